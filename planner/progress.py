@@ -59,10 +59,7 @@ class ProgressLine:
     def _turn(self) -> None:
         if self._stream.isatty():
             self._draw()
-        else:
-            self._write_lines()
-
-    def _write_lines(self) -> None:
+            return
         while not self._over.wait(_LINE_SECONDS):
             if self._what:
                 self._stream.write(f"planner: {self._what} ({time.monotonic() - self._began:.0f} s)\n")

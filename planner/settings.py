@@ -93,21 +93,19 @@ class Settings:
     @classmethod
     def read(cls, given: Mapping[str, Any] | None = None, environment: Mapping[str, str] | None = None) -> Settings:
         """What `given` says, else what the environment says, else the default."""
-        values = dict(given or {})
-        for name in values.keys() - _FIELDS.keys():
+        given = given or {}
+        for name in given.keys() - _FIELDS.keys():
             raise SettingError(f"there is no setting {name!r}", allowed=", ".join(_FIELDS), place=name)
-        for name in _FIELDS:
-            text = (environment or {}).get(PREFIX + name.upper())
-            if name not in values and text is not None:
-                values[name] = text
-        found = cls(**{name: _value(name, value) for name, value in values.items()})
-        if found.measure_factories_without_walls and not found.code_token_sha256:
+        variables = {name: (environment or {}).get(PREFIX + name.upper()) for name in _FIELDS}
+        values = {name: text for name, text in variables.items() if text is not None} | dict(given)
+        settings = cls(**{name: _value(name, value) for name, value in values.items()})
+        if settings.measure_factories_without_walls and not settings.code_token_sha256:
             raise SettingError(
                 "code of users would be measured without walls for whoever asks",
                 remedy="set PLANNER_CODE_TOKEN_SHA256: such a validation then needs that token",
                 place="PLANNER_MEASURE_FACTORIES_WITHOUT_WALLS",
             )
-        return found
+        return settings
 
 
 def split_list(text: str) -> tuple[str, ...]:
@@ -118,68 +116,52 @@ def split_list(text: str) -> tuple[str, ...]:
 _FIELDS = {each.name: each for each in dataclasses.fields(Settings)}
 
 
+_FLAGS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+
+
 def _value(name: str, value: Any) -> Any:
-    default = _FIELDS[name].default
-    place = PREFIX + name.upper()
-    if isinstance(default, bool):
-        return _flag(value, place)
+    default: Any = _FIELDS[name].default
+    kind, place, text = type(default), PREFIX + name.upper(), str(value).strip()
+    if kind is bool:
+        if text.lower() not in _FLAGS:
+            raise SettingError(f"{value!r} is neither yes nor no", allowed="true, false", place=place)
+        return _FLAGS[text.lower()]
     if name.endswith("_bytes"):
-        return _bytes(value, place)
-    if isinstance(default, int | float):
-        return _number(value, type(default), place)
-    return _text(name, value, place)
-
-
-def _flag(value: Any, place: str) -> bool:
-    flags = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
-    found = flags.get(str(value).strip().lower())
-    if found is None:
-        raise SettingError(f"{value!r} is neither yes nor no", allowed="true, false", place=place)
-    return found
-
-
-def _bytes(value: Any, place: str) -> int:
+        try:
+            return parse_bytes(int(text) if text.isdigit() else text)
+        except ValueError as error:
+            raise SettingError(str(error), allowed="8GiB, 16MiB, 1048576", place=place) from None
+    if kind is str:
+        return _text(name, text, place)
     try:
-        text = str(value).strip()
-        return parse_bytes(int(text) if text.isdigit() else text)
-    except ValueError as error:
-        raise SettingError(str(error), allowed="8GiB, 16MiB, 1048576", place=place) from None
-
-
-def _number(value: Any, kind: type, place: str) -> int | float:
-    try:
-        found: int | float = kind(value)
+        number: int | float = kind(value)
     except (TypeError, ValueError):
         raise SettingError(f"{value!r} is no number", allowed=f"{kind.__name__}, 0 or more", place=place) from None
-    if not 0 <= found < 10**9:
+    if not 0 <= number < 10**9:
         raise SettingError(f"{value!r} is out of range", allowed="0 to 1000000000", place=place)
-    return found
-
-
-def _text(name: str, value: Any, place: str) -> str:
-    text = str(value).strip()
-    if name.endswith("token_sha256") and text and not _HASHES.fullmatch(text):
-        # What stands there may be the token itself: it is not shown.
-        raise SettingError(
-            "this is no SHA-256", allowed="64 hexadecimal digits", remedy="printf %s TOKEN | sha256sum", place=place
-        )
-    if name == "factories":
-        _check_patterns(text, place)
-    if name == "log_level" and text.upper() not in ("DEBUG", "INFO", "WARNING", "ERROR"):
-        raise SettingError(f"{text!r} is no level", allowed="DEBUG, INFO, WARNING, ERROR", place=place)
-    return text.upper() if name == "log_level" else text
+    return number
 
 
 _HASHES = re.compile(r"[0-9a-fA-F]{64}(,[0-9a-fA-F]{64})*")
 _PATTERN = re.compile(r"[^\W\d]\w*(?:\.[\w*?]+)*(?::[\w.*?]+)?")
 
 
-def _check_patterns(text: str, place: str) -> None:
-    """A pattern names the package that it stands for: one that any importable module matches is refused."""
-    for part in filter(None, (each.strip() for each in text.split(","))):
-        if not _PATTERN.fullmatch(part):
+def _text(name: str, text: str, place: str) -> str:
+    if name.endswith("token_sha256") and text and not _HASHES.fullmatch(text):
+        # What stands there may be the token itself: it is not shown.
+        raise SettingError(
+            "this is no SHA-256", allowed="64 hexadecimal digits", remedy="printf %s TOKEN | sha256sum", place=place
+        )
+    # A pattern names the package that it stands for: one that any importable module matches is refused.
+    for pattern in split_list(text) if name == "factories" else ():
+        if not _PATTERN.fullmatch(pattern):
             raise SettingError(
-                f"{part[:80]!r} is no pattern of factories",
+                f"{pattern[:80]!r} is no pattern of factories",
                 allowed="a package by its name, then anything: ourmodels.*, shop.nets:build_*",
                 place=place,
             )
+    if name != "log_level":
+        return text
+    if text.upper() not in ("DEBUG", "INFO", "WARNING", "ERROR"):
+        raise SettingError(f"{text!r} is no level", allowed="DEBUG, INFO, WARNING, ERROR", place=place)
+    return text.upper()

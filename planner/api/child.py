@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import pickle
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,37 +16,18 @@ from planner.report.class_timeline import timelines_of
 from planner.report.html_pages import render_page
 from planner.report.memory_viz import write_snapshot
 from planner.report.statement import Plan
-from planner.runtime import messages, running
+from planner.runtime import running
 from planner.runtime.fork_server import ForkServer
-from planner.runtime.limits import UNLIMITED
-from planner.runtime.messages import AnswerWriter, Task
 from planner.searching.answer import plan_and_advise
 from planner.searching.exact_processes import PRELOAD
 from planner.truth import plan_comparison
 from planner.truth.plan_comparison import Comparison
 
-_RESULT = "result"
-
-
 def call(function: str, *arguments: Any) -> Any:
-    """What a function of this module, or `module:function`, returns in a child process, which has PyTorch loaded; both
-    ways it is pickled.
-
-    Raises what the function raises: a PlannerError as itself, anything else as RuntimeError.
-    """
-    name = function if ":" in function else f"planner.api.child:{function}"
-    ended = running.run(Task("planner.api.child:answer", (name, arguments)), UNLIMITED, server=server())
-    messages.raise_failure(ended)
-    if _RESULT not in ended.parts:
-        raise RuntimeError(f"the planning process ended without an answer: {messages.ending(ended)}")
-    return pickle.loads(ended.parts[_RESULT])
-
-
-def answer(argument: tuple[str, tuple[Any, ...]], writer: AnswerWriter) -> None:
-    """The child's side."""
-    function, arguments = argument
-    resolved: Any = Task(function).resolve()
-    writer.write(_RESULT, pickle.dumps(resolved(*arguments), pickle.HIGHEST_PROTOCOL))
+    """What a function of this module, or `module:function`, returns in a child process that has PyTorch loaded; see
+    `planner.runtime.running.call`."""
+    name = function if ":" in function else f"{__name__}:{function}"
+    return running.call(name, *arguments, server=server())
 
 
 @cache

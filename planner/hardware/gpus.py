@@ -87,285 +87,158 @@ class GpuRecord:
 # process with torch 2.11 and CUDA 13.0 (nvidia_smi_overhead-38): a run on one GPU, and NCCL 2.28 gives a communicator
 # of one rank a needless buffer of 512 MiB (NVIDIA/nccl#2363), so it says nothing about eight ranks. Nor is all-to-all,
 # whose first use took a process on 8 H100 from 1.06 to 4.34 GB (NVIDIA/nccl#1685).
-# Contexts and communicators are measured on few of them; planner/job/overhead.py says what that means for the others.
-# `published.json` is the collection of published measurements kept beside the repository (`PLANNER_TRUTH`). Of it are
-# not in here: 1,343 MiB of context on a V100 (nvidia_smi_overhead-44, CUDA 11.2, 2022), which is the whole device's
-# use, the driver's reserve included, from the time when all kernels were loaded at once; and 1,176 MiB of an H100
-# process with torch 2.11 and CUDA 13.0 (nvidia_smi_overhead-38): a run on one GPU, and NCCL 2.28 gives a communicator
-# of one rank a needless buffer of 512 MiB (NVIDIA/nccl#2363), so it says nothing about eight ranks. Nor is all-to-all,
-# whose first use took a process on 8 H100 from 1.06 to 4.34 GB (NVIDIA/nccl#1685).
 GPUS = (
     GpuRecord(
-        name="V100-SXM2-16GB",
-        model="V100",
-        arch="sm_70",
-        total_bytes=parse_bytes("16160MiB"),
+        name="V100-SXM2-16GB", model="V100", arch="sm_70", total_bytes=parse_bytes("16160MiB"),
         provenance=(
             "get_device_properties of Tesla V100-SXM2-16GB as the tutorial of YOLOv5 printed it (torch 1.8.0+cu101); "
             "older drivers 16130 MiB"
         ),
-        multiprocessors=80,
-        product="Tesla V100-SXM2-16GB",
-        aliases=("V100", "V100-16GB"),
-        usual=True,
+        multiprocessors=80, product="Tesla V100-SXM2-16GB", aliases=("V100", "V100-16GB"), usual=True,
     ),
     GpuRecord(
-        name="V100-SXM2-32GB",
-        model="V100",
-        arch="sm_70",
-        total_bytes=parse_bytes("31.73GiB"),
+        name="V100-SXM2-32GB", model="V100", arch="sm_70", total_bytes=parse_bytes("31.73GiB"),
         provenance=(
             "out-of-memory messages of V100-SXM2-32GB, torch 2.x; older drivers 31.74 and 31.75 GiB "
             "(liucongg/ChatGLM-Finetuning#73, l294265421/alpaca-rlhf#3)"
         ),
-        multiprocessors=80,
-        product="Tesla V100-SXM2-32GB",
-        aliases=("V100", "V100-32GB"),
+        multiprocessors=80, product="Tesla V100-SXM2-32GB", aliases=("V100", "V100-32GB"),
     ),
     GpuRecord(
-        name="V100-PCIE-16GB",
-        model="V100",
-        arch="sm_70",
-        total_bytes=parse_bytes("16160MiB"),
-        provenance="get_device_properties of Tesla V100-PCIE-16GB in two public job logs",
-        multiprocessors=80,
-        product="Tesla V100-PCIE-16GB",
-        aliases=("V100", "V100-16GB"),
+        name="V100-PCIE-16GB", model="V100", arch="sm_70", total_bytes=parse_bytes("16160MiB"),
+        provenance="get_device_properties of Tesla V100-PCIE-16GB in two public job logs", multiprocessors=80,
+        product="Tesla V100-PCIE-16GB", aliases=("V100", "V100-16GB"),
     ),
     GpuRecord(
-        name="V100-PCIE-32GB",
-        model="V100",
-        arch="sm_70",
-        total_bytes=parse_bytes("31.73GiB"),
+        name="V100-PCIE-32GB", model="V100", arch="sm_70", total_bytes=parse_bytes("31.73GiB"),
         provenance="as V100-SXM2-32GB; get_device_properties of Tesla V100-PCIE-32GB on an older driver says 32510 MiB",
-        multiprocessors=80,
-        product="Tesla V100-PCIE-32GB",
-        aliases=("V100", "V100-32GB"),
+        multiprocessors=80, product="Tesla V100-PCIE-32GB", aliases=("V100", "V100-32GB"),
     ),
     GpuRecord(
-        name="T4-16GB",
-        model="T4",
-        arch="sm_75",
-        total_bytes=parse_bytes("14.56GiB"),
+        name="T4-16GB", model="T4", arch="sm_75", total_bytes=parse_bytes("14.56GiB"),
         provenance=(
             "out-of-memory messages of Tesla T4 (15,360 MiB in nvidia-smi), torch 2.x on Kaggle and Colab, 2025 and "
             "2026; older drivers 15079 to 15109 MiB"
         ),
-        multiprocessors=40,
-        product="Tesla T4",
-        aliases=("T4",),
+        multiprocessors=40, product="Tesla T4", aliases=("T4",),
     ),
     GpuRecord(
-        name="A10G-24GB",
-        model="A10G",
-        arch="sm_86",
-        total_bytes=parse_bytes("22587MiB"),
+        name="A10G-24GB", model="A10G", arch="sm_86", total_bytes=parse_bytes("22587MiB"),
         provenance="get_device_properties of NVIDIA A10G in a public run log, 2026; older drivers 22.20 GiB",
-        multiprocessors=80,
-        product="NVIDIA A10G",
-        aliases=("A10G",),
+        multiprocessors=80, product="NVIDIA A10G", aliases=("A10G",),
     ),
     GpuRecord(
-        name="L4-24GB",
-        model="L4",
-        arch="sm_89",
-        total_bytes=parse_bytes("22.03GiB"),
+        name="L4-24GB", model="L4", arch="sm_89", total_bytes=parse_bytes("22.03GiB"),
         provenance="out-of-memory messages of NVIDIA L4 (23034 MiB in nvidia-smi), torch 2.x, 2024 to 2026",
-        multiprocessors=58,
-        product="NVIDIA L4",
-        aliases=("L4",),
+        multiprocessors=58, product="NVIDIA L4", aliases=("L4",),
     ),
     GpuRecord(
-        name="L40S-48GB",
-        model="L40S",
-        arch="sm_89",
-        total_bytes=parse_bytes("44.39GiB"),
+        name="L40S-48GB", model="L40S", arch="sm_89", total_bytes=parse_bytes("44.39GiB"),
         provenance=(
             "out-of-memory messages of NVIDIA L40S, torch 2.x; get_device_properties on an older driver says 45589 MiB"
         ),
-        multiprocessors=142,
-        product="NVIDIA L40S",
-        aliases=("L40S",),
+        multiprocessors=142, product="NVIDIA L40S", aliases=("L40S",),
     ),
     GpuRecord(
-        name="A40-48GB",
-        model="A40",
-        arch="sm_86",
-        total_bytes=parse_bytes("45416MiB"),
-        provenance="get_device_properties of NVIDIA A40 in a public run log",
-        multiprocessors=84,
-        product="NVIDIA A40",
+        name="A40-48GB", model="A40", arch="sm_86", total_bytes=parse_bytes("45416MiB"),
+        provenance="get_device_properties of NVIDIA A40 in a public run log", multiprocessors=84, product="NVIDIA A40",
         aliases=("A40",),
     ),
     GpuRecord(
-        name="RTX3090-24GB",
-        model="RTX-3090",
-        arch="sm_86",
-        total_bytes=parse_bytes("23.56GiB"),
+        name="RTX3090-24GB", model="RTX-3090", arch="sm_86", total_bytes=parse_bytes("23.56GiB"),
         provenance=(
             "out-of-memory messages of GeForce RTX 3090, torch 2.x, 2025 and 2026; older drivers 24259 and 24268 MiB "
             "(the DeepSpeed page of transformers' documentation)"
         ),
-        multiprocessors=82,
-        product="NVIDIA GeForce RTX 3090",
-        aliases=("RTX3090", "RTX_3090", "3090"),
+        multiprocessors=82, product="NVIDIA GeForce RTX 3090", aliases=("RTX3090", "RTX_3090", "3090"),
         context=MeasuredContext(
-            usual=256,
-            smallest=256,
-            largest=256,
-            software="torch 2.7.1, CUDA 12.8, driver 610.43",
+            usual=256, smallest=256, largest=256, software="torch 2.7.1, CUDA 12.8, driver 610.43",
             source="invoke-ai/InvokeAI#9413: nvidia-smi of an idle process",
         ),
     ),
     GpuRecord(
-        name="RTX4090-24GB",
-        model="RTX-4090",
-        arch="sm_89",
-        total_bytes=parse_bytes("23.52GiB"),
+        name="RTX4090-24GB", model="RTX-4090", arch="sm_89", total_bytes=parse_bytes("23.52GiB"),
         provenance=(
-            "out-of-memory messages of GeForce RTX 4090 (24564 MiB in nvidia-smi, driver 595.84); older drivers "
-            "23.64 GiB (deepseek-ai/DeepSeek-V3#205), on Windows 24563 MiB"
+            "out-of-memory messages of GeForce RTX 4090 (24564 MiB in nvidia-smi, driver 595.84); older drivers 23.64 "
+            "GiB (deepseek-ai/DeepSeek-V3#205), on Windows 24563 MiB"
         ),
-        multiprocessors=128,
-        product="NVIDIA GeForce RTX 4090",
-        aliases=("RTX4090", "RTX_4090", "4090"),
+        multiprocessors=128, product="NVIDIA GeForce RTX 4090", aliases=("RTX4090", "RTX_4090", "4090"),
     ),
     GpuRecord(
-        name="RTX6000-Ada-48GB",
-        model="RTX-6000-Ada",
-        arch="sm_89",
-        total_bytes=parse_bytes("44.43GiB"),
+        name="RTX6000-Ada-48GB", model="RTX-6000-Ada", arch="sm_89", total_bytes=parse_bytes("44.43GiB"),
         provenance=(
             "out-of-memory message of NVIDIA RTX 6000 Ada Generation with ECC (46068 MiB in nvidia-smi), torch 2.x "
             "(DINGYANB/MTVCrafter#21)"
         ),
-        multiprocessors=142,
-        product="NVIDIA RTX 6000 Ada Generation",
-        aliases=("RTX6000-Ada", "RTX_6000_Ada"),
+        multiprocessors=142, product="NVIDIA RTX 6000 Ada Generation", aliases=("RTX6000-Ada", "RTX_6000_Ada"),
         context=MeasuredContext(
-            usual=426,
-            smallest=426,
-            largest=426,
-            software="torch 2.10.0, CUDA 13.0",
+            usual=426, smallest=426, largest=426, software="torch 2.10.0, CUDA 13.0",
             source="unslothai/unsloth-zoo#1053: nvidia-smi after torch.cuda.mem_get_info(0)",
         ),
     ),
     GpuRecord(
-        name="RTX5090-32GB",
-        model="RTX-5090",
-        arch="sm_120",
-        total_bytes=parse_bytes("31.36GiB"),
+        name="RTX5090-32GB", model="RTX-5090", arch="sm_120", total_bytes=parse_bytes("31.36GiB"),
         provenance=(
             "out-of-memory messages of GeForce RTX 5090, torch 2.x (TrajectoryCrafter/TrajectoryCrafter#20); others "
             "31.37 GiB (Wan-Video/Wan2.1#465)"
         ),
-        multiprocessors=170,
-        product="NVIDIA GeForce RTX 5090",
-        aliases=("RTX5090", "RTX_5090", "5090"),
+        multiprocessors=170, product="NVIDIA GeForce RTX 5090", aliases=("RTX5090", "RTX_5090", "5090"),
     ),
     GpuRecord(
-        name="A100-SXM-40GB",
-        model="A100",
-        arch="sm_80",
-        total_bytes=parse_bytes("39.39GiB"),
+        name="A100-SXM-40GB", model="A100", arch="sm_80", total_bytes=parse_bytes("39.39GiB"),
         provenance=(
             "out-of-memory messages of A100 40GB, torch 2.x; others 39.49 and 39.50 GiB (TianheWu/CoSeR#10), "
             "get_device_properties of A100-SXM4-40GB on an older driver 40536 MiB (Paddle's documentation)"
         ),
-        multiprocessors=108,
-        product="NVIDIA A100-SXM4-40GB",
-        aliases=("A100", "A100-40G", "A100-40GB"),
+        multiprocessors=108, product="NVIDIA A100-SXM4-40GB", aliases=("A100", "A100-40G", "A100-40GB"),
         communicators=(
             MeasuredCommunicator(
-                ranks=4,
-                usual=688,
-                smallest=688,
-                largest=688,
-                software="2023, NVLink",
+                ranks=4, usual=688, smallest=688, largest=688, software="2023, NVLink",
                 source="NVIDIA/nccl#964: each group of more than two ranks after a 4 MB all-reduce",
             ),
             MeasuredCommunicator(
-                ranks=2,
-                usual=544,
-                smallest=544,
-                largest=544,
-                software="2023, NVLink",
+                ranks=2, usual=544, smallest=544, largest=544, software="2023, NVLink",
                 source="NVIDIA/nccl#964: each group of two ranks after a 4 MB all-reduce",
             ),
         ),
     ),
     GpuRecord(
-        name="A100-PCIE-40GB",
-        model="A100",
-        arch="sm_80",
-        total_bytes=parse_bytes("40326MiB"),
+        name="A100-PCIE-40GB", model="A100", arch="sm_80", total_bytes=parse_bytes("40326MiB"),
         provenance="get_device_properties of NVIDIA A100-PCIE-40GB in a public README, torch 1.9.0+cu111",
-        multiprocessors=108,
-        product="NVIDIA A100-PCIE-40GB",
-        aliases=("A100", "A100-40G", "A100-40GB"),
+        multiprocessors=108, product="NVIDIA A100-PCIE-40GB", aliases=("A100", "A100-40G", "A100-40GB"),
     ),
     GpuRecord(
-        name="A100-SXM-80GB",
-        model="A100",
-        arch="sm_80",
-        total_bytes=parse_bytes("79.14GiB"),
+        name="A100-SXM-80GB", model="A100", arch="sm_80", total_bytes=parse_bytes("79.14GiB"),
         provenance=(
             "out-of-memory messages of A100 80GB, torch 2.x (lianqi1008/Control-GIC#6); others 79.15 "
-            "(vllm-project/vllm#4408) and 79.25 GiB (levihsu/OOTDiffusion#235); the reports do not tell SXM from "
-            "PCIe"
+            "(vllm-project/vllm#4408) and 79.25 GiB (levihsu/OOTDiffusion#235); the reports do not tell SXM from PCIe"
         ),
-        multiprocessors=108,
-        product="NVIDIA A100-SXM4-80GB",
-        aliases=("A100", "A100-80G", "A100-80GB"),
-        usual=True,
+        multiprocessors=108, product="NVIDIA A100-SXM4-80GB", aliases=("A100", "A100-80G", "A100-80GB"), usual=True,
     ),
     GpuRecord(
-        name="A100-PCIE-80GB",
-        model="A100",
-        arch="sm_80",
-        total_bytes=parse_bytes("79.14GiB"),
-        provenance="as A100-SXM-80GB; the reports do not tell SXM from PCIe",
-        multiprocessors=108,
-        product="NVIDIA A100 80GB PCIe",
-        aliases=("A100", "A100-80G", "A100-80GB"),
+        name="A100-PCIE-80GB", model="A100", arch="sm_80", total_bytes=parse_bytes("79.14GiB"),
+        provenance="as A100-SXM-80GB; the reports do not tell SXM from PCIe", multiprocessors=108,
+        product="NVIDIA A100 80GB PCIe", aliases=("A100", "A100-80G", "A100-80GB"),
     ),
     GpuRecord(
-        name="H100-PCIE-80GB",
-        model="H100",
-        arch="sm_90",
-        total_bytes=parse_bytes("81008MiB"),
+        name="H100-PCIE-80GB", model="H100", arch="sm_90", total_bytes=parse_bytes("81008MiB"),
         provenance="get_device_properties of NVIDIA H100 PCIe in a public script, torch 2.0.1+cu117",
-        multiprocessors=114,
-        product="NVIDIA H100 PCIe",
-        aliases=("H100",),
+        multiprocessors=114, product="NVIDIA H100 PCIe", aliases=("H100",),
     ),
     GpuRecord(
-        name="H100-SXM-80GB",
-        model="H100",
-        arch="sm_90",
-        total_bytes=parse_bytes("79.10GiB"),
+        name="H100-SXM-80GB", model="H100", arch="sm_90", total_bytes=parse_bytes("79.10GiB"),
         provenance=(
             "total_gpu_memory of 8xH100 in huggingface/trl#2688 and many out-of-memory messages, torch 2.x; "
             "get_device_properties of NVIDIA H100 80GB HBM3 with torch 2.7.0+cu128 says 81089 MiB"
         ),
-        multiprocessors=132,
-        product="NVIDIA H100 80GB HBM3",
-        aliases=("H100",),
-        usual=True,
+        multiprocessors=132, product="NVIDIA H100 80GB HBM3", aliases=("H100",), usual=True,
         context=MeasuredContext(
-            usual=614,
-            smallest=610,
-            largest=616,
-            software="torch 2.8 to 2.10, CUDA 12.6/12.8, drivers 535 to 580",
+            usual=614, smallest=610, largest=616, software="torch 2.8 to 2.10, CUDA 12.6/12.8, drivers 535 to 580",
             source="published.json nvidia_smi_overhead-0 to -42: nvidia-smi right after the process group's init",
         ),
         communicators=(
             MeasuredCommunicator(
-                ranks=8,
-                usual=896,
-                smallest=892,
-                largest=996,
-                software="torch 2.8 to 2.10, CUDA 12.6/12.8",
+                ranks=8, usual=896, smallest=892, largest=996, software="torch 2.8 to 2.10, CUDA 12.6/12.8",
                 source=(
                     "published.json nvidia_smi_overhead-0 to -42: 1,506 to 1,512 MiB (two logs: 1,606) less the bare "
                     "context"
@@ -374,68 +247,42 @@ GPUS = (
         ),
     ),
     GpuRecord(
-        name="H100-NVL-94GB",
-        model="H100",
-        arch="sm_90",
-        total_bytes=parse_bytes("93.00GiB"),
-        provenance="out-of-memory message of H100 NVL in ali-vilab/VACE#56, torch 2.x",
-        multiprocessors=132,
-        product="NVIDIA H100 NVL",
-        aliases=("H100", "H100-NVL"),
+        name="H100-NVL-94GB", model="H100", arch="sm_90", total_bytes=parse_bytes("93.00GiB"),
+        provenance="out-of-memory message of H100 NVL in ali-vilab/VACE#56, torch 2.x", multiprocessors=132,
+        product="NVIDIA H100 NVL", aliases=("H100", "H100-NVL"),
     ),
     GpuRecord(
-        name="H200-SXM-141GB",
-        model="H200",
-        arch="sm_90",
-        total_bytes=parse_bytes("143156MiB"),
+        name="H200-SXM-141GB", model="H200", arch="sm_90", total_bytes=parse_bytes("143156MiB"),
         provenance=(
-            "get_device_properties of NVIDIA H200 in a public script, 139.80 GiB in many out-of-memory messages; "
-            "once 139.72 GiB"
+            "get_device_properties of NVIDIA H200 in a public script, 139.80 GiB in many out-of-memory messages; once "
+            "139.72 GiB"
         ),
-        multiprocessors=132,
-        product="NVIDIA H200",
-        aliases=("H200",),
+        multiprocessors=132, product="NVIDIA H200", aliases=("H200",),
         context=MeasuredContext(
-            usual=520,
-            smallest=520,
-            largest=520,
-            software="torch 2.10.0, CUDA 12.8, driver 570.172.08",
+            usual=520, smallest=520, largest=520, software="torch 2.10.0, CUDA 12.8, driver 570.172.08",
             source="published.json nvidia_smi_overhead-36: one log",
         ),
         communicators=(
             MeasuredCommunicator(
-                ranks=8,
-                usual=984,
-                smallest=984,
-                largest=984,
-                software="torch 2.10.0, CUDA 12.8",
+                ranks=8, usual=984, smallest=984, largest=984, software="torch 2.10.0, CUDA 12.8",
                 source="published.json nvidia_smi_overhead-36: 1,504 MiB less the bare context, one log",
             ),
         ),
     ),
     GpuRecord(
-        name="B200-SXM-180GB",
-        model="B200",
-        arch="sm_100",
-        total_bytes=parse_bytes("182631MiB"),
+        name="B200-SXM-180GB", model="B200", arch="sm_100", total_bytes=parse_bytes("182631MiB"),
         provenance=(
             "get_device_properties of NVIDIA B200 in a public run log; 178.35 GiB in pytorch/ao#4002 and many "
             "out-of-memory messages"
         ),
-        multiprocessors=148,
-        product="NVIDIA B200",
-        aliases=("B200",),
+        multiprocessors=148, product="NVIDIA B200", aliases=("B200",),
     ),
     GpuRecord(
-        name="MI300X-192GB",
-        model="MI300X",
-        arch="gfx942",
-        total_bytes=parse_bytes("196592MiB"),
+        name="MI300X-192GB", model="MI300X", arch="gfx942", total_bytes=parse_bytes("196592MiB"),
         provenance=(
-            "get_device_properties of AMD Instinct MI300X (gfx942:sramecc+:xnack-) in public run logs, ROCm builds "
-            "of torch 2.3 and later; virtual functions 191.69 GiB"
+            "get_device_properties of AMD Instinct MI300X (gfx942:sramecc+:xnack-) in public run logs, ROCm builds of "
+            "torch 2.3 and later; virtual functions 191.69 GiB"
         ),
-        multiprocessors=304,
-        aliases=("MI300X", "AMD-Instinct-MI300X-OAM"),
+        multiprocessors=304, aliases=("MI300X", "AMD-Instinct-MI300X-OAM"),
     ),
-)
+)  # fmt: skip

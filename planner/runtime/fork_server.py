@@ -6,6 +6,7 @@ server must stay single-threaded, and must not have run a backward: neither surv
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import os
@@ -47,10 +48,10 @@ class ForkedProcess:
         """The exit code; that of a kill if the server died, for its children die with it."""
         if self._code is None:
             try:
-                told = self._control.recv(_NUMBER.size)
+                message = self._control.recv(_NUMBER.size)
             except BlockingIOError:
                 return None
-            self._code = _NUMBER.unpack(told)[0] if len(told) == _NUMBER.size else -signal.SIGKILL
+            self._code = _NUMBER.unpack(message)[0] if len(message) == _NUMBER.size else -signal.SIGKILL
         return self._code
 
     def close(self) -> None:
@@ -67,52 +68,60 @@ class ForkServer:
         """`preload` is `module:function`, called once in the server before it forks. `python` is another interpreter,
         which finds planner in `root`."""
         self._preload, self._python, self._root = preload, python, root
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
-
-    def start(self) -> None:
-        """Start it and wait until it has loaded; does nothing while it runs. Raises ServerLostError."""
-        with self._lock:
-            self._start()
 
     @property
     def pid(self) -> int:
         """Its process id; 0 while it does not run."""
         return self._process.pid if self._process is not None and self._process.poll() is None else 0
 
-    def fork(self, task: Task) -> ForkedProcess:
-        """A child that runs the task. A server that has died is started anew, once. Raises ServerLostError."""
+    def start(self) -> None:
+        """Start it and wait until it has loaded; does nothing while it runs. Raises ServerLostError."""
         with self._lock:
-            for _ in range(2):
-                self._start()
-                try:
-                    return self._fork(task)
-                except (OSError, struct.error):
-                    self._end()
-            raise ServerLostError("the fork server died twice")
+            if self.pid:
+                return
+            self.close()
+            output = None
+            with contextlib.suppress(AttributeError, OSError, ValueError):  # a standard error that is no file
+                output = sys.stderr.fileno()
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+            arguments = str(theirs.fileno()), self._preload
+            self._process = subprocess.Popen(
+                interpreter_words(_SERVER, *arguments, python=self._python, root=self._root),
+                stdin=subprocess.DEVNULL, stdout=output, pass_fds=(theirs.fileno(),), start_new_session=True,
+            )  # fmt: skip
+            theirs.close()
+            self._socket = ours
+            if ours.recv(len(_READY)) != _READY:
+                code = self._process.wait()
+                self.close()
+                raise ServerLostError(f"the fork server did not start: it ended with {code}")
 
     def close(self) -> None:
         """End it with all of its children."""
         with self._lock:
-            self._end()
+            if self._socket is not None:
+                self._socket.close()  # at its end the server kills its children and goes
+            if self._process is not None:
+                try:
+                    self._process.wait(timeout=5)
+                except subprocess.TimeoutExpired:
+                    self._process.kill()
+                    self._process.wait()
+            self._process = self._socket = None
 
-    def _start(self) -> None:
-        if self.pid:
-            return
-        self._end()
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        command = interpreter_words(_SERVER, str(theirs.fileno()), self._preload, python=self._python, root=self._root)
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=sys.stderr.fileno() if _has_stderr() else None,
-            pass_fds=(theirs.fileno(),), start_new_session=True,
-        )  # fmt: skip
-        theirs.close()
-        self._socket = ours
-        if ours.recv(len(_READY)) != _READY:
-            code = self._process.wait()
-            self._end()
-            raise ServerLostError(f"the fork server did not start: it ended with {code}")
+    def fork(self, task: Task) -> ForkedProcess:
+        """A child that runs the task. A server that has died is started anew, once. Raises ServerLostError."""
+        with self._lock:
+            for _ in range(2):
+                self.start()
+                try:
+                    return self._fork(task)
+                except (OSError, struct.error):
+                    self.close()
+            raise ServerLostError("the fork server died twice")
 
     def _fork(self, task: Task) -> ForkedProcess:
         assert self._socket is not None
@@ -121,8 +130,7 @@ class ForkServer:
         control, control_end = socket.socketpair()
         try:
             with request_of(task) as request:
-                handed = [request, answer_end, errors_end, control_end.fileno()]
-                socket.send_fds(self._socket, [_FORK], handed)
+                socket.send_fds(self._socket, [_FORK], [request, answer_end, errors_end, control_end.fileno()])
             pid = _NUMBER.unpack(control.recv(_NUMBER.size, socket.MSG_WAITALL))[0]
         except (OSError, struct.error):
             for descriptor in (answer, errors):
@@ -134,25 +142,6 @@ class ForkServer:
             os.close(errors_end)
             control_end.close()
         return ForkedProcess(pid, answer, errors, control)
-
-    def _end(self) -> None:
-        if self._socket is not None:
-            self._socket.close()  # at its end the server kills its children and goes
-        if self._process is not None:
-            try:
-                self._process.wait(timeout=5)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-        self._process = self._socket = None
-
-
-def _has_stderr() -> bool:
-    try:
-        sys.stderr.fileno()
-    except (AttributeError, OSError, ValueError):
-        return False
-    return True
 
 
 def serve() -> None:
@@ -187,7 +176,8 @@ class _Server:
                         os.read(self._woken, 4096)
                         self._reap()
                     elif not self._take():
-                        self._kill_all()
+                        for pid in self._children:
+                            process_tree.kill(pid)
                         return
 
     def _take(self) -> bool:
@@ -238,11 +228,5 @@ class _Server:
                 control.close()
 
     def _tell(self, control: socket.socket, number: int) -> None:
-        try:
+        with contextlib.suppress(OSError):  # its owner has given the child up
             control.send(_NUMBER.pack(number))
-        except OSError:
-            return  # its owner has given the child up
-
-    def _kill_all(self) -> None:
-        for pid in self._children:
-            process_tree.kill(pid)

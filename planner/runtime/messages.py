@@ -74,8 +74,8 @@ class Task:
     def resolve(self) -> Function:
         """The function itself; imports its module."""
         module, _, name = self.function.partition(":")
-        found: Function = getattr(importlib.import_module(module), name)
-        return found
+        function: Function = getattr(importlib.import_module(module), name)
+        return function
 
 
 @contextmanager
@@ -142,35 +142,33 @@ def error_of(answer: Answer) -> PlannerError | None:
         return None
     try:
         document = json.loads(text)
-        fields = {str(name): _cut(value) for name, value in document["fields"].items()}
+        fields = {
+            str(name): value[:_MOST_CHARACTERS] if isinstance(value, str) else value
+            for name, value in document["fields"].items()
+        }
         own = str(document["kinds"][0])
         known, kind = next(
-            (each, kind)
-            for each in document["kinds"]
-            if (kind := _loaded(each)) is not None and not (answer.is_foreign and kind.__module__ != _OF_JOBS)
+            (name, kind)
+            for name in document["kinds"]
+            if (kind := _loaded(name)) is not None and not (answer.is_foreign and kind.__module__ != _OF_JOBS)
         )
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, StopIteration, RecursionError):
         return None
     if not all(isinstance(fields.get(name), str) for name in _FIELDS):
         return None
     if known != own:
-        fields = {name: fields[name] for name in _FIELDS}
-    elif not _has_fields(kind, fields):
-        return None
-    return restored(kind, fields)
+        return restored(kind, {name: fields[name] for name in _FIELDS})
+    # Errors of a class have what they are made with, each by its name.
+    parameters = inspect.signature(kind).parameters.values()
+    made_with = {parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD}
+    return restored(kind, fields) if fields.keys() == _FIELDS | made_with else None
 
 
 def _loaded(name: str) -> type[PlannerError] | None:
     """The class `module:name`, where its module is loaded: nothing is imported because a child says so."""
     module, _, name = name.partition(":")
-    found = vars(sys.modules[module]).get(name) if module in sys.modules else None
-    return found if isinstance(found, type) and issubclass(found, PlannerError) else None
-
-
-def _has_fields(kind: type[PlannerError], fields: Mapping[str, Any]) -> bool:
-    """Whether errors of this class have these fields: what they are made with, each by its name."""
-    made_with = inspect.signature(kind).parameters.values()
-    return fields.keys() == _FIELDS | {each.name for each in made_with if each.kind is not each.VAR_KEYWORD}
+    kind = vars(sys.modules[module]).get(name) if module in sys.modules else None
+    return kind if isinstance(kind, type) and issubclass(kind, PlannerError) else None
 
 
 def raise_failure(answer: Answer) -> None:
@@ -200,7 +198,3 @@ def ending(answer: Answer) -> str:
     code = answer.exit_code
     how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
     return f"{how}: {answer.last_line or 'without a word'}"
-
-
-def _cut(value: Any) -> Any:
-    return value[:_MOST_CHARACTERS] if isinstance(value, str) else value

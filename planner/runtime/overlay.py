@@ -71,8 +71,8 @@ def start_over_folder() -> None:
     try:
         _enter_namespaces()
         lower = _open(folder)
-        if (found := os.readlink(f"/proc/self/fd/{lower}")) != folder:
-            sys.exit(f"{folder} leads to {found} now")
+        if (path := os.readlink(f"/proc/self/fd/{lower}")) != folder:
+            sys.exit(f"{folder} leads to {path} now")
         upper, work = _Memory(int(most_bytes)).folders()
         os.chmod(upper, 0o777)
         os.mkdir(COVERED)
@@ -96,20 +96,14 @@ def _enter_namespaces() -> None:
 
 def _covered_folders() -> list[str]:
     """Top-level folders of the root, and whatever file systems are mounted below them; outermost first."""
-    top = [entry.path for entry in os.scandir("/") if entry.is_dir(follow_symlinks=False)]
-    mounted = [path for path, kind in _mounts() if kind not in _PSEUDO and os.path.isdir(path)]
-    found = {path for path in (*top, *mounted) if path != "/" and not path.startswith(_SYSTEM)}
-    return sorted(found, key=lambda path: path.count("/"))
-
-
-def _mounts() -> list[tuple[str, str]]:
-    """Where each file system is mounted, and its type (proc(5), mountinfo)."""
-    found = []
+    folders = {entry.path for entry in os.scandir("/") if entry.is_dir(follow_symlinks=False)}
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        before, _, after = line.partition(" - ")
+        before, _, after = line.partition(" - ")  # where a file system is mounted, and its type (proc(5))
         path = before.split()[4].encode().decode("unicode_escape")
-        found.append((path, after.split()[0]))
-    return found
+        if after.split()[0] not in _PSEUDO and os.path.isdir(path):
+            folders.add(path)
+    covered = (path for path in folders if path != "/" and not path.startswith(_SYSTEM))
+    return sorted(covered, key=lambda path: path.count("/"))
 
 
 class _Memory:
@@ -117,12 +111,12 @@ class _Memory:
 
     def __init__(self, most_bytes: int) -> None:
         _mount("tmpfs", "/dev/shm", "tmpfs", 0, f"size={most_bytes},mode=1777")
-        self._path, self._folders = _MEMORY, 0
+        self._folders = 0
 
     def folders(self) -> tuple[str, str]:
         """An upper folder and a working folder for one overlay."""
         self._folders += 1
-        upper, work = (f"{self._path}/{self._folders}/{name}" for name in ("upper", "work"))
+        upper, work = (f"{_MEMORY}/{self._folders}/{name}" for name in ("upper", "work"))
         os.makedirs(upper)
         os.makedirs(work)
         return upper, work

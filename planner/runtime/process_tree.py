@@ -30,10 +30,12 @@ class Usage:
 
 def members(root: int) -> list[int]:
     """The process and its descendants, parents first; empty once it is gone."""
-    found = [root] if Path(f"/proc/{root}").exists() else []
-    for each in found:
-        found += _children(each)
-    return found
+    processes = [root] if Path(f"/proc/{root}").exists() else []
+    for process in processes:
+        with contextlib.suppress(OSError, ValueError):
+            for thread in Path(f"/proc/{process}/task").iterdir():
+                processes += map(int, (thread / "children").read_text().split())
+    return processes
 
 
 def usage(root: int) -> Usage:
@@ -55,16 +57,16 @@ def kill(root: int) -> None:
     """End the process, its group and its descendants. They are stopped first, so that none starts another meanwhile."""
     known: set[int] = set()
     for _ in range(_MOST_KILL_ROUNDS):
-        fresh = [each for each in members(root) if each not in known]
+        fresh = [process for process in members(root) if process not in known]
         if not fresh:
             break
-        for each in fresh:
-            _signal(each, signal.SIGSTOP)
+        for process in fresh:
+            _signal(process, signal.SIGSTOP)
         known.update(fresh)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(root, signal.SIGKILL)
-    for each in known:
-        _signal(each, signal.SIGKILL)
+    for process in known:
+        _signal(process, signal.SIGKILL)
 
 
 def _signal(process: int, number: signal.Signals) -> None:
@@ -72,22 +74,16 @@ def _signal(process: int, number: signal.Signals) -> None:
         os.kill(process, number)
 
 
-def _children(process: int) -> Iterator[int]:
-    with contextlib.suppress(OSError, ValueError):
-        for thread in Path(f"/proc/{process}/task").iterdir():
-            yield from map(int, (thread / "children").read_text().split())
-
-
 def _status(process: int) -> dict[str, int]:
     """The numeric fields of /proc/PID/status; sizes are in KiB."""
-    found: dict[str, int] = {}
+    fields: dict[str, int] = {}
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{process}/status").read_text(errors="replace").splitlines():
             name, _, value = line.partition(":")
             number = value.split()
             if number and number[0].isdigit():
-                found[name] = int(number[0])
-    return found
+                fields[name] = int(number[0])
+    return fields
 
 
 def _open_memory_files(process: int) -> Iterator[tuple[tuple[int, int], int]]:
@@ -149,7 +145,10 @@ class Cgroup:
 
     def ran_out_of_memory(self) -> bool:
         """Whether the kernel has ended a process of the group for its memory; asked before :meth:`kill` removes it."""
-        return self._count("memory.events", "oom_kill") > 0
+        with contextlib.suppress(OSError, ValueError):
+            lines = (self.folder / "memory.events").read_text().splitlines()
+            return any(name == "oom_kill" and int(value) > 0 for name, value in map(str.split, lines))
+        return False
 
     def kill(self) -> None:
         """End all of its processes and remove it."""
@@ -164,12 +163,6 @@ class Cgroup:
                 time.sleep(_REMOVE_PAUSE_SECONDS)
             else:
                 return
-
-    def _count(self, file: str, name: str) -> int:
-        with contextlib.suppress(OSError, ValueError):
-            lines = (self.folder / file).read_text().splitlines()
-            return sum(int(value) for key, value in (line.split() for line in lines) if key == name)
-        return 0
 
 
 def _own_group() -> str:

@@ -4,82 +4,108 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import selectors
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Protocol
+from dataclasses import replace
+from typing import Any, Protocol
 
 from planner.runtime import process_tree
 from planner.runtime.child import interpreter_words
 from planner.runtime.fork_server import ForkServer
 from planner.runtime.limits import UNLIMITED, Limit, LimitExceededError, Limits
-from planner.runtime.messages import Answer, BrokenAnswerError, Task, parts_of, request_of
+from planner.runtime.messages import (
+    Answer,
+    AnswerWriter,
+    BrokenAnswerError,
+    Task,
+    ending,
+    parts_of,
+    raise_failure,
+    request_of,
+)
 from planner.runtime.process_tree import Cgroup
 from planner.runtime.walls import Walls
 
 _CHILD = "from planner.runtime import child; child.main()"
-
-
-class SpawnedProcess:
-    """A child started by :func:`spawn`."""
-
-    def __init__(self, child: subprocess.Popen[bytes]) -> None:
-        assert child.stdout is not None
-        assert child.stderr is not None
-        self._child = child
-        self.pid = child.pid
-        self.answer, self.errors = child.stdout.fileno(), child.stderr.fileno()
-
-    def poll(self) -> int | None:
-        """The exit code once it has ended."""
-        return self._child.poll()
-
-    def close(self) -> None:
-        """Close its pipes."""
-        for stream in (self._child.stdout, self._child.stderr):
-            if stream is not None:
-                stream.close()
-
-
-def spawn(
-    task: Task,
-    *,
-    front: Sequence[str] = (),
-    environment: Mapping[str, str] | None = None,
-    descriptors: Sequence[int] = (),
-) -> SpawnedProcess:
-    """Start an interpreter that runs the task, in a session of its own; it ends with this thread.
-
-    `front` is put before its command line: walls. Then the walls see to its end, for its parent is theirs.
-    """
-    parent = 0 if front else os.getpid()
-    command = [*front, *interpreter_words(_CHILD, str(parent))]
-    with request_of(task) as request:
-        child = subprocess.Popen(
-            command,
-            stdin=request,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-            env=None if environment is None else dict(environment),
-            pass_fds=tuple(descriptors),
-            bufsize=0,
-        )
-    return SpawnedProcess(child)
-
-
+_RESULT = "result"
 _LOOK_SECONDS = 0.02
 """A process that writes fresh pages as fast as it can takes some tens of MiB between two looks."""
 _READ_BYTES = 1 << 16
 _MOST_ERROR_BYTES = 1 << 16
 _MOST_LINE_CHARACTERS = 300
 _DRAIN_SECONDS = 5.0
+USUAL_LIMITS = Limits()
 
 
 class StoppedError(Exception):
     """Nobody wants the answer any more; the child was killed."""
+
+
+def call(
+    function: str,
+    *arguments: Any,
+    limits: Limits = UNLIMITED,
+    server: ForkServer | None = None,
+    stopped: Callable[[], bool] = lambda: False,
+) -> Any:
+    """What `module:function`, which is planner's own, returns in a child process; both ways it is pickled.
+
+    Raises what the function raises, a PlannerError as itself and anything else as RuntimeError; LimitExceededError and
+    StoppedError for a child that was ended, RuntimeError for one that has ended without an answer.
+    """
+    answer = run(Task(f"{__name__}:answer_call", (function, arguments)), limits, server=server, stopped=stopped)
+    if answer.exceeded is not None:
+        raise answer.exceeded
+    raise_failure(answer)
+    if _RESULT not in answer.parts:
+        raise RuntimeError(f"{function} ended its process without an answer: {ending(answer)}")
+    return pickle.loads(answer.parts[_RESULT])
+
+
+def answer_call(argument: tuple[str, tuple[Any, ...]], answer: AnswerWriter) -> None:
+    """The child's side of :func:`call`."""
+    function, arguments = argument
+    result: Any = Task(function).resolve()
+    answer.write(_RESULT, pickle.dumps(result(*arguments), pickle.HIGHEST_PROTOCOL))
+
+
+def run(
+    task: Task,
+    limits: Limits = USUAL_LIMITS,
+    *,
+    server: ForkServer | None = None,
+    walls: Walls | None = None,
+    environment: Mapping[str, str] | None = None,
+    stopped: Callable[[], bool] = lambda: False,
+) -> Answer:
+    """Run the task in a child process and wait for its end. To be called from a thread that stays until then.
+
+    With a `server` the child is forked by it; else it is a fresh interpreter, behind `walls` if they are given, with
+    this `environment` (default: this process's own; behind walls it is added to theirs). One that exceeds a limit, or
+    that is `stopped`, is killed with all that it started. Raises WallsError where walls are wanted and cannot be had,
+    ServerLostError if there is no server to be had.
+    """
+    # Where there is one, the kernel holds memory and tasks.
+    group = Cgroup.create(limits)
+    try:
+        process: Process
+        if walls is not None:
+            with walls.prepare_start(limits) as prepared:
+                variables = {**prepared.environment, **(environment or {})}
+                process = _SpawnedProcess(task, variables, front=prepared.command, descriptors=prepared.descriptors)
+        else:
+            process = server.fork(task) if server is not None else _SpawnedProcess(task, environment)
+    except BaseException:
+        if group is not None:
+            group.kill()
+        raise
+    if group is not None and not group.add(process.pid):
+        group.kill()
+        group = None
+    return replace(_supervise(process, limits, group, stopped), is_foreign=walls is not None)
 
 
 class Process(Protocol):
@@ -98,41 +124,84 @@ class Process(Protocol):
         """Forget the process, which has ended, and close what is open for it."""
 
 
-@dataclass(slots=True)
+class _SpawnedProcess:
+    """An interpreter that runs the task, in a session of its own; it ends with this thread.
+
+    `front` is put before its command line: walls. Then the walls see to its end, for its parent is theirs.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        environment: Mapping[str, str] | None,
+        *,
+        front: Sequence[str] = (),
+        descriptors: Sequence[int] = (),
+    ) -> None:
+        parent = 0 if front else os.getpid()
+        with request_of(task) as request:
+            self._child = child = subprocess.Popen(
+                [*front, *interpreter_words(_CHILD, str(parent))],
+                stdin=request,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+                env=None if environment is None else dict(environment),
+                pass_fds=tuple(descriptors),
+                bufsize=0,
+            )
+        assert child.stdout is not None
+        assert child.stderr is not None
+        self.pid, self.answer, self.errors = child.pid, child.stdout.fileno(), child.stderr.fileno()
+
+    def poll(self) -> int | None:
+        return self._child.poll()
+
+    def close(self) -> None:
+        for stream in (self._child.stdout, self._child.stderr):
+            if stream is not None:
+                stream.close()
+
+
 class _Output:
     """What the child has written so far."""
 
-    limits: Limits
-    answer: bytearray = field(default_factory=bytearray)
-    errors: bytearray = field(default_factory=bytearray)
+    def __init__(self, process: Process, limits: Limits) -> None:
+        self._process, self._limits = process, limits
+        self.answer, self._errors = bytearray(), bytearray()
 
-    def take(self, process: Process, descriptor: int) -> bool:
+    def take(self, descriptor: int) -> bool:
         """Read what is there; False at the end of the pipe. Raises LimitExceededError for too large an answer."""
         try:
             chunk = os.read(descriptor, _READ_BYTES)
         except BlockingIOError:
             return True
-        if descriptor == process.answer:
+        if descriptor == self._process.answer:
             self.answer += chunk
-            if len(self.answer) > self.limits.answer_bytes:
-                raise LimitExceededError(Limit.ANSWER, self.limits, len(self.answer))
+            if len(self.answer) > self._limits.answer_bytes:
+                raise LimitExceededError(Limit.ANSWER, self._limits, len(self.answer))
         else:
-            self.errors = (self.errors + chunk)[-_MOST_ERROR_BYTES:]
+            self._errors = (self._errors + chunk)[-_MOST_ERROR_BYTES:]
         return bool(chunk)
 
+    def drain(self) -> None:
+        """Read what is still in the pipes; whoever else could write there has been killed."""
+        until = time.monotonic() + _DRAIN_SECONDS
+        for descriptor in (self._process.answer, self._process.errors):
+            os.set_blocking(descriptor, True)
+            with contextlib.suppress(OSError), selectors.DefaultSelector() as selector:
+                selector.register(descriptor, selectors.EVENT_READ)
+                while time.monotonic() < until and selector.select(_DRAIN_SECONDS) and self.take(descriptor):
+                    pass
+
     def last_line(self) -> str:
-        lines = self.errors.decode(errors="replace").strip().splitlines()
+        lines = self._errors.decode(errors="replace").strip().splitlines()
         return lines[-1][:_MOST_LINE_CHARACTERS] if lines else ""
 
 
-def supervise(
-    process: Process, limits: Limits, *, group: Cgroup | None = None, stopped: Callable[[], bool] = lambda: False
-) -> Answer:
-    """Wait for the child's end and return what it left; one that exceeds a limit is killed with all that it started.
-
-    `group` is the control group that it was put in, where there is one: the kernel then holds memory and tasks.
-    """
-    output = _Output(limits)
+def _supervise(process: Process, limits: Limits, group: Cgroup | None, stopped: Callable[[], bool]) -> Answer:
+    """Wait for the child's end and return what it left."""
+    output = _Output(process, limits)
     exceeded: Exception | None = None
     try:
         _watch(process, limits, output, group, stopped)
@@ -140,83 +209,18 @@ def supervise(
         exceeded = end
     finally:
         if group is not None:
-            exceeded = exceeded or _held_by_kernel(group, limits)
+            if exceeded is None and group.ran_out_of_memory():
+                exceeded = LimitExceededError(Limit.MEMORY, limits, limits.memory_bytes)
             group.kill()
         process_tree.kill(process.pid)
-    code = _wait(process)
-    exceeded = exceeded or _drain(process, output)
-    process.close()
-    return _answer(output, code, exceeded)
-
-
-def _held_by_kernel(group: Cgroup, limits: Limits) -> LimitExceededError | None:
-    return LimitExceededError(Limit.MEMORY, limits, limits.memory_bytes) if group.ran_out_of_memory() else None
-
-
-def _watch(
-    process: Process, limits: Limits, output: _Output, group: Cgroup | None, stopped: Callable[[], bool]
-) -> None:
-    deadline = time.monotonic() + limits.seconds
-    with selectors.DefaultSelector() as selector:
-        for descriptor in (process.answer, process.errors):
-            os.set_blocking(descriptor, False)
-            selector.register(descriptor, selectors.EVENT_READ)
-        looked = 0.0
-        while process.poll() is None:
-            for key, _ in selector.select(_LOOK_SECONDS) if selector.get_map() else _pause():
-                if not output.take(process, key.fd):
-                    selector.unregister(key.fd)
-            now = time.monotonic()
-            if stopped():
-                raise StoppedError
-            if now > deadline:
-                raise LimitExceededError(Limit.SECONDS, limits, limits.seconds)
-            if group is None and limits != UNLIMITED and now - looked >= _LOOK_SECONDS:
-                looked = now
-                _check_usage(process.pid, limits)
-
-
-def _pause() -> list[tuple[selectors.SelectorKey, int]]:
-    """Both pipes are closed and the process still runs: there is nothing to wait for but its end."""
-    time.sleep(_LOOK_SECONDS / 10)
-    return []
-
-
-def _check_usage(pid: int, limits: Limits) -> None:
-    used = process_tree.usage(pid)
-    if used.tasks > limits.tasks:
-        raise LimitExceededError(Limit.TASKS, limits, used.tasks)
-    if used.memory_bytes > limits.memory_bytes:
-        raise LimitExceededError(Limit.MEMORY, limits, used.memory_bytes)
-
-
-def _wait(process: Process) -> int:
     while (code := process.poll()) is None:
         time.sleep(_LOOK_SECONDS / 4)
-    return code
-
-
-def _drain(process: Process, output: _Output) -> LimitExceededError | None:
-    """Read what is still in the pipes; whoever else could write there has been killed."""
-    until = time.monotonic() + _DRAIN_SECONDS
-    for descriptor in (process.answer, process.errors):
-        os.set_blocking(descriptor, True)
-        with contextlib.suppress(OSError):
-            try:
-                while time.monotonic() < until and _readable(descriptor) and output.take(process, descriptor):
-                    pass
-            except LimitExceededError as exceeded:
-                return exceeded
-    return None
-
-
-def _readable(descriptor: int) -> bool:
-    with selectors.DefaultSelector() as selector:
-        selector.register(descriptor, selectors.EVENT_READ)
-        return bool(selector.select(_DRAIN_SECONDS))
-
-
-def _answer(output: _Output, code: int, exceeded: Exception | None) -> Answer:
+    if exceeded is None:
+        try:
+            output.drain()
+        except LimitExceededError as end:
+            exceeded = end
+    process.close()
     parts: dict[str, bytes] = {}
     whole, is_repeated = True, False
     try:
@@ -231,52 +235,29 @@ def _answer(output: _Output, code: int, exceeded: Exception | None) -> Answer:
     )  # fmt: skip
 
 
-USUAL_LIMITS = Limits()
-
-
-def run(
-    task: Task,
-    limits: Limits = USUAL_LIMITS,
-    *,
-    server: ForkServer | None = None,
-    walls: Walls | None = None,
-    environment: Mapping[str, str] | None = None,
-    stopped: Callable[[], bool] = lambda: False,
-) -> Answer:
-    """Run the task in a child process and wait for its end. To be called from a thread that stays until then.
-
-    With a `server` the child is forked by it; else it is a fresh interpreter, behind `walls` if they are given, with
-    this `environment` (default: this process's own; behind walls it is added to theirs). Raises WallsError where walls
-    are wanted and cannot be had, ServerLostError if there is no server to be had.
-    """
-    group = Cgroup.create(limits)
-    try:
-        process = _start_process(task, limits, server, walls, environment)
-    except BaseException:
-        if group is not None:
-            group.kill()
-        raise
-    if group is not None and not group.add(process.pid):
-        group.kill()
-        group = None
-    return replace(supervise(process, limits, group=group, stopped=stopped), is_foreign=walls is not None)
-
-
-def _start_process(
-    task: Task,
-    limits: Limits,
-    server: ForkServer | None,
-    walls: Walls | None,
-    environment: Mapping[str, str] | None,
-) -> Process:
-    if walls is not None:
-        with walls.prepare_start(limits) as prepared:
-            return spawn(
-                task,
-                front=prepared.command,
-                environment={**prepared.environment, **(environment or {})},
-                descriptors=prepared.descriptors,
-            )
-    if server is not None:
-        return server.fork(task)
-    return spawn(task, environment=environment)
+def _watch(
+    process: Process, limits: Limits, output: _Output, group: Cgroup | None, stopped: Callable[[], bool]
+) -> None:
+    deadline, looked = time.monotonic() + limits.seconds, 0.0
+    with selectors.DefaultSelector() as selector:
+        for descriptor in (process.answer, process.errors):
+            os.set_blocking(descriptor, False)
+            selector.register(descriptor, selectors.EVENT_READ)
+        while process.poll() is None:
+            if not selector.get_map():  # both pipes are closed: there is nothing to wait for but its end
+                time.sleep(_LOOK_SECONDS / 10)
+            for key, _ in selector.select(_LOOK_SECONDS) if selector.get_map() else ():
+                if not output.take(key.fd):
+                    selector.unregister(key.fd)
+            now = time.monotonic()
+            if stopped():
+                raise StoppedError
+            if now > deadline:
+                raise LimitExceededError(Limit.SECONDS, limits, limits.seconds)
+            if group is None and limits != UNLIMITED and now - looked >= _LOOK_SECONDS:
+                looked = now
+                used = process_tree.usage(process.pid)
+                if used.tasks > limits.tasks:
+                    raise LimitExceededError(Limit.TASKS, limits, used.tasks)
+                if used.memory_bytes > limits.memory_bytes:
+                    raise LimitExceededError(Limit.MEMORY, limits, used.memory_bytes)

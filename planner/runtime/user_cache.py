@@ -28,7 +28,7 @@ def user_cache(environment: Mapping[str, str] = os.environ) -> Path:
 
 @functools.lru_cache(maxsize=64)  # once for all: behind an overlay every folder seems writable
 def _is_usable(folder: Path) -> bool:
-    there = next(each for each in (folder, *folder.parents) if os.path.exists(each))
+    there = next(parent for parent in (folder, *folder.parents) if os.path.exists(parent))
     if os.path.isdir(there) and os.access(there, os.W_OK | os.X_OK):
         return True
     with contextlib.suppress(OSError):  # in a folder of somebody else
@@ -42,8 +42,8 @@ def _temporary_cache() -> Path:
     parent = Path(tempfile.gettempdir()) / f"planner-{os.getuid()}"
     with contextlib.suppress(FileExistsError):
         parent.mkdir(mode=0o700)
-    found = parent.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+    status = parent.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
         parent = Path(tempfile.mkdtemp(prefix="planner-"))
     return parent / "planner"
 
@@ -67,8 +67,8 @@ def inductor_folder(environment: Mapping[str, str] = os.environ) -> Path | None:
 def kept_folders(environment: Mapping[str, str] = os.environ) -> Sequence[Path]:
     """The folders in which a child process leaves what it has made, there from now on where they can be."""
     own, inductor = user_cache(environment), inductor_folder(environment)
-    found = {own: 0o777, **({inductor.absolute(): 0o700} if inductor is not None else {})}
-    for folder, mode in found.items():
+    modes = {own: 0o777, **({inductor.absolute(): 0o700} if inductor is not None else {})}
+    for folder, mode in modes.items():
         with contextlib.suppress(OSError):
             folder.mkdir(mode=mode, parents=True, exist_ok=True)
-    return tuple(found)
+    return tuple(modes)

@@ -18,7 +18,7 @@ import stat
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -107,27 +107,42 @@ class Walls:
         if refusal is not None:
             raise refusal
         self._refuse_unreadable()
+        seconds = math.ceil(limits.seconds) * (os.cpu_count() or 1)
+        # --data counts private writable pages when they are asked for, touched or not, but not the paper GPU's
+        # addresses. No --nproc: it counts all that runs under this user.
+        resources = (
+            "prlimit", f"--cpu={seconds}", f"--data={limits.memory_bytes}", "--nofile=1024", f"--fsize={FILE_BYTES}",
+            "--core=0", "--",
+        )  # fmt: skip
+        front = overlay.front_of_command(self.overlaid, OVERLAY_BYTES) if self.overlaid else ()
+        own = [f"{name}={value}" for name, value in self.variables.items()]
+        inside = (*resources, *_drop_root(), *(("env", *own) if own else ()))
         with _as_pipe(filter_program(memory_files=self.network)) as program:
-            front = overlay.front_of_command(self.overlaid, OVERLAY_BYTES) if self.overlaid else ()
-            own = [f"{name}={value}" for name, value in self.variables.items()]
-            inside = (*_resource_limits(limits), *_drop_root(), *(("env", *own) if own else ()))
-            command = (*front, *self._bubblewrap(program), *inside)
-            yield WalledStart(command, environment(), (program,))
+            yield WalledStart((*front, *self._bubblewrap(program), *inside), environment(), (program,))
 
     def _bubblewrap(self, program: int) -> tuple[str, ...]:
-        # Of the cache the native libraries alone: beside them lie traces of other jobs.
-        libraries = map(str, user_cache().glob("paper-*"))
-        readable = [*_SYSTEM, *_ETC, *_python(), *libraries, *self.readable]
-        there = _outermost(readable)
+        python = (sys.prefix, sys.base_prefix, *site.getsitepackages())
+        # planner itself with what was brought along with it; not the folder in which planner's checkout lies. Of the
+        # cache the native libraries alone: beside them lie traces of other jobs.
+        own = (str(_PACKAGE), str(ROOT / "yaml"), *map(str, user_cache().glob("paper-*")))
+        readable = [path for path in (*_SYSTEM, *_ETC, *python, *own, *self.readable) if path and os.path.exists(path)]
+        # In an order in which no bind hides another: a link stays a path of its own.
+        readable = sorted(dict.fromkeys(readable), key=_depth)
         covered = ("--bind", overlay.COVERED, self.overlaid, *_list_closed(self.overlaid)) if self.overlaid else ()
-        parents = [part for path in _parents([*there, *covered[2:3]]) for part in ("--perms", "0755", "--dir", path)]
-        binds = [part for path in there for part in ("--ro-bind", path, path)]
+        # bubblewrap by itself would make the folders above them for root only.
+        above = {str(parent) for path in (*readable, *covered[2:3]) for parent in Path(path).parents} - {"/"}
+        parents = [part for path in sorted(above, key=_depth) for part in ("--perms", "0755", "--dir", path)]
+        binds = [part for path in readable for part in ("--ro-bind", path, path)]
+        hidden = [
+            part for path in filter(os.path.isdir, _HIDDEN_FOLDERS) for part in ("--tmpfs", path, "--remount-ro", path)
+        ]
+        hidden += [part for path in filter(os.path.exists, _HIDDEN_FILES) for part in ("--ro-bind", "/dev/null", path)]
         devices = [part for path in self.devices for part in ("--dev-bind-try", path, path)]
         shared = ["--share-net", "--ro-bind", "/sys", "/sys"] if self.network else []
         return (
             "bwrap", *_namespaces(), *shared, "--die-with-parent", "--new-session", "--seccomp", str(program),
             "--perms", "1777", "--size", str(TMP_BYTES), "--tmpfs", "/tmp", *parents, *binds, *covered,
-            "--proc", "/proc", *_list_hidden_paths(), "--dev", "/dev",
+            "--proc", "/proc", *hidden, "--dev", "/dev",
             "--perms", "1777", "--size", str(TMP_BYTES), "--tmpfs", "/dev/shm", *devices,
             "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp", "--",
         )  # fmt: skip
@@ -143,6 +158,10 @@ class Walls:
                     remedy=f"chmod o+rx {path}",
                     place="model.factory_path" if self.place == "model.factory" else self.place,
                 )
+
+
+def _depth(path: str) -> int:
+    return path.count("/")
 
 
 def environment() -> dict[str, str]:
@@ -176,8 +195,8 @@ def _problem_here(as_root: bool) -> str:
         return f"no filter of system calls is known for {machine}"
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
-    said = ended.stderr.decode(errors="replace").strip()
-    return (said or f"bubblewrap ends with {ended.returncode}") if ended.returncode else ""
+    problem = ended.stderr.decode(errors="replace").strip()
+    return (problem or f"bubblewrap ends with {ended.returncode}") if ended.returncode else ""
 
 
 @contextlib.contextmanager
@@ -215,15 +234,6 @@ def _drop_root() -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def _list_hidden_paths() -> list[str]:
-    folders = [
-        part for path in _HIDDEN_FOLDERS if os.path.isdir(path) for part in ("--tmpfs", path, "--remount-ro", path)
-    ]
-    return folders + [
-        part for path in _HIDDEN_FILES if os.path.exists(path) for part in ("--ro-bind", "/dev/null", path)
-    ]
-
-
 def _list_closed(folder: str) -> Iterator[str]:
     """What covers the parts of a folder that not everybody may read: code that runs as their owner could.
 
@@ -232,26 +242,26 @@ def _list_closed(folder: str) -> Iterator[str]:
     """
     if os.geteuid() == 0:  # the code is somebody else
         return
-    looked = closed = 0
+    count = closed = 0
     for path, folders, files in os.walk(folder):
-        looked += 1 + len(files)
-        if looked > _MOST_OVERLAID:
+        count += 1 + len(files)
+        if count > _MOST_OVERLAID:
             raise WallsError(
                 f"{folder} has more than {_MOST_OVERLAID:,} files, too many to look for those that are not everybody's",
                 remedy="keep the program in a folder without its data",
                 place="program",
             )
         for name in [*folders, *files]:
-            each = os.path.join(path, name)
+            member = os.path.join(path, name)
             try:
-                mode = os.lstat(each).st_mode
+                mode = os.lstat(member).st_mode
             except FileNotFoundError:  # gone meanwhile
                 continue
             if stat.S_ISDIR(mode) and mode & 0o005 != 0o005:
                 folders.remove(name)
-                yield from ("--perms", "0755", "--tmpfs", each)
+                yield from ("--perms", "0755", "--tmpfs", member)
             elif stat.S_ISREG(mode) and not mode & stat.S_IROTH:
-                yield from ("--ro-bind", "/dev/null", each)
+                yield from ("--ro-bind", "/dev/null", member)
             else:
                 continue
             closed += 1
@@ -261,34 +271,6 @@ def _list_closed(folder: str) -> Iterator[str]:
                     remedy=f"chmod -R o+rX {folder}, or take them out",
                     place="program",
                 )
-
-
-def _resource_limits(limits: Limits) -> tuple[str, ...]:
-    seconds = math.ceil(limits.seconds) * (os.cpu_count() or 1)
-    # --data counts private writable pages when they are asked for, touched or not, but not the paper GPU's addresses.
-    # No --nproc: it counts all that runs under this user.
-    return (
-        "prlimit", f"--cpu={seconds}", f"--data={limits.memory_bytes}", "--nofile=1024", f"--fsize={FILE_BYTES}",
-        "--core=0", "--",
-    )  # fmt: skip
-
-
-def _python() -> list[str]:
-    """The interpreter, its packages, and planner itself with what was brought along with it; not the folder in which
-    planner's checkout lies."""
-    return [sys.prefix, sys.base_prefix, *site.getsitepackages(), str(_PACKAGE), str(ROOT / "yaml")]
-
-
-def _outermost(paths: list[str]) -> list[str]:
-    """Those that exist, in an order in which no bind hides another: a link stays a path of its own."""
-    there = [path for path in paths if path and os.path.exists(path)]
-    return sorted(dict.fromkeys(there), key=lambda path: path.count("/"))
-
-
-def _parents(paths: list[str]) -> list[str]:
-    """The folders above them, outermost first: bubblewrap by itself would make them for root only."""
-    above = {str(parent) for path in paths for parent in Path(path).parents} - {"/"}
-    return sorted(above, key=lambda path: path.count("/"))
 
 
 # Numbers are those of linux/arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h (6.18).
@@ -308,78 +290,29 @@ _FAMILIES = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, _NETLINK)
 
 _NUMBERS: dict[str, tuple[int, int]] = {
     # name: (x86-64, 64-bit Arm)
-    "acct": (163, 89),
-    "add_key": (248, 217),
-    "adjtimex": (159, 171),
-    "bpf": (321, 280),
-    "chroot": (161, 51),
-    "clock_adjtime": (305, 266),
-    "clock_settime": (227, 112),
-    "delete_module": (176, 106),
-    "fanotify_init": (300, 262),
-    "finit_module": (313, 273),
-    "fsconfig": (431, 431),
-    "fsmount": (432, 432),
-    "fsopen": (430, 430),
-    "fspick": (433, 433),
-    "init_module": (175, 105),
-    "io_uring_enter": (426, 426),
-    "io_uring_register": (427, 427),
-    "io_uring_setup": (425, 425),
-    "kcmp": (312, 272),
-    "kexec_file_load": (320, 294),
-    "kexec_load": (246, 104),
-    "keyctl": (250, 219),
-    "lookup_dcookie": (212, 18),
-    "mount": (165, 40),
-    "mount_setattr": (442, 442),
-    "move_mount": (429, 429),
-    "mq_open": (240, 180),
-    "msgget": (68, 186),
-    "name_to_handle_at": (303, 264),
-    "open_by_handle_at": (304, 265),
-    "open_tree": (428, 428),
-    "perf_event_open": (298, 241),
-    "personality": (135, 92),
-    "pidfd_getfd": (438, 438),
-    "pivot_root": (155, 41),
-    "process_madvise": (440, 440),
-    "process_vm_readv": (310, 270),
-    "process_vm_writev": (311, 271),
-    "ptrace": (101, 117),
-    "quotactl": (179, 60),
-    "reboot": (169, 142),
-    "request_key": (249, 218),
-    "semget": (64, 190),
-    "setdomainname": (171, 162),
-    "sethostname": (170, 161),
-    "setns": (308, 268),
-    "settimeofday": (164, 170),
-    "swapoff": (168, 225),
-    "swapon": (167, 224),
-    "syslog": (103, 116),
-    "umount2": (166, 39),
-    "unshare": (272, 97),
-    "userfaultfd": (323, 282),
-}
+    "acct": (163, 89), "add_key": (248, 217), "adjtimex": (159, 171), "bpf": (321, 280), "chroot": (161, 51),
+    "clock_adjtime": (305, 266), "clock_settime": (227, 112), "delete_module": (176, 106), "fanotify_init": (300, 262),
+    "finit_module": (313, 273), "fsconfig": (431, 431), "fsmount": (432, 432), "fsopen": (430, 430),
+    "fspick": (433, 433), "init_module": (175, 105), "io_uring_enter": (426, 426), "io_uring_register": (427, 427),
+    "io_uring_setup": (425, 425), "kcmp": (312, 272), "kexec_file_load": (320, 294), "kexec_load": (246, 104),
+    "keyctl": (250, 219), "lookup_dcookie": (212, 18), "mount": (165, 40), "mount_setattr": (442, 442),
+    "move_mount": (429, 429), "mq_open": (240, 180), "msgget": (68, 186), "name_to_handle_at": (303, 264),
+    "open_by_handle_at": (304, 265), "open_tree": (428, 428), "perf_event_open": (298, 241), "personality": (135, 92),
+    "pidfd_getfd": (438, 438), "pivot_root": (155, 41), "process_madvise": (440, 440), "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271), "ptrace": (101, 117), "quotactl": (179, 60), "reboot": (169, 142),
+    "request_key": (249, 218), "semget": (64, 190), "setdomainname": (171, 162), "sethostname": (170, 161),
+    "setns": (308, 268), "settimeofday": (164, 170), "swapoff": (168, 225), "swapon": (167, 224), "syslog": (103, 116),
+    "umount2": (166, 39), "unshare": (272, 97), "userfaultfd": (323, 282),
+}  # fmt: skip
 _MEMORY_FILES: dict[str, tuple[int, int]] = {
-    "memfd_create": (319, 279),
-    "memfd_secret": (447, 447),
-    "shmat": (30, 196),
-    "shmget": (29, 194),
-}
+    "memfd_create": (319, 279), "memfd_secret": (447, 447), "shmat": (30, 196), "shmget": (29, 194),
+}  # fmt: skip
 """Memory that no page of the process shows."""
 _CLONE, _CLONE3, _SOCKET = (56, 220), (435, 435), (41, 198)
 
 
-@dataclass(frozen=True, slots=True)
-class _Architecture:
-    audit: int
-    """AUDIT_ARCH_... (linux/audit.h)."""
-    column: int
-
-
-_ARCHITECTURES = {"x86_64": _Architecture(0xC000003E, 0), "aarch64": _Architecture(0xC00000B7, 1)}
+_ARCHITECTURES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
+"""AUDIT_ARCH_... (linux/audit.h), and the column of the numbers above."""
 
 
 def filter_program(*, memory_files: bool = False, machine: str = "") -> bytes:
@@ -387,19 +320,17 @@ def filter_program(*, memory_files: bool = False, machine: str = "") -> bytes:
 
     Raises LookupError for a machine whose numbers are not known here.
     """
-    architecture = _ARCHITECTURES[machine or platform.machine()]
-    column = architecture.column
-    denied = [each[column] for each in _NUMBERS.values()]
-    if not memory_files:
-        denied += [each[column] for each in _MEMORY_FILES.values()]
+    audit, column = _ARCHITECTURES[machine or platform.machine()]
+    numbers = _NUMBERS if memory_files else _NUMBERS | _MEMORY_FILES
+    denied = sorted(columns[column] for columns in numbers.values())
     instructions = [
         (_LOAD, 0, 0, _ARCHITECTURE_AT),
-        (_EQUAL, 1, 0, architecture.audit),
+        (_EQUAL, 1, 0, audit),
         (_RETURN, 0, 0, _KILL),
         (_LOAD, 0, 0, _NUMBER_AT),
         *([(_AT_LEAST, 0, 1, _X32_BIT), _refuse(errno.ENOSYS)] if column == 0 else []),
     ]
-    for number in sorted(denied):
+    for number in denied:
         instructions += [(_EQUAL, 0, 1, number), _refuse(errno.EPERM)]
     # Its flags lie in memory, where no filter sees them; without it the C library takes clone.
     instructions += [(_EQUAL, 0, 1, _CLONE3[column]), _refuse(errno.ENOSYS)]
@@ -416,12 +347,8 @@ def filter_program(*, memory_files: bool = False, machine: str = "") -> bytes:
         _refuse(errno.EAFNOSUPPORT),
         (_RETURN, 0, 0, _ALLOW),
     ]
-    return _assemble(instructions)
+    return b"".join(_INSTRUCTION.pack(*instruction) for instruction in instructions)
 
 
 def _refuse(number: int) -> tuple[int, int, int, int]:
     return (_RETURN, 0, 0, _ERRNO | number)
-
-
-def _assemble(instructions: Sequence[tuple[int, int, int, int]]) -> bytes:
-    return b"".join(_INSTRUCTION.pack(*each) for each in instructions)

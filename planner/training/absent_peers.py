@@ -71,21 +71,6 @@ _CHECK_OF_HOOKS = "torch.nn.parallel.distributed:DistributedDataParallel._check_
 _RECORDER = "torch.distributed.distributed_c10d:_maybe_attach_flight_recorder"
 _UNSCALE = "torch.amp.grad_scaler:GradScaler._unscale_grads_"
 
-# The value of the work's future is the first argument: the tensors that the collective fills.
-_IN_PLACE = ("allreduce", "allreduce_coalesced", "broadcast", "reduce", "send", "recv", "recv_anysource")
-_FILLED_BY_FAKE = ("allgather", "allgather_coalesced", "reduce_scatter", "alltoall", "gather", "scatter")
-# Several names for one: torch 2.13 has new ones.
-_INTO_ONE = ("_allgather_base", "all_gather_single")
-_OUT_OF_ONE = ("_reduce_scatter_base", "reduce_scatter_single")
-_INTO_SEVERAL = ("allgather_into_tensor_coalesced", "all_gather_single_coalesced")
-_OUT_OF_SEVERAL = ("reduce_scatter_tensor_coalesced", "reduce_scatter_single_coalesced")
-
-COLLECTIVES = (
-    *_IN_PLACE, *_FILLED_BY_FAKE, *_INTO_ONE, *_OUT_OF_ONE, *_INTO_SEVERAL, *_OUT_OF_SEVERAL, "alltoall_base",
-    "all_to_all_single",
-)  # fmt: skip
-"""Methods of a process group that move tensors, by their names in torch."""
-
 
 @contextmanager
 def join(rank: int, world_size: int) -> Iterator[None]:
@@ -121,18 +106,18 @@ def every_step_is_taken() -> Iterator[None]:
     What absent peers would have sent is not there, and the first scales of fp16 overflow by design; neither says
     anything about memory. Nothing is allocated for it.
     """
-    with upstream.patch_targets("every step is taken", wrapped={_UNSCALE: _finding_nothing}):
+
+    def find_nothing(real: Callable[..., dict[torch.device, Tensor]]) -> Callable[..., dict[torch.device, Tensor]]:
+        def unscale(*arguments: Any, **keywords: Any) -> dict[torch.device, Tensor]:
+            infinite = real(*arguments, **keywords)
+            for flag in infinite.values():
+                flag.zero_()
+            return infinite
+
+        return unscale
+
+    with upstream.patch_targets("every step is taken", wrapped={_UNSCALE: find_nothing}):
         yield
-
-
-def _finding_nothing(real: Callable[..., dict[torch.device, Tensor]]) -> Callable[..., dict[torch.device, Tensor]]:
-    def unscale(*arguments: Any, **keywords: Any) -> dict[torch.device, Tensor]:
-        found = real(*arguments, **keywords)
-        for found_inf in found.values():
-            found_inf.zero_()
-        return found
-
-    return unscale
 
 
 def agree_to(vote: Tensor) -> Tensor:
@@ -211,14 +196,11 @@ class AbsentPeers(WithoutBackends):
         return finished_work([])
 
 
-_Filling = Callable[[AbsentPeers, Tensor, Tensor], None]
-
-
-def _in_place(_self: AbsentPeers, tensors: Any, *_options: Any, **_named: Any) -> Any:
+def _fill_in_place(_self: AbsentPeers, tensors: Any, *_options: Any, **_named: Any) -> Any:
     return finished_work(tensors)
 
 
-def _make_filling_collective(name: str) -> Callable[..., Any]:
+def _filled_by_fake(name: str) -> Callable[..., Any]:
     def collective(self: AbsentPeers, outputs: Any, *arguments: Any, **named: Any) -> Any:
         getattr(self._fake, name)(outputs, *arguments, **named)
         return finished_work(outputs)
@@ -245,10 +227,14 @@ def _scatter(self: AbsentPeers, output: Tensor, given: Tensor) -> None:
         output.detach().copy_(given.view(self.size(), *output.shape)[self.rank()])
 
 
-def _with_one(fill: _Filling) -> Callable[..., Any]:
-    def collective(self: AbsentPeers, output: Tensor, given: Tensor, *_options: Any, **_named: Any) -> Any:
-        fill(self, output, given)
-        return finished_work([output])
+def _filling(fill: Callable[[AbsentPeers, Tensor, Tensor], None], *, several: bool) -> Callable[..., Any]:
+    """A collective of one output and one input, or of `several` of each."""
+
+    def collective(self: AbsentPeers, outputs: Any, inputs: Any, *_options: Any, **_named: Any) -> Any:
+        pairs = zip(outputs, inputs, strict=True) if several else [(outputs, inputs)]
+        for output, given in pairs:
+            fill(self, output, given)
+        return finished_work(outputs if several else [outputs])
 
     return collective
 
@@ -265,15 +251,6 @@ def _to_all(
     return finished_work([output])
 
 
-def _with_several(fill: _Filling) -> Callable[..., Any]:
-    def collective(self: AbsentPeers, outputs: Any, inputs: Any, *_options: Any, **_named: Any) -> Any:
-        for output, given in zip(outputs, inputs, strict=True):
-            fill(self, output, given)
-        return finished_work(outputs)
-
-    return collective
-
-
 def finished_work(value: Any) -> Any:
     """Work that is done; its future has the value that the reducer and the communication hooks ask for."""
     from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[attr-defined]
@@ -283,20 +260,30 @@ def finished_work(value: Any) -> Any:
     return _create_work_from_future(future)
 
 
-for _name in _IN_PLACE:
-    setattr(AbsentPeers, _name, _in_place)
-for _name in _FILLED_BY_FAKE:
-    setattr(AbsentPeers, _name, _make_filling_collective(_name))
-for _name in ("alltoall_base", "all_to_all_single"):
-    setattr(AbsentPeers, _name, _to_all)
-for _names, _collective in (
-    (_INTO_ONE, _with_one(_gather)),
-    (_OUT_OF_ONE, _with_one(_scatter)),
-    (_INTO_SEVERAL, _with_several(_gather)),
-    (_OUT_OF_SEVERAL, _with_several(_scatter)),
-):
-    for _name in _names:
-        setattr(AbsentPeers, _name, _collective)
+_COLLECTIVES: dict[str, Callable[..., Any]] = {
+    # The value of the work's future is the first argument: the tensors that the collective fills.
+    **dict.fromkeys(
+        ("allreduce", "allreduce_coalesced", "broadcast", "reduce", "send", "recv", "recv_anysource"), _fill_in_place
+    ),
+    **{
+        name: _filled_by_fake(name)
+        for name in ("allgather", "allgather_coalesced", "reduce_scatter", "alltoall", "gather", "scatter")
+    },
+    # Several names for one: torch 2.13 has new ones.
+    **dict.fromkeys(("alltoall_base", "all_to_all_single"), _to_all),
+    **dict.fromkeys(("_allgather_base", "all_gather_single"), _filling(_gather, several=False)),
+    **dict.fromkeys(("_reduce_scatter_base", "reduce_scatter_single"), _filling(_scatter, several=False)),
+    **dict.fromkeys(
+        ("allgather_into_tensor_coalesced", "all_gather_single_coalesced"), _filling(_gather, several=True)
+    ),
+    **dict.fromkeys(
+        ("reduce_scatter_tensor_coalesced", "reduce_scatter_single_coalesced"), _filling(_scatter, several=True)
+    ),
+}
+for _name, _collective in _COLLECTIVES.items():
+    setattr(AbsentPeers, _name, _collective)
+COLLECTIVES = tuple(_COLLECTIVES)
+"""Methods of a process group that move tensors, by their names in torch."""
 
 
 @cache
@@ -321,9 +308,23 @@ ANNOUNCED = "rank 0 announces the state dict that it sends: names and shapes are
 @contextmanager
 def alone(said: Callable[[str], None] = lambda _: None) -> Iterator[None]:
     """Inside, checkpoints are saved and loaded without asking the other ranks; `said` hears what is assumed."""
+
+    def coordinate_alone(real: Callable[..., None]) -> Callable[..., None]:
+        def init(self: Any, *arguments: Any, **named: Any) -> None:
+            real(self, *arguments, **named)
+            # As `no_dist` has it, but that a rank keeps its number.
+            self.use_dist, self.is_coordinator = False, True
+
+        return init
+
+    def accept_a_part(real: Callable[..., Any]) -> Callable[..., Any]:
+        # A checkpoint is to be whole, of which only this rank's part is there. torch 2.11 says so by a truth value,
+        # 2.13 by a list of what is wrong.
+        return lambda *arguments: True if isinstance(real(*arguments), bool) else []
+
     wrapped: dict[str, upstream.Wrapper] = {
-        _WRAPPER: _coordinating_alone,
-        _VALIDATE: _for_a_part,
+        _WRAPPER: coordinate_alone,
+        _VALIDATE: accept_a_part,
         **dict.fromkeys(_BROADCASTS, partial(_announcing_own, said)),
     }
     with upstream.patch_targets("checkpoint peers", wrapped=wrapped):
@@ -339,26 +340,6 @@ def where_absent(train: schema.Train) -> AbstractContextManager[None]:
         return nullcontext()
     checking.enforce("checkpoints")
     return alone() if dist.is_initialized() and dist.get_backend() == BACKEND else nullcontext()
-
-
-def _coordinating_alone(real: Callable[..., None]) -> Callable[..., None]:
-    """As `no_dist` has it, but that a rank keeps its number."""
-
-    def init(self: Any, *arguments: Any, **named: Any) -> None:
-        real(self, *arguments, **named)
-        self.use_dist, self.is_coordinator = False, True
-
-    return init
-
-
-def _for_a_part(real: Callable[..., Any]) -> Callable[..., Any]:
-    """That a checkpoint is whole, of which only this rank's part is there. torch 2.11 says so by a truth value, 2.13 by
-    a list of what is wrong."""
-
-    def validate(*arguments: Any) -> Any:
-        return True if isinstance(real(*arguments), bool) else []
-
-    return validate
 
 
 def _announcing_own(said: Callable[[str], None], real: Callable[..., None]) -> Callable[..., None]:

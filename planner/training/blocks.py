@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from planner.errors import SpecError
+from planner.errors import SpecError, check_known
 from planner.job import schema
 from planner.training.host import Host
 
@@ -28,19 +28,13 @@ def find(model: nn.Module, pattern: str = "") -> list[tuple[str, nn.Module]]:
     ModuleList or Sequential of at least two layers of one class, or of one layer where there are no two. Raises
     SpecError if a pattern matches nothing.
     """
-    if pattern:
-        return _matching(model, pattern)
-    return (
-        _outermost(_find_marked(model)) or _outermost(_find_repeated(model, 2)) or _outermost(_find_repeated(model, 1))
-    )
-
-
-def _matching(model: nn.Module, pattern: str) -> list[tuple[str, nn.Module]]:
-    parts = pattern.split(".")
-    found = [(path, module) for path, module in model.named_modules() if _fits(path.split("."), parts)]
-    if found:
-        return _outermost(found)
-    lists = [path for path, module in model.named_modules() if isinstance(module, nn.ModuleList)]
+    modules = list(model.named_modules())
+    if not pattern:
+        return _outermost(_marked(modules)) or _outermost(_repeated(modules, 2)) or _outermost(_repeated(modules, 1))
+    chosen = [(path, module) for path, module in modules if matches(path, pattern)]
+    if chosen:
+        return _outermost(chosen)
+    lists = [path for path, module in modules if isinstance(module, nn.ModuleList)]
     raise SpecError(
         f"no module of {type(model).__name__} matches {pattern!r}",
         allowed=", ".join(f"{path}.*" for path in lists) or "paths of the model's modules",
@@ -48,37 +42,53 @@ def _matching(model: nn.Module, pattern: str) -> list[tuple[str, nn.Module]]:
     )
 
 
-def _fits(path: list[str], parts: list[str]) -> bool:
-    return len(path) == len(parts) and all(map(fnmatch.fnmatchcase, path, parts))
+def matches(path: str, pattern: str) -> bool:
+    """Whether the path of a module is one of the pattern, in which `*` stands for one part."""
+    parts, wanted = path.split("."), pattern.split(".")
+    return len(parts) == len(wanted) and all(map(fnmatch.fnmatchcase, parts, wanted))
 
 
-def _find_marked(model: nn.Module) -> list[tuple[str, nn.Module]]:
+_Paths = list[tuple[str, nn.Module]]
+
+
+def _marked(modules: _Paths) -> _Paths:
     return [
         (path, module)
-        for path, module in model.named_modules()
+        for path, module in modules
         if any(base.__name__ == "GradientCheckpointingLayer" for base in type(module).__mro__)
     ]
 
 
-def _find_repeated(model: nn.Module, at_least: int) -> list[tuple[str, nn.Module]]:
-    found = []
-    for path, module in model.named_modules():
+def _repeated(modules: _Paths, at_least: int) -> _Paths:
+    members: _Paths = []
+    for path, module in modules:
         if not isinstance(module, nn.ModuleList | nn.Sequential) or len(module) < at_least:
             continue
         if len({type(child) for child in module}) == 1:
-            found += [(f"{path}.{name}" if path else name, child) for name, child in module.named_children()]
-    return found
+            members += [(f"{path}.{name}" if path else name, child) for name, child in module.named_children()]
+    return members
 
 
-def _outermost(found: list[tuple[str, nn.Module]]) -> list[tuple[str, nn.Module]]:
+def _outermost(modules: _Paths) -> _Paths:
     inside: set[int] = set()
     kept = []
-    for path, module in found:
-        if id(module) in inside:
-            continue
-        inside.update(id(child) for child in module.modules())
-        kept.append((path, module))
+    for path, module in modules:
+        if id(module) not in inside:
+            inside.update(id(child) for child in module.modules())
+            kept.append((path, module))
     return kept
+
+
+def _find_for(model: nn.Module, pattern: str, verb: str, place: str, other: str = "") -> _Paths:
+    """The blocks, which are to be recomputed, offloaded or compiled. Raises SpecError if the model has none."""
+    modules = find(model, pattern)
+    if not modules:
+        raise SpecError(
+            f"no repeated layers are found in {type(model).__name__}",
+            remedy=f"say which modules are {verb} in model.blocks{other}",
+            place=place,
+        )
+    return modules
 
 
 @contextmanager
@@ -91,26 +101,24 @@ def follow(
     the thread in which the backward runs. Modules that are not below `module` say nothing, and those inside of one that
     is `compiled` neither: a hook there would break what is compiled into pieces.
     """
-    silent = {id(inside) for each in compiled for inside in each.modules() if inside is not each}
+
+    def before(path: str, _module: nn.Module, _arguments: Any) -> None:
+        enter(path)
+
+    def after(_module: nn.Module, _arguments: Any, _output: Any) -> None:
+        leave()
+
+    silent = {id(inside) for outer in compiled for inside in outer.modules() if inside is not outer}
     handles = []
     for path, child in module.named_modules():
-        if id(child) in silent:
-            continue
-        handles.append(child.register_forward_pre_hook(partial(_before, enter, path), prepend=True))
-        handles.append(child.register_forward_hook(partial(_after, leave), prepend=True, always_call=True))
+        if id(child) not in silent:
+            handles.append(child.register_forward_pre_hook(partial(before, path), prepend=True))
+            handles.append(child.register_forward_hook(after, prepend=True, always_call=True))
     try:
         yield
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _before(enter: Callable[[str], None], path: str, _module: nn.Module, _arguments: Any) -> None:
-    enter(path)
-
-
-def _after(leave: Callable[[], None], _module: nn.Module, _arguments: Any, _output: Any) -> None:
-    leave()
 
 
 MODES = ("none", "full", "every", "selective")
@@ -133,21 +141,14 @@ def apply_recompute(model: nn.Module, spec: schema.Recompute, pattern: str = "")
 
     Raises SpecError for an unknown mode, or if the model has no blocks.
     """
-    if spec.mode not in MODES:
-        raise SpecError(f"unknown recompute {spec.mode!r}", allowed=", ".join(MODES), place="train.recompute")
+    check_known("recompute", spec.mode, MODES, "train.recompute")
     if spec.mode == "none":
         return []
     if spec.every < 1:
         raise SpecError(f"every {spec.every}", allowed="a whole number from 1", place="train.recompute.every")
-    found = find(model, pattern)
-    if not found:
-        raise SpecError(
-            f"no repeated layers are found in {type(model).__name__}",
-            remedy="say which modules are recomputed in model.blocks",
-            place="train.recompute",
-        )
+    repeated = _find_for(model, pattern, "recomputed", "train.recompute")
     # As torchtitan counts: with every 2, the second, the fourth, ...
-    chosen = found[spec.every - 1 :: spec.every] if spec.mode == "every" else found
+    chosen = repeated[spec.every - 1 :: spec.every] if spec.mode == "every" else repeated
     for _, block in chosen:
         _recompute_block(block, selective=spec.mode == "selective")
     return [path for path, _ in chosen]
@@ -160,9 +161,7 @@ def _recompute_block(block: nn.Module, *, selective: bool) -> None:
         if not block.training or not torch.is_grad_enabled():
             return original(*arguments, **keywords)
         if selective:
-            return checkpoint(
-                original, *arguments, use_reentrant=False, context_fn=_make_selective_contexts, **keywords
-            )
+            return checkpoint(original, *arguments, use_reentrant=False, context_fn=_selective_contexts, **keywords)
         return checkpoint(original, *arguments, use_reentrant=False, **keywords)
 
     block.forward = forward
@@ -181,37 +180,29 @@ def _without_its_block(block: nn.Module) -> Callable[..., Any]:
     return forward
 
 
-def _make_selective_contexts() -> Any:
+def _selective_contexts() -> Any:
     """Called for each forward, whether it is compiled or not: with a fresh count of matmuls, shared by nothing."""
-    seen: Counter[bool] = Counter()
-    return create_selective_checkpoint_contexts(partial(_keep_attention_and_every_second_matmul, seen))
+    matmuls: Counter[bool] = Counter()
+    return create_selective_checkpoint_contexts(partial(_keep_attention_and_every_second_matmul, matmuls))
 
 
 def _keep_attention_and_every_second_matmul(
-    seen: Counter[bool], context: Any, op: Any, *_arguments: Any, **_keywords: Any
+    matmuls: Counter[bool], context: Any, op: Any, *_arguments: Any, **_keywords: Any
 ) -> CheckpointPolicy:
     if op not in _SAVED:
         return CheckpointPolicy.PREFER_RECOMPUTE
     if op in _MATMULS:
-        seen[context.is_recompute] += 1
-        if seen[context.is_recompute] % 2 == 0:
+        matmuls[context.is_recompute] += 1
+        if matmuls[context.is_recompute] % 2 == 0:
             return CheckpointPolicy.PREFER_RECOMPUTE
     return CheckpointPolicy.MUST_SAVE
 
 
 def apply_offload(model: nn.Module, *, wanted: bool, host: Host, pattern: str = "") -> None:
     """Makes the blocks of the model offload, in place, to this host. Raises SpecError if it has no blocks."""
-    if not wanted:
-        return
-    found = find(model, pattern)
-    if not found:
-        raise SpecError(
-            f"no repeated layers are found in {type(model).__name__}",
-            remedy="say which modules are offloaded in model.blocks",
-            place="train.activation_offload",
-        )
-    for _, block in found:
-        _offload_block(block, host)
+    if wanted:
+        for _, block in _find_for(model, pattern, "offloaded", "train.activation_offload"):
+            _offload_block(block, host)
 
 
 def _offload_block(block: nn.Module, host: Host) -> None:
@@ -234,20 +225,14 @@ def compile_model(model: nn.Module, spec: schema.Compile | None, pattern: str = 
 
     Raises SpecError for blocks that are not found.
     """
+    compiled: list[nn.Module] = []
     if spec is None:
-        return []
+        return compiled
     if "model" in spec.scope:
         compiled = [model]
     elif "blocks" in spec.scope:
-        compiled = [block for _, block in find(model, pattern)]
-        if not compiled:
-            raise SpecError(
-                f"no repeated layers are found in {type(model).__name__}",
-                remedy="say which modules are compiled in model.blocks, or compile the model",
-                place="train.compile.scope",
-            )
-    else:
-        return []
+        repeated = _find_for(model, pattern, "compiled", "train.compile.scope", other=", or compile the model")
+        compiled = [block for _, block in repeated]
     for module in compiled:
         module.forward = _compile(module.forward, spec)
     return compiled
@@ -290,15 +275,12 @@ def graphs_so_far() -> tuple[int, int]:
     in between, there is no repetition."""
     if "torch._dynamo.utils" not in sys.modules:
         return 0, 0
-    return int(sys.modules["torch._dynamo.utils"].counters["stats"]["unique_graphs"]), _captures_so_far()
-
-
-def _captures_so_far() -> int:
+    graphs = int(sys.modules["torch._dynamo.utils"].counters["stats"]["unique_graphs"])
     trees = sys.modules.get("torch._inductor.cudagraph_trees")
     if trees is None:
-        return 0
-    containers = trees.get_obj(trees.local, "tree_manager_containers").values()
-    return sum(each.tree_manager.debug_fail_counter for each in containers if each.tree_manager is not None)
+        return graphs, 0
+    managers = [container.tree_manager for container in trees.get_obj(trees.local, "tree_manager_containers").values()]
+    return graphs, sum(manager.debug_fail_counter for manager in managers if manager is not None)
 
 
 def _compile(function: _Function, spec: schema.Compile) -> _Function:

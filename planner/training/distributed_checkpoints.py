@@ -5,10 +5,10 @@ from __future__ import annotations
 import io
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -36,15 +36,11 @@ from planner import upstream
 from planner.events import Category, Phase
 from planner.host_events import HostBlock, HostCategory
 from planner.job import schema
-from planner.training import absent_peers, checkpoint_reading
-from planner.training.checkpoint_reading import Loading
-from planner.training.host import Host
+from planner.training import absent_peers
+from planner.training.checkpoints import Loading
+from planner.training.host import CheckpointFiles, Host
 from planner.training.observers import NullObserver, Observer
 from planner.upstream import torch_releases
-
-if TYPE_CHECKING:
-    from planner.training.checkpoint_staging import KeepingStager
-
 
 # What is gathered, copied and staged is torch's own work. Where files go the step's host decides. What async_save has
 # staged waits until the checkpoint after it, or until the end of the training: an upload that is still under way then
@@ -66,7 +62,7 @@ class CheckpointSaver:
         self._spec, self._model, self._optimizer = spec, model, optimizer
         self._observer, self._host = observer, host
         self._rank = dist.get_rank() if dist.is_initialized() else 0
-        self._upload: _Upload | None = None
+        self._finish_upload: Callable[[], None] | None = None
 
     def save(self, iteration: int) -> None:
         """One checkpoint."""
@@ -74,46 +70,81 @@ class CheckpointSaver:
         self.finish()
         with (
             self._host.checkpoint_files() as files,
-            telling_whole(self._observer),
+            _telling_whole(self._observer),
             absent_peers.naming_devices(),
-            _quiet(),
+            warnings.catch_warnings(),
         ):
-            _SAVES[self._spec.kind](self, files)
+            warnings.simplefilter("ignore", UserWarning)
+            warnings.simplefilter("ignore", FutureWarning)
+            self._save(files)
 
     def finish(self) -> None:
-        """Wait for what is still being written, and give up what was staged for it."""
-        if self._upload is not None:
-            self._upload.finish()
-        self._upload = None
+        """Wait for what is still being written, and give up what was staged for it. Raises what stopped its thread."""
+        finish, self._finish_upload = self._finish_upload, None
+        if finish is not None:
+            finish()
 
-    def _save_whole(self, files: Any) -> None:
-        state = self._state(full_state_dict=True, cpu_offload=self._spec.cpu_offload)
-        if self._rank == 0:
-            files.save(state)
+    def _save(self, files: CheckpointFiles) -> None:
+        match self._spec.kind:
+            case "full_state_dict":
+                state = self._state(full_state_dict=True, cpu_offload=self._spec.cpu_offload)
+                if self._rank == 0:
+                    files.save(state)
+            case "sharded_state_dict":
+                files.save(self._state(cpu_offload=self._spec.cpu_offload))
+            case "dcp":
+                save(self._state(cpu_offload=self._spec.cpu_offload), storage_writer=files.writer())
+            case "dcp_async":
+                self._finish_upload = self._begin_upload(files)
+            case "huggingface":
+                self._save_pretrained(files)
+            case unknown:
+                raise KeyError(unknown)
 
-    def _save_shards(self, files: Any) -> None:
-        files.save(self._state(cpu_offload=self._spec.cpu_offload))
-
-    def _save_distributed(self, files: Any) -> None:
-        save(self._state(cpu_offload=self._spec.cpu_offload), storage_writer=files.writer())
-
-    def _save_staged(self, files: Any) -> None:
+    def _begin_upload(self, files: CheckpointFiles) -> Callable[[], None]:
+        """Stages a checkpoint, which a thread writes; what is returned waits for it, and gives up what was staged."""
         torch_releases.require("checkpoints saved in the background", place="train.checkpoint_save.kind")
-        from planner.training.checkpoint_staging import KeepingStager
+        from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
-        stager = KeepingStager(pinned=self._spec.pinned and torch.cuda.is_available())
+        class KeepingStager(DefaultStager):
+            """Holds what it has staged, which else the thread that writes would be the last to give up."""
+
+            staged: Any = None
+
+            def stage(self, state_dict: dict[str, Any], **options: Any) -> Any:
+                self.staged = super().stage(state_dict, **options)
+                return self.staged
+
+        pinned = self._spec.pinned and torch.cuda.is_available()
+        # Shared memory is for the process that writes, where it is not a thread.
+        options = StagingOptions(
+            use_pinned_memory=pinned, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=pinned
+        )
+        stager = KeepingStager(options)
         group = dist.new_group() if dist.is_initialized() and dist.get_world_size() > 1 else None
         before = set(threading.enumerate())
         written = async_save(
             self._state(), storage_writer=files.background_writer(), async_stager=stager, process_group=group
         )
         assert isinstance(written, Future)
-        threads = [each for each in threading.enumerate() if each not in before]
-        self._upload = _Upload(written, threads, stager, group, files.hand_over())
+        threads = [thread for thread in threading.enumerate() if thread not in before]
+        close = files.hand_over()
 
-    def _save_pretrained(self, files: Any) -> None:
+        def finish() -> None:
+            written.result()
+            for thread in threads:  # each lets go of what was staged when it ends
+                thread.join()
+            stager.close()
+            stager.staged = None
+            if group is not None:
+                dist.destroy_process_group(group)
+            close()
+
+        return finish
+
+    def _save_pretrained(self, files: CheckpointFiles) -> None:
         state = None
-        if any(isinstance(each, DTensor) for each in self._model.parameters()):
+        if any(isinstance(parameter, DTensor) for parameter in self._model.parameters()):
             # As accelerate 1.x asks for it (Accelerator.get_state_dict).
             options = StateDictOptions(full_state_dict=True, cpu_offload=True, broadcast_from_rank0=True)
             state = get_model_state_dict(self._model, options=options)
@@ -121,50 +152,15 @@ class CheckpointSaver:
             files.save_pretrained(self._model, state)
 
     def _state(self, *, full_state_dict: bool = False, cpu_offload: bool = False) -> dict[str, Any]:
-        chosen = StateDictOptions(full_state_dict=full_state_dict, cpu_offload=cpu_offload)
+        options = StateDictOptions(full_state_dict=full_state_dict, cpu_offload=cpu_offload)
         if not self._spec.optimizer:
-            return {"model": get_model_state_dict(self._model, options=chosen)}
-        model, optimizer = get_state_dict(self._model, self._optimizer, options=chosen)
+            return {"model": get_model_state_dict(self._model, options=options)}
+        model, optimizer = get_state_dict(self._model, self._optimizer, options=options)
         return {"model": model, "optimizer": optimizer}
 
 
-_SAVES: dict[str, Callable[[CheckpointSaver, Any], None]] = {
-    "full_state_dict": CheckpointSaver._save_whole,
-    "sharded_state_dict": CheckpointSaver._save_shards,
-    "dcp": CheckpointSaver._save_distributed,
-    "dcp_async": CheckpointSaver._save_staged,
-    "huggingface": CheckpointSaver._save_pretrained,
-}
-
-
-class _Upload:
-    """A checkpoint that a thread writes from what was staged."""
-
-    def __init__(
-        self,
-        written: Future[Any],
-        threads: Sequence[threading.Thread],
-        stager: KeepingStager,
-        group: Any,
-        close: Callable[[], None],
-    ) -> None:
-        self._written, self._threads, self._stager, self._group = written, threads, stager, group
-        self._close = close
-
-    def finish(self) -> None:
-        """Raises what stopped the thread."""
-        self._written.result()
-        for thread in self._threads:  # each lets go of what was staged when it ends
-            thread.join()
-        self._stager.close()
-        self._stager.staged = None
-        if self._group is not None:
-            dist.destroy_process_group(self._group)
-        self._close()
-
-
 @contextmanager
-def telling_whole(observer: Observer) -> Iterator[None]:
+def _telling_whole(observer: Observer) -> Iterator[None]:
     """Inside, the observer hears of every whole tensor that torch gathers into a state dict."""
     if isinstance(observer, NullObserver):
         yield
@@ -172,22 +168,14 @@ def telling_whole(observer: Observer) -> Iterator[None]:
 
     def wrap(real: Callable[..., Any]) -> Callable[..., Any]:
         def iterate(given: Any, *arguments: Any, **named: Any) -> Any:
-            found = real(given, *arguments, **named)
-            if isinstance(given, DTensor) and isinstance(found, Tensor) and not isinstance(found, DTensor):
-                observer.assign(found, Category.OTHER, "checkpoint")
-            return found
+            result = real(given, *arguments, **named)
+            if isinstance(given, DTensor) and isinstance(result, Tensor) and not isinstance(result, DTensor):
+                observer.assign(result, Category.OTHER, "checkpoint")
+            return result
 
         return iterate
 
     with upstream.patch_targets("state dicts told", wrapped={_ITERATE: wrap}):
-        yield
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        warnings.simplefilter("ignore", FutureWarning)
         yield
 
 
@@ -197,7 +185,7 @@ def _full(loading: Loading) -> Any:
     reads = not broadcast or dist.get_rank() == 0
     state: dict[str, Any] = {"model": loading.model_state() if reads else {}}
     if loading.spec.optimizer:
-        state["optimizer"] = checkpoint_reading.by_names(loading) if reads else {}
+        state["optimizer"] = loading.optimizer_state(by_names=True) if reads else {}
     with loading.held(state):
         _set(loading, state, StateDictOptions(full_state_dict=True, broadcast_from_rank0=broadcast))
     return state

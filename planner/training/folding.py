@@ -15,6 +15,7 @@ from torch.distributed.fsdp import FSDPModule
 from planner.job import schema
 from planner.training import blocks
 from planner.training.observers import Observer, RoleAssigner
+from planner.training.wraps.fsdp2 import groups_of_state
 
 _COUNTS_STEPS = ("RAdam",)
 """Optimizers that take other memory after some steps: its rectification begins when enough of them were taken."""
@@ -79,49 +80,32 @@ def iterations_are_alike(train: schema.Train, parallel: schema.Parallel) -> bool
     return not counts and not replicated and train.optimizer.name not in _COUNTS_STEPS
 
 
-@dataclass(frozen=True, slots=True)
-class ActionExample:
-    """Where a micro-batch's action was run, and which of its blocks it gave to the schedule."""
-
-    first: int
-    after: int
-    micro_batch: int
-    like: tuple[Tensor | None, ...]
-    given: tuple[int, ...]
-    received: tuple[int | None, ...] = ()
-    """Blocks of what other stages had sent for it."""
-    kept_as_gradients: tuple[int, ...] = ()
-    """Inputs that hold what was given as their gradient."""
-
-
-class AllocationState:
+class _AllocationState:
     """All that decides what an action of a module allocates, as far as earlier actions change it."""
 
     def __init__(self, module: nn.Module) -> None:
         self._sharded = [child for child in module.modules() if isinstance(child, FSDPModule)]
         self._module = module
 
-    def before(self, *, whole: bool, gradients: bool) -> tuple[Any, ...]:
+    def now(self, *, whole: bool, gradients: bool) -> tuple[Any, ...]:
         """Which parameters are gathered, and what fully_shard keeps for later.
 
         With `whole`, which gradients of whole parameters wait there to be reduced: only a backward looks at them.
         With `gradients`, which parameters have a gradient. And how much was compiled.
         """
-        found: list[Any] = [blocks.graphs_so_far()]
-        found += [_sharding_of(each._get_fsdp_state(), whole=whole) for each in self._sharded]
+        state: list[Any] = [blocks.graphs_so_far()]
+        state += [_sharding_of(module._get_fsdp_state(), whole=whole) for module in self._sharded]
         if gradients:
-            found += [parameter.grad is None for parameter in self._module.parameters()]
-        return tuple(found)
+            state += [parameter.grad is None for parameter in self._module.parameters()]
+        return tuple(state)
 
 
+# torch 2.13, fsdp/_fully_shard/_fsdp_state.py, _fsdp_param_group.py.
 _KEPT_BY_GROUP = ("_all_gather_result", "_post_reduce_event", "_reshard_after_forward_event", "_all_reduce_state")
 _KEPT_BY_CONTEXT = ("all_gather_state", "reduce_scatter_state")
 
 
 def _sharding_of(state: Any, *, whole: bool) -> tuple[Any, ...]:
-    """torch 2.13, fsdp/_fully_shard/_fsdp_state.py, _fsdp_param_group.py."""
-    several = getattr(state, "_fsdp_param_groups", None)
-    groups = several if several is not None else [state._fsdp_param_group] if state._fsdp_param_group else []
     context = state._comm_ctx
     return (
         state._training_state,
@@ -137,7 +121,7 @@ def _sharding_of(state: Any, *, whole: bool) -> tuple[Any, ...]:
                     for param in group.fsdp_params
                 ),
             )
-            for group in groups
+            for group in groups_of_state(state)
         ),
     )
 
@@ -148,6 +132,16 @@ _COUNTS_MICRO_BATCHES = ("power_sgd",)
 _SETTLED_REDUCTIONS = 3
 """The reducer rebuilds its buckets in the second, and with a static graph takes its map of used parameters in the third
 (torch 2.13, torch/csrc/distributed/c10d/reducer.cpp)."""
+
+
+def accumulation_folder_of(
+    observer: Observer, module: nn.Module, train: schema.Train, parallel: schema.Parallel
+) -> AccumulationFolder | None:
+    """None where nothing can be folded, or the observer does not want it."""
+    folder, hook = folder_of(observer), parallel.dp_replicate.comm_hook
+    if folder is None or train.lengths is not None or train.retains or hook in _COUNTS_MICRO_BATCHES:
+        return None
+    return AccumulationFolder(folder, module, train, parallel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +156,7 @@ class AccumulationFolder:
     """Knows a micro-batch that left everything as it was, once one has been run."""
 
     def __init__(self, folder: Folder, module: nn.Module, train: schema.Train, parallel: schema.Parallel) -> None:
-        self._folder, self._states = folder, AllocationState(module)
+        self._folder, self._states = folder, _AllocationState(module)
         # What is reduced in the last one only makes that one another kind.
         last_differs = parallel.dp_replicate.no_sync or parallel.dp_shard.no_sync or parallel.deepspeed is not None
         self._equal = train.gradient_accumulation_steps - last_differs
@@ -197,22 +191,7 @@ class AccumulationFolder:
             self._example = _MicroBatchExample(first, self._folder.place(), iteration, state)
 
     def _state(self) -> tuple[Any, ...]:
-        return self._states.before(whole=True, gradients=True)
-
-
-def accumulation_folder_of(
-    observer: Observer, module: nn.Module, train: schema.Train, parallel: schema.Parallel
-) -> AccumulationFolder | None:
-    """None where nothing can be folded, or the observer does not want it."""
-    folder = folder_of(observer)
-    if (
-        folder is None
-        or train.lengths is not None
-        or train.retains
-        or parallel.dp_replicate.comm_hook in _COUNTS_MICRO_BATCHES
-    ):
-        return None
-    return AccumulationFolder(folder, module, train, parallel)
+        return self._states.now(whole=True, gradients=True)
 
 
 FORWARD, LOSS, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT = "F", "L", "B", "I", "W"
@@ -220,17 +199,33 @@ BACKWARDS = (BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT)
 _ACCUMULATE = (BACKWARD, BACKWARD_WEIGHT)
 
 
+@dataclass(frozen=True, slots=True)
+class ActionExample:
+    """Where a micro-batch's action was run, and which of its blocks it gave to the schedule."""
+
+    first: int
+    after: int
+    like: tuple[Tensor | None, ...]
+    given: tuple[int, ...]
+    received: tuple[int | None, ...]
+    """Blocks of what other stages had sent for it."""
+    kept_as_gradients: tuple[int, ...]
+    """Inputs that hold what was given as their gradient."""
+    uses: tuple[tuple[int, int], ...]
+    """Where earlier actions of the same micro-batch were run whose blocks it uses."""
+
+
 class MicroBatchHistory:
-    """What one stage knows of its micro-batches: which were run, which were told, and examples of each action."""
+    """What one stage knows of its micro-batches: which were run, which were copied, and examples of each action."""
 
     def __init__(self, folder: Folder, module: nn.Module, device: torch.device) -> None:
         self._folder, self._device = folder, device
-        self._states = AllocationState(module)
-        self._examples: dict[tuple[Any, ...], tuple[ActionExample, tuple[tuple[int, int], ...]]] = {}
+        self._states = _AllocationState(module)
+        self._examples: dict[tuple[Any, ...], ActionExample] = {}
         self._run: dict[tuple[str, int], tuple[int, int]] = {}
-        self._told: dict[tuple[str, int], int] = {}
+        self._copied: dict[tuple[str, int], int] = {}
         self._received: defaultdict[int, tuple[int | None, ...]] = defaultdict(tuple)
-        self._seen: Counter[str] = Counter()
+        self._runs: Counter[str] = Counter()
         self._must_run: frozenset[int] = frozenset()
         self._first_iteration = True
 
@@ -245,96 +240,91 @@ class MicroBatchHistory:
         self._must_run = frozenset(every + accumulating)
         self._first_iteration = False
         self._run.clear()
-        self._told.clear()
+        self._copied.clear()
         self._received.clear()
 
     def receive(self, micro_batch: int, tensors: Sequence[Tensor]) -> None:
         """What other stages have sent for a micro-batch: each time it is there by itself, whether used or told of."""
-        self._received[micro_batch] += tuple(self._folder.block_of(_local(each)) for each in tensors)
+        self._received[micro_batch] += tuple(self._folder.block_of(_local(tensor)) for tensor in tensors)
 
     def was_copied(self, kind: str, micro_batch: int) -> bool:
-        return (kind, micro_batch) in self._told
+        return (kind, micro_batch) in self._copied
 
     def example_of(self, kind: str, micro_batch: int, after: Sequence[str] = ()) -> ActionExample | None:
         """The stretch that can be told in the place of this action; None if it has to be run.
 
         `after`: the kinds of action of the same micro-batch whose blocks it uses.
         """
-        told_before = [before for before in after if self.was_copied(before, micro_batch)]
-        if kind == FORWARD and micro_batch in self._must_run:
+        copied_before = any(self.was_copied(before, micro_batch) for before in after)
+        if (kind == FORWARD and micro_batch in self._must_run) or (after and not copied_before):
             return None
-        if after and not told_before:
-            return None
-        found = self._examples.get((kind, self._state(kind)))
-        if found is None and told_before:
+        example = self._examples.get((kind, self._state(kind)))
+        if example is None and copied_before:
             raise NoExampleError(f"{kind}{micro_batch}")
-        return found[0] if found else None
+        return example
 
     def copy_action(self, kind: str, micro_batch: int, after: Sequence[str] = ()) -> list[Tensor | None]:
-        """The action is told; what it gives the schedule. Raises CannotBeToldError without an example of this state."""
-        found = self._examples.get((kind, self._state(kind)))
-        if found is None:
+        """The action is told; what it gives the schedule. Raises NoExampleError without an example of this state."""
+        example = self._examples.get((kind, self._state(kind)))
+        if example is None:
             raise NoExampleError(f"{kind}{micro_batch}")
-        example, uses = found
+        copied_before = [before for before in after if self.was_copied(before, micro_batch)]
         parents = [
-            (*where, self._told[before, micro_batch])
-            for before, where in zip([b for b in after if self.was_copied(b, micro_batch)], uses, strict=True)
+            (*where, self._copied[before, micro_batch])
+            for before, where in zip(copied_before, example.uses, strict=True)
         ]
-        wanted = [each for each in example.like if each is not None]
+        wanted = [tensor for tensor in example.like if tensor is not None]
         pairs = zip(example.received, self._received[micro_batch], strict=True)
         number, made = self._folder.copy(
             example.first,
             example.after,
             parents,
             example.given,
-            lambda: [self._empty(each) for each in wanted],
+            lambda: [torch.empty(like.shape, dtype=like.dtype, device=self._device) for like in wanted],
             [(block, here) for block, here in pairs if block is not None and here is not None],
         )
-        self._told[kind, micro_batch] = number
+        self._copied[kind, micro_batch] = number
         given = iter(made)
-        return [None if each is None else next(given) for each in example.like]
+        return [None if like is None else next(given) for like in example.like]
 
     def run(self, kind: str, micro_batch: int, after: Sequence[str] = ()) -> ActionRun:
         """Around an action that is run: `keep_example` makes it an example, if it left everything as it was."""
-        return ActionRun(self, kind, micro_batch, tuple(after))
-
-    def _empty(self, example: Tensor) -> Tensor:
-        return torch.empty(example.shape, dtype=example.dtype, device=self._device)
+        return ActionRun(self, kind, micro_batch, after)
 
     def _state(self, kind: str) -> tuple[Any, ...]:
-        return self._states.before(whole=kind in BACKWARDS, gradients=kind in _ACCUMULATE)
+        return self._states.now(whole=kind in BACKWARDS, gradients=kind in _ACCUMULATE)
 
 
 class ActionRun:
-    def __init__(self, micro: MicroBatchHistory, kind: str, micro_batch: int, after: tuple[str, ...]) -> None:
+    """An action that is being run."""
+
+    def __init__(self, micro: MicroBatchHistory, kind: str, micro_batch: int, after: Sequence[str]) -> None:
         self._micro, self._kind, self._micro_batch, self._after = micro, kind, micro_batch, after
         self._state = micro._state(kind)
         self._first = micro._folder.place()
 
     def keep_example(self, given: Sequence[Tensor | None], kept_as_gradients: tuple[int, ...] = ()) -> None:
-        micro, key = self._micro, (self._kind, self._micro_batch)
+        """The action has ended and gave the schedule these tensors."""
+        micro, kind, micro_batch = self._micro, self._kind, self._micro_batch
         where = (self._first, micro._folder.place())
-        micro._run[key] = where
-        micro._seen[self._kind] += 1
+        micro._run[kind, micro_batch] = where
+        micro._runs[kind] += 1
         # The first of a kind may find what never comes again, such as a workspace that is not there yet.
-        if micro._seen[self._kind] == 1 or micro._state(self._kind) != self._state:
+        if micro._runs[kind] == 1 or micro._state(kind) != self._state or (kind, self._state) in micro._examples:
             return
-        if (self._kind, self._state) in micro._examples:
+        blocks = [micro._folder.block_of(tensor) for tensor in given if tensor is not None]
+        known = tuple(block for block in blocks if block is not None)
+        before = [key for earlier in self._after if (key := (earlier, micro_batch)) in micro._run]
+        if len(known) < len(blocks):
             return
-        uses = tuple(micro._run[kind, self._micro_batch] for kind in self._after if (kind, key[1]) in micro._run)
-        blocks = [micro._folder.block_of(each) for each in given if each is not None]
-        if None in blocks:
-            return
-        like = tuple(None if each is None else _local(each).detach().to("meta") for each in given)
-        stretch = ActionExample(
+        micro._examples[kind, self._state] = ActionExample(
             *where,
-            key[1],
-            like,
-            tuple(block for block in blocks if block is not None),
-            micro._received[self._micro_batch],
-            kept_as_gradients,
+            like=tuple(None if tensor is None else _local(tensor).detach().to("meta") for tensor in given),
+            given=known,
+            received=micro._received[micro_batch],
+            kept_as_gradients=kept_as_gradients,
+            uses=tuple(micro._run[key] for key in before),
         )
-        micro._examples[self._kind, self._state] = (stretch, uses)
 
 
 def _local(tensor: Tensor) -> Tensor:

@@ -7,8 +7,7 @@ import tempfile
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -17,33 +16,8 @@ from torch.autograd.graph import save_on_cpu
 from planner.host_events import HostBlock, HostCategory
 
 
-class CheckpointFiles(Protocol):
-    """The files of one checkpoint; a context, at whose end they are given up."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-    def save(self, state: dict[str, Any]) -> None:
-        """As torch.save writes a state dict."""
-
-    def save_pretrained(self, model: nn.Module, state: dict[str, Any] | None) -> None:
-        """As transformers writes a model; `state` is its state dict, where it was gathered."""
-
-    def writer(self) -> Any:
-        """A StorageWriter of torch.distributed.checkpoint for what lies on the device."""
-
-    def background_writer(self) -> Any:
-        """One for a thread, and for what was staged on the host."""
-
-    def hand_over(self) -> Callable[[], None]:
-        """The files stay beyond the end of the context, until what is returned is called."""
-
-
-class TemporaryFiles:
-    """Really written, and removed."""
+class CheckpointFiles:
+    """The files of one checkpoint: really written, and removed at the end of the context."""
 
     def __init__(self) -> None:
         self._open = ExitStack()
@@ -56,20 +30,25 @@ class TemporaryFiles:
         self._open.close()
 
     def save(self, state: dict[str, Any]) -> None:
+        """As torch.save writes a state dict."""
         torch.save(state, self._folder / "checkpoint.pt")
 
     def save_pretrained(self, model: nn.Module, state: dict[str, Any] | None) -> None:
+        """As transformers writes a model; `state` is its state dict, where it was gathered."""
         model.save_pretrained(self._folder, state_dict=state)  # type: ignore[operator]
 
     def writer(self) -> Any:
+        """A StorageWriter of torch.distributed.checkpoint for what lies on the device."""
         from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
         return FileSystemWriter(self._folder)
 
     def background_writer(self) -> Any:
+        """One for a thread, and for what was staged on the host."""
         return self.writer()
 
     def hand_over(self) -> Callable[[], None]:
+        """The files stay beyond the end of the context, until what is returned is called."""
         return self._open.pop_all().close
 
 
@@ -77,23 +56,28 @@ STANDARD_DEVIATION = 0.02
 """Of the small random values that stand for trained ones."""
 
 
-class Host(Protocol):
-    """How a step treats the host's side of what it offloads."""
+class Host:
+    """How a step treats the host's side of what it offloads: for real; what is held is there, and not told."""
 
     def fill(self, parameter: Tensor) -> None:
         """Gives a parameter, on the device or on the host, small random values."""
+        parameter.normal_(0.0, STANDARD_DEVIATION)
 
     def select_clipped(self, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
         """Those of the parameters whose gradients take part in clipping."""
+        return list(parameters)
 
     def take_result(self, tensor: Tensor) -> None:
         """Copies a result to the host, where it is of no further use here."""
+        tensor.cpu()
 
     def saving_activations(self) -> AbstractContextManager[Any]:
         """Inside, what autograd saves rests on the host until its backward."""
+        return save_on_cpu(pin_memory=torch.cuda.is_available(), device_type="cuda")
 
-    def hold(self, *blocks: HostBlock) -> AbstractContextManager[None]:
+    def hold(self, *blocks: HostBlock) -> AbstractContextManager[None]:  # noqa: ARG002
         """Inside, the process holds these blocks of the host's memory besides all else, in whatever phase that is."""
+        return nullcontext()
 
     def keep(self, *blocks: HostBlock) -> None:
         """From here to the end of the job the process holds these blocks."""
@@ -101,52 +85,20 @@ class Host(Protocol):
     def take_batch(self, tensors: Iterable[Tensor]) -> None:
         """A micro-batch of these tensors was taken from the data loader."""
 
-    def set_aside(self, storage: torch.UntypedStorage, category: HostCategory) -> Any:
+    def set_aside(self, storage: torch.UntypedStorage, category: HostCategory) -> Any:  # noqa: ARG002
         """What a storage of the device holds, kept on the host while the storage is empty."""
-
-    def put_back(self, storage: torch.UntypedStorage, content: Any) -> None:
-        """The storage holds again what was kept."""
-
-    def checkpoint_files(self) -> CheckpointFiles:
-        """Where the next checkpoint is written."""
-
-
-class RealHost:
-    """Everything is done; what is held is there, and not told."""
-
-    def fill(self, parameter: Tensor) -> None:
-        parameter.normal_(0.0, STANDARD_DEVIATION)
-
-    def select_clipped(self, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
-        return list(parameters)
-
-    def take_result(self, tensor: Tensor) -> None:
-        tensor.cpu()
-
-    def saving_activations(self) -> AbstractContextManager[Any]:
-        return save_on_cpu(pin_memory=torch.cuda.is_available(), device_type="cuda")
-
-    def hold(self, *_blocks: HostBlock) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def keep(self, *_blocks: HostBlock) -> None: ...
-
-    def take_batch(self, _tensors: Iterable[Tensor]) -> None: ...
-
-    def set_aside(self, storage: torch.UntypedStorage, _category: HostCategory) -> Any:
         # Where a CPU stands for the device, Python's memory is the host's: it is not counted as the device's.
         here = storage if storage.device.type == "cpu" else storage.cpu()
         return bytearray(ctypes.string_at(here.data_ptr(), here.nbytes()))
 
     def put_back(self, storage: torch.UntypedStorage, content: Any) -> None:
-        _bytes_of(storage).copy_(torch.frombuffer(content, dtype=torch.uint8))
+        """The storage holds again what was kept."""
+        content_bytes = torch.frombuffer(content, dtype=torch.uint8)
+        torch.tensor([], dtype=torch.uint8, device=storage.device).set_(storage).copy_(content_bytes)
 
     def checkpoint_files(self) -> CheckpointFiles:
-        return TemporaryFiles()
-
-
-def _bytes_of(storage: torch.UntypedStorage) -> Tensor:
-    return torch.tensor([], dtype=torch.uint8, device=storage.device).set_(storage)
+        """Where the next checkpoint is written."""
+        return CheckpointFiles()
 
 
 # As verl's `offload_fsdp_model_to_cpu` and `offload_fsdp_optimizer` and their counterparts do (0.6,
@@ -183,7 +135,7 @@ class Resting:
         self._kept.clear()
 
     def _storages(self) -> list[torch.UntypedStorage]:
-        locals_ = (getattr(each, "_local_tensor", each) for each in self._find())
-        found = [each.untyped_storage() for each in locals_ if each.device.type == self._device.type]
+        parts = (getattr(tensor, "_local_tensor", tensor) for tensor in self._find())
+        storages = [part.untyped_storage() for part in parts if part.device.type == self._device.type]
         # A storage is another Python object each time it is asked for.
-        return list({each._cdata: each for each in found if each.nbytes()}.values())
+        return list({storage._cdata: storage for storage in storages if storage.nbytes()}.values())

@@ -44,14 +44,18 @@ def engine_tensor_bytes(model: schema.Model, dtype: str, tensor_parallel: int, k
     """Bytes of each tensor of one rank in `dtype`, in the order in which they are made."""
     kept = floating(dtype, place="post_training.rollout.dtype").itemsize
     module = build(replace(model, parameter_dtype=dtype), torch.device("meta"))
-    embeddings = {id(each.weight) for each in module.modules() if isinstance(each, nn.Embedding)}
+    embeddings = {id(layer.weight) for layer in module.modules() if isinstance(layer, nn.Embedding)}
     sizes: dict[str, int] = {}
     for name, parameter in module.named_parameters():
         vocabulary = id(parameter) in embeddings or _HEAD.search(name) is not None
         share = _share(name, parameter, tensor_parallel, kv_heads, vocabulary=vocabulary)
         key = _joined(name)
         sizes[key] = sizes.get(key, 0) + share * kept
-    rotations = _rotations(module) * kept
+    # The table of a model with rotary positions: a sine and a cosine of half of the rotated width, for every position.
+    widths = [buffer.numel() * 2 for name, buffer in module.named_buffers() if name.endswith("rotary_emb.inv_freq")]
+    config: Any = getattr(module, "config", None)
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    rotations = widths[0] * int(getattr(text, "max_position_embeddings", 0)) * kept if widths else 0
     return [*sizes.values(), *([rotations] if rotations else [])]
 
 
@@ -73,14 +77,6 @@ def _share(name: str, parameter: nn.Parameter, ranks: int, kv_heads: int, *, voc
     if _KEYS_AND_VALUES.search(name):
         return whole // min(ranks, max(kv_heads, 1))
     return -(-whole // ranks)
-
-
-def _rotations(module: nn.Module) -> int:
-    """Numbers in the table: a sine and a cosine of half of the rotated width, for every position."""
-    widths = [buffer.numel() * 2 for name, buffer in module.named_buffers() if name.endswith("rotary_emb.inv_freq")]
-    config: Any = getattr(module, "config", None)
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    return widths[0] * int(getattr(text, "max_position_embeddings", 0)) if widths else 0
 
 
 # vLLM runs its model on `max_num_batched_tokens` tokens, takes the logits of `max_num_seqs` of them and samples with

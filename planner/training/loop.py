@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from planner.errors import SpecError
+from planner.errors import SpecError, check_known
 from planner.events import Category, Phase
 from planner.job import schema
 from planner.job.sampled_runs import Part, Steps, batches_on_device, draw_steps, shown_batches, shown_tokens
@@ -33,10 +33,7 @@ if TYPE_CHECKING:
 
 
 class OtherPhases(Protocol):
-    """Told by the loop where it stands."""
-
-    def __bool__(self) -> bool:
-        """Whether there are any."""
+    """What happens between the iterations of a loop, which calls it."""
 
     def begin(self) -> None:
         """Everything is loaded; the first iteration is next."""
@@ -46,20 +43,6 @@ class OtherPhases(Protocol):
 
     def after(self, iteration: int) -> None:
         """An iteration has ended, its evaluation too."""
-
-
-class _NoOtherPhases:
-    def __bool__(self) -> bool:
-        return False
-
-    def begin(self) -> None: ...
-
-    def before(self, iteration: int) -> None: ...
-
-    def after(self, iteration: int) -> None: ...
-
-
-NO_OTHER_PHASES: OtherPhases = _NoOtherPhases()
 
 
 PRECISIONS = ("none", "bf16_autocast", "fp16_autocast", "fsdp_mixed")
@@ -75,11 +58,14 @@ class Precision:
 
     def __init__(self, name: str, device: torch.device) -> None:
         """Raises SpecError for a precision that does not exist, RuntimeError if torch turned the scaler off."""
-        if name not in PRECISIONS:
-            raise SpecError(f"unknown precision {name!r}", allowed=", ".join(PRECISIONS), place="train.precision")
+        check_known("precision", name, PRECISIONS, "train.precision")
         self._device_type = device.type
         self._dtype = _AUTOCAST.get(name)
-        self.scaler = _scaler(device.type) if name == "fp16_autocast" else None
+        self.scaler = torch.amp.GradScaler(device.type) if name == "fp16_autocast" else None
+        # GradScaler and autocast look for their device themselves and turn off with a mere warning: a plan without them
+        # would be a plan of another program.
+        if self.scaler is not None and not self.scaler.is_enabled():
+            raise RuntimeError(f"GradScaler turned itself off on {device.type}")
 
     @contextmanager
     def autocast(self) -> Iterator[None]:
@@ -88,162 +74,12 @@ class Precision:
             yield
             return
         with torch.autocast(self._device_type, self._dtype):
-            # Both classes look for their device themselves and turn off with a mere warning: a plan without them
-            # would be a plan of another program.
             if not torch.is_autocast_enabled(self._device_type):
                 raise RuntimeError(f"autocast turned itself off on {self._device_type}")
             yield
 
     def scale_loss(self, loss: torch.Tensor) -> torch.Tensor:
         return loss if self.scaler is None else self.scaler.scale(loss)
-
-
-def _scaler(device_type: str) -> torch.amp.GradScaler:
-    scaler = torch.amp.GradScaler(device_type)
-    if not scaler.is_enabled():
-        raise RuntimeError(f"GradScaler turned itself off on {device_type}")
-    return scaler
-
-
-# What lives how long is that of transformers 5 (Trainer.evaluation_loop and EvalLoopContainer in trainer.py and
-# trainer_pt_utils.py, GenerationMixin._sample in generation/utils.py): what a step gathered lives until the next has
-# gathered its own, and what was gathered before is copied with each step.
-Autocast = Callable[[], AbstractContextManager[None]]
-
-
-@dataclass(slots=True)
-class Gathered:
-    """What was gathered so far, each kind in one tensor."""
-
-    kept: dict[str, Tensor] = field(default_factory=dict)
-
-    def add(self, name: str, tensor: Tensor) -> None:
-        """Copies what was there, with this behind it."""
-        before = self.kept.get(name)
-        self.kept[name] = tensor if before is None else torch.cat((before, tensor), dim=0)
-
-
-@dataclass(slots=True)
-class Evaluation:
-    """One evaluation of a model; `batch` makes a step's batch on the device, `mark` tells that a phase goes on, `free`
-    empties the allocator's cache, and `to_host` takes a tensor there."""
-
-    spec: schema.Eval
-    objective: Objective
-    batch: Callable[[], MicroBatch]
-    mark: Callable[[Phase], None]
-    around: Callable[[MicroBatch], AbstractContextManager[None]]
-    to_host: Callable[[Tensor], object]
-    free: Callable[[], None]
-
-    def run(self, model: nn.Module, *, shortened: bool) -> None:
-        """All steps, or, `shortened`, those from which the others follow (planner.job.sampled_runs)."""
-        gathered = Gathered()
-        count = len(shown_batches(self.spec)) if shortened else self._steps()
-        latest: dict[str, Tensor] = {}
-        for number in range(1, count + 1):
-            self.mark(Phase.EVAL)
-            # What the last step has left goes when this one's takes its place.
-            latest = self._step(model)
-            for name, tensor in latest.items():
-                gathered.add(name, tensor)
-            whole = self.spec.accumulation_steps
-            if whole and number % whole == 0 and not shortened:
-                self._take_to_host(gathered)
-                latest = {}
-                self.free()
-        if self.spec.gather:
-            self.mark(Phase.EVAL)
-            self._take_to_host(gathered)
-
-    def _steps(self) -> int:
-        return self.spec.batches if self.spec.gather else batches_on_device(self.spec)
-
-    def _step(self, model: nn.Module) -> dict[str, Tensor]:
-        with torch.no_grad():
-            batch = self.batch()
-            with self.around(batch):
-                if not self.spec.gather:
-                    self.objective(model, batch)
-                    return {}
-                loss, logits = self.objective.with_logits(model, batch)
-            found = {"loss": gather(loss.detach().mean().repeat(self.spec.micro_batch_size))}
-            if self.spec.gather == "logits":
-                # accelerate: the output of a model under autocast is made float32.
-                found["logits"] = gather(logits.detach().float())
-                found |= {name: gather(each) for name, each in batch.labels.items()}
-            return found
-
-    def _take_to_host(self, gathered: Gathered) -> None:
-        for tensor in gathered.kept.values():
-            self.to_host(tensor)
-        gathered.kept.clear()
-
-
-def gather(tensor: Tensor) -> Tensor:
-    """The tensor of every rank, one behind the other (accelerate 1, utils/operations.py, _gpu_gather)."""
-    world = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
-    if world == 1:
-        return tensor
-    tensor = tensor.contiguous()
-    gathered = torch.empty(world * tensor.numel(), dtype=tensor.dtype, device=tensor.device)
-    torch.distributed.all_gather_into_tensor(gathered, tensor)
-    return gathered.view(-1, *tensor.shape[1:])
-
-
-@dataclass(frozen=True, slots=True)
-class Generation:
-    """Greedy generation; `prompt` makes the tokens of the prompts on the device."""
-
-    spec: schema.Generate
-    feed: Feed
-    prompt: Callable[[int], Tensor]
-    mark: Callable[[], None]
-    autocast: Autocast
-
-    def run(self, model: nn.Module, *, shortened: bool) -> None:
-        """All tokens, or, `shortened`, those from which the others follow."""
-        with torch.no_grad():
-            self._run(model, self._parts(shortened))
-
-    def _parts(self, shortened: bool) -> Iterator[Part]:
-        if shortened:
-            return iter(shown_tokens(self.spec.max_new_tokens))
-        return (Part(number) for number in range(1, self.spec.max_new_tokens))
-
-    def _run(self, model: nn.Module, parts: Iterator[Part]) -> None:
-        self.mark()
-        tokens = self.prompt(self.spec.prompt_tokens)
-        token, cache = self._next(model, tokens, None)
-        tokens = torch.cat((tokens, token), dim=1)
-        for part in parts:
-            self.mark()
-            fed = token if part.count == 1 else token.expand(-1, part.count)
-            if part.count > 1:  # so many tokens at once: the cache grows to where the next are shown
-                tokens = torch.cat((tokens, fed[:, 1:]), dim=1)
-            token, cache = self._next(model, fed if self.spec.use_cache else tokens, cache)
-            tokens = torch.cat((tokens, token), dim=1)
-        self.mark()  # the last token is as those before it: what it found goes when all is over
-
-    def _next(self, model: nn.Module, tokens: Tensor, cache: object) -> tuple[Tensor, object]:
-        """The next token of each prompt, and the keys and values of all before it."""
-        with self.autocast():
-            if not self.spec.use_cache:
-                name = next(iter(self.feed.arguments))
-                output = model(tokens) if self.feed.positional else model(**{name: tokens})
-            else:
-                last = {"logits_to_keep": 1} if "logits_to_keep" in batch_shapes.of_forward(model).names else {}
-                output = model(input_ids=tokens, past_key_values=cache, use_cache=True, **last)
-                cache = getattr(output, "past_key_values", None)
-                if cache is None:
-                    raise SpecError(
-                        f"{type(model).__name__} keeps no keys and values",
-                        allowed="false",
-                        place="train.eval.generate.use_cache",
-                    )
-            logits = output if isinstance(output, Tensor) else output.logits
-        scores = logits[:, -1, :].to(copy=True, dtype=torch.float32)
-        return scores.argmax(dim=-1, keepdim=True), cache
 
 
 _FEWEST_GROWING = 7
@@ -268,13 +104,14 @@ class Loop:
     splitting: context_parallel.Split = field(default=context_parallel.whole)
     compiled: Sequence[nn.Module] = ()
     """Modules whose forward is compiled."""
-    others: OtherPhases = NO_OTHER_PHASES
+    others: OtherPhases | None = None
     """What happens between iterations: another model's forwards, a rollout."""
     feeds: Mapping[int, Feed] = field(default_factory=dict)
     """Batches by their length, of a run in which it differs."""
 
     def __post_init__(self) -> None:
         self._losses: list[Tensor] = []
+        self._lengths = chain.from_iterable(self._steps)
         if self.train.retains == "output":
             self.objective.outputs = []
         self._folder = accumulation_folder_of(self.observer, self.bare_model, self.train, self.parallel)
@@ -284,38 +121,40 @@ class Loop:
         """The lengths of each step's micro-batches, where they differ."""
         return draw_steps(self.train) if self.train.lengths is not None else ()
 
-    @cached_property
-    def _coming(self) -> Iterator[int]:
-        return chain.from_iterable(self._steps)
-
     def run(self) -> None:
         """All iterations; an evaluation after every `eval.every`, or after the last if none came before."""
+        evaluation, saving, last = self.train.eval, self.train.checkpoint_save, self._iterations()
         with self._telling_gradients(), optimizers.stepping(self.optimizer, self._tell_state):
             folder = None if self.others else folding.folder_of(self.observer)
-            self.others.begin()
-            for iteration in range(1, self._iterations() + 1):
+            if self.others:
+                self.others.begin()
+            for iteration in range(1, last + 1):
                 began = folder.place() if folder else 0
                 known = blocks.graphs_so_far()
-                self.others.before(iteration)
+                if self.others:
+                    self.others.before(iteration)
                 self._iterate(iteration)
-                if self._evaluates(iteration):
-                    self._evaluate(iteration)
-                if self._saves(iteration):
-                    self.saver.save(iteration)
+                if evaluation is not None and _is_due(iteration, evaluation.every, last):
+                    self._evaluate(evaluation, iteration)
+                if saving is not None and _is_due(iteration, saving.every, last):
+                    self._saver.save(iteration)
                 gc.collect()
-                self.others.after(iteration)
+                if self.others:
+                    self.others.after(iteration)
                 if self.train.empty_cache_every and iteration % self.train.empty_cache_every == 0:
                     self._empty_cache()
                 settled = iteration > 1 and blocks.graphs_so_far() == known
                 if folder and settled and folding.iterations_are_alike(self.train, self.parallel):
-                    folder.repeat(began, folder.place(), self._iterations() - iteration)
+                    folder.repeat(began, folder.place(), last - iteration)
                     break
-            if self.train.checkpoint_save is not None:
-                self.saver.finish()
+            if saving is not None:
+                self._saver.finish()
 
-    def optimizer_parts(self) -> tuple[int, ...]:
-        """For each replica the number of the part of the optimizer that it has; empty where each has all of it."""
-        return optimizers.parts(self.optimizer)
+    def _iterations(self) -> int:
+        if self._steps:
+            return len(self._steps)
+        fewest = max(fewest_iterations(self.parallel.dp_replicate), blocks.fewest_iterations(self.train.compile))
+        return max(self.train.iterations, fewest, _FEWEST_GROWING if self.train.retains else 0)
 
     def _telling_gradients(self) -> AbstractContextManager[None]:
         views = self.parallel.dp_replicate.gradient_as_bucket_view and self.parallel.dp_replicate.degree > 1
@@ -324,10 +163,17 @@ class Loop:
     def _tell_state(self, optimizer: torch.optim.Optimizer) -> None:
         observers.tell_optimizer_state(optimizer, self.bare_model, self.observer)
 
+    @cached_property
+    def _saver(self) -> CheckpointSaver:
+        # Jobs that save alone pay for the import of torch.distributed.checkpoint.
+        from planner.training.distributed_checkpoints import CheckpointSaver
+
+        assert self.train.checkpoint_save is not None
+        return CheckpointSaver(self.train.checkpoint_save, self.bare_model, self.optimizer, self.observer, self.host)
+
     def _iterate(self, iteration: int) -> None:
-        steps = self.train.gradient_accumulation_steps
         for micro_batch in self._micro_batches(iteration):
-            with self._syncing(last=micro_batch == steps):
+            with self._syncing(last=micro_batch == self.train.gradient_accumulation_steps):
                 self._micro_batch(iteration)
         self.observer.mark(Phase.OPTIMIZER_STEP, iteration)
         self._step()
@@ -336,22 +182,20 @@ class Loop:
         """Those of an accumulation that have to be run, counted from 1; of the others the observer is told."""
         steps, folder, micro_batch = self.train.gradient_accumulation_steps, self._folder, 1
         while micro_batch <= steps:
-            told = folder.tell(iteration, micro_batch) if folder else 0
-            if told:
-                self._leave_out(told)
+            repeated = folder.tell(iteration, micro_batch) if folder else 0
+            if repeated:
+                self._leave_out(repeated)
             else:
                 with folder.watch(iteration, micro_batch) if folder else nullcontext():
                     yield micro_batch
-            micro_batch += told or 1
+            micro_batch += repeated or 1
 
     def _leave_out(self, micro_batches: int) -> None:
         """So many micro-batches are not run."""
 
     def _micro_batch(self, iteration: int) -> None:
         self.observer.mark(Phase.FORWARD, iteration)
-        feed = self.feeds[next(self._coming)] if self._steps else self.feed
-        batch = inputs.make(feed, self.train.micro_batch_size, self.device, self.observer, own_loss=self.objective.own)
-        self.host.take_batch(batch.tensors())
+        batch = self._batch(self.feeds[next(self._lengths)] if self._steps else self.feed, self.train.micro_batch_size)
         with self.splitting(batch):
             with self.precision.autocast():
                 loss = self.objective(self.model, batch)
@@ -360,8 +204,16 @@ class Loop:
             self._backward(loss)
         if self.train.retains == "loss":
             self._losses.append(loss)
-        self._tell_communication()
+        if isinstance(self.model, ObservedDdp) and not isinstance(self.observer, NullObserver):
+            for name, tensor in self.model.communication_tensors():
+                self.observer.assign(tensor, Category.COMMUNICATION, name)
         observers.tell_gradients(self.bare_model, self.observer)
+
+    def _batch(self, feed: Feed, samples: int) -> MicroBatch:
+        """So many samples, taken from the data loader."""
+        batch = inputs.make(feed, samples, self.device, self.observer, own_loss=self.objective.own)
+        self.host.take_batch(batch.tensors())
+        return batch
 
     def _of_one(self, loss: Tensor) -> Tensor:
         """What one micro-batch has of the loss."""
@@ -372,12 +224,19 @@ class Loop:
         with blocks.compiled_backward(self.train.compile):
             self.precision.scale_loss(loss).backward()
 
+    def _syncing(self, *, last: bool) -> AbstractContextManager[None]:
+        """What is reduced in the last micro-batch only, if the job accumulates under `no_sync`."""
+        fsdp2.syncs(self.model, last=last, no_sync=self.parallel.dp_shard.no_sync)
+        if last or not self.parallel.dp_replicate.no_sync or not isinstance(self.model, DistributedDataParallel):
+            return nullcontext()
+        return self.model.no_sync()
+
     def _step(self) -> None:
         scaler, limit = self.precision.scaler, self.train.gradient_clipping
         if limit:
             if scaler is not None:
                 scaler.unscale_(self.optimizer)
-            self._clip(limit)
+            self._clip([parameter for parameter in self.bare_model.parameters() if parameter.requires_grad], limit)
         if scaler is None:
             self.optimizer.step()
         else:
@@ -387,93 +246,119 @@ class Loop:
             self._tell_state(self.optimizer)
         self.optimizer.zero_grad(set_to_none=self.train.zero_grad_set_to_none)
 
-    def _clip(self, limit: float) -> None:
-        optimizers.clip(self.host.select_clipped(self._trained_parameters()), limit)
+    def _clip(self, trained: Sequence[nn.Parameter], limit: float) -> None:
+        optimizers.clip(self.host.select_clipped(trained), limit)
 
     def _empty_cache(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _trained_parameters(self) -> Iterator[nn.Parameter]:
-        return (parameter for parameter in self.bare_model.parameters() if parameter.requires_grad)
+    def _evaluate(self, spec: schema.Eval, iteration: int) -> None:
+        """Without a graph: the model in eval mode, as the job evaluates, then back to training.
 
-    def _syncing(self, *, last: bool) -> AbstractContextManager[None]:
-        """What is reduced in the last micro-batch only, if the job accumulates under `no_sync`."""
-        fsdp2.syncs(self.model, last=last, no_sync=self.parallel.dp_shard.no_sync)
-        if last or not self.parallel.dp_replicate.no_sync or not isinstance(self.model, DistributedDataParallel):
-            return nullcontext()
-        return self.model.no_sync()
-
-    def _tell_communication(self) -> None:
-        if isinstance(self.observer, NullObserver) or not isinstance(self.model, ObservedDdp):
-            return
-        for name, tensor in self.model.communication_tensors():
-            self.observer.assign(tensor, Category.COMMUNICATION, name)
-
-    def _iterations(self) -> int:
-        if self._steps:
-            return len(self._steps)
-        fewest = max(fewest_iterations(self.parallel.dp_replicate), blocks.fewest_iterations(self.train.compile))
-        return max(self.train.iterations, fewest, _FEWEST_GROWING if self.train.retains else 0)
-
-    def _evaluates(self, iteration: int) -> bool:
-        if self.train.eval is None:
-            return False
-        return _is_due(iteration, self.train.eval.every, self._iterations())
-
-    def _saves(self, iteration: int) -> bool:
-        if self.train.checkpoint_save is None:
-            return False
-        return _is_due(iteration, self.train.checkpoint_save.every, self._iterations())
-
-    @cached_property
-    def saver(self) -> CheckpointSaver:
-        """What saves checkpoints, where the job does."""
-        # Jobs that save alone pay for the import of torch.distributed.checkpoint.
-        from planner.training.distributed_checkpoints import CheckpointSaver
-
-        assert self.train.checkpoint_save is not None
-        return CheckpointSaver(self.train.checkpoint_save, self.bare_model, self.optimizer, self.observer, self.host)
-
-    def _evaluate(self, iteration: int) -> None:
-        """Without a graph: the model in eval mode, as the job evaluates, then back to training."""
-        spec = self.train.eval
-        assert spec is not None
+        Where repetition is folded, only the steps and tokens from which the others follow (planner.job.sampled_runs).
+        """
         shortened = folding.folder_of(self.observer) is not None
-        steps = Evaluation(
-            spec=spec,
-            objective=self.objective,
-            batch=lambda: self._evaluation_batch(spec),
-            mark=lambda phase: self.observer.mark(phase, iteration),
-            around=self._splitting_and_autocast,
-            to_host=self.host.take_result,
-            free=self._empty_cache,
-        )
-        with _evaluating(self.model):
-            steps.run(self.model, shortened=shortened)
+        self.model.eval()
+        try:
+            self._evaluate_batches(spec, iteration, shortened=shortened)
             if spec.generate is not None:
-                self._generate(spec.generate, iteration, shortened=shortened)
+                with torch.no_grad():
+                    self._generate(spec.generate, iteration, shortened=shortened)
+        finally:
+            self.model.train()
 
-    def _evaluation_batch(self, spec: schema.Eval) -> inputs.MicroBatch:
-        own = self.objective.own
-        batch = inputs.make(self.feed, spec.micro_batch_size, self.device, self.observer, own_loss=own)
-        self.host.take_batch(batch.tensors())
-        return batch
+    # What lives how long in an evaluation is that of transformers 5 (Trainer.evaluation_loop and EvalLoopContainer in
+    # trainer.py and trainer_pt_utils.py, GenerationMixin._sample in generation/utils.py): what a step gathered lives
+    # until the next has gathered its own, and what was gathered before is copied with each step.
+    def _evaluate_batches(self, spec: schema.Eval, iteration: int, *, shortened: bool) -> None:
+        gathered: dict[str, Tensor] = {}
+        batches = spec.batches if spec.gather else batches_on_device(spec)
+        count = len(shown_batches(spec)) if shortened else batches
+        latest: dict[str, Tensor] = {}
+        for number in range(1, count + 1):
+            self.observer.mark(Phase.EVAL, iteration)
+            # What the last step has left goes when this one's takes its place.
+            latest = self._evaluate_batch(spec)
+            for name, tensor in latest.items():
+                gathered[name] = torch.cat((gathered[name], tensor), dim=0) if name in gathered else tensor
+            whole = spec.accumulation_steps
+            if whole and number % whole == 0 and not shortened:
+                self._take_to_host(gathered)
+                latest = {}
+                self._empty_cache()
+        if spec.gather:
+            self.observer.mark(Phase.EVAL, iteration)
+            self._take_to_host(gathered)
+
+    def _evaluate_batch(self, spec: schema.Eval) -> dict[str, Tensor]:
+        with torch.no_grad():
+            batch = self._batch(self.feed, spec.micro_batch_size)
+            with self.precision.autocast(), self.splitting(batch):
+                if not spec.gather:
+                    self.objective(self.model, batch)
+                    return {}
+                loss, logits = self.objective.with_logits(self.model, batch)
+            results = {"loss": _gather(loss.detach().mean().repeat(spec.micro_batch_size))}
+            if spec.gather == "logits":
+                # accelerate: the output of a model under autocast is made float32.
+                results["logits"] = _gather(logits.detach().float())
+                results |= {name: _gather(label) for name, label in batch.labels.items()}
+            return results
+
+    def _take_to_host(self, gathered: dict[str, Tensor]) -> None:
+        for tensor in gathered.values():
+            self.host.take_result(tensor)
+        gathered.clear()
 
     def _generate(self, spec: schema.Generate, iteration: int, *, shortened: bool) -> None:
-        generation = Generation(
-            spec=replace(spec, prompt_tokens=spec.prompt_tokens or self.train.sequence_length),
-            feed=self.feed,
-            prompt=lambda tokens: inputs.prompts(self.feed, spec.batch, tokens, self.device, self.observer),
-            mark=lambda: self.observer.mark(Phase.GENERATE, iteration),
-            autocast=self.precision.autocast,
-        )
-        generation.run(self.bare_model, shortened=shortened)
+        """Greedy generation of all tokens, or, `shortened`, of those from which the others follow."""
+        model, count = self.bare_model, spec.max_new_tokens
+        self.observer.mark(Phase.GENERATE, iteration)
+        prompt_tokens = spec.prompt_tokens or self.train.sequence_length
+        tokens = inputs.prompts(self.feed, spec.batch, prompt_tokens, self.device, self.observer)
+        token, cache = self._next_token(model, tokens, None, use_cache=spec.use_cache)
+        tokens = torch.cat((tokens, token), dim=1)
+        for part in shown_tokens(count) if shortened else map(Part, range(1, count)):
+            self.observer.mark(Phase.GENERATE, iteration)
+            fed = token if part.count == 1 else token.expand(-1, part.count)
+            if part.count > 1:  # so many tokens at once: the cache grows to where the next are shown
+                tokens = torch.cat((tokens, fed[:, 1:]), dim=1)
+            token, cache = self._next_token(model, fed if spec.use_cache else tokens, cache, use_cache=spec.use_cache)
+            tokens = torch.cat((tokens, token), dim=1)
+        # The last token is as those before it: what it found goes when all is over.
+        self.observer.mark(Phase.GENERATE, iteration)
 
-    @contextmanager
-    def _splitting_and_autocast(self, batch: inputs.MicroBatch) -> Iterator[None]:
-        with self.precision.autocast(), self.splitting(batch):
-            yield
+    def _next_token(self, model: nn.Module, tokens: Tensor, cache: object, *, use_cache: bool) -> tuple[Tensor, object]:
+        """The next token of each prompt, and the keys and values of all before it."""
+        with self.precision.autocast():
+            if not use_cache:
+                name = next(iter(self.feed.arguments))
+                output = model(tokens) if self.feed.positional else model(**{name: tokens})
+            else:
+                last = {"logits_to_keep": 1} if "logits_to_keep" in batch_shapes.of_forward(model).names else {}
+                output = model(input_ids=tokens, past_key_values=cache, use_cache=True, **last)
+                cache = getattr(output, "past_key_values", None)
+                if cache is None:
+                    raise SpecError(
+                        f"{type(model).__name__} keeps no keys and values",
+                        allowed="false",
+                        place="train.eval.generate.use_cache",
+                    )
+            logits = output if isinstance(output, Tensor) else output.logits
+        scores = logits[:, -1, :].to(copy=True, dtype=torch.float32)
+        return scores.argmax(dim=-1, keepdim=True), cache
+
+
+def _gather(tensor: Tensor) -> Tensor:
+    """The tensor of every rank, one behind the other (accelerate 1, utils/operations.py, _gpu_gather)."""
+    world = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+    if world == 1:
+        return tensor
+    tensor = tensor.contiguous()
+    gathered = torch.empty(world * tensor.numel(), dtype=tensor.dtype, device=tensor.device)
+    torch.distributed.all_gather_into_tensor(gathered, tensor)
+    return gathered.view(-1, *tensor.shape[1:])
 
 
 def _is_due(iteration: int, every: int, last: int) -> bool:
@@ -481,47 +366,34 @@ def _is_due(iteration: int, every: int, last: int) -> bool:
     return iteration % every == 0 or (iteration == last and every > last)
 
 
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train()
-
-
 class EngineLoop(Loop):
     """As `Loop`; the model is DeepSpeed's own engine."""
-
-    def optimizer_parts(self) -> tuple[int, ...]:
-        return deepspeed_engine.parts(self._engine)
 
     def _telling_gradients(self) -> AbstractContextManager[None]:
         """They have been told of since the engine was made."""
         return nullcontext()
 
     def _iterate(self, iteration: int) -> None:
+        engine: Any = self.model
         steps, watched = self.train.gradient_accumulation_steps, not isinstance(self.observer, NullObserver)
         for micro_batch in self._micro_batches(iteration):
             self._micro_batch(iteration)
             if watched:
-                deepspeed_engine.tell_whole(self._engine, self.observer)
+                deepspeed_engine.tell_whole(engine, self.observer)
             if micro_batch == steps:
                 self.observer.mark(Phase.OPTIMIZER_STEP, iteration)
-            self._engine.step()
+            engine.step()
         if watched:
-            deepspeed_engine.tell_state(self._engine, self.observer)
+            deepspeed_engine.tell_state(engine, self.observer)
 
     def _leave_out(self, micro_batches: int) -> None:
         """The engine counts them, and steps after the last."""
-        self._engine.micro_steps += micro_batches
+        engine: Any = self.model
+        engine.micro_steps += micro_batches
 
     def _of_one(self, loss: Tensor) -> Tensor:
         return loss
 
     def _backward(self, loss: Tensor) -> None:
-        self._engine.backward(loss)
-
-    @property
-    def _engine(self) -> Any:
-        return self.model
+        engine: Any = self.model
+        engine.backward(loss)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from planner.errors import SpecError
+from planner.errors import SpecError, check_known
 from planner.job import schema
 from planner.training import blocks, inputs
 from planner.training.batch_shapes import Feed, floating
@@ -32,8 +32,7 @@ class Objective:
         compiled: schema.Compile | None = None,
     ) -> None:
         """Raises SpecError for a loss that does not exist."""
-        if spec.name not in LOSSES:
-            raise SpecError(f"unknown loss {spec.name!r}", allowed=", ".join(LOSSES), place="train.loss.name")
+        check_known("loss", spec.name, LOSSES, "train.loss.name")
         self.own = spec.name == "model" or (feed.own_loss and spec.name != "sum")
         self._name, self._chunks, self._in_chunks = spec.name, spec.chunks, spec.chunk_head
         self._dtype = floating(spec.dtype, place="train.loss.dtype")
@@ -100,7 +99,7 @@ def cross_entropy(logits: Tensor, target: Tensor, dtype: torch.dtype, chunks: in
     how much of the logits exists in `dtype` at once.
     """
     if logits.dim() >= 4:
-        return functional.cross_entropy(_resize_logits(logits, target).to(dtype), target)
+        return functional.cross_entropy(_resized(logits, target).to(dtype), target)
     if logits.dim() == 3:
         logits, target = logits.flatten(0, 1), target.flatten()
     if chunks == 1:
@@ -109,6 +108,12 @@ def cross_entropy(logits: Tensor, target: Tensor, dtype: torch.dtype, chunks: in
     total = sum(functional.cross_entropy(part.to(dtype), classes, reduction="sum") for part, classes in parts)
     assert isinstance(total, Tensor)
     return total / target.numel()
+
+
+def _resized(logits: Tensor, target: Tensor) -> Tensor:
+    if logits.shape[2:] == target.shape[1:]:
+        return logits
+    return functional.interpolate(logits, size=target.shape[1:], mode="bilinear", align_corners=False)
 
 
 def _of_chunks(parts: Sequence[Tensor], target: Tensor | None) -> Tensor:
@@ -127,20 +132,14 @@ def logits_of(output: Any) -> Tensor:
     logits = getattr(output, "logits", None)
     if isinstance(logits, Tensor):
         return logits
-    found = _first_float(output)
-    if found is None:
+    tensor = _first_float(output)
+    if tensor is None:
         raise SpecError(
             f"the model returns a {type(output).__name__} without a floating-point tensor",
             allowed="a tensor, or a tuple, dict or dataclass of tensors",
             place="model",
         )
-    return found
-
-
-def _resize_logits(logits: Tensor, target: Tensor) -> Tensor:
-    if logits.shape[2:] == target.shape[1:]:
-        return logits
-    return functional.interpolate(logits, size=target.shape[1:], mode="bilinear", align_corners=False)
+    return tensor
 
 
 def _own_loss(output: Any) -> Tensor:
@@ -165,7 +164,7 @@ def _first_float(output: Any) -> Tensor | None:
         values = output
     else:
         values = list(getattr(output, "__dict__", {}).values())
-    return next((found for value in values if (found := _first_float(value)) is not None), None)
+    return next((tensor for value in values if (tensor := _first_float(value)) is not None), None)
 
 
 # As litgpt 0.4 does (litgpt/model.py: `lm_head_chunk_size`), whose precision plugins then cast what the model returned
@@ -177,7 +176,7 @@ def apply(model: nn.Module, loss: schema.Loss) -> None:
     """
     if not loss.chunk_head:
         return
-    head = _head_of(model)
+    head = model.head if isinstance(model, Decoder) else getattr(model, "get_output_embeddings", lambda: None)()
     if not isinstance(head, nn.Module):
         raise SpecError(
             f"{type(model).__name__} has no head that gives logits of tokens",
@@ -187,16 +186,7 @@ def apply(model: nn.Module, loss: schema.Loss) -> None:
     whole, dtype = head.forward, floating(loss.dtype, place="train.loss.dtype")
 
     def in_chunks(hidden: Tensor) -> list[Tensor]:
-        return _cast([whole(part) for part in hidden.chunk(loss.chunks, dim=1)], dtype)
+        chunks = [whole(part) for part in hidden.chunk(loss.chunks, dim=1)]
+        return [chunk.to(dtype) for chunk in chunks]
 
     head.forward = in_chunks  # its module, and so whatever wraps it, stays what it is
-
-
-def _head_of(model: nn.Module) -> Any:
-    if isinstance(model, Decoder):
-        return model.head
-    return getattr(model, "get_output_embeddings", lambda: None)()
-
-
-def _cast(parts: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
-    return [part.to(dtype) for part in parts]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
+from functools import partial, wraps
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -77,14 +77,11 @@ def observe_collectives(observer: Observer) -> Iterator[None]:
     if isinstance(observer, NullObserver):
         yield
         return
-    with upstream.patch_targets(
-        "collectives", wrapped={f"{_FUNCTIONAL}.{name}": _observe_collective(name, observer) for name in _NAMES}
-    ):
+    wrapped: dict[str, upstream.Wrapper] = {
+        f"{_FUNCTIONAL}.{name}": partial(_ObservedOperator, name=name, observer=observer) for name in _NAMES
+    }
+    with upstream.patch_targets("collectives", wrapped=wrapped):
         yield
-
-
-def _observe_collective(name: str, observer: Observer) -> Callable[[Any], _ObservedOperator]:
-    return lambda operator: _ObservedOperator(operator, name, observer)
 
 
 class _ObservedOperator:
@@ -101,20 +98,51 @@ class _ObservedOperator:
         return getattr(self._operator, name)
 
 
-def tell_parameters(model: nn.Module, observer: Observer) -> None:
-    """Parameters and buffers, each under its name in the model."""
+def in_region(function: Callable[..., Any], observer: Observer, category: Category, name: str) -> Callable[..., Any]:
+    """The function, called inside a region of the observer."""
+
+    @wraps(function)
+    def call(*arguments: Any, **named: Any) -> Any:
+        with observer.region(category, name):
+            return function(*arguments, **named)
+
+    return call
+
+
+def surrounded(
+    method: Callable[..., Any],
+    *,
+    before: Callable[..., None] | None = None,
+    after: Callable[[Any, Any], None] | None = None,
+) -> Callable[..., Any]:
+    """The method; `before` is called with its arguments, `after` with its object and what it has returned."""
+
+    @wraps(method)
+    def call(owner: Any, *arguments: Any, **named: Any) -> Any:
+        if before is not None:
+            before(owner, *arguments, **named)
+        result = method(owner, *arguments, **named)
+        if after is not None:
+            after(owner, result)
+        return result
+
+    return call
+
+
+def tell_parameters(model: nn.Module, observer: Observer, prefix: str = "") -> None:
+    """Parameters and buffers, each under its name in the model behind the prefix."""
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        observer.assign(tensor, Category.PARAMETER, name)
+        observer.assign(tensor, Category.PARAMETER, prefix + name)
 
 
 def tell_optimizer_state(optimizer: torch.optim.Optimizer, model: nn.Module, observer: Observer) -> None:
     """Every tensor that the optimizer keeps, under its parameter's name; some (`step`) may be on the host."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    states = [each for kept in optimizers.with_state(optimizer) for each in kept.state.items()]
-    for parameter, state in states:
-        for key, value in state.items():
-            if isinstance(value, Tensor):
-                observer.assign(value, Category.OPTIMIZER_STATE, f"{names.get(id(parameter), '')}.{key}")
+    for kept in optimizers.with_state(optimizer):
+        for parameter, state in kept.state.items():
+            for key, value in state.items():
+                if isinstance(value, Tensor):
+                    observer.assign(value, Category.OPTIMIZER_STATE, f"{names.get(id(parameter), '')}.{key}")
 
 
 @contextmanager
@@ -133,8 +161,11 @@ def telling_gradients(model: nn.Module, observer: Observer, *, bucket_views: boo
         if grad is not None and not (bucket_views and grad._is_view()):
             observer.assign(grad, Category.GRADIENT, name)
 
-    trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-    handles = [_after_accumulation(parameter, partial(tell, name)) for name, parameter in trained]
+    handles = [
+        parameter.register_post_accumulate_grad_hook(partial(tell, name))
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    ]
     try:
         yield
     finally:
@@ -163,7 +194,3 @@ def tell_all_gradients(model: nn.Module, observer: Observer) -> None:
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:
             observer.assign(parameter.grad, Category.GRADIENT, name)
-
-
-def _after_accumulation(parameter: Tensor, tell: Callable[[Tensor], None]) -> Any:
-    return parameter.register_post_accumulate_grad_hook(tell)

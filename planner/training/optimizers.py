@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import inspect
-import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -19,27 +18,27 @@ from torch.optim.optimizer import Optimizer
 
 from planner.errors import SpecError
 from planner.job import schema
+from planner.job.nodes import did_you_mean
 from planner.training.device_mesh import World
+from planner.training.log_levels import raise_log_level
 from planner.upstream import torch_releases
+
 
 # torch 2.13 stacks no DTensors of different meshes, on which expert parallelism leaves the experts and the rest. As
 # transformers' Trainer does (5.23, `_mixed_mesh_grad_norm`), and torchtitan: one norm for each mesh, then that of
 # both.
-_REMARKS = logging.getLogger("torch.distributed.tensor._redistribute")
-
-
-def by_mesh(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
+def _by_mesh(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
     """The parameters of each mesh, in the order in which they come."""
-    found: dict[object, list[nn.Parameter]] = {}
+    groups: dict[object, list[nn.Parameter]] = {}
     for parameter in parameters:
         mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
-        found.setdefault(mesh, []).append(parameter)
-    return list(found.values())
+        groups.setdefault(mesh, []).append(parameter)
+    return list(groups.values())
 
 
 def clip(parameters: Iterable[nn.Parameter], limit: float) -> None:
     """Gradients scaled, in place, so that their norm is `limit` at most."""
-    groups = by_mesh(parameters)
+    groups = _by_mesh(parameters)
     if len(groups) < 2:
         clip_grad_norm_(groups[0] if groups else [], limit)
         return
@@ -49,15 +48,12 @@ def clip(parameters: Iterable[nn.Parameter], limit: float) -> None:
 
 
 def _norm(group: Sequence[nn.Parameter]) -> Tensor:
-    norm = get_total_norm([each.grad for each in group if each.grad is not None])
+    norm = get_total_norm([parameter.grad for parameter in group if parameter.grad is not None])
     if not isinstance(norm, DTensor):
         return norm
-    before = _REMARKS.level
-    _REMARKS.setLevel(logging.ERROR)  # that one number is reduced along one axis after the other
-    try:
+    # It remarks that one number is reduced along one axis after the other.
+    with raise_log_level("torch.distributed.tensor._redistribute"):
         return norm.full_tensor()
-    finally:
-        _REMARKS.setLevel(before)
 
 
 # Neither package is needed, nor the CUDA kernels and compiled functions that make the update in place; what their step
@@ -108,27 +104,25 @@ class _BitsAndBytes(_StateModel):
         min_8bit_size: int = _LEAST,
     ) -> None:
         super().__init__(params, lr, betas, eps, weight_decay)
-        if any(isinstance(each, DTensor) for group in self.param_groups for each in group["params"]):
+        if any(isinstance(parameter, DTensor) for group in self.param_groups for parameter in group["params"]):
             raise ValueError("the kernels of bitsandbytes take whole tensors, not the shards of a DTensor")
         self._least = min_8bit_size
         self._maps: list[Tensor] = []
 
     def _state_of(self, parameter: Tensor) -> dict[str, Any]:
-        if parameter.numel() < self._least:
-            return {"step": 0, "state1": self._buffer(parameter, torch.float32),
-                    "state2": self._buffer(parameter, torch.float32)}  # fmt: skip
+        device, size = parameter.device, parameter.numel()
+        if size < self._least:
+            return {"step": 0, **{name: self._buffer(parameter, torch.float32) for name in ("state1", "state2")}}
         if not self._maps:
             # One table for signed and one for unsigned values serve all parameters.
-            self._maps = [torch.zeros(256, device=parameter.device) for _ in range(2)]
-        blocks = -(-parameter.numel() // _BNB_BLOCK)
+            self._maps = [torch.zeros(256, device=device) for _ in range(2)]
         return {
             "step": 0,
             "state1": self._buffer(parameter, torch.uint8),
             "qmap1": self._maps[0],
             "state2": self._buffer(parameter, torch.uint8),
             "qmap2": self._maps[1],
-            "absmax1": torch.zeros(blocks, device=parameter.device),
-            "absmax2": torch.zeros(blocks, device=parameter.device),
+            **{name: torch.zeros(-(-size // _BNB_BLOCK), device=device) for name in ("absmax1", "absmax2")},
         }
 
     def _buffer(self, parameter: Tensor, dtype: torch.dtype) -> Tensor:
@@ -157,51 +151,44 @@ class _TorchAo(_StateModel):
         amsgrad: bool = False,
         *,
         block_size: int = 256,
-        bf16_stochastic_round: bool = False,
+        bf16_stochastic_round: bool = False,  # noqa: ARG002  # an argument of torchao, which takes no memory
     ) -> None:
         super().__init__(params, lr, betas, eps, weight_decay)
         self._names = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")[: 3 if amsgrad else 2]
         self._block = block_size
-        self._rounds = bf16_stochastic_round
 
     def _state_of(self, parameter: Tensor) -> dict[str, Any]:
         local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
         state: dict[str, Any] = {"step": torch.tensor(0.0)}
         for name in self._names:
             if local.numel() >= _LEAST and local.numel() % self._block == 0:
-                state |= {f"{name}.{part}": tensor for part, tensor in self._low(local).items()}
+                state |= {
+                    f"{name}.{part}": torch.zeros(shape, dtype=dtype, device=local.device)
+                    for part, shape, dtype in self._low(local)
+                }
             else:
                 state[name] = torch.zeros_like(local)
         return state
 
-    def _low(self, local: Tensor) -> dict[str, Tensor]:
-        """Each state has its own table of the values that its codes stand for."""
-        return {
-            "codes": torch.zeros(local.shape, dtype=torch.uint8, device=local.device),
-            "scale": self._scales(local),
-            "qmap": torch.zeros(256, device=local.device),
-        }
+    def _low(self, local: Tensor) -> list[tuple[str, Sequence[int], torch.dtype]]:
+        """The parts of a state in low precision; each state has its own table of the values of its codes."""
+        return [("codes", local.shape, torch.uint8), self._scale(local), ("qmap", (256,), torch.float32)]
 
-    def _scales(self, local: Tensor) -> Tensor:
-        return torch.zeros(local.numel() // self._block, device=local.device)
+    def _scale(self, local: Tensor) -> tuple[str, Sequence[int], torch.dtype]:
+        return "scale", (local.numel() // self._block,), torch.float32
 
 
 class _TorchAo4bit(_TorchAo):
     def __init__(self, params: Any, *arguments: Any, block_size: int = 128, **named: Any) -> None:
         super().__init__(params, *arguments, block_size=block_size, **named)
 
-    def _low(self, local: Tensor) -> dict[str, Tensor]:
-        return {
-            "codes": torch.zeros(local.numel() // 2, dtype=torch.uint8, device=local.device),
-            "scale": self._scales(local),
-            "qmap": torch.zeros(16, device=local.device),
-        }
+    def _low(self, local: Tensor) -> list[tuple[str, Sequence[int], torch.dtype]]:
+        return [("codes", (local.numel() // 2,), torch.uint8), self._scale(local), ("qmap", (16,), torch.float32)]
 
 
 class _TorchAoFp8(_TorchAo):
-    def _low(self, local: Tensor) -> dict[str, Tensor]:
-        codes = torch.zeros(local.shape, dtype=torch.float8_e4m3fn, device=local.device)
-        return {"codes": codes, "scale": self._scales(local)}
+    def _low(self, local: Tensor) -> list[tuple[str, Sequence[int], torch.dtype]]:
+        return [("codes", local.shape, torch.float8_e4m3fn), self._scale(local)]
 
 
 MODELLED: dict[str, type[torch.optim.Optimizer]] = {
@@ -233,9 +220,8 @@ class InBackwardOptimizer(Optimizer):
         assert set_to_none
 
 
-def each_alone(kind: Any, trained: list[nn.Parameter], arguments: dict[str, Any]) -> InBackwardOptimizer:
-    """An optimizer of this kind for each parameter."""
-    return InBackwardOptimizer(trained, {each: kind([each], **arguments) for each in trained})
+def _one_for_each(kind: Any, trained: list[nn.Parameter], arguments: dict[str, Any]) -> InBackwardOptimizer:
+    return InBackwardOptimizer(trained, {parameter: kind([parameter], **arguments) for parameter in trained})
 
 
 @contextmanager
@@ -257,7 +243,7 @@ def stepping(optimizer: Optimizer, born: Callable[[Optimizer], None]) -> Iterato
         if first:
             born(inside)
 
-    handles = [each.register_post_accumulate_grad_hook(use_up) for each in optimizer.inside]
+    handles = [parameter.register_post_accumulate_grad_hook(use_up) for parameter in optimizer.inside]
     try:
         yield
     finally:
@@ -268,10 +254,9 @@ def stepping(optimizer: Optimizer, born: Callable[[Optimizer], None]) -> Iterato
 # Every replica keeps the optimizer's state of its own part of the parameters, updates them, and sends them to the
 # others. The parts are whole parameters, given largest first to whoever has the least so far (torch 2.13,
 # torch/distributed/optim/zero_redundancy_optimizer.py): they differ in size.
-def divide_optimizer(
+def _divide(
     kind: type[Optimizer], trained: Sequence[nn.Parameter], arguments: dict[str, Any], group: dist.ProcessGroup | None
 ) -> Optimizer:
-    """An optimizer of this kind over this replica's part; `group` are the replicas (None: the whole world)."""
     # Jobs that ask for it alone pay for the import.
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
@@ -287,29 +272,23 @@ def parts(optimizer: Optimizer) -> tuple[int, ...]:
     if partition is None:
         return ()
     numbers: dict[Any, int] = {}
-    shapes = (tuple(_kinds(groups)) for groups in partition())
-    return tuple(numbers.setdefault(each, len(numbers)) for each in shapes)
-
-
-def _kinds(groups: Sequence[dict[str, Any]]) -> list[tuple[torch.Size, torch.dtype]]:
-    return [(parameter.shape, parameter.dtype) for group in groups for parameter in group["params"]]
+    kinds = (
+        tuple((parameter.shape, parameter.dtype) for group in groups for parameter in group["params"])
+        for groups in partition()
+    )
+    return tuple(numbers.setdefault(kind, len(numbers)) for kind in kinds)
 
 
 _PLACE = "train.optimizer"
-_NAME_PLACE = f"{_PLACE}.name"
 _WANTS_A_CLOSURE = ("LBFGS",)
 
 
-def names() -> list[str]:
-    """The optimizers that a job can name: those of this torch's `torch.optim` that need no closure."""
-    base = torch.optim.Optimizer
-    found = (n for n, c in vars(torch.optim).items() if inspect.isclass(c) and issubclass(c, base) and c is not base)
-    return sorted(name for name in found if name not in _WANTS_A_CLOSURE)
-
-
 def all_names() -> list[str]:
-    """Those of `torch.optim`, then those of other packages that are modelled."""
-    return [*names(), *MODELLED]
+    """The optimizers that a job can name: those of this torch's `torch.optim` that need no closure, then those of other
+    packages that are modelled."""
+    base = torch.optim.Optimizer
+    kinds = {n: c for n, c in vars(torch.optim).items() if inspect.isclass(c) and issubclass(c, base) and c is not base}
+    return [*sorted(kinds.keys() - set(_WANTS_A_CLOSURE)), *MODELLED]
 
 
 OptimizerMaker = Callable[[Any, list[nn.Parameter], dict[str, Any]], torch.optim.Optimizer]
@@ -318,7 +297,7 @@ OptimizerMaker = Callable[[Any, list[nn.Parameter], dict[str, Any]], torch.optim
 
 def plain(kind: Any, trained: list[nn.Parameter], arguments: dict[str, Any]) -> torch.optim.Optimizer:
     # One kernel takes no DTensors of several meshes: each has a group of its own, as in transformers' Trainer (5.23).
-    groups = by_mesh(trained)
+    groups = _by_mesh(trained)
     given = trained if len(groups) == 1 else [{"params": group} for group in groups]
     made: torch.optim.Optimizer = kind(given, **arguments)
     return made
@@ -361,10 +340,10 @@ def _class(name: str) -> Any:
         raise SpecError(
             f"{name} evaluates the model several times in one step, which is not modelled",
             allowed=", ".join(known),
-            place=_NAME_PLACE,
+            place=f"{_PLACE}.name",
         )
     if name == "Muon":
-        torch_releases.require(name, place=_NAME_PLACE)
+        torch_releases.require(name, place=f"{_PLACE}.name")
     by_lower = {other.lower(): other for other in known}
     near = difflib.get_close_matches(name.lower(), by_lower, n=5, cutoff=0.5)
     # A wrong ending is likelier than a wrong beginning: AdamW before RAdam for `adamv`.
@@ -374,7 +353,7 @@ def _class(name: str) -> Any:
         f"torch.optim has no optimizer {name!r}",
         allowed=", ".join(known),
         remedy=f"did you mean {', '.join(close)}?" if close else "",
-        place=_NAME_PLACE,
+        place=f"{_PLACE}.name",
     )
 
 
@@ -382,11 +361,10 @@ def _check_arguments(cls: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
     allowed = [name for name in inspect.signature(cls).parameters if name != "params"]
     for name in arguments:
         if name not in allowed:
-            close = difflib.get_close_matches(name, allowed, n=1)
             raise SpecError(
                 f"{cls.__name__} does not take the argument {name!r}",
                 allowed=", ".join(allowed),
-                remedy=f"did you mean {close[0]}?" if close else "",
+                remedy=did_you_mean(name, allowed),
                 place=f"{_PLACE}.{name}",
             )
     # YAML has no tuples, and Adam compares its betas with one.
@@ -396,5 +374,5 @@ def _check_arguments(cls: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
 def optimizer_maker(spec: schema.Job, world: World) -> OptimizerMaker:
     """How the job's optimizer is made."""
     if spec.parallel.dp_replicate.zero_redundancy_optimizer:
-        return partial(divide_optimizer, group=world.group("dp_replicate"))
-    return each_alone if spec.train.optimizer_in_backward else plain
+        return partial(_divide, group=world.group("dp_replicate"))
+    return _one_for_each if spec.train.optimizer_in_backward else plain

@@ -21,7 +21,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from planner.errors import SpecError
 from planner.events import Category, Phase
 from planner.job import pipeline_schedules, schema
-from planner.training import absent_peers, inputs, observers
+from planner.training import absent_peers, observers
 from planner.training.batch_shapes import Feed, floating
 from planner.training.device_mesh import World
 from planner.training.folding import (
@@ -44,7 +44,7 @@ from planner.upstream import torch_releases
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One stage of a pipeline, on the meta device."""
+    """One stage of a pipeline; `module` is built on the meta device, then wrapped in place."""
 
     index: int
     stages: int
@@ -63,12 +63,27 @@ class Part:
     def input_example(self, spec: schema.Job) -> Tensor:
         """What a micro-batch of it looks like when it comes in, on the meta device."""
         if self.first:
-            return torch.empty(_tokens(spec), dtype=torch.int64, device="meta")
-        return _hidden(spec, self.hidden)
+            shape = spec.train.micro_batch_size, spec.train.sequence_length
+            return torch.empty(shape, dtype=torch.int64, device="meta")
+        return _hidden_states(spec, self.hidden)
 
     def output_example(self, spec: schema.Job) -> Tensor:
         """What goes out to the next stage, or the logits."""
-        return _hidden(spec, self.vocab if self.last else self.hidden)
+        return _hidden_states(spec, self.vocab if self.last else self.hidden)
+
+
+def _hidden_states(spec: schema.Job, width: int) -> Tensor:
+    dtype = floating(spec.model.parameter_dtype, place="model.parameter_dtype")
+    if spec.train.precision == "fsdp_mixed":
+        dtype = torch.bfloat16  # fully_shard's param_dtype, in which blocks take and give
+    shape = spec.train.micro_batch_size, spec.train.sequence_length // _token_shards(spec), width
+    return torch.empty(shape, dtype=dtype, device="meta", requires_grad=True)
+
+
+def _token_shards(spec: schema.Job) -> int:
+    """Over how many ranks the hidden states between stages are split along the tokens."""
+    tp = spec.parallel.tp
+    return tp.degree if tp.sequence_parallel and spec.model.decoder is not None else 1
 
 
 def parts(spec: schema.Job, coordinate: int) -> list[Part]:
@@ -84,11 +99,26 @@ def parts(spec: schema.Job, coordinate: int) -> list[Part]:
         )
     chosen = pipeline_schedules.stages_of(spec.parallel.pp, coordinate)
     if spec.model.decoder is not None:
-        return [_of_decoder(spec, spec.model.decoder, index) for index in chosen]
-    return _of_transformers(spec, chosen)
+        return [_part_of_decoder(spec, spec.model.decoder, index) for index in chosen]
+    return _parts_of_transformers(spec, chosen)
 
 
-def check_layers(pp: schema.Pp, layers: int) -> tuple[int, ...]:
+def together(parts: Sequence[Part]) -> nn.Module:
+    """The parts of a rank as one module: the only one, or all by the numbers of their stages."""
+    if len(parts) == 1:
+        return parts[0].module
+    return nn.ModuleDict({f"stage{part.index}": part.module for part in parts})
+
+
+def feed_of(spec: schema.Job, part: Part) -> Feed:
+    """What a micro-batch of the whole model consists of: tokens and labels."""
+    if not spec.train.sequence_length:
+        raise SpecError("a pipeline needs the tokens of a sequence", place="train.sequence_length")
+    tokens = schema.Input(shape=(spec.train.sequence_length,), dtype="int64", maximum=part.vocab)
+    return Feed(arguments={"input_ids": tokens}, labels={"labels": tokens})
+
+
+def _layer_counts(pp: schema.Pp, layers: int) -> tuple[int, ...]:
     """The layers of each stage; SpecError unless every stage has one and they are all of the model's."""
     counts = pipeline_schedules.layers_of_stages(pp, layers)
     if min(counts) < 1:
@@ -104,14 +134,14 @@ def check_layers(pp: schema.Pp, layers: int) -> tuple[int, ...]:
     return counts
 
 
-def _of_decoder(spec: schema.Job, decoder: schema.Decoder, index: int) -> Part:
-    counts = check_layers(spec.parallel.pp, decoder.layers)
+def _part_of_decoder(spec: schema.Job, decoder: schema.Decoder, index: int) -> Part:
+    counts = _layer_counts(spec.parallel.pp, decoder.layers)
     before, stages = sum(counts[:index]), len(counts)
     # Only the layers of this stage are ever built, and get the names that they have in the whole.
     own = replace(spec.model, decoder=replace(decoder, layers=counts[index]))
     model: Any = build(own, torch.device("meta"))
     _rename(model.layers, range(before, before + counts[index]))
-    model.token_shards = token_shards(spec)
+    model.token_shards = _token_shards(spec)
     if index > 0:
         model.embedding = None
     if index < stages - 1:
@@ -119,7 +149,7 @@ def _of_decoder(spec: schema.Job, decoder: schema.Decoder, index: int) -> Part:
     return Part(index, stages, model, decoder.hidden, decoder.vocab)
 
 
-def _of_transformers(spec: schema.Job, chosen: Sequence[int]) -> list[Part]:
+def _parts_of_transformers(spec: schema.Job, chosen: Sequence[int]) -> list[Part]:
     whole: Any = build(spec.model, torch.device("meta"))
     base = whole.base_model
     plan = getattr(whole.config, "base_model_pp_plan", None)
@@ -130,60 +160,52 @@ def _of_transformers(spec: schema.Job, chosen: Sequence[int]) -> list[Part]:
             place="model.hf_config",
         )
     if whole.get_output_embeddings().weight is whole.get_input_embeddings().weight:
-        raise make_tied_error("model.hf_config")
+        raise SpecError(
+            "the head shares the embedding's weight, and they lie in two stages: torch.distributed.pipelining (torch "
+            "2.13) keeps no weight equal across stages",
+            allowed="a model whose embeddings are not tied",
+            place="model.hf_config",
+        )
     blocks = next(name for name in plan if isinstance(getattr(base, name, None), nn.ModuleList))
     layers = list(getattr(base, blocks))
-    counts = check_layers(spec.parallel.pp, len(layers))
+    counts = _layer_counts(spec.parallel.pp, len(layers))
     ends = list(itertools.accumulate(counts))
     # What is copied is the rest of the model, without its layers.
     setattr(base, blocks, nn.ModuleList())
-    found = []
+    config = whole.config.get_text_config()
+    stages = []
     for index in chosen:
         shell = copy.deepcopy(whole)
         inner: Any = shell.base_model
         mine = range(ends[index] - counts[index], ends[index])
         setattr(inner, blocks, nn.ModuleList(layers[layer] for layer in mine))
         _rename(getattr(inner, blocks), mine)
-        _remove_other_stages(shell, inner, plan, blocks, first=index == 0, last=index == len(counts) - 1)
-        config = whole.config.get_text_config()
-        found.append(Part(index, len(counts), shell, config.hidden_size, config.vocab_size))
-    return found
+        part = Part(index, len(counts), shell, config.hidden_size, config.vocab_size)
+        _remove_other_stages(part, inner, plan, blocks)
+        stages.append(part)
+    return stages
 
 
-def feed_of(spec: schema.Job, part: Part) -> Feed:
-    """What a micro-batch of the whole model consists of: tokens and labels."""
-    if not spec.train.sequence_length:
-        raise SpecError("a pipeline needs the tokens of a sequence", place="train.sequence_length")
-    tokens = schema.Input(shape=(spec.train.sequence_length,), dtype="int64", maximum=part.vocab)
-    return Feed(arguments={"input_ids": tokens}, labels={"labels": tokens})
+def _rename(layers: nn.ModuleList, names: Sequence[int]) -> None:
+    children = list(layers)
+    layers._modules.clear()
+    layers._modules.update({str(name): child for name, child in zip(names, children, strict=True)})
 
 
-def make_tied_error(place: str) -> SpecError:
-    """What is said of a model whose head is its embedding: they lie in two stages."""
-    return SpecError(
-        "the head shares the embedding's weight, and they lie in two stages: torch.distributed.pipelining (torch 2.13) "
-        "keeps no weight equal across stages",
-        allowed="a model whose embeddings are not tied",
-        place=place,
-    )
-
-
-def _remove_other_stages(
-    shell: Any, base: Any, plan: Mapping[str, Any], blocks: str, *, first: bool, last: bool
-) -> None:
+def _remove_other_stages(part: Part, base: Any, plan: Mapping[str, Any], blocks: str) -> None:
     """Takes out what other stages have, and has the forward begin and end with hidden states where it does."""
+    shell: Any = part.module
     order = list(plan)
-    before, after = order[: order.index(blocks)], order[order.index(blocks) + 1 :]
-    if not first:
-        for name in before:
+    if not part.first:
+        for name in order[: order.index(blocks)]:
             setattr(base, name, None)
-    if not last:
-        for name in after:
+    if not part.last:
+        for name in order[order.index(blocks) + 1 :]:
             setattr(base, name, nn.Identity())
         for name, child in list(shell.named_children()):
             if child is not base:
                 setattr(shell, name, None)
-    whole_forward = shell.forward
+    whole_forward, first, last = shell.forward, part.first, part.last
 
     def forward(x: Tensor) -> Tensor:
         arguments = {"input_ids": x} if first else {"inputs_embeds": x}
@@ -194,30 +216,6 @@ def _remove_other_stages(
     shell.forward = forward
 
 
-def _rename(layers: nn.ModuleList, names: Sequence[int]) -> None:
-    children = list(layers)
-    layers._modules.clear()
-    layers._modules.update({str(name): child for name, child in zip(names, children, strict=True)})
-
-
-def token_shards(spec: schema.Job) -> int:
-    """Over how many ranks the hidden states between stages are split along the tokens."""
-    tp = spec.parallel.tp
-    return tp.degree if tp.sequence_parallel and spec.model.decoder is not None else 1
-
-
-def _tokens(spec: schema.Job) -> tuple[int, int]:
-    return (spec.train.micro_batch_size, spec.train.sequence_length)
-
-
-def _hidden(spec: schema.Job, width: int) -> Tensor:
-    dtype = floating(spec.model.parameter_dtype, place="model.parameter_dtype")
-    if spec.train.precision == "fsdp_mixed":
-        dtype = torch.bfloat16  # fully_shard's param_dtype, in which blocks take and give
-    batch, tokens = _tokens(spec)
-    return torch.empty((batch, tokens // token_shards(spec), width), dtype=dtype, device="meta", requires_grad=True)
-
-
 @dataclass(kw_only=True)
 class PipelinedLoop(Loop):
     """As Loop, with the micro-batches of an iteration run by a schedule."""
@@ -225,8 +223,6 @@ class PipelinedLoop(Loop):
     spec: schema.Job
     world: World
     parts: Sequence[Part]
-    modules: Sequence[nn.Module]
-    """The parts as they were wrapped."""
     iteration: int = 0
     under_way: Any = None
     """The stage and the micro-batch of the latest forward."""
@@ -236,10 +232,7 @@ class PipelinedLoop(Loop):
     def __post_init__(self) -> None:
         """Raises SpecError for what the schedule refuses."""
         pp = self.parallel.pp
-        group = self.world.group("pp")
-        self._stages = stages = [
-            _stage(part, module, self, group) for part, module in zip(self.parts, self.modules, strict=True)
-        ]
+        self._stages = stages = [Stage(self, part) for part in self.parts]
         # Before torch 2.7 a schedule never scales gradients.
         unscaled = {"scale_grads": False} if torch_releases.since(2, 7) else {}
         try:
@@ -263,9 +256,7 @@ class PipelinedLoop(Loop):
         self._step()
 
     def _run_micro_batches(self) -> None:
-        size = self.train.micro_batch_size * self.train.gradient_accumulation_steps
-        batch = inputs.make(self.feed, size, self.device, self.observer, own_loss=False)
-        self.host.take_batch(batch.tensors())
+        batch = self._batch(self.feed, self.train.micro_batch_size * self.train.gradient_accumulation_steps)
         taken = tuple(batch.arguments.values()) if any(part.first for part in self.parts) else ()
         last = any(part.last for part in self.parts)
         for stage in self._stages:
@@ -279,9 +270,9 @@ class PipelinedLoop(Loop):
         stage, micro_batch = self.under_way
         micro: MicroBatchHistory | None = stage.micro
         if micro and micro.was_copied(FORWARD, micro_batch):
-            (told,) = micro.copy_action(LOSS, micro_batch, (FORWARD,))
-            assert told is not None
-            return told
+            (copied,) = micro.copy_action(LOSS, micro_batch, (FORWARD,))
+            assert copied is not None
+            return copied
         running = micro.run(LOSS, micro_batch, (FORWARD,)) if micro else None
         with self.precision.autocast():
             loss = self.objective.of_output(output, target) / self.train.gradient_accumulation_steps
@@ -296,16 +287,20 @@ class PipelinedLoop(Loop):
         )
         if orders is None:  # GPipe and 1F1B of torch before 2.10 take the micro-batches one after the other.
             return [(BACKWARD, micro_batch) for micro_batch in range(self.train.gradient_accumulation_steps)]
-        rank = self.world.coordinate("pp")
-        listed = (
-            part for action in orders[rank] if action for part in getattr(action, "sub_actions", None) or (action,)
+        actions = (
+            part
+            for action in orders[self.world.coordinate("pp")]
+            if action
+            for part in getattr(action, "sub_actions", None) or (action,)
         )
-        mine = [each for each in listed if each.stage_index == stage.stage_index]
-        return [(kind, each.microbatch_index) for each in mine if (kind := each.computation_type.value) in BACKWARDS]
+        return [
+            (kind, action.microbatch_index)
+            for action in actions
+            if action.stage_index == stage.stage_index and (kind := action.computation_type.value) in BACKWARDS
+        ]
 
-    def _clip(self, limit: float) -> None:
+    def _clip(self, trained: Sequence[nn.Parameter], limit: float) -> None:
         """The norm over the parameters of all stages, as torchtitan's `clip_grad_norm_` has it."""
-        trained = list(self._trained_parameters())
         norm = get_total_norm([parameter.grad for parameter in trained if parameter.grad is not None])
         if isinstance(norm, DTensor):
             norm = norm.full_tensor()
@@ -318,12 +313,19 @@ class PipelinedLoop(Loop):
 class Stage(PipelineStage):
     """torch's stage, which tells an observer what its buffers are for and when its phases begin."""
 
-    def __init__(self, loop: PipelinedLoop, part: Part, module: nn.Module, **arguments: Any) -> None:
-        self._loop = loop
+    def __init__(self, loop: PipelinedLoop, part: Part) -> None:
+        self._loop, self._expected = loop, part.output_example(loop.spec)
         folder = folder_of(loop.observer)
-        self.micro = MicroBatchHistory(folder, module, loop.device) if folder else None
-        self._expected = part.output_example(loop.spec)
-        super().__init__(module, part.index, part.stages, loop.device, **arguments)
+        self.micro = MicroBatchHistory(folder, part.module, loop.device) if folder else None
+        super().__init__(
+            part.module,
+            part.index,
+            part.stages,
+            loop.device,
+            input_args=(part.input_example(loop.spec),),
+            output_args=(part.output_example(loop.spec),),
+            group=loop.world.group("pp"),
+        )
 
     @property
     def _observer(self) -> Observer:
@@ -332,13 +334,18 @@ class Stage(PipelineStage):
     def forward_one_chunk(self, fwd_chunk_id: int, args: Any, *rest: Any, **named: Any) -> Any:
         self._observer.mark(Phase.FORWARD, self._loop.iteration)
         self._loop.under_way = (self, fwd_chunk_id)
-        example = self.micro.example_of(FORWARD, fwd_chunk_id) if self.micro else None
-        if example is not None:
-            return self._told_forward(fwd_chunk_id, args)
+        if self.micro and self.micro.example_of(FORWARD, fwd_chunk_id) is not None:
+            return self._copy_forward(self.micro, fwd_chunk_id, args)
         running = self.micro.run(FORWARD, fwd_chunk_id) if self.micro else None
         with self._loop.precision.autocast():
             output = super().forward_one_chunk(fwd_chunk_id, args, *rest, **named)
-        self._check(output)
+        expected = self._expected
+        # The buffers of the next stage were made from what was expected of this one.
+        if not self.is_last and (output.shape, output.dtype) != (expected.shape, expected.dtype):
+            raise RuntimeError(
+                f"stage {self.stage_index} gives {tuple(output.shape)} {output.dtype}, "
+                f"expected were {tuple(expected.shape)} {expected.dtype}"
+            )
         if running:
             running.keep_example((output,))
         return output
@@ -349,7 +356,7 @@ class Stage(PipelineStage):
         self._observer.mark(Phase.BACKWARD, self._loop.iteration)
         kind = BACKWARD if full_backward else BACKWARD_INPUT
         if self.micro and self.micro.was_copied(FORWARD, bwd_chunk_id):
-            self._told_backward(kind, bwd_chunk_id, loss)
+            self._copy_backward(self.micro, kind, bwd_chunk_id, loss)
             return
         running = self.micro.run(kind, bwd_chunk_id, after=(FORWARD, LOSS)) if self.micro else None
         _, taken = self._left_by_forward(bwd_chunk_id)
@@ -381,11 +388,10 @@ class Stage(PipelineStage):
         _put_in_order(groups or [], self.submod)
         return gradients, groups
 
-    def _told_forward(self, micro_batch: int, args: Any) -> Tensor:
+    def _copy_forward(self, micro: MicroBatchHistory, micro_batch: int, args: Any) -> Tensor:
         """What forward_one_chunk leaves, without its computation."""
-        assert self.micro is not None
         taken = args if self.is_first else self._retrieve_recv_activations(micro_batch)
-        (output,) = self.micro.copy_action(FORWARD, micro_batch)
+        (output,) = micro.copy_action(FORWARD, micro_batch)
         assert output is not None
         # Schedules before torch 2.10 merge the outputs of all micro-batches; those before 2.8 send from that list, too.
         if not torch_releases.since(2, 10 if self.is_last else 8):
@@ -396,13 +402,12 @@ class Stage(PipelineStage):
         )
         return output
 
-    def _told_backward(self, kind: str, micro_batch: int, loss: Tensor | None) -> None:
+    def _copy_backward(self, micro: MicroBatchHistory, kind: str, micro_batch: int, loss: Tensor | None) -> None:
         """What backward_one_chunk leaves, without its computation."""
-        assert self.micro is not None
-        example = self.micro.example_of(kind, micro_batch, (FORWARD, LOSS))
+        example = micro.example_of(kind, micro_batch, (FORWARD, LOSS))
         assert example is not None
         received = None if self.is_last else self._retrieve_recv_grads(micro_batch)
-        given = tuple(self.micro.copy_action(kind, micro_batch, (FORWARD, LOSS)))
+        given = tuple(micro.copy_action(kind, micro_batch, (FORWARD, LOSS)))
         output, taken = self._left_by_forward(micro_batch)
         del self._forwards[micro_batch]
         if kind == BACKWARD_INPUT:
@@ -410,7 +415,7 @@ class Stage(PipelineStage):
                 taken[index].grad = given[index]
             kept = (loss,) if self.is_last else output
             self.backward_state[micro_batch] = (taken, None, kept, received)
-            self.dw_runner[micro_batch] = _nothing
+            self.dw_runner[micro_batch] = lambda: None
         self.bwd_cache[micro_batch] = given
 
     @property
@@ -436,7 +441,7 @@ class Stage(PipelineStage):
 
     def _received(self, micro_batch: int, tensors: Any) -> Any:
         if self.micro:
-            self.micro.receive(micro_batch, [each for each in tensors if each is not None])
+            self.micro.receive(micro_batch, [tensor for tensor in tensors if tensor is not None])
         return tensors
 
     def _warmup_backward_result(self, received_result: Tensor | None = None) -> Tensor:
@@ -460,15 +465,6 @@ class Stage(PipelineStage):
             if getattr(info, "buffer", None) is not None:
                 self._observer.assign(info.buffer, Category.COMMUNICATION, name)
 
-    def _check(self, output: Any) -> None:
-        """The buffers of the next stage were made from what was expected of this one."""
-        expected = self._expected
-        if not self.is_last and (output.shape, output.dtype) != (expected.shape, expected.dtype):
-            raise RuntimeError(
-                f"stage {self.stage_index} gives {tuple(output.shape)} {output.dtype}, "
-                f"expected were {tuple(expected.shape)} {expected.dtype}"
-            )
-
 
 def _put_in_order(groups: list[dict[str, Any]], module: nn.Module) -> None:
     """Parameters whose gradients are still to be computed, as the module has them.
@@ -485,24 +481,3 @@ def _put_in_order(groups: list[dict[str, Any]], module: nn.Module) -> None:
             )
             group["intermediates"], group["grads"] = ([pair[side] for pair in pairs] for side in (0, 1))
     groups.sort(key=lambda group: min((place.get(node, len(place)) for node in group["params"]), default=len(place)))
-
-
-def _nothing() -> None: ...
-
-
-def _stage(part: Part, module: nn.Module, loop: PipelinedLoop, group: Any) -> Stage:
-    return Stage(
-        loop,
-        part,
-        module,
-        input_args=(part.input_example(loop.spec),),
-        output_args=(part.output_example(loop.spec),),
-        group=group,
-    )
-
-
-def together(parts: Sequence[Part]) -> nn.Module:
-    """The parts of a rank as one module: the only one, or all by the numbers of their stages."""
-    if len(parts) == 1:
-        return parts[0].module
-    return nn.ModuleDict({f"stage{part.index}": part.module for part in parts})

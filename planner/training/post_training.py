@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,11 +14,11 @@ from torch.distributed.tensor import DTensor
 from planner.events import Category, Phase
 from planner.host_events import HostCategory
 from planner.job import schema
-from planner.job.schema import FrozenModel, PostTraining
+from planner.job.schema import FrozenModel
 from planner.training import blocks, inputs, observers
-from planner.training.batch_shapes import Feed, floating
+from planner.training.batch_shapes import floating
 from planner.training.device_mesh import World
-from planner.training.host import Host, Resting
+from planner.training.host import Resting
 from planner.training.inputs import MicroBatch
 from planner.training.loop import Loop
 from planner.training.loss_functions import Objective
@@ -33,20 +33,14 @@ from planner.training.wraps import fsdp2, tensor_parallel
 _NAME = "weights for the engine"
 
 
-def send(model: nn.Module, dtype: torch.dtype, bucket_bytes: int, device: torch.device, observer: Observer) -> None:
-    """Every parameter of the model, gathered and let go of again."""
-    with torch.no_grad():
-        if bucket_bytes:
-            _send_in_buckets(model, dtype, bucket_bytes, device, observer)
-        else:
-            for tensor in _whole_tensors(model, dtype, device):
-                observer.assign(tensor, Category.COMMUNICATION, _NAME)
-
-
-def _send_in_buckets(
-    model: nn.Module, dtype: torch.dtype, bucket_bytes: int, device: torch.device, observer: Observer
-) -> None:
-    """A bucket is there as long as the sync; a tensor larger than it is sent alone, by a bucket as large as it."""
+@torch.no_grad()
+def _send(model: nn.Module, dtype: torch.dtype, bucket_bytes: int, device: torch.device, observer: Observer) -> None:
+    """Every parameter of the model, gathered and let go of again: one by one, or by way of a bucket."""
+    if not bucket_bytes:
+        for whole in _whole_tensors(model, dtype, device):
+            observer.assign(whole, Category.COMMUNICATION, _NAME)
+        return
+    # A bucket is there as long as the sync; a tensor larger than it is sent alone, by a bucket as large as it.
     bucket = torch.empty(bucket_bytes, dtype=torch.uint8, device=device)
     observer.assign(bucket, Category.COMMUNICATION, _NAME)
     used = 0
@@ -75,183 +69,149 @@ def _whole_tensors(model: nn.Module, dtype: torch.dtype, device: torch.device) -
 REWARD_HEAD = "sequence_classification"
 
 
-@dataclass(slots=True)
-class Frozen:
-    """One such model; `resting` is None where it stays on the device, or its shards come and go one by one."""
+class _FrozenModel:
+    """A model without gradients, on the device or at rest. Raises SpecError for a config that is no model."""
 
-    name: str
-    module: nn.Module
-    feed: Feed
-    resting: Resting | None
+    def __init__(self, name: str, section: FrozenModel, loop: Loop, spec: schema.Job, world: World) -> None:
+        self.name, self.samples, self._observer = name, section.micro_batch_size, loop.observer
+        model = _model_of(section, spec.model, is_reward=name == "reward")
+        self.module = module = build(model, torch.device("meta"))
+        self.feed = inputs.feed_of(module, replace(spec, model=model))
+        if world.degree("tp") > 1:
+            tensor_parallel.split(module, replace(spec.parallel.tp, loss_parallel=False), world.device_mesh["tp"])
+        module.requires_grad_(False)
+        if world.shards:
+            shard = replace(spec.parallel.dp_shard, offload="cpu" if section.offload else "", prefetch=0)
+            repeated = [block for _, block in blocks.find(module, model.blocks)]
+            mixed = spec.train.precision == "fsdp_mixed"
+            fsdp2.shard(module, repeated, shard, world.sharding_mesh(), mixed=mixed)
+        materialize(module, loop.device, loop.host, offloaded=world.shards and section.offload)
+        module.eval()
+        observers.tell_parameters(module, self._observer, f"{name}.")
+        self._resting: Resting | None = None
+        """None where it stays on the device, or its shards come and go one by one."""
+        if section.offload and not world.shards:
+            self._resting = Resting(module.parameters, loop.device, loop.host, HostCategory.PARAMETER)
+            self._resting.leave()
 
-    def wake(self, observer: Observer) -> None:
+    def wake(self) -> None:
         """It comes to the device if it rested as a whole."""
-        if self.resting is not None:
-            self.resting.come_back()
-            tell(self.name, self.module, observer)
+        if self._resting is not None:
+            self._resting.come_back()
+            observers.tell_parameters(self.module, self._observer, f"{self.name}.")
 
     def rest(self) -> None:
         """It gives back what its forward left, and the device's memory if it rests as a whole."""
         if isinstance(self.module, FSDPModule):
             self.module.reshard()  # without a backward the root keeps what it gathered
-        if self.resting is not None:
-            self.resting.leave()
+        if self._resting is not None:
+            self._resting.leave()
 
 
-def load(
-    name: str, said: FrozenModel, spec: schema.Job, world: World, device: torch.device, host: Host, observer: Observer
-) -> Frozen:
-    """The model, without gradients, on the device or at rest. Raises SpecError for a config that is no model."""
-    model = model_of(said, spec.model, is_reward=name == "reward")
-    module = build(model, torch.device("meta"))
-    feed = inputs.feed_of(module, replace(spec, model=model))
-    if world.degree("tp") > 1:
-        tensor_parallel.split(module, replace(spec.parallel.tp, loss_parallel=False), world.device_mesh["tp"])
-    module.requires_grad_(False)
-    shards = world.shards
-    if shards:
-        shard = replace(spec.parallel.dp_shard, offload="cpu" if said.offload else "", prefetch=0)
-        found = [block for _, block in blocks.find(module, model.blocks)]
-        mixed = spec.train.precision == "fsdp_mixed"
-        fsdp2.shard(module, found, shard, world.sharding_mesh(), mixed=mixed)
-    materialize(module, device, host, offloaded=shards and said.offload)
-    module.eval()
-    tell(name, module, observer)
-    resting = Resting(module.parameters, device, host, HostCategory.PARAMETER) if said.offload and not shards else None
-    if resting is not None:
-        resting.leave()
-    return Frozen(name, module, feed, resting)
-
-
-def model_of(said: FrozenModel, policy: schema.Model, *, is_reward: bool) -> schema.Model:
+def _model_of(section: FrozenModel, policy: schema.Model, *, is_reward: bool) -> schema.Model:
     """The model section that it stands for: its own config, or the policy's."""
-    of_policy = said.config is None
-    base = policy if of_policy else schema.Model(hf_config=said.config, attention=policy.attention)
-    head = said.head or (REWARD_HEAD if is_reward and base.hf_config is not None else base.head)
-    return replace(base, head=head, parameter_dtype=said.dtype)
-
-
-def tell(name: str, module: nn.Module, observer: Observer) -> None:
-    """Its parameters and buffers are parameters of this model's name."""
-    for path, tensor in (*module.named_parameters(), *module.named_buffers()):
-        observer.assign(tensor, Category.PARAMETER, f"{name}.{path}")
+    base = policy if section.config is None else schema.Model(hf_config=section.config, attention=policy.attention)
+    head = section.head or (REWARD_HEAD if is_reward and base.hf_config is not None else base.head)
+    return replace(base, head=head, parameter_dtype=section.dtype)
 
 
 # The order is that of verl's hybrid engine (0.6, workers/fsdp_workers.py) and of TRL's colocate mode (0.24): the
 # trainer's weights go to the engine, the engine generates while the trainer waits, the reference and the reward model
 # run forward, then the trainer takes its step. What the engine itself holds is no part of these phases: see
 # planner/tracing/rollout.py.
-def phases_around(loop: Loop, spec: schema.Job, world: World, host: Host) -> PostTrainingPhases:
-    """The phases of a job, its reference and reward models loaded. Raises SpecError for what cannot be built."""
-    assert spec.post_training is not None
-    frozen = {
-        name: load(name, said, spec, world, loop.device, host, loop.observer)
-        for name, said in (("reference", spec.post_training.reference), ("reward", spec.post_training.reward))
-        if said is not None
-    }
-    return PostTrainingPhases(loop, spec, host, frozen)
-
-
 class PostTrainingPhases:
-    """What the loop is told of; see :class:`planner.training.loop.OtherPhases`."""
+    """The phases around a job's loop; see :class:`planner.training.loop.OtherPhases`."""
 
-    def __init__(self, loop: Loop, spec: schema.Job, host: Host, frozen: dict[str, Frozen]) -> None:
+    def __init__(self, loop: Loop, spec: schema.Job, world: World) -> None:
+        """Loads the reference and the reward model. Raises SpecError for what cannot be built."""
         assert spec.post_training is not None
-        self._loop, self._spec, self._said = loop, spec, spec.post_training
-        self._frozen = frozen
-        self._parameters = Resting(loop.bare_model.parameters, loop.device, host, HostCategory.PARAMETER)
-        self._states = Resting(self._optimizer_states, loop.device, host, HostCategory.OPTIMIZER_STATE)
-        self._dtype = floating(self._said.rollout.dtype, place="post_training.rollout.dtype")
-
-    def __bool__(self) -> bool:
-        return True
+        self._loop, self._spec, self._section = loop, spec, spec.post_training
+        sections = {"reference": self._section.reference, "reward": self._section.reward}
+        self._frozen = {
+            name: _FrozenModel(name, section, loop, spec, world)
+            for name, section in sections.items()
+            if section is not None
+        }
+        self._parameters = Resting(loop.bare_model.parameters, loop.device, loop.host, HostCategory.PARAMETER)
+        self._states = Resting(self._optimizer_states, loop.device, loop.host, HostCategory.OPTIMIZER_STATE)
+        self._dtype = floating(self._section.rollout.dtype, place="post_training.rollout.dtype")
 
     def begin(self) -> None:
         """The engine starts when the trainer rests."""
-        self._trainer_rests()
+        self._rest_trainer()
 
     def before(self, iteration: int) -> None:
         """Weights, answers, scores; then the trainer comes back."""
-        self._loop.observer.mark(Phase.WEIGHT_SYNC, iteration)
+        loop = self._loop
+        loop.observer.mark(Phase.WEIGHT_SYNC, iteration)
         self._send_weights()
-        self._loop.observer.mark(Phase.ROLLOUT, iteration)
+        loop.observer.mark(Phase.ROLLOUT, iteration)
         if "reference" in self._frozen:
-            self._loop.observer.mark(Phase.REFERENCE_FORWARD, iteration)
+            loop.observer.mark(Phase.REFERENCE_FORWARD, iteration)
             self._run_reference(self._frozen["reference"])
         if "reward" in self._frozen:
-            self._loop.observer.mark(Phase.REWARD_FORWARD, iteration)
+            loop.observer.mark(Phase.REWARD_FORWARD, iteration)
             self._run_reward(self._frozen["reward"])
-        self._loop.observer.mark(Phase.FORWARD, iteration)
-        self._parameters_come_back()
-        self._states_come_back()
+        loop.observer.mark(Phase.FORWARD, iteration)
+        self._wake_parameters()
+        if self._states.rests:
+            self._states.come_back()
+            observers.tell_optimizer_state(loop.optimizer, loop.bare_model, loop.observer)
 
     def after(self, iteration: int) -> None:  # noqa: ARG002
         """The trainer has taken its step and gives way."""
-        self._trainer_rests()
+        self._rest_trainer()
 
-    def _trainer_rests(self) -> None:
-        said: PostTraining = self._said
-        if said.trainer_offload.parameters:
+    def _rest_trainer(self) -> None:
+        if self._section.trainer_offload.parameters:
             self._parameters.leave()
-        if said.trainer_offload.optimizer:
+        if self._section.trainer_offload.optimizer:
             self._states.leave()
         self._hand_over()
 
     def _hand_over(self) -> None:
-        if self._said.empty_cache and self._loop.device.type == "cuda":
+        if self._section.empty_cache and self._loop.device.type == "cuda":
             torch.cuda.empty_cache()
 
     def _send_weights(self) -> None:
-        rested = self._parameters.rests
-        self._parameters_come_back()
-        sync, model = self._said.weight_sync, self._loop.bare_model
-        send(model, self._dtype, sync.bucket_bytes, self._loop.device, self._loop.observer)
+        loop, rested = self._loop, self._parameters.rests
+        self._wake_parameters()
+        _send(loop.bare_model, self._dtype, self._section.weight_sync.bucket_bytes, loop.device, loop.observer)
         if rested:
             self._parameters.leave()
         self._hand_over()
 
-    def _parameters_come_back(self) -> None:
+    def _wake_parameters(self) -> None:
         if self._parameters.rests:
             self._parameters.come_back()
             observers.tell_parameters(self._loop.bare_model, self._loop.observer)
-
-    def _states_come_back(self) -> None:
-        if self._states.rests:
-            self._states.come_back()
-            observers.tell_optimizer_state(self._loop.optimizer, self._loop.bare_model, self._loop.observer)
 
     def _optimizer_states(self) -> Iterator[Tensor]:
         for state in self._loop.optimizer.state.values():
             yield from (value for value in state.values() if isinstance(value, Tensor))
 
-    def _run_reference(self, frozen: Frozen) -> None:
+    def _run_reference(self, frozen: _FrozenModel) -> None:
         """The log-probabilities of the answers are computed as the trainer's loss is."""
-        loop, said = self._loop, self._said.reference
-        assert said is not None
-        objective = Objective(self._spec.train.loss, frozen.feed, loop.device, loop.observer)
-        self._run(frozen, said.micro_batch_size, objective, own_loss=objective.own)
+        objective = Objective(self._spec.train.loss, frozen.feed, self._loop.device, self._loop.observer)
+        self._run(frozen, objective, own_loss=objective.own)
 
-    def _run_reward(self, frozen: Frozen) -> None:
-        said = self._said.reward
-        assert said is not None
-
-        def scores(model: nn.Module, batch: MicroBatch) -> None:
+    def _run_reward(self, frozen: _FrozenModel) -> None:
+        def score(model: nn.Module, batch: MicroBatch) -> None:
             if frozen.feed.positional:
                 model(*batch.arguments.values(), **frozen.feed.constants)
             else:
                 model(**batch.arguments, **frozen.feed.constants)
 
-        self._run(frozen, said.micro_batch_size, scores, own_loss=False)
+        self._run(frozen, score, own_loss=False)
 
-    def _run(self, frozen: Frozen, samples: int, forward: object, *, own_loss: bool) -> None:
+    def _run(self, frozen: _FrozenModel, forward: Callable[[nn.Module, MicroBatch], object], *, own_loss: bool) -> None:
         loop = self._loop
-        assert callable(forward)
-        frozen.wake(loop.observer)
+        frozen.wake()
         follower = loop.observer if isinstance(loop.observer, ModuleFollower) else None
         if follower is not None:
             follower.enter(frozen.name)
         with torch.no_grad(), loop.precision.autocast():
-            batch = inputs.make(frozen.feed, samples, loop.device, loop.observer, own_loss=own_loss)
+            batch = inputs.make(frozen.feed, frozen.samples, loop.device, loop.observer, own_loss=own_loss)
             forward(frozen.module, batch)
         if follower is not None:
             follower.leave()

@@ -23,10 +23,9 @@ from planner.training import (
     optimizers,
     post_training,
 )
-from planner.training.batch_shapes import Feed
-from planner.training.checkpoint_reading import Loading
+from planner.training.checkpoints import Loading
 from planner.training.device_mesh import World
-from planner.training.host import Host, RealHost
+from planner.training.host import Host
 from planner.training.loop import EngineLoop, Loop, Precision
 from planner.training.loss_functions import Objective
 from planner.training.models.build import build, materialize
@@ -75,163 +74,144 @@ def run(
     of `load` and of each iteration only, so that frees come at the same places in every run; random numbers start from
     a seed that depends on nothing but the rank. Raises SpecError for whatever of the job cannot be used.
     """
-    watching = NullObserver() if observer is None else observer
+    observer = NullObserver() if observer is None else observer
+    host = Host() if host is None else host
     blocks.forget_compiled(spec.train.compile)
-    world, doing = World.of(spec.parallel, rank, device), RealHost() if host is None else host
+    world = World.of(spec.parallel, rank, device)
     torch.manual_seed(rank)
     with (
         _collecting_by_hand(),
-        fsdp2.observe_fsdp(watching),
-        observers.observe_collectives(watching),
+        fsdp2.observe_fsdp(observer),
+        observers.observe_collectives(observer),
         ExitStack() as following,
     ):
-        following.enter_context(deepspeed_engine.prepare_engine(spec, device, watching))
+        following.enter_context(deepspeed_engine.prepare_engine(spec, device, observer))
         following.enter_context(absent_peers.where_absent(spec.train))
-        watching.mark(Phase.LOAD, 0)
-        place = _StepContext(world, device, watching, doing)
-        loop, recomputed = _load(spec, place)
+        observer.mark(Phase.LOAD, 0)
+        loop, recomputed = _load(spec, world, device, observer, host)
         if spec.post_training is not None:
-            loop.others = post_training.phases_around(loop, spec, world, doing)
-        if isinstance(watching, ModuleFollower) and watching.follows_modules:
-            following.enter_context(blocks.follow(loop.bare_model, watching.enter, watching.leave, loop.compiled))
+            loop.others = post_training.PostTrainingPhases(loop, spec, world)
+        if isinstance(observer, ModuleFollower) and observer.follows_modules:
+            following.enter_context(blocks.follow(loop.bare_model, observer.enter, observer.leave, loop.compiled))
         gc.collect()
         kept = None
         if spec.train.checkpoint_load is not None:
-            watching.mark(Phase.CHECKPOINT_LOAD, 0)
-            kept = checkpoints.load(
-                Loading(
-                    spec=spec.train.checkpoint_load,
-                    model=loop.bare_model,
-                    optimizer=loop.optimizer,
-                    device=device,
-                    observer=watching,
-                    host=doing,
-                )
-            )
+            observer.mark(Phase.CHECKPOINT_LOAD, 0)
+            kept = _load_checkpoint(spec.train.checkpoint_load, loop)
         with tensor_parallel.losses(spec.parallel.tp):
             loop.run()
-    wrapped = loop.model
-    ddp = wrapped.account() if isinstance(wrapped, ObservedDdp) else {}
+    model, by_engine = loop.model, deepspeed_engine.uses_engine(spec)
     return Outcome(
-        model=wrapped,
+        model=model,
         optimizer=loop.optimizer,
         recomputed=recomputed,
-        ddp=ddp,
+        ddp=model.account() if isinstance(model, ObservedDdp) else {},
         sharded_dims=fsdp2.sharded_dims(loop.bare_model),
-        parts=loop.optimizer_parts(),
+        parts=deepspeed_engine.parts(model) if by_engine else optimizers.parts(loop.optimizer),
         kept=(loop, kept),
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _StepContext:
-    """Where and for whom a step runs."""
-
-    world: World
-    device: torch.device
-    observer: Observer
-    host: Host
-
-
-def _load(spec: schema.Job, place: _StepContext) -> tuple[Loop, list[str]]:
-    world, device, observer = place.world, place.device, place.observer
-    if world.degree("pp") > 1:
-        return _load_pipeline(spec, place)
+def _load(
+    spec: schema.Job, world: World, device: torch.device, observer: Observer, host: Host
+) -> tuple[Loop, list[str]]:
+    """The loop with all that it needs, and the paths of the blocks that recompute."""
     spec = deepspeed_engine.resolve_job(spec)
-    # What is split is built without memory, split, and only then given any.
-    with deepspeed_engine.partitioning(spec):
-        bare = build(spec.model, torch.device("meta") if world.splits else device)
-    feed, feeds = inputs.feed_of(bare, spec), inputs.feeds_by_length(bare, spec)
-    loss_functions.apply(bare, spec.train.loss)
-    if world.degree("tp") > 1:
-        tensor_parallel.split(bare, spec.parallel.tp, world.device_mesh["tp"])
-    if world.degree("ep") > 1:
-        expert_parallel.split(bare, spec.parallel.ep, world)
-    expert_parallel.force(bare, spec.parallel.ep, expert_parallel.fullest(world))
-    recomputed = blocks.apply_recompute(bare, spec.train.recompute, spec.model.blocks)
-    compiled = blocks.compile_model(bare, spec.train.compile, spec.model.blocks)
-    blocks.apply_offload(bare, wanted=spec.train.activation_offload, host=place.host, pattern=spec.model.blocks)
-    if world.shards:
-        found = [block for _, block in blocks.find(bare, spec.model.blocks)]
-        mixed = spec.train.precision == "fsdp_mixed"
-        if world.degree("ep") > 1:
-            expert_parallel.shard(bare, spec.parallel.dp_shard, world, mixed=mixed)
-        fsdp2.shard(bare, found, spec.parallel.dp_shard, world.sharding_mesh(), mixed=mixed)
+    is_pipelined, by_engine = world.degree("pp") > 1, deepspeed_engine.uses_engine(spec)
+    if is_pipelined:
+        # Pipelines alone pay for the import of torch.distributed.pipelining.
+        from planner.training import pipelined_loop
+
+        stages = pipelined_loop.parts(spec, world.coordinate("pp"))
+        modules, bare = [stage.module for stage in stages], pipelined_loop.together(stages)
+        feed = pipelined_loop.feed_of(spec, stages[0])
+    else:
+        # What is split is built without memory, split, and only then given any.
+        with deepspeed_engine.partitioning(spec):
+            bare = build(spec.model, torch.device("meta") if world.splits else device)
+        modules, feed, feeds = [bare], inputs.feed_of(bare, spec), inputs.feeds_by_length(bare, spec)
+        loss_functions.apply(bare, spec.train.loss)
+    recomputed: list[str] = []
+    compiled: list[nn.Module] = []
+    for module in modules:
+        _split(module, spec, world)
+        recomputed += blocks.apply_recompute(module, spec.train.recompute, spec.model.blocks)
+        compiled += blocks.compile_model(module, spec.train.compile, spec.model.blocks)
+        blocks.apply_offload(module, wanted=spec.train.activation_offload, host=host, pattern=spec.model.blocks)
+        _shard(module, spec, world)
     if world.splits:
-        materialize(bare, device, place.host, offloaded=spec.parallel.dp_shard.offload == "cpu")
+        materialize(bare, device, host, offloaded=spec.parallel.dp_shard.offload == "cpu")
     observers.tell_parameters(bare, observer)
-    if deepspeed_engine.uses_engine(spec):
-        optimizer = optimizers.build(spec.train.optimizer, bare.parameters())
-        engine = deepspeed_engine.wrap_model(spec, bare, optimizer, observer)
-        parts = _parts_of_a_loop(spec, place, engine, bare, optimizer, feed)
-        return EngineLoop(**parts, feeds=feeds, compiled=compiled), recomputed
-    replicate = spec.parallel.dp_replicate
-    alone = replicate.degree == 1 or world.shards
-    model = bare if alone else ObservedDdp(bare, replicate, observer, world.group("dp_replicate"))
-    optimizer = optimizers.build(spec.train.optimizer, bare.parameters(), optimizers.optimizer_maker(spec, world))
-    blocks.compile_optimizer(optimizer, spec.train.compile)
-    splitting = context_parallel.splitting(spec.parallel.cp, world)
-    parts = _parts_of_a_loop(spec, place, model, bare, optimizer, feed)
-    return Loop(**parts, feeds=feeds, splitting=splitting, compiled=compiled), recomputed
-
-
-def _parts_of_a_loop(
-    spec: schema.Job,
-    place: _StepContext,
-    model: nn.Module,
-    bare: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    feed: Feed,
-) -> dict[str, Any]:
-    """What every loop is made of."""
-    return {
+    replicate, model = spec.parallel.dp_replicate, bare
+    if replicate.degree > 1 and not world.shards and not by_engine:
+        model = ObservedDdp(bare, replicate, observer, world.group("dp_replicate"))
+    maker = optimizers.plain if by_engine else optimizers.optimizer_maker(spec, world)
+    optimizer = optimizers.build(spec.train.optimizer, bare.parameters(), maker)
+    if by_engine:
+        model = deepspeed_engine.wrap_model(spec, bare, optimizer, observer)
+    else:
+        blocks.compile_optimizer(optimizer, spec.train.compile)
+    common: dict[str, Any] = {
         "train": spec.train,
         "parallel": spec.parallel,
         "model": model,
         "bare_model": bare,
         "optimizer": optimizer,
-        "objective": Objective(spec.train.loss, feed, place.device, place.observer, spec.train.compile),
+        "objective": Objective(spec.train.loss, feed, device, observer, spec.train.compile),
         "feed": feed,
-        "precision": Precision(spec.train.precision, place.device),
-        "device": place.device,
-        "observer": place.observer,
-        "host": place.host,
+        "precision": Precision(spec.train.precision, device),
+        "device": device,
+        "observer": observer,
+        "host": host,
+        "compiled": compiled,
     }
+    if is_pipelined:
+        return pipelined_loop.PipelinedLoop(**common, spec=spec, world=world, parts=stages), recomputed
+    if by_engine:
+        return EngineLoop(**common, feeds=feeds), recomputed
+    splitting = context_parallel.splitting(spec.parallel.cp, world)
+    return Loop(**common, feeds=feeds, splitting=splitting), recomputed
 
 
-def _load_pipeline(spec: schema.Job, place: _StepContext) -> tuple[Loop, list[str]]:
-    """As `_load`, for each of the parts of the model that this rank has."""
-    # Pipelines alone pay for the import of torch.distributed.pipelining.
-    from planner.training import pipelined_loop
-
-    world = place.world
-    parts = pipelined_loop.parts(spec, world.coordinate("pp"))
-    recomputed, compiled = [], []
-    for part in parts:
-        if world.degree("tp") > 1:
-            tensor_parallel.split(part.module, spec.parallel.tp, world.device_mesh["tp"])
-        if list(expert_parallel.experts_of(part.module)):
-            expert_parallel.force(part.module, spec.parallel.ep)
-        recomputed += blocks.apply_recompute(part.module, spec.train.recompute, spec.model.blocks)
-        compiled += blocks.compile_model(part.module, spec.train.compile, spec.model.blocks)
-        if world.shards:
-            found = [block for _, block in blocks.find(part.module, spec.model.blocks)]
-            mixed = spec.train.precision == "fsdp_mixed"
-            fsdp2.shard(part.module, found, spec.parallel.dp_shard, world.sharding_mesh(), mixed=mixed)
-    bare = pipelined_loop.together(parts)
-    materialize(bare, place.device, place.host, offloaded=spec.parallel.dp_shard.offload == "cpu")
-    observers.tell_parameters(bare, place.observer)
-    optimizer = optimizers.build(spec.train.optimizer, bare.parameters())
-    blocks.compile_optimizer(optimizer, spec.train.compile)
-    loop = pipelined_loop.PipelinedLoop(
-        **_parts_of_a_loop(spec, place, bare, bare, optimizer, pipelined_loop.feed_of(spec, parts[0])),
-        compiled=compiled,
+def _load_checkpoint(spec: schema.CheckpointLoad, loop: Loop) -> Any:
+    """Loads the model, or the model and its optimizer; returns the state dict if the job keeps the reference."""
+    loading = Loading(
         spec=spec,
-        world=world,
-        parts=parts,
-        modules=[part.module for part in parts],
+        model=loop.bare_model,
+        optimizer=loop.optimizer,
+        device=loop.device,
+        observer=loop.observer,
+        host=loop.host,
     )
-    return loop, recomputed
+    if spec.kind == "state_dict":
+        state = checkpoints.load(loading)
+    else:
+        # Jobs that load so alone pay for the import of torch.distributed.checkpoint.
+        from planner.training import distributed_checkpoints
+
+        with absent_peers.naming_devices():
+            state = distributed_checkpoints.LOADS[spec.kind](loading)
+    observers.tell_optimizer_state(loop.optimizer, loop.bare_model, loop.observer)
+    return state if spec.keep_reference else None
+
+
+def _split(module: nn.Module, spec: schema.Job, world: World) -> None:
+    if world.degree("tp") > 1:
+        tensor_parallel.split(module, spec.parallel.tp, world.device_mesh["tp"])
+    if world.degree("ep") > 1:
+        expert_parallel.split(module, spec.parallel.ep, world)
+    if world.degree("pp") == 1 or list(expert_parallel.experts_of(module)):  # a stage may have no experts
+        expert_parallel.force(module, spec.parallel.ep, expert_parallel.fullest(world))
+
+
+def _shard(module: nn.Module, spec: schema.Job, world: World) -> None:
+    if not world.shards:
+        return
+    repeated = [block for _, block in blocks.find(module, spec.model.blocks)]
+    mixed = spec.train.precision == "fsdp_mixed"
+    if world.degree("ep") > 1:
+        expert_parallel.shard(module, spec.parallel.dp_shard, world, mixed=mixed)
+    fsdp2.shard(module, repeated, spec.parallel.dp_shard, world.sharding_mesh(), mixed=mixed)
 
 
 @contextmanager

@@ -48,97 +48,85 @@ def feed_of(model: nn.Module, spec: schema.Job) -> Feed:
     )
 
 
-def _with_mask(found: Feed, takes: batch_shapes.ForwardSignature, spec: schema.Job) -> Feed:
+def _with_mask(feed: Feed, takes: batch_shapes.ForwardSignature, spec: schema.Job) -> Feed:
     """A padded batch has its mask beside the tokens."""
     if spec.train.padding == "none":
-        return found
+        return feed
     if "attention_mask" not in takes.names:
         raise SpecError(
             f"train.padding is {spec.train.padding}, and the model takes no attention_mask",
             allowed="none",
             place="train.padding",
         )
-    mask = Input(shape=found.arguments["input_ids"].shape, dtype="int64")
-    return replace(found, arguments={**found.arguments, "attention_mask": mask}, padded=True)
+    mask = Input(shape=feed.arguments["input_ids"].shape, dtype="int64")
+    return replace(feed, arguments={**feed.arguments, "attention_mask": mask}, padded=True)
 
 
 def _text(config: Any, head: str, takes: batch_shapes.ForwardSignature, spec: schema.Job) -> Feed:
     tokens = _tokens(config, spec)
-    length = tokens.shape[0]
-    arguments = {"input_ids": tokens}
+    feed = Feed(arguments={"input_ids": tokens})
     if config.is_encoder_decoder and "decoder_input_ids" in takes.names:
-        labels = {"labels": tokens}
         # With labels the model shifts them itself; a loss by hand needs the decoder's input.
-        return Feed(arguments=arguments, labels=labels, by_hand={"decoder_input_ids": tokens})
+        return replace(feed, labels={"labels": tokens}, by_hand={"decoder_input_ids": tokens})
     if head == "sequence_classification":
-        return Feed(arguments=arguments, labels={"labels": _classes(config)})
+        return replace(feed, labels=_classes(config))
     if head == "token_classification":
-        return Feed(
-            arguments=arguments,
-            labels={"labels": Input(shape=(length,), dtype="int64", maximum=config.num_labels)},
-        )
+        return replace(feed, labels=_classes(config, *tokens.shape))
     if head == "question_answering":
-        position = Input(shape=(), dtype="int64", maximum=length)
-        return Feed(arguments=arguments, labels={"start_positions": position, "end_positions": position}, own_loss=True)
-    if "labels" in takes.names and head != "base":
-        return Feed(arguments=arguments, labels={"labels": tokens})
-    return Feed(arguments=arguments)
+        position = Input(shape=(), dtype="int64", maximum=tokens.shape[0])
+        return replace(feed, labels={"start_positions": position, "end_positions": position}, own_loss=True)
+    return replace(feed, labels={"labels": tokens}) if "labels" in takes.names and head != "base" else feed
 
 
 def _image(config: Any, head: str) -> Feed:
     vision = getattr(config, "vision_config", config)
-    height, width = _image_size(vision)
-    arguments = {"pixel_values": _pixels(vision)}
+    feed = Feed(arguments={"pixel_values": _pixels(vision)})
     if head == "image_classification":
-        return Feed(arguments=arguments, labels={"labels": _classes(config)})
+        return replace(feed, labels=_classes(config))
     if head == "semantic_segmentation":
-        classes = Input(shape=(height, width), dtype="int64", maximum=config.num_labels)
-        return Feed(arguments=arguments, labels={"labels": classes})
+        return replace(feed, labels=_classes(config, *_image_size(vision)))
     if head == "masked_image_modeling":
-        patches = (height // _patch(vision)) * (width // _patch(vision))
-        masked = Input(shape=(patches,), dtype="bool")
-        return Feed(arguments={**arguments, "bool_masked_pos": masked}, own_loss=True)
-    return Feed(arguments=arguments)
+        masked = Input(shape=(_patches(vision),), dtype="bool")
+        return replace(feed, arguments={**feed.arguments, "bool_masked_pos": masked}, own_loss=True)
+    return feed
 
 
 def _audio(config: Any, head: str, main: str, takes: batch_shapes.ForwardSignature, spec: schema.Job) -> Feed:
-    arguments = {main: _sound_input(config, spec)}
+    feed = Feed(arguments={main: _sound_input(config, spec)})
     if "decoder_input_ids" in takes.names:
         tokens = _tokens(config, spec, longest=getattr(config, "max_target_positions", 0))
-        return Feed(arguments=arguments, labels={"labels": tokens}, by_hand={"decoder_input_ids": tokens})
+        return replace(feed, labels={"labels": tokens}, by_hand={"decoder_input_ids": tokens})
     if head == "audio_classification":
-        return Feed(arguments=arguments, labels={"labels": _classes(config)})
+        return replace(feed, labels=_classes(config))
     if head == "ctc":
         # A transcript is shorter than its frames; a loss by hand takes a class for each frame instead.
         transcript = Input(shape=(spec.train.sequence_length or 16,), dtype="int64", maximum=config.vocab_size)
-        return Feed(arguments=arguments, own_labels={"labels": transcript})
-    return Feed(arguments=arguments)
+        return replace(feed, own_labels={"labels": transcript})
+    return feed
 
 
 def _image_and_text(config: Any, takes: batch_shapes.ForwardSignature, spec: schema.Job) -> Feed:
     text, vision = getattr(config, "text_config", config), getattr(config, "vision_config", config)
     tokens = _tokens(text, spec, longest=getattr(text, "max_position_embeddings", 0))
-    arguments = {"input_ids": tokens}
+    of_text = Feed(arguments={"input_ids": tokens})
+    feed = Feed(arguments={**of_text.arguments, "pixel_values": _pixels(vision)})
     if "return_loss" in takes.names:
-        return Feed(
-            arguments={**arguments, "pixel_values": _pixels(vision)}, constants={"return_loss": True}, own_loss=True
-        )
+        return replace(feed, constants={"return_loss": True}, own_loss=True)
     labels = {"labels": tokens} if "labels" in takes.names else {}
-    marker = _image_marker(config)
+    markers = (getattr(config, name, None) for name in ("image_token_id", "image_token_index"))
+    marker = next((marker for marker in markers if isinstance(marker, int)), -1)
     if marker < 0:
-        return Feed(arguments={**arguments, "pixel_values": _pixels(vision)}, labels=labels)
+        return replace(feed, labels=labels)
     count = _image_tokens(config, vision)
     if not count or "aspect_ratio_ids" in takes.names:  # pictures in as many tiles as their shape asks for (mllama)
-        return Feed(arguments=arguments, labels=labels)
+        return replace(of_text, labels=labels)
     if count >= tokens.shape[0]:
         raise SpecError(
             f"an image takes {count} of the {tokens.shape[0]} tokens of a sequence",
             remedy=f"raise train.sequence_length above {count}",
             place="train.sequence_length",
         )
-    return Feed(
-        arguments={**arguments, "pixel_values": _pixels(vision)}, labels=labels, image_token=marker, image_tokens=count
-    )
+    return replace(feed, labels=labels, image_token=marker, image_tokens=count)
 
 
 def _tokens(config: Any, spec: schema.Job, *, longest: int = 0) -> Input:
@@ -155,8 +143,8 @@ def _tokens(config: Any, spec: schema.Job, *, longest: int = 0) -> Input:
     return Input(shape=(length,), dtype="int64", maximum=vocab)
 
 
-def _classes(config: Any) -> Input:
-    return Input(shape=(), dtype="int64", maximum=config.num_labels)
+def _classes(config: Any, *shape: int) -> dict[str, Input]:
+    return {"labels": Input(shape=shape, dtype="int64", maximum=config.num_labels)}
 
 
 def _pixels(config: Any) -> Input:
@@ -174,9 +162,10 @@ def _image_size(config: Any) -> tuple[int, int]:
     return int(size), int(size)
 
 
-def _patch(config: Any) -> int:
-    patch = getattr(config, "patch_size", 16)
-    return int(patch[0] if isinstance(patch, list | tuple) else patch)
+def _patches(config: Any) -> int:
+    (height, width), patch = _image_size(config), getattr(config, "patch_size", 16)
+    size = int(patch[0] if isinstance(patch, list | tuple) else patch)
+    return (height // size) * (width // size)
 
 
 def _sound_input(config: Any, spec: schema.Job) -> Input:
@@ -190,28 +179,15 @@ def _sound_input(config: Any, spec: schema.Job) -> Input:
     return Input(shape=(getattr(config, "max_length", 0) or spec.train.sequence_length or 1024, bins))
 
 
-def _image_marker(config: Any) -> int:
-    for name in ("image_token_id", "image_token_index"):
-        marker = getattr(config, name, None)
-        if isinstance(marker, int):
-            return marker
-    return -1
-
-
 def _image_tokens(config: Any, vision: Any) -> int:
     """How many tokens stand for one image; 0 where that is not known, and the model is trained on text."""
-    for name in ("mm_tokens_per_image", "image_seq_length"):
-        count = getattr(config, name, None)
-        if name == "mm_tokens_per_image" and isinstance(count, int):
-            return count
+    count = getattr(config, "mm_tokens_per_image", None)
+    if isinstance(count, int):
+        return count
     if not hasattr(vision, "image_size") or not hasattr(vision, "patch_size"):
         return 0
     if getattr(vision, "model_type", "") == "pixtral":
         return 0  # its pictures have any size up to `image_size`, which the batch says beside them
-    height, width = _image_size(vision)
-    patches = (height // _patch(vision)) * (width // _patch(vision))
-    kept = getattr(config, "vision_feature_select_strategy", "default")
-    if kept == "full":
-        return patches + 1
-    factor = getattr(config, "scale_factor", 1)
-    return math.ceil(patches / factor**2)
+    if getattr(config, "vision_feature_select_strategy", "default") == "full":
+        return _patches(vision) + 1
+    return math.ceil(_patches(vision) / getattr(config, "scale_factor", 1) ** 2)

@@ -6,7 +6,6 @@ import os
 import sys
 from pathlib import Path
 
-from planner.runtime import walls
 from planner.runtime.user_cache import user_cache
 
 ROOT = Path(__file__).parents[2]
@@ -20,7 +19,8 @@ def as_user(*folders: Path) -> list[str]:
     """
     interpreter = [sys.prefix, sys.base_prefix, str(user_cache()), str(ROOT), *map(str, folders)]
     shown = [part for path in interpreter if os.path.exists(path) for part in ("--ro-bind", path, path)]
-    parents = walls._parents(interpreter)
+    above = {str(parent) for path in interpreter for parent in Path(path).parents} - {"/"}
+    parents = sorted(above, key=lambda path: path.count("/"))
     opened = [part for path in parents if path in ("/root", "/tmp") for part in ("--perms", "1777", "--tmpfs", path)]
     made = [part for path in parents for part in ("--perms", "0755", "--dir", path)]
     return [

@@ -70,7 +70,7 @@ def test_parameters_states_and_gradients_are_those_of_deepspeeds_own_estimate(ra
     assert after[Category.PARAMETER] == 2 * cut.total
     assert after[Category.OPTIMIZER_STATE] == 12 * cut.size
     assert after.get(Category.GRADIENT, 0) == after.get(Category.BUCKET, 0) == 0
-    whole = sum(cut.sizes[piece.parameter] for piece in cut.of_rank(0))
+    whole = sum(size for size, _ in cut.shares[0])
     assert most_by_category(events)[Category.GRADIENT] == 2 * whole + 4 * cut.size
 
 
@@ -122,11 +122,11 @@ def test_a_plan_names_its_ranks() -> None:
 def test_every_element_has_one_owner(sizes: list[int], ranks: int) -> None:
     cut = Partitions((*sizes, 1), ranks)
 
-    assert [sum(piece.elements for piece in pieces) for pieces in cut.pieces] == [*sizes, 1]
-    assert sum(piece.elements for rank in range(ranks) for piece in cut.of_rank(rank)) == sum(sizes) + 1
-    assert all(sum(each.elements for each in cut.of_rank(rank)) <= cut.size for rank in range(ranks))
+    held = [sum(elements for _, elements in share) for share in cut.shares]
+    assert sum(held) == sum(sizes) + 1
+    assert max(held) <= cut.size
     assert cut.size % 2 == 0
-    assert 0 <= cut.padding < 2 * ranks
+    assert 0 <= cut.total - sum(cut.sizes) < 2 * ranks
 
 
 def test_kinds_of_partitions_do_not_grow_with_the_world() -> None:

@@ -19,6 +19,7 @@ from planner.job.loading import bundle
 from planner.job.schema import Job
 from planner.runtime import running
 from planner.runtime.limits import Limits
+from planner.runtime.process_tree import Usage
 from planner.service.validation import measuring_process
 from planner.truth.measuring import measurement_lines
 from planner.units import GIB, MIB
@@ -89,15 +90,16 @@ class Clock:
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
 
-    def look(self, child: int, _: Limits) -> None:
+    def look(self, child: int) -> Usage:
         if len(alive_with(SESSION, child)) == 2:  # and the one that it has started
             self.hung = alive_with(SESSION, child)
+        return Usage(0, 0)
 
 
 def test_a_step_that_hangs_is_ended_with_all_that_it_started(strange: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     monkeypatch.setattr(running, "time", clock)
-    monkeypatch.setattr(running, "_check_usage", clock.look)
+    monkeypatch.setattr(running.process_tree, "usage", clock.look)
     assert measured(strange("hang"), seconds=300) == {
         "problem": "the measured step was not done within 300 s, and was ended"
     }

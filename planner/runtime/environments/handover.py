@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import importlib.metadata
 import importlib.util
+import itertools
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -35,25 +36,15 @@ def bring_code() -> Path:
         return ROOT
     folder = user_cache() / _FOLDER / hashlib.sha256(str(_PACKAGE).encode()).hexdigest()[:16]
     folder.mkdir(parents=True, exist_ok=True)
-    for target in (_PACKAGE, _yaml_package(), _version_folder()):
-        if target is not None:
-            _link(folder / target.name, target)
+    yaml = importlib.util.find_spec("yaml")
+    targets = [_PACKAGE, *([Path(yaml.origin).parent] if yaml is not None and yaml.origin else [])]
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # planner may not be installed
+        installed = Path(str(importlib.metadata.distribution(NAME).locate_file("")))
+        metadata = (file.parent for file in importlib.metadata.files(NAME) or () if file.name == "METADATA")
+        targets += [installed / path for path in itertools.islice(metadata, 1)]
+    for target in targets:
+        _link(folder / target.name, target)
     return folder
-
-
-def _yaml_package() -> Path | None:
-    spec = importlib.util.find_spec("yaml")
-    return Path(spec.origin).parent if spec is not None and spec.origin else None
-
-
-def _version_folder() -> Path | None:
-    """The metadata of the installation, if there is one."""
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        found = importlib.metadata.distribution(NAME).locate_file("")
-        for file in importlib.metadata.files(NAME) or ():
-            if file.name == "METADATA":
-                return Path(str(found)) / file.parent
-    return None
 
 
 def _link(path: Path, target: Path) -> None:

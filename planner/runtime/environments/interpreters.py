@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import json
 import os
@@ -50,7 +51,8 @@ class Interpreter:
     def is_this(self) -> bool:
         """Whether its packages are those of this process."""
         here = this_interpreter()
-        return os.path.dirname(self.python) == os.path.dirname(here.python) and _same(self, here)
+        versions = [interpreter.python_version.split(".")[:2] for interpreter in (self, here)]
+        return os.path.dirname(self.python) == os.path.dirname(here.python) and versions[0] == versions[1]
 
     def __str__(self) -> str:
         folder = os.path.dirname(os.path.dirname(self.python))
@@ -75,38 +77,29 @@ def read_interpreter(python: str, *, needs_torch: bool = False) -> Interpreter:
     import subprocess  # a plan from the store asks nobody, and is not to wait for this
 
     try:
+        # In `/`, for no file beside a program is to stand for a library.
         ended = subprocess.run(
-            [python, "-c", _PROBE],
-            cwd="/",  # no file beside a program stands for a library
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_SECONDS,
-            text=True,
-            errors="replace",
-            check=False,
-        )
-        found = Interpreter(*json.loads(ended.stdout))
+            [python, "-c", _PROBE], cwd="/", stdin=subprocess.DEVNULL, capture_output=True, timeout=_SECONDS,
+            text=True, errors="replace", check=False,
+        )  # fmt: skip
+        interpreter = Interpreter(*json.loads(ended.stdout))
     except subprocess.TimeoutExpired:
         raise _refused(python, f"does not answer within {_SECONDS:g} s") from None
     except OSError as error:
         raise _refused(python, f"cannot be started: {error.strerror}") from None
     except (ValueError, TypeError):
-        said = (ended.stderr or ended.stdout).strip().splitlines() or [f"it ended with {ended.returncode}"]
-        raise _refused(python, f"is no Python that answers: {said[-1]}") from None
-    if tuple(int(each) for each in found.python_version.split(".")[:2]) < OLDEST_PYTHON:
-        raise _refused(python, f"is Python {found.python_version}")
-    if needs_torch and not found.torch:
+        lines = (ended.stderr or ended.stdout).strip().splitlines() or [f"it ended with {ended.returncode}"]
+        raise _refused(python, f"is no Python that answers: {lines[-1]}") from None
+    if tuple(map(int, interpreter.python_version.split(".")[:2])) < OLDEST_PYTHON:
+        raise _refused(python, f"is Python {interpreter.python_version}")
+    if needs_torch and not interpreter.torch:
         raise PlannerError(
             "this Python has no torch",
             allowed="a Python with torch",
             remedy=f"install it there: {python} -m pip install torch",
             place=python,
         )
-    return found
-
-
-def _same(one: Interpreter, other: Interpreter) -> bool:
-    return one.python_version.split(".")[:2] == other.python_version.split(".")[:2]
+    return interpreter
 
 
 def _refused(python: str, problem: str) -> PlannerError:
@@ -137,13 +130,12 @@ def python_of_command(word: str, folder: Path, environment: Mapping[str, str]) -
     """The Python that runs a command's first word, started in `folder`: it is one, or a script that names one; empty
     where there is no such file, or it names none."""
     if "/" in word:
-        path = os.path.join(folder, os.path.expanduser(word))
-        found = path if os.access(path, os.X_OK) else None
+        file: str | None = os.path.join(folder, os.path.expanduser(word))
     else:
-        found = shutil.which(word, path=environment.get("PATH", os.defpath))
-    if found is None:
+        file = shutil.which(word, path=environment.get("PATH", os.defpath))
+    if file is None or not os.access(file, os.X_OK):
         return ""
-    return found if _PYTHON.fullmatch(os.path.basename(word)) else _python_of_script(Path(found), environment)
+    return file if _PYTHON.fullmatch(os.path.basename(word)) else _python_of_script(Path(file), environment)
 
 
 def _python_of_script(path: Path, environment: Mapping[str, str]) -> str:
@@ -156,7 +148,7 @@ def _python_of_script(path: Path, environment: Mapping[str, str]) -> str:
     if not words:
         return ""
     if os.path.basename(words[0]) == "env":
-        named = next((each for each in words[1:] if not each.startswith("-") and "=" not in each), "")
+        named = next((word for word in words[1:] if not word.startswith("-") and "=" not in word), "")
         return (shutil.which(named, path=environment.get("PATH")) or "") if _PYTHON.fullmatch(named) else ""
     if _PYTHON.fullmatch(os.path.basename(words[0])):
         return words[0]
@@ -173,30 +165,28 @@ def python_of_conda(name: str, prefix: str, folder: Path, environment: Mapping[s
         return python_in(folder / os.path.expanduser(prefix))
     if "/" in name:
         return python_in(folder / name)
-    return next(filter(None, (python_in(each) for each in _conda_prefixes(name, environment))), "")
+    return next(filter(None, map(python_in, _conda_prefixes(name, environment))), "")
 
 
 def _conda_prefixes(name: str, environment: Mapping[str, str]) -> Iterator[Path]:
     """Where an environment of this name may lie, as conda looks for it."""
     home = Path(environment.get("HOME") or "~").expanduser()
-    roots = [Path(environment[each]) for each in ("MAMBA_ROOT_PREFIX", "CONDA_ROOT") if environment.get(each)]
-    tools = (environment.get("CONDA_EXE"), *(shutil.which(each, path=environment.get("PATH")) for each in ("conda",)))
-    roots += [Path(each).resolve().parents[1] for each in tools if each]
+    roots = [Path(environment[key]) for key in ("MAMBA_ROOT_PREFIX", "CONDA_ROOT") if environment.get(key)]
+    tools = environment.get("CONDA_EXE"), shutil.which("conda", path=environment.get("PATH"))
+    roots += [Path(tool).resolve().parents[1] for tool in tools if tool]
     if name == "base":
         yield from roots
         return
-    for variable in ("CONDA_ENVS_PATH", "CONDA_ENVS_DIRS"):
-        yield from (Path(each) / name for each in environment.get(variable, "").split(os.pathsep) if each)
+    for key in ("CONDA_ENVS_PATH", "CONDA_ENVS_DIRS"):
+        yield from (Path(folder) / name for folder in environment.get(key, "").split(os.pathsep) if folder)
     yield from (root / "envs" / name for root in roots)
     yield home / ".conda" / "envs" / name
-    try:
+    with contextlib.suppress(OSError, UnicodeDecodeError):
         listed = (home / ".conda" / "environments.txt").read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError):
-        listed = []
-    yield from (Path(each) for each in listed if os.path.basename(each) == name)
+        yield from (Path(path) for path in listed if os.path.basename(path) == name)
 
 
 def python_of_project(folder: Path, inside: str = ".venv") -> str:
     """Of the project in which this folder lies: that of the environment `inside` it."""
     start = folder.absolute()
-    return next(filter(None, (python_in(each / inside) for each in (start, *start.parents))), "")
+    return next(filter(None, (python_in(parent / inside) for parent in (start, *start.parents))), "")

@@ -38,8 +38,8 @@ def find_environment(version: str) -> Interpreter | None:
 def list_environments() -> Sequence[Interpreter]:
     """All that have been made, from the oldest torch to the newest."""
     folders = (user_cache() / "environments").glob("torch-*")
-    found = [_read_folder(each, each.name.removeprefix("torch-")) for each in folders]
-    return sorted(filter(None, found), key=lambda each: [int(part) for part in each.minor.split(".")])
+    made = filter(None, (_read_folder(folder, folder.name.removeprefix("torch-")) for folder in folders))
+    return sorted(made, key=lambda interpreter: [int(part) for part in interpreter.minor.split(".")])
 
 
 def _read_folder(folder: Path, minor: str) -> Interpreter | None:
@@ -64,18 +64,15 @@ def make_environment(version: str, progress: Progress) -> Interpreter:
     `progress` is told what is done. Raises PlannerError, which says how to make it by hand, where that fails.
     """
     folder, minor = environment_folder(version), minor_of(version)
-    found = find_environment(version)
-    if found is not None:
-        return found
+    if (interpreter := find_environment(version)) is not None:
+        return interpreter
     folder.parent.mkdir(parents=True, exist_ok=True)
     with _locked(folder.parent / f".{folder.name}.lock", lambda: progress(f"torch {minor} is being made elsewhere")):
-        found = find_environment(version)
-        if found is None:
+        if find_environment(version) is None:
             _make(folder, minor, progress)
-            found = find_environment(version)
-    if found is None:
+    if (interpreter := find_environment(version)) is None:
         raise _failed(folder, minor, "what was installed has no such torch")
-    return found
+    return interpreter
 
 
 @contextmanager
@@ -107,8 +104,7 @@ def _make(folder: Path, minor: str, progress: Progress) -> None:
 def _commands(temporary: Path, minor: str) -> list[list[str]]:
     made = str(temporary / "made")
     python, wanted = f"{made}/bin/python", (f"torch=={minor}.*", *PLANNING)
-    uv = _uv()
-    if uv:
+    if uv := _uv():
         best = ["--index-strategy", "unsafe-best-match"]  # as pip: the newest, whichever source has it
         return [
             [*uv, "venv", "--quiet", "--relocatable", "--python", sys.executable, made],
@@ -118,24 +114,25 @@ def _commands(temporary: Path, minor: str) -> list[list[str]]:
 
 
 def _uv() -> list[str]:
-    found = shutil.which("uv")
-    if found:
-        return [found]
+    if program := shutil.which("uv"):
+        return [program]
     return [sys.executable, "-m", "uv"] if importlib.util.find_spec("uv") else []
 
 
 def _sources_of_pip() -> list[str]:
     """What uv does not read by itself: where pip is told to look for packages."""
-    if any(os.environ.get(each) for each in _OF_UV) or not importlib.util.find_spec("pip"):
+    if any(map(os.environ.get, _OF_UV)) or not importlib.util.find_spec("pip"):
         return []
-    told = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False)
-    found: list[str] = []
-    for line in told.stdout.splitlines():
+    config = subprocess.run(
+        [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False
+    )
+    words: list[str] = []
+    for line in config.stdout.splitlines():
         name, equals, value = line.partition("=")
         option = _SOURCES.get(name.rpartition(".")[2])
         if option and equals:
-            found += [word for each in str(ast.literal_eval(value)).split() for word in (option, each)]
-    return found
+            words += [word for source in str(ast.literal_eval(value)).split() for word in (option, source)]
+    return words
 
 
 def _run(command: Sequence[str], folder: Path, minor: str, progress: Progress) -> None:

@@ -5,24 +5,22 @@ from __future__ import annotations
 import asyncio
 import atexit
 import functools
-import pickle
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from planner.job.schema import Job
-from planner.runtime import messages, running
+from planner.runtime import running
 from planner.runtime.fork_server import ForkServer
-from planner.runtime.limits import Limits
-from planner.runtime.messages import AnswerWriter, Task
+from planner.runtime.limits import LimitExceededError, Limits
+from planner.runtime.running import StoppedError
 from planner.service.http.body_readers import JSON, YAML, YAML_TYPES, read_job, read_object, too_large
 from planner.service.http.problems import RequestError, problem
 from planner.units import GIB
 
 LIMITS = Limits(seconds=10.0, memory_bytes=2 * GIB, tasks=16)
 """For one body. What is allowed in a body is read within a second on a machine that is not busy."""
-_RESULT = "result"
 _REMEDY = "send a bundle, as planner spec --bundle prints it"
 
 
@@ -33,29 +31,17 @@ async def read_beside(function: str, body: bytes, kind: str, remedy: str = _REME
     what its sender may change.
     """
     stopped = False
-    task = Task("planner.service.http.bodies:answer_reading", (function, body, kind))
     work = asyncio.ensure_future(
-        asyncio.to_thread(running.run, task, LIMITS, server=_server(), stopped=lambda: stopped)
+        asyncio.to_thread(running.call, function, body, kind, limits=LIMITS, server=_server(), stopped=lambda: stopped)
     )
     try:
-        answer = await asyncio.shield(work)
+        return await asyncio.shield(work)
+    except (LimitExceededError, StoppedError):
+        late = f"the body cannot be read within {LIMITS.seconds:g} s"
+        raise RequestError(422, late, remedy=remedy, place="the body") from None
     except asyncio.CancelledError:
         stopped = True
         raise
-    if answer.exceeded is not None:
-        late = f"the body cannot be read within {LIMITS.seconds:g} s"
-        raise RequestError(422, late, remedy=remedy, place="the body")
-    messages.raise_failure(answer)
-    if _RESULT not in answer.parts:
-        raise RuntimeError(f"a body was not read: {messages.ending(answer)}")
-    return pickle.loads(answer.parts[_RESULT])
-
-
-def answer_reading(argument: tuple[str, bytes, str], answer: AnswerWriter) -> None:
-    """The child's side."""
-    function, body, kind = argument
-    result = Task(function).resolve()(body, kind)  # type: ignore[arg-type]  # a reader, with its own arguments
-    answer.write(_RESULT, pickle.dumps(result))
 
 
 def load() -> None:

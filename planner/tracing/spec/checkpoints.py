@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, Self, cast
@@ -18,15 +18,17 @@ from torch.utils._pytree import tree_leaves
 from planner import upstream
 from planner.host_events import HostBlock, HostCategory
 from planner.tracing.host_ledger import SMALLEST_BYTES, HostLedger, NewStorages, local_part
+from planner.training.host import CheckpointFiles
 
 _HELD = HostBlock(bytes=0, category=HostCategory.CHECKPOINT, name="saved")
 
 
-class UnwrittenFiles:
+class UnwrittenFiles(CheckpointFiles):
     """The files of one checkpoint, of which there are none; what the host has meanwhile is written into a ledger."""
 
     def __init__(self, ledger: HostLedger) -> None:
-        self._ledger, self._open = ledger, ExitStack()
+        super().__init__()
+        self._ledger = ledger
 
     def __enter__(self) -> Self:
         # Pinning is the driver's, which is not there.

@@ -19,7 +19,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 from planner import upstream
 from planner.host_events import HostBlock, HostCategory
 from planner.tracing.host_ledger import SMALLEST_BYTES, HostLedger, NewStorages, local_part, when_gone
-from planner.training.host import CheckpointFiles, RealHost
+from planner.training.host import CheckpointFiles, Host
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ def step_on_meta(optimizer: Optimizer, parameters: Sequence[Tensor]) -> FirstSte
     return FirstStep(state, 0 if is_fused else max(0, highest - sum(state)))
 
 
-class AbsentHost:
+class AbsentHost(Host):
     """A host of which nothing is filled, clipped or kept, but written down; see `planner.training.host.Host`."""
 
     def __init__(self, *, pins_gradients: bool) -> None:
@@ -89,7 +89,7 @@ class AbsentHost:
 
     def fill(self, parameter: Tensor) -> None:
         if parameter.device.type != "cpu":
-            RealHost().fill(parameter)
+            super().fill(parameter)
 
     def select_clipped(self, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
         return [parameter for parameter in parameters if parameter.device.type != "cpu"]

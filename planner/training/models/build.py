@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.machinery
 import sys
@@ -16,8 +15,9 @@ from torch import Tensor, nn
 from planner.errors import SpecError
 from planner.job import schema
 from planner.job.code_rules import ANY_CODE, CodeRules
+from planner.job.nodes import did_you_mean
 from planner.training.batch_shapes import floating
-from planner.training.host import Host, RealHost
+from planner.training.host import Host
 from planner.training.models import adapters, decoder
 
 
@@ -27,8 +27,9 @@ def materialize(model: nn.Module, device: torch.device, host: Host | None = None
     `host` fills them, by default for real. `offloaded`: parameters rest on the host, buffers do not, as fully_shard's
     CPUOffloadPolicy wants it. What is tied stays tied.
     """
-    filling = RealHost() if host is None else host
-    tied = _tied_parameters(model)
+    host = Host() if host is None else host
+    tied = tied_parameters(model)
+    # From meta it gives each module a parameter of its own (torch 2.13).
     model.to_empty(device=torch.device("cpu") if offloaded else device)
     for (owner, first), *others in tied:
         for module, name in others:
@@ -36,21 +37,7 @@ def materialize(model: nn.Module, device: torch.device, host: Host | None = None
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.is_floating_point():
-                filling.fill(_local(parameter))
-    _zero_buffers(model, device)
-
-
-def _tied_parameters(model: nn.Module) -> list[list[tuple[nn.Module, str]]]:
-    """Who holds a parameter together: from meta, `to_empty` gives each of them one of its own (torch 2.13)."""
-    owners: dict[int, list[tuple[nn.Module, str]]] = {}
-    for module in model.modules():
-        for name, parameter in module._parameters.items():
-            if parameter is not None:
-                owners.setdefault(id(parameter), []).append((module, name))
-    return [together for together in owners.values() if len(together) > 1]
-
-
-def _zero_buffers(model: nn.Module, device: torch.device) -> None:
+                host.fill(_local(parameter))
     moved: dict[Tensor, Tensor] = {}
     for module in model.modules():
         for name, buffer in module._buffers.items():
@@ -62,6 +49,16 @@ def _zero_buffers(model: nn.Module, device: torch.device) -> None:
             if buffer not in moved:
                 moved[buffer] = torch.zeros_like(buffer, device=device)
             module._buffers[name] = moved[buffer]
+
+
+def tied_parameters(model: nn.Module) -> list[list[tuple[nn.Module, str]]]:
+    """Who holds a parameter together: modules and the name that each has for it."""
+    owners: dict[int, list[tuple[nn.Module, str]]] = {}
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                owners.setdefault(id(parameter), []).append((module, name))
+    return [together for together in owners.values() if len(together) > 1]
 
 
 def _local(tensor: Tensor) -> Tensor:
@@ -86,8 +83,7 @@ def from_factory(factory: str, arguments: Mapping[str, Any], path: str = "") -> 
     process may not call (`allow`).
     """
     _rules.refuse_name(factory, path)
-    with _importable(path):
-        _forget_namesake(factory.partition(":")[0], path)
+    with _importable(factory, path):
         build = _find(factory)
         _rules.refuse_foreign(factory, build)
         try:
@@ -110,28 +106,23 @@ def from_factory(factory: str, arguments: Mapping[str, Any], path: str = "") -> 
 
 
 @contextmanager
-def _importable(path: str) -> Iterator[None]:
+def _importable(factory: str, path: str) -> Iterator[None]:
     if not path:
         yield
         return
     sys.path.insert(0, path)
     importlib.invalidate_caches()
     try:
+        # A process that has built another job's `models:build` has that job's `models` in memory.
+        top = factory.partition(":")[0].partition(".")[0]
+        here, loaded = importlib.machinery.PathFinder.find_spec(top, [path]), sys.modules.get(top)
+        if here is not None and loaded is not None and getattr(loaded, "__file__", None) != here.origin:
+            for name in [name for name in sys.modules if name == top or name.startswith(f"{top}.")]:
+                del sys.modules[name]
         yield
     finally:
         if path in sys.path:
             sys.path.remove(path)
-
-
-def _forget_namesake(module_name: str, path: str) -> None:
-    """A process that has built another job's `models:build` has that job's `models` in memory."""
-    top = module_name.partition(".")[0]
-    here = importlib.machinery.PathFinder.find_spec(top, [path]) if path else None
-    loaded = sys.modules.get(top)
-    if here is None or loaded is None or getattr(loaded, "__file__", None) == here.origin:
-        return
-    for name in [name for name in sys.modules if name == top or name.startswith(f"{top}.")]:
-        del sys.modules[name]
 
 
 def _find(factory: str) -> Callable[..., Any]:
@@ -139,19 +130,16 @@ def _find(factory: str) -> Callable[..., Any]:
     if not (module_name and colon and name):
         raise SpecError(f"{factory!r} names no callable", allowed="module:callable", place=_PLACE)
     module = _import(module_name, factory)
-    found: Any = module
+    member: Any = module
     for part in name.split("."):
-        if not hasattr(found, part):
-            close = difflib.get_close_matches(part, [n for n in vars(module) if not n.startswith("_")], n=3)
-            raise SpecError(
-                f"{module_name} has no {name!r}",
-                remedy=f"did you mean {', '.join(close)}?" if close else "name a callable of that module",
-                place=_PLACE,
-            )
-        found = getattr(found, part)
-    if not callable(found):
-        raise SpecError(f"{factory} is of type {type(found).__name__}", allowed="a callable", place=_PLACE)
-    return found  # type: ignore[no-any-return]
+        if not hasattr(member, part):
+            public = [member for member in vars(module) if not member.startswith("_")]
+            remedy = did_you_mean(part, public) or "name a callable of that module"
+            raise SpecError(f"{module_name} has no {name!r}", remedy=remedy, place=_PLACE)
+        member = getattr(member, part)
+    if not callable(member):
+        raise SpecError(f"{factory} is of type {type(member).__name__}", allowed="a callable", place=_PLACE)
+    return member  # type: ignore[no-any-return]
 
 
 def _import(name: str, factory: str) -> Any:
@@ -188,24 +176,23 @@ def build(model: schema.Model, device: torch.device) -> nn.Module:
     if model.decoder is not None:
         with _born_on(device, dtype):
             return decoder.Decoder(model.decoder).train()
-    if model.hf_config is not None:
-        # transformers takes seconds to import: only jobs that name one of its models pay for it.
-        from planner.training.models import transformers_models
+    if model.hf_config is None:
+        raise SpecError("the job names no model", allowed="one of hf_config, factory, decoder", place="model")
+    # transformers takes seconds to import: only jobs that name one of its models pay for it.
+    from planner.training.models import transformers_models
 
-        four_bits = model.adapter is not None and model.adapter.kind == "qlora"
-        # Packed one by one as they are loaded, the layers of a model in four bits are never there as a whole.
-        by_layers = four_bits and model.adapter is not None and model.adapter.load == "layers"
-        with _born_on(torch.device("meta") if by_layers else device, dtype):
-            module = transformers_models.from_config(model, dtype)
-        if four_bits:
-            adapters.quantize(module)
-        if by_layers:
-            materialize(module, device)
-        module = module.to(device)  # a model may name the host for a parameter of its own
-        if model.adapter is not None:
-            module = adapters.add_adapters(module, model.adapter)
-        return module.train()
-    raise SpecError("the job names no model", allowed="one of hf_config, factory, decoder", place="model")
+    adapter = model.adapter
+    four_bits = adapter is not None and adapter.kind == "qlora"
+    # Packed one by one as they are loaded, the layers of a model in four bits are never there as a whole.
+    by_layers = four_bits and adapter is not None and adapter.load == "layers"
+    with _born_on(torch.device("meta") if by_layers else device, dtype):
+        module = transformers_models.from_config(model, dtype)
+    if four_bits:
+        adapters.quantize(module)
+    if by_layers:
+        materialize(module, device)
+    module = module.to(device)  # a model may name the host for a parameter of its own
+    return (module if adapter is None else adapters.add_adapters(module, adapter)).train()
 
 
 def _move_module(module: nn.Module, device: torch.device, parameter_dtype: str) -> nn.Module:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-import difflib
+import itertools
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,6 +18,7 @@ from transformers.models.auto import modeling_auto
 from planner import upstream
 from planner.errors import SpecError
 from planner.job import schema
+from planner.job.nodes import did_you_mean
 
 # The tables of classes are those of transformers' `models/auto/modeling_auto.py` (5.23), which knows for each model
 # type the class with a given head.
@@ -51,19 +52,17 @@ def class_of(config: Any, head: str, architectures: Any) -> Any:
     that does not exist or that the model type does not have.
     """
     if head:
-        return _with_head(config.model_type, head)
-    for name in architectures or ():
-        if isinstance(name, str) and hasattr(transformers, name):
-            return getattr(transformers, name)
-    for table in HEADS:
-        name = _class_name(table, config.model_type)
-        if name:
-            return getattr(transformers, name)
-    raise SpecError(
-        f"transformers {transformers.__version__} has no model class for the model type {config.model_type!r}",
-        remedy="name the class in the config's architectures",
-        place="model.hf_config",
-    )
+        return _class_with_head(config.model_type, head)
+    named = (name for name in architectures or () if isinstance(name, str) and hasattr(transformers, name))
+    by_head = filter(None, (_class_name(table, config.model_type) for table in HEADS))
+    name = next(itertools.chain(named, by_head), "")
+    if not name:
+        raise SpecError(
+            f"transformers {transformers.__version__} has no model class for the model type {config.model_type!r}",
+            remedy="name the class in the config's architectures",
+            place="model.hf_config",
+        )
+    return getattr(transformers, name)
 
 
 def head_of(model: Any) -> str:
@@ -73,23 +72,14 @@ def head_of(model: Any) -> str:
     return next((head for head in HEADS if _class_name(head, model_type) == name), "")
 
 
-def _with_head(model_type: str, head: str) -> Any:
+def _class_with_head(model_type: str, head: str) -> Any:
     if head not in _TABLES:
-        close = difflib.get_close_matches(head, HEADS, n=3)
-        raise SpecError(
-            f"unknown head {head!r}",
-            allowed=", ".join(HEADS),
-            remedy=f"did you mean {', '.join(close)}?" if close else "",
-            place="model.head",
-        )
+        remedy = did_you_mean(head, HEADS)
+        raise SpecError(f"unknown head {head!r}", allowed=", ".join(HEADS), remedy=remedy, place="model.head")
     name = _class_name(head, model_type)
     if not name:
         has = [other for other in HEADS if _class_name(other, model_type)]
-        raise SpecError(
-            f"{model_type} has no {head} head",
-            allowed=", ".join(has),
-            place="model.head",
-        )
+        raise SpecError(f"{model_type} has no {head} head", allowed=", ".join(has), place="model.head")
     return getattr(transformers, name)
 
 
@@ -123,9 +113,12 @@ def from_config(model: schema.Model, dtype: torch.dtype) -> nn.Module:
     if "SequenceClassification" in build.__name__ and getattr(config, "pad_token_id", None) is None:
         # Decoders look for the last token that is no padding.
         config.pad_token_id = 0
+    # sdpa where the class has it; else what transformers chooses itself, which is eager.
+    has_sdpa = getattr(build, "_supports_sdpa", False)
+    attention = None if model.attention == "sdpa" and not has_sdpa else model.attention
     try:
-        with _quiet(), _offline():
-            built = build._from_config(config, dtype=dtype, attn_implementation=_attention(build, model.attention))
+        with _quiet_and_offline():
+            module = build._from_config(config, dtype=dtype, attn_implementation=attention)
     except SpecError:
         raise
     except Exception as failure:
@@ -135,30 +128,20 @@ def from_config(model: schema.Model, dtype: torch.dtype) -> nn.Module:
             remedy="check the sizes in the config",
             place=_PLACE,
         ) from failure
-    return built  # type: ignore[no-any-return]
+    return module  # type: ignore[no-any-return]
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """transformers remarks on tokens and kernels that concern generation and speed, not a training step's memory."""
+def _quiet_and_offline() -> Iterator[None]:
+    """transformers remarks on tokens and kernels that concern generation and speed, not a training step's memory; and
+    some configs name a backbone on a hub, which it would fetch."""
     before = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity(logging.ERROR)
     try:
-        yield
+        with upstream.patch_targets("hub offline", replaced={"huggingface_hub.constants:HF_HUB_OFFLINE": True}):
+            yield
     finally:
         transformers.logging.set_verbosity(before)
-
-
-@contextmanager
-def _offline() -> Iterator[None]:
-    """Some configs name a backbone on a hub, which transformers would fetch."""
-    with upstream.patch_targets("hub offline", replaced={"huggingface_hub.constants:HF_HUB_OFFLINE": True}):
-        yield
-
-
-def _attention(build: Any, wanted: str) -> str | None:
-    """sdpa where the class has it; else what transformers chooses itself, which is eager."""
-    return None if wanted == "sdpa" and not getattr(build, "_supports_sdpa", False) else wanted
 
 
 def _config(content: Mapping[str, Any]) -> Any:
@@ -168,11 +151,16 @@ def _config(content: Mapping[str, Any]) -> Any:
         raise SpecError("the config names no model_type", allowed="a config.json of transformers", place=_PLACE)
     _refuse_remote_code(content, _PLACE)
     if model_type not in known:
-        _refuse_unknown(model_type, list(known.keys()))
+        raise SpecError(
+            f"unknown model type {model_type!r}",
+            allowed=f"the {len(known.keys())} model types of transformers {transformers.__version__}",
+            remedy=did_you_mean(model_type, known.keys()) or "use a factory",
+            place=_PLACE,
+        )
     local = _without_remote_code(content)
     kept = {k: copy.deepcopy(v) for k, v in local.items() if k not in _NOT_OF_THE_MODEL and k != "model_type"}
     try:
-        with _quiet(), _offline():
+        with _quiet_and_offline():
             return known[model_type](**kept)
     except Exception as failure:
         _refuse_network(failure)
@@ -214,16 +202,6 @@ def _refuse_remote_code(content: Mapping[str, Any], place: str) -> None:
 def _without_remote_code(content: Mapping[str, Any]) -> dict[str, Any]:
     local = {name: part for name, part in content.items() if name not in _REMOTE_CODE}
     return {name: _without_remote_code(part) if isinstance(part, Mapping) else part for name, part in local.items()}
-
-
-def _refuse_unknown(model_type: str, known: list[str]) -> None:
-    close = difflib.get_close_matches(model_type, known, n=3)
-    raise SpecError(
-        f"unknown model type {model_type!r}",
-        allowed=f"the {len(known)} model types of transformers {transformers.__version__}",
-        remedy=f"did you mean {', '.join(close)}?" if close else "use a factory",
-        place=_PLACE,
-    )
 
 
 def _prepare(config: Any, *, use_cache: bool) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -38,19 +38,26 @@ def force(model: nn.Module, spec: schema.Ep, fullest: int = 0) -> None:
     Raises SpecError for an imbalance that was asked for a model without experts; the forward raises it for one that
     cannot be: a token goes to an expert only once.
     """
-    found = list(experts_of(model))
-    if not found and spec.imbalance != 1.0:
+    modules = list(experts_of(model))
+    if not modules and spec.imbalance != 1.0:
         raise SpecError(
             f"{type(model).__name__} has no experts that tokens could be routed to",
             allowed="1, or the config of a transformers mixture of experts",
             place=_IMBALANCE,
         )
-    for _, module in found:
+
+    def route(experts: int, _module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        chosen: Tensor = named[_CHOICE] if _CHOICE in named else arguments[1]
+        # Not through autograd: the backward of topk may keep the tensor, whose values are not differentiated.
+        chosen.data.copy_(choices(*chosen.shape, experts, spec, fullest))
+
+    for _, module in modules:
         # Split experts count their own only.
         experts = int(module.num_experts) * (spec.degree if module._is_expert_parallel else 1)
-        module.register_forward_pre_hook(_RoutingHook(experts, spec, fullest), with_kwargs=True)
+        module.register_forward_pre_hook(partial(route, experts), with_kwargs=True)
 
 
+@lru_cache(maxsize=4)
 def choices(tokens: int, each: int, experts: int, spec: schema.Ep, fullest: int = 0) -> Tensor:
     """The experts of every token, on the host, of shape (tokens, each): by the rule, whatever the values are."""
     counts = shares(tokens, each, experts, spec, fullest)
@@ -82,24 +89,6 @@ def _split_evenly(total: int, parts: int) -> list[int]:
     return [total // parts + (part < total % parts) for part in range(parts)]
 
 
-class _RoutingHook:
-    """A hook before the forward of experts."""
-
-    def __init__(self, experts: int, spec: schema.Ep, fullest: int) -> None:
-        self._experts, self._spec, self._fullest = experts, spec, fullest
-
-    def __call__(self, _module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        chosen: Tensor = named[_CHOICE] if _CHOICE in named else arguments[1]
-        tokens, each = chosen.shape
-        # Not through autograd: the backward of topk may keep the tensor, whose values are not differentiated.
-        chosen.data.copy_(_choices(tokens, each, self._experts, self._spec, self._fullest))
-
-
-@lru_cache(maxsize=4)
-def _choices(tokens: int, each: int, experts: int, spec: schema.Ep, fullest: int) -> Tensor:
-    return choices(tokens, each, experts, spec, fullest)
-
-
 # transformers 5.23 (distributed/expert_parallel.py, `base_model_ep_plan` of the config): every rank holds whole
 # experts (`grouped_gemm`: dim 0 of their weights is split along `ep`), the pairs of token and expert are sorted, sent
 # to the expert's rank and back (`AllToAllEP`), weighted and summed by the sender. As there, experts have a mesh of
@@ -116,20 +105,23 @@ def split(model: nn.Module, spec: schema.Ep, world: World) -> None:
     Raises SpecError for a model without experts, for one that transformers has no plan for, and for experts that do
     not divide.
     """
-    found = list(experts_of(model))
-    if not found:
+    modules = list(experts_of(model))
+    if not modules:
         raise SpecError(
             f"{type(model).__name__} has no experts that could be split over {spec.degree} ranks",
             allowed="the config of a transformers mixture of experts (mixtral, qwen3_moe, deepseek_v3, ...)",
             place=_PLACE,
         )
-    for path, module in found:
+    for path, module in modules:
         _check_experts(path, int(module.num_experts), spec.degree, _copies(world))
     plan = _plan(model, spec.degree)
     # transformers takes seconds to import; this model is one of its own.
     from transformers.distributed.expert_parallel import apply_expert_parallelism
 
-    apply_expert_parallelism(model, world.expert_mesh["ep"], _mesh_of_this_rank(world), plan, _BY_ALL_TO_ALL)
+    # The ranks that share this rank's tokens, without tensor parallelism: itself.
+    group = dist.new_group([world.rank], use_local_synchronization=True)
+    alone = DeviceMesh.from_group(group, world.device_type)
+    apply_expert_parallelism(model, world.expert_mesh["ep"], alone, plan, _BY_ALL_TO_ALL)
 
 
 def shard(model: nn.Module, spec: schema.DpShard, world: World, *, mixed: bool) -> None:
@@ -200,9 +192,3 @@ def _plan(model: Any, ranks: int) -> dict[str, str]:
             place=_PLACE,
         )
     return dict(plan)
-
-
-def _mesh_of_this_rank(world: World) -> DeviceMesh:
-    """The mesh of this rank alone: those that share its tokens, without tensor parallelism."""
-    group = dist.new_group([world.rank], use_local_synchronization=True)
-    return DeviceMesh.from_group(group, world.device_type)

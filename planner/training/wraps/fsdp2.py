@@ -27,7 +27,7 @@ from planner.errors import SpecError
 from planner.events import Category
 from planner.job import schema
 from planner.training.batch_shapes import floating
-from planner.training.observers import NullObserver, Observer
+from planner.training.observers import NullObserver, Observer, in_region, surrounded
 from planner.upstream import torch_releases
 
 _GROUP = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
@@ -60,24 +60,30 @@ def shard(
     usual = None if torch_releases.since(2, 8) else True
     kept = False if spec.reshard_after_forward is False else usual
     root = fully_shard(model, mesh=mesh, mp_policy=policy_of_parts, offload_policy=offload, reshard_after_forward=kept)
-    _prefetch([block for block in blocks if isinstance(block, FSDPModule)], spec.prefetch)
+    wrapped: list[FSDPModule] = [block for block in blocks if isinstance(block, FSDPModule)]
+    for index, block in enumerate(wrapped) if spec.prefetch else ():
+        block.set_modules_to_forward_prefetch(wrapped[index + 1 : index + 1 + spec.prefetch])
+        block.set_modules_to_backward_prefetch(wrapped[max(0, index - spec.prefetch) : index][::-1])
     return root
 
 
 def sharded_dims(model: nn.Module) -> tuple[int, ...]:
     """The sizes of the dims that are split over the ranks, each once: where they do not divide, ranks differ."""
-    states = (module._get_fsdp_state() for module in model.modules() if isinstance(module, FSDPModule))
-    groups = (group for state in states for group in groups_of_state(state))
-    params = (param for group in groups for param in group.fsdp_params)
-    return tuple(sorted({param._orig_size[param.fsdp_placement.dim] for param in params}))
+    return tuple(sorted({param._orig_size[param.fsdp_placement.dim] for param in _sharded_params(model)}))
+
+
+def _sharded_params(model: nn.Module) -> Iterator[Any]:
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            for group in groups_of_state(module._get_fsdp_state()):
+                yield from group.fsdp_params
 
 
 def tell_whole_gradients(model: nn.Module, observer: Observer) -> None:
     """Gradients of whole parameters, which accumulate there until they are reduced: those of a pipeline's stage."""
     if isinstance(observer, NullObserver):
         return
-    states = (module._get_fsdp_state() for module in model.modules() if isinstance(module, FSDPModule))
-    for param in (param for state in states for group in groups_of_state(state) for param in group.fsdp_params):
+    for param in _sharded_params(model):
         whole = getattr(param, "_unsharded_param", None)
         for gradient in (param.unsharded_accumulated_grad, None if whole is None else whole.grad):
             if gradient is not None:
@@ -102,30 +108,25 @@ def observe_fsdp(observer: Observer) -> Iterator[None]:
     if isinstance(observer, NullObserver):
         yield
         return
+
+    def communicating(function: Callable[..., Any]) -> Callable[..., Any]:
+        return in_region(function, observer, Category.COMMUNICATION, function.__name__)
+
+    def tell_gathered(param: Any, _result: Any) -> None:
+        for output in param.all_gather_outputs:
+            observer.assign(output, Category.PARAMETER, f"{param._param_fqn or ''} (gathered)".strip())
+
+    def tell_resharded(param: Any, _result: Any) -> None:
+        kept = param._sharded_post_forward_param_data
+        observer.assign(kept, Category.PARAMETER, f"{param._param_fqn or ''} (resharded)".strip())
+
     wrapped: dict[str, Callable[[Any], Any]] = {
-        f"{_GROUP}:{name}": partial(_in_region, observer=observer) for name in _COMMUNICATING
+        **{f"{_GROUP}:{name}": communicating for name in _COMMUNICATING},
+        f"{_PARAMETER}.alloc_all_gather_outputs": partial(surrounded, after=tell_gathered),
+        f"{_PARAMETER}.to_sharded_post_forward": partial(surrounded, after=tell_resharded),
     }
-    wrapped[f"{_PARAMETER}.alloc_all_gather_outputs"] = partial(_telling_whole, observer=observer)
-    wrapped[f"{_PARAMETER}.to_sharded_post_forward"] = partial(_telling_resharded, observer=observer)
     with upstream.patch_targets("fsdp told", wrapped=wrapped):
         yield
-
-
-def _in_region(real: Any, observer: Observer) -> Any:
-    def wrapper(*arguments: Any, **named: Any) -> Any:
-        with observer.region(Category.COMMUNICATION, real.__name__):
-            return real(*arguments, **named)
-
-    return wrapper
-
-
-def _telling_whole(real: Any, observer: Observer) -> Any:
-    def alloc(self: Any) -> None:
-        real(self)
-        for output in self.all_gather_outputs:
-            observer.assign(output, Category.PARAMETER, f"{self._param_fqn or ''} (gathered)".strip())
-
-    return alloc
 
 
 def _groups_of(model: nn.Module, groups: Sequence[str]) -> Iterator[nn.Module | list[nn.Module]]:
@@ -139,8 +140,8 @@ def _groups_of(model: nn.Module, groups: Sequence[str]) -> Iterator[nn.Module | 
                     allowed=", ".join(name for name, _ in model.named_children()),
                     place="parallel.dp_shard.groups",
                 )
-        found = [modules[path] for path in group.split()]
-        yield found[0] if len(found) == 1 else found
+        members = [modules[path] for path in group.split()]
+        yield members[0] if len(members) == 1 else members
 
 
 def _refuse_scalars(model: nn.Module) -> None:
@@ -153,15 +154,6 @@ def _refuse_scalars(model: nn.Module) -> None:
             remedy="give it the shape [1], or replicate the model (dp_replicate)",
             place="parallel.dp_shard",
         )
-
-
-def _telling_resharded(real: Any, observer: Observer) -> Any:
-    def reshard(self: Any) -> None:
-        real(self)
-        kept = self._sharded_post_forward_param_data
-        observer.assign(kept, Category.PARAMETER, f"{self._param_fqn or ''} (resharded)".strip())
-
-    return reshard
 
 
 def policy(spec: schema.DpShard, mixed: bool) -> MixedPrecisionPolicy:
@@ -183,11 +175,3 @@ def groups_of_state(state: Any) -> Sequence[Any]:
     if several is not None:
         return tuple(several)
     return () if state._fsdp_param_group is None else (state._fsdp_param_group,)
-
-
-def _prefetch(blocks: Sequence[FSDPModule], ahead: int) -> None:
-    if not ahead:
-        return
-    for index, block in enumerate(blocks):
-        block.set_modules_to_forward_prefetch(list(blocks[index + 1 : index + 1 + ahead]))
-        block.set_modules_to_backward_prefetch(list(reversed(blocks[max(0, index - ahead) : index])))

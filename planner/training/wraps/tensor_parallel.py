@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import fnmatch
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,82 +20,12 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.distributed.tensor.parallel.style import ParallelStyle
 
-from planner.errors import SpecError
+from planner.errors import SpecError, check_known
 from planner.job import schema
+from planner.training import blocks
+from planner.training.models.build import tied_parameters
 from planner.training.models.decoder import Decoder
 from planner.upstream import torch_releases
-
-# Between the blocks' attention and feed-forward each rank holds its part of the tokens, as torchtitan has it
-# (torchtitan/models/llama3/infra/parallelize.py): norms and residuals see a part, what is split by columns sees all of
-# them, and what is split by rows gives a part back.
-_SEQUENCE_PARALLEL = "parallel.tp.sequence_parallel"
-_ROWS = "planner_rowwise_to_tokens"
-_LAYERS = "layers"
-
-
-def split_rows_along_tokens(model: nn.Module, plan: Mapping[str, str]) -> dict[str, str]:
-    """The plan with every block's row-wise modules giving their rank's tokens instead of a sum for all.
-
-    Raises SpecError for a model without blocks of attention and feed-forward that are split so.
-    """
-    from transformers.distributed import tensor_parallel
-
-    own = {path: style for path, style in plan.items() if f".{_LAYERS}." in f".{path}"}
-    others = sorted({*own.values()} - {"colwise", "rowwise", "replicated_with_grad_allreduce"})
-    if others or "rowwise" not in own.values():
-        found = f"styles {', '.join(others)}" if others else "no row-wise modules"
-        raise SpecError(
-            f"sequence parallelism of {type(model).__name__}: its plan has {found} in the blocks",
-            allowed="decoders whose blocks are split by columns and rows alone",
-            place=_SEQUENCE_PARALLEL,
-        )
-    styles: Any = tensor_parallel.ALL_PARALLEL_STYLES  # type: ignore[attr-defined]
-    styles.register(_ROWS, tensor_parallel.RowwiseParallel(output_layouts=Shard(1)))
-    return {path: _ROWS if own.get(path) == "rowwise" else style for path, style in plan.items()}
-
-
-def norms_and_hooks(model: Any, mesh: DeviceMesh) -> list[nn.Module]:
-    """Scatters the tokens before the first block, gathers them before each split module and after the last norm.
-
-    Returns the norms between, which work on a part of the tokens. Raises SpecError for a model of another build.
-    """
-    base = model.base_model
-    blocks, last = getattr(base, _LAYERS, None), getattr(base, "norm", None)
-    if not isinstance(blocks, nn.ModuleList) or not len(blocks) or not isinstance(last, nn.Module):
-        raise SpecError(
-            f"sequence parallelism of {type(model).__name__}: its base model has no `layers` and `norm`",
-            allowed="transformers' decoders built as Llama is",
-            place=_SEQUENCE_PARALLEL,
-        )
-    _before(blocks[0], mesh, Replicate(), Shard(1), keep=False)
-    for block in blocks:
-        for child in block.children():
-            if next(child.children(), None) is not None:
-                _before(child, mesh, Shard(1), Replicate(), keep=True)
-    last.register_forward_hook(lambda _module, _given, out: _moved(out, mesh, Shard(1), Replicate()).to_local())
-    return [last, *(child for block in blocks for child in block.children() if next(child.children(), None) is None)]
-
-
-def _before(module: nn.Module, mesh: DeviceMesh, given: Placement, wanted: Placement, *, keep: bool) -> None:
-    """The hidden states that the module takes are placed as wanted; `keep`: as a DTensor, whose gradient is summed once
-    for all that use it."""
-
-    def move(value: Tensor) -> Tensor:
-        moved = _moved(value, mesh, given, wanted)
-        return moved if keep else moved.to_local()
-
-    def hook(_module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], Any]:
-        if "hidden_states" in named:
-            return arguments, {**named, "hidden_states": move(named["hidden_states"])}
-        return (move(arguments[0]), *arguments[1:]), named
-
-    module.register_forward_pre_hook(hook, with_kwargs=True)
-
-
-def _moved(value: Tensor, mesh: DeviceMesh, given: Placement, wanted: Placement) -> DTensor:
-    placed = value if isinstance(value, DTensor) else DTensor.from_local(value, mesh, [given], run_check=False)
-    return placed.redistribute(placements=[wanted])
-
 
 # The built-in decoder is split as torchtitan splits Llama (torchtitan/models/llama3/infra/parallelize.py): queries,
 # keys, values, gate and up column-wise, the projections back row-wise, the embedding by rows, the head by columns;
@@ -109,7 +38,8 @@ def _moved(value: Tensor, mesh: DeviceMesh, given: Placement, wanted: Placement)
 _PLACE = "parallel.tp.plan"
 _HEADS_FIRST = "replicated_with_grad_allreduce"
 """transformers' style of norms of single heads: their gradient is summed over the ranks."""
-_LOGITS = "planner_logits"
+_LOGITS, _ROWS = "planner_logits", "planner_rowwise_to_tokens"
+"""planner's own among transformers' styles."""
 
 STYLES: Mapping[str, Callable[[], ParallelStyle]] = {
     "colwise": ColwiseParallel,
@@ -133,7 +63,7 @@ def split(model: nn.Module, spec: schema.Tp, mesh: DeviceMesh) -> None:
     if hasattr(model, "_resolve_parallel_plans"):
         _split_transformers(model, spec, mesh)
     elif spec.plan:
-        _split_as_said(model, spec, mesh)
+        _split_by_plan(model, spec, mesh)
     elif isinstance(model, Decoder):
         _split_decoder(model, spec, mesh)
     else:
@@ -193,18 +123,18 @@ def _split_decoder(model: Decoder, spec: schema.Tp, mesh: DeviceMesh) -> None:
     if spec.sequence_parallel:
         ends["norm"] = SequenceParallel()
     tied = getattr(model.head, "weight", None) is getattr(model.embedding, "weight", None)
-    parallelize_module(model, mesh, {name: style for name, style in ends.items() if _has(model, name)})
+    there = {name: style for name, style in ends.items() if isinstance(getattr(model, name, None), nn.Module)}
+    parallelize_module(model, mesh, there)
     if tied and model.head is not None and model.embedding is not None:
         model.head.weight = model.embedding.weight
 
 
-def _split_as_said(model: nn.Module, spec: schema.Tp, mesh: DeviceMesh) -> None:
+def _split_by_plan(model: nn.Module, spec: schema.Tp, mesh: DeviceMesh) -> None:
     paths = [path for path, _ in model.named_modules()]
     plan: dict[str, ParallelStyle] = {}
     for pattern, name in spec.plan.items():
-        if name not in STYLES:
-            raise SpecError(f"unknown style {name!r}", allowed=", ".join(STYLES), place=f"{_PLACE}.{pattern}")
-        if not any(_fits(path, pattern) for path in paths):
+        check_known("style", name, STYLES, f"{_PLACE}.{pattern}")
+        if not any(blocks.matches(path, pattern) for path in paths):
             raise SpecError(
                 f"no module of {type(model).__name__} matches {pattern!r}",
                 allowed="paths of modules, where * stands for one part",
@@ -230,33 +160,42 @@ def _split_transformers(model: Any, spec: schema.Tp, mesh: DeviceMesh) -> None:
         raise SpecError(f"transformers refuses the plan: {refusal}", place=_PLACE) from refusal
     _check_heads(model, plan, spec.degree)
     model._tp_size = spec.degree
+    styles: Any = tensor_parallel.ALL_PARALLEL_STYLES  # type: ignore[attr-defined]
     if spec.loss_parallel:
-        logits = tensor_parallel.ColwiseParallel(use_local_output=False)
-        styles: Any = tensor_parallel.ALL_PARALLEL_STYLES  # type: ignore[attr-defined]
-        styles.register(_LOGITS, logits)
-        plan |= _as_logits(model, plan)
+        styles.register(_LOGITS, tensor_parallel.ColwiseParallel(use_local_output=False))
+        plan |= _plan_of_logits(model, plan)
     if spec.sequence_parallel:
-        plan = split_rows_along_tokens(model, plan)
+        plan = _split_rows_along_tokens(model, plan)
+        styles.register(_ROWS, tensor_parallel.RowwiseParallel(output_layouts=Shard(1)))
     norms = [name for name, style in plan.items() if style == _HEADS_FIRST]
-    # As transformers itself finds them when it splits: it ties weights after they are loaded.
-    tied = _untie_parameters(model)
+    tied = tied_parameters(model)
+    # As transformers itself finds them when it splits, each with one of its own: it ties weights after they are loaded.
+    for (first, first_name), *others in tied:
+        parameter = first._parameters[first_name]
+        assert parameter is not None
+        for module, name in others:
+            module._parameters[name] = nn.Parameter(torch.empty_like(parameter), parameter.requires_grad)
     try:
         tensor_parallel.apply_tensor_parallelism(model, mesh, {n: s for n, s in plan.items() if n not in norms})
     except ValueError as refusal:
         raise SpecError(f"transformers refuses the plan: {refusal}", place=_PLACE) from refusal
-    _tie(tied)
+    for owners in tied:
+        held = [module._parameters[name] for module, name in owners]
+        chosen = next((parameter for parameter in held if isinstance(parameter, DTensor)), held[0])
+        for module, name in owners:
+            module._parameters[name] = chosen
+    modules = dict(model.named_modules())
     for name in norms:
-        module = dict(model.named_modules()).get(name)
-        if module is not None:
-            _replicate(module, mesh, Shard(2))
+        if name in modules:
+            _replicate(modules[name], mesh, Shard(2))
     if spec.sequence_parallel:
-        for module in norms_and_hooks(model, mesh):
+        for module in _move_tokens(model, mesh):
             _replicate(module, mesh, Shard(1))
 
 
-def _as_logits(model: Any, plan: Mapping[str, str]) -> dict[str, str]:
+def _plan_of_logits(model: Any, plan: Mapping[str, str]) -> dict[str, str]:
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
-    paths = {path: module for path, module in model.named_modules() if module is head and path in plan}
+    paths = [path for path, module in model.named_modules() if module is head and path in plan]
     if head is None or not paths:
         raise SpecError(
             f"the plan of {type(model).__name__} splits no head along the vocabulary",
@@ -281,33 +220,88 @@ def _check_heads(model: Any, plan: Mapping[str, str], degree: int) -> None:
             )
 
 
-def _untie_parameters(model: nn.Module) -> list[list[tuple[nn.Module, str]]]:
-    """Who owned a parameter together; each has one of its own now."""
-    owners: dict[int, list[tuple[nn.Module, str]]] = {}
-    for module in model.modules():
-        for name, parameter in module._parameters.items():
-            if parameter is not None:
-                owners.setdefault(id(parameter), []).append((module, name))
-    tied = [together for together in owners.values() if len(together) > 1]
-    for (first, first_name), *others in tied:
-        parameter = first._parameters[first_name]
-        assert parameter is not None
-        for module, name in others:
-            module._parameters[name] = nn.Parameter(torch.empty_like(parameter), parameter.requires_grad)
-    return tied
+# Between the blocks' attention and feed-forward each rank holds its part of the tokens, as torchtitan has it
+# (torchtitan/models/llama3/infra/parallelize.py): norms and residuals see a part, what is split by columns sees all of
+# them, and what is split by rows gives a part back.
+_SEQUENCE_PARALLEL = "parallel.tp.sequence_parallel"
+_LAYERS = "layers"
 
 
-def _tie(tied: Sequence[Sequence[tuple[nn.Module, str]]]) -> None:
-    for owners in tied:
-        held = [module._parameters[name] for module, name in owners]
-        chosen = next((parameter for parameter in held if isinstance(parameter, DTensor)), held[0])
-        for module, name in owners:
-            module._parameters[name] = chosen
+def _split_rows_along_tokens(model: nn.Module, plan: Mapping[str, str]) -> dict[str, str]:
+    """The plan with every block's row-wise modules giving their rank's tokens instead of a sum for all.
+
+    Raises SpecError for a model without blocks of attention and feed-forward that are split so.
+    """
+    own = {path: style for path, style in plan.items() if f".{_LAYERS}." in f".{path}"}
+    others = sorted({*own.values()} - {"colwise", "rowwise", _HEADS_FIRST})
+    if others or "rowwise" not in own.values():
+        problem = f"styles {', '.join(others)}" if others else "no row-wise modules"
+        raise SpecError(
+            f"sequence parallelism of {type(model).__name__}: its plan has {problem} in the blocks",
+            allowed="decoders whose blocks are split by columns and rows alone",
+            place=_SEQUENCE_PARALLEL,
+        )
+    return {path: _ROWS if own.get(path) == "rowwise" else style for path, style in plan.items()}
+
+
+def _move_tokens(model: Any, mesh: DeviceMesh) -> list[nn.Module]:
+    """Scatters the tokens before the first block, gathers them before each split module and after the last norm.
+
+    Returns the norms between, which work on a part of the tokens. Raises SpecError for a model of another build.
+    """
+    base = model.base_model
+    layers, last = getattr(base, _LAYERS, None), getattr(base, "norm", None)
+    if not isinstance(layers, nn.ModuleList) or not len(layers) or not isinstance(last, nn.Module):
+        raise SpecError(
+            f"sequence parallelism of {type(model).__name__}: its base model has no `layers` and `norm`",
+            allowed="transformers' decoders built as Llama is",
+            place=_SEQUENCE_PARALLEL,
+        )
+    _move_before(layers[0], mesh, Replicate(), Shard(1), keep=False)
+    norms = [last]
+    for child in (child for layer in layers for child in layer.children()):
+        if next(child.children(), None) is None:
+            norms.append(child)
+        else:
+            _move_before(child, mesh, Shard(1), Replicate(), keep=True)
+    last.register_forward_hook(
+        lambda _module, _given, output: (
+            _as_dtensor(output, mesh, Shard(1)).redistribute(placements=[Replicate()]).to_local()
+        )
+    )
+    return norms
+
+
+def _move_before(module: nn.Module, mesh: DeviceMesh, given: Placement, wanted: Placement, *, keep: bool) -> None:
+    """The hidden states that the module takes are placed as wanted; `keep`: as a DTensor, whose gradient is summed once
+    for all that use it."""
+
+    def move(value: Tensor) -> Any:
+        moved = _as_dtensor(value, mesh, given).redistribute(placements=[wanted])
+        return moved if keep else moved.to_local()
+
+    def hook(_module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], Any]:
+        if "hidden_states" in named:
+            return arguments, {**named, "hidden_states": move(named["hidden_states"])}
+        return (move(arguments[0]), *arguments[1:]), named
+
+    module.register_forward_pre_hook(hook, with_kwargs=True)
+
+
+def _as_dtensor(value: Any, mesh: DeviceMesh, placement: Placement) -> Any:
+    """A tensor as a DTensor that is placed so; anything else as it is."""
+    if isinstance(value, torch.Tensor) and not isinstance(value, DTensor):
+        return DTensor.from_local(value, mesh, [placement], run_check=False)
+    return value
 
 
 def _replicate_the_rest(model: nn.Module, mesh: DeviceMesh) -> None:
     for path, module in model.named_modules():
-        own = [name for name, parameter in module._parameters.items() if not _is_placed(parameter)]
+        own = [
+            name
+            for name, parameter in module._parameters.items()
+            if parameter is not None and not isinstance(parameter, DTensor)
+        ]
         if not own:
             continue
         if next(module.children(), None) is not None:
@@ -320,32 +314,13 @@ def _replicate_the_rest(model: nn.Module, mesh: DeviceMesh) -> None:
         _replicate(module, mesh, Replicate())
 
 
-def _is_placed(parameter: nn.Parameter | None) -> bool:
-    return parameter is None or isinstance(parameter, DTensor)
-
-
 def _replicate(module: nn.Module, mesh: DeviceMesh, given: Placement) -> None:
     """Parameters replicated; what the module takes and returns are plain tensors, placed as `given` says inside."""
 
     def before(_module: nn.Module, arguments: Any, _mesh: Any) -> Any:
-        return tuple(_place_value(each, mesh, given) for each in arguments)
+        return tuple(_as_dtensor(argument, mesh, given) for argument in arguments)
 
     def after(_module: nn.Module, output: Any, _mesh: Any) -> Any:
         return output.to_local() if isinstance(output, DTensor) else output
 
     distribute_module(module, mesh, None, before, after)
-
-
-def _place_value(value: Any, mesh: DeviceMesh, placement: Placement) -> Any:
-    if isinstance(value, torch.Tensor) and not isinstance(value, DTensor):
-        return DTensor.from_local(value, mesh, [placement], run_check=False)
-    return value
-
-
-def _has(model: nn.Module, name: str) -> bool:
-    return isinstance(getattr(model, name, None), nn.Module)
-
-
-def _fits(path: str, pattern: str) -> bool:
-    parts, wanted = path.split("."), pattern.split(".")
-    return len(parts) == len(wanted) and all(map(fnmatch.fnmatchcase, parts, wanted))
