@@ -25,7 +25,7 @@ def names() -> list[str]:
 
 def by_name(name: str) -> GpuRecord | None:
     """The GPU of that name, in letters of either case."""
-    return _by_folded_name().get(name.casefold())
+    return next((gpu for gpu in GPUS if gpu.name.casefold() == name.casefold()), None)
 
 
 def by_alias(alias: str) -> list[GpuRecord]:
@@ -45,8 +45,12 @@ def by_any_name(name: str) -> list[GpuRecord]:
         return exact
     if called := [gpu for gpu in GPUS if joined in map(_joined, gpu.aliases)]:
         return called
-    words = _words(name)
-    return [gpu for gpu in GPUS if words <= _all_words(gpu) and any(model <= words for model in _model_words(gpu))]
+    words, matches = _words(name), []
+    for gpu in GPUS:
+        models = [_words(model) for model in (gpu.model, *gpu.aliases)]
+        if words <= _words(gpu.name).union(_words(gpu.product), *models) and any(model <= words for model in models):
+            matches.append(gpu)
+    return matches
 
 
 def by_node_label(value: str) -> GpuRecord | None:
@@ -55,7 +59,7 @@ def by_node_label(value: str) -> GpuRecord | None:
     None for a part of a GPU (`-MIG-1g.10gb`) and one that is shared in time (`-SHARED`): what a process may use of them
     is not the product's to say.
     """
-    return _by_folded_label().get(value.casefold())
+    return next((gpu for gpu in GPUS if gpu.node_label and gpu.node_label.casefold() == value.casefold()), None)
 
 
 def is_model(name: str, model: str) -> bool:
@@ -70,32 +74,12 @@ _SOCKETS = {"sxm2": "sxm", "sxm4": "sxm", "sxm5": "sxm", "sxm6": "sxm", "40g": "
 
 
 def _words(name: str) -> frozenset[str]:
-    found = re.split(r"[\s_-]+", name.casefold().strip())
-    return frozenset(_SOCKETS.get(word, word) for word in found) - _MAKERS - {""}
+    words = re.split(r"[\s_-]+", name.casefold().strip())
+    return frozenset(_SOCKETS.get(word, word) for word in words) - _MAKERS - {""}
 
 
 def _joined(name: str) -> str:
     return "".join(word for word in re.split(r"[\s_-]+", name.casefold().strip()) if word not in _MAKERS)
-
-
-@cache
-def _all_words(gpu: GpuRecord) -> frozenset[str]:
-    return frozenset().union(*map(_words, (gpu.name, gpu.model, gpu.product, *gpu.aliases)))
-
-
-@cache
-def _model_words(gpu: GpuRecord) -> tuple[frozenset[str], ...]:
-    return tuple(map(_words, (gpu.model, *gpu.aliases)))
-
-
-@cache
-def _by_folded_name() -> dict[str, GpuRecord]:
-    return {gpu.name.casefold(): gpu for gpu in GPUS}
-
-
-@cache
-def _by_folded_label() -> dict[str, GpuRecord]:
-    return {gpu.node_label.casefold(): gpu for gpu in GPUS if gpu.node_label}
 
 
 _PCIE_3, _PCIE_4, _PCIE_5 = 16, 32, 64

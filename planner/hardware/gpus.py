@@ -1,10 +1,10 @@
-"""Every GPU that a job can name, with all that is known of it: the one place to add a GPU."""
+"""Every GPU that a job can name, with all that is known of it, and its architecture: the one place to add a GPU."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planner.units import parse_bytes
+from planner.units import KIB, parse_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class GpuRecord:
     model: str
     """GPUs of one model take the same context and communicators, whatever their memory and socket."""
     arch: str
-    """`sm_90`, ...; `planner/hardware/architectures.py` has what it decides."""
+    """`sm_90`, ...; `ARCHITECTURES` has what it decides."""
     total_bytes: int
     provenance: str
     """Who reported `total_bytes`, with which software."""
@@ -286,3 +286,69 @@ GPUS = (
         multiprocessors=304, aliases=("MI300X", "AMD-Instinct-MI300X-OAM"),
     ),
 )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Architecture:
+    """What a GPU's architecture decides about kernels; 0 where no public document says it.
+
+    Sources: CUDA C++ programming guide, technical specifications per compute capability. Names of torch's device
+    properties are given where they differ.
+    """
+
+    arch: str
+    capability: tuple[int, int]
+    reference_gpu: str
+    """Whose multiprocessors are taken for all GPUs of the architecture: a trace is made for an architecture."""
+    multiprocessors: int
+    """multi_processor_count of the reference GPU."""
+    threads_per_multiprocessor: int = 2048
+    """max_threads_per_multi_processor."""
+    registers_per_multiprocessor: int = 65536
+    """regs_per_multiprocessor."""
+    shared_memory_per_block_bytes: int = 0
+    """shared_memory_per_block_optin."""
+    warp_size: int = 32
+
+
+_ALL = (
+    Architecture(
+        arch="sm_70", capability=(7, 0), reference_gpu="V100-SXM2-16GB", multiprocessors=80,
+        shared_memory_per_block_bytes=96 * KIB,
+    ),
+    Architecture(
+        arch="sm_75", capability=(7, 5), reference_gpu="T4-16GB", multiprocessors=40,
+        threads_per_multiprocessor=1024, shared_memory_per_block_bytes=64 * KIB,
+    ),
+    Architecture(
+        arch="sm_80", capability=(8, 0), reference_gpu="A100-SXM-40GB", multiprocessors=108,
+        shared_memory_per_block_bytes=163 * KIB,
+    ),
+    Architecture(
+        arch="sm_86", capability=(8, 6), reference_gpu="RTX3090-24GB", multiprocessors=82,
+        threads_per_multiprocessor=1536, shared_memory_per_block_bytes=99 * KIB,
+    ),
+    Architecture(
+        arch="sm_89", capability=(8, 9), reference_gpu="RTX4090-24GB", multiprocessors=128,
+        threads_per_multiprocessor=1536, shared_memory_per_block_bytes=99 * KIB,
+    ),
+    Architecture(
+        arch="sm_90", capability=(9, 0), reference_gpu="H100-SXM-80GB", multiprocessors=132,
+        shared_memory_per_block_bytes=227 * KIB,
+    ),
+    Architecture(
+        arch="sm_100", capability=(10, 0), reference_gpu="B200-SXM-180GB", multiprocessors=148,
+        shared_memory_per_block_bytes=227 * KIB,
+    ),
+    Architecture(
+        arch="sm_120", capability=(12, 0), reference_gpu="RTX5090-32GB", multiprocessors=170,
+        threads_per_multiprocessor=1536, shared_memory_per_block_bytes=99 * KIB,
+    ),
+    # AMD's CDNA3 instruction set guide: wavefronts of 64, 64 KiB of LDS for a workgroup.
+    Architecture(
+        arch="gfx942", capability=(9, 4), reference_gpu="MI300X-192GB", multiprocessors=304,
+        registers_per_multiprocessor=0, shared_memory_per_block_bytes=64 * KIB, warp_size=64,
+    ),
+)  # fmt: skip
+
+ARCHITECTURES = {architecture.arch: architecture for architecture in _ALL}

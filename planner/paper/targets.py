@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from planner.errors import TraceError
-from planner.hardware.architectures import ARCHITECTURES
+from planner.hardware.gpus import ARCHITECTURES
 from planner.units import KIB, MIB
 
 _CUBLAS_WORKSPACE_BYTES = (4096 * 2 + 16 * 8) * KIB

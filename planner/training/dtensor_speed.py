@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, overload
+from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
@@ -40,8 +40,8 @@ class _Groups:
 
     def shortened(self, schema: Any) -> Any:
         arguments = tuple(
-            type(each)(each[place] for place in self.firsts) if _is_list(each) and each else each
-            for each in schema.args_schema
+            type(value)(value[place] for place in self.firsts) if _is_list(value) and value else value
+            for value in schema.args_schema
         )
         return type(schema)(schema.op, arguments, schema.kwargs_schema, schema.schema_info)
 
@@ -155,15 +155,9 @@ class ShardChunks(Sequence[Tensor]):
     def __len__(self) -> int:
         return self._number
 
-    @overload
-    def __getitem__(self, index: int) -> Tensor: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[Tensor]: ...
-
-    def __getitem__(self, index: int | slice) -> Tensor | list[Tensor]:
+    def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
-            return [self._chunk(each) for each in range(self._number)[index]]
+            return [self._chunk(number) for number in range(self._number)[index]]
         return self._chunk(range(self._number)[index])
 
     def _chunk(self, number: int) -> Tensor:

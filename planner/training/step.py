@@ -30,13 +30,7 @@ from planner.training.loop import EngineLoop, Loop, Precision
 from planner.training.loss_functions import Objective
 from planner.training.models.build import build, materialize
 from planner.training.observers import ModuleFollower, NullObserver, Observer
-from planner.training.wraps import (
-    context_parallel,
-    deepspeed_engine,
-    expert_parallel,
-    fsdp2,
-    tensor_parallel,
-)
+from planner.training.wraps import context_parallel, deepspeed_engine, expert_parallel, fsdp2, tensor_parallel
 from planner.training.wraps.ddp import ObservedDdp
 
 
@@ -60,12 +54,7 @@ class Outcome:
 
 
 def run(
-    spec: schema.Job,
-    device: torch.device,
-    observer: Observer | None = None,
-    *,
-    rank: int = 0,
-    host: Host | None = None,
+    spec: schema.Job, device: torch.device, observer: Observer | None = None, *, rank: int = 0, host: Host | None = None
 ) -> Outcome:
     """One job's training step on this device, all phases in order; `host` does what is done on the host, by default
     for real.

@@ -8,7 +8,7 @@ import pytest
 
 from planner.errors import SpecError
 from planner.hardware import catalog
-from planner.hardware.architectures import ARCHITECTURES as KNOWN
+from planner.hardware.gpus import ARCHITECTURES as KNOWN
 from planner.hardware.gpus import GpuRecord
 from planner.job import named_gpus
 

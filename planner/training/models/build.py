@@ -154,9 +154,7 @@ def _import(name: str, factory: str) -> Any:
         raise SpecError(problem, remedy="install it, or set model.factory_path", place=_PLACE) from failure
     except Exception as failure:
         raise SpecError(
-            f"importing {name} raised {type(failure).__name__}: {failure}",
-            remedy="import it by itself",
-            place=_PLACE,
+            f"importing {name} raised {type(failure).__name__}: {failure}", remedy="import it by itself", place=_PLACE
         ) from failure
 
 

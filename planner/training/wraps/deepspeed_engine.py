@@ -43,10 +43,7 @@ _COMPARISONS = tuple(
     for module in ("partition_parameters", "partitioned_param_coordinator", "stage3")
 )
 """Where ranks ask whether they go the same way; absent peers agree."""
-_BEGINNINGS = (
-    "deepspeed.runtime.engine:DeepSpeedEngine.__init__",
-    f"{_ZERO}.partition_parameters:Init.__init__",
-)
+_BEGINNINGS = ("deepspeed.runtime.engine:DeepSpeedEngine.__init__", f"{_ZERO}.partition_parameters:Init.__init__")
 _WORLD: dict[str, Callable[[Any], Any]] = {
     # deepspeed.zero.Init leaves its own in the place of it.
     "torch.nn.functional:linear": lambda real: real,
@@ -324,11 +321,7 @@ def prepare_engine(spec: schema.Job, device: torch.device, observer: Observer) -
     if not uses_engine(spec):
         yield
         return
-    with (
-        _use_deepspeed(device, stage_of(spec)),
-        _observe_deepspeed(observer),
-        warnings.catch_warnings(),
-    ):
+    with _use_deepspeed(device, stage_of(spec)), _observe_deepspeed(observer), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of torch, whose collectives have new names
         yield
 
