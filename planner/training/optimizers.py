@@ -141,6 +141,8 @@ class _Paged(_BitsAndBytes):
 
 
 class _TorchAo(_StateModel):
+    usual_block = 256
+
     def __init__(
         self,
         params: Any,
@@ -150,12 +152,12 @@ class _TorchAo(_StateModel):
         weight_decay: float = 1e-2,
         amsgrad: bool = False,
         *,
-        block_size: int = 256,
+        block_size: int | None = None,
         bf16_stochastic_round: bool = False,  # noqa: ARG002  # an argument of torchao, which takes no memory
     ) -> None:
         super().__init__(params, lr, betas, eps, weight_decay)
         self._names = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")[: 3 if amsgrad else 2]
-        self._block = block_size
+        self._block = block_size or self.usual_block
 
     def _state_of(self, parameter: Tensor) -> dict[str, Any]:
         local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
@@ -179,8 +181,7 @@ class _TorchAo(_StateModel):
 
 
 class _TorchAo4bit(_TorchAo):
-    def __init__(self, params: Any, *arguments: Any, block_size: int = 128, **named: Any) -> None:
-        super().__init__(params, *arguments, block_size=block_size, **named)
+    usual_block = 128
 
     def _low(self, local: Tensor) -> list[tuple[str, Sequence[int], torch.dtype]]:
         return [("codes", (local.numel() // 2,), torch.uint8), self._scale(local), ("qmap", (16,), torch.float32)]
