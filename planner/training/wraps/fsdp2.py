@@ -39,7 +39,7 @@ def shard(
     """
     _refuse_scalars(model)
     policy_of_parts, offload = policy(spec, mixed), offload_policy(spec)
-    parts: list[Any] = [*blocks, *_groups_of(model, spec.groups)]
+    parts: list[nn.Module | list[nn.Module]] = [*blocks, *_groups_of(model, spec.groups)]
     for part in parts:
         reshard = spec.reshard_after_forward and not (spec.keep_last and part is parts[-1])
         after = spec.reshard_after_forward if reshard else False
