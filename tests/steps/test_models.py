@@ -97,7 +97,7 @@ def test_a_factory_that_cannot_be_found_is_refused(shop: Callable[..., Model]) -
         "model.factory: there is no module 'nowhere' for the factory nowhere:build\n"
         "  change:  install it, or set model.factory_path"
     )
-    assert refusal(shop(source)) == "model.factory: stall has no 'build'\n  change:  did you mean builder?"
+    assert refusal(shop(source)) == "model.factory: stall has no 'build'\n  change:  did you mean `builder`?"
     assert refusal(shop(source, "stall:number")) == "model.factory: stall:number is of type int\n  allowed: a callable"
     assert refusal(Model(factory="stall.build")) == (
         "model.factory: 'stall.build' names no callable\n  allowed: module:callable"
@@ -167,7 +167,7 @@ def test_the_head_is_the_jobs_or_the_configs_or_the_usual_one(config: dict[str, 
 def test_heads_that_are_not_there_are_refused() -> None:
     assert refusal(Model(hf_config=LLAMA, head="casual_lm")) == (
         f"model.head: unknown head 'casual_lm'\n  allowed: {', '.join(transformers_models.HEADS)}"
-        "\n  change:  did you mean causal_lm?"
+        "\n  change:  did you mean `causal_lm`?"
     )
     assert refusal(Model(hf_config=LLAMA, head="ctc")) == (
         "model.head: llama has no ctc head\n"
@@ -180,7 +180,7 @@ def test_configs_that_are_none_are_refused() -> None:
         "model.hf_config: the config names no model_type\n  allowed: a config.json of transformers"
     )
     assert "unknown model type 'lama'" in refusal(Model(hf_config={"model_type": "lama"}))
-    assert "did you mean llama" in refusal(Model(hf_config={"model_type": "lama"}))
+    assert "did you mean `llama`" in refusal(Model(hf_config={"model_type": "lama"}))
     assert refusal(Model(hf_config={"model_type": "mine", "auto_map": {"AutoModel": "mine.Model"}})) == (
         f"model.hf_config: transformers {transformers.__version__} has no model type 'mine' itself, "
         "and planner runs no remote code (auto_map)\n"

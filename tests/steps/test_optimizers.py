@@ -73,7 +73,7 @@ def test_an_argument_that_the_class_does_not_take_is_refused_with_those_it_takes
     assert str(refusal.value) == (
         "train.optimizer.momentun: SGD does not take the argument 'momentun'\n"
         "  allowed: lr, momentum, dampening, weight_decay, nesterov, maximize, foreach, differentiable, fused\n"
-        "  change:  did you mean momentum?"
+        "  change:  did you mean `momentum`?"
     )
 
 
