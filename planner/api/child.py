@@ -23,6 +23,7 @@ from planner.searching.exact_processes import PRELOAD
 from planner.truth import plan_comparison
 from planner.truth.plan_comparison import Comparison
 
+
 def call(function: str, *arguments: Any) -> Any:
     """What a function of this module, or `module:function`, returns in a child process that has PyTorch loaded; see
     `planner.runtime.running.call`."""
