@@ -179,7 +179,10 @@ def split_values(text: str) -> list[str]:
 def axis_of(name: str, values: list[Any], place: str = "") -> Axis:
     """The axis with these values as a person or a spec writes them. Raises SpecError for one that cannot be."""
     make = _MAKERS.get(name) or (lambda value, place: _plain(name, value, place))
-    return Axis(name, tuple(make(value, place) for value in values), tuple(map(_label, values)))
+    labels = (
+        "none" if value == "" else str(value).lower() if isinstance(value, bool) else str(value) for value in values
+    )
+    return Axis(name, tuple(make(value, place) for value in values), tuple(labels))
 
 
 def path_of(name: str) -> str:
@@ -188,9 +191,9 @@ def path_of(name: str) -> str:
 
 
 def _values(name: str, text: str, place: str) -> list[Any]:
-    if found := _RANGE.fullmatch(text):
-        return _range(*found.groups(), place=place)
-    if found := _COUNT.fullmatch(text):
+    if match := _RANGE.fullmatch(text):
+        return _range(*match.groups(), place=place)
+    if _COUNT.fullmatch(text):
         return [_count(text)]
     if not text:
         raise SpecError(f"{place} has an empty value", allowed="values between the commas", remedy="delete the comma")
@@ -296,9 +299,3 @@ _MAKERS: Mapping[str, Callable[[Any, str], Change]] = {
     "lora": _lora,
     "zero": _one_of("zero", lambda value: value in (0, 1, 2, 3), "stages 0 to 3"),
 }
-
-
-def _label(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return "none" if value == "" else str(value)

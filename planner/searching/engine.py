@@ -89,7 +89,7 @@ class Waiting:
             return entry[1]
         return []
 
-    def found(self) -> None:
+    def note_fit(self) -> None:
         """Something fits: from now on rank comes first."""
         self._is_anything_found = True
 
@@ -304,7 +304,7 @@ class _Run:
             if answer.whole and (closest is None or answer.headroom_bytes > closest.exact.headroom_bytes):
                 result.closest = row
         for row in fitting.values():
-            waiting.found()
+            waiting.note_fit()
             result.rows.append(row)
             result.rows.sort(key=lambda row: row.rank)
             del result.rows[self.top :]

@@ -11,7 +11,6 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from types import TracebackType
 
 from planner.job.schema import Job
 from planner.planning.trace_source import USUAL_SOURCE, TraceSource
@@ -58,9 +57,7 @@ class ExactPlans:
         self._pool.submit(self._server.start)  # while candidates are still being looked through
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stopped.set()
         assert self._pool is not None
         self._pool.shutdown(wait=True, cancel_futures=True)

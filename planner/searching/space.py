@@ -284,22 +284,13 @@ def broken_rule(job: Job) -> tuple[str, str]:
 SPEC = "the job keeps the rules of a spec"
 
 
-def _tp_in_node(job: Job) -> bool:
-    return job.parallel.tp.degree <= job.cluster.gpus_per_node
-
-
-def _world(job: Job) -> bool:
-    return math.prod(axis_degrees(job.parallel).values()) == job.cluster.nodes * job.cluster.gpus_per_node
-
-
 def _heads(job: Job) -> bool:
     degree, config = job.parallel.tp.degree, job.model.hf_config
     if degree == 1 or config is None or job.parallel.tp.plan:
         return True
     heads = config.get("num_attention_heads") or config.get("n_head")
     names = ("num_key_value_heads", "intermediate_size", "vocab_size")
-    sizes = [heads, *(config.get(name) for name in names)]
-    return all(size % degree == 0 for size in sizes if type(size) is int)
+    return all(size % degree == 0 for size in (heads, *map(config.get, names)) if type(size) is int)
 
 
 def _stages(job: Job) -> bool:
@@ -307,11 +298,6 @@ def _stages(job: Job) -> bool:
     if pp.degree == 1 or layers is None or pp.schedule not in pipeline_schedules.SCHEDULES:
         return True
     return min(pipeline_schedules.layers_of_stages(pp, layers)) >= 1
-
-
-def _micro_batches(job: Job) -> bool:
-    pp = job.parallel.pp
-    return pp.degree == 1 or job.train.gradient_accumulation_steps >= pp.degree
 
 
 def _tokens(job: Job) -> bool:
@@ -323,11 +309,15 @@ def _tokens(job: Job) -> bool:
 
 
 RULES: dict[str, Rule] = {
-    "the product of the degrees is the number of GPUs": _world,
-    "tensor parallelism stays inside of a node": _tp_in_node,
+    "the product of the degrees is the number of GPUs": lambda job: (
+        math.prod(axis_degrees(job.parallel).values()) == job.cluster.nodes * job.cluster.gpus_per_node
+    ),
+    "tensor parallelism stays inside of a node": lambda job: job.parallel.tp.degree <= job.cluster.gpus_per_node,
     "tp divides the heads, the key-value heads, the feed-forward and the vocabulary": _heads,
     "every stage of a pipeline has a layer": _stages,
-    "a pipeline has at least as many micro-batches as ranks": _micro_batches,
+    "a pipeline has at least as many micro-batches as ranks": lambda job: (
+        job.parallel.pp.degree == 1 or job.train.gradient_accumulation_steps >= job.parallel.pp.degree
+    ),
     "context and sequence parallelism divide the tokens": _tokens,
 }
 """In the order in which they are asked; what a spec itself refuses comes last."""

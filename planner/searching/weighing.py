@@ -126,13 +126,10 @@ class _Step:
         backward = 1 if frozen else 2  # of a frozen layer there is no gradient of weights
         matmuls = products * (1 + backward + self._again(_SELECTIVE))
         attentions = attention * (1 + 2 + self._again(0.0))
-        peak = self.speed.teraflops * 1e12 * self._split * (0.125 if self._is_full_precision else 1)
+        # float32 without tensor cores' bfloat16: an eighth is what data sheets say of TF32 and FP32, roughly.
+        is_full_precision = train.precision == "none" and self.job.model.parameter_dtype in ("float32", "float64")
+        peak = self.speed.teraflops * 1e12 * self._split * (0.125 if is_full_precision else 1)
         return matmuls / (peak * MATMUL) + attentions / (peak * ATTENTION)
-
-    @property
-    def _is_full_precision(self) -> bool:
-        """float32 without tensor cores' bfloat16: an eighth is what data sheets say of TF32 and FP32, roughly."""
-        return self.job.train.precision == "none" and self.job.model.parameter_dtype in ("float32", "float64")
 
     def _again(self, selective: float) -> float:
         """Share of a block's forward that is computed again."""
@@ -147,13 +144,13 @@ class _Step:
         blocks = self._tokens * shape.hidden * 2 * passes * (3 + self._again(1.0)) * shape.layers
         logits = self._tokens * shape.vocab * 4 * _LOSS_PASSES / tp.degree
         weights = 3 * 2 * shape.elements / tp.degree
-        parked = 2 * self._saved() / (self.speed.host_gb_s * 1e9) if self.job.train.activation_offload else 0.0
+        parked = 0.0
+        if self.job.train.activation_offload:
+            per_token = shape.hidden * 2 * (1 if self.job.train.recompute.mode == "full" else 16)
+            saved = self._tokens * per_token * shape.layers / self._split
+            parked = 2 * saved / (self.speed.host_gb_s * 1e9)
         moved = (blocks + logits + weights) / self.job.parallel.pp.degree
         return moved / (self.speed.memory_gb_s * 1e9 * MOVING) + parked
-
-    def _saved(self) -> float:
-        per_token = self.shape.hidden * 2 * (1 if self.job.train.recompute.mode == "full" else 16)
-        return self._tokens * per_token * self.shape.layers / self._split
 
     def _blocking(self) -> float:
         """Of one micro-batch."""
@@ -174,7 +171,11 @@ class _Step:
         """Of a step with so many micro-batches."""
         shape, parallel, degrees = self.shape, self.job.parallel, axis_degrees(self.job.parallel)
         if parallel.deepspeed is not None:
-            return self._zero(count)
+            # Gradients are reduced in each micro-batch from stage 2 on, and gathered parameters twice in 3.
+            zero = parallel.deepspeed.get("zero_optimization") or {}
+            stage = zero.get("stage", 0) if isinstance(zero, dict) else 0
+            moved = {0: 4.0, 1: 4.0, 2: 2.0 * count + 2}.get(stage, 6.0 * count) * shape.elements
+            return moved * self._share("dp_replicate") / self._bandwidth("dp_replicate")
         elements, seconds = shape.elements / self._split, 0.0
         if self.job.model.adapter is not None and degrees["dp_shard"] == 1:
             return 0.0
@@ -192,13 +193,6 @@ class _Step:
             rounds = 1 if parallel.dp_replicate.no_sync or group > 1 else count
             seconds += rounds * 2 * part * self._share("dp_replicate") / self._bandwidth("dp_replicate")
         return seconds
-
-    def _zero(self, count: int) -> float:
-        """DeepSpeed: gradients are reduced in each micro-batch from stage 2 on, and gathered parameters twice in 3."""
-        zero = (self.job.parallel.deepspeed or {}).get("zero_optimization") or {}
-        stage = zero.get("stage", 0) if isinstance(zero, dict) else 0
-        moved = {0: 4.0, 1: 4.0, 2: 2.0 * count + 2}.get(stage, 6.0 * count) * self.shape.elements
-        return moved * self._share("dp_replicate") / self._bandwidth("dp_replicate")
 
     @property
     def _parameter_bytes(self) -> int:
@@ -220,9 +214,9 @@ class _Step:
         sharded = job.parallel.deepspeed is not None or job.parallel.dp_replicate.zero_redundancy_optimizer
         parts = self._split * degrees["dp_shard"] * degrees["cp"] * degrees["ep"]
         elements = self.shape.elements / (parts * degrees["dp_replicate"] if sharded else parts)
-        each = _STEP_BYTES[bool(job.train.optimizer.arguments.get("fused"))]
+        step_bytes = _STEP_BYTES[bool(job.train.optimizer.arguments.get("fused"))]
         gb_s = _HOST_GB_S if job.parallel.dp_shard.offload else self.speed.memory_gb_s * MOVING
-        return elements * each / (gb_s * 1e9)
+        return elements * step_bytes / (gb_s * 1e9)
 
     def _share(self, axis: str) -> float:
         degree: int = getattr(self.job.parallel, axis).degree

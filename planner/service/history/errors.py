@@ -54,26 +54,21 @@ def translate_errors(place: str) -> Iterator[None]:
             f"it contradicts itself, or what is stored: {_first_line(contradiction.orig)}", place=place
         ) from contradiction
     except exc.DBAPIError as fault:
-        raise _unavailable(fault.orig, place) from fault
+        usual = f"it cannot be used: {_first_line(fault.orig)}", "see that it runs and that the URL is right"
+        if isinstance(fault.orig, sqlite3.Error):
+            code = getattr(fault.orig, "sqlite_errorcode", 0) & 0xFF  # the rest says where, not what
+            problem, remedy = _SQLITE.get(code, usual)
+        else:
+            problem, remedy = _POSTGRESQL.get(getattr(fault.orig, "sqlstate", None) or "", usual)
+        raise HistoryUnavailableError(problem, remedy=remedy, place=place) from fault
     except exc.TimeoutError as waited:
         raise HistoryUnavailableError("every connection is in use", remedy="try again", place=place) from waited
     except (OverflowError, UnicodeEncodeError) as refused:  # sqlite3 raises these as they are
         raise HistoryError(f"a value cannot be stored: {refused}", place=place) from refused
 
 
-def _unavailable(fault: BaseException | None, place: str) -> HistoryUnavailableError:
-    problem, remedy = f"it cannot be used: {_first_line(fault)}", "see that it runs and that the URL is right"
-    if isinstance(fault, sqlite3.Error):
-        code = getattr(fault, "sqlite_errorcode", 0) & 0xFF  # the rest says where, not what
-        problem, remedy = _SQLITE.get(code, (problem, remedy))
-    else:
-        problem, remedy = _POSTGRESQL.get(getattr(fault, "sqlstate", None) or "", (problem, remedy))
-    return HistoryUnavailableError(problem, remedy=remedy, place=place)
-
-
 def _first_line(fault: BaseException | None) -> str:
-    lines = str(fault).strip().splitlines()
-    return lines[0] if lines else type(fault).__name__
+    return next(iter(str(fault).strip().splitlines()), type(fault).__name__)
 
 
 LONGEST = 253

@@ -114,13 +114,11 @@ def check_change(system: str, job_id: str, change: JobChange) -> None:
             f"{system[:63]!a} is no name of a system", allowed="such as slurm, ray, kubernetes", place="system"
         )
     checked_name(job_id, "id")
-    checked_label(change.plan_id or "", "plan_id")
-    checked_label(change.team or "", "team")
-    checked_label(change.queue or "", "queue")
-    for host in change.hosts or ():
-        checked_name(host, "hosts")
-    for uuid in change.gpu_uuids or ():
-        checked_name(uuid, "gpu_uuids")
+    for name in ("plan_id", "team", "queue"):
+        checked_label(getattr(change, name) or "", name)
+    for name in ("hosts", "gpu_uuids"):
+        for value in getattr(change, name) or ():
+            checked_name(value, name)
     for name, moment in (("started_at", change.started_at), ("ended_at", change.ended_at)):
         if moment is not None and moment.tzinfo is None:
             raise HistoryError(

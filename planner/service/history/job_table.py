@@ -362,17 +362,9 @@ NO_GPU = "cpu"
 """What stands in the place of the GPU of a validation that ran on a CPU."""
 
 
-@dataclass(frozen=True, slots=True)
-class MeasuredJob:
-    """A job of which some rank has reported what it took; when that, or anything else of it, was told last."""
-
-    system: str
-    job_id: str
-    updated_at: datetime
-
-
-def measured_jobs(database: Database, limit: int) -> tuple[MeasuredJob, ...]:
-    """At most `limit` jobs, those told of last first."""
+def measured_jobs(database: Database, limit: int) -> tuple[tuple[str, str, datetime], ...]:
+    """System, id and moment of the last word of at most `limit` jobs of which some rank has reported what it took,
+    those told of last first."""
     query = (
         select(JOBS.c.system, JOBS.c.job_id, JOBS.c.updated_at)
         .where(exists().where(rank_of_job, MEASURED_RANKS.c.reserved_bytes.is_not(None)))
@@ -380,7 +372,7 @@ def measured_jobs(database: Database, limit: int) -> tuple[MeasuredJob, ...]:
         .limit(limit)
     )
     with database.reading() as connection:
-        return tuple(MeasuredJob(*row) for row in connection.execute(query))
+        return tuple((row.system, row.job_id, row.updated_at) for row in connection.execute(query))
 
 
 def measured_validations(database: Database, limit: int) -> tuple[str, ...]:

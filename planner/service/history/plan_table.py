@@ -123,7 +123,6 @@ class Plans(Store):
         limit: int = 100,
         *,
         before: datetime | None = None,
-        trace_id: str | None = None,
         team: str | None = None,
         queue: str | None = None,
         verdict: Verdict | None = None,
@@ -132,7 +131,7 @@ class Plans(Store):
         query = summaries().order_by(PLANS.c.stored_at.desc(), PLANS.c.plan_id).limit(limit)
         if before is not None:
             query = query.where(PLANS.c.stored_at < before)
-        wanted = {"trace_id": trace_id, "team": team, "queue": queue, "verdict": verdict and verdict.value}
+        wanted = {"team": team, "queue": queue, "verdict": verdict and verdict.value}
         for name, value in wanted.items():
             if value is not None:
                 query = query.where(PLANS.c[name] == label(value))

@@ -1,4 +1,5 @@
-"""The current tables and their column types; migrations/ brings a database to them. A test holds the two equal."""
+"""The current tables and their column types; migrations/ brings a database to them. A test holds the two equal, but
+for the order of columns."""
 
 from __future__ import annotations
 
@@ -101,94 +102,68 @@ METADATA = MetaData()
 VERSION_TABLE = "planner_schema"
 
 
-def _text(name: str) -> Column[str]:
-    return Column(name, Text, nullable=False)
+def _key(name: str, *references: ForeignKey, kind: Any = Text) -> Column[Any]:
+    return Column(name, kind, *references, primary_key=True, autoincrement=False)
 
 
-def _count(name: str) -> Column[int]:
-    return Column(name, BigInteger, nullable=False)
+def _columns(kind: Any, *names: str, nullable: bool = False) -> list[Column[Any]]:
+    return [Column(name, kind, nullable=nullable) for name in names]
+
+
+def _of_plan() -> Column[Any]:
+    return _key("plan_id", ForeignKey("plans.plan_id", ondelete="CASCADE"))
 
 
 PLANS = Table(
     "plans",
     METADATA,
-    Column("plan_id", Text, primary_key=True),
-    _text("trace_id"),
-    Column("stored_at", UtcMicroseconds, nullable=False),
-    Column("used_at", UtcMicroseconds, nullable=False),
-    _text("verdict"),
-    Column("calibrated", Boolean, nullable=False),
-    Column("advised", Boolean, nullable=False),
-    _text("name"),
-    _text("team"),
-    _text("queue"),
-    _text("gpu"),
-    _count("ranks"),
-    _count("requested_bytes"),
-    _count("predicted_bytes"),
-    Column("nodes", BigInteger),
-    Column("host_bytes", BigInteger),
-    Column("host_lowest_bytes", BigInteger),
-    Column("host_highest_bytes", BigInteger),
-    Column("host_capacity_bytes", BigInteger),
-    Column("host_predicted_bytes", BigInteger),
+    _key("plan_id"),
+    *_columns(Text, "trace_id", "verdict", "name", "team", "queue", "gpu"),
+    *_columns(UtcMicroseconds, "stored_at", "used_at"),
+    *_columns(Boolean, "calibrated", "advised"),
+    *_columns(BigInteger, "ranks", "requested_bytes", "predicted_bytes"),
+    *_columns(BigInteger, "nodes", "host_bytes", "host_lowest_bytes", "host_highest_bytes", nullable=True),
+    *_columns(BigInteger, "host_capacity_bytes", "host_predicted_bytes", nullable=True),
     Index("plans_by_trace", "trace_id"),
     Index("plans_by_time", "stored_at"),
     Index("plans_by_use", "used_at"),
 )
 
-PLAN_DOCUMENTS = Table(
-    "plan_documents",
-    METADATA,
-    Column("plan_id", Text, ForeignKey("plans.plan_id", ondelete="CASCADE"), primary_key=True),
-    Column("document", CompressedText, nullable=False),
-)
+PLAN_DOCUMENTS = Table("plan_documents", METADATA, _of_plan(), *_columns(CompressedText, "document"))
 """Apart from `plans`, so that a walk over all plans does not turn the pages of their documents."""
 
 RANK_CLASSES = Table(
     "rank_classes",
     METADATA,
-    Column("plan_id", Text, ForeignKey("plans.plan_id", ondelete="CASCADE"), primary_key=True),
-    Column("representative", Integer, primary_key=True, autoincrement=False),
-    _text("ranks"),
-    _count("count"),
-    _text("verdict"),
-    _count("capacity_bytes"),
-    _count("allocated_bytes"),
-    _count("reserved_bytes"),
-    _count("device_bytes"),
-    _count("lowest_bytes"),
-    _count("highest_bytes"),
-    Column("at_peak", JsonText, nullable=False),
+    _of_plan(),
+    _key("representative", kind=Integer),
+    *_columns(Text, "ranks", "verdict"),
+    *_columns(BigInteger, "count", "capacity_bytes", "allocated_bytes", "reserved_bytes", "device_bytes"),
+    *_columns(BigInteger, "lowest_bytes", "highest_bytes"),
+    *_columns(JsonText, "at_peak"),
 )
 
 TRACES = Table(
     "traces",
     METADATA,
-    Column("trace_id", Text, primary_key=True),
-    Column("representative", Integer, primary_key=True, autoincrement=False),
-    Column("used_at", UtcMicroseconds, nullable=False),
-    Column("document", CompressedText, nullable=False),
+    _key("trace_id"),
+    _key("representative", kind=Integer),
+    *_columns(UtcMicroseconds, "used_at"),
+    *_columns(CompressedText, "document"),
     Index("traces_by_use", "used_at"),
 )
 
 JOBS = Table(
     "jobs",
     METADATA,
-    Column("system", Text, primary_key=True),
-    Column("job_id", Text, primary_key=True),
+    _key("system"),
+    _key("job_id"),
     Column("plan_id", Text, ForeignKey("plans.plan_id"), nullable=False),
-    _text("team"),
-    _text("queue"),
-    Column("hosts", JsonText, nullable=False),
-    Column("gpu_uuids", JsonText, nullable=False),
-    Column("started_at", UtcMicroseconds),
-    Column("ended_at", UtcMicroseconds),
-    _text("outcome"),
-    Column("updated_at", UtcMicroseconds, nullable=False),
-    Column("lapses_at", UtcMicroseconds),
-    Column("cause", Text),
-    Column("failure", Text),
+    *_columns(Text, "team", "queue", "outcome"),
+    *_columns(Text, "cause", "failure", nullable=True),
+    *_columns(JsonText, "hosts", "gpu_uuids"),
+    *_columns(UtcMicroseconds, "updated_at"),
+    *_columns(UtcMicroseconds, "started_at", "ended_at", "lapses_at", nullable=True),
     Index("jobs_by_plan", "plan_id"),
     Index("jobs_by_end", "ended_at"),
 )
@@ -196,32 +171,24 @@ JOBS = Table(
 MEASURED_RANKS = Table(
     "measured_ranks",
     METADATA,
-    Column("system", Text, primary_key=True),
-    Column("job_id", Text, primary_key=True),
-    Column("rank", Integer, primary_key=True, autoincrement=False),
-    _text("host"),
-    _text("gpu_uuid"),
-    Column("allocated_bytes", BigInteger),
-    Column("reserved_bytes", BigInteger),
-    Column("device_bytes", BigInteger),
-    _count("predicted_bytes"),
-    Column("report", CompressedText, nullable=False),
+    _key("system"),
+    _key("job_id"),
+    _key("rank", kind=Integer),
+    *_columns(Text, "host", "gpu_uuid"),
+    *_columns(BigInteger, "allocated_bytes", "reserved_bytes", "device_bytes", nullable=True),
+    *_columns(BigInteger, "predicted_bytes"),
+    *_columns(CompressedText, "report"),
     ForeignKeyConstraint(["system", "job_id"], ["jobs.system", "jobs.job_id"], ondelete="CASCADE"),
 )
 
 FAILURES = Table(
     "failures",
     METADATA,
-    Column("trace_id", Text, primary_key=True),
-    _text("kind"),
-    _text("problem"),
-    _text("allowed"),
-    _text("remedy"),
-    _text("place"),
-    Column("trace_seconds", Double, nullable=False),
-    _count("trace_memory_bytes"),
-    Column("failed_at", UtcMicroseconds, nullable=False),
-    Column("used_at", UtcMicroseconds, nullable=False),
+    _key("trace_id"),
+    *_columns(Text, "kind", "problem", "allowed", "remedy", "place"),
+    *_columns(Double, "trace_seconds"),
+    *_columns(BigInteger, "trace_memory_bytes"),
+    *_columns(UtcMicroseconds, "failed_at", "used_at"),
     Index("failures_by_use", "used_at"),
 )
 """Jobs that cannot be traced, and the limits under which that was found out."""
@@ -229,14 +196,9 @@ FAILURES = Table(
 CHECKS = Table(
     "checks",
     METADATA,
-    Column("check_id", Text, primary_key=True),
-    _text("plan_id"),
-    Column("asked_at", UtcMicroseconds, nullable=False),
-    _text("verdict"),
-    _text("system"),
-    _text("name"),
-    _text("team"),
-    _text("queue"),
+    _key("check_id"),
+    *_columns(Text, "plan_id", "verdict", "system", "name", "team", "queue"),
+    *_columns(UtcMicroseconds, "asked_at"),
     Index("checks_by_time", "asked_at"),
     Index("checks_by_verdict", "verdict"),
 )
@@ -244,18 +206,13 @@ CHECKS = Table(
 VALIDATIONS = Table(
     "validations",
     METADATA,
-    Column("validation_id", Text, primary_key=True),
-    _text("plan_id"),
-    _text("state"),
-    _text("mode"),
-    _text("gpu"),
-    _text("torch"),
-    Column("asked_at", UtcMicroseconds, nullable=False),
-    Column("finished_at", UtcMicroseconds),
-    Column("out_of_memory", Boolean),
-    Column("error_percent", Double),
-    Column("result", CompressedJson, nullable=False),
-    _text("problem"),
+    _key("validation_id"),
+    *_columns(Text, "plan_id", "state", "mode", "gpu", "torch", "problem"),
+    *_columns(UtcMicroseconds, "asked_at"),
+    *_columns(UtcMicroseconds, "finished_at", nullable=True),
+    *_columns(Boolean, "out_of_memory", nullable=True),
+    *_columns(Double, "error_percent", nullable=True),
+    *_columns(CompressedJson, "result"),
     Index("validations_by_time", "asked_at"),
     Index("validations_by_plan", "plan_id"),
     Index("validations_by_state", "state"),
@@ -264,13 +221,11 @@ VALIDATIONS = Table(
 SEARCHES = Table(
     "searches",
     METADATA,
-    Column("search_id", Text, primary_key=True),
-    _text("state"),
-    Column("asked_at", UtcMicroseconds, nullable=False),
-    Column("finished_at", UtcMicroseconds),
-    Column("request", CompressedJson, nullable=False),
-    Column("document", CompressedJson, nullable=False),
-    Column("answers", CompressedJson, nullable=False),
+    _key("search_id"),
+    *_columns(Text, "state"),
+    *_columns(UtcMicroseconds, "asked_at"),
+    *_columns(UtcMicroseconds, "finished_at", nullable=True),
+    *_columns(CompressedJson, "request", "document", "answers"),
     Index("searches_by_time", "asked_at"),
     Index("searches_by_state", "state"),
 )
@@ -278,28 +233,22 @@ SEARCHES = Table(
 CALIBRATIONS = Table(
     "calibrations",
     METADATA,
-    Column("calibration_id", Text, primary_key=True),
-    Column("stored_at", UtcMicroseconds, nullable=False),
-    _count("measurements"),
-    Column("document", CompressedJson, nullable=False),
+    _key("calibration_id"),
+    *_columns(UtcMicroseconds, "stored_at"),
+    *_columns(BigInteger, "measurements"),
+    *_columns(CompressedJson, "document"),
     Index("calibrations_by_time", "stored_at"),
 )
 
-TOTALS = Table(
-    "totals",
-    METADATA,
-    Column("name", Text, primary_key=True),
-    Column("labels", Text, primary_key=True),
-    Column("value", Double, nullable=False),
-)
+TOTALS = Table("totals", METADATA, _key("name"), _key("labels"), *_columns(Double, "value"))
 """What only ever grows, of all processes together; it does not age."""
 
 WRITERS = Table(
     "writers",
     METADATA,
-    Column("writer", Text, primary_key=True),
-    _count("batch"),
-    Column("updated_at", UtcMicroseconds, nullable=False),
+    _key("writer"),
+    *_columns(BigInteger, "batch"),
+    *_columns(UtcMicroseconds, "updated_at"),
     Index("writers_by_time", "updated_at"),
 )
 """The last batch of each process that adds to the totals: one that was added is not added again."""
@@ -307,9 +256,9 @@ WRITERS = Table(
 LEVELS = Table(
     "levels",
     METADATA,
-    Column("writer", Text, ForeignKey("writers.writer", ondelete="CASCADE"), primary_key=True),
-    Column("name", Text, primary_key=True),
-    Column("labels", Text, primary_key=True),
-    Column("value", Double, nullable=False),
+    _key("writer", ForeignKey("writers.writer", ondelete="CASCADE")),
+    _key("name"),
+    _key("labels"),
+    *_columns(Double, "value"),
 )
 """What rises and falls, as each process last told it: true while the process lives."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from types import TracebackType
 
 from sqlalchemy import Column, ColumnElement, delete, exists, or_, select, true
 
@@ -16,7 +15,6 @@ from planner.service.history.job_table import (
     ActivePlans,
     Jobs,
     JobSummary,
-    MeasuredJob,
     active_plans,
     has_ended,
     is_open,
@@ -209,8 +207,8 @@ class History:
         """At most `limit` jobs with what was predicted and measured, those told of last first."""
         return list_jobs(self._database, limit, plan_id)
 
-    def measured_jobs(self, limit: int) -> tuple[MeasuredJob, ...]:
-        """At most `limit` jobs of which ranks have reported their peaks, those told of last first."""
+    def measured_jobs(self, limit: int) -> tuple[tuple[str, str, datetime], ...]:
+        """System, id and last change of `limit` jobs whose ranks reported their peaks, those told of last first."""
         return measured_jobs(self._database, limit)
 
     def measured_validations(self, limit: int) -> tuple[str, ...]:
@@ -228,7 +226,5 @@ class History:
     def __enter__(self) -> History:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

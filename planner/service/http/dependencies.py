@@ -27,19 +27,15 @@ class Plans(Protocol):
 
     async def plan(self, job: Job, *, seconds: float | None) -> PlanAnswer:
         """The plan. Raises DeadlineError after `seconds`, and what planning raises."""
-        ...
 
     async def run(self, asked: RunRequest, *, seconds: float | None, keep: bool) -> PlanAnswer | PlanPending:
         """A program's run. With `keep` it goes on, and is pending, after `seconds`; else DeadlineError."""
-        ...
 
     def bound(self, job: Job) -> Bound:
         """What the job takes at least, without a plan. Called in a thread."""
-        ...
 
     async def check(self, job: Job, *, seconds: float) -> PlanAnswer | PlanPending:
         """The plan, or, after `seconds`, under which id it will be found."""
-        ...
 
 
 class Counts(Protocol):
@@ -47,11 +43,9 @@ class Counts(Protocol):
 
     def add(self, name: str, labels: Mapping[str, str], value: float = 1.0) -> None:
         """Add to a counter; returns at once."""
-        ...
 
     def observe(self, name: str, labels: Mapping[str, str], value: float) -> None:
         """Count a value of a distribution; returns at once."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -52,7 +52,7 @@ class CalibrationLearner:
         Raises HistoryError if the history cannot be read or written; then the next call goes on from there.
         """
         validations = self._history.measured_validations(MOST)
-        jobs = [(job.system, job.job_id, job.updated_at) for job in self._history.measured_jobs(MOST)]
+        jobs = list(self._history.measured_jobs(MOST))
         if validations == tuple(self._validations) and jobs == list(self._jobs):
             return None
         known = self._validations
