@@ -92,13 +92,13 @@ def _define_counter(
     """A counter of the shared totals; label values that are known beforehand begin at zero."""
     names = tuple(labels.split())
 
-    def rows(seen: Overview) -> Iterator[Row]:
-        found = {value if isinstance(value, tuple) else (value,): 0.0 for value in zero}
-        for series, value in seen.figures.totals.items():
+    def rows(now: Overview) -> Iterator[Row]:
+        counts = {value if isinstance(value, tuple) else (value,): 0.0 for value in zero}
+        for series, value in now.figures.totals.items():
             if series[0] == (total or name):
                 key = _values(names, series[1])
-                found[key] = found.get(key, 0.0) + value
-        return iter((found or ({} if names else {(): 0.0})).items())
+                counts[key] = counts.get(key, 0.0) + value
+        return iter((counts or ({} if names else {(): 0.0})).items())
 
     return _define(Kind.COUNTER, name, labels, "totals", help_, rows)
 
@@ -109,12 +109,12 @@ def _distribution(
     """A histogram of the shared totals, in which every bucket counts only what lies between it and the one below."""
     names = tuple(labels.split())
 
-    def rows(seen: Overview) -> Iterator[Row]:
-        for (counted, told), value in seen.figures.totals.items():
+    def rows(now: Overview) -> Iterator[Row]:
+        for (counted, pairs), value in now.figures.totals.items():
             if counted == f"{total or name}_bucket":
-                yield (*_values(names, told), dict(told).get("le", "+Inf")), value
+                yield (*_values(names, pairs), dict(pairs).get("le", "+Inf")), value
             elif counted == f"{total or name}_sum":
-                yield (*_values(names, told), "sum"), value
+                yield (*_values(names, pairs), "sum"), value
 
     return _define(Kind.HISTOGRAM, name, labels, "totals", help_, rows, bounds)
 
@@ -122,8 +122,10 @@ def _distribution(
 def _level(name: str, labels: str, help_: str) -> Definition:
     names = tuple(labels.split())
 
-    def rows(seen: Overview) -> Iterator[Row]:
-        return ((_values(names, told), value) for (level, told), value in seen.figures.levels.items() if level == name)
+    def rows(now: Overview) -> Iterator[Row]:
+        return (
+            (_values(names, labels), value) for (level, labels), value in now.figures.levels.items() if level == name
+        )
 
     return _define(Kind.GAUGE, name, labels, "levels of living processes", help_, rows)
 
@@ -134,56 +136,56 @@ def _values(names: Iterable[str], labels: Iterable[tuple[str, str]]) -> tuple[st
 
 
 def _of_class(figure: Callable[[RankClassSummary], float]) -> Rows:
-    return lambda seen: (((plan, str(each.representative)), figure(each)) for plan, each in seen.rank_classes)
+    return lambda now: (((plan, str(one.representative)), figure(one)) for plan, one in now.rank_classes)
 
 
 def _of_host(figure: Callable[[HostSummary], float | None]) -> Rows:
-    def rows(seen: Overview) -> Iterator[Row]:
-        values = ((plan_id, figure(host)) for plan_id, host in seen.hosts.items())
+    def rows(now: Overview) -> Iterator[Row]:
+        values = ((plan_id, figure(host)) for plan_id, host in now.hosts.items())
         return (((plan_id,), value) for plan_id, value in values if value is not None)
 
     return rows
 
 
 def _of_group(figure: Callable[[Capacity], float]) -> Rows:
-    return lambda seen: (((row.team, row.queue, row.gpu), figure(row)) for row in seen.capacity)
+    return lambda now: (((row.team, row.queue, row.gpu), figure(row)) for row in now.capacity)
 
 
 def _of_errors(figure: Callable[[tuple[float, ...]], float]) -> Rows:
-    return lambda seen: ((group, figure(tuple(map(abs, errors))) / 100) for group, errors in seen.errors.items())
+    return lambda now: ((group, figure(tuple(map(abs, errors))) / 100) for group, errors in now.errors.items())
 
 
 def _of_kinds(fields: Mapping[str, str]) -> Rows:
     """By the last label, the figures of a row of capacity."""
-    return lambda seen: (
+    return lambda now: (
         ((row.team, row.queue, row.gpu, kind), getattr(row, field))
-        for row in seen.capacity
+        for row in now.capacity
         for kind, field in fields.items()
     )
 
 
-def _calibration(seen: Overview) -> Calibration | None:
+def _calibration(now: Overview) -> Calibration | None:
     """None also where another version of planner wrote it: the rest of the metrics is still told."""
     try:
-        return None if seen.calibration is None else interval.from_json(seen.calibration.document)
+        return None if now.calibration is None else interval.from_json(now.calibration.document)
     except PlannerError:
         return None
 
 
 def _corrections(figure: Callable[[Any], float]) -> Rows:
-    def rows(seen: Overview) -> Iterator[Row]:
-        found = _calibration(seen)
-        for each in found.corrections if found else ():
+    def rows(now: Overview) -> Iterator[Row]:
+        calibration = _calibration(now)
+        for correction in calibration.corrections if calibration else ():
             for part in ("reserved", "context", "nccl"):
-                learnt = getattr(each, part)
+                learnt = getattr(correction, part)
                 if learnt is not None:
-                    yield (each.gpu, each.torch, part), figure(learnt)
+                    yield (correction.gpu, correction.torch, part), figure(learnt)
 
     return rows
 
 
 def _of_calibration(figure: Callable[[Any], float]) -> Rows:
-    return lambda seen: [((), figure(seen.calibration))] if seen.calibration else []
+    return lambda now: [((), figure(now.calibration))] if now.calibration else []
 
 
 @cache
@@ -205,12 +207,12 @@ METRICS: tuple[Definition, ...] = (
     # What is predicted
     _info("planner_plan_info", "plan name team queue gpu verdict calibrated", _ACTIVE,
           "An active plan: one of a job that has not ended, or one that was used within the last hour.",
-          lambda seen: (((each.plan_id, each.name, each.team, each.queue, each.gpu, each.verdict.value,
-                          str(each.calibrated).lower()), 1) for each in seen.plans)),
+          lambda now: (((plan.plan_id, plan.name, plan.team, plan.queue, plan.gpu, plan.verdict.value,
+                          str(plan.calibrated).lower()), 1) for plan in now.plans)),
     _gauge("planner_plan_ranks", _PLAN, _ACTIVE, "Ranks of the planned job.",
-           lambda seen: (((each.plan_id,), each.ranks) for each in seen.plans)),
+           lambda now: (((plan.plan_id,), plan.ranks) for plan in now.plans)),
     _gauge("planner_plan_capacity_bytes", _PLAN, _ACTIVE, "What one rank of the plan may use of its GPU.",
-           lambda seen: (((plan,), value) for plan, value in seen.capacity_bytes.items())),
+           lambda now: (((plan,), value) for plan, value in now.capacity_bytes.items())),
     _gauge("planner_plan_host_nodes", _PLAN, _ACTIVE, "Nodes of the planned job.", _of_host(lambda host: host.nodes)),
     _gauge("planner_plan_host_capacity_bytes", _PLAN, _ACTIVE,
            "What the job says that one of its nodes has of main memory; nothing where it does not say.",
@@ -222,10 +224,10 @@ METRICS: tuple[Definition, ...] = (
     _gauge("planner_predicted_host_highest_bytes", _PLAN, _ACTIVE,
            "The same with all that is only assumed at its most.", _of_host(lambda host: host.interval_bytes[1])),
     _gauge("planner_plan_stored_timestamp_seconds", _PLAN, _ACTIVE, "When the plan was first made.",
-           lambda seen: (((each.plan_id,), each.stored_at.timestamp()) for each in seen.plans)),
+           lambda now: (((plan.plan_id,), plan.stored_at.timestamp()) for plan in now.plans)),
     _gauge("planner_rank_class_ranks", _CLASS, _ACTIVE,
            "Ranks of a rank class; rank_class is its lowest rank. Multiply by it to sum over a job.",
-           _of_class(lambda each: each.count)),
+           _of_class(lambda one: one.count)),
     *(
         _gauge(f"planner_predicted_{name}_bytes", _CLASS, _ACTIVE, help_, _of_class(figure))
         for name, help_, figure in (
@@ -244,19 +246,19 @@ METRICS: tuple[Definition, ...] = (
     ),
     _gauge("planner_predicted_category_bytes", f"{_CLASS} category", _ACTIVE,
            "Allocated bytes of one rank at its predicted peak by category; they add up to the allocated peak.",
-           lambda seen: (((plan, str(each.representative), category.value), value)
-                         for plan, each in seen.categorized for category, value in each.at_peak.items())),
+           lambda now: (((plan, str(one.representative), category.value), value)
+                         for plan, one in now.categorized for category, value in one.at_peak.items())),
     _gauge("planner_plans", "verdict", "plans", "Plans in the store.",
-           lambda seen: (((each.value,), seen.plan_counts.get(each, 0)) for each in Verdict)),
+           lambda now: (((verdict.value,), now.plan_counts.get(verdict, 0)) for verdict in Verdict)),
     # To what it is bound
     _info("planner_job_info", f"{_PLAN} {_JOBS} team queue", _OPEN, "A job that has not ended and its active plan.",
-          lambda seen: (((each.plan_id, each.system, each.job_id, each.team, each.queue), 1) for each in seen.jobs)),
+          lambda now: (((job.plan_id, job.system, job.job_id, job.team, job.queue), 1) for job in now.jobs)),
     _info("planner_job_gpu_info", f"{_CLASS} {_JOBS} host gpu_uuid", _OPEN,
           "A GPU of a job that has not ended, and the rank class that runs on it; what is not known is empty.",
-          lambda seen: ((gpu, 1) for gpu in seen.gpus)),
+          lambda now: ((gpu, 1) for gpu in now.gpus)),
     _gauge("planner_job_measured_device_bytes", f"{_CLASS} {_JOBS}", _OPEN,
            "Highest device bytes that a rank of the class told of so far.",
-           lambda seen: seen.measured),
+           lambda now: now.measured),
     # Capacity
     *(
         _gauge(f"planner_capacity_{name}", _GROUP, _CAPACITY, help_, _of_group(attrgetter(field)))
@@ -288,10 +290,10 @@ METRICS: tuple[Definition, ...] = (
     # Checks and validations
     _define_counter("planner_verdicts_total", "verdict", "Verdicts given to checks.", [*Verdict], records.VERDICTS),
     _gauge("planner_checks", "verdict", "checks", "Checks in the store; pending is without a verdict so far.",
-           lambda seen: (((each.value if each else "pending",), seen.check_counts.get(each, 0))
-                         for each in (*Verdict, None))),
+           lambda now: (((verdict.value if verdict else "pending",), now.check_counts.get(verdict, 0))
+                         for verdict in (*Verdict, None))),
     _gauge("planner_validations", "state", _VALIDATIONS, "Validations in the store.",
-           lambda seen: (((each.value,), seen.validation_counts.get(each, 0)) for each in ValidationState)),
+           lambda now: (((state.value,), now.validation_counts.get(state, 0)) for state in ValidationState)),
     _distribution("planner_validation_error_ratio", _KIND,
                   "Errors of validations: how far the prediction lies from what was measured, relative.",
                   records.ERRORS, records.ERROR_BOUNDS),
@@ -303,14 +305,14 @@ METRICS: tuple[Definition, ...] = (
            "Largest error of the newest validations, a thousand of all kinds.", _of_errors(max)),
     # Calibration
     _info("planner_calibration_info", "calibration", _CALIBRATION, "The calibration that was learnt last.",
-          lambda seen: [((seen.calibration.calibration_id,), 1)] if seen.calibration else []),
+          lambda now: [((now.calibration.calibration_id,), 1)] if now.calibration else []),
     _gauge("planner_calibration_timestamp_seconds", "", _CALIBRATION, "When it was learnt.",
            _of_calibration(lambda stored: stored.stored_at.timestamp())),
     _gauge("planner_calibration_measurements", "", _CALIBRATION, "Measurements that it was learnt from.",
            _of_calibration(lambda stored: stored.measurements)),
     _gauge("planner_calibration_quarantined_measurements", "", _CALIBRATION,
            "Measurements that were set aside and taught nothing.",
-           lambda seen: [((), len(learnt.quarantined))] if (learnt := _calibration(seen)) else []),
+           lambda now: [((), len(learnt.quarantined))] if (learnt := _calibration(now)) else []),
     _gauge("planner_calibration_correction_ratio", f"{_KIND} part", _CALIBRATION,
            "How far a part of what is measured lies from what is predicted, relative.",
            _corrections(lambda learnt: learnt.residual)),
@@ -331,13 +333,13 @@ METRICS: tuple[Definition, ...] = (
     # This exposition
     _gauge("planner_series_dropped", "kind", "this exposition",
            "What was left out of this exposition to keep it small; capacity was added up as _other instead.",
-           lambda seen: (((kind,), count) for kind, count in seen.left_out.items())),
+           lambda now: (((kind,), count) for kind, count in now.left_out.items())),
     _gauge("planner_processes", "", "levels of living processes", "Processes that count and told so lately.",
-           lambda seen: [((), seen.figures.writers)]),
+           lambda now: [((), now.figures.writers)]),
     _info("planner_build_info", "planner torch python allocator_rules", "the process that answers",
           "What answers; the same in every replica.", lambda _: [(build_labels(), 1)]),
     _gauge("planner_store_read_seconds", "", "this exposition", "How long reading the store for it took.",
-           lambda seen: [((), seen.seconds)]),
+           lambda now: [((), now.seconds)]),
 )  # fmt: skip
 
 STORE_UP = Definition(
@@ -359,19 +361,21 @@ class PlannerCollector:
     def collect(self) -> Iterator[Metric]:
         """All metrics. If the history cannot be read, that it is so and what answers: a scrape does not fail."""
         try:
-            seen = overview(self._history)
+            now = overview(self._history)
         except HistoryError:
             yield _family(STORE_UP, [((), 0)])
-            yield from (_family(each, [(build_labels(), 1)]) for each in METRICS if each.name == "planner_build_info")
+            yield from (
+                _family(metric, [(build_labels(), 1)]) for metric in METRICS if metric.name == "planner_build_info"
+            )
             return
         yield _family(STORE_UP, [((), 1)])
         dropped = 0
-        for each in METRICS:
-            if each.name == "planner_series_dropped":
-                seen = replace(seen, left_out={**seen.left_out, "counter": dropped})
-            rows, more = _limit_series(each, each.rows(seen))
+        for metric in METRICS:
+            if metric.name == "planner_series_dropped":
+                now = replace(now, left_out={**now.left_out, "counter": dropped})
+            rows, more = _limit_series(metric, metric.rows(now))
             dropped += more
-            yield _family(each, rows)
+            yield _family(metric, rows)
 
 
 def exposition(history: History, accept: str = "") -> tuple[bytes, str]:
@@ -388,11 +392,10 @@ def exposition(history: History, accept: str = "") -> tuple[bytes, str]:
 def table() -> str:
     """The metrics as a table in Markdown."""
     lines = ["| metric | type | labels | what it tells | read from |", "|---|---|---|---|---|"]
-    for each in (STORE_UP, *METRICS):
-        labels = ", ".join(f"`{name}`" for name in each.labels)
-        lines.append(
-            f"| `{each.name}` | {each.kind} | {labels} | {each.help.replace('|', chr(92) + '|')} | {each.source} |"
-        )
+    for metric in (STORE_UP, *METRICS):
+        labels = ", ".join(f"`{name}`" for name in metric.labels)
+        help_ = metric.help.replace("|", r"\|")
+        lines.append(f"| `{metric.name}` | {metric.kind} | {labels} | {help_} | {metric.source} |")
     return "\n".join(lines) + "\n"
 
 
