@@ -31,6 +31,7 @@ _FUSED = {"Adam", "AdamW", "SGD", "Adagrad"}
 _NOTICEABLY = 1.05
 """A larger GPU has so many times the memory: variants of one differ by less."""
 _MOST_GPUS = 1024
+_SELECTIVE: Change = {"train.recompute": "selective"}
 
 
 def _savings(job: Job) -> list[Change]:
@@ -97,14 +98,10 @@ def _savings(job: Job) -> list[Change]:
             shard.degree > 1 and shard.reshard_after_forward is not True,
             {"parallel.dp_shard.reshard_after_forward": True},
         ),
-        (recompute == "none", {"train.recompute": "selective"}),
+        (recompute == "none", _SELECTIVE),
         (recompute != "full", {"train.recompute": "full"}),
     )
     return [change if applies else {} for applies, change in table]
-
-
-_SELECTIVE = -2
-"""The place in these of what full recomputation includes."""
 
 
 def single(job: Job) -> Iterator[Step]:
@@ -116,10 +113,10 @@ def rows(job: Job, refused: Container[str]) -> Iterator[Step]:
     """One change after the other on top of those before it, smaller micro-batches last; `refused` are keys that this
     job cannot be run with at any value. A change that stands alone is left out: :func:`single` has it."""
     change: Change = {}
-    places = range(len(_savings(job)))
-    for place in places:
+    for place in range(len(_savings(job))):
         more = _savings(job)[place]
-        if not more or place == places[_SELECTIVE] or any(key in refused for key in more):
+        # Full recomputation, which comes next, includes the selective one.
+        if not more or more == _SELECTIVE or any(key in refused for key in more):
             continue
         change, job = {**change, **more}, apply(job, more)
         if len(change) > 1:

@@ -117,7 +117,7 @@ def _labels_of_text(text: str) -> Labels:
 
 FLUSH_SECONDS = 2.0
 SAY_ALIVE_SECONDS = 10.0
-"""How often a process that has nothing to tell says that it lives: well within `totals.SILENT_AFTER`."""
+"""How often a process that has nothing to tell says that it lives: well within SILENT_AFTER."""
 MOST_SERIES = 2_000
 """Of one process. Labels are bounded by those who count; if one was not, it ends here and not in a full disk."""
 SECONDS = (0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
