@@ -59,7 +59,8 @@ def run_plan(arguments: argparse.Namespace) -> int:
         from planner.report.class_timeline import timelines_of
         from planner.report.html_pages import render_page
 
-        page = render_page(plan, timelines_of(plan, [each.trace.events for each in result.traces], result.timelines))
+        histories = [rank_trace.trace.events for rank_trace in result.traces]
+        page = render_page(plan, timelines_of(plan, histories, result.timelines))
         write_file(path, lambda: path.write_text(page, encoding="utf-8"))
     if path := arguments.snapshot:
         from planner.report.memory_viz import write_snapshot

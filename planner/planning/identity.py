@@ -26,7 +26,13 @@ def trace_id_of(job: Job, versions: Mapping[str, str] | None = None) -> str:
     """What the traces of this job are stored under, with the software of this process, or with these `versions` of
     another one (:func:`every_version`); metadata do not matter."""
     known = versions or every_version()
-    parts = {**_of_every_trace(known), "code": own().trace_code, **_libraries_of(job, known), **_facts_for(job)}
+    parts = {**_of_every_trace(known), "code": own().trace_code}
+    # The libraries whose own code this job's trace runs, besides those of every job.
+    used = (job.parallel.deepspeed is not None, job.model.adapter is not None)
+    parts |= {name: known[name] for name, is_used in zip(_LIBRARIES, used, strict=True) if is_used}
+    # The workspaces that the trace counts; nothing where none were measured on the job's GPU and torch.
+    if workspaces := workspace_table(job.cluster.gpu.name, job.software.torch):
+        parts["workspaces"] = workspaces.digest
     return loading.trace_id(job, parts)
 
 
@@ -86,19 +92,6 @@ def installed_torch() -> str:
 
 def _of_every_trace(versions: Mapping[str, str]) -> Mapping[str, str]:
     return {name: versions[name] for name in software()}
-
-
-def _facts_for(job: Job) -> Mapping[str, str]:
-    """The workspaces that the trace counts; nothing where none were measured on the job's GPU and torch."""
-    known = workspace_table(job.cluster.gpu.name, job.software.torch)
-    return {"workspaces": known.digest} if known else {}
-
-
-def _libraries_of(job: Job, versions: Mapping[str, str]) -> Mapping[str, str]:
-    """The libraries whose own code this job's trace runs, besides those of every job."""
-    by_deepspeed = job.parallel.deepspeed is not None
-    used = zip(_LIBRARIES, (by_deepspeed, job.model.adapter is not None), strict=True)
-    return {name: versions[name] for name, is_used in used if is_used}
 
 
 def _version(distribution: str) -> str:

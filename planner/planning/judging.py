@@ -214,9 +214,9 @@ def _evaluation_moments(job: Job, unlimited: SettledReplay, statement: RankClass
         return moments
 
     def add(name: str, phase: Phase, sentence: str) -> None:
-        stated = [each for each in statement.phases if each.phase is phase]
-        if stated:
-            highest = max(stated, key=lambda each: each.peak_allocated_bytes)
+        phases = [stated for stated in statement.phases if stated.phase is phase]
+        if phases:
+            highest = max(phases, key=lambda stated: stated.peak_allocated_bytes)
             moments.append(
                 NamedMoment(
                     name=name,

@@ -40,7 +40,7 @@ class PlanningResult:
 
     def events_of(self, rank: int) -> tuple[Event, ...]:
         """What was predicted for a rank, by the trace of its class; nothing for a rank that the job does not have."""
-        return next((each.trace.written_out() for each in self.traces if rank in each.rank_class.ranks), ())
+        return next((traced.trace.written_out() for traced in self.traces if rank in traced.rank_class.ranks), ())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,7 +200,7 @@ def _assemble(
         ),
     )
     of_hosts = host.assumptions if job.cluster.host_memory else ()
-    notes = (*notes_of(job, [each.trace for each in rank_traces]), *of_hosts, *applied.sentences)
+    notes = (*notes_of(job, [rank_trace.trace for rank_trace in rank_traces]), *of_hosts, *applied.sentences)
     return PlanningResult(whole, rank_traces, tuple(part.timeline for part in judged), notes)
 
 

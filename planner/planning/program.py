@@ -122,7 +122,7 @@ def judge_runs(work: ProgramInputs, progress: Progress = lambda _: None) -> tupl
     replayed = time.perf_counter()
     with pause_collection():
         judged = [judge_run(work, share) for share in share_ranks(runs, work.line.world_size)]
-    judged.sort(key=lambda each: -each.statement.peak.device_bytes)
+    judged.sort(key=lambda judgement: -judgement.statement.peak.device_bytes)
     replay_seconds = time.perf_counter() - replayed
     if runs[0].branches:
         progress("trying branches the other way")
@@ -257,7 +257,7 @@ def _state(
         allocator_conf=first.allocator_conf,
         communicators=tuple(first.communicators),
         calibrated=work.calibration.applied_to(work.gpu.name, work.software.torch).calibrated,
-        rank_classes=tuple(each.statement for each in judged),
+        rank_classes=tuple(judgement.statement for judgement in judged),
         steps_at=tuple(
             StepStatement(step.step, step.allocated_bytes, step.reserved_bytes) for step in judged[0].share.run.steps_at
         ),
@@ -265,9 +265,9 @@ def _state(
         assumptions=(
             *_assumptions_of(runs),
             *_explain_differences(judged),
-            *(_describe_untried(each.share) for each in judged if each.share.untried),
+            *(_describe_untried(judgement.share) for judgement in judged if judgement.share.untried),
         ),
-        out_of_memory=tuple(each.fails for each in judged if each.fails),
+        out_of_memory=tuple(judgement.fails for judgement in judged if judgement.fails),
         provenance=identity.provenance_of(work.calibration),
         branches=branches,
         notes=(
