@@ -4,7 +4,6 @@ JSON `planner.comparison/1`, and text, for `planner compare`."""
 from __future__ import annotations
 
 import json
-from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 from planner.allocator.snapshot import Snapshot, read_snapshot
 from planner.allocator.verify import verify
 from planner.errors import PlannerError, SpecError
-from planner.events import Alloc, Category, Event, Phase
+from planner.events import Category, Event, Phase
 from planner.job.json_text import file_text, read_json
 from planner.job.named_gpus import look_up
 from planner.job.rank_sets import RankSet
@@ -59,26 +58,14 @@ class PhaseComparison:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SizeComparison:
-    """Allocations by size: `count` more were predicted (negative: measured) than on the other side."""
-
-    bytes: int
-    count: int
-    ops: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """`sizes` is empty where allocations are not known one by one, or are all the same."""
+    """One measurement, or one rank of a program, beside what was predicted for it."""
 
     case: str
     device: str
     peak: tuple[Figure, ...]
     phases: tuple[PhaseComparison, ...] = ()
     categories: tuple[Figure, ...] = ()
-    allocations: Figure | None = None
-    """How many allocations there were."""
-    sizes: tuple[SizeComparison, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -86,13 +73,17 @@ def to_json(comparison: Comparison) -> dict[str, Any]:
     """Plain values, keys in this order."""
     return {
         "schema": SCHEMA,
-        **to_plain(comparison),
+        "case": comparison.case,
+        "device": comparison.device,
         "peak": [_figure(figure) for figure in comparison.peak],
         "phases": [
             {**to_plain(phase), "figures": [_figure(figure) for figure in phase.figures]} for phase in comparison.phases
         ],
         "categories": [_figure(figure) for figure in comparison.categories],
-        "allocations": _figure(comparison.allocations) if comparison.allocations else None,
+        # Part of planner.comparison/1: allocations are not compared one by one.
+        "allocations": None,
+        "sizes": [],
+        "notes": list(comparison.notes),
     }
 
 
@@ -101,12 +92,12 @@ def _figure(figure: Figure) -> Mapping[str, Any]:
     return {**to_plain(figure), "error_percent": None if error is None else round(error, 4)}
 
 
-def render(comparison: Comparison, *, most_sizes: int = 12) -> str:
-    """The whole comparison; at most `most_sizes` sizes of allocations."""
-    return "\n".join(_lines(comparison, most_sizes)) + "\n"
+def render(comparison: Comparison) -> str:
+    """The whole comparison."""
+    return "\n".join(_lines(comparison)) + "\n"
 
 
-def _lines(comparison: Comparison, most_sizes: int) -> Iterator[str]:
+def _lines(comparison: Comparison) -> Iterator[str]:
     yield f"{comparison.case or 'job'}{f' on {comparison.device}' if comparison.device else ''}"
     yield f"{'':30} {'predicted':>14} {'measured':>14} {'error':>9}"
     yield from _rows(comparison.peak)
@@ -116,14 +107,6 @@ def _lines(comparison: Comparison, most_sizes: int) -> Iterator[str]:
     if comparison.categories:
         yield "by category"
         yield from _rows(comparison.categories, indent="  ")
-    if comparison.allocations is not None:
-        whole = comparison.allocations
-        yield f"{'allocations':30} {whole.predicted:>14} {whole.measured:>14}"
-    for size in comparison.sizes[:most_sizes]:
-        side = "predicted" if size.count > 0 else "measured"
-        yield f"  {abs(size.count)} x {size.bytes} B more {side}  {', '.join(size.ops)}".rstrip()
-    if len(comparison.sizes) > most_sizes:
-        yield f"  and {len(comparison.sizes) - most_sizes} other sizes"
     yield from (f"note: {note}" for note in comparison.notes)
 
 
@@ -134,31 +117,6 @@ def _rows(figures: Iterable[Figure], *, indent: str = "") -> Iterator[str]:
         yield f"{name:30} {show_bytes(figure.predicted):>14} {show_bytes(figure.measured):>14} {error:>9}"
 
 
-_HOST_SCALARS_BYTES = 8
-"""Numbers that a CPU wraps into tensors, and a GPU takes by value."""
-
-
-def compare_sizes(predicted: Sequence[Event], measured: Sequence[Event]) -> tuple[Figure, tuple[SizeComparison, ...]]:
-    """How many allocations there are, and the sizes whose counts differ, the most bytes first."""
-    here, there = _operators_by_size(predicted), _operators_by_size(measured)
-    differing = []
-    for size in here.keys() | there.keys():
-        if count := here[size].total() - there[size].total():
-            operators = (here if count > 0 else there)[size].most_common(4)
-            differing.append(SizeComparison(bytes=size, count=count, ops=tuple(op for op, _ in operators if op)))
-    differing.sort(key=lambda size: (-abs(size.bytes * size.count), size.bytes))
-    counts = [sum(operators.total() for operators in side.values()) for side in (here, there)]
-    return Figure(name="allocations", predicted=counts[0], measured=counts[1]), tuple(differing)
-
-
-def _operators_by_size(events: Sequence[Event]) -> defaultdict[int, Counter[str]]:
-    operators: defaultdict[int, Counter[str]] = defaultdict(Counter)
-    for event in events:
-        if isinstance(event, Alloc) and event.requested_bytes > _HOST_SCALARS_BYTES:
-            operators[event.requested_bytes][event.origin.op if event.origin else ""] += 1
-    return operators
-
-
 Predicted = Plan | ProgramStatement
 """What has rank classes, and the versions with which they were made."""
 
@@ -167,13 +125,11 @@ _EXACT = tuple(
 )
 
 
-def with_measurement(
-    plan: Plan, measurement: Measurement, *, events: Sequence[Event] = (), measured_events: Sequence[Event] = ()
-) -> Comparison:
+def with_measurement(plan: Plan, measurement: Measurement, *, events: Sequence[Event] = ()) -> Comparison:
     """The rank class of the measured rank, beside the measurement.
 
     `events` are what was predicted for that class: with them categories are compared, and requested bytes, which is
-    all that a CPU has; with `measured_events` allocations too. Raises PlannerError if no class has that rank.
+    all that a CPU has. Raises PlannerError if no class has that rank.
     """
     statement = class_of(plan, measurement.rank)
     if measurement.device.kind != "cpu":
@@ -186,7 +142,6 @@ def with_measurement(
             remedy="compare with the job itself, traced for a CPU, not with a finished plan",
         )
     most = most_by_category(events)
-    allocations, sizes = compare_sizes(events, measured_events) if measured_events else (None, ())
     return Comparison(
         case=measurement.case,
         device=measurement.device.name,
@@ -197,8 +152,6 @@ def with_measurement(
             for category in _EXACT
             if events and category in measurement.categories
         ),
-        allocations=allocations,
-        sizes=sizes,
         notes=tuple(_notes(plan, measurement)),
     )
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from planner.errors import PlannerError
-from planner.events import Alloc, Category, Event, Free, Mark, Origin, Phase, Role
+from planner.events import Alloc, Category, Event, Free, Mark, Phase, Role
 from planner.report.statement import (
     OutsideAllocator,
     Peak,
@@ -22,7 +22,7 @@ from planner.report.statement import (
 from planner.truth import plan_comparison
 from planner.truth.measuring import measurement_lines
 from planner.truth.measuring.measurement_lines import DeviceFacts, Measurement
-from planner.truth.plan_comparison import Figure, SizeComparison, compare_sizes, render, to_json
+from planner.truth.plan_comparison import Figure, render, to_json
 
 Build = Callable[..., Measurement]
 
@@ -110,20 +110,6 @@ def test_a_cpu_is_compared_by_requested_bytes(plan: Plan, measurement: Build) ->
     assert found.categories == (
         Figure(name="parameter", predicted=100, measured=100),
         Figure(name="gradient", predicted=0, measured=100),
-    )
-
-
-def _asks(*sizes: int, op: str = "aten.mm") -> list[Event]:
-    return [Alloc(block, size, 0, Origin(op=op)) for block, size in enumerate(sizes)]
-
-
-def test_sizes_that_one_side_has_more_of_are_listed_largest_first() -> None:
-    whole, sizes = compare_sizes(_asks(64, 64, 512, 8), _asks(64, 1024, 4, op="aten.addmm"))
-    assert whole == Figure(name="allocations", predicted=3, measured=2)
-    assert sizes == (
-        SizeComparison(bytes=1024, count=-1, ops=("aten.addmm",)),
-        SizeComparison(bytes=512, count=1, ops=("aten.mm",)),
-        SizeComparison(bytes=64, count=1, ops=("aten.mm",)),
     )
 
 
