@@ -70,7 +70,14 @@ class Policy:
     ) -> Policy:
         """What the file says, else the environment (`PLANNER_ADMISSION_...`), else `defaults` of the hook."""
         path = file or policy_file(environment)
-        stated = {} if path is None else _from_file(path)
+        stated = {} if path is None else section(path, SECTION)
+        if "token_file" in stated:
+            if "token" in stated:
+                raise SettingError("both token and token_file are set", allowed="one of them", place=str(path))
+            stated["token"] = _text_of(Path(stated.pop("token_file"))).strip()
+        if unknown := [name for name in stated if name not in _FIELDS]:
+            allowed = ", ".join((*_FIELDS, "token_file"))
+            raise SettingError(f"there is no setting {unknown[0]!r}", allowed=allowed, place=str(path))
         values = dict(defaults or {})
         for name in _FIELDS:
             if name in stated:
@@ -100,20 +107,6 @@ def policy_file(environment: Mapping[str, str]) -> Path | None:
     if named := environment.get(FILE_VARIABLE):
         return Path(named)
     return USUAL_FILE if USUAL_FILE.is_file() else None
-
-
-def _from_file(path: Path) -> Mapping[str, str]:
-    values = section(path, SECTION)
-    if "token_file" in values:
-        if "token" in values:
-            raise SettingError("both token and token_file are set", allowed="one of them", place=str(path))
-        values["token"] = _text_of(Path(values.pop("token_file"))).strip()
-    for name in values:
-        if name not in _FIELDS:
-            raise SettingError(
-                f"there is no setting {name!r}", allowed=", ".join((*_FIELDS, "token_file")), place=str(path)
-            )
-    return values
 
 
 def section(path: Path, name: str) -> dict[str, str]:

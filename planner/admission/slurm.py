@@ -198,23 +198,20 @@ class HeldJobs:
         jobs = held_jobs(self._run(["squeue", "--noheader", "--states=PENDING", f"--format={_FIELDS}"]))
         self._since = {job.job_id: self._since.get(job.job_id, self._now()) for job in jobs}
         for job in jobs:
-            self._act(job)
-
-    def _act(self, job: HeldJob) -> None:
-        file = self._folder / job.plan_id
-        if file.is_file():
-            action, verdict, *text = file.read_text(encoding="utf-8").splitlines()
-            note = f"planner: {verdict}, {job.plan_id}"
-            if action in ("admit", "warn"):
-                self._release(job, job.plan_id, note)
-            else:
-                self._cancel(job, " ".join(text) or note)
-        elif self._now() - self._since[job.job_id] >= self._seconds:
-            reason = f"planner: the job was not checked: no plan of it after {self._seconds:g} s"
-            if self._policy.unplannable is Answer.REFUSE:
-                self._cancel(job, reason)
-            else:
-                self._release(job, "pending", reason)
+            file = self._folder / job.plan_id
+            if file.is_file():
+                action, verdict, *text = file.read_text(encoding="utf-8").splitlines()
+                note = f"planner: {verdict}, {job.plan_id}"
+                if action in ("admit", "warn"):
+                    self._release(job, job.plan_id, note)
+                else:
+                    self._cancel(job, " ".join(text) or note)
+            elif self._now() - self._since[job.job_id] >= self._seconds:
+                reason = f"planner: the job was not checked: no plan of it after {self._seconds:g} s"
+                if self._policy.unplannable is Answer.REFUSE:
+                    self._cancel(job, reason)
+                else:
+                    self._release(job, "pending", reason)
 
     def _release(self, job: HeldJob, note: str, about: str) -> None:
         """Released first: a job whose comment no longer says that it waits would not be found again."""

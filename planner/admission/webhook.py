@@ -213,8 +213,10 @@ class Webhook:
         began = time.monotonic()
         try:
             review = read(await _body(request))
-        except ReviewError as error:
-            return _problem(error)
+        except ReviewError as error:  # RFC 9457
+            kind = {"type": "urn:planner:problem:review", "title": "The review cannot be read", "status": error.status}
+            document = {**kind, "detail": specs.message_of(error), **error.parts}
+            return Response(json.dumps(document), error.status, media_type="application/problem+json")
         if review.operation != "CREATE":
             return _json(200, answer(review.uid, None))
         decision, notes = await self._within(seconds_left(request.query_params.get("timeout", "")), review)
@@ -312,13 +314,6 @@ async def _ok(_: Request) -> Response:
 def _json(status: int, document: Mapping[str, Any], task: BackgroundTask | None = None) -> Response:
     """In ASCII: a text of the review may hold what is no UTF-8."""
     return Response(json.dumps(document), status, media_type="application/json", background=task)
-
-
-def _problem(error: ReviewError) -> Response:
-    """RFC 9457."""
-    kind = {"type": "urn:planner:problem:review", "title": "The review cannot be read", "status": error.status}
-    document = {**kind, "detail": specs.message_of(error), **error.parts}
-    return Response(json.dumps(document), error.status, media_type="application/problem+json")
 
 
 def serve_webhook(*, host: str, port: int, certificate: Path, key: Path, policy_file: Path | None) -> None:
