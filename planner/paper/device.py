@@ -25,7 +25,6 @@ from planner.paper.kernels import (  # noqa: F401
     sorting,
     table,
     training_operators,
-    without_meta_kernels,
     workspaces,
 )
 from planner.paper.recorder import Recorder

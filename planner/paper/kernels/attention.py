@@ -17,6 +17,10 @@ from planner.upstream import torch_releases
 _MOST_SPLITS = 128
 
 
+def _ceil(number: int, divisor: int) -> int:
+    return -(-number // divisor)
+
+
 def _round(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
 
@@ -53,10 +57,8 @@ def _flash_dense(q: Tensor, k: Tensor, _v: Tensor, dropout: float, debug: bool) 
         q = q.reshape(batch, kv_heads, heads // kv_heads, head_dim).transpose(1, 2)
     out = torch.empty_like(q)
     lse = _floats(batch, q.size(2), q.size(1))
-    debug_mask = None
-    if debug:
-        debug_mask = q.new_empty(batch, heads, _round(rows, 128), _round(columns, 128))
-    splits = _splits(batch * q.size(2), q.size(1), columns, head_dim) if dropout == 0.0 else 1
+    debug_mask = q.new_empty(batch, heads, _round(rows, 128), _round(columns, 128)) if debug else None
+    splits = flash_splits(batch * q.size(2), q.size(1), columns, head_dim) if dropout == 0.0 else 1
     accumulators = _split_accumulators(splits, (batch, q.size(2), q.size(1)), head_dim)
     seed, unused = _flash_seeds(dropout)
     del accumulators
@@ -71,7 +73,7 @@ def _flash_packed(q: Tensor, batch: int, max_q: int, max_k: int, dropout: float)
     out = torch.empty_like(q)
     heads, head_dim = q.size(1), q.size(2)
     lse = _floats(heads, q.size(0))
-    splits = _splits(batch * heads, max_q, max_k, head_dim) if dropout == 0.0 and max_q == 1 else 1
+    splits = flash_splits(batch * heads, max_q, max_k, head_dim) if dropout == 0.0 and max_q == 1 else 1
     accumulators = _split_accumulators(splits, (batch, heads, max_q), head_dim)
     seed, unused = _flash_seeds(dropout)
     del accumulators
@@ -92,26 +94,24 @@ def _flash_seeds(dropout: float) -> tuple[Tensor, Tensor]:
 def _split_accumulators(splits: int, rows: tuple[int, int, int], head_dim: int) -> tuple[Tensor, ...]:
     if splits <= 1:
         return ()
-    return _floats(splits, *rows), _floats(splits, *rows, _head_dim_rounded(head_dim))
+    return _floats(splits, *rows), _floats(splits, *rows, flash_head_dim(head_dim))
 
 
-def _head_dim_rounded(head_dim: int) -> int:
+def flash_head_dim(head_dim: int) -> int:
+    """As the kernels have it in their accumulators."""
     return _round(head_dim, 32 if head_dim <= 128 else 64)
 
 
-def _splits(batch_heads: int, rows: int, columns: int, head_dim: int) -> int:
+def flash_splits(batch_heads: int, rows: int, columns: int, head_dim: int) -> int:
     """Over how many blocks the keys are split, so that a small batch fills the GPU (flash_api.cpp)."""
     block = 256 if head_dim <= 64 else 128 if head_dim <= 128 else 64
-    key_blocks = -(-columns // block)
-    work = batch_heads * -(-rows // 64)
-    slots = target().multiprocessors * 2
+    key_blocks, work, slots = -(-columns // block), batch_heads * -(-rows // 64), target().multiprocessors * 2
     if work >= 0.8 * slots:
         return 1
     most = min(_MOST_SPLITS, slots, key_blocks)
     useful = [n for n in range(1, most + 1) if n == 1 or -(-key_blocks // n) != -(-key_blocks // (n - 1))]
     filled = {n: work * n / slots / math.ceil(work * n / slots) for n in useful}
-    best = max(filled.values())
-    return next(n for n in useful if filled[n] >= 0.85 * best)
+    return next((n for n in useful if filled[n] >= 0.85 * max(filled.values())), 1)
 
 
 @cuda("_scaled_dot_product_flash_attention_backward")
@@ -133,7 +133,7 @@ def flash_attention_backward(
     kept = grad.contiguous(), out.contiguous()
     grads = tuple(torch.empty_like(t) for t in (query, key, value))
     rows = query.size(0) + 128 * batch
-    temporaries = [_floats(heads, rows), _floats(rows, heads, _head_dim_rounded(head_dim))]
+    temporaries = [_floats(heads, rows), _floats(rows, heads, flash_head_dim(head_dim))]
     if key.size(1) != heads:
         temporaries += [key.new_empty(key.size(0), heads, head_dim) for _ in range(2)]
     del kept, temporaries
@@ -150,7 +150,7 @@ def _flash_dense_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Te
     splits: tuple[int, ...] = ()
     if torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled():
         splits = (-(-target().multiprocessors // (batch * heads)),)
-    query_gradient = _floats(*splits, batch, padded, heads, _head_dim_rounded(head_dim))
+    query_gradient = _floats(*splits, batch, padded, heads, flash_head_dim(head_dim))
     expanded = []
     if k.size(2) != heads:
         expanded = [k.new_empty(batch, k.size(1), heads, head_dim) for _ in range(2)]
@@ -165,9 +165,7 @@ def flash_on_cpu(query: Tensor, key: Tensor, _value: Tensor, *_: Any, **__: Any)
     out = torch.empty_like(query)
     lse = _floats(batch, rows, heads)
     nothing = query.new_empty(0)
-    return (
-        out, lse.transpose(1, 2), None, None, rows, key.size(2), nothing, nothing, nothing
-    )  # fmt: skip
+    return out, lse.transpose(1, 2), None, None, rows, key.size(2), nothing, nothing, nothing
 
 
 @cpu("_scaled_dot_product_flash_attention_backward")
@@ -241,44 +239,27 @@ def memory_efficient_attention_backward(
 
 
 def _efficient_backward(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor | None,
-    *,
-    shared: bool = False,
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *, shared: bool = False
 ) -> Grads:
     kept = grad.contiguous()
-    grad_q, grad_k, grad_v = _efficient_gradients(q, k, v, shared)
+    if shared:
+        grad_q, grad_k, grad_v = q.new_empty(q.size(0), q.size(1), 3, q.size(2), q.size(3)).unbind(2)
+    else:
+        grad_q, grad_k, grad_v = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
     grad_bias = None
     if bias is not None:
         last = bias.size(-1)
         grad_bias = bias.new_empty(*bias.shape[:-1], _round(last, 16)).narrow(-1, 0, last)
     batch, rows, heads, head_dim = q.shape
     row_sums = _floats(batch, heads, rows)
-    taken = _backward_workspace_bytes(
-        batch_heads=batch * heads,
-        rows=rows,
-        columns=k.size(1),
-        head_dim=head_dim,
-        value_dim=v.size(3),
-        is_float=q.dtype is torch.float32,
-    )
+    taken = _backward_workspace_bytes(batch * heads, rows, k.size(1), head_dim, v.size(3), q.dtype is torch.float32)
     workspace = scratch(taken) if taken else None
     del kept, row_sums, workspace
     return grad_q, grad_k, grad_v, grad_bias
 
 
-def _efficient_gradients(q: Tensor, k: Tensor, v: Tensor, shared: bool) -> tuple[Tensor, Tensor, Tensor]:
-    if shared:
-        whole = q.new_empty(q.size(0), q.size(1), 3, q.size(2), q.size(3))
-        return whole.select(2, 0), whole.select(2, 1), whole.select(2, 2)
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
-
-
 def _backward_workspace_bytes(
-    *, batch_heads: int, rows: int, columns: int, head_dim: int, value_dim: int, is_float: bool
+    batch_heads: int, rows: int, columns: int, head_dim: int, value_dim: int, is_float: bool
 ) -> int:
     """Bytes of the workspace of memory-efficient attention's backward: gradients of query, key and value in float32.
 
@@ -311,10 +292,6 @@ def _backward_tiles(head_dim: int, is_float: bool) -> tuple[int, int, bool]:
     return rows, columns, in_registers
 
 
-def _ceil(number: int, divisor: int) -> int:
-    return -(-number // divisor)
-
-
 # Source, torch 2.13: aten/src/ATen/native/cudnn/MHA.cpp and native/transformers/cuda/attention.cu.
 _BACKWARD = "cuDNN attention, backward: beyond the front end's part"
 
@@ -338,22 +315,12 @@ def cudnn_forward(
     offset = torch.empty((), dtype=torch.int64, device="cuda")
     out = _laid_out_as(query, value.size(3))
     lse = _floats(query.size(0), query.size(1), query.size(2), 1) if with_lse else None
-    workspace = forward_workspace(
-        query, key, value, bias=bias is not None, with_lse=with_lse, dropout=dropout, causal=causal
-    )
-    del workspace
+    forward_workspace(query, key, value, bias=bias is not None, with_lse=with_lse, dropout=dropout, causal=causal)
     return out, lse, None, None, max_q, max_k, seed, offset, None
 
 
 def forward_workspace(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    bias: bool,
-    with_lse: bool,
-    dropout: float,
-    causal: bool,
+    query: Tensor, key: Tensor, value: Tensor, *, bias: bool, with_lse: bool, dropout: float, causal: bool
 ) -> Tensor | None:
     """What cuDNN takes for a forward of [batch, heads, rows, head dim]; none where nothing was measured."""
     options = f"bias={bias} lse={with_lse} dropout={dropout > 0} causal={causal}"
@@ -372,13 +339,7 @@ def _laid_out_as(query: Tensor, value_dim: int) -> Tensor:
 
 @cuda("_scaled_dot_product_cudnn_attention_backward", "_cudnn_attention_backward")
 def cudnn_backward(
-    grad: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    out: Tensor,
-    *_: Any,
-    **__: Any,
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, *_: Any, **__: Any
 ) -> tuple[Tensor, ...]:
     grads = tuple(torch.empty_like(t) for t in (query, key, value))
     kept = grad if grad.stride(-1) == 1 else torch.empty_like(out)

@@ -32,7 +32,7 @@ class _Norm(torch.autograd.Function):
         keeps_output: bool, as_weight: bool,
     ) -> Tensor:  # fmt: skip
         given = given.contiguous()
-        weight, bias = (None if each is None else each.contiguous() for each in (weight, bias))
+        weight, bias = (None if tensor is None else tensor.contiguous() for tensor in (weight, bias))
         with recorded_as("apex::norm_fwd"):
             dtype = weight.dtype if as_weight and weight is not None else given.dtype
             out = torch.empty_like(given, dtype=dtype)
@@ -50,8 +50,8 @@ class _Norm(torch.autograd.Function):
         grad = grad.contiguous()
         with recorded_as("apex::norm_bwd"):
             of_input = torch.empty_like(kept, dtype=context.dtype)
-            gradients = [None if each is None else torch.empty_like(each) for each in (weight, bias)]
-            count = sum(each is not None for each in gradients)
+            gradients = [None if tensor is None else torch.empty_like(tensor) for tensor in (weight, bias)]
+            count = sum(gradient is not None for gradient in gradients)
             parts = [
                 torch.empty(_PARTS, context.columns, dtype=spread.dtype, device=spread.device) for _ in range(count)
             ]
@@ -115,7 +115,7 @@ class _FusedNorm(nn.Module):
         kind = input.device.type
         if torch.is_autocast_enabled(kind):
             dtype = torch.get_autocast_dtype(kind)
-            tensors = tuple(each if each is None else each.to(dtype) for each in tensors)  # type: ignore[assignment]
+            tensors = tuple(tensor if tensor is None else tensor.to(dtype) for tensor in tensors)  # type: ignore[assignment]
         with torch.autocast(kind, enabled=False):
             return _Norm.apply(
                 *tensors, self.normalized_shape.numel(), self.has_mean, self.memory_efficient, self.as_weight

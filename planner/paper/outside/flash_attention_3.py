@@ -12,13 +12,15 @@ from typing import Any
 import torch
 
 from planner.paper.kernels.table import target
-from planner.paper.outside.operators import floats, operator, refuse, rounded
+from planner.paper.outside.operators import dense, floats, operator, refuse, rounded
 
 Tensor = torch.Tensor
 Maybe = Tensor | None
 Window = tuple[int, int]
 
 VERSION = "3.0.0"
+_HEAD_DIMS = (64, 96, 128, 192, 256)
+"""For which kernels of the backward are built (flash_api.cpp, round_up_headdim)."""
 _DTYPES = (torch.float16, torch.bfloat16, torch.float8_e4m3fn)
 _ALLOWED = "flash_attn_func and flash_attn_varlen_func with num_splits of 1 or more, and flash_attn_qkvpacked_func"
 
@@ -39,7 +41,7 @@ def _forward(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Result and log-sum-exp; counters of the scheduler, and accumulators where keys are split, go at the end."""
     _check(q, k, v)
-    q, k = (each if each.stride(-1) == 1 else each.contiguous() for each in (q, k))
+    q, k = dense(q), dense(k)
     v = v.contiguous() if v.stride(-1) != 1 and v.stride(-3) != 1 else v
     dtype = torch.bfloat16 if q.dtype is torch.float8_e4m3fn else q.dtype
     heads, value_dim = q.size(-2), v.size(-1)
@@ -86,9 +88,13 @@ def _backward(
     """Row sums; the rest is in float32 and goes at the end."""
     del lse, dq, dk, dv  # gradients are written, in memory that is theirs
     _check(q, k, v)
-    kept = [each if each.stride(-1) == 1 else each.contiguous() for each in (grad, q, k, v, out)]
+    kept = [dense(tensor) for tensor in (grad, q, k, v, out)]
     batch = q.size(0) if cu_q is None else cu_q.numel() - 1
-    heads, kv_heads, head_dim = q.size(-2), k.size(-2), head_dim_of_kernel(max(q.size(-1), v.size(-1)))
+    heads, kv_heads, head_dim = (
+        q.size(-2),
+        k.size(-2),
+        next(size for size in _HEAD_DIMS if max(q.size(-1), v.size(-1)) <= size),
+    )
     is_causal, local = _mask(causal, left, right, max_q, max_k)
     tile_q, tile_k = _backward_tiles(head_dim, is_causal, local, softcap > 0.0)
     if has_lengths:
@@ -107,11 +113,6 @@ def _backward(
         rest += [torch.empty(steps, dtype=torch.int32, device=q.device) for _ in range(2)]
     del kept, rest
     return row_sums
-
-
-def head_dim_of_kernel(head_dim: int) -> int:
-    """Kernels are built for a few head dimensions (flash_api.cpp, round_up_headdim)."""
-    return next(size for size in (64, 96, 128, 192, 256) if head_dim <= size)
 
 
 def _backward_tiles(head_dim: int, causal: bool, local: bool, softcap: bool) -> tuple[int, int]:
@@ -189,7 +190,7 @@ def _parts(qkv: Tensor, query_heads: int | None) -> tuple[Tensor, ...]:
 
 
 def _plain(chunk: int, *unusual: Any) -> None:
-    if chunk or any(each is not None for each in unusual):
+    if chunk or any(value is not None for value in unusual):
         refuse("flash-attn 3", "qv, descaling and attention_chunk are not modelled", _ALLOWED)
 
 

@@ -101,7 +101,7 @@ PACKAGES: tuple[Package, ...] = (
             flash_attn__ops__triton__rotary="apply_rotary",
         ),
         extension=_offered(
-            "planner.paper.outside.flash_attention_2_extension",
+            "planner.paper.outside.flash_attention_2",
             flash_attn_2_cuda="fwd varlen_fwd bwd varlen_bwd fwd_kvcache",
         ),
         by_hand="its Python part, with FLASH_ATTENTION_SKIP_CUDA_BUILD=TRUE in the environment of pip",
