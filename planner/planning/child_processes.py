@@ -99,7 +99,8 @@ def _plan_in_children(work: PlanningInputs, shares: Sequence[range]) -> dict[int
         task = Task("planner.planning.child_processes:plan_share", (work, share))
         answer = running.run(task, UNLIMITED, server=server)
         messages.raise_failure(answer)
-        return {int(name): pickle.loads(content) for name, content in answer.parts.items()}
+        # What else it answers says that its memory ran out: the rest is planned here.
+        return {int(name): pickle.loads(content) for name, content in answer.parts.items() if name.isdecimal()}
 
     try:
         with ThreadPoolExecutor(len(shares)) as pool:

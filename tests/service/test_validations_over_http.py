@@ -162,12 +162,14 @@ def test_if_the_process_that_runs_validations_is_killed_they_have_failed_and_new
 
 
 def _measuring_processes() -> list[str]:
-    found = []
-    for line in Path("/proc").glob("[0-9]*/cmdline"):
+    """Children that workers of a Ray have started."""
+    children = []
+    for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if b"planner.service.validation import child" in line.read_bytes():
-                found.append(line.parent.name)
-    return found
+            is_child = b"planner.runtime import child" in (process / "cmdline").read_bytes()
+            if is_child and b"RAY_" in (process / "environ").read_bytes():
+                children.append(process.name)
+    return children
 
 
 def _on(gpu: str) -> dict[str, Any]:

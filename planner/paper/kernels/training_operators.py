@@ -161,6 +161,12 @@ def like_second_dense(_grad: Tensor, x: Tensor, *_: Any, **__: Any) -> Tensor:
 def writes_only(*_: Any, **__: Any) -> None: ...
 
 
+# torch 2.13 aten/src/ATen/native/cuda/WeightNorm.cu; 2.6 has no meta kernel for it.
+@cuda("_weight_norm_interface_backward")
+def weight_norm_backward(_grad: Tensor, v: Tensor, g: Tensor, _norms: Tensor, _dim: int) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(v), torch.empty_like(g)
+
+
 @cuda("_aminmax")
 def smallest_and_largest(x: Tensor) -> tuple[Tensor, Tensor]:
     return x.new_empty(()), x.new_empty(())
