@@ -13,7 +13,7 @@ import recorded_cpu_runs
 import sharded_cases
 import soak
 import split_cases
-from cpu_runs import Run, for_real, runs_of
+from cpu_runs import Run, for_real, runs_of, without_errors
 
 from planner.job.schema import Job
 from planner.truth.measuring.measurement_lines import phases_of
@@ -49,7 +49,7 @@ EACH = [
 def live(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], Run]:
     """Jobs of two recordings that have one name would hide each other."""
     worlds = [([job for _, job in jobs_of(chosen, world)], world) for chosen, world in ((ALONE, 1), (PAIRS, 2))]
-    return runs_of(for_real(tmp_path_factory.mktemp("runs"), worlds))
+    return runs_of(without_errors(for_real(tmp_path_factory.mktemp("runs"), worlds), {}))
 
 
 @pytest.fixture(scope="module")
