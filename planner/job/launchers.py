@@ -49,6 +49,13 @@ LAUNCHER_OPTIONS: Mapping[str, tuple[Collection[str] | None, Collection[str], st
     "deepspeed": (DEEPSPEED_WITH_VALUE, DEEPSPEED_ALONE, "deepspeed of DeepSpeed 0.19.8"),
 }
 """Of each launcher the options with a value, those that stand alone, and its name, as `read_options` takes them."""
+LAUNCHER_MODULES = {
+    "torch.distributed.run": "torchrun",
+    "torch.distributed.launch": "torchrun",
+    "accelerate.commands.launch": "accelerate",
+    "deepspeed.launcher.runner": "deepspeed",
+}
+"""What `python -m` starts as a launcher's command does."""
 
 
 def read_options(

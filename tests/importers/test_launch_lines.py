@@ -29,6 +29,7 @@ def ranks(folder: Folder, line: str, **given: Any) -> tuple[int, int]:
         ("torchrun --nnodes 2:2 --nproc-per-node 4 -m my.training", (2, 4)),
         ("python -m torch.distributed.run --nproc-per-node 2 train.py", (1, 2)),
         ("/opt/env/bin/python3.11 -u -m torch.distributed.run --nproc-per-node=2 train.py", (1, 2)),
+        ("python -m deepspeed.launcher.runner --num_gpus 4 train.py", (1, 4)),
         ("srun --nodes=2 --ntasks-per-node 1 torchrun --nnodes 2 --nproc-per-node 4 train.py", (2, 4)),
         ("accelerate launch --num_processes 8 --num_machines 2 train.py", (2, 4)),
         ("accelerate launch --num-processes 4 --multi-gpu --main_process_port 29500 train.py", (1, 4)),

@@ -18,6 +18,7 @@ from planner.job.launchers import (
     ACCELERATE_IGNORED,
     ACCELERATE_READ,
     ACCELERATE_REFUSED,
+    LAUNCHER_MODULES,
     LAUNCHER_OPTIONS,
     PLACE,
     deepspeed_size,
@@ -150,10 +151,8 @@ def _launcher(words: Sequence[str]) -> tuple[str, Sequence[str], list[str]]:
         return name, rest[1:], srun
     while rest and rest[0] in ("-u", "-O", "-B"):
         rest = rest[1:]
-    if rest[:2] in (["-m", "torch.distributed.run"], ["-m", "torch.distributed.launch"]):
-        return "torchrun", rest[2:], srun
-    if rest[:2] == ["-m", "accelerate.commands.launch"]:
-        return "accelerate", rest[2:], srun
+    if rest[:1] == ["-m"] and (launcher := LAUNCHER_MODULES.get("".join(rest[1:2]))) is not None:
+        return launcher, rest[2:], srun
     if srun:
         raise SpecError(
             "srun starts python itself, and how many processes it starts stands elsewhere",

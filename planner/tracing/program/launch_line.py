@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 from planner.errors import SpecError
 from planner.job.launchers import (
+    LAUNCHER_MODULES,
     LAUNCHER_OPTIONS,
     PLACE,
     count_of,
@@ -116,14 +117,6 @@ def parse(
     return replace(line, tasks=tasks, environment=unwrapped.environment, folder=unwrapped.folder, notes=unwrapped.notes)
 
 
-_LAUNCHERS_OF_MODULES = {
-    "torch.distributed.run": Launcher.TORCHRUN,
-    "torch.distributed.launch": Launcher.TORCHRUN,
-    "accelerate.commands.launch": Launcher.ACCELERATE,
-    "deepspeed.launcher.runner": Launcher.DEEPSPEED,
-}
-
-
 def _launch_line(command: list[str], text_of: Callable[[str], str]) -> LaunchLine:
     """What is started, and on how many ranks; without what stood around it."""
     name = PurePosixPath(command[0]).name if command else ""
@@ -148,8 +141,8 @@ def _launch_line(command: list[str], text_of: Callable[[str], str]) -> LaunchLin
             raise refused(f"python has the option {rest[0]}", "the usual options of python before the program")
         rest = rest[1:]
     is_module = rest[:1] == ["-m"]
-    if is_module and rest[1:2] and rest[1] in _LAUNCHERS_OF_MODULES:
-        return _of_launcher(_LAUNCHERS_OF_MODULES[rest[1]], rest[2:], text_of)
+    if is_module and rest[1:2] and rest[1] in LAUNCHER_MODULES:
+        return _of_launcher(Launcher(LAUNCHER_MODULES[rest[1]]), rest[2:], text_of)
     if rest[:1] in (["-c"], ["-"]):
         raise refused("the program stands in the command itself", "a file, or a module after -m")
     program, arguments = _program(rest[1:] if is_module else rest)
