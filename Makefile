@@ -6,7 +6,7 @@ PLANS := $(VENV)/.plans
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup plan answers test test-timed test-computed test-clusters test-wheel soak test-torch torch-versions fuzz cpu-runs cpu-programs clients beside-plans screenshots opinfo check lint bench accuracy speedrun golf gpu-truth gpu-facts rehearse-gpu-truth validate-gpu clean
+.PHONY: help setup plan answers test test-timed test-computed test-clusters test-wheel soak test-torch torch-versions fuzz cpu-runs cpu-programs clients beside-plans screenshots opinfo check lint bench accuracy programs gpu-truth gpu-facts rehearse-gpu-truth validate-gpu clean
 
 help: ## what can be done here
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -116,11 +116,9 @@ bench: $(READY) ## speeds, as ratios within one run
 accuracy: $(READY) ## predicted against recorded, for every truth at hand
 	$(BIN)/python tests/accuracy.py
 
-speedrun: $(READY) ## scripts that others ran compiled on 8 H100, beside their peaks (SCRIPTS: parts of names; needs triton)
-	$(BIN)/python tests/speedrun.py $(SCRIPTS)
-
-golf: $(READY) ## runs of parameter-golf that a seed draws, beside their peaks (ROWS: numbers; PYTHONS: 2.9=/a/bin/python,...)
-	$(BIN)/python tests/parameter_golf.py $(if $(PYTHONS),--pythons $(PYTHONS)) $(ROWS)
+programs: $(READY) ## recorded programs on paper beside their peaks (FAMILIES, ROWS; CHECKOUTS: folder of git directories; PYTHONS: 2.9=/a/bin/python,...)
+	$(BIN)/python tests/recorded_programs/run_programs.py $(ROWS) $(if $(FAMILIES),--families $(FAMILIES)) \
+	  $(if $(CHECKOUTS),--checkouts $(CHECKOUTS)) $(if $(PYTHONS),--pythons $(PYTHONS))
 
 CAMPAIGN := $(CURDIR):$(CURDIR)/benchmarks
 gpu-truth: ## measure the matrix of cases on the GPU of this machine (torch, transformers, PyYAML are enough)

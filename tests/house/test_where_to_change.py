@@ -34,6 +34,7 @@ QUESTIONS = [
     "a form of a message that memory ran out",
     "an importer of another tool's config",
     "a patch of torch",
+    "a family of recorded programs",
 ]
 
 

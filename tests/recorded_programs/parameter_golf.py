@@ -1,7 +1,8 @@
 """Runs of openai/parameter-golf as their logs recorded them: what ran, on what, with which settings, and its peaks.
 
 The table of the runs is PLANNER_TRUTH/rows-3/parameter_golf_memory.csv; scripts and logs come out of a copy of the
-repository with the heads of its pull requests (PLANNER_GOLF: a git directory).
+repository with the heads of its pull requests (CHECKOUTS/parameter-golf). Each runs with the settings that its log
+prints or its page assigns. Data needs sentencepiece, as the programs do.
 """
 
 from __future__ import annotations
@@ -9,22 +10,18 @@ from __future__ import annotations
 import base64
 import csv
 import functools
-import io
 import lzma
-import os
 import random
 import re
-import subprocess
 import zlib
-from collections import Counter
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
+from recorded_run import TRUTH, Family, Launch, RecordedRun, Repository, call_by, find_repository, write_tokens
+
 from planner.hardware import catalog
 
-_ROOT = Path(__file__).parents[1]
-ROWS = Path(os.environ.get("PLANNER_TRUTH", _ROOT.parent / "shared" / "truth")) / "rows-3" / "parameter_golf_memory.csv"
+ROWS = TRUTH / "rows-3" / "parameter_golf_memory.csv"
 _RULER = re.compile(r"^={79,}$", re.MULTILINE)
 _TORCH = re.compile(r"(?:[Pp]y[Tt]orch|torch)\W{0,3}(?:version)?[\s:=v]*\"?(2\.\d+)\.\d+")
 _SMI = re.compile(r"\|\s+\d+\s+(NVIDIA [\w \-]+?)\s+(?:On|Off|WDDM|TCC)\s[^\n]*\n[^\n]*?/\s*(\d+)MiB")
@@ -55,30 +52,20 @@ _ARCHITECTURES = {
 """Of GPUs that the catalog has not: a run needs their memory, which nvidia-smi said, and this."""
 OLDEST_TORCH = (2, 6)
 _USUAL_WARMUP = 20
+_WARMUP_STEPS, _STEPS_AFTER_WARMUP = 3, 4
+"""Warm-up steps do all the same, mostly 20 of them. The first step after them comes after an evaluation."""
+_TRAIN_TOKENS, _VALIDATION_TOKENS = 4_000_000, 2_097_152
+"""Fewer than there were: what is read stays on the host, but for a batch."""
+_WORDS, _LETTERS = 40_000, "abcdefghijklmnopqrstuvwxyz"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One run: where its script and its log are, what it ran on, and what it printed, in whole MiB."""
+class Row(RecordedRun):
+    """One run: where its script and its log are."""
 
-    number: int
-    """Its line in the table, from 0."""
     commit: str
     script: str
     log: str
-    torch: str
-    """As `2.9`; empty where nothing says it."""
-    gpu: str
-    """What `--gpu` takes; empty where nothing says it, or nothing is known of it."""
-    product: str
-    world: int
-    allocated: int
-    reserved: int
-
-    @property
-    def stratum(self) -> tuple[str, str, int]:
-        """What a draw spreads over."""
-        return self.torch, self.product, self.world
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,78 +82,123 @@ class Program:
     has_flash_attention: bool = True
 
 
-def draw_rows(rows: Sequence[Row], count: int, seed: int) -> list[Row]:
-    """So many of the rows that can be run: of those of one torch, GPU and world as many as the root of their number.
+class ParameterGolf(Family[Row, Program]):
+    """All rows that printed one figure, in the order of the table."""
 
-    A draw in proportion would be 8 H100 with one torch; one by strata would hardly have a row of those.
-    """
-    sizes = Counter(each.stratum for each in rows)
-    drawn = random.Random(seed)
-    keys = {each.number: drawn.random() ** (sizes[each.stratum] ** 0.5) for each in rows}
-    return sorted(sorted(rows, key=lambda each: -keys[each.number])[:count], key=lambda each: each.number)
+    name = "parameter-golf"
 
+    def __init__(self, checkouts: Path | None) -> None:
+        self._repository, self.missing = find_repository(checkouts, self.name)
+        if not ROWS.is_file():
+            self.missing = f"the table {ROWS}"
 
-def can_be_run(row: Row) -> bool:
-    """Whether all is known that a run of it needs, with a torch that planner knows."""
-    return bool(row.script and row.gpu and row.world and row.torch) and _version(row.torch) >= OLDEST_TORCH
+    @property
+    def repository(self) -> Repository:
+        """The copy of the repository; asked for only where nothing is missing."""
+        assert self._repository is not None
+        return self._repository
 
+    def read_runs(self) -> list[Row]:
+        with ROWS.open(encoding="utf-8", newline="") as file:
+            rows = [(number, row) for number, row in enumerate(csv.DictReader(file)) if row["values"] == "1"]
+        logs = self.repository.read_blobs([row["blob"] for _, row in rows])
+        return [_read_row(number, row, log) for (number, row), log in zip(rows, logs, strict=True)]
 
-def _version(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split("."))
+    def read_program(self, run: Row) -> Program:
+        return read_program(run, self.repository)
 
-
-class Repository:
-    """Files of the copy of the repository."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def _git(self, *arguments: str, given: bytes = b"") -> bytes:
-        command = ["git", f"--git-dir={self._folder}", *arguments]
-        return subprocess.run(command, capture_output=True, check=True, input=given).stdout
-
-    def read_blob(self, name: str) -> str:
-        """A file by the name of its content, or as `COMMIT:PATH`."""
-        return next(self.read_blobs([name]))
-
-    def read_blobs(self, names: Sequence[str]) -> Iterator[str]:
-        """Files in the order of their names, by one process of git."""
-        found = io.BytesIO(self._git("cat-file", "--batch", given="\n".join(names).encode()))
-        for _ in names:
-            size = int(found.readline().split()[-1])
-            yield found.read(size).decode("utf-8", "replace").replace("\r\n", "\n")
-            found.read(1)
-
-    def read_text(self, commit: str, path: str) -> str:
-        """A file of a commit; empty if there is none."""
-        return self.read_blob(f"{commit}:{path}") if self._git("ls-tree", "--name-only", commit, path) else ""
-
-    def read_beside(self, commit: str, folder: str) -> dict[str, str]:
-        """The Python files of a folder, and what they may read, by their names."""
-        found = self._git("ls-tree", "--name-only", commit, f"{folder}/").decode().splitlines()
-        names = [each for each in found if each.endswith((".py", ".json"))]
-        return {PurePosixPath(each).name: self.read_blob(f"{commit}:{each}") for each in names}
-
-
-def read_rows(repository: Repository) -> Iterator[Row]:
-    """All rows that printed one figure."""
-    with ROWS.open(encoding="utf-8", newline="") as file:
-        rows = [(number, row) for number, row in enumerate(csv.DictReader(file)) if row["values"] == "1"]
-    for (number, row), log in zip(rows, repository.read_blobs([row["blob"] for _, row in rows]), strict=True):
-        said = _TORCH.match(f"torch {row['torch']}") or _TORCH.search(log)
-        product, gpu = _find_gpu(log, row["gpu"])
-        yield Row(
-            number=number,
-            commit=row["commit"],
-            script=row["script"],
-            log=row["blob"],
-            torch=said.group(1) if said else "",
-            gpu=gpu,
-            product=product,
-            world=int(row["world"] or 0),
-            allocated=int(row["alloc"]),
-            reserved=int(row["res"]),
+    def write(self, run: Row, program: Program, folder: Path, python: str) -> Launch:
+        data, places = write_data(folder, program.vocabulary, python)
+        own = folder / "programs" / run.name
+        own.mkdir(parents=True, exist_ok=True)
+        script = PurePosixPath(run.script).name
+        for name, text in {**program.beside, script: program.code}.items():
+            (own / name).write_text(text, encoding="utf-8")
+        (own / "logs").mkdir(exist_ok=True)
+        (own / "data").unlink(missing_ok=True)
+        (own / "data").symlink_to(data)
+        warmup_steps = min(program.warmup_steps, _WARMUP_STEPS)
+        launched = ["torchrun", "--standalone", f"--nproc_per_node={run.ranks}"] if program.is_launched else ["python"]
+        return Launch(
+            folder=own,
+            command=[*launched, script],
+            steps=warmup_steps + _STEPS_AFTER_WARMUP,
+            options=["--with", "flash-attn,flash-attn-3"] if program.has_flash_attention else [],
+            environment=program.settings | places | {"WARMUP_STEPS": str(warmup_steps)},
         )
+
+
+def write_tokenizer(file: str, vocabulary: str) -> None:
+    """A tokenizer of so many tokens, made of random words: pairs of bytes, with all bytes as a last resort."""
+    import sentencepiece
+
+    path = Path(file)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    drawn = random.Random(1)
+    text = path.with_suffix(".txt")
+    words = ["".join(drawn.choices(_LETTERS, k=drawn.randint(2, 9))) for _ in range(_WORDS)]
+    text.write_text("\n".join(" ".join(words[i : i + 10]) for i in range(0, _WORDS, 10)), encoding="utf-8")
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(text), model_prefix=str(path.with_suffix("")), vocab_size=int(vocabulary), model_type="bpe",
+        byte_fallback=True, minloglevel=2,
+    )  # fmt: skip
+    text.unlink()
+
+
+def write_data(folder: Path, vocabulary: int, python: str) -> tuple[Path, dict[str, str]]:
+    """A folder `data` for programs of a vocabulary, and the settings that say where in it what lies."""
+    data = folder / f"data-{vocabulary}"
+    shards = data / "datasets" / f"fineweb10B_sp{vocabulary}"
+    shards.mkdir(parents=True, exist_ok=True)
+    train = folder / f"train-{vocabulary}.bin"
+    if not train.exists():
+        write_tokens(train, _TRAIN_TOKENS, vocabulary - 1)
+    for number in range(2):
+        if not (shards / f"fineweb_train_{number:06}.bin").exists():
+            (shards / f"fineweb_train_{number:06}.bin").hardlink_to(train)
+    if not (shards / "fineweb_val_000000.bin").exists():
+        write_tokens(shards / "fineweb_val_000000.bin", _VALIDATION_TOKENS + 1, vocabulary - 1)
+    tokenizer = folder / "tokenizers" / f"fineweb_{vocabulary}_bpe.model"
+    if not tokenizer.exists():
+        call_by(python, write_tokenizer, tokenizer, vocabulary)
+    if not (data / "tokenizers").exists():
+        (data / "tokenizers").symlink_to(tokenizer.parent)
+    return data, {
+        "DATA_DIR": "./data/", "DATA_PATH": f"./data/datasets/{shards.name}",
+        "TOKENIZER_PATH": f"./data/tokenizers/{tokenizer.name}",
+    }  # fmt: skip
+
+
+def _read_row(number: int, row: dict[str, str], log: str) -> Row:
+    version = _TORCH.match(f"torch {row['torch']}") or _TORCH.search(log)
+    torch = version.group(1) if version else ""
+    product, gpu = _find_gpu(log, row["gpu"])
+    ranks = int(row["world"] or 0)
+    return Row(
+        name=str(number),
+        title=PurePosixPath(row["script"]).parent.name,
+        commit=row["commit"],
+        script=row["script"],
+        log=row["blob"],
+        torch=torch,
+        gpu=gpu,
+        product=product.removeprefix("NVIDIA "),
+        ranks=ranks,
+        allocated=(int(row["alloc"]),) * 2,
+        reserved=(int(row["res"]),) * 2,
+        obstacle=find_obstacle(row["script"], torch, gpu, ranks),
+    )
+
+
+def find_obstacle(script: str, torch: str, gpu: str, ranks: int) -> str:
+    """What is not known that a run needs, or a torch that planner does not know; empty if there is nothing."""
+    if not script:
+        return "its script is not known"
+    if not torch or not ranks:
+        return f"nothing says its {'number of ranks' if torch else 'torch'}"
+    if tuple(map(int, torch.split("."))) < OLDEST_TORCH:
+        return f"torch {torch} is older than planner knows"
+    return "" if gpu else "its GPU is not known"
 
 
 def _find_gpu(log: str, column: str) -> tuple[str, str]:
@@ -195,20 +227,20 @@ def read_program(row: Row, repository: Repository) -> Program:
     started = [beside.get(f"{name}.py", "") for name in re.findall(r"^from (\w+) import", code, re.MULTILINE)]
     code = "\n".join((code, *started))
     settings = read_command(code, readme) | read_settings(code, head)
-    said = {name.lower(): value for name, value in _PAIR.findall(head)}
-    named = re.search(r"(?:fineweb_|sp)(\d{4,5})\b|bpe_v(\d{4,5})", f"{said.get('tokenizer_path', '')} {head}")
+    pairs = {name.lower(): value for name, value in _PAIR.findall(head)}
+    named = re.search(r"(?:fineweb_|sp)(\d{4,5})\b|bpe_v(\d{4,5})", f"{pairs.get('tokenizer_path', '')} {head}")
     default = re.search(r"""["']VOCAB_SIZE["'],\s*["']?(\d+)""", code)
-    vocabularies = [settings.get("VOCAB_SIZE"), said.get("vocab_size"), *(named.groups() if named else ()),
+    vocabularies = [settings.get("VOCAB_SIZE"), pairs.get("vocab_size"), *(named.groups() if named else ()),
                     default and default[1], "1024"]  # fmt: skip
     return Program(
         code=shown or script,
         beside=beside,
         settings=settings,
         vocabulary=next(int(number) for text in vocabularies if (number := _number(text or ""))),
-        warmup_steps=int(_number(said.get("warmup_steps", str(_USUAL_WARMUP))) or 0),
-        is_launched=row.world > 1 or not _is_started_by_python(readme),
+        warmup_steps=int(_number(pairs.get("warmup_steps", str(_USUAL_WARMUP))) or 0),
+        is_launched=row.ranks > 1 or not _is_started_by_python(readme),
         # Version 3 is for Hopper alone; without it some scripts take another way, which their logs say.
-        has_flash_attention=" H" in f" {row.product.removeprefix('NVIDIA ')}" and "fa3=False" not in log,
+        has_flash_attention=" H" in f" {row.product}" and "fa3=False" not in log,
     )
 
 
@@ -247,10 +279,10 @@ def read_settings(code: str, head: str) -> dict[str, str]:
 
     Names of variables in the script, or of what it keeps them as, stand in logs as `name:value`, `name=value`.
     """
-    said = {name.lower(): value.rstrip(",;)") for name, value in _PAIR.findall(head)}
+    pairs = {name.lower(): value.rstrip(",;)") for name, value in _PAIR.findall(head)}
     settings = {}
     for kept_as, variable in _TAKEN.findall(code):
-        value = said.get(variable.lower(), said.get(kept_as.lower(), "") if kept_as else "")
+        value = pairs.get(variable.lower(), pairs.get(kept_as.lower(), "") if kept_as else "")
         if variable in _NOT_OURS or "/" in value or not value:
             continue
         if value in {"True", "False"}:

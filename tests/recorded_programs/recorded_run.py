@@ -1,0 +1,180 @@
+"""What the families of recorded programs share: a run, how planner starts it, and where its files come from."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+import tarfile
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any, Generic, TypeVar
+
+from planner.units import MIB
+
+ROOT = Path(__file__).parents[2]
+TRUTH = Path(os.environ.get("PLANNER_TRUTH", ROOT.parent / "shared" / "truth"))
+_HEADER_NUMBERS = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedRun:
+    """A run that printed the peaks of its rank 0; a family adds where its program is."""
+
+    name: str
+    """Its own within the family: its line in the table, from 0, or its file."""
+    title: str = ""
+    torch: str = ""
+    """As `2.9`; empty where nothing says it."""
+    gpu: str = ""
+    """What `--gpu` takes; empty where nothing says it, or nothing is known of it."""
+    product: str = ""
+    ranks: int = 0
+    allocated: tuple[float, float] = (0, 0)
+    """Lowest and highest in MiB, as printed; (0, 0) was not printed."""
+    reserved: tuple[float, float] = (0, 0)
+    obstacle: str = ""
+    """Why it cannot be run; empty if it can."""
+
+    @property
+    def stratum(self) -> tuple[str, str, int]:
+        """What a draw spreads over."""
+        return self.torch, self.product, self.ranks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """`planner run OPTIONS -- COMMAND`, in a folder."""
+
+    folder: Path
+    command: Sequence[str]
+    steps: int
+    options: Sequence[str] = ()
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+Run = TypeVar("Run", bound=RecordedRun)
+Program = TypeVar("Program")
+
+
+class Family(ABC, Generic[Run, Program]):
+    """Runs of one repository: which there are, what each ran, and how it is written to a disk."""
+
+    name: str
+    decimals = 0
+    """Of the MiB that its programs print."""
+
+    missing = ""
+    """What has to be there before its runs can be read."""
+
+    @abstractmethod
+    def __init__(self, checkouts: Path | None) -> None:
+        """Finds its table, and its repository in the folder of checkouts."""
+
+    @abstractmethod
+    def read_runs(self) -> list[Run]:
+        """All runs of the table, those that cannot be run too."""
+
+    @abstractmethod
+    def read_program(self, run: Run) -> Program:
+        """What ran, settings included; its `repr` says all of it."""
+
+    @abstractmethod
+    def write(self, run: Run, program: Program, folder: Path, python: str) -> Launch:
+        """The program and made-up data in a folder, with packages of an interpreter where data needs some."""
+
+
+class Repository:
+    """Files of a git directory or a checkout."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / ".git" if (folder / ".git").exists() else folder
+
+    def _git(self, *arguments: str, given: bytes = b"") -> bytes:
+        command = ["git", f"--git-dir={self._folder}", *arguments]
+        return subprocess.run(command, capture_output=True, check=True, input=given).stdout
+
+    def has(self, commit: str) -> bool:
+        """Whether there is such a commit."""
+        command = ["git", f"--git-dir={self._folder}", "cat-file", "-e", f"{commit}^{{commit}}"]
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+    def read_blob(self, name: str) -> str:
+        """A file by the name of its content, or as `COMMIT:PATH`."""
+        return next(self.read_blobs([name]))
+
+    def read_blobs(self, names: Sequence[str]) -> Iterator[str]:
+        """Files in the order of their names, by one process of git."""
+        output = io.BytesIO(self._git("cat-file", "--batch", given="\n".join(names).encode()))
+        for _ in names:
+            size = int(output.readline().split()[-1])
+            yield output.read(size).decode("utf-8", "replace").replace("\r\n", "\n")
+            output.read(1)
+
+    def read_text(self, commit: str, path: str) -> str:
+        """A file of a commit; empty if there is none."""
+        return self.read_blob(f"{commit}:{path}") if self._git("ls-tree", "--name-only", commit, path) else ""
+
+    def read_beside(self, commit: str, folder: str) -> dict[str, str]:
+        """The Python files of a folder, and what they may read, by their names."""
+        paths = self._git("ls-tree", "--name-only", commit, f"{folder}/").decode().splitlines()
+        names = [path for path in paths if path.endswith((".py", ".json"))]
+        return {PurePosixPath(name).name: self.read_blob(f"{commit}:{name}") for name in names}
+
+    def write_tree(self, commit: str, folder: Path) -> None:
+        """All files of a commit."""
+        with tarfile.open(fileobj=io.BytesIO(self._git("archive", "--format=tar", commit))) as archive:
+            archive.extractall(folder, filter="data")
+
+
+def find_repository(checkouts: Path | None, name: str) -> tuple[Repository | None, str]:
+    """The repository of that name in the folder of checkouts, or what is missing."""
+    if checkouts is None:
+        return None, f"a git directory {name} in the folder that --checkouts names"
+    folder = checkouts / name
+    return (Repository(folder), "") if folder.is_dir() else (None, f"the git directory {folder}")
+
+
+def error_percent(peak_bytes: int, recorded: tuple[float, float], decimals: int = 0) -> float | None:
+    """How far from the nearer end of a range of MiB, in percent, as a program would print it: whole MiB are cut, others
+    rounded. 0 inside, None where nothing was printed."""
+    low, high = recorded
+    if not high:
+        return None
+    peak = round(peak_bytes / MIB, decimals) if decimals else peak_bytes // MIB
+    if peak < low:
+        return (peak - low) / low * 100
+    return (max(peak, high) - high) / high * 100
+
+
+def minor_version(torch: str) -> str:
+    """`2.7` of `2.7.0.dev20250110+cu126`: of a nightly the release after it."""
+    return ".".join(torch.split(".")[:2])
+
+
+def write_tokens(path: Path, tokens: int, separator: int, document_tokens: int = 1000) -> None:
+    """A file of documents as speedruns read it: 256 int32 (a number of the format, its version, how many), then uint16;
+    what separates documents is the highest token."""
+    import numpy as np
+
+    header = np.zeros(_HEADER_NUMBERS, dtype=np.int32)
+    header[:3] = 20240520, 1, tokens
+    drawn = np.random.default_rng(1).integers(0, separator, tokens, dtype=np.uint16)
+    drawn[::document_tokens] = separator
+    path.write_bytes(header.tobytes() + drawn.tobytes())
+
+
+def size_of_tokens(tokens: int) -> int:
+    """Bytes of such a file."""
+    return 4 * _HEADER_NUMBERS + 2 * tokens
+
+
+def call_by(python: str, function: Callable[..., None], *arguments: Any) -> None:
+    """Calls a function of a module of this folder by an interpreter that has the packages that it imports."""
+    module = Path(sys.modules[function.__module__].__file__ or "").stem
+    code = f"import sys; from {module} import {function.__name__} as call; call(*sys.argv[1:])"
+    path = os.pathsep.join((str(Path(__file__).parent), str(ROOT)))
+    subprocess.run([python, "-c", code, *map(str, arguments)], check=True, env={**os.environ, "PYTHONPATH": path})

@@ -1,0 +1,238 @@
+"""`make programs`: programs that others ran on GPUs, unedited on paper, beside the peaks that their rank 0 printed.
+
+    python tests/recorded_programs/run_programs.py [ROW...] [--families NAME...] [--checkouts FOLDER] [--pythons ...]
+
+Of each family a seed draws runs among those that can be run, or ROW names some: `1120`, `nanochat/9`, a part of a
+script's name. Each runs in a process of its own under `planner run`, by the interpreter that has its torch, with
+made-up data. What it came to is kept, so that what was ended goes on where it was. Nothing is fetched: the folder of
+checkouts has a git directory for each repository, PLANNER_TRUTH the tables. The file of a family says the rest. Minutes
+of a processor a run, hence outside CI.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import random
+import re
+import resource
+import statistics
+import subprocess
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nanochat import Nanochat
+from parameter_golf import ParameterGolf
+from recorded_run import ROOT, Family, RecordedRun, error_percent
+from speedrun import Speedrun
+
+from planner.runtime.user_cache import user_cache
+from planner.units import MIB
+
+FAMILIES: dict[str, type[Family[Any, Any]]] = {family.name: family for family in (Speedrun, ParameterGolf, Nanochat)}
+_HEADER = (
+    "run | title | torch | GPU | ranks | recorded allocated | reserved | allocated (MiB) | error | reserved (MiB) "
+    "| error | seen | seconds"
+)
+
+
+def read_pythons(text: str) -> dict[str, str]:
+    """Interpreters by the torch that they have: `2.7=/a/bin/python,2.9=/b/bin/python`."""
+    pairs = [pair.partition("=") for pair in filter(None, text.split(","))]
+    if not all(re.fullmatch(r"\d+\.\d+", version) and python for version, _, python in pairs):
+        raise argparse.ArgumentTypeError(f"{text} is not as 2.7=/a/bin/python,2.9=/b/bin/python")
+    return {version: python for version, _, python in pairs}
+
+
+def draw_runs(runs: Sequence[RecordedRun], count: int, seed: int) -> list[RecordedRun]:
+    """So many of the runs: of those of one torch, GPU and number of ranks as many as the root of their number.
+
+    A draw in proportion would be 8 H100 with one torch; one by strata would hardly have a run of those.
+    """
+    sizes = Counter(run.stratum for run in runs)
+    drawn = random.Random(seed)
+    keys = {run.name: drawn.random() ** (sizes[run.stratum] ** 0.5) for run in runs}
+    chosen = {run.name for run in sorted(runs, key=lambda run: -keys[run.name])[:count]}
+    return [run for run in runs if run.name in chosen]
+
+
+def is_named(family: str, run: RecordedRun, word: str) -> bool:
+    """Whether a word names a run: its name, with or without the family's, or a part of one that is no number."""
+    of_family, slash, name = word.rpartition("/")
+    if slash and of_family != family:
+        return False
+    return name == run.name or (not run.name.isdigit() and not name.isdigit() and name in run.name)
+
+
+def start_with(python: str, path: str) -> dict[str, str]:
+    """The environment in which this planner runs by an interpreter, whose own torchrun and python come first."""
+    executables = os.pathsep.join((str(Path(python).parent), os.environ.get("PATH", "")))
+    return {**os.environ, "PATH": executables, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PLANNER_PYTHON": "here"}
+
+
+def run_planner(command: list[str], work: Path, environment: dict[str, str]) -> dict[str, Any]:
+    """What a command of planner printed: its answer, if it has one, its errors, and the seconds of a processor."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    ended = subprocess.run(
+        command, cwd=work, capture_output=True, text=True, check=False,
+        env=environment, preexec_fn=lambda: os.nice(10),
+    )  # fmt: skip
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    result: dict[str, Any] = {"seconds": round(seconds, 1), "stderr": ended.stderr}
+    try:
+        return {**result, "answer": json.loads(ended.stdout)}
+    except ValueError:
+        return result
+
+
+def find_result(family: Family[Any, Any], run: RecordedRun, options: argparse.Namespace) -> dict[str, Any]:
+    """What a run came to, kept or now; without an answer if it failed, could not be run or was not."""
+    if run.obstacle:
+        return {"stderr": run.obstacle}
+    python = options.pythons.get(run.torch, "") if options.pythons else sys.executable
+    if not python:
+        return {"stderr": f"no interpreter with torch {run.torch} in --pythons"}
+    program = family.read_program(run)
+    said = repr((run.gpu, run.ranks, program, options.steps))
+    key = f"{hashlib.sha256(said.encode()).hexdigest()[:16]} python={python if options.pythons else ''}"
+    kept = options.folder / family.name / "results" / f"{run.name}.json"
+    result: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
+    is_done = "answer" in result and result["key"] == key
+    if options.shown or (is_done and not options.again):
+        return result
+    print(f"running {family.name}/{run.name}: {run.title}", file=sys.stderr, flush=True)
+    launch = family.write(run, program, options.folder / family.name, python)
+    command = [
+        python, "-m", "planner", "run", "--format", "json", "--ranks", "0", "--gpu", run.gpu,
+        "--steps", str(launch.steps if options.steps is None else options.steps), "--seconds", str(options.seconds),
+        *(() if options.pythons else ("--torch", run.torch)), *launch.options, "--", *launch.command,
+    ]  # fmt: skip
+    path = os.pathsep.join(filter(None, (str(ROOT), options.triton, os.environ.get("PYTHONPATH"))))
+    environment = start_with(python, path) | launch.environment
+    result = {"key": key, **run_planner(command, launch.folder, environment)}
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    kept.write_text(json.dumps(result), encoding="utf-8")
+    return result
+
+
+def peaks_of(answer: dict[str, Any]) -> tuple[int, int]:
+    """Allocated and reserved bytes of rank 0 as the program would print them: since it last reset the counters."""
+    return answer["counted"]["max_allocated_bytes"], answer["counted"]["max_reserved_bytes"]
+
+
+def error_of(result: dict[str, Any]) -> str:
+    """The line that says what was wrong."""
+    lines = [line for line in result.get("stderr", "").splitlines() if line.strip()]
+    messages = [line.partition(": ")[2] for line in lines if line.partition(": ")[0].endswith(".py")]
+    return messages[-1] if messages else (lines[-1] if lines else "not run")
+
+
+@dataclass
+class Summary:
+    """Of one family: the errors in percent without their signs, and who did not run and why."""
+
+    decimals: int
+    errors: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    ran: int = 0
+    failures: list[tuple[str, str]] = field(default_factory=list)
+
+    def add(self, run: RecordedRun, result: dict[str, Any]) -> str:
+        """Counts a run; its line of the table."""
+        cells = [run.name, run.title[:44], run.torch, run.product, str(run.ranks)]
+        cells += [_range(run.allocated, self.decimals), _range(run.reserved, self.decimals)]
+        seconds = str(result.get("seconds", ""))
+        if "answer" not in result:
+            self.failures.append((run.name, error_of(result)))
+            return " | ".join((*cells, "", "", "", "", error_of(result)[:200], seconds))
+        self.ran += 1
+        answer = result["answer"]
+        evaluations = answer["seen"].get("eval", 0)
+        pairs = (("allocated", run.allocated), ("reserved", run.reserved))
+        for (name, recorded), peak in zip(pairs, peaks_of(answer), strict=True):
+            error = error_percent(peak, recorded, self.decimals)
+            cells += [f"{peak / MIB:.{self.decimals or 1}f}", "" if error is None else f"{error:+.3f} %"]
+            if error is not None:
+                self.errors[name].append(abs(error))
+                if name == "reserved" and evaluations:
+                    self.errors["reserved after an evaluation"].append(abs(error))
+        seen = f"{evaluations} evaluations; {len(answer['assumptions'])} assumptions"
+        return " | ".join((*cells, seen, seconds))
+
+    def lines(self) -> Iterator[str]:
+        """Medians and worst, then each failure with its reason."""
+        yield f"{self.ran} of {self.ran + len(self.failures)} ran"
+        for name, errors in self.errors.items():
+            yield f"{name}: median {statistics.median(errors):.3f} %, worst {max(errors):.3f} % of {len(errors)}"
+        for name, reason in self.failures:
+            yield f"{name} did not run: {reason}"
+
+
+def _range(pair: tuple[float, float], decimals: int) -> str:
+    low, high = (f"{end:.{decimals}f}" for end in pair)
+    return "-" if not pair[1] else low if low == high else f"{low} to {high}"
+
+
+def run_family(family: Family[Any, Any], options: argparse.Namespace) -> Summary:
+    """Prints one line a run that is drawn or named, and what they come to."""
+    runs = family.read_runs()
+    if options.rows:
+        chosen = [run for run in runs if any(is_named(family.name, run, word) for word in options.rows)]
+    else:
+        obstacles = Counter(run.obstacle for run in runs if run.obstacle)
+        chosen = draw_runs([run for run in runs if not run.obstacle], options.count, options.seed)
+        left_out = "".join(f"; {number} cannot be run: {obstacle}" for obstacle, number in obstacles.items())
+        print(f"{family.name}: {len(chosen)} of {len(runs)} runs{left_out}")
+    summary = Summary(family.decimals)
+    for number, run in enumerate(chosen):
+        if not number:
+            print(_HEADER)
+        print(summary.add(run, find_result(family, run, options)), flush=True)
+    for line in summary.lines() if chosen else ():
+        print(f"{family.name}: {line}")
+    return summary
+
+
+def main() -> int:
+    """0 if every run that was drawn or named ran."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("rows", nargs="*", help="names of runs (default: those of the draw)")
+    parser.add_argument("--families", nargs="+", choices=list(FAMILIES), help="default: all that are at hand")
+    parser.add_argument("--checkouts", type=Path, help="a folder with a git directory for each repository")
+    parser.add_argument(
+        "--pythons", type=read_pythons, default={}, help="an interpreter for each torch: 2.7=/a/bin/python,2.9=…"
+    )
+    parser.add_argument("--seed", type=int, default=25, help="of the draw (default: 25)")
+    parser.add_argument("--count", type=int, default=40, help="how many are drawn of a family (default: 40)")
+    parser.add_argument(
+        "--folder", type=Path, default=user_cache() / "recorded-programs", help="data, programs and results"
+    )
+    parser.add_argument("--steps", type=int, help="iterations (default: the family's); 0: until it is steady")
+    parser.add_argument("--seconds", type=float, default=1800, help="how long one may take (default: 1800)")
+    parser.add_argument(
+        "--triton", default=os.environ.get("PLANNER_TRITON", ""), help="a folder with the package triton"
+    )
+    parser.add_argument("--again", action="store_true", help="run what was run before, too")
+    parser.add_argument("--shown", action="store_true", help="run nothing, show what there is")
+    options = parser.parse_intermixed_args()
+    options.folder = options.folder.absolute()
+    failed = found = 0
+    for family in [FAMILIES[name](options.checkouts) for name in options.families or FAMILIES]:
+        if family.missing:
+            print(f"{family.name} is left out: there has to be {family.missing}")
+            failed += bool(options.families)
+            continue
+        summary = run_family(family, options)
+        found += summary.ran + len(summary.failures)
+        failed += len(summary.failures)
+    return 1 if failed or not found else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

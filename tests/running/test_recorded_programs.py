@@ -1,0 +1,280 @@
+"""What `make programs` does around the programs: which runs are drawn, what tables and logs say of them, and errors."""
+
+from __future__ import annotations
+
+import base64
+import lzma
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.units import MIB
+
+sys.path.append(str(Path(__file__).parents[1] / "recorded_programs"))
+import nanochat  # isort: skip
+import parameter_golf  # isort: skip
+import recorded_run  # isort: skip
+import run_programs  # isort: skip
+import speedrun  # isort: skip
+
+CODE = """
+class Hyperparameters:
+    iterations = int(os.environ.get("ITERATIONS", 20000))
+    tied: bool = bool(int(os.environ.get("TIE_EMBEDDINGS", "1")))
+    fraction = float(os.environ.get("WARMDOWN_FRAC", 0.3))
+    data_path = os.environ.get("DATA_PATH", "./data")
+    seed = int(os.environ.get("SEED", 1337))
+"""
+REPORT = {
+    "source": "fork report.md", "commit": "83dccc2", "gpus": "8xH100 80GB", "torch": "2.9.1+cu128", "depth": "16",
+    "device_batch_size": "32", "max_seq_len": "2048", "total_batch": "auto 524288", "fp8": "no", "window": "SSSL",
+    "world": "8", "peak_allocated_MiB": "48352.75",
+}  # fmt: skip
+
+
+def a_run(number: int, torch: str = "2.9", ranks: int = 8, **named: Any) -> recorded_run.RecordedRun:
+    return recorded_run.RecordedRun(
+        name=str(number), torch=torch, gpu="H100-SXM-80GB", product="H100", ranks=ranks, **named
+    )
+
+
+# The runner
+
+
+def test_a_draw_has_runs_of_seldom_versions_beside_the_usual_one() -> None:
+    runs = [*(a_run(number) for number in range(400)), *(a_run(400 + number, "2.6", 1) for number in range(4))]
+
+    drawn = run_programs.draw_runs(runs, 40, seed=1)
+
+    assert drawn == run_programs.draw_runs(runs, 40, seed=1)
+    assert len(drawn) == 40
+    assert sum(run.torch == "2.6" for run in drawn) > 1
+
+
+@pytest.mark.parametrize(
+    ("name", "word", "is_named"),
+    [
+        ("1120", "1120", True), ("1120", "112", False), ("1120", "golf/1120", True), ("1120", "other/1120", False),
+        ("2025-01-16_Sub3Min", "2025-01", True), ("2025-01-16_Sub3Min", "golf/Sub3", True),
+        ("2025-01-16_Sub3Min", "16", False),
+    ],
+)  # fmt: skip
+def test_words_name_runs_by_their_numbers_or_parts_of_scripts(name: str, word: str, is_named: bool) -> None:
+    assert run_programs.is_named("golf", recorded_run.RecordedRun(name=name), word) == is_named
+
+
+@pytest.mark.parametrize(
+    ("peak_mib", "error"), [(99, -1.0), (100, 0.0), (110, 0.0), (110.9, 0.0), (121, 10.0)], ids=str
+)
+def test_an_error_is_that_against_the_nearer_end_of_what_was_printed(peak_mib: float, error: float) -> None:
+    assert recorded_run.error_percent(int(peak_mib * MIB), (100, 110)) == pytest.approx(error)
+
+
+def test_what_was_printed_with_decimals_is_compared_with_them() -> None:
+    assert recorded_run.error_percent(int(200.5049 * MIB), (200.5, 200.5), decimals=2) == 0
+    assert recorded_run.error_percent(int(200.7 * MIB), (200.5, 200.5), decimals=2) == pytest.approx(0.2 / 2.005)
+
+
+def test_what_was_not_printed_has_no_error() -> None:
+    assert recorded_run.error_percent(MIB, (0, 0)) is None
+
+
+def test_a_nightly_runs_with_the_interpreter_of_the_release_after_it() -> None:
+    pythons = run_programs.read_pythons("2.7=/seven/bin/python,2.10=/ten/bin/python")
+
+    assert pythons[recorded_run.minor_version("2.7.0.dev20250110+cu126")] == "/seven/bin/python"
+    assert pythons[recorded_run.minor_version("2.10.0+cu128")] == "/ten/bin/python"
+
+
+@pytest.mark.parametrize("text", ["/a/bin/python", "2=/a/bin/python", "2.7="])
+def test_interpreters_without_their_torch_are_refused(text: str) -> None:
+    with pytest.raises(run_programs.argparse.ArgumentTypeError, match="is not as"):
+        run_programs.read_pythons(text)
+
+
+def test_the_launcher_of_an_interpreter_is_found_before_others() -> None:
+    assert run_programs.start_with("/seven/bin/python", "")["PATH"].startswith("/seven/bin" + run_programs.os.pathsep)
+
+
+@dataclass
+class Options:
+    folder: Path
+    pythons: dict[str, str]
+    steps: int | None = None
+    again: bool = False
+    shown: bool = False
+    seconds: float = 1.0
+    triton: str = ""
+
+
+class FakeFamily(recorded_run.Family[recorded_run.RecordedRun, str]):
+    name = "fake"
+
+    def __init__(self, checkouts: Path | None = None) -> None: ...
+
+    def read_runs(self) -> list[recorded_run.RecordedRun]:
+        return []
+
+    def read_program(self, run: recorded_run.RecordedRun) -> str:
+        return f"program of {run.name}"
+
+    def write(self, run: recorded_run.RecordedRun, program: str, folder: Path, python: str) -> recorded_run.Launch:  # noqa: ARG002
+        return recorded_run.Launch(folder=folder, command=["python", program], steps=7, options=["--with", "x"])
+
+
+def test_a_run_is_started_once_by_the_interpreter_of_its_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[list[str]] = []
+    monkeypatch.setattr(
+        run_programs,
+        "run_planner",
+        lambda command, _work, _env: commands.append(command) or {"answer": {}, "seconds": 1},
+    )
+    options = Options(tmp_path, {"2.9": "/nine/bin/python"})
+
+    results = [run_programs.find_result(FakeFamily(), a_run(3), options) for _ in range(2)]
+
+    assert results[0] == results[1]
+    assert [" ".join(command) for command in commands] == [
+        "/nine/bin/python -m planner run --format json --ranks 0 --gpu H100-SXM-80GB --steps 7 --seconds 1.0 "
+        "--with x -- python program of 3"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("run", "reason"),
+    [
+        (a_run(1, torch="2.8"), "no interpreter with torch 2.8 in --pythons"),
+        (a_run(1, obstacle="its code is not published"), "its code is not published"),
+    ],
+    ids=["interpreter", "obstacle"],
+)
+def test_what_cannot_be_run_says_why(tmp_path: Path, run: recorded_run.RecordedRun, reason: str) -> None:
+    result = run_programs.find_result(FakeFamily(), run, Options(tmp_path, {"2.9": "/nine/bin/python"}))
+    summary = run_programs.Summary(0)
+
+    assert reason in summary.add(run, result)
+    assert list(summary.lines()) == ["0 of 1 ran", f"1 did not run: {reason}"]
+
+
+def test_a_summary_has_the_median_and_the_worst_of_each_peak() -> None:
+    summary = run_programs.Summary(0)
+    for number, peak in enumerate((100, 101, 110)):
+        answer = {
+            "counted": {"max_allocated_bytes": peak * MIB, "max_reserved_bytes": 200 * MIB},
+            "seen": {"eval": number}, "assumptions": [],
+        }  # fmt: skip
+        summary.add(a_run(number, allocated=(100, 100), reserved=(200, 200)), {"answer": answer, "seconds": 1})
+
+    assert list(summary.lines()) == [
+        "3 of 3 ran",
+        "allocated: median 1.000 %, worst 10.000 % of 3",
+        "reserved: median 0.000 %, worst 0.000 % of 3",
+        "reserved after an evaluation: median 0.000 %, worst 0.000 % of 2",
+    ]
+
+
+def test_files_come_out_of_a_checkout_at_a_commit(tmp_path: Path) -> None:
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a"]
+    (tmp_path / "script.py").write_text("x = 1\r\n")
+    for words in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "one"]):
+        subprocess.run([*git, *words], check=True)
+    repository = recorded_run.Repository(tmp_path)
+
+    repository.write_tree("HEAD", tmp_path / "copy")
+
+    assert repository.has("HEAD")
+    assert not repository.has("HEAD~1")
+    assert repository.read_text("HEAD", "script.py") == "x = 1\n"
+    assert repository.read_text("HEAD", "other.py") == ""
+    assert (tmp_path / "copy" / "script.py").read_bytes() == b"x = 1\r\n"
+
+
+# Scripts of speedruns
+
+
+def test_a_module_that_a_log_shows_behind_its_script_lies_beside_it(tmp_path: Path) -> None:
+    line = "-" * 40
+    text = f"import triton_kernels\n\n{line}\n# triton_kernels.py\n{line}\n\nx = 1\n"
+
+    program = speedrun.write_program("one.py", text, tmp_path / "programs")
+
+    assert program.read_text().split() == ["import", "triton_kernels"]
+    assert program.with_name("triton_kernels.py").read_text().split() == ["x", "=", "1"]
+
+
+def test_tokens_are_as_many_as_the_header_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speedrun, "_TRAIN_TOKENS", 5000)
+    monkeypatch.setattr(speedrun, "_VALIDATION_TOKENS", 3000)
+
+    speedrun.write_data(tmp_path)
+
+    sizes = {path.name: path.stat().st_size for path in tmp_path.iterdir()}
+    assert sizes.pop("fineweb_val_000000.bin") == 256 * 4 + 3000 * 2
+    assert set(sizes.values()) == {256 * 4 + 5000 * 2}
+
+
+# Logs of parameter-golf
+
+
+@pytest.mark.parametrize(
+    ("torch", "obstacle"),
+    [("2.5", "torch 2.5 is older than planner knows"), ("2.6", ""), ("2.10", ""), ("", "nothing says its torch")],
+)
+def test_older_torches_and_rows_of_unknown_ones_cannot_be_run(torch: str, obstacle: str) -> None:
+    assert parameter_golf.find_obstacle("train.py", torch, "H100-SXM-80GB", 1) == obstacle
+
+
+def test_settings_are_what_a_log_prints_under_the_names_of_the_script() -> None:
+    head = "iterations:9000 tied:True\n  WARMDOWN_FRAC=0.667\ndata_path: /somewhere/else\nseed:42\nheads:8\n"
+
+    assert parameter_golf.read_settings(CODE, head) == {
+        "ITERATIONS": "9000", "TIE_EMBEDDINGS": "1", "WARMDOWN_FRAC": "0.667"
+    }  # fmt: skip
+
+
+def test_settings_that_no_log_prints_are_those_of_the_command_on_the_page_beside_it() -> None:
+    page = 'DATA_PATH=./data WARMDOWN_FRAC=0.5 OTHER=1\n$env:ITERATIONS = "4"; later 9,000\nITERATIONS=8'
+
+    assert parameter_golf.read_command(CODE, page) == {"WARMDOWN_FRAC": "0.5", "ITERATIONS": "4"}
+    assert parameter_golf.read_command(CODE, "about ITERATIONS=20,000 of them") == {}
+
+
+def test_a_script_that_unpacks_itself_is_read_unpacked() -> None:
+    packed = base64.b85encode(lzma.compress(CODE.encode())).decode()
+
+    assert parameter_golf.unpack(f'import lzma as L,base64 as B\nexec(L.decompress(B.b85decode("{packed}")))') == CODE
+    assert parameter_golf.unpack(CODE) == CODE
+
+
+# Reports of nanochat
+
+
+def test_a_report_says_the_words_that_its_script_takes() -> None:
+    settings = nanochat.read_settings(REPORT)
+    dashed = 'parser.add_argument("--device-batch-size", type=int)'
+
+    assert nanochat.write_words("", settings, 8) == [
+        "--depth=16", "--device_batch_size=32", "--max_seq_len=2048", "--window_pattern=SSSL", "--eval_tokens=1048576"
+    ]  # fmt: skip
+    assert nanochat.write_words(dashed, nanochat.read_settings(REPORT | {"fp8": "tensorwise", "window": ""}), 1) == [
+        "--depth=16", "--device-batch-size=32", "--max-seq-len=2048", "--fp8-recipe=tensorwise", "--eval-tokens=131072",
+        "--fp8",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changed", "commit"),
+    [
+        ({}, "83dccc2"),
+        ({"commit": "refs/pull/350"}, "refs/pull/350/head"),
+        ({"commit": "926b3f4(not upstream)"}, ""),
+        ({"source": "fork report (variant of 83dccc2)"}, ""),
+    ],
+    ids=["commit", "pull request", "own commit", "variant"],
+)
+def test_code_that_was_not_published_has_no_commit(changed: dict[str, str], commit: str) -> None:
+    assert nanochat.read_commit(REPORT | changed) == commit
