@@ -204,13 +204,13 @@ def test_an_archive_holds_what_helm_needs_and_nothing_else(tmp_path: Path) -> No
     }  # fmt: skip
 
 
-def test_the_chart_has_the_version_of_the_program() -> None:
+def test_the_chart_has_the_version_of_the_last_release() -> None:
     import tomllib
 
-    program = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    tool = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
 
-    assert chart["appVersion"] == program
+    assert chart["appVersion"] == tool["hatch"]["version"]["raw-options"]["fallback_version"]
 
 
 def test_ray_has_the_version_that_is_tested() -> None:
