@@ -86,6 +86,16 @@ def test_batch_norm_of_images_is_cudnns_and_keeps_two_float32_per_channel(taken:
     found = taken(make, lambda norm, x: norm(x))
 
     assert found.kept == [((4, 16, 8, 8), "float32"), ((16,), "float32"), ((16,), "float32")]
+    assert (found.temporary, found.unknown_workspaces) == ([], ())
+
+
+def test_the_workspace_of_batch_norm_with_channels_last_is_unknown(taken: Any) -> None:
+    def make() -> tuple[Any, ...]:
+        x = torch.empty(4, 16, 8, 8, device="cuda").to(memory_format=torch.channels_last)
+        return module(nn.BatchNorm2d, 16, dtype=torch.float32), x
+
+    found = taken(make, lambda norm, x: norm(x))
+
     assert found.unknown_workspaces == ("cuDNN batch normalization, forward",)
 
 
