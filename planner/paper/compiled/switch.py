@@ -277,7 +277,8 @@ def _forget() -> None:
     codecache.CacheBase.get_system.cache_clear()
     codecache.PyCodeCache.cache_clear()
     _triton.has_triton.cache_clear()
-    # Speeds of the GPU; since torch 2.15 they are remembered for each device.
+    # Speeds of the GPU. Since torch 2.15 the private functions remember them for each device, and the others nothing.
     for name in ("get_device_tflops", "get_gpu_dram_gbps", "_get_device_tflops", "_get_device_dram_gbps"):
-        if hasattr(utils, name):
-            getattr(utils, name).cache_clear()
+        remembering: Any = getattr(utils, name, None)
+        if hasattr(remembering, "cache_clear"):
+            remembering.cache_clear()
