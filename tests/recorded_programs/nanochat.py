@@ -7,14 +7,13 @@ wandb, as the program does. Text and tokenizer are made up; an evaluation has tw
 
 from __future__ import annotations
 
-import csv
 import random
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from recorded_run import TRUTH, Family, Launch, RecordedRun, Repository, call_by, find_repository, minor_version
+from recorded_run import TRUTH, FamilyOfTable, Launch, RecordedRun, call_by, minor_version
 
 ROWS = TRUTH / "rows-3" / "nanochat_reports.csv"
 _SCRIPT = "scripts/base_train.py"
@@ -56,26 +55,15 @@ class Program:
     vocabulary: int
 
 
-class Nanochat(Family[Report, Program]):
+class Nanochat(FamilyOfTable[Report, Program]):
     """All rows, in the order of the table."""
 
     name = "nanochat"
     decimals = 2
-
-    def __init__(self, checkouts: Path | None) -> None:
-        self._repository, self.missing = find_repository(checkouts, self.name)
-        if not ROWS.is_file():
-            self.missing = f"the table {ROWS}"
-
-    @property
-    def repository(self) -> Repository:
-        """The copy of the repository; asked for only where nothing is missing."""
-        assert self._repository is not None
-        return self._repository
+    table = ROWS
 
     def read_runs(self) -> list[Report]:
-        with ROWS.open(encoding="utf-8", newline="") as file:
-            return [self._read_report(number, row) for number, row in enumerate(csv.DictReader(file))]
+        return [self._read_report(number, row) for number, row in self.read_rows()]
 
     def _read_report(self, number: int, row: dict[str, str]) -> Report:
         commit, settings = read_commit(row), read_settings(row)

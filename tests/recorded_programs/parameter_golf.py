@@ -8,7 +8,6 @@ prints or its page assigns. Data needs sentencepiece, as the programs do.
 from __future__ import annotations
 
 import base64
-import csv
 import functools
 import lzma
 import random
@@ -17,7 +16,7 @@ import zlib
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from recorded_run import TRUTH, Family, Launch, RecordedRun, Repository, call_by, find_repository, write_tokens
+from recorded_run import TRUTH, FamilyOfTable, Launch, RecordedRun, Repository, call_by, write_tokens
 
 from planner.hardware import catalog
 
@@ -82,25 +81,14 @@ class Program:
     has_flash_attention: bool = True
 
 
-class ParameterGolf(Family[Row, Program]):
+class ParameterGolf(FamilyOfTable[Row, Program]):
     """All rows that printed one figure, in the order of the table."""
 
     name = "parameter-golf"
-
-    def __init__(self, checkouts: Path | None) -> None:
-        self._repository, self.missing = find_repository(checkouts, self.name)
-        if not ROWS.is_file():
-            self.missing = f"the table {ROWS}"
-
-    @property
-    def repository(self) -> Repository:
-        """The copy of the repository; asked for only where nothing is missing."""
-        assert self._repository is not None
-        return self._repository
+    table = ROWS
 
     def read_runs(self) -> list[Row]:
-        with ROWS.open(encoding="utf-8", newline="") as file:
-            rows = [(number, row) for number, row in enumerate(csv.DictReader(file)) if row["values"] == "1"]
+        rows = [(number, row) for number, row in self.read_rows() if row["values"] == "1"]
         logs = self.repository.read_blobs([row["blob"] for _, row in rows])
         return [_read_row(number, row, log) for (number, row), log in zip(rows, logs, strict=True)]
 

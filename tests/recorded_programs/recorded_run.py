@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import os
 import subprocess
@@ -130,12 +131,31 @@ class Repository:
             archive.extractall(folder, filter="data")
 
 
-def find_repository(checkouts: Path | None, name: str) -> tuple[Repository | None, str]:
-    """The repository of that name in the folder of checkouts, or what is missing."""
-    if checkouts is None:
-        return None, f"a git directory {name} in the folder that --checkouts names"
-    folder = checkouts / name
-    return (Repository(folder), "") if folder.is_dir() else (None, f"the git directory {folder}")
+class FamilyOfTable(Family[Run, Program]):
+    """Runs of a table in the truth, whose programs lie in a repository of the family's name."""
+
+    table: Path
+
+    def __init__(self, checkouts: Path | None) -> None:
+        folder = checkouts / self.name if checkouts else None
+        self._repository = Repository(folder) if folder and folder.is_dir() else None
+        if not self.table.is_file():
+            self.missing = f"the table {self.table}"
+        elif folder is None:
+            self.missing = f"a git directory {self.name} in the folder that --checkouts names"
+        elif self._repository is None:
+            self.missing = f"the git directory {folder}"
+
+    @property
+    def repository(self) -> Repository:
+        """The copy of the repository; asked for only where nothing is missing."""
+        assert self._repository is not None
+        return self._repository
+
+    def read_rows(self) -> list[tuple[int, dict[str, str]]]:
+        """The rows of the table, each with its number."""
+        with self.table.open(encoding="utf-8", newline="") as file:
+            return list(enumerate(csv.DictReader(file)))
 
 
 def error_percent(peak_bytes: int, recorded: tuple[float, float], decimals: int = 0) -> float | None:
