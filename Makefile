@@ -116,9 +116,9 @@ bench: $(READY) ## speeds, as ratios within one run
 accuracy: $(READY) ## predicted against recorded, for every truth at hand
 	$(BIN)/python tests/accuracy.py
 
-programs: $(READY) ## recorded programs on paper beside their peaks (FAMILIES, ROWS; CHECKOUTS: folder of git directories; PYTHONS: 2.9=/a/bin/python,...)
+programs: $(READY) ## recorded programs on paper beside their peaks (FAMILIES, ROWS; CHECKOUTS: folder of git directories; PYTHONS: 2.9=/a/bin/python,...; RECORD=yes for docs/results/recorded-runs.md)
 	$(BIN)/python tests/recorded_programs/run_programs.py $(ROWS) $(if $(FAMILIES),--families $(FAMILIES)) \
-	  $(if $(CHECKOUTS),--checkouts $(CHECKOUTS)) $(if $(PYTHONS),--pythons $(PYTHONS))
+	  $(if $(CHECKOUTS),--checkouts $(CHECKOUTS)) $(if $(PYTHONS),--pythons $(PYTHONS)) $(if $(RECORD),--record)
 
 CAMPAIGN := $(CURDIR):$(CURDIR)/benchmarks
 gpu-truth: ## measure the matrix of cases on the GPU of this machine (torch, transformers, PyYAML are enough)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tarfile
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, Generic, TypeVar
@@ -44,6 +44,43 @@ class RecordedRun:
     def stratum(self) -> tuple[str, str, int]:
         """What a draw spreads over."""
         return self.torch, self.product, self.ranks
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """What was printed, lowest and highest of all logs in MiB, and what it is on paper."""
+
+    name: str
+    recorded: tuple[float, float]
+    planned_bytes: int
+    decimals: int = 0
+    """Of the MiB that were printed: whole ones are cut, others rounded."""
+
+    @property
+    def planned(self) -> float:
+        """In MiB, as the program would print it."""
+        mib = self.planned_bytes / MIB
+        return round(mib, self.decimals) if self.decimals else mib // 1
+
+    @property
+    def error(self) -> float:
+        """How far from the nearer end of what was printed, in percent; 0 between both."""
+        low, high = self.recorded
+        end = low if self.planned < low else max(high, 1e-9)
+        return 0.0 if low <= self.planned <= high else (self.planned - end) / end * 100
+
+    @property
+    def missed_bytes(self) -> int:
+        """By how much it is above what was printed."""
+        low, high = self.recorded
+        end = min(max(self.planned, low), high)
+        return round((self.planned - end) * MIB)
+
+    def cells(self) -> list[str]:
+        """What was printed, what it is here, and the error."""
+        ends = [f"{end:.{self.decimals}f}" for end in dict.fromkeys(self.recorded)]
+        error = f"{self.error:+.3f} %" if self.error else "0"
+        return [" to ".join(ends), f"{self.planned_bytes / MIB:.{self.decimals or 1}f}", error]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +123,16 @@ class Family(ABC, Generic[Run, Program]):
     @abstractmethod
     def write(self, run: Run, program: Program, folder: Path, python: str) -> Launch:
         """The program and made-up data in a folder, with packages of an interpreter where data needs some."""
+
+    def read_figures(self, run: Run, result: Mapping[str, Any]) -> list[Figure]:
+        """What an answer has for what the run printed: here peaks since the program last reset the counters."""
+        counted = result["answer"]["counted"]
+        pairs = {"allocated": run.allocated, "reserved": run.reserved}
+        return [
+            Figure(name, recorded, counted[f"max_{name}_bytes"], self.decimals)
+            for name, recorded in pairs.items()
+            if recorded[1]
+        ]
 
 
 class Repository:
@@ -156,18 +203,6 @@ class FamilyOfTable(Family[Run, Program]):
         """The rows of the table, each with its number."""
         with self.table.open(encoding="utf-8", newline="") as file:
             return list(enumerate(csv.DictReader(file)))
-
-
-def error_percent(peak_bytes: int, recorded: tuple[float, float], decimals: int = 0) -> float | None:
-    """How far from the nearer end of a range of MiB, in percent, as a program would print it: whole MiB are cut, others
-    rounded. 0 inside, None where nothing was printed."""
-    low, high = recorded
-    if not high:
-        return None
-    peak = round(peak_bytes / MIB, decimals) if decimals else peak_bytes // MIB
-    if peak < low:
-        return (peak - low) / low * 100
-    return (max(peak, high) - high) / high * 100
 
 
 def minor_version(torch: str) -> str:

@@ -21,25 +21,21 @@ import resource
 import statistics
 import subprocess
 import sys
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from nanochat import Nanochat
+from outcomes import Outcome, compare, keep, summarize
 from parameter_golf import ParameterGolf
-from recorded_run import ROOT, Family, RecordedRun, error_percent
+from recorded_run import ROOT, Family, RecordedRun
 from speedrun import Speedrun
 
 from planner.runtime.user_cache import user_cache
-from planner.units import MIB
 
 FAMILIES: dict[str, type[Family[Any, Any]]] = {family.name: family for family in (Speedrun, ParameterGolf, Nanochat)}
-_HEADER = (
-    "run | title | torch | GPU | ranks | recorded allocated | reserved | allocated (MiB) | error | reserved (MiB) "
-    "| error | seen | seconds"
-)
 
 
 def read_pythons(text: str) -> dict[str, str]:
@@ -116,70 +112,38 @@ def find_result(family: Family[Any, Any], run: RecordedRun, options: argparse.Na
     ]  # fmt: skip
     path = os.pathsep.join(filter(None, (str(ROOT), options.triton, os.environ.get("PYTHONPATH"))))
     environment = start_with(python, path) | launch.environment
-    result = {"key": key, **run_planner(command, launch.folder, environment)}
+    today = f"{datetime.now(UTC):%Y-%m-%d}"
+    result = {"key": key, "date": today, **run_planner(command, launch.folder, environment)}
     kept.parent.mkdir(parents=True, exist_ok=True)
     kept.write_text(json.dumps(result), encoding="utf-8")
     return result
 
 
-def peaks_of(answer: dict[str, Any]) -> tuple[int, int]:
-    """Allocated and reserved bytes of rank 0 as the program would print them: since it last reset the counters."""
-    return answer["counted"]["max_allocated_bytes"], answer["counted"]["max_reserved_bytes"]
-
-
-def error_of(result: dict[str, Any]) -> str:
-    """The line that says what was wrong."""
-    lines = [line for line in result.get("stderr", "").splitlines() if line.strip()]
-    messages = [line.partition(": ")[2] for line in lines if line.partition(": ")[0].endswith(".py")]
-    return messages[-1] if messages else (lines[-1] if lines else "not run")
-
-
-@dataclass
-class Summary:
-    """Of one family: the errors in percent without their signs, and who did not run and why."""
-
-    decimals: int
-    errors: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    ran: int = 0
-    failures: list[tuple[str, str]] = field(default_factory=list)
-
-    def add(self, run: RecordedRun, result: dict[str, Any]) -> str:
-        """Counts a run; its line of the table."""
-        cells = [run.name, run.title[:44], run.torch, run.product, str(run.ranks)]
-        cells += [_range(run.allocated, self.decimals), _range(run.reserved, self.decimals)]
-        seconds = str(result.get("seconds", ""))
-        if "answer" not in result:
-            self.failures.append((run.name, error_of(result)))
-            return " | ".join((*cells, "", "", "", "", error_of(result)[:200], seconds))
-        self.ran += 1
+def print_line(outcome: Outcome, result: Mapping[str, Any]) -> str:
+    """A run in one line."""
+    cells = [outcome.run, outcome.title[:44], outcome.torch, outcome.gpu, str(outcome.ranks)]
+    cells += [f"{figure.name} {', '.join(figure.cells())}" for figure in outcome.figures]
+    if outcome.figures:
         answer = result["answer"]
-        evaluations = answer["seen"].get("eval", 0)
-        pairs = (("allocated", run.allocated), ("reserved", run.reserved))
-        for (name, recorded), peak in zip(pairs, peaks_of(answer), strict=True):
-            error = error_percent(peak, recorded, self.decimals)
-            cells += [f"{peak / MIB:.{self.decimals or 1}f}", "" if error is None else f"{error:+.3f} %"]
-            if error is not None:
-                self.errors[name].append(abs(error))
-                if name == "reserved" and evaluations:
-                    self.errors["reserved after an evaluation"].append(abs(error))
-        seen = f"{evaluations} evaluations; {len(answer['assumptions'])} assumptions"
-        return " | ".join((*cells, seen, seconds))
-
-    def lines(self) -> Iterator[str]:
-        """Medians and worst, then each failure with its reason."""
-        yield f"{self.ran} of {self.ran + len(self.failures)} ran"
-        for name, errors in self.errors.items():
-            yield f"{name}: median {statistics.median(errors):.3f} %, worst {max(errors):.3f} % of {len(errors)}"
-        for name, reason in self.failures:
-            yield f"{name} did not run: {reason}"
+        cells.append(f"{answer['seen'].get('eval', 0)} evaluations; {len(answer['assumptions'])} assumptions")
+    else:
+        cells.append(outcome.reason[:200])
+    return " | ".join((*cells, f"{outcome.seconds:.0f} s"))
 
 
-def _range(pair: tuple[float, float], decimals: int) -> str:
-    low, high = (f"{end:.{decimals}f}" for end in pair)
-    return "-" if not pair[1] else low if low == high else f"{low} to {high}"
+def sum_up(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    """Medians and worst, then what did not run with its reason."""
+    yield f"{sum(bool(outcome.figures) for outcome in outcomes)} of {len(outcomes)} ran"
+    for name, errors in summarize(outcomes):
+        yield f"{name}: median {statistics.median(errors):.3f} %, worst {max(errors):.3f} % of {len(errors)}"
+    judged = [outcome.is_covered for outcome in outcomes if outcome.is_covered is not None]
+    yield f"intervals cover {sum(judged)} of {len(judged)}"
+    for outcome in outcomes:
+        if not outcome.figures:
+            yield f"{outcome.run} did not run: {outcome.reason}"
 
 
-def run_family(family: Family[Any, Any], options: argparse.Namespace) -> Summary:
+def run_family(family: Family[Any, Any], options: argparse.Namespace) -> list[Outcome]:
     """Prints one line a run that is drawn or named, and what they come to."""
     runs = family.read_runs()
     if options.rows:
@@ -189,14 +153,17 @@ def run_family(family: Family[Any, Any], options: argparse.Namespace) -> Summary
         chosen = draw_runs([run for run in runs if not run.obstacle], options.count, options.seed)
         left_out = "".join(f"; {number} cannot be run: {obstacle}" for obstacle, number in obstacles.items())
         print(f"{family.name}: {len(chosen)} of {len(runs)} runs{left_out}")
-    summary = Summary(family.decimals)
-    for number, run in enumerate(chosen):
-        if not number:
-            print(_HEADER)
-        print(summary.add(run, find_result(family, run, options)), flush=True)
-    for line in summary.lines() if chosen else ():
+    outcomes = []
+    for run in chosen:
+        result = find_result(family, run, options)
+        figures = family.read_figures(run, result) if "answer" in result else []
+        outcomes.append(compare(run, figures, result, result.get("date", "")))
+        print(print_line(outcomes[-1], result), flush=True)
+    for line in sum_up(outcomes) if chosen else ():
         print(f"{family.name}: {line}")
-    return summary
+    if options.record and outcomes:
+        keep(family.name, outcomes)
+    return outcomes
 
 
 def main() -> int:
@@ -220,18 +187,19 @@ def main() -> int:
     )
     parser.add_argument("--again", action="store_true", help="run what was run before, too")
     parser.add_argument("--shown", action="store_true", help="run nothing, show what there is")
+    parser.add_argument("--record", action="store_true", help="into tests/data/recorded_runs and its page, too")
     options = parser.parse_intermixed_args()
     options.folder = options.folder.absolute()
-    failed = found = 0
+    failed = asked = 0
     for family in [FAMILIES[name](options.checkouts) for name in options.families or FAMILIES]:
         if family.missing:
             print(f"{family.name} is left out: there has to be {family.missing}")
             failed += bool(options.families)
             continue
-        summary = run_family(family, options)
-        found += summary.ran + len(summary.failures)
-        failed += len(summary.failures)
-    return 1 if failed or not found else 0
+        outcomes = run_family(family, options)
+        asked += len(outcomes)
+        failed += sum(not outcome.figures for outcome in outcomes)
+    return 1 if failed or not asked else 0
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from planner.units import MIB
 
 sys.path.append(str(Path(__file__).parents[1] / "recorded_programs"))
 import nanochat  # isort: skip
+import outcomes  # isort: skip
 import parameter_golf  # isort: skip
 import recorded_run  # isort: skip
 import run_programs  # isort: skip
@@ -71,16 +72,14 @@ def test_words_name_runs_by_their_numbers_or_parts_of_scripts(name: str, word: s
     ("peak_mib", "error"), [(99, -1.0), (100, 0.0), (110, 0.0), (110.9, 0.0), (121, 10.0)], ids=str
 )
 def test_an_error_is_that_against_the_nearer_end_of_what_was_printed(peak_mib: float, error: float) -> None:
-    assert recorded_run.error_percent(int(peak_mib * MIB), (100, 110)) == pytest.approx(error)
+    assert recorded_run.Figure("allocated", (100, 110), int(peak_mib * MIB)).error == pytest.approx(error)
 
 
 def test_what_was_printed_with_decimals_is_compared_with_them() -> None:
-    assert recorded_run.error_percent(int(200.5049 * MIB), (200.5, 200.5), decimals=2) == 0
-    assert recorded_run.error_percent(int(200.7 * MIB), (200.5, 200.5), decimals=2) == pytest.approx(0.2 / 2.005)
-
-
-def test_what_was_not_printed_has_no_error() -> None:
-    assert recorded_run.error_percent(MIB, (0, 0)) is None
+    assert recorded_run.Figure("allocated", (200.5, 200.5), int(200.5049 * MIB), decimals=2).error == 0
+    printed = recorded_run.Figure("allocated", (200.5, 200.5), int(200.7 * MIB), decimals=2)
+    assert printed.error == pytest.approx(0.2 / 2.005)
+    assert printed.cells() == ["200.50", "200.70", "+0.100 %"]
 
 
 def test_a_nightly_runs_with_the_interpreter_of_the_release_after_it() -> None:
@@ -154,27 +153,45 @@ def test_a_run_is_started_once_by_the_interpreter_of_its_torch(tmp_path: Path, m
 )
 def test_what_cannot_be_run_says_why(tmp_path: Path, run: recorded_run.RecordedRun, reason: str) -> None:
     result = run_programs.find_result(FakeFamily(), run, Options(tmp_path, {"2.9": "/nine/bin/python"}))
-    summary = run_programs.Summary(0)
+    outcome = outcomes.compare(run, [], result, "2026-11-25")
 
-    assert reason in summary.add(run, result)
-    assert list(summary.lines()) == ["0 of 1 ran", f"1 did not run: {reason}"]
+    assert outcome.reason == reason
+    assert reason in run_programs.print_line(outcome, result)
+    assert list(run_programs.sum_up([outcome])) == ["0 of 1 ran", "intervals cover 0 of 0", f"1 did not run: {reason}"]
 
 
-def test_a_summary_has_the_median_and_the_worst_of_each_peak() -> None:
-    summary = run_programs.Summary(0)
-    for number, peak in enumerate((100, 101, 110)):
-        answer = {
-            "counted": {"max_allocated_bytes": peak * MIB, "max_reserved_bytes": 200 * MIB},
-            "seen": {"eval": number}, "assumptions": [],
-        }  # fmt: skip
-        summary.add(a_run(number, allocated=(100, 100), reserved=(200, 200)), {"answer": answer, "seconds": 1})
+def an_outcome(number: int, peak_mib: int) -> outcomes.Outcome:
+    """Of a run that printed 100 and 200 MiB, whose interval is 300 to 320 MiB around 310."""
+    run = a_run(number, allocated=(100, 100), reserved=(200, 200))
+    peak = {"device_bytes": 310 * MIB, "interval_bytes": [300 * MIB, 320 * MIB]}
+    counted = {"max_allocated_bytes": peak_mib * MIB, "max_reserved_bytes": (peak_mib + 100) * MIB}
+    result = {"answer": {"counted": counted, "rank_classes": [{"peak": peak}]}, "seconds": 7}
+    return outcomes.compare(run, FakeFamily().read_figures(run, result), result, "2026-11-25")
 
-    assert list(summary.lines()) == [
+
+def test_a_summary_has_the_median_and_the_worst_of_each_figure_and_what_intervals_cover() -> None:
+    compared = [an_outcome(number, peak_mib) for number, peak_mib in enumerate((100, 101, 120))]
+
+    assert list(run_programs.sum_up(compared)) == [
         "3 of 3 ran",
-        "allocated: median 1.000 %, worst 10.000 % of 3",
-        "reserved: median 0.000 %, worst 0.000 % of 3",
-        "reserved after an evaluation: median 0.000 %, worst 0.000 % of 2",
+        "allocated: median 1.000 %, worst 20.000 % of 3",
+        "reserved: median 0.500 %, worst 10.000 % of 3",
+        "intervals cover 2 of 3",
     ]
+
+
+def test_the_page_has_every_run_with_its_errors_or_its_reason() -> None:
+    failed = outcomes.compare(a_run(9), [], {"stderr": "train.py:3: no such file"}, "2026-11-25")
+
+    page = outcomes.write_page({"fake": [an_outcome(1, 101), failed]})
+
+    assert "| fake | 1 of 2 | allocated | 1.000 % | 1.000 % | 1 of 1 | 1 of 1 |" in page
+    assert "| 1 |  | 2.9 | H100 | 8 | 100 | 101.0 | +1.000 % | 200 | 201.0 | +0.500 % | yes | 7 | 2026-11-25 |" in page
+    assert "| 9 |  | 2.9 | H100 | 8 | did not run: train.py:3: no such file |  |  |  |  |  |  |  | 2026-11-25 |" in page
+
+
+def test_the_page_of_recorded_runs_is_as_they_are_kept() -> None:
+    assert outcomes.PAGE.read_text(encoding="utf-8") == outcomes.write_page(outcomes.read_kept())
 
 
 def test_files_come_out_of_a_checkout_at_a_commit(tmp_path: Path) -> None:

@@ -1,0 +1,136 @@
+"""What recorded runs came to on paper: kept in tests/data/recorded_runs, shown by docs/results/recorded-runs.md.
+
+python tests/recorded_programs/outcomes.py      # writes the page anew; `make programs RECORD=yes` does both
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from recorded_run import ROOT, Figure, RecordedRun
+
+from planner import records
+
+KEPT = ROOT / "tests" / "data" / "recorded_runs"
+PAGE = ROOT / "docs" / "results" / "recorded-runs.md"
+_HEAD = """# Recorded runs
+
+Every run that `make programs` was asked for ([how](programs.md#recorded-programs)): unedited programs on paper, each
+with the torch that it had, beside what its log printed, in MiB; runs that did not end have their reason. Errors are
+against the nearer end of what was printed. An interval covers a run if it holds the planned device memory with the
+recorded figure (reserved where there is one) in the place of the planned one. Generated from
+`tests/data/recorded_runs`; causes are [discussed by family](programs.md).
+
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """One run beside paper; without figures it did not end, for `reason`."""
+
+    run: str
+    title: str
+    torch: str
+    gpu: str
+    ranks: int
+    date: str
+    seconds: float = 0.0
+    """Of a processor."""
+    figures: tuple[Figure, ...] = ()
+    is_covered: bool | None = None
+    """By the interval; None where nothing says it."""
+    reason: str = ""
+
+
+def compare(run: RecordedRun, figures: Sequence[Figure], result: Mapping[str, Any], date: str) -> Outcome:
+    """What a run's result says, figure by figure."""
+    return Outcome(
+        run=run.name, title=run.title, torch=run.torch, gpu=run.product, ranks=run.ranks, date=date,
+        seconds=float(result.get("seconds", 0)), figures=tuple(figures), reason="" if figures else reason_of(result),
+        is_covered=_is_covered(figures, result["answer"]["rank_classes"][0]["peak"]) if figures else None,
+    )  # fmt: skip
+
+
+def _is_covered(figures: Sequence[Figure], peak: Mapping[str, Any]) -> bool:
+    figure = next((figure for figure in figures if figure.name == "reserved"), figures[0])
+    low, high = peak["interval_bytes"]
+    return bool(low <= peak["device_bytes"] - figure.missed_bytes <= high)
+
+
+def reason_of(result: Mapping[str, Any]) -> str:
+    """The line of a run without an answer that says what was wrong."""
+    lines = [line for line in result.get("stderr", "").splitlines() if line.strip()]
+    messages = [line.partition(": ")[2] for line in lines if line.partition(": ")[0].endswith(".py")]
+    return messages[-1] if messages else (lines[-1] if lines else "not run")
+
+
+def summarize(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, list[float]]]:
+    """The errors of every kind of figure, in percent without their signs."""
+    names = dict.fromkeys(figure.name for outcome in outcomes for figure in outcome.figures)
+    for name in names:
+        yield name, [abs(figure.error) for outcome in outcomes for figure in outcome.figures if figure.name == name]
+
+
+def read_kept() -> dict[str, list[Outcome]]:
+    """By family, what is kept."""
+    return {
+        path.stem: [records.from_plain(Outcome, each) for each in json.loads(path.read_text(encoding="utf-8"))]
+        for path in sorted(KEPT.glob("*.json"))
+    }
+
+
+def keep(family: str, outcomes: Sequence[Outcome]) -> None:
+    """Adds outcomes of a family to those that are kept, in the place of older ones of the same runs, and the page."""
+    known = {outcome.run: outcome for outcome in (*read_kept().get(family, []), *outcomes)}
+    ordered = sorted(known.values(), key=lambda outcome: (not outcome.run.isdigit(), outcome.run.zfill(6)))
+    KEPT.mkdir(parents=True, exist_ok=True)
+    lines = ",\n".join(json.dumps(records.to_plain(outcome)) for outcome in ordered)
+    (KEPT / f"{family}.json").write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+    PAGE.write_text(write_page(read_kept()), encoding="utf-8")
+
+
+def write_page(kept: Mapping[str, Sequence[Outcome]]) -> str:
+    """The page of everything that is kept."""
+    lines = ["| family | ran | what | median error | worst | within 1 % | intervals cover |"]
+    lines += ["|---|---:|---|---:|---:|---:|---:|"]
+    for family, outcomes in kept.items():
+        lines += _summary_rows(family, outcomes)
+    lines += _summary_rows("all", [outcome for outcomes in kept.values() for outcome in outcomes])
+    for family, outcomes in kept.items():
+        lines += ["", f"## {family}", "", *_table(outcomes)]
+    return _HEAD + "\n".join(lines) + "\n"
+
+
+def _summary_rows(family: str, outcomes: Sequence[Outcome]) -> Iterator[str]:
+    first = f"{family} | {sum(bool(outcome.figures) for outcome in outcomes)} of {len(outcomes)}"
+    judged = [outcome.is_covered for outcome in outcomes if outcome.is_covered is not None]
+    covered = f"{sum(judged)} of {len(judged)}" if judged else ""
+    for name, errors in summarize(outcomes):
+        within = f"{sum(error <= 1 for error in errors)} of {len(errors)}"
+        yield f"| {first} | {name} | {statistics.median(errors):.3f} % | {max(errors):.3f} % | {within} | {covered} |"
+        first, covered = " | ", ""
+
+
+def _table(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    names = [name for name, _ in summarize(outcomes)]
+    heads = "".join(f" {name} there | here | error |" for name in names)
+    yield f"| run | title | torch | GPU | ranks |{heads} covered | seconds | date |"
+    yield f"|---|---|---|---|---:|{'---:|---:|---:|' * len(names)}---|---:|---|"
+    for outcome in outcomes:
+        figures = {figure.name: figure for figure in outcome.figures}
+        cells = [outcome.run, outcome.title, outcome.torch, outcome.gpu, str(outcome.ranks)]
+        for name in names:
+            cells += figures[name].cells() if name in figures else ["", "", ""]
+        if outcome.reason:
+            cells[5] = f"did not run: {outcome.reason[:200]}"
+        covered = {True: "yes", False: "no", None: ""}[outcome.is_covered]
+        cells += [covered, f"{outcome.seconds:.0f}" if outcome.seconds else "", outcome.date]
+        yield f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(write_page(read_kept()), encoding="utf-8")
