@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from functools import cache
 
+from planner.hardware import mig
 from planner.hardware.gpus import GPUS, GpuRecord
 
 PRODUCT_LABEL = "nvidia.com/gpu.product"
@@ -14,18 +15,34 @@ PRODUCT_LABEL = "nvidia.com/gpu.product"
 
 @cache
 def gpus() -> dict[str, GpuRecord]:
-    """Every GPU by its name."""
+    """Every whole GPU by its name."""
     return {gpu.name: gpu for gpu in GPUS}
 
 
+@cache
+def slices() -> dict[str, tuple[GpuRecord, ...]]:
+    """The MIG slices of every GPU that has any, the smallest first, by the GPU's name."""
+    return {gpu.name: parts for gpu in GPUS if (parts := tuple(mig.slices_of(gpu)))}
+
+
 def names() -> list[str]:
-    """The names of all GPUs."""
+    """The names of all whole GPUs."""
     return list(gpus())
 
 
+@cache
+def _by_folded_name() -> dict[str, GpuRecord]:
+    return {gpu.name.casefold(): gpu for gpu in (*GPUS, *(part for parts in slices().values() for part in parts))}
+
+
 def by_name(name: str) -> GpuRecord | None:
-    """The GPU of that name, in letters of either case."""
-    return next((gpu for gpu in GPUS if gpu.name.casefold() == name.casefold()), None)
+    """The GPU of that name, or the MIG slice, in letters of either case."""
+    return _by_folded_name().get(name.casefold())
+
+
+def slice_of(gpu: GpuRecord, profile: str) -> GpuRecord | None:
+    """The slice of this profile (`1g.10gb`) of a GPU, or of the GPU that a slice is of; None where it has none."""
+    return mig.choose_slice(slices().get(gpu.whole or gpu.name, ()), profile)
 
 
 def by_alias(alias: str) -> list[GpuRecord]:
@@ -36,8 +53,15 @@ def by_alias(alias: str) -> list[GpuRecord]:
 def by_any_name(name: str) -> list[GpuRecord]:
     """The GPUs that people may mean by a name: a record's own, an alias, a product as nvidia-smi and node labels write
     it, or some of their words that say the model (`h100 sxm`, `A100 80GB`, `GeForce RTX 4090`), whatever stands between
-    the words. Several, where the words leave it open; none, where a word is unknown or no model is said.
+    the words. Several, where the words leave it open; none, where a word is unknown or no model is said. With a MIG
+    profile in it (`H100:1g.10gb`, `A100-SXM4-40GB MIG 1g.5gb`) the slices of those GPUs that have it; every GPU's,
+    where there is nothing else.
     """
+    if profile := mig.profile_in(name):
+        whole = mig.without_profile(name)
+        of = by_any_name(whole) if whole.strip() else GPUS
+        parts = [part for gpu in of if (part := slice_of(gpu, profile)) is not None]
+        return [part for part in parts if part.slice == profile] or parts
     joined = _joined(name)
     if not joined:
         return []
@@ -56,10 +80,12 @@ def by_any_name(name: str) -> list[GpuRecord]:
 def by_node_label(value: str) -> GpuRecord | None:
     """The GPU of nodes with this value of `nvidia.com/gpu.product`.
 
-    None for a part of a GPU (`-MIG-1g.10gb`) and one that is shared in time (`-SHARED`): what a process may use of them
-    is not the product's to say.
+    `-MIG-1g.10gb` behind it makes a slice of it, as GPU feature discovery labels nodes of one kind of slices. None for
+    one that is shared in time (`-SHARED`): what a process may use of it is not the product's to say.
     """
-    return next((gpu for gpu in GPUS if gpu.node_label and gpu.node_label.casefold() == value.casefold()), None)
+    profile, folded = mig.profile_in(value), mig.without_profile(value).casefold()
+    whole = next((gpu for gpu in GPUS if gpu.node_label and gpu.node_label.casefold() == folded), None)
+    return slice_of(whole, profile) if whole is not None and profile else whole
 
 
 def is_model(name: str, model: str) -> bool:

@@ -69,6 +69,10 @@ class GpuRecord:
     """Measured on this GPU; None: not measured."""
     communicators: tuple[MeasuredCommunicator, ...] = ()
     """Measured on several of this GPU."""
+    whole: str = ""
+    """Of a MIG slice: the name of the GPU that it is a part of."""
+    slice: str = ""
+    """Of a MIG slice: its profile, such as `1g.10gb`."""
 
     @property
     def node_label(self) -> str:
@@ -143,6 +147,11 @@ GPUS = (
         name="A40-48GB", model="A40", arch="sm_86", total_bytes=parse_bytes("45416MiB"),
         provenance="get_device_properties of NVIDIA A40 in a public run log", multiprocessors=84, product="NVIDIA A40",
         aliases=("A40",),
+    ),
+    GpuRecord(
+        name="A30-PCIE-24GB", model="A30", arch="sm_80", total_bytes=parse_bytes("23.50GiB"),
+        provenance="out-of-memory message of an A30 in LHRLAB/ChatKBQA#2; others 23.53 GiB (google/RB-Modulation#5)",
+        multiprocessors=56, product="NVIDIA A30", aliases=("A30",),
     ),
     GpuRecord(
         name="RTX3090-24GB", model="RTX-3090", arch="sm_86", total_bytes=parse_bytes("23.56GiB"),

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from planner.errors import SpecError
 from planner.hardware import catalog
 from planner.hardware.gpus import GpuRecord
+from planner.hardware.mig import profile_in, without_profile
 from planner.job.nodes import nearest
 from planner.job.size_limits import LONGEST_NAME
 from planner.units import show_bytes
@@ -28,8 +29,15 @@ def look_up(name: str, *, place: str = "") -> GpuRecord:
     alike = [_usual(catalog.by_alias(alias)).name for alias in nearest(name, aliases, count=2)]
     near = list(dict.fromkeys([gpu.name for gpu in meant] + nearest(name, catalog.names(), count=4) + alike))[:4]
     remedy = f"did you mean `{near[0]}`?" if near else "name one of these, or write its figures"
-    if re.search(r"(?i)\bmig\b|\d+g\.\d+gb", name):
-        remedy = "a part of a GPU (MIG) is written by its figures; torch.cuda.get_device_properties says them"
+    if profile := profile_in(name):
+        whole = catalog.by_any_name(without_profile(name)[:LONGEST_NAME])
+        parts = [part.name for gpu in whole for part in catalog.slices().get(gpu.name, ())]
+        near = near if meant else parts[:8]
+        remedy = (
+            f"name the GPU that {profile} is a slice of, as in H100-SXM-80GB:1g.10gb"
+            if not parts
+            else (f"{whole[0].name} has no slice {profile}")
+        )
     raise SpecError(
         f"there is no GPU `{name[:80]}` in the catalog",
         allowed=", ".join(near or catalog.names()) + "; or {total_bytes: 79.1GiB, arch: sm_90}",

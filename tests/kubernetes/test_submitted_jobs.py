@@ -219,11 +219,13 @@ def test_every_product_is_a_gpu_of_the_catalog() -> None:
         (H100, "H100-SXM-80GB"),
         ("nvidia-h100-80gb-hbm3", "H100-SXM-80GB"),
         (f"{H100}-SHARED", ""),
-        (f"{H100}-MIG-1g.10gb", ""),
+        (f"{H100}-MIG-1g.10gb", "H100-SXM-80GB:1g.10gb"),
+        (f"{H100}-MIG-1g.10gb.me", "H100-SXM-80GB:1g.10gb"),
+        (f"{H100}-MIG-1g.18gb", ""),
         ("", ""),
     ],
 )
-def test_a_part_of_a_gpu_is_no_gpu_of_the_catalog(product: str, name: str) -> None:
+def test_a_label_names_a_gpu_or_its_mig_slice_and_none_that_takes_turns(product: str, name: str) -> None:
     found = catalog.by_node_label(product)
 
     assert (found.name if found else "") == name
