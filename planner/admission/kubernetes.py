@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from planner.admission import specs
+from planner.admission.api_objects import part, text_of
 from planner.admission.client import UnreachableError
 from planner.admission.kubernetes_api import NOT_FOUND, ApiError, path_of
+from planner.admission.workload_kinds import JobPods, asks_for_gpus, is_part_of_job, read_job_pods
 from planner.errors import SpecError
 from planner.hardware import catalog
 from planner.job.schema import Job
@@ -28,15 +30,7 @@ BUNDLE, CONFIGMAP, PLAN, JOB, RUN = (
 )
 """Annotations: the bundle or a self-contained spec as text, or where it stands; what a hook leaves on pods; and the
 folder, shared with the service, in which the job's own command is run on paper."""
-GPU = "nvidia.com/gpu"
-_ANY_GPU = re.compile(r"[^/]+/(.*[-.])?(gpu.*|mig-.*|i915.*|xe)")
-"""Resources that are GPUs or parts of them: `amd.com/gpu`, `nvidia.com/mig-1g.10gb`, `nvidia.com/gpu.shared`."""
-_ASKING = ("limits", "requests")
-_MOST_PARTS = 100_000
-_ASKED_BEFORE = frozenset(("Job", "JobSet", "MPIJob", "PyTorchJob", "RayCluster", "RayJob", "TrainJob"))
-"""What controllers of these make was asked about with them, or with what made them. Not so a Deployment's pods."""
 USUAL_KEY = "job.yaml"
-_MOST_GPUS = 2**24
 _DNS_NAME = re.compile(r"(?=.{1,253}\Z)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _KEY = re.compile(r"[-._a-zA-Z0-9]{1,253}")
 
@@ -50,19 +44,6 @@ class ConfigMapKey:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pods:
-    """So many equal pods; `gpus` of each, on nodes with this `product` label (empty: any)."""
-
-    count: int
-    gpus: int
-    product: str
-    command: tuple[str, ...] = ()
-    """Of the container that asks for GPUs, as far as it says one."""
-    asks: bool = field(default=False, compare=False)
-    """For a GPU of any kind, also one that is not counted."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
     """A job as it was submitted; its annotations are as unread as they came."""
 
@@ -71,9 +52,11 @@ class Submission:
     name: str
     uid: str
     annotations: Mapping[str, Any]
-    pods: tuple[Pods, ...]
+    asked: JobPods
     asks_for_gpus: bool = False
     """Of any kind, anywhere in it: also of a kind of job that is not known here."""
+    is_part_of_job: bool = False
+    """Made by the controller of a job that was asked about when it was submitted."""
 
     @property
     def carries_spec(self) -> bool:
@@ -81,19 +64,10 @@ class Submission:
         return carries_spec(self.annotations)
 
     @property
-    def command(self) -> tuple[str, ...]:
-        """Of the first container that asks for GPUs."""
-        return next((pods.command for pods in self.pods if pods.gpus), ())
-
-    @property
-    def gpus(self) -> int:
-        """Of all pods together."""
-        return sum(pods.count * pods.gpus for pods in self.pods)
-
-    @property
     def products(self) -> tuple[str, ...]:
         """The product labels that its GPUs have to have, each once."""
-        return tuple(dict.fromkeys(pods.product for pods in self.pods if pods.gpus and pods.product))
+        requests = (request for pods in self.asked.pods for request in pods.requests)
+        return tuple(dict.fromkeys(request.product for request in requests if request.product))
 
     @property
     def job_id(self) -> str:
@@ -101,51 +75,19 @@ class Submission:
         return self.uid or f"{self.namespace}.{self.name}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
-    """A kind of job: where the API has it, and the pods that it will make."""
-
-    group: str
-    version: str
-    plural: str
-    pods: Callable[[Mapping[str, Any]], Iterator[Pods]]
-
-
 def read_submission(job: Mapping[str, Any], namespace: str = "") -> Submission:
     """What the object asks for. What is not as the API has it asks for nothing."""
-    metadata, kind = part(job, "metadata"), _text(job.get("kind"))
-    known = KINDS.get(kind)
-    is_part_of_job = any(
-        owner.get("controller") is True and _text(owner.get("kind")) in _ASKED_BEFORE
-        for owner in parts(metadata, "ownerReferences")
-    )
+    metadata, asked = part(job, "metadata"), read_job_pods(job)
     return Submission(
-        kind=kind,
-        namespace=namespace or _text(metadata.get("namespace")),
-        name=_text(metadata.get("name")) or _text(metadata.get("generateName")),
-        uid=_text(metadata.get("uid")),
+        kind=text_of(job.get("kind")),
+        namespace=namespace or text_of(metadata.get("namespace")),
+        name=text_of(metadata.get("name")) or text_of(metadata.get("generateName")),
+        uid=text_of(metadata.get("uid")),
         annotations=part(metadata, "annotations"),
-        pods=tuple(known.pods(part(job, "spec"))) if known else (),
-        asks_for_gpus=not is_part_of_job and asks_for_gpus(job.get("spec")),
+        asked=asked,
+        asks_for_gpus=any(pods.asks for pods in asked.pods) or asks_for_gpus(job.get("spec")),
+        is_part_of_job=is_part_of_job(metadata),
     )
-
-
-def asks_for_gpus(document: Any) -> bool:
-    """Whether anything in it limits or requests a GPU, or a part of one. What is too large to be looked at does."""
-    waiting, looked = [document], 0
-    while waiting:
-        value = waiting.pop()
-        looked += 1
-        if looked > _MOST_PARTS:
-            return True
-        if isinstance(value, dict):
-            for name, count in (item for asking in _ASKING for item in part(value, asking).items()):
-                if _ANY_GPU.fullmatch(str(name)[:200]) and str(count) != "0":
-                    return True
-            waiting += value.values()
-        elif isinstance(value, list):
-            waiting += value
-    return False
 
 
 def carries_spec(annotations: Mapping[str, Any]) -> bool:
@@ -176,95 +118,8 @@ def find_spec(annotations: Mapping[str, Any]) -> str | ConfigMapKey | None:
     return ConfigMapKey(name=name, key=key)
 
 
-def pods_of(template: Mapping[str, Any], count: int) -> Pods:
-    """So many pods of a template."""
-    spec = part(template, "spec")
-    gpus = [(_gpus(container), container) for container in parts(spec, "containers")]
-    asking = next((container for count, container in gpus if count), {})
-    words = [*_list(asking.get("command")), *_list(asking.get("args"))]
-    return Pods(
-        count=count,
-        gpus=min(sum(count for count, _ in gpus), _MOST_GPUS),
-        product=_text(part(spec, "nodeSelector").get(catalog.PRODUCT_LABEL)),
-        command=tuple(words) if all(isinstance(word, str) for word in words) else (),
-        asks=asks_for_gpus(spec),
-    )
-
-
-def _gpus(container: Mapping[str, Any]) -> int:
-    """The limit: of what cannot be shared, requests are equal to it."""
-    limits, requests = (part(container, "resources", name) for name in ("limits", "requests"))
-    return number(requests.get(GPU) if limits.get(GPU) is None else limits[GPU], 0)
-
-
-def _job_pods(spec: Mapping[str, Any]) -> Iterator[Pods]:
-    parallelism = number(spec.get("parallelism"), 1)
-    completions = number(spec.get("completions"), parallelism)
-    yield pods_of(part(spec, "template"), min(parallelism, completions))
-
-
-def _jobset_pods(spec: Mapping[str, Any]) -> Iterator[Pods]:
-    for replicated in parts(spec, "replicatedJobs"):
-        jobs = number(replicated.get("replicas"), 1)
-        for pods in _job_pods(part(replicated, "template", "spec")):
-            yield replace(pods, count=pods.count * jobs)
-
-
-def _pytorch_pods(spec: Mapping[str, Any]) -> Iterator[Pods]:
-    for replicas in map(part, part(spec, "pytorchReplicaSpecs").values()):
-        yield pods_of(part(replicas, "template"), number(replicas.get("replicas"), 1))
-
-
-def _ray_pods(spec: Mapping[str, Any]) -> Iterator[Pods]:
-    """Workers as Kueue counts them (v0.19.2, jobs/raycluster/common.go): replicas times hosts, one if unsaid."""
-    cluster = part(spec, "rayClusterSpec")
-    if "headGroupSpec" in cluster:
-        yield pods_of(part(cluster, "headGroupSpec", "template"), 1)
-    for group in parts(cluster, "workerGroupSpecs"):
-        count = number(group.get("replicas"), 1) * max(number(group.get("numOfHosts"), 1), 1)
-        yield pods_of(part(group, "template"), count)
-
-
-KINDS = {
-    "Job": Kind(group="batch", version="v1", plural="jobs", pods=_job_pods),
-    "JobSet": Kind(group="jobset.x-k8s.io", version="v1alpha2", plural="jobsets", pods=_jobset_pods),
-    "PyTorchJob": Kind(group="kubeflow.org", version="v1", plural="pytorchjobs", pods=_pytorch_pods),
-    "RayJob": Kind(group="ray.io", version="v1", plural="rayjobs", pods=_ray_pods),
-}
-
-
-def part(document: Any, *path: str) -> Mapping[str, Any]:
-    """The object at this path of an object; empty where the API would have one and there is none."""
-    for name in path:
-        document = document.get(name) if isinstance(document, dict) else None
-    return document if isinstance(document, dict) else {}
-
-
-def parts(document: Any, *path: str) -> list[Mapping[str, Any]]:
-    """The objects of the list at this path."""
-    *parents, name = path
-    return [part(item) for item in _list(part(document, *parents).get(name))]
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else ""
-
-
-def number(value: Any, otherwise: int) -> int:
-    """A count, as the API writes it: `8`, or the quantity `"8"`."""
-    if isinstance(value, str) and re.fullmatch("[0-9]{1,8}", value):
-        value = int(value)
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-        return min(value, _MOST_GPUS)
-    return otherwise
-
-
-_MOST_PRODUCTS = 16
-"""Of one job, of which something is said."""
+_MOST_PRODUCTS, _LONGEST = 16, 120
+"""Of one job, of which something is said; characters of a name."""
 
 
 def job_of(annotations: Mapping[str, Any], namespace: str, api: Callable[[], Api]) -> Job:
@@ -307,19 +162,23 @@ def read(text: str, source: str) -> Job:
     return load_yaml(text, source)
 
 
-def differences(pods: Sequence[Pods], job: Job, *, products: Sequence[str] = ()) -> list[str]:
+def differences(asked: JobPods, job: Job, *, products: Sequence[str] = ()) -> list[str]:
     """What the pods ask for and the plan is not of: one sentence each, that names both. Pods without GPUs say nothing.
 
     `products` are labels of the nodes that the pods will be on.
     """
     sentences = []
-    asked, planned = sum(group.count * group.gpus for group in pods), job.cluster.nodes * job.cluster.gpus_per_node
-    if asked and asked != planned:
-        count = f"{planned} GPU{'s' if planned != 1 else ''}"
-        sentences.append(f"the pods ask for {asked} {GPU}, and the spec plans {count}")
+    planned = job.cluster.nodes * job.cluster.gpus_per_node
+    count = f"the spec plans {planned} GPU{'s' if planned != 1 else ''}"
+    if asked.gpus and asked.gpus != planned:
+        sentences.append(f"the pods ask for {asked.gpus} {' and '.join(asked.resources)}, and {count}")
+    elif asked.gpus and asked.ranks != planned:
+        sentences.append(f"the job starts {asked.ranks} rank{'s' if asked.ranks != 1 else ''}, and {count}")
     gpu = job.cluster.gpu.name
     for product in products[:_MOST_PRODUCTS]:
         known = catalog.by_node_label(product)
         if known and gpu and known.name != gpu:
             sentences.append(f"the pods go to {product} ({known.name}), and the spec plans {gpu}")
+    if asked.unsaid:
+        sentences.append(f"{asked.runtime[:_LONGEST]} alone says the job's {', '.join(asked.unsaid)}: not compared")
     return sentences

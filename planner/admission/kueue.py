@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from planner.admission import kubernetes, service_query
+from planner.admission.api_objects import part, parts
 from planner.admission.decision import Action, Decision, decide_without_verdict
-from planner.admission.kubernetes import Submission, part, parts
+from planner.admission.kubernetes import Submission
 from planner.admission.kubernetes_api import (
     CONFLICT,
     FORBIDDEN,
@@ -44,6 +45,7 @@ from planner.admission.kueue_workloads import (
     smallest_gpu,
 )
 from planner.admission.policy import Answer, Policy
+from planner.admission.workload_kinds import kind_of
 from planner.errors import SettingError
 
 
@@ -302,7 +304,7 @@ class Controller:
         annotations = job.annotations if job and job.carries_spec else workload.annotations
         if not kubernetes.carries_spec(annotations):
             reason = f"the job carries no spec: annotate it, or its pods, with {kubernetes.BUNDLE}"
-            if any(pods.asks for pods in workload.pods) and self._policy.unplanned is Answer.REFUSE:
+            if any(pods.asks for pods in workload.asked.pods) and self._policy.unplanned is Answer.REFUSE:
                 return decide_without_verdict("unplanned", self._policy.unplanned, reason), []
             return Decision(action=Action.ADMIT, reason=f"not checked; {reason}", verdict="unplanned"), []
 
@@ -317,7 +319,7 @@ class Controller:
             from planner.job.loading import job_on_gpu
 
             job = kubernetes.job_of(annotations, workload.namespace, lambda: self._api)
-            notes.extend([*gpu_notes, *kubernetes.differences(workload.pods, job)])
+            notes.extend([*gpu_notes, *kubernetes.differences(workload.asked, job)])
             return bundle_of(job_on_gpu(job, gpu) if gpu else job)
 
         at_once = dataclasses.replace(self._policy, wait_seconds=0.0)
@@ -328,10 +330,11 @@ class Controller:
         """The job that the workload stands for, if it is of a kind that is known and it is there: an owner is what
         a workload says, and whoever writes workloads by hand may say another one's. Raises ApiError."""
         owner = workload.owner
-        kind = kubernetes.KINDS.get(owner.kind) if owner else None
-        if owner is None or kind is None or owner.api_version.partition("/")[0] != kind.group:
+        kind = kind_of(owner.api_version, owner.kind) if owner else None
+        version = owner.api_version.rpartition("/")[2] if owner else ""
+        if owner is None or kind is None or version not in kind.versions:
             return None
-        path = path_of(kind.group, kind.version, kind.plural, owner.name, namespace=workload.namespace)
+        path = path_of(kind.group, version, kind.plural, owner.name, namespace=workload.namespace)
         job = kubernetes.read_submission(self._get(path) or {})
         return job if job.uid and job.uid == owner.uid else None
 

@@ -10,8 +10,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from planner.admission.api_objects import number, part, parts
 from planner.admission.decision import Action, Decision
-from planner.admission.kubernetes import GPU, JOB, PLAN, Pods, carries_spec, number, part, parts, pods_of
+from planner.admission.gpu_requests import AMD_GPU, GPU
+from planner.admission.kubernetes import JOB, PLAN, carries_spec
+from planner.admission.workload_kinds import JobPods, pods_of
 from planner.hardware import catalog
 
 GROUP = "kueue.x-k8s.io"
@@ -78,14 +81,14 @@ class Workload:
         return ""
 
     @property
-    def pods(self) -> tuple[Pods, ...]:
+    def asked(self) -> JobPods:
         """What its pod sets ask for, as many as were admitted."""
         admitted = {str(assigned.get("name", "")): assigned.get("count") for assigned in self._assignments}
         pods = []
         for pod_set in self._pod_sets:
             count = admitted.get(str(pod_set.get("name", "")))
             pods.append(pods_of(part(pod_set, "template"), number(pod_set.get("count") if count is None else count, 1)))
-        return tuple(pods)
+        return JobPods(pods=tuple(pods))
 
     @property
     def annotations(self) -> Mapping[str, Any]:
@@ -95,7 +98,7 @@ class Workload:
     @property
     def gpu_flavors(self) -> tuple[str, ...]:
         """The ResourceFlavors that its GPUs come from, each once."""
-        flavors = (part(assigned, "flavors").get(GPU) for assigned in self._assignments)
+        flavors = (part(assigned, "flavors").get(gpu) for assigned in self._assignments for gpu in (GPU, AMD_GPU))
         return tuple(dict.fromkeys(flavor for flavor in flavors if isinstance(flavor, str)))
 
     def waits_for(self, checks: Iterable[str]) -> list[str]:

@@ -263,18 +263,26 @@ def decide(review: Review, policy: Policy, api: Callable[[], Api]) -> tuple[Deci
     Raises SettingError if no service is set.
     """
     submitted = kubernetes.read_submission(review.job, review.namespace)
+    if submitted.is_part_of_job:
+        return None, []
     if not submitted.carries_spec and kubernetes.RUN in submitted.annotations:
         return service_query.ask_run(
             lambda: specs.of_kubernetes(
-                submitted.annotations, kubernetes.RUN, submitted.command, submitted.products, submitted.name
+                submitted.annotations, kubernetes.RUN, submitted.asked.command, submitted.products, submitted.name
             ),
             policy,
             kubernetes.SYSTEM,
         ), []
     if not submitted.carries_spec:
-        if policy.unplanned is Answer.ADMIT or not submitted.asks_for_gpus:
+        asked = submitted.asked
+        if policy.unplanned is Answer.ADMIT or not (submitted.asks_for_gpus or asked.may_ask_by_runtime):
             return None, []
         reason = f"the job asks for GPUs and carries no spec: annotate it with {kubernetes.BUNDLE}"
+        if not submitted.asks_for_gpus:
+            reason = (
+                f"{asked.runtime} may ask for GPUs and the job carries no spec: annotate it with {kubernetes.BUNDLE}, "
+                "or write how many GPUs a node has (0 for none) into trainer.resourcesPerNode.limits"
+            )
         return decide_without_verdict("unplanned", policy.unplanned, reason), []
     notes: list[str] = []
 
@@ -282,7 +290,7 @@ def decide(review: Review, policy: Policy, api: Callable[[], Api]) -> tuple[Deci
         from planner.job.loading import bundle as bundle_of
 
         job = kubernetes.job_of(submitted.annotations, submitted.namespace, api)
-        notes.extend(kubernetes.differences(submitted.pods, job, products=submitted.products))
+        notes.extend(kubernetes.differences(submitted.asked, job, products=submitted.products))
         return bundle_of(job)
 
     return service_query.ask(bundle, policy, kubernetes.SYSTEM), notes

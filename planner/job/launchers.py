@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 
 from planner.errors import SpecError
 from planner.job.size_limits import MOST_RANKS
@@ -127,9 +128,13 @@ def count_of(name: str, written: str) -> int:
     return int(written)
 
 
-def torchrun_size(options: Mapping[str, str | None]) -> tuple[int, int]:
-    """Nodes and processes of each. Raises SpecError for counts that are found while it runs."""
-    nodes, processes = options.get("nnodes") or "1", options.get("nproc_per_node") or "1"
+def torchrun_size(
+    options: Mapping[str, str | None], environment: Mapping[str, str] = MappingProxyType({})
+) -> tuple[int, int]:
+    """Nodes and processes of each; of an option that is not written torchrun asks its `environment` (torch 2.13,
+    torch/distributed/argparse_util.py). Raises SpecError for counts that are found while it runs."""
+    nodes = options.get("nnodes") or environment.get("PET_NNODES") or "1"
+    processes = options.get("nproc_per_node") or environment.get("PET_NPROC_PER_NODE") or "1"
     least, _, most = nodes.partition(":")
     if most and most != least:
         raise SpecError(

@@ -124,6 +124,7 @@ def reviewed(answering: Answering) -> Callable[..., Any]:
             "containers": [{"resources": {"limits": {"nvidia.com/gpu": 8}}, **container}],
         }
         job = {
+            "apiVersion": "batch/v1",
             "kind": "Job",
             "metadata": {"name": "sft", "annotations": annotations},
             "spec": {"template": {"spec": spec}},

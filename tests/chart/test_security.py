@@ -12,6 +12,8 @@ import rendered_chart
 import yaml
 from rendered_chart import VALUE_SETS, Document, Pod, of_kind, only, pods, rendered
 
+from planner.admission.workload_kinds import KINDS
+
 CONTAINER = {
     "runAsNonRoot": True,
     "allowPrivilegeEscalation": False,
@@ -32,10 +34,7 @@ MAY = {
     "kueue": {
         ("", "configmaps", "get"),
         ("", "events", "create"),
-        ("batch", "jobs", "get"),
-        ("jobset.x-k8s.io", "jobsets", "get"),
-        ("kubeflow.org", "pytorchjobs", "get"),
-        ("ray.io", "rayjobs", "get"),
+        *((kind.group, kind.plural, "get") for kind in KINDS.values()),
         *(
             ("kueue.x-k8s.io", resource, verb)
             for resource in ("workloads", "admissionchecks")

@@ -12,7 +12,7 @@ import rendered_chart
 import yaml
 from rendered_chart import VALUE_SETS, Document, Pod, of_kind, only, pods, rendered
 
-from planner.admission import kubernetes
+from planner.admission import workload_kinds
 from planner.admission.policy import Answer, Policy
 
 GIVEN = {
@@ -311,12 +311,12 @@ def test_a_site_that_insists_on_specs_is_asked_about_every_pod_with_a_gpu_and_ev
     (careful,) = only(rendered("webhook-cert-manager"), "ValidatingWebhookConfiguration")["webhooks"]
     (strict,) = only(rendered("webhook-given-certificate"), "ValidatingWebhookConfiguration")["webhooks"]
 
-    more = [each["resources"] for each in strict["rules"] if each not in careful["rules"]]
-    assert more == [["pods"], ["mpijobs"], ["trainjobs"]]
-    assert [each for each in careful["rules"] if each not in strict["rules"]] == []
+    assert strict["rules"] == careful["rules"]
+    sent = {(*each["apiGroups"], tuple(each["apiVersions"]), *each["resources"]) for each in strict["rules"]}
+    assert sent == {(kind.group, kind.versions, kind.plural) for kind in workload_kinds.KINDS.values()}
     (condition,) = strict["matchConditions"]
     assert condition["name"] == "no-pod-without-a-gpu"
-    assert f"'^{kubernetes._ANY_GPU.pattern}$'" in condition["expression"]
+    assert f"'^{workload_kinds._ANY_GPU.pattern}$'" in condition["expression"]
 
 
 def test_the_webhook_checks_the_same_jobs_as_the_manifests_without_helm() -> None:

@@ -76,7 +76,7 @@ def review(content: bytes) -> Any:
     submitted = kubernetes.read_submission(found.job, found.namespace)
     try:
         job = kubernetes.job_of(submitted.annotations, submitted.namespace, _no_api)
-        notes = kubernetes.differences(submitted.pods, job, products=submitted.products)
+        notes = kubernetes.differences(submitted.asked, job, products=submitted.products)
         decision = Decision(action=Action.WARN, reason="it was read", verdict="fits")
     except PlannerError as error:
         notes, decision = [], Decision(action=Action.WARN, reason=str(error), verdict="unplannable")
@@ -92,7 +92,7 @@ def workload(content: bytes) -> Any:
     decision = Decision(action=Action.ADMIT, reason="it fits", verdict="fits", plan_id="pl-a")
     return (
         found.name, found.owner, found.reservation, found.gpu_flavors, found.annotations, gpu_of_flavor(document),
-        [f"{each.count * each.gpus}" for each in found.pods], found.waits_for(["planner"]),
+        [f"{each.count * each.gpus}" for each in found.asked.pods], found.waits_for(["planner"]),
         json.dumps(found.write_answers(["planner"], decision, [], "now", "1")),
     )  # fmt: skip
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from answering import Answering, answering_service
+from kubernetes_jobs import KINDS, pod_template
 from real_service import RealService, serving
 
 from planner.admission.client import Client
@@ -48,51 +49,6 @@ def spec_text() -> Callable[..., str]:
     return write
 
 
-def pod_template(gpus: int = 1, product: str = "", annotations: dict[str, str] | None = None) -> dict[str, Any]:
-    spec: dict[str, Any] = {
-        "containers": [
-            {
-                "name": "trainer",
-                "image": "registry.example/train:1",
-                "command": ["torchrun", "train.py"],
-                "resources": {"limits": {"nvidia.com/gpu": str(gpus)}} if gpus else {},
-            }
-        ],
-        "restartPolicy": "Never",
-    }
-    if product:
-        spec["nodeSelector"] = {"nvidia.com/gpu.product": product}
-    return {"metadata": {"annotations": annotations or {}}, "spec": spec}
-
-
-def _job(template: dict[str, Any]) -> dict[str, Any]:
-    return {"apiVersion": "batch/v1", "kind": "Job", "spec": {"backoffLimit": 0, "template": template}}
-
-
-def _jobset(template: dict[str, Any]) -> dict[str, Any]:
-    replicated = {"name": "workers", "template": {"spec": {"parallelism": 1, "completions": 1, "template": template}}}
-    return {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "spec": {"replicatedJobs": [replicated]}}
-
-
-def _pytorch_job(template: dict[str, Any]) -> dict[str, Any]:
-    replicas = {"Master": {"replicas": 1, "restartPolicy": "OnFailure", "template": template}}
-    return {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "spec": {"pytorchReplicaSpecs": replicas}}
-
-
-def _ray_job(template: dict[str, Any]) -> dict[str, Any]:
-    counts = {"replicas": 1, "minReplicas": 1, "maxReplicas": 1}
-    cluster = {
-        "rayVersion": "2.60.0",
-        "headGroupSpec": {"rayStartParams": {"num-cpus": "0"}, "template": pod_template(gpus=0)},
-        "workerGroupSpecs": [{"groupName": "gpus", **counts, "rayStartParams": {}, "template": template}],
-    }
-    spec = {"entrypoint": "python train.py", "shutdownAfterJobFinishes": True, "rayClusterSpec": cluster}
-    return {"apiVersion": "ray.io/v1", "kind": "RayJob", "spec": spec}
-
-
-KINDS = {"Job": _job, "JobSet": _jobset, "PyTorchJob": _pytorch_job, "RayJob": _ray_job}
-
-
 @pytest.fixture(scope="session")
 def make_job() -> Callable[..., dict[str, Any]]:
     """A job of a kind, as the API server has it when it asks the webhook: with its uid."""
@@ -104,7 +60,7 @@ def make_job() -> Callable[..., dict[str, Any]]:
         job["metadata"] = {
             "name": name,
             "namespace": "team-nlp",
-            "uid": uid or f"uid-of-{kind.lower()}-{name}",
+            "uid": uid or f"uid-of-{kind.lower().replace(' ', '-')}-{name}",
             "annotations": annotations or {},
         }
         return job

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from planner.admission.decision import Action, Decision, decide_without_verdict
-from planner.admission.kubernetes import Pods
 from planner.admission.kueue import WorkQueue
 from planner.admission.kueue_workloads import (
     Owner,
@@ -81,7 +80,7 @@ def test_what_a_workload_says() -> None:
 
     assert found.owner == Owner(api_version="batch/v1", kind="Job", name="sft", uid="j-1")
     assert (found.queue, found.reservation, found.gpu_flavors) == ("h100", NOW, ("h100",))
-    assert found.pods == (Pods(count=2, gpus=8, product=""), Pods(count=1, gpus=0, product=""))
+    assert [(pods.count, pods.gpus) for pods in found.asked.pods] == [(2, 8), (1, 0)]
 
 
 def test_it_waits_for_our_checks_while_its_quota_is_reserved() -> None:

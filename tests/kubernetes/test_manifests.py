@@ -12,9 +12,10 @@ import pytest
 import yaml
 
 from planner.admission import kueue, webhook
-from planner.admission.kubernetes import BUNDLE, CONFIGMAP, KINDS
+from planner.admission.kubernetes import BUNDLE, CONFIGMAP
 from planner.admission.kueue_workloads import CONTROLLER
 from planner.admission.policy import Answer, Policy
+from planner.admission.workload_kinds import KINDS
 from planner.cli import shell
 
 REPOSITORY = Path(__file__).parents[2]
@@ -109,8 +110,8 @@ def test_a_webhook_that_is_away_stops_nobody_and_only_jobs_with_a_spec_are_sent(
     assert hook["admissionReviewVersions"] == ["v1"]
     (condition,) = hook["matchConditions"]
     assert all(f"'{key}' in object.metadata.annotations" in condition["expression"] for key in (BUNDLE, CONFIGMAP))
-    sent = {(*rule["apiGroups"], *rule["apiVersions"], *rule["resources"]) for rule in hook["rules"]}
-    assert sent == {(kind.group, kind.version, kind.plural) for kind in KINDS.values()}
+    sent = {(*rule["apiGroups"], tuple(rule["apiVersions"]), *rule["resources"]) for rule in hook["rules"]}
+    assert sent == {(kind.group, kind.versions, kind.plural) for kind in KINDS.values()}
     assert {operation for rule in hook["rules"] for operation in rule["operations"]} == {"CREATE"}
 
 

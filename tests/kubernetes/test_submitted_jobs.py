@@ -7,16 +7,17 @@ from typing import Any
 
 import pytest
 
+from planner.admission.gpu_requests import GpuRequest
 from planner.admission.kubernetes import (
     BUNDLE,
     CONFIGMAP,
     ConfigMapKey,
-    Pods,
     differences,
     find_spec,
     read,
     read_submission,
 )
+from planner.admission.workload_kinds import JobPods, Pods
 from planner.errors import SpecError
 from planner.hardware import catalog
 from planner.job.loading import job_on_gpu
@@ -24,71 +25,18 @@ from planner.job.loading import job_on_gpu
 H100 = "NVIDIA-H100-80GB-HBM3"
 
 
-def template(gpus: int, product: str = "") -> dict[str, Any]:
-    resources = {"limits": {"nvidia.com/gpu": gpus}} if gpus else {}
-    selector = {"nodeSelector": {"nvidia.com/gpu.product": product}} if product else {}
-    return {"spec": {"containers": [{"name": "main", "resources": resources}, {"name": "logs"}], **selector}}
-
-
-def job(parallelism: int | None, completions: int | None, gpus: int) -> dict[str, Any]:
-    counts = {"parallelism": parallelism, "completions": completions, "completionMode": "Indexed"}
-    return {"template": template(gpus), **{name: count for name, count in counts.items() if count is not None}}
-
-
-SPECS: dict[str, tuple[str, dict[str, Any], int]] = {
-    "a job of one pod": ("Job", job(None, None, 8), 8),
-    "an indexed job": ("Job", job(4, 4, 8), 32),
-    "a job that runs less at once than it could": ("Job", job(8, 2, 1), 2),
-    "a set of jobs": (
-        "JobSet",
-        {
-            "replicatedJobs": [
-                {"name": "driver", "template": {"spec": job(1, 1, 0)}},
-                {"name": "workers", "replicas": 2, "template": {"spec": job(4, 4, 8)}},
-            ]
-        },
-        64,
-    ),
-    "a master and its workers": (
-        "PyTorchJob",
-        {
-            "pytorchReplicaSpecs": {
-                "Master": {"replicas": 1, "template": template(8)},
-                "Worker": {"replicas": 3, "template": template(8)},
-            }
-        },
-        32,
-    ),
-    "a Ray cluster with hosts in groups": (
-        "RayJob",
-        {
-            "rayClusterSpec": {
-                "headGroupSpec": {"template": template(0)},
-                "workerGroupSpecs": [
-                    {"groupName": "a", "replicas": 2, "numOfHosts": 2, "template": template(4)},
-                    {"groupName": "b", "template": template(8)},
-                ],
-            }
-        },
-        24,
-    ),
-    "a Ray job on a cluster that is there already": ("RayJob", {"clusterSelector": {"ray.io/cluster": "mine"}}, 0),
-}
-
-
-@pytest.mark.parametrize("name", SPECS)
-def test_the_gpus_of_all_pods_are_counted_as_the_kind_makes_them(name: str) -> None:
-    kind, spec, gpus = SPECS[name]
-
-    assert read_submission({"kind": kind, "metadata": {"name": "x"}, "spec": spec}).gpus == gpus
+def asks(gpus: int, ranks: int = 0, resource: str = "nvidia.com/gpu") -> JobPods:
+    """One pod that asks for so many."""
+    request = GpuRequest(count=gpus, resource=resource)
+    return JobPods(pods=(Pods(count=1, requests=(request,) if gpus else (), processes=ranks),))
 
 
 def test_gpus_are_a_quantity_or_a_number_in_limits_or_requests() -> None:
     for resources in ({"limits": {"nvidia.com/gpu": "4"}}, {"requests": {"nvidia.com/gpu": 4}}):
         container = {"name": "main", "resources": resources}
-        job = {"kind": "Job", "spec": {"template": {"spec": {"containers": [container]}}}}
+        job = {"apiVersion": "batch/v1", "kind": "Job", "spec": {"template": {"spec": {"containers": [container]}}}}
 
-        assert read_submission(job).pods == (Pods(count=1, gpus=4, product=""),)
+        assert read_submission(job).asked.gpus == 4
 
 
 def container_of(name: str, count: Any = 1) -> dict[str, Any]:
@@ -117,41 +65,19 @@ def test_whatever_asks_for_any_gpu_is_known_to_ask(name: str) -> None:
     assert read_submission(ASKING[name]).asks_for_gpus
 
 
-def controlled_by(kind: str) -> dict[str, Any]:
-    return {"ownerReferences": [{"kind": kind, "name": "x", "controller": True}]}
-
-
-def test_none_no_gpu_and_the_parts_of_a_job_ask_for_nothing() -> None:
+def test_none_and_no_gpu_ask_for_nothing() -> None:
     for job in (
         {"kind": "Pod", "spec": container_of("nvidia.com/gpu", "0")},
         {"kind": "Pod", "spec": container_of("example.com/gpus-of-the-mind", 0)},
         {"kind": "Pod", "spec": container_of("cpu", 4)},
-        {"kind": "Pod", "metadata": controlled_by("Job"), "spec": container_of("nvidia.com/gpu", 8)},
-        {"kind": "Job", "metadata": controlled_by("JobSet"), "spec": container_of("nvidia.com/gpu", 8)},
     ):
         assert not read_submission(job).asks_for_gpus
 
 
-@pytest.mark.parametrize("kind", ["ReplicaSet", "StatefulSet", "Job of another kind", 3, None, [], {}])
-def test_the_pods_of_what_is_no_job_ask_by_themselves(kind: Any) -> None:
-    pod = {"kind": "Pod", "metadata": controlled_by(kind), "spec": container_of("nvidia.com/gpu", 8)}
+def test_a_share_that_an_annotation_says_asks_for_a_gpu() -> None:
+    metadata, spec = {"annotations": {"gpu-fraction": "0.5"}}, {"containers": [{"name": "main"}]}
 
-    assert read_submission(pod).asks_for_gpus
-
-
-@pytest.mark.parametrize("odd", [None, 3, "x", [], {}, [None], [3], {"a": 3}, -1, "1e9", True])
-def test_a_shape_that_the_api_would_not_have_asks_for_nothing(odd: Any) -> None:
-    for job in (
-        {"kind": "Job", "spec": odd, "metadata": odd},
-        {"kind": "Job", "spec": {"template": odd, "parallelism": odd}},
-        {"kind": "Job", "spec": {"template": {"spec": {"containers": odd, "nodeSelector": odd}}}},
-        {"kind": "JobSet", "spec": {"replicatedJobs": odd}},
-        {"kind": "PyTorchJob", "spec": {"pytorchReplicaSpecs": odd}},
-        {"kind": "RayJob", "spec": {"rayClusterSpec": odd}},
-        {"kind": "RayJob", "spec": {"rayClusterSpec": {"headGroupSpec": odd, "workerGroupSpecs": odd}}},
-        {"kind": odd, "spec": {}},
-    ):
-        assert read_submission(job).gpus == 0
+    assert read_submission({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}).asks_for_gpus
 
 
 def test_a_job_is_known_by_its_uid_and_without_one_by_its_name() -> None:
@@ -190,19 +116,27 @@ def test_annotations_that_cannot_be_used_are_named(annotations: dict[str, Any]) 
 
 def test_pods_that_ask_for_what_the_spec_plans_differ_in_nothing(spec_text: Callable[..., str]) -> None:
     planned = read(spec_text(gpu="H100-SXM-80GB"), "spec")
-    asks = (Pods(count=1, gpus=1, product=H100), Pods(count=4, gpus=0, product=""))
 
-    assert differences(asks, planned, products=(H100,)) == []
-    assert differences((), planned, products=("NVIDIA-Unheard-Of",)) == []
+    assert differences(asks(1), planned, products=(H100,)) == []
+    assert differences(asks(0), planned, products=("NVIDIA-Unheard-Of",)) == []
 
 
 def test_other_gpus_or_more_of_them_are_said_with_both_figures(spec_text: Callable[..., str]) -> None:
     planned = read(spec_text(gpu="H100-SXM-80GB"), "spec")
 
-    assert differences((Pods(count=2, gpus=8, product=""),), planned, products=("Tesla-T4",)) == [
+    assert differences(asks(16), planned, products=("Tesla-T4",)) == [
         "the pods ask for 16 nvidia.com/gpu, and the spec plans 1 GPU",
         "the pods go to Tesla-T4 (T4-16GB), and the spec plans H100-SXM-80GB",
     ]
+
+
+def test_gpus_of_another_maker_and_ranks_that_are_not_one_for_each_gpu_are_said(spec_text: Callable[..., str]) -> None:
+    planned = read(spec_text(gpu="MI300X-192GB"), "spec")
+
+    assert differences(asks(8, resource="amd.com/gpu"), planned) == [
+        "the pods ask for 8 amd.com/gpu, and the spec plans 1 GPU"
+    ]
+    assert differences(asks(1, ranks=4), planned) == ["the job starts 4 ranks, and the spec plans 1 GPU"]
 
 
 def test_every_product_is_a_gpu_of_the_catalog() -> None:

@@ -19,6 +19,7 @@ import pytest
 from certificate_authority import Authority
 from cryptography import x509
 from emulated_cluster import Cluster, emulated_cluster, until
+from kubernetes_jobs import KINDS
 
 from planner.admission.webhook import LONGEST_WARNING
 
@@ -26,7 +27,6 @@ BUNDLE, CONFIGMAP = "planner.dev/bundle", "planner.dev/spec-configmap"
 TINY = "{total_bytes: 1.9GiB, arch: sm_90}"
 HOPELESS = "{total_bytes: 300MiB, arch: sm_90}"
 REFUSES = "exceeds = refuse\nrefuse_uncalibrated = yes"
-KINDS = ("Job", "JobSet", "PyTorchJob", "RayJob")
 Make = Callable[..., dict[str, Any]]
 
 
@@ -316,9 +316,49 @@ def test_a_job_without_a_spec_goes_its_way_unless_the_site_insists_on_one(
     assert insists.review(make_review(none)) == {"allowed": True}
     refused = insists.review(make_review(gpus))
     assert (refused["allowed"], refused["auditAnnotations"]["verdict"]) == (False, "unplanned")
-    other = {**make_job("PyTorchJob", gpus=0), "kind": "TrainJob"}
-    other["spec"] = {"trainer": {"resourcesPerNode": {"limits": {"amd.com/gpu": 8}}}}
-    assert insists.review(make_review(other))["auditAnnotations"]["verdict"] == "unplanned"
+    for resource in ("amd.com/gpu", "nvidia.com/mig-1g.10gb", "example.com/vgpu-number"):
+        other = insists.review(make_review(make_job("Volcano Job", resource=resource)))
+        assert (other["allowed"], other["auditAnnotations"]["verdict"]) == (False, "unplanned")
+
+
+def test_a_train_job_whose_gpus_only_its_runtime_says_may_ask_for_some(
+    start: Start, make_job: Make, make_review: Make
+) -> None:
+    left, none = make_job("TrainJob", gpus=0), make_job("TrainJob", resource="nvidia.com/gpu")
+    none["spec"]["trainer"]["resourcesPerNode"]["limits"]["nvidia.com/gpu"] = "0"
+    insists = start("unplanned = refuse")
+
+    refused = insists.review(make_review(left))
+
+    assert (refused["allowed"], refused["auditAnnotations"]["verdict"]) == (False, "unplanned")
+    assert "ClusterTrainingRuntime torch-distributed may ask for GPUs" in refused["status"]["message"]
+    assert insists.review(make_review(none)) == {"allowed": True}
+
+
+def test_what_a_runtime_says_is_not_compared_and_that_is_said(
+    start: Start, make_job: Make, make_review: Make, spec_text: Callable[..., str]
+) -> None:
+    job = make_job("TrainJob", {BUNDLE: spec_text()})
+    del job["spec"]["trainer"]["numNodes"], job["spec"]["trainer"]["command"]
+
+    found = start().review(make_review(job))
+
+    assert found["warnings"] == [
+        "planner: ClusterTrainingRuntime torch-distributed alone says the job's numNodes, command: not compared",
+        f"planner: the plan is {found['auditAnnotations']['plan-id']}",
+    ]
+
+
+def test_the_pods_of_a_job_are_not_judged_a_second_time(
+    start: Start, make_job: Make, make_review: Make, spec_text: Callable[..., str]
+) -> None:
+    pod = make_job("Pod", {BUNDLE: spec_text("large", TINY)})
+    owner = {"apiVersion": "batch.volcano.sh/v1alpha1", "kind": "Job", "name": "large", "controller": True}
+    webhook = start(REFUSES)
+
+    assert not webhook.review(make_review(pod))["allowed"]
+    pod["metadata"]["ownerReferences"] = [owner]
+    assert webhook.review(make_review(pod)) == {"allowed": True}
 
 
 def test_only_what_is_created_is_asked_about(
@@ -333,7 +373,7 @@ def test_only_what_is_created_is_asked_about(
 def test_a_kind_that_is_not_known_is_planned_by_its_spec_alone(
     start: Start, make_job: Make, make_review: Make, spec_text: Callable[..., str]
 ) -> None:
-    job = {**make_job("Job", {BUNDLE: spec_text()}, gpus=8), "apiVersion": "kubeflow.org/v1", "kind": "MPIJob"}
+    job = {**make_job("Job", {BUNDLE: spec_text()}, gpus=8), "apiVersion": "kubeflow.org/v1", "kind": "XGBoostJob"}
 
     found = start().review(make_review(job))
 

@@ -88,6 +88,20 @@ def test_under_srun_torchrun_starts_the_ranks_of_a_node() -> None:
     assert [variables[name] for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID", "SLURM_NTASKS")] == ["5", "1", "1", "2"]
 
 
+@pytest.mark.parametrize(
+    ("command", "nodes", "processes"),
+    [
+        ("env PET_NNODES=2 PET_NPROC_PER_NODE=4 torchrun t.py", 2, 4),
+        ("PET_NNODES=2:2 PET_NPROC_PER_NODE=4 bash -c 'torchrun --nproc-per-node 8 t.py'", 2, 8),
+        ("env PET_NNODES=2 accelerate launch --num_processes 4 t.py", 1, 4),
+    ],
+)
+def test_torchrun_asks_its_environment_for_what_is_not_written(command: str, nodes: int, processes: int) -> None:
+    found = line(command)
+
+    assert (found.nodes, found.processes_per_node) == (nodes, processes)
+
+
 def test_a_batch_script_comes_to_its_srun_line() -> None:
     found = line("sbatch -J other run.sbatch --lr 3e-4", {"run.sbatch": SLURM_SCRIPT})
 

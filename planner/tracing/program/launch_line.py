@@ -100,7 +100,7 @@ def parse(
     Raises SpecError for a launcher or an option that is not known, and for a world whose size only the machine says.
     """
     unwrapped = unwrap(words, text_of, inherited or {})
-    line, tasks = _launch_line(list(unwrapped.words), text_of), unwrapped.tasks
+    line, tasks = _launch_line(list(unwrapped.words), text_of, unwrapped.environment), unwrapped.tasks
     if tasks is not None:
         is_batch = tasks.starter is Starter.BATCH
         if is_batch and line.nodes > 1:
@@ -117,13 +117,13 @@ def parse(
     return replace(line, tasks=tasks, environment=unwrapped.environment, folder=unwrapped.folder, notes=unwrapped.notes)
 
 
-def _launch_line(command: list[str], text_of: Callable[[str], str]) -> LaunchLine:
+def _launch_line(command: list[str], text_of: Callable[[str], str], environment: Mapping[str, str]) -> LaunchLine:
     """What is started, and on how many ranks; without what stood around it."""
     name = PurePosixPath(command[0]).name if command else ""
     if name in ("torchrun", "deepspeed"):
-        return _of_launcher(Launcher(name), command[1:], text_of)
+        return _of_launcher(Launcher(name), command[1:], text_of, environment)
     if name == "accelerate" and command[1:2] == ["launch"]:
-        return _of_launcher(Launcher.ACCELERATE, command[2:], text_of)
+        return _of_launcher(Launcher.ACCELERATE, command[2:], text_of, environment)
     is_python = re.fullmatch(r"python[0-9.]*", name) is not None
     if not is_python and not name.endswith(".py"):
         raise SpecError(
@@ -142,19 +142,21 @@ def _launch_line(command: list[str], text_of: Callable[[str], str]) -> LaunchLin
         rest = rest[1:]
     is_module = rest[:1] == ["-m"]
     if is_module and rest[1:2] and rest[1] in LAUNCHER_MODULES:
-        return _of_launcher(Launcher(LAUNCHER_MODULES[rest[1]]), rest[2:], text_of)
+        return _of_launcher(Launcher(LAUNCHER_MODULES[rest[1]]), rest[2:], text_of, environment)
     if rest[:1] in (["-c"], ["-"]):
         raise refused("the program stands in the command itself", "a file, or a module after -m")
     program, arguments = _program(rest[1:] if is_module else rest)
     return LaunchLine(launcher=Launcher.PYTHON, program=program, is_module=is_module, arguments=arguments)
 
 
-def _of_launcher(launcher: Launcher, words: Sequence[str], text_of: Callable[[str], str]) -> LaunchLine:
+def _of_launcher(
+    launcher: Launcher, words: Sequence[str], text_of: Callable[[str], str], environment: Mapping[str, str]
+) -> LaunchLine:
     options, rest = read_options(words, *LAUNCHER_OPTIONS[launcher])
     if launcher is Launcher.TORCHRUN:
         if {"no_python", "run_path"} & options.keys():
             raise refused("torchrun has --no-python or --run-path", "a Python program, or a module after -m")
-        nodes, processes = torchrun_size(options)
+        nodes, processes = torchrun_size(options, environment)
     elif launcher is Launcher.DEEPSPEED:
         if "no_python" in options:
             raise refused("deepspeed has --no_python", "a Python program, or a module after --module")
