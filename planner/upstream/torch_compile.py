@@ -45,7 +45,7 @@ PATCHES = (
             "computes constants of a graph on its device, where they have no values",
     }),
     *patch("inductor", _COMPILED, optional=True, targets={
-        "torch._inductor.fx_passes.pad_mm:_should_pad":
+        "torch._inductor.fx_passes.pad_mm:_should_pad torch._inductor.fx_passes.pad_mm:_should_pad_bench":
             "times a matrix multiplication padded and not; a rule decides instead, and the report says so",
     }),
     *patch("inductor", _PROGRAMS, has_source=False, optional=True, targets={

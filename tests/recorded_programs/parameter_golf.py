@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import base64
 import functools
+import itertools
 import lzma
 import random
 import re
 import zlib
+from collections import defaultdict
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from recorded_run import TRUTH, FamilyOfTable, Launch, RecordedRun, Repository, call_by, write_tokens
+from recorded_run import TRUTH, FamilyOfTable, Launch, NotPublishedError, RecordedRun, Repository, call_by, write_tokens
 
 from planner.hardware import catalog
 
@@ -25,8 +28,16 @@ _RULER = re.compile(r"^={79,}$", re.MULTILINE)
 _TORCH = re.compile(r"(?:[Pp]y[Tt]orch|torch)\W{0,3}(?:version)?[\s:=v]*\"?(2\.\d+)\.\d+")
 _SMI = re.compile(r"\|\s+\d+\s+(NVIDIA [\w \-]+?)\s+(?:On|Off|WDDM|TCC)\s[^\n]*\n[^\n]*?/\s*(\d+)MiB")
 _PAIR = re.compile(r"\b([a-zA-Z][a-zA-Z0-9_]*)\s*[:=]\s*([^\s:=]+)")
-_ASSIGNED = re.compile(r"""\b([A-Z][A-Z0-9_]{2,})["']?\s*=\s*["']?(-?\d[\w.,+-]*\w|\d|[A-Za-z]\w*)(?![\w/:\\])""")
+_ASSIGNED = re.compile(
+    r"""\b([A-Z][A-Z0-9_]{2,})["']?\s*=\s*(?:"([^"\s]*)"|'([^'\s]*)'|([\w.-][\w.,:=+*-]*)(?![\w/\\]))"""
+)
+_SHELL_DEFAULT = re.compile(r"\$\{\w+:-([^}\s]*)\}")
+_NUMERIC = re.compile(r"""(?:int|float)\(\s*(?:os\.)?(?:environ\.get|getenv)\(\s*["']([A-Z][A-Z0-9_]{2,})["']""")
 _THOUSANDS = re.compile(r"\d{1,3}(,\d{3})+")
+_PROCESS = re.compile(r"^\|\s+\d+\s+N/A\s+N/A\s+\d+\s+C(?:\+G)?\s+(\S*python\S*)", re.MULTILINE)
+_EVALUATES_ONLY = re.compile(r"^(?:eval_only\w*[:=]\s*(?:<|/|loading)|\w+=1\b.* skipping training)", re.MULTILINE)
+_SAID_TORCH = re.compile(r"(?:[Pp]y[Tt]orch|torch)(?:[ _][Vv]ersion)?[\s\"'`*:=(|]{0,6}v?(2\.\d+)(?:\.\d+)?\b")
+_SAID_GPUS = re.compile(r"\b(\d+)\s?[x×]\s?(?:NVIDIA )?((?:RTX ?)?[A-Z]{0,2}\d{2,4}(?: Ti)?)\b")
 _FIRST_STEP = re.compile(r"^\s*(?:step[: ]\s*\d|warmup_step:\s*\d)", re.MULTILINE)
 _TAKEN = re.compile(r"""(?:^\s*(?:self\.)?(\w+)\s*(?::[^=\n]+)?=[^\n]*?)?["']([A-Z][A-Z0-9_]{2,})["']""", re.MULTILINE)
 _PACKED = re.compile(r"""b85decode\(\s*(?:rb|br|b|r)?(["'])(.*?)\1""", re.DOTALL)
@@ -43,6 +54,11 @@ _NOT_OURS = {
 }
 """What launchers set, and what says where something lies."""
 _PLACES = ("_PATH", "_DIR", "_FILES", "_ID")
+_PAGES = ("README.md", "submission.json", "requirements.txt")
+_GPUS_OF_TRACK = {"track_10min_16mb": ("8", "H100")}
+"""What the repository's own page asks of the runs in a folder."""
+_SHORT_NAMES = {"H100": "H100-SXM-80GB", "A100": "A100-SXM-80GB"}
+"""What pages mean by them: nodes of eight, and planner's own short forms."""
 _ARCHITECTURES = {
     "NVIDIA GeForce RTX 3060": "sm_86", "NVIDIA RTX A6000": "sm_86", "NVIDIA GeForce RTX 4060 Ti": "sm_89",
     "NVIDIA GeForce RTX 4070": "sm_89", "NVIDIA GeForce RTX 4080": "sm_89", "NVIDIA GeForce RTX 5060 Ti": "sm_120",
@@ -64,6 +80,8 @@ class Row(RecordedRun):
 
     commit: str
     script: str
+    """Empty where only the log has it."""
+    folder: str
     log: str
 
 
@@ -89,8 +107,17 @@ class ParameterGolf(FamilyOfTable[Row, Program]):
 
     def read_runs(self) -> list[Row]:
         rows = [(number, row) for number, row in self.read_rows() if row["values"] == "1"]
-        logs = self.repository.read_blobs([row["blob"] for _, row in rows])
-        return [_read_row(number, row, log) for (number, row), log in zip(rows, logs, strict=True)]
+        logs = list(self.repository.read_blobs([row["blob"] for _, row in rows]))
+        folders = [f"{row['commit']}:{_folder_of(row)}" for _, row in rows]
+        named = [self.repository.read_blobs([f"{folder}/{name}" for folder in folders]) for name in _PAGES]
+        pages = ["\n".join(texts) for texts in zip(*named, strict=True)]
+        beside: dict[tuple[str, str], set[str]] = defaultdict(set)
+        for (_, row), log in zip(rows, logs, strict=True):
+            beside[row["commit"], _folder_of(row)].update(filter(None, [_find_torch(row["torch"], log)]))
+        return [
+            _read_row(number, row, log, page, beside[row["commit"], _folder_of(row)])
+            for (number, row), log, page in zip(rows, logs, pages, strict=True)
+        ]
 
     def read_program(self, run: Row) -> Program:
         return read_program(run, self.repository)
@@ -99,7 +126,7 @@ class ParameterGolf(FamilyOfTable[Row, Program]):
         data, places = write_data(folder, program.vocabulary, python)
         own = folder / "programs" / run.name
         own.mkdir(parents=True, exist_ok=True)
-        script = PurePosixPath(run.script).name
+        script = PurePosixPath(run.script or "train_gpt.py").name
         for name, text in {**program.beside, script: program.code}.items():
             (own / name).write_text(text, encoding="utf-8")
         (own / "logs").mkdir(exist_ok=True)
@@ -157,25 +184,47 @@ def write_data(folder: Path, vocabulary: int, python: str) -> tuple[Path, dict[s
     }  # fmt: skip
 
 
-def _read_row(number: int, row: dict[str, str], log: str) -> Row:
-    version = _TORCH.match(f"torch {row['torch']}") or _TORCH.search(log)
-    torch = version.group(1) if version else ""
-    product, gpu = _find_gpu(log, row["gpu"])
-    ranks = int(row["world"] or 0)
+def _folder_of(row: dict[str, str]) -> str:
+    return str(PurePosixPath(row["script"] or row["path"]).parent)
+
+
+def _read_row(number: int, row: dict[str, str], log: str, page: str, torches_beside: Set[str]) -> Row:
+    torch, (product, gpu), world = _find_torch(row["torch"], log), _find_gpu(log, row["gpu"]), row["world"]
+    said = {"script": row["script"], "torch": torch, "GPU": gpu, "number of ranks": world}
+    gpus = set(_SAID_GPUS.findall(page))
+    world = world or read_only({ranks for ranks, _ in gpus})
+    torch = torch or read_only(torches_beside) or read_only(set(_SAID_TORCH.findall(page)))
+    if not product:
+        of_track = {said for track, said in _GPUS_OF_TRACK.items() if track in row["path"]}
+        only = read_only({name for ranks, name in gpus or of_track if ranks == world})
+        product, gpu = _find_gpu("", _SHORT_NAMES.get(only, only))
+    missing = [name for name, text in said.items() if not text]
     return Row(
         name=str(number),
-        title=PurePosixPath(row["script"]).parent.name,
+        title=PurePosixPath(_folder_of(row)).name,
         commit=row["commit"],
         script=row["script"],
+        folder=_folder_of(row),
         log=row["blob"],
         torch=torch,
         gpu=gpu,
         product=product.removeprefix("NVIDIA "),
-        ranks=ranks,
+        ranks=int(world or 0),
         allocated=(int(row["alloc"]),) * 2,
         reserved=(int(row["res"]),) * 2,
-        obstacle=find_obstacle(row["script"], torch, gpu, ranks),
+        obstacle=find_obstacle(row["script"] or _find_code(log), torch, gpu, int(world or 0)),
+        inferred=f"only what lies beside its log, or the log alone, has its {', '.join(missing)}" if missing else "",
     )
+
+
+def _find_torch(column: str, log: str) -> str:
+    version = _TORCH.match(f"torch {column}") or _TORCH.search(log)
+    return version.group(1) if version else ""
+
+
+def read_only(values: Set[str]) -> str:
+    """The one that there is; empty where there are several, or none."""
+    return next(iter(values)) if len(values) == 1 else ""
 
 
 def find_obstacle(script: str, torch: str, gpu: str, ranks: int) -> str:
@@ -201,20 +250,28 @@ def _find_gpu(log: str, column: str) -> tuple[str, str]:
     return product, ""
 
 
+def _find_code(log: str) -> str:
+    """The script, where a log begins with it."""
+    return next((part for part in _RULER.split(log) if "import torch" in part and _compiles(part)), "")
+
+
 def read_program(row: Row, repository: Repository) -> Program:
     """What ran: the code that the log shows, or else the script at the commit; settings as the log says them."""
     log = repository.read_blob(row.log)
-    script = repository.read_blob(f"{row.commit}:{row.script}")
-    shown = next((part for part in _RULER.split(log) if "import torch" in part and _compiles(part)), "")
-    head = _FIRST_STEP.split(log.replace(shown, "") if shown else log, maxsplit=1)[0]
-    folder = str(PurePosixPath(row.script).parent)
-    readme = repository.read_text(row.commit, f"{folder}/README.md")
+    script = repository.read_text(row.commit, row.script) if row.script else ""
+    shown = _find_code(log)
+    text = log.replace(shown, "") if shown else log
+    if _EVALUATES_ONLY.search(text):
+        raise NotPublishedError("it evaluates weights that are not published, and does not train")
+    head = _FIRST_STEP.split(text, maxsplit=1)[0]
+    readme = repository.read_text(row.commit, f"{row.folder}/README.md")
     code = shown or unpack(script)
-    beside = repository.read_beside(row.commit, folder)
+    beside = repository.read_beside(row.commit, row.folder, (".py", ".json"))
     # A script may only start a module that lies beside it, which then reads the settings.
     started = [beside.get(f"{name}.py", "") for name in re.findall(r"^from (\w+) import", code, re.MULTILINE)]
     code = "\n".join((code, *started))
-    settings = read_command(code, readme) | read_settings(code, head)
+    launchers = repository.read_beside(row.commit, row.folder, (".sh",)).values()
+    settings = read_launchers(code, launchers) | read_command(code, readme) | read_settings(code, head)
     pairs = {name.lower(): value for name, value in _PAIR.findall(head)}
     named = re.search(r"(?:fineweb_|sp)(\d{4,5})\b|bpe_v(\d{4,5})", f"{pairs.get('tokenizer_path', '')} {head}")
     default = re.search(r"""["']VOCAB_SIZE["'],\s*["']?(\d+)""", code)
@@ -226,14 +283,19 @@ def read_program(row: Row, repository: Repository) -> Program:
         settings=settings,
         vocabulary=next(int(number) for text in vocabularies if (number := _number(text or ""))),
         warmup_steps=int(_number(pairs.get("warmup_steps", str(_USUAL_WARMUP))) or 0),
-        is_launched=row.ranks > 1 or not _is_started_by_python(readme),
+        is_launched=row.ranks > 1 or not is_started_by_python(text, readme),
         # Version 3 is for Hopper alone; without it some scripts take another way, which their logs say.
         has_flash_attention=" H" in f" {row.product}" and "fa3=False" not in log,
     )
 
 
-def _is_started_by_python(readme: str) -> bool:
-    """Whether the page beside the script starts it so; most do not say, and the repository's own says torchrun."""
+def is_started_by_python(log: str, readme: str) -> bool:
+    """Whether a script of one rank is; the repository's own page says torchrun, most others do not say.
+
+    torchrun starts its ranks by the whole path of its interpreter, which nvidia-smi shows, a shell as it was typed.
+    """
+    if any("/" not in name and "\\" not in name for name in _PROCESS.findall(log)):
+        return True
     return "torchrun" not in readme and re.search(r"\bpython3? (?:-u )?\S*train_gpt\w*\.py", readme) is not None
 
 
@@ -280,15 +342,28 @@ def read_settings(code: str, head: str) -> dict[str, str]:
     return settings
 
 
-def read_command(code: str, readme: str) -> dict[str, str]:
+def read_command(code: str, page: str) -> dict[str, str]:
     """What the page beside the script assigns to variables that it reads, each the first time: of models that are not
     as the script's defaults a log prints only some sizes."""
     read = {variable for _, variable in _TAKEN.findall(code)} - _NOT_OURS
+    numeric = set(_NUMERIC.findall(code))
     settings: dict[str, str] = {}
-    for variable, value in _ASSIGNED.findall(readme):
-        if variable in read and not variable.endswith(_PLACES) and not _THOUSANDS.fullmatch(value):
+    for variable, *quoted, bare in _ASSIGNED.findall(_SHELL_DEFAULT.sub(r"\1", page)):
+        value = next(filter(None, quoted), bare.rstrip(".,:"))
+        if variable not in read or variable.endswith(_PLACES) or _THOUSANDS.fullmatch(value) or not value:
+            continue
+        if "$" not in value and (variable not in numeric or _number(value) is not None):
             settings.setdefault(variable, value)
     return settings
+
+
+def read_launchers(code: str, launchers: Iterable[str]) -> dict[str, str]:
+    """What shell scripts beside it assign, as far as they agree."""
+    assigned = [read_command(code, launcher) for launcher in launchers]
+    values = {
+        name: {settings[name] for settings in assigned if name in settings} for name in itertools.chain(*assigned)
+    }
+    return {name: value for name in values if (value := read_only(values[name]))}
 
 
 def _number(text: str) -> float | None:

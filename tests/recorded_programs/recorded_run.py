@@ -39,11 +39,17 @@ class RecordedRun:
     reserved: tuple[float, float] = (0, 0)
     obstacle: str = ""
     """Why it cannot be run; empty if it can."""
+    inferred: str = ""
+    """What of torch, GPU and ranks its own log does not say, but a page or a log beside it; such a run is not drawn."""
 
     @property
     def stratum(self) -> tuple[str, str, int]:
         """What a draw spreads over."""
         return self.torch, self.product, self.ranks
+
+
+class NotPublishedError(Exception):
+    """What a run needs, and nobody has published."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +124,11 @@ class Family(ABC, Generic[Run, Program]):
 
     @abstractmethod
     def read_program(self, run: Run) -> Program:
-        """What ran, settings included; its `repr` says all of it."""
+        """What ran, settings included; its `repr` says all of it.
+
+        Raises:
+            NotPublishedError: it needs what is not there.
+        """
 
     @abstractmethod
     def write(self, run: Run, program: Program, folder: Path, python: str) -> Launch:
@@ -155,22 +165,26 @@ class Repository:
         return next(self.read_blobs([name]))
 
     def read_blobs(self, names: Sequence[str]) -> Iterator[str]:
-        """Files in the order of their names, by one process of git."""
+        """Files in the order of their names, by one process of git; empty where there is none."""
         output = io.BytesIO(self._git("cat-file", "--batch", given="\n".join(names).encode()))
         for _ in names:
-            size = int(output.readline().split()[-1])
-            yield output.read(size).decode("utf-8", "replace").replace("\r\n", "\n")
+            *_, kind, size = output.readline().split()
+            if size == b"missing" or kind != b"blob":
+                yield ""
+                continue
+            yield output.read(int(size)).decode("utf-8", "replace").replace("\r\n", "\n")
             output.read(1)
 
     def read_text(self, commit: str, path: str) -> str:
         """A file of a commit; empty if there is none."""
-        return self.read_blob(f"{commit}:{path}") if self._git("ls-tree", "--name-only", commit, path) else ""
+        return self.read_blob(f"{commit}:{path}")
 
-    def read_beside(self, commit: str, folder: str) -> dict[str, str]:
-        """The Python files of a folder, and what they may read, by their names."""
+    def read_beside(self, commit: str, folder: str, endings: tuple[str, ...]) -> dict[str, str]:
+        """The files of a folder whose names end so, by their names."""
         paths = self._git("ls-tree", "--name-only", commit, f"{folder}/").decode().splitlines()
-        names = [path for path in paths if path.endswith((".py", ".json"))]
-        return {PurePosixPath(name).name: self.read_blob(f"{commit}:{name}") for name in names}
+        names = [path for path in paths if path.endswith(endings)]
+        texts = self.read_blobs([f"{commit}:{name}" for name in names])
+        return dict(zip((PurePosixPath(name).name for name in names), texts, strict=True))
 
     def write_tree(self, commit: str, folder: Path) -> None:
         """All files of a commit."""

@@ -30,7 +30,7 @@ from typing import Any
 from nanochat import Nanochat
 from outcomes import Outcome, compare, keep, summarize
 from parameter_golf import ParameterGolf
-from recorded_run import ROOT, Family, RecordedRun
+from recorded_run import ROOT, Family, NotPublishedError, RecordedRun
 from speedrun import Speedrun
 
 from planner.runtime.user_cache import user_cache
@@ -95,14 +95,18 @@ def find_result(family: Family[Any, Any], run: RecordedRun, options: argparse.Na
     python = options.pythons.get(run.torch, "") if options.pythons else sys.executable
     if not python:
         return {"stderr": f"no interpreter with torch {run.torch} in --pythons"}
-    program = family.read_program(run)
+    try:
+        program = family.read_program(run)
+    except NotPublishedError as error:
+        return {"stderr": str(error)}
     said = repr((run.gpu, run.ranks, program, options.steps))
     key = f"{hashlib.sha256(said.encode()).hexdigest()[:16]} python={python if options.pythons else ''}"
     kept = options.folder / family.name / "results" / f"{run.name}.json"
     result: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
-    is_done = "answer" in result and result["key"] == key
-    if options.shown or (is_done and not options.again):
-        return result
+    # Runs may differ in their seeds alone, which change no size.
+    equal = next((other for other in read_results(kept.parent) if "answer" in other and other["key"] == key), None)
+    if options.shown or (equal and not options.again):
+        return equal or result
     print(f"running {family.name}/{run.name}: {run.title}", file=sys.stderr, flush=True)
     launch = family.write(run, program, options.folder / family.name, python)
     command = [
@@ -117,6 +121,12 @@ def find_result(family: Family[Any, Any], run: RecordedRun, options: argparse.Na
     kept.parent.mkdir(parents=True, exist_ok=True)
     kept.write_text(json.dumps(result), encoding="utf-8")
     return result
+
+
+def read_results(folder: Path) -> Iterator[dict[str, Any]]:
+    """All that are kept of a family."""
+    for path in sorted(folder.glob("*.json")):
+        yield json.loads(path.read_text(encoding="utf-8"))
 
 
 def print_line(outcome: Outcome, result: Mapping[str, Any]) -> str:
@@ -149,9 +159,9 @@ def run_family(family: Family[Any, Any], options: argparse.Namespace) -> list[Ou
     if options.rows:
         chosen = [run for run in runs if any(is_named(family.name, run, word) for word in options.rows)]
     else:
-        obstacles = Counter(run.obstacle for run in runs if run.obstacle)
-        chosen = draw_runs([run for run in runs if not run.obstacle], options.count, options.seed)
-        left_out = "".join(f"; {number} cannot be run: {obstacle}" for obstacle, number in obstacles.items())
+        obstacles = Counter(run.obstacle or run.inferred for run in runs if run.obstacle or run.inferred)
+        chosen = draw_runs([run for run in runs if not run.obstacle and not run.inferred], options.count, options.seed)
+        left_out = "".join(f"; {number} are not drawn: {obstacle}" for obstacle, number in obstacles.items())
         print(f"{family.name}: {len(chosen)} of {len(runs)} runs{left_out}")
     outcomes = []
     for run in chosen:

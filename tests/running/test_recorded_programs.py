@@ -6,6 +6,7 @@ import base64
 import lzma
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -143,6 +144,20 @@ def test_a_run_is_started_once_by_the_interpreter_of_its_torch(tmp_path: Path, m
     ]
 
 
+def test_a_program_that_another_run_had_too_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[str] = []
+    monkeypatch.setattr(
+        run_programs, "run_planner", lambda command, _work, _env: started.append(command[-1]) or {"answer": {}}
+    )
+    monkeypatch.setattr(FakeFamily, "read_program", lambda _family, run: f"program of {int(run.name) // 2}")
+    options = Options(tmp_path, {"2.9": "/nine/bin/python"})
+
+    results = [run_programs.find_result(FakeFamily(), a_run(number), options) for number in (2, 3, 4)]
+
+    assert started == ["program of 1", "program of 2"]
+    assert results[0] == results[1] != results[2]
+
+
 @pytest.mark.parametrize(
     ("run", "reason"),
     [
@@ -257,7 +272,100 @@ def test_settings_that_no_log_prints_are_those_of_the_command_on_the_page_beside
     page = 'DATA_PATH=./data WARMDOWN_FRAC=0.5 OTHER=1\n$env:ITERATIONS = "4"; later 9,000\nITERATIONS=8'
 
     assert parameter_golf.read_command(CODE, page) == {"WARMDOWN_FRAC": "0.5", "ITERATIONS": "4"}
-    assert parameter_golf.read_command(CODE, "about ITERATIONS=20,000 of them") == {}
+    assert parameter_golf.read_command(CODE, "about ITERATIONS=20,000 of them, ITERATIONS = the number") == {}
+
+
+def test_a_setting_may_be_a_list_of_pairs_quoted_or_not_and_a_default_of_a_shell() -> None:
+    code = "a = env('LAYERS')\nb = env('BITS')\nc = env('FRACTION')\nd = env('OTHER')\n"
+
+    assert parameter_golf.read_command(
+        code, """`LAYERS="0,1,2" BITS=blocks.14.mlp.=5` and FRACTION="${FRACTION:-0.5}" OTHER=$X \\"""
+    ) == {"LAYERS": "0,1,2", "BITS": "blocks.14.mlp.=5", "FRACTION": "0.5"}  # fmt: skip
+
+
+def test_shell_scripts_beside_it_say_settings_as_far_as_they_agree() -> None:
+    long = "export ITERATIONS=9000 WARMDOWN_FRAC=0.5\ntorchrun train.py"
+    sanity = "export ITERATIONS=100 WARMDOWN_FRAC=0.5"
+
+    assert parameter_golf.read_launchers(CODE, [long, sanity]) == {"WARMDOWN_FRAC": "0.5"}
+
+
+@pytest.mark.parametrize(
+    ("process", "page", "is_by_python"),
+    [
+        ("python", "", True),
+        ("python", "torchrun --nproc_per_node=1 train_gpt.py", True),
+        ("/usr/bin/python3", "", False),
+        (r"C:\\Python311\\python.exe", "", False),
+        ("/usr/bin/python3", "python3 train_gpt.py", True),
+        ("", "python3 train_gpt.py", True),
+        ("", "torchrun train_gpt.py; python3 train_gpt.py", False),
+    ],
+)
+def test_the_name_of_its_process_says_whether_a_script_was_started_by_python(
+    process: str, page: str, is_by_python: bool
+) -> None:
+    log = f"|    0   N/A  N/A            1253      G   /usr/lib/xorg/Xorg    8MiB |\n|    0   N/A  N/A         1642051      C   {process}    14386MiB |\n"  # noqa: E501
+
+    assert parameter_golf.is_started_by_python(log, page) == is_by_python
+
+
+# Rows of parameter-golf's table, with the logs and pages of their repository
+
+
+@pytest.fixture
+def golf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., recorded_run.RecordedRun]:
+    """Reads a table of one row, which may say more than its script and log, out of a repository with these files."""
+
+    def read(log: str, page: str = "", **columns: str) -> recorded_run.RecordedRun:
+        folder = tmp_path / "parameter-golf" / "records" / "track_10min_16mb" / "run"
+        folder.mkdir(parents=True)
+        for name, text in {"train.log": log, "train_gpt.py": CODE, "README.md": page}.items():
+            (folder / name).write_text(text)
+        git = ["git", "-C", str(tmp_path / "parameter-golf"), "-c", "user.name=a", "-c", "user.email=a"]
+        for words in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "one"]):
+            subprocess.run([*git, *words], check=True)
+        path = "records/track_10min_16mb/run"
+        blob = subprocess.run([*git, "rev-parse", f"HEAD:{path}/train.log"], capture_output=True, text=True, check=True)
+        row = {"path": f"{path}/train.log", "blob": blob.stdout.strip(), "commit": "HEAD", "values": "1", "alloc": "10",
+               "res": "12", "script": f"{path}/train_gpt.py", "world": "8", "gpu": "", "torch": ""}  # fmt: skip
+        row |= columns
+        table = tmp_path / "table.csv"
+        table.write_text("\n".join((",".join(row), ",".join(row.values()))) + "\n")
+        monkeypatch.setattr(parameter_golf.ParameterGolf, "table", table)
+        return parameter_golf.ParameterGolf(tmp_path).read_runs()[0]
+
+    return read
+
+
+Golf = Callable[..., recorded_run.RecordedRun]
+
+
+def test_a_row_whose_own_log_says_all_of_it_may_be_drawn(golf: Golf) -> None:
+    run = golf("Running PyTorch 2.9.1+cu128\nstep:1 train_loss:7", gpu="NVIDIA H100 80GB HBM3")
+
+    assert (run.torch, run.gpu, run.ranks, run.obstacle, run.inferred) == ("2.9", "H100-SXM-80GB", 8, "", "")
+
+
+def test_what_its_page_alone_says_is_taken_and_said(golf: Golf) -> None:
+    run = golf("step:1 train_loss:7", "8xH100 80GB SXM, PyTorch 2.8.0+cu128 (`torch==2.8`)")
+
+    assert (run.torch, run.gpu, run.ranks, run.obstacle) == ("2.8", "H100-SXM-80GB", 8, "")
+    assert run.inferred == "only what lies beside its log, or the log alone, has its torch, GPU"
+
+
+@pytest.mark.parametrize("page", ["", "torch 2.8, then torch 2.9", "torch>=2.4"])
+def test_pages_that_say_several_versions_or_at_least_one_say_none(golf: Golf, page: str) -> None:
+    assert golf("step:1 train_loss:7", page).obstacle == "nothing says its torch"
+
+
+def test_a_run_that_only_evaluates_weights_that_it_loads_is_not_run(golf: Golf, tmp_path: Path) -> None:
+    run = golf("Running PyTorch 2.9.1\neval_only: loading /scratch/final.pt, skipping training\nstep:0/0 val_loss:1.9")
+    family = parameter_golf.ParameterGolf(tmp_path)
+
+    assert run_programs.find_result(family, run, Options(tmp_path, {"2.9": "/nine/bin/python"})) == {
+        "stderr": "it evaluates weights that are not published, and does not train"
+    }
 
 
 def test_a_script_that_unpacks_itself_is_read_unpacked() -> None:

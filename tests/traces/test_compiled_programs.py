@@ -208,6 +208,29 @@ def test_padded_multiplications_are_said_to_be_assumed_also_from_the_cache() -> 
         assert any(2048 in shape for _, _, shape in found)
 
 
+@pytest.mark.parametrize(
+    ("rows", "inner", "columns", "is_transposed", "is_padded"),
+    [
+        (2047, 2048, 2048, False, False),
+        (2048, 2047, 2048, True, False),  # the gradient of a weight over 2,047 tokens
+        (2048, 2047, 2048, False, True),
+        (2048, 2048, 2047, False, True),
+        (2047, 2048, 2048, True, True),
+    ],
+)
+def test_only_rows_that_are_not_whole_vectors_are_padded(
+    rows: int, inner: int, columns: int, is_transposed: bool, is_padded: bool
+) -> None:
+    with compiling() as (gpu, account):
+        shape = (inner, rows) if is_transposed else (rows, inner)
+        a = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+        b = torch.randn(inner, columns, device="cuda", dtype=torch.bfloat16)
+        multiply = torch.compile(lambda a, b: (a.t() if is_transposed else a) @ b)
+        found = [shape for _, _, shape in origins(gpu, lambda: multiply(a, b)) if shape]
+        assert any("padded" in sentence for sentence in account.assumed()) == is_padded
+    assert (len(found) > 1) == is_padded, found
+
+
 def test_the_kernel_that_would_win_is_said_to_be_assumed() -> None:
     with compiling() as (_, account):
         a = torch.randn(512, 512, device="cuda")

@@ -230,14 +230,42 @@ def forget() -> None:
 
 
 _CHOSEN = "of several kernels for one operation ({name}) the library's is the fastest, or else Inductor's first"
-_PADDED = "matrix multiplications of sizes that are no multiple of 16 bytes are faster padded"
+_PADDED = "matrix multiplications with rows of no multiple of 16 bytes are faster padded"
+_VECTOR_BYTES = 16
+"""What cuBLAS's kernels for tensor cores ask of every row that is read or written (its documentation, 2.1.11 "Tensor
+Core Usage"): without that, and only then, copies with longer rows pay."""
 
 
-def should_pad(*_match: Any, **_options: Any) -> bool:
+def should_pad(_match: Any, mat1: Tensor, mat2: Tensor, *_rest: Any) -> bool:
     """In place of `_should_pad` (torch 2.13, torch/_inductor/fx_passes/pad_mm.py), which times both ways for every
-    multiplication that is large enough for its GPU to be bound by computing; below 2.11 of the times that it kept."""
+    multiplication that is large enough for its GPU to be bound by computing."""
+    is_faster = _has_uneven_rows(mat1, mat2)
+    if is_faster:
+        assume(_PADDED)
+    return is_faster
+
+
+def should_pad_of_cache(_key: str) -> bool:
+    """`get_cached_should_pad` (torch below 2.11, the same file): of the times that were kept."""
     assume(_PADDED)
     return True
+
+
+def pad_uneven_rows(real: Callable[..., bool]) -> Callable[..., bool]:
+    """`_should_pad_bench` (torch below 2.11, the same file), which asks for kept times before it takes some."""
+
+    def padded(match: Any, mat1: Tensor, mat2: Tensor, *rest: Any, **options: Any) -> bool:
+        return _has_uneven_rows(mat1, mat2) and real(match, mat1, mat2, *rest, **options)
+
+    return padded
+
+
+def _has_uneven_rows(mat1: Tensor, mat2: Tensor) -> bool:
+    lengths = [mat2.shape[-1]]  # of the result, whose rows are contiguous
+    for matrix in (mat1, mat2):
+        for size, stride in zip(matrix.shape[-2:], matrix.stride()[-2:], strict=True):
+            lengths.append(size if stride == 1 else stride)
+    return any(isinstance(length, int) and length * mat1.element_size() % _VECTOR_BYTES for length in lengths)
 
 
 def choose_kernel(real: Callable[..., Any]) -> Callable[..., Any]:

@@ -189,7 +189,7 @@ def _replaced() -> dict[str, Any]:
         "torch._inductor.kernel.mm_grouped:has_triton": lambda: True,
         "torch.utils._triton:triton_hash_with_backend": lambda: "PAPER",
         "torch._inductor.fx_passes.pad_mm:_should_pad": patches.should_pad,
-        "torch._inductor.fx_passes.pad_mm:get_cached_should_pad": patches.should_pad,
+        "torch._inductor.fx_passes.pad_mm:get_cached_should_pad": patches.should_pad_of_cache,
     }
 
 
@@ -201,6 +201,7 @@ def _wrapped() -> dict[str, Any]:
         "torch._dynamo.backends.distributed:deepcopy_to_fake_tensor": patches.copied_without_sources,
         "torch._functorch._aot_autograd.runtime_wrappers:FakifiedOutWrapper.post_compile": patches.results_again,
         "torch._inductor.fx_passes.joint_graph:UniformValueConstantFolder._deduce_value": patches.on_host,
+        "torch._inductor.fx_passes.pad_mm:_should_pad_bench": patches.pad_uneven_rows,
         "torch._inductor.select_algorithm:AlgorithmSelectorCache.__call__": patches.choose_kernel,
         "torch._inductor.template_heuristics.triton:TritonConfig": lambda real: (
             real if has_triton_package() else patches.KernelConfig
