@@ -55,6 +55,10 @@ def add_run(commands: Commands) -> None:
         "say what each takes: for sizes that depend on the step",
     )  # fmt: skip
     parser.add_argument(
+        "--until-read", action="store_true", help="after --steps go on until the program reads the statistics of its "
+        "memory (torch.cuda.max_memory_allocated), and end there: peaks are those that it prints",
+    )  # fmt: skip
+    parser.add_argument(
         "--patience", type=float, metavar="S", help="seconds of a processor for which a steady program is watched "
         "for evaluations and checkpoints (default: twice the iterations that it took to be steady, at most 60 s)",
     )  # fmt: skip
@@ -132,6 +136,7 @@ def _inputs(arguments: argparse.Namespace) -> ProgramInputs:
         ranks=arguments.ranks,
         steps=arguments.steps,
         steps_at=_read_steps(arguments),
+        until_read=arguments.until_read,
         patience_seconds=arguments.patience,
         strict=arguments.strict,
         writes=arguments.allow_writes,

@@ -68,6 +68,7 @@ class ProgramInputs:
     ranks: str = "auto"
     steps: int = 0
     steps_at: tuple[int, ...] = ()
+    until_read: bool = False
     patience_seconds: float | None = None
     strict: bool = False
     writes: bool = False
@@ -183,6 +184,7 @@ def _order(work: ProgramInputs, rank: int, before: Sequence[RankRun] = ()) -> Pr
         torch=work.software.torch,
         steps=ended[0] if ended else work.steps,
         steps_at=work.steps_at,
+        until_read=work.until_read and not ended,
         patience_seconds=work.patience_seconds,
         seconds=work.limits.seconds,
         strict=work.strict,

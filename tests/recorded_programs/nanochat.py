@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from recorded_run import TRUTH, FamilyOfTable, Launch, RecordedRun, call_by, minor_version
@@ -48,9 +48,11 @@ class Report(RecordedRun):
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What is run: a commit, the words after the script's name, and its tokenizer's size."""
+    """What is run: the code of a commit, the words after the script's name, and its tokenizer's size."""
 
-    commit: str
+    commit: str = field(repr=False)
+    code: str
+    """Names of what its Python files contain: commits that change others run the same program."""
     words: tuple[str, ...]
     vocabulary: int
 
@@ -91,7 +93,8 @@ class Nanochat(FamilyOfTable[Report, Program]):
         code = self.repository.read_text(run.commit, _SCRIPT)
         tokenizer = _VOCABULARY.search(self.repository.read_text(run.commit, "scripts/tok_train.py"))
         assert tokenizer is not None
-        return Program(run.commit, tuple(write_words(code, run.settings, run.ranks)), int(tokenizer[1]))
+        files = self.repository.list_files(run.commit, (_SCRIPT, "nanochat/"), ".py")
+        return Program(run.commit, files, tuple(write_words(code, run.settings, run.ranks)), int(tokenizer[1]))
 
     def write(self, run: Report, program: Program, folder: Path, python: str) -> Launch:
         base = folder / f"base-{program.vocabulary}"

@@ -15,7 +15,7 @@ import random
 import re
 import zlib
 from collections import defaultdict
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
@@ -40,6 +40,7 @@ _SAID_TORCH = re.compile(r"(?:[Pp]y[Tt]orch|torch)(?:[ _][Vv]ersion)?[\s\"'`*:=(
 _SAID_GPUS = re.compile(r"\b(\d+)\s?[x×]\s?(?:NVIDIA )?((?:RTX ?)?[A-Z]{0,2}\d{2,4}(?: Ti)?)\b")
 _FIRST_STEP = re.compile(r"^\s*(?:step[: ]\s*\d|warmup_step:\s*\d)", re.MULTILINE)
 _TAKEN = re.compile(r"""(?:^\s*(?:self\.)?(\w+)\s*(?::[^=\n]+)?=[^\n]*?)?["']([A-Z][A-Z0-9_]{2,})["']""", re.MULTILINE)
+_CLOCK_MAY_BE_OFF = re.compile(r"max_wallclock_seconds\s*>\s*0(?:\.0)?\s*else None")
 _PACKED = re.compile(r"""b85decode\(\s*(?:rb|br|b|r)?(["'])(.*?)\1""", re.DOTALL)
 _NOT_OURS = {
     "WARMUP_STEPS",
@@ -69,6 +70,11 @@ OLDEST_TORCH = (2, 6)
 _USUAL_WARMUP = 20
 _WARMUP_STEPS, _STEPS_AFTER_WARMUP = 3, 4
 """Warm-up steps do all the same, mostly 20 of them. The first step after them comes after an evaluation."""
+_SHORT_TRAINING = 16
+"""Steps of a whole training that is shortened: a warm-down of half of it still comes to an eighth of its rates."""
+_OF_SCHEDULE = re.compile(r"WARMDOWN_ITERS|SWA_EVERY|LAWA_FREQ|\w+_WARMUP_STEPS|\w+_(?:START|END|AT)_STEP")
+_DEFAULT = re.compile(r"""["']([A-Z][A-Z0-9_]{2,})["'],\s*["']?(\d+)\b""")
+_STEP = re.compile(r"^\s*(?:step[: ]\s*(\d+)\b|(\d+)/\d+\s)", re.MULTILINE)
 _TRAIN_TOKENS, _VALIDATION_TOKENS = 4_000_000, 2_097_152
 """Fewer than there were: what is read stays on the host, but for a batch."""
 _WORDS, _LETTERS = 40_000, "abcdefghijklmnopqrstuvwxyz"
@@ -97,6 +103,8 @@ class Program:
     is_launched: bool = True
     """By torchrun, which makes a group of ranks even where there is one; else by Python."""
     has_flash_attention: bool = True
+    schedule: dict[str, str] = field(default_factory=dict)
+    """With which its whole training takes few steps; empty where it cannot be shortened."""
 
 
 class ParameterGolf(FamilyOfTable[Row, Program]):
@@ -137,9 +145,12 @@ class ParameterGolf(FamilyOfTable[Row, Program]):
         return Launch(
             folder=own,
             command=[*launched, script],
-            steps=warmup_steps + _STEPS_AFTER_WARMUP,
-            options=["--with", "flash-attn,flash-attn-3"] if program.has_flash_attention else [],
-            environment=program.settings | places | {"WARMUP_STEPS": str(warmup_steps)},
+            steps=warmup_steps + int(program.schedule.get("ITERATIONS", _STEPS_AFTER_WARMUP)),
+            options=[
+                *(["--with", "flash-attn,flash-attn-3"] if program.has_flash_attention else []),
+                *(["--until-read"] if program.schedule else []),
+            ],
+            environment=program.settings | places | program.schedule | {"WARMUP_STEPS": str(warmup_steps)},
         )
 
 
@@ -286,7 +297,27 @@ def read_program(row: Row, repository: Repository) -> Program:
         is_launched=row.ranks > 1 or not is_started_by_python(text, readme),
         # Version 3 is for Hopper alone; without it some scripts take another way, which their logs say.
         has_flash_attention=" H" in f" {row.product}" and "fa3=False" not in log,
+        schedule=shorten_training(
+            code, settings, max((int(step or bare) for step, bare in _STEP.findall(text)), default=0)
+        ),
     )
+
+
+def shorten_training(code: str, settings: Mapping[str, str], steps: int) -> dict[str, str]:
+    """Settings with which a training of so many steps takes few and comes by all that its schedule has, by its steps
+    instead of the clock; empty for a script that does not end by its own, or by steps, or prints no peak then."""
+    values = dict(_DEFAULT.findall(code)) | settings
+    if not {"ITERATIONS", "MAX_WALLCLOCK_SECONDS"} <= {variable for _, variable in _TAKEN.findall(code)} or not steps:
+        return {}
+    if not _CLOCK_MAY_BE_OFF.search(code) or "max_memory_allocated" not in code:
+        return {}
+    short = min(steps, _SHORT_TRAINING)
+    scaled = {
+        name: str(max(1, round(int(value) * short / steps)))
+        for name, value in values.items()
+        if _OF_SCHEDULE.fullmatch(name) and value.isdigit() and int(value)
+    }
+    return scaled | {"ITERATIONS": str(short), "MAX_WALLCLOCK_SECONDS": "0"}
 
 
 def is_started_by_python(log: str, readme: str) -> bool:

@@ -179,6 +179,11 @@ class Repository:
         """A file of a commit; empty if there is none."""
         return self.read_blob(f"{commit}:{path}")
 
+    def list_files(self, commit: str, paths: Sequence[str], ending: str) -> str:
+        """Files whose names end so, one a line, each behind the name of its content."""
+        lines = self._git("ls-tree", commit, *paths).decode().splitlines()
+        return "\n".join(line for line in lines if line.endswith(ending))
+
     def read_beside(self, commit: str, folder: str, endings: tuple[str, ...]) -> dict[str, str]:
         """The files of a folder whose names end so, by their names."""
         paths = self._git("ls-tree", "--name-only", commit, f"{folder}/").decode().splitlines()

@@ -66,6 +66,33 @@ def test_steps_that_were_asked_for(run: Run) -> None:
     assert (found.iterations, found.ending) == (5, "ended after 5 iterations, as asked for")
 
 
+def test_a_program_that_is_run_until_it_reads_its_peak_has_what_it_prints(
+    run: Run, program: Callable[[str], str]
+) -> None:
+    """The read in its loop comes before the steps that were asked for, what it takes after its last one is left out."""
+    path = program("""
+import torch
+model = torch.nn.Linear(1024, 1024).cuda()
+optimizer = torch.optim.SGD(model.parameters())
+for step in range(6):
+    torch.cuda.max_memory_allocated()
+    model(torch.ones(1, 1024, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+with torch.no_grad():
+    model(torch.ones(8192, 1024, device="cuda"))
+print(torch.cuda.max_memory_allocated())
+kept = torch.ones(1 << 28, device="cuda")
+model(kept[:1024]).sum().backward()
+optimizer.step()
+""")
+
+    found = run(f"python {path}", steps=6, until_read=True)
+
+    assert found.ending == "ended when it read the statistics of its memory after 6 iterations, as asked for"
+    assert 2 * 8192 * 1024 * 4 < found.counted["max_allocated_bytes"] < 1 << 28
+
+
 def test_a_program_is_followed_to_its_second_evaluation(run: Run, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("out") / "checkpoint.pt"
 

@@ -283,6 +283,23 @@ def test_a_setting_may_be_a_list_of_pairs_quoted_or_not_and_a_default_of_a_shell
     ) == {"LAYERS": "0,1,2", "BITS": "blocks.14.mlp.=5", "FRACTION": "0.5"}  # fmt: skip
 
 
+def test_a_training_is_shortened_with_the_settings_that_count_its_steps() -> None:
+    code = """
+iterations = int(env("ITERATIONS", 20000)); seconds = float(env("MAX_WALLCLOCK_SECONDS", 600))
+warmdown = int(env("WARMDOWN_ITERS", 3500)); every = int(env("SWA_EVERY", "50"))
+accumulated = int(env("GRAD_STEPS", 8))
+limit = 1000 * h.max_wallclock_seconds if h.max_wallclock_seconds > 0 else None
+print(torch.cuda.max_memory_allocated())
+"""
+
+    assert parameter_golf.shorten_training(code, {"WARMDOWN_ITERS": "2500"}, 5000) == {
+        "ITERATIONS": "16", "MAX_WALLCLOCK_SECONDS": "0", "WARMDOWN_ITERS": "8", "SWA_EVERY": "1"
+    }  # fmt: skip
+    assert parameter_golf.shorten_training(code, {}, 4)["ITERATIONS"] == "4"
+    for needed in ("ITERATIONS", "else None", "max_memory_allocated"):
+        assert parameter_golf.shorten_training(code.replace(needed, ""), {}, 5000) == {}
+
+
 def test_shell_scripts_beside_it_say_settings_as_far_as_they_agree() -> None:
     long = "export ITERATIONS=9000 WARMDOWN_FRAC=0.5\ntorchrun train.py"
     sanity = "export ITERATIONS=100 WARMDOWN_FRAC=0.5"

@@ -77,6 +77,8 @@ class LiveMemory:
         self._ever = {"allocated_bytes": 0, "reserved_bytes": 0}
         self._lately = dict(self._ever)
         self._resets = 0
+        self.when_read: Callable[[], None] = lambda: None
+        """Is called when the program reads these statistics."""
 
     def settle(self, conf: str | None = None) -> CachingAllocator:
         """The settings are read, if they were not before; `conf` stands for what the environment says.
@@ -131,6 +133,7 @@ class LiveMemory:
         Inactive parts of segments are looked up when they are asked for: their peak is the highest of these.
         """
         self._catch_up()
+        self.when_read()
         allocator, segments = self.settle(), self._statistics["segment", "all"]
         inactive: defaultdict[tuple[str, str], int] = defaultdict(int)
         for kind, small in (("small_pool", True), ("large_pool", False)):

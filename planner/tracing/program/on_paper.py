@@ -45,7 +45,7 @@ from planner.tracing.program.packages import libraries
 from planner.tracing.program.packages.libraries import Surroundings
 from planner.tracing.program.peers import Clock, World, seconds_of_products
 from planner.tracing.program.rank_orders import ProgramOrder, RankRun
-from planner.tracing.program.stopping import FORWARDS, Kind, Progress, Stopping
+from planner.tracing.program.stopping import FORWARDS, Kind, Progress, Stopping, iterations_text
 from planner.tracing.program.training_steps import StepsAt, counted_anew, counting, run_changed
 from planner.tracing.program.value_answers import AnswersByTable, BroadcastNumbers, PipelineNeighbours
 from planner.tracing.program.watching import WHOLE_EVERY, Watcher
@@ -92,6 +92,7 @@ class ProgramRun:
         recorder = gpu.recorder
         self.assumptions = Assumptions()
         self.memory = LiveMemory(recorder, _read_conf, order.gpu.total_bytes, order.gpu.outside_bytes)
+        self.memory.when_read = self._look_at_reading
         self.answers = AnswersByTable(recorder, self.assumptions, strict=order.strict, otherwise=order.otherwise)
         self.management = ManagementLibrary(order.gpu.product, order.line.gpus, self.memory, self.assumptions)
         self.surroundings = Surroundings(
@@ -146,7 +147,7 @@ class ProgramRun:
 
     def _look(self) -> None:
         """A forward, a backward or a step is about to begin: it may be enough."""
-        if self._order.steps_at:
+        if self._order.steps_at or self._order.until_read:
             if self._stopping.is_late():
                 self._report("ended because its time is over (--seconds)", None)
             return
@@ -156,8 +157,15 @@ class ProgramRun:
 
     def _look_at_the_time(self) -> None:
         """An evaluation is at work, and may be a long one."""
-        if not self._order.steps_at and self._stopping.is_out_of_patience(self._progress(), evaluates=True):
+        ends_otherwise = self._order.steps_at or self._order.until_read
+        if not ends_otherwise and self._stopping.is_out_of_patience(self._progress(), evaluates=True):
             self._report(f"{self._stopping.reason}, within an evaluation", None)
+
+    def _look_at_reading(self) -> None:
+        """The program reads how much memory it has taken."""
+        if self._order.until_read and self._rounds() >= max(self._order.steps, 1):
+            after = iterations_text(self._rounds())
+            self._report(f"ended when it read the statistics of its memory after {after}, as asked for", None)
 
     def _look_at_forwards(self) -> None:
         """Nothing was trained so far, and no optimizer made: perhaps nothing ever is."""

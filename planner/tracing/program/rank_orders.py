@@ -63,6 +63,8 @@ class ProgramOrder:
     steps: int = 0
     steps_at: tuple[int, ...] = ()
     """To which steps its loop counts instead (planner.tracing.program.training_steps)."""
+    until_read: bool = False
+    """After `steps` it goes on until the program reads the statistics of its memory."""
     patience_seconds: float | None = None
     """How long it is watched when it is steady; None: as `planner.tracing.program.stopping` has it."""
     seconds: float = float("inf")
