@@ -70,8 +70,10 @@ OLDEST_TORCH = (2, 6)
 _USUAL_WARMUP = 20
 _WARMUP_STEPS, _STEPS_AFTER_WARMUP = 3, 4
 """Warm-up steps do all the same, mostly 20 of them. The first step after them comes after an evaluation."""
-_SHORT_TRAINING = 16
-"""Steps of a whole training that is shortened: a warm-down of half of it still comes to an eighth of its rates."""
+_SHORT_TRAINING = 8
+"""Steps of a whole training that is shortened."""
+_SHORTEST_WARMDOWN = 12
+"""Rates go to the twelfth part in its last step: below a tenth or more scripts quantize or average weights."""
 _OF_SCHEDULE = re.compile(r"WARMDOWN_ITERS|SWA_EVERY|LAWA_FREQ|\w+_WARMUP_STEPS|\w+_(?:START|END|AT)_STEP")
 _DEFAULT = re.compile(r"""["']([A-Z][A-Z0-9_]{2,})["'],\s*["']?(\d+)\b""")
 _STEP = re.compile(r"^\s*(?:step[: ]\s*(\d+)\b|(\d+)/\d+\s)", re.MULTILINE)
@@ -317,6 +319,8 @@ def shorten_training(code: str, settings: Mapping[str, str], steps: int) -> dict
         for name, value in values.items()
         if _OF_SCHEDULE.fullmatch(name) and value.isdigit() and int(value)
     }
+    if "WARMDOWN_ITERS" in scaled:
+        scaled["WARMDOWN_ITERS"] = str(max(int(scaled["WARMDOWN_ITERS"]), _SHORTEST_WARMDOWN))
     return scaled | {"ITERATIONS": str(short), "MAX_WALLCLOCK_SECONDS": "0"}
 
 

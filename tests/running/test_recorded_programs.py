@@ -292,8 +292,8 @@ limit = 1000 * h.max_wallclock_seconds if h.max_wallclock_seconds > 0 else None
 print(torch.cuda.max_memory_allocated())
 """
 
-    assert parameter_golf.shorten_training(code, {"WARMDOWN_ITERS": "2500"}, 5000) == {
-        "ITERATIONS": "16", "MAX_WALLCLOCK_SECONDS": "0", "WARMDOWN_ITERS": "8", "SWA_EVERY": "1"
+    assert parameter_golf.shorten_training(code, {"WARMDOWN_ITERS": "2500", "LAWA_FREQ": "1250"}, 5000) == {
+        "ITERATIONS": "8", "MAX_WALLCLOCK_SECONDS": "0", "WARMDOWN_ITERS": "12", "SWA_EVERY": "1", "LAWA_FREQ": "2"
     }  # fmt: skip
     assert parameter_golf.shorten_training(code, {}, 4)["ITERATIONS"] == "4"
     for needed in ("ITERATIONS", "else None", "max_memory_allocated"):
