@@ -28,9 +28,9 @@ class Count:
 
     path: str
     otherwise: int | None = 1
-    at_least: int = 0
+    at_least: str = ""
     at_most: str = ""
-    """Another number, at its path."""
+    """Other numbers, by their paths."""
     less_one_with: str = ""
     """If there is something at this path, it has one of them."""
 
@@ -69,12 +69,14 @@ class Kind:
 
 
 def _ray(spec: str) -> tuple[PodsAt, ...]:
-    """Workers as Kueue counts them (v0.19.2, jobs/raycluster/common.go): replicas times hosts, one if unsaid."""
+    """Workers as KubeRay counts them (ray-operator/controllers/ray/utils/util.go, GetWorkerGroupDesiredReplicas)."""
     group = f"{spec}.workerGroupSpecs[]"
-    counts = (Count(path=f"{group}.replicas"), Count(path=f"{group}.numOfHosts", at_least=1))
+    replicas = Count(
+        path=f"{group}.replicas", otherwise=0, at_least=f"{group}.minReplicas", at_most=f"{group}.maxReplicas"
+    )
     return (
         PodsAt(path=f"{spec}.headGroupSpec.template"),
-        PodsAt(path=f"{group}.template", counts=counts),
+        PodsAt(path=f"{group}.template", counts=(replicas, Count(path=f"{group}.numOfHosts"))),
     )
 
 
@@ -286,7 +288,8 @@ def is_gpu_resource(name: str) -> bool:
 
 
 def asks_for_gpus(document: Any) -> bool:
-    """Whether anything in it limits or requests a GPU, or a part of one. What is too large to be looked at does."""
+    """Whether anything in it limits or requests a GPU, or a part of one. What is too large to be looked at does, and
+    a claim of Dynamic Resource Allocation: of what, another object says."""
     waiting, looked = [document], 0
     while waiting:
         value = waiting.pop()
@@ -294,6 +297,8 @@ def asks_for_gpus(document: Any) -> bool:
         if looked > _MOST_PARTS:
             return True
         if isinstance(value, dict):
+            if items(value.get("claims")):
+                return True
             for name, count in (item for asking in _ASKING for item in part(value, asking).items()):
                 if is_gpu_resource(str(name)) and str(count) != "0":
                     return True
@@ -331,11 +336,13 @@ def _value_at(passed: Mapping[str, Mapping[str, Any]], path: str) -> Any:
 
 def _count(passed: Mapping[str, Mapping[str, Any]], count: Count) -> int:
     value = number(_value_at(passed, count.path), count.otherwise or 0)
+    if count.at_least:
+        value = max(value, number(_value_at(passed, count.at_least), value))
     if count.at_most:
         value = min(value, number(_value_at(passed, count.at_most), value))
     if count.less_one_with and isinstance(_value_at(passed, count.less_one_with), dict):
         value -= 1
-    return max(value, count.at_least)
+    return max(value, 0)
 
 
 def _words(container: Mapping[str, Any]) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from answering import Answering
+from kubernetes_jobs import KINDS, pod_template
 
 from planner.admission import ray_jobs, slurm
 from planner.admission.kubernetes_api import Api
@@ -154,6 +155,19 @@ def test_kubernetes_asks_about_the_command_of_the_container_with_gpus(
         "command": ["torchrun", "--nproc-per-node=8", "train.py"], "path": "/shared/sft", "gpu": "H100-SXM-80GB",
         "name": "sft",
     }  # fmt: skip
+
+
+def test_torchrun_in_a_pytorch_job_is_asked_about_with_the_nodes_of_the_job(answering: Answering, runs: Plans) -> None:
+    answering.says(200, runs["fits"])
+    job = KINDS["PyTorchJob"](pod_template(gpus=8))
+    job["metadata"] = {"name": "sft", "annotations": {"planner.dev/run": "/shared/sft"}}
+    job["spec"]["pytorchReplicaSpecs"]["Worker"] = {"replicas": 3, "template": pod_template(gpus=8)}
+    review = Review(uid="1", operation="CREATE", kind="PyTorchJob", namespace="nlp", job=job, dry_run=False)
+
+    decide(review, Policy(server=answering.url, wait_seconds=0.0), _no_api)
+
+    (asked,) = answering.asked
+    assert asked.body["command"] == ["env", "PET_NNODES=4", "PET_NPROC_PER_NODE=8", "torchrun", "train.py"]
 
 
 @pytest.mark.parametrize(

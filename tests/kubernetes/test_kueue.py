@@ -37,6 +37,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
     with emulated_cluster(tmp_path) as found:
         kinds = ("workloads", "admissionchecks", "resourceflavors")
         found.declare(*(f"kueue.x-k8s.io/v1beta2/{kind}" for kind in kinds), "batch/v1/jobs", "v1/configmaps")
+        found.declare("kubeflow.org/v2beta1/mpijobs", "kubeflow.org/v1/mpijobs")
         for name, product in (("h100", "NVIDIA-H100-80GB-HBM3"), ("t4", "Tesla-T4"), ("mig", "NVIDIA-A30-MIG-1g.6gb")):
             labels = {"nvidia.com/gpu.product": product}
             flavor = {"metadata": {"name": name}, "spec": {"nodeLabels": labels}}
@@ -270,10 +271,13 @@ def test_a_flavor_without_a_known_gpu_leaves_what_the_spec_says_and_says_so(
         assert found["message"].splitlines()[-1] == said
 
 
+@pytest.mark.parametrize(
+    ("api_version", "kind"), [("batch/v1", "Job"), ("kubeflow.org/v2beta1", "MPIJob"), ("kubeflow.org/v1", "MPIJob")]
+)
 def test_the_spec_of_the_job_itself_is_found_by_its_owner(
-    start: Start, cluster: Cluster, service: Any, spec_text: Make
+    start: Start, cluster: Cluster, service: Any, spec_text: Make, api_version: str, kind: str
 ) -> None:
-    owner = a_job(cluster, "sft", {CONFIGMAP: "specs"})
+    owner = a_job(cluster, "sft", {CONFIGMAP: "specs"}, api_version, kind)
     text = {"job.yaml": spec_text("named")}
     cluster.add("/api/v1/namespaces/nlp/configmaps", {"metadata": {"name": "specs", "namespace": "nlp"}, "data": text})
     start()
@@ -285,11 +289,13 @@ def test_the_spec_of_the_job_itself_is_found_by_its_owner(
     until(lambda: service.history.jobs.get("kubernetes", "uid-sft"))
 
 
-def a_job(cluster: Cluster, name: str, annotations: dict[str, str]) -> dict[str, Any]:
+def a_job(
+    cluster: Cluster, name: str, annotations: dict[str, str], api_version: str = "batch/v1", kind: str = "Job"
+) -> dict[str, Any]:
     """A job, and how its workload refers to it."""
     metadata = {"name": name, "namespace": "nlp", "uid": f"uid-{name}", "annotations": annotations}
-    cluster.add("/apis/batch/v1/namespaces/nlp/jobs", {"kind": "Job", "metadata": metadata})
-    return {"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": f"uid-{name}", "controller": True}
+    cluster.add(f"/apis/{api_version}/namespaces/nlp/{kind.lower()}s", {"kind": kind, "metadata": metadata})
+    return {"apiVersion": api_version, "kind": kind, "name": name, "uid": f"uid-{name}", "controller": True}
 
 
 @pytest.mark.parametrize("says", [{"uid": "of-another-job"}, {"kind": "MPIJob"}, {"apiVersion": "v2/jobs"}])

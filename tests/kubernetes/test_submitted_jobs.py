@@ -74,6 +74,13 @@ def test_none_and_no_gpu_ask_for_nothing() -> None:
         assert not read_submission(job).asks_for_gpus
 
 
+def test_a_claim_of_something_unknown_asks_for_a_gpu() -> None:
+    container = {"name": "main", "resources": {"claims": [{"name": "devices"}]}}
+    spec = {"containers": [container], "resourceClaims": [{"name": "devices", "resourceClaimName": "mine"}]}
+
+    assert read_submission({"apiVersion": "v1", "kind": "Pod", "spec": spec}).asks_for_gpus
+
+
 def test_a_share_that_an_annotation_says_asks_for_a_gpu() -> None:
     metadata, spec = {"annotations": {"gpu-fraction": "0.5"}}, {"containers": [{"name": "main"}]}
 

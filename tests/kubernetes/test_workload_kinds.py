@@ -48,6 +48,11 @@ def counted(template: Document, **counts: Any) -> Document:
     return {"template": template, **counts}
 
 
+def group(template: Document, **counts: int) -> Document:
+    """Of workers of Ray."""
+    return {"groupName": "gpus", "minReplicas": 0, "maxReplicas": 8, "template": template, **counts}
+
+
 CASES: dict[str, tuple[Document, tuple[int, int, tuple[str, ...]]]] = {
     "a pod": (KINDS["Pod"](AMD), (8, 8, TORCHRUN)),
     "a job of one pod": (job("Job", counted(EIGHT)), (8, 8, TORCHRUN)),
@@ -125,8 +130,9 @@ CASES: dict[str, tuple[Document, tuple[int, int, tuple[str, ...]]]] = {
                 "rayClusterSpec": {
                     "headGroupSpec": {"template": NONE},
                     "workerGroupSpecs": [
-                        {"groupName": "a", "replicas": 2, "numOfHosts": 2, "template": pod_template(gpus=4)},
-                        {"groupName": "b", "template": EIGHT},
+                        group(pod_template(gpus=4), replicas=2, numOfHosts=2),
+                        group(EIGHT, minReplicas=1),
+                        group(EIGHT, replicas=0),
                     ],
                 },
             },
@@ -141,7 +147,7 @@ CASES: dict[str, tuple[Document, tuple[int, int, tuple[str, ...]]]] = {
     "a Ray cluster": (
         job(
             "RayCluster",
-            {"headGroupSpec": {"template": EIGHT}, "workerGroupSpecs": [{"replicas": 3, "template": EIGHT}]},
+            {"headGroupSpec": {"template": EIGHT}, "workerGroupSpecs": [group(EIGHT, replicas=9, maxReplicas=3)]},
         ),
         (32, 32, TORCHRUN),
     ),
@@ -213,7 +219,7 @@ def paths(kind: Kind) -> Iterator[tuple[str, str]]:
         yield place.path, "object"
         for count in place.counts:
             yield count.path, "integer"
-            yield from ((path, "integer") for path in (count.at_most,) if path)
+            yield from ((path, "integer") for path in (count.at_least, count.at_most) if path)
             yield from ((path, "object") for path in (count.less_one_with,) if path)
 
 
@@ -330,6 +336,7 @@ def pods_cell(place: PodsAt) -> str:
     factors = [shown(place.path)]
     for count in place.counts:
         named = [
+            (" (at least `{}`)", count.at_least),
             (" (at most `{}`)", count.at_most),
             (" (less one with `{}`)", count.less_one_with),
             (" (else 0)", "0" if count.otherwise == 0 else ""),
