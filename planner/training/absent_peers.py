@@ -32,8 +32,9 @@ def forget() -> None:
     tensors: Any = sys.modules.get("torch.distributed.tensor")
     if tensors is None:
         return
-    from torch.distributed.tensor import _redistribute, _sharding_prop
+    from torch.distributed.tensor import _random, _redistribute, _sharding_prop
 
+    _random._rng_tracker = None  # made with a broadcast by the first random operator of a process
     propagator = tensors.DTensor._op_dispatcher.sharding_propagator
     # It keeps one cache to each thread: a new one forgets them all.
     propagator.propagate_op_sharding = _sharding_prop.LocalLRUCache(propagator.propagate_op_sharding_non_cached)

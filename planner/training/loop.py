@@ -46,7 +46,7 @@ class OtherPhases(Protocol):
 
 
 PRECISIONS = ("none", "bf16_autocast", "fp16_autocast", "fsdp_mixed")
-_AUTOCAST = {"bf16_autocast": torch.bfloat16, "fp16_autocast": torch.float16}
+AUTOCAST_DTYPES = {"bf16_autocast": torch.bfloat16, "fp16_autocast": torch.float16}
 
 
 class Precision:
@@ -60,7 +60,7 @@ class Precision:
         """Raises SpecError for a precision that does not exist, RuntimeError if torch turned the scaler off."""
         check_known("precision", name, PRECISIONS, "train.precision")
         self._device_type = device.type
-        self._dtype = _AUTOCAST.get(name)
+        self._dtype = AUTOCAST_DTYPES.get(name)
         self.scaler = torch.amp.GradScaler(device.type) if name == "fp16_autocast" else None
         # GradScaler and autocast look for their device themselves and turn off with a mere warning: a plan without them
         # would be a plan of another program.

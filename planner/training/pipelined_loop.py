@@ -35,7 +35,7 @@ from planner.training.folding import (
     folder_of,
 )
 from planner.training.log_levels import raise_log_level
-from planner.training.loop import Loop
+from planner.training.loop import AUTOCAST_DTYPES, Loop
 from planner.training.models.build import build
 from planner.training.observers import Observer, RoleAssigner
 from planner.training.wraps import fsdp2
@@ -68,8 +68,13 @@ class Part:
         return _hidden_states(spec, self.hidden)
 
     def output_example(self, spec: schema.Job) -> Tensor:
-        """What goes out to the next stage, or the logits."""
-        return _hidden_states(spec, self.vocab if self.last else self.hidden)
+        """What goes out to the next stage, or the logits: of all tokens, as autocast has the head compute them."""
+        hidden = _hidden_states(spec, self.hidden)
+        if not self.last:
+            return hidden
+        shape = spec.train.micro_batch_size, spec.train.sequence_length, self.vocab
+        dtype = AUTOCAST_DTYPES.get(spec.train.precision, hidden.dtype)
+        return torch.empty(shape, dtype=dtype, device="meta", requires_grad=True)
 
 
 def _hidden_states(spec: schema.Job, width: int) -> Tensor:
@@ -315,7 +320,8 @@ class Stage(PipelineStage):
 
     def __init__(self, loop: PipelinedLoop, part: Part) -> None:
         self._loop, self._expected = loop, part.output_example(loop.spec)
-        folder = folder_of(loop.observer)
+        # What stages of other versions keep between micro-batches is not known: there all are run.
+        folder = folder_of(loop.observer) if (2, 11) <= torch_releases.installed() < (2, 15) else None
         self.micro = MicroBatchHistory(folder, part.module, loop.device) if folder else None
         super().__init__(
             part.module,
@@ -393,13 +399,8 @@ class Stage(PipelineStage):
         taken = args if self.is_first else self._retrieve_recv_activations(micro_batch)
         (output,) = micro.copy_action(FORWARD, micro_batch)
         assert output is not None
-        # Schedules before torch 2.10 merge the outputs of all micro-batches; those before 2.8 send from that list, too.
-        if not torch_releases.since(2, 10 if self.is_last else 8):
-            self.output_chunks.append(output)
         left = (output,), list(taken)
-        self._forwards[micro_batch] = (
-            self._torchs._make_forward_chunk_state(*left) if torch_releases.since(2, 15) else left
-        )
+        self._forwards[micro_batch] = left
         return output
 
     def _copy_backward(self, micro: MicroBatchHistory, kind: str, micro_batch: int, loss: Tensor | None) -> None:

@@ -33,6 +33,7 @@ from planner.paper import compiled
 from planner.paper.compiled import Compiling, patches
 from planner.tracing.spec.step_trace import trace
 from planner.training.blocks import compiled_backward
+from planner.upstream import torch_releases
 
 import torch  # isort: skip
 from torch import nn  # isort: skip
@@ -166,6 +167,7 @@ def test_reductions_are_split_for_the_multiprocessors_of_the_gpu() -> None:
     assert parts("sm_80") != parts("sm_75")
 
 
+@pytest.mark.skipif(torch_releases.installed() == (2, 9), reason="torch 2.9's Dynamo cannot compile create_block_mask")
 def test_attention_with_a_mask_of_blocks_compiles_without_triton() -> None:
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
@@ -259,6 +261,7 @@ def test_multiplications_of_eight_bits_are_those_of_cublaslt_eager_and_compiled(
     assert [each[0] for each in fused if each[2] == "float8_e4m3fn"] == [256 * 512, 1024 * 512]
 
 
+@pytest.mark.skipif(not torch_releases.since(2, 7), reason="torch 2.6 gives two nodes of the whole backward one name")
 def test_a_backward_compiled_as_a_whole_leaves_the_same_gradients() -> None:
     """It is one graph more, and what a compiled block's backward gave to the next one's is within it."""
 
@@ -294,6 +297,7 @@ def test_distributed_data_parallel_splits_the_graph_at_its_buckets() -> None:
     assert bucketed(2) > bucketed(1000)
 
 
+@pytest.mark.skipif(not torch_releases.since(2, 7), reason="with torch 2.6 every part is compiled")
 def test_parts_that_are_equal_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is allocated, and when, is what it is where each is compiled; on the way back they come in other turns."""
     monkeypatch.setenv("PLANNER_CACHE", "none")
@@ -349,10 +353,17 @@ def test_blocks_are_compiled_beside_stages_and_split_sequences(parallel: Paralle
     assert "layers.0.ffn.gate" in {each.module for each in fused} <= {each.module for each in eager}
 
 
+DYNAMO_SAYS = {"breaking": "Call to `torch._dynamo.graph_break()`", "reading": "Data-dependent branching"}
+if not torch_releases.since(2, 7):
+    DYNAMO_SAYS = {
+        "breaking": f"'skip function graph_break in file {torch._dynamo.decorators.__file__}'",
+        "reading": "Dynamic control flow is not supported at the moment. Please use "
+        "functorch.experimental.control_flow.cond to explicitly capture the control flow. For more information about this error, see: "
+        "https://pytorch.org/docs/main/generated/exportdb/index.html#cond-operands",
+    }
 REFUSED = {
     "Breaking": """\
-train.compile: the step cannot be compiled at breaking_model.py:25 in Breaking: Unsupported: Call to \
-`torch._dynamo.graph_break()`
+train.compile: the step cannot be compiled at breaking_model.py:25 in Breaking: Unsupported: {breaking}
   allowed: a step that Dynamo captures and Inductor compiles
   change:  compile the step on a real device first; where the graph breaks, leave fullgraph out; if it compiles there, \
 planner lacks something: report this line""",
@@ -362,8 +373,7 @@ breaking_model.py:33 in Calling
   allowed: operators that say of which shape and dtype their results are
   change:  write one for it: @torch.library.register_fake("planner_test::unknown")""",
     "Reading": """\
-train.compile: the compiled step reads a value of a device tensor at breaking_model.py:41 in Reading: Data-dependent \
-branching
+train.compile: the compiled step reads a value of a device tensor at breaking_model.py:41 in Reading: {reading}
   allowed: control flow that does not depend on values of device tensors
   change:  keep such decisions on the host, or use torch.where or torch.cond""",
 }
@@ -385,7 +395,7 @@ def of_model(name: str, *, fullgraph: bool = False) -> Job:
 def test_what_cannot_be_compiled_whole_is_an_error_that_names_it(name: str) -> None:
     with pytest.raises(TraceError) as refused:
         trace(of_model(name, fullgraph=True))
-    assert str(refused.value) == REFUSED[name]
+    assert str(refused.value) == REFUSED[name].format(**DYNAMO_SAYS)
 
 
 def test_a_step_of_which_nothing_is_captured_is_never_planned_eagerly() -> None:
@@ -419,7 +429,7 @@ def test_a_function_compiled_too_often_is_an_error() -> None:
         for size in range(2, 20):
             scale(torch.randn(size, size + 1, device="cuda"), size)
 
-    with compiling(), pytest.raises(Exception, match="recompile_limit"):
+    with compiling(), pytest.raises(Exception, match=r"recompile_limit|cache_size_limit"):
         scale_many()
 
 

@@ -19,6 +19,7 @@ from planner.job.layout import Mesh
 from planner.job.schema import Cluster, Decoder, DpReplicate, DpShard, Gpu, Job, Model, Optimizer, Parallel, Tp, Train
 from planner.tracing.spec import step_trace as tracing
 from planner.training import absent_peers, dtensor_speed
+from planner.upstream import torch_releases
 
 LAYERS = 4
 
@@ -74,6 +75,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return real(self, schema)
 
     monkeypatch.setattr(ShardingPropagator, "propagate_op_sharding_non_cached", counted)
+    absent_peers.forget()  # torch up to 2.9 keeps the method that it had
     return found
 
 
@@ -113,6 +115,7 @@ def looks(tensor: Tensor) -> tuple[object, ...]:
     return tensor.placements, tensor.shape, tensor.stride(), local.shape, local.stride(), local.dtype
 
 
+@pytest.mark.skipif(not torch_releases.since(2, 10), reason="before torch 2.10 every tensor is asked for")
 @pytest.mark.parametrize("operator", ["norm", "sum", "multiple", "fused AdamW"])
 def test_one_tensor_of_each_kind_is_asked_for(operator: str, asked: list[int]) -> None:
     with absent_peers.join(0, 4), dtensor_speed.once_for_all_parameters():

@@ -18,6 +18,11 @@ from planner.upstream import torch_releases
 BATCH, HEADS, ROWS = 2, 8, 256
 MATH, FLASH, MEMORY_EFFICIENT, CUDNN = "math", "flash_attention", "efficient_attention", "cudnn_attention"
 
+needs_cudnn = pytest.mark.skipif(
+    not torch_releases.since(*torch_releases.CUDNN_ATTENTION),
+    reason="before torch 2.9 no GPU prefers cuDNN's attention",
+)
+
 
 def chosen(
     target: str,
@@ -49,8 +54,8 @@ def chosen(
         ("sm_80", FLASH),
         ("sm_86", FLASH),
         ("sm_89", FLASH),
-        ("sm_90", CUDNN),
-        ("sm_100", CUDNN),
+        pytest.param("sm_90", CUDNN, marks=needs_cudnn),
+        pytest.param("sm_100", CUDNN, marks=needs_cudnn),
         ("sm_120", FLASH),
     ],
 )
@@ -59,7 +64,7 @@ def test_causal_attention_in_bf16_takes_the_kernel_of_its_architecture(target: s
 
 
 def test_builds_for_cuda_12_come_with_a_cudnn_that_is_not_preferred() -> None:
-    assert chosen("sm_90", cuda="12.8") == FLASH
+    assert chosen("sm_90", cuda="12.8") == (CUDNN if torch_releases.installed() == (2, 9) else FLASH)
 
 
 def test_on_amd_there_is_no_cudnn() -> None:
@@ -78,22 +83,26 @@ def test_in_fp64_there_is_only_math() -> None:
     assert chosen("sm_90", torch.float64) == MATH
 
 
+@needs_cudnn
 def test_an_arbitrary_mask_takes_the_memory_efficient_kernel_where_cudnn_is_not_preferred() -> None:
     assert chosen("sm_80", mask=True) == MEMORY_EFFICIENT
     assert chosen("sm_90", mask=True) == CUDNN
 
 
+@needs_cudnn
 def test_grouped_queries_stay_with_flash_and_cudnn() -> None:
     assert chosen("sm_80", kv_heads=2, enable_gqa=True) == FLASH
     assert chosen("sm_90", kv_heads=2, enable_gqa=True) == CUDNN
     assert chosen("sm_80", torch.float32, kv_heads=2, enable_gqa=True) == MATH
 
 
+@needs_cudnn
 def test_cudnn_leaves_heads_that_are_too_large_to_flash() -> None:
     assert chosen("sm_100", head_dim=256) == FLASH
     assert chosen("sm_90", head_dim=256) == CUDNN
 
 
+@needs_cudnn
 def test_cudnn_knows_dropout_in_sixteenths_only() -> None:
     assert chosen("sm_90", dropout_p=0.1) == FLASH
     assert chosen("sm_90", dropout_p=0.125) == CUDNN
@@ -164,6 +173,7 @@ def test_with_grouped_queries_flashs_backward_has_gradients_of_every_heads_key_a
     assert found.temporary[-2:] == [every_head, every_head]
 
 
+@needs_cudnn
 def test_cudnn_keeps_its_result_and_four_bytes_a_row(taken: Any) -> None:
     found = taken(inputs(), lambda q, k, v: scaled_dot_product_attention(q, k, v, is_causal=True), "sm_90")
 
@@ -176,6 +186,7 @@ def test_cudnn_keeps_its_result_and_four_bytes_a_row(taken: Any) -> None:
     assert found.unknown_workspaces == ("cuDNN attention, forward",)
 
 
+@needs_cudnn
 def test_cudnns_backward_takes_what_its_front_end_asks_for_and_names_the_rest_as_unknown(taken: Any) -> None:
     found = backward("sm_90", inputs(), taken)
 

@@ -138,7 +138,8 @@ class PaperWrapperForCpu(PaperWrapper):
 def registered(device: str) -> Iterator[None]:
     """Inside, a GPU is the paper GPU, and code is written for this device (`cuda`, or `cpu`); then all is as before."""
     common.init_backend_registration()
-    common.get_device_op_overrides("cuda")
+    from torch._inductor.codegen import cpu_device_op_overrides  # noqa: F401 - torch asks for it only where none is there
+
     device_interface.get_interface_for_device("cuda")
     answered_while_compiling: tuple[Any, ...] = (
         folded.constant_fold_functions, folded.constant_fold_functions_need_guards,

@@ -225,8 +225,8 @@ def _settings(arch: str, as_asked: bool) -> Iterator[None]:
     }
     # A state of random numbers would be kept in a generator of CUDA's, which a CPU build lacks; neither takes memory.
     functorch = {"graphsafe_rng_functionalization": False}
-    dynamo = {"fail_on_recompile_limit_hit": as_asked}
-    # Two of them came with torch 2.7.
+    # The second is its name in torch 2.6.
+    dynamo = {"fail_on_recompile_limit_hit": as_asked, "fail_on_cache_limit_hit": as_asked}
     functorch = {name: value for name, value in functorch.items() if hasattr(torch._functorch.config, name)}
     dynamo = {name: value for name, value in dynamo.items() if hasattr(torch._dynamo.config, name)}
     before = torch.compiler.config.cache_key_tag

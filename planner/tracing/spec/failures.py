@@ -18,7 +18,7 @@ _PLACE, _MODE = "train.compile", "train.compile.mode"
 # As torch 2.13 says it: torch/_library/custom_ops.py, torch/_dynamo/exc.py, torch/_inductor/cudagraph_trees.py.
 _NO_FAKE = re.compile(r"no fake impl registered for <CustomOpDef\(([\w:.]+)\)>")
 _PROGRAM = re.compile(r'from user code:\s+File "([^"]+)", line (\d+)')
-_READS_VALUE = ("Data-dependent", "data-dependent")
+_READS_VALUE = ("Data-dependent", "data-dependent", "Dynamic control flow is not supported")
 _OVERWRITTEN = "of CUDAGraphs that has been overwritten"
 
 
