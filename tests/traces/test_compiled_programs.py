@@ -358,8 +358,8 @@ if not torch_releases.since(2, 7):
     DYNAMO_SAYS = {
         "breaking": f"'skip function graph_break in file {torch._dynamo.decorators.__file__}'",
         "reading": "Dynamic control flow is not supported at the moment. Please use "
-        "functorch.experimental.control_flow.cond to explicitly capture the control flow. For more information about this error, see: "
-        "https://pytorch.org/docs/main/generated/exportdb/index.html#cond-operands",
+        "functorch.experimental.control_flow.cond to explicitly capture the control flow. For more information about "
+        "this error, see: https://pytorch.org/docs/main/generated/exportdb/index.html#cond-operands",
     }
 REFUSED = {
     "Breaking": """\
