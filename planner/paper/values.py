@@ -49,6 +49,7 @@ _KNOWN: tuple[tuple[str, str, Value, str], ...] = (
     ("deepspeed.runtime.zero.*", "update_offload_overflow_tracker", False, _OVERFLOW),
     ("deepspeed.runtime.zero.*", "complete_grad_norm_calculation_for_cpu_offload", 1.0,
      "a norm that is finite: how large it is decides about a factor only"),
+    ("megatron.core.optimizer.*", "_unscale_main_grads_and_check_for_nan", 0.0, f"found_inf: {_OVERFLOW}"),
     ("torch.optim.*", "*", 1.0, "a step counter or a norm: any finite number does"),
     ("torch.distributed.algorithms.ddp_comm_hooks.*", "*", 1.0, "a norm that is not zero"),
 )  # fmt: skip

@@ -221,3 +221,36 @@ def wgrad_gemm_accum_fp32(input: Tensor, d_output: Tensor, d_weight: Tensor) -> 
 
 
 wgrad_gemm_accum_fp16 = wgrad_gemm_accum_fp32
+
+
+# Source, apex at the commit 6424da3 (2026-07): csrc/megatron/{scaled_masked_softmax,scaled_softmax,
+# scaled_upper_triang_masked_softmax,generic_scaled_masked_softmax}_cuda.cu.
+@recorded_as("apex::softmax_fwd")
+def _softmax(given: Tensor, *_mask_and_scale: Any) -> Tensor:
+    """Probabilities of the shape of the scores."""
+    return torch.empty(given.shape, dtype=given.dtype, device=given.device)
+
+
+@recorded_as("apex::softmax_bwd")
+def _softmax_backward(grad: Tensor, kept: Tensor, _scale: Any) -> Tensor:
+    """In place of the gradient."""
+    grad, kept = grad.contiguous(), kept.contiguous()
+    return grad
+
+
+@recorded_as("apex::softmax_bwd")
+def _masked_softmax_backward(grad: Tensor, kept: Tensor, _scale: Any) -> Tensor:
+    grad, kept = grad.contiguous(), kept.contiguous()
+    return torch.empty(grad.shape, dtype=grad.dtype, device=grad.device)
+
+
+def _rows_a_block(_rows: int, columns: int, _batches: int, _heads: int) -> int:
+    """Rows of scores that a block of 128 threads takes: csrc/megatron/scaled_masked_softmax.h, get_batch_per_block."""
+    power = 1 << (columns - 1).bit_length()
+    return 128 // min(power, 32) * (2 if power <= 128 else 1)
+
+
+SOFTMAX: dict[str, Any] = {"forward": _softmax, "backward": _softmax_backward}
+MASKED_SOFTMAX: dict[str, Any] = {
+    "forward": _softmax, "backward": _masked_softmax_backward, "get_batch_per_block": _rows_a_block
+}  # fmt: skip

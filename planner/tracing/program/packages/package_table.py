@@ -143,11 +143,22 @@ PACKAGES: tuple[Package, ...] = (
             apex__optimizers="FusedAdam",
             apex__multi_tensor_apply="multi_tensor_applier MultiTensorApply",
         ),
-        extension=_offered(
-            "planner.paper.outside.apex",
-            amp_C="multi_tensor_adam multi_tensor_scale multi_tensor_axpby multi_tensor_sgd",
-            fused_weight_gradient_mlp_cuda="wgrad_gemm_accum_fp16 wgrad_gemm_accum_fp32",
-        ),
+        extension={
+            **_offered(
+                "planner.paper.outside.apex",
+                amp_C="multi_tensor_adam multi_tensor_scale multi_tensor_axpby multi_tensor_sgd",
+                fused_weight_gradient_mlp_cuda="wgrad_gemm_accum_fp16 wgrad_gemm_accum_fp32",
+            ),
+            **{
+                f"{kind}_softmax_cuda": Offered("planner.paper.outside.apex", table=table)
+                for kind, table in (
+                    ("scaled", "SOFTMAX"),
+                    ("scaled_upper_triang_masked", "SOFTMAX"),
+                    ("scaled_masked", "MASKED_SOFTMAX"),
+                    ("generic_scaled_masked", "MASKED_SOFTMAX"),
+                )
+            },
+        },
     ),
     Package(
         name="transformer-engine",
