@@ -69,10 +69,10 @@ def load() -> ctypes.CDLL:
 
 
 _RESULTS: dict[Any, str] = {
-    None: "ask_for_workspaces clear_workspaces host_stop write_zeros",
+    None: "ask_for_workspaces clear_workspaces expect_workspace_config host_stop write_zeros",
     ctypes.c_char_p: "host_record_format name record_format unknown_workspaces",
     ctypes.c_int64: "block_at born_alive count cudnn_version gemm_operations host_block_at host_count requested_bytes"
-    " rnn_mode shape_count",
+    " rnn_mode shape_count workspace_bytes",
     ctypes.c_void_p: "host_records records shapes",
 }
 _ARGUMENTS: dict[str, list[Any]] = {

@@ -1,11 +1,11 @@
 """Golden files of NVIDIA/Megatron-LM: its functional tests, each with what its last rank had allocated by iteration.
 
-The table is PLANNER_TRUTH/rows-3/megatron_golden_memory.csv, the repository CHECKOUTS/megatron, TransformerEngine of each
-version a folder CHECKOUTS/transformer-engine/2.16.0 (`pip install --no-deps --target`). A golden file is edited without
-being measured again: its figures are those of the commit that last changed its memory, and that commit's code is run,
-with the torch of its container and the TransformerEngine of its lock file. Words of the command are those of the case;
-data, vocabularies and the number of iterations are made up. What the program writes to its tensorboard is compared.
-Interpreters need tensorboard, pybind11, einops, onnx, onnxscript, triton, transformers, sentencepiece and pyyaml.
+The table is PLANNER_TRUTH/rows-3/megatron_golden_memory.csv, the repository CHECKOUTS/megatron, TransformerEngine of
+each version a folder CHECKOUTS/transformer-engine/2.16.0 (`pip install --no-deps --target`). Golden files are edited
+without being measured again: the commit that last changed a file's memory is run, with the torch of its container and
+the TransformerEngine of its lock file. Words of the command are those of the case; data and vocabularies are made up.
+What the program writes for tensorboard is compared. Interpreters need tensorboard, pybind11, einops, onnx, onnxscript,
+triton, transformers, sentencepiece and pyyaml.
 """
 
 from __future__ import annotations
@@ -112,11 +112,7 @@ class Megatron(FamilyOfTable[Golden, Program]):
             product=product,
             ranks=self._ranks(commit, folder, platform),
             allocated=(int(row["max_last"]) / MIB,) * 2,
-            figures=tuple(
-                (name, int(row[column]))
-                for name, column in zip(_FIGURES, ("max_first", "max_second", "cur_first", "cur_last"), strict=True)
-                if row[column]
-            ),
+            figures=read_figures(row),
             commit=commit,
             folder=folder,
             environment=kind,
@@ -157,7 +153,7 @@ class Megatron(FamilyOfTable[Golden, Program]):
         model, case = folder.split("/")[-2:]
         having = [
             (path, text) for path, text in self._recipes(commit)
-            if re.search(rf"\b{re.escape(case)}\b(?!_)", text) and re.search(rf"^  model: {re.escape(model)}$", text, re.MULTILINE)
+            if re.search(rf"\b{re.escape(case)}\b", text) and re.search(rf"^  model: {model}$", text, re.MULTILINE)
         ]  # fmt: skip
         own = [text for path, text in having if ("gb200" in path) == ("gb200" in platform)]
         return next(iter([*own, *(text for _, text in having)]), "")
@@ -174,7 +170,7 @@ class Megatron(FamilyOfTable[Golden, Program]):
             run.commit,
             script[1] if script else "pretrain_gpt.py",
             tuple(write_words(case["MODEL_ARGS"])),
-            run.engine if "--transformer-impl local" not in " ".join(write_words(case["MODEL_ARGS"])) else run.engine,
+            run.engine,
             {name: str(value) for name, value in (case.get("ENV_VARS") or {}).items()},
         )
 
@@ -208,6 +204,17 @@ class Megatron(FamilyOfTable[Golden, Program]):
             environment={"HF_HOME": str(data / "hub"), "HF_HUB_OFFLINE": "1", **program.variables},
             paths=[str(own), str(engine)],
         )
+
+
+def read_figures(row: Mapping[str, str]) -> tuple[tuple[str, int], ...]:
+    """The figures of a row by their names. In float16 the first iterations step nothing, as their loss overflows by its
+    initial scale: what they had is left out."""
+    columns = ("max_first", "max_second", "cur_first", "cur_last")
+    named = zip(_FIGURES, columns, strict=True)
+    return tuple(
+        (name, int(row[column])) for name, column in named
+        if row[column] and (row["fp16"] != "True" or column == "cur_last")
+    )  # fmt: skip
 
 
 def find_obstacle(golden: Golden, row: Mapping[str, str], container: str) -> str:
@@ -300,7 +307,8 @@ def write_data(file: str, name: str = "") -> None:
         path.write_text(json.dumps({token: number for number, token in enumerate(tokens)}), encoding="utf-8")
     elif path.suffix == ".txt":
         tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *string.ascii_letters]
-        path.write_text("\n".join([*tokens, *(f"made{number}" for number in range(len(tokens), size))]), encoding="utf-8")
+        tokens += [f"made{number}" for number in range(len(tokens), size)]
+        path.write_text("\n".join(tokens), encoding="utf-8")
     else:
         write_indexed(path, sentences=20 if path.name.endswith("sentence") else 1)
 

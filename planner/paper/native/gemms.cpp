@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdlib>
 #include <map>
 #include <mutex>
+#include <regex>
 #include <string>
 #include <thread>
 #include <unordered_map>
@@ -20,6 +22,8 @@ namespace {
 // cuBLAS takes one workspace for each handle and stream, on first use, and keeps it; a thread has a handle of its own.
 // cublasLt takes the same one (torch 2.13, aten/src/ATen/cuda/CublasHandlePool.cpp). None: not a GPU.
 size_t workspace_bytes = 0;
+// Whether a program's CUBLAS_WORKSPACE_CONFIG is still to be read, as torch does with its first workspace.
+bool has_config = false;
 std::mutex gemm_mutex;
 std::map<std::pair<std::thread::id, int32_t>, c10::DataPtr> workspaces;
 std::atomic<int64_t> operations{0};
@@ -35,8 +39,22 @@ const std::unordered_map<std::string, int>& gemms() {
   return known;
 }
 
+// `:4096:2:16:8` is KiB times how many, pair by pair; anything else leaves the default.
+void read_config() {
+  const char* config = has_config ? std::getenv("CUBLAS_WORKSPACE_CONFIG") : nullptr;
+  has_config = false;
+  if (config == nullptr) return;
+  static const std::regex whole("(:[0-9]+:[0-9]+)+"), pair(":([0-9]+):([0-9]+)");
+  const std::string text(config);
+  if (!std::regex_match(text, whole)) return;
+  workspace_bytes = 0;
+  for (std::sregex_iterator found(text.begin(), text.end(), pair), end; found != end; ++found)
+    workspace_bytes += std::stoull((*found)[1]) * 1024 * std::stoull((*found)[2]);
+}
+
 void take_workspace() {
   std::lock_guard<std::mutex> lock(gemm_mutex);
+  read_config();
   auto& workspace = workspaces[{std::this_thread::get_id(), current_stream()}];
   if (workspace.get() != nullptr) return;
   static const std::string name = "cublas::workspace";
@@ -91,6 +109,15 @@ extern "C" int64_t paper_gemm_operations() { return paper::operations; }
 extern "C" void paper_clear_workspaces() {
   std::lock_guard<std::mutex> lock(paper::gemm_mutex);
   paper::workspaces.clear();
+}
+
+// The environment of the program that begins now may say another size.
+extern "C" void paper_expect_workspace_config() { paper::has_config = true; }
+
+extern "C" int64_t paper_workspace_bytes() {
+  std::lock_guard<std::mutex> lock(paper::gemm_mutex);
+  paper::read_config();
+  return static_cast<int64_t>(paper::workspace_bytes);
 }
 
 // Bytes of a cuBLAS workspace from now on; those that are held are given back.

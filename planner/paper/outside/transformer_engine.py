@@ -180,28 +180,42 @@ def _write_last_list(_chunk_size: int, _noop: Tensor, lists: Lists, *_settings: 
 EXTENSION["multi_tensor_unscale_l2norm"] = _multi_tensor_unscale_l2norm
 EXTENSION |= {
     f"multi_tensor_{name}": _write_last_list
-    for name in ("scale", "adam", "adam_param_remainder", "adam_capturable", "adam_capturable_master", "sgd")
+    for name in (
+        "scale",
+        "scale_tensor",
+        "adam",
+        "adam_param_remainder",
+        "adam_capturable",
+        "adam_capturable_master",
+        "sgd",
+    )
 }
 
 # Source, TransformerEngine 2.11: pytorch/csrc/extensions/attention.cpp, common/fused_attn/{fused_attn.cpp,
 # fused_attn_f16_arbitrary_seqlen.cu}. The workspace is taken as that of torch's attention of cuDNN. Arguments come by
 # position in an order that differs between versions.
-_FIRST, _LAST = (2, 10), (2, 13)
-_DIAGONAL = (2, 12)
-"""Since when the corner is an argument at which a causal mask begins."""
+_FIRST, _LAST = (2, 7), (2, 18)
+_SINCE = {
+    "softmax": (2, 8), "offset": (2, 8), "bottom_right": (2, 12),
+    **dict.fromkeys(("o_format", "do_format", "dqkv_layout", "qkv_scale_format", "do_scale_format"), (2, 15)),
+}  # fmt: skip
+_UNTIL = {"grad_dtype": (2, 15)}
+"""Arguments that not all versions have: since when, or until when."""
 _QUESTION = (
     "is_training", "q_dtype", "kv_dtype", "layout", "bias", "mask", "softmax", "dropout", "heads", "groups", "rows",
     "columns", "head_dim", "value_dim", "left", "right", "return_max_logit", "cuda_graph", "deterministic",
 )  # fmt: skip
 _FORWARD = (
-    "rows", "columns", "is_training", "scale", "dropout", "set_zero", "layout", "bias_type", "mask", "softmax",
-    "window", "bottom_right", "lengths_q", "lengths_kv", "q", "k", "v", "dtype", "padded_q", "padded_kv", "pages_k",
-    "pages_v", "s_quantizer", "o_quantizer", "bias", "offset", "generator", "numbers", "return_max_logit", "cuda_graph",
+    "rows", "columns", "is_training", "scale", "dropout", "set_zero", "layout", "o_format", "qkv_scale_format",
+    "bias_type", "mask", "softmax", "window", "bottom_right", "lengths_q", "lengths_kv", "q", "k", "v", "dtype",
+    "padded_q", "padded_kv", "pages_k", "pages_v", "s_quantizer", "o_quantizer", "bias", "offset", "generator",
+    "numbers", "return_max_logit", "cuda_graph",
 )  # fmt: skip
 _BACKWARD = (
-    "rows", "columns", "scale", "dropout", "set_zero", "layout", "bias_type", "mask", "softmax", "window",
-    "bottom_right", "deterministic", "lengths_q", "lengths_kv", "q", "k", "v", "out", "grad", "dtype", "grad_dtype",
-    "kept", "padded_q", "padded_kv", "s_quantizer", "dp_quantizer", "dqkv_quantizer", "cuda_graph",
+    "rows", "columns", "scale", "dropout", "set_zero", "layout", "o_format", "do_format", "dqkv_layout",
+    "qkv_scale_format", "do_scale_format", "bias_type", "mask", "softmax", "window", "bottom_right", "deterministic",
+    "lengths_q", "lengths_kv", "q", "k", "v", "out", "grad", "dtype", "grad_dtype", "kept",
+    "padded_q", "padded_kv", "s_quantizer", "dp_quantizer", "dqkv_quantizer", "cuda_graph",
 )  # fmt: skip
 
 
@@ -220,10 +234,10 @@ def _release() -> tuple[int, int]:
 
 
 def _named(names: tuple[str, ...], values: tuple[Any, ...]) -> SimpleNamespace:
-    """The arguments of a call by their names, in the order of the installed version."""
-    if _release() < _DIAGONAL:
-        names = tuple(name for name in names if name != "bottom_right")
-    return SimpleNamespace(**dict(zip(names, values, strict=False)))
+    """The arguments of a call by their names, in the order of the installed version; 0 where that has none of them."""
+    release = _release()
+    own = [name for name in names if _SINCE.get(name, release) <= release < _UNTIL.get(name, (3, 0))]
+    return SimpleNamespace(**dict.fromkeys(names, 0) | dict(zip(own, values, strict=False)))
 
 
 def _get_fused_attn_backend(*values: Any) -> IntEnum:
@@ -298,7 +312,8 @@ def fused_attn_bwd(*values: Any) -> list[Tensor | None]:
     """Gradients of query, key and value, laid out together where these are; of a bias, of sinks: none."""
     call = _named(_BACKWARD, values)
     _check(call)
-    layout, dtype = _LAYOUTS[call.layout], call.q.dtype
+    has_own = _release() >= _SINCE["dqkv_layout"]
+    layout, dtype = _LAYOUTS[call.dqkv_layout if has_own else call.layout], call.q.dtype
 
     def together(like: Tensor, parts: int) -> list[Tensor]:
         """Of tensors that lie in one another (SB3HD, SBHD_SB2HD, ...) one tensor is made."""
@@ -472,7 +487,7 @@ def _offer_activation(name: str, backward: str, parts: int) -> None:
 
 for _name in ("gelu", "qgelu", "relu", "srelu", "silu"):
     _offer_activation(_name, f"d{_name}", 1)
-for _name in ("geglu", "qgeglu", "reglu", "sreglu", "swiglu"):
+for _name in ("glu", "geglu", "qgeglu", "reglu", "sreglu", "swiglu"):
     _offer_activation(_name, f"d{_name}", 2)
 _offer_activation("clamped_swiglu", "clamped_dswiglu", 2)
 

@@ -19,7 +19,6 @@ from planner.errors import TraceError
 from planner.hardware.gpus import ARCHITECTURES
 from planner.paper import library
 from planner.paper.outside.operators import recorded_as
-from planner.paper.targets import target_of
 from planner.paper.torch_cuda import DeviceProperties
 from planner.tracing.program.gpu_statistics import LiveMemory, ManagementLibrary
 from planner.tracing.program.rank_orders import Gpu
@@ -100,11 +99,9 @@ _FROM_TORCH = {
 
 
 @contextmanager
-def whole(
-    gpu: Gpu, gpus: int, cuda: str, torch_version: str, memory: LiveMemory, management: ManagementLibrary
-) -> Iterator[None]:
+def whole(gpu: Gpu, gpus: int, cuda: str, memory: LiveMemory, management: ManagementLibrary) -> Iterator[None]:
     """Inside, a program finds `gpus` GPUs of a CUDA build; to be entered inside `paper.gpu`."""
-    torch_cuda, bindings = _torch_cuda(gpu, gpus, memory, management), _bindings(gpu, cuda, torch_version, memory)
+    torch_cuda, bindings = _torch_cuda(gpu, gpus, memory, management), _bindings(gpu, cuda, memory)
     replaced: dict[str, Any] = {
         **{f"torch._C:{name}": _alone(answer) for name, answer in bindings.items()},
         "torch._C:_CudaDeviceProperties": DeviceProperties,
@@ -191,9 +188,9 @@ class _CudaError(int):
     success = 0
 
 
-def _bindings(gpu: Gpu, cuda: str, torch_version: str, memory: LiveMemory) -> dict[str, Any]:
+def _bindings(gpu: Gpu, cuda: str, memory: LiveMemory) -> dict[str, Any]:
     native = library.load()
-    workspace = target_of(gpu.arch, torch_version).workspace_bytes
+    native.paper_expect_workspace_config()
     major, _, minor = cuda.partition(".")
 
     def set_fraction(fraction: float, _device: int = 0) -> None:
@@ -203,7 +200,7 @@ def _bindings(gpu: Gpu, cuda: str, torch_version: str, memory: LiveMemory) -> di
         memory.settle(conf)
 
     def set_workspace(size: int, *_arguments: Any) -> None:
-        if size != workspace:
+        if size != native.paper_workspace_bytes():
             _refusing("this setting", "another size of cuBLAS's workspace is not modelled")()
 
     def set_tuning(value: bool) -> None:
@@ -244,7 +241,7 @@ def _bindings(gpu: Gpu, cuda: str, torch_version: str, memory: LiveMemory) -> di
         "_cuda_getCompiledVersion": lambda: int(major) * 1000 + int(minor or 0) * 10,
         "_cuda_hasPrimaryContext": lambda _device: bool(torch.cuda._initialized),
         "_cuda_synchronize": native.paper_synchronize,
-        "_cuda_getCublasWorkspaceSize": lambda *_device: workspace,
+        "_cuda_getCublasWorkspaceSize": lambda *_device: native.paper_workspace_bytes(),
         "_cuda_setCublasWorkspaceSize": set_workspace,
         "_cuda_getCurrentStream": current_stream,
         "_cuda_getDefaultStream": lambda device=0: (0, device, 1),

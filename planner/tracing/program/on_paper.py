@@ -317,7 +317,7 @@ def run_program(order: ProgramOrder, finish: Finish, key: bytearray | None = Non
 def _surrounded(order: ProgramOrder, run: ProgramRun) -> Iterator[None]:
     losses = run.answers.watching_losses
     with (
-        cuda.whole(order.gpu, order.line.gpus, order.cuda, order.torch, run.memory, run.management),
+        cuda.whole(order.gpu, order.line.gpus, order.cuda, run.memory, run.management),
         gpu_statistics.nvidia_smi(
             order.gpu.product, order.gpu.total_bytes, order.line.gpus, ARCHITECTURES[order.gpu.arch].capability
         ),
