@@ -69,7 +69,7 @@ _LAYOUTS = (
     "SB3HD", "SBH3D", "SBHD_SB2HD", "SBHD_SBH2D", "SBHD_SBHD_SBHD", "BS3HD", "BSH3D", "BSHD_BS2HD", "BSHD_BSH2D",
     "BSHD_BSHD_BSHD", "T3HD", "TH3D", "THD_T2HD", "THD_TH2D", "THD_THD_THD", "SBHD_BSHD_BSHD", "BSHD_SBHD_SBHD",
     "THD_BSHD_BSHD", "THD_SBHD_SBHD", "Paged_KV_BSHD_BSHD_BSHD", "Paged_KV_BSHD_SBHD_SBHD", "Paged_KV_SBHD_BSHD_BSHD",
-    "Paged_KV_SBHD_SBHD_SBHD", "Paged_KV_THD_BSHD_BSHD", "Paged_KV_THD_SBHD_SBHD",
+    "Paged_KV_SBHD_SBHD_SBHD", "Paged_KV_THD_BSHD_BSHD", "Paged_KV_THD_SBHD_SBHD", "BHSD_BHSD_BHSD",
 )  # fmt: skip
 _ENUMERATIONS = {
     "NVTE_Bias_Type": [f"NVTE_{name}" for name in _BIASES],
@@ -77,9 +77,11 @@ _ENUMERATIONS = {
     "NVTE_Softmax_Type": [f"NVTE_{name}" for name in _SOFTMAXES],
     "NVTE_QKV_Format": [
         "NVTE_SBHD", "NVTE_BSHD", "NVTE_THD", "NVTE_BSHD_2SBHD", "NVTE_SBHD_2BSHD", "NVTE_THD_2BSHD", "NVTE_THD_2SBHD",
+        "NVTE_BHSD", "NVTE_QKV_Format_NOT_SET",
     ],
     "NVTE_QKV_Layout": [f"NVTE_{name}" for name in _LAYOUTS],
-    "Float8BlockScaleTensorFormat": ["GEMM_READY", "COMPACT"],
+    "Float8BlockScaleTensorFormat": ["GEMM_READY", "COMPACT", "INVALID"],
+    "NVTERoutingMapFormat": ["BYTEMAP", "BITMAP_U8"],
     "CommOverlapType": ["RS", "AG"],
     "CommOverlapAlgo": [
         "BULK_OVERLAP_AG", "BULK_OVERLAP_RS", "SPLIT_PIPELINED_AG_P2P", "SPLIT_PIPELINED_RS", "SPLIT_PIPELINED_RS_P2P",
