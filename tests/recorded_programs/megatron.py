@@ -25,8 +25,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from recorded_run import TRUTH, Change, FamilyOfTable, Launch, RecordedRun, Repository, call_by
+from recorded_run import TRUTH, Change, FamilyOfTable, Figure, Launch, RecordedRun, Repository, call_by
 
+from planner.job.rank_sets import RankSet
 from planner.units import MIB
 
 ROWS = TRUTH / "rows-3" / "megatron_golden_memory.csv"
@@ -66,8 +67,9 @@ class Golden(RecordedRun):
 
     commit: str
     folder: str
-    environment: str
     engine: str
+    figures: tuple[tuple[str, int], ...]
+    """Others than the peak, in bytes by their names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,20 +114,30 @@ class Megatron(FamilyOfTable[Golden, Program]):
             product=product,
             ranks=self._ranks(commit, folder, platform),
             allocated=(int(row["max_last"]) / MIB,) * 2,
-            figures=read_figures(row),
+            figures=recorded_figures(row),
             commit=commit,
             folder=folder,
-            environment=kind,
             engine=engine or self._locked_engine(commit),
         )
         return replace(golden, rank=golden.ranks - 1, obstacle=find_obstacle(golden, row, container))
 
-    def read_figures(self, run: Golden, folder: Path, python: str) -> dict[str, int]:
+    def read_written(self, run: Golden, folder: Path, python: str) -> dict[str, Any]:
         output = folder / "outputs" / run.name
         if not (output / "tensorboard").exists():
             return {}
         call_by(python, read_scalars, output / "tensorboard", output / "scalars.json")
-        return name_figures(json.loads((output / "scalars.json").read_text(encoding="utf-8")))
+        series: dict[str, Any] = json.loads((output / "scalars.json").read_text(encoding="utf-8"))
+        return series
+
+    def read_figures(self, run: Golden, result: Mapping[str, Any]) -> list[Figure]:
+        classes = result["answer"]["rank_classes"]
+        own = next(each for each in classes if run.rank in RankSet.parse(each["ranks"]))
+        written = name_figures(result.get("written", {}))
+        figures = [Figure("allocated", run.allocated, own["peak"]["allocated_bytes"], self.decimals)]
+        for name, recorded in run.figures:
+            if name in written:
+                figures.append(Figure(name, (recorded / MIB,) * 2, written[name], self.decimals))
+        return figures
 
     @functools.cache  # noqa: B019
     def _locked_engine(self, commit: str) -> str:
@@ -144,15 +156,14 @@ class Megatron(FamilyOfTable[Golden, Program]):
         return said.strip().rpartition(":")[2].removesuffix("-py3")
 
     @functools.cache  # noqa: B019
-    def _recipes(self, commit: str) -> list[tuple[str, str]]:
-        paths = self.repository.list_files(commit, _RECIPES)
-        return list(zip(paths, self.repository.read_blobs([f"{commit}:{path}" for path in paths]), strict=True))
+    def _recipes(self, commit: str) -> dict[str, str]:
+        return self.repository.read_below(commit, _RECIPES)
 
     def _recipe(self, commit: str, folder: str, platform: str) -> str:
         """The text of the recipe that has a case, of its own platform where there are several."""
         model, case = folder.split("/")[-2:]
         having = [
-            (path, text) for path, text in self._recipes(commit)
+            (path, text) for path, text in self._recipes(commit).items()
             if re.search(rf"\b{re.escape(case)}\b", text) and re.search(rf"^  model: {model}$", text, re.MULTILINE)
         ]  # fmt: skip
         own = [text for path, text in having if ("gb200" in path) == ("gb200" in platform)]
@@ -206,7 +217,7 @@ class Megatron(FamilyOfTable[Golden, Program]):
         )
 
 
-def read_figures(row: Mapping[str, str]) -> tuple[tuple[str, int], ...]:
+def recorded_figures(row: Mapping[str, str]) -> tuple[tuple[str, int], ...]:
     """The figures of a row by their names. In float16 the first iterations step nothing, as their loss overflows by its
     initial scale: what they had is left out."""
     columns = ("max_first", "max_second", "cur_first", "cur_last")

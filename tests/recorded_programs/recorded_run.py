@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from planner.units import MIB
 
@@ -23,7 +23,7 @@ _HEADER_NUMBERS = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedRun:
-    """A run that printed the peaks of its rank 0; a family adds where its program is."""
+    """A run that printed the peaks of a rank; a family adds where its program is."""
 
     name: str
     """Its own within the family: its line in the table, from 0, or its file."""
@@ -41,6 +41,8 @@ class RecordedRun:
     """Why it cannot be run; empty if it can."""
     inferred: str = ""
     """What of torch, GPU and ranks its own log does not say, but a page or a log beside it; such a run is not drawn."""
+    rank: int = 0
+    """Whose figures these are; rank 0 is run before it."""
 
     @property
     def stratum(self) -> tuple[str, str, int]:
@@ -98,6 +100,8 @@ class Launch:
     steps: int
     options: Sequence[str] = ()
     environment: dict[str, str] = field(default_factory=dict)
+    paths: Sequence[str] = ()
+    """Folders of packages, before those of the interpreter."""
 
 
 Run = TypeVar("Run", bound=RecordedRun)
@@ -134,6 +138,11 @@ class Family(ABC, Generic[Run, Program]):
     def write(self, run: Run, program: Program, folder: Path, python: str) -> Launch:
         """The program and made-up data in a folder, with packages of an interpreter where data needs some."""
 
+    def read_written(self, run: Run, folder: Path, python: str) -> dict[str, Any]:
+        """What of the files that a run has written is kept with its answer."""
+        del run, folder, python
+        return {}
+
     def read_figures(self, run: Run, result: Mapping[str, Any]) -> list[Figure]:
         """What an answer has for what the run printed: here peaks since the program last reset the counters."""
         counted = result["answer"]["counted"]
@@ -143,6 +152,16 @@ class Family(ABC, Generic[Run, Program]):
             for name, recorded in pairs.items()
             if recorded[1]
         ]
+
+
+class Change(NamedTuple):
+    """What a commit did to a file: A, M, R or D."""
+
+    commit: str
+    kind: str
+    blob: str
+    old_path: str
+    path: str
 
 
 class Repository:
@@ -191,9 +210,26 @@ class Repository:
         texts = self.read_blobs([f"{commit}:{name}" for name in names])
         return dict(zip((PurePosixPath(name).name for name in names), texts, strict=True))
 
-    def write_tree(self, commit: str, folder: Path) -> None:
-        """All files of a commit."""
-        with tarfile.open(fileobj=io.BytesIO(self._git("archive", "--format=tar", commit))) as archive:
+    def read_below(self, commit: str, folder: str) -> dict[str, str]:
+        """All files of a folder and those in it, by their paths."""
+        paths = self._git("ls-tree", "-r", "--name-only", commit, f"{folder}/").decode().splitlines()
+        return dict(zip(paths, self.read_blobs([f"{commit}:{path}" for path in paths]), strict=True))
+
+    def read_changes(self, folder: str) -> list[Change]:
+        """What the head's first parents changed in a folder, newest first, with renames."""
+        options = ["--raw", "--no-abbrev", "-M50", "-l20000", "--first-parent", "-m", "--format=commit %H"]
+        changes, commit = [], ""
+        for line in self._git("log", *options, "HEAD", "--", folder).decode().splitlines():
+            if line.startswith("commit "):
+                commit = line.removeprefix("commit ")
+            elif line.startswith(":"):
+                about, *paths = line.split("\t")
+                changes.append(Change(commit, about.split()[4][0], about.split()[3], paths[0], paths[-1]))
+        return changes
+
+    def write_tree(self, commit: str, folder: Path, paths: Sequence[str] = ()) -> None:
+        """The files of a commit, or only those of some paths."""
+        with tarfile.open(fileobj=io.BytesIO(self._git("archive", "--format=tar", commit, *paths))) as archive:
             archive.extractall(folder, filter="data")
 
 

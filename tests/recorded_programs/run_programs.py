@@ -27,6 +27,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from megatron import Megatron
 from nanochat import Nanochat
 from outcomes import Outcome, compare, keep, summarize
 from parameter_golf import ParameterGolf
@@ -35,7 +36,9 @@ from speedrun import Speedrun
 
 from planner.runtime.user_cache import user_cache
 
-FAMILIES: dict[str, type[Family[Any, Any]]] = {family.name: family for family in (Speedrun, ParameterGolf, Nanochat)}
+FAMILIES: dict[str, type[Family[Any, Any]]] = {
+    family.name: family for family in (Speedrun, ParameterGolf, Nanochat, Megatron)
+}
 
 
 def read_pythons(text: str) -> dict[str, str]:
@@ -109,15 +112,18 @@ def find_result(family: Family[Any, Any], run: RecordedRun, options: argparse.Na
         return equal or result
     print(f"running {family.name}/{run.name}: {run.title}", file=sys.stderr, flush=True)
     launch = family.write(run, program, options.folder / family.name, python)
+    ranks = ",".join(map(str, sorted({0, run.rank})))
     command = [
-        python, "-m", "planner", "run", "--format", "json", "--ranks", "0", "--gpu", run.gpu,
+        python, "-m", "planner", "run", "--format", "json", "--ranks", ranks, "--gpu", run.gpu,
         "--steps", str(launch.steps if options.steps is None else options.steps), "--seconds", str(options.seconds),
         *(() if options.pythons else ("--torch", run.torch)), *launch.options, "--", *launch.command,
     ]  # fmt: skip
-    path = os.pathsep.join(filter(None, (str(ROOT), options.triton, os.environ.get("PYTHONPATH"))))
+    path = os.pathsep.join(filter(None, (str(ROOT), *launch.paths, options.triton, os.environ.get("PYTHONPATH"))))
     environment = start_with(python, path) | launch.environment
     today = f"{datetime.now(UTC):%Y-%m-%d}"
     result = {"key": key, "date": today, **run_planner(command, launch.folder, environment)}
+    if "answer" in result:
+        result["written"] = family.read_written(run, options.folder / family.name, python)
     kept.parent.mkdir(parents=True, exist_ok=True)
     kept.write_text(json.dumps(result), encoding="utf-8")
     return result
