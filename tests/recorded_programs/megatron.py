@@ -47,6 +47,8 @@ OLDEST_TORCH = (2, 6)
 _OLD_TORCH = {"24.01": "2.2", "24.10": "2.5"}
 _CONTAINER_ENGINE = {"25.09": "2.7.0"}
 """TransformerEngine of containers that the lock file does not add one to."""
+_FLASH_ATTENTION = "2.7.4"
+"""Of the containers of 2025."""
 _LOCKED_ENGINE = re.compile(r'^name = "transformer-engine"\nversion = "([\d.]+)', re.MULTILINE)
 _FIGURES = ("peak after the first", "peak after the second", "allocated after the first", "allocated at the end")
 _ITERATIONS = 4
@@ -211,7 +213,7 @@ class Megatron(FamilyOfTable[Golden, Program]):
             folder=own,
             command=["torchrun", f"--nproc_per_node={run.ranks}", program.script, *text.split("\n")],
             steps=_ITERATIONS,
-            options=["--with", "apex", "--allow-writes"],
+            options=["--with", f"apex,flash-attn=={_FLASH_ATTENTION}", "--allow-writes"],
             environment={"HF_HOME": str(data / "hub"), "HF_HUB_OFFLINE": "1", **program.variables},
             paths=[str(own), str(engine)],
         )

@@ -205,3 +205,22 @@ fill((1, 1, 1), (32, 1, 1), (given,), shared_mem=1024)
 assert torch.cuda.memory_allocated() == before
 """
     assert run(f"python {program(lines + STEP)}").is_whole
+
+
+@pytest.mark.parametrize(
+    ("config", "expected_bytes"), [(":4096:8", 32 << 20), (":4096:2:16:8", 8320 << 10), ("many", 32 << 20)]
+)
+def test_a_workspace_of_cublas_is_as_large_as_the_program_says_before_the_first_product(
+    run: Run, program: Callable[[str], str], config: str, expected_bytes: int
+) -> None:
+    """`:KIB:COUNT` pairs are added (torch 2.13, aten/src/ATen/cuda/CublasHandlePool.cpp); others leave the default."""
+    lines = f"""
+import os, torch
+os.environ["CUBLAS_WORKSPACE_CONFIG"] = "{config}"
+left, out = torch.zeros(8, 8, device="cuda"), torch.zeros(8, 8, device="cuda")
+before = torch.cuda.memory_allocated()
+torch.mm(left, left, out=out)
+assert torch.cuda.memory_allocated() - before == {expected_bytes} == torch._C._cuda_getCublasWorkspaceSize()
+"""
+
+    assert run(f"python {program(lines + STEP)}").is_whole

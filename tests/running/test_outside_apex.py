@@ -94,3 +94,24 @@ optimizer.step()
 """
 
     assert run(f"python {program(lines)}").iterations == 1
+
+
+def test_softmaxes_of_scores_are_made_anew_under_a_mask_and_in_place_without() -> None:
+    """Source: apex at the commit 6424da3, csrc/megatron/scaled_masked_softmax_cuda.cu, scaled_softmax_cuda.cu."""
+
+    def run() -> Any:
+        scores, mask = torch.empty(2, 4, 8, 8, dtype=torch.float16, device="cuda"), None
+        kept = apex.MASKED_SOFTMAX["forward"](scores, mask, 1.0), apex.SOFTMAX["forward"](scores, 1.0)
+        grads = apex.MASKED_SOFTMAX["backward"](scores, kept[0], 1.0), apex.SOFTMAX["backward"](scores, kept[1], 1.0)
+        return kept, grads
+
+    assert [line for line in told_events(run) if "softmax" in line] == [
+        "+ softmax_fwd 2x4x8x8 float16",
+        "+ softmax_fwd 2x4x8x8 float16",
+        "+ softmax_bwd 2x4x8x8 float16",
+    ]
+
+
+@pytest.mark.parametrize(("columns", "rows"), [(1024, 4), (128, 8), (16, 16)])
+def test_a_block_of_threads_takes_rows_of_scores_by_their_length(columns: int, rows: int) -> None:
+    assert apex.MASKED_SOFTMAX["get_batch_per_block"](64, columns, 2, 8) == rows

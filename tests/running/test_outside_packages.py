@@ -231,3 +231,17 @@ def test_a_file_that_describes_nothing_is_refused(tmp_path: Path) -> None:
         kernels.read(str(path))
     with pytest.raises(ProgramError, match="there is no file"):
         kernels.read(str(tmp_path / "other.py"))
+
+
+def test_a_package_has_the_version_that_it_is_named_with(run: Run, program: Callable[[str], str]) -> None:
+    lines = """
+import importlib.metadata
+import flash_attn
+import torch
+assert flash_attn.__version__ == importlib.metadata.version("flash-attn") == "2.7.4"
+model = torch.nn.Linear(8, 8).cuda()
+model(torch.ones(2, 8, device="cuda")).sum().backward()
+torch.optim.SGD(model.parameters()).step()
+"""
+
+    assert run(f"python {program(lines)}", packages=("flash-attn==2.7.4",)).is_whole

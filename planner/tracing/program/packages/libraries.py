@@ -54,11 +54,14 @@ class Surroundings:
         folders = dict.fromkeys((here if line.is_module else Path(line.program).resolve().parent, here))
         listed = package_table.listed(folders)
         provided = stand_ins.provided_by(self._order.packages, listed)
+        versions = stand_ins.versions_of(self._order.packages)
         has_triton = has_triton_package()  # torch remembers the answer, also when a stand-in is there
         stands = {} if has_triton else triton_package.modules(self._launches)
         with (
             self._stack,
-            stand_ins.providing(provided, {"pynvml": self._library.module(), **own.modules}, stands, self._assumptions),
+            stand_ins.providing(
+                provided, versions, {"pynvml": self._library.module(), **own.modules}, stands, self._assumptions
+            ),
             kernels.not_built(own.built),
             _without_libraries(),
             _followed(self._patches(own.built, has_triton=has_triton)),

@@ -105,8 +105,15 @@ class Last(importlib.abc.MetaPathFinder):
     """Asked for what is not installed. `provided`: by top-level module why the job is taken to have it; `ready`:
     modules that every machine with a GPU has, but for torch itself, which would compile with them."""
 
-    def __init__(self, provided: Mapping[str, str], ready: Mapping[str, ModuleType], assumptions: Assumptions) -> None:
+    def __init__(
+        self,
+        provided: Mapping[str, str],
+        versions: Mapping[str, str],
+        ready: Mapping[str, ModuleType],
+        assumptions: Assumptions,
+    ) -> None:
         self._provided, self._ready, self._assumptions = dict(provided), ready, assumptions
+        self._versions = versions
         self._reported: set[str] = set()
 
     def find_spec(self, name: str, _path: Any = None, _target: Any = None) -> importlib.machinery.ModuleSpec | None:
@@ -138,7 +145,10 @@ class Last(importlib.abc.MetaPathFinder):
                 f"{package.name} is not installed here ({self._provided[package.module]}): its kernels allocate what"
                 f" those of {package.version} do, and the rest of it is refused by name",
             )
-        return _spec(name, _Loader(package.modules[name], package.version), package.modules)
+        return _spec(name, _Loader(package.modules[name], self._version(package)), package.modules)
+
+    def _version(self, package: Package) -> str:
+        return self._versions.get(package.module, package.version)
 
     def _has(self, package: Package, name: str) -> bool:
         """Whether the job has it. Raises TraceError for one that the program needs and nobody has described."""
@@ -181,13 +191,13 @@ class Last(importlib.abc.MetaPathFinder):
         for package in package_table.PACKAGES:
             known = (package_table.canonical(package.name), package_table.canonical(package.module))
             if package.module in self._provided and (wanted is None or wanted in known):
-                yield _Distribution(package)
+                yield _Distribution(package, self._version(package))
 
 
 class _Distribution(importlib.metadata.Distribution):
-    def __init__(self, package: Package) -> None:
+    def __init__(self, package: Package, version: str) -> None:
         self._texts = {
-            "METADATA": f"Metadata-Version: 2.1\nName: {package.name}\nVersion: {package.version}\n",
+            "METADATA": f"Metadata-Version: 2.1\nName: {package.name}\nVersion: {version}\n",
             "top_level.txt": f"{package.module}\n",
         }
 
@@ -212,7 +222,7 @@ def provided_by(named: Sequence[str], listed: Mapping[str, str]) -> dict[str, st
         for name, package in package_table.BY_NAME.items()
         if name in listed and package.is_modelled
     }
-    for name in named:
+    for name in (word.partition("==")[0] for word in named):
         package = package_table.BY_NAME.get(package_table.canonical(name))
         if package is None or not package.is_modelled:
             raise TraceError(
@@ -222,16 +232,23 @@ def provided_by(named: Sequence[str], listed: Mapping[str, str]) -> dict[str, st
     return reasons
 
 
+def versions_of(named: Sequence[str]) -> dict[str, str]:
+    """By top-level module the version that a package is said to have (`flash-attn==2.7.4`), whatever is modelled."""
+    pairs = (word.partition("==") for word in named if "==" in word)
+    return {package_table.BY_NAME[package_table.canonical(name)].module: version for name, _, version in pairs}
+
+
 @contextmanager
 def providing(
     provided: Mapping[str, str],
+    versions: Mapping[str, str],
     own: Mapping[str, ModuleType],
     ready: Mapping[str, ModuleType],
     assumptions: Assumptions,
 ) -> Iterator[None]:
     """Inside, packages are found as this module says (`First`, `Last`). Of what was imported by then a user's own
     modules take the place."""
-    first, last = First(own, provided), Last(provided, ready, assumptions)
+    first, last = First(own, provided), Last(provided, versions, ready, assumptions)
     sys.meta_path.insert(0, first)
     sys.meta_path.append(last)
     imported = {name: sys.modules[name] for name in own if name in sys.modules}
