@@ -6,6 +6,7 @@ python tests/recorded_programs/outcomes.py      # writes the page anew; `make pr
 from __future__ import annotations
 
 import json
+import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -64,6 +65,9 @@ def _is_covered(figures: Sequence[Figure], peak: Mapping[str, Any]) -> bool:
 def reason_of(result: Mapping[str, Any]) -> str:
     """The line of a run without an answer that says what was wrong."""
     lines = [line for line in result.get("stderr", "").splitlines() if line.strip()]
+    said = [number for number, line in enumerate(lines) if line.startswith("  allowed: ") and number]
+    if said:  # of an error in three lines the first, without its place
+        return re.sub(r"^\S+\.py(:\d+)?: ", "", lines[said[-1] - 1])
     messages = [line.partition(": ")[2] for line in lines if line.partition(": ")[0].endswith(".py")]
     return messages[-1] if messages else (lines[-1] if lines else "not run")
 

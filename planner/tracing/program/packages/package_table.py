@@ -46,6 +46,8 @@ class Package:
     """Compiled modules that Python code of the package imports, where that is installed."""
     from_index: Sequence[str] = ()
     """What to install where planner runs (`pip install`), if that needs no GPU."""
+    absent: Sequence[str] = ()
+    """Modules and names of other releases, which this one has not: an import of them fails as it does there."""
     by_hand: str = ""
     """The same where that takes more than its name."""
 
@@ -104,6 +106,7 @@ PACKAGES: tuple[Package, ...] = (
             "planner.paper.outside.flash_attention_2",
             flash_attn_2_cuda="fwd varlen_fwd bwd varlen_bwd fwd_kvcache",
         ),
+        absent=("flash_attn.cute", "flash_attn.flash_attn_interface.flash_attn_unpadded_func"),
         by_hand="its Python part, with FLASH_ATTENTION_SKIP_CUDA_BUILD=TRUE in the environment of pip",
     ),
     Package(

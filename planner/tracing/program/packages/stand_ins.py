@@ -39,6 +39,8 @@ class _Module(ModuleType):
         package = package_table.BY_MODULE.get(whole.partition(".")[0])
         if package is not None and whole in package.modules:
             return importlib.import_module(whole)
+        if package is not None and whole in package.absent:
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         raise TraceError(
             f"the program uses {whole}, which is not modelled",
             allowed=", ".join(sorted(known for known in vars(self) if not known.startswith("_"))) or "its modules",
@@ -130,7 +132,7 @@ class Last(importlib.abc.MetaPathFinder):
                 )
             return _spec(name, _Ready(self._ready[name]), self._ready)
         package = package_table.BY_MODULE.get(top)
-        if package is None or not self._has(package, name):
+        if package is None or not self._has(package, name) or name.startswith(tuple(package.absent)):
             return None
         if name not in package.modules:
             raise TraceError(
