@@ -115,3 +115,18 @@ def test_softmaxes_of_scores_are_made_anew_under_a_mask_and_in_place_without() -
 @pytest.mark.parametrize(("columns", "rows"), [(1024, 4), (128, 8), (16, 16)])
 def test_a_block_of_threads_takes_rows_of_scores_by_their_length(columns: int, rows: int) -> None:
     assert apex.MASKED_SOFTMAX["get_batch_per_block"](64, columns, 2, 8) == rows
+
+
+def test_the_norm_of_several_tensors_is_summed_by_chunks_of_each() -> None:
+    """Source: apex at the commit 6424da3, csrc/multi_tensor_l2norm_kernel.cu."""
+
+    def run() -> Any:
+        tensors = [torch.empty(count, device="cuda") for count in (5, 12)]
+        return tensors, apex.multi_tensor_l2norm(4, torch.empty(0, device="cuda"), [tensors], True)
+
+    assert [line for line in told_events(run) if "l2norm" in line and "+" in line] == [
+        "+ multi_tensor_l2norm 320 float32",
+        "+ multi_tensor_l2norm 6 float32",  # three chunks of each of two
+        "+ multi_tensor_l2norm 2 float32",
+        "+ multi_tensor_l2norm 1 float32",
+    ]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from planner.paper.outside.operators import recorded_as, refuse
+from planner.paper.outside.operators import floats, recorded_as, refuse
 
 # Source, apex at the commit 6424da3 (2026-07): apex/normalization/fused_layer_norm.py, csrc/layer_norm_cuda.cpp,
 # csrc/layer_norm_cuda_kernel.cu (part_size).
@@ -210,6 +210,24 @@ def _in_place(*_arguments: Any) -> None:
 
 
 multi_tensor_adam = multi_tensor_scale = multi_tensor_axpby = multi_tensor_sgd = _in_place
+
+
+# Source, apex at the commit 6424da3 (2026-07): csrc/multi_tensor_l2norm_kernel.cu, as TransformerEngine's.
+_PARTS_OF_NORM = 320
+
+
+@recorded_as("apex::multi_tensor_l2norm")
+def multi_tensor_l2norm(
+    chunk_size: int, _noop: Tensor, lists: Sequence[Sequence[Tensor]], per_tensor: bool | None = None
+) -> tuple[Tensor, Tensor]:
+    """The norm of all, and with `per_tensor` those of each."""
+    first, count = lists[0][0], len(lists[0]) if per_tensor else 0
+    accumulator = torch.zeros(_PARTS_OF_NORM, dtype=torch.float32, device=first.device)
+    chunks = max((-(-tensor.numel() // chunk_size) for tensor in lists[0]), default=0)
+    parts, norms = floats(first, count * chunks), floats(first, count)
+    whole = floats(first, 1)
+    del accumulator, parts
+    return whole, norms
 
 
 # Source, apex at the commit 6424da3 (2026-07): csrc/megatron/fused_weight_gradient_dense.cpp,

@@ -149,7 +149,7 @@ PACKAGES: tuple[Package, ...] = (
         extension={
             **_offered(
                 "planner.paper.outside.apex",
-                amp_C="multi_tensor_adam multi_tensor_scale multi_tensor_axpby multi_tensor_sgd",
+                amp_C="multi_tensor_adam multi_tensor_l2norm multi_tensor_scale multi_tensor_axpby multi_tensor_sgd",
                 fused_weight_gradient_mlp_cuda="wgrad_gemm_accum_fp16 wgrad_gemm_accum_fp32",
             ),
             **{
