@@ -179,10 +179,14 @@ class Megatron(FamilyOfTable[Golden, Program]):
     def read_program(self, run: Golden) -> Program:
         case = yaml.safe_load(self.repository.read_text(run.commit, f"{run.folder}/model_config.yaml"))
         script = re.search(r"TRAINING_SCRIPT_PATH=([\w./]+)", self._recipe(run.commit, run.folder, run.title))
+        words = [*write_words(case["MODEL_ARGS"])]
+        config = self.repository.read_text(run.commit, "megatron/training/config/training_config.py")
+        if "--async-save" in words and "async_strategy:" in config:
+            words += ["--async-strategy", "mcore"]  # who writes checkpoints, none of which is reached
         return Program(
             run.commit,
             script[1] if script else "pretrain_gpt.py",
-            tuple(write_words(case["MODEL_ARGS"])),
+            tuple(words),
             run.engine,
             {name: str(value) for name, value in (case.get("ENV_VARS") or {}).items()},
         )
