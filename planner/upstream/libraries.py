@@ -70,9 +70,12 @@ DEEPSPEED = (
     }),
     *patch("deepspeed roles", _STAGES_1_2, change=Change.REPORTED, targets={
         "deepspeed.runtime.zero.stage_1_and_2:DeepSpeedZeroOptimizer.setup_buckets "
-        "DeepSpeedZeroOptimizer.copy_grads_in_partition DeepSpeedZeroOptimizer._build_compact_grad_partition_buffer "
-        "DeepSpeedZeroOptimizer._optimizer_step":
+        "DeepSpeedZeroOptimizer.copy_grads_in_partition DeepSpeedZeroOptimizer._optimizer_step":
             "allocates buckets and gradients of the partition, which are told by what they are for",
+    }),
+    *patch("deepspeed roles", _STAGES_1_2, change=Change.REPORTED, optional=True, targets={
+        "deepspeed.runtime.zero.stage_1_and_2:DeepSpeedZeroOptimizer._build_compact_grad_partition_buffer":
+            "allocates gradients of the partition since DeepSpeed 0.19",
     }),
 )  # fmt: skip
 

@@ -31,13 +31,14 @@ from megatron import Megatron
 from nanochat import Nanochat
 from outcomes import Outcome, compare, keep, summarize
 from parameter_golf import ParameterGolf
+from published_pages import PublishedPages
 from recorded_run import ROOT, Family, NotPublishedError, RecordedRun
 from speedrun import Speedrun
 
 from planner.runtime.user_cache import user_cache
 
 FAMILIES: dict[str, type[Family[Any, Any]]] = {
-    family.name: family for family in (Speedrun, ParameterGolf, Nanochat, Megatron)
+    family.name: family for family in (Speedrun, ParameterGolf, Nanochat, Megatron, PublishedPages)
 }
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from program_runs import Run
 
+from planner import paper
 from planner.allocator.replay import replay
 from planner.errors import TraceError
 from planner.events import Alloc, Category, Mark, Phase, Role
 from planner.planning.program_ranks import do_the_same
+from planner.tracing.program import rank_process
 from planner.tracing.program.assumptions import About
 from planner.tracing.program.rank_orders import RankRun
 
@@ -91,6 +94,30 @@ optimizer.step()
 
     assert found.ending == "ended when it read the statistics of its memory after 6 iterations, as asked for"
     assert 2 * 8192 * 1024 * 4 < found.counted["max_allocated_bytes"] < 1 << 28
+
+
+def test_an_optimizer_made_in_the_place_of_another_goes_on_with_its_iterations(
+    run: Run, program: Callable[[str], str]
+) -> None:
+    text = """
+import torch
+
+model, unused = torch.nn.Linear(8, 8, device="cuda"), []
+for batch in (1, 2, 4):
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(torch.ones(batch, 8, device="cuda")).sum().backward()
+        optimizer.step()
+    del optimizer
+    unused.append(torch.optim.SGD([torch.ones(1, requires_grad=True)]))  # where that one was
+"""
+
+    found = run(f"python {program(text)}", steps=5)
+
+    marks = [each for each in found.trace.written_out() if isinstance(each, Mark)]
+    steps = [mark.iteration for mark in marks if mark.phase is Phase.OPTIMIZER_STEP]
+    assert (found.iterations, steps) == (5, [1, 2, 3, 4, 5])
 
 
 def test_a_program_is_followed_to_its_second_evaluation(run: Run, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -242,3 +269,16 @@ print(held, file=open(__file__ + ".held", "w"))
         found.append((int(Path(f"{path}.held").read_text()) >> 20, "off" in kept))
 
     assert [found[1][0] - found[0][0], found[0][1], found[1][1]] == [2, False, True]
+
+
+def test_a_library_that_is_refused_is_the_error_of_the_rank_and_not_of_the_server_that_forks_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    @contextmanager
+    def refuse(_arch: str) -> Iterator[None]:
+        raise TraceError("deepspeed 0.1 is not as planner knows it", allowed="0.19", remedy="install it")
+        yield
+
+    monkeypatch.setattr(paper, "gpu", refuse)
+
+    rank_process.preload()

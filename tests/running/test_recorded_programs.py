@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 
-from planner.units import MIB
+from planner.units import GIB, MIB
 
 sys.path.append(str(Path(__file__).parents[1] / "recorded_programs"))
 import nanochat  # isort: skip
 import outcomes  # isort: skip
 import parameter_golf  # isort: skip
+import published_pages  # isort: skip
 import recorded_run  # isort: skip
 import run_programs  # isort: skip
 import speedrun  # isort: skip
@@ -224,6 +225,10 @@ def test_files_come_out_of_a_checkout_at_a_commit(tmp_path: Path) -> None:
     assert repository.read_text("HEAD", "other.py") == ""
     assert (tmp_path / "copy" / "script.py").read_bytes() == b"x = 1\r\n"
 
+    repository.write_tree("HEAD", tmp_path / "part", ["script.py"])
+
+    assert [path.name for path in (tmp_path / "part").iterdir()] == ["script.py"]
+
 
 # Scripts of speedruns
 
@@ -420,3 +425,38 @@ def test_a_report_says_the_words_that_its_script_takes() -> None:
 )
 def test_code_that_was_not_published_has_no_commit(changed: dict[str, str], commit: str) -> None:
     assert nanochat.read_commit(REPORT | changed) == commit
+
+
+# Runs of published pages
+
+
+@pytest.mark.parametrize(
+    ("text", "unit", "low", "high"),
+    [("871.44", MIB, 871.435, 871.445), ("25.74", GIB, 26_352.64, 26_362.88), ("31", GIB, 31_232.0, 32_256.0)],
+)
+def test_what_a_page_rounds_may_have_been_half_a_digit_more_or_less(
+    text: str, unit: int, low: float, high: float
+) -> None:
+    assert published_pages.printed(text, unit) == pytest.approx((low, high))
+
+
+def test_a_script_is_changed_where_the_page_says_and_nowhere_else() -> None:
+    assert published_pages.change("size = 32\nother = 32\n", [(r"(size = )\d+", r"\g<1>8")]) == "size = 8\nother = 32\n"
+    with pytest.raises(AssertionError, match="nothing in the script reads as"):
+        published_pages.change("size = 32\n", [("batch", "")])
+
+
+def test_what_was_held_is_that_of_the_last_end_of_its_phase() -> None:
+    run = next(run for run in published_pages.RUNS if run.name == "deepspeed-baseline")
+    ends = [("load", 1), ("optimizer_step", 25 * GIB), ("optimizer_step", 26_360 * MIB), ("forward", 2)]
+    phases = [{"phase": phase, "end_allocated_bytes": size} for phase, size in ends]
+    counted = {"max_allocated_bytes": 32_130 * MIB}
+
+    figures = published_pages.PublishedPages(None).read_figures(
+        run, {"answer": {"counted": counted, "rank_classes": [{"phases": phases}]}}
+    )
+
+    assert [(figure.name, figure.planned, figure.error) for figure in figures] == [
+        ("allocated", 32_130.0, 0.0),
+        ("held", 26_360.0, 0.0),
+    ]

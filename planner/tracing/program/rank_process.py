@@ -10,11 +10,12 @@ import os
 import tarfile
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
-from planner.errors import PlannerError, ProgramError, shorten
+from planner.errors import PlannerError, ProgramError, TraceError, shorten
 from planner.events import Event
 from planner.runtime import messages, overlay, running
 from planner.runtime.child import problem_text
@@ -303,10 +304,11 @@ def _limit_error(exceeded: LimitExceededError, order: ProgramOrder) -> ProgramEr
 
 
 def preload() -> None:
-    """Import, and register the paper GPU's kernels. Nothing is run: autograd's threads do not survive a fork."""
+    """Import, and register the paper GPU's kernels. Nothing is run: autograd's threads do not survive a fork. A library
+    that planner refuses is the first rank's error: it says what to change, which a server that ends cannot."""
     from planner import paper  # before torch
     from planner.tracing.program import on_paper  # noqa: F401
 
     importlib.import_module("torch._dynamo")
-    with paper.gpu("sm_90"):
+    with suppress(TraceError), paper.gpu("sm_90"):
         return

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
@@ -109,6 +109,8 @@ class Watcher:
         self._trains, self._evaluates, self._infers = trains, evaluates, infers
         self._optimizers: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
         """How often each has stepped, of those that there are."""
+        self._owners: dict[tuple[int, ...], list[ref[Optimizer]]] = {}
+        """Those of the same parameters, by what names these."""
         self._by_hand = StepsByHand()
         self._paths = WeakIdKeyDictionary()
         self._roots = WeakIdKeyDictionary()
@@ -283,7 +285,7 @@ class Watcher:
         for parameter in _parameters(optimizer):
             if parameter.grad is not None:
                 self._recorder.assign(parameter.grad, Category.GRADIENT, self._names.get(parameter, ""))
-        self._tell(Kind.STEP, _key(optimizer))
+        self._tell(Kind.STEP, self._part(optimizer))
 
     def _step_ends(self, optimizer: Optimizer, *_arguments: Any) -> None:
         for wrapped in optimizers.with_state(optimizer):
@@ -292,9 +294,21 @@ class Watcher:
                 for key, value in state.items() if isinstance(state, dict) else ():
                     if isinstance(value, Tensor):
                         self._recorder.assign(value, Category.OPTIMIZER_STATE, f"{name}.{key}" if name else str(key))
-        self._tell(Kind.STEPPED, _key(optimizer))
+        self._tell(Kind.STEPPED, self._part(optimizer))
         self._optimizers[optimizer] = self._optimizers.get(optimizer, 0) + 1
         _collect_garbage()
+
+    def _part(self, optimizer: Optimizer) -> int:
+        """The same for every step of the same parameters: DeepSpeed steps one optimizer in parts, with others each
+        time, and a program may make an optimizer in the place of one that it has given up."""
+        firsts = tuple(id(group["params"][0]) for group in optimizer.param_groups if group["params"])
+        owners = self._owners.setdefault(firsts, [])
+        living = [owner() for owner in owners]
+        if optimizer not in living:
+            place = living.index(None) if None in living else len(living)
+            owners[place : place + 1] = [ref(optimizer)]
+            return hash((firsts, place))
+        return hash((firsts, living.index(optimizer)))
 
 
 def _collect_garbage(generation: int = _ALL) -> None:
@@ -305,9 +319,3 @@ def _collect_garbage(generation: int = _ALL) -> None:
 def _parameters(optimizer: Optimizer) -> Iterator[Tensor]:
     members = (member for group in optimizer.param_groups for member in group["params"])
     return (member for member in members if isinstance(member, Tensor))
-
-
-def _key(optimizer: Optimizer) -> int:
-    """The same for every step of the same parameters: DeepSpeed steps one optimizer in parts, with others each time."""
-    firsts = (id(group["params"][0]) for group in optimizer.param_groups if group["params"])
-    return hash((id(optimizer), *firsts))
