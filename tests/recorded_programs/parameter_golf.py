@@ -36,6 +36,7 @@ _NUMERIC = re.compile(r"""(?:int|float)\(\s*(?:os\.)?(?:environ\.get|getenv)\(\s
 _THOUSANDS = re.compile(r"\d{1,3}(,\d{3})+")
 _PROCESS = re.compile(r"^\|\s+\d+\s+N/A\s+N/A\s+\d+\s+C(?:\+G)?\s+(\S*python\S*)", re.MULTILINE)
 _EVALUATES_ONLY = re.compile(r"^(?:eval_only\w*[:=]\s*(?:<|/|loading)|\w+=1\b.* skipping training)", re.MULTILINE)
+_PARAMETERS = re.compile(r"^model_params[:=]\s*(\d[\d,_]*)", re.MULTILINE)
 _SAID_TORCH = re.compile(r"(?:[Pp]y[Tt]orch|torch)(?:[ _][Vv]ersion)?[\s\"'`*:=(|]{0,6}v?(2\.\d+)(?:\.\d+)?\b")
 _SAID_GPUS = re.compile(r"\b(\d+)\s?[x×]\s?(?:NVIDIA )?((?:RTX ?)?[A-Z]{0,2}\d{2,4}(?: Ti)?)\b")
 _FIRST_STEP = re.compile(r"^\s*(?:step[: ]\s*\d|warmup_step:\s*\d)", re.MULTILINE)
@@ -132,6 +133,12 @@ class ParameterGolf(FamilyOfTable[Row, Program]):
     def read_program(self, run: Row) -> Program:
         return read_program(run, self.repository)
 
+    def read_written(self, run: Row, folder: Path, python: str) -> dict[str, int]:  # noqa: ARG002
+        """How many parameters the model has, as the program's own log says."""
+        log = _log_of(folder, run)
+        text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
+        return {"parameters": _read_parameters(text)}
+
     def write(self, run: Row, program: Program, folder: Path, python: str) -> Launch:
         data, places = write_data(folder, program.vocabulary, python)
         own = folder / "programs" / run.name
@@ -140,19 +147,22 @@ class ParameterGolf(FamilyOfTable[Row, Program]):
         for name, text in {**program.beside, script: program.code}.items():
             (own / name).write_text(text, encoding="utf-8")
         (own / "logs").mkdir(exist_ok=True)
+        _log_of(folder, run).unlink(missing_ok=True)
         (own / "data").unlink(missing_ok=True)
         (own / "data").symlink_to(data)
         warmup_steps = min(program.warmup_steps, _WARMUP_STEPS)
+        own_settings = {"WARMUP_STEPS": str(warmup_steps), "RUN_ID": run.name}
         launched = ["torchrun", "--standalone", f"--nproc_per_node={run.ranks}"] if program.is_launched else ["python"]
         return Launch(
             folder=own,
             command=[*launched, script],
             steps=warmup_steps + int(program.schedule.get("ITERATIONS", _STEPS_AFTER_WARMUP)),
             options=[
+                "--allow-writes",
                 *(["--with", "flash-attn,flash-attn-3"] if program.has_flash_attention else []),
                 *(["--until-read"] if program.schedule else []),
             ],
-            environment=program.settings | places | program.schedule | {"WARMUP_STEPS": str(warmup_steps)},
+            environment=program.settings | places | program.schedule | own_settings,
         )
 
 
@@ -225,9 +235,20 @@ def _read_row(number: int, row: dict[str, str], log: str, page: str, torches_bes
         ranks=int(world or 0),
         allocated=(int(row["alloc"]),) * 2,
         reserved=(int(row["res"]),) * 2,
+        parameters=_read_parameters(log),
         obstacle=find_obstacle(row["script"] or _find_code(log), torch, gpu, int(world or 0)),
         inferred=f"only what lies beside its log, or the log alone, has its {', '.join(missing)}" if missing else "",
     )
+
+
+def _log_of(folder: Path, run: Row) -> Path:
+    """Where most programs write what they print, named for RUN_ID."""
+    return folder / "programs" / run.name / "logs" / f"{run.name}.txt"
+
+
+def _read_parameters(log: str) -> int:
+    printed = _PARAMETERS.search(log)
+    return int(re.sub(r"\D", "", printed[1])) if printed else 0
 
 
 def _find_torch(column: str, log: str) -> str:

@@ -37,6 +37,8 @@ class RecordedRun:
     allocated: tuple[float, float] = (0, 0)
     """Lowest and highest in MiB, as printed; (0, 0) was not printed."""
     reserved: tuple[float, float] = (0, 0)
+    parameters: int = 0
+    """Of its model, as its log has them; 0 where it does not."""
     obstacle: str = ""
     """Why it cannot be run; empty if it can."""
     inferred: str = ""

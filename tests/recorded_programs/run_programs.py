@@ -160,6 +160,17 @@ def sum_up(outcomes: Sequence[Outcome]) -> Iterator[str]:
             yield f"{outcome.run} did not run: {outcome.reason}"
 
 
+def refuse_other_model(run: RecordedRun, result: dict[str, Any]) -> dict[str, Any]:
+    """The result; without its answer where the program's model is not that of the run."""
+    parameters = result.get("written", {}).get("parameters", 0)
+    if not run.parameters or parameters in {0, run.parameters}:
+        return result
+    reason = (
+        f"a setting is nowhere said: its model had {run.parameters:,} parameters, by what is said it has {parameters:,}"
+    )
+    return {name: value for name, value in result.items() if name != "answer"} | {"stderr": reason}
+
+
 def run_family(family: Family[Any, Any], options: argparse.Namespace) -> list[Outcome]:
     """Prints one line a run that is drawn or named, and what they come to."""
     runs = family.read_runs()
@@ -173,6 +184,7 @@ def run_family(family: Family[Any, Any], options: argparse.Namespace) -> list[Ou
     outcomes = []
     for run in chosen:
         result = find_result(family, run, options)
+        result = refuse_other_model(run, result)
         figures = family.read_figures(run, result) if "answer" in result else []
         outcomes.append(compare(run, figures, result, result.get("date", "")))
         print(print_line(outcomes[-1], result), flush=True)

@@ -159,6 +159,18 @@ def test_a_program_that_another_run_had_too_is_not_run_again(tmp_path: Path, mon
     assert results[0] == results[1] != results[2]
 
 
+def test_a_model_of_another_size_than_that_of_the_run_is_a_reason_and_no_error() -> None:
+    result = {"answer": {}, "seconds": 7.0, "written": {"parameters": 1000}}
+
+    assert run_programs.refuse_other_model(a_run(1, parameters=1000), result) == result
+    assert run_programs.refuse_other_model(a_run(1), result) == result
+    assert run_programs.refuse_other_model(a_run(1, parameters=2000), result) == {
+        "seconds": 7.0,
+        "written": {"parameters": 1000},
+        "stderr": "a setting is nowhere said: its model had 2,000 parameters, by what is said it has 1,000",
+    }
+
+
 @pytest.mark.parametrize(
     ("run", "reason"),
     [
@@ -364,9 +376,12 @@ Golf = Callable[..., recorded_run.RecordedRun]
 
 
 def test_a_row_whose_own_log_says_all_of_it_may_be_drawn(golf: Golf) -> None:
-    run = golf("Running PyTorch 2.9.1+cu128\nstep:1 train_loss:7", gpu="NVIDIA H100 80GB HBM3")
+    log = "Running PyTorch 2.9.1+cu128\nmodel_params:17059912\nstep:1 train_loss:7"
+
+    run = golf(log, gpu="NVIDIA H100 80GB HBM3")
 
     assert (run.torch, run.gpu, run.ranks, run.obstacle, run.inferred) == ("2.9", "H100-SXM-80GB", 8, "", "")
+    assert run.parameters == 17059912
 
 
 def test_what_its_page_alone_says_is_taken_and_said(golf: Golf) -> None:
