@@ -371,7 +371,10 @@ def _read_raw(data: bytes) -> bytes:
 def unpack(script: str) -> str:
     """The source of a script that unpacks itself, else the script."""
     for _, packed in _PACKED.findall(script):
-        raw = base64.b85decode(packed)
+        try:
+            raw = base64.b85decode(packed)
+        except ValueError:  # the code of a script that packs itself
+            continue
         for read in (_read_raw, lzma.decompress, zlib.decompress):
             try:
                 return read(raw).decode("utf-8")

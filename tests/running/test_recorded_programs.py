@@ -410,6 +410,8 @@ def test_a_script_that_unpacks_itself_is_read_unpacked() -> None:
 
     assert parameter_golf.unpack(f'import lzma as L,base64 as B\nexec(L.decompress(B.b85decode("{packed}")))') == CODE
     assert parameter_golf.unpack(CODE) == CODE
+    packs_itself = """wrapper = b'exec(L.decompress(B.b85decode("' + encoded + b'")))'"""
+    assert parameter_golf.unpack(packs_itself) == packs_itself
 
 
 # Reports of nanochat
