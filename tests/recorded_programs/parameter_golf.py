@@ -7,6 +7,7 @@ prints or its page assigns. Data needs sentencepiece, as the programs do.
 
 from __future__ import annotations
 
+import ast
 import base64
 import functools
 import itertools
@@ -15,7 +16,7 @@ import random
 import re
 import zlib
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
@@ -42,7 +43,6 @@ _SAID_GPUS = re.compile(r"\b(\d+)\s?[x×]\s?(?:NVIDIA )?((?:RTX ?)?[A-Z]{0,2}\d{
 _FIRST_STEP = re.compile(r"^\s*(?:step[: ]\s*\d|warmup_step:\s*\d)", re.MULTILINE)
 _TAKEN = re.compile(r"""(?:^\s*(?:self\.)?(\w+)\s*(?::[^=\n]+)?=[^\n]*?)?["']([A-Z][A-Z0-9_]{2,})["']""", re.MULTILINE)
 _CLOCK_MAY_BE_OFF = re.compile(r"max_wallclock_seconds\s*>\s*0(?:\.0)?\s*else None")
-_PACKED = re.compile(r"""b85decode\(\s*(?:rb|br|b|r)?(["'])(.*?)\1""", re.DOTALL)
 _NOT_OURS = {
     "WARMUP_STEPS",
     "RANK",
@@ -367,14 +367,22 @@ def _read_raw(data: bytes) -> bytes:
     return lzma.decompress(data, format=lzma.FORMAT_RAW, filters=[{"id": lzma.FILTER_LZMA2}])
 
 
+def _find_packed(script: str) -> Iterator[str]:
+    """The texts that it decodes, which may be written in parts."""
+    try:
+        tree = ast.parse(script)
+    except (SyntaxError, ValueError):
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "b85decode":
+            yield from (given.value for given in node.args if isinstance(given, ast.Constant))
+
+
 @functools.cache
 def unpack(script: str) -> str:
     """The source of a script that unpacks itself, else the script."""
-    for _, packed in _PACKED.findall(script):
-        try:
-            raw = base64.b85decode(packed)
-        except ValueError:  # the code of a script that packs itself
-            continue
+    for packed in _find_packed(script):
+        raw = base64.b85decode(packed)
         for read in (_read_raw, lzma.decompress, zlib.decompress):
             try:
                 return read(raw).decode("utf-8")

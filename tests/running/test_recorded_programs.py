@@ -409,6 +409,8 @@ def test_a_script_that_unpacks_itself_is_read_unpacked() -> None:
     packed = base64.b85encode(lzma.compress(CODE.encode())).decode()
 
     assert parameter_golf.unpack(f'import lzma as L,base64 as B\nexec(L.decompress(B.b85decode("{packed}")))') == CODE
+    in_parts = f'exec(L.decompress(B.b85decode("{packed[:50]}"\n"{packed[50:]}")))'
+    assert parameter_golf.unpack(in_parts) == CODE
     assert parameter_golf.unpack(CODE) == CODE
     packs_itself = """wrapper = b'exec(L.decompress(B.b85decode("' + encoded + b'")))'"""
     assert parameter_golf.unpack(packs_itself) == packs_itself
