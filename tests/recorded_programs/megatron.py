@@ -52,6 +52,8 @@ _FLASH_ATTENTION = "2.7.4"
 _LOCKED_ENGINE = re.compile(r'^name = "transformer-engine"\nversion = "([\d.]+)', re.MULTILINE)
 _FIGURES = ("peak after the first", "peak after the second", "allocated after the first", "allocated at the end")
 _ITERATIONS = 4
+_OF_CHECKPOINTS = ("--async-save", "--use-persistent-ckpt-worker")
+"""Who writes checkpoints, none of which is reached: a process of its own, which is started first."""
 _VOCABULARIES = {"vocab.json": 50257, "cased-vocab.txt": 28996, "vocab.txt": 30522}
 """Of GPT-2 and of BERT, cased and uncased: by the end of a file's name."""
 _HUB = {
@@ -179,10 +181,7 @@ class Megatron(FamilyOfTable[Golden, Program]):
     def read_program(self, run: Golden) -> Program:
         case = yaml.safe_load(self.repository.read_text(run.commit, f"{run.folder}/model_config.yaml"))
         script = re.search(r"TRAINING_SCRIPT_PATH=([\w./]+)", self._recipe(run.commit, run.folder, run.title))
-        words = [*write_words(case["MODEL_ARGS"])]
-        config = self.repository.read_text(run.commit, "megatron/training/config/training_config.py")
-        if "--async-save" in words and "async_strategy:" in config:
-            words += ["--async-strategy", "mcore"]  # who writes checkpoints, none of which is reached
+        words = [word for word in write_words(case["MODEL_ARGS"]) if word not in _OF_CHECKPOINTS]
         return Program(
             run.commit,
             script[1] if script else "pretrain_gpt.py",

@@ -203,3 +203,22 @@ def test_a_program_that_needs_it_is_told_what_to_install(run: Run, program: Call
         run(f"python {program('import transformer_engine.pytorch')}")
 
     assert "pip install --no-deps transformer-engine" in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("target", "dropout", "deterministic", "backend"),
+    [
+        ("sm_90", 0.1, True, "NVTE_F16_arbitrary_seqlen"),
+        ("sm_100", 0.1, False, "NVTE_F16_arbitrary_seqlen"),
+        ("sm_100", 0.1, True, "NVTE_No_Backend"),
+    ],
+)
+def test_blackwell_has_no_fused_attention_that_gives_the_same_each_time_with_dropout(
+    monkeypatch: pytest.MonkeyPatch, target: str, dropout: float, deterministic: bool, backend: str
+) -> None:
+    """Source, TransformerEngine 2.14: common/fused_attn/fused_attn.cpp."""
+    monkeypatch.setattr(transformer_engine, "_release", lambda: (2, 14))
+    asked = (D_TYPE.kBFloat16, D_TYPE.kBFloat16, 4, 0, 2, 0, dropout, 8, 8, 1024, 1024, 64, 64, -1, 0, False, False)
+
+    with planner.paper.gpu(target):
+        assert EXTENSION["get_fused_attn_backend"](True, *asked, deterministic).name == backend

@@ -201,6 +201,7 @@ _SINCE = {
     "softmax": (2, 8), "offset": (2, 8), "bottom_right": (2, 12),
     **dict.fromkeys(("o_format", "do_format", "dqkv_layout", "qkv_scale_format", "do_scale_format"), (2, 15)),
 }  # fmt: skip
+_DETERMINISTIC_CUDNN = 91801
 _UNTIL = {"grad_dtype": (2, 15)}
 """Arguments that not all versions have: since when, or until when."""
 _QUESTION = (
@@ -259,9 +260,17 @@ def _get_fused_attn_backend(*values: Any) -> IntEnum:
         and all(dim % 8 == 0 for dim in dims)
         and has_width
         and not _has_bias_or_sinks(call.bias, call.softmax)
+        and not (major >= 10 and call.is_training and _lacks_determinism(call))
     )
     backends = NVTE_Fused_Attn_Backend
     return backends.NVTE_F16_arbitrary_seqlen if modelled else backends.NVTE_No_Backend
+
+
+def _lacks_determinism(call: SimpleNamespace) -> bool:
+    """Whether cuDNN is asked for a backward on Blackwell that gives the same each time, and has none: before 9.18.1,
+    and with dropout. Source, TransformerEngine 2.14: common/fused_attn/fused_attn.cpp."""
+    version = EXTENSION["get_cudnn_version"]()
+    return bool(call.deterministic) and (call.dropout > 0 or version < _DETERMINISTIC_CUDNN)
 
 
 def _has_bias_or_sinks(bias: int, softmax: int) -> bool:
