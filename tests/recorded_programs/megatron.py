@@ -239,6 +239,8 @@ def find_obstacle(golden: Golden, row: Mapping[str, str], container: str) -> str
         return f"torch of the container {container or 'that no file names'} is not known"
     if tuple(map(int, golden.torch.split("."))) < OLDEST_TORCH:
         return f"torch {golden.torch} is older than planner knows"
+    if row["impl"] == "transformer_engine" and not golden.engine:
+        return f"TransformerEngine of the container {container} is older than planner knows"
     if not golden.ranks:
         return "nothing says its number of ranks"
     if row["first_step"] != "1":

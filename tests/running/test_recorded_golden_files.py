@@ -105,3 +105,25 @@ def test_a_made_up_data_set_has_documents_of_sentences(tmp_path: Path) -> None:
     index = (tmp_path / "text_sentence.idx").read_bytes()
     assert struct.unpack_from("<9sQBQQ", index) == (b"MMIDIDX\x00\x00", 1, 8, 40_000, 2001)
     assert (tmp_path / "text_sentence.bin").stat().st_size == 2 * 40_000 * 15
+
+
+@pytest.mark.parametrize(
+    ("changed", "obstacle"),
+    [
+        ({}, ""),
+        ({"torch": ""}, "torch of the container 26.09 is not known"),
+        ({"torch": "2.5"}, "torch 2.5 is older than planner knows"),
+        ({"engine": ""}, "TransformerEngine of the container 26.09 is older than planner knows"),
+        ({"ranks": 0}, "nothing says its number of ranks"),
+    ],
+)
+def test_a_golden_file_that_cannot_be_run_says_why(changed: dict[str, str], obstacle: str) -> None:
+    known = {"torch": "2.12", "engine": "2.16.0", "ranks": 8} | changed
+    run = megatron.Golden(name="0", commit="c", folder="f", figures=(), **known)
+    row = {"impl": "transformer_engine", "first_step": "1"}
+
+    assert megatron.find_obstacle(run, row, "26.09") == obstacle
+    if not obstacle:
+        assert megatron.find_obstacle(run, row | {"first_step": "51"}, "26.09") == (
+            "it goes on from a checkpoint of all ranks"
+        )
