@@ -27,8 +27,8 @@ local function command(arguments)
 end
 
 -- action, verdict, plan id, text; nil if the planner's side does not work
-local function ask(spec)
-  local pipe = io.popen(command("submit -- " .. quoted(spec)))
+local function ask(spec, gres)
+  local pipe = io.popen(command("submit --gres " .. quoted(gres) .. " -- " .. quoted(spec)))
   if not pipe then
     return nil
   end
@@ -48,7 +48,13 @@ function slurm_cli_pre_submit(options, offset)
   if not spec or (options["type"] == "srun" and os.getenv("SLURM_JOB_ID")) then
     return slurm.SUCCESS -- no spec, or a step of a job that runs
   end
-  local action, verdict, plan, text = ask(spec)
+  local gres = options["gres"] or ""
+  for _, name in ipairs({ "gpus", "gpus-per-node", "gpus-per-task" }) do
+    if (options[name] or "") ~= "" then -- [type:]number: a type may be a MIG slice
+      gres = gres .. ",gpu:" .. options[name]
+    end
+  end
+  local action, verdict, plan, text = ask(spec, gres)
   if not action then
     say("planner: warning: the job is not checked: the planner's command does not work here")
     action, verdict, plan, text = BROKEN, "broken", "", "planner: the job is not checked"

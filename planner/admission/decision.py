@@ -10,6 +10,7 @@ from typing import Any
 
 from planner.admission.policy import Answer, Policy
 from planner.errors import PlannerError
+from planner.hardware import catalog
 from planner.job.bound.lower_bound import Bound, lower_bound
 from planner.job.loading import load_bundle
 from planner.records import shape, to_plain
@@ -104,9 +105,20 @@ def decide_by_bound(bundle: Mapping[str, Any], least: int, capacity: int, policy
     reason = (
         f"{name} does not fit: a rank needs at least {show_bytes(least)}, {over} more than the {show_bytes(capacity)} "
         f"of {gpu} (parameters, optimizer state, CUDA context, and gradients or what a forward saves)"
+        f"{_slices_with(_gpu(bundle), least)}"
     )
     action = Action(policy.exceeds.value)
     return Decision(action=action, reason=reason, plan_id=plan_id, verdict="exceeds", by_bound=True)
+
+
+def _slices_with(name: str, least: int) -> str:
+    """Of a MIG slice: the first of its GPU that has at least so many bytes; whether the job fits there is not said."""
+    part = catalog.by_name(name)
+    if part is None or not part.slice:
+        return ""
+    larger = [one for one in (*catalog.slices()[part.whole], catalog.gpus()[part.whole]) if one.total_bytes >= least]
+    smallest = min(larger, key=lambda one: one.total_bytes, default=None)
+    return f"; the smallest with as much is {smallest.name}" if smallest else f"; not even {part.whole} has as much"
 
 
 def decide_without_verdict(verdict: str, answer: Answer, reason: str, plan_id: str = "") -> Decision:
@@ -123,6 +135,10 @@ def _decide(plan: Mapping[str, Any], capacity: int | None, policy: Policy) -> De
         ((_verdict(rank_class, capacity), rank_class) for rank_class in plan["rank_classes"]),
         key=lambda judged: (_WORST_LAST.index(judged[0]), -_headroom(judged[1], capacity)),
     )
+    pool = plan.get("pool") or {}
+    together = str(pool.get("verdict") or "fits")
+    if _WORST_LAST.index(together) > _WORST_LAST.index(verdict):
+        return _decide_by_pool(plan, pool, together, policy)
     host = plan.get("host") or {}
     on_host = str(host.get("verdict") or "fits")
     if _WORST_LAST.index(on_host) > _WORST_LAST.index(verdict):
@@ -163,6 +179,27 @@ def _decide_by_host(plan: Mapping[str, Any], host: Mapping[str, Any], verdict: s
         if action is Action.WARN and policy.exceeds is Answer.REFUSE:
             reason += "; not refused, since it hinges on what is assumed of CUDA's libraries"
     fitting = _smallest(plan["advice"], None) if verdict == "exceeds" else ""
+    return Decision(action=action, reason=reason, change=fitting, plan_id=plan["plan_id"], verdict=verdict)
+
+
+def _decide_by_pool(plan: Mapping[str, Any], pool: Mapping[str, Any], verdict: str, policy: Policy) -> Decision:
+    """Device and host share their memory, and it is only together that they take too much. Certain is what exceeds: the
+    system gets no OOM kill to save it."""
+    name = _one_line(plan["job"].get("metadata", {}).get("name") or "the job")
+    device, host, has, system = (
+        show_bytes(int(pool[f"{part}_bytes"])) for part in ("device", "host", "capacity", "system")
+    )
+    when = f"{pool['phase'].replace('_', ' ')} of iteration {pool['iteration']}" if pool["iteration"] else pool["phase"]
+    shares = f"{device} on the device and {host} on the host of {_one_line(_gpu(plan['job']))} ({when})"
+    left = int(pool["headroom_bytes"])
+    share = f"the {has} that both share, {system} for the system"
+    if verdict == "tight":
+        reason = f"{name} is tight: {shares} leave {show_bytes(left)} of {share}"
+    else:
+        over = f"{show_bytes(-left)} more than" if left < 0 else "more than"
+        reason = f"{name} does not fit: {shares} take {over} {share}; a host without memory stops without an OOM kill"
+    fitting = _smallest(plan["advice"], None) if verdict == "exceeds" else ""
+    action = _action(verdict, verdict == "exceeds", policy)
     return Decision(action=action, reason=reason, change=fitting, plan_id=plan["plan_id"], verdict=verdict)
 
 

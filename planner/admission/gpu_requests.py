@@ -13,7 +13,9 @@ from typing import Any
 
 from planner.hardware import catalog, mig
 from planner.hardware.gpus import GpuRecord
-from planner.units import GIB, KIB, MIB, TIB
+from planner.job import named_gpus
+from planner.job.schema import Gpu, Job
+from planner.units import GIB, KIB, MIB, TIB, show_bytes
 
 GPU, AMD_GPU = "nvidia.com/gpu", "amd.com/gpu"
 _SHARED = ".shared"
@@ -85,8 +87,13 @@ FindClaim = Callable[[str, str], Mapping[str, Any]]
 """The spec of a DRA claim, by `ResourceClaim` or `ResourceClaimTemplate` and its name; empty where it is not known."""
 
 
+def no_claim(_kind: str, _name: str) -> Mapping[str, Any]:
+    """Where there is no way to the claims."""
+    return {}
+
+
 def read_gpu_requests(
-    pod: Mapping[str, Any], annotations: Mapping[str, Any], find_claim: FindClaim = lambda _kind, _name: {}
+    pod: Mapping[str, Any], annotations: Mapping[str, Any], find_claim: FindClaim = no_claim
 ) -> tuple[GpuRequest, ...]:
     """What each container of a pod's `spec` asks for, in their order; none where it asks for no GPU.
 
@@ -242,15 +249,44 @@ def read_gres(written: str) -> tuple[GpuRequest, ...]:
 def combine(requests: Sequence[GpuRequest]) -> GpuRequest | None:
     """The part of a GPU that a job has to fit: where containers ask for different ones, the smallest; None without a
     request."""
-    return min(
-        requests,
-        key=lambda request: (
-            request.gpu().total_bytes if request.profile and request.gpu() else 2**62,  # type: ignore[union-attr]
-            request.memory_bytes or 2**62,
-            request.fraction,
-        ),
-        default=None,
-    )
+
+    def room(request: GpuRequest) -> tuple[int, float]:
+        gpu = request.gpu()
+        return request.memory_bytes or (gpu.total_bytes if gpu is not None else 1 << 62), request.fraction
+
+    return min(requests, key=room, default=None)
+
+
+def plan_part(job: Job, requests: Sequence[GpuRequest]) -> tuple[Job, list[str]]:
+    """The job on the part of a GPU that is asked for, and what its owner should know about that. Raises SpecError for
+    several ranks on MIG slices."""
+    asked, cluster = combine(requests), job.cluster
+    if asked is None or not asked.is_part:
+        return job, []
+    gpu, notes, share = asked.gpu(cluster.gpu.name), [], ""
+    if asked.profile and gpu is None:
+        of = asked.product or cluster.gpu.name or "the GPU of the spec"
+        notes.append(f"{of} has no MIG slice {asked.profile} that planner knows: planned as the spec says")
+    elif gpu is not None and gpu.slice:
+        named_gpus.refuse_ranks_on_slice(gpu.name, cluster.nodes * cluster.gpus_per_node, asked.resource)
+        if gpu.name != cluster.gpu.name:
+            notes.append(f"planned on {gpu.name}, as {asked.resource} says")
+        cluster = replace(cluster, gpu=Gpu(name=gpu.name, total_bytes=gpu.total_bytes, arch=gpu.arch))
+    if asked.fraction < 1:
+        cluster, share = replace(cluster, gpu_fraction=asked.fraction), f"{asked.fraction:g} of each GPU"
+    if asked.memory_bytes:
+        cluster, share = (
+            replace(cluster, gpu_memory=asked.memory_bytes),
+            f"{show_bytes(asked.memory_bytes)} of each GPU",
+        )
+    if share:
+        notes.append(f"planned for {share}, as its containers ask")
+    if asked.shared:
+        notes.append(
+            f"{asked.resource} is used in turns: what others hold of the GPU is not known, and it is planned as if"
+            " alone (cluster.held_by_others_bytes says what they hold)"
+        )
+    return replace(job, cluster=cluster), notes
 
 
 def _object(value: Any) -> Mapping[str, Any]:

@@ -21,6 +21,7 @@ from typing import Any
 from planner.admission import kubernetes, service_query
 from planner.admission.api_objects import part, parts
 from planner.admission.decision import Action, Decision, decide_without_verdict
+from planner.admission.gpu_requests import plan_part
 from planner.admission.kubernetes import Submission
 from planner.admission.kubernetes_api import (
     CONFLICT,
@@ -319,8 +320,9 @@ class Controller:
             from planner.job.loading import job_on_gpu
 
             job = kubernetes.job_of(annotations, workload.namespace, lambda: self._api)
-            notes.extend([*gpu_notes, *kubernetes.differences(workload.asked, job)])
-            return bundle_of(job_on_gpu(job, gpu) if gpu else job)
+            job, said = plan_part(job_on_gpu(job, gpu) if gpu else job, workload.asked.requests)
+            notes.extend([*gpu_notes, *kubernetes.differences(workload.asked, job), *said])
+            return bundle_of(job)
 
         at_once = dataclasses.replace(self._policy, wait_seconds=0.0)
         decision = service_query.ask(bundle, at_once, kubernetes.SYSTEM)

@@ -196,8 +196,13 @@ def smallest_gpu(flavors: Sequence[str], gpu_of: Callable[[str], str]) -> tuple[
     notes = [f"flavor {flavor} has no GPU that planner knows" for flavor in flavors if flavor not in known]
     if not known:
         return "", [f"{note}: planned as the spec says" for note in notes]
-    flavor, gpu = min(known.items(), key=lambda item: catalog.gpus()[item[1]].total_bytes)
+    flavor, gpu = min(known.items(), key=lambda item: _total_bytes(item[1]))
     return gpu, [f"planned on {gpu}, the GPU of flavor {flavor}", *notes]
+
+
+def _total_bytes(gpu: str) -> int:
+    known = catalog.by_name(gpu)
+    return known.total_bytes if known is not None else 0
 
 
 def active_condition(check: Mapping[str, Any], now: str) -> dict[str, Any] | None:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from planner.admission import service_query, specs
 from planner.admission.client import Client, UnreachableError
@@ -35,6 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     submit = commands.add_parser("submit", help="decide on a job; prints action, verdict, plan id, then the text")
     submit.add_argument("spec", metavar="SPEC", help="within the working directory; or run=SCRIPT, a batch script")
+    submit.add_argument("--gres", default="", help="what the job asks for of GPUs, such as gpu:1g.10gb:1")
     submit.set_defaults(run=_submit)
     bind = commands.add_parser("bind", help="tell the service which plan a job was admitted with")
     bind.add_argument("job_id")
@@ -60,7 +62,7 @@ def _submit(given: argparse.Namespace, policy: Policy, site: Mapping[str, str]) 
     if is_run and kind == specs.RUN:
         decision = service_query.ask_run(lambda: specs.of_slurm(script, Path.cwd(), os.environ, site), policy, SYSTEM)
     else:
-        decision = service_query.ask(lambda: specs.bundle_within(given.spec, [Path.cwd()]), policy, SYSTEM)
+        decision = service_query.ask(lambda: _bundle_on(given.spec, given.gres), policy, SYSTEM)
     folder, plan_id = site.get("verdicts", ""), decision.plan_id
     made = decision.verdict in ("fits", "tight", "exceeds") and not decision.by_bound
     if folder and decision.admits and made and PLAN_ID.fullmatch(plan_id) and Path(folder).is_dir():
@@ -78,6 +80,16 @@ def _submit(given: argparse.Namespace, policy: Policy, site: Mapping[str, str]) 
     verdict = "pending" if decision.by_bound else decision.verdict
     print("\n".join((decision.action.value, verdict, plan_id, decision.text)))
     return 0
+
+
+def _bundle_on(spec: str, gres: str) -> Mapping[str, Any]:
+    """The bundle of a spec, on the MIG slices that the job asks for. Raises SpecError."""
+    from planner.admission.gpu_requests import plan_part, read_gres
+    from planner.job.loading import bundle, load_bundle
+
+    written = specs.bundle_within(spec, [Path.cwd()])
+    requests = [request for request in read_gres(gres) if request.profile]
+    return bundle(plan_part(load_bundle(written), requests)[0]) if requests else written
 
 
 def _bind(given: argparse.Namespace, policy: Policy, _: Mapping[str, str]) -> int:

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import PlannerError, SpecError
-from planner.hardware import catalog
 from planner.job.json_text import read_json
 
 MOST_BYTES = 8 * 2**20
@@ -166,9 +165,7 @@ def of_ray(
     return ProgramAsk(command=(*words, *entrypoint), gpu=str(gpu), tarball=packed(Path(working_dir)))
 
 
-def of_kubernetes(
-    annotations: Mapping[str, Any], mark: str, command: Sequence[str], products: Sequence[str], name: str
-) -> ProgramAsk:
+def of_kubernetes(annotations: Mapping[str, Any], mark: str, command: Sequence[str], gpu: str, name: str) -> ProgramAsk:
     """The command of the container that asks for GPUs, in the folder that the annotation names. Raises SpecError."""
     path = annotations.get(mark)
     if not isinstance(path, str) or not path.startswith("/"):
@@ -177,8 +174,7 @@ def of_kubernetes(
         raise SpecError(
             "no container that asks for GPUs says its command", remedy="write its command and args", place=mark
         )
-    known = (gpu.name for product in products if (gpu := catalog.by_node_label(product)) is not None)
-    return ProgramAsk(command=tuple(command), gpu=next(known, ""), path=path, labels={"name": name})
+    return ProgramAsk(command=tuple(command), gpu=gpu, path=path, labels={"name": name})
 
 
 def packed(folder: Path) -> bytes:

@@ -29,6 +29,7 @@ from starlette.routing import Route
 
 from planner.admission import kubernetes, service_query, specs
 from planner.admission.decision import Action, Decision, decide_without_verdict
+from planner.admission.gpu_requests import plan_part
 from planner.admission.kubernetes_api import Api, ApiError
 from planner.admission.policy import Answer, Policy
 from planner.errors import PlannerError, SettingError
@@ -262,13 +263,13 @@ def decide(review: Review, policy: Policy, api: Callable[[], Api]) -> tuple[Deci
 
     Raises SettingError if no service is set.
     """
-    submitted = kubernetes.read_submission(review.job, review.namespace)
+    submitted = kubernetes.read_submission(review.job, review.namespace, api)
     if submitted.is_part_of_job:
         return None, []
     if not submitted.carries_spec and kubernetes.RUN in submitted.annotations:
         return service_query.ask_run(
             lambda: specs.of_kubernetes(
-                submitted.annotations, kubernetes.RUN, submitted.asked.command, submitted.products, submitted.name
+                submitted.annotations, kubernetes.RUN, submitted.asked.command, submitted.gpu, submitted.name
             ),
             policy,
             kubernetes.SYSTEM,
@@ -290,7 +291,8 @@ def decide(review: Review, policy: Policy, api: Callable[[], Api]) -> tuple[Deci
         from planner.job.loading import bundle as bundle_of
 
         job = kubernetes.job_of(submitted.annotations, submitted.namespace, api)
-        notes.extend(kubernetes.differences(submitted.asked, job, products=submitted.products))
+        job, said = plan_part(job, submitted.asked.requests)
+        notes.extend([*kubernetes.differences(submitted.asked, job, products=submitted.products), *said])
         return bundle_of(job)
 
     return service_query.ask(bundle, policy, kubernetes.SYSTEM), notes

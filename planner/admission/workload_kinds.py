@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from planner.admission.api_objects import MOST, items, number, part, parts, text_of
-from planner.admission.gpu_requests import GpuRequest, read_gpu_requests
+from planner.admission.gpu_requests import FindClaim, GpuRequest, no_claim, read_gpu_requests
 
 _ANY_GPU = re.compile(r"[^/]+/(.*gpu.*|(.*[-.])?(mig-.*|i915.*|xe))")
 """Resources that are GPUs or parts of them, of whatever maker: `amd.com/gpu`, `nvidia.com/mig-1g.10gb`."""
@@ -200,9 +200,14 @@ class JobPods:
         return sum(pods.count * (pods.processes or pods.gpus) for pods in self.pods if pods.gpus)
 
     @property
+    def requests(self) -> tuple[GpuRequest, ...]:
+        """For GPUs, of the containers of all pods."""
+        return tuple(request for pods in self.pods for request in pods.requests)
+
+    @property
     def resources(self) -> tuple[str, ...]:
         """What its GPUs are called, each once."""
-        return tuple(dict.fromkeys(request.resource for pods in self.pods for request in pods.requests))
+        return tuple(dict.fromkeys(request.resource for request in self.requests))
 
     @property
     def may_ask_by_runtime(self) -> bool:
@@ -215,7 +220,7 @@ def kind_of(api_version: Any, kind: Any) -> Kind | None:
     return KINDS.get((text_of(api_version).rpartition("/")[0], text_of(kind)))
 
 
-def read_job_pods(job: Mapping[str, Any]) -> JobPods:
+def read_job_pods(job: Mapping[str, Any], find_claim: FindClaim = no_claim) -> JobPods:
     """The pods, ranks and command of an object of the table; of any other one nothing."""
     kind, version = kind_of(job.get("apiVersion"), job.get("kind")), text_of(job.get("apiVersion")).rpartition("/")[2]
     if kind is None or version not in kind.versions:
@@ -230,7 +235,8 @@ def read_job_pods(job: Mapping[str, Any]) -> JobPods:
             for number_of in place.counts:
                 count = min(count * _count(passed, number_of), MOST)
             said = (number(_value_at(passed, path), 0) for path in kind.processes)
-            pods.append(pods_of(template, count, next(filter(None, said), kind.processes_otherwise)))
+            processes = next(filter(None, said), kind.processes_otherwise)
+            pods.append(pods_of(template, count, processes, find_claim))
     command = _command_at(job, kind.launcher) or _command_of(pods)
     runtime = part(job, *kind.runtime.split(".")) if kind.runtime else {}
     return JobPods(
@@ -254,10 +260,10 @@ def _unsaid(kind: Kind, job: Mapping[str, Any], command: Sequence[str]) -> Itera
         yield "command"
 
 
-def pods_of(template: Mapping[str, Any], count: int, processes: int = 0) -> Pods:
+def pods_of(template: Mapping[str, Any], count: int, processes: int = 0, find_claim: FindClaim = no_claim) -> Pods:
     """So many pods of a template."""
     spec = part(template, "spec")
-    requests = read_gpu_requests(spec, part(template, "metadata", "annotations"))
+    requests = read_gpu_requests(spec, part(template, "metadata", "annotations"), find_claim)
     asking = {request.container for request in requests}
     containers = parts(spec, "containers")
     commands = [words for container in containers if _calls_mpi(words := _words(container))]

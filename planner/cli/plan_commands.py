@@ -23,6 +23,7 @@ from planner.cli.options import (
     tracing_options,
     write_file,
 )
+from planner.cli.search_commands import run_on_gpus
 from planner.errors import PlannerError
 from planner.progress import show_progress
 
@@ -45,6 +46,9 @@ def add_plan(commands: Commands) -> None:
     parser.add_argument("--timeline", type=Path, metavar="FILE.html", help="memory over time, as a page of its own")
     parser.add_argument("--snapshot", type=Path, metavar="FILE.pickle", help="for PyTorch's own memory viewer")
     parser.add_argument("--no-advice", action="store_true", help="do not look for changes that would make it fit")
+    parser.add_argument(
+        "--on", default="", metavar="GPUS", help="all, or H100,A100:3g.20gb: the verdict on each of them, in one table"
+    )
 
 
 def run_plan(arguments: argparse.Namespace) -> int:
@@ -52,6 +56,8 @@ def run_plan(arguments: argparse.Namespace) -> int:
     from planner.report.plan_text import render
     from planner.report.statement import to_json
 
+    if arguments.on:
+        return run_on_gpus(arguments, arguments.on, 600.0)
     drawn = bool(arguments.timeline or arguments.snapshot)
     result = _plan(arguments, with_advice=not arguments.no_advice, with_eager=True, keep_traces=drawn)
     plan = result.plan

@@ -236,11 +236,12 @@ def add_extremes(commands: Commands) -> None:
     largest.add_argument("--step", type=int, default=0, metavar="N", help="sizes are multiples of it")
     fewest = add_command(
         commands, "min", run_min, tracing_options(), job_options(),
-        help="find the fewest GPUs on which a job fits in some layout",
+        help="find the fewest GPUs on which a job fits in some layout, or the smallest GPU or MIG slice",
         description="Tries numbers of GPUs from one on, each in every layout, with and without recomputation and with"
-        " smaller micro-batches; the global batch stays. Ends with 0, or 3 if none is enough.",
+        " smaller micro-batches; the global batch stays. `gpu` plans the job as it is on every GPU and MIG slice. Ends"
+        " with 0, or 3 if none is enough.",
     )  # fmt: skip
-    fewest.add_argument("axes", nargs="*", metavar="AXIS", help="gpus, which may be left out")
+    fewest.add_argument("axes", nargs="*", metavar="AXIS", help="gpus, which may be left out, or gpu")
     fewest.add_argument("--most", type=int, default=1024, metavar="N", help="GPUs to try (default: %(default)s)")
     fewest.add_argument("--global-batch", type=int, metavar="N", help="sequences of an optimizer step (default: kept)")
     for parser in (largest, fewest):
@@ -272,11 +273,13 @@ def run_min(arguments: argparse.Namespace) -> int:
 
     _shift_words(arguments)
     arguments.axes = arguments.axes or ["gpus"]
-    word = _one_axis(arguments, "gpus")
+    word = _one_axis(arguments, "gpus, gpu")
+    if word == "gpu":
+        return run_on_gpus(arguments, "all", _seconds_of(arguments))
     if word != "gpus":
         raise SpecError(
-            f"planner min does not know {word[:80]!a}", allowed="gpus",
-            remedy=did_you_mean(word, ["gpus"]) or "planner search --objective memory finds the least memory",
+            f"planner min does not know {word[:80]!a}", allowed="gpus, gpu",
+            remedy=did_you_mean(word, ["gpus", "gpu"]) or "planner search --objective memory finds the least memory",
         )  # fmt: skip
     if arguments.most < 1:
         raise SpecError(f"--most is {arguments.most}", allowed="a whole number from 1", place="--most")
@@ -288,6 +291,17 @@ def run_min(arguments: argparse.Namespace) -> int:
         )  # fmt: skip
     print_answer(arguments, lambda: fewest_to_json(result), lambda: render_fewest(result, style()))
     return _ending(result.stopped, found=bool(result.gpus))
+
+
+def run_on_gpus(arguments: argparse.Namespace, written: str, seconds: float) -> int:
+    """The job on each of the GPUs that a word names: 0 where it fits on one of them, 3, or 130."""
+    from planner.searching.every_gpu import gpus_to_json, plan_on, render_gpus
+
+    job = job_of(arguments)
+    with _planning(arguments, seconds) as (plans, progress):
+        found = plan_on(job, written, plans, progress)
+    print_answer(arguments, lambda: gpus_to_json(found), lambda: render_gpus(found, style()))
+    return _ending(found.stopped, found=any(row.point.verdict in ("fits", "tight") for row in found.rows))
 
 
 def add_sweep(commands: Commands) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planner.units import KIB, parse_bytes
+from planner.units import GIB, KIB, parse_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +32,33 @@ class MeasuredCommunicator:
     largest: int
     software: str
     source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPool:
+    """Memory that a GPU and the processors of its host share: what one takes the other does not have. In bytes, for
+    each GPU."""
+
+    total_bytes: int
+    system_bytes: int
+    """What the system holds of it at rest."""
+    floor_bytes: int
+    """With less than that left hosts have stopped answering, without an error and without an OOM kill."""
+    source: str
+
+
+_GRACE = (
+    "The GPU and the Grace processor see each other's memory, but it is two: the capacity is that of the GPU's own HBM,"
+    " which is what torch's allocator takes, and the processor's counts for the host."
+)
+_SPARK = MemoryPool(
+    total_bytes=parse_bytes("119.61GiB"), system_bytes=6 * GIB, floor_bytes=8 * GIB,
+    source=(
+        "at rest 115.85 of 121.69 GiB are available on a GB10 (unslothai/unsloth#10705); GB10 hosts stopped with 6.1 "
+        "and 7.7 GiB left (AEON-7/vllm-ultimate-dgx-spark#9), with 7 (vllm-project/vllm#46307); no OOM kill, no panic: "
+        "NVIDIA/open-gpu-kernel-modules#1358"
+    ),
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +96,10 @@ class GpuRecord:
     """Measured on this GPU; None: not measured."""
     communicators: tuple[MeasuredCommunicator, ...] = ()
     """Measured on several of this GPU."""
+    pool: MemoryPool | None = None
+    """Where it has no memory of its own."""
+    note: str = ""
+    """What else has to be known of its memory, for people; said with every plan."""
     whole: str = ""
     """Of a MIG slice: the name of the GPU that it is a part of."""
     slice: str = ""
@@ -294,6 +325,48 @@ GPUS = (
         ),
         multiprocessors=304, aliases=("MI300X", "AMD-Instinct-MI300X-OAM"),
     ),
+    GpuRecord(
+        name="GB10-128GB", model="GB10", arch="sm_121", total_bytes=parse_bytes("119.61GiB"),
+        provenance=(
+            "out-of-memory messages of NVIDIA GB10 (DGX Spark and its siblings), torch 2.x; others up to 121.69 GiB "
+            "(vllm-project/vllm#56824: 121.7 GiB, driver 580.173.02)"
+        ),
+        multiprocessors=48, product="NVIDIA GB10", aliases=("GB10", "DGX-Spark"), pool=_SPARK,
+    ),
+    GpuRecord(
+        name="GH200-96GB", model="GH200", arch="sm_90", total_bytes=parse_bytes("94.50GiB"),
+        provenance="out-of-memory message of NVIDIA GH200 480GB in vllm-project/vllm#9630, torch 2.4, driver 550.107",
+        multiprocessors=132, product="NVIDIA GH200 480GB", aliases=("GH200",), usual=True, note=_GRACE,
+    ),
+    GpuRecord(
+        name="GH200-144GB", model="GH200", arch="sm_90", total_bytes=parse_bytes("142.50GiB"),
+        provenance="free memory on startup of a GH200 in vllm-project/vllm#35313: 74.9/142.5 GiB",
+        multiprocessors=132, product="NVIDIA GH200 144G HBM3e", aliases=("GH200",), note=_GRACE,
+    ),
+    GpuRecord(
+        name="GB200-186GB", model="GB200", arch="sm_100", total_bytes=parse_bytes("184.31GiB"),
+        provenance="out-of-memory messages of NVIDIA GB200 in five public run logs, torch 2.x, 2026",
+        multiprocessors=152, product="NVIDIA GB200", aliases=("GB200",), note=_GRACE,
+    ),
+    GpuRecord(
+        name="MI300A-128GB", model="MI300A", arch="gfx942", total_bytes=parse_bytes("96GiB"),
+        provenance=(
+            "what HIP's allocator gives of the 128 GiB unless the amdttm module is told otherwise (ROCm's guide to "
+            "tuning MI300A systems, ROCm/legacy-rocm-build#3587)"
+        ),
+        multiprocessors=228, aliases=("MI300A",),
+        pool=MemoryPool(
+            total_bytes=129705412 * KIB, system_bytes=6 * GIB, floor_bytes=8 * GIB,
+            source=(
+                "rocminfo of MI300A in ROCm/rocm-examples#225 (others 131809016 KB, apptainer/apptainer#3261); "
+                "what the system needs is that of a GB10"
+            ),
+        ),
+        note=(
+            "MI300A: 96 GiB for the device hold for the usual settings; with amdttm.pages_limit raised, write "
+            "cluster.gpu: {name: MI300A-128GB, total_bytes: ..., arch: gfx942}."
+        ),
+    ),
 )  # fmt: skip
 
 
@@ -351,6 +424,10 @@ _ALL = (
     ),
     Architecture(
         arch="sm_120", capability=(12, 0), reference_gpu="RTX5090-32GB", multiprocessors=170,
+        threads_per_multiprocessor=1536, shared_memory_per_block_bytes=99 * KIB,
+    ),
+    Architecture(
+        arch="sm_121", capability=(12, 1), reference_gpu="GB10-128GB", multiprocessors=48,
         threads_per_multiprocessor=1536, shared_memory_per_block_bytes=99 * KIB,
     ),
     # AMD's CDNA3 instruction set guide: wavefronts of 64, 64 KiB of LDS for a workgroup.

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 from planner.errors import SpecError
+from planner.job import named_gpus
 from planner.job.deepspeed_config import zero_of
 from planner.job.field_checks import FLOATING
 from planner.job.layout import DISTINCT_AXES, axis_degrees
@@ -241,7 +242,10 @@ def _check_cluster(job: Job, document: Node) -> None:
     if total and held >= total:
         problem = f"is {held} bytes, and the GPU has {total}"
         raise document.fault("cluster.held_by_others_bytes", problem, allowed="less than the GPU has")
+    if total and cluster.capacity_bytes <= 0:
+        raise document.fault("cluster.gpu_fraction", "leaves the job nothing", allowed="a number above 0, at most 1")
     gpus, ranks = cluster.nodes * cluster.gpus_per_node, math.prod(degrees.values())
+    named_gpus.refuse_ranks_on_slice(cluster.gpu.name, ranks, document.nearest_to("cluster.gpu").place)
     if gpus != ranks:
         product = " * ".join(f"{name}({degree})" for name, degree in degrees.items())
         raise SpecError(

@@ -269,6 +269,8 @@ _ADDED: Mapping[str, Any] = {
     "train.data_loader": _plain(DataLoader(), DataLoader),
     "train.loss.chunk_head": False,
     "cluster.host_memory": 0,
+    "cluster.gpu_fraction": 1.0,
+    "cluster.gpu_memory": 0,
     "train.checkpoint_save": None,
     "train.checkpoint_load.mmap": False,
     "train.checkpoint_load.kind": "state_dict",

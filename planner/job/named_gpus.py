@@ -46,6 +46,19 @@ def look_up(name: str, *, place: str = "") -> GpuRecord:
     )
 
 
+def refuse_ranks_on_slice(name: str, ranks: int, place: str) -> None:
+    """Raises SpecError for several ranks on MIG slices."""
+    gpu = catalog.by_name(name) if name else None
+    if gpu is not None and gpu.slice and ranks > 1:
+        raise SpecError(
+            f"the job has {ranks} ranks, and {gpu.name} is a MIG slice: NCCL does not join the ranks of slices",
+            allowed="one rank; MIG has no peer-to-peer copies (NVIDIA's MIG user guide), and NCCL knows slices only"
+            " since 2.32, as an experiment (NVIDIA/nccl#1716)",
+            remedy=f"plan it on whole GPUs ({gpu.whole}), or with one rank",
+            place=place,
+        )
+
+
 def are_figures(written: str) -> bool:
     """Whether a text gives a GPU's figures, `{total_bytes: 79.1GiB, arch: sm_90}`, in the place of its name."""
     return written.lstrip().startswith("{")

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, is_dataclass, replace
 from typing import Annotated
 
+from planner.hardware import catalog
 from planner.job.field_checks import (
     FLOATING,
     SIXTEEN_OR_MORE,
@@ -491,9 +492,20 @@ class Gpu:
     """Its compute capability; a named GPU brings it along."""
 
     @property
+    def target(self) -> str:
+        """Whose kernels are traced: the architecture, of a MIG slice with its multiprocessors (`sm_90/16`)."""
+        known = catalog.by_name(self.name) if self.name else None
+        return f"{self.arch}/{known.multiprocessors}" if known is not None and known.slice else self.arch
+
+    @property
     def written(self) -> str | dict[str, str | int]:
         """As a spec says it: the name, or the figures of one without a name."""
         return self.name or {"total_bytes": self.total_bytes, "arch": self.arch}
+
+
+def multiprocessors_of(target: str) -> int:
+    """Those that a target names; of a whole GPU more than any."""
+    return int(target.partition("/")[2] or 1 << 20)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -508,13 +520,20 @@ class Cluster:
     """Its name, or its figures; null for a plan without verdict."""
     held_by_others_bytes: Annotated[int, size(0, "a size from 0 to 4TiB, such as 2GiB")] = 0
     """Bytes of each GPU that other processes hold; taken off the capacity."""
+    gpu_fraction: Annotated[float, number("a number above 0, at most 1", 0, 1)] = 1.0
+    """Share of each GPU's memory that the job may use, its CUDA context included: KAI's gpu-fraction, HAMi's
+    gpumem-percentage. Of what CUDA reports, which is without the driver's reserve."""
+    gpu_memory: Annotated[int, size(0, "a size from 0 to 4TiB, such as 20GiB")] = 0
+    """Bytes of each GPU that the job may use, its CUDA context included: HAMi's gpumem, KAI's gpu-memory, the limit of
+    CUDA's Multi-Process Service (CUDA_MPS_PINNED_DEVICE_MEM_LIMIT); 0: all."""
     host_memory: HostBytes = 0
     """Bytes of each node's main memory that the job may use, in a container its limit; 0: not said, and not judged."""
 
     @property
     def capacity_bytes(self) -> int:
-        """Of each GPU, without what others hold."""
-        return self.gpu.total_bytes - self.held_by_others_bytes
+        """Of each GPU: the share of the job, or what others leave of it."""
+        total = self.gpu.total_bytes
+        return min(total - self.held_by_others_bytes, int(total * self.gpu_fraction), self.gpu_memory or total)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -45,12 +45,14 @@ class Target:
 
 
 def target_of(arch: str, torch: str = "") -> Target:
-    """`torch` is the version that the job runs with (`2.10`), empty for the one that is installed.
+    """`arch` may name multiprocessors besides, of a MIG slice (`sm_90/16`). `torch` is the version that the job runs
+    with (`2.10`), empty for the one that is installed.
 
     Raises TraceError for an architecture whose kernel choices are not known.
     """
     if arch == "cpu":
         return Target("cpu", (0, 0), 0, 0)
+    arch, _, multiprocessors = arch.partition("/")
     known = ARCHITECTURES.get(arch)
     if known is None:
         raise TraceError(f"no kernel choices are known for {arch!r}", allowed=", ".join(("cpu", *ARCHITECTURES)))
@@ -61,8 +63,9 @@ def target_of(arch: str, torch: str = "") -> Target:
     elif major == 9 or (major > 9 and (not torch or _release(torch) >= _BLACKWELL_SINCE)):
         workspace_bytes = _LARGE_CUBLAS_WORKSPACE_BYTES
     return Target(
-        known.arch, known.capability, known.multiprocessors, workspace_bytes, known.threads_per_multiprocessor
-    )
+        known.arch, known.capability, int(multiprocessors or known.multiprocessors), workspace_bytes,
+        known.threads_per_multiprocessor,
+    )  # fmt: skip
 
 
 def _release(torch: str) -> tuple[int, ...]:

@@ -67,6 +67,13 @@ class Judge:
     approximations: tuple[Approximation, ...] = ()
     """Besides those of the kernels of a trace."""
 
+    def __post_init__(self) -> None:
+        """A process that limits itself (`set_per_process_memory_fraction`) has that share and what lies outside the
+        allocator, which is not counted in it (torch 2.13, CUDACachingAllocator.cpp, `allowed_memory_maximum`)."""
+        if (fraction := self.rules.per_process_memory_fraction) < 1:
+            allowed = int(fraction * self.gpu.total_bytes) + self.held.total_bytes
+            object.__setattr__(self, "capacity_bytes", min(self.capacity_bytes, allowed))
+
     @property
     def room_bytes(self) -> int:
         """What the allocator may reserve."""
@@ -114,7 +121,44 @@ class Judge:
 
 def judge_trace(job: Job, rank_trace: RankTrace, calibration: Calibration) -> JudgedTrace:
     """One trace's replay and what follows from it."""
-    judge = Judge(
+    judge = _judge_of(job, calibration)
+    with pause_collection():
+        if rank_trace.trace.engine is not None:
+            return _judge_shared(job, rank_trace, rank_trace.trace.engine, judge)
+        return _judge(job, rank_trace, judge)
+
+
+def judge_elsewhere(
+    job: Job, rank_trace: RankTrace, calibration: Calibration, known: RankClassStatement
+) -> RankClassStatement:
+    """The statement on the same trace on another GPU than that of the `known` one: without a replay where that GPU has
+    room for all that was reserved, or none for what was allocated. Moments beyond the usual step are left out."""
+    judge, peak, trace = _judge_of(job, calibration), known.peak, rank_trace.trace
+    room, simple = judge.room_bytes, trace.engine is None and job.train.lengths is None
+    sure = not known.cache_releases and (peak.reserved_bytes <= room or peak.allocated_bytes > room)
+    if not (simple and sure) or judge.rules.garbage_collection_threshold:
+        return judge_trace(job, rank_trace, calibration).statement
+    device = peak.reserved_bytes + judge.held.total_bytes
+    between = judge.interval_of(trace)(device)
+    runs_out = peak.allocated_bytes > room
+    verdict = decide(runs_out=runs_out, highest_bytes=between[1], capacity_bytes=judge.capacity_bytes)
+    if is_planned_as_eager(job) and verdict is Verdict.EXCEEDS:
+        verdict = Verdict.TIGHT
+    return replace(
+        known,
+        peak=replace(peak, device_bytes=device, interval_bytes=between),
+        capacity_bytes=judge.capacity_bytes,
+        verdict=verdict,
+        cache_releases=0,
+        outside_allocator=OutsideAllocator(
+            cuda_context_bytes=judge.held.cuda_context_bytes, nccl_bytes=judge.held.nccl_bytes
+        ),
+        moments=(),
+    )
+
+
+def _judge_of(job: Job, calibration: Calibration) -> Judge:
+    return Judge(
         rules=Rules.from_conf(job.allocator.conf),
         gpu=job.cluster.gpu,
         torch=job.software.torch,
@@ -123,10 +167,6 @@ def judge_trace(job: Job, rank_trace: RankTrace, calibration: Calibration) -> Ju
         calibration=calibration,
         approximations=approximations_of_spec(job),
     )
-    with pause_collection():
-        if rank_trace.trace.engine is not None:
-            return _judge_shared(job, rank_trace, rank_trace.trace.engine, judge)
-        return _judge(job, rank_trace, judge)
 
 
 def _judge(job: Job, rank_trace: RankTrace, judge: Judge) -> JudgedTrace:

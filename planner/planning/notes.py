@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from planner.hardware import catalog
 from planner.job.overhead import outside_of
 from planner.job.schema import Compile, Job
 from planner.planning import identity, judging, post_training
 from planner.report.statement import AnotherTorch
 from planner.tracing.rank_trace import Trace
 from planner.truth.calibration.correction import Approximation, approximations_of_kernels, approximations_of_spec
+from planner.units import show_bytes
 from planner.versions import minor_of
 
 _PADDING = {
@@ -29,6 +31,11 @@ def notes_of(job: Job, traces: Sequence[Trace]) -> tuple[str, ...]:
     notes += approximation_notes(traces, approximations_of_spec(job))
     if job.train.compile is not None:
         notes.append(_describe_compiling(job.train.compile, traces))
+    if (cluster := job.cluster).gpu_fraction < 1 or cluster.gpu_memory:
+        share = f"{show_bytes(cluster.capacity_bytes)} of the {show_bytes(cluster.gpu.total_bytes)} of each GPU"
+        notes.append(f"The job may use {share}, its CUDA context included (cluster.gpu_fraction, cluster.gpu_memory).")
+    if (known := catalog.by_name(job.cluster.gpu.name)) is not None and known.note:
+        notes.append(known.note)
     return (*notes, *another_torch_notes(job.software.torch))
 
 

@@ -16,6 +16,7 @@ from planner.job.layout import Mesh, RankClass, first_rank_differs, parts_of, ra
 from planner.job.schema import Job
 from planner.planning import identity
 from planner.planning.judging import JudgedTrace, RankTrace, calibration_of, is_planned_as_eager, judge_trace
+from planner.planning.memory_pool import state_pool
 from planner.planning.notes import another_torch_than, notes_of
 from planner.planning.trace_source import USUAL_SOURCE, TraceSource
 from planner.report.statement import Plan, RankClassStatement, Seconds, WithoutCompile
@@ -192,6 +193,7 @@ def _assemble(
         rank_classes=tuple(part.statement for part in judged),
         another_torch=another_torch_than(job.software.torch),
         host=host,
+        pool=state_pool(job.cluster.gpu.name, [part.statement for part in judged], host, job.cluster.gpus_per_node),
         provenance=provenance,
         seconds=Seconds(
             trace=round(sum(rank_trace.trace.seconds for rank_trace in rank_traces), 3),

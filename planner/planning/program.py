@@ -21,6 +21,7 @@ from planner.job.rank_sets import RankSet
 from planner.job.schema import Gpu, Software, cuda_of
 from planner.planning import identity
 from planner.planning.judging import Judge, growth_moments
+from planner.planning.memory_pool import state_pool
 from planner.planning.notes import another_torch_notes, approximation_notes, workspace_notes
 from planner.planning.pipeline import Progress
 from planner.planning.program_ranks import (
@@ -180,6 +181,7 @@ def _order(work: ProgramInputs, rank: int, before: Sequence[RankRun] = ()) -> Pr
             name=work.gpu.name,
             outside_bytes=outside(work.gpu, work.software, [work.line.world_size]).total_bytes,
         ),
+        target=work.gpu.target,
         cuda=work.software.cuda,
         torch=work.software.torch,
         steps=ended[0] if ended else work.steps,
@@ -264,6 +266,9 @@ def _state(
             StepStatement(step.step, step.allocated_bytes, step.reserved_bytes) for step in judged[0].share.run.steps_at
         ),
         host=host,
+        pool=state_pool(
+            work.gpu.name, [judgement.statement for judgement in judged], host, work.line.processes_per_node
+        ),
         assumptions=(
             *_assumptions_of(runs),
             *_explain_differences(judged),

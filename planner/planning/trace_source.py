@@ -77,7 +77,8 @@ class TraceCache:
 
     def _path(self, job: Job, rank: int, target: str) -> Path:
         traced = identity.trace_id_of(traced_part(job))
-        return self.folder / f"{traced}-{target or job.cluster.gpu.arch}-{rank}{_SUFFIX}"
+        chosen = (target or job.cluster.gpu.target).replace("/", "x")
+        return self.folder / f"{traced}-{chosen}-{rank}{_SUFFIX}"
 
 
 def traced_part(job: Job) -> Job:
@@ -103,7 +104,7 @@ def traced_part(job: Job) -> Job:
     return replace(
         job,
         allocator=Allocator(),
-        cluster=replace(job.cluster, gpu=gpu, held_by_others_bytes=0, host_memory=0),
+        cluster=replace(job.cluster, gpu=gpu, held_by_others_bytes=0, host_memory=0, gpu_fraction=1.0, gpu_memory=0),
         train=replace(job.train, data_loader=DataLoader()),
         post_training=post_training,
     )

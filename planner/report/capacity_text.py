@@ -45,6 +45,17 @@ def _lines(document: Document) -> Iterator[str]:
             of_requested = f" of {show_bytes(requested)}" if requested else ""
             yield ""
             yield f"Main memory of their nodes: {show_bytes(predicted)} predicted{of_requested}"
+    if shared := document.get("shared"):
+        yield ""
+        yield "GPUs with more than one job, summed over their processes"
+        rows = [
+            [one["verdict"], one["gpu"], one["gpu_uuid"], " + ".join(one["jobs"]), show_bytes(one["predicted_bytes"]),
+             show_bytes(one["highest_bytes"]), show_bytes(one["total_bytes"])]
+            for one in shared[:MOST_ROWS]
+        ]  # fmt: skip
+        yield from _table(["verdict", "gpu", "uuid", "jobs", "predicted", "at most (95 %)", "of"], rows, words=4)
+        if len(shared) > MOST_ROWS:
+            yield f"and {len(shared) - MOST_ROWS} more"
     for kind in document.get("on") or ():
         yield ""
         yield from _on_gpu(kind)

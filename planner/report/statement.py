@@ -247,6 +247,37 @@ class AdviceTried:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PoolStatement:
+    """What the fullest ranks take of the memory that their GPU and their host share, in the phase in which the two
+    together take most; in bytes, for each GPU."""
+
+    ranks: str
+    phase: Phase
+    iteration: int
+    device_bytes: int
+    """Reserved by the allocator, and what lies outside of it."""
+    host_bytes: int
+    """The rank's part of what its node holds in main memory."""
+    highest_bytes: int
+    """Of both together, with the upper ends of what is not known better."""
+    system_bytes: int
+    """What the system holds at rest: it comes on top."""
+    floor_bytes: int
+    """What should stay free besides."""
+    capacity_bytes: int = field(metadata=shape(then="headroom_bytes"))
+    verdict: Verdict
+    source: str
+
+    @property
+    def taken_bytes(self) -> int:
+        return self.device_bytes + self.host_bytes + self.system_bytes
+
+    @property
+    def headroom_bytes(self) -> int:
+        return self.capacity_bytes - self.taken_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Statement:
     """What is said of any job, whatever it was traced from: one statement per rank class, and its grounds."""
 
@@ -262,6 +293,8 @@ class Statement:
         default=None, metadata=shape(omit_default=True, write=host_to_json, read=host_from_json)
     )
     """What the nodes hold; None of what was made before that was counted."""
+    pool: PoolStatement | None = field(default=None, metadata=shape(omit_default=True))
+    """Where device and host share their memory: both together."""
     provenance: Provenance
     seconds: Seconds = Seconds()
 
@@ -276,9 +309,14 @@ class Statement:
         return Verdict((self.host and self.host.verdict) or Verdict.FITS)
 
     @property
+    def pool_verdict(self) -> Verdict:
+        """Of device and host together; fits where each has its own."""
+        return Verdict.FITS if self.pool is None else self.pool.verdict
+
+    @property
     def verdict(self) -> Verdict:
         """The worst verdict of any rank, and of any node: a job runs only if all of them do."""
-        return worst([self.gpu_verdict, self.host_verdict])
+        return worst([self.gpu_verdict, self.host_verdict, self.pool_verdict])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,7 +325,7 @@ class Plan(Statement):
 
     schema: ClassVar[str] = PLAN_SCHEMA
     keys: ClassVar[str] = (
-        "schema plan_id trace_id verdict calibrated job rank_classes host advice without_compile another_torch"
+        "schema plan_id trace_id verdict calibrated job rank_classes host pool advice without_compile another_torch"
         " advice_tried provenance seconds"
     )
     job: Mapping[str, Any]
@@ -341,7 +379,7 @@ class ProgramStatement(Statement):
     schema: ClassVar[str] = RUN_SCHEMA
     keys: ClassVar[str] = (
         "schema plan_id trace_id metadata verdict calibrated command gpu nodes gpus_per_node ending iterations repeated"
-        " counted seen unseen allocator_conf communicators rank_classes steps_at host out_of_memory assumptions"
+        " counted seen unseen allocator_conf communicators rank_classes steps_at host pool out_of_memory assumptions"
         " branches provenance notes seconds"
     )
     metadata: Mapping[str, str] = field(default_factory=dict)

@@ -8,7 +8,7 @@ from typing import Any
 from planner.allocator.host.statement import HostStatement, NodeStatement
 from planner.events import Phase
 from planner.job.bound.lower_bound import Bound
-from planner.report.statement import Plan, RankClassStatement, Statement, Verdict, ranks_text
+from planner.report.statement import Plan, PoolStatement, RankClassStatement, Statement, Verdict, ranks_text
 from planner.report.style import Style, size
 
 
@@ -76,7 +76,12 @@ def deciding(statement: Statement) -> RankClassStatement:
 
 def host_decides(statement: Statement) -> bool:
     """Whether the nodes' main memory is what makes the verdict worse than that of the GPUs."""
-    return statement.verdict is not statement.gpu_verdict
+    return statement.host_verdict is statement.verdict is not statement.gpu_verdict
+
+
+def pool_decides(statement: Statement) -> bool:
+    """Whether it is only device and host together that make the verdict worse."""
+    return statement.verdict not in (statement.gpu_verdict, statement.host_verdict)
 
 
 def one_line(plan: Plan) -> str:
@@ -86,6 +91,13 @@ def one_line(plan: Plan) -> str:
         node = plan.host.fullest
         needs = f"{size(node.peak.bytes)} of {size(plan.host.capacity_bytes)} of main memory"
         return f"{begin} {needs} on {nodes_of(node)}, {moment_of(node.peak.phase, node.peak.iteration)}"
+    if plan.pool is not None and pool_decides(plan):
+        pool = plan.pool
+        return (
+            f"{begin} {size(pool.device_bytes)} on the device and {size(pool.host_bytes)} on the host of the"
+            f" {size(pool.capacity_bytes)} that they share, {size(pool.system_bytes)} of which are the system's, on"
+            f" {gpu_of(plan.job)} ({ranks_text(pool.ranks)}, {moment_of(pool.phase, pool.iteration)})"
+        )
     worst = deciding(plan)
     at = worst.peak if worst.shared is None else worst.shared.fullest()
     calibrated = "" if plan.calibrated else ", uncalibrated"
@@ -108,6 +120,12 @@ def verdict_sentence(statement: Statement) -> str:
     """Whether it fits and by how much: on the GPUs in one sentence, on the host in another where that is judged."""
     gpus = _gpu_sentence(statement)
     host = "" if statement.host is None else _host_sentence(statement.host)
+    if statement.pool is not None:
+        pool = pool_sentence(statement.pool)
+        alone = f"On the device alone i{gpus[1:]}" if pool_decides(statement) else gpus
+        return " ".join(
+            part for part in ((pool, alone, host) if pool_decides(statement) else (alone, pool, host)) if part
+        )
     if not host:
         return gpus
     return f"{host} On the GPUs i{gpus[1:]}" if host_decides(statement) else f"{gpus} {host}"
@@ -151,6 +169,26 @@ def _host_sentence(host: HostStatement) -> str:
     return (
         f"It is tight on the host: {size(node.peak.bytes)} fit into {size(capacity)} on {nodes_of(node)}, but not "
         f"{size(max(node.peak.interval_bytes[1], node.peak.bytes + node.file_bytes))}, which it may take."
+    )
+
+
+def pool_sentence(pool: PoolStatement) -> str:
+    """Whether device and host fit into the memory that they share, with both shares."""
+    shares = (
+        f"{size(pool.device_bytes)} on the device and {size(pool.host_bytes)} on the host"
+        f" ({ranks_text(pool.ranks)}, {moment_of(pool.phase, pool.iteration)})"
+    )
+    whole = f"the {size(pool.capacity_bytes)} that device and host share, {size(pool.system_bytes)} for the system"
+    stops = "a host whose shared memory is full stops answering, without an OOM kill"
+    if pool.verdict is Verdict.FITS:
+        return f"Together {shares} leave {size(pool.headroom_bytes)} of {whole}."
+    if pool.verdict is Verdict.EXCEEDS:
+        over = f"{size(-pool.headroom_bytes)} more than" if pool.headroom_bytes < 0 else "more than"
+        return f"It does not fit into the pool: {shares} take {over} {whole}; {stops}."
+    return (
+        f"It is tight in the pool: {shares} leave {size(pool.headroom_bytes)} of {whole}, and at worst"
+        f" {size(pool.capacity_bytes - pool.system_bytes - pool.highest_bytes)}; less than {size(pool.floor_bytes)} are"
+        f" dangerous: {stops}."
     )
 
 

@@ -143,6 +143,15 @@ def larger_gpus(job: Job) -> Iterator[Step]:
             yield from _steps(job, {"cluster.gpu": gpu.name})
 
 
+def larger_slices(job: Job) -> Iterator[Step]:
+    """Of a MIG slice the larger ones of its GPU, and all of it, the smallest first."""
+    own = catalog.by_name(job.cluster.gpu.name)
+    if own is not None and own.slice:
+        parts = [part for part in catalog.slices()[own.whole] if part.total_bytes > _NOTICEABLY * own.total_bytes]
+        for part in (*sorted(parts, key=lambda part: part.total_bytes), catalog.gpus()[own.whole]):
+            yield from _steps(job, {"cluster.gpu": part.name})
+
+
 def more_gpus(job: Job) -> Iterator[Step]:
     """Twice the GPUs and so on, with and without recomputation: parameters, gradients and state are sharded over all
     that have samples of their own. The global batch stays where it can be divided."""
@@ -237,6 +246,7 @@ def advise(
     trial = _Trial(job, plans, progress)
     advised, began = trial.advised, time.monotonic()
     try:
+        trial.find_first(larger_slices(job))
         if not trial.nothing_helps():
             trial.try_steps([step for step in single(job) if not trial.exceeds_by_bound(step)])
             trial.find_first(smaller_micro_batches(job), began + seconds * _STEPS_SHARE)

@@ -25,6 +25,7 @@ class RememberedTraces(TraceSource):
 
     job: Job | None = None
     """Without what no trace depends on."""
+    target: str = ""
     traces: Mapping[int, Trace] = field(default_factory=dict)
     """By rank."""
 
@@ -34,10 +35,14 @@ class RememberedTraces(TraceSource):
         if not traces:
             return source
         by_rank = {traced.rank_class.representative: traced.trace for traced in traces}
-        return cls(isolation=source.isolation, cache=source.cache, job=traced_part(job), traces=by_rank)
+        return cls(
+            isolation=source.isolation, cache=source.cache, job=traced_part(job), target=job.cluster.gpu.target,
+            traces=by_rank,
+        )  # fmt: skip
 
     def trace_rank(self, job: Job, rank: int, target: str = "") -> Trace:
-        if rank in self.traces and not target and traced_part(job) == self.job:
+        is_same = job.cluster.gpu.target == self.target and traced_part(job) == self.job
+        if rank in self.traces and not target and is_same:
             return self.traces[rank]
         return TraceSource.trace_rank(self, job, rank, target)
 

@@ -12,12 +12,14 @@ from typing import Any, Protocol, TypeVar
 
 from planner.allocator.host.nodes import state_hosts
 from planner.errors import PlannerError
+from planner.hardware import catalog
 from planner.job.json_text import canonical_json
 from planner.job.layout import Mesh, rank_classes
 from planner.job.loading import bundle
-from planner.job.schema import Job
+from planner.job.schema import Job, multiprocessors_of
 from planner.planning import judging, pipeline
 from planner.planning.judging import RankTrace
+from planner.planning.memory_pool import state_pool
 from planner.planning.trace_source import USUAL_SOURCE, TraceSource
 from planner.report.statement import RankClassStatement, Verdict
 from planner.runtime import messages
@@ -168,7 +170,8 @@ def from_json(document: Mapping[str, Any]) -> dict[str, Answers]:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Jobs with one trace: they differ in the allocator's settings, or in GPUs of one architecture."""
+    """Jobs with one trace: they differ in the allocator's settings, or in GPUs of one architecture. It is that of the
+    job whose GPU has most multiprocessors: of MIG slices, which have fewer, some kernels take less scratch memory."""
 
     jobs: tuple[Job, ...]
     calibration: Calibration
@@ -228,16 +231,24 @@ def plan_here(group: Group, is_over: Callable[[], bool] = lambda: False) -> Answ
     statements: list[list[RankClassStatement]] = [[] for _ in group.jobs]
     traced: list[RankTrace] = []
     classes = rank_classes(Mesh.of(group.jobs[0].parallel))
+    traced_job = max(group.jobs, key=lambda job: multiprocessors_of(job.cluster.gpu.target))
     try:
         for job in group.jobs:
             pipeline.refuse_unplannable(job)
         for planned, rank_class in enumerate(classes, start=1):
             if is_over():
                 raise OutOfTimeError
-            for trace in pipeline.trace_class(group.jobs[0], rank_class, source=group.source):
+            for trace in pipeline.trace_class(traced_job, rank_class, source=group.source):
                 traced.append(trace)
+                known: dict[str, RankClassStatement] = {}  # by the allocator's settings
                 for job, of_job in zip(group.jobs, statements, strict=True):
-                    of_job.append(judging.judge_trace(job, trace, group.calibration).statement)
+                    conf = job.allocator.conf
+                    if conf in known:
+                        of_job.append(judging.judge_elsewhere(job, trace, group.calibration, known[conf]))
+                    else:
+                        of_job.append(judging.judge_trace(job, trace, group.calibration).statement)
+                        if not of_job[-1].cache_releases:
+                            known[conf] = of_job[-1]
             exceeds = all(any(one.verdict is Verdict.EXCEEDS for one in of_job) for of_job in statements)
             if exceeds and not group.whole:
                 return tuple(_summarize(of_job, whole=planned == len(classes)) for of_job in statements)
@@ -245,11 +256,18 @@ def plan_here(group: Group, is_over: Callable[[], bool] = lambda: False) -> Answ
         return (Refused(error.problem),) * len(group.jobs)
     answers = []
     for job, of_job in zip(group.jobs, statements, strict=True):
-        # Of the nodes, where the job says what they have.
-        hosts = [pipeline.traced_host(job, trace) for trace in traced] if job.cluster.host_memory else []
-        verdict = state_hosts(job, hosts).verdict if hosts else None
-        answers.append(_summarize(of_job, whole=True, host=Verdict(verdict or Verdict.FITS)))
+        answers.append(_summarize(of_job, whole=True, host=_verdict_of_hosts(job, of_job, traced)))
     return tuple(answers)
+
+
+def _verdict_of_hosts(job: Job, statements: Sequence[RankClassStatement], traced: Sequence[RankTrace]) -> Verdict:
+    """Of the nodes, where the job says what they have or their memory is that of the GPUs."""
+    gpu, cluster = catalog.by_name(job.cluster.gpu.name), job.cluster
+    if not cluster.host_memory and (gpu is None or gpu.pool is None):
+        return Verdict.FITS
+    host = state_hosts(job, [pipeline.traced_host(job, trace) for trace in traced])
+    pool = state_pool(cluster.gpu.name, statements, host, cluster.gpus_per_node)
+    return worst([Verdict(host.verdict or Verdict.FITS), pool.verdict if pool else Verdict.FITS])
 
 
 def _summarize(statements: Sequence[RankClassStatement], *, whole: bool, host: Verdict = Verdict.FITS) -> Exact:

@@ -54,9 +54,15 @@ def make_job() -> Callable[..., dict[str, Any]]:
     """A job of a kind, as the API server has it when it asks the webhook: with its uid."""
 
     def make(
-        kind: str = "Job", annotations: dict[str, str] | None = None, *, name: str = "sft", uid: str = "", **pods: Any
+        kind: str = "Job",
+        annotations: dict[str, str] | None = None,
+        *,
+        name: str = "sft",
+        uid: str = "",
+        of_pods: dict[str, str] | None = None,
+        **pods: Any,
     ) -> dict[str, Any]:
-        job = KINDS[kind](pod_template(**pods))
+        job = KINDS[kind](pod_template(annotations=of_pods, **pods))
         job["metadata"] = {
             "name": name,
             "namespace": "team-nlp",

@@ -38,7 +38,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         kinds = ("workloads", "admissionchecks", "resourceflavors")
         found.declare(*(f"kueue.x-k8s.io/v1beta2/{kind}" for kind in kinds), "batch/v1/jobs", "v1/configmaps")
         found.declare("kubeflow.org/v2beta1/mpijobs", "kubeflow.org/v1/mpijobs")
-        for name, product in (("h100", "NVIDIA-H100-80GB-HBM3"), ("t4", "Tesla-T4"), ("mig", "NVIDIA-A30-MIG-1g.6gb")):
+        for name, product in (("h100", "NVIDIA-H100-80GB-HBM3"), ("t4", "Tesla-T4"), ("turns", "NVIDIA-A30-SHARED")):
             labels = {"nvidia.com/gpu.product": product}
             flavor = {"metadata": {"name": name}, "spec": {"nodeLabels": labels}}
             found.add(f"{KUEUE}/resourceflavors", flavor)
@@ -264,7 +264,7 @@ def test_a_flavor_without_a_known_gpu_leaves_what_the_spec_says_and_says_so(
 ) -> None:
     start()
 
-    for flavor in ("mig", "absent"):
+    for flavor in ("turns", "absent"):
         found = answer(cluster, workload(cluster, flavor, annotations={BUNDLE: spec_text()}, flavor=flavor))
         assert found["state"] == "Ready"
         said = f"planner: flavor {flavor} has no GPU that planner knows: planned as the spec says"

@@ -505,3 +505,31 @@ def test_a_webhook_without_its_certificate_says_so_and_ends(tmp_path: Path) -> N
     )  # fmt: skip
 
     assert (ended.returncode, "the certificate cannot be used" in ended.stderr) == (2, True)
+
+
+def test_a_job_that_does_not_fit_its_mig_slice_is_refused_with_the_slice_that_fits(
+    start: Start, make_job: Make, make_review: Make, spec_text: Callable[..., str]
+) -> None:
+    spec = spec_text("large").replace("micro_batch_size: 16", "micro_batch_size: 112")
+    job = make_job("Job", {BUNDLE: spec}, name="slice", resource="nvidia.com/mig-1g.10gb")
+
+    found = start(REFUSES).review(make_review(job))
+
+    assert not found["allowed"]
+    reason, change = found["status"]["message"].splitlines()
+    assert reason.startswith("planner: refused: large does not fit: rank 0 needs ")
+    assert "the 9.75 GiB of H100-SXM-80GB:1g.10gb" in reason
+    assert change.startswith("planner: the smallest change that fits: cluster.gpu: H100-SXM-80GB:1g.20gb (then ")
+
+
+def test_half_of_a_gpu_is_planned_as_half_of_it(
+    start: Start, service: Any, make_job: Make, make_review: Make, spec_text: Callable[..., str]
+) -> None:
+    job = make_job("Job", {BUNDLE: spec_text("half")}, name="half", gpus=0, of_pods={"gpu-fraction": "0.5"})
+
+    found = start().review(make_review(job))
+
+    assert found["auditAnnotations"]["verdict"] == "fits"
+    assert "planner: planned for 0.5 of each GPU, as its containers ask" in found["warnings"]
+    plan = service.history.plans.get(found["auditAnnotations"]["plan-id"])
+    assert plan.rank_classes[0].capacity_bytes == plan.job["cluster"]["gpu"]["total_bytes"] // 2

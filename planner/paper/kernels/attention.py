@@ -285,7 +285,7 @@ def _backward_tiles(head_dim: int, is_float: bool) -> tuple[int, int, bool]:
     largest = next(limit for limit in (32, 64, 128, 1 << 16) if head_dim <= limit)
     modern = target().capability >= (8, 0)
     rows = 128 if largest > 64 and (modern or (target().capability == (7, 0) and not is_float)) else 64
-    if target().capability in ((8, 6), (8, 9), (12, 0)):
+    if target().capability in ((8, 6), (8, 9), (12, 0), (12, 1)):
         rows = 64  # too little shared memory for the larger tile
     in_registers = not is_float and largest <= rows
     columns = 128 if modern and in_registers and largest > 64 else 64

@@ -35,6 +35,7 @@ from planner.service.history.schema import (
     VALIDATIONS,
     WRITERS,
 )
+from planner.service.history.shared_gpus import SharedGpu, read_shared_gpus
 
 _AT_ONCE = 500
 """Rows of one transaction: others wait for no more than these."""
@@ -198,6 +199,10 @@ class History:
     def capacity(self, since: datetime | None = None) -> tuple[Capacity, ...]:
         """GPU bytes by team, queue and GPU type; `since` leaves out verdicts of jobs that ended before it."""
         return capacity(self._database, self._now(), since)
+
+    def read_shared_gpus(self) -> tuple[SharedGpu, ...]:
+        """GPUs with more than one open job, and what the jobs take together."""
+        return read_shared_gpus(self._database, self._now())
 
     def read_needs(self, since: datetime | None = None, limit: int = MOST_NEEDS) -> tuple[tuple[JobNeed, ...], int]:
         """What jobs need of a GPU: those that have not ended, or ended `since`; and how many were left out."""

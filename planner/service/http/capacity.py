@@ -21,6 +21,7 @@ from planner.service.history.capacity import (
     simulate_added_nodes,
     sum_capacity,
 )
+from planner.service.history.shared_gpus import SharedGpu
 from planner.service.http.dependencies import Dependencies, dependencies_of, refuse_without_zone
 from planner.service.http.problems import RequestError
 
@@ -36,6 +37,8 @@ class CapacityDocument(BaseModel):
     since: datetime | None = None
     rows: list[Capacity]
     totals: CapacitySums
+    shared: list[SharedGpu] | None = None
+    """GPUs that several open jobs name as theirs."""
     on: list[JobsOnGpu] | None = None
     needs: list[QueueNeed] | None = None
     added: AddedNodes | None = None
@@ -79,6 +82,8 @@ async def capacity(
         "rows": rows,
         "totals": sum_capacity(rows),
     }
+    if shared := await asyncio.to_thread(deps.history.read_shared_gpus):
+        document["shared"] = shared
     if kinds:
         needs, left_out = await asyncio.to_thread(deps.history.read_needs, since)
         document |= {

@@ -103,7 +103,7 @@ def engine_figures(job: Job, target: str = "") -> EngineFigures:
     return EngineFigures(
         weight_tensors=tuple(sizes),
         kv_layers=shape.layers,
-        activation_bytes=_activation_bytes(split_job, rollout, target or job.cluster.gpu.arch),
+        activation_bytes=_activation_bytes(split_job, rollout, target or job.cluster.gpu.target),
         kv_token_bytes=shape.bytes_per_token(rollout.tensor_parallel, kept),
         assumed=assumed,
     )

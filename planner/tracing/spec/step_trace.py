@@ -60,7 +60,7 @@ def trace(job: Job, rank: int = 0, target: str = "", *, folded: bool = True) -> 
 
 def _trace(job: Job, rank: int, target: str, *, folded: bool) -> Trace:
     by_engine = deepspeed_engine.uses_engine(job)
-    arch, gpus, software = target or job.cluster.gpu.arch, job.cluster.gpus_per_node, job.software
+    arch, gpus, software = target or job.cluster.gpu.target, job.cluster.gpus_per_node, job.software
     known = workspace_table(job.cluster.gpu.name, software.torch)
     if job.parallel.cp.degree > 1 and target_of(arch).prefers_cudnn_attention(software.cuda, software.torch):
         torch_releases.require("context parallelism over cuDNN's attention", place="parallel.cp.degree")

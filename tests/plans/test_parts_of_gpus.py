@@ -1,0 +1,189 @@
+"""A job on a part of a GPU, and on memory that device and host share, is judged by what it may use of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from planner.errors import SpecError
+from planner.job.loading import job_on_gpu, load_yaml
+from planner.job.schema import Job
+from planner.planning import pipeline
+from planner.planning.memory_pool import state_pool
+from planner.report.statement import Plan, from_json, to_json
+from planner.report.style import Style
+from planner.report.verdict_text import one_line, verdict_sentence
+from planner.searching.answer import plan_and_advise
+from planner.searching.every_gpu import gpus_to_json, plan_on, render_gpus
+from planner.searching.exact_plans import PlansHere
+from planner.truth.calibration.interval import Calibration
+from planner.units import GIB
+from planner.verdict import Verdict
+
+SMALL = """\
+metadata: {name: small}
+model: {decoder: {layers: 4, hidden: 256, heads: 4, kv_heads: 4, ffn: 1024, vocab: 8192}}
+train: {micro_batch_size: 16, sequence_length: 512}
+cluster: {nodes: 1, gpus_per_node: 1, gpu: H100-SXM-80GB}
+"""
+
+
+@pytest.fixture(scope="module")
+def job() -> Job:
+    return load_yaml(SMALL, "small")
+
+
+@pytest.fixture(scope="module")
+def plan(job: Job) -> Plan:
+    return pipeline.plan(job, Calibration.none())
+
+
+def test_a_fraction_of_a_half_halves_the_capacity_and_changes_nothing_else(job: Job, plan: Plan) -> None:
+    half = pipeline.plan(replace(job, cluster=replace(job.cluster, gpu_fraction=0.5)), Calibration.none())
+
+    assert half.rank_classes[0].capacity_bytes == plan.rank_classes[0].capacity_bytes // 2
+    assert half.rank_classes[0].peak == plan.rank_classes[0].peak
+
+
+def test_a_job_exceeds_a_share_that_has_no_room_for_its_tensors(job: Job) -> None:
+    share = pipeline.plan(replace(job, cluster=replace(job.cluster, gpu_memory=2 * GIB)), Calibration.none())
+
+    assert (share.verdict, share.rank_classes[0].capacity_bytes) == (Verdict.EXCEEDS, 2 * GIB)
+
+
+def test_what_others_hold_and_a_share_are_not_taken_off_twice(job: Job) -> None:
+    total = job.cluster.gpu.total_bytes
+    shared = replace(job.cluster, gpu_fraction=0.5, held_by_others_bytes=total // 2)
+
+    assert shared.capacity_bytes == total // 2
+    assert replace(shared, gpu_memory=GIB).capacity_bytes == GIB
+
+
+def test_a_process_that_limits_itself_has_that_share_and_its_context(job: Job, plan: Plan) -> None:
+    limited = replace(job, allocator=replace(job.allocator, conf="per_process_memory_fraction:0.5"))
+    (ranks,) = pipeline.plan(limited, Calibration.none()).rank_classes
+
+    outside = plan.rank_classes[0].outside_allocator.total_bytes
+    assert ranks.capacity_bytes == job.cluster.gpu.total_bytes // 2 + outside
+
+
+@pytest.mark.parametrize("fraction", ["0", "1.5", "-0.5"])
+def test_a_fraction_is_above_nothing_and_at_most_all(fraction: str) -> None:
+    with pytest.raises(SpecError, match="gpu_fraction"):
+        load_yaml(SMALL.replace("gpu: H100", f"gpu_fraction: {fraction}, gpu: H100"), "small")
+
+
+def test_several_ranks_on_slices_are_refused_with_the_reason() -> None:
+    text = SMALL.replace("gpus_per_node: 1, gpu: H100-SXM-80GB", "gpus_per_node: 2, gpu: H100-SXM-80GB:1g.10gb")
+
+    with pytest.raises(SpecError, match="NCCL does not join the ranks of slices"):
+        load_yaml(text + "parallel: {dp_replicate: {degree: 2, kind: ddp}}\n", "small")
+
+
+def test_a_slice_has_its_own_context_and_its_own_traces(job: Job, plan: Plan) -> None:
+    part = job_on_gpu(job, "H100-SXM-80GB:1g.10gb")
+    (ranks,) = pipeline.plan(part, Calibration.none()).rank_classes
+
+    assert part.cluster.gpu.target == "sm_90/16"
+    assert ranks.capacity_bytes == 9984 * 2**20
+    assert ranks.outside_allocator.total_bytes < plan.rank_classes[0].outside_allocator.total_bytes
+
+
+def test_a_job_that_does_not_fit_its_slice_is_told_the_slice_that_does(job: Job) -> None:
+    big = replace(job, train=replace(job.train, micro_batch_size=112))
+    result = plan_and_advise(job_on_gpu(big, "H100-SXM-80GB:1g.10gb"), Calibration.none())
+
+    assert result.plan.verdict is Verdict.EXCEEDS
+    assert result.plan.advice[0].change == {"cluster.gpu": "H100-SXM-80GB:1g.20gb"}
+    assert result.plan.advice[0].verdict is not Verdict.EXCEEDS
+
+
+@pytest.fixture(scope="module")
+def large_on_spark(job: Job) -> Plan:
+    """A job that leaves a GB10 some gigabytes: its data set takes them on the host."""
+    loader = replace(job.train.data_loader, dataset_bytes=112 * GIB)
+    spark = job_on_gpu(replace(job, train=replace(job.train, data_loader=loader)), "GB10-128GB")
+    return pipeline.plan(spark, Calibration.none())
+
+
+def test_what_fits_the_device_and_not_the_pool_is_refused_with_both_shares(large_on_spark: Plan) -> None:
+    pool = large_on_spark.pool
+
+    assert pool is not None
+    assert (large_on_spark.gpu_verdict, large_on_spark.verdict) == (Verdict.FITS, Verdict.EXCEEDS)
+    assert pool.taken_bytes == pool.device_bytes + pool.host_bytes + 6 * GIB > pool.capacity_bytes
+    for text in (verdict_sentence(large_on_spark), one_line(large_on_spark)):
+        assert f"{pool.device_bytes / GIB:.2f} GiB on the device" in text
+        assert f"{pool.host_bytes / GIB:.2f} GiB on the host" in text
+    assert "without an OOM kill" in verdict_sentence(large_on_spark)
+
+
+def test_a_statement_on_a_pool_comes_back_from_json(large_on_spark: Plan) -> None:
+    document = to_json(large_on_spark)
+
+    assert document["pool"]["headroom_bytes"] < 0
+    assert from_json(document) == large_on_spark
+
+
+def test_a_small_job_fits_the_pool_and_other_gpus_have_none(job: Job, plan: Plan) -> None:
+    spark = pipeline.plan(job_on_gpu(job, "GB10-128GB"), Calibration.none())
+
+    assert spark.pool is not None
+    assert spark.verdict is Verdict.FITS
+    assert plan.pool is None
+    assert "pool" not in to_json(plan)
+
+
+def test_a_host_below_its_floor_is_tight(job: Job) -> None:
+    loader = replace(job.train.data_loader, dataset_bytes=104 * GIB)
+    spark = job_on_gpu(replace(job, train=replace(job.train, data_loader=loader)), "GB10-128GB")
+
+    assert pipeline.plan(spark, Calibration.none()).pool_verdict is Verdict.TIGHT
+
+
+def test_a_pool_of_a_gpu_that_is_described_by_figures_is_not_known(plan: Plan) -> None:
+    assert plan.host is not None
+    assert state_pool("", plan.rank_classes, plan.host, 1) is None
+
+
+def test_every_gpu_in_one_table_agrees_with_a_plan_on_each(job: Job) -> None:
+    plans = PlansHere(calibration=Calibration.none())
+    named = "H100,A100-SXM-40GB,A100-SXM-80GB,H100:1g.10gb,GB10,T4"
+    found = plan_on(job, named, plans)
+
+    assert plans.count == 4  # sm_75, sm_80, sm_90 and sm_121
+    for row in found.rows:
+        alone = pipeline.plan(job_on_gpu(job, row.gpu.name), Calibration.none())
+        exact = row.point.exact
+        assert exact is not None
+        assert exact.verdict is alone.verdict
+        # By its own multiprocessors a slice takes no more than by those of its GPU, and hardly less.
+        more = exact.device_bytes - alone.rank_classes[0].peak.device_bytes
+        assert more == 0 if not row.gpu.slice else 0 <= more <= 256 * 2**20
+
+
+def test_all_are_all_gpus_and_slices_by_their_memory_and_the_smallest_is_named(job: Job) -> None:
+    found = plan_on(replace(job, train=replace(job.train, micro_batch_size=48)), "all", PlansHere())
+    sizes = [row.gpu.total_bytes for row in found.rows]
+    document = gpus_to_json(found)
+
+    assert sizes == sorted(sizes)
+    assert len(sizes) > 80
+    assert found.smallest is not None
+    assert found.smallest.name == document["smallest"]
+    before = found.rows[: [row.gpu for row in found.rows].index(found.smallest)]
+    assert before
+    assert all(row.point.verdict != "fits" for row in before)
+    assert f"The smallest on which it fits: {found.smallest.name}." in render_gpus(found, Style())
+
+
+def test_ranks_that_talk_are_not_planned_on_slices() -> None:
+    two = load_yaml(
+        SMALL.replace("gpus_per_node: 1", "gpus_per_node: 2") + "parallel: {dp_replicate: {degree: 2, kind: ddp}}\n",
+        "two",
+    )
+    found = plan_on(two, "all", PlansHere())
+
+    assert not any(row.gpu.slice for row in found.rows)
+    assert "MIG slices are left out" in render_gpus(found, Style())
