@@ -105,3 +105,16 @@ def test_active_plans_are_bounded_and_those_of_jobs_come_first(
     assert found.left_out == 1
     assert found.plans[0].jobs == (bound,)
     assert [each.ranks for each in found.plans[1].rank_classes] == ["0", "1-7"]
+
+
+def test_open_jobs_on_one_gpu_are_summed(history: History, plan: Callable[..., Plan]) -> None:
+    history.plans.put(plan())
+    for job, gpus in (("a", ("GPU-0", "GPU-1")), ("b", ("GPU-1",)), ("c", ("GPU-2",))):
+        history.jobs.bind("ray", job, JobChange(plan_id=plan().plan_id, gpu_uuids=gpus))
+    history.jobs.bind("ray", "ended", JobChange(plan_id=plan().plan_id, gpu_uuids=("GPU-2",), outcome=Outcome.FINISHED))
+
+    (shared,) = history.read_shared_gpus()
+
+    assert (shared.gpu_uuid, shared.gpu, shared.jobs) == ("GPU-1", "H100-SXM-80GB", ("ray/a", "ray/b"))
+    assert shared.predicted_bytes == 2 * 40 * GIB > shared.total_bytes
+    assert shared.verdict is not Verdict.FITS
