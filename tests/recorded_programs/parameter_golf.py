@@ -329,7 +329,7 @@ def read_program(row: Row, repository: Repository) -> Program:
 def shorten_training(code: str, settings: Mapping[str, str], steps: int) -> dict[str, str]:
     """Settings with which a training of so many steps takes few and comes by all that its schedule has, by its steps
     instead of the clock; empty for a script that does not end by its own, or by steps, or prints no peak then."""
-    values = dict(_DEFAULT.findall(code)) | settings
+    values = dict(_DEFAULT.findall(code)) | dict(settings)
     if not {"ITERATIONS", "MAX_WALLCLOCK_SECONDS"} <= {variable for _, variable in _TAKEN.findall(code)} or not steps:
         return {}
     if not _CLOCK_MAY_BE_OFF.search(code) or "max_memory_allocated" not in code:
@@ -375,7 +375,8 @@ def _find_packed(script: str) -> Iterator[str]:
         return
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "b85decode":
-            yield from (given.value for given in node.args if isinstance(given, ast.Constant))
+            values = (given.value for given in node.args if isinstance(given, ast.Constant))
+            yield from (value for value in values if isinstance(value, str))
 
 
 @functools.cache
