@@ -16,6 +16,7 @@ from torch import Tensor
 from planner import upstream
 from planner.paper.kernels import training_operators  # noqa: F401
 from planner.paper.kernels.table import cpu, like_meta
+from planner.upstream import torch_releases
 
 # oneDNN lays tensors out anew, differently on each processor: runs to be compared with paper have it off
 # (`torch.backends.mkldnn.enabled = False`). Sources, torch 2.13, aten/src/ATen/native: Convolution.cpp (groups one by
@@ -238,7 +239,8 @@ def as_on_cpu() -> Iterator[None]:
     """Inside, the step takes a CPU's way: optimizers loop over parameters, norms and convolutions are the CPU's."""
     replaced: dict[str, Callable[..., Any]] = {
         "torch.optim.optimizer:_get_foreach_kernels_supported_devices": list,
-        "torch.nn.functional:rms_norm": rms_norm,
+        # Before torch 2.8 there is no fused kernel on any device.
+        "torch.nn.functional:rms_norm": rms_norm if torch_releases.since(2, 8) else torch.nn.functional.rms_norm,
     }
     with (
         upstream.patch_targets("cpu target", replaced=replaced),
