@@ -155,6 +155,10 @@ class Family(ABC, Generic[Run, Program]):
             if recorded[1]
         ]
 
+    def read_error(self, run: Run, result: Mapping[str, Any]) -> str:  # noqa: ARG002
+        """Why an answer has no figures of a run; empty where planner's errors say it."""
+        return ""
+
 
 class Change(NamedTuple):
     """What a commit did to a file: A, M, R or D."""
@@ -229,9 +233,17 @@ class Repository:
                 changes.append(Change(commit, about.split()[4][0], about.split()[3], paths[0], paths[-1]))
         return changes
 
+    def read_history(self, path: str) -> str:
+        """What every commit of any branch or pull request changed of a file, the oldest first: a line `commit HASH`,
+        then the patch."""
+        order = ("--all", "--reverse", "--date-order")
+        return self._git("log", *order, "--format=commit %H", "--patch", "--unified=0", "--", path).decode(
+            "utf-8", "replace"
+        )
+
     def write_tree(self, commit: str, folder: Path, paths: Sequence[str] = ()) -> None:
         """The files of a commit, or only those of some paths."""
-        with tarfile.open(fileobj=io.BytesIO(self._git("archive", "--format=tar", commit, *paths))) as archive:
+        with tarfile.open(fileobj=io.BytesIO(self._git("archive", "--format=tar", commit, "--", *paths))) as archive:
             archive.extractall(folder, filter="data")
 
 

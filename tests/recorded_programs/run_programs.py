@@ -27,6 +27,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from liger import Liger
 from megatron import Megatron
 from nanochat import Nanochat
 from outcomes import Outcome, compare, keep, summarize
@@ -38,7 +39,7 @@ from speedrun import Speedrun
 from planner.runtime.user_cache import user_cache
 
 FAMILIES: dict[str, type[Family[Any, Any]]] = {
-    family.name: family for family in (Speedrun, ParameterGolf, Nanochat, Megatron, PublishedPages)
+    family.name: family for family in (Speedrun, ParameterGolf, Nanochat, Megatron, Liger, PublishedPages)
 }
 
 
@@ -152,7 +153,8 @@ def sum_up(outcomes: Sequence[Outcome]) -> Iterator[str]:
     """Medians and worst, then what did not run with its reason."""
     yield f"{sum(bool(outcome.figures) for outcome in outcomes)} of {len(outcomes)} ran"
     for name, errors in summarize(outcomes):
-        yield f"{name}: median {statistics.median(errors):.3f} %, worst {max(errors):.3f} % of {len(errors)}"
+        spread = f"median {statistics.median(errors):.3f} %, worst {max(errors):.3f} % of {len(errors)}"
+        yield f"{name}: {spread}, {errors.count(0)} of them 0"
     judged = [outcome.is_covered for outcome in outcomes if outcome.is_covered is not None]
     yield f"intervals cover {sum(judged)} of {len(judged)}"
     for outcome in outcomes:
@@ -186,7 +188,8 @@ def run_family(family: Family[Any, Any], options: argparse.Namespace) -> list[Ou
         result = find_result(family, run, options)
         result = refuse_other_model(run, result)
         figures = family.read_figures(run, result) if "answer" in result else []
-        outcomes.append(compare(run, figures, result, result.get("date", "")))
+        error = family.read_error(run, result)
+        outcomes.append(compare(run, figures, result | ({"stderr": error} if error else {}), result.get("date", "")))
         print(print_line(outcomes[-1], result), flush=True)
     for line in sum_up(outcomes) if chosen else ():
         print(f"{family.name}: {line}")

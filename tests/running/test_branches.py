@@ -46,6 +46,13 @@ def test_lines_that_go_one_way_or_another_are_found_and_tried(run: Run, program:
     assert [each for each in other.trace.events if _is_large(each)]
 
 
+def test_tensors_that_are_compared_as_a_whole_are_taken_to_be_equal(run: Run, program: Callable[[str], str]) -> None:
+    path = program(LINES.replace("loss.isnan()", "torch.equal(loss, torch.ones_like(loss))"))
+    place = "/".join(path.split("/")[-2:])
+
+    assert run(f"python {path}").branches[0] == Branch(f"{place}:7", answer=True)
+
+
 def _is_large(event: object) -> bool:
     return isinstance(event, Alloc) and event.requested_bytes == 4 << 20
 

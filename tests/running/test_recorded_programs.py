@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import base64
+import csv
+import io
 import lzma
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +19,8 @@ import pytest
 from planner.units import GIB, MIB
 
 sys.path.append(str(Path(__file__).parents[1] / "recorded_programs"))
+import liger  # isort: skip
+import liger_measurements  # isort: skip
 import nanochat  # isort: skip
 import outcomes  # isort: skip
 import parameter_golf  # isort: skip
@@ -202,8 +207,8 @@ def test_a_summary_has_the_median_and_the_worst_of_each_figure_and_what_interval
 
     assert list(run_programs.sum_up(compared)) == [
         "3 of 3 ran",
-        "allocated: median 1.000 %, worst 20.000 % of 3",
-        "reserved: median 0.500 %, worst 10.000 % of 3",
+        "allocated: median 1.000 %, worst 20.000 % of 3, 1 of them 0",
+        "reserved: median 0.500 %, worst 10.000 % of 3, 1 of them 0",
         "intervals cover 2 of 3",
     ]
 
@@ -479,3 +484,99 @@ def test_what_was_held_is_that_of_the_last_end_of_its_phase() -> None:
         ("allocated", 32_130.0, 0.0),
         ("held", 26_360.0, 0.0),
     ]
+
+
+# Measurements of Liger's kernels
+
+ROW = {
+    "kernel_name": "rope", "kernel_provider": "liger", "kernel_operation_mode": "full", "metric_name": "memory",
+    "metric_unit": "MB", "x_name": "T", "x_label": "sequence length", "x_value": "1024", "y_value_50": "49.13330078125",
+    "y_value_20": "49.13330078125", "y_value_80": "49.13330078125",
+    "extra_benchmark_config_str": '{"dtype": "torch.bfloat16", "hidden_size": 8192}',
+    "gpu_name": "NVIDIA A100-SXM4-80GB", "timestamp": "2024-09-03 15:40:14", "liger_version": "0.2.1",
+}  # fmt: skip
+
+
+def test_a_row_of_liger_ran_the_code_of_the_commits_that_added_it() -> None:
+    file = io.StringIO()
+    csv.writer(file, lineterminator="").writerow(ROW.values())
+    line = file.getvalue()
+    history = f"commit aaa\n\n-{line}\n+other,memory,line\ncommit bbb\n\n+{line}\ncommit ccc\n\n+{line}\n"
+
+    assert liger.read_commits(history)[tuple(ROW.values())] == ["bbb", "ccc"]
+
+
+def test_a_row_of_liger_says_its_measurement_and_the_release_of_its_day() -> None:
+    run = liger.read_measurement(3, ROW)
+
+    assert (run.title, run.torch, run.gpu, run.allocated, run.obstacle) == (
+        "rope liger full T=1024", "2.6", "A100-SXM-80GB", (49.13330078125, 49.13330078125), ""
+    )  # fmt: skip
+    assert liger.read_measurement(3, ROW | {"timestamp": "2025-11-11 06:22:59"}).torch == "2.9"
+    assert liger.read_measurement(3, ROW | {"gpu_name": "Other"}).obstacle == "its GPU is not known"
+
+
+@pytest.mark.parametrize(
+    ("time", "code", "is_obstacle"),
+    [
+        ("2024-11-13", "from liger_kernel.chunked_loss.orpo_loss import Loss", True),
+        ("2024-11-13", "from liger_kernel.transformers.rope import rope", False),
+        ("2025-03-03", "compiled = torch.compile(module)", False),
+    ],
+)
+def test_rows_that_compiled_with_an_unknown_torch_are_not_run(time: str, code: str, is_obstacle: bool) -> None:
+    assert bool(liger.find_obstacle(time, code)) == is_obstacle
+
+
+def test_a_measurement_that_raised_an_error_has_no_figure_but_a_reason() -> None:
+    family, run = liger.Liger(None), liger.read_measurement(3, ROW)
+    result = {"answer": {}, "written": {"3": "TypeError: iteration over a 0-d tensor"}}
+
+    assert family.read_figures(run, result) == []
+    assert family.read_error(run, result) == "TypeError: iteration over a 0-d tensor"
+    (figure,) = family.read_figures(run, result | {"written": {"3": 49.13330078125}})
+    assert (figure.planned, figure.error) == (49.13330078125, 0)
+
+
+def test_a_script_is_that_of_the_kernel_and_the_provider() -> None:
+    code = 'run_benchmarks(**{"kernel_name": "rope", "kernel_providers": ["liger"]})'
+
+    assert liger.measures(code, "rope", "liger")
+    assert not liger.measures(code, "rope", "torch")
+    assert not liger.measures(code, "rope_2d", "liger")
+
+
+def test_rows_are_measured_in_the_order_of_the_script_after_what_it_measured_before() -> None:
+    config = {"dtype": "torch.half", "H": 8}
+    rows = [
+        {"name": "1", "kernel": "rope", "provider": "b", "mode": "full", "x_name": "T", "x": 64, "config": config},
+        {"name": "2", "kernel": "rope", "provider": "b", "mode": "full", "x_name": "T", "x": 128, "config": config},
+        {"name": "3", "kernel": "rope", "provider": "c", "mode": "full", "x_name": "T", "x": 64, "config": config},
+        {"name": "4", "kernel": "rope", "provider": "a", "mode": "full", "x_name": "T", "x": 64, "config": {"H": 9}},
+        {"name": "5", "kernel": "rope", "provider": "a", "mode": "full", "x_name": "H", "x": 64, "config": config},
+    ]  # fmt: skip
+    measured: list[tuple[str, str, int]] = []
+
+    def bench(name: str) -> Any:
+        def run(given: SimpleNamespace) -> SimpleNamespace:
+            measured.append((name, given.kernel_provider, given.x))
+            if given.kernel_provider == "c":
+                raise ValueError("not there")
+            return SimpleNamespace(y_50=float(given.x))
+
+        return run
+
+    measurements = liger_measurements.Measurements(rows, SimpleNamespace, SimpleNamespace(half="half"))
+    for metric in ("speed", "memory"):
+        measurements.run_benchmarks(
+            bench(metric), kernel_name="rope", metric_name=metric, x_name="T", x_values=[32, 64],
+            kernel_providers=["a", "b", "c"], kernel_operation_modes=["full"], overwrite=False,
+            extra_benchmark_configs=[{"dtype": "half", "H": 8}],
+        )  # fmt: skip
+
+    assert measured == [
+        ("speed", "a", 32), ("speed", "b", 32), ("speed", "c", 32),
+        ("memory", "a", 32), ("memory", "b", 64), ("memory", "b", 128), ("memory", "c", 64), ("memory", "a", 64),
+    ]  # fmt: skip
+    peaks = {name: peak for name, peak in measurements.peaks.items() if name}
+    assert peaks == {"1": 64.0, "2": 128.0, "3": "ValueError: not there", "4": 64.0}

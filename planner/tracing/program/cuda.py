@@ -384,14 +384,16 @@ class DeviceGenerator(torch.Generator):
         return self._device
 
     def get_state(self) -> torch.Tensor:
-        """On the host, as CUDA's."""
-        return torch.tensor([self._seed, self._offset], dtype=torch.uint64, device="cpu").view(torch.uint8)
+        """On the host, as CUDA's: no tensor of a `torch.func` transformation that compiles inside of it."""
+        with torch._C._DisableFuncTorch():
+            return torch.tensor([self._seed, self._offset], dtype=torch.uint64, device="cpu").view(torch.uint8)
 
     def set_state(self, state: torch.Tensor) -> DeviceGenerator:
         """Raises RuntimeError for a state of another size, as CUDA's does."""
         if state.numel() * state.element_size() != _STATE_BYTES:
             raise RuntimeError("RNG state is wrong size")
-        seed, offset = state.contiguous().view(torch.uint8).view(torch.uint64).tolist()
+        with torch._C._DisableFuncTorch():
+            seed, offset = state.contiguous().view(torch.uint8).view(torch.uint64).tolist()
         self._seed, self._offset = int(seed), int(offset)
         return self
 

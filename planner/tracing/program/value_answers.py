@@ -26,7 +26,7 @@ from planner.tracing.program.rank_orders import Announced, BroadcastNumber
 from planner.upstream import torch_releases
 
 _BY_OPERATOR: tuple[tuple[tuple[str, ...], Value, str], ...] = (
-    (("aten.all", "aten.isfinite"), True, "a check of everything holds"),
+    (("aten.all", "aten.isfinite", "aten.equal"), True, "a check of everything holds"),
     (("aten.mul", "aten.logical_not", "aten.bitwise_not"), True, "a value is finite"),
     (("aten.any", "aten.isnan", "aten.isinf", "aten.ne"), False, "no value is out of order"),
     (("aten.argmax", "aten.argmin", "aten.argsort", "aten.topk", "aten.sort", "aten.max", "aten.min",
