@@ -135,11 +135,11 @@ def smaller_micro_batches(job: Job) -> Iterator[Step]:
 
 
 def larger_gpus(job: Job) -> Iterator[Step]:
-    """GPUs of the same vendor with more memory, the smallest first."""
+    """GPUs of the same vendor with more memory, the smallest first; none whose host is another kind of machine."""
     own = job.cluster.gpu
     larger = [gpu for gpu in catalog.gpus().values() if gpu.total_bytes > _NOTICEABLY * own.total_bytes]
     for gpu in sorted(larger, key=lambda gpu: gpu.total_bytes):
-        if gpu.arch[:2] == own.arch[:2]:
+        if gpu.arch[:2] == own.arch[:2] and gpu.pool is None and not gpu.note:
             yield from _steps(job, {"cluster.gpu": gpu.name})
 
 
