@@ -16,6 +16,7 @@ from planner.events import Alloc
 from planner.hardware import catalog
 from planner.hardware.gpus import GpuRecord
 from planner.job.layout import RankClass
+from planner.job.named_gpus import refuse_ranks_on_slice
 from planner.job.overhead import outside
 from planner.job.rank_sets import RankSet
 from planner.job.schema import Gpu, Software, cuda_of
@@ -119,6 +120,7 @@ def judge_runs(work: ProgramInputs, progress: Progress = lambda _: None) -> tupl
     Raises SpecError for ranks that it does not have, ProgramError and TraceError for a rank that cannot be run.
     """
     began = time.perf_counter()
+    refuse_ranks_on_slice(work.gpu.name, work.line.world_size, "--gpu")
     runs = _run_ranks(work, progress)
     progress("replaying")
     replayed = time.perf_counter()

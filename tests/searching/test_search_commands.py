@@ -249,7 +249,7 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     "no size": (("max", "JOB"), "planner max takes one axis, and 0 are given"),
     "two axes": (("min", "JOB", "gpus", "tp"), "planner min takes one axis, and 2 are given"),
     "an axis without a job": (("max", "micro_batch_size"), "nothing says which job"),
-    "something else than GPUs": (("min", "JOB", "gpu"), "planner min does not know 'gpu'"),
+    "something else than GPUs": (("min", "JOB", "tp"), "planner min does not know 'tp'"),
 }
 
 
