@@ -108,7 +108,7 @@ class Megatron(FamilyOfTable[Golden, Program]):
         folder = path.rpartition("/")[0]
         kind, _, platform = row["golden"].removesuffix("_2nd").partition("_")
         container = self._container(commit, kind)
-        engine = _CONTAINER_ENGINE.get(container, "") if kind == "lts" else ""
+        adds_engine = kind == "dev" or "--extra te" in self.repository.read_text(commit, "docker/Dockerfile.ci.lts")
         product, gpu = next((_GPUS[name] for name in _GPUS if name in platform), _GPUS["a100"])
         golden = Golden(
             name=str(number),
@@ -121,7 +121,7 @@ class Megatron(FamilyOfTable[Golden, Program]):
             figures=recorded_figures(row),
             commit=commit,
             folder=folder,
-            engine=engine or self._locked_engine(commit),
+            engine=self._locked_engine(commit) if adds_engine else _CONTAINER_ENGINE.get(container, ""),
         )
         return replace(golden, rank=golden.ranks - 1, obstacle=find_obstacle(golden, row, container))
 
