@@ -47,13 +47,13 @@ def _empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 # {transformer_engine,fused_attn,comm_gemm_overlap}.h, pytorch/csrc/common.h.
 DType = IntEnum(
     "DType",
-    "kByte kInt16 kInt32 kInt64 kFloat32 kFloat16 kBFloat16 kFloat8E4M3 kFloat8E5M2 kFloat8E8M0 kFloat4E2M1",
-    start=0,
-)
+    {"kByte": 0, "kInt32": 2, "kFloat32": 4, "kFloat16": 5, "kBFloat16": 6, "kFloat8E4M3": 7, "kFloat8E5M2": 8,
+     "kFloat4E2M1": 10},
+)  # fmt: skip
+"""Those that Python is told of; since 2.17 the package compares them with its own."""
 _DTYPES = {
     DType.kByte: torch.uint8,
     DType.kInt32: torch.int32,
-    DType.kInt64: torch.int64,
     DType.kFloat32: torch.float32,
     DType.kFloat16: torch.float16,
     DType.kBFloat16: torch.bfloat16,
