@@ -23,6 +23,11 @@ def parts(document: Any, *path: str) -> list[Mapping[str, Any]]:
     return [part(item) for item in items(part(document, *parents).get(name))]
 
 
+def objects(value: Any) -> list[Mapping[str, Any]]:
+    """The objects of a list, without what is none."""
+    return [item for item in items(value) if isinstance(item, dict)]
+
+
 def items(value: Any) -> list[Any]:
     """A list."""
     return value if isinstance(value, list) else []
@@ -33,7 +38,7 @@ def text_of(value: Any) -> str:
     return value if isinstance(value, str) else ""
 
 
-def number(value: Any, otherwise: int) -> int:
+def number(value: Any, otherwise: int = 0) -> int:
     """A count, as the API writes it: `8`, or the quantity `"8"`."""
     if isinstance(value, str) and re.fullmatch("[0-9]{1,8}", value):
         value = int(value)

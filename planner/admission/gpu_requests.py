@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from planner.admission.api_objects import MOST, number, objects, part, text_of
 from planner.hardware import catalog, mig
 from planner.hardware.gpus import GpuRecord
 from planner.job import named_gpus
@@ -41,8 +42,6 @@ where none is named; memory in MiB. KAI counts them, and does not enforce them."
 _MPS_LIMIT = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
 """`0=4G,1=512M`, in G or M: what a client of MPS may have of a GPU, with what CUDA itself takes (NVIDIA's MPS guide,
 appendix of environment variables)."""
-_MOST = 2**24
-_COUNT = re.compile(r"[0-9]{1,8}")
 _QUANTITY = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?)([kKMGT]i?)?")
 _UNITS = {"": 1, "K": 10**3, "KI": KIB, "M": 10**6, "MI": MIB, "G": 10**9, "GI": GIB, "T": 10**12, "TI": TIB}
 
@@ -99,9 +98,11 @@ def read_gpu_requests(
 
     `annotations` are the pod's (`template.metadata.annotations`). What is not as the API has it asks for nothing.
     """
-    product = _text(_object(pod.get("nodeSelector")).get(catalog.PRODUCT_LABEL))
-    claims = {_text(claim.get("name")): _find_claim(claim, find_claim) for claim in _objects(pod.get("resourceClaims"))}
-    containers = _objects(pod.get("containers"))
+    product = text_of(part(pod.get("nodeSelector")).get(catalog.PRODUCT_LABEL))
+    claims = {
+        text_of(claim.get("name")): _find_claim(claim, find_claim) for claim in objects(pod.get("resourceClaims"))
+    }
+    containers = objects(pod.get("containers"))
     requests: list[GpuRequest] = []
     for place, container in enumerate(containers):
         found = [*_of_resources(container), *_of_claims(container, claims), *_of_kai(container, place, annotations)]
@@ -109,7 +110,7 @@ def read_gpu_requests(
         for request in found:
             shared = request.shared or product.endswith(_SHARED.replace(".", "-").upper())
             request = replace(
-                request, container=_text(container.get("name")), product=request.product or product, shared=shared
+                request, container=text_of(container.get("name")), product=request.product or product, shared=shared
             )
             if limit:
                 request = replace(request, memory_bytes=min(request.memory_bytes or limit, limit))
@@ -121,27 +122,27 @@ def read_gpu_requests(
 
 def _of_resources(container: Mapping[str, Any]) -> Iterator[GpuRequest]:
     """Limits first: of what cannot be shared, requests are equal to them."""
-    resources = _object(container.get("resources"))
-    asked = {**_object(resources.get("requests")), **_object(resources.get("limits"))}
+    resources = part(container.get("resources"))
+    asked = {**part(resources.get("requests")), **part(resources.get("limits"))}
     for name, value in asked.items():
         whole = str(name).removesuffix(_SHARED)
         shared = whole != name
         if whole.startswith(_MIG):
-            request = GpuRequest(resource=name, count=_count(value), profile=mig.profile_in(whole), shared=shared)
+            request = GpuRequest(resource=name, count=number(value), profile=mig.profile_in(whole), shared=shared)
         elif whole in (GPU, _VOLCANO_NUMBER):
             memory, percentage = (
                 (_HAMI_MEMORY, _HAMI_PERCENTAGE) if whole == GPU else (_VOLCANO_MEMORY, _VOLCANO_PERCENTAGE)
             )
-            hundredths = _count(asked.get(percentage)) or 100
+            hundredths = number(asked.get(percentage)) or 100
             request = GpuRequest(
                 resource=name,
-                count=_count(value),
+                count=number(value),
                 fraction=min(hundredths, 100) / 100,
-                memory_bytes=_count(asked.get(memory)) * MIB,
+                memory_bytes=number(asked.get(memory)) * MIB,
                 shared=shared,
             )
         elif whole == AMD_GPU:
-            request = GpuRequest(resource=name, count=_count(value), shared=shared)
+            request = GpuRequest(resource=name, count=number(value), shared=shared)
         else:
             continue
         if request.count:
@@ -149,32 +150,32 @@ def _of_resources(container: Mapping[str, Any]) -> Iterator[GpuRequest]:
 
 
 def _of_kai(container: Mapping[str, Any], place: int, annotations: Mapping[str, Any]) -> Iterator[GpuRequest]:
-    fraction, memory = _text(annotations.get(_KAI_FRACTION)), _count(annotations.get(_KAI_MEMORY))
-    named = _text(annotations.get(_KAI_CONTAINER))
+    fraction, memory = text_of(annotations.get(_KAI_FRACTION)), number(annotations.get(_KAI_MEMORY))
+    named = text_of(annotations.get(_KAI_CONTAINER))
     if (named != container.get("name")) if named else place:
         return
     share = float(fraction) if re.fullmatch(r"[0-9]{0,3}(\.[0-9]{1,6})?", fraction) and fraction not in ("", ".") else 0
     if 0 < share <= 1 or memory:
-        count = _count(annotations.get(_KAI_DEVICES)) or 1
+        count = number(annotations.get(_KAI_DEVICES)) or 1
         yield GpuRequest(count=count, fraction=share if 0 < share <= 1 else 1.0, memory_bytes=memory * MIB)
 
 
 def _mps_limit(container: Mapping[str, Any]) -> int:
     """Of the GPU that may be used least; 0 without a limit."""
-    for variable in _objects(container.get("env")):
+    for variable in objects(container.get("env")):
         if variable.get("name") == _MPS_LIMIT:
-            sizes = [_bytes(part.rpartition("=")[2], binary=True) for part in _text(variable.get("value")).split(",")]
+            sizes = [_bytes(word.rpartition("=")[2], binary=True) for word in text_of(variable.get("value")).split(",")]
             return min((size for size in sizes if size), default=0)
     return 0
 
 
 def _find_claim(claim: Mapping[str, Any], find_claim: FindClaim) -> Mapping[str, Any]:
     """The `devices` of a claim, whichever way the pod names it."""
-    if name := _text(claim.get("resourceClaimName")):
-        return _object(find_claim("ResourceClaim", name).get("devices"))
-    if name := _text(claim.get("resourceClaimTemplateName")):
+    if name := text_of(claim.get("resourceClaimName")):
+        return part(find_claim("ResourceClaim", name).get("devices"))
+    if name := text_of(claim.get("resourceClaimTemplateName")):
         template = find_claim("ResourceClaimTemplate", name)
-        return _object(_object(template.get("spec")).get("devices") or template.get("devices"))
+        return part(part(template.get("spec")).get("devices") or template.get("devices"))
     return {}
 
 
@@ -185,24 +186,24 @@ _ATTRIBUTE = r"{}\s*==\s*['\"]([^'\"]{{1,80}})['\"]"
 def _of_claims(container: Mapping[str, Any], claims: Mapping[str, Mapping[str, Any]]) -> Iterator[GpuRequest]:
     """resource.k8s.io v1 and v1beta2 (`exactly`) and v1beta1, with the attributes and the configuration of NVIDIA's
     driver (NVIDIA/k8s-dra-driver-gpu, demo/specs)."""
-    for used in _objects(_object(container.get("resources")).get("claims")):
-        devices, only = claims.get(_text(used.get("name")), {}), _text(used.get("request"))
-        for asked in _objects(devices.get("requests")):
-            name = _text(asked.get("name"))
-            exact = _object(asked.get("exactly")) or next(iter(_objects(asked.get("firstAvailable"))), asked)
-            kind = _text(exact.get("deviceClassName"))
+    for used in objects(part(container.get("resources")).get("claims")):
+        devices, only = claims.get(text_of(used.get("name")), {}), text_of(used.get("request"))
+        for asked in objects(devices.get("requests")):
+            name = text_of(asked.get("name"))
+            exact = part(asked.get("exactly")) or next(iter(objects(asked.get("firstAvailable"))), asked)
+            kind = text_of(exact.get("deviceClassName"))
             if kind not in _DEVICE_CLASSES or (only and only.partition("/")[0] != name):
                 continue
             selectors = " ".join(
-                _text(_object(selector.get("cel")).get("expression")) for selector in _objects(exact.get("selectors"))
+                text_of(part(selector.get("cel")).get("expression")) for selector in objects(exact.get("selectors"))
             )
             product, profile = (
                 re.search(_ATTRIBUTE.format(attribute), selectors) for attribute in ("productName", "profile")
             )
-            capacity = _object(_object(exact.get("capacity")).get("requests")).get("memory")
+            capacity = part(part(exact.get("capacity")).get("requests")).get("memory")
             yield GpuRequest(
                 resource=kind,
-                count=_count(exact.get("count"), 1),
+                count=number(exact.get("count"), 1),
                 product=product[1] if product else "",
                 profile=mig.profile_in(profile[1]) if profile else "",
                 memory_bytes=_bytes(capacity) or _limit_of_config(devices, name),
@@ -211,12 +212,12 @@ def _of_claims(container: Mapping[str, Any], claims: Mapping[str, Mapping[str, A
 
 def _limit_of_config(devices: Mapping[str, Any], request: str) -> int:
     """Of MPS, as NVIDIA's driver is told for a request."""
-    for config in _objects(devices.get("config")):
+    for config in objects(devices.get("config")):
         named = config.get("requests")
         if isinstance(named, list) and named and request not in named:
             continue
-        sharing = _object(_object(_object(config.get("opaque")).get("parameters")).get("sharing"))
-        if limit := _bytes(_object(sharing.get("mpsConfig")).get("defaultPinnedDeviceMemoryLimit")):
+        sharing = part(part(part(config.get("opaque")).get("parameters")).get("sharing"))
+        if limit := _bytes(part(sharing.get("mpsConfig")).get("defaultPinnedDeviceMemoryLimit")):
             return limit
     return 0
 
@@ -228,17 +229,17 @@ def read_gres(written: str) -> tuple[GpuRequest, ...]:
     """What Slurm's --gres, --gpus or tres_per_node says: `gpu:2`, `gpu:1g.10gb:1`, `gpu:a100_3g.20gb:1`,
     `gres/gpu:h100=8`."""
     requests = []
-    for part in written.split(","):
-        match = _GRES.fullmatch(part.strip()[:200])
+    for word in written.split(","):
+        match = _GRES.fullmatch(word.strip()[:200])
         if match is None:
             continue
         kind, count = match[1] or "", match[2]
-        if count is None and _COUNT.fullmatch(kind):
+        if count is None and kind.isdecimal():
             kind, count = "", kind
         requests.append(
             GpuRequest(
                 resource="gpu",
-                count=min(int(count or 1), _MOST),
+                count=min(int(count or 1), MOST),
                 product=mig.without_profile(kind).replace("_", " ").strip(),
                 profile=mig.profile_in(kind),
             )
@@ -287,27 +288,6 @@ def plan_part(job: Job, requests: Sequence[GpuRequest]) -> tuple[Job, list[str]]
             " alone (cluster.held_by_others_bytes says what they hold)"
         )
     return replace(job, cluster=cluster), notes
-
-
-def _object(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _objects(value: Any) -> list[Mapping[str, Any]]:
-    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else ""
-
-
-def _count(value: Any, otherwise: int = 0) -> int:
-    """A whole number, as the API writes it: `8`, or the quantity `"8"`."""
-    if isinstance(value, str) and _COUNT.fullmatch(value):
-        value = int(value)
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-        return min(value, _MOST)
-    return otherwise
 
 
 def _bytes(value: Any, *, binary: bool = False) -> int:
