@@ -45,6 +45,28 @@ def test_layer_norm() -> None:
     ]
 
 
+def test_the_persistent_layer_norm_keeps_its_input_and_two_figures_a_row() -> None:
+    def run() -> Any:
+        given = torch.empty(3, 2, 32, dtype=torch.bfloat16, device="cuda", requires_grad=True)
+        weight, bias = (torch.ones(32, dtype=torch.bfloat16, device="cuda", requires_grad=True) for _ in range(2))
+        result = apex.FastLayerNormFN.apply(given, weight, bias, 1e-5)  # type: ignore[no-untyped-call]
+        result.backward(torch.empty_like(result))
+        return result, given, weight, bias
+
+    blocks = 132 * 2  # two a multiprocessor, each with sums of both weights
+    assert [line for line in told_events(run) if "ln_" in line or "workspace" in line] == [
+        "+ ln_fwd 3x2x32 bfloat16",
+        "+ ln_fwd 6 float32",
+        "+ ln_fwd 6 float32",
+        "+ ln_bwd 3x2x32 bfloat16",
+        "+ ln_bwd 32 bfloat16",
+        "+ ln_bwd 32 bfloat16",
+        f"+ workspace {2 * blocks * 32 * 4} uint8",
+        *["- ln_fwd 6"] * 2,
+        f"- workspace {2 * blocks * 32 * 4}",
+    ]
+
+
 def test_rms_norm_of_mixed_dtypes_that_keeps_its_result() -> None:
     assert trained(lambda: apex.MixedFusedRMSNorm(32, memory_efficient=True)) == [
         "+ norm_fwd 6x32 float32",

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from planner.paper.kernels import workspaces
+from planner.paper.kernels.table import target
 from planner.paper.outside.operators import floats, recorded_as, refuse
 
 # Source, apex at the commit 6424da3 (2026-07): apex/normalization/fused_layer_norm.py, csrc/layer_norm_cuda.cpp,
@@ -84,12 +86,40 @@ def fused_layer_norm_affine(
     return FusedLayerNormAffineFunction.apply(input, weight, bias, *settings)  # type: ignore[no-untyped-call]
 
 
+_BLOCKS, _WIDEST_OF_ONE_BLOCK, _FLOAT = 2, 4096, 4
+"""Of threads to a multiprocessor, as in TransformerEngine's norms, which began as these; a driver knows how many."""
+
+
 class FastLayerNormFN(torch.autograd.Function):
-    """The persistent layer norm of apex.contrib, which is there to be found. Raises TraceError when it is used."""
+    """The persistent layer norm of apex.contrib (apex/contrib/layer_norm/layer_norm.py,
+    contrib/csrc/layer_norm/ln_api.cpp)."""
 
     @staticmethod
-    def forward(_context: Any, *_arguments: Any) -> Any:
-        refuse("FastLayerNormFN of apex", "its allocations are not modelled", "FusedLayerNorm")
+    def forward(
+        context: Any, x: Tensor, gamma: Tensor, beta: Tensor, _epsilon: float, memory_efficient: bool = False
+    ) -> Tensor:
+        x, gamma, beta = x.contiguous(), gamma.contiguous(), beta.contiguous()
+        rows = x.numel() // gamma.numel()
+        with recorded_as("apex::ln_fwd"):
+            out = torch.empty_like(x, dtype=gamma.dtype)
+            mean, spread = (torch.empty(rows, dtype=torch.float32, device=x.device) for _ in range(2))
+        if memory_efficient:
+            context.save_for_backward(out, gamma, spread, beta)
+        else:
+            context.save_for_backward(x, gamma, spread, mean)
+        return out
+
+    @staticmethod
+    def backward(context: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        kept, gamma, _, _ = context.saved_tensors
+        grad, columns = grad.contiguous(), gamma.numel()
+        with recorded_as("apex::ln_bwd"):
+            gradients = torch.empty_like(kept), torch.empty_like(gamma), torch.empty_like(gamma)
+            # Sums of both weights by blocks, one for each column of them.
+            down = target().multiprocessors * _BLOCKS // -(-columns // _WIDEST_OF_ONE_BLOCK)
+            kernel = "apex's persistent layer norm, backward: beyond two blocks a multiprocessor"
+            workspaces.take("apex", kernel, [kept], at_least=2 * down * columns * _FLOAT)
+        return (*gradients, None, None)[: len(context.needs_input_grad)]
 
 
 class _FusedNorm(nn.Module):
