@@ -23,11 +23,6 @@ def parts(document: Any, *path: str) -> list[Mapping[str, Any]]:
     return [part(item) for item in items(part(document, *parents).get(name))]
 
 
-def objects(value: Any) -> list[Mapping[str, Any]]:
-    """The objects of a list, without what is none."""
-    return [item for item in items(value) if isinstance(item, dict)]
-
-
 def items(value: Any) -> list[Any]:
     """A list."""
     return value if isinstance(value, list) else []

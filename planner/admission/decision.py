@@ -116,8 +116,7 @@ def _slices_with(name: str, least: int) -> str:
     part = catalog.by_name(name)
     if part is None or not part.slice:
         return ""
-    larger = [one for one in (*catalog.slices()[part.whole], catalog.gpus()[part.whole]) if one.total_bytes >= least]
-    smallest = min(larger, key=lambda one: one.total_bytes, default=None)
+    smallest = next(catalog.parts_with(part, least), None)
     return f"; the smallest with as much is {smallest.name}" if smallest else f"; not even {part.whole} has as much"
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from planner.admission.api_objects import MOST, number, objects, part, text_of
+from planner.admission.api_objects import MOST, number, part, parts, text_of
 from planner.hardware import catalog, mig
 from planner.hardware.gpus import GpuRecord
 from planner.job import named_gpus
@@ -98,11 +98,9 @@ def read_gpu_requests(
 
     `annotations` are the pod's (`template.metadata.annotations`). What is not as the API has it asks for nothing.
     """
-    product = text_of(part(pod.get("nodeSelector")).get(catalog.PRODUCT_LABEL))
-    claims = {
-        text_of(claim.get("name")): _find_claim(claim, find_claim) for claim in objects(pod.get("resourceClaims"))
-    }
-    containers = objects(pod.get("containers"))
+    product = text_of(part(pod, "nodeSelector").get(catalog.PRODUCT_LABEL))
+    claims = {text_of(claim.get("name")): _find_claim(claim, find_claim) for claim in parts(pod, "resourceClaims")}
+    containers = parts(pod, "containers")
     requests: list[GpuRequest] = []
     for place, container in enumerate(containers):
         found = [*_of_resources(container), *_of_claims(container, claims), *_of_kai(container, place, annotations)]
@@ -122,8 +120,8 @@ def read_gpu_requests(
 
 def _of_resources(container: Mapping[str, Any]) -> Iterator[GpuRequest]:
     """Limits first: of what cannot be shared, requests are equal to them."""
-    resources = part(container.get("resources"))
-    asked = {**part(resources.get("requests")), **part(resources.get("limits"))}
+    resources = part(container, "resources")
+    asked = {**part(resources, "requests"), **part(resources, "limits")}
     for name, value in asked.items():
         whole = str(name).removesuffix(_SHARED)
         shared = whole != name
@@ -162,7 +160,7 @@ def _of_kai(container: Mapping[str, Any], place: int, annotations: Mapping[str, 
 
 def _mps_limit(container: Mapping[str, Any]) -> int:
     """Of the GPU that may be used least; 0 without a limit."""
-    for variable in objects(container.get("env")):
+    for variable in parts(container, "env"):
         if variable.get("name") == _MPS_LIMIT:
             sizes = [_bytes(word.rpartition("=")[2], binary=True) for word in text_of(variable.get("value")).split(",")]
             return min((size for size in sizes if size), default=0)
@@ -172,10 +170,10 @@ def _mps_limit(container: Mapping[str, Any]) -> int:
 def _find_claim(claim: Mapping[str, Any], find_claim: FindClaim) -> Mapping[str, Any]:
     """The `devices` of a claim, whichever way the pod names it."""
     if name := text_of(claim.get("resourceClaimName")):
-        return part(find_claim("ResourceClaim", name).get("devices"))
+        return part(find_claim("ResourceClaim", name), "devices")
     if name := text_of(claim.get("resourceClaimTemplateName")):
         template = find_claim("ResourceClaimTemplate", name)
-        return part(part(template.get("spec")).get("devices") or template.get("devices"))
+        return part(template, "spec", "devices") or part(template, "devices")
     return {}
 
 
@@ -186,21 +184,21 @@ _ATTRIBUTE = r"{}\s*==\s*['\"]([^'\"]{{1,80}})['\"]"
 def _of_claims(container: Mapping[str, Any], claims: Mapping[str, Mapping[str, Any]]) -> Iterator[GpuRequest]:
     """resource.k8s.io v1 and v1beta2 (`exactly`) and v1beta1, with the attributes and the configuration of NVIDIA's
     driver (NVIDIA/k8s-dra-driver-gpu, demo/specs)."""
-    for used in objects(part(container.get("resources")).get("claims")):
+    for used in parts(container, "resources", "claims"):
         devices, only = claims.get(text_of(used.get("name")), {}), text_of(used.get("request"))
-        for asked in objects(devices.get("requests")):
+        for asked in parts(devices, "requests"):
             name = text_of(asked.get("name"))
-            exact = part(asked.get("exactly")) or next(iter(objects(asked.get("firstAvailable"))), asked)
+            exact = part(asked, "exactly") or next(iter(parts(asked, "firstAvailable")), asked)
             kind = text_of(exact.get("deviceClassName"))
             if kind not in _DEVICE_CLASSES or (only and only.partition("/")[0] != name):
                 continue
             selectors = " ".join(
-                text_of(part(selector.get("cel")).get("expression")) for selector in objects(exact.get("selectors"))
+                text_of(part(selector, "cel").get("expression")) for selector in parts(exact, "selectors")
             )
             product, profile = (
                 re.search(_ATTRIBUTE.format(attribute), selectors) for attribute in ("productName", "profile")
             )
-            capacity = part(part(exact.get("capacity")).get("requests")).get("memory")
+            capacity = part(exact, "capacity", "requests").get("memory")
             yield GpuRequest(
                 resource=kind,
                 count=number(exact.get("count"), 1),
@@ -212,12 +210,12 @@ def _of_claims(container: Mapping[str, Any], claims: Mapping[str, Mapping[str, A
 
 def _limit_of_config(devices: Mapping[str, Any], request: str) -> int:
     """Of MPS, as NVIDIA's driver is told for a request."""
-    for config in objects(devices.get("config")):
+    for config in parts(devices, "config"):
         named = config.get("requests")
         if isinstance(named, list) and named and request not in named:
             continue
-        sharing = part(part(part(config.get("opaque")).get("parameters")).get("sharing"))
-        if limit := _bytes(part(sharing.get("mpsConfig")).get("defaultPinnedDeviceMemoryLimit")):
+        sharing = part(config, "opaque", "parameters", "sharing")
+        if limit := _bytes(part(sharing, "mpsConfig").get("defaultPinnedDeviceMemoryLimit")):
             return limit
     return 0
 

@@ -23,7 +23,7 @@ from planner.cli.options import (
     tracing_options,
     write_file,
 )
-from planner.cli.search_commands import run_on_gpus
+from planner.cli.search_commands import SECONDS_OF_A_GRID, run_on_gpus
 from planner.errors import PlannerError
 from planner.progress import show_progress
 
@@ -57,7 +57,7 @@ def run_plan(arguments: argparse.Namespace) -> int:
     from planner.report.statement import to_json
 
     if arguments.on:
-        return run_on_gpus(arguments, arguments.on, 600.0)
+        return run_on_gpus(arguments, arguments.on, SECONDS_OF_A_GRID)
     drawn = bool(arguments.timeline or arguments.snapshot)
     result = _plan(arguments, with_advice=not arguments.no_advice, with_eager=True, keep_traces=drawn)
     plan = result.plan

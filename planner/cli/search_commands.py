@@ -39,6 +39,10 @@ _DEGREES = {"dp_shard": "fsdp", "dp_replicate": "ddp", "tp": "tp", "pp": "pp", "
 """Axes of parallelism by the options that say their degree."""
 
 
+SECONDS_OF_A_GRID = 600.0
+"""For all of its points."""
+
+
 def _add_time(parser: argparse.ArgumentParser, usual: float) -> None:
     parser.add_argument(
         "--time", type=float, default=usual, metavar="SECONDS", help="end after so long (default: %(default)g)"
@@ -313,7 +317,7 @@ def add_sweep(commands: Commands) -> None:
         " steps. Ends with 0, whatever fits.",
     )  # fmt: skip
     parser.add_argument("axes", nargs="*", metavar="AXIS=VALUES", help="micro_batch_size=1..64")
-    _add_time(parser, 600.0)
+    _add_time(parser, SECONDS_OF_A_GRID)
     parser.add_argument("--format", choices=("text", "json", "csv"), default="text", help="csv has a line a point")
 
 

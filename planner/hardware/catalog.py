@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
@@ -43,6 +44,12 @@ def by_name(name: str) -> GpuRecord | None:
 def slice_of(gpu: GpuRecord, profile: str) -> GpuRecord | None:
     """The slice of this profile (`1g.10gb`) of a GPU, or of the GPU that a slice is of; None where it has none."""
     return mig.choose_slice(slices().get(gpu.whole or gpu.name, ()), profile)
+
+
+def parts_with(part: GpuRecord, least_bytes: float) -> Iterator[GpuRecord]:
+    """Of the GPU that a slice is of: its slices and all of it that have so many bytes, the smallest first."""
+    parts = (*slices()[part.whole], gpus()[part.whole])
+    yield from sorted((one for one in parts if one.total_bytes >= least_bytes), key=lambda one: one.total_bytes)
 
 
 def by_alias(alias: str) -> list[GpuRecord]:

@@ -75,6 +75,11 @@ class Judge:
             object.__setattr__(self, "capacity_bytes", min(self.capacity_bytes, allowed))
 
     @property
+    def outside(self) -> OutsideAllocator:
+        """What each rank holds outside the allocator."""
+        return OutsideAllocator(cuda_context_bytes=self.held.cuda_context_bytes, nccl_bytes=self.held.nccl_bytes)
+
+    @property
     def room_bytes(self) -> int:
         """What the allocator may reserve."""
         return max(self.capacity_bytes - self.held.total_bytes, 0)
@@ -99,7 +104,7 @@ class Judge:
             events=events,
             unlimited=unlimited,
             capped=capped,
-            outside=OutsideAllocator(cuda_context_bytes=self.held.cuda_context_bytes, nccl_bytes=self.held.nccl_bytes),
+            outside=self.outside,
             interval=self.interval_of(trace),
             capacity_bytes=self.capacity_bytes,
         )
@@ -142,17 +147,13 @@ def judge_elsewhere(
     between = judge.interval_of(trace)(device)
     runs_out = peak.allocated_bytes > room
     verdict = decide(runs_out=runs_out, highest_bytes=between[1], capacity_bytes=judge.capacity_bytes)
-    if is_planned_as_eager(job) and verdict is Verdict.EXCEEDS:
-        verdict = Verdict.TIGHT
     return replace(
         known,
         peak=replace(peak, device_bytes=device, interval_bytes=between),
         capacity_bytes=judge.capacity_bytes,
-        verdict=verdict,
+        verdict=_verdict_for(job, verdict),
         cache_releases=0,
-        outside_allocator=OutsideAllocator(
-            cuda_context_bytes=judge.held.cuda_context_bytes, nccl_bytes=judge.held.nccl_bytes
-        ),
+        outside_allocator=judge.outside,
         moments=(),
     )
 
@@ -181,9 +182,7 @@ def _judge(job: Job, rank_trace: RankTrace, judge: Judge) -> JudgedTrace:
         statement = run.judge(statement, judge.interval_of(trace))
     growth = growth_moments(unlimited.events, unlimited.repeats, statement, judge.rules)
     moments = (*statement.moments, *_evaluation_moments(job, unlimited, statement), *growth)
-    statement = replace(statement, moments=moments)
-    if is_planned_as_eager(job) and statement.verdict is Verdict.EXCEEDS:
-        statement = replace(statement, verdict=Verdict.TIGHT)  # what it takes compiled is not known
+    statement = replace(statement, moments=moments, verdict=_verdict_for(job, statement.verdict))
     settled = replace(trace, events=unlimited.events, repeats=unlimited.repeats)
     return JudgedTrace(replace(rank_trace, trace=settled), statement, unlimited.timeline)
 
@@ -208,6 +207,11 @@ def torch_difference(asked: str) -> float:
 def is_planned_as_eager(job: Job) -> bool:
     """Whether the job compiles and asks for the plan of its eager step."""
     return job.train.compile is not None and job.train.compile.planned_as == "eager"
+
+
+def _verdict_for(job: Job, verdict: Verdict) -> Verdict:
+    """Of what an eager step takes: what it takes compiled is not known."""
+    return Verdict.TIGHT if is_planned_as_eager(job) and verdict is Verdict.EXCEEDS else verdict
 
 
 def calibration_of(job: Job, calibration: Calibration) -> AppliedCorrection:

@@ -147,8 +147,7 @@ def larger_slices(job: Job) -> Iterator[Step]:
     """Of a MIG slice the larger ones of its GPU, and all of it, the smallest first."""
     own = catalog.by_name(job.cluster.gpu.name)
     if own is not None and own.slice:
-        parts = [part for part in catalog.slices()[own.whole] if part.total_bytes > _NOTICEABLY * own.total_bytes]
-        for part in (*sorted(parts, key=lambda part: part.total_bytes), catalog.gpus()[own.whole]):
+        for part in catalog.parts_with(own, _NOTICEABLY * own.total_bytes):
             yield from _steps(job, {"cluster.gpu": part.name})
 
 

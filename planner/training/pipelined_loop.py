@@ -315,13 +315,17 @@ class PipelinedLoop(Loop):
         clip_grads_with_norm_(trained, limit, norm)
 
 
+def folds_micro_batches() -> bool:
+    """Whether equal micro-batches are run once: what stages of other versions keep between them is not known."""
+    return (2, 11) <= torch_releases.installed() < (2, 15)
+
+
 class Stage(PipelineStage):
     """torch's stage, which tells an observer what its buffers are for and when its phases begin."""
 
     def __init__(self, loop: PipelinedLoop, part: Part) -> None:
         self._loop, self._expected = loop, part.output_example(loop.spec)
-        # What stages of other versions keep between micro-batches is not known: there all are run.
-        folder = folder_of(loop.observer) if (2, 11) <= torch_releases.installed() < (2, 15) else None
+        folder = folder_of(loop.observer) if folds_micro_batches() else None
         self.micro = MicroBatchHistory(folder, part.module, loop.device) if folder else None
         super().__init__(
             part.module,
@@ -365,7 +369,7 @@ class Stage(PipelineStage):
             self._copy_backward(self.micro, kind, bwd_chunk_id, loss)
             return
         running = self.micro.run(kind, bwd_chunk_id, after=(FORWARD, LOSS)) if self.micro else None
-        _, taken = self._left_by_forward(bwd_chunk_id)
+        taken = self.fwd_cache[bwd_chunk_id][1] if running else ()
         super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
         if running:
             given = self.bwd_cache[bwd_chunk_id]
@@ -399,8 +403,7 @@ class Stage(PipelineStage):
         taken = args if self.is_first else self._retrieve_recv_activations(micro_batch)
         (output,) = micro.copy_action(FORWARD, micro_batch)
         assert output is not None
-        left = (output,), list(taken)
-        self._forwards[micro_batch] = left
+        self.fwd_cache[micro_batch] = (output,), list(taken)
         return output
 
     def _copy_backward(self, micro: MicroBatchHistory, kind: str, micro_batch: int, loss: Tensor | None) -> None:
@@ -409,8 +412,7 @@ class Stage(PipelineStage):
         assert example is not None
         received = None if self.is_last else self._retrieve_recv_grads(micro_batch)
         given = tuple(micro.copy_action(kind, micro_batch, (FORWARD, LOSS)))
-        output, taken = self._left_by_forward(micro_batch)
-        del self._forwards[micro_batch]
+        output, taken = self.fwd_cache.pop(micro_batch)
         if kind == BACKWARD_INPUT:
             for index in example.kept_as_gradients:
                 taken[index].grad = given[index]
@@ -418,21 +420,6 @@ class Stage(PipelineStage):
             self.backward_state[micro_batch] = (taken, None, kept, received)
             self.dw_runner[micro_batch] = lambda: None
         self.bwd_cache[micro_batch] = given
-
-    @property
-    def _torchs(self) -> Any:
-        """Itself, with what some versions of torch's stage lack."""
-        return self
-
-    @property
-    def _forwards(self) -> dict[int, Any]:
-        """What forwards have left for their backwards, by micro-batch (distributed/pipelining/stage.py)."""
-        return self._torchs._forward_chunk_states if torch_releases.since(2, 15) else self._torchs.fwd_cache  # type: ignore[no-any-return]
-
-    def _left_by_forward(self, micro_batch: int) -> tuple[Sequence[Tensor | None], Sequence[Tensor]]:
-        """Outputs, since torch 2.15 without those that were sent and released, and inputs."""
-        left = self._forwards[micro_batch]
-        return (left.live_outputs, left.input_values) if torch_releases.since(2, 15) else left
 
     def _retrieve_recv_activations(self, fwd_chunk_id: int) -> Any:
         return self._received(fwd_chunk_id, super()._retrieve_recv_activations(fwd_chunk_id))

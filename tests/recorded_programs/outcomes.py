@@ -79,6 +79,17 @@ def summarize(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, list[float]]]:
         yield name, [abs(figure.error) for outcome in outcomes for figure in outcome.figures if figure.name == name]
 
 
+def count_ran(outcomes: Sequence[Outcome]) -> str:
+    """As `21 of 28`."""
+    return f"{sum(bool(outcome.figures) for outcome in outcomes)} of {len(outcomes)}"
+
+
+def count_covered(outcomes: Sequence[Outcome]) -> str:
+    """By their intervals, of those of which it can be said."""
+    judged = [outcome.is_covered for outcome in outcomes if outcome.is_covered is not None]
+    return f"{sum(judged)} of {len(judged)}"
+
+
 def read_kept() -> dict[str, list[Outcome]]:
     """By family, what is kept."""
     return {
@@ -89,12 +100,13 @@ def read_kept() -> dict[str, list[Outcome]]:
 
 def keep(family: str, outcomes: Sequence[Outcome]) -> None:
     """Adds outcomes of a family to those that are kept, in the place of older ones of the same runs, and the page."""
-    known = {outcome.run: outcome for outcome in (*read_kept().get(family, []), *outcomes)}
+    kept = read_kept()
+    known = {outcome.run: outcome for outcome in (*kept.get(family, []), *outcomes)}
     ordered = sorted(known.values(), key=lambda outcome: (not outcome.run.isdigit(), outcome.run.zfill(6)))
     KEPT.mkdir(parents=True, exist_ok=True)
     lines = ",\n".join(json.dumps(records.to_plain(outcome)) for outcome in ordered)
     (KEPT / f"{family}.json").write_text(f"[\n{lines}\n]\n", encoding="utf-8")
-    PAGE.write_text(write_page(read_kept()), encoding="utf-8")
+    PAGE.write_text(write_page(dict(sorted({**kept, family: ordered}.items()))), encoding="utf-8")
 
 
 def write_page(kept: Mapping[str, Sequence[Outcome]]) -> str:
@@ -110,9 +122,8 @@ def write_page(kept: Mapping[str, Sequence[Outcome]]) -> str:
 
 
 def _summary_rows(family: str, outcomes: Sequence[Outcome]) -> Iterator[str]:
-    first = f"{family} | {sum(bool(outcome.figures) for outcome in outcomes)} of {len(outcomes)}"
-    judged = [outcome.is_covered for outcome in outcomes if outcome.is_covered is not None]
-    covered = f"{sum(judged)} of {len(judged)}" if judged else ""
+    first = f"{family} | {count_ran(outcomes)}"
+    covered = count_covered(outcomes) if any(outcome.is_covered is not None for outcome in outcomes) else ""
     for name, errors in summarize(outcomes):
         within = f"{sum(error <= 1 for error in errors)} of {len(errors)}"
         yield f"| {first} | {name} | {statistics.median(errors):.3f} % | {max(errors):.3f} % | {within} | {covered} |"

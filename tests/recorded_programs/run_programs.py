@@ -30,7 +30,7 @@ from typing import Any
 from liger import Liger
 from megatron import Megatron
 from nanochat import Nanochat
-from outcomes import Outcome, compare, keep, summarize
+from outcomes import Outcome, compare, count_covered, count_ran, keep, summarize
 from parameter_golf import ParameterGolf
 from published_pages import PublishedPages
 from recorded_run import ROOT, Family, NotPublishedError, RecordedRun
@@ -107,11 +107,13 @@ def find_result(family: Family[Any, Any], run: RecordedRun, options: argparse.Na
     said = repr((run.gpu, run.ranks, program, options.steps))
     key = f"{hashlib.sha256(said.encode()).hexdigest()[:16]} python={python if options.pythons else ''}"
     kept = options.folder / family.name / "results" / f"{run.name}.json"
-    result: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
     # Runs may differ in their seeds alone, which change no size.
-    equal = next((other for other in read_results(kept.parent) if "answer" in other and other["key"] == key), None)
-    if options.shown or (equal and not options.again):
-        return equal or result
+    equal = next((other for other in read_results(kept) if "answer" in other and other["key"] == key), None)
+    if equal and (options.shown or not options.again):
+        return equal
+    if options.shown:
+        shown: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
+        return shown
     print(f"running {family.name}/{run.name}: {run.title}", file=sys.stderr, flush=True)
     launch = family.write(run, program, options.folder / family.name, python)
     ranks = ",".join(map(str, sorted({0, run.rank})))
@@ -123,7 +125,7 @@ def find_result(family: Family[Any, Any], run: RecordedRun, options: argparse.Na
     path = os.pathsep.join(filter(None, (str(ROOT), *launch.paths, options.triton, os.environ.get("PYTHONPATH"))))
     environment = start_with(python, path) | launch.environment
     today = f"{datetime.now(UTC):%Y-%m-%d}"
-    result = {"key": key, "date": today, **run_planner(command, launch.folder, environment)}
+    result: dict[str, Any] = {"key": key, "date": today, **run_planner(command, launch.folder, environment)}
     if "answer" in result:
         result["written"] = family.read_written(run, options.folder / family.name, python)
     kept.parent.mkdir(parents=True, exist_ok=True)
@@ -131,9 +133,9 @@ def find_result(family: Family[Any, Any], run: RecordedRun, options: argparse.Na
     return result
 
 
-def read_results(folder: Path) -> Iterator[dict[str, Any]]:
-    """All that are kept of a family."""
-    for path in sorted(folder.glob("*.json")):
+def read_results(kept: Path) -> Iterator[dict[str, Any]]:
+    """All that are kept of a family, one of them first."""
+    for path in sorted(kept.parent.glob("*.json"), key=lambda path: (path != kept, path)):
         yield json.loads(path.read_text(encoding="utf-8"))
 
 
@@ -151,12 +153,11 @@ def print_line(outcome: Outcome, result: Mapping[str, Any]) -> str:
 
 def sum_up(outcomes: Sequence[Outcome]) -> Iterator[str]:
     """Medians and worst, then what did not run with its reason."""
-    yield f"{sum(bool(outcome.figures) for outcome in outcomes)} of {len(outcomes)} ran"
+    yield f"{count_ran(outcomes)} ran"
     for name, errors in summarize(outcomes):
         spread = f"median {statistics.median(errors):.3f} %, worst {max(errors):.3f} % of {len(errors)}"
         yield f"{name}: {spread}, {errors.count(0)} of them 0"
-    judged = [outcome.is_covered for outcome in outcomes if outcome.is_covered is not None]
-    yield f"intervals cover {sum(judged)} of {len(judged)}"
+    yield f"intervals cover {count_covered(outcomes)}"
     for outcome in outcomes:
         if not outcome.figures:
             yield f"{outcome.run} did not run: {outcome.reason}"

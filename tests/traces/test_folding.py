@@ -30,6 +30,7 @@ from planner.job.schema import (
 from planner.report.attribution import Attribution, attribute
 from planner.tracing.spec import step_trace as tracing
 from planner.training import folding
+from planner.training.pipelined_loop import folds_micro_batches
 from planner.upstream import torch_releases
 
 DECODER = Decoder(layers=6, hidden=64, heads=4, kv_heads=2, ffn=128, vocab=300)
@@ -104,7 +105,7 @@ def test_folded_or_not_the_same_holders_have_the_peak(name: str, rank: int) -> N
 
 
 of_pipelines = pytest.mark.skipif(
-    not (2, 11) <= torch_releases.installed() < (2, 15), reason="with this torch micro-batches of pipelines are all run"
+    not folds_micro_batches(), reason="with this torch micro-batches of pipelines are all run"
 )
 
 

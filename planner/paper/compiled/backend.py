@@ -12,7 +12,7 @@ import torch
 from torch._dynamo import device_interface, utils
 from torch._dynamo.device_interface import CudaInterface, DeviceInterface
 from torch._dynamo.variables import torch as folded
-from torch._inductor.codegen import common
+from torch._inductor.codegen import common, cpu_device_op_overrides  # noqa: F401 - torch asks for it where none is there
 from torch._inductor.codegen.cuda.device_op_overrides import CUDADeviceOpOverrides
 from torch._inductor.codegen.wrapper import PythonWrapperCodegen, SubgraphPythonWrapperCodegen
 from torch._inductor.utils import IndentedBuffer, cache_on_self
@@ -138,8 +138,6 @@ class PaperWrapperForCpu(PaperWrapper):
 def registered(device: str) -> Iterator[None]:
     """Inside, a GPU is the paper GPU, and code is written for this device (`cuda`, or `cpu`); then all is as before."""
     common.init_backend_registration()
-    from torch._inductor.codegen import cpu_device_op_overrides  # noqa: F401 - torch asks for it only where none is there
-
     device_interface.get_interface_for_device("cuda")
     answered_while_compiling: tuple[Any, ...] = (
         folded.constant_fold_functions, folded.constant_fold_functions_need_guards,

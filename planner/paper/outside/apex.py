@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from planner.paper.kernels import workspaces
-from planner.paper.kernels.table import target
-from planner.paper.outside.operators import floats, recorded_as, refuse
+from planner.paper.outside.operators import bytes_of_sums, norms_of_tensors, recorded_as, refuse
 
 # Source, apex at the commit 6424da3 (2026-07): apex/normalization/fused_layer_norm.py, csrc/layer_norm_cuda.cpp,
 # csrc/layer_norm_cuda_kernel.cu (part_size).
@@ -86,10 +85,6 @@ def fused_layer_norm_affine(
     return FusedLayerNormAffineFunction.apply(input, weight, bias, *settings)  # type: ignore[no-untyped-call]
 
 
-_BLOCKS, _WIDEST_OF_ONE_BLOCK, _FLOAT = 2, 4096, 4
-"""Of threads to a multiprocessor, as in TransformerEngine's norms, which began as these; a driver knows how many."""
-
-
 class FastLayerNormFN(torch.autograd.Function):
     """The persistent layer norm of apex.contrib (apex/contrib/layer_norm/layer_norm.py,
     contrib/csrc/layer_norm/ln_api.cpp)."""
@@ -115,10 +110,8 @@ class FastLayerNormFN(torch.autograd.Function):
         grad, columns = grad.contiguous(), gamma.numel()
         with recorded_as("apex::ln_bwd"):
             gradients = torch.empty_like(kept), torch.empty_like(gamma), torch.empty_like(gamma)
-            # Sums of both weights by blocks, one for each column of them.
-            down = target().multiprocessors * _BLOCKS // -(-columns // _WIDEST_OF_ONE_BLOCK)
             kernel = "apex's persistent layer norm, backward: beyond two blocks a multiprocessor"
-            workspaces.take("apex", kernel, [kept], at_least=2 * down * columns * _FLOAT)
+            workspaces.take("apex", kernel, [kept], at_least=2 * bytes_of_sums(columns))
         return (*gradients, None, None)[: len(context.needs_input_grad)]
 
 
@@ -242,22 +235,12 @@ def _in_place(*_arguments: Any) -> None:
 multi_tensor_adam = multi_tensor_scale = multi_tensor_axpby = multi_tensor_sgd = _in_place
 
 
-# Source, apex at the commit 6424da3 (2026-07): csrc/multi_tensor_l2norm_kernel.cu, as TransformerEngine's.
-_PARTS_OF_NORM = 320
-
-
 @recorded_as("apex::multi_tensor_l2norm")
 def multi_tensor_l2norm(
     chunk_size: int, _noop: Tensor, lists: Sequence[Sequence[Tensor]], per_tensor: bool | None = None
 ) -> tuple[Tensor, Tensor]:
     """The norm of all, and with `per_tensor` those of each."""
-    first, count = lists[0][0], len(lists[0]) if per_tensor else 0
-    accumulator = torch.zeros(_PARTS_OF_NORM, dtype=torch.float32, device=first.device)
-    chunks = max((-(-tensor.numel() // chunk_size) for tensor in lists[0]), default=0)
-    parts, norms = floats(first, count * chunks), floats(first, count)
-    whole = floats(first, 1)
-    del accumulator, parts
-    return whole, norms
+    return norms_of_tensors(chunk_size, lists[0], per_tensor=per_tensor)
 
 
 # Source, apex at the commit 6424da3 (2026-07): csrc/megatron/fused_weight_gradient_dense.cpp,

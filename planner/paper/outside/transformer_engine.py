@@ -19,7 +19,7 @@ from planner.paper import library
 from planner.paper.kernels import workspaces
 from planner.paper.kernels.attention import backward_workspace, forward_workspace
 from planner.paper.kernels.table import scratch, target
-from planner.paper.outside.operators import floats, recorded_as, refuse, rounded
+from planner.paper.outside.operators import bytes_of_sums, floats, norms_of_tensors, recorded_as, refuse, rounded
 
 Tensor = torch.Tensor
 Maybe = Tensor | None
@@ -148,7 +148,6 @@ def _refuse_quantized(*values: Any) -> None:
 
 # Source, TransformerEngine 2.11: pytorch/csrc/extensions/multi_tensor/{l2norm,scale,adam,sgd}.cpp.
 Lists = Sequence[Sequence[Tensor]]
-_PARTS = 320
 
 
 @_kernel
@@ -156,15 +155,7 @@ def multi_tensor_l2norm(
     chunk_size: int, _noop: Tensor, lists: Lists, per_tensor: bool | None = None
 ) -> tuple[Tensor, Tensor]:
     """The norm of all, and with `per_tensor` those of each."""
-    first = lists[0][0]
-    accumulator = torch.zeros(_PARTS, dtype=torch.float32, device="cuda")
-    whole = floats(first, 1)
-    count = len(lists[0]) if per_tensor else 0
-    chunks = max((-(-tensor.numel() // chunk_size) for tensor in lists[0]), default=0)
-    parts = floats(first, count * chunks)
-    norms = floats(first, count)
-    del accumulator, parts
-    return whole, norms
+    return norms_of_tensors(chunk_size, lists[0], per_tensor=per_tensor, whole_first=True)
 
 
 def _multi_tensor_unscale_l2norm(
@@ -183,15 +174,9 @@ EXTENSION["multi_tensor_unscale_l2norm"] = _multi_tensor_unscale_l2norm
 EXTENSION |= {
     f"multi_tensor_{name}": _write_last_list
     for name in (
-        "scale",
-        "scale_tensor",
-        "adam",
-        "adam_param_remainder",
-        "adam_capturable",
-        "adam_capturable_master",
-        "sgd",
+        "scale", "scale_tensor", "adam", "adam_param_remainder", "adam_capturable", "adam_capturable_master", "sgd",
     )
-}
+}  # fmt: skip
 
 # Source, TransformerEngine 2.11: pytorch/csrc/extensions/attention.cpp, common/fused_attn/{fused_attn.cpp,
 # fused_attn_f16_arbitrary_seqlen.cu}. The workspace is taken as that of torch's attention of cuDNN. Arguments come by
@@ -201,9 +186,9 @@ _SINCE = {
     "softmax": (2, 8), "offset": (2, 8), "bottom_right": (2, 12),
     **dict.fromkeys(("o_format", "do_format", "dqkv_layout", "qkv_scale_format", "do_scale_format"), (2, 15)),
 }  # fmt: skip
-_DETERMINISTIC_CUDNN = 91801
 _UNTIL = {"grad_dtype": (2, 15)}
 """Arguments that not all versions have: since when, or until when."""
+_DETERMINISTIC_CUDNN = 91801
 _QUESTION = (
     "is_training", "q_dtype", "kv_dtype", "layout", "bias", "mask", "softmax", "dropout", "heads", "groups", "rows",
     "columns", "head_dim", "value_dim", "left", "right", "return_max_logit", "cuda_graph", "deterministic",
@@ -344,12 +329,7 @@ def fused_attn_bwd(*values: Any) -> list[Tensor | None]:
 
 # Source, TransformerEngine 2.11: pytorch/csrc/extensions/normalization.cpp, common/normalization/{common.h,
 # layernorm/ln_bwd_semi_cuda_kernel.cu, rmsnorm/rmsnorm_bwd_semi_cuda_kernel.cu}. How many blocks of threads a
-# multiprocessor holds is asked of the driver: registers of 128 threads allow for two at least, which are counted, and
-# the workspace is named as not known.
-_FLOAT = 4
-_BLOCKS = 2
-_COLUMNS = 4096
-"""Of a row that a block of threads has, in kernels for any width."""
+# multiprocessor holds is asked of the driver: the workspace is named as not known.
 _WHOLE_ROWS = 8192
 """RMS norms of a tuned kernel have up to so many in a block."""
 _ALIGNED = 16
@@ -391,9 +371,8 @@ def _norm_backward(grad: Tensor, given: Tensor, weight: Tensor, sm_margin: int, 
     if has_mean:
         grads.append(torch.empty_like(weight))
     columns = given.size(-1)
-    blocks_a_row = 1 if not has_mean and columns <= _WHOLE_ROWS else -(-columns // _COLUMNS)
-    down = (target().multiprocessors - sm_margin) * _BLOCKS // blocks_a_row
-    partial = rounded(down * columns * _FLOAT, _ALIGNED)
+    blocks_a_row = 1 if not has_mean and columns <= _WHOLE_ROWS else 0
+    partial = rounded(bytes_of_sums(columns, blocks_a_row=blocks_a_row, spared=sm_margin), _ALIGNED)
     kernel = f"TransformerEngine's {'layer' if has_mean else 'RMS'} norm, backward: beyond two blocks a multiprocessor"
     workspaces.take("transformer_engine", kernel, [given], at_least=partial * (len(grads) - 1))
     return grads

@@ -16,9 +16,9 @@ import torch
 
 from planner import upstream
 from planner.errors import TraceError
-from planner.hardware import catalog
 from planner.hardware.gpus import ARCHITECTURES
 from planner.paper import library
+from planner.paper.kernels.table import target
 from planner.paper.outside.operators import recorded_as
 from planner.paper.torch_cuda import DeviceProperties
 from planner.tracing.program.gpu_statistics import LiveMemory, ManagementLibrary
@@ -425,15 +425,14 @@ class DeviceGenerator(torch.Generator):
 
 
 def properties_of(gpu: Gpu) -> Any:
-    """Of the GPU that is planned for. What a GPU's record does not say is as on every GPU since Volta."""
-    known, record = ARCHITECTURES[gpu.arch], catalog.by_name(gpu.name)
-    count = record.multiprocessors if record is not None and record.slice else known.multiprocessors
+    """Of the GPU that is planned for, which is open (`paper.gpu`). What is not said of it is as on all since Volta."""
+    known = ARCHITECTURES[gpu.arch]
     return DeviceProperties(
         name=gpu.product,
         major=known.capability[0],
         minor=known.capability[1],
         total_memory=gpu.total_bytes,
-        multi_processor_count=count,
+        multi_processor_count=target().multiprocessors,
         max_threads_per_multi_processor=known.threads_per_multiprocessor,
         max_threads_per_block=1024,
         warp_size=known.warp_size,

@@ -147,7 +147,7 @@ class ProgramRun:
 
     def _look(self) -> None:
         """A forward, a backward or a step is about to begin: it may be enough."""
-        if self._order.steps_at or self._order.until_read:
+        if self._order.ends_at_a_place:
             if self._stopping.is_late():
                 self._report("ended because its time is over (--seconds)", None)
             return
@@ -157,8 +157,7 @@ class ProgramRun:
 
     def _look_at_the_time(self) -> None:
         """An evaluation is at work, and may be a long one."""
-        ends_otherwise = self._order.steps_at or self._order.until_read
-        if not ends_otherwise and self._stopping.is_out_of_patience(self._progress(), evaluates=True):
+        if not self._order.ends_at_a_place and self._stopping.is_out_of_patience(self._progress(), evaluates=True):
             self._report(f"{self._stopping.reason}, within an evaluation", None)
 
     def _look_at_reading(self) -> None:

@@ -83,6 +83,11 @@ class ProgramOrder:
     numbers: tuple[BroadcastNumber, ...] = ()
     """That ranks broadcast which ran before."""
 
+    @property
+    def ends_at_a_place(self) -> bool:
+        """Whether a place of the program ends it, and not that it is steady."""
+        return bool(self.steps_at) or self.until_read
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankRun:
