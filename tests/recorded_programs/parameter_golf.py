@@ -42,6 +42,7 @@ _SAID_TORCH = re.compile(r"(?:[Pp]y[Tt]orch|torch)(?:[ _][Vv]ersion)?[\s\"'`*:=(
 _SAID_GPUS = re.compile(r"\b(\d+)\s?[x×]\s?(?:NVIDIA )?((?:RTX ?)?[A-Z]{0,2}\d{2,4}(?: Ti)?)\b")
 _FIRST_STEP = re.compile(r"^\s*(?:step[: ]\s*\d|warmup_step:\s*\d)", re.MULTILINE)
 _TAKEN = re.compile(r"""(?:^\s*(?:self\.)?(\w+)\s*(?::[^=\n]+)?=[^\n]*?)?["']([A-Z][A-Z0-9_]{2,})["']""", re.MULTILINE)
+_ATTENTION = re.compile(r"^( *)from flash_attn\w* import (?:\w+ as )?(\w+)", re.MULTILINE)
 _CLOCK_MAY_BE_OFF = re.compile(r"max_wallclock_seconds\s*>\s*0(?:\.0)?\s*else None")
 _NOT_OURS = {
     "WARMUP_STEPS",
@@ -319,10 +320,18 @@ def read_program(row: Row, repository: Repository) -> Program:
         warmup_steps=int(_number(pairs.get("warmup_steps", str(_USUAL_WARMUP))) or 0),
         is_launched=row.ranks > 1 or not is_started_by_python(text, readme),
         # Version 3 is for Hopper alone; without it some scripts take another way, which their logs say.
-        has_flash_attention=" H" in f" {row.product}" and "fa3=False" not in log,
+        has_flash_attention="fa3=False" not in log and (" H" in f" {row.product}" or needs_flash_attention(code)),
         schedule=shorten_training(
             code, settings, max((int(step or bare) for step, bare in _STEP.findall(text)), default=0)
         ),
+    )
+
+
+def needs_flash_attention(code: str) -> bool:
+    """Whether a script has no other way: it imports it whatever happens, or calls the name without asking for None."""
+    return any(
+        not indent or (f"{name} = None" in code and not re.search(rf"\b{name} is |\bif [^\n]*\b{name}\b", code))
+        for indent, name in _ATTENTION.findall(code)
     )
 
 

@@ -322,6 +322,15 @@ print(torch.cuda.max_memory_allocated())
         assert parameter_golf.shorten_training(code.replace(needed, ""), {}, 5000) == {}
 
 
+def test_flash_attention_is_there_where_a_script_has_no_other_way() -> None:
+    optional = "try:\n    from flash_attn import flash_attn_func as attend\nexcept ImportError:\n    attend = None\n"
+
+    assert parameter_golf.needs_flash_attention("from flash_attn_interface import flash_attn_func\n")
+    assert parameter_golf.needs_flash_attention(optional + "y = attend(q, k, v)\n")
+    assert not parameter_golf.needs_flash_attention(optional + "y = sdpa(q, k, v) if attend is None else attend(q)\n")
+    assert not parameter_golf.needs_flash_attention(optional.replace("attend = None", "HAS_FLASH = False"))
+
+
 def test_shell_scripts_beside_it_say_settings_as_far_as_they_agree() -> None:
     long = "export ITERATIONS=9000 WARMDOWN_FRAC=0.5\ntorchrun train.py"
     sanity = "export ITERATIONS=100 WARMDOWN_FRAC=0.5"
