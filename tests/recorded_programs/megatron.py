@@ -1,11 +1,11 @@
 """Golden files of NVIDIA/Megatron-LM: its functional tests, each with what its last rank had allocated by iteration.
 
 The table is PLANNER_TRUTH/rows-3/megatron_golden_memory.csv, the repository CHECKOUTS/megatron, TransformerEngine of
-each version a folder CHECKOUTS/transformer-engine/2.16.0 (`pip install --no-deps --target`). Golden files are edited
-without being measured again: the commit that last changed a file's memory is run, with the torch of its container and
-the TransformerEngine of its lock file. Words of the command are those of the case; data and vocabularies are made up.
-What the program writes for tensorboard is compared. Interpreters need tensorboard, pybind11, einops, onnx, onnxscript,
-triton, transformers, sentencepiece and pyyaml.
+each version a folder CHECKOUTS/transformer-engine/2.16.0 (`pip install --no-deps --target`), as are mamba-ssm and
+causal-conv1d, without their extensions. Golden files are edited without being measured again: the commit that last
+changed a file's memory is run, with the torch of its container and those packages of its lock file. Words of the
+command are those of the case; data and vocabularies are made up. What the program writes for tensorboard is compared.
+Interpreters need tensorboard, pybind11, einops, onnx, onnxscript, triton, transformers, sentencepiece, nvtx, pyyaml.
 """
 
 from __future__ import annotations
@@ -49,7 +49,15 @@ _CONTAINER_ENGINE = {"25.09": "2.7.0"}
 """TransformerEngine of containers that the lock file does not add one to."""
 _FLASH_ATTENTION = "2.7.4"
 """Of the containers of 2025."""
-_LOCKED_ENGINE = re.compile(r'^name = "transformer-engine"\nversion = "([\d.]+)', re.MULTILINE)
+_ENGINE = "transformer-engine"
+_OUTSIDE = (_ENGINE, "mamba-ssm", "causal-conv1d")
+_OLDEST_ENGINE = 2, 7
+_COMMITTED_ENGINE = {"bee4649c15": "2.2.0", "8382eed6cc": "2.5.0"}
+"""By the commit of TransformerEngine that a container is built with, where no lock file has it."""
+_ENGINE_OF_ARGUMENT = ("retain_pinned_cpu_buffers=", "2.10.0")
+"""An argument that Megatron-LM has passed since 2026-03-18, and the first TransformerEngine that takes it: code of LTS goldens
+of April 2026 does not run with the container's own."""
+_LOCKED = re.compile(r'^name = "([\w-]+)"\nversion = "([\w.]+)', re.MULTILINE)
 _FIGURES = ("peak after the first", "peak after the second", "allocated after the first", "allocated at the end")
 _ITERATIONS = 4
 _OF_CHECKPOINTS = ("--async-save", "--use-persistent-ckpt-worker")
@@ -71,7 +79,8 @@ class Golden(RecordedRun):
 
     commit: str
     folder: str
-    engine: str
+    packages: tuple[tuple[str, str], ...]
+    """Those of `_OUTSIDE` with their versions."""
     figures: tuple[tuple[str, int], ...]
     """Others than the peak, in bytes by their names."""
 
@@ -83,7 +92,7 @@ class Program:
     commit: str
     script: str
     words: tuple[str, ...]
-    engine: str
+    packages: tuple[tuple[str, str], ...]
     variables: dict[str, str] = field(default_factory=dict)
 
 
@@ -96,7 +105,7 @@ class Megatron(FamilyOfTable[Golden, Program]):
 
     def __init__(self, checkouts: Path | None) -> None:
         super().__init__(checkouts)
-        self._engines = (checkouts or Path()) / "transformer-engine"
+        self._checkouts = checkouts or Path()
 
     def read_runs(self) -> list[Golden]:
         rows = self.read_rows()
@@ -108,7 +117,6 @@ class Megatron(FamilyOfTable[Golden, Program]):
         folder = path.rpartition("/")[0]
         kind, _, platform = row["golden"].removesuffix("_2nd").partition("_")
         container = self._container(commit, kind)
-        adds_engine = kind == "dev" or "--extra te" in self.repository.read_text(commit, "docker/Dockerfile.ci.lts")
         product, gpu = next((_GPUS[name] for name in _GPUS if name in platform), _GPUS["a100"])
         golden = Golden(
             name=str(number),
@@ -121,7 +129,7 @@ class Megatron(FamilyOfTable[Golden, Program]):
             figures=recorded_figures(row),
             commit=commit,
             folder=folder,
-            engine=self._locked_engine(commit) if adds_engine else _CONTAINER_ENGINE.get(container, ""),
+            packages=self._packages(commit, kind, container),
         )
         return replace(golden, rank=golden.ranks - 1, obstacle=find_obstacle(golden, row, container))
 
@@ -144,9 +152,20 @@ class Megatron(FamilyOfTable[Golden, Program]):
         return figures
 
     @functools.cache  # noqa: B019
-    def _locked_engine(self, commit: str) -> str:
-        locked = _LOCKED_ENGINE.search(self.repository.read_text(commit, "uv.lock"))
-        return locked[1] if locked else ""
+    def _packages(self, commit: str, kind: str, container: str) -> tuple[tuple[str, str], ...]:
+        """Packages of an environment: those of the lock file, but TransformerEngine as the container has it, unless one
+        is added."""
+        read = functools.partial(self.repository.read_text, commit)
+        locked = dict(reversed(_LOCKED.findall(read("uv.lock"))))
+        if kind == "lts" and "--extra te" not in read("docker/Dockerfile.ci.lts"):
+            argument, since = _ENGINE_OF_ARGUMENT
+            calls = argument in read("megatron/core/extensions/transformer_engine.py")
+            locked[_ENGINE] = since if calls else _CONTAINER_ENGINE.get(container, "")
+        elif _ENGINE not in locked:
+            built = read(f"docker/Dockerfile.ci.{kind}") or read(f"Dockerfile.ci.{kind}")
+            at = re.search(r"^ARG TE_COMMIT=(\w{10})", built, re.MULTILINE)
+            locked[_ENGINE] = _COMMITTED_ENGINE.get(at[1], "") if at else ""
+        return tuple((name, locked[name]) for name in _OUTSIDE if locked.get(name))
 
     @functools.cache  # noqa: B019
     def _container(self, commit: str, kind: str) -> str:
@@ -186,7 +205,7 @@ class Megatron(FamilyOfTable[Golden, Program]):
             run.commit,
             script[1] if script else "pretrain_gpt.py",
             tuple(words),
-            run.engine,
+            run.packages,
             {name: str(value) for name, value in (case.get("ENV_VARS") or {}).items()},
         )
 
@@ -211,14 +230,13 @@ class Megatron(FamilyOfTable[Golden, Program]):
         text = "\n".join(words)
         for name, place in places.items():
             text = text.replace(f"${{{name}}}", str(place))
-        engine = folder / "none" if not program.engine else self._engines / program.engine
         return Launch(
             folder=own,
             command=["torchrun", f"--nproc_per_node={run.ranks}", program.script, *text.split("\n")],
             steps=_ITERATIONS,
             options=["--with", f"apex,flash-attn=={_FLASH_ATTENTION}", "--allow-writes"],
             environment={"HF_HOME": str(data / "hub"), "HF_HUB_OFFLINE": "1", **program.variables},
-            paths=[str(own), str(engine)],
+            paths=[str(own), *(str(self._checkouts.absolute() / name / version) for name, version in program.packages)],
         )
 
 
@@ -239,7 +257,8 @@ def find_obstacle(golden: Golden, row: Mapping[str, str], container: str) -> str
         return f"torch of the container {container or 'that no file names'} is not known"
     if tuple(map(int, golden.torch.split("."))) < OLDEST_TORCH:
         return f"torch {golden.torch} is older than planner knows"
-    if row["impl"] == "transformer_engine" and not golden.engine:
+    engine = dict(golden.packages).get(_ENGINE, "0.0")
+    if row["impl"] == "transformer_engine" and tuple(map(int, engine.split(".")[:2])) < _OLDEST_ENGINE:
         return f"TransformerEngine of the container {container} is older than planner knows"
     if not golden.ranks:
         return "nothing says its number of ranks"

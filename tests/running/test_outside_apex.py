@@ -1,7 +1,7 @@
-"""apex's norms and its Adam ask for what theirs ask for.
+"""apex's norms, rotations and optimizers ask for what theirs ask for.
 
 Source: apex at the commit 6424da3, csrc/layer_norm_cuda.cpp, csrc/layer_norm_cuda_kernel.cu,
-apex/optimizers/fused_adam.py.
+apex/optimizers/fused_{adam,sgd}.py.
 """
 
 from __future__ import annotations
@@ -99,6 +99,34 @@ def test_adam_keeps_its_states_in_float32() -> None:
         "+ empty 1 int32",
         *["+ empty_strided 40 bfloat16", "+ empty_strided 40 float32", "- empty_strided 40"] * 2,
     ]
+
+
+def test_sgd_keeps_momentums_of_parameters_in_float16_and_float32_even_of_0() -> None:
+    def step() -> Any:
+        dtypes = torch.float32, torch.bfloat16, torch.float16
+        parameters = [torch.nn.Parameter(torch.empty(40, dtype=dtype, device="cuda")) for dtype in dtypes]
+        for parameter in parameters:
+            parameter.grad = torch.empty_like(parameter)
+        optimizer = apex.FusedSGD(parameters, lr=0.1)
+        optimizer.step()
+        optimizer.step()
+        return optimizer
+
+    made = [line for line in told_events(step)[6:] if line.startswith("+")]
+    assert made == ["+ empty_strided 1 int32", "+ empty_strided 40 float16", "+ empty_strided 40 float32"]
+
+
+def test_a_rotation_keeps_the_frequencies_alone_and_lays_its_result_by_batch_where_asked() -> None:
+    def run() -> Any:
+        given = torch.empty(6, 2, 4, 8, dtype=torch.bfloat16, device="cuda", requires_grad=True)
+        frequencies = torch.empty(6, 1, 1, 8, device="cuda")
+        result = apex.fused_apply_rotary_pos_emb(given, frequencies, transpose_output_memory=True)
+        assert result.transpose(0, 1).is_contiguous()
+        result.backward(torch.empty_like(result))
+        return result, given
+
+    lines = [line for line in told_events(run) if "rope" in line]
+    assert lines == ["+ rope 2x6x4x8 bfloat16", "+ rope 2x6x4x8 bfloat16", "- rope 2x6x4x8"]
 
 
 def test_a_program_finds_the_package_by_its_modules(run: Run, program: Callable[[str], str]) -> None:

@@ -109,9 +109,14 @@ optimizer.step()
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ("import flash_attn\nflash_attn.flash_attn_gpu", "flash_attn.flash_attn_gpu, which is not modelled"),
+        ("import flash_attn\nflash_attn.flash_attn_gpu.fwd", "flash_attn.flash_attn_gpu, which is not modelled"),
+        (
+            "from flash_attn.layers.rotary import RotaryEmbedding\nclass Mine(RotaryEmbedding): ...\nMine(64)",
+            "flash_attn.layers.rotary.RotaryEmbedding, which is not modelled",
+        ),
         ("import flash_attn.modules.mha", "imports flash_attn.modules, which is not modelled"),
-        ("import mamba_ssm", "needs mamba-ssm, whose kernels are not modelled"),
+        ("import mamba_ssm", "needs mamba-ssm, which is not installed here"),
+        ("import grouped_gemm", "needs grouped-gemm, whose kernels are not modelled"),
         ("import pynvml\npynvml.nvmlDeviceGetFanSpeed(0)", "pynvml.nvmlDeviceGetFanSpeed, which is not answered"),
         (
             "from torch.utils.cpp_extension import load\nload(name='mine', sources=['mine.cu'])",
@@ -125,6 +130,25 @@ def test_what_is_not_modelled_is_refused_by_name(
 ) -> None:
     with pytest.raises(TraceError, match=message):
         run(f"python {program(lines)}")
+
+
+@pytest.mark.parametrize("error", ["(RuntimeError, OSError)", "Exception"])
+def test_a_program_that_catches_a_build_goes_its_way_without_the_extension(
+    run: Run, program: Callable[[str], str], error: str
+) -> None:
+    lines = f"""
+from torch.utils.cpp_extension import load_inline
+try:
+    load_inline(name="mine", cpp_sources=[""], functions=[])
+except {error}:
+    built = False
+assert not built
+"""
+
+    found = run(f"python {program(lines + STEP)}")
+
+    said = [each.text for each in found.assumptions if each.about is About.PACKAGES]
+    assert said == ["the extension mine is not built here, and the program goes its way without it"]
 
 
 def test_copies_of_kernels_on_a_hub_are_known_by_their_names(run: Run, program: Callable[[str], str]) -> None:

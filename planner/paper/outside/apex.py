@@ -1,4 +1,4 @@
-"""apex: fused layer and RMS norms, FusedAdam, and products that add to a weight's gradient."""
+"""apex: fused norms, rotary embeddings, FusedAdam, FusedSGD, and products that add to a weight's gradient."""
 
 from __future__ import annotations
 
@@ -213,6 +213,42 @@ class FusedAdam(torch.optim.Optimizer):
         return loss
 
 
+# Source, apex at the commit 6424da3 (2026-07): apex/optimizers/fused_sgd.py, csrc/multi_tensor_sgd_kernel.cu.
+class FusedSGD(torch.optim.Optimizer):
+    """SGD, which keeps a momentum of each parameter in float16 and float32 even where that is 0."""
+
+    def __init__(
+        self, params: Any, lr: float, momentum: float = 0.0, dampening: float = 0.0, weight_decay: float = 0.0,
+        nesterov: bool = False, wd_after_momentum: bool = False, materialize_master_grads: bool = True,  # noqa: ARG002
+        set_grad_none: bool = False,
+    ) -> None:  # fmt: skip
+        if nesterov and (momentum <= 0 or dampening != 0):
+            raise ValueError("Nesterov momentum requires a momentum and zero dampening")
+        defaults = {"lr": lr, "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay,
+                    "nesterov": nesterov}  # fmt: skip
+        super().__init__(params, defaults)
+        self.set_grad_none = set_grad_none
+        device = self.param_groups[0]["params"][0].device
+        self._dummy_overflow_buf = torch.tensor([0], dtype=torch.int32, device=device)
+
+    def zero_grad(self, set_to_none: bool | None = None) -> None:
+        # Where it is not told to forget gradients it leaves that to torch, which does since 2.0.
+        super().zero_grad(set_to_none=set_to_none is not False)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        with torch.enable_grad():
+            loss = None if closure is None else closure()
+        for group in self.param_groups:
+            for dtype in (torch.float16, torch.float32):
+                for parameter in group["params"]:
+                    if parameter.dtype == dtype and parameter.grad is not None:
+                        state = self.state[parameter]
+                        if "momentum_buffer" not in state:
+                            state["momentum_buffer"] = torch.zeros_like(parameter)
+        return loss
+
+
 class MultiTensorApply:
     """`apex.multi_tensor_apply`: calls a kernel of `amp_C` with a list of lists."""
 
@@ -273,6 +309,46 @@ def _softmax_backward(grad: Tensor, kept: Tensor, _scale: Any) -> Tensor:
 def _masked_softmax_backward(grad: Tensor, kept: Tensor, _scale: Any) -> Tensor:
     grad, kept = grad.contiguous(), kept.contiguous()
     return torch.empty(grad.shape, dtype=grad.dtype, device=grad.device)
+
+
+# Source, apex at the commit 16fadfe (2025-12), the last that has it: apex/transformer/functional/fused_rope.py,
+# csrc/megatron/fused_rotary_positional_embedding_cuda.cu.
+class _Rotation(torch.autograd.Function):
+    """Rotates a tensor; `kept` is what its kernel takes besides, `batch_first` how the result lies in memory."""
+
+    @staticmethod
+    def forward(context: Any, given: Tensor, batch_first: bool, *kept: Tensor) -> Tensor:
+        context.save_for_backward(*kept)
+        context.batch_first, context.count = batch_first, len(kept)
+        return _rotated(given, batch_first)
+
+    @staticmethod
+    def backward(context: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return _rotated(grad, context.batch_first), None, *[None] * context.count
+
+
+@recorded_as("apex::rope")
+def _rotated(given: Tensor, batch_first: bool) -> Tensor:
+    if not batch_first:
+        return torch.empty(given.shape, dtype=given.dtype, device=given.device)
+    return torch.empty(given.transpose(0, 1).shape, dtype=given.dtype, device=given.device).transpose(0, 1)
+
+
+def fused_apply_rotary_pos_emb(t: Tensor, freqs: Tensor, transpose_output_memory: bool = False) -> Any:
+    """[sequence, batch, heads, dims] by frequencies [sequence, 1, 1, dims]."""
+    return _Rotation.apply(t, transpose_output_memory, freqs)  # type: ignore[no-untyped-call]
+
+
+def fused_apply_rotary_pos_emb_cached(
+    t: Tensor, cos_: Tensor, sin_: Tensor, transpose_output_memory: bool = False
+) -> Any:
+    """The same by cosines and sines."""
+    return _Rotation.apply(t, transpose_output_memory, cos_, sin_)  # type: ignore[no-untyped-call]
+
+
+def fused_apply_rotary_pos_emb_thd(t: Tensor, cu_seqlens: Tensor, freqs: Tensor) -> Any:
+    """Packed sequences [tokens, heads, dims]."""
+    return _Rotation.apply(t, False, cu_seqlens, freqs)  # type: ignore[no-untyped-call]
 
 
 def _rows_a_block(_rows: int, columns: int, _batches: int, _heads: int) -> int:

@@ -15,6 +15,7 @@ from planner import upstream
 from planner.errors import ProgramError, TraceError
 from planner.paper.outside import deepspeed_operators, flash_attention_2, flash_attention_3
 from planner.paper.outside.operators import refuse
+from planner.tracing.program.packages import package_table
 
 _KNOWN = {
     "kernels-community/flash-attn": flash_attention_2,
@@ -128,10 +129,16 @@ def read(path: str) -> Kernels:
 
 @contextmanager
 def not_built(own: Mapping[str, ModuleType]) -> Iterator[None]:
-    """Inside, `torch.utils.cpp_extension` builds nothing; `own` has by name what a user described."""
+    """Inside, `torch.utils.cpp_extension` builds nothing; `own` has by name what a user described. A program that
+    catches what a build raises goes its way without the extension."""
 
     def load(name: str, *_arguments: Any, **_named: Any) -> ModuleType:
-        return own[name] if name in own else _refuse(name)
+        if name in own:
+            return own[name]
+        if package_table.is_guarded(package_table.frames(), package_table.NOT_BUILT):
+            _say(f"the extension {name} is not built here, and the program goes its way without it")
+            raise RuntimeError(f"Error building extension '{name}'")
+        return _refuse(name)
 
     def load_inline(*arguments: Any, **named: Any) -> ModuleType:
         return load(*arguments, **named)

@@ -75,6 +75,7 @@ def _offered(by: str, **modules: str) -> dict[str, Offered]:
     }
 
 
+_WITHOUT_CUDA = "*_FORCE_BUILD=TRUE *_SKIP_CUDA_BUILD=TRUE pip install --no-deps --no-build-isolation"
 _NORMS = "FusedLayerNorm FusedRMSNorm MixedFusedLayerNorm MixedFusedRMSNorm"
 _FLASH = (
     "flash_attn_func flash_attn_kvpacked_func flash_attn_qkvpacked_func flash_attn_varlen_func"
@@ -132,8 +133,8 @@ PACKAGES: tuple[Package, ...] = (
         name="apex",
         module="apex",
         version="0.1",
-        source="apex/normalization/fused_layer_norm.py, csrc/layer_norm_cuda_kernel.cu, apex/optimizers/fused_adam.py "
-        "at the commit 6424da3",
+        source="apex/normalization/fused_layer_norm.py, csrc/layer_norm_cuda_kernel.cu, "
+        "apex/optimizers/fused_{adam,sgd}.py at the commit 6424da3",
         modules=_offered(
             "planner.paper.outside.apex",
             apex="",
@@ -143,8 +144,11 @@ PACKAGES: tuple[Package, ...] = (
             apex__normalization=_NORMS,
             apex__contrib__nccl_allocator="",
             apex__normalization__fused_layer_norm=f"{_NORMS} FusedLayerNormAffineFunction fused_layer_norm_affine",
-            apex__optimizers="FusedAdam",
+            apex__optimizers="FusedAdam FusedSGD",
             apex__multi_tensor_apply="multi_tensor_applier MultiTensorApply",
+            apex__transformer="",
+            apex__transformer__functional="fused_apply_rotary_pos_emb fused_apply_rotary_pos_emb_cached"
+            " fused_apply_rotary_pos_emb_thd",
         ),
         extension={
             **_offered(
@@ -171,16 +175,33 @@ PACKAGES: tuple[Package, ...] = (
         extension={"transformer_engine_torch": Offered("planner.paper.outside.transformer_engine", table="EXTENSION")},
         by_hand="its Python part (pip install --no-deps transformer-engine; and einops, onnx, onnxscript)",
     ),
+    Package(
+        name="causal-conv1d",
+        module="causal_conv1d",
+        version="1.6.1",
+        source="csrc/causal_conv1d.cpp, causal_conv1d/cpp_functions.py",
+        extension=_offered(
+            "planner.paper.outside.state_spaces",
+            causal_conv1d_cuda="causal_conv1d_fwd causal_conv1d_bwd causal_conv1d_update",
+        ),
+        by_hand=f"its Python part ({_WITHOUT_CUDA.replace('*', 'CAUSAL_CONV1D')})",
+    ),
+    Package(
+        name="mamba-ssm",
+        module="mamba_ssm",
+        version="2.3.1",
+        source="csrc/selective_scan/selective_scan.cpp, mamba_ssm/ops",
+        extension={"selective_scan_cuda": Offered("planner.paper.outside.state_spaces", table="SELECTIVE_SCAN")},
+        by_hand=f"its Python part ({_WITHOUT_CUDA.replace('*', 'MAMBA')}; and causal-conv1d, einops, triton)",
+    ),
     *(
         Package(name=name, module=module, from_index=from_index)
         for name, module, *from_index in (
             ("bitsandbytes", "bitsandbytes", "bitsandbytes"),
-            ("causal-conv1d", "causal_conv1d"),
             ("deep-gemm", "deep_gemm"),
             ("flash-linear-attention", "fla", "flash-linear-attention", "triton"),
             ("grouped-gemm", "grouped_gemm"),
             ("liger-kernel", "liger_kernel", "liger-kernel", "triton"),
-            ("mamba-ssm", "mamba_ssm"),
             ("sageattention", "sageattention"),
             ("xformers", "xformers"),
         )
@@ -231,8 +252,10 @@ def _of_project(text: str) -> list[str]:
     return [str(dependency) for group in groups if isinstance(group, list) for dependency in group]
 
 
-_MISSING = {"ImportError", "ModuleNotFoundError"}
-_EVERYTHING = {"Exception", "BaseException"}
+_MISSING = frozenset({"ImportError", "ModuleNotFoundError"})
+NOT_BUILT = frozenset({"RuntimeError", "ImportError", "OSError"})
+"""Errors of a build of an extension that did not succeed (torch 2.13, utils/cpp_extension.py)."""
+_EVERYTHING = frozenset({"Exception", "BaseException"})
 _OURS = str(Path(__file__).parents[3])
 _STANDARD = sysconfig.get_paths()["stdlib"]
 
@@ -264,18 +287,18 @@ def way() -> Way:
     return "statement"
 
 
-def is_guarded(importing: list[FrameType]) -> bool:
-    """Whether an error of the import is caught: at the import by any handler that takes it, around the code that led
-    there by one that names it."""
+def is_guarded(importing: list[FrameType], errors: frozenset[str] = _MISSING) -> bool:
+    """Whether an error of the import, or of a build that raises such `errors`, is caught: at its line by any handler
+    that takes it, around the code that led there by one that names it."""
     return any(
-        is_caught(frame.f_code.co_filename, frame.f_lineno, is_import=number == 0)
+        is_caught(frame.f_code.co_filename, frame.f_lineno, is_import=number == 0, errors=errors)
         for number, frame in enumerate(importing)
     )
 
 
-def is_caught(path: str, line: int, *, is_import: bool = True) -> bool:
+def is_caught(path: str, line: int, *, is_import: bool = True, errors: frozenset[str] = _MISSING) -> bool:
     """Whether an error of an import, at this line or in what it calls, is caught there."""
-    wanted = _MISSING | (_EVERYTHING if is_import else set())
+    wanted = errors | (_EVERYTHING if is_import else frozenset())
     return any(
         begin <= line <= end and (names & wanted or (is_import and not names)) for begin, end, names in _tries(path)
     )

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 from planner.errors import TraceError
 from planner.tracing.program.assumptions import About, Assumptions, place_of
@@ -29,8 +29,28 @@ SOUGHT: list[str] = []
 _HOW = "describe its allocations in a Python file and name it with --kernels (docs/run.md)"
 
 
+class _Refused(type):
+    """A name that is not modelled: it can be imported, as the job has it, and is refused where it is used."""
+
+    of: tuple[str, str]
+    """Its whole name, and what is modelled of its module."""
+
+    def refuse(cls) -> NoReturn:
+        """Raises TraceError."""
+        name, allowed = cls.of
+        raise TraceError(f"the program uses {name}, which is not modelled", allowed=allowed, remedy=_HOW)
+
+    def __call__(cls, *_arguments: Any, **_named: Any) -> NoReturn:
+        cls.refuse()
+
+    def __getattr__(cls, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        cls.refuse()
+
+
 class _Module(ModuleType):
-    """A module whose other names are refused, so that nothing takes another way for want of them."""
+    """A module that has other names too, refused in use, so that nothing takes another way for want of them."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -41,11 +61,8 @@ class _Module(ModuleType):
             return importlib.import_module(whole)
         if package is not None and whole in package.absent:
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-        raise TraceError(
-            f"the program uses {whole}, which is not modelled",
-            allowed=", ".join(sorted(known for known in vars(self) if not known.startswith("_"))) or "its modules",
-            remedy=_HOW,
-        )
+        allowed = ", ".join(sorted(known for known in vars(self) if not known.startswith("_"))) or "its modules"
+        return _Refused(name, (), {"of": (whole, allowed)})
 
 
 class _Loader(importlib.abc.Loader):
