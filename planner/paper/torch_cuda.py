@@ -71,6 +71,12 @@ def _streams(clock: Clock) -> dict[str, Any]:
         def cuda_stream(self) -> int:
             return int(self.stream_id)
 
+        def record_event(self, event: Any = None) -> Any:
+            """As torch.cuda's own: that of torch.Stream takes no class derived from torch.Event since 2.12."""
+            event = Event() if event is None else event
+            event.record(self)
+            return event
+
         def synchronize(self) -> None:
             if clock.waits:
                 clock.complete_frees(clock.now())

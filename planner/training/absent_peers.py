@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from planner import upstream
-from planner.errors import MeasureError
+from planner.errors import MeasureError, TraceError
 from planner.job import schema
 from planner.upstream import checking
 
@@ -244,7 +244,14 @@ def _to_all(
     self: AbsentPeers, output: Tensor, given: Tensor, output_sizes: Any = (), input_sizes: Any = (), *_options: Any
 ) -> Any:
     """In equal parts: peers that do the same as this rank send it what it sends to itself."""
-    if output_sizes or input_sizes:
+    if len(output_sizes) or len(input_sizes):  # arrays of numpy, too
+        for tensor, sizes in ((output, output_sizes), (given, input_sizes)):
+            if len(sizes) and sum(sizes) != tensor.size(0):
+                raise TraceError(
+                    f"all_to_all_single splits {tensor.size(0)} rows in parts of {sum(sizes)} in all",
+                    allowed="parts that sum to the rows; what a router of experts counts on the GPU is not known",
+                    remedy="send every expert as many: with a capacity factor to which its tokens are padded",
+                )
         self._fake.alltoall_base(output, given, output_sizes, input_sizes)
         return finished_work([output])
     own = given.detach().unflatten(0, (self.size(), -1))[self.rank()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -11,7 +12,7 @@ from torch import nn
 from torch._C._distributed_c10d import FakeProcessGroup  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
-from planner.errors import MeasureError
+from planner.errors import MeasureError, TraceError
 from planner.training import absent_peers
 
 
@@ -65,6 +66,14 @@ def test_one_tensor_is_gathered_and_scattered_as_torchs_fake_group_does(whole_sh
 
     assert torch.equal(gathered, expected_gathered)
     assert torch.equal(scattered, expected_scattered)
+
+
+def test_rows_go_to_all_in_parts_that_sum_to_them_and_in_no_others() -> None:
+    with absent_peers.join(0, 2):
+        given, output = torch.ones(5), torch.zeros(4)
+        dist.all_to_all_single(output, given, np.array([1, 3]), np.array([2, 3]))
+        with pytest.raises(TraceError, match="splits 5 rows in parts of 4 in all"):
+            dist.all_to_all_single(output, given, np.array([1, 3]), np.array([2, 2]))
 
 
 def test_a_rank_that_gives_its_own_part_of_the_output_fills_the_others() -> None:

@@ -52,22 +52,26 @@ _FLASH_ATTENTION = "2.7.4"
 _ENGINE = "transformer-engine"
 _OUTSIDE = (_ENGINE, "mamba-ssm", "causal-conv1d")
 _OLDEST_ENGINE = 2, 7
-_COMMITTED_ENGINE = {"bee4649c15": "2.2.0", "8382eed6cc": "2.5.0"}
-"""By the commit of TransformerEngine that a container is built with, where no lock file has it."""
+_COMMITTED_ENGINE = {"bee4649c15": "2.5.0", "8382eed6cc": "2.5.0"}
+"""By the commit of TransformerEngine that a container is built with, where no lock file has it. The first is one before
+2.2, which loads its extension itself; goldens of both differ by what the workspaces of their GPUs do."""
 _ENGINE_OF_ARGUMENT = ("retain_pinned_cpu_buffers=", "2.10.0")
-"""An argument that Megatron-LM has passed since 2026-03-18, and the first TransformerEngine that takes it: code of LTS goldens
-of April 2026 does not run with the container's own."""
+"""An argument that Megatron-LM passes since 2026-03-18, and the first TransformerEngine that takes it: LTS goldens of
+April 2026 cannot have been measured with the container's own."""
 _LOCKED = re.compile(r'^name = "([\w-]+)"\nversion = "([\w.]+)', re.MULTILINE)
 _FIGURES = ("peak after the first", "peak after the second", "allocated after the first", "allocated at the end")
 _ITERATIONS = 4
 _OF_CHECKPOINTS = ("--async-save", "--use-persistent-ckpt-worker")
 """Who writes checkpoints, none of which is reached: a process of its own, which is started first."""
-_VOCABULARIES = {"vocab.json": 50257, "cased-vocab.txt": 28996, "vocab.txt": 30522}
-"""Of GPT-2 and of BERT, cased and uncased: by the end of a file's name."""
+_VOCABULARIES = {
+    "vocab.json": 50257, "uncased-vocab.txt": 30522, "cased-vocab.txt": 28996,
+    "v01_filtered_data/vocab.txt": 30522, "vocab.txt": 28996,
+}  # fmt: skip
+"""Of GPT-2 and of BERT, cased and uncased: by the end of a path. The goldens say which of BERT's lay where."""
 _HUB = {
     "gpt2": ("gpt2", "GPT2Tokenizer", ("vocab.json", "merges.txt")),
     "bert-large-cased": ("bert", "BertTokenizer", ("cased-vocab.txt",)),
-    "bert-large-uncased": ("bert", "BertTokenizer", ("vocab.txt",)),
+    "bert-large-uncased": ("bert", "BertTokenizer", ("uncased-vocab.txt",)),
 }
 """Tokenizers that a program takes of Hugging Face's hub, whose cache is made up: kind, class and files of each."""
 _DOCUMENTS, _LENGTH = 2000, 300
@@ -334,7 +338,7 @@ def write_data(file: str, name: str = "") -> None:
     """A file that a case names, made up: a vocabulary, or a data set of documents by its prefix."""
     path = Path(file)
     path.parent.mkdir(parents=True, exist_ok=True)
-    size = next((size for end, size in _VOCABULARIES.items() if (name or path.name).endswith(end)), 0)
+    size = next((size for end, size in _VOCABULARIES.items() if (name or file).endswith(end)), 0)
     if path.exists() or path.with_name(f"{path.name}.idx").exists():
         return
     if path.name == "merges.txt":

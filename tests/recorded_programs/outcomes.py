@@ -21,9 +21,10 @@ PAGE = ROOT / "docs" / "results" / "recorded-runs.md"
 _HEAD = """# Recorded runs
 
 Every run that `make programs` was asked for ([how](programs.md#recorded-programs)): unedited programs on paper, each
-with the torch that it had (all of Megatron-LM's with 2.10), beside what its log printed, in MiB; runs that did not
-end have their reason. Errors are against the nearer end of what was printed. An interval covers a run if it holds the
-planned device memory with the recorded figure (reserved where there is one) in the place of the planned one.
+with the torch that it had (Megatron-LM's with 2.10, but 134, 324 and 532), beside what its log printed, in MiB; runs
+that did not end have their reason. Errors are against the nearer end of what was printed. An interval covers a run if
+it holds the planned device memory with the recorded figure (reserved where there is one) in the place of the planned
+one.
 Generated from `tests/data/recorded_runs`; causes are [discussed by family](programs.md).
 
 """

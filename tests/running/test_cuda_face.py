@@ -112,6 +112,18 @@ assert torch.cuda.initial_seed() == torch.initial_seed()
     assert run(f"python {program(lines + STEP)}").iterations == 1
 
 
+def test_a_stream_records_an_event(run: Run, program: Callable[[str], str]) -> None:
+    lines = """
+import torch
+stream, event = torch.cuda.Stream(), torch.cuda.Event()
+assert stream.record_event(event) is event
+stream.wait_event(event)
+assert isinstance(torch.cuda.current_stream().record_event(), torch.cuda.Event)
+"""
+
+    assert run(f"python {program(lines + STEP)}").iterations == 1
+
+
 def test_the_peaks_that_a_program_would_print_are_counted_since_it_last_reset_them(
     run: Run, program: Callable[[str], str]
 ) -> None:

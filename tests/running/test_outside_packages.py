@@ -151,6 +151,36 @@ assert not built
     assert said == ["the extension mine is not built here, and the program goes its way without it"]
 
 
+def test_state_spaces_take_what_their_extensions_do(run: Run, program: Callable[[str], str], tmp_path: Path) -> None:
+    """Source: mamba-ssm 2.3.1, csrc/selective_scan/selective_scan.cpp; causal-conv1d 1.6.1, csrc/causal_conv1d.cpp."""
+    for package in ("mamba_ssm", "causal_conv1d"):
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").touch()
+    lines = f"""
+import sys, torch
+sys.path.insert(0, {str(tmp_path)!r})
+import mamba_ssm, selective_scan_cuda
+import causal_conv1d, causal_conv1d_cuda
+u = torch.empty(2, 6, 5000, dtype=torch.bfloat16, device="cuda")
+A, B = torch.empty(6, 16, device="cuda"), torch.empty(2, 1, 16, 5000, dtype=torch.bfloat16, device="cuda")
+out, states, gated = selective_scan_cuda.fwd(u, u, A, B, B, None, u, None, True)
+assert states.shape == (2, 6, 3, 32) and gated.shape == u.shape
+grads = selective_scan_cuda.bwd(u, u, A, B, B, None, u, None, u, states, out, None, True, False)
+assert [None if each is None else each.dtype for each in grads[3:7]] == [torch.bfloat16] * 2 + [None] * 2
+x = torch.empty(2, 300, 16, device="cuda").transpose(1, 2)
+weight, sums = torch.empty(16, 4, device="cuda"), torch.zeros(16, 4, device="cuda")
+for deterministic, parts in ((False, 0), (True, 2 * 3 * 16 * 4 * 4)):  # parts of 128 positions
+    torch.use_deterministic_algorithms(deterministic)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    causal_conv1d_cuda.causal_conv1d_bwd(x, weight, None, x, None, None, None, x, sums, None, None, True)
+    assert torch.cuda.max_memory_allocated() - before == parts + (512 if parts else 0), deterministic
+torch.use_deterministic_algorithms(False)
+"""
+
+    assert run(f"python {program(lines + STEP)}").iterations == 1
+
+
 def test_copies_of_kernels_on_a_hub_are_known_by_their_names(run: Run, program: Callable[[str], str]) -> None:
     lines = """
 from kernels import get_kernel

@@ -7,6 +7,7 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -92,11 +93,14 @@ def test_figures_are_those_of_the_first_second_and_last_iteration_that_the_progr
 
 def test_made_up_vocabularies_have_the_size_of_those_that_they_stand_for(tmp_path: Path) -> None:
     megatron.write_data(str(tmp_path / "bpe/vocab.json"))
-    megatron.write_data(str(tmp_path / "bert-large-cased-vocab.txt"))
+    files = ("bert-large-cased-vocab.txt", "vocab.txt", "text/common_pile/v01_filtered_data/vocab.txt")
+    for file in files:
+        megatron.write_data(str(tmp_path / file))
 
     tokens = json.loads((tmp_path / "bpe/vocab.json").read_text(encoding="utf-8"))
     assert (len(tokens), tokens["<|endoftext|>"]) == (50257, 50256)
-    assert len((tmp_path / "bert-large-cased-vocab.txt").read_text(encoding="utf-8").splitlines()) == 28996
+    sizes = [len((tmp_path / file).read_text(encoding="utf-8").splitlines()) for file in files]
+    assert sizes == [28996, 28996, 30522]
 
 
 def test_a_made_up_data_set_has_documents_of_sentences(tmp_path: Path) -> None:
@@ -113,12 +117,15 @@ def test_a_made_up_data_set_has_documents_of_sentences(tmp_path: Path) -> None:
         ({}, ""),
         ({"torch": ""}, "torch of the container 26.09 is not known"),
         ({"torch": "2.5"}, "torch 2.5 is older than planner knows"),
-        ({"engine": ""}, "TransformerEngine of the container 26.09 is older than planner knows"),
+        (
+            {"packages": (("transformer-engine", "2.5.0"),)},
+            "TransformerEngine of the container 26.09 is older than planner knows",
+        ),
         ({"ranks": 0}, "nothing says its number of ranks"),
     ],
 )
-def test_a_golden_file_that_cannot_be_run_says_why(changed: dict[str, str], obstacle: str) -> None:
-    known = {"torch": "2.12", "engine": "2.16.0", "ranks": 8} | changed
+def test_a_golden_file_that_cannot_be_run_says_why(changed: dict[str, Any], obstacle: str) -> None:
+    known = {"torch": "2.12", "packages": (("transformer-engine", "2.16.0"),), "ranks": 8} | changed
     run = megatron.Golden(name="0", commit="c", folder="f", figures=(), **known)
     row = {"impl": "transformer_engine", "first_step": "1"}
 
