@@ -21,6 +21,7 @@ from planner.paper.kernels import (  # noqa: F401
     indexing,
     linear_algebra,
     normalization,
+    random_numbers,
     recurrent,
     sorting,
     table,
@@ -120,6 +121,7 @@ def _install() -> torch.library.Library:
     own = torch.library.Library("paper", "FRAGMENT")
     own.impl("read_value", values.read, "CUDA")
     own.impl("read_to_host", values.copy_to_host, "CUDA")
+    own.impl("draw", random_numbers.draw, "CUDA")
     return own
 
 

@@ -106,6 +106,9 @@ class Reader(Protocol):
     def copy(self, tensor: Tensor, frames: Sequence[FrameType], mover: str) -> bool:
         """Several floats, or whatever the module `mover` moves, are zeros on the host; False: that is refused."""
 
+    def assume(self, why: str, frames: Sequence[FrameType]) -> bool:
+        """Values are taken to be distributed as `why` says; False: they are not known."""
+
     def count(self, tensor: Tensor, frames: Sequence[FrameType], most: int, what: str, why: str) -> int | None:
         """How many there are (`what`: places selected, distinct values, bins), where a size follows from it: at most so
         many, and `why`; None: it is refused."""
@@ -209,6 +212,11 @@ def count(operator: str, tensor: Tensor, most: int, what: str, why: str = _MOST)
     if answer is None:
         refuse_size_of(operator, tensor)
     return answer
+
+
+def may_assume(why: str) -> bool:
+    """Whether the reader of a program lets values be drawn that nobody has."""
+    return _reader is not None and _reader.assume(why, _frames(inspect.currentframe()))
 
 
 def node_name() -> str:

@@ -112,6 +112,10 @@ OUTSIDE = (
         "triton.runtime.jit:JITFunction.run triton.testing:do_bench do_bench_cudagraph triton:set_allocator":
             "compiles and launches a kernel, which on paper is nothing, or times one",
     }),
+    *patch("program interprets triton", _TRITON, has_source=False, optional=True, targets={
+        "triton.runtime.jit:JITFunction.__call__ triton.runtime.interpreter:_patch_lang_tensor":
+            "a kernel of whole numbers is run on the host, with the functions that it calls",
+    }),
     *patch("program's hub kernels", _OUTSIDE, has_source=False, optional=True, targets={
         "kernels:get_kernel kernels.load:get_kernel":
             "fetches compiled kernels from a hub; what they allocate is modelled",

@@ -34,7 +34,7 @@ _GPUS = {
     "NVIDIA GeForce RTX 4090": "RTX4090-24GB",
 }
 _RELEASES = (
-    ("2026-03-23", "2.11"), ("2026-01-21", "2.10"), ("2025-10-15", "2.9"), ("2025-08-06", "2.8"),
+    ("2026-05-13", "2.12"), ("2026-03-23", "2.11"), ("2026-01-21", "2.10"), ("2025-10-15", "2.9"), ("2025-08-06", "2.8"),
     ("2025-04-23", "2.7"), ("", "2.6"),
 )  # fmt: skip
 """Of torch, on pypi.org; rows do not say theirs. planner knows none before 2.6: older rows run with that unless they
@@ -88,6 +88,8 @@ class Liger(FamilyOfTable[Measurement, Program]):
     def _read_run(self, number: int, row: Mapping[str, str], commits: Sequence[str]) -> Measurement:
         run = read_measurement(number, row)
         for commit in commits:  # figures may have been committed before their script
+            if self._stops(commit):
+                continue
             for name, code in self._scripts(commit):
                 if measures(code, row["kernel_name"], row["kernel_provider"]):
                     obstacle = run.obstacle or find_obstacle(row["timestamp"], code)
@@ -97,6 +99,12 @@ class Liger(FamilyOfTable[Measurement, Program]):
     @functools.cache  # noqa: B019
     def _scripts(self, commit: str) -> list[tuple[str, str]]:
         return sorted(self.repository.read_beside(commit, _SCRIPTS, (".py",)).items())
+
+    @functools.cache  # noqa: B019
+    def _stops(self, commit: str) -> bool:
+        """Whether the package stops in a debugger: what was measured was other code than this."""
+        modules = self.repository.read_below(commit, "src/liger_kernel").values()
+        return any(re.search(r"^\s*breakpoint\(\)", code, re.MULTILINE) for code in modules)
 
     def read_program(self, run: Measurement) -> Program:
         """All rows of one script run in one process, as they did there."""

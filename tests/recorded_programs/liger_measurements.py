@@ -91,7 +91,8 @@ def main(path: str, rows_path: str) -> None:
     peaks_path = Path(rows_path).with_suffix(".peaks")
     if peaks_path.exists():
         return
-    sys.path[:0] = [str(Path(path).resolve().parent), str(Path("src").resolve())]
+    # In the place of this file's folder, whose neighbours have names of packages (megatron).
+    sys.path[:1] = [str(Path(path).resolve().parent), str(Path("src").resolve())]
     import torch
 
     utils: Any = importlib.import_module("utils")  # of the repository

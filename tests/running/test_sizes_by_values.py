@@ -16,7 +16,7 @@ import torch
 model = torch.nn.Linear(32, 8).cuda()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 x = torch.randn(6, 32, device="cuda")
-tokens = torch.randint(1000, (50,), device="cuda")
+tokens = torch.empty(50, dtype=torch.int64, device="cuda")
 for _ in range(3):
     chosen = {expression}
     model(x[x.sum(1) > 0]).sum().backward()

@@ -15,13 +15,15 @@ namespace {
 constexpr size_t kLargestBytes = size_t{1} << 20;
 // Of whole numbers and truth values more is kept: the experts to which a mixture routes its tokens, masks of weights.
 constexpr size_t kLargestWholeBytes = size_t{1} << 26;
-// What operators make of it: the labels and masks of a million tokens, the mask of a weight of 4,096 by 4,096; of other
+// What operators make of it: the labels and masks of a million tokens, the choice among 128 experts by 8,192 tokens as
+// a mask, the mask of a weight of 4,096 by 4,096; of other
 // numbers, boxes and their classes.
-constexpr size_t kLargestResultBytes = size_t{1} << 24;
+constexpr size_t kLargestResultBytes = size_t{1} << 26;
 constexpr size_t kLargestOtherResultBytes = size_t{1} << 16;
 
 std::mutex value_mutex;
 std::unordered_map<const void*, at::Tensor> values;
+std::unordered_map<const void*, at::Tensor> draws;
 std::atomic<size_t> known_count{0};  // so that the common case, nothing known, takes no lock
 std::atomic<bool> follows{false};
 
@@ -42,7 +44,7 @@ void remember_beginning(const at::Tensor& device, const at::Tensor& host) {
   at::Tensor copy = host.expand(device.sizes()).to(device.scalar_type()).contiguous().clone().flatten();
   std::lock_guard<std::mutex> lock(value_mutex);
   values[device.storage().data()] = copy;
-  known_count = values.size();
+  known_count = values.size() + draws.size();
 }
 
 }  // namespace
@@ -165,6 +167,20 @@ bool remember_part(const at::Tensor& device, const at::Tensor& host) {
   return true;
 }
 
+void remember_draw(const at::Tensor& device, const at::Tensor& recipe) {
+  if (!device.has_storage() || device.storage().data() == nullptr || !fills_its_storage(device)) return;
+  std::lock_guard<std::mutex> lock(value_mutex);
+  draws[device.storage().data()] = recipe;
+  known_count = values.size() + draws.size();
+}
+
+std::optional<at::Tensor> remembered_draw(const at::Tensor& device) {
+  if (known_count == 0 || !device.has_storage() || !fills_its_storage(device)) return std::nullopt;
+  std::lock_guard<std::mutex> lock(value_mutex);
+  auto found = draws.find(device.storage().data());
+  return found == draws.end() ? std::nullopt : std::optional<at::Tensor>(found->second);
+}
+
 void follow_values(bool follow) { follows = follow; }
 bool follows_values() { return follows; }
 
@@ -172,7 +188,8 @@ void forget(const void* address) {
   if (known_count == 0) return;
   std::lock_guard<std::mutex> lock(value_mutex);
   values.erase(address);
-  known_count = values.size();
+  draws.erase(address);
+  known_count = values.size() + draws.size();
 }
 
 void forget(const at::Tensor& device) {

@@ -26,6 +26,10 @@ void remember_result(const c10::OperatorHandle& op, const torch::jit::Stack& arg
                      const torch::jit::Stack& results);
 // What an operator that writes to its first argument makes of it. False if that is not known: it is to be forgotten.
 bool remember_change(const c10::OperatorHandle& op, const torch::jit::Stack& arguments);
+// The device tensor holds numbers that were drawn on the device: how, as `paper::draw` describes it. Whoever wants the
+// numbers draws them; nothing that is computed of them is known.
+void remember_draw(const at::Tensor& device, const at::Tensor& recipe);
+std::optional<at::Tensor> remembered_draw(const at::Tensor& device);
 // Somebody wrote to this storage, or it is gone.
 void forget(const void* address);
 void forget(const at::Tensor& device);

@@ -276,6 +276,27 @@ void remember_range(const torch::jit::Stack& arguments) {
                            at::TensorOptions().dtype(out.scalar_type())));
 }
 
+// Numbers that are drawn into a tensor: Python knows which generator draws them (kernels/random_numbers.py).
+void draw(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  static const auto draw = c10::Dispatcher::singleton()
+                               .findSchemaOrThrow("paper::draw", "")
+                               .typed<void(const at::Tensor&, c10::string_view, c10::List<std::optional<at::Scalar>>)>();
+  const auto arguments = torch::jit::last(*stack, op.schema().arguments().size());
+  const auto self = arguments[0].toTensor();
+  c10::List<std::optional<at::Scalar>> numbers;
+  for (size_t i = 1; i < arguments.size(); ++i) {
+    if (op.schema().arguments()[i].name() == "generator") continue;
+    numbers.push_back(arguments[i].isNone() ? std::nullopt : std::optional<at::Scalar>(arguments[i].toScalar()));
+  }
+  run_meta(op, stack);
+  draw.call(self, toString(op.operator_name()), numbers);
+}
+
+bool is_draw(const c10::OperatorHandle& op) {
+  static const std::unordered_set<std::string> names = {"aten::normal_", "aten::uniform_", "aten::random_"};
+  return names.count(op.operator_name().name) != 0;
+}
+
 void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   if (is_followed_in_place(op)) {
     const auto given = torch::jit::last(*stack, op.schema().arguments().size());
@@ -285,6 +306,7 @@ void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     return;
   }
   if (op.schema().is_mutable()) forget_written(op, *stack);
+  if (follows_values() && is_draw(op)) return draw(op, stack);
   if (only_writes(op.schema()) && !op.hasKernelForDispatchKey(c10::DispatchKey::Meta)) {
     torch::jit::drop(*stack, op.schema().arguments().size());
     return;
@@ -433,6 +455,12 @@ void paper_install_kernels() {
   own.def("dtype_number(ScalarType dtype) -> int", [](at::ScalarType dtype) { return static_cast<int64_t>(dtype); });
   // For kernels in Python: what came from the host and still holds, and the end of that.
   own.def("known_value(Tensor device) -> Tensor?", [](const at::Tensor& device) { return remembered(device); });
+  own.def("remember_value(Tensor device, Tensor host) -> ()",
+          [](const at::Tensor& device, const at::Tensor& host) { remember(device, host); });
+  own.def("draw(Tensor device, str operator, Scalar?[] numbers) -> ()");
+  own.def("remember_draw(Tensor device, Tensor recipe) -> ()",
+          [](const at::Tensor& device, const at::Tensor& recipe) { remember_draw(device, recipe); });
+  own.def("known_draw(Tensor device) -> Tensor?", [](const at::Tensor& device) { return remembered_draw(device); });
   own.def("follow_values(bool follow) -> ()", [](bool follow) { follow_values(follow); });
   own.def("follows_values() -> bool", []() { return follows_values(); });
   own.def("forget_value(Tensor device) -> ()", [](const at::Tensor& device) { forget(device); });

@@ -157,7 +157,7 @@ def _torch_cuda(gpu: Gpu, gpus: int, memory: LiveMemory, management: ManagementL
         memory.settle()
         queued = torch.cuda._queued_calls[_QUEUED_BY_TORCH:]
         del torch.cuda._queued_calls[_QUEUED_BY_TORCH:]
-        for call, _ in queued:
+        for call, _ in (*queued, *filter(None, torch.cuda._lazy_seed_tracker.get_calls())):
             call()
 
     return {
@@ -369,6 +369,10 @@ _STATE_BYTES = 16
 """Seed and offset, 8 bytes each (torch 2.13, aten/src/ATen/cuda/CUDAGeneratorImpl.cpp)."""
 
 
+_UNSEEDED = 67280421310721
+"""A constant (c10/core/GeneratorImpl.h default_rng_seed_val) where CUDA asks for any number: plans are repeatable."""
+
+
 class DeviceGenerator(torch.Generator):
     """Of one device. As an argument of an operator it is a generator like any other."""
 
@@ -377,7 +381,7 @@ class DeviceGenerator(torch.Generator):
 
     def __init__(self, index: int) -> None:
         self._device = torch.device("cuda", index)
-        self._seed, self._offset = torch.default_generator.initial_seed(), 0
+        self._seed, self._offset = _UNSEEDED, 0
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]

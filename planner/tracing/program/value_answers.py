@@ -77,6 +77,12 @@ class AnswersByTable:
             )
         return bool(mover) or not self._strict
 
+    def assume(self, why: str, frames: Sequence[FrameType]) -> bool:
+        """In the list; not under `strict`."""
+        if not self._strict:
+            self._assumptions.add(About.VALUE, why, place_of(frames))
+        return not self._strict
+
     def count(self, tensor: torch.Tensor, frames: Sequence[FrameType], most: int, what: str, why: str) -> int | None:
         """As many as there can be, but none where values out of order are looked for; None under `strict`."""
         if self._strict:

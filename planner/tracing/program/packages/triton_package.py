@@ -17,6 +17,7 @@ from planner.paper.kernels import workspaces
 from planner.paper.outside.operators import recorded_as
 from planner.tracing.program.assumptions import About, Assumptions
 from planner.tracing.program.cuda import forget_values
+from planner.tracing.program.packages.triton_interpreter import find_written, follow_launch
 
 # What a kernel writes to was allocated before its launch. A kernel with several configurations is not timed: the first
 # one stands for the fastest, and the buffer with which the timing empties the GPU's cache is taken and given back as
@@ -51,9 +52,12 @@ class Launches:
         self.compiles = False
         """Whether the program compiles."""
 
-    def launch(self, _kernel: Any, *arguments: Any, **named: Any) -> Launched:
-        """`JITFunction.run`: what a tensor holds is not known afterwards."""
-        forget_values((*arguments, *named.values()))
+    def launch(self, kernel: Any, *arguments: Any, **named: Any) -> Launched:
+        """`JITFunction.run`: what it writes is not known afterwards, except whole numbers made of known ones."""
+        if not follow_launch(kernel, arguments, named):
+            given = {**dict(zip(kernel.arg_names, arguments, strict=False)), **named}
+            written = find_written(kernel.fn)
+            forget_values(value for name, value in given.items() if name in written)
         if self._scratch:
             workspaces.note_unknown_workspace("triton::scratch")
         return Launched()
