@@ -34,8 +34,8 @@ _GPUS = {
     "NVIDIA GeForce RTX 4090": "RTX4090-24GB",
 }
 _RELEASES = (
-    ("2026-05-13", "2.12"), ("2026-03-23", "2.11"), ("2026-01-21", "2.10"), ("2025-10-15", "2.9"), ("2025-08-06", "2.8"),
-    ("2025-04-23", "2.7"), ("", "2.6"),
+    ("2026-05-13", "2.12"), ("2026-03-23", "2.11"), ("2026-01-21", "2.10"), ("2025-10-15", "2.9"),
+    ("2025-08-06", "2.8"), ("2025-04-23", "2.7"), ("", "2.6"),
 )  # fmt: skip
 """Of torch, on pypi.org; rows do not say theirs. planner knows none before 2.6: older rows run with that unless they
 compile."""
@@ -43,6 +43,8 @@ _OLDEST_RELEASE = "2025-01-29"
 _COMPILES = re.compile(r"torch\.compile\(|from liger_kernel\.chunked_loss")
 """In a script whose process compiles: chunked losses compile unless they are told not to. Before 2.6 what was compiled
 kept weights in cycles of Python objects (on a CPU 2.5.1 does so, 2.6.0 does not), which count in later figures."""
+_ARGUMENTS = {("fused_moe", "E"): ("--sweep-dim", "num_experts")}
+"""With which a script measures along the axis of a row, where that is not its first, by kernel and axis."""
 _STEPS = 100_000
 """More than there are calls: each program runs to its end."""
 
@@ -56,11 +58,13 @@ class Measurement(RecordedRun):
     version: str
     wanted: str
     """What `liger_measurements.py` measures, as JSON."""
+    arguments: tuple[str, ...] = ()
+    """Of the script."""
 
     @property
     def process(self) -> tuple[str, ...]:
         """Equal for rows that one process measured, as far as they say."""
-        return self.commit, self.script, self.version, self.torch, self.gpu
+        return self.commit, self.script, self.version, self.torch, self.gpu, *self.arguments
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,7 @@ class Program:
     script: str
     version: str
     wanted: str
+    arguments: tuple[str, ...]
 
 
 class Liger(FamilyOfTable[Measurement, Program]):
@@ -109,7 +114,7 @@ class Liger(FamilyOfTable[Measurement, Program]):
     def read_program(self, run: Measurement) -> Program:
         """All rows of one script run in one process, as they did there."""
         together = [other.wanted for other in self.read_runs() if other.process == run.process]
-        return Program(run.commit, run.script, run.version, f"[{', '.join(together)}]")
+        return Program(run.commit, run.script, run.version, f"[{', '.join(together)}]", run.arguments)
 
     def write(self, run: Measurement, program: Program, folder: Path, python: str) -> Launch:  # noqa: ARG002
         own = find_folder(run, folder)
@@ -120,18 +125,18 @@ class Liger(FamilyOfTable[Measurement, Program]):
             metadata = own / "src" / f"liger_kernel-{program.version}.dist-info" / "METADATA"
             metadata.parent.mkdir()
             metadata.write_text(f"Metadata-Version: 2.1\nName: liger_kernel\nVersion: {program.version}\n")
-        rows = (own / program.script).with_suffix(".rows")
+        rows = find_peaks(run, folder).with_suffix(".rows")
         rows.write_text(program.wanted, encoding="utf-8")
         rows.with_suffix(".peaks").unlink(missing_ok=True)
         return Launch(
             folder=own,
-            command=["python", str(_MEASUREMENTS), f"{_SCRIPTS}/{program.script}", str(rows)],
+            command=["python", str(_MEASUREMENTS), f"{_SCRIPTS}/{program.script}", str(rows), *program.arguments],
             steps=_STEPS,
             options=["--allow-writes"],
         )
 
     def read_written(self, run: Measurement, folder: Path, python: str) -> dict[str, Any]:  # noqa: ARG002
-        peaks = (find_folder(run, folder) / run.script).with_suffix(".peaks")
+        peaks = find_peaks(run, folder)
         return json.loads(peaks.read_text(encoding="utf-8")) if peaks.exists() else {}
 
     def read_figures(self, run: Measurement, result: Mapping[str, Any]) -> list[Figure]:
@@ -147,6 +152,11 @@ class Liger(FamilyOfTable[Measurement, Program]):
 def find_folder(run: Measurement, folder: Path) -> Path:
     """That of the code that a row ran, in the family's."""
     return folder / "programs" / f"{run.commit[:12]}-{run.version}"
+
+
+def find_peaks(run: Measurement, folder: Path) -> Path:
+    """What the process of a row writes."""
+    return find_folder(run, folder) / ("".join((Path(run.script).stem, *run.arguments)) + ".peaks")
 
 
 def read_peak(run: Measurement, result: Mapping[str, Any]) -> float | str:
@@ -187,6 +197,7 @@ def read_measurement(number: int, row: Mapping[str, str]) -> Measurement:
         obstacle="" if gpu else "its GPU is not known",
         version=row["liger_version"],
         wanted=json.dumps(wanted),
+        arguments=_ARGUMENTS.get((row["kernel_name"], row["x_name"]), ()),
     )
 
 

@@ -1,6 +1,6 @@
 """Peaks that a benchmark script of linkedin/Liger-Kernel measures, in one process and in its order.
 
-    python liger_measurements.py benchmark/scripts/benchmark_rope.py ROWS
+    python liger_measurements.py benchmark/scripts/benchmark_rope.py ROWS [ARGUMENT...]
 
 ROWS is a file of JSON: a list of `{"name": "7", "kernel": "rope", "provider": ..., "mode": ..., "x_name": "T", "x":
 1024, "config": {...}}`. The script runs unedited, with one function in the place of the repository's `run_benchmarks`:
@@ -86,7 +86,7 @@ class Measurements:
             self.measure(row, measure)
 
 
-def main(path: str, rows_path: str) -> None:
+def main(path: str, rows_path: str, *arguments: str) -> None:
     """Measures and writes, unless that was done."""
     peaks_path = Path(rows_path).with_suffix(".peaks")
     if peaks_path.exists():
@@ -96,7 +96,7 @@ def main(path: str, rows_path: str) -> None:
     import torch
 
     utils: Any = importlib.import_module("utils")  # of the repository
-    sys.argv = [path]
+    sys.argv = [path, *arguments]
     rows = json.loads(Path(rows_path).read_text(encoding="utf-8"))
     measurements = Measurements(rows, utils.SingleBenchmarkRunInput, torch)
     if any(row["kernel"] == "megatron_cross_entropy" for row in rows):

@@ -522,6 +522,7 @@ def test_a_row_of_liger_says_its_measurement_and_the_release_of_its_day() -> Non
         "rope liger full T=1024", "2.6", "A100-SXM-80GB", (49.13330078125, 49.13330078125), ""
     )  # fmt: skip
     assert liger.read_measurement(3, ROW | {"timestamp": "2025-11-11 06:22:59"}).torch == "2.9"
+    assert liger.read_measurement(3, ROW | {"timestamp": "2026-06-15 22:13:03"}).torch == "2.12"
     assert liger.read_measurement(3, ROW | {"gpu_name": "Other"}).obstacle == "its GPU is not known"
 
 
@@ -535,6 +536,13 @@ def test_a_row_of_liger_says_its_measurement_and_the_release_of_its_day() -> Non
 )
 def test_rows_that_compiled_with_an_unknown_torch_are_not_run(time: str, code: str, is_obstacle: bool) -> None:
     assert bool(liger.find_obstacle(time, code)) == is_obstacle
+
+
+def test_rows_along_another_axis_are_measured_by_a_process_of_their_own(tmp_path: Path) -> None:
+    along = [liger.read_measurement(3, ROW | {"kernel_name": "fused_moe", "x_name": name}) for name in ("T", "E")]
+
+    assert [run.arguments for run in along] == [(), ("--sweep-dim", "num_experts")]
+    assert len({run.process for run in along}) == len({liger.find_peaks(run, tmp_path) for run in along}) == 2
 
 
 def test_a_measurement_that_raised_an_error_has_no_figure_but_a_reason() -> None:

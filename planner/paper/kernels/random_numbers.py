@@ -1,7 +1,8 @@
 """Numbers that a program draws on the device, as CUDA's kernels draw them from a seed: sizes may follow from them.
 
-Whole numbers are drawn at once. Of others is kept how they were drawn; only `topk` asks for them. Draws by other kernels
-(dropout, `multinomial`, `bernoulli_`) do not move the generator on: after them numbers are some of the same distribution.
+Whole numbers are drawn at once. Of others is kept how they were drawn; only `topk` asks for them. Other kernels that
+draw (dropout, `multinomial`, `bernoulli_`) do not move the generator on, and a generator that a program hands over is
+taken for that of the device: then numbers are some of the same distribution.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from planner.paper.kernels.table import target
 
 # Source, torch 2.11: aten/src/ATen/native/cuda/DistributionTemplates.h (calc_execution_policy,
 # distribution_elementwise_grid_stride_kernel, random_from_to_kernel); cuRAND 13: curand_philox4x32_x.h,
-# curand_normal.h, curand_uniform.h. A thread draws four numbers at a time, by its own number and the generator's offset.
+# curand_normal.h, curand_uniform.h. A thread draws four numbers at a time, by its number and the generator's offset.
 _BLOCK, _UNROLLED = 256, 4
 _WORD = (1 << 32) - 1
 _FACTORS = 0xD2511F53, 0xCD9E8D57
@@ -99,7 +100,8 @@ def _draw_again(x: Tensor) -> Tensor | None:
         numbers = (words.float() * _SCALE + _SCALE / 2) * (second - first) + first
     else:
         numbers = _as_normal(words.view(-1, 2, _threads(x.numel()))).flatten() * second + first
-    return numbers[: x.numel()].as_strided(x.shape, x.stride()).to(x.dtype).float()
+    drawn: Tensor = numbers[: x.numel()].as_strided(x.shape, x.stride()).to(x.dtype).float()
+    return drawn
 
 
 def _as_normal(words: Tensor) -> Tensor:

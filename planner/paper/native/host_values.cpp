@@ -15,10 +15,10 @@ namespace {
 constexpr size_t kLargestBytes = size_t{1} << 20;
 // Of whole numbers and truth values more is kept: the experts to which a mixture routes its tokens, masks of weights.
 constexpr size_t kLargestWholeBytes = size_t{1} << 26;
-// What operators make of it: the labels and masks of a million tokens, the choice among 128 experts by 8,192 tokens as
-// a mask, the mask of a weight of 4,096 by 4,096; of other
-// numbers, boxes and their classes.
-constexpr size_t kLargestResultBytes = size_t{1} << 26;
+// What operators make of it: the labels and masks of a million tokens, the mask of a weight of 4,096 by 4,096; the choice
+// of 32,768 tokens among 128 experts, in 64 bits, which no quantized weight has; of other numbers, boxes and their classes.
+constexpr size_t kLargestResultBytes = size_t{1} << 24;
+constexpr size_t kLargestIndexBytes = size_t{1} << 28;
 constexpr size_t kLargestOtherResultBytes = size_t{1} << 16;
 
 std::mutex value_mutex;
@@ -52,7 +52,8 @@ void remember_beginning(const at::Tensor& device, const at::Tensor& host) {
 void remember(const at::Tensor& device, const at::Tensor& host) {
   if (!device.has_storage() || device.storage().data() == nullptr) return;
   const bool whole = at::isIntegralType(device.scalar_type(), /*includeBool=*/true);
-  if (device.nbytes() > (whole ? kLargestWholeBytes : kLargestBytes) || !fills_its_storage(device)) return forget(device);
+  const size_t largest = device.scalar_type() == at::kLong ? kLargestIndexBytes : whole ? kLargestWholeBytes : kLargestBytes;
+  if (device.nbytes() > largest || !fills_its_storage(device)) return forget(device);
   remember_beginning(device, host);
 }
 
@@ -68,6 +69,11 @@ std::optional<at::Tensor> remembered(const at::Tensor& device) {
 namespace {
 
 bool is_whole(const at::Tensor& tensor) { return at::isIntegralType(tensor.scalar_type(), /*includeBool=*/true); }
+
+size_t largest_result_bytes(const at::Tensor& result) {
+  if (result.scalar_type() == at::kLong) return kLargestIndexBytes;
+  return is_whole(result) ? kLargestResultBytes : kLargestOtherResultBytes;
+}
 
 bool is_single_answer(const torch::jit::Stack& arguments, const at::Tensor& result) {
   if (result.numel() != 1 || !is_whole(arguments[0].toTensor())) return false;
@@ -127,7 +133,7 @@ void remember_result(const c10::OperatorHandle& op, const torch::jit::Stack& arg
   if (known_count == 0 || results.size() != 1 || !results[0].isTensor() || op.schema().is_mutable()) return;
   const auto& result = results[0].toTensor();
   if (!follows && !is_single_answer(arguments, result)) return;
-  if (result.nbytes() > (is_whole(result) ? kLargestResultBytes : kLargestOtherResultBytes)) return;
+  if (result.nbytes() > largest_result_bytes(result)) return;
   NotOfTheProgram computed;
   if (const auto value = decided(op.schema().name(), arguments, result)) {
     return remember(result, empty_on_host(result).fill_(*value));
@@ -140,7 +146,7 @@ void remember_result(const c10::OperatorHandle& op, const torch::jit::Stack& arg
 
 bool remember_change(const c10::OperatorHandle& op, const torch::jit::Stack& arguments) {
   const auto& self = arguments[0].toTensor();
-  if (!follows || !self.is_cuda() || !is_whole(self) || self.nbytes() > kLargestResultBytes) return false;
+  if (!follows || !self.is_cuda() || !is_whole(self) || self.nbytes() > largest_result_bytes(self)) return false;
   NotOfTheProgram computed;
   const auto& name = op.schema().name();
   if (fills_its_storage(self) && (name == "aten::zero_" || name == "aten::fill_")) remember(self, empty_on_host(self));

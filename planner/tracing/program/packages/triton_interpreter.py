@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from planner import upstream
+from planner.errors import TraceError
 
 _MOST_BLOCKS, _MOST_NUMBERS = 1024, 1 << 20
 _MOST_CALLS = 20
@@ -125,7 +126,7 @@ def _can_interpret() -> bool:
     """Since 3.6 the interpreter leaves Triton's language as it was."""
     try:
         return hasattr(importlib.import_module("triton.runtime.interpreter"), "_LangPatchScope")
-    except (ImportError, TypeError):
+    except (ImportError, TraceError):  # a stand-in has none
         return False
 
 
