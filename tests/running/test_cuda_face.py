@@ -106,7 +106,7 @@ def keep_state(x):  # as Dynamo does where it compiles inside of a transformatio
     torch.cuda.set_rng_state(torch.cuda.get_rng_state())
     return x.sum()
 assert torch.func.functionalize(keep_state)(torch.ones(2, device="cuda")).shape == ()
-assert torch.cuda.initial_seed() == torch.initial_seed()
+assert torch.cuda.initial_seed() == 67280421310721  # nobody had set one
 """
 
     assert run(f"python {program(lines + STEP)}").iterations == 1
