@@ -17,7 +17,7 @@ import re
 import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
 from recorded_run import TRUTH, FamilyOfTable, Launch, NotPublishedError, RecordedRun, Repository, call_by, write_tokens
@@ -78,6 +78,8 @@ _SHORTEST_WARMDOWN = 12
 """Rates go to the twelfth part in its last step: below a tenth or more scripts quantize or average weights."""
 _OF_SCHEDULE = re.compile(r"WARMDOWN_ITERS|SWA_EVERY|LAWA_FREQ|\w+_WARMUP_STEPS|\w+_(?:START|END|AT)_STEP")
 _DEFAULT = re.compile(r"""["']([A-Z][A-Z0-9_]{2,})["'],\s*["']?(\d+)\b""")
+_NUMBER_DEFAULT = re.compile(r"""["']([A-Z][A-Z0-9_]{2,})["'],\s*["']?(-?\d[\d_.]*(?:e-?\d+)?)["']?\)""")
+_LAYERS = re.compile(r"(?:_|^)(\d+)L(?=_|$)")
 _STEP = re.compile(r"^\s*(?:step[: ]\s*(\d+)\b|(\d+)/\d+\s)", re.MULTILINE)
 _TRAIN_TOKENS, _VALIDATION_TOKENS = 4_000_000, 2_097_152
 """Fewer than there were: what is read stays on the host, but for a batch."""
@@ -133,6 +135,17 @@ class ParameterGolf(FamilyOfTable[Row, Program]):
 
     def read_program(self, run: Row) -> Program:
         return read_program(run, self.repository)
+
+    def read_other_program(self, run: Row, program: Program) -> Program | None:
+        """With the defaults of the script beside the log, of which the log shows an earlier one, and the layers of its
+        title (`11L`)."""
+        code, steps = unpack(program.code), count_steps(self.repository.read_blob(run.log).replace(program.code, ""))
+        script = unpack(self.repository.read_text(run.commit, run.script)) if run.script else ""
+        more = read_other_settings(code, script, run.title, program.settings)
+        if not more:
+            return None
+        settings = program.settings | more
+        return replace(program, settings=settings, schedule=shorten_training(code, settings, steps))
 
     def read_written(self, run: Row, folder: Path, python: str) -> dict[str, int]:  # noqa: ARG002
         """How many parameters the model has, as the program's own log says."""
@@ -321,10 +334,22 @@ def read_program(row: Row, repository: Repository) -> Program:
         is_launched=row.ranks > 1 or not is_started_by_python(text, readme),
         # Version 3 is for Hopper alone; without it some scripts take another way, which their logs say.
         has_flash_attention="fa3=False" not in log and (" H" in f" {row.product}" or needs_flash_attention(code)),
-        schedule=shorten_training(
-            code, settings, max((int(step or bare) for step, bare in _STEP.findall(text)), default=0)
-        ),
+        schedule=shorten_training(code, settings, count_steps(text)),
     )
+
+
+def count_steps(text: str) -> int:
+    """The last that a log prints."""
+    return max((int(step or bare) for step, bare in _STEP.findall(text)), default=0)
+
+
+def read_other_settings(code: str, script: str, title: str, settings: Mapping[str, str]) -> dict[str, str]:
+    """What was perhaps set where nothing is said: what other defaults of a later script are, and a title's layers."""
+    here = dict(_NUMBER_DEFAULT.findall(code))
+    other = {name: value for name, value in _NUMBER_DEFAULT.findall(script) if here.get(name, value) != value}
+    if "NUM_LAYERS" in here and (layers := read_only(set(_LAYERS.findall(title)))):
+        other["NUM_LAYERS"] = layers
+    return {name: other[name] for name in other if name not in _NOT_OURS and name not in settings}
 
 
 def needs_flash_attention(code: str) -> bool:

@@ -136,6 +136,11 @@ class Family(ABC, Generic[Run, Program]):
             NotPublishedError: it needs what is not there.
         """
 
+    def read_other_program(self, run: Run, program: Program) -> Program | None:
+        """What else may have run, where that program's model is not the run's; None if nothing says more."""
+        del run, program
+        return None
+
     @abstractmethod
     def write(self, run: Run, program: Program, folder: Path, python: str) -> Launch:
         """The program and made-up data in a folder, with packages of an interpreter where data needs some."""

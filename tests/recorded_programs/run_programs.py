@@ -104,9 +104,20 @@ def find_result(family: Family[Any, Any], run: RecordedRun, options: argparse.Na
         program = family.read_program(run)
     except NotPublishedError as error:
         return {"stderr": str(error)}
+    result = find_result_of(family, run, program, python, options)
+    if is_other_model(run, result) and (other := family.read_other_program(run, program)) is not None:
+        result_of_other = find_result_of(family, run, other, python, options, "-other")
+        return result_of_other if "answer" in result_of_other else result
+    return result
+
+
+def find_result_of(
+    family: Family[Any, Any], run: RecordedRun, program: Any, python: str, options: argparse.Namespace, suffix: str = ""
+) -> dict[str, Any]:
+    """What a run came to if it was this program: kept, or run now."""
     said = repr((run.gpu, run.ranks, program, options.steps))
     key = f"{hashlib.sha256(said.encode()).hexdigest()[:16]} python={python if options.pythons else ''}"
-    kept = options.folder / family.name / "results" / f"{run.name}.json"
+    kept = options.folder / family.name / "results" / f"{run.name}{suffix}.json"
     # Runs may differ in their seeds alone, which change no size.
     equal = next((other for other in read_results(kept) if "answer" in other and other["key"] == key), None)
     if equal and (options.shown or not options.again):
@@ -163,11 +174,16 @@ def sum_up(outcomes: Sequence[Outcome]) -> Iterator[str]:
             yield f"{outcome.run} did not run: {outcome.reason}"
 
 
+def is_other_model(run: RecordedRun, result: Mapping[str, Any]) -> bool:
+    """Whether its program said another number of parameters than the run's log."""
+    return bool(run.parameters) and result.get("written", {}).get("parameters", 0) not in {0, run.parameters}
+
+
 def refuse_other_model(run: RecordedRun, result: dict[str, Any]) -> dict[str, Any]:
     """The result; without its answer where the program's model is not that of the run."""
-    parameters = result.get("written", {}).get("parameters", 0)
-    if not run.parameters or parameters in {0, run.parameters}:
+    if not is_other_model(run, result):
         return result
+    parameters = result["written"]["parameters"]
     reason = (
         f"a setting is nowhere said: its model had {run.parameters:,} parameters, by what is said it has {parameters:,}"
     )

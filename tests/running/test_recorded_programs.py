@@ -176,6 +176,24 @@ def test_a_model_of_another_size_than_that_of_the_run_is_a_reason_and_no_error()
     }
 
 
+def test_what_else_may_have_run_is_run_where_the_model_is_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[str] = []
+    monkeypatch.setattr(
+        run_programs, "run_planner", lambda command, _work, _env: started.append(command[-1]) or {"answer": {}}
+    )
+    monkeypatch.setattr(FakeFamily, "read_written", lambda *_: {"parameters": 1000 * len(started)})
+    monkeypatch.setattr(FakeFamily, "read_other_program", lambda _family, _run, program: f"other {program}")
+    options = Options(tmp_path, {"2.9": "/nine/bin/python"})
+
+    results = [run_programs.find_result(FakeFamily(), a_run(3, parameters=2000), options) for _ in range(2)]
+
+    assert started == ["program of 3", "other program of 3"]
+    assert results[0] == results[1]
+    assert results[0]["written"] == {"parameters": 2000}
+
+
 @pytest.mark.parametrize(
     ("run", "reason"),
     [
@@ -329,6 +347,16 @@ def test_flash_attention_is_there_where_a_script_has_no_other_way() -> None:
     assert parameter_golf.needs_flash_attention(optional + "y = attend(q, k, v)\n")
     assert not parameter_golf.needs_flash_attention(optional + "y = sdpa(q, k, v) if attend is None else attend(q)\n")
     assert not parameter_golf.needs_flash_attention(optional.replace("attend = None", "HAS_FLASH = False"))
+
+
+def test_a_later_script_and_a_title_say_what_else_may_have_been_set() -> None:
+    shown = "a = env('NUM_LAYERS', 9)\nb = env('TRIGRAM', '0')\nc = env('RATE', 0.5)\nd = env('DIM', 512)\n"
+    later = shown.replace("'0'", "'4096'").replace("0.5", "0.25") + "e = env('NEW', 1)\n"
+
+    assert parameter_golf.read_other_settings(shown, later, "2026-03-23_11L_Trigram", {"RATE": "0.5"}) == {
+        "TRIGRAM": "4096", "NUM_LAYERS": "11"
+    }  # fmt: skip
+    assert parameter_golf.read_other_settings(shown, shown, "2026-03-23_Trigram", {}) == {}
 
 
 def test_shell_scripts_beside_it_say_settings_as_far_as_they_agree() -> None:
