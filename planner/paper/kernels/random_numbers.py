@@ -35,7 +35,7 @@ _KINDS = ("aten::normal_", "aten::uniform_")
 def draw(device: Tensor, operator: str, numbers: Sequence[float | None]) -> None:
     """`paper::draw`: an operator of the program fills a tensor with numbers that it draws."""
     count = device.numel()
-    if count == 0 or device.is_complex():
+    if count == 0 or device.is_complex() or target().is_cpu:  # a CPU draws by another generator
         return
     place = _advance(count, 2 if device.dtype is torch.float64 else _UNROLLED)
     if operator in _KINDS and device.is_floating_point() and device.dtype is not torch.float64:
