@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from planner.hardware.workspaces import WorkspaceTable
-from planner.paper import library, torch_cuda, values
+from planner.paper import library, torch_cuda, values, work_records
 from planner.paper.kernels import (  # noqa: F401
     attention,
     cpu,
@@ -112,9 +112,11 @@ def _install() -> torch.library.Library:
         warnings.simplefilter("ignore")
         native.paper_install_device()  # again: a CUDA build of torch has put its own in its place while it was imported
         native.paper_install_kernels()
-        for operator in _operators_of_cuda():
+        operators = list(_operators_of_cuda())
+        for operator in operators:
             if operator not in _OWN:
                 native.paper_prefer_meta(operator.encode())
+        work_records.expect_kernels([*operators, *_OWN, *table.operators()])
         table.install()
         native.paper_install_reductions()
         values.install_composites()

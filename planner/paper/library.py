@@ -69,23 +69,27 @@ def load() -> ctypes.CDLL:
 
 
 _RESULTS: dict[Any, str] = {
-    None: "ask_for_workspaces clear_workspaces expect_workspace_config host_stop write_zeros",
-    ctypes.c_char_p: "host_record_format name record_format unknown_workspaces",
-    ctypes.c_int64: "block_at born_alive count cudnn_version gemm_operations host_block_at host_count requested_bytes"
-    " rnn_mode shape_count workspace_bytes",
-    ctypes.c_void_p: "host_records records shapes",
+    None: "ask_for_workspaces clear_workspaces enter_launch expect_kernel expect_workspace_config host_stop launch"
+    " leave_launch note_launch write_zeros",
+    ctypes.c_char_p: "host_record_format launch_format name record_format unknown_workspaces",
+    ctypes.c_int64: "block_at born_alive count cudnn_version gemm_operations host_block_at host_count"
+    " kernel_table_length launch_count new_event requested_bytes rnn_mode shape_count workspace_bytes",
+    ctypes.c_void_p: "host_records kernel_table launches records shapes",
 }
 _ARGUMENTS: dict[str, list[Any]] = {
     "attest": [ctypes.c_char_p, ctypes.c_int64],
     "block_at": [ctypes.c_void_p],
     "born_alive": [ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64],
     "close_pool": [ctypes.c_int64],
+    "expect_kernel": [ctypes.c_char_p],
     "forbid_storage": [ctypes.c_void_p, ctypes.c_char_p],
     "free_memory_of": [ctypes.c_void_p],
     "host_block_at": [ctypes.c_void_p],
     "host_start": [ctypes.c_int64],
     "kind": [ctypes.c_char_p],
+    "launch": [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32],
     "name_index": [ctypes.c_char_p],
+    "note_launch": [ctypes.c_int32, ctypes.c_int32, ctypes.c_int64],
     "open_pool": [ctypes.c_int64, ctypes.c_int32],
     "operator_of": [ctypes.c_int64],
     "prefer_meta": [ctypes.c_char_p],
@@ -117,7 +121,7 @@ def _import_torch() -> None:
 
 def _build_library(torch_folder: Path) -> Path:
     sources = {path: path.read_bytes() for path in sorted(_SOURCES.iterdir()) if path.suffix in (".cpp", ".h")}
-    digest = hashlib.sha256(importlib.metadata.version("torch").encode())
+    digest = hashlib.sha256(f"{importlib.metadata.version('torch')} NDEBUG".encode())
     for content in sources.values():
         digest.update(hashlib.sha256(content).digest())
     folder = user_cache() / f"paper-{digest.hexdigest()[:16]}"
@@ -145,7 +149,16 @@ def _build(sources: list[Path], torch_folder: Path, library: Path) -> None:
     cmake = torch_folder / "share/cmake/Torch/TorchConfig.cmake"
     abi = re.findall(r"-D_GLIBCXX_USE_CXX11_ABI=\d", cmake.read_text()) if cmake.exists() else []
     # The headers of all operators take longer to read than everything else: those that are needed are named.
-    flags = ["-std=c++20", "-O1", "-fPIC", "-DAT_PER_OPERATOR_HEADERS", f"-I{torch_folder / 'include'}", *abi]
+    # NDEBUG as torch itself is built: its headers have members that only debug builds set.
+    flags = [
+        "-std=c++20",
+        "-O1",
+        "-fPIC",
+        "-DNDEBUG",
+        "-DAT_PER_OPERATOR_HEADERS",
+        f"-I{torch_folder / 'include'}",
+        *abi,
+    ]
     parts: list[list[Path]] = [[] for _ in range(min(len(os.sched_getaffinity(0)), _MOST_UNITS))]
     for source in sorted(sources, key=lambda path: path.stat().st_size, reverse=True):
         min(parts, key=lambda part: sum(path.stat().st_size for path in part)).append(source)

@@ -66,15 +66,25 @@ class Origins:
             shape = tuple(self._shapes[shape_index + 1 : shape_index + 1 + dims])
         key = (op, scope, shape, dtype)
         if key not in self._known:
-            self._known[key] = Origin(self._ops[op], self._paths[scope], shape, _dtype_names().get(dtype, ""))
+            self._known[key] = Origin(self._ops[op], self._paths[scope], shape, dtype_name(dtype))
         return self._known[key]
+
+
+def dtype_name(number: int) -> str:
+    """The dtype that torch numbers so (c10::ScalarType); empty for none."""
+    return _dtype_names().get(number, "")
+
+
+@cache
+def dtype_number(dtype: torch.dtype) -> int:
+    """How torch numbers a dtype (c10::ScalarType)."""
+    return int(torch.ops.paper.dtype_number(dtype))
 
 
 @cache
 def _dtype_names() -> dict[int, str]:
-    """By torch's own numbers of its dtypes (c10::ScalarType)."""
     dtypes = {value for value in vars(torch).values() if isinstance(value, torch.dtype)}
-    return {int(torch.ops.paper.dtype_number(dtype)): str(dtype).removeprefix("torch.") for dtype in dtypes}
+    return {dtype_number(dtype): str(dtype).removeprefix("torch.") for dtype in dtypes}
 
 
 def renumber(placed: Placed, numbers: Mapping[int, int]) -> Placed:

@@ -7,14 +7,17 @@ import struct
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from planner.events import Alloc, Category, Event, FreeCompleted, Mark, Phase, Repeat, Role, write_out_repeats
-from planner.paper import library, native_records
+from planner.paper import library, native_records, work_records
 from planner.paper.native_records import Fold, Origins, Placed, RecordKinds, Records, event_of, find_folds, renumber
 from planner.paper.repetition import Again, Copy, Place, Repetition, write_out
+from planner.step_work import StepWork
 
 _WORKSPACES = tuple(f"{owner}::workspace" for owner in ("cublas", "cudnn", "cufft", "cusolver", "cutlass"))
 """As native/gemms.cpp, native/convolution.cpp and the kernels name those who ask for them."""
@@ -237,6 +240,21 @@ class Recorder:
         if not self._places:
             return events, []  # type: ignore[return-value]
         return write_out(events, max((event.block for event in events if isinstance(event, Alloc)), default=-1) + 1)
+
+    @contextmanager
+    def hear_collective(
+        self, name: str, group: dist.ProcessGroup, arguments: Sequence[Any]
+    ) -> Iterator[Callable[[], None]]:
+        """A collective of absent peers is issued (`planner.training.absent_peers.heard_by`)."""
+        ranks = distributed_c10d._world.pg_group_ranks.get(group, {rank: rank for rank in range(group.size())})
+        is_asynchronous = any(getattr(option, "asyncOp", False) for option in arguments)
+        launched = work_records.collective_launched(name, sorted(ranks), arguments, is_asynchronous=is_asynchronous)
+        with launched as wait:
+            yield wait
+
+    def work(self, until: int | None = None) -> StepWork:
+        """What the device computes in the last whole iteration before a moment (`now`)."""
+        return work_records.work_of_iteration(self._placed, self.now() if until is None else until)
 
     def repeating_events(
         self, until: int, cuts: Sequence[int], iteration_ends: Sequence[int]

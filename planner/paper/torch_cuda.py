@@ -90,7 +90,8 @@ def _streams(clock: Clock) -> dict[str, Any]:
         def elapsed_time(self, end_event: Any) -> float:  # noqa: ARG002
             return 0.0
 
-        def record(self, stream: Any = None) -> None:  # noqa: ARG002
+        def record(self, stream: Any = None) -> None:
+            super().record(stream or torch.accelerator.current_stream())
             self._at = clock.now()
 
         def query(self) -> bool:

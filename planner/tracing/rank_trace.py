@@ -38,6 +38,7 @@ from planner.host_events import (
     LoaderStarted,
 )
 from planner.job.json_text import is_plain_text
+from planner.step_work import NO_WORK, StepWork, kernel_row, read_work
 
 Read = TypeVar("Read")
 
@@ -86,6 +87,9 @@ class Trace:
     """What the rank holds on the host; of iterations that repeat, those that were run."""
     host_assumed: tuple[str, ...] = ()
     """What of the host could not be found out, as sentences."""
+
+    work: StepWork = NO_WORK
+    """What the GPU computes in the last whole iteration that was run."""
 
     engine: EngineFigures | None = None
     """Of the inference engine beside the trainer; None without one."""
@@ -138,11 +142,14 @@ def dumps(trace: Trace) -> str:
             for repeat in trace.repeats
         ],
         "seconds": trace.seconds,
+        "kernels": len(trace.work.kernels),
+        "launches": len(trace.work.launches),
         **({} if trace.engine is None else {"engine": asdict(trace.engine)}),
     }
     lines: list[Any] = [about]
     origin_rows = [(origin.op, origin.module, origin.shape, origin.dtype) for origin in origins]
-    for rows in (origin_rows, events, list(map(_host_row, trace.host))):
+    kernels = list(map(kernel_row, trace.work.kernels))
+    for rows in (origin_rows, events, list(map(_host_row, trace.host)), kernels, list(trace.work.launches)):
         lines += (rows[start : start + _ROWS_PER_LINE] for start in range(0, len(rows), _ROWS_PER_LINE))
     return "\n".join(json.dumps(line, separators=(",", ":")) for line in lines)
 
@@ -200,8 +207,11 @@ def _read(text: str) -> Trace:
     origins = [_origin(*row) for row in islice(rows, _number(about["origins"]))]
     events = tuple(_event(row, origins) for row in islice(rows, _number(about["events"])))
     host = tuple(_host_events(islice(rows, _number(about.get("host", 0)))))
-    announced = (about["origins"], about["events"], about.get("host", 0))
-    if announced != (len(origins), len(events), len(host)) or next(rows, None) is not None:
+    work_counts = [_number(about.get(name, 0)) for name in ("kernels", "launches")]
+    work = read_work(*(list(islice(rows, count)) for count in work_counts))
+    announced = (about["origins"], about["events"], about.get("host", 0), *work_counts)
+    read = (origins, events, host, work.kernels, work.launches)
+    if announced != tuple(map(len, read)) or next(rows, None) is not None:
         raise ValueError("the trace is cut off, or something follows it")
     repeats = tuple(_repeat(*row) for row in about.get("repeats", ()))
     ends = [0, *(repeat.after for repeat in repeats)]
@@ -216,6 +226,7 @@ def _read(text: str) -> Trace:
         buckets=_buckets(about["buckets"]),
         workspace_margin_bytes=_number(about.get("workspace_margin_bytes", 0)),
         seconds=_seconds(about["seconds"]),
+        work=work,
         engine=_engine(**about["engine"]) if "engine" in about else None,
         **lists,
     )

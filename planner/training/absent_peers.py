@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache, partial
 from typing import Any, ClassVar
@@ -179,6 +179,8 @@ class AbsentPeers(WithoutBackends):
         # Since torch 2.10 it is not made by its constructor (c10d/FakeProcessGroup.hpp).
         made: Any = getattr(FakeProcessGroup, "_create_internal", FakeProcessGroup)
         self._fake = made(rank, size)
+        self.when_waited_for: Callable[[], None] = lambda: None
+        """Of the last collective."""
 
     def getBackendName(self) -> str:  # noqa: N802
         return BACKEND
@@ -288,8 +290,34 @@ _COLLECTIVES: dict[str, Callable[..., Any]] = {
         ("reduce_scatter_tensor_coalesced", "reduce_scatter_single_coalesced"), _filling(_scatter, several=True)
     ),
 }
+Listener = Callable[[str, "AbsentPeers", Sequence[Any]], AbstractContextManager[Callable[[], None]]]
+"""Hears of a collective with its arguments while it is issued; gives what is called when its work is waited for."""
+_listener: Listener | None = None
+
+
+@contextmanager
+def heard_by(listener: Listener) -> Iterator[None]:
+    """Inside, every collective is told to the listener."""
+    global _listener
+    before, _listener = _listener, listener
+    try:
+        yield
+    finally:
+        _listener = before
+
+
+def _heard(name: str, collective: Callable[..., Any]) -> Callable[..., Any]:
+    def issue(self: AbsentPeers, *arguments: Any, **named: Any) -> Any:
+        if _listener is None:
+            return collective(self, *arguments, **named)
+        with _listener(name, self, (*arguments, *named.values())) as self.when_waited_for:
+            return collective(self, *arguments, **named)
+
+    return issue
+
+
 for _name, _collective in _COLLECTIVES.items():
-    setattr(AbsentPeers, _name, _collective)
+    setattr(AbsentPeers, _name, _heard(_name, _collective))
 COLLECTIVES = tuple(_COLLECTIVES)
 """Methods of a process group that move tensors, by their names in torch."""
 

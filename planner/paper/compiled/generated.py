@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -10,6 +12,7 @@ import torch
 import torch._inductor.config
 from torch._library.simple_registry import singleton
 
+from planner.paper import work_records
 from planner.paper.compiled.patches import ASSUMED
 
 with torch._inductor.config.patch(compile_threads=1):  # up to torch 2.8 it starts, where it is imported, processes
@@ -103,9 +106,28 @@ class Origins:
 
 
 class _UnrunKernel:
-    """A kernel: it writes to what was allocated for it, and its launch is nothing."""
+    """A kernel: it writes to what was allocated for it, and its launch is only noted."""
 
-    def run(self, *_arguments: Any, **_options: Any) -> None: ...
+    def __init__(self, name: str, source: str) -> None:
+        self._op = f"inductor::{name}"
+        signature = re.search(r"def \w+\(([^)]*)\)", source)
+        self._names = [part.split(":")[0].strip() for part in signature[1].split(",")] if signature else []
+
+    def run(self, *arguments: Any, **_options: Any) -> None:
+        """Of each buffer it reads or writes as many elements as it has to compute, or all."""
+        named = list(zip(self._names, arguments, strict=False))
+        tensors = [(name, value) for name, value in named if isinstance(value, torch.Tensor)]
+        numels = [value for name, value in named if name.endswith("numel") and isinstance(value, int)]
+        most = math.prod(numels) if numels else None
+        reads = [tensor for name, tensor in tensors if not name.startswith("out_ptr")]
+        writes = [tensor for name, tensor in tensors if name.startswith(("out_ptr", "in_out_ptr"))]
+
+        def size(tensor: torch.Tensor) -> int:
+            return min(tensor.numel(), most or tensor.numel()) * tensor.element_size()
+
+        work_records.note_kernel(
+            self._op, reads, writes, read_bytes=sum(map(size, reads)), written_bytes=sum(map(size, writes))
+        )
 
     __call__ = run
 
@@ -114,17 +136,17 @@ class PaperCompile(AsyncCompile):
     """Compiles what runs on the host, and nothing for the device."""
 
     def triton(self, kernel_name: str, source_code: str, device_str: str = "cuda") -> Any:  # noqa: ARG002
-        return _UnrunKernel()
+        return _UnrunKernel(kernel_name, source_code)
 
 
 class PaperCompileForCpu(PaperCompile):
     """Compiles nothing: for the target `cpu` the host's own kernels stand for the device's."""
 
-    def cpp(self, source_code: str) -> Any:  # noqa: ARG002
-        return _UnrunKernel()
+    def cpp(self, source_code: str) -> Any:
+        return _UnrunKernel("cpp", source_code)
 
     def cpp_pybinding(self, argtypes: list[str], source_code: str) -> Any:  # noqa: ARG002
-        return _UnrunKernel()
+        return _UnrunKernel("cpp", source_code)
 
 
 def get_raw_stream(_device: int = 0) -> int:

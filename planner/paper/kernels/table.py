@@ -52,6 +52,11 @@ def choose(new: Target) -> None:
     _target = new
 
 
+def operators() -> list[str]:
+    """Those of torch in the table."""
+    return [operator for operator in {*_cuda, *_cpu} if "::" not in operator]
+
+
 def install() -> None:
     """Register every kernel of the table with torch, once for the process: of the operators that this torch has."""
     if _libraries:

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <atomic>
 
+#include "launches.h"
 #include "memory.h"
 #include "pinned.h"
 #include "trace.h"
@@ -51,10 +52,14 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     return old;
   }
   c10::DeviceIndex deviceCount() const noexcept override { return static_cast<c10::DeviceIndex>(device_count.load()); }
-  void record(void** event, const c10::Stream&, const c10::DeviceIndex, const c10::EventFlag) const override {
-    *event = reinterpret_cast<void*>(1);
+  void record(void** event, const c10::Stream& stream, const c10::DeviceIndex, const c10::EventFlag) const override {
+    const auto number = new_event();
+    note_launch(LaunchKind::Record, static_cast<int32_t>(stream.id()), number);
+    *event = reinterpret_cast<void*>(number);
   }
-  void block(void*, const c10::Stream&) const override {}
+  void block(void* event, const c10::Stream& stream) const override {
+    note_launch(LaunchKind::Wait, static_cast<int32_t>(stream.id()), reinterpret_cast<int64_t>(event));
+  }
   bool queryEvent(void*) const override { return true; }
   void destroyEvent(void*, const c10::DeviceIndex) const noexcept override {}
   bool queryStream(const c10::Stream&) const override { return true; }

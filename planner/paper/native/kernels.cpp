@@ -23,6 +23,7 @@
 #include "host_memory.h"
 #include "host_values.h"
 #include "kernels.h"
+#include "launches.h"
 #include "memory.h"
 #include "recurrent.h"
 #include "softmax.h"
@@ -482,6 +483,7 @@ void paper_install_kernels() {
   install_recurrent_networks(aten);
   install_sparse_tensors(library(torch::Library::IMPL, "aten", c10::DispatchKey::SparseCUDA));
   start_following_autograd();
+  start_following_operators();
 }
 
 // An operator that has a composite kernel in the CPU build but a kernel of its own on CUDA.

@@ -1,6 +1,7 @@
 #include "trace.h"
 
 #include "autograd.h"
+#include "launches.h"
 #include "witness.h"
 
 #include <ATen/SequenceNumber.h>
@@ -154,6 +155,13 @@ void describe(int64_t block, const int64_t* sizes, size_t dims, int32_t dtype) {
   shapes.insert(shapes.end(), sizes, sizes + dims);
 }
 
+bool is_written_down() { return recording && compiling == 0; }
+
+int32_t name_number(const std::string& name) {
+  std::lock_guard<std::mutex> lock(trace_mutex);
+  return index_of(name);
+}
+
 void start_following_autograd() {
   at::addGlobalCallback(at::RecordFunctionCallback(enter_function, leave_function)
                             .needsIds(true)
@@ -208,6 +216,7 @@ void paper_start() {
   paper::shapes.clear();
   paper::scope_of_node.clear();
   paper::unwritten.clear();
+  paper::forget_launches();
   paper::compiling = 0;
   std::fill(paper::alloc_position.begin(), paper::alloc_position.end(), -1);
   paper::recording = true;
@@ -272,10 +281,7 @@ const int64_t* paper_shapes() { return paper::shapes.data(); }
 int32_t paper_name_count() { return static_cast<int32_t>(paper::names.size()); }
 const char* paper_name(int32_t index) { return paper::names[index].c_str(); }
 
-int32_t paper_name_index(const char* name) {
-  std::lock_guard<std::mutex> lock(paper::trace_mutex);
-  return paper::index_of(name);
-}
+int32_t paper_name_index(const char* name) { return paper::name_number(name); }
 
 // What is allocated until this is called again belongs to the operator of that name, or to nobody (-1).
 int32_t paper_enter_kernel(int32_t name) {
@@ -291,6 +297,7 @@ int32_t paper_enter_scope(int32_t scope) {
 }
 
 void paper_synchronize() {
+  paper::note_launch(paper::LaunchKind::HostWait, -1);
   std::lock_guard<std::mutex> lock(paper::trace_mutex);
   if (paper::recording)
     paper::write_down({static_cast<int32_t>(paper::Kind::Synchronize), 0, 0, 0, -1, 0, -1, -1, 0});

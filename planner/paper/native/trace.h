@@ -55,5 +55,10 @@ void record_free(int64_t block);
 void record_use(int64_t block, int32_t stream);
 void describe(int64_t block, const int64_t* sizes, size_t dims, int32_t dtype);
 void start_following_autograd();
+// Whether what happens now is written down: not before a trace, and not while something is compiled.
+bool is_written_down();
+int32_t name_number(const std::string& name);
 
 }  // namespace paper
+
+extern "C" int64_t paper_count();

@@ -233,6 +233,7 @@ class ProgramRun:
                 trace=Trace(
                     tuple(events),
                     repeats=tuple(repeats),
+                    work=recorder.work(last),
                     unknown_workspaces=self._gpu.unknown_workspaces(),
                     counted_workspaces=self._gpu.counted_workspaces(),
                     workspace_margin_bytes=self._gpu.workspace_margin_bytes(),
@@ -284,6 +285,7 @@ def run_program(order: ProgramOrder, finish: Finish, key: bytearray | None = Non
             attestation.begin(key)
         run = ProgramRun(order, gpu, finish)
         stack.enter_context(_surrounded(order, run))
+        stack.enter_context(absent_peers.heard_by(gpu.recorder.hear_collective))
         for note in order.line.notes:
             run.assumptions.add(About.HOST, note)
         if order.writes:

@@ -107,28 +107,29 @@ class Shelves:
         if self._shelves:
             self._says()
 
-    def keep(self, value: Any, tensors: list[Tensor]) -> Work:
+    def keep(self, value: Any, tensors: list[Tensor], when_waited_for: Callable[[], None]) -> Work:
         """The work of a collective that was issued with these tensors; `value` is that of its future."""
         shelf = _Shelf(tensors, self._clock.iterations(), self._clock.host_waits())
         if self._keeps:
             self._shelves.append(shelf)
-        return Work(value, shelf)
+        return Work(value, shelf, when_waited_for)
 
 
 class Work(dist.Work):
     """Work that is done, as far as anybody can tell."""
 
-    def __init__(self, value: Any, shelf: _Shelf) -> None:
+    def __init__(self, value: Any, shelf: _Shelf, when_waited_for: Callable[[], None]) -> None:
         super().__init__()
-        self._shelf = shelf
+        self._shelf, self._when_waited_for = shelf, when_waited_for
         self._future: torch.futures.Future[Any] = torch.futures.Future()
         self._future.set_result(value)
 
     def wait(self, *_timeout: Any, **_named: Any) -> bool:
-        self._shelf.tensors.clear()
+        self.synchronize()
         return True
 
     def synchronize(self) -> None:
+        self._when_waited_for()
         self._shelf.tensors.clear()
 
     def is_completed(self) -> bool:
@@ -239,7 +240,7 @@ def _noting(name: str) -> Callable[..., Any]:
         is_asynchronous = any(getattr(option, "asyncOp", False) for option in given)
         # Before 2.7 C++ lets go of the Python part of such work, and would wait forever (PyProcessGroup.hpp).
         is_waited_for = bool(touched) and is_asynchronous and torch_releases.since(2, 7)
-        return self.shelves.keep(tensors, touched) if is_waited_for else done
+        return self.shelves.keep(tensors, touched, self.when_waited_for) if is_waited_for else done
 
     return collective
 

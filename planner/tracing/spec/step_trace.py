@@ -73,6 +73,7 @@ def _trace(job: Job, rank: int, target: str, *, folded: bool) -> Trace:
         try:
             with (
                 absent_peers.join(rank, Mesh.of(job.parallel).world_size),
+                absent_peers.heard_by(gpu.recorder.hear_collective),
                 host_work.left_out(pins_gradients=pins_gradients) as host,
                 _planned_for(job, arch, gpu.recorder, host) if by_engine else nullcontext(),
                 dtensor_speed.once_for_all_parameters(),
@@ -98,6 +99,7 @@ def _trace(job: Job, rank: int, target: str, *, folded: bool) -> Trace:
                     sharded_dims=outcome.sharded_dims,
                     parts=outcome.parts,
                     repeats=tuple(repeats),
+                    work=gpu.recorder.work(),
                     assumed=assumed(),
                     host=tuple(host.ledger.events),
                     host_assumed=tuple(sorted(host.assumed)),

@@ -1,0 +1,32 @@
+// What the paper GPU would compute: every kernel that the host launches, with its stream, and who waits for whom.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace paper {
+
+enum class LaunchKind : int32_t {
+  Kernel,    // `what` is its number in the table of kernels
+  Record,    // an event, numbered `what`, on a stream
+  Wait,      // the stream waits for the event `what`
+  WaitAll,   // the stream waits for everything launched so far
+  HostWait,  // the host waits for the stream; for the whole device with stream -1
+};
+
+// Read from Python as a flat array of the format that `paper_launch_format` says.
+struct Launch {
+  int32_t kind;
+  int32_t stream;
+  int64_t what;
+  int64_t position;  // how many records of memory there were
+};
+
+void note_launch(LaunchKind kind, int32_t stream, int64_t what = 0);
+// Of a kernel in the table, which it joins if it is new.
+int64_t kernel_number(const std::vector<int64_t>& row);
+int64_t new_event();
+void forget_launches();
+void start_following_operators();
+
+}  // namespace paper

@@ -1,0 +1,90 @@
+"""What the GPU of a rank does in one iteration: kernels in the order of their launch, and who waits for whom."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+_MOST_CHARACTERS = 10_000
+WHOLE_DEVICE = -1
+"""In the place of a stream."""
+
+
+class LaunchKind(IntEnum):
+    """As planner/paper/native/launches.h numbers them."""
+
+    KERNEL = 0
+    """`what` is the number of a kernel."""
+    RECORD = 1
+    """An event, by its number, on a stream."""
+    WAIT = 2
+    """The stream waits for an event."""
+    WAIT_ALL = 3
+    """The stream waits for all that was launched before."""
+    HOST_WAIT = 4
+    """The host waits for the stream."""
+
+
+class Launch(NamedTuple):
+    """Something that the host puts on a stream, or waits for."""
+
+    kind: int
+    stream: int
+    what: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """What is computed, or sent. Shapes and scalars are there where they decide how long it takes."""
+
+    op: str
+    """`aten::mm`, `inductor::triton_poi_fused_add_0`, `nccl::allreduce`."""
+    dtype: str
+    """Of its first tensor."""
+    read_bytes: int
+    written_bytes: int
+    shapes: tuple[tuple[int, ...], ...] = ()
+    """Of up to three tensors that it takes, and of the first that it returns."""
+    scalars: tuple[int, ...] = ()
+    """Integers and truth values among its arguments, in their order; of a collective the ranks of its group and by how
+    much their numbers differ."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepWork:
+    """Of one iteration."""
+
+    kernels: tuple[Kernel, ...] = ()
+    launches: tuple[Launch, ...] = ()
+
+
+NO_WORK = StepWork()
+
+
+def kernel_row(kernel: Kernel) -> list[Any]:
+    """As plain lists, numbers and texts."""
+    return [kernel.op, kernel.dtype, kernel.read_bytes, kernel.written_bytes, kernel.shapes, kernel.scalars]
+
+
+def read_work(kernel_rows: Iterable[Sequence[Any]], launch_rows: Iterable[Sequence[Any]]) -> StepWork:
+    """The work of these rows. Raises ValueError or TypeError for rows that nobody writes."""
+    kernels = tuple(_read_kernel(*row) for row in kernel_rows)
+    launches = tuple(Launch(*_numbers(row)) for row in launch_rows)
+    if any(launch.kind == LaunchKind.KERNEL and not 0 <= launch.what < len(kernels) for launch in launches):
+        raise ValueError("a kernel that is launched is not there")
+    return StepWork(kernels, launches)
+
+
+def _read_kernel(op: Any, dtype: Any, read_bytes: Any, written_bytes: Any, shapes: Any, scalars: Any) -> Kernel:
+    if any(type(text) is not str or len(text) > _MOST_CHARACTERS for text in (op, dtype)):
+        raise ValueError("no name of a kernel")
+    read_bytes, written_bytes = _numbers((read_bytes, written_bytes))
+    return Kernel(op, dtype, read_bytes, written_bytes, tuple(map(_numbers, shapes)), _numbers(scalars))
+
+
+def _numbers(values: Sequence[Any]) -> tuple[int, ...]:
+    if any(type(value) is not int for value in values):
+        raise ValueError("no number")
+    return tuple(values)
