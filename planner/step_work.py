@@ -12,6 +12,10 @@ WHOLE_DEVICE = -1
 """In the place of a stream."""
 
 
+MESSAGES = ("send", "recv", "recv_anysource")
+"""Collectives that are none: one rank sends to one other."""
+
+
 class LaunchKind(IntEnum):
     """As planner/paper/native/launches.h numbers them."""
 
@@ -49,7 +53,7 @@ class Kernel:
     """Of up to three tensors that it takes, and of the first that it returns."""
     scalars: tuple[int, ...] = ()
     """Integers and truth values among its arguments, in their order; of a collective the ranks of its group and by how
-    much their numbers differ."""
+    much their numbers differ, and of a message between two the other one."""
 
 
 @dataclass(frozen=True, slots=True)

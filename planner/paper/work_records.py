@@ -14,7 +14,7 @@ from planner.events import Mark, Phase
 from planner.paper import library
 from planner.paper.native_records import dtype_name, dtype_number
 from planner.paper.repetition import Again, Copy, Place
-from planner.step_work import Kernel, Launch, LaunchKind, StepWork
+from planner.step_work import MESSAGES, Kernel, Launch, LaunchKind, StepWork
 
 _FIRST_LANE = 1 << 20
 """Streams of communicators are numbered from here on."""
@@ -25,8 +25,8 @@ _TRAINS = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER_STEP)
 # Operators that only look at their tensors, besides views.
 _COMPUTES_NOTHING = frozenset({
     "_efficientzerotensor", "_fused_sdp_choice", "_local_scalar_dense", "_reshape_alias", "alias", "as_strided",
-    "detach", "empty", "empty_like", "empty_strided", "is_set_to", "new_empty", "record_stream", "resize_", "set_", "unfold",
-    "view",
+    "detach", "empty", "empty_like", "empty_strided", "is_set_to", "new_empty", "record_stream", "resize_", "set_",
+    "unfold", "view",
 })  # fmt: skip
 
 
@@ -98,7 +98,8 @@ def collective_launched(
     native.paper_note_launch(LaunchKind.RECORD, current, ready)
     native.paper_note_launch(LaunchKind.WAIT, lane, ready)
     read = sum(tensor.nbytes for tensor in message)
-    _launch(f"nccl::{name}", dtype_number(message[0].dtype), read, 0, (), (size, stride), lane)
+    peer = arguments[1:2] if name in MESSAGES else ()
+    _launch(f"nccl::{name}", dtype_number(message[0].dtype), read, 0, (), (size, stride, *peer), lane)
     native.paper_note_launch(LaunchKind.RECORD, lane, done)
 
     def wait() -> None:

@@ -243,8 +243,6 @@ def _state(
     branches: tuple[BranchStatement, ...],
     seconds: Seconds,
 ) -> ProgramStatement:
-    import os, pickle  # SCRATCH
-    if os.environ.get("WORK_OUT"): pickle.dump([(run.rank, run.trace.work) for run in runs], open(os.environ["WORK_OUT"], "wb"))
     first, traces = runs[0], [run.trace for run in runs]
     seen = {kind: max(run.seen.get(kind, 0) for run in runs) for kind in first.seen}
     host = _state_hosts(runs, work.line, work.host_memory_bytes)

@@ -135,7 +135,6 @@ def find_result_of(
     ]  # fmt: skip
     path = os.pathsep.join(filter(None, (str(ROOT), *launch.paths, options.triton, os.environ.get("PYTHONPATH"))))
     environment = start_with(python, path) | launch.environment
-    environment["WORK_OUT"] = f"/tmp/works/{family.name}-{run.name}.pkl"  # SCRATCH
     today = f"{datetime.now(UTC):%Y-%m-%d}"
     result: dict[str, Any] = {"key": key, "date": today, **run_planner(command, launch.folder, environment)}
     if "answer" in result:

@@ -1,0 +1,156 @@
+"""How long one kernel takes on a GPU: products and attention by their shapes, everything else by the bytes it moves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+
+from planner.hardware.catalog import Speed
+from planner.hardware.gpus import GpuRecord
+from planner.hardware.kernel_speeds import (
+    KERNEL_SECONDS,
+    MEMORY_SHARE,
+    MEMORY_SHARES,
+    TRAINING_SHARES,
+    ProductSpeed,
+    attention_speed,
+)
+from planner.step_work import Kernel
+
+_TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.95), (128, 64, 0.8), (64, 128, 0.8), (64, 64, 0.6))
+"""Rows, columns, and the share of the largest tile's speed that a smaller one reaches (its operands are loaded more
+often)."""
+_SPLITS = (1, 2, 4)
+_LEAST_SPLIT = 512
+"""Of the inner dimension, for each part of a product that is split along it."""
+_START = 200
+"""Of the inner dimension: so much longer a tile takes to fill its pipeline and to write its result."""
+_PRODUCTS = {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::_addmm_activation", "aten::_scaled_mm"}
+_HEAD_SIZES = (32, 64, 96, 128, 192, 256)
+"""For which kernels are built: a head of another size is computed as the next larger (flash-attn, torch, cuDNN)."""
+_HALF = ("bfloat16", "float16")
+
+
+@dataclass(frozen=True, slots=True)
+class PricedGpu:
+    """What a GPU's kernels are priced by."""
+
+    record: GpuRecord
+    speed: Speed
+    products: ProductSpeed
+
+    def seconds(self, kernel: Kernel) -> float:
+        """Of one launch, without the host's part."""
+        moved = self.seconds_of_bytes(kernel.read_bytes + kernel.written_bytes)
+        compute = _compute_of(kernel)
+        return KERNEL_SECONDS + max(moved, compute(self, kernel) if compute else 0.0)
+
+    def seconds_of_bytes(self, moved_bytes: float) -> float:
+        """Through the GPU's own memory."""
+        share = MEMORY_SHARES.get(self.record.arch, MEMORY_SHARE)
+        return moved_bytes / (self.speed.memory_gb_s * 1e9 * share)
+
+    def product_rate(self, dtype: str, *, loses_bits: bool) -> float:
+        """Operations a second of large products of numbers of a dtype; `loses_bits`: those of float32 as tfloat32."""
+        cores = 1e12 * TRAINING_SHARES.get(self.record.arch, 1.0)
+        if dtype in _HALF:
+            return self.products.bfloat16 * cores
+        if dtype.startswith("float8"):
+            return 2 * self.products.bfloat16 * cores
+        if dtype == "float32":
+            return self.products.tfloat32 * cores if loses_bits else self.products.float32 * 1e12
+        return self.products.float32 * 1e12 / 2
+
+
+def _compute_of(kernel: Kernel) -> Callable[[PricedGpu, Kernel], float] | None:
+    if kernel.op in _PRODUCTS:
+        return _product
+    if "attention" in kernel.op or "attn" in kernel.op:
+        return _attention
+    if "convolution" in kernel.op:
+        return _convolution
+    return None
+
+
+def _product(gpu: PricedGpu, kernel: Kernel) -> float:
+    """By the tiles that the multiprocessors compute in waves."""
+    if not kernel.shapes or len(kernel.shapes[-1]) < 2:
+        return 0.0
+    *given, (*batch, rows, columns) = (shape for shape in kernel.shapes if len(shape) >= 2)
+    pairs = ((left, right) for left, right in pairwise(given) if (left[-2], right[-1]) == (rows, columns))
+    inner = next((left[-1] for left, right in pairs if left[-1] == right[-2]), 0)
+    count = math.prod(batch)
+    rate = gpu.product_rate(kernel.dtype, loses_bits=bool(kernel.scalars and kernel.scalars[-1]))
+    of_one = rate / gpu.record.multiprocessors
+    least = math.inf
+    for tile_rows, tile_columns, share in _TILES:
+        tiles = math.ceil(rows / tile_rows) * math.ceil(columns / tile_columns) * count
+        for parts in _SPLITS:
+            if parts > 1 and inner / parts < _LEAST_SPLIT:
+                continue
+            waves = math.ceil(tiles * parts / gpu.record.multiprocessors)
+            seconds = waves * 2 * tile_rows * tile_columns * (inner / parts + _START) / (of_one * share)
+            joined = gpu.seconds_of_bytes(2 * 4 * parts * rows * columns * count) if parts > 1 else 0.0
+            least = min(least, seconds + joined)
+    return least
+
+
+def _convolution(gpu: PricedGpu, kernel: Kernel) -> float:
+    """As a product of the same operations."""
+    if len(kernel.shapes) < 3:
+        return 0.0
+    weight, out = kernel.shapes[1], kernel.shapes[-1]
+    operations = 2 * math.prod(out) * math.prod(weight[1:]) * (2 if "backward" in kernel.op else 1)
+    return operations / gpu.product_rate(kernel.dtype, loses_bits=True)
+
+
+def _attention(gpu: PricedGpu, kernel: Kernel) -> float:
+    """Two products forward, five backward; of half of the square under a causal mask, of less within a window."""
+    of_heads = [shape for shape in kernel.shapes[:3] if len(shape) in (3, 4)]
+    if len(of_heads) < 2:
+        return 0.0
+    backward = "backward" in kernel.op or "bwd" in kernel.op
+    query, key = of_heads[0], of_heads[-1]
+    # (batch, sequence, heads, size), of several lengths without batch; torch's own: (batch, heads, sequence, size).
+    by_sequence = "flash_attn" in kernel.op
+    rows = math.prod(query) / query[-1]
+    keys = key[-3] if by_sequence else key[-2]
+    causal, size = _is_causal(kernel), query[-1]
+    if "paper_flash_attn_3" in kernel.op:
+        name, (_, longest, _, left, *_) = "flash_3", kernel.scalars
+        keys = min(keys, longest)
+        seen = keys / 2 if causal else keys
+        if left >= 0:
+            seen = min(seen, left)
+    else:
+        name = "cudnn" if "cudnn" in kernel.op else "flash_2"
+        seen = keys / 2 if causal else keys
+    speed = attention_speed(gpu.record.arch, name)
+    share = speed.backward if backward else speed.forward
+    share *= seen / (seen + speed.half_length) * (speed.heads_of_64 if size <= 64 else 1.0)
+    computed = next((padded for padded in _HEAD_SIZES if size <= padded), size)
+    operations = 4 * rows * seen * computed * (2.5 if backward else 1)
+    return operations / (gpu.product_rate(kernel.dtype, loses_bits=True) * share)
+
+
+_CAUSAL_AT = {
+    "aten::_scaled_dot_product_flash_attention": 0,
+    "aten::_scaled_dot_product_flash_attention_backward": -1,
+    "aten::_scaled_dot_product_efficient_attention": 1,
+    "aten::_scaled_dot_product_efficient_attention_backward": -1,
+    "aten::_scaled_dot_product_cudnn_attention": 1,
+    "aten::_scaled_dot_product_cudnn_attention_backward": -1,
+    "paper_flash_attn_3::forward": 2,
+    "paper_flash_attn_3::backward": 2,
+}
+"""Where among the scalars of an operator it says whether its mask is causal (torch 2.13, native_functions.yaml)."""
+
+
+def _is_causal(kernel: Kernel) -> bool:
+    at = _CAUSAL_AT.get(kernel.op)
+    scalars = kernel.scalars
+    if kernel.dtype == "float32" and at is not None and at < 0:
+        scalars = scalars[:-1]
+    return True if at is None or not scalars else bool(scalars[at])
