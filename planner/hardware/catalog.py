@@ -198,3 +198,11 @@ def speed_of(gpu: GpuRecord | str) -> Speed | None:
     name = gpu.name if isinstance(gpu, GpuRecord) else gpu
     record = by_name(name)
     return None if record is None else SPEEDS.get(_SAME_SPEED.get(record.name, record.name))
+
+
+def network_gb_s(gpu: str) -> float:
+    """Between nodes, for each GPU and way: what is usual beside such GPUs (DGX H100 and A100 user guides)."""
+    record, speed = by_name(gpu), speed_of(gpu)
+    if record is None or speed is None or speed.link_gb_s < 100:
+        return 12.5
+    return 25.0 if record.arch == "sm_80" else 50.0 if record.arch in ("sm_90", "sm_100", "gfx942") else 12.5

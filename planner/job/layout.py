@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from planner.job.rank_sets import RankSet
-from planner.job.schema import Parallel, Train
+from planner.job.schema import Job, Parallel, Train
 
 AXES = ("dp_replicate", "dp_shard", "tp", "pp", "cp", "ep")
 """In the order of the job spec."""
@@ -20,6 +20,13 @@ attention takes another part of the queries and keys (torch 2.13, _context_paral
 def axis_degrees(parallel: Parallel) -> dict[str, int]:
     """The degree of every axis, in the order of the job spec."""
     return {name: getattr(parallel, name).degree for name in AXES}
+
+
+def tokens_of_step(job: Job) -> int:
+    """Of an optimizer step, of all ranks; 0 of a job without sequences."""
+    train, degrees = job.train, axis_degrees(job.parallel)
+    ranks = degrees["dp_replicate"] * degrees["dp_shard"] * degrees["ep"]
+    return train.gradient_accumulation_steps * train.micro_batch_size * (train.sequence_length or 0) * ranks
 
 
 MESH_AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")

@@ -13,15 +13,16 @@ from planner.allocator.replay import SettledReplay, replay_until_settled
 from planner.allocator.rules import Rules
 from planner.allocator.timeline import Timeline
 from planner.events import Event, Mark, Phase, Repeat
-from planner.job.layout import Mesh, RankClass, axis_degrees
+from planner.job.layout import Mesh, RankClass, axis_degrees, tokens_of_step
 from planner.job.overhead import OutsideEstimate, outside_of
 from planner.job.sampled_runs import longest_batch, steps_for_the_longest
 from planner.job.schema import Gpu, Job
 from planner.planning import identity
 from planner.planning.post_training import SharedGpuJudge
 from planner.report.attribution import state_rank_class
-from planner.report.statement import NamedMoment, OutsideAllocator, RankClassStatement
+from planner.report.statement import NamedMoment, OutsideAllocator, RankClassStatement, StepTime
 from planner.report.style import size
+from planner.timing.step_time import INTERVAL, time_step
 from planner.tracing.rank_trace import EngineFigures, Trace, pause_collection
 from planner.truth.calibration.correction import (
     AppliedCorrection,
@@ -66,6 +67,9 @@ class Judge:
     calibration: Calibration
     approximations: tuple[Approximation, ...] = ()
     """Besides those of the kernels of a trace."""
+    gpus_per_node: int = 8
+    tokens: float = 0.0
+    """Of a step of all ranks, over the number of GPUs; 0: not known."""
 
     def __post_init__(self) -> None:
         """A process that limits itself (`set_per_process_memory_fraction`) has that share and what lies outside the
@@ -97,7 +101,7 @@ class Judge:
     ) -> RankClassStatement:
         """The statement of ranks that do as this trace does; `timelines` are those without a limit and on the GPU."""
         unlimited, capped = timelines
-        return state_rank_class(
+        statement = state_rank_class(
             representative=rank_class.representative,
             ranks=str(rank_class.ranks),
             coordinates=rank_class.coordinates,
@@ -107,6 +111,22 @@ class Judge:
             outside=self.outside,
             interval=self.interval_of(trace),
             capacity_bytes=self.capacity_bytes,
+        )
+        return replace(statement, step=self.step_of(trace))
+
+    def step_of(self, trace: Trace) -> StepTime | None:
+        """How long an iteration of it takes."""
+        timed = time_step(trace.work, self.gpu.name, self.gpus_per_node)
+        if timed is None:
+            return None
+        low, high = (round(share * timed.step, 6) for share in INTERVAL)
+        return StepTime(
+            seconds=round(timed.step, 6),
+            interval_seconds=(low, high),
+            computing_seconds=round(timed.computing, 6),
+            communicating_seconds=round(timed.communicating, 6),
+            launching_seconds=round(timed.launching, 6),
+            tokens_per_second=round(self.tokens / timed.step, 1),
         )
 
     def interval_of(self, trace: Trace) -> Callable[[int], tuple[int, int]]:
@@ -155,6 +175,7 @@ def judge_elsewhere(
         cache_releases=0,
         outside_allocator=judge.outside,
         moments=(),
+        step=judge.step_of(trace),
     )
 
 
@@ -167,6 +188,8 @@ def _judge_of(job: Job, calibration: Calibration) -> Judge:
         held=calibration_of(job, calibration).correct_outside(outside_of(job)),
         calibration=calibration,
         approximations=approximations_of_spec(job),
+        gpus_per_node=job.cluster.gpus_per_node,
+        tokens=tokens_of_step(job) / math.prod(axis_degrees(job.parallel).values()),
     )
 
 

@@ -212,6 +212,7 @@ def judge_run(work: ProgramInputs, share: RankShare) -> JudgedShare:
         capacity_bytes=work.gpu.total_bytes,
         held=applied.correct_outside(outside(work.gpu, work.software, run.communicators)),
         calibration=work.calibration,
+        gpus_per_node=work.line.processes_per_node,
     )
     unlimited, capped = judge.replay(run.trace)
     ranks = RankClass(run.rank, RankSet.parse(share.ranks), {})

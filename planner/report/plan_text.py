@@ -22,6 +22,7 @@ from planner.report.statement import (
     RankClassStatement,
     SharedGpu,
     Statement,
+    StepTime,
     Verdict,
     change_text,
     ranks_text,
@@ -52,6 +53,8 @@ def render(statement: Plan | ProgramStatement, style: Style, *, notes: Sequence[
         lines += [*_rank_class(rank_class, statement, style), ""]
     if statement.host is not None:
         lines += _host(statement.host, style, asked_by)
+    if statement.step is not None:
+        lines += [*wrap(step_sentence(statement.step), style.width)]
     color = _VERDICT_COLORS[statement.verdict]
     lines += [style.paint(line, color) for line in wrap(verdict_sentence(statement), style.width)]
     shared = deciding(statement).shared
@@ -59,6 +62,20 @@ def render(statement: Plan | ProgramStatement, style: Style, *, notes: Sequence[
     lines += sentence_lines([f"{sentence[0].upper()}{sentence[1:]}." for sentence in kept], style)
     provenance = (style.paint(line, "dim") for line in _provenance(statement, notes, style))
     return join_lines([*lines, *grounds, "", *provenance])
+
+
+def step_sentence(step: StepTime) -> str:
+    """How long a step takes, how sure that is, and what of it is whose."""
+    low, high = step.interval_seconds
+    rate = f": {step.tokens_per_second:,.0f} tokens a second on each GPU" if step.tokens_per_second else ""
+    parts = {"kernels": step.computing_seconds, "collectives": step.communicating_seconds,
+             "launches": step.launching_seconds}  # fmt: skip
+    said = ", ".join(f"{name} {_seconds(seconds)}" for name, seconds in parts.items() if seconds)
+    return f"A step takes about {_seconds(step.seconds)} ({_seconds(low)} to {_seconds(high)}){rate} ({said})."
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:,.1f} s" if seconds >= 10 else f"{seconds:.2f} s" if seconds >= 1 else f"{1000 * seconds:.0f} ms"
 
 
 def _rank_class(statement: RankClassStatement, whole: Statement, style: Style) -> Iterator[str]:

@@ -138,6 +138,21 @@ class SharedGpu:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """How long an iteration takes, by the model of planner.timing, and how long its parts are at work, beside each
+    other or not. `interval_seconds` is where 95 % of published steps lie that the model was compared with."""
+
+    seconds: float
+    interval_seconds: tuple[float, float]
+    computing_seconds: float
+    communicating_seconds: float
+    launching_seconds: float
+    """The host, before the GPU."""
+    tokens_per_second: float = 0.0
+    """Of all ranks, over the number of GPUs; 0: not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankClassStatement:
     """What every rank of one class will hold. `headroom_bytes` is capacity less device bytes, negative if over."""
 
@@ -157,6 +172,8 @@ class RankClassStatement:
     fullest phase, everybody together; all else is of the trainer's process."""
     moments: tuple[NamedMoment, ...] = field(default=(), metadata=shape(omit_default=True))
     """What it takes beyond its usual step; the peak is that of the worst of them."""
+    step: StepTime | None = field(default=None, metadata=shape(omit_default=True))
+    """None where the speeds of its GPU are not known, and for what was traced before steps were timed."""
 
     @property
     def headroom_bytes(self) -> int:
@@ -302,6 +319,12 @@ class Statement:
     def gpu_verdict(self) -> Verdict:
         """The worst verdict of any rank."""
         return worst(rank_class.verdict for rank_class in self.rank_classes)
+
+    @property
+    def step(self) -> StepTime | None:
+        """Of the slowest rank: the others wait for it."""
+        steps = [rank_class.step for rank_class in self.rank_classes if rank_class.step is not None]
+        return max(steps, key=lambda step: step.seconds, default=None)
 
     @property
     def host_verdict(self) -> Verdict:

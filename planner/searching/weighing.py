@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from planner.errors import SpecError
-from planner.hardware.catalog import Speed, speed_of
+from planner.hardware.catalog import Speed, network_gb_s, speed_of
 from planner.job import pipeline_schedules
 from planner.job.bound.lower_bound import Bound, lower_bound
 from planner.job.bound.parameters import Shape, shape_of
-from planner.job.layout import axis_degrees
+from planner.job.layout import axis_degrees, tokens_of_step
 from planner.job.nodes import did_you_mean
 from planner.job.schema import Job
 from planner.searching.exact_plans import Exact
@@ -94,7 +94,6 @@ class _Step:
         blocking = count * self._blocking()
         busy = compute + memory
         exposed = max(self._data_parallel(count) - busy, 0.0)
-        ranks = degrees["dp_replicate"] * degrees["dp_shard"] * degrees["ep"]
         return Cost(
             compute=compute,
             memory=memory,
@@ -103,7 +102,7 @@ class _Step:
             bubble=self._bubble() * (busy + blocking),
             optimizer=self._optimizer(),
             gpus=math.prod(degrees.values()),
-            tokens=count * train.micro_batch_size * train.sequence_length * ranks,
+            tokens=tokens_of_step(self.job),
         )
 
     @property
@@ -235,17 +234,8 @@ class _Step:
             stride, degree = degrees["tp"], degree * degrees["cp"]
         link = self.speed.link_gb_s
         if stride * degree > node:
-            link = min(link, max(node // stride, 1) * network_gb_s(self.job))
+            link = min(link, max(node // stride, 1) * network_gb_s(self.job.cluster.gpu.name))
         return link * 1e9 * MOVING
-
-
-def network_gb_s(job: Job) -> float:
-    """Between nodes, for each GPU and way: what is usual beside such GPUs (DGX H100 and A100 user guides)."""
-    speed = speed_of(job.cluster.gpu.name)
-    arch = job.cluster.gpu.arch
-    if speed is None or speed.link_gb_s < 100:
-        return 12.5
-    return 25.0 if arch == "sm_80" else 50.0 if arch in ("sm_90", "sm_100", "gfx942") else 12.5
 
 
 class Objective(StrEnum):
