@@ -5,16 +5,18 @@ from __future__ import annotations
 from planner.hardware.catalog import Speed
 from planner.step_work import MESSAGES, Kernel
 
-_STARTS = ((2, 9e-6), (4, 16e-6), (8, 30e-6))
-"""By ranks of a node: H100 with NVSwitch, NCCL 2.27 (meta-pytorch/autoparallel a54c2529, nccl_cost_model.py)."""
-_NODE_START = 38e-6
-"""For each node of a ring beside the first (the same table: 70, 146, 297 us for 2, 4, 8 nodes)."""
-_SHARE = 0.8
-"""Of the links that large messages reach: 345 to 363 GB/s of 450 (the same table; stas00/ml-engineering 744d01e1)."""
+# By nccl-tests of NCCL 2.27 and 2.29 on A100, H100, H200 and B200 with 2, 4 and 8 GPUs, 512 B to 512 MiB
+# (ai-dynamo/aiconfigurator 095f58a5, comm/nccl).
+_START, _REDUCING_START = 12e-6, 18e-6
+_SHARES = ((2, 0.57), (4, 0.68), (8, 0.76))
+"""Of the links that messages of 512 MiB reach, by ranks of a node."""
 _IN_SWITCH = 1.3
-"""How much faster an all-reduce is where the switch adds up (NVLS): 467 beside 363 GB/s, from 4 ranks and Hopper on."""
-_HALF_BYTES = 4e6
-"""A message of so many bytes reaches half of it (ml-engineering's table: 155 GB/s of 360 at 8 MiB)."""
+"""How much faster an all-reduce of eight ranks is where the switch of Hopper adds up (NVLS)."""
+_HALF_BYTES = 2e6
+"""A message of so many bytes reaches half of it."""
+_NODE_START = 38e-6
+"""For each node beside the first (meta-pytorch/autoparallel a54c2529, nccl_cost_model.py: 70, 146, 297 us for rings of
+2, 4, 8 nodes)."""
 
 
 def seconds_of_collective(kernel: Kernel, speed: Speed, gpus_per_node: int, network_gb_s: float) -> float:
@@ -28,14 +30,16 @@ def seconds_of_collective(kernel: Kernel, speed: Speed, gpus_per_node: int, netw
         return 0.0
     nodes = -(-((size - 1) * max(stride, 1) + 1) // gpus_per_node)
     in_node = max(size // nodes, 1)
-    start = (
-        next((seconds for ranks, seconds in _STARTS if in_node <= ranks), _STARTS[-1][1]) + (nodes - 1) * _NODE_START
-    )
+    start = (_REDUCING_START if "reduce" in name else _START) + (nodes - 1) * _NODE_START
     link = speed.link_gb_s if nodes == 1 else min(speed.link_gb_s, in_node * network_gb_s)
+    share = next((share for ranks, share in _SHARES if in_node <= ranks), _SHARES[-1][1])
     if name in MESSAGES:
-        return start + message / (link * 1e9 * _SHARE)
-    moved = message * (size - 1) / size * (2 if name.startswith("allreduce") else 1)
-    reached = _SHARE * message / (message + _HALF_BYTES)
-    if name.startswith("allreduce") and nodes == 1 and in_node >= 4 and speed.link_gb_s >= 400:
-        reached *= _IN_SWITCH
-    return start + moved / (link * 1e9 * max(reached, 1e-3))
+        return start + message / (link * 1e9 * share)
+    moved = message * (size - 1) / size
+    if name.startswith("allreduce"):
+        moved *= 2
+        share *= _IN_SWITCH if nodes == 1 and size >= 8 and speed.link_gb_s == _HOPPER_LINK else 1
+    return start + moved * (1 + _HALF_BYTES / max(message, 1)) / (link * 1e9 * share)
+
+
+_HOPPER_LINK = 450

@@ -13,6 +13,7 @@ from planner.hardware.kernel_speeds import (
     KERNEL_SECONDS,
     MEMORY_SHARE,
     MEMORY_SHARES,
+    SLOW_KERNELS,
     TRAINING_SHARES,
     ProductSpeed,
     attention_speed,
@@ -25,7 +26,7 @@ often)."""
 _SPLITS = (1, 2, 4)
 _LEAST_SPLIT = 512
 """Of the inner dimension, for each part of a product that is split along it."""
-_START = 200
+_START = 100
 """Of the inner dimension: so much longer a tile takes to fill its pipeline and to write its result."""
 _PRODUCTS = {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::_addmm_activation", "aten::_scaled_mm"}
 _HEAD_SIZES = (32, 64, 96, 128, 192, 256)
@@ -43,7 +44,7 @@ class PricedGpu:
 
     def seconds(self, kernel: Kernel) -> float:
         """Of one launch, without the host's part."""
-        moved = self.seconds_of_bytes(kernel.read_bytes + kernel.written_bytes)
+        moved = self.seconds_of_bytes(kernel.read_bytes + kernel.written_bytes) / SLOW_KERNELS.get(kernel.op, 1.0)
         compute = _compute_of(kernel)
         return KERNEL_SECONDS + max(moved, compute(self, kernel) if compute else 0.0)
 
