@@ -42,6 +42,9 @@ class Exact:
     rank_classes: int
     whole: bool = True
     """False: one rank class exceeds its GPU, and the others were not planned."""
+    step_seconds: float = 0.0
+    """Of the slowest rank class, and `tokens_per_second` of each GPU by it; 0: not known."""
+    tokens_per_second: float = 0.0
 
     @property
     def fits(self) -> bool:
@@ -272,6 +275,8 @@ def _verdict_of_hosts(job: Job, statements: Sequence[RankClassStatement], traced
 
 def _summarize(statements: Sequence[RankClassStatement], *, whole: bool, host: Verdict = Verdict.FITS) -> Exact:
     fullest = max(statements, key=lambda one: one.peak.device_bytes)
+    steps = [one.step for one in statements if one.step is not None]
+    slowest = max(steps, key=lambda step: step.seconds) if len(steps) == len(statements) else None
     return Exact(
         verdict=worst([*(one.verdict for one in statements), host]),
         device_bytes=fullest.peak.device_bytes,
@@ -280,4 +285,6 @@ def _summarize(statements: Sequence[RankClassStatement], *, whole: bool, host: V
         capacity_bytes=fullest.capacity_bytes,
         rank_classes=len(statements),
         whole=whole,
+        step_seconds=slowest.seconds if slowest else 0.0,
+        tokens_per_second=slowest.tokens_per_second if slowest else 0.0,
     )

@@ -18,7 +18,7 @@ SEARCH, MAX, MIN, SWEEP = "planner.search/1", "planner.max/1", "planner.min/1", 
 
 def search_to_json(result: SearchResult) -> dict[str, Any]:
     """The candidates that fit, the best first, and what was done to find them."""
-    scales, best = result.scales, best_cost(result)
+    scales, best = result.scales, fastest_of(result)
     seconds = {"first": result.first_seconds, "total": result.seconds}
     return {
         "schema": SEARCH,
@@ -44,27 +44,32 @@ def search_to_json(result: SearchResult) -> dict[str, Any]:
     }
 
 
-def best_cost(result: SearchResult) -> float:
-    """The least cost of those shown; 0 where none is known."""
-    return min((row.cost.per_token for row in result.rows if row.cost is not None), default=0.0)
+def fastest_of(result: SearchResult) -> float:
+    """The most tokens a second of those shown; 0 where none is known."""
+    return max((row.exact.tokens_per_second for row in result.rows), default=0.0)
 
 
-def row_to_json(row: Row, best: float) -> dict[str, Any]:
-    """One candidate. `relative_cost`: GPU time of a token over that of the cheapest shown."""
-    cost = row.cost
-    parts = ("compute", "memory", "blocking", "exposed", "bubble", "optimizer") if cost is not None else ()
+def row_to_json(row: Row, fastest: float) -> dict[str, Any]:
+    """One candidate. `relative_cost`: GPU time of a token over that of the fastest shown."""
+    rate = row.exact.tokens_per_second
     return {
         "change": row.candidate.change,
         **exact_to_json(row.exact),
-        "relative_cost": round(cost.per_token / best, 4) if cost is not None and best else None,
-        "shares_of_cost": {name: round(getattr(cost, name) / cost.step, 3) for name in parts if cost is not None},
+        "relative_cost": round(fastest / rate, 4) if rate and fastest else None,
     }
 
 
 def exact_to_json(exact: Exact) -> dict[str, Any]:
-    """What a plan said."""
+    """What a plan said; times are null where the speeds of the GPU are not known."""
     figures = ("device_bytes", "headroom_bytes", "capacity_bytes")
-    return {"verdict": exact.verdict.value, **{name: getattr(exact, name) for name in figures}}
+    rate = exact.tokens_per_second
+    return {
+        "verdict": exact.verdict.value,
+        **{name: getattr(exact, name) for name in figures},
+        "step_seconds": exact.step_seconds or None,
+        "tokens_per_second": rate or None,
+        "gpu_hours_per_billion_tokens": round(1e9 / rate / 3600, 2) if rate else None,
+    }
 
 
 def largest_to_json(largest: Largest) -> dict[str, Any]:
@@ -106,6 +111,8 @@ def sweep_to_json(sweep: Sweep) -> dict[str, Any]:
                 "verdict": point.verdict,
                 "device_bytes": None if point.exact is None else point.exact.device_bytes,
                 "headroom_bytes": None if point.exact is None else point.exact.headroom_bytes,
+                "step_seconds": None if point.exact is None else point.exact.step_seconds or None,
+                "tokens_per_second": None if point.exact is None else point.exact.tokens_per_second or None,
                 "least_bytes": point.least_bytes or None,
                 "refused": point.refused,
             }
@@ -120,7 +127,7 @@ _STOPPED = {"time": "The time was over", "interrupted": "It was interrupted"}
 
 def render_search(result: SearchResult, style: Style) -> str:
     """The candidates, and what was done to find them."""
-    best, count = {Objective.COST: "least cost", Objective.MEMORY: "least memory"}, len(result.rows)
+    best, count = {Objective.COST: "the time of a step", Objective.MEMORY: "least memory"}, len(result.rows)
     ranked = f"by {best.get(result.objective, 'most headroom')}, each proven by a plan"
     title = f"{count} candidate{'s' if count > 1 else ''} {ranked}" if count else "No candidate is known to fit"
     lines = [style.paint(title, "bold")]
@@ -134,19 +141,19 @@ def render_search(result: SearchResult, style: Style) -> str:
     lines += [line for sentence in _sentences(result) for line in textwrap.wrap(sentence, style.width)]
     if result.objective is Objective.COST and result.rows:
         assumed = (
-            f"Cost is a roofline's GPU time of a token beside the cheapest's, no promise: {'; '.join(ASSUMPTIONS)}."
+            "Tokens a second are of each GPU, by the kernels of the traced step (docs/results/step-times.md has its"
+            f" error). A roofline decides which candidates are traced: {'; '.join(ASSUMPTIONS)}."
         )
         lines += [style.paint(line, "dim") for line in textwrap.wrap(assumed, style.width)]
     return "\n".join(lines) + "\n"
 
 
 def _table(result: SearchResult, style: Style) -> Iterator[str]:
-    best = best_cost(result)
-    yield style.paint(f"  {'cost':>5}  {'device bytes':>12}  {'headroom':>10}  verdict  layout and settings", "dim")
+    yield style.paint(f"  {'tokens/s':>8}  {'device bytes':>12}  {'headroom':>10}  verdict  layout and settings", "dim")
     for row in result.rows:
-        cost = f"{row.cost.per_token / best:5.2f}" if row.cost is not None and best else "    -"
+        rate = f"{row.exact.tokens_per_second:8,.0f}" if row.exact.tokens_per_second else "       -"
         verdict = row.exact.verdict.value
-        head = f"  {cost}  {size(row.exact.device_bytes):>12}  {size(row.exact.headroom_bytes):>10}  "
+        head = f"  {rate}  {size(row.exact.device_bytes):>12}  {size(row.exact.headroom_bytes):>10}  "
         first, *more = textwrap.wrap(shown_change(row), style.width - len(head) - 9) or [""]
         yield f"{head}{style.paint(f'{verdict:<7}', _COLORS[verdict])}  {first}"
         yield from (" " * (len(head) + 9) + line for line in more)
@@ -270,8 +277,10 @@ def _cell(point: Point, width: int, style: Style) -> str:
 def csv_of(sweep: Sweep) -> Iterator[Sequence[object]]:
     """Rows of a table, the first with the names."""
     names = (axis.name for axis in sweep.space.axes)
-    yield (*names, "verdict", "device_bytes", "headroom_bytes", "least_bytes", "refused")
+    yield (*names, "verdict", "device_bytes", "headroom_bytes", "tokens_per_second", "least_bytes", "refused")
     for point in sweep.points:
         exact = point.exact
-        figures = ("", "") if exact is None else (exact.device_bytes, exact.headroom_bytes)
+        figures = (
+            ("",) * 3 if exact is None else (exact.device_bytes, exact.headroom_bytes, exact.tokens_per_second or "")
+        )
         yield (*point.labels, point.verdict, *figures, point.least_bytes or "", point.refused)

@@ -238,8 +238,13 @@ class _Step:
         return link * 1e9 * MOVING
 
 
+_LEAST = 0.65
+"""Of the roofline's time: no traced step of docs/results/step-times.md takes less (0.69 to 1.0)."""
+
+
 class Objective(StrEnum):
-    """COST ranks by the roofline, MEMORY by the device bytes of the fullest rank, HEADROOM by what is left of it."""
+    """COST ranks by the GPU time of a token: that of the traced step, or the roofline's where nobody knows the speed of
+    its GPU. MEMORY ranks by the device bytes of the fullest rank, HEADROOM by what is left of it."""
 
     COST = "cost"
     MEMORY = "memory"
@@ -248,11 +253,13 @@ class Objective(StrEnum):
     def least(self, cost: Cost | None, bound: Bound) -> float:
         """What no plan of a candidate gets below."""
         if self is Objective.COST:
-            return 0.0 if cost is None else cost.per_token
+            return 0.0 if cost is None else _LEAST * cost.per_token
         return bound.least_bytes if self is Objective.MEMORY else bound.least_bytes - bound.capacity_bytes
 
     def of(self, cost: Cost | None, exact: Exact) -> float:
         """What a plan says."""
+        if self is Objective.COST and exact.tokens_per_second:
+            return 1 / exact.tokens_per_second
         if self is Objective.COST:
             return 0.0 if cost is None else cost.per_token
         return exact.device_bytes if self is Objective.MEMORY else -exact.headroom_bytes

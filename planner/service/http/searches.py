@@ -43,9 +43,12 @@ class Candidate(BaseModel):
     device_bytes: int
     headroom_bytes: int
     capacity_bytes: int
+    step_seconds: float | None
+    tokens_per_second: float | None
+    """Of each GPU; null where nobody knows its speed."""
+    gpu_hours_per_billion_tokens: float | None
     relative_cost: float | None
-    """The roofline's GPU time of a token over that of the cheapest shown; null where the roofline knows no speeds."""
-    shares_of_cost: dict[str, float]
+    """GPU time of a token over that of the fastest shown."""
 
 
 class Progress(BaseModel):

@@ -113,6 +113,8 @@ function resultOf(found, space, job, replan) {
     { name: "verdict", value: (row) => row.verdict, cell: (row) => html("b", { class: row.verdict }, row.verdict) },
     { name: "on the device", kind: "number", value: (row) => row.device_bytes, cell: (row) => size(row.device_bytes) },
     { name: "free", kind: "number", value: (row) => row.headroom_bytes, cell: (row) => size(row.headroom_bytes) },
+    { name: "tokens/s per GPU", kind: "number", value: (row) => row.tokens_per_second, cell: (row) => row.tokens_per_second?.toLocaleString("en", { maximumFractionDigits: 0 }) ?? "" },
+    { name: "GPU hours per 10⁹ tokens", kind: "number", value: (row) => row.gpu_hours_per_billion_tokens, cell: (row) => row.gpu_hours_per_billion_tokens?.toLocaleString("en") ?? "" },
     { name: "relative cost", kind: "number", value: (row) => row.relative_cost, cell: (row) => row.relative_cost?.toFixed(3) ?? "" },
     { name: "then", value: () => null, cell: planIt },
   ];
@@ -120,7 +122,7 @@ function resultOf(found, space, job, replan) {
   return html("section", { class: "card", "aria-label": "Candidates" },
     pictureOf(rows),
     sortableTable("Candidates that fit", columns, rows, { empty: closestText(found.closest) }),
-    found.assumptions.length > 0 && html("details", {}, html("summary", {}, "What relative cost assumes"), html("ul", {}, found.assumptions.map((each) => html("li", {}, each)))),
+    found.assumptions.length > 0 && html("details", {}, html("summary", {}, "What the ranking assumes"), html("ul", {}, found.assumptions.map((each) => html("li", {}, each)))),
     html("details", {}, html("summary", {}, "What was left out"),
       html("ul", {}, html("li", {}, `${space.exceed_by_bound.toLocaleString("en")} exceed by their lower bound, ${space.left_out_as_larger} as larger than one that exceeds, ${space.refused} cannot be planned, ${space.undecided} undecided`),
         counts.map((each) => html("li", {}, each)))));
