@@ -66,7 +66,7 @@ class PricedGpu:
 
 
 def _compute_of(kernel: Kernel) -> Callable[[PricedGpu, Kernel], float] | None:
-    if kernel.op in _PRODUCTS:
+    if kernel.op in _PRODUCTS or kernel.op.endswith("::gemm"):
         return _product
     if "attention" in kernel.op or "attn" in kernel.op:
         return _attention
@@ -79,9 +79,14 @@ def _product(gpu: PricedGpu, kernel: Kernel) -> float:
     """By the tiles that the multiprocessors compute in waves."""
     if not kernel.shapes or len(kernel.shapes[-1]) < 2:
         return 0.0
-    *given, (*batch, rows, columns) = (shape for shape in kernel.shapes if len(shape) >= 2)
-    pairs = ((left, right) for left, right in pairwise(given) if (left[-2], right[-1]) == (rows, columns))
-    inner = next((left[-1] for left, right in pairs if left[-1] == right[-2]), 0)
+    *given, out = (shape for shape in kernel.shapes if len(shape) >= 2)
+    *batch, rows, columns = out
+    if kernel.op.endswith("::gemm"):  # two matrices, either of them perhaps transposed, with any leading dims
+        batch, rows = [], math.prod(out[:-1])
+        inner = round(math.sqrt(math.prod(given[0]) * math.prod(given[1]) / math.prod(out)))
+    else:
+        pairs = ((left, right) for left, right in pairwise(given) if (left[-2], right[-1]) == (rows, columns))
+        inner = next((left[-1] for left, right in pairs if left[-1] == right[-2]), 0)
     count = math.prod(batch)
     rate = gpu.product_rate(kernel.dtype, loses_bits=bool(kernel.scalars and kernel.scalars[-1]))
     of_one = rate / gpu.record.multiprocessors
@@ -99,11 +104,12 @@ def _product(gpu: PricedGpu, kernel: Kernel) -> float:
 
 
 def _convolution(gpu: PricedGpu, kernel: Kernel) -> float:
-    """As a product of the same operations."""
+    """As products of the same operations: one, and two backward (of its input and of its weight)."""
     if len(kernel.shapes) < 3:
         return 0.0
-    weight, out = kernel.shapes[1], kernel.shapes[-1]
-    operations = 2 * math.prod(out) * math.prod(weight[1:]) * (2 if "backward" in kernel.op else 1)
+    backward = "backward" in kernel.op
+    weight, out = (kernel.shapes[2], kernel.shapes[0]) if backward else (kernel.shapes[1], kernel.shapes[-1])
+    operations = 2 * math.prod(out) * math.prod(weight[1:]) * (2 if backward else 1)
     return operations / gpu.product_rate(kernel.dtype, loses_bits=True)
 
 
@@ -126,7 +132,7 @@ def _attention(gpu: PricedGpu, kernel: Kernel) -> float:
         if left >= 0:
             seen = min(seen, left)
     else:
-        name = "cudnn" if "cudnn" in kernel.op else "flash_2"
+        name = "cudnn" if "cudnn" in kernel.op or "fused_attn" in kernel.op else "flash_2"
         seen = keys / 2 if causal else keys
     speed = attention_speed(gpu.record.arch, name)
     share = speed.backward if backward else speed.forward
@@ -143,9 +149,13 @@ _CAUSAL_AT = {
     "aten::_scaled_dot_product_efficient_attention_backward": -1,
     "aten::_scaled_dot_product_cudnn_attention": 1,
     "aten::_scaled_dot_product_cudnn_attention_backward": -1,
+    "transformer_engine::fused_attn_fwd": 0, "transformer_engine::fused_attn_bwd": 0,
+    "flash_attn::fwd": 0, "flash_attn::bwd": 0, "flash_attn::varlen_fwd": 3, "flash_attn::varlen_bwd": 3,
+    "flash_attn::_flash_attn_forward": 0, "flash_attn::_flash_attn_backward": 0,
+    "flash_attn::_flash_attn_varlen_forward": 2, "flash_attn::_flash_attn_varlen_backward": 2,
     "paper_flash_attn_3::forward": 2,
     "paper_flash_attn_3::backward": 2,
-}
+}  # fmt: skip
 """Where among the scalars of an operator it says whether its mask is causal (torch 2.13, native_functions.yaml)."""
 
 

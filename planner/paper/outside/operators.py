@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import functools
+from collections.abc import Callable, Sequence
+from contextlib import ContextDecorator
 from typing import Any, NoReturn, TypeVar
 
 import torch
 
 from planner.errors import TraceError
-from planner.paper import library
+from planner.paper import library, work_records
 from planner.paper.kernels.table import target
 
 Tensor = torch.Tensor
@@ -20,17 +21,44 @@ width."""
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-@contextmanager
-def recorded_as(name: str) -> Iterator[None]:
-    """What is allocated inside, or by a function that this decorates, is this operator's (`flash_attn::fwd`)."""
-    native = library.load()
-    before = native.paper_enter_kernel(native.paper_name_index(name.encode()))
-    if before >= 0:
-        native.paper_enter_kernel(before)  # inside another operator, which asked for it
-    try:
-        yield
-    finally:
-        native.paper_enter_kernel(before)
+Described = Callable[..., tuple[Sequence[Tensor], Sequence[int]]]
+
+
+class recorded_as(ContextDecorator):  # noqa: N801
+    """What is allocated inside, or by a function that this decorates, is this operator's (`flash_attn::fwd`). A
+    decorated function is a kernel of the step: of tensors and numbers that `describe` says of its arguments, which are
+    by default all of them but bytes (workspaces)."""
+
+    def __init__(self, name: str, describe: Described | None = None) -> None:
+        self._name, self._describe = name, describe or _arguments_of
+        self._before: list[int] = []
+
+    def __enter__(self) -> None:
+        native = library.load()
+        before = native.paper_enter_kernel(native.paper_name_index(self._name.encode()))
+        if before >= 0:
+            native.paper_enter_kernel(before)  # inside another operator, which asked for it
+        self._before.append(before)
+
+    def __exit__(self, *_: object) -> None:
+        library.load().paper_enter_kernel(self._before.pop())
+
+    def __call__(self, function: Function) -> Function:
+        @functools.wraps(function)
+        def call(*arguments: Any, **named: Any) -> Any:
+            with self, work_records.part_of_a_launch():
+                result = function(*arguments, **named)
+            reads, numbers = self._describe(*arguments, **named)
+            work_records.note_kernel(self._name, reads, list(work_records.tensors_in(result)), scalars=numbers)
+            return result
+
+        return call  # type: ignore[return-value]
+
+
+def _arguments_of(*arguments: Any, **named: Any) -> tuple[Sequence[Tensor], Sequence[int]]:
+    values = (*arguments, *named.values())
+    tensors = [tensor for tensor in work_records.tensors_in(*values) if tensor.dtype is not torch.uint8]
+    return tensors, [int(value) for value in values if type(value) in (int, bool)]
 
 
 def operator(name: str, *, writes: tuple[str, ...] = ()) -> Callable[[Function], Any]:

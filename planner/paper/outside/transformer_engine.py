@@ -19,7 +19,15 @@ from planner.paper import library
 from planner.paper.kernels import workspaces
 from planner.paper.kernels.attention import backward_workspace, forward_workspace
 from planner.paper.kernels.table import scratch, target
-from planner.paper.outside.operators import bytes_of_sums, floats, norms_of_tensors, recorded_as, refuse, rounded
+from planner.paper.outside.operators import (
+    Described,
+    bytes_of_sums,
+    floats,
+    norms_of_tensors,
+    recorded_as,
+    refuse,
+    rounded,
+)
 
 Tensor = torch.Tensor
 Maybe = Tensor | None
@@ -31,9 +39,19 @@ EXTENSION: dict[str, Any] = {}
 
 def _kernel(function: Function) -> Function:
     """The function stands in the extension, and what it allocates is recorded as that of this name."""
-    name = function.__name__
-    EXTENSION[name] = recorded_as(f"transformer_engine::{_RECORDED_AS.get(name, name)}")(function)
-    return function
+    return _described_kernel(None)(function)
+
+
+def _described_kernel(describe: Described | None) -> Callable[[Function], Function]:
+    """As `_kernel`; the work of a call is that of the tensors and numbers that `describe` says of its arguments."""
+
+    def register(function: Function) -> Function:
+        name = function.__name__
+        recorded = recorded_as(f"transformer_engine::{_RECORDED_AS.get(name, name)}", describe)
+        EXTENSION[name] = recorded(function)
+        return function
+
+    return register
 
 
 _RECORDED_AS = {"generic_gemm": "gemm", "te_general_grouped_gemm": "grouped_gemm"}
@@ -283,7 +301,16 @@ def _in_heads(call: SimpleNamespace) -> list[Tensor]:
     return [tensor.permute(order) for tensor in (call.q, call.k, call.v)]
 
 
-@_kernel
+def _attention_of(names: tuple[str, ...]) -> Described:
+    def describe(*values: Any) -> tuple[Sequence[Tensor], Sequence[int]]:
+        """Query, key and value, and whether a row sees only what is before it."""
+        call = _named(names, values)
+        return _in_heads(call), [int("CAUSAL" in _MASKS[call.mask])]
+
+    return describe
+
+
+@_described_kernel(_attention_of(_FORWARD))
 def fused_attn_fwd(*values: Any) -> list[Tensor]:
     """Result, statistics [batch, heads, rows, 1], seed."""
     call = _named(_FORWARD, values)
@@ -303,7 +330,7 @@ def fused_attn_fwd(*values: Any) -> list[Tensor]:
     return [out, statistics, seed]
 
 
-@_kernel
+@_described_kernel(_attention_of(_BACKWARD))
 def fused_attn_bwd(*values: Any) -> list[Tensor | None]:
     """Gradients of query, key and value, laid out together where these are; of a bias, of sinks: none."""
     call = _named(_BACKWARD, values)
