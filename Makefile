@@ -6,7 +6,7 @@ PLANS := $(VENV)/.plans
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup plan answers test test-timed test-computed test-clusters test-wheel soak test-torch torch-versions fuzz cpu-runs cpu-programs clients beside-plans screenshots opinfo check lint bench accuracy programs gpu-truth gpu-facts rehearse-gpu-truth validate-gpu clean
+.PHONY: help setup plan answers test test-timed test-computed test-clusters test-wheel soak test-torch torch-versions fuzz cpu-runs cpu-programs clients beside-plans screenshots opinfo check lint bench accuracy programs step-times gpu-truth gpu-facts rehearse-gpu-truth validate-gpu clean
 
 help: ## what can be done here
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -119,6 +119,9 @@ accuracy: $(READY) ## predicted against recorded, for every truth at hand
 programs: $(READY) ## recorded programs on paper beside their peaks (FAMILIES, ROWS; CHECKOUTS: folder of git directories; PYTHONS: 2.9=/a/bin/python,...; RECORD=yes for docs/results/recorded-runs.md)
 	$(BIN)/python tests/recorded_programs/run_programs.py $(ROWS) $(if $(FAMILIES),--families $(FAMILIES)) \
 	  $(if $(CHECKOUTS),--checkouts $(CHECKOUTS)) $(if $(PYTHONS),--pythons $(PYTHONS)) $(if $(RECORD),--record)
+
+step-times: $(READY) ## published times of steps beside planner's model (COUNT: of each family), for docs/results/step-times.md
+	OMP_NUM_THREADS=1 $(BIN)/python tests/step_times.py $(if $(COUNT),--count $(COUNT))
 
 CAMPAIGN := $(CURDIR):$(CURDIR)/benchmarks
 gpu-truth: ## measure the matrix of cases on the GPU of this machine (torch, transformers, PyYAML are enough)

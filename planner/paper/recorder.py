@@ -63,6 +63,8 @@ class Recorder:
         self._paths = [""]
         """Of scopes, by their numbers."""
         self._open: list[int] = []
+        self._between = work_records.Places()
+        self._hindsight: dict[int, Mark] = {}
         self.host: HostListener | None = None
         """Hears of phases and of tensors on the host, of which the device knows nothing."""
 
@@ -80,6 +82,7 @@ class Recorder:
     def mark_at(self, position: int, phase: Phase, iteration: int) -> None:
         """As `mark`, for a moment in the past (`now`): of a program one knows its iterations when they are over."""
         self._placed[position].insert(0, Mark(phase, iteration))
+        self._hindsight.setdefault(position, Mark(phase, iteration))
 
     def plain_events(self, since: int) -> list[Event]:
         """What the allocator was told since then (`now`), without origins, roles and marks; blocks as the device
@@ -140,15 +143,19 @@ class Recorder:
         elsewhere, and those that stand for them here.
         """
         self._places += 1
-        number, position = self._places, self._native.paper_count()
+        number, position, noted = self._places, self._native.paper_count(), self._between.note()
         tensors = make()
         there = [self.block_of(tensor) for tensor in tensors]
         bound = tuple((block, mine) for block, mine in zip(given, there, strict=True) if mine is not None)
-        self._placed[position].append(Copy(first, after, number, tuple(parents), bound, tuple(taken)))
+        copy = Copy(first, after, number, tuple(parents), bound, tuple(taken))
+        self._placed[position].append(copy)
+        self._between.fill(noted, copy)
         return number, tensors
 
     def _place(self, event: Placed | _WaitMark) -> None:
         self._placed[self._native.paper_count()].append(event)
+        if not isinstance(event, _WaitMark | Role):
+            self._between.fill(self._between.note(), event)
 
     def now(self) -> int:
         """How much has happened since `start`; for `complete_frees`."""
@@ -254,7 +261,7 @@ class Recorder:
 
     def work(self, until: int | None = None) -> StepWork:
         """What the device computes in the last whole iteration before a moment (`now`)."""
-        return work_records.work_of_iteration(self._placed, self.now() if until is None else until)
+        return self._between.work(self._hindsight, self.now() if until is None else until)
 
     def repeating_events(
         self, until: int, cuts: Sequence[int], iteration_ends: Sequence[int]

@@ -1,4 +1,4 @@
-"""What the paper GPU would compute: notes of Python's own launches, and the work of one iteration."""
+"""What the paper GPU would compute: Python's own notes between the launches, and the work of one iteration."""
 
 from __future__ import annotations
 
@@ -111,40 +111,53 @@ def collective_launched(
         wait()
 
 
-def work_of_iteration(placed: Mapping[int, Sequence[object]], until: int) -> StepWork:
-    """The work of the last whole iteration before the position `until`; empty where there is none.
+class Places:
+    """What the recorder wrote down between launches: marks, places, and what was folded away there."""
 
-    `placed`: by position, the marks, places, copies and repetitions of a recorder. What was folded away is written out.
-    """
-    launches = _read_launches()
-    positions = sorted(position for position in placed if position <= until)
-    out: list[tuple[int, ...]] = []
-    at: dict[int, int] = {}
-    marks: list[tuple[int, Mark]] = []
-    index = 0
-    for position in [*positions, until]:
-        while index < len(launches) and launches[index][3] < position:
-            out.append(launches[index])
-            index += 1
-        for event in placed.get(position, ()) if position in placed else ():
-            match event:
+    def __init__(self) -> None:
+        self._events: list[object] = []
+
+    def note(self) -> int:
+        """Here is one; its number, for `fill`."""
+        self._events.append(None)
+        library.load().paper_note_launch(LaunchKind.PLACE, 0, len(self._events) - 1)
+        return len(self._events) - 1
+
+    def fill(self, number: int, event: object) -> None:
+        self._events[number] = event
+
+    def work(self, marks: Mapping[int, Mark], until: int) -> StepWork:
+        """The work of the last whole iteration before the position `until`; empty where there is none. What was folded
+        away is written out. `marks`: by position, those that were made in hindsight."""
+        out: list[tuple[int, ...]] = []
+        at: dict[int, int] = {}
+        found: list[tuple[int, Mark]] = []
+        positions = sorted(marks)
+        for kind, stream, what, position in _read_launches():
+            while positions and positions[0] <= position:
+                found.append((len(out), marks[positions.pop(0)]))
+            if position > until:
+                break
+            if kind != LaunchKind.PLACE:
+                out.append((kind, stream, what))
+                continue
+            match event := self._events[what]:
                 case Place():
-                    at.setdefault(event.number, len(out))
+                    at[event.number] = len(out)
                 case Again() | Copy():
-                    stretch = out[at.get(event.first, 0) : at.get(event.after, 0)]
-                    out += stretch * getattr(event, "times", 1)
+                    out += out[at[event.first] : at[event.after]] * (event.times if isinstance(event, Again) else 1)
                 case Mark():
-                    marks.append((len(out), event))
+                    found.append((len(out), event))
                     if event.phase is Phase.OPTIMIZER_STEP:  # DDP's reducer waits in C++ for what it has issued
-                        out.append((LaunchKind.WAIT_ALL, 0, 0, position))
-    begin, end = _last_iteration(marks, len(out))
-    kernels = _read_kernels()
-    used: dict[int, int] = {}
-    chosen = [
-        Launch(kind, stream, used.setdefault(what, len(used)) if kind == LaunchKind.KERNEL else what)
-        for kind, stream, what, _ in out[begin:end]
-    ]
-    return StepWork(tuple(kernels[number] for number in used), tuple(chosen))
+                        out.append((LaunchKind.WAIT_ALL, 0, 0))
+        begin, end = _last_iteration(found, len(out))
+        used: dict[int, int] = {}
+        launches = tuple(
+            Launch(kind, stream, used.setdefault(what, len(used)) if kind == LaunchKind.KERNEL else what)
+            for kind, stream, what in out[begin:end]
+        )
+        kernels = _read_kernels()
+        return StepWork(tuple(kernels[number] for number in used), launches)
 
 
 def _last_iteration(marks: Sequence[tuple[int, Mark]], end: int) -> tuple[int, int]:

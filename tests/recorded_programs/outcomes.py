@@ -46,6 +46,9 @@ class Outcome:
     is_covered: bool | None = None
     """By the interval; None where nothing says it."""
     reason: str = ""
+    step_seconds: float = 0.0
+    """Of an iteration as it was printed, and of the slowest rank on paper; 0: nobody says it."""
+    planned_step_seconds: float = 0.0
 
 
 def compare(run: RecordedRun, figures: Sequence[Figure], result: Mapping[str, Any], date: str) -> Outcome:
@@ -54,7 +57,13 @@ def compare(run: RecordedRun, figures: Sequence[Figure], result: Mapping[str, An
         run=run.name, title=run.title, torch=run.torch, gpu=run.product, ranks=run.ranks, date=date,
         seconds=float(result.get("seconds", 0)), figures=tuple(figures), reason="" if figures else reason_of(result),
         is_covered=_is_covered(figures, result["answer"]["rank_classes"][0]["peak"]) if figures else None,
+        step_seconds=run.step_seconds, planned_step_seconds=_step_seconds(result["answer"]) if figures else 0.0,
     )  # fmt: skip
+
+
+def _step_seconds(answer: Mapping[str, Any]) -> float:
+    steps = [rank_class["step"]["seconds"] for rank_class in answer["rank_classes"] if "step" in rank_class]
+    return float(max(steps, default=0.0))
 
 
 def _is_covered(figures: Sequence[Figure], peak: Mapping[str, Any]) -> bool:

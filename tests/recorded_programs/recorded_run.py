@@ -39,6 +39,8 @@ class RecordedRun:
     reserved: tuple[float, float] = (0, 0)
     parameters: int = 0
     """Of its model, as its log has them; 0 where it does not."""
+    step_seconds: float = 0.0
+    """Of an iteration, as it was printed; 0 where it was not."""
     obstacle: str = ""
     """Why it cannot be run; empty if it can."""
     inferred: str = ""

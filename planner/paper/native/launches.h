@@ -12,6 +12,7 @@ enum class LaunchKind : int32_t {
   Wait,      // the stream waits for the event `what`
   WaitAll,   // the stream waits for everything launched so far
   HostWait,  // the host waits for the stream; for the whole device with stream -1
+  Place,     // no launch: what Python wrote down here, by its number
 };
 
 // Read from Python as a flat array of the format that `paper_launch_format` says.

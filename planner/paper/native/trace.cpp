@@ -155,6 +155,7 @@ void describe(int64_t block, const int64_t* sizes, size_t dims, int32_t dtype) {
   shapes.insert(shapes.end(), sizes, sizes + dims);
 }
 
+bool is_recording() { return recording; }
 bool is_written_down() { return recording && compiling == 0; }
 
 int32_t name_number(const std::string& name) {

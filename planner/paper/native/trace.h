@@ -57,6 +57,7 @@ void describe(int64_t block, const int64_t* sizes, size_t dims, int32_t dtype);
 void start_following_autograd();
 // Whether what happens now is written down: not before a trace, and not while something is compiled.
 bool is_written_down();
+bool is_recording();
 int32_t name_number(const std::string& name);
 
 }  // namespace paper

@@ -1,0 +1,116 @@
+"""Kernels beside what others measured, and what decides about their time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from planner.hardware import catalog
+from planner.hardware.kernel_speeds import TRAINING_SHARES, product_speed
+from planner.step_work import Kernel
+from planner.timing.collective_seconds import seconds_of_collective
+from planner.timing.kernel_seconds import PricedGpu
+
+
+def gpu(name: str = "H100-SXM-80GB") -> PricedGpu:
+    record, speed = catalog.by_name(name), catalog.speed_of(name)
+    assert record is not None
+    assert speed is not None
+    products = product_speed(record)
+    assert products is not None
+    return PricedGpu(record, speed, products)
+
+
+def product(rows: int, columns: int, inner: int, dtype: str = "bfloat16", **fields: object) -> Kernel:
+    shapes = ((rows, inner), (inner, columns), (rows, columns))
+    moved = 2 * (rows * inner + inner * columns)
+    return replace(Kernel("aten::mm", dtype, moved, 2 * rows * columns, shapes), **fields)
+
+
+# TFLOPS of vLLM 0.24 on one GPU, alone (ai-dynamo/aiconfigurator 095f58a5, gemm).
+@pytest.mark.parametrize(
+    ("name", "size", "teraflops"),
+    [
+        ("A100-SXM-80GB", 2048, 200), ("A100-SXM-80GB", 4096, 250), ("A100-SXM-80GB", 8192, 257),
+        ("H100-SXM-80GB", 2048, 656), ("H100-SXM-80GB", 4096, 816), ("H100-SXM-80GB", 8192, 728),
+    ],
+)  # fmt: skip
+def test_a_square_product_takes_as_long_as_it_was_measured_to_take(name: str, size: int, teraflops: float) -> None:
+    measured = 2 * size**3 / (teraflops * 1e12)
+    within_training = measured / TRAINING_SHARES[gpu(name).record.arch]
+    assert gpu(name).seconds(product(size, size, size)) == pytest.approx(within_training, rel=0.2)
+
+
+@pytest.mark.parametrize("inner", [64, 512, 4096])
+def test_no_larger_product_takes_less_time(inner: int) -> None:
+    took = [gpu().seconds(product(64 * rows, 1024, inner)) for rows in range(1, 200)]
+    assert took == sorted(took)
+
+
+def test_what_torch_writes_into_out_is_no_factor_of_a_product() -> None:
+    plain = product(4096, 1024, 512)
+    into_out = replace(plain, shapes=(*plain.shapes, plain.shapes[-1]))
+    with_bias = replace(plain, op="aten::addmm", shapes=((1024,), *plain.shapes))
+    assert gpu().seconds(plain) == gpu().seconds(into_out) == gpu().seconds(with_bias)
+
+
+def test_products_of_float32_are_slower_unless_they_may_lose_bits() -> None:
+    exact, tensor_cores = (product(8192, 8192, 8192, "float32", scalars=(loses,)) for loses in (0, 1))
+    assert gpu().seconds(exact) > 4 * gpu().seconds(tensor_cores) > 4 * gpu().seconds(product(8192, 8192, 8192))
+
+
+def test_a_kernel_without_shapes_takes_the_time_of_its_bytes() -> None:
+    small, large = (Kernel("aten::mul", "bfloat16", size, size) for size in (2**28, 2**29))
+    assert gpu().seconds(large) == pytest.approx(2 * gpu().seconds(small), rel=0.02)
+    assert gpu().seconds(large) == pytest.approx(2 * 2**29 / (3350e9 * 0.8), rel=0.02)
+
+
+def test_norms_of_torch_take_longer_than_their_bytes() -> None:
+    norm = Kernel("aten::_fused_rms_norm_backward", "bfloat16", 2**28, 2**28)
+    assert gpu().seconds(norm) > 4 * gpu().seconds(replace(norm, op="inductor::triton_red_fused_0"))
+
+
+def attention(op: str, *, causal: bool, length: int = 16384, size: int = 128) -> Kernel:
+    of_heads = ((1, 16, length, size),) * 4
+    return Kernel(op, "bfloat16", 0, 0, of_heads, (1, int(causal), 0))
+
+
+def test_attention_of_half_of_the_square_takes_half_of_the_time() -> None:
+    full, causal = (
+        gpu().seconds(attention("aten::_scaled_dot_product_cudnn_attention", causal=causal)) for causal in (False, True)
+    )
+    assert causal == pytest.approx(full / 2, rel=0.05)
+
+
+# FlashAttention-3's paper, figures 5 and 6: H100 SXM5, 16k tokens, without a mask, forward of heads of 128.
+@pytest.mark.parametrize(("op", "teraflops"), [("cudnn_attention", 595), ("flash_attention", 370)])
+def test_attention_takes_as_long_as_it_was_measured_to_take(op: str, teraflops: float) -> None:
+    kernel = attention(f"aten::_scaled_dot_product_{op}", causal=False)
+    kernel = kernel if op == "cudnn_attention" else replace(kernel, scalars=(0, 0))
+    measured = 4 * 16 * 16384**2 * 128 / (teraflops * 1e12)
+    assert gpu().seconds(kernel) == pytest.approx(measured / TRAINING_SHARES["sm_90"], rel=0.05)
+
+
+# Microseconds of nccl-tests, NCCL 2.27 on 8 H100 (ai-dynamo/aiconfigurator 095f58a5, comm/nccl).
+@pytest.mark.parametrize(
+    ("name", "size", "microseconds"),
+    [
+        ("allreduce", 2**29, 2111),
+        ("allreduce", 2**25, 197),
+        ("_allgather_base", 2**29, 1400),
+        ("_allgather_base", 2**25, 125),
+    ],
+)
+def test_a_collective_in_a_node_takes_as_long_as_it_was_measured_to_take(
+    name: str, size: int, microseconds: float
+) -> None:
+    kernel = Kernel(f"nccl::{name}", "bfloat16", size, 0, (), (8, 1))
+    assert 1e6 * seconds_of_collective(kernel, gpu().speed, 8, 50.0) == pytest.approx(microseconds, rel=0.25)
+
+
+def test_a_group_over_two_nodes_is_slower_than_one_in_a_node() -> None:
+    inside, across = (Kernel("nccl::allreduce", "bfloat16", 2**28, 0, (), (8, stride)) for stride in (1, 2))
+    assert seconds_of_collective(across, gpu().speed, 8, 50.0) > 1.5 * seconds_of_collective(
+        inside, gpu().speed, 8, 50.0
+    )

@@ -1,0 +1,66 @@
+"""When an iteration is over: streams that work beside each other, waits, and a host that may be too slow."""
+
+from __future__ import annotations
+
+import pytest
+
+from planner.step_work import WHOLE_DEVICE, Kernel, Launch, LaunchKind, StepWork
+from planner.timing.stream_replay import HOST_SECONDS, replay_step
+
+LONG, SHORT, SENT, RECEIVED = range(4)
+KERNELS = (
+    Kernel("aten::mm", "bfloat16", 0, 0),
+    Kernel("aten::add", "bfloat16", 0, 0),
+    Kernel("nccl::allreduce", "bfloat16", 0, 0, (), (8, 1)),
+    Kernel("nccl::recv", "bfloat16", 0, 0, (), (4, 1, 0)),
+)
+SECONDS = {"aten::mm": 0.01, "aten::add": 0.001, "nccl::allreduce": 0.004, "nccl::recv": 0.0}
+LANE = 7
+
+
+def kernel(what: int, stream: int = 0) -> Launch:
+    return Launch(LaunchKind.KERNEL, stream, what)
+
+
+def record(event: int, stream: int = 0) -> Launch:
+    return Launch(LaunchKind.RECORD, stream, event)
+
+
+def wait(event: int, stream: int = 0) -> Launch:
+    return Launch(LaunchKind.WAIT, stream, event)
+
+
+def seconds(*launches: Launch) -> float:
+    return replay_step(StepWork(KERNELS, launches), lambda each: SECONDS[each.op]).step
+
+
+def test_kernels_of_one_stream_follow_one_another() -> None:
+    assert seconds(kernel(LONG), kernel(SHORT), kernel(LONG)) == pytest.approx(0.021)
+
+
+def test_a_collective_hides_behind_what_does_not_wait_for_it() -> None:
+    issued = (record(1), wait(1, LANE), kernel(SENT, LANE), record(2, LANE))
+    assert seconds(kernel(LONG), *issued, kernel(LONG), wait(2)) == pytest.approx(0.02)
+    assert seconds(kernel(LONG), *issued, wait(2), kernel(LONG)) == pytest.approx(0.024)
+
+
+def test_a_stream_that_waits_for_all_waits_for_collectives_that_nobody_waited_for() -> None:
+    everything = Launch(LaunchKind.WAIT_ALL, 0, 0)
+    assert seconds(record(1), wait(1, LANE), kernel(SENT, LANE), everything, kernel(LONG)) == pytest.approx(0.014)
+
+
+def test_a_host_that_launches_more_slowly_than_the_gpu_computes_decides() -> None:
+    tiny = StepWork(KERNELS, (kernel(SHORT),) * 100)
+    assert replay_step(tiny, lambda _: 1e-7).step == pytest.approx(100 * HOST_SECONDS["eager"], rel=0.05)
+
+
+def test_a_host_that_waits_for_the_device_does_not_run_ahead() -> None:
+    behind = [kernel(LONG), *[kernel(SHORT)] * 10]
+    waits = Launch(LaunchKind.HOST_WAIT, WHOLE_DEVICE, 0)
+    assert seconds(*behind, waits) > seconds(*behind)
+
+
+def test_a_stage_of_a_pipeline_waits_for_the_others() -> None:
+    # Four stages, eight micro-batches from one neighbour: three eighths of the time it is idle.
+    micro_batch = (kernel(RECEIVED), kernel(LONG))
+    assert seconds(*micro_batch * 8) == pytest.approx(0.08 * (1 + 3 / 8), rel=0.01)

@@ -1,0 +1,108 @@
+"""What a traced step says of the work of its GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from typing import Any
+
+import pytest
+
+import planner.paper  # noqa: F401
+from planner.job.layout import Mesh, rank_classes
+from planner.job.schema import Cluster, Decoder, DpReplicate, DpShard, Gpu, Job, Model, Parallel, Pp, Tp, Train
+from planner.planning import judging
+from planner.planning.judging import RankTrace
+from planner.step_work import LaunchKind, StepWork
+from planner.tracing import rank_trace
+from planner.tracing.spec import step_trace
+from planner.truth.calibration.interval import Calibration
+
+LAYERS = 2
+
+
+def job(parallel: Parallel | None = None, **train: Any) -> Job:
+    parallel = parallel or Parallel()
+    gpu = Gpu(name="H100-SXM-80GB", total_bytes=80 << 30, arch="sm_90")
+    return Job(
+        model=Model(decoder=Decoder(layers=LAYERS, hidden=64, heads=4, kv_heads=4, ffn=128, vocab=300)),
+        train=Train(micro_batch_size=2, sequence_length=32, precision="bf16_autocast", **train),
+        parallel=parallel,
+        cluster=Cluster(gpus_per_node=Mesh.of(parallel).world_size, gpu=gpu),
+    )
+
+
+def counted(work: StepWork) -> Counter[str]:
+    return Counter(work.kernels[launch.what].op for launch in work.launches if launch.kind == LaunchKind.KERNEL)
+
+
+def test_an_iteration_has_three_products_of_every_linear_layer_and_attention_both_ways() -> None:
+    ops = counted(step_trace.trace(job()).work)
+    linear_layers = 7 * LAYERS + 1
+    assert ops["aten::mm"] == 3 * linear_layers
+    assert ops["aten::_scaled_dot_product_cudnn_attention"] == LAYERS
+    assert ops["aten::_scaled_dot_product_cudnn_attention_backward"] == LAYERS
+    assert ops["aten::embedding"] + ops["aten::index_select"] == 1
+
+
+@pytest.mark.parametrize("parallel", [Parallel(), Parallel(dp_replicate=DpReplicate(degree=2)),
+                                      Parallel(dp_shard=DpShard(degree=2))])  # fmt: skip
+def test_work_that_is_folded_is_that_of_running_it_all(parallel: Parallel) -> None:
+    accumulating = job(parallel, gradient_accumulation_steps=5)
+    folded, whole = (step_trace.trace(accumulating, folded=folded).work for folded in (True, False))
+    assert counted(folded) == counted(whole)
+
+
+def test_ddp_reduces_every_gradient_once_on_a_stream_of_its_own() -> None:
+    work = step_trace.trace(job(Parallel(dp_replicate=DpReplicate(degree=4)))).work
+    reduced = [
+        (work.kernels[launch.what], launch.stream)
+        for launch in work.launches
+        if launch.kind == LaunchKind.KERNEL and work.kernels[launch.what].op == "nccl::allreduce"
+    ]
+    elements = 2 * 300 * 64 + LAYERS * (4 * 64 * 64 + 3 * 64 * 128 + 2 * 64) + 64
+    assert sum(kernel.read_bytes for kernel, _ in reduced) == 4 * elements
+    assert {kernel.scalars for kernel, _ in reduced} == {(4, 1)}
+    assert all(stream > 0 for _, stream in reduced)
+
+
+def test_tensor_parallelism_waits_for_its_collectives() -> None:
+    work = step_trace.trace(job(Parallel(tp=Tp(degree=2)))).work
+    assert any(op.startswith("nccl::") for op in counted(work))
+    assert any(launch.kind == LaunchKind.WAIT_ALL for launch in work.launches)
+
+
+def test_a_stage_hears_once_of_every_micro_batch() -> None:
+    parallel = Parallel(pp=Pp(degree=2, schedule="1F1B"))
+    ops = counted(step_trace.trace(job(parallel, gradient_accumulation_steps=4), rank=1).work)
+    assert (ops["nccl::recv"], ops["nccl::send"]) == (4, 4)
+
+
+def test_a_trace_that_was_kept_has_the_same_work() -> None:
+    trace = step_trace.trace(job(Parallel(dp_replicate=DpReplicate(degree=2))))
+    assert rank_trace.loads(rank_trace.dumps(trace)).work == trace.work
+
+
+def test_a_trace_that_launches_a_kernel_that_is_not_there_is_refused() -> None:
+    text = rank_trace.dumps(dataclasses.replace(step_trace.trace(job()), events=(), repeats=(), host=()))
+    torn = text.replace('"launches"', '"launched"', 1)
+    with pytest.raises(ValueError, match="cut off"):
+        rank_trace.loads(torn)
+
+
+def test_a_statement_says_the_time_of_a_step_and_the_tokens_of_a_gpu() -> None:
+    of_two = job(Parallel(dp_shard=DpShard(degree=2)), gradient_accumulation_steps=3)
+    (rank_class,) = rank_classes(Mesh.of(of_two.parallel))
+    trace = step_trace.trace(of_two)
+    step = judging.judge_trace(of_two, RankTrace(rank_class, trace), Calibration.none()).statement.step
+    assert step is not None
+    low, high = step.interval_seconds
+    assert low < step.seconds < high
+    assert step.tokens_per_second == pytest.approx(3 * 2 * 32 / step.seconds, rel=1e-3)
+
+
+def test_a_gpu_of_unknown_speed_has_no_time() -> None:
+    unknown = dataclasses.replace(job(), cluster=Cluster(gpus_per_node=1, gpu=Gpu(total_bytes=80 << 30, arch="sm_90")))
+    (rank_class,) = rank_classes(Mesh.of(unknown.parallel))
+    trace = RankTrace(rank_class, step_trace.trace(unknown))
+    assert judging.judge_trace(unknown, trace, Calibration.none()).statement.step is None
