@@ -13,6 +13,7 @@ from planner.job.loading import load_document
 from planner.job.schema import Job
 from planner.report.statement import Verdict
 from planner.searching.exact_plans import Answer, Exact, OutOfTimeError
+from planner.searching.weighing import cost_of
 from planner.units import GIB
 
 DECODER = {"layers": 4, "hidden": 128, "heads": 4, "kv_heads": 2, "ffn": 256, "vocab": 512}
@@ -40,6 +41,8 @@ class SupposedPlans:
     most: float = float("inf")
     """Plans until the time is over."""
     planned: list[Job] = field(default_factory=list)
+    slowness_of: Callable[[Job], float] = lambda _job: 1.0
+    """The time of a job's traced step, over that of the roofline."""
 
     @property
     def is_over(self) -> bool:
@@ -58,7 +61,8 @@ class SupposedPlans:
 
     def exact(self, job: Job) -> Exact:
         device, allocated = self.bytes_of(job)
-        capacity = job.cluster.gpu.total_bytes
+        capacity, cost = job.cluster.gpu.total_bytes, cost_of(job)
+        rate = 0.0 if cost is None else 1 / (cost.per_token * self.slowness_of(job))
         return Exact(
             verdict=Verdict.EXCEEDS if device > capacity else Verdict.FITS,
             device_bytes=device,
@@ -66,6 +70,7 @@ class SupposedPlans:
             headroom_bytes=capacity - device,
             capacity_bytes=capacity,
             rank_classes=1,
+            tokens_per_second=rate,
         )
 
 
