@@ -40,6 +40,9 @@ def _lines(document: Document) -> Iterator[str]:
         if len(rows) > 1:
             shown.append(_group(totals, "all", "", ""))
         yield from _table(head, shown, words=3)
+        if spent := totals.get("gpu_seconds"):
+            yield ""
+            yield f"GPU hours of jobs that have started: {spent / 3600:,.1f}"
         if predicted := totals.get("host_predicted_bytes"):
             requested = totals["host_requested_bytes"]
             of_requested = f" of {show_bytes(requested)}" if requested else ""

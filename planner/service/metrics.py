@@ -274,6 +274,8 @@ METRICS: tuple[Definition, ...] = (
             ("host_requested_bytes", "host_requested_bytes", "Main memory that open jobs say their nodes have."),
             ("host_predicted_bytes", "host_predicted_bytes", "Main memory that the nodes of open jobs will take."),
             ("measured_gpus", "measured_gpus", "Ranks of open jobs that told their device bytes."),
+            ("gpu_seconds", "gpu_seconds",
+             "GPUs times seconds of remembered jobs that have started, to their end or now."),
             ("judged_jobs", "judged",
              "Remembered jobs that ended, finished or out of memory: those that show whether a verdict was right."),
         )

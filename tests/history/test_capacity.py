@@ -66,6 +66,25 @@ def test_a_job_that_ended_takes_nothing_but_judges_its_plan(
     assert history.capacity(since=clock.now + timedelta(seconds=1)) == ()
 
 
+def test_gpu_hours_are_those_from_the_start_of_a_job_to_its_end_or_now(
+    history: History, plan: Callable[..., Plan], clock: Any
+) -> None:
+    history.plans.put(plan(1))
+    hour, now = timedelta(hours=1), clock.now
+    running = JobChange(plan_id=plan(1).plan_id, started_at=now - 3 * hour)
+    over = JobChange(plan_id=plan(1).plan_id, started_at=now - 5 * hour, ended_at=now - hour, outcome=Outcome.FINISHED)
+    history.jobs.bind("ray", "running", running)
+    history.jobs.bind("ray", "over", over)
+    history.jobs.bind("ray", "waiting", JobChange(plan_id=plan(1).plan_id))
+
+    def gpu_hours(since: timedelta | None) -> float:
+        (row,) = history.capacity(since=None if since is None else now - since)
+        return row.gpu_seconds / 3600
+
+    assert gpu_hours(None) == 8 * (3 + 4)
+    assert gpu_hours(2 * hour) == 8 * (2 + 1)
+
+
 def test_a_job_that_the_hosts_memory_ended_does_not_judge_the_gpus_verdict(
     history: History, plan: Callable[..., Plan]
 ) -> None:

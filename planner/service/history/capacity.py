@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Row, Select, and_, func, or_, select
+from sqlalchemy import BigInteger, ColumnElement, Row, Select, and_, case, func, or_, select, type_coerce
 
 from planner.hardware.catalog import gpus
 from planner.hardware.gpus import GpuRecord
@@ -17,7 +17,7 @@ from planner.service.history.database import Database
 from planner.service.history.job_changes import Outcome, memory_of
 from planner.service.history.job_table import ended_since, is_open, rank_of_job
 from planner.service.history.plan_table import rank_classes_of
-from planner.service.history.schema import JOBS, MEASURED_RANKS, PLANS
+from planner.service.history.schema import JOBS, MEASURED_RANKS, PLANS, microseconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +38,9 @@ class CapacitySums:
     measured_bytes: int
     measured_gpus: int
     predicted_of_measured_bytes: int
+    gpu_seconds: int = 0
+    """GPUs times seconds, from the start of a job to its end or now: of jobs that have started and not ended, and of
+    those remembered that ended; within `since`, if it is given."""
     host_requested_bytes: int = 0
     """Main memory that the jobs say their nodes have."""
     host_predicted_bytes: int = 0
@@ -94,8 +97,15 @@ def capacity(database: Database, now: datetime, since: datetime | None = None) -
     ended = select(*group, PLANS.c.verdict, JOBS.c.outcome, JOBS.c.cause, func.count().label("jobs")).where(
         JOBS.c.outcome.in_([Outcome.FINISHED.value, Outcome.OUT_OF_MEMORY.value])
     )
+    # Of whole seconds: a sum of microseconds of many GPUs would overflow.
+    begins: ColumnElement[int] = type_coerce(JOBS.c.started_at, BigInteger)
     if since is not None:
         ended = ended.where(JOBS.c.ended_at >= since)
+        begins = case((begins < microseconds(since), microseconds(since)), else_=begins)
+    lasted = (func.coalesce(type_coerce(JOBS.c.ended_at, BigInteger), microseconds(now)) - begins) // 1_000_000
+    worked = select(*group, func.sum(PLANS.c.ranks * lasted).label("gpu_seconds")).where(
+        JOBS.c.started_at.is_not(None), lasted > 0, or_(is_open(now), JOBS.c.ended_at.is_not(None))
+    )
     queries: tuple[tuple[Select[Any], Callable[[Row[Any]], dict[str, int]]], ...] = (
         (open_jobs.select_from(of_plans).where(is_open(now)), _count_open_job),
         (
@@ -108,6 +118,7 @@ def capacity(database: Database, now: datetime, since: datetime | None = None) -
             ended.select_from(of_plans).group_by(*group, PLANS.c.verdict, JOBS.c.outcome, JOBS.c.cause),
             _count_ended_jobs,
         ),
+        (worked.select_from(of_plans).group_by(*group), lambda row: {"gpu_seconds": int(row.gpu_seconds)}),
     )
     sums: dict[tuple[str, str, str], Counter[str]] = defaultdict(Counter)
     with database.reading() as connection:

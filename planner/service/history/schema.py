@@ -32,6 +32,11 @@ _FAST = 1
 """zlib's level: a plan of a thousand holders shrinks tenfold within 2 ms; more effort gains little."""
 
 
+def microseconds(moment: datetime) -> int:
+    """Since 1970, as moments are kept."""
+    return (moment - _EPOCH) // timedelta(microseconds=1)
+
+
 class UtcMicroseconds(TypeDecorator[datetime]):
     """A moment with its time zone, as microseconds since 1970: the same order in every database."""
 
@@ -39,9 +44,7 @@ class UtcMicroseconds(TypeDecorator[datetime]):
     cache_ok = True
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> int | None:  # noqa: ARG002
-        if value is None:
-            return None
-        return (value - _EPOCH) // timedelta(microseconds=1)
+        return None if value is None else microseconds(value)
 
     def process_result_value(self, value: int | None, dialect: Dialect) -> datetime | None:  # noqa: ARG002
         return None if value is None else _EPOCH + timedelta(microseconds=value)
