@@ -30,6 +30,9 @@ DATA = ROOT / "tests" / "data" / "step_times"
 RUNS = ROOT / "tests" / "data" / "recorded_runs"
 PAGE = ROOT / "docs" / "results" / "step-times.md"
 SEED, DRAWN = 29, 60
+_MOST_TOKENS = 8192
+"""Of a sequence of llm-foundry's rows that are drawn: longer ones take most of their time in a flash attention in Triton
+of 2022 (submit_benchmarks.py, `attn_impl`), slower than any that torch has."""
 _APART = 1.05
 """Pairs of steps whose published rates differ by less say nothing about an order."""
 _SOURCES = {
@@ -38,6 +41,7 @@ _SOURCES = {
     "parameter-golf": "logs of openai/parameter-golf (4908dc46), `step_avg`",
     "megatron": "golden values of NVIDIA/Megatron-LM (d98e8a64), median iteration time",
 }
+_TRITON = f"llm-foundry's rows of more than {_MOST_TOKENS:,} tokens, whose attention no torch has"
 # llm-foundry's models (scripts/train/yamls/pretrain): hidden size, heads, layers; 4 times as wide inside, no biases.
 _MPT = {
     "125m": (768, 12, 12), "350m": (1024, 16, 24), "760m": (1536, 12, 24), "1b": (2048, 16, 24), "3b": (2560, 20, 32),
@@ -63,6 +67,8 @@ class Step:
     """Of a GPU; 0: not known."""
     other_ms: float = 0.0
     """By somebody else's model."""
+    obstacle: str = ""
+    """Why it is not drawn."""
 
     @property
     def error(self) -> float:
@@ -81,6 +87,7 @@ def read_published() -> Iterator[tuple[Step, dict[str, Any]]]:
                 row["family"], row["row"], row["gpu"], int(row["gpus"]), float(row["milliseconds"]),
                 tokens=config["micro_batch_size"] * config["seq"] * accumulated / parts,
                 other_ms=config.get("simumax_ms", 0.0),
+                obstacle=_TRITON if row["family"] == "llm-foundry" and config["seq"] > _MOST_TOKENS else "",
             )  # fmt: skip
             yield step, config
 
@@ -96,14 +103,16 @@ def spec_of(step: Step, config: Mapping[str, Any], folder: Path) -> dict[str, An
         "gradient_accumulation_steps": config.get("grad_accum", config.get("micro_batches")),
     }  # fmt: skip
     if step.family == "simumax":
-        model = {"decoder": {"layers": config["layers"], **_LLAMA[config["model"]]}}
+        model: dict[str, Any] = {"decoder": {"layers": config["layers"], **_LLAMA[config["model"]]}}
         parallel: dict[str, Any] = {
             "tp": {"degree": config["tp"], "sequence_parallel": config["tp"] > 1}, "cp": config["cp"],
             "dp_shard": {"degree": config["dp"], "reshard_after_forward": False, "no_sync": True},
         }  # fmt: skip
         if config["pp"] > 1:
             parallel["pp"] = {"degree": config["pp"], "schedule": "1F1B"}
-        train["precision"] = "fsdp_mixed" if config["dp"] > 1 else "bf16_autocast"
+        is_sharded = config["dp"] * config["cp"] > 1
+        train["precision"] = "fsdp_mixed" if is_sharded else "none"
+        model["parameter_dtype"] = "float32" if is_sharded else "bfloat16"
         return {"model": model, "train": train, "parallel": parallel, "cluster": cluster}
     hidden, heads, layers = _MPT[config["model"].removeprefix("mpt-")]
     named = {
@@ -156,7 +165,9 @@ def read_all() -> list[Step]:
 
 def draw(steps: Sequence[Step]) -> list[Step]:
     """So many of all that were planned, the same for the same steps."""
-    planned = sorted((step for step in steps if step.planned_ms), key=lambda step: (step.family, step.row))
+    planned = sorted(
+        (step for step in steps if step.planned_ms and not step.obstacle), key=lambda step: (step.family, step.row)
+    )
     return sorted(
         random.Random(SEED).sample(planned, min(DRAWN, len(planned))), key=lambda step: (step.family, step.row)
     )
@@ -193,7 +204,8 @@ table (how much slower products of A100 and H100 are within training than alone)
 
 def write_page(steps: Sequence[Step]) -> str:
     """The page of everything that is kept."""
-    planned, drawn = [step for step in steps if step.planned_ms], draw(steps)
+    planned, drawn = [step for step in steps if step.planned_ms and not step.obstacle], draw(steps)
+    apart = [step for step in steps if step.planned_ms and step.obstacle]
     right, count = ordered_pairs(steps)
     lines = ["| what | steps | median error | signed | 9 of 10 within | worst |", "|---|---:|---:|---:|---:|---:|"]
     lines.append(_summary(f"{len(drawn)} drawn of all (seed {SEED})", drawn))
@@ -203,6 +215,7 @@ def write_page(steps: Sequence[Step]) -> str:
         _summary(f"{family}: {_SOURCES.get(family, '')}", [step for step in planned if step.family == family])
         for family in families
     ]
+    lines += [_summary(f"not in any line above: {_TRITON}", apart)] if apart else []
     beside = [step for step in planned if step.other_ms]
     if beside:
         theirs = [replace(step, planned_ms=step.other_ms) for step in beside]
@@ -218,7 +231,7 @@ def write_page(steps: Sequence[Step]) -> str:
             "| step | GPU | GPUs | published | here | error | SimuMax |",
             "|---|---|---:|---:|---:|---:|---:|",
         ]
-        lines += [_row(step) for step in planned if step.family == family]
+        lines += [_row(step) for step in (*planned, *apart) if step.family == family]
         missing = sum(step.family == family and not step.planned_ms for step in steps)
         lines += ["", *([f"{missing} more are published and were not planned.", ""] if missing else [])]
     return _HEAD + "\n".join(lines).rstrip() + "\n"

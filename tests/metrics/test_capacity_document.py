@@ -48,7 +48,7 @@ def test_capacity_by_team_queue_and_gpu_and_in_all(
         "predicted_bytes": 158 * GIB + 4, "headroom_bytes": 162 * GIB - 4, "measured_bytes": 77 * GIB,
         "measured_gpus": 2, "predicted_of_measured_bytes": 79 * GIB + 2, "judged": 1, "wrong_verdicts": 1,
         "said_fits_ran_out": 1, "said_exceeds_ran": 0, "ran_out_gpu": 1, "ran_out_host": 0,
-        "host_requested_bytes": 2 * 400 * GIB, "host_predicted_bytes": 2 * 300 * GIB,
+        "host_requested_bytes": 2 * 400 * GIB, "host_predicted_bytes": 2 * 300 * GIB, "gpu_seconds": 0,
     }  # fmt: skip
     vision = {
         **dict.fromkeys(nlp, 0), "team": "vision", "queue": "q", "gpu": "H100-SXM-80GB", "jobs": 1, "gpus": 1,
