@@ -31,8 +31,8 @@ RUNS = ROOT / "tests" / "data" / "recorded_runs"
 PAGE = ROOT / "docs" / "results" / "step-times.md"
 SEED, DRAWN = 29, 60
 _MOST_TOKENS = 8192
-"""Of a sequence of llm-foundry's rows that are drawn: longer ones take most of their time in a flash attention in Triton
-of 2022 (submit_benchmarks.py, `attn_impl`), slower than any that torch has."""
+"""Of a sequence of llm-foundry's rows that are drawn: longer ones take most of their time in a flash attention of 2022
+in Triton (submit_benchmarks.py, `attn_impl`), slower than any that torch has."""
 _APART = 1.05
 """Pairs of steps whose published rates differ by less say nothing about an order."""
 _SOURCES = {
