@@ -121,7 +121,7 @@ programs: $(READY) ## recorded programs on paper beside their peaks (FAMILIES, R
 	  $(if $(CHECKOUTS),--checkouts $(CHECKOUTS)) $(if $(PYTHONS),--pythons $(PYTHONS)) $(if $(RECORD),--record)
 
 step-times: $(READY) ## published times of steps beside planner's model (COUNT: of each family), for docs/results/step-times.md
-	OMP_NUM_THREADS=1 $(BIN)/python tests/step_times.py $(if $(COUNT),--count $(COUNT))
+	OMP_NUM_THREADS=1 $(BIN)/python tests/programs/step_times.py $(if $(COUNT),--count $(COUNT))
 
 CAMPAIGN := $(CURDIR):$(CURDIR)/benchmarks
 gpu-truth: ## measure the matrix of cases on the GPU of this machine (torch, transformers, PyYAML are enough)

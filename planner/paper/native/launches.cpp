@@ -78,15 +78,26 @@ Operator describe_operator(const c10::OperatorName& named) {
   return known;
 }
 
-const Operator& operator_of(const at::RecordFunction& function) {
+const Operator& look_up(const at::RecordFunction& function) {
   static std::map<std::pair<std::string, std::string>, Operator> known;
-  const auto named = function.operator_name();
   static const Operator none;
+  const auto named = function.operator_name();
   if (!named.has_value()) return none;
   std::lock_guard<std::mutex> lock(operator_mutex);
   auto [found, inserted] = known.try_emplace({named->name, named->overload_name});
   if (inserted) found->second = describe_operator(*named);
   return found->second;
+}
+
+// Asked for every call: an operator's name lies where its schema does, and anybody else's where another may lie later.
+const Operator& operator_of(const at::RecordFunction& function) {
+  thread_local std::unordered_map<const char*, std::pair<std::string, const Operator*>> cache;
+  auto& [name, op] = cache[function.name()];
+  if (op == nullptr || name != function.name()) {
+    name = function.name();
+    op = &look_up(function);
+  }
+  return *op;
 }
 
 struct KernelContext final : at::ObserverContext {

@@ -1,6 +1,6 @@
 """`make step-times`: how long published steps took beside planner's model of them; docs/results/step-times.md.
 
-    python tests/step_times.py [--family NAME...] [--count N] [--page]
+    python tests/programs/step_times.py [--family NAME...] [--count N] [--page]
 
 Steps of specs (tests/data/step_times/published.csv) are planned and kept in tests/data/step_times/planned.json; those
 of programs come from tests/data/recorded_runs, where `make programs RECORD=yes` keeps them. `--page` plans nothing.
@@ -25,7 +25,7 @@ from typing import Any
 
 import yaml
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 DATA = ROOT / "tests" / "data" / "step_times"
 RUNS = ROOT / "tests" / "data" / "recorded_runs"
 PAGE = ROOT / "docs" / "results" / "step-times.md"

@@ -1,0 +1,29 @@
+"""docs/results/step-times.md: what is kept of published steps, and how far the model of a step's time is from them."""
+
+from __future__ import annotations
+
+import statistics
+
+import step_times
+from step_times import Step
+
+
+def test_the_page_is_that_of_what_is_kept() -> None:
+    page = step_times.PAGE.read_text(encoding="utf-8")
+    assert page == step_times.write_page(step_times.read_all()), "write it anew: python tests/programs/step_times.py --page"
+
+
+def test_of_sixty_drawn_steps_half_are_within_a_tenth() -> None:
+    drawn = step_times.draw(step_times.read_all())
+    assert len(drawn) == step_times.DRAWN
+    assert statistics.median(abs(step.error) for step in drawn) < 0.1
+
+
+def test_nine_of_ten_pairs_that_differ_are_ordered_right() -> None:
+    right, count = step_times.ordered_pairs(step_times.read_all())
+    assert count > 100
+    assert right / count > 0.9
+
+
+def test_a_step_that_is_a_tenth_too_fast_has_an_error_of_minus_a_tenth() -> None:
+    assert round(Step("megatron", "1", "H100", 8, published_ms=200.0, planned_ms=180.0).error, 6) == -0.1
