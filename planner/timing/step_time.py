@@ -9,7 +9,7 @@ from planner.timing.collective_seconds import seconds_of_collective
 from planner.timing.kernel_seconds import PricedGpu
 from planner.timing.stream_replay import StepSeconds, replay_step
 
-INTERVAL = (0.85, 1.5)
+INTERVAL = (0.8, 1.35)
 """Of the predicted time: between these lie 95 % of published steps (docs/results/step-times.md)."""
 
 
