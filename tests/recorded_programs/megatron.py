@@ -130,7 +130,7 @@ class Megatron(FamilyOfTable[Golden, Program]):
             product=product,
             ranks=self._ranks(commit, folder, platform),
             allocated=(int(row["max_last"]) / MIB,) * 2,
-            step_seconds=float(row["iter_time_median"] or 0),
+            step_seconds=float(row.get("iter_time_median") or 0),
             figures=recorded_figures(row),
             commit=commit,
             folder=folder,

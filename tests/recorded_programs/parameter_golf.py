@@ -250,7 +250,7 @@ def _read_row(number: int, row: dict[str, str], log: str, page: str, torches_bes
         allocated=(int(row["alloc"]),) * 2,
         reserved=(int(row["res"]),) * 2,
         parameters=_read_parameters(log),
-        step_seconds=float(row["step_avg"] or 0) / 1000,
+        step_seconds=float(row.get("step_avg") or 0) / 1000,
         obstacle=find_obstacle(row["script"] or _find_code(log), torch, gpu, int(world or 0)),
         inferred=f"only what lies beside its log, or the log alone, has its {', '.join(missing)}" if missing else "",
     )

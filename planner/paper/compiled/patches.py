@@ -237,11 +237,13 @@ _PADDED = (
 _VECTOR_BYTES = 16
 """What cuBLAS's kernels for tensor cores ask of every row that is read or written (its documentation, 2.1.11 "Tensor
 Core Usage"): without that, and only then, copies with longer rows pay."""
-_USES_THAT_PAY = {"before Hopper": 600, "since Hopper": 1100}
-"""Of each element of a transposed matrix, so that its padded copy pays; a contiguous one is written padded by what
-computes it. Estimates for bfloat16 on an A100 and an H100, of their data sheets (312 and 989 TFLOP/s, 2.04 and 3.35
-TB/s): a use saves two operations at a quarter of the speed instead of 60 %, filling the copy costs 2 bytes, transposing
-into it 4 at a quarter of the bandwidth."""
+_USES_THAT_PAY = {9: 1100, 10: 1100}
+_OTHER_USES_THAT_PAY = 600
+"""Of each element of a transposed matrix, so that its padded copy pays, by the major number of the capability; a
+contiguous one is written padded by what computes it. Estimates for bfloat16 by the data sheets of an H100 (989 TFLOP/s,
+3.35 TB/s), to which a B200 is alike, and of an A100 (312, 2.04), to which GeForce RTX 3090 to 5090 are (71 to 210, 0.94
+to 1.79): a use saves two operations at a quarter of the speed instead of 60 %, filling the copy costs 2 bytes,
+transposing into it 4 at a quarter of the bandwidth."""
 
 
 def should_pad(_match: Any, mat1: Tensor, mat2: Tensor, *_rest: Any) -> bool:
@@ -273,7 +275,7 @@ def _is_faster_padded(mat1: Tensor, mat2: Tensor) -> bool:
     for matrix in (mat1, mat2):
         for size, stride in zip(matrix.shape[-2:], matrix.stride()[-2:], strict=True):
             lengths.append(size if stride == 1 else stride)
-    enough = _USES_THAT_PAY["since Hopper" if torch.cuda.get_device_capability() >= (9, 0) else "before Hopper"]
+    enough = _USES_THAT_PAY.get(torch.cuda.get_device_capability()[0], _OTHER_USES_THAT_PAY)
     uses = ((mat1, mat2.shape[-1]), (mat2, mat1.shape[-2]))
     return any(_is_uneven(length, mat1) for length in lengths) and not any(
         count < enough and not matrix.is_contiguous() and any(_is_uneven(size, matrix) for size in matrix.shape[-2:])
