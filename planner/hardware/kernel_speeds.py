@@ -25,6 +25,8 @@ PRODUCT_SPEEDS = {
     "H100-SXM-80GB": ProductSpeed(bfloat16=765, tfloat32=374, float32=51,
                                   source=f"{_GRID}; tf32, fp32: {_SQUARES} #79)"),
     "H100-PCIE-80GB": ProductSpeed(bfloat16=482, tfloat32=233, float32=42, source=f"{_SQUARES} #95, torch 2.9)"),
+    "H100-NVL-94GB": ProductSpeed(bfloat16=532, tfloat32=257, float32=46,
+                                  source="H100 PCIe's by the data sheets: both have 350 to 400 W where SXM has 700"),
     "A100-PCIE-40GB": ProductSpeed(bfloat16=214, tfloat32=100, float32=17, source=f"{_SQUARES} #108, torch 2.8)"),
     "A100-PCIE-80GB": ProductSpeed(bfloat16=233, tfloat32=100, float32=17,
                                    source="products above 10^12 (MooreThreads/SimuMax 4dcaae51 a100_pcie.json)"),
@@ -43,7 +45,7 @@ PRODUCT_SPEEDS = {
 """By the names of the catalog."""
 _SAME = {
     "A100-SXM-40GB": "A100-SXM-80GB", "H200-SXM-141GB": "H100-SXM-80GB", "GH200-96GB": "H100-SXM-80GB",
-    "GH200-144GB": "H100-SXM-80GB", "H100-NVL-94GB": "H100-SXM-80GB", "GB200-186GB": "B200-SXM-180GB",
+    "GH200-144GB": "H100-SXM-80GB", "GB200-186GB": "B200-SXM-180GB",
 }  # fmt: skip
 _SHARE_OF_SHEET = {"sm_80": 0.8, "sm_90": 0.75}
 """Of the data sheet's bfloat16, for GPUs whose products nobody has published; 0.95 for those that are not for data

@@ -42,6 +42,7 @@ _SOURCES = {
     "megatron": "golden values of NVIDIA/Megatron-LM (d98e8a64), median iteration time",
 }
 _TRITON = f"llm-foundry's rows of more than {_MOST_TOKENS:,} tokens, whose attention no torch has"
+_MIG = "programs whose folder says that they ran on MIG slices, of a size that nothing says"
 # llm-foundry's models (scripts/train/yamls/pretrain): hidden size, heads, layers; 4 times as wide inside, no biases.
 _MPT = {
     "125m": (768, 12, 12), "350m": (1024, 16, 24), "760m": (1536, 12, 24), "1b": (2048, 16, 24), "3b": (2560, 20, 32),
@@ -152,7 +153,8 @@ def read_programs() -> Iterator[Step]:
         for run in json.loads(path.read_text(encoding="utf-8")):
             if run.get("planned_step_seconds") and run.get("step_seconds"):
                 published, planned = 1e3 * run["step_seconds"], 1e3 * run["planned_step_seconds"]
-                yield Step(path.stem, run["run"], run["gpu"], run["ranks"], published, planned)
+                obstacle = _MIG if "MIG" in run["title"] else ""
+                yield Step(path.stem, run["run"], run["gpu"], run["ranks"], published, planned, obstacle=obstacle)
 
 
 def read_all() -> list[Step]:
@@ -215,7 +217,9 @@ def write_page(steps: Sequence[Step]) -> str:
         _summary(f"{family}: {_SOURCES.get(family, '')}", [step for step in planned if step.family == family])
         for family in families
     ]
-    lines += [_summary(f"not in any line above: {_TRITON}", apart)] if apart else []
+    for obstacle in dict.fromkeys(step.obstacle for step in apart):
+        of_it = [step for step in apart if step.obstacle == obstacle]
+        lines.append(_summary(f"not in any line above: {obstacle}", of_it))
     beside = [step for step in planned if step.other_ms]
     if beside:
         theirs = [replace(step, planned_ms=step.other_ms) for step in beside]
