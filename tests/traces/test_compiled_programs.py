@@ -234,6 +234,15 @@ def test_rows_that_are_not_whole_vectors_are_padded_where_that_pays(
     assert (len(found) > 1) == is_padded, found
 
 
+def test_a_transposed_matrix_is_copied_to_be_padded_where_memory_is_fast_beside_products() -> None:
+    with compiling("sm_120") as (gpu, account):
+        a, b = (torch.randn(2048, width, device="cuda", dtype=torch.bfloat16) for width in (2047, 512))
+        multiply = torch.compile(lambda a, b: a.t() @ b)
+        found = [shape for _, _, shape in origins(gpu, lambda: multiply(a, b)) if shape]
+        assert any("padded" in sentence for sentence in account.assumed())
+    assert len(found) > 1, found
+
+
 def test_the_kernel_that_would_win_is_said_to_be_assumed() -> None:
     with compiling() as (_, account):
         a = torch.randn(512, 512, device="cuda")

@@ -237,13 +237,13 @@ _PADDED = (
 _VECTOR_BYTES = 16
 """What cuBLAS's kernels for tensor cores ask of every row that is read or written (its documentation, 2.1.11 "Tensor
 Core Usage"): without that, and only then, copies with longer rows pay."""
-_USES_THAT_PAY = {9: 1100, 10: 1100}
+_USES_THAT_PAY = {9: 1100, 10: 1100, 12: 450}
 _OTHER_USES_THAT_PAY = 600
 """Of each element of a transposed matrix, so that its padded copy pays, by the major number of the capability; a
 contiguous one is written padded by what computes it. Estimates for bfloat16 by the data sheets of an H100 (989 TFLOP/s,
-3.35 TB/s), to which a B200 is alike, and of an A100 (312, 2.04), to which GeForce RTX 3090 to 5090 are (71 to 210, 0.94
-to 1.79): a use saves two operations at a quarter of the speed instead of 60 %, filling the copy costs 2 bytes,
-transposing into it 4 at a quarter of the bandwidth."""
+3.35 TB/s), to which a B200 is alike, of a GeForce RTX 5090 (210, 1.79) and of an A100 (312, 2.04): a use saves two
+operations at a quarter of the speed instead of 60 %, filling the copy costs 2 bytes, transposing into it 4 at a quarter
+of the bandwidth."""
 
 
 def should_pad(_match: Any, mat1: Tensor, mat2: Tensor, *_rest: Any) -> bool:
