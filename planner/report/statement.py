@@ -7,7 +7,7 @@ All sizes are bytes. The JSON objects are public contracts, key order included; 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -180,6 +180,12 @@ class RankClassStatement:
         return self.capacity_bytes - self.peak.device_bytes
 
 
+def slowest_step(rank_classes: Iterable[RankClassStatement]) -> StepTime | None:
+    """For which the other ranks wait; None where no time is known."""
+    steps = [rank_class.step for rank_class in rank_classes if rank_class.step is not None]
+    return max(steps, key=lambda step: step.seconds, default=None)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
     """A change of the job spec (dotted key to new value), and what a plan said of it."""
@@ -322,9 +328,8 @@ class Statement:
 
     @property
     def step(self) -> StepTime | None:
-        """Of the slowest rank: the others wait for it."""
-        steps = [rank_class.step for rank_class in self.rank_classes if rank_class.step is not None]
-        return max(steps, key=lambda step: step.seconds, default=None)
+        """Of the slowest rank."""
+        return slowest_step(self.rank_classes)
 
     @property
     def host_verdict(self) -> Verdict:

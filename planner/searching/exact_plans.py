@@ -21,7 +21,7 @@ from planner.planning import judging, pipeline
 from planner.planning.judging import RankTrace
 from planner.planning.memory_pool import state_pool
 from planner.planning.trace_source import USUAL_SOURCE, TraceSource
-from planner.report.statement import RankClassStatement, Verdict
+from planner.report.statement import RankClassStatement, Verdict, slowest_step
 from planner.runtime import messages
 from planner.runtime.messages import Answer as ChildAnswer
 from planner.runtime.messages import AnswerWriter
@@ -275,8 +275,7 @@ def _verdict_of_hosts(job: Job, statements: Sequence[RankClassStatement], traced
 
 def _summarize(statements: Sequence[RankClassStatement], *, whole: bool, host: Verdict = Verdict.FITS) -> Exact:
     fullest = max(statements, key=lambda one: one.peak.device_bytes)
-    steps = [one.step for one in statements if one.step is not None]
-    slowest = max(steps, key=lambda step: step.seconds) if len(steps) == len(statements) else None
+    slowest = slowest_step(statements)
     return Exact(
         verdict=worst([*(one.verdict for one in statements), host]),
         device_bytes=fullest.peak.device_bytes,

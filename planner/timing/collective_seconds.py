@@ -12,6 +12,8 @@ _SHARES = ((2, 0.57), (4, 0.68), (8, 0.76))
 """Of the links that messages of 512 MiB reach, by ranks of a node."""
 _IN_SWITCH = 1.3
 """How much faster an all-reduce of eight ranks is where the switch of Hopper adds up (NVLS)."""
+_HOPPER_LINK = 450
+"""GB/s each way of the GPUs whose switch does so (NVLink 4)."""
 _HALF_BYTES = 2e6
 """A message of so many bytes reaches half of it."""
 _NODE_START = 38e-6
@@ -40,6 +42,3 @@ def seconds_of_collective(kernel: Kernel, speed: Speed, gpus_per_node: int, netw
         moved *= 2
         share *= _IN_SWITCH if nodes == 1 and size >= 8 and speed.link_gb_s == _HOPPER_LINK else 1
     return start + moved * (1 + _HALF_BYTES / max(message, 1)) / (link * 1e9 * share)
-
-
-_HOPPER_LINK = 450

@@ -161,7 +161,4 @@ _CAUSAL_AT = {
 
 def _is_causal(kernel: Kernel) -> bool:
     at = _CAUSAL_AT.get(kernel.op)
-    scalars = kernel.scalars
-    if kernel.dtype == "float32" and at is not None and at < 0:
-        scalars = scalars[:-1]
-    return True if at is None or not scalars else bool(scalars[at])
+    return True if at is None or not kernel.scalars else bool(kernel.scalars[at])

@@ -11,8 +11,6 @@ from planner.step_work import WHOLE_DEVICE, Kernel, LaunchKind, StepWork
 HOST_SECONDS = {"eager": 7e-6, "inductor": 7e-6, "nccl": 2e-5}
 """What the host takes for one launch. Eager: 4 to 8 us (pytorch#82793 and flagos-ai/Torch-FL PR 27 on A100); Inductor's
 launcher 6.5 to 9 (meta-pytorch/tritonbench PR 1016)."""
-_MOST_AHEAD = 1024
-"""Launches that a stream takes before the host has to wait."""
 
 
 @dataclass(frozen=True, slots=True)

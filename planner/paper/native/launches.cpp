@@ -30,11 +30,12 @@ std::unordered_set<std::string> with_kernel;  // `aten::mm`: operators that are 
 std::atomic<int64_t> last_event{0};
 thread_local int32_t inside = 0;  // an operator that is one kernel is at work: what it calls is part of it
 
-constexpr size_t kMostShapes = 3;
+constexpr int64_t kMostShapes = 3;  // of arguments; that of the first result comes last
 
 // What is the same for every call of an operator.
 struct Operator {
   bool is_kernel = false;
+  bool is_product = false;   // of matrices
   bool is_shaped = false;    // its shapes decide how long it takes, not its bytes alone
   bool reads_rows = false;   // of its first argument only what it returns
   bool reads_host = false;   // the host waits for its value
@@ -43,14 +44,10 @@ struct Operator {
   std::vector<bool> read, written;  // by argument
 };
 
-bool is_shaped(const std::string& name) {
-  static const std::unordered_set<std::string> names = {
-      "aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::_addmm_activation", "aten::_scaled_mm",
-      "aten::_grouped_mm", "aten::_scaled_grouped_mm", "aten::convolution_overrideable",
-  };
-  return names.count(name) > 0 || name.find("attention") != std::string::npos || name.find("attn") != std::string::npos ||
-         name.find("convolution") != std::string::npos;
-}
+const std::unordered_set<std::string> kProducts = {
+    "aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::_addmm_activation", "aten::_scaled_mm",
+    "aten::_grouped_mm", "aten::_scaled_grouped_mm",
+};
 
 // What they return is all that they read, or what they write was not read before.
 const std::unordered_set<std::string> kReadRows = {"aten::embedding", "aten::index", "aten::index_select", "aten::gather"};
@@ -65,7 +62,9 @@ Operator describe_operator(const c10::OperatorName& named) {
   known.joins = name == "_c10d_functional::wait_tensor";
   known.is_kernel = with_kernel.count(name) > 0 || name.rfind("paper_", 0) == 0 || name.rfind("flash_attn::", 0) == 0;
   if (!known.is_kernel) return known;
-  known.is_shaped = is_shaped(name);
+  const auto has = [&name](const char* part) { return name.find(part) != std::string::npos; };
+  known.is_product = kProducts.count(name) > 0;
+  known.is_shaped = known.is_product || has("attention") || has("attn") || has("convolution");
   known.reads_rows = kReadRows.count(name) > 0;
   known.name = name_number(name);
   const auto handle = c10::Dispatcher::singleton().findOp(named);
@@ -108,7 +107,7 @@ struct KernelContext final : at::ObserverContext {
   bool reads_device = false;  // a copy to the host
 
   void take_shape(const at::Tensor& tensor) {
-    if (!op->is_shaped || shape_count > static_cast<int64_t>(kMostShapes)) return;
+    if (!op->is_shaped) return;
     ++shape_count;
     shapes.push_back(tensor.dim());
     shapes.insert(shapes.end(), tensor.sizes().begin(), tensor.sizes().end());
@@ -150,7 +149,7 @@ std::unique_ptr<at::ObserverContext> enter_operator(const at::RecordFunction& fu
       if (context->dtype < 0) context->dtype = static_cast<int64_t>(tensor.scalar_type());
       if (reads && !(op.reads_rows && index == 0)) context->read += bytes_of(tensor);
       if (writes) context->written += bytes_of(tensor);
-      if (alone && context->shape_count < static_cast<int64_t>(kMostShapes)) context->take_shape(tensor);
+      if (alone && context->shape_count < kMostShapes) context->take_shape(tensor);
       return true;
     };
     if (value.isTensor()) {
@@ -195,7 +194,7 @@ void leave_operator(const at::RecordFunction& function, at::ObserverContext* ent
       for (const at::Tensor& tensor : value.toTensorVector()) take(tensor);
   }
   if (!context->on_device) return;
-  if (context->op->is_shaped && context->dtype == static_cast<int64_t>(at::ScalarType::Float))
+  if (context->op->is_product && context->dtype == static_cast<int64_t>(at::ScalarType::Float))
     context->scalars.push_back(allows_tf32());
   std::vector<int64_t> row{context->op->name, context->dtype, context->read, context->written, context->shape_count};
   row.insert(row.end(), context->shapes.begin(), context->shapes.end());

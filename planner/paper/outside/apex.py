@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from planner.paper.kernels import workspaces
-from planner.paper.outside.operators import bytes_of_sums, norms_of_tensors, recorded_as, refuse
+from planner.paper.outside.operators import bytes_of_sums, kernel, norms_of_tensors, recorded_as, refuse
 
 # Source, apex at the commit 6424da3 (2026-07): apex/normalization/fused_layer_norm.py, csrc/layer_norm_cuda.cpp,
 # csrc/layer_norm_cuda_kernel.cu (part_size).
@@ -271,7 +271,7 @@ def _in_place(*_arguments: Any) -> None:
 multi_tensor_adam = multi_tensor_scale = multi_tensor_axpby = multi_tensor_sgd = _in_place
 
 
-@recorded_as("apex::multi_tensor_l2norm")
+@kernel("apex::multi_tensor_l2norm")
 def multi_tensor_l2norm(
     chunk_size: int, _noop: Tensor, lists: Sequence[Sequence[Tensor]], per_tensor: bool | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -292,20 +292,20 @@ wgrad_gemm_accum_fp16 = wgrad_gemm_accum_fp32
 
 # Source, apex at the commit 6424da3 (2026-07): csrc/megatron/{scaled_masked_softmax,scaled_softmax,
 # scaled_upper_triang_masked_softmax,generic_scaled_masked_softmax}_cuda.cu.
-@recorded_as("apex::softmax_fwd")
+@kernel("apex::softmax_fwd")
 def _softmax(given: Tensor, *_mask_and_scale: Any) -> Tensor:
     """Probabilities of the shape of the scores."""
     return torch.empty(given.shape, dtype=given.dtype, device=given.device)
 
 
-@recorded_as("apex::softmax_bwd")
+@kernel("apex::softmax_bwd")
 def _softmax_backward(grad: Tensor, kept: Tensor, _scale: Any) -> Tensor:
     """In place of the gradient."""
     grad, kept = grad.contiguous(), kept.contiguous()
     return grad
 
 
-@recorded_as("apex::softmax_bwd")
+@kernel("apex::softmax_bwd")
 def _masked_softmax_backward(grad: Tensor, kept: Tensor, _scale: Any) -> Tensor:
     grad, kept = grad.contiguous(), kept.contiguous()
     return torch.empty(grad.shape, dtype=grad.dtype, device=grad.device)
@@ -327,7 +327,7 @@ class _Rotation(torch.autograd.Function):
         return _rotated(grad, context.batch_first), None, *[None] * context.count
 
 
-@recorded_as("apex::rope")
+@kernel("apex::rope")
 def _rotated(given: Tensor, batch_first: bool) -> Tensor:
     if not batch_first:
         return torch.empty(given.shape, dtype=given.dtype, device=given.device)

@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 
 from planner.paper.kernels.attention import flash_head_dim, flash_splits
 from planner.paper.kernels.table import target
-from planner.paper.outside.operators import dense, floats, operator, recorded_as, refuse, rounded
+from planner.paper.outside.operators import dense, floats, kernel, operator, recorded_as, refuse, rounded
 
 Tensor = torch.Tensor
 Maybe = Tensor | None
@@ -55,7 +55,7 @@ def _split_accumulators(q: Tensor, splits: int, batch: int, rows: int, columns: 
     return [floats(q, *shape), floats(q, *shape, flash_head_dim(head_dim))]
 
 
-@recorded_as("flash_attn::fwd")
+@kernel("flash_attn::fwd")
 def fwd(
     q: Tensor, k: Tensor, v: Tensor, out: Maybe, slopes: Maybe, dropout: float, _scale: float, _causal: bool,
     left: int, right: int, _softcap: float, return_softmax: bool, _generator: Any = None,
@@ -81,7 +81,7 @@ def fwd(
     return [out, lse, probabilities, seed]
 
 
-@recorded_as("flash_attn::varlen_fwd")
+@kernel("flash_attn::varlen_fwd")
 def varlen_fwd(
     q: Tensor, k: Tensor, v: Tensor, out: Maybe, cu_q: Tensor, _cu_k: Tensor, _used_k: Maybe, _leftpad: Maybe,
     block_table: Maybe, slopes: Maybe, max_q: int, max_k: int, dropout: float, _scale: float, _zero: bool,
@@ -110,7 +110,7 @@ def varlen_fwd(
     return [out, lse, probabilities, seed]
 
 
-@recorded_as("flash_attn::bwd")
+@kernel("flash_attn::bwd")
 def bwd(
     _grad: Tensor, q: Tensor, k: Tensor, v: Tensor, _out: Tensor, _lse: Tensor, dq: Maybe, dk: Maybe, dv: Maybe,
     _slopes: Maybe, _dropout: float, _scale: float, _causal: bool, _left: int, _right: int, _softcap: float,
@@ -130,7 +130,7 @@ def bwd(
     return [dq, dk, dv, row_sums]
 
 
-@recorded_as("flash_attn::varlen_bwd")
+@kernel("flash_attn::varlen_bwd")
 def varlen_bwd(
     _grad: Tensor, q: Tensor, k: Tensor, v: Tensor, _out: Tensor, _lse: Tensor, dq: Maybe, dk: Maybe, dv: Maybe,
     cu_q: Tensor, _cu_k: Tensor, _slopes: Maybe, _max_q: int, _max_k: int, _dropout: float, _scale: float, _zero: bool,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from contextlib import ContextDecorator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn, TypeVar
 
 import torch
@@ -24,35 +24,35 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 Described = Callable[..., tuple[Sequence[Tensor], Sequence[int]]]
 
 
-class recorded_as(ContextDecorator):  # noqa: N801
-    """What is allocated inside, or by a function that this decorates, is this operator's (`flash_attn::fwd`). A
-    decorated function is a kernel of the step: of tensors and numbers that `describe` says of its arguments, which are
-    by default all of them but bytes (workspaces)."""
+@contextmanager
+def recorded_as(name: str) -> Iterator[None]:
+    """What is allocated inside is this operator's (`flash_attn::fwd`)."""
+    native = library.load()
+    before = native.paper_enter_kernel(native.paper_name_index(name.encode()))
+    if before >= 0:
+        native.paper_enter_kernel(before)  # inside another operator, which asked for it
+    try:
+        yield
+    finally:
+        native.paper_enter_kernel(before)
 
-    def __init__(self, name: str, describe: Described | None = None) -> None:
-        self._name, self._describe = name, describe or _arguments_of
-        self._before: list[int] = []
 
-    def __enter__(self) -> None:
-        native = library.load()
-        before = native.paper_enter_kernel(native.paper_name_index(self._name.encode()))
-        if before >= 0:
-            native.paper_enter_kernel(before)  # inside another operator, which asked for it
-        self._before.append(before)
+def kernel(name: str, describe: Described | None = None) -> Callable[[Function], Function]:
+    """What the decorated function allocates is recorded as this operator's, and a call is a kernel of the step: of the
+    tensors and numbers that `describe` says of its arguments, which are by default all but bytes (workspaces)."""
 
-    def __exit__(self, *_: object) -> None:
-        library.load().paper_enter_kernel(self._before.pop())
-
-    def __call__(self, function: Function) -> Function:
+    def decorate(function: Function) -> Function:
         @functools.wraps(function)
         def call(*arguments: Any, **named: Any) -> Any:
-            with self, work_records.part_of_a_launch():
+            with recorded_as(name), work_records.part_of_a_launch():
                 result = function(*arguments, **named)
-            reads, numbers = self._describe(*arguments, **named)
-            work_records.note_kernel(self._name, reads, list(work_records.tensors_in(result)), scalars=numbers)
+            reads, numbers = (describe or _arguments_of)(*arguments, **named)
+            work_records.note_kernel(name, reads, list(work_records.tensors_in(result)), scalars=numbers)
             return result
 
         return call  # type: ignore[return-value]
+
+    return decorate
 
 
 def _arguments_of(*arguments: Any, **named: Any) -> tuple[Sequence[Tensor], Sequence[int]]:
@@ -67,8 +67,8 @@ def operator(name: str, *, writes: tuple[str, ...] = ()) -> Callable[[Function],
 
     def register(function: Function) -> Any:
         schema = torch.library.infer_schema(function, mutates_args=writes)
-        kernel = recorded_as(name)(function)
-        custom = torch.library.custom_op(name, kernel, mutates_args=writes, device_types="cuda", schema=schema)
+        recorded = kernel(name)(function)
+        custom = torch.library.custom_op(name, recorded, mutates_args=writes, device_types="cuda", schema=schema)
         custom.register_fake(function)
         return custom
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from planner.paper.outside.operators import recorded_as
+from planner.paper.outside.operators import kernel
 
 Tensor = torch.Tensor
 Maybe = Tensor | None
@@ -28,7 +28,7 @@ def causal_conv1d_update(*_arguments: Any) -> None:
     """Writes to the state and to the result that it is given."""
 
 
-@recorded_as("causal_conv1d::bwd")
+@kernel("causal_conv1d::bwd")
 def causal_conv1d_bwd(
     x: Tensor, weight: Tensor, bias: Maybe, dout: Tensor, seq_idx: Maybe, initial_states: Maybe,  # noqa: ARG001
     dfinal_states: Maybe, dx: Tensor, dweight: Tensor, dbias: Maybe, dinitial_states: Maybe,  # noqa: ARG001
@@ -53,7 +53,7 @@ def _is_deterministic(variable: str) -> bool:
 
 
 # Source, mamba-ssm 2.3.1: csrc/selective_scan/selective_scan.cpp.
-@recorded_as("selective_scan::fwd")
+@kernel("selective_scan::fwd")
 def selective_scan_fwd(
     u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Maybe, z: Maybe,  # noqa: ARG001, N803
     delta_bias: Maybe, delta_softplus: bool,  # noqa: ARG001
@@ -66,7 +66,7 @@ def selective_scan_fwd(
     return [out, states, *gated]
 
 
-@recorded_as("selective_scan::bwd")
+@kernel("selective_scan::bwd")
 def selective_scan_bwd(
     u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Maybe, z: Maybe, delta_bias: Maybe,  # noqa: N803
     dout: Tensor, x: Maybe, out: Maybe, dz: Maybe, delta_softplus: bool, recompute_out_z: bool,  # noqa: ARG001

@@ -23,8 +23,8 @@ from planner.paper.outside.operators import (
     Described,
     bytes_of_sums,
     floats,
+    kernel,
     norms_of_tensors,
-    recorded_as,
     refuse,
     rounded,
 )
@@ -47,7 +47,7 @@ def _described_kernel(describe: Described | None) -> Callable[[Function], Functi
 
     def register(function: Function) -> Function:
         name = function.__name__
-        recorded = recorded_as(f"transformer_engine::{_RECORDED_AS.get(name, name)}", describe)
+        recorded = kernel(f"transformer_engine::{_RECORDED_AS.get(name, name)}", describe)
         EXTENSION[name] = recorded(function)
         return function
 
@@ -487,13 +487,13 @@ EXTENSION["get_num_cublas_streams"] = lambda: 4  # common/util/multi_stream.cpp
 def _offer_activation(name: str, backward: str, parts: int) -> None:
     """An activation, whose last dim is that of its input divided by `parts`, and the gradient of its input."""
 
-    @recorded_as(f"transformer_engine::{name}")
+    @kernel(f"transformer_engine::{name}")
     def activate(input: Tensor, quantizer: Any, **_settings: float) -> Tensor:
         _refuse_quantized(input, quantizer)
         given = input.contiguous()
         return _empty((*given.shape[:-1], given.size(-1) // parts), given.dtype)
 
-    @recorded_as(f"transformer_engine::{backward}")
+    @kernel(f"transformer_engine::{backward}")
     def differentiate(grad: Tensor, fwd_input: Tensor, quantizer: Any, **_settings: float) -> Tensor:
         _refuse_quantized(grad, fwd_input, quantizer)
         grad, given = grad.contiguous(), fwd_input.contiguous()
@@ -528,7 +528,7 @@ def _rotate(
 
 
 EXTENSION |= {
-    name: recorded_as(f"transformer_engine::{name}")(_rotate) for name in ("fused_rope_forward", "fused_rope_backward")
+    name: kernel(f"transformer_engine::{name}")(_rotate) for name in ("fused_rope_forward", "fused_rope_backward")
 }
 
 
@@ -553,13 +553,13 @@ def fused_qkv_rope_backward(
     return _empty((*of_query.shape[:2], heads, dims), of_query.dtype)
 
 
-@recorded_as("transformer_engine::softmax_fwd")
+@kernel("transformer_engine::softmax_fwd")
 def _softmax(given: Tensor, *_rest: Any) -> Tensor:
     """Probabilities of the shape of the scores."""
     return _empty(given.shape, given.dtype)
 
 
-@recorded_as("transformer_engine::softmax_bwd")
+@kernel("transformer_engine::softmax_bwd")
 def _softmax_backward(grad: Tensor, kept: Tensor, *_rest: Any) -> Tensor:
     """In place of the gradient, which is made dense before."""
     grad, kept = grad.contiguous(), kept.contiguous()

@@ -20,6 +20,7 @@ from torch.distributed import distributed_c10d
 from planner import upstream
 from planner.hardware.catalog import speed_of
 from planner.paper import library
+from planner.paper.work_records import tensors_in
 from planner.tracing.program.assumptions import About, Assumptions
 from planner.tracing.program.value_answers import BroadcastNumbers
 from planner.training import absent_peers
@@ -142,14 +143,6 @@ class Work(dist.Work):
         return self._future
 
 
-def _device_tensors(*given: Any) -> Iterator[Tensor]:
-    for value in given:
-        if isinstance(value, list | tuple):
-            yield from _device_tensors(*value)
-        elif isinstance(value, Tensor) and value.is_cuda:
-            yield value
-
-
 def _in_one_piece(name: str, outputs: Any, inputs: Any) -> list[Tensor]:
     """What NCCL gathers into or scatters out of where a program gives lists of equal tensors: one tensor for each
     (newLikeFlat in ProcessGroupNCCL.cpp)."""
@@ -236,7 +229,7 @@ def _noting(name: str) -> Callable[..., Any]:
         if name == "broadcast":
             self.numbers.pass_on(self, tensors, given[0].rootRank if given else 0)
         done = inherited(self, tensors, *arguments, **named)
-        touched = [*_device_tensors(tensors, *given), *pieces]
+        touched = [*tensors_in(tensors, *given), *pieces]
         is_asynchronous = any(getattr(option, "asyncOp", False) for option in given)
         # Before 2.7 C++ lets go of the Python part of such work, and would wait forever (PyProcessGroup.hpp).
         is_waited_for = bool(touched) and is_asynchronous and torch_releases.since(2, 7)
