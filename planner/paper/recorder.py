@@ -6,7 +6,7 @@ import ctypes
 import struct
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -248,16 +248,13 @@ class Recorder:
             return events, []  # type: ignore[return-value]
         return write_out(events, max((event.block for event in events if isinstance(event, Alloc)), default=-1) + 1)
 
-    @contextmanager
     def hear_collective(
         self, name: str, group: dist.ProcessGroup, arguments: Sequence[Any]
-    ) -> Iterator[Callable[[], None]]:
+    ) -> AbstractContextManager[Callable[[], None]]:
         """A collective of absent peers is issued (`planner.training.absent_peers.heard_by`)."""
         ranks = distributed_c10d._world.pg_group_ranks.get(group, {rank: rank for rank in range(group.size())})
         is_asynchronous = any(getattr(option, "asyncOp", False) for option in arguments)
-        launched = work_records.collective_launched(name, sorted(ranks), arguments, is_asynchronous=is_asynchronous)
-        with launched as wait:
-            yield wait
+        return work_records.collective_launched(name, sorted(ranks), arguments, is_asynchronous=is_asynchronous)
 
     def work(self, until: int | None = None) -> StepWork:
         """What the device computes in the last whole iteration before a moment (`now`)."""

@@ -97,13 +97,12 @@ def capacity(database: Database, now: datetime, since: datetime | None = None) -
     ended = select(*group, PLANS.c.verdict, JOBS.c.outcome, JOBS.c.cause, func.count().label("jobs")).where(
         JOBS.c.outcome.in_([Outcome.FINISHED.value, Outcome.OUT_OF_MEMORY.value])
     )
-    # Of whole seconds: a sum of microseconds of many GPUs would overflow.
     begins: ColumnElement[int] = type_coerce(JOBS.c.started_at, BigInteger)
     if since is not None:
         ended = ended.where(JOBS.c.ended_at >= since)
         begins = case((begins < microseconds(since), microseconds(since)), else_=begins)
     lasted = (func.coalesce(type_coerce(JOBS.c.ended_at, BigInteger), microseconds(now)) - begins) // 1_000_000
-    worked = select(*group, func.sum(PLANS.c.ranks * lasted).label("gpu_seconds")).where(
+    worked = select(*group, PLANS.c.ranks, func.sum(lasted).label("seconds")).where(
         JOBS.c.started_at.is_not(None), lasted > 0, or_(is_open(now), JOBS.c.ended_at.is_not(None))
     )
     queries: tuple[tuple[Select[Any], Callable[[Row[Any]], dict[str, int]]], ...] = (
@@ -118,7 +117,7 @@ def capacity(database: Database, now: datetime, since: datetime | None = None) -
             ended.select_from(of_plans).group_by(*group, PLANS.c.verdict, JOBS.c.outcome, JOBS.c.cause),
             _count_ended_jobs,
         ),
-        (worked.select_from(of_plans).group_by(*group), lambda row: {"gpu_seconds": int(row.gpu_seconds)}),
+        (worked.select_from(of_plans).group_by(*group, PLANS.c.ranks), _count_seconds),
     )
     sums: dict[tuple[str, str, str], Counter[str]] = defaultdict(Counter)
     with database.reading() as connection:
@@ -141,6 +140,10 @@ def _count_open_job(row: Row[Any]) -> dict[str, int]:
         "host_requested_bytes": (row.nodes or 0) * (row.host_capacity_bytes or 0),
         "host_predicted_bytes": row.host_predicted_bytes or 0,
     }
+
+
+def _count_seconds(row: Row[Any]) -> dict[str, int]:
+    return {"gpu_seconds": row.ranks * int(row.seconds)}
 
 
 def _count_measured_ranks(row: Row[Any]) -> dict[str, int]:
