@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planner.units import GIB, KIB, parse_bytes
+from planner.units import GIB, KIB, MIB, parse_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -391,48 +391,52 @@ class Architecture:
     shared_memory_per_block_bytes: int = 0
     """shared_memory_per_block_optin."""
     warp_size: int = 32
+    l2_cache_bytes: int
+    """L2_cache_size of the reference GPU: deviceQuery of a T4 and of an RTX 5090 (NVIDIA/nccl#1637), a B200's 126.5 MiB
+    in pytorch/ao#4002, an MI300X as torch 2.6 says it (ROCm/legacy-rocm-build#4203), else the architectures' white
+    papers."""
 
 
 _ALL = (
     Architecture(
-        arch="sm_70", capability=(7, 0), reference_gpu="V100-SXM2-16GB", multiprocessors=80,
+        arch="sm_70", capability=(7, 0), reference_gpu="V100-SXM2-16GB", multiprocessors=80, l2_cache_bytes=6 * MIB,
         shared_memory_per_block_bytes=96 * KIB,
     ),
     Architecture(
-        arch="sm_75", capability=(7, 5), reference_gpu="T4-16GB", multiprocessors=40,
+        arch="sm_75", capability=(7, 5), reference_gpu="T4-16GB", multiprocessors=40, l2_cache_bytes=4 * MIB,
         threads_per_multiprocessor=1024, shared_memory_per_block_bytes=64 * KIB,
     ),
     Architecture(
-        arch="sm_80", capability=(8, 0), reference_gpu="A100-SXM-40GB", multiprocessors=108,
+        arch="sm_80", capability=(8, 0), reference_gpu="A100-SXM-40GB", multiprocessors=108, l2_cache_bytes=40 * MIB,
         shared_memory_per_block_bytes=163 * KIB,
     ),
     Architecture(
-        arch="sm_86", capability=(8, 6), reference_gpu="RTX3090-24GB", multiprocessors=82,
+        arch="sm_86", capability=(8, 6), reference_gpu="RTX3090-24GB", multiprocessors=82, l2_cache_bytes=6 * MIB,
         threads_per_multiprocessor=1536, shared_memory_per_block_bytes=99 * KIB,
     ),
     Architecture(
-        arch="sm_89", capability=(8, 9), reference_gpu="RTX4090-24GB", multiprocessors=128,
+        arch="sm_89", capability=(8, 9), reference_gpu="RTX4090-24GB", multiprocessors=128, l2_cache_bytes=72 * MIB,
         threads_per_multiprocessor=1536, shared_memory_per_block_bytes=99 * KIB,
     ),
     Architecture(
-        arch="sm_90", capability=(9, 0), reference_gpu="H100-SXM-80GB", multiprocessors=132,
+        arch="sm_90", capability=(9, 0), reference_gpu="H100-SXM-80GB", multiprocessors=132, l2_cache_bytes=50 * MIB,
         shared_memory_per_block_bytes=227 * KIB,
     ),
     Architecture(
         arch="sm_100", capability=(10, 0), reference_gpu="B200-SXM-180GB", multiprocessors=148,
-        shared_memory_per_block_bytes=227 * KIB,
+        l2_cache_bytes=253 * MIB // 2, shared_memory_per_block_bytes=227 * KIB,
     ),
     Architecture(
-        arch="sm_120", capability=(12, 0), reference_gpu="RTX5090-32GB", multiprocessors=170,
+        arch="sm_120", capability=(12, 0), reference_gpu="RTX5090-32GB", multiprocessors=170, l2_cache_bytes=96 * MIB,
         threads_per_multiprocessor=1536, shared_memory_per_block_bytes=99 * KIB,
     ),
     Architecture(
-        arch="sm_121", capability=(12, 1), reference_gpu="GB10-128GB", multiprocessors=48,
+        arch="sm_121", capability=(12, 1), reference_gpu="GB10-128GB", multiprocessors=48, l2_cache_bytes=24 * MIB,
         threads_per_multiprocessor=1536, shared_memory_per_block_bytes=99 * KIB,
     ),
     # AMD's CDNA3 instruction set guide: wavefronts of 64, 64 KiB of LDS for a workgroup.
     Architecture(
-        arch="gfx942", capability=(9, 4), reference_gpu="MI300X-192GB", multiprocessors=304,
+        arch="gfx942", capability=(9, 4), reference_gpu="MI300X-192GB", multiprocessors=304, l2_cache_bytes=4 * MIB,
         registers_per_multiprocessor=0, shared_memory_per_block_bytes=64 * KIB, warp_size=64,
     ),
 )  # fmt: skip

@@ -72,8 +72,9 @@ _RESULTS: dict[Any, str] = {
     None: "ask_for_workspaces clear_workspaces enter_launch expect_kernel expect_workspace_config host_stop launch"
     " leave_launch note_launch write_zeros",
     ctypes.c_char_p: "host_record_format launch_format name record_format unknown_workspaces",
-    ctypes.c_int64: "block_at born_alive count cudnn_version gemm_operations host_block_at host_count"
-    " kernel_table_length launch_count new_event requested_bytes rnn_mode shape_count workspace_bytes",
+    ctypes.c_int64: "allocated_bytes block_at born_alive count cudnn_version gemm_operations host_block_at host_count"
+    " kernel_table_length launch_count most_allocated_bytes new_event requested_bytes rnn_mode shape_count"
+    " workspace_bytes",
     ctypes.c_void_p: "host_records kernel_table launches records shapes",
 }
 _ARGUMENTS: dict[str, list[Any]] = {

@@ -26,6 +26,7 @@ class Target:
     multiprocessors: int
     workspace_bytes: int
     threads_per_multiprocessor: int = 2048
+    l2_cache_bytes: int = 0
 
     def prefers_cudnn_attention(self, cuda: str, torch: str) -> bool:
         """Data-centre Hopper and Blackwell do: under torch 2.9 where cuDNN is 9.9 or newer, as in all of its builds;
@@ -64,7 +65,7 @@ def target_of(arch: str, torch: str = "") -> Target:
         workspace_bytes = _LARGE_CUBLAS_WORKSPACE_BYTES
     return Target(
         known.arch, known.capability, int(multiprocessors or known.multiprocessors), workspace_bytes,
-        known.threads_per_multiprocessor,
+        known.threads_per_multiprocessor, known.l2_cache_bytes,
     )  # fmt: skip
 
 

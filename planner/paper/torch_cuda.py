@@ -32,7 +32,6 @@ class DeviceProperties:
 
 
 _TOTAL_BYTES = 1 << 46
-_NOTHING_TAKEN = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
 _GENERATOR_STATE_BYTES = 16
 """Of CUDA's generator: a seed and an offset (torch 2.13, aten/src/ATen/cuda/CUDAGeneratorImpl.cpp)."""
 
@@ -170,6 +169,7 @@ def _cuda_answers(target: Target, gpus: int) -> dict[str, Any]:
         warp_size=32,
         regs_per_multiprocessor=65536,
         max_threads_per_multi_processor=2048,
+        L2_cache_size=target.l2_cache_bytes,
         gcnArchName="",
     )
     return {
@@ -197,7 +197,10 @@ def _cuda_answers(target: Target, gpus: int) -> dict[str, Any]:
         "get_rng_state": lambda _device="cuda": torch.zeros(state_bytes, dtype=torch.uint8),
         "set_rng_state": lambda _state, _device="cuda": None,
         "mem_get_info": lambda _device=None: (_TOTAL_BYTES, _TOTAL_BYTES),
-        **{name: lambda _device=None: 0 for name in _NOTHING_TAKEN},
+        "memory_allocated": lambda _device=None: native.paper_allocated_bytes(),
+        "max_memory_allocated": lambda _device=None: native.paper_most_allocated_bytes(),
+        "memory_reserved": lambda _device=None: native.paper_allocated_bytes(),
+        "max_memory_reserved": lambda _device=None: native.paper_most_allocated_bytes(),
         "reset_peak_memory_stats": lambda _device=None: None,
         "memory_stats": lambda _device=None: {},
     }
@@ -224,10 +227,17 @@ def answering(target: Target, gpus: int, clock: Clock) -> Iterator[None]:
     `clock` is told of every wait for the device, if it wants to be.
     """
     answers = {**_cuda_answers(target, gpus), **_streams(clock)}
-    version = int(library.load().paper_cudnn_version())
+    native = library.load()
+    version = int(native.paper_cudnn_version())
+
+    def allocated_bytes() -> dict[str, int]:
+        return {"current": native.paper_allocated_bytes(), "peak": native.paper_most_allocated_bytes()}
+
     replaced = {
         **{f"torch.cuda:{name}": _by_any_name(answer) for name, answer in answers.items()},
         "torch.cuda:_CudaDeviceProperties": DeviceProperties,
+        "torch._C:_accelerator_isAllocatorInitialized": lambda: True,
+        "torch._C:_accelerator_getDeviceStats": lambda _device: {"allocated_bytes": {"all": allocated_bytes()}},
         "torch.cuda.nvtx:range_push": lambda _message: 0,
         "torch.cuda.nvtx:range_pop": lambda: 0,
         "torch.cuda.amp.common:amp_definitely_not_available": lambda: False,

@@ -31,6 +31,15 @@ PATCHES = (
             "asks whether Triton is installed and a driver is there; kernels are written for it, and never run",
         "torch._inductor.template_heuristics.triton:TritonConfig":
             "is Triton's own, which need not be installed (since torch 2.9)",
+        "torch._inductor.runtime.triton_heuristics:InductorConfig":
+            "is made from Triton's own, which need not be installed (since torch 2.9)",
+        "torch._inductor.runtime.benchmarking:InductorBenchmarker.benchmark_gpu":
+            "runs a kernel's configurations on a GPU to time them (since torch 2.7)",
+    }),
+    *patch("inductor", _COMPILED, has_source=False, targets={
+        "torch._inductor.runtime.triton_heuristics:Config triton": "is Triton's own, which need not be installed",
+        "torch._inductor.runtime.benchmarking:TritonBenchmarker.benchmark_gpu":
+            "runs a kernel's configurations on a GPU to time them",
     }),
     *patch("inductor", _COMPILED, targets={
         "torch.utils._triton:triton_hash_with_backend":
@@ -117,6 +126,8 @@ REGISTRIES = (
         "torch._dynamo.trace_rules:clear_lru_cache": "knows functions of torch.cuda, which paper replaces",
     }),
     *private(_COMPILED, has_source=False, targets={
+        "torch._inductor.runtime.triton_heuristics:CachingAutotuner.benchmark_all_configs":
+            "runs all configurations of a kernel, on copies of what it changes",
         "torch._inductor.codegen.common:device_codegens device_op_overrides_dict":
             "names what writes code for a device: kept and put back",
         "torch._dynamo.compiled_autograd:_enable":

@@ -27,6 +27,8 @@ CUDA_FACE = (
         "default_stream set_stream manual_seed manual_seed_all get_rng_state set_rng_state mem_get_info "
         "memory_allocated max_memory_allocated memory_reserved max_memory_reserved reset_peak_memory_stats "
         "memory_stats _CudaDeviceProperties": "asks the CUDA runtime, which a paper GPU does not have",
+        "torch._C:_accelerator_isAllocatorInitialized _accelerator_getDeviceStats":
+            "asks CUDA's allocator what is taken; here a step on paper is asked",
     }),
     *patch("cuda face", _STAGE_3, has_source=False, targets={
         "torch.cuda.nvtx:range_push range_pop": "calls the profiler's library of CUDA, which is not there",

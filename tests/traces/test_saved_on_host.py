@@ -19,7 +19,8 @@ def taken(kind: str) -> int:
 
 
 def test_what_waits_to_be_written_is_what_the_resident_set_grows_by() -> None:
-    paper, real = taken("paper"), taken("real")
+    paper = taken("paper")
+    real = min(taken("real") for _ in range(3))  # on a busy machine a process can only hold more than it needs
 
     assert paper > 100 * 10**6
     assert paper == pytest.approx(real, rel=0.05)

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, Protocol
 
 import torch
@@ -13,6 +14,7 @@ import torch._inductor.config
 from torch._library.simple_registry import singleton
 
 from planner.paper import work_records
+from planner.paper.compiled.kernel_timing import UntimedKernel, untimed_kernel
 from planner.paper.compiled.patches import ASSUMED
 
 with torch._inductor.config.patch(compile_threads=1):  # up to torch 2.8 it starts, where it is imported, processes
@@ -108,13 +110,16 @@ class Origins:
 class _UnrunKernel:
     """A kernel: it writes to what was allocated for it, and its launch is only noted."""
 
-    def __init__(self, name: str, source: str) -> None:
-        self._op = f"inductor::{name}"
+    def __init__(self, name: str, source: str, untimed: UntimedKernel | None = None) -> None:
+        self._op, self._untimed = f"inductor::{name}", untimed
         signature = re.search(r"def \w+\(([^)]*)\)", source)
         self._names = [part.split(":")[0].strip() for part in signature[1].split(",")] if signature else []
 
-    def run(self, *arguments: Any, **_options: Any) -> None:
+    def run(self, *arguments: Any, **options: Any) -> None:
         """Of each buffer it reads or writes as many elements as it has to compute, or all."""
+        if self._untimed is not None:
+            untimed, self._untimed = self._untimed, None
+            untimed.run_configurations(*arguments, **options)
         named = list(zip(self._names, arguments, strict=False))
         tensors = [(name, value) for name, value in named if isinstance(value, torch.Tensor)]
         numels = [value for name, value in named if name.endswith("numel") and isinstance(value, int)]
@@ -132,11 +137,18 @@ class _UnrunKernel:
     __call__ = run
 
 
+@cache
+def kernel_of(name: str, source: str) -> _UnrunKernel:
+    """A kernel of Triton's. Equal code in several graphs is one kernel, which is timed once, as Inductor's modules of
+    kernels are (torch 2.13, torch/_inductor/codecache.py, PyCodeCache)."""
+    return _UnrunKernel(name, source, untimed_kernel(name, source))
+
+
 class PaperCompile(AsyncCompile):
     """Compiles what runs on the host, and nothing for the device."""
 
     def triton(self, kernel_name: str, source_code: str, device_str: str = "cuda") -> Any:  # noqa: ARG002
-        return _UnrunKernel(kernel_name, source_code)
+        return kernel_of(kernel_name, source_code)
 
 
 class PaperCompileForCpu(PaperCompile):

@@ -11,13 +11,14 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from planner import upstream
 from planner.errors import TraceError
-from planner.paper.compiled import patches
+from planner.paper.compiled import kernel_timing, patches
 from planner.paper.recorder import Recorder
 from planner.paper.targets import target_of
 from planner.runtime.user_cache import inductor_folder
@@ -190,11 +191,16 @@ def _replaced() -> dict[str, Any]:
         "torch.utils._triton:triton_hash_with_backend": lambda: "PAPER",
         "torch._inductor.fx_passes.pad_mm:_should_pad": patches.should_pad,
         "torch._inductor.fx_passes.pad_mm:get_cached_should_pad": patches.should_pad_of_cache,
+        "torch._inductor.runtime.benchmarking:TritonBenchmarker.benchmark_gpu": kernel_timing.benchmark_gpu,
+        "torch._inductor.runtime.benchmarking:InductorBenchmarker.benchmark_gpu": kernel_timing.benchmark_gpu,
     }
 
 
 def _wrapped() -> dict[str, Any]:
     from torch.utils._triton import has_triton_package
+
+    def config_class(real: Any) -> Any:
+        return real if has_triton_package() else patches.KernelConfig
 
     return {
         "torch._dynamo.backends.distributed:SubmodCompiler.compile_submod": patches.compile_once,
@@ -203,8 +209,11 @@ def _wrapped() -> dict[str, Any]:
         "torch._inductor.fx_passes.joint_graph:UniformValueConstantFolder._deduce_value": patches.on_host,
         "torch._inductor.fx_passes.pad_mm:_should_pad_bench": patches.pad_uneven_rows,
         "torch._inductor.select_algorithm:AlgorithmSelectorCache.__call__": patches.choose_kernel,
-        "torch._inductor.template_heuristics.triton:TritonConfig": lambda real: (
-            real if has_triton_package() else patches.KernelConfig
+        "torch._inductor.template_heuristics.triton:TritonConfig": config_class,
+        "torch._inductor.runtime.triton_heuristics:Config": config_class,
+        "torch._inductor.runtime.triton_heuristics:InductorConfig": config_class,
+        "torch._inductor.runtime.triton_heuristics:triton": lambda real: (
+            real if has_triton_package() else SimpleNamespace(Config=patches.KernelConfig)
         ),
     }
 
@@ -271,7 +280,10 @@ def _forget() -> None:
     from torch._inductor.runtime.hints import DeviceProperties
     from torch.utils import _triton
 
+    from planner.paper.compiled import generated
+
     torch._dynamo.reset()
+    generated.kernel_of.cache_clear()
     counters.clear()
     patches.forget()
     DeviceProperties.create.cache_clear()

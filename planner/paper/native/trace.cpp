@@ -24,6 +24,8 @@ std::unordered_map<std::string, int32_t> name_index;
 std::vector<int64_t> shapes;  // each: number of dims, then the sizes
 std::vector<int64_t> alloc_position;  // block -> its record
 bool recording = false;
+int64_t allocated_bytes = 0;  // now, of what is written down, as the allocator counts them
+int64_t most_allocated_bytes = 0;
 
 // While something is compiled only what stays is written down, and after it: how it comes about is not the program's.
 constexpr int64_t kUnwritten = -2;
@@ -41,8 +43,14 @@ std::unordered_map<uint64_t, int32_t> scope_of_node;
 
 uint64_t node_key(uint64_t thread, int64_t sequence) { return (thread << 40) ^ static_cast<uint64_t>(sequence); }
 
+int64_t rounded_bytes(int64_t bytes) { return (bytes + 511) / 512 * 512; }
+
 // With the lock held.
 void write_down(const Record& record) {
+  if (record.kind == static_cast<int32_t>(Kind::Alloc)) allocated_bytes += rounded_bytes(record.bytes);
+  if (record.kind == static_cast<int32_t>(Kind::Free))
+    allocated_bytes -= rounded_bytes(records[alloc_position[record.block]].bytes);
+  most_allocated_bytes = std::max(most_allocated_bytes, allocated_bytes);
   records.push_back(record);
   witness(record);
 }
@@ -219,9 +227,13 @@ void paper_start() {
   paper::unwritten.clear();
   paper::forget_launches();
   paper::compiling = 0;
+  paper::allocated_bytes = paper::most_allocated_bytes = 0;
   std::fill(paper::alloc_position.begin(), paper::alloc_position.end(), -1);
   paper::recording = true;
 }
+
+int64_t paper_allocated_bytes() { return paper::allocated_bytes; }
+int64_t paper_most_allocated_bytes() { return paper::most_allocated_bytes; }
 
 void paper_stop() {
   std::lock_guard<std::mutex> lock(paper::trace_mutex);

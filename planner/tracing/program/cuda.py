@@ -440,6 +440,7 @@ def properties_of(gpu: Gpu) -> Any:
         max_threads_per_multi_processor=known.threads_per_multiprocessor,
         max_threads_per_block=1024,
         warp_size=known.warp_size,
+        L2_cache_size=known.l2_cache_bytes,
         regs_per_multiprocessor=known.registers_per_multiprocessor,
         shared_memory_per_block=49152,
         shared_memory_per_block_optin=known.shared_memory_per_block_bytes,

@@ -1,0 +1,90 @@
+"""What Inductor takes to time its kernels: of several configurations each is run where the kernel is first launched.
+
+As with an empty cache on disk: what an earlier process measured (`.best_config` beside the kernel) is not read.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from planner.paper import work_records
+from planner.paper.outside.operators import recorded_as
+
+_TRITON_BUFFER_BYTES = 256 * 2**20
+"""Of Triton's own timing (`triton.testing.do_bench`), which torch 2.6 uses."""
+
+
+class UntimedKernel:
+    """A kernel of Inductor's before its first launch, with torch's `CachingAutotuner` of it."""
+
+    def __init__(self, tuner: Any) -> None:
+        self._tuner = tuner
+
+    def run_configurations(self, *arguments: Any, **options: Any) -> None:
+        """Torch's tuner times them all, with what the kernel is launched with."""
+        self._tuner.launchers = [_Launcher(config) for config in self._tuner.configs]
+        options.pop("stream", None)
+        with work_records.part_of_a_launch():
+            self._tuner.benchmark_all_configs(*arguments, **options)
+
+
+def untimed_kernel(name: str, source: str) -> UntimedKernel | None:
+    """Of a kernel as Inductor wrote it, below the heuristics that list its configurations; None where they list one,
+    which is not timed (torch/_inductor/runtime/triton_heuristics.py)."""
+    from torch._inductor.runtime import hints, triton_heuristics
+
+    kernel = next(node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef))
+    heuristics = next((decorator for decorator in kernel.decorator_list if isinstance(decorator, ast.Call)), None)
+    if heuristics is None:
+        return None
+    names = {**vars(triton_heuristics), **vars(hints), "triton_heuristics": triton_heuristics, "__file__": f"{name}.py"}
+    tuner = eval(ast.unparse(heuristics), {**names, "AttrsDescriptor": _Alignment})(_kernel_of(kernel))
+    return UntimedKernel(tuner) if len(tuner.configs) > 1 else None
+
+
+def _kernel_of(definition: ast.FunctionDef) -> Any:
+    """What the tuner reads of `triton.JITFunction`: its name, and its arguments in order."""
+    parameters = [argument.arg for argument in definition.args.args]
+    scope: dict[str, Any] = {}
+    exec(f"def {definition.name}({', '.join(parameters)}): ...", scope)
+    return SimpleNamespace(fn=scope[definition.name], arg_names=parameters, __name__=definition.name)
+
+
+class _Alignment:
+    """Triton's `AttrsDescriptor`: which arguments are divisible by 16; decides nothing here."""
+
+    def __init__(self, *_arguments: Any, **_options: Any) -> None: ...
+
+    @classmethod
+    def from_dict(cls, _content: Any) -> _Alignment:
+        return cls()
+
+
+class _Launcher:
+    """A compiled configuration, which launches nothing."""
+
+    n_regs = n_spills = shared = 0
+    cache_hash = ""
+
+    def __init__(self, config: Any) -> None:
+        self.config = config
+
+    def __call__(self, *_arguments: Any, **_options: Any) -> None: ...
+
+
+def benchmark_gpu(benchmarker: Any, call: Callable[[], Any], **_settings: Any) -> float:
+    """In place of the method of `TritonBenchmarker` and `InductorBenchmarker` (torch 2.13,
+    torch/_inductor/runtime/benchmarking.py): a call, the buffer that is overwritten between calls, a call beside it."""
+    call()
+    by_cache = hasattr(type(benchmarker), "L2_cache_size")
+    buffer_bytes = torch.cuda.get_device_properties().L2_cache_size if by_cache else _TRITON_BUFFER_BYTES
+    with recorded_as("inductor::benchmark"):
+        buffer = torch.empty(buffer_bytes // 4, dtype=torch.int, device="cuda")
+    call()
+    del buffer
+    return 1.0

@@ -1,0 +1,84 @@
+"""What Inductor's timing of kernels takes at their first launch: a buffer, and copies of what a kernel changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from planner import paper  # before torch
+from planner.events import Alloc
+from planner.paper import compiled
+from planner.upstream import torch_releases
+
+import torch  # isort: skip
+
+MIB = 1 << 20
+BUFFER_BYTES = {
+    arch: of_cache if torch_releases.since(2, 7) else 256 * MIB
+    for arch, of_cache in (("sm_90", 50 * MIB), ("sm_80", 40 * MIB))
+}
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with paper.gpu("sm_90"):  # built where the user's cache is
+        pass
+    monkeypatch.setenv("PLANNER_CACHE", str(tmp_path))
+
+
+def allocated(gpu: paper.Paper, run: Callable[[], object]) -> list[tuple[str, int]]:
+    """Operators and sizes of what is allocated meanwhile."""
+    before = len(gpu.recorder.events())
+    run()
+    events = gpu.recorder.events()[before:]
+    return [
+        (event.origin.op, event.requested_bytes)
+        for event in events
+        if isinstance(event, Alloc) and event.origin is not None
+    ]
+
+
+@pytest.mark.parametrize("arch", ["sm_90", "sm_80"])
+def test_a_first_launch_takes_a_buffer_of_the_gpus_cache_for_each_configuration_and_a_second_none(arch: str) -> None:
+    with paper.gpu(arch) as gpu, compiled.enable(arch, gpu.recorder):
+        values = torch.empty(1 << 20, device="cuda")
+        run = torch.compile(lambda value: value.sin() + 1)
+        first, second = allocated(gpu, lambda: run(values)), allocated(gpu, lambda: run(values))
+
+    assert first == [*second, *2 * [("inductor.benchmark", BUFFER_BYTES[arch])]]
+    assert [size for _, size in second] == [4 * MIB]
+
+
+def test_a_kernel_of_one_configuration_is_not_timed() -> None:
+    with paper.gpu("sm_90") as gpu, compiled.enable("sm_90", gpu.recorder):
+        values = torch.empty(1 << 10, 1 << 14, device="cuda")
+        run = torch.compile(lambda value: value.sum(dim=1))
+        first = allocated(gpu, lambda: run(values))
+
+    assert [operator for operator, _ in first if operator == "inductor.benchmark"] == []
+
+
+def test_what_a_kernel_changes_is_copied_for_its_timing() -> None:
+    with paper.gpu("sm_90") as gpu, compiled.enable("sm_90", gpu.recorder):
+        room = torch.empty(64 * MIB, device="cuda")  # so that a copy raises no peak, else it goes to the host
+        del room
+        values = torch.empty(1 << 20, device="cuda")
+        run = torch.compile(lambda value: value.add_(1))
+        first, second = allocated(gpu, lambda: run(values)), allocated(gpu, lambda: run(values))
+
+    # For both configurations, of what it reads and what it writes: before the buffer is there, and beside it.
+    copies = 2 * [4 * MIB]
+    assert [size for _, size in first] == 2 * [*copies, BUFFER_BYTES["sm_90"], *copies]
+    assert second == []
+
+
+def test_equal_kernels_of_two_graphs_are_timed_once() -> None:
+    with paper.gpu("sm_90") as gpu, compiled.enable("sm_90", gpu.recorder):
+        values = torch.empty(1 << 20, device="cuda")
+        one, other = (torch.compile(function) for function in (lambda value: value.sin() + 1, lambda x: x.sin() + 1))
+        allocated(gpu, lambda: one(values))
+        again = allocated(gpu, lambda: other(values))
+
+    assert [size for operator, size in again if operator == "inductor.benchmark"] == []
