@@ -82,3 +82,15 @@ def test_equal_kernels_of_two_graphs_are_timed_once() -> None:
         again = allocated(gpu, lambda: other(values))
 
     assert [size for operator, size in again if operator == "inductor.benchmark"] == []
+
+
+def test_a_product_of_uneven_rows_is_timed_as_it_is_and_padded_before_the_code_runs() -> None:
+    with paper.gpu("sm_90") as gpu, compiled.enable("sm_90", gpu.recorder):
+        a, b = (torch.empty(2047, 2047, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+        run = torch.compile(lambda a, b: a @ b)
+        first, second = allocated(gpu, lambda: run(a, b)), allocated(gpu, lambda: run(a, b))
+
+    uneven, even, buffer = 2047 * 2047 * 2, 2048 * 2048 * 2, ("inductor.benchmark", BUFFER_BYTES["sm_90"])
+    plain, padded = [("inductor.pad_mm", uneven)], 3 * [("inductor.pad_mm", even)]
+    assert first[:12] == [*2 * plain, *plain, buffer, *plain, *padded, buffer, *padded]
+    assert [event for event in second if event[0].startswith("inductor.")] == []

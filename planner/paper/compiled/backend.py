@@ -19,7 +19,7 @@ from torch._inductor.utils import IndentedBuffer, cache_on_self
 from torch._inductor.virtualized import V
 from torch.utils._triton import has_triton_package
 
-from planner.paper.compiled import generated, patches
+from planner.paper.compiled import generated, padded_products, patches
 from planner.paper.torch_cuda import DeviceProperties
 from planner.upstream import torch_releases
 
@@ -107,7 +107,8 @@ class PaperWrapper(PythonWrapperCodegen):
         super().generate_end(result)
         result.splice(
             f"""
-            origins = Origins({list(self._origins)!r}, {patches.of_this_compilation()!r})
+            origins = Origins({list(self._origins)!r}, {patches.of_this_compilation()!r},
+                              {padded_products.of_this_compilation()!r})
             enter_origin, {self.allocator} = origins.enter, origins.empty_strided
             assert_size_stride = origins.assert_size_stride
             call = origins.within(call)

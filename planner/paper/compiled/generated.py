@@ -14,6 +14,7 @@ import torch._inductor.config
 from torch._library.simple_registry import singleton
 
 from planner.paper import work_records
+from planner.paper.compiled import padded_products
 from planner.paper.compiled.kernel_timing import UntimedKernel, untimed_kernel
 from planner.paper.compiled.patches import ASSUMED
 
@@ -50,10 +51,13 @@ def tell(scopes: Scopes | None) -> None:
 class Origins:
     """The modules and operators of one generated function, and which of them is at work."""
 
-    def __init__(self, origins: Sequence[tuple[str, str]], assumed: Sequence[str]) -> None:
-        """`origins`: paths of modules, below the compiled one, with operators. `assumed`: what was when compiling."""
+    def __init__(
+        self, origins: Sequence[tuple[str, str]], assumed: Sequence[str], timed: Sequence[padded_products.Product] = ()
+    ) -> None:
+        """`origins`: paths of modules, below the compiled one, with operators. `assumed`: what was when compiling.
+        `timed`: products that a GPU would have been timed for meanwhile."""
         self._origins, self._operator = origins, ""
-        self._assumed = assumed
+        self._assumed, self._timed = assumed, timed
         self._before: int | None = None
 
     def enter(self, number: int) -> None:
@@ -68,6 +72,7 @@ class Origins:
 
         def run(arguments: Any) -> Any:
             ASSUMED.update(self._assumed)
+            padded_products.take_timings(self._timed)
             outer, self._before = self._before, None if _scopes is None else _scopes.enter_below("")
             try:
                 return call(arguments)

@@ -230,61 +230,6 @@ def forget() -> None:
 
 
 _CHOSEN = "of several kernels for one operation ({name}) the library's is the fastest, or else Inductor's first"
-_PADDED = (
-    "matrix multiplications with rows of no multiple of 16 bytes are faster padded, but where a large transposed "
-    "matrix would be copied for it"
-)
-_VECTOR_BYTES = 16
-"""What cuBLAS's kernels for tensor cores ask of every row that is read or written (its documentation, 2.1.11 "Tensor
-Core Usage"): without that, and only then, copies with longer rows pay."""
-_USES_THAT_PAY = {9: 1100, 10: 1100, 12: 450}
-_OTHER_USES_THAT_PAY = 600
-"""Of each element of a transposed matrix, so that its padded copy pays, by the major number of the capability; a
-contiguous one is written padded by what computes it. Estimates for bfloat16 by the data sheets of an H100 (989 TFLOP/s,
-3.35 TB/s), to which a B200 is alike, of a GeForce RTX 5090 (210, 1.79) and of an A100 (312, 2.04): a use saves two
-operations at a quarter of the speed instead of 60 %, filling the copy costs 2 bytes, transposing into it 4 at a quarter
-of the bandwidth."""
-
-
-def should_pad(_match: Any, mat1: Tensor, mat2: Tensor, *_rest: Any) -> bool:
-    """In place of `_should_pad` (torch 2.13, torch/_inductor/fx_passes/pad_mm.py), which times both ways for every
-    multiplication that is large enough for its GPU to be bound by computing."""
-    is_faster = _is_faster_padded(mat1, mat2)
-    if is_faster:
-        assume(_PADDED)
-    return is_faster
-
-
-def should_pad_of_cache(_key: str) -> bool:
-    """`get_cached_should_pad` (torch below 2.11, the same file): of the times that were kept."""
-    assume(_PADDED)
-    return True
-
-
-def pad_uneven_rows(real: Callable[..., bool]) -> Callable[..., bool]:
-    """`_should_pad_bench` (torch below 2.11, the same file), which asks for kept times before it takes some."""
-
-    def padded(match: Any, mat1: Tensor, mat2: Tensor, *rest: Any, **options: Any) -> bool:
-        return _is_faster_padded(mat1, mat2) and real(match, mat1, mat2, *rest, **options)
-
-    return padded
-
-
-def _is_faster_padded(mat1: Tensor, mat2: Tensor) -> bool:
-    lengths = [mat2.shape[-1]]  # of the result, whose rows are contiguous
-    for matrix in (mat1, mat2):
-        for size, stride in zip(matrix.shape[-2:], matrix.stride()[-2:], strict=True):
-            lengths.append(size if stride == 1 else stride)
-    enough = _USES_THAT_PAY.get(torch.cuda.get_device_capability()[0], _OTHER_USES_THAT_PAY)
-    uses = ((mat1, mat2.shape[-1]), (mat2, mat1.shape[-2]))
-    return any(_is_uneven(length, mat1) for length in lengths) and not any(
-        count < enough and not matrix.is_contiguous() and any(_is_uneven(size, matrix) for size in matrix.shape[-2:])
-        for matrix, count in uses
-    )
-
-
-def _is_uneven(length: Any, matrix: Tensor) -> bool:
-    return isinstance(length, int) and bool(length * matrix.element_size() % _VECTOR_BYTES)
 
 
 def choose_kernel(real: Callable[..., Any]) -> Callable[..., Any]:

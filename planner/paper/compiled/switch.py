@@ -18,7 +18,7 @@ import torch
 
 from planner import upstream
 from planner.errors import TraceError
-from planner.paper.compiled import kernel_timing, patches
+from planner.paper.compiled import kernel_timing, padded_products, patches
 from planner.paper.recorder import Recorder
 from planner.paper.targets import target_of
 from planner.runtime.user_cache import inductor_folder
@@ -189,8 +189,7 @@ def _replaced() -> dict[str, Any]:
         "torch._inductor.fx_passes.pad_mm:has_triton": lambda: True,
         "torch._inductor.kernel.mm_grouped:has_triton": lambda: True,
         "torch.utils._triton:triton_hash_with_backend": lambda: "PAPER",
-        "torch._inductor.fx_passes.pad_mm:_should_pad": patches.should_pad,
-        "torch._inductor.fx_passes.pad_mm:get_cached_should_pad": patches.should_pad_of_cache,
+        "torch._inductor.fx_passes.pad_mm:get_cached_should_pad": padded_products.cached_decision,
         "torch._inductor.runtime.benchmarking:TritonBenchmarker.benchmark_gpu": kernel_timing.benchmark_gpu,
         "torch._inductor.runtime.benchmarking:InductorBenchmarker.benchmark_gpu": kernel_timing.benchmark_gpu,
     }
@@ -207,7 +206,8 @@ def _wrapped() -> dict[str, Any]:
         "torch._dynamo.backends.distributed:deepcopy_to_fake_tensor": patches.copied_without_sources,
         "torch._functorch._aot_autograd.runtime_wrappers:FakifiedOutWrapper.post_compile": patches.results_again,
         "torch._inductor.fx_passes.joint_graph:UniformValueConstantFolder._deduce_value": patches.on_host,
-        "torch._inductor.fx_passes.pad_mm:_should_pad_bench": patches.pad_uneven_rows,
+        "torch._inductor.fx_passes.pad_mm:_should_pad": padded_products.decide_by_rule,
+        "torch._inductor.fx_passes.pad_mm:_should_pad_bench": padded_products.decide_by_rule,
         "torch._inductor.select_algorithm:AlgorithmSelectorCache.__call__": patches.choose_kernel,
         "torch._inductor.template_heuristics.triton:TritonConfig": config_class,
         "torch._inductor.runtime.triton_heuristics:Config": config_class,
@@ -286,6 +286,7 @@ def _forget() -> None:
     generated.kernel_of.cache_clear()
     counters.clear()
     patches.forget()
+    padded_products.forget()
     DeviceProperties.create.cache_clear()
     codecache.CacheBase.get_system.cache_clear()
     codecache.PyCodeCache.cache_clear()
