@@ -91,6 +91,7 @@ def test_the_proxy_is_killed_and_starts_again(service: Any, new_job: NewJob) -> 
     assert service.insist(known).content == before.content
 
 
+@pytest.mark.soak
 def test_a_trace_that_would_take_an_hour_is_refused_and_the_next_is_made(service: Any, new_job: NewJob) -> None:
     service.wait_until_ready()
     began = time.monotonic()

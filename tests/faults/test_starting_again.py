@@ -63,7 +63,8 @@ def port(planner_serve: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield Port(planner_serve, database, stack)
 
 
-@pytest.mark.parametrize("name", [VITAL[0], *(pytest.param(each, marks=pytest.mark.soak) for each in VITAL[1:])])
+@pytest.mark.soak
+@pytest.mark.parametrize("name", VITAL)
 def test_one_without_which_it_ends_is_killed_and_it_starts_again(
     port: Port, new_job: NewJob, eventually: Any, name: str
 ) -> None:

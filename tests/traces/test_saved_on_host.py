@@ -20,7 +20,7 @@ def taken(kind: str) -> int:
 
 def test_what_waits_to_be_written_is_what_the_resident_set_grows_by() -> None:
     paper = taken("paper")
-    real = min(taken("real") for _ in range(3))  # on a busy machine a process can only hold more than it needs
 
     assert paper > 100 * 10**6
-    assert paper == pytest.approx(real, rel=0.05)
+    # On a busy machine a process sometimes holds more than it needs, and never less.
+    assert any(taken("real") == pytest.approx(paper, rel=0.05) for _ in range(3))
