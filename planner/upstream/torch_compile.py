@@ -47,7 +47,7 @@ PATCHES = (
         "torch._inductor.codecache:PyCodeCache.load":
             "loads templates of kernels, which import Triton; their code is written, and never run",
         "torch._inductor.fx_passes.pad_mm:get_cached_should_pad":
-            "in torch below 2.11 what was found when such a multiplication was timed before",
+            "says what was found when such a multiplication was timed before; a rule decides instead",
         "torch._inductor.select_algorithm:AlgorithmSelectorCache.__call__":
             "times several kernels for one operation; a rule decides instead, and the report says so",
         "torch._inductor.fx_passes.joint_graph:UniformValueConstantFolder._deduce_value":
@@ -55,7 +55,7 @@ PATCHES = (
     }),
     *patch("inductor", _COMPILED, optional=True, targets={
         "torch._inductor.fx_passes.pad_mm:_should_pad torch._inductor.fx_passes.pad_mm:_should_pad_bench":
-            "times a matrix multiplication padded and not; a rule decides instead, and the report says so",
+            "asks whether such a multiplication was timed, padded and not; a rule decides, and the report says so",
     }),
     *patch("inductor", _PROGRAMS, has_source=False, optional=True, targets={
         "torch._dynamo.variables.ctx_manager:CUDADeviceVariable._exchange_fn CUDADeviceVariable._maybe_exchange_fn":
