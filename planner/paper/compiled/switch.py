@@ -255,16 +255,19 @@ def _settings(arch: str, as_asked: bool) -> Iterator[None]:
         torch.compiler.config.cache_key_tag = before
 
 
+_TRIGGERS_THAT_RUN = ("CUDAGRAPH_RECORDING", "TRITON_AUTOTUNING")
+
+
 def _watching(recorder: Recorder | None, limit: TimeLimit) -> upstream.Wrapper:
-    """Around `install_callbacks` (torch 2.13, torch/_dynamo/callback.py), inside which something is compiled, or a
-    CUDA graph is captured: that is the program's."""
+    """Around `install_callbacks` (torch 2.13, torch/_dynamo/callback.py), inside which something is compiled; or a
+    CUDA graph is captured, or kernels are timed (torch 2.8), which is the program's."""
 
     def wrap(real: Any) -> Any:
         @contextmanager
         def compiling(handler: Any, *triggers: Any, **options: Any) -> Iterator[None]:
             # Before torch 2.8 nothing says why; graphs were captured unheard.
-            captures = any(getattr(trigger, "name", "") == "CUDAGRAPH_RECORDING" for trigger in triggers)
-            silent = nullcontext() if captures or recorder is None else recorder.compiling()
+            runs = any(getattr(trigger, "name", "") in _TRIGGERS_THAT_RUN for trigger in triggers)
+            silent = nullcontext() if runs or recorder is None else recorder.compiling()
             with limit.counted(), silent, real(handler, *triggers, **options):
                 yield
 
