@@ -10,6 +10,7 @@ import pytest
 from planner import paper  # before torch
 from planner.events import Alloc
 from planner.paper import compiled
+from planner.paper.compiled.kernel_timing import untimed_kernel
 from planner.upstream import torch_releases
 
 import torch  # isort: skip
@@ -94,3 +95,24 @@ def test_a_product_of_uneven_rows_is_timed_as_it_is_and_padded_before_the_code_r
     plain, padded = [("inductor.pad_mm", uneven)], 3 * [("inductor.pad_mm", even)]
     assert first[:12] == [*2 * plain, *plain, buffer, *plain, *padded, buffer, *padded]
     assert [event for event in second if event[0].startswith("inductor.")] == []
+
+
+def test_a_kernel_with_helpers_is_timed_and_one_whose_configurations_cannot_be_read_is_named() -> None:
+    source = """
+@triton.jit
+def helper(a, b): ...
+
+@{heuristics}
+@triton.jit
+def kernel(in_ptr0, out_ptr0, xnumel, XBLOCK : tl.constexpr): ...
+"""
+    device = "{'device': DeviceProperties(type='cuda', index=0, multi_processor_count=132, cc=90)}"
+    pointwise = f"triton_heuristics.pointwise(size_hints={{'x': 1 << 20}}, filename=__file__, triton_meta={device})"
+    with paper.gpu("sm_90") as gpu, compiled.enable("sm_90", gpu.recorder) as account:
+        timed = untimed_kernel("kernel", source.format(heuristics=pointwise))
+        unread = untimed_kernel("kernel", source.format(heuristics="triton_heuristics.of_tomorrow()"))
+        assumed = account.assumed()
+
+    assert timed is not None
+    assert unread is None
+    assert [sentence for sentence in assumed if "configurations cannot be read (AttributeError" in sentence]

@@ -13,10 +13,13 @@ from typing import Any
 import torch
 
 from planner.paper import work_records
+from planner.paper.compiled.patches import ASSUMED
 from planner.paper.outside.operators import recorded_as
 
 _TRITON_BUFFER_BYTES = 256 * 2**20
 """Of Triton's own timing (`triton.testing.do_bench`), which torch 2.6 uses."""
+
+_UNREAD = "the kernel {kernel} is launched without being timed: its configurations cannot be read ({error})"
 
 
 class UntimedKernel:
@@ -38,12 +41,17 @@ def untimed_kernel(name: str, source: str) -> UntimedKernel | None:
     which is not timed (torch/_inductor/runtime/triton_heuristics.py)."""
     from torch._inductor.runtime import hints, triton_heuristics
 
-    kernel = next(node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef))
-    heuristics = next((decorator for decorator in kernel.decorator_list if isinstance(decorator, ast.Call)), None)
-    if heuristics is None:
+    functions = (node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef))
+    listed = ((each, by) for each in functions for by in each.decorator_list if isinstance(by, ast.Call))
+    kernel, heuristics = next(listed, (None, None))  # its helpers, which stand before it, have none
+    if kernel is None or heuristics is None:
         return None
     names = {**vars(triton_heuristics), **vars(hints), "triton_heuristics": triton_heuristics, "__file__": f"{name}.py"}
-    tuner = eval(ast.unparse(heuristics), {**names, "AttrsDescriptor": _Alignment})(_kernel_of(kernel))
+    try:
+        tuner = eval(ast.unparse(heuristics), {**names, "AttrsDescriptor": _Alignment})(_kernel_of(kernel))
+    except Exception as error:  # of heuristics that are not those read; the plan lacks no more than a buffer
+        ASSUMED.add(_UNREAD.format(kernel=name, error=f"{type(error).__name__}: {error}"))
+        return None
     return UntimedKernel(tuner) if len(tuner.configs) > 1 else None
 
 
