@@ -33,7 +33,7 @@ test: test-timed ## the tests that CI runs
 test-timed: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not cluster and not soak" $(COMPUTED:%=--ignore=%) $(ELSEWHERE:%=--ignore=%)
 test-computed: $(READY)
-	OMP_NUM_THREADS=1 nice -n 19 $(BIN)/python -m pytest -m "not cluster and not soak" $(filter-out $(ELSEWHERE),$(COMPUTED)) $(ELSEWHERE:%=--ignore=%)
+	OMP_NUM_THREADS=1 nice -n 19 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not cluster and not soak" $(filter-out $(ELSEWHERE),$(COMPUTED)) $(ELSEWHERE:%=--ignore=%)
 test-clusters: $(READY)
 	@$(BIN)/python -m pytest -m "cluster and not soak" >$(VENV)/clusters.log 2>&1; code=$$?; cat $(VENV)/clusters.log; exit $$code
 
