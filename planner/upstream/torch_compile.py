@@ -33,7 +33,7 @@ PATCHES = (
             "is Triton's own, which need not be installed (since torch 2.9)",
         "torch._inductor.runtime.triton_heuristics:InductorConfig":
             "is made from Triton's own, which need not be installed (since torch 2.9)",
-        "torch._inductor.runtime.benchmarking:InductorBenchmarker.benchmark_gpu":
+        "torch._inductor.runtime.benchmarking:InductorBenchmarker.benchmark_gpu TorchProfilerBenchmarker.benchmark_gpu":
             "runs a kernel's configurations on a GPU to time them (since torch 2.7)",
     }),
     *patch("inductor", _COMPILED, has_source=False, targets={

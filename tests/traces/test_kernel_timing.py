@@ -1,8 +1,8 @@
-"""What Inductor's timing of kernels takes at their first launch: a buffer, and copies of what a kernel changes."""
+"""What Inductor takes to time kernels where its cache is off: a buffer, and copies of what a kernel changes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from planner.paper.compiled.kernel_timing import untimed_kernel
 from planner.upstream import torch_releases
 
 import torch  # isort: skip
+import torch._inductor.config  # isort: skip
 
 MIB = 1 << 20
 BUFFER_BYTES = {
@@ -23,10 +24,12 @@ BUFFER_BYTES = {
 
 
 @pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with paper.gpu("sm_90"):  # built where the user's cache is
         pass
     monkeypatch.setenv("PLANNER_CACHE", str(tmp_path))
+    with torch._inductor.config.patch(force_disable_caches=True):
+        yield
 
 
 def allocated(gpu: paper.Paper, run: Callable[[], object]) -> list[tuple[str, int]]:
@@ -50,6 +53,15 @@ def test_a_first_launch_takes_a_buffer_of_the_gpus_cache_for_each_configuration_
 
     assert first == [*second, *2 * [("inductor.benchmark", BUFFER_BYTES[arch])]]
     assert [size for _, size in second] == [4 * MIB]
+
+
+@torch._inductor.config.patch(force_disable_caches=False)
+def test_with_a_cache_that_may_be_filled_nothing_is_timed() -> None:
+    with paper.gpu("sm_90") as gpu, compiled.enable("sm_90", gpu.recorder):
+        a, b = (torch.empty(2047, 2047, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+        first = allocated(gpu, lambda: torch.compile(lambda a, b: a.sin() @ b)(a, b))
+
+    assert [operator for operator, _ in first if operator.startswith("inductor.")] == []
 
 
 def test_a_kernel_of_one_configuration_is_not_timed() -> None:

@@ -1,6 +1,7 @@
 """What Inductor takes to time its kernels: of several configurations each is run where the kernel is first launched.
 
-As with an empty cache on disk: what an earlier process measured (`.best_config` beside the kernel) is not read.
+Where its cache is filled nothing is timed, and that is how most recorded runs went; where a job has switched the cache
+off (torch's own setting, TORCHINDUCTOR_FORCE_DISABLE_CACHES), everything is, as in a first run on a new machine.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+import torch._inductor.config
 
 from planner.paper import work_records
 from planner.paper.compiled.patches import ASSUMED
@@ -34,6 +36,11 @@ class UntimedKernel:
         options.pop("stream", None)
         with work_records.part_of_a_launch():
             self._tuner.benchmark_all_configs(*arguments, **options)
+
+
+def is_cache_empty() -> bool:
+    """Whether Inductor may not read what earlier processes have timed."""
+    return bool(torch._inductor.config.force_disable_caches)
 
 
 def untimed_kernel(name: str, source: str) -> UntimedKernel | None:

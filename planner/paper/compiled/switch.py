@@ -192,6 +192,7 @@ def _replaced() -> dict[str, Any]:
         "torch._inductor.fx_passes.pad_mm:get_cached_should_pad": padded_products.cached_decision,
         "torch._inductor.runtime.benchmarking:TritonBenchmarker.benchmark_gpu": kernel_timing.benchmark_gpu,
         "torch._inductor.runtime.benchmarking:InductorBenchmarker.benchmark_gpu": kernel_timing.benchmark_gpu,
+        "torch._inductor.runtime.benchmarking:TorchProfilerBenchmarker.benchmark_gpu": kernel_timing.benchmark_gpu,
     }
 
 
