@@ -15,11 +15,8 @@ import torch
 import torch._inductor.config
 
 from planner.paper import work_records
+from planner.paper.benchmarking import TRITON_BUFFER_BYTES, benchmark
 from planner.paper.compiled.patches import ASSUMED
-from planner.paper.outside.operators import recorded_as
-
-_TRITON_BUFFER_BYTES = 256 * 2**20
-"""Of Triton's own timing (`triton.testing.do_bench`), which torch 2.6 uses."""
 
 _UNREAD = "the kernel {kernel} is launched without being timed: its configurations cannot be read ({error})"
 
@@ -94,12 +91,7 @@ class _Launcher:
 
 def benchmark_gpu(benchmarker: Any, call: Callable[[], Any], **_settings: Any) -> float:
     """In place of the method of `TritonBenchmarker` and `InductorBenchmarker` (torch 2.13,
-    torch/_inductor/runtime/benchmarking.py): a call, the buffer that is overwritten between calls, a call beside it."""
-    call()
+    torch/_inductor/runtime/benchmarking.py), of which the second's buffer is as large as the GPU's L2 cache."""
     by_cache = hasattr(type(benchmarker), "L2_cache_size")
-    buffer_bytes = torch.cuda.get_device_properties().L2_cache_size if by_cache else _TRITON_BUFFER_BYTES
-    with recorded_as("inductor::benchmark"):
-        buffer = torch.empty(buffer_bytes // 4, dtype=torch.int, device="cuda")
-    call()
-    del buffer
-    return 1.0
+    buffer_bytes = torch.cuda.get_device_properties().L2_cache_size if by_cache else TRITON_BUFFER_BYTES
+    return benchmark(call, buffer_bytes, "inductor::benchmark")

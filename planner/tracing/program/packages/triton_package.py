@@ -13,8 +13,8 @@ import torch
 
 from planner import upstream
 from planner.errors import TraceError
+from planner.paper.benchmarking import TRITON_BUFFER_BYTES, benchmark
 from planner.paper.kernels import workspaces
-from planner.paper.outside.operators import recorded_as
 from planner.tracing.program.assumptions import About, Assumptions
 from planner.tracing.program.cuda import forget_values
 from planner.tracing.program.packages.triton_interpreter import find_written, follow_launch
@@ -22,8 +22,6 @@ from planner.tracing.program.packages.triton_interpreter import find_written, fo
 # What a kernel writes to was allocated before its launch. A kernel with several configurations is not timed: the first
 # one stands for the fastest, and the buffer with which the timing empties the GPU's cache is taken and given back as
 # Triton 3.9 does (triton/testing.py do_bench, backends/nvidia/driver.py get_empty_cache_for_benchmark).
-TIMING_BYTES = 256 * 2**20
-"""Triton 3.9, backends/nvidia/driver.py."""
 _FIRST = (
     "of several configurations of a Triton kernel the first is the fastest; the 256 MiB of their timing are counted"
 )
@@ -67,12 +65,8 @@ class Launches:
     ) -> Any:
         """`triton.testing.do_bench` and its kin: one call, the buffer, and the same time for everybody."""
         self._assumptions.add(About.DEVICE, _FIRST)
-        call()
-        with recorded_as("triton::do_bench"):
-            buffer = torch.empty(TIMING_BYTES // 4, dtype=torch.int32, device="cuda")
-        call()
-        del buffer
-        return [1.0] * len(quantiles) if quantiles else 1.0
+        time = benchmark(call, TRITON_BUFFER_BYTES, "triton::do_bench")
+        return [time] * len(quantiles) if quantiles else time
 
     def set_allocator(self, *_arguments: Any) -> None:
         """`triton.set_allocator`: from here on kernels take scratch memory whose size only the compiled ones know."""
@@ -123,7 +117,7 @@ def _driver(properties: Any, benchmarker: Callable[..., Any]) -> SimpleNamespace
         get_device_interface=lambda: torch.cuda,
         get_benchmarker=lambda: benchmarker,
         get_device_capability=lambda: capability,
-        get_empty_cache_for_benchmark=lambda: torch.empty(TIMING_BYTES // 4, dtype=torch.int32, device="cuda"),
+        get_empty_cache_for_benchmark=lambda: torch.empty(TRITON_BUFFER_BYTES // 4, dtype=torch.int32, device="cuda"),
         clear_cache=lambda cache: cache.zero_(),
         is_active=lambda: True,
     )
