@@ -251,7 +251,7 @@ def _read_row(number: int, row: dict[str, str], log: str, page: str, torches_bes
         reserved=(int(row["res"]),) * 2,
         parameters=_read_parameters(log),
         step_seconds=float(row.get("step_avg") or 0) / 1000,
-        obstacle=find_obstacle(row["script"] or _find_code(log), torch, gpu, int(world or 0)),
+        obstacle=find_obstacle(row["script"] or _find_code(log), torch, gpu, int(world or 0), count_scripts(log)),
         inferred=f"only what lies beside its log, or the log alone, has its {', '.join(missing)}" if missing else "",
     )
 
@@ -276,8 +276,18 @@ def read_only(values: Set[str]) -> str:
     return next(iter(values)) if len(values) == 1 else ""
 
 
-def find_obstacle(script: str, torch: str, gpu: str, ranks: int) -> str:
-    """What is not known that a run needs, or a torch that planner does not know; empty if there is nothing."""
+def count_scripts(log: str) -> int:
+    """How often a log shows the script, as each run does that writes into it."""
+    return sum("import torch" in part for part in _RULER.split(log))
+
+
+def find_obstacle(script: str, torch: str, gpu: str, ranks: int, runs: int = 1) -> str:
+    """What is not known that a run needs, or a torch that planner does not know; empty if there is nothing.
+
+    `runs` are those of one log: its peak is the last one's, and nothing says which of its scripts and settings are.
+    """
+    if runs > 1:
+        return f"its log holds {runs} runs"
     if not script:
         return "its script is not known"
     if not torch or not ranks:

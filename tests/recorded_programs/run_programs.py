@@ -190,6 +190,14 @@ def refuse_other_model(run: RecordedRun, result: dict[str, Any]) -> dict[str, An
     return {name: value for name, value in result.items() if name != "answer"} | {"stderr": reason}
 
 
+def refuse_cut_off(result: dict[str, Any]) -> dict[str, Any]:
+    """The result; without its answer where the time was over (--seconds) before the program came to what was asked."""
+    ending = result.get("answer", {}).get("ending", "")
+    if "its time is over" not in ending:
+        return result
+    return {name: value for name, value in result.items() if name != "answer"} | {"stderr": ending}
+
+
 def run_family(family: Family[Any, Any], options: argparse.Namespace) -> list[Outcome]:
     """Prints one line a run that is drawn or named, and what they come to."""
     runs = family.read_runs()
@@ -203,7 +211,7 @@ def run_family(family: Family[Any, Any], options: argparse.Namespace) -> list[Ou
     outcomes = []
     for run in chosen:
         result = find_result(family, run, options)
-        result = refuse_other_model(run, result)
+        result = refuse_cut_off(refuse_other_model(run, result))
         figures = family.read_figures(run, result) if "answer" in result else []
         error = family.read_error(run, result)
         outcomes.append(compare(run, figures, result | ({"stderr": error} if error else {}), result.get("date", "")))

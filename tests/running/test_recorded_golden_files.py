@@ -58,6 +58,15 @@ def test_the_commit_of_a_golden_file_is_the_one_that_last_changed_its_memory_wha
     assert megatron.find_origins(recorded_run.Repository(tmp_path), [new]) == {new: (measured, old)}
 
 
+def test_a_golden_file_that_was_committed_empty_does_not_end_its_family(tmp_path: Path) -> None:
+    history = History(tmp_path)
+    path = f"{TESTS}/case/golden_values_dev.json"
+    history.commit({path: ""})
+    measured = history.commit({path: golden(200, 1.0)})
+
+    assert megatron.find_origins(recorded_run.Repository(tmp_path), [path]) == {path: (measured, path)}
+
+
 def test_words_of_a_case_are_those_that_its_shell_script_makes() -> None:
     case = {"--bf16": True, "--lr": 0.00015, "--weight-decay": "1e-2", "--blend": "[0.7 data]", "--save": "${A}/b"}
 
@@ -103,12 +112,16 @@ def test_made_up_vocabularies_have_the_size_of_those_that_they_stand_for(tmp_pat
     assert sizes == [28996, 28996, 30522]
 
 
-def test_a_made_up_data_set_has_documents_of_sentences(tmp_path: Path) -> None:
-    megatron.write_indexed(tmp_path / "text_sentence", sentences=20)
+def test_a_made_up_data_set_of_sentences_or_for_t5_has_documents_of_sentences(tmp_path: Path) -> None:
+    megatron.write_data(str(tmp_path / "text_sentence"))
+    megatron.write_data(str(tmp_path / "my-t5_00_text_document"))
+    megatron.write_data(str(tmp_path / "text_document"))
 
     index = (tmp_path / "text_sentence.idx").read_bytes()
     assert struct.unpack_from("<9sQBQQ", index) == (b"MMIDIDX\x00\x00", 1, 8, 40_000, 2001)
     assert (tmp_path / "text_sentence.bin").stat().st_size == 2 * 40_000 * 15
+    assert (tmp_path / "my-t5_00_text_document.idx").read_bytes() == index
+    assert struct.unpack_from("<9sQBQQ", (tmp_path / "text_document.idx").read_bytes())[3] == 2000
 
 
 @pytest.mark.parametrize(

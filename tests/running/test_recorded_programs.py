@@ -211,6 +211,31 @@ def test_what_cannot_be_run_says_why(tmp_path: Path, run: recorded_run.RecordedR
     assert list(run_programs.sum_up([outcome])) == ["0 of 1 ran", "intervals cover 0 of 0", f"1 did not run: {reason}"]
 
 
+def test_a_run_whose_time_was_over_did_not_run() -> None:
+    late = {"answer": {"ending": "ended because its time is over (--seconds)"}, "seconds": 7.0}
+    whole = {"answer": {"ending": "ended after 7 iterations, as asked for"}, "seconds": 7.0}
+
+    assert run_programs.refuse_cut_off(whole) == whole
+    assert run_programs.refuse_cut_off(late) == {
+        "seconds": 7.0,
+        "stderr": "ended because its time is over (--seconds)",
+    }
+
+
+@pytest.mark.parametrize(("planned_mib", "is_covered"), [(213, False), (212, True), (189, True), (188, False)])
+def test_a_run_whose_interval_was_not_kept_is_covered_by_the_least_that_an_interval_has(
+    planned_mib: int, is_covered: bool
+) -> None:
+    allocated = recorded_run.Figure("allocated", (100, 100), 1000 * MIB)
+    reserved = recorded_run.Figure("reserved", (200, 200), planned_mib * MIB)
+    outcome = outcomes.Outcome(
+        run="1", title="", torch="2.9", gpu="H100", ranks=8, date="2026-11-24", figures=(allocated, reserved)
+    )
+
+    assert outcomes.count_covered([outcome]) == f"{int(is_covered)} of 1"
+    assert f"| {'yes' if is_covered else 'no'}* |" in outcomes.write_page({"fake": [outcome]})
+
+
 def an_outcome(number: int, peak_mib: int) -> outcomes.Outcome:
     """Of a run that printed 100 and 200 MiB, whose interval is 300 to 320 MiB around 310."""
     run = a_run(number, allocated=(100, 100), reserved=(200, 200))
@@ -298,6 +323,16 @@ def test_tokens_are_as_many_as_the_header_says(tmp_path: Path, monkeypatch: pyte
 )
 def test_older_torches_and_rows_of_unknown_ones_cannot_be_run(torch: str, obstacle: str) -> None:
     assert parameter_golf.find_obstacle("train.py", torch, "H100-SXM-80GB", 1) == obstacle
+
+
+def test_a_log_into_which_several_runs_wrote_is_left_out_by_name() -> None:
+    ruler = "=" * 100
+    run = (
+        f"import torch\nprint(1)\n{ruler}\nstep:1/9 train_loss:6.9\npeak memory allocated: 100 MiB reserved: 200 MiB\n"
+    )
+
+    assert [parameter_golf.count_scripts(run * runs) for runs in (1, 2, 5)] == [1, 2, 5]
+    assert parameter_golf.find_obstacle("train.py", "2.9", "H100-SXM-80GB", 1, runs=5) == "its log holds 5 runs"
 
 
 def test_settings_are_what_a_log_prints_under_the_names_of_the_script() -> None:
