@@ -173,11 +173,8 @@ def _table(outcomes: Sequence[Outcome]) -> Iterator[str]:
         if outcome.reason:
             cells[5] = f"did not run: {outcome.reason[:200]}"
         covered = ("yes" if outcome.counts_as_covered else "no") if outcome.figures else ""
-        cells += [
-            f"{covered}*" if covered and outcome.is_covered is None else covered,
-            f"{outcome.seconds:.0f}" if outcome.seconds else "",
-            outcome.date,
-        ]
+        covered += "*" if covered and outcome.is_covered is None else ""
+        cells += [covered, f"{outcome.seconds:.0f}" if outcome.seconds else "", outcome.date]
         yield f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
 
 
