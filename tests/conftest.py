@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from allowed_skips import LIST, new_skips, read_allowed
 from hypothesis import settings
 
 from planner import paper  # before anything imports torch
@@ -17,6 +19,7 @@ from planner.errors import TorchVersionError
 from planner.planning import judging
 from planner.report.statement import RankClassStatement
 from planner.runtime.user_cache import NONE
+from planner.upstream import torch_releases
 
 # Autograd counts the devices with the first backward, which in some process is one on the CPU.
 with paper.gpu("sm_90"):
@@ -54,7 +57,52 @@ def _skip_what_torch_lacks() -> Iterator[None]:
     try:
         yield
     except TorchVersionError as error:
+        if is_tested_torch():  # which lacks nothing
+            raise
         pytest.skip(error.problem)
+
+
+def is_tested_torch() -> bool:
+    """Whether the torch of this process is that of constraints.txt, with which no test may be left out."""
+    pinned = re.search(r"^torch==(\d+)\.(\d+)", _CONSTRAINTS.read_text(encoding="utf-8"), re.MULTILINE)
+    return pinned is not None and torch_releases.installed() == (int(pinned[1]), int(pinned[2]))
+
+
+_CONSTRAINTS = Path(__file__).parents[1] / "constraints.txt"
+_SKIPPED: list[tuple[str, str]] = []
+"""Names of tests, or of whole files, with why they were skipped."""
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    _note_skip(report)
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    _note_skip(report)
+
+
+def _note_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
+    if report.skipped and not hasattr(report, "wasxfail"):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        _SKIPPED.append((report.nodeid, reason.removeprefix("Skipped: ")))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A skip that nobody has allowed fails CI."""
+    if session.exitstatus == pytest.ExitCode.OK and _new_skips_of_ci(session.config):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    for sentence in _new_skips_of_ci(config):
+        terminalreporter.write_line(f"{sentence} (tests/allowed_skips.txt)", red=True)
+
+
+def _new_skips_of_ci(config: pytest.Config) -> list[str]:
+    """Empty elsewhere, and in the processes of pytest-xdist, which report to the first one."""
+    if not os.environ.get("CI") or hasattr(config, "workerinput"):
+        return []
+    return new_skips(_SKIPPED, read_allowed(LIST.read_text(encoding="utf-8")))
 
 
 @pytest.fixture(autouse=True)
