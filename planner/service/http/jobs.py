@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Annotated, Any, Literal
@@ -26,8 +27,8 @@ from planner.service.history.errors import HistoryError, HistoryUnavailableError
 from planner.service.history.job_changes import LONGEST_FAILURE, BoundJob, JobChange, MeasuredRank, Outcome, memory_of
 from planner.service.history.job_table import JobSummary
 from planner.service.history.store import History
-from planner.service.http.bodies import object_of
-from planner.service.http.body_readers import error_of_body
+from planner.service.http.bodies import SMALL, json_of, read_beside
+from planner.service.http.body_readers import error_of_body, read_object
 from planner.service.http.dependencies import Dependencies, dependencies_of
 from planner.service.http.openapi import WRITES, Answer, in_json, problems, takes
 from planner.service.http.problems import RequestError
@@ -108,7 +109,7 @@ class CallbackRankBody(BaseModel):
     peak: _CallbackPeak = _CallbackPeak()
     device_bytes: Whole | None = None
     device_bytes_by: Any = None
-    out_of_memory: Any = None
+    out_of_memory: Annotated[str, Field(max_length=LONGEST_TEXT)] | None = None
     steps: Whole | None = None
 
     def value(self) -> MeasuredRank:
@@ -174,6 +175,12 @@ class BoundJobBody(BaseModel):
     measured: list[MeasuredRankBody]
 
 
+def read_change(body: bytes, whose: str) -> JobChange:
+    """What a body says is new of a job; `whose` is the JSON array of its system and its id. Raises RequestError."""
+    system, job_id = json.loads(whose)
+    return change_of(read_object(body), system, job_id)
+
+
 def change_of(document: Mapping[str, Any], system: str, job_id: str) -> JobChange:
     """What the document says is new of the job. Raises RequestError (422) where it cannot be read."""
     try:
@@ -186,7 +193,7 @@ def change_of(document: Mapping[str, Any], system: str, job_id: str) -> JobChang
     measured, ranks = body.measured or [], body.ranks or []
     if len(ranks) + len(measured) > MOST_RANKS:
         raise RequestError(422, "it tells of too many ranks at once", allowed=f"at most {MOST_RANKS}", place="measured")
-    failure = _read_failure(body.failure or "", [str(rank.out_of_memory) for rank in ranks if rank.out_of_memory])
+    failure = _read_failure(body.failure or "", [rank.out_of_memory for rank in ranks if rank.out_of_memory])
     if body.outcome is Outcome.FINISHED:
         failure = None  # it caught the error, and went on
     # Slurm says of an exception of torch's no more than that the job failed.
@@ -236,7 +243,7 @@ def _read_failure(text: str, messages: Sequence[str]) -> tuple[Cause | None, str
         return explained.cause, "\n".join(text.splitlines()[min(places) - 1 :])[:LONGEST_FAILURE]
     if not messages:
         return None
-    words = "\n".join(messages)
+    words = "\n".join(messages)[:LONGEST_TEXT]
     known = find_messages(words) or find_host_failures(words)
     return explain(words).cause if known else Cause.UNKNOWN, words[:LONGEST_FAILURE]
 
@@ -270,10 +277,18 @@ async def bind(
 
     Every rank may tell what it knows, in any order; telling the same again changes nothing.
     """
-    change = change_of(await object_of(request), system, job_id)
+    change = await _change_in(request, deps, system, job_id)
     bound = await asyncio.to_thread(_bind, deps, system, job_id, change)
     request.state.plan_id = bound.plan_id
     return _job_document(bound)
+
+
+async def _change_in(request: Request, deps: Dependencies, system: str, job_id: str) -> JobChange:
+    body, whose = await json_of(request), json.dumps([system, job_id])
+    if len(body) <= SMALL:
+        return read_change(body, whose)
+    change: JobChange = await read_beside(deps.bodies, "planner.service.http.jobs:read_change", body, whose)
+    return change
 
 
 @router.get("/v1/jobs", summary="The jobs told of last", response_model=JobList, responses=problems(422))

@@ -21,7 +21,7 @@ from planner.report.verdict_text import bound_line, deciding, one_line
 from planner.service.history.errors import HistoryUnavailableError
 from planner.service.history.plan_table import PlanSummary
 from planner.service.history.records import Check
-from planner.service.http.bodies import content_of, job_of, media_type, read_beside, unsupported_error
+from planner.service.http.bodies import call_beside, content_of, job_of, media_type, read_beside, unsupported_error
 from planner.service.http.body_readers import JSON
 from planner.service.http.dependencies import (
     Dependencies,
@@ -356,7 +356,7 @@ async def run(request: Request, deps: InjectedDependencies) -> Response:
     refuse_programs(deps.settings)
     code_runners_only(request, "a bearer token for code of users is needed to have a program run")
     wanted = read_prefer_header(request)
-    asked = await run_of(request, deps.settings)
+    asked = await run_of(request, deps)
     seconds = wanted.wait or 0.0 if wanted.respond_async else wanted.wait
     answer = await deps.plan_provider.run(asked, seconds=seconds, keep=wanted.respond_async)
     request.state.plan_id = answer.plan_id
@@ -416,14 +416,15 @@ async def timeline(
 
     It is drawn from the trace, which is kept for the latest plans only: 404 where it is gone.
     """
-    content = await asyncio.to_thread(_plan_and_trace, deps, plan_id, rank)
     request.state.plan_id = plan_id
-    document: dict[str, Any] = await read_beside(
-        "planner.service.http.body_readers:read_timeline",
-        content,
-        JSON,
-        remedy="planner plan --timeline FILE.html draws it, however long that takes",
-    )
+    async with deps.drawings.turn():
+        content = await asyncio.to_thread(_plan_and_trace, deps, plan_id, rank)
+        document: dict[str, Any] = await call_beside(
+            "planner.service.http.body_readers:read_timeline",
+            content,
+            JSON,
+            remedy="planner plan --timeline FILE.html draws it, however long that takes",
+        )
     return document
 
 
@@ -468,6 +469,7 @@ class Replay(Answer):
 )
 async def replay(
     request: Request,
+    deps: InjectedDependencies,
     conf: Annotated[
         str | None, Query(max_length=1000, description="what this PYTORCH_ALLOC_CONF would have reserved")
     ] = None,
@@ -479,9 +481,11 @@ async def replay(
     """
     if (kind := media_type(request)) != BYTES:
         raise unsupported_error(kind, BYTES)
+    content = await content_of(request)
     document: dict[str, Any] = await read_beside(
+        deps.drawings,
         "planner.service.http.body_readers:read_replay",
-        await content_of(request),
+        content,
         "" if conf is None else f"={conf}",
         remedy="planner replay SNAPSHOT takes as long as it needs, on your machine",
     )
