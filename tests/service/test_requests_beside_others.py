@@ -70,7 +70,7 @@ def test_probes_and_stored_plans_are_answered_while_writes_take_all_places(held:
         waits.go.set()
 
         assert (refused.status_code, refused.headers["Retry-After"]) == (429, "1")
-        assert refused.json()["allowed"] == "3 that read and 3 that write, in each replica"
+        assert refused.json()["allowed"] == "3 of this kind (reads, timelines, writes) in each replica"
         assert [answer.status_code for answer in read] == [200] * 4
         assert [answer.status_code for answer in await asyncio.gather(*writers)] == [200] * MOST
 

@@ -57,7 +57,7 @@ class RequestLog:
                 refusal = RequestError(
                     429,
                     "too many requests at once",
-                    allowed=f"{self._most} that read and {self._most} that write, in each replica",
+                    allowed=f"{self._most} of this kind (reads, timelines, writes) in each replica",
                     remedy="retry after 1 s",
                     headers={"Retry-After": "1"},
                 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -13,21 +14,24 @@ from planner.service.errors import BusyError
 PROBES = ("/livez", "/readyz", "/metrics")
 """Asked every few seconds by machines. They never wait for a place, nor share a thread with other requests."""
 READS = ("GET", "HEAD", "OPTIONS")
+DRAWN = "/timeline"
+"""How the paths of reads end that take seconds."""
 _Result = TypeVar("_Result")
 
 
 class Places:
-    """How many requests of a kind may be under way in one replica. Reads are not refused because writes take long."""
+    """How many requests of a kind may be under way in one replica: quick reads are not refused because writes or
+    drawings take long."""
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._taken = {"reads": 0, "writes": 0}
+        self._taken: Counter[str] = Counter()
 
     def take(self, method: str, path: str) -> Callable[[], None] | None:
         """What gives the place back; None where all are taken."""
         if path in PROBES:
             return lambda: None
-        kind = "reads" if method in READS else "writes"
+        kind = "writes" if method not in READS else "drawings" if path.endswith(DRAWN) else "reads"
         if self._taken[kind] >= self._most:
             return None
         self._taken[kind] += 1
