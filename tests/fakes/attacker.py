@@ -83,13 +83,13 @@ class Attack:
         return "\r\n".join((*lines, "", "")).encode() + body
 
     async def _send(self, kind: str, request: bytes, seconds: float) -> None:
-        answer = "left"
-        with suppress(TimeoutError):
-            try:
-                async with asyncio.timeout(seconds):
-                    answer = await self._answer(request)
-            except OSError:
-                answer = "reset"
+        try:
+            async with asyncio.timeout(seconds):
+                answer = await self._answer(request)
+        except TimeoutError:
+            answer = "left"
+        except OSError:
+            answer = "reset"
         self.answers.setdefault(kind, Counter())[answer] += 1
 
     async def _answer(self, request: bytes) -> str:

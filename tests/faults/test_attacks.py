@@ -69,5 +69,7 @@ def test_probes_metrics_and_stored_plans_are_answered_within_a_second(service: A
 
 def _ask(client: httpx.Client, path: str) -> tuple[int, float]:
     began = time.monotonic()
-    status = client.get(path).status_code
-    return status, time.monotonic() - began
+    answer = client.get(path)
+    if answer.status_code != 200:
+        print(f"{path}: {answer.status_code} {answer.text[:200]}")
+    return answer.status_code, time.monotonic() - began
