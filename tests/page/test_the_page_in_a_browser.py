@@ -324,7 +324,6 @@ def test_capacity_has_what_jobs_ask_for_and_take_and_what_would_fit_elsewhere(
     assert f"1 node with 8 T4-16GB would start {told['added']['started_jobs']} waiting job" in said
     assert "fits slurm/1 waiting H100-SXM-80GB 1 " in said
     assert violations(page) == []
-    photograph_if_asked(page, "capacity")
 
 
 def test_a_slow_plan_says_how_long_it_takes_and_can_be_left(page: Browser, service: RealService) -> None:

@@ -40,8 +40,8 @@ function byTeam({ rows, totals }) {
     { name: "wrong verdicts", kind: "number", value: (row) => row.wrong_verdicts, cell: (row) => (row.judged ? `${row.wrong_verdicts} of ${row.judged}` : "") },
     number("out of memory", (row) => row.ran_out_gpu + row.ran_out_host),
   ];
-  const unused = totals.headroom_bytes < 0 ? `${size(-totals.headroom_bytes)} more than that` : `${size(totals.headroom_bytes)} less than that`;
-  const sum = `${counted(totals.jobs, "open job")} on ${counted(totals.gpus, "GPU")} ask for ${size(totals.requested_bytes)} and are predicted to take ${size(totals.predicted_bytes)}, ${unused}.`;
+  const { headroom_bytes: left } = totals;
+  const sum = `${counted(totals.jobs, "open job")} on ${counted(totals.gpus, "GPU")}: ${size(totals.requested_bytes)} asked for, ${size(totals.predicted_bytes)} predicted to be taken, ${size(Math.abs(left))} ${left < 0 ? "more" : "less"}.`;
   return section("By team", sum, sortableTable("Jobs by team, queue and GPU", columns, rows,
     { empty: "No job is bound to a plan: hooks and the callback bind them (PUT /v1/jobs)." }));
 }
