@@ -16,7 +16,7 @@ import torch
 
 from planner import upstream
 from planner.errors import TraceError
-from planner.hardware.gpus import ARCHITECTURES
+from planner.hardware.architectures import ARCHITECTURES
 from planner.paper import library
 from planner.paper.kernels.table import target
 from planner.paper.outside.operators import recorded_as

@@ -21,8 +21,8 @@ from planner import (
 )
 from planner.errors import ProgramError
 from planner.events import Event
+from planner.hardware.architectures import ARCHITECTURES
 from planner.hardware.facts import workspace_table
-from planner.hardware.gpus import ARCHITECTURES
 from planner.paper import values
 from planner.paper.device import Paper
 from planner.tracing.program import (
