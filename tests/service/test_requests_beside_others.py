@@ -112,6 +112,34 @@ def test_probes_are_answered_while_every_thread_of_other_requests_hangs(asgi: As
     run(asgi().app, story)
 
 
+def test_plans_are_read_while_many_writes_wait_for_the_database(
+    asgi: Asgi, history: History, example_plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go = threading.Event()
+    history.plans.put(example_plan)
+    bind = type(history.jobs).bind
+
+    def wait_and_bind(table: Any, *arguments: Any) -> Any:
+        go.wait()
+        return bind(table, *arguments)
+
+    monkeypatch.setattr(type(history.jobs), "bind", wait_and_bind)
+
+    async def story(client: httpx.AsyncClient) -> None:
+        body = {"plan_id": example_plan.plan_id}
+        writers = [asyncio.create_task(client.put(f"/v1/jobs/slurm/{n}", json=body)) for n in range(64)]
+        await asyncio.sleep(0.2)
+        try:
+            read = await client.get(f"/v1/plans/{example_plan.plan_id}")
+        finally:
+            go.set()
+
+        assert read.status_code == 200
+        assert {answer.status_code for answer in await asyncio.gather(*writers)} == {200}
+
+    run(asgi(most_at_once=100).app, story)
+
+
 def test_metrics_that_many_ask_for_at_once_are_read_once(
     asgi: Asgi, history: History, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,6 +30,7 @@ from planner.service.history.store import History
 from planner.service.http.bodies import SMALL, json_of, read_beside
 from planner.service.http.body_readers import error_of_body, read_object
 from planner.service.http.dependencies import Dependencies, dependencies_of
+from planner.service.http.limits import write_in_turn
 from planner.service.http.openapi import WRITES, Answer, in_json, problems, takes
 from planner.service.http.problems import RequestError
 from planner.truth.failures.explanation import explain
@@ -278,7 +279,7 @@ async def bind(
     Every rank may tell what it knows, in any order; telling the same again changes nothing.
     """
     change = await _change_in(request, deps, system, job_id)
-    bound = await asyncio.to_thread(_bind, deps, system, job_id, change)
+    bound = await write_in_turn(_bind, deps, system, job_id, change)
     request.state.plan_id = bound.plan_id
     return _job_document(bound)
 

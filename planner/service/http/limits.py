@@ -70,6 +70,15 @@ class Turns:
             self._count -= 1
 
 
+_WRITERS = ThreadPoolExecutor(2, "write")
+
+
+async def write_in_turn(function: Callable[..., _Result], *arguments: Any) -> _Result:
+    """What a function returns or raises that writes to the history. A database takes few writes at once: hundreds that
+    wait for it leave the threads to those who read."""
+    return await asyncio.get_running_loop().run_in_executor(_WRITERS, function, *arguments)
+
+
 class SharedCalls:
     """Calls in threads of their own, whose result all share who ask for the same while it runs."""
 

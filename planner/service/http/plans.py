@@ -30,6 +30,7 @@ from planner.service.http.dependencies import (
     read_prefer_header,
     refuse_without_zone,
 )
+from planner.service.http.limits import write_in_turn
 from planner.service.http.openapi import A_JOB, WAITS, WRITES, Answer, in_json, prefer, problems, takes
 from planner.service.http.problems import RequestError
 from planner.service.http.run_requests import EXAMPLE, RunBody, run_of
@@ -230,7 +231,7 @@ async def check(
         check_id=check_id, plan_id=answer.plan_id, asked_at=datetime.now(UTC), verdict=verdict, system=system,
         name=about.name, team=about.team, queue=about.queue,
     )  # fmt: skip
-    await asyncio.to_thread(_remember, deps, asked)
+    await write_in_turn(_remember, deps, asked)
     headers = {"Location": f"/v1/plans/{answer.plan_id}", **wanted.headers}
     if isinstance(answer, PlanPending) and not bound.exceeds:
         return _pending(answer, CHECK_SCHEMA, headers, check_id=check_id, least_bytes=bound.least_bytes)
