@@ -11,8 +11,9 @@ from planner.units import KIB, MIB
 class Architecture:
     """What a GPU's architecture decides about kernels; 0 where no public document says it.
 
-    Sources: CUDA C++ programming guide, technical specifications per compute capability. Names of torch's device
-    properties are given where they differ.
+    Sources: CUDA C++ programming guide, technical specifications per compute capability (the same figures are in CCCL,
+    libcudacxx/include/cuda/__device/arch_traits.h); of AMD's GPUs the table of ROCm's documentation, docs/reference/
+    gpu-arch-specs.rst. Names of torch's device properties are given where they differ.
     """
 
     arch: str
@@ -30,8 +31,9 @@ class Architecture:
     warp_size: int = 32
     l2_cache_bytes: int
     """L2_cache_size of the reference GPU: deviceQuery of a T4 and of an RTX 5090 (NVIDIA/nccl#1637), a B200's 126.5 MiB
-    in pytorch/ao#4002, an MI300X as torch 2.6 says it (ROCm/legacy-rocm-build#4203), else the architectures' white
-    papers."""
+    in pytorch/ao#4002, a B300's of 148 multiprocessors in a public study, a P100 in OpenXLA's target_config/specs/
+    p100.txtpb, an MI300X as torch 2.6 says it (ROCm/legacy-rocm-build#4203), one half of an MI250X in ROCm's table,
+    else the architectures' white papers."""
 
 
 _ALL = (
@@ -80,8 +82,8 @@ _ALL = (
         arch="sm_121", capability=(12, 1), reference_gpu="GB10-128GB", multiprocessors=48, l2_cache_bytes=24 * MIB,
         threads_per_multiprocessor=1536, shared_memory_per_block_bytes=99 * KIB,
     ),
-    # AMD's CDNA2 and CDNA3 instruction set guides: wavefronts of 64, 64 KiB of LDS for a workgroup. Capabilities are
-    # what ROCm builds of torch say.
+    # AMD's CDNA2 and CDNA3 instruction set guides: wavefronts of 64, 64 KiB of LDS for a workgroup. Threads: OpenXLA's
+    # target_config/specs/mi200.txtpb. Capabilities are what ROCm builds of torch say.
     Architecture(
         arch="gfx90a", capability=(9, 0), reference_gpu="MI250X-64GB", multiprocessors=110, l2_cache_bytes=8 * MIB,
         registers_per_multiprocessor=0, shared_memory_per_block_bytes=64 * KIB, warp_size=64,

@@ -103,6 +103,46 @@ def test_an_architecture_has_the_multiprocessors_of_its_reference_gpu(arch: str)
     assert (reference.arch, reference.multiprocessors) == (arch, KNOWN[arch].multiprocessors)
 
 
+PEAKS = [
+    ("P100-PCIE-16GB", 128, 1.3),
+    ("P100-SXM2-16GB", 128, 1.48),
+    ("V100S-PCIE-32GB", 1024, 1.597),
+    ("A2-16GB", 1024, 1.77),
+    ("A16-16GB", 1024, 1.755),
+    ("A10-24GB", 1024, 1.695),
+    ("L20-48GB", 512, 2.52),
+    ("L40-48GB", 512, 2.49),
+    ("RTX-A4000-16GB", 1024, 1.56),
+    ("RTX-A5000-24GB", 1024, 1.695),
+    ("RTX-A6000-48GB", 1024, 1.8),
+    ("RTX2080Ti-11GB", 512, 1.545),
+    ("RTX3060-12GB", 512, 1.777),
+    ("RTX3090Ti-24GB", 512, 1.86),
+    ("RTX4060Ti-16GB", 512, 2.535),
+    ("RTX4070Ti-12GB", 512, 2.61),
+    ("RTX-PRO-6000-Server-96GB", 1024, 2.43),
+    ("RTX-PRO-6000-Workstation-96GB", 1024, 2.617),
+    ("RTX-PRO-6000-MaxQ-96GB", 1024, 2.28),
+    ("A800-SXM-80GB", 2048, 1.41),
+    ("MI210-64GB", 1024, 1.7),
+    ("MI250X-64GB", 1024, 1.7),
+    ("MI325X-256GB", 2048, 2.1),
+]
+"""What a multiprocessor computes in a cycle, without sparsity and with sums in float32, and the boost clock in GHz:
+architecture whitepapers of NVIDIA and AMD; clocks of TechPowerUp and, of RTX PRO 6000, NVIDIA's product brief
+SP-12355 and whitepaper."""
+
+
+@pytest.mark.parametrize(("name", "operations_a_cycle", "ghz"), PEAKS)
+def test_a_dense_peak_is_what_all_multiprocessors_compute_at_the_boost_clock(
+    name: str, operations_a_cycle: int, ghz: float
+) -> None:
+    speed, gpu = catalog.speed_of(name), catalog.gpus()[name]
+
+    assert speed is not None
+    assert speed.teraflops == pytest.approx(gpu.multiprocessors * operations_a_cycle * ghz / 1000, rel=0.01)
+
+
 def test_no_two_gpus_have_one_product() -> None:
     products = [gpu.product for gpu in catalog.gpus().values() if gpu.product]
 
