@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 
 from planner.report.statement import Plan
 from planner.service.history.store import History
-from planner.service.http import bodies, jobs, plans
+from planner.service.http import bodies, job_reports, plans
 from planner.service.http.dependencies import MOST_WAITING
 from planner.service.http.openapi import EXAMPLE_JOB
 
@@ -216,7 +216,7 @@ def test_a_large_report_of_a_job_is_read_in_another_process(
     def never(*_: Any) -> None:
         raise AssertionError("it is read on the event loop")
 
-    monkeypatch.setattr(jobs, "change_of", never)
+    monkeypatch.setattr(job_reports, "change_of", never)
     history.plans.put(example_plan)
     report = {"rank": 0, "out_of_memory": "CUDA out of memory. Tried to allocate " * 2000}
     answer = asgi().put("/v1/jobs/slurm/7", json={"plan_id": example_plan.plan_id, "ranks": [report]})

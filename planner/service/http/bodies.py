@@ -55,7 +55,7 @@ async def call_beside(function: str, body: bytes, kind: str, remedy: str = _REME
 def load() -> None:
     """What the server has loaded before it forks."""
     from planner.job import loading  # noqa: F401
-    from planner.service.http import body_readers, jobs  # noqa: F401
+    from planner.service.http import body_readers, job_reports  # noqa: F401
 
 
 @functools.cache

@@ -17,7 +17,7 @@ from planner.service.http import capacity, catalog, jobs, operations, plans, pro
 from planner.service.http.bodies import LimitedBodies
 from planner.service.http.body_readers import SpecBody
 from planner.service.http.dependencies import Counts, Dependencies, writers_only
-from planner.service.http.jobs import JobBody
+from planner.service.http.job_reports import JobBody
 from planner.service.http.limits import PROBES, Places
 from planner.service.http.openapi import PROBLEM_CONTENT, Problem
 from planner.service.http.problems import RequestError, problem
