@@ -199,6 +199,24 @@ def test_a_target_that_is_gone_is_named(monkeypatch: pytest.MonkeyPatch) -> None
         pass
 
 
+def test_a_module_that_lacks_something_itself_is_not_called_another_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "builds_extensions.py").write_text("import no_such_setuptools\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    entry = Entry(target="builds_extensions:load", kind=Kind.PATCH, why="a test", test="", group="a group")
+    monkeypatch.setattr(table, "TABLE", (entry,))
+
+    with pytest.raises(TraceError) as caught, upstream.patch_targets("a group", replaced={entry.target: None}):
+        pass
+
+    assert str(caught.value) == (
+        "builds_extensions cannot be imported, of which planner replaces load (a test): No module named"
+        " 'no_such_setuptools'\n"
+        "  change:  install what it imports where planner runs"
+    )
+
+
 class _Keeps(torch.autograd.Function):
     """Its node keeps an object of Python alive for as long as its graph lives."""
 
