@@ -70,7 +70,7 @@ class Surroundings:
             except PlannerError:
                 raise
             except Exception as error:
-                lacking = package_table.error_of(error, line, own.modules.keys(), listed)
+                lacking = package_table.error_of(error, line, own.modules.keys(), listed, folders)
                 if lacking is None:
                     raise
                 raise lacking from error
