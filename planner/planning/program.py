@@ -376,9 +376,7 @@ def try_branches(
     return tuple(statements)
 
 
-def _describe_unseen(
-    seen: Mapping[str, int], idle_optimizers: int, *, has_rows: bool, infers: bool
-) -> Iterator[str]:
+def _describe_unseen(seen: Mapping[str, int], idle_optimizers: int, *, has_rows: bool, infers: bool) -> Iterator[str]:
     """Sentences for what a run did not show, whose memory is in no figure. `has_rows`: whether phases of evaluation are
     shown all the same."""
     if infers:
