@@ -21,6 +21,7 @@ from torch import Tensor
 
 from planner.errors import TraceError
 from planner.paper import native_records
+from planner.upstream import checking
 
 Value = float | int | bool
 
@@ -303,8 +304,13 @@ _TORCHTITAN = "torchtitan.distributed.expert_parallel"
 
 
 def _expert_numbers(frame: FrameType, wanted: int) -> Tensor | None:
-    """The whole numbers that are copied to the host at this call site; None if it is none of those."""
+    """The whole numbers that are copied to the host at this call site; None if it is none of those.
+
+    Raises TraceError for experts of another transformers than those whose variables are known.
+    """
     module, values = _module(frame), frame.f_locals
+    if module == _MOE:
+        checking.enforce("experts")
     if module == _MOE and "offs" in values:
         return _equal_shares(int(values["input"].size(0)), wanted)
     if module == _PARALLEL and "recv_counts" in values:

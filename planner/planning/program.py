@@ -12,7 +12,7 @@ from planner.allocator.host.nodes import ProgramHost, state_program_hosts
 from planner.allocator.host.statement import HostStatement
 from planner.allocator.rules import Rules
 from planner.errors import PlannerError, ProgramError
-from planner.events import Alloc
+from planner.events import Alloc, Phase
 from planner.hardware import catalog
 from planner.hardware.gpus import GpuRecord
 from planner.job.layout import RankClass
@@ -258,7 +258,12 @@ def _state(
         seen=seen,
         repeated=sum(repeat.times * repeat.iterations for repeat in first.trace.repeats),
         unseen=(
-            *_describe_unseen(seen, min(run.idle_optimizers for run in runs), infers=all(run.infers for run in runs)),
+            *_describe_unseen(
+                seen,
+                min(run.idle_optimizers for run in runs),
+                has_rows=any(phase.phase is Phase.EVAL for each in judged for phase in each.statement.phases),
+                infers=all(run.infers for run in runs),
+            ),
             *_describe_later_steps(first, work.steps_at),
         ),
         allocator_conf=first.allocator_conf,
@@ -371,13 +376,15 @@ def try_branches(
     return tuple(statements)
 
 
-def _describe_unseen(seen: Mapping[str, int], idle_optimizers: int, *, infers: bool) -> Iterator[str]:
-    """Sentences for what a run did not show, whose memory is in no figure."""
+def _describe_unseen(seen: Mapping[str, int], idle_optimizers: int, *, has_rows: bool, infers: bool) -> Iterator[str]:
+    """Sentences for what a run did not show, whose memory is in no figure. `has_rows`: whether phases of evaluation are
+    shown all the same."""
     if infers:
         yield "no training was seen: it is planned as inference"
         return
     if not seen.get("eval"):
-        yield "no evaluation was seen"
+        besides = " besides the forwards without gradients that are part of iterations" if has_rows else ""
+        yield f"no evaluation was seen{besides}"
     elif seen["eval"] == 1:
         yield "one evaluation was seen, and none after it"
     if not seen.get("save"):

@@ -82,7 +82,8 @@ def _rank_class(statement: RankClassStatement, whole: Statement, style: Style) -
     title = ranks_text(statement.ranks)
     if len(whole.rank_classes) > 1:
         where = ", ".join(f"{axis} {at}" for axis, at in statement.coordinates.items())
-        title += f", like rank {statement.representative}" + (f" ({where})" if where else "")
+        like = f", like rank {statement.representative}" if statement.ranks != str(statement.representative) else ""
+        title += like + (f" ({where})" if where else "")
     yield style.paint(title, "bold")
     yield from _phases(statement, style)
     yield from _moments(statement, style)

@@ -62,6 +62,8 @@ def run(task: Task, answer: int) -> None:
         writer.write(MEMORY, b"")
     except SystemExit as leaving:
         code = leaving.code if isinstance(leaving.code, int) else 1
+        if not isinstance(leaving.code, int | None):
+            print(leaving.code, file=sys.stderr)  # as the interpreter would, at whose end os._exit comes first
     except BaseException:
         lines = traceback.format_exc().splitlines(keepends=True)
         text = "".join(line for line in lines if not line.startswith(_FRAME_OF_TORCH))

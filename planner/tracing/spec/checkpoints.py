@@ -17,7 +17,8 @@ from torch.utils._pytree import tree_leaves
 
 from planner import upstream
 from planner.host_events import HostBlock, HostCategory
-from planner.tracing.host_ledger import SMALLEST_BYTES, HostLedger, NewStorages, local_part
+from planner.paper.native_records import local_part
+from planner.tracing.host_ledger import SMALLEST_BYTES, HostLedger, NewStorages
 from planner.training.host import CheckpointFiles
 
 _HELD = HostBlock(bytes=0, category=HostCategory.CHECKPOINT, name="saved")
