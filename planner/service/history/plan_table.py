@@ -14,6 +14,7 @@ from sqlalchemy import Connection, Row, Select, delete, func, insert, select, up
 
 from planner.events import Category
 from planner.job.rank_sets import RankSet
+from planner.job.schema import Cluster, Gpu
 from planner.report.statement import Plan, ProgramStatement, RankClassStatement, Verdict, from_json, to_json
 from planner.service.history.database import Store, batches, put, put_if_absent, read_record
 from planner.service.history.errors import HistoryError, label
@@ -199,10 +200,13 @@ def _replace(connection: Connection, row: Mapping[str, Any]) -> bool:
 
 def _row(plan: Plan | ProgramStatement, now: datetime) -> dict[str, Any]:
     if isinstance(plan, Plan):
-        metadata, gpu = plan.job.get("metadata", {}) or {}, plan.job.get("cluster", {}).get("gpu", {}) or {}
+        metadata, asked = plan.job.get("metadata", {}) or {}, plan.job.get("cluster", {})
+        gpu = asked.get("gpu", {}) or {}
         gpu_type, advised = label(gpu.get("name") or gpu.get("arch") or "unnamed"), bool(plan.advice)
+        shares = {name: asked[name] for name in ("gpu_fraction", "gpu_memory", "held_by_others_bytes") if name in asked}
+        cluster = Cluster(gpu=Gpu(total_bytes=gpu.get("total_bytes", 0)), **shares)
     else:
-        metadata, gpu_type, advised = plan.metadata, label(plan.gpu), False
+        metadata, gpu_type, advised, cluster = plan.metadata, label(plan.gpu), False, Cluster()
     counted = [(len(RankSet.parse(one.ranks)), one) for one in plan.rank_classes]
     sums = {
         "ranks": sum(count for count, _ in counted),
@@ -233,6 +237,10 @@ def _row(plan: Plan | ProgramStatement, now: datetime) -> dict[str, Any]:
         "advised": advised,
         **{name: label(metadata.get(name) or "") for name in ("name", "team", "queue")},
         "gpu": gpu_type,
+        "gpus": sums["ranks"] * cluster.gpu_share,
+        "gpu_fraction": cluster.gpu_fraction,
+        "gpu_memory": cluster.gpu_memory,
+        "held_by_others_bytes": cluster.held_by_others_bytes,
         **sums,
     }
 
