@@ -294,7 +294,7 @@ class Traces(Store):
 class Failure:
     """Why a job cannot be traced, and the limits that its trace had."""
 
-    trace_id: str
+    plan_id: str
     kind: str
     """The name of the error's class."""
     problem: str
@@ -306,18 +306,18 @@ class Failure:
 
 
 class Failures(Store):
-    """The last failure of each trace. The id of a trace names the software, so other software starts without any."""
+    """The last failure of each plan. The id of a plan names the software, so other software starts without any."""
 
     def put(self, failure: Failure) -> None:
-        """Store it, in the place of an earlier one of the same trace."""
+        """Store it, in the place of an earlier one of the same plan."""
         now = self._now()
         with self._database.writing() as connection:
             put(connection, FAILURES, {**dataclasses.asdict(failure), "failed_at": now, "used_at": now})
 
-    def get(self, trace_id: str) -> Failure | None:
-        """The failure of that trace; its use is noted, so that retention keeps it."""
-        row = self._read_one(select(FAILURES).where(FAILURES.c.trace_id == label(trace_id)))
+    def get(self, plan_id: str) -> Failure | None:
+        """The failure of that plan; its use is noted, so that retention keeps it."""
+        row = self._read_one(select(FAILURES).where(FAILURES.c.plan_id == label(plan_id)))
         if row is None:
             return None
-        self._note_use(FAILURES.c.trace_id, trace_id, row.used_at)
+        self._note_use(FAILURES.c.plan_id, plan_id, row.used_at)
         return read_record(Failure, row)

@@ -189,7 +189,7 @@ MEASURED_RANKS = Table(
 FAILURES = Table(
     "failures",
     METADATA,
-    _key("trace_id"),
+    _key("plan_id"),
     *_columns(Text, "kind", "problem", "allowed", "remedy", "place"),
     *_columns(Double, "trace_seconds"),
     *_columns(BigInteger, "trace_memory_bytes"),

@@ -1,4 +1,5 @@
-"""What a job may use of each of its GPUs, and how many GPUs that makes; of earlier plans as their documents say."""
+"""What a job may use of each of its GPUs, and how many GPUs that makes; of earlier plans as their documents say.
+Failures by plan: jobs that share a trace need not share what is wrong with them."""
 
 from __future__ import annotations
 
@@ -20,6 +21,7 @@ def upgrade() -> None:
     op.add_column("plans", sa.Column("gpu_memory", sa.BigInteger, nullable=False, server_default="0"))
     op.add_column("plans", sa.Column("held_by_others_bytes", sa.BigInteger, nullable=False, server_default="0"))
     op.execute("UPDATE plans SET gpus = ranks")
+    op.execute("ALTER TABLE failures RENAME COLUMN trace_id TO plan_id")
     connection = op.get_bind()
     # Only those of jobs: who asks for another plan gets one of this version.
     documents = "SELECT plan_id, document FROM plan_documents WHERE plan_id IN (SELECT plan_id FROM jobs)"
