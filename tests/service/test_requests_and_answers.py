@@ -8,6 +8,7 @@ import logging
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -286,6 +287,18 @@ def test_readiness_says_what_is_missing(asgi: Asgi) -> None:
     assert asgi().get("/readyz").json() == {"status": "ready"}
     answer = asgi(tracers_ready=hangs_up).get("/readyz")
     assert (answer.status_code, answer.json()["problem"]) == (503, "no tracing process is ready")
+
+
+def test_a_service_whose_database_was_moved_away_is_not_ready_until_it_is_back(asgi: Asgi, tmp_path: Path) -> None:
+    client, file = asgi(), tmp_path / "history.sqlite"
+    assert client.get("/readyz").status_code == 200
+
+    moved = file.rename(tmp_path / "moved.sqlite")
+    answer = client.get("/readyz")
+    assert (answer.status_code, "moved or deleted" in answer.text) == (503, True)
+
+    moved.rename(file)
+    assert client.get("/readyz").status_code == 200
 
 
 def test_each_request_is_one_line_with_its_ids_and_no_query(
