@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,6 +25,12 @@ def gpus() -> dict[str, GpuRecord]:
 def slices() -> dict[str, tuple[GpuRecord, ...]]:
     """The MIG slices of every GPU that has any, the smallest first, by the GPU's name."""
     return {gpu.name: parts for gpu in GPUS if (parts := tuple(mig.slices_of(gpu)))}
+
+
+@cache
+def digest() -> str:
+    """Of all records: another catalog makes other plans."""
+    return hashlib.sha256(repr((GPUS, slices())).encode()).hexdigest()[:12]
 
 
 def names() -> list[str]:

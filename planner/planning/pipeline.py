@@ -182,12 +182,11 @@ def _assemble(
 ) -> PlanningResult:
     rank_traces = tuple(part.rank_trace for part in judged)
     provenance = identity.provenance_of(calibration)
-    trace_id = identity.trace_id_of(job)
     host = state_hosts(job, [traced_host(job, rank_trace) for rank_trace in rank_traces])
     applied = calibration_of(job, calibration)
     whole = Plan(
-        plan_id=identity.plan_id(trace_id, provenance),
-        trace_id=trace_id,
+        plan_id=identity.plan_id_of(job, provenance),
+        trace_id=identity.trace_id_of(job),
         calibrated=applied.calibrated,
         job=loading.bundle(job),
         rank_classes=tuple(part.statement for part in judged),

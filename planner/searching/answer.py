@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from planner.job.schema import Job
+from planner.planning.identity import traced_part
 from planner.planning.judging import RankTrace
 from planner.planning.pipeline import Executor, PlanningInputs, PlanningResult, Progress, add_eager, plan_by, plan_here
-from planner.planning.trace_source import USUAL_SOURCE, TraceSource, traced_part
+from planner.planning.trace_source import USUAL_SOURCE, TraceSource
 from planner.report.statement import AdviceTried, Verdict, change_text
 from planner.searching.advice import USUAL_SECONDS, Advised, advise
 from planner.searching.exact_plans import PlansHere

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import fields
 from datetime import datetime, timedelta
+from os.path import samestat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -35,8 +36,8 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import ArgumentError
-from sqlalchemy.pool import QueuePool
+from sqlalchemy.exc import ArgumentError, DisconnectionError
+from sqlalchemy.pool import ConnectionPoolEntry, QueuePool
 
 from planner.distribution import install_command
 from planner.service.history.errors import HistoryError, HistoryUnavailableError, translate_errors
@@ -223,7 +224,36 @@ def _engine(url: URL) -> Engine:
     engine = create_engine(url, poolclass=QueuePool, pool_timeout=BUSY_SECONDS, connect_args=options, **size)
     event.listen(engine, "connect", _prepare_sqlite)
     event.listen(engine, "begin", _begin_sqlite)
+    _follow_file(engine)
     return engine
+
+
+def _follow_file(engine: Engine) -> None:
+    """A connection whose file was moved away would go on writing it there: it is given up for one to the file that now
+    has the name. Where there is none, none is made: who moves the file back finds it as it was."""
+    opened = Path()
+
+    def note(connection: sqlite3.Connection, record: ConnectionPoolEntry) -> None:
+        nonlocal opened
+        _, _, name = connection.execute("PRAGMA database_list").fetchone()
+        if name:
+            opened = Path(name)
+            record.info["file"] = opened.stat()
+
+    def compare(_: sqlite3.Connection, record: ConnectionPoolEntry, __: object) -> None:
+        if (file := record.info.get("file")) is not None and not (opened.exists() and samestat(opened.stat(), file)):
+            raise DisconnectionError("the file of this connection was moved away")
+
+    def refuse(*_: object) -> None:
+        if not opened.exists():
+            raise HistoryUnavailableError(
+                "its file was moved or deleted while it was open",
+                remedy="move it back, or start the service again for a new one",
+                place=engine.url.render_as_string(hide_password=True),
+            )
+
+    for name, listener in (("connect", note), ("checkout", compare), ("do_connect", refuse)):
+        event.listen(engine, name, listener)
 
 
 def _prepare_sqlite(connection: sqlite3.Connection, _: object) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import logging
 import re
 import uuid
+from collections import OrderedDict
 from datetime import UTC, datetime
-from functools import lru_cache
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
@@ -224,19 +225,10 @@ async def check(
     answer = await deps.plan_provider.check(job, seconds=0.0 if bound.exceeds else seconds)
     request.state.plan_id = answer.plan_id
     check_id = check_id or uuid.uuid4().hex
-    plan = None if isinstance(answer, PlanPending) else _plan(answer.text)
-    verdict = plan.verdict if plan is not None else Verdict.EXCEEDS if bound.exceeds else None
-    about = job.metadata
-    asked = Check(
-        check_id=check_id, plan_id=answer.plan_id, asked_at=datetime.now(UTC), verdict=verdict, system=system,
-        name=about.name, team=about.team, queue=about.queue,
-    )  # fmt: skip
-    await write_in_turn(_remember, deps, asked)
-    headers = {"Location": f"/v1/plans/{answer.plan_id}", **wanted.headers}
-    if isinstance(answer, PlanPending) and not bound.exceeds:
-        return _pending(answer, CHECK_SCHEMA, headers, check_id=check_id, least_bytes=bound.least_bytes)
     figures: dict[str, Any]
-    if plan is None:
+    if not isinstance(answer, PlanPending):
+        figures = await asyncio.to_thread(_checked_plans.read, answer.text)
+    elif bound.exceeds:
         least = bound.least_bytes
         figures = {
             "verdict": Verdict.EXCEEDS, "calibrated": False, "device_bytes": least, "interval_bytes": (least, least),
@@ -244,7 +236,16 @@ async def check(
             "message": bound_line(bundle(job), bound), "basis": "lower_bound",
         }  # fmt: skip
     else:
-        figures = _checked(plan)
+        figures = {"verdict": None}
+    about = job.metadata
+    asked = Check(
+        check_id=check_id, plan_id=answer.plan_id, asked_at=datetime.now(UTC), verdict=figures["verdict"],
+        system=system, name=about.name, team=about.team, queue=about.queue,
+    )  # fmt: skip
+    await write_in_turn(_remember, deps, asked)
+    headers = {"Location": f"/v1/plans/{answer.plan_id}", **wanted.headers}
+    if isinstance(answer, PlanPending) and not bound.exceeds:
+        return _pending(answer, CHECK_SCHEMA, headers, check_id=check_id, least_bytes=bound.least_bytes)
     document = CheckAnswer(
         schema=CHECK_SCHEMA, check_id=check_id, plan_id=answer.plan_id, trace_id=answer.trace_id, **figures
     )
@@ -252,9 +253,24 @@ async def check(
     return Response(document.model_dump_json(by_alias=True, exclude=left_out), headers=headers, media_type=JSON)
 
 
-@lru_cache(maxsize=256)
-def _plan(text: str) -> statement.Plan:
-    return statement.from_json(json.loads(text))
+class _CheckedPlans:
+    """What checks answer of the plans used last, by a digest of their text, which may be megabytes; shared by
+    threads."""
+
+    def __init__(self, most: int = 256) -> None:
+        self._most, self._figures = most, OrderedDict[bytes, dict[str, Any]]()
+
+    def read(self, text: str) -> dict[str, Any]:
+        """The figures of a plan."""
+        digest = hashlib.sha256(text.encode()).digest()
+        figures = self._figures.pop(digest, None) or _checked(statement.from_json(json.loads(text)))
+        self._figures[digest] = figures
+        while len(self._figures) > self._most:
+            self._figures.popitem(last=False)
+        return figures
+
+
+_checked_plans = _CheckedPlans()
 
 
 def _checked(plan: statement.Plan) -> dict[str, Any]:
