@@ -101,6 +101,8 @@ class Database:
         self._engine, self.url = engine, engine.url
         self._writer = engine.execution_options(**{_WRITES: True})
         self.place = engine.url.render_as_string(hide_password=True)
+        self.writes = 0
+        """Transactions of this process that were stored; about as many, where threads count at the same moment."""
 
     @classmethod
     def open(cls, url: str) -> Database:
@@ -133,6 +135,7 @@ class Database:
         """A transaction: all of it is stored when the block ends, nothing if the block raises."""
         with translate_errors(self.place), self._writer.begin() as connection:
             yield connection
+        self.writes += 1
 
     def close(self) -> None:
         """Give the connections back; a database in memory is gone with them."""
@@ -286,18 +289,22 @@ _VERSIONS = table(VERSION_TABLE, column("version_num"))
 
 
 class Writability:
-    """A write every few seconds at most, however often somebody asks."""
+    """A write every few seconds at most, however often somebody asks; none where others have just written."""
 
     def __init__(self, database: Database, now: Callable[[], float] = time.monotonic) -> None:
         self._database, self._now = database, now
         self._good_until = float("-inf")
+        self._writes = database.writes
 
     def probe(self) -> None:
         """Raises HistoryUnavailableError if nothing can be written."""
         if self._now() < self._good_until:
             return
-        with self._database.writing() as connection:
-            connection.execute(update(_VERSIONS).values(version_num=_VERSIONS.c.version_num))
+        # Among hundreds of writers a probe might wait for its turn longer than whoever asks.
+        if self._database.writes == self._writes or self._now() > self._good_until + EVERY_SECONDS:
+            with self._database.writing() as connection:
+                connection.execute(update(_VERSIONS).values(version_num=_VERSIONS.c.version_num))
+        self._writes = self._database.writes
         url = self._database.url
         if url.get_backend_name() == "sqlite" and url.database and url.database not in _IN_MEMORY:
             # SQLite writes into room that its files have already: a small write tells nothing of the next plan.
