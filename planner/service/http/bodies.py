@@ -167,8 +167,9 @@ async def content_of(request: Request) -> bytes:
                 body += part
                 limit.reschedule(min(loop.time() + STALL_SECONDS, end))
     except TimeoutError:
-        late = f"the body did not arrive within {BODY_SECONDS:g} s, or nothing of it for {STALL_SECONDS:g} s"
-        raise RequestError(408, late, place="the body", headers={"Connection": "close"}) from None
+        is_over = loop.time() >= end
+        late = f"did not arrive within {BODY_SECONDS:g} s" if is_over else f"stopped for {STALL_SECONDS:g} s"
+        raise RequestError(408, f"the body {late}", place="the body", headers={"Connection": "close"}) from None
     except ClientDisconnect:
         raise RequestError(400, "the body ended before its length", place="the body") from None
     if not body.strip():
