@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         policy = Policy.read(os.environ, file)
         return int(given.run(given, policy, section(file, SYSTEM) if file else {}))
     except PlannerError as error:
-        print(specs.message_of(error), file=sys.stderr)
+        print(error.one_line, file=sys.stderr)
         return _NOT_SET_UP
 
 
@@ -113,7 +113,7 @@ def _verdicts(given: argparse.Namespace, policy: Policy, site: Mapping[str, str]
             if held is not None:
                 held.update()
         except PlannerError as error:
-            problem = specs.message_of(error)
+            problem = error.one_line
         except OSError as error:
             problem = f"{given.folder}: {error.strerror}"
         if problem != last_problem:  # a service that is away for an hour is one line
@@ -217,7 +217,7 @@ class HeldJobs:
                 if action in ("admit", "warn"):
                     self._release(job, job.plan_id, note)
                 else:
-                    self._cancel(job, " ".join(text) or note)
+                    self._cancel(job, "; ".join(text) or note)
             elif self._now() - self._since[job.job_id] >= self._seconds:
                 reason = f"planner: the job was not checked: no plan of it after {self._seconds:g} s"
                 if self._policy.unplannable is Answer.REFUSE:

@@ -174,7 +174,19 @@ def test_a_spec_that_cannot_be_used_is_the_policys_too(answer: Answer, action: A
     found = ask(broken, Policy(server="http://127.0.0.1:1", unplannable=answer), "ray")
 
     assert (found.action, found.verdict) == (action, "unplannable")
-    assert "job.yaml:3:1: train.precision is bf16 allowed: bf16_autocast" in found.reason
+    assert "job.yaml:3:1: train.precision is bf16; allowed: bf16_autocast" in found.reason
+
+
+def test_an_error_in_one_line_keeps_its_parts_apart() -> None:
+    """Helm, Slurm's comments and the warnings of kubectl have one line for each reason."""
+    error = SpecError(
+        "there is no 'job.toml'\nin the folder of the job", allowed=".yaml", remedy="rename it", place="the spec"
+    )
+
+    assert error.one_line == (
+        "the spec: there is no 'job.toml' in the folder of the job; allowed: .yaml; change: rename it"
+    )
+    assert SpecError("it is empty").one_line == "it is empty"
 
 
 def test_no_service_is_a_setting_that_is_missing() -> None:

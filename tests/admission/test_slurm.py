@@ -421,6 +421,21 @@ def test_what_a_policy_says_of_the_unplannable_is_done_to_who_waited_for_long(
     assert [command[1] for command in ran[3:]] == commands
 
 
+def test_the_lines_of_a_refusal_stand_apart_in_a_cancelled_jobs_comment(answering: Any, tmp_path: Path) -> None:
+    plan, ran = "pl-" + "a" * 26, []
+    refused = ["refuse", "exceeds", "planner: refused: x does not fit (uncalibrated)", "planner: the smallest change: y"]
+    (tmp_path / plan).write_text("\n".join(refused) + "\n")
+
+    def run(command: Sequence[str]) -> str:
+        ran.append(list(command))
+        return f"7|planner:held:{plan}\n" if command[0] == "squeue" else ""
+
+    HeldJobs(tmp_path, Client(answering.url), Policy(), run=run).update()
+
+    said = "planner: refused: x does not fit (uncalibrated); planner: the smallest change: y"
+    assert ran[1:] == [["scontrol", "update", "JobId=7", f"AdminComment={said}"], ["scancel", "7"]]
+
+
 def test_the_controller_refuses_unchecked_jobs_where_the_site_wants_it(
     site: Any, sbatch: Run, job_file: JobFile
 ) -> None:
