@@ -447,6 +447,18 @@ def test_the_controller_refuses_unchecked_jobs_where_the_site_wants_it(
     assert "planner: refused: the job was not checked: unreachable" in ended.stderr
 
 
+def test_a_spec_that_cannot_be_used_is_none_for_a_controller_that_insists_on_one(
+    site: Any, sbatch: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "broken.yaml").write_text("model: 7\n")
+    site({"UNPLANNED": "refuse"})
+    ended = sbatch(comment="planner:broken.yaml")
+
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert "planner: warning: the job's spec cannot be used: " in ended.stderr
+    assert "planner: refused: the job was not checked: unplannable" in ended.stderr
+
+
 @pytest.mark.parametrize(("unplanned", "code"), [("admit", 0), ("refuse", 1)])
 def test_a_job_without_a_spec(site: Any, sbatch: Run, unplanned: str, code: int) -> None:
     site({"UNPLANNED": unplanned})
