@@ -54,7 +54,8 @@ def sweep(space: Space, plans: Plans, progress: Progress = lambda _: None) -> Sw
         raise SpecError(
             f"the sweep has {space.size:,} points, each of which is planned",
             allowed=f"at most {MOST_POINTS:,}",
-            remedy="take fewer values (1..64:8 takes steps, 1..64:x2 doubles); planner search finds the best of many without planning them all",
+            remedy="take fewer values (1..64:8 takes steps, 1..64:x2 doubles); "
+            "planner search finds the best of many without planning them all",
         )
     result = Sweep(space, [])
     groups: dict[tuple[object, ...], list[tuple[Point, Job]]] = {}
