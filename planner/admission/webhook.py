@@ -126,8 +126,7 @@ def _warnings(decision: Decision, notes: Sequence[str]) -> list[str]:
     lines = []
     if decision.action is Action.WARN:
         lines.append(f"planner: {decision.reason}")
-        if decision.change:
-            lines.append(f"planner: the smallest change that fits: {decision.change}")
+        lines += filter(None, [decision.way_out])
     lines += [f"planner: {note}" for note in notes]
     if lines and decision.plan_id:
         lines.append(f"planner: the plan is {decision.plan_id}")
