@@ -144,7 +144,7 @@ def _change_by_bound(bundle: Mapping[str, Any], capacity: int) -> str:
 def _savings(job: Job) -> list[dict[str, Any]]:
     train, parallel = job.train, job.parallel
     replicas, size = parallel.dp_replicate.degree, train.micro_batch_size
-    changes = []
+    changes: list[dict[str, Any]] = []
     if train.recompute.mode != "full":
         changes.append({"train.recompute": "full"})
     if size > 1:
