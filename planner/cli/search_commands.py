@@ -312,11 +312,11 @@ def add_sweep(commands: Commands) -> None:
     """Adds the parser of `planner sweep`."""
     parser = add_command(
         commands, "sweep", run_sweep, tracing_options(), job_options(),
-        help="plan every point of a grid, such as micro_batch_size=1..64 sequence_length=2k..64k",
-        description="Plans every point of a grid, everything else as the job says it. 1..64 doubles, 1..64:8 takes"
-        " steps. Ends with 0, whatever fits.",
+        help="plan every point of a grid, such as micro_batch_size=1..8 sequence_length=2k..64k:x2",
+        description="Plans every point of a grid, everything else as the job says it. 1..8 are eight, 1..64:8 takes"
+        " steps, 1..64:x2 doubles. Ends with 0, whatever fits.",
     )  # fmt: skip
-    parser.add_argument("axes", nargs="*", metavar="AXIS=VALUES", help="micro_batch_size=1..64")
+    parser.add_argument("axes", nargs="*", metavar="AXIS=VALUES", help="micro_batch_size=1..8")
     _add_time(parser, SECONDS_OF_A_GRID)
     parser.add_argument("--format", choices=("text", "json", "csv"), default="text", help="csv has a line a point")
 
@@ -326,14 +326,14 @@ def run_sweep(arguments: argparse.Namespace) -> int:
     from planner.searching.requests import axes_of
     from planner.searching.results import csv_of, render_sweep, sweep_to_json
     from planner.searching.space import Space
-    from planner.searching.sweeping import sweep
+    from planner.searching.sweeping import STEP, sweep
 
     _shift_words(arguments)
-    axes = axes_of(arguments.axes)
+    axes = axes_of(arguments.axes, STEP)
     if not axes:
         raise SpecError(
             "nothing is varied",
-            allowed="one axis or several: micro_batch_size=1..64 sequence_length=2k..64k",
+            allowed="one axis or several: micro_batch_size=1..8 sequence_length=2k..64k:x2",
             remedy=f"planner sweep {arguments.job or 'JOB'} micro_batch_size=1..8",
         )
     seconds = _seconds_of(arguments)

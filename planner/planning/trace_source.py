@@ -59,7 +59,7 @@ class TraceCache:
         content = zlib.compress(rank_trace.dumps(trace).encode(), 1)
         with contextlib.suppress(OSError):
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            descriptor, name = tempfile.mkstemp(dir=self.folder)
+            descriptor, name = tempfile.mkstemp(_SUFFIX, dir=self.folder)  # if it is left behind, it counts
             os.close(descriptor)
             new = Path(name)
             try:

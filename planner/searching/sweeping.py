@@ -11,6 +11,8 @@ from planner.searching.exact_plans import Exact, OutOfTimeError, Plans, Refused,
 from planner.searching.space import Space
 from planner.searching.weighing import look_at
 
+STEP = "1"
+"""Of the ranges of a sweep, which is of every point; a search doubles."""
 MOST_POINTS = 2_000
 """Of a sweep, every one of which is planned or excluded by its bound."""
 
@@ -52,7 +54,8 @@ def sweep(space: Space, plans: Plans, progress: Progress = lambda _: None) -> Sw
         raise SpecError(
             f"the sweep has {space.size:,} points, each of which is planned",
             allowed=f"at most {MOST_POINTS:,}",
-            remedy="take fewer values; planner search finds the best of many without planning them all",
+            remedy="take fewer values (1..64:8 takes steps, 1..64:x2 doubles); "
+            "planner search finds the best of many without planning them all",
         )
     result = Sweep(space, [])
     groups: dict[tuple[object, ...], list[tuple[Point, Job]]] = {}

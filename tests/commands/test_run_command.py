@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import subprocess
 import sys
@@ -118,6 +119,18 @@ def test_a_gpu_that_the_catalog_does_not_have_is_given_by_its_figures(tmp_path: 
     (found,) = json.loads(ended.stdout)["rank_classes"]
     assert found["capacity_bytes"] == 19 * GIB // 2
     assert load_job(spec).cluster.gpu == Gpu(total_bytes=19 * GIB // 2, arch="sm_80")
+
+
+def test_nothing_of_planners_is_left_among_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program, folder = tmp_path / "compiled.py", tmp_path / "temporary"
+    program.write_text(LARGE.replace("65536", "64").replace("while True:", "model = torch.compile(model)\nwhile True:"))
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setenv("PLANNER_CACHE", "none")
+    ended = planner("run", "--allow-writes", "--patience", "0", "--", "python", str(program))
+
+    assert ended.returncode == 0, ended.stderr
+    assert {path.name for path in folder.iterdir()} <= {f"torchinductor_{getpass.getuser()}"}  # torch's own
 
 
 def test_a_program_that_does_not_fit(tmp_path: Path) -> None:

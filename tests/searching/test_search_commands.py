@@ -191,7 +191,7 @@ def test_min_says_why_fewer_are_not_enough(run: Run) -> None:
 
 def test_sweep_writes_a_line_a_point(run: Run) -> None:
     code, out, _ = run(
-        "sweep", "JOB", "micro_batch_size=1..64", "sequence_length=64,63,128", "--format", "csv",
+        "sweep", "JOB", "micro_batch_size=1..64:x2", "sequence_length=64,63,128", "--format", "csv",
         gpu="{total_bytes: 4GiB, arch: sm_90}",
     )  # fmt: skip
 
@@ -208,7 +208,8 @@ def test_sweep_prints_a_grid(run: Run) -> None:
 
     lines = out.splitlines()
     assert (code, lines[0]) == (0, "micro_batch_size down, sequence_length across")
-    assert [len(line.split()) for line in lines[1:5]] == [2, 3, 3, 3]
+    assert [len(line.split()) for line in lines[1:6]] == [2, 3, 3, 3, 3]
+    assert [line.split()[0] for line in lines[2:6]] == ["1", "2", "3", "4"]  # every point, as the help says
 
 
 WRONG: dict[str, tuple[tuple[str, ...], str]] = {

@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
+from importlib.machinery import PathFinder
+from importlib.util import module_from_spec
 from pathlib import Path
 from typing import NoReturn
 
@@ -344,9 +346,21 @@ def _surrounded(order: ProgramOrder, run: ProgramRun) -> Iterator[None]:
         yield
 
 
+def _take_python_path() -> None:
+    """What Python does at its start with PYTHONPATH, where this process was started without it: behind walls."""
+    folders = map(os.path.abspath, filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
+    new = [folder for folder in folders if folder not in sys.path]
+    sys.path[:0] = new
+    spec = PathFinder.find_spec("sitecustomize", new)
+    if spec is not None and spec.loader is not None:
+        module = sys.modules["sitecustomize"] = module_from_spec(spec)
+        spec.loader.exec_module(module)
+
+
 def _run_main(order: ProgramOrder, changed: Mapping[Path, ast.Module]) -> None:
     """As `python` would: the program is `__main__`, its folder (of a module: this one) first in the path."""
     line = order.line
+    _take_python_path()
     arguments = [*extra_arguments(line, order.rank), *line.arguments]
     sys.argv = [line.program, *arguments]
     if line.is_module:
