@@ -117,6 +117,7 @@ backend in-turn
     http-reuse always
 {same_servers}
 """
+_METHODS = ("GET", "POST", "PUT", "DELETE")
 _ANSWERED = "x-planner-answered"
 """A header by which this proxy knows what a replica has answered; callers do not see it."""
 _PROBLEMS = {
@@ -261,7 +262,7 @@ class FrontProxy:
                 for line in whole:
                     status, _, method = line.decode(errors="replace").partition(" ")
                     if status.isdigit():
-                        method = method if method.isalpha() else "unknown"  # <BADREQ>: it never arrived
+                        method = method if method in _METHODS else "other"  # also of a request that never arrived
                         answers[method, int(status)] += 1
                         self._count(method, int(status))
                 ended = bool(readable) and not read
