@@ -354,7 +354,7 @@ class Plan(Statement):
     schema: ClassVar[str] = PLAN_SCHEMA
     keys: ClassVar[str] = (
         "schema plan_id trace_id verdict calibrated job rank_classes host pool advice without_compile another_torch"
-        " advice_tried provenance seconds"
+        " advice_tried fitting_spec provenance seconds"
     )
     job: Mapping[str, Any]
     advice: tuple[Advice, ...] = ()
@@ -364,6 +364,8 @@ class Plan(Statement):
     """None where it was planned with the release that it runs with."""
     advice_tried: AdviceTried | None = field(default=None, metadata=shape(omit_default=True))
     """None where no advice was looked for."""
+    fitting_spec: str = field(default="", metadata=shape(omit_default=True))
+    """The job with the change that its advice says first, as a spec in YAML."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -415,7 +415,8 @@ class _Trial:
         if result.closest is not None:
             self._remember(result.closest.candidate.change, result.closest.exact)
         for row in result.rows:
-            advised.advice += (Advice(row.candidate.change, row.exact.device_bytes, row.exact.verdict),)
+            if advice := _advice_of(row.candidate.change, row.exact):
+                advised.advice += (advice,)
 
     def _tell(self, what: str) -> None:
         self.advised.tried.append(what)

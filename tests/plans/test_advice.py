@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
+import yaml
 
 from planner.job.loading import document, load_document
 from planner.job.overhead import outside_of
 from planner.job.schema import Allocator, Decoder, Gpu, Input, Job, Optimizer, Recompute
 from planner.planning import pipeline
 from planner.planning.pipeline import judge_traces
+from planner.report.plan_text import render
 from planner.report.statement import Advice, Verdict, change_text
+from planner.report.style import Style
 from planner.searching import advice
 from planner.searching.advice import Advised, advise, more_gpus
 from planner.searching.answer import plan_and_advise, what_was_tried
@@ -345,6 +349,20 @@ def test_an_answer_has_advice_only_if_the_job_exceeds(job_of: JobOf, needs: Need
     assert plan_and_advise(job).plan.advice == ()
     assert plan_and_advise(small, with_advice=False).plan.advice == ()
     assert plan_and_advise(small).plan.advice == advice_for(small, told)
+
+
+def test_an_answer_ends_with_a_whole_spec_that_fits(job_of: JobOf, needs: Needs, told: Told) -> None:
+    job = roomy(job_of)
+    small = on(job, needs(job) - 4 * MIB)
+
+    plan = plan_and_advise(small).plan
+
+    written = load_document(yaml.safe_load(plan.fitting_spec))
+    assert written == changed(small, dict(plan.advice[0].change))
+    assert told(written).planned.plan.verdict is plan.advice[0].verdict
+    shown = render(plan, Style()).partition("The job with the first of these changes, as a spec:\n")[2]
+    assert textwrap.dedent(shown.partition("\n\n")[0]) + "\n" == plan.fitting_spec
+    assert plan_and_advise(job).plan.fitting_spec == ""
 
 
 def test_what_is_tried_is_told_while_it_goes_on(job_of: JobOf, needs: Needs) -> None:
