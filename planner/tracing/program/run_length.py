@@ -90,8 +90,8 @@ def _number(node: ast.expr, known: Mapping[str, int]) -> int | None:
         case ast.Constant(value=int(value)) if not isinstance(value, bool):
             return value
         case ast.UnaryOp(op=ast.USub(), operand=operand):
-            value = _number(operand, known)
-            return None if value is None else -value
+            positive = _number(operand, known)
+            return None if positive is None else -positive
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
             first, second = _number(left, known), _number(right, known)
             if first is None or second is None or not (0 <= first < _MOST and 0 < second < _MOST):
