@@ -21,6 +21,14 @@ def test_of_sixty_drawn_steps_half_are_within_a_tenth() -> None:
     assert statistics.median(abs(step.error) for step in drawn) < 0.1
 
 
+def test_no_drawn_step_is_one_that_a_share_was_fitted_on() -> None:
+    steps = step_times.read_all()
+    fitted = step_times.fitted_on(steps)
+
+    assert [step.row.split()[0] for step in fitted] == ["13b", "13b", "30b", "7b", "13b", "30b", "70b"]
+    assert not {step.row for step in fitted} & {step.row for step in step_times.draw(steps)}
+
+
 def test_nine_of_ten_pairs_that_differ_are_ordered_right() -> None:
     right, count = step_times.ordered_pairs(step_times.read_all())
     assert count > 100
