@@ -165,6 +165,17 @@ def test_what_no_time_was_left_for_is_listed_in_the_order_of_the_roofline(small:
     )
 
 
+def test_those_that_are_looked_at_first_are_spread_over_the_whole_space(small: Any) -> None:
+    """The time may end before the last; and the order of the roofline is shown before that."""
+    space = Space(base=small(cluster={"gpu": H100}), axes=tuple(usual_axes(small(), 512, 8, 512, {})), global_batch=512)
+
+    for most in (space.size, space.size // 3):
+        numbers = list(space.numbers(most))
+        assert len(set(numbers)) == len(numbers) == most
+        tenth = sorted(number * 10 // space.size for number in numbers[: most // 10])
+        assert all(tenth.count(part) > most / 200 for part in range(10))
+
+
 def test_candidates_that_the_roofline_leaves_out_are_counted_and_called_an_estimate(small: Any, supposed: Any) -> None:
     job = small(cluster={"gpu": H100})
     space = Space(base=job, axes=tuple(usual_axes(job, 8, 8, 64, {})), global_batch=64)
