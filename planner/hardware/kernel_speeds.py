@@ -60,9 +60,10 @@ _SHARE_OF_SHEET = {"sm_80": 0.8, "sm_90": 0.75}
 centers, by the table."""
 TRAINING_SHARES = {"sm_80": 0.92, "sm_90": 0.78, "sm_100": 0.74}
 """Of what products reach in a benchmark that they reach within training, where the GPU's power limit holds for minutes.
-A100 and H100 by steps of 7B to 70B models (mosaicml/llm-foundry 8c8dd48f), B200 by the median of 514 shapes
-(MooreThreads/SimuMax 4dcaae51); of H200 and B200 0.86 to 0.91 were measured with products alone (aiconfigurator). 1 for
-cards for consumers, which reach their limit within a benchmark."""
+A100 and H100 by steps of 7B to 70B models (mosaicml/llm-foundry 8c8dd48f): every second row alone gives 0.91 and 0.78
+(docs/results/step-times.md has the others). B200 by the median of 514 shapes (MooreThreads/SimuMax 4dcaae51); of H200
+and B200 0.86 to 0.91 were measured with products alone (aiconfigurator). 1 for cards for consumers, which reach their
+limit within a benchmark."""
 
 
 def product_speed(gpu: GpuRecord) -> ProductSpeed | None:

@@ -21,7 +21,7 @@ from planner.job.overhead import outside
 from planner.job.rank_sets import RankSet
 from planner.job.schema import Gpu, Software, cuda_of
 from planner.planning import identity
-from planner.planning.judging import Judge, growth_moments
+from planner.planning.judging import Judge, add_growth
 from planner.planning.memory_pool import state_pool
 from planner.planning.notes import another_torch_notes, approximation_notes, workspace_notes
 from planner.planning.pipeline import Progress
@@ -225,7 +225,7 @@ def judge_run(work: ProgramInputs, share: RankShare) -> JudgedShare:
             remedy="judge more of it: steps, or a program without planner's own modules in its hands",
             place=work.line.program,
         )
-    statement = replace(statement, moments=growth_moments(unlimited.events, unlimited.repeats, statement, rules))
+    statement = add_growth(statement, unlimited.events, unlimited.repeats, rules, run.steps_to_run)
     failed = capped.timeline.out_of_memory
     if failed is None:
         return JudgedShare(share, statement, "")

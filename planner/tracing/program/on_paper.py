@@ -34,6 +34,7 @@ from planner.tracing.program import (
     launch_line,
     program_files,
     program_host,
+    run_length,
     storages,
     training_steps,
 )
@@ -226,9 +227,11 @@ class ProgramRun:
         for sentence in self.compiling.assumed():
             self.assumptions.add(About.COMPILING, sentence)
         schedules: tuple[str, ...] = ()
+        steps_to_run = len(over) if is_whole else 0
         if not (is_whole or moments.infers or self._order.steps_at):  # what later steps may have that were not seen
             files = program_files.own_files(self._order.line, self._started_in, _MOST_SEARCHED)
             schedules = training_steps.say_schedules(files)
+            steps_to_run = run_length.steps_to_run(files, self._order.line.arguments)
         self._finish(
             RankRun(
                 rank=self._order.rank,
@@ -262,6 +265,7 @@ class ProgramRun:
                 announced=self.neighbours.announced(),
                 numbers=self.numbers.sent(),
                 schedules=schedules,
+                steps_to_run=steps_to_run,
                 steps_at=self.steps_at.peaks(),
                 outline=self.outline.document(),
                 libraries=tuple(name for name in _LIBRARIES if name in sys.modules),

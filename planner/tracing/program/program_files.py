@@ -160,7 +160,7 @@ def training_loops(files: Mapping[Path, ast.Module]) -> list[TrainingLoop]:
     loops = [(path, node) for path, tree in files.items() for node in ast.walk(tree) if isinstance(node, Loop)]
     does = [
         (does, _reaching({name for name, calls in functions.items() if any(map(does, calls))}, functions))
-        for does in (_steps, _goes_backward)
+        for does in (is_optimizer_step, _goes_backward)
     ]
     trains = {
         id(loop): sum(any(of(call) or called(call) in names for call in _calls(loop)) for of, names in does)
@@ -208,7 +208,7 @@ def _calls(node: ast.AST) -> Iterator[ast.Call]:
     return (call for call in ast.walk(node) if isinstance(call, ast.Call))
 
 
-def _steps(call: ast.Call) -> bool:
+def is_optimizer_step(call: ast.Call) -> bool:
     """`optimizer.step()`, `optimizers[0].step()`, `scaler.step(optimizer)`."""
     if not isinstance(call.func, ast.Attribute) or call.func.attr != "step":
         return False

@@ -107,7 +107,7 @@ function adviceView(plan, replan) {
     html("button", { type: "button", class: "quiet", "aria-label": `Plan with ${changeText(each.change)}`,
       onclick: () => replan({ job: plan.job, set: each.change }) }, "Plan it")));
   return html("section", { class: "card", "aria-labelledby": "advice" },
-    html("h3", { id: "advice" }, "What would make it fit, each by itself and proven by a plan"), html("ul", { class: "advice" }, items));
+    html("h3", { id: "advice" }, "Changes that make it fit, each line proven by a plan"), html("ul", { class: "advice" }, items));
 }
 
 function adviceTried(plan) {
