@@ -366,10 +366,21 @@ class Composite:
     count: Callable[..., int] | None = None
     is_result: bool = False
     """What is read is the result: a program's reader answers that, as it does for what the program reads itself."""
+    follow: Callable[..., None] | None = None
+    """Told of the result and the arguments, of a program: says what is known of it."""
 
 
 def _count_combinations(values: Tensor, r: int = 2, with_replacement: bool = False) -> int:
     return comb(values.numel() + r - 1, r) if with_replacement else comb(values.numel(), r)
+
+
+def _follow_closeness(close: Tensor, one: Tensor, other: Tensor, *tolerances: Any, **named: Any) -> None:
+    """As an equality: what is known is compared, and what is not is close to no constant."""
+    here, there = torch.ops.paper.constant_value(one), torch.ops.paper.constant_value(other)
+    if here is not None and there is not None:
+        torch.ops.paper.remember_value(close, torch.isclose(here, there, *tolerances, **named))
+    elif here is not None or there is not None:
+        torch.ops.paper.presume(close, holds=False)
 
 
 _COMPOSITES = (
@@ -381,6 +392,7 @@ _COMPOSITES = (
     Composite("istft", "windows overlap without gaps", {"aten.lt": False}),
     Composite("combinations", "as many as there are, whatever the values", count=_count_combinations),
     Composite("allclose", "a check of everything holds", {"aten.all": True}, is_result=True),
+    Composite("isclose", "", follow=_follow_closeness),
 )
 
 _entered: ContextVar[tuple[Composite, tuple[Any, ...], Mapping[str, Any]] | None] = ContextVar("entered", default=None)
@@ -414,8 +426,11 @@ def _make_kernel(composite: Composite, operator: Any, key: Any) -> Callable[...,
     def run(*arguments: Any, **named: Any) -> Any:
         before = _entered.set((composite, arguments, named))
         try:
-            return operator._op_dk(key, *arguments, **named)
+            result = operator._op_dk(key, *arguments, **named)
         finally:
             _entered.reset(before)
+        if composite.follow is not None and _reader is not None:
+            composite.follow(result, *arguments, **named)
+        return result
 
     return run
