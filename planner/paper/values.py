@@ -306,7 +306,7 @@ def _expert_numbers(frame: FrameType, wanted: int) -> Tensor | None:
     """The whole numbers that are copied to the host at this call site; None if it is none of those."""
     module, values = _module(frame), frame.f_locals
     if module == _MOE and "offs" in values:
-        return _equal_shares(int(values["input"].size(0)), wanted)
+        return _ends_of_shares(int(values["input"].size(0)), wanted)
     if module == _PARALLEL and "recv_counts" in values:
         # How many rows go to each rank and come from each; peers route as this rank does, and are as full.
         chosen, parallel = _read_known_value(values["top_k_index"]), values["self"]
@@ -316,8 +316,7 @@ def _expert_numbers(frame: FrameType, wanted: int) -> Tensor | None:
         sent = chosen.flatten().bincount(minlength=ranks * parallel.num_local_experts).view(ranks, -1).sum(1)
         return torch.stack([sent, sent[own].expand(ranks)])
     if module == _TORCHTITAN and "routed_input" in values:
-        tokens = int(values["routed_input"].size(0))
-        return _equal_shares(tokens, wanted).diff(prepend=torch.zeros(1, dtype=torch.int64))
+        return equal_shares(int(values["routed_input"].size(0)), wanted)
     return None
 
 
@@ -341,8 +340,13 @@ def _chosen_experts(frame: FrameType) -> Tensor | None:
     return _read_known_value(frame.f_locals.get("top_k_index"))
 
 
-def _equal_shares(tokens: int, experts: int) -> Tensor:
-    """Where each expert's tokens end if all get the same; how they are shared takes no memory here."""
+def equal_shares(tokens: int, experts: int) -> Tensor:
+    """How many each expert gets if all get the same: together they are the tokens."""
+    return _ends_of_shares(tokens, experts).diff(prepend=torch.zeros(1, dtype=torch.int64))
+
+
+def _ends_of_shares(tokens: int, experts: int) -> Tensor:
+    """Where each expert's tokens end."""
     return torch.tensor([tokens * (expert + 1) // experts for expert in range(experts)])
 
 

@@ -70,9 +70,14 @@ std::optional<at::Tensor> remembered(const at::Tensor& device) {
   return found->second.as_strided(device.sizes(), device.strides(), device.storage_offset());
 }
 
-namespace {
-
 bool is_whole(const at::Tensor& tensor) { return at::isIntegralType(tensor.scalar_type(), /*includeBool=*/true); }
+
+std::optional<at::Tensor> on_host(const at::Tensor& tensor) {
+  if (!tensor.defined() || !tensor.is_cuda()) return tensor;
+  return remembered(tensor);
+}
+
+namespace {
 
 size_t largest_result_bytes(const at::Tensor& result) {
   if (result.scalar_type() == at::kLong) return kLargestIndexBytes;
@@ -84,12 +89,6 @@ bool is_single_answer(const torch::jit::Stack& arguments, const at::Tensor& resu
   for (size_t i = 1; i < arguments.size(); ++i)
     if (arguments[i].isTensor()) return false;  // `out=`
   return true;
-}
-
-// The same tensor on the host; nothing if it lies on the device and is not known.
-std::optional<at::Tensor> on_host(const at::Tensor& tensor) {
-  if (!tensor.defined() || !tensor.is_cuda()) return tensor;
-  return remembered(tensor);
 }
 
 at::Tensor empty_on_host(const at::Tensor& like) {

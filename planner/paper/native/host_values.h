@@ -30,7 +30,11 @@ bool remember_change(const c10::OperatorHandle& op, const torch::jit::Stack& arg
 // numbers draws them; nothing that is computed of them is known.
 void remember_draw(const at::Tensor& device, const at::Tensor& recipe);
 std::optional<at::Tensor> remembered_draw(const at::Tensor& device);
-// As `remembered`, for a comparison: also of numbers with which somebody has filled the whole tensor, however large.
+// The same tensor on the host; nothing if it lies on the device and is not known.
+std::optional<at::Tensor> on_host(const at::Tensor& tensor);
+// Whole numbers and truth values.
+bool is_whole(const at::Tensor& tensor);
+// As `on_host`, also of numbers with which somebody has filled the whole tensor, however large.
 std::optional<at::Tensor> constant(const at::Tensor& tensor);
 // The truth values of the device tensor are all the same, as far as anybody can say: a number that was drawn or computed
 // equals no constant. Whoever reads one is answered by Python, which lists the answer.

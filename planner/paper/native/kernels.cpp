@@ -403,7 +403,7 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking)
   TORCH_CHECK(at::is_expandable_to(source.sizes(), self.sizes()), "The size of the source ", source.sizes(),
               " does not broadcast to the size of the destination ", self.sizes());
   if (self.is_cuda()) {
-    const auto value = source.is_cuda() ? remembered(source) : std::optional<at::Tensor>(source);
+    const auto value = is_whole(self) ? constant(source) : on_host(source);
     if (value.has_value()) {
       at::AutoDispatchBelowAutograd below;
       if (!remember_part(self, *value)) forget(self);
