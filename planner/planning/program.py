@@ -328,6 +328,7 @@ MOST_BRANCHES = 3
 MOST_SECONDS = 60.0
 """Of the run so far: what takes longer is not run again unasked."""
 _LONGER = 3.0
+_WOULD_FIND_FILES = "not tried: with --allow-writes it would find the files of the first run, and change them"
 
 
 def try_branches(
@@ -346,6 +347,9 @@ def try_branches(
             continue
         if taken.trace.seconds > MOST_SECONDS:
             statements.append(replace(statement, outcome="not tried: it takes long"))
+            continue
+        if order.writes:
+            statements.append(replace(statement, outcome=_WOULD_FIND_FILES))
             continue
         again = replace(
             order,

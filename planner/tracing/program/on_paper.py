@@ -51,7 +51,7 @@ from planner.tracing.program.rank_orders import ProgramOrder, RankRun
 from planner.tracing.program.stopping import FORWARDS, Kind, Progress, Stopping, iterations_text
 from planner.tracing.program.training_steps import StepsAt, counted_anew, counting, run_changed
 from planner.tracing.program.value_answers import AnswersByTable, BroadcastNumbers, PipelineNeighbours
-from planner.tracing.program.watching import WHOLE_EVERY, Watcher
+from planner.tracing.program.watching import WHOLE_EVERY, Watcher, assign_uncalled_modules
 from planner.tracing.rank_trace import Trace
 from planner.training import absent_peers
 
@@ -212,6 +212,7 @@ class ProgramRun:
         for index, phase, iteration in reversed(phases):
             if until is None or moments.log[index].position < until:
                 recorder.mark_at(moments.log[index].position, phase, iteration)
+        assign_uncalled_modules(recorder)
         self.memory.settle()
         over = [index for index in moments.ends() if after is None or index < after]
         ends = [moments.log[index].position for index in over]
