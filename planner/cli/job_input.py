@@ -112,13 +112,6 @@ def _given(arguments: argparse.Namespace) -> GivenJob:
     from planner.job.importers.job_import import STANDARD_INPUT, GivenJob, ImportSources
     from planner.job.shorthand import Shorthand
 
-    if getattr(arguments, "from_megatron", ""):
-        raise SpecError(
-            "Megatron-LM's arguments are not read: its step is another implementation than a spec's",
-            allowed="its own program, whose plan was exact or within 1.5 % of published runs",
-            remedy="planner run --gpu NAME -- torchrun ... pretrain_gpt.py ... (docs/run.md)",
-            place="--from-megatron",
-        )
     named, model = arguments.job or "", getattr(arguments, "model", None)
     sources = None  # where no file of another program is given
     if any(getattr(arguments, name, None) for name in _SOURCES):

@@ -168,7 +168,6 @@ def _add_sources(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--from-torchrun", default="", metavar="LINE", help="'torchrun ... train.py ...', in quotes")
     group.add_argument("--from-peft", type=Path, metavar="ADAPTER", help="an adapter_config.json, or its folder")
     group.add_argument("--from-torchtitan", type=Path, metavar="JOB.toml", help="torchtitan's config")
-    group.add_argument("--from-megatron", default="", help=argparse.SUPPRESS)  # refused: it was an importer once
     group.add_argument("--from-axolotl", type=Path, metavar="CONFIG.yaml", help="Axolotl's config")
     group.add_argument("--from-llama-factory", type=Path, metavar="CONFIG.yaml", help="of llamafactory-cli train")
     group.add_argument("--model", metavar="NAME", help="the model's name, or its config.json, of transformers")

@@ -16,7 +16,8 @@ from planner.job.size_limits import LONGEST_NAME, LONGEST_NUMBER, MOST_DEPTH, MO
 # (transformers/configuration_utils.py, _encode_special_floats); Mamba-2's time_step_limit needs it.
 _SPECIAL = "__float__"
 _SPECIAL_FLOATS = {"Infinity": math.inf, "-Infinity": -math.inf}
-_TEXTS = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+# A text that is never closed reaches to the end: else each quote in it would be tried as the beginning of another.
+_TEXTS = re.compile(r'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 
 
 def read_json(text: str, source: str, *, constants: bool = True) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 
@@ -74,9 +75,9 @@ def read_options(
     without a space. `values`: options with several. Raises SpecError for an option that the program does not have.
     """
     options: dict[str, str | None] = {}
-    rest, counts = list(words), values or {}
+    rest, counts = deque(words), values or {}
     while rest and rest[0].startswith("-") and rest[0] not in ("-", "--"):
-        word = rest.pop(0)
+        word = rest.popleft()
         written, equals, value = word.lstrip("-").partition("=")
         name = written.replace("-", "_")
         if short is not None and not word.startswith("--"):
@@ -101,9 +102,23 @@ def read_options(
                 raise SpecError(
                     f"--{written} has no value", allowed=f"--{written} VALUE", remedy="write its value", place=PLACE
                 )
-            options[name] = " ".join(rest[:count])
-            del rest[:count]
-    return options, rest[1:] if rest[:1] == ["--"] else rest
+            options[name] = " ".join(rest.popleft() for _ in range(count))
+    if rest and rest[0] == "--":
+        rest.popleft()
+    return options, list(rest)
+
+
+_VARIABLE = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+
+
+def take_variables(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """The variables that stand before a command (`NAME=value ... COMMAND`), and the words of the command."""
+    variables: dict[str, str] = {}
+    for number, word in enumerate(words):
+        if (match := _VARIABLE.fullmatch(word)) is None:
+            return variables, list(words[number:])
+        variables[match[1]] = match[2]
+    return variables, []
 
 
 def refused(problem: str, allowed: str) -> SpecError:

@@ -162,7 +162,11 @@ def load_bundle(document: Mapping[str, Any], source: str = "the bundle") -> Job:
 def _parts_of_bundle(document: Mapping[str, Any], source: str) -> Node:
     if document.get("schema") != BUNDLE_SCHEMA:
         raise SpecError(f"the schema is {document.get('schema')!r}", allowed=BUNDLE_SCHEMA, place=source)
-    return node_from_data({key: value for key, value in document.items() if key != "schema"}, source)
+    parts = {key: value for key, value in document.items() if key != "schema"}
+    software = parts.get("software")
+    if isinstance(software, Mapping) and software.get("step") == "torch":  # a key that stored bundles have, once
+        parts["software"] = {key: value for key, value in software.items() if key != "step"}
+    return node_from_data(parts, source)
 
 
 def load_document(document: Mapping[str, Any], source: str = "the spec") -> Job:
@@ -264,7 +268,6 @@ def _hints(kind: type) -> dict[str, Any]:
 
 
 _ADDED: Mapping[str, Any] = {
-    "software.step": "torch",
     "post_training": None,
     "train.data_loader": _plain(DataLoader(), DataLoader),
     "train.loss.chunk_head": False,

@@ -550,9 +550,6 @@ class Software:
     """Version of PyTorch; by default that which plans the job."""
     cuda: Annotated[str, like(_VERSION, "a version such as 13.0", 60)] = "13.0"
     """Version of CUDA that PyTorch was built for."""
-    step: Annotated[str, one_of("torch", "megatron")] = "torch"
-    """torch: the step is the one that this spec describes. megatron: it is Megatron-LM's own, and the plan an
-    approximation of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -241,7 +241,7 @@ def _keepers(settings: PostTraining, row: SharedPhase, held: HeldInPhase, capaci
 def _engine_outside(job: Job, settings: PostTraining) -> OutsideEstimate:
     """What the engine's process adds outside of torch: NCCL of its ranks, and a context where it is one of its own.
 
-    The images of its kernels are part of its share (`engine_table.NON_TORCH`)."""
+    The images of its kernels are part of its share (`overhead.NON_TORCH`)."""
     rollout, gpu, software = settings.rollout, job.cluster.gpu, job.software
     context = outside(gpu, software, []).cuda_context_bytes - overhead.KERNEL_IMAGES * MIB
     reported = (overhead.ASLEEP_OF_SEVERAL_RANKS_LARGEST - overhead.NON_TORCH) * MIB

@@ -167,15 +167,26 @@ def parse(written: str, step: str = DOUBLING) -> Axis:
         )
     name = known_name(word.strip())
     place = written[:80]
-    values = [value for part in split_values(text) for value in _values(name, part.strip(), step, place)]
-    if len(values) > MOST_VALUES:
-        raise SpecError(f"{place} has {len(values)} values", allowed=f"at most {MOST_VALUES}", remedy=_LARGER)
+    values: list[Any] = []
+    for part in split_values(text):
+        values += _values(name, part.strip(), step, place)
+        if len(values) > MOST_VALUES:
+            raise SpecError(
+                f"{place} has more than {MOST_VALUES} values",
+                allowed=f"at most {MOST_VALUES}",
+                remedy=_LARGER,
+            )
     return axis_of(name, list(dict.fromkeys(values)), place)
 
 
 def split_values(text: str) -> list[str]:
     """What stands between commas, those in braces aside."""
-    return re.split(r",(?![^{]*\})", text)
+    values, start = [], 0
+    for match in re.finditer(r"\{[^{}]*\}|,", text):
+        if match[0] == ",":
+            values.append(text[start : match.start()])
+            start = match.end()
+    return [*values, text[start:]]
 
 
 def axis_of(name: str, values: list[Any], place: str = "") -> Axis:

@@ -80,9 +80,6 @@ def to_json(comparison: Comparison) -> dict[str, Any]:
             {**to_plain(phase), "figures": [_figure(figure) for figure in phase.figures]} for phase in comparison.phases
         ],
         "categories": [_figure(figure) for figure in comparison.categories],
-        # Part of planner.comparison/1: allocations are not compared one by one.
-        "allocations": None,
-        "sizes": [],
         "notes": list(comparison.notes),
     }
 

@@ -59,7 +59,7 @@ def test_it_covers_between_90_and_99_percent_of_what_it_has_not_seen() -> None:
 def test_without_what_is_known_of_approximations_it_would_not() -> None:
     share = sum(abs(row.residual) <= PRIOR_RESERVED_ERROR for row in ROWS) / len(ROWS)
 
-    assert share < 0.85
+    assert share < 0.90
 
 
 @pytest.mark.parametrize("approximation", EVERY_APPROXIMATION, ids=lambda each: str(each.name))
@@ -86,5 +86,4 @@ def test_a_job_has_the_approximations_of_its_features() -> None:
     assert names(("cuDNN convolution, forward",)) == ["convolutions"]
     assert names(model=packed) == ["four bits"]
     assert names(parallel=split, software={"torch": "2.7"}) == ["held collectives"]
-    assert names(software={"step": "megatron"}) == ["another implementation"]
     assert names(("cuDNN attention, forward",), parallel=split, software={"torch": "2.10"}) == []

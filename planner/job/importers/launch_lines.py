@@ -23,6 +23,7 @@ from planner.job.launchers import (
     PLACE,
     deepspeed_size,
     read_options,
+    take_variables,
     torchrun_size,
     unknown_option,
     words_of,
@@ -71,11 +72,8 @@ def read(line: str, folder: Path) -> Launch:
     Raises SpecError for what only a shell resolves, for launchers that are not known, and for whatever is not
     understood.
     """
-    words, environment = words_of(line, PLACE), {}
-    words = words[1:] if words[:1] == ["env"] else words
-    while words and (match := re.fullmatch(r"([A-Za-z_]\w*)=(.*)", words[0], re.DOTALL)):
-        environment[match[1]] = match[2]
-        words = words[1:]
+    words = words_of(line, PLACE)
+    environment, words = take_variables(words[1:] if words[:1] == ["env"] else words)
     launcher, rest, srun = _launcher(words)
     options: dict[str, str | None] = {}
     script = [*dropwhile(lambda word: word.startswith("-"), rest)]
@@ -149,8 +147,7 @@ def _launcher(words: Sequence[str]) -> tuple[str, Sequence[str], list[str]]:
         if rest[:1] != ["launch"]:
             raise _no_launcher(words)
         return name, rest[1:], srun
-    while rest and rest[0] in ("-u", "-O", "-B"):
-        rest = rest[1:]
+    rest = [*dropwhile(lambda word: word in ("-u", "-O", "-B"), rest)]
     if rest[:1] == ["-m"] and (launcher := LAUNCHER_MODULES.get("".join(rest[1:2]))) is not None:
         return launcher, rest[2:], srun
     if srun:

@@ -107,11 +107,23 @@ _BUCKET_CAP_MB = 100
 """Of the buckets of DDP (models/llama3/infra/parallelize.py, apply_ddp)."""
 
 
+_MOST_CHARACTERS = 32 * 1024
+"""torchtitan's own files have 2 to 4 KiB. For a key of many parts tomllib takes the square of their number."""
+
+
 def read(path: Path) -> Recipe:
     """The job of a file. Raises SpecError for what is unknown, of a wrong type or not understood."""
     source = str(path)
+    text = file_text(path, source)
+    if len(text) > _MOST_CHARACTERS:
+        raise SpecError(
+            f"the file has {len(text)} characters",
+            allowed=f"a config of torchtitan, of up to {_MOST_CHARACTERS}",
+            remedy="take out what torchtitan does not read",
+            place=source,
+        )
     try:
-        document = node_from_data(tomllib.loads(file_text(path, source)), source)
+        document = node_from_data(tomllib.loads(text), source)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise SpecError(
             f"no TOML: {error}", allowed="a TOML file, as torchtitan's train_configs", place=source

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import re
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -133,13 +134,14 @@ def _launch_line(command: list[str], text_of: Callable[[str], str], environment:
             remedy="put the command that starts the ranks behind --",
             place=PLACE,
         )
-    rest = command[1:] if is_python else command
-    while rest and rest[0].startswith("-") and rest[0] not in ("-m", "-c", "-"):
-        if rest[0] in _PYTHON_WITH_VALUE:
-            rest = rest[1:]
-        elif not set(rest[0][1:]) <= _PYTHON_ALONE and not rest[0].startswith(("-W", "-X")):
-            raise refused(f"python has the option {rest[0]}", "the usual options of python before the program")
-        rest = rest[1:]
+    words = deque(command[1:] if is_python else command)
+    while words and words[0].startswith("-") and words[0] not in ("-m", "-c", "-"):
+        option = words.popleft()
+        if option in _PYTHON_WITH_VALUE and words:
+            words.popleft()
+        elif not set(option[1:]) <= _PYTHON_ALONE and not option.startswith(("-W", "-X")):
+            raise refused(f"python has the option {option}", "the usual options of python before the program")
+    rest = list(words)
     is_module = rest[:1] == ["-m"]
     if is_module and rest[1:2] and rest[1] in LAUNCHER_MODULES:
         return _of_launcher(Launcher(LAUNCHER_MODULES[rest[1]]), rest[2:], text_of, environment)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
 from planner.errors import SpecError
-from planner.job.launchers import PLACE, read_options, refused
+from planner.job.launchers import PLACE, read_options, refused, take_variables
 from planner.tracing.program import scheduler_lines
 from planner.tracing.program.scheduler_lines import Allocation, Starter, Tasks, job_variables
 from planner.tracing.program.shell_script import UNKNOWN, Shell, Statement, commands_of, source_of
@@ -118,9 +119,10 @@ def _peel(layers: Unwrapped) -> bool:
     if not words:
         return False
     name = PurePosixPath(words[0]).name
-    if match := re.fullmatch(r"([A-Za-z_]\w*)=(.*)", words[0], re.DOTALL):
-        layers.environment[match[1]] = match[2]
-        layers.words = words[1:]
+    variables, command = take_variables(words)
+    if variables:
+        layers.environment.update(variables)
+        layers.words = command
     elif (reader := _READERS.get(name)) is not None:
         return reader(layers, words[1:])
     elif name.endswith(".sh"):
@@ -133,14 +135,14 @@ def _peel(layers: Unwrapped) -> bool:
 
 
 def _env(layers: Unwrapped, words: list[str]) -> bool:
-    while words and words[0].startswith("-"):
-        if words[0] in ("-u", "--unset"):
-            layers.environment.pop(words[1] if len(words) > 1 else "", None)
-            words = words[1:]
-        elif words[0] not in ("-i", "-", "--ignore-environment") and not words[0].startswith("--unset="):
-            raise refused(f"env has the option {words[0][:40]}", "env NAME=value ... COMMAND, with -i or -u")
-        words = words[1:]
-    layers.words = words
+    rest = deque(words)
+    while rest and rest[0].startswith("-"):
+        option = rest.popleft()
+        if option in ("-u", "--unset"):
+            layers.environment.pop(rest.popleft() if rest else "", None)
+        elif option not in ("-i", "-", "--ignore-environment") and not option.startswith("--unset="):
+            raise refused(f"env has the option {option[:40]}", "env NAME=value ... COMMAND, with -i or -u")
+    layers.words = list(rest)
     return True
 
 
@@ -168,10 +170,11 @@ def _run_of_environment(layers: Unwrapped, words: list[str]) -> bool:
 
 def _with_options(layers: Unwrapped, words: list[str]) -> bool:
     """nice, numactl, stdbuf, taskset, timeout: what follows their options, of which none matters."""
-    takes = {"-n", "-s", "-k", "-c"}
-    while words and (words[0].startswith("-") or re.fullmatch(r"[0-9.,-]+[smhd]?", words[0])):
-        words = words[2:] if words[0] in takes else words[1:]
-    layers.words = words
+    rest = deque(words)
+    while rest and (rest[0].startswith("-") or re.fullmatch(r"[0-9.,-]+[smhd]?", rest[0])):
+        if rest.popleft() in ("-n", "-s", "-k", "-c") and rest:
+            rest.popleft()
+    layers.words = list(rest)
     return True
 
 
@@ -220,16 +223,19 @@ def _ray(layers: Unwrapped, words: list[str]) -> bool:
 
 
 def _shell(layers: Unwrapped, words: list[str]) -> bool:
-    while words and re.fullmatch(r"-[a-zA-Z]+|--\w+|\+[a-z]", words[0]):
-        option, words = words[0], words[1:]
-        if option.startswith("-") and not option.startswith("--") and option.endswith("c") and words:
-            _run_script(layers, words[0], f"{PLACE} (-c)", words[2:])
+    rest = deque(words)
+    while rest and re.fullmatch(r"-[a-zA-Z]+|--\w+|\+[a-z]", rest[0]):
+        option = rest.popleft()
+        if option.startswith("-") and not option.startswith("--") and option.endswith("c") and rest:
+            text, *arguments = rest
+            _run_script(layers, text, f"{PLACE} (-c)", arguments[1:])
             return True
-        if option in ("-o", "-eo", "-euo", "-xeo", "-euxo") and words:
-            words = words[1:]
-    if not words:
+        if option in ("-o", "-eo", "-euo", "-xeo", "-euxo") and rest:
+            rest.popleft()
+    if not rest:
         raise refused("the shell has no command", "bash SCRIPT, or bash -c 'COMMAND'")
-    _script(layers, words[0], words[1:])
+    script, *arguments = rest
+    _script(layers, script, arguments)
     return True
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -305,23 +306,22 @@ def read_mpirun(words: Sequence[str], allocation: Allocation | None) -> tuple[Ta
 
 def _without_exports(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     """`-x NAME=VALUE` may come often; without a value the variable is passed on as it is."""
-    rest, exports = list(words), {}
+    rest, exports = deque(words), {}
     kept = []
     while rest and rest[0].startswith("-"):
-        word = rest.pop(0)
+        word = rest.popleft()
         if word in ("-x", "--x") and rest:
-            name, equals, value = rest.pop(0).partition("=")
+            name, equals, value = rest.popleft().partition("=")
             if equals:
                 exports[name] = value
         elif word in ("-genv", "-env") and len(rest) > 1:
-            exports[rest.pop(0)] = rest.pop(0)
+            name, value = rest.popleft(), rest.popleft()
+            exports[name] = value
         else:
             kept.append(word)
             name = word.lstrip("-").partition("=")[0].replace("-", "_")
             if "=" not in word and name not in _MPI_ALONE:
-                count = _SEVERAL.get(name, 1)
-                kept += rest[:count]
-                del rest[:count]
+                kept += [rest.popleft() for _ in range(min(_SEVERAL.get(name, 1), len(rest)))]
     return [*kept, *rest], exports
 
 

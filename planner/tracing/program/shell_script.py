@@ -25,7 +25,8 @@ _BRANCHES = frozenset({
 })  # fmt: skip
 _DECLARATIONS = ("export", "declare", "typeset", "readonly", "local")
 _OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv}
-_MOST_CHARACTERS = 1 << 20
+_MOST_CHARACTERS, _MOST_EXPANDED = 1 << 20, 8 << 20
+"""Characters of a script, and of all of its words: a variable of 64 KiB may be named on each line."""
 _MOST_COMMANDS, _MOST_WORDS, _MOST_VARIABLES = 10_000, 4096, 1000
 _LONGEST_WORD = 1 << 16
 """Characters, after expansion: half of what Linux starts a program with (execve(2), MAX_ARG_STRLEN)."""
@@ -43,6 +44,8 @@ class Shell:
     positional: list[str] = field(default_factory=list)
     folder: str = ""
     """Where a `cd` of the script led; relative to where it began."""
+    expanded: int = 0
+    """Parts of words so far, and their characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,6 +289,11 @@ class _Reader:
 
     def _add(self, text: str) -> None:
         self._length += len(text)
+        self._shell.expanded += 1 + len(text)
+        if self._shell.expanded > _MOST_EXPANDED:
+            raise _refused(
+                f"the words of the script have more than {_MOST_EXPANDED} characters", self._shell, "a shorter script"
+            )
         if self._length > _LONGEST_WORD or len(self._words) > _MOST_WORDS:
             raise _refused("the script has a word or a command that is too long", self._shell, "what can be started")
         if self._word is None:

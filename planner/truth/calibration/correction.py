@@ -243,14 +243,7 @@ HELD_COLLECTIVES = Approximation(
     (0.929, 0.333),
 )
 """torchtitan's 2-D runs of 2024-03."""
-ANOTHER_IMPLEMENTATION = Approximation(
-    "another implementation",
-    "the step is Megatron-LM's own, whose published runs reserved 15 to 31 % less than such plans; the program itself "
-    "under planner run is nearer to them",
-    (-0.192, -0.154, -0.238, -0.259, -0.293, -0.309, -0.230),
-)
-"""SimuMax's dense runs of Megatron-LM on eight B200 (torch 2.10), planned from their arguments."""
-EVERY_APPROXIMATION = (CONVOLUTIONS, FOUR_BITS, HELD_COLLECTIVES, ANOTHER_IMPLEMENTATION)
+EVERY_APPROXIMATION = (CONVOLUTIONS, FOUR_BITS, HELD_COLLECTIVES)
 
 
 def approximations_of_kernels(unknown_workspaces: Sequence[str]) -> tuple[Approximation, ...]:
@@ -266,6 +259,5 @@ def approximations_of_spec(job: Job) -> tuple[Approximation, ...]:
     holds = {
         FOUR_BITS: adapter is not None and adapter.kind == "qlora" and adapter.load == "layers",
         HELD_COLLECTIVES: job.parallel.tp.degree > 1 and torch < _HOLDS_COLLECTIVES_UNTIL,
-        ANOTHER_IMPLEMENTATION: job.software.step != "torch",
     }
     return tuple(approximation for approximation, has_it in holds.items() if has_it)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -19,6 +18,7 @@ from types import FrameType
 from typing import Any
 
 from planner.errors import MeasureError
+from planner.job.launchers import take_variables
 from planner.records import from_document, to_plain
 from planner.truth.measuring import nvml
 from planner.truth.measuring.measurement_lines import Levels
@@ -208,10 +208,8 @@ def measure_program(
     except OSError as error:
         raise _unwritable(Path(error.filename), error) from None
     # Variables before the command, which a shell would have taken.
-    environment, words = dict(os.environ), list(command)
-    while words and (match := re.fullmatch(r"([A-Za-z_]\w*)=(.*)", words[0], re.DOTALL)):
-        environment[match[1]] = match[2]
-        words = words[1:]
+    variables, words = take_variables(command)
+    environment = {**os.environ, **variables}
     folder = Path(tempfile.mkdtemp(prefix=".planner-measure-", dir=output.absolute().parent))
     try:
         date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
