@@ -25,7 +25,7 @@ def version() -> str:
 
 
 def install_command(extra: str = "") -> str:
-    """What a person types to install planner, with an extra if one is named."""
+    """What a person types where planner is installed: an extra of it is added without asking an index for planner."""
     return f"pip install '{NAME}[{extra}]'" if extra else f"pip install {NAME}"
 
 

@@ -34,14 +34,23 @@ class PlannerError(Exception):
         """What is said, by the names above; without what is empty."""
         return {name: text for name in _LONGEST if (text := getattr(self, name))}
 
+    @property
+    def one_line(self) -> str:
+        """All of it for where no line break is kept: a reason, a comment, a warning of an API."""
+        lines = (" ".join(line.split()) for line in self._labelled("allowed: ", "change: "))
+        return "; ".join(lines)
+
     def _message(self) -> str:
+        return "\n".join(self._labelled("  allowed: ", "  change:  "))
+
+    def _labelled(self, allowed: str, remedy: str) -> list[str]:
         first = f"{self.place}: {self.problem}" if self.place else self.problem
         lines = [first]
         if self.allowed:
-            lines.append(f"  allowed: {self.allowed}")
+            lines.append(allowed + self.allowed)
         if self.remedy:
-            lines.append(f"  change:  {self.remedy}")
-        return "\n".join(lines)
+            lines.append(remedy + self.remedy)
+        return lines
 
     def __reduce__(self) -> tuple[Any, ...]:
         return restored, (type(self), dict(vars(self)))

@@ -7,7 +7,7 @@
 local VERDICTS = "/var/spool/planner/verdicts"
 local MISSING = "admit" -- or refuse: a plan without a file here, or a spec that nobody checked
 local UNDECIDED = "admit" -- or refuse: the planner did not answer, or not in time, and the policy there let it through
-local UNPLANNED = "admit" -- or refuse: a job that asks for GPUs and names no spec
+local UNPLANNED = "admit" -- or refuse: a job that asks for GPUs and names no spec, or one that cannot be planned
 
 local function asks_for_gpus(job)
   for _, name in ipairs({ "gres", "tres_per_job", "tres_per_node", "tres_per_socket", "tres_per_task" }) do
@@ -72,7 +72,8 @@ function slurm_job_submit(job, parts, uid)
   end
   for _, each in ipairs({ "pending", "unreachable", "unplannable", "broken" }) do
     if note == each then
-      return by(UNDECIDED, job, "the job was not checked: " .. note)
+      local insists = note == "unplannable" and UNPLANNED ~= "admit"
+      return by(insists and UNPLANNED or UNDECIDED, job, "the job was not checked: " .. note)
     end
   end
   return by(MISSING, job, "the job's spec was not checked where it was submitted")

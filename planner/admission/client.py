@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import queue
 import re
 import threading
 import time
@@ -12,6 +11,8 @@ import urllib.parse
 import urllib.request
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from email.message import Message
@@ -31,6 +32,10 @@ _JOBS_FAULT = (400, 403, 413, 415, 422)
 
 class UnreachableError(PlannerError):
     """The service does not answer, or not as a planner does; says nothing about the job."""
+
+
+class _LateError(UnreachableError):
+    """The service hangs, or is far too slow: another question would cost as much again."""
 
 
 class UnplannableError(PlannerError):
@@ -148,6 +153,8 @@ class Client:
         later = max(until, self._now() + self._timeout)
         try:
             plan = self.plan_of(plan_id)
+        except _LateError:
+            raise
         except (UnplannableError, UnreachableError):
             reply = self._ask("POST", "/v1/plans", bundle, {"Prefer": "wait=1"}, until=later, wait=1.0)
             plan = reply.document
@@ -194,7 +201,8 @@ class Client:
     def _once(
         self, method: str, path: str, body: Mapping[str, Any] | bytes | None, headers: Mapping[str, str], seconds: float
     ) -> _Reply:
-        """In a thread of its own: the socket's limit is neither for names that nobody resolves nor for a trickle."""
+        """The answer within so many seconds. More than any answer may take it gets only while the service answers
+        others: one that waits for a plan is known by that from one that hangs."""
         request = urllib.request.Request(
             self._server + path,
             data=body if body is None or isinstance(body, bytes) else json.dumps(body).encode(),
@@ -203,17 +211,41 @@ class Client:
         )
         if self._token:
             request.add_unredirected_header("Authorization", f"Bearer {self._token}")
-        ended: queue.SimpleQueue[_Reply | UnreachableError] = queue.SimpleQueue()
-        threading.Thread(target=lambda: ended.put(self._send(request, seconds)), daemon=True).start()
+        reply = self._begin(request, seconds)
+        usual = min(seconds, self._timeout)
+        silent, left = usual / 2, seconds - usual / 2
+        with suppress(TimeoutError):
+            return reply.result(silent)
+        if seconds > usual and not self._answers_others(silent):
+            seconds, left = usual, 0.0
         try:
-            reply = ended.get(timeout=seconds)
-        except queue.Empty:
-            reply = self._late(seconds)
-        if isinstance(reply, UnreachableError):
-            raise reply
+            return reply.result(left)
+        except TimeoutError:
+            raise self._late(seconds) from None
+
+    def _begin(self, request: urllib.request.Request, seconds: float) -> Future[_Reply]:
+        """In a thread of its own: the socket's limit is neither for names that nobody resolves nor for a trickle."""
+        reply: Future[_Reply] = Future()
+
+        def send() -> None:
+            try:
+                reply.set_result(self._send(request, seconds))
+            except UnreachableError as error:
+                reply.set_exception(error)
+
+        threading.Thread(target=send, daemon=True).start()
         return reply
 
-    def _send(self, request: urllib.request.Request, seconds: float) -> _Reply | UnreachableError:
+    def _answers_others(self, seconds: float) -> bool:
+        try:
+            self._begin(urllib.request.Request(f"{self._server}/livez"), seconds).result(seconds)
+        except (TimeoutError, _LateError):
+            return False
+        except UnreachableError:  # its answer is a plain word
+            pass
+        return True
+
+    def _send(self, request: urllib.request.Request, seconds: float) -> _Reply:
         try:
             try:
                 with self._opener.open(request, timeout=seconds) as answer:
@@ -221,13 +253,13 @@ class Client:
             except urllib.error.HTTPError as error:
                 with error:
                     return self._read(error.code, error.headers, error)
-        except UnreachableError as error:
-            return error
+        except UnreachableError:
+            raise
         except Exception as error:  # also what http.client makes of an answer that is none
             reason = error.reason if isinstance(error, urllib.error.URLError) else error
             if isinstance(reason, TimeoutError):
-                return self._late(seconds)
-            return self._unreachable(f"cannot be reached: {_short(reason) or type(reason).__name__}")
+                raise self._late(seconds) from None
+            raise self._unreachable(f"cannot be reached: {_short(reason) or type(reason).__name__}") from None
 
     def _read(self, status: int, headers: Message, answer: IO[bytes]) -> _Reply:
         content = answer.read(MOST_BYTES + 1)
@@ -246,8 +278,8 @@ class Client:
             raise self._unreachable(f"answers {status}, and not as a planner does")
         return _Reply(status, document, retry_seconds)
 
-    def _late(self, seconds: float) -> UnreachableError:
-        return self._unreachable(f"does not answer within {seconds:g} s")
+    def _late(self, seconds: float) -> _LateError:
+        return _LateError(self._unreachable(f"does not answer within {seconds:g} s").problem)
 
     def _fault(self, reply: _Reply) -> PlannerError:
         document = reply.document

@@ -56,7 +56,8 @@ class Policy:
     unreachable: Answer = Answer.ADMIT
     """admit (with a warning), hold or refuse: the service does not answer."""
     unplannable: Answer = Answer.ADMIT
-    """admit (with a warning) or refuse: the spec is wrong, or names something that cannot be planned."""
+    """admit (with a warning) or refuse: the spec is wrong, or names something that cannot be planned. Where nothing is
+    read for it, what is read for `unplanned`: a spec that is no use is none."""
     unplanned: Answer = Answer.ADMIT
     """admit or refuse: a job that asks for GPUs and carries no spec, at the hooks that can tell."""
     wait_seconds: float = 10.0
@@ -87,6 +88,8 @@ class Policy:
         # As the callback in the training has them.
         for name in ("server", "token"):
             values.setdefault(name, _value(name, environment.get(f"PLANNER_{name.upper()}", ""), name))
+        if "unplanned" in values:
+            values.setdefault("unplannable", values["unplanned"])
         return cls(**values)
 
 

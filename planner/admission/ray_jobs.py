@@ -50,7 +50,7 @@ def check(
         else:
             decision = _decide(metadata, working_dir, bool(entrypoint_num_gpus), policy)
     except PlannerError as error:  # how the site set it up: nobody's job stands still for that
-        _say(f"planner: warning: the job is not checked: {specs.message_of(error)}")
+        _say(f"planner: warning: the job is not checked: {error.one_line}")
         return
     if decision is None:
         return

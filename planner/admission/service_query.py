@@ -8,7 +8,7 @@ from typing import Any
 from planner.admission.client import Client, ExceedsByBound, PlanFound, UnplannableError, UnreachableError
 from planner.admission.decision import Decision, bound_of, decide, decide_by_bound, decide_without_verdict
 from planner.admission.policy import Policy
-from planner.admission.specs import ProgramAsk, message_of
+from planner.admission.specs import ProgramAsk
 from planner.errors import PlannerError, SettingError
 
 
@@ -58,7 +58,7 @@ def ask(bundle: Callable[[], Mapping[str, Any]], policy: Policy, system: str, ca
 def _decide_on_failure(error: PlannerError, unusable: str, policy: Policy) -> Decision:
     if isinstance(error, UnreachableError):
         return decide_without_verdict("unreachable", policy.unreachable, error.problem)
-    return decide_without_verdict("unplannable", policy.unplannable, f"{unusable}: {message_of(error)}")
+    return decide_without_verdict("unplannable", policy.unplannable, f"{unusable}: {error.one_line}")
 
 
 def ask_run(asked: Callable[[], ProgramAsk], policy: Policy, system: str, capacity: int | None = None) -> Decision:

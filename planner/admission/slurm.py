@@ -8,8 +8,9 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,16 @@ from planner.errors import PlannerError
 
 SYSTEM = "slurm"
 PLAN_ID = re.compile(r"pl-[a-z2-7]{26}")
+_UNFINISHED = re.compile(rf"\.{PLAN_ID.pattern}\.[0-9]+")
+"""A verdict's file, and what it is while it is written."""
 HELD = "held"
 """In place of a verdict: the job waits in the queue for its plan."""
 FILE_SECONDS = 3.0
 """How long a submission waits until the controller can know its verdict."""
-_PAGE = 1000
+SWEEP_SECONDS = 600.0
+"""How often files of plans that the service has forgotten are looked for; it forgets as often itself."""
+_PAGE, _NEWEST = 1000, 100
+"""Plans of one question: all of them, and those since the last one."""
 _NOT_SET_UP = 2
 
 
@@ -53,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         policy = Policy.read(os.environ, file)
         return int(given.run(given, policy, section(file, SYSTEM) if file else {}))
     except PlannerError as error:
-        print(specs.message_of(error), file=sys.stderr)
+        print(error.one_line, file=sys.stderr)
         return _NOT_SET_UP
 
 
@@ -113,7 +119,7 @@ def _verdicts(given: argparse.Namespace, policy: Policy, site: Mapping[str, str]
             if held is not None:
                 held.update()
         except PlannerError as error:
-            problem = specs.message_of(error)
+            problem = error.one_line
         except OSError as error:
             problem = f"{given.folder}: {error.strerror}"
         if problem != last_problem:  # a service that is away for an hour is one line
@@ -125,28 +131,51 @@ def _verdicts(given: argparse.Namespace, policy: Policy, site: Mapping[str, str]
 
 
 class Verdicts:
-    """A file for each plan, called by its id: action, verdict, and the text for the job's owner.
+    """A file for each plan of the service, called by its id: action, verdict, and the text for the job's owner.
 
-    A plan never changes, so its file is written once by each run: a new policy is a new run.
+    A plan never changes, so its file is written once by each run: a new policy is a new run. It is deleted when the
+    service has forgotten its plan: what the service retains is what the folder holds.
     """
 
-    def __init__(self, folder: Path, client: Client, policy: Policy) -> None:
-        self._folder, self._client, self._policy = folder, client, policy
+    def __init__(
+        self, folder: Path, client: Client, policy: Policy, *, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._folder, self._client, self._policy, self._now = folder, client, policy, now
         self._written: set[str] = set()
+        self._next_sweep = 0.0
 
     def update(self) -> None:
-        """Writes what is new. Raises PlannerError and OSError; what was written stays."""
+        """Writes what is new, and now and then deletes what is old. Raises PlannerError and OSError; what was done
+        stays."""
         self._folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-        before = ""
+        sweeps = self._now() >= self._next_sweep
+        seen: set[str] = set()
+        before, most = "", _PAGE if sweeps else _NEWEST
         while True:
             # A plan may become visible after one that was stored later: the first page is looked through in full.
-            page = self._client.newest(_PAGE if before or not self._written else 100, before)
-            fresh = [summary for summary in page if str(summary.get("plan_id")) not in self._written]
-            for summary in fresh:
-                self._write(str(summary.get("plan_id")), str(summary.get("verdict")))
-            if len(page) < _PAGE or not fresh:
-                return
-            before = str(page[-1]["stored_at"])
+            page = self._client.newest(most, before)
+            listed = {str(summary.get("plan_id")): str(summary.get("verdict")) for summary in page}
+            others = [plan_id for plan_id in listed if plan_id not in seen]
+            fresh = [plan_id for plan_id in others if plan_id not in self._written]
+            for plan_id in fresh:
+                self._write(plan_id, listed[plan_id])
+            seen |= listed.keys()
+            if len(page) < most or not others or (len(fresh) < len(others) and not sweeps):
+                break
+            # Several may have been stored at the last one's moment.
+            moment = datetime.fromisoformat(str(page[-1]["stored_at"])) + timedelta(microseconds=1)
+            before, most = moment.isoformat(), _PAGE
+        if sweeps:
+            self._delete_all_but(seen)
+            self._next_sweep = self._now() + SWEEP_SECONDS
+
+    def _delete_all_but(self, plan_ids: Set[str]) -> None:
+        """Also what a run that was killed left unfinished."""
+        self._written &= plan_ids
+        for path in self._folder.iterdir():
+            is_old = PLAN_ID.fullmatch(path.name) and path.name not in plan_ids
+            if is_old or _UNFINISHED.fullmatch(path.name):
+                path.unlink(missing_ok=True)
 
     def _write(self, plan_id: str, verdict: str) -> None:
         if not PLAN_ID.fullmatch(plan_id):  # it becomes a file's name
@@ -217,7 +246,7 @@ class HeldJobs:
                 if action in ("admit", "warn"):
                     self._release(job, job.plan_id, note)
                 else:
-                    self._cancel(job, " ".join(text) or note)
+                    self._cancel(job, "; ".join(text) or note)
             elif self._now() - self._since[job.job_id] >= self._seconds:
                 reason = f"planner: the job was not checked: no plan of it after {self._seconds:g} s"
                 if self._policy.unplannable is Answer.REFUSE:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from planner.errors import PlannerError, SpecError
+from planner.errors import SpecError
 from planner.job.json_text import read_json
 
 MOST_BYTES = 8 * 2**20
@@ -97,11 +97,6 @@ def _check_references(path: Path, folders: Sequence[Path]) -> None:
             remedy="planner check, or a model by hf_config or decoder",
             place=code.place,
         )
-
-
-def message_of(error: PlannerError) -> str:
-    """An error in one line, for a reason."""
-    return " ".join(line.strip() for line in str(error).splitlines())
 
 
 RUN = "run"

@@ -126,8 +126,7 @@ def _warnings(decision: Decision, notes: Sequence[str]) -> list[str]:
     lines = []
     if decision.action is Action.WARN:
         lines.append(f"planner: {decision.reason}")
-        if decision.change:
-            lines.append(f"planner: the smallest change that fits: {decision.change}")
+        lines += filter(None, [decision.way_out])
     lines += [f"planner: {note}" for note in notes]
     if lines and decision.plan_id:
         lines.append(f"planner: the plan is {decision.plan_id}")
@@ -216,7 +215,7 @@ class Webhook:
             review = read(await _body(request))
         except ReviewError as error:  # RFC 9457
             kind = {"type": "urn:planner:problem:review", "title": "The review cannot be read", "status": error.status}
-            document = {**kind, "detail": specs.message_of(error), **error.parts}
+            document = {**kind, "detail": error.one_line, **error.parts}
             return Response(json.dumps(document), error.status, media_type="application/problem+json")
         if review.operation != "CREATE":
             return _json(200, answer(review.uid, None))
@@ -350,4 +349,4 @@ def cluster() -> Api:
     try:
         return _api()
     except PlannerError as error:
-        raise ApiError(0, specs.message_of(error)) from None
+        raise ApiError(0, error.one_line) from None

@@ -193,10 +193,13 @@ def snapshot_of_bytes(packed: bytes, place: str, *, traced: bool = True) -> tupl
     """
     raw = _unpack(packed, place)
     content = _unpickle(raw, place)
+    if isinstance(content, list):  # what torch.cuda.memory_snapshot() returns: the segments alone
+        content = {"segments": content, "device_traces": []}
     try:
         snapshot = _snapshot(content, len(raw))
-    except (KeyError, TypeError, ValueError, AttributeError) as fault:
-        problem = f"not a snapshot of CUDA memory ({type(fault).__name__}: {fault})"
+    except (KeyError, TypeError, ValueError) as fault:
+        what = f"there is no {fault}" if isinstance(fault, KeyError) else fault
+        problem = f"not a snapshot of CUDA memory: {what}"
         raise SnapshotError(problem, allowed=_ALLOWED, place=place) from None
     if not any(snapshot.traces) and (traced or not snapshot.segments):
         raise SnapshotError(
@@ -253,10 +256,11 @@ def _unpack(packed: bytes, place: str) -> bytes:
     return content
 
 
-def _snapshot(content: Mapping[str, Any], raw_bytes: int) -> Snapshot:
-    settings = content.get("allocator_settings") or {}
+def _snapshot(content: Any, raw_bytes: int) -> Snapshot:
+    content = _mapping(content, "what it holds")
+    settings = _mapping(content.get("allocator_settings") or {}, "allocator_settings")
     traces = [_list(trace, "a trace") for trace in _list(content["device_traces"], "device_traces")]
-    segments = _list(content["segments"], "segments")
+    segments = [_mapping(segment, "a segment") for segment in _list(content["segments"], "segments")]
     listed = sum(map(len, traces)) + sum(len(_list(segment["blocks"], "blocks")) for segment in segments)
     # A pickle can name one list again and again: a small file would stand for more than any machine holds.
     if listed > raw_bytes or len(traces) > _MOST_DEVICES:
@@ -273,8 +277,8 @@ def _snapshot(content: Mapping[str, Any], raw_bytes: int) -> Snapshot:
     return snapshot
 
 
-def _entry(entry: Mapping[str, Any]) -> TraceEntry:
-    action = entry["action"]
+def _entry(entry: Any) -> TraceEntry:
+    action = _mapping(entry, "an entry")["action"]
     if not isinstance(action, str):
         raise ValueError("action is no text")
     # An out-of-memory entry has no address; it says how much the device had left, and may ask for anything.
@@ -288,7 +292,7 @@ def _segment(segment: Mapping[str, Any]) -> SnapshotSegment:
     address = end = _whole(segment, "address", _HIGHEST_ADDRESS)
     blocks = []
     for block in segment["blocks"]:  # addresses of blocks are written since torch 2.1 only
-        size = _whole(block, "size", _MOST_BYTES)
+        size = _whole(_mapping(block, "a block"), "size", _MOST_BYTES)
         requested = _whole(block, "requested_size", _MOST_BYTES) if "requested_size" in block else size
         state = block["state"]
         if not isinstance(state, str):
@@ -328,4 +332,10 @@ def _text(settings: Mapping[str, Any], key: str) -> str:
 def _list(value: Any, name: str) -> Sequence[Any]:
     if not isinstance(value, list | tuple):
         raise TypeError(f"{name} is no list")
+    return value
+
+
+def _mapping(value: Any, name: str) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise TypeError(f"{name} is of type {type(value).__name__}")
     return value

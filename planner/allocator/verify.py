@@ -59,6 +59,9 @@ class DeviceReport:
     events: int
     addresses: MatchCount
     segments: MatchCount
+    blocks_before: int
+    """Blocks that were there before the first entry, put where they were and not replayed; and their bytes."""
+    bytes_before: int
     peak_allocated_bytes: int
     peak_reserved_bytes: int
     first_difference: Difference | None
@@ -206,7 +209,7 @@ def _compare(recording: Recording, rules: Rules, watch: Watch | None) -> DeviceR
     """One device's replay beside its recording."""
     device = _RecordedDevice()
     allocator = start_allocator(recording, rules, device)
-    peak_allocated = allocator.allocated
+    bytes_before = peak_allocated = allocator.allocated
     matched_addresses = segments_missed = 0
     first: Difference | None = None
     if watch is not None:
@@ -238,6 +241,8 @@ def _compare(recording: Recording, rules: Rules, watch: Watch | None) -> DeviceR
         events=len(recording.events),
         addresses=MatchCount(matched_addresses, len(recording.addresses)),
         segments=MatchCount(device.matched, device.matched + segments_missed),
+        blocks_before=sum(piece.block is not None for segment in recording.start for piece in segment.stretches),
+        bytes_before=bytes_before,
         peak_allocated_bytes=peak_allocated,
         peak_reserved_bytes=allocator.peak_reserved,
         first_difference=first,

@@ -59,9 +59,10 @@ def timeline_page(job: Job) -> str:
     return render_page(result.plan, timelines_of(result.plan, events, result.timelines))
 
 
-def snapshot(job: Job, path: str) -> None:
-    """Writes the first rank class for PyTorch's own memory viewer."""
-    write_snapshot(Path(path), _with_traces(job).traces[0].trace.events, job.allocator.conf)
+def snapshot(job: Job, path: str, rank: int | None) -> None:
+    """Writes the rank class of a rank, or the one that decides, for PyTorch's own memory viewer."""
+    _, events = _with_traces(job).class_to_draw(rank)
+    write_snapshot(Path(path), events, job.allocator.conf)
 
 
 def compare_job(job: Job, measured: str, case: str, rank: int | None) -> list[Comparison]:

@@ -84,9 +84,9 @@ class Plan:
         """Memory over time of all rank classes, as a page of its own."""
         Path(path).write_text(call("timeline_page", self.job), encoding="utf-8")
 
-    def write_snapshot(self, path: str | os.PathLike[str]) -> None:
-        """The first rank class for PyTorch's memory viewer."""
-        call("snapshot", self.job, os.fspath(path))
+    def write_snapshot(self, path: str | os.PathLike[str], rank: int | None = None) -> None:
+        """The rank class of a rank for PyTorch's memory viewer; by default `fullest`."""
+        call("snapshot", self.job, os.fspath(path), rank)
 
     def __str__(self) -> str:
         return render(self.statement, Style(), notes=self.notes)

@@ -185,11 +185,11 @@ def sweep(
     settings: Mapping[str, Any] | None = None,
     **words: Unpack[JobWords],
 ) -> Sweep:
-    """Plan every point of a grid: `planner.sweep(job, {"micro_batch_size": "1..16", "sequence_length": "2k..8k"})`.
+    """Plan every point of a grid: `planner.sweep(job, {"micro_batch_size": "1..16", "sequence_length": "2k..8k:x2"})`.
 
     Arguments and errors are those of `planner.plan`; SpecError for more than 2,000 points.
     """
-    varied = axes_of(written_axes(axes))
+    varied = axes_of(written_axes(axes), sweeping.STEP)
     if not varied:
         raise SpecError("nothing is varied", allowed='axes with their values: {"micro_batch_size": [1, 2, 4]}')
     space = Space(base=read_job(job, settings, **words).job, axes=tuple(varied))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _MOST_CHARACTERS = 16 * 2**20
 _MOST_TOLD = 2**18
-"""Characters that the service takes (planner/service/http/jobs.py): the end of the log."""
+"""Characters that the service takes (planner/service/http/job_reports.py): the end of the log."""
 _SNAPSHOTS = (".pickle", ".pkl", ".gz", ".xz")
 
 

@@ -9,7 +9,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from planner.errors import PlannerError
 
@@ -77,11 +77,11 @@ def write_file(path: Path, write: Callable[[], object]) -> None:
         raise PlannerError(f"cannot write: {error.strerror}", place=str(path)) from error
 
 
-def style() -> Style:
-    """Width, colours and characters of the terminal, or of a file."""
+def style(stream: TextIO | None = None) -> Style:
+    """Width, colours and characters of the terminal, or of a file, that a stream (default: standard output) is."""
     from planner.report.style import style_of
 
-    return style_of(sys.stdout, os.environ, shutil.get_terminal_size((100, 24)).columns)
+    return style_of(stream or sys.stdout, os.environ, shutil.get_terminal_size((100, 24)).columns)
 
 
 def tracing_options() -> argparse.ArgumentParser:

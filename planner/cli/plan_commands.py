@@ -45,6 +45,9 @@ def add_plan(commands: Commands) -> None:
     add_format(parser)
     parser.add_argument("--timeline", type=Path, metavar="FILE.html", help="memory over time, as a page of its own")
     parser.add_argument("--snapshot", type=Path, metavar="FILE.pickle", help="for PyTorch's own memory viewer")
+    parser.add_argument(
+        "--rank", type=int, help="of which rank --snapshot is (default: the one with the least headroom)"
+    )
     parser.add_argument("--no-advice", action="store_true", help="do not look for changes that would make it fit")
     parser.add_argument(
         "--on", default="", metavar="GPUS", help="all, or H100,A100:3g.20gb: the verdict on each of them, in one table"
@@ -58,6 +61,12 @@ def run_plan(arguments: argparse.Namespace) -> int:
 
     if arguments.on:
         return run_on_gpus(arguments, arguments.on, SECONDS_OF_A_GRID)
+    if arguments.rank is not None and not arguments.snapshot:
+        raise PlannerError(
+            "--rank says of which rank --snapshot is, and there is none",
+            remedy="add --snapshot FILE.pickle, or leave --rank out: the plan has every rank",
+            place="--rank",
+        )
     drawn = bool(arguments.timeline or arguments.snapshot)
     result = _plan(arguments, with_advice=not arguments.no_advice, with_eager=True, keep_traces=drawn)
     plan = result.plan
@@ -70,9 +79,13 @@ def run_plan(arguments: argparse.Namespace) -> int:
         write_file(path, lambda: path.write_text(page, encoding="utf-8"))
     if path := arguments.snapshot:
         from planner.report.memory_viz import write_snapshot
+        from planner.report.statement import ranks_text
 
-        events, conf = result.traces[0].trace.events, plan.job["allocator"]["conf"]
+        (statement, events), conf = result.class_to_draw(arguments.rank), plan.job["allocator"]["conf"]
         write_file(path, lambda: write_snapshot(path, events, conf))
+        chosen = arguments.rank is None and len(plan.rank_classes) > 1
+        why = ", which has the least headroom (--rank for another)" if chosen else ""
+        print(f"{path} is of {ranks_text(statement.ranks)}{why}", file=sys.stderr)
     print_answer(arguments, lambda: to_json(plan), lambda: render(plan, style(), notes=result.notes))
     return exit_code(plan.verdict)
 

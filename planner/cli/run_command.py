@@ -32,8 +32,8 @@ def add_run(commands: Commands) -> None:
         help="run a training program as it is, on paper, and say what every rank will hold",
         usage="planner run [options] -- COMMAND ...",
         description="Runs the program of a command (python, torchrun, accelerate launch, deepspeed) unedited, as "
-        "one rank of its world, on a GPU that is not there, until its memory is steady. Ends with 0 if it fits (also "
-        "tightly), 3 if it does not, 2 if the program or the command is at fault.",
+        "one rank of its world, on a GPU that is not there, until its peak no longer rises. Ends with 0 if it fits "
+        "(also tightly), 3 if it does not, 2 if the program or the command is at fault.",
     )  # fmt: skip
     parser.add_argument(
         "--gpu", default=_GPU, metavar="NAME",
@@ -47,8 +47,8 @@ def add_run(commands: Commands) -> None:
         "--ranks", default="auto", help="auto (the first two, one of the middle and the last), all, or numbers (0,7)"
     )
     parser.add_argument(
-        "--steps", type=int, default=0, metavar="N", help="iterations (default: until it is steady and was seen to "
-        "evaluate twice and to save, within --patience)",
+        "--steps", type=int, default=0, metavar="N", help="iterations (default: until its peak no longer "
+        "rises and it was seen to evaluate twice and to save, within --patience)",
     )  # fmt: skip
     parser.add_argument(
         "--steps-at", default="", metavar="STEPS", help="let the program's loop count to these steps (0,900,1800), and "

@@ -8,7 +8,7 @@ import csv
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from planner.cli.options import Commands
     from planner.job.schema import Job
     from planner.progress import ProgressLine
+    from planner.searching.engine import SearchResult
     from planner.searching.exact_processes import ExactPlans
 
 
@@ -174,6 +175,13 @@ def _planning(arguments: argparse.Namespace, seconds: float) -> Iterator[tuple[E
             yield plans, progress
 
 
+def _show(progress: ProgressLine, lines: Iterable[str]) -> None:
+    """What is known so far, on standard error."""
+    for line in lines:
+        progress.clear()
+        print(line, file=sys.stderr, flush=True)
+
+
 def _ending(stopped: str, *, found: bool) -> int:
     if stopped == "interrupted":
         return INTERRUPTED
@@ -201,7 +209,7 @@ def run_search(arguments: argparse.Namespace) -> int:
     """`planner search`: 0, 3, 130 if it was interrupted, or what reading raises."""
     from planner.searching.engine import search
     from planner.searching.requests import axes_of, space_of
-    from planner.searching.results import render_search, search_to_json
+    from planner.searching.results import estimate_lines, render_search, row_lines, search_to_json
     from planner.searching.weighing import objective_of, refuse_inapplicable
 
     _shift_words(arguments)
@@ -220,9 +228,20 @@ def run_search(arguments: argparse.Namespace) -> int:
             progress.clear()
             say(f"note: {sentence}")
 
+        shown: set[int] = set()
+
+        def show_news(result: SearchResult) -> None:
+            """The roofline's order once, and every row as it comes."""
+            news = [row for row in result.rows if row.candidate.index not in shown]
+            if result.not_planned and not shown:
+                _show(progress, estimate_lines(result.not_planned, style(sys.stderr)))
+                shown.add(-1)
+            shown.update(row.candidate.index for row in news)
+            _show(progress, (line for row in news for line in row_lines(row, style(sys.stderr))))
+
         result = search(
             space, plans, objective=objective, top=arguments.top, time_left=seconds, progress=progress,
-            note=note,
+            watch=show_news, note=note,
         )  # fmt: skip
     print_answer(arguments, lambda: search_to_json(result), lambda: render_search(result, style()))
     return _ending(result.stopped, found=bool(result.rows))
@@ -299,11 +318,11 @@ def run_min(arguments: argparse.Namespace) -> int:
 
 def run_on_gpus(arguments: argparse.Namespace, written: str, seconds: float) -> int:
     """The job on each of the GPUs that a word names: 0 where it fits on one of them, 3, or 130."""
-    from planner.searching.every_gpu import gpus_to_json, plan_on, render_gpus
+    from planner.searching.every_gpu import gpu_line, gpus_to_json, plan_on, render_gpus
 
     job = job_of(arguments)
     with _planning(arguments, seconds) as (plans, progress):
-        found = plan_on(job, written, plans, progress)
+        found = plan_on(job, written, plans, progress, lambda row: _show(progress, [gpu_line(row, style(sys.stderr))]))
     print_answer(arguments, lambda: gpus_to_json(found), lambda: render_gpus(found, style()))
     return _ending(found.stopped, found=any(row.point.verdict in ("fits", "tight") for row in found.rows))
 
@@ -312,11 +331,11 @@ def add_sweep(commands: Commands) -> None:
     """Adds the parser of `planner sweep`."""
     parser = add_command(
         commands, "sweep", run_sweep, tracing_options(), job_options(),
-        help="plan every point of a grid, such as micro_batch_size=1..64 sequence_length=2k..64k",
-        description="Plans every point of a grid, everything else as the job says it. 1..64 doubles, 1..64:8 takes"
-        " steps. Ends with 0, whatever fits.",
+        help="plan every point of a grid, such as micro_batch_size=1..8 sequence_length=2k..64k:x2",
+        description="Plans every point of a grid, everything else as the job says it. 1..8 are eight, 1..64:8 takes"
+        " steps, 1..64:x2 doubles. Ends with 0, whatever fits.",
     )  # fmt: skip
-    parser.add_argument("axes", nargs="*", metavar="AXIS=VALUES", help="micro_batch_size=1..64")
+    parser.add_argument("axes", nargs="*", metavar="AXIS=VALUES", help="micro_batch_size=1..8")
     _add_time(parser, SECONDS_OF_A_GRID)
     parser.add_argument("--format", choices=("text", "json", "csv"), default="text", help="csv has a line a point")
 
@@ -326,14 +345,14 @@ def run_sweep(arguments: argparse.Namespace) -> int:
     from planner.searching.requests import axes_of
     from planner.searching.results import csv_of, render_sweep, sweep_to_json
     from planner.searching.space import Space
-    from planner.searching.sweeping import sweep
+    from planner.searching.sweeping import STEP, sweep
 
     _shift_words(arguments)
-    axes = axes_of(arguments.axes)
+    axes = axes_of(arguments.axes, STEP)
     if not axes:
         raise SpecError(
             "nothing is varied",
-            allowed="one axis or several: micro_batch_size=1..64 sequence_length=2k..64k",
+            allowed="one axis or several: micro_batch_size=1..8 sequence_length=2k..64k:x2",
             remedy=f"planner sweep {arguments.job or 'JOB'} micro_batch_size=1..8",
         )
     seconds = _seconds_of(arguments)

@@ -1,10 +1,10 @@
-"""Every GPU that a job can name, with all that is known of it, and its architecture: the one place to add a GPU."""
+"""Every GPU that a job can name, with all that is known of it: the one place to add a GPU."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planner.units import GIB, KIB, MIB, parse_bytes
+from planner.units import GIB, KIB, parse_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +81,8 @@ class GpuRecord:
     provenance: str
     """Who reported `total_bytes`, with which software."""
     multiprocessors: int
-    """Vendors' data sheets: CUDA cores by the 64 or 128 of a multiprocessor; of the MI300X compute units. Of A10G and
-    B200 as `torch.cuda.get_device_properties().multi_processor_count` says it."""
+    """Vendors' data sheets: CUDA cores by the 64 or 128 of a multiprocessor; of AMD's GPUs compute units. Of A10G
+    and B200 as `torch.cuda.get_device_properties().multi_processor_count` says it."""
     product: str = ""
     """As nvidia-smi and `get_device_properties().name` say it; empty for other vendors' GPUs."""
     aliases: tuple[str, ...] = ()
@@ -115,6 +115,8 @@ class GpuRecord:
         return self.product.replace(" ", "-")
 
 
+_PRO_6000 = ("RTX-PRO-6000", "RTX_PRO_6000", "PRO-6000")
+
 # Contexts and communicators are measured on few of them; planner/job/overhead.py says what that means for the others.
 # `published.json` is the collection of published measurements kept beside the repository (`PLANNER_TRUTH`). Of it are
 # not in here: 1,343 MiB of context on a V100 (nvidia_smi_overhead-44, CUDA 11.2, 2022), which is the whole device's
@@ -123,6 +125,19 @@ class GpuRecord:
 # of one rank a needless buffer of 512 MiB (NVIDIA/nccl#2363), so it says nothing about eight ranks. Nor is all-to-all,
 # whose first use took a process on 8 H100 from 1.06 to 4.34 GB (NVIDIA/nccl#1685).
 GPUS = (
+    GpuRecord(
+        name="P100-PCIE-16GB", model="P100", arch="sm_60", total_bytes=parse_bytes("15.89GiB"),
+        provenance=(
+            "out-of-memory messages of Tesla P100-PCIE-16GB on Kaggle, torch 2.x; get_device_properties on older "
+            "drivers 16276 and 16280 MiB"
+        ),
+        multiprocessors=56, product="Tesla P100-PCIE-16GB", aliases=("P100",), usual=True,
+    ),
+    GpuRecord(
+        name="P100-SXM2-16GB", model="P100", arch="sm_60", total_bytes=parse_bytes("15.89GiB"),
+        provenance="as P100-PCIE-16GB: of one chip and memory", multiprocessors=56, product="Tesla P100-SXM2-16GB",
+        aliases=("P100",),
+    ),
     GpuRecord(
         name="V100-SXM2-16GB", model="V100", arch="sm_70", total_bytes=parse_bytes("16160MiB"),
         provenance=(
@@ -150,12 +165,32 @@ GPUS = (
         multiprocessors=80, product="Tesla V100-PCIE-32GB", aliases=("V100", "V100-32GB"),
     ),
     GpuRecord(
+        name="V100S-PCIE-32GB", model="V100S", arch="sm_70", total_bytes=parse_bytes("31.73GiB"),
+        provenance="as V100-SXM2-32GB; get_device_properties with torch 2.1 in a public job log says 32501 MiB",
+        multiprocessors=80, product="Tesla V100S-PCIE-32GB", aliases=("V100S",),
+    ),
+    GpuRecord(
         name="T4-16GB", model="T4", arch="sm_75", total_bytes=parse_bytes("14.56GiB"),
         provenance=(
             "out-of-memory messages of Tesla T4 (15,360 MiB in nvidia-smi), torch 2.x on Kaggle and Colab, 2025 and "
             "2026; older drivers 15079 to 15109 MiB"
         ),
         multiprocessors=40, product="Tesla T4", aliases=("T4",),
+    ),
+    GpuRecord(
+        name="A2-16GB", model="A2", arch="sm_86", total_bytes=parse_bytes("14.54GiB"),
+        provenance="15356 MiB in nvidia-smi (public run logs), less what CUDA lacks of a T4's 15360",
+        multiprocessors=10, product="NVIDIA A2", aliases=("A2",),
+    ),
+    GpuRecord(
+        name="A16-16GB", model="A16", arch="sm_86", total_bytes=parse_bytes("14.54GiB"),
+        provenance="of each of the board's four GPUs: 15356 MiB in nvidia-smi (public run logs), so as A2-16GB",
+        multiprocessors=10, product="NVIDIA A16", aliases=("A16",),
+    ),
+    GpuRecord(
+        name="A10-24GB", model="A10", arch="sm_86", total_bytes=parse_bytes("22.07GiB"),
+        provenance="NVIDIA A10 in two public run logs, torch 2.x, 2026; others 22.18 GiB and, by llama.cpp, 22731 MiB",
+        multiprocessors=72, product="NVIDIA A10", aliases=("A10",),
     ),
     GpuRecord(
         name="A10G-24GB", model="A10G", arch="sm_86", total_bytes=parse_bytes("22587MiB"),
@@ -166,6 +201,16 @@ GPUS = (
         name="L4-24GB", model="L4", arch="sm_89", total_bytes=parse_bytes("22.03GiB"),
         provenance="out-of-memory messages of NVIDIA L4 (23034 MiB in nvidia-smi), torch 2.x, 2024 to 2026",
         multiprocessors=58, product="NVIDIA L4", aliases=("L4",),
+    ),
+    GpuRecord(
+        name="L20-48GB", model="L20", arch="sm_89", total_bytes=parse_bytes("45457MiB"),
+        provenance="NVIDIA L20 as llama.cpp lists it in a public benchmark (46068 MiB in nvidia-smi)",
+        multiprocessors=92, product="NVIDIA L20", aliases=("L20",),
+    ),
+    GpuRecord(
+        name="L40-48GB", model="L40", arch="sm_89", total_bytes=parse_bytes("44.39GiB"),
+        provenance="as L40S-48GB; two public run logs of NVIDIA L40 say 44.4 GB", multiprocessors=142,
+        product="NVIDIA L40", aliases=("L40",),
     ),
     GpuRecord(
         name="L40S-48GB", model="L40S", arch="sm_89", total_bytes=parse_bytes("44.39GiB"),
@@ -185,6 +230,46 @@ GPUS = (
         multiprocessors=56, product="NVIDIA A30", aliases=("A30",),
     ),
     GpuRecord(
+        name="RTX-A4000-16GB", model="RTX-A4000", arch="sm_86", total_bytes=parse_bytes("15.61GiB"),
+        provenance=(
+            "out-of-memory message of NVIDIA RTX A4000 in DengKaiCQ/VGGT-Long#6, torch 2.x; get_device_properties with "
+            "torch 1.12 says 16117 MiB"
+        ),
+        multiprocessors=48, product="NVIDIA RTX A4000", aliases=("RTX-A4000", "RTX_A4000", "A4000"),
+    ),
+    GpuRecord(
+        name="RTX-A5000-24GB", model="RTX-A5000", arch="sm_86", total_bytes=parse_bytes("23.54GiB"),
+        provenance=(
+            "NVIDIA RTX A5000 in three public run logs, 2026: 23.546, 23.55 and 23.56 GiB; get_device_properties with "
+            "torch 2.1 says 24248 MiB, with ECC 22721 MiB"
+        ),
+        multiprocessors=64, product="NVIDIA RTX A5000", aliases=("RTX-A5000", "RTX_A5000", "A5000"),
+    ),
+    GpuRecord(
+        name="RTX-A6000-48GB", model="RTX-A6000", arch="sm_86", total_bytes=parse_bytes("47.40GiB"),
+        provenance=(
+            "out-of-memory messages of RTX A6000 in several public run logs, torch 2.x; others 47.41 to 47.54 GiB "
+            "(google-research/semivl#18)"
+        ),
+        multiprocessors=84, product="NVIDIA RTX A6000", aliases=("RTX-A6000", "RTX_A6000", "A6000"),
+    ),
+    GpuRecord(
+        name="RTX2080Ti-11GB", model="RTX-2080-Ti", arch="sm_75", total_bytes=parse_bytes("10.57GiB"),
+        provenance=(
+            "out-of-memory messages and get_device_properties (10825 MiB) of GeForce RTX 2080 Ti, torch 2.6; older "
+            "drivers 11009 to 11020 MiB"
+        ),
+        multiprocessors=68, product="NVIDIA GeForce RTX 2080 Ti", aliases=("RTX2080Ti", "RTX_2080_Ti", "2080Ti"),
+    ),
+    GpuRecord(
+        name="RTX3060-12GB", model="RTX-3060", arch="sm_86", total_bytes=parse_bytes("11910MiB"),
+        provenance=(
+            "get_device_properties of GeForce RTX 3060 with torch 2.10 in a public issue, 11.63 GiB in out-of-memory "
+            "messages; older drivers 12036 to 12053 MiB"
+        ),
+        multiprocessors=28, product="NVIDIA GeForce RTX 3060", aliases=("RTX3060", "RTX_3060", "3060"),
+    ),
+    GpuRecord(
         name="RTX3090-24GB", model="RTX-3090", arch="sm_86", total_bytes=parse_bytes("23.56GiB"),
         provenance=(
             "out-of-memory messages of GeForce RTX 3090, torch 2.x, 2025 and 2026; older drivers 24259 and 24268 MiB "
@@ -195,6 +280,33 @@ GPUS = (
             usual=256, smallest=256, largest=256, software="torch 2.7.1, CUDA 12.8, driver 610.43",
             source="invoke-ai/InvokeAI#9413: nvidia-smi of an idle process",
         ),
+    ),
+    GpuRecord(
+        name="RTX3090Ti-24GB", model="RTX-3090-Ti", arch="sm_86", total_bytes=parse_bytes("24110MiB"),
+        provenance=(
+            "get_device_properties of GeForce RTX 3090 Ti with torch 2.9.1 in a public run log; older drivers 24142 "
+            "and 24214 MiB"
+        ),
+        multiprocessors=84, product="NVIDIA GeForce RTX 3090 Ti", aliases=("RTX3090Ti", "RTX_3090_Ti", "3090Ti"),
+    ),
+    GpuRecord(
+        name="RTX4060Ti-16GB", model="RTX-4060-Ti", arch="sm_89", total_bytes=parse_bytes("15944MiB"),
+        provenance=(
+            "GeForce RTX 4060 Ti as llama.cpp lists it in a public issue, 2026 (16380 MiB in nvidia-smi, driver 595.84)"
+        ),
+        multiprocessors=34, product="NVIDIA GeForce RTX 4060 Ti", aliases=("RTX4060Ti", "RTX_4060_Ti", "4060Ti"),
+        note=(
+            "RTX 4060 Ti: the card of 16 GB; for that of 8 GB, which has the same name, write "
+            "cluster.gpu: {total_bytes: 7806MiB, arch: sm_89}."
+        ),
+    ),
+    GpuRecord(
+        name="RTX4070Ti-12GB", model="RTX-4070-Ti", arch="sm_89", total_bytes=parse_bytes("11872MiB"),
+        provenance=(
+            "get_device_properties of GeForce RTX 4070 Ti with torch 2.1 says 12007 MiB: less what current drivers "
+            "take besides of an RTX 3060"
+        ),
+        multiprocessors=60, product="NVIDIA GeForce RTX 4070 Ti", aliases=("RTX4070Ti", "RTX_4070_Ti", "4070Ti"),
     ),
     GpuRecord(
         name="RTX4090-24GB", model="RTX-4090", arch="sm_89", total_bytes=parse_bytes("23.52GiB"),
@@ -223,6 +335,24 @@ GPUS = (
             "31.37 GiB (Wan-Video/Wan2.1#465)"
         ),
         multiprocessors=170, product="NVIDIA GeForce RTX 5090", aliases=("RTX5090", "RTX_5090", "5090"),
+    ),
+    GpuRecord(
+        name="RTX-PRO-6000-Server-96GB", model="RTX-PRO-6000", arch="sm_120", total_bytes=parse_bytes("97250MiB"),
+        provenance=(
+            "get_device_properties of NVIDIA RTX PRO 6000 Blackwell Server Edition in a public run log (97887 MiB in "
+            "nvidia-smi), 94.97 GiB in many out-of-memory messages"
+        ),
+        multiprocessors=188, product="NVIDIA RTX PRO 6000 Blackwell Server Edition", aliases=_PRO_6000, usual=True,
+    ),
+    GpuRecord(
+        name="RTX-PRO-6000-Workstation-96GB", model="RTX-PRO-6000", arch="sm_120", total_bytes=parse_bytes("94.96GiB"),
+        provenance="the least of many out-of-memory messages of RTX PRO 6000, torch 2.x: 94.96 to 94.98 GiB",
+        multiprocessors=188, product="NVIDIA RTX PRO 6000 Blackwell Workstation Edition", aliases=_PRO_6000,
+    ),
+    GpuRecord(
+        name="RTX-PRO-6000-MaxQ-96GB", model="RTX-PRO-6000", arch="sm_120", total_bytes=parse_bytes("94.96GiB"),
+        provenance="as RTX-PRO-6000-Workstation-96GB", multiprocessors=188,
+        product="NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", aliases=_PRO_6000,
     ),
     GpuRecord(
         name="A100-SXM-40GB", model="A100", arch="sm_80", total_bytes=parse_bytes("39.39GiB"),
@@ -261,6 +391,16 @@ GPUS = (
         product="NVIDIA A100 80GB PCIe", aliases=("A100", "A100-80G", "A100-80GB"),
     ),
     GpuRecord(
+        name="A800-SXM-80GB", model="A800", arch="sm_80", total_bytes=parse_bytes("79.14GiB"),
+        provenance="as A100-SXM-80GB, from which it differs in NVLink; nvidia-smi says the same 81920 MiB",
+        multiprocessors=108, product="NVIDIA A800-SXM4-80GB", aliases=("A800", "A800-80G", "A800-80GB"), usual=True,
+    ),
+    GpuRecord(
+        name="A800-PCIE-80GB", model="A800", arch="sm_80", total_bytes=parse_bytes("79.14GiB"),
+        provenance="as A800-SXM-80GB; get_device_properties with torch 2.8 in a public run log says 81051 MiB",
+        multiprocessors=108, product="NVIDIA A800 80GB PCIe", aliases=("A800", "A800-80G", "A800-80GB"),
+    ),
+    GpuRecord(
         name="H100-PCIE-80GB", model="H100", arch="sm_90", total_bytes=parse_bytes("81008MiB"),
         provenance="get_device_properties of NVIDIA H100 PCIe in a public script, torch 2.0.1+cu117",
         multiprocessors=114, product="NVIDIA H100 PCIe", aliases=("H100",),
@@ -292,6 +432,26 @@ GPUS = (
         product="NVIDIA H100 NVL", aliases=("H100", "H100-NVL"),
     ),
     GpuRecord(
+        name="H800-SXM-80GB", model="H800", arch="sm_90", total_bytes=parse_bytes("79.10GiB"),
+        provenance="as H100-SXM-80GB, from which it differs in NVLink; nvidia-smi says the same 81559 MiB",
+        multiprocessors=132, product="NVIDIA H800", aliases=("H800",), usual=True,
+    ),
+    GpuRecord(
+        name="H800-PCIE-80GB", model="H800", arch="sm_90", total_bytes=parse_bytes("81008MiB"),
+        provenance="as H100-PCIE-80GB, from which it differs in NVLink", multiprocessors=114,
+        product="NVIDIA H800 PCIe", aliases=("H800",),
+    ),
+    GpuRecord(
+        name="H20-SXM-96GB", model="H20", arch="sm_90", total_bytes=parse_bytes("95.00GiB"),
+        provenance="a public run log of NVIDIA H20, 2026; get_device_properties in a public script 97285 MiB",
+        multiprocessors=78, product="NVIDIA H20", aliases=("H20", "H20-96G", "H20-96GB"), usual=True,
+    ),
+    GpuRecord(
+        name="H20-SXM-141GB", model="H20", arch="sm_90", total_bytes=parse_bytes("143156MiB"),
+        provenance="as H200-SXM-141GB: nvidia-smi says the same 143771 MiB of NVIDIA H20-3e", multiprocessors=78,
+        product="NVIDIA H20-3e", aliases=("H20", "H20-3e", "H20-141G", "H20-141GB"),
+    ),
+    GpuRecord(
         name="H200-SXM-141GB", model="H200", arch="sm_90", total_bytes=parse_bytes("143156MiB"),
         provenance=(
             "get_device_properties of NVIDIA H200 in a public script, 139.80 GiB in many out-of-memory messages; once "
@@ -318,12 +478,36 @@ GPUS = (
         multiprocessors=148, product="NVIDIA B200", aliases=("B200",),
     ),
     GpuRecord(
+        name="B300-SXM-288GB", model="B300", arch="sm_103", total_bytes=parse_bytes("267.69GiB"),
+        provenance="out-of-memory messages of NVIDIA B300 SXM6 AC (275040 MiB in nvidia-smi) in three public run logs",
+        multiprocessors=148, product="NVIDIA B300 SXM6 AC", aliases=("B300",),
+    ),
+    GpuRecord(
+        name="MI210-64GB", model="MI210", arch="gfx90a", total_bytes=parse_bytes("65520MiB"),
+        provenance="as MI250X-64GB: as much HBM2e with ECC", multiprocessors=104,
+        aliases=("AMD-Instinct-MI210", "MI210"),
+    ),
+    GpuRecord(
+        name="MI250X-64GB", model="MI250X", arch="gfx90a", total_bytes=parse_bytes("65520MiB"),
+        provenance=(
+            "get_device_properties of AMD Instinct MI250X (gfx90a:sramecc+:xnack-) in a public README, 63.98 GiB in "
+            "many out-of-memory messages of ROCm builds"
+        ),
+        multiprocessors=110, aliases=("AMD-Instinct-MI250X", "MI250X", "AMD-Instinct-MI250X-MI250"),
+        note="MI250X: for torch each half of a module is a GPU, of 64 GB; count those.",
+    ),
+    GpuRecord(
         name="MI300X-192GB", model="MI300X", arch="gfx942", total_bytes=parse_bytes("196592MiB"),
         provenance=(
             "get_device_properties of AMD Instinct MI300X (gfx942:sramecc+:xnack-) in public run logs, ROCm builds of "
             "torch 2.3 and later; virtual functions 191.69 GiB"
         ),
         multiprocessors=304, aliases=("MI300X", "AMD-Instinct-MI300X-OAM"),
+    ),
+    GpuRecord(
+        name="MI325X-256GB", model="MI325X", arch="gfx942", total_bytes=parse_bytes("255.98GiB"),
+        provenance="out-of-memory messages of AMD Instinct MI325X in two public run logs", multiprocessors=304,
+        aliases=("AMD-Instinct-MI325X-OAM", "MI325X"),
     ),
     GpuRecord(
         name="GB10-128GB", model="GB10", arch="sm_121", total_bytes=parse_bytes("119.61GiB"),
@@ -368,77 +552,3 @@ GPUS = (
         ),
     ),
 )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Architecture:
-    """What a GPU's architecture decides about kernels; 0 where no public document says it.
-
-    Sources: CUDA C++ programming guide, technical specifications per compute capability. Names of torch's device
-    properties are given where they differ.
-    """
-
-    arch: str
-    capability: tuple[int, int]
-    reference_gpu: str
-    """Whose multiprocessors are taken for all GPUs of the architecture: a trace is made for an architecture."""
-    multiprocessors: int
-    """multi_processor_count of the reference GPU."""
-    threads_per_multiprocessor: int = 2048
-    """max_threads_per_multi_processor."""
-    registers_per_multiprocessor: int = 65536
-    """regs_per_multiprocessor."""
-    shared_memory_per_block_bytes: int = 0
-    """shared_memory_per_block_optin."""
-    warp_size: int = 32
-    l2_cache_bytes: int
-    """L2_cache_size of the reference GPU: deviceQuery of a T4 and of an RTX 5090 (NVIDIA/nccl#1637), a B200's 126.5 MiB
-    in pytorch/ao#4002, an MI300X as torch 2.6 says it (ROCm/legacy-rocm-build#4203), else the architectures' white
-    papers."""
-
-
-_ALL = (
-    Architecture(
-        arch="sm_70", capability=(7, 0), reference_gpu="V100-SXM2-16GB", multiprocessors=80, l2_cache_bytes=6 * MIB,
-        shared_memory_per_block_bytes=96 * KIB,
-    ),
-    Architecture(
-        arch="sm_75", capability=(7, 5), reference_gpu="T4-16GB", multiprocessors=40, l2_cache_bytes=4 * MIB,
-        threads_per_multiprocessor=1024, shared_memory_per_block_bytes=64 * KIB,
-    ),
-    Architecture(
-        arch="sm_80", capability=(8, 0), reference_gpu="A100-SXM-40GB", multiprocessors=108, l2_cache_bytes=40 * MIB,
-        shared_memory_per_block_bytes=163 * KIB,
-    ),
-    Architecture(
-        arch="sm_86", capability=(8, 6), reference_gpu="RTX3090-24GB", multiprocessors=82, l2_cache_bytes=6 * MIB,
-        threads_per_multiprocessor=1536, shared_memory_per_block_bytes=99 * KIB,
-    ),
-    Architecture(
-        arch="sm_89", capability=(8, 9), reference_gpu="RTX4090-24GB", multiprocessors=128, l2_cache_bytes=72 * MIB,
-        threads_per_multiprocessor=1536, shared_memory_per_block_bytes=99 * KIB,
-    ),
-    Architecture(
-        arch="sm_90", capability=(9, 0), reference_gpu="H100-SXM-80GB", multiprocessors=132, l2_cache_bytes=50 * MIB,
-        shared_memory_per_block_bytes=227 * KIB,
-    ),
-    Architecture(
-        arch="sm_100", capability=(10, 0), reference_gpu="B200-SXM-180GB", multiprocessors=148,
-        l2_cache_bytes=253 * MIB // 2, shared_memory_per_block_bytes=227 * KIB,
-    ),
-    Architecture(
-        arch="sm_120", capability=(12, 0), reference_gpu="RTX5090-32GB", multiprocessors=170, l2_cache_bytes=96 * MIB,
-        threads_per_multiprocessor=1536, shared_memory_per_block_bytes=99 * KIB,
-    ),
-    Architecture(
-        arch="sm_121", capability=(12, 1), reference_gpu="GB10-128GB", multiprocessors=48, l2_cache_bytes=24 * MIB,
-        threads_per_multiprocessor=1536, shared_memory_per_block_bytes=99 * KIB,
-    ),
-    # AMD's CDNA3 instruction set guide: wavefronts of 64, 64 KiB of LDS for a workgroup.
-    Architecture(
-        arch="gfx942", capability=(9, 4), reference_gpu="MI300X-192GB", multiprocessors=304, l2_cache_bytes=4 * MIB,
-        registers_per_multiprocessor=0, shared_memory_per_block_bytes=64 * KIB, warp_size=64,
-    ),
-)  # fmt: skip
-
-ARCHITECTURES = {architecture.arch: architecture for architecture in _ALL}

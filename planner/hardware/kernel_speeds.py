@@ -20,6 +20,7 @@ class ProductSpeed:
 
 
 _GRID = "1,080 shapes of at least 256 x 128 x 128, vLLM 0.24 (ai-dynamo/aiconfigurator 095f58a5)"
+_DATABASE = "zzc0721/torch-performance-test-data database.md"
 _SQUARES = "torch.matmul of 8192 and 10240 squared (zzc0721/torch-performance-test-data"
 PRODUCT_SPEEDS = {
     "H100-SXM-80GB": ProductSpeed(bfloat16=765, tfloat32=374, float32=51,
@@ -31,30 +32,38 @@ PRODUCT_SPEEDS = {
     "A100-PCIE-80GB": ProductSpeed(bfloat16=233, tfloat32=100, float32=17,
                                    source="products above 10^12 (MooreThreads/SimuMax 4dcaae51 a100_pcie.json)"),
     "A100-SXM-80GB": ProductSpeed(bfloat16=253, tfloat32=120, float32=19.2,
-                                  source=f"{_GRID}; tf32, fp32: zzc0721/torch-performance-test-data database.md"),
+                                  source=f"{_GRID}; tf32, fp32: {_DATABASE}"),
     "A40-48GB": ProductSpeed(bfloat16=116, tfloat32=59, float32=30, source=f"{_SQUARES} #185, torch 2.11)"),
     "A10G-24GB": ProductSpeed(bfloat16=68, tfloat32=34, float32=25, source=f"{_SQUARES} #126, torch 2.7)"),
     "L4-24GB": ProductSpeed(bfloat16=70.9, tfloat32=35, float32=15.4,
-                            source="zzc0721/torch-performance-test-data database.md"),
+                            source=_DATABASE),
     "L40S-48GB": ProductSpeed(bfloat16=200, tfloat32=100, float32=46.9,
-                              source=f"{_GRID}; fp32: zzc0721/torch-performance-test-data database.md"),
+                              source=f"{_GRID}; fp32: {_DATABASE}"),
     "RTX4090-24GB": ProductSpeed(bfloat16=159, tfloat32=85, float32=52, source=f"{_SQUARES} #78, torch 2.7)"),
     "RTX5090-32GB": ProductSpeed(bfloat16=236, tfloat32=118, float32=66, source=f"{_SQUARES} #124, torch 2.8)"),
+    "RTX-PRO-6000-Server-96GB": ProductSpeed(bfloat16=409, tfloat32=204, float32=77, source=_DATABASE),
+    "RTX-A6000-48GB": ProductSpeed(bfloat16=123, tfloat32=61, float32=23.9, source=_DATABASE),
+    "L20-48GB": ProductSpeed(bfloat16=114, tfloat32=58, float32=37.3, source=_DATABASE),
+    "H20-SXM-96GB": ProductSpeed(bfloat16=142, tfloat32=71.8, float32=32, source=_DATABASE),
     "B200-SXM-180GB": ProductSpeed(bfloat16=1500, tfloat32=750, float32=66, source=_GRID),
 }  # fmt: skip
 """By the names of the catalog."""
 _SAME = {
     "A100-SXM-40GB": "A100-SXM-80GB", "H200-SXM-141GB": "H100-SXM-80GB", "GH200-96GB": "H100-SXM-80GB",
-    "GH200-144GB": "H100-SXM-80GB", "GB200-186GB": "B200-SXM-180GB",
+    "GH200-144GB": "H100-SXM-80GB", "GB200-186GB": "B200-SXM-180GB", "B300-SXM-288GB": "B200-SXM-180GB",
+    "A800-SXM-80GB": "A100-SXM-80GB", "A800-PCIE-80GB": "A100-PCIE-80GB", "H800-SXM-80GB": "H100-SXM-80GB",
+    "H800-PCIE-80GB": "H100-PCIE-80GB", "H20-SXM-141GB": "H20-SXM-96GB",
+    "RTX-PRO-6000-Workstation-96GB": "RTX-PRO-6000-Server-96GB",
 }  # fmt: skip
 _SHARE_OF_SHEET = {"sm_80": 0.8, "sm_90": 0.75}
 """Of the data sheet's bfloat16, for GPUs whose products nobody has published; 0.95 for those that are not for data
 centers, by the table."""
 TRAINING_SHARES = {"sm_80": 0.92, "sm_90": 0.78, "sm_100": 0.74}
 """Of what products reach in a benchmark that they reach within training, where the GPU's power limit holds for minutes.
-A100 and H100 by steps of 7B to 70B models (mosaicml/llm-foundry 8c8dd48f), B200 by the median of 514 shapes
-(MooreThreads/SimuMax 4dcaae51); of H200 and B200 0.86 to 0.91 were measured with products alone (aiconfigurator). 1 for
-cards for consumers, which reach their limit within a benchmark."""
+A100 and H100 by steps of 7B to 70B models (mosaicml/llm-foundry 8c8dd48f): every second row alone gives 0.91 and 0.78
+(docs/results/step-times.md has the others). B200 by the median of 514 shapes (MooreThreads/SimuMax 4dcaae51); of H200
+and B200 0.86 to 0.91 were measured with products alone (aiconfigurator). 1 for cards for consumers, which reach their
+limit within a benchmark."""
 
 
 def product_speed(gpu: GpuRecord) -> ProductSpeed | None:

@@ -41,6 +41,16 @@ _A100_80 = _profiles(
     ("1g.10gb", 9.5, 14), ("1g.20gb", 19.5, 14), ("2g.20gb", 19.5, 28), ("3g.40gb", 39.25, 42), ("4g.40gb", 39.25, 56),
     ("7g.80gb", 79.0, 98),
 )  # fmt: skip
+_H100_PCIE = _profiles(
+    ("1g.10gb", 9.75, 14), ("1g.20gb", 19.625, 14), ("2g.20gb", 19.625, 30), ("3g.40gb", 39.5, 46),
+    ("4g.40gb", 39.5, 62), ("7g.80gb", 79.25, 114),
+)  # fmt: skip
+_H100_SXM = _profiles(
+    ("1g.10gb", 9.75, 16), ("1g.20gb", 19.625, 26), ("2g.20gb", 19.625, 32), ("3g.40gb", 39.5, 60),
+    ("4g.40gb", 39.5, 64), ("7g.80gb", 79.25, 132),
+)  # fmt: skip
+_PRO_6000 = _profiles(("1g.24gb", 23.625, 46), ("2g.48gb", 47.375, 94), ("4g.96gb", 95.0, 188))
+_AS_NAMED = "NVIDIA/gpu-operator's assets/state-mig-manager/0400_configmap.yaml has the same profiles for both"
 
 MIG_PROFILES: dict[str, tuple[tuple[MigProfile, ...], str]] = {
     "A30-PCIE-24GB": (
@@ -58,18 +68,14 @@ MIG_PROFILES: dict[str, tuple[tuple[MigProfile, ...], str]] = {
         "nvidia-smi mig -lgip of A100 80GB in two public guides; get_device_properties of a 1g.10gb: 9728MB",
     ),
     "A100-PCIE-80GB": (_A100_80, "as A100-SXM-80GB"),
+    "A800-SXM-80GB": (_A100_80, f"as A100-SXM-80GB: {_AS_NAMED}"),
+    "A800-PCIE-80GB": (_A100_80, "as A800-SXM-80GB"),
     "H100-PCIE-80GB": (
-        _profiles(
-            ("1g.10gb", 9.75, 14), ("1g.20gb", 19.625, 14), ("2g.20gb", 19.625, 30), ("3g.40gb", 39.5, 46),
-            ("4g.40gb", 39.5, 62), ("7g.80gb", 79.25, 114),
-        ),
+        _H100_PCIE,
         "nvidia-smi mig -lgip of NVIDIA H100 PCIe, driver 570.169 (a public guide, 2025-08); nvidia-smi: 9984 MiB each",
     ),
     "H100-SXM-80GB": (
-        _profiles(
-            ("1g.10gb", 9.75, 16), ("1g.20gb", 19.625, 26), ("2g.20gb", 19.625, 32), ("3g.40gb", 39.5, 60),
-            ("4g.40gb", 39.5, 64), ("7g.80gb", 79.25, 132),
-        ),
+        _H100_SXM,
         "nvidia-smi mig -lgip of H100 80GB (jbarrow.ai/field_notes/nvidia-mig, 2026-06); an out-of-memory message of a "
         "1g.10gb says 9.75 GiB",
     ),
@@ -80,6 +86,13 @@ MIG_PROFILES: dict[str, tuple[tuple[MigProfile, ...], str]] = {
         ),
         "nvidia-smi mig -lgip of NVIDIA H100 NVL in OpenNebula's documentation (2025); driver 560.35 has 10.75, 21.62, "
         "46.38 and 93.12 GiB (NVIDIA/mig-parted#101)",
+    ),
+    "H800-SXM-80GB": (_H100_SXM, f"as H100-SXM-80GB: {_AS_NAMED}"),
+    "H800-PCIE-80GB": (_H100_PCIE, f"as H100-PCIE-80GB: {_AS_NAMED}"),
+    "H20-SXM-96GB": (
+        _profiles(("1g.12gb", 11.75, 8), ("1g.24gb", 23.625, 8), ("2g.24gb", 23.625, 16), ("3g.48gb", 47.375, 32)),
+        "node labels of NVIDIA H20 in a public guide (nvidia.com/mig-1g.12gb.memory 12032, 1g.24gb 24192, 3g.48gb "
+        "48512); 2g.24gb has the memory of a 1g.24gb and twice its multiprocessors; of larger ones nothing was at hand",
     ),
     "GH200-96GB": (
         _profiles(
@@ -104,6 +117,12 @@ MIG_PROFILES: dict[str, tuple[tuple[MigProfile, ...], str]] = {
         "1g.23gb, NVIDIA/mig-parted#166); of the larger ones no list was at hand: what their memory slices have in a "
         "2g.45gb, multiprocessors as in NVIDIA/go-nvml@2f9e261, pkg/nvml/mock/gpus/b200.go",
     ),
+    "RTX-PRO-6000-Server-96GB": (
+        _PRO_6000,
+        "nvidia-smi mig -lgip of RTX PRO 6000 Blackwell in three public guides; on hosts of vGPUs 23.12 GiB",
+    ),
+    "RTX-PRO-6000-Workstation-96GB": (_PRO_6000, "as RTX-PRO-6000-Server-96GB"),
+    "RTX-PRO-6000-MaxQ-96GB": (_PRO_6000, "as RTX-PRO-6000-Server-96GB"),
 }  # fmt: skip
 """By the GPU's name in the catalog, with the source. Fractions of memory and multiprocessors: NVIDIA's MIG user guide,
 docs.nvidia.com/datacenter/tesla/mig-user-guide, supported profiles. Where drivers differ the least is taken."""

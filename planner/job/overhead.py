@@ -131,7 +131,7 @@ def _differs(measured: int, asked: int) -> bool:
     return (measured > 2) != (asked > 2)
 
 
-_HBM = {70, 80, 90, 100, 103}
+_HBM = {60, 70, 80, 90, 100, 103}
 """Architectures of data centre GPUs: wide ones, whose context is larger than that of their smaller siblings."""
 
 

@@ -535,6 +535,12 @@ class Cluster:
         total = self.gpu.total_bytes
         return min(total - self.held_by_others_bytes, int(total * self.gpu_fraction), self.gpu_memory or total)
 
+    @property
+    def gpu_share(self) -> float:
+        """As how much of a GPU each of its GPUs counts: less than 1 where others may have the rest."""
+        total = self.gpu.total_bytes
+        return min(self.gpu_fraction, self.gpu_memory / total if self.gpu_memory and total else 1.0, 1.0)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Software:

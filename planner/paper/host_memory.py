@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from planner.paper import library
+from planner.paper.native_records import local_part
 
 
 class HostRecord(NamedTuple):
@@ -48,7 +49,7 @@ class HostBlocks:
 
     def block_of(self, tensor: torch.Tensor) -> int | None:
         """The block behind a tensor of the host; None for one that was not written down, or that wraps others."""
-        local = getattr(tensor, "_local_tensor", tensor)
+        local = local_part(tensor)
         if type(local) not in (torch.Tensor, torch.nn.Parameter):
             return None
         if local.device.type != "cpu" or local.layout is not torch.strided:

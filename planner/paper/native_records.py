@@ -19,10 +19,18 @@ from planner.paper import library
 from planner.paper.repetition import Again, Copy, Place, Repetition
 
 
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """Of a DTensor the part on this rank, of one inside torch.func's transforms what it wraps; any other itself."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    part: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
+    return part
+
+
 def block_of(tensor: torch.Tensor) -> int | None:
-    """The block behind a tensor on the paper GPU; None for one that has none."""
-    local = getattr(tensor, "_local_tensor", tensor)
-    if local.device.type != "cuda":
+    """The block behind a tensor on the paper GPU; None for one that has none, as a sparse one."""
+    local = local_part(tensor)
+    if local.device.type != "cuda" or not torch._C._has_storage(local):
         return None
     block: int = library.load().paper_block_at(local.untyped_storage().data_ptr())
     return block if block >= 0 else None

@@ -177,6 +177,10 @@ class Recorder:
             return
         self._assign_block(block, category, name)
 
+    def is_assigned(self, tensor: torch.Tensor) -> bool:
+        """Whether something was said of the storage of `tensor`."""
+        return self.block_of(tensor) in self._category
+
     @contextmanager
     def region(self, category: Category, name: str = "") -> Iterator[None]:
         """Storages born inside and alive at the end belong to `category`."""

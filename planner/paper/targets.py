@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from planner.errors import TraceError
-from planner.hardware.gpus import ARCHITECTURES
+from planner.hardware.architectures import ARCHITECTURES
 from planner.units import KIB, MIB
 
 _CUBLAS_WORKSPACE_BYTES = (4096 * 2 + 16 * 8) * KIB
@@ -29,8 +29,9 @@ class Target:
     l2_cache_bytes: int = 0
 
     def prefers_cudnn_attention(self, cuda: str, torch: str) -> bool:
-        """Data-centre Hopper and Blackwell do: under torch 2.9 where cuDNN is 9.9 or newer, as in all of its builds;
-        since 2.10 where it is newer than 9.15.0, in builds for CUDA 13. Before nothing does.
+        """Data-centre Hopper and Blackwell do: under torch 2.9 where cuDNN is 9.9 or newer, as in all of its builds
+        (10.3, of the B300, not yet); since 2.10 where it is newer than 9.15.0, in builds for CUDA 13. Before nothing
+        does.
 
         Source: torch 2.9 and 2.13 aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (check_prefer_cudnn_attention;
         the variable that it reads, TORCH_CUDNN_SDPA_PREFERRED or _DEPRIORITIZED, names the rule in a build).
@@ -38,7 +39,9 @@ class Target:
         if not self.arch.startswith("sm_") or self.capability[0] not in (9, 10):
             return False
         release, major = _release(torch), int(cuda.partition(".")[0] or 0)
-        return release == _ALWAYS_CUDNN or (release > _ALWAYS_CUDNN and major >= 13)
+        if release == _ALWAYS_CUDNN:
+            return self.capability[1] == 0
+        return release > _ALWAYS_CUDNN and major >= 13
 
     @property
     def is_cpu(self) -> bool:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from planner.errors import TraceError
 from planner.paper import native_records
+from planner.upstream import checking
 
 Value = float | int | bool
 
@@ -303,10 +304,15 @@ _TORCHTITAN = "torchtitan.distributed.expert_parallel"
 
 
 def _expert_numbers(frame: FrameType, wanted: int) -> Tensor | None:
-    """The whole numbers that are copied to the host at this call site; None if it is none of those."""
+    """The whole numbers that are copied to the host at this call site; None if it is none of those.
+
+    Raises TraceError for experts of another transformers than those whose variables are known.
+    """
     module, values = _module(frame), frame.f_locals
+    if module == _MOE:
+        checking.enforce("experts")
     if module == _MOE and "offs" in values:
-        return _equal_shares(int(values["input"].size(0)), wanted)
+        return _ends_of_shares(int(values["input"].size(0)), wanted)
     if module == _PARALLEL and "recv_counts" in values:
         # How many rows go to each rank and come from each; peers route as this rank does, and are as full.
         chosen, parallel = _read_known_value(values["top_k_index"]), values["self"]
@@ -316,8 +322,7 @@ def _expert_numbers(frame: FrameType, wanted: int) -> Tensor | None:
         sent = chosen.flatten().bincount(minlength=ranks * parallel.num_local_experts).view(ranks, -1).sum(1)
         return torch.stack([sent, sent[own].expand(ranks)])
     if module == _TORCHTITAN and "routed_input" in values:
-        tokens = int(values["routed_input"].size(0))
-        return _equal_shares(tokens, wanted).diff(prepend=torch.zeros(1, dtype=torch.int64))
+        return equal_shares(int(values["routed_input"].size(0)), wanted)
     return None
 
 
@@ -341,8 +346,13 @@ def _chosen_experts(frame: FrameType) -> Tensor | None:
     return _read_known_value(frame.f_locals.get("top_k_index"))
 
 
-def _equal_shares(tokens: int, experts: int) -> Tensor:
-    """Where each expert's tokens end if all get the same; how they are shared takes no memory here."""
+def equal_shares(tokens: int, experts: int) -> Tensor:
+    """How many each expert gets if all get the same: together they are the tokens."""
+    return _ends_of_shares(tokens, experts).diff(prepend=torch.zeros(1, dtype=torch.int64))
+
+
+def _ends_of_shares(tokens: int, experts: int) -> Tensor:
+    """Where each expert's tokens end."""
     return torch.tensor([tokens * (expert + 1) // experts for expert in range(experts)])
 
 
@@ -366,10 +376,21 @@ class Composite:
     count: Callable[..., int] | None = None
     is_result: bool = False
     """What is read is the result: a program's reader answers that, as it does for what the program reads itself."""
+    follow: Callable[..., None] | None = None
+    """Told of the result and the arguments, of a program: says what is known of it."""
 
 
 def _count_combinations(values: Tensor, r: int = 2, with_replacement: bool = False) -> int:
     return comb(values.numel() + r - 1, r) if with_replacement else comb(values.numel(), r)
+
+
+def _follow_closeness(close: Tensor, one: Tensor, other: Tensor, *tolerances: Any, **named: Any) -> None:
+    """As an equality: what is known is compared, and what is not is close to no constant."""
+    here, there = torch.ops.paper.constant_value(one), torch.ops.paper.constant_value(other)
+    if here is not None and there is not None:
+        torch.ops.paper.remember_value(close, torch.isclose(here, there, *tolerances, **named))
+    elif here is not None or there is not None:
+        torch.ops.paper.presume(close, holds=False)
 
 
 _COMPOSITES = (
@@ -381,6 +402,7 @@ _COMPOSITES = (
     Composite("istft", "windows overlap without gaps", {"aten.lt": False}),
     Composite("combinations", "as many as there are, whatever the values", count=_count_combinations),
     Composite("allclose", "a check of everything holds", {"aten.all": True}, is_result=True),
+    Composite("isclose", "", follow=_follow_closeness),
 )
 
 _entered: ContextVar[tuple[Composite, tuple[Any, ...], Mapping[str, Any]] | None] = ContextVar("entered", default=None)
@@ -414,8 +436,11 @@ def _make_kernel(composite: Composite, operator: Any, key: Any) -> Callable[...,
     def run(*arguments: Any, **named: Any) -> Any:
         before = _entered.set((composite, arguments, named))
         try:
-            return operator._op_dk(key, *arguments, **named)
+            result = operator._op_dk(key, *arguments, **named)
         finally:
             _entered.reset(before)
+        if composite.follow is not None and _reader is not None:
+            composite.follow(result, *arguments, **named)
+        return result
 
     return run

@@ -150,28 +150,42 @@ class Places:
                     found.append((len(out), event))
                     if event.phase is Phase.OPTIMIZER_STEP:  # DDP's reducer waits in C++ for what it has issued
                         out.append((LaunchKind.WAIT_ALL, 0, 0))
-        begin, end = _last_iteration(found, len(out))
+        stretches = _last_iteration(found, len(out), recurs=bool(marks))
         used: dict[int, int] = {}
         launches = tuple(
             Launch(kind, stream, used.setdefault(what, len(used)) if kind == LaunchKind.KERNEL else what)
+            for begin, end in stretches
             for kind, stream, what in out[begin:end]
         )
         kernels = _read_kernels()
         return StepWork(tuple(kernels[number] for number in used), launches)
 
 
-def _last_iteration(marks: Sequence[tuple[int, Mark]], end: int) -> tuple[int, int]:
-    """Where the last iteration begins that another one follows, or the last one; and where it ends."""
-    training = [(index, mark.iteration) for index, mark in marks if mark.phase in _TRAINS and mark.iteration > 0]
-    numbers = sorted({iteration for _, iteration in training})
-    if not numbers:
-        return 0, 0
+def _last_iteration(marks: Sequence[tuple[int, Mark]], end: int, *, recurs: bool) -> list[tuple[int, int]]:
+    """Of the last iteration that another one follows, or the last one: from its first training phase to the end of its
+    last, whatever lies between. `recurs`: and a forward without gradients that follows every iteration, as that of a
+    frozen encoder, the shortest of them (another may be beside an evaluation)."""
+    first: dict[int, int] = {}
+    for place, (_, mark) in enumerate(marks):
+        if mark.phase in _TRAINS and mark.iteration > 0:
+            first.setdefault(mark.iteration, place)
+    if not first:
+        return []
+    numbers = sorted(first)
+    indices = [*(index for index, _ in marks), end]
+    training: dict[int, tuple[int, int]] = {}
+    between: dict[int, tuple[int, int]] = {}
+    for number in numbers:
+        begin = first[number]
+        after = next((at for at in range(begin, len(marks)) if marks[at][1].iteration > number), len(marks))
+        ended = 1 + max(at for at in range(begin, after) if marks[at][1].phase in _TRAINS)
+        training[number] = indices[begin], indices[ended]
+        if any(mark.phase is Phase.EVAL for _, mark in marks[ended:after]):
+            between[number] = indices[ended], indices[after]
     chosen = numbers[-2] if len(numbers) > 2 else numbers[-1]
-    begin = next(index for index, iteration in training if iteration == chosen)
-    later = (
-        index for index, mark in marks if index >= begin and (mark.iteration > chosen or mark.phase not in _TRAINS)
-    )
-    return begin, next(later, end)
+    if not recurs or len(numbers) < 3 or not between.keys() >= set(numbers[:-1]):
+        return [training[chosen]]
+    return [training[chosen], min((between[number] for number in numbers[1:-1]), key=lambda each: each[1] - each[0])]
 
 
 def _read_launches() -> list[tuple[int, ...]]:

@@ -1,4 +1,4 @@
-"""Computes ids of plans and traces from the job, the software, the code and the calibration."""
+"""Computes ids of plans and traces from the job, the software, the number of the answers and the calibration."""
 
 from __future__ import annotations
 
@@ -7,45 +7,93 @@ import functools
 import hashlib
 import importlib.metadata
 from collections.abc import Mapping
+from dataclasses import replace
 
 from planner import distribution
+from planner.hardware import catalog
 from planner.hardware.facts import workspace_table, workspaces_digest
 from planner.job import loading
 from planner.job.json_text import canonical_json
-from planner.job.schema import Job
-from planner.planning.provenance import own
+from planner.job.schema import Allocator, DataLoader, Gpu, Job, Metadata, Rollout, WeightSync
 from planner.report.statement import Provenance
 from planner.truth.calibration.interval import Calibration
 from planner.versions import minor_of
+
+ANSWERS = 1
+"""The number of the answers that this code gives: of its traces, figures, verdicts, advice, rankings and runs. Whoever
+changes an answer raises it by one, and no plan, trace or search that was stored under another number is answered again.
+`make answers OUT=FOLDER` before a change and `make answers AGAINST=FOLDER` after it show whether it changes any. Plans
+print it as their allocator rules."""
 
 _LIBRARIES = ("deepspeed", "peft")
 """Those whose own code some traces run."""
 
 
-def trace_id_of(job: Job, versions: Mapping[str, str] | None = None) -> str:
+def trace_id_of(job: Job, versions: Mapping[str, str] | None = None, *, target: str = "") -> str:
     """What the traces of this job are stored under, with the software of this process, or with these `versions` of
-    another one (:func:`every_version`); metadata do not matter."""
+    another one (:func:`every_version`); the same for jobs that differ in what no trace depends on. `target` is another
+    than that of the job's GPU."""
     known = versions or every_version()
-    parts = {**_of_every_trace(known), "code": own().trace_code}
+    return loading.trace_id(traced_part(job), {**_software_of(job, known), "target": target or job.cluster.gpu.target})
+
+
+def plan_id_of(job: Job, provenance: Provenance, versions: Mapping[str, str] | None = None) -> str:
+    """What the plan of this job is stored under; metadata do not matter."""
+    return plan_id(loading.trace_id(job, _software_of(job, versions or every_version())), provenance)
+
+
+def _software_of(job: Job, versions: Mapping[str, str]) -> Mapping[str, str]:
+    """What decides the traces of the job besides itself."""
     # The libraries whose own code this job's trace runs, besides those of every job.
     used = (job.parallel.deepspeed is not None, job.model.adapter is not None)
-    parts |= {name: known[name] for name, is_used in zip(_LIBRARIES, used, strict=True) if is_used}
+    parts = {**_of_every_trace(versions), "answers": str(ANSWERS)}
+    parts |= {name: versions[name] for name, is_used in zip(_LIBRARIES, used, strict=True) if is_used}
     # The workspaces that the trace counts; nothing where none were measured on the job's GPU and torch.
     if workspaces := workspace_table(job.cluster.gpu.name, job.software.torch):
         parts["workspaces"] = workspaces.digest
-    return loading.trace_id(job, parts)
+    return parts
+
+
+def traced_part(job: Job) -> Job:
+    """The job without what no trace depends on: names, how much memory there is, and what the allocator makes of it;
+    the engine's share, its place and its sleep."""
+    has_facts = workspace_table(job.cluster.gpu.name, job.software.torch)  # then the GPU decides what is traced
+    # DeepSpeed asks how much is free before it decides where it flattens its parameters.
+    capacity = 0 if job.parallel.deepspeed is None else job.cluster.capacity_bytes
+    gpu = Gpu(name=job.cluster.gpu.name if has_facts else "", total_bytes=capacity, arch=job.cluster.gpu.arch)
+    post_training, usual = job.post_training, Rollout()
+    if post_training is not None:
+        post_training = replace(
+            post_training,
+            rollout=replace(
+                post_training.rollout,
+                engine=usual.engine,
+                placement=usual.placement,
+                gpu_memory_utilization=usual.gpu_memory_utilization,
+                block_size=usual.block_size,
+                enforce_eager=usual.enforce_eager,
+                sleep_level=usual.sleep_level,
+            ),
+            weight_sync=replace(post_training.weight_sync, while_awake=WeightSync().while_awake),
+        )
+    return replace(
+        job,
+        metadata=Metadata(),
+        allocator=Allocator(),
+        cluster=replace(job.cluster, gpu=gpu, held_by_others_bytes=0, host_memory=0, gpu_fraction=1.0, gpu_memory=0),
+        train=replace(job.train, data_loader=DataLoader()),
+        post_training=post_training,
+    )
 
 
 def run_scope(versions: Mapping[str, str] | None = None) -> Mapping[str, str]:
-    """What decides the run of a program besides what is asked for."""
-    known = versions or every_version()
-    return {**_of_every_trace(known), "code": own().run_code, "workspaces": workspaces_digest()}
+    """What decides the run of a program besides what is asked for and its plan's provenance."""
+    return {**_of_every_trace(versions or every_version()), "workspaces": workspaces_digest()}
 
 
 def search_scope(calibration: Calibration, versions: Mapping[str, str] | None = None) -> str:
     """What decides the answer of a search besides what is asked for."""
-    known = versions or every_version()
-    parts = {**known, "code": f"{own().trace_code} {own().search_code}", "workspaces": workspaces_digest()}
+    parts = {**(versions or every_version()), "workspaces": workspaces_digest()}
     return plan_id(canonical_json(parts), provenance_of(calibration))
 
 
@@ -55,16 +103,17 @@ def provenance_of(calibration: Calibration) -> Provenance:
     return Provenance(
         planner=versions["planner"],
         torch=versions["torch"],
-        allocator_rules=own().allocator_rules,
-        catalog=own().catalog,
+        allocator_rules=str(ANSWERS),
+        catalog=catalog.digest(),
         calibration=calibration.id,
     )
 
 
-def plan_id(trace_id: str, provenance: Provenance) -> str:
-    """`pl-` and 26 base32 characters, lower case: short enough for a Kubernetes label."""
+def plan_id(traced: str, provenance: Provenance) -> str:
+    """Of what was traced, under this provenance: `pl-` and 26 base32 characters, lower case, short enough for a
+    Kubernetes label."""
     parts = {
-        "trace_id": trace_id,
+        "trace_id": traced,
         "allocator_rules": provenance.allocator_rules,
         "catalog": provenance.catalog,
         "calibration": provenance.calibration,

@@ -20,7 +20,7 @@ from planner.job.schema import Gpu, Job
 from planner.planning import identity
 from planner.planning.post_training import SharedGpuJudge
 from planner.report.attribution import state_rank_class
-from planner.report.statement import NamedMoment, OutsideAllocator, RankClassStatement, StepTime
+from planner.report.statement import GrowthStatement, NamedMoment, OutsideAllocator, RankClassStatement, StepTime
 from planner.report.style import size
 from planner.timing.step_time import INTERVAL, time_step
 from planner.tracing.rank_trace import EngineFigures, Trace, pause_collection
@@ -175,6 +175,7 @@ def judge_elsewhere(
         cache_releases=0,
         outside_allocator=judge.outside,
         moments=(),
+        growth=None,
         step=judge.step_of(trace),
     )
 
@@ -203,9 +204,12 @@ def _judge(job: Job, rank_trace: RankTrace, judge: Judge) -> JudgedTrace:
     statement = judge.state(rank_trace.rank_class, unlimited.events, (unlimited.timeline, capped.timeline), trace)
     if run is not None:
         statement = run.judge(statement, judge.interval_of(trace))
-    growth = growth_moments(unlimited.events, unlimited.repeats, statement, judge.rules)
-    moments = (*statement.moments, *_evaluation_moments(job, unlimited, statement), *growth)
-    statement = replace(statement, moments=moments, verdict=_verdict_for(job, statement.verdict))
+    statement = replace(
+        statement,
+        moments=(*statement.moments, *_evaluation_moments(job, unlimited, statement)),
+        verdict=_verdict_for(job, statement.verdict),
+    )
+    statement = add_growth(statement, unlimited.events, unlimited.repeats, judge.rules)
     settled = replace(trace, events=unlimited.events, repeats=unlimited.repeats)
     return JudgedTrace(replace(rank_trace, trace=settled), statement, unlimited.timeline)
 
@@ -242,35 +246,42 @@ def calibration_of(job: Job, calibration: Calibration) -> AppliedCorrection:
     return calibration.applied_to(job.cluster.gpu.name, job.software.torch)
 
 
-def growth_moments(
-    events: Sequence[Event], repeats: Sequence[Repeat], statement: RankClassStatement, rules: Rules
-) -> tuple[NamedMoment, ...]:
-    """The moment at which the memory is full of what steps keep; none for a run that is steady, as one is of which
-    iterations repeat."""
+def add_growth(
+    statement: RankClassStatement,
+    events: Sequence[Event],
+    repeats: Sequence[Repeat],
+    rules: Rules,
+    steps_to_run: int = 0,
+) -> RankClassStatement:
+    """The statement with what its steps keep and when the memory is full of it, and the verdict of a job that has so
+    many steps (0: not known); as it is where its steps keep nothing, as those of which iterations repeat."""
     growth = None if any(repeat.iterations for repeat in repeats) else growth_of(events, rules)
     if growth is None:
-        return ()
+        return statement
     room = max(statement.capacity_bytes - statement.outside_allocator.total_bytes, 0)
     end, origin, peak = find_end(events, growth, rules, room), growth.origin, statement.peak
     maker = " of ".join(name for name in (origin.op, origin.module) if name)
     shape = f" ({' × '.join(map(str, origin.shape))} {origin.dtype})" if origin.shape else ""
-    sentence = f"Each step keeps {size(growth.bytes_per_step)} that it never gives up"
+    sentence = f"Each step keeps {size(growth.bytes_per_step)} that it never frees"
     sentence += f", most of it by {maker}{shape}" if maker else ""
     sentence += f", in the last {growth.steps} seen"
     if end is not None:
-        how = "replayed" if end.exact else "reckoned from what is left"
-        sentence += f": the {size(room)} there are for the allocator are full in step {end.step} ({how})"
-    return (
-        NamedMoment(
-            name="kept with every step",
-            phase=(end.phase if end else None) or peak.phase,
-            iteration=end.step if end else peak.iteration,
-            allocated_bytes=peak.allocated_bytes,
-            reserved_bytes=peak.reserved_bytes,
-            device_bytes=peak.device_bytes,
-            sentence=f"{sentence}.",
-        ),
+        how = "replayed" if end.exact else "estimated from what is left"
+        sentence += f": the {size(room)} there are for the allocator are full in step {end.step:,} ({how})"
+        stated = GrowthStatement(bytes_per_step=growth.bytes_per_step, full_in_step=end.step, steps_to_run=steps_to_run)
+        statement = replace(
+            statement, growth=stated, verdict=Verdict.EXCEEDS if stated.is_reached else statement.verdict
+        )
+    moment = NamedMoment(
+        name="kept with every step",
+        phase=(end.phase if end else None) or peak.phase,
+        iteration=end.step if end else peak.iteration,
+        allocated_bytes=peak.allocated_bytes,
+        reserved_bytes=peak.reserved_bytes,
+        device_bytes=peak.device_bytes,
+        sentence=f"{sentence}.",
     )
+    return replace(statement, moments=(*statement.moments, moment))
 
 
 def _evaluation_moments(job: Job, unlimited: SettledReplay, statement: RankClassStatement) -> list[NamedMoment]:

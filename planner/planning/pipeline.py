@@ -20,10 +20,12 @@ from planner.planning.memory_pool import state_pool
 from planner.planning.notes import another_torch_than, notes_of
 from planner.planning.trace_source import USUAL_SOURCE, TraceSource
 from planner.report.statement import Plan, RankClassStatement, Seconds, WithoutCompile
+from planner.report.verdict_text import deciding
 from planner.tracing.rank_trace import Trace
 from planner.tracing.rollout import with_sleeping_weights
 from planner.truth.calibration.interval import Calibration
 from planner.truth.calibration.learning import measured_calibration
+from planner.truth.plan_comparison import class_of
 from planner.units import show_bytes
 
 Progress = Callable[[str], None]
@@ -42,6 +44,12 @@ class PlanningResult:
     def events_of(self, rank: int) -> tuple[Event, ...]:
         """What was predicted for a rank, by the trace of its class; nothing for a rank that the job does not have."""
         return next((traced.trace.written_out() for traced in self.traces if rank in traced.rank_class.ranks), ())
+
+    def class_to_draw(self, rank: int | None) -> tuple[RankClassStatement, Sequence[Event]]:
+        """The rank class of a rank, or the one that decides, and what it did until repeating it changes nothing more.
+        Raises PlannerError for a rank that there is not."""
+        statement = deciding(self.plan) if rank is None else class_of(self.plan, rank)
+        return statement, self.traces[self.plan.rank_classes.index(statement)].trace.events
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,12 +190,11 @@ def _assemble(
 ) -> PlanningResult:
     rank_traces = tuple(part.rank_trace for part in judged)
     provenance = identity.provenance_of(calibration)
-    trace_id = identity.trace_id_of(job)
     host = state_hosts(job, [traced_host(job, rank_trace) for rank_trace in rank_traces])
     applied = calibration_of(job, calibration)
     whole = Plan(
-        plan_id=identity.plan_id(trace_id, provenance),
-        trace_id=trace_id,
+        plan_id=identity.plan_id_of(job, provenance),
+        trace_id=identity.trace_id_of(job),
         calibrated=applied.calibrated,
         job=loading.bundle(job),
         rank_classes=tuple(part.statement for part in judged),

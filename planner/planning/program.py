@@ -12,7 +12,7 @@ from planner.allocator.host.nodes import ProgramHost, state_program_hosts
 from planner.allocator.host.statement import HostStatement
 from planner.allocator.rules import Rules
 from planner.errors import PlannerError, ProgramError
-from planner.events import Alloc
+from planner.events import Alloc, Phase
 from planner.hardware import catalog
 from planner.hardware.gpus import GpuRecord
 from planner.job.layout import RankClass
@@ -21,7 +21,7 @@ from planner.job.overhead import outside
 from planner.job.rank_sets import RankSet
 from planner.job.schema import Gpu, Software, cuda_of
 from planner.planning import identity
-from planner.planning.judging import Judge, growth_moments
+from planner.planning.judging import Judge, add_growth
 from planner.planning.memory_pool import state_pool
 from planner.planning.notes import another_torch_notes, approximation_notes, workspace_notes
 from planner.planning.pipeline import Progress
@@ -225,7 +225,7 @@ def judge_run(work: ProgramInputs, share: RankShare) -> JudgedShare:
             remedy="judge more of it: steps, or a program without planner's own modules in its hands",
             place=work.line.program,
         )
-    statement = replace(statement, moments=growth_moments(unlimited.events, unlimited.repeats, statement, rules))
+    statement = add_growth(statement, unlimited.events, unlimited.repeats, rules, run.steps_to_run)
     failed = capped.timeline.out_of_memory
     if failed is None:
         return JudgedShare(share, statement, "")
@@ -258,7 +258,12 @@ def _state(
         seen=seen,
         repeated=sum(repeat.times * repeat.iterations for repeat in first.trace.repeats),
         unseen=(
-            *_describe_unseen(seen, min(run.idle_optimizers for run in runs), infers=all(run.infers for run in runs)),
+            *_describe_unseen(
+                seen,
+                min(run.idle_optimizers for run in runs),
+                has_rows=any(phase.phase is Phase.EVAL for each in judged for phase in each.statement.phases),
+                infers=all(run.infers for run in runs),
+            ),
             *_describe_later_steps(first, work.steps_at),
         ),
         allocator_conf=first.allocator_conf,
@@ -323,6 +328,7 @@ MOST_BRANCHES = 3
 MOST_SECONDS = 60.0
 """Of the run so far: what takes longer is not run again unasked."""
 _LONGER = 3.0
+_WOULD_FIND_FILES = "not tried: with --allow-writes it would find the files of the first run, and change them"
 
 
 def try_branches(
@@ -341,6 +347,9 @@ def try_branches(
             continue
         if taken.trace.seconds > MOST_SECONDS:
             statements.append(replace(statement, outcome="not tried: it takes long"))
+            continue
+        if order.writes:
+            statements.append(replace(statement, outcome=_WOULD_FIND_FILES))
             continue
         again = replace(
             order,
@@ -371,13 +380,15 @@ def try_branches(
     return tuple(statements)
 
 
-def _describe_unseen(seen: Mapping[str, int], idle_optimizers: int, *, infers: bool) -> Iterator[str]:
-    """Sentences for what a run did not show, whose memory is in no figure."""
+def _describe_unseen(seen: Mapping[str, int], idle_optimizers: int, *, has_rows: bool, infers: bool) -> Iterator[str]:
+    """Sentences for what a run did not show, whose memory is in no figure. `has_rows`: whether phases of evaluation are
+    shown all the same."""
     if infers:
         yield "no training was seen: it is planned as inference"
         return
     if not seen.get("eval"):
-        yield "no evaluation was seen"
+        besides = " besides the forwards without gradients that are part of iterations" if has_rows else ""
+        yield f"no evaluation was seen{besides}"
     elif seen["eval"] == 1:
         yield "one evaluation was seen, and none after it"
     if not seen.get("save"):

@@ -49,7 +49,7 @@ def spec_text(run: RankRun, work: ProgramInputs) -> str:
         body = short_yaml(load_document(document))
     except PlannerError as error:
         body = plain_yaml(document)
-        draft.open.append(f"it cannot be planned as it is: {' '.join(str(error).split())}")
+        draft.open.append(f"it cannot be planned as it is: {error.one_line}")
     head = [f"What planner run saw of: {shlex.join(work.command)}"]
     if draft.open:
         head += ["Not said here, or to be completed:", *(f"- {sentence}" for sentence in draft.open)]

@@ -7,11 +7,10 @@ import os
 import tempfile
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from planner.hardware.facts import workspace_table
-from planner.job.schema import Allocator, DataLoader, Gpu, Job, Rollout, WeightSync
+from planner.job.schema import Job
 from planner.planning import identity
 from planner.runtime.user_cache import traces_folder
 from planner.tracing import rank_trace
@@ -60,7 +59,7 @@ class TraceCache:
         content = zlib.compress(rank_trace.dumps(trace).encode(), 1)
         with contextlib.suppress(OSError):
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            descriptor, name = tempfile.mkstemp(dir=self.folder)
+            descriptor, name = tempfile.mkstemp(_SUFFIX, dir=self.folder)  # if it is left behind, it counts
             os.close(descriptor)
             new = Path(name)
             try:
@@ -76,38 +75,7 @@ class TraceCache:
                     path.unlink(missing_ok=True)
 
     def _path(self, job: Job, rank: int, target: str) -> Path:
-        traced = identity.trace_id_of(traced_part(job))
-        chosen = (target or job.cluster.gpu.target).replace("/", "x")
-        return self.folder / f"{traced}-{chosen}-{rank}{_SUFFIX}"
-
-
-def traced_part(job: Job) -> Job:
-    """The job without what no trace depends on: how much memory there is, and what the allocator makes of it; the
-    engine's share, its place and its sleep."""
-    has_facts = workspace_table(job.cluster.gpu.name, job.software.torch)  # then the GPU decides what is traced
-    gpu = Gpu(name=job.cluster.gpu.name if has_facts else "", total_bytes=0, arch=job.cluster.gpu.arch)
-    post_training, usual = job.post_training, Rollout()
-    if post_training is not None:
-        post_training = replace(
-            post_training,
-            rollout=replace(
-                post_training.rollout,
-                engine=usual.engine,
-                placement=usual.placement,
-                gpu_memory_utilization=usual.gpu_memory_utilization,
-                block_size=usual.block_size,
-                enforce_eager=usual.enforce_eager,
-                sleep_level=usual.sleep_level,
-            ),
-            weight_sync=replace(post_training.weight_sync, while_awake=WeightSync().while_awake),
-        )
-    return replace(
-        job,
-        allocator=Allocator(),
-        cluster=replace(job.cluster, gpu=gpu, held_by_others_bytes=0, host_memory=0, gpu_fraction=1.0, gpu_memory=0),
-        train=replace(job.train, data_loader=DataLoader()),
-        post_training=post_training,
-    )
+        return self.folder / f"{identity.trace_id_of(job, target=target)}-{rank}{_SUFFIX}"
 
 
 @dataclass(frozen=True, slots=True)

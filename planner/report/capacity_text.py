@@ -65,16 +65,16 @@ def _lines(document: Document) -> Iterator[str]:
     if needs := document.get("needs"):
         yield ""
         yield "What waits needs"
-        rows = [[need["queue"], need["gpu"] or "none of these", need["jobs"], need["gpus"]] for need in needs]
+        rows = [[need["queue"], need["gpu"] or "none of these", need["jobs"], _gpus(need["gpus"])] for need in needs]
         yield from _table(["queue", "gpu", "jobs", "gpus"], rows, words=2)
     if added := document.get("added"):
         yield ""
         yield (
             f"{added['nodes']} more nodes with {added['gpus']} {added['gpu']}: {added['started_jobs']} waiting jobs "
-            f"start on {added['started_gpus']} of them, {added['idle_gpus']} stay idle"
+            f"start on {_gpus(added['started_gpus'])} of them, {added['idle_gpus']} stay idle"
         )
         yield (
-            f"{added['waiting_jobs']} jobs still wait for {added['waiting_gpus']} GPUs; "
+            f"{added['waiting_jobs']} jobs still wait for {_gpus(added['waiting_gpus'])} GPUs; "
             f"{added['too_large_jobs']} are too large for this type"
         )
     if document.get("left_out"):
@@ -88,12 +88,19 @@ def _group(row: Document, team: str, queue: str, gpu: str) -> list[object]:
     sizes = [show_bytes(row[f"{name}_bytes"]) for name in ("requested", "predicted", "headroom")]
     # A service of before counts no such jobs.
     ran_out = [f"{row[f'ran_out_{memory}']} {memory}" for memory in ("gpu", "host") if row.get(f"ran_out_{memory}")]
-    return [team, queue, gpu, row["jobs"], row["gpus"], *sizes, measured, wrong, " + ".join(ran_out) or "-"]
+    return [team, queue, gpu, row["jobs"], _gpus(row["gpus"]), *sizes, measured, wrong, " + ".join(ran_out) or "-"]
+
+
+def _gpus(count: float) -> str:
+    """Shares of GPUs are a part of one."""
+    return f"{count:.2f}".rstrip("0").rstrip(".")
 
 
 def _on_gpu(kind: Document) -> Iterator[str]:
     jobs, gpus = kind["jobs"], kind["gpus"]
-    counts = ", ".join(f"{jobs[verdict]} {verdict} ({gpus[verdict]} GPUs)" for verdict in ("fits", "tight", "exceeds"))
+    counts = ", ".join(
+        f"{jobs[verdict]:g} {verdict} ({_gpus(gpus[verdict])} GPUs)" for verdict in ("fits", "tight", "exceeds")
+    )
     yield f"On {kind['gpu']} ({show_bytes(kind['total_bytes'])}): {counts}"
     rows = [
         [
@@ -106,7 +113,7 @@ def _on_gpu(kind: Document) -> Iterator[str]:
         head = ["verdict", "job", "name", "planned for", "ranks", "at least", "at most (95 %)"]
         yield from _table(head, rows, words=4)
     if cut := sum(jobs.values()) - len(rows):
-        yield f"and {cut} smaller ones"
+        yield f"and {cut:g} smaller ones"
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[object]], words: int) -> Iterator[str]:

@@ -66,7 +66,7 @@ def _card_parts(plan: Plan, notes: Sequence[str]) -> Iterator[str]:
     )
     yield f'<div style="font-size: .85em">{marks}</div>'
     if plan.advice:
-        yield "<div>What would make it fit, each by itself and proven by a plan:</div><ul>"
+        yield "<div>Changes that make it fit, each line proven by a plan:</div><ul>"
         for advice in plan.advice:
             yield f"<li>{escape(change_text(advice.change))}: {size(advice.device_bytes)}, {advice.verdict.value}</li>"
         yield "</ul>"

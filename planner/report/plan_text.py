@@ -14,7 +14,6 @@ from planner.allocator.host.statement import HostStatement
 from planner.events import Category
 from planner.host_events import HostCategory
 from planner.report.statement import (
-    Advice,
     Holder,
     PhaseStatement,
     Plan,
@@ -43,7 +42,7 @@ def render(statement: Plan | ProgramStatement, style: Style, *, notes: Sequence[
     """The whole report; `notes` are sentences on where figures come from, besides those of a run."""
     if isinstance(statement, Plan):
         name, parts, asked_by = name_of(statement.job), describe(statement.job, style), "cluster.host_memory"
-        grounds = ["", *_advice(statement.advice, style)] if statement.advice else []
+        grounds = ["", *_advice(statement, style)] if statement.advice else []
     else:
         name, parts, asked_by = " ".join(statement.command), _describe_run(statement, style), "--host-memory"
         grounds = [*_program_lines(statement, style)]
@@ -82,7 +81,8 @@ def _rank_class(statement: RankClassStatement, whole: Statement, style: Style) -
     title = ranks_text(statement.ranks)
     if len(whole.rank_classes) > 1:
         where = ", ".join(f"{axis} {at}" for axis, at in statement.coordinates.items())
-        title += f", like rank {statement.representative}" + (f" ({where})" if where else "")
+        like = f", like rank {statement.representative}" if statement.ranks != str(statement.representative) else ""
+        title += like + (f" ({where})" if where else "")
     yield style.paint(title, "bold")
     yield from _phases(statement, style)
     yield from _moments(statement, style)
@@ -355,14 +355,17 @@ def _host(host: HostStatement, style: Style, asked_by: str) -> Iterator[str]:
         yield ""
 
 
-def _advice(advice: Sequence[Advice], style: Style) -> Iterator[str]:
-    yield style.paint("What would make it fit, each by itself and proven by a plan", "bold")
+def _advice(plan: Plan, style: Style) -> Iterator[str]:
+    yield style.paint("Changes that make it fit, each line proven by a plan", "bold")
     indent = 2 + _SIZE + 9
-    for entry in advice:
+    for entry in plan.advice:
         verdict = style.paint(f"{entry.verdict.value:<7}", _VERDICT_COLORS[entry.verdict])
         first, *more = textwrap.wrap(change_text(entry.change), style.width - indent - 2)
         yield f"  {size(entry.device_bytes):>{_SIZE - 1}}  {verdict} {first}"
         yield from (f"{'':{indent}}  {line}" for line in more)
+    if plan.fitting_spec:
+        yield "The job with the first of these changes, as a spec:"
+        yield from (f"  {line}" for line in plan.fitting_spec.splitlines())
 
 
 def _provenance(statement: Statement, notes: Sequence[str], style: Style) -> Iterator[str]:

@@ -15,7 +15,7 @@ from planner.allocator.verify import verify
 from planner.events import Alloc, Category, Free, Phase
 from planner.report.attribution import HolderKey
 from planner.report.class_timeline import Places, largest_at, moments_of
-from planner.report.style import Style, join_lines, size
+from planner.report.style import Style, join_lines, size, wrap
 
 _LONGEST = 160
 """Characters of what is said of a frame."""
@@ -239,10 +239,17 @@ def render_replay(name: str, report: Mapping[str, Any], style: Style) -> str:
     if not devices:
         lines += ["", style.paint("The snapshot holds no events.", "yellow")]
     elif exact:
-        lines += ["", style.paint("Every address and every segment is the recorded one.", "green")]
+        total = {kind: sum(device[kind]["total"] for device in devices) for kind in ("addresses", "segments")}
+        replayed = f"{_counted(total['addresses'], 'allocation')} and {_counted(total['segments'], 'segment')}"
+        said = f"Every address and every segment is the recorded one: {replayed} were replayed."
+        lines += ["", *(style.paint(line, "green") for line in wrap(said, style.width))]
     else:
         lines += ["", style.paint("Not every decision of the allocator was replayed.", "yellow")]
     return join_lines(lines)
+
+
+def _counted(count: int, name: str) -> str:
+    return f"{count:,} {name}{'' if count == 1 else 's'}"
 
 
 def _device(device: Mapping[str, Any], style: Style) -> Iterator[str]:
@@ -255,6 +262,9 @@ def _device(device: Mapping[str, Any], style: Style) -> Iterator[str]:
         shown = "100 %" if done == total else f"{min(done / total, 0.9999):.2%}".replace("%", " %")
         row = f"  {label:<{_LABEL}}{done:>{_COUNT},} of {total:,}   {shown}"
         yield style.paint(row, "green" if done == total else "yellow")
+    if before := device.get("blocks_before"):
+        held = f"{_counted(before, 'block')}, {size(device['bytes_before'])}"
+        yield f"  {'held before':<{_LABEL}}{held}: not replayed"
     yield f"  {'peak allocated':<{_LABEL}}{size(device['peak_allocated_bytes']):>{_COUNT}}"
     yield f"  {'peak reserved':<{_LABEL}}{size(reserved):>{_COUNT}}"
     if (first := device.get("first_difference")) is not None:

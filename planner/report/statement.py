@@ -153,6 +153,22 @@ class StepTime:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GrowthStatement:
+    """What each step keeps and never frees, and where that ends."""
+
+    bytes_per_step: int
+    full_in_step: int
+    """The first step in which the memory is full."""
+    steps_to_run: int = 0
+    """How many steps the job has; 0: not known."""
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether the job comes to the step in which the memory is full."""
+        return self.full_in_step <= self.steps_to_run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankClassStatement:
     """What every rank of one class will hold. `headroom_bytes` is capacity less device bytes, negative if over."""
 
@@ -172,6 +188,8 @@ class RankClassStatement:
     fullest phase, everybody together; all else is of the trainer's process."""
     moments: tuple[NamedMoment, ...] = field(default=(), metadata=shape(omit_default=True))
     """What it takes beyond its usual step; the peak is that of the worst of them."""
+    growth: GrowthStatement | None = field(default=None, metadata=shape(omit_default=True))
+    """Where its steps keep something; the peak is that of the steps that were seen."""
     step: StepTime | None = field(default=None, metadata=shape(omit_default=True))
     """None where the speeds of its GPU are not known, and for what was traced before steps were timed."""
 
@@ -354,7 +372,7 @@ class Plan(Statement):
     schema: ClassVar[str] = PLAN_SCHEMA
     keys: ClassVar[str] = (
         "schema plan_id trace_id verdict calibrated job rank_classes host pool advice without_compile another_torch"
-        " advice_tried provenance seconds"
+        " advice_tried fitting_spec provenance seconds"
     )
     job: Mapping[str, Any]
     advice: tuple[Advice, ...] = ()
@@ -364,6 +382,8 @@ class Plan(Statement):
     """None where it was planned with the release that it runs with."""
     advice_tried: AdviceTried | None = field(default=None, metadata=shape(omit_default=True))
     """None where no advice was looked for."""
+    fitting_spec: str = field(default="", metadata=shape(omit_default=True))
+    """The job with the change that its advice says first, as a spec in YAML."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

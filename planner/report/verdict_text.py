@@ -133,6 +133,28 @@ def verdict_sentence(statement: Statement) -> str:
 
 def _gpu_sentence(statement: Statement) -> str:
     worst, verdict = deciding(statement), statement.gpu_verdict
+    growing = [(each.growth, ranks_text(each.ranks)) for each in statement.rank_classes if each.growth is not None]
+    if verdict is Verdict.EXCEEDS:
+        # What is too much already in the steps that were seen is said as of any other job.
+        is_full_later = worst.growth is not None and worst.growth.is_reached and worst.headroom_bytes >= 0
+        growing = [(worst.growth, ranks_text(worst.ranks))] if is_full_later and worst.growth is not None else []
+    if not growing:
+        return _peak_sentence(statement)
+    growth, ranks = min(growing, key=lambda each: each[0].full_in_step)
+    step, steps = f"step {growth.full_in_step:,}", f"{growth.steps_to_run:,}"
+    keeps = f"each step keeps {size(growth.bytes_per_step)} on {ranks}"
+    if verdict is Verdict.EXCEEDS:
+        return f"It does not fit: {keeps}, and the memory is full in {step} of {steps}."
+    ends = f"{keeps}, and the {steps} steps of the run end before the memory is full in {step}."
+    if not growth.steps_to_run:
+        ends = f"{keeps}, and the memory is full in it. How many steps are run is not known."
+    if verdict is Verdict.TIGHT:
+        return f"{_peak_sentence(statement)} {ends[0].upper()}{ends[1:]}"
+    return f"It fits: {ends}" if growth.steps_to_run else f"It fits until {step}: {ends}"
+
+
+def _peak_sentence(statement: Statement) -> str:
+    worst, verdict = deciding(statement), statement.gpu_verdict
     ranks, one = ranks_text(worst.ranks), worst.ranks.isdigit()
     capacity, device, high = worst.capacity_bytes, worst.peak.device_bytes, worst.peak.interval_bytes[1]
     if verdict is Verdict.FITS:

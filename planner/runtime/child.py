@@ -9,6 +9,7 @@ import os
 import resource
 import signal
 import sys
+import tempfile
 import traceback
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from typing import Any
 from planner.errors import PlannerError
 from planner.runtime.messages import FAULT, MEMORY, PROBLEM, AnswerWriter, Task, take_request
 
+_scratch: str | None = None
+"""Of this process, if it is a child: see Task.scratch."""
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 """linux/prctl.h"""
 _MOST_TRACEBACK_CHARACTERS = 8000
@@ -49,6 +52,8 @@ def divert_output() -> int:
 
 def run(task: Task, answer: int) -> None:
     """Call the task's function and end this process; does not return."""
+    global _scratch
+    _scratch = task.scratch or None
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # what its own children leave behind stays in its tree
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the paper GPU's address space would make a large core
     writer = AnswerWriter(answer)
@@ -62,6 +67,8 @@ def run(task: Task, answer: int) -> None:
         writer.write(MEMORY, b"")
     except SystemExit as leaving:
         code = leaving.code if isinstance(leaving.code, int) else 1
+        if not isinstance(leaving.code, int | None):
+            print(leaving.code, file=sys.stderr)  # as the interpreter would, at whose end os._exit comes first
     except BaseException:
         lines = traceback.format_exc().splitlines(keepends=True)
         text = "".join(line for line in lines if not line.startswith(_FRAME_OF_TORCH))
@@ -71,6 +78,12 @@ def run(task: Task, answer: int) -> None:
         with contextlib.suppress(Exception):
             sys.stderr.flush()
         os._exit(code)
+
+
+def temporary_folder(prefix: str) -> tempfile.TemporaryDirectory[str]:
+    """A folder that is gone with its context, and with a child of :func:`planner.runtime.running.run` that ends, or is
+    ended, before."""
+    return tempfile.TemporaryDirectory(prefix=prefix, dir=_scratch)
 
 
 def problem_text(error: PlannerError) -> bytes:

@@ -70,6 +70,8 @@ class Task:
     function: str
     """`module:name`; called with the argument and an :class:`AnswerWriter`."""
     argument: Any = None
+    scratch: str = ""
+    """A folder for the child's temporary ones; whoever starts the child removes it behind its end."""
 
     def resolve(self) -> Function:
         """The function itself; imports its module."""

@@ -7,6 +7,7 @@ import os
 import pickle
 import selectors
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -88,7 +89,19 @@ def run(
     that is `stopped`, is killed with all that it started. Raises WallsError where walls are wanted and cannot be had,
     ServerLostError if there is no server to be had.
     """
-    # Where there is one, the kernel holds memory and tasks.
+    with contextlib.ExitStack() as stack:
+        if walls is None:  # behind them it has temporary files of its own
+            with contextlib.suppress(OSError):  # on a system where nothing can be written
+                folder = tempfile.TemporaryDirectory(prefix="planner-child-", ignore_cleanup_errors=True)
+                task = replace(task, scratch=stack.enter_context(folder))
+        process, group = _start(task, limits, server, walls, environment)
+        return replace(_supervise(process, limits, group, stopped), is_foreign=walls is not None)
+
+
+def _start(
+    task: Task, limits: Limits, server: ForkServer | None, walls: Walls | None, environment: Mapping[str, str] | None
+) -> tuple[Process, Cgroup | None]:
+    """The child, and the group that the kernel holds memory and tasks of, where there is one."""
     group = Cgroup.create(limits)
     try:
         process: Process
@@ -105,7 +118,7 @@ def run(
     if group is not None and not group.add(process.pid):
         group.kill()
         group = None
-    return replace(_supervise(process, limits, group, stopped), is_foreign=walls is not None)
+    return process, group
 
 
 class Process(Protocol):

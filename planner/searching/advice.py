@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Container, Iterable, Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +26,8 @@ from planner.searching.weighing import Objective, cost_of
 Change = dict[str, Any]
 Step = tuple[Change, Job]
 """A change, and the job with it."""
+Row = tuple[Change, ...]
+"""Changes that are made together."""
 
 _FUSED = {"Adam", "AdamW", "SGD", "Adagrad"}
 """Optimizers of torch.optim with a fused implementation (torch 2.13, torch/optim)."""
@@ -109,20 +112,26 @@ def single(job: Job) -> Iterator[Step]:
     return ((change, apply(job, change)) for change in _savings(job) if change)
 
 
-def rows(job: Job, refused: Container[str]) -> Iterator[Step]:
-    """One change after the other on top of those before it, smaller micro-batches last; `refused` are keys that this
-    job cannot be run with at any value. A change that stands alone is left out: :func:`single` has it."""
-    change: Change = {}
+def rows(job: Job, refused: Container[str]) -> Iterator[Row]:
+    """One change more with every row, the cheapest for the training first, smaller micro-batches last; `refused` are
+    keys that this job cannot be run with at any value."""
+    row: Row = ()
+    changed = job
     for place in range(len(_savings(job))):
-        more = _savings(job)[place]
+        more = _savings(changed)[place]
         # Full recomputation, which comes next, includes the selective one.
         if not more or more == _SELECTIVE or any(key in refused for key in more):
             continue
-        change, job = {**change, **more}, apply(job, more)
-        if len(change) > 1:
-            yield change, job
-    for smaller, changed in smaller_micro_batches(job):
-        yield {**change, **smaller}, changed
+        row, changed = (*row, more), apply(changed, more)
+        yield row
+    for smaller, _ in smaller_micro_batches(changed):
+        yield (*row, smaller)
+
+
+def together(start: Step, row: Row) -> Step:
+    """The changes of a row on top of another."""
+    more = {key: value for part in row for key, value in part.items()}
+    return {**start[0], **more}, apply(start[1], more)
 
 
 def smaller_micro_batches(job: Job) -> Iterator[Step]:
@@ -177,19 +186,14 @@ def more_gpus(job: Job) -> Iterator[Step]:
         times *= 2
 
 
-def adapters(job: Job, kind: str, refused: Container[str]) -> Iterator[Step]:
-    """LoRA (`lora`, or `qlora` beside a model in four bits) in the place of training every parameter: by itself, with
-    recomputation, and with all that saves memory."""
+def adapters(job: Job, kind: str) -> Iterator[Step]:
+    """LoRA (`lora`, or `qlora` beside a model in four bits) in the place of training every parameter: by itself, and
+    with recomputation."""
     if job.model.hf_config is None or (job.model.adapter is not None and job.model.adapter.kind in (kind, "qlora")):
         return
     half = "float16" if job.train.precision == "fp16_autocast" else "bfloat16"
     change: Change = {"model.adapter": {"kind": kind, "r": 16, "alpha": 32}, "model.parameter_dtype": half}
-    steps = list(_steps(job, change, {**change, "train.recompute": "full"}))
-    yield from steps
-    if steps:
-        first, adapted = steps[0]
-        *_, (more, changed) = [({}, adapted), *rows(adapted, refused)]
-        yield {**first, **more}, changed
+    yield from _steps(job, change, {**change, "train.recompute": "full"})
 
 
 def _steps(job: Job, *wanted: Change) -> Iterator[Step]:
@@ -237,30 +241,38 @@ def advise(
     seconds: float = USUAL_SECONDS,
     widely: bool = True,
 ) -> Advised:
-    """The single changes that make a job fit that does not; where none does alone, the shortest row of them that does.
+    """The single changes that make a job fit that does not; where none does alone, the cheapest changes that do so
+    together.
 
     `widely`: where none of those does, other layouts of its GPUs; and where none of those does, larger GPUs, more of
-    them, and adapters. `seconds` divide the time between them; the deadline itself is that of `plans`.
+    them, and adapters, each with other changes where it is not enough alone. `seconds` divide the time between them;
+    the deadline itself is that of `plans`.
     """
     trial = _Trial(job, plans, progress)
     advised, began = trial.advised, time.monotonic()
+    own: Step = ({}, job)
     try:
         trial.find_first(larger_slices(job))
         if not trial.nothing_helps():
-            trial.try_steps([step for step in single(job) if not trial.exceeds_by_bound(step)])
+            trial.try_singles()
             trial.find_first(smaller_micro_batches(job), began + seconds * _STEPS_SHARE)
-            if not advised.advice:
-                trial.find_first(rows(job, trial.refused), began + seconds * _STEPS_SHARE)
+            if not advised.advice and not trial.combine(own):
+                # Fewer changes may fit where all of them do not: an allocator's cache is no sum.
+                trial.find_first(
+                    (together(own, row) for row in rows(job, trial.refused)), began + seconds * _STEPS_SHARE
+                )
         if widely and not advised.advice and Mesh.of(job.parallel).world_size > 1:
             trial.search_layouts(began + seconds * _LAYOUTS_SHARE)
         if widely and not advised.advice:
             # What keeps the training as it is first; each is answered by itself.
-            trial.find_first(larger_gpus(job))
-            trial.find_first(more_gpus(job))
-            for kind in ("lora", "qlora"):
-                trial.find_first(adapters(job, kind, trial.refused))
+            for wider in (larger_gpus(job), more_gpus(job), adapters(job, "lora"), adapters(job, "qlora")):
+                steps = list(wider)
+                if not trial.find_first(steps):
+                    trial.find_first_combined([step for step in steps if "train.recompute" not in step[0]])
     except OutOfTimeError:
         advised.in_time = False
+    if not advised.advice and trial.everything is not None:
+        advised.advice = (trial.everything,)
     return advised
 
 
@@ -274,46 +286,62 @@ class _Trial:
     advised: Advised = field(default_factory=Advised)
     refused: set[str] = field(default_factory=set)
     """Keys whose change this job cannot be run with at any size: a model without blocks has none to recompute."""
+    everything: Advice | None = None
+    """All changes at once, where they are enough."""
+    answers: dict[str, Answer] = field(default_factory=dict)
+    """By the text of a change."""
 
     def nothing_helps(self) -> bool:
         """With all changes at once the tensors are more than there is room for: so it is with any of them."""
-        *_, everything = (None, *rows(self.job, ()))
-        if everything is None:
+        *_, everything = ((), *rows(self.job, ()))
+        if not everything:
             return False
-        if self.exceeds_by_bound(everything):
-            self._exclude(everything)
+        step = together(({}, self.job), everything)
+        if self.exceeds_by_bound(step):
+            self._exclude(step)
             return True
-        known = set(self.refused)
-        advice = self.advised.advice
-        answers = self.try_steps([everything])
-        # Which of all of them it cannot be run with, is not known yet; and all of them at once are no advice.
-        self.refused, self.advised.advice = known, advice
-        return any(isinstance(answer, Exact) and answer.surely_exceeds for answer in answers)
+        # Where it cannot be run with all of them, it is not known yet with which of them it can.
+        (answer,) = self.plan([step])
+        self.everything = _advice_of(step[0], answer)
+        return isinstance(answer, Exact) and answer.surely_exceeds
 
-    def try_steps(self, steps: Iterable[Step]) -> list[Answer]:
-        """What plans say of them, several planned at a time."""
-        waiting = iter(steps)
-
-        def next_group() -> tuple[Change, list[Job]] | None:
-            if (step := next(waiting, None)) is None:
-                return None
-            self._tell(change_text(step[0]))
-            return step[0], [step[1]]
-
-        answers = []
-        for change, (answer,) in plan_in_turn(self.plans, next_group, whole=True):
-            self.advised.planned += 1
-            answers.append(answer)
+    def try_singles(self) -> None:
+        """Each change by itself; all that fit are advice."""
+        steps = [step for step in single(self.job) if not self.exceeds_by_bound(step)]
+        for (change, _), answer in zip(steps, self.plan(steps), strict=True):
             if isinstance(answer, Refused):
                 self.refused.update(change)
-            elif answer.fits:
-                self._advise(change, answer)
-            else:
-                self._remember(change, answer)
-        return answers
+            elif advice := _advice_of(change, answer):
+                self.advised.advice += (advice,)
 
-    def find_first(self, steps: Iterable[Step], until: float = float("inf")) -> None:
-        """Those up to the first that fits, one after the other."""
+    def plan(self, steps: Iterable[Step]) -> list[Answer]:
+        """What plans say of them, several planned at a time; each change is planned once."""
+        named = [(change_text(change), change, job) for change, job in steps]
+        waiting = iter([step for step in named if step[0] not in self.answers])
+
+        def next_group() -> tuple[tuple[str, Change], list[Job]] | None:
+            if (step := next(waiting, None)) is None:
+                return None
+            name, change, job = step
+            self._tell(name)
+            return (name, change), [job]
+
+        for (name, change), (answer,) in plan_in_turn(self.plans, next_group, whole=True):
+            self.advised.planned += 1
+            self.answers[name] = answer
+            if isinstance(answer, Exact) and not answer.fits:
+                self._remember(change, answer)
+        return [self.answers[name] for name, _, _ in named]
+
+    def prove(self, step: Step) -> Advice | None:
+        """The change as advice, where it is enough."""
+        if self.exceeds_by_bound(step):
+            return None
+        (answer,) = self.plan([step])
+        return _advice_of(step[0], answer)
+
+    def find_first(self, steps: Iterable[Step], until: float = float("inf")) -> bool:
+        """Those up to the first that fits, one after the other; whether one does."""
         excluded = None
         for step in steps:
             if time.monotonic() >= until:
@@ -322,10 +350,47 @@ class _Trial:
             if self.exceeds_by_bound(step):
                 excluded = step
                 continue
-            (answer,) = self.try_steps([step])
-            if isinstance(answer, Exact) and answer.fits:
-                return
+            if advice := self.prove(step):
+                self.advised.advice += (advice,)
+                return True
         self._exclude(excluded)
+        return False
+
+    def combine(self, start: Step) -> bool:
+        """On top of a change, the cheapest others with which the job fits; whether there are any.
+
+        The shortest row that fits is found by halving. Then each of its changes that is not needed is left away, the
+        dearest first. Where the time is over before that, what was proven last is the advice.
+        """
+        proven: Advice | None = None
+
+        def fits(row: Row) -> bool:
+            nonlocal proven
+            if (found := self.prove(together(start, row))) is not None:
+                proven = found
+            return found is not None
+
+        chain = list(rows(start[1], self.refused))
+        try:
+            if chain and fits(chain[-1]):
+                row = chain[bisect_left(chain, True, hi=len(chain) - 1, key=fits)]
+                for part in reversed(row[:-1]):
+                    fewer = tuple(other for other in row if other is not part)
+                    row = fewer if fits(fewer) else row
+        finally:
+            if proven is not None:
+                self.advised.advice += (proven,)
+        return proven is not None
+
+    def find_first_combined(self, steps: Sequence[Step]) -> None:
+        """The first of steps, each of which leaves more room than those before it, that fits with other changes."""
+
+        def fits_with_all(step: Step) -> bool:
+            *_, everything = ((), *rows(step[1], self.refused))
+            return self.prove(together(step, everything)) is not None
+
+        if (place := bisect_left(steps, True, key=fits_with_all)) < len(steps):
+            self.combine(steps[place])
 
     def search_layouts(self, until: float) -> None:
         """Other layouts of the same GPUs, the cheapest by the roofline first where it knows the model."""
@@ -350,14 +415,12 @@ class _Trial:
         if result.closest is not None:
             self._remember(result.closest.candidate.change, result.closest.exact)
         for row in result.rows:
-            self._advise(row.candidate.change, row.exact)
+            if advice := _advice_of(row.candidate.change, row.exact):
+                advised.advice += (advice,)
 
     def _tell(self, what: str) -> None:
         self.advised.tried.append(what)
         self.progress(f"trying {what}")
-
-    def _advise(self, change: Change, exact: Exact) -> None:
-        self.advised.advice += (Advice(change=change, device_bytes=exact.device_bytes, verdict=exact.verdict),)
 
     def _remember(self, change: Change, exact: Exact) -> None:
         """What a plan said of something that does not fit."""
@@ -373,3 +436,10 @@ class _Trial:
     def _exclude(self, step: Step | None) -> None:
         if step is not None:
             self.advised.excluded.append((step[0], lower_bound(step[1]).least_bytes))
+
+
+def _advice_of(change: Change, answer: Answer) -> Advice | None:
+    """The change as advice, where it is enough."""
+    if isinstance(answer, Refused) or not answer.fits:
+        return None
+    return Advice(change=change, device_bytes=answer.device_bytes, verdict=answer.verdict)

@@ -6,12 +6,15 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from planner.job.printing import short_yaml
 from planner.job.schema import Job
+from planner.planning.identity import traced_part
 from planner.planning.judging import RankTrace
 from planner.planning.pipeline import Executor, PlanningInputs, PlanningResult, Progress, add_eager, plan_by, plan_here
-from planner.planning.trace_source import USUAL_SOURCE, TraceSource, traced_part
+from planner.planning.trace_source import USUAL_SOURCE, TraceSource
 from planner.report.statement import AdviceTried, Verdict, change_text
 from planner.searching.advice import USUAL_SECONDS, Advised, advise
+from planner.searching.axes import apply
 from planner.searching.exact_plans import PlansHere
 from planner.tracing.rank_trace import Trace
 from planner.truth.calibration.interval import Calibration
@@ -106,7 +109,8 @@ def add_advice(
         closest_lacks_bytes=0 if exact is None else -exact.headroom_bytes,
     )
     seconds_of_plan = replace(result.plan.seconds, total=round(result.plan.seconds.total + took, 3))
-    plan = replace(result.plan, advice=advised.advice, advice_tried=tried, seconds=seconds_of_plan)
+    spec = short_yaml(apply(job, advised.advice[0].change)) if advised.advice else ""
+    plan = replace(result.plan, advice=advised.advice, advice_tried=tried, fitting_spec=spec, seconds=seconds_of_plan)
     return replace(result, plan=plan, notes=(*result.notes, what_was_tried(advised, took)))
 
 

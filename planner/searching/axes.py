@@ -91,7 +91,7 @@ def _built(old: Any, new: Any) -> Any:
 
 MOST_VALUES = 10_000
 """Of one axis: more than anybody plans, and few enough to be listed."""
-_RANGE = re.compile(r"(\d{1,12}k?)\.\.(\d{1,12}k?)(?::(\d{1,12}k?))?")
+_RANGE = re.compile(r"(\d{1,12}k?)\.\.(\d{1,12}k?)(?::(\d{1,12}k?|x2))?")
 _COUNT = re.compile(r"(\d{1,12})(k?)")
 
 
@@ -152,25 +152,29 @@ def known_name(written: str) -> str:
     )
 
 
-def parse(written: str) -> Axis:
-    """The axis of `name=values`: `1,2,4`, `1..64` (doubling), `1..64:4` (in steps of 4). Raises SpecError."""
+DOUBLING = "x2"
+
+
+def parse(written: str, step: str = DOUBLING) -> Axis:
+    """The axis of `name=values`: `1,2,4`, `1..64:x2` (doubling), `1..64:4` (in steps of 4); `1..64` is in the step that
+    is given. Raises SpecError."""
     word, equals, text = written.partition("=")
     if not equals or not text.strip():
         raise SpecError(
             f"{written[:80]!a} is no axis=values",
-            allowed="micro_batch_size=1..64 (doubling), =1..64:4 (in steps of 4), =1,2,3",
+            allowed="micro_batch_size=1..64, =1..64:4 (in steps of 4), =1..64:x2 (doubling), =1,2,3",
             remedy=f"write {word or 'micro_batch_size'}=1,2,4",
         )
     name = known_name(word.strip())
     place = written[:80]
     values: list[Any] = []
     for part in split_values(text):
-        values += _values(name, part.strip(), place)
+        values += _values(name, part.strip(), step, place)
         if len(values) > MOST_VALUES:
             raise SpecError(
                 f"{place} has more than {MOST_VALUES} values",
                 allowed=f"at most {MOST_VALUES}",
-                remedy="take larger steps",
+                remedy=_LARGER,
             )
     return axis_of(name, list(dict.fromkeys(values)), place)
 
@@ -199,9 +203,9 @@ def path_of(name: str) -> str:
     return _PATHS.get(name, name)
 
 
-def _values(name: str, text: str, place: str) -> list[Any]:
+def _values(name: str, text: str, step: str, place: str) -> list[Any]:
     if match := _RANGE.fullmatch(text):
-        return _range(*match.groups(), place=place)
+        return _range(match[1], match[2], match[3] or step, place=place)
     if _COUNT.fullmatch(text):
         return [_count(text)]
     if not text:
@@ -212,17 +216,20 @@ def _values(name: str, text: str, place: str) -> list[Any]:
     return [str(value) if isinstance(value, dict | list) else value]
 
 
-def _range(first: str, last: str, step: str | None, *, place: str) -> list[int]:
+_LARGER = "take larger steps: 2k..64k:2k, or 2k..64k:x2 to double"
+
+
+def _range(first: str, last: str, step: str, *, place: str) -> list[int]:
     low, high = _count(first), _count(last)
     if low > high:
         raise SpecError(f"{place} begins behind its end", allowed="the smaller number first", remedy="turn it around")
-    if step is not None:
+    if step != DOUBLING:
         by = _count(step)
         if not by or (high - low) // by > MOST_VALUES:
             raise SpecError(
                 f"{place} has no end" if not by else f"{place} has {(high - low) // by + 1} values",
                 allowed=f"steps of at least 1, at most {MOST_VALUES} of them",
-                remedy="take larger steps",
+                remedy=_LARGER,
             )
         return list(range(low, high + 1, by))
     if not low:

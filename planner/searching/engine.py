@@ -71,6 +71,15 @@ class Waiting:
     def count(self) -> int:
         return len(self._likely) + len(self._doubtful)
 
+    @property
+    def candidates(self) -> int:
+        """Of all groups."""
+        return sum(len(group) for _, group in (*self._likely, *self._doubtful))
+
+    def best(self, count: int) -> list[Weighed]:
+        """Of the first groups by rank the first candidates, of those that are likely to fit."""
+        return [group[0] for _, group in heapq.nsmallest(count, self._likely)]
+
     def take(self, last: Rank, enough: bool) -> list[Weighed]:
         """The group to plan next; none where nothing that waits ranks before `last`. `enough`: as many were found as
         are wanted, so that only what could displace them counts."""
@@ -116,7 +125,8 @@ class Waiting:
 
 _WEIGHING_SHARE = 0.5
 """Of the time, at most, for looking through candidates."""
-
+_FIRST_ORDER_SECONDS = 3.0
+"""Until the order of those that were looked at so far is told; they are spread evenly."""
 
 _TRACE_SECONDS = 3.0
 """An 8B model by FSDP2, with its replay; tensor parallelism and pipelines are slower (docs/results/performance.md)."""
@@ -137,6 +147,14 @@ class Row:
         return self.value, self.candidate.index
 
 
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A candidate without a plan, and its cost by the roofline: whether it fits is not known."""
+
+    candidate: Candidate
+    cost: Cost
+
+
 @dataclass(slots=True)
 class SearchResult:
     """What a search found and what it did for it."""
@@ -150,6 +168,11 @@ class SearchResult:
     """Candidates that a plan decided."""
     traced: int = 0
     """Plans that were made for them: those that share a trace are one."""
+    not_planned: list[Estimate] = field(default_factory=list)
+    """Of those that wait the best by the roofline, where the objective is cost; empty where none could be better."""
+    left_by_roofline: int = 0
+    """Candidates that were not planned since the roofline says that they are slower than the last one that was found;
+    that is no bound."""
     left_out: int = 0
     """Candidates that were not planned since a smaller one exceeds its GPU by its tensors alone."""
     undecided: int = 0
@@ -170,7 +193,7 @@ class SearchResult:
 
     @property
     def complete(self) -> bool:
-        """Whether no candidate of those that were looked at could be better."""
+        """Whether no candidate of those that were looked at could be better: by bounds, of cost by the roofline."""
         return not self.stopped
 
 
@@ -201,6 +224,8 @@ def search(
 
     def tell(what: str) -> None:
         result.doing, result.seconds = what, time.monotonic() - began
+        if not run.waiting and not result.not_planned and result.seconds > _FIRST_ORDER_SECONDS:
+            run.estimate(Waiting([sorted(group, key=lambda each: each.rank) for group in scales.groups.values()]))
         progress(what)
         watch(result)
 
@@ -238,11 +263,19 @@ class _Run:
     began: float
     until: float
     exceeded: Exceeded = field(default_factory=Exceeded)
+    waiting: Waiting | None = None
+
+    def estimate(self, waiting: Waiting) -> None:
+        """The best of those that wait, by the roofline."""
+        if self.objective is Objective.COST:
+            best = ((self._candidate(weighed), weighed.cost) for weighed in waiting.best(self.top))
+            self.result.not_planned = [Estimate(candidate, cost) for candidate, cost in best if cost is not None]
 
     def decide(self, groups: Sequence[list[Weighed]]) -> None:
         """Plan what is likely to fit, the best first, until enough is found; then what could still be better."""
-        waiting = Waiting(groups)
+        self.waiting = waiting = Waiting(groups)
         result = self.result
+        self.estimate(waiting)
 
         def next_group() -> tuple[list[Weighed], list[Job]] | None:
             while taken := waiting.take(self._last_rank(), len(result.rows) >= self.top):
@@ -256,14 +289,19 @@ class _Run:
 
         def tell(planned: int) -> None:
             result.traces_left = waiting.count + planned
+            self.estimate(waiting)
             self._tell_progress()
 
         try:
             for group, answers in plan_in_turn(self.plans, next_group, tell=tell):
                 self._take(group, answers, waiting)
+            result.not_planned = []
+            if self.objective is Objective.COST and not self.any_fit:
+                result.left_by_roofline = waiting.candidates
         except OutOfTimeError:
             result.stopped = "time"
             result.undecided = waiting.better_than(self._last_rank())
+            self.estimate(waiting)
 
     def _last_rank(self) -> Rank:
         """What a candidate has to be better than."""

@@ -45,12 +45,20 @@ class EveryGpu:
         return next((row.gpu for row in self.rows if row.point.verdict == "fits"), None)
 
 
-def plan_on(job: Job, written: str, plans: Plans, progress: Callable[[str], None] = lambda _: None) -> EveryGpu:
-    """The job on the GPUs that a word names: `all`, or names behind commas. One trace for each architecture; a MIG
-    slice is judged by that of the whole GPU, of which some kernels take more scratch memory. Raises SpecError."""
+def plan_on(
+    job: Job,
+    written: str,
+    plans: Plans,
+    progress: Callable[[str], None] = lambda _: None,
+    decided: Callable[[OnGpu], None] = lambda _: None,
+) -> EveryGpu:
+    """The job on the GPUs that a word names: `all`, or names behind commas; `decided` is told each as soon as its
+    verdict is known. One trace for each architecture; a MIG slice is judged by that of the whole GPU, of which some
+    kernels take more scratch memory. Raises SpecError."""
     alone = Mesh.of(job.parallel).world_size == 1
     records = sorted(_named(written, alone=alone), key=lambda gpu: (gpu.total_bytes, gpu.multiprocessors, gpu.name))
-    result = sweep(Space(base=job, axes=(axis_of("gpu", [gpu.name for gpu in records]),)), plans, progress)
+    space = Space(base=job, axes=(axis_of("gpu", [gpu.name for gpu in records]),))
+    result = sweep(space, plans, progress, lambda point: decided(OnGpu(records[point.number], point)))
     rows = tuple(OnGpu(gpu, point) for gpu, point in zip(records, result.points, strict=True))
     return EveryGpu(rows, slices_left_out=written == ALL and not alone, stopped=result.stopped)
 
@@ -90,7 +98,18 @@ def _row_to_json(row: OnGpu) -> dict[str, Any]:
     }
 
 
+_NAME = 24
+"""Characters of the longest name of the catalog."""
 _COLORS = {"fits": "green", "tight": "yellow", "exceeds": "red"}
+
+
+def gpu_line(row: OnGpu, style: Style) -> str:
+    """The GPU with its verdict, as a line of the table."""
+    exact, least = row.point.exact, row.point.least_bytes
+    needs = size(exact.device_bytes) if exact else f"> {size(least)}" if least else "-"
+    headroom = size(exact.headroom_bytes) if exact else "-"
+    verdict = style.paint(row.point.verdict, _COLORS.get(row.point.verdict, "dim"))
+    return f"{row.gpu.name:<{_NAME}}{size(row.gpu.total_bytes):>13}{needs:>14}{headroom:>13}  {verdict}"
 
 
 def render_gpus(found: EveryGpu, style: Style) -> str:
@@ -99,14 +118,8 @@ def render_gpus(found: EveryGpu, style: Style) -> str:
 
 
 def _lines(found: EveryGpu, style: Style) -> Iterator[str]:
-    width = max(len(row.gpu.name) for row in found.rows)
-    yield style.paint(f"{'GPU':<{width}}{'memory':>13}{'needs':>14}{'headroom':>13}  verdict", "bold")
-    for row in found.rows:
-        exact, least = row.point.exact, row.point.least_bytes
-        needs = size(exact.device_bytes) if exact else f"> {size(least)}" if least else "-"
-        headroom = size(exact.headroom_bytes) if exact else "-"
-        verdict = style.paint(row.point.verdict, _COLORS.get(row.point.verdict, "dim"))
-        yield f"{row.gpu.name:<{width}}{size(row.gpu.total_bytes):>13}{needs:>14}{headroom:>13}  {verdict}"
+    yield style.paint(f"{'GPU':<{_NAME}}{'memory':>13}{'needs':>14}{'headroom':>13}  verdict", "bold")
+    yield from (gpu_line(row, style) for row in found.rows)
     yield ""
     smallest = found.smallest
     yield f"The smallest on which it fits: {smallest.name if smallest else 'none of these'}."

@@ -15,7 +15,7 @@ from planner.job.layout import AXES
 from planner.job.loading import BUNDLE_SCHEMA, bundle, job_on_gpu, load_bundle, load_document
 from planner.job.nodes import did_you_mean
 from planner.job.schema import Job
-from planner.searching.axes import Axis, axis_of, parse
+from planner.searching.axes import DOUBLING, Axis, axis_of, parse
 from planner.searching.space import Space, global_batch_of, usual_axes
 from planner.searching.weighing import Objective, objective_of, refuse_inapplicable
 
@@ -170,10 +170,11 @@ def _written_values(values: Any, name: str) -> str:
     return ",".join(str(value).lower() if isinstance(value, bool) else str(value) for value in several)
 
 
-def axes_of(written: Sequence[str]) -> list[Axis]:
-    """The axes of `name=values`. Raises SpecError, also for one that is given twice."""
+def axes_of(written: Sequence[str], step: str = DOUBLING) -> list[Axis]:
+    """The axes of `name=values`, ranges in this step where they say none. Raises SpecError, also for one that is given
+    twice."""
     axes: dict[str, Axis] = {}
-    for axis in map(parse, written):
+    for axis in (parse(each, step) for each in written):
         if axis.name in axes:
             raise SpecError(f"{axis.name} is given twice", allowed="each axis once", remedy="write its values in one",
                             place="axes")  # fmt: skip

@@ -7,11 +7,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from planner.report.style import Style, size
-from planner.searching.engine import Row, SearchResult
+from planner.searching.engine import Estimate, Row, SearchResult
 from planner.searching.exact_plans import Exact
 from planner.searching.extremes import Fewest, Largest
+from planner.searching.space import Candidate
 from planner.searching.sweeping import Point, Sweep
-from planner.searching.weighing import ASSUMPTIONS, Objective
+from planner.searching.weighing import ASSUMPTIONS, FASTEST, Objective
 
 SEARCH, MAX, MIN, SWEEP = "planner.search/1", "planner.max/1", "planner.min/1", "planner.sweep/1"
 
@@ -27,12 +28,16 @@ def search_to_json(result: SearchResult) -> dict[str, Any]:
         "stopped": result.stopped,
         "candidates": [row_to_json(row, best) for row in result.rows],
         "closest": None if result.closest is None else row_to_json(result.closest, best),
+        "not_planned": [
+            {"change": each.candidate.change, "roofline_cost": cost} for each, cost in _relative(result.not_planned)
+        ],
         "space": {
             "candidates": scales.size,
             "looked_at": scales.looked_at,
             "broken_rules": dict(scales.ruled_out),
             "exceed_by_bound": scales.beyond_bound,
             "left_out_as_larger": result.left_out,
+            "left_out_by_roofline": result.left_by_roofline,
             "planned": result.planned,
             "traced": result.traced,
             "refused": result.refused,
@@ -138,6 +143,8 @@ def render_search(result: SearchResult, style: Style) -> str:
     lines.append("")
     if result.rows:
         lines += [*_table(result, style), ""]
+    if result.not_planned:
+        lines += [*estimate_lines(result.not_planned, style), ""]
     lines += [line for sentence in _sentences(result) for line in textwrap.wrap(sentence, style.width)]
     if result.objective is Objective.COST and result.rows:
         assumed = (
@@ -151,17 +158,36 @@ def render_search(result: SearchResult, style: Style) -> str:
 def _table(result: SearchResult, style: Style) -> Iterator[str]:
     yield style.paint(f"  {'tokens/s':>8}  {'device bytes':>12}  {'headroom':>10}  verdict  layout and settings", "dim")
     for row in result.rows:
-        rate = f"{row.exact.tokens_per_second:8,.0f}" if row.exact.tokens_per_second else "       -"
-        verdict = row.exact.verdict.value
-        head = f"  {rate}  {size(row.exact.device_bytes):>12}  {size(row.exact.headroom_bytes):>10}  "
-        first, *more = textwrap.wrap(shown_change(row), style.width - len(head) - 9) or [""]
-        yield f"{head}{style.paint(f'{verdict:<7}', _COLORS[verdict])}  {first}"
-        yield from (" " * (len(head) + 9) + line for line in more)
+        yield from row_lines(row, style)
 
 
-def shown_change(row: Row) -> str:
+def row_lines(row: Row, style: Style) -> Iterator[str]:
+    """A candidate with its plan, as lines of the table."""
+    rate = f"{row.exact.tokens_per_second:8,.0f}" if row.exact.tokens_per_second else "       -"
+    verdict = row.exact.verdict.value
+    head = f"  {rate}  {size(row.exact.device_bytes):>12}  {size(row.exact.headroom_bytes):>10}  "
+    first, *more = textwrap.wrap(shown_change(row.candidate), style.width - len(head) - 9) or [""]
+    yield f"{head}{style.paint(f'{verdict:<7}', _COLORS[verdict])}  {first}"
+    yield from (" " * (len(head) + 9) + line for line in more)
+
+
+def estimate_lines(estimates: Sequence[Estimate], style: Style) -> Iterator[str]:
+    """Candidates without a plan, in the order of the roofline."""
+    yield style.paint("Not planned, in the order of the roofline; whether they fit is not known", "bold")
+    for each, cost in _relative(estimates):
+        first, *more = textwrap.wrap(shown_change(each.candidate), style.width - 12) or [""]
+        yield f"  {f'{cost:.2f} {style.times}':>8}  {first}"
+        yield from (" " * 12 + line for line in more)
+
+
+def _relative(estimates: Sequence[Estimate]) -> Iterator[tuple[Estimate, float]]:
+    """Each with its cost over that of the first."""
+    return ((each, round(each.cost.per_token / estimates[0].cost.per_token, 4)) for each in estimates)
+
+
+def shown_change(candidate: Candidate) -> str:
     """The layout in words, then whatever else is different from the job."""
-    job, change = row.candidate.job, row.candidate.change
+    job, change = candidate.job, candidate.change
     degrees = {
         axis: getattr(job.parallel, axis).degree for axis in ("dp_replicate", "dp_shard", "tp", "pp", "cp", "ep")
     }
@@ -182,6 +208,11 @@ def _sentences(result: SearchResult) -> Iterator[str]:
         f" {scales.beyond_bound:,} exceed the GPU by their lower bound, {result.left_out:,} are larger than one whose"
         f" tensors exceed it, and {result.planned:,} were planned ({result.traced:,} traces)."
     )
+    if result.left_by_roofline:
+        yield (
+            f"{result.left_by_roofline:,} were not planned, since {FASTEST} of their roofline's time, the least that a"
+            " step is expected to take, is more than that of the last one shown: an estimate, no bound."
+        )
     if scales.ruled_out:
         rules = "; ".join(f"{rule}: {count:,}" for rule, count in scales.ruled_out.most_common())
         yield f"Rules that were broken: {rules}."
@@ -196,7 +227,7 @@ def _sentences(result: SearchResult) -> Iterator[str]:
 
 
 def _closest(row: Row) -> str:
-    return f"Closest came {shown_change(row)}: it lacks {size(-row.exact.headroom_bytes)}."
+    return f"Closest came {shown_change(row.candidate)}: it lacks {size(-row.exact.headroom_bytes)}."
 
 
 def render_largest(largest: Largest, style: Style) -> str:
@@ -224,8 +255,9 @@ def render_fewest(fewest: Fewest, style: Style) -> str:
         exact = fewest.row.exact
         lines = [
             style.paint(f"{fewest.gpus:,} GPU{'s hold' if fewest.gpus > 1 else ' holds'} it", "bold"), "",
-            *textwrap.wrap(f"{shown_change(fewest.row)}: {size(exact.device_bytes)} of {size(exact.capacity_bytes)}, "
-                           f"{exact.verdict.value}", style.width, initial_indent="  ", subsequent_indent="  "), "",
+            *textwrap.wrap(f"{shown_change(fewest.row.candidate)}: {size(exact.device_bytes)} of"
+                           f" {size(exact.capacity_bytes)}, {exact.verdict.value}", style.width,
+                           initial_indent="  ", subsequent_indent="  "), "",
         ]  # fmt: skip
     else:
         lines = [style.paint("No number of GPUs that was tried is enough", "bold"), ""]

@@ -56,6 +56,11 @@ class Candidate:
         return only_new(self.base, self.written)
 
 
+_RUN = 128
+"""Neighbours that are looked at one after the other: they share most of the work of making them."""
+_GOLDEN = (5**0.5 - 1) / 2
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Space:
     """The candidates, counted through; what one of them is follows from its number."""
@@ -73,15 +78,17 @@ class Space:
         return math.prod(len(axis.values) for axis in self.axes)
 
     def numbers(self, most: int) -> Iterator[int]:
-        """The candidates' numbers; of a space with more than `most`, so many of them, spread evenly over it."""
+        """The candidates' numbers; of a space with more than `most`, so many of them. Those that come first are spread
+        evenly over it, however many they are: by steps of the golden section, from one run of neighbours to another."""
         size = self.size
-        if size <= most:
-            yield from range(size)
-            return
-        stride = max(size // most, 1)
-        while math.gcd(stride, size) != 1:
+        run = _RUN if size <= most else 1
+        runs = -(-size // run)
+        stride = max(round(_GOLDEN * runs), 1)
+        while math.gcd(stride, runs) != 1:
             stride += 1
-        yield from ((turn * stride) % size for turn in range(most))
+        for turn in range(min(runs, most)):
+            first = turn * stride % runs * run
+            yield from range(first, min(first + run, size))
 
     def choice(self, number: int) -> tuple[int, ...]:
         """Which value of each axis the candidate has; the last axis turns fastest."""

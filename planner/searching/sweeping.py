@@ -11,6 +11,8 @@ from planner.searching.exact_plans import Exact, OutOfTimeError, Plans, Refused,
 from planner.searching.space import Space
 from planner.searching.weighing import look_at
 
+STEP = "1"
+"""Of the ranges of a sweep, which is of every point; a search doubles."""
 MOST_POINTS = 2_000
 """Of a sweep, every one of which is planned or excluded by its bound."""
 
@@ -46,13 +48,20 @@ class Sweep:
     stopped: str = ""
 
 
-def sweep(space: Space, plans: Plans, progress: Progress = lambda _: None) -> Sweep:
-    """Plans every point. Raises SpecError for more points than anybody waits for."""
+def sweep(
+    space: Space,
+    plans: Plans,
+    progress: Progress = lambda _: None,
+    decided: Callable[[Point], None] = lambda _: None,
+) -> Sweep:
+    """Plans every point; `decided` is told each as soon as something is said of it. Raises SpecError for more points
+    than anybody waits for."""
     if space.size > MOST_POINTS:
         raise SpecError(
             f"the sweep has {space.size:,} points, each of which is planned",
             allowed=f"at most {MOST_POINTS:,}",
-            remedy="take fewer values; planner search finds the best of many without planning them all",
+            remedy="take fewer values (1..64:8 takes steps, 1..64:x2 doubles); "
+            "planner search finds the best of many without planning them all",
         )
     result = Sweep(space, [])
     groups: dict[tuple[object, ...], list[tuple[Point, Job]]] = {}
@@ -63,8 +72,10 @@ def sweep(space: Space, plans: Plans, progress: Progress = lambda _: None) -> Sw
         candidate, rule, explanation, bound = look_at(space, number)
         if candidate is None or bound is None:
             point.refused = explanation or rule
+            decided(point)
         elif bound.exceeds:
             point.least_bytes = bound.least_bytes
+            decided(point)
         else:
             groups.setdefault(space.traced_key(candidate), []).append((point, candidate.job))
     total, waiting = sum(map(len, groups.values())), iter(groups.values())
@@ -84,6 +95,7 @@ def sweep(space: Space, plans: Plans, progress: Progress = lambda _: None) -> Sw
                     point.refused = answer.reason
                 else:
                     point.exact = answer
+                decided(point)
     except OutOfTimeError:
         result.stopped = "time"
     except KeyboardInterrupt:

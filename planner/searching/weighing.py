@@ -238,8 +238,9 @@ class _Step:
         return link * 1e9 * MOVING
 
 
-_LEAST = 0.65
-"""Of the roofline's time: no traced step of docs/results/step-times.md takes less (0.69 to 1.0)."""
+FASTEST = 0.65
+"""Of the roofline's time that a traced step is expected to take at least: those of docs/results/step-times.md take 0.69
+to 1.0. An observation and no bound: what is left out by it is counted."""
 
 
 class Objective(StrEnum):
@@ -251,9 +252,10 @@ class Objective(StrEnum):
     HEADROOM = "headroom"
 
     def least(self, cost: Cost | None, bound: Bound) -> float:
-        """What no plan of a candidate gets below."""
+        """What a plan of a candidate says at best: by a bound, of cost by the roofline and what steps were seen to
+        take of it."""
         if self is Objective.COST:
-            return 0.0 if cost is None else _LEAST * cost.per_token
+            return 0.0 if cost is None else FASTEST * cost.per_token
         return bound.least_bytes if self is Objective.MEMORY else bound.least_bytes - bound.capacity_bytes
 
     def of(self, cost: Cost | None, exact: Exact) -> float:
@@ -342,7 +344,7 @@ class Weighed:
     """A candidate that no rule and no bound leaves out."""
 
     least: float
-    """Of the objective: no plan of it says less."""
+    """What a plan says of the objective at best (:meth:`Objective.least`)."""
     number: int
     least_bytes: int
     capacity_bytes: int

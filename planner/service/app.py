@@ -10,7 +10,6 @@ from typing import Any
 
 from ray import serve
 from ray.serve import Application
-from ray.serve.config import BackpressureConfig
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -27,7 +26,7 @@ from planner.service.deployments import (
 from planner.service.history.counters import Counters
 from planner.service.history.store import History
 from planner.service.http.dependencies import Dependencies
-from planner.service.http.interface import MOST_AT_ONCE, interface
+from planner.service.http.interface import interface
 from planner.service.logs import start_logging
 from planner.service.plan_provider import CalibrationInUse, PlanProvider
 from planner.service.torch_versions import ONLY_OWN, TorchVersions, read_torch_versions
@@ -124,10 +123,9 @@ def application(settings: Settings) -> Application:
     torches = read_torch_versions(settings.torch_versions)
     replicas = serve.deployment(
         name="Planner",
-        # The replica's own limit comes first, and answers in the words of this service; Ray's is the last resort.
-        max_ongoing_requests=2 * MOST_AT_ONCE,
-        max_queued_requests=MOST_AT_ONCE,
-        backpressure_config=BackpressureConfig(status_code=429, retry_after_s=1),
+        # The replica's own limits come first (planner.service.http.limits): they let probes through, and count whom
+        # they refuse, which Ray's do not.
+        max_ongoing_requests=10_000,
         graceful_shutdown_timeout_s=GRACE_SECONDS,
         graceful_shutdown_wait_loop_s=0.2,
         health_check_period_s=1,  # so soon a replica that died is found out, and another one started

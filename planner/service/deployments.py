@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import functools
 import logging
 import os
@@ -87,41 +88,47 @@ async def _ask(method: Any, argument: Any, *, does: str) -> Any:
 
 
 class RayWorker:
-    """A TracingWorker in an actor of its own; it ends with whoever hired it."""
+    """A TracingWorker in an actor of its own; it ends with whoever hired it.
+
+    Ray cancels whatever was submitted in the context of a request together with that request. Workers serve all
+    requests, so everything is submitted to them outside of any: callers that leave end their work by :meth:`stop`.
+    """
 
     def __init__(self, limits: Limits, isolation: Isolation, torches: TorchVersions = ONLY_OWN) -> None:
         self._work = 0
         # What is asked beside the work has a thread of its own. The decorator's types know nothing of groups.
         decorate: Any = ray.remote
         actor = decorate(num_cpus=WORKER_CPUS, max_restarts=0, concurrency_groups={"live": 1, "ask": 1})(TracingWorker)
-        self._actor: Any = actor.options(scheduling_strategy="SPREAD").remote(limits, isolation, torches)
+        self._actor: Any = contextvars.Context().run(
+            actor.options(scheduling_strategy="SPREAD").remote, limits, isolation, torches
+        )
 
     async def ready(self) -> None:
         await self.process()
 
     async def process(self) -> int:
         """Its id; waits for its start, but not for what it does."""
-        process: int = await self._result(self._actor.process.options(concurrency_group="ask").remote())
+        process: int = await self._result(self._actor.process.options(concurrency_group="ask"))
         return process
 
     async def call(self, method: str, *arguments: Any) -> Any:
         self._work += 1
-        return await self._result(getattr(self._actor, method).remote(self._work, *arguments))
+        return await self._result(getattr(self._actor, method), self._work, *arguments)
 
     async def wait_until_dead(self) -> None:
         """Returns when the actor has died: until then its call goes on."""
         with contextlib.suppress(WorkerDiedError):
-            await self._result(self._actor.live.options(concurrency_group="live").remote())
+            await self._result(self._actor.live.options(concurrency_group="live"))
 
     async def stop(self) -> None:
-        await self._result(self._actor.stop.options(concurrency_group="ask").remote(self._work))
+        await self._result(self._actor.stop.options(concurrency_group="ask"), self._work)
 
     def kill(self) -> None:
         ray.kill(self._actor, no_restart=True)
 
-    async def _result(self, reference: Any) -> Any:
+    async def _result(self, method: Any, *arguments: Any) -> Any:
         try:
-            return await reference
+            return await contextvars.Context().run(method.remote, *arguments)
         except RayTaskError as fault:
             if isinstance(fault.cause, ChildProcessError | ServerLostError):
                 raise WorkerDiedError(str(fault.cause)) from fault

@@ -11,6 +11,10 @@ class ServiceError(PlannerError):
     """The service cannot do what was asked."""
 
 
+class StartError(ServiceError):
+    """The service, or the Ray below it, does not come up on this machine now."""
+
+
 class BusyError(ServiceError):
     """More jobs wait already than are let wait; `retry_after_seconds` is when it is worth while to ask again."""
 

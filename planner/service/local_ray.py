@@ -19,6 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from planner.service.errors import StartError
+
 LONGEST_FOLDER = 16
 """Characters of the folder above: a Unix socket's name may have 107, of which Ray takes 88 and our folder 11."""
 PREFIX, LOCK = "pl", "planner.lock"
@@ -175,7 +177,7 @@ def _is_free(port: int) -> bool:
 
 @contextlib.contextmanager
 def local_ray(folder: Path, **more: Any) -> Iterator[None]:
-    """A Ray in this process and its children, without a dashboard; ended when the block ends."""
+    """A Ray in this process and its children, without a dashboard; ended when the block ends. Raises StartError."""
     import ray
 
     options: Mapping[str, Any] = {
@@ -186,12 +188,30 @@ def local_ray(folder: Path, **more: Any) -> Iterator[None]:
         **more,
     }
     with _thread_of_its_own() as thread:
-        thread.submit(ray.init, **options).result()
         try:
+            thread.submit(start_ray, **options).result()
             yield
         finally:
             ray.shutdown()
             end_processes(folder)
+
+
+def start_ray(**options: Any) -> None:
+    """`ray.init`. Raises StartError for whatever Ray raises: it gives its processes half a minute to come up (ray 2.60,
+    ray/_private/node.py), which on a busy machine is not enough."""
+    import ray
+
+    try:
+        ray.init(**options)
+    except Exception as error:
+        joins = "RAY_ADDRESS" in os.environ
+        raise StartError(
+            f"Ray does not start: {str(error).partition(chr(10))[0] or type(error).__name__}",
+            remedy="name the address of a Ray that runs, with its token"
+            if joins
+            else "start it while the machine has less to do; its memory and its temporary folder must have room",
+            place="RAY_ADDRESS" if joins else "",
+        ) from error
 
 
 def lost_parts() -> list[str]:
@@ -208,7 +228,7 @@ def joined_ray() -> Iterator[None]:
     import ray
 
     with _thread_of_its_own() as thread:
-        thread.submit(ray.init, configure_logging=False).result()
+        thread.submit(start_ray, configure_logging=False).result()
         try:
             yield
         finally:

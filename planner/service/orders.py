@@ -195,6 +195,7 @@ def run_order_of(
 
 def order_of(job: Job, calibration: Calibration, torches: TorchVersions = ONLY_OWN) -> Order:
     """The job as it is ordered; no time is lost on it: a fifth of a millisecond. Metadata are no part of the names."""
-    trace_id = identity.trace_id_of(job, torches.nearest(job.software.torch).versions)
-    plan_id = identity.plan_id(trace_id, identity.provenance_of(calibration))
+    versions = torches.nearest(job.software.torch).versions
+    trace_id = identity.trace_id_of(job, versions)
+    plan_id = identity.plan_id_of(job, identity.provenance_of(calibration), versions)
     return Order(job=job, calibration=calibration, trace_id=trace_id, plan_id=plan_id)

@@ -127,9 +127,9 @@ class RememberedFailures:
         if order.runs_code:
             return None
         try:
-            failure = self._history.failures.get(order.trace_id)
+            failure = self._history.failures.get(order.plan_id)
         except PlannerError as error:
-            _log.warning("it is not known whether %s has failed before: %s", order.trace_id, error.problem)
+            _log.warning("it is not known whether %s has failed before: %s", order.plan_id, error.problem)
             return None
         if failure is None or failure.kind not in LASTING:
             return None
@@ -149,10 +149,10 @@ class RememberedFailures:
         seconds, memory = self._settings.trace_seconds, self._settings.trace_memory_bytes
         try:
             self._history.failures.put(
-                Failure(trace_id=order.trace_id, kind=kind, **parts, trace_seconds=seconds, trace_memory_bytes=memory)
+                Failure(plan_id=order.plan_id, kind=kind, **parts, trace_seconds=seconds, trace_memory_bytes=memory)
             )
         except PlannerError as unstored:
-            _log.warning("the failure of %s is not remembered: %s", order.trace_id, unstored.problem)
+            _log.warning("the failure of %s is not remembered: %s", order.plan_id, unstored.problem)
 
 
 LOOK_SECONDS = 2.0

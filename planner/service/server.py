@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import signal
@@ -19,6 +20,8 @@ from typing import Any, TextIO
 
 from planner.distribution import refuse_without
 from planner.errors import PlannerError, SettingError
+from planner.service.errors import StartError
+from planner.service.logs import start_logging
 from planner.service.torch_versions import read_torch_versions
 from planner.settings import Settings
 
@@ -27,16 +30,21 @@ LONGEST_TRACES = 10.0
 """How many times the longest trace an answer may take: a queue before it, several rank classes, the advice."""
 READY_SECONDS = 300.0
 """PyTorch is loaded in seconds; where the paper GPU has to be built first, it takes most of a minute."""
-LOOK_SECONDS = 1.0
+LOOK_SECONDS, SAY_SECONDS = 1.0, 15.0
+"""Between looks at the parts of a service that runs; between words on one that starts."""
+RAY_TRIES = 3
+"""A start that was too slow has read Ray's files into memory for the next one."""
 NEEDED = ("ray", "fastapi", "sqlalchemy", "alembic", "prometheus_client", "torch", "transformers")
+_UP = "Ray is up, the processes of the service are starting"
+_log = logging.getLogger("planner.service")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def run_serve(host: str = HOST, port: int = PORT, database: str = "") -> None:
     """Serve until SIGTERM or SIGINT; prints one line with the address on standard output when jobs can be planned.
 
-    Raises SettingError for a setting, HistoryError for a database, PlannerError for a port that cannot be used, or if
-    something is not installed.
+    Raises SettingError for a setting, HistoryError for a database, StartError for a machine on which it does not come
+    up, PlannerError for a port that cannot be used, or if something is not installed.
     """
     ended = threading.Event()
     out, sys.stdout = sys.stdout, sys.stderr  # Ray talks on both
@@ -77,6 +85,7 @@ def _serve(settings: Settings, host: str, port: int, out: TextIO, ended: threadi
         lines: Any = _OwnLinesOnly(sys.stderr)
         stack.enter_context(contextlib.redirect_stderr(lines))
         stack.enter_context(contextlib.redirect_stdout(lines))
+        start_logging(settings.log_level)
         serving = _on_a_ray_that_runs if os.environ.get("RAY_ADDRESS") else _on_its_own_ray
         lost_parts = stack.enter_context(serving(settings, host, port, ended))
         address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
@@ -96,6 +105,8 @@ def _on_its_own_ray(
 ) -> Iterator[Callable[[], list[str]] | None]:
     """A Ray, the application and HAProxy before it; gives what says which of its parts are lost, None if it ended."""
     from planner.service.front_proxy import front_proxy, listener
+    from planner.service.history.counters import Counters
+    from planner.service.history.store import History
     from planner.service.local_ray import (
         environment,
         free_port_range,
@@ -105,6 +116,7 @@ def _on_its_own_ray(
         lost_parts,
         sweep_dead_instances,
     )
+    from planner.service.metrics import REQUESTS
 
     sweep_dead_instances()
     with contextlib.ExitStack() as stack:
@@ -112,12 +124,29 @@ def _on_its_own_ray(
         folder = stack.enter_context(instance_folder())
         replicas = free_port_range()
         os.environ.update(environment(folder, replicas))
-        stack.enter_context(local_ray(folder))
+        _log.info("Ray is starting")
+        for tries_left in reversed(range(RAY_TRIES)):
+            try:
+                stack.enter_context(local_ray(folder))
+                break
+            except StartError as error:
+                if ended.is_set():
+                    break
+                if not tries_left:
+                    raise
+                _log.warning("%s; it is started again", error.problem)
         stack.enter_context(_signals(ended))  # again: Ray's C++ has put its own handler, which aborts, below Python's
         if ended.is_set():
             yield None
             return
-        proxy = stack.enter_context(front_proxy(folder, listening, replicas, LONGEST_TRACES * settings.trace_seconds))
+        _log.info(_UP)
+        counters = stack.enter_context(Counters(stack.enter_context(History.open(settings.database)).totals))
+
+        def count(method: str, status: int) -> None:
+            counters.add(REQUESTS, {"route": "proxy", "method": method, "status": str(status)})
+
+        longest = LONGEST_TRACES * settings.trace_seconds
+        proxy = stack.enter_context(front_proxy(folder, listening, replicas, longest, count))
         (inner,) = free_ports(1)
         stack.enter_context(_application(settings, "127.0.0.1", inner))
         yield lambda: lost_parts() + ["HAProxy"] * proxy.gave_up
@@ -136,6 +165,7 @@ def _on_a_ray_that_runs(
         if ended.is_set():
             yield None
             return
+        _log.info(_UP)
         with _application(settings, host, port):
             yield list
 
@@ -149,7 +179,12 @@ def _application(settings: Settings, host: str, port: int) -> Iterator[None]:
     from planner.service.local_ray import lost_parts
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
-    serve.start(http_options={"host": host, "port": port})
+    options = {"host": host, "port": port}
+    try:
+        serve.start(http_options=options)
+    except TimeoutError:  # ray 2.60 gives its proxies a minute (HTTP_PROXY_TIMEOUT), and does not wait for them again
+        _log.warning("the proxies of Ray Serve are slow; whether the service answers is seen when it is up")
+        serve.start(http_options=options)
     serve.run(application(settings), name=NAME, route_prefix="/")
     try:
         yield
@@ -163,21 +198,30 @@ def _application(settings: Settings, host: str, port: int) -> Iterator[None]:
 
 
 def _is_ready(address: str, ended: threading.Event) -> bool:
-    """Whether jobs can be planned; False if the end comes first. Raises RuntimeError if neither does."""
-    until = time.monotonic() + READY_SECONDS
+    """Whether jobs can be planned; False if the end comes first. Raises StartError if neither does."""
+    began = said = time.monotonic()
+    _log.info("the processes of the service are up, those that plan load PyTorch")
     reachable = address.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
     problem = ""
-    while time.monotonic() < until:
+    while (now := time.monotonic()) < began + READY_SECONDS:
         try:
             with urllib.request.urlopen(f"{reachable}/readyz", timeout=10):
                 return True
         except urllib.error.HTTPError as error:
             problem = error.read(1000).decode(errors="replace")
+            with contextlib.suppress(ValueError, AttributeError):  # of a proxy before it, which speaks no JSON
+                problem = str(json.loads(problem).get("problem", problem))
         except OSError as error:
             problem = str(error)
+        if now >= said + SAY_SECONDS:
+            _log.info("not ready after %.0f s: %s", now - began, problem)
+            said = now
         if ended.wait(0.25):
             return False
-    raise RuntimeError(f"the service was not ready within {READY_SECONDS:g} s: {problem}")
+    raise StartError(
+        f"the service was not ready within {READY_SECONDS:g} s: {problem}",
+        remedy="start it while the machine has less to do; what its processes said stands above",
+    )
 
 
 @contextlib.contextmanager

@@ -48,6 +48,12 @@ class PricedGpu:
         compute = _compute_of(kernel)
         return KERNEL_SECONDS + max(moved, compute(self, kernel) if compute else 0.0)
 
+    def least_seconds(self, kernel: Kernel) -> float:
+        """What its floating-point operations take at the peak of the GPU: no kernel, and no step, takes less."""
+        rate = self.product_rate(kernel.dtype, loses_bits=_loses_bits(kernel))
+        share = rate / self.product_rate("bfloat16", loses_bits=True)
+        return operations_of(kernel) / (max(self.speed.teraflops, self.products.bfloat16) * 1e12 * share)
+
     def seconds_of_bytes(self, moved_bytes: float) -> float:
         """Through the GPU's own memory."""
         share = MEMORY_SHARES.get(self.record.arch, MEMORY_SHARE)
@@ -75,10 +81,25 @@ def _compute_of(kernel: Kernel) -> Callable[[PricedGpu, Kernel], float] | None:
     return None
 
 
-def _product(gpu: PricedGpu, kernel: Kernel) -> float:
-    """By the tiles that the multiprocessors compute in waves."""
+def operations_of(kernel: Kernel) -> float:
+    """Floating-point operations of products, attention and convolutions; of every other kernel none are counted."""
+    compute = _compute_of(kernel)
+    if compute is _product and (size := _product_size(kernel)) is not None:
+        return 2 * math.prod(size)
+    if compute is _attention and (attended := _attended(kernel)) is not None:
+        return 4 * attended.rows * attended.seen * attended.size * (2.5 if attended.backward else 1)
+    return _operations_of_convolution(kernel) if compute is _convolution else 0.0
+
+
+def _loses_bits(kernel: Kernel) -> bool:
+    """Whether tensor cores may compute what float32 goes into."""
+    return _compute_of(kernel) is not _product or bool(kernel.scalars and kernel.scalars[-1])
+
+
+def _product_size(kernel: Kernel) -> tuple[int, int, int, int] | None:
+    """How many products there are, their rows and columns, and the dimension that is summed."""
     if not kernel.shapes or len(kernel.shapes[-1]) < 2:
-        return 0.0
+        return None
     *given, out = (shape for shape in kernel.shapes if len(shape) >= 2)
     *batch, rows, columns = out
     if kernel.op.endswith("::gemm"):  # two matrices, either of them perhaps transposed, with any leading dims
@@ -87,8 +108,16 @@ def _product(gpu: PricedGpu, kernel: Kernel) -> float:
     else:
         pairs = ((left, right) for left, right in pairwise(given) if (left[-2], right[-1]) == (rows, columns))
         inner = next((left[-1] for left, right in pairs if left[-1] == right[-2]), 0)
-    count = math.prod(batch)
-    rate = gpu.product_rate(kernel.dtype, loses_bits=bool(kernel.scalars and kernel.scalars[-1]))
+    return math.prod(batch), rows, columns, inner
+
+
+def _product(gpu: PricedGpu, kernel: Kernel) -> float:
+    """By the tiles that the multiprocessors compute in waves."""
+    size = _product_size(kernel)
+    if size is None:
+        return 0.0
+    count, rows, columns, inner = size
+    rate = gpu.product_rate(kernel.dtype, loses_bits=_loses_bits(kernel))
     of_one = rate / gpu.record.multiprocessors
     least = math.inf
     for tile_rows, tile_columns, share in _TILES:
@@ -104,27 +133,38 @@ def _product(gpu: PricedGpu, kernel: Kernel) -> float:
 
 
 def _convolution(gpu: PricedGpu, kernel: Kernel) -> float:
+    return _operations_of_convolution(kernel) / gpu.product_rate(kernel.dtype, loses_bits=True)
+
+
+def _operations_of_convolution(kernel: Kernel) -> float:
     """As products of the same operations: one, and two backward (of its input and of its weight)."""
     if len(kernel.shapes) < 3:
         return 0.0
     backward = "backward" in kernel.op
     weight, out = (kernel.shapes[2], kernel.shapes[0]) if backward else (kernel.shapes[1], kernel.shapes[-1])
-    operations = 2 * math.prod(out) * math.prod(weight[1:]) * (2 if backward else 1)
-    return operations / gpu.product_rate(kernel.dtype, loses_bits=True)
+    return 2.0 * math.prod(out) * math.prod(weight[1:]) * (2 if backward else 1)
 
 
-def _attention(gpu: PricedGpu, kernel: Kernel) -> float:
-    """Two products forward, five backward; of half of the square under a causal mask, of less within a window."""
+@dataclass(frozen=True, slots=True)
+class _Attended:
+    """What attention computes: rows of queries with heads of a size, and how many keys each sees, on average."""
+
+    name: str
+    rows: float
+    seen: float
+    size: int
+    backward: bool
+
+
+def _attended(kernel: Kernel) -> _Attended | None:
+    """Half of the square under a causal mask, less within a window."""
     of_heads = [shape for shape in kernel.shapes[:3] if len(shape) in (3, 4)]
     if len(of_heads) < 2:
-        return 0.0
-    backward = "backward" in kernel.op or "bwd" in kernel.op
+        return None
     query, key = of_heads[0], of_heads[-1]
     # (batch, sequence, heads, size), of several lengths without batch; torch's own: (batch, heads, sequence, size).
-    by_sequence = "flash_attn" in kernel.op
-    rows = math.prod(query) / query[-1]
-    keys = key[-3] if by_sequence else key[-2]
-    causal, size = _is_causal(kernel), query[-1]
+    keys = key[-3] if "flash_attn" in kernel.op else key[-2]
+    causal = _is_causal(kernel)
     if "paper_flash_attn_3" in kernel.op:
         name, (_, longest, _, left, *_) = "flash_3", kernel.scalars
         keys = min(keys, longest)
@@ -134,12 +174,20 @@ def _attention(gpu: PricedGpu, kernel: Kernel) -> float:
     else:
         name = "cudnn" if "cudnn" in kernel.op or "fused_attn" in kernel.op else "flash_2"
         seen = keys / 2 if causal else keys
-    speed = attention_speed(gpu.record.arch, name)
-    share = speed.backward if backward else speed.forward
-    share *= seen / (seen + speed.half_length) * (speed.heads_of_64 if size <= 64 else 1.0)
-    computed = next((padded for padded in _HEAD_SIZES if size <= padded), size)
-    operations = 4 * rows * seen * computed * (2.5 if backward else 1)
-    return operations / (gpu.product_rate(kernel.dtype, loses_bits=True) * share)
+    size = query[-1]
+    return _Attended(name, math.prod(query) / size, seen, size, "backward" in kernel.op or "bwd" in kernel.op)
+
+
+def _attention(gpu: PricedGpu, kernel: Kernel) -> float:
+    """Two products forward, five backward."""
+    attended = _attended(kernel)
+    if attended is None:
+        return 0.0
+    speed = attention_speed(gpu.record.arch, attended.name)
+    share = speed.backward if attended.backward else speed.forward
+    share *= attended.seen / (attended.seen + speed.half_length) * (speed.heads_of_64 if attended.size <= 64 else 1.0)
+    padding = next((padded for padded in _HEAD_SIZES if attended.size <= padded), attended.size) / attended.size
+    return operations_of(kernel) * padding / (gpu.product_rate(kernel.dtype, loses_bits=True) * share)
 
 
 _CAUSAL_AT = {

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from planner.hardware import catalog
 from planner.hardware.kernel_speeds import product_speed
-from planner.step_work import Kernel, StepWork
+from planner.step_work import Kernel, LaunchKind, StepWork
 from planner.timing.collective_seconds import seconds_of_collective
 from planner.timing.kernel_seconds import PricedGpu
 from planner.timing.stream_replay import StepSeconds, replay_step
@@ -26,4 +28,9 @@ def time_step(work: StepWork, gpu: str, gpus_per_node: int) -> StepSeconds | Non
             return seconds_of_collective(kernel, speed, gpus_per_node, network)
         return priced.seconds(kernel)
 
-    return replay_step(work, seconds_of)
+    timed = replay_step(work, seconds_of)
+    # Streams beside each other share the multiprocessors: together they compute no faster than the GPU.
+    least = sum(
+        priced.least_seconds(work.kernels[what]) for kind, _, what in work.launches if kind == LaunchKind.KERNEL
+    )
+    return replace(timed, step=max(timed.step, least))

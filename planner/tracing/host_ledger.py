@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from planner.events import Category, Mark, Phase
 from planner.host_events import BatchTaken, HostAlloc, HostBlock, HostCategory, HostEvent, HostFree
+from planner.paper.native_records import local_part
 
 SMALLEST_BYTES = 4096
 """A page. What is smaller (an optimizer's counters of steps) lies in what the C library has taken anyway."""
@@ -35,12 +36,6 @@ def host_category(category: Category) -> HostCategory:
 def when_gone(owner: Any, call: Callable[..., object], *arguments: object) -> None:
     """Call it once `owner` is freed, but not at the end of the process."""
     weakref.finalize(owner, call, *arguments).atexit = False
-
-
-def local_part(tensor: Tensor) -> Tensor:
-    """Of a DTensor the part on this rank; any other tensor itself."""
-    part: Tensor = getattr(tensor, "_local_tensor", tensor)
-    return part
 
 
 class HostLedger:
@@ -150,7 +145,7 @@ class NewStorages(TorchDispatchMode):
         return result
 
     def _storages(self, values: Any) -> list[torch.UntypedStorage]:
-        tensors = (local_part(value) for value in tree_leaves(values))
+        tensors = (local_part(value) for value in tree_leaves(values) if isinstance(value, Tensor))
         mine = (
             tensor
             for tensor in tensors

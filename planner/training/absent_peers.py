@@ -223,6 +223,8 @@ def _gather(self: AbsentPeers, output: Tensor, given: Tensor) -> None:
         for part in (whole[:own], whole[own + 1 :]):
             if part.numel():
                 part.copy_(given)
+    if output.is_cuda and (value := torch.ops.paper.known_value(given)) is not None:
+        torch.ops.paper.remember_value(output, value.expand_as(whole).reshape(output.shape))
 
 
 def _scatter(self: AbsentPeers, output: Tensor, given: Tensor) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import tempfile
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu
 
 from planner.host_events import HostBlock, HostCategory
+from planner.runtime.child import temporary_folder
 
 
 class CheckpointFiles:
@@ -23,7 +23,7 @@ class CheckpointFiles:
         self._open = ExitStack()
 
     def __enter__(self) -> Self:
-        self._folder = Path(self._open.enter_context(tempfile.TemporaryDirectory(prefix="checkpoint-")))
+        self._folder = Path(self._open.enter_context(temporary_folder("checkpoint-")))
         return self
 
     def __exit__(self, *_error: object) -> None:

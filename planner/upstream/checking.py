@@ -42,8 +42,8 @@ def read_digests() -> Mapping[str, Mapping[str, Mapping[str, str]]]:
 def enforce(part: str = "") -> None:
     """Compares the installed packages with the table, once for the process; with what this part of planner needs.
 
-    Raises TraceError where plans could be wrong; logs one warning for each package of an unknown version and one for
-    all that only makes plans say less.
+    Raises TraceError where plans could be wrong; logs one warning for all that only makes plans say less, and without a
+    part one for each package of an unknown version.
     """
     refused: list[Finding] = []
     for package, versions in read_digests().items():
@@ -51,7 +51,7 @@ def enforce(part: str = "") -> None:
         if folder is None:
             continue
         version = minor_of(importlib.metadata.version(package))
-        if version not in versions:
+        if version not in versions and not part:
             _LOG.warning("planner knows %s %s, not %s", package, ", ".join(versions), version)
         findings = compare([entry for entry in table.TABLE if entry.part == part], package, version, folder)
         if reported := [finding for finding in findings if finding.entry.change is not Change.REFUSED]:

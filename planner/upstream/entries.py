@@ -51,7 +51,7 @@ class Entry:
     optional: bool = False
     """Some of the known versions do not have it."""
     part: str = ""
-    """What of planner needs it (`compiling`); empty: every plan. Others do not look at it."""
+    """What of planner needs it (`compiling`, `experts`); empty: every plan. It is looked at when that is reached."""
     created: bool = False
     """Builds of torch without CUDA do not have it: a patch creates it."""
 

@@ -23,7 +23,7 @@ TRANSFORMERS = (
         "transformers.integrations.deepspeed:_hf_deepspeed_config_weak_ref":
             "under its Trainer a model divides itself while it is made",
     }),
-    *mirror(_STAGE_3, targets={
+    *mirror(_STAGE_3, part="deepspeed", targets={
         "transformers.integrations.deepspeed:is_deepspeed_zero3_enabled":
             "reads the config that is put in the place of the Trainer's",
     }),
@@ -31,7 +31,7 @@ TRANSFORMERS = (
         "transformers.modeling_utils:PreTrainedModel._from_config PreTrainedModel._resolve_parallel_plans":
             "a model from its config alone; its own plans for tensor and expert parallelism",
     }),
-    *mirror(_MIXTURES, optional=True, targets={
+    *mirror(_MIXTURES, optional=True, part="experts", targets={
         "transformers.integrations.moe:grouped_mm_experts_forward":
             "whole numbers that it copies to the host are found by the names of its variables (paper/values.py)",
     }),
@@ -41,7 +41,7 @@ DEEPSPEED = (
     *patch("deepspeed world", _STAGE_3, has_source=False, targets={
         "torch.nn.functional:linear": "deepspeed.zero.Init leaves its own in its place: afterwards torch's is put back",
     }),
-    *patch("deepspeed world", _STAGE_3, targets={
+    *patch("deepspeed world", _STAGE_3, part="deepspeed", targets={
         "deepspeed.comm.torch:build_shm_op":
             "compiles a reduction between CPUs at run time; what reduces is torch's process group",
     }),
@@ -55,12 +55,12 @@ DEEPSPEED = (
         "deepspeed.runtime.engine:DeepSpeedEngine.__init__ deepspeed.runtime.zero.partition_parameters:Init.__init__":
             "from here on what a program's DeepSpeed gives up depends on when its events pass",
     }),
-    *patch("deepspeed memory", _STAGES_1_2, targets={
+    *patch("deepspeed memory", _STAGES_1_2, part="deepspeed", targets={
         "deepspeed.accelerator.cuda_accelerator:CUDA_Accelerator.available_memory":
             "asks NVML of the machine that plans; stages 1 and 2 flatten on the device if the GPU that is planned for "
             "has the memory",
     }),
-    *patch("deepspeed roles", _STAGE_3, change=Change.REPORTED, targets={
+    *patch("deepspeed roles", _STAGE_3, change=Change.REPORTED, part="deepspeed", targets={
         "deepspeed.runtime.zero.partitioned_param_coordinator:PartitionedParameterCoordinator."
         "_PartitionedParameterCoordinator__all_gather_params_":
             "allocates what is gathered, which is told as communication",
@@ -68,12 +68,12 @@ DEEPSPEED = (
         "DeepSpeedZeroOptimizer_Stage3._DeepSpeedZeroOptimizer_Stage3__avg_scatter_contiguous_grads":
             "allocates what is reduced, which is told as communication",
     }),
-    *patch("deepspeed roles", _STAGES_1_2, change=Change.REPORTED, targets={
+    *patch("deepspeed roles", _STAGES_1_2, change=Change.REPORTED, part="deepspeed", targets={
         "deepspeed.runtime.zero.stage_1_and_2:DeepSpeedZeroOptimizer.setup_buckets "
         "DeepSpeedZeroOptimizer.copy_grads_in_partition DeepSpeedZeroOptimizer._optimizer_step":
             "allocates buckets and gradients of the partition, which are told by what they are for",
     }),
-    *patch("deepspeed roles", _STAGES_1_2, change=Change.REPORTED, optional=True, targets={
+    *patch("deepspeed roles", _STAGES_1_2, change=Change.REPORTED, optional=True, part="deepspeed", targets={
         "deepspeed.runtime.zero.stage_1_and_2:DeepSpeedZeroOptimizer._build_compact_grad_partition_buffer":
             "allocates gradients of the partition since DeepSpeed 0.19",
     }),

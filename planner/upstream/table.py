@@ -58,7 +58,16 @@ def patch_targets(
         raise ValueError(f"patches of {group!r} differ from the table: {sorted(given.keys() ^ expected.keys())}")
     with ExitStack() as stack:
         for target, entry in expected.items():
-            owner, name = _owner_of(entry)
+            try:
+                owner, name = _owner_of(entry)
+            except ImportError as failure:
+                if entry.optional:
+                    continue
+                raise TraceError(
+                    f"{entry.module} cannot be imported, of which planner replaces {entry.name} ({entry.why}):"
+                    f" {failure}",
+                    remedy="install what it imports where planner runs",
+                ) from failure
             if owner is None or not (hasattr(owner, name) or entry.created):
                 if entry.optional:
                     continue
@@ -74,12 +83,14 @@ def patch_targets(
 def _owner_of(entry: Entry) -> tuple[Any, str]:
     """The module or class that has the target, imported where it has to be, and the target's name in it.
 
-    None for an owner that is not there.
+    None for an owner that is not there. Raises ImportError for a module that is there and lacks something itself.
     """
     *path, name = entry.name.split(".")
     try:
         owner: Any = importlib.import_module(entry.module)
-    except ImportError:
+    except ModuleNotFoundError as failure:
+        if not f"{entry.module}.".startswith(f"{failure.name}."):
+            raise
         return None, name
     for part in path:
         owner = getattr(owner, part, None)

@@ -71,6 +71,10 @@ PRIVATE = (
     *private("tests/traces/test_kernels_sized_by_data.py", has_source=False, targets={
         "torch._C:_current_autograd_node": "which backward reads a value that a tensor on paper lacks",
     }),
+    *private("tests/running/test_function_transforms.py", has_source=False, targets={
+        "torch._C._functorch:is_functorch_wrapped_tensor get_unwrapped": "whose memory a tensor inside a transform has",
+        "torch._C:_has_storage": "whether a tensor has memory of its own",
+    }),
     *private(_KERNELS, has_source=False, targets={
         "torch._C:DisableTorchFunction": "a kernel's own call of an operator is not the program's",
         "torch.utils._pytree:tree_map": "arguments of kernels in lists and tuples",

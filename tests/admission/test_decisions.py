@@ -168,3 +168,16 @@ def test_a_policy_that_cannot_be_used_is_said(tmp_path: Path, text: str, said: s
 
     with pytest.raises(SettingError, match=said):
         Policy.read({}, file)
+
+
+@pytest.mark.parametrize(
+    ("text", "unplannable"),
+    [("", "admit"), ("unplanned = refuse", "refuse"), ("unplanned = refuse\nunplannable = admit", "admit")],
+)
+def test_what_cannot_be_planned_is_treated_as_what_has_no_spec_unless_the_file_says_otherwise(
+    tmp_path: Path, text: str, unplannable: str
+) -> None:
+    file = tmp_path / "admission.ini"
+    file.write_text(f"[admission]\n{text}\n")
+
+    assert Policy.read({}, file).unplannable == unplannable

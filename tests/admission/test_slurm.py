@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import time
+import urllib.parse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -421,6 +422,26 @@ def test_what_a_policy_says_of_the_unplannable_is_done_to_who_waited_for_long(
     assert [command[1] for command in ran[3:]] == commands
 
 
+def test_the_lines_of_a_refusal_stand_apart_in_a_cancelled_jobs_comment(answering: Any, tmp_path: Path) -> None:
+    plan, ran = "pl-" + "a" * 26, []
+    refused = [
+        "refuse",
+        "exceeds",
+        "planner: refused: x does not fit (uncalibrated)",
+        "planner: the smallest change: y",
+    ]
+    (tmp_path / plan).write_text("\n".join(refused) + "\n")
+
+    def run(command: Sequence[str]) -> str:
+        ran.append(list(command))
+        return f"7|planner:held:{plan}\n" if command[0] == "squeue" else ""
+
+    HeldJobs(tmp_path, Client(answering.url), Policy(), run=run).update()
+
+    said = "planner: refused: x does not fit (uncalibrated); planner: the smallest change: y"
+    assert ran[1:] == [["scontrol", "update", "JobId=7", f"AdminComment={said}"], ["scancel", "7"]]
+
+
 def test_the_controller_refuses_unchecked_jobs_where_the_site_wants_it(
     site: Any, sbatch: Run, job_file: JobFile
 ) -> None:
@@ -430,6 +451,18 @@ def test_the_controller_refuses_unchecked_jobs_where_the_site_wants_it(
 
     assert ended.returncode == 1
     assert "planner: refused: the job was not checked: unreachable" in ended.stderr
+
+
+def test_a_spec_that_cannot_be_used_is_none_for_a_controller_that_insists_on_one(
+    site: Any, sbatch: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "broken.yaml").write_text("model: 7\n")
+    site({"UNPLANNED": "refuse"})
+    ended = sbatch(comment="planner:broken.yaml")
+
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert "planner: warning: the job's spec cannot be used: " in ended.stderr
+    assert "planner: refused: the job was not checked: unplannable" in ended.stderr
 
 
 @pytest.mark.parametrize(("unplanned", "code"), [("admit", 0), ("refuse", 1)])
@@ -518,6 +551,43 @@ def test_the_controllers_files_say_what_the_policy_says(service: Any, job_file: 
     assert found["large"].startswith("refuse\nexceeds\nplanner: refused: large does not fit: rank 0 needs")
     assert all(path.stat().st_mode & 0o777 == 0o644 for path in (tmp_path / "verdicts").iterdir())
     assert all(slurm.PLAN_ID.fullmatch(path.name) for path in (tmp_path / "verdicts").iterdir())
+
+
+def test_files_of_plans_that_the_service_has_forgotten_go_and_come_back_with_them(
+    answering: Any, tmp_path: Path
+) -> None:
+    kept, old = "pl-" + "a" * 26, "pl-" + "b" * 26
+    for name in (old, f".{old}.4711", "somebody's notes"):
+        (tmp_path / name).write_text("admit\nfits\n")
+    clock = [0.0]
+    keeper = slurm.Verdicts(tmp_path, Client(answering.url), Policy(), now=lambda: clock[0])
+
+    def names_after(at: float, *listed: str) -> set[str]:
+        clock[0], answering.answers[:] = at, []
+        answering.says(200, {"plans": [{"plan_id": each, "verdict": "fits", "stored_at": "x"} for each in listed]})
+        keeper.update()
+        return {path.name for path in tmp_path.iterdir()}
+
+    assert names_after(0.0, kept) == {kept, "somebody's notes"}
+    assert names_after(1.0, old) == {kept, old, "somebody's notes"}  # the newest only were asked for
+    assert names_after(slurm.SWEEP_SECONDS, old) == {old, "somebody's notes"}
+    assert names_after(slurm.SWEEP_SECONDS + 1, kept, old) == {kept, old, "somebody's notes"}
+
+
+def test_plans_that_were_stored_at_one_moment_are_all_found_whatever_page_ends_between_them(
+    answering: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("planner.admission.slurm._PAGE", 2)
+    ids = [f"pl-{letter * 26}" for letter in "abc"]
+    rows = [{"plan_id": each, "verdict": "fits", "stored_at": "2026-01-01T00:00:00.000001Z"} for each in ids]
+    for page in (rows[:2], rows[1:], rows[2:]):
+        answering.says(200, {"plans": page})
+    slurm.Verdicts(tmp_path, Client(answering.url), Policy()).update()
+
+    assert {path.name for path in tmp_path.iterdir()} == set(ids)
+    questions = [urllib.parse.parse_qs(each.path.partition("?")[2]) for each in answering.asked]
+    later = "2026-01-01T00:00:00.000002+00:00"
+    assert questions == [{"limit": ["2"]}, {"limit": ["2"], "before": [later]}, {"limit": ["2"], "before": [later]}]
 
 
 def test_a_plan_that_was_forgotten_holds_up_no_other(answering: Any, tmp_path: Path) -> None:

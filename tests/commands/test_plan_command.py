@@ -188,6 +188,47 @@ def test_the_snapshot_is_replayed_address_by_address(job: Written, tmp_path: Pat
     )
 
 
+STAGES = """
+model: {decoder: {layers: 2, hidden: 128, heads: 2, kv_heads: 2, ffn: 256, vocab: 32768}}
+train: {sequence_length: 64, micro_batch_size: 2, gradient_accumulation_steps: 2, iterations: 2}
+parallel: {pp: 2}
+cluster: {gpus_per_node: 2, gpu: {total_bytes: 80GiB, arch: sm_80}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("asked", "rank", "said"),
+    [
+        ([], 1, "rank 1, which has the least headroom (--rank for another)"),
+        (["--rank", "0"], 0, "rank 0"),
+    ],
+)
+def test_the_snapshot_is_of_the_fullest_rank_class_or_of_the_rank_that_is_asked_for(
+    tmp_path: Path, capsys: Shown, asked: list[str], rank: int, said: str
+) -> None:
+    job, path = tmp_path / "stages.yaml", tmp_path / "memory.pickle"
+    job.write_text(STAGES, encoding="utf-8")
+
+    assert cli.main(["plan", str(job), "--format", "json", "--snapshot", str(path), *asked]) == 0
+
+    shown = capsys.readouterr()
+    peaks = [each["peak"]["allocated_bytes"] for each in json.loads(shown.out)["rank_classes"]]
+    assert peaks[1] > peaks[0]
+    assert f"{path} is of {said}\n" in shown.err
+    assert cli.main(["replay", str(path), "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["devices"][0]["peak_allocated_bytes"] == peaks[rank]
+
+
+def test_a_rank_that_the_job_does_not_have_is_refused(job: Written, tmp_path: Path, capsys: Shown) -> None:
+    path = tmp_path / "memory.pickle"
+
+    assert cli.main(["plan", job(), "--snapshot", str(path), "--rank", "2"]) == 2
+    assert "the plan has no rank 2\n  allowed: 0-1" in capsys.readouterr().err
+    assert not path.exists()
+    assert cli.main(["plan", job(), "--rank", "0"]) == 2
+    assert "--rank says of which rank --snapshot is" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("option", ["--timeline", "--snapshot"])
 def test_a_file_that_cannot_be_written_is_exit_code_2(job: Written, tmp_path: Path, capsys: Shown, option: str) -> None:
     nowhere = tmp_path / "nowhere" / "file"

@@ -26,7 +26,38 @@ def snapshot(tmp_path: Path) -> Path:
 def test_a_snapshot_is_replayed_address_by_address(snapshot: Path, capsys: Shown) -> None:
     assert cli.main(["replay", str(snapshot)]) == 0
 
-    assert "Every address and every segment is the recorded one." in capsys.readouterr().out
+    said = "Every address and every segment is the recorded one: 3 allocations and 2 segments were replayed.\n"
+    assert capsys.readouterr().out.endswith(said)
+
+
+def test_what_was_there_before_the_recording_is_told_from_what_was_replayed(snapshot: Path, capsys: Shown) -> None:
+    """A history that holds its last entry alone, as `max_entries=1` records it."""
+    content = pickle.loads(snapshot.read_bytes())
+    content["device_traces"] = [[entry for entry in content["device_traces"][0] if entry["action"] == "alloc"][-1:]]
+    snapshot.write_bytes(pickle.dumps(content))
+
+    assert cli.main(["replay", str(snapshot)]) == 0
+
+    said = capsys.readouterr().out
+    assert "  held before       1 block, 3.00 MiB: not replayed\n" in said
+    assert said.endswith(
+        "Every address and every segment is the recorded one: 1 allocation and 0 segments were replayed.\n"
+    )
+
+
+def test_a_list_of_segments_without_a_history_says_how_to_record_one(snapshot: Path, capsys: Shown) -> None:
+    """What `torch.cuda.memory_snapshot()` returns."""
+    snapshot.write_bytes(pickle.dumps(pickle.loads(snapshot.read_bytes())["segments"]))
+
+    assert cli.main(["replay", str(snapshot)]) == 2
+
+    said = " ".join(capsys.readouterr().err.split())
+    assert "the snapshot holds no trace" in said
+    assert "call torch.cuda.memory._record_memory_history() before the step that is to be recorded" in said
+    assert cli.main(["explain", str(snapshot)]) == 0
+    assert (
+        "device 0: the state in the snapshot\n  allocated                         0.03 GiB\n" in capsys.readouterr().out
+    )
 
 
 def test_as_json_it_is_one_object_of_the_contract(snapshot: Path, capsys: Shown) -> None:
@@ -40,6 +71,8 @@ def test_as_json_it_is_one_object_of_the_contract(snapshot: Path, capsys: Shown)
                 "events": 4,
                 "addresses": {"matched": 3, "total": 3},
                 "segments": {"matched": 2, "total": 2},
+                "blocks_before": 0,
+                "bytes_before": 0,
                 "peak_allocated_bytes": 33 * MIB,
                 "peak_reserved_bytes": 50 * MIB,
                 "first_difference": None,

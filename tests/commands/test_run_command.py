@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import subprocess
 import sys
@@ -44,6 +45,16 @@ for step in range(4):
     optimizer.zero_grad()
     if dist.get_rank() == 0:
         print(loss.item())
+"""
+TEACHES = """
+import torch
+teacher, model = (torch.nn.Linear(64, 64, device="cuda") for _ in range(2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(5):
+    with torch.no_grad():
+        target = teacher(torch.zeros(2, 64, device="cuda"))
+    (model(target) - target).sum().backward()
+    optimizer.step()
 """
 GROWS = """
 import torch
@@ -110,6 +121,18 @@ def test_a_gpu_that_the_catalog_does_not_have_is_given_by_its_figures(tmp_path: 
     assert load_job(spec).cluster.gpu == Gpu(total_bytes=19 * GIB // 2, arch="sm_80")
 
 
+def test_nothing_of_planners_is_left_among_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program, folder = tmp_path / "compiled.py", tmp_path / "temporary"
+    program.write_text(LARGE.replace("65536", "64").replace("while True:", "model = torch.compile(model)\nwhile True:"))
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setenv("PLANNER_CACHE", "none")
+    ended = planner("run", "--allow-writes", "--patience", "0", "--", "python", str(program))
+
+    assert ended.returncode == 0, ended.stderr
+    assert {path.name for path in folder.iterdir()} <= {f"torchinductor_{getpass.getuser()}"}  # torch's own
+
+
 def test_a_program_that_does_not_fit(tmp_path: Path) -> None:
     path = tmp_path / "large.py"
     path.write_text(LARGE)
@@ -132,13 +155,27 @@ def test_the_first_rank_is_not_taken_for_the_others(tmp_path: Path) -> None:
 
     assert ended.returncode == 0, ended.stderr
     heads = [line for line in ended.stdout.splitlines() if line.startswith("rank")]
-    assert heads == ["ranks 1-3, like rank 1", "rank 0, like rank 0"]  # the fullest first
+    assert heads == ["ranks 1-3, like rank 1", "rank 0"]  # the fullest first
     said = " ".join(ended.stdout.split())
     assert (
         "with the same allocations ranks 1-3 hold 64.00 MiB more at the peak than rank 0: there the host reads" in said
     )
     assert f"reads values of the GPU ({tmp_path.name}/reads.py:13), waits for it by that" in said
     assert "not every rank was run: 1-3 are taken to do as rank 1 does" in said
+
+
+def test_forwards_without_gradients_within_iterations_are_told_from_evaluations(tmp_path: Path) -> None:
+    path = tmp_path / "distils.py"
+    path.write_text(TEACHES)
+
+    ended = planner("run", "--allow-writes", "--format", "json", "--", "python", str(path))
+
+    found = json.loads(ended.stdout)
+    assert "eval" in {phase["phase"] for phase in found["rank_classes"][0]["phases"]}
+    assert found["unseen"] == [
+        "no evaluation was seen besides the forwards without gradients that are part of iterations",
+        "no checkpoint was seen being saved",
+    ]
 
 
 def test_a_schedule_is_said_and_its_steps_are_run(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -86,6 +87,10 @@ class Answering:
     asked: list[Asked] = field(default_factory=list)
     held: threading.Event = field(default_factory=threading.Event)
     """Set: requests are answered."""
+    hangs_at: str = ""
+    """From the first request to such a path on none is answered."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    """What answers take, by path."""
 
     def says(self, status: int, document: Any, **headers: str) -> None:
         body = document if isinstance(document, bytes) else json.dumps(document).encode()
@@ -108,7 +113,10 @@ def answering_service() -> Iterator[Answering]:
             packed = self.headers.get("Content-Type") == "application/gzip"
             body = sent if packed else json.loads(sent) if length else None
             found.asked.append(Asked(self.command, self.path, dict(self.headers), body))
+            if found.hangs_at and self.path.startswith(found.hangs_at):
+                found.held.clear()
             found.held.wait(20)
+            time.sleep(found.seconds.get(self.path, 0))
             status, headers, answer = found.answers.pop(0) if len(found.answers) > 1 else found.answers[0]
             self.send_response(status)
             for name, value in {"Content-Type": "application/json", **headers}.items():

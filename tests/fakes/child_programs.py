@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import SpecError
+from planner.runtime.child import temporary_folder
 from planner.runtime.messages import AnswerWriter
 
 MIB = 2**20
@@ -229,3 +230,12 @@ def _own_tree() -> set[int]:
         found.add(process)
         process = int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
     return found
+
+
+def makes_a_temporary_folder(ending: str, answer: AnswerWriter) -> None:
+    with temporary_folder("test-") as folder:
+        Path(folder, "file").write_text("of the test")
+        answer.write("folder", folder.encode())
+        if ending == "ends its process":
+            os._exit(0)
+        time.sleep(60 if ending == "takes too long" else 0)

@@ -24,7 +24,7 @@ from planner.planning.pipeline import refuse_unplannable
 from planner.records import to_plain
 from planner.service.history.job_changes import check_change
 from planner.service.http.body_readers import JSON, YAML, read_job, read_object
-from planner.service.http.jobs import change_of
+from planner.service.http.job_reports import change_of
 from planner.service.http.problems import MOST_BYTES, problem
 from planner.service.orders import order_of
 from planner.service.validation import requests as requests

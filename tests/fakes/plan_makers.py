@@ -89,6 +89,8 @@ class FakePool:
     advises: bool = True
     broken: Exception | None = None
     """Why no worker starts."""
+    stops: Callable[[], Awaitable[None]] | None = None
+    """What happens where a worker is told to end its work."""
     hired: int = 0
     killed: int = 0
     stopped: int = 0
@@ -123,6 +125,8 @@ class FakeWorker:
 
     async def stop(self) -> None:
         self._pool.stopped += 1
+        if self._pool.stops is not None:
+            await self._pool.stops()
 
     def kill(self) -> None:
         self._pool.killed += 1

@@ -8,35 +8,64 @@ import pytest
 
 from planner.errors import SpecError
 from planner.hardware import catalog
-from planner.hardware.gpus import ARCHITECTURES as KNOWN
+from planner.hardware.architectures import ARCHITECTURES as KNOWN
 from planner.hardware.gpus import GpuRecord
 from planner.job import named_gpus
 
 ARCHITECTURES = {
+    "P100-PCIE-16GB": "sm_60",
+    "P100-SXM2-16GB": "sm_60",
     "V100-SXM2-16GB": "sm_70",
     "V100-SXM2-32GB": "sm_70",
     "V100-PCIE-16GB": "sm_70",
     "V100-PCIE-32GB": "sm_70",
+    "V100S-PCIE-32GB": "sm_70",
     "T4-16GB": "sm_75",
+    "A2-16GB": "sm_86",
+    "A16-16GB": "sm_86",
+    "A10-24GB": "sm_86",
     "A10G-24GB": "sm_86",
     "L4-24GB": "sm_89",
+    "L20-48GB": "sm_89",
+    "L40-48GB": "sm_89",
     "L40S-48GB": "sm_89",
     "A40-48GB": "sm_86",
     "A30-PCIE-24GB": "sm_80",
+    "RTX-A4000-16GB": "sm_86",
+    "RTX-A5000-24GB": "sm_86",
+    "RTX-A6000-48GB": "sm_86",
+    "RTX2080Ti-11GB": "sm_75",
+    "RTX3060-12GB": "sm_86",
     "RTX3090-24GB": "sm_86",
+    "RTX3090Ti-24GB": "sm_86",
+    "RTX4060Ti-16GB": "sm_89",
+    "RTX4070Ti-12GB": "sm_89",
     "RTX4090-24GB": "sm_89",
     "RTX6000-Ada-48GB": "sm_89",
     "RTX5090-32GB": "sm_120",
+    "RTX-PRO-6000-Server-96GB": "sm_120",
+    "RTX-PRO-6000-Workstation-96GB": "sm_120",
+    "RTX-PRO-6000-MaxQ-96GB": "sm_120",
     "A100-SXM-40GB": "sm_80",
     "A100-PCIE-40GB": "sm_80",
     "A100-SXM-80GB": "sm_80",
     "A100-PCIE-80GB": "sm_80",
+    "A800-SXM-80GB": "sm_80",
+    "A800-PCIE-80GB": "sm_80",
     "H100-PCIE-80GB": "sm_90",
     "H100-SXM-80GB": "sm_90",
     "H100-NVL-94GB": "sm_90",
+    "H800-SXM-80GB": "sm_90",
+    "H800-PCIE-80GB": "sm_90",
+    "H20-SXM-96GB": "sm_90",
+    "H20-SXM-141GB": "sm_90",
     "H200-SXM-141GB": "sm_90",
     "B200-SXM-180GB": "sm_100",
+    "B300-SXM-288GB": "sm_103",
+    "MI210-64GB": "gfx90a",
+    "MI250X-64GB": "gfx90a",
     "MI300X-192GB": "gfx942",
+    "MI325X-256GB": "gfx942",
     "GB10-128GB": "sm_121",
     "GH200-96GB": "sm_90",
     "GH200-144GB": "sm_90",
@@ -74,10 +103,51 @@ def test_an_architecture_has_the_multiprocessors_of_its_reference_gpu(arch: str)
     assert (reference.arch, reference.multiprocessors) == (arch, KNOWN[arch].multiprocessors)
 
 
+PEAKS = [
+    ("P100-PCIE-16GB", 128, 1.3),
+    ("P100-SXM2-16GB", 128, 1.48),
+    ("V100S-PCIE-32GB", 1024, 1.597),
+    ("A2-16GB", 1024, 1.77),
+    ("A16-16GB", 1024, 1.755),
+    ("A10-24GB", 1024, 1.695),
+    ("L20-48GB", 512, 2.52),
+    ("L40-48GB", 512, 2.49),
+    ("RTX-A4000-16GB", 1024, 1.56),
+    ("RTX-A5000-24GB", 1024, 1.695),
+    ("RTX-A6000-48GB", 1024, 1.8),
+    ("RTX2080Ti-11GB", 512, 1.545),
+    ("RTX3060-12GB", 512, 1.777),
+    ("RTX3090Ti-24GB", 512, 1.86),
+    ("RTX4060Ti-16GB", 512, 2.535),
+    ("RTX4070Ti-12GB", 512, 2.61),
+    ("RTX-PRO-6000-Server-96GB", 1024, 2.43),
+    ("RTX-PRO-6000-Workstation-96GB", 1024, 2.617),
+    ("RTX-PRO-6000-MaxQ-96GB", 1024, 2.28),
+    ("A800-SXM-80GB", 2048, 1.41),
+    ("MI210-64GB", 1024, 1.7),
+    ("MI250X-64GB", 1024, 1.7),
+    ("MI325X-256GB", 2048, 2.1),
+]
+"""What a multiprocessor computes in a cycle, without sparsity and with sums in float32, and the boost clock in GHz:
+architecture whitepapers of NVIDIA and AMD; clocks of TechPowerUp and, of RTX PRO 6000, NVIDIA's product brief
+SP-12355 and whitepaper."""
+
+
+@pytest.mark.parametrize(("name", "operations_a_cycle", "ghz"), PEAKS)
+def test_a_dense_peak_is_what_all_multiprocessors_compute_at_the_boost_clock(
+    name: str, operations_a_cycle: int, ghz: float
+) -> None:
+    speed, gpu = catalog.speed_of(name), catalog.gpus()[name]
+
+    assert speed is not None
+    assert speed.teraflops == pytest.approx(gpu.multiprocessors * operations_a_cycle * ghz / 1000, rel=0.01)
+
+
 def test_no_two_gpus_have_one_product() -> None:
     products = [gpu.product for gpu in catalog.gpus().values() if gpu.product]
 
-    assert len(products) == len(set(products)) == len(ARCHITECTURES) - 2  # the MI300X is not NVIDIA's
+    assert len(products) == len(set(products))
+    assert len(products) == sum(arch.startswith("sm_") for arch in ARCHITECTURES.values())
 
 
 @pytest.mark.parametrize(
@@ -115,10 +185,10 @@ def test_schedulers_names_lead_to_all_gpus_that_they_may_mean(alias: str, names:
 
 def test_an_unknown_gpu_is_answered_with_the_nearest_ones() -> None:
     with pytest.raises(SpecError) as caught:
-        named_gpus.look_up("L40-48GB")
+        named_gpus.look_up("L40X-48GB")
 
-    assert caught.value.remedy == "did you mean `L40S-48GB`?"
-    assert caught.value.allowed.startswith("L40S-48GB, ")
+    assert caught.value.remedy == "did you mean `L40-48GB`?"
+    assert caught.value.allowed.startswith("L40-48GB, L40S-48GB, ")
 
 
 def test_a_name_that_is_like_nothing_is_answered_with_the_whole_catalog() -> None:
@@ -147,6 +217,40 @@ def test_a_name_that_is_like_nothing_is_answered_with_the_whole_catalog() -> Non
         ("Tesla T4", "T4-16GB"),
         ("v100", "V100-SXM2-16GB"),
         ("AMD Instinct MI300X", "MI300X-192GB"),
+        ("A10", "A10-24GB"),
+        ("NVIDIA-A10", "A10-24GB"),
+        ("NVIDIA-A10G", "A10G-24GB"),
+        ("RTX A6000", "RTX-A6000-48GB"),
+        ("rtx_a6000", "RTX-A6000-48GB"),
+        ("A6000", "RTX-A6000-48GB"),
+        ("NVIDIA-RTX-A5000", "RTX-A5000-24GB"),
+        ("a4000", "RTX-A4000-16GB"),
+        ("NVIDIA-A800-SXM4-80GB", "A800-SXM-80GB"),
+        ("A800 80GB PCIe", "A800-PCIE-80GB"),
+        ("H800", "H800-SXM-80GB"),
+        ("H800 PCIe", "H800-PCIE-80GB"),
+        ("NVIDIA H20", "H20-SXM-96GB"),
+        ("H20-3e", "H20-SXM-141GB"),
+        ("L40", "L40-48GB"),
+        ("NVIDIA-L20", "L20-48GB"),
+        ("A2", "A2-16GB"),
+        ("a16", "A16-16GB"),
+        ("RTX 3060", "RTX3060-12GB"),
+        ("3090 Ti", "RTX3090Ti-24GB"),
+        ("GeForce RTX 3090 Ti", "RTX3090Ti-24GB"),
+        ("3090", "RTX3090-24GB"),
+        ("RTX 4060 Ti 16GB", "RTX4060Ti-16GB"),
+        ("4070ti", "RTX4070Ti-12GB"),
+        ("NVIDIA-GeForce-RTX-2080-Ti", "RTX2080Ti-11GB"),
+        ("V100S", "V100S-PCIE-32GB"),
+        ("P100", "P100-PCIE-16GB"),
+        ("RTX PRO 6000", "RTX-PRO-6000-Server-96GB"),
+        ("RTX PRO 6000 Blackwell Workstation Edition", "RTX-PRO-6000-Workstation-96GB"),
+        ("RTX PRO 6000 Max-Q", "RTX-PRO-6000-MaxQ-96GB"),
+        ("B300", "B300-SXM-288GB"),
+        ("MI210", "MI210-64GB"),
+        ("AMD Instinct MI250X", "MI250X-64GB"),
+        ("MI325X", "MI325X-256GB"),
     ],
 )
 def test_people_nvidia_smi_and_node_labels_may_call_a_gpu_as_they_do(written: str, name: str) -> None:
@@ -173,12 +277,13 @@ def test_every_alias_leads_to_one_of_its_gpus(alias: str) -> None:
         "nvidia",
         "RTX",
         "80GB",
-        "L40",
+        "L41",
         "RTX 6000",
         "H100-MIG-1g.20tb",
         "MIG 1g.10gb",
         "NVIDIA-H100-80GB-HBM3-SHARED",
-        "H800",
+        "RTX 4070 Ti SUPER",
+        "H900",
         "x" * 500,
     ],
 )

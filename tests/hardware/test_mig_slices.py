@@ -63,10 +63,25 @@ def test_a_slice_is_less_than_its_gpu_and_names_where_its_figures_are_from(part:
         ("A100-SXM4-40GB MIG 1c.3g.20gb", "A100-SXM-40GB:3g.20gb"),
         ("nvidia_a100_3g.39gb", "A100-SXM-80GB:3g.40gb"),
         ("1g.23gb", "B200-SXM-180GB:1g.23gb"),
+        ("NVIDIA A800 80GB PCIe MIG 7g.80gb", "A800-PCIE-80GB:7g.80gb"),
+        ("H800:1g.10gb", "H800-SXM-80GB:1g.10gb"),
+        ("NVIDIA-H20-MIG-1g.12gb", "H20-SXM-96GB:1g.12gb"),
+        ("RTX PRO 6000 1g.24gb", "RTX-PRO-6000-Server-96GB:1g.24gb"),
     ],
 )
 def test_a_slice_is_found_by_what_people_and_schedulers_call_it(written: str, name: str) -> None:
     assert named_gpus.look_up(written).name == name
+
+
+@pytest.mark.parametrize(("sold_apart", "alike"), [("A800", "A100"), ("H800", "H100")])
+@pytest.mark.parametrize("socket", ["SXM", "PCIE"])
+def test_gpus_that_differ_in_nvlink_alone_have_the_same_slices(sold_apart: str, alike: str, socket: str) -> None:
+    one, other = (
+        [(part.slice, part.total_bytes, part.multiprocessors) for part in catalog.slices()[f"{name}-{socket}-80GB"]]
+        for name in (sold_apart, alike)
+    )
+
+    assert one == other
 
 
 def test_a_profile_that_a_gpu_does_not_have_is_refused_with_those_it_has() -> None:

@@ -10,7 +10,7 @@ from planner.service.history.plan_table import Failure
 from planner.service.history.store import DeletedCounts, History, Retention
 
 FAILURE = Failure(
-    trace_id="a" * 64,
+    plan_id="a" * 64,
     kind="TraceLimitError",
     problem="the job was not traced within 120 s",
     allowed="at most 120 s for a trace",
@@ -37,7 +37,7 @@ def test_the_last_failure_of_a_trace_counts(history: History) -> None:
 
 def test_failures_are_forgotten_by_age_since_their_last_use_and_by_number(history: History, clock: Any) -> None:
     for name in "abc":
-        history.failures.put(replace(FAILURE, trace_id=name * 64))
+        history.failures.put(replace(FAILURE, plan_id=name * 64))
         clock.passes(days=20)
     history.failures.get("a" * 64)
     clock.passes(days=20)

@@ -121,6 +121,43 @@ def test_a_disk_without_room_for_a_plan_is_found_out_by_a_probe(disk: Path, plan
         Writability(history._database).probe()
 
 
+def test_a_file_that_was_moved_away_is_neither_written_nor_made_anew(tmp_path: Path, plan: Callable[..., Plan]) -> None:
+    file, away = tmp_path / "history.db", tmp_path / "away.db"
+    with History.open(f"sqlite:///{file}") as history:
+        history.plans.put(plan(1))
+        history.probe()
+        file.rename(away)
+
+        for use in (history.probe, lambda: history.plans.put(plan(2)), history.plans.newest):
+            with pytest.raises(HistoryUnavailableError, match="its file was moved or deleted") as refused:
+                use()
+        assert refused.value.place == f"sqlite:///{file}"
+        assert not file.exists()
+
+        away.rename(file)
+        history.probe()
+        assert [each.plan_id for each in history.plans.newest()] == [plan(1).plan_id]
+
+
+def test_a_file_in_the_place_of_one_that_was_moved_away_is_the_history_from_then_on(
+    tmp_path: Path, plan: Callable[..., Plan]
+) -> None:
+    file, other = tmp_path / "history.db", tmp_path / "other.db"
+    for number, path in enumerate((file, other), 1):
+        with History.open(f"sqlite:///{path}") as history:
+            history.plans.put(plan(number))
+    with History.open(f"sqlite:///{file}") as history:
+        assert [each.plan_id for each in history.plans.newest()] == [plan(1).plan_id]
+        file.rename(tmp_path / "away.db")
+        other.rename(file)
+
+        assert [each.plan_id for each in history.plans.newest()] == [plan(2).plan_id]
+        history.plans.put(plan(3))
+
+    with History.open(f"sqlite:///{file}") as history:
+        assert {each.plan_id for each in history.plans.newest()} == {plan(2).plan_id, plan(3).plan_id}
+
+
 def test_a_database_that_may_only_be_read_is_found_out_by_a_probe(shared_url: str) -> None:
     with History.open(shared_url) as history:
         history.probe()
@@ -141,6 +178,24 @@ def test_probes_write_every_few_seconds_however_many_ask(shared_url: str) -> Non
             writability.probe()
 
     assert sum(each.startswith("UPDATE") for each in written) == 2
+
+
+def test_a_probe_does_not_wait_behind_writers_whose_writes_it_has_seen(
+    tmp_path: Path, plan: Callable[..., Plan]
+) -> None:
+    clock = [0.0]
+    with History.open(f"sqlite:///{tmp_path}/history.db") as history:
+        writability = Writability(history._database, now=lambda: clock[0])
+        writability.probe()
+        history.plans.put(plan(1))
+        with history._database.reading() as connection:
+            connection.exec_driver_sql("PRAGMA busy_timeout = 50")
+        with history._database.writing():
+            clock[0] = 6.0
+            writability.probe()
+            clock[0] = 12.0
+            with pytest.raises(HistoryUnavailableError, match="other writers kept it locked"):
+                writability.probe()  # nothing was written since
 
 
 def _read_only(connection: Connection) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
-from sqlalchemy import insert
+from sqlalchemy import insert, select
 
 from planner.report.statement import Plan, Verdict, to_json
 from planner.service.history import database as database_module
@@ -22,6 +23,7 @@ from planner.service.history.job_changes import JobChange
 from planner.service.history.records import Check, Validation, ValidationState
 from planner.service.history.schema import compact_json
 from planner.service.history.store import History
+from planner.units import GIB
 
 NOW = datetime(2026, 1, 31, tzinfo=UTC)
 
@@ -81,7 +83,7 @@ def test_a_database_of_the_first_schema_keeps_its_plans_and_gets_the_rest(
     validation = Validation(validation_id="v", plan_id=plan().plan_id, state=ValidationState.PENDING, asked_at=NOW)
 
     with History.open(shared_url) as history:
-        assert version(history) == "0008"
+        assert version(history) == "0009"
         assert history.plans.document(plan().plan_id) == to_json(plan())
         history.jobs.bind("ray", "a", JobChange(plan_id=plan().plan_id))
         history.validations.put(validation)
@@ -97,7 +99,7 @@ def test_a_database_of_the_previous_schema_keeps_all_that_it_held_and_can_count(
     of_previous_schema(shared_url, plan())
 
     with History.open(shared_url) as history:
-        assert version(history) == "0008"
+        assert version(history) == "0009"
         assert [job.hosts for job in history.jobs.open()] == [("n1",)]
         assert history.checks.counts() == {Verdict.FITS: 1}
         assert history.validations.errors() == {("H100", "2.13.0"): (1.5,)}
@@ -111,6 +113,22 @@ def test_a_database_of_the_previous_schema_keeps_all_that_it_held_and_can_count(
         assert history.totals.figures().totals == {("verdicts", (("verdict", "tight"),)): 1}
 
 
+def test_shares_of_gpus_are_those_of_the_documents_of_plans_that_were_there(
+    shared_url: str, plan: Callable[..., Plan]
+) -> None:
+    made = plan()
+    of_previous_schema(
+        shared_url, replace(made, job={**made.job, "cluster": {**made.job["cluster"], "gpu_memory": 20 * GIB}})
+    )
+
+    with History.open(shared_url) as history:
+        assert [row.gpus for row in history.capacity()] == [8 / 4]
+        names = ("gpu_memory", "gpu_fraction", "held_by_others_bytes")
+        with history._database.reading() as connection:
+            (row,) = connection.execute(select(*(schema.PLANS.c[name] for name in names)))
+    assert tuple(row) == (20 * GIB, 1, 0)
+
+
 def test_a_schema_newer_than_this_planner_is_refused_and_left_as_it_is(shared_url: str) -> None:
     with History.open(shared_url) as history, history._database.writing() as connection:
         connection.exec_driver_sql(f"UPDATE {schema.VERSION_TABLE} SET version_num = '9999'")
@@ -118,7 +136,7 @@ def test_a_schema_newer_than_this_planner_is_refused_and_left_as_it_is(shared_ur
     with pytest.raises(HistoryUnavailableError, match="its schema 9999 is newer than this planner") as refused:
         History.open(shared_url)
 
-    assert refused.value.allowed == "0001, 0002, 0003, 0004, 0005, 0006, 0007, 0008"
+    assert refused.value.allowed == "0001, 0002, 0003, 0004, 0005, 0006, 0007, 0008, 0009"
     with Database(database_module._engine(database_module._parse_url(shared_url))).reading() as connection:
         assert connection.exec_driver_sql(f"SELECT version_num FROM {schema.VERSION_TABLE}").scalar_one() == "9999"
 
@@ -144,7 +162,7 @@ def test_a_migration_that_fails_leaves_the_database_as_it_was(
         assert not connection.dialect.has_table(connection, "validations")
     other.close()
     with History.open(shared_url) as history:
-        assert version(history) == "0008"
+        assert version(history) == "0009"
 
 
 def test_the_file_is_in_wal_mode(tmp_path: Path) -> None:

@@ -207,7 +207,7 @@ def test_check_ends_with_3_where_the_host_does_not_do(tmp_path: Path, capsys: py
 
 
 def test_settings_that_no_trace_depends_on_do_not_trace_again() -> None:
-    from planner.planning.trace_source import traced_part
+    from planner.planning.identity import traced_part
 
     other = job({"data_loader": {"workers": 8}}, {"host_memory": "1GiB"}, dp_shard=2)
 

@@ -17,6 +17,8 @@ EXTRAS = PROJECT["optional-dependencies"]
 FOLDERS = ("benchmarks", "deploy", "docs", "examples", "helm", "planner", "tests")
 OF_ANOTHER = re.compile(r"pip3? install\b[^\n`]*?[\s'\"]planner(?![\w./-])|(?<![\w-])planner\[[a-z]+[\],]")
 
+BY_NAME = re.compile(rf"pip3? install\b[^\n`]*{distribution.NAME}[^\n`]*")
+
 
 def texts() -> Iterator[tuple[str, str]]:
     """Every text that people or machines read, by its path; this file and recorded data are none."""
@@ -29,6 +31,15 @@ def texts() -> Iterator[tuple[str, str]]:
 
 def test_nobody_is_told_to_install_another_package() -> None:
     assert [(name, found[0]) for name, text in texts() for found in OF_ANOTHER.finditer(text)] == []
+
+
+def test_documents_install_from_a_checkout_or_a_wheel_until_the_name_is_on_an_index() -> None:
+    """An extra of an installed planner is added by name without asking an index, so remedies in the code may say so."""
+    documents = [(name, text) for name, text in texts() if not name.startswith(("planner/", "tests/"))]
+    named = [(name, found[0]) for name, text in documents for found in BY_NAME.finditer(text)]
+
+    assert named == [("docs/operations.md", "pip install 'gpu-memory-planner[EXTRA]'")]
+    assert "pip install '.[plan]'" in dict(documents)["README.md"]
 
 
 def test_the_pattern_finds_what_it_is_for() -> None:

@@ -163,6 +163,41 @@ def test_another_inductor_is_refused_by_who_compiles_alone(another_torch: Any) -
     )
 
 
+@pytest.fixture
+def another_transformers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The installed one is of a version that nobody has looked at, and none of its sources is as it was."""
+    digests = dict.fromkeys(checking.read_digests()["transformers"]["5.23"], "1")
+    others = {**checking.read_digests(), "transformers": {"4.99": digests}}
+    monkeypatch.setattr(checking, "read_digests", lambda: others)
+    checking.enforce.cache_clear()
+    yield
+    checking.enforce.cache_clear()
+
+
+@pytest.mark.usefixtures("another_transformers")
+def test_another_transformers_is_refused_by_who_reaches_what_changed_alone() -> None:
+    """As its experts do, whose numbers are known by the names of their variables, where they come to the host."""
+    pytest.importorskip("transformers")
+    experts: dict[str, Any] = {"__name__": "transformers.integrations.moe"}
+    exec("def ends(input, offs):\n    return offs.tolist()", experts)
+
+    with paper.gpu("sm_90"):
+        rows, offsets = torch.zeros(8, 4, device="cuda"), torch.zeros(2, dtype=torch.int32, device="cuda")
+        with pytest.raises(TraceError) as caught:
+            experts["ends"](rows, offsets)
+
+    assert caught.value.problem.endswith(
+        " is not as planner knows it, and its plans could be wrong:"
+        " transformers.integrations.moe.grouped_mm_experts_forward has changed"
+    )
+
+
+def test_no_source_of_a_library_is_compared_before_it_is_reached() -> None:
+    assert [
+        entry.target for entry in table.TABLE if entry.package != "torch" and entry.has_source and not entry.part
+    ] == []
+
+
 def test_any_other_change_is_one_warning(another_torch: Any, caplog: pytest.LogCaptureFixture) -> None:
     another_torch(*(entry_of(f"name_{number}", Change.REPORTED) for number in range(7)))
 
@@ -197,6 +232,24 @@ def test_a_target_that_is_gone_is_named(monkeypatch: pytest.MonkeyPatch) -> None
         upstream.patch_targets("a group", replaced={gone.target: None}),
     ):
         pass
+
+
+def test_a_module_that_lacks_something_itself_is_not_called_another_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "builds_extensions.py").write_text("import no_such_setuptools\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    entry = Entry(target="builds_extensions:load", kind=Kind.PATCH, why="a test", test="", group="a group")
+    monkeypatch.setattr(table, "TABLE", (entry,))
+
+    with pytest.raises(TraceError) as caught, upstream.patch_targets("a group", replaced={entry.target: None}):
+        pass
+
+    assert str(caught.value) == (
+        "builds_extensions cannot be imported, of which planner replaces load (a test): No module named"
+        " 'no_such_setuptools'\n"
+        "  change:  install what it imports where planner runs"
+    )
 
 
 class _Keeps(torch.autograd.Function):

@@ -321,6 +321,16 @@ def test_a_job_without_a_spec_goes_its_way_unless_the_site_insists_on_one(
         assert (other["allowed"], other["auditAnnotations"]["verdict"]) == (False, "unplanned")
 
 
+@pytest.mark.parametrize("annotations", [{BUNDLE: "{"}, {BUNDLE: "model: 7"}, {BUNDLE: "a: 1", CONFIGMAP: "specs"}])
+def test_a_site_that_insists_on_a_spec_refuses_one_that_cannot_be_used(
+    start: Start, make_job: Make, make_review: Make, annotations: dict[str, str]
+) -> None:
+    """Or whoever annotates a job with anything would get around the site's choice."""
+    found = start("exceeds = refuse\nunplanned = refuse").review(make_review(make_job("Job", annotations)))
+
+    assert (found["allowed"], found["auditAnnotations"]["verdict"]) == (False, "unplannable")
+
+
 def test_a_train_job_whose_gpus_only_its_runtime_says_may_ask_for_some(
     start: Start, make_job: Make, make_review: Make
 ) -> None:

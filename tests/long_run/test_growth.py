@@ -13,6 +13,7 @@ from planner.allocator.rules import Rules
 from planner.events import Alloc, Event, Free, Mark, Origin, Phase
 from planner.job.loading import load_yaml
 from planner.planning.pipeline import plan
+from planner.report.verdict_text import verdict_sentence
 from planner.tracing.spec.step_trace import trace
 from planner.training import step
 from planner.units import GIB, MIB
@@ -45,13 +46,17 @@ def test_the_memory_is_full_in_the_step_in_which_the_whole_run_is_out_of_memory(
 
 
 def test_a_plan_says_what_its_steps_keep_and_until_when() -> None:
-    (statement,) = plan(load_yaml(SPEC % ("output", 3))).rank_classes
+    found = plan(load_yaml(SPEC % ("output", 3)))
+    (statement,) = found.rank_classes
     (moment,) = statement.moments
     assert moment.name == "kept with every step"
     assert moment.sentence.startswith(
-        "Each step keeps 2.93 MiB that it never gives up, most of it by aten.mm of head (256 × 3000 float32)"
+        "Each step keeps 2.93 MiB that it never frees, most of it by aten.mm of head (256 × 3000 float32)"
     )
     assert f"are full in step {moment.iteration} (replayed)." in moment.sentence
+    assert verdict_sentence(found).startswith(
+        f"It fits until step {moment.iteration}: each step keeps 2.93 MiB on rank"
+    )
 
 
 @pytest.mark.parametrize("retains", ['""', "loss"])

@@ -10,14 +10,19 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from planner.job.loading import job_on_gpu, load_yaml
 from planner.job.named_gpus import look_up
+from planner.job.schema import Allocator, Cluster, Gpu
+from planner.planning import pipeline
+from planner.planning.trace_source import TraceSource
 from planner.report.statement import Plan, Verdict
-from planner.service.history.capacity import simulate_added_nodes
+from planner.service.history.capacity import capacity_on, simulate_added_nodes, verdict_on
 from planner.service.history.job_changes import JobChange, Outcome
 from planner.service.history.store import History
 from planner.service.http.dependencies import Dependencies
 from planner.service.http.interface import interface
 from planner.settings import Settings
+from planner.truth.calibration.interval import Calibration
 from planner.units import GIB
 
 SMALL, LARGE = "A100-SXM-40GB", "H100-SXM-80GB"
@@ -37,6 +42,23 @@ def sized(plan: Plan, device: int) -> Plan:
         interval_bytes=(device - GIB // 2, device + GIB // 2),
     )  # fmt: skip
     return replace(plan, rank_classes=(replace(first, peak=peak),))
+
+
+def sharing(plan: Plan, **share: Any) -> Plan:
+    """The plan of a job that gets so much of each of its GPUs."""
+    gpu = {"name": LARGE, "total_bytes": look_up(LARGE).total_bytes}
+    capacity = Cluster(gpu=Gpu(**gpu), **share).capacity_bytes
+    classes = tuple(replace(each, capacity_bytes=capacity) for each in plan.rank_classes)
+    return replace(plan, job={**plan.job, "cluster": {"gpu": gpu, **share}}, rank_classes=classes)
+
+
+SHARING = """\
+metadata: {name: sharing}
+model: {decoder: {layers: 4, hidden: 1024, heads: 8, kv_heads: 8, ffn: 4096, vocab: 32000}}
+train: {micro_batch_size: 8, sequence_length: 1024}
+cluster: {nodes: 1, gpus_per_node: 1, gpu: A100-SXM-80GB}
+"""
+"""It takes about 11 GiB."""
 
 
 @pytest.fixture
@@ -136,13 +158,60 @@ def test_thousands_of_jobs_and_nodes_are_answered_at_once(history: History, plan
     assert (found.started_jobs, found.waiting_jobs, found.idle_gpus) == (6666, 3334, 80_000 - 6666 * 11)
 
 
-def test_what_others_hold_of_a_gpu_they_hold_of_another(history: History, plan: Callable[..., Plan]) -> None:
-    from planner.service.history.capacity import verdict_on
+SHARES = [
+    {}, {"gpu_fraction": 0.25}, {"gpu_memory": 20 * GIB}, {"held_by_others_bytes": 30 * GIB},
+    {"gpu_fraction": 0.5, "gpu_memory": 15 * GIB, "held_by_others_bytes": GIB},
+]  # fmt: skip
 
+
+@pytest.mark.parametrize(
+    ("share", "limit"), [*((share, "") for share in SHARES), ({}, "per_process_memory_fraction:0.3")], ids=str
+)
+def test_a_stored_job_may_use_of_another_gpu_what_its_plan_for_that_gpu_says(
+    history: History, share: dict[str, Any], limit: str
+) -> None:
+    job = load_yaml(SHARING, "sharing")
+    job = replace(job, allocator=Allocator(conf=limit), cluster=replace(job.cluster, **share))
+    made, trace = pipeline.plan(job, Calibration.none()), TraceSource().trace_rank(job, 0)
+    history.plans.put(made)
+    history.jobs.bind("ray", "a", JobChange(plan_id=made.plan_id))
+    (need,), _ = history.read_needs()
+
+    for name in ("A100-SXM-40GB", "A100-PCIE-80GB"):
+        there = pipeline.judge_traces(
+            job_on_gpu(job, name), pipeline.assign_ranks(job_on_gpu(job, name), {0: trace}), Calibration.none()
+        )
+        assert capacity_on(need, look_up(name)) == there.plan.rank_classes[0].capacity_bytes
+        assert verdict_on(need, look_up(name)) is there.plan.verdict
+
+
+def test_a_share_counts_as_that_share_of_a_gpu(
+    client: TestClient, history: History, plan: Callable[..., Plan], clock: Any
+) -> None:
+    for number, share in enumerate(({"gpu_fraction": 0.25}, {"gpu_memory": 20 * GIB}, {"gpu_fraction": 0.75}, {}), 1):
+        made = sharing(sized(plan(number, classes=("0",), queue="train"), 18 * GIB), **share)
+        history.plans.put(made)
+        history.jobs.bind("slurm", str(number), JobChange(plan_id=made.plan_id))
+        clock.passes(seconds=1)
+
+    document = client.get("/v1/capacity", params={"on": [LARGE, "A100-SXM-40GB"], "add_nodes": 1}).json()
+
+    memory = 20 * GIB / look_up(LARGE).total_bytes
+    assert [row["gpus"] for row in document["rows"]] == [pytest.approx(2 + memory, abs=0.001)]
+    assert document["on"][0]["gpus"] == {"fits": pytest.approx(2 + memory, abs=0.001), "tight": 0, "exceeds": 0}
+    half = 20 * GIB / look_up(SMALL).total_bytes
+    assert document["on"][1]["gpus"] == {"fits": pytest.approx(1.75 + half, abs=0.001), "tight": 0, "exceeds": 0.25}
+    assert document["added"] == {
+        "gpu": LARGE, "nodes": 1, "gpus": 8, "started_jobs": 4, "started_gpus": pytest.approx(2 + memory, abs=0.001),
+        "idle_gpus": 5, "waiting_jobs": 0, "waiting_gpus": 0, "too_large_jobs": 0,
+    }  # fmt: skip
+
+
+def test_what_others_hold_of_a_gpu_they_hold_of_another(history: History, plan: Callable[..., Plan]) -> None:
     history.plans.put(sized(plan(1, classes=("0",)), 38 * GIB))
     history.jobs.bind("ray", "a", JobChange(plan_id=plan(1).plan_id))
     (need,), _ = history.read_needs()
-    held = replace(need, capacity_bytes=look_up(LARGE).total_bytes - 5 * GIB)
+    held = replace(need, cluster=Cluster(held_by_others_bytes=5 * GIB))
 
     assert verdict_on(need, look_up(SMALL)) is Verdict.FITS
     assert verdict_on(held, look_up(SMALL)) is Verdict.EXCEEDS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import re
 from collections.abc import Iterator
@@ -16,6 +17,8 @@ from real_service import TOKEN, RealService, serving
 from screenshots import photograph_if_asked
 from torch.distributed.pipelining.schedules import Schedule1F1B, ScheduleGPipe
 
+from planner.job.loading import load_bundle
+from planner.report.plan_text import step_sentence
 from planner.report.style import size
 from planner.service.history.job_changes import JobChange, MeasuredRank
 
@@ -25,6 +28,9 @@ model: {{decoder: {{layers: 2, hidden: 64, heads: 4, kv_heads: 4, ffn: 128, voca
 train: {{micro_batch_size: {batch}, sequence_length: 32, optimizer: {{name: AdamW}}}}
 cluster: {{nodes: 1, gpus_per_node: 1, gpu: H100-SXM-80GB}}
 """
+
+
+OPACITY = "return getComputedStyle(document.getElementById('plan-result')).opacity"
 
 
 @pytest.fixture(scope="module")
@@ -226,14 +232,98 @@ def test_a_name_of_markup_stays_text(page: Browser) -> None:
     assert page.all("main img") == []
 
 
-def test_who_has_no_token_is_asked_for_one(page: Browser) -> None:
+def test_who_has_no_token_is_asked_for_one_and_what_was_sent_is_sent_again(page: Browser) -> None:
     page.open()
     plan_spec(page, "with a token")
 
-    assert "a bearer token is needed to write".capitalize() in page.find("#plan-problem").text
-    page.find("#token").send_keys(TOKEN, Keys.ENTER)
-    page.click("button.main")
+    assert page.text("#token-refusal") == "A bearer token is needed to write"
+    page.find("#token").send_keys("of another service", Keys.ENTER)
+    page.until(lambda: "not known" in page.text("#token-refusal"), "that this token is wrong")
+    page.fill("#token", TOKEN)
+    page.press(Keys.ENTER)
     assert shown_verdict(page, "with a token") == "It fits with a token"
+
+
+def test_who_gives_no_token_is_told_that_one_is_needed(page: Browser) -> None:
+    page.open()
+    plan_spec(page, "without a token")
+    page.find("#token")
+    page.press(Keys.ESCAPE)
+
+    assert "A bearer token is needed to write" in page.text("#plan-problem [role=alert]")
+
+
+def test_a_stored_plan_is_read_without_a_token_and_planned_from_what_is_shown(
+    page: Browser, service: RealService
+) -> None:
+    plan_spec(page, "of a colleague")
+    shown_verdict(page, "of a colleague")
+    plan_id = page.text(".about a")
+    page.open(f"#plans/{plan_id}")
+
+    assert shown_verdict(page, "of a colleague") == "It fits of a colleague"
+    page.find(".held tbody tr")
+    assert page.run("return document.getElementById('token-dialog').open") is False
+    assert page.all("#plan-problem [role=alert]") == []
+    shown = load_bundle(json.loads(page.find("#spec").get_attribute("value") or ""))
+    stored = service.history.plans.get(plan_id)
+    assert stored is not None
+    assert shown == load_bundle(stored.job)
+
+
+def test_a_plan_of_before_is_dimmed_while_another_is_made_and_gone_where_there_is_none(
+    page: Browser, service: RealService
+) -> None:
+    plan_spec(page, "before")
+    shown_verdict(page, "before")
+    assert page.run(OPACITY) == "1"
+    service.plan_provider.slow.add("next")
+    plan_spec(page, "next", batch=6)
+
+    page.find("#plan-progress")
+    assert float(page.run(OPACITY)) < 0.6
+    assert page.text("#verdict") == "It fits before"
+    service.plan_provider.slow.discard("next")
+    assert shown_verdict(page, "next") == "It fits next"
+    assert page.run(OPACITY) == "1"
+    page.run("location.hash = '#plans/pl-' + 'z'.repeat(26)")
+    assert "there is no plan" in page.text("#plan-problem [role=alert]").lower()
+    assert page.all("#plan-result > *") == []
+
+
+def test_a_plan_says_how_long_a_step_takes(page: Browser, service: RealService) -> None:
+    plan_spec(page, "step time", batch=4)
+    shown_verdict(page, "step time")
+
+    plan = service.history.plans.get(page.text(".about a"))
+    assert plan is not None
+    assert plan.step is not None
+    assert page.text(".step-time") == step_sentence(plan.step)
+
+
+def test_capacity_has_what_jobs_ask_for_and_take_and_what_would_fit_elsewhere(
+    page: Browser, service: RealService
+) -> None:
+    plan_spec(page, "waiting")
+    shown_verdict(page, "waiting")
+    plan_id = page.text(".about a")
+    (ranks,) = service.history.plans.rank_classes(plan_id)
+    service.history.jobs.bind("slurm", "1", JobChange(plan_id=plan_id, team="nlp", queue="h100"))
+    page.click('nav a[href="#capacity"]')
+
+    rows = page.find("section[aria-label='By team']").find_elements("css selector", "tbody tr")
+    (row,) = [each.text for each in rows if each.text.startswith("nlp h100")]
+    assert row.startswith(f"nlp h100 H100-SXM-80GB 1 1 {size(ranks.capacity_bytes)} {size(ranks.device_bytes)} ")
+    page.find("#capacity-gpu option[value='T4-16GB']")
+    page.fill("#capacity-gpu", "T4-16GB")
+    page.fill("#capacity-nodes", "1")
+    page.click("#capacity-form button")
+    said = page.text("#capacity-elsewhere")
+    told = httpx.get(f"{page.url}/v1/capacity?on=T4-16GB&add_nodes=1").json()
+    assert f"Open jobs on T4-16GB (14.56 GiB): {told['on'][0]['jobs']['fits']} fit, " in said
+    assert f"1 node with 8 T4-16GB would start {told['added']['started_jobs']} waiting job" in said
+    assert "fits slurm/1 waiting H100-SXM-80GB 1 " in said
+    assert violations(page) == []
 
 
 def test_a_slow_plan_says_how_long_it_takes_and_can_be_left(page: Browser, service: RealService) -> None:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
+import yaml
 
 from planner.job.loading import document, load_document
 from planner.job.overhead import outside_of
 from planner.job.schema import Allocator, Decoder, Gpu, Input, Job, Optimizer, Recompute
 from planner.planning import pipeline
 from planner.planning.pipeline import judge_traces
+from planner.report.plan_text import render
 from planner.report.statement import Advice, Verdict, change_text
+from planner.report.style import Style
+from planner.searching import advice
 from planner.searching.advice import Advised, advise, more_gpus
 from planner.searching.answer import plan_and_advise, what_was_tried
 from planner.searching.exact_plans import PlansHere
@@ -168,6 +173,72 @@ def test_where_no_change_is_enough_alone_a_row_of_them_is_said(job_of: JobOf, to
     assert told(changed(small, dict(only.change))).planned.plan.verdict is only.verdict
 
 
+@dataclass(slots=True)
+class FewPlans(PlansHere):
+    """The time is over after so many plans."""
+
+    most: int = 0
+
+    @property
+    def is_over(self) -> bool:
+        return self.count >= self.most
+
+
+ALL_OF_THEM: dict[str, Any] = {
+    "allocator.conf": "expandable_segments:True", "train.optimizer.fused": True, "train.loss.chunks": 8,
+    "train.recompute": "full", "train.micro_batch_size": 5, "train.gradient_accumulation_steps": 4,
+}  # fmt: skip
+
+
+def crowded(job_of: JobOf) -> Job:
+    """A job of one process whose activations want several changes."""
+    return roomy(job_of, ddp=None, micro_batch_size=20, sequence_length=512)
+
+
+def test_of_changes_that_are_enough_only_together_none_could_be_left_away(
+    job_of: JobOf, told: Told, needs: Needs
+) -> None:
+    job = crowded(job_of)
+    small = on(job, needs(changed(job, ALL_OF_THEM)))
+
+    (only,) = advise(small, FewPlans(most=16), widely=False).advice
+
+    change = dict(only.change)
+    assert told(changed(small, change)).planned.plan.verdict is only.verdict is not Verdict.EXCEEDS
+    parts = [{key} for key in change if "batch" not in key and "accumulation" not in key]
+    for part in [*parts, {"train.micro_batch_size", "train.gradient_accumulation_steps"}]:
+        without = {key: value for key, value in change.items() if key not in part}
+        assert len(without) < len(change)
+        assert told(changed(small, without)).planned.plan.verdict is Verdict.EXCEEDS
+
+
+def test_where_the_time_ends_before_a_shorter_row_is_found_all_changes_at_once_are_said(
+    job_of: JobOf, told: Told, needs: Needs
+) -> None:
+    job = crowded(job_of)
+    small = on(job, least(changed(job, ALL_OF_THEM), needs, told))
+
+    found = advise(small, FewPlans(most=3), widely=False)
+
+    assert ([dict(each.change) for each in found.advice], found.in_time) == ([ALL_OF_THEM], False)
+
+
+def test_a_larger_gpu_that_is_not_enough_alone_is_said_with_what_is(
+    job_of: JobOf, told: Told, needs: Needs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = crowded(job_of)
+    larger = {"larger": needs(changed(job, ALL_OF_THEM)), "largest": needs(changed(job, {"train.recompute": "full"}))}
+    monkeypatch.setattr(
+        advice, "larger_gpus", lambda job: [({"cluster.gpu": name}, on(job, size)) for name, size in larger.items()]
+    )
+
+    first, *_ = advise(barely(job, told), PlansHere()).advice
+
+    assert first.change["cluster.gpu"] == "larger"
+    assert len(first.change) > 1
+    assert first.verdict is not Verdict.EXCEEDS
+
+
 def barely(job: Job, told: Told) -> Job:
     """On a GPU that holds what stands between two steps, and not a byte beside it."""
     return on(job, sum(told(job).after("optimizer_step", 2).values()) + outside_of(job).total_bytes)
@@ -251,7 +322,8 @@ def test_that_change_does_not_spoil_the_row_of_changes_either(job_of: JobOf, tol
     }  # fmt: skip
     small = on(job, least(changed(job, together), needs, told))
 
-    assert [each.change for each in advice_for(small, told)] == [together]
+    enough = {key: together[key] for key in together if key.startswith(("allocator.", "train.micro", "train.gradient"))}
+    assert [each.change for each in advice_for(small, told)] == [enough]
 
 
 def test_advice_is_judged_by_the_calibration_of_the_plan(job_of: JobOf, told: Told, needs: Needs) -> None:
@@ -277,6 +349,20 @@ def test_an_answer_has_advice_only_if_the_job_exceeds(job_of: JobOf, needs: Need
     assert plan_and_advise(job).plan.advice == ()
     assert plan_and_advise(small, with_advice=False).plan.advice == ()
     assert plan_and_advise(small).plan.advice == advice_for(small, told)
+
+
+def test_an_answer_ends_with_a_whole_spec_that_fits(job_of: JobOf, needs: Needs, told: Told) -> None:
+    job = roomy(job_of)
+    small = on(job, needs(job) - 4 * MIB)
+
+    plan = plan_and_advise(small).plan
+
+    written = load_document(yaml.safe_load(plan.fitting_spec))
+    assert written == changed(small, dict(plan.advice[0].change))
+    assert told(written).planned.plan.verdict is plan.advice[0].verdict
+    shown = render(plan, Style()).partition("The job with the first of these changes, as a spec:\n")[2]
+    assert textwrap.dedent(shown.partition("\n\n")[0]) + "\n" == plan.fitting_spec
+    assert plan_and_advise(job).plan.fitting_spec == ""
 
 
 def test_what_is_tried_is_told_while_it_goes_on(job_of: JobOf, needs: Needs) -> None:

@@ -46,7 +46,7 @@ def test_the_second_copy_of_the_gradients_decides_whether_nemotron_fits() -> Non
 def test_the_readme_shows_what_the_plan_prints() -> None:
     readme = (EXAMPLES.parent / "README.md").read_text(encoding="utf-8")
     shown = readme.partition("$ make plan\n")[2].partition("```")[0]
-    report, _, advice = shown.replace("[...]\n", "").partition("What would make it fit")
+    report, _, advice = shown.replace("[...]\n", "").partition("Changes that make it fit")
     printed = render(_planned("nemotron-4b-ddp"), Style()).splitlines()
     smaller = _planned("nemotron-4b-ddp-bucket-view").rank_classes[0].peak.device_bytes
 

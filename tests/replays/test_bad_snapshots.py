@@ -87,16 +87,42 @@ def test_compressed_snapshots_are_read_and_truncated_ones_refused(
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        ([1, 2], "not a snapshot of CUDA memory (AttributeError: 'list' object has no attribute 'get')"),
-        ({"segments": []}, "not a snapshot of CUDA memory (KeyError: 'device_traces')"),
+        ("text", "not a snapshot of CUDA memory: what it holds is of type str"),
+        (None, "not a snapshot of CUDA memory: what it holds is of type NoneType"),
+        ([1, 2], "not a snapshot of CUDA memory: a segment is of type int"),
+        ({"segments": []}, "not a snapshot of CUDA memory: there is no 'device_traces'"),
+        ({"segments": [7], "device_traces": []}, "not a snapshot of CUDA memory: a segment is of type int"),
+        ({"segments": [], "device_traces": [["alloc"]]}, "not a snapshot of CUDA memory: an entry is of type str"),
+        (
+            {"segments": [{**SEGMENT, "blocks": [None]}], "device_traces": []},
+            "not a snapshot of CUDA memory: a block is of type NoneType",
+        ),
+        (
+            {"segments": [], "device_traces": [], "allocator_settings": "expandable_segments:True"},
+            "not a snapshot of CUDA memory: allocator_settings is of type str",
+        ),
         (
             {"segments": [], "device_traces": [[{"action": "alloc"}]]},
-            "not a snapshot of CUDA memory (KeyError: 'size')",
+            "not a snapshot of CUDA memory: there is no 'size'",
         ),
+        ([SEGMENT], "the snapshot holds no trace"),
         ({"segments": [], "device_traces": [[], []]}, "the snapshot holds no trace, and no segment"),
         ({"segments": [SEGMENT], "device_traces": [[]]}, "the snapshot holds no trace"),
     ],
-    ids=["a list", "without traces", "without sizes", "nothing recorded", "no history"],
+    ids=[
+        "text",
+        "nothing",
+        "numbers",
+        "without traces",
+        "a segment",
+        "an entry",
+        "a block",
+        "settings",
+        "without sizes",
+        "memory_snapshot()",
+        "nothing recorded",
+        "no history",
+    ],
 )
 def test_plain_data_of_another_kind(content: object, expected: str, tmp_path: Path) -> None:
     path = tmp_path / "other.pickle"
@@ -159,7 +185,7 @@ def test_a_number_that_no_gpu_has_is_refused(
         change(content)
         path.write_bytes(pickle.dumps(content))
 
-        assert problem(path).startswith("not a snapshot of CUDA memory (ValueError: ")
+        assert problem(path).startswith("not a snapshot of CUDA memory: ")
 
 
 def test_what_may_never_end_is_refused(tmp_path: Path) -> None:

@@ -74,6 +74,8 @@ def test_the_report_keeps_its_contract(recorded_snapshots: Path) -> None:
                 "events": 1529,
                 "addresses": {"matched": 785, "total": 785},
                 "segments": {"matched": 31, "total": 31},
+                "blocks_before": 0,
+                "bytes_before": 0,
                 "peak_allocated_bytes": 416297472,
                 "peak_reserved_bytes": 463470592,
                 "first_difference": None,

@@ -83,6 +83,14 @@ def test_every_rank_class_has_its_own_table(plan: Callable[..., Plan]) -> None:
     assert "ranks 8-15, like rank 8 (pp 1)\n" in text
 
 
+def test_a_class_of_one_rank_is_not_said_to_be_like_itself(plan: Callable[..., Plan]) -> None:
+    first = plan().rank_classes[0]
+    last = replace(first, representative=0, ranks="0", coordinates={})
+    text = render(replace(plan(), rank_classes=(replace(first, representative=1, ranks="1-7"), last)), Style())
+
+    assert [line for line in text.splitlines() if line.startswith("rank ")] == ["rank 0"]
+
+
 def test_a_single_process_has_no_line_for_nccl(plan: Callable[..., Plan]) -> None:
     first = plan().rank_classes[0]
     alone = replace(first, outside_allocator=replace(first.outside_allocator, nccl_bytes=0))

@@ -64,6 +64,7 @@ def test_a_line_that_nobody_reads_to_its_end_is_cut_where_that_is_said(run: Run,
         ("from torch import no_such_name", CrashedError, "install the version of the package that the program wants"),
         ("print('done')", ProgramError, "without a step of an optimizer, and without a forward of a module"),
         ("raise SystemExit(3)", ProgramError, "ended its process on rank 0 with exit code 3"),
+        ("import sys; sys.exit('no such dataset: c4')", ProgramError, "with exit code 1: no such dataset: c4"),
         ("import os; os._exit(7)", ProgramError, "ended its process on rank 0 with exit code 7"),
         ("import os; os.fork()", ProgramError, r"program.py:1: the program starts processes of its own"),
         (

@@ -46,11 +46,85 @@ def test_lines_that_go_one_way_or_another_are_found_and_tried(run: Run, program:
     assert [each for each in other.trace.events if _is_large(each)]
 
 
-def test_tensors_that_are_compared_as_a_whole_are_taken_to_be_equal(run: Run, program: Callable[[str], str]) -> None:
-    path = program(LINES.replace("loss.isnan()", "torch.equal(loss, torch.ones_like(loss))"))
-    place = "/".join(path.split("/")[-2:])
+COMPARED = """
+import torch
+model = torch.nn.Linear(64, 64).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+one = torch.tensor(1.0, device="cuda")
+for step in range(2):
+    drawn = torch.randn(3, device="cuda")
+    loss = model(torch.zeros(2, 64, device="cuda")).sum()
+    with torch.no_grad():
+        answer = bool({expression})
+    assert answer is {answer}
+    loss.backward()
+    optimizer.step()
+"""
 
-    assert run(f"python {path}").branches[0] == Branch(f"{place}:7", answer=True)
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "torch.equal(loss, one)", "torch.equal(torch.ones_like(loss), loss)", "torch.allclose(loss, one)",
+        "torch.equal(drawn, torch.ones(3).cuda())", "torch.all(loss == 1)", "(drawn == one).all()",
+        "(drawn == 0.5).any()", "(1 == drawn).all(0)", "loss == 0", "torch.allclose(torch.zeros_like(drawn), drawn)",
+        "torch.isclose(drawn, one).any()", "not (drawn != 0).all()", "not (loss != 1)", "(~(loss != one)).all()",
+        "(loss == 0) & (drawn > 0).all()", "loss.item() == 1", "loss.item() == 1.0", "not loss.item() != 1",
+        "float(loss) == 1.0", "drawn.argmax() == 0",
+        "torch.equal(drawn.argmax(), torch.zeros_like(drawn.argmax()))", "(drawn.view(1, 3).t() == 0).all()",
+    ],
+)  # fmt: skip
+def test_what_is_drawn_or_computed_equals_no_constant(run: Run, program: Callable[[str], str], expression: str) -> None:
+    run(f"python {program(COMPARED.format(expression=expression, answer=False))}")
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "torch.equal(loss, loss * 2 - loss)", "torch.allclose(drawn, drawn * 1)", "(drawn == drawn.abs()).all()",
+        "torch.isfinite(loss).all()", "torch.equal(torch.ones_like(loss), one)", "torch.ones_like(loss).item() == 1",
+        "(torch.zeros(3, device='cuda') == 0).all()", "(torch.zeros(9999, 9999, device='cuda').half() == 0).all()",
+        "torch.equal(torch.ones(3, device='cuda'), torch.ones(3).cuda())",
+        "not torch.allclose(torch.ones(3, device='cuda'), torch.zeros(3, device='cuda'))",
+        "torch.allclose(torch.ones_like(loss) / 2 + 0.5, one)",
+        "not loss != loss",
+    ],
+)  # fmt: skip
+def test_what_is_computed_equals_what_is_computed_and_constants_are_what_they_are(
+    run: Run, program: Callable[[str], str], expression: str
+) -> None:
+    run(f"python {program(COMPARED.format(expression=expression, answer=True))}")
+
+
+GRADIENT = """
+import torch
+
+class Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        seen.append(torch.equal(gradient, torch.tensor(1.0, device=gradient.device)))
+        return gradient * 2
+
+seen = []
+weight = torch.ones((), device="cuda", requires_grad=True)
+optimizer = torch.optim.SGD([weight], lr=0.1)
+for _ in range(2):
+    Twice.apply(weight).backward()
+    Twice.apply(weight).backward(torch.randn((), device="cuda"))
+    (Twice.apply(weight) / 4).backward()
+    optimizer.step()
+assert seen == [True, False, False] * 2, seen
+"""
+
+
+def test_the_gradient_of_a_loss_is_one_and_that_of_anything_else_is_not(
+    run: Run, program: Callable[[str], str]
+) -> None:
+    assert run(f"python {program(GRADIENT)}").iterations == 2
 
 
 def _is_large(event: object) -> bool:
@@ -91,6 +165,16 @@ def test_the_other_way_takes_as_many_iterations() -> None:
     try_branches(ran(1, "t.py:1"), ORDER, lambda order: (orders.append(order), ran(1))[1], judge)
 
     assert [(each.otherwise, each.steps) for each in orders] == [("t.py:1", 4)]
+
+
+def test_a_run_whose_files_stay_is_not_followed_by_one_that_would_find_and_change_them() -> None:
+    started: list[ProgramOrder] = []
+
+    found = try_branches(ran(1, "t.py:1"), replace(ORDER, writes=True), started.append, judge)  # type: ignore[arg-type]
+
+    assert (started, found[0].outcome) == (
+        [], "not tried: with --allow-writes it would find the files of the first run, and change them"
+    )  # fmt: skip
 
 
 def test_a_program_that_ends_the_other_way_is_said_to() -> None:

@@ -241,3 +241,20 @@ assert torch.cuda.memory_allocated() - before == {expected_bytes} == torch._C._c
 """
 
     assert run(f"python {program(lines + STEP)}").is_whole
+
+
+def test_workspaces_of_cublas_are_given_back_where_the_program_clears_them(
+    run: Run, program: Callable[[str], str]
+) -> None:
+    lines = """
+import torch
+left, out = torch.zeros(8, 8, device="cuda"), torch.zeros(8, 8, device="cuda")
+before = torch.cuda.memory_allocated()
+torch.mm(left, left, out=out)
+torch._C._cuda_clearCublasWorkspaces()
+assert torch.cuda.memory_allocated() == before
+torch.mm(left, left, out=out)
+assert torch.cuda.memory_allocated() - before == torch._C._cuda_getCublasWorkspaceSize()
+"""
+
+    assert run(f"python {program(lines + STEP)}").is_whole

@@ -1,4 +1,4 @@
-"""What a program needs and this machine has not: named all at once, with what to type."""
+"""What a program needs and this machine has not: named with what to type, and never a name that is anybody's."""
 
 from __future__ import annotations
 
@@ -21,16 +21,18 @@ def needs(run: Run, path: str) -> ProgramError:
     return caught.value
 
 
-def test_all_that_its_files_import_is_named_where_the_first_is_missing(
+def test_one_that_the_traceback_asks_for_is_to_be_installed_and_what_follows_for_sure_is_named(
     run: Run, program: Program, tmp_path: Path
 ) -> None:
+    """What stands in a function or a branch may never be asked for."""
     (tmp_path / "parts").mkdir()
     (tmp_path / "parts" / "__init__.py").write_text("from .data import rows\n")
     (tmp_path / "parts" / "data.py").write_text("import no_such_data.files\nrows = 1\n")
+    (tmp_path / "evaluating.py").write_text("import no_such_evaluation\n")
     (tmp_path / "requirements.txt").write_text("No.Such.Listed>=2\n")
     path = program("""
 from __future__ import annotations
-import json, torch, typing
+import json, sys, torch, typing
 import no_such_package.part as part
 import no_such_listed, no_such_package
 from parts import rows
@@ -39,9 +41,15 @@ import yaml
 try:
     import no_such_choice
 except ImportError:
-    no_such_choice = None
+    import no_such_second_choice
+else:
+    import no_such_addition
 if typing.TYPE_CHECKING:
     import no_such_types
+if "--envpool" in sys.argv:
+    import no_such_envpool, evaluating
+else:
+    import no_such_gym
 class Report:
     import liger_kernel.transformers
 def export():
@@ -50,38 +58,92 @@ def export():
 
     error = needs(run, path)
 
-    assert error.problem == (
-        "the program needs no-such-package, no-such-listed, liger-kernel, triton, no-such-data, which are not "
-        "installed where planner runs"
+    assert error.problem == "the program needs no-such-package, which is not installed where planner runs"
+    assert error.remedy.partition("; torch for CUDA")[0] == (
+        "pip install no-such-package; its files also import no-such-listed, liger-kernel, triton, no-such-data, not"
+        " installed here either"
     ).replace("triton, ", "" if HAS_TRITON else "triton, ")
-    assert error.remedy.startswith("pip install no-such-package no-such-listed liger-kernel ")
-    assert "; functions of it also import no-such-export, scikit-image" in error.remedy
     assert error.place.endswith("program.py:4")
+
+
+@pytest.mark.parametrize(
+    ("module", "file"),
+    [
+        ("tools_of_nobody", "tools_of_nobody/__init__.py"),
+        ("tools_of_nobody", "src/tools_of_nobody/core/losses.py"),
+        ("tools_of_nobody", "third_party/Tools-LM/tools_of_nobody.py"),
+        ("yaml_of_nobody", "recipes/yaml_of_nobody/__init__.py"),
+    ],
+)
+def test_a_module_of_the_programs_repository_is_never_a_package_to_install(
+    run: Run, tmp_path: Path, module: str, file: str
+) -> None:
+    """Whoever has its name on an index is somebody else."""
+    for path, text in (("pyproject.toml", ""), (file, ""), ("recipes/train.py", f"import {module}.losses\n")):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    (tmp_path / "recipes/deep").mkdir()
+    program = (tmp_path / "recipes/train.py").rename(tmp_path / "recipes/deep/train.py")
+
+    error = needs(run, str(program))
+
+    found = next(tmp_path.rglob(f"{module}*"))
+    assert (
+        error.problem == f"the program imports {module}, which lies in its repository and is not on Python's path here"
+    )
+    assert (
+        error.remedy
+        == f"install the repository where planner runs, as on the cluster, or set PYTHONPATH={found.parent}"
+    )
+
+
+def test_what_only_a_folder_of_data_is_called_is_a_package(run: Run, program: Program, tmp_path: Path) -> None:
+    (tmp_path / "no_such_yaml").mkdir()
+    (tmp_path / "no_such_yaml" / "config.yaml").write_text("")
+
+    error = needs(run, program("import sys\nsys.path.pop(0)\nimport no_such_yaml"))
+
+    assert error.remedy == "pip install no-such-yaml"
+
+
+def test_one_of_the_repository_is_not_named_beside_another(run: Run, program: Program, tmp_path: Path) -> None:
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "lib" / "tools_of_nobody").mkdir(parents=True)
+    (tmp_path / "lib" / "tools_of_nobody" / "__init__.py").write_text("")
+
+    error = needs(run, program("import no_such_package\nimport tools_of_nobody"))
+
+    assert error.remedy == "pip install no-such-package"
 
 
 @pytest.mark.skipif(HAS_TRITON, reason="triton is installed here")
 @pytest.mark.parametrize(
-    ("lines", "needed"),
+    ("lines", "needed", "also"),
     [
         (
             "import no_such_piece\nimport triton\ntorch.compile(torch.sin)",
-            "no-such-piece, triton",
+            "no-such-piece",
+            "its files also import triton, not installed here either; ",
         ),
-        ("import no_such_piece\nimport triton, re\nre.compile('a')", "no-such-piece"),
+        ("import no_such_piece\nimport triton, re\nre.compile('a')", "no-such-piece", ""),
         (
             "compiled = torch.compile(lambda x: x.cumsum(0))\ncompiled(torch.ones(4096, 64, device='cuda'))",
             "triton",
+            "",
         ),
     ],
 )
 def test_triton_is_planners_need_and_no_fault_of_the_program(
-    run: Run, program: Program, lines: str, needed: str
+    run: Run, program: Program, lines: str, needed: str, also: str
 ) -> None:
     error = needs(run, program(f"import torch\n{lines}\n"))
 
-    assert error.problem.startswith(f"the program needs {needed}, which ")
-    assert error.remedy.startswith(f"pip install {needed.replace(',', '')}")
-    assert ("its build for CPUs, which planner can run on, does not" in error.remedy) == ("triton" in needed)
+    has_triton = "triton" in needed + also
+    triton = (
+        "torch for CUDA brings triton, its build for CPUs, which planner can run on, does not" if has_triton else ""
+    )
+    assert error.problem == f"the program needs {needed}, which is not installed where planner runs"
+    assert error.remedy == f"pip install {needed}; {also}{triton if has_triton else ''}".removesuffix("; ")
     assert "program.py:" in error.place
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,11 @@ from program_runs import Run
 from planner.errors import ProgramError, TraceError
 from planner.events import Alloc
 from planner.tracing.program.assumptions import About
+from planner.tracing.program.launch_line import parse
 from planner.tracing.program.packages import kernels, package_table
-from planner.tracing.program.rank_orders import RankRun
-from planner.tracing.program.rank_process import CrashedError
+from planner.tracing.program.rank_orders import Gpu, ProgramOrder, RankRun
+from planner.tracing.program.rank_process import CrashedError, run_rank
+from planner.units import GIB
 
 STEP = """
 import torch
@@ -34,6 +37,15 @@ except ImportError:
     flash_attn_func = None
 if flash_attn_func is not None:
 """ + "\n".join(f"    {line}" for line in ATTEND.splitlines())  # fmt: skip
+
+WITHOUT_SETUPTOOLS = """
+import importlib.machinery, sys
+class Finder(importlib.machinery.PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name.startswith("setuptools") else super().find_spec(name, path, target)
+sys.meta_path = [Finder if each is importlib.machinery.PathFinder else each for each in sys.meta_path]
+"""
 
 
 def attends(found: RankRun) -> bool:
@@ -222,6 +234,24 @@ fast.twice(x), load(name="built", sources=[]).thrice(x), get_kernel("me/kernel")
 
     asked = [each.requested_bytes for each in found.trace.events if isinstance(each, Alloc)]
     assert asked[:4] == [28, 56, 84, 112]
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [(STEP, ""), ("import torch.utils.cpp_extension", "the program needs setuptools, which is not installed")],
+)
+def test_an_environment_without_setuptools_builds_nothing_and_trains(
+    program: Callable[[str], str], tmp_path: Path, lines: str, said: str
+) -> None:
+    """As uv makes them; torch's module that builds extensions imports it at once (torch 2.13, utils/cpp_extension.py).
+    The interpreter is a fresh one, which has not imported that yet."""
+    (tmp_path / "sitecustomize.py").write_text(WITHOUT_SETUPTOOLS)
+    line = parse(["env", f"PYTHONPATH={tmp_path}", "python", program("import torch\n" + lines)])
+    gpu = Gpu(product="NVIDIA H100", arch="sm_90", total_bytes=80 * GIB, outside_bytes=GIB)
+    order = ProgramOrder(line=line, rank=0, gpu=gpu, cuda="13.0", writes=True)
+
+    with pytest.raises(ProgramError, match=said) if said else nullcontext():
+        assert run_rank(order).is_whole
 
 
 def test_management_library(run: Run, program: Callable[[str], str]) -> None:

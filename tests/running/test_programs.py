@@ -28,7 +28,7 @@ def test_a_loop_with_scaler_evaluation_and_checkpoint(run: Run, tmp_path_factory
 
     found = run(f"python {{programs}}/classifier.py --out {path}")
 
-    ending = "ended after 3 iterations: training is steady since iteration 3, and nothing new came in 0 s"
+    ending = "ended after 3 iterations: its peak has not risen since iteration 2, and nothing new came in 0 s"
     assert (found.ending, found.iterations) == (ending, 3)
     assert found.seen == {"eval": 1, "save": 1, "load": 0}
     marks = [(each.phase, each.iteration) for each in found.trace.events if isinstance(each, Mark)]
@@ -125,7 +125,9 @@ def test_a_program_is_followed_to_its_second_evaluation(run: Run, tmp_path_facto
 
     found = run(f"python {{programs}}/classifier.py --eval-every 20 --out {path}", patience=60)
 
-    assert found.ending == ("ended after 40 iterations: training is steady since iteration 3, and everything was seen")
+    assert found.ending == (
+        "ended after 40 iterations: its peak has not risen since iteration 2, and everything was seen"
+    )
     assert found.seen == {"eval": 2, "save": 1, "load": 0}
     repeated = {each.iterations: each.times for each in found.trace.repeats}
     assert repeated[1] >= 15
@@ -154,7 +156,7 @@ for step in range(10000):
 
     steady, watched = 3, 6
     assert (found.iterations, found.seen["eval"]) == (steady + watched, 1)
-    assert "steady since iteration 3, and nothing new came in 6 iterations" in found.ending
+    assert "not risen since iteration 2, and nothing new came in 6 iterations" in found.ending
 
 
 def test_a_program_that_ends_by_itself_is_whole(run: Run) -> None:

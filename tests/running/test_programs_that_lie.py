@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from program_runs import Run
@@ -13,8 +14,10 @@ from planner.hardware import catalog
 from planner.planning import program as programs
 from planner.planning.program_ranks import RankShare
 from planner.report.statement import Verdict
+from planner.runtime.walls import Walls
 from planner.tracing.program.launch_line import parse
-from planner.tracing.program.rank_orders import RankRun
+from planner.tracing.program.rank_orders import Gpu, ProgramOrder, RankRun
+from planner.tracing.program.rank_process import WalledProgram, run_rank
 
 Program = Callable[[str], str]
 HONEST = """
@@ -44,7 +47,9 @@ ANSWER = """
 import json
 from planner.events import Alloc, Free, Mark, Phase
 from planner.tracing.program import attestation, rank_orders
-from planner.tracing.program.rank_orders import RankRun
+from planner.runtime.walls import Walls
+from planner.tracing.program.rank_orders import Gpu, ProgramOrder, RankRun
+from planner.tracing.program.rank_process import WalledProgram, run_rank
 from planner.tracing.program.rank_process import _report_of
 from planner.runtime.messages import AnswerWriter
 from planner.tracing import rank_trace
@@ -230,3 +235,30 @@ def test_without_a_proof_it_would_have_been_believed(run: Run, program: Program)
 
     assert verdict(small) is Verdict.FITS
     assert verdict(replace(small, highest_bytes=78 << 30)) is Verdict.FITS
+
+
+CUSTOMIZES = """
+import builtins, os
+builtins.task = os.pread(0, 1, 0)
+"""
+"""What Python runs before any program: it looks for the task, with the key, on standard input."""
+HONEST_BEHIND_IT = """
+import builtins
+assert builtins.task == b"", "the task was still to be read"
+"""
+
+
+@pytest.mark.parametrize("path", ["{folder}", "."])
+def test_what_python_runs_before_a_program_comes_after_the_key_was_given(tmp_path: Path, path: str) -> None:
+    tmp_path.chmod(0o755)  # behind walls it is nobody who reads it
+    (tmp_path / "sitecustomize.py").write_text(CUSTOMIZES)
+    (tmp_path / "train.py").write_text(HONEST_BEHIND_IT + HONEST + "for _ in range(4):\n    step(1)\n")
+    known = catalog.by_name("H100-SXM-80GB")
+    assert known is not None
+    gpu = Gpu(product=known.product, arch=known.arch, total_bytes=known.total_bytes, outside_bytes=2**30)
+    line = parse(["env", f"PYTHONPATH={path.format(folder=tmp_path)}", "python", "train.py"])
+    order = ProgramOrder(line=replace(line, folder=str(tmp_path)), rank=0, gpu=gpu, cuda="13.0", patience_seconds=0)
+
+    found = run_rank(order, walled=WalledProgram(walls=Walls(as_root=True, place="program"), folder=str(tmp_path)))
+
+    assert found.highest_bytes > 2**30

@@ -118,7 +118,7 @@ def test_a_steady_program_is_watched_for_twice_the_iterations_that_it_took(
 
     assert over(stopping, rising + rising[-1:] * (1 + waited)) == [steady_at + waited]
     assert stopping.reason.startswith(
-        f"ended after {steady_at + waited} iterations: training is steady since iteration"
+        f"ended after {steady_at + waited} iterations: its peak has not risen since iteration"
     )
     assert f"nothing new came in {waited} iterations (--patience" in stopping.reason
 
@@ -131,7 +131,7 @@ def test_patience_that_was_asked_for_is_kept_whatever_the_iterations(worked: Clo
     stopping = steady(worked, 20.0)
 
     assert iterations_after(stopping, Progress(iterations=4), worked, seconds=0.1) == 200
-    assert stopping.reason.endswith("training is steady since iteration 3, and nothing new came in 20 s")
+    assert stopping.reason.endswith("its peak has not risen since iteration 2, and nothing new came in 20 s")
 
 
 def test_who_evaluated_at_its_start_is_not_waited_for_longer(worked: Clock) -> None:

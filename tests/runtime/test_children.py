@@ -55,6 +55,17 @@ def test_it_answers_in_parts_and_what_it_prints_is_none(server: ForkServer | Non
     )
 
 
+@pytest.mark.parametrize("ending", ["returns", "ends its process", "takes too long"])
+def test_its_temporary_folders_are_gone_with_it_however_it_ends(
+    server: ForkServer | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    answer = run(server, "makes_a_temporary_folder", ending, seconds=3 if ending == "takes too long" else 60)
+
+    assert Path(answer.parts["folder"].decode()).is_relative_to(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_what_is_wrong_with_its_input_comes_back_as_the_error_that_it_is(server: ForkServer | None) -> None:
     answer = run(server, "refuses", "it is\ud800wrong")
 

@@ -68,6 +68,72 @@ def test_a_caller_that_goes_frees_the_worker(run_stack: StackRunner) -> None:
     run_stack(story)
 
 
+def test_a_worker_that_cannot_be_stopped_is_replaced(run_stack: StackRunner) -> None:
+    async def story(stack: ServiceStack) -> None:
+        async def fails() -> None:
+            raise RuntimeError("canceled before it executes")
+
+        stack.pool.does, stack.pool.stops = never, fails
+        caller = asyncio.create_task(stack.plan_provider.plan(JOB))
+        await stack.asked()
+        caller.cancel()
+        await stack.settled()
+        stack.pool.does = None
+
+        assert (await stack.plan_provider.plan(JOB)).stored
+        assert (stack.pool.killed, stack.pool.hired) == (1, 2)
+
+    run_stack(story)
+
+
+@pytest.mark.parametrize("stops", ["at once", "late", "fails"])
+def test_callers_that_leave_at_every_stage_leave_every_worker(run_stack: StackRunner, stops: str) -> None:
+    """Some while their work waits, some in the middle of it, some while a worker ends what another one has left."""
+
+    async def story(stack: ServiceStack) -> None:
+        async def work(_: str) -> None:
+            await asyncio.sleep(0.02)
+
+        async def stop() -> None:
+            await asyncio.sleep(0.0 if stops == "at once" else 0.03)
+            if stops == "fails":
+                raise RuntimeError("canceled before it executes")
+
+        stack.pool.does, stack.pool.stops = work, stop
+        lengths = iter(range(64, 64 * 100, 64))
+        for _ in range(3):
+            callers = [
+                asyncio.create_task(stack.plan_provider.plan(dataclasses.replace(JOB, train=Train(sequence_length=n))))
+                for n, _ in zip(lengths, range(6), strict=False)
+            ]
+            for caller in callers:
+                await asyncio.sleep(0.007)
+                caller.cancel()
+            await asyncio.wait(callers)
+        await stack.settled()
+        stack.pool.does = None
+
+        assert (stack.tracers.state()["workers"], stack.tracers.state()["busy"]) == (2, 0)
+        assert (await stack.plan_provider.plan(JOB)).stored
+
+    run_stack(story, trace_workers=2, trace_queue=20)
+
+
+def test_a_worker_whose_work_should_have_ended_does_not_count(run_stack: StackRunner) -> None:
+    async def story(stack: ServiceStack) -> None:
+        stack.pool.does = never
+        caller = asyncio.create_task(stack.plan_provider.plan(JOB))
+        await stack.asked()
+        before = stack.tracers.state()["workers"]
+        (member,) = stack.tracers._workers._busy
+        member.due = asyncio.get_running_loop().time()
+
+        assert (before, stack.tracers.state()["workers"]) == (1, 0)
+        caller.cancel()
+
+    run_stack(story)
+
+
 def test_a_caller_that_goes_takes_nothing_from_another(run_stack: StackRunner) -> None:
     async def story(stack: ServiceStack) -> None:
         go = asyncio.Event()

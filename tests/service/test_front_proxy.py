@@ -12,7 +12,7 @@ import textwrap
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -22,6 +22,7 @@ import httpx
 import pytest
 
 from planner.errors import PlannerError
+from planner.service import front_proxy as front_proxy_module
 from planner.service.front_proxy import front_proxy, haproxy, listener
 from planner.service.local_ray import free_port_range, free_ports
 
@@ -88,6 +89,7 @@ class Front:
     url: str
     ports: range
     process: Callable[[], int]
+    counted: list[tuple[str, int]]
 
     def post(self, path: str, body: bytes = b"{}") -> httpx.Response:
         return httpx.post(f"{self.url}{path}", content=body, timeout=30)
@@ -101,9 +103,21 @@ def front(tmp_path: Path, eventually: Eventually) -> Iterator[Front]:
     def process() -> int:
         return int(eventually(lambda: _processes_with(config, besides=os.getpid()), "no HAProxy", 20)[0])
 
-    with listener("127.0.0.1", port) as listening, front_proxy(tmp_path, listening, ports, 60):
-        yield Front(f"http://127.0.0.1:{port}", ports, process)
+    counted: list[tuple[str, int]] = []
+    with (
+        listener("127.0.0.1", port) as listening,
+        front_proxy(tmp_path, listening, ports, 60, lambda method, status: counted.append((method, status))),
+    ):
+        yield Front(f"http://127.0.0.1:{port}", ports, process, counted)
     assert _processes_with(config, besides=os.getpid()) == []
+
+
+@pytest.fixture
+def few_connections(monkeypatch: pytest.MonkeyPatch) -> int:
+    """How many one address may have, of a proxy that is started after this."""
+    monkeypatch.setattr(front_proxy_module, "MOST_CONNECTIONS", 40)
+    monkeypatch.setattr(front_proxy_module, "ARRIVE_SECONDS", 10)
+    return 20
 
 
 def _processes_with(word: bytes, besides: int) -> list[int]:
@@ -201,6 +215,73 @@ def test_a_validation_is_never_asked_for_twice(front: Front, eventually: Eventua
     assert bad.asked == ["POST /v1/validations"]
     assert (answer.status_code, answer.json()["problem"]) == (502, "the replica that worked on it has ended")
     assert int(answer.headers["Retry-After"]) >= 1
+
+
+def test_requests_that_no_replica_answers_are_counted_and_the_others_are_not(
+    front: Front, eventually: Eventually
+) -> None:
+    replica = Replica("one")
+    with replica.listening(front.ports[0]):
+        eventually(lambda: front.post("/v1/plans").status_code == 200, "not found")
+        answered = front.post("/v1/plans")
+        front.counted.clear()
+        replica.drops = True
+        dropped = front.post("/v1/validations")
+        eventually(lambda: front.counted, "not counted", 10)
+
+    assert (dropped.status_code, front.counted) == (502, [("POST", 502)])
+    assert "x-planner-answered" not in answered.headers
+
+
+@pytest.mark.parametrize("path", ["/-/routes", "/-/healthz", "/%2D/routes", "/%2d%2Froutes"])
+def test_what_ray_serve_says_of_itself_is_not_said_to_callers(front: Front, eventually: Eventually, path: str) -> None:
+    replica = Replica("one")
+    with replica.listening(front.ports[0]):
+        eventually(lambda: front.post("/v1/plans").status_code == 200, "not found")
+        replica.asked.clear()
+        answer = httpx.get(f"{front.url}{path}", timeout=30)
+
+    assert (answer.status_code, answer.json()["problem"]) == (404, "there is no such path")
+    assert replica.asked == []
+
+
+def test_half_sent_requests_of_one_address_leave_room_for_others_and_end_soon(
+    few_connections: int, front: Front, eventually: Eventually
+) -> None:
+    port = int(front.url.rpartition(":")[2])
+    with Replica("here").listening(front.ports[0]), ExitStack() as stack:
+        eventually(lambda: all(front.post("/v1/plans").status_code == 200 for _ in front.ports), "not found")
+        sockets = [stack.enter_context(socket.socket()) for _ in range(2 * few_connections)]
+        refused = [half for half in sockets if not _sends_half(half, port)]
+        other = stack.enter_context(socket.socket())
+        other.bind(("127.0.0.2", 0))
+        other.settimeout(30)
+        other.connect(("127.0.0.1", port))
+        other.sendall(b"GET /v1/plans HTTP/1.1\r\nHost: planner\r\nConnection: close\r\n\r\n")
+
+        assert other.recv(1000).startswith(b"HTTP/1.1 200 ")
+        assert len(refused) >= few_connections - 1
+        eventually(lambda: _answers(front), "its address is still refused", 20)
+
+
+def _sends_half(connection: socket.socket, port: int) -> bool:
+    """Half a request line; whether the connection stays."""
+    connection.settimeout(0.1)
+    try:
+        connection.connect(("127.0.0.1", port))
+        connection.sendall(b"GET /v1/pl")
+        return connection.recv(1000) != b""
+    except TimeoutError:
+        return True
+    except OSError:
+        return False
+
+
+def _answers(front: Front) -> bool:
+    try:
+        return front.post("/v1/plans").status_code == 200
+    except httpx.TransportError:
+        return False
 
 
 def test_while_haproxy_is_started_again_nobody_is_refused(front: Front, eventually: Eventually) -> None:

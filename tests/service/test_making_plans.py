@@ -13,7 +13,7 @@ from sqlalchemy import text as sql
 
 from planner.errors import PlannerError, TraceError
 from planner.job.bound.lower_bound import lower_bound
-from planner.job.schema import Cluster
+from planner.job.schema import Allocator, Cluster, Job
 from planner.service.history.errors import HistoryUnavailableError
 from planner.service.orders import PlanRefused
 from planner.service.plan_provider import LOOK_SECONDS
@@ -95,6 +95,29 @@ def test_a_new_calibration_makes_a_new_plan_from_the_stored_trace(run_stack: Sta
         assert stack.pool.asked == ["plan", "judge"]
         assert (after.trace_id, after.plan_id != before.plan_id) == (before.trace_id, True)
         assert json.loads(after.text)["provenance"]["calibration"] == "by hand"
+
+    run_stack(story)
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        dataclasses.replace(JOB, allocator=Allocator(conf="expandable_segments:True")),
+        dataclasses.replace(JOB, cluster=dataclasses.replace(JOB.cluster, host_memory=GIB)),
+    ],
+    ids=["allocator", "host's memory"],
+)
+def test_a_job_that_differs_in_what_no_trace_depends_on_is_planned_from_the_stored_trace(
+    run_stack: StackRunner, job: Job
+) -> None:
+    async def story(stack: ServiceStack) -> None:
+        first = await stack.plan_provider.plan(JOB)
+        await stack.settled()
+        other = await stack.plan_provider.plan(job)
+
+        assert stack.pool.asked == ["plan", "judge"]
+        assert other.plan_id != first.plan_id
+        assert other.trace_id == first.trace_id
 
     run_stack(story)
 

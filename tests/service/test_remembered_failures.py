@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from typing import Any
 
 import pytest
 from plan_makers import CODE, JOB, OTHER, STAGES, ServiceStack, StackRunner, named, never
 
 from planner.errors import PlannerError, TraceError
+from planner.job.schema import Allocator
 from planner.planning import identity
 from planner.service.errors import TraceLimitError, WorkerLostError
 from planner.service.orders import PlanRefused
@@ -109,6 +111,17 @@ def test_metadata_are_no_part_of_what_failed(run_stack: StackRunner) -> None:
         await refused(stack, named("mine"))
         await refused(stack, named("yours"))
         assert stack.pool.asked == ["plan"]
+
+    run_stack(story)
+
+
+def test_what_is_wrong_with_a_job_is_not_with_another_of_the_same_trace(run_stack: StackRunner) -> None:
+    async def story(stack: ServiceStack) -> None:
+        stack.pool.does = refuses
+        await refused(stack)
+        stack.pool.does = None
+        other = dataclasses.replace(JOB, allocator=Allocator(conf="expandable_segments:True"))
+        assert (await stack.plan_provider.plan(other)).stored
 
     run_stack(story)
 

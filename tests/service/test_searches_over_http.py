@@ -264,6 +264,29 @@ def test_what_a_service_that_was_killed_had_begun_is_stopped(
     assert len(tracers.planned) >= before
 
 
+def test_a_search_that_is_deleted_at_one_service_is_run_by_none_on_its_database(
+    searching: Any, tracers: SupposedTracers
+) -> None:
+    tracers.most = 0
+    first, last = searching(searches_at_once=1), searching(searches_at_once=1)
+    begun, taken, waiting = (ask(first, wait=0, top=top, objective="memory").headers["Location"] for top in (2, 3, 4))
+    eventually(first, begun, lambda each: each["state"] == "running")
+    ask(last, wait=0, top=1, objective="memory")  # its runner takes what waits: it runs one, and the other waits there
+    eventually(last, taken, lambda each: each["state"] == "running")
+
+    ended = [last.delete(begun).json(), first.delete(taken).json(), first.delete(waiting).json()]
+    assert [(each["state"], each["stopped"]) for each in ended] == [("stopped", "cancelled")] * 3
+    eventually(first, begun, lambda _: tracers.cancelled == 2)
+    tracers.most = 1_000
+    ask(last, top=5, objective="memory")  # behind the one that waited there
+
+    left = [first.get(location).json() for location in (begun, taken, waiting)]
+    assert [(each["state"], each["stopped"], each["space"]["planned"]) for each in left] == [
+        ("stopped", "cancelled", 0), ("stopped", "cancelled", 0), ("stopped", "cancelled", 0),
+    ]  # fmt: skip
+    assert ask(last, top=4, objective="memory").json()["complete"]
+
+
 def test_more_searches_than_may_wait_are_told_to_come_again(searching: Any, tracers: SupposedTracers) -> None:
     client, tracers.most = searching(searches_at_once=1, search_queue=1), 0
     answers = [ask(client, wait=0, top=top, objective="memory") for top in (1, 2, 3)]

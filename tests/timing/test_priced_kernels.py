@@ -8,9 +8,10 @@ import pytest
 
 from planner.hardware import catalog
 from planner.hardware.kernel_speeds import TRAINING_SHARES, product_speed
-from planner.step_work import Kernel
+from planner.step_work import Kernel, Launch, LaunchKind, StepWork
 from planner.timing.collective_seconds import seconds_of_collective
-from planner.timing.kernel_seconds import PricedGpu
+from planner.timing.kernel_seconds import PricedGpu, operations_of
+from planner.timing.step_time import time_step
 
 
 def gpu(name: str = "H100-SXM-80GB") -> PricedGpu:
@@ -114,3 +115,29 @@ def test_a_group_over_two_nodes_is_slower_than_one_in_a_node() -> None:
     assert seconds_of_collective(across, gpu().speed, 8, 50.0) > 1.5 * seconds_of_collective(
         inside, gpu().speed, 8, 50.0
     )
+
+
+@pytest.mark.parametrize(
+    ("kernel", "operations"),
+    [
+        (product(512, 256, 128), 2 * 512 * 256 * 128),
+        (Kernel("aten::convolution", "bfloat16", 0, 0, ((8, 3, 32, 32), (16, 3, 3, 3), (8, 16, 32, 32))),
+         2 * 8 * 16 * 32 * 32 * 3 * 3 * 3),
+        (Kernel("aten::_scaled_dot_product_flash_attention", "bfloat16", 0, 0, ((2, 4, 128, 64),) * 3, (0, 0)),
+         4 * 2 * 4 * 128 * 128 * 64),
+        (Kernel("aten::mul", "bfloat16", 2**20, 2**20), 0),
+    ],
+)  # fmt: skip
+def test_operations_are_those_of_the_shapes(kernel: Kernel, operations: int) -> None:
+    assert operations_of(kernel) == operations
+    assert gpu().least_seconds(kernel) == pytest.approx(operations / (gpu().speed.teraflops * 1e12))
+    assert gpu().least_seconds(kernel) < gpu().seconds(kernel)
+
+
+@pytest.mark.parametrize("streams", [1, 2, 16])
+def test_streams_beside_each_other_compute_no_faster_than_the_gpu(streams: int) -> None:
+    launches = tuple(Launch(LaunchKind.KERNEL, stream, 0) for stream in range(streams))
+    timed = time_step(StepWork((product(8192, 8192, 8192),), launches), "H100-SXM-80GB", 8)
+
+    assert timed is not None
+    assert timed.step >= streams * 2 * 8192**3 / (gpu().speed.teraflops * 1e12)

@@ -183,6 +183,22 @@ def test_a_grouped_product_takes_its_result_with_rows_at_multiples_of_16_bytes(d
     assert found.kept_bytes[0] == (31 * row + 20) * dtype.itemsize  # the last row needs no padding
 
 
+@pytest.mark.skipif(not hasattr(nn.functional, "grouped_mm"), reason="there is no such function yet")
+@pytest.mark.parametrize(
+    ("arch", "has_a_kernel"),
+    [("sm_80", False), ("sm_90", True), ("sm_103", True), ("sm_120", False), ("gfx90a", False)],
+)
+def test_a_grouped_product_has_a_kernel_of_its_own_on_hopper_and_blackwell_of_data_centers(
+    arch: str, has_a_kernel: bool
+) -> None:
+    with paper.gpu(arch) as gpu:
+        tokens, experts = (torch.empty(size, dtype=torch.bfloat16, device="cuda") for size in ((32, 16), (4, 16, 24)))
+        ends = torch.tensor([8, 16, 24, 32], dtype=torch.int32).to("cuda")
+        nn.functional.grouped_mm(tokens, experts, offs=ends)
+
+        assert any("grouped" in kernel for kernel in gpu.unknown_workspaces()) is has_a_kernel
+
+
 def test_distinct_values_of_the_host_are_counted_and_keep_a_storage_as_large_as_the_data() -> None:
     with paper.gpu("sm_90"):
         found, inverse, counts = torch.tensor([3, 1, 3, 3]).cuda().unique(return_inverse=True, return_counts=True)

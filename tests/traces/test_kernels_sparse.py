@@ -11,6 +11,8 @@ from cpu_runs import assert_alike, both_ways
 from plain_cases import job
 from torch import Tensor
 
+from planner import paper
+from planner.events import Category
 from planner.job.schema import Input, Model
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
@@ -31,6 +33,17 @@ def test_places_and_values_are_the_sparse_tensor(taken: Any) -> None:
     found = taken(lambda: parts(torch.float32)[1:], lambda *given: torch.sparse_coo_tensor(*given, (ROWS, COLUMNS)))
 
     assert (found.kept_bytes, found.temporary_bytes) == ([], [])
+
+
+def test_a_sparse_tensor_can_be_told_of_and_has_no_block_of_its_own() -> None:
+    """As a gradient of an embedding is."""
+    with paper.gpu("sm_90") as gpu:
+        _, places, values = parts(torch.float32)
+        sparse = torch.sparse_coo_tensor(places, values, (ROWS, COLUMNS))
+        gpu.recorder.assign(sparse, Category.GRADIENT)
+
+        assert gpu.recorder.block_of(sparse) is None
+        assert gpu.recorder.block_of(values) is not None
 
 
 def test_a_sum_with_a_dense_tensor_counts_the_places_in_one_dim(taken: Any) -> None:

@@ -129,6 +129,20 @@ def test_what_goes_wrong_is_told_and_nothing_else_is_stored(
     assert requests.validation_json(failed)["result"] is None
 
 
+@pytest.mark.parametrize(
+    "document",
+    [{"mode": "absent_peers"}, {"mode": "absent_peers", "device": {"kind": "cpu"}, "ranks": [object()]}],
+    ids=["lacks the device", "cannot be stored"],
+)
+def test_a_result_that_nobody_can_use_has_failed(document: dict[str, Any], history: History, job: MakeJob) -> None:
+    with at_work(history, Runs(result(document=document))) as here:
+        asked = here.start(request(job()))
+        failed = when(history, asked.validation_id, ValidationState.FAILED)
+        assert failed.problem.startswith("a fault of planner itself")
+        again = here.start(request(job()))  # its place is free
+        when(history, again.validation_id, ValidationState.DONE)
+
+
 def test_a_measurement_that_cannot_be_believed_has_failed_and_is_shown(history: History, job: MakeJob) -> None:
     with at_work(history, Runs(result("cpu", error_percent=None, problem="its runs disagree"))) as here:
         asked = here.start(request(job()))

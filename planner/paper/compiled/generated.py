@@ -131,6 +131,8 @@ class _UnrunKernel:
         most = math.prod(numels) if numels else None
         reads = [tensor for name, tensor in tensors if not name.startswith("out_ptr")]
         writes = [tensor for name, tensor in tensors if name.startswith(("out_ptr", "in_out_ptr"))]
+        for tensor in writes:
+            torch.ops.paper.forget_value(tensor)
 
         def size(tensor: torch.Tensor) -> int:
             return min(tensor.numel(), most or tensor.numel()) * tensor.element_size()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from planner.errors import TraceError
 from planner.paper.compiled import kernel_timing, padded_products, patches
 from planner.paper.recorder import Recorder
 from planner.paper.targets import target_of
+from planner.runtime.child import temporary_folder
 from planner.runtime.user_cache import inductor_folder
 from planner.upstream import checking
 
@@ -48,7 +48,7 @@ def _kept_folder() -> Iterator[None]:
     folder = inductor_folder()
     with ExitStack() as stack:
         if folder is None or not _can_write(folder):
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="planner-inductor-")))
+            folder = Path(stack.enter_context(temporary_folder("inductor-")))
         stack.enter_context(variable_set("TORCHINDUCTOR_CACHE_DIR", str(folder)))
         yield
 

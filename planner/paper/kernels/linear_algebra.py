@@ -227,7 +227,8 @@ def grouped_mm(
     padded = _round_up(shape[-1], _ALIGNMENT_BYTES // kind.itemsize)
     strides = (shape[-2] * padded, padded, 1)[-len(shape) :]
     out = torch.empty_strided(shape, strides, dtype=kind, device="cuda")
-    if {a.dtype, b.dtype, kind} == {torch.bfloat16} and target().capability in ((9, 0), (10, 0)):
+    is_hopper_or_later = target().arch.startswith("sm_") and target().capability[0] in (9, 10)
+    if is_hopper_or_later and {a.dtype, b.dtype, kind} == {torch.bfloat16}:
         groups = f"groups={offsets.size(0) if offsets is not None else a.size(0)}"
         workspaces.take("cutlass", "grouped matrix product: its table of groups", [a, b], groups)
     else:

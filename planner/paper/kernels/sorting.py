@@ -346,8 +346,26 @@ def bincount(x: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Te
     else:
         bins = max(minlength, int(known.max()) + 1) if x.numel() else minlength
     if weights is None:
-        return torch.zeros(bins, dtype=torch.int64, device="cuda")
-    return torch.zeros(bins, dtype=torch.float32 if weights.dtype is torch.float32 else torch.float64, device="cuda")
+        counts = torch.zeros(bins, dtype=torch.int64, device="cuda")
+        if torch.ops.paper.follows_values():
+            shares = values.equal_shares(x.numel(), bins)
+            torch.ops.paper.remember_value(counts, shares if known is None else known.bincount(minlength=minlength))
+        return counts
+    sums = torch.zeros(bins, dtype=torch.float32 if weights.dtype is torch.float32 else torch.float64, device="cuda")
+    torch.ops.paper.forget_value(sums)
+    return sums
+
+
+@cuda("histc")
+def histc(x: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
+    counts = torch.zeros(bins, dtype=x.dtype, device="cuda")
+    torch.ops.paper.forget_value(counts)
+    if torch.ops.paper.follows_values() and not x.is_floating_point():
+        if (known := _known(x)) is not None:
+            torch.ops.paper.remember_value(counts, torch.histc(known.double(), bins, min, max).to(x.dtype))
+        elif min < max and values.may_assume("bins of whole numbers that nobody has get as many as each other"):
+            torch.ops.paper.remember_value(counts, values.equal_shares(x.numel(), bins).to(x.dtype))
+    return counts
 
 
 def _known(x: Tensor) -> Tensor | None:

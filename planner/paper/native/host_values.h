@@ -30,6 +30,18 @@ bool remember_change(const c10::OperatorHandle& op, const torch::jit::Stack& arg
 // numbers draws them; nothing that is computed of them is known.
 void remember_draw(const at::Tensor& device, const at::Tensor& recipe);
 std::optional<at::Tensor> remembered_draw(const at::Tensor& device);
+// The same tensor on the host; nothing if it lies on the device and is not known.
+std::optional<at::Tensor> on_host(const at::Tensor& tensor);
+// Whole numbers and truth values.
+bool is_whole(const at::Tensor& tensor);
+// As `on_host`, also of numbers with which somebody has filled the whole tensor, however large.
+std::optional<at::Tensor> constant(const at::Tensor& tensor);
+// The truth values of the device tensor are all the same, as far as anybody can say: a number that was drawn or computed
+// equals no constant. Whoever reads one is answered by Python, which lists the answer.
+void presume(const at::Tensor& device, bool holds);
+std::optional<bool> presumed(const at::Tensor& device);
+// The device tensor now holds what the other one holds, of which no more is known than that.
+void copy_presumption(const at::Tensor& device, const at::Tensor& source);
 // Somebody wrote to this storage, or it is gone.
 void forget(const void* address);
 void forget(const at::Tensor& device);

@@ -403,12 +403,13 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking)
   TORCH_CHECK(at::is_expandable_to(source.sizes(), self.sizes()), "The size of the source ", source.sizes(),
               " does not broadcast to the size of the destination ", self.sizes());
   if (self.is_cuda()) {
-    const auto value = source.is_cuda() ? remembered(source) : std::optional<at::Tensor>(source);
+    const auto value = is_whole(self) ? constant(source) : on_host(source);
     if (value.has_value()) {
       at::AutoDispatchBelowAutograd below;
       if (!remember_part(self, *value)) forget(self);
     } else {
       forget(self);
+      copy_presumption(self, source);
     }
     return source.is_cuda() ? self : copy_between(self, source, non_blocking);
   }
@@ -458,6 +459,10 @@ void paper_install_kernels() {
   own.def("known_value(Tensor device) -> Tensor?", [](const at::Tensor& device) { return remembered(device); });
   own.def("remember_value(Tensor device, Tensor host) -> ()",
           [](const at::Tensor& device, const at::Tensor& host) { remember(device, host); });
+  own.def("constant_value(Tensor device) -> Tensor?", [](const at::Tensor& device) { return constant(device); });
+  own.def("presume(Tensor device, bool holds) -> ()",
+          [](const at::Tensor& device, bool holds) { presume(device, holds); });
+  own.def("presumed(Tensor device) -> bool?", [](const at::Tensor& device) { return presumed(device); });
   own.def("draw(Tensor device, str operator, Scalar?[] numbers) -> ()");
   own.def("remember_draw(Tensor device, Tensor recipe) -> ()",
           [](const at::Tensor& device, const at::Tensor& recipe) { remember_draw(device, recipe); });

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -210,6 +211,7 @@ class FusedAdam(torch.optim.Optimizer):
                 if parameter.grad is not None and not self.state[parameter]:
                     self.state[parameter]["exp_avg"] = torch.zeros_like(parameter).float()
                     self.state[parameter]["exp_avg_sq"] = torch.zeros_like(parameter).float()
+                torch.ops.paper.forget_value(parameter)
         return loss
 
 
@@ -246,6 +248,7 @@ class FusedSGD(torch.optim.Optimizer):
                         state = self.state[parameter]
                         if "momentum_buffer" not in state:
                             state["momentum_buffer"] = torch.zeros_like(parameter)
+                        torch.ops.paper.forget_value(parameter)
         return loss
 
 
@@ -264,8 +267,10 @@ class MultiTensorApply:
 multi_tensor_applier = MultiTensorApply(2048 * 32)
 
 
-def _in_place(*_arguments: Any) -> None:
+def _in_place(_chunk_size: int, _noop: Tensor, lists: Sequence[Sequence[Tensor]], *_settings: Any) -> None:
     """Writes to what it is given."""
+    for tensor in itertools.chain.from_iterable(lists):
+        torch.ops.paper.forget_value(tensor)
 
 
 multi_tensor_adam = multi_tensor_scale = multi_tensor_axpby = multi_tensor_sgd = _in_place

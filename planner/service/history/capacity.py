@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+import bisect
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from typing import Any
 
 from sqlalchemy import BigInteger, ColumnElement, Row, Select, and_, case, func, or_, select, type_coerce
 
-from planner.hardware.catalog import gpus
+from planner.hardware.catalog import by_name
 from planner.hardware.gpus import GpuRecord
-from planner.report.statement import Verdict
+from planner.job.schema import Cluster, Gpu
 from planner.service.history.database import Database
 from planner.service.history.job_changes import Outcome, memory_of
 from planner.service.history.job_table import ended_since, is_open, rank_of_job
-from planner.service.history.plan_table import rank_classes_of
+from planner.service.history.plan_table import RankClassSummary, rank_classes_of
 from planner.service.history.schema import JOBS, MEASURED_RANKS, PLANS, microseconds
+from planner.verdict import Verdict, decide
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +32,8 @@ class CapacitySums:
     """
 
     jobs: int
-    gpus: int
+    gpus: float
+    """A share of a GPU counts as that share."""
     requested_bytes: int
     predicted_bytes: int
     headroom_bytes: int
@@ -38,7 +41,7 @@ class CapacitySums:
     measured_bytes: int
     measured_gpus: int
     predicted_of_measured_bytes: int
-    gpu_seconds: int = 0
+    gpu_seconds: float = 0
     """GPUs times seconds, from the start of a job to its end or now: of jobs that have started and not ended, and of
     those remembered that ended; within `since`, if it is given."""
     host_requested_bytes: int = 0
@@ -69,9 +72,14 @@ class Capacity(CapacitySums):
 COUNTS = tuple(field.name for field in fields(CapacitySums))
 
 
-def sum_capacity(rows: Sequence[CapacitySums]) -> dict[str, int]:
+def sum_capacity(rows: Sequence[CapacitySums]) -> dict[str, Any]:
     """The sums of all rows, by name."""
-    return {name: sum(getattr(row, name) for row in rows) for name in COUNTS}
+    return {name: _rounded(sum(getattr(row, name) for row in rows)) for name in COUNTS}
+
+
+def _rounded(count: float) -> Any:
+    """A sum of shares of GPUs to the thousandth; a whole number, as of bytes, as it is."""
+    return round(count, 3)
 
 
 def capacity(database: Database, now: datetime, since: datetime | None = None) -> tuple[Capacity, ...]:
@@ -81,7 +89,7 @@ def capacity(database: Database, now: datetime, since: datetime | None = None) -
     # Bytes are summed below, not in SQL: a hostile spec may claim so many that SQLite's sum would overflow.
     open_jobs = select(
         *group,
-        PLANS.c.ranks,
+        PLANS.c.gpus,
         PLANS.c.requested_bytes,
         PLANS.c.predicted_bytes,
         PLANS.c.nodes,
@@ -102,10 +110,10 @@ def capacity(database: Database, now: datetime, since: datetime | None = None) -
         ended = ended.where(JOBS.c.ended_at >= since)
         begins = case((begins < microseconds(since), microseconds(since)), else_=begins)
     lasted = (func.coalesce(type_coerce(JOBS.c.ended_at, BigInteger), microseconds(now)) - begins) // 1_000_000
-    worked = select(*group, PLANS.c.ranks, func.sum(lasted).label("seconds")).where(
+    worked = select(*group, PLANS.c.gpus, func.sum(lasted).label("seconds")).where(
         JOBS.c.started_at.is_not(None), lasted > 0, or_(is_open(now), JOBS.c.ended_at.is_not(None))
     )
-    queries: tuple[tuple[Select[Any], Callable[[Row[Any]], dict[str, int]]], ...] = (
+    queries: tuple[tuple[Select[Any], Callable[[Row[Any]], Mapping[str, float]]], ...] = (
         (open_jobs.select_from(of_plans).where(is_open(now)), _count_open_job),
         (
             measured.select_from(of_plans.join(MEASURED_RANKS, rank_of_job))
@@ -117,23 +125,24 @@ def capacity(database: Database, now: datetime, since: datetime | None = None) -
             ended.select_from(of_plans).group_by(*group, PLANS.c.verdict, JOBS.c.outcome, JOBS.c.cause),
             _count_ended_jobs,
         ),
-        (worked.select_from(of_plans).group_by(*group, PLANS.c.ranks), _count_seconds),
+        (worked.select_from(of_plans).group_by(*group, PLANS.c.gpus), _count_seconds),
     )
-    sums: dict[tuple[str, str, str], Counter[str]] = defaultdict(Counter)
+    sums: dict[tuple[str, str, str], dict[str, float]] = defaultdict(lambda: defaultdict(int))
     with database.reading() as connection:
         for query, count in queries:
             for row in connection.execute(query):
-                sums[row.team, row.queue, row.gpu].update(count(row))
+                for name, value in count(row).items():
+                    sums[row.team, row.queue, row.gpu][name] += value
     return tuple(
-        Capacity(team=team, queue=queue, gpu=gpu, **{name: counts[name] for name in COUNTS})
+        Capacity(team=team, queue=queue, gpu=gpu, **{name: _rounded(counts[name]) for name in COUNTS})
         for (team, queue, gpu), counts in sorted(sums.items())
     )
 
 
-def _count_open_job(row: Row[Any]) -> dict[str, int]:
+def _count_open_job(row: Row[Any]) -> Mapping[str, float]:
     return {
         "jobs": 1,
-        "gpus": row.ranks,
+        "gpus": row.gpus,
         "requested_bytes": row.requested_bytes,
         "predicted_bytes": row.predicted_bytes,
         "headroom_bytes": row.requested_bytes - row.predicted_bytes,
@@ -142,8 +151,8 @@ def _count_open_job(row: Row[Any]) -> dict[str, int]:
     }
 
 
-def _count_seconds(row: Row[Any]) -> dict[str, int]:
-    return {"gpu_seconds": row.ranks * int(row.seconds)}
+def _count_seconds(row: Row[Any]) -> Mapping[str, float]:
+    return {"gpu_seconds": row.gpus * int(row.seconds)}
 
 
 def _count_measured_ranks(row: Row[Any]) -> dict[str, int]:
@@ -189,9 +198,12 @@ class JobOnGpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobNeed(JobOnGpu):
-    """A job on the GPU for which it was planned, and what it may use of that."""
+    """A job on the GPU for which it was planned, and what it may use of that and of any other."""
 
-    capacity_bytes: int
+    cluster: Cluster
+    own_fraction: float = 1.0
+    """Of the GPU, besides what lies outside the allocator: the limit that its process sets itself."""
+    outside_bytes: int
 
 
 def read_needs(
@@ -203,7 +215,11 @@ def read_needs(
     """
     asked = is_open(now) if since is None else or_(is_open(now), ended_since(since, now))
     chosen = (
-        select(JOBS, PLANS.c.name, PLANS.c.gpu, PLANS.c.ranks, PLANS.c.verdict)
+        select(
+            JOBS,
+            *(PLANS.c[name] for name in ("name", "gpu", "ranks", "verdict")),
+            *(PLANS.c[name] for name in ("gpu_fraction", "gpu_memory", "held_by_others_bytes")),
+        )
         .join(PLANS, PLANS.c.plan_id == JOBS.c.plan_id)
         .where(asked)
         .order_by(JOBS.c.updated_at, JOBS.c.system, JOBS.c.job_id)
@@ -221,27 +237,41 @@ def read_needs(
         measured = {(row.system, row.job_id): row.device_bytes for row in connection.execute(peaks)}
         classes = rank_classes_of(connection, list(dict.fromkeys(row.plan_id for row in rows)))
     needs = tuple(
-        JobNeed(
-            system=row.system, job_id=row.job_id, name=row.name, team=row.team, queue=row.queue, planned_gpu=row.gpu,
-            ranks=row.ranks, verdict=Verdict(row.verdict), waits=row.started_at is None and row.ended_at is None,
-            capacity_bytes=min(one.capacity_bytes for one in of_plan),
-            least_bytes=max(one.allocated_bytes + one.device_bytes - one.reserved_bytes for one in of_plan),
-            device_bytes=max(one.device_bytes for one in of_plan),
-            highest_bytes=max(*(one.interval_bytes[1] for one in of_plan), measured.get((row.system, row.job_id), 0)),
-        )
+        _need(row, of_plan, measured.get((row.system, row.job_id), 0))
         for row in rows
         if (of_plan := classes.get(row.plan_id))
-    )  # fmt: skip
+    )
     return needs, max(count - len(rows), 0)
+
+
+def _need(row: Row[Any], classes: Sequence[RankClassSummary], measured_bytes: int) -> JobNeed:
+    planned = by_name(row.gpu)
+    cluster = Cluster(
+        gpu=Gpu(name=row.gpu, total_bytes=planned.total_bytes if planned else 0), gpu_fraction=row.gpu_fraction,
+        gpu_memory=row.gpu_memory, held_by_others_bytes=row.held_by_others_bytes,
+    )  # fmt: skip
+    least = min(classes, key=lambda one: one.capacity_bytes)
+    outside, fraction = least.device_bytes - least.reserved_bytes, 1.0
+    if planned is not None and least.capacity_bytes < cluster.capacity_bytes:
+        # As planner.planning.judging.Judge has it, the other way round; to the digits that people write.
+        fraction = round((least.capacity_bytes - outside) / planned.total_bytes, 9)
+    return JobNeed(
+        system=row.system, job_id=row.job_id, name=row.name, team=row.team, queue=row.queue, planned_gpu=row.gpu,
+        ranks=row.ranks, verdict=Verdict(row.verdict), waits=row.started_at is None and row.ended_at is None,
+        cluster=cluster, own_fraction=fraction, outside_bytes=outside,
+        least_bytes=max(one.allocated_bytes + one.device_bytes - one.reserved_bytes for one in classes),
+        device_bytes=max(one.device_bytes for one in classes),
+        highest_bytes=max(*(one.interval_bytes[1] for one in classes), measured_bytes),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerdictCounts:
     """By verdict."""
 
-    fits: int
-    tight: int
-    exceeds: int
+    fits: float
+    tight: float
+    exceeds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,7 +296,7 @@ class QueueNeed:
     queue: str
     gpu: str
     jobs: int
-    gpus: int
+    gpus: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,36 +307,52 @@ class AddedNodes:
     nodes: int
     gpus: int
     started_jobs: int
-    started_gpus: int
+    started_gpus: float
     idle_gpus: int
+    """Those that nobody uses, no share of them either."""
     waiting_jobs: int
     """Those that would fit, and for which there are not enough GPUs."""
-    waiting_gpus: int
+    waiting_gpus: float
     too_large_jobs: int
 
 
+def capacity_on(need: JobNeed, gpu: GpuRecord) -> int:
+    """What a rank may use there: as if the job were planned for that GPU."""
+    allowed = int(need.own_fraction * gpu.total_bytes) + need.outside_bytes
+    return min(_cluster_on(need, gpu).capacity_bytes, allowed if need.own_fraction < 1 else gpu.total_bytes)
+
+
 def verdict_on(need: JobNeed, gpu: GpuRecord) -> Verdict:
-    """Of the fullest rank there. What others hold of the GPU it was planned for, they hold of this one too."""
+    """Of the fullest rank there."""
     if gpu.name == need.planned_gpu:
         return need.verdict
-    planned = gpus().get(need.planned_gpu)
-    held = max(planned.total_bytes - need.capacity_bytes, 0) if planned else 0
-    capacity = gpu.total_bytes - held
-    if need.least_bytes > capacity:
-        return Verdict.EXCEEDS
-    return Verdict.FITS if max(need.device_bytes, need.highest_bytes) <= capacity else Verdict.TIGHT
+    capacity = capacity_on(need, gpu)
+    highest = max(need.device_bytes, need.highest_bytes)
+    return decide(runs_out=need.least_bytes > capacity, highest_bytes=highest, capacity_bytes=capacity)
+
+
+def _cluster_on(need: JobNeed, gpu: GpuRecord) -> Cluster:
+    return replace(need.cluster, gpu=Gpu(name=gpu.name, total_bytes=gpu.total_bytes))
+
+
+def _gpus_on(need: JobNeed, gpu: GpuRecord) -> float:
+    """As how many GPUs its ranks count there."""
+    return need.ranks * _cluster_on(need, gpu).gpu_share
 
 
 def judge_on(needs: Sequence[JobNeed], gpu: GpuRecord) -> JobsOnGpu:
     """All of the jobs, those that need most first."""
     ordered = sorted(needs, key=lambda need: (-need.least_bytes, need.system, need.job_id))
-    judged = [replace(need, verdict=verdict_on(need, gpu)) for need in ordered]
-    jobs, ranks = ({verdict.value: 0 for verdict in Verdict} for _ in range(2))
-    for job in judged:
-        jobs[job.verdict] += 1
-        ranks[job.verdict] += job.ranks
+    jobs, counts = ({verdict.value: 0.0 for verdict in Verdict} for _ in range(2))
+    judged = []
+    for need in ordered:
+        verdict = verdict_on(need, gpu)
+        judged.append(replace(need, verdict=verdict))
+        jobs[verdict] += 1
+        counts[verdict] += _gpus_on(need, gpu)
     return JobsOnGpu(
-        gpu=gpu.name, total_bytes=gpu.total_bytes, jobs=VerdictCounts(**jobs), gpus=VerdictCounts(**ranks),
+        gpu=gpu.name, total_bytes=gpu.total_bytes,
+        jobs=VerdictCounts(**jobs), gpus=VerdictCounts(**{name: _rounded(count) for name, count in counts.items()}),
         listed=tuple(judged[:MOST_LISTED]),
     )  # fmt: skip
 
@@ -314,54 +360,90 @@ def judge_on(needs: Sequence[JobNeed], gpu: GpuRecord) -> JobsOnGpu:
 def queue_needs(needs: Sequence[JobNeed], candidates: Sequence[GpuRecord]) -> tuple[QueueNeed, ...]:
     """For each waiting job the smallest GPU on which it does not exceed; counted by queue and type."""
     by_size = sorted(candidates, key=lambda gpu: (gpu.total_bytes, gpu.name))
-    ranks: dict[tuple[str, str], list[int]] = defaultdict(list)
+    counts: dict[tuple[str, str], list[float]] = defaultdict(list)
     for need in needs:
         if need.waits:
-            fitting = (gpu.name for gpu in by_size if verdict_on(need, gpu) is not Verdict.EXCEEDS)
-            ranks[need.queue, next(fitting, "")].append(need.ranks)
+            gpu = next((gpu for gpu in by_size if verdict_on(need, gpu) is not Verdict.EXCEEDS), None)
+            counts[need.queue, gpu.name if gpu else ""].append(_gpus_on(need, gpu) if gpu else need.ranks)
     return tuple(
-        QueueNeed(queue=queue, gpu=gpu, jobs=len(of_jobs), gpus=sum(of_jobs))
-        for (queue, gpu), of_jobs in sorted(ranks.items())
+        QueueNeed(queue=queue, gpu=name, jobs=len(of_jobs), gpus=_rounded(sum(of_jobs)))
+        for (queue, name), of_jobs in sorted(counts.items())
     )
 
 
 def simulate_added_nodes(needs: Sequence[JobNeed], gpu: GpuRecord, nodes: int, gpus_per_node: int) -> AddedNodes:
     """The waiting jobs in their order, each started if there is room for it; later ones may pass one that has none.
 
-    A job of more ranks than a node has GPUs takes whole nodes and, for what is left, a part of one.
+    A job of more ranks than a node has GPUs takes whole nodes and, for what is left, a part of one. Each rank takes a
+    GPU, or of those that others share the fullest that have its share left.
     """
-    free = [0] * gpus_per_node + [nodes]
-    started: list[int] = []
-    waiting: list[int] = []
+    free = _FreeGpus(nodes, gpus_per_node)
+    started: list[float] = []
+    waiting: list[float] = []
     too_large = 0
     for need in needs:
         if not need.waits:
             continue
         if verdict_on(need, gpu) is Verdict.EXCEEDS:
             too_large += 1
-        else:
-            (started if _place(free, need.ranks) else waiting).append(need.ranks)
+            continue
+        share = _cluster_on(need, gpu).gpu_share
+        (started if free.place(need.ranks, share) else waiting).append(need.ranks * share)
     return AddedNodes(
-        gpu=gpu.name, nodes=nodes, gpus=nodes * gpus_per_node, started_jobs=len(started), started_gpus=sum(started),
-        idle_gpus=nodes * gpus_per_node - sum(started), waiting_jobs=len(waiting), waiting_gpus=sum(waiting),
-        too_large_jobs=too_large,
+        gpu=gpu.name, nodes=nodes, gpus=nodes * gpus_per_node, started_jobs=len(started),
+        started_gpus=_rounded(sum(started)), idle_gpus=free.idle, waiting_jobs=len(waiting),
+        waiting_gpus=_rounded(sum(waiting)), too_large_jobs=too_large,
     )  # fmt: skip
 
 
-def _place(free: list[int], ranks: int) -> bool:
-    """Takes the GPUs, if there are enough. `free[n]` counts the nodes that have n GPUs left: nodes are all alike."""
-    gpus_per_node = len(free) - 1
-    whole, rest = divmod(ranks, gpus_per_node)
-    after = list(free)
-    after[gpus_per_node] -= whole
-    after[0] += whole
-    if rest:
-        fullest = next((left for left in range(rest, gpus_per_node + 1) if after[left] > 0), None)
-        if fullest is None:
+class _FreeGpus:
+    """What new nodes, which are all alike, have left."""
+
+    def __init__(self, nodes: int, gpus_per_node: int) -> None:
+        self._nodes = [0] * gpus_per_node + [nodes]
+        """How many have so many GPUs left that nobody uses."""
+        self._shared: list[tuple[float, int]] = []
+        """What is left of GPUs that are shared, and of how many at one place; the fullest first."""
+
+    @property
+    def idle(self) -> int:
+        """GPUs that nobody uses."""
+        return sum(left * count for left, count in enumerate(self._nodes))
+
+    def place(self, ranks: int, share: float) -> bool:
+        """Takes so much of as many GPUs, if there is room."""
+        found = next((one for one in self._shared if one[0] >= share - _EVEN and one[1] >= ranks), None)
+        if found is not None:
+            self._shared.remove(found)
+            self._leave_shared(found[0], found[1] - ranks)
+            self._leave_shared(found[0] - share, ranks)
+            return True
+        if not self._take_whole(ranks):
             return False
-        after[fullest] -= 1
-        after[fullest - rest] += 1
-    if after[gpus_per_node] < 0:
-        return False
-    free[:] = after
-    return True
+        self._leave_shared(1 - share, ranks)
+        return True
+
+    def _leave_shared(self, left: float, gpus: int) -> None:
+        if left > _EVEN and gpus:
+            bisect.insort(self._shared, (left, gpus))
+
+    def _take_whole(self, ranks: int) -> bool:
+        gpus_per_node = len(self._nodes) - 1
+        whole, rest = divmod(ranks, gpus_per_node)
+        after = list(self._nodes)
+        after[gpus_per_node] -= whole
+        after[0] += whole
+        if rest:
+            fullest = next((left for left in range(rest, gpus_per_node + 1) if after[left] > 0), None)
+            if fullest is None:
+                return False
+            after[fullest] -= 1
+            after[fullest - rest] += 1
+        if after[gpus_per_node] < 0:
+            return False
+        self._nodes = after
+        return True
+
+
+_EVEN = 1e-6
+"""Of a GPU: quarters, and shares in bytes, add up to a whole one."""

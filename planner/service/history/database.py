@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import fields
 from datetime import datetime, timedelta
+from os.path import samestat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -35,8 +36,8 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import ArgumentError
-from sqlalchemy.pool import QueuePool
+from sqlalchemy.exc import ArgumentError, DisconnectionError
+from sqlalchemy.pool import ConnectionPoolEntry, QueuePool
 
 from planner.distribution import install_command
 from planner.service.history.errors import HistoryError, HistoryUnavailableError, translate_errors
@@ -100,6 +101,8 @@ class Database:
         self._engine, self.url = engine, engine.url
         self._writer = engine.execution_options(**{_WRITES: True})
         self.place = engine.url.render_as_string(hide_password=True)
+        self.writes = 0
+        """Transactions of this process that were stored; about as many, where threads count at the same moment."""
 
     @classmethod
     def open(cls, url: str) -> Database:
@@ -132,6 +135,7 @@ class Database:
         """A transaction: all of it is stored when the block ends, nothing if the block raises."""
         with translate_errors(self.place), self._writer.begin() as connection:
             yield connection
+        self.writes += 1
 
     def close(self) -> None:
         """Give the connections back; a database in memory is gone with them."""
@@ -223,7 +227,36 @@ def _engine(url: URL) -> Engine:
     engine = create_engine(url, poolclass=QueuePool, pool_timeout=BUSY_SECONDS, connect_args=options, **size)
     event.listen(engine, "connect", _prepare_sqlite)
     event.listen(engine, "begin", _begin_sqlite)
+    _follow_file(engine)
     return engine
+
+
+def _follow_file(engine: Engine) -> None:
+    """A connection whose file was moved away would go on writing it there: it is given up for one to the file that now
+    has the name. Where there is none, none is made: who moves the file back finds it as it was."""
+    opened = Path()
+
+    def note(connection: sqlite3.Connection, record: ConnectionPoolEntry) -> None:
+        nonlocal opened
+        _, _, name = connection.execute("PRAGMA database_list").fetchone()
+        if name:
+            opened = Path(name)
+            record.info["file"] = opened.stat()
+
+    def compare(_: sqlite3.Connection, record: ConnectionPoolEntry, __: object) -> None:
+        if (file := record.info.get("file")) is not None and not (opened.exists() and samestat(opened.stat(), file)):
+            raise DisconnectionError("the file of this connection was moved away")
+
+    def refuse(*_: object) -> None:
+        if not opened.exists():
+            raise HistoryUnavailableError(
+                "its file was moved or deleted while it was open",
+                remedy="move it back, or start the service again for a new one",
+                place=engine.url.render_as_string(hide_password=True),
+            )
+
+    for name, listener in (("connect", note), ("checkout", compare), ("do_connect", refuse)):
+        event.listen(engine, name, listener)
 
 
 def _prepare_sqlite(connection: sqlite3.Connection, _: object) -> None:
@@ -256,18 +289,22 @@ _VERSIONS = table(VERSION_TABLE, column("version_num"))
 
 
 class Writability:
-    """A write every few seconds at most, however often somebody asks."""
+    """A write every few seconds at most, however often somebody asks; none where others have just written."""
 
     def __init__(self, database: Database, now: Callable[[], float] = time.monotonic) -> None:
         self._database, self._now = database, now
         self._good_until = float("-inf")
+        self._writes = database.writes
 
     def probe(self) -> None:
         """Raises HistoryUnavailableError if nothing can be written."""
         if self._now() < self._good_until:
             return
-        with self._database.writing() as connection:
-            connection.execute(update(_VERSIONS).values(version_num=_VERSIONS.c.version_num))
+        # Among hundreds of writers a probe might wait for its turn longer than whoever asks.
+        if self._database.writes == self._writes or self._now() > self._good_until + EVERY_SECONDS:
+            with self._database.writing() as connection:
+                connection.execute(update(_VERSIONS).values(version_num=_VERSIONS.c.version_num))
+        self._writes = self._database.writes
         url = self._database.url
         if url.get_backend_name() == "sqlite" and url.database and url.database not in _IN_MEMORY:
             # SQLite writes into room that its files have already: a small write tells nothing of the next plan.

@@ -14,6 +14,7 @@ from sqlalchemy import Connection, Row, Select, delete, func, insert, select, up
 
 from planner.events import Category
 from planner.job.rank_sets import RankSet
+from planner.job.schema import Cluster, Gpu
 from planner.report.statement import Plan, ProgramStatement, RankClassStatement, Verdict, from_json, to_json
 from planner.service.history.database import Store, batches, put, put_if_absent, read_record
 from planner.service.history.errors import HistoryError, label
@@ -199,10 +200,13 @@ def _replace(connection: Connection, row: Mapping[str, Any]) -> bool:
 
 def _row(plan: Plan | ProgramStatement, now: datetime) -> dict[str, Any]:
     if isinstance(plan, Plan):
-        metadata, gpu = plan.job.get("metadata", {}) or {}, plan.job.get("cluster", {}).get("gpu", {}) or {}
+        metadata, asked = plan.job.get("metadata", {}) or {}, plan.job.get("cluster", {})
+        gpu = asked.get("gpu", {}) or {}
         gpu_type, advised = label(gpu.get("name") or gpu.get("arch") or "unnamed"), bool(plan.advice)
+        shares = {name: asked[name] for name in ("gpu_fraction", "gpu_memory", "held_by_others_bytes") if name in asked}
+        cluster = Cluster(gpu=Gpu(total_bytes=gpu.get("total_bytes", 0)), **shares)
     else:
-        metadata, gpu_type, advised = plan.metadata, label(plan.gpu), False
+        metadata, gpu_type, advised, cluster = plan.metadata, label(plan.gpu), False, Cluster()
     counted = [(len(RankSet.parse(one.ranks)), one) for one in plan.rank_classes]
     sums = {
         "ranks": sum(count for count, _ in counted),
@@ -233,6 +237,10 @@ def _row(plan: Plan | ProgramStatement, now: datetime) -> dict[str, Any]:
         "advised": advised,
         **{name: label(metadata.get(name) or "") for name in ("name", "team", "queue")},
         "gpu": gpu_type,
+        "gpus": sums["ranks"] * cluster.gpu_share,
+        "gpu_fraction": cluster.gpu_fraction,
+        "gpu_memory": cluster.gpu_memory,
+        "held_by_others_bytes": cluster.held_by_others_bytes,
         **sums,
     }
 
@@ -286,7 +294,7 @@ class Traces(Store):
 class Failure:
     """Why a job cannot be traced, and the limits that its trace had."""
 
-    trace_id: str
+    plan_id: str
     kind: str
     """The name of the error's class."""
     problem: str
@@ -298,18 +306,18 @@ class Failure:
 
 
 class Failures(Store):
-    """The last failure of each trace. The id of a trace names the software, so other software starts without any."""
+    """The last failure of each plan. The id of a plan names the software, so other software starts without any."""
 
     def put(self, failure: Failure) -> None:
-        """Store it, in the place of an earlier one of the same trace."""
+        """Store it, in the place of an earlier one of the same plan."""
         now = self._now()
         with self._database.writing() as connection:
             put(connection, FAILURES, {**dataclasses.asdict(failure), "failed_at": now, "used_at": now})
 
-    def get(self, trace_id: str) -> Failure | None:
-        """The failure of that trace; its use is noted, so that retention keeps it."""
-        row = self._read_one(select(FAILURES).where(FAILURES.c.trace_id == label(trace_id)))
+    def get(self, plan_id: str) -> Failure | None:
+        """The failure of that plan; its use is noted, so that retention keeps it."""
+        row = self._read_one(select(FAILURES).where(FAILURES.c.plan_id == label(plan_id)))
         if row is None:
             return None
-        self._note_use(FAILURES.c.trace_id, trace_id, row.used_at)
+        self._note_use(FAILURES.c.plan_id, plan_id, row.used_at)
         return read_record(Failure, row)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import Row, func, select
+from sqlalchemy import Connection, Row, func, select, update
 
 from planner.report.statement import Verdict
 from planner.service.history.counters import add, observe_value
@@ -86,6 +86,10 @@ class SearchState(StrEnum):
     REFUSED = "refused"
 
 
+CANCELLED, INTERRUPTED = "cancelled", "interrupted"
+"""Why a search is STOPPED: somebody asked for it, or the service that ran it ended."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
     """One search. `request` is what has to be known to run it again, `document` what it says of itself."""
@@ -97,19 +101,48 @@ class Search:
     request: Mapping[str, Any] = field(default_factory=dict)
     document: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether it waits or runs."""
+        return self.state in (SearchState.PENDING, SearchState.RUNNING)
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether somebody stopped it."""
+        return self.state is SearchState.STOPPED and self.document.get("stopped") == CANCELLED
+
 
 class Searches(Store):
-    """What was searched for. One process writes: that which runs them."""
+    """What was searched for. Those who run searches write; whoever shares the database may cancel one."""
 
-    def put(self, search: Search, answers: Mapping[str, Any] | None = None) -> None:
-        """Store the search as it now is; without `answers` those that are there stay."""
+    def put(self, search: Search, answers: Mapping[str, Any] | None = None, *, unless_cancelled: bool = False) -> bool:
+        """Store the search as it now is; without `answers` those that are there stay. Whether it was stored: with
+        `unless_cancelled` one that somebody cancelled stays so."""
         checked_name(search.search_id, "search_id")
         row = {field.name: getattr(search, field.name) for field in fields(search)} | {"answers": answers or {}}
         kept = ("search_id",) if answers is not None else ("search_id", "answers")
         changes = {name: value for name, value in row.items() if name not in kept}
         with self._database.writing() as connection:
+            stored = _locked(connection, search.search_id) if unless_cancelled else None
+            if stored is not None and stored.is_cancelled:
+                return False
             statement = upsert(connection, SEARCHES, row)
             connection.execute(statement.on_conflict_do_update(index_elements=["search_id"], set_=changes))
+        return True
+
+    def cancel(self, search_id: str) -> Search | None:
+        """The search, which is cancelled if it was not over; None if there is none. Whoever runs it, at any service, is
+        told when it stores how far it is: one that a service found interrupted may still be run by another."""
+        with self._database.writing() as connection:
+            search = _locked(connection, label(search_id))
+            if search is None or not (search.goes_on or search.document.get("stopped") == INTERRUPTED):
+                return search
+            ended: dict[str, Any] = {
+                "state": SearchState.STOPPED, "finished_at": self._now(),
+                "document": {**search.document, "stopped": CANCELLED},
+            }  # fmt: skip
+            connection.execute(update(SEARCHES).where(SEARCHES.c.search_id == search.search_id).values(ended))
+        return replace(search, **ended)
 
     def get(self, search_id: str) -> Search | None:
         """The search; None if there is none."""
@@ -128,6 +161,11 @@ class Searches(Store):
 
 
 _SEARCHES = select(*(column for column in SEARCHES.c if column.name != "answers"))
+
+
+def _locked(connection: Connection, search_id: str) -> Search | None:
+    row = connection.execute(_SEARCHES.where(SEARCHES.c.search_id == search_id).with_for_update()).first()
+    return None if row is None else _search(row)
 
 
 def _search(row: Row[Any]) -> Search:

@@ -127,6 +127,8 @@ PLANS = Table(
     *_columns(BigInteger, "ranks", "requested_bytes", "predicted_bytes"),
     *_columns(BigInteger, "nodes", "host_bytes", "host_lowest_bytes", "host_highest_bytes", nullable=True),
     *_columns(BigInteger, "host_capacity_bytes", "host_predicted_bytes", nullable=True),
+    *_columns(Double, "gpus", "gpu_fraction"),
+    *_columns(BigInteger, "gpu_memory", "held_by_others_bytes"),
     Index("plans_by_trace", "trace_id"),
     Index("plans_by_time", "stored_at"),
     Index("plans_by_use", "used_at"),
@@ -187,7 +189,7 @@ MEASURED_RANKS = Table(
 FAILURES = Table(
     "failures",
     METADATA,
-    _key("trace_id"),
+    _key("plan_id"),
     *_columns(Text, "kind", "problem", "allowed", "remedy", "place"),
     *_columns(Double, "trace_seconds"),
     *_columns(BigInteger, "trace_memory_bytes"),

@@ -16,6 +16,8 @@ from planner.runtime.fork_server import ForkServer
 from planner.runtime.limits import LimitExceededError, Limits
 from planner.runtime.running import StoppedError
 from planner.service.http.body_readers import JSON, YAML, YAML_TYPES, read_job, read_object, too_large
+from planner.service.http.dependencies import dependencies_of
+from planner.service.http.limits import Turns
 from planner.service.http.problems import RequestError, problem
 from planner.units import GIB
 
@@ -24,12 +26,18 @@ LIMITS = Limits(seconds=10.0, memory_bytes=2 * GIB, tasks=16)
 _REMEDY = "send a bundle, as planner spec --bundle prints it"
 
 
-async def read_beside(function: str, body: bytes, kind: str, remedy: str = _REMEDY) -> Any:
+async def read_beside(turns: Turns, function: str, body: bytes, kind: str, remedy: str = _REMEDY) -> Any:
     """What `function(body, kind)` returns, called in a process of its own; `function` is `module:name`.
 
-    Raises what it raises: PlannerError, RequestError; RequestError (422) for a body that takes too long to read, with
-    what its sender may change.
+    Raises what it raises: PlannerError, RequestError; BusyError if too many wait for their turn; RequestError (422) for
+    a body that takes too long to read, with what its sender may change.
     """
+    async with turns.turn():
+        return await call_beside(function, body, kind, remedy)
+
+
+async def call_beside(function: str, body: bytes, kind: str, remedy: str = _REMEDY) -> Any:
+    """As :func:`read_beside`, of a caller whose turn it is."""
     stopped = False
     work = asyncio.ensure_future(
         asyncio.to_thread(running.call, function, body, kind, limits=LIMITS, server=_server(), stopped=lambda: stopped)
@@ -47,7 +55,7 @@ async def read_beside(function: str, body: bytes, kind: str, remedy: str = _REME
 def load() -> None:
     """What the server has loaded before it forks."""
     from planner.job import loading  # noqa: F401
-    from planner.service.http import body_readers  # noqa: F401
+    from planner.service.http import body_readers, job_reports  # noqa: F401
 
 
 @functools.cache
@@ -59,6 +67,8 @@ def _server() -> ForkServer:
 
 BODY_SECONDS = 60.0
 """How long a body may take to arrive: whoever trickles one holds a place that others want."""
+STALL_SECONDS = 5.0
+"""How long nothing of a body may arrive."""
 SMALL = 32 * 1024
 """Bytes of JSON that are read on the event loop: within a few milliseconds."""
 
@@ -120,20 +130,27 @@ async def job_of(request: Request) -> Job:
     # A little YAML can stand for much: it is never read on the event loop.
     if kind == JSON and len(body) <= SMALL:
         return read_job(body, kind)
-    job: Job = await read_beside("planner.service.http.body_readers:read_job", body, kind)
+    turns = dependencies_of(request).bodies
+    job: Job = await read_beside(turns, "planner.service.http.body_readers:read_job", body, kind)
     return job
 
 
 async def object_of(request: Request) -> dict[str, Any]:
     """The JSON object of a body. Raises RequestError where it is none."""
+    body = await json_of(request)
+    if len(body) <= SMALL:
+        return read_object(body)
+    turns = dependencies_of(request).bodies
+    document: dict[str, Any] = await read_beside(turns, "planner.service.http.body_readers:read_object", body, JSON)
+    return document
+
+
+async def json_of(request: Request) -> bytes:
+    """The bytes of a body that is said to be JSON. Raises RequestError."""
     kind = media_type(request)
     if kind != JSON:
         raise unsupported_error(kind, JSON)
-    body = await content_of(request)
-    if len(body) <= SMALL:
-        return read_object(body)
-    document: dict[str, Any] = await read_beside("planner.service.http.body_readers:read_object", body, kind)
-    return document
+    return await content_of(request)
 
 
 async def content_of(request: Request) -> bytes:
@@ -141,17 +158,23 @@ async def content_of(request: Request) -> bytes:
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("", "identity"):
         raise RequestError(415, f"the encoding {encoding[:40]!a} is not read here", allowed="identity")
+    body = bytearray()
+    loop = asyncio.get_running_loop()
+    end = loop.time() + BODY_SECONDS
     try:
-        async with asyncio.timeout(BODY_SECONDS):
-            body = await request.body()
+        async with asyncio.timeout_at(min(loop.time() + STALL_SECONDS, end)) as limit:
+            async for part in request.stream():
+                body += part
+                limit.reschedule(min(loop.time() + STALL_SECONDS, end))
     except TimeoutError:
-        late = f"the body did not arrive within {BODY_SECONDS:g} s"
-        raise RequestError(408, late, place="the body", headers={"Connection": "close"}) from None
+        is_over = loop.time() >= end
+        late = f"did not arrive within {BODY_SECONDS:g} s" if is_over else f"stopped for {STALL_SECONDS:g} s"
+        raise RequestError(408, f"the body {late}", place="the body", headers={"Connection": "close"}) from None
     except ClientDisconnect:
         raise RequestError(400, "the body ended before its length", place="the body") from None
     if not body.strip():
         raise RequestError(400, "the body is empty", allowed="a job", place="the body")
-    return body
+    return bytes(body)
 
 
 def media_type(request: Request) -> str:

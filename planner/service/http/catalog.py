@@ -101,7 +101,7 @@ spec_router = APIRouter(tags=["specs"])
     responses=problems(*WRITES),
     openapi_extra=takes(in_json({"$ref": "#/components/schemas/SpecBody"}, EXAMPLE)),
 )
-async def spec(request: Request) -> dict[str, Any]:
+async def spec(request: Request, deps: Annotated[Dependencies, Depends(dependencies_of)]) -> dict[str, Any]:
     """As `planner spec`: a model's name, a bundle or a spec, with the options of `planner plan` and values set in it.
 
     Nothing is planned and nothing stored. What nobody said is in `taken`.
@@ -109,5 +109,6 @@ async def spec(request: Request) -> dict[str, Any]:
     if (kind := media_type(request)) != JSON:
         raise unsupported_error(kind, JSON)
     body = await content_of(request)
-    document: dict[str, Any] = await read_beside("planner.service.http.body_readers:read_spec_request", body, kind)
+    reader = "planner.service.http.body_readers:read_spec_request"
+    document: dict[str, Any] = await read_beside(deps.bodies, reader, body, kind)
     return document

@@ -6,7 +6,7 @@ import hashlib
 import hmac
 import re
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol
 
@@ -15,11 +15,15 @@ from starlette.requests import Request
 from planner.job.bound.lower_bound import Bound
 from planner.job.schema import Job
 from planner.service.history.store import History
+from planner.service.http.limits import READS, Turns
 from planner.service.http.problems import RequestError
 from planner.service.orders import RunRequest
 from planner.service.plan_provider import PlanAnswer, PlanPending
 from planner.service.torch_versions import ONLY_OWN, TorchVersions
 from planner.settings import Settings
+
+MOST_WAITING = 16
+"""Long answers that may wait for their turn: each takes up to some seconds."""
 
 
 class Plans(Protocol):
@@ -63,6 +67,9 @@ class Dependencies:
     counters: Counts | None = None
     tracers_ready: Callable[[], Awaitable[None]] | None = None
     """Returns when tracing processes can be reached, and raises where they cannot."""
+    bodies: Turns = field(default_factory=lambda: Turns("bodies", at_once=2, waiting=MOST_WAITING))
+    """Bodies that are read in a process of their own."""
+    drawings: Turns = field(default_factory=lambda: Turns("timelines and replays", at_once=1, waiting=MOST_WAITING))
 
 
 def dependencies_of(request: Request) -> Dependencies:
@@ -71,12 +78,9 @@ def dependencies_of(request: Request) -> Dependencies:
     return dependencies
 
 
-_READS = ("GET", "HEAD", "OPTIONS")
-
-
 async def writers_only(request: Request) -> None:
     """Raises RequestError (401) for a write without a token that the settings admit."""
-    if request.method in _READS:
+    if request.method in READS:
         return
     settings = dependencies_of(request).settings
     known = ",".join(filter(None, (settings.token_sha256, settings.code_token_sha256))) if settings.token_sha256 else ""

@@ -9,6 +9,7 @@ from typing import Any
 
 from fastapi import Depends, FastAPI
 from fastapi.openapi.utils import get_openapi
+from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from planner import distribution
@@ -16,17 +17,16 @@ from planner.service.http import capacity, catalog, jobs, operations, plans, pro
 from planner.service.http.bodies import LimitedBodies
 from planner.service.http.body_readers import SpecBody
 from planner.service.http.dependencies import Counts, Dependencies, writers_only
-from planner.service.http.jobs import JobBody
+from planner.service.http.job_reports import JobBody
+from planner.service.http.limits import PROBES, Places
 from planner.service.http.openapi import PROBLEM_CONTENT, Problem
 from planner.service.http.problems import RequestError, problem
 from planner.service.metrics import REQUEST_SECONDS, REQUESTS
 
 MOST_AT_ONCE = 256
-"""Requests in one replica. Those that wait for a trace are bounded by `trace_queue`; the rest takes milliseconds."""
+"""Reads, and as many writes, in one replica. Those that wait for a trace are bounded by `trace_queue`; long answers by
+turns of their own; the rest takes milliseconds."""
 _UNROUTED = "other"
-_ALWAYS = ("/livez",)
-_PROBES = ("/livez", "/readyz", "/metrics")
-"""Asked every few seconds by machines: in the log only if somebody looks closely."""
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _log = logging.getLogger("planner.service")
 
@@ -36,7 +36,7 @@ class RequestLog:
 
     def __init__(self, app: ASGIApp, counters: Counts | None, most_at_once: int = MOST_AT_ONCE) -> None:
         self._app, self._counters, self._most = app, counters, most_at_once
-        self._at_once = 0
+        self._places = Places(most_at_once)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -50,14 +50,15 @@ class RequestLog:
                 status = message["status"]
             await send(message)
 
-        self._at_once += 1
+        give_back = self._places.take(scope["method"], scope["path"])
         try:
-            if self._at_once > self._most and scope["path"] not in _ALWAYS:
+            if give_back is None:
+                scope["route"] = _find_route(scope)
                 refusal = RequestError(
                     429,
                     "too many requests at once",
-                    allowed=f"{self._most} in each replica",
-                    remedy="come again",
+                    allowed=f"{self._most} of this kind (reads, timelines, writes) in each replica",
+                    remedy="retry after 1 s",
                     headers={"Retry-After": "1"},
                 )
                 await problem(refusal)(scope, receive, send_and_note_status)
@@ -68,7 +69,8 @@ class RequestLog:
                 raise
             # Starlette has answered 500 and logged why; it raises once more for servers that want to know.
         finally:
-            self._at_once -= 1
+            if give_back is not None:
+                give_back()
             self._tell(scope, status, time.perf_counter() - began)
 
     def _tell(self, scope: Scope, status: int, seconds: float) -> None:
@@ -78,7 +80,7 @@ class RequestLog:
         if self._counters is not None:
             self._counters.add(REQUESTS, {"route": route, "method": method, "status": str(status)})
             self._counters.observe(REQUEST_SECONDS, {"route": route}, seconds)
-        level = logging.DEBUG if route in _PROBES else logging.INFO
+        level = logging.DEBUG if route in PROBES else logging.INFO
         if _log.isEnabledFor(level):
             # X-Request-ID as the client or Ray Serve set it; what is no id does not get into the log.
             request_id = dict(scope["headers"]).get(b"x-request-id", b"")
@@ -118,17 +120,25 @@ _ROUTERS = (
 )
 
 
+def _find_route(scope: Scope) -> BaseRoute | None:
+    """Of a request that does not reach the router."""
+    routes = (route for router in _ROUTERS for route in router.routes)
+    return next((route for route in routes if route.matches(scope)[0] is Match.FULL), None)
+
+
 def interface(dependencies: Dependencies, most_at_once: int = MOST_AT_ONCE) -> ASGIApp:
     """Everything that is answered, by these dependencies."""
     app = FastAPI(
-        title="planner", version=distribution.version(), description=DESCRIPTION, docs_url=None, redoc_url=None
-    )
+        title="planner", version=distribution.version(), description=DESCRIPTION, docs_url=None, redoc_url=None,
+        redirect_slashes=False,  # a redirect would send the caller to whatever host its request named
+    )  # fmt: skip
     app.state.dependencies = dependencies
     for router in _ROUTERS:
         app.include_router(router, dependencies=[Depends(writers_only)])
     problems.install(app)
     setattr(app, "openapi", lambda: _describe_api(app))  # noqa: B010  FastAPI's own way to extend it
-    return RequestLog(LimitedBodies(app, dependencies.settings.body_bytes), dependencies.counters, most_at_once)
+    bounded = LimitedBodies(app, dependencies.settings.body_bytes)
+    return RequestLog(bounded, dependencies.counters, most_at_once)
 
 
 def _describe_api(app: FastAPI) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from planner.errors import PlannerError
 from planner.service.http.dependencies import Dependencies, dependencies_of
+from planner.service.http.limits import SharedCalls
 from planner.service.http.openapi import problems
 from planner.service.http.problems import RequestError
 from planner.service.metrics import exposition
@@ -19,6 +20,8 @@ from planner.service.web import assets
 router = APIRouter(tags=["operations"])
 PROBE_SECONDS = 3.0
 """Less than any prober waits."""
+_CALLS = SharedCalls(threads=2, name="probe")
+"""One thread for a store that does not answer, one for the metrics."""
 _log = logging.getLogger("planner.service")
 
 
@@ -43,7 +46,7 @@ async def readyz(deps: Annotated[Dependencies, Depends(dependencies_of)]) -> Hea
 
 async def _history(deps: Dependencies) -> str:
     try:
-        await asyncio.wait_for(asyncio.to_thread(deps.history.probe), PROBE_SECONDS)
+        await asyncio.wait_for(_CALLS.call(deps.history.probe), PROBE_SECONDS)
     except TimeoutError:
         return f"the history {deps.history.place} does not answer"
     except PlannerError as error:
@@ -81,7 +84,7 @@ async def metrics(request: Request, deps: Annotated[Dependencies, Depends(depend
     It answers 200 also while the history cannot be read, with `planner_store_up 0`: a scrape that fails could not tell
     why.
     """
-    body, media_type = await asyncio.to_thread(exposition, deps.history, request.headers.get("Accept", ""))
+    body, media_type = await _CALLS.call(exposition, deps.history, request.headers.get("Accept", ""))
     return Response(body, headers={"Content-Type": media_type})
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import logging
 import re
 import uuid
+from collections import OrderedDict
 from datetime import UTC, datetime
-from functools import lru_cache
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
@@ -21,7 +22,7 @@ from planner.report.verdict_text import bound_line, deciding, one_line
 from planner.service.history.errors import HistoryUnavailableError
 from planner.service.history.plan_table import PlanSummary
 from planner.service.history.records import Check
-from planner.service.http.bodies import content_of, job_of, media_type, read_beside, unsupported_error
+from planner.service.http.bodies import call_beside, content_of, job_of, media_type, read_beside, unsupported_error
 from planner.service.http.body_readers import JSON
 from planner.service.http.dependencies import (
     Dependencies,
@@ -30,6 +31,7 @@ from planner.service.http.dependencies import (
     read_prefer_header,
     refuse_without_zone,
 )
+from planner.service.http.limits import write_in_turn
 from planner.service.http.openapi import A_JOB, WAITS, WRITES, Answer, in_json, prefer, problems, takes
 from planner.service.http.problems import RequestError
 from planner.service.http.run_requests import EXAMPLE, RunBody, run_of
@@ -223,19 +225,10 @@ async def check(
     answer = await deps.plan_provider.check(job, seconds=0.0 if bound.exceeds else seconds)
     request.state.plan_id = answer.plan_id
     check_id = check_id or uuid.uuid4().hex
-    plan = None if isinstance(answer, PlanPending) else _plan(answer.text)
-    verdict = plan.verdict if plan is not None else Verdict.EXCEEDS if bound.exceeds else None
-    about = job.metadata
-    asked = Check(
-        check_id=check_id, plan_id=answer.plan_id, asked_at=datetime.now(UTC), verdict=verdict, system=system,
-        name=about.name, team=about.team, queue=about.queue,
-    )  # fmt: skip
-    await asyncio.to_thread(_remember, deps, asked)
-    headers = {"Location": f"/v1/plans/{answer.plan_id}", **wanted.headers}
-    if isinstance(answer, PlanPending) and not bound.exceeds:
-        return _pending(answer, CHECK_SCHEMA, headers, check_id=check_id, least_bytes=bound.least_bytes)
     figures: dict[str, Any]
-    if plan is None:
+    if not isinstance(answer, PlanPending):
+        figures = await asyncio.to_thread(_checked_plans.read, answer.text)
+    elif bound.exceeds:
         least = bound.least_bytes
         figures = {
             "verdict": Verdict.EXCEEDS, "calibrated": False, "device_bytes": least, "interval_bytes": (least, least),
@@ -243,7 +236,16 @@ async def check(
             "message": bound_line(bundle(job), bound), "basis": "lower_bound",
         }  # fmt: skip
     else:
-        figures = _checked(plan)
+        figures = {"verdict": None}
+    about = job.metadata
+    asked = Check(
+        check_id=check_id, plan_id=answer.plan_id, asked_at=datetime.now(UTC), verdict=figures["verdict"],
+        system=system, name=about.name, team=about.team, queue=about.queue,
+    )  # fmt: skip
+    await write_in_turn(_remember, deps, asked)
+    headers = {"Location": f"/v1/plans/{answer.plan_id}", **wanted.headers}
+    if isinstance(answer, PlanPending) and not bound.exceeds:
+        return _pending(answer, CHECK_SCHEMA, headers, check_id=check_id, least_bytes=bound.least_bytes)
     document = CheckAnswer(
         schema=CHECK_SCHEMA, check_id=check_id, plan_id=answer.plan_id, trace_id=answer.trace_id, **figures
     )
@@ -251,9 +253,24 @@ async def check(
     return Response(document.model_dump_json(by_alias=True, exclude=left_out), headers=headers, media_type=JSON)
 
 
-@lru_cache(maxsize=256)
-def _plan(text: str) -> statement.Plan:
-    return statement.from_json(json.loads(text))
+class _CheckedPlans:
+    """What checks answer of the plans used last, by a digest of their text, which may be megabytes; shared by
+    threads."""
+
+    def __init__(self, most: int = 256) -> None:
+        self._most, self._figures = most, OrderedDict[bytes, dict[str, Any]]()
+
+    def read(self, text: str) -> dict[str, Any]:
+        """The figures of a plan."""
+        digest = hashlib.sha256(text.encode()).digest()
+        figures = self._figures.pop(digest, None) or _checked(statement.from_json(json.loads(text)))
+        self._figures[digest] = figures
+        while len(self._figures) > self._most:
+            self._figures.popitem(last=False)
+        return figures
+
+
+_checked_plans = _CheckedPlans()
 
 
 def _checked(plan: statement.Plan) -> dict[str, Any]:
@@ -356,7 +373,7 @@ async def run(request: Request, deps: InjectedDependencies) -> Response:
     refuse_programs(deps.settings)
     code_runners_only(request, "a bearer token for code of users is needed to have a program run")
     wanted = read_prefer_header(request)
-    asked = await run_of(request, deps.settings)
+    asked = await run_of(request, deps)
     seconds = wanted.wait or 0.0 if wanted.respond_async else wanted.wait
     answer = await deps.plan_provider.run(asked, seconds=seconds, keep=wanted.respond_async)
     request.state.plan_id = answer.plan_id
@@ -416,14 +433,15 @@ async def timeline(
 
     It is drawn from the trace, which is kept for the latest plans only: 404 where it is gone.
     """
-    content = await asyncio.to_thread(_plan_and_trace, deps, plan_id, rank)
     request.state.plan_id = plan_id
-    document: dict[str, Any] = await read_beside(
-        "planner.service.http.body_readers:read_timeline",
-        content,
-        JSON,
-        remedy="planner plan --timeline FILE.html draws it, however long that takes",
-    )
+    async with deps.drawings.turn():
+        content = await asyncio.to_thread(_plan_and_trace, deps, plan_id, rank)
+        document: dict[str, Any] = await call_beside(
+            "planner.service.http.body_readers:read_timeline",
+            content,
+            JSON,
+            remedy="planner plan --timeline FILE.html draws it, however long that takes",
+        )
     return document
 
 
@@ -468,6 +486,7 @@ class Replay(Answer):
 )
 async def replay(
     request: Request,
+    deps: InjectedDependencies,
     conf: Annotated[
         str | None, Query(max_length=1000, description="what this PYTORCH_ALLOC_CONF would have reserved")
     ] = None,
@@ -479,9 +498,11 @@ async def replay(
     """
     if (kind := media_type(request)) != BYTES:
         raise unsupported_error(kind, BYTES)
+    content = await content_of(request)
     document: dict[str, Any] = await read_beside(
+        deps.drawings,
         "planner.service.http.body_readers:read_replay",
-        await content_of(request),
+        content,
         "" if conf is None else f"={conf}",
         remedy="planner replay SNAPSHOT takes as long as it needs, on your machine",
     )

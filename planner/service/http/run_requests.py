@@ -23,9 +23,10 @@ from planner.job.shorthand import read_host_memory
 from planner.planning.program_ranks import choose_ranks
 from planner.service.http.bodies import content_of, media_type, read_beside, unsupported_error
 from planner.service.http.body_readers import JSON, error_of_body, read_object
+from planner.service.http.dependencies import Dependencies
 from planner.service.http.problems import RequestError
 from planner.service.orders import RunRequest
-from planner.settings import Settings, split_list
+from planner.settings import split_list
 from planner.tracing.program.launch_line import parse
 from planner.units import MIB, show_bytes
 from planner.versions import minor_of
@@ -266,7 +267,7 @@ class RunBody(BaseModel):
     queue: _Label = ""
 
 
-async def run_of(request: Request, settings: Settings) -> RunRequest:
+async def run_of(request: Request, deps: Dependencies) -> RunRequest:
     """What a request asks to be run. Raises RequestError, SpecError."""
     kind = media_type(request)
     if kind != JSON and kind not in TAR_TYPES:
@@ -277,8 +278,9 @@ async def run_of(request: Request, settings: Settings) -> RunRequest:
     if len(dict(query)) < len(query):
         raise RequestError(422, "the query names something twice", allowed="each once", place="query")
     content = await content_of(request)
-    about = json.dumps({"kind": kind, "query": dict(query), "folders": split_list(settings.program_folders)})
-    request_read: RunRequest = await read_beside("planner.service.http.run_requests:read_run", content, about, _REMEDY)
+    about = json.dumps({"kind": kind, "query": dict(query), "folders": split_list(deps.settings.program_folders)})
+    reader = "planner.service.http.run_requests:read_run"
+    request_read: RunRequest = await read_beside(deps.bodies, reader, content, about, _REMEDY)
     return request_read if kind == JSON else dataclasses.replace(request_read, tarball=content)
 
 

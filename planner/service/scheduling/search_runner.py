@@ -25,7 +25,7 @@ from planner.searching.results import SEARCH, search_to_json
 from planner.searching.weighing import MOST_LOOKED_AT, Scales
 from planner.service.errors import BusyError, WorkerLostError
 from planner.service.history.errors import HistoryUnavailableError
-from planner.service.history.records import Search, SearchState
+from planner.service.history.records import CANCELLED, INTERRUPTED, Search, SearchState
 from planner.service.history.store import History
 from planner.service.orders import PlanRefused
 from planner.service.plan_provider import CalibrationInUse
@@ -153,7 +153,7 @@ class SearchRunner:
         """Settle what a predecessor left: those that ran are stopped, those that waited are run. In a thread; raises
         HistoryError if the history cannot be used."""
         for left in self._history.searches.in_state(SearchState.RUNNING, _MOST_RECOVERED):
-            self._history.searches.put(_over(left, SearchState.STOPPED, stopped="interrupted"))
+            self._history.searches.put(_over(left, SearchState.STOPPED, stopped=INTERRUPTED))
         for left in self._history.searches.in_state(SearchState.PENDING, _MOST_RECOVERED):
             try:
                 self.start(requests.read(left.request, self._settings.search_seconds))
@@ -204,15 +204,19 @@ class SearchRunner:
         with self._lock:
             turn = self._turns.get(search_id)
             waits = turn is not None and turn.cancel()
-            if turn is not None and not waits:
+        if turn is not None and not waits:
+            self._stop_cancelled(search_id)
+            return self._history.searches.get(search_id)
+        if waits:
+            self._close(search_id)
+        return self._history.searches.cancel(search_id)
+
+    def _stop_cancelled(self, search_id: str) -> None:
+        with self._lock:
+            if search_id in self._open:
                 self._cancelled.add(search_id)
                 if (groups := self._open[search_id]) is not None:
                     groups.stop()
-        search = self._history.searches.get(search_id)
-        if not waits or search is None:
-            return search
-        self._close(search_id)
-        return self._keep(_over(search, SearchState.STOPPED, stopped="cancelled"))
 
     def close(self) -> None:
         """End what runs: it goes on when it is asked for again."""
@@ -247,6 +251,8 @@ class SearchRunner:
         search_id = waiting.search_id
         running = dataclasses.replace(waiting, state=SearchState.RUNNING)
         try:
+            if not self._tell(running, known):
+                return self._history.searches.get(search_id) or running
             # As many groups at a time as there are workers but one, which is left for jobs.
             count = asyncio.run_coroutine_threadsafe(self._worker_count(), self._loop).result()
             groups = GroupsOnCluster(
@@ -265,14 +271,14 @@ class SearchRunner:
             if result.stopped:
                 with self._lock:
                     cancelled = search_id in self._cancelled
-                result.stopped = "cancelled" if cancelled else "interrupted" if self._ending else result.stopped
+                result.stopped = CANCELLED if cancelled else INTERRUPTED if self._ending else result.stopped
             ended = dataclasses.replace(
                 running, document=_result_json(result, request.top), finished_at=datetime.now(UTC),
                 state=SearchState.STOPPED if result.stopped else SearchState.DONE,
             )  # fmt: skip
             return self._keep(ended, exact_plans.to_json(plans.known))
         except WorkerLostError as error:
-            return self._keep(_over(running, SearchState.STOPPED, stopped="interrupted", error=error))
+            return self._keep(_over(running, SearchState.STOPPED, stopped=INTERRUPTED, error=error))
         except PlannerError as error:
             return self._keep(_over(running, SearchState.REFUSED, error=error))
         except Exception as error:
@@ -290,15 +296,10 @@ class SearchRunner:
             news = dataclasses.replace(running, document=_result_json(result, top))
 
         def store() -> None:
-            stored: Search | None = None
             while not over.wait(TELL_SECONDS):
-                if (latest := news) is stored:
-                    continue
-                try:
-                    self._history.searches.put(latest, exact_plans.to_json(plans.known))
-                    stored = latest
-                except HistoryUnavailableError as error:
-                    _log.warning("search %s goes on, and is not stored now: %s", latest.search_id, error)
+                if not self._tell(news, exact_plans.to_json(plans.known)):
+                    self._stop_cancelled(running.search_id)
+                    return
 
         thread = threading.Thread(target=store, daemon=True)
         thread.start()
@@ -307,6 +308,14 @@ class SearchRunner:
         finally:
             over.set()
             thread.join()
+
+    def _tell(self, running: Search, answers: dict[str, Any]) -> bool:
+        """Store how far a search is; whether it goes on: it may be cancelled at another service on this database."""
+        try:
+            return self._history.searches.put(running, answers, unless_cancelled=True)
+        except HistoryUnavailableError as error:
+            _log.warning("search %s goes on, and is not stored now: %s", running.search_id, error)
+            return True
 
     def _keep(self, ended: Search, answers: dict[str, Any] | None = None) -> Search:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
@@ -82,6 +83,8 @@ class _Member:
     watch: asyncio.Future[None]
     loaded: deque[str] = field(default_factory=lambda: deque(maxlen=MOST_OTHERS))
     """The releases of torch that it was asked for lately besides its own."""
+    due: float = math.inf
+    """The loop's time by which its present work has ended."""
 
     def load(self, torch: str) -> bool:
         """Note that it is asked for this release now; whether it has to load it first."""
@@ -95,8 +98,16 @@ class _Member:
 
     async def call(self, method: str, *arguments: Any, most_seconds: float) -> Any:
         """Raises WorkerDiedError for a worker that has died, or does not answer in time."""
+        return await self._finish(self.worker.call(method, *arguments), most_seconds)
+
+    async def stop(self) -> None:
+        """End its work. Raises as :meth:`call` does."""
+        await self._finish(self.worker.stop(), SLACK_SECONDS)
+
+    async def _finish(self, work: Coroutine[Any, Any, Any], most_seconds: float) -> Any:
+        self.due = asyncio.get_running_loop().time() + most_seconds
         try:
-            return await finish_before(self.watch, self.worker.call(method, *arguments), most_seconds)
+            return await finish_before(self.watch, work, most_seconds)
         except EndedFirstError:
             raise WorkerDiedError("it died" if self.watch.done() else "it does not answer") from None
 
@@ -121,8 +132,9 @@ class Workers:
 
     @property
     def alive(self) -> int:
-        """How many can work, or do."""
-        return len(self._idle) + len(self._busy)
+        """How many can work, or do: not those whose work should have ended by now."""
+        now = asyncio.get_running_loop().time()
+        return len(self._idle) + sum(now < member.due for member in self._busy)
 
     @property
     def busy(self) -> int:
@@ -184,11 +196,11 @@ class Workers:
         self._busy.clear()
 
     async def _stop(self, member: _Member) -> None:
-        """Once its work has ended, the worker is free again; one that does not even answer to this goes."""
+        """Once its work has ended, the worker is free again; one that cannot be stopped is replaced."""
         try:
-            async with asyncio.timeout(SLACK_SECONDS):
-                await member.worker.stop()
-        except (TimeoutError, WorkerDiedError):
+            await member.stop()
+        except Exception as fault:
+            _log.warning("a tracing process is replaced, since its work cannot be ended: %s", fault)
             self._replace(member)
         else:
             self._release(member)

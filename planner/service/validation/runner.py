@@ -161,7 +161,11 @@ class ValidationRunner:
             self._running += 1
         try:
             ended = self._outcome(validation, request)
-            self._keep(ended)
+            try:
+                self._keep(ended)
+            except Exception as error:  # what was measured cannot be stored; that it failed can
+                ended = _failed(validation, error)
+                self._keep(ended)
         finally:
             with self._lock:
                 self._running -= 1
@@ -185,6 +189,16 @@ class ValidationRunner:
             return validation
         try:
             result = self._run(request, self._conditions, running=running, stop=self._stop)
+            measured = dataclasses.replace(
+                validation,
+                mode=result.document["mode"],
+                gpu=NO_GPU if result.document["device"]["kind"] == "cpu" else validation.gpu,
+                torch=result.torch,
+                out_of_memory=result.out_of_memory,
+                error_percent=result.error_percent,
+            )
+            state = ValidationState.FAILED if result.problem else ValidationState.DONE
+            return _over(measured, state, result.problem, result.document)
         except StoppedError:
             return validation
         except RefusedError as error:
@@ -192,18 +206,7 @@ class ValidationRunner:
         except PlannerError as error:
             return _over(validation, ValidationState.FAILED, str(error))
         except Exception as error:
-            _log.exception("validation %s: a fault of planner itself", validation.validation_id)
-            return _over(validation, ValidationState.FAILED, f"a fault of planner itself: {error!r:.300}")
-        measured = dataclasses.replace(
-            validation,
-            mode=result.document["mode"],
-            gpu=NO_GPU if result.document["device"]["kind"] == "cpu" else validation.gpu,
-            torch=result.torch,
-            out_of_memory=result.out_of_memory,
-            error_percent=result.error_percent,
-        )
-        state = ValidationState.FAILED if result.problem else ValidationState.DONE
-        return _over(measured, state, result.problem, result.document)
+            return _failed(validation, error)
 
     def _keep(self, validation: Validation) -> None:
         """Store how it ended; while the history does not answer, again and again for some time."""
@@ -235,6 +238,11 @@ class ValidationRunner:
                 if calibration is not None:
                     _log.info("calibration %s: %d corrections", calibration.id, len(calibration.corrections))
             self._learn.wait(LEARN_SECONDS)
+
+
+def _failed(validation: Validation, fault: Exception) -> Validation:
+    _log.error("validation %s: a fault of planner itself", validation.validation_id, exc_info=fault)
+    return _over(validation, ValidationState.FAILED, f"a fault of planner itself: {fault!r:.300}")
 
 
 def _over(

@@ -21,6 +21,7 @@ from planner.job.schema import Job, Software
 from planner.planning import pipeline
 from planner.planning.judging import RankTrace
 from planner.runtime.limits import Limits
+from planner.service.local_ray import start_ray
 from planner.service.validation import measuring_workers
 from planner.service.validation.measuring_workers import Place, RefusedError
 from planner.service.validation.rank_comparison import RankComparison, Result, compare_ranks
@@ -233,7 +234,7 @@ def validate_here(request: Request, *, seconds: float, rehearsal: bool) -> Resul
         # Ray does not know every GPU by name. Whether it is the job's is seen when it has been measured.
         if kind := measuring_workers.kind_of(request.job.cluster.gpu):
             options["labels"] = {measuring_workers.LABEL: kind}
-    ray.init(**options)
+    start_ray(**options)
     try:
         hide_gpus()
         print(f"here: {measuring_workers.format_nodes(nodes())}; predicting, then measuring", file=sys.stderr)

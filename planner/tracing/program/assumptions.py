@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
+from itertools import takewhile
 from pathlib import PurePath
 from types import CodeType, FrameType
 
@@ -76,6 +77,8 @@ def short_path(path: str) -> str:
 
 _BETWEEN = frozenset({"CACHE", "UNARY_NOT", "TO_BOOL", "COPY", "NOT_TAKEN"})
 """What may come between a value and the jump that it decides (Python 3.11 to 3.14, module dis)."""
+_EQUALITIES = frozenset({"==", "!=", "bool(==)", "bool(!=)"})
+"""Of COMPARE_OP, as dis writes it (Python 3.11 to 3.14)."""
 _NOT_THE_PROGRAMS = ("site-packages", "dist-packages")
 
 
@@ -109,3 +112,18 @@ def _decides(code: CodeType, offset: int) -> bool:
         if number and name not in _BETWEEN:
             return False
     return False
+
+
+def is_compared(frames: Sequence[FrameType]) -> bool:
+    """Whether what is read is compared at once with what stands beside it (`loss.item() == 1`), by the program or a
+    library, and not within torch."""
+    return bool(frames) and bool(place_of(frames[:1])) and _compares(frames[0].f_code, frames[0].f_lasti)
+
+
+@cache
+def _compares(code: CodeType, offset: int) -> bool:
+    """Whether the instruction there is followed by one that loads something, and then one that asks for equality."""
+    following = [instruction for instruction in dis.get_instructions(code) if instruction.offset > offset]
+    loads = list(takewhile(lambda each: each.opname.startswith("LOAD_"), following))
+    after = following[len(loads) : len(loads) + 1]
+    return bool(loads and after) and (after[0].opname == "CONTAINS_OP" or after[0].argrepr in _EQUALITIES)

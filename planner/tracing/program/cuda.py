@@ -16,7 +16,7 @@ import torch
 
 from planner import upstream
 from planner.errors import TraceError
-from planner.hardware.gpus import ARCHITECTURES
+from planner.hardware.architectures import ARCHITECTURES
 from planner.paper import library
 from planner.paper.kernels.table import target
 from planner.paper.outside.operators import recorded_as
@@ -60,7 +60,7 @@ _CONSTANT_BINDINGS: tuple[tuple[Any, str], ...] = (
     (
         None,
         "resetPeakHostMemoryStats resetAccumulatedHostMemoryStats record_memory_history record_memory_history_legacy"
-        " setMemoryMetadata ipc_collect init sleep clearCublasWorkspaces set_sync_debug_mode"
+        " setMemoryMetadata ipc_collect init sleep set_sync_debug_mode"
         " set_cudnn_benchmark_limit resetCublasWorkspaceSize attach_out_of_memory_observer lock_mutex unlock_mutex"
         " record_untuned_enable tunableop_set_filename tunableop_set_max_tuning_duration"
         " tunableop_set_max_tuning_iterations tunableop_tuning_enable tunableop_set_numerical_check_tolerances"
@@ -244,6 +244,7 @@ def _bindings(gpu: Gpu, cuda: str, memory: LiveMemory) -> dict[str, Any]:
         "_cuda_synchronize": native.paper_synchronize,
         "_cuda_getCublasWorkspaceSize": lambda *_device: native.paper_workspace_bytes(),
         "_cuda_setCublasWorkspaceSize": set_workspace,
+        "_cuda_clearCublasWorkspaces": lambda: native.paper_clear_workspaces(),
         "_cuda_getCurrentStream": current_stream,
         "_cuda_getDefaultStream": lambda device=0: (0, device, 1),
         "_cuda_setStream": set_stream,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from planner.allocator.rules import Rules
 from planner.errors import TraceError
 from planner.events import Alloc, EmptyCache, Event, Free, FreeCompleted, Synchronize, Use
 from planner.paper.recorder import Recorder
+from planner.runtime.child import temporary_folder
 from planner.tracing.program.assumptions import About, Assumptions, current_place
 from planner.units import MIB
 
@@ -320,7 +320,7 @@ def nvidia_smi(product: str, total_bytes: int, count: int, capability: tuple[int
     text = _SCRIPT.format(
         lines=lines, product=product, mib=mib, count=count, capability=f"{capability[0]}.{capability[1]}"
     )
-    with tempfile.TemporaryDirectory(prefix="planner-smi-") as folder:
+    with temporary_folder("smi-") as folder:
         script = Path(folder, "nvidia-smi")
         script.write_text(text, encoding="utf-8")
         script.chmod(0o700)

@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
+from importlib.machinery import PathFinder
+from importlib.util import module_from_spec
 from pathlib import Path
 from typing import NoReturn
 
@@ -21,8 +23,8 @@ from planner import (
 )
 from planner.errors import ProgramError
 from planner.events import Event
+from planner.hardware.architectures import ARCHITECTURES
 from planner.hardware.facts import workspace_table
-from planner.hardware.gpus import ARCHITECTURES
 from planner.paper import values
 from planner.paper.device import Paper
 from planner.tracing.program import (
@@ -32,6 +34,7 @@ from planner.tracing.program import (
     launch_line,
     program_files,
     program_host,
+    run_length,
     storages,
     training_steps,
 )
@@ -48,7 +51,7 @@ from planner.tracing.program.rank_orders import ProgramOrder, RankRun
 from planner.tracing.program.stopping import FORWARDS, Kind, Progress, Stopping, iterations_text
 from planner.tracing.program.training_steps import StepsAt, counted_anew, counting, run_changed
 from planner.tracing.program.value_answers import AnswersByTable, BroadcastNumbers, PipelineNeighbours
-from planner.tracing.program.watching import WHOLE_EVERY, Watcher
+from planner.tracing.program.watching import WHOLE_EVERY, Watcher, assign_uncalled_modules
 from planner.tracing.rank_trace import Trace
 from planner.training import absent_peers
 
@@ -209,6 +212,7 @@ class ProgramRun:
         for index, phase, iteration in reversed(phases):
             if until is None or moments.log[index].position < until:
                 recorder.mark_at(moments.log[index].position, phase, iteration)
+        assign_uncalled_modules(recorder)
         self.memory.settle()
         over = [index for index in moments.ends() if after is None or index < after]
         ends = [moments.log[index].position for index in over]
@@ -224,9 +228,11 @@ class ProgramRun:
         for sentence in self.compiling.assumed():
             self.assumptions.add(About.COMPILING, sentence)
         schedules: tuple[str, ...] = ()
+        steps_to_run = len(over) if is_whole else 0
         if not (is_whole or moments.infers or self._order.steps_at):  # what later steps may have that were not seen
             files = program_files.own_files(self._order.line, self._started_in, _MOST_SEARCHED)
             schedules = training_steps.say_schedules(files)
+            steps_to_run = run_length.steps_to_run(files, self._order.line.arguments)
         self._finish(
             RankRun(
                 rank=self._order.rank,
@@ -260,6 +266,7 @@ class ProgramRun:
                 announced=self.neighbours.announced(),
                 numbers=self.numbers.sent(),
                 schedules=schedules,
+                steps_to_run=steps_to_run,
                 steps_at=self.steps_at.peaks(),
                 outline=self.outline.document(),
                 libraries=tuple(name for name in _LIBRARIES if name in sys.modules),
@@ -344,9 +351,21 @@ def _surrounded(order: ProgramOrder, run: ProgramRun) -> Iterator[None]:
         yield
 
 
+def _take_python_path() -> None:
+    """What Python does at its start with PYTHONPATH, where this process was started without it: behind walls."""
+    folders = map(os.path.abspath, filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
+    new = [folder for folder in folders if folder not in sys.path]
+    sys.path[:0] = new
+    spec = PathFinder.find_spec("sitecustomize", new)
+    if spec is not None and spec.loader is not None:
+        module = sys.modules["sitecustomize"] = module_from_spec(spec)
+        spec.loader.exec_module(module)
+
+
 def _run_main(order: ProgramOrder, changed: Mapping[Path, ast.Module]) -> None:
     """As `python` would: the program is `__main__`, its folder (of a module: this one) first in the path."""
     line = order.line
+    _take_python_path()
     arguments = [*extra_arguments(line, order.rank), *line.arguments]
     sys.argv = [line.program, *arguments]
     if line.is_module:

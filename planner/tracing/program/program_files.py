@@ -20,7 +20,7 @@ _TRAINING = frozenset({"backward", "fit", "optim", "train"})
 
 @dataclass(frozen=True, slots=True)
 class Import:
-    """One import. `deferred`: within a function, which may never be called."""
+    """One import. `deferred`: within a function or a branch, which may never be run."""
 
     module: str
     names: tuple[str, ...]
@@ -28,9 +28,12 @@ class Import:
     deferred: bool
 
 
-def own_files(line: LaunchLine, here: Path | None = None, most: int = _MOST_FILES) -> dict[Path, ast.Module]:
+def own_files(
+    line: LaunchLine, here: Path | None = None, most: int = _MOST_FILES, *, surely: bool = False
+) -> dict[Path, ast.Module]:
     """The program and the files beside it, or in the folder where it starts (`here`; default: this one), that it
-    imports from, by their paths: those that are nearest by imports, if there are more than `most`."""
+    imports from, by their paths: those that are nearest by imports, if there are more than `most`; with `surely` those
+    alone that it imports whenever it starts."""
     here = here or Path.cwd()
     first = _file_of_module(line.program) if line.is_module else here / line.program
     files: dict[Path, ast.Module] = {}
@@ -46,6 +49,8 @@ def own_files(line: LaunchLine, here: Path | None = None, most: int = _MOST_FILE
             continue
         files[path] = tree
         for wanted in imports_of(tree):
+            if surely and wanted.deferred:
+                continue
             if level := len(wanted.module) - len(wanted.module.lstrip(".")):
                 waiting += _files_of(path.parents[level - 1], wanted)
             else:
@@ -62,8 +67,7 @@ def imports_of(tree: ast.AST, *, deferred: bool = False) -> Iterator[Import]:
             names = tuple(alias.name for alias in node.names)
             yield Import("." * node.level + (node.module or ""), names, node.lineno, deferred)
         elif not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)):
-            is_function = isinstance(node, _Function | ast.Lambda)
-            yield from imports_of(node, deferred=deferred or is_function)
+            yield from imports_of(node, deferred=deferred or isinstance(node, _PERHAPS))
 
 
 def speak_of_training(files: dict[Path, ast.Module]) -> bool:
@@ -98,6 +102,7 @@ def _file_of_module(name: str) -> Path | None:
 
 Loop = ast.For | ast.While
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
+_PERHAPS = (*_Function.__args__, ast.Lambda, ast.If, ast.Match, ast.Try, ast.TryStar)
 COUNTER = re.compile(r"step|iter|epoch|update")
 """In names of what counts iterations (`global_step`, `iter_num`)."""
 _NO_OPTIMIZER = re.compile(r"sched|prof|env", re.IGNORECASE)
@@ -155,7 +160,7 @@ def training_loops(files: Mapping[Path, ast.Module]) -> list[TrainingLoop]:
     loops = [(path, node) for path, tree in files.items() for node in ast.walk(tree) if isinstance(node, Loop)]
     does = [
         (does, _reaching({name for name, calls in functions.items() if any(map(does, calls))}, functions))
-        for does in (_steps, _goes_backward)
+        for does in (is_optimizer_step, _goes_backward)
     ]
     trains = {
         id(loop): sum(any(of(call) or called(call) in names for call in _calls(loop)) for of, names in does)
@@ -203,7 +208,7 @@ def _calls(node: ast.AST) -> Iterator[ast.Call]:
     return (call for call in ast.walk(node) if isinstance(call, ast.Call))
 
 
-def _steps(call: ast.Call) -> bool:
+def is_optimizer_step(call: ast.Call) -> bool:
     """`optimizer.step()`, `optimizers[0].step()`, `scaler.step(optimizer)`."""
     if not isinstance(call.func, ast.Attribute) or call.func.attr != "step":
         return False

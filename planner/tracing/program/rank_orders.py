@@ -110,6 +110,8 @@ class RankRun:
     """That have not stepped twice."""
     schedules: tuple[str, ...] = ()
     """Sentences on where sizes depend on the step, of a program that was not run to its end."""
+    steps_to_run: int = 0
+    """How many iterations the whole program has, where it was run to its end or says it; 0: not known."""
     steps_at: tuple[PeaksAt, ...] = ()
     assumptions: tuple[Assumption, ...] = ()
     communicators: tuple[int, ...] = ()

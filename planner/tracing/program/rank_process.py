@@ -46,8 +46,10 @@ class WalledProgram:
     tarball: bytes = b""
 
     def walls_with(self, variables: Mapping[str, str]) -> Walls:
-        """The walls around one rank, with its variables."""
-        return replace(self.walls, overlaid=self.folder, variables={**variables, "USER": "nobody"}, place="program")
+        """The walls around one rank, with those of its variables that only a process's start heeds. All others are set
+        in it: an interpreter that was started with them would run code that they name before it takes its key."""
+        first = {name: value for name, value in variables.items() if name.startswith(_AT_START)}
+        return replace(self.walls, overlaid=self.folder, variables={**first, "USER": "nobody"}, place="program")
 
     def enter(self) -> None:
         """The child's side, behind the walls: the folder of the program becomes this process's own."""
@@ -67,6 +69,8 @@ class WalledProgram:
 
 
 USUAL_LIMITS = Limits(seconds=1800.0, memory_bytes=16 * GIB, tasks=512, answer_bytes=2 * GIB)
+_AT_START = ("LD_", "GLIBC_TUNABLES", "MALLOC_", "PYTHONHASHSEED")
+"""What the loader, the C library and Python read once; none of them makes Python run a file (site.py)."""
 _FROZEN = "<frozen"
 _MOST_LINES, _MOST_CHARACTERS = 10, 1000
 """Of a program's own error: its last lines, each whole as long as a person reads it."""

@@ -315,7 +315,7 @@ class Stopping:
         return True
 
     def _since(self) -> str:
-        return f"training is steady since iteration {self._steady}"
+        return f"its peak has not risen since iteration {self._steady - 1}"
 
 
 def iterations_text(iterations: int) -> str:

@@ -21,7 +21,7 @@ from planner.errors import ProgramError
 from planner.paper.kernels.indexing import known
 from planner.paper.recorder import Recorder
 from planner.paper.values import Value
-from planner.tracing.program.assumptions import About, Assumptions, Branch, branch_at, place_of
+from planner.tracing.program.assumptions import About, Assumptions, Branch, branch_at, is_compared, place_of
 from planner.tracing.program.rank_orders import Announced, BroadcastNumber
 from planner.upstream import torch_releases
 
@@ -35,6 +35,9 @@ _BY_OPERATOR: tuple[tuple[tuple[str, ...], Value, str], ...] = (
 """What a truth value or a whole number is taken for that one of these operators has made, and why. `isfinite` ends in a
 product of truth values (torch 2.13, aten/src/ATen/native/TensorCompare.cpp)."""
 
+_UNEQUAL = 1.0009765625
+"""What is read where it is compared with a constant at once: no program names it."""
+_NO_CONSTANT = "what is drawn or computed equals no constant"
 _NOWHERE = ("aten.any", "aten.isnan", "aten.isinf")
 """Operators whose truth values hold nowhere in a healthy run: nothing is selected by them."""
 
@@ -57,7 +60,7 @@ class AnswersByTable:
         """The value and, in the list, the reason for it; None under `strict`."""
         if self._strict:
             return None
-        answer, why = self._judge(tensor)
+        answer, why = self._judge(tensor, frames)
         if (branch := branch_at(frames, answer)) is not None:
             self.branches.setdefault(branch.place, branch)
             if branch.place == self._otherwise:
@@ -92,14 +95,16 @@ class AnswersByTable:
         self._assumptions.add(About.VALUE, f"{count:,} {what} ({why})", place_of(frames))
         return count
 
-    def _judge(self, tensor: torch.Tensor) -> tuple[Value, str]:
+    def _judge(self, tensor: torch.Tensor, frames: Sequence[FrameType]) -> tuple[Value, str]:
+        is_truth = tensor.dtype is torch.bool
+        if is_truth and (holds := torch.ops.paper.presumed(tensor)) is not None:
+            return holds, _NO_CONSTANT
         if tensor.is_floating_point() or tensor.is_complex():
             if self.classes > 1:
                 why = f"the loss over {self.classes:,} classes of a model that has learnt nothing"
                 return math.log(self.classes), why
-            return 1.0, "any finite number"
+            return (_UNEQUAL, _NO_CONSTANT) if is_compared(frames) else (1.0, "any finite number")
         made_by = self._recorder.operator_of(tensor)
-        is_truth = tensor.dtype is torch.bool
         for operators, answer, why in _BY_OPERATOR:
             if made_by in operators and isinstance(answer, bool) == is_truth:
                 return answer, f"{made_by}: {why}"

@@ -311,6 +311,16 @@ class Watcher:
         return hash((firsts, living.index(optimizer)))
 
 
+def assign_uncalled_modules(recorder: Recorder) -> None:
+    """What modules hold that nobody has called (a mean of the trained weights, a teacher) are parameters too."""
+    modules = [each for each in gc.get_objects() if issubclass(type(each), nn.Module) and "_modules" in vars(each)]
+    inner = {id(child) for module in modules for child in module._modules.values()}
+    for root in (module for module in modules if id(module) not in inner):
+        for name, tensor in (*nn.Module.named_parameters(root), *nn.Module.named_buffers(root)):
+            if tensor.is_cuda and not recorder.is_assigned(tensor):
+                recorder.assign(tensor, Category.PARAMETER, name)
+
+
 def _collect_garbage(generation: int = _ALL) -> None:
     if gc.isenabled():  # a program that has switched it off keeps its cycles, as on a GPU
         gc.collect(generation)

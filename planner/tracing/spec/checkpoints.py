@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,7 +16,9 @@ from torch.utils._pytree import tree_leaves
 
 from planner import upstream
 from planner.host_events import HostBlock, HostCategory
-from planner.tracing.host_ledger import SMALLEST_BYTES, HostLedger, NewStorages, local_part
+from planner.paper.native_records import local_part
+from planner.runtime.child import temporary_folder
+from planner.tracing.host_ledger import SMALLEST_BYTES, HostLedger, NewStorages
 from planner.training.host import CheckpointFiles
 
 _HELD = HostBlock(bytes=0, category=HostCategory.CHECKPOINT, name="saved")
@@ -62,7 +63,7 @@ class UnwrittenFiles(CheckpointFiles):
         logging.disable_progress_bar()
         try:
             with (
-                tempfile.TemporaryDirectory(prefix="checkpoint-") as folder,
+                temporary_folder("checkpoint-") as folder,
                 upstream.patch_targets("tensors unwritten", replaced=unwritten),
             ):
                 model.save_pretrained(folder, state_dict=state)  # type: ignore[operator]

@@ -18,7 +18,8 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 
 from planner import upstream
 from planner.host_events import HostBlock, HostCategory
-from planner.tracing.host_ledger import SMALLEST_BYTES, HostLedger, NewStorages, local_part, when_gone
+from planner.paper.native_records import local_part
+from planner.tracing.host_ledger import SMALLEST_BYTES, HostLedger, NewStorages, when_gone
 from planner.training.host import CheckpointFiles, Host
 
 

@@ -33,7 +33,7 @@ from planner.tracing.spec.host_work import AbsentHost
 from planner.training import absent_peers, dtensor_speed, step
 from planner.training.folding import NoExampleError
 from planner.training.wraps import deepspeed_engine
-from planner.upstream import torch_releases
+from planner.upstream import checking, torch_releases
 
 
 def trace(job: Job, rank: int = 0, target: str = "", *, folded: bool = True) -> Trace:
@@ -150,10 +150,12 @@ _AVAILABLE = "deepspeed.accelerator.cuda_accelerator:CUDA_Accelerator.available_
 @contextmanager
 def _planned_for(job: Job, arch: str, recorder: Recorder, host: AbsentHost) -> Iterator[None]:
     """Inside, the engine finds as much memory free as the job's GPU would have, and writes nothing large on the host;
-    its Triton kernels find a driver. Raises SpecError where DeepSpeed is not installed.
+    its Triton kernels find a driver. Raises SpecError where DeepSpeed is not installed, TraceError for one that planner
+    does not know.
     """
     with triton_kernels.launched_as_nothing(target_of(arch)):
         deepspeed_engine.require("cuda", deepspeed_engine.stage_of(job))
+        checking.enforce("deepspeed")
         host.updates_in_place = True
         capacity = job.cluster.capacity_bytes
         left = recorder.requested_bytes()  # by another step of this process

@@ -1,6 +1,7 @@
 /** Asks the service. Addresses are relative to the page, which may lie behind a prefix. */
 
-const TOKEN = "planner.token";
+import { askForToken, token } from "./token.js";
+import { capital } from "./units.js";
 
 /** A refusal in the service's three parts: what arrived, what is allowed, what to change; with its place. */
 export class Problem extends Error {
@@ -12,13 +13,12 @@ export class Problem extends Error {
   }
 }
 
-export const token = {
-  get: () => sessionStorage.getItem(TOKEN) || "",
-  set: (value) => (value ? sessionStorage.setItem(TOKEN, value) : sessionStorage.removeItem(TOKEN)),
-};
-
-/** The status, headers and JSON of an answer; throws Problem for any other than 2xx. */
-export async function ask(method, path, { body, type, headers = {}, signal } = {}) {
+/**
+ * The status, headers and JSON of an answer; throws Problem for any other than 2xx. What is refused for want of a token
+ * is sent again with the one that is given.
+ */
+export async function ask(method, path, options = {}) {
+  const { body, type, headers = {}, signal } = options;
   const sent = { ...headers };
   if (body !== undefined) sent["Content-Type"] = type || "application/json";
   if (token.get() && method !== "GET") sent.Authorization = `Bearer ${token.get()}`;
@@ -31,8 +31,10 @@ export async function ask(method, path, { body, type, headers = {}, signal } = {
     throw new Problem(0, { problem: "the service does not answer", remedy: "look whether it runs, and try again" });
   }
   const said = await answer.json().catch(() => ({}));
-  if (!answer.ok) throw new Problem(answer.status, said, Number(answer.headers.get("Retry-After")) || 0);
-  return { status: answer.status, headers: answer.headers, said };
+  if (answer.ok) return { status: answer.status, headers: answer.headers, said };
+  const problem = new Problem(answer.status, said, Number(answer.headers.get("Retry-After")) || 0);
+  if (answer.status === 401 && await askForToken(capital(problem.message))) return ask(method, path, options);
+  throw problem;
 }
 
 export const read = async (path, options) => (await ask("GET", path, options)).said;

@@ -1,14 +1,16 @@
 /** Starts the page: which view the address names, and the token. */
 
-import { read, token } from "./api.js";
-import { byId } from "./dom.js";
+import { read } from "./api.js";
+import { byId, fill } from "./dom.js";
 import { planSpec, setUp, showSpec } from "./plan_form.js";
 import { showPlan } from "./plan_view.js";
 import { specOf } from "./planning.js";
 import { clearProblem, showProblem } from "./problem.js";
+import { setUpToken } from "./token.js";
 
-const VIEWS = ["plan", "search", "history", "snapshot"];
+const VIEWS = ["plan", "search", "history", "capacity", "snapshot"];
 const OPENED = {
+  capacity: async () => (await import("./capacity.js")).open(byId("capacity-body")),
   history: async () => (await import("./history.js")).open(byId("history-body")),
   snapshot: async () => (await import("./snapshot.js")).open(byId("snapshot-body")),
   search: async () => (await import("./search.js")).open(byId("search-body"), replan),
@@ -47,26 +49,20 @@ async function route() {
   if (name === "plans" && id !== shownPlan) await openPlan(id);
 }
 
-/** A plan that was made before, or the job of a link. */
+/** A plan that is stored. Its job is shown as its bundle: a spec of it would have to be asked for, with a token. */
 async function openPlan(id) {
   clearProblem(byId("plan-problem"));
+  byId("plan-result").classList.add("of-before");
   try {
     const found = await read(`v1/plans/${encodeURIComponent(id)}`);
     shownPlan = id;
     showPlan(found, [], replan);
-    if (found.job) showSpec((await specOf({ job: found.job })).spec);
+    if (found.job) showSpec(JSON.stringify(found.job, null, 2));
   } catch (fault) {
+    shownPlan = "";
+    fill(byId("plan-result"));
     showProblem(byId("plan-problem"), fault);
   }
-}
-
-function setUpToken() {
-  const dialog = byId("token-dialog");
-  byId("open-token").addEventListener("click", () => {
-    byId("token").value = token.get();
-    if (!dialog.open) dialog.showModal();
-  });
-  dialog.addEventListener("close", () => token.set(byId("token").value.trim()));
 }
 
 setUp(show);

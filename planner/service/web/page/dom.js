@@ -40,6 +40,10 @@ export function table(caption, heads, rows) {
       html("tbody", {}, rows.map((row) => html("tr", {}, cells(row))))));
 }
 
+/** A card of a view: its name, what it has, and that. */
+export const section = (name, text, ...content) => html("section", { class: "card", "aria-label": name },
+  html("h2", {}, name), html("p", { class: "quiet" }, text), content);
+
 /** A coloured square of a category; the name stands beside it. */
 export function swatch(category) {
   return svg("svg", { class: "swatch", viewBox: "0 0 10 10", "aria-hidden": "true" },

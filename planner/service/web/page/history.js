@@ -1,7 +1,7 @@
 /** What was planned and what ran: plans, jobs with predicted beside measured, validations. */
 
 import { read } from "./api.js";
-import { fill, html } from "./dom.js";
+import { fill, html, section } from "./dom.js";
 import { clearProblem, showProblem } from "./problem.js";
 import { scatter } from "./scatter.js";
 import { sortableTable } from "./sortable_table.js";
@@ -92,6 +92,3 @@ function plansView(plans) {
   return section("Plans", "Device bytes of the rank that takes the most, and what its GPU has.",
     sortableTable("Plans, newest first", columns, plans, { empty: "No plan is stored yet." }));
 }
-
-const section = (name, text, ...content) => html("section", { class: "card", "aria-label": name },
-  html("h2", {}, name), html("p", { class: "quiet" }, text), content);

@@ -86,6 +86,7 @@ async function submit(show) {
   clearProblem(problem);
   waiting?.abort();
   waiting = new AbortController();
+  byId("plan-result").classList.add("of-before");
   const { signal } = waiting;
   tellProgress(0, null);
   try {

@@ -3,7 +3,7 @@
 import { byId, fill, html, swatch, table } from "./dom.js";
 import { markChosen, rankBars } from "./rank_bars.js";
 import { timelineView } from "./timeline_view.js";
-import { changeText, moment, ranksText, size, words } from "./units.js";
+import { capital, changeText, decimals, duration, moment, ranksText, size, words } from "./units.js";
 import { whatIf } from "./what_if.js";
 import { pipelineView } from "./pipeline.js";
 
@@ -23,13 +23,14 @@ export function showPlan(plan, notes, replan) {
     html("span", { class: "name" }, (plan.job || plan).metadata?.name || "unnamed job"));
   fill(where,
     html("section", { class: "card", "aria-labelledby": "verdict" }, heading,
-      html("p", { class: "sentence" }, sentenceOf(plan)), notesOf(notes),
+      html("p", { class: "sentence" }, sentenceOf(plan)), stepTime(plan), notesOf(notes),
       html("h3", {}, "Ranks against capacity"), ranks),
     adviceView(plan, replan),
     html("section", { class: "card", "aria-label": "One rank class" }, chosen),
     pipelineView(plan),
     whatIf(plan, replan),
     about(plan));
+  where.classList.remove("of-before");
   choose(worstIndex(plan));
   heading.focus({ preventScroll: true });
   where.scrollIntoView({ block: "start" });
@@ -53,6 +54,18 @@ function sentenceOf(plan) {
   return `${needs}: ${room}. The peak is in ${moment(worst.peak.phase, worst.peak.iteration)}; ${known} ${size(low)} to ${size(high)}.${releases}${hostSentence(plan.host)}`;
 }
 
+/** Of the slowest class; planner/report/plan_text.py says it so. */
+function stepTime(plan) {
+  const steps = plan.rank_classes.flatMap((each) => each.step ?? []);
+  if (!steps.length) return null;
+  const step = steps.reduce((a, b) => (b.seconds > a.seconds ? b : a));
+  const [low, high] = step.interval_seconds.map(duration);
+  const rate = step.tokens_per_second ? `: ${decimals(step.tokens_per_second)} tokens a second on each GPU` : "";
+  const parts = [["kernels", step.computing_seconds], ["collectives", step.communicating_seconds], ["launches", step.launching_seconds]]
+    .filter(([, seconds]) => seconds).map(([name, seconds]) => `${name} ${duration(seconds)}`).join(", ");
+  return html("p", { class: "step-time" }, `A step takes about ${duration(step.seconds)} (${low} to ${high})${rate} (${parts}).`);
+}
+
 /** The main memory of the fullest node, where the job says what there is. */
 function hostSentence(host) {
   if (!host?.verdict) return "";
@@ -61,7 +74,6 @@ function hostSentence(host) {
   return ` On the host a node (${node.nodes}) takes ${size(node.peak.bytes)} of the ${size(host.capacity_bytes)} of main memory there are: ${room}.`;
 }
 
-const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 const notesOf = (notes) => notes.length > 0 && html("ul", { class: "notes" }, notes.map((each) => html("li", {}, each)));
 
 function classView(plan, index) {
@@ -95,7 +107,7 @@ function adviceView(plan, replan) {
     html("button", { type: "button", class: "quiet", "aria-label": `Plan with ${changeText(each.change)}`,
       onclick: () => replan({ job: plan.job, set: each.change }) }, "Plan it")));
   return html("section", { class: "card", "aria-labelledby": "advice" },
-    html("h3", { id: "advice" }, "What would make it fit, each by itself and proven by a plan"), html("ul", { class: "advice" }, items));
+    html("h3", { id: "advice" }, "Changes that make it fit, each line proven by a plan"), html("ul", { class: "advice" }, items));
 }
 
 function adviceTried(plan) {

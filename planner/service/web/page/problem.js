@@ -1,6 +1,7 @@
 /** Shows refusals: in three parts, at the field or the line that they are about. */
 
-import { byId, html } from "./dom.js";
+import { html } from "./dom.js";
+import { capital } from "./units.js";
 
 /** Shows the problem in this place, which is read out; marks the field it is about. Returns that field. */
 export function showProblem(where, fault, { fields = {}, text = null } = {}) {
@@ -9,7 +10,7 @@ export function showProblem(where, fault, { fields = {}, text = null } = {}) {
   const id = `${where.id}-text`;
   const part = (name, value) => (value ? [html("dt", {}, name), html("dd", {}, value)] : []);
   where.replaceChildren(html("div", { class: "problem", role: "alert", id },
-    html("p", {}, html("b", {}, sentence(said.problem || fault.message))),
+    html("p", {}, html("b", {}, capital(said.problem || fault.message))),
     html("dl", {},
       part("Where", placeText(said.place)), part("Allowed", said.allowed), part("To change", said.remedy)),
     said.traceback && html("pre", {}, said.traceback)));
@@ -19,7 +20,6 @@ export function showProblem(where, fault, { fields = {}, text = null } = {}) {
     openAround(field);
     field.focus();
   }
-  if (fault.status === 401) byId("open-token").click();
   return field;
 }
 
@@ -33,7 +33,6 @@ export function clearProblem(where) {
   where.replaceChildren();
 }
 
-const sentence = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 const placeText = (place) => (place || "").replace(/^the body:(\d+):(\d+)$/, "line $1, column $2 of the spec");
 
 function fieldOf(place, fields, text) {

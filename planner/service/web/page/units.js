@@ -10,10 +10,24 @@ export function size(bytes) {
   return absolute < MIB ? `${(bytes / 1024).toFixed(1)} KiB` : `${(bytes / MIB).toFixed(1)} MiB`;
 }
 
+export const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 export const words = (name) => name.replaceAll("_", " ");
 
 /** A phase with its iteration. */
 export const moment = (phase, iteration) => words(phase) + (iteration ? ` of iteration ${iteration}` : "");
+
+/** As planner/report/plan_text.py writes them. */
+export function duration(seconds) {
+  if (seconds >= 10) return `${decimals(seconds, 1)} s`;
+  return seconds >= 1 ? `${seconds.toFixed(2)} s` : `${(1000 * seconds).toFixed(0)} ms`;
+}
+
+/** `12,345.6`. */
+export const decimals = (value, digits = 0) =>
+  value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
+
+/** `1 job`, `2 jobs`. */
+export const counted = (count, noun) => `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;
 
 /** `rank 0`, `ranks 0-7`. */
 export const ranksText = (ranks) => `${/[-,]/.test(ranks) ? "ranks" : "rank"} ${ranks}`;

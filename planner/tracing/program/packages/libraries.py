@@ -62,7 +62,6 @@ class Surroundings:
             stand_ins.providing(
                 provided, versions, {"pynvml": self._library.module(), **own.modules}, stands, self._assumptions
             ),
-            kernels.not_built(own.built),
             _without_libraries(),
             _followed(self._patches(own.built, has_triton=has_triton)),
         ):
@@ -71,7 +70,7 @@ class Surroundings:
             except PlannerError:
                 raise
             except Exception as error:
-                lacking = package_table.error_of(error, line, own.modules.keys(), listed)
+                lacking = package_table.error_of(error, line, own.modules.keys(), listed, folders)
                 if lacking is None:
                     raise
                 raise lacking from error
@@ -97,6 +96,7 @@ class Surroundings:
             "bitsandbytes.cuda_setup.main": _patched_search,
             "bitsandbytes.cextension": _bitsandbytes_patched,
             "kernels": kernels.hub_patched,
+            "torch.utils.cpp_extension": lambda: kernels.not_built(built),
             "transformer_engine.common": _transformer_engine_patched,
             "deepspeed": lambda: deepspeed_engine.in_a_program(deepspeed_begins),
             "deepspeed.ops.op_builder.builder": builders,

@@ -357,23 +357,29 @@ _TRITON = "torch for CUDA brings triton, its build for CPUs, which planner can r
 
 
 def error_of(
-    error: Exception, line: LaunchLine, own: Collection[str], listed: Mapping[str, str]
+    error: Exception, line: LaunchLine, own: Collection[str], listed: Mapping[str, str], folders: Collection[Path]
 ) -> ProgramError | None:
     """The error for a program that ends for want of a package; None for one that ends for another reason.
 
-    `own` are modules that a user has described, `listed` packages of the program's requirements.
+    `own` are modules that a user has described, `listed` packages of the program's requirements, `folders` the
+    program's and the one where it starts. What is to be installed is what the error asks for alone, and never what has
+    the name of a module of the program's repository: on an index that name is anybody's.
     """
     name = _lacking(error, own)
     if not name:
         return None
-    surely, perhaps = [name], list[str]()
-    for module, deferred in _imported(line, own):
-        (perhaps if deferred else surely).append(module)
-    needed = _packages(surely, listed)
-    others = [package for package in _packages(perhaps, listed) if package not in needed]
+    if (found := _place_in_repository(name, folders)) is not None:
+        return ProgramError(
+            f"the program imports {name}, which lies in its repository and is not on Python's path here",
+            allowed="modules that Python finds here as on the cluster",
+            remedy=f"install the repository where planner runs, as on the cluster, or set PYTHONPATH={found.parent}",
+            place=program_line(error),
+        )
+    needed = _packages([name], listed)
+    others = [package for package in _packages(_imported(line, own, folders), listed) if package not in needed]
     remedies = [f"pip install {' '.join(needed)}"]
-    remedies += [f"functions of it also import {', '.join(others)}"] if others else []
-    remedies += [_TRITON] if "triton" in needed else []
+    remedies += [f"its files also import {', '.join(others)}, not installed here either"] if others else []
+    remedies += [_TRITON] if "triton" in (*needed, *others) else []
     verb = "is" if len(needed) == 1 else "are"
     return ProgramError(
         f"the program needs {', '.join(needed)}, which {verb} not installed where planner runs",
@@ -381,6 +387,25 @@ def error_of(
         remedy="; ".join(remedies),
         place=program_line(error),
     )
+
+
+_ROOT_HAS = (".git", "pyproject.toml", "setup.cfg", "setup.py")
+_PYTHON_AT = ("*.py", "*/*.py")
+"""In a folder that can be imported; others have names too (configs/yaml)."""
+
+
+def _place_in_repository(name: str, folders: Iterable[Path]) -> Path | None:
+    """The program's own file or folder of this name: in these folders or the repository around them, up to two folders
+    deep (third_party/Megatron-LM/megatron)."""
+    for folder in folders:
+        around = (folder, *folder.parents)
+        root = next((each for each in around if any((each / mark).exists() for mark in _ROOT_HAS)), folder)
+        for place in (folder, root):
+            for above in ("", "*/", "*/*/"):
+                for path in (*place.glob(f"{above}{name}"), *place.glob(f"{above}{name}.py")):
+                    if path.suffix == ".py" or any(next(path.glob(python), None) for python in _PYTHON_AT):
+                        return path
+    return None
 
 
 def _lacking(error: BaseException | None, own: Collection[str]) -> str:
@@ -399,9 +424,9 @@ def _lacking(error: BaseException | None, own: Collection[str]) -> str:
     return ""
 
 
-def _imported(line: LaunchLine, own: Collection[str]) -> Iterator[tuple[str, bool]]:
-    """Modules that are not there and whose import nobody catches, and whether only functions import them."""
-    files = own_files(line)
+def _imported(line: LaunchLine, own: Collection[str], folders: Collection[Path]) -> Iterator[str]:
+    """Modules that are not there and that it imports whenever it starts, but its own."""
+    files = own_files(line, surely=True)
     compiles = any(
         isinstance(node, ast.Attribute)
         and node.attr == "compile"
@@ -409,16 +434,17 @@ def _imported(line: LaunchLine, own: Collection[str]) -> Iterator[tuple[str, boo
         for tree in files.values()
         for node in ast.walk(tree)
     )
-    local = {path.stem for path in files} | {path.parent.name for path in files}
-    for path, tree in files.items():
-        for statement in imports_of(tree):
-            name = statement.module.partition(".")[0]
-            if name in local or not _is_missing(name, own) or is_caught(str(path), statement.line):
-                continue
-            known = BY_MODULE.get(name)
-            stands = (name == "triton" and not compiles) or (known is not None and known.is_modelled)
-            if not stands:
-                yield name, statement.deferred
+    modules = dict.fromkeys(
+        statement.module.partition(".")[0]
+        for tree in files.values()
+        for statement in imports_of(tree)
+        if not statement.deferred
+    )
+    for name in modules:
+        known = BY_MODULE.get(name)
+        stands = (name == "triton" and not compiles) or (known is not None and known.is_modelled)
+        if not stands and _is_missing(name, own) and _place_in_repository(name, folders) is None:
+            yield name
 
 
 def _is_missing(name: str, own: Collection[str]) -> bool:
@@ -428,7 +454,7 @@ def _is_missing(name: str, own: Collection[str]) -> bool:
     return all(finder.find_spec(name, None) is None for finder in finders)
 
 
-def _packages(modules: Sequence[str], listed: Mapping[str, str]) -> list[str]:
+def _packages(modules: Iterable[str], listed: Mapping[str, str]) -> list[str]:
     packages: dict[str, None] = {}
     for module in modules:
         name = canonical(module)

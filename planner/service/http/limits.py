@@ -1,0 +1,99 @@
+"""Keeps requests from holding up others: places for reads and writes, turns for long answers, threads for probes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Hashable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+from planner.service.errors import BusyError
+
+PROBES = ("/livez", "/readyz", "/metrics")
+"""Asked every few seconds by machines. They never wait for a place, nor share a thread with other requests."""
+READS = ("GET", "HEAD", "OPTIONS")
+DRAWN = "/timeline"
+"""How the paths of reads end that take seconds."""
+_Result = TypeVar("_Result")
+
+
+class Places:
+    """How many requests of a kind may be under way in one replica: quick reads are not refused because writes or
+    drawings take long."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._taken: Counter[str] = Counter()
+
+    def take(self, method: str, path: str) -> Callable[[], None] | None:
+        """What gives the place back; None where all are taken."""
+        if path in PROBES:
+            return lambda: None
+        kind = "writes" if method not in READS else "drawings" if path.endswith(DRAWN) else "reads"
+        if self._taken[kind] >= self._most:
+            return None
+        self._taken[kind] += 1
+
+        def give_back() -> None:
+            self._taken[kind] -= 1
+
+        return give_back
+
+
+class Turns:
+    """A few long answers at a time, and a few that wait for their turn. For one event loop."""
+
+    def __init__(self, what: str, at_once: int, waiting: int) -> None:
+        """`what` says in a refusal what there is too much of, such as `timelines`."""
+        self._what, self._most = what, at_once + waiting
+        self._at_once = at_once
+        self._turns = asyncio.Semaphore(at_once)
+        self._count = 0
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """Raises BusyError where as many wait as may wait."""
+        if self._count >= self._most:
+            raise BusyError(
+                f"{self._count} {self._what} are being made or wait for it",
+                allowed=f"{self._at_once} at once and {self._most - self._at_once} that wait, in each replica",
+                remedy="try again later",
+                retry_after_seconds=2,
+            )
+        self._count += 1
+        try:
+            async with self._turns:
+                yield
+        finally:
+            self._count -= 1
+
+
+_WRITERS = ThreadPoolExecutor(2, "write")
+
+
+async def write_in_turn(function: Callable[..., _Result], *arguments: Any) -> _Result:
+    """What a function returns or raises that writes to the history. A database takes few writes at once: hundreds that
+    wait for it leave the threads to those who read."""
+    return await asyncio.get_running_loop().run_in_executor(_WRITERS, function, *arguments)
+
+
+class SharedCalls:
+    """Calls in threads of their own, whose result all share who ask for the same while it runs."""
+
+    def __init__(self, threads: int, name: str) -> None:
+        self._threads = ThreadPoolExecutor(threads, name)
+        self._running: dict[Hashable, asyncio.Future[Any]] = {}
+
+    async def call(self, function: Callable[..., _Result], *arguments: Any) -> _Result:
+        """What the function returns or raises; for one event loop at a time."""
+        key = (function, arguments)
+        running = self._running.get(key)
+        if running is None:
+            running = asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
+            self._running[key] = running
+            running.add_done_callback(lambda _: self._running.pop(key, None))
+        # Whoever leaves leaves it to the others.
+        result: _Result = await asyncio.shield(running)
+        return result

@@ -1,0 +1,75 @@
+"""A service that is attacked from all sides answers probes, metrics and stored plans meanwhile, and then everything."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import httpx
+import pytest
+from soak import share
+
+pytestmark = pytest.mark.cluster
+
+NewJob = Callable[..., dict[str, Any]]
+ATTACKER = Path(__file__).parents[1] / "fakes" / "attacker.py"
+TOKEN = "a token of a tenant"
+SECONDS = share(120, in_ci=12)
+MOST_SECONDS = 1.0
+"""What an answer may take meanwhile; an attacker has the machine's processors as well as the service."""
+
+
+@pytest.fixture(scope="module")
+def service(planner_serve: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    database = f"sqlite:///{tmp_path_factory.mktemp('store') / 'planner.sqlite'}"
+    digest = hashlib.sha256(TOKEN.encode()).hexdigest()
+    with planner_serve(database, trace_workers=2, token_sha256=digest) as found:
+        yield found
+
+
+def test_probes_metrics_and_stored_plans_are_answered_within_a_second(service: Any, new_job: NewJob) -> None:
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    with httpx.Client(base_url=service.url, timeout=60, headers=headers) as client:
+        plan_id = client.post("/v1/plans", json=new_job()).json()["plan_id"]
+        address = service.url.removeprefix("http://")
+        attack = subprocess.Popen(
+            [sys.executable, str(ATTACKER), address, TOKEN, plan_id, str(SECONDS)], stdout=subprocess.PIPE, text=True
+        )
+        paths = "/readyz", "/metrics", f"/v1/plans/{plan_id}"
+        asked: dict[str, list[tuple[int, float]]] = {path: [] for path in paths}
+        while attack.poll() is None:
+            for path in paths:
+                asked[path].append(_ask(client, path))
+            time.sleep(0.1)
+        assert attack.stdout is not None
+        answers = json.loads(attack.stdout.read())
+        # Those who left and those who stayed away have cost nobody a process.
+        again = client.post("/v1/plans", json=new_job())
+        service.wait_until_idle()
+    for path, found in asked.items():
+        seconds = sorted(each for _, each in found)
+        late = sum(each > MOST_SECONDS for each in seconds)
+        print(f"{path}: {len(found)}, median {median(seconds):.3f} s, longest {seconds[-1]:.3f} s, {late} late")
+    print(json.dumps(answers))
+
+    assert {status for found in asked.values() for status, _ in found} == {200}
+    assert {path: median(each for _, each in found) < MOST_SECONDS for path, found in asked.items()} == dict.fromkeys(
+        paths, True
+    )
+    assert again.status_code == 200
+    assert not [kind for kind, counted in answers.items() if "500" in counted]
+
+
+def _ask(client: httpx.Client, path: str) -> tuple[int, float]:
+    began = time.monotonic()
+    answer = client.get(path)
+    if answer.status_code != 200:
+        print(f"{path}: {answer.status_code} {answer.text[:200]}")
+    return answer.status_code, time.monotonic() - began

@@ -1,0 +1,238 @@
+"""Requests that take long, stop in the middle or come by the hundred: others are answered meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import httpx
+import pytest
+from starlette.testclient import TestClient
+
+from planner.report.statement import Plan
+from planner.service.history.store import History
+from planner.service.http import bodies, job_reports, plans
+from planner.service.http.dependencies import MOST_WAITING
+from planner.service.http.openapi import EXAMPLE_JOB
+
+Asgi = Callable[..., TestClient]
+Story = Callable[[httpx.AsyncClient], Coroutine[Any, Any, None]]
+PROBES = ("/livez", "/readyz", "/metrics")
+MOST = 3
+"""Requests that read, and requests that write, at once in these tests."""
+
+
+def run(app: Any, story: Story) -> None:
+    async def with_client() -> None:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://planner") as client:
+            await asyncio.wait_for(story(client), 30)
+
+    asyncio.run(with_client())
+
+
+class Held:
+    """Plans that nobody gets before `go`."""
+
+    def __init__(self, provider: Any) -> None:
+        self._provider = provider
+        self.go = asyncio.Event()
+        self.waiting = 0
+
+    async def plan(self, job: Any, *, seconds: float | None) -> Any:
+        self.waiting += 1
+        await self.go.wait()
+        return await self._provider.plan(job, seconds=seconds)
+
+    async def waited_for_by(self, count: int) -> None:
+        while self.waiting < count:
+            await asyncio.sleep(0.005)
+
+
+@pytest.fixture
+def held(plan_provider: Any, asgi: Asgi, monkeypatch: pytest.MonkeyPatch) -> tuple[Held, Any]:
+    """Plans that are held back, and an interface to them with places for :data:`MOST`."""
+    held = Held(type("Known", (), {"plan": plan_provider.plan}))
+    monkeypatch.setattr(plan_provider, "plan", held.plan)
+    return held, asgi(most_at_once=MOST).app
+
+
+def test_probes_and_stored_plans_are_answered_while_writes_take_all_places(held: Any) -> None:
+    waits, app = held
+
+    async def story(client: httpx.AsyncClient) -> None:
+        writers = [asyncio.create_task(client.post("/v1/plans", json=EXAMPLE_JOB)) for _ in range(MOST)]
+        await waits.waited_for_by(MOST)
+        refused = await client.post("/v1/plans", json=EXAMPLE_JOB)
+        read = [await client.get(path) for path in (*PROBES, "/v1/plans")]
+        waits.go.set()
+
+        assert (refused.status_code, refused.headers["Retry-After"]) == (429, "1")
+        assert refused.json()["allowed"] == "3 of this kind (reads, timelines, writes) in each replica"
+        assert [answer.status_code for answer in read] == [200] * 4
+        assert [answer.status_code for answer in await asyncio.gather(*writers)] == [200] * MOST
+
+    run(app, story)
+
+
+def test_a_refused_request_is_counted_with_its_route(counted: list[tuple[str, Any]], asgi: Asgi) -> None:
+    run(
+        asgi(most_at_once=0).app,
+        lambda client: _ask_all(client, "/v1/plans/pl-x", "/v1/plans/pl-x/timeline", "/nowhere"),
+    )
+
+    requests = [labels for name, labels in counted if name == "planner_requests_total"]
+    assert requests == [
+        {"route": route, "method": "GET", "status": "429"}
+        for route in ("/v1/plans/{plan_id}", "/v1/plans/{plan_id}/timeline", "other")
+    ]
+
+
+async def _ask_all(client: httpx.AsyncClient, *paths: str) -> None:
+    for path in paths:
+        await client.get(path)
+
+
+def test_probes_are_answered_while_every_thread_of_other_requests_hangs(asgi: Asgi) -> None:
+    go = threading.Event()
+
+    async def story(client: httpx.AsyncClient) -> None:
+        hanging = [asyncio.create_task(asyncio.to_thread(go.wait)) for _ in range(64)]
+        await asyncio.sleep(0)
+        try:
+            answers = [await client.get(path) for path in PROBES]
+        finally:
+            go.set()
+        await asyncio.gather(*hanging)
+
+        assert [answer.status_code for answer in answers] == [200] * 3
+
+    run(asgi().app, story)
+
+
+def test_plans_are_read_while_many_writes_wait_for_the_database(
+    asgi: Asgi, history: History, example_plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go = threading.Event()
+    history.plans.put(example_plan)
+    bind = type(history.jobs).bind
+
+    def wait_and_bind(table: Any, *arguments: Any) -> Any:
+        go.wait()
+        return bind(table, *arguments)
+
+    monkeypatch.setattr(type(history.jobs), "bind", wait_and_bind)
+
+    async def story(client: httpx.AsyncClient) -> None:
+        body = {"plan_id": example_plan.plan_id}
+        writers = [asyncio.create_task(client.put(f"/v1/jobs/slurm/{n}", json=body)) for n in range(64)]
+        await asyncio.sleep(0.2)
+        try:
+            read = await client.get(f"/v1/plans/{example_plan.plan_id}")
+        finally:
+            go.set()
+
+        assert read.status_code == 200
+        assert {answer.status_code for answer in await asyncio.gather(*writers)} == {200}
+
+    run(asgi(most_at_once=100).app, story)
+
+
+def test_metrics_that_many_ask_for_at_once_are_read_once(
+    asgi: Asgi, history: History, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+    figures = type(history.totals).figures
+
+    def count(totals: Any) -> Any:
+        read.append(1)
+        return figures(totals)
+
+    monkeypatch.setattr(type(history.totals), "figures", count)
+
+    async def story(client: httpx.AsyncClient) -> None:
+        answers = await asyncio.gather(*(client.get("/metrics") for _ in range(50)))
+        assert [answer.status_code for answer in answers] == [200] * 50
+
+    run(asgi(most_at_once=100).app, story)
+    assert len(read) == 1
+
+
+def test_of_many_timelines_a_few_wait_and_the_others_are_told_to_come_again(
+    asgi: Asgi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_once, most = 0, 0
+
+    async def draw(*_: Any, **__: Any) -> dict[str, Any]:
+        nonlocal at_once, most
+        at_once += 1
+        most = max(most, at_once)
+        await asyncio.sleep(0.01)
+        at_once -= 1
+        return {}
+
+    monkeypatch.setattr(plans, "_plan_and_trace", lambda *_: b"")
+    monkeypatch.setattr(plans, "call_beside", draw)
+    many = 3 * MOST_WAITING
+
+    async def story(client: httpx.AsyncClient) -> None:
+        path = f"/v1/plans/pl-{'a' * 26}/timeline"
+        answers = await asyncio.gather(*(client.get(path) for _ in range(many)))
+        statuses = [answer.status_code for answer in answers]
+        refused = next(answer for answer in answers if answer.status_code == 429)
+
+        assert statuses.count(429) == many - MOST_WAITING - 1
+        assert most == 1
+        assert refused.json()["problem"] == "17 timelines and replays are being made or wait for it"
+        assert refused.headers["Retry-After"] == "2"
+
+    run(asgi(most_at_once=100).app, story)
+
+
+def test_a_body_that_stops_gives_its_place_back(asgi: Asgi, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies, "STALL_SECONDS", 0.1)
+    sent: list[Any] = []
+    parts = iter([{"type": "http.request", "body": b"{" * 80_000, "more_body": True}])
+
+    async def receive() -> dict[str, Any]:
+        return next(parts, None) or await asyncio.Event().wait()  # type: ignore[return-value]
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"100000")]
+    scope = {"type": "http", "method": "POST", "path": "/v1/plans", "headers": headers, "query_string": b""}
+    asyncio.run(asyncio.wait_for(asgi().app(scope, receive, send), 10))
+
+    assert (sent[0]["status"], json.loads(sent[1]["body"])["problem"]) == (408, "the body stopped for 0.1 s")
+
+
+def test_a_large_report_of_a_job_is_read_in_another_process(
+    asgi: Asgi, history: History, example_plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: Any) -> None:
+        raise AssertionError("it is read on the event loop")
+
+    monkeypatch.setattr(job_reports, "change_of", never)
+    history.plans.put(example_plan)
+    report = {"rank": 0, "out_of_memory": "CUDA out of memory. Tried to allocate " * 2000}
+    answer = asgi().put("/v1/jobs/slurm/7", json={"plan_id": example_plan.plan_id, "ranks": [report]})
+
+    assert (answer.status_code, answer.json()["outcome"]) == (200, "out_of_memory")
+
+
+def test_a_message_of_megabytes_is_refused_before_it_is_read(asgi: Asgi) -> None:
+    message = "CUDA out of memory. Tried to allocate " * 100_000
+    answer = asgi().put("/v1/jobs/slurm/7", json={"ranks": [{"rank": 0, "out_of_memory": message}]})
+
+    assert (answer.status_code, answer.json()["place"]) == (422, "ranks[0].out_of_memory")
+    assert answer.json()["allowed"] == "String should have at most 262144 characters"
+
+
+def test_a_path_with_a_slash_too_many_sends_nobody_to_another_host(asgi: Asgi) -> None:
+    answer = asgi().post("/v1/plans/", json=EXAMPLE_JOB, headers={"Host": "evil.example"}, follow_redirects=False)
+
+    assert answer.status_code in (404, 405)
+    assert "location" not in answer.headers
