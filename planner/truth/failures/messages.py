@@ -325,10 +325,13 @@ def find_messages(text: str) -> list[GpuFailure]:
                 who=groups.get("who") or who,
                 tried_bytes=_read_size(match, "tried")[0] if groups.get("tried") else None,
             )
+    unknown: dict[str, GpuFailure] = {}  # the same words come often
     for match in _BEGUN.finditer(text):
         if match.start() not in failures:
-            beginning = text[match.start() : match.start() + _BEGINNING].split("\n\n")[0]
-            failures[match.start()] = GpuFailure(form=Form.UNKNOWN, text=" ".join(beginning.split()), line=0)
+            said = text[match.start() : match.start() + _BEGINNING]
+            if said not in unknown:
+                unknown[said] = GpuFailure(form=Form.UNKNOWN, text=" ".join(said.split("\n\n")[0].split()), line=0)
+            failures[match.start()] = unknown[said]
     # A log says the same again and again: in the traceback, in the launcher's summary, and once for the driver.
     line_starts = _line_starts(text)
     different: dict[tuple[object, ...], GpuFailure] = {}
