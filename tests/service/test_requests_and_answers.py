@@ -73,6 +73,7 @@ def test_a_plan_says_where_it_is_found(asgi: Asgi, example_plan: Plan) -> None:
         ("wait=-1", None, None),
         ("wait=soon", None, None),
         ("=;,,;=", None, None),
+        (f'wait={" " * 20_000}""x', None, None),
     ],
 )
 def test_a_client_says_how_long_it_waits(

@@ -120,7 +120,8 @@ def refuse_without_zone(moment: datetime | None, place: str) -> None:
 
 
 MOST_SECONDS = 3600.0
-_PREFERENCE = re.compile(r'\s*([a-zA-Z-]+)(?:\s*=\s*"?([^",;]*)"?)?\s*(?:;[^,]*)?')
+_PREFERENCE = re.compile(r'\s*+([a-zA-Z-]+)\s*+(?:=\s*+"?([^",;]*+)"?\s*+)?(?:;[^,]*)?')
+"""Possessive, so that a long run of blanks is passed once."""
 
 
 @dataclass(frozen=True, slots=True)

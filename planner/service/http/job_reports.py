@@ -193,7 +193,7 @@ def _read_failure(text: str, messages: Sequence[str]) -> tuple[Cause | None, str
             ) from None
         if not explained.messages and not any(message.certain for message in explained.host):
             return None
-        places = [message.line for message in find_messages(text)] + [line.line for line in find_host_failures(text)]
+        places = [message.line for message, *_ in explained.messages] + [failure.line for failure in explained.host]
         return explained.cause, "\n".join(text.splitlines()[min(places) - 1 :])[:LONGEST_FAILURE]
     if not messages:
         return None
