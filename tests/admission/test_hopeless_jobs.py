@@ -81,7 +81,7 @@ def test_a_hopeless_job_is_refused_or_warned_of_as_the_site_has_it(
         ({"train.recompute": "full"}, "parallel.dp_replicate.degree: 1, parallel.dp_shard.degree: 8"),
         (
             {"train.recompute": "full", "parallel.dp_replicate.degree": 1, "cluster.gpus_per_node": 1},
-            "cluster.gpu: H200-SXM-141GB (it has ",
+            "cluster.gpu: H20-SXM-141GB (it has ",
         ),
         (
             {

@@ -101,7 +101,7 @@ def test_json_is_one_object_on_standard_output() -> None:
     assert [each["ranks"] for each in found["rank_classes"]] == ["0-3"]
     assert 0 < found["repeated"] < found["iterations"]
     (branch,) = found["branches"]
-    assert (branch["taken"], branch["outcome"].partition(":")[0]) == (True, "the program ends")
+    assert (branch["taken"], branch["outcome"].partition(":")[0]) == (True, "not tried")
     assert found["host"]["verdict"] is None
     assert [(each["nodes"], each["ranks"]) for each in found["host"]["nodes"]] == [("0", "0-3")]
     assert found["unseen"] == ["no evaluation was seen", "no checkpoint was seen being saved"]

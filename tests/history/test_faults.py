@@ -183,14 +183,14 @@ def test_probes_write_every_few_seconds_however_many_ask(shared_url: str) -> Non
 def test_a_probe_does_not_wait_behind_writers_whose_writes_it_has_seen(
     tmp_path: Path, plan: Callable[..., Plan]
 ) -> None:
-    clock = [0.0]
-    with History.open(f"sqlite:///{tmp_path}/history.db") as history:
+    clock, url = [0.0], f"sqlite:///{tmp_path}/history.db"
+    with History.open(url) as history, History.open(url) as other:
         writability = Writability(history._database, now=lambda: clock[0])
         writability.probe()
         history.plans.put(plan(1))
         with history._database.reading() as connection:
             connection.exec_driver_sql("PRAGMA busy_timeout = 50")
-        with history._database.writing():
+        with other._database.writing():
             clock[0] = 6.0
             writability.probe()
             clock[0] = 12.0

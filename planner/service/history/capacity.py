@@ -32,7 +32,7 @@ class CapacitySums:
     """
 
     jobs: int
-    gpus: float
+    gpus: int | float
     """A share of a GPU counts as that share."""
     requested_bytes: int
     predicted_bytes: int
@@ -41,7 +41,7 @@ class CapacitySums:
     measured_bytes: int
     measured_gpus: int
     predicted_of_measured_bytes: int
-    gpu_seconds: float = 0
+    gpu_seconds: int | float = 0
     """GPUs times seconds, from the start of a job to its end or now: of jobs that have started and not ended, and of
     those remembered that ended; within `since`, if it is given."""
     host_requested_bytes: int = 0
@@ -78,8 +78,8 @@ def sum_capacity(rows: Sequence[CapacitySums]) -> dict[str, Any]:
 
 
 def _rounded(count: float) -> Any:
-    """A sum of shares of GPUs to the thousandth; a whole number, as of bytes, as it is."""
-    return round(count, 3)
+    """A sum of shares of GPUs to the thousandth; a whole number as such."""
+    return int(count) if count == int(count) else round(count, 3)
 
 
 def capacity(database: Database, now: datetime, since: datetime | None = None) -> tuple[Capacity, ...]:
@@ -269,9 +269,9 @@ def _need(row: Row[Any], classes: Sequence[RankClassSummary], measured_bytes: in
 class VerdictCounts:
     """By verdict."""
 
-    fits: float
-    tight: float
-    exceeds: float
+    fits: int | float
+    tight: int | float
+    exceeds: int | float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,7 +296,7 @@ class QueueNeed:
     queue: str
     gpu: str
     jobs: int
-    gpus: float
+    gpus: int | float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -307,12 +307,12 @@ class AddedNodes:
     nodes: int
     gpus: int
     started_jobs: int
-    started_gpus: float
+    started_gpus: int | float
     idle_gpus: int
     """Those that nobody uses, no share of them either."""
     waiting_jobs: int
     """Those that would fit, and for which there are not enough GPUs."""
-    waiting_gpus: float
+    waiting_gpus: int | float
     too_large_jobs: int
 
 
@@ -343,7 +343,8 @@ def _gpus_on(need: JobNeed, gpu: GpuRecord) -> float:
 def judge_on(needs: Sequence[JobNeed], gpu: GpuRecord) -> JobsOnGpu:
     """All of the jobs, those that need most first."""
     ordered = sorted(needs, key=lambda need: (-need.least_bytes, need.system, need.job_id))
-    jobs, counts = ({verdict.value: 0.0 for verdict in Verdict} for _ in range(2))
+    jobs = {verdict.value: 0 for verdict in Verdict}
+    counts = {verdict.value: 0.0 for verdict in Verdict}
     judged = []
     for need in ordered:
         verdict = verdict_on(need, gpu)
