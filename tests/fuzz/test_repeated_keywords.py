@@ -1,4 +1,4 @@
-"""Every reader of text is given its own keywords for 2 MiB (in CI 512 KiB): what it does grows with the text, no faster.
+"""Every reader of text is given its own keywords for 2 MiB (in CI 512 KiB): its work grows with the text, no faster.
 
 A text of one keyword is what patterns with several quantifiers, searches that begin again at each hit and lists that
 are shortened from their front take the square of. A reader may refuse a text for its length.
