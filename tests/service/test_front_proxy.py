@@ -116,7 +116,7 @@ def front(tmp_path: Path, eventually: Eventually) -> Iterator[Front]:
 def few_connections(monkeypatch: pytest.MonkeyPatch) -> int:
     """How many one address may have, of a proxy that is started after this."""
     monkeypatch.setattr(front_proxy_module, "MOST_CONNECTIONS", 40)
-    monkeypatch.setattr(front_proxy_module, "ARRIVE_SECONDS", 10)
+    monkeypatch.setattr(front_proxy_module, "ARRIVE_SECONDS", 4)
     return 20
 
 
@@ -266,7 +266,7 @@ def test_half_sent_requests_of_one_address_leave_room_for_others_and_end_soon(
 
 def _sends_half(connection: socket.socket, port: int) -> bool:
     """Half a request line; whether the connection stays."""
-    connection.settimeout(0.1)
+    connection.settimeout(0.03)
     try:
         connection.connect(("127.0.0.1", port))
         connection.sendall(b"GET /v1/pl")
