@@ -440,7 +440,7 @@ def test_of_changes_that_their_bound_excludes_the_strongest_of_each_kind_is_said
     ]  # fmt: skip
     said = what_was_tried(found, 1.0)
     assert "Too large at least, by their lower bound: " in said
-    assert "; cluster.gpu: B200-SXM-180GB (" in said
+    assert "; cluster.gpu: B300-SXM-288GB (" in said
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from planner.planning import pipeline
 from planner.searching import requests
@@ -51,6 +51,13 @@ class Candidate(BaseModel):
     """GPU time of a token over that of the fastest shown."""
 
 
+class EstimatedCandidate(BaseModel):
+    """What is different from the job, and its GPU time of a token over that of the first of these, by the roofline."""
+
+    change: dict[str, Any]
+    roofline_cost: float
+
+
 class Progress(BaseModel):
     """Of how much what is done."""
 
@@ -82,6 +89,8 @@ class Search(Answer):
     """The best first."""
     closest: Candidate | None
     """Of those that do not fit."""
+    not_planned: list[EstimatedCandidate] = Field(default_factory=list)
+    """Of those whose plans are not made the best by the roofline: whether they fit is not known."""
     space: dict[str, Any]
     global_batch: int
     assumptions: list[str]
