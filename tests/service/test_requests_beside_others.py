@@ -112,6 +112,33 @@ def test_probes_are_answered_while_every_thread_of_other_requests_hangs(asgi: As
     run(asgi().app, story)
 
 
+def test_a_probe_is_answered_while_scrapes_of_many_forms_wait(
+    asgi: Asgi, history: History, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go = threading.Event()
+    figures = type(history.totals).figures
+
+    def wait(totals: Any) -> Any:
+        go.wait()
+        return figures(totals)
+
+    monkeypatch.setattr(type(history.totals), "figures", wait)
+
+    async def story(client: httpx.AsyncClient) -> None:
+        forms = [{"Accept": f"application/openmetrics-text; version={n}.0.0"} for n in range(8)]
+        scrapes = [asyncio.create_task(client.get("/metrics", headers=form)) for form in forms]
+        await asyncio.sleep(0.05)
+        try:
+            probe = await client.get("/readyz")
+        finally:
+            go.set()
+
+        assert probe.status_code == 200
+        assert {answer.status_code for answer in await asyncio.gather(*scrapes)} == {200}
+
+    run(asgi().app, story)
+
+
 def test_plans_are_read_while_many_writes_wait_for_the_database(
     asgi: Asgi, history: History, example_plan: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -80,10 +80,10 @@ async def write_in_turn(function: Callable[..., _Result], *arguments: Any) -> _R
 
 
 class SharedCalls:
-    """Calls in threads of their own, whose result all share who ask for the same while it runs."""
+    """Calls in a thread of their own, whose result all share who ask for the same while it runs."""
 
-    def __init__(self, threads: int, name: str) -> None:
-        self._threads = ThreadPoolExecutor(threads, name)
+    def __init__(self, name: str) -> None:
+        self._thread = ThreadPoolExecutor(1, name)
         self._running: dict[Hashable, asyncio.Future[Any]] = {}
 
     async def call(self, function: Callable[..., _Result], *arguments: Any) -> _Result:
@@ -91,7 +91,7 @@ class SharedCalls:
         key = (function, arguments)
         running = self._running.get(key)
         if running is None:
-            running = asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
+            running = asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
             self._running[key] = running
             running.add_done_callback(lambda _: self._running.pop(key, None))
         # Whoever leaves leaves it to the others.

@@ -20,8 +20,8 @@ from planner.service.web import assets
 router = APIRouter(tags=["operations"])
 PROBE_SECONDS = 3.0
 """Less than any prober waits."""
-_CALLS = SharedCalls(threads=2, name="probe")
-"""One thread for a store that does not answer, one for the metrics."""
+_PROBES, _METRICS = SharedCalls("probe"), SharedCalls("metrics")
+"""A store that does not answer holds up no metrics, and scrapes hold up no probe."""
 _log = logging.getLogger("planner.service")
 
 
@@ -46,7 +46,7 @@ async def readyz(deps: Annotated[Dependencies, Depends(dependencies_of)]) -> Hea
 
 async def _history(deps: Dependencies) -> str:
     try:
-        await asyncio.wait_for(_CALLS.call(deps.history.probe), PROBE_SECONDS)
+        await asyncio.wait_for(_PROBES.call(deps.history.probe), PROBE_SECONDS)
     except TimeoutError:
         return f"the history {deps.history.place} does not answer"
     except PlannerError as error:
@@ -84,7 +84,7 @@ async def metrics(request: Request, deps: Annotated[Dependencies, Depends(depend
     It answers 200 also while the history cannot be read, with `planner_store_up 0`: a scrape that fails could not tell
     why.
     """
-    body, media_type = await _CALLS.call(exposition, deps.history, request.headers.get("Accept", ""))
+    body, media_type = await _METRICS.call(exposition, deps.history, request.headers.get("Accept", ""))
     return Response(body, headers={"Content-Type": media_type})
 
 
