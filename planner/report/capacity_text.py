@@ -99,7 +99,7 @@ def _gpus(count: float) -> str:
 def _on_gpu(kind: Document) -> Iterator[str]:
     jobs, gpus = kind["jobs"], kind["gpus"]
     counts = ", ".join(
-        f"{jobs[verdict]:g} {verdict} ({_gpus(gpus[verdict])} GPUs)" for verdict in ("fits", "tight", "exceeds")
+        f"{jobs[verdict]} {verdict} ({_gpus(gpus[verdict])} GPUs)" for verdict in ("fits", "tight", "exceeds")
     )
     yield f"On {kind['gpu']} ({show_bytes(kind['total_bytes'])}): {counts}"
     rows = [
@@ -113,7 +113,7 @@ def _on_gpu(kind: Document) -> Iterator[str]:
         head = ["verdict", "job", "name", "planned for", "ranks", "at least", "at most (95 %)"]
         yield from _table(head, rows, words=4)
     if cut := sum(jobs.values()) - len(rows):
-        yield f"and {cut:g} smaller ones"
+        yield f"and {cut} smaller ones"
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[object]], words: int) -> Iterator[str]:

@@ -41,14 +41,15 @@ MOST_STARTS = 5
 STOP_SECONDS = 5.0
 _REPLAYED_BYTES = 64 * 2**10
 """A request up to this size is kept while it is answered, and asked of another replica if the first one dies."""
-_log = logging.getLogger("planner.service")
-
 MOST_CONNECTIONS = 16_384
 """Of callers at once. One address may have half of them: what it leaves half said takes nothing from the others."""
 MOST_WORK = 2048
 """Connections between this proxy and the replicas: more than these answer at once."""
 ARRIVE_SECONDS = 10
 """What a request may take to arrive, up to as much of its body as is kept."""
+_log = logging.getLogger("planner.service")
+Count = Callable[[str, int], None]
+"""Told of the method and the status of each request that is answered without a replica."""
 _CONFIG = """\
 global
     no strict-limits
@@ -150,10 +151,6 @@ def listener(host: str, port: int) -> socket.socket:
             remedy="name another: planner serve --host HOST --port PORT",
             place="--port",
         ) from refused
-
-
-Count = Callable[[str, int], None]
-"""Told of the method and the status of each request that is answered without a replica."""
 
 
 @contextlib.contextmanager

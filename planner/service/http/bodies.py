@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import atexit
 import functools
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -23,6 +24,7 @@ from planner.units import GIB
 
 LIMITS = Limits(seconds=10.0, memory_bytes=2 * GIB, tasks=16)
 """For one body. What is allowed in a body is read within a second on a machine that is not busy."""
+_Read = TypeVar("_Read")
 _REMEDY = "send a bundle, as planner spec --bundle prints it"
 
 
@@ -34,6 +36,15 @@ async def read_beside(turns: Turns, function: str, body: bytes, kind: str, remed
     """
     async with turns.turn():
         return await call_beside(function, body, kind, remedy)
+
+
+async def read_body(turns: Turns, reader: Callable[[bytes, str], _Read], body: bytes, kind: str) -> _Read:
+    """What `reader`, a function of a module, makes of a body: a small one here, others as :func:`read_beside`. A little
+    YAML can stand for much: it is never read on the event loop."""
+    if len(body) <= SMALL and kind not in YAML_TYPES:
+        return reader(body, kind)
+    read: _Read = await read_beside(turns, f"{reader.__module__}:{reader.__name__}", body, kind)
+    return read
 
 
 async def call_beside(function: str, body: bytes, kind: str, remedy: str = _REMEDY) -> Any:
@@ -126,23 +137,12 @@ async def job_of(request: Request) -> Job:
     kind = media_type(request)
     if kind != JSON and kind not in YAML_TYPES:
         raise unsupported_error(kind, f"{JSON} (a bundle, or a spec), {YAML} (a spec)")
-    body = await content_of(request)
-    # A little YAML can stand for much: it is never read on the event loop.
-    if kind == JSON and len(body) <= SMALL:
-        return read_job(body, kind)
-    turns = dependencies_of(request).bodies
-    job: Job = await read_beside(turns, "planner.service.http.body_readers:read_job", body, kind)
-    return job
+    return await read_body(dependencies_of(request).bodies, read_job, await content_of(request), kind)
 
 
 async def object_of(request: Request) -> dict[str, Any]:
     """The JSON object of a body. Raises RequestError where it is none."""
-    body = await json_of(request)
-    if len(body) <= SMALL:
-        return read_object(body)
-    turns = dependencies_of(request).bodies
-    document: dict[str, Any] = await read_beside(turns, "planner.service.http.body_readers:read_object", body, JSON)
-    return document
+    return await read_body(dependencies_of(request).bodies, read_object, await json_of(request), JSON)
 
 
 async def json_of(request: Request) -> bytes:

@@ -24,8 +24,8 @@ from planner.service.http.problems import RequestError, problem
 from planner.service.metrics import REQUEST_SECONDS, REQUESTS
 
 MOST_AT_ONCE = 256
-"""Reads, and as many writes, in one replica. Those that wait for a trace are bounded by `trace_queue`; long answers by
-turns of their own; the rest takes milliseconds."""
+"""Reads, and as many timelines and writes, in one replica. Those that wait for a trace are bounded by `trace_queue`,
+long answers by turns of their own; the rest takes milliseconds."""
 _UNROUTED = "other"
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _log = logging.getLogger("planner.service")

@@ -21,7 +21,7 @@ from planner.service.history.errors import HistoryError, HistoryUnavailableError
 from planner.service.history.job_changes import BoundJob, JobChange, memory_of
 from planner.service.history.job_table import JobSummary
 from planner.service.history.store import History
-from planner.service.http.bodies import SMALL, json_of, read_beside
+from planner.service.http.bodies import json_of, read_body
 from planner.service.http.dependencies import Dependencies, dependencies_of
 from planner.service.http.job_reports import JOB_EXAMPLE, MeasuredRankBody, Moment, read_change
 from planner.service.http.limits import write_in_turn
@@ -93,11 +93,7 @@ async def bind(
 
 
 async def _change_in(request: Request, deps: Dependencies, system: str, job_id: str) -> JobChange:
-    body, whose = await json_of(request), json.dumps([system, job_id])
-    if len(body) <= SMALL:
-        return read_change(body, whose)
-    change: JobChange = await read_beside(deps.bodies, "planner.service.http.job_reports:read_change", body, whose)
-    return change
+    return await read_body(deps.bodies, read_change, await json_of(request), json.dumps([system, job_id]))
 
 
 @router.get("/v1/jobs", summary="The jobs told of last", response_model=JobList, responses=problems(422))
