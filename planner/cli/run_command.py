@@ -23,6 +23,8 @@ _GPU = "H100-SXM-80GB"
 _VERSION = re.compile(r"[0-9]{1,2}\.[0-9]{1,2}")
 _MOST_STEPS, _MOST_SECONDS = 100_000, 86_400.0
 _MOST_STEPS_AT, _MOST_DIGITS = 16, 10
+_MOST_GPUS = 64
+"""Of one node that torch can see (torch 2.13, c10/cuda/CUDAMacros.h has 120 of a CUDA build)."""
 
 
 def add_run(commands: Commands) -> None:
@@ -42,6 +44,10 @@ def add_run(commands: Commands) -> None:
     parser.add_argument(
         "--torch", default="", metavar="VERSION", help="the torch that the job runs with, as 2.8: its environment is "
         "made, once, where the command's Python has another (default: that of the command's Python)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--gpus", default="", metavar="COUNT", help="how many GPUs a node of the job has, as 8, or with the nodes, 2x8: "
+        "what torch.cuda.device_count() answers (default: as many as the command starts ranks on a node)",
     )  # fmt: skip
     parser.add_argument(
         "--ranks", default="auto", help="auto (the first two, one of the middle and the last), all, or numbers (0,7)"
@@ -126,8 +132,9 @@ def _inputs(arguments: argparse.Namespace) -> ProgramInputs:
         if not 0 <= value <= most:
             raise SpecError(f"{name} is {value:g}", allowed=f"0 to {most:,g}", place=name)
     gpu = read_gpu(arguments.gpu, "--gpu")
-    line = parse(arguments.command, inherited=os.environ)
-    choose_ranks(arguments.ranks, line.world_size)
+    nodes, node_gpus = _read_gpus(arguments.gpus)
+    line = parse(arguments.command, inherited=os.environ, nodes=nodes, node_gpus=node_gpus)
+    choose_ranks(arguments.ranks, line.most_ranks)
     return inputs_of(
         line,
         arguments.command,
@@ -145,6 +152,20 @@ def _inputs(arguments: argparse.Namespace) -> ProgramInputs:
         limits=replace(USUAL_LIMITS, seconds=arguments.seconds or USUAL_LIMITS.seconds),
         host_memory_bytes=read_host_memory(arguments.host_memory, "--host-memory"),
     )
+
+
+def _read_gpus(written: str) -> tuple[int, int]:
+    """Nodes, and GPUs of each; 0 where nothing is said."""
+    if not written:
+        return 1, 0
+    match = re.fullmatch(r"(?:([1-9][0-9]{0,5})x)?([1-9][0-9]?)", written)
+    if match is None or int(match[2]) > _MOST_GPUS:
+        raise SpecError(
+            f"--gpus is {written[:80]!a}",
+            allowed=f"GPUs of a node (8), or nodes x GPUs (2x8), at most {_MOST_GPUS} of a node",
+            place="--gpus",
+        )
+    return int(match[1] or 1), int(match[2])
 
 
 def _read_steps(arguments: argparse.Namespace) -> tuple[int, ...]:

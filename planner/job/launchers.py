@@ -31,6 +31,8 @@ DEEPSPEED_ALONE = frozenset({
     "module", "no_python", "no_local_rank", "no_ssh", "no_ssh_check", "force_multi", "save_pid",
     "bind_cores_to_rank", "q", "quiet",
 })  # fmt: skip
+HOSTS = frozenset({"H", "hostfile", "i", "include", "e", "exclude"})
+"""Options of deepspeed that name hosts."""
 ACCELERATE_ALONE = frozenset({
     "q", "quiet", "cpu", "multi_gpu", "tpu", "enable_cpu_affinity", "dynamo_use_fullgraph", "dynamo_use_dynamic",
     "dynamo_use_regional_compilation", "use_deepspeed", "use_fsdp", "use_parallelism_config", "use_megatron_lm",
@@ -144,12 +146,15 @@ def count_of(name: str, written: str) -> int:
 
 
 def torchrun_size(
-    options: Mapping[str, str | None], environment: Mapping[str, str] = MappingProxyType({})
+    options: Mapping[str, str | None], environment: Mapping[str, str] = MappingProxyType({}), node_gpus: int = 0
 ) -> tuple[int, int]:
     """Nodes and processes of each; of an option that is not written torchrun asks its `environment` (torch 2.13,
-    torch/distributed/argparse_util.py). Raises SpecError for counts that are found while it runs."""
+    torch/distributed/argparse_util.py). `node_gpus`: of each node, 0 where nobody says. Raises SpecError for counts
+    that are found while it runs."""
     nodes = options.get("nnodes") or environment.get("PET_NNODES") or "1"
     processes = options.get("nproc_per_node") or environment.get("PET_NPROC_PER_NODE") or "1"
+    if processes in ("gpu", "auto") and node_gpus:
+        processes = str(node_gpus)
     least, _, most = nodes.partition(":")
     if most and most != least:
         raise SpecError(
@@ -180,7 +185,7 @@ def deepspeed_size(options: Mapping[str, str | None]) -> tuple[int | None, int |
             remedy="take --autotuning out",
             place=PLACE,
         )
-    hosts = {"H", "hostfile", "i", "include", "e", "exclude"} & options.keys()
+    hosts = options.keys() & HOSTS
     included = (options.get("i") or options.get("include") or "").split("@")
     slots = {len(slots.split(",")) if slots else 0 for _, _, slots in (host.partition(":") for host in included)}
     if len(slots) == 1 and 0 not in slots:

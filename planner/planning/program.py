@@ -50,7 +50,7 @@ from planner.tracing.program import rank_process
 from planner.tracing.program.assumptions import About
 from planner.tracing.program.launch_line import LaunchLine
 from planner.tracing.program.rank_orders import Gpu as FoundGpu
-from planner.tracing.program.rank_orders import ProgramOrder, RankRun
+from planner.tracing.program.rank_orders import MoreGpusError, ProgramOrder, RankRun
 from planner.tracing.program.rank_process import USUAL_LIMITS, WalledProgram
 from planner.tracing.rank_trace import Trace, pause_collection
 from planner.truth.calibration.interval import Calibration
@@ -121,7 +121,7 @@ def judge_runs(work: ProgramInputs, progress: Progress = lambda _: None) -> tupl
     """
     began = time.perf_counter()
     refuse_ranks_on_slice(work.gpu.name, work.line.world_size, "--gpu")
-    runs = _run_ranks(work, progress)
+    work, runs = _run_ranks(work, progress)
     progress("replaying")
     replayed = time.perf_counter()
     with pause_collection():
@@ -144,30 +144,40 @@ def judge_runs(work: ProgramInputs, progress: Progress = lambda _: None) -> tupl
     return _state(work, runs, judged, branches, seconds), runs
 
 
-def _run_ranks(work: ProgramInputs, progress: Progress) -> list[RankRun]:
+def _run_ranks(work: ProgramInputs, progress: Progress) -> tuple[ProgramInputs, list[RankRun]]:
     """One after the other: each may take all the memory that a program is allowed. What the first one does says which
-    others are run."""
-    world_size = work.line.world_size
-    # What torch reads while it is imported, a server has read for all of its children.
-    alike = world_size > 1 and not work.line.environment and work.walled is None
-    server = ForkServer(rank_process.PRELOAD) if alike else None
+    others are run, and of how many: a program may start its ranks itself."""
     runs: list[RankRun] = []
+    server: ForkServer | None = None
 
     def run(rank: int) -> None:
-        progress(f"running rank {rank} of {world_size}")
+        nonlocal server
+        alike = work.line.world_size > 1 and not work.line.environment and work.walled is None
+        if alike and server is None:
+            # What torch reads while it is imported, a server has read for all of its children.
+            server = ForkServer(rank_process.PRELOAD)
+        progress(f"running rank {rank} of {work.line.world_size}")
         order = _order(work, rank, runs)
         if runs:
             order = replace(order, heard=runs[-1].announced, numbers=runs[-1].numbers)
         runs.append(rank_process.run_rank(order, work.limits, server, work.walled))
 
     try:
-        run(choose_ranks(work.ranks, world_size)[0])
-        for rank in more_ranks(work.ranks, world_size, runs[0]):
+        first = choose_ranks(work.ranks, work.line.most_ranks)[0]
+        try:
+            run(first)
+        except MoreGpusError as error:
+            work = replace(work, line=replace(work.line, node_gpus=error.gpus))
+            run(first)
+        if nodes := runs[0].nodes:
+            work = replace(work, line=work.line.with_ranks(nodes, runs[0].processes_per_node))
+            refuse_ranks_on_slice(work.gpu.name, work.line.world_size, "--gpu")
+        for rank in more_ranks(work.ranks, work.line.world_size, runs[0]):
             run(rank)
     finally:
         if server is not None:
             server.close()
-    return runs
+    return work, runs
 
 
 def _order(work: ProgramInputs, rank: int, before: Sequence[RankRun] = ()) -> ProgramOrder:

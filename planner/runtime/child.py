@@ -11,11 +11,16 @@ import signal
 import sys
 import tempfile
 import traceback
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from planner.errors import PlannerError
-from planner.runtime.messages import FAULT, MEMORY, PROBLEM, AnswerWriter, Task, take_request
+from planner.runtime.messages import FAULT, MEMORY, PROBLEM, AnswerWriter, Task, request_of, take_request
+
+MAIN = "from planner.runtime import child; child.main()"
+"""What a fresh interpreter runs."""
 
 _scratch: str | None = None
 """Of this process, if it is a child: see Task.scratch."""
@@ -48,6 +53,16 @@ def divert_output() -> int:
     os.set_inheritable(answer, False)
     os.dup2(2, 1)
     return answer
+
+
+def start_anew(task: Task, answer: AnswerWriter, environment: Mapping[str, str]) -> NoReturn:
+    """This process becomes a fresh interpreter that runs the task, with what it has written so far, and answers for
+    it."""
+    with request_of(replace(task, scratch=_scratch or "")) as request:
+        os.dup2(request, 0)
+        os.dup2(answer.descriptor, 1)
+    words = interpreter_words(MAIN, "0")
+    os.execve(words[0], words, dict(environment))
 
 
 def run(task: Task, answer: int) -> None:

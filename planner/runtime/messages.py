@@ -30,7 +30,7 @@ class AnswerWriter:
     """The child's side."""
 
     def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
+        self.descriptor = descriptor
 
     def write(self, name: str, content: bytes) -> None:
         """Send one part, whole. Names are ASCII and at most 255 characters."""
@@ -39,7 +39,7 @@ class AnswerWriter:
         for piece in (head + encoded, content):
             view = memoryview(piece)
             while view:
-                view = view[os.write(self._descriptor, view) :]
+                view = view[os.write(self.descriptor, view) :]
 
 
 def parts_of(answer: bytes) -> Iterator[tuple[str, bytes]]:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from planner.runtime import process_tree
-from planner.runtime.child import interpreter_words
+from planner.runtime.child import MAIN, interpreter_words
 from planner.runtime.fork_server import ForkServer
 from planner.runtime.limits import UNLIMITED, Limit, LimitExceededError, Limits
 from planner.runtime.messages import (
@@ -30,7 +30,6 @@ from planner.runtime.messages import (
 from planner.runtime.process_tree import Cgroup
 from planner.runtime.walls import Walls
 
-_CHILD = "from planner.runtime import child; child.main()"
 _RESULT = "result"
 _LOOK_SECONDS = 0.02
 """A process that writes fresh pages as fast as it can takes some tens of MiB between two looks."""
@@ -154,7 +153,7 @@ class _SpawnedProcess:
         parent = 0 if front else os.getpid()
         with request_of(task) as request:
             self._child = child = subprocess.Popen(
-                [*front, *interpreter_words(_CHILD, str(parent))],
+                [*front, *interpreter_words(MAIN, str(parent))],
                 stdin=request,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

@@ -86,11 +86,16 @@ PROGRAM_HOST = (
     *patch("program host", _HOST, has_source=False, targets={
         "torch.utils.data.dataloader:_MultiProcessingDataLoaderIter":
             "libraries make it themselves, where they have loaders of their own",
-        "torch.multiprocessing.spawn:spawn torch.multiprocessing:spawn":
-            "a program that starts one process for each GPU of this one starts one, and waits for it",
+    }),
+    *patch("program host", "tests/running/test_own_ranks.py", has_source=False, targets={
+        "torch.multiprocessing.spawn:spawn start_processes":
+            "of the ranks that a program starts this process is the one that is planned",
+        "torch.multiprocessing:spawn start_processes": "as torch.multiprocessing.spawn has them",
         "multiprocessing.process:BaseProcess.start":
-            "a program that starts its ranks itself is told to be started as one of them",
-        "os:fork": "a GPU on paper does not survive a fork, as CUDA does not",
+            "what reaches the GPU is a rank; what does not is forked, and has none",
+        "subprocess:Popen.__init__": "a launcher that the program starts is followed, other commands see no GPU",
+        "os:system": "as a command of subprocess",
+        "os:putenv unsetenv": "GPUs of the machine stay hidden, whatever the program says of them",
     }),
     *patch("program host memory", _MEMORY, has_source=False, targets={
         "torch:save load UntypedStorage.from_file":

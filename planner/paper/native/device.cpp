@@ -36,11 +36,15 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::DeviceType type() const override { return kType; }
   c10::Device exchangeDevice(c10::Device device) const override {
     const auto old = getDevice();
+    check_device(device.index());
     device_now = device.index() < 0 ? device_now : device.index();
     return old;
   }
   c10::Device getDevice() const override { return {kType, device_now}; }
-  void setDevice(c10::Device device) const override { device_now = device.index(); }
+  void setDevice(c10::Device device) const override {
+    check_device(device.index());
+    device_now = device.index();
+  }
   void uncheckedSetDevice(c10::Device device) const noexcept override { device_now = device.index(); }
   c10::Stream getStream(c10::Device device) const PAPER_NOEXCEPT_BEFORE_2_7 override { return named(device, stream_now); }
   c10::Stream getDefaultStream(c10::Device device) const override { return named(device, 0); }
@@ -127,6 +131,12 @@ struct Hooks final : at::CUDAHooksInterface {
 
 }  // namespace
 
+// As torch 2.13 has it (c10/cuda/CUDAException.cpp).
+void check_device(c10::DeviceIndex device) {
+  TORCH_CHECK(device < device_count.load(), "CUDA error: invalid device ordinal\nGPU device may be out of range, do you "
+              "have enough GPUs? (cuda:", static_cast<int>(device), " of ", device_count.load(), ")");
+}
+
 int32_t current_stream() { return static_cast<int32_t>(stream_now); }
 c10::DeviceIndex current_device() { return device_now; }
 
@@ -153,6 +163,7 @@ int paper_set_device_count(int count) {
   paper::device_count = std::min(count, C10_COMPILE_TIME_MAX_GPUS);
   paper::last_stream = 0;
   paper::device_now = 0;
+  paper::forget_devices();
   return paper::device_count;
 }
 int64_t paper_cudnn_version() { return paper::kCudnnVersion; }

@@ -55,7 +55,7 @@ void read_config() {
 void take_workspace() {
   std::lock_guard<std::mutex> lock(gemm_mutex);
   read_config();
-  auto& workspace = workspaces[{std::this_thread::get_id(), current_stream()}];
+  auto& workspace = workspaces[{std::this_thread::get_id(), stream_of_device(current_device(), current_stream())}];
   if (workspace.get() != nullptr) return;
   static const std::string name = "cublas::workspace";
   KernelScope scope(name);

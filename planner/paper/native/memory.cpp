@@ -79,6 +79,12 @@ struct Held {
 // A graph that is replayed writes to the addresses that it was captured with: those of private pools come only once.
 bool once_pooled = false;
 
+std::mutex device_mutex;
+std::vector<c10::DeviceIndex> devices;  // those that have had blocks, in the order of their first ones
+constexpr int kStreamBits = 24;
+// Of a process of the host that the program has started: called before anything is allocated.
+void (*on_use)() = nullptr;
+
 std::unordered_map<const void*, Held> blocks;
 size_t requested = 0;
 size_t highest_requested = 0;
@@ -112,10 +118,12 @@ void* taken(size_t bytes) {
 struct PaperAllocator final : c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
     const c10::Device device(c10::DeviceType::CUDA, current_device());
+    check_device(device.index());
     if (bytes == 0) return {nullptr, nullptr, &release, device};
+    if (on_use != nullptr) on_use();
     void* address = taken(bytes);
     const int64_t pool = pool_now();
-    const int64_t block = record_alloc(bytes, current_stream(), pool);
+    const int64_t block = record_alloc(bytes, stream_of_device(device.index(), current_stream()), pool);
     std::lock_guard<std::mutex> lock(block_mutex);
     blocks[address].block = block;
     blocks[address].pooled = pool != 0;
@@ -134,6 +142,24 @@ c10::Allocator* allocator() {
 }
 
 void install_allocator() { c10::SetAllocator(c10::DeviceType::CUDA, allocator(), /*priority=*/255); }
+
+int32_t stream_of_device(c10::DeviceIndex device, int32_t stream) {
+  std::lock_guard<std::mutex> lock(device_mutex);
+  const auto found = std::find(devices.begin(), devices.end(), device);
+  const auto number = static_cast<int32_t>(found - devices.begin());
+  if (found == devices.end()) devices.push_back(device);
+  return number << kStreamBits | stream;
+}
+
+void forget_devices() {
+  std::lock_guard<std::mutex> lock(device_mutex);
+  devices.clear();
+}
+
+c10::DeviceIndex device_numbered(int32_t number) {
+  std::lock_guard<std::mutex> lock(device_mutex);
+  return number < static_cast<int32_t>(devices.size()) ? devices[number] : -1;
+}
 
 int64_t block_at(const void* address) {
   std::lock_guard<std::mutex> lock(block_mutex);
@@ -155,5 +181,7 @@ size_t requested_bytes() {
 
 extern "C" {
 int64_t paper_block_at(const void* address) { return paper::block_at(address); }
+int32_t paper_device_numbered(int32_t number) { return paper::device_numbered(number); }
+void paper_on_use(void (*function)()) { paper::on_use = function; }
 int64_t paper_requested_bytes() { return static_cast<int64_t>(paper::requested_bytes()); }
 }

@@ -18,6 +18,14 @@ size_t highest_requested_bytes();
 
 int32_t current_stream();
 c10::DeviceIndex current_device();
+// A stream as the allocator is told of it: 24 bits of its number, above them which of the process's devices it is of. They
+// are numbered in the order of their first blocks, so that ranks with one device each say the same.
+int32_t stream_of_device(c10::DeviceIndex device, int32_t stream);
+void forget_devices();
+// Of the device of this number; -1 for more than have blocks.
+c10::DeviceIndex device_numbered(int32_t number);
+// Raises what CUDA raises for a device that the node does not have.
+void check_device(c10::DeviceIndex device);
 
 // What is allocated inside lies on this device; without an index on the current one.
 struct DeviceScope {

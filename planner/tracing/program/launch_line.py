@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 from planner.errors import SpecError
 from planner.job.launchers import (
+    HOSTS,
     LAUNCHER_MODULES,
     LAUNCHER_OPTIONS,
     PLACE,
@@ -73,6 +74,8 @@ class LaunchLine:
     """Where it is started, seen from here."""
     notes: tuple[str, ...] = ()
     """Sentences on what around it was not run, or is not known."""
+    node_gpus: int = 0
+    """That each node has, where somebody says so; 0: as many as it has ranks."""
 
     @property
     def world_size(self) -> int:
@@ -81,7 +84,23 @@ class LaunchLine:
     @property
     def gpus(self) -> int:
         """That a rank sees."""
-        return self.processes_per_node if self.tasks is None or self.tasks.gpus is None else self.tasks.gpus
+        if self.tasks is not None and self.tasks.gpus is not None:
+            return self.tasks.gpus
+        return self.node_gpus or self.processes_per_node
+
+    @property
+    def may_start_ranks(self) -> bool:
+        """Whether it starts one process on a node, which may start ranks itself."""
+        return self.launcher is Launcher.PYTHON and (self.tasks is None or self.tasks.per_node == 1)
+
+    @property
+    def most_ranks(self) -> int:
+        """How many there may turn out to be, as far as the command and the GPUs say."""
+        return self.nodes * max(self.gpus, self.processes_per_node) if self.may_start_ranks else self.world_size
+
+    def with_ranks(self, nodes: int, per_node: int) -> LaunchLine:
+        """With the ranks that the program was seen to start itself."""
+        return replace(self, nodes=nodes, processes_per_node=per_node)
 
 
 def local_text(path: str) -> str:
@@ -93,15 +112,22 @@ def local_text(path: str) -> str:
 
 
 def parse(
-    words: Sequence[str], text_of: Callable[[str], str] = local_text, inherited: Mapping[str, str] | None = None
+    words: Sequence[str],
+    text_of: Callable[[str], str] = local_text,
+    inherited: Mapping[str, str] | None = None,
+    *,
+    nodes: int = 1,
+    node_gpus: int = 0,
 ) -> LaunchLine:
     """The parts of a command. `text_of` gives the text of a file that it names, or raises SpecError; `inherited` are
-    variables that a script in it may use.
+    variables that a script in it may use. The job has `nodes` with `node_gpus` each (0: nobody has said).
 
     Raises SpecError for a launcher or an option that is not known, and for a world whose size only the machine says.
     """
     unwrapped = unwrap(words, text_of, inherited or {})
-    line, tasks = _launch_line(list(unwrapped.words), text_of, unwrapped.environment), unwrapped.tasks
+    line, tasks = _launch_line(list(unwrapped.words), text_of, unwrapped.environment, node_gpus), unwrapped.tasks
+    if tasks is None and line.launcher is Launcher.PYTHON:
+        line = replace(line, nodes=nodes)
     if tasks is not None:
         is_batch = tasks.starter is Starter.BATCH
         if is_batch and line.nodes > 1:
@@ -115,16 +141,29 @@ def parse(
             )
     if line.world_size > MOST_RANKS:
         raise refused(f"it starts {line.world_size} ranks", f"up to {MOST_RANKS:,}")
-    return replace(line, tasks=tasks, environment=unwrapped.environment, folder=unwrapped.folder, notes=unwrapped.notes)
+    line = replace(
+        line, tasks=tasks, environment=unwrapped.environment, folder=unwrapped.folder, notes=unwrapped.notes,
+        node_gpus=node_gpus,
+    )  # fmt: skip
+    if node_gpus and line.processes_per_node > node_gpus:
+        raise SpecError(
+            f"it starts {line.processes_per_node} ranks on a node, which has {node_gpus} GPUs",
+            allowed="a rank for each GPU, or fewer",
+            remedy=f"--gpus {line.processes_per_node}, or fewer ranks",
+            place=PLACE,
+        )
+    return line
 
 
-def _launch_line(command: list[str], text_of: Callable[[str], str], environment: Mapping[str, str]) -> LaunchLine:
+def _launch_line(
+    command: list[str], text_of: Callable[[str], str], environment: Mapping[str, str], node_gpus: int
+) -> LaunchLine:
     """What is started, and on how many ranks; without what stood around it."""
     name = PurePosixPath(command[0]).name if command else ""
     if name in ("torchrun", "deepspeed"):
-        return _of_launcher(Launcher(name), command[1:], text_of, environment)
+        return _of_launcher(Launcher(name), command[1:], text_of, environment, node_gpus)
     if name == "accelerate" and command[1:2] == ["launch"]:
-        return _of_launcher(Launcher.ACCELERATE, command[2:], text_of, environment)
+        return _of_launcher(Launcher.ACCELERATE, command[2:], text_of, environment, node_gpus)
     is_python = re.fullmatch(r"python[0-9.]*", name) is not None
     if not is_python and not name.endswith(".py"):
         raise SpecError(
@@ -144,7 +183,7 @@ def _launch_line(command: list[str], text_of: Callable[[str], str], environment:
     rest = list(words)
     is_module = rest[:1] == ["-m"]
     if is_module and rest[1:2] and rest[1] in LAUNCHER_MODULES:
-        return _of_launcher(Launcher(LAUNCHER_MODULES[rest[1]]), rest[2:], text_of, environment)
+        return _of_launcher(Launcher(LAUNCHER_MODULES[rest[1]]), rest[2:], text_of, environment, node_gpus)
     if rest[:1] in (["-c"], ["-"]):
         raise refused("the program stands in the command itself", "a file, or a module after -m")
     program, arguments = _program(rest[1:] if is_module else rest)
@@ -152,18 +191,23 @@ def _launch_line(command: list[str], text_of: Callable[[str], str], environment:
 
 
 def _of_launcher(
-    launcher: Launcher, words: Sequence[str], text_of: Callable[[str], str], environment: Mapping[str, str]
+    launcher: Launcher,
+    words: Sequence[str],
+    text_of: Callable[[str], str],
+    environment: Mapping[str, str],
+    node_gpus: int,
 ) -> LaunchLine:
     options, rest = read_options(words, *LAUNCHER_OPTIONS[launcher])
     if launcher is Launcher.TORCHRUN:
         if {"no_python", "run_path"} & options.keys():
             raise refused("torchrun has --no-python or --run-path", "a Python program, or a module after -m")
-        nodes, processes = torchrun_size(options, environment)
+        nodes, processes = torchrun_size(options, environment, node_gpus)
     elif launcher is Launcher.DEEPSPEED:
         if "no_python" in options:
             raise refused("deepspeed has --no_python", "a Python program, or a module after --module")
         named_nodes, gpus = deepspeed_size(options)
-        processes, nodes = gpus or _missing("--num_gpus"), named_nodes or _missing("--num_nodes")
+        processes = gpus or node_gpus or _missing("--num_gpus")
+        nodes = named_nodes or (1 if node_gpus and not options.keys() & HOSTS else _missing("--num_nodes"))
     else:
         # Whatever else an option says is accelerate's own to read; it decides the environment of its ranks.
         given: dict[str, Any] = dict(options)
@@ -172,8 +216,9 @@ def _of_launcher(
             if not isinstance(config, Mapping):
                 raise SpecError("is no mapping", allowed="accelerate's config file", place=path)
             given = {**config, **options}
-        count = count_of("--num_processes", str(given.get("num_processes") or _missing("--num_processes")))
         nodes = count_of("--num_machines", str(given.get("num_machines") or 1))
+        said = given.get("num_processes") or nodes * node_gpus or _missing("--num_processes")
+        count = count_of("--num_processes", str(said))
         if count % nodes:
             raise refused(f"{count} processes on {nodes} machines", "as many processes on each machine")
         processes = count // nodes
@@ -199,7 +244,7 @@ def _program(words: Sequence[str]) -> tuple[str, tuple[str, ...]]:
 def _missing(name: str) -> NoReturn:
     raise refused(
         f"how many ranks there are is not said, and this machine's GPUs do not decide it: {name} is missing",
-        f"{name} NUMBER",
+        f"{name} NUMBER, or planner run --gpus NUMBER",
     )
 
 
@@ -214,7 +259,11 @@ def rank_variables(line: LaunchLine, rank: int) -> dict[str, str]:
     accelerate are accelerate's own, which is asked for them.
     """
     node, local_rank = divmod(rank, line.processes_per_node)
-    task = rank if line.launcher is Launcher.PYTHON else node
+    # A node's one task that starts the node's ranks itself is each of them.
+    is_rank = line.launcher is Launcher.PYTHON and (
+        line.tasks is None or line.tasks.per_node == line.processes_per_node
+    )
+    task = rank if is_rank else node
     variables = {} if line.tasks is None else line.tasks.variables(task)
     # A single process of accelerate is started without torchrun, and has no world.
     is_alone = line.launcher is Launcher.ACCELERATE and line.world_size == 1

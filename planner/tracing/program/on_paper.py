@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import cached_property
 from importlib.machinery import PathFinder
 from importlib.util import module_from_spec
@@ -21,7 +22,7 @@ from planner import (
     paper,  # before torch
     upstream,
 )
-from planner.errors import ProgramError
+from planner.errors import PlannerError, ProgramError
 from planner.events import Event
 from planner.hardware.architectures import ARCHITECTURES
 from planner.hardware.facts import workspace_table
@@ -44,6 +45,7 @@ from planner.tracing.program.gpu_statistics import LiveMemory, ManagementLibrary
 from planner.tracing.program.host_memory import HostMemory, HostWatcher
 from planner.tracing.program.job_outline import JobOutline
 from planner.tracing.program.launch_line import Launcher, extra_arguments
+from planner.tracing.program.own_ranks import Become, OwnRanks
 from planner.tracing.program.packages import libraries
 from planner.tracing.program.packages.libraries import Surroundings
 from planner.tracing.program.peers import Clock, World, seconds_of_products
@@ -81,15 +83,24 @@ _COLLECTED_OFTEN = (
 _NOT_COLLECTED = "The program has switched garbage collection off: cycles stay until it collects them itself."
 
 
-Finish = Callable[[RankRun, Callable[[], Sequence[Event]]], NoReturn]
-"""Is called once, with what the program did, and what gives the events after those of its trace."""
+@dataclass(frozen=True, slots=True)
+class Endings:
+    """What ends the process of a rank; none of it returns."""
+
+    finish: Callable[[RankRun, Callable[[], Sequence[Event]]], NoReturn]
+    """Is called with what the program did, and what gives the events after those of its trace."""
+    refuse: Callable[[PlannerError], NoReturn]
+    """Is called in a child of it."""
+    become: Become | None = None
+    """It goes on as a rank of another launch line; None where that is not to be had."""
 
 
 class ProgramRun:
-    """One program at work; `finish` must not return."""
+    """One program at work."""
 
-    def __init__(self, order: ProgramOrder, gpu: Paper, finish: Finish) -> None:
-        self._order, self._gpu, self._finish = order, gpu, finish
+    def __init__(self, order: ProgramOrder, gpu: Paper, endings: Endings) -> None:
+        self._order, self._gpu, self._finish = order, gpu, endings.finish
+        self._process = os.getpid()
         self._started_in = Path.cwd()
         self._began = time.perf_counter()
         recorder = gpu.recorder
@@ -110,6 +121,7 @@ class ProgramRun:
             self.memory.highest_since,
             lambda: self._report("ended after the steps that were asked for", None),
         )
+        self.ranks = OwnRanks(order, self.assumptions, endings.become, self._end_rank)
         self.outline = JobOutline()
         self.host = HostMemory()
         self.host_watcher = HostWatcher(self.host)
@@ -125,7 +137,7 @@ class ProgramRun:
         )
         self.world = World(self.assumptions, clock, self.numbers, order.torch)
 
-    def end_whole(self, how: str) -> NoReturn:
+    def end_whole(self, how: str) -> None:
         """The program has come to its own end. Raises ProgramError if it has neither trained nor inferred."""
         self.watcher.notice_step_by_hand()
         if self._order.steps_at:
@@ -146,7 +158,14 @@ class ProgramRun:
             )
         if moments.trains:
             self._report(f"the program {how}", None, is_whole=True)
+            return
         self._report_forwards(f"the program {how}", is_whole=True)
+
+    def _end_rank(self) -> None:
+        """The function of a rank that the program starts itself has returned: that is its end, if it was more than a
+        preparation."""
+        if self.watcher.moments.trains or self.watcher.moments.forwards:
+            self.end_whole("ran to its end")
 
     def _look(self) -> None:
         """A forward, a backward or a step is about to begin: it may be enough."""
@@ -177,7 +196,7 @@ class ProgramRun:
         if self._stopping.has_inferred_enough(forwards, self.memory.highest):
             self._report_forwards(self._stopping.reason)
 
-    def _report_forwards(self, ending: str, *, is_whole: bool = False) -> NoReturn:
+    def _report_forwards(self, ending: str, *, is_whole: bool = False) -> None:
         self.watcher.moments.infers = True
         after = self.watcher.moments.moment_after(self._order.steps)
         if after is not None:
@@ -201,8 +220,12 @@ class ProgramRun:
             idle=self.watcher.idle_optimizers(),
         )
 
-    def _report(self, ending: str, after: int | None, *, is_whole: bool = False) -> NoReturn:
-        """`after`: the moment, by its index, that is not reported any more."""
+    def _report(self, ending: str, after: int | None, *, is_whole: bool = False) -> None:
+        """`after`: the moment, by its index, that is not reported any more. Returns in children of the process alone,
+        which have nothing to report."""
+        if os.getpid() != self._process:
+            return
+        self.ranks.refuse_waiting()
         recorder, moments = self._gpu.recorder, self.watcher.moments
         until = None if after is None else moments.log[after].position
         recorder.settle()
@@ -236,6 +259,8 @@ class ProgramRun:
         self._finish(
             RankRun(
                 rank=self._order.rank,
+                nodes=self.ranks.nodes,
+                processes_per_node=self.ranks.per_node,
                 trace=Trace(
                     tuple(events),
                     repeats=tuple(repeats),
@@ -279,7 +304,7 @@ def _read_conf() -> str:
     return next((os.environ[name] for name in _CONFS if os.environ.get(name)), "")
 
 
-def run_program(order: ProgramOrder, finish: Finish, key: bytearray | None = None) -> NoReturn:
+def run_program(order: ProgramOrder, endings: Endings, key: bytearray | None = None) -> None:
     """Run it; with a `key`, under which its events are attested. Whatever the program raises leaves this function as
     it is."""
     from torch.distributed import DistStoreError  # after planner.paper
@@ -290,8 +315,8 @@ def run_program(order: ProgramOrder, finish: Finish, key: bytearray | None = Non
     with on_paper as gpu, ExitStack() as stack:
         if key is not None:
             attestation.begin(key)
-        run = ProgramRun(order, gpu, finish)
-        stack.enter_context(_surrounded(order, run))
+        run = ProgramRun(order, gpu, endings)
+        stack.enter_context(_surrounded(order, run, endings))
         stack.enter_context(absent_peers.heard_by(gpu.recorder.hear_collective))
         for note in order.line.notes:
             run.assumptions.add(About.HOST, note)
@@ -307,6 +332,7 @@ def run_program(order: ProgramOrder, finish: Finish, key: bytearray | None = Non
             stack.enter_context(counting(run.steps_at, changed))
         try:
             _run_main(order, changed)
+            run.ranks.run_waiting()
         except SystemExit as leaving:
             if leaving.code not in (None, 0):
                 raise
@@ -322,7 +348,7 @@ def run_program(order: ProgramOrder, finish: Finish, key: bytearray | None = Non
 
 
 @contextmanager
-def _surrounded(order: ProgramOrder, run: ProgramRun) -> Iterator[None]:
+def _surrounded(order: ProgramOrder, run: ProgramRun, endings: Endings) -> Iterator[None]:
     losses = run.answers.watching_losses
     with (
         cuda.whole(order.gpu, order.line.gpus, order.cuda, run.memory, run.management),
@@ -332,7 +358,7 @@ def _surrounded(order: ProgramOrder, run: ProgramRun) -> Iterator[None]:
         storages.on_paper(run.assumptions),
         storages.left_unwritten(run.assumptions),
         libraries.declared(),
-        program_host.kept_inside(order.line.program, run.assumptions, run.host_watcher.start_workers),
+        program_host.kept_inside(run.ranks, run.assumptions, run.host_watcher.start_workers, endings.refuse),
         values.read_by(run.answers),
         storages.with_holes(run.watcher.saves, run.host_watcher.as_if_read),
         run.host_watcher.watch(),

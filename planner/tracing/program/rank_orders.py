@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from planner.errors import PlannerError, ProgramError
 from planner.job.json_text import is_plain_text, read_json
+from planner.job.size_limits import MOST_RANKS
 from planner.records import from_plain, shape, to_plain
 from planner.tracing import rank_trace
 from planner.tracing.program.assumptions import Assumption, Branch
@@ -94,6 +95,9 @@ class RankRun:
     """What one rank did."""
 
     rank: int
+    nodes: int = 0
+    processes_per_node: int = 0
+    """Of the world in which it ran, which the program may have started itself; 0: as the launch line says."""
     trace: Trace = field(default=Trace(()), metadata=shape(skip=True))
     ending: str
     """How the run ended, for people."""
@@ -162,6 +166,14 @@ class Crash:
     """Whether what it wrote found no room."""
 
 
+class MoreGpusError(ProgramError):
+    """The program starts more ranks on a node than it was shown GPUs, and nobody has said how many the node has."""
+
+    def __init__(self, problem: str, gpus: int, **fields: str) -> None:
+        super().__init__(problem, **fields)
+        self.gpus = gpus
+
+
 def forged_error(problem: str) -> ProgramError:
     """The refusal of an answer that planner's own side of the process cannot have written."""
     return ProgramError(
@@ -189,7 +201,7 @@ def read_run(parts: Mapping[str, bytes], rank: int) -> RankRun:
         run = replace(run, trace=rank_trace.loads(parts[TRACE].decode()))
     except (ValueError, KeyError) as error:
         raise forged_error(str(error)[:300]) from None
-    if run.rank != rank or not 0 < run.memory_fraction <= 1:
+    if run.nodes * run.processes_per_node > MOST_RANKS or run.rank != rank or not 0 < run.memory_fraction <= 1:
         raise forged_error("it is the report of another rank, or of a GPU that there is not")
     return run
 

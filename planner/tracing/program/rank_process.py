@@ -7,6 +7,7 @@ import hashlib
 import importlib
 import io
 import os
+import signal
 import tarfile
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +19,7 @@ from typing import NoReturn
 from planner.errors import PlannerError, ProgramError, TraceError, shorten
 from planner.events import Event
 from planner.runtime import messages, overlay, running
-from planner.runtime.child import problem_text
+from planner.runtime.child import problem_text, start_anew
 from planner.runtime.fork_server import ForkServer
 from planner.runtime.limits import Limit, LimitExceededError, Limits
 from planner.runtime.messages import PROBLEM, Answer, AnswerWriter, Task
@@ -28,7 +29,7 @@ from planner.tracing import rank_trace
 from planner.tracing.isolated import exceeded_limit
 from planner.tracing.program import attestation, rank_orders
 from planner.tracing.program.attestation import OwnCode
-from planner.tracing.program.launch_line import rank_variables
+from planner.tracing.program.launch_line import LaunchLine, rank_variables
 from planner.tracing.program.packages.package_table import program_line
 from planner.tracing.program.rank_orders import ABOUT, CRASH, TRACE, Crash, ProgramOrder, RankRun, forged_error
 from planner.tracing.rank_trace import Trace
@@ -203,11 +204,23 @@ def answer_rank(argument: Argument, answer: AnswerWriter) -> None:
         _refuse_absent(order)
     elif not order.writes:
         overlay.discard_writes(_DISCARDED_BYTES, kept=kept_folders())
+    _answer(order, answer, key, may_become=walled is None and key is None)
+
+
+def answer_launched(order: ProgramOrder, answer: AnswerWriter) -> None:
+    """As :func:`answer_rank`, of a launch line that the program itself has started: this process was its."""
+    _refuse_absent(order)
+    _answer(order, answer, None, may_become=True)
+
+
+def _answer(order: ProgramOrder, answer: AnswerWriter, key: bytearray | None, *, may_become: bool) -> None:
     os.chdir(order.line.folder or ".")
-    from planner.tracing.program.on_paper import run_program
+    os.putenv("CUDA_VISIBLE_DEVICES", "")  # GPUs of this machine; what the program reads of it is its own
+    from planner.tracing.program.on_paper import Endings, run_program
     from planner.tracing.program.packages import stand_ins
 
     own_code = OwnCode() if key is not None else None
+    process = os.getpid()
 
     def finish(run: RankRun, tail: Callable[[], Sequence[Event]]) -> NoReturn:
         if own_code is not None and (changed := own_code.changed()):
@@ -221,8 +234,18 @@ def answer_rank(argument: Argument, answer: AnswerWriter) -> None:
         answer.write(ABOUT, about)
         os._exit(0)
 
+    def refuse(error: PlannerError) -> NoReturn:
+        answer.write(PROBLEM, problem_text(error))
+        os.kill(process, signal.SIGKILL)
+        os._exit(1)
+
+    def become(line: LaunchLine, environment: Mapping[str, str]) -> NoReturn:
+        launched = replace(order, line=line)
+        variables = {**environment, **line.environment, **rank_variables(line, order.rank)}
+        start_anew(Task("planner.tracing.program.rank_process:answer_launched", launched), answer, variables)
+
     try:
-        run_program(order, finish, key)
+        run_program(order, Endings(finish, refuse, become if may_become else None), key)
     except (PlannerError, MemoryError, SystemExit):
         raise
     except BaseException as error:
@@ -238,6 +261,9 @@ def answer_rank(argument: Argument, answer: AnswerWriter) -> None:
             text=_own_traceback(error),
         )
         answer.write(CRASH, rank_orders.crash_text(crash))
+    finally:
+        if os.getpid() != process:  # forked by the program, and none of its own: it has nothing to answer
+            os._exit(0)
 
 
 def _own_traceback(error: BaseException) -> str:

@@ -1,0 +1,290 @@
+"""Ranks that a program starts itself: this process is one of them, and the others are absent, as all peers are."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from multiprocessing import process as processes
+from pathlib import Path, PurePath
+from types import CodeType, FunctionType, ModuleType
+from typing import Any, NoReturn
+
+from planner.errors import ProgramError, SpecError
+from planner.job.launchers import LAUNCHER_MODULES
+from planner.tracing.program import program_files
+from planner.tracing.program.assumptions import About, Assumptions, current_place
+from planner.tracing.program.launch_line import Launcher, LaunchLine, parse
+from planner.tracing.program.rank_orders import MoreGpusError, ProgramOrder
+
+Become = Callable[[LaunchLine, Mapping[str, str]], NoReturn]
+"""This process becomes a rank of another launch line, with these variables."""
+_REACHES_GPU = re.compile(r"cuda|nccl|init_process_group|Accelerator|Trainer")
+"""Beginnings of names and texts in a function that trains on a GPU, or joins the ranks that do."""
+_MOST_FUNCTIONS = 500
+_RANK = ("RANK", "LOCAL_RANK")
+_CHANGE = "let a launcher start the ranks: torchrun --nproc-per-node N behind --, or accelerate launch"
+
+
+class OwnRanks:
+    """Of one program; `nodes` and `per_node` are those of its world as far as it is known. `end` ends the run of a rank
+    whose function has returned, if it has trained or inferred."""
+
+    def __init__(
+        self, order: ProgramOrder, assumptions: Assumptions, become: Become | None, end: Callable[[], None]
+    ) -> None:
+        self._order, self._assumptions, self._become, self._end = order, assumptions, become, end
+        self.nodes, self.per_node = order.line.nodes, order.line.processes_per_node
+        self._waiting: list[processes.BaseProcess] = []
+        self._others: set[int] = set()
+
+    def spawn(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        """What stands for torch.multiprocessing's `spawn` and `start_processes`: one process is this one, of several
+        this one is the rank that is planned."""
+        del real
+
+        def start(
+            fn: Callable[..., Any], args: Any = (), nprocs: int = 1, join: bool = True, *_: Any, **__: Any
+        ) -> Any:
+            ranks = _Joined(lambda: self._run_rank(nprocs, "torch.multiprocessing", lambda rank: fn(rank, *args)))
+            if not join:
+                return ranks
+            ranks.join()
+            return None
+
+        return start
+
+    def defer(self, process: processes.BaseProcess) -> None:
+        """The process is to be one of the ranks: which one this is, is known when the program waits for the first."""
+        self._waiting.append(process)
+        vars(process).update(_popen=_Joined(self._run_waiting), _parent_pid=os.getpid())
+
+    def run_waiting(self) -> None:
+        """The program is at its end, and would wait for what it has started."""
+        if self._waiting:
+            self._run_waiting()
+
+    def refuse_waiting(self) -> None:
+        """Enough was seen of a program that trains beside processes that it started and does not wait for."""
+        if self._waiting:
+            named = self._waiting[0]
+            raise ProgramError(
+                f"the program trains beside {len(self._waiting)} processes of its own that reach the GPU"
+                f" ({_name_of(named)}), whose memory is not known",
+                allowed="processes that work on the host; ranks that the program starts and waits for",
+                remedy=_CHANGE,
+                place=self._order.line.program,
+            )
+
+    def _run_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, []
+
+        def run(rank: int) -> None:
+            vars(processes)["_current_process"] = waiting[rank]
+            waiting[rank].run()
+
+        if waiting:
+            self._run_rank(len(waiting), "multiprocessing.Process", run)
+
+    def _run_rank(self, count: int, how: str, run: Callable[[int], Any]) -> None:
+        rank = self._take_rank(count, how)
+        try:
+            run(rank)
+        except SystemExit as leaving:
+            if leaving.code not in (None, 0):
+                raise
+        if count > 1:
+            self._end()
+
+    def _take_rank(self, count: int, how: str) -> int:
+        """Which one of `count` ranks of this node it is, and that is known from here on."""
+        if count == 1:
+            return 0
+        line = self._refuse_many(count)
+        self._assumptions.add(
+            About.HOST,
+            f"the program starts {count} ranks itself ({how}): each is planned as one, and none is started",
+            current_place(),
+        )
+        self.nodes, self.per_node = line.nodes, count
+        return self._order.rank % count
+
+    def _refuse_many(self, count: int) -> LaunchLine:
+        line, place = self._order.line, current_place() or self._order.line.program
+        if not line.may_start_ranks:
+            raise ProgramError(
+                f"each of the {line.world_size} ranks that {line.launcher} starts, starts {count} more itself",
+                allowed="ranks that a launcher starts, or the program",
+                remedy="start the program by python alone",
+                place=place,
+            )
+        if count <= line.gpus:
+            return line
+        said = f"the program starts {count} ranks on a node"
+        if line.node_gpus:
+            raise ProgramError(
+                f"{said}, which has {line.node_gpus} GPUs",
+                allowed="a rank for each GPU, or fewer",
+                remedy=f"--gpus {count}, or fewer ranks",
+                place=place,
+            )
+        raise MoreGpusError(said, count, allowed="one for each GPU", remedy=f"--gpus {count}", place=place)
+
+    def look_at_command(self, words: Sequence[str], folder: str, environment: Mapping[str, str]) -> bool:
+        """Before the program starts a command: whether it is one of the other ranks, which is not started. A command
+        that launches ranks, or a program that trains, becomes this process; any other one works on the host."""
+        launched = self._launch_of(words, folder, environment)
+        if launched is None:
+            return False
+        own = next((name for name in _RANK if environment.get(name, "").isdigit()), "")
+        if launched.launcher is Launcher.PYTHON and own and environment[own] != os.environ.get(own):
+            return self._look_at_rank(launched, int(environment[own]), environment)
+        self._go_on_as(launched, environment)
+
+    def _launch_of(self, words: Sequence[str], folder: str, environment: Mapping[str, str]) -> LaunchLine | None:
+        """What the command launches; None if it does not reach the GPU."""
+        line = self._order.line
+
+        def text_of(path: str) -> str:
+            try:
+                with open(os.path.join(folder, path), encoding="utf-8") as file:
+                    return file.read()
+            except (OSError, UnicodeDecodeError) as error:
+                raise SpecError(f"cannot be read: {error}", place=path) from None
+
+        try:
+            launched = parse(words, text_of, environment, nodes=line.nodes, node_gpus=line.node_gpus)
+        except SpecError as error:
+            if _starts_ranks(words):
+                raise ProgramError(
+                    f"the program starts {' '.join(words)[:200]}: {error.problem}",
+                    allowed=error.allowed,
+                    remedy=error.remedy,
+                    place=current_place() or line.program,
+                ) from error
+            return None
+        launched = replace(launched, folder=os.path.join(folder, launched.folder))
+        if launched.launcher is Launcher.PYTHON and launched.tasks is None:
+            files = program_files.own_files(launched, Path(launched.folder), surely=True)
+            is_installed = any("site-packages" in path.parts for path in files)
+            if is_installed or not program_files.speak_of_training(files):
+                return None
+        return launched
+
+    def _look_at_rank(self, launched: LaunchLine, rank: int, environment: Mapping[str, str]) -> bool:
+        """One that the program starts with a number of its own (as Lightning does)."""
+        known = environment.get("LOCAL_WORLD_SIZE", "")
+        self._others.add(rank)
+        if rank == self._order.rank:
+            self._go_on_as(launched.with_ranks(self._order.line.nodes, self.per_node), environment)
+        self._take_rank(int(known) if known.isdigit() else max(self._others) + 1, "each by a command of its own")
+        return True
+
+    def _go_on_as(self, launched: LaunchLine, environment: Mapping[str, str]) -> NoReturn:
+        line, said = self._order.line, " ".join((launched.launcher, *launched.launcher_words, launched.program))
+        if launched.world_size > 1 and launched.launcher is not Launcher.PYTHON:
+            self._refuse_many(launched.processes_per_node)
+        if self._become is None:
+            raise ProgramError(
+                f"the program starts {said} itself",
+                allowed="a program that is one rank, or starts its ranks by torch.multiprocessing",
+                remedy=f"give that command, where planner runs it behind walls: {said}",
+                place=current_place() or line.program,
+            )
+        note = f"the program itself starts {said} ({current_place() or line.program}): what that runs is planned"
+        self._become(replace(launched, notes=(*line.notes, note, *launched.notes)), environment)
+
+
+class _Joined:
+    """Stands for processes that are waited for (multiprocessing's Popen, torch's ProcessContext): whoever waits runs
+    them, in this process."""
+
+    pid = 0
+    processes = ()
+
+    def __init__(self, run: Callable[[], None]) -> None:
+        self._run, self._is_over = run, False
+
+    def join(self, *_: Any, **__: Any) -> bool:
+        if not self._is_over:
+            self._is_over = True
+            self._run()
+        return True
+
+    def wait(self, *_: Any, **__: Any) -> int:
+        self.join()
+        return 0
+
+    poll = wait
+
+    @property
+    def sentinel(self) -> int:
+        """Of a pipe whose other end is closed: ready."""
+        self.join()
+        ready, end = os.pipe()
+        os.close(end)
+        return ready
+
+    def pids(self) -> list[int]:
+        return []
+
+    def terminate(self) -> None: ...
+
+    kill = interrupt = close = terminate
+
+
+def reaches_gpu(process: processes.BaseProcess) -> bool:
+    """Whether what the process would run says so: the program's own functions from its target on, by the names and
+    texts in them. One that does so without a word is found out when it does."""
+    waiting: list[Any] = [vars(process).get("_target"), type(process).run]
+    seen: set[CodeType] = set()
+    while waiting and len(seen) < _MOST_FUNCTIONS:
+        function = waiting.pop()
+        while hasattr(function, "func"):  # a partial
+            function = function.func
+        function = getattr(function, "__func__", function)
+        if isinstance(function, type) and "site-packages" not in str(getattr(function, "__module__", "")):
+            waiting += [member for member in vars(function).values() if isinstance(member, FunctionType)]
+        elif isinstance(function, FunctionType) and _is_programs(function) and function.__code__ not in seen:
+            seen.add(function.__code__)
+            words, named = _words_of(function.__code__)
+            if any(map(_REACHES_GPU.match, words)):
+                return True
+            for name in named:
+                value = function.__globals__.get(name)
+                if isinstance(value, ModuleType):
+                    waiting += [member for key, member in vars(value).items() if key in named]
+                else:
+                    waiting.append(value)
+    return False
+
+
+def _is_programs(function: FunctionType) -> bool:
+    path = function.__code__.co_filename
+    return "site-packages" not in path and not path.startswith((os.path.dirname(os.__file__), "<frozen"))
+
+
+def _words_of(code: CodeType) -> tuple[list[str], set[str]]:
+    """Names and texts in a function and in those within it, and its names alone."""
+    words, named = [*code.co_names], set(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, str):
+            words.append(constant)
+        elif isinstance(constant, CodeType):
+            inner, inner_named = _words_of(constant)
+            words += inner
+            named |= inner_named
+    return words, named
+
+
+def _starts_ranks(words: Sequence[str]) -> bool:
+    """Whether the command is a launcher's own."""
+    first, *rest = (PurePath(word).name for word in words[:3])
+    is_module = rest[:1] == ["-m"] and words[2] in LAUNCHER_MODULES
+    return first in ("torchrun", "deepspeed") or [first, *rest[:1]] == ["accelerate", "launch"] or is_module
+
+
+def _name_of(process: processes.BaseProcess) -> str:
+    target = vars(process).get("_target") or type(process)
+    return str(getattr(target, "__qualname__", target))
