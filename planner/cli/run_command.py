@@ -46,7 +46,7 @@ def add_run(commands: Commands) -> None:
         "made, once, where the command's Python has another (default: that of the command's Python)",
     )  # fmt: skip
     parser.add_argument(
-        "--gpus", default="", metavar="COUNT", help="how many GPUs a node of the job has, as 8, or with the nodes, 2x8: "
+        "--gpus", default="", metavar="COUNT", help="GPUs of a node of the job (8), or its nodes and theirs (2x8): "
         "what torch.cuda.device_count() answers (default: as many as the command starts ranks on a node)",
     )  # fmt: skip
     parser.add_argument(
@@ -101,8 +101,10 @@ def run_program(arguments: argparse.Namespace) -> int:
         with show_progress() as progress:
             statement, runs = judge_runs(work, progress)
     except CrashedError as crash:
-        print(f"--- the program's own traceback ---\n{crash.text.rstrip()}\n---", file=sys.stderr)
+        _print_traceback(crash.text)
         raise
+    for failure in (failure for run in runs for failure in run.failed):
+        _print_traceback(failure.text)
     if arguments.save_spec:
         from planner.planning.program_spec import spec_text
 
@@ -114,6 +116,10 @@ def run_program(arguments: argparse.Namespace) -> int:
             raise SpecError(f"cannot be written: {error.strerror}", allowed="a file", place=place) from None
     print_answer(arguments, lambda: to_json(statement), lambda: render(statement, style()))
     return exit_code(statement.verdict)
+
+
+def _print_traceback(text: str) -> None:
+    print(f"--- the program's own traceback ---\n{text.rstrip()}\n---", file=sys.stderr)
 
 
 def _inputs(arguments: argparse.Namespace) -> ProgramInputs:

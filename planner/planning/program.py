@@ -275,6 +275,7 @@ def _state(
                 infers=all(run.infers for run in runs),
             ),
             *_describe_later_steps(first, work.steps_at),
+            *_describe_failures(runs),
         ),
         allocator_conf=first.allocator_conf,
         communicators=tuple(first.communicators),
@@ -372,6 +373,9 @@ def try_branches(
         except PlannerError as error:
             statements.append(replace(statement, outcome=f"the program ends: {error.problem}"))
             continue
+        if other.failed and not taken.failed:
+            statements.append(replace(statement, outcome=f"the program ends: {other.ending}"))
+            continue
         if are_alike(other.trace, taken.trace):
             statements.append(replace(statement, outcome="the same memory"))
             continue
@@ -415,6 +419,14 @@ def _describe_later_steps(run: RankRun, asked: Sequence[int]) -> Iterator[str]:
     missed = set(asked) - {step.step for step in run.steps_at}
     if missed:
         yield f"the program did not come to step {', '.join(map(str, sorted(missed)))}"
+
+
+def _describe_failures(runs: Sequence[RankRun]) -> Iterator[str]:
+    """Of ranks that failed after they had trained; the ending says it of the first."""
+    for run in runs:
+        if run.failed:
+            named = "" if run is runs[0] else f"{run.ending.replace('the program', f'rank {run.rank}')}; "
+            yield f"{named}what comes after that is in no figure"
 
 
 def _assumptions_of(runs: Sequence[RankRun]) -> list[AssumptionStatement]:

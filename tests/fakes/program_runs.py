@@ -28,4 +28,6 @@ class Run(Protocol):
         target: str = "",
         is_known: bool = False,
         steps_at: tuple[int, ...] = (),
+        gpus: int = 0,
+        attests: bool = True,
     ) -> RankRun: ...

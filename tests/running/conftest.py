@@ -27,7 +27,8 @@ def server() -> Iterator[ForkServer]:
 
 @pytest.fixture
 def run(server: ForkServer) -> Run:
-    """On an H100; what the programs write stays, in folders of the tests. Every run is attested, as behind walls."""
+    """On an H100; what the programs write stays, in folders of the tests. Every run is attested, as behind walls, but
+    where a test says otherwise."""
     known = catalog.by_name("H100-SXM-80GB")
     assert known is not None
     gpu = Gpu(product=known.product, arch=known.arch, total_bytes=known.total_bytes, outside_bytes=2**30)
@@ -37,16 +38,16 @@ def run(server: ForkServer) -> Run:
         patience: float | None = 0, packages: tuple[str, ...] = (), kernels: str = "", otherwise: str = "",
         heard: tuple[Announced, ...] = (), numbers: tuple[BroadcastNumber, ...] = (), torch: str = "",
         target: str = "", is_known: bool = False, steps_at: tuple[int, ...] = (),
-        until_read: bool = False,
+        until_read: bool = False, gpus: int = 0, attests: bool = True,
     ) -> RankRun:  # fmt: skip
         order = ProgramOrder(
-            line=parse(command.format(programs=PROGRAMS).split()), rank=rank,
+            line=parse(command.format(programs=PROGRAMS).split(), node_gpus=gpus), rank=rank,
             gpu=replace(gpu, name=known.name if is_known else ""), cuda="13.0", steps=steps,
             patience_seconds=patience, strict=strict, writes=True, packages=packages, kernels=kernels,
             otherwise=otherwise, heard=heard, numbers=numbers, torch=torch, target=target, steps_at=steps_at,
             until_read=until_read,
         )  # fmt: skip
-        return run_rank(order, replace(USUAL_LIMITS, seconds=seconds), server, attests=True)
+        return run_rank(order, replace(USUAL_LIMITS, seconds=seconds), server, attests=attests)
 
     return run_command
 

@@ -14,7 +14,7 @@ from itertools import takewhile
 from pathlib import PurePath
 from types import CodeType, FrameType
 
-_LIBRARIES = ("torch", "planner", "runpy", "multiprocessing", "concurrent")
+_LIBRARIES = ("torch", "planner", "runpy", "multiprocessing", "multiprocess", "concurrent", "subprocess")
 
 
 class About(StrEnum):

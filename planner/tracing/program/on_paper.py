@@ -49,8 +49,9 @@ from planner.tracing.program.own_ranks import Become, OwnRanks
 from planner.tracing.program.packages import libraries
 from planner.tracing.program.packages.libraries import Surroundings
 from planner.tracing.program.peers import Clock, World, seconds_of_products
-from planner.tracing.program.rank_orders import ProgramOrder, RankRun
-from planner.tracing.program.stopping import FORWARDS, Kind, Progress, Stopping, iterations_text
+from planner.tracing.program.program_errors import crash_of, is_our_fault
+from planner.tracing.program.rank_orders import Crash, ProgramOrder, RankRun
+from planner.tracing.program.stopping import FORWARDS, ROUNDS_OF_A_FAILED, Kind, Progress, Stopping, iterations_text
 from planner.tracing.program.training_steps import StepsAt, counted_anew, counting, run_changed
 from planner.tracing.program.value_answers import AnswersByTable, BroadcastNumbers, PipelineNeighbours
 from planner.tracing.program.watching import WHOLE_EVERY, Watcher, assign_uncalled_modules
@@ -161,6 +162,15 @@ class ProgramRun:
             return
         self._report_forwards(f"the program {how}", is_whole=True)
 
+    def end_failed(self, error: BaseException) -> None:
+        """The program has raised an error: if it had trained before, that is its end. Returns if it had not."""
+        rounds = self._rounds()
+        if rounds < ROUNDS_OF_A_FAILED:
+            return
+        crash = crash_of(error)
+        place = f" ({crash.place})" if crash.place else ""
+        self._report(f"the program failed after {iterations_text(rounds)}: {crash.said}{place}", None, failed=(crash,))
+
     def _end_rank(self) -> None:
         """The function of a rank that the program starts itself has returned: that is its end, if it was more than a
         preparation."""
@@ -220,7 +230,9 @@ class ProgramRun:
             idle=self.watcher.idle_optimizers(),
         )
 
-    def _report(self, ending: str, after: int | None, *, is_whole: bool = False) -> None:
+    def _report(
+        self, ending: str, after: int | None, *, is_whole: bool = False, failed: tuple[Crash, ...] = ()
+    ) -> None:
         """`after`: the moment, by its index, that is not reported any more. Returns in children of the process alone,
         which have nothing to report."""
         if os.getpid() != self._process:
@@ -275,6 +287,7 @@ class ProgramRun:
                 ending=ending,
                 iterations=len(over),
                 is_whole=is_whole,
+                failed=failed,
                 infers=moments.infers,
                 seen={
                     "eval": moments.evaluations(last),
@@ -335,8 +348,10 @@ def run_program(order: ProgramOrder, endings: Endings, key: bytearray | None = N
             run.ranks.run_waiting()
         except SystemExit as leaving:
             if leaving.code not in (None, 0):
+                run.end_failed(leaving)
                 raise
         except DistStoreError as error:
+            run.end_failed(error)
             raise ProgramError(
                 f"rank {order.rank} of the program waits for something that another rank would have set: "
                 f"{str(error).splitlines()[0][:200]}",
@@ -344,6 +359,10 @@ def run_program(order: ProgramOrder, endings: Endings, key: bytearray | None = N
                 remedy="run another rank (--ranks), or leave out what waits",
                 place=order.line.program,
             ) from error
+        except Exception as error:
+            if not (isinstance(error, PlannerError) or is_our_fault(error)):
+                run.end_failed(error)
+            raise
         run.end_whole("ran to its end")
 
 

@@ -111,6 +111,7 @@ class OwnRanks:
         return self._order.rank % count
 
     def _refuse_many(self, count: int) -> LaunchLine:
+        """The line that may start so many on a node."""
         line, place = self._order.line, current_place() or self._order.line.program
         if not line.may_start_ranks:
             raise ProgramError(
@@ -129,7 +130,13 @@ class OwnRanks:
                 remedy=f"--gpus {count}, or fewer ranks",
                 place=place,
             )
-        raise MoreGpusError(said, count, allowed="one for each GPU", remedy=f"--gpus {count}", place=place)
+        raise MoreGpusError(
+            f"{said}, and nobody has said that it has so many GPUs",
+            count,
+            allowed="a rank for each GPU, or fewer",
+            remedy=f"--gpus {count}",
+            place=place,
+        )
 
     def look_at_command(self, words: Sequence[str], folder: str, environment: Mapping[str, str]) -> bool:
         """Before the program starts a command: whether it is one of the other ranks, which is not started. A command
@@ -174,16 +181,18 @@ class OwnRanks:
 
     def _look_at_rank(self, launched: LaunchLine, rank: int, environment: Mapping[str, str]) -> bool:
         """One that the program starts with a number of its own (as Lightning does)."""
-        known = environment.get("LOCAL_WORLD_SIZE", "")
+        line = self._order.line
+        said = [environment.get(name, "") for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE")]
+        known = next((int(count) // (1 if count == said[0] else line.nodes) for count in said if count.isdigit()), 0)
         self._others.add(rank)
         if rank == self._order.rank:
-            self._go_on_as(launched.with_ranks(self._order.line.nodes, self.per_node), environment)
-        self._take_rank(int(known) if known.isdigit() else max(self._others) + 1, "each by a command of its own")
+            self._go_on_as(launched.with_ranks(line.nodes, known or max(line.gpus, rank + 1)), environment)
+        self._take_rank(known or max(self._others) + 1, "each by a command of its own")
         return True
 
     def _go_on_as(self, launched: LaunchLine, environment: Mapping[str, str]) -> NoReturn:
         line, said = self._order.line, " ".join((launched.launcher, *launched.launcher_words, launched.program))
-        if launched.world_size > 1 and launched.launcher is not Launcher.PYTHON:
+        if not line.may_start_ranks:
             self._refuse_many(launched.processes_per_node)
         if self._become is None:
             raise ProgramError(

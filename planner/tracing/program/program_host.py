@@ -132,7 +132,8 @@ def _stand_for(process: Any, words: list[str]) -> None:
     """What a program sees of a rank that is not started: a process at work."""
     vars(process).update(
         args=words, pid=0, returncode=None, stdin=None, stdout=None, stderr=None, _child_created=False,
-        poll=lambda: None, wait=lambda *_, **__: 0, send_signal=lambda *_: None, communicate=lambda *_, **__: (None, None),
+        poll=lambda: None, wait=lambda *_, **__: 0, send_signal=lambda *_: None,
+        communicate=lambda *_, **__: (None, None),
     )  # fmt: skip
 
 

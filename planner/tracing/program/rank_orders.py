@@ -91,6 +91,21 @@ class ProgramOrder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Crash:
+    """An error that the program raised."""
+
+    said: str
+    """Its class and the beginning of its message."""
+    text: str
+    """Its traceback."""
+    place: str = ""
+    sought: tuple[str, ...] = ()
+    """Packages that it looked for in vain."""
+    no_room: bool = False
+    """Whether what it wrote found no room."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankRun:
     """What one rank did."""
 
@@ -104,6 +119,8 @@ class RankRun:
     iterations: int
     is_whole: bool = False
     """Whether the program came to its own end."""
+    failed: tuple[Crash, ...] = ()
+    """The error that ended it, after it had trained."""
     infers: bool = False
     """Whether nothing was trained: iterations are forwards."""
     counted: Mapping[str, int] = field(default_factory=dict)
@@ -149,21 +166,6 @@ _MOST_NUMBER = 2**62
 _PLACE = "the program's answer"
 _SIGNED, _FREE = "values", "outline"
 """What ranks tell each other may be negative; of what a spec could say of a program nothing is checked here."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Crash:
-    """An error that the program raised."""
-
-    said: str
-    """Its class and the beginning of its message."""
-    text: str
-    """Its traceback."""
-    place: str = ""
-    sought: tuple[str, ...] = ()
-    """Packages that it looked for in vain."""
-    no_room: bool = False
-    """Whether what it wrote found no room."""
 
 
 class MoreGpusError(ProgramError):

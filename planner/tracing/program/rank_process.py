@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import importlib
 import io
 import os
 import signal
 import tarfile
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -30,8 +28,8 @@ from planner.tracing.isolated import exceeded_limit
 from planner.tracing.program import attestation, rank_orders
 from planner.tracing.program.attestation import OwnCode
 from planner.tracing.program.launch_line import LaunchLine, rank_variables
-from planner.tracing.program.packages.package_table import program_line
-from planner.tracing.program.rank_orders import ABOUT, CRASH, TRACE, Crash, ProgramOrder, RankRun, forged_error
+from planner.tracing.program.program_errors import MOST_CHARACTERS, MOST_LINES, crash_of, is_our_fault
+from planner.tracing.program.rank_orders import ABOUT, CRASH, TRACE, ProgramOrder, RankRun, forged_error
 from planner.tracing.rank_trace import Trace
 from planner.units import GIB, show_bytes
 
@@ -72,10 +70,7 @@ class WalledProgram:
 USUAL_LIMITS = Limits(seconds=1800.0, memory_bytes=16 * GIB, tasks=512, answer_bytes=2 * GIB)
 _AT_START = ("LD_", "GLIBC_TUNABLES", "MALLOC_", "PYTHONHASHSEED")
 """What the loader, the C library and Python read once; none of them makes Python run a file (site.py)."""
-_FROZEN = "<frozen"
-_MOST_LINES, _MOST_CHARACTERS = 10, 1000
-"""Of a program's own error: its last lines, each whole as long as a person reads it."""
-_MOST_TRACEBACK = 2 * _MOST_LINES * _MOST_CHARACTERS
+_MOST_TRACEBACK = 2 * MOST_LINES * MOST_CHARACTERS
 _DISCARDED_BYTES = 4 * GIB
 """Of files that the program writes; holes in them do not count."""
 _OFFLINE = {
@@ -217,7 +212,6 @@ def _answer(order: ProgramOrder, answer: AnswerWriter, key: bytearray | None, *,
     os.chdir(order.line.folder or ".")
     os.putenv("CUDA_VISIBLE_DEVICES", "")  # GPUs of this machine; what the program reads of it is its own
     from planner.tracing.program.on_paper import Endings, run_program
-    from planner.tracing.program.packages import stand_ins
 
     own_code = OwnCode() if key is not None else None
     process = os.getpid()
@@ -249,43 +243,12 @@ def _answer(order: ProgramOrder, answer: AnswerWriter, key: bytearray | None, *,
     except (PlannerError, MemoryError, SystemExit):
         raise
     except BaseException as error:
-        if _is_our_fault(error):
+        if is_our_fault(error):
             raise
-        lines = "".join(traceback.format_exception_only(error)).splitlines()
-        last = next((line for line in lines if type(error).__name__ in line), lines[0])
-        crash = Crash(
-            said=shorten(last, _MOST_CHARACTERS),
-            place=program_line(error),
-            sought=tuple(stand_ins.SOUGHT) if isinstance(error, ImportError) else (),
-            no_room=isinstance(error, OSError) and error.errno == errno.ENOSPC,
-            text=_own_traceback(error),
-        )
-        answer.write(CRASH, rank_orders.crash_text(crash))
+        answer.write(CRASH, rank_orders.crash_text(crash_of(error)))
     finally:
         if os.getpid() != process:  # forked by the program, and none of its own: it has nothing to answer
             os._exit(0)
-
-
-def _own_traceback(error: BaseException) -> str:
-    """Its last lines, from the program's first line on: what led there is planner's and runpy's."""
-    frames = error.__traceback__
-    while frames is not None and _is_ours(frames.tb_frame.f_code.co_filename):
-        frames = frames.tb_next
-    lines = "".join(traceback.format_exception(type(error), error, frames)).strip().splitlines()
-    left = len(lines) - _MOST_LINES
-    kept = [shorten(line, _MOST_CHARACTERS) for line in lines[-_MOST_LINES:]]
-    return "\n".join([f"... {left} lines before these", *kept] if left > 0 else kept)
-
-
-def _is_ours(path: str) -> bool:
-    return path.startswith((str(Path(__file__).parents[2]), _FROZEN))
-
-
-def _is_our_fault(error: BaseException) -> bool:
-    """Whether it was raised in planner's own code; what Python's frozen modules raise is their caller's."""
-    paths = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
-    called = [path for path in paths if not path.startswith(_FROZEN)]
-    return bool(called) and _is_ours(called[-1])
 
 
 def _crash_error(content: bytes, order: ProgramOrder) -> ProgramError:
@@ -302,7 +265,7 @@ def _crash_error(content: bytes, order: ProgramOrder) -> ProgramError:
             "its traceback stands above; if it runs on a GPU, planner lacks something: report the traceback",
         )
     return CrashedError(
-        f"the program ended with an error of its own on rank {order.rank}: {shorten(crash.said, _MOST_CHARACTERS)}",
+        f"the program ended with an error of its own on rank {order.rank}: {shorten(crash.said, MOST_CHARACTERS)}",
         shorten(crash.text, _MOST_TRACEBACK),
         allowed="a program that trains or infers when it is started by this command",
         remedy=remedy,

@@ -173,6 +173,8 @@ FEWEST = 3
 """Optimizer state is born in the first iteration, DDP's buckets are made anew in the second."""
 MOST = 30
 """A program whose peak still rises then is ended all the same, and the report says so."""
+ROUNDS_OF_A_FAILED = 2
+"""Of a program that fails: in the second step of its optimizer the state is there that all later ones have."""
 FORWARDS = 5
 """Of a program that only infers: so many at least."""
 EVALUATIONS = 2
