@@ -48,9 +48,10 @@ from planner.runtime.fork_server import ForkServer
 from planner.runtime.limits import Limits
 from planner.tracing.program import rank_process
 from planner.tracing.program.assumptions import About
+from planner.tracing.program.device_traces import traces_of_devices
 from planner.tracing.program.launch_line import LaunchLine
 from planner.tracing.program.rank_orders import Gpu as FoundGpu
-from planner.tracing.program.rank_orders import MoreGpusError, ProgramOrder, RankRun
+from planner.tracing.program.rank_orders import MoreGpusError, ProgramOrder, RankRun, forged_error
 from planner.tracing.program.rank_process import USUAL_LIMITS, WalledProgram
 from planner.tracing.rank_trace import Trace, pause_collection
 from planner.truth.calibration.interval import Calibration
@@ -125,8 +126,9 @@ def judge_runs(work: ProgramInputs, progress: Progress = lambda _: None) -> tupl
     progress("replaying")
     replayed = time.perf_counter()
     with pause_collection():
-        judged = [judge_run(work, share) for share in share_ranks(runs, work.line.world_size)]
-    judged.sort(key=lambda judgement: -judgement.statement.peak.device_bytes)
+        shares = share_ranks(runs, work.line.world_size)
+        judged = [judgement for share in shares for judgement in judge_devices(work, share)]
+    judged.sort(key=lambda judgement: -judgement.statement.peak.device_bytes)  # as _fullest
     replay_seconds = time.perf_counter() - replayed
     if runs[0].branches:
         progress("trying branches the other way")
@@ -134,7 +136,7 @@ def judge_runs(work: ProgramInputs, progress: Progress = lambda _: None) -> tupl
         runs[0],
         _order(work, runs[0].rank),
         lambda order: rank_process.run_rank(order, replace(work.limits, seconds=order.seconds), walled=work.walled),
-        lambda run: judge_run(work, RankShare(run, str(run.rank), untried=False)).statement,
+        lambda run: _fullest(judge_devices(work, RankShare(run, str(run.rank), untried=False))).statement,
     )
     seconds = Seconds(
         trace=round(sum(run.trace.seconds for run in runs), 3),
@@ -208,14 +210,36 @@ def _order(work: ProgramInputs, rank: int, before: Sequence[RankRun] = ()) -> Pr
     )
 
 
-def judge_run(work: ProgramInputs, share: RankShare) -> JudgedShare:
-    """What the ranks will hold, and where they would run out of memory."""
+def judge_devices(work: ProgramInputs, share: RankShare) -> list[JudgedShare]:
+    """What the ranks will hold on each GPU that their process uses, and where they would run out of memory."""
     run = share.run
+    judge, traces = _judge_of(work, run), traces_of_devices(run.trace)
+    if len(traces) > max(len(run.devices), 1):
+        raise forged_error("its events are of more devices than it has used")
+    devices = run.devices if len(traces) > 1 else (None,)
+    judged = [_judge_device(judge, share, trace, device) for device, trace in zip(devices, traces, strict=False)]
+    exceeds = any(judgement.statement.verdict is Verdict.EXCEEDS for judgement in judged)
+    if run.highest_bytes > len(traces) * judge.room_bytes and not exceeds:
+        raise ProgramError(
+            f"rank {run.rank} held {show_bytes(run.highest_bytes)} at one time, outside of the {run.iterations}"
+            f" iterations that are judged, and there are {show_bytes(judge.room_bytes)}",
+            allowed="a program that fits whenever it was watched",
+            remedy="judge more of it: steps, or a program without planner's own modules in its hands",
+            place=work.line.program,
+        )
+    return judged
+
+
+def _fullest(judged: Sequence[JudgedShare]) -> JudgedShare:
+    return max(judged, key=lambda judgement: judgement.statement.peak.device_bytes)
+
+
+def _judge_of(work: ProgramInputs, run: RankRun) -> Judge:
     rules = Rules.from_conf(run.allocator_conf)
     if run.memory_fraction < 1.0:
         rules = replace(rules, per_process_memory_fraction=run.memory_fraction)
     applied = work.calibration.applied_to(work.gpu.name, work.software.torch)
-    judge = Judge(
+    return Judge(
         rules=rules,
         gpu=work.gpu,
         torch=work.software.torch,
@@ -224,24 +248,22 @@ def judge_run(work: ProgramInputs, share: RankShare) -> JudgedShare:
         calibration=work.calibration,
         gpus_per_node=work.line.processes_per_node,
     )
-    unlimited, capped = judge.replay(run.trace)
-    ranks = RankClass(run.rank, RankSet.parse(share.ranks), {})
-    statement = judge.state(ranks, unlimited.events, (unlimited.timeline, capped.timeline), run.trace)
-    if run.highest_bytes > judge.room_bytes and statement.verdict is not Verdict.EXCEEDS:
-        raise ProgramError(
-            f"rank {run.rank} held {show_bytes(run.highest_bytes)} at one time, outside of the {run.iterations}"
-            f" iterations that are judged, and there are {show_bytes(judge.room_bytes)}",
-            allowed="a program that fits whenever it was watched",
-            remedy="judge more of it: steps, or a program without planner's own modules in its hands",
-            place=work.line.program,
-        )
-    statement = add_growth(statement, unlimited.events, unlimited.repeats, rules, run.steps_to_run)
+
+
+def _judge_device(judge: Judge, share: RankShare, trace: Trace, device: int | None) -> JudgedShare:
+    """On one GPU; None: the only one of its process."""
+    run = share.run
+    unlimited, capped = judge.replay(trace)
+    ranks = RankClass(run.rank, RankSet.parse(share.ranks), {} if device is None else {"cuda": device})
+    statement = judge.state(ranks, unlimited.events, (unlimited.timeline, capped.timeline), trace)
+    statement = add_growth(statement, unlimited.events, unlimited.repeats, judge.rules, run.steps_to_run)
     failed = capped.timeline.out_of_memory
     if failed is None:
         return JudgedShare(share, statement, "")
     span = next(span for span in phase_spans(capped.events) if failed.event_index < span.last)
+    where = share.named if device is None else f"{share.named}, cuda:{device},"
     fails = (
-        f"The first allocation that fails on {share.named} is in iteration {span.iteration}, "
+        f"The first allocation that fails on {where} is in iteration {span.iteration}, "
         f"{span.phase.value.replace('_', ' ')} (the program is not told, and goes on): {failed.message()}"
     )
     return JudgedShare(share, statement, fails)

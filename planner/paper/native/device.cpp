@@ -133,8 +133,8 @@ struct Hooks final : at::CUDAHooksInterface {
 
 // As torch 2.13 has it (c10/cuda/CUDAException.cpp).
 void check_device(c10::DeviceIndex device) {
-  TORCH_CHECK(device < device_count.load(), "CUDA error: invalid device ordinal\nGPU device may be out of range, do you "
-              "have enough GPUs? (cuda:", static_cast<int>(device), " of ", device_count.load(), ")");
+  TORCH_CHECK(device < device_count.load(), "CUDA error: invalid device ordinal (cuda:", static_cast<int>(device),
+              " of ", device_count.load(), ")\nGPU device may be out of range, do you have enough GPUs?");
 }
 
 int32_t current_stream() { return static_cast<int32_t>(stream_now); }

@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import count, takewhile
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
@@ -21,6 +22,7 @@ from planner.paper import library
 from planner.paper.kernels.table import target
 from planner.paper.outside.operators import recorded_as
 from planner.paper.torch_cuda import DeviceProperties
+from planner.tracing.program import several_gpus
 from planner.tracing.program.gpu_statistics import LiveMemory, ManagementLibrary
 from planner.tracing.program.rank_orders import Gpu
 
@@ -44,11 +46,8 @@ _REFUSED = {
     "the workspace of cuBLASLt is not modelled":
         "_cuda_getCublasLtWorkspaceSize _cuda_setCublasLtWorkspaceSize _cuda_resetCublasLtWorkspaceSize",
     _TUNED: "_cuda_tunableop_read_file",
-    "several GPUs in one process are not modelled: each rank is a process with one":
-        "_broadcast _broadcast_coalesced _broadcast_out _gather _scatter",
-    "torch.cuda.nccl works on several GPUs of one process: torch.distributed has ranks":
-        "_nccl_all_gather _nccl_all_reduce _nccl_broadcast _nccl_init_rank _nccl_reduce _nccl_reduce_scatter"
-        " _nccl_unique_id",
+    "a communicator of torch.cuda.nccl between processes is not modelled: torch.distributed has ranks":
+        "_nccl_init_rank _nccl_unique_id",
     "a part of a GPU is not modelled": "GreenContext _CUDAGreenContext",
     "nothing is read from a disk into a GPU that is not there":
         "_gds_register_buffer _gds_deregister_buffer _gds_register_handle _gds_deregister_handle _gds_load_storage"
@@ -105,6 +104,7 @@ def whole(gpu: Gpu, gpus: int, cuda: str, memory: LiveMemory, management: Manage
     torch_cuda, bindings = _torch_cuda(gpu, gpus, memory, management), _bindings(gpu, cuda, memory)
     replaced: dict[str, Any] = {
         **{f"torch._C:{name}": _alone(answer) for name, answer in bindings.items()},
+        **{f"torch._C:{name}": _alone(answer) for name, answer in several_gpus.BINDINGS.items()},
         "torch._C:_CudaDeviceProperties": DeviceProperties,
         **{f"torch.cuda:{name}": _alone(answer) for name, answer in torch_cuda.items()},
         **{f"torch.cuda:{name}": getattr(getattr(torch.cuda, module), name)
@@ -262,6 +262,12 @@ def _bindings(gpu: Gpu, cuda: str, memory: LiveMemory) -> dict[str, Any]:
         "_accelerator_emptyCache": lambda: native.paper_empty_cache(),
         "_accelerator_setAllocatorSettings": settle,
     }
+
+
+def used_devices() -> tuple[int, ...]:
+    """Those of which memory was taken, in the order of the first."""
+    numbered = library.load().paper_device_numbered
+    return tuple(takewhile(lambda device: device >= 0, map(numbered, count())))
 
 
 def _launch_jiterated(

@@ -273,6 +273,7 @@ class ProgramRun:
                 rank=self._order.rank,
                 nodes=self.ranks.nodes,
                 processes_per_node=self.ranks.per_node,
+                devices=cuda.used_devices(),
                 trace=Trace(
                     tuple(events),
                     repeats=tuple(repeats),

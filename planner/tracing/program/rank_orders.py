@@ -113,7 +113,10 @@ class RankRun:
     nodes: int = 0
     processes_per_node: int = 0
     """Of the world in which it ran, which the program may have started itself; 0: as the launch line says."""
+    devices: tuple[int, ...] = ()
+    """GPUs of the node that the process has taken memory of, as `cuda:1` counts them, in the order of the first."""
     trace: Trace = field(default=Trace(()), metadata=shape(skip=True))
+    """Of all its devices; :func:`planner.tracing.program.device_traces.traces_of_devices` divides it."""
     ending: str
     """How the run ended, for people."""
     iterations: int

@@ -6,6 +6,7 @@ import hashlib
 import importlib
 import io
 import os
+import re
 import signal
 import tarfile
 from collections.abc import Callable, Mapping, Sequence
@@ -84,6 +85,8 @@ _OFFLINE = {
 
 _UNLOADED = "a compiled extension cannot be loaded here: describe it with --kernels (docs/run.md)"
 _LACKING = "install the version of the package that the program wants: it needs the same here as on the cluster"
+_LACKING_GPU = re.compile(r"invalid device ordinal \(cuda:(\d{1,3}) of (\d{1,3})\)")
+"""As planner/paper/native/device.cpp says it."""
 _REMEDIES = {
     "cannot open shared object file": _UNLOADED,
     "undefined symbol": _UNLOADED,
@@ -253,6 +256,13 @@ def _answer(order: ProgramOrder, answer: AnswerWriter, key: bytearray | None, *,
 
 def _crash_error(content: bytes, order: ProgramOrder) -> ProgramError:
     crash = rank_orders.read_crash(content)
+    if (lacking := _LACKING_GPU.search(crash.said)) is not None:
+        return ProgramError(
+            f"the program uses cuda:{lacking[1]}, and a node of the job has {lacking[2]} as far as is said",
+            allowed=f"GPUs 0 to {int(lacking[2]) - 1}",
+            remedy=f"--gpus {int(lacking[1]) + 1} (or as many as a node has), or another device in the program",
+            place=crash.place or order.line.program,
+        )
     if crash.no_room and order.writes:
         remedy = "make room where it writes, or leave out --allow-writes"
     elif crash.no_room:
