@@ -43,6 +43,7 @@ from planner.report.statement import (
     Seconds,
     StepStatement,
     Verdict,
+    ranks_text,
 )
 from planner.runtime.fork_server import ForkServer
 from planner.runtime.limits import Limits
@@ -313,6 +314,7 @@ def _state(
         assumptions=(
             *_assumptions_of(runs),
             *_explain_differences(judged),
+            *_describe_devices(runs),
             *(_describe_untried(judgement.share) for judgement in judged if judgement.share.untried),
         ),
         out_of_memory=tuple(judgement.fails for judgement in judged if judgement.fails),
@@ -472,6 +474,23 @@ def _describe_untried(share: RankShare) -> AssumptionStatement:
         about="ranks",
         text=f"not every rank was run: {share.ranks} are taken to do as rank {share.run.rank} does ({why})",
     )
+
+
+def _describe_devices(runs: Sequence[RankRun]) -> Iterator[AssumptionStatement]:
+    """What figures of a process with several GPUs rest on."""
+    several = [run for run in runs if len(run.devices) > 1]
+    if several:
+        yield AssumptionStatement(
+            about="device",
+            text="a process uses several GPUs: each has its own figures, and what torch.cuda says of memory in the"
+            " program is that of all of them together",
+        )
+    if several and len(runs) > 1:
+        named = ranks_text(str(rank_set(run.rank for run in several)))
+        yield AssumptionStatement(
+            about="device",
+            text=f"{named} took memory of more than one GPU: what processes hold together on one is in no figure",
+        )
 
 
 _MOST_PLACES = 3

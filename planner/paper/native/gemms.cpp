@@ -9,7 +9,6 @@
 #include <mutex>
 #include <regex>
 #include <string>
-#include <thread>
 #include <unordered_map>
 #include <vector>
 
@@ -19,13 +18,46 @@
 namespace paper {
 namespace {
 
-// cuBLAS takes one workspace for each handle and stream, on first use, and keeps it; a thread has a handle of its own.
-// cublasLt takes the same one (torch 2.13, aten/src/ATen/cuda/CublasHandlePool.cpp). None: not a GPU.
+// cuBLAS takes one workspace for each handle and stream, on first use, and keeps it; a thread has a handle of its own on
+// each device, which another thread gets after its end (aten/src/ATen/cuda/detail/DeviceThreadHandles.h). cublasLt takes the same one (torch 2.13, aten/src/ATen/cuda/CublasHandlePool.cpp). None: not a GPU.
 size_t workspace_bytes = 0;
 // Whether a program's CUBLAS_WORKSPACE_CONFIG is still to be read, as torch does with its first workspace.
 bool has_config = false;
 std::mutex gemm_mutex;
-std::map<std::pair<std::thread::id, int32_t>, c10::DataPtr> workspaces;
+std::map<std::pair<int, int32_t>, c10::DataPtr> workspaces;
+
+struct HandlePool {
+  int made = 0;
+  std::vector<int> available;
+};
+// By device; never destroyed: threads end after it would be.
+std::map<c10::DeviceIndex, HandlePool>& handle_pools() {
+  static auto* const pools = new std::map<c10::DeviceIndex, HandlePool>();
+  return *pools;
+}
+
+// Those of a thread.
+struct Handles {
+  std::map<c10::DeviceIndex, int> held;
+  // With the lock held.
+  int on(c10::DeviceIndex device) {
+    if (const auto found = held.find(device); found != held.end()) return found->second;
+    auto& pool = handle_pools()[device];
+    int handle = pool.made;
+    if (pool.available.empty()) {
+      ++pool.made;
+    } else {
+      handle = pool.available.back();
+      pool.available.pop_back();
+    }
+    return held[device] = handle;
+  }
+  ~Handles() {
+    std::lock_guard<std::mutex> lock(gemm_mutex);
+    for (const auto& [device, handle] : held) handle_pools()[device].available.push_back(handle);
+  }
+};
+thread_local Handles handles;
 std::atomic<int64_t> operations{0};
 
 // Where the two matrices stand among the arguments; vectors are read where they lie.
@@ -55,7 +87,7 @@ void read_config() {
 void take_workspace() {
   std::lock_guard<std::mutex> lock(gemm_mutex);
   read_config();
-  auto& workspace = workspaces[{std::this_thread::get_id(), stream_of_device(current_device(), current_stream())}];
+  auto& workspace = workspaces[{handles.on(current_device()), stream_of_device(current_device(), current_stream())}];
   if (workspace.get() != nullptr) return;
   static const std::string name = "cublas::workspace";
   KernelScope scope(name);

@@ -11,7 +11,7 @@ from planner.tracing.rank_trace import Trace
 
 STREAM_BITS = 24
 """Of a stream's number; above them is which device it is of (planner/paper/native/memory.cpp)."""
-_OF_A_BLOCK = (Free, FreeCompleted, Role, Use)
+_OF_A_BLOCK = (Free, FreeCompleted, Role)
 
 
 def number_of_device(event: Alloc) -> int:
@@ -34,13 +34,10 @@ def traces_of_devices(trace: Trace) -> list[Trace]:
 
 def _of_device(events: Sequence[Event], owner: dict[int, int], number: int) -> Iterator[Event]:
     """Its own, and what is for all: marks, waits, emptied caches. Its streams are numbered as those of one alone."""
+    own_stream = (1 << STREAM_BITS) - 1
     for event in events:
-        if isinstance(event, Alloc):
+        if isinstance(event, Alloc | Use):
             if owner[event.block] == number:
-                yield replace(event, stream=event.stream & ((1 << STREAM_BITS) - 1))
-        elif isinstance(event, _OF_A_BLOCK):
-            if owner[event.block] == number:
-                is_use = isinstance(event, Use)
-                yield replace(event, stream=event.stream & ((1 << STREAM_BITS) - 1)) if is_use else event
-        else:
+                yield replace(event, stream=event.stream & own_stream)
+        elif not isinstance(event, _OF_A_BLOCK) or owner[event.block] == number:
             yield event
