@@ -57,10 +57,10 @@ for _ in range(3):
 
 def test_each_has_what_lies_on_it(run: Run, program: Program) -> None:
     """Parameters, gradients and both moments of 4 and 4 MiB, with workspaces of the threads that multiply."""
-    found = run(f"python {program(SPLIT.format(first=1024, one=1, other=3))}", gpus=4)
+    found = run(f"python {program(SPLIT.format(first=1024, one=1, other=3))}", gpus=4, patience=60)
 
     assert (found.devices, found.iterations) == ((1, 3), 4)
-    alone = run(f"python {program(SPLIT.format(first=1024, one=0, other=0))}", gpus=4)
+    alone = run(f"python {program(SPLIT.format(first=1024, one=0, other=0))}", gpus=4, patience=60)
     first, second = traces_of_devices(found.trace)
     (both,) = traces_of_devices(alone.trace)
     peaks = [max(replay(list(trace.written_out())).allocated_bytes) for trace in (first, second, both)]
