@@ -168,14 +168,12 @@ assert torch.backends.cudnn.version() and torch.backends.cuda.matmul.allow_tf32 
 torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.benchmark = True
 """
 REFUSED_BELOW = {
-    "_broadcast", "_broadcast_coalesced", "_broadcast_out", "_cuda_allocationTraceback",
-    "_cuda_beginAllocateCurrentStreamToPool", "_cuda_changeCurrentAllocator", "_cuda_checkPoolLiveAllocations",
-    "_cuda_cudaCachingAllocator_raw_alloc", "_cuda_cudaCachingAllocator_raw_delete", "_cuda_cudaHostAllocator",
-    "_cuda_customAllocator", "_cuda_getAllocator", "_cuda_getCheckpointState", "_cuda_getCublasLtWorkspaceSize",
-    "_cuda_getStreamFromExternal", "_cuda_resetCublasLtWorkspaceSize", "_cuda_setCheckpointPoolState",
-    "_cuda_setCublasLtWorkspaceSize", "_cuda_tunableop_read_file", "_gather", "_gds_load_storage",
-    "_gds_register_buffer", "_gds_register_handle", "_gds_save_storage", "_nccl_all_gather", "_nccl_all_reduce",
-    "_nccl_broadcast", "_nccl_init_rank", "_nccl_reduce", "_nccl_reduce_scatter", "_nccl_unique_id", "_scatter",
+    "_cuda_allocationTraceback", "_cuda_beginAllocateCurrentStreamToPool", "_cuda_changeCurrentAllocator",
+    "_cuda_checkPoolLiveAllocations", "_cuda_cudaCachingAllocator_raw_alloc", "_cuda_cudaCachingAllocator_raw_delete",
+    "_cuda_cudaHostAllocator", "_cuda_customAllocator", "_cuda_getAllocator", "_cuda_getCheckpointState",
+    "_cuda_getCublasLtWorkspaceSize", "_cuda_getStreamFromExternal", "_cuda_resetCublasLtWorkspaceSize",
+    "_cuda_setCheckpointPoolState", "_cuda_setCublasLtWorkspaceSize", "_cuda_tunableop_read_file", "_gds_load_storage",
+    "_gds_register_buffer", "_gds_register_handle", "_gds_save_storage", "_nccl_init_rank", "_nccl_unique_id",
 }  # fmt: skip
 
 

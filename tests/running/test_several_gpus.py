@@ -65,7 +65,7 @@ def test_each_has_what_lies_on_it(run: Run, program: Program) -> None:
     (both,) = traces_of_devices(alone.trace)
     peaks = [max(replay(list(trace.written_out())).allocated_bytes) for trace in (first, second, both)]
     assert min(peaks[:2]) > 20 * MIB
-    assert peaks[2] < sum(peaks[:2]) < peaks[2] + 20 * MIB
+    assert sum(peaks[:2]) == peaks[2] + 2 * 32 * MIB  # cuBLAS has a workspace for each thread and device
 
 
 def test_the_verdict_is_that_of_the_fullest(program: Program) -> None:

@@ -231,7 +231,11 @@ def _answer(order: ProgramOrder, answer: AnswerWriter, key: bytearray | None, *,
         answer.write(ABOUT, about)
         os._exit(0)
 
+    turn, first = os.pipe()
+    os.write(first, b"1")
+
     def refuse(error: PlannerError) -> NoReturn:
+        os.read(turn, 1)  # of several children the first one speaks; the others wait for their end
         answer.write(PROBLEM, problem_text(error))
         os.kill(process, signal.SIGKILL)
         os._exit(1)
