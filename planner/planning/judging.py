@@ -22,7 +22,8 @@ from planner.planning.post_training import SharedGpuJudge
 from planner.report.attribution import state_rank_class
 from planner.report.statement import GrowthStatement, NamedMoment, OutsideAllocator, RankClassStatement, StepTime
 from planner.report.style import size
-from planner.timing.step_time import INTERVAL, time_step
+from planner.timing.pending_frees import complete_frees
+from planner.timing.step_time import INTERVAL, price_for_clock, time_step
 from planner.tracing.rank_trace import EngineFigures, Trace, pause_collection
 from planner.truth.calibration.correction import (
     AppliedCorrection,
@@ -88,6 +89,10 @@ class Judge:
         """What the allocator may reserve."""
         return max(self.capacity_bytes - self.held.total_bytes, 0)
 
+    def timed(self, trace: Trace) -> Trace:
+        """As `timed_on`, of its GPU."""
+        return timed_on(self.gpu, self.gpus_per_node, trace)
+
     def replay(self, trace: Trace) -> tuple[SettledReplay, SettledReplay]:
         """Without a limit, and on the GPU. What it would have taken is asked for only where it does not get it."""
         capped = replay_until_settled(
@@ -144,6 +149,15 @@ class Judge:
         )
 
 
+def timed_on(gpu: Gpu, gpus_per_node: int, trace: Trace) -> Trace:
+    """The trace as the allocator is told of it on this GPU: what is given up is free when the GPU has passed it."""
+    if not trace.is_timed:
+        return trace
+    prices = price_for_clock(trace.work.kernels, gpu.name, gpu.arch, gpus_per_node)
+    events, repeats = complete_frees(trace.events, trace.repeats, prices)
+    return replace(trace, events=events, repeats=repeats)
+
+
 def judge_trace(job: Job, rank_trace: RankTrace, calibration: Calibration) -> JudgedTrace:
     """One trace's replay and what follows from it."""
     judge = _judge_of(job, calibration)
@@ -159,7 +173,7 @@ def judge_elsewhere(
     """The statement on the same trace on another GPU than that of the `known` one: without a replay where that GPU has
     room for all that was reserved, or none for what was allocated. Moments beyond the usual step are left out."""
     judge, peak, trace = _judge_of(job, calibration), known.peak, rank_trace.trace
-    room, simple = judge.room_bytes, trace.engine is None and job.train.lengths is None
+    room, simple = judge.room_bytes, trace.engine is None and job.train.lengths is None and not trace.is_timed
     sure = not known.cache_releases and (peak.reserved_bytes <= room or peak.allocated_bytes > room)
     if not (simple and sure) or judge.rules.garbage_collection_threshold:
         return judge_trace(job, rank_trace, calibration).statement
@@ -195,7 +209,7 @@ def _judge_of(job: Job, calibration: Calibration) -> Judge:
 
 
 def _judge(job: Job, rank_trace: RankTrace, judge: Judge) -> JudgedTrace:
-    trace, run = rank_trace.trace, None
+    trace, run = judge.timed(rank_trace.trace), None
     if job.train.lengths is not None:
         run = _LengthsRun.replay(job, trace, judge)
         events = run.composed.worst_step_alone(run.unlimited.worst_step)
@@ -216,7 +230,8 @@ def _judge(job: Job, rank_trace: RankTrace, judge: Judge) -> JudgedTrace:
 
 def _judge_shared(job: Job, rank_trace: RankTrace, engine: EngineFigures, judge: Judge) -> JudgedTrace:
     """As `_judge`, of a trainer that shares its GPU with an engine."""
-    trace, events = rank_trace.trace, rank_trace.trace.written_out()
+    trace = judge.timed(rank_trace.trace)
+    events = trace.written_out()
     both = SharedGpuJudge(job, events, engine, judge.held, judge.interval_of(trace)).judge()
     alone = judge.state(rank_trace.rank_class, events, (both.timeline, both.timeline), trace)
     low, high = zip(*(row.interval_bytes for row in both.shared.phases), strict=True)

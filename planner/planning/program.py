@@ -214,7 +214,7 @@ def judge_run(work: ProgramInputs, share: RankShare) -> JudgedShare:
         calibration=work.calibration,
         gpus_per_node=work.line.processes_per_node,
     )
-    unlimited, capped = judge.replay(run.trace)
+    unlimited, capped = judge.replay(judge.timed(run.trace))
     ranks = RankClass(run.rank, RankSet.parse(share.ranks), {})
     statement = judge.state(ranks, unlimited.events, (unlimited.timeline, capped.timeline), run.trace)
     if run.highest_bytes > judge.room_bytes and statement.verdict is not Verdict.EXCEEDS:
