@@ -64,8 +64,8 @@ class Paper:
 
 
 _GROUPS_KEEP_SINCE = (2, 8)
-"""torch whose groups of NCCL keep tensors (TensorShelf in torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp); that of 2.7
-has `avoidRecordStreams_` instead."""
+"""torch whose groups of NCCL keep tensors: TensorShelf in torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp, which 2.7 has
+not."""
 
 
 @contextmanager

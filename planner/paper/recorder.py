@@ -98,11 +98,11 @@ class Recorder:
         launch = next(following, None)
         for position, record in enumerate(self._records(since), since):
             while launch is not None and launch[3] <= position:
-                events += _launch_of(launch, None)
+                events += _launch_of(launch)
                 launch = next(following, None)
             events.append(event_of(record, self._kinds, None, None))
         for rest in (launch, *following) if launch is not None else ():
-            events += _launch_of(rest, None)
+            events += _launch_of(rest)
         return events, launched + len(launches)
 
     def later_events(self, since: int) -> list[Event]:
@@ -326,6 +326,7 @@ class Recorder:
         kinds = self._kinds
         launches = work_records.read_launches() if self._times_matter(len(records)) else []
         launched = 0
+        gpu_events = work_records.number_events(launches)
         workspaces = {self._native.paper_name_index(name.encode()): name for name in _WORKSPACES}
         begins = {fold.first for fold in folds}
         ends = {fold.after: (fold, names) for fold, names in zip(folds, later, strict=True)}
@@ -346,7 +347,7 @@ class Recorder:
             after = launched
             while after < len(launches) and launches[after][3] <= position:
                 after += 1
-            yield from self._between_records(position, launches[launched:after], numbers)
+            yield from self._between_records(position, launches[launched:after], numbers, gpu_events)
             launched = after
             if record[0] == kinds.use and position and record == records[position - 1]:
                 continue  # said once for each rank's part of what was gathered
@@ -358,10 +359,14 @@ class Recorder:
             elif record[1] in workspaces:
                 yield Role(numbers[record[4]], Category.WORKSPACE, workspaces[record[1]])
         rest = [launch for launch in launches[launched:] if launch[3] == len(records)]
-        yield from self._between_records(len(records), rest, numbers)
+        yield from self._between_records(len(records), rest, numbers, gpu_events)
 
     def _between_records(
-        self, position: int, launches: Sequence[tuple[int, ...]], numbers: Mapping[int, int]
+        self,
+        position: int,
+        launches: Sequence[tuple[int, ...]],
+        numbers: Mapping[int, int],
+        gpu_events: Mapping[int, int],
     ) -> Iterator[Placed]:
         """What Python placed before a record, and what was launched since the one before it, in their order."""
         placed = self._placed.get(position, ())
@@ -380,7 +385,7 @@ class Recorder:
                 if event is not None:
                     yield renumber(event, numbers)
             else:
-                yield from _launch_of(launch, numbers)
+                yield from _launch_of(launch, numbers, gpu_events)
         yield from (renumber(event, numbers) for event in placed if isinstance(event, Role))
 
     def _times_matter(self, until: int) -> bool:
@@ -409,9 +414,14 @@ class Recorder:
         return {block: number for number, block in enumerate(born)}
 
 
-def _launch_of(launch: tuple[int, ...], numbers: Mapping[int, int] | None) -> Iterator[Launch | Keep]:
-    """As an event; nothing for what is none, or names a block that is not among `numbers`."""
+def _launch_of(
+    launch: tuple[int, ...], numbers: Mapping[int, int] | None = None, gpu_events: Mapping[int, int] | None = None
+) -> Iterator[Launch | Keep]:
+    """As an event, with blocks and the GPU's events as they are numbered; nothing for what is no launch, or names a block
+    that has no number."""
     kind, stream, what, _ = launch
+    if gpu_events is not None and kind in work_records.NAMES_AN_EVENT:
+        what = gpu_events[what]
     if kind == LaunchKind.KEEP:
         if numbers is None or stream in numbers:
             yield Keep(stream if numbers is None else numbers[stream], what)

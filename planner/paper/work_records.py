@@ -31,6 +31,11 @@ _HOLD_INPUTS = ("allgather_into_tensor_coalesced", "all_gather_single_coalesced"
 """Of these what they fill is never marked."""
 _OF_ITS_INPUT = ("reduce_scatter", "_reduce_scatter", "alltoall", "all_to_all", "scatter")
 """Collectives whose message is what a rank gives; of all others what it has in the end."""
+NAMES_AN_EVENT = frozenset({
+    LaunchKind.RECORD, LaunchKind.WAIT, LaunchKind.HOST_WAIT_EVENT, LaunchKind.ISSUE, LaunchKind.KEEP,
+    LaunchKind.RELEASE,
+})  # fmt: skip
+"""`what` is the number of an event of the GPU."""
 _OF_MEMORY = (LaunchKind.ISSUE, LaunchKind.KEEP, LaunchKind.RELEASE)
 """What holds memory back, and takes no time."""
 _TRAINS = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER_STEP)
@@ -171,6 +176,15 @@ def _holding(name: str, *, is_asynchronous: bool, keeps: bool) -> Holding:
     return Holding.NOTHING if avoids and name not in MESSAGES else Holding.USES
 
 
+def number_events(launches: Iterable[tuple[int, ...]]) -> dict[int, int]:
+    """The GPU's events in the order in which they are named: the process counts them for as long as it lives."""
+    numbers: dict[int, int] = {}
+    for kind, _, what, *_ in launches:
+        if kind in NAMES_AN_EVENT:
+            numbers.setdefault(what, len(numbers))
+    return numbers
+
+
 class Places:
     """What the recorder wrote down between launches: marks, places, and what was folded away there."""
 
@@ -220,10 +234,13 @@ class Places:
         stretches = _last_iteration(found, len(out), recurs=bool(marks))
         kernels = read_kernels()
         used = {number: number for number in range(len(kernels))} if names_all else dict[int, int]()
+        rows = [row for begin, end in stretches for row in out[begin:end]]
+        events = number_events(rows)
         launches = tuple(
-            Launch(kind, stream, used.setdefault(what, len(used)) if kind == LaunchKind.KERNEL else what)
-            for begin, end in stretches
-            for kind, stream, what in out[begin:end]
+            Launch(
+                kind, stream, used.setdefault(what, len(used)) if kind == LaunchKind.KERNEL else events.get(what, what)
+            )
+            for kind, stream, what in rows
         )
         return StepWork(tuple(kernels[number] for number in used), launches)
 

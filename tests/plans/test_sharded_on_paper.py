@@ -10,7 +10,7 @@ import pytest
 
 from planner.allocator.replay import replay
 from planner.errors import SpecError
-from planner.events import Category, Event, Mark, Phase
+from planner.events import Category, Event, Mark, Phase, Use
 from planner.job.layout import Mesh, rank_classes, split_by_shards
 from planner.job.schema import (
     CheckpointLoad,
