@@ -64,8 +64,7 @@ class Paper:
 
 
 _GROUPS_KEEP_SINCE = (2, 8)
-"""torch whose groups of NCCL keep tensors: TensorShelf in torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp, which 2.7 has
-not."""
+"""torch whose groups of NCCL keep tensors (torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp: TensorShelf)."""
 
 
 @contextmanager

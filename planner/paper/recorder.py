@@ -417,8 +417,8 @@ class Recorder:
 def _launch_of(
     launch: tuple[int, ...], numbers: Mapping[int, int] | None = None, gpu_events: Mapping[int, int] | None = None
 ) -> Iterator[Launch | Keep]:
-    """As an event, with blocks and the GPU's events as they are numbered; nothing for what is no launch, or names a block
-    that has no number."""
+    """As an event, with blocks and the GPU's events as they are numbered; nothing for what is no launch, or names a
+    block that has no number."""
     kind, stream, what, _ = launch
     if gpu_events is not None and kind in work_records.NAMES_AN_EVENT:
         what = gpu_events[what]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,13 @@ from deepspeed_jobs import BF16
 
 from planner.allocator.replay import replay
 from planner.errors import SpecError
-from planner.events import Alloc, Category, Free, Mark, Phase, Role
+from planner.events import Alloc, Category, Event, Free, Mark, Phase, Role
 from planner.job.layout import Mesh, rank_classes
 from planner.job.loading import load_job
 from planner.job.schema import DpReplicate, Gpu, Job, Model, Parallel
 from planner.paper import host_memory
 from planner.planning import identity
+from planner.step_work import Launch
 from planner.timing.gpu_clock import Prices
 from planner.timing.pending_frees import complete_frees
 from planner.timing.step_time import price_for_clock
@@ -182,10 +184,14 @@ def test_offload_leaves_the_partition_of_the_parameters_or_nothing() -> None:
 
 def test_a_host_that_is_not_written_changes_nothing_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     job = divided(config={**BF16, "optimizer": {"type": "AdamW"}}, steps=2, offload_optimizer=HOST, offload_param=HOST)
-    written = trace(job).events
+    written = of_memory(trace(job).events)
     monkeypatch.setattr(host_memory, "_LARGE_BYTES", 0)
 
-    assert trace(job).events == written
+    assert of_memory(trace(job).events) == written
+
+
+def of_memory(events: Sequence[Event]) -> list[Event]:
+    return [event for event in events if not isinstance(event, Launch)]
 
 
 @pytest.mark.parametrize("ranks", [3, 4])
