@@ -20,7 +20,14 @@ from planner.job.schema import Gpu, Job
 from planner.planning import identity
 from planner.planning.post_training import SharedGpuJudge
 from planner.report.attribution import state_rank_class
-from planner.report.statement import GrowthStatement, NamedMoment, OutsideAllocator, RankClassStatement, StepTime
+from planner.report.statement import (
+    GrowthStatement,
+    HostLead,
+    NamedMoment,
+    OutsideAllocator,
+    RankClassStatement,
+    StepTime,
+)
 from planner.report.style import size
 from planner.timing.pending_frees import complete_frees
 from planner.timing.step_time import INTERVAL, price_for_clock, time_step
@@ -53,6 +60,10 @@ class JudgedTrace:
     rank_trace: RankTrace
     statement: RankClassStatement
     timeline: Timeline
+
+
+_HOST_FACTORS = (0.5, 2.0)
+"""How much longer a host may take for a launch than estimated: the same job is replayed with both."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +103,32 @@ class Judge:
     def timed(self, trace: Trace) -> Trace:
         """As `timed_on`, of its GPU."""
         return timed_on(self.gpu, self.gpus_per_node, trace)
+
+    def add_host_lead(self, statement: RankClassStatement, trace: Trace) -> RankClassStatement:
+        """With what hosts of other speeds reserve, in the interval and the verdict too; `trace` with its launches."""
+        if not trace.is_timed:
+            return statement
+        prices = price_for_clock(trace.work.kernels, self.gpu.name, self.gpu.arch, self.gpus_per_node)
+        usual, *others = (
+            complete_frees(trace.events, trace.repeats, each)
+            for each in (prices, *map(prices.with_host, _HOST_FACTORS), prices.without_gpu())
+        )
+        *between, least = (
+            self.replay(replace(trace, events=told.events, repeats=told.repeats))[0].timeline.peak_reserved_bytes
+            for told in others
+        )
+        reserved = statement.peak.reserved_bytes
+        if {reserved, least} == {reserved, *between}:
+            return statement
+        lead = HostLead(
+            seconds=round(usual.longest_lead_ns / 1e9, 4),
+            least_bytes=least,
+            host_interval_bytes=(min(reserved, *between), max(reserved, *between)),
+        )
+        low, high = (self.interval_of(trace)(end + self.held.total_bytes) for end in lead.host_interval_bytes)
+        peak = replace(statement.peak, interval_bytes=(low[0], high[1]))
+        tight = statement.verdict is Verdict.FITS and high[1] > statement.capacity_bytes
+        return replace(statement, peak=peak, host_lead=lead, verdict=Verdict.TIGHT if tight else statement.verdict)
 
     def replay(self, trace: Trace) -> tuple[SettledReplay, SettledReplay]:
         """Without a limit, and on the GPU. What it would have taken is asked for only where it does not get it."""
@@ -154,8 +191,8 @@ def timed_on(gpu: Gpu, gpus_per_node: int, trace: Trace) -> Trace:
     if not trace.is_timed:
         return trace
     prices = price_for_clock(trace.work.kernels, gpu.name, gpu.arch, gpus_per_node)
-    events, repeats = complete_frees(trace.events, trace.repeats, prices)
-    return replace(trace, events=events, repeats=repeats)
+    told = complete_frees(trace.events, trace.repeats, prices)
+    return replace(trace, events=told.events, repeats=told.repeats)
 
 
 def judge_trace(job: Job, rank_trace: RankTrace, calibration: Calibration) -> JudgedTrace:
@@ -218,6 +255,8 @@ def _judge(job: Job, rank_trace: RankTrace, judge: Judge) -> JudgedTrace:
     statement = judge.state(rank_trace.rank_class, unlimited.events, (unlimited.timeline, capped.timeline), trace)
     if run is not None:
         statement = run.judge(statement, judge.interval_of(trace))
+    else:
+        statement = judge.add_host_lead(statement, rank_trace.trace)
     statement = replace(
         statement,
         moments=(*statement.moments, *_evaluation_moments(job, unlimited, statement)),

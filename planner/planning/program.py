@@ -217,6 +217,7 @@ def judge_run(work: ProgramInputs, share: RankShare) -> JudgedShare:
     unlimited, capped = judge.replay(judge.timed(run.trace))
     ranks = RankClass(run.rank, RankSet.parse(share.ranks), {})
     statement = judge.state(ranks, unlimited.events, (unlimited.timeline, capped.timeline), run.trace)
+    statement = judge.add_host_lead(statement, run.trace)
     if run.highest_bytes > judge.room_bytes and statement.verdict is not Verdict.EXCEEDS:
         raise ProgramError(
             f"rank {run.rank} held {show_bytes(run.highest_bytes)} at one time, outside of the {run.iterations}"

@@ -11,7 +11,8 @@ HOST_NS = {"eager": 7_000, "inductor": 7_000, "nccl": 20_000}
 """What the host takes for one launch. Eager: 4 to 8 us (pytorch#82793 and flagos-ai/Torch-FL PR 27 on A100); Inductor's
 launcher 6.5 to 9 (meta-pytorch/tritonbench PR 1016)."""
 MOST_AHEAD = 1024
-"""Launches that a stream takes before the host has to wait (CUDA does not say; seen as 1,024 since Volta)."""
+"""Launches, records of events and waits that a stream takes before the host has to wait. CUDA does not document it:
+some 1,000 by measurements in NVIDIA's forum (topics 68937, and 220629 for events)."""
 COMPILE_NS = 1_000_000_000
 """What compilation takes at least, in which the GPU ends whatever it was given."""
 
@@ -27,6 +28,10 @@ class Prices:
         """Those of kernels that have the next numbers."""
         self.gpu.extend(more.gpu)
         self.host.extend(more.host)
+
+    def without_gpu(self) -> Prices:
+        """A GPU that takes no time: the host is never ahead of it."""
+        return Prices([0] * len(self.gpu), self.host)
 
     def with_host(self, factor: float) -> Prices:
         """A host that takes so much longer."""
@@ -55,11 +60,13 @@ class GpuClock:
         """The host does this next."""
         kind, stream, what = launch
         if kind == LaunchKind.KERNEL:
-            self._launch(stream, what)
+            self.host += self._prices.host[what]
+            self._enqueue(stream, self._prices.gpu[what])
         elif kind == LaunchKind.RECORD:
-            self.events[what] = self.streams[stream]
+            self.events[what] = self._enqueue(stream)
         elif kind == LaunchKind.WAIT:
             self.streams[stream] = max(self.streams[stream], self.events.get(what, 0))
+            self._enqueue(stream)
         elif kind == LaunchKind.WAIT_ALL:
             self.streams[stream] = self.end()
         elif kind == LaunchKind.HOST_WAIT:
@@ -91,10 +98,12 @@ class GpuClock:
             ),
         )
 
-    def _launch(self, stream: int, kernel: int) -> None:
-        self.host += self._prices.host[kernel]
+    def _enqueue(self, stream: int, takes: int = 0) -> int:
+        """The stream gets something to do that takes so long; when it ends."""
         queue = self._queues[stream]
         if len(queue) == MOST_AHEAD:
             self.wait_until(queue.popleft())
-        end = self.streams[stream] = max(self.streams[stream], self.host) + self._prices.gpu[kernel]
+        end = max(self.streams[stream], self.host) + takes if takes else self.streams[stream]
+        self.streams[stream] = end
         queue.append(end)
+        return end

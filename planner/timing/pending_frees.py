@@ -39,9 +39,17 @@ _OPTIMIZER_WAITS = Launch(LaunchKind.WAIT_ALL, 0, 0)
 """DDP's reducer waits in C++ for what it has issued, which nobody hears."""
 
 
-def complete_frees(
-    events: Sequence[Event], repeats: Sequence[Repeat], prices: Prices
-) -> tuple[tuple[Event, ...], tuple[Repeat, ...]]:
+@dataclass(frozen=True, slots=True)
+class ToldEvents:
+    """What an allocator is told, and what of it repeats."""
+
+    events: tuple[Event, ...]
+    repeats: tuple[Repeat, ...]
+    longest_lead_ns: int
+    """How far the host was ahead of the GPU at most, while memory waited for it."""
+
+
+def complete_frees(events: Sequence[Event], repeats: Sequence[Repeat], prices: Prices) -> ToldEvents:
     """The events that an allocator is told where kernels take this long: without launches, every `FreeCompleted` at its
     time. Stretches that repeat are written out until the host is as far ahead of the GPU as once before."""
     run = _Run(prices, first_unused_block(events))
@@ -51,7 +59,7 @@ def complete_frees(
         run.take_repeated(events[repeat.first : repeat.after], repeat)
         written = repeat.after
     run.take(events[written:])
-    return tuple(run.events), tuple(run.repeats)
+    return ToldEvents(tuple(run.events), tuple(run.repeats), run.frees.longest_lead_ns)
 
 
 @dataclass(eq=False, slots=True)
@@ -83,6 +91,7 @@ class PendingFrees:
         """By group: its collectives that may keep something."""
         self._given_up: set[int] = set()
         """Blocks that the program has given up and a collective keeps."""
+        self.longest_lead_ns = 0
 
     def take(self, event: Event) -> Iterator[Event]:
         """What the allocator is told of it."""
@@ -173,6 +182,8 @@ class PendingFrees:
 
     def _process_events(self) -> Iterator[Event]:
         """process_events: whatever the streams have passed by now is free."""
+        if self._unpassed or self._given_up:
+            self.longest_lead_ns = max(self.longest_lead_ns, self.clock.end() - self.clock.host)
         for queue in self._passing.values():
             while queue and queue[0][0] <= self.clock.host:
                 _, block = queue.popleft()
@@ -198,7 +209,7 @@ class _Run:
     def __init__(self, prices: Prices, unused: int) -> None:
         self.events: list[Event] = []
         self.repeats: list[Repeat] = []
-        self._frees = PendingFrees(prices)
+        self.frees = PendingFrees(prices)
         self._unused = unused
         self._now: dict[int, int] = {}
         """How blocks are called that stand for others since a repetition."""
@@ -229,10 +240,10 @@ class _Run:
 
     def _write(self, events: Iterable[Event]) -> None:
         for event in events:
-            self.events += self._frees.take(event)
+            self.events += self.frees.take(event)
 
     def _look(self, names: Sequence[int]) -> _Boundary:
-        return _Boundary(self._frees.state(), tuple(names), tuple(self._frees.pending()), len(self.events))
+        return _Boundary(self.frees.state(), tuple(names), tuple(self.frees.pending()), len(self.events))
 
     def _leave_away(self, first: _Boundary, last: _Boundary, times: int, iterations: int) -> None:
         heirs = (*zip(first.names, last.names, strict=True), *zip(first.pending, last.pending, strict=True))

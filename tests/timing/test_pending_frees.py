@@ -40,7 +40,7 @@ def kernel(what: int, stream: int = MODEL) -> Launch:
 
 def told(events: list[Event], prices: Prices = PRICES) -> list[Event]:
     """What the allocator is told, without what has nothing to do with the first block."""
-    out, _ = complete_frees(events, (), prices)
+    out = complete_frees(events, (), prices).events
     assert not [event for event in out if isinstance(event, Launch | Keep)]
     return [event for event in out if not isinstance(event, Mark)]
 
@@ -143,20 +143,21 @@ def test_repetitions_are_left_away_once_the_host_is_as_far_ahead_as_before(launc
     events = iteration(launches, numbers=count())
     repeat = Repeat(0, len(events), 100, 1)
 
-    folded, repeats = complete_frees(events, [repeat], PRICES)
-    whole, _ = complete_frees(list(write_out_repeats(events, [repeat])), (), PRICES)
+    told = complete_frees(events, [repeat], PRICES)
+    whole = complete_frees(list(write_out_repeats(events, [repeat])), (), PRICES).events
 
-    assert replay(list(write_out_repeats(folded, repeats))) == replay(whole)
-    assert len(folded) < len(whole) / 2
+    assert replay(list(write_out_repeats(told.events, told.repeats))) == replay(whole)
+    assert len(told.events) < len(whole) / 2
 
 
 def test_a_host_that_gets_further_ahead_with_every_repetition_leaves_none_away() -> None:
     events = iteration([kernel(LONG, SIDE), *[kernel(SHORT)] * 20], numbers=count())
 
-    folded, repeats = complete_frees(events, [Repeat(0, len(events), 100, 1)], PRICES)
+    told = complete_frees(events, [Repeat(0, len(events), 100, 1)], PRICES)
 
-    assert repeats == ()
-    assert replay(folded).active_bytes[-1] > 90 << 20
+    assert told.repeats == ()
+    assert replay(told.events).active_bytes[-1] > 90 << 20
+    assert told.longest_lead_ns > 900_000 * US
 
 
 STREAMS = st.sampled_from([MODEL, SIDE, SIDE + 1])
@@ -209,7 +210,7 @@ def test_a_gpu_without_time_passes_everything_at_once_and_none_later_than_the_ho
     """Both are bounds of what any GPU holds at any moment of the program."""
 
     def active(prices: Prices) -> list[int]:
-        out, _ = complete_frees(events, (), prices)
+        out = complete_frees(events, (), prices).events
         held = replay(out).active_bytes
         return [held[index] for index, event in enumerate(out) if isinstance(event, Alloc)]
 
@@ -230,7 +231,7 @@ def active_without_uses(events: list[Event]) -> list[int]:
 @given(events=programs())
 @settings(max_examples=100, deadline=None)
 def test_every_block_that_waited_is_free_once_and_after_it_was_given_up(events: list[Event]) -> None:
-    out, _ = complete_frees([*events, EmptyCache(), Alloc(-1, 1)], (), PRICES)
+    out = complete_frees([*events, EmptyCache(), Alloc(-1, 1)], (), PRICES).events
     completed = [event.block for event in out if isinstance(event, FreeCompleted)]
     freed = [event.block for event in out if isinstance(event, Free)]
 

@@ -160,7 +160,7 @@ def test_memory_that_another_stream_used_is_free_once_the_gpu_has_passed() -> No
     traced = trace(divided(layers=6, stage3_max_reuse_distance=0, stage3_prefetch_bucket_size=0))
 
     at_once, timed, only_at_waits = (
-        max(replay(complete_frees(traced.events, traced.repeats, prices)[0]).active_bytes)
+        max(replay(complete_frees(traced.events, traced.repeats, prices).events).active_bytes)
         for prices in (
             Prices([0] * len(traced.work.kernels), [1] * len(traced.work.kernels)),
             price_for_clock(traced.work.kernels, "H100-SXM-80GB", "sm_90", 8),
