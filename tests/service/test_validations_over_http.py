@@ -83,6 +83,7 @@ def test_its_error_reaches_a_prometheus_that_scrapes_the_service(
     assert told == pytest.approx(measured.done["error_percent"] / 100, abs=1e-9)
 
 
+@pytest.mark.soak
 def test_two_ranks_of_ddp_over_gloo_are_measured_beside_their_plan(client: httpx.Client) -> None:
     answer = client.post(
         "/v1/validations", json={"job": TWO_RANKS, "device": "cpu", "mode": "real_peers", "ranks": [0, 1]}
