@@ -6,7 +6,7 @@ PLANS := $(VENV)/.plans
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup plan answers test test-timed test-computed test-clusters test-wheel soak test-torch torch-versions fuzz cpu-runs cpu-programs clients beside-plans screenshots opinfo check lint bench accuracy programs step-times gpu-truth gpu-facts rehearse-gpu-truth validate-gpu clean
+.PHONY: help setup plan answers test test-timed beside-timed test-computed test-clusters test-wheel soak test-torch torch-versions fuzz cpu-runs cpu-programs clients beside-plans screenshots opinfo check lint bench accuracy programs step-times gpu-truth gpu-facts rehearse-gpu-truth validate-gpu clean
 
 help: ## what can be done here
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,8 +34,9 @@ test-timed: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not cluster and not soak" $(COMPUTED:%=--ignore=%) $(ELSEWHERE:%=--ignore=%)
 test-computed: $(READY)
 	OMP_NUM_THREADS=1 nice -n 19 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not cluster and not soak" $(filter-out $(ELSEWHERE),$(COMPUTED)) $(ELSEWHERE:%=--ignore=%)
+CLUSTERS := $(sort $(dir $(shell grep -rlE 'mark\.cluster|def ray_session' tests/*/)))
 test-clusters: $(READY)
-	@$(BIN)/python -m pytest -m "cluster and not soak" >$(VENV)/clusters.log 2>&1; code=$$?; cat $(VENV)/clusters.log; exit $$code
+	@$(BIN)/python -m pytest -m "cluster and not soak" $(CLUSTERS) >$(VENV)/clusters.log 2>&1; code=$$?; cat $(VENV)/clusters.log; exit $$code
 
 # With the torch that everybody gets: on Linux the index has a CUDA build, which needs no GPU here.
 WHEEL := .venv-wheel
@@ -51,6 +52,7 @@ test-wheel: $(WHEEL)/.ready ## a share of the tests with planner's wheel and the
 
 soak: $(READY) ## the rest of the tests, and all cases of those of which CI takes a share (half an hour)
 	PLANNER_SOAK=whole OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "soak and not cluster"
+	PLANNER_SOAK=whole OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile tests/fuzz
 	PLANNER_SOAK=whole $(BIN)/python -m pytest -m cluster
 
 CORE := $(addprefix tests/,bound layouts overheads plans replays reports specs steps traces)
@@ -106,9 +108,11 @@ lint: $(READY) ## style, types, and the house's layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-check: ELSEWHERE := $(ON_CUDA)
-check: test-timed ## what CI runs: the tests, some with the wheel and the index's torch, and lint beside those that wait
-	@$(MAKE) --no-print-directory --jobs 3 ELSEWHERE="$(ON_CUDA)" lint test-computed test-clusters test-wheel
+check: $(READY) ## what CI runs: the tests, some with the wheel and the index's torch, and lint
+	@$(MAKE) --no-print-directory --jobs 2 ELSEWHERE="$(ON_CUDA)" test-timed beside-timed
+	@$(MAKE) --no-print-directory --jobs 3 ELSEWHERE="$(ON_CUDA)" test-computed test-clusters test-wheel
+beside-timed: $(READY)
+	@nice -n 19 $(MAKE) --no-print-directory lint $(WHEEL)/.ready
 
 bench: $(READY) ## speeds, as ratios within one run
 	$(BIN)/python benchmarks/run.py

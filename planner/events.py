@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from planner.step_work import Launch
+
 
 class Category(StrEnum):
     """What a block is for; a block can change its category during its life."""
@@ -89,6 +91,15 @@ class FreeCompleted:
 
 
 @dataclass(frozen=True, slots=True)
+class Keep:
+    """The collective whose end is the event `collective` keeps the block, which cannot be given up before it is let go
+    of (NCCL's groups since torch 2.8)."""
+
+    block: int
+    collective: int
+
+
+@dataclass(frozen=True, slots=True)
 class Synchronize:
     """The host waited for the device: every open use has passed."""
 
@@ -115,7 +126,9 @@ class Mark:
     iteration: int = 0
 
 
-Event = Alloc | Free | Use | FreeCompleted | Synchronize | EmptyCache | Role | Mark
+Event = Alloc | Free | Use | FreeCompleted | Synchronize | EmptyCache | Role | Mark | Keep | Launch
+"""Launches and `Keep` stand only in traces in which it matters when the GPU passes something: planner.timing knows the
+times of a GPU and makes events of these that an allocator is told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +170,8 @@ def rename_blocks(event: Event, names: Mapping[int, int], iterations: int = 0) -
         return Use(names.get(event.block, event.block), event.stream)
     if isinstance(event, FreeCompleted):
         return FreeCompleted(names.get(event.block, event.block))
+    if isinstance(event, Keep):
+        return Keep(names.get(event.block, event.block), event.collective)
     if isinstance(event, Mark):
         return Mark(event.phase, event.iteration + iterations)
     return event

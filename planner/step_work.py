@@ -31,10 +31,20 @@ class LaunchKind(IntEnum):
     """The host waits for the stream."""
     PLACE = 5
     """No launch: a place that the recorder remembers; not in the work of a step."""
+    HOST_WAIT_EVENT = 6
+    """The host waits for an event."""
+    COMPILE = 7
+    """The host compiles."""
+    ISSUE = 8
+    """A collective begins whose end is the event `what`; in the place of a stream, its group."""
+    KEEP = 9
+    """That collective keeps a block, which is in the place of a stream; among events it is a `Keep`."""
+    RELEASE = 10
+    """The work of that collective is waited for: it gives up what it keeps."""
 
 
 class Launch(NamedTuple):
-    """Something that the host puts on a stream, or waits for."""
+    """Something that the host puts on a stream, or waits for. Among events of memory it stands where it happened."""
 
     kind: int
     stream: int

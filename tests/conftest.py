@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import re
@@ -20,6 +21,9 @@ from planner.planning import judging
 from planner.report.statement import RankClassStatement
 from planner.runtime.user_cache import NONE
 from planner.upstream import torch_releases
+
+# What the tests' libraries have made stays: to look through it again and again takes a twentieth of the time.
+gc.set_threshold(100_000, 50, 1000)
 
 # Autograd counts the devices with the first backward, which in some process is one on the CPU.
 with paper.gpu("sm_90"):

@@ -5,15 +5,12 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from planner.allocator.blocks import Device
 from planner.allocator.caching import CachingAllocator
 from planner.allocator.rules import Rules
 from planner.allocator.timeline import OutOfMemory, Timeline
-from planner.events import Alloc, Event, Free, Repeat, Use, copy_stretch, first_unused_block, rename_all
-
-UsesPass = Literal["late", "at_once"]
+from planner.events import Alloc, Event, Free, Repeat, copy_stretch, first_unused_block, rename_all
 
 
 def replay(
@@ -22,16 +19,15 @@ def replay(
     capacity_bytes: int | None = None,
     *,
     device_bytes: int | None = None,
-    uses_pass: UsesPass = "late",
 ) -> Timeline:
     """The memory after every event, until the end or until it runs out.
 
     `capacity_bytes` is all that segments may take (None: no end), `device_bytes` the device's total, from which
-    `per_process_memory_fraction` is counted (default: the capacity). When a use on another stream passes depends on
-    the GPU: "late" keeps the block until `FreeCompleted` or `Synchronize`, "at_once" is the other extreme.
+    `per_process_memory_fraction` is counted (default: the capacity). A block that another stream uses stays until
+    `FreeCompleted`, `Synchronize` or `EmptyCache`; when the GPU has passed it is known to planner.timing.
     Raises ValueError for events that no program could have caused (a block given up twice, say).
     """
-    run = Replay(rules, capacity_bytes, device_bytes=device_bytes, uses_pass=uses_pass)
+    run = Replay(rules, capacity_bytes, device_bytes=device_bytes)
     run.feed(events)
     return run.timeline()
 
@@ -45,12 +41,10 @@ class Replay:
         capacity_bytes: int | None = None,
         *,
         device_bytes: int | None = None,
-        uses_pass: UsesPass = "late",
     ) -> None:
         self.allocator = CachingAllocator(rules, Device(capacity_bytes), device_bytes)
         self.out_of_memory: OutOfMemory | None = None
         self._device_bytes = device_bytes
-        self._uses_count = uses_pass == "late"
         self._requested, self._allocated, self._active = array("q"), array("q"), array("q")
         self._reserved, self._segments = array("q"), array("q")
         self._block_bytes: dict[int, int] = {}
@@ -61,7 +55,7 @@ class Replay:
         if self.out_of_memory is not None:
             return False
         allocator = self.allocator
-        malloc, free, uses_count = allocator.malloc, allocator.free, self._uses_count
+        malloc, free = allocator.malloc, allocator.free
         block_bytes, block_addresses = self._block_bytes, self._block_addresses
         add_requested, add_allocated, add_active = self._requested.append, self._allocated.append, self._active.append
         add_reserved, add_segments = self._reserved.append, self._segments.append
@@ -80,7 +74,7 @@ class Replay:
                         block_addresses[name] = block.address
                 elif isinstance(event, Free):
                     free(event.block)
-                elif uses_count or not isinstance(event, Use):
+                else:
                     allocator.take_other(event)
                 add_requested(allocator.requested)
                 add_allocated(allocator.allocated)

@@ -63,6 +63,10 @@ class Paper:
     asked_workspaces = staticmethod(workspaces.asked)
 
 
+_GROUPS_KEEP_SINCE = (2, 8)
+"""torch whose groups of NCCL keep tensors (torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp: TensorShelf)."""
+
+
 @contextmanager
 def gpu(
     target: str, gpus: int = 1, cuda: str = "13.0", *, torch_version: str = "", waits: bool = False,
@@ -91,7 +95,8 @@ def gpu(
     deciding = torch_version if torch_version and torch_releases.since(*torch_releases.CUDNN_ATTENTION) else ""
     cudnn_first = chosen.prefers_cudnn_attention(cuda, deciding or torch.__version__)
     native.paper_choose_attention_for(*chosen.capability, cudnn_first)
-    recorder = Recorder(waits=waits)
+    release = tuple(map(int, (torch_version or torch.__version__).split(".")[:2]))
+    recorder = Recorder(waits=waits, keeps=release >= _GROUPS_KEEP_SINCE)
     measured = workspaces.known(known, recorder.now if keeps_requests else None)
     with measured, torch_cuda.answering(chosen, visible, recorder):
         recorder.start()

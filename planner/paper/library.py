@@ -69,10 +69,10 @@ def load() -> ctypes.CDLL:
 
 
 _RESULTS: dict[Any, str] = {
-    None: "ask_for_workspaces clear_workspaces enter_launch expect_kernel expect_workspace_config host_stop launch"
-    " leave_launch note_launch write_zeros",
+    None: "ask_for_workspaces clear_workspaces enter_launch expect_kernel expect_workspace_config host_stop keep"
+    " launch leave_launch note_launch release use write_zeros",
     ctypes.c_char_p: "host_record_format launch_format name record_format unknown_workspaces",
-    ctypes.c_int64: "allocated_bytes block_at born_alive count cudnn_version gemm_operations host_block_at host_count"
+    ctypes.c_int64: "allocated_bytes block_at born_alive count cudnn_version first_timed_free host_block_at host_count"
     " kernel_table_length launch_count most_allocated_bytes new_event requested_bytes rnn_mode shape_count"
     " workspace_bytes",
     ctypes.c_void_p: "host_records kernel_table launches records shapes",
@@ -87,6 +87,7 @@ _ARGUMENTS: dict[str, list[Any]] = {
     "free_memory_of": [ctypes.c_void_p],
     "host_block_at": [ctypes.c_void_p],
     "host_start": [ctypes.c_int64],
+    "keep": [ctypes.c_int64, ctypes.c_int64],
     "kind": [ctypes.c_char_p],
     "launch": [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32],
     "name_index": [ctypes.c_char_p],
@@ -94,11 +95,13 @@ _ARGUMENTS: dict[str, list[Any]] = {
     "open_pool": [ctypes.c_int64, ctypes.c_int32],
     "operator_of": [ctypes.c_int64],
     "prefer_meta": [ctypes.c_char_p],
+    "release": [ctypes.c_int64],
     "resize_storage": [ctypes.c_void_p, ctypes.c_int64],
     "rnn_mode": [ctypes.c_char_p],
     "seal": [ctypes.c_char_p, ctypes.c_int64, ctypes.c_char_p],
     "set_multiprocessors": [ctypes.c_int64, ctypes.c_int64],
     "set_workspace_bytes": [ctypes.c_int64],
+    "use": [ctypes.c_int64, ctypes.c_int32],
     "workspace_is_unknown": [ctypes.c_char_p],
     "write_zeros": [ctypes.c_void_p],
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -142,10 +143,8 @@ class Fold:
 class Records:
     """Native records as columns, and what follows for each block."""
 
-    def __init__(
-        self, content: bytes, struct_format: str, kinds: RecordKinds, waits: Mapping[int, Sequence[int]]
-    ) -> None:
-        """`waits`: by position, up to where uses of blocks that were given up have passed there."""
+    def __init__(self, content: bytes, struct_format: str, kinds: RecordKinds, waits: Sequence[int]) -> None:
+        """`waits`: positions at which the host waits for the GPU, in order."""
         names = ("kind", "op", "scope", "stream", "block", "bytes", "shape", "dtype", "backward", "pool")
         codes = struct_format.lstrip("=")
         table = np.frombuffer(
@@ -232,24 +231,15 @@ class Records:
             yield int(self.blocks[number + fold.times * born]), int(self.blocks[number])
 
     def _find_deaths(self) -> Any:
-        """By the number of an allocation: where it is given up; if another stream uses it, where that has passed."""
+        """By the number of an allocation: where it is given up."""
         deaths = np.full(len(self.blocks), _NEVER, dtype=np.int64)
         frees = np.flatnonzero(self._kind == self._kinds.free)
         deaths[self._number[frees]] = frees
-        used = np.unique(self._number[self._kind == self._kinds.use])
-        if not len(used):
-            return deaths
-        passed = np.flatnonzero(np.isin(self._kind, (self._kinds.synchronize, self._kinds.empty_cache)))
-        everything = [(int(position), int(position)) for position in passed]
-        marks = [(position, before) for position, waits in self._waits.items() for before in waits]
-        at, until = np.array([*sorted([*everything, *marks]), (_NEVER, _NEVER)], dtype=np.int64).T
-        freed = used[deaths[used] != _NEVER]
-        deaths[freed] = at[np.searchsorted(np.maximum.accumulate(until), deaths[freed], side="right")]
         return deaths
 
-    def _waits_in(self, first: int, length: int) -> list[tuple[int, int]]:
-        inside = range(first, first + length)
-        return [(at - first, at - until) for at in inside if at in self._waits for until in self._waits[at]]
+    def _waits_in(self, first: int, length: int) -> list[int]:
+        begin, end = (bisect_left(self._waits, position) for position in (first, first + length))
+        return [position - first for position in self._waits[begin:end]]
 
     def _same_but_for_order(self, number: Any, later: Any, shift: int, kind: Any) -> bool:
         """Whether only blocks that are given up one directly after the other come in another order: it is that of the

@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, NamedTuple, Protocol
+from itertools import count
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from planner.events import Alloc, Category, Event, FreeCompleted, Mark, Phase, Repeat, Role, write_out_repeats
+from planner.events import Alloc, Category, Event, Keep, Mark, Phase, Repeat, Role, write_out_repeats
 from planner.paper import library, native_records, work_records
 from planner.paper.native_records import Fold, Origins, Placed, RecordKinds, Records, event_of, find_folds, renumber
 from planner.paper.repetition import Again, Copy, Place, Repetition, write_out
-from planner.step_work import StepWork
+from planner.step_work import Launch, LaunchKind, StepWork
 
+_HOST_WAITS = (LaunchKind.HOST_WAIT, LaunchKind.HOST_WAIT_EVENT)
 _WORKSPACES = tuple(f"{owner}::workspace" for owner in ("cublas", "cudnn", "cufft", "cusolver", "cutlass"))
 """As native/gemms.cpp, native/convolution.cpp and the kernels name those who ask for them."""
-
-
-class _WaitMark(NamedTuple):
-    before: int
 
 
 class HostListener(Protocol):
@@ -47,15 +45,19 @@ class Recorder:
     block_of = staticmethod(native_records.block_of)
     operator_of = staticmethod(native_records.operator_of)
 
-    def __init__(self, *, waits: bool = False) -> None:
+    def __init__(self, *, waits: bool = False, keeps: bool = True) -> None:
         self.waits = waits
-        """Whether streams and events are done only where they are waited for (planner.paper.torch_cuda)."""
+        """Whether an event that is asked is not done, so that whoever asks has to wait (planner.paper.torch_cuda)."""
+        self._keeps = keeps
+        """Whether collectives are those of torch from 2.8 on (planner.paper.work_records)."""
         self._native = library.load()
         self._kinds = RecordKinds(*(self._native.paper_kind(name.encode()) for name in RecordKinds._fields))
         self._record = struct.Struct(self._native.paper_record_format().decode())
         self.folds = False
         """Whether repetition may be told instead of being run; see `repeat` and `copy`."""
-        self._placed: dict[int, list[Placed | _WaitMark]] = defaultdict(list)
+        self._placed: dict[int, list[Placed]] = defaultdict(list)
+        self._groups: dict[dist.ProcessGroup, int] = defaultdict(count(1).__next__)
+        """Process groups over which collectives were issued, by their numbers."""
         self._places = 0
         self._born_as: dict[int, Role] = {}
         self._category: dict[int, Category] = {}
@@ -89,6 +91,20 @@ class Recorder:
         numbers them."""
         return [event_of(record, self._kinds, None, None) for record in self._records(since)]
 
+    def timed_events(self, since: int, launched: int) -> tuple[list[Event], int]:
+        """As `plain_events`, with what was launched after the first so many launches; and how many there are by now."""
+        launches = work_records.read_launches(launched)
+        events, following = list[Event](), iter(launches)
+        launch = next(following, None)
+        for position, record in enumerate(self._records(since), since):
+            while launch is not None and launch[3] <= position:
+                events += _launch_of(launch)
+                launch = next(following, None)
+            events.append(event_of(record, self._kinds, None, None))
+        for rest in (launch, *following) if launch is not None else ():
+            events += _launch_of(rest)
+        return events, launched + len(launches)
+
     def later_events(self, since: int) -> list[Event]:
         """As `plain_events`; blocks are numbered by their births since `start`."""
         records = self._records()
@@ -114,9 +130,7 @@ class Recorder:
         self._place(Again(first, after, times, iterations))
 
     def is_closed(self, since: int) -> bool:
-        """Whether since then (`now`) exactly those blocks were given up that were born since, and nobody waited."""
-        if any(isinstance(event, _WaitMark) for at, placed in self._placed.items() if at >= since for event in placed):
-            return False
+        """Whether since then (`now`) exactly those blocks were given up that were born since."""
         alive: set[int] = set()
         for record in self._records(since):
             if record[0] == self._kinds.alloc:
@@ -152,18 +166,14 @@ class Recorder:
         self._between.fill(noted, copy)
         return number, tensors
 
-    def _place(self, event: Placed | _WaitMark) -> None:
+    def _place(self, event: Placed) -> None:
         self._placed[self._native.paper_count()].append(event)
-        if not isinstance(event, _WaitMark | Role):
+        if not isinstance(event, Role):
             self._between.fill(self._between.note(), event)
 
     def now(self) -> int:
-        """How much has happened since `start`; for `complete_frees`."""
+        """How much has happened since `start`."""
         return int(self._native.paper_count())
-
-    def complete_frees(self, before: int) -> None:
-        """The host has waited for the device: uses of blocks that were given up before then (`now`) have passed."""
-        self._place(_WaitMark(before))
 
     def assign(self, tensor: torch.Tensor, category: Category, name: str = "") -> None:
         """The storage of `tensor` belongs to `category`: since its birth if nothing was said of it before."""
@@ -254,15 +264,19 @@ class Recorder:
 
     def hear_collective(
         self, name: str, group: dist.ProcessGroup, arguments: Sequence[Any]
-    ) -> AbstractContextManager[Callable[[], None]]:
+    ) -> AbstractContextManager[work_records.Issued | None]:
         """A collective of absent peers is issued (`planner.training.absent_peers.heard_by`)."""
         ranks = distributed_c10d._world.pg_group_ranks.get(group, {rank: rank for rank in range(group.size())})
         is_asynchronous = any(getattr(option, "asyncOp", False) for option in arguments)
-        return work_records.collective_launched(name, sorted(ranks), arguments, is_asynchronous=is_asynchronous)
+        return work_records.collective_launched(
+            name, self._groups[group], sorted(ranks), arguments, is_asynchronous=is_asynchronous, keeps=self._keeps
+        )
 
     def work(self, until: int | None = None) -> StepWork:
-        """What the device computes in the last whole iteration before a moment (`now`)."""
-        return self._between.work(self._hindsight, self.now() if until is None else until)
+        """What the device computes in the last whole iteration before a moment (`now`); where times matter all of its
+        kernels are named, as launches among the events number them."""
+        until = self.now() if until is None else until
+        return self._between.work(self._hindsight, until, names_all=self._times_matter(until))
 
     def repeating_events(
         self, until: int, cuts: Sequence[int], iteration_ends: Sequence[int]
@@ -272,11 +286,8 @@ class Recorder:
         `iteration_ends`: where the iterations end, of which a stretch may have some.
         """
         content = ctypes.string_at(self._native.paper_records(), until * self._record.size)
-        waits = {
-            position: befores
-            for position, placed in self._placed.items()
-            if position <= until and (befores := [event.before for event in placed if isinstance(event, _WaitMark)])
-        }
+        launches = work_records.read_launches() if self._times_matter(until) else []
+        waits = [position for kind, _, _, position in launches if kind in _HOST_WAITS]
         columns = Records(content, self._record.format, self._kinds, waits)
         folds = find_folds(columns, cuts)
         numbers = {int(block): number for number, block in enumerate(columns.blocks.tolist())}
@@ -313,9 +324,10 @@ class Recorder:
         """
         origins = Origins(self._native, self._paths)
         kinds = self._kinds
+        launches = work_records.read_launches() if self._times_matter(len(records)) else []
+        launched = 0
+        gpu_events = work_records.number_events(launches)
         workspaces = {self._native.paper_name_index(name.encode()): name for name in _WORKSPACES}
-        used: set[int] = set()
-        given_up: deque[tuple[int, int]] = deque()
         begins = {fold.first for fold in folds}
         ends = {fold.after: (fold, names) for fold, names in zip(folds, later, strict=True)}
         position = -1
@@ -324,27 +336,21 @@ class Recorder:
                 yield Place(0)
                 fold, names = ends[position]
                 numbers.update(names)
-                position, left_out = fold.end, fold.end - position
-                given_up = deque((at + left_out, block) for at, block in given_up)
+                position = fold.end
+                while launched < len(launches) and launches[launched][3] < position:
+                    launched += 1
                 if position == len(records):
                     break
             if position in begins:
                 yield Place(0)
             record = records[position]
-            for placed in self._placed.get(position, ()):
-                if isinstance(placed, _WaitMark):
-                    while given_up and given_up[0][0] < placed.before:
-                        yield FreeCompleted(given_up.popleft()[1])
-                    continue
-                yield renumber(placed, numbers)
-            if record[0] == kinds.use:
-                if position and record == records[position - 1]:
-                    continue  # said once for each rank's part of what was gathered
-                used.add(numbers[record[4]])
-            elif record[0] == kinds.free and numbers[record[4]] in used:
-                given_up.append((position, numbers[record[4]]))
-            elif record[0] in (kinds.synchronize, kinds.empty_cache):
-                given_up.clear()
+            after = launched
+            while after < len(launches) and launches[after][3] <= position:
+                after += 1
+            yield from self._between_records(position, launches[launched:after], numbers, gpu_events)
+            launched = after
+            if record[0] == kinds.use and position and record == records[position - 1]:
+                continue  # said once for each rank's part of what was gathered
             yield event_of(record, kinds, origins, numbers)
             if record[0] != kinds.alloc:
                 continue
@@ -352,9 +358,40 @@ class Recorder:
                 yield renumber(self._born_as[record[4]], numbers)
             elif record[1] in workspaces:
                 yield Role(numbers[record[4]], Category.WORKSPACE, workspaces[record[1]])
-        for placed in self._placed.get(len(records), ()):
-            if not isinstance(placed, _WaitMark):
-                yield renumber(placed, numbers)
+        rest = [launch for launch in launches[launched:] if launch[3] == len(records)]
+        yield from self._between_records(len(records), rest, numbers, gpu_events)
+
+    def _between_records(
+        self,
+        position: int,
+        launches: Sequence[tuple[int, ...]],
+        numbers: Mapping[int, int],
+        gpu_events: Mapping[int, int],
+    ) -> Iterator[Placed]:
+        """What Python placed before a record, and what was launched since the one before it, in their order."""
+        placed = self._placed.get(position, ())
+        if not launches:
+            yield from (renumber(event, numbers) for event in placed)
+            return
+        noted = [self._between.event(what) for kind, _, what, _ in launches if kind == LaunchKind.PLACE]
+        yield from (
+            renumber(event, numbers)
+            for event in placed
+            if not isinstance(event, Role) and not any(event is other for other in noted)
+        )
+        for launch in launches:
+            if launch[0] == LaunchKind.PLACE:
+                event: Any = self._between.event(launch[2])
+                if event is not None:
+                    yield renumber(event, numbers)
+            else:
+                yield from _launch_of(launch, numbers, gpu_events)
+        yield from (renumber(event, numbers) for event in placed if isinstance(event, Role))
+
+    def _times_matter(self, until: int) -> bool:
+        """Whether a block is given up that another stream uses or a collective keeps: when it is free is a question of
+        time, and launches stand among the events."""
+        return bool(0 <= self._native.paper_first_timed_free() < until)
 
     def _assign_block(self, block: int, category: Category, name: str) -> None:
         role = Role(block, category, name)
@@ -375,3 +412,18 @@ class Recorder:
         """The device counts its blocks for as long as the process lives; a trace says the same every time."""
         born = (record[4] for record in records if record[0] == self._kinds.alloc)
         return {block: number for number, block in enumerate(born)}
+
+
+def _launch_of(
+    launch: tuple[int, ...], numbers: Mapping[int, int] | None = None, gpu_events: Mapping[int, int] | None = None
+) -> Iterator[Launch | Keep]:
+    """As an event, with blocks and the GPU's events as they are numbered; nothing for what is no launch, or names a
+    block that has no number."""
+    kind, stream, what, _ = launch
+    if gpu_events is not None and kind in work_records.NAMES_AN_EVENT:
+        what = gpu_events[what]
+    if kind == LaunchKind.KEEP:
+        if numbers is None or stream in numbers:
+            yield Keep(stream if numbers is None else numbers[stream], what)
+    elif kind != LaunchKind.PLACE:
+        yield Launch(kind, stream, what)

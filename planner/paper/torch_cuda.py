@@ -36,29 +36,21 @@ _GENERATOR_STATE_BYTES = 16
 """Of CUDA's generator: a seed and an offset (torch 2.13, aten/src/ATen/cuda/CUDAGeneratorImpl.cpp)."""
 
 
-class Clock(Protocol):
-    """Whoever writes down when the host waits for the device."""
-
-    waits: bool
-    """Whether streams and events are done only where they are waited for; else they always are, and nothing is written
-    down."""
-
-    def now(self) -> int:
-        """How much the device has been asked for so far."""
-
-    def complete_frees(self, before: int) -> None:
-        """What was given up before then has passed."""
-
-
 def _device_of(device: Any) -> torch.device:
     """A device with its number; the current one if none is named."""
     named = torch.device("cuda", device) if isinstance(device, int) else torch.device(device or "cuda")
     return named if named.index is not None else torch.device("cuda", torch.accelerator.current_device_index())
 
 
-def _streams(clock: Clock) -> dict[str, Any]:
-    """Streams and events on the generic ones of the device guard, of a device that, while the clock says so, is never
-    done before it is waited for: the host is as far ahead of it as the program lets it be."""
+class Asked(Protocol):
+    """Whoever knows what an event answers that is asked whether it is done."""
+
+    waits: bool
+    """Whether it is not: whoever asks has to wait for it. Else it is, as the host had waited for it."""
+
+
+def _streams(asked: Asked) -> dict[str, Any]:
+    """Streams and events on the generic ones of the device guard, which writes down who waits for whom."""
 
     class Stream(torch.Stream):
         def __new__(cls, device: Any = None, priority: int = 0, **kwargs: Any) -> Stream:
@@ -76,13 +68,7 @@ def _streams(clock: Clock) -> dict[str, Any]:
             event.record(self)
             return event
 
-        def synchronize(self) -> None:
-            if clock.waits:
-                clock.complete_frees(clock.now())
-
     class Event(torch.Event):
-        _at = 0
-
         def __new__(cls, enable_timing: bool = False, **_unused: Any) -> Event:
             return super().__new__(cls, device=_device_of(None), enable_timing=enable_timing)
 
@@ -91,14 +77,9 @@ def _streams(clock: Clock) -> dict[str, Any]:
 
         def record(self, stream: Any = None) -> None:
             super().record(stream or torch.accelerator.current_stream())
-            self._at = clock.now()
 
         def query(self) -> bool:
-            return not clock.waits
-
-        def synchronize(self) -> None:
-            if clock.waits:
-                clock.complete_frees(self._at)
+            return not asked.waits
 
     def current_stream(device: Any = None) -> Stream:
         stream = torch.accelerator.current_stream(device)
@@ -221,12 +202,12 @@ def _rnn_mode(name: str) -> int:
 
 
 @contextmanager
-def answering(target: Target, gpus: int, clock: Clock) -> Iterator[None]:
+def answering(target: Target, gpus: int, asked: Asked) -> Iterator[None]:
     """Inside, `torch.cuda` answers for `gpus` GPUs of the target architecture; afterwards all is as before.
 
-    `clock` is told of every wait for the device, if it wants to be.
+    `asked` says whether events are done that are asked.
     """
-    answers = {**_cuda_answers(target, gpus), **_streams(clock)}
+    answers = {**_cuda_answers(target, gpus), **_streams(asked)}
     native = library.load()
     version = int(native.paper_cudnn_version())
 

@@ -3,24 +3,41 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 import torch
 
 from planner.events import Mark, Phase
 from planner.paper import library
-from planner.paper.native_records import dtype_name, dtype_number
+from planner.paper.native_records import block_of, dtype_name, dtype_number
 from planner.paper.repetition import Again, Copy, Place
 from planner.step_work import MESSAGES, Kernel, Launch, LaunchKind, StepWork
 
 _FIRST_LANE = 1 << 20
 """Streams of communicators are numbered from here on."""
 _MOST_SHAPES = 3
+# Source: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp of torch 2.4, 2.6 and 2.7.
+_STASHED_IF_SYNCHRONOUS = (
+    "broadcast", "_allgather_base", "all_gather_single", "_reduce_scatter_base", "reduce_scatter_single", "scatter",
+)  # fmt: skip
+"""Of these nothing is marked where the caller waits at once."""
+_HOLD_INPUTS = ("allgather_into_tensor_coalesced", "all_gather_single_coalesced")
+"""Of these what they fill is never marked."""
 _OF_ITS_INPUT = ("reduce_scatter", "_reduce_scatter", "alltoall", "all_to_all", "scatter")
 """Collectives whose message is what a rank gives; of all others what it has in the end."""
+NAMES_AN_EVENT = frozenset({
+    LaunchKind.RECORD, LaunchKind.WAIT, LaunchKind.HOST_WAIT_EVENT, LaunchKind.ISSUE, LaunchKind.KEEP,
+    LaunchKind.RELEASE,
+})  # fmt: skip
+"""`what` is the number of an event of the GPU."""
+_OF_MEMORY = (LaunchKind.ISSUE, LaunchKind.KEEP, LaunchKind.RELEASE)
+"""What holds memory back, and takes no time."""
 _TRAINS = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER_STEP)
 # Operators that only look at their tensors, besides views.
 _COMPUTES_NOTHING = frozenset({
@@ -28,6 +45,16 @@ _COMPUTES_NOTHING = frozenset({
     "detach", "empty", "empty_like", "empty_strided", "is_set_to", "new_empty", "record_stream", "resize_", "set_",
     "unfold", "view",
 })  # fmt: skip
+
+
+class Holding(Enum):
+    """What NCCL's group does so that the memory of a collective is not used for something else meanwhile."""
+
+    NOTHING = "nothing"
+    USES = "uses"
+    """It marks it as used on its stream (`recordStream`), up to torch 2.7."""
+    KEEPS = "keeps"
+    """It keeps its tensors until it is waited for, or a watchdog has seen its end (TensorShelf), since torch 2.8."""
 
 
 def expect_kernels(operators: Sequence[str]) -> None:
@@ -79,36 +106,83 @@ def part_of_a_launch() -> Iterator[None]:
         native.paper_leave_launch()
 
 
+@dataclass(frozen=True, slots=True)
+class Issued:
+    """A collective; with torch from 2.8 on one that is waited for at once runs on the current stream."""
+
+    stream: int
+    end: int
+    """The event with which it ends."""
+    holding: Holding
+
+    def wait(self) -> None:
+        """The current stream waits for it, and what it keeps is given up."""
+        native = library.load()
+        native.paper_note_launch(LaunchKind.WAIT, native.paper_current_stream(), self.end)
+        native.paper_release(self.end)
+
+    def hold(self, tensors: Iterable[torch.Tensor]) -> None:
+        """It takes part in deciding when their memory is free."""
+        native = library.load()
+        blocks = (block for tensor in tensors if (block := block_of(tensor)) is not None)
+        for block in dict.fromkeys(blocks):
+            if self.holding is Holding.KEEPS:
+                native.paper_keep(block, self.end)
+            elif self.holding is Holding.USES:
+                native.paper_use(block, self.stream)
+
+
 @contextmanager
 def collective_launched(
-    name: str, ranks: Sequence[int], arguments: Sequence[Any], *, is_asynchronous: bool
-) -> Iterator[Callable[[], None]]:
+    name: str, group: int, ranks: Sequence[int], arguments: Sequence[Any], *, is_asynchronous: bool, keeps: bool
+) -> Iterator[Issued | None]:
     """A collective of a group of ranks (`allreduce`, as torch's process groups call it) with its arguments; inside, its
-    operators are part of it. It runs on the stream of its communicator after what is on the current stream, which waits
-    for it at once, or if it `is_asynchronous` where what is given is called."""
+    operators are part of it. It runs after what is on the current stream, which waits for it at once, or if it
+    `is_asynchronous` where it is waited for; `keeps`: as with torch from 2.8 on. None where nothing of the device takes
+    part."""
     given = 1 if name.startswith(_OF_ITS_INPUT) else 0
     message = list(tensors_in(*arguments[given : given + 1]))
     if not message:
-        yield lambda: None
+        yield None
         return
     native = library.load()
     size, stride = len(ranks), ranks[1] - ranks[0] if len(ranks) > 1 else 0
-    current, lane = native.paper_current_stream(), _FIRST_LANE + size * 4096 + stride % 4096
-    ready, done = native.paper_new_event(), native.paper_new_event()
-    native.paper_note_launch(LaunchKind.RECORD, current, ready)
-    native.paper_note_launch(LaunchKind.WAIT, lane, ready)
+    current, done = native.paper_current_stream(), native.paper_new_event()
+    stream = current if keeps and not is_asynchronous else _FIRST_LANE + size * 4096 + stride % 4096
+    native.paper_note_launch(LaunchKind.ISSUE, group, done)
+    if stream != current:
+        ready = native.paper_new_event()
+        native.paper_note_launch(LaunchKind.RECORD, current, ready)
+        native.paper_note_launch(LaunchKind.WAIT, stream, ready)
     read = sum(tensor.nbytes for tensor in message)
     peer = arguments[1:2] if name in MESSAGES else ()
-    _launch(f"nccl::{name}", dtype_number(message[0].dtype), read, 0, (), (size, stride, *peer), lane)
-    native.paper_note_launch(LaunchKind.RECORD, lane, done)
-
-    def wait() -> None:
-        native.paper_note_launch(LaunchKind.WAIT, native.paper_current_stream(), done)
-
+    _launch(f"nccl::{name}", dtype_number(message[0].dtype), read, 0, (), (size, stride, *peer), stream)
+    native.paper_note_launch(LaunchKind.RECORD, stream, done)
+    issued = Issued(stream, done, _holding(name, is_asynchronous=is_asynchronous, keeps=keeps))
+    held = arguments[1:] if name in _HOLD_INPUTS and not keeps else arguments
+    issued.hold(tensors_in(*held))
     with part_of_a_launch():
-        yield wait
-    if not is_asynchronous:
-        wait()
+        yield issued
+    if stream != current and not is_asynchronous:
+        issued.wait()
+
+
+def _holding(name: str, *, is_asynchronous: bool, keeps: bool) -> Holding:
+    if keeps:
+        return Holding.KEEPS if is_asynchronous else Holding.NOTHING
+    if name in _STASHED_IF_SYNCHRONOUS and not is_asynchronous:
+        return Holding.NOTHING
+    avoids = os.environ.get("TORCH_NCCL_AVOID_RECORD_STREAMS", "").lower() in ("1", "y", "yes", "t", "true")
+    return Holding.NOTHING if avoids and name not in MESSAGES else Holding.USES
+
+
+def number_events(launches: Iterable[tuple[int, ...]]) -> dict[int, int]:
+    """The GPU's events in the order in which they are named: the process counts them for as long as it lives."""
+    numbers: dict[int, int] = {}
+    for kind, _, what, *_ in launches:
+        if kind in NAMES_AN_EVENT:
+            numbers.setdefault(what, len(numbers))
+    return numbers
 
 
 class Places:
@@ -126,18 +200,25 @@ class Places:
     def fill(self, number: int, event: object) -> None:
         self._events[number] = event
 
-    def work(self, marks: Mapping[int, Mark], until: int) -> StepWork:
+    def event(self, number: int) -> object:
+        """What was filled in; None if nothing was."""
+        return self._events[number]
+
+    def work(self, marks: Mapping[int, Mark], until: int, *, names_all: bool) -> StepWork:
         """The work of the last whole iteration before the position `until`; empty where there is none. What was folded
-        away is written out. `marks`: by position, those that were made in hindsight."""
+        away is written out. `marks`: by position, those that were made in hindsight. With `names_all` every kernel that
+        was launched at any time is named, and keeps its number."""
         out: list[tuple[int, ...]] = []
         at: dict[int, int] = {}
         found: list[tuple[int, Mark]] = []
         positions = sorted(marks)
-        for kind, stream, what, position in _read_launches():
+        for kind, stream, what, position in read_launches():
             while positions and positions[0] <= position:
                 found.append((len(out), marks[positions.pop(0)]))
             if position > until:
                 break
+            if kind in _OF_MEMORY:
+                continue
             if kind != LaunchKind.PLACE:
                 out.append((kind, stream, what))
                 continue
@@ -151,13 +232,16 @@ class Places:
                     if event.phase is Phase.OPTIMIZER_STEP:  # DDP's reducer waits in C++ for what it has issued
                         out.append((LaunchKind.WAIT_ALL, 0, 0))
         stretches = _last_iteration(found, len(out), recurs=bool(marks))
-        used: dict[int, int] = {}
+        kernels = read_kernels()
+        used = {number: number for number in range(len(kernels))} if names_all else dict[int, int]()
+        rows = [row for begin, end in stretches for row in out[begin:end]]
+        events = number_events(rows)
         launches = tuple(
-            Launch(kind, stream, used.setdefault(what, len(used)) if kind == LaunchKind.KERNEL else what)
-            for begin, end in stretches
-            for kind, stream, what in out[begin:end]
+            Launch(
+                kind, stream, used.setdefault(what, len(used)) if kind == LaunchKind.KERNEL else events.get(what, what)
+            )
+            for kind, stream, what in rows
         )
-        kernels = _read_kernels()
         return StepWork(tuple(kernels[number] for number in used), launches)
 
 
@@ -188,14 +272,17 @@ def _last_iteration(marks: Sequence[tuple[int, Mark]], end: int, *, recurs: bool
     return [training[chosen], min((between[number] for number in numbers[1:-1]), key=lambda each: each[1] - each[0])]
 
 
-def _read_launches() -> list[tuple[int, ...]]:
+def read_launches(since: int = 0) -> list[tuple[int, ...]]:
+    """Those after the first so many: kind, stream, what, and how many records of memory there were."""
     native = library.load()
     record = struct.Struct(native.paper_launch_format().decode())
-    count = native.paper_launch_count()
-    return list(record.iter_unpack(ctypes.string_at(native.paper_launches(), count * record.size))) if count else []
+    count = native.paper_launch_count() - since
+    begin = native.paper_launches() + since * record.size if count > 0 else 0
+    return list(record.iter_unpack(ctypes.string_at(begin, count * record.size))) if count > 0 else []
 
 
-def _read_kernels() -> list[Kernel]:
+def read_kernels() -> list[Kernel]:
+    """All that were launched so far, as launches number them."""
     native = library.load()
     length = native.paper_kernel_table_length()
     table = (ctypes.c_int64 * length).from_address(native.paper_kernel_table())[:] if length else []

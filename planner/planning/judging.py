@@ -20,9 +20,17 @@ from planner.job.schema import Gpu, Job
 from planner.planning import identity
 from planner.planning.post_training import SharedGpuJudge
 from planner.report.attribution import state_rank_class
-from planner.report.statement import GrowthStatement, NamedMoment, OutsideAllocator, RankClassStatement, StepTime
+from planner.report.statement import (
+    GrowthStatement,
+    HostLead,
+    NamedMoment,
+    OutsideAllocator,
+    RankClassStatement,
+    StepTime,
+)
 from planner.report.style import size
-from planner.timing.step_time import INTERVAL, time_step
+from planner.timing.pending_frees import complete_frees
+from planner.timing.step_time import INTERVAL, price_for_clock, time_step
 from planner.tracing.rank_trace import EngineFigures, Trace, pause_collection
 from planner.truth.calibration.correction import (
     AppliedCorrection,
@@ -52,6 +60,10 @@ class JudgedTrace:
     rank_trace: RankTrace
     statement: RankClassStatement
     timeline: Timeline
+
+
+_HOST_FACTORS = (0.5, 2.0)
+"""How much longer a host may take for a launch than estimated: the same job is replayed with both."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +99,36 @@ class Judge:
     def room_bytes(self) -> int:
         """What the allocator may reserve."""
         return max(self.capacity_bytes - self.held.total_bytes, 0)
+
+    def timed(self, trace: Trace) -> Trace:
+        """As `timed_on`, of its GPU."""
+        return timed_on(self.gpu, self.gpus_per_node, trace)
+
+    def add_host_lead(self, statement: RankClassStatement, trace: Trace) -> RankClassStatement:
+        """With what hosts of other speeds reserve, in the interval and the verdict too; `trace` with its launches."""
+        if not trace.is_timed:
+            return statement
+        prices = price_for_clock(trace.work.kernels, self.gpu.name, self.gpu.arch, self.gpus_per_node)
+        usual, *others = (
+            complete_frees(trace.events, trace.repeats, each)
+            for each in (prices, *map(prices.with_host, _HOST_FACTORS), prices.without_gpu())
+        )
+        *between, least = (
+            self.replay(replace(trace, events=told.events, repeats=told.repeats))[0].timeline.peak_reserved_bytes
+            for told in others
+        )
+        reserved = statement.peak.reserved_bytes
+        if {reserved, least} == {reserved, *between}:
+            return statement
+        lead = HostLead(
+            seconds=round(usual.longest_lead_ns / 1e9, 4),
+            least_bytes=least,
+            host_interval_bytes=(min(reserved, *between), max(reserved, *between)),
+        )
+        low, high = (self.interval_of(trace)(end + self.held.total_bytes) for end in lead.host_interval_bytes)
+        peak = replace(statement.peak, interval_bytes=(low[0], high[1]))
+        tight = statement.verdict is Verdict.FITS and high[1] > statement.capacity_bytes
+        return replace(statement, peak=peak, host_lead=lead, verdict=Verdict.TIGHT if tight else statement.verdict)
 
     def replay(self, trace: Trace) -> tuple[SettledReplay, SettledReplay]:
         """Without a limit, and on the GPU. What it would have taken is asked for only where it does not get it."""
@@ -144,6 +186,15 @@ class Judge:
         )
 
 
+def timed_on(gpu: Gpu, gpus_per_node: int, trace: Trace) -> Trace:
+    """The trace as the allocator is told of it on this GPU: what is given up is free when the GPU has passed it."""
+    if not trace.is_timed:
+        return trace
+    prices = price_for_clock(trace.work.kernels, gpu.name, gpu.arch, gpus_per_node)
+    told = complete_frees(trace.events, trace.repeats, prices)
+    return replace(trace, events=told.events, repeats=told.repeats)
+
+
 def judge_trace(job: Job, rank_trace: RankTrace, calibration: Calibration) -> JudgedTrace:
     """One trace's replay and what follows from it."""
     judge = _judge_of(job, calibration)
@@ -159,7 +210,7 @@ def judge_elsewhere(
     """The statement on the same trace on another GPU than that of the `known` one: without a replay where that GPU has
     room for all that was reserved, or none for what was allocated. Moments beyond the usual step are left out."""
     judge, peak, trace = _judge_of(job, calibration), known.peak, rank_trace.trace
-    room, simple = judge.room_bytes, trace.engine is None and job.train.lengths is None
+    room, simple = judge.room_bytes, trace.engine is None and job.train.lengths is None and not trace.is_timed
     sure = not known.cache_releases and (peak.reserved_bytes <= room or peak.allocated_bytes > room)
     if not (simple and sure) or judge.rules.garbage_collection_threshold:
         return judge_trace(job, rank_trace, calibration).statement
@@ -195,7 +246,7 @@ def _judge_of(job: Job, calibration: Calibration) -> Judge:
 
 
 def _judge(job: Job, rank_trace: RankTrace, judge: Judge) -> JudgedTrace:
-    trace, run = rank_trace.trace, None
+    trace, run = judge.timed(rank_trace.trace), None
     if job.train.lengths is not None:
         run = _LengthsRun.replay(job, trace, judge)
         events = run.composed.worst_step_alone(run.unlimited.worst_step)
@@ -204,6 +255,8 @@ def _judge(job: Job, rank_trace: RankTrace, judge: Judge) -> JudgedTrace:
     statement = judge.state(rank_trace.rank_class, unlimited.events, (unlimited.timeline, capped.timeline), trace)
     if run is not None:
         statement = run.judge(statement, judge.interval_of(trace))
+    else:
+        statement = judge.add_host_lead(statement, rank_trace.trace)
     statement = replace(
         statement,
         moments=(*statement.moments, *_evaluation_moments(job, unlimited, statement)),
@@ -216,7 +269,8 @@ def _judge(job: Job, rank_trace: RankTrace, judge: Judge) -> JudgedTrace:
 
 def _judge_shared(job: Job, rank_trace: RankTrace, engine: EngineFigures, judge: Judge) -> JudgedTrace:
     """As `_judge`, of a trainer that shares its GPU with an engine."""
-    trace, events = rank_trace.trace, rank_trace.trace.written_out()
+    trace = judge.timed(rank_trace.trace)
+    events = trace.written_out()
     both = SharedGpuJudge(job, events, engine, judge.held, judge.interval_of(trace)).judge()
     alone = judge.state(rank_trace.rank_class, events, (both.timeline, both.timeline), trace)
     low, high = zip(*(row.interval_bytes for row in both.shared.phases), strict=True)

@@ -254,9 +254,10 @@ def _judge_of(work: ProgramInputs, run: RankRun) -> Judge:
 def _judge_device(judge: Judge, share: RankShare, trace: Trace, device: int | None) -> JudgedShare:
     """On one GPU; None: the only one of its process."""
     run = share.run
-    unlimited, capped = judge.replay(trace)
+    unlimited, capped = judge.replay(judge.timed(trace))
     ranks = RankClass(run.rank, RankSet.parse(share.ranks), {} if device is None else {"cuda": device})
     statement = judge.state(ranks, unlimited.events, (unlimited.timeline, capped.timeline), trace)
+    statement = judge.add_host_lead(statement, trace)
     statement = add_growth(statement, unlimited.events, unlimited.repeats, judge.rules, run.steps_to_run)
     failed = capped.timeline.out_of_memory
     if failed is None:

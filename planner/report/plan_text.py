@@ -15,6 +15,7 @@ from planner.events import Category
 from planner.host_events import HostCategory
 from planner.report.statement import (
     Holder,
+    HostLead,
     PhaseStatement,
     Plan,
     ProgramStatement,
@@ -54,6 +55,8 @@ def render(statement: Plan | ProgramStatement, style: Style, *, notes: Sequence[
         lines += _host(statement.host, style, asked_by)
     if statement.step is not None:
         lines += [*wrap(step_sentence(statement.step), style.width)]
+    if (lead := deciding(statement).host_lead) is not None:
+        lines += [*wrap(host_lead_sentence(lead, deciding(statement).peak.reserved_bytes), style.width)]
     color = _VERDICT_COLORS[statement.verdict]
     lines += [style.paint(line, color) for line in wrap(verdict_sentence(statement), style.width)]
     shared = deciding(statement).shared
@@ -71,6 +74,17 @@ def step_sentence(step: StepTime) -> str:
              "launches": step.launching_seconds}  # fmt: skip
     said = ", ".join(f"{name} {_seconds(seconds)}" for name, seconds in parts.items() if seconds)
     return f"A step takes about {_seconds(step.seconds)} ({_seconds(low)} to {_seconds(high)}){rate} ({said})."
+
+
+def host_lead_sentence(lead: HostLead, reserved_bytes: int) -> str:
+    """What is reserved because the host is ahead of the GPU, and between what it lies."""
+    low, high = lead.host_interval_bytes
+    between = "" if low == high else f"; hosts of half and twice the speed make it {size(low)} to {size(high)}"
+    less = size(max(reserved_bytes - lead.least_bytes, 0))
+    return (
+        f"The host is ahead of the GPU by up to {_seconds(lead.seconds)}, and memory that the GPU has not passed is not"
+        f" free: if it were never ahead, {less} less would be reserved{between}."
+    )
 
 
 def _seconds(seconds: float) -> str:

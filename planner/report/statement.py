@@ -153,6 +153,18 @@ class StepTime:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HostLead:
+    """How far the host is ahead of the GPU while memory waits for it: what another stream uses, or a collective keeps,
+    is not free before the GPU has passed it. Bytes are reserved peaks."""
+
+    seconds: float
+    least_bytes: int
+    """Of a host that is never ahead."""
+    host_interval_bytes: tuple[int, int]
+    """Of hosts that take half as long for a launch as estimated, or twice as long."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GrowthStatement:
     """What each step keeps and never frees, and where that ends."""
 
@@ -192,6 +204,8 @@ class RankClassStatement:
     """Where its steps keep something; the peak is that of the steps that were seen."""
     step: StepTime | None = field(default=None, metadata=shape(omit_default=True))
     """None where the speeds of its GPU are not known, and for what was traced before steps were timed."""
+    host_lead: HostLead | None = field(default=None, metadata=shape(omit_default=True))
+    """Where it decides what is reserved; the interval covers it."""
 
     @property
     def headroom_bytes(self) -> int:

@@ -17,6 +17,7 @@ from planner.events import (
     Event,
     Free,
     FreeCompleted,
+    Keep,
     Mark,
     Origin,
     Phase,
@@ -38,7 +39,7 @@ from planner.host_events import (
     LoaderStarted,
 )
 from planner.job.json_text import is_plain_text
-from planner.step_work import NO_WORK, StepWork, kernel_row, read_work
+from planner.step_work import NO_WORK, WHOLE_DEVICE, Launch, LaunchKind, StepWork, kernel_row, read_work
 
 Read = TypeVar("Read")
 
@@ -89,10 +90,15 @@ class Trace:
     """What of the host could not be found out, as sentences."""
 
     work: StepWork = NO_WORK
-    """What the GPU computes in the last whole iteration that was run."""
+    """What the GPU computes in the last whole iteration that was run. Launches among the events name its kernels."""
 
     engine: EngineFigures | None = None
     """Of the inference engine beside the trainer; None without one."""
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether launches stand among its events: what is free is a question of time (planner.timing)."""
+        return any(type(event) is Launch for event in self.events)
 
     def written_out(self) -> tuple[Event, ...]:
         """Every event that happens, in order."""
@@ -165,6 +171,10 @@ def _row(event: Event, origins: dict[Origin, int]) -> list[Any]:
             return ["u", block, stream]
         case FreeCompleted(block):
             return ["p", block]
+        case Keep(block, collective):
+            return ["k", block, collective]
+        case Launch(kind, stream, what):
+            return ["l", int(kind), stream, what]
         case Role(block, category, name):
             return ["r", block, category.value, name]
         case Mark(phase, iteration):
@@ -213,6 +223,9 @@ def _read(text: str) -> Trace:
     read = (origins, events, host, work.kernels, work.launches)
     if announced != tuple(map(len, read)) or next(rows, None) is not None:
         raise ValueError("the trace is cut off, or something follows it")
+    launched = [event.what for event in events if type(event) is Launch and event.kind == LaunchKind.KERNEL]
+    if launched and max(launched) >= len(work.kernels):
+        raise ValueError("a kernel that is launched is not there")
     repeats = tuple(_repeat(*row) for row in about.get("repeats", ()))
     ends = [0, *(repeat.after for repeat in repeats)]
     if any(not end <= repeat.first < repeat.after <= len(events) for end, repeat in zip(ends, repeats, strict=False)):
@@ -336,10 +349,17 @@ def _read_mark(phase: Any, iteration: Any) -> Mark:
     return Mark(Phase(phase), _number(iteration))
 
 
+def _launch(kind: Any, stream: Any, what: Any) -> Launch:
+    whole = stream == WHOLE_DEVICE
+    return Launch(LaunchKind(_number(kind)), WHOLE_DEVICE if whole else _number(stream), _number(what))
+
+
 _READERS: dict[str, Callable[..., Event]] = {
     "f": lambda block: Free(_number(block)),
     "u": lambda block, stream: Use(_number(block), _number(stream)),
     "p": lambda block: FreeCompleted(_number(block)),
+    "k": lambda block, collective: Keep(_number(block), _number(collective)),
+    "l": _launch,
     "r": lambda block, category, name: Role(_number(block), Category(category), _text(name)),
     "m": _read_mark,
     "s": Synchronize,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache, partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 import torch.distributed as dist
@@ -16,7 +16,7 @@ from torch import Tensor
 from planner import upstream
 from planner.errors import MeasureError, TraceError
 from planner.job import schema
-from planner.upstream import checking
+from planner.upstream import checking, torch_releases
 
 
 # DTensor keeps which placements an operator leads to, with the mesh and with the local shapes, and finds them again by
@@ -67,6 +67,42 @@ class _BackwardCall(torch.autograd.Function):
 # which fills what it can from this rank's own tensors. torch's fake group alone does not do: the future of its work
 # carries no value (torch 2.11 to 2.13, torch/csrc/distributed/c10d/FakeProcessGroup.hpp), and the reducer of
 # DistributedDataParallel takes the reduced bucket from that future (reducer.cpp).
+class Issued(Protocol):
+    """A collective on the stream of its communicator."""
+
+    def wait(self) -> None:
+        """The current stream waits for it."""
+
+    def hold(self, tensors: Iterable[Tensor]) -> None:
+        """It takes part in deciding when their memory is free."""
+
+
+class Work(dist.Work):
+    """Work that is done, as far as anybody can tell."""
+
+    def __init__(self, value: Any, issued: Issued) -> None:
+        super().__init__()
+        self._issued = issued
+        self._future: torch.futures.Future[Any] = torch.futures.Future()
+        self._future.set_result(value)
+
+    def wait(self, *_timeout: Any, **_named: Any) -> bool:
+        self.synchronize()
+        return True
+
+    def synchronize(self) -> None:
+        self._issued.wait()
+
+    def is_completed(self) -> bool:
+        return True
+
+    def is_success(self) -> bool:
+        return True
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        return self._future
+
+
 BACKEND = "absent_peers"
 _CHECK_OF_HOOKS = "torch.nn.parallel.distributed:DistributedDataParallel._check_comm_hook"
 _RECORDER = "torch.distributed.distributed_c10d:_maybe_attach_flight_recorder"
@@ -179,8 +215,8 @@ class AbsentPeers(WithoutBackends):
         # Since torch 2.10 it is not made by its constructor (c10d/FakeProcessGroup.hpp).
         made: Any = getattr(FakeProcessGroup, "_create_internal", FakeProcessGroup)
         self._fake = made(rank, size)
-        self.when_waited_for: Callable[[], None] = lambda: None
-        """Of the last collective."""
+        self.issued: Issued | None = None
+        """The last collective, if it is heard and moves tensors of the device."""
 
     def getBackendName(self) -> str:  # noqa: N802
         return BACKEND
@@ -292,8 +328,8 @@ _COLLECTIVES: dict[str, Callable[..., Any]] = {
         ("reduce_scatter_tensor_coalesced", "reduce_scatter_single_coalesced"), _filling(_scatter, several=True)
     ),
 }
-Listener = Callable[[str, "AbsentPeers", Sequence[Any]], AbstractContextManager[Callable[[], None]]]
-"""Hears of a collective with its arguments while it is issued; gives what is called when its work is waited for."""
+Listener = Callable[[str, "AbsentPeers", Sequence[Any]], AbstractContextManager["Issued | None"]]
+"""Hears of a collective with its arguments while it is issued."""
 _listener: Listener | None = None
 
 
@@ -312,8 +348,14 @@ def _heard(name: str, collective: Callable[..., Any]) -> Callable[..., Any]:
     def issue(self: AbsentPeers, *arguments: Any, **named: Any) -> Any:
         if _listener is None:
             return collective(self, *arguments, **named)
-        with _listener(name, self, (*arguments, *named.values())) as self.when_waited_for:
-            return collective(self, *arguments, **named)
+        given = (*arguments, *named.values())
+        with _listener(name, self, given) as self.issued:
+            done = collective(self, *arguments, **named)
+        is_asynchronous = any(getattr(option, "asyncOp", False) for option in given)
+        # Before 2.7 C++ lets go of the Python part of such work, and would wait forever (PyProcessGroup.hpp).
+        if self.issued is None or not is_asynchronous or not torch_releases.since(2, 7):
+            return done
+        return Work(given[0], self.issued)
 
     return issue
 

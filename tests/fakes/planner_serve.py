@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import subprocess
@@ -96,13 +97,21 @@ class Service:
     url: str
     database: str
     processes: Processes
+    token: str = ""
+    """What every request carries, where the service asks for one."""
     inside: tuple[str, ...] = ()
     """What is put in front of a command that has to see the store, if it lies on a disk that we do not see."""
+    start_seconds: float = 0.0
     log: list[str] = field(default_factory=list)
     _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(16))
 
+    @property
+    def authorization(self) -> dict[str, str]:
+        """The header that says who asks."""
+        return {"Authorization": f"Bearer {self.token}"} if self.token else {}
+
     def post(self, job: Job, path: str = "/v1/plans", seconds: float = 120) -> httpx.Response:
-        return httpx.post(f"{self.url}{path}", json=job, timeout=seconds)
+        return httpx.post(f"{self.url}{path}", json=job, timeout=seconds, headers=self.authorization)
 
     def send(self, path: str, **sent: Any) -> httpx.Response:
         return httpx.post(f"{self.url}{path}", timeout=120, **sent)
@@ -186,20 +195,25 @@ def serving(
     database: str,
     *walls: str,
     port: int | None = None,
+    token: str = "",
     surroundings: Mapping[str, str] | None = None,
     **settings: object,
 ) -> Iterator[Service]:
     """`planner serve` over that database, ready; `walls` is put in front of the command."""
     port = port or free_ports(1)[0]
+    if token:
+        settings["token_sha256"] = hashlib.sha256(token.encode()).hexdigest()
     command = [*walls, sys.executable, "-m", "planner", "serve", "--port", port, "--database", database]
     environment = {f"PLANNER_{name.upper()}": str(value) for name, value in settings.items()}
+    began = time.monotonic()
     with session(*command, **environment, **(surroundings or {})) as (process, processes):
-        found = Service(f"http://127.0.0.1:{port}", database, processes)
+        found = Service(f"http://127.0.0.1:{port}", database, processes, token)
         assert process.stderr is not None
         threading.Thread(target=found.log.extend, args=(process.stderr,), daemon=True).start()
         assert process.stdout is not None
         line = process.stdout.readline()
         assert line == f"planner is ready at {found.url}\n", "".join(found.log)
+        found.start_seconds = time.monotonic() - began
         try:
             yield found
         finally:

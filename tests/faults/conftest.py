@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from planner_serve import Job, serving, session, until
+from planner_serve import Job, Service, serving, session, until
 
 from planner.service.http.openapi import EXAMPLE_JOB
 
@@ -43,6 +43,14 @@ def planner_serve() -> Callable[..., Any]:
 @pytest.fixture(scope="module")
 def session_of() -> Callable[..., Any]:
     return session
+
+
+@pytest.fixture(scope="session")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """One for all modules whose tests leave it ready; the last of them ends it. A start takes half a minute."""
+    database = f"sqlite:///{tmp_path_factory.mktemp('store') / 'planner.sqlite'}"
+    with serving(database, trace_workers=2, token="a token of a tenant") as found:
+        yield found
 
 
 @pytest.fixture(scope="session")

@@ -20,7 +20,7 @@ NewJob = Callable[..., dict[str, Any]]
 Eventually = Callable[..., Any]
 WORKERS, QUEUE, TRACE_SECONDS = 2, 3, 20
 DISK_BYTES = 16 * 2**20
-HOSTILE_BODIES = share(COUNT, in_ci=200)
+HOSTILE_BODIES = share(COUNT, in_ci=100)
 MOST_SECONDS, MOST_GROWTH_BYTES = 2.0, 200 * 2**20
 """What an answer to a hostile body may take, and by how much all of them may make the service larger."""
 SLOW = {"layers": 24, "iterations": 30, "optimizer": {"name": "RAdam"}}

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -20,7 +19,6 @@ pytestmark = pytest.mark.cluster
 
 NewJob = Callable[..., dict[str, Any]]
 ATTACKER = Path(__file__).parents[1] / "fakes" / "attacker.py"
-TOKEN = "a token of a tenant"
 SECONDS = share(120, in_ci=12)
 MOST_SECONDS = 1.0
 """What the median answer may take meanwhile; an attacker has the machine's processors as well as the service."""
@@ -28,22 +26,12 @@ MOST_REFUSED = 0.05
 """Of the answers of each path: a probe that gets no processor for three seconds says so."""
 
 
-@pytest.fixture(scope="module")
-def service(planner_serve: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    database = f"sqlite:///{tmp_path_factory.mktemp('store') / 'planner.sqlite'}"
-    digest = hashlib.sha256(TOKEN.encode()).hexdigest()
-    with planner_serve(database, trace_workers=2, token_sha256=digest) as found:
-        yield found
-
-
 def test_probes_metrics_and_stored_plans_are_answered_within_a_second(service: Any, new_job: NewJob) -> None:
-    headers = {"Authorization": f"Bearer {TOKEN}"}
-    with httpx.Client(base_url=service.url, timeout=60, headers=headers) as client:
+    with httpx.Client(base_url=service.url, timeout=60, headers=service.authorization) as client:
         plan_id = client.post("/v1/plans", json=new_job()).json()["plan_id"]
         address = service.url.removeprefix("http://")
-        attack = subprocess.Popen(
-            [sys.executable, str(ATTACKER), address, TOKEN, plan_id, str(SECONDS)], stdout=subprocess.PIPE, text=True
-        )
+        command = [sys.executable, str(ATTACKER), address, service.token, plan_id, str(SECONDS)]
+        attack = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         paths = "/readyz", "/metrics", f"/v1/plans/{plan_id}"
         asked: dict[str, list[tuple[int, float]]] = {path: [] for path in paths}
         while attack.poll() is None:

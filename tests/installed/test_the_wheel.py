@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -72,7 +71,7 @@ def test_a_program_is_run(tmp_path: Path, program: list[object], ranks: list[str
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    with serving(f"sqlite:///{tmp_path_factory.mktemp('store')}/plans.db", surroundings=dict(os.environ)) as started:
+    with serving(f"sqlite:///{tmp_path_factory.mktemp('store')}/plans.db", trace_workers=1) as started:
         yield started
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import subprocess
 import sys
@@ -55,15 +54,15 @@ class Cluster:
         )
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def cluster(prometheus_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     folder = tmp_path_factory.mktemp("journey")
     (jobs := folder / "jobs").mkdir()
     rules = [RULES / "recording.rules.yml", RULES / "alerts.rules.yml"]
-    settings = {"trace_workers": 1, "token_sha256": hashlib.sha256(TOKEN.encode()).hexdigest()}
     with ExitStack() as stack, ThreadPoolExecutor(1) as beside:
         # Both take ten seconds to start, most of which they wait.
-        started = beside.submit(stack.enter_context, serving(f"sqlite:///{folder / 'planner.sqlite'}", **settings))
+        service_of_its_own = serving(f"sqlite:///{folder / 'planner.sqlite'}", trace_workers=1, token=TOKEN)
+        started = beside.submit(stack.enter_context, service_of_its_own)
         ray = stack.enter_context(ray_head())
         service = started.result()
         targets = {"planner": int(service.url.rpartition(":")[2])}

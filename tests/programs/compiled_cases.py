@@ -47,4 +47,4 @@ COMPILED = [
         "optimizer",
     ),
 ]
-"""The first two are those that CI takes."""
+"""CI takes the first."""

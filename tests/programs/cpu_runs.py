@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import json
 import os
 import pickle
 import signal
@@ -9,11 +11,13 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import recorded_cpu_runs
+from cpu_runs_worker import MOST_SECONDS
 
 from planner.events import Alloc, Category, Event, Role
 from planner.host_events import HostEvent
@@ -23,10 +27,9 @@ from planner.versions import torch_at_hand
 
 _HERE = Path(__file__).parent
 _ROOT = _HERE.parent.parent
+_WORKER = (sys.executable, str(_HERE / "cpu_runs_worker.py"))
 EXACT = ("parameter", "gradient", "bucket", "optimizer_state")
 TOLERANCE = 0.005
-_SECONDS = 600
-"""Most that a process may take: minutes where many others run beside it."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ def both_ways(folder: Path, worlds: Sequence[tuple[Sequence[Any], int]], name: s
     The real runs are those that were recorded under `name`, or made now (`recorded_cpu_runs`).
     """
     every_rank = [(job, rank) for jobs, world in worlds for job in jobs for rank in range(world)]
-    paper = _launch("paper", folder / "paper", every_rank)
+    paper = _begin_on_paper(folder / "paper", every_rank)
     answers = recorded_cpu_runs.read(name, worlds)
     failed: dict[tuple[str, int], str] = {}
     if answers is None:
@@ -88,35 +91,59 @@ def both_ways(folder: Path, worlds: Sequence[tuple[Sequence[Any], int]], name: s
 
 def for_real(folder: Path, worlds: Sequence[tuple[Sequence[Any], int]]) -> recorded_cpu_runs.Answers:
     """What every rank of these worlds finds out, run now."""
-    path = _launch("worlds", folder / "real", [(list(jobs), world) for jobs, world in worlds])()
-    return _answers(path.with_name(f"{path.name}.{world}.{rank}") for _, world in worlds for rank in range(world))
+    path = folder / "real"
+    jobs, answers = _asked(path, [(list(jobs), world) for jobs, world in worlds])
+    # What a compiler takes hinges on what it finds compiled already.
+    environment = {**_environment(), "TORCHINDUCTOR_CACHE_DIR": str(path.with_suffix(".compiled"))}
+    process = subprocess.Popen(
+        [*_WORKER, "worlds", jobs, answers], env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        _, said = process.communicate(timeout=MOST_SECONDS)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)  # with the ranks that were forked from it
+        raise
+    assert process.returncode == 0, said
+    return _answers(Path(f"{answers}.{world}.{rank}") for _, world in worlds for rank in range(world))
 
 
-def _launch(kind: str, path: Path, asked: Sequence[Any]) -> Callable[[], Path]:
-    """A worker; called, what is returned waits for it and says where its answers are."""
-    questions, answers = path.with_suffix(".jobs"), path.with_suffix(".answers")
-    questions.write_bytes(pickle.dumps(list(asked)))
-    command = [sys.executable, str(_HERE / "cpu_runs_worker.py"), kind, str(questions), str(answers)]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(_ROOT),
-        "KINETO_LOG_LEVEL": "99",
-        "OMP_NUM_THREADS": "1",
-        # What a compiler takes hinges on what it finds compiled already.
-        "TORCHINDUCTOR_CACHE_DIR": str(path.with_suffix(".compiled")),
-    }
-    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
+def _begin_on_paper(path: Path, asked: Sequence[Any]) -> Callable[[], Path]:
+    """What is returned waits for the answers and says where they are."""
+    server, (jobs, answers) = _paper_server(), _asked(path, list(asked))
+    assert server.stdin is not None
+    server.stdin.write(json.dumps([jobs, answers, str(path.with_suffix(".compiled"))]) + "\n")
+    server.stdin.flush()
 
     def finish() -> Path:
-        try:
-            _, said = process.communicate(timeout=_SECONDS)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)  # with the ranks that were forked from it
-            raise
-        assert process.returncode == 0, said
-        return answers
+        assert server.stdout is not None
+        # Another module's may come before, which an error kept from being read.
+        replies = (line.rstrip().rpartition(" ") for line in server.stdout)
+        ended = next((code for which, _, code in replies if which == answers), "its server")
+        assert ended == "0", f"the process on paper ended with {ended}: see its standard error"
+        return Path(answers)
 
     return finish
+
+
+@cache
+def _paper_server() -> subprocess.Popen[str]:
+    """Of all modules of this process: what they need is imported once."""
+    server = subprocess.Popen(
+        [*_WORKER, "paper"], env=_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    atexit.register(server.kill)
+    return server
+
+
+def _asked(path: Path, asked: Sequence[Any]) -> tuple[str, str]:
+    """Where the questions are, and where the answers will be."""
+    jobs = path.with_suffix(".jobs")
+    jobs.write_bytes(pickle.dumps(asked))
+    return str(jobs), str(path.with_suffix(".answers"))
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(_ROOT), "KINETO_LOG_LEVEL": "99", "OMP_NUM_THREADS": "1"}
 
 
 def _answers(paths: Iterable[Path]) -> recorded_cpu_runs.Answers:

@@ -1,7 +1,8 @@
-"""Runs in a process of its own: `cpu_runs_worker.py paper|worlds JOBS.pickle ANSWERS.pickle`.
+"""Runs in a process of its own: `cpu_runs_worker.py paper`, or `cpu_runs_worker.py worlds JOBS.pickle ANSWERS.pickle`.
 
-JOBS are pairs of a job and its rank; of `worlds`, lists of jobs and the size of the world of each, whose ranks are
-forked from one process: what all need is imported once.
+JOBS are lists of jobs and the size of the world of each, whose ranks are forked from one process: what all need is
+imported once. `paper` reads lines of JSON, each with JOBS (pairs of a job and its rank), ANSWERS and the folder of what
+is compiled; it forks a child for each, and writes ANSWERS with the code that it ended with.
 
 The paper GPU must be there before torch, and must not be there at all where something is measured.
 """
@@ -10,14 +11,18 @@ from __future__ import annotations
 
 import gc
 import importlib
+import json
 import os
 import pickle
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NoReturn
 
+MOST_SECONDS = 600
+"""For a process: minutes where many others run beside it."""
 _NEEDED = (
     "settled_gloo",
     "torch.distributed.fsdp",
@@ -45,18 +50,42 @@ def for_real(job: Any, rank: int) -> dict[str, Any]:
     return {"events": measured.events, "measurement": measured.measurement, "ddp": dict(measured.measurement.ddp)}
 
 
-def main(kind: str, jobs: str, answers: str) -> None:
+def main(kind: str, *words: str) -> None:
     if kind == "paper":
         import planner.paper  # noqa: F401
     import torch
 
     torch.set_num_threads(1)
     torch.backends.mkldnn.enabled = False  # oneDNN lays tensors out as the processor likes it
-    asked = pickle.loads(Path(jobs).read_bytes())
     if kind == "worlds":
-        in_worlds(asked, answers)
+        jobs, answers = words
+        in_worlds(pickle.loads(Path(jobs).read_bytes()), answers)
     else:
-        run_all(on_paper, asked, answers)
+        serve_paper()
+
+
+def serve_paper() -> None:
+    """Until there are no more lines."""
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # libraries print
+    for name in ("planner.tracing.spec.step_trace", "transformers"):
+        importlib.import_module(name)
+    for line in sys.stdin:
+        jobs, answers, compiled = json.loads(line)
+        child = os.fork() or _as_child(jobs, answers, compiled)
+        replies.write(f"{answers} {os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}\n")
+        replies.flush()
+
+
+def _as_child(jobs: str, answers: str, compiled: str) -> NoReturn:
+    signal.alarm(MOST_SECONDS)
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = compiled
+    try:
+        run_all(on_paper, pickle.loads(Path(jobs).read_bytes()), answers)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
 
 
 def run_all(run: Callable[..., dict[str, Any]], asked: list[Any], answers: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,8 @@ from planner.job.named_gpus import look_up
 from planner.planning.program import inputs_of, judge_program
 from planner.report.statement import Verdict
 from planner.report.verdict_text import verdict_sentence
+from planner.runtime.fork_server import ForkServer
+from planner.tracing.program import rank_process
 from planner.tracing.program.launch_line import parse
 from planner.tracing.program.run_length import steps_to_run
 
@@ -83,8 +86,11 @@ for step in {numbers}:
     ],
 )  # fmt: skip
 def test_the_verdict_on_a_leak_is_that_of_as_many_steps_as_the_program_runs(
-    program: Callable[[str], str], numbers: str, verdict: Verdict, said: str
-) -> None:
+    program: Callable[[str], str], server: ForkServer, monkeypatch: pytest.MonkeyPatch, numbers: str,
+    verdict: Verdict, said: str,
+) -> None:  # fmt: skip
+    in_a_child = partial(rank_process.run_rank, server=server)  # which has loaded PyTorch already
+    monkeypatch.setattr(rank_process, "run_rank", lambda order, limits, *_: in_a_child(order, limits))
     words = ["python", program(LEAK.format(numbers=numbers))]
 
     found = judge_program(inputs_of(parse(words), words, look_up("A100-SXM-40GB")))

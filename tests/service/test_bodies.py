@@ -31,7 +31,7 @@ from planner.units import MIB
 
 Asgi = Callable[..., TestClient]
 JSON = {"content-type": "application/json"}
-EXAMPLES_IN_ALL = share(1000, in_ci=250)
+EXAMPLES_IN_ALL = share(1000, in_ci=150)
 MOST_SECONDS = 60.0
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 

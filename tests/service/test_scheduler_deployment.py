@@ -19,6 +19,7 @@ from planner.service.history.store import History
 from planner.service.orders import PlanMade, PlanRefused, WorkerResult, order_of
 from planner.service.plan_provider import CalibrationInUse, PlanAnswer, PlanProvider
 from planner.service.scheduling.plan_scheduler import PlanScheduler
+from planner.service.scheduling.tracing_worker import TracingWorker
 from planner.settings import Settings
 from planner.tracing import rank_trace
 from planner.tracing.isolated import Isolation, trace_isolated
@@ -87,6 +88,15 @@ def test_a_worker_that_has_traced_many_jobs_gives_the_events_of_a_fresh_process(
         assert [events(rank_trace.loads(each.traces[0])) for each in texts] == [fresh, fresh], name
 
 
+def test_a_trace_that_takes_too_much_memory_is_ended() -> None:
+    worker = TracingWorker(Limits(memory_bytes=100 * 2**20), Isolation())
+    found: Any = worker.trace(1, AN_HOUR, 0, 60.0)
+    worker.close()
+
+    assert found.exceeded.limit is Limit.MEMORY
+
+
+@pytest.mark.soak
 @pytest.mark.usefixtures("ray_session")
 def test_a_worker_ends_what_takes_too_long_or_too_much_and_does_the_next() -> None:
     from planner.service.deployments import RayWorker

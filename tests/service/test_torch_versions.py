@@ -6,6 +6,7 @@ import dataclasses
 import errno
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -166,9 +167,15 @@ def test_a_worker_keeps_the_torches_that_were_asked_for_lately(monkeypatch: pyte
     assert not any(server.runs for server in made.values())
 
 
-def test_a_torch_that_does_not_start_is_said_and_the_worker_stays() -> None:
-    worker = TracingWorker(Limits(), Isolation(), offered(older(4), python="/bin/false"))
+@pytest.fixture(scope="module")
+def worker() -> Iterator[TracingWorker]:
+    """With its own torch, beside one that does not start."""
+    found = TracingWorker(Limits(), Isolation(), offered(older(4), python="/bin/false"))
+    yield found
+    found.close()
 
+
+def test_a_torch_that_does_not_start_is_said_and_the_worker_stays(worker: TracingWorker) -> None:
     refused = worker.plan(1, order_of(running(older(4)), NONE), 60.0)
     made = worker.plan(2, order_of(JOB, NONE), 60.0)
 
@@ -177,21 +184,18 @@ def test_a_torch_that_does_not_start_is_said_and_the_worker_stays() -> None:
     assert refused.error.problem.startswith(f"nothing is planned with torch {older(4)} now: the fork server did not")
     assert "/bin/false" not in str(refused.error)  # a path of the operator's
     assert isinstance(made, WorkerResult)
-    worker.close()
 
 
-def test_another_interpreter_gets_planner_and_makes_the_same_plan_under_the_same_name() -> None:
+def test_another_interpreter_gets_planner_and_makes_the_same_plan_under_the_same_name(worker: TracingWorker) -> None:
     here = read_torch_versions(f"{OWN}={sys.executable}")
     job = running(OWN)
     assert here.nearest(OWN).python == sys.executable
-    worker = TracingWorker(Limits(), Isolation(), here)
-    own = TracingWorker(Limits(), Isolation())
+    another = TracingWorker(Limits(), Isolation(), here)
 
-    brought, usual = (planned(each, order_of(job, NONE)) for each in (worker, own))
+    brought, usual = (planned(each, order_of(job, NONE)) for each in (another, worker))
 
     assert without_seconds(brought) == without_seconds(usual)
-    worker.close()
-    own.close()
+    another.close()
 
 
 @pytest.mark.parametrize(

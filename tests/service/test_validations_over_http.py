@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,20 +38,32 @@ def finished(client: httpx.Client, location: str) -> dict[str, Any]:
         time.sleep(0.25)
 
 
-def test_a_step_of_one_process_is_measured_beside_its_plan(client: httpx.Client) -> None:
-    plan = client.post("/v1/plans", json=SMALL).json()
-    answer = client.post("/v1/validations", json={"plan_id": plan["plan_id"], "device": "cpu"})
-    assert answer.status_code == 202, answer.text
-    asked = answer.json()
+@dataclass(frozen=True)
+class Measured:
+    """A validation of the plan of one process: how it was answered, and what came out."""
+
+    plan_id: str
+    answer: httpx.Response
+    done: dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def measured(service: Any) -> Measured:
+    with httpx.Client(base_url=service.base_url, timeout=60) as client:
+        plan_id = client.post("/v1/plans", json=SMALL).json()["plan_id"]
+        answer = client.post("/v1/validations", json={"plan_id": plan_id, "device": "cpu"})
+        assert answer.status_code == 202, answer.text
+        return Measured(plan_id, answer, finished(client, answer.headers["Location"]))
+
+
+def test_a_step_of_one_process_is_measured_beside_its_plan(measured: Measured) -> None:
+    asked, done = measured.answer.json(), measured.done
     assert (asked["schema"], asked["state"], asked["plan_id"]) == (
         "planner.validation/1",
         "pending",
-        plan["plan_id"],
+        measured.plan_id,
     )
-    assert answer.headers["Location"] == f"/v1/validations/{asked['validation_id']}"
-
-    done = finished(client, answer.headers["Location"])
-
+    assert measured.answer.headers["Location"] == f"/v1/validations/{asked['validation_id']}"
     assert (done["state"], done["problem"]) == ("done", "")
     assert done["error_percent"] < 0.5
     assert (done["device"], done["gpu"], done["out_of_memory"]) == ("cpu", "cpu", False)
@@ -60,6 +73,17 @@ def test_a_step_of_one_process_is_measured_beside_its_plan(client: httpx.Client)
     assert exact == {"parameter": 0.0, "gradient": 0.0, "optimizer_state": 0.0}
 
 
+def test_its_error_reaches_a_prometheus_that_scrapes_the_service(
+    service: Any, measured: Measured, prometheus_server: Any, tmp_path: Path
+) -> None:
+    with prometheus_server.scraping(tmp_path, {"planner": httpx.URL(service.base_url).port}) as prometheus:
+        prometheus.waits_for('planner_validation_last_error_ratio{gpu="cpu"}')
+        (told,) = prometheus.figures('planner_validation_last_error_ratio{gpu="cpu"}').values()
+
+    assert told == pytest.approx(measured.done["error_percent"] / 100, abs=1e-9)
+
+
+@pytest.mark.soak
 def test_two_ranks_of_ddp_over_gloo_are_measured_beside_their_plan(client: httpx.Client) -> None:
     answer = client.post(
         "/v1/validations", json={"job": TWO_RANKS, "device": "cpu", "mode": "real_peers", "ranks": [0, 1]}
@@ -74,19 +98,6 @@ def test_two_ranks_of_ddp_over_gloo_are_measured_beside_their_plan(client: httpx
         # gloo's thread may be the last to hold the reducer's map of used parameters, which then counts as a bucket.
         assert off.pop("bucket") < 1024
         assert off == {"parameter": 0, "gradient": 0, "optimizer_state": 0}
-
-
-def test_its_error_reaches_a_prometheus_that_scrapes_the_service(
-    service: Any, client: httpx.Client, prometheus_server: Any, tmp_path: Path
-) -> None:
-    answer = client.post("/v1/validations", json={"job": SMALL, "device": "cpu"})
-    error_percent = finished(client, answer.headers["Location"])["error_percent"]
-
-    with prometheus_server.scraping(tmp_path, {"planner": httpx.URL(service.base_url).port}) as prometheus:
-        prometheus.waits_for('planner_validation_last_error_ratio{gpu="cpu"}')
-        (told,) = prometheus.figures('planner_validation_last_error_ratio{gpu="cpu"}').values()
-
-    assert told == pytest.approx(error_percent / 100, abs=1e-9)
 
 
 def test_what_was_measured_is_listed(client: httpx.Client) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from planner.step_work import WHOLE_DEVICE, Kernel, Launch, LaunchKind, StepWork
-from planner.timing.stream_replay import HOST_SECONDS, replay_step
+from planner.timing.gpu_clock import HOST_NS, Prices, host_ns
+from planner.timing.stream_replay import replay_step
 
 LONG, SHORT, SENT, RECEIVED = range(4)
 KERNELS = (
@@ -14,7 +15,7 @@ KERNELS = (
     Kernel("nccl::allreduce", "bfloat16", 0, 0, (), (8, 1)),
     Kernel("nccl::recv", "bfloat16", 0, 0, (), (4, 1, 0)),
 )
-SECONDS = {"aten::mm": 0.01, "aten::add": 0.001, "nccl::allreduce": 0.004, "nccl::recv": 0.0}
+PRICES = Prices([10_000_000, 1_000_000, 4_000_000, 0], [host_ns(kernel) for kernel in KERNELS])
 LANE = 7
 
 
@@ -31,7 +32,7 @@ def wait(event: int, stream: int = 0) -> Launch:
 
 
 def seconds(*launches: Launch) -> float:
-    return replay_step(StepWork(KERNELS, launches), lambda each: SECONDS[each.op]).step
+    return replay_step(StepWork(KERNELS, launches), PRICES).step
 
 
 def test_kernels_of_one_stream_follow_one_another() -> None:
@@ -51,7 +52,8 @@ def test_a_stream_that_waits_for_all_waits_for_collectives_that_nobody_waited_fo
 
 def test_a_host_that_launches_more_slowly_than_the_gpu_computes_decides() -> None:
     tiny = StepWork(KERNELS, (kernel(SHORT),) * 100)
-    assert replay_step(tiny, lambda _: 1e-7).step == pytest.approx(100 * HOST_SECONDS["eager"], rel=0.05)
+    fast = Prices([100] * len(KERNELS), PRICES.host)
+    assert replay_step(tiny, fast).step == pytest.approx(100 * HOST_NS["eager"] / 1e9, rel=0.05)
 
 
 def test_a_host_that_waits_for_the_device_does_not_run_ahead() -> None:

@@ -15,7 +15,7 @@ from planner.events import Alloc, Mark, Phase
 
 _RANDOM_STATE_BYTES = 5056
 """Of a CPU's generator, as its get_state gives it (torch 2.13, aten/src/ATen/CPUGeneratorImpl.cpp)."""
-CASES = cases.COMPILED if recorded_cpu_runs.MODE else cases.COMPILED[: soak.share(len(cases.COMPILED), 2)]
+CASES = cases.COMPILED if recorded_cpu_runs.MODE else cases.COMPILED[: soak.share(len(cases.COMPILED), 1)]
 NAMES = [each.metadata.name for each in CASES]
 pytestmark = [pytest.mark.soak] if soak.IS_WHOLE else []
 

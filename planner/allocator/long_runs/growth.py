@@ -12,7 +12,7 @@ from planner.allocator.caching import CachingAllocator
 from planner.allocator.long_runs.replayed_run import OutOfMemoryError, Player
 from planner.allocator.long_runs.stretches import Stretch, alive_at, pattern_of
 from planner.allocator.rules import Rules
-from planner.events import Alloc, Event, Mark, Origin, Phase, first_unused_block
+from planner.events import Alloc, Event, Free, FreeCompleted, Mark, Origin, Phase, Role, Use, first_unused_block
 
 _FIRST = 2
 _FEWEST = 3
@@ -81,7 +81,7 @@ def find_end(events: Sequence[Event], growth: Growth, rules: Rules, room_bytes: 
     where that takes too long, by what is left divided by what a step keeps. None if it is full in the trace itself."""
     first, last = growth.last_step
     alive = alive_at(events, (first, last))
-    freed_later = {event.block for event in events[first:] if not isinstance(event, Alloc) and hasattr(event, "block")}
+    freed_later = {event.block for event in events[first:] if isinstance(event, Free | FreeCompleted | Use | Role)}
 
     def standing(cut: int) -> tuple[int, ...]:
         """What a step finds of the one before it, without what stays for good."""

@@ -67,12 +67,17 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   bool queryEvent(void*) const override { return true; }
   void destroyEvent(void*, const c10::DeviceIndex) const noexcept override {}
   bool queryStream(const c10::Stream&) const override { return true; }
-  void synchronizeStream(const c10::Stream&) const override {}
-  void synchronizeEvent(void*) const override {}
-  void synchronizeDevice(const c10::DeviceIndex) const override {}
+  void synchronizeStream(const c10::Stream& stream) const override {
+    note_launch(LaunchKind::HostWait, static_cast<int32_t>(stream.id()));
+  }
+  void synchronizeEvent(void* event) const override {
+    note_launch(LaunchKind::HostWaitEvent, 0, reinterpret_cast<int64_t>(event));
+  }
+  void synchronizeDevice(const c10::DeviceIndex) const override { note_launch(LaunchKind::HostWait, kWholeDevice); }
   double elapsedTime(void*, void*, const c10::DeviceIndex) const override { return 0.0; }
-  // Of gradients that autograd hands to a node of another stream: they pass at once (docs/decisions.md).
-  void recordDataPtrOnStream(const c10::DataPtr&, const c10::Stream&) const override {}
+  void recordDataPtrOnStream(const c10::DataPtr& data, const c10::Stream& stream) const override {
+    record_use(block_at(data.get()), static_cast<int32_t>(stream.id()));
+  }
 
  private:
   static c10::Stream named(c10::Device device, c10::StreamId id) {

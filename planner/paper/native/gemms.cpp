@@ -3,7 +3,6 @@
 #include <ATen/core/Tensor.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstdlib>
 #include <map>
 #include <mutex>
@@ -19,7 +18,8 @@ namespace paper {
 namespace {
 
 // cuBLAS takes one workspace for each handle and stream, on first use, and keeps it; a thread has a handle of its own on
-// each device, which another thread gets after its end (aten/src/ATen/cuda/detail/DeviceThreadHandles.h). cublasLt takes the same one (torch 2.13, aten/src/ATen/cuda/CublasHandlePool.cpp). None: not a GPU.
+// each device, which another thread gets after its end (aten/src/ATen/cuda/detail/DeviceThreadHandles.h). cublasLt
+// takes the same one (torch 2.13, aten/src/ATen/cuda/CublasHandlePool.cpp). None: not a GPU.
 size_t workspace_bytes = 0;
 // Whether a program's CUBLAS_WORKSPACE_CONFIG is still to be read, as torch does with its first workspace.
 bool has_config = false;
@@ -58,7 +58,6 @@ struct Handles {
   }
 };
 thread_local Handles handles;
-std::atomic<int64_t> operations{0};
 
 // Where the two matrices stand among the arguments; vectors are read where they lie.
 const std::unordered_map<std::string, int>& gemms() {
@@ -106,23 +105,12 @@ bool can_be_read(const at::Tensor& matrix) {
   return matrix.is_contiguous() && down != 0 && along != 0;
 }
 
-// Of products of numbers of two bytes, which tensor cores multiply at the peak of data sheets: those of one byte count
-// half, those of four as many as without tensor cores (as planner/searching/weighing.py).
-void count_operations(const std::string& name, int first, c10::ArrayRef<c10::IValue> arguments) {
-  if (first < 0 && name != "aten::_scaled_mm") return;
-  const auto& left = arguments[std::max(first, 0)].toTensor();
-  const auto& right = arguments[std::max(first, 0) + 1].toTensor();
-  const int64_t products = left.numel() * right.size(-1), bytes = left.element_size();
-  operations += bytes == 1 ? products : 2 * products * (bytes > 2 ? 2 * bytes : 1);
-}
-
 }  // namespace
 
 bool is_gemm(const c10::OperatorHandle& op) { return workspace_bytes > 0 && gemms().count(op.schema().name()) > 0; }
 
 void take_for_gemm(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments) {
   const int first = gemms().at(op.schema().name());
-  count_operations(op.schema().name(), first, arguments);
   std::vector<c10::DataPtr> copies;
   for (int i = first; first >= 0 && i < first + 2; ++i) {
     const auto& matrix = arguments[i].toTensor();
@@ -133,9 +121,6 @@ void take_for_gemm(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arg
 }
 
 }  // namespace paper
-
-// What matrix products have computed so far, in the life of the process.
-extern "C" int64_t paper_gemm_operations() { return paper::operations; }
 
 // cuBLAS gives its workspaces back, and takes others when it is used again.
 extern "C" void paper_clear_workspaces() {

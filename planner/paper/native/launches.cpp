@@ -39,7 +39,9 @@ struct Operator {
   bool is_shaped = false;    // its shapes decide how long it takes, not its bytes alone
   bool reads_rows = false;   // of its first argument only what it returns
   bool reads_host = false;   // the host waits for its value
+  bool counts = false;       // the host waits for how much it returns
   bool joins = false;        // the stream waits for collectives
+  size_t non_blocking = 0;   // the argument that says whether a copy to the host is waited for; 0: none
   int32_t name = 0;
   std::vector<bool> read, written;  // by argument
 };
@@ -55,6 +57,10 @@ const std::unordered_set<std::string> kOverwrite = {"aten::copy_", "aten::fill_"
                                                     "aten::uniform_", "aten::random_", "aten::bernoulli_", "aten::_foreach_copy_",
                                                     "aten::_foreach_zero_"};
 
+// The host waits for the number of their results.
+const std::unordered_set<std::string> kCounts = {"aten::nonzero", "aten::masked_select", "aten::_unique2", "aten::unique_dim",
+                                                 "aten::unique_consecutive"};
+
 Operator describe_operator(const c10::OperatorName& named) {
   Operator known;
   const auto& name = named.name;
@@ -65,11 +71,13 @@ Operator describe_operator(const c10::OperatorName& named) {
   const auto has = [&name](const char* part) { return name.find(part) != std::string::npos; };
   known.is_product = kProducts.count(name) > 0;
   known.is_shaped = known.is_product || has("attention") || has("attn") || has("convolution");
+  known.counts = kCounts.count(name) > 0;
   known.reads_rows = kReadRows.count(name) > 0;
   known.name = name_number(name);
   const auto handle = c10::Dispatcher::singleton().findOp(named);
   if (!handle.has_value()) return known;
   for (const auto& argument : handle->schema().arguments()) {
+    if (argument.name() == "non_blocking") known.non_blocking = known.read.size();
     const bool writes = argument.alias_info() != nullptr && argument.alias_info()->isWrite();
     known.written.push_back(writes);
     known.read.push_back(!writes || !(argument.kwarg_only() || kOverwrite.count(name) > 0));
@@ -105,6 +113,7 @@ struct KernelContext final : at::ObserverContext {
   std::vector<int64_t> shapes, scalars;
   bool on_device = false;
   bool reads_device = false;  // a copy to the host
+  bool waits = true;          // for such a copy
 
   void take_shape(const at::Tensor& tensor) {
     if (!op->is_shaped) return;
@@ -157,6 +166,8 @@ std::unique_ptr<at::ObserverContext> enter_operator(const at::RecordFunction& fu
     } else if (value.isTensorList()) {
       for (const at::Tensor& tensor : value.toTensorVector())
         if (!take(tensor, false)) return nullptr;
+    } else if (op.non_blocking > 0 && index == op.non_blocking) {
+      context->waits = !(value.isBool() && value.toBool());
     } else if (op.is_shaped && (value.isInt() || value.isBool())) {
       context->scalars.push_back(value.isInt() ? value.toInt() : static_cast<int64_t>(value.toBool()));
     }
@@ -201,7 +212,7 @@ void leave_operator(const at::RecordFunction& function, at::ObserverContext* ent
   row.push_back(static_cast<int64_t>(context->scalars.size()));
   row.insert(row.end(), context->scalars.begin(), context->scalars.end());
   note_launch(LaunchKind::Kernel, current_stream(), kernel_number(row));
-  if (context->reads_device) note_launch(LaunchKind::HostWait, current_stream());
+  if ((context->reads_device && context->waits) || context->op->counts) note_launch(LaunchKind::HostWait, current_stream());
 }
 
 constexpr std::array<char, 6> kLaunchFormat{'=', 'i', 'i', 'q', 'q', '\0'};

@@ -13,6 +13,11 @@ enum class LaunchKind : int32_t {
   WaitAll,   // the stream waits for everything launched so far
   HostWait,  // the host waits for the stream; for the whole device with stream -1
   Place,     // no launch: what Python wrote down here, by its number
+  HostWaitEvent,  // the host waits for the event `what`
+  Compile,   // the host compiles
+  Issue,     // a collective whose end is the event `what`; in the place of a stream, its group
+  Keep,      // that collective keeps a block, which is in the place of a stream
+  Release,   // it gives up what it keeps
 };
 
 // Read from Python as a flat array of the format that `paper_launch_format` says.
@@ -22,6 +27,8 @@ struct Launch {
   int64_t what;
   int64_t position;  // how many records of memory there were
 };
+
+constexpr int32_t kWholeDevice = -1;  // in the place of a stream
 
 void note_launch(LaunchKind kind, int32_t stream, int64_t what = 0);
 // Of a kernel in the table, which it joins if it is new.

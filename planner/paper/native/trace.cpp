@@ -27,6 +27,12 @@ bool recording = false;
 int64_t allocated_bytes = 0;  // now, of what is written down, as the allocator counts them
 int64_t most_allocated_bytes = 0;
 
+// Blocks of which the GPU decides when they are free: another stream uses them, or collectives (so many) keep them.
+std::unordered_set<int64_t> used_elsewhere;
+std::unordered_map<int64_t, int64_t> keepers;
+std::unordered_map<int64_t, std::vector<int64_t>> kept_by;  // the event that ends a collective -> what it keeps
+int64_t first_timed_free = -1;  // where the first of them is given up: from there on times matter
+
 // While something is compiled only what stays is written down, and after it: how it comes about is not the program's.
 constexpr int64_t kUnwritten = -2;
 std::vector<Record> unwritten;
@@ -140,6 +146,9 @@ void record_free(int64_t block) {
   std::lock_guard<std::mutex> lock(trace_mutex);
   if (!recording) return;
   if (alloc_position[block] >= 0) {
+    const auto kept = keepers.find(block);
+    const bool is_timed = used_elsewhere.count(block) > 0 || (kept != keepers.end() && kept->second > 0);
+    if (is_timed && first_timed_free < 0) first_timed_free = static_cast<int64_t>(records.size());
     write_down({static_cast<int32_t>(Kind::Free), 0, 0, 0, block, 0, -1, -1, 0});
   } else if (const auto* record = record_of(block)) {
     unwritten.erase(unwritten.begin() + (record - unwritten.data()));
@@ -149,8 +158,9 @@ void record_free(int64_t block) {
 
 void record_use(int64_t block, int32_t stream) {
   std::lock_guard<std::mutex> lock(trace_mutex);
-  if (recording && block >= 0 && alloc_position[block] >= 0)
-    write_down({static_cast<int32_t>(Kind::Use), 0, 0, stream, block, 0, -1, -1, 0});
+  if (!recording || block < 0 || alloc_position[block] < 0) return;
+  if (records[alloc_position[block]].stream != stream) used_elsewhere.insert(block);
+  write_down({static_cast<int32_t>(Kind::Use), 0, 0, stream, block, 0, -1, -1, 0});
 }
 
 void describe(int64_t block, const int64_t* sizes, size_t dims, int32_t dtype) {
@@ -225,12 +235,40 @@ void paper_start() {
   paper::shapes.clear();
   paper::scope_of_node.clear();
   paper::unwritten.clear();
+  paper::used_elsewhere.clear();
+  paper::keepers.clear();
+  paper::kept_by.clear();
+  paper::first_timed_free = -1;
   paper::forget_launches();
   paper::compiling = 0;
   paper::allocated_bytes = paper::most_allocated_bytes = 0;
   std::fill(paper::alloc_position.begin(), paper::alloc_position.end(), -1);
   paper::recording = true;
 }
+
+// The collective that ends with this event keeps a block until it is waited for, or the GPU has passed it.
+void paper_keep(int64_t block, int64_t collective) {
+  paper::note_launch(paper::LaunchKind::Keep, static_cast<int32_t>(block), collective);
+  std::lock_guard<std::mutex> lock(paper::trace_mutex);
+  ++paper::keepers[block];
+  paper::kept_by[collective].push_back(block);
+}
+
+void paper_release(int64_t collective) {
+  {
+    std::lock_guard<std::mutex> lock(paper::trace_mutex);
+    const auto kept = paper::kept_by.find(collective);
+    if (kept == paper::kept_by.end()) return;
+    for (const auto block : kept->second) --paper::keepers[block];
+    paper::kept_by.erase(kept);
+  }
+  paper::note_launch(paper::LaunchKind::Release, 0, collective);
+}
+
+void paper_use(int64_t block, int32_t stream) { paper::record_use(block, stream); }
+
+// The position of the first record after which it is a question of time what is free; -1 if there is none.
+int64_t paper_first_timed_free() { return paper::first_timed_free; }
 
 int64_t paper_allocated_bytes() { return paper::allocated_bytes; }
 int64_t paper_most_allocated_bytes() { return paper::most_allocated_bytes; }
@@ -248,6 +286,7 @@ void paper_stop_recording() {
 }
 
 void paper_begin_compiling() {
+  paper::note_launch(paper::LaunchKind::Compile, 0);
   std::lock_guard<std::mutex> lock(paper::trace_mutex);
   ++paper::compiling;
 }
@@ -310,7 +349,7 @@ int32_t paper_enter_scope(int32_t scope) {
 }
 
 void paper_synchronize() {
-  paper::note_launch(paper::LaunchKind::HostWait, -1);
+  paper::note_launch(paper::LaunchKind::HostWait, paper::kWholeDevice);
   std::lock_guard<std::mutex> lock(paper::trace_mutex);
   if (paper::recording)
     paper::write_down({static_cast<int32_t>(paper::Kind::Synchronize), 0, 0, 0, -1, 0, -1, -1, 0});

@@ -19,7 +19,7 @@ from planner.job.loading import bundle, job_on_gpu
 from planner.job.overhead import outside_of
 from planner.job.schema import Job, Software
 from planner.planning import pipeline
-from planner.planning.judging import RankTrace
+from planner.planning.judging import RankTrace, timed_on
 from planner.runtime.limits import Limits
 from planner.service.local_ray import start_ray
 from planner.service.validation import measuring_workers
@@ -111,7 +111,7 @@ def validate(
         compared.append(
             RankComparison(
                 plan=pipeline.judge_traces(job, [trace]).plan,
-                events=trace.trace.written_out(),
+                events=timed_on(job.cluster.gpu, job.cluster.gpus_per_node, trace.trace).written_out(),
                 measurement=measurement,
                 outside=outside_of(dataclasses.replace(job, software=Software(**ran))),
                 gpu=job.cluster.gpu,

@@ -41,10 +41,6 @@ class ProgramCompiling:
         with self._stack, upstream.patch_targets("program compiles", wrapped=wrapped):
             yield
 
-    def graphs(self) -> int:
-        """How many were compiled so far."""
-        return 0 if self._compiling is None else self._compiling.graphs()
-
     def assumed(self) -> tuple[str, ...]:
         """What was assumed where a GPU would have been timed, and where graphs broke, as sentences."""
         if self._compiling is None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from planner.events import Alloc, Event, Free, FreeCompleted, Role, Use
-from planner.step_work import NO_WORK
+from planner.events import Alloc, Event, Free, FreeCompleted, Keep, Role, Use
+from planner.step_work import StepWork
 from planner.tracing.rank_trace import Trace
 
 STREAM_BITS = 24
 """Of a stream's number; above them is which device it is of (planner/paper/native/memory.cpp)."""
-_OF_A_BLOCK = (Free, FreeCompleted, Role)
+_OF_A_BLOCK = (Free, FreeCompleted, Keep, Role)
 
 
 def number_of_device(event: Alloc) -> int:
@@ -27,13 +27,15 @@ def traces_of_devices(trace: Trace) -> list[Trace]:
     events = list(trace.written_out())
     owner = {event.block: number_of_device(event) for event in events if isinstance(event, Alloc)}
     return [
-        replace(trace, events=tuple(_of_device(events, owner, number)), repeats=(), work=NO_WORK)
+        replace(
+            trace, events=tuple(_of_device(events, owner, number)), repeats=(), work=StepWork(trace.work.kernels)
+        )
         for number in range(max(owner.values()) + 1)
     ]
 
 
 def _of_device(events: Sequence[Event], owner: dict[int, int], number: int) -> Iterator[Event]:
-    """Its own, and what is for all: marks, waits, emptied caches. Its streams are numbered as those of one alone."""
+    """Its own, and what is for all: marks, launches, waits, emptied caches. Its streams are numbered as those of one alone."""
     own_stream = (1 << STREAM_BITS) - 1
     for event in events:
         if isinstance(event, Alloc | Use):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from itertools import groupby
+from itertools import chain, groupby
 from operator import attrgetter
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -21,8 +21,12 @@ from planner.allocator.caching import CachingAllocator
 from planner.allocator.rules import Rules
 from planner.errors import TraceError
 from planner.events import Alloc, EmptyCache, Event, Free, FreeCompleted, Synchronize, Use
+from planner.paper import work_records
 from planner.paper.recorder import Recorder
 from planner.runtime.child import temporary_folder
+from planner.step_work import Kernel
+from planner.timing.gpu_clock import Prices
+from planner.timing.pending_frees import PendingFrees
 from planner.tracing.program.assumptions import About, Assumptions, current_place
 from planner.units import MIB
 
@@ -58,19 +62,28 @@ class LiveMemory:
     """The allocator of a program at work; every figure is bytes unless its name says otherwise.
 
     `conf` is asked for when the first memory is taken, as torch reads its settings then. `total_bytes` is the GPU's,
-    of which `outside_bytes` are the process's own without the allocator. Nothing ever runs out of memory here: what a
-    program would have done after that is not known.
+    of which `outside_bytes` are the process's own without the allocator. `prices` are those of
+    kernels on the GPU. Nothing ever runs out of memory here: what a program would have done after that is not known.
     """
 
-    def __init__(self, recorder: Recorder, conf: Callable[[], str], total_bytes: int, outside_bytes: int) -> None:
-        self._recorder, self._ask_conf = recorder, conf
+    def __init__(
+        self,
+        recorder: Recorder,
+        conf: Callable[[], str],
+        total_bytes: int,
+        outside_bytes: int,
+        prices: Callable[[Sequence[Kernel]], Prices],
+    ) -> None:
+        self._recorder, self._ask_conf, self._price = recorder, conf, prices
+        self._prices = Prices([], [])
+        self._frees = PendingFrees(self._prices)
         self.total_bytes, self._outside_bytes = total_bytes, outside_bytes
         self.conf = ""
         """Once it is settled."""
         self.fraction = 1.0
         """Of the device, as the program has allowed itself at last."""
         self._allocator: CachingAllocator | None = None
-        self._read = 0
+        self._read = self._launched = 0
         self._pools: dict[int, str] = {}
         self._statistics = {(name, pool): _Statistic() for name in _FOLLOWED for pool in _POOLS}
         self._highest_inactive: defaultdict[tuple[str, str], int] = defaultdict(int)
@@ -183,7 +196,10 @@ class LiveMemory:
         if position == self._read:
             return
         allocator = self.settle()
-        for event in self._recorder.plain_events(self._read):
+        told, self._launched = self._recorder.timed_events(self._read, self._launched)
+        kernels = work_records.read_kernels() if told else []
+        self._prices.extend(self._price(kernels[len(self._prices.gpu) :]))
+        for event in chain.from_iterable(map(self._frees.take, told)):
             before = _measure(allocator)
             pool, blocks = self._feed(allocator, event)
             changes = [now - was for was, now in zip(before, _measure(allocator), strict=True)]

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.machinery import PathFinder
 from importlib.util import module_from_spec
 from pathlib import Path
@@ -28,6 +28,7 @@ from planner.hardware.architectures import ARCHITECTURES
 from planner.hardware.facts import workspace_table
 from planner.paper import values
 from planner.paper.device import Paper
+from planner.timing.step_time import price_for_clock
 from planner.tracing.program import (
     attestation,
     cuda,
@@ -48,7 +49,7 @@ from planner.tracing.program.launch_line import Launcher, extra_arguments
 from planner.tracing.program.own_ranks import Become, OwnRanks
 from planner.tracing.program.packages import libraries
 from planner.tracing.program.packages.libraries import Surroundings
-from planner.tracing.program.peers import Clock, World, seconds_of_products
+from planner.tracing.program.peers import World
 from planner.tracing.program.program_errors import crash_of, is_our_fault
 from planner.tracing.program.rank_orders import Crash, ProgramOrder, RankRun
 from planner.tracing.program.stopping import FORWARDS, ROUNDS_OF_A_FAILED, Kind, Progress, Stopping, iterations_text
@@ -106,7 +107,8 @@ class ProgramRun:
         self._began = time.perf_counter()
         recorder = gpu.recorder
         self.assumptions = Assumptions()
-        self.memory = LiveMemory(recorder, _read_conf, order.gpu.total_bytes, order.gpu.outside_bytes)
+        prices = partial(price_for_clock, gpu=order.gpu.name, arch=order.gpu.arch, gpus_per_node=order.line.gpus)
+        self.memory = LiveMemory(recorder, _read_conf, order.gpu.total_bytes, order.gpu.outside_bytes, prices)
         self.memory.when_read = self._look_at_reading
         self.answers = AnswersByTable(recorder, self.assumptions, strict=order.strict, otherwise=order.otherwise)
         self.management = ManagementLibrary(order.gpu.product, order.line.gpus, self.memory, self.assumptions)
@@ -131,12 +133,7 @@ class ProgramRun:
             recorder, self._look, self._look_at_the_time, self._look_at_forwards, self.host.pass_moment
         )
         self.numbers = BroadcastNumbers(order.numbers)
-        clock = Clock(
-            lambda: self.watcher.moments.rounds,
-            lambda: self.answers.reads + self.compiling.graphs(),
-            seconds_of_products(order.gpu.name),
-        )
-        self.world = World(self.assumptions, clock, self.numbers, order.torch)
+        self.world = World(self.assumptions, self.numbers)
 
     def end_whole(self, how: str) -> None:
         """The program has come to its own end. Raises ProgramError if it has neither trained nor inferred."""

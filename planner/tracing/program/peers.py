@@ -6,7 +6,6 @@ import inspect
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from types import SimpleNamespace
@@ -18,129 +17,9 @@ from torch import Tensor
 from torch.distributed import distributed_c10d
 
 from planner import upstream
-from planner.hardware.catalog import speed_of
-from planner.paper import library
-from planner.paper.work_records import tensors_in
 from planner.tracing.program.assumptions import About, Assumptions
 from planner.tracing.program.value_answers import BroadcastNumbers
 from planner.training import absent_peers
-from planner.upstream import torch_releases
-
-# Source: torch 2.8 to 2.13, torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp (TensorShelf). `wait` on the work gives
-# them up. Where only its future is asked for, or nothing is, a thread looks ten times a second which collectives have
-# ended, and the next one of the group gives up what it found. A host that never waits for the GPU is ahead of it, by
-# up to the 1,024 launches that a stream takes: what one iteration has kept is still there when the next but one
-# computes, and the one after that, if it is over before the thread has looked again. A host that compiles is not
-# ahead: it takes seconds, and the GPU has ended by then.
-_SINCE = (2, 8)
-"""torch whose headers have TensorShelf; up to 2.6 groups marked blocks as used on their stream instead. 2.7 was not
-looked at."""
-_ITERATIONS = 2
-"""After so many a collective is known to have ended, by a host that has waited for nothing in between."""
-_LOOKS_SECONDS = 0.1
-"""Between two looks (kWatchdogThreadSleepMillis): one iteration more, of those that take less."""
-_SHARE_OF_PEAK = 0.4
-"""Of a data sheet's peak, which training reaches by its matrix products over a whole iteration."""
-
-STILL_KEPT = (
-    "NCCL's group keeps tensors of collectives whose work nobody waits for (async_op=True without wait()): the host is"
-    " taken to be an iteration ahead of the GPU, so that those of two iterations are there, of three if one takes less"
-    " than a tenth of a second (by its matrix products, at 40 % of what the GPU's data sheet says)"
-)
-
-
-@dataclass(slots=True)
-class Clock:
-    """What has passed in a program: whole iterations, how often the device has caught up with the host, which waited
-    for it or compiled, and how long the device has computed, in seconds."""
-
-    iterations: Callable[[], int] = lambda: 0
-    host_waits: Callable[[], int] = lambda: 0
-    seconds: Callable[[], float] = lambda: float("inf")
-    _iteration: int = 0
-    _began: float = 0.0
-    _took: float = float("inf")
-
-    def kept_iterations(self) -> int:
-        """Of so many the tensors are there: of more if the last one was over before anybody has looked."""
-        iteration = self.iterations()
-        if iteration > self._iteration:
-            now = self.seconds()
-            self._took, self._iteration, self._began = now - self._began, iteration, now
-        return _ITERATIONS + (self._took < _LOOKS_SECONDS)
-
-
-def seconds_of_products(gpu: str) -> Callable[[], float]:
-    """How long the matrix products of this process would have taken a GPU of the catalog so far; of another: nobody
-    knows, which no iteration is shorter than."""
-    speed = speed_of(gpu)
-    if speed is None:
-        return lambda: float("inf")
-    a_second = _SHARE_OF_PEAK * speed.teraflops * 1e12
-    operations = library.load().paper_gemm_operations
-    return lambda: operations() / a_second
-
-
-@dataclass(slots=True)
-class _Shelf:
-    tensors: list[Tensor]
-    iteration: int
-    host_waits: int
-
-
-class Shelves:
-    """Of one process group."""
-
-    def __init__(self, clock: Clock, says: Callable[[], None], *, keeps: bool) -> None:
-        """`says` is called when the tensors of a collective stay longer than until the next one; without `keeps` none
-        do."""
-        self._clock, self._says, self._keeps = clock, says, keeps
-        self._shelves: list[_Shelf] = []
-
-    def give_up(self) -> None:
-        """A collective is issued: what those before it have kept goes, if they are known to have ended."""
-        iteration, waits, kept = self._clock.iterations(), self._clock.host_waits(), self._clock.kept_iterations()
-        self._shelves = [
-            shelf
-            for shelf in self._shelves
-            if shelf.tensors and iteration - shelf.iteration < kept and waits == shelf.host_waits
-        ]
-        if self._shelves:
-            self._says()
-
-    def keep(self, value: Any, tensors: list[Tensor], when_waited_for: Callable[[], None]) -> Work:
-        """The work of a collective that was issued with these tensors; `value` is that of its future."""
-        shelf = _Shelf(tensors, self._clock.iterations(), self._clock.host_waits())
-        if self._keeps:
-            self._shelves.append(shelf)
-        return Work(value, shelf, when_waited_for)
-
-
-class Work(dist.Work):
-    """Work that is done, as far as anybody can tell."""
-
-    def __init__(self, value: Any, shelf: _Shelf, when_waited_for: Callable[[], None]) -> None:
-        super().__init__()
-        self._shelf, self._when_waited_for = shelf, when_waited_for
-        self._future: torch.futures.Future[Any] = torch.futures.Future()
-        self._future.set_result(value)
-
-    def wait(self, *_timeout: Any, **_named: Any) -> bool:
-        self.synchronize()
-        return True
-
-    def synchronize(self) -> None:
-        self._when_waited_for()
-        self._shelf.tensors.clear()
-
-    def is_completed(self) -> bool:
-        return True
-
-    def is_success(self) -> bool:
-        return True
-
-    def get_future(self) -> torch.futures.Future[Any]:
-        return self._future
 
 
 def _in_one_piece(name: str, outputs: Any, inputs: Any) -> list[Tensor]:
@@ -179,9 +58,9 @@ class OwnStore(dist.HashStore):  # type: ignore[name-defined, misc]
 class ProgramPeers(absent_peers.AbsentPeers):
     """A group that remembers whether tensors of the device travelled over it: only then NCCL takes memory for it."""
 
-    def __init__(self, rank: int, size: int, shelves: Shelves, numbers: BroadcastNumbers) -> None:
+    def __init__(self, rank: int, size: int, numbers: BroadcastNumbers) -> None:
         super().__init__(rank, size)
-        self.shelves, self.numbers = shelves, numbers
+        self.numbers = numbers
         self.carried = False
         self.talkers: tuple[int, ...] = ()
         """The ranks of the world in this group, once single messages have travelled over it."""
@@ -223,17 +102,14 @@ def _noting(name: str) -> Callable[..., Any]:
             self.carried = True
         if name in _MESSAGES and not self.talkers:
             self.talkers = tuple(sorted(dist.get_process_group_ranks(self)))
-        self.shelves.give_up()
         given = (*arguments, *named.values())
         pieces = _in_one_piece(name, tensors, given[0] if given else ())
         if name == "broadcast":
             self.numbers.pass_on(self, tensors, given[0].rootRank if given else 0)
         done = inherited(self, tensors, *arguments, **named)
-        touched = [*tensors_in(tensors, *given), *pieces]
-        is_asynchronous = any(getattr(option, "asyncOp", False) for option in given)
-        # Before 2.7 C++ lets go of the Python part of such work, and would wait forever (PyProcessGroup.hpp).
-        is_waited_for = bool(touched) and is_asynchronous and torch_releases.since(2, 7)
-        return self.shelves.keep(tensors, touched, self.when_waited_for) if is_waited_for else done
+        if self.issued is not None:
+            self.issued.hold(pieces)
+        return done
 
     return collective
 
@@ -279,13 +155,8 @@ class Backend:
 class World:
     """The groups that a program made, and what of them its report has to say."""
 
-    def __init__(
-        self, assumptions: Assumptions, clock: Clock, numbers: BroadcastNumbers, torch_version: str = ""
-    ) -> None:
-        """`torch_version`: that of the job (`2.6`; empty: the one that is installed)."""
-        release = (torch_version or torch.__version__).split(".")[:2]
-        self._keeps = tuple(map(int, release)) >= _SINCE
-        self._assumptions, self._clock, self._numbers = assumptions, clock, numbers
+    def __init__(self, assumptions: Assumptions, numbers: BroadcastNumbers) -> None:
+        self._assumptions, self._numbers = assumptions, numbers
         self._groups: list[ProgramPeers] = []
 
     def communicators(self) -> tuple[int, ...]:
@@ -328,8 +199,7 @@ class World:
             yield
 
     def _make(self, _store: Any, rank: int, size: int, _timeout: Any) -> ProgramPeers:
-        says = partial(self._assumptions.add, About.PEERS, STILL_KEPT)
-        group = ProgramPeers(rank, size, Shelves(self._clock, says, keeps=self._keeps), self._numbers)
+        group = ProgramPeers(rank, size, self._numbers)
         self._groups.append(group)
         return group
 

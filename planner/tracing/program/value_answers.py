@@ -53,8 +53,6 @@ class AnswersByTable:
         """Lines at which an answer decides."""
         self.classes = 0
         """Of the last loss over classes; 0 before the first."""
-        self.reads = 0
-        """How often the host has read from the device, and waited for it."""
 
     def answer(self, tensor: torch.Tensor, frames: Sequence[FrameType]) -> Value | None:
         """The value and, in the list, the reason for it; None under `strict`."""
@@ -112,7 +110,6 @@ class AnswersByTable:
 
     def note(self, tensor: torch.Tensor, frames: Sequence[FrameType], answer: Value, why: str) -> None:
         """A value was read, here or at a known call site of a library."""
-        self.reads += 1
         shown = f"{answer:.4g}" if isinstance(answer, float) else str(answer)
         many = "a value" if tensor.numel() == 1 else f"{tensor.numel()} values"
         dtype = str(tensor.dtype).removeprefix("torch.")

@@ -1,0 +1,254 @@
+"""When the GPU has passed what holds memory back: blocks that other streams use, and that NCCL's groups keep.
+
+What the caching allocator and ProcessGroupNCCL ask the GPU, a clock answers here. A block that another stream uses is
+free at the first request of memory after that stream has passed what it had been given when the block was given up
+(`process_events` in CUDACachingAllocator.cpp). What the group of a collective keeps is given up where its work is
+waited for, or, after a watchdog has seen its end, where the group's next collective is issued (TensorShelf in
+ProcessGroupNCCL.cpp, torch 2.8 to 2.13).
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from planner.events import (
+    Alloc,
+    EmptyCache,
+    Event,
+    Free,
+    FreeCompleted,
+    Keep,
+    Mark,
+    Phase,
+    Repeat,
+    Use,
+    copy_stretch,
+    first_unused_block,
+    rename_all,
+)
+from planner.step_work import Launch, LaunchKind
+from planner.timing.gpu_clock import GpuClock, Prices
+
+WATCHDOG_NS = 100_000_000
+"""Between two looks of NCCL's watchdog at what has ended (kWatchdogThreadSleepMillis in ProcessGroupNCCL.cpp)."""
+_LONGEST_CYCLE = 8
+"""Repetitions after which the host may be as far ahead as before: of a longer cycle all are written out."""
+_OPTIMIZER_WAITS = Launch(LaunchKind.WAIT_ALL, 0, 0)
+"""DDP's reducer waits in C++ for what it has issued, which nobody hears."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToldEvents:
+    """What an allocator is told, and what of it repeats."""
+
+    events: tuple[Event, ...]
+    repeats: tuple[Repeat, ...]
+    longest_lead_ns: int
+    """How far the host was ahead of the GPU at most, while memory waited for it."""
+
+
+def complete_frees(events: Sequence[Event], repeats: Sequence[Repeat], prices: Prices) -> ToldEvents:
+    """The events that an allocator is told where kernels take this long: without launches, every `FreeCompleted` at its
+    time. Stretches that repeat are written out until the host is as far ahead of the GPU as once before."""
+    run = _Run(prices, first_unused_block(events))
+    written = 0
+    for repeat in repeats:
+        run.take(events[written : repeat.first])
+        run.take_repeated(events[repeat.first : repeat.after], repeat)
+        written = repeat.after
+    run.take(events[written:])
+    return ToldEvents(tuple(run.events), tuple(run.repeats), run.frees.longest_lead_ns)
+
+
+@dataclass(eq=False, slots=True)
+class _Collective:
+    """One that may keep blocks."""
+
+    end: int = 0
+    blocks: list[int] = field(default_factory=list)
+
+
+class PendingFrees:
+    """What was given up and is not free, because the GPU has not passed it."""
+
+    def __init__(self, prices: Prices) -> None:
+        self.clock = GpuClock(prices)
+        self._streams: dict[int, int] = {}
+        """Of each block that is alive."""
+        self._uses: defaultdict[int, set[int]] = defaultdict(set)
+        """Other streams that use a block."""
+        self._passing: defaultdict[int, deque[tuple[int, int]]] = defaultdict(deque)
+        """By stream: when it passes its uses of blocks that were given up, in order."""
+        self._unpassed: dict[int, int] = {}
+        """By block that was given up: how many streams have to pass."""
+        self._keepers: Counter[int] = Counter()
+        """By block: how many collectives keep it."""
+        self._collectives: dict[int, _Collective] = {}
+        """By the event that is its end; the latest of those with one number."""
+        self._issued: defaultdict[int, list[_Collective]] = defaultdict(list)
+        """By group: its collectives that may keep something."""
+        self._given_up: set[int] = set()
+        """Blocks that the program has given up and a collective keeps."""
+        self.longest_lead_ns = 0
+
+    def take(self, event: Event) -> Iterator[Event]:
+        """What the allocator is told of it."""
+        kind = type(event)
+        if kind is Launch:
+            yield from self._take_launch(event)  # type: ignore[arg-type]
+            return
+        if kind is Alloc:
+            yield from self._process_events()
+            self._streams[event.block] = event.stream  # type: ignore[union-attr]
+        elif kind is Free:
+            if self._keepers[event.block]:  # type: ignore[union-attr]
+                self._given_up.add(event.block)  # type: ignore[union-attr]
+                return
+            self._free(event.block)  # type: ignore[union-attr]
+        elif isinstance(event, Use):
+            if event.stream != self._streams.get(event.block):
+                self._uses[event.block].add(event.stream)
+        elif isinstance(event, Keep):
+            collective = self._collectives[event.collective]
+            collective.end = self.clock.events.get(event.collective, 0)
+            collective.blocks.append(event.block)
+            self._keepers[event.block] += 1
+            return
+        elif isinstance(event, EmptyCache):
+            self.clock.wait_until(max((queue[-1][0] for queue in self._passing.values() if queue), default=0))
+            yield from self._process_events()
+        elif isinstance(event, Mark) and event.phase is Phase.OPTIMIZER_STEP:
+            self.clock.take(_OPTIMIZER_WAITS)
+        yield event
+
+    def pending(self) -> list[int]:
+        """The blocks that are given up and not free, in an order that a repetition repeats."""
+        passing = (block for _, queue in sorted(self._passing.items()) for _, block in queue)
+        kept = (block for collective in self._keeping() for block in collective.blocks if block in self._given_up)
+        return list(dict.fromkeys((*passing, *kept)))
+
+    def state(self) -> tuple[object, ...]:
+        """All that decides when what follows passes, but for the names of blocks."""
+        now, numbers = self.clock.host, {block: number for number, block in enumerate(self.pending())}
+        passing = tuple(
+            (stream, tuple((max(at - now, 0), numbers[block]) for at, block in queue))
+            for stream, queue in sorted(self._passing.items())
+            if queue
+        )
+        kept = tuple((each.end - now, tuple(map(numbers.get, each.blocks))) for each in self._keeping())
+        return self.clock.lead(), passing, kept, now % WATCHDOG_NS if kept else 0
+
+    def _keeping(self) -> Iterator[_Collective]:
+        return (collective for _, issued in sorted(self._issued.items()) for collective in issued if collective.blocks)
+
+    def _take_launch(self, launch: Launch) -> Iterator[Event]:
+        if launch.kind == LaunchKind.ISSUE:
+            seen = self.clock.host // WATCHDOG_NS * WATCHDOG_NS
+            issued = self._issued[launch.stream]
+            for collective in issued:
+                if collective.end < seen:
+                    yield from self._let_go(collective)
+            self._collectives[launch.what] = _Collective()
+            self._issued[launch.stream] = [
+                *(collective for collective in issued if collective.blocks),
+                self._collectives[launch.what],
+            ]
+        elif launch.kind == LaunchKind.RELEASE:
+            if (waited := self._collectives.get(launch.what)) is not None:
+                yield from self._let_go(waited)
+        else:
+            self.clock.take(launch)
+
+    def _let_go(self, collective: _Collective) -> Iterator[Event]:
+        for block in collective.blocks:
+            self._keepers[block] -= 1
+            if not self._keepers[block] and block in self._given_up:
+                self._given_up.remove(block)
+                self._free(block)
+                yield Free(block)
+        collective.blocks.clear()
+
+    def _free(self, block: int) -> None:
+        """insert_events: of each stream that uses the block the moment at which it has ended what it was given."""
+        self._streams.pop(block, None)
+        self._keepers.pop(block, None)
+        streams = self._uses.pop(block, ())
+        for stream in streams:
+            self._passing[stream].append((max(self.clock.streams[stream], self.clock.host), block))
+        if streams:
+            self._unpassed[block] = len(streams)
+
+    def _process_events(self) -> Iterator[Event]:
+        """process_events: whatever the streams have passed by now is free."""
+        if self._unpassed or self._given_up:
+            self.longest_lead_ns = max(self.longest_lead_ns, self.clock.end() - self.clock.host)
+        for queue in self._passing.values():
+            while queue and queue[0][0] <= self.clock.host:
+                _, block = queue.popleft()
+                self._unpassed[block] -= 1
+                if not self._unpassed[block]:
+                    del self._unpassed[block]
+                    yield FreeCompleted(block)
+
+
+@dataclass(frozen=True, slots=True)
+class _Boundary:
+    """Between two repetitions: the state, how what is passed on is called there, and how many events were written."""
+
+    state: tuple[object, ...]
+    names: tuple[int, ...]
+    pending: tuple[int, ...]
+    written: int
+
+
+class _Run:
+    """Writes events down as the clock goes."""
+
+    def __init__(self, prices: Prices, unused: int) -> None:
+        self.events: list[Event] = []
+        self.repeats: list[Repeat] = []
+        self.frees = PendingFrees(prices)
+        self._unused = unused
+        self._now: dict[int, int] = {}
+        """How blocks are called that stand for others since a repetition."""
+
+    def take(self, events: Sequence[Event]) -> None:
+        self._write(rename_all(events, self._now))
+
+    def take_repeated(self, stretch: Sequence[Event], repeat: Repeat) -> None:
+        now, names, own = self._now, self._now, dict[int, int]()
+        past = [self._look([names.get(block, block) for block, _ in repeat.heirs])]
+        self.take(stretch)
+        done, left = 0, repeat.times
+        while left:
+            past = [*past[-_LONGEST_CYCLE:], self._look(_left_by(repeat, names, own))]
+            cycle = next((back for back in range(1, len(past)) if past[-1 - back].state == past[-1].state), 0)
+            if cycle and left >= cycle:
+                times, left = divmod(left, cycle)
+                self._leave_away(past[-1 - cycle], past[-1], times, cycle * repeat.iterations)
+                done += times * cycle
+                past = past[-1:]
+                continue
+            names = {**now, **repeat.pass_on(names, own)}
+            done, left = done + 1, left - 1
+            copied, own = copy_stretch(stretch, self._unused, done * repeat.iterations, names)
+            self._unused += len(own)
+            self._write(copied)
+        self._now = {**now, **repeat.left_names(names, own)}
+
+    def _write(self, events: Iterable[Event]) -> None:
+        for event in events:
+            self.events += self.frees.take(event)
+
+    def _look(self, names: Sequence[int]) -> _Boundary:
+        return _Boundary(self.frees.state(), tuple(names), tuple(self.frees.pending()), len(self.events))
+
+    def _leave_away(self, first: _Boundary, last: _Boundary, times: int, iterations: int) -> None:
+        heirs = (*zip(first.names, last.names, strict=True), *zip(first.pending, last.pending, strict=True))
+        self.repeats.append(Repeat(first.written, last.written, times, iterations, heirs))
+
+
+def _left_by(repeat: Repeat, names: Mapping[int, int], own: Mapping[int, int]) -> list[int]:
+    return [own.get(left, names.get(left, left)) for _, left in repeat.heirs]
