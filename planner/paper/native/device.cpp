@@ -58,17 +58,17 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::DeviceIndex deviceCount() const noexcept override { return static_cast<c10::DeviceIndex>(device_count.load()); }
   void record(void** event, const c10::Stream& stream, const c10::DeviceIndex, const c10::EventFlag) const override {
     const auto number = new_event();
-    note_launch(LaunchKind::Record, static_cast<int32_t>(stream.id()), number);
+    note_launch(LaunchKind::Record, told(stream), number);
     *event = reinterpret_cast<void*>(number);
   }
   void block(void* event, const c10::Stream& stream) const override {
-    note_launch(LaunchKind::Wait, static_cast<int32_t>(stream.id()), reinterpret_cast<int64_t>(event));
+    note_launch(LaunchKind::Wait, told(stream), reinterpret_cast<int64_t>(event));
   }
   bool queryEvent(void*) const override { return true; }
   void destroyEvent(void*, const c10::DeviceIndex) const noexcept override {}
   bool queryStream(const c10::Stream&) const override { return true; }
   void synchronizeStream(const c10::Stream& stream) const override {
-    note_launch(LaunchKind::HostWait, static_cast<int32_t>(stream.id()));
+    note_launch(LaunchKind::HostWait, told(stream));
   }
   void synchronizeEvent(void* event) const override {
     note_launch(LaunchKind::HostWaitEvent, 0, reinterpret_cast<int64_t>(event));
@@ -76,10 +76,11 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   void synchronizeDevice(const c10::DeviceIndex) const override { note_launch(LaunchKind::HostWait, kWholeDevice); }
   double elapsedTime(void*, void*, const c10::DeviceIndex) const override { return 0.0; }
   void recordDataPtrOnStream(const c10::DataPtr& data, const c10::Stream& stream) const override {
-    record_use(block_at(data.get()), static_cast<int32_t>(stream.id()));
+    record_use(block_at(data.get()), told(stream));
   }
 
  private:
+  static int32_t told(const c10::Stream& stream) { return stream_of_device(stream.device_index(), stream.id()); }
   static c10::Stream named(c10::Device device, c10::StreamId id) {
     const auto index = device.index() < 0 ? device_now : device.index();
     return c10::Stream(c10::Stream::UNSAFE, c10::Device(kType, index), id);
@@ -142,7 +143,7 @@ void check_device(c10::DeviceIndex device) {
               " of ", device_count.load(), ")\nGPU device may be out of range, do you have enough GPUs?");
 }
 
-int32_t current_stream() { return static_cast<int32_t>(stream_now); }
+int32_t current_stream() { return stream_of_device(device_now, stream_now); }
 c10::DeviceIndex current_device() { return device_now; }
 
 DeviceScope::DeviceScope(std::optional<c10::Device> device) : previous_(device_now) {

@@ -86,7 +86,7 @@ void read_config() {
 void take_workspace() {
   std::lock_guard<std::mutex> lock(gemm_mutex);
   read_config();
-  auto& workspace = workspaces[{handles.on(current_device()), stream_of_device(current_device(), current_stream())}];
+  auto& workspace = workspaces[{handles.on(current_device()), current_stream()}];
   if (workspace.get() != nullptr) return;
   static const std::string name = "cublas::workspace";
   KernelScope scope(name);

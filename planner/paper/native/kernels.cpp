@@ -354,7 +354,7 @@ at::Scalar local_scalar_dense(const at::Tensor& self) {
 }
 
 void record_stream(at::Tensor& self, at::Stream stream) {
-  record_use(block_at(self.storage().data()), stream_of_device(stream.device_index(), static_cast<int32_t>(stream.id())));
+  record_use(block_at(self.storage().data()), stream_of_device(stream.device_index(), stream.id()));
 }
 
 at::Tensor& set_source_storage(at::Tensor& self, at::Storage source, c10::SymInt offset, c10::SymIntArrayRef size,

@@ -115,15 +115,21 @@ void* taken(size_t bytes) {
   return address;
 }
 
+void number_device(c10::DeviceIndex device) {
+  std::lock_guard<std::mutex> lock(device_mutex);
+  if (std::find(devices.begin(), devices.end(), device) == devices.end()) devices.push_back(device);
+}
+
 struct PaperAllocator final : c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
     const c10::Device device(c10::DeviceType::CUDA, current_device());
     check_device(device.index());
     if (bytes == 0) return {nullptr, nullptr, &release, device};
     if (on_use != nullptr) on_use();
+    number_device(device.index());
     void* address = taken(bytes);
     const int64_t pool = pool_now();
-    const int64_t block = record_alloc(bytes, stream_of_device(device.index(), current_stream()), pool);
+    const int64_t block = record_alloc(bytes, current_stream(), pool);
     std::lock_guard<std::mutex> lock(block_mutex);
     blocks[address].block = block;
     blocks[address].pooled = pool != 0;
@@ -143,12 +149,10 @@ c10::Allocator* allocator() {
 
 void install_allocator() { c10::SetAllocator(c10::DeviceType::CUDA, allocator(), /*priority=*/255); }
 
-int32_t stream_of_device(c10::DeviceIndex device, int32_t stream) {
+int32_t stream_of_device(c10::DeviceIndex device, c10::StreamId stream) {
   std::lock_guard<std::mutex> lock(device_mutex);
   const auto found = std::find(devices.begin(), devices.end(), device);
-  const auto number = static_cast<int32_t>(found - devices.begin());
-  if (found == devices.end()) devices.push_back(device);
-  return number << kStreamBits | stream;
+  return static_cast<int32_t>(found - devices.begin()) << kStreamBits | static_cast<int32_t>(stream);
 }
 
 void forget_devices() {

@@ -16,11 +16,12 @@ size_t requested_bytes();
 // The most that ever was, whether anybody wrote it down or not.
 size_t highest_requested_bytes();
 
-int32_t current_stream();
 c10::DeviceIndex current_device();
 // A stream as the allocator is told of it: 24 bits of its number, above them which of the process's devices it is of. They
 // are numbered in the order of their first blocks, so that ranks with one device each say the same.
-int32_t stream_of_device(c10::DeviceIndex device, int32_t stream);
+int32_t stream_of_device(c10::DeviceIndex device, c10::StreamId stream);
+// Of the current device.
+int32_t current_stream();
 void forget_devices();
 // Of the device of this number; -1 for more than have blocks.
 c10::DeviceIndex device_numbered(int32_t number);

@@ -6,40 +6,29 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from planner.events import Alloc, Event, Free, FreeCompleted, Keep, Role, Use
-from planner.step_work import StepWork
 from planner.tracing.rank_trace import Trace
 
 STREAM_BITS = 24
 """Of a stream's number; above them is which device it is of (planner/paper/native/memory.cpp)."""
-_OF_A_BLOCK = (Free, FreeCompleted, Keep, Role)
-
-
-def number_of_device(event: Alloc) -> int:
-    """Which of the process's devices it asks, in the order of their first blocks."""
-    return event.stream >> STREAM_BITS
+_OF_A_BLOCK = (Alloc, Free, FreeCompleted, Keep, Role, Use)
 
 
 def traces_of_devices(trace: Trace) -> list[Trace]:
-    """One for each device, in their order; with several of them nothing is folded, and nobody knows how long their work
-    takes beside each other."""
-    if not any(number_of_device(event) for event in trace.events if isinstance(event, Alloc)):
+    """One for each device, in the order of their first blocks. With several of them nothing is folded, and the time of
+    an iteration is left out: it is that of all devices together."""
+    if not any(event.stream >> STREAM_BITS for event in trace.events if isinstance(event, Alloc)):
         return [trace]
     events = list(trace.written_out())
-    owner = {event.block: number_of_device(event) for event in events if isinstance(event, Alloc)}
+    owner = {event.block: event.stream >> STREAM_BITS for event in events if isinstance(event, Alloc)}
+    work = replace(trace.work, launches=())
     return [
-        replace(
-            trace, events=tuple(_of_device(events, owner, number)), repeats=(), work=StepWork(trace.work.kernels)
-        )
+        replace(trace, events=tuple(_of_device(events, owner, number)), repeats=(), work=work)
         for number in range(max(owner.values()) + 1)
     ]
 
 
 def _of_device(events: Sequence[Event], owner: dict[int, int], number: int) -> Iterator[Event]:
-    """Its own, and what is for all: marks, launches, waits, emptied caches. Its streams are numbered as those of one alone."""
-    own_stream = (1 << STREAM_BITS) - 1
+    """Its own, and what is for all: marks, waits, emptied caches, and launches, which move one host."""
     for event in events:
-        if isinstance(event, Alloc | Use):
-            if owner[event.block] == number:
-                yield replace(event, stream=event.stream & own_stream)
-        elif not isinstance(event, _OF_A_BLOCK) or owner[event.block] == number:
+        if not isinstance(event, _OF_A_BLOCK) or owner[event.block] == number:
             yield event
