@@ -23,8 +23,8 @@ _GPU = "H100-SXM-80GB"
 _VERSION = re.compile(r"[0-9]{1,2}\.[0-9]{1,2}")
 _MOST_STEPS, _MOST_SECONDS = 100_000, 86_400.0
 _MOST_STEPS_AT, _MOST_DIGITS = 16, 10
-_MOST_GPUS = 64
-"""Of one node that torch can see (torch 2.13, c10/cuda/CUDAMacros.h has 120 of a CUDA build)."""
+_MOST_GPUS = 120
+"""Of one node, that torch can see (torch 2.13, c10/cuda/CUDAMacros.h)."""
 
 
 def add_run(commands: Commands) -> None:
@@ -164,7 +164,7 @@ def _read_gpus(written: str) -> tuple[int, int]:
     """Nodes, and GPUs of each; 0 where nothing is said."""
     if not written:
         return 1, 0
-    match = re.fullmatch(r"(?:([1-9][0-9]{0,5})x)?([1-9][0-9]?)", written)
+    match = re.fullmatch(r"(?:([1-9][0-9]{0,5})x)?([1-9][0-9]{0,2})", written)
     if match is None or int(match[2]) > _MOST_GPUS:
         raise SpecError(
             f"--gpus is {written[:80]!a}",

@@ -10,6 +10,7 @@ from program_runs import Run
 from planner.allocator.replay import replay
 from planner.errors import ProgramError
 from planner.job.named_gpus import look_up
+from planner.planning.judging import timed_on
 from planner.planning.program import inputs_of, judge_program
 from planner.report.statement import Verdict
 from planner.tracing.program.device_traces import traces_of_devices
@@ -50,6 +51,24 @@ weights = [torch.zeros(size << 28, device=f"cuda:{index}", requires_grad=True) f
 optimizer = torch.optim.Adam(weights)
 for _ in range(3):
     sum((weight * 2).sum().to("cuda:0") for weight in weights).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+LATE = """
+import torch
+def make_layer(device):
+    return torch.nn.Linear(1024, 1024, device=device)
+{makes}
+optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+torch.cuda.set_device(layer.weight.device)
+side = torch.cuda.Stream()
+for _ in range(4):
+    data = torch.randn(8192, 8192, device="cuda")
+    with torch.cuda.stream(side):
+        data @ data
+    data.record_stream(side)
+    del data
+    layer(torch.randn(64, 1024, device="cuda")).square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()
 """
@@ -99,6 +118,19 @@ def test_data_parallel_copies_parameters_and_gathers_outputs(run: Run, program: 
     assert first > max(others)
     assert max(others) - min(others) < MIB
     assert 32 * MIB < max(others) < 32 * MIB + 3 * 32 * MIB
+
+
+def test_what_another_stream_uses_is_free_when_its_own_gpu_has_passed_it(run: Run, program: Program) -> None:
+    gpu = look_up("H100-SXM-80GB")
+    makes = ["layer = make_layer('cuda:0'); other = make_layer('cuda:1')",
+             "other = make_layer('cuda:0'); layer = make_layer('cuda:1')"]  # fmt: skip
+
+    found = [run(f"python {program(LATE.format(makes=each))}", gpus=2, patience=60) for each in makes]
+
+    traces = [traces_of_devices(each.trace)[device] for device, each in enumerate(found)]
+    peaks = [max(replay(list(timed_on(gpu, 2, trace).written_out())).reserved_bytes) for trace in traces]
+    assert peaks[0] == peaks[1]
+    assert peaks[0] > 3 * 256 * MIB  # the host is ahead of products that take long
 
 
 def test_data_parallel_on_one_gpu_is_the_module_itself(run: Run, program: Program) -> None:

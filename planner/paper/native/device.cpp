@@ -137,7 +137,7 @@ struct Hooks final : at::CUDAHooksInterface {
 
 }  // namespace
 
-// As torch 2.13 has it (c10/cuda/CUDAException.cpp).
+// CUDA's words for cudaErrorInvalidDevice.
 void check_device(c10::DeviceIndex device) {
   TORCH_CHECK(device < device_count.load(), "CUDA error: invalid device ordinal (cuda:", static_cast<int>(device),
               " of ", device_count.load(), ")\nGPU device may be out of range, do you have enough GPUs?");

@@ -94,7 +94,7 @@ class Endings:
     refuse: Callable[[PlannerError], NoReturn]
     """Is called in a child of it."""
     become: Become | None = None
-    """It goes on as a rank of another launch line; None where that is not to be had."""
+    """It goes on as a rank of another launch line; None where that is not possible."""
 
 
 class ProgramRun:

@@ -235,7 +235,7 @@ def _answer(order: ProgramOrder, answer: AnswerWriter, key: bytearray | None, *,
     os.write(first, b"1")
 
     def refuse(error: PlannerError) -> NoReturn:
-        os.read(turn, 1)  # of several children the first one speaks; the others wait for their end
+        os.read(turn, 1)  # of several children one answers; the others wait until they are ended
         answer.write(PROBLEM, problem_text(error))
         os.kill(process, signal.SIGKILL)
         os._exit(1)

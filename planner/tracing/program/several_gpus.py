@@ -1,6 +1,7 @@
 """What a process with several GPUs moves between them: torch.nn.parallel's copies, and NCCL within one process.
 
-Sizes and orders are those of torch 2.13 (torch/csrc/cuda/comm.cpp, torch/csrc/utils/tensor_flatten.cpp).
+Sizes and orders are those of torch 2.4 (torch/csrc/cuda/comm.cpp, torch/csrc/utils/tensor_flatten.cpp); take_tensors
+was called in torch 2.13 too.
 """
 
 from __future__ import annotations
@@ -15,9 +16,8 @@ from torch._utils import _unflatten_dense_tensors
 
 
 def broadcast(tensor: Tensor, devices: Sequence[int]) -> list[Tensor]:
-    """The tensor itself on the first device, if it is on a GPU, and a copy on each other one."""
-    held = [tensor] if tensor.is_cuda else []
-    return held + [_copy(tensor, device) for device in devices[len(held) :]]
+    """The tensor itself on its own device, and a copy on each other one."""
+    return [tensor.to(torch.device("cuda", device), non_blocking=True) for device in devices]
 
 
 def broadcast_out(tensor: Tensor, outputs: Sequence[Tensor]) -> list[Tensor]:
@@ -33,7 +33,8 @@ def broadcast_coalesced(tensors: Sequence[Tensor], devices: Sequence[int], buffe
     with torch.cuda.device(devices[0]):
         for chunk in _chunks(tensors, buffer_size):
             parts = [tensors[index] for index in chunk]
-            flat = torch.cat([part.contiguous().view(-1) for part in parts]) if len(parts) > 1 else parts[0].view(-1)
+            rows = [part.contiguous().view(-1) for part in parts]
+            flat = torch.cat(rows) if len(rows) > 1 else rows[0]
             for copied, buffer in zip(copies, broadcast(flat, devices)[1:], strict=True):
                 views = _unflatten_dense_tensors(buffer, parts)
                 copied.update({index: view.data for index, view in zip(chunk, views, strict=True)})
@@ -41,14 +42,14 @@ def broadcast_coalesced(tensors: Sequence[Tensor], devices: Sequence[int], buffe
 
 
 def _chunks(tensors: Sequence[Tensor], buffer_size: int) -> list[list[int]]:
-    """Indices of tensors that travel together; the last of a buffer counts twice for its size, as in take_tensors."""
+    """Indices of tensors that travel together, as take_tensors has them."""
     chunks: list[list[int]] = []
     waiting: defaultdict[Any, list[int]] = defaultdict(list)
     sizes: defaultdict[Any, int] = defaultdict(int)
     for index, tensor in enumerate(tensors):
         waiting[tensor.dtype].append(index)
         sizes[tensor.dtype] += tensor.nbytes
-        if sizes[tensor.dtype] + tensor.nbytes >= buffer_size:
+        if sizes[tensor.dtype] >= buffer_size:
             chunks.append(waiting.pop(tensor.dtype))
             del sizes[tensor.dtype]
     return [*chunks, *waiting.values()]
@@ -71,8 +72,8 @@ def gather(tensors: Sequence[Tensor], dim: int = 0, destination: int | None = No
     index = torch.accelerator.current_device_index() if destination is None else destination
     sizes = list(tensors[0].shape)
     sizes[dim] = sum(tensor.shape[dim] for tensor in tensors)
-    is_last = all(tensor.is_contiguous(memory_format=torch.channels_last) for tensor in tensors if tensor.dim() == 4)
-    layout = torch.channels_last if is_last and len(sizes) == 4 else torch.contiguous_format
+    is_last = len(sizes) == 4 and all(tensor.is_contiguous(memory_format=torch.channels_last) for tensor in tensors)
+    layout = torch.channels_last if is_last else torch.contiguous_format
     device = torch.device("cpu") if index == -1 else torch.device("cuda", index)
     result = torch.empty(sizes, dtype=tensors[0].dtype, device=device, memory_format=layout)
     return gather_out(tensors, result, dim)
@@ -82,7 +83,7 @@ def gather_out(tensors: Sequence[Tensor], output: Tensor, dim: int = 0) -> Tenso
     """Into a tensor that is there."""
     start = 0
     for tensor in tensors:
-        output.narrow(dim, start, tensor.shape[dim]).copy_(tensor, non_blocking=True)
+        output.narrow(dim, start, tensor.shape[dim]).copy_(tensor, non_blocking=output.is_cuda)
         start += tensor.shape[dim]
     return output
 
@@ -108,7 +109,3 @@ BINDINGS = {
     ),
 }
 """Of `torch._C`."""
-
-
-def _copy(tensor: Tensor, device: int) -> Tensor:
-    return tensor.to(torch.device("cuda", device), non_blocking=True, copy=True)
