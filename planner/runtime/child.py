@@ -13,6 +13,7 @@ import tempfile
 import traceback
 from collections.abc import Mapping
 from dataclasses import replace
+from os import execve  # that of a program under `planner run` changes the environment
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -62,7 +63,7 @@ def start_anew(task: Task, answer: AnswerWriter, environment: Mapping[str, str])
         os.dup2(request, 0)
         os.dup2(answer.descriptor, 1)
     words = interpreter_words(MAIN, "0")
-    os.execve(words[0], words, dict(environment))
+    execve(words[0], words, dict(environment))
 
 
 def run(task: Task, answer: int) -> None:

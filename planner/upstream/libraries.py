@@ -95,6 +95,7 @@ PROGRAM_HOST = (
             "what reaches the GPU is a rank; what does not is forked, and has none",
         "subprocess:Popen.__init__": "a launcher that the program starts is followed, other commands see no GPU",
         "os:system": "as a command of subprocess",
+        "os:execve posix_spawn posix_spawnp": "a command that is given an environment sees no GPU of the machine",
         "os:putenv unsetenv": "GPUs of the machine stay hidden, whatever the program says of them",
     }),
     *patch("program host memory", _MEMORY, has_source=False, targets={

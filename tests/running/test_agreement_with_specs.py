@@ -16,7 +16,7 @@ from planner.job.rank_sets import RankSet
 from planner.job.schema import Cluster, Job, Model
 from planner.planning.judging import RankTrace, judge_trace
 from planner.planning.pipeline import plan
-from planner.planning.program import inputs_of, judge_run
+from planner.planning.program import inputs_of, judge_devices
 from planner.planning.program_ranks import RankShare
 from planner.tracing.program.launch_line import parse
 from planner.truth.calibration.correction import approximations_of_kernels
@@ -100,8 +100,8 @@ def test_one_trace_is_judged_alike(run: Run, program: Callable[[str], str], mode
     work = inputs_of(parse(command.split()), command.split(), gpu, calibration=none)
     job = Job(model=Model(), cluster=Cluster(gpu=work.gpu), software=work.software)
 
-    as_program = judge_run(work, RankShare(found, "0", untried=False)).statement
+    (judged,) = judge_devices(work, RankShare(found, "0", untried=False))
     as_spec = judge_trace(job, RankTrace(RankClass(0, RankSet.world(1), {}), found.trace), none).statement
 
-    assert as_program.peak == as_spec.peak
+    assert judged.statement.peak == as_spec.peak
     assert {each.name for each in approximations_of_kernels(found.trace.unknown_workspaces)} == names

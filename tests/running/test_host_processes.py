@@ -51,6 +51,9 @@ WORKS = {
     assert subprocess.check_output(seen, text=True).strip() == "''"
     assert subprocess.check_output(seen, text=True, env=dict(os.environ)).strip() == "''"
     assert os.system("test -z $CUDA_VISIBLE_DEVICES") == 0 and os.system("exit 3") == 3 << 8
+    hidden = ["sh", "-c", "test -z $CUDA_VISIBLE_DEVICES"]
+    assert os.spawnvpe(os.P_WAIT, "sh", hidden, os.environ) == 0
+    assert os.waitpid(os.posix_spawnp("sh", hidden, os.environ), 0)[1] == 0
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "0" """,
     "a program for the host": """open("prepare.py", "w").write("open('prepared', 'w').write('yes')")
     subprocess.run([sys.executable, "prepare.py"], check=True)

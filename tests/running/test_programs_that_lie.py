@@ -213,7 +213,8 @@ def verdict(run: RankRun) -> Verdict:
     known = catalog.by_name("H100-SXM-80GB")
     assert known is not None
     work = programs.inputs_of(parse(["python", "program.py"]), ["python", "program.py"], known)
-    return programs.judge_run(work, RankShare(run, "0", untried=False)).statement.verdict
+    (judged,) = programs.judge_devices(work, RankShare(run, "0", untried=False))
+    return judged.statement.verdict
 
 
 @pytest.mark.parametrize("way", WAYS)

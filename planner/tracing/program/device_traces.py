@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from planner.events import Alloc, Event, Free, FreeCompleted, Keep, Role, Use
+from planner.events import Alloc, Free, FreeCompleted, Keep, Role, Use
 from planner.tracing.rank_trace import Trace
 
 STREAM_BITS = 24
 """Of a stream's number; above them is which device it is of (planner/paper/native/memory.cpp)."""
 _OF_A_BLOCK = (Alloc, Free, FreeCompleted, Keep, Role, Use)
+"""All else is for every device: marks, waits, emptied caches, and launches, which one host makes."""
 
 
 def traces_of_devices(trace: Trace) -> list[Trace]:
@@ -22,13 +22,13 @@ def traces_of_devices(trace: Trace) -> list[Trace]:
     owner = {event.block: event.stream >> STREAM_BITS for event in events if isinstance(event, Alloc)}
     work = replace(trace.work, launches=())
     return [
-        replace(trace, events=tuple(_of_device(events, owner, number)), repeats=(), work=work)
+        replace(
+            trace,
+            events=tuple(
+                event for event in events if not isinstance(event, _OF_A_BLOCK) or owner[event.block] == number
+            ),
+            repeats=(),
+            work=work,
+        )
         for number in range(max(owner.values()) + 1)
     ]
-
-
-def _of_device(events: Sequence[Event], owner: dict[int, int], number: int) -> Iterator[Event]:
-    """Its own, and what is for all: marks, waits, emptied caches, and launches, which move one host."""
-    for event in events:
-        if not isinstance(event, _OF_A_BLOCK) or owner[event.block] == number:
-            yield event

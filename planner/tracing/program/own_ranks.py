@@ -58,12 +58,18 @@ class OwnRanks:
     def defer(self, process: processes.BaseProcess) -> None:
         """The process is to be one of the ranks: which one this is, is known when the program waits for the first."""
         self._waiting.append(process)
-        vars(process).update(_popen=_Joined(self._run_waiting), _parent_pid=os.getpid())
+        vars(process).update(_popen=_Joined(self.run_waiting), _parent_pid=os.getpid())
 
     def run_waiting(self) -> None:
-        """The program is at its end, and would wait for what it has started."""
-        if self._waiting:
-            self._run_waiting()
+        """The program waits for what it has started, or is at its end, which does."""
+        waiting, self._waiting = self._waiting, []
+
+        def run(rank: int) -> None:
+            vars(processes)["_current_process"] = waiting[rank]
+            waiting[rank].run()
+
+        if waiting:
+            self._run_rank(len(waiting), "multiprocessing.Process", run)
 
     def refuse_waiting(self) -> None:
         """Enough was seen of a program that trains beside processes that it started and does not wait for."""
@@ -76,16 +82,6 @@ class OwnRanks:
                 remedy=_CHANGE,
                 place=self._order.line.program,
             )
-
-    def _run_waiting(self) -> None:
-        waiting, self._waiting = self._waiting, []
-
-        def run(rank: int) -> None:
-            vars(processes)["_current_process"] = waiting[rank]
-            waiting[rank].run()
-
-        if waiting:
-            self._run_rank(len(waiting), "multiprocessing.Process", run)
 
     def _run_rank(self, count: int, how: str, run: Callable[[int], Any]) -> None:
         rank = self._take_rank(count, how)

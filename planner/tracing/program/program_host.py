@@ -9,7 +9,7 @@ import inspect
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from multiprocessing import popen_fork
 from pathlib import PurePath
@@ -195,6 +195,7 @@ def kept_inside(
            for module in (".spawn", "") for name in ("spawn", "start_processes")},
         "multiprocessing.process:BaseProcess.start": outside.start_process,
         "subprocess:Popen.__init__": outside.open_command,
+        **{f"os:{name}": _without_gpus for name in ("execve", "posix_spawn", "posix_spawnp")},
     }  # fmt: skip
     if not _inside:
         sys.addaudithook(_audit)
@@ -205,6 +206,14 @@ def kept_inside(
             yield
     finally:
         _inside.remove(outside)
+
+
+def _without_gpus(real: Callable[..., Any]) -> Callable[..., Any]:
+    def start(path: Any, words: Any, environment: Mapping[Any, Any], **options: Any) -> Any:
+        hidden = {name: value for name, value in environment.items() if os.fsdecode(name) != _GPUS}
+        return real(path, words, {**hidden, _GPUS: ""}, **options)
+
+    return start
 
 
 def _hiding(real: Callable[..., None]) -> Callable[..., None]:
