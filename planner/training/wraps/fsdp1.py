@@ -7,11 +7,11 @@ sharded; along `dp_replicate` the shards are replicated (HYBRID_SHARD).
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +31,7 @@ from planner.events import Category
 from planner.job import schema
 from planner.training.batch_shapes import floating
 from planner.training.host import Host
-from planner.training.observers import NullObserver, Observer, in_region, path_in_job
+from planner.training.observers import NullObserver, Observer, path_in_job
 from planner.training.wraps.fsdp2 import groups_of_paths
 
 _HANDLE = "torch.distributed.fsdp._flat_param:FlatParamHandle"
@@ -111,20 +111,25 @@ def _policy(spec: schema.DpShard) -> MixedPrecision:
 
 
 class _Materializer:
-    """Gives a module's own parameters and buffers memory on the device; what is tied stays tied."""
+    """Gives a module's own parameters and buffers memory on the device; what is tied stays tied.
+
+    What it made it does not hold: a unit's parameters go when they have been made flat.
+    """
 
     def __init__(self, device: torch.device, host: Host) -> None:
         self._device, self._host = device, host
-        self._made: dict[Tensor, Tensor] = {}
+        self._made: dict[Tensor, weakref.ref[Tensor]] = {}
 
     def __call__(self, module: nn.Module) -> None:
         for owned in (module._parameters, module._buffers):
             for name, tensor in owned.items():
                 if tensor is None or not tensor.is_meta:
                     continue
-                if tensor not in self._made:
-                    self._made[tensor] = self._make(tensor)
-                owned[name] = self._made[tensor]
+                made = self._made[tensor]() if tensor in self._made else None
+                if made is None:
+                    made = self._make(tensor)
+                    self._made[tensor] = weakref.ref(made)
+                owned[name] = made
 
     @torch.no_grad()
     def _make(self, tensor: Tensor) -> Tensor:
@@ -148,17 +153,17 @@ def observe_fsdp(observer: Observer) -> Iterator[None]:
     if isinstance(observer, NullObserver):
         yield
         return
-    names: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+    names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
     def tell(handle: Any, tensor: Tensor | None, category: Category, what: str = "") -> None:
         if tensor is not None:
-            observer.assign(tensor, category, f"{names.get(handle, 'flat_param')} {what}".strip())
+            observer.assign(tensor, category, f"{names.get(handle, '_flat_param')} {what}".strip())
 
     def naming(function: Callable[..., Any]) -> Callable[..., Any]:
         def initialise(root: Any, module: nn.Module) -> None:
             for path, unit in module.named_modules():
                 if isinstance(unit, FullyShardedDataParallel) and unit._handle is not None:
-                    names[unit._handle] = f"{path_in_job(path)}.flat_param".removeprefix(".")
+                    names[unit._handle] = f"{path_in_job(path)}._flat_param".removeprefix(".")
                     tell(unit._handle, unit._handle.flat_param, Category.PARAMETER)
             function(root, module)
 
@@ -183,7 +188,8 @@ def observe_fsdp(observer: Observer) -> Iterator[None]:
     def reducing(function: Callable[..., Any]) -> Callable[..., Any]:
         def hook(state: Any, handle: Any, *others: Any) -> Any:
             tell(handle, handle.flat_param.grad, Category.GRADIENT, "(whole)")
-            return function(state, handle, *others)
+            with observer.region(Category.COMMUNICATION, "reduce_gradient"):
+                return function(state, handle, *others)
 
         return hook
 
@@ -204,9 +210,6 @@ def observe_fsdp(observer: Observer) -> Iterator[None]:
 
     wrapped: dict[str, upstream.Wrapper] = {
         f"{_RUNTIME}:_share_state_and_init_handle_attrs": naming,
-        f"{_RUNTIME}:_get_reduce_scatter_tensors": partial(
-            in_region, observer=observer, category=Category.COMMUNICATION, name="reduce_scatter"
-        ),
         f"{_RUNTIME}:_post_backward_hook": reducing,
         f"{_RUNTIME}:_accumulate_sharded_grad": accumulated,
         f"{_RUNTIME}:_reduce_grad_no_shard": reduced_whole,
