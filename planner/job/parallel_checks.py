@@ -209,7 +209,7 @@ def check_experts(job: Job, document: Node) -> None:
 
 _OF_FSDP1 = (
     "no_shard", "use_orig_params", "backward_prefetch", "forward_prefetch", "limit_all_gathers", "sync_module_states",
-    "autocast", "wrap_size", "wrap_trained",
+    "autocast", "wrap", "wrap_size", "wrap_trained",
 )  # fmt: skip
 _OF_FSDP2 = ("keep_last", "prefetch")
 
@@ -239,10 +239,11 @@ def check_flat_parameters(job: Job, document: Node) -> None:
             "parallel.dp_shard.autocast", problem, allowed="false; true beside train.precision fsdp_mixed",
             remedy="autocast alone is train.precision: bf16_autocast",
         )  # fmt: skip
-    if shard.wrap_size and (shard.groups or shard.wrap_trained):
-        name = "groups" if shard.groups else "wrap_trained"
-        problem = f"names units beside wrap_size {shard.wrap_size}, which makes all of them"
-        raise document.fault(f"parallel.dp_shard.{name}", problem, remedy="delete one of the two")
+    named = {"groups": shard.groups, "wrap_trained": shard.wrap_trained, "wrap": shard.wrap == "none"}
+    for name in named if shard.wrap_size else ():
+        if named[name]:
+            problem = f"is said beside wrap_size {shard.wrap_size}, which makes all units"
+            raise document.fault(f"parallel.dp_shard.{name}", problem, remedy="delete one of the two")
     if shard.no_shard and parallel.dp_replicate.degree > 1:
         raise document.fault(
             "parallel.dp_shard.no_shard",

@@ -81,9 +81,11 @@ class DpShard:
     autocast: bool = False
     """Of fsdp1 under `fsdp_mixed`: forward and loss run under autocast in bfloat16 as well, as accelerate and Lightning
     have it."""
+    wrap: Annotated[str, one_of("blocks", "none")] = "blocks"
+    """Of fsdp1: which modules are units beside the root, the blocks (a transformer auto wrap policy) or none."""
     wrap_size: Annotated[int, whole(0, "parameters")] = 0
     """Of fsdp1: units are modules of at least so many parameters (size_based_auto_wrap_policy) instead of blocks; 0:
-    blocks."""
+    not by size."""
     wrap_trained: bool = False
     """Of fsdp1: modules without children whose weight is trained are units, as peft's fsdp_auto_wrap_policy has it."""
 

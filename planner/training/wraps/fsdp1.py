@@ -91,7 +91,8 @@ def _wrap_policy(model: nn.Module, blocks: Sequence[nn.Module], spec: schema.DpS
     """Which modules are units: those of a size, or the blocks with the groups and, where asked for, trained leaves."""
     if spec.wrap_size:
         return partial(size_based_auto_wrap_policy, min_num_params=spec.wrap_size)
-    units = [module for module in (*blocks, *groups_of_paths(model, spec.groups)) if isinstance(module, nn.Module)]
+    units = list(blocks) if spec.wrap == "blocks" else []
+    units += [module for module in groups_of_paths(model, spec.groups) if isinstance(module, nn.Module)]
     if spec.wrap_trained:
         units += [module for module in model.modules() if _is_trained_leaf(module)]
     chosen = {id(module) for module in units}
