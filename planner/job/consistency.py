@@ -143,7 +143,7 @@ def check(job: Job, document: Node) -> None:
     if job.train.precision == "fsdp_mixed" and shard.degree * parallel.cp.degree * parallel.ep.degree == 1:
         raise document.fault(
             "train.precision",
-            "is fsdp_mixed, a policy of FSDP, and nothing is sharded",
+            "is fsdp_mixed, the policy of fully_shard, and nothing is sharded",
             allowed="none, bf16_autocast, fp16_autocast",
         )
     ranks = shard.reshard_after_forward

@@ -251,14 +251,13 @@ def check_flat_parameters(job: Job, document: Node) -> None:
             allowed="all ranks in dp_shard.degree, dp_replicate 1",
         )
     axes = {f"parallel.{axis}": degree > 1 for axis, degree in axis_degrees(parallel).items() if axis in _OTHER_AXES}
-    train, adapter = job.train, job.model.adapter
+    train = job.train
     against = {
         **axes,
         "post_training": job.post_training is not None,
         "train.checkpoint_load": train.checkpoint_load is not None,
         "train.checkpoint_save": train.checkpoint_save is not None,
         "train.optimizer_in_backward": train.optimizer_in_backward,
-        "model.adapter": adapter is not None and adapter.kind == "qlora",
     }
     for path, is_there in against.items():
         if is_there:

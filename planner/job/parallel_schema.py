@@ -44,7 +44,7 @@ class DpShard:
     degree: Ranks = 1
     """Over how many ranks parameters, gradients and optimizer state are sharded."""
     kind: Annotated[str, one_of("fsdp2", "fsdp1")] = "fsdp2"
-    """fsdp2: `fully_shard`. fsdp1: FullyShardedDataParallel, one flat parameter to a unit; the default of accelerate."""
+    """fsdp2: `fully_shard`. fsdp1: FullyShardedDataParallel, one flat parameter to a unit, accelerate's default."""
     reshard_after_forward: Reshard = True
     """Of the blocks; a number: to so many ranks, of fsdp2. The root keeps its parameters, as torch does by default.
     Of fsdp1 true is FULL_SHARD, false SHARD_GRAD_OP, beside `dp_replicate` HYBRID_SHARD and _HYBRID_SHARD_ZERO2."""

@@ -82,9 +82,7 @@ def test_the_trainer_asks_for_version_1(folder: Folder) -> None:
 
     shard = folder.import_job(training_arguments=arguments, torchrun=TORCHRUN).job.parallel.dp_shard
 
-    assert shard == DpShard(
-        degree=2, **{**MIXED, "sync_module_states": False, "backward_prefetch": "BACKWARD_PRE"}
-    )
+    assert shard == DpShard(degree=2, **{**MIXED, "sync_module_states": False, "backward_prefetch": "BACKWARD_PRE"})
 
 
 def test_the_trainer_wraps_what_is_trained_of_an_adapter(folder: Folder) -> None:

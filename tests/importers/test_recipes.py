@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from foreign_files import FSDP_2, accelerate_config
 from importing_folder import LLAMA, TORCHRUN, ZERO_2, Folder
 
 from planner.job.loading import document

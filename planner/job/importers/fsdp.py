@@ -166,8 +166,9 @@ def _fill_first(draft: Draft, settings: Mapping[str, Node], *, mixed: bool, plac
         draft.suppose(f"{_SHARD}.wrap_size", size.plain(), size.place)
     elif wrap != "TRANSFORMER_BASED_WRAP":  # by a size of 0 accelerate wraps nothing
         draft.suppose(f"{_SHARD}.wrap", "none", place if policy is None else policy.place)
-    is_ignored = strategy is settings.get("reshard_after_forward") and strategy is not None
-    return [IGNORED_STRATEGY] if is_ignored and _strategy_name(strategy) != "FULL_SHARD" else []
+    asked = settings.get("reshard_after_forward")
+    is_ignored = strategy is not None and strategy is asked and _strategy_name(strategy) != "FULL_SHARD"
+    return [IGNORED_STRATEGY] if is_ignored else []
 
 
 def tell_parts(

@@ -122,6 +122,7 @@ class _Materializer:
         self._made: dict[Tensor, weakref.ref[Tensor]] = {}
 
     def __call__(self, module: nn.Module) -> None:
+        owned: Any
         for owned in (module._parameters, module._buffers):
             for name, tensor in owned.items():
                 if tensor is None or not tensor.is_meta:
