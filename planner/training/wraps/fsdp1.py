@@ -71,9 +71,12 @@ def shard(
                 use_orig_params=spec.use_orig_params,
             )
         except ValueError as refusal:
-            takes_both = "use_orig_params: true takes trained and frozen parameters in one unit"
+            takes_both = (
+                "use_orig_params: true takes trained and frozen parameters in one unit, wrap_trained: true gives"
+                " trained layers units of their own"
+            )
             raise SpecError(
-                f"FullyShardedDataParallel refuses the model: {refusal}",
+                f"FullyShardedDataParallel refuses the model: {str(refusal).partition(chr(10))[0]}",
                 remedy=takes_both if "requires_grad" in str(refusal) else "",
                 place="parallel.dp_shard",
             ) from refusal
