@@ -9,6 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FlatParameter
 from torch.distributed.tensor import DTensor
 
 from planner import upstream
@@ -169,7 +170,7 @@ def telling_gradients(model: nn.Module, observer: Observer, *, bucket_views: boo
     handles = [
         parameter.register_post_accumulate_grad_hook(partial(tell, path_in_job(name)))
         for name, parameter in model.named_parameters()
-        if parameter.requires_grad
+        if parameter.requires_grad and not isinstance(parameter, FlatParameter)  # told whole, and as a shard (fsdp1)
     ]
     try:
         yield

@@ -184,8 +184,9 @@ FSDP1 = (
     *patch("fsdp1 told", _FLAT, change=Change.REPORTED, has_source=False, targets={
         "torch.distributed.fsdp._runtime_utils:_share_state_and_init_handle_attrs":
             "the first forward, in which units are known by their paths and flat parameters are told",
-        "torch.distributed.fsdp._runtime_utils:_post_backward_hook":
-            "the gradient of a whole flat parameter is there, and what is sent of it is allocated",
+        "torch.distributed.fsdp._runtime_utils:_post_backward_hook": "the gradient of a whole flat parameter is there",
+        "torch.distributed.fsdp._runtime_utils:_get_reduce_scatter_tensors":
+            "allocates what is sent, which is told as communication",
         "torch.distributed.fsdp._runtime_utils:_accumulate_sharded_grad _reduce_grad_no_shard":
             "the gradient that is kept, whose storage is another one in low precision",
         "torch.distributed.fsdp._flat_param:FlatParamHandle._alloc_padded_unsharded_flat_param":

@@ -39,9 +39,11 @@ def test_what_a_unit_takes_is_named(runs: Both) -> None:
     }
 
 
-@pytest.mark.parametrize("named", ["_flat_param (gathered)", "layers.0._flat_param (whole)"])
-def test_a_whole_flat_parameter_or_gradient_less_is_noticed(runs: Both, named: str) -> None:
-    paper, real = runs["full-shard", 0]
+@pytest.mark.parametrize(
+    ("name", "named"), [("full-shard", "_flat_param (gathered)"), ("flat-unreduced", "layers.0._flat_param (whole)")]
+)
+def test_a_whole_flat_parameter_or_gradient_less_is_noticed(runs: Both, name: str, named: str) -> None:
+    paper, real = runs[name, 0]
     told = [each.block for each in paper.events if isinstance(each, Role) and each.name == named]
 
     assert peaks_that_differ(Run(without(paper.events, *told), {}), real) != {}

@@ -158,6 +158,8 @@ def observe_fsdp(observer: Observer) -> Iterator[None]:
     if isinstance(observer, NullObserver):
         yield
         return
+    whole_dtype: torch.dtype | None = None
+    """Of the gradient that is being reduced, as autograd made it."""
     names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
     def tell(handle: Any, tensor: Tensor | None, category: Category, what: str = "") -> None:
@@ -192,11 +194,23 @@ def observe_fsdp(observer: Observer) -> Iterator[None]:
 
     def reducing(function: Callable[..., Any]) -> Callable[..., Any]:
         def hook(state: Any, handle: Any, *others: Any) -> Any:
-            tell(handle, handle.flat_param.grad, Category.GRADIENT, "(whole)")
-            with observer.region(Category.COMMUNICATION, "reduce_gradient"):
-                return function(state, handle, *others)
+            nonlocal whole_dtype
+            if (gradient := handle.flat_param.grad) is not None:
+                whole_dtype = gradient.dtype
+                tell(handle, gradient, Category.GRADIENT, "(whole)")
+            del gradient
+            return function(state, handle, *others)
 
         return hook
+
+    def sending(function: Callable[..., Any]) -> Callable[..., Any]:
+        def make_tensors(state: Any, gradient: Tensor) -> Any:
+            if gradient.dtype != whole_dtype:  # a copy in which it is reduced
+                observer.assign(gradient, Category.COMMUNICATION, "reduce_gradient")
+            with observer.region(Category.COMMUNICATION, "reduce_gradient"):
+                return function(state, gradient)
+
+        return make_tensors
 
     def accumulated(function: Callable[..., Any]) -> Callable[..., Any]:
         def accumulate(state: Any, handle: Any, *others: Any) -> Any:
@@ -216,6 +230,7 @@ def observe_fsdp(observer: Observer) -> Iterator[None]:
     wrapped: dict[str, upstream.Wrapper] = {
         f"{_RUNTIME}:_share_state_and_init_handle_attrs": naming,
         f"{_RUNTIME}:_post_backward_hook": reducing,
+        f"{_RUNTIME}:_get_reduce_scatter_tensors": sending,
         f"{_RUNTIME}:_accumulate_sharded_grad": accumulated,
         f"{_RUNTIME}:_reduce_grad_no_shard": reduced_whole,
         f"{_HANDLE}._alloc_padded_unsharded_flat_param": gathering,
