@@ -21,7 +21,7 @@ from planner.events import Category
 from planner.paper.recorder import Recorder
 from planner.tracing.program.stopping import Kind, Moments
 from planner.training import observers, optimizers
-from planner.training.wraps import fsdp2
+from planner.training.wraps import fsdp1, fsdp2
 from planner.training.wraps.ddp import ObservedReducer
 
 _Versions = tuple[int, int | None]
@@ -159,6 +159,7 @@ class Watcher:
         try:
             with (
                 upstream.patch_targets("program watched", wrapped=wrapped),
+                fsdp1.observe_fsdp(self._recorder),
                 fsdp2.observe_fsdp(self._recorder),
                 observers.observe_collectives(self._recorder),
             ):
