@@ -433,24 +433,21 @@ def _batch_moments(run: RankRun, statement: RankClassStatement) -> Iterator[Name
 def _describe_sizes(run: RankRun) -> Iterator[str]:
     """That sizes vary, and how far that is in the figures."""
     for loader in run.drawn:
-        many = f"{'all ' if loader.whole else ''}{loader.drawn:,} batches"
-        untried = [batch for batch in loader.tried if not batch.iteration and batch.name == LARGEST]
+        epoch = f" of {loader.epoch:,}" if loader.epoch > loader.drawn else ""
         yield (
-            f"the sizes of batches vary: {_say_size(loader.size)} among {many} of an epoch that were drawn ahead"
-            f"{', and the largest did not come into a forward as it is: it may be in no figure' if untried else ''}"
+            f"the sizes of batches vary: {_say_size(loader.size)} among {loader.drawn:,}{epoch} drawn ahead"
         )
-    if run.varying is not None and not any(LARGEST == each.name for loader in run.drawn for each in loader.tried):
-        yield (
-            f"the sizes of inputs vary: {_say_size(run.varying)}; larger ones than these may come, and what they take"
-            " is in no figure"
-        )
+        if loader.drawn != loader.epoch:
+            yield "larger ones may come, and are in no figure (--batches draws more)"
+        if not all(batch.iteration for batch in loader.tried if batch.name == LARGEST):
+            yield "the largest batch was not given to the program: it is in no figure"
+    if run.varying is not None and not run.drawn:
+        yield f"the sizes of inputs vary: {_say_size(run.varying)}; larger ones may come, and are in no figure"
 
 
 def _say_size(size: VaryingSize) -> str:
     name, place = size.name or "the batch", f" ({size.place})" if size.place else ""
-    return (
-        f"{name}{place} is {list(size.smallest)} to {list(size.largest)}, in {size.different:,} shapes"
-    )
+    return f"{name}{place} is {list(size.smallest)} to {list(size.largest)}, in {size.different:,} shapes"
 
 
 def _describe_later_steps(run: RankRun, asked: Sequence[int]) -> Iterator[str]:

@@ -43,11 +43,11 @@ class TriedBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawnBatches:
-    """What a data loader gives: `drawn` batches of an epoch, or the `whole` of it."""
+    """What a data loader gives: `drawn` batches of the `epoch`, whose number is 0 where that is not known."""
 
     size: VaryingSize
     drawn: int
-    whole: bool
+    epoch: int
     tried: tuple[TriedBatch, ...] = ()
 
 
@@ -97,9 +97,7 @@ class LargestBatches:
             bin_of_it = round(math.log(max(sizes[math.ceil(share * len(sizes)) - 1], 1)) / _BIN)
             kept.setdefault(self._alike[bin_of_it][0], (name, self._alike[bin_of_it][1]))
         varied = [
-            (name, dim)
-            for name, dim in self._largest
-            if len({shapes.get(name) for shapes in self.seen}) > 1 and len({_extent(s, name, dim) for s in self.seen}) > 1
+            (name, dim) for name, dim in self._largest if len({_extent(each, name, dim) for each in self.seen}) > 1
         ]
         # All elements of the largest tensors come first: of ways beyond the most that are tried, dims are left out.
         varied.sort(key=lambda way: (way[1] >= 0, -math.prod(self._largest_shape(way[0]))))

@@ -37,7 +37,7 @@ class InputSizes:
 
     def take(self, module: nn.Module, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         """A forward has had these."""
-        names = _parameters_of(type(module))
+        names = _parameters_of(type(module).forward)
         given = {names[at] if at < len(names) else f"input {at}": value for at, value in enumerate(arguments)}
         shapes = shapes_of({**given, **named})
         is_trained = torch.is_grad_enabled()
@@ -52,8 +52,8 @@ class InputSizes:
 
 
 @cache
-def _parameters_of(kind: type[nn.Module]) -> list[str]:
-    parameters = [*inspect.signature(kind.forward).parameters.values()][1:]
+def _parameters_of(forward: Callable[..., Any]) -> list[str]:
+    parameters = [*inspect.signature(forward).parameters.values()][1:]
     return [each.name for each in parameters if each.kind is not inspect.Parameter.VAR_POSITIONAL]
 
 

@@ -33,8 +33,9 @@ from planner.tracing.program.batch_sizes import DrawnBatches, LargestBatches, Sh
 from planner.tracing.program.input_sizes import shapes_of
 
 SECONDS = 60.0
-"""For all loaders of a program together, where it is not said how many batches are drawn. Each may take half of what
-is left: a program may evaluate before it trains."""
+"""For all loaders of a program together, where it is not said how many batches are drawn."""
+_EVALUATING = 0.25
+"""Of what is left of them, for a loader that is gone through without gradients: it may come before the training."""
 _UNIFORM, _UNIFORM_SECONDS = 100, 5.0
 """So many batches of one size, or for so long: sizes do not vary."""
 _GRACE_SECONDS = 10.0
@@ -53,7 +54,7 @@ class _Chosen:
     content: bytes
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Plan:
     """Of one loader; it goes on with the next epoch's iterator."""
 
@@ -84,6 +85,7 @@ class LookAhead:
         self._left_seconds = SECONDS
         self._plans: dict[tuple[Any, ...], _Plan | None] = {}
         """By the lines that led to the loop over a loader; None where its sizes do not vary."""
+        self._of_loaders: WeakKeyDictionary[Any, _Plan | None] = WeakKeyDictionary()
         self._of_iterators: WeakKeyDictionary[Any, _Plan] = WeakKeyDictionary()
 
     @contextmanager
@@ -105,31 +107,37 @@ class LookAhead:
         return any(plan.left and self._rounds() - plan.round <= 1 for plan in self._plans.values() if plan)
 
     def drawn(self) -> tuple[DrawnBatches, ...]:
-        """Of each loader whose sizes vary, with the batches that were used."""
-        return tuple(
-            replace(plan.drawn, tried=tuple(each.about for each in plan.chosen)) for plan in self._plans.values() if plan
-        )
+        """Of each loader whose sizes vary, with the batches that were given."""
+        plans = dict.fromkeys(plan for plan in self._plans.values() if plan is not None)
+        return tuple(replace(plan.drawn, tried=tuple(each.about for each in plan.chosen)) for plan in plans)
 
     def forward_ended(self, shapes: Shapes, iteration: int, *, evaluates: bool) -> None:
         """A forward has had inputs of these shapes: perhaps a batch that was given is one of them."""
-        for plan in self._plans.values():
-            for chosen in plan.chosen[plan.used : -(-plan.turn // _TIMES)] if plan else ():
-                if chosen.about.shape in shapes.values():
+        for plan in filter(None, self._plans.values()):
+            for number, chosen in enumerate(plan.chosen[: -(-plan.turn // _TIMES)]):
+                if number >= plan.used and chosen.about.shape in shapes.values():
                     chosen.about = replace(chosen.about, iteration=iteration, evaluates=evaluates)
-                    plan.used = plan.chosen.index(chosen) + (plan.left % _TIMES == 0)
+                    plan.used = number + (plan.left % _TIMES == 0)
 
     def _looking(self, real: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(real)
         def get_iterator(loader: Any) -> Any:
-            loop = tuple((frame.f_code, line) for frame, line in traceback.walk_stack(sys._getframe(1)))
-            if loop not in self._plans:
-                self._plans[loop] = self._look(loader, real)
+            plan = self._plan_of(loader, real)
             iterator = real(loader)
-            if (plan := self._plans[loop]) is not None:
+            if plan is not None:
                 self._of_iterators[iterator] = plan
             return iterator
 
         return get_iterator
+
+    def _plan_of(self, loader: Any, make_iterator: Callable[..., Any]) -> _Plan | None:
+        """The one of this loader, or of the one before it in the same loop: some programs make a loader an epoch."""
+        loop = tuple((frame.f_code, line) for frame, line in traceback.walk_stack(sys._getframe(1)))
+        if loop not in self._plans:
+            if loader not in self._of_loaders:
+                self._of_loaders[loader] = self._look(loader, make_iterator)
+            self._plans[loop] = self._of_loaders[loader]
+        return self._plans[loop]
 
     def _giving(self, real: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(real)
@@ -139,36 +147,43 @@ class LookAhead:
             if plan is None:
                 return batch
             plan.given, plan.round = plan.given + 1, self._rounds()
-            few = min(_USUAL_BATCHES, max(plan.drawn.drawn - plan.left, 0)) if plan.drawn.whole else _USUAL_BATCHES
-            if not plan.left or plan.given <= few or (self._trains() and plan.round < min(_USUAL_ROUNDS, few)):
+            # Of a short epoch as many as leave room for the chosen ones.
+            usual = min(_USUAL_BATCHES, max(plan.drawn.epoch - plan.left, 0)) if plan.drawn.epoch else _USUAL_BATCHES
+            if not plan.left or plan.given <= usual or (self._trains() and plan.round < min(_USUAL_ROUNDS, usual)):
                 return batch
             chosen = plan.chosen[plan.turn // _TIMES]
             plan.turn += 1
-            batch = _read(chosen.content)
+            chosen.about = replace(chosen.about, iteration=plan.round + 1)
+            batch = pickle.loads(chosen.content)
             return pin_memory(batch, iterator._pin_memory_device) if iterator._pin_memory else batch
 
         return following
 
     def _look(self, loader: Any, make_iterator: Callable[..., Any]) -> _Plan | None:
         began = time.perf_counter()
-        seconds = self._left_seconds / 2 if self._batches is None else float("inf")
+        trains = torch.is_grad_enabled()
+        share = self._left_seconds if trains else self._left_seconds * _EVALUATING
+        seconds = share if self._batches is None else float("inf")
         content = _call_in_child(lambda: self._draw(make_iterator(loader), began + seconds, loader), seconds)
         if self._batches is None:
             self._left_seconds = max(self._left_seconds - (time.perf_counter() - began), 0.0)
         found = pickle.loads(content) if content else "its process did not come to its end in time"
         if isinstance(found, str):
-            self._assumptions.add(About.HOST, f"batches of a {_owner_of(loader)} could not be drawn ahead: {found}")
+            data = type(loader.dataset).__name__
+            self._assumptions.add(About.HOST, f"batches of a DataLoader of {data} could not be drawn ahead: {found}")
         return found if isinstance(found, _Plan) else None
 
     def _draw(self, iterator: Iterator[Any], until: float, loader: Any) -> _Plan | str | None:
         """The child's side."""
-        batches, whole = LargestBatches(), False
+        batches, epoch = LargestBatches(), 0
+        with suppress(TypeError, NotImplementedError):  # a sampler without a length
+            epoch = len(loader)
         is_uniform, until_uniform = True, min(until, time.perf_counter() + _UNIFORM_SECONDS)
         while len(batches.seen) != self._batches:
             try:
                 batch = next(iterator)
             except StopIteration:
-                whole = True
+                epoch = len(batches.seen)
                 break
             batches.take(shapes_of(batch), batch)
             is_uniform = is_uniform and batches.seen[-1] == batches.seen[0]
@@ -183,7 +198,7 @@ class LookAhead:
         for about, batch in batches.chosen(size):
             with suppress(Exception):  # a batch that no process can hand to another
                 chosen.append(_Chosen(about, _written(batch)))
-        return _Plan(DrawnBatches(size=size, drawn=len(batches.seen), whole=whole), chosen)
+        return _Plan(DrawnBatches(size=size, drawn=len(batches.seen), epoch=epoch), chosen)
 
 
 def _call_in_child(call: Callable[[], object], seconds: float) -> bytes:
@@ -238,14 +253,6 @@ def _written(batch: Any) -> bytes:
     file = io.BytesIO()
     _Pickler(file).dump(batch)
     return file.getvalue()
-
-
-def _read(content: bytes) -> Any:
-    return pickle.loads(content)
-
-
-def _owner_of(loader: Any) -> str:
-    return f"DataLoader of {type(loader.dataset).__name__}"
 
 
 def _place_of(loader: Any) -> str:

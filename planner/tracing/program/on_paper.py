@@ -117,9 +117,7 @@ class ProgramRun:
         self.host = HostMemory()
         self.host_watcher = HostWatcher(self.host)
         recorder.host = self.host
-        self.ahead = LookAhead(
-            order.batches, self._rounds, lambda: self.watcher.moments.trains, self.assumptions
-        )
+        self.ahead = LookAhead(order.batches, self._rounds, lambda: self.watcher.moments.trains, self.assumptions)
         self.inputs = InputSizes(self._forward_had)
         self.watcher = Watcher(
             recorder, self._look, self._look_at_the_time, self._look_at_forwards, self.host.pass_moment, self.inputs

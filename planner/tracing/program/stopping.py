@@ -259,7 +259,9 @@ class Stopping:
             return True
         return self.is_out_of_patience(progress)
 
-    def has_inferred_enough(self, forwards: int, highest: Callable[[], tuple[int, int]], *, waits: bool = False) -> bool:
+    def has_inferred_enough(
+        self, forwards: int, highest: Callable[[], tuple[int, int]], *, waits: bool = False
+    ) -> bool:
         """Whether a program that has done so many forwards and trained nothing is ended: a while has passed in which
         none of them raised a peak. It may be long in coming to its training. `waits` as in Progress."""
         if forwards < max(FORWARDS, self.steps) or (waits and not self.is_late()):
