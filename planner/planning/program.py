@@ -433,10 +433,8 @@ def _batch_moments(run: RankRun, statement: RankClassStatement) -> Iterator[Name
 def _describe_sizes(run: RankRun) -> Iterator[str]:
     """That sizes vary, and how far that is in the figures."""
     for loader in run.drawn:
-        epoch = f" of {loader.epoch:,}" if loader.epoch > loader.drawn else ""
-        yield (
-            f"the sizes of batches vary: {_say_size(loader.size)} among {loader.drawn:,}{epoch} drawn ahead"
-        )
+        epoch = f" of {loader.epoch:,} batches" if loader.epoch > loader.drawn else " batches"
+        yield f"the sizes of batches vary: {_say_size(loader.size)} among {loader.drawn:,}{epoch} drawn ahead"
         if loader.drawn != loader.epoch:
             yield "larger ones may come, and are in no figure (--batches draws more)"
         if not all(batch.iteration for batch in loader.tried if batch.name == LARGEST):

@@ -82,7 +82,7 @@ class LargestBatches:
         number = len(self.seen)
         self.seen.append(shapes)
         size = _size_of(shapes)
-        self._alike.setdefault(round(math.log(max(size, 1)) / _BIN), (number, batch))
+        self._alike.setdefault(_bin_of(size), (number, batch))
         for name, shape in shapes.items():
             for dim, extent in enumerate((math.prod(shape), *shape), -1):
                 extents = (extent, size)
@@ -94,8 +94,10 @@ class LargestBatches:
         sizes = sorted(map(_size_of, self.seen))
         kept: dict[int, tuple[str, Any]] = {}
         for name, share in (("median batch", 0.5), ("99 % batch", 0.99)):
-            bin_of_it = round(math.log(max(sizes[math.ceil(share * len(sizes)) - 1], 1)) / _BIN)
-            kept.setdefault(self._alike[bin_of_it][0], (name, self._alike[bin_of_it][1]))
+            usual = sizes[math.ceil(share * len(sizes)) - 1]
+            if usual < sizes[-1]:
+                number, batch = self._alike[_bin_of(usual)]
+                kept.setdefault(number, (name, batch))
         varied = [
             (name, dim) for name, dim in self._largest if len({_extent(each, name, dim) for each in self.seen}) > 1
         ]
@@ -124,6 +126,10 @@ class LargestBatches:
 def _extent(shapes: Shapes, name: str, dim: int) -> int:
     shape = shapes.get(name, ())
     return math.prod(shape) if dim < 0 else shape[dim] if dim < len(shape) else 0
+
+
+def _bin_of(size: int) -> int:
+    return round(math.log(max(size, 1)) / _BIN)
 
 
 def _size_of(shapes: Shapes) -> int:

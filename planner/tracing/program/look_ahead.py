@@ -40,7 +40,7 @@ _UNIFORM, _UNIFORM_SECONDS = 100, 5.0
 """So many batches of one size, or for so long: sizes do not vary."""
 _GRACE_SECONDS = 10.0
 """For the batch at which the time is over, and for writing down those that are chosen."""
-_USUAL_BATCHES, _USUAL_ROUNDS = 6, 4
+_BATCHES, _ROUNDS = 6, 4
 """That come first: of the loader, and steps of the optimizer, whose state is born in the first of them."""
 _TIMES = 2
 """Each is given so often: where gradients accumulate, one of two finds them there already."""
@@ -68,6 +68,12 @@ class _Plan:
     """How many of the chosen ones were given, each so many times."""
     used: int = 0
     """How many of them were seen in a forward."""
+
+    @property
+    def usual(self) -> int:
+        """How many come first: of a short epoch as many as leave room for the chosen ones."""
+        room = self.drawn.epoch - _TIMES * len(self.chosen)
+        return min(_BATCHES, max(room, 0)) if self.drawn.epoch else _BATCHES
 
     @property
     def left(self) -> int:
@@ -147,9 +153,7 @@ class LookAhead:
             if plan is None:
                 return batch
             plan.given, plan.round = plan.given + 1, self._rounds()
-            # Of a short epoch as many as leave room for the chosen ones.
-            usual = min(_USUAL_BATCHES, max(plan.drawn.epoch - plan.left, 0)) if plan.drawn.epoch else _USUAL_BATCHES
-            if not plan.left or plan.given <= usual or (self._trains() and plan.round < min(_USUAL_ROUNDS, usual)):
+            if not plan.left or plan.given <= plan.usual or (self._trains() and plan.round < min(plan.usual, _ROUNDS)):
                 return batch
             chosen = plan.chosen[plan.turn // _TIMES]
             plan.turn += 1
@@ -257,9 +261,11 @@ def _written(batch: Any) -> bytes:
 
 def _place_of(loader: Any) -> str:
     """Where its batches are made: by the program's own function that puts examples together, or else by its data."""
-    for maker in (loader.collate_fn, type(loader.collate_fn).__call__, loader.dataset):
-        for method in (maker, getattr(type(maker), "__getitem__", None), getattr(type(maker), "__iter__", None)):
-            code = getattr(method, "__code__", None)
-            if code is not None and "site-packages" not in code.co_filename:
+    collate, data = loader.collate_fn, type(loader.dataset)
+    makers = (collate, *getattr(collate, "__dict__", {}).values(), data)  # a library's may call the program's
+    for maker in makers:
+        for function in (maker, *(getattr(maker, name, None) for name in ("__call__", "__getitem__", "__iter__"))):
+            code = getattr(function, "__code__", None)
+            if code is not None and "site-packages" not in code.co_filename and code.co_filename[:1] != "<":
                 return f"{short_path(code.co_filename)}:{code.co_firstlineno}"
     return ""
