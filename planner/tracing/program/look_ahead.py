@@ -11,6 +11,7 @@ import functools
 import io
 import os
 import pickle
+import random
 import select
 import signal
 import sys
@@ -211,9 +212,11 @@ def _call_in_child(call: Callable[[], object], seconds: float) -> bytes:
         reads, writes = os.pipe()
         sys.stdout.flush()
         sys.stderr.flush()
+        state = random.getstate()
         child = fork()
         if not child:
             try:
+                random.setstate(state)  # Python seeds it anew in a child (Lib/random.py)
                 torch.set_num_threads(1)  # OpenMP's threads do not survive a fork
                 os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
                 os.dup2(1, 2)
