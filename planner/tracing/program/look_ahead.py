@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from os import fork  # a program's own is refused (planner.tracing.program.program_host)
+from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -34,13 +35,14 @@ from planner.tracing.program.batch_sizes import DrawnBatches, LargestBatches, Sh
 from planner.tracing.program.input_sizes import shapes_of
 
 SECONDS = 60.0
-"""For all loaders of a program together, where it is not said how many batches are drawn."""
+"""For all loaders of a program together, where it is not said how many batches are drawn; without those in which a
+processor was waited for, so that how many come does not hinge on who else is at work."""
 _EVALUATING = 0.25
 """Of what is left of them, for a loader that is gone through without gradients: it may come before the training."""
 _UNIFORM, _UNIFORM_SECONDS = 100, 5.0
 """So many batches of one size, or for so long: sizes do not vary."""
-_GRACE_SECONDS = 10.0
-"""For the batch at which the time is over, and for writing down those that are chosen."""
+_AT_MOST, _GRACE_SECONDS = 3.0, 10.0
+"""A child is ended after so many times its seconds, and some more for its last batch and for writing down the chosen."""
 _BATCHES, _ROUNDS = 6, 4
 """That come first: of the loader, and steps of the optimizer, whose state is born in the first of them."""
 _TIMES = 2
@@ -169,7 +171,7 @@ class LookAhead:
         trains = torch.is_grad_enabled()
         share = self._left_seconds if trains else self._left_seconds * _EVALUATING
         seconds = share if self._batches is None else float("inf")
-        content = _call_in_child(lambda: self._draw(make_iterator(loader), began + seconds, loader), seconds)
+        content = _call_in_child(lambda: self._draw(make_iterator(loader), seconds, loader), seconds)
         if self._batches is None:
             self._left_seconds = max(self._left_seconds - (time.perf_counter() - began), 0.0)
         found = pickle.loads(content) if content else "its process did not come to its end in time"
@@ -178,12 +180,12 @@ class LookAhead:
             self._assumptions.add(About.HOST, f"batches of a DataLoader of {data} could not be drawn ahead: {found}")
         return found if isinstance(found, _Plan) else None
 
-    def _draw(self, iterator: Iterator[Any], until: float, loader: Any) -> _Plan | str | None:
+    def _draw(self, iterator: Iterator[Any], seconds: float, loader: Any) -> _Plan | str | None:
         """The child's side."""
         batches, epoch = LargestBatches(), 0
         with suppress(TypeError, NotImplementedError):  # a sampler without a length
             epoch = len(loader)
-        is_uniform, until_uniform = True, min(until, time.perf_counter() + _UNIFORM_SECONDS)
+        is_uniform, began = True, _seconds_at_work()
         while len(batches.seen) != self._batches:
             try:
                 batch = next(iterator)
@@ -192,7 +194,7 @@ class LookAhead:
                 break
             batches.take(shapes_of(batch), batch)
             is_uniform = is_uniform and batches.seen[-1] == batches.seen[0]
-            if time.perf_counter() > (until_uniform if is_uniform else until):
+            if _seconds_at_work() - began > (min(seconds, _UNIFORM_SECONDS) if is_uniform else seconds):
                 break
             if is_uniform and len(batches.seen) >= _UNIFORM and self._batches is None:
                 break
@@ -204,6 +206,15 @@ class LookAhead:
             with suppress(Exception):  # a batch that no process can hand to another
                 chosen.append(_Chosen(about, _written(batch)))
         return _Plan(DrawnBatches(size=size, drawn=len(batches.seen), epoch=epoch), chosen)
+
+
+def _seconds_at_work() -> float:
+    """By the clock, without those in which this process waited for a processor, where the kernel counts them."""
+    try:
+        waited = int(Path("/proc/self/schedstat").read_text().split()[1])
+    except (OSError, IndexError):
+        waited = 0
+    return time.perf_counter() - waited / 1e9
 
 
 def _call_in_child(call: Callable[[], object], seconds: float) -> bytes:
@@ -229,7 +240,7 @@ def _call_in_child(call: Callable[[], object], seconds: float) -> bytes:
             finally:
                 os._exit(0)
         os.close(writes)
-        wait = None if seconds == float("inf") else seconds + _GRACE_SECONDS
+        wait = None if seconds == float("inf") else _AT_MOST * seconds + _GRACE_SECONDS
         ended = bool(select.select([reads], [], [], wait)[0])
         os.close(reads)
         if not ended:
