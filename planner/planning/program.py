@@ -58,6 +58,7 @@ from planner.tracing.rank_trace import Trace, pause_collection
 from planner.truth.calibration.interval import Calibration
 from planner.truth.calibration.learning import measured_calibration
 from planner.units import show_bytes
+from planner.verdict import worst
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,6 +233,9 @@ def judge_run(work: ProgramInputs, share: RankShare) -> JudgedShare:
             place=work.line.program,
         )
     statement = replace(statement, moments=(*_batch_moments(run, statement),))
+    if run.schedules or (run.varying is not None and not run.drawn):
+        verdict = worst([statement.verdict, Verdict.TIGHT])
+        statement = replace(statement, judged_iterations=run.iterations, verdict=verdict)
     statement = add_growth(statement, unlimited.events, unlimited.repeats, rules, run.steps_to_run)
     failed = capped.timeline.out_of_memory
     if failed is None:

@@ -13,6 +13,8 @@ from planner.allocator.replay import replay
 from planner.events import Phase
 from planner.job.named_gpus import look_up
 from planner.planning.program import inputs_of, judge_program
+from planner.report.statement import Verdict
+from planner.report.verdict_text import verdict_sentence
 from planner.tracing.program.launch_line import parse
 
 CASES = [
@@ -201,3 +203,20 @@ def test_data_that_only_the_programs_own_process_can_draw_are_taken_as_they_come
     assert said in [each.text for each in found.assumptions]
     assert found.drawn == ()
     assert found.varying is not None
+
+
+@pytest.mark.parametrize(
+    ("lines", "batches", "verdict"),
+    [(NO_LOADER, None, Verdict.TIGHT), (NO_LOADER.replace("7 * step % 50", "0"), None, Verdict.FITS)],
+)
+def test_what_may_grow_beyond_what_was_seen_is_not_said_to_fit(
+    program: Callable[[str], str], lines: str, batches: int | None, verdict: Verdict
+) -> None:
+    line = parse(["python", program(lines)])
+
+    statement = judge_program(inputs_of(line, [], look_up("H100-SXM-80GB"), batches=batches))
+
+    assert statement.verdict is verdict
+    assert verdict_sentence(statement).startswith(
+        "It is not judged beyond iteration 12, since sizes vary" if verdict is Verdict.TIGHT else "It fits: "
+    )

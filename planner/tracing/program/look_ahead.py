@@ -42,7 +42,7 @@ _EVALUATING = 0.25
 _UNIFORM, _UNIFORM_SECONDS = 100, 5.0
 """So many batches of one size, or for so long: sizes do not vary."""
 _AT_MOST, _GRACE_SECONDS = 3.0, 10.0
-"""A child is ended after so many times its seconds, and some more for its last batch and for writing down the chosen."""
+"""A child is ended after so many times its seconds, and some more to write down what it chose."""
 _BATCHES, _ROUNDS = 6, 4
 """That come first: of the loader, and steps of the optimizer, whose state is born in the first of them."""
 _TIMES = 2
