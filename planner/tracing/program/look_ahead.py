@@ -171,7 +171,10 @@ class LookAhead:
         trains = torch.is_grad_enabled()
         share = self._left_seconds if trains else self._left_seconds * _EVALUATING
         seconds = share if self._batches is None else float("inf")
-        content = _call_in_child(lambda: self._draw(make_iterator(loader), seconds, loader), seconds)
+        try:
+            content = _call_in_child(lambda: self._draw(make_iterator(loader), seconds, loader), seconds)
+        except OSError as error:  # no more processes are allowed
+            content = pickle.dumps(str(error))
         if self._batches is None:
             self._left_seconds = max(self._left_seconds - (time.perf_counter() - began), 0.0)
         found = pickle.loads(content) if content else "its process did not come to its end in time"
