@@ -45,6 +45,8 @@ _AT_MOST, _GRACE_SECONDS = 3.0, 10.0
 """A child is ended after so many times its seconds, and some more to write down what it chose."""
 _BATCHES, _ROUNDS = 6, 4
 """That come first: of the loader, and steps of the optimizer, whose state is born in the first of them."""
+_AHEAD = 2
+"""That a program may fetch before it uses the first (accelerate, Lightning)."""
 _TIMES = 2
 """Each is given so often: where gradients accumulate, one of two finds them there already."""
 
@@ -69,6 +71,8 @@ class _Plan:
     """The optimizer's steps when a batch was given last."""
     turn: int = 0
     """How many of the chosen ones were given, each so many times."""
+    last_given: int = -2
+    """Which of the given ones was chosen last."""
     used: int = 0
     """How many of them were seen in a forward."""
 
@@ -112,8 +116,13 @@ class LookAhead:
 
     @property
     def waits(self) -> bool:
-        """Whether a loader that is in use has batches to give that the program was not given yet."""
-        return any(plan.left and self._rounds() - plan.round <= 1 for plan in self._plans.values() if plan)
+        """Whether a loader that is in use has batches to give that the program was not given yet, or may hold one that
+        it has not used: some fetch a batch ahead."""
+        return any(
+            self._rounds() - plan.round <= 1
+            and (plan.left or (self._trains() and plan.given - plan.last_given < _AHEAD))
+            for plan in filter(None, self._plans.values())
+        )
 
     def drawn(self) -> tuple[DrawnBatches, ...]:
         """Of each loader whose sizes vary, with the batches that were given."""
@@ -159,7 +168,7 @@ class LookAhead:
             if not plan.left or plan.given <= plan.usual or (self._trains() and plan.round < min(plan.usual, _ROUNDS)):
                 return batch
             chosen = plan.chosen[plan.turn // _TIMES]
-            plan.turn += 1
+            plan.turn, plan.last_given = plan.turn + 1, plan.given
             chosen.about = replace(chosen.about, iteration=plan.round + 1)
             batch = pickle.loads(chosen.content)
             return pin_memory(batch, iterator._pin_memory_device) if iterator._pin_memory else batch
