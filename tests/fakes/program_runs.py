@@ -28,4 +28,6 @@ class Run(Protocol):
         target: str = "",
         is_known: bool = False,
         steps_at: tuple[int, ...] = (),
+        until_read: bool = False,
+        batches: int | None = 0,
     ) -> RankRun: ...
