@@ -57,7 +57,7 @@ for _ in range(3):
 
 
 def waits(run: Run, command: str) -> int:
-    """How often the host was seen to wait for an event, which DeepSpeed does where it has asked and it has not passed."""
+    """How often the host waits for an event, which DeepSpeed does where it has asked and it has not passed."""
     return waits_in(run(command, steps=3))
 
 
