@@ -50,7 +50,7 @@ COMPILED = {
 
 LEFT_OUT = {
     "torchtitan-13": "shows a leak of reference cycles",
-    "torchtitan-56 to -59": "FSDP1, which is refused",
+    "torchtitan-56 to -59": "FSDP1: active and reserved hinge on when other streams pass",
     "torchtitan-77, -78": "Qwen3-32B on 8 GPUs of which 86 and 94 % are full; whether the first recomputes is not said",
     "torchtitan-81 to -87": "out of memory without a figure",
     "rows-2, llama2-7B": "tensor parallel with a torch of 2024-03, whose collectives hold their tensors (accuracy.md)",

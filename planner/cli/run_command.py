@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _GPU = "H100-SXM-80GB"
 _VERSION = re.compile(r"[0-9]{1,2}\.[0-9]{1,2}")
 _MOST_STEPS, _MOST_SECONDS = 100_000, 86_400.0
+_MOST_BATCHES = 10_000_000
 _MOST_STEPS_AT, _MOST_DIGITS = 16, 10
 _MOST_GPUS = 120
 """Of one node, that torch can see (torch 2.13, c10/cuda/CUDAMacros.h)."""
@@ -59,6 +60,14 @@ def add_run(commands: Commands) -> None:
     parser.add_argument(
         "--steps-at", default="", metavar="STEPS", help="let the program's loop count to these steps (0,900,1800), and "
         "say what each takes: for sizes that depend on the step",
+    )  # fmt: skip
+    parser.add_argument(
+        "--batches", type=int, metavar="N", help="how many batches of each DataLoader are drawn ahead, to give the "
+        "program the largest early (default: an epoch, at most 60 s in all; none where steps are asked for)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--no-look-ahead", action="store_const", const=0, dest="batches", help="as --batches 0: the program is given "
+        "its batches in their order",
     )  # fmt: skip
     parser.add_argument(
         "--until-read", action="store_true", help="after --steps go on until the program reads the statistics of its "
@@ -132,6 +141,7 @@ def _inputs(arguments: argparse.Namespace) -> ProgramInputs:
 
     for name, value, most in (
         ("--steps", arguments.steps, _MOST_STEPS),
+        ("--batches", arguments.batches or 0, _MOST_BATCHES),
         ("--seconds", arguments.seconds, _MOST_SECONDS),
         ("--patience", arguments.patience or 0.0, _MOST_SECONDS),
     ):
@@ -150,6 +160,7 @@ def _inputs(arguments: argparse.Namespace) -> ProgramInputs:
         steps=arguments.steps,
         steps_at=_read_steps(arguments),
         until_read=arguments.until_read,
+        batches=arguments.batches,
         patience_seconds=arguments.patience,
         strict=arguments.strict,
         writes=arguments.allow_writes,

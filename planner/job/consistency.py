@@ -15,6 +15,7 @@ from planner.job.parallel_checks import (
     check_context_parallelism,
     check_deepspeed,
     check_experts,
+    check_flat_parameters,
     check_pipeline,
     check_tensor_parallelism,
 )
@@ -94,6 +95,7 @@ def check_compile(job: Job, document: Node) -> None:
     compiles_optimizer = "optimizer" in compiled.scope
     against = {
         "parallel.deepspeed of stage 3": parallel.deepspeed is not None and zero_of(job).stage == 3,
+        "parallel.dp_shard.kind fsdp1": degrees["dp_shard"] > 1 and parallel.dp_shard.kind == "fsdp1",
         f"parallel.ep {degrees['ep']}": degrees["ep"] > 1,
         f"parallel.pp.schedule {schedule}": degrees["pp"] > 1 and SCHEDULES[schedule].splits_backward,
         "model.adapter qlora": job.model.adapter is not None and job.model.adapter.kind == "qlora",
@@ -128,6 +130,7 @@ def check(job: Job, document: Node) -> None:
     check_tensor_parallelism(job, document)
     check_context_parallelism(job, document)
     check_experts(job, document)
+    check_flat_parameters(job, document)
     check_stepping(job, document)
     check_lengths(job, document)
     check_evaluation(job, document)
@@ -142,14 +145,6 @@ def check(job: Job, document: Node) -> None:
             "train.precision",
             "is fsdp_mixed, the policy of fully_shard, and nothing is sharded",
             allowed="none, bf16_autocast, fp16_autocast",
-        )
-    if shard.kind == "fsdp1":
-        raise document.fault(
-            "parallel.dp_shard.kind",
-            "is fsdp1 (FullyShardedDataParallel, flat parameters), which is not planned",
-            allowed="fsdp2",
-            remedy="FULL_SHARD is fsdp2, SHARD_GRAD_OP is {reshard_after_forward: false}, HYBRID_SHARD is fsdp2 with"
-            " dp_replicate over the nodes, CPUOffload is {offload: cpu}",
         )
     ranks = shard.reshard_after_forward
     if not isinstance(ranks, bool) and shard.degree > 1 and (shard.degree % ranks or not 1 < ranks < shard.degree):

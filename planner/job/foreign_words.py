@@ -175,7 +175,14 @@ _REMEDIES: Mapping[tuple[type, str], Mapping[str, str]] = {
     },
     (schema.CheckpointLoad, "map_location"): dict.fromkeys(("cuda", "gpu", "cuda:0"), "write device"),
     (schema.DpReplicate, "kind"): {"fsdp": "sharding is parallel: {dp_shard: N}"},
-    (schema.DpShard, "kind"): dict.fromkeys(("fsdp", "2", "fully_shard"), "write fsdp2"),
+    (schema.DpShard, "kind"): {
+        **dict.fromkeys(("fsdp", "2", "fully_shard"), "write fsdp2"),
+        **dict.fromkeys(("1", "fullyshardeddataparallel"), "write fsdp1"),
+    },
+    (schema.DpShard, "backward_prefetch"): {
+        **dict.fromkeys(("pre", "post"), "write BACKWARD_PRE or BACKWARD_POST"),
+        **dict.fromkeys(("no_prefetch", "none", "false"), 'write ""'),
+    },
     (schema.DpShard, "reshard_after_forward"): {
         **dict.fromkeys(("full_shard", "always", "zero3"), "write true"),
         **dict.fromkeys(("shard_grad_op", "never", "zero2"), "write false"),

@@ -11,9 +11,10 @@ from planner.errors import SpecError
 from planner.job import deepspeed_config, pipeline_schedules
 from planner.job.layout import axis_degrees
 from planner.job.nodes import Node
-from planner.job.schema import DpReplicate, Job
+from planner.job.schema import DpReplicate, DpShard, Job
 
 _TORCH = "torch 2.13"
+_OTHER_AXES = ("tp", "pp", "cp", "ep")
 
 
 def check_pipeline(job: Job, document: Node) -> None:
@@ -204,6 +205,68 @@ def check_experts(job: Job, document: Node) -> None:
     if ep.imbalance > ep.degree:
         problem = f"is {ep.imbalance:g}, and no rank of {ep.degree} gets more than all tokens"
         raise document.fault("parallel.ep.imbalance", problem, allowed=f"1 to {ep.degree}")
+
+
+_OF_FSDP1 = (
+    "no_shard", "use_orig_params", "backward_prefetch", "forward_prefetch", "limit_all_gathers", "sync_module_states",
+    "autocast", "wrap", "wrap_size", "wrap_trained",
+)  # fmt: skip
+_OF_FSDP2 = ("keep_last", "prefetch")
+
+
+def check_flat_parameters(job: Job, document: Node) -> None:
+    """What goes with one kind of `dp_shard` alone, and what does not go with FullyShardedDataParallel."""
+    shard, parallel, usual = job.parallel.dp_shard, job.parallel, DpShard()
+    is_first = shard.kind == "fsdp1"
+    for name in _OF_FSDP2 if is_first else _OF_FSDP1:
+        if getattr(shard, name) != getattr(usual, name):
+            kinds = ("fsdp2", "fsdp1") if is_first else ("fsdp1", "fsdp2")
+            remedy = "delete it" if is_first else "delete it, or write kind: fsdp1"
+            problem = "is of {}, and parallel.dp_shard.kind is {}".format(*kinds)
+            raise document.fault(f"parallel.dp_shard.{name}", problem, remedy=remedy)
+    if not is_first or shard.degree == 1:
+        return
+    reshard = shard.reshard_after_forward
+    if not isinstance(reshard, bool):
+        problem = f"is {reshard}, and FullyShardedDataParallel gathers from all ranks of a shard"
+        raise document.fault("parallel.dp_shard.reshard_after_forward", problem, allowed="true, false")
+    if several := [group for group in shard.groups if " " in group]:
+        problem = f'holds "{several[0]}", and FullyShardedDataParallel makes a unit of one module'
+        raise document.fault("parallel.dp_shard.groups", problem, allowed="the path of a module in each group")
+    if shard.autocast and job.train.precision != "fsdp_mixed":
+        problem = f"is true, and train.precision is {job.train.precision}"
+        raise document.fault(
+            "parallel.dp_shard.autocast", problem, allowed="false; true beside train.precision fsdp_mixed",
+            remedy="autocast alone is train.precision: bf16_autocast",
+        )  # fmt: skip
+    named = {"groups": shard.groups, "wrap_trained": shard.wrap_trained, "wrap": shard.wrap == "none"}
+    for name in named if shard.wrap_size else ():
+        if named[name]:
+            problem = f"is said beside wrap_size {shard.wrap_size}, which makes all units"
+            raise document.fault(f"parallel.dp_shard.{name}", problem, remedy="delete one of the two")
+    if shard.no_shard and parallel.dp_replicate.degree > 1:
+        raise document.fault(
+            "parallel.dp_shard.no_shard",
+            f"keeps all parameters on every rank, beside dp_replicate {parallel.dp_replicate.degree}",
+            allowed="all ranks in dp_shard.degree, dp_replicate 1",
+        )
+    axes = {f"parallel.{axis}": degree > 1 for axis, degree in axis_degrees(parallel).items() if axis in _OTHER_AXES}
+    train = job.train
+    against = {
+        **axes,
+        "post_training": job.post_training is not None,
+        "train.checkpoint_load": train.checkpoint_load is not None,
+        "train.checkpoint_save": train.checkpoint_save is not None,
+        "train.optimizer_in_backward": train.optimizer_in_backward,
+    }
+    for path, is_there in against.items():
+        if is_there:
+            raise document.fault(
+                path,
+                "is not planned beside parallel.dp_shard.kind fsdp1",
+                allowed="fsdp1 with dp_replicate, or another kind",
+                remedy="write kind: fsdp2, or delete it",
+            )
 
 
 def check_deepspeed(job: Job, document: Node) -> None:

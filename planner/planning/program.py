@@ -38,6 +38,7 @@ from planner.report.attribution import phase_spans
 from planner.report.statement import (
     AssumptionStatement,
     BranchStatement,
+    NamedMoment,
     ProgramStatement,
     RankClassStatement,
     Seconds,
@@ -49,6 +50,7 @@ from planner.runtime.fork_server import ForkServer
 from planner.runtime.limits import Limits
 from planner.tracing.program import rank_process
 from planner.tracing.program.assumptions import About
+from planner.tracing.program.batch_sizes import LARGEST, VaryingSize
 from planner.tracing.program.device_traces import traces_of_devices
 from planner.tracing.program.launch_line import LaunchLine
 from planner.tracing.program.rank_orders import Gpu as FoundGpu
@@ -58,6 +60,7 @@ from planner.tracing.rank_trace import Trace, pause_collection
 from planner.truth.calibration.interval import Calibration
 from planner.truth.calibration.learning import measured_calibration
 from planner.units import show_bytes
+from planner.verdict import worst
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +76,8 @@ class ProgramInputs:
     steps: int = 0
     steps_at: tuple[int, ...] = ()
     until_read: bool = False
+    batches: int | None = None
+    """That are drawn ahead of each data loader; None: none where steps are asked for, else what time allows."""
     patience_seconds: float | None = None
     strict: bool = False
     writes: bool = False
@@ -186,6 +191,7 @@ def _run_ranks(work: ProgramInputs, progress: Progress) -> tuple[ProgramInputs, 
 def _order(work: ProgramInputs, rank: int, before: Sequence[RankRun] = ()) -> ProgramOrder:
     """The first rank is ended when enough was seen of it, the others after as many iterations."""
     ended = [run.iterations for run in before if not run.is_whole]
+    as_it_is = work.steps or work.steps_at or work.until_read
     return ProgramOrder(
         line=work.line,
         rank=rank,
@@ -202,6 +208,7 @@ def _order(work: ProgramInputs, rank: int, before: Sequence[RankRun] = ()) -> Pr
         steps=ended[0] if ended else work.steps,
         steps_at=work.steps_at,
         until_read=work.until_read and not ended,
+        batches=0 if work.batches is None and as_it_is else work.batches,
         patience_seconds=work.patience_seconds,
         seconds=work.limits.seconds,
         strict=work.strict,
@@ -258,6 +265,10 @@ def _judge_device(judge: Judge, share: RankShare, trace: Trace, device: int | No
     ranks = RankClass(run.rank, RankSet.parse(share.ranks), {} if device is None else {"cuda": device})
     statement = judge.state(ranks, unlimited.events, (unlimited.timeline, capped.timeline), trace)
     statement = judge.add_host_lead(statement, trace)
+    statement = replace(statement, moments=(*_batch_moments(run, statement),))
+    if run.schedules or (run.varying is not None and not run.drawn):
+        verdict = worst([statement.verdict, Verdict.TIGHT])
+        statement = replace(statement, judged_iterations=run.iterations, verdict=verdict)
     statement = add_growth(statement, unlimited.events, unlimited.repeats, judge.rules, run.steps_to_run)
     failed = capped.timeline.out_of_memory
     if failed is None:
@@ -298,6 +309,7 @@ def _state(
                 has_rows=any(phase.phase is Phase.EVAL for each in judged for phase in each.statement.phases),
                 infers=all(run.infers for run in runs),
             ),
+            *_describe_sizes(first),
             *_describe_later_steps(first, work.steps_at),
             *_describe_failures(runs),
         ),
@@ -434,6 +446,49 @@ def _describe_unseen(seen: Mapping[str, int], idle_optimizers: int, *, has_rows:
         yield "no checkpoint was seen being saved"
     if idle_optimizers:
         yield f"{'an optimizer' if idle_optimizers == 1 else f'{idle_optimizers} optimizers'} did not step twice"
+
+
+def _batch_moments(run: RankRun, statement: RankClassStatement) -> Iterator[NamedMoment]:
+    """What the chosen batches of its data take."""
+    for loader in run.drawn:
+        for batch in loader.tried:
+            peaks = [
+                phase
+                for phase in statement.phases
+                if phase.iteration == batch.iteration and batch.evaluates == (phase.phase is Phase.EVAL)
+            ]
+            if not peaks:
+                continue
+            peak = max(peaks, key=lambda phase: phase.peak_allocated_bytes)
+            reserved = max(phase.peak_reserved_bytes for phase in peaks)
+            yield NamedMoment(
+                name=batch.name,
+                phase=peak.phase,
+                iteration=batch.iteration,
+                allocated_bytes=peak.peak_allocated_bytes,
+                reserved_bytes=reserved,
+                device_bytes=reserved + statement.outside_allocator.total_bytes,
+                sentence=f"{loader.size.name or 'The batch'} is {list(batch.shape)}: of {loader.drawn:,} batches"
+                f" {batch.as_large:,} {'is' if batch.as_large == 1 else 'are'} as large.",
+            )
+
+
+def _describe_sizes(run: RankRun) -> Iterator[str]:
+    """That sizes vary, and how far that is in the figures."""
+    for loader in run.drawn:
+        epoch = f" of {loader.epoch:,} batches" if loader.epoch > loader.drawn else " batches"
+        yield f"the sizes of batches vary: {_say_size(loader.size)} among {loader.drawn:,}{epoch} drawn ahead"
+        if loader.drawn != loader.epoch:
+            yield "larger ones may come, and are in no figure (--batches draws more)"
+        if not all(batch.iteration for batch in loader.tried if batch.name == LARGEST):
+            yield "the largest batch was not given to the program: it is in no figure"
+    if run.varying is not None and not run.drawn:
+        yield f"the sizes of inputs vary: {_say_size(run.varying)}; larger ones may come, and are in no figure"
+
+
+def _say_size(size: VaryingSize) -> str:
+    name, place = size.name or "the batch", f" ({size.place})" if size.place else ""
+    return f"{name}{place} is {list(size.smallest)} to {list(size.largest)}, in {size.different:,} shapes"
 
 
 def _describe_later_steps(run: RankRun, asked: Sequence[int]) -> Iterator[str]:

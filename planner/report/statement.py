@@ -202,6 +202,8 @@ class RankClassStatement:
     """What it takes beyond its usual step; the peak is that of the worst of them."""
     growth: GrowthStatement | None = field(default=None, metadata=shape(omit_default=True))
     """Where its steps keep something; the peak is that of the steps that were seen."""
+    judged_iterations: int = field(default=0, metadata=shape(omit_default=True))
+    """Where larger sizes may come than those of these iterations; then it is tight at best."""
     step: StepTime | None = field(default=None, metadata=shape(omit_default=True))
     """None where the speeds of its GPU are not known, and for what was traced before steps were timed."""
     host_lead: HostLead | None = field(default=None, metadata=shape(omit_default=True))

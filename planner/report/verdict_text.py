@@ -170,6 +170,11 @@ def _peak_sentence(statement: Statement) -> str:
         times = "once" if worst.cache_releases == 1 else f"{worst.cache_releases} times"
         fit = "fits" if one else "fit"
         return f"It is tight: {ranks} {fit} only because the allocator gives its cache back {times}, which takes time."
+    if worst.judged_iterations and high <= capacity:
+        return (
+            f"It is not judged beyond iteration {worst.judged_iterations:,}, since sizes vary or grow: larger ones"
+            f" may come. Until then {size(worst.headroom_bytes)} of {size(capacity)} stay free on {ranks}."
+        )
     return (
         f"It is tight: {size(device)} fit into {size(capacity)} on {ranks}, "
         f"but the upper end of the interval, {size(high)}, does not."

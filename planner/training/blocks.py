@@ -18,6 +18,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from planner.errors import SpecError, check_known
 from planner.job import schema
 from planner.training.host import Host
+from planner.training.observers import path_in_job
 
 
 def find(model: nn.Module, pattern: str = "") -> list[tuple[str, nn.Module]]:
@@ -112,7 +113,7 @@ def follow(
     handles = []
     for path, child in module.named_modules():
         if id(child) not in silent:
-            handles.append(child.register_forward_pre_hook(partial(before, path), prepend=True))
+            handles.append(child.register_forward_pre_hook(partial(before, path_in_job(path)), prepend=True))
             handles.append(child.register_forward_hook(after, prepend=True, always_call=True))
     try:
         yield

@@ -15,6 +15,7 @@ from torch.distributed.fsdp import FSDPModule
 from planner.job import schema
 from planner.training import blocks
 from planner.training.observers import Observer, RoleAssigner
+from planner.training.wraps.fsdp1 import handles_of
 from planner.training.wraps.fsdp2 import groups_of_state
 
 _COUNTS_STEPS = ("RAdam",)
@@ -85,16 +86,18 @@ class _AllocationState:
 
     def __init__(self, module: nn.Module) -> None:
         self._sharded = [child for child in module.modules() if isinstance(child, FSDPModule)]
+        self._flat = handles_of(module)
         self._module = module
 
     def now(self, *, whole: bool, gradients: bool) -> tuple[Any, ...]:
-        """Which parameters are gathered, and what fully_shard keeps for later.
+        """Which parameters are gathered, and what fully_shard and FullyShardedDataParallel keep for later.
 
         With `whole`, which gradients of whole parameters wait there to be reduced: only a backward looks at them.
         With `gradients`, which parameters have a gradient. And how much was compiled.
         """
         state: list[Any] = [blocks.graphs_so_far()]
         state += [_sharding_of(module._get_fsdp_state(), whole=whole) for module in self._sharded]
+        state += [_flat_state_of(handle, whole=whole) for handle in self._flat]
         if gradients:
             state += [parameter.grad is None for parameter in self._module.parameters()]
         return tuple(state)
@@ -123,6 +126,18 @@ def _sharding_of(state: Any, *, whole: bool) -> tuple[Any, ...]:
             )
             for group in groups_of_state(state)
         ),
+    )
+
+
+def _flat_state_of(handle: Any, *, whole: bool) -> tuple[Any, ...]:
+    """torch 2.13, fsdp/_flat_param.py: the whole parameter's storage is empty while it is not gathered."""
+    flat = handle.flat_param
+    gathered = getattr(flat, "_full_param_padded", None)
+    return (
+        gathered is not None and gathered.untyped_storage().nbytes(),
+        handle._prefetched,
+        hasattr(flat, "_saved_grad_shard"),
+        whole and flat.grad is None,
     )
 
 
@@ -160,8 +175,10 @@ class AccumulationFolder:
         # What is reduced in the last one only makes that one another kind.
         last_differs = parallel.dp_replicate.no_sync or parallel.dp_shard.no_sync or parallel.deepspeed is not None
         self._equal = train.gradient_accumulation_steps - last_differs
-        # The reducer of DistributedDataParallel and DeepSpeed's engine remember earlier iterations.
-        self._one_iteration = parallel.dp_replicate.degree > 1 or parallel.deepspeed is not None
+        # The reducer of DistributedDataParallel and DeepSpeed's engine remember earlier iterations; under NO_SHARD each
+        # micro-batch uses the gradient of this iteration on another stream.
+        remembers = parallel.deepspeed is not None or parallel.dp_shard.no_shard
+        self._one_iteration = parallel.dp_replicate.degree > 1 or remembers
         reduced_each_time = parallel.dp_replicate.degree > 1 and not parallel.dp_replicate.no_sync
         self._first_reduced = _SETTLED_REDUCTIONS + 1 if reduced_each_time else 2
         self._example: _MicroBatchExample | None = None

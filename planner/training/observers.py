@@ -9,6 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FlatParameter
 from torch.distributed.tensor import DTensor
 
 from planner import upstream
@@ -129,15 +130,20 @@ def surrounded(
     return call
 
 
+def path_in_job(name: str) -> str:
+    """The path of a module or a parameter as it is before FullyShardedDataParallel wraps what is around it."""
+    return ".".join(part for part in name.split(".") if part != "_fsdp_wrapped_module")
+
+
 def tell_parameters(model: nn.Module, observer: Observer, prefix: str = "") -> None:
     """Parameters and buffers, each under its name in the model behind the prefix."""
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        observer.assign(tensor, Category.PARAMETER, prefix + name)
+        observer.assign(tensor, Category.PARAMETER, prefix + path_in_job(name))
 
 
 def tell_optimizer_state(optimizer: torch.optim.Optimizer, model: nn.Module, observer: Observer) -> None:
     """Every tensor that the optimizer keeps, under its parameter's name; some (`step`) may be on the host."""
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    names = {id(parameter): path_in_job(name) for name, parameter in model.named_parameters()}
     for kept in optimizers.with_state(optimizer):
         for parameter, state in kept.state.items():
             for key, value in state.items():
@@ -162,9 +168,9 @@ def telling_gradients(model: nn.Module, observer: Observer, *, bucket_views: boo
             observer.assign(grad, Category.GRADIENT, name)
 
     handles = [
-        parameter.register_post_accumulate_grad_hook(partial(tell, name))
+        parameter.register_post_accumulate_grad_hook(partial(tell, path_in_job(name)))
         for name, parameter in model.named_parameters()
-        if parameter.requires_grad
+        if parameter.requires_grad and not isinstance(parameter, FlatParameter)  # told whole, and as a shard (fsdp1)
     ]
     try:
         yield

@@ -30,7 +30,7 @@ from planner.training.loop import EngineLoop, Loop, Precision
 from planner.training.loss_functions import Objective
 from planner.training.models.build import build, materialize
 from planner.training.observers import ModuleFollower, NullObserver, Observer
-from planner.training.wraps import context_parallel, deepspeed_engine, expert_parallel, fsdp2, tensor_parallel
+from planner.training.wraps import context_parallel, deepspeed_engine, expert_parallel, fsdp1, fsdp2, tensor_parallel
 from planner.training.wraps.ddp import ObservedDdp
 
 
@@ -70,6 +70,7 @@ def run(
     torch.manual_seed(rank)
     with (
         _collecting_by_hand(),
+        fsdp1.observe_fsdp(observer),
         fsdp2.observe_fsdp(observer),
         observers.observe_collectives(observer),
         ExitStack() as following,
@@ -106,6 +107,7 @@ def _load(
 ) -> tuple[Loop, list[str]]:
     """The loop with all that it needs, and the paths of the blocks that recompute."""
     spec = deepspeed_engine.resolve_job(spec)
+    is_flat = world.shards and spec.parallel.dp_shard.kind == "fsdp1"
     is_pipelined, by_engine = world.degree("pp") > 1, deepspeed_engine.uses_engine(spec)
     if is_pipelined:
         # Pipelines alone pay for the import of torch.distributed.pipelining.
@@ -127,8 +129,11 @@ def _load(
         recomputed += blocks.apply_recompute(module, spec.train.recompute, spec.model.blocks)
         compiled += blocks.compile_model(module, spec.train.compile, spec.model.blocks)
         blocks.apply_offload(module, wanted=spec.train.activation_offload, host=host, pattern=spec.model.blocks)
-        _shard(module, spec, world)
-    if world.splits:
+        if world.shards and not is_flat:
+            _shard(module, spec, world)
+    if is_flat:
+        bare = _flatten(bare, spec, world, device, host)
+    elif world.splits:
         materialize(bare, device, host, offloaded=spec.parallel.dp_shard.offload == "cpu")
     observers.tell_parameters(bare, observer)
     replicate, model = spec.parallel.dp_replicate, bare
@@ -148,7 +153,7 @@ def _load(
         "optimizer": optimizer,
         "objective": Objective(spec.train.loss, feed, device, observer, spec.train.compile),
         "feed": feed,
-        "precision": Precision(spec.train.precision, device),
+        "precision": Precision("bf16_autocast" if spec.parallel.dp_shard.autocast else spec.train.precision, device),
         "device": device,
         "observer": observer,
         "host": host,
@@ -194,13 +199,17 @@ def _split(module: nn.Module, spec: schema.Job, world: World) -> None:
 
 
 def _shard(module: nn.Module, spec: schema.Job, world: World) -> None:
-    if not world.shards:
-        return
     repeated = [block for _, block in blocks.find(module, spec.model.blocks)]
     mixed = spec.train.precision == "fsdp_mixed"
     if world.degree("ep") > 1:
         expert_parallel.shard(module, spec.parallel.dp_shard, world, mixed=mixed)
     fsdp2.shard(module, repeated, spec.parallel.dp_shard, world.sharding_mesh(), mixed=mixed)
+
+
+def _flatten(module: nn.Module, spec: schema.Job, world: World, device: torch.device, host: Host) -> nn.Module:
+    repeated = [block for _, block in blocks.find(module, spec.model.blocks)]
+    mixed = spec.train.precision == "fsdp_mixed"
+    return fsdp1.shard(module, repeated, spec.parallel.dp_shard, world.device_mesh, device, host, mixed=mixed)
 
 
 @contextmanager

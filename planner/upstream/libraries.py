@@ -107,6 +107,11 @@ PROGRAM_HOST = (
             "every move and cast of a module goes through it: what it had on the host were parameters",
         "torch.utils.data.dataloader:_BaseDataLoaderIter.__next__": "how large a batch is, which workers read ahead",
     }),
+    *patch("program batches", "tests/running/test_varying_sizes.py", has_source=False, targets={
+        "torch.utils.data:DataLoader._get_iterator": "what its epoch will give is drawn ahead, in a child process",
+        "torch.utils.data.dataloader:_BaseDataLoaderIter.__next__":
+            "the largest batch of an epoch is given early, in the place of another one",
+    }),
     *patch("program's vision", "tests/running/test_vision_operators.py", has_source=False, targets={
         "torch.library:register_fake":
             "torchvision's wheels name operators there whose library a build without CUDA cannot load",

@@ -22,6 +22,7 @@ TABLE: tuple[Entry, ...] = (
     *torch_distributed.PROGRAM_PEERS,
     *torch_distributed.COLLECTIVES,
     *torch_distributed.DTENSOR_SPEED,
+    *torch_distributed.FSDP1,
     *torch_distributed.FSDP2,
     *torch_distributed.DDP,
     *torch_distributed.PIPELINES,

@@ -6,6 +6,7 @@ from planner.upstream.entries import Change, mirror, override, patch, private
 
 _ABSENT = "tests/measuring/test_absent_peers.py"
 _CHUNKS = "tests/traces/test_shard_chunks.py"
+_FLAT = "tests/traces/test_flat_sharded_cpu_runs.py"
 _FOLDING = "tests/traces/test_folding.py"
 _NOT_PINNED = "tests/traces/test_optimizer_variants.py"
 _PIPELINES = "tests/traces/test_pipelined_cpu_runs.py"
@@ -176,6 +177,22 @@ FSDP2 = (
             "names what a group keeps between two micro-batches (planner/training/folding.py)",
         "torch.distributed.fsdp._fully_shard._fsdp_state:FSDPState.__init__ FSDPState._init_shared_state":
             "as above, of a module",
+    }),
+)  # fmt: skip
+
+FSDP1 = (
+    *patch("fsdp1 told", _FLAT, change=Change.REPORTED, has_source=False, targets={
+        "torch.distributed.fsdp._runtime_utils:_share_state_and_init_handle_attrs":
+            "the first forward, in which units are known by their paths and flat parameters are told",
+        "torch.distributed.fsdp._runtime_utils:_post_backward_hook": "the gradient of a whole flat parameter is there",
+        "torch.distributed.fsdp._runtime_utils:_get_reduce_scatter_tensors":
+            "allocates what is sent, which is told as communication",
+        "torch.distributed.fsdp._runtime_utils:_accumulate_sharded_grad _reduce_grad_no_shard":
+            "the gradient that is kept, whose storage is another one in low precision",
+        "torch.distributed.fsdp._flat_param:FlatParamHandle._alloc_padded_unsharded_flat_param":
+            "allocates a whole flat parameter, which is told by its unit's path",
+        "torch.distributed.fsdp._flat_param:FlatParamHandle._use_low_precision_shard":
+            "allocates the shard that is gathered in low precision",
     }),
 )  # fmt: skip
 

@@ -30,4 +30,6 @@ class Run(Protocol):
         steps_at: tuple[int, ...] = (),
         gpus: int = 0,
         attests: bool = True,
+        until_read: bool = False,
+        batches: int | None = 0,
     ) -> RankRun: ...

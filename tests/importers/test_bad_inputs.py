@@ -63,10 +63,6 @@ def assert_three_parts(message: str) -> None:
             {"fsdp": True, "fsdp_config": {"version": 3}},
             "args.json:4:16: fsdp_version is 3",
         ),
-        (
-            {"fsdp": True, "fsdp_config": {"min_num_params": 100}},
-            "args.json:4:23: min_num_params is 100: wrapping by size is not planned",
-        ),
         ({"fsdp": True, "fp16": True}, "args.json:3:11: fp16 under FSDP is not planned"),
         (
             {"deepspeed": "../../etc/passwd"},
@@ -106,13 +102,21 @@ def test_training_arguments(folder: Folder, written: dict[str, Any], first_line:
         (
             {
                 "distributed_type": "FSDP",
-                "fsdp_config": {**FSDP_2, "fsdp_version": 1, "fsdp_reshard_after_forward": "NO_SHARD"},
+                "fsdp_config": {**FSDP_2, "fsdp_version": 1, "fsdp_reshard_after_forward": "SOME_SHARD"},
             },
-            'fsdp_config.fsdp_reshard_after_forward is "NO_SHARD"',
+            'fsdp_config.fsdp_reshard_after_forward is "SOME_SHARD"',
         ),
         (
-            {"distributed_type": "FSDP", "fsdp_config": {"fsdp_offload_params": False}},
-            'auto_wrap_policy is "NO_WRAP", which is not planned',
+            {"distributed_type": "FSDP", "fsdp_config": {"fsdp_backward_prefetch": "PRE"}},
+            'fsdp_config.fsdp_backward_prefetch is "PRE"',
+        ),
+        (
+            {"distributed_type": "FSDP", "fsdp_config": {"fsdp_auto_wrap_policy": "BY_NAME"}},
+            'fsdp_config.fsdp_auto_wrap_policy is "BY_NAME"',
+        ),
+        (
+            {"distributed_type": "FSDP", "fsdp_config": {"fsdp_use_orig_params": "perhaps"}},
+            'fsdp_config.fsdp_use_orig_params is "perhaps"',
         ),
         (
             {"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 2}},

@@ -6,10 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from foreign_files import FSDP_2, accelerate_config
 from importing_folder import LLAMA, TORCHRUN, ZERO_2, Folder
 
-from planner.job.importers.fsdp import DIFFERENCE
 from planner.job.loading import document
 from planner.job.schema import (
     Adapter,
@@ -312,31 +310,6 @@ def test_what_an_adapter_may_not_say(folder: Folder, changed: Mapping[str, Any],
     path = folder.write("adapter_config.json", {**ADAPTER, **changed})
 
     assert folder.refusal(peft=path, torchrun=TORCHRUN, job=folder.own_loop()).splitlines()[0] == first_line
-
-
-@pytest.mark.parametrize(
-    ("strategy", "nodes", "replicas", "shard"),
-    [
-        ("FULL_SHARD", 1, 1, {"degree": 8, "reshard_after_forward": True}),
-        ("SHARD_GRAD_OP", 1, 1, {"degree": 8, "reshard_after_forward": False}),
-        ("HYBRID_SHARD", 2, 2, {"degree": 4, "reshard_after_forward": True}),
-        (5, 2, 2, {"degree": 4, "reshard_after_forward": False}),
-    ],
-)
-def test_fsdp_1_is_planned_as_fsdp_2_and_the_difference_is_said(
-    folder: Folder, strategy: str | int, nodes: int, replicas: int, shard: Mapping[str, Any]
-) -> None:
-    settings = {**FSDP_2, "fsdp_version": 1, "fsdp_reshard_after_forward": strategy}
-    config = accelerate_config(
-        folder.path / "accelerate.yaml", distributed_type="FSDP", num_machines=nodes, fsdp_config=settings
-    )
-
-    found = folder.import_job(accelerate=config, job=folder.own_loop())
-
-    parallel = found.job.parallel
-    assert parallel.dp_replicate.degree == replicas
-    assert {name: getattr(parallel.dp_shard, name) for name in shard} == shard
-    assert DIFFERENCE in found.supposed
 
 
 @pytest.mark.parametrize(

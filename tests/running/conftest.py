@@ -38,14 +38,14 @@ def run(server: ForkServer) -> Run:
         patience: float | None = 0, packages: tuple[str, ...] = (), kernels: str = "", otherwise: str = "",
         heard: tuple[Announced, ...] = (), numbers: tuple[BroadcastNumber, ...] = (), torch: str = "",
         target: str = "", is_known: bool = False, steps_at: tuple[int, ...] = (),
-        until_read: bool = False, gpus: int = 0, attests: bool = True,
+        until_read: bool = False, gpus: int = 0, attests: bool = True, batches: int | None = 0,
     ) -> RankRun:  # fmt: skip
         order = ProgramOrder(
             line=parse(command.format(programs=PROGRAMS).split(), node_gpus=gpus), rank=rank,
             gpu=replace(gpu, name=known.name if is_known else ""), cuda="13.0", steps=steps,
             patience_seconds=patience, strict=strict, writes=True, packages=packages, kernels=kernels,
             otherwise=otherwise, heard=heard, numbers=numbers, torch=torch, target=target, steps_at=steps_at,
-            until_read=until_read,
+            until_read=until_read, batches=batches,
         )  # fmt: skip
         return run_rank(order, replace(USUAL_LIMITS, seconds=seconds), server, attests=attests)
 

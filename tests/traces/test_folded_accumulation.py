@@ -78,6 +78,10 @@ CASES = {
     "replicated, power": job(replicated(comm_hook="power_sgd", no_sync=False)),
     "sharded": job(sharded(), precision="fsdp_mixed", recompute=Recompute(mode="full")),
     "sharded, gathered": job(sharded(reshard_after_forward=False)),
+    "flat": job(sharded(kind="fsdp1"), precision="fsdp_mixed"),
+    "flat, gathered": job(sharded(kind="fsdp1", reshard_after_forward=False, use_orig_params=True)),
+    "flat, unreduced": job(sharded(kind="fsdp1", no_sync=True, forward_prefetch=True)),
+    "flat, not sharded": job(sharded(kind="fsdp1", no_shard=True)),
     "sharded, not reduced": job(sharded(no_sync=True), precision="fsdp_mixed"),
     "sharded and replicated": job(
         Parallel(dp_replicate=DpReplicate(degree=2), dp_shard=DpShard(degree=2)), precision="fsdp_mixed"

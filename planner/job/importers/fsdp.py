@@ -1,4 +1,4 @@
-"""Reads FSDP's options of transformers and accelerate: those that decide memory, version 1 as if it were 2.
+"""Reads FSDP's options of transformers and accelerate: those that decide memory, of versions 1 and 2.
 
 Keys and what they do are those of accelerate 1.15.0 (utils/dataclasses.py FullyShardedDataParallelPlugin,
 utils/fsdp_utils.py, commands/config/cluster.py) and transformers 5.23.0 (training_args.py `_process_fsdp_args`).
@@ -19,17 +19,22 @@ from planner.job.nodes import Node, node_from_data
 _SHARD = "parallel.dp_shard"
 _TRUE, _FALSE = ("y", "yes", "t", "true", "on", "1"), ("n", "no", "f", "false", "off", "0")
 KEYS: Mapping[str, drafts.Key] = {
-    "version": drafts.mapped_key(f"{_SHARD}.kind", "any", None, "1, the default of accelerate, is planned as 2"),
+    "version": drafts.mapped_key(f"{_SHARD}.kind", "any", None, "1 is the default of accelerate, 2 of transformers"),
     "sharding_strategy": drafts.mapped_key(f"{_SHARD}.reshard_after_forward", "any", None, "of version 1"),
+    "backward_prefetch": drafts.mapped_key(f"{_SHARD}.backward_prefetch", "any", "NO_PREFETCH", "of version 1"),
+    "forward_prefetch": drafts.mapped_key(f"{_SHARD}.forward_prefetch", "any", False, "of version 1"),
+    "use_orig_params": drafts.mapped_key(f"{_SHARD}.use_orig_params", "any", True, "of version 1"),
+    "limit_all_gathers": drafts.mapped_key(f"{_SHARD}.limit_all_gathers", "any", True, "of version 1"),
+    "sync_module_states": drafts.mapped_key(f"{_SHARD}.sync_module_states", "any", True, "of version 1"),
     "reshard_after_forward": drafts.mapped_key(f"{_SHARD}.reshard_after_forward", "any", True),
     "offload_params": drafts.mapped_key(f"{_SHARD}.offload", "any", False, "true is cpu"),
     "cpu_offload": drafts.mapped_key(f"{_SHARD}.offload", "any", False, "true is cpu"),
-    "auto_wrap_policy": drafts.mapped_key("model.blocks", "any", "TRANSFORMER_BASED_WRAP", "no other policy"),
+    "auto_wrap_policy": drafts.mapped_key("model.blocks", "any", "TRANSFORMER_BASED_WRAP", "others with version 1"),
     "transformer_layer_cls_to_wrap": drafts.mapped_key(
         "model.blocks", "any", None, "the class of the layers alone"
     ),
     "activation_checkpointing": drafts.mapped_key("train.recompute", "any", False, "true is full"),
-    "min_num_params": drafts.fixed_key((0, None), "wrapping by size is not planned"),
+    "min_num_params": drafts.mapped_key(f"{_SHARD}.wrap_size", "any", 0, "of version 1 under SIZE_BASED_WRAP"),
     "activation_checkpointing_offload": drafts.fixed_key(
         (False,), "activations on the host are not planned here"
     ),
@@ -37,8 +42,7 @@ KEYS: Mapping[str, drafts.Key] = {
     "mixed_precision_policy": drafts.fixed_key((None,), "it follows mixed_precision, and others are not planned"),
     **drafts.fixed_keys((False,), "there is no GPU to plan for", "xla", "xla_fsdp_v2", "xla_fsdp_grad_ckpt"),
     **drafts.ignored_keys(
-        "backward_prefetch", "forward_prefetch", "use_orig_params", "sync_module_states",
-        "cpu_ram_efficient_loading", "state_dict_type", "limit_all_gathers", "xla_fsdp_settings",
+        "cpu_ram_efficient_loading", "state_dict_type", "xla_fsdp_settings",
     ),
 }  # fmt: skip
 """Without the prefix `fsdp_`, which either program lets people write."""
@@ -52,8 +56,11 @@ def of_training_arguments(arguments: TrainingArguments) -> dict[str, Node] | Non
     config = arguments["fsdp_config"]
     if isinstance(config.value, str):
         config = read_json_file(named_by(config, arguments.folder), "fsdp_config names")
-    keys = check_config({} if config.value is None else config.mapping())
-    return {"version": node_from_data(2, asked.place, "fsdp"), **_legacy(asked), **keys}
+    keys = {
+        "version": node_from_data(2, asked.place, "fsdp"),
+        **check_config({} if config.value is None else config.mapping()),
+    }
+    return {**_legacy(asked, is_first=_is_first(keys)), **keys}
 
 
 def check_config(config: Mapping[str, Node]) -> dict[str, Node]:
@@ -61,7 +68,7 @@ def check_config(config: Mapping[str, Node]) -> dict[str, Node]:
     return drafts.check_all(KEYS, config, "fsdp_config", "fsdp_")
 
 
-def _legacy(asked: Node) -> dict[str, Node]:
+def _legacy(asked: Node, *, is_first: bool) -> dict[str, Node]:
     """`full_shard auto_wrap offload`, as transformers still reads it."""
     if asked.value is True:
         return {}
@@ -75,11 +82,15 @@ def _legacy(asked: Node) -> dict[str, Node]:
     for word in words:
         if word in ("auto_wrap", "true", "True"):
             continue
+        if is_first and word.upper() in _STRATEGIES:
+            keys["sharding_strategy"] = node_from_data(word, asked.place, "fsdp")
+            continue
         if word not in meant:
             raise SpecError(
                 f"fsdp is {asked.summary}: {word} is of FSDP 1",
                 allowed="true, or full_shard, shard_grad_op, offload, auto_wrap",
-                remedy="write dp_replicate_size in parallelism_config for a copy on each node",
+                remedy='write {"version": 1} in fsdp_config, or dp_replicate_size in parallelism_config for a copy on'
+                " each node",
                 place=asked.place,
             )
         name, value = meant[word]
@@ -88,11 +99,20 @@ def _legacy(asked: Node) -> dict[str, Node]:
 
 
 def fill_draft(draft: Draft, settings: Mapping[str, Node], *, mixed: bool, place: str) -> list[str]:
-    """How accelerate shards: every layer, the embedding, norm and head together; gradients reduced at the end.
-
-    Returns what is planned otherwise than it is, for people.
-    """
+    """How accelerate shards; `mixed`: in bfloat16. Returns what is planned otherwise than it is, for people."""
     first = _is_first(settings)
+    for name in ("offload_params", "cpu_offload"):
+        offload = settings.get(name)
+        if offload is not None and _truth(offload):
+            draft.say_value(f"{_SHARD}.offload", "cpu", offload.place)
+    recompute = settings.get("activation_checkpointing")
+    if recompute is not None and _truth(recompute):
+        draft.say_value("train.recompute", "full", recompute.place)
+    if mixed:
+        draft.say_value(f"{_SHARD}.reduce_dtype", "bfloat16", place)
+    if first:
+        return _fill_first(draft, settings, mixed=mixed, place=place)
+    # Every layer, the embedding, norm and head together.
     policy = settings.get("auto_wrap_policy")
     if policy is not None and str(policy.value).upper() != "TRANSFORMER_BASED_WRAP":
         raise SpecError(
@@ -101,30 +121,73 @@ def fill_draft(draft: Draft, settings: Mapping[str, Node], *, mixed: bool, place
             remedy="wrap by layers, or plan with a spec of your own",
             place=policy.place,
         )
-    reshard, strategy = settings.get("reshard_after_forward"), _strategy_of(settings)
-    if first and strategy is not None:
-        draft.say_value(f"{_SHARD}.reshard_after_forward", _reshards(strategy), strategy.place)
-    elif reshard is not None:
+    reshard = settings.get("reshard_after_forward")
+    if reshard is not None:
         draft.say_value(f"{_SHARD}.reshard_after_forward", _truth(reshard), reshard.place)
-    for name in ("offload_params", "cpu_offload"):
-        offload = settings.get(name)
-        if offload is not None and _truth(offload):
-            draft.say_value(f"{_SHARD}.offload", "cpu", offload.place)
-    recompute = settings.get("activation_checkpointing")
-    if recompute is not None and _truth(recompute):
-        draft.say_value("train.recompute", "full", recompute.place)
     draft.suppose(f"{_SHARD}.keep_last", True, place)
+    return []
+
+
+_FLAGS = {"forward_prefetch": False, "use_orig_params": True, "limit_all_gathers": True, "sync_module_states": True}
+"""With the defaults of `accelerate launch` and of transformers; those of the plugin alone are others."""
+_PREFETCHES = {"BACKWARD_PRE": "BACKWARD_PRE", "BACKWARD_POST": "BACKWARD_POST", "NO_PREFETCH": "", "NONE": ""}
+_PREFETCHES |= {"1": "BACKWARD_PRE", "2": "BACKWARD_POST"}
+IGNORED_STRATEGY = (
+    "the sharding strategy that reshard_after_forward names: accelerate 1.15 takes FULL_SHARD for version 1 wherever"
+    " sharding_strategy is not said (FullyShardedDataParallelPlugin.__post_init__)"
+)
+
+
+def _fill_first(draft: Draft, settings: Mapping[str, Node], *, mixed: bool, place: str) -> list[str]:
+    """FullyShardedDataParallel, under autocast where it is mixed."""
+    draft.say_value(f"{_SHARD}.kind", "fsdp1", settings["version"].place if "version" in settings else place)
+    strategy = _strategy_of(settings)
+    if strategy is not None and _strategy_name(strategy) == "NO_SHARD":
+        draft.say_value(f"{_SHARD}.no_shard", True, strategy.place)
+    elif strategy is not None:
+        draft.say_value(f"{_SHARD}.reshard_after_forward", _RESHARDS[_strategy_name(strategy)], strategy.place)
+    for name, usual in _FLAGS.items():
+        if (node := settings.get(name)) is not None:
+            draft.say_value(f"{_SHARD}.{name}", _truth(node), node.place)
+        else:
+            draft.suppose(f"{_SHARD}.{name}", usual, place)
+    prefetch = settings.get("backward_prefetch")
+    written = "NO_PREFETCH" if prefetch is None else str(prefetch.value).upper()
+    if prefetch is not None and written not in _PREFETCHES:
+        raise prefetch.is_error(allowed="BACKWARD_PRE, BACKWARD_POST, NO_PREFETCH", remedy="write one of these")
+    draft.suppose(f"{_SHARD}.backward_prefetch", _PREFETCHES[written], place if prefetch is None else prefetch.place)
     if mixed:
-        draft.say_value(f"{_SHARD}.reduce_dtype", "bfloat16", place)
-    return [DIFFERENCE] if first else []
+        draft.suppose(f"{_SHARD}.autocast", True, place)
+    policy, size = settings.get("auto_wrap_policy"), settings.get("min_num_params")
+    wrap = "TRANSFORMER_BASED_WRAP" if policy is None else str(policy.value).upper()
+    if policy is not None and wrap not in _POLICIES:
+        raise policy.is_error(allowed=", ".join(_POLICIES), remedy="write one of these")
+    if wrap == "SIZE_BASED_WRAP" and size is not None and size.value:
+        draft.suppose(f"{_SHARD}.wrap_size", size.plain(), size.place)
+    elif wrap != "TRANSFORMER_BASED_WRAP":  # by a size of 0 accelerate wraps nothing
+        draft.suppose(f"{_SHARD}.wrap", "none", place if policy is None else policy.place)
+    asked = settings.get("reshard_after_forward")
+    is_ignored = strategy is not None and strategy is asked and _strategy_name(strategy) != "FULL_SHARD"
+    return [IGNORED_STRATEGY] if is_ignored else []
 
 
-def tell_parts(draft: Draft, settings: Mapping[str, Node], config: Mapping[str, Any], place: str) -> list[str]:
-    """The groups beside the layers, by the model's config; what has to be said because nobody knows this model."""
+def tell_parts(
+    draft: Draft, settings: Mapping[str, Node], config: Mapping[str, Any], place: str, *, by_trainer: bool
+) -> list[str]:
+    """The units beside the layers, by the model's config; what has to be said because nobody knows this model.
+
+    `by_trainer`: transformers' Trainer makes the units of a model with an adapter (distributed/fsdp.py,
+    `update_fsdp_plugin_peft`).
+    """
     missing = []
     groups = groups_of(config)
+    if _is_first(settings) and by_trainer and draft.has("model.adapter"):
+        for name, value in (("wrap_trained", True), ("wrap", "blocks"), ("wrap_size", 0)):
+            draft.suppose(f"{_SHARD}.{name}", value, place)
     head = draft.get("model.head")
-    if groups is not None and (head is None or head.value in ("", "causal_lm")):
+    if _is_first(settings):
+        pass  # what is in no layer lies in the root's flat parameter
+    elif groups is not None and (head is None or head.value in ("", "causal_lm")):
         draft.suppose(f"{_SHARD}.groups", groups, place)
     elif not draft.has(f"{_SHARD}.groups"):
         missing.append(
@@ -153,14 +216,11 @@ def _truth(node: Node) -> bool:
     return written in _TRUE
 
 
-# Version 1 as version 2. Words are those of ShardingStrategy of torch 2.13 (distributed/fsdp/api.py), or accelerate's
+# Words are those of ShardingStrategy of torch 2.13 (distributed/fsdp/api.py), or accelerate's
 # numbers of them (1.15.0, utils/constants.py, FSDP_SHARDING_STRATEGY).
 _STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
 _RESHARDS = {"FULL_SHARD": True, "SHARD_GRAD_OP": False, "HYBRID_SHARD": True, "HYBRID_SHARD_ZERO2": False}
-DIFFERENCE = (
-    "FSDP 1 is planned as FSDP 2: flat parameters and their padding, autocast around the forward, and layers that are"
-    " freed later (record_stream) are left out, so it may take more"
-)
+_POLICIES = ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP")
 
 
 def _is_first(settings: Mapping[str, Node]) -> bool:
@@ -182,19 +242,6 @@ def _strategy_of(settings: Mapping[str, Node]) -> Node | None:
     return None
 
 
-def _reshards(strategy: Node) -> bool:
-    """Whether layers are freed after their forward. Raises SpecError for a strategy that does not shard."""
-    name = _strategy_name(strategy)
-    if name not in _RESHARDS:
-        raise SpecError(
-            f"{strategy.name} is {strategy.summary}",
-            allowed=", ".join(_RESHARDS),
-            remedy="without sharding it is DDP: turn FSDP off" if name == "NO_SHARD" else "write one of these",
-            place=strategy.place,
-        )
-    return _RESHARDS[name]
-
-
 def is_hybrid(settings: Mapping[str, Node]) -> bool:
     """Whether each node has a whole copy of the shards."""
     strategy = _strategy_of(settings) if _is_first(settings) else None
@@ -203,7 +250,10 @@ def is_hybrid(settings: Mapping[str, Node]) -> bool:
 
 def _strategy_name(strategy: Node) -> str:
     written = str(strategy.value).upper()
-    return _STRATEGIES[int(written) - 1] if written in ("1", "2", "3", "4", "5") else written
+    name = _STRATEGIES[int(written) - 1] if written in ("1", "2", "3", "4", "5") else written
+    if name not in _STRATEGIES:
+        raise strategy.is_error(allowed=", ".join(_STRATEGIES), remedy="write one of these")
+    return name
 
 
 # As `fsdp2_prepare_model` does (accelerate 1.15.0, utils/fsdp_utils.py): each layer, the embedding alone, the last

@@ -272,7 +272,7 @@ def _tell_sources(draft: Draft, sources: _ParsedSources) -> list[str]:
                 remedy="train in bf16",
                 place=precision.place,
             )
-        # accelerate gathers parameters in bfloat16, and runs no autocast beside.
+        # accelerate gathers parameters in bfloat16; under version 1 it runs autocast beside.
         draft.say_value("train.precision", "fsdp_mixed", precision.place)
         if not draft.has("model.adapter"):
             place = f"{precision.place} (accelerate keeps trained parameters in float32)"
@@ -304,7 +304,8 @@ def _check_complete(draft: Draft, sources: _ParsedSources, config: Mapping[str, 
             " --from-accelerate, or JOB.yaml: cluster: {nodes: 1, gpus_per_node: 8})"
         )
     if sources.fsdp is not None and (config or draft.has("model.factory")):
-        missing += fsdp.tell_parts(draft, sources.fsdp, config, sources.place_of_sharding)
+        place, by_trainer = sources.place_of_sharding, sources.arguments is not None
+        missing += fsdp.tell_parts(draft, sources.fsdp, config, place, by_trainer=by_trainer)
     if not missing:
         return
     files = (given.training_arguments, given.accelerate, given.deepspeed, given.peft, given.torchtitan, given.axolotl)

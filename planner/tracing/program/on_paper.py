@@ -41,11 +41,14 @@ from planner.tracing.program import (
     training_steps,
 )
 from planner.tracing.program.assumptions import About, Assumptions
+from planner.tracing.program.batch_sizes import Shapes
 from planner.tracing.program.compiling import ProgramCompiling
 from planner.tracing.program.gpu_statistics import LiveMemory, ManagementLibrary
 from planner.tracing.program.host_memory import HostMemory, HostWatcher
+from planner.tracing.program.input_sizes import InputSizes
 from planner.tracing.program.job_outline import JobOutline
 from planner.tracing.program.launch_line import Launcher, extra_arguments
+from planner.tracing.program.look_ahead import LookAhead
 from planner.tracing.program.own_ranks import Become, OwnRanks
 from planner.tracing.program.packages import libraries
 from planner.tracing.program.packages.libraries import Surroundings
@@ -129,8 +132,10 @@ class ProgramRun:
         self.host = HostMemory()
         self.host_watcher = HostWatcher(self.host)
         recorder.host = self.host
+        self.ahead = LookAhead(order.batches, self._rounds, lambda: self.watcher.moments.trains, self.assumptions)
+        self.inputs = InputSizes(self._forward_had)
         self.watcher = Watcher(
-            recorder, self._look, self._look_at_the_time, self._look_at_forwards, self.host.pass_moment
+            recorder, self._look, self._look_at_the_time, self._look_at_forwards, self.host.pass_moment, self.inputs
         )
         self.numbers = BroadcastNumbers(order.numbers)
         self.world = World(self.assumptions, self.numbers)
@@ -200,7 +205,7 @@ class ProgramRun:
         forwards = self.watcher.moments.forwards
         if forwards < FORWARDS or self._speaks_of_training:
             return
-        if self._stopping.has_inferred_enough(forwards, self.memory.highest):
+        if self._stopping.has_inferred_enough(forwards, self.memory.highest, waits=self.ahead.waits):
             self._report_forwards(self._stopping.reason)
 
     def _report_forwards(self, ending: str, *, is_whole: bool = False) -> None:
@@ -225,7 +230,14 @@ class ProgramRun:
             evaluations=moments.evaluations(),
             checkpoints=moments.count(Kind.SAVE),
             idle=self.watcher.idle_optimizers(),
+            waits=self.ahead.waits,
+            sizes=1 if (varying := self.inputs.varying()) is None else varying.different,
         )
+
+    def _forward_had(self, shapes: Shapes, is_trained: bool) -> None:
+        moments = self.watcher.moments
+        iteration = moments.rounds + is_trained if moments.trains else moments.forwards
+        self.ahead.forward_ended(shapes, iteration, evaluates=not is_trained)
 
     def _report(
         self, ending: str, after: int | None, *, is_whole: bool = False, failed: tuple[Crash, ...] = ()
@@ -302,6 +314,8 @@ class ProgramRun:
                 announced=self.neighbours.announced(),
                 numbers=self.numbers.sent(),
                 schedules=schedules,
+                varying=self.inputs.varying(),
+                drawn=self.ahead.drawn(),
                 steps_to_run=steps_to_run,
                 steps_at=self.steps_at.peaks(),
                 outline=self.outline.document(),
@@ -378,6 +392,7 @@ def _surrounded(order: ProgramOrder, run: ProgramRun, endings: Endings) -> Itera
         program_host.kept_inside(run.ranks, run.assumptions, run.host_watcher.start_workers, endings.refuse),
         values.read_by(run.answers),
         storages.with_holes(run.watcher.saves, run.host_watcher.as_if_read),
+        run.ahead.watch(),
         run.host_watcher.watch(),
         run.watcher.watch(),
         run.outline.watch(),

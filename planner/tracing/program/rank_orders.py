@@ -13,6 +13,7 @@ from planner.job.size_limits import MOST_RANKS
 from planner.records import from_plain, shape, to_plain
 from planner.tracing import rank_trace
 from planner.tracing.program.assumptions import Assumption, Branch
+from planner.tracing.program.batch_sizes import DrawnBatches, VaryingSize
 from planner.tracing.program.launch_line import LaunchLine
 from planner.tracing.program.training_steps import PeaksAt
 from planner.tracing.rank_trace import Trace
@@ -66,6 +67,9 @@ class ProgramOrder:
     """To which steps its loop counts instead (planner.tracing.program.training_steps)."""
     until_read: bool = False
     """After `steps` it goes on until the program reads the statistics of its memory."""
+    batches: int | None = 0
+    """That are drawn ahead of each data loader; None: as many as an epoch has and time allows
+    (planner.tracing.program.look_ahead)."""
     patience_seconds: float | None = None
     """How long it is watched when it is steady; None: as `planner.tracing.program.stopping` has it."""
     seconds: float = float("inf")
@@ -134,6 +138,10 @@ class RankRun:
     """That have not stepped twice."""
     schedules: tuple[str, ...] = ()
     """Sentences on where sizes depend on the step, of a program that was not run to its end."""
+    varying: VaryingSize | None = None
+    """An input of its outermost forwards whose size varies."""
+    drawn: tuple[DrawnBatches, ...] = ()
+    """Of data loaders whose batches vary, as they were drawn ahead."""
     steps_to_run: int = 0
     """How many iterations the whole program has, where it was run to its end or says it; 0: not known."""
     steps_at: tuple[PeaksAt, ...] = ()

@@ -191,12 +191,15 @@ _OF_ALL_TIME = 0.7
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """What a program has done. Evaluations and checkpoints are over; `idle` optimizers have not stepped twice."""
+    """What a program has done. Evaluations and checkpoints are over; `idle` optimizers have not stepped twice; it
+    `waits` for the largest of its batches, which it is given early; of its inputs came so many `sizes`."""
 
     iterations: int
     evaluations: int = 0
     checkpoints: int = 0
     idle: int = 0
+    waits: bool = False
+    sizes: int = 1
 
     @property
     def is_whole(self) -> bool:
@@ -228,6 +231,7 @@ class Stopping:
     """Seconds of a processor until it was steady, or had inferred for the first time as often as is looked for."""
     _inferred: tuple[int, int] | None = None
     """The peaks of a program that only infers, when they were looked at last."""
+    _sizes: int = 1
     _began: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -246,8 +250,10 @@ class Stopping:
         if self.steps:
             self.reason = f"ended after {iterations_text(self.steps)}, as asked for"
             return progress.iterations >= self.steps
-        if not self._steady and not self._settles(progress.iterations, highest):
-            return progress.iterations >= MOST
+        self._sizes = progress.sizes
+        waits = progress.waits and not self.is_late()
+        if not self._steady and not self._settles(progress.iterations, highest, waits=waits):
+            return progress.iterations >= MOST and not waits
         if progress.is_whole:
             self.reason = (
                 f"ended after {iterations_text(progress.iterations)}: {self._since()}, and everything was seen"
@@ -255,10 +261,12 @@ class Stopping:
             return True
         return self.is_out_of_patience(progress)
 
-    def has_inferred_enough(self, forwards: int, highest: Callable[[], tuple[int, int]]) -> bool:
+    def has_inferred_enough(
+        self, forwards: int, highest: Callable[[], tuple[int, int]], *, waits: bool = False
+    ) -> bool:
         """Whether a program that has done so many forwards and trained nothing is ended: a while has passed in which
-        none of them raised a peak. It may be long in coming to its training."""
-        if forwards < max(FORWARDS, self.steps):
+        none of them raised a peak. It may be long in coming to its training. `waits` as in Progress."""
+        if forwards < max(FORWARDS, self.steps) or (waits and not self.is_late()):
             return False
         waited = self.worked() - self._waits_since
         if self._inferred is not None and waited < self.patience:
@@ -278,7 +286,7 @@ class Stopping:
 
     def is_out_of_patience(self, progress: Progress, *, evaluates: bool = False) -> bool:
         """Whether a steady program was watched long enough, whatever it lacks; longer if it `evaluates` just now."""
-        if not self._steady:
+        if not self._steady or (progress.waits and not self.is_late()):
             return False
         # What is new makes it worth to wait for more.
         news = (min(progress.evaluations, EVALUATIONS), min(progress.checkpoints, 1), -progress.idle)
@@ -304,20 +312,21 @@ class Stopping:
         """Whether what is left of the time is for writing down what was progress."""
         return self.passed() - self._began >= _OF_ALL_TIME * self.seconds
 
-    def _settles(self, iterations: int, highest: Callable[[], tuple[int, int]]) -> bool:
+    def _settles(self, iterations: int, highest: Callable[[], tuple[int, int]], *, waits: bool) -> bool:
         """Whether it is steady from this iteration on; each is looked at once."""
         if iterations <= len(self._peaks):
             return False
         self._peaks.append(highest())
         self.reason = f"ended after {iterations_text(iterations)}, although its peak still rises"
-        if iterations < FEWEST or self._peaks[-1] != self._peaks[-2]:
+        if waits or iterations < FEWEST or self._peaks[-1] != self._peaks[-2]:
             return False
         self._steady, self._waits_since = iterations, self.worked()
         self._took = self._waits_since
         return True
 
     def _since(self) -> str:
-        return f"its peak has not risen since iteration {self._steady - 1}"
+        sizes = f" with inputs of {self._sizes} sizes" if self._sizes > 1 else ""
+        return f"its peak has not risen since iteration {self._steady - 1}{sizes}"
 
 
 def iterations_text(iterations: int) -> str:

@@ -19,9 +19,10 @@ from torch.utils.weak import WeakIdKeyDictionary
 from planner import upstream
 from planner.events import Category
 from planner.paper.recorder import Recorder
+from planner.tracing.program.input_sizes import InputSizes
 from planner.tracing.program.stopping import Kind, Moments
 from planner.training import observers, optimizers
-from planner.training.wraps import fsdp2
+from planner.training.wraps import fsdp1, fsdp2
 from planner.training.wraps.ddp import ObservedReducer
 
 _Versions = tuple[int, int | None]
@@ -94,7 +95,8 @@ _OFTEN = 2
 class Watcher:
     """Follows one program. `infers` is called before each forward until an optimizer is made or a backward begins; then
     `trains` before each forward that is trained, each backward and each optimizer step, `evaluates` before each other
-    forward: they may end it all. `tells` hears of every moment, by its index."""
+    forward: they may end it all. `tells` hears of every moment, by its index,
+    `inputs` of what outermost forwards were given."""
 
     def __init__(
         self,
@@ -103,9 +105,10 @@ class Watcher:
         evaluates: Callable[[], None],
         infers: Callable[[], None],
         tells: Callable[[int], None],
+        inputs: InputSizes,
     ) -> None:
         self.moments = Moments()
-        self._recorder, self._tells = recorder, tells
+        self._recorder, self._tells, self._inputs = recorder, tells, inputs
         self._trains, self._evaluates, self._infers = trains, evaluates, infers
         self._optimizers: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
         """How often each has stepped, of those that there are."""
@@ -126,7 +129,7 @@ class Watcher:
         """Inside, the program is followed."""
         handles = (
             register_module_forward_pre_hook(self._forward_begins),
-            register_module_forward_hook(self._forward_ends, always_call=True),
+            register_module_forward_hook(self._forward_ends, with_kwargs=True, always_call=True),
             register_optimizer_step_pre_hook(self._step_starts),
             register_optimizer_step_post_hook(self._step_ends),
         )
@@ -159,6 +162,7 @@ class Watcher:
         try:
             with (
                 upstream.patch_targets("program watched", wrapped=wrapped),
+                fsdp1.observe_fsdp(self._recorder),
                 fsdp2.observe_fsdp(self._recorder),
                 observers.observe_collectives(self._recorder),
             ):
@@ -223,12 +227,14 @@ class Watcher:
         self._open.depth = depth + 1
         self._recorder.enter(self._paths.get(module, ""))
 
-    def _forward_ends(self, _module: nn.Module, _arguments: Any, _output: Any) -> None:
+    def _forward_ends(self, module: nn.Module, arguments: Any, named: Any, _output: Any) -> None:
         if torch.compiler.is_compiling():
             return
         if getattr(self._open, "depth", 0):
             self._open.depth -= 1
             self._recorder.leave()
+            if not self._open.depth and not self._backward:
+                self._inputs.take(module, arguments, named)
 
     def _root_begins(self, module: nn.Module) -> None:
         if not self._roots:

@@ -139,11 +139,9 @@ def _compiling(job: Job, arch: str, recorder: Recorder) -> Iterator[Callable[[],
             )
 
 
-# Stage 3 gathers on one stream, computes on another and reduces on a third, and what it releases is marked as used by
-# the others. So that the host does not run ahead and the allocator take ever more, it waits for the third last event
-# of its gathers and of its reductions (0.19.8, partitioned_param_coordinator.py, stage3.py), unless they have passed
-# already. On a paper GPU that waits (`paper.gpu`) none has: the host is as far ahead as DeepSpeed lets it be. A
-# reduction waits for the computation before it; a gather does not, and is taken to be no faster than the computation.
+# Stage 3 waits for the third last event of its gathers and of its reductions (0.19.8, partitioned_param_coordinator.py,
+# stage3.py), unless it has passed already. On a paper GPU that waits (`paper.gpu`) no event has when it is asked: the
+# host waits, and the clock says for how long.
 _AVAILABLE = "deepspeed.accelerator.cuda_accelerator:CUDA_Accelerator.available_memory"
 
 

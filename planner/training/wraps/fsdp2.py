@@ -39,7 +39,7 @@ def shard(
     """
     _refuse_scalars(model)
     policy_of_parts, offload = policy(spec, mixed), offload_policy(spec)
-    parts: list[nn.Module | list[nn.Module]] = [*blocks, *_groups_of(model, spec.groups)]
+    parts: list[nn.Module | list[nn.Module]] = [*blocks, *groups_of_paths(model, spec.groups)]
     for part in parts:
         reshard = spec.reshard_after_forward and not (spec.keep_last and part is parts[-1])
         after = spec.reshard_after_forward if reshard else False
@@ -123,7 +123,7 @@ def observe_fsdp(observer: Observer) -> Iterator[None]:
         yield
 
 
-def _groups_of(model: nn.Module, groups: Sequence[str]) -> Iterator[nn.Module | list[nn.Module]]:
+def groups_of_paths(model: nn.Module, groups: Sequence[str]) -> Iterator[nn.Module | list[nn.Module]]:
     """The modules of each group; SpecError for a path that leads nowhere."""
     modules = dict(model.named_modules())
     for group in groups:

@@ -242,12 +242,19 @@ def _storages_of_live_tensors() -> dict[int, int]:
             continue
         if candidate.device.type != "cpu":
             continue
-        for tensor in (candidate, candidate.grad if candidate.is_leaf else None):
+        for tensor in (candidate, _gradient(candidate)):
             # A DTensor has no storage of its own; what it holds is found by itself.
             if tensor is not None and tensor.layout is torch.strided and not hasattr(tensor, "_local_tensor"):
                 storage = tensor.untyped_storage()
                 sizes[storage.data_ptr()] = storage.nbytes()
     return sizes
+
+
+def _gradient(tensor: torch.Tensor) -> torch.Tensor | None:
+    try:
+        return tensor.grad if tensor.is_leaf else None
+    except RuntimeError:  # one of several views whose base was written since: it refuses to say, and is no leaf
+        return None
 
 
 _FRAMES = ("frames", "compile_context", "user_metadata")

@@ -1,0 +1,137 @@
+"""Sizes of batches and of inputs: whether they vary, and which batches of an epoch are the ones to run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+LARGEST = "largest batch"
+Shape = tuple[int, ...]
+Shapes = Mapping[str, Shape]
+"""By entry of a batch, or by argument of a forward."""
+
+_BIN = math.log(1.1)
+"""Batches whose sizes differ by less are alike: one of them is kept, for the median and the 99 %."""
+_MOST_LARGEST = 4
+"""Batches that are each the largest in another way: of tensors of their own, and of dims of these."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VaryingSize:
+    """A tensor that is not always of one shape: `different` shapes were seen."""
+
+    name: str
+    smallest: Shape
+    largest: Shape
+    different: int
+    place: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TriedBatch:
+    """A batch that the program was given before its turn. `as_large` of all that were drawn have at least its size."""
+
+    name: str
+    shape: Shape
+    as_large: int
+    iteration: int = 0
+    """In which it was used; 0: it was not."""
+    evaluates: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawnBatches:
+    """What a data loader gives: `drawn` batches of the `epoch`, whose number is 0 where that is not known."""
+
+    size: VaryingSize
+    drawn: int
+    epoch: int
+    tried: tuple[TriedBatch, ...] = ()
+
+
+def varying(seen: Sequence[Shapes], place: str = "") -> VaryingSize | None:
+    """The largest tensor that varies, of batches in their order; None where none does. A last batch with fewer
+    examples than all others is no other size."""
+    found = []
+    for name in dict.fromkeys(name for shapes in seen for name in shapes):
+        every = dict.fromkeys(shapes[name] for shapes in seen if name in shapes)
+        if len(every) > 1 and not _is_cut(*every):
+            smallest, largest = min(every, key=math.prod), max(every, key=math.prod)
+            found.append(VaryingSize(name=name, smallest=smallest, largest=largest, different=len(every), place=place))
+    return max(found, key=lambda size: math.prod(size.largest), default=None)
+
+
+def _is_cut(first: Shape, *others: Shape) -> bool:
+    return len(others) == 1 and len(first) == len(others[0]) and others[0][1:] == first[1:] and others[0][0] < first[0]
+
+
+@dataclass(slots=True)
+class LargestBatches:
+    """Takes the batches of an epoch one after the other, and keeps the few that stand for all."""
+
+    seen: list[dict[str, Shape]] = field(default_factory=list)
+    _alike: dict[int, tuple[int, Any]] = field(default_factory=dict)
+    """By the logarithm of the size a batch, with its number."""
+    _largest: dict[tuple[str, int], tuple[int, int, int, Any]] = field(default_factory=dict)
+    """By entry and dim (-1: all elements) the largest extent, the batch's size, its number, and the batch."""
+
+    def take(self, shapes: dict[str, Shape], batch: Any) -> None:
+        """The next one."""
+        number = len(self.seen)
+        self.seen.append(shapes)
+        size = _size_of(shapes)
+        self._alike.setdefault(_bin_of(size), (number, batch))
+        for name, shape in shapes.items():
+            for dim, extent in enumerate((math.prod(shape), *shape), -1):
+                extents = (extent, size)
+                if extents > self._largest.get((name, dim), (-1, -1))[:2]:
+                    self._largest[name, dim] = (*extents, number, batch)
+
+    def chosen(self, size: VaryingSize) -> list[tuple[TriedBatch, Any]]:
+        """Batches to run, as they grow: one of the median, one of the 99 %, those that are largest in any way."""
+        sizes = sorted(map(_size_of, self.seen))
+        kept: dict[int, tuple[str, Any]] = {}
+        for name, share in (("median batch", 0.5), ("99 % batch", 0.99)):
+            usual = sizes[math.ceil(share * len(sizes)) - 1]
+            if usual < sizes[-1]:
+                number, batch = self._alike[_bin_of(usual)]
+                kept.setdefault(number, (name, batch))
+        varied = [
+            (name, dim) for name, dim in self._largest if len({_extent(each, name, dim) for each in self.seen}) > 1
+        ]
+        # All elements of the largest tensors come first: of ways beyond the most that are tried, dims are left out.
+        varied.sort(key=lambda way: (way[1] >= 0, -math.prod(self._largest_shape(way[0]))))
+        largest = {self._largest[way][2]: self._largest[way][3] for way in varied}
+        for number, batch in list(largest.items())[:_MOST_LARGEST]:
+            kept[number] = (LARGEST, batch)
+        tried = [
+            (
+                TriedBatch(
+                    name=name,
+                    shape=self.seen[number].get(size.name, ()),
+                    as_large=sum(each >= _size_of(self.seen[number]) for each in sizes),
+                ),
+                batch,
+            )
+            for number, (name, batch) in kept.items()
+        ]
+        return sorted(tried, key=lambda pair: (pair[0].name == LARGEST, -pair[0].as_large))
+
+    def _largest_shape(self, name: str) -> Shape:
+        return max((shapes[name] for shapes in self.seen if name in shapes), key=math.prod)
+
+
+def _extent(shapes: Shapes, name: str, dim: int) -> int:
+    shape = shapes.get(name, ())
+    return math.prod(shape) if dim < 0 else shape[dim] if dim < len(shape) else 0
+
+
+def _bin_of(size: int) -> int:
+    return round(math.log(max(size, 1)) / _BIN)
+
+
+def _size_of(shapes: Shapes) -> int:
+    """The elements of the largest tensor."""
+    return max(map(math.prod, shapes.values()), default=0)

@@ -1,0 +1,91 @@
+"""Reads the shapes of batches, and follows those that a program's outermost forwards are given."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from planner.tracing.program.assumptions import current_place
+from planner.tracing.program.batch_sizes import Shape, Shapes, VaryingSize, varying
+
+_DEEPEST, _MOST_PARTS = 4, 4096
+"""Of a batch: how deep its tensors lie, and how many parts are looked at of one."""
+
+
+def shapes_of(batch: Any) -> dict[str, Shape]:
+    """The shape of each entry that holds tensors. Several of one entry are as large as if they were padded to the
+    largest of them, since a model that takes a list pads it; where that cannot be, they are all of their elements."""
+    return {name: shape for name, entry in _entries_of(batch) if (shape := _shape_of(entry))}
+
+
+class InputSizes:
+    """Of one program; `tells` hears the shapes of each outermost forward, and whether it is a part of
+    training (it makes gradients possible)."""
+
+    def __init__(self, tells: Callable[[Shapes, bool], None]) -> None:
+        self._tells = tells
+        self._seen: defaultdict[str, dict[tuple[tuple[str, Shape], ...], None]] = defaultdict(dict)
+        """By the line that calls a model for training: the shapes of its inputs, each once, in their order."""
+
+    def take(self, module: nn.Module, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+        """A forward has had these."""
+        names = _parameters_of(type(module).forward)
+        given = {names[at] if at < len(names) else f"input {at}": value for at, value in enumerate(arguments)}
+        shapes = shapes_of({**given, **named})
+        is_trained = torch.is_grad_enabled()
+        if is_trained:
+            self._seen[current_place()].setdefault(tuple(shapes.items()))
+        self._tells(shapes, is_trained)
+
+    def varying(self) -> VaryingSize | None:
+        """The input of the most elements that was not always as large."""
+        found = [varying([*map(dict, seen)], place) for place, seen in self._seen.items()]
+        return max(filter(None, found), key=lambda size: size.different, default=None)
+
+
+@cache
+def _parameters_of(forward: Callable[..., Any]) -> list[str]:
+    parameters = [*inspect.signature(forward).parameters.values()][1:]
+    return [each.name for each in parameters if each.kind is not inspect.Parameter.VAR_POSITIONAL]
+
+
+def _entries_of(batch: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(batch, Tensor):
+        yield "", batch
+    else:
+        yield from ((str(key), part) for key, part in _parts_of(batch))
+
+
+def _shape_of(entry: Any) -> Shape:
+    shapes = [shape for shape in _shapes_in(entry) if shape]
+    if len(shapes) < 2:
+        return shapes[0] if shapes else ()
+    if len({len(shape) for shape in shapes}) == 1:
+        return (len(shapes), *map(max, *shapes))
+    return (sum(map(math.prod, shapes)),)
+
+
+def _shapes_in(value: Any, depth: int = 0) -> Iterator[Shape]:
+    if isinstance(value, Tensor):
+        yield tuple(value.shape)
+    elif depth < _DEEPEST:
+        for _, part in _parts_of(value):
+            yield from _shapes_in(part, depth + 1)
+
+
+def _parts_of(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Of a mapping, a sequence, or an object that holds tensors (a batch of a library's own class)."""
+    if isinstance(value, Mapping):
+        yield from islice(value.items(), _MOST_PARTS)
+    elif isinstance(value, list | tuple):
+        yield from islice(enumerate(value), _MOST_PARTS)
+    elif not callable(value):
+        yield from getattr(value, "__dict__", {}).items()

@@ -1,0 +1,297 @@
+"""Draws the batches of a program's data loaders ahead, and gives the program the largest of them early.
+
+A child process draws them by an iterator of the same loader, as a worker would: random states and whatever else the
+data change stay as they are in the program, whose own iterator then comes to the same epoch. After some usual batches
+that iterator gives the chosen ones in the place of its next.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import os
+import pickle
+import random
+import select
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from torch.utils.data._utils.pin_memory import pin_memory
+
+from planner import upstream
+from planner.paper import library
+from planner.tracing.program.assumptions import About, Assumptions, short_path
+from planner.tracing.program.batch_sizes import DrawnBatches, LargestBatches, Shapes, TriedBatch, varying
+from planner.tracing.program.input_sizes import shapes_of
+
+SECONDS = 60.0
+"""For all loaders of a program together, where it is not said how many batches are drawn; without those in which a
+processor was waited for, so that how many come does not hinge on who else is at work."""
+_EVALUATING = 0.25
+"""Of what is left of them, for a loader that is gone through without gradients: it may come before the training."""
+_UNIFORM, _UNIFORM_SECONDS = 100, 5.0
+"""So many batches of one size, or for so long: sizes do not vary."""
+_AT_MOST, _GRACE_SECONDS = 3.0, 10.0
+"""A child is ended after so many times its seconds, and some more to write down what it chose."""
+_BATCHES, _ROUNDS = 6, 4
+"""That come first: of the loader, and steps of the optimizer, whose state is born in the first of them."""
+_AHEAD = 2
+"""That a program may fetch before it uses the first (accelerate, Lightning)."""
+_TIMES = 2
+"""Each is given so often: where gradients accumulate, one of two finds them there already."""
+
+
+@dataclass(slots=True)
+class _Chosen:
+    """A batch to give, as bytes: on the host it is no tensor before its turn."""
+
+    about: TriedBatch
+    content: bytes
+
+
+@dataclass(slots=True, eq=False)
+class _Plan:
+    """Of one loader; it goes on with the next epoch's iterator."""
+
+    drawn: DrawnBatches
+    chosen: list[_Chosen]
+    given: int = 0
+    """Of the program's own batches and of those in their place."""
+    round: int = -2
+    """The optimizer's steps when a batch was given last."""
+    turn: int = 0
+    """How many of the chosen ones were given, each so many times."""
+    last_given: int = -2
+    """Which of the given ones was chosen last."""
+    used: int = 0
+    """How many of them were seen in a forward."""
+
+    @property
+    def usual(self) -> int:
+        """How many come first: of a short epoch as many as leave room for the chosen ones."""
+        room = self.drawn.epoch - _TIMES * len(self.chosen)
+        return min(_BATCHES, max(room, 0)) if self.drawn.epoch else _BATCHES
+
+    @property
+    def left(self) -> int:
+        return _TIMES * len(self.chosen) - self.turn
+
+
+class LookAhead:
+    """The data loaders of one program. `batches`: how many are drawn of each, 0: none, None: as many as an epoch has
+    and `SECONDS` allow. `rounds` tells how often the optimizers have stepped, and `trains` whether they will."""
+
+    def __init__(
+        self, batches: int | None, rounds: Callable[[], int], trains: Callable[[], bool], assumptions: Assumptions
+    ) -> None:
+        self._batches, self._rounds, self._trains, self._assumptions = batches, rounds, trains, assumptions
+        self._left_seconds = SECONDS
+        self._plans: dict[tuple[Any, ...], _Plan | None] = {}
+        """By the lines that led to the loop over a loader; None where its sizes do not vary."""
+        self._of_loaders: WeakKeyDictionary[Any, _Plan | None] = WeakKeyDictionary()
+        self._of_iterators: WeakKeyDictionary[Any, _Plan] = WeakKeyDictionary()
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        """Inside, it looks ahead."""
+        wrapped: dict[str, upstream.Wrapper] = {
+            "torch.utils.data:DataLoader._get_iterator": self._looking,
+            "torch.utils.data.dataloader:_BaseDataLoaderIter.__next__": self._giving,
+        }
+        if self._batches == 0:
+            yield
+        else:
+            with upstream.patch_targets("program batches", wrapped=wrapped):
+                yield
+
+    @property
+    def waits(self) -> bool:
+        """Whether a loader that is in use has batches to give that the program was not given yet, or may hold one that
+        it has not used: some fetch a batch ahead."""
+        return any(
+            self._rounds() - plan.round <= 1
+            and (plan.left or (self._trains() and plan.given - plan.last_given < _AHEAD))
+            for plan in filter(None, self._plans.values())
+        )
+
+    def drawn(self) -> tuple[DrawnBatches, ...]:
+        """Of each loader whose sizes vary, with the batches that were given."""
+        plans = dict.fromkeys(plan for plan in self._plans.values() if plan is not None)
+        return tuple(replace(plan.drawn, tried=tuple(each.about for each in plan.chosen)) for plan in plans)
+
+    def forward_ended(self, shapes: Shapes, iteration: int, *, evaluates: bool) -> None:
+        """A forward has had inputs of these shapes: perhaps a batch that was given is one of them."""
+        for plan in filter(None, self._plans.values()):
+            for number, chosen in enumerate(plan.chosen[: -(-plan.turn // _TIMES)]):
+                if number >= plan.used and chosen.about.shape in shapes.values():
+                    chosen.about = replace(chosen.about, iteration=iteration, evaluates=evaluates)
+                    plan.used = number + (plan.left % _TIMES == 0)
+
+    def _looking(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(real)
+        def get_iterator(loader: Any) -> Any:
+            plan = self._plan_of(loader, real)
+            iterator = real(loader)
+            if plan is not None:
+                self._of_iterators[iterator] = plan
+            return iterator
+
+        return get_iterator
+
+    def _plan_of(self, loader: Any, make_iterator: Callable[..., Any]) -> _Plan | None:
+        """The one of this loader, or of the one before it in the same loop: some programs make a loader an epoch."""
+        loop = tuple((frame.f_code, line) for frame, line in traceback.walk_stack(sys._getframe(1)))
+        if loop not in self._plans:
+            if loader not in self._of_loaders:
+                self._of_loaders[loader] = self._look(loader, make_iterator)
+            self._plans[loop] = self._of_loaders[loader]
+        return self._plans[loop]
+
+    def _giving(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(real)
+        def following(iterator: Any) -> Any:
+            batch = real(iterator)
+            plan = self._of_iterators.get(iterator)
+            if plan is None:
+                return batch
+            plan.given, plan.round = plan.given + 1, self._rounds()
+            if not plan.left or plan.given <= plan.usual or (self._trains() and plan.round < min(plan.usual, _ROUNDS)):
+                return batch
+            chosen = plan.chosen[plan.turn // _TIMES]
+            plan.turn, plan.last_given = plan.turn + 1, plan.given
+            chosen.about = replace(chosen.about, iteration=plan.round + 1)
+            batch = pickle.loads(chosen.content)
+            return pin_memory(batch, iterator._pin_memory_device) if iterator._pin_memory else batch
+
+        return following
+
+    def _look(self, loader: Any, make_iterator: Callable[..., Any]) -> _Plan | None:
+        began = time.perf_counter()
+        trains = torch.is_grad_enabled()
+        share = self._left_seconds if trains else self._left_seconds * _EVALUATING
+        seconds = share if self._batches is None else float("inf")
+        try:
+            content = _call_in_child(lambda: self._draw(make_iterator(loader), seconds, loader), seconds)
+        except OSError as error:  # no more processes are allowed
+            content = pickle.dumps(str(error))
+        if self._batches is None:
+            self._left_seconds = max(self._left_seconds - (time.perf_counter() - began), 0.0)
+        found = pickle.loads(content) if content else "its process did not come to its end in time"
+        if isinstance(found, str):
+            data = type(loader.dataset).__name__
+            self._assumptions.add(About.HOST, f"batches of a DataLoader of {data} could not be drawn ahead: {found}")
+        return found if isinstance(found, _Plan) else None
+
+    def _draw(self, iterator: Iterator[Any], seconds: float, loader: Any) -> _Plan | str | None:
+        """The child's side."""
+        batches, epoch = LargestBatches(), 0
+        with suppress(TypeError, NotImplementedError):  # a sampler without a length
+            epoch = len(loader)
+        is_uniform, began = True, _seconds_at_work()
+        while len(batches.seen) != self._batches:
+            try:
+                batch = next(iterator)
+            except StopIteration:
+                epoch = len(batches.seen)
+                break
+            batches.take(shapes_of(batch), batch)
+            is_uniform = is_uniform and batches.seen[-1] == batches.seen[0]
+            if _seconds_at_work() - began > (min(seconds, _UNIFORM_SECONDS) if is_uniform else seconds):
+                break
+            if is_uniform and len(batches.seen) >= _UNIFORM and self._batches is None:
+                break
+        size = varying(batches.seen, _place_of(loader))
+        if size is None:
+            return None
+        chosen = []
+        for about, batch in batches.chosen(size):
+            with suppress(Exception):  # a batch that no process can hand to another
+                chosen.append(_Chosen(about, _written(batch)))
+        return _Plan(DrawnBatches(size=size, drawn=len(batches.seen), epoch=epoch), chosen)
+
+
+def _seconds_at_work() -> float:
+    """By the clock, without those in which this process waited for a processor, where the kernel counts them."""
+    try:
+        waited = int(Path("/proc/self/schedstat").read_text().split()[1])
+    except (OSError, IndexError):
+        waited = 0
+    return time.perf_counter() - waited / 1e9
+
+
+def _call_in_child(call: Callable[[], object], seconds: float) -> bytes:
+    """What it returns, pickled, or what it raises as a sentence; empty if it did not come to its end in time."""
+    with os.fdopen(os.memfd_create("batches"), "r+b") as answer:
+        reads, writes = os.pipe()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        state = random.getstate()
+        child = os.fork()
+        if not child:
+            try:
+                random.setstate(state)  # Python seeds it anew in a child (Lib/random.py)
+                library.load().paper_on_use(None)  # as in the program itself, data may lie on the GPU
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+                os.dup2(1, 2)
+                try:
+                    result = call()
+                except Exception as error:
+                    result = f"{type(error).__name__}: {error}"[:200]
+                answer.write(pickle.dumps(result))
+                answer.flush()
+            finally:
+                os._exit(0)
+        os.close(writes)
+        wait = None if seconds == float("inf") else _AT_MOST * seconds + _GRACE_SECONDS
+        ended = bool(select.select([reads], [], [], wait)[0])
+        os.close(reads)
+        if not ended:
+            os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        answer.seek(0)
+        return answer.read() if ended else b""
+
+
+class _Pickler(pickle.Pickler):
+    """Tensors as their bytes: torch's own way is to save a file, which is a checkpoint to whoever watches."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if type(value) is not Tensor or value.device.type != "cpu" or value.layout is not torch.strided:
+            return NotImplemented
+        content = value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        return _tensor_of, (content, value.dtype, tuple(value.shape))
+
+
+def _tensor_of(content: bytes, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
+    tensor = torch.empty(shape, dtype=dtype)
+    if content:
+        tensor.reshape(-1).view(torch.uint8).copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
+    return tensor
+
+
+def _written(batch: Any) -> bytes:
+    file = io.BytesIO()
+    _Pickler(file).dump(batch)
+    return file.getvalue()
+
+
+def _place_of(loader: Any) -> str:
+    """Where its batches are made: by the program's own function that puts examples together, or else by its data."""
+    collate, data = loader.collate_fn, type(loader.dataset)
+    makers = (collate, *getattr(collate, "__dict__", {}).values(), data)  # a library's may call the program's
+    for maker in makers:
+        for function in (maker, *(getattr(maker, name, None) for name in ("__call__", "__getitem__", "__iter__"))):
+            code = getattr(function, "__code__", None)
+            if code is not None and "site-packages" not in code.co_filename and code.co_filename[:1] != "<":
+                return f"{short_path(code.co_filename)}:{code.co_firstlineno}"
+    return ""

@@ -1,0 +1,240 @@
+"""Sharded data parallelism by flat parameters: PyTorch's own `FullyShardedDataParallel` (FSDP 1).
+
+Along `dp_shard` the parameters of each block, and of the root with what is left, lie in one flat parameter that is
+sharded; along `dp_replicate` the shards are replicated (HYBRID_SHARD).
+"""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import (
+    BackwardPrefetch,
+    CPUOffload,
+    FullyShardedDataParallel,
+    MixedPrecision,
+    ShardingStrategy,
+)
+from torch.distributed.fsdp.wrap import CustomPolicy, size_based_auto_wrap_policy
+
+from planner import upstream
+from planner.errors import SpecError
+from planner.events import Category
+from planner.job import schema
+from planner.training.batch_shapes import floating
+from planner.training.host import Host
+from planner.training.observers import NullObserver, Observer, path_in_job
+from planner.training.wraps.fsdp2 import groups_of_paths
+
+_HANDLE = "torch.distributed.fsdp._flat_param:FlatParamHandle"
+_RUNTIME = "torch.distributed.fsdp._runtime_utils"
+
+
+def shard(
+    model: nn.Module,
+    blocks: Sequence[nn.Module],
+    spec: schema.DpShard,
+    mesh: DeviceMesh,
+    device: torch.device,
+    host: Host,
+    *,
+    mixed: bool,
+) -> FullyShardedDataParallel:
+    """The model, which has no memory yet, in units that get theirs on `device` and are sharded one after the other.
+
+    `mesh` has one dim, or two for HYBRID_SHARD. Raises SpecError for what torch refuses to make flat.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*NO_SHARD.*", category=FutureWarning)
+        try:
+            return FullyShardedDataParallel(
+                model,
+                device_mesh=mesh,
+                sharding_strategy=_strategy(spec, mesh),
+                cpu_offload=CPUOffload(offload_params=spec.offload == "cpu"),
+                auto_wrap_policy=_wrap_policy(model, blocks, spec),
+                backward_prefetch=None if spec.backward_prefetch == "" else BackwardPrefetch[spec.backward_prefetch],
+                mixed_precision=_policy(spec) if mixed else None,
+                param_init_fn=_Materializer(device, host),
+                device_id=device,
+                sync_module_states=spec.sync_module_states,
+                forward_prefetch=spec.forward_prefetch,
+                limit_all_gathers=spec.limit_all_gathers,
+                use_orig_params=spec.use_orig_params,
+            )
+        except ValueError as refusal:
+            takes_both = (
+                "use_orig_params: true takes trained and frozen parameters in one unit, wrap_trained: true gives"
+                " trained layers units of their own"
+            )
+            raise SpecError(
+                f"FullyShardedDataParallel refuses the model: {str(refusal).partition(chr(10))[0]}",
+                remedy=takes_both if "requires_grad" in str(refusal) else "",
+                place="parallel.dp_shard",
+            ) from refusal
+
+
+def _strategy(spec: schema.DpShard, mesh: DeviceMesh) -> ShardingStrategy:
+    if spec.no_shard:
+        return ShardingStrategy.NO_SHARD
+    if mesh.ndim > 1:
+        return ShardingStrategy.HYBRID_SHARD if spec.reshard_after_forward else ShardingStrategy._HYBRID_SHARD_ZERO2
+    return ShardingStrategy.FULL_SHARD if spec.reshard_after_forward else ShardingStrategy.SHARD_GRAD_OP
+
+
+def _wrap_policy(model: nn.Module, blocks: Sequence[nn.Module], spec: schema.DpShard) -> Any:
+    """Which modules are units: those of a size, or the blocks with the groups and, where asked for, trained leaves."""
+    if spec.wrap_size:
+        return partial(size_based_auto_wrap_policy, min_num_params=spec.wrap_size)
+    units = list(blocks) if spec.wrap == "blocks" else []
+    units += [module for module in groups_of_paths(model, spec.groups) if isinstance(module, nn.Module)]
+    if spec.wrap_trained:
+        units += [module for module in model.modules() if _is_trained_leaf(module)]
+    chosen = {id(module) for module in units}
+    return CustomPolicy(lambda module: id(module) in chosen)
+
+
+def _is_trained_leaf(module: nn.Module) -> bool:
+    """As `fsdp_auto_wrap_policy` of peft 0.19 has it (utils/other.py)."""
+    weight = getattr(module, "weight", None)
+    return next(module.children(), None) is None and isinstance(weight, Tensor) and weight.requires_grad
+
+
+def _policy(spec: schema.DpShard) -> MixedPrecision:
+    """Buffers are of the dtype of gathered parameters, as accelerate, Lightning and llama-cookbook have it."""
+    reduce = floating(spec.reduce_dtype, place="parallel.dp_shard.reduce_dtype")
+    return MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=reduce, buffer_dtype=torch.bfloat16)
+
+
+class _Materializer:
+    """Gives a module's own parameters and buffers memory on the device; what is tied stays tied.
+
+    What it made it does not hold: a unit's parameters go when they have been made flat.
+    """
+
+    def __init__(self, device: torch.device, host: Host) -> None:
+        self._device, self._host = device, host
+        self._made: dict[Tensor, weakref.ref[Tensor]] = {}
+
+    def __call__(self, module: nn.Module) -> None:
+        owned: Any
+        for owned in (module._parameters, module._buffers):
+            for name, tensor in owned.items():
+                if tensor is None or not tensor.is_meta:
+                    continue
+                made = self._made[tensor]() if tensor in self._made else None
+                if made is None:
+                    made = self._make(tensor)
+                    self._made[tensor] = weakref.ref(made)
+                owned[name] = made
+
+    @torch.no_grad()
+    def _make(self, tensor: Tensor) -> Tensor:
+        if not isinstance(tensor, nn.Parameter):
+            return torch.zeros_like(tensor, device=self._device)
+        made = nn.Parameter(torch.empty_like(tensor, device=self._device), requires_grad=tensor.requires_grad)
+        if made.is_floating_point():
+            self._host.fill(made)
+        return made
+
+
+def handles_of(model: nn.Module) -> list[Any]:
+    """torch's handles of all flat parameters."""
+    units = FullyShardedDataParallel.fsdp_modules(model)
+    return [unit._handle for unit in units if unit._handle is not None]
+
+
+@contextmanager
+def observe_fsdp(observer: Observer) -> Iterator[None]:
+    """Inside, the observer hears which storages are flat parameters, gathered, and their gradients."""
+    if isinstance(observer, NullObserver):
+        yield
+        return
+    whole_dtype: torch.dtype | None = None
+    """Of the gradient that is being reduced, as autograd made it."""
+    names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+
+    def tell(handle: Any, tensor: Tensor | None, category: Category, what: str = "") -> None:
+        if tensor is not None:
+            observer.assign(tensor, category, f"{names.get(handle, '_flat_param')} {what}".strip())
+
+    def naming(function: Callable[..., Any]) -> Callable[..., Any]:
+        def initialise(root: Any, module: nn.Module) -> None:
+            for path, unit in module.named_modules():
+                if isinstance(unit, FullyShardedDataParallel) and unit._handle is not None:
+                    names[unit._handle] = f"{path_in_job(path)}._flat_param".removeprefix(".")
+                    tell(unit._handle, unit._handle.flat_param, Category.PARAMETER)
+            function(root, module)
+
+        return initialise
+
+    def gathering(method: Callable[..., Any]) -> Callable[..., Any]:
+        def allocate(handle: Any) -> Any:
+            gathered = method(handle)
+            tell(handle, gathered, Category.PARAMETER, "(gathered)")
+            return gathered
+
+        return allocate
+
+    def lowering(method: Callable[..., Any]) -> Callable[..., Any]:
+        def use_low_precision(handle: Any) -> None:
+            method(handle)
+            category = Category.COMMUNICATION if handle.uses_sharded_strategy else Category.PARAMETER
+            tell(handle, handle.flat_param._mp_shard, category, "(low precision)")
+
+        return use_low_precision
+
+    def reducing(function: Callable[..., Any]) -> Callable[..., Any]:
+        def hook(state: Any, handle: Any, *others: Any) -> Any:
+            nonlocal whole_dtype
+            if (gradient := handle.flat_param.grad) is not None:
+                whole_dtype = gradient.dtype
+                tell(handle, gradient, Category.GRADIENT, "(whole)")
+            del gradient
+            return function(state, handle, *others)
+
+        return hook
+
+    def sending(function: Callable[..., Any]) -> Callable[..., Any]:
+        def make_tensors(state: Any, gradient: Tensor) -> Any:
+            if gradient.dtype != whole_dtype:  # a copy in which it is reduced
+                observer.assign(gradient, Category.COMMUNICATION, "reduce_gradient")
+            with observer.region(Category.COMMUNICATION, "reduce_gradient"):
+                return function(state, gradient)
+
+        return make_tensors
+
+    def accumulated(function: Callable[..., Any]) -> Callable[..., Any]:
+        def accumulate(state: Any, handle: Any, *others: Any) -> Any:
+            kept = function(state, handle, *others)
+            tell(handle, kept, Category.GRADIENT)
+            return kept
+
+        return accumulate
+
+    def reduced_whole(function: Callable[..., Any]) -> Callable[..., Any]:
+        def reduce(state: Any, handle: Any) -> None:
+            function(state, handle)
+            tell(handle, handle.flat_param.grad, Category.GRADIENT)
+
+        return reduce
+
+    wrapped: dict[str, upstream.Wrapper] = {
+        f"{_RUNTIME}:_share_state_and_init_handle_attrs": naming,
+        f"{_RUNTIME}:_post_backward_hook": reducing,
+        f"{_RUNTIME}:_get_reduce_scatter_tensors": sending,
+        f"{_RUNTIME}:_accumulate_sharded_grad": accumulated,
+        f"{_RUNTIME}:_reduce_grad_no_shard": reduced_whole,
+        f"{_HANDLE}._alloc_padded_unsharded_flat_param": gathering,
+        f"{_HANDLE}._use_low_precision_shard": lowering,
+    }
+    with upstream.patch_targets("fsdp1 told", wrapped=wrapped):
+        yield

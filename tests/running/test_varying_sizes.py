@@ -1,0 +1,232 @@
+"""Where the sizes of batches vary, the largest one of the program's own data decides."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from program_runs import Run
+
+from planner.allocator.replay import replay
+from planner.events import Phase
+from planner.job.named_gpus import look_up
+from planner.planning.program import inputs_of, judge_program
+from planner.report.statement import Verdict
+from planner.report.verdict_text import verdict_sentence
+from planner.tracing.program.launch_line import parse
+
+CASES = [
+    "shuffled by a generator", "shuffled by torch's own", "sampled with replacement", "batches of one length",
+    "batches of as many tokens", "padded to a multiple", "a stream", "cropped at random", "packed", "pictures", "pairs",
+    "workers", "accumulated", "grouped by the Trainer",
+]  # fmt: skip
+EPOCH = 10_000
+"""Steps: more than an epoch of any of them has."""
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_largest_batch_of_an_epoch_is_met_early(run: Run, program: Callable[[str], str], case: str) -> None:
+    path = Path(__file__).parent / "programs" / "varying_sizes.py"
+    named = program(f"import sys, runpy\nsys.argv[1:] = [{case!r}]\nrunpy.run_path({str(path)!r}, run_name='__main__')")
+
+    ahead = run(f"python {named}", batches=None, seconds=600)
+    whole = run(f"python {named}", steps=EPOCH, seconds=600)
+
+    (drawn,) = ahead.drawn
+    assert drawn.drawn == drawn.epoch
+    assert ahead.iterations < whole.iterations
+    assert replay(ahead.trace.written_out()).peak_allocated_bytes == pytest.approx(
+        replay(whole.trace.written_out()).peak_allocated_bytes, rel=0.03
+    )
+
+
+LOOP = """
+import random, sys, torch
+from torch.utils.data import DataLoader, Dataset
+class Crops(Dataset):
+    drawn = 0
+    def __len__(self):
+        return 80
+    def __getitem__(self, index):
+        Crops.drawn += 1
+        return torch.rand({length}, 16)
+def pad(examples):
+    return torch.nn.utils.rnn.pad_sequence(examples, batch_first=True)
+model = torch.nn.Linear(16, 64).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+told = open(sys.argv[1], "w")
+for batch in DataLoader(Crops(), batch_size=8, collate_fn=pad, shuffle=True):
+    model(batch.cuda()).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    states = hash(random.getstate()), hash(tuple(torch.get_rng_state().tolist()))
+    print(batch.shape[1], *states, Crops.drawn, file=told, flush=True)
+"""
+RANDOM = "random.randint(1, 500) + int(torch.randint(0, 500, ()))"
+
+
+def test_random_numbers_and_data_of_the_program_stay_what_they_were(
+    run: Run, program: Callable[[str], str], tmp_path: Path
+) -> None:
+    lines = LOOP.format(length=RANDOM).replace("class", "random.seed(1); torch.manual_seed(1)\nclass", 1)
+    told = []
+    for batches in (None, 0):
+        run(f"python {program(lines)} {tmp_path / 'told'}", batches=batches, patience=60)
+        told.append([line.split() for line in (tmp_path / "told").read_text().splitlines()])
+
+    ahead, alone = told
+    assert [others for _, *others in ahead] == [others for _, *others in alone]
+    lengths = [int(length) for length, *_ in alone]
+    assert [int(length) for length, *_ in ahead[:4]] == lengths[:4]
+    assert [int(length) for length, *_ in ahead[-2:]] == [max(lengths)] * 2
+
+
+def test_batches_that_are_made_on_the_gpu_are_drawn_ahead_too(
+    run: Run, program: Callable[[str], str], tmp_path: Path
+) -> None:
+    lines = LOOP.format(length="20 + 7 * index").replace("batch_first=True)", "batch_first=True).cuda()")
+
+    found = run(f"python {program(lines)} {tmp_path / 'told'}", batches=None)
+
+    assert [drawn.drawn for drawn in found.drawn] == [10]
+
+
+def test_batches_of_one_size_are_left_alone(run: Run, program: Callable[[str], str], tmp_path: Path) -> None:
+    lines = LOOP.format(length="30").replace("return 80", "return 83")
+
+    found = run(f"python {program(lines)} {tmp_path / 'told'}", batches=None, patience=60)
+
+    assert (found.drawn, found.varying) == ((), None)
+    assert [line.split()[0] for line in (tmp_path / "told").read_text().splitlines()] == ["30"] * 11
+
+
+def test_of_many_batches_so_many_are_drawn_as_are_asked_for(
+    run: Run, program: Callable[[str], str], tmp_path: Path
+) -> None:
+    found = run(f"python {program(LOOP.format(length=RANDOM))} {tmp_path / 'told'}", batches=5)
+
+    assert [(each.drawn, each.epoch) for each in found.drawn] == [(5, 10)]
+
+
+NO_LOADER = """
+import torch
+model = torch.nn.Linear(16, 64).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(12):
+    model(torch.rand(8, 100 + 7 * step % 50, 16).cuda()).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def sentences(lines: str, program: Callable[[str], str], *more: str, **options: int) -> str:
+    statement = judge_program(
+        inputs_of(parse(["python", program(lines), *more]), [], look_up("H100-SXM-80GB"), **options)  # type: ignore[arg-type]
+    )
+    return "; ".join(statement.unseen)
+
+
+def test_inputs_that_no_loader_gives_are_named_with_their_sizes(program: Callable[[str], str]) -> None:
+    said = sentences(NO_LOADER, program)
+
+    assert re.search(
+        r"the sizes of inputs vary: input \(\S+/program\.py:6\) is \[8, 100, 16\] to \[8, 149, 16\], in 12 shapes;"
+        " larger ones may come, and are in no figure",
+        said,
+    )
+
+
+@pytest.mark.parametrize(
+    ("batches", "expected"),
+    [
+        (
+            None,
+            r"sizes of batches vary: the batch \(\S+/program\.py:11\) is .*, in \d+ shapes among 10 batches drawn",
+        ),
+        (4, r"among 4 of 10 batches drawn ahead; larger ones may come, and are in no figure \(--batches draws more\)"),
+        (0, r"the sizes of inputs vary: input \(\S+/program\.py:17\) is"),
+    ],
+)
+def test_the_report_says_how_far_sizes_vary(
+    program: Callable[[str], str], tmp_path: Path, batches: int | None, expected: str
+) -> None:
+    said = sentences(LOOP.format(length=RANDOM), program, str(tmp_path / "told"), batches=batches)  # type: ignore[arg-type]
+
+    assert re.search(expected, said)
+
+
+def test_what_the_median_and_the_largest_batch_take_are_moments_of_the_report(
+    program: Callable[[str], str], tmp_path: Path
+) -> None:
+    line = parse(["python", program(LOOP.format(length="index + 1")), str(tmp_path / "told")])
+    statement = judge_program(inputs_of(line, [], look_up("H100-SXM-80GB")))
+
+    (ranks,) = statement.rank_classes
+    assert [moment.name for moment in ranks.moments] == ["median batch", "largest batch"]
+    assert re.fullmatch(r"The batch is \[8, 80, 16\]: of 10 batches 1 is as large\.", ranks.moments[-1].sentence)
+    assert ranks.moments[-1].allocated_bytes == ranks.peak.allocated_bytes
+
+
+EVALUATES = """
+import torch
+from torch.utils.data import DataLoader
+model = torch.nn.Linear(16, 64).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+lengths = torch.randperm(200).tolist()
+texts = [torch.zeros(1 + length, 16) for length in lengths]
+def pad(examples):
+    return torch.nn.utils.rnn.pad_sequence(examples, batch_first=True)
+for epoch in range(9):
+    for batch in DataLoader(torch.zeros(32, 20, 16), batch_size=8):
+        model(batch.cuda()).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    model.eval()
+    with torch.no_grad():
+        for batch in DataLoader(texts, batch_size=8, collate_fn=pad):
+            model(batch.cuda())
+    model.train()
+"""
+
+
+def test_the_largest_batch_of_an_evaluation_is_met_as_well(program: Callable[[str], str]) -> None:
+    statement = judge_program(inputs_of(parse(["python", program(EVALUATES)]), [], look_up("H100-SXM-80GB")))
+
+    (ranks,) = statement.rank_classes
+    last = ranks.moments[-1]
+    assert (last.name, last.phase) == ("largest batch", Phase.EVAL)
+    assert last.sentence.startswith("The batch is [8, 200, 16]")
+
+
+def test_data_that_only_the_programs_own_process_can_draw_are_taken_as_they_come(
+    run: Run, program: Callable[[str], str], tmp_path: Path
+) -> None:
+    lines = "import os\nowner = os.getpid()\n" + LOOP.format(length=RANDOM).replace(
+        "Crops.drawn += 1", "assert os.getpid() == owner, 'another process'"
+    )
+
+    found = run(f"python {program(lines)} {tmp_path / 'told'}", batches=None)
+
+    said = "batches of a DataLoader of Crops could not be drawn ahead: AssertionError: another process"
+    assert said in [each.text for each in found.assumptions]
+    assert found.drawn == ()
+    assert found.varying is not None
+
+
+@pytest.mark.parametrize(
+    ("lines", "batches", "verdict"),
+    [(NO_LOADER, None, Verdict.TIGHT), (NO_LOADER.replace("7 * step % 50", "0"), None, Verdict.FITS)],
+)
+def test_what_may_grow_beyond_what_was_seen_is_not_said_to_fit(
+    program: Callable[[str], str], lines: str, batches: int | None, verdict: Verdict
+) -> None:
+    line = parse(["python", program(lines)])
+
+    statement = judge_program(inputs_of(line, [], look_up("H100-SXM-80GB"), batches=batches))
+
+    assert statement.verdict is verdict
+    assert verdict_sentence(statement).startswith(
+        "It is not judged beyond iteration 12, since sizes vary" if verdict is Verdict.TIGHT else "It fits: "
+    )
