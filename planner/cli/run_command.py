@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from planner.cli.job_input import enter_for_command
 from planner.cli.options import DONE, add_command, add_format, exit_code, print_answer, style
 from planner.errors import SpecError
+from planner.job.size_limits import MOST_RANKS
 from planner.progress import show_progress
 
 if TYPE_CHECKING:
@@ -176,13 +177,14 @@ def _read_gpus(written: str) -> tuple[int, int]:
     if not written:
         return 1, 0
     match = re.fullmatch(r"(?:([1-9][0-9]{0,5})x)?([1-9][0-9]{0,2})", written)
-    if match is None or int(match[2]) > _MOST_GPUS:
+    nodes, gpus = (int(match[1] or 1), int(match[2])) if match else (0, 0)
+    if not 0 < gpus <= _MOST_GPUS or nodes * gpus > MOST_RANKS:
         raise SpecError(
             f"--gpus is {written[:80]!a}",
-            allowed=f"GPUs of a node (8), or nodes x GPUs (2x8), at most {_MOST_GPUS} of a node",
+            allowed=f"GPUs of a node (8), or nodes x GPUs (2x8), at most {_MOST_GPUS} of a node and {MOST_RANKS:,} of the job",
             place="--gpus",
         )
-    return int(match[1] or 1), int(match[2])
+    return nodes, gpus
 
 
 def _read_steps(arguments: argparse.Namespace) -> tuple[int, ...]:

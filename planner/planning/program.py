@@ -134,7 +134,7 @@ def judge_runs(work: ProgramInputs, progress: Progress = lambda _: None) -> tupl
     with pause_collection():
         shares = share_ranks(runs, work.line.world_size)
         judged = [judgement for share in shares for judgement in judge_devices(work, share)]
-    judged.sort(key=lambda judgement: -judgement.statement.peak.device_bytes)  # as _fullest
+    judged.sort(key=lambda judgement: -judgement.statement.peak.device_bytes)
     replay_seconds = time.perf_counter() - replayed
     if runs[0].branches:
         progress("trying branches the other way")
@@ -142,7 +142,10 @@ def judge_runs(work: ProgramInputs, progress: Progress = lambda _: None) -> tupl
         runs[0],
         _order(work, runs[0].rank),
         lambda order: rank_process.run_rank(order, replace(work.limits, seconds=order.seconds), walled=work.walled),
-        lambda run: _fullest(judge_devices(work, RankShare(run, str(run.rank), untried=False))).statement,
+        lambda run: max(
+            (each.statement for each in judge_devices(work, RankShare(run, str(run.rank), untried=False))),
+            key=lambda statement: statement.peak.device_bytes,
+        ),
     )
     seconds = Seconds(
         trace=round(sum(run.trace.seconds for run in runs), 3),
@@ -236,10 +239,6 @@ def judge_devices(work: ProgramInputs, share: RankShare) -> list[JudgedShare]:
             place=work.line.program,
         )
     return judged
-
-
-def _fullest(judged: Sequence[JudgedShare]) -> JudgedShare:
-    return max(judged, key=lambda judgement: judgement.statement.peak.device_bytes)
 
 
 def _judge_of(work: ProgramInputs, run: RankRun) -> Judge:
