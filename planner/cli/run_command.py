@@ -181,7 +181,7 @@ def _read_gpus(written: str) -> tuple[int, int]:
     if not 0 < gpus <= _MOST_GPUS or nodes * gpus > MOST_RANKS:
         raise SpecError(
             f"--gpus is {written[:80]!a}",
-            allowed=f"GPUs of a node (8), or nodes x GPUs (2x8), at most {_MOST_GPUS} of a node and {MOST_RANKS:,} of the job",
+            allowed=f"GPUs of a node (8), or nodes x GPUs (2x8): {_MOST_GPUS} of a node, {MOST_RANKS:,} in all",
             place="--gpus",
         )
     return nodes, gpus

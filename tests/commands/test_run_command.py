@@ -219,6 +219,8 @@ def test_the_traceback_of_a_program_is_marked_as_its_own(tmp_path: Path) -> None
         (["run", "--gpu", "H1000", "--", "python", "t.py"], "there is no GPU `H1000`"),
         (["run", "--ranks", "9", "--", "torchrun", "--nproc-per-node", "8", "t.py"], "there is no rank 9"),
         (["run", "--steps", "-1", "--", "python", "t.py"], "--steps is -1"),
+        (["run", "--gpus", "8x", "--", "python", "t.py"], "--gpus is '8x'"),
+        (["run", "--gpus", "99999x120", "--", "python", "t.py"], "--gpus is '99999x120'"),
         (["run", "--steps-at", "0,x", "--", "python", "t.py"], "--steps-at is '0,x'"),
         (["run", "--steps-at", "900,0", "--", "python", "t.py"], "--steps-at is '900,0'"),
         (

@@ -81,6 +81,7 @@ COMMANDS = {
     "a shell": "subprocess.call('cd . && OMP_NUM_THREADS=1 torchrun --nproc-per-node 8 launched.py', shell=True)",
     "os.system": "os.system('torchrun --nproc-per-node 8 launched.py')",
     "os.execvp": "os.execvp('torchrun', ['torchrun', '--nproc-per-node', '8', 'launched.py'])",
+    "os.posix_spawnp": "os.posix_spawnp('torchrun', ['torchrun', '--nproc-per-node', '8', 'launched.py'], os.environ)",
     "accelerate": "subprocess.run(['accelerate', 'launch', '--multi_gpu', 'launched.py'])",
     "a file that it has written": "open('written.py', 'w').write(open('launched.py').read());"
                                   " subprocess.run(['torchrun', '--nproc-per-node', '8', 'written.py'])",

@@ -113,7 +113,7 @@ class _Outside:
                 remedy="run the workers' own function as a program: torchrun ... behind --",
                 place=current_place(),
             )
-        if event == "os.exec" and self.is_here:
+        if event in ("os.exec", "os.posix_spawn") and self.is_here:
             words, environment = arguments[1], arguments[2] or os.environ
             self.ranks.look_at_command([os.fsdecode(word) for word in words], os.getcwd(), dict(environment))
         if event not in ("socket.connect", "socket.getaddrinfo"):
