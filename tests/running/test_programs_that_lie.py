@@ -189,6 +189,15 @@ if ctypes.CDLL(None).fork():
     step(200)
 for _ in range(4):
     step(1)
+""", TRUTH),
+    "it answers from a process beside that it takes for its own": (
+        HONEST + RUN + """
+if ctypes.CDLL(None).fork():
+    time.sleep(30)
+run._process = os.getpid()
+for _ in range(4):
+    step(1)
+run.end_whole("ran to its end")
 """, FORGED),
     "it says that it meets nobody": (
         HONEST + """

@@ -231,11 +231,10 @@ def _answer(order: ProgramOrder, answer: AnswerWriter, key: bytearray | None, *,
         answer.write(ABOUT, about)
         os._exit(0)
 
-    turn, first = os.pipe()
-    os.write(first, b"1")
+    turn = os.eventfd(1)
 
     def refuse(error: PlannerError) -> NoReturn:
-        os.read(turn, 1)  # of several children one answers; the others wait until they are ended
+        os.eventfd_read(turn)  # of several children one answers; the others wait until they are ended
         answer.write(PROBLEM, problem_text(error))
         os.kill(process, signal.SIGKILL)
         os._exit(1)
