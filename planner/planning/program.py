@@ -221,10 +221,11 @@ def judge_run(work: ProgramInputs, share: RankShare) -> JudgedShare:
         calibration=work.calibration,
         gpus_per_node=work.line.processes_per_node,
     )
-    unlimited, capped = judge.replay(judge.timed(run.trace))
+    told = judge.told(run.trace)
+    unlimited, capped = judge.replay(replace(run.trace, events=told.events, repeats=told.repeats))
     ranks = RankClass(run.rank, RankSet.parse(share.ranks), {})
     statement = judge.state(ranks, unlimited.events, (unlimited.timeline, capped.timeline), run.trace)
-    statement = judge.add_host_lead(statement, run.trace)
+    statement = judge.add_host_lead(statement, run.trace, told)
     if run.highest_bytes > judge.room_bytes and statement.verdict is not Verdict.EXCEEDS:
         raise ProgramError(
             f"rank {run.rank} held {show_bytes(run.highest_bytes)} at one time, outside of the {run.iterations}"
