@@ -137,8 +137,8 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def job_of(shop: Path) -> Callable[..., Job]:
-    """A job that trains the decoder, or what a factory of `shop` makes; what is not of the job is of its training. Under
-    DDP it is torch 2.7's, whose process groups keep nothing."""
+    """A job that trains the decoder, or what a factory of `shop` makes; what is not of the job is of its training.
+    Under DDP it is torch 2.7's, whose process groups keep nothing."""
 
     def build(
         factory: str = "",
