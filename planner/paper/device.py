@@ -30,6 +30,7 @@ from planner.paper.kernels import (  # noqa: F401
 )
 from planner.paper.recorder import Recorder
 from planner.paper.targets import target_of
+from planner.paper.work_records import Holding
 from planner.upstream import checking, torch_releases
 
 # Registered in native/kernels.cpp or values.py.
@@ -96,7 +97,8 @@ def gpu(
     cudnn_first = chosen.prefers_cudnn_attention(cuda, deciding or torch.__version__)
     native.paper_choose_attention_for(*chosen.capability, cudnn_first)
     release = tuple(map(int, (torch_version or torch.__version__).split(".")[:2]))
-    recorder = Recorder(waits=waits, keeps=release >= _GROUPS_KEEP_SINCE)
+    of_nccl = Holding.KEEPS if release >= _GROUPS_KEEP_SINCE else Holding.USES
+    recorder = Recorder(waits=waits, holding=Holding.NOTHING if chosen.is_cpu else of_nccl)
     measured = workspaces.known(known, recorder.now if keeps_requests else None)
     with measured, torch_cuda.answering(chosen, visible, recorder):
         recorder.start()

@@ -18,6 +18,7 @@ from planner.events import Alloc, Category, Event, Keep, Mark, Phase, Repeat, Ro
 from planner.paper import library, native_records, work_records
 from planner.paper.native_records import Fold, Origins, Placed, RecordKinds, Records, event_of, find_folds, renumber
 from planner.paper.repetition import Again, Copy, Place, Repetition, write_out
+from planner.paper.work_records import Holding
 from planner.step_work import Launch, LaunchKind, StepWork
 
 _HOST_WAITS = (LaunchKind.HOST_WAIT, LaunchKind.HOST_WAIT_EVENT)
@@ -45,11 +46,11 @@ class Recorder:
     block_of = staticmethod(native_records.block_of)
     operator_of = staticmethod(native_records.operator_of)
 
-    def __init__(self, *, waits: bool = False, keeps: bool = True) -> None:
+    def __init__(self, *, waits: bool = False, holding: Holding = Holding.KEEPS) -> None:
         self.waits = waits
         """Whether an event that is asked is not done, so that whoever asks has to wait (planner.paper.torch_cuda)."""
-        self._keeps = keeps
-        """Whether collectives are those of torch from 2.8 on (planner.paper.work_records)."""
+        self._holding = holding
+        """What process groups do with the tensors of collectives."""
         self._native = library.load()
         self._kinds = RecordKinds(*(self._native.paper_kind(name.encode()) for name in RecordKinds._fields))
         self._record = struct.Struct(self._native.paper_record_format().decode())
@@ -269,7 +270,7 @@ class Recorder:
         ranks = distributed_c10d._world.pg_group_ranks.get(group, {rank: rank for rank in range(group.size())})
         is_asynchronous = any(getattr(option, "asyncOp", False) for option in arguments)
         return work_records.collective_launched(
-            name, self._groups[group], sorted(ranks), arguments, is_asynchronous=is_asynchronous, keeps=self._keeps
+            name, self._groups[group], sorted(ranks), arguments, is_asynchronous=is_asynchronous, holding=self._holding
         )
 
     def work(self, until: int | None = None) -> StepWork:

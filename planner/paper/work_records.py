@@ -48,13 +48,15 @@ _COMPUTES_NOTHING = frozenset({
 
 
 class Holding(Enum):
-    """What NCCL's group does so that the memory of a collective is not used for something else meanwhile."""
+    """What a process group does so that the memory of a collective is not used for something else meanwhile."""
 
     NOTHING = "nothing"
+    """gloo's, whose collectives are over when they return or are waited for."""
     USES = "uses"
-    """It marks it as used on its stream (`recordStream`), up to torch 2.7."""
+    """NCCL's up to torch 2.7: it marks it as used on its stream (`recordStream`)."""
     KEEPS = "keeps"
-    """It keeps its tensors until it is waited for, or a watchdog has seen its end (TensorShelf), since torch 2.8."""
+    """NCCL's since torch 2.8: it keeps its tensors until it is waited for, or a watchdog has seen its end (TensorShelf).
+    A collective that is waited for at once runs on the current stream."""
 
 
 def expect_kernels(operators: Sequence[str]) -> None:
@@ -108,7 +110,7 @@ def part_of_a_launch() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Issued:
-    """A collective; with torch from 2.8 on one that is waited for at once runs on the current stream."""
+    """A collective."""
 
     stream: int
     end: int
@@ -134,12 +136,12 @@ class Issued:
 
 @contextmanager
 def collective_launched(
-    name: str, group: int, ranks: Sequence[int], arguments: Sequence[Any], *, is_asynchronous: bool, keeps: bool
-) -> Iterator[Issued | None]:
+    name: str, group: int, ranks: Sequence[int], arguments: Sequence[Any], *, is_asynchronous: bool,
+    holding: Holding,
+) -> Iterator[Issued | None]:  # fmt: skip
     """A collective of a group of ranks (`allreduce`, as torch's process groups call it) with its arguments; inside, its
     operators are part of it. It runs after what is on the current stream, which waits for it at once, or if it
-    `is_asynchronous` where it is waited for; `keeps`: as with torch from 2.8 on. None where nothing of the device takes
-    part."""
+    `is_asynchronous` where it is waited for. None where nothing of the device takes part."""
     given = 1 if name.startswith(_OF_ITS_INPUT) else 0
     message = list(tensors_in(*arguments[given : given + 1]))
     if not message:
@@ -148,7 +150,8 @@ def collective_launched(
     native = library.load()
     size, stride = len(ranks), ranks[1] - ranks[0] if len(ranks) > 1 else 0
     current, done = native.paper_current_stream(), native.paper_new_event()
-    stream = current if keeps and not is_asynchronous else _FIRST_LANE + size * 4096 + stride % 4096
+    here = holding is Holding.KEEPS and not is_asynchronous
+    stream = current if here else _FIRST_LANE + size * 4096 + stride % 4096
     native.paper_note_launch(LaunchKind.ISSUE, group, done)
     if stream != current:
         ready = native.paper_new_event()
@@ -158,8 +161,8 @@ def collective_launched(
     peer = arguments[1:2] if name in MESSAGES else ()
     _launch(f"nccl::{name}", dtype_number(message[0].dtype), read, 0, (), (size, stride, *peer), stream)
     native.paper_note_launch(LaunchKind.RECORD, stream, done)
-    issued = Issued(stream, done, _holding(name, is_asynchronous=is_asynchronous, keeps=keeps))
-    held = arguments[1:] if name in _HOLD_INPUTS and not keeps else arguments
+    issued = Issued(stream, done, _holding_of(name, holding, is_asynchronous=is_asynchronous))
+    held = arguments[1:] if name in _HOLD_INPUTS and holding is Holding.USES else arguments
     issued.hold(tensors_in(*held))
     with part_of_a_launch():
         yield issued
@@ -167,9 +170,10 @@ def collective_launched(
         issued.wait()
 
 
-def _holding(name: str, *, is_asynchronous: bool, keeps: bool) -> Holding:
-    if keeps:
-        return Holding.KEEPS if is_asynchronous else Holding.NOTHING
+def _holding_of(name: str, holding: Holding, *, is_asynchronous: bool) -> Holding:
+    """Of one collective of such a group."""
+    if holding is not Holding.USES:
+        return holding if is_asynchronous else Holding.NOTHING
     if name in _STASHED_IF_SYNCHRONOUS and not is_asynchronous:
         return Holding.NOTHING
     avoids = os.environ.get("TORCH_NCCL_AVOID_RECORD_STREAMS", "").lower() in ("1", "y", "yes", "t", "true")

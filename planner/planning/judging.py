@@ -29,7 +29,7 @@ from planner.report.statement import (
     StepTime,
 )
 from planner.report.style import size
-from planner.timing.pending_frees import complete_frees
+from planner.timing.pending_frees import ToldEvents, complete_frees
 from planner.timing.step_time import INTERVAL, price_for_clock, time_step
 from planner.tracing.rank_trace import EngineFigures, Trace, pause_collection
 from planner.truth.calibration.correction import (
@@ -64,6 +64,8 @@ class JudgedTrace:
 
 _HOST_FACTORS = (0.5, 2.0)
 """How much longer a host may take for a launch than estimated: the same job is replayed with both."""
+_NEVER_AHEAD = 1000.0
+"""As much longer as no GPU is behind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,25 +102,27 @@ class Judge:
         """What the allocator may reserve."""
         return max(self.capacity_bytes - self.held.total_bytes, 0)
 
-    def timed(self, trace: Trace) -> Trace:
-        """As `timed_on`, of its GPU."""
-        return timed_on(self.gpu, self.gpus_per_node, trace)
+    def told(self, trace: Trace, host: float = 1.0) -> ToldEvents:
+        """As `told_on`, of its GPU."""
+        return told_on(self.gpu, self.gpus_per_node, trace, host)
 
-    def add_host_lead(self, statement: RankClassStatement, trace: Trace) -> RankClassStatement:
+    def add_host_lead(self, statement: RankClassStatement, trace: Trace, usual: ToldEvents) -> RankClassStatement:
         """With what hosts of other speeds reserve, in the interval and the verdict too; `trace` with its launches."""
         if not trace.is_timed:
             return statement
-        prices = price_for_clock(trace.work.kernels, self.gpu.name, self.gpu.arch, self.gpus_per_node)
-        usual, *others = (
-            complete_frees(trace.events, trace.repeats, each)
-            for each in (prices, *map(prices.with_host, _HOST_FACTORS), prices.without_gpu())
-        )
-        *between, least = (
-            self.replay(replace(trace, events=told.events, repeats=told.repeats))[0].timeline.peak_reserved_bytes
-            for told in others
-        )
+        never_ahead = self.told(trace, _NEVER_AHEAD)
+        if (never_ahead.events, never_ahead.repeats) == (usual.events, usual.repeats):
+            return statement
+
+        def reserved_by(told: ToldEvents) -> int:
+            if (told.events, told.repeats) == (usual.events, usual.repeats):
+                return statement.peak.reserved_bytes
+            told_so = replace(trace, events=told.events, repeats=told.repeats)
+            return self.replay(told_so)[0].timeline.peak_reserved_bytes
+
+        least, *between = map(reserved_by, (never_ahead, *(self.told(trace, factor) for factor in _HOST_FACTORS)))
         reserved = statement.peak.reserved_bytes
-        if {reserved, least} == {reserved, *between}:
+        if {reserved} == {least, *between}:
             return statement
         lead = HostLead(
             seconds=round(usual.longest_lead_ns / 1e9, 4),
@@ -186,13 +190,13 @@ class Judge:
         )
 
 
-def timed_on(gpu: Gpu, gpus_per_node: int, trace: Trace) -> Trace:
-    """The trace as the allocator is told of it on this GPU: what is given up is free when the GPU has passed it."""
+def told_on(gpu: Gpu, gpus_per_node: int, trace: Trace, host: float = 1.0) -> ToldEvents:
+    """What the allocator of a GPU is told of a trace: what is given up is free once the GPU has passed it. The host
+    takes `host` times as long for a launch as estimated."""
     if not trace.is_timed:
-        return trace
+        return ToldEvents(trace.events, trace.repeats)
     prices = price_for_clock(trace.work.kernels, gpu.name, gpu.arch, gpus_per_node)
-    told = complete_frees(trace.events, trace.repeats, prices)
-    return replace(trace, events=told.events, repeats=told.repeats)
+    return complete_frees(trace.events, trace.repeats, prices.with_host(host))
 
 
 def judge_trace(job: Job, rank_trace: RankTrace, calibration: Calibration) -> JudgedTrace:
@@ -246,7 +250,8 @@ def _judge_of(job: Job, calibration: Calibration) -> Judge:
 
 
 def _judge(job: Job, rank_trace: RankTrace, judge: Judge) -> JudgedTrace:
-    trace, run = judge.timed(rank_trace.trace), None
+    told = judge.told(rank_trace.trace)
+    trace, run = replace(rank_trace.trace, events=told.events, repeats=told.repeats), None
     if job.train.lengths is not None:
         run = _LengthsRun.replay(job, trace, judge)
         events = run.composed.worst_step_alone(run.unlimited.worst_step)
@@ -256,7 +261,7 @@ def _judge(job: Job, rank_trace: RankTrace, judge: Judge) -> JudgedTrace:
     if run is not None:
         statement = run.judge(statement, judge.interval_of(trace))
     else:
-        statement = judge.add_host_lead(statement, rank_trace.trace)
+        statement = judge.add_host_lead(statement, rank_trace.trace, told)
     statement = replace(
         statement,
         moments=(*statement.moments, *_evaluation_moments(job, unlimited, statement)),
@@ -269,7 +274,8 @@ def _judge(job: Job, rank_trace: RankTrace, judge: Judge) -> JudgedTrace:
 
 def _judge_shared(job: Job, rank_trace: RankTrace, engine: EngineFigures, judge: Judge) -> JudgedTrace:
     """As `_judge`, of a trainer that shares its GPU with an engine."""
-    trace = judge.timed(rank_trace.trace)
+    told = judge.told(rank_trace.trace)
+    trace = replace(rank_trace.trace, events=told.events, repeats=told.repeats)
     events = trace.written_out()
     both = SharedGpuJudge(job, events, engine, judge.held, judge.interval_of(trace)).judge()
     alone = judge.state(rank_trace.rank_class, events, (both.timeline, both.timeline), trace)

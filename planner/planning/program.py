@@ -260,10 +260,11 @@ def _judge_of(work: ProgramInputs, run: RankRun) -> Judge:
 def _judge_device(judge: Judge, share: RankShare, trace: Trace, device: int | None) -> JudgedShare:
     """On one GPU; None: the only one of its process."""
     run = share.run
-    unlimited, capped = judge.replay(judge.timed(trace))
+    told = judge.told(trace)
+    unlimited, capped = judge.replay(replace(trace, events=told.events, repeats=told.repeats))
     ranks = RankClass(run.rank, RankSet.parse(share.ranks), {} if device is None else {"cuda": device})
     statement = judge.state(ranks, unlimited.events, (unlimited.timeline, capped.timeline), trace)
-    statement = judge.add_host_lead(statement, trace)
+    statement = judge.add_host_lead(statement, trace, told)
     statement = replace(statement, moments=(*_batch_moments(run, statement),))
     if run.schedules or (run.varying is not None and not run.drawn):
         verdict = worst([statement.verdict, Verdict.TIGHT])

@@ -13,6 +13,8 @@ launcher 6.5 to 9 (meta-pytorch/tritonbench PR 1016)."""
 MOST_AHEAD = 1024
 """Launches, records of events and waits that a stream takes before the host has to wait. CUDA does not document it:
 some 1,000 by measurements in NVIDIA's forum (topics 68937, and 220629 for events)."""
+_KERNEL, _RECORD, _WAIT = int(LaunchKind.KERNEL), int(LaunchKind.RECORD), int(LaunchKind.WAIT)
+"""As plain numbers, which compare faster: of a long trace every launch is asked for."""
 COMPILE_NS = 1_000_000_000
 """What compilation takes at least, in which the GPU ends whatever it was given."""
 
@@ -28,10 +30,6 @@ class Prices:
         """Those of kernels that have the next numbers."""
         self.gpu.extend(more.gpu)
         self.host.extend(more.host)
-
-    def without_gpu(self) -> Prices:
-        """A GPU that takes no time: the host is never ahead of it."""
-        return Prices([0] * len(self.gpu), self.host)
 
     def with_host(self, factor: float) -> Prices:
         """A host that takes so much longer."""
@@ -59,12 +57,12 @@ class GpuClock:
     def take(self, launch: Launch) -> None:
         """The host does this next."""
         kind, stream, what = launch
-        if kind == LaunchKind.KERNEL:
+        if kind == _KERNEL:
             self.host += self._prices.host[what]
             self._enqueue(stream, self._prices.gpu[what])
-        elif kind == LaunchKind.RECORD:
+        elif kind == _RECORD:
             self.events[what] = self._enqueue(stream)
-        elif kind == LaunchKind.WAIT:
+        elif kind == _WAIT:
             self.streams[stream] = max(self.streams[stream], self.events.get(what, 0))
             self._enqueue(stream)
         elif kind == LaunchKind.WAIT_ALL:

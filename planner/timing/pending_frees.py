@@ -33,6 +33,7 @@ from planner.timing.gpu_clock import GpuClock, Prices
 
 WATCHDOG_NS = 100_000_000
 """Between two looks of NCCL's watchdog at what has ended (kWatchdogThreadSleepMillis in ProcessGroupNCCL.cpp)."""
+_OF_COLLECTIVES = (int(LaunchKind.ISSUE), int(LaunchKind.RELEASE))
 _LONGEST_CYCLE = 8
 """Repetitions after which the host may be as far ahead as before: of a longer cycle all are written out."""
 _OPTIMIZER_WAITS = Launch(LaunchKind.WAIT_ALL, 0, 0)
@@ -45,7 +46,7 @@ class ToldEvents:
 
     events: tuple[Event, ...]
     repeats: tuple[Repeat, ...]
-    longest_lead_ns: int
+    longest_lead_ns: int = 0
     """How far the host was ahead of the GPU at most, while memory waited for it."""
 
 
@@ -239,8 +240,12 @@ class _Run:
         self._now = {**now, **repeat.left_names(names, own)}
 
     def _write(self, events: Iterable[Event]) -> None:
+        take, clock = self.frees.take, self.frees.clock.take
         for event in events:
-            self.events += self.frees.take(event)
+            if type(event) is Launch and event.kind not in _OF_COLLECTIVES:  # most of a long trace
+                clock(event)
+            else:
+                self.events += take(event)
 
     def _look(self, names: Sequence[int]) -> _Boundary:
         return _Boundary(self.frees.state(), tuple(names), tuple(self.frees.pending()), len(self.events))

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from planner.allocator.replay import replay
+from planner.allocator.timeline import Timeline
+from planner.events import write_out_repeats
+from planner.job.schema import Gpu
+from planner.planning.judging import told_on
 from planner.tracing.program.rank_orders import Announced, BroadcastNumber, RankRun
+from planner.tracing.rank_trace import Trace
 
 
 class Run(Protocol):
@@ -33,3 +39,9 @@ class Run(Protocol):
         until_read: bool = False,
         batches: int | None = 0,
     ) -> RankRun: ...
+
+
+def replay_on_h100(trace: Trace) -> Timeline:
+    """What the allocator of an H100 does, on which what is given up is free once the GPU has passed it."""
+    told = told_on(Gpu(name="H100-SXM-80GB", arch="sm_90", total_bytes=80 << 30), 8, trace)
+    return replay(list(write_out_repeats(told.events, told.repeats)))

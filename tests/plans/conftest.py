@@ -11,7 +11,7 @@ import pytest
 
 from planner.events import Category, Phase
 from planner.job.layout import Mesh, rank_classes
-from planner.job.schema import Cluster, Decoder, DpReplicate, Gpu, Input, Job, Model, Parallel, Train
+from planner.job.schema import Cluster, Decoder, DpReplicate, Gpu, Input, Job, Model, Parallel, Software, Train
 from planner.planning import pipeline
 from planner.planning.judging import RankTrace
 from planner.planning.pipeline import PlanningResult
@@ -137,10 +137,16 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def job_of(shop: Path) -> Callable[..., Job]:
-    """A job that trains the decoder, or what a factory of `shop` makes; what is not of the job is of its training."""
+    """A job that trains the decoder, or what a factory of `shop` makes; what is not of the job is of its training.
+    Under DDP it is torch 2.7's, whose process groups keep nothing."""
 
     def build(
-        factory: str = "", *, model: Mapping[str, Any] | None = None, ddp: Mapping[str, Any] | None = None, **train: Any
+        factory: str = "",
+        *,
+        model: Mapping[str, Any] | None = None,
+        ddp: Mapping[str, Any] | None = None,
+        torch: str = "",
+        **train: Any,
     ) -> Job:
         if factory:
             made = Model(**{"factory": f"shop:{factory}", "factory_path": str(shop), **(model or {})})
@@ -153,6 +159,7 @@ def job_of(shop: Path) -> Callable[..., Job]:
             model=made,
             train=trained,
             parallel=Parallel(dp_replicate=replicate),
+            software=Software() if ddp is None else Software(torch=torch or "2.7"),
             cluster=Cluster(gpu=H100, gpus_per_node=min(replicate.degree, 8), nodes=max(replicate.degree // 8, 1)),
         )
 

@@ -88,6 +88,15 @@ def test_the_old_bucket_is_gone_before_the_new_ones_come(planned: Planned) -> No
     assert old.death < new.birth
 
 
+def test_since_torch_2_8_the_old_bucket_stays_until_the_watchdog_has_looked(planned: Planned) -> None:
+    """Three iterations of a small model are over before it does, those of a larger one are not."""
+    (old, new) = blocks(planned(ddp={}, torch="2.8"), Category.BUCKET)
+    assert (old[2], new[1]) == ("end", "forward 2")
+
+    long = planned(ddp={}, torch="2.8", micro_batch_size=64, sequence_length=8192)
+    assert [death for _, birth, death in blocks(long, Category.BUCKET) if birth == "load 0"] == ["backward 3"]
+
+
 def test_where_unused_parameters_are_looked_for_buckets_have_the_cap_at_once_and_are_never_rebuilt(
     planned: Planned,
 ) -> None:

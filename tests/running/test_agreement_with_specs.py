@@ -6,9 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from program_runs import Run
+from program_runs import Run, replay_on_h100
 
-from planner.allocator.replay import replay
 from planner.job.layout import RankClass
 from planner.job.loading import load_job
 from planner.job.named_gpus import look_up
@@ -81,7 +80,7 @@ def test_they_agree(run: Run, tmp_path: Path, command: str, spec: dict[str, obje
     path = tmp_path / "job.yaml"
     path.write_text(SPEC.format(**{**AS_USUAL, **spec}))
 
-    ran = replay(run(command).trace.events)
+    ran = replay_on_h100(run(command).trace)
     planned = plan(load_job(path)).rank_classes[0].peak
 
     assert ran.peak_allocated_bytes == pytest.approx(planned.allocated_bytes, rel=0.001)

@@ -23,8 +23,7 @@ def measured() -> dict[str, int]:
 
 @pytest.mark.parametrize("name", list(cpu_programs.COMMANDS))
 def test_it_asks_for_as_much_as_on_a_cpu(run: Run, measured: dict[str, int], name: str) -> None:
-    # gloo's groups keep nothing of collectives that nobody waits for, like NCCL's of torch 2.6.
-    found = run(cpu_programs.command(name), target="cpu", torch="2.6")
+    found = run(cpu_programs.command(name), target="cpu")
 
     assert replay(found.trace.written_out()).peak_requested_bytes == pytest.approx(measured[name], rel=TOLERANCE)
 

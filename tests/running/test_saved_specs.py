@@ -5,9 +5,8 @@ from __future__ import annotations
 import shlex
 
 import pytest
-from program_runs import Run
+from program_runs import Run, replay_on_h100
 
-from planner.allocator.replay import replay
 from planner.errors import SpecError
 from planner.job.loading import load_yaml
 from planner.job.named_gpus import look_up
@@ -49,7 +48,7 @@ def test_it_plans_to_the_peak_of_the_run(
     assert (job.parallel.dp_replicate, job.parallel.dp_shard) == split
     assert (job.train.optimizer.name, job.train.gradient_clipping) == ("AdamW", 1.0)
     planned = plan(job).rank_classes[0].peak
-    assert planned.allocated_bytes == pytest.approx(replay(ran.trace.events).peak_allocated_bytes, rel=0.001)
+    assert planned.allocated_bytes == pytest.approx(replay_on_h100(ran.trace).peak_allocated_bytes, rel=0.001)
 
 
 def test_a_model_of_its_own_is_named_to_be_completed(run: Run) -> None:

@@ -19,7 +19,7 @@ from planner.job.loading import bundle, load_bundle, load_document, load_yaml
 from planner.job.schema import Job
 from planner.job.shorthand import Shorthand
 from planner.job.size_limits import LARGEST_YAML
-from planner.planning.judging import timed_on
+from planner.planning.judging import told_on
 from planner.report.class_timeline import ClassTimeline, timeline_to_json
 from planner.report.recorded_snapshot import explain
 from planner.report.statement import from_json
@@ -235,12 +235,12 @@ def read_timeline(content: bytes, _: str = "") -> dict[str, Any]:
     plan = from_json(json.loads(plan_text))
     statement = next(one for one in plan.rank_classes if one.representative == rank)
     job = load_bundle(plan.job, "the plan's job")
-    trace = timed_on(job.cluster.gpu, job.cluster.gpus_per_node, rank_trace.loads(text))
+    told = told_on(job.cluster.gpu, job.cluster.gpus_per_node, rank_trace.loads(text))
     rules = Rules.from_conf(job.allocator.conf)
     # On the capacity that it had, or without an end where that is not enough.
     room = max(statement.capacity_bytes - statement.outside_allocator.total_bytes, 0)
-    replay = replay_until_settled(trace.events, trace.repeats, rules, room, device_bytes=job.cluster.gpu.total_bytes)
+    replay = replay_until_settled(told.events, told.repeats, rules, room, device_bytes=job.cluster.gpu.total_bytes)
     if replay.timeline.out_of_memory is not None:
-        replay = replay_until_settled(trace.events, trace.repeats, rules)
+        replay = replay_until_settled(told.events, told.repeats, rules)
     drawn = timeline_to_json(ClassTimeline(statement, replay.events, replay.timeline), POINTS)
     return {"schema": SCHEMA, "plan_id": plan.plan_id, "representative": rank, **drawn}

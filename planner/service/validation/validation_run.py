@@ -14,12 +14,13 @@ from typing import Any
 import ray
 
 from planner.errors import MeasureError
+from planner.events import write_out_repeats
 from planner.job.layout import Mesh, RankClass, rank_classes
 from planner.job.loading import bundle, job_on_gpu
 from planner.job.overhead import outside_of
 from planner.job.schema import Job, Software
 from planner.planning import pipeline
-from planner.planning.judging import RankTrace, timed_on
+from planner.planning.judging import RankTrace, told_on
 from planner.runtime.limits import Limits
 from planner.service.local_ray import start_ray
 from planner.service.validation import measuring_workers
@@ -108,10 +109,11 @@ def validate(
         trace = next(trace for trace in predicted if measurement.rank in trace.rank_class.ranks)
         # The figures outside the allocator hinge on the software that it ran with, where that is known.
         ran = {name: measurement.software.get(name) or getattr(job.software, name) for name in ("torch", "cuda")}
+        told = told_on(job.cluster.gpu, job.cluster.gpus_per_node, trace.trace)
         compared.append(
             RankComparison(
                 plan=pipeline.judge_traces(job, [trace]).plan,
-                events=timed_on(job.cluster.gpu, job.cluster.gpus_per_node, trace.trace).written_out(),
+                events=tuple(write_out_repeats(told.events, told.repeats)),
                 measurement=measurement,
                 outside=outside_of(dataclasses.replace(job, software=Software(**ran))),
                 gpu=job.cluster.gpu,
