@@ -55,8 +55,8 @@ class Holding(Enum):
     USES = "uses"
     """NCCL's up to torch 2.7: it marks it as used on its stream (`recordStream`)."""
     KEEPS = "keeps"
-    """NCCL's since torch 2.8: it keeps its tensors until it is waited for, or a watchdog has seen its end (TensorShelf).
-    A collective that is waited for at once runs on the current stream."""
+    """NCCL's since torch 2.8 (TensorShelf): it keeps its tensors until it is waited for, or a watchdog has seen its
+    end. A collective that is waited for at once runs on the current stream."""
 
 
 def expect_kernels(operators: Sequence[str]) -> None:
