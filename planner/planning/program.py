@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from planner.allocator.host.nodes import ProgramHost, state_program_hosts
@@ -21,7 +22,7 @@ from planner.job.overhead import outside
 from planner.job.rank_sets import RankSet
 from planner.job.schema import Gpu, Software, cuda_of
 from planner.planning import identity
-from planner.planning.judging import Judge, add_growth
+from planner.planning.judging import Judge, add_growth, told_on
 from planner.planning.memory_pool import state_pool
 from planner.planning.notes import another_torch_notes, approximation_notes, workspace_notes
 from planner.planning.pipeline import Progress
@@ -132,7 +133,7 @@ def judge_runs(work: ProgramInputs, progress: Progress = lambda _: None) -> tupl
     progress("replaying")
     replayed = time.perf_counter()
     with pause_collection():
-        shares = share_ranks(runs, work.line.world_size)
+        shares = share_ranks(runs, work.line.world_size, partial(_told_on, work))
         judged = [judgement for share in shares for judgement in judge_devices(work, share)]
     judged.sort(key=lambda judgement: -judgement.statement.peak.device_bytes)
     replay_seconds = time.perf_counter() - replayed
@@ -219,6 +220,11 @@ def _order(work: ProgramInputs, rank: int, before: Sequence[RankRun] = ()) -> Pr
         packages=work.packages,
         kernels=work.kernels,
     )
+
+
+def _told_on(work: ProgramInputs, trace: Trace) -> Trace:
+    told = told_on(work.gpu, work.line.processes_per_node, trace)
+    return replace(trace, events=told.events, repeats=told.repeats)
 
 
 def judge_devices(work: ProgramInputs, share: RankShare) -> list[JudgedShare]:

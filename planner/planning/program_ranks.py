@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -88,17 +88,23 @@ def more_ranks(wanted: str, world_size: int, first: RankRun) -> list[int]:
     return sorted(chosen - {first.rank})
 
 
-def share_ranks(runs: Sequence[RankRun], world_size: int) -> list[RankShare]:
-    """Runs whose events are equal speak together; a rank that was not run is taken to do as its speaker."""
-    together: list[tuple[RankRun, list[int]]] = []
+Told = Callable[[Trace], Trace]
+"""What the allocator of the GPU is told of a trace."""
+
+
+def share_ranks(runs: Sequence[RankRun], world_size: int, told: Told = lambda trace: trace) -> list[RankShare]:
+    """Runs of which the allocator is told the same speak together, though one host waits for the GPU where another does
+    not; a rank that was not run is taken to do as its speaker."""
+    together: list[tuple[RankRun, Trace, list[int]]] = []
     for run, ranks in speakers(runs, world_size):
-        alike = next((spoken for head, spoken in together if are_alike(head.trace, run.trace)), None)
+        trace = told(run.trace)
+        alike = next((spoken for _, other, spoken in together if are_alike(other, trace)), None)
         if alike is None:
-            together.append((run, [*ranks]))
+            together.append((run, trace, [*ranks]))
         else:
             alike += ranks
     ran = {run.rank for run in runs}
-    return [RankShare(head, str(rank_set(ranks)), not ran.issuperset(ranks)) for head, ranks in together]
+    return [RankShare(head, str(rank_set(ranks)), not ran.issuperset(ranks)) for head, _, ranks in together]
 
 
 def speakers(runs: Sequence[RankRun], world_size: int) -> list[tuple[RankRun, list[int]]]:
