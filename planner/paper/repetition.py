@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from planner.events import Alloc, Event, Free, FreeCompleted, Repeat, Role, Use, copy_stretch, rename_blocks
+from planner.events import Alloc, Event, Free, FreeCompleted, Keep, Repeat, Role, Use, copy_stretch, rename_blocks
 
 
 class DoesNotFoldError(Exception):
@@ -92,7 +92,7 @@ class _EventWriter:
         if isinstance(event, Alloc):
             if event.block not in self._announced:
                 self.out.append(event)
-        elif isinstance(event, Free | Use | Role):
+        elif isinstance(event, Free | Use | Role | Keep):
             name = self._name(event.block)
             self.out.append(event if name == event.block else replace(event, block=name))
         elif isinstance(event, Place):
