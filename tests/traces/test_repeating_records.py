@@ -42,7 +42,7 @@ def folds(text: str) -> list[Fold]:
     for word in text.split():
         cuts += [at] if word == "|" else []
         at += word != "|"
-    return find_folds(Records(rows, RECORD.format, KINDS, {}), cuts)
+    return find_folds(Records(rows, RECORD.format, KINDS, []), cuts)
 
 
 def spans(text: str) -> list[tuple[int, int, int, int]]:
