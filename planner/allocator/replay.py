@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from planner.allocator.blocks import Device
 from planner.allocator.caching import CachingAllocator
 from planner.allocator.rules import Rules
 from planner.allocator.timeline import OutOfMemory, Timeline
-from planner.events import Alloc, Event, Free, Repeat, copy_stretch, first_unused_block, rename_all
+from planner.events import Alloc, Event, Free, Repeat
+from planner.repeat_writer import Boundary, RepeatWriter
 
 
 def replay(
@@ -149,102 +150,33 @@ def replay_until_settled(
     if not repeats:
         timeline = replay(events, rules, capacity_bytes, device_bytes=device_bytes)
         return SettledReplay(timeline, events, ())
-    run = _Run(Replay(rules, capacity_bytes, device_bytes=device_bytes), first_unused_block(events))
-    written = 0
-    for repeat in repeats:
-        run.take(events[written : repeat.first])
-        run.take_repeated(events[repeat.first : repeat.after], repeat)
-        written = repeat.after
-    run.take(events[written:])
-    timeline = replace(run.replay.timeline(), cache_releases=run.replay.allocator.cache_releases + run.releases)
-    return SettledReplay(timeline, tuple(run.events), tuple(run.repeats))
+    writer = _ReplayWriter(Replay(rules, capacity_bytes, device_bytes=device_bytes), events)
+    writer.write(events, repeats)
+    releases = writer.replay.allocator.cache_releases + writer.counted_unwritten
+    timeline = replace(writer.replay.timeline(), cache_releases=releases)
+    return SettledReplay(timeline, tuple(writer.events), tuple(writer.repeats))
 
 
-_LONGEST_CYCLE = 64
-"""States that are remembered: of a cycle of more, every repetition is replayed."""
+class _ReplayWriter(RepeatWriter):
+    """Replays what it takes."""
 
-
-@dataclass(frozen=True, slots=True)
-class _Seen:
-    """The allocator after a repetition: its state, where the repetition's heirs are, and how they are called."""
-
-    state: tuple[object, ...]
-    addresses: tuple[int | None, ...]
-    names: tuple[int, ...]
-    cache_releases: int
-
-    def is_like(self, other: _Seen) -> bool:
-        return self.addresses == other.addresses and self.state == other.state
-
-
-class _Run:
-    def __init__(self, replay: Replay, unused: int) -> None:
+    def __init__(self, replay: Replay, events: Sequence[Event]) -> None:
+        super().__init__(events)
         self.replay = replay
-        self.events: list[Event] = []
-        self.repeats: list[Repeat] = []
-        self.releases = 0
-        """Releases of the cache in repetitions that are left away."""
-        self._unused = unused
-        self._now: dict[int, int] = {}
-        """How blocks are called that stand for others since a repetition."""
 
-    def take(self, events: Sequence[Event]) -> None:
-        renamed = list(rename_all(events, self._now))
-        self.replay.feed(renamed)
-        self.events += renamed
+    def take(self, events: Iterable[Event]) -> None:
+        """Replays further events."""
+        taken = list(events)
+        self.replay.feed(taken)
+        self.events += taken
 
-    def take_repeated(self, stretch: Sequence[Event], repeat: Repeat) -> None:
-        now, names, own = self._now, self._now, dict[int, int]()
-        past = [self._look(repeat, names, own, before=True)]
-        self.take(stretch)
-        done, left = 0, repeat.times
-        while left and self.replay.out_of_memory is None:
-            past = [*past[-_LONGEST_CYCLE:], self._look(repeat, names, own)]
-            cycle = _cycle_of(past)
-            if cycle and left >= cycle:
-                times, left = divmod(left, cycle)
-                self._leave_away(len(stretch) * cycle, times, cycle * repeat.iterations, past[-1 - cycle :])
-                done += times * cycle
-                past = []
-                continue
-            names = {**now, **repeat.pass_on(names, own)}
-            done, left = done + 1, left - 1
-            copied, own = copy_stretch(stretch, self._unused, done * repeat.iterations, names)
-            self._unused += len(own)
-            self._now = {}
-            self.take(copied)
-        self._now = {**now, **repeat.left_names(names, own)}
-
-    def _look(
-        self, repeat: Repeat, names: Mapping[int, int], own: Mapping[int, int], *, before: bool = False
-    ) -> _Seen | None:
-        """None where the age of blocks counts, too."""
+    def look(self, heirs: tuple[int, ...]) -> Boundary | None:
+        """The allocator, and where the heirs are; None where the age of blocks counts, too."""
         allocator = self.replay.allocator
-        state = allocator.state()
-        if state is None:
+        if (state := allocator.state()) is None:
             return None
-        called = [names.get(block, block) for block, _ in repeat.heirs]
-        if not before:
-            called = [own.get(left, names.get(left, left)) for _, left in repeat.heirs]
-        addresses = tuple(map(self.replay.address_of, called))
-        return _Seen(state, addresses, tuple(called), allocator.cache_releases)
+        return Boundary((state, tuple(map(self.replay.address_of, heirs))), heirs, allocator.cache_releases)
 
-    def _leave_away(self, length: int, times: int, iterations: int, cycle: Sequence[_Seen | None]) -> None:
-        first, last = cycle[0], cycle[-1]
-        assert first is not None
-        assert last is not None
-        heirs = tuple(zip(first.names, last.names, strict=True))
-        self.repeats.append(Repeat(len(self.events) - length, len(self.events), times, iterations, heirs))
-        self.releases += times * (last.cache_releases - first.cache_releases)
-
-
-def _cycle_of(past: Sequence[_Seen | None]) -> int:
-    """After how many repetitions the latest state was there before; 0 if it was not."""
-    latest = past[-1] if past else None
-    if latest is None:
-        return 0
-    for cycle in range(1, len(past)):
-        before = past[-1 - cycle]
-        if before is not None and latest.is_like(before):
-            return cycle
-    return 0
+    def is_over(self) -> bool:
+        """Whether the memory has run out."""
+        return self.replay.out_of_memory is not None

@@ -236,7 +236,7 @@ class Places:
                     if event.phase is Phase.OPTIMIZER_STEP:  # DDP's reducer waits in C++ for what it has issued
                         out.append((LaunchKind.WAIT_ALL, 0, 0))
         stretches = _last_iteration(found, len(out), recurs=bool(marks))
-        kernels = read_kernels()
+        kernels, _ = read_kernels()
         used = {number: number for number in range(len(kernels))} if names_all else dict[int, int]()
         rows = [row for begin, end in stretches for row in out[begin:end]]
         events = number_events(rows)
@@ -285,14 +285,15 @@ def read_launches(since: int = 0) -> list[tuple[int, ...]]:
     return list(record.iter_unpack(ctypes.string_at(begin, count * record.size))) if count > 0 else []
 
 
-def read_kernels() -> list[Kernel]:
-    """All that were launched so far, as launches number them."""
+def read_kernels(since: int = 0) -> tuple[list[Kernel], int]:
+    """Those that joined the table after it was so long, as launches number them; and how long it is."""
     native = library.load()
-    length = native.paper_kernel_table_length()
-    table = (ctypes.c_int64 * length).from_address(native.paper_kernel_table())[:] if length else []
+    end = native.paper_kernel_table_length()
+    begin = native.paper_kernel_table() + since * ctypes.sizeof(ctypes.c_int64) if end > since else 0
+    table = (ctypes.c_int64 * (end - since)).from_address(begin)[:] if end > since else []
     kernels: list[Kernel] = []
     start = 0
-    while start < length:
+    while start < len(table):
         row = table[start + 1 : start + 1 + table[start]]
         name, dtype, read, written, count, *rest = row
         shapes = []
@@ -304,4 +305,4 @@ def read_kernels() -> list[Kernel]:
         op = native.paper_name(name).decode()
         kernels.append(Kernel(op, dtype_name(dtype), read, written, tuple(shapes), scalars))
         start += 1 + table[start]
-    return kernels
+    return kernels, end

@@ -43,6 +43,11 @@ from planner.upstream.torch_releases import largest_difference
 from planner.verdict import Verdict, decide, worst
 from planner.versions import minor_of
 
+_HOST_FACTORS = (0.5, 2.0)
+"""How much longer a host may take for a launch than estimated: the same job is replayed with both."""
+_NEVER_AHEAD = 1000.0
+"""As much longer as no GPU is behind."""
+
 
 @dataclass(frozen=True, slots=True)
 class RankTrace:
@@ -60,12 +65,6 @@ class JudgedTrace:
     rank_trace: RankTrace
     statement: RankClassStatement
     timeline: Timeline
-
-
-_HOST_FACTORS = (0.5, 2.0)
-"""How much longer a host may take for a launch than estimated: the same job is replayed with both."""
-_NEVER_AHEAD = 1000.0
-"""As much longer as no GPU is behind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,8 +116,7 @@ class Judge:
         def reserved_by(told: ToldEvents) -> int:
             if (told.events, told.repeats) == (usual.events, usual.repeats):
                 return statement.peak.reserved_bytes
-            told_so = replace(trace, events=told.events, repeats=told.repeats)
-            return self.replay(told_so)[0].timeline.peak_reserved_bytes
+            return self.replay(trace.as_told(told))[0].timeline.peak_reserved_bytes
 
         least, *between = map(reserved_by, (never_ahead, *(self.told(trace, factor) for factor in _HOST_FACTORS)))
         reserved = statement.peak.reserved_bytes
@@ -251,7 +249,7 @@ def _judge_of(job: Job, calibration: Calibration) -> Judge:
 
 def _judge(job: Job, rank_trace: RankTrace, judge: Judge) -> JudgedTrace:
     told = judge.told(rank_trace.trace)
-    trace, run = replace(rank_trace.trace, events=told.events, repeats=told.repeats), None
+    trace, run = rank_trace.trace.as_told(told), None
     if job.train.lengths is not None:
         run = _LengthsRun.replay(job, trace, judge)
         events = run.composed.worst_step_alone(run.unlimited.worst_step)
@@ -274,8 +272,7 @@ def _judge(job: Job, rank_trace: RankTrace, judge: Judge) -> JudgedTrace:
 
 def _judge_shared(job: Job, rank_trace: RankTrace, engine: EngineFigures, judge: Judge) -> JudgedTrace:
     """As `_judge`, of a trainer that shares its GPU with an engine."""
-    told = judge.told(rank_trace.trace)
-    trace = replace(rank_trace.trace, events=told.events, repeats=told.repeats)
+    trace = rank_trace.trace.as_told(judge.told(rank_trace.trace))
     events = trace.written_out()
     both = SharedGpuJudge(job, events, engine, judge.held, judge.interval_of(trace)).judge()
     alone = judge.state(rank_trace.rank_class, events, (both.timeline, both.timeline), trace)

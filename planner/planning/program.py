@@ -133,7 +133,8 @@ def judge_runs(work: ProgramInputs, progress: Progress = lambda _: None) -> tupl
     progress("replaying")
     replayed = time.perf_counter()
     with pause_collection():
-        shares = share_ranks(runs, work.line.world_size, partial(_told_on, work))
+        told = partial(told_on, work.gpu, work.line.processes_per_node)
+        shares = share_ranks(runs, work.line.world_size, lambda trace: trace.as_told(told(trace)))
         judged = [judgement for share in shares for judgement in judge_devices(work, share)]
     judged.sort(key=lambda judgement: -judgement.statement.peak.device_bytes)
     replay_seconds = time.perf_counter() - replayed
@@ -222,11 +223,6 @@ def _order(work: ProgramInputs, rank: int, before: Sequence[RankRun] = ()) -> Pr
     )
 
 
-def _told_on(work: ProgramInputs, trace: Trace) -> Trace:
-    told = told_on(work.gpu, work.line.processes_per_node, trace)
-    return replace(trace, events=told.events, repeats=told.repeats)
-
-
 def judge_devices(work: ProgramInputs, share: RankShare) -> list[JudgedShare]:
     """What the ranks will hold on each GPU that their process uses, and where they would run out of memory."""
     run = share.run
@@ -267,7 +263,7 @@ def _judge_device(judge: Judge, share: RankShare, trace: Trace, device: int | No
     """On one GPU; None: the only one of its process."""
     run = share.run
     told = judge.told(trace)
-    unlimited, capped = judge.replay(replace(trace, events=told.events, repeats=told.repeats))
+    unlimited, capped = judge.replay(trace.as_told(told))
     ranks = RankClass(run.rank, RankSet.parse(share.ranks), {} if device is None else {"cuda": device})
     statement = judge.state(ranks, unlimited.events, (unlimited.timeline, capped.timeline), trace)
     statement = judge.add_host_lead(statement, trace, told)

@@ -95,16 +95,19 @@ Told = Callable[[Trace], Trace]
 def share_ranks(runs: Sequence[RankRun], world_size: int, told: Told = lambda trace: trace) -> list[RankShare]:
     """Runs of which the allocator is told the same speak together, though one host waits for the GPU where another does
     not; a rank that was not run is taken to do as its speaker."""
-    together: list[tuple[RankRun, Trace, list[int]]] = []
+
+    def speaks_for(head: RankRun, run: RankRun) -> bool:
+        return are_alike(head.trace, run.trace) or are_alike(told(head.trace), told(run.trace))
+
+    together: list[tuple[RankRun, list[int]]] = []
     for run, ranks in speakers(runs, world_size):
-        trace = told(run.trace)
-        alike = next((spoken for _, other, spoken in together if are_alike(other, trace)), None)
+        alike = next((spoken for head, spoken in together if speaks_for(head, run)), None)
         if alike is None:
-            together.append((run, trace, [*ranks]))
+            together.append((run, [*ranks]))
         else:
             alike += ranks
     ran = {run.rank for run in runs}
-    return [RankShare(head, str(rank_set(ranks)), not ran.issuperset(ranks)) for head, _, ranks in together]
+    return [RankShare(head, str(rank_set(ranks)), not ran.issuperset(ranks)) for head, ranks in together]
 
 
 def speakers(runs: Sequence[RankRun], world_size: int) -> list[tuple[RankRun, list[int]]]:

@@ -10,7 +10,7 @@ ProcessGroupNCCL.cpp, torch 2.8 to 2.13).
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from planner.events import (
@@ -24,18 +24,14 @@ from planner.events import (
     Phase,
     Repeat,
     Use,
-    copy_stretch,
-    first_unused_block,
-    rename_all,
 )
+from planner.repeat_writer import Boundary, RepeatWriter
 from planner.step_work import Launch, LaunchKind
 from planner.timing.gpu_clock import GpuClock, Prices
 
 WATCHDOG_NS = 100_000_000
 """Between two looks of NCCL's watchdog at what has ended (kWatchdogThreadSleepMillis in ProcessGroupNCCL.cpp)."""
 _OF_COLLECTIVES = (int(LaunchKind.ISSUE), int(LaunchKind.RELEASE))
-_LONGEST_CYCLE = 8
-"""Repetitions after which the host may be as far ahead as before: of a longer cycle all are written out."""
 _OPTIMIZER_WAITS = Launch(LaunchKind.WAIT_ALL, 0, 0)
 """DDP's reducer waits in C++ for what it has issued, which nobody hears."""
 
@@ -53,14 +49,9 @@ class ToldEvents:
 def complete_frees(events: Sequence[Event], repeats: Sequence[Repeat], prices: Prices) -> ToldEvents:
     """The events that an allocator is told where kernels take this long: without launches, every `FreeCompleted` at its
     time. Stretches that repeat are written out until the host is as far ahead of the GPU as once before."""
-    run = _Run(prices, first_unused_block(events))
-    written = 0
-    for repeat in repeats:
-        run.take(events[written : repeat.first])
-        run.take_repeated(events[repeat.first : repeat.after], repeat)
-        written = repeat.after
-    run.take(events[written:])
-    return ToldEvents(tuple(run.events), tuple(run.repeats), run.frees.longest_lead_ns)
+    writer = _TimedWriter(prices, events)
+    writer.write(events, repeats)
+    return ToldEvents(tuple(writer.events), tuple(writer.repeats), writer.frees.longest_lead_ns)
 
 
 @dataclass(eq=False, slots=True)
@@ -194,52 +185,15 @@ class PendingFrees:
                     yield FreeCompleted(block)
 
 
-@dataclass(frozen=True, slots=True)
-class _Boundary:
-    """Between two repetitions: the state, how what is passed on is called there, and how many events were written."""
+class _TimedWriter(RepeatWriter):
+    """Writes down what the allocator is told as the clock goes."""
 
-    state: tuple[object, ...]
-    names: tuple[int, ...]
-    pending: tuple[int, ...]
-    written: int
-
-
-class _Run:
-    """Writes events down as the clock goes."""
-
-    def __init__(self, prices: Prices, unused: int) -> None:
-        self.events: list[Event] = []
-        self.repeats: list[Repeat] = []
+    def __init__(self, prices: Prices, events: Sequence[Event]) -> None:
+        super().__init__(events)
         self.frees = PendingFrees(prices)
-        self._unused = unused
-        self._now: dict[int, int] = {}
-        """How blocks are called that stand for others since a repetition."""
 
-    def take(self, events: Sequence[Event]) -> None:
-        self._write(rename_all(events, self._now))
-
-    def take_repeated(self, stretch: Sequence[Event], repeat: Repeat) -> None:
-        now, names, own = self._now, self._now, dict[int, int]()
-        past = [self._look([names.get(block, block) for block, _ in repeat.heirs])]
-        self.take(stretch)
-        done, left = 0, repeat.times
-        while left:
-            past = [*past[-_LONGEST_CYCLE:], self._look(_left_by(repeat, names, own))]
-            cycle = next((back for back in range(1, len(past)) if past[-1 - back].state == past[-1].state), 0)
-            if cycle and left >= cycle:
-                times, left = divmod(left, cycle)
-                self._leave_away(past[-1 - cycle], past[-1], times, cycle * repeat.iterations)
-                done += times * cycle
-                past = past[-1:]
-                continue
-            names = {**now, **repeat.pass_on(names, own)}
-            done, left = done + 1, left - 1
-            copied, own = copy_stretch(stretch, self._unused, done * repeat.iterations, names)
-            self._unused += len(own)
-            self._write(copied)
-        self._now = {**now, **repeat.left_names(names, own)}
-
-    def _write(self, events: Iterable[Event]) -> None:
+    def take(self, events: Iterable[Event]) -> None:
+        """Lets further events happen."""
         take, clock = self.frees.take, self.frees.clock.take
         for event in events:
             if type(event) is Launch and event.kind not in _OF_COLLECTIVES:  # most of a long trace
@@ -247,13 +201,6 @@ class _Run:
             else:
                 self.events += take(event)
 
-    def _look(self, names: Sequence[int]) -> _Boundary:
-        return _Boundary(self.frees.state(), tuple(names), tuple(self.frees.pending()), len(self.events))
-
-    def _leave_away(self, first: _Boundary, last: _Boundary, times: int, iterations: int) -> None:
-        heirs = (*zip(first.names, last.names, strict=True), *zip(first.pending, last.pending, strict=True))
-        self.repeats.append(Repeat(first.written, last.written, times, iterations, heirs))
-
-
-def _left_by(repeat: Repeat, names: Mapping[int, int], own: Mapping[int, int]) -> list[int]:
-    return [own.get(left, names.get(left, left)) for _, left in repeat.heirs]
+    def look(self, heirs: tuple[int, ...]) -> Boundary:
+        """How far the host is ahead, and what is pending, which is passed on with the heirs."""
+        return Boundary(self.frees.state(), (*heirs, *self.frees.pending()))

@@ -6,7 +6,7 @@ import gc
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import chain, islice
 from typing import Any, TypeVar
 
@@ -40,6 +40,7 @@ from planner.host_events import (
 )
 from planner.job.json_text import is_plain_text
 from planner.step_work import NO_WORK, WHOLE_DEVICE, Launch, LaunchKind, StepWork, kernel_row, read_work
+from planner.timing.pending_frees import ToldEvents
 
 Read = TypeVar("Read")
 
@@ -99,6 +100,10 @@ class Trace:
     def is_timed(self) -> bool:
         """Whether launches stand among its events: what is free is a question of time (planner.timing)."""
         return any(type(event) is Launch for event in self.events)
+
+    def as_told(self, told: ToldEvents) -> Trace:
+        """With what an allocator is told in the place of its events."""
+        return replace(self, events=told.events, repeats=told.repeats)
 
     def written_out(self) -> tuple[Event, ...]:
         """Every event that happens, in order."""

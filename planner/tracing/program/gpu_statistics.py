@@ -83,7 +83,7 @@ class LiveMemory:
         self.fraction = 1.0
         """Of the device, as the program has allowed itself at last."""
         self._allocator: CachingAllocator | None = None
-        self._read = self._launched = 0
+        self._read = self._launched = self._priced = 0
         self._pools: dict[int, str] = {}
         self._statistics = {(name, pool): _Statistic() for name in _FOLLOWED for pool in _POOLS}
         self._highest_inactive: defaultdict[tuple[str, str], int] = defaultdict(int)
@@ -197,8 +197,8 @@ class LiveMemory:
             return
         allocator = self.settle()
         told, self._launched = self._recorder.timed_events(self._read, self._launched)
-        kernels = work_records.read_kernels() if told else []
-        self._prices.extend(self._price(kernels[len(self._prices.gpu) :]))
+        kernels, self._priced = work_records.read_kernels(self._priced)
+        self._prices.extend(self._price(kernels))
         for event in chain.from_iterable(map(self._frees.take, told)):
             before = _measure(allocator)
             pool, blocks = self._feed(allocator, event)
