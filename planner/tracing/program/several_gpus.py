@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch._utils import _unflatten_dense_tensors
 
+from planner.paper.work_records import tensors_in
+
 
 def broadcast(tensor: Tensor, devices: Sequence[int]) -> list[Tensor]:
     """The tensor itself on its own device, and a copy on each other one."""
@@ -90,10 +92,8 @@ def gather_out(tensors: Sequence[Tensor], output: Tensor, dim: int = 0) -> Tenso
 
 def run_collective(*arguments: Any) -> None:
     """NCCL's, which writes to tensors that are there: what they hold is not known afterwards."""
-    for argument in arguments:
-        for tensor in argument if isinstance(argument, list | tuple) else (argument,):
-            if isinstance(tensor, Tensor) and tensor.is_cuda:
-                torch.ops.paper.forget_value(tensor)
+    for tensor in tensors_in(*arguments):
+        torch.ops.paper.forget_value(tensor)
 
 
 BINDINGS = {
