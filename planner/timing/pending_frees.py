@@ -4,7 +4,8 @@ What the caching allocator and ProcessGroupNCCL ask the GPU, a clock answers her
 free at the first request of memory after that stream has passed what it had been given when the block was given up
 (`process_events` in CUDACachingAllocator.cpp). What the group of a collective keeps is given up where its work is
 waited for, or, after a watchdog has seen its end, where the group's next collective is issued (TensorShelf in
-ProcessGroupNCCL.cpp, torch 2.8 to 2.13).
+ProcessGroupNCCL.cpp, torch 2.8 to 2.13). The watchdog looks at intervals that have nothing to do with iterations, so of
+many iterations one is met at every moment: a peak is what was kept where the look came last.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from planner.step_work import Launch, LaunchKind
 from planner.timing.gpu_clock import GpuClock, Prices
 
 WATCHDOG_NS = 100_000_000
-"""Between two looks of NCCL's watchdog at what has ended (kWatchdogThreadSleepMillis in ProcessGroupNCCL.cpp)."""
+"""Between two looks of NCCL's watchdog (kWatchdogThreadSleepMillis in ProcessGroupNCCL.cpp): the latest that it sees an
+end."""
 _OF_COLLECTIVES = (int(LaunchKind.ISSUE), int(LaunchKind.RELEASE))
 _OPTIMIZER_WAITS = Launch(LaunchKind.WAIT_ALL, 0, 0)
 """DDP's reducer waits in C++ for what it has issued, which nobody hears."""
@@ -130,14 +132,14 @@ class PendingFrees:
             if queue
         )
         kept = tuple((each.end - now, tuple(map(numbers.get, each.blocks))) for each in self._keeping())
-        return self.clock.lead(), passing, kept, now % WATCHDOG_NS if kept else 0
+        return self.clock.lead(), passing, kept
 
     def _keeping(self) -> Iterator[_Collective]:
         return (collective for _, issued in sorted(self._issued.items()) for collective in issued if collective.blocks)
 
     def _take_launch(self, launch: Launch) -> Iterator[Event]:
         if launch.kind == LaunchKind.ISSUE:
-            seen = self.clock.host // WATCHDOG_NS * WATCHDOG_NS
+            seen = self.clock.host - WATCHDOG_NS
             issued = self._issued[launch.stream]
             for collective in issued:
                 if collective.end < seen:

@@ -46,12 +46,12 @@ class Processes:
         found = self.wait_for(name, seconds=30)
         for pid in found:
             os.kill(pid, signal.SIGKILL)
-        until(lambda: not set(found) & {pid for pid, _ in self._all()}, f"{name} cannot be killed", 10)
+        until(lambda: not self.numbers() & {*found}, f"{name} cannot be killed", 10)
         return found
 
     def end(self) -> None:
         """Whatever is left of the session."""
-        while left := [pid for pid, _ in self._all()]:
+        while left := self.numbers():
             for pid in left:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
@@ -60,10 +60,13 @@ class Processes:
     def resident_bytes(self) -> int:
         """Of all of them together."""
         found = 0
-        for pid, _ in self._all():
+        for pid in self.numbers():
             with suppress(FileNotFoundError, ProcessLookupError):
                 found += int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
         return found
+
+    def numbers(self) -> set[int]:
+        return {pid for pid, _ in self._all()}
 
     def commands(self) -> list[str]:
         return [command for _, command in self._all()]
