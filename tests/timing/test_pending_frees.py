@@ -150,22 +150,6 @@ def test_repetitions_are_left_away_once_the_host_is_as_far_ahead_as_before(launc
     assert len(told.events) < len(whole) / 2
 
 
-@pytest.mark.parametrize("times", [40, 41, 42, 43])
-def test_of_a_cycle_of_several_repetitions_what_is_left_over_is_written(times: int) -> None:
-    """The watchdog looks after every third iteration of 40 ms or after the second: five make a cycle."""
-    slow = Prices([5 * US, 5 * US], [39_988 * US, 7 * US])
-    kept = [*collective(1, (0,)), Launch(LaunchKind.HOST_WAIT, SIDE, 0)]
-    events = [Mark(Phase.FORWARD, 1), Alloc(0, 1 << 20), *kept, kernel(LONG), Free(0)]
-    repeat = Repeat(0, len(events), times, 1)
-
-    told = complete_frees(events, [repeat], slow)
-    whole = complete_frees(list(write_out_repeats(events, [repeat])), (), slow).events
-
-    held = replay(list(write_out_repeats(told.events, told.repeats))).allocated_bytes
-    assert told.repeats
-    assert held == replay(whole).allocated_bytes
-
-
 def test_a_host_that_gets_further_ahead_with_every_repetition_leaves_none_away() -> None:
     events = iteration([kernel(LONG, SIDE), *[kernel(SHORT)] * 20], numbers=count())
 
