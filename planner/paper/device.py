@@ -29,7 +29,7 @@ from planner.paper.kernels import (  # noqa: F401
     workspaces,
 )
 from planner.paper.recorder import Recorder
-from planner.paper.targets import target_of
+from planner.paper.targets import Target, target_of
 from planner.paper.work_records import Holding
 from planner.upstream import checking, torch_releases
 
@@ -50,6 +50,13 @@ _OWN = {
     "set_.source_Storage_storage_offset",
     "set_.source_Tensor",
 }
+
+
+_SIZED_BY_VALUES = {
+    "nonzero", "masked_select", "repeat_interleave.Tensor", "_unique", "_unique2", "unique_consecutive", "unique_dim",
+    "unique_dim_consecutive", "bincount",
+}  # fmt: skip
+"""Operators whose results are as large as values say, which nobody has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +92,10 @@ def gpu(
     """
     chosen = target_of(target, torch_version)
     checking.enforce()
+    if library.is_on_cuda():
+        with _gpu_on_cuda(chosen, waits=waits) as paper:
+            yield paper
+        return
     _install()
     table.choose(chosen)
     workspaces.forget()
@@ -111,6 +122,37 @@ def gpu(
             recorder.settle()
 
 
+@contextmanager
+def _gpu_on_cuda(target: Target, *, waits: bool) -> Iterator[Paper]:
+    """As :func:`gpu`, where torch's own CUDA code allocates."""
+    native = library.load()
+    _install_on_cuda()
+    native.paper_begin_on_cuda()
+    release = tuple(map(int, torch.__version__.split(".")[:2]))
+    recorder = Recorder(waits=waits, holding=Holding.KEEPS if release >= _GROUPS_KEEP_SINCE else Holding.USES)
+    recorder.start()
+    try:
+        yield Paper(torch.device("cuda", 0), recorder)
+    finally:
+        recorder.stop()
+        recorder.settle()
+
+
+@cache
+def _install_on_cuda() -> torch.library.Library:
+    library.load().paper_install_on_cuda()
+    table.install(_SIZED_BY_VALUES)
+    return _answer_reads()
+
+
+def _answer_reads() -> torch.library.Library:
+    own = torch.library.Library("paper", "FRAGMENT")
+    own.impl("read_value", values.read, "CUDA")
+    own.impl("read_to_host", values.copy_to_host, "CUDA")
+    own.impl("draw", random_numbers.draw, "CUDA")
+    return own
+
+
 @cache
 def _install() -> torch.library.Library:
     """Once for the process: kernels for everything that CUDA has one for. What is returned has to stay."""
@@ -127,11 +169,7 @@ def _install() -> torch.library.Library:
         table.install()
         native.paper_install_reductions()
         values.install_composites()
-    own = torch.library.Library("paper", "FRAGMENT")
-    own.impl("read_value", values.read, "CUDA")
-    own.impl("read_to_host", values.copy_to_host, "CUDA")
-    own.impl("draw", random_numbers.draw, "CUDA")
-    return own
+    return _answer_reads()
 
 
 def _operators_of_cuda() -> Iterator[str]:

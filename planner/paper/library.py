@@ -22,17 +22,26 @@ from pathlib import Path
 from subprocess import PIPE
 from typing import Any
 
+from planner import cuda_on_paper
 from planner.distribution import install_command
 from planner.errors import TraceError
 from planner.runtime.user_cache import user_cache
 
 _SOURCES = Path(__file__).parent / "native"
+_SOURCES_ON_CUDA = Path(__file__).parent / "native_cuda"
+_SHARED = ("autograd", "followed_operators", "graph_pools", "host_memory", "host_values", "launches", "trace", "witness")
+"""Of the sources those that write down what torch's own CUDA code does, too."""
 _MOST_UNITS = 4
 """Of translation, compiled side by side: torch's headers take most of a compiler's time, and each reads them once."""
 _TORCH_LIBRARIES = ("libtorch_global_deps.so", "libc10.so", "libtorch_cpu.so")
 # c10/util/Registry.h
 _SKIPPED = "Higher priority item already registered"
 _loaded: ctypes.CDLL | None = None
+
+
+def is_on_cuda() -> bool:
+    """Whether this process has the CUDA runtime on paper (planner.cuda_on_paper), on which torch's own CUDA code runs."""
+    return "PAPER_DEVICE" in os.environ
 
 
 def load() -> ctypes.CDLL:
@@ -56,15 +65,20 @@ def load() -> ctypes.CDLL:
     path = _build_library(torch_folder)
     for name in _TORCH_LIBRARIES:
         ctypes.CDLL(str(torch_folder / "lib" / name), mode=ctypes.RTLD_GLOBAL)
+    if is_on_cuda():
+        importlib.import_module("torch")
     _loaded = ctypes.CDLL(str(path))
     # ctypes takes every result for an int unless told otherwise.
     for result, names in _RESULTS.items():
         for name in names.split():
-            getattr(_loaded, f"paper_{name}").restype = result
+            if hasattr(_loaded, f"paper_{name}"):
+                getattr(_loaded, f"paper_{name}").restype = result
     for name, arguments in _ARGUMENTS.items():
-        getattr(_loaded, f"paper_{name}").argtypes = arguments
-    _loaded.paper_install_device()
-    _import_torch()
+        if hasattr(_loaded, f"paper_{name}"):
+            getattr(_loaded, f"paper_{name}").argtypes = arguments
+    if not is_on_cuda():
+        _loaded.paper_install_device()
+        _import_torch()
     return _loaded
 
 
@@ -124,8 +138,10 @@ def _import_torch() -> None:
 
 
 def _build_library(torch_folder: Path) -> Path:
-    sources = {path: path.read_bytes() for path in sorted(_SOURCES.iterdir()) if path.suffix in (".cpp", ".h")}
-    digest = hashlib.sha256(f"{importlib.metadata.version('torch')} NDEBUG".encode())
+    folders = (_SOURCES, _SOURCES_ON_CUDA, Path(cuda_on_paper.__file__).parent) if is_on_cuda() else (_SOURCES,)
+    found = [path for folder in folders for path in sorted(folder.iterdir()) if path.suffix in (".cpp", ".h")]
+    sources = {path: path.read_bytes() for path in found}
+    digest = hashlib.sha256(f"{importlib.metadata.version('torch')} NDEBUG {is_on_cuda()}".encode())
     for content in sources.values():
         digest.update(hashlib.sha256(content).digest())
     folder = user_cache() / f"paper-{digest.hexdigest()[:16]}"
@@ -136,8 +152,14 @@ def _build_library(torch_folder: Path) -> Path:
     with (folder / "building").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # another process may be at it: its library is as good as ours
         if not library.exists():
-            _build([path for path in sources if path.suffix == ".cpp"], torch_folder, library)
+            _build([path for path in sources if path.suffix == ".cpp" and _is_built(path)], torch_folder, library)
     return library
+
+
+def _is_built(source: Path) -> bool:
+    if not is_on_cuda():
+        return True
+    return source.parent == _SOURCES_ON_CUDA or (source.parent == _SOURCES and source.stem in _SHARED)
 
 
 def _build(sources: list[Path], torch_folder: Path, library: Path) -> None:
@@ -163,6 +185,11 @@ def _build(sources: list[Path], torch_folder: Path, library: Path) -> None:
         f"-I{torch_folder / 'include'}",
         *abi,
     ]
+    libraries = ["-lc10", "-ltorch_cpu"]
+    if is_on_cuda():
+        headers = (_SOURCES, Path(cuda_on_paper.__file__).parent, *cuda_on_paper.header_folders(torch_folder))
+        flags += [f"-I{folder}" for folder in headers]
+        libraries += ["-lc10_cuda", "-ltorch_cuda"]
     parts: list[list[Path]] = [[] for _ in range(min(len(os.sched_getaffinity(0)), _MOST_UNITS))]
     for source in sorted(sources, key=lambda path: path.stat().st_size, reverse=True):
         min(parts, key=lambda part: sum(path.stat().st_size for path in part)).append(source)
@@ -180,6 +207,6 @@ def _build(sources: list[Path], torch_folder: Path, library: Path) -> None:
             raise TraceError(f"the paper GPU does not build with {compiler} for this torch:\n{problem}")
         objects = [str(unit.with_suffix(".o")) for unit in units]
         fresh = Path(folder) / "libpaper.so"
-        link = [compiler, "-shared", *objects, f"-L{torch_folder}/lib", "-lc10", "-ltorch_cpu"]
+        link = [compiler, "-shared", *objects, f"-L{torch_folder}/lib", *libraries]
         subprocess.run([*link, "-o", str(fresh)], check=True)
         fresh.replace(library)

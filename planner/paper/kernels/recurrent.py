@@ -7,6 +7,7 @@ cannot do without is counted, and the trace names it as unknown.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -18,7 +19,12 @@ from planner.paper.kernels.table import cuda, scratch
 
 _KEPT = {"RNN_RELU": 1, "RNN_TANH": 1, "LSTM": 5, "GRU": 4}
 """Values per hidden unit and step that a backward needs, by mode: the gates, and the cell's state."""
-_MODES = {library.load().paper_rnn_mode(name.encode()): name for name in _KEPT}
+
+
+@cache
+def _modes() -> dict[int, str]:
+    """Names by how cuDNN numbers them."""
+    return {library.load().paper_rnn_mode(name.encode()): name for name in _KEPT}
 
 
 @cuda("_cudnn_rnn_flatten_weight")
@@ -50,7 +56,7 @@ def rnn(
     options = _options(mode, hidden, projection, layers, bidirectional, train, packed=bool(batch_sizes))
     workspace = workspaces.take("cudnn", "cuDNN recurrent network, forward", [x, hx], options)
     steps = x.numel() // x.size(-1)
-    needed = steps * hidden * directions * layers * _KEPT[_MODES[mode]] * x.element_size()
+    needed = steps * hidden * directions * layers * _KEPT[_modes()[mode]] * x.element_size()
     kept_bytes = workspaces.bytes_kept("cuDNN recurrent network, reserve", [x, hx], options, needed) if train else 0
     reserve = scratch(kept_bytes)
     del workspace
@@ -63,7 +69,7 @@ def _options(
     mode: int, hidden: int, projection: int, layers: int, bidirectional: bool, train: bool, *, packed: bool
 ) -> str:
     return (
-        f"mode={_MODES[mode]} hidden={hidden} projection={projection} layers={layers} bidirectional={bidirectional}"
+        f"mode={_modes()[mode]} hidden={hidden} projection={projection} layers={layers} bidirectional={bidirectional}"
         f" train={train} packed={packed}"
     )
 
@@ -82,7 +88,7 @@ def rnn_backward(
     kept = x.contiguous(), grad.contiguous(), out.contiguous()
     of_x = torch.empty_like(kept[0])
     of_hx = torch.empty_like(hx)
-    of_cx = torch.empty_like(cx) if cx is not None and _MODES[mode] == "LSTM" else None
+    of_cx = torch.empty_like(cx) if cx is not None and _modes()[mode] == "LSTM" else None
     options = _options(mode, hidden, projection, layers, bidirectional, train, packed=bool(batch_sizes))
     workspace = workspaces.take("cudnn", "cuDNN recurrent network, backward", [x, hx], options)
     of_weights = []

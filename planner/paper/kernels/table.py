@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
 import torch
@@ -57,11 +57,12 @@ def operators() -> list[str]:
     return [operator for operator in {*_cuda, *_cpu} if "::" not in operator]
 
 
-def install() -> None:
-    """Register every kernel of the table with torch, once for the process: of the operators that this torch has."""
+def install(only: Collection[str] = ()) -> None:
+    """Register every kernel of the table with torch, or these alone, once for the process: of the operators that this
+    torch has."""
     if _libraries:
         return
-    for operator in sorted(filter(_exists, {*_cuda, *_cpu})):
+    for operator in sorted(filter(_exists, only or {*_cuda, *_cpu})):
         namespace, name = _named(operator)
         if namespace not in _libraries:
             _libraries[namespace] = torch.library.Library(namespace, "IMPL")

@@ -19,6 +19,7 @@
 
 #include "attention.h"
 #include "convolution.h"
+#include "followed_operators.h"
 #include "gemms.h"
 #include "host_memory.h"
 #include "host_values.h"
@@ -225,79 +226,6 @@ bool only_writes(const c10::FunctionSchema& schema) {
   return true;
 }
 
-void forget_written(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
-  const auto& arguments = op.schema().arguments();
-  for (size_t i = 0; i < arguments.size(); ++i) {
-    const auto* alias = arguments[i].alias_info();
-    if (alias == nullptr || !alias->isWrite()) continue;
-    const auto& value = stack[stack.size() - arguments.size() + i];
-    if (value.isTensor() && value.toTensor().defined() && value.toTensor().is_cuda()) forget(value.toTensor());
-    if (!value.isTensorList()) continue;
-    for (const auto& item : value.toListRef()) {
-      if (item.toTensor().defined() && item.toTensor().is_cuda()) forget(item.toTensor());
-    }
-  }
-}
-
-constexpr int64_t kLongestRange = int64_t{1} << 17;
-
-// Operators by which programs get from labels and masks to sizes: cheap on the host, where these are small.
-bool is_followed(const c10::OperatorHandle& op) {
-  static const std::unordered_set<std::string> comparisons = {
-      "aten::eq", "aten::ne", "aten::lt", "aten::le", "aten::gt", "aten::ge",
-  };
-  static const std::unordered_set<std::string> names = {
-      "aten::logical_and", "aten::logical_or", "aten::logical_xor", "aten::logical_not",
-      "aten::bitwise_and", "aten::bitwise_or", "aten::bitwise_xor", "aten::bitwise_not",
-      "aten::add", "aten::sub", "aten::rsub", "aten::mul", "aten::remainder", "aten::div", "aten::abs", "aten::neg",
-      "aten::clamp", "aten::clamp_min", "aten::clamp_max", "aten::maximum", "aten::minimum", "aten::where",
-      "aten::cat", "aten::flip", "aten::roll", "aten::repeat", "aten::tril", "aten::triu", "aten::masked_fill",
-      "aten::index_select", "aten::gather", "aten::scatter",
-  };
-  const auto& name = op.operator_name().name;
-  return !op.schema().is_mutable() && (comparisons.count(name) != 0 || (follows_values() && names.count(name) != 0));
-}
-
-// The same in place: masks of ones, labels that are padded.
-bool is_followed_in_place(const c10::OperatorHandle& op) {
-  static const std::unordered_set<std::string> names = {
-      "aten::fill_", "aten::zero_", "aten::masked_fill_", "aten::add_", "aten::sub_", "aten::mul_", "aten::clamp_",
-      "aten::bitwise_and_", "aten::bitwise_or_", "aten::logical_and_", "aten::logical_or_", "aten::logical_not_",
-      "aten::scatter_",
-  };
-  return names.count(op.operator_name().name) != 0;
-}
-
-// Positions: `arange` into a tensor that it has made.
-void remember_range(const torch::jit::Stack& arguments) {
-  const auto& out = arguments[3].toTensor();
-  if (!follows_values() || !at::isIntegralType(out.scalar_type(), /*includeBool=*/false)) return;
-  if (out.numel() > kLongestRange) return;
-  remember(out, at::arange(arguments[0].toScalar(), arguments[1].toScalar(), arguments[2].toScalar(),
-                           at::TensorOptions().dtype(out.scalar_type())));
-}
-
-// Numbers that are drawn into a tensor: Python knows which generator draws them (kernels/random_numbers.py).
-void draw(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  static const auto draw = c10::Dispatcher::singleton()
-                               .findSchemaOrThrow("paper::draw", "")
-                               .typed<void(const at::Tensor&, c10::string_view, c10::List<std::optional<at::Scalar>>)>();
-  const auto arguments = torch::jit::last(*stack, op.schema().arguments().size());
-  const auto self = arguments[0].toTensor();
-  c10::List<std::optional<at::Scalar>> numbers;
-  for (size_t i = 1; i < arguments.size(); ++i) {
-    if (op.schema().arguments()[i].name() == "generator") continue;
-    numbers.push_back(arguments[i].isNone() ? std::nullopt : std::optional<at::Scalar>(arguments[i].toScalar()));
-  }
-  run_meta(op, stack);
-  draw.call(self, toString(op.operator_name()), numbers);
-}
-
-bool is_draw(const c10::OperatorHandle& op) {
-  static const std::unordered_set<std::string> names = {"aten::normal_", "aten::uniform_", "aten::random_"};
-  return names.count(op.operator_name().name) != 0;
-}
-
 void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   if (is_followed_in_place(op)) {
     const auto given = torch::jit::last(*stack, op.schema().arguments().size());
@@ -307,7 +235,12 @@ void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     return;
   }
   if (op.schema().is_mutable()) forget_written(op, *stack);
-  if (follows_values() && is_draw(op)) return draw(op, stack);
+  if (follows_values() && is_draw(op)) {
+    const auto given = torch::jit::last(*stack, op.schema().arguments().size());
+    const torch::jit::Stack arguments(given.begin(), given.end());
+    run_meta(op, stack);
+    return draw(op, arguments);
+  }
   if (only_writes(op.schema()) && !op.hasKernelForDispatchKey(c10::DispatchKey::Meta)) {
     torch::jit::drop(*stack, op.schema().arguments().size());
     return;
@@ -449,31 +382,7 @@ void paper_install_kernels() {
   using namespace paper;
   WithoutWarnings quiet;
   library(torch::Library::IMPL, "_").fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
-  // Values that are not there: Python decides whether that matters. Of several floats zeros are on the host by then.
-  auto& own = library(torch::Library::DEF, "paper");
-  own.def("read_to_host(Tensor host, Tensor device) -> ()");
-  own.def("read_value(Tensor device) -> Scalar");
-  // How torch numbers a dtype, in its own order.
-  own.def("dtype_number(ScalarType dtype) -> int", [](at::ScalarType dtype) { return static_cast<int64_t>(dtype); });
-  // For kernels in Python: what came from the host and still holds, and the end of that.
-  own.def("known_value(Tensor device) -> Tensor?", [](const at::Tensor& device) { return remembered(device); });
-  own.def("remember_value(Tensor device, Tensor host) -> ()",
-          [](const at::Tensor& device, const at::Tensor& host) { remember(device, host); });
-  own.def("constant_value(Tensor device) -> Tensor?", [](const at::Tensor& device) { return constant(device); });
-  own.def("presume(Tensor device, bool holds) -> ()",
-          [](const at::Tensor& device, bool holds) { presume(device, holds); });
-  own.def("presumed(Tensor device) -> bool?", [](const at::Tensor& device) { return presumed(device); });
-  own.def("draw(Tensor device, str operator, Scalar?[] numbers) -> ()");
-  own.def("remember_draw(Tensor device, Tensor recipe) -> ()",
-          [](const at::Tensor& device, const at::Tensor& recipe) { remember_draw(device, recipe); });
-  own.def("known_draw(Tensor device) -> Tensor?", [](const at::Tensor& device) { return remembered_draw(device); });
-  own.def("follow_values(bool follow) -> ()", [](bool follow) { follow_values(follow); });
-  own.def("follows_values() -> bool", []() { return follows_values(); });
-  own.def("forget_value(Tensor device) -> ()", [](const at::Tensor& device) { forget(device); });
-  // Whoever uses the tensor from now on is told why it has no memory.
-  own.def("forbid(Tensor device, str why) -> ()", [](const at::Tensor& device, std::string why) {
-    device.unsafeGetTensorImpl()->release_storage_and_set_meta_custom_data_ptr_error_msg_(std::move(why));
-  });
+  define_value_operators(library(torch::Library::DEF, "paper"));
   auto& aten = library(torch::Library::IMPL, "aten");
   aten.impl("empty.memory_format", TORCH_FN(empty_memory_format));
   aten.impl("empty_strided", TORCH_FN(empty_strided));

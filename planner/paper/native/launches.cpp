@@ -12,6 +12,7 @@
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "memory.h"
@@ -29,6 +30,10 @@ std::map<std::vector<int64_t>, int64_t> kernel_numbers;
 std::unordered_set<std::string> with_kernel;  // `aten::mm`: operators that are one kernel on CUDA
 std::atomic<int64_t> last_event{0};
 thread_local int32_t inside = 0;  // an operator that is one kernel is at work: what it calls is part of it
+
+std::atomic<bool> hears{false};
+thread_local int64_t heard = 0;        // launches on this thread by the operator that is at work itself
+thread_local int32_t heard_stream = 0;  // of the latest
 
 constexpr int64_t kMostShapes = 3;  // of arguments; that of the first result comes last
 
@@ -64,14 +69,14 @@ const std::unordered_set<std::string> kCounts = {"aten::nonzero", "aten::masked_
 Operator describe_operator(const c10::OperatorName& named) {
   Operator known;
   const auto& name = named.name;
-  known.reads_host = name == "aten::_local_scalar_dense";
+  known.reads_host = !hears && name == "aten::_local_scalar_dense";
   known.joins = name == "_c10d_functional::wait_tensor";
-  known.is_kernel = with_kernel.count(name) > 0 || name.rfind("paper_", 0) == 0 || name.rfind("flash_attn::", 0) == 0;
+  known.is_kernel = hears || with_kernel.count(name) > 0 || name.rfind("paper_", 0) == 0 || name.rfind("flash_attn::", 0) == 0;
   if (!known.is_kernel) return known;
   const auto has = [&name](const char* part) { return name.find(part) != std::string::npos; };
   known.is_product = kProducts.count(name) > 0;
   known.is_shaped = known.is_product || has("attention") || has("attn") || has("convolution");
-  known.counts = kCounts.count(name) > 0;
+  known.counts = !hears && kCounts.count(name) > 0;
   known.reads_rows = kReadRows.count(name) > 0;
   known.name = name_number(name);
   const auto handle = c10::Dispatcher::singleton().findOp(named);
@@ -114,6 +119,7 @@ struct KernelContext final : at::ObserverContext {
   bool on_device = false;
   bool reads_device = false;  // a copy to the host
   bool waits = true;          // for such a copy
+  int64_t heard_before = 0;   // launches by the operator that calls this one
 
   void take_shape(const at::Tensor& tensor) {
     if (!op->is_shaped) return;
@@ -173,14 +179,24 @@ std::unique_ptr<at::ObserverContext> enter_operator(const at::RecordFunction& fu
     }
     ++index;
   }
-  ++inside;
+  if (hears) {
+    context->heard_before = heard;
+    heard = 0;
+  } else {
+    ++inside;
+  }
   return context;
 }
 
 void leave_operator(const at::RecordFunction& function, at::ObserverContext* entered) {
   auto* context = dynamic_cast<KernelContext*>(entered);
   if (context == nullptr) return;
-  --inside;
+  if (hears) {
+    const bool launched = std::exchange(heard, context->heard_before) > 0;
+    if (!launched) return;
+  } else {
+    --inside;
+  }
   if (context->op->reads_host) {
     if (context->on_device) note_launch(LaunchKind::HostWait, current_stream());
     return;
@@ -211,7 +227,8 @@ void leave_operator(const at::RecordFunction& function, at::ObserverContext* ent
   row.insert(row.end(), context->shapes.begin(), context->shapes.end());
   row.push_back(static_cast<int64_t>(context->scalars.size()));
   row.insert(row.end(), context->scalars.begin(), context->scalars.end());
-  note_launch(LaunchKind::Kernel, current_stream(), kernel_number(row));
+  note_launch(LaunchKind::Kernel, hears ? heard_stream : current_stream(), kernel_number(row));
+  if (hears) return;
   if ((context->reads_device && context->waits) || context->op->counts) note_launch(LaunchKind::HostWait, current_stream());
 }
 
@@ -243,6 +260,13 @@ void forget_launches() {
   launches.clear();
   kernel_table.clear();
   kernel_numbers.clear();
+}
+
+void hear_launches() { hears = true; }
+
+void hear_launch(int32_t stream) {
+  ++heard;
+  heard_stream = stream;
 }
 
 void start_following_operators() {

@@ -36,5 +36,8 @@ int64_t kernel_number(const std::vector<int64_t>& row);
 int64_t new_event();
 void forget_launches();
 void start_following_operators();
+// From now on launches are heard of: an operator is a kernel where it launches one. Who waits is heard of besides.
+void hear_launches();
+void hear_launch(int32_t stream);
 
 }  // namespace paper

@@ -7,6 +7,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "address_space.h"
 #include "graph_pools.h"
 #include "host_values.h"
 #include "trace.h"
@@ -15,61 +16,13 @@ namespace paper {
 namespace {
 
 // Reserved, never committed: a kernel that touches it by mistake faults at once instead of computing with nothing.
-// In pieces: other libraries (Go's heap begins anywhere) leave no large part of the address space in one.
-constexpr size_t kPieceBytes = size_t{1} << 42;
-constexpr size_t kAlignment = 512;
-
-struct Piece {
-  char* base;
-  size_t bytes;
-};
-
-class AddressSpace {
- public:
-  char* take(size_t bytes) {
-    const size_t rounded = round(bytes);
-    TORCH_CHECK(rounded >= bytes, "the paper GPU has no address space for ", bytes, " bytes");
-    auto& given_back = given_back_[rounded];
-    if (!given_back.empty()) {
-      char* address = given_back.back();
-      given_back.pop_back();
-      return address;
-    }
-    while (current_ < pieces_.size() && rounded > pieces_[current_].bytes - next_) {
-      ++current_;
-      next_ = 0;
-    }
-    if (current_ == pieces_.size()) pieces_.push_back(reserve(std::max(rounded, kPieceBytes)));
-    char* address = pieces_[current_].base + next_;
-    next_ += rounded;
-    return address;
-  }
-
-  // To be taken again for as many bytes: a step asks for the same sizes over and over.
-  void give_back(char* address, size_t bytes) { given_back_[round(bytes)].push_back(address); }
-
-  void begin_again() {
-    current_ = next_ = 0;
-    given_back_.clear();
-  }
-
- private:
-  static size_t round(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
-
-  static Piece reserve(size_t bytes) {
-    void* mapped = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    TORCH_CHECK(mapped != MAP_FAILED, "the paper GPU has no address space for ", bytes, " bytes");
-    return {static_cast<char*>(mapped), bytes};
-  }
-
-  std::vector<Piece> pieces_;
-  std::unordered_map<size_t, std::vector<char*>> given_back_;
-  size_t current_ = 0;
-  size_t next_ = 0;
-};
+void* reserve(size_t bytes) {
+  void* mapped = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  return mapped == MAP_FAILED ? nullptr : mapped;
+}
 
 std::mutex block_mutex;
-AddressSpace space;
+AddressSpace space(&reserve);
 struct Held {
   int64_t block;
   size_t bytes;

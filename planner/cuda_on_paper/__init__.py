@@ -1,0 +1,237 @@
+"""The CUDA runtime on paper: stand-ins for the libraries of CUDA that a CUDA build of torch is linked with.
+
+A process that finds them first (`LD_PRELOAD`: torch's libraries have an RPATH, which `LD_LIBRARY_PATH` does not beat) runs
+torch's own CUDA code without a GPU: memory is address space, launches do nothing. They are built once for a torch, by the
+C++ compiler of the machine, from the headers that torch's environment brings; which functions they need is read from
+torch's own libraries.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from planner.errors import TraceError
+from planner.hardware.architectures import ARCHITECTURES
+from planner.runtime.user_cache import user_cache
+from planner.units import KIB
+
+_SOURCES = Path(__file__).parent
+_PREFIXES = {
+    "cuFile": "libcufile", "cusparseLt": "libcusparseLt", "cublasLt": "libcublasLt", "cublas": "libcublas",
+    "cudnn": "libcudnn", "cusolver": "libcusolver", "cusparse": "libcusparse", "cufft": "libcufft",
+    "curand": "libcurand", "nccl": "libnccl", "nvshmem": "libnvshmem_host", "__cuda": "libcudart", "cuda": "libcudart",
+}  # fmt: skip
+"""By how a function begins, the library that it belongs to where torch asks for no version of the symbol."""
+_DRIVER, _RUNTIME, _MANAGEMENT = "libcuda", "libcudart", "libnvidia-ml"
+_OPENED = {_DRIVER: "libcuda.so.1", _MANAGEMENT: "libnvidia-ml.so.1"}
+"""Libraries that torch opens by name."""
+_STEMS = {*_PREFIXES.values(), *_OPENED}
+_UNVERSIONED = {*_OPENED, "libnccl", "libcufile", "libnvshmem_host"}
+_WRITTEN = {
+    _RUNTIME: "cudart.cpp", _DRIVER: "cuda.cpp", "libcublas": "cublas.cpp", "libcublasLt": "cublas.cpp",
+    "libcudnn": "cudnn.cpp", "libnccl": "nccl.cpp", _MANAGEMENT: "nvml.cpp",
+}  # fmt: skip
+_FORWARDED = re.compile(
+    r"cudnn((Create|Destroy)\w+Descriptor|(Set|Get)\w*Descriptor\w*|GetVersion|GetErrorString|GetLastErrorString"
+    r"|GetCudartVersion|GetProperty|SetConvolution\w+|Backend(?!Execute)\w+)$"
+)
+"""Functions of cuDNN that only handle descriptions: the real library answers them without a GPU."""
+_UNKNOWN = re.compile(r"(cusolver|cusparse|cufft)\w*([bB]ufferSize|MakePlan|GetSize|getWorkspace)\w*$")
+"""Functions whose answers decide memory, and that nobody can give without a GPU."""
+_TEXTS = re.compile(r"(ErrorString|ErrorName|StatusString|ncclGetLastError)$")
+_ABOUT_HANDLES = re.compile(r"(Create|Destroy|Set|Get|Init|Attach|create|destroy|set|get|init)")
+"""What such a function does is no work for the device."""
+_DECLARED = {
+    _DRIVER: ("cuda.h", r"CUDAAPI\s+(cu[A-Z]\w*)\s*\(|#define\s+cu[A-Z]\w*\s+(cu[A-Z]\w*_v\d+)\s"),
+    _RUNTIME: ("cuda_runtime_api.h", r"CUDARTAPI\s+(cuda[A-Z]\w*)\s*\("),
+}
+"""Headers whose functions are refused where neither torch needs them nor one is written."""
+_NOT_SUPPORTED, _NOT_KNOWN = 801, 7
+_PRELOAD = "preload"
+
+
+@dataclass(frozen=True, slots=True)
+class PaperGpu:
+    """What the runtime answers for."""
+
+    name: str
+    arch: str
+    total_bytes: int
+    multiprocessors: int = 0
+    """Of a part of a GPU; 0: those of its architecture."""
+
+
+def variables(torch_folder: Path, gpu: PaperGpu, gpus: int) -> dict[str, str]:
+    """Of the environment of a process in which this torch finds so many of these GPUs on paper.
+
+    Raises TraceError where there is no compiler, or torch is no CUDA build.
+    """
+    folder = build(torch_folder)
+    description = folder / f"{hashlib.sha256(repr(gpu).encode()).hexdigest()[:16]}.json"
+    if not description.exists():
+        description.write_text(json.dumps(_describe(gpu)), encoding="utf-8")
+    cudnn = torch_folder.parent / "nvidia/cudnn/lib/libcudnn.so.9"
+    return {
+        "LD_PRELOAD": (folder / _PRELOAD).read_text(encoding="utf-8"),
+        "TRITON_LIBCUDA_PATH": str(folder),
+        "PAPER_DEVICE": str(description),
+        "PAPER_GPUS": str(gpus),
+        "PAPER_CONTEXT": "0",
+        **({"PAPER_CUDNN": str(cudnn)} if cudnn.exists() else {}),
+    }
+
+
+def _describe(gpu: PaperGpu) -> dict[str, object]:
+    """As NVIDIA documents a device for cuDNN's `CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION`."""
+    known = ARCHITECTURES[gpu.arch]
+    major, minor = known.capability
+    return {
+        "cudaDeviceId": 0, "deviceId": 0, "deviceVer": 100 * major + 10 * minor, "driverVer": 13000,
+        "cudaDriverVersion": 13000, "totalGlobalMem": gpu.total_bytes, "maxGridSize": [2**31 - 1, 65535, 65535],
+        "maxBlockSize": [1024, 1024, 64], "regsPerBlock": 65536,
+        "multiProcessorCount": gpu.multiprocessors or known.multiprocessors, "smCountOrigin": 0,
+        "warpSize": known.warp_size, "maxSharedMemoryPerBlock": 48 * KIB,
+        "maxSharedMemoryPerBlockOptin": known.shared_memory_per_block_bytes, "oversizedSharedMemoryPerBlock": 0,
+        "reservedSharedMemoryPerBlock": KIB, "maxRegistersPerSM": known.registers_per_multiprocessor,
+        "maxCtasPerSM": 32 if major in (8, 9, 10) and minor == 0 else 24 if major == 8 else 16,
+        "maxThreadsPerBlock": 1024, "maxThreadsPerSM": known.threads_per_multiprocessor, "pciDeviceId": 0,
+        "isTccDriver": 0, "supportCoopLaunch": 1, "smClockRateKHz": 1980000, "memClockRateKHz": 2619000,
+        "memoryBusWidth": 5120, "l2CacheSize": known.l2_cache_bytes, "deviceName": gpu.name,
+    }  # fmt: skip
+
+
+def build(torch_folder: Path) -> Path:
+    """The folder with the libraries for this torch, built if there are none yet; `preload` names them in order."""
+    digest = hashlib.sha256((torch_folder / "version.py").read_bytes())
+    for source in sorted(_SOURCES.glob("*.[ch]*")):
+        digest.update(source.read_bytes())
+    folder = user_cache() / f"cuda-{digest.hexdigest()[:16]}"
+    if (folder / _PRELOAD).exists():
+        return folder
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "building").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / _PRELOAD).exists():
+            _build(torch_folder, folder)
+    return folder
+
+
+def header_folders(torch_folder: Path) -> list[Path]:
+    """Where the headers of CUDA lie that the environment of this torch brings."""
+    site = torch_folder.parent
+    return [*sorted(site.glob("nvidia/*/include")), site / "triton/backends/nvidia/include"]
+
+
+def _build(torch_folder: Path, folder: Path) -> None:
+    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        raise TraceError(
+            "the CUDA runtime on paper has to be built once for this torch, and there is no C++ compiler",
+            allowed="g++ or clang++ on the PATH, or the one that CXX names",
+            remedy="install g++ (Debian: apt-get install g++)",
+        )
+    names, functions = _needed(sorted((torch_folder / "lib").glob("lib*.so")))
+    if _RUNTIME not in names:
+        raise TraceError("torch is not a CUDA build", allowed="torch as pip installs it on Linux")
+    headers = header_folders(torch_folder)
+    order = [_RUNTIME, _DRIVER, *sorted(set(names) - {_RUNTIME, _DRIVER})]
+    with tempfile.TemporaryDirectory(dir=folder) as built:
+        for stem in order:
+            runtime = [] if stem == _RUNTIME else [f"{folder}/{names[_RUNTIME]}"]
+            generated = Path(built) / f"{stem}.cpp"
+            generated.write_text(_generate(stem, functions[stem], _declared(stem, headers)), encoding="utf-8")
+            versions = Path(built) / f"{stem}.map"
+            versions.write_text(_version_script(stem, names[stem], functions[stem].values()), encoding="utf-8")
+            sources = [generated, *([_SOURCES / _WRITTEN[stem]] if stem in _WRITTEN else [])]
+            command = [
+                compiler, "-std=c++17", "-O1", "-g0", "-fPIC", "-w", "-shared", *(f"-I{path}" for path in headers),
+                *map(str, sources), "-o", f"{folder}/{names[stem]}", f"-Wl,-soname,{names[stem]}", "-Wl,-rpath,$ORIGIN",
+                "-ldl", "-lpthread", *runtime, f"-DPAPER_{stem.upper().replace('-', '_')}",
+                *([f"-Wl,--version-script={versions}"] if versions.stat().st_size else []),
+            ]  # fmt: skip
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise TraceError(f"{names[stem]} on paper does not build with {compiler}:\n{done.stderr[-2000:]}")
+    (folder / _PRELOAD).write_text(":".join(f"{folder}/{names[stem]}" for stem in order), encoding="utf-8")
+
+
+def _needed(libraries: Sequence[Path]) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
+    """Of each library of CUDA its name as torch's libraries have it, and the functions that they take from it, with the
+    version of the symbol (empty if it has none)."""
+    names, functions = dict(_OPENED), defaultdict[str, dict[str, str]](dict)
+    for library in libraries:
+        for name in re.findall(r"NEEDED.*\[(.*)\]", _read(["readelf", "-d", str(library)])):
+            stem = name.partition(".so")[0]
+            if stem in _STEMS:
+                names.setdefault(stem, name)
+        undefined = _read(["nm", "-D", "--undefined-only", str(library)])
+        for symbol in re.findall(r" U (\S+)", undefined):
+            function, _, version = symbol.partition("@")
+            version = version.lstrip("@")
+            stem = version.partition(".so")[0] if version.startswith("lib") else _library_of(function)
+            if stem in _STEMS:
+                functions[stem][function] = version
+    return names, functions
+
+
+def _read(command: Sequence[str]) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def _library_of(function: str) -> str:
+    stems = (stem for prefix, stem in _PREFIXES.items() if function.startswith(prefix))
+    return next(stems, _DRIVER if re.match("cu[A-Z]", function) else "")
+
+
+def _declared(stem: str, headers: Iterable[Path]) -> set[str]:
+    if stem not in _DECLARED:
+        return set()
+    name, pattern = _DECLARED[stem]
+    text = next(path for folder in headers if (path := folder / name).exists()).read_text(encoding="utf-8")
+    found = re.findall(pattern, text)
+    return {"".join(names) if isinstance(names, tuple) else names for names in found}
+
+
+def _generate(stem: str, functions: Iterable[str], declared: set[str]) -> str:
+    """Functions that nobody wrote, weak, so that a written one wins."""
+    lines = ['extern "C" {', "int paper_stub(const char*); int paper_call(const char*); int paper_unknown(const char*, int);"]
+    forwarded = []
+    for name in sorted(functions):
+        weak = "__attribute__((weak))"
+        if stem == "libcudnn" and _FORWARDED.match(name):
+            forwarded.append(name)
+            lines.append(f'__attribute__((visibility("hidden"))) void* real_{name};')
+            lines.append(f'__attribute__((weak, naked)) void {name}() {{ asm("jmp *real_{name}(%rip)"); }}')
+        elif _UNKNOWN.search(name):
+            lines.append(f'{weak} int {name}() {{ return paper_unknown("{name}", {_NOT_KNOWN}); }}')
+        elif _TEXTS.search(name):
+            lines.append(f'{weak} const char* {name}() {{ return "on paper"; }}')
+        else:
+            does = "stub" if stem in (_RUNTIME, _DRIVER) or _ABOUT_HANDLES.search(name) else "call"
+            lines.append(f'{weak} int {name}() {{ return paper_{does}("{name}"); }}')
+    for name in sorted(declared.difference(functions)):
+        lines.append(f'__attribute__((weak)) int {name}() {{ return paper_unknown("{name}", {_NOT_SUPPORTED}); }}')
+    lines.append("}")
+    if stem == "libcudnn":
+        table = "".join(f'{{"{name}", &real_{name}}}, ' for name in forwarded)
+        lines.append("struct Forward { const char* name; void** place; };")
+        lines.append(f'extern "C" Forward paper_forwards[] = {{{table}{{nullptr, nullptr}}}};')
+    return "\n".join(lines) + "\n"
+
+
+def _version_script(stem: str, name: str, versions: Iterable[str]) -> str:
+    """Torch's loader wants the symbols under the versions that it was linked against."""
+    needed = sorted({version for version in versions if version} | ({name} if stem not in _UNVERSIONED else set()))
+    scopes = ("*" if number == 0 else "paper_none" for number in range(len(needed)))
+    return "".join(f"{version} {{ global: {scope}; }};\n" for version, scope in zip(needed, scopes, strict=True))

@@ -1,0 +1,43 @@
+// What the CUDA runtime on paper is given to do, as launches: kernels, events, who waits for whom.
+#include "streams.h"
+
+#include "shared.h"
+#include "launches.h"
+#include "memory.h"
+
+namespace paper {
+namespace {
+
+int32_t named(void* stream) { return number_of_stream(current_device(), stream); }
+
+void launched(void* stream) { hear_launch(named(stream)); }
+
+int64_t recorded(void* stream) {
+  const auto event = new_event();
+  note_launch(LaunchKind::Record, named(stream), event);
+  return event;
+}
+
+void stream_waits(void* stream, int64_t event) {
+  if (event != 0) note_launch(LaunchKind::Wait, named(stream), event);
+}
+
+void host_waits(void* stream) {
+  // 1 is the default stream (cudart.cpp), null the whole device
+  if (stream == nullptr)
+    note_launch(LaunchKind::HostWait, kWholeDevice);
+  else
+    note_launch(LaunchKind::HostWait, reinterpret_cast<intptr_t>(stream) == 1 ? named(nullptr) : named(stream));
+}
+
+void host_waits_for_event(int64_t event) {
+  if (event != 0) note_launch(LaunchKind::HostWaitEvent, 0, event);
+}
+
+const PaperListener kListener{&launched, &recorded, &stream_waits, &host_waits, &host_waits_for_event};
+
+}  // namespace
+
+void start_listening() { paper_listen(&kListener); }
+
+}  // namespace paper

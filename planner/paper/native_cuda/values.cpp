@@ -1,0 +1,191 @@
+// What is known of values while torch's own CUDA code runs: what came from the host, what operators make of it, and who
+// reads what nobody knows. Kernels compute nothing.
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/copy_native.h>
+#include <ATen/record_function.h>
+#include <torch/library.h>
+
+#include <memory>
+#include <optional>
+#include <unordered_map>
+
+#include "followed_operators.h"
+#include "host_memory.h"
+#include "host_values.h"
+#include "kernels.h"
+#include "launches.h"
+#include "memory.h"
+#include "streams.h"
+#include "trace.h"
+
+namespace paper {
+namespace {
+
+// What is the same for every call of an operator.
+struct Known {
+  std::optional<c10::OperatorHandle> op;
+  std::string name;
+  bool allocates_for_others = false;  // `empty`: who calls it has asked for the memory
+  bool is_range = false, is_followed_in_place = false, is_draw = false, is_mutable = false, is_copy = false;
+};
+
+const Known& known_of(const at::RecordFunction& function) {
+  thread_local std::unordered_map<const char*, std::pair<std::string, std::unique_ptr<Known>>> cache;
+  auto& [name, known] = cache[function.name()];
+  if (known != nullptr && name == function.name()) return *known;
+  static const c10::OperatorName range("aten::arange", "start_out");
+  name = function.name();
+  known = std::make_unique<Known>();
+  known->name = name;
+  known->allocates_for_others = name.rfind("aten::empty", 0) == 0 || name.rfind("aten::resize_", 0) == 0;
+  if (const auto named = function.operator_name()) known->op = c10::Dispatcher::singleton().findOp(*named);
+  if (known->op.has_value()) {
+    known->is_range = *function.operator_name() == range;
+    known->is_followed_in_place = is_followed_in_place(*known->op);
+    known->is_draw = is_draw(*known->op);
+    known->is_mutable = known->op->schema().is_mutable();
+    known->is_copy = name == "aten::copy_";
+  }
+  return *known;
+}
+
+struct CallContext final : at::ObserverContext {
+  explicit CallContext(const Known& of) : known(of) {
+    if (!known.allocates_for_others) scope.emplace(known.name);
+  }
+  const Known& known;
+  std::optional<KernelScope> scope;
+  torch::jit::Stack arguments;
+};
+
+// Whether all tensors are ones of the paper GPU or of the host: subclasses come back as what they hold.
+bool are_plain(const c10::ArrayRef<const c10::IValue>& values) {
+  const auto is_plain = [](const at::Tensor& tensor) { return !tensor.defined() || !tensor.key_set().has(c10::DispatchKey::Python); };
+  for (const auto& value : values) {
+    if (value.isTensor() && !is_plain(value.toTensor())) return false;
+    if (value.isTensorList())
+      for (const at::Tensor& tensor : value.toTensorVector())
+        if (!is_plain(tensor)) return false;
+  }
+  return true;
+}
+
+std::unique_ptr<at::ObserverContext> enter_call(const at::RecordFunction& function) {
+  if (!is_recording()) return nullptr;
+  const auto& known = known_of(function);
+  if (!known.op.has_value()) return nullptr;
+  auto context = std::make_unique<CallContext>(known);
+  const bool matters = known.is_mutable || known.is_range || is_followed(*known.op);
+  if (matters && !known.is_copy && are_plain(function.inputs()))
+    context->arguments.assign(function.inputs().begin(), function.inputs().end());
+  return context;
+}
+
+void describe_result(const at::Tensor& tensor) {
+  if (!tensor.defined() || !tensor.is_cuda() || !tensor.has_storage() || tensor.key_set().has(c10::DispatchKey::Python)) return;
+  const auto sizes = tensor.sizes();
+  describe(block_at(tensor.storage().data()), sizes.data(), sizes.size(), static_cast<int32_t>(tensor.scalar_type()));
+}
+
+bool is_on_device(const torch::jit::Stack& arguments) {
+  return !arguments.empty() && arguments[0].isTensor() && arguments[0].toTensor().defined() && arguments[0].toTensor().is_cuda();
+}
+
+void leave_call(const at::RecordFunction& function, at::ObserverContext* entered) {
+  auto* context = dynamic_cast<CallContext*>(entered);
+  if (context == nullptr) return;
+  const auto& known = context->known;
+  torch::jit::Stack results(function.outputs().begin(), function.outputs().end());
+  for (const auto& value : results) {
+    if (value.isTensor()) describe_result(value.toTensor());
+    if (value.isTensorList())
+      for (const at::Tensor& tensor : value.toTensorVector()) describe_result(tensor);
+  }
+  const auto& arguments = context->arguments;
+  if (arguments.empty()) return;
+  if (known.is_followed_in_place) {
+    if (is_on_device(arguments) && !remember_change(*known.op, arguments)) forget(arguments[0].toTensor());
+  } else if (known.is_range) {
+    if (arguments[3].toTensor().is_cuda()) remember_range(arguments);
+  } else if (known.is_mutable) {
+    forget_written(*known.op, arguments);
+    if (known.is_draw && follows_values() && is_on_device(arguments)) draw(*known.op, arguments);
+  } else if (results.size() == 1 && is_on_device(results)) {
+    remember_result(*known.op, arguments, results);
+  }
+}
+
+at::Scalar local_scalar_dense(const at::Tensor& self) {
+  note_launch(LaunchKind::HostWait, current_stream());
+  if (const auto value = remembered(self)) return value->item();
+  static const auto read = c10::Dispatcher::singleton()
+                               .findSchemaOrThrow("paper::read_value", "")
+                               .typed<at::Scalar(const at::Tensor&)>();
+  return read.call(self);
+}
+
+void bring_values(const at::Tensor& host, const at::Tensor& device) {
+  if (const auto value = remembered(device)) {
+    host.copy_(*value);
+    return;
+  }
+  const bool many = host.numel() > 1 && (host.is_floating_point() || host.is_complex());
+  if (many && host.is_contiguous()) {
+    write_zeros(host.storage().data_ptr(), host.mutable_data_ptr(), host.nbytes());
+  } else if (many) {
+    host.zero_();
+  }
+  static const auto read = c10::Dispatcher::singleton()
+                               .findSchemaOrThrow("paper::read_to_host", "")
+                               .typed<void(const at::Tensor&, const at::Tensor&)>();
+  read.call(host, device);
+}
+
+at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
+  at::native::copy_(self, source, non_blocking);
+  if (self.is_same(source) || self.numel() == 0) return self;
+  if (!self.is_cuda()) {
+    bring_values(self, source);
+    return self;
+  }
+  const auto value = is_whole(self) ? constant(source) : on_host(source);
+  if (value.has_value()) {
+    at::AutoDispatchBelowAutograd below;
+    if (!remember_part(self, *value)) forget(self);
+  } else {
+    forget(self);
+    copy_presumption(self, source);
+  }
+  return self;
+}
+
+}  // namespace
+}  // namespace paper
+
+extern "C" {
+
+// Once for the process, before anything is on the device.
+void paper_install_on_cuda() {
+  using namespace paper;
+  WithoutWarnings quiet;
+  static torch::Library own(torch::Library::DEF, "paper", std::nullopt, __FILE__, __LINE__);
+  define_value_operators(own);
+  static torch::Library aten(torch::Library::IMPL, "aten", c10::DispatchKey::CUDA, __FILE__, __LINE__);
+  aten.impl("copy_", TORCH_FN(copy_));
+  aten.impl("_local_scalar_dense", TORCH_FN(local_scalar_dense));
+  start_following_autograd();
+  hear_launches();
+  start_following_operators();
+  at::addGlobalCallback(at::RecordFunctionCallback(enter_call, leave_call)
+                            .needsInputs(true)
+                            .needsOutputs(true)
+                            .scopes({at::RecordScope::FUNCTION}));
+  install_allocator();
+  start_listening();
+}
+
+// A trace begins: streams are numbered as in a process that traced nothing before.
+void paper_begin_on_cuda() { paper::forget_devices(); }
+}
