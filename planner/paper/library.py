@@ -29,7 +29,8 @@ from planner.runtime.user_cache import user_cache
 
 _SOURCES = Path(__file__).parent / "native"
 _SOURCES_ON_CUDA = Path(__file__).parent / "native_cuda"
-_SHARED = ("autograd", "followed_operators", "graph_pools", "host_memory", "host_values", "launches", "trace", "witness")
+_SHARED = ("autograd", "followed_operators", "graph_pools", "host_memory", "host_values", "launches", "trace", "witness",
+           "workspaces")
 """Of the sources those that write down what torch's own CUDA code does, too."""
 _MOST_UNITS = 4
 """Of translation, compiled side by side: torch's headers take most of a compiler's time, and each reads them once."""
@@ -141,7 +142,7 @@ def _build_library(torch_folder: Path) -> Path:
     folders = (_SOURCES, _SOURCES_ON_CUDA, Path(cuda_on_paper.__file__).parent) if is_on_cuda() else (_SOURCES,)
     found = [path for folder in folders for path in sorted(folder.iterdir()) if path.suffix in (".cpp", ".h")]
     sources = {path: path.read_bytes() for path in found}
-    digest = hashlib.sha256(f"{importlib.metadata.version('torch')} NDEBUG {is_on_cuda()}".encode())
+    digest = hashlib.sha256(f"{importlib.metadata.version('torch')} NDEBUG {_SHARED if is_on_cuda() else ()}".encode())
     for content in sources.values():
         digest.update(hashlib.sha256(content).digest())
     folder = user_cache() / f"paper-{digest.hexdigest()[:16]}"

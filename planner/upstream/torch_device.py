@@ -89,6 +89,16 @@ PRIVATE = (
 )  # fmt: skip
 
 MEASURED_PROGRAMS = (
+    *patch("program's memory", "tests/running/test_on_cuda.py", has_source=False, created=True, targets={
+        "torch._C:_cuda_memoryStats _cuda_resetPeakMemoryStats _cuda_resetAccumulatedMemoryStats "
+        "_cuda_getMemoryFraction _cuda_setMemoryFraction _cuda_memorySnapshot _accelerator_getDeviceStats "
+        "_accelerator_resetPeakStats _accelerator_resetAccumulatedStats":
+            "an allocator that is put in the place of torch's own keeps no statistics: planner's replay does",
+    }),
+    *patch("program's memory", "tests/running/test_on_cuda.py", has_source=False, targets={
+        "torch.cuda:mem_get_info": "asks the CUDA runtime what is free: of what planner's allocator reserves it knows nothing",
+        "torch.cuda.memory:mem_get_info": "the same",
+    }),
     *private(_MEASURED, change=Change.REPORTED, has_source=False, part="measuring", targets={
         "torch.cuda:_lazy_call": "a measured program's history begins when it first uses CUDA, not before",
         "torch.cuda.memory:_record_memory_history _dump_snapshot": "the allocator's history of a measured program",

@@ -101,6 +101,10 @@ _FROM_TORCH = {
 @contextmanager
 def whole(gpu: Gpu, gpus: int, cuda: str, memory: LiveMemory, management: ManagementLibrary) -> Iterator[None]:
     """Inside, a program finds `gpus` GPUs of a CUDA build; to be entered inside `paper.gpu`."""
+    if library.is_on_cuda():
+        with upstream.patch_targets("program's memory", replaced=_memory_told(memory)):
+            yield
+        return
     torch_cuda, bindings = _torch_cuda(gpu, gpus, memory, management), _bindings(gpu, cuda, memory)
     replaced: dict[str, Any] = {
         **{f"torch._C:{name}": _alone(answer) for name, answer in bindings.items()},
@@ -127,6 +131,28 @@ def whole(gpu: Gpu, gpus: int, cuda: str, memory: LiveMemory, management: Manage
     wrapped = {"torch.autograd.profiler:profile.__init__": _of_the_host_alone}
     with upstream.patch_targets("program's cuda face", replaced=replaced, wrapped=wrapped):
         yield
+
+
+def _memory_told(memory: LiveMemory) -> dict[str, Any]:
+    """What torch's own code, which allocates through planner's recorder here, cannot say of its memory."""
+
+    def set_fraction(fraction: float, _device: int = 0) -> None:
+        memory.fraction = float(fraction)
+
+    free = lambda _device=None: (memory.free_bytes(), memory.total_bytes)  # noqa: E731
+    return {
+        "torch._C:_cuda_memoryStats": lambda _device=0: memory.statistics(),
+        "torch._C:_cuda_resetPeakMemoryStats": lambda _device=0: memory.reset_peaks(),
+        "torch._C:_cuda_resetAccumulatedMemoryStats": lambda _device=0: memory.reset_accumulated(),
+        "torch._C:_cuda_getMemoryFraction": lambda _device=0: memory.fraction,
+        "torch._C:_cuda_setMemoryFraction": set_fraction,
+        "torch._C:_cuda_memorySnapshot": lambda *_arguments: memory.snapshot(torch.accelerator.device_count()),
+        "torch._C:_accelerator_getDeviceStats": lambda _device=0: memory.statistics(),
+        "torch._C:_accelerator_resetPeakStats": lambda _device=0: memory.reset_peaks(),
+        "torch._C:_accelerator_resetAccumulatedStats": lambda _device=0: memory.reset_accumulated(),
+        "torch.cuda:mem_get_info": free,
+        "torch.cuda.memory:mem_get_info": free,
+    }
 
 
 def _alone(answer: Any) -> Any:
@@ -437,6 +463,8 @@ class DeviceGenerator(torch.Generator):
 
 def properties_of(gpu: Gpu) -> Any:
     """Of the GPU that is planned for, which is open (`paper.gpu`). What is not said of it is as on all since Volta."""
+    if library.is_on_cuda():
+        return torch.cuda.get_device_properties(0)
     known = ARCHITECTURES[gpu.arch]
     return DeviceProperties(
         name=gpu.product,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
+import importlib.util
 import io
 import os
 import re
@@ -15,6 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
+from planner import cuda_on_paper
+from planner.distribution import install_command
 from planner.errors import PlannerError, ProgramError, TraceError, shorten
 from planner.events import Event
 from planner.runtime import messages, overlay, running
@@ -35,6 +37,8 @@ from planner.tracing.rank_trace import Trace
 from planner.units import GIB, show_bytes
 
 _UNPACKED = Path("/tmp/program")
+_ON_CUDA = "PLANNER_ON_CUDA"
+"""Whether torch's own CUDA code allocates, instead of kernels that are modelled: a switch until it is the only way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +128,9 @@ def run_rank(
     """
     here = os.environ if walled is None else {}
     environment = {**_OFFLINE, **here, **order.line.environment, **rank_variables(order.line, order.rank)}
+    if os.environ.get(_ON_CUDA) and walled is None:
+        environment |= _runtime_on_paper(order)
+        server = None  # the loader reads it at the start of a process
     key = attestation.new_key() if walled is not None or attests else None
     task = Task("planner.tracing.program.rank_process:answer_rank", (order, environment, walled, key))
     if walled is None:
@@ -152,6 +159,15 @@ def run_rank(
         raise forged_error(f"what came after its trace: {error}") from None
     attestation.check_events(run.trace, tail, attested)
     return replace(run, highest_bytes=attested.highest_bytes)
+
+
+def _runtime_on_paper(order: ProgramOrder) -> dict[str, str]:
+    """Variables with which a process finds CUDA on paper."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        raise TraceError("torch is not installed", remedy=install_command("plan"))
+    gpu = cuda_on_paper.PaperGpu(order.gpu.product, order.gpu.arch, order.gpu.total_bytes)
+    return cuda_on_paper.variables(Path(spec.origin).parent, gpu, order.line.gpus)
 
 
 def _refuse_absent(order: ProgramOrder) -> None:
