@@ -15,6 +15,7 @@ API cublasStatus_t cublasCreate_v2(cublasHandle_t *h) {
   *h = (cublasHandle_t)n; return CUBLAS_STATUS_SUCCESS;
 }
 API cublasStatus_t cublasSetStream_v2(cublasHandle_t, cudaStream_t s) { paper_library_stream((void *)s); return CUBLAS_STATUS_SUCCESS; }
+API cublasStatus_t cublasSetWorkspace_v2(cublasHandle_t, void *memory, size_t) { paper_works_in("cublas", memory); return CUBLAS_STATUS_SUCCESS; }
 API cublasStatus_t cublasDestroy_v2(cublasHandle_t h) { cudaFree(((Handle *)h)->memory); delete (Handle *)h; return CUBLAS_STATUS_SUCCESS; }
 API cublasStatus_t cublasSetMathMode(cublasHandle_t h, cublasMath_t m) { ((Handle *)h)->math = m; return CUBLAS_STATUS_SUCCESS; }
 API cublasStatus_t cublasGetMathMode(cublasHandle_t h, cublasMath_t *m) { *m = ((Handle *)h)->math; return CUBLAS_STATUS_SUCCESS; }
@@ -22,7 +23,8 @@ API cublasStatus_t cublasSetPointerMode_v2(cublasHandle_t h, cublasPointerMode_t
 API cublasStatus_t cublasGetPointerMode_v2(cublasHandle_t h, cublasPointerMode_t *m) { *m = ((Handle *)h)->pointers; return CUBLAS_STATUS_SUCCESS; }
 #else
 API cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t, const void *, const void *, cublasLtMatrixLayout_t, const void *, cublasLtMatrixLayout_t,
-    const void *, const void *, cublasLtMatrixLayout_t, void *, cublasLtMatrixLayout_t, const cublasLtMatmulAlgo_t *, void *, size_t, cudaStream_t s) {
+    const void *, const void *, cublasLtMatrixLayout_t, void *, cublasLtMatrixLayout_t, const cublasLtMatmulAlgo_t *, void *memory, size_t, cudaStream_t s) {
+  paper_works_in("cublas", memory);
   if (auto *l = paper_listener()) l->launched((void *)s);
   return CUBLAS_STATUS_SUCCESS;
 }

@@ -44,7 +44,14 @@ API int paper_stub(const char *name) {
   if (wanted && say_once(name)) fprintf(stderr, "paper: %s does nothing\n", name);
   return 0;
 }
+static std::atomic<const PaperListener *> listener{nullptr};
+API void paper_listen(const PaperListener *who) { listener = who; }
+API const PaperListener *paper_listener() { return listener; }
+API void paper_works_in(const char *library, void *memory) {
+  if (auto *l = paper_listener()) if (memory) l->works_in(library, memory);
+}
 API int paper_unknown(const char *name, int error) {
+  if (auto *l = paper_listener()) { l->unknown(name); return error; }
   if (say_once(name)) fprintf(stderr, "paper: what %s would answer is not known without a GPU\n", name);
   return error;
 }
@@ -236,9 +243,6 @@ API const char *cudaGetErrorString(cudaError_t e) {
 }
 
 // ---------------------------------------------------------------- streams and events: always complete; a listener keeps the time
-static std::atomic<const PaperListener *> listener{nullptr};
-API void paper_listen(const PaperListener *who) { listener = who; }
-API const PaperListener *paper_listener() { return listener; }
 struct Stream { int priority; unsigned flags; };
 struct Event { int device; int64_t number; };
 static void *handle_of(cudaStream_t s) { return s == cudaStreamLegacy || s == cudaStreamPerThread ? nullptr : (void *)s; }

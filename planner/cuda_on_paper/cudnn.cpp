@@ -55,6 +55,7 @@ API cudnnStatus_t cudnnBackendDestroyDescriptor(cudnnBackendDescriptor_t d) {
 }
 API cudnnStatus_t cudnnBackendSetAttribute(cudnnBackendDescriptor_t d, cudnnBackendAttributeName_t a, cudnnBackendAttributeType_t t, int64_t n, const void *v) {
   if (t == CUDNN_TYPE_HANDLE) return CUDNN_STATUS_SUCCESS;      // a handle would be its device: replaced below
+  if (a == CUDNN_ATTR_VARIANT_PACK_WORKSPACE && n == 1) paper_works_in("cudnn", *(void *const *)v);
   return REAL(cudnnBackendSetAttribute)(d, a, t, n, v);
 }
 API cudnnStatus_t cudnnBackendFinalize(cudnnBackendDescriptor_t d) {

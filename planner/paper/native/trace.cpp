@@ -173,6 +173,11 @@ void describe(int64_t block, const int64_t* sizes, size_t dims, int32_t dtype) {
   shapes.insert(shapes.end(), sizes, sizes + dims);
 }
 
+void name_workspace(int64_t block, const std::string& library) {
+  std::lock_guard<std::mutex> lock(trace_mutex);
+  if (Record* record = record_of(block)) record->op = index_of(library + "::workspace");
+}
+
 bool is_recording() { return recording; }
 bool is_written_down() { return recording && compiling == 0; }
 

@@ -54,6 +54,8 @@ int64_t record_alloc(size_t bytes, int32_t stream, int64_t pool = 0);
 void record_free(int64_t block);
 void record_use(int64_t block, int32_t stream);
 void describe(int64_t block, const int64_t* sizes, size_t dims, int32_t dtype);
+// A library was given this block to work in, whoever asked for it.
+void name_workspace(int64_t block, const std::string& library);
 void start_following_autograd();
 // Whether what happens now is written down: not before a trace, and not while something is compiled.
 bool is_written_down();

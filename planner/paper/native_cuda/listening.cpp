@@ -4,6 +4,8 @@
 #include "shared.h"
 #include "launches.h"
 #include "memory.h"
+#include "trace.h"
+#include "workspaces.h"
 
 namespace paper {
 namespace {
@@ -34,7 +36,11 @@ void host_waits_for_event(int64_t event) {
   if (event != 0) note_launch(LaunchKind::HostWaitEvent, 0, event);
 }
 
-const PaperListener kListener{&launched, &recorded, &stream_waits, &host_waits, &host_waits_for_event};
+void works_in(const char* library, void* memory) { name_workspace(block_at(memory), library); }
+
+void unknown(const char* name) { workspace_is_unknown(name); }
+
+const PaperListener kListener{&launched, &recorded, &stream_waits, &host_waits, &host_waits_for_event, &works_in, &unknown};
 
 }  // namespace
 
