@@ -1,9 +1,9 @@
 """The CUDA runtime on paper: stand-ins for the libraries of CUDA that a CUDA build of torch is linked with.
 
-A process that finds them first (`LD_PRELOAD`: torch's libraries have an RPATH, which `LD_LIBRARY_PATH` does not beat) runs
-torch's own CUDA code without a GPU: memory is address space, launches do nothing. They are built once for a torch, by the
-C++ compiler of the machine, from the headers that torch's environment brings; which functions they need is read from
-torch's own libraries.
+A process that finds them first (`LD_PRELOAD`: torch's libraries have an RPATH, which `LD_LIBRARY_PATH` does not beat)
+runs torch's own CUDA code without a GPU: memory is address space, launches do nothing. They are built once for a torch,
+by the C++ compiler of the machine, from the headers that torch's environment brings; which functions they need is read
+from torch's own libraries.
 """
 
 from __future__ import annotations
@@ -87,7 +87,6 @@ def variables(torch_folder: Path, gpu: PaperGpu, gpus: int) -> dict[str, str]:
         "TRITON_LIBCUDA_PATH": str(folder),
         "PAPER_DEVICE": str(description),
         "PAPER_GPUS": str(gpus),
-        "PAPER_CONTEXT": "0",
         **({"PAPER_CUDNN": str(cudnn)} if cudnn.exists() else {}),
     }
 
@@ -205,7 +204,7 @@ def _declared(stem: str, headers: Iterable[Path]) -> set[str]:
 
 def _generate(stem: str, functions: Iterable[str], declared: set[str]) -> str:
     """Functions that nobody wrote, weak, so that a written one wins."""
-    lines = ['extern "C" {', "int paper_stub(const char*); int paper_call(const char*); int paper_unknown(const char*, int);"]
+    lines = ['extern "C" {', "int paper_call(); int paper_unknown(const char*, int);"]
     forwarded = []
     for name in sorted(functions):
         weak = "__attribute__((weak))"
@@ -218,10 +217,10 @@ def _generate(stem: str, functions: Iterable[str], declared: set[str]) -> str:
         elif _TEXTS.search(name):
             lines.append(f'{weak} const char* {name}() {{ return "on paper"; }}')
         else:
-            does = "stub" if stem in (_RUNTIME, _DRIVER) or _ABOUT_HANDLES.search(name) else "call"
-            lines.append(f'{weak} int {name}() {{ return paper_{does}("{name}"); }}')
-    for name in sorted(declared.difference(functions)):
-        lines.append(f'__attribute__((weak)) int {name}() {{ return paper_unknown("{name}", {_NOT_SUPPORTED}); }}')
+            launches = stem not in (_RUNTIME, _DRIVER, _MANAGEMENT) and not _ABOUT_HANDLES.search(name)
+            lines.append(f"{weak} int {name}() {{ return {'paper_call()' if launches else 0}; }}")
+    refused = sorted(declared.difference(functions))
+    lines += (f"__attribute__((weak)) int {name}() {{ return {_NOT_SUPPORTED}; }}" for name in refused)
     lines.append("}")
     if stem == "libcudnn":
         table = "".join(f'{{"{name}", &real_{name}}}, ' for name in forwarded)

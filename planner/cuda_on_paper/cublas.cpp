@@ -1,45 +1,99 @@
-// libcublas and libcublasLt on paper: products are not computed. Only the functions below answer something; the rest is generated.
-#define __CUDA_FP16_H__                                 // cublas only points to halves; CUDA 12's header of halves needs another wheel
+// libcublas and libcublasLt on paper: products are not computed. Only the functions below answer something; the rest is
+// generated.
+#define __CUDA_FP16_H__  // cublas only points to halves; CUDA 12's header of halves needs another wheel
 #define __CUDA_BF16_H__
-struct __half; struct __half2; struct __nv_bfloat16; struct __nv_bfloat162;
+struct __half;
+struct __half2;
+struct __nv_bfloat16;
+struct __nv_bfloat162;
 #include <cublasLt.h>
 #include <cublas_v2.h>
 #include <cuda_runtime_api.h>
+
 #include <cstring>
+
 #include "shared.h"
 #ifdef PAPER_LIBCUBLAS
-struct Handle { cublasMath_t math; cublasPointerMode_t pointers; void *memory; };
-API cublasStatus_t cublasCreate_v2(cublasHandle_t *h) {
-  auto *n = new Handle{CUBLAS_DEFAULT_MATH, CUBLAS_POINTER_MODE_HOST, nullptr};   // its own device memory is a measured number: PAPER_CUBLAS_HANDLE
-  if (const char *bytes = getenv("PAPER_CUBLAS_HANDLE")) if (cudaMalloc(&n->memory, atoll(bytes))) { delete n; return CUBLAS_STATUS_ALLOC_FAILED; }
-  *h = (cublasHandle_t)n; return CUBLAS_STATUS_SUCCESS;
+struct Handle {
+  cublasMath_t math;
+  cublasPointerMode_t pointers;
+};
+API cublasStatus_t cublasCreate_v2(cublasHandle_t* h) {
+  *h = (cublasHandle_t) new Handle{CUBLAS_DEFAULT_MATH, CUBLAS_POINTER_MODE_HOST};
+  return CUBLAS_STATUS_SUCCESS;
 }
-API cublasStatus_t cublasSetStream_v2(cublasHandle_t, cudaStream_t s) { paper_library_stream((void *)s); return CUBLAS_STATUS_SUCCESS; }
-API cublasStatus_t cublasSetWorkspace_v2(cublasHandle_t, void *memory, size_t) { paper_works_in("cublas", memory); return CUBLAS_STATUS_SUCCESS; }
-API cublasStatus_t cublasDestroy_v2(cublasHandle_t h) { cudaFree(((Handle *)h)->memory); delete (Handle *)h; return CUBLAS_STATUS_SUCCESS; }
-API cublasStatus_t cublasSetMathMode(cublasHandle_t h, cublasMath_t m) { ((Handle *)h)->math = m; return CUBLAS_STATUS_SUCCESS; }
-API cublasStatus_t cublasGetMathMode(cublasHandle_t h, cublasMath_t *m) { *m = ((Handle *)h)->math; return CUBLAS_STATUS_SUCCESS; }
-API cublasStatus_t cublasSetPointerMode_v2(cublasHandle_t h, cublasPointerMode_t m) { ((Handle *)h)->pointers = m; return CUBLAS_STATUS_SUCCESS; }
-API cublasStatus_t cublasGetPointerMode_v2(cublasHandle_t h, cublasPointerMode_t *m) { *m = ((Handle *)h)->pointers; return CUBLAS_STATUS_SUCCESS; }
-#else
-API cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t, const void *, const void *, cublasLtMatrixLayout_t, const void *, cublasLtMatrixLayout_t,
-    const void *, const void *, cublasLtMatrixLayout_t, void *, cublasLtMatrixLayout_t, const cublasLtMatmulAlgo_t *, void *memory, size_t, cudaStream_t s) {
+API cublasStatus_t cublasSetStream_v2(cublasHandle_t, cudaStream_t s) {
+  paper_library_stream((void*)s);
+  return CUBLAS_STATUS_SUCCESS;
+}
+API cublasStatus_t cublasSetWorkspace_v2(cublasHandle_t, void* memory, size_t) {
   paper_works_in("cublas", memory);
-  if (auto *l = paper_listener()) l->launched((void *)s);
+  return CUBLAS_STATUS_SUCCESS;
+}
+API cublasStatus_t cublasDestroy_v2(cublasHandle_t h) {
+  delete (Handle*)h;
+  return CUBLAS_STATUS_SUCCESS;
+}
+API cublasStatus_t cublasSetMathMode(cublasHandle_t h, cublasMath_t m) {
+  ((Handle*)h)->math = m;
+  return CUBLAS_STATUS_SUCCESS;
+}
+API cublasStatus_t cublasGetMathMode(cublasHandle_t h, cublasMath_t* m) {
+  *m = ((Handle*)h)->math;
+  return CUBLAS_STATUS_SUCCESS;
+}
+API cublasStatus_t cublasSetPointerMode_v2(cublasHandle_t h, cublasPointerMode_t m) {
+  ((Handle*)h)->pointers = m;
+  return CUBLAS_STATUS_SUCCESS;
+}
+API cublasStatus_t cublasGetPointerMode_v2(cublasHandle_t h, cublasPointerMode_t* m) {
+  *m = ((Handle*)h)->pointers;
+  return CUBLAS_STATUS_SUCCESS;
+}
+#else
+API cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t, const void*, const void*,
+                                  cublasLtMatrixLayout_t, const void*, cublasLtMatrixLayout_t, const void*, const void*,
+                                  cublasLtMatrixLayout_t, void*, cublasLtMatrixLayout_t, const cublasLtMatmulAlgo_t*,
+                                  void* memory, size_t, cudaStream_t s) {
+  paper_works_in("cublas", memory);
+  if (auto* l = paper_listener()) l->launched((void*)s);
   return CUBLAS_STATUS_SUCCESS;
 }
 API size_t cublasLtGetVersion() { return CUBLAS_VERSION; }
-API cublasStatus_t cublasLtCreate(cublasLtHandle_t *h) { *h = (cublasLtHandle_t)"lt"; return CUBLAS_STATUS_SUCCESS; }
-#define MADE(NAME, ...) API cublasStatus_t NAME(__VA_ARGS__) { *d = (decltype(+*d)) new char[256](); return CUBLAS_STATUS_SUCCESS; }
-MADE(cublasLtMatmulDescCreate, cublasLtMatmulDesc_t *d, cublasComputeType_t, cudaDataType_t)
-MADE(cublasLtMatrixLayoutCreate, cublasLtMatrixLayout_t *d, cudaDataType, uint64_t, uint64_t, int64_t)
-MADE(cublasLtMatmulPreferenceCreate, cublasLtMatmulPreference_t *d)
-API cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t d) { delete[] (char *)d; return CUBLAS_STATUS_SUCCESS; }
-API cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t d) { delete[] (char *)d; return CUBLAS_STATUS_SUCCESS; }
-API cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t d) { delete[] (char *)d; return CUBLAS_STATUS_SUCCESS; }
-// One algorithm, without a workspace: torch takes the workspace before it asks, as large as it is set, whatever the answer.
-API cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t, cublasLtMatrixLayout_t, cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
-    cublasLtMatrixLayout_t, cublasLtMatmulPreference_t, int, cublasLtMatmulHeuristicResult_t r[], int *n) {
-  memset(r, 0, sizeof *r); r->state = CUBLAS_STATUS_SUCCESS; r->wavesCount = 1; *n = 1; return CUBLAS_STATUS_SUCCESS;
+API cublasStatus_t cublasLtCreate(cublasLtHandle_t* h) {
+  *h = (cublasLtHandle_t) "lt";
+  return CUBLAS_STATUS_SUCCESS;
+}
+#define MADE(NAME, ...)                  \
+  API cublasStatus_t NAME(__VA_ARGS__) { \
+    *d = (decltype(+*d))new char[256](); \
+    return CUBLAS_STATUS_SUCCESS;        \
+  }
+MADE(cublasLtMatmulDescCreate, cublasLtMatmulDesc_t* d, cublasComputeType_t, cudaDataType_t)
+MADE(cublasLtMatrixLayoutCreate, cublasLtMatrixLayout_t* d, cudaDataType, uint64_t, uint64_t, int64_t)
+MADE(cublasLtMatmulPreferenceCreate, cublasLtMatmulPreference_t* d)
+API cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t d) {
+  delete[] (char*)d;
+  return CUBLAS_STATUS_SUCCESS;
+}
+API cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t d) {
+  delete[] (char*)d;
+  return CUBLAS_STATUS_SUCCESS;
+}
+API cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t d) {
+  delete[] (char*)d;
+  return CUBLAS_STATUS_SUCCESS;
+}
+// One algorithm, without a workspace: torch takes the workspace before it asks, as large as it is set, whatever the
+// answer.
+API cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t, cublasLtMatrixLayout_t,
+                                                  cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
+                                                  cublasLtMatrixLayout_t, cublasLtMatmulPreference_t, int,
+                                                  cublasLtMatmulHeuristicResult_t r[], int* n) {
+  memset(r, 0, sizeof *r);
+  r->state = CUBLAS_STATUS_SUCCESS;
+  r->wavesCount = 1;
+  *n = 1;
+  return CUBLAS_STATUS_SUCCESS;
 }
 #endif

@@ -1,14 +1,17 @@
-// libcudart on paper: the CUDA runtime API of a GPU that is only described. Nothing here needs more than cuda_runtime_api.h,
-// but for the ten __cuda* functions that code compiled by nvcc (or clang) calls; those are declared in crt/host_runtime.h.
+// libcudart on paper: the CUDA runtime API of a GPU that is only described. Nothing here needs more than
+// cuda_runtime_api.h, but for the ten __cuda* functions that code compiled by nvcc (or clang) calls; those are declared
+// in crt/host_runtime.h.
 //
 // Choices:
-// - Device memory is address space of this process (readable, writable, without pages until touched). Small copies are really
+// - Device memory is address space of this process (readable, writable, without pages until touched). Small copies are
+// really
 //   made, so what a program copies to the GPU it gets back; kernels do nothing, so what they would compute stays zero.
 // - Everything is complete at once: streams and events have no queue.
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 #include <sys/mman.h>
 #include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
@@ -16,15 +19,16 @@
 #include <cstring>
 #include <map>
 #include <mutex>
-#include <set>
 #include <unordered_map>
 #include <vector>
+
 #include "device.h"
 #include "shared.h"
 
-static const size_t KEPT = 1 << 16;                   // a copy up to this size is made; a larger one is forgotten (its values: zeros)
-static const size_t SPACE = 16ull << 40;              // addresses for all GPUs of this process
-static const size_t GRANULE = 2 << 20;                // physical memory comes in 2 MiB, as cuMemGetAllocationGranularity says on real GPUs
+static const size_t KEPT = 1 << 16;  // a copy up to this size is made; a larger one is forgotten (its values: zeros)
+static const size_t SPACE = 16ull << 40;  // addresses for all GPUs of this process
+static const size_t GRANULE =
+    2 << 20;  // physical memory comes in 2 MiB, as cuMemGetAllocationGranularity says on real GPUs
 
 static std::mutex lock;
 using Guard = std::lock_guard<std::mutex>;
@@ -32,329 +36,621 @@ static thread_local int current_device = 0;
 static thread_local cudaError_t last_error = cudaSuccess;
 static cudaError_t fail(cudaError_t e) { return last_error = e; }
 
-static long long setting(const char *name, long long otherwise) { const char *s = getenv(name); return s ? atoll(s) : otherwise; }
-static int device_count() { static int n = (int)setting("PAPER_GPUS", 1); return n; }
+static int device_count() {
+  static const int count = [] {
+    const char* gpus = getenv("PAPER_GPUS");
+    return gpus ? atoi(gpus) : 1;
+  }();
+  return count;
+}
 static size_t round_up(size_t bytes) { return (bytes + GRANULE - 1) / GRANULE * GRANULE; }
 
-// ---------------------------------------------------------------- what is not known, and a log
-static std::set<std::string> said;
-static bool say_once(const char *name) { Guard g(lock); return said.insert(name).second; }
-API int paper_stub(const char *name) {
-  static bool wanted = setting("PAPER_TRACE", 0);
-  if (wanted && say_once(name)) fprintf(stderr, "paper: %s does nothing\n", name);
-  return 0;
+// ---------------------------------------------------------------- who listens, and what is not known
+static std::atomic<const PaperListener*> listener{nullptr};
+API void paper_listen(const PaperListener* who) { listener = who; }
+API const PaperListener* paper_listener() { return listener; }
+API void paper_works_in(const char* library, void* memory) {
+  if (auto* l = paper_listener(); l && memory) l->works_in(library, memory);
 }
-static std::atomic<const PaperListener *> listener{nullptr};
-API void paper_listen(const PaperListener *who) { listener = who; }
-API const PaperListener *paper_listener() { return listener; }
-API void paper_works_in(const char *library, void *memory) {
-  if (auto *l = paper_listener()) if (memory) l->works_in(library, memory);
-}
-API int paper_unknown(const char *name, int error) {
-  if (auto *l = paper_listener()) { l->unknown(name); return error; }
-  if (say_once(name)) fprintf(stderr, "paper: what %s would answer is not known without a GPU\n", name);
+API int paper_unknown(const char* name, int error) {
+  if (auto* l = paper_listener()) l->unknown(name);
   return error;
+}
+static thread_local void* library_stream = nullptr;
+API void paper_library_stream(void* stream) { library_stream = stream; }
+API int paper_call() {
+  if (auto* l = paper_listener()) l->launched(library_stream);
+  return 0;
 }
 
 // ---------------------------------------------------------------- memory
-static std::map<char *, size_t> holes;                // free addresses
+static std::map<char*, size_t> holes;  // free addresses
 static std::vector<size_t> used(64);
-struct Block { size_t bytes; int device; };
-static std::map<char *, Block> blocks;                // cudaMalloc
-static std::map<char *, size_t> pinned;
-static char *space;
+struct Block {
+  size_t bytes;
+  int device;
+};
+static std::map<char*, Block> blocks;  // cudaMalloc
+static std::map<char*, size_t> pinned;
+static char* space;
 
-static size_t capacity() {                            // the context is not the program's: a measured number, given from outside
-  static size_t n = Device::get().number("totalGlobalMem") - setting("PAPER_CONTEXT", 512ll << 20);
-  return n;
-}
-API void *paper_addresses(size_t bytes) {
-  Guard g(lock); bytes = round_up(bytes);
+static size_t capacity() { return Device::get().number("totalGlobalMem"); }
+API void* paper_addresses(size_t bytes) {
+  Guard g(lock);
+  bytes = round_up(bytes);
   if (!space) {
-    space = (char *)mmap(nullptr, SPACE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (space == MAP_FAILED) { perror("paper: no addresses"); abort(); }
-    madvise(space, SPACE, MADV_NOHUGEPAGE); madvise(space, SPACE, MADV_DONTDUMP);
-    char *first = (char *)round_up((size_t)space); holes[first] = space + SPACE - first;
+    space = (char*)mmap(nullptr, SPACE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (space == MAP_FAILED) {
+      perror("paper: no addresses");
+      abort();
+    }
+    madvise(space, SPACE, MADV_NOHUGEPAGE);
+    madvise(space, SPACE, MADV_DONTDUMP);
+    char* first = (char*)round_up((size_t)space);
+    holes[first] = space + SPACE - first;
   }
-  for (auto h = holes.begin(); h != holes.end(); ++h) {   // first fit
+  for (auto h = holes.begin(); h != holes.end(); ++h) {  // first fit
     if (h->second < bytes) continue;
-    char *p = h->first; size_t rest = h->second - bytes; holes.erase(h);
+    char* p = h->first;
+    size_t rest = h->second - bytes;
+    holes.erase(h);
     if (rest) holes[p + bytes] = rest;
     return p;
   }
   return nullptr;
 }
-API void paper_forget(void *p, size_t bytes) {        // whole pages are dropped, the ends are cleared
+API void paper_forget(void* p, size_t bytes) {  // whole pages are dropped, the ends are cleared
   uintptr_t from = (uintptr_t)p, to = from + bytes, a = (from + 4095) & ~4095ull, b = to & ~4095ull;
-  if (a >= b) { memset(p, 0, bytes); return; }
-  madvise((void *)a, b - a, MADV_DONTNEED); memset(p, 0, a - from); memset((void *)b, 0, to - b);
+  if (a >= b) {
+    memset(p, 0, bytes);
+    return;
+  }
+  madvise((void*)a, b - a, MADV_DONTNEED);
+  memset(p, 0, a - from);
+  memset((void*)b, 0, to - b);
 }
-API void paper_addresses_free(void *address, size_t bytes) {
-  bytes = round_up(bytes); madvise(address, bytes, MADV_DONTNEED);
-  Guard g(lock); auto h = holes.emplace((char *)address, bytes).first;
-  if (auto n = std::next(h); n != holes.end() && h->first + h->second == n->first) { h->second += n->second; holes.erase(n); }
-  if (h != holes.begin()) { auto p = std::prev(h); if (p->first + p->second == h->first) { p->second += h->second; holes.erase(h); } }
+API void paper_addresses_free(void* address, size_t bytes) {
+  bytes = round_up(bytes);
+  madvise(address, bytes, MADV_DONTNEED);
+  Guard g(lock);
+  auto h = holes.emplace((char*)address, bytes).first;
+  if (auto n = std::next(h); n != holes.end() && h->first + h->second == n->first) {
+    h->second += n->second;
+    holes.erase(n);
+  }
+  if (h != holes.begin()) {
+    auto p = std::prev(h);
+    if (p->first + p->second == h->first) {
+      p->second += h->second;
+      holes.erase(h);
+    }
+  }
 }
 API bool paper_take(size_t bytes, int device) {
-  Guard g(lock); bytes = round_up(bytes);
+  Guard g(lock);
+  bytes = round_up(bytes);
   if (used[device] + bytes > capacity()) return false;
-  used[device] += bytes; return true;
+  used[device] += bytes;
+  return true;
 }
-API void paper_give(size_t bytes, int device) { Guard g(lock); used[device] -= round_up(bytes); }
-static bool on_device(const void *p) { return space && (char *)p >= space && (char *)p < space + SPACE; }
+API void paper_give(size_t bytes, int device) {
+  Guard g(lock);
+  used[device] -= round_up(bytes);
+}
+static bool on_device(const void* p) { return space && (char*)p >= space && (char*)p < space + SPACE; }
 
-API cudaError_t cudaMalloc(void **p, size_t bytes) {
-  *p = nullptr; if (!bytes) return cudaSuccess;
+API cudaError_t cudaMalloc(void** p, size_t bytes) {
+  *p = nullptr;
+  if (!bytes) return cudaSuccess;
   if (!paper_take(bytes, current_device)) return fail(cudaErrorMemoryAllocation);
-  *p = paper_addresses(bytes); Guard g(lock); blocks[(char *)*p] = {bytes, current_device};
+  *p = paper_addresses(bytes);
+  Guard g(lock);
+  blocks[(char*)*p] = {bytes, current_device};
   return cudaSuccess;
 }
-API cudaError_t cudaFree(void *p) {
+API cudaError_t cudaFree(void* p) {
   if (!p) return cudaSuccess;
-  Block b; { Guard g(lock); auto i = blocks.find((char *)p); if (i == blocks.end()) return fail(cudaErrorInvalidValue); b = i->second; blocks.erase(i); }
-  paper_give(b.bytes, b.device); paper_addresses_free(p, b.bytes); return cudaSuccess;
+  Block b;
+  {
+    Guard g(lock);
+    auto i = blocks.find((char*)p);
+    if (i == blocks.end()) return fail(cudaErrorInvalidValue);
+    b = i->second;
+    blocks.erase(i);
+  }
+  paper_give(b.bytes, b.device);
+  paper_addresses_free(p, b.bytes);
+  return cudaSuccess;
 }
-API cudaError_t cudaMemGetInfo(size_t *free, size_t *total) {
-  Guard g(lock); *total = Device::get().number("totalGlobalMem"); *free = capacity() - used[current_device]; return cudaSuccess;
+API cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
+  Guard g(lock);
+  *total = Device::get().number("totalGlobalMem");
+  *free = capacity() - used[current_device];
+  return cudaSuccess;
 }
-API cudaError_t cudaMallocAsync(void **p, size_t bytes, cudaStream_t) { return cudaMalloc(p, bytes); }
-API cudaError_t cudaFreeAsync(void *p, cudaStream_t) { return cudaFree(p); }
-API cudaError_t cudaDeviceGetDefaultMemPool(cudaMemPool_t *pool, int) { *pool = (cudaMemPool_t)"pool"; return cudaSuccess; }
-API cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t, cudaMemPoolAttr, void *v) { Guard g(lock); *(uint64_t *)v = used[current_device]; return cudaSuccess; }
-API cudaError_t cudaMallocManaged(void **p, size_t bytes, unsigned) { return cudaMalloc(p, bytes); }
+API cudaError_t cudaMallocAsync(void** p, size_t bytes, cudaStream_t) { return cudaMalloc(p, bytes); }
+API cudaError_t cudaFreeAsync(void* p, cudaStream_t) { return cudaFree(p); }
+API cudaError_t cudaDeviceGetDefaultMemPool(cudaMemPool_t* pool, int) {
+  *pool = (cudaMemPool_t) "pool";
+  return cudaSuccess;
+}
+API cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t, cudaMemPoolAttr, void* v) {
+  Guard g(lock);
+  *(uint64_t*)v = used[current_device];
+  return cudaSuccess;
+}
+API cudaError_t cudaMallocManaged(void** p, size_t bytes, unsigned) { return cudaMalloc(p, bytes); }
 
-API cudaError_t cudaHostAlloc(void **p, size_t bytes, unsigned) {   // real memory, whose pages come when touched
+API cudaError_t cudaHostAlloc(void** p, size_t bytes, unsigned) {  // real memory, whose pages come when touched
   *p = mmap(nullptr, bytes ? bytes : 1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (*p == MAP_FAILED) { *p = nullptr; return fail(cudaErrorMemoryAllocation); }
-  Guard g(lock); pinned[(char *)*p] = bytes ? bytes : 1; return cudaSuccess;
+  if (*p == MAP_FAILED) {
+    *p = nullptr;
+    return fail(cudaErrorMemoryAllocation);
+  }
+  Guard g(lock);
+  pinned[(char*)*p] = bytes ? bytes : 1;
+  return cudaSuccess;
 }
-API cudaError_t cudaMallocHost(void **p, size_t bytes) { return cudaHostAlloc(p, bytes, 0); }
-API cudaError_t cudaFreeHost(void *p) {
-  Guard g(lock); auto i = pinned.find((char *)p); if (i == pinned.end()) return p ? fail(cudaErrorInvalidValue) : cudaSuccess;
-  munmap(p, i->second); pinned.erase(i); return cudaSuccess;
+API cudaError_t cudaMallocHost(void** p, size_t bytes) { return cudaHostAlloc(p, bytes, 0); }
+API cudaError_t cudaFreeHost(void* p) {
+  Guard g(lock);
+  auto i = pinned.find((char*)p);
+  if (i == pinned.end()) return p ? fail(cudaErrorInvalidValue) : cudaSuccess;
+  munmap(p, i->second);
+  pinned.erase(i);
+  return cudaSuccess;
 }
-API cudaError_t cudaHostRegister(void *p, size_t bytes, unsigned) { Guard g(lock); pinned[(char *)p] = bytes; return cudaSuccess; }
-API cudaError_t cudaHostUnregister(void *p) { Guard g(lock); pinned.erase((char *)p); return cudaSuccess; }
-API cudaError_t cudaHostGetDevicePointer(void **d, void *h, unsigned) { *d = h; return cudaSuccess; }
-API cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *a, const void *p) {
-  memset(a, 0, sizeof *a); a->type = cudaMemoryTypeUnregistered; a->device = -2; Guard g(lock);
-  auto i = pinned.upper_bound((char *)p);
-  if (i != pinned.begin() && (--i, (char *)p < i->first + i->second)) { a->type = cudaMemoryTypeHost; a->hostPointer = a->devicePointer = (void *)p; a->device = 0; }
+API cudaError_t cudaHostRegister(void* p, size_t bytes, unsigned) {
+  Guard g(lock);
+  pinned[(char*)p] = bytes;
+  return cudaSuccess;
+}
+API cudaError_t cudaHostUnregister(void* p) {
+  Guard g(lock);
+  pinned.erase((char*)p);
+  return cudaSuccess;
+}
+API cudaError_t cudaHostGetDevicePointer(void** d, void* h, unsigned) {
+  *d = h;
+  return cudaSuccess;
+}
+API cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* a, const void* p) {
+  memset(a, 0, sizeof *a);
+  a->type = cudaMemoryTypeUnregistered;
+  a->device = -2;
+  Guard g(lock);
+  auto i = pinned.upper_bound((char*)p);
+  if (i != pinned.begin() && (--i, (char*)p < i->first + i->second)) {
+    a->type = cudaMemoryTypeHost;
+    a->hostPointer = a->devicePointer = (void*)p;
+    a->device = 0;
+  }
   if (on_device(p)) {
-    a->type = cudaMemoryTypeDevice; a->devicePointer = (void *)p; a->device = current_device;
-    auto b = blocks.upper_bound((char *)p); if (b != blocks.begin()) a->device = std::prev(b)->second.device;
+    a->type = cudaMemoryTypeDevice;
+    a->devicePointer = (void*)p;
+    a->device = current_device;
+    auto b = blocks.upper_bound((char*)p);
+    if (b != blocks.begin()) a->device = std::prev(b)->second.device;
   }
   return cudaSuccess;
 }
 
 // ---------------------------------------------------------------- copies
-static cudaError_t copy(void *to, const void *from, size_t bytes) {
-  if (bytes <= KEPT || (!on_device(to) && !on_device(from))) memmove(to, from, bytes);
-  else if (on_device(to)) paper_forget(to, bytes);    // large contents are not kept
-  return cudaSuccess;                                 // large, to the host: left as it is, so that no pages of the host fill
+static cudaError_t copy(void* to, const void* from, size_t bytes) {
+  if (bytes <= KEPT || (!on_device(to) && !on_device(from)))
+    memmove(to, from, bytes);
+  else if (on_device(to))
+    paper_forget(to, bytes);  // large contents are not kept
+  return cudaSuccess;         // large, to the host: left as it is, so that no pages of the host fill
 }
-static cudaError_t host_waits(void *stream);
-static void *const DEFAULT_STREAM = (void *)1;        // null says the whole device to a listener
-API cudaError_t cudaMemcpy(void *to, const void *from, size_t n, cudaMemcpyKind) { host_waits(DEFAULT_STREAM); return copy(to, from, n); }
-API cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t n, cudaMemcpyKind, cudaStream_t) { return copy(to, from, n); }
-API cudaError_t cudaMemcpyPeerAsync(void *to, int, const void *from, int, size_t n, cudaStream_t) { return copy(to, from, n); }
-API cudaError_t cudaMemcpy2DAsync(void *to, size_t tp, const void *from, size_t fp, size_t width, size_t height, cudaMemcpyKind, cudaStream_t) {
+static cudaError_t host_waits(void* stream);
+static void* const DEFAULT_STREAM = (void*)1;  // null says the whole device to a listener
+API cudaError_t cudaMemcpy(void* to, const void* from, size_t n, cudaMemcpyKind) {
+  host_waits(DEFAULT_STREAM);
+  return copy(to, from, n);
+}
+API cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t n, cudaMemcpyKind, cudaStream_t) {
+  return copy(to, from, n);
+}
+API cudaError_t cudaMemcpyPeerAsync(void* to, int, const void* from, int, size_t n, cudaStream_t) {
+  return copy(to, from, n);
+}
+API cudaError_t cudaMemcpy2DAsync(void* to, size_t tp, const void* from, size_t fp, size_t width, size_t height,
+                                  cudaMemcpyKind, cudaStream_t) {
   if (width * height > KEPT) return cudaSuccess;
-  for (size_t i = 0; i < height; i++) memmove((char *)to + i * tp, (char *)from + i * fp, width);
+  for (size_t i = 0; i < height; i++) memmove((char*)to + i * tp, (char*)from + i * fp, width);
   return cudaSuccess;
 }
-API cudaError_t cudaMemset(void *p, int v, size_t n) { if (n <= KEPT) memset(p, v, n); else paper_forget(p, n); return cudaSuccess; }
-API cudaError_t cudaMemsetAsync(void *p, int v, size_t n, cudaStream_t) { return cudaMemset(p, v, n); }
+API cudaError_t cudaMemset(void* p, int v, size_t n) {
+  if (n <= KEPT)
+    memset(p, v, n);
+  else
+    paper_forget(p, n);
+  return cudaSuccess;
+}
+API cudaError_t cudaMemsetAsync(void* p, int v, size_t n, cudaStream_t) { return cudaMemset(p, v, n); }
 
 // ---------------------------------------------------------------- the device
-API cudaError_t cudaGetDeviceCount(int *n) { *n = device_count(); return *n ? cudaSuccess : fail(cudaErrorNoDevice); }
-API cudaError_t cudaGetDevice(int *d) { *d = current_device; return cudaSuccess; }
-API cudaError_t cudaSetDevice(int d) { if (d < 0 || d >= device_count()) return fail(cudaErrorInvalidDevice); current_device = d; return cudaSuccess; }
-API cudaError_t cudaDriverGetVersion(int *v) { *v = CUDART_VERSION; return cudaSuccess; }
-API cudaError_t cudaRuntimeGetVersion(int *v) { *v = CUDART_VERSION; return cudaSuccess; }
-API cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device) {   // a macro makes this _v2 in CUDA 12
-  const Device &d = Device::get(); memset(p, 0, sizeof *p);
-  if (device < 0 || device >= device_count()) return fail(cudaErrorInvalidDevice);
-  snprintf(p->name, sizeof p->name, "%s", d.name().c_str());
-  p->uuid.bytes[0] = (char)(device + 1); p->pciBusID = device + 1;
-  p->totalGlobalMem = d.number("totalGlobalMem"); p->totalConstMem = 65536; p->memPitch = 2147483647;
-  p->sharedMemPerBlock = d.number("maxSharedMemoryPerBlock"); p->sharedMemPerBlockOptin = d.number("maxSharedMemoryPerBlockOptin");
-  p->sharedMemPerMultiprocessor = d.shared_memory_per_sm(); p->reservedSharedMemPerBlock = d.number("reservedSharedMemoryPerBlock", 1024);
-  p->regsPerBlock = p->regsPerMultiprocessor = (int)d.number("regsPerBlock", 65536); p->warpSize = 32;
-  p->maxThreadsPerBlock = (int)d.number("maxThreadsPerBlock", 1024); p->maxThreadsPerMultiProcessor = (int)d.number("maxThreadsPerSM");
-  p->maxBlocksPerMultiProcessor = (int)d.number("maxCtasPerSM");
-  int threads[] = {1024, 1024, 64}, grid[] = {2147483647, 65535, 65535};
-  memcpy(p->maxThreadsDim, threads, sizeof threads); memcpy(p->maxGridSize, grid, sizeof grid);
-  p->major = d.capability() / 10; p->minor = d.capability() % 10; p->multiProcessorCount = (int)d.number("multiProcessorCount");
-  p->l2CacheSize = (int)d.number("l2CacheSize"); p->memoryBusWidth = (int)d.number("memoryBusWidth");
-#if CUDART_VERSION < 13000
-  p->clockRate = (int)d.number("smClockRateKHz"); p->memoryClockRate = (int)d.number("memClockRateKHz");
-#endif
-  p->textureAlignment = 512; p->texturePitchAlignment = 32; p->asyncEngineCount = 3;
-  p->canMapHostMemory = p->concurrentKernels = p->unifiedAddressing = p->managedMemory = p->concurrentManagedAccess = 1;
-  p->cooperativeLaunch = p->streamPrioritiesSupported = p->globalL1CacheSupported = p->localL1CacheSupported = 1;
-  p->memoryPoolsSupported = p->hostRegisterSupported = 1; p->clusterLaunch = p->major >= 9;
+API cudaError_t cudaGetDeviceCount(int* n) {
+  *n = device_count();
+  return *n ? cudaSuccess : fail(cudaErrorNoDevice);
+}
+API cudaError_t cudaGetDevice(int* d) {
+  *d = current_device;
   return cudaSuccess;
 }
-API cudaError_t cudaDeviceGetAttribute(int *v, cudaDeviceAttr a, int device) {
-  cudaDeviceProp p; if (auto e = cudaGetDeviceProperties(&p, device)) return e;
+API cudaError_t cudaSetDevice(int d) {
+  if (d < 0 || d >= device_count()) return fail(cudaErrorInvalidDevice);
+  current_device = d;
+  return cudaSuccess;
+}
+API cudaError_t cudaDriverGetVersion(int* v) {
+  *v = CUDART_VERSION;
+  return cudaSuccess;
+}
+API cudaError_t cudaRuntimeGetVersion(int* v) {
+  *v = CUDART_VERSION;
+  return cudaSuccess;
+}
+API cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int device) {  // a macro makes this _v2 in CUDA 12
+  const Device& d = Device::get();
+  memset(p, 0, sizeof *p);
+  if (device < 0 || device >= device_count()) return fail(cudaErrorInvalidDevice);
+  snprintf(p->name, sizeof p->name, "%s", d.name().c_str());
+  p->uuid.bytes[0] = (char)(device + 1);
+  p->pciBusID = device + 1;
+  p->totalGlobalMem = d.number("totalGlobalMem");
+  p->totalConstMem = 65536;
+  p->memPitch = 2147483647;
+  p->sharedMemPerBlock = d.number("maxSharedMemoryPerBlock");
+  p->sharedMemPerBlockOptin = d.number("maxSharedMemoryPerBlockOptin");
+  p->sharedMemPerMultiprocessor = d.shared_memory_per_sm();
+  p->reservedSharedMemPerBlock = d.number("reservedSharedMemoryPerBlock", 1024);
+  p->regsPerBlock = p->regsPerMultiprocessor = (int)d.number("regsPerBlock", 65536);
+  p->warpSize = 32;
+  p->maxThreadsPerBlock = (int)d.number("maxThreadsPerBlock", 1024);
+  p->maxThreadsPerMultiProcessor = (int)d.number("maxThreadsPerSM");
+  p->maxBlocksPerMultiProcessor = (int)d.number("maxCtasPerSM");
+  int threads[] = {1024, 1024, 64}, grid[] = {2147483647, 65535, 65535};
+  memcpy(p->maxThreadsDim, threads, sizeof threads);
+  memcpy(p->maxGridSize, grid, sizeof grid);
+  p->major = d.capability() / 10;
+  p->minor = d.capability() % 10;
+  p->multiProcessorCount = (int)d.number("multiProcessorCount");
+  p->l2CacheSize = (int)d.number("l2CacheSize");
+  p->memoryBusWidth = (int)d.number("memoryBusWidth");
+#if CUDART_VERSION < 13000
+  p->clockRate = (int)d.number("smClockRateKHz");
+  p->memoryClockRate = (int)d.number("memClockRateKHz");
+#endif
+  p->textureAlignment = 512;
+  p->texturePitchAlignment = 32;
+  p->asyncEngineCount = 3;
+  p->canMapHostMemory = p->concurrentKernels = p->unifiedAddressing = p->managedMemory = p->concurrentManagedAccess = 1;
+  p->cooperativeLaunch = p->streamPrioritiesSupported = p->globalL1CacheSupported = p->localL1CacheSupported = 1;
+  p->memoryPoolsSupported = p->hostRegisterSupported = 1;
+  p->clusterLaunch = p->major >= 9;
+  return cudaSuccess;
+}
+API cudaError_t cudaDeviceGetAttribute(int* v, cudaDeviceAttr a, int device) {
+  cudaDeviceProp p;
+  if (auto e = cudaGetDeviceProperties(&p, device)) return e;
   switch (a) {
-    case cudaDevAttrMaxThreadsPerBlock: case cudaDevAttrMaxBlockDimX: case cudaDevAttrMaxBlockDimY: *v = 1024; break;
-    case cudaDevAttrMaxBlockDimZ: *v = 64; break;
-    case cudaDevAttrMaxGridDimX: *v = 2147483647; break;
-    case cudaDevAttrMaxGridDimY: case cudaDevAttrMaxGridDimZ: *v = 65535; break;
-    case cudaDevAttrMaxSharedMemoryPerBlock: *v = (int)p.sharedMemPerBlock; break;
-    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *v = (int)p.sharedMemPerBlockOptin; break;
-    case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *v = (int)p.sharedMemPerMultiprocessor; break;
-    case cudaDevAttrReservedSharedMemoryPerBlock: *v = (int)p.reservedSharedMemPerBlock; break;
-    case cudaDevAttrMaxRegistersPerBlock: case cudaDevAttrMaxRegistersPerMultiprocessor: *v = p.regsPerBlock; break;
-    case cudaDevAttrWarpSize: *v = 32; break;
-    case cudaDevAttrMultiProcessorCount: *v = p.multiProcessorCount; break;
-    case cudaDevAttrMaxThreadsPerMultiProcessor: *v = p.maxThreadsPerMultiProcessor; break;
-    case cudaDevAttrMaxBlocksPerMultiprocessor: *v = p.maxBlocksPerMultiProcessor; break;
-    case cudaDevAttrComputeCapabilityMajor: *v = p.major; break;
-    case cudaDevAttrComputeCapabilityMinor: *v = p.minor; break;
-    case cudaDevAttrL2CacheSize: *v = p.l2CacheSize; break;
-    case cudaDevAttrGlobalMemoryBusWidth: *v = p.memoryBusWidth; break;
-    case cudaDevAttrClockRate: *v = (int)Device::get().number("smClockRateKHz"); break;
-    case cudaDevAttrMemoryClockRate: *v = (int)Device::get().number("memClockRateKHz"); break;
-    case cudaDevAttrTotalConstantMemory: *v = 65536; break;
-    case cudaDevAttrTextureAlignment: *v = 512; break;
-    case cudaDevAttrPciBusId: *v = p.pciBusID; break;
-    case cudaDevAttrAsyncEngineCount: *v = 3; break;
-    case cudaDevAttrConcurrentKernels: case cudaDevAttrUnifiedAddressing: case cudaDevAttrCooperativeLaunch: case cudaDevAttrManagedMemory:
-    case cudaDevAttrConcurrentManagedAccess: case cudaDevAttrStreamPrioritiesSupported: case cudaDevAttrMemoryPoolsSupported:
-    case cudaDevAttrHostRegisterSupported: case cudaDevAttrCanMapHostMemory: *v = 1; break;
-    default: *v = 0;                                   // what a GPU may lack: peers, fabrics, multicast, hardware decoders
+    case cudaDevAttrMaxThreadsPerBlock:
+    case cudaDevAttrMaxBlockDimX:
+    case cudaDevAttrMaxBlockDimY:
+      *v = 1024;
+      break;
+    case cudaDevAttrMaxBlockDimZ:
+      *v = 64;
+      break;
+    case cudaDevAttrMaxGridDimX:
+      *v = 2147483647;
+      break;
+    case cudaDevAttrMaxGridDimY:
+    case cudaDevAttrMaxGridDimZ:
+      *v = 65535;
+      break;
+    case cudaDevAttrMaxSharedMemoryPerBlock:
+      *v = (int)p.sharedMemPerBlock;
+      break;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin:
+      *v = (int)p.sharedMemPerBlockOptin;
+      break;
+    case cudaDevAttrMaxSharedMemoryPerMultiprocessor:
+      *v = (int)p.sharedMemPerMultiprocessor;
+      break;
+    case cudaDevAttrReservedSharedMemoryPerBlock:
+      *v = (int)p.reservedSharedMemPerBlock;
+      break;
+    case cudaDevAttrMaxRegistersPerBlock:
+    case cudaDevAttrMaxRegistersPerMultiprocessor:
+      *v = p.regsPerBlock;
+      break;
+    case cudaDevAttrWarpSize:
+      *v = 32;
+      break;
+    case cudaDevAttrMultiProcessorCount:
+      *v = p.multiProcessorCount;
+      break;
+    case cudaDevAttrMaxThreadsPerMultiProcessor:
+      *v = p.maxThreadsPerMultiProcessor;
+      break;
+    case cudaDevAttrMaxBlocksPerMultiprocessor:
+      *v = p.maxBlocksPerMultiProcessor;
+      break;
+    case cudaDevAttrComputeCapabilityMajor:
+      *v = p.major;
+      break;
+    case cudaDevAttrComputeCapabilityMinor:
+      *v = p.minor;
+      break;
+    case cudaDevAttrL2CacheSize:
+      *v = p.l2CacheSize;
+      break;
+    case cudaDevAttrGlobalMemoryBusWidth:
+      *v = p.memoryBusWidth;
+      break;
+    case cudaDevAttrClockRate:
+      *v = (int)Device::get().number("smClockRateKHz");
+      break;
+    case cudaDevAttrMemoryClockRate:
+      *v = (int)Device::get().number("memClockRateKHz");
+      break;
+    case cudaDevAttrTotalConstantMemory:
+      *v = 65536;
+      break;
+    case cudaDevAttrTextureAlignment:
+      *v = 512;
+      break;
+    case cudaDevAttrPciBusId:
+      *v = p.pciBusID;
+      break;
+    case cudaDevAttrAsyncEngineCount:
+      *v = 3;
+      break;
+    case cudaDevAttrConcurrentKernels:
+    case cudaDevAttrUnifiedAddressing:
+    case cudaDevAttrCooperativeLaunch:
+    case cudaDevAttrManagedMemory:
+    case cudaDevAttrConcurrentManagedAccess:
+    case cudaDevAttrStreamPrioritiesSupported:
+    case cudaDevAttrMemoryPoolsSupported:
+    case cudaDevAttrHostRegisterSupported:
+    case cudaDevAttrCanMapHostMemory:
+      *v = 1;
+      break;
+    default:
+      *v = 0;  // what a GPU may lack: peers, fabrics, multicast, hardware decoders
   }
   return cudaSuccess;
 }
-API cudaError_t cudaDeviceGetPCIBusId(char *s, int n, int d) { snprintf(s, n, "0000:%02x:00.0", d + 1); return cudaSuccess; }
-API cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) { *least = 0; *greatest = -5; return cudaSuccess; }
-API cudaError_t cudaDeviceCanAccessPeer(int *can, int, int) { *can = 1; return cudaSuccess; }
-
-// ---------------------------------------------------------------- errors
-API cudaError_t cudaGetLastError() { auto e = last_error; last_error = cudaSuccess; return e; }
-API cudaError_t cudaPeekAtLastError() { return last_error; }
-API const char *cudaGetErrorName(cudaError_t e) { return e == cudaErrorMemoryAllocation ? "cudaErrorMemoryAllocation" : e ? "cudaError" : "cudaSuccess"; }
-API const char *cudaGetErrorString(cudaError_t e) {
-  return e == cudaErrorMemoryAllocation ? "out of memory" : e == cudaErrorInvalidDevice ? "invalid device ordinal"
-       : e == cudaErrorNotSupported ? "operation not supported on paper" : e ? "error on paper" : "no error";
-}
-
-// ---------------------------------------------------------------- streams and events: always complete; a listener keeps the time
-struct Stream { int priority; unsigned flags; };
-struct Event { int device; int64_t number; };
-static void *handle_of(cudaStream_t s) { return s == cudaStreamLegacy || s == cudaStreamPerThread ? nullptr : (void *)s; }
-static cudaError_t host_waits(void *stream) { if (auto *l = paper_listener()) l->host_waits(stream); return cudaSuccess; }
-API cudaError_t cudaStreamCreateWithPriority(cudaStream_t *s, unsigned flags, int priority) { *s = (cudaStream_t) new Stream{priority, flags}; return cudaSuccess; }
-API cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned flags) { return cudaStreamCreateWithPriority(s, flags, 0); }
-API cudaError_t cudaStreamCreate(cudaStream_t *s) { return cudaStreamCreateWithPriority(s, 0, 0); }
-API cudaError_t cudaStreamGetPriority(cudaStream_t s, int *p) { *p = handle_of(s) ? ((Stream *)s)->priority : 0; return cudaSuccess; }
-API cudaError_t cudaStreamDestroy(cudaStream_t s) { delete (Stream *)s; return cudaSuccess; }
-API cudaError_t cudaStreamSynchronize(cudaStream_t s) { return host_waits(handle_of(s) ? (void *)s : DEFAULT_STREAM); }
-API cudaError_t cudaDeviceSynchronize() { return host_waits(nullptr); }
-API cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned) {
-  if (auto *l = paper_listener()) l->stream_waits(handle_of(s), ((Event *)e)->number);
+API cudaError_t cudaDeviceGetPCIBusId(char* s, int n, int d) {
+  snprintf(s, n, "0000:%02x:00.0", d + 1);
   return cudaSuccess;
 }
-API cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned) { *e = (cudaEvent_t) new Event{current_device, 0}; return cudaSuccess; }
-API cudaError_t cudaEventCreate(cudaEvent_t *e) { return cudaEventCreateWithFlags(e, 0); }
-API cudaError_t cudaEventDestroy(cudaEvent_t e) { delete (Event *)e; return cudaSuccess; }
+API cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
+  *least = 0;
+  *greatest = -5;
+  return cudaSuccess;
+}
+API cudaError_t cudaDeviceCanAccessPeer(int* can, int, int) {
+  *can = 1;
+  return cudaSuccess;
+}
+
+// ---------------------------------------------------------------- errors
+API cudaError_t cudaGetLastError() {
+  auto e = last_error;
+  last_error = cudaSuccess;
+  return e;
+}
+API cudaError_t cudaPeekAtLastError() { return last_error; }
+API const char* cudaGetErrorName(cudaError_t e) {
+  return e == cudaErrorMemoryAllocation ? "cudaErrorMemoryAllocation" : e ? "cudaError" : "cudaSuccess";
+}
+API const char* cudaGetErrorString(cudaError_t e) {
+  return e == cudaErrorMemoryAllocation ? "out of memory"
+         : e == cudaErrorInvalidDevice  ? "invalid device ordinal"
+         : e == cudaErrorNotSupported   ? "operation not supported on paper"
+         : e                            ? "error on paper"
+                                        : "no error";
+}
+
+// ---------------------------------------------------------------- streams and events: always complete; a listener
+// keeps the time
+struct Stream {
+  int priority;
+  unsigned flags;
+};
+struct Event {
+  int device;
+  int64_t number;
+};
+static void* handle_of(cudaStream_t s) {
+  return s == cudaStreamLegacy || s == cudaStreamPerThread ? nullptr : (void*)s;
+}
+static cudaError_t host_waits(void* stream) {
+  if (auto* l = paper_listener()) l->host_waits(stream);
+  return cudaSuccess;
+}
+API cudaError_t cudaStreamCreateWithPriority(cudaStream_t* s, unsigned flags, int priority) {
+  *s = (cudaStream_t) new Stream{priority, flags};
+  return cudaSuccess;
+}
+API cudaError_t cudaStreamCreateWithFlags(cudaStream_t* s, unsigned flags) {
+  return cudaStreamCreateWithPriority(s, flags, 0);
+}
+API cudaError_t cudaStreamCreate(cudaStream_t* s) { return cudaStreamCreateWithPriority(s, 0, 0); }
+API cudaError_t cudaStreamGetPriority(cudaStream_t s, int* p) {
+  *p = handle_of(s) ? ((Stream*)s)->priority : 0;
+  return cudaSuccess;
+}
+API cudaError_t cudaStreamDestroy(cudaStream_t s) {
+  delete (Stream*)s;
+  return cudaSuccess;
+}
+API cudaError_t cudaStreamSynchronize(cudaStream_t s) { return host_waits(handle_of(s) ? (void*)s : DEFAULT_STREAM); }
+API cudaError_t cudaDeviceSynchronize() { return host_waits(nullptr); }
+API cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned) {
+  if (auto* l = paper_listener()) l->stream_waits(handle_of(s), ((Event*)e)->number);
+  return cudaSuccess;
+}
+API cudaError_t cudaEventCreateWithFlags(cudaEvent_t* e, unsigned) {
+  *e = (cudaEvent_t) new Event{current_device, 0};
+  return cudaSuccess;
+}
+API cudaError_t cudaEventCreate(cudaEvent_t* e) { return cudaEventCreateWithFlags(e, 0); }
+API cudaError_t cudaEventDestroy(cudaEvent_t e) {
+  delete (Event*)e;
+  return cudaSuccess;
+}
 API cudaError_t cudaEventRecordWithFlags(cudaEvent_t e, cudaStream_t s, unsigned) {
-  if (auto *l = paper_listener()) ((Event *)e)->number = l->recorded(handle_of(s));
+  if (auto* l = paper_listener()) ((Event*)e)->number = l->recorded(handle_of(s));
   return cudaSuccess;
 }
 API cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s) { return cudaEventRecordWithFlags(e, s, 0); }
 API cudaError_t cudaEventSynchronize(cudaEvent_t e) {
-  if (auto *l = paper_listener()) l->host_waits_for_event(((Event *)e)->number);
+  if (auto* l = paper_listener()) l->host_waits_for_event(((Event*)e)->number);
   return cudaSuccess;
 }
-API cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t, cudaEvent_t) { *ms = 0.01f; return cudaSuccess; }  // equal for all: a search by time keeps the first
-API cudaError_t cudaLaunchHostFunc(cudaStream_t, cudaHostFn_t f, void *data) { f(data); return cudaSuccess; }
-API cudaError_t cudaStreamAddCallback(cudaStream_t s, cudaStreamCallback_t f, void *data, unsigned) { f(s, cudaSuccess, data); return cudaSuccess; }
+API cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t, cudaEvent_t) {
+  *ms = 0.01f;
+  return cudaSuccess;
+}  // equal for all: a search by time keeps the first
+API cudaError_t cudaLaunchHostFunc(cudaStream_t, cudaHostFn_t f, void* data) {
+  f(data);
+  return cudaSuccess;
+}
+API cudaError_t cudaStreamAddCallback(cudaStream_t s, cudaStreamCallback_t f, void* data, unsigned) {
+  f(s, cudaSuccess, data);
+  return cudaSuccess;
+}
 
 // ---------------------------------------------------------------- graphs: refused
-API cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus *s) { *s = cudaStreamCaptureStatusNone; return cudaSuccess; }
-API cudaError_t cudaStreamBeginCapture(cudaStream_t, cudaStreamCaptureMode) { return fail(cudaErrorNotSupported); }
-#if CUDART_VERSION >= 13000
-API cudaError_t cudaStreamGetCaptureInfo(cudaStream_t, cudaStreamCaptureStatus *s, unsigned long long *id, cudaGraph_t *, const cudaGraphNode_t **, const cudaGraphEdgeData **, size_t *) {
-#else
-API cudaError_t cudaStreamGetCaptureInfo_v2(cudaStream_t, cudaStreamCaptureStatus *s, unsigned long long *id, cudaGraph_t *, const cudaGraphNode_t **, size_t *) {
-#endif
-  *s = cudaStreamCaptureStatusNone; if (id) *id = 0; return cudaSuccess;
-}
-
-API cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *, void *) { return fail(cudaErrorNotSupported); }   // no other process sees these addresses
-API cudaError_t cudaIpcGetEventHandle(cudaIpcEventHandle_t *, cudaEvent_t) { return fail(cudaErrorNotSupported); }
-
-// ---------------------------------------------------------------- kernels: known by name, never run
-// A handle of a kernel is the address of its host function. PAPER_LAUNCHES=FILE writes how often each kernel was launched.
-static std::unordered_map<const void *, const char *> &kernels() { static auto *k = new std::unordered_map<const void *, const char *>; return *k; }
-static std::unordered_map<const void *, void *> variables;
-static std::unordered_map<const void *, long> launches;
-static thread_local void *library_stream = nullptr;
-API void paper_library_stream(void *stream) { library_stream = stream; }
-API int paper_call(const char *name) {
-  if (auto *l = paper_listener()) l->launched(library_stream);
-  return paper_stub(name);
-}
-static cudaError_t launch(const void *f, cudaStream_t stream) {
-  if (auto *l = paper_listener()) l->launched(handle_of(stream));
-  static const char *file = getenv("PAPER_LAUNCHES");
-  if (file) { Guard g(lock); launches[f]++; }
+API cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* s) {
+  *s = cudaStreamCaptureStatusNone;
   return cudaSuccess;
 }
-__attribute__((destructor)) static void write_launches() {
-  const char *file = getenv("PAPER_LAUNCHES"); if (!file || launches.empty()) return;
-  FILE *f = fopen(file, "w"); for (auto &l : launches) fprintf(f, "%ld %s\n", l.second, kernels().count(l.first) ? kernels()[l.first] : "?"); fclose(f);
+API cudaError_t cudaStreamBeginCapture(cudaStream_t, cudaStreamCaptureMode) { return fail(cudaErrorNotSupported); }
+#if CUDART_VERSION >= 13000
+API cudaError_t cudaStreamGetCaptureInfo(cudaStream_t, cudaStreamCaptureStatus* s, unsigned long long* id, cudaGraph_t*,
+                                         const cudaGraphNode_t**, const cudaGraphEdgeData**, size_t*) {
+#else
+API cudaError_t cudaStreamGetCaptureInfo_v2(cudaStream_t, cudaStreamCaptureStatus* s, unsigned long long* id,
+                                            cudaGraph_t*, const cudaGraphNode_t**, size_t*) {
+#endif
+  *s = cudaStreamCaptureStatusNone;
+  if (id) *id = 0;
+  return cudaSuccess;
 }
-struct Configuration { dim3 grid, block; size_t shared; cudaStream_t stream; };
-static thread_local std::vector<Configuration> configurations;   // kernel<<<...>>>: pushed by the caller, popped in the kernel's host function
 
-API void **__cudaRegisterFatBinary(void *) { static void *handle; return &handle; }
-API void __cudaRegisterFunction(void **, const char *host, char *, const char *name, int, uint3 *, uint3 *, dim3 *, dim3 *, int *) { kernels()[host] = name; }
-API void __cudaRegisterVar(void **, char *host, char *, const char *, int, size_t size, int, int) { Guard g(lock); variables[host] = calloc(size, 1); }
-API char __cudaInitModule(void **) { return 1; }
-API unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t shared, void *stream) { configurations.push_back({grid, block, shared, (cudaStream_t)stream}); return 0; }
-API cudaError_t __cudaPopCallConfiguration(dim3 *grid, dim3 *block, size_t *shared, void *stream) {
-  auto c = configurations.back(); configurations.pop_back(); *grid = c.grid; *block = c.block; *shared = c.shared; *(cudaStream_t *)stream = c.stream; return cudaSuccess;
-}
-API cudaError_t __cudaGetKernel(cudaKernel_t *k, const void *host) { *k = (cudaKernel_t)host; return cudaSuccess; }
-API cudaError_t __cudaLaunchKernel(cudaKernel_t k, dim3, dim3, void **, size_t, cudaStream_t s) { return launch(k, s); }
-API cudaError_t cudaLaunchKernel(const void *f, dim3, dim3, void **, size_t, cudaStream_t s) { return launch(f, s); }
-API cudaError_t cudaLaunchCooperativeKernel(const void *f, dim3, dim3, void **, size_t, cudaStream_t s) { return launch(f, s); }
-API cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *c, const void *f, void **) { return launch(f, c->stream); }
-API cudaError_t cudaGetSymbolAddress(void **p, const void *host) { Guard g(lock); *p = variables[host]; return cudaSuccess; }
-API cudaError_t cudaMemcpyToSymbol(const void *host, const void *from, size_t n, size_t at, cudaMemcpyKind) { Guard g(lock); memcpy((char *)variables[host] + at, from, n); return cudaSuccess; }
+API cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t*, void*) {
+  return fail(cudaErrorNotSupported);
+}  // no other process sees these addresses
+API cudaError_t cudaIpcGetEventHandle(cudaIpcEventHandle_t*, cudaEvent_t) { return fail(cudaErrorNotSupported); }
 
-// What a kernel was compiled to is not read here. CUB takes ptxVersion to choose block sizes, which decide its temporary memory:
-// the newest architecture in the wheel that this GPU runs (PAPER_COMPILED_FOR, from torch.cuda.get_arch_list()).
-API cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *a, const void *) {
-  memset(a, 0, sizeof *a); a->ptxVersion = a->binaryVersion = (int)setting("PAPER_COMPILED_FOR", Device::get().capability());
-  a->maxThreadsPerBlock = 1024; a->numRegs = 32; a->maxDynamicSharedSizeBytes = 49152; return cudaSuccess;
+// ---------------------------------------------------------------- kernels: never run
+// A handle of a kernel is the address of its host function.
+static std::unordered_map<const void*, void*> variables;
+static cudaError_t launch(cudaStream_t stream) {
+  if (auto* l = paper_listener()) l->launched(handle_of(stream));
+  return cudaSuccess;
 }
-API cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *n, const void *, int threads, size_t shared, unsigned) {
-  const Device &d = Device::get();                    // as if 32 registers a thread and no static shared memory
-  long long by_threads = d.number("maxThreadsPerSM") / (threads ? (threads + 31) / 32 * 32 : 32), by_shared = shared ? d.shared_memory_per_sm() / (long long)(shared + 1024) : 64;
-  *n = (int)std::min({by_threads, by_shared, d.number("maxCtasPerSM"), 65536ll / (32 * std::max(threads, 1))}); return cudaSuccess;
+struct Configuration {
+  dim3 grid, block;
+  size_t shared;
+  cudaStream_t stream;
+};
+static thread_local std::vector<Configuration>
+    configurations;  // kernel<<<...>>>: pushed by the caller, popped in the kernel's host function
+
+API void** __cudaRegisterFatBinary(void*) {
+  static void* handle;
+  return &handle;
 }
-API cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *n, const void *f, int threads, size_t shared) { return cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(n, f, threads, shared, 0); }
+API void __cudaRegisterFunction(void**, const char*, char*, const char*, int, uint3*, uint3*, dim3*, dim3*, int*) {}
+API void __cudaRegisterVar(void**, char* host, char*, const char*, int, size_t size, int, int) {
+  Guard g(lock);
+  variables[host] = calloc(size, 1);
+}
+API char __cudaInitModule(void**) { return 1; }
+API unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t shared, void* stream) {
+  configurations.push_back({grid, block, shared, (cudaStream_t)stream});
+  return 0;
+}
+API cudaError_t __cudaPopCallConfiguration(dim3* grid, dim3* block, size_t* shared, void* stream) {
+  auto c = configurations.back();
+  configurations.pop_back();
+  *grid = c.grid;
+  *block = c.block;
+  *shared = c.shared;
+  *(cudaStream_t*)stream = c.stream;
+  return cudaSuccess;
+}
+API cudaError_t __cudaGetKernel(cudaKernel_t* k, const void* host) {
+  *k = (cudaKernel_t)host;
+  return cudaSuccess;
+}
+API cudaError_t __cudaLaunchKernel(cudaKernel_t k, dim3, dim3, void**, size_t, cudaStream_t s) { return launch(s); }
+API cudaError_t cudaLaunchKernel(const void* f, dim3, dim3, void**, size_t, cudaStream_t s) { return launch(s); }
+API cudaError_t cudaLaunchCooperativeKernel(const void* f, dim3, dim3, void**, size_t, cudaStream_t s) {
+  return launch(s);
+}
+API cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* c, const void* f, void**) { return launch(c->stream); }
+API cudaError_t cudaGetSymbolAddress(void** p, const void* host) {
+  Guard g(lock);
+  *p = variables[host];
+  return cudaSuccess;
+}
+API cudaError_t cudaMemcpyToSymbol(const void* host, const void* from, size_t n, size_t at, cudaMemcpyKind) {
+  Guard g(lock);
+  memcpy((char*)variables[host] + at, from, n);
+  return cudaSuccess;
+}
+
+// What a kernel was compiled to is not read here. CUB takes ptxVersion to choose block sizes, which decide its
+// temporary memory: that of the GPU, for which the wheel has code.
+API cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* a, const void*) {
+  memset(a, 0, sizeof *a);
+  a->ptxVersion = a->binaryVersion = Device::get().capability();
+  a->maxThreadsPerBlock = 1024;
+  a->numRegs = 32;
+  a->maxDynamicSharedSizeBytes = 49152;
+  return cudaSuccess;
+}
+API cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* n, const void*, int threads, size_t shared,
+                                                                       unsigned) {
+  const Device& d = Device::get();  // as if 32 registers a thread and no static shared memory
+  long long by_threads = d.number("maxThreadsPerSM") / (threads ? (threads + 31) / 32 * 32 : 32),
+            by_shared = shared ? d.shared_memory_per_sm() / (long long)(shared + 1024) : 64;
+  *n = (int)std::min({by_threads, by_shared, d.number("maxCtasPerSM"), 65536ll / (32 * std::max(threads, 1))});
+  return cudaSuccess;
+}
+API cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* n, const void* f, int threads, size_t shared) {
+  return cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(n, f, threads, shared, 0);
+}
 
 // ---------------------------------------------------------------- the driver's functions, by name
-static cudaError_t entry(const char *name, unsigned version, void **f) {
-  static void *driver = dlopen("libcuda.so.1", RTLD_NOW);          // the stand-in beside this library
+static cudaError_t entry(const char* name, unsigned version, void** f) {
+  static void* driver = dlopen("libcuda.so.1", RTLD_NOW);  // the stand-in beside this library
   std::string n = name;
   *f = version >= 12000 ? dlsym(driver, (n + "_v3").c_str()) : nullptr;
-  if (!*f) *f = dlsym(driver, (n + "_v2").c_str());                // the newest that the stand-in has: it has no older ones
+  if (!*f) *f = dlsym(driver, (n + "_v2").c_str());  // the newest that the stand-in has: it has no older ones
   if (!*f) *f = dlsym(driver, name);
   return *f ? cudaSuccess : fail(cudaErrorSymbolNotFound);
 }
 #if CUDART_VERSION >= 12050
-API cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **f, unsigned version, unsigned long long, cudaDriverEntryPointQueryResult *r) {
-  auto e = entry(name, version, f); if (r) *r = e ? cudaDriverEntryPointSymbolNotFound : cudaDriverEntryPointSuccess; return e ? cudaGetLastError(), cudaSuccess : e;
+API cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** f, unsigned version, unsigned long long,
+                                                 cudaDriverEntryPointQueryResult* r) {
+  auto e = entry(name, version, f);
+  if (r) *r = e ? cudaDriverEntryPointSymbolNotFound : cudaDriverEntryPointSuccess;
+  return e ? cudaGetLastError(), cudaSuccess : e;
 }
 #endif
-API cudaError_t cudaGetDriverEntryPoint(const char *name, void **f, unsigned long long, cudaDriverEntryPointQueryResult *r) {
-  auto e = entry(name, CUDART_VERSION, f); if (r) *r = e ? cudaDriverEntryPointSymbolNotFound : cudaDriverEntryPointSuccess; return e ? cudaGetLastError(), cudaSuccess : e;
+API cudaError_t cudaGetDriverEntryPoint(const char* name, void** f, unsigned long long,
+                                        cudaDriverEntryPointQueryResult* r) {
+  auto e = entry(name, CUDART_VERSION, f);
+  if (r) *r = e ? cudaDriverEntryPointSymbolNotFound : cudaDriverEntryPointSuccess;
+  return e ? cudaGetLastError(), cudaSuccess : e;
 }

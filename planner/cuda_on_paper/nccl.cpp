@@ -1,29 +1,77 @@
 // libnccl on paper: collectives move nothing, but small contents come out as if every rank had what this rank has.
-#define __CUDA_FP16_H__                                 // nccl.h points to no halves; their header needs another wheel
+#define __CUDA_FP16_H__  // nccl.h points to no halves; their header needs another wheel
 #define __CUDA_BF16_H__
 #define __CUDA_FP8_H__
 #include <cuda_runtime_api.h>
 #include <nccl.h>
+
 #include "shared.h"
-struct Comm { int size, rank; };
-static size_t width(ncclDataType_t t) { return t <= ncclUint8 ? 1 : t == ncclFloat16 || t == ncclBfloat16 ? 2 : t == ncclInt64 || t == ncclUint64 || t == ncclFloat64 ? 8 : t > ncclBfloat16 ? 1 : 4; }
-static void copy(void *to, const void *from, size_t bytes, void *stream = nullptr) { if (auto *l = paper_listener()) l->launched(stream); if (to != from) cudaMemcpy(to, from, bytes, cudaMemcpyDefault); }
-static ncclComm_t made(int size, int rank) { return (ncclComm_t) new Comm{size, rank}; }
-API ncclResult_t ncclGetVersion(int *v) { *v = NCCL_VERSION_CODE; return ncclSuccess; }
-API ncclResult_t ncclCommInitRank(ncclComm_t *c, int size, ncclUniqueId, int rank) { *c = made(size, rank); return ncclSuccess; }
-API ncclResult_t ncclCommInitRankConfig(ncclComm_t *c, int size, ncclUniqueId, int rank, ncclConfig_t *) { *c = made(size, rank); return ncclSuccess; }
-API ncclResult_t ncclCommSplit(ncclComm_t, int, int, ncclComm_t *c, ncclConfig_t *) { return (ncclResult_t)paper_unknown("ncclCommSplit", ncclInvalidUsage); }   // its size is the other ranks' colours
-API ncclResult_t ncclCommCount(const ncclComm_t c, int *n) { *n = ((Comm *)c)->size; return ncclSuccess; }
-API ncclResult_t ncclCommUserRank(const ncclComm_t c, int *n) { *n = ((Comm *)c)->rank; return ncclSuccess; }
-API ncclResult_t ncclCommDestroy(ncclComm_t c) { delete (Comm *)c; return ncclSuccess; }
-API ncclResult_t ncclCommGetAsyncError(ncclComm_t, ncclResult_t *e) { *e = ncclSuccess; return ncclSuccess; }
-API ncclResult_t ncclAllReduce(const void *s, void *r, size_t n, ncclDataType_t t, ncclRedOp_t, ncclComm_t, cudaStream_t s_) { copy(r, s, n * width(t)); return ncclSuccess; }
-API ncclResult_t ncclReduce(const void *s, void *r, size_t n, ncclDataType_t t, ncclRedOp_t, int, ncclComm_t, cudaStream_t s_) { copy(r, s, n * width(t)); return ncclSuccess; }
-API ncclResult_t ncclBroadcast(const void *s, void *r, size_t n, ncclDataType_t t, int, ncclComm_t, cudaStream_t s_) { copy(r, s, n * width(t)); return ncclSuccess; }
-API ncclResult_t ncclReduceScatter(const void *s, void *r, size_t n, ncclDataType_t t, ncclRedOp_t, ncclComm_t c, cudaStream_t s_) {
-  copy(r, (const char *)s + ((Comm *)c)->rank * n * width(t), n * width(t)); return ncclSuccess;
+struct Comm {
+  int size, rank;
+};
+static size_t width(ncclDataType_t t) {
+  return t <= ncclUint8                                          ? 1
+         : t == ncclFloat16 || t == ncclBfloat16                 ? 2
+         : t == ncclInt64 || t == ncclUint64 || t == ncclFloat64 ? 8
+         : t > ncclBfloat16                                      ? 1
+                                                                 : 4;
 }
-API ncclResult_t ncclAllGather(const void *s, void *r, size_t n, ncclDataType_t t, ncclComm_t c, cudaStream_t s_) {
-  for (int i = 0; i < ((Comm *)c)->size; i++) copy((char *)r + i * n * width(t), s, n * width(t));
+static void copy(void* to, const void* from, size_t bytes, void* stream = nullptr) {
+  if (auto* l = paper_listener()) l->launched(stream);
+  if (to != from) cudaMemcpy(to, from, bytes, cudaMemcpyDefault);
+}
+static ncclComm_t made(int size, int rank) { return (ncclComm_t) new Comm{size, rank}; }
+API ncclResult_t ncclGetVersion(int* v) {
+  *v = NCCL_VERSION_CODE;
+  return ncclSuccess;
+}
+API ncclResult_t ncclCommInitRank(ncclComm_t* c, int size, ncclUniqueId, int rank) {
+  *c = made(size, rank);
+  return ncclSuccess;
+}
+API ncclResult_t ncclCommInitRankConfig(ncclComm_t* c, int size, ncclUniqueId, int rank, ncclConfig_t*) {
+  *c = made(size, rank);
+  return ncclSuccess;
+}
+API ncclResult_t ncclCommSplit(ncclComm_t, int, int, ncclComm_t* c, ncclConfig_t*) {
+  return (ncclResult_t)paper_unknown("ncclCommSplit", ncclInvalidUsage);
+}  // its size is the other ranks' colours
+API ncclResult_t ncclCommCount(const ncclComm_t c, int* n) {
+  *n = ((Comm*)c)->size;
+  return ncclSuccess;
+}
+API ncclResult_t ncclCommUserRank(const ncclComm_t c, int* n) {
+  *n = ((Comm*)c)->rank;
+  return ncclSuccess;
+}
+API ncclResult_t ncclCommDestroy(ncclComm_t c) {
+  delete (Comm*)c;
+  return ncclSuccess;
+}
+API ncclResult_t ncclCommGetAsyncError(ncclComm_t, ncclResult_t* e) {
+  *e = ncclSuccess;
+  return ncclSuccess;
+}
+API ncclResult_t ncclAllReduce(const void* s, void* r, size_t n, ncclDataType_t t, ncclRedOp_t, ncclComm_t,
+                               cudaStream_t s_) {
+  copy(r, s, n * width(t));
+  return ncclSuccess;
+}
+API ncclResult_t ncclReduce(const void* s, void* r, size_t n, ncclDataType_t t, ncclRedOp_t, int, ncclComm_t,
+                            cudaStream_t s_) {
+  copy(r, s, n * width(t));
+  return ncclSuccess;
+}
+API ncclResult_t ncclBroadcast(const void* s, void* r, size_t n, ncclDataType_t t, int, ncclComm_t, cudaStream_t s_) {
+  copy(r, s, n * width(t));
+  return ncclSuccess;
+}
+API ncclResult_t ncclReduceScatter(const void* s, void* r, size_t n, ncclDataType_t t, ncclRedOp_t, ncclComm_t c,
+                                   cudaStream_t s_) {
+  copy(r, (const char*)s + ((Comm*)c)->rank * n * width(t), n * width(t));
+  return ncclSuccess;
+}
+API ncclResult_t ncclAllGather(const void* s, void* r, size_t n, ncclDataType_t t, ncclComm_t c, cudaStream_t s_) {
+  for (int i = 0; i < ((Comm*)c)->size; i++) copy((char*)r + i * n * width(t), s, n * width(t));
   return ncclSuccess;
 }

@@ -3,26 +3,26 @@
 #include <cstddef>
 #include <cstdint>
 #define API extern "C" __attribute__((visibility("default")))
-API int paper_stub(const char *name);                 // a function nobody wrote: says so once, returns 0
-API int paper_call(const char *name);                 // the same, of one that gives the device something to do
-API void paper_library_stream(void *stream);         // that a library was told on this thread: its next calls go there
-API void paper_works_in(const char *library, void *memory);
-API int paper_unknown(const char *name, int error);   // an answer that paper does not know: says so once, returns the error
-API bool paper_take(size_t bytes, int device);        // count physical memory; false: the GPU is full
+API int paper_call();                         // a library gives the device something to do
+API void paper_library_stream(void* stream);  // that a library was told on this thread: its next calls go there
+API void paper_works_in(const char* library, void* memory);
+API int paper_unknown(const char* name,
+                      int error);  // an answer that decides memory, and that nobody can give; returns the error
+API bool paper_take(size_t bytes, int device);  // count physical memory; false: the GPU is full
 API void paper_give(size_t bytes, int device);
-API void *paper_addresses(size_t bytes);              // addresses that nobody else has
-API void paper_addresses_free(void *address, size_t bytes);
-API void paper_forget(void *address, size_t bytes);   // contents become zero
+API void* paper_addresses(size_t bytes);  // addresses that nobody else has
+API void paper_addresses_free(void* address, size_t bytes);
+API void paper_forget(void* address, size_t bytes);  // contents become zero
 
 // Whoever hears what the host gives the device to do, in its order.
 struct PaperListener {
-  void (*launched)(void *stream);                     // a kernel
-  int64_t (*recorded)(void *stream);                  // an event; returns its number
-  void (*stream_waits)(void *stream, int64_t event);
-  void (*host_waits)(void *stream);                   // for a stream, or for the whole device: null
+  void (*launched)(void* stream);     // a kernel
+  int64_t (*recorded)(void* stream);  // an event; returns its number
+  void (*stream_waits)(void* stream, int64_t event);
+  void (*host_waits)(void* stream);  // for a stream, or for the whole device: null
   void (*host_waits_for_event)(int64_t event);
-  void (*works_in)(const char *library, void *memory);   // memory that a library was given to work in
-  void (*unknown)(const char *name);                  // an answer that nobody can give without a GPU
+  void (*works_in)(const char* library, void* memory);  // memory that a library was given to work in
+  void (*unknown)(const char* name);                    // an answer that nobody can give without a GPU
 };
-API void paper_listen(const PaperListener *listener); // null: nobody
-API const PaperListener *paper_listener();
+API void paper_listen(const PaperListener* listener);  // null: nobody
+API const PaperListener* paper_listener();

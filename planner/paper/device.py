@@ -29,7 +29,7 @@ from planner.paper.kernels import (  # noqa: F401
     workspaces,
 )
 from planner.paper.recorder import Recorder
-from planner.paper.targets import Target, target_of
+from planner.paper.targets import target_of
 from planner.paper.work_records import Holding
 from planner.upstream import checking, torch_releases
 
@@ -93,7 +93,7 @@ def gpu(
     chosen = target_of(target, torch_version)
     checking.enforce()
     if library.is_on_cuda():
-        with _gpu_on_cuda(chosen, waits=waits) as paper:
+        with _gpu_on_cuda(waits=waits) as paper:
             yield paper
         return
     _install()
@@ -123,7 +123,7 @@ def gpu(
 
 
 @contextmanager
-def _gpu_on_cuda(target: Target, *, waits: bool) -> Iterator[Paper]:
+def _gpu_on_cuda(*, waits: bool) -> Iterator[Paper]:
     """As :func:`gpu`, where torch's own CUDA code allocates."""
     native = library.load()
     _install_on_cuda()

@@ -29,8 +29,10 @@ from planner.runtime.user_cache import user_cache
 
 _SOURCES = Path(__file__).parent / "native"
 _SOURCES_ON_CUDA = Path(__file__).parent / "native_cuda"
-_SHARED = ("autograd", "followed_operators", "graph_pools", "host_memory", "host_values", "launches", "trace", "witness",
-           "workspaces")
+_SHARED = (
+    "autograd", "followed_operators", "graph_pools", "host_memory", "host_values", "launches", "trace", "witness",
+    "workspaces",
+)  # fmt: skip
 """Of the sources those that write down what torch's own CUDA code does, too."""
 _MOST_UNITS = 4
 """Of translation, compiled side by side: torch's headers take most of a compiler's time, and each reads them once."""
@@ -41,7 +43,7 @@ _loaded: ctypes.CDLL | None = None
 
 
 def is_on_cuda() -> bool:
-    """Whether this process has the CUDA runtime on paper (planner.cuda_on_paper), on which torch's own CUDA code runs."""
+    """Whether torch's own CUDA code runs in this process, on the CUDA runtime on paper (planner.cuda_on_paper)."""
     return "PAPER_DEVICE" in os.environ
 
 

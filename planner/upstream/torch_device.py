@@ -96,7 +96,7 @@ MEASURED_PROGRAMS = (
             "an allocator that is put in the place of torch's own keeps no statistics: planner's replay does",
     }),
     *patch("program's memory", "tests/running/test_on_cuda.py", has_source=False, targets={
-        "torch.cuda:mem_get_info": "asks the CUDA runtime what is free: of what planner's allocator reserves it knows nothing",
+        "torch.cuda:mem_get_info": "asks the CUDA runtime what is free, which knows nothing of planner's allocator",
         "torch.cuda.memory:mem_get_info": "the same",
     }),
     *private(_MEASURED, change=Change.REPORTED, has_source=False, part="measuring", targets={

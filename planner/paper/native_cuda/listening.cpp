@@ -1,9 +1,8 @@
 // What the CUDA runtime on paper is given to do, as launches: kernels, events, who waits for whom.
-#include "streams.h"
-
-#include "shared.h"
 #include "launches.h"
 #include "memory.h"
+#include "shared.h"
+#include "streams.h"
 #include "trace.h"
 #include "workspaces.h"
 
@@ -40,7 +39,8 @@ void works_in(const char* library, void* memory) { name_workspace(block_at(memor
 
 void unknown(const char* name) { workspace_is_unknown(name); }
 
-const PaperListener kListener{&launched, &recorded, &stream_waits, &host_waits, &host_waits_for_event, &works_in, &unknown};
+const PaperListener kListener{&launched, &recorded, &stream_waits, &host_waits, &host_waits_for_event,
+                              &works_in, &unknown};
 
 }  // namespace
 

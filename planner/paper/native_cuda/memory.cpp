@@ -1,5 +1,5 @@
-// The memory that torch's own CUDA code asks for, as its pluggable allocator hands it on: addresses of the CUDA runtime on
-// paper (planner/cuda_on_paper), and a record of each request.
+// The memory that torch's own CUDA code asks for, as its pluggable allocator hands it on: addresses of the CUDA runtime
+// on paper (planner/cuda_on_paper), and a record of each request.
 #include "memory.h"
 
 #include <c10/core/DeviceGuard.h>
@@ -39,8 +39,9 @@ size_t requested = 0;
 size_t highest_requested = 0;
 
 std::mutex stream_mutex;
-std::vector<c10::DeviceIndex> devices;           // those that have had blocks, in the order of their first ones
-std::unordered_map<const void*, int32_t> streams;  // in the order in which they were first heard of; the default one is 0
+std::vector<c10::DeviceIndex> devices;  // those that have had blocks, in the order of their first ones
+std::unordered_map<const void*, int32_t>
+    streams;  // in the order in which they were first heard of; the default one is 0
 constexpr int kStreamBits = 24;
 void (*on_use)() = nullptr;
 
@@ -62,7 +63,8 @@ void* take(size_t bytes, int device, cudaStream_t stream) {
     requested += bytes;
     highest_requested = std::max(highest_requested, requested);
   }
-  const int64_t block = record_alloc(bytes, number_of_stream(static_cast<c10::DeviceIndex>(device), stream), pool_now());
+  const int64_t block =
+      record_alloc(bytes, number_of_stream(static_cast<c10::DeviceIndex>(device), stream), pool_now());
   std::lock_guard<std::mutex> lock(block_mutex);
   blocks[address].block = block;
   return address;

@@ -1,8 +1,8 @@
 // What is known of values while torch's own CUDA code runs: what came from the host, what operators make of it, and who
 // reads what nobody knows. Kernels compute nothing.
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/copy_native.h>
 #include <ATen/record_function.h>
 #include <torch/library.h>
@@ -62,7 +62,9 @@ struct CallContext final : at::ObserverContext {
 
 // Whether all tensors are ones of the paper GPU or of the host: subclasses come back as what they hold.
 bool are_plain(const c10::ArrayRef<const c10::IValue>& values) {
-  const auto is_plain = [](const at::Tensor& tensor) { return !tensor.defined() || !tensor.key_set().has(c10::DispatchKey::Python); };
+  const auto is_plain = [](const at::Tensor& tensor) {
+    return !tensor.defined() || !tensor.key_set().has(c10::DispatchKey::Python);
+  };
   for (const auto& value : values) {
     if (value.isTensor() && !is_plain(value.toTensor())) return false;
     if (value.isTensorList())
@@ -84,13 +86,15 @@ std::unique_ptr<at::ObserverContext> enter_call(const at::RecordFunction& functi
 }
 
 void describe_result(const at::Tensor& tensor) {
-  if (!tensor.defined() || !tensor.is_cuda() || !tensor.has_storage() || tensor.key_set().has(c10::DispatchKey::Python)) return;
+  if (!tensor.defined() || !tensor.is_cuda() || !tensor.has_storage() || tensor.key_set().has(c10::DispatchKey::Python))
+    return;
   const auto sizes = tensor.sizes();
   describe(block_at(tensor.storage().data()), sizes.data(), sizes.size(), static_cast<int32_t>(tensor.scalar_type()));
 }
 
 bool is_on_device(const torch::jit::Stack& arguments) {
-  return !arguments.empty() && arguments[0].isTensor() && arguments[0].toTensor().defined() && arguments[0].toTensor().is_cuda();
+  return !arguments.empty() && arguments[0].isTensor() && arguments[0].toTensor().defined() &&
+         arguments[0].toTensor().is_cuda();
 }
 
 void leave_call(const at::RecordFunction& function, at::ObserverContext* entered) {
@@ -120,9 +124,8 @@ void leave_call(const at::RecordFunction& function, at::ObserverContext* entered
 at::Scalar local_scalar_dense(const at::Tensor& self) {
   note_launch(LaunchKind::HostWait, current_stream());
   if (const auto value = remembered(self)) return value->item();
-  static const auto read = c10::Dispatcher::singleton()
-                               .findSchemaOrThrow("paper::read_value", "")
-                               .typed<at::Scalar(const at::Tensor&)>();
+  static const auto read =
+      c10::Dispatcher::singleton().findSchemaOrThrow("paper::read_value", "").typed<at::Scalar(const at::Tensor&)>();
   return read.call(self);
 }
 

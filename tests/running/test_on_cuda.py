@@ -1,0 +1,125 @@
+"""Torch's own CUDA code on the CUDA runtime on paper allocates what the modelled kernels do."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+import torch
+from program_runs import Run
+
+from planner.events import Alloc, Category, Role
+from planner.tracing.program.rank_orders import RankRun
+from planner.units import KIB
+
+Program = Callable[[str], str]
+
+pytestmark = pytest.mark.skipif(torch.version.cuda is None, reason="torch is not a CUDA build")
+
+TRANSFORMER = """
+import os
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional as F
+
+class Block(nn.Module):
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads, self.norm, self.other_norm = heads, nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+    def forward(self, x):
+        batch, length, width = x.shape
+        q, k, v = self.qkv(self.norm(x)).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        x = x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+        return x + self.down(F.gelu(self.up(self.other_norm(x))))
+
+class Model(nn.Module):
+    def __init__(self, words=4096, width=256, layers=3):
+        super().__init__()
+        self.words, self.blocks = nn.Embedding(words, width), nn.ModuleList(Block(width, 4) for _ in range(layers))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, words, bias=False)
+    def forward(self, tokens):
+        x = self.words(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1), tokens.flatten())
+
+if "RANK" in os.environ:
+    dist.init_process_group("nccl")
+model = Model().cuda()
+{wrapped}
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(4):
+    tokens = torch.randint(4096, (4, 512), device="cuda")
+    with torch.autocast("cuda", torch.bfloat16):
+        loss = model(tokens)
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+    print(loss.item())
+"""
+DDP = "model = nn.parallel.DistributedDataParallel(model)"
+FSDP2 = """
+from torch.distributed.fsdp import fully_shard
+for block in model.blocks:
+    fully_shard(block)
+fully_shard(model)
+"""
+FSDP1 = """
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+model = FullyShardedDataParallel(model, auto_wrap_policy=ModuleWrapPolicy({Block}))
+"""
+
+
+@pytest.fixture
+def run_on_cuda(run: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
+    def run_it(command: str, **options: object) -> RankRun:
+        with monkeypatch.context() as patch:
+            patch.setenv("PLANNER_ON_CUDA", "1")
+            return run(command, **options)  # type: ignore[arg-type]
+
+    return run_it  # type: ignore[return-value]
+
+
+def requested(ran: RankRun, least_bytes: int) -> list[tuple[int, int]]:
+    """Of every allocation its bytes and its stream, as the how manieth that was met; without those of cuDNN, which is
+    asked itself and says 256 bytes more than the modelled kernels for its attention."""
+    allocs = [event for event in ran.trace.written_out() if isinstance(event, Alloc)]
+    streams = dict[int, int]()
+    return [
+        (event.requested_bytes, streams.setdefault(event.stream, len(streams)))
+        for event in allocs
+        if "cudnn" not in getattr(event.origin, "op", "") and event.requested_bytes >= least_bytes
+    ]
+
+
+def roles(ran: RankRun) -> Counter[Category]:
+    return Counter(event.category for event in ran.trace.written_out() if isinstance(event, Role))
+
+
+@pytest.mark.parametrize(
+    ("launcher", "wrapped", "least_bytes"),
+    [
+        ("python", "", 0),
+        ("torchrun --nproc-per-node 4", DDP, 0),
+        ("torchrun --nproc-per-node 4", FSDP1, 0),
+        # Copies of many tensors at once have lists of them on the device, which the modelled kernels do not know.
+        ("torchrun --nproc-per-node 4", FSDP2, 64 * KIB),
+    ],
+    ids=["alone", "ddp", "fsdp1", "fsdp2"],
+)
+def test_the_same_is_allocated_in_the_same_order(
+    program: Program, run: Run, run_on_cuda: Run, launcher: str, wrapped: str, least_bytes: int
+) -> None:
+    command = f"{launcher} {program(TRANSFORMER.replace('{wrapped}', wrapped))}"
+
+    modelled, on_cuda = run(command), run_on_cuda(command)
+
+    assert requested(on_cuda, least_bytes) == requested(modelled, least_bytes)
+    assert roles(on_cuda) == roles(modelled)
+    assert on_cuda.assumptions == modelled.assumptions
