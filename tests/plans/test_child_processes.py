@@ -11,7 +11,7 @@ import pytest
 from planner.errors import SpecError
 from planner.job.schema import Cluster, Decoder, Gpu, Job, Model, Parallel, Pp, Train
 from planner.planning import child_processes, pipeline
-from planner.planning.child_processes import PRELOAD, ChildProcesses
+from planner.planning.child_processes import ChildProcesses
 from planner.planning.pipeline import PlanningResult
 from planner.report.statement import Seconds
 from planner.runtime import messages, running
