@@ -31,7 +31,8 @@ plan: $(PLANS) ## plan the example in which DDP's buckets decide (it does not fi
 DEADLINES := $(addprefix tests/running/test_,bad_programs.py host_processes.py programs_that_lie.py)
 COMPUTED := $(addprefix tests/,bound calibrations commands/test_measure_and_compare_commands.py \
   commands/test_run_command.py decisions environments facts failures gpu_truth hardware host house importers layouts \
-  long_run opinfo overheads plans replays reports rollout specs starting steps timing traces) \
+  long_run opinfo overheads plans replays reports rollout searching/test_brute_force.py specs starting steps timing \
+  traces) \
   $(filter-out $(DEADLINES),$(wildcard tests/running/test_*.py))
 test: test-timed ## the tests that CI runs
 	@$(MAKE) --no-print-directory --jobs 2 test-computed test-clusters
