@@ -6,7 +6,7 @@ PLANS := $(VENV)/.plans
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup plan answers test test-timed beside-timed test-computed test-clusters test-wheel soak test-torch torch-versions fuzz cpu-runs cpu-programs clients beside-plans screenshots opinfo check lint bench accuracy programs step-times gpu-truth gpu-facts rehearse-gpu-truth validate-gpu clean
+.PHONY: help setup plan answers test test-timed test-computed test-clusters test-wheel soak test-torch torch-versions fuzz cpu-runs cpu-programs clients beside-plans screenshots opinfo check check-in-turn check-computed lint bench accuracy programs step-times gpu-truth gpu-facts rehearse-gpu-truth validate-gpu clean
 
 help: ## what can be done here
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,8 +26,14 @@ plan: $(PLANS) ## plan the example in which DDP's buckets decide (it does not fi
 	@echo
 	$(BIN)/planner check examples/nemotron-4b-ddp-bucket-view.yaml
 
-# What has deadlines of its own does not share the machine. Beside the clusters, which mostly wait, runs what only computes.
-COMPUTED := $(addprefix tests/,bound calibrations importers layouts long_run opinfo plans replays reports rollout specs starting steps traces)
+# What has deadlines of its own shares the processors with what steps aside for it, and so do the clusters, which mostly
+# wait: that is what only computes.
+DEADLINES := $(addprefix tests/running/test_,bad_programs.py host_processes.py programs_that_lie.py)
+COMPUTED := $(addprefix tests/,bound calibrations commands/test_measure_and_compare_commands.py \
+  commands/test_run_command.py decisions environments facts failures gpu_truth hardware host house importers layouts \
+  long_run opinfo overheads plans replays reports rollout searching/test_brute_force.py specs starting steps timing \
+  traces) \
+  $(filter-out $(DEADLINES),$(wildcard tests/running/test_*.py))
 test: test-timed ## the tests that CI runs
 	@$(MAKE) --no-print-directory --jobs 2 test-computed test-clusters
 test-timed: $(READY)
@@ -44,8 +50,8 @@ ON_CUDA := $(addprefix tests/,installed replays running/test_readme.py running/t
   running/test_programs_in_a_world.py traces/test_against_cpu_runs.py traces/test_kernels_attention.py traces/test_architectures.py)
 $(WHEEL)/.ready: $(READY) constraints.txt $(shell find planner -type f -not -name '*.pyc')
 	rm -rf $(WHEEL) && $(PYTHON) -m venv $(WHEEL)
-	$(PYTHON) -m pip wheel --quiet --no-deps --wheel-dir $(WHEEL)/dist .
-	.ci/install "$$(ls $(WHEEL)/dist/*.whl)[service] pytest hypothesis httpx peft deepspeed" $(WHEEL) index
+	nice -n 19 $(PYTHON) -m pip wheel --quiet --no-deps --wheel-dir $(WHEEL)/dist .
+	nice -n 19 .ci/install "$$(ls $(WHEEL)/dist/*.whl)[service] pytest hypothesis httpx peft deepspeed" $(WHEEL) index
 	@touch $@
 test-wheel: $(WHEEL)/.ready ## a share of the tests with planner's wheel and the tested torch as the index has it
 	OMP_NUM_THREADS=1 nice -n 19 $(WHEEL)/bin/pytest -p no:cacheprovider -m "not soak" $(ON_CUDA)
@@ -109,10 +115,13 @@ lint: $(READY) ## style, types, and the house's layers
 	$(BIN)/lint-imports
 
 check: $(READY) ## what CI runs: the tests, some with the wheel and the index's torch, and lint
-	@$(MAKE) --no-print-directory --jobs 2 ELSEWHERE="$(ON_CUDA)" test-timed beside-timed
-	@$(MAKE) --no-print-directory --jobs 3 ELSEWHERE="$(ON_CUDA)" test-computed test-clusters test-wheel
-beside-timed: $(READY)
-	@nice -n 19 $(MAKE) --no-print-directory lint $(WHEEL)/.ready
+	@$(MAKE) --no-print-directory --jobs 3 ELSEWHERE="$(ON_CUDA)" check-in-turn check-computed test-wheel
+check-in-turn: $(READY)
+	@$(MAKE) --no-print-directory test-timed
+	@$(MAKE) --no-print-directory test-clusters
+check-computed: $(READY)
+	@nice -n 19 $(MAKE) --no-print-directory lint
+	@$(MAKE) --no-print-directory test-computed
 
 bench: $(READY) ## speeds, as ratios within one run
 	$(BIN)/python benchmarks/run.py

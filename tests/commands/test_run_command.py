@@ -6,7 +6,10 @@ import getpass
 import json
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from standard_error import without_progress
@@ -15,10 +18,13 @@ from planner import cli
 from planner.job.loading import load_job
 from planner.job.named_gpus import look_up
 from planner.job.schema import Gpu, Software
+from planner.planning import program
 from planner.planning.program import inputs_of
 from planner.report.plan_text import render
 from planner.report.statement import read_statement, to_json
 from planner.report.style import Style
+from planner.runtime.fork_server import ForkServer
+from planner.tracing.program import rank_process
 from planner.tracing.program.launch_line import parse
 from planner.units import GIB
 
@@ -68,8 +74,35 @@ for step in range(2000):
 """
 
 
-def planner(*words: str) -> subprocess.CompletedProcess[str]:
+Ended = subprocess.CompletedProcess[str]
+
+
+def planner(*words: str) -> Ended:
     return subprocess.run([sys.executable, "-m", "planner", *words], capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ForkServer]:
+    started = ForkServer(rank_process.PRELOAD)
+    yield started
+    started.close()
+
+
+@pytest.fixture
+def planner_here(
+    server: ForkServer, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Callable[..., Ended]:
+    """The command in this process, with children that have loaded PyTorch already."""
+    in_a_child = partial(rank_process.run_rank, server=server)
+    monkeypatch.setattr(rank_process, "run_rank", lambda order, limits, *_: in_a_child(order, limits))
+    monkeypatch.setattr(program, "ForkServer", lambda _: SimpleNamespace(close=lambda: None))
+
+    def run(*words: str) -> Ended:
+        code = cli.main(list(words))
+        out, err = capfd.readouterr()
+        return subprocess.CompletedProcess(words, code, out, err)
+
+    return run
 
 
 @pytest.mark.parametrize(("torch", "cuda"), [("2.6", "12.4"), ("2.10", "12.8"), ("2.13", "13.0")])
@@ -109,11 +142,13 @@ def test_json_is_one_object_on_standard_output() -> None:
     assert set(found["rank_classes"][0]["peak"]) >= {"allocated_bytes", "reserved_bytes", "device_bytes"}
 
 
-def test_a_gpu_that_the_catalog_does_not_have_is_given_by_its_figures(tmp_path: Path) -> None:
+def test_a_gpu_that_the_catalog_does_not_have_is_given_by_its_figures(
+    tmp_path: Path, planner_here: Callable[..., Ended]
+) -> None:
     gpu, spec = "{total_bytes: 9.5GiB, arch: sm_80}", tmp_path / "job.yaml"
-    program = str(PROGRAMS / "fine_tune.py")
-    ended = planner("run", "--allow-writes", "--steps", "2", "--format", "json", "--gpu", gpu, "--save-spec", str(spec),
-                    "--", "python", program)  # fmt: skip
+    fine_tune = str(PROGRAMS / "fine_tune.py")
+    ended = planner_here("run", "--allow-writes", "--steps", "2", "--format", "json", "--gpu", gpu,
+                         "--save-spec", str(spec), "--", "python", fine_tune)  # fmt: skip
 
     assert ended.returncode == 0, ended.stderr
     (found,) = json.loads(ended.stdout)["rank_classes"]
@@ -122,22 +157,24 @@ def test_a_gpu_that_the_catalog_does_not_have_is_given_by_its_figures(tmp_path: 
 
 
 def test_nothing_of_planners_is_left_among_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program, folder = tmp_path / "compiled.py", tmp_path / "temporary"
-    program.write_text(LARGE.replace("65536", "64").replace("while True:", "model = torch.compile(model)\nwhile True:"))
+    compiled, folder = tmp_path / "compiled.py", tmp_path / "temporary"
+    compiled.write_text(
+        LARGE.replace("65536", "64").replace("while True:", "model = torch.compile(model)\nwhile True:")
+    )
     folder.mkdir()
     monkeypatch.setenv("TMPDIR", str(folder))
     monkeypatch.setenv("PLANNER_CACHE", "none")
-    ended = planner("run", "--allow-writes", "--patience", "0", "--", "python", str(program))
+    ended = planner("run", "--allow-writes", "--patience", "0", "--", "python", str(compiled))
 
     assert ended.returncode == 0, ended.stderr
     assert {path.name for path in folder.iterdir()} <= {f"torchinductor_{getpass.getuser()}"}  # torch's own
 
 
-def test_a_program_that_does_not_fit(tmp_path: Path) -> None:
+def test_a_program_that_does_not_fit(tmp_path: Path, planner_here: Callable[..., Ended]) -> None:
     path = tmp_path / "large.py"
     path.write_text(LARGE)
 
-    ended = planner("run", "--allow-writes", "--patience", "0", "--gpu", "A10G-24GB", "--", "python", str(path))
+    ended = planner_here("run", "--allow-writes", "--patience", "0", "--gpu", "A10G-24GB", "--", "python", str(path))
 
     assert ended.returncode == 3, ended.stderr
     assert "It does not fit: rank 0 would take" in ended.stdout
@@ -147,11 +184,11 @@ def test_a_program_that_does_not_fit(tmp_path: Path) -> None:
     assert "What this rests on, besides the program" in ended.stdout
 
 
-def test_the_first_rank_is_not_taken_for_the_others(tmp_path: Path) -> None:
+def test_the_first_rank_is_not_taken_for_the_others(tmp_path: Path, planner_here: Callable[..., Ended]) -> None:
     path = tmp_path / "reads.py"
     path.write_text(READS_ON_THE_FIRST)
 
-    ended = planner("run", "--allow-writes", "--", "torchrun", "--nproc-per-node", "4", str(path))
+    ended = planner_here("run", "--allow-writes", "--", "torchrun", "--nproc-per-node", "4", str(path))
 
     assert ended.returncode == 0, ended.stderr
     heads = [line for line in ended.stdout.splitlines() if line.startswith("rank")]
@@ -164,11 +201,13 @@ def test_the_first_rank_is_not_taken_for_the_others(tmp_path: Path) -> None:
     assert "not every rank was run: 1-3 are taken to do as rank 1 does" in said
 
 
-def test_forwards_without_gradients_within_iterations_are_told_from_evaluations(tmp_path: Path) -> None:
+def test_forwards_without_gradients_within_iterations_are_told_from_evaluations(
+    tmp_path: Path, planner_here: Callable[..., Ended]
+) -> None:
     path = tmp_path / "distils.py"
     path.write_text(TEACHES)
 
-    ended = planner("run", "--allow-writes", "--format", "json", "--", "python", str(path))
+    ended = planner_here("run", "--allow-writes", "--format", "json", "--", "python", str(path))
 
     found = json.loads(ended.stdout)
     assert "eval" in {phase["phase"] for phase in found["rank_classes"][0]["phases"]}
@@ -178,12 +217,12 @@ def test_forwards_without_gradients_within_iterations_are_told_from_evaluations(
     ]
 
 
-def test_a_schedule_is_said_and_its_steps_are_run(tmp_path: Path) -> None:
+def test_a_schedule_is_said_and_its_steps_are_run(tmp_path: Path, planner_here: Callable[..., Ended]) -> None:
     path = tmp_path / "grows.py"
     path.write_text(GROWS)
 
-    short = planner("run", "--allow-writes", "--", "python", str(path))
-    told = planner("run", "--allow-writes", "--steps-at", "0,900", "--format", "json", "--", "python", str(path))
+    short = planner_here("run", "--allow-writes", "--", "python", str(path))
+    told = planner_here("run", "--allow-writes", "--steps-at", "0,900", "--format", "json", "--", "python", str(path))
 
     said = " ".join(short.stdout.split())
     line = f"{tmp_path.name}/grows.py:6 (batch_size = 1024 if step < 900 else 8192)"
@@ -199,11 +238,11 @@ def test_a_schedule_is_said_and_its_steps_are_run(tmp_path: Path) -> None:
     assert "Where its loop was made to count to these steps, rank 0 holds at most:\n- step 0: 0." in printed
 
 
-def test_the_traceback_of_a_program_is_marked_as_its_own(tmp_path: Path) -> None:
+def test_the_traceback_of_a_program_is_marked_as_its_own(tmp_path: Path, planner_here: Callable[..., Ended]) -> None:
     path = tmp_path / "broken.py"
     path.write_text("raise KeyError('data')\n")
 
-    ended = planner("run", "--allow-writes", "--", "python", str(path))
+    ended = planner_here("run", "--allow-writes", "--", "python", str(path))
 
     assert (ended.returncode, ended.stdout) == (2, "")
     lines = without_progress(ended.stderr).splitlines()

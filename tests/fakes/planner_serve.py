@@ -123,7 +123,7 @@ class Service:
         return httpx.get(f"{self.url}{path}", timeout=30)
 
     def put(self, path: str, body: dict[str, Any]) -> httpx.Response:
-        return httpx.put(f"{self.url}{path}", json=body, timeout=30)
+        return httpx.put(f"{self.url}{path}", json=body, timeout=30, headers=self.authorization)
 
     def begin(self, job: Job) -> Future[httpx.Response]:
         """A request under way, when this returns: a process traces it."""

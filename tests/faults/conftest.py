@@ -46,10 +46,9 @@ def session_of() -> Callable[..., Any]:
 
 
 @pytest.fixture(scope="session")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+def service(postgresql: Any) -> Iterator[Service]:
     """One for all modules whose tests leave it ready; the last of them ends it. A start takes half a minute."""
-    database = f"sqlite:///{tmp_path_factory.mktemp('store') / 'planner.sqlite'}"
-    with serving(database, trace_workers=2, token="a token of a tenant") as found:
+    with serving(postgresql.new_database(), trace_workers=2, token="a token of a tenant") as found:
         yield found
 
 
@@ -73,7 +72,7 @@ def program() -> Callable[[str], str]:
     return find
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def postgresql() -> Iterator[Any]:
     """A running server; skips where the machine has none."""
     pytest.importorskip("psycopg", reason="psycopg is not installed")

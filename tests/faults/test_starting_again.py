@@ -28,7 +28,7 @@ KILLED_ELSEWHERE = [
     "haproxy", "ray::ServeReplica:planner:Planner", "ray::ServeReplica:planner:Tracers", "ray::ServeController",
     "ray::ProxyActor",
 ]  # fmt: skip
-"""In test_a_service_under_attack.py, while it has work, but for the last, to which nobody talks."""
+"""In test_killed_in_the_middle.py, while it has work, but for the last, to which nobody talks."""
 EXAMPLE = Path(__file__).parents[2] / "examples" / "gpt2-xl.yaml"
 
 

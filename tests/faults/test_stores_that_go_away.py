@@ -1,4 +1,4 @@
-"""A cluster as it is deployed: Ray's own store in Redis, the history in PostgreSQL. Both go away, and come back."""
+"""A cluster as it is deployed: Ray's own store in Redis, the history in PostgreSQL. Ray's goes away, and comes back."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from planner.service.local_ray import (
     instance_folder,
 )
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.soak]
 
 NewJob = Callable[..., dict[str, Any]]
 Eventually = Callable[..., Any]
@@ -34,11 +33,10 @@ Eventually = Callable[..., Any]
 
 @dataclass
 class Deployed:
-    """The service, the processes of the Ray on which it runs, and the server of its history."""
+    """The service, and the processes of the Ray on which it runs."""
 
     service: Any
     ray: Any
-    postgresql: Any
     stack: ExitStack
 
     def kill_the_gcs(self) -> Callable[[], None]:
@@ -94,7 +92,7 @@ def deployed(redis: str, postgresql: Any, session_of: Any, planner_serve: Any) -
         service = stack.enter_context(
             planner_serve(postgresql.new_database(), surroundings=joining, trace_workers=1, trace_seconds=60)
         )
-        yield Deployed(service, processes, postgresql, stack)
+        yield Deployed(service, processes, stack)
 
 
 def _haproxy_of_serve(folder: Path) -> dict[str, str]:
@@ -151,56 +149,6 @@ def test_the_gcs_is_killed_and_comes_back(deployed: Deployed, new_job: NewJob) -
     plans = {each.json()["plan_id"] for each in (*while_away, after, again)}
     assert len(plans) == 4
     assert plans <= service.stored()
-
-
-def test_postgresql_stops_and_comes_back(deployed: Deployed, new_job: NewJob) -> None:
-    service, known, while_away = deployed.service, new_job(), [new_job(), new_job()]
-    before = service.post(known)
-    binding = {"plan_id": before.json()["plan_id"], "team": "nlp"}
-    deployed.postgresql.stop()
-    try:
-        began = time.monotonic()
-        status, problem = service.readiness()
-        from_cache = service.post(known)
-        by_id = service.get(f"/v1/plans/{before.json()['plan_id']}")
-        unknown = service.get("/v1/plans/pl-" + "a" * 26)
-        listed = service.get("/v1/plans")
-        capacity = service.get("/v1/capacity")
-        bound = service.put("/v1/jobs/slurm/7", binding)
-        metrics = service.get("/metrics")
-        made = [service.post(each) for each in while_away]
-        check = service.post(known, "/v1/checks")
-        alive = service.get("/livez")
-        seconds = time.monotonic() - began
-    finally:
-        deployed.postgresql.start()
-
-    assert status == 503
-    assert "the history postgresql" in problem
-    assert "cannot be used" in problem
-    assert alive.status_code == 200
-    assert (from_cache.status_code, from_cache.content) == (200, before.content)
-    assert [each.status_code for each in made] == [200, 200]
-    assert {each.headers["X-Planner-Stored"] for each in made} == {"false"}
-    assert (check.status_code, check.json()["verdict"]) == (200, "fits")
-    assert (metrics.status_code, "planner_store_up 0.0" in metrics.text) == (200, True)
-    for refused in (unknown, listed, capacity, bound):
-        assert (refused.status_code, refused.headers["Retry-After"]) == (503, "5")
-        assert refused.headers["Content-Type"] == "application/problem+json"
-    assert (by_id.status_code, by_id.content) in ((200, before.content), (503, by_id.content))
-    assert seconds < 45, "whoever waits for a database that is away is told soon"
-
-    service.wait_until_ready()
-    after = service.post(new_job())
-    assert after.status_code == 200
-    assert {before.json()["plan_id"], after.json()["plan_id"]} <= service.stored()
-    assert service.put("/v1/jobs/slurm/7", binding).status_code == 200
-    # Plans that could not be stored are made again, and stored: nobody was told that they were.
-    again = service.post(while_away[0])
-    assert {key: value for key, value in again.json().items() if key != "seconds"} == {
-        key: value for key, value in made[0].json().items() if key != "seconds"
-    }
-    assert again.json()["plan_id"] in service.stored()
 
 
 def test_it_ends_in_order_and_leaves_the_cluster_as_it_was(deployed: Deployed, eventually: Eventually) -> None:

@@ -47,7 +47,7 @@ def shared_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path}/history.db"
 
 
-@pytest.fixture(params=["sqlite file", "sqlite in memory", "postgresql"])
+@pytest.fixture(params=["sqlite file", pytest.param("sqlite in memory", marks=pytest.mark.soak), "postgresql"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The URL of an empty database."""
     if request.param == "postgresql":

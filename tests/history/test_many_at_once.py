@@ -10,6 +10,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
 from planner.report.statement import Plan, to_json
 from planner.service.history.job_changes import JobChange, MeasuredRank, Outcome
 from planner.service.history.store import History, Retention
@@ -46,6 +48,7 @@ def test_processes_open_a_new_database_and_store_the_same_at_the_same_moment(
         assert job.measured == tuple(MeasuredRank(rank=number, device_bytes=10) for number in range(WRITERS))
 
 
+@pytest.mark.parametrize("url", ["sqlite file", "sqlite in memory", "postgresql"], indirect=True)
 def test_threads_share_one_history(url: str, plan: Callable[..., Plan]) -> None:
     def work(history: History, number: int) -> int:
         history.plans.put(plan(number % 3))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,12 @@ from planner.events import Category, Phase
 from planner.job.layout import Mesh, rank_classes
 from planner.job.schema import Cluster, Decoder, DpReplicate, Gpu, Input, Job, Model, Parallel, Software, Train
 from planner.planning import pipeline
+from planner.planning.child_processes import PRELOAD
 from planner.planning.judging import RankTrace
 from planner.planning.pipeline import PlanningResult
 from planner.report.attribution import Life, lives, phase_spans
 from planner.report.statement import PhaseStatement, RankClassStatement
+from planner.runtime.fork_server import ForkServer
 from planner.tracing.rank_trace import Trace
 from planner.tracing.spec.step_trace import trace
 from planner.units import GIB
@@ -63,6 +65,15 @@ class Mixed(nn.Module):
     def forward(self, x):
         return self.wide(self.narrow(x).double())
 """
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[ForkServer]:
+    """Of all tests that plan or trace in children: it has loaded PyTorch once."""
+    started = ForkServer(PRELOAD)
+    started.start()
+    yield started
+    started.close()
 
 
 @dataclass(frozen=True)

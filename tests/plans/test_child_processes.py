@@ -11,7 +11,7 @@ import pytest
 from planner.errors import SpecError
 from planner.job.schema import Cluster, Decoder, Gpu, Job, Model, Parallel, Pp, Train
 from planner.planning import child_processes, pipeline
-from planner.planning.child_processes import PRELOAD, ChildProcesses
+from planner.planning.child_processes import ChildProcesses
 from planner.planning.pipeline import PlanningResult
 from planner.report.statement import Seconds
 from planner.runtime import messages, running
@@ -26,6 +26,13 @@ JOB = Job(
     parallel=Parallel(pp=Pp(degree=4)),
     cluster=Cluster(gpus_per_node=4, gpu=Gpu(total_bytes=80 << 30, arch="sm_90")),
 )
+
+
+@pytest.fixture
+def of_the_server(server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans start none of their own, which would load PyTorch again."""
+    monkeypatch.setattr(server, "close", lambda: None)
+    monkeypatch.setattr(child_processes, "ForkServer", lambda _: server)
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +57,7 @@ def test_two_make_the_same_plan(alone: PlanningResult) -> None:
     assert (found.traces, found.timelines) == ((), ())
 
 
+@pytest.mark.usefixtures("of_the_server")
 def test_with_the_traces_if_they_are_kept(alone: PlanningResult) -> None:
     found = planned(JOB, 2)
 
@@ -65,12 +73,8 @@ def imported_late(job: Job, answer: AnswerWriter) -> None:
     answer.write("late", "\n".join(sorted(set(sys.modules) - before)).encode())
 
 
-def test_a_child_finds_everything_of_planner_loaded() -> None:
-    server = ForkServer(PRELOAD)
-    try:
-        answer = running.run(Task(f"{__name__}:imported_late", JOB), UNLIMITED, server=server)
-    finally:
-        server.close()
+def test_a_child_finds_everything_of_planner_loaded(server: ForkServer) -> None:
+    answer = running.run(Task(f"{__name__}:imported_late", JOB), UNLIMITED, server=server)
 
     messages.raise_failure(answer)
     late = answer.parts["late"].decode().split("\n")
@@ -87,6 +91,7 @@ def killed_after_one(task: Task, _: Limits, *, server: ForkServer) -> Answer:
     return Answer(parts={first: whole.parts[first]}, whole=False, exit_code=-9)
 
 
+@pytest.mark.usefixtures("of_the_server")
 @pytest.mark.parametrize("child", [killed, killed_after_one])
 def test_what_a_child_leaves_is_done_here(
     alone: PlanningResult, child: object, monkeypatch: pytest.MonkeyPatch
@@ -103,6 +108,7 @@ def test_few_rank_classes_are_planned_by_one(monkeypatch: pytest.MonkeyPatch) ->
     assert len(planned(small, 8).traces) == 1
 
 
+@pytest.mark.usefixtures("of_the_server")
 def test_what_is_wrong_with_the_job_is_said_as_ever() -> None:
     few = Model(decoder=Decoder(layers=4, hidden=64, heads=4, kv_heads=2, ffn=128, vocab=300))
     wrong = dataclasses.replace(JOB, model=few)

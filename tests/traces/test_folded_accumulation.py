@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from functools import cache
 from itertools import groupby
 from typing import Any
 
@@ -38,7 +39,8 @@ from planner.tracing.spec import step_trace as tracing
 from planner.training.loop import Loop
 
 DECODER = Decoder(layers=2, hidden=64, heads=4, kv_heads=2, ffn=128, vocab=300)
-STEPS = (1, 2, 3, 4, 16) if soak.IS_WHOLE else (3, 6)
+MANY = 8
+STEPS = (1, 2, 3, 4, MANY, 16) if soak.IS_WHOLE else (3, MANY)
 
 
 def job(parallel: Parallel, *, adapter: Adapter | None = None, **train: Any) -> Job:
@@ -92,18 +94,24 @@ CASES = {
 NEVER_FOLD = ("replicated, power",)
 
 
+@cache
+def traced(name: str, steps: int, *, folded: bool) -> Trace:
+    """Once for all tests: they change nothing of it."""
+    return tracing.trace(accumulating(CASES[name], steps), folded=folded)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_every_event_is_as_if_all_had_been_run(name: str) -> None:
     tracing.trace(CASES[name])  # what a process does the first time only is no part of it
     for steps in STEPS:
-        folded, run = (tracing.trace(accumulating(CASES[name], steps), folded=each) for each in (True, False))
+        folded, run = (traced(name, steps, folded=each) for each in (True, False))
 
         assert in_order(folded.written_out()) == in_order(run.written_out()), steps
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_statement_is_that_of_a_job_that_runs_them_all(name: str) -> None:
-    folded, run = (stated(accumulating(CASES[name], 8), folded=each) for each in (True, False))
+    folded, run = (stated(accumulating(CASES[name], MANY), traced(name, MANY, folded=each)) for each in (True, False))
 
     assert folded == run
 
@@ -114,14 +122,14 @@ def test_no_more_are_run_for_a_thousand_than_for_eight(name: str, monkeypatch: p
     real = Loop._micro_batch
     monkeypatch.setattr(Loop, "_micro_batch", lambda loop, iteration: (ran.append(iteration), real(loop, iteration)))
 
-    tracing.trace(accumulating(CASES[name], 8))
+    tracing.trace(accumulating(CASES[name], MANY))
     few = ran.copy()
     ran.clear()
-    traced = tracing.trace(accumulating(CASES[name], 1000))
+    found = tracing.trace(accumulating(CASES[name], 1000))
 
     assert ran == few
-    assert traced.repeats
-    assert all(each.times >= 990 for each in traced.repeats)
+    assert found.repeats
+    assert all(each.times >= 990 for each in found.repeats)
 
 
 def test_repetition_is_replayed_until_the_allocator_is_as_it_was() -> None:
@@ -173,13 +181,11 @@ def _block(event: Event) -> int:
     return event.block
 
 
-def stated(of: Job, *, folded: bool) -> RankClassStatement:
+def stated(of: Job, found: Trace) -> RankClassStatement:
     (rank_class,) = pipeline.rank_classes(Mesh.of(of.parallel))
-    judged: JudgedTrace = judging.judge_trace(
-        of, RankTrace(rank_class, _whole(tracing.trace(of, folded=folded))), pipeline.Calibration.none()
-    )
+    judged: JudgedTrace = judging.judge_trace(of, RankTrace(rank_class, _whole(found)), pipeline.Calibration.none())
     return judged.statement
 
 
-def _whole(traced: Trace) -> Trace:
-    return dataclasses.replace(traced, seconds=0.0)
+def _whole(found: Trace) -> Trace:
+    return dataclasses.replace(found, seconds=0.0)
