@@ -106,8 +106,8 @@ def roles(ran: RankRun) -> Counter[Category]:
     ("launcher", "wrapped", "least_bytes"),
     [
         ("python", "", 0),
-        ("torchrun --nproc-per-node 4", DDP, 0),
-        ("torchrun --nproc-per-node 4", FSDP1, 0),
+        pytest.param("torchrun --nproc-per-node 4", DDP, 0, marks=pytest.mark.soak),
+        pytest.param("torchrun --nproc-per-node 4", FSDP1, 0, marks=pytest.mark.soak),
         # Copies of many tensors at once have lists of them on the device, which the modelled kernels do not know.
         ("torchrun --nproc-per-node 4", FSDP2, 64 * KIB),
     ],
