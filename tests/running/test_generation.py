@@ -41,7 +41,9 @@ LLAMA = MODEL.format(
 def test_transformers_generate_up_to_their_limit(
     run: Run, program: Program, model: str, options: str, sequences: int
 ) -> None:
-    path = program(f"{model}made = model.generate(prompt, {options})\nassert made.shape == ({sequences}, 20), made.shape")
+    path = program(
+        f"{model}made = model.generate(prompt, {options})\nassert made.shape == ({sequences}, 20), made.shape"
+    )
 
     assert run(f"python {path}", patience=60).iterations == 12
 
@@ -79,7 +81,7 @@ ARGMAX = "scores.argmax(-1)"
         ("zeros", ARGMAX, "pass", "if min((row == 2).sum().item() for row in sequences): break"),
         ("zeros", ARGMAX, "flags = [f or t == 0 for f, t in zip(flags, token.tolist())]", "if all(flags): break"),
         ("zeros", "scores.max(-1)[1]", "number = token[0].item()", "if number == 0: break"),
-        ("zeros", "torch.multinomial(scores.softmax(-1), 1)[:, 0]", "number = token[0].item()", "if number == 0: break"),
+        ("zeros", "scores.softmax(-1).multinomial(1)[:, 0]", "number = token[0].item()", "if number == 0: break"),
         (
             "zeros", "scores.topk(5)[1].gather(1, torch.multinomial(scores.topk(5)[0].softmax(-1), 1))[:, 0]",
             "number = token[0].item()", "if number == 0: break",
@@ -92,10 +94,10 @@ ARGMAX = "scores.argmax(-1)"
         ("ones", ARGMAX, "state = state.long().mul((token != 2).long())", "if state.max() == 0: break"),
         ("ones", ARGMAX, "state = state.long() * (token != 2)", "if not state.sum() > 0: break"),
         (
-            "ones", ARGMAX, "state = state.long(); token = token * state + 299 * (1 - state); state = state * (token != 2)",
+            "ones", ARGMAX, "state = state.long(); token = token * state + 299 * (1 - state); state *= token != 2",
             "if token[0].item() == 0 or state.sum().item() == 0: break",
         ),
-        ("zeros", ARGMAX, "token = torch.where(state.bool(), 0, token)", "if token.tolist() == [0] * len(token): break"),
+        ("zeros", ARGMAX, "token = torch.where(state.bool(), 0, token)", "if not any(token.tolist()): break"),
     ],
 )  # fmt: skip
 def test_loops_of_a_programs_own_do_not_end_with_a_token(
