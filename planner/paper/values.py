@@ -390,7 +390,7 @@ def _follow_closeness(close: Tensor, one: Tensor, other: Tensor, *tolerances: An
     if here is not None and there is not None:
         torch.ops.paper.remember_value(close, torch.isclose(here, there, *tolerances, **named))
     elif here is not None or there is not None:
-        torch.ops.paper.presume(close, holds=False)
+        torch.ops.paper.presume(close, False)
 
 
 _COMPOSITES = (

@@ -52,6 +52,16 @@ def test_one_that_goes_on_is_ended_when_no_forward_raises_its_peaks(run: Run, pr
     assert found.ending == "ended after 6 forwards: it only infers, and none raised a peak in 0 s"
 
 
+def test_one_whose_cache_grows_below_the_peak_of_its_prompt_goes_on(run: Run, program: Program) -> None:
+    lines = LOOP.format(around="torch.no_grad()", forwards=60, batch="2 if number else 4096")
+    cache = "cache = torch.empty(0, 64, device='cuda')\n" + lines
+    grows = cache + "        cache = torch.cat([cache, torch.ones(64, 64, device='cuda')])\n"
+
+    found = run(f"python {program(grows.replace('cache =', 'import torch; cache =', 1))}")
+
+    assert (found.is_whole, found.iterations) == (True, 60)
+
+
 @pytest.mark.parametrize("forwards", [9, 10**9])
 def test_as_many_forwards_as_were_asked_for(run: Run, program: Program, forwards: int) -> None:
     found = run(f"python {program(LOOP.format(around='torch.no_grad()', forwards=forwards, batch=2))}", steps=7)

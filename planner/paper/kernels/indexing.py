@@ -75,8 +75,11 @@ def index(x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
     if not target().is_cpu:
         places = [place if place is None or place.is_cuda else place.to("cuda") for place in places]
     result: Tensor = like_meta("index.Tensor", x, places)
-    if torch.ops.paper.follows_values() and not result.is_floating_point() and (found := known(x)) is not None:
-        _follow_places(result, found, places)
+    if torch.ops.paper.follows_values() and not result.is_floating_point():
+        if (found := known(x)) is not None:
+            _follow_places(result, found, places)
+        elif (everywhere := torch.ops.paper.presumed(x)) is not None:
+            torch.ops.paper.presume(result, everywhere)
     return result
 
 
@@ -156,7 +159,7 @@ def index_put(
 
 def _follow(into: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool) -> None:
     """What is known of whole numbers stays known where known values are put at known places."""
-    if any(index is not None and index.numel() == 0 for index in indices):
+    if any(index is not None and (index.numel() == 0 or _is_empty_mask(index)) for index in indices):
         return  # nothing is written
     kept = known(into) if torch.ops.paper.follows_values() else None
     places = [None if index is None else known(index) for index in indices]
@@ -169,6 +172,10 @@ def _follow(into: Tensor, indices: Sequence[Tensor | None], values: Tensor, accu
 
 def _is_mask(index: Tensor | None) -> bool:
     return index is not None and index.dtype in (torch.bool, torch.uint8)
+
+
+def _is_empty_mask(index: Tensor) -> bool:
+    return _is_mask(index) and torch.ops.paper.presumed(index) == 0
 
 
 def _pad_indices(indices: Sequence[Tensor | None], dims: int) -> list[Tensor | None]:

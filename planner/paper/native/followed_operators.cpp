@@ -29,7 +29,7 @@ constexpr int64_t kLongestRange = int64_t{1} << 17;
 // Operators by which programs get from labels and masks to sizes: cheap on the host, where these are small.
 bool is_followed(const c10::OperatorHandle& op) {
   static const std::unordered_set<std::string> comparisons = {
-      "aten::eq", "aten::ne", "aten::lt", "aten::le", "aten::gt", "aten::ge",
+      "aten::eq", "aten::ne", "aten::lt", "aten::le", "aten::gt", "aten::ge", "aten::isin",
   };
   static const std::unordered_set<std::string> names = {
       "aten::logical_and", "aten::logical_or", "aten::logical_xor", "aten::logical_not",
@@ -92,9 +92,14 @@ void define_value_operators(torch::Library& own) {
   own.def("remember_value(Tensor device, Tensor host) -> ()",
           [](const at::Tensor& device, const at::Tensor& host) { remember(device, host); });
   own.def("constant_value(Tensor device) -> Tensor?", [](const at::Tensor& device) { return constant(device); });
-  own.def("presume(Tensor device, bool holds) -> ()",
-          [](const at::Tensor& device, bool holds) { presume(device, holds); });
-  own.def("presumed(Tensor device) -> bool?", [](const at::Tensor& device) { return presumed(device); });
+  own.def("presume(Tensor device, Scalar value, bool stands_for_any=False) -> ()",
+          [](const at::Tensor& device, const at::Scalar& value, bool stands_for_any) {
+            presume(device, {value, stands_for_any});
+          });
+  own.def("presumed(Tensor device) -> Scalar?", [](const at::Tensor& device) -> std::optional<at::Scalar> {
+    const auto presumption = presumed(device);
+    return presumption ? std::optional<at::Scalar>(presumption->value) : std::nullopt;
+  });
   own.def("draw(Tensor device, str operator, Scalar?[] numbers) -> ()");
   own.def("remember_draw(Tensor device, Tensor recipe) -> ()",
           [](const at::Tensor& device, const at::Tensor& recipe) { remember_draw(device, recipe); });

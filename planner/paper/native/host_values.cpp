@@ -6,6 +6,7 @@
 #include <atomic>
 #include <mutex>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "host_memory.h"
 
@@ -20,12 +21,14 @@ constexpr size_t kLargestWholeBytes = size_t{1} << 26;
 constexpr size_t kLargestResultBytes = size_t{1} << 24;
 constexpr size_t kLargestIndexBytes = size_t{1} << 28;
 constexpr size_t kLargestOtherResultBytes = size_t{1} << 16;
+// Of known values, whether they are all the same is looked for up to here: flags of sequences, masks of their tokens.
+constexpr int64_t kLargestUniform = int64_t{1} << 20;
 
 std::mutex value_mutex;
 std::unordered_map<const void*, at::Tensor> values;
 std::unordered_map<const void*, at::Tensor> draws;
 std::unordered_map<const void*, at::Scalar> fills;
-std::unordered_map<const void*, bool> presumptions;
+std::unordered_map<const void*, Presumption> presumptions;
 std::atomic<size_t> known_count{0};  // so that the common case, nothing known, takes no lock
 std::atomic<bool> follows{false};
 
@@ -109,10 +112,86 @@ std::optional<at::Scalar> decided(const std::string& name, const torch::jit::Sta
   return std::nullopt;
 }
 
-bool is_equality(const std::string& name) { return name == "aten::eq" || name == "aten::ne"; }
+bool is_equality(const std::string& name) { return name == "aten::eq" || name == "aten::ne" || name == "aten::isin"; }
 
-// A truth value that nobody knows and that is the same everywhere in the result; nothing if nobody can say.
-std::optional<bool> presumed_result(const std::string& name, const torch::jit::Stack& arguments) {
+bool is_comparison(const std::string& name) {
+  return is_equality(name) || name == "aten::lt" || name == "aten::le" || name == "aten::gt" || name == "aten::ge";
+}
+
+// A place in the middle, of which nobody knows more; the first, where all are alike.
+Presumption place_among(const at::Tensor& reduced, const at::Tensor& result) {
+  const auto among = presumed(reduced) ? 0 : reduced.numel() / result.numel();
+  return {among / 2, /*stands_for_any=*/among > 0};
+}
+
+// Of a tensor that is the same everywhere, as far as anybody can say: that value.
+std::optional<Presumption> same_everywhere(const at::Tensor& tensor) {
+  if (const auto presumption = presumed(tensor)) return presumption;
+  if (!is_whole(tensor) || tensor.numel() == 0 || tensor.numel() > kLargestUniform) return std::nullopt;
+  const auto value = constant(tensor);
+  if (!value.has_value()) return std::nullopt;
+  const auto first = value->flatten()[0];
+  if (!value->eq(first).all().item<bool>()) return std::nullopt;
+  return Presumption{first.item()};
+}
+
+// Operators whose result is the same everywhere if what they are given is.
+bool keeps_sameness(const std::string& name) {
+  static const std::unordered_set<std::string> names = {
+      "aten::logical_and", "aten::logical_or", "aten::logical_xor", "aten::logical_not", "aten::bitwise_and",
+      "aten::bitwise_or", "aten::bitwise_xor", "aten::bitwise_not", "aten::eq", "aten::ne", "aten::lt", "aten::le",
+      "aten::gt", "aten::ge", "aten::add", "aten::sub", "aten::rsub", "aten::mul", "aten::neg", "aten::where",
+      "aten::cat", "aten::masked_fill", "aten::all", "aten::any", "aten::max", "aten::min", "aten::amax", "aten::amin",
+      "aten::sum",
+  };
+  return names.count(name) != 0;
+}
+
+// What the operator makes of single values in the place of its tensors; nothing if one of them is not the same everywhere,
+// or if all of them are known.
+std::optional<Presumption> computed_of_single_values(const c10::OperatorHandle& op, torch::jit::Stack arguments,
+                                                     const at::Tensor& result) {
+  bool is_presumed = false, stands_for_any = false;
+  const auto single = [&](const at::Tensor& tensor) -> std::optional<at::Tensor> {
+    const auto value = same_everywhere(tensor);
+    if (!value) return std::nullopt;
+    is_presumed = is_presumed || presumed(tensor).has_value();
+    stands_for_any = stands_for_any || value->stands_for_any;
+    const at::Tensor one = at::detail::empty_cpu(at::DimVector(tensor.dim(), 1), tensor.scalar_type());
+    return one.fill_(value->value);
+  };
+  int64_t elements = 0;
+  for (auto& argument : arguments) {
+    if (argument.isTensor()) {
+      elements = std::max(elements, argument.toTensor().numel());
+      const auto value = single(argument.toTensor());
+      if (!value) return std::nullopt;
+      argument = *value;
+    } else if (argument.isTensorList()) {
+      std::vector<at::Tensor> each_single;
+      for (const auto& each : argument.toTensorVector()) {
+        const auto value = single(each);
+        if (!value) return std::nullopt;
+        each_single.push_back(*value);
+      }
+      argument = each_single;
+    }
+  }
+  if (!is_presumed || (stands_for_any && is_comparison(op.schema().name()))) return std::nullopt;
+  op.callBoxed(&arguments);
+  at::Scalar value = arguments[0].toTensor().flatten()[0].item();
+  if (op.schema().name() == "aten::sum") value = value.toLong() * (elements / result.numel());
+  return Presumption{value, stands_for_any};
+}
+
+// Nothing if nobody can say.
+std::optional<Presumption> presumed_result(const c10::OperatorHandle& op, const torch::jit::Stack& arguments,
+                                           const at::Tensor& result) {
+  if (!arguments[0].isTensor() && !arguments[0].isTensorList()) return std::nullopt;
+  const auto& name = op.schema().name();
+  if (keeps_sameness(name)) {
+    if (const auto value = computed_of_single_values(op, arguments, result)) return value;
+  }
   if (!arguments[0].isTensor()) return std::nullopt;
   const auto& first = arguments[0].toTensor();
   const auto* second = arguments.size() > 1 && arguments[1].isTensor() ? &arguments[1].toTensor() : nullptr;
@@ -120,16 +199,17 @@ std::optional<bool> presumed_result(const std::string& name, const torch::jit::S
     if (first.scalar_type() == at::kBool) return std::nullopt;
     const bool one_is_constant = constant(first).has_value();
     const bool other_is_constant = second == nullptr || constant(*second).has_value();
-    return one_is_constant == other_is_constant ? std::nullopt : std::optional<bool>(name == "aten::ne");
+    if (one_is_constant == other_is_constant) return std::nullopt;
+    return Presumption{name == "aten::ne" || (name == "aten::isin" && arguments[3].toBool())};
   }
-  const auto holds = presumed(first);
-  if (name == "aten::all" || name == "aten::any") return holds;
-  if (name == "aten::logical_not" || name == "aten::bitwise_not") return holds ? std::optional<bool>(!*holds) : holds;
+  if (name == "aten::gather" || name == "aten::index_select") return presumed(first);
+  if (name == "aten::argmax" || name == "aten::argmin") return place_among(first, result);
   const bool either = name == "aten::logical_or" || name == "aten::bitwise_or";
-  if (second == nullptr || !(either || name == "aten::logical_and" || name == "aten::bitwise_and")) return std::nullopt;
-  const auto also_holds = presumed(*second);
-  if (holds == either || also_holds == either) return either;  // decides alone
-  return holds && also_holds ? std::optional<bool>(!either) : std::nullopt;
+  const bool both = name == "aten::logical_and" || name == "aten::bitwise_and";
+  if (second == nullptr || result.scalar_type() != at::kBool || !(either || both)) return std::nullopt;
+  for (const auto& value : {same_everywhere(first), same_everywhere(*second)})
+    if (value && value->value.toBool() == either) return value;  // decides alone
+  return std::nullopt;
 }
 
 // Whether all of the arguments could be put on the host; what is compared may be a constant.
@@ -176,14 +256,21 @@ bool remember_computed(const c10::OperatorHandle& op, const torch::jit::Stack& a
 
 void remember_result(const c10::OperatorHandle& op, const torch::jit::Stack& arguments,
                      const torch::jit::Stack& results) {
-  if (results.size() != 1 || !results[0].isTensor() || op.schema().is_mutable()) return;
+  if (!results[0].isTensor() || op.schema().is_mutable()) return;
+  if (results.size() == 2 && follows && (op.schema().name() == "aten::max" || op.schema().name() == "aten::min")) {
+    const auto& place = results[1].toTensor();
+    if (place.numel() != 0) presume(place, place_among(arguments[0].toTensor(), place));
+  }
+  if (results.size() != 1) return;
   const auto& result = results[0].toTensor();
-  if (remember_computed(op, arguments, result) || !follows || result.scalar_type() != at::kBool) return;
-  if (result.numel() == 0) return;
-  if (const auto holds = presumed_result(op.schema().name(), arguments)) presume(result, *holds);
+  if (remember_computed(op, arguments, result) || !follows || !is_whole(result) || result.numel() == 0) return;
+  NotOfTheProgram computed;
+  if (const auto presumption = presumed_result(op, arguments, result)) presume(result, *presumption);
 }
 
-bool remember_change(const c10::OperatorHandle& op, const torch::jit::Stack& arguments) {
+namespace {
+
+bool remember_known_change(const c10::OperatorHandle& op, const torch::jit::Stack& arguments) {
   const auto& self = arguments[0].toTensor();
   if (!follows || !self.is_cuda()) return false;
   NotOfTheProgram computed;
@@ -203,6 +290,26 @@ bool remember_change(const c10::OperatorHandle& op, const torch::jit::Stack& arg
   if (!put_on_host(stack)) return false;
   op.callBoxed(&stack);  // on a view of what is kept
   return true;
+}
+
+// The operator that computes the same and writes to nothing.
+std::optional<c10::OperatorHandle> without_writing(const c10::OperatorHandle& op) {
+  const auto& written = op.operator_name();
+  return c10::Dispatcher::singleton().findSchema({written.name.substr(0, written.name.size() - 1), written.overload_name});
+}
+
+}  // namespace
+
+void remember_change(const c10::OperatorHandle& op, const torch::jit::Stack& arguments) {
+  if (remember_known_change(op, arguments)) return;
+  const auto& self = arguments[0].toTensor();
+  std::optional<Presumption> after;
+  if (follows && known_count != 0 && self.is_cuda() && is_whole(self) && self.numel() != 0) {
+    NotOfTheProgram computed;
+    if (const auto same = without_writing(op)) after = presumed_result(*same, arguments, self);
+  }
+  forget(self);
+  if (after) presume(self, *after);
 }
 
 bool remember_part(const at::Tensor& device, const at::Tensor& host) {
@@ -246,23 +353,28 @@ std::optional<at::Tensor> constant(const at::Tensor& tensor) {
   return filled.fill_(found->second).expand(tensor.sizes());
 }
 
-void presume(const at::Tensor& device, bool holds) {
+void presume(const at::Tensor& device, const Presumption& presumption) {
   if (!device.has_storage() || device.storage().data() == nullptr) return;
   if (device.nbytes() != device.storage().nbytes()) return forget(device);  // the rest of it may hold others
   std::lock_guard<std::mutex> lock(value_mutex);
-  presumptions[device.storage().data()] = holds;
+  const bool is_truth = device.scalar_type() == at::kBool;
+  presumptions[device.storage().data()] = {is_truth ? at::Scalar(presumption.value.toBool()) : presumption.value,
+                                           presumption.stands_for_any};
   count_known();
 }
 
-std::optional<bool> presumed(const at::Tensor& device) {
-  if (known_count == 0 || !device.has_storage() || device.scalar_type() != at::kBool) return std::nullopt;
+std::optional<Presumption> presumed(const at::Tensor& device) {
+  if (known_count == 0 || !device.has_storage() || !is_whole(device)) return std::nullopt;
   std::lock_guard<std::mutex> lock(value_mutex);
   auto found = presumptions.find(device.storage().data());
-  return found == presumptions.end() ? std::nullopt : std::optional<bool>(found->second);
+  return found == presumptions.end() ? std::nullopt : std::optional<Presumption>(found->second);
 }
 
 void copy_presumption(const at::Tensor& device, const at::Tensor& source) {
-  if (const auto holds = presumed(source)) return presume(device, *holds);
+  if (const auto presumption = presumed(source)) {
+    if (is_whole(device)) presume(device, *presumption);
+    return;
+  }
   if (known_count == 0 || !source.has_storage() || !fills_its_storage(device)) return;
   std::lock_guard<std::mutex> lock(value_mutex);
   if (auto found = fills.find(source.storage().data()); found != fills.end()) {

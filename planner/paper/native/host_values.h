@@ -24,8 +24,8 @@ bool follows_values();
 // count for the loss, whether a mask has gaps.
 void remember_result(const c10::OperatorHandle& op, const torch::jit::Stack& arguments,
                      const torch::jit::Stack& results);
-// What an operator that writes to its first argument makes of it. False if that is not known: it is to be forgotten.
-bool remember_change(const c10::OperatorHandle& op, const torch::jit::Stack& arguments);
+// What an operator that writes to its first argument makes of it; where that is not known it is forgotten.
+void remember_change(const c10::OperatorHandle& op, const torch::jit::Stack& arguments);
 // The device tensor holds numbers that were drawn on the device: how, as `paper::draw` describes it. Whoever wants the
 // numbers draws them; nothing that is computed of them is known.
 void remember_draw(const at::Tensor& device, const at::Tensor& recipe);
@@ -36,10 +36,16 @@ std::optional<at::Tensor> on_host(const at::Tensor& tensor);
 bool is_whole(const at::Tensor& tensor);
 // As `on_host`, also of numbers with which somebody has filled the whole tensor, however large.
 std::optional<at::Tensor> constant(const at::Tensor& tensor);
-// The truth values of the device tensor are all the same, as far as anybody can say: a number that was drawn or computed
-// equals no constant. Whoever reads one is answered by Python, which lists the answer.
-void presume(const at::Tensor& device, bool holds);
-std::optional<bool> presumed(const at::Tensor& device);
+// What a whole number or truth value is taken for that nobody knows. A number that was drawn or computed equals no
+// constant, and an `argmax` is a place in the middle, which stands for any: equal to no constant either.
+struct Presumption {
+  at::Scalar value;
+  bool stands_for_any = false;
+};
+// The values of the device tensor are all this one, as far as anybody can say. Whoever reads one is answered by Python,
+// which lists the answer.
+void presume(const at::Tensor& device, const Presumption& presumption);
+std::optional<Presumption> presumed(const at::Tensor& device);
 // The device tensor now holds what the other one holds, of which no more is known than that.
 void copy_presumption(const at::Tensor& device, const at::Tensor& source);
 // Somebody wrote to this storage, or it is gone.

@@ -231,8 +231,7 @@ void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     const auto given = torch::jit::last(*stack, op.schema().arguments().size());
     const torch::jit::Stack arguments(given.begin(), given.end());
     run_meta(op, stack);
-    if (!remember_change(op, arguments)) forget(arguments[0].toTensor());
-    return;
+    return remember_change(op, arguments);
   }
   if (op.schema().is_mutable()) forget_written(op, *stack);
   if (follows_values() && is_draw(op)) {

@@ -110,7 +110,7 @@ void leave_call(const at::RecordFunction& function, at::ObserverContext* entered
   const auto& arguments = context->arguments;
   if (arguments.empty()) return;
   if (known.is_followed_in_place) {
-    if (is_on_device(arguments) && !remember_change(*known.op, arguments)) forget(arguments[0].toTensor());
+    if (is_on_device(arguments)) remember_change(*known.op, arguments);
   } else if (known.is_range) {
     if (arguments[3].toTensor().is_cuda()) remember_range(arguments);
   } else if (known.is_mutable) {

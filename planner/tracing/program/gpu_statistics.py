@@ -108,6 +108,11 @@ class LiveMemory:
         self._catch_up()
         return self._ever["allocated_bytes"], self._ever["reserved_bytes"]
 
+    def allocated_now(self) -> int:
+        """The bytes that are allocated at this moment."""
+        self._catch_up()
+        return self._statistics["allocated_bytes", "all"].current
+
     def highest_since(self) -> tuple[int, int]:
         """The highest allocated and reserved bytes since this was asked last."""
         self._catch_up()

@@ -137,6 +137,7 @@ class ProgramRun:
         self.watcher = Watcher(
             recorder, self._look, self._look_at_the_time, self._look_at_forwards, self.host.pass_moment, self.inputs
         )
+        self._most_held = 0
         self.numbers = BroadcastNumbers(order.numbers)
         self.world = World(self.assumptions, self.numbers)
 
@@ -205,8 +206,14 @@ class ProgramRun:
         forwards = self.watcher.moments.forwards
         if forwards < FORWARDS or self._speaks_of_training:
             return
-        if self._stopping.has_inferred_enough(forwards, self.memory.highest, waits=self.ahead.waits):
+        if self._stopping.has_inferred_enough(forwards, self._highest_of_forwards, waits=self.ahead.waits):
             self._report_forwards(self._stopping.reason)
+
+    def _highest_of_forwards(self) -> tuple[int, ...]:
+        """The peaks, and the most that was held when a forward began: what a generation caches grows below the peak of
+        its prompt before it raises it."""
+        self._most_held = max(self._most_held, self.memory.allocated_now())
+        return *self.memory.highest(), self._most_held
 
     def _report_forwards(self, ending: str, *, is_whole: bool = False) -> None:
         self.watcher.moments.infers = True

@@ -229,8 +229,8 @@ class Stopping:
     """The iterations that were over then."""
     _took: float = 0.0
     """Seconds of a processor until it was steady, or had inferred for the first time as often as is looked for."""
-    _inferred: tuple[int, int] | None = None
-    """The peaks of a program that only infers, when they were looked at last."""
+    _inferred: tuple[int, ...] | None = None
+    """The highest figures of a program that only infers, when they were looked at last."""
     _sizes: int = 1
     _began: float = field(init=False)
 
@@ -262,10 +262,11 @@ class Stopping:
         return self.is_out_of_patience(progress)
 
     def has_inferred_enough(
-        self, forwards: int, highest: Callable[[], tuple[int, int]], *, waits: bool = False
+        self, forwards: int, highest: Callable[[], tuple[int, ...]], *, waits: bool = False
     ) -> bool:
         """Whether a program that has done so many forwards and trained nothing is ended: a while has passed in which
-        none of them raised a peak. It may be long in coming to its training. `waits` as in Progress."""
+        none of them raised any of the `highest` figures. It may be long in coming to its training. `waits` as in
+        Progress."""
         if forwards < max(FORWARDS, self.steps) or (waits and not self.is_late()):
             return False
         waited = self.worked() - self._waits_since

@@ -29,15 +29,15 @@ _BY_OPERATOR: tuple[tuple[tuple[str, ...], Value, str], ...] = (
     (("aten.all", "aten.isfinite", "aten.equal"), True, "a check of everything holds"),
     (("aten.mul", "aten.logical_not", "aten.bitwise_not"), True, "a value is finite"),
     (("aten.any", "aten.isnan", "aten.isinf", "aten.ne"), False, "no value is out of order"),
-    (("aten.argmax", "aten.argmin", "aten.argsort", "aten.topk", "aten.sort", "aten.max", "aten.min",
-      "aten.multinomial"), 0, "the first index"),
+    (("aten.argsort", "aten.topk", "aten.sort", "aten.max", "aten.min", "aten.multinomial"), 0, "the first index"),
 )  # fmt: skip
 """What a truth value or a whole number is taken for that one of these operators has made, and why. `isfinite` ends in a
 product of truth values (torch 2.13, aten/src/ATen/native/TensorCompare.cpp)."""
 
-_UNEQUAL = 1.0009765625
-"""What is read where it is compared with a constant at once: no program names it."""
+_UNEQUAL, _UNEQUAL_COUNT = 1.0009765625, 1_000_003
+"""What is read where it is compared with a constant at once: no program names them."""
 _NO_CONSTANT = "what is drawn or computed equals no constant"
+_PRESUMED = "a place in the middle, which programs do not name, or what follows from values that equal no constant"
 _NOWHERE = ("aten.any", "aten.isnan", "aten.isinf")
 """Operators whose truth values hold nowhere in a healthy run: nothing is selected by them."""
 
@@ -95,13 +95,17 @@ class AnswersByTable:
 
     def _judge(self, tensor: torch.Tensor, frames: Sequence[FrameType]) -> tuple[Value, str]:
         is_truth = tensor.dtype is torch.bool
-        if is_truth and (holds := torch.ops.paper.presumed(tensor)) is not None:
-            return holds, _NO_CONSTANT
+        if (presumed := torch.ops.paper.presumed(tensor)) is not None:
+            return presumed, _NO_CONSTANT if is_truth else _PRESUMED
         if tensor.is_floating_point() or tensor.is_complex():
             if self.classes > 1:
                 why = f"the loss over {self.classes:,} classes of a model that has learnt nothing"
                 return math.log(self.classes), why
             return (_UNEQUAL, _NO_CONSTANT) if is_compared(frames) else (1.0, "any finite number")
+        if (longest := _longest_beam(tensor, frames)) is not None:
+            return longest, "beams go on to the largest length"
+        if not is_truth and is_compared(frames):
+            return _UNEQUAL_COUNT, _NO_CONSTANT
         made_by = self._recorder.operator_of(tensor)
         for operators, answer, why in _BY_OPERATOR:
             if made_by in operators and isinstance(answer, bool) == is_truth:
@@ -126,6 +130,23 @@ class AnswersByTable:
 
         return loss
 
+
+def _longest_beam(tensor: Tensor, frames: Sequence[FrameType]) -> Value | None:
+    """What the search for beams reads (transformers 4.50 to 5.23, generation/utils.py): whether it goes on, as which no
+    result is known that is good enough, and at its end how long the best beam is."""
+    frame = frames[0] if frames else None
+    if frame is None or (frame.f_globals.get("__name__"), frame.f_code.co_name) != _BEAM_SEARCH:
+        return None
+    if tensor.dtype is torch.bool:
+        return True
+    held = frame.f_locals
+    length: int | None = held.get("cur_len")
+    if length is not None and tensor is held.get("max_generated_length"):
+        return length - int(held.get("decoder_prompt_len", 0))
+    return length
+
+
+_BEAM_SEARCH = ("transformers.generation.utils", "_beam_search")
 
 _MOST = 64
 """Elements; larger ones are data."""
