@@ -398,7 +398,7 @@ def run_program(order: ProgramOrder, endings: Endings, key: bytearray | None = N
         if changed:
             stack.enter_context(counting(run.steps_at, changed))
         try:
-            _run_main(order, changed)
+            _run_main(order, changed, run.steps_at)
             run.ranks.run_waiting()
         except SystemExit as leaving:
             if leaving.code not in (None, 0):
@@ -462,7 +462,7 @@ def _take_python_path() -> None:
         spec.loader.exec_module(module)
 
 
-def _run_main(order: ProgramOrder, changed: Mapping[Path, ast.Module]) -> None:
+def _run_main(order: ProgramOrder, changed: Mapping[Path, ast.Module], steps: StepsAt) -> None:
     """As `python` would: the program is `__main__`, its folder (of a module: this one) first in the path."""
     line = order.line
     _take_python_path()
@@ -474,6 +474,6 @@ def _run_main(order: ProgramOrder, changed: Mapping[Path, ast.Module]) -> None:
         return
     sys.path.insert(0, str(Path(line.program).resolve().parent))
     if (tree := changed.get(Path.cwd() / line.program)) is not None:
-        run_changed(line.program, tree)
+        run_changed(line.program, tree, steps)
     else:
         runpy.run_path(line.program, run_name="__main__")

@@ -17,7 +17,7 @@ from planner.tracing.program.child_answers import fork_off
 from planner.tracing.program.size_schedules import SizeByStep, say_schedules
 
 _SECONDS = 15.0
-_GRID, _MOST_NUMBERS = 33, 512
+_GRID, _MOST_NUMBERS = 33, 256
 """Numbers that are tried at first, as far from each other as there is room, and in all."""
 _TIMES = 2
 """A counter that is increased before the model is called goes over every other number."""
@@ -109,7 +109,7 @@ class StepLookAhead:
         largest = self._largest()
         named = [
             f"the size of the {size.what} at {size.place} ({size.text}) is {largest[line][1]:,.0f}"
-            for line, size in ((line, self.sizes[line]) for line in lines[-1:])
+            for line, size in ((line, self.sizes[line]) for line in lines[:1])
         ]
         return f"Of all steps {named[0]} at most." if named else "All sizes together are largest there."
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import builtins
 import copy
 import importlib.abc
 import importlib.machinery
@@ -317,40 +316,43 @@ def counted_anew(
 @contextmanager
 def counting(steps: StepsAt, changed: Mapping[Path, ast.Module]) -> Iterator[None]:
     """Inside, modules of the changed files are made of these."""
-    finder = _Finder({str(path): tree for path, tree in changed.items()})
-    setattr(builtins, _NAME, steps)
+    finder = _Finder({str(path): tree for path, tree in changed.items()}, steps)
     sys.meta_path.insert(0, finder)
     try:
         yield
     finally:
         sys.meta_path.remove(finder)
-        delattr(builtins, _NAME)
 
 
-def run_changed(program: str, tree: ast.Module) -> None:
+def run_changed(program: str, tree: ast.Module, steps: StepsAt) -> None:
     """As `runpy.run_path(program, run_name="__main__")` would the file."""
     main = ModuleType("__main__")
     main.__file__ = program
+    setattr(main, _NAME, steps)  # a global of each: what is compiled refuses builtins that are not Python's
     sys.modules["__main__"] = main
     exec(compile(tree, program, "exec"), vars(main))
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    def __init__(self, changed: Mapping[str, ast.Module]) -> None:
-        self._changed = changed
+    def __init__(self, changed: Mapping[str, ast.Module], steps: StepsAt) -> None:
+        self._changed, self._steps = changed, steps
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
         if spec is None or spec.origin is None or spec.origin not in self._changed:
             return None
-        spec.loader = _Loader(name, spec.origin, self._changed[spec.origin])
+        spec.loader = _Loader(name, spec.origin, self._changed[spec.origin], self._steps)
         return spec
 
 
 class _Loader(importlib.machinery.SourceFileLoader):
-    def __init__(self, name: str, path: str, tree: ast.Module) -> None:
+    def __init__(self, name: str, path: str, tree: ast.Module, steps: StepsAt) -> None:
         super().__init__(name, path)
-        self._tree = tree
+        self._tree, self._steps = tree, steps
+
+    def exec_module(self, module: ModuleType) -> None:
+        setattr(module, _NAME, self._steps)
+        super().exec_module(module)
 
     def get_code(self, _name: str) -> CodeType:
         code: CodeType = compile(self._tree, self.path, "exec")
