@@ -94,9 +94,13 @@ PROGRAMS = {
         "for step in range(args.max_steps):\n    batch_size = 2096 + step\n    train(batch_size)\n",
         1997,
     ),
-    "after a warm-up": (
+    "after a warm-up, with a generator that is told": (
+        "def batches(rows):\n    while True:\n        rows = (yield rows) or rows\n"
         "for bs in (256, 1024, 256):\n    for step in range(10):\n        train(bs)\n"
-        "for step in range(args.max_steps):\n    train(get_bs(step))\n",
+        "loader, before = batches(256), 256\n"
+        "for step in range(args.max_steps):\n    batch_size = get_bs(step)\n"
+        "    told = batch_size if batch_size != before else None\n    before = batch_size\n"
+        "    train(loader.send(told))\n",
         1000,
     ),
     "before a validation": (

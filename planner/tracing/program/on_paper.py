@@ -57,7 +57,7 @@ from planner.tracing.program.rank_orders import Crash, ProgramOrder, RankRun
 from planner.tracing.program.size_schedules import say_schedules, sizes_by_step
 from planner.tracing.program.step_look_ahead import StepLookAhead
 from planner.tracing.program.stopping import FORWARDS, ROUNDS_OF_A_FAILED, Kind, Progress, Stopping, iterations_text
-from planner.tracing.program.training_steps import StepsAt, counted_anew, counting, driving_loops, run_changed
+from planner.tracing.program.training_steps import EACH, StepsAt, counted_anew, counting, driving_loops, run_changed
 from planner.tracing.program.value_answers import AnswersByTable, BroadcastNumbers, PipelineNeighbours
 from planner.tracing.program.watching import WHOLE_EVERY, Watcher, assign_uncalled_modules
 from planner.tracing.rank_trace import Trace
@@ -223,8 +223,8 @@ class ProgramRun:
         if self._stopping.is_late() or not self.steps_at.hurry():
             return False
         since, began = self._awaits_steps = self._awaits_steps or (iterations, time.process_time())
-        if self.steps_at.is_reached:
-            return iterations <= since + 1
+        if (reached := self.steps_at.reached_after) is not None:
+            return iterations <= max(since, reached + EACH) + 1
         return time.process_time() - began < self._stopping.longest_seconds
 
     def _end_at_steps(self) -> None:

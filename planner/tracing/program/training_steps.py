@@ -74,8 +74,10 @@ class StepsAt:
         self._current = 0
         self._driver: str | None = None
         """The place that has set the counter first; others say what it says."""
-        self._own: list[int] = []
-        """The first and the last number that the loop has counted by itself, and after how many rounds it began."""
+        self._own: tuple[int, int] | None = None
+        """The first number that the loop has counted by itself, and after how many rounds."""
+        self._began: int | None = None
+        """After how many rounds it was reached."""
         self._last: int | None = None
         self._bounds: dict[str, Callable[[], int]] = {}
         self._at: tuple[int, int] | None = None
@@ -94,9 +96,9 @@ class StepsAt:
         return self._numbers is not None
 
     @property
-    def is_reached(self) -> bool:
-        """Whether a loop has asked for its numbers."""
-        return self._driver is not None
+    def reached_after(self) -> int | None:
+        """After how many iterations the loop asked for its first number; None if it has not."""
+        return self._began
 
     def hurry(self) -> bool:
         """Enough was seen of the usual steps: the next number is that of another one, if there is one to run. Returns
@@ -202,7 +204,8 @@ class StepsAt:
         if self._driver is None:
             self._reached()
         if not self.counts:
-            self._driver, self._last, self._own = place, last, []
+            self._began = self._began if place == self._driver else None
+            self._driver, self._last, self._own = place, last, None
 
     def _peek(self) -> int:
         if self._next is None:
@@ -215,8 +218,9 @@ class StepsAt:
         self._passed = 0
         if self._numbers is None:
             rounds = self._rounds()
-            self._own = [self._own[0] if self._own else own, own, self._own[2] if self._own else rounds]
-            if rounds < self.usual:
+            self._own = self._own or (own, rounds)
+            self._began = rounds if self._began is None else self._began
+            if rounds < self.usual or (not self.is_asked and rounds < self._began + EACH):
                 return own
             self._numbers = self._turn(own, rounds)
             if self._numbers is None:
@@ -235,8 +239,8 @@ class StepsAt:
             tried = self.ahead.look(own, last)
             if tried is not None:
                 return tried
-            first, _, began = self._own
-            room = EACH * math.ceil((own - first) / max(rounds - began, 1))
+            first, began = self._own or (own, rounds)
+            room = EACH * max(math.ceil((own - first) / max(rounds - began, 1)), 1)
             for step, lines in self.ahead.steps().items():
                 step = min(step, last + 1 - room)
                 if not self._steps or step >= max(self._steps) + room:
