@@ -486,9 +486,7 @@ def _step_moments(run: RankRun, statement: RankClassStatement) -> Iterator[Named
             yield _moment(f"step {step.step:,}", peaks, statement, step.why)
 
 
-def _moment(
-    name: str, phases: Sequence[PhaseStatement], statement: RankClassStatement, sentence: str
-) -> NamedMoment:
+def _moment(name: str, phases: Sequence[PhaseStatement], statement: RankClassStatement, sentence: str) -> NamedMoment:
     """The highest of these phases."""
     peak = max(phases, key=lambda phase: phase.peak_allocated_bytes)
     reserved = max(phase.peak_reserved_bytes for phase in phases)

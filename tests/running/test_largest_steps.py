@@ -73,7 +73,8 @@ PROGRAMS = {
         1000,
     ),
     "while, counted first": (
-        "step = -1\nwhile step < args.max_steps:\n    step += 1\n    batch_size = get_bs(step)\n    train(batch_size)\n",
+        "step = -1\nwhile step < args.max_steps:\n    step += 1\n    batch_size = get_bs(step)\n"
+        "    train(batch_size)\n",
         1000,
     ),
     "until a break": (
@@ -105,7 +106,8 @@ PROGRAMS = {
     ),
     "before a validation": (
         "for step in range(args.max_steps):\n    if step % 250 == 0:\n        with torch.no_grad():\n"
-        "            model(torch.zeros(64, 1024, device='cuda'))\n    batch_size = get_bs(step)\n    train(batch_size)\n",
+        "            model(torch.zeros(64, 1024, device='cuda'))\n    batch_size = get_bs(step)\n"
+        "    train(batch_size)\n",
         1001,
     ),
 }
@@ -118,9 +120,7 @@ def judged(path: str, **options: object) -> ProgramStatement:
 
 
 @pytest.mark.parametrize("kind", PROGRAMS)
-def test_three_iterations_are_run_where_the_size_is_largest(
-    run: Run, program: Callable[[str], str], kind: str
-) -> None:
+def test_three_iterations_are_run_where_the_size_is_largest(run: Run, program: Callable[[str], str], kind: str) -> None:
     lines, step = PROGRAMS[kind]
 
     found = run(f"python {program(HEAD + lines)}", batches=None, patience=None)
@@ -199,7 +199,7 @@ def test_the_largest_step_is_a_moment_of_the_report(program: Callable[[str], str
     assert "It is not judged beyond iteration" in verdict_sentence(alone)
 
 
-def test_every_rank_counts_to_the_same_steps(run: Run, program: Callable[[str], str]) -> None:
+def test_every_rank_counts_to_the_same_steps(program: Callable[[str], str]) -> None:
     lines = "for step in range(args.max_steps):\n    batch_size = get_bs(step)\n    train(batch_size)\n"
     path = program("import torch.distributed as dist\ndist.init_process_group('nccl')\n" + HEAD + lines)
     gpu = look_up("H100-SXM-80GB")

@@ -123,9 +123,14 @@ class ProgramRun:
         self.compiling = ProgramCompiling(order.gpu.arch, recorder, self.surroundings.compiling_begins, order.seconds)
         self._stopping = Stopping(order.steps, order.patience_seconds, order.seconds)
         self.steps_at = StepsAt(
-            order.steps_at, order.usual, self._rounds, self.memory.highest_since, self._end_at_steps,
+            order.steps_at,
+            order.usual,
+            self._rounds,
+            lambda: self.watcher.moments.iterations,
+            self.memory.highest_since,
+            self._end_at_steps,
             reached=lambda: self.inputs.forget(),
-        )  # fmt: skip
+        )
         self._awaits_steps: tuple[int, float] | None = None
         """Since which iteration and processor time it would be ended, but for its largest steps."""
         self.ranks = OwnRanks(order, self.assumptions, endings.become, self._end_rank)

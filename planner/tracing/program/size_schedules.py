@@ -10,7 +10,15 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 
-from planner.tracing.program.program_files import COUNTER, TrainingLoop, adds_one, called, last_name, line_of, training_loops
+from planner.tracing.program.program_files import (
+    COUNTER,
+    TrainingLoop,
+    adds_one,
+    called,
+    last_name,
+    line_of,
+    training_loops,
+)
 
 _SIZES = {
     "batch": r"bs|bsz|mbs|batch_?size|micro_?batch_?size",
@@ -65,9 +73,7 @@ def sizes_by_step(files: Mapping[Path, ast.Module], drivers: Sequence[TrainingLo
     counted = {id(loop.node) for loop in drivers}
     others = {id(loop.node) for loop in loops if loop.is_inner} - counted
     around = [
-        loop
-        for loop in loops
-        if not loop.is_inner and not any(id(node) in others for node in ast.walk(loop.node))
+        loop for loop in loops if not loop.is_inner and not any(id(node) in others for node in ast.walk(loop.node))
     ]
     own = {last_name(counter.target) for loop in drivers for counter in loop.increments()}
     elsewhere = {*_ELSEWHERE, *_counters_of_objects(files)}
@@ -201,7 +207,9 @@ class _Flow:
                     for one, its in zip(target.elts, value.elts, strict=False):
                         self._assign([one], its, scope, node, conditional)
                 else:
-                    hangs = {last_name(part) for part in ast.walk(value)} & {last_name(part) for part in ast.walk(target)}
+                    hangs = {last_name(part) for part in ast.walk(value)} & {
+                        last_name(part) for part in ast.walk(target)
+                    }
                     known = None if isinstance(node, ast.AugAssign) or hangs - {""} else value
                     self._bind(target, scope, node, known, is_copy=bool(_what(last_name(value))))
 

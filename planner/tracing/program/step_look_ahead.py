@@ -84,7 +84,11 @@ class StepLookAhead:
             for number, sizes in self._found.items()
         }
         step = max(together, key=lambda number: (together[number], -number), default=None)
-        if step is not None and step not in chosen and together[step] > max((together[each] for each in chosen), default=math.inf):
+        if (
+            step is not None
+            and step not in chosen
+            and together[step] > max((together[each] for each in chosen), default=math.inf)
+        ):
             chosen[step] = []
         return dict(sorted(chosen.items())[-_MOST_STEPS:])
 
@@ -159,7 +163,10 @@ def _numbers_to_try(first: int, last: int, found: Mapping[int, Sizes]) -> Iterat
         beside = [
             gap
             for gap in gaps
-            if any(number in gap and found[gap[0]].get(line) != found[gap[1]].get(line) for line, (_, number) in largest.items())
+            if any(
+                number in gap and found[gap[0]].get(line) != found[gap[1]].get(line)
+                for line, (_, number) in largest.items()
+            )
         ]
         low, high = max(beside or gaps, key=lambda gap: gap[1] - gap[0])
         yield (low + high) // 2

@@ -38,8 +38,8 @@ _AROUND = f"""
 try:
     try:
         pass
-    except BaseException as __planner_error__:
-        if not {_NAME}.passes(__planner_error__):
+    except BaseException:
+        if not {_NAME}.passes():
             raise
 finally:
     {_NAME}.left()
@@ -48,22 +48,27 @@ finally:
 
 
 class StepsAt:
-    """The numbers that a loop counts: after `usual` iterations those of `steps` instead of its own. `rounds` tells how
-    often the optimizers have stepped, `peaks` the highest bytes since it was asked last; `done` is called when the last
-    step was run, and does not return; `reached` when a loop asks for its first number. With an `ahead` it finds the steps itself, once it is told to `hurry`."""
+    """The numbers that a loop counts: after `usual` iterations those of `steps` instead of its own. With an `ahead` it
+    finds these steps itself, once it is told to `hurry`.
+
+    `rounds` tells how often the optimizers have stepped, `iterations` how many are over, `peaks` the highest bytes since
+    it was asked last. `reached` is called when a loop asks for its first number, `done`, which does not return, when
+    the last step was run."""
 
     def __init__(
         self,
         steps: Sequence[int],
         usual: int,
         rounds: Callable[[], int],
+        iterations: Callable[[], int],
         peaks: Callable[[], tuple[int, int]],
         done: Callable[[], Any],
         reached: Callable[[], None],
     ) -> None:
         self._steps: dict[int, str] = dict.fromkeys(steps, "")
         """With what is largest there."""
-        self._rounds, self._peaks, self._done, self._reached = rounds, peaks, done, reached
+        self._rounds, self._iterations = rounds, iterations
+        self._peaks, self._done, self._reached = peaks, done, reached
         self.usual: float = usual if steps else math.inf
         self.is_asked = bool(steps) and not usual
         self.ahead: StepLookAhead | None = None
@@ -109,7 +114,7 @@ class StepsAt:
         return True
 
     def skip(self) -> None:
-        """A model is called, or something else begins that takes memory: what looks ahead has seen enough of a number."""
+        """A model is called, or something else begins that takes memory: a child has seen enough of this number."""
         if self.ahead is not None and self.ahead.is_child:
             raise Skip
 
@@ -186,8 +191,8 @@ class StepsAt:
         """The values of all such lines, as they were last."""
         return () if self.ahead is None else self.ahead.sizes_now()
 
-    def passes(self, error: BaseException) -> bool:
-        """Whether a loop goes on although this was raised in it: what looks ahead has left out the rest."""
+    def passes(self) -> bool:
+        """Whether a loop goes on although something was raised in it: a child has left out the rest."""
         if self.ahead is None or not self.ahead.is_child:
             return False
         self._passed += 1
@@ -201,11 +206,14 @@ class StepsAt:
             self.ahead.finish()
 
     def _reach(self, place: str, last: int | None) -> None:
-        if self._driver is None:
+        if self.counts:
+            return
+        if place != self._driver:  # what was before it warmed up
+            self._began = None
             self._reached()
-        if not self.counts:
-            self._began = self._began if place == self._driver else None
-            self._driver, self._last, self._own = place, last, None
+            if self.ahead is not None:
+                self.ahead.forget()
+        self._driver, self._last, self._own = place, last, None
 
     def _peek(self) -> int:
         if self._next is None:
@@ -270,7 +278,7 @@ class StepsAt:
                 self._peaks_at.append(self._peaks_now(self._at))
             else:
                 self._peaks()
-            self._at = step, began + 1
+            self._at = step, self._iterations() + 1
             for number in range(step, step + _MOST_NUMBERS):
                 yield number
                 if self._rounds() - began >= EACH:
@@ -424,15 +432,20 @@ class _Changes(ast.NodeTransformer):
         if loop is None:
             return self.generic_visit(node)
         bounds, firsts = [*_last_numbers(loop)], self._firsts.get(id(node), [])
-        counters = [(each.target, *self._increments[id(each)]) for each in loop.increments() if id(each) in self._increments]
+        counters = [
+            (each.target, *self._increments[id(each)]) for each in loop.increments() if id(each) in self._increments
+        ]
         self.generic_visit(node)
         before: list[ast.stmt] = [
-            _assigned(target, "first", [ast.Constant(of), ast.Constant(at == 0)]) for at, (target, of) in enumerate(firsts)
+            _assigned(target, "first", [ast.Constant(of), ast.Constant(at == 0)])
+            for at, (target, of) in enumerate(firsts)
         ]
         if bounds:
             before += ast.parse(f"{_NAME}.bounded({place!r}, lambda: min([{', '.join(bounds)}]))").body
         around = ast.parse(_AROUND).body[0]
-        assert isinstance(around, ast.Try) and isinstance(within := around.body[0], ast.Try)
+        assert isinstance(around, ast.Try)
+        within = around.body[0]
+        assert isinstance(within, ast.Try)
         within.handlers[0].body += [
             _assigned(target, "after", [ast.Constant(of), ast.Constant(drives)]) for target, of, drives in counters
         ]
