@@ -51,8 +51,8 @@ class StepsAt:
     """The numbers that a loop counts: after `usual` iterations those of `steps` instead of its own. With an `ahead` it
     finds these steps itself, once it is told to `hurry`.
 
-    `rounds` tells how often the optimizers have stepped, `iterations` how many are over, `peaks` the highest bytes since
-    it was asked last. `reached` is called when a loop asks for its first number, `done`, which does not return, when
+    `rounds` tells how often the optimizers have stepped, `iterations` how many are over, `peaks` the highest bytes
+    since it was asked last. `reached` is called when a loop asks for its first number, `done`, which does not return, when
     the last step was run."""
 
     def __init__(
@@ -124,7 +124,7 @@ class StepsAt:
 
     def check(self) -> None:
         """Raises ProgramError if nothing has counted to them, when the program has come to its end."""
-        if self._at is None:
+        if not self.counts:
             raise ProgramError(
                 f"no loop counted to {', '.join(map(str, self._steps))}: "
                 f"{', '.join(self._refused.values()) or 'the program came to none that trains'}",
@@ -273,16 +273,14 @@ class StepsAt:
 
     def _count(self) -> Iterator[int]:
         for step in self._steps:
+            self._peaks()
             began = self._rounds()
-            if self._at is not None:
-                self._peaks_at.append(self._peaks_now(self._at))
-            else:
-                self._peaks()
             self._at = step, self._iterations() + 1
             for number in range(step, step + _MOST_NUMBERS):
                 yield number
                 if self._rounds() - began >= EACH:
                     break
+            self._peaks_at, self._at = [*self.peaks()], None
         self._done()
 
 
