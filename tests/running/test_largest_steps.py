@@ -14,6 +14,7 @@ from planner.planning.program import inputs_of, judge_program
 from planner.report.statement import ProgramStatement, Verdict
 from planner.report.verdict_text import verdict_sentence
 from planner.tracing.program.launch_line import parse
+from planner.tracing.program.step_look_ahead import numbers_to_try
 
 HEAD = """
 import random, sys, torch
@@ -129,6 +130,40 @@ def test_three_iterations_are_run_where_the_size_is_largest(run: Run, program: C
     assert replay(found.trace.written_out()).peak_allocated_bytes > 2 * 4000 * 4096
     assert found.iterations < 60
     assert not found.is_whole
+
+
+@pytest.mark.parametrize(
+    ("size", "step"),
+    [
+        (lambda step: (1, 3, 2)[min(step // 41_234, 2)], 41_234),
+        (lambda step: min(step, 77_777), 77_777),
+        (lambda step: -abs(step - 12_345), 12_345),
+        (lambda step: step, 99_999),
+        (lambda _: 7, 0),
+    ],
+    ids=["in steps", "a ramp", "a peak", "to the end", "constant"],
+)
+def test_the_first_step_of_the_largest_size_is_found_by_few_numbers(size: Callable[[int], int], step: int) -> None:
+    found: dict[int, dict[int, float]] = {}
+    for number in numbers_to_try(0, 99_999, found):
+        found[number] = {0: size(number)}
+
+    assert max(found, key=lambda number: (found[number][0], -number)) == step
+    assert len(found) <= 256
+
+
+def test_two_sizes_are_met_where_each_is_largest_and_where_both_together_are(
+    run: Run, program: Callable[[str], str]
+) -> None:
+    lines = """
+for step in range(900):
+    batch_size = (8, 24, 32)[step // 300]
+    seq_len = (64, 48, 16)[step // 300]
+    train(batch_size * seq_len)
+"""
+    found = run(f"python {program(HEAD + lines)}", batches=None, patience=None)
+
+    assert ([each.step for each in found.steps_at], found.schedules) == ([300, 600], ())
 
 
 @pytest.mark.parametrize(

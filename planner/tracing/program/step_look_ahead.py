@@ -83,13 +83,9 @@ class StepLookAhead:
             number: math.prod(size for line, size in sizes.items() if line not in self._doubtful)
             for number, sizes in self._found.items()
         }
-        step = max(together, key=lambda number: (together[number], -number), default=None)
-        if (
-            step is not None
-            and step not in chosen
-            and together[step] > max((together[each] for each in chosen), default=math.inf)
-        ):
-            chosen[step] = []
+        most = max(together.values(), default=0.0)
+        if chosen and most > max(together[step] for step in chosen):
+            chosen[min(number for number, size in together.items() if size == most)] = []
         return dict(sorted(chosen.items())[-_MOST_STEPS:])
 
     def say_unjudged(self) -> tuple[str, ...]:
@@ -128,7 +124,7 @@ class StepLookAhead:
 
     def _try(self, now: int, last: int) -> Iterator[int]:
         began = time.perf_counter()
-        for number in _numbers_to_try(now, last, self._found):
+        for number in numbers_to_try(now, last, self._found):
             for _ in range(_TIMES):
                 self._met = {}
                 yield number
@@ -145,7 +141,7 @@ class StepLookAhead:
         self.finish()
 
 
-def _numbers_to_try(first: int, last: int, found: Mapping[int, Sizes]) -> Iterator[int]:
+def numbers_to_try(first: int, last: int, found: Mapping[int, Sizes]) -> Iterator[int]:
     """At first evenly spaced ones; then between those where a size changes beside its largest; then wherever there is
     most room."""
     spaces = min(_GRID - 1, last - first)

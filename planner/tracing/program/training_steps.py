@@ -52,8 +52,8 @@ class StepsAt:
     finds these steps itself, once it is told to `hurry`.
 
     `rounds` tells how often the optimizers have stepped, `iterations` how many are over, `peaks` the highest bytes
-    since it was asked last. `reached` is called when a loop asks for its first number, `done`, which does not return, when
-    the last step was run."""
+    since it was asked last. `reached` is called when a loop asks for its first number, and when the last step was run
+    `done`, which does not return."""
 
     def __init__(
         self,
@@ -136,13 +136,14 @@ class StepsAt:
     def over(self, numbers: Iterable[int], place: str) -> Iterable[int]:
         """In place of the numbers of a `for`: those, if the steps are not all among them."""
         counted = getattr(numbers, "iterable", numbers)  # a tqdm
-        is_range = isinstance(counted, range)
-        if is_range and (counted.step != 1 or not all(step in counted for step in self._steps)):
+        if not isinstance(counted, range):
+            return self._pass_on(numbers, place, None)
+        if counted.step != 1 or not all(step in counted for step in self._steps):
             self._refused[place] = f"the one at {place} counts from {counted.start} to {counted.stop - 1}"
             if self.is_asked and len(self._refused) == self.drivers:
                 self.check()
             return numbers
-        return self._pass_on(numbers, place, counted.stop - 1 if is_range else None)
+        return self._pass_on(numbers, place, counted.stop - 1)
 
     def _pass_on(self, numbers: Iterable[int], place: str, last: int | None) -> Iterator[int]:
         self._reach(place, last)
@@ -153,7 +154,8 @@ class StepsAt:
 
     def numbered(self, pairs: enumerate[Any], place: str) -> Iterator[tuple[int, Any]]:
         """In place of an `enumerate`."""
-        items, first = pairs.__reduce__()[1]  # type: ignore[misc]
+        made_of: Any = pairs.__reduce__()[1]
+        items, first = made_of  # the iterator, and where it begins (Objects/enumobject.c)
         self._reach(place, first + length - 1 if (length := length_hint(items)) else None)
         for own, item in pairs:
             yield self._take(own), item
