@@ -40,6 +40,7 @@ from planner.report.statement import (
     AssumptionStatement,
     BranchStatement,
     NamedMoment,
+    PhaseStatement,
     ProgramStatement,
     RankClassStatement,
     Seconds,
@@ -173,7 +174,8 @@ def _run_ranks(work: ProgramInputs, progress: Progress) -> tuple[ProgramInputs, 
         order = _order(work, rank, runs)
         if runs:
             order = replace(order, heard=runs[-1].announced, numbers=runs[-1].numbers)
-        runs.append(rank_process.run_rank(order, work.limits, server, work.walled))
+        found = rank_process.run_rank(order, work.limits, server, work.walled)
+        runs.append(replace(found, schedules=runs[0].schedules) if runs else found)
 
     try:
         first = choose_ranks(work.ranks, work.line.most_ranks)[0]
@@ -211,7 +213,8 @@ def _order(work: ProgramInputs, rank: int, before: Sequence[RankRun] = ()) -> Pr
         cuda=work.software.cuda,
         torch=work.software.torch,
         steps=ended[0] if ended else work.steps,
-        steps_at=work.steps_at,
+        steps_at=work.steps_at or tuple(each.step for run in before[:1] for each in run.steps_at),
+        usual=before[0].usual if before and not work.steps_at else 0,
         until_read=work.until_read and not ended,
         batches=0 if work.batches is None and as_it_is else work.batches,
         patience_seconds=work.patience_seconds,
@@ -267,7 +270,7 @@ def _judge_device(judge: Judge, share: RankShare, trace: Trace, device: int | No
     ranks = RankClass(run.rank, RankSet.parse(share.ranks), {} if device is None else {"cuda": device})
     statement = judge.state(ranks, unlimited.events, (unlimited.timeline, capped.timeline), trace)
     statement = judge.add_host_lead(statement, trace, told)
-    statement = replace(statement, moments=(*_batch_moments(run, statement),))
+    statement = replace(statement, moments=(*_batch_moments(run, statement), *_step_moments(run, statement)))
     if run.schedules or (run.varying is not None and not run.drawn):
         verdict = worst([statement.verdict, Verdict.TIGHT])
         statement = replace(statement, judged_iterations=run.iterations, verdict=verdict)
@@ -320,7 +323,9 @@ def _state(
         calibrated=work.calibration.applied_to(work.gpu.name, work.software.torch).calibrated,
         rank_classes=tuple(judgement.statement for judgement in judged),
         steps_at=tuple(
-            StepStatement(step.step, step.allocated_bytes, step.reserved_bytes) for step in judged[0].share.run.steps_at
+            StepStatement(step.step, step.allocated_bytes, step.reserved_bytes)
+            for step in judged[0].share.run.steps_at
+            if work.steps_at
         ),
         host=host,
         pool=state_pool(
@@ -405,6 +410,8 @@ def try_branches(
             order,
             otherwise=branch.place,
             steps=order.steps if taken.is_whole else taken.iterations,
+            steps_at=order.steps_at or tuple(each.step for each in taken.steps_at),
+            usual=taken.usual,
             seconds=_LONGER * taken.trace.seconds + MOST_SECONDS,
         )
         try:
@@ -461,18 +468,37 @@ def _batch_moments(run: RankRun, statement: RankClassStatement) -> Iterator[Name
             ]
             if not peaks:
                 continue
-            peak = max(peaks, key=lambda phase: phase.peak_allocated_bytes)
-            reserved = max(phase.peak_reserved_bytes for phase in peaks)
-            yield NamedMoment(
-                name=batch.name,
-                phase=peak.phase,
-                iteration=batch.iteration,
-                allocated_bytes=peak.peak_allocated_bytes,
-                reserved_bytes=reserved,
-                device_bytes=reserved + statement.outside_allocator.total_bytes,
-                sentence=f"{loader.size.name or 'The batch'} is {list(batch.shape)}: of {loader.drawn:,} batches"
+            yield _moment(
+                batch.name,
+                peaks,
+                statement,
+                f"{loader.size.name or 'The batch'} is {list(batch.shape)}: of {loader.drawn:,} batches"
                 f" {batch.as_large:,} {'is' if batch.as_large == 1 else 'are'} as large.",
             )
+
+
+def _step_moments(run: RankRun, statement: RankClassStatement) -> Iterator[NamedMoment]:
+    """What the steps take at which its sizes are largest."""
+    until = [*(step.iteration for step in run.steps_at[1:]), run.iterations + 1]
+    for step, end in zip(run.steps_at, until, strict=False):
+        peaks = [phase for phase in statement.phases if step.iteration <= phase.iteration < end]
+        if step.why and peaks:
+            yield _moment(f"step {step.step:,}", peaks, statement, step.why)
+
+
+def _moment(name: str, phases: Sequence[PhaseStatement], statement: RankClassStatement, sentence: str) -> NamedMoment:
+    """The highest of these phases."""
+    peak = max(phases, key=lambda phase: phase.peak_allocated_bytes)
+    reserved = max(phase.peak_reserved_bytes for phase in phases)
+    return NamedMoment(
+        name=name,
+        phase=peak.phase,
+        iteration=peak.iteration,
+        allocated_bytes=peak.peak_allocated_bytes,
+        reserved_bytes=reserved,
+        device_bytes=reserved + statement.outside_allocator.total_bytes,
+        sentence=sentence,
+    )
 
 
 def _describe_sizes(run: RankRun) -> Iterator[str]:

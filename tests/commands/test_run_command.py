@@ -221,12 +221,16 @@ def test_a_schedule_is_said_and_its_steps_are_run(tmp_path: Path, planner_here: 
     path = tmp_path / "grows.py"
     path.write_text(GROWS)
 
-    short = planner_here("run", "--allow-writes", "--", "python", str(path))
+    unasked = planner_here("run", "--allow-writes", "--", "python", str(path))
+    short = planner_here("run", "--allow-writes", "--no-look-ahead", "--", "python", str(path))
     told = planner_here("run", "--allow-writes", "--steps-at", "0,900", "--format", "json", "--", "python", str(path))
 
     said = " ".join(short.stdout.split())
+    in_figure = " ".join(unasked.stdout.split())
     line = f"{tmp_path.name}/grows.py:6 (batch_size = 1024 if step < 900 else 8192)"
     assert f"the size of the batch depends on the step at {line}; what later steps take is in no figure" in said
+    assert f"Of all steps the size of the batch at {line} is 8,192 at most." in in_figure
+    assert "in no figure" not in in_figure
     found = json.loads(told.stdout)
     assert [each["step"] for each in found["steps_at"]] == [0, 900]
     at_first, later = (each["allocated_bytes"] for each in found["steps_at"])

@@ -10,7 +10,7 @@ from textwrap import dedent, indent
 import pytest
 from program_runs import Run
 
-from planner.tracing.program.training_steps import say_schedules, sizes_by_step
+from planner.tracing.program.size_schedules import say_schedules, sizes_by_step
 
 LOOP = """
 {before}
@@ -119,7 +119,7 @@ def test_the_sentence_quotes_the_line(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text(LOOP.format(before="bs = 8", batch="    bs = get_bs(step)"))
 
-    assert say_schedules({path: ast.parse(path.read_bytes())}) == (
+    assert say_schedules(sizes_by_step({path: ast.parse(path.read_bytes())})) == (
         f"the size of the batch depends on the step at {tmp_path.name}/train.py:4 (bs = get_bs(step))",
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from functools import cache
 from itertools import islice
 from typing import Any
@@ -30,10 +30,11 @@ class InputSizes:
     """Of one program; `tells` hears the shapes of each outermost forward, and whether it is a part of
     training (it makes gradients possible)."""
 
-    def __init__(self, tells: Callable[[Shapes, bool], None]) -> None:
-        self._tells = tells
-        self._seen: defaultdict[str, dict[tuple[tuple[str, Shape], ...], None]] = defaultdict(dict)
-        """By the line that calls a model for training: the shapes of its inputs, each once, in their order."""
+    def __init__(self, tells: Callable[[Shapes, bool], None], causes: Callable[[], Hashable] = tuple) -> None:
+        """`causes`: what the program's own lines say just now on which shapes hang."""
+        self._tells, self._causes = tells, causes
+        self._seen: defaultdict[tuple[str, Hashable], dict[tuple[tuple[str, Shape], ...], None]] = defaultdict(dict)
+        """By the line that calls a model for training, and causes: the shapes of its inputs, each once, in order."""
 
     def take(self, module: nn.Module, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         """A forward has had these."""
@@ -42,12 +43,19 @@ class InputSizes:
         shapes = shapes_of({**given, **named})
         is_trained = torch.is_grad_enabled()
         if is_trained:
-            self._seen[current_place()].setdefault(tuple(shapes.items()))
+            self._seen[current_place(), self._causes()].setdefault(tuple(shapes.items()))
         self._tells(shapes, is_trained)
 
-    def varying(self) -> VaryingSize | None:
-        """The input of the most elements that was not always as large."""
-        found = [varying([*map(dict, seen)], place) for place, seen in self._seen.items()]
+    def forget(self) -> None:
+        """What came so far was to warm up."""
+        self._seen.clear()
+
+    def varying(self, *, uncaused: bool = False) -> VaryingSize | None:
+        """The input of the most elements that was not always as large; with `uncaused` where nothing else differs."""
+        seen: defaultdict[tuple[str, Hashable], list[Shapes]] = defaultdict(list)
+        for (place, causes), shapes in self._seen.items():
+            seen[place, causes if uncaused else ()] += map(dict, shapes)
+        found = [varying(shapes, place) for (place, _), shapes in seen.items()]
         return max(filter(None, found), key=lambda size: size.different, default=None)
 
 

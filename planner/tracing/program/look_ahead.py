@@ -9,11 +9,7 @@ from __future__ import annotations
 
 import functools
 import io
-import os
 import pickle
-import random
-import select
-import signal
 import sys
 import time
 import traceback
@@ -29,9 +25,9 @@ from torch import Tensor
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from planner import upstream
-from planner.paper import library
 from planner.tracing.program.assumptions import About, Assumptions, short_path
 from planner.tracing.program.batch_sizes import DrawnBatches, LargestBatches, Shapes, TriedBatch, varying
+from planner.tracing.program.child_answers import fork_off
 from planner.tracing.program.input_sizes import shapes_of
 
 SECONDS = 60.0
@@ -41,8 +37,6 @@ _EVALUATING = 0.25
 """Of what is left of them, for a loader that is gone through without gradients: it may come before the training."""
 _UNIFORM, _UNIFORM_SECONDS = 100, 5.0
 """So many batches of one size, or for so long: sizes do not vary."""
-_AT_MOST, _GRACE_SECONDS = 3.0, 10.0
-"""A child is ended after so many times its seconds, and some more to write down what it chose."""
 _BATCHES, _ROUNDS = 6, 4
 """That come first: of the loader, and steps of the optimizer, whose state is born in the first of them."""
 _AHEAD = 2
@@ -231,35 +225,16 @@ def _seconds_at_work() -> float:
 
 def _call_in_child(call: Callable[[], object], seconds: float) -> bytes:
     """What it returns, pickled, or what it raises as a sentence; empty if it did not come to its end in time."""
-    with os.fdopen(os.memfd_create("batches"), "r+b") as answer:
-        reads, writes = os.pipe()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        state = random.getstate()
-        child = os.fork()
-        if not child:
-            try:
-                random.setstate(state)  # Python seeds it anew in a child (Lib/random.py)
-                library.load().paper_on_use(None)  # as in the program itself, data may lie on the GPU
-                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-                os.dup2(1, 2)
-                try:
-                    result = call()
-                except Exception as error:
-                    result = f"{type(error).__name__}: {error}"[:200]
-                answer.write(pickle.dumps(result))
-                answer.flush()
-            finally:
-                os._exit(0)
-        os.close(writes)
-        wait = None if seconds == float("inf") else _AT_MOST * seconds + _GRACE_SECONDS
-        ended = bool(select.select([reads], [], [], wait)[0])
-        os.close(reads)
-        if not ended:
-            os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        answer.seek(0)
-        return answer.read() if ended else b""
+    forked = fork_off(seconds)
+    if isinstance(forked, bytes):
+        return forked
+    result: object = None
+    try:
+        result = call()
+    except Exception as error:
+        result = f"{type(error).__name__}: {error}"[:200]
+    finally:
+        forked(result)
 
 
 class _Pickler(pickle.Pickler):

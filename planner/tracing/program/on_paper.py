@@ -38,7 +38,6 @@ from planner.tracing.program import (
     program_host,
     run_length,
     storages,
-    training_steps,
 )
 from planner.tracing.program.assumptions import About, Assumptions
 from planner.tracing.program.batch_sizes import Shapes
@@ -55,8 +54,10 @@ from planner.tracing.program.packages.libraries import Surroundings
 from planner.tracing.program.peers import World
 from planner.tracing.program.program_errors import crash_of, is_our_fault
 from planner.tracing.program.rank_orders import Crash, ProgramOrder, RankRun
+from planner.tracing.program.size_schedules import say_schedules, sizes_by_step
+from planner.tracing.program.step_look_ahead import StepLookAhead
 from planner.tracing.program.stopping import FORWARDS, ROUNDS_OF_A_FAILED, Kind, Progress, Stopping, iterations_text
-from planner.tracing.program.training_steps import StepsAt, counted_anew, counting, run_changed
+from planner.tracing.program.training_steps import EACH, StepsAt, counted_anew, counting, driving_loops, run_changed
 from planner.tracing.program.value_answers import AnswersByTable, BroadcastNumbers, PipelineNeighbours
 from planner.tracing.program.watching import WHOLE_EVERY, Watcher, assign_uncalled_modules
 from planner.tracing.rank_trace import Trace
@@ -69,7 +70,7 @@ _LIBRARIES = ("transformers",)
 """Of those whose size in a process is known (planner.allocator.host.processes)."""
 
 _MOST_SEARCHED = 40
-"""Files of a program that are searched for schedules, which takes a second."""
+"""Files of a program that are searched for schedules and their loops, which takes a second."""
 
 _COLLECTED = (
     "Cyclic garbage is collected before the first forward and at the end of every optimizer step, not in between."
@@ -123,17 +124,22 @@ class ProgramRun:
         self._stopping = Stopping(order.steps, order.patience_seconds, order.seconds)
         self.steps_at = StepsAt(
             order.steps_at,
+            order.usual,
             self._rounds,
+            lambda: self.watcher.moments.iterations,
             self.memory.highest_since,
-            lambda: self._report("ended after the steps that were asked for", None),
+            self._end_at_steps,
+            reached=lambda: self.inputs.forget(),
         )
+        self._awaits_steps: tuple[int, float] | None = None
+        """Since which iteration and processor time it would be ended, but for its largest steps."""
         self.ranks = OwnRanks(order, self.assumptions, endings.become, self._end_rank)
         self.outline = JobOutline()
         self.host = HostMemory()
         self.host_watcher = HostWatcher(self.host)
         recorder.host = self.host
         self.ahead = LookAhead(order.batches, self._rounds, lambda: self.watcher.moments.trains, self.assumptions)
-        self.inputs = InputSizes(self._forward_had)
+        self.inputs = InputSizes(self._forward_had, self.steps_at.sizes_now)
         self.watcher = Watcher(
             recorder, self._look, self._look_at_the_time, self._look_at_forwards, self.host.pass_moment, self.inputs
         )
@@ -141,10 +147,24 @@ class ProgramRun:
         self.numbers = BroadcastNumbers(order.numbers)
         self.world = World(self.assumptions, self.numbers)
 
+    def change_loops(self) -> dict[Path, ast.Module]:
+        """The program's files in which loops may count to other steps than their own."""
+        order = self._order
+        is_asked = self.steps_at.is_asked
+        if not order.steps_at and (order.steps or order.until_read or order.batches == 0):
+            return {}
+        files = program_files.own_files(order.line, most=_MOST_SEARCHED)
+        loops = driving_loops(files)
+        sizes = [] if is_asked else sizes_by_step(files, loops)
+        if sizes:
+            self.steps_at.ahead = StepLookAhead(sizes)
+            self.steps_at.length = run_length.steps_to_run(files, order.line.arguments)
+        return counted_anew(files, loops, self.steps_at, sizes) if is_asked or sizes else {}
+
     def end_whole(self, how: str) -> None:
         """The program has come to its own end. Raises ProgramError if it has neither trained nor inferred."""
         self.watcher.notice_step_by_hand()
-        if self._order.steps_at:
+        if self.steps_at.is_asked:
             self.steps_at.check()
         moments = self.watcher.moments
         if not moments.ends() and moments.count(Kind.BACKWARD):
@@ -161,7 +181,7 @@ class ProgramRun:
                 remedy="run it until it trains: check its arguments, its data and its number of steps",
             )
         if moments.trains:
-            self._report(f"the program {how}", None, is_whole=True)
+            self._report(f"the program {how}", None, is_whole=self.steps_at.is_asked or not self.steps_at.counts)
             return
         self._report_forwards(f"the program {how}", is_whole=True)
 
@@ -182,18 +202,42 @@ class ProgramRun:
 
     def _look(self) -> None:
         """A forward, a backward or a step is about to begin: it may be enough."""
-        if self._order.ends_at_a_place:
+        self.steps_at.skip()
+        if self._order.ends_at_a_place or self.steps_at.counts:
             if self._stopping.is_late():
                 self._report("ended because its time is over (--seconds)", None)
             return
         progress = self._progress()
-        if progress.iterations and self._stopping.is_over(progress, self.memory.highest):
+        if (
+            progress.iterations
+            and self._stopping.is_over(progress, self.memory.highest)
+            and not self._waits_for_steps(progress.iterations)
+        ):
             self._report(self._stopping.reason, self.watcher.moments.moment_after(progress.iterations))
 
     def _look_at_the_time(self) -> None:
         """An evaluation is at work, and may be a long one."""
-        if not self._order.ends_at_a_place and self._stopping.is_out_of_patience(self._progress(), evaluates=True):
+        self.steps_at.skip()
+        if self._order.ends_at_a_place or self.steps_at.counts:
+            return
+        if self._stopping.is_out_of_patience(self._progress(), evaluates=True):
             self._report(f"{self._stopping.reason}, within an evaluation", None)
+
+    def _waits_for_steps(self, iterations: int) -> bool:
+        """Whether it goes on to the next number of its loop, which may be that of a larger step; or, where it warms up
+        before, to that loop."""
+        if self._stopping.is_late() or not self.steps_at.hurry():
+            return False
+        since, began = self._awaits_steps = self._awaits_steps or (iterations, time.process_time())
+        if (reached := self.steps_at.reached_after) is not None:
+            return iterations <= max(since, reached + EACH) + 1
+        return time.process_time() - began < self._stopping.longest_seconds
+
+    def _end_at_steps(self) -> None:
+        """The last of its steps was run."""
+        steps = ", ".join(f"{each.step:,}" for each in self.steps_at.peaks())
+        found = f"{self._stopping.reason}; then its loop counted to step {steps}"
+        self._report("ended after the steps that were asked for" if self.steps_at.is_asked else found, None)
 
     def _look_at_reading(self) -> None:
         """The program reads how much memory it has taken."""
@@ -203,6 +247,7 @@ class ProgramRun:
 
     def _look_at_forwards(self) -> None:
         """Nothing was trained so far, and no optimizer made: perhaps nothing ever is."""
+        self.steps_at.skip()
         forwards = self.watcher.moments.forwards
         if forwards < FORWARDS or self._speaks_of_training:
             return
@@ -282,7 +327,8 @@ class ProgramRun:
         steps_to_run = len(over) if is_whole else 0
         if not (is_whole or moments.infers or self._order.steps_at):  # what later steps may have that were not seen
             files = program_files.own_files(self._order.line, self._started_in, _MOST_SEARCHED)
-            schedules = training_steps.say_schedules(files)
+            ahead = self.steps_at.ahead
+            schedules = ahead.say_unjudged() if ahead else say_schedules(sizes_by_step(files))
             steps_to_run = run_length.steps_to_run(files, self._order.line.arguments)
         self._finish(
             RankRun(
@@ -321,10 +367,11 @@ class ProgramRun:
                 announced=self.neighbours.announced(),
                 numbers=self.numbers.sent(),
                 schedules=schedules,
-                varying=self.inputs.varying(),
+                varying=self.inputs.varying(uncaused=self.steps_at.ahead is not None and not schedules),
                 drawn=self.ahead.drawn(),
                 steps_to_run=steps_to_run,
                 steps_at=self.steps_at.peaks(),
+                usual=int(self.steps_at.usual) if self.steps_at.counts else 0,
                 outline=self.outline.document(),
                 libraries=tuple(name for name in _LIBRARIES if name in sys.modules),
             ),
@@ -359,11 +406,11 @@ def run_program(order: ProgramOrder, endings: Endings, key: bytearray | None = N
         gc.set_threshold(0)  # never by itself; whether it is enabled is the program's own affair
         if order.line.launcher is Launcher.ACCELERATE:
             os.environ.update(launch_line.accelerate_variables(order.line))
-        changed = counted_anew(program_files.own_files(order.line), run.steps_at) if order.steps_at else {}
+        changed = run.change_loops()
         if changed:
             stack.enter_context(counting(run.steps_at, changed))
         try:
-            _run_main(order, changed)
+            _run_main(order, changed, run.steps_at)
             run.ranks.run_waiting()
         except SystemExit as leaving:
             if leaving.code not in (None, 0):
@@ -427,7 +474,7 @@ def _take_python_path() -> None:
         spec.loader.exec_module(module)
 
 
-def _run_main(order: ProgramOrder, changed: Mapping[Path, ast.Module]) -> None:
+def _run_main(order: ProgramOrder, changed: Mapping[Path, ast.Module], steps: StepsAt) -> None:
     """As `python` would: the program is `__main__`, its folder (of a module: this one) first in the path."""
     line = order.line
     _take_python_path()
@@ -439,6 +486,6 @@ def _run_main(order: ProgramOrder, changed: Mapping[Path, ast.Module]) -> None:
         return
     sys.path.insert(0, str(Path(line.program).resolve().parent))
     if (tree := changed.get(Path.cwd() / line.program)) is not None:
-        run_changed(line.program, tree)
+        run_changed(line.program, tree, steps)
     else:
         runpy.run_path(line.program, run_name="__main__")

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from planner.tracing.program.assumptions import short_path
 from planner.tracing.program.launch_line import LaunchLine
 
 _MOST_FILES = 200
@@ -181,6 +182,11 @@ def training_loops(files: Mapping[Path, ast.Module]) -> list[TrainingLoop]:
         return not any(within) and not any(called(call) in looping for call in _calls(loop))
 
     return [TrainingLoop(path, loop, is_inner(loop)) for path, loop in loops if id(loop) in training]
+
+
+def line_of(path: Path, node: ast.stmt | ast.expr) -> str:
+    """`folder/train.py:12`."""
+    return f"{short_path(str(path))}:{node.lineno}"
 
 
 def called(call: ast.Call) -> str:

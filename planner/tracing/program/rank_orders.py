@@ -15,7 +15,6 @@ from planner.tracing import rank_trace
 from planner.tracing.program.assumptions import Assumption, Branch
 from planner.tracing.program.batch_sizes import DrawnBatches, VaryingSize
 from planner.tracing.program.launch_line import LaunchLine
-from planner.tracing.program.training_steps import PeaksAt
 from planner.tracing.rank_trace import Trace
 from planner.units import MIB
 
@@ -50,6 +49,18 @@ class BroadcastNumber:
     values: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class PeaksAt:
+    """The highest bytes of one step and those that follow it at once. `iteration` is the first of them, `why` says what
+    is largest there."""
+
+    step: int
+    allocated_bytes: int
+    reserved_bytes: int
+    iteration: int = 0
+    why: str = ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramOrder:
     """One rank of a program. `steps` 0: until enough was seen (planner.tracing.program.stopping)."""
@@ -65,11 +76,13 @@ class ProgramOrder:
     steps: int = 0
     steps_at: tuple[int, ...] = ()
     """To which steps its loop counts instead (planner.tracing.program.training_steps)."""
+    usual: int = 0
+    """So many iterations before it counts to them."""
     until_read: bool = False
     """After `steps` it goes on until the program reads the statistics of its memory."""
     batches: int | None = 0
     """That are drawn ahead of each data loader; None: as many as an epoch has and time allows
-    (planner.tracing.program.look_ahead)."""
+    (planner.tracing.program.look_ahead). With 0 later steps are not looked for either."""
     patience_seconds: float | None = None
     """How long it is watched when it is steady; None: as `planner.tracing.program.stopping` has it."""
     seconds: float = float("inf")
@@ -137,7 +150,8 @@ class RankRun:
     idle_optimizers: int = 0
     """That have not stepped twice."""
     schedules: tuple[str, ...] = ()
-    """Sentences on where sizes depend on the step, of a program that was not run to its end."""
+    """Sentences on where sizes depend on the step and may be larger at others, of a program that was not run to its
+    end."""
     varying: VaryingSize | None = None
     """An input of its outermost forwards whose size varies."""
     drawn: tuple[DrawnBatches, ...] = ()
@@ -145,6 +159,8 @@ class RankRun:
     steps_to_run: int = 0
     """How many iterations the whole program has, where it was run to its end or says it; 0: not known."""
     steps_at: tuple[PeaksAt, ...] = ()
+    usual: int = 0
+    """Iterations before the first of these."""
     assumptions: tuple[Assumption, ...] = ()
     communicators: tuple[int, ...] = ()
     """Sizes of the process groups over which tensors of the device travelled."""

@@ -245,6 +245,11 @@ class Stopping:
         shortest, longest = _PATIENCE_SECONDS
         return min(max(self._took, shortest), longest)
 
+    @property
+    def longest_seconds(self) -> float:
+        """How long what has begun, or is known to come, is waited for."""
+        return _EVALUATING_SECONDS if self.patience_seconds is None else self.patience_seconds
+
     def is_over(self, progress: Progress, highest: Callable[[], tuple[int, int]]) -> bool:
         """Whether the program is ended; `highest` tells its peaks so far, (allocated, reserved)."""
         if self.steps:
