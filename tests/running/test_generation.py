@@ -23,7 +23,7 @@ LLAMA = MODEL.format(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("model", [GPT2, LLAMA], ids=["GPT-2", "Llama"])
+@pytest.mark.parametrize("model", [GPT2, pytest.param(LLAMA, marks=pytest.mark.soak)], ids=["GPT-2", "Llama"])
 @pytest.mark.parametrize(
     ("options", "sequences"),
     [
@@ -66,7 +66,7 @@ assert sequences.shape[1] == 13, sequences.shape
 ARGMAX = "scores.argmax(-1)"
 
 
-@pytest.mark.parametrize("sequences", [1, 2])
+@pytest.mark.parametrize("sequences", [pytest.param(1, marks=pytest.mark.soak), 2])
 @pytest.mark.parametrize(
     ("state", "chosen", "before", "end"),
     [
