@@ -43,7 +43,7 @@ API CUresult cuDeviceGetAttribute(int* v, CUdevice_attribute a, CUdevice d) {
   if (a == CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED) {
     *v = 1;
     return CUDA_SUCCESS;
-  }                                                                  // the runtime has no such name
+  }  // the runtime has no such name
   return (CUresult)cudaDeviceGetAttribute(v, (cudaDeviceAttr)a, d);  // both number attributes alike
 }
 API CUresult cuCtxGetCurrent(CUcontext* c) {

@@ -2,11 +2,9 @@
 // cuda_runtime_api.h, but for the ten __cuda* functions that code compiled by nvcc (or clang) calls; those are declared
 // in crt/host_runtime.h.
 //
-// Choices:
-// - Device memory is address space of this process (readable, writable, without pages until touched). Small copies are
-// really
-//   made, so what a program copies to the GPU it gets back; kernels do nothing, so what they would compute stays zero.
-// - Everything is complete at once: streams and events have no queue.
+// Device memory is address space of this process (readable, writable, without pages until touched). Small copies are
+// really made, so that a program gets back what it has copied to the GPU; kernels do nothing. Everything is complete at
+// once: streams and events have no queue, and whoever listens keeps the time.
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 #include <sys/mman.h>
@@ -27,8 +25,7 @@
 
 static const size_t KEPT = 1 << 16;  // a copy up to this size is made; a larger one is forgotten (its values: zeros)
 static const size_t SPACE = 16ull << 40;  // addresses for all GPUs of this process
-static const size_t GRANULE =
-    2 << 20;  // physical memory comes in 2 MiB, as cuMemGetAllocationGranularity says on real GPUs
+static const size_t GRANULE = 2 << 20;    // of physical memory, as cuMemGetAllocationGranularity says on real GPUs
 
 static std::mutex lock;
 using Guard = std::lock_guard<std::mutex>;

@@ -16,9 +16,10 @@ static size_t width(ncclDataType_t t) {
          : t > ncclBfloat16                                      ? 1
                                                                  : 4;
 }
-static void copy(void* to, const void* from, size_t bytes, void* stream = nullptr) {
-  if (auto* l = paper_listener()) l->launched(stream);
-  if (to != from) cudaMemcpy(to, from, bytes, cudaMemcpyDefault);
+static ncclResult_t bring(void* to, const void* from, size_t bytes, cudaStream_t stream) {
+  if (auto* l = paper_listener()) l->launched((void*)stream);
+  if (to != from) cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream);
+  return ncclSuccess;
 }
 static ncclComm_t made(int size, int rank) { return (ncclComm_t) new Comm{size, rank}; }
 API ncclResult_t ncclGetVersion(int* v) {
@@ -33,9 +34,8 @@ API ncclResult_t ncclCommInitRankConfig(ncclComm_t* c, int size, ncclUniqueId, i
   *c = made(size, rank);
   return ncclSuccess;
 }
-API ncclResult_t ncclCommSplit(ncclComm_t, int, int, ncclComm_t* c, ncclConfig_t*) {
-  return (ncclResult_t)paper_unknown("ncclCommSplit", ncclInvalidUsage);
-}  // its size is the other ranks' colours
+// Its size follows from what the other ranks say.
+API ncclResult_t ncclCommSplit(ncclComm_t, int, int, ncclComm_t*, ncclConfig_t*) { return ncclInvalidUsage; }
 API ncclResult_t ncclCommCount(const ncclComm_t c, int* n) {
   *n = ((Comm*)c)->size;
   return ncclSuccess;
@@ -52,26 +52,24 @@ API ncclResult_t ncclCommGetAsyncError(ncclComm_t, ncclResult_t* e) {
   *e = ncclSuccess;
   return ncclSuccess;
 }
-API ncclResult_t ncclAllReduce(const void* s, void* r, size_t n, ncclDataType_t t, ncclRedOp_t, ncclComm_t,
-                               cudaStream_t s_) {
-  copy(r, s, n * width(t));
-  return ncclSuccess;
+API ncclResult_t ncclAllReduce(const void* from, void* to, size_t n, ncclDataType_t type, ncclRedOp_t, ncclComm_t,
+                               cudaStream_t stream) {
+  return bring(to, from, n * width(type), stream);
 }
-API ncclResult_t ncclReduce(const void* s, void* r, size_t n, ncclDataType_t t, ncclRedOp_t, int, ncclComm_t,
-                            cudaStream_t s_) {
-  copy(r, s, n * width(t));
-  return ncclSuccess;
+API ncclResult_t ncclReduce(const void* from, void* to, size_t n, ncclDataType_t type, ncclRedOp_t, int, ncclComm_t,
+                            cudaStream_t stream) {
+  return bring(to, from, n * width(type), stream);
 }
-API ncclResult_t ncclBroadcast(const void* s, void* r, size_t n, ncclDataType_t t, int, ncclComm_t, cudaStream_t s_) {
-  copy(r, s, n * width(t));
-  return ncclSuccess;
+API ncclResult_t ncclBroadcast(const void* from, void* to, size_t n, ncclDataType_t type, int, ncclComm_t,
+                               cudaStream_t stream) {
+  return bring(to, from, n * width(type), stream);
 }
-API ncclResult_t ncclReduceScatter(const void* s, void* r, size_t n, ncclDataType_t t, ncclRedOp_t, ncclComm_t c,
-                                   cudaStream_t s_) {
-  copy(r, (const char*)s + ((Comm*)c)->rank * n * width(t), n * width(t));
-  return ncclSuccess;
+API ncclResult_t ncclReduceScatter(const void* from, void* to, size_t n, ncclDataType_t type, ncclRedOp_t, ncclComm_t c,
+                                   cudaStream_t stream) {
+  return bring(to, (const char*)from + ((Comm*)c)->rank * n * width(type), n * width(type), stream);
 }
-API ncclResult_t ncclAllGather(const void* s, void* r, size_t n, ncclDataType_t t, ncclComm_t c, cudaStream_t s_) {
-  for (int i = 0; i < ((Comm*)c)->size; i++) copy((char*)r + i * n * width(t), s, n * width(t));
+API ncclResult_t ncclAllGather(const void* from, void* to, size_t n, ncclDataType_t type, ncclComm_t c,
+                               cudaStream_t stream) {
+  for (int i = 0; i < ((Comm*)c)->size; i++) bring((char*)to + i * n * width(type), from, n * width(type), stream);
   return ncclSuccess;
 }

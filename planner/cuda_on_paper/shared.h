@@ -1,13 +1,13 @@
-// What the stand-ins share; implemented in cudart.cc, called by cuda.cc, cublas.cc and cudnn.cc.
+// What the stand-ins share; implemented in cudart.cpp, called by the others.
 #pragma once
 #include <cstddef>
 #include <cstdint>
 #define API extern "C" __attribute__((visibility("default")))
-API int paper_call();                         // a library gives the device something to do
-API void paper_library_stream(void* stream);  // that a library was told on this thread: its next calls go there
-API void paper_works_in(const char* library, void* memory);
-API int paper_unknown(const char* name,
-                      int error);  // an answer that decides memory, and that nobody can give; returns the error
+API int paper_call();                                        // a library gives the device something to do
+API void paper_library_stream(void* stream);                 // of its next calls on this thread
+API void paper_works_in(const char* library, void* memory);  // that it was given
+// An answer that decides memory, and that nobody can give; returns the error.
+API int paper_unknown(const char* name, int error);
 API bool paper_take(size_t bytes, int device);  // count physical memory; false: the GPU is full
 API void paper_give(size_t bytes, int device);
 API void* paper_addresses(size_t bytes);  // addresses that nobody else has

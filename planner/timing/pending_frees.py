@@ -5,7 +5,8 @@ free at the first request of memory after that stream has passed what it had bee
 (`process_events` in CUDACachingAllocator.cpp). What the group of a collective keeps is given up where its work is
 waited for, or, after a watchdog has seen its end, where the group's next collective is issued (TensorShelf in
 ProcessGroupNCCL.cpp, torch 2.8 to 2.13). The watchdog looks at intervals that have nothing to do with iterations, so of
-many iterations one is met at every moment: a peak is what was kept where the look came last.
+many iterations one is met at every moment: a peak is what was kept where the look came last. What happens in the first
+iteration happens once, and is met in the middle.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ def complete_frees(events: Sequence[Event], repeats: Sequence[Repeat], prices: P
 class _Collective:
     """One that may keep blocks."""
 
-    end: int = 0
+    seen: int = 0
+    """When the watchdog sees its end."""
     blocks: list[int] = field(default_factory=list)
 
 
@@ -83,6 +85,7 @@ class PendingFrees:
         """By the event that is its end; the latest of those with one number."""
         self._issued: defaultdict[int, list[_Collective]] = defaultdict(list)
         """By group: its collectives that may keep something."""
+        self._sees_after = WATCHDOG_NS
         self._given_up: set[int] = set()
         """Blocks that the program has given up and a collective keeps."""
         self.longest_lead_ns = 0
@@ -106,15 +109,17 @@ class PendingFrees:
                 self._uses[event.block].add(event.stream)
         elif isinstance(event, Keep):
             collective = self._collectives[event.collective]
-            collective.end = self.clock.events.get(event.collective, 0)
+            collective.seen = self.clock.events.get(event.collective, 0) + self._sees_after
             collective.blocks.append(event.block)
             self._keepers[event.block] += 1
             return
         elif isinstance(event, EmptyCache):
             self.clock.wait_until(max((queue[-1][0] for queue in self._passing.values() if queue), default=0))
             yield from self._process_events()
-        elif isinstance(event, Mark) and event.phase is Phase.OPTIMIZER_STEP:
-            self.clock.take(_OPTIMIZER_WAITS)
+        elif isinstance(event, Mark):
+            self._sees_after = WATCHDOG_NS if event.iteration > 1 else WATCHDOG_NS // 2
+            if event.phase is Phase.OPTIMIZER_STEP:
+                self.clock.take(_OPTIMIZER_WAITS)
         yield event
 
     def pending(self) -> list[int]:
@@ -131,7 +136,7 @@ class PendingFrees:
             for stream, queue in sorted(self._passing.items())
             if queue
         )
-        kept = tuple((each.end - now, tuple(map(numbers.get, each.blocks))) for each in self._keeping())
+        kept = tuple((each.seen - now, tuple(map(numbers.get, each.blocks))) for each in self._keeping())
         return self.clock.lead(), passing, kept
 
     def _keeping(self) -> Iterator[_Collective]:
@@ -139,10 +144,9 @@ class PendingFrees:
 
     def _take_launch(self, launch: Launch) -> Iterator[Event]:
         if launch.kind == LaunchKind.ISSUE:
-            seen = self.clock.host - WATCHDOG_NS
             issued = self._issued[launch.stream]
             for collective in issued:
-                if collective.end < seen:
+                if collective.seen < self.clock.host:
                     yield from self._let_go(collective)
             self._collectives[launch.what] = _Collective()
             self._issued[launch.stream] = [

@@ -22,7 +22,7 @@ BY_NAME = re.compile(rf"pip3? install\b[^\n`]*{distribution.NAME}[^\n`]*")
 
 def texts() -> Iterator[tuple[str, str]]:
     """Every text that people or machines read, by its path; this file and recorded data are none."""
-    found = [path for folder in FOLDERS for path in (REPOSITORY / folder).rglob("*")]
+    found = [path for folder in FOLDERS for path in (REPOSITORY / folder).rglob("*") if "__pycache__" not in path.parts]
     for path in [*found, *(each for each in REPOSITORY.iterdir() if each.name != ".git")]:
         name = str(path.relative_to(REPOSITORY))
         if path.is_file() and path != Path(__file__) and not name.startswith("tests/data"):

@@ -114,8 +114,9 @@ NO_LOADER = """
 import torch
 model = torch.nn.Linear(16, 64).cuda()
 optimizer = torch.optim.AdamW(model.parameters())
-for step in range(12):
-    model(torch.rand(8, 100 + 7 * step % 50, 16).cuda()).sum().backward()
+lengths = iter([100 + 7 * number % 50 for number in range(12)])
+for _ in range(12):
+    model(torch.rand(8, next(lengths), 16).cuda()).sum().backward()
     optimizer.step()
     optimizer.zero_grad()
 """
@@ -132,7 +133,7 @@ def test_inputs_that_no_loader_gives_are_named_with_their_sizes(program: Callabl
     said = sentences(NO_LOADER, program)
 
     assert re.search(
-        r"the sizes of inputs vary: input \(\S+/program\.py:6\) is \[8, 100, 16\] to \[8, 149, 16\], in 12 shapes;"
+        r"the sizes of inputs vary: input \(\S+/program\.py:7\) is \[8, 100, 16\] to \[8, 149, 16\], in 12 shapes;"
         " larger ones may come, and are in no figure",
         said,
     )
@@ -217,7 +218,7 @@ def test_data_that_only_the_programs_own_process_can_draw_are_taken_as_they_come
 
 @pytest.mark.parametrize(
     ("lines", "batches", "verdict"),
-    [(NO_LOADER, None, Verdict.TIGHT), (NO_LOADER.replace("7 * step % 50", "0"), None, Verdict.FITS)],
+    [(NO_LOADER, None, Verdict.TIGHT), (NO_LOADER.replace("7 * number % 50", "0"), None, Verdict.FITS)],
 )
 def test_what_may_grow_beyond_what_was_seen_is_not_said_to_fit(
     program: Callable[[str], str], lines: str, batches: int | None, verdict: Verdict

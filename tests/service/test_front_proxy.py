@@ -224,12 +224,12 @@ def test_requests_that_no_replica_answers_are_counted_and_the_others_are_not(
     with replica.listening(front.ports[0]):
         eventually(lambda: front.post("/v1/plans").status_code == 200, "not found")
         answered = front.post("/v1/plans")
-        front.counted.clear()
         replica.drops = True
         dropped = front.post("/v1/validations")
-        eventually(lambda: front.counted, "not counted", 10)
+        eventually(lambda: ("POST", 502) in front.counted, "not counted", 10)
 
-    assert (dropped.status_code, front.counted) == (502, [("POST", 502)])
+    # Before the replica was found there may have been 503s.
+    assert (dropped.status_code, [code for _, code in front.counted if code != 503]) == (502, [502])
     assert "x-planner-answered" not in answered.headers
 
 

@@ -171,7 +171,8 @@ def programs(draw: st.DrawFn) -> list[Event]:
     for block in range(draw(st.integers(1, 60))):
         deed = draw(st.integers(0, 5))
         if deed <= 1 or not alive:
-            events.append(Alloc(block, draw(st.integers(1, 1 << 22)), draw(STREAMS)))
+            # Of the small pool, whose blocks are split to the last 512 bytes.
+            events.append(Alloc(block, draw(st.integers(1, 1 << 20)), draw(STREAMS)))
             alive.append(block)
         elif deed == 2:
             events.append(Use(draw(st.sampled_from(alive)), draw(STREAMS)))
