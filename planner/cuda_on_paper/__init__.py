@@ -8,12 +8,9 @@ from torch's own libraries.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
-import os
 import re
-import shutil
 import subprocess
 import tempfile
 from collections import defaultdict
@@ -23,7 +20,7 @@ from pathlib import Path
 
 from planner.errors import TraceError
 from planner.hardware.architectures import ARCHITECTURES
-from planner.runtime.user_cache import user_cache
+from planner.runtime.native_builds import build_once, find_compiler
 from planner.units import KIB
 
 _SOURCES = Path(__file__).parent
@@ -68,8 +65,6 @@ class PaperGpu:
     name: str
     arch: str
     total_bytes: int
-    multiprocessors: int = 0
-    """Of a part of a GPU; 0: those of its architecture."""
 
 
 def variables(torch_folder: Path, gpu: PaperGpu, gpus: int) -> dict[str, str]:
@@ -92,14 +87,15 @@ def variables(torch_folder: Path, gpu: PaperGpu, gpus: int) -> dict[str, str]:
 
 
 def _describe(gpu: PaperGpu) -> dict[str, object]:
-    """As NVIDIA documents a device for cuDNN's `CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION`."""
+    """As NVIDIA documents a device for cuDNN's `CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION`; clocks and the bus are an
+    H100's for every GPU."""
     known = ARCHITECTURES[gpu.arch]
     major, minor = known.capability
     return {
         "cudaDeviceId": 0, "deviceId": 0, "deviceVer": 100 * major + 10 * minor, "driverVer": 13000,
         "cudaDriverVersion": 13000, "totalGlobalMem": gpu.total_bytes, "maxGridSize": [2**31 - 1, 65535, 65535],
         "maxBlockSize": [1024, 1024, 64], "regsPerBlock": 65536,
-        "multiProcessorCount": gpu.multiprocessors or known.multiprocessors, "smCountOrigin": 0,
+        "multiProcessorCount": known.multiprocessors, "smCountOrigin": 0,
         "warpSize": known.warp_size, "maxSharedMemoryPerBlock": 48 * KIB,
         "maxSharedMemoryPerBlockOptin": known.shared_memory_per_block_bytes, "oversizedSharedMemoryPerBlock": 0,
         "reservedSharedMemoryPerBlock": KIB, "maxRegistersPerSM": known.registers_per_multiprocessor,
@@ -115,15 +111,7 @@ def build(torch_folder: Path) -> Path:
     digest = hashlib.sha256((torch_folder / "version.py").read_bytes())
     for source in sorted(_SOURCES.glob("*.[ch]*")):
         digest.update(source.read_bytes())
-    folder = user_cache() / f"cuda-{digest.hexdigest()[:16]}"
-    if (folder / _PRELOAD).exists():
-        return folder
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "building").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (folder / _PRELOAD).exists():
-            _build(torch_folder, folder)
-    return folder
+    return build_once(f"cuda-{digest.hexdigest()[:16]}", _PRELOAD, lambda folder: _build(torch_folder, folder))
 
 
 def header_folders(torch_folder: Path) -> list[Path]:
@@ -133,13 +121,7 @@ def header_folders(torch_folder: Path) -> list[Path]:
 
 
 def _build(torch_folder: Path, folder: Path) -> None:
-    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
-    if compiler is None:
-        raise TraceError(
-            "the CUDA runtime on paper has to be built once for this torch, and there is no C++ compiler",
-            allowed="g++ or clang++ on the PATH, or the one that CXX names",
-            remedy="install g++ (Debian: apt-get install g++)",
-        )
+    compiler = find_compiler("the CUDA runtime on paper")
     names, functions = _needed(sorted((torch_folder / "lib").glob("lib*.so")))
     if _RUNTIME not in names:
         raise TraceError("torch is not a CUDA build", allowed="torch as pip installs it on Linux")

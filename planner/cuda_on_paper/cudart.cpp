@@ -240,10 +240,8 @@ static cudaError_t copy(void* to, const void* from, size_t bytes) {
     paper_forget(to, bytes);  // large contents are not kept
   return cudaSuccess;         // large, to the host: left as it is, so that no pages of the host fill
 }
-static cudaError_t host_waits(void* stream);
-static void* const DEFAULT_STREAM = (void*)1;  // null says the whole device to a listener
 API cudaError_t cudaMemcpy(void* to, const void* from, size_t n, cudaMemcpyKind) {
-  host_waits(DEFAULT_STREAM);
+  if (auto* l = paper_listener()) l->host_waits(nullptr);
   return copy(to, from, n);
 }
 API cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t n, cudaMemcpyKind, cudaStream_t) {
@@ -467,10 +465,6 @@ struct Event {
 static void* handle_of(cudaStream_t s) {
   return s == cudaStreamLegacy || s == cudaStreamPerThread ? nullptr : (void*)s;
 }
-static cudaError_t host_waits(void* stream) {
-  if (auto* l = paper_listener()) l->host_waits(stream);
-  return cudaSuccess;
-}
 API cudaError_t cudaStreamCreateWithPriority(cudaStream_t* s, unsigned flags, int priority) {
   *s = (cudaStream_t) new Stream{priority, flags};
   return cudaSuccess;
@@ -487,8 +481,14 @@ API cudaError_t cudaStreamDestroy(cudaStream_t s) {
   delete (Stream*)s;
   return cudaSuccess;
 }
-API cudaError_t cudaStreamSynchronize(cudaStream_t s) { return host_waits(handle_of(s) ? (void*)s : DEFAULT_STREAM); }
-API cudaError_t cudaDeviceSynchronize() { return host_waits(nullptr); }
+API cudaError_t cudaStreamSynchronize(cudaStream_t s) {
+  if (auto* l = paper_listener()) l->host_waits(handle_of(s));
+  return cudaSuccess;
+}
+API cudaError_t cudaDeviceSynchronize() {
+  if (auto* l = paper_listener()) l->host_waits_for_device();
+  return cudaSuccess;
+}
 API cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned) {
   if (auto* l = paper_listener()) l->stream_waits(handle_of(s), ((Event*)e)->number);
   return cudaSuccess;

@@ -15,11 +15,13 @@ API void paper_addresses_free(void* address, size_t bytes);
 API void paper_forget(void* address, size_t bytes);  // contents become zero
 
 // Whoever hears what the host gives the device to do, in its order.
+// The default stream is null.
 struct PaperListener {
   void (*launched)(void* stream);     // a kernel
   int64_t (*recorded)(void* stream);  // an event; returns its number
   void (*stream_waits)(void* stream, int64_t event);
-  void (*host_waits)(void* stream);  // for a stream, or for the whole device: null
+  void (*host_waits)(void* stream);
+  void (*host_waits_for_device)();
   void (*host_waits_for_event)(int64_t event);
   void (*works_in)(const char* library, void* memory);  // memory that a library was given to work in
   void (*unknown)(const char* name);                    // an answer that nobody can give without a GPU

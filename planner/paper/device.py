@@ -107,9 +107,8 @@ def gpu(
     deciding = torch_version if torch_version and torch_releases.since(*torch_releases.CUDNN_ATTENTION) else ""
     cudnn_first = chosen.prefers_cudnn_attention(cuda, deciding or torch.__version__)
     native.paper_choose_attention_for(*chosen.capability, cudnn_first)
-    release = tuple(map(int, (torch_version or torch.__version__).split(".")[:2]))
-    of_nccl = Holding.KEEPS if release >= _GROUPS_KEEP_SINCE else Holding.USES
-    recorder = Recorder(waits=waits, holding=Holding.NOTHING if chosen.is_cpu else of_nccl)
+    holding = Holding.NOTHING if chosen.is_cpu else _holding_of_nccl(torch_version or torch.__version__)
+    recorder = Recorder(waits=waits, holding=holding)
     measured = workspaces.known(known, recorder.now if keeps_requests else None)
     with measured, torch_cuda.answering(chosen, visible, recorder):
         recorder.start()
@@ -122,14 +121,18 @@ def gpu(
             recorder.settle()
 
 
+def _holding_of_nccl(torch_version: str) -> Holding:
+    release = tuple(map(int, torch_version.split(".")[:2]))
+    return Holding.KEEPS if release >= _GROUPS_KEEP_SINCE else Holding.USES
+
+
 @contextmanager
 def _gpu_on_cuda(*, waits: bool) -> Iterator[Paper]:
     """As :func:`gpu`, where torch's own CUDA code allocates."""
     native = library.load()
     _install_on_cuda()
     native.paper_begin_on_cuda()
-    release = tuple(map(int, torch.__version__.split(".")[:2]))
-    recorder = Recorder(waits=waits, holding=Holding.KEEPS if release >= _GROUPS_KEEP_SINCE else Holding.USES)
+    recorder = Recorder(waits=waits, holding=_holding_of_nccl(torch.__version__))
     recorder.start()
     try:
         yield Paper(torch.device("cuda", 0), recorder)

@@ -7,14 +7,11 @@ It is built on first use, by the C++ compiler of the machine, and kept in the us
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import hashlib
 import importlib
 import importlib.metadata
-import importlib.util
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -23,15 +20,15 @@ from subprocess import PIPE
 from typing import Any
 
 from planner import cuda_on_paper
-from planner.distribution import install_command
 from planner.errors import TraceError
-from planner.runtime.user_cache import user_cache
+from planner.runtime.native_builds import build_once, find_compiler, find_torch
 
 _SOURCES = Path(__file__).parent / "native"
 _SOURCES_ON_CUDA = Path(__file__).parent / "native_cuda"
+_LIBRARY = "libpaper.so"
 _SHARED = (
-    "autograd", "followed_operators", "graph_pools", "host_memory", "host_values", "launches", "trace", "witness",
-    "workspaces",
+    "autograd", "blocks", "copied_values", "followed_operators", "graph_pools", "host_memory", "host_values",
+    "launches", "trace", "witness", "workspaces",
 )  # fmt: skip
 """Of the sources those that write down what torch's own CUDA code does, too."""
 _MOST_UNITS = 4
@@ -61,10 +58,7 @@ def load() -> ctypes.CDLL:
             allowed="planner.paper is the first to import torch in its process",
             remedy="import planner.paper before torch",
         )
-    spec = importlib.util.find_spec("torch")
-    if spec is None or spec.origin is None:
-        raise TraceError("torch is not installed", remedy=install_command("plan"))
-    torch_folder = Path(spec.origin).parent
+    torch_folder = find_torch()
     path = _build_library(torch_folder)
     for name in _TORCH_LIBRARIES:
         ctypes.CDLL(str(torch_folder / "lib" / name), mode=ctypes.RTLD_GLOBAL)
@@ -147,16 +141,9 @@ def _build_library(torch_folder: Path) -> Path:
     digest = hashlib.sha256(f"{importlib.metadata.version('torch')} NDEBUG {_SHARED if is_on_cuda() else ()}".encode())
     for content in sources.values():
         digest.update(hashlib.sha256(content).digest())
-    folder = user_cache() / f"paper-{digest.hexdigest()[:16]}"
-    library = folder / "libpaper.so"
-    if library.exists():
-        return library
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "building").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # another process may be at it: its library is as good as ours
-        if not library.exists():
-            _build([path for path in sources if path.suffix == ".cpp" and _is_built(path)], torch_folder, library)
-    return library
+    built = [path for path in sources if path.suffix == ".cpp" and _is_built(path)]
+    name = f"paper-{digest.hexdigest()[:16]}"
+    return build_once(name, _LIBRARY, lambda folder: _build(built, torch_folder, folder / _LIBRARY)) / _LIBRARY
 
 
 def _is_built(source: Path) -> bool:
@@ -166,13 +153,7 @@ def _is_built(source: Path) -> bool:
 
 
 def _build(sources: list[Path], torch_folder: Path, library: Path) -> None:
-    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
-    if compiler is None:
-        raise TraceError(
-            "the paper GPU has to be built once for this torch, and there is no C++ compiler",
-            allowed="g++ or clang++ on the PATH, or the one that CXX names",
-            remedy="install g++ (Debian: apt-get install g++)",
-        )
+    compiler = find_compiler("the paper GPU")
     print("building the paper GPU for this torch (once, under a minute)", file=sys.stderr)
     # What torch's CMake package tells whoever links with it: 2.6 for CUDA 12.4 has the older `std::string`.
     cmake = torch_folder / "share/cmake/Torch/TorchConfig.cmake"
@@ -209,7 +190,7 @@ def _build(sources: list[Path], torch_folder: Path, library: Path) -> None:
             problem = "\n".join(problems).strip()
             raise TraceError(f"the paper GPU does not build with {compiler} for this torch:\n{problem}")
         objects = [str(unit.with_suffix(".o")) for unit in units]
-        fresh = Path(folder) / "libpaper.so"
+        fresh = Path(folder) / _LIBRARY
         link = [compiler, "-shared", *objects, f"-L{torch_folder}/lib", *libraries]
         subprocess.run([*link, "-o", str(fresh)], check=True)
         fresh.replace(library)

@@ -18,7 +18,9 @@
 #include <vector>
 
 #include "attention.h"
+#include "blocks.h"
 #include "convolution.h"
+#include "copied_values.h"
 #include "followed_operators.h"
 #include "gemms.h"
 #include "host_memory.h"
@@ -46,12 +48,6 @@ struct WithoutFunctionModes {
   ~WithoutFunctionModes() { at::impl::PythonTorchFunctionTLS::set_disabled_state(before_); }
   at::impl::TorchFunctionDisabledState before_;
 };
-
-void describe_tensor(const at::TensorBase& tensor) {
-  if (!tensor.has_storage()) return;
-  const auto sizes = tensor.sizes();
-  describe(block_at(tensor.storage().data()), sizes.data(), sizes.size(), static_cast<int32_t>(tensor.scalar_type()));
-}
 
 void resize_storage(c10::StorageImpl* storage, size_t bytes) {
   auto data = allocator()->allocate(bytes);  // first the new, then the old goes: as the real one copies between them
@@ -277,14 +273,6 @@ at::Tensor empty_strided(c10::SymIntArrayRef size, c10::SymIntArrayRef stride, s
   return out;
 }
 
-at::Scalar local_scalar_dense(const at::Tensor& self) {
-  if (const auto value = remembered(self)) return value->item();
-  static const auto read = c10::Dispatcher::singleton()
-                               .findSchemaOrThrow("paper::read_value", "")
-                               .typed<at::Scalar(const at::Tensor&)>();
-  return read.call(self);
-}
-
 void record_stream(at::Tensor& self, at::Stream stream) {
   record_use(block_at(self.storage().data()), stream_of_device(stream.device_index(), stream.id()));
 }
@@ -334,32 +322,8 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking)
   if (self.is_same(source) || self.numel() == 0) return self;
   TORCH_CHECK(at::is_expandable_to(source.sizes(), self.sizes()), "The size of the source ", source.sizes(),
               " does not broadcast to the size of the destination ", self.sizes());
-  if (self.is_cuda()) {
-    const auto value = is_whole(self) ? constant(source) : on_host(source);
-    if (value.has_value()) {
-      at::AutoDispatchBelowAutograd below;
-      if (!remember_part(self, *value)) forget(self);
-    } else {
-      forget(self);
-      copy_presumption(self, source);
-    }
-    return source.is_cuda() ? self : copy_between(self, source, non_blocking);
-  }
-  copy_between(self, source, non_blocking);
-  if (const auto value = remembered(source)) {
-    self.copy_(*value);
-  } else {
-    const bool many = self.numel() > 1 && (self.is_floating_point() || self.is_complex());
-    if (many && self.is_contiguous()) {
-      write_zeros(self.storage().data_ptr(), self.mutable_data_ptr(), self.nbytes());
-    } else if (many) {
-      self.zero_();
-    }
-    static const auto read = c10::Dispatcher::singleton()
-                                 .findSchemaOrThrow("paper::read_to_host", "")
-                                 .typed<void(const at::Tensor&, const at::Tensor&)>();
-    read.call(self, source);
-  }
+  if (!self.is_cuda() || !source.is_cuda()) copy_between(self, source, non_blocking);
+  follow_copy(self, source);
   return self;
 }
 
@@ -386,7 +350,7 @@ void paper_install_kernels() {
   aten.impl("empty.memory_format", TORCH_FN(empty_memory_format));
   aten.impl("empty_strided", TORCH_FN(empty_strided));
   aten.impl("copy_", TORCH_FN(copy_));
-  aten.impl("_local_scalar_dense", TORCH_FN(local_scalar_dense));
+  aten.impl("_local_scalar_dense", TORCH_FN(read_scalar));
   aten.impl("record_stream", TORCH_FN(record_stream));
   aten.impl("set_.source_Storage", TORCH_FN(set_whole_storage));
   aten.impl("set_.source_Storage_storage_offset", TORCH_FN(set_source_storage));

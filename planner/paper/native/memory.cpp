@@ -2,98 +2,31 @@
 
 #include <sys/mman.h>
 
-#include <algorithm>
-#include <mutex>
-#include <unordered_map>
-#include <vector>
-
-#include "address_space.h"
-#include "graph_pools.h"
-#include "host_values.h"
-#include "trace.h"
+#include "blocks.h"
 
 namespace paper {
 namespace {
-
-// Reserved, never committed: a kernel that touches it by mistake faults at once instead of computing with nothing.
-void* reserve(size_t bytes) {
-  void* mapped = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  return mapped == MAP_FAILED ? nullptr : mapped;
-}
-
-std::mutex block_mutex;
-AddressSpace space(&reserve);
-struct Held {
-  int64_t block;
-  size_t bytes;
-  bool pooled = false;
-};
-
-// A graph that is replayed writes to the addresses that it was captured with: those of private pools come only once.
-bool once_pooled = false;
-
-std::mutex device_mutex;
-std::vector<c10::DeviceIndex> devices;  // those that have had blocks, in the order of their first ones
-constexpr int kStreamBits = 24;
-// Of a process of the host that the program has started: called before anything is allocated.
-void (*on_use)() = nullptr;
-
-std::unordered_map<const void*, Held> blocks;
-size_t requested = 0;
-size_t highest_requested = 0;
-
-void release(void* address) {
-  forget(address);
-  int64_t block = -1;
-  {
-    std::lock_guard<std::mutex> lock(block_mutex);
-    auto found = blocks.find(address);
-    if (found == blocks.end()) return;
-    block = found->second.block;
-    const auto [_, bytes, pooled] = found->second;
-    requested -= bytes;
-    blocks.erase(found);
-    if (!pooled) space.give_back(static_cast<char*>(address), bytes);
-    if (blocks.empty() && !once_pooled) space.begin_again();  // nothing is in use
-  }
-  record_free(block);
-}
-
-void* taken(size_t bytes) {
-  std::lock_guard<std::mutex> lock(block_mutex);
-  void* address = space.take(bytes);
-  blocks[address] = {-1, bytes};  // in use, before it is known as what
-  requested += bytes;
-  highest_requested = std::max(highest_requested, requested);
-  return address;
-}
-
-void number_device(c10::DeviceIndex device) {
-  std::lock_guard<std::mutex> lock(device_mutex);
-  if (std::find(devices.begin(), devices.end(), device) == devices.end()) devices.push_back(device);
-}
 
 struct PaperAllocator final : c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
     const c10::Device device(c10::DeviceType::CUDA, current_device());
     check_device(device.index());
-    if (bytes == 0) return {nullptr, nullptr, &release, device};
-    if (on_use != nullptr) on_use();
+    if (bytes == 0) return {nullptr, nullptr, &give_back_block, device};
     number_device(device.index());
-    void* address = taken(bytes);
-    const int64_t pool = pool_now();
-    const int64_t block = record_alloc(bytes, current_stream(), pool);
-    std::lock_guard<std::mutex> lock(block_mutex);
-    blocks[address].block = block;
-    blocks[address].pooled = pool != 0;
-    once_pooled |= pool != 0;
-    return {address, address, &release, device};
+    void* address = take_block(bytes, current_stream());
+    return {address, address, &give_back_block, device};
   }
-  c10::DeleterFnPtr raw_deleter() const override { return &release; }
+  c10::DeleterFnPtr raw_deleter() const override { return &give_back_block; }
   void copy_data(void*, const void*, std::size_t) const override {}
 };
 
 }  // namespace
+
+// Never committed: a kernel that touches it by mistake faults at once instead of computing with nothing.
+void* reserve_addresses(size_t bytes) {
+  void* mapped = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  return mapped == MAP_FAILED ? nullptr : mapped;
+}
 
 c10::Allocator* allocator() {
   static PaperAllocator instance;
@@ -102,43 +35,4 @@ c10::Allocator* allocator() {
 
 void install_allocator() { c10::SetAllocator(c10::DeviceType::CUDA, allocator(), /*priority=*/255); }
 
-int32_t stream_of_device(c10::DeviceIndex device, c10::StreamId stream) {
-  std::lock_guard<std::mutex> lock(device_mutex);
-  const auto found = std::find(devices.begin(), devices.end(), device);
-  return static_cast<int32_t>(found - devices.begin()) << kStreamBits | static_cast<int32_t>(stream);
-}
-
-void forget_devices() {
-  std::lock_guard<std::mutex> lock(device_mutex);
-  devices.clear();
-}
-
-c10::DeviceIndex device_numbered(int32_t number) {
-  std::lock_guard<std::mutex> lock(device_mutex);
-  return number < static_cast<int32_t>(devices.size()) ? devices[number] : -1;
-}
-
-int64_t block_at(const void* address) {
-  std::lock_guard<std::mutex> lock(block_mutex);
-  auto found = blocks.find(address);
-  return found == blocks.end() ? -1 : found->second.block;
-}
-
-size_t highest_requested_bytes() {
-  std::lock_guard<std::mutex> lock(block_mutex);
-  return highest_requested;
-}
-
-size_t requested_bytes() {
-  std::lock_guard<std::mutex> lock(block_mutex);
-  return requested;
-}
-
 }  // namespace paper
-
-extern "C" {
-int64_t paper_block_at(const void* address) { return paper::block_at(address); }
-int32_t paper_device_numbered(int32_t number) { return paper::device_numbered(number); }
-void paper_on_use(void (*function)()) { paper::on_use = function; }
-int64_t paper_requested_bytes() { return static_cast<int64_t>(paper::requested_bytes()); }
-}

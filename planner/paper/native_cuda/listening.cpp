@@ -23,13 +23,9 @@ void stream_waits(void* stream, int64_t event) {
   if (event != 0) note_launch(LaunchKind::Wait, named(stream), event);
 }
 
-void host_waits(void* stream) {
-  // 1 is the default stream (cudart.cpp), null the whole device
-  if (stream == nullptr)
-    note_launch(LaunchKind::HostWait, kWholeDevice);
-  else
-    note_launch(LaunchKind::HostWait, reinterpret_cast<intptr_t>(stream) == 1 ? named(nullptr) : named(stream));
-}
+void host_waits(void* stream) { note_launch(LaunchKind::HostWait, named(stream)); }
+
+void host_waits_for_device() { note_launch(LaunchKind::HostWait, kWholeDevice); }
 
 void host_waits_for_event(int64_t event) {
   if (event != 0) note_launch(LaunchKind::HostWaitEvent, 0, event);
@@ -39,8 +35,9 @@ void works_in(const char* library, void* memory) { name_workspace(block_at(memor
 
 void unknown(const char* name) { workspace_is_unknown(name); }
 
-const PaperListener kListener{&launched, &recorded, &stream_waits, &host_waits, &host_waits_for_event,
-                              &works_in, &unknown};
+const PaperListener kListener{
+    &launched, &recorded, &stream_waits, &host_waits, &host_waits_for_device, &host_waits_for_event,
+    &works_in, &unknown};
 
 }  // namespace
 

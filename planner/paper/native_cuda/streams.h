@@ -9,6 +9,7 @@ namespace paper {
 
 // Of a stream by its handle (a cudaStream_t; null is the default one), as `stream_of_device` would name it.
 int32_t number_of_stream(c10::DeviceIndex device, const void* stream);
+void forget_streams();
 // Whoever launches, records and waits is heard from now on.
 void start_listening();
 

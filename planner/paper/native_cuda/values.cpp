@@ -1,6 +1,5 @@
 // What is known of values while torch's own CUDA code runs: what came from the host, what operators make of it, and who
 // reads what nobody knows. Kernels compute nothing.
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/copy_native.h>
@@ -11,8 +10,9 @@
 #include <optional>
 #include <unordered_map>
 
+#include "blocks.h"
+#include "copied_values.h"
 #include "followed_operators.h"
-#include "host_memory.h"
 #include "host_values.h"
 #include "kernels.h"
 #include "launches.h"
@@ -86,22 +86,18 @@ std::unique_ptr<at::ObserverContext> enter_call(const at::RecordFunction& functi
 }
 
 void describe_result(const at::Tensor& tensor) {
-  if (!tensor.defined() || !tensor.is_cuda() || !tensor.has_storage() || tensor.key_set().has(c10::DispatchKey::Python))
-    return;
-  const auto sizes = tensor.sizes();
-  describe(block_at(tensor.storage().data()), sizes.data(), sizes.size(), static_cast<int32_t>(tensor.scalar_type()));
+  if (tensor.defined() && tensor.is_cuda() && !tensor.key_set().has(c10::DispatchKey::Python)) describe_tensor(tensor);
 }
 
-bool is_on_device(const torch::jit::Stack& arguments) {
-  return !arguments.empty() && arguments[0].isTensor() && arguments[0].toTensor().defined() &&
-         arguments[0].toTensor().is_cuda();
+bool is_on_device(const torch::jit::Stack& values) {
+  return !values.empty() && values[0].isTensor() && values[0].toTensor().defined() && values[0].toTensor().is_cuda();
 }
 
 void leave_call(const at::RecordFunction& function, at::ObserverContext* entered) {
   auto* context = dynamic_cast<CallContext*>(entered);
   if (context == nullptr) return;
   const auto& known = context->known;
-  torch::jit::Stack results(function.outputs().begin(), function.outputs().end());
+  const auto& results = function.outputs();
   for (const auto& value : results) {
     if (value.isTensor()) describe_result(value.toTensor());
     if (value.isTensorList())
@@ -123,44 +119,12 @@ void leave_call(const at::RecordFunction& function, at::ObserverContext* entered
 
 at::Scalar local_scalar_dense(const at::Tensor& self) {
   note_launch(LaunchKind::HostWait, current_stream());
-  if (const auto value = remembered(self)) return value->item();
-  static const auto read =
-      c10::Dispatcher::singleton().findSchemaOrThrow("paper::read_value", "").typed<at::Scalar(const at::Tensor&)>();
-  return read.call(self);
-}
-
-void bring_values(const at::Tensor& host, const at::Tensor& device) {
-  if (const auto value = remembered(device)) {
-    host.copy_(*value);
-    return;
-  }
-  const bool many = host.numel() > 1 && (host.is_floating_point() || host.is_complex());
-  if (many && host.is_contiguous()) {
-    write_zeros(host.storage().data_ptr(), host.mutable_data_ptr(), host.nbytes());
-  } else if (many) {
-    host.zero_();
-  }
-  static const auto read = c10::Dispatcher::singleton()
-                               .findSchemaOrThrow("paper::read_to_host", "")
-                               .typed<void(const at::Tensor&, const at::Tensor&)>();
-  read.call(host, device);
+  return read_scalar(self);
 }
 
 at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
   at::native::copy_(self, source, non_blocking);
-  if (self.is_same(source) || self.numel() == 0) return self;
-  if (!self.is_cuda()) {
-    bring_values(self, source);
-    return self;
-  }
-  const auto value = is_whole(self) ? constant(source) : on_host(source);
-  if (value.has_value()) {
-    at::AutoDispatchBelowAutograd below;
-    if (!remember_part(self, *value)) forget(self);
-  } else {
-    forget(self);
-    copy_presumption(self, source);
-  }
+  if (!self.is_same(source) && self.numel() != 0) follow_copy(self, source);
   return self;
 }
 
@@ -190,5 +154,8 @@ void paper_install_on_cuda() {
 }
 
 // A trace begins: streams are numbered as in a process that traced nothing before.
-void paper_begin_on_cuda() { paper::forget_devices(); }
+void paper_begin_on_cuda() {
+  paper::forget_devices();
+  paper::forget_streams();
+}
 }

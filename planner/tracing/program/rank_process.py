@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
+import importlib
 import io
 import os
 import re
@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import NoReturn
 
 from planner import cuda_on_paper
-from planner.distribution import install_command
 from planner.errors import PlannerError, ProgramError, TraceError, shorten
 from planner.events import Event
 from planner.runtime import messages, overlay, running
@@ -24,6 +23,7 @@ from planner.runtime.child import problem_text, start_anew
 from planner.runtime.fork_server import ForkServer
 from planner.runtime.limits import Limit, LimitExceededError, Limits
 from planner.runtime.messages import PROBLEM, Answer, AnswerWriter, Task
+from planner.runtime.native_builds import find_torch
 from planner.runtime.user_cache import kept_folders
 from planner.runtime.walls import Walls
 from planner.tracing import rank_trace
@@ -163,11 +163,8 @@ def run_rank(
 
 def _runtime_on_paper(order: ProgramOrder) -> dict[str, str]:
     """Variables with which a process finds CUDA on paper."""
-    spec = importlib.util.find_spec("torch")
-    if spec is None or spec.origin is None:
-        raise TraceError("torch is not installed", remedy=install_command("plan"))
     gpu = cuda_on_paper.PaperGpu(order.gpu.product, order.gpu.arch, order.gpu.total_bytes)
-    return cuda_on_paper.variables(Path(spec.origin).parent, gpu, order.line.gpus)
+    return cuda_on_paper.variables(find_torch(), gpu, order.line.gpus)
 
 
 def _refuse_absent(order: ProgramOrder) -> None:

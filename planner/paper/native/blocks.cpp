@@ -1,0 +1,128 @@
+#include "blocks.h"
+
+#include <algorithm>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "address_space.h"
+#include "graph_pools.h"
+#include "host_values.h"
+#include "memory.h"
+#include "trace.h"
+
+namespace paper {
+namespace {
+
+struct Held {
+  int64_t block;
+  size_t bytes;
+  bool pooled = false;
+};
+
+std::mutex block_mutex;
+AddressSpace space(&reserve_addresses);
+std::unordered_map<const void*, Held> blocks;
+size_t requested = 0;
+size_t highest_requested = 0;
+
+// A graph that is replayed writes to the addresses that it was captured with: those of private pools come only once.
+bool once_pooled = false;
+
+std::mutex device_mutex;
+std::vector<c10::DeviceIndex> devices;  // those that have had blocks, in the order of their first ones
+constexpr int kStreamBits = 24;
+// Of a process of the host that the program has started: called before anything is allocated.
+void (*on_use)() = nullptr;
+
+void* taken(size_t bytes) {
+  std::lock_guard<std::mutex> lock(block_mutex);
+  void* address = space.take(bytes);
+  blocks[address] = {-1, bytes};  // in use, before it is known as what
+  requested += bytes;
+  highest_requested = std::max(highest_requested, requested);
+  return address;
+}
+
+}  // namespace
+
+void* take_block(size_t bytes, int32_t stream) {
+  if (on_use != nullptr) on_use();
+  void* address = taken(bytes);
+  const int64_t pool = pool_now();
+  const int64_t block = record_alloc(bytes, stream, pool);
+  std::lock_guard<std::mutex> lock(block_mutex);
+  blocks[address].block = block;
+  blocks[address].pooled = pool != 0;
+  once_pooled |= pool != 0;
+  return address;
+}
+
+void give_back_block(void* address) {
+  forget(address);
+  int64_t block = -1;
+  {
+    std::lock_guard<std::mutex> lock(block_mutex);
+    auto found = blocks.find(address);
+    if (found == blocks.end()) return;
+    block = found->second.block;
+    const auto [_, bytes, pooled] = found->second;
+    requested -= bytes;
+    blocks.erase(found);
+    if (!pooled) space.give_back(static_cast<char*>(address), bytes);
+    if (blocks.empty() && !once_pooled) space.begin_again();  // nothing is in use
+  }
+  record_free(block);
+}
+
+void number_device(c10::DeviceIndex device) {
+  std::lock_guard<std::mutex> lock(device_mutex);
+  if (std::find(devices.begin(), devices.end(), device) == devices.end()) devices.push_back(device);
+}
+
+void describe_tensor(const at::TensorBase& tensor) {
+  if (!tensor.has_storage()) return;
+  const auto sizes = tensor.sizes();
+  describe(block_at(tensor.storage().data()), sizes.data(), sizes.size(), static_cast<int32_t>(tensor.scalar_type()));
+}
+
+int32_t stream_of_device(c10::DeviceIndex device, c10::StreamId stream) {
+  std::lock_guard<std::mutex> lock(device_mutex);
+  const auto found = std::find(devices.begin(), devices.end(), device);
+  return static_cast<int32_t>(found - devices.begin()) << kStreamBits | static_cast<int32_t>(stream);
+}
+
+void forget_devices() {
+  std::lock_guard<std::mutex> lock(device_mutex);
+  devices.clear();
+}
+
+c10::DeviceIndex device_numbered(int32_t number) {
+  std::lock_guard<std::mutex> lock(device_mutex);
+  return number < static_cast<int32_t>(devices.size()) ? devices[number] : -1;
+}
+
+int64_t block_at(const void* address) {
+  std::lock_guard<std::mutex> lock(block_mutex);
+  auto found = blocks.find(address);
+  return found == blocks.end() ? -1 : found->second.block;
+}
+
+size_t highest_requested_bytes() {
+  std::lock_guard<std::mutex> lock(block_mutex);
+  return highest_requested;
+}
+
+size_t requested_bytes() {
+  std::lock_guard<std::mutex> lock(block_mutex);
+  return requested;
+}
+
+}  // namespace paper
+
+extern "C" {
+int64_t paper_block_at(const void* address) { return paper::block_at(address); }
+int32_t paper_device_numbered(int32_t number) { return paper::device_numbered(number); }
+void paper_on_use(void (*function)()) { paper::on_use = function; }
+int64_t paper_requested_bytes() { return static_cast<int64_t>(paper::requested_bytes()); }
+}

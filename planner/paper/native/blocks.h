@@ -1,0 +1,23 @@
+// Blocks of memory that are in use: addresses without bytes behind them, and what they are written down as.
+#pragma once
+
+#include <ATen/core/TensorBase.h>
+#include <c10/core/Device.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace paper {
+
+// Addresses that nobody else has; null where there are none. Each way of allocating has its own.
+void* reserve_addresses(size_t bytes);
+// A block of so many bytes, asked for on a stream; its address.
+void* take_block(size_t bytes, int32_t stream);
+// An address that is none of a block is left alone.
+void give_back_block(void* address);
+// The device has a block: it gets the next number if it has none.
+void number_device(c10::DeviceIndex device);
+// The block of a tensor has its shape and dtype, if nothing was said of it before.
+void describe_tensor(const at::TensorBase& tensor);
+
+}  // namespace paper
