@@ -56,6 +56,8 @@ _DECLARED = {
 """Headers whose functions are refused where neither torch needs them nor one is written."""
 _NOT_SUPPORTED, _NOT_KNOWN = 801, 7
 _PRELOAD = "preload"
+ON_CUDA = "PAPER_CUDA"
+"""A variable of processes whose torch finds CUDA on paper: the folder of the libraries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,23 +69,27 @@ class PaperGpu:
     total_bytes: int
 
 
-def variables(torch_folder: Path, gpu: PaperGpu, gpus: int) -> dict[str, str]:
-    """Of the environment of a process in which this torch finds so many of these GPUs on paper.
+def start_variables(torch_folder: Path) -> dict[str, str]:
+    """Of the environment with which a process is started in which this torch finds CUDA on paper.
 
     Raises TraceError where there is no compiler, or torch is no CUDA build.
     """
     folder = build(torch_folder)
-    description = folder / f"{hashlib.sha256(repr(gpu).encode()).hexdigest()[:16]}.json"
-    if not description.exists():
-        description.write_text(json.dumps(_describe(gpu)), encoding="utf-8")
     cudnn = torch_folder.parent / "nvidia/cudnn/lib/libcudnn.so.9"
     return {
         "LD_PRELOAD": (folder / _PRELOAD).read_text(encoding="utf-8"),
         "TRITON_LIBCUDA_PATH": str(folder),
-        "PAPER_DEVICE": str(description),
-        "PAPER_GPUS": str(gpus),
+        ON_CUDA: str(folder),
         **({"PAPER_CUDNN": str(cudnn)} if cudnn.exists() else {}),
     }
+
+
+def gpu_variables(torch_folder: Path, gpu: PaperGpu, gpus: int) -> dict[str, str]:
+    """Of the environment, before its first call of CUDA, of a process that finds so many of these GPUs on paper."""
+    description = build(torch_folder) / f"{hashlib.sha256(repr(gpu).encode()).hexdigest()[:16]}.json"
+    if not description.exists():
+        description.write_text(json.dumps(_describe(gpu)), encoding="utf-8")
+    return {"PAPER_DEVICE": str(description), "PAPER_GPUS": str(gpus)}
 
 
 def _describe(gpu: PaperGpu) -> dict[str, object]:

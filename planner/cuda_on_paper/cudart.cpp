@@ -76,7 +76,8 @@ API void* paper_addresses(size_t bytes) {
   Guard g(lock);
   bytes = round_up(bytes);
   if (!space) {
-    space = (char*)mmap(nullptr, SPACE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    // Shared: private writable addresses count as data of the process, touched or not, which may be limited.
+    space = (char*)mmap(nullptr, SPACE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (space == MAP_FAILED) {
       perror("paper: no addresses");
       abort();
@@ -102,13 +103,13 @@ API void paper_forget(void* p, size_t bytes) {  // whole pages are dropped, the 
     memset(p, 0, bytes);
     return;
   }
-  madvise((void*)a, b - a, MADV_DONTNEED);
+  madvise((void*)a, b - a, MADV_REMOVE);
   memset(p, 0, a - from);
   memset((void*)b, 0, to - b);
 }
 API void paper_addresses_free(void* address, size_t bytes) {
   bytes = round_up(bytes);
-  madvise(address, bytes, MADV_DONTNEED);
+  madvise(address, bytes, MADV_REMOVE);
   Guard g(lock);
   auto h = holes.emplace((char*)address, bytes).first;
   if (auto n = std::next(h); n != holes.end() && h->first + h->second == n->first) {

@@ -17,7 +17,9 @@ import struct
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from planner.runtime import child, process_tree
 from planner.runtime.child import ROOT, interpreter_words
@@ -64,10 +66,13 @@ class ForkedProcess:
 class ForkServer:
     """The server as its owner sees it. May be used by several threads; ends with its owner."""
 
-    def __init__(self, preload: str, *, python: str = sys.executable, root: Path = ROOT) -> None:
+    def __init__(
+        self, preload: str, *, python: str = sys.executable, root: Path = ROOT,
+        environment: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:  # fmt: skip
         """`preload` is `module:function`, called once in the server before it forks. `python` is another interpreter,
-        which finds planner in `root`."""
-        self._preload, self._python, self._root = preload, python, root
+        which finds planner in `root`; `environment` is added to this process's own."""
+        self._preload, self._python, self._root, self._environment = preload, python, root, environment
         self._lock = threading.RLock()
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
@@ -91,6 +96,7 @@ class ForkServer:
             self._process = subprocess.Popen(
                 interpreter_words(_SERVER, *arguments, python=self._python, root=self._root),
                 stdin=subprocess.DEVNULL, stdout=output, pass_fds=(theirs.fileno(),), start_new_session=True,
+                env={**os.environ, **self._environment},
             )  # fmt: skip
             theirs.close()
             self._socket = ours

@@ -124,7 +124,8 @@ class Walls:
         python = (sys.prefix, sys.base_prefix, *site.getsitepackages())
         # planner itself with what was brought along with it; not the folder in which planner's checkout lies. Of the
         # cache the native libraries alone: beside them lie traces of other jobs.
-        own = (str(_PACKAGE), str(ROOT / "yaml"), *map(str, user_cache().glob("paper-*")))
+        built = (path for name in ("paper-*", "cuda-*") for path in user_cache().glob(name))
+        own = (str(_PACKAGE), str(ROOT / "yaml"), *map(str, built))
         readable = [path for path in (*_SYSTEM, *_ETC, *python, *own, *self.readable) if path and os.path.exists(path)]
         # In an order in which no bind hides another: a link stays a path of its own.
         readable = sorted(dict.fromkeys(readable), key=_depth)

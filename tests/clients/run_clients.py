@@ -28,7 +28,7 @@ from planner.runtime.fork_server import ForkServer
 from planner.tracing.program.assumptions import About
 from planner.tracing.program.launch_line import parse
 from planner.tracing.program.rank_orders import Gpu, ProgramOrder, RankRun
-from planner.tracing.program.rank_process import PRELOAD, USUAL_LIMITS, CrashedError, run_rank
+from planner.tracing.program.rank_process import USUAL_LIMITS, CrashedError, run_rank, start_server
 
 _HERE = Path(__file__).parent
 _SECONDS = 600.0
@@ -109,7 +109,7 @@ def main() -> int:
     if not (options.folder / "llama").exists():
         subprocess.run([sys.executable, _HERE / "materials.py", options.folder], check=True)
     os.chdir(options.folder)
-    server, rows = ForkServer(PRELOAD), []
+    server, rows = start_server(), []
     for client in (each for each in CLIENTS if options.only in each.name):
         row = run(client, server)
         rows.append(row)

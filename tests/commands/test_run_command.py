@@ -18,7 +18,6 @@ from planner import cli
 from planner.job.loading import load_job
 from planner.job.named_gpus import look_up
 from planner.job.schema import Gpu, Software
-from planner.planning import program
 from planner.planning.program import inputs_of
 from planner.report.plan_text import render
 from planner.report.statement import read_statement, to_json
@@ -83,7 +82,7 @@ def planner(*words: str) -> Ended:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ForkServer]:
-    started = ForkServer(rank_process.PRELOAD)
+    started = rank_process.start_server()
     yield started
     started.close()
 
@@ -95,7 +94,7 @@ def planner_here(
     """The command in this process, with children that have loaded PyTorch already."""
     in_a_child = partial(rank_process.run_rank, server=server)
     monkeypatch.setattr(rank_process, "run_rank", lambda order, limits, *_: in_a_child(order, limits))
-    monkeypatch.setattr(program, "ForkServer", lambda _: SimpleNamespace(close=lambda: None))
+    monkeypatch.setattr(rank_process, "start_server", lambda: SimpleNamespace(close=lambda: None))
 
     def run(*words: str) -> Ended:
         code = cli.main(list(words))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,20 +15,22 @@ from planner.hardware import catalog
 from planner.runtime.fork_server import ForkServer
 from planner.tracing.program.launch_line import parse
 from planner.tracing.program.rank_orders import Announced, BroadcastNumber, Gpu, ProgramOrder, RankRun
-from planner.tracing.program.rank_process import PRELOAD, USUAL_LIMITS, run_rank
+from planner.tracing.program.rank_process import USUAL_LIMITS, run_rank, start_server
 
 PROGRAMS = Path(__file__).parent / "programs"
 
 
 @pytest.fixture(scope="session")
-def server() -> Iterator[ForkServer]:
-    started = ForkServer(PRELOAD)
-    yield started
-    started.close()
+def find_server() -> Iterator[Callable[[], ForkServer]]:
+    """The server of what the environment says now."""
+    started = defaultdict[str, ForkServer](start_server)
+    yield lambda: started[os.environ.get("PLANNER_ON_CUDA", "")]
+    for server in started.values():
+        server.close()
 
 
 @pytest.fixture
-def run(server: ForkServer) -> Run:
+def run(find_server: Callable[[], ForkServer]) -> Run:
     """On an H100; what the programs write stays, in folders of the tests. Every run is attested, as behind walls, but
     where a test says otherwise."""
     known = catalog.by_name("H100-SXM-80GB")
@@ -47,7 +51,7 @@ def run(server: ForkServer) -> Run:
             otherwise=otherwise, heard=heard, numbers=numbers, torch=torch, target=target, steps_at=steps_at,
             until_read=until_read, batches=batches,
         )  # fmt: skip
-        return run_rank(order, replace(USUAL_LIMITS, seconds=seconds), server, attests=attests)
+        return run_rank(order, replace(USUAL_LIMITS, seconds=seconds), find_server(), attests=attests)
 
     return run_command
 

@@ -36,6 +36,7 @@ from planner.tracing.program.rank_orders import ABOUT, CRASH, TRACE, ProgramOrde
 from planner.tracing.rank_trace import Trace
 from planner.units import GIB, show_bytes
 
+_PRELOAD = "planner.tracing.program.rank_process:preload"
 _UNPACKED = Path("/tmp/program")
 _ON_CUDA = "PLANNER_ON_CUDA"
 """Whether torch's own CUDA code allocates, instead of kernels that are modelled: a switch until it is the only way."""
@@ -108,10 +109,6 @@ class CrashedError(ProgramError):
         self.text = text
 
 
-PRELOAD = "planner.tracing.program.rank_process:preload"
-"""For a fork server whose children are ranks."""
-
-
 def run_rank(
     order: ProgramOrder,
     limits: Limits = USUAL_LIMITS,
@@ -128,9 +125,8 @@ def run_rank(
     """
     here = os.environ if walled is None else {}
     environment = {**_OFFLINE, **here, **order.line.environment, **rank_variables(order.line, order.rank)}
-    if os.environ.get(_ON_CUDA) and walled is None:
-        environment |= _runtime_on_paper(order)
-        server = None  # the loader reads it at the start of a process
+    if os.environ.get(_ON_CUDA):
+        environment |= _gpu_on_paper(order) | ({} if server is not None else _start_variables())
     key = attestation.new_key() if walled is not None or attests else None
     task = Task("planner.tracing.program.rank_process:answer_rank", (order, environment, walled, key))
     if walled is None:
@@ -161,10 +157,18 @@ def run_rank(
     return replace(run, highest_bytes=attested.highest_bytes)
 
 
-def _runtime_on_paper(order: ProgramOrder) -> dict[str, str]:
-    """Variables with which a process finds CUDA on paper."""
+def start_server() -> ForkServer:
+    """A server whose children are ranks."""
+    return ForkServer(_PRELOAD, environment=_start_variables())
+
+
+def _start_variables() -> dict[str, str]:
+    return cuda_on_paper.start_variables(find_torch()) if os.environ.get(_ON_CUDA) else {}
+
+
+def _gpu_on_paper(order: ProgramOrder) -> dict[str, str]:
     gpu = cuda_on_paper.PaperGpu(order.gpu.product, order.gpu.arch, order.gpu.total_bytes)
-    return cuda_on_paper.variables(find_torch(), gpu, order.line.gpus)
+    return cuda_on_paper.gpu_variables(find_torch(), gpu, order.line.gpus)
 
 
 def _refuse_absent(order: ProgramOrder) -> None:
