@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from planner.hardware.workspaces import WorkspaceTable
-from planner.paper import library, torch_cuda, values, work_records
+from planner.paper import followers, library, torch_cuda, values, work_records
 from planner.paper.kernels import (  # noqa: F401
     attention,
     cpu,
@@ -52,11 +52,11 @@ _OWN = {
 }
 
 
-_SIZED_BY_VALUES = {
+_DECIDED_BY_VALUES = {
     "nonzero", "masked_select", "repeat_interleave.Tensor", "_unique", "_unique2", "unique_consecutive", "unique_dim",
-    "unique_dim_consecutive", "bincount",
+    "unique_dim_consecutive", "bincount", "equal",
 }  # fmt: skip
-"""Operators whose results are as large as values say, which nobody has."""
+"""Operators whose results are numbers of the host, or as large as values say, which nobody has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +92,12 @@ def gpu(
     """
     chosen = target_of(target, torch_version)
     checking.enforce()
+    table.choose(chosen)
     if library.is_on_cuda():
         with _gpu_on_cuda(waits=waits) as paper:
             yield paper
         return
     _install()
-    table.choose(chosen)
     workspaces.forget()
     native = library.load()
     visible = native.paper_set_device_count(gpus)
@@ -144,8 +144,11 @@ def _gpu_on_cuda(*, waits: bool) -> Iterator[Paper]:
 @cache
 def _install_on_cuda() -> torch.library.Library:
     library.load().paper_install_on_cuda()
-    table.install(_SIZED_BY_VALUES)
-    return _answer_reads()
+    table.install(_DECIDED_BY_VALUES)
+    values.install_composites()
+    own = _answer_reads()
+    own.impl("follow", followers.follow, "CUDA")
+    return own
 
 
 def _answer_reads() -> torch.library.Library:

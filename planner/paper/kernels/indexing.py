@@ -75,19 +75,24 @@ def index(x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
     if not target().is_cpu:
         places = [place if place is None or place.is_cuda else place.to("cuda") for place in places]
     result: Tensor = like_meta("index.Tensor", x, places)
+    follow_index(x, places, result)
+    return result
+
+
+def follow_index(x: Tensor, places: Sequence[Tensor | None], result: Tensor) -> None:
+    """What is known of whole numbers that are picked."""
     if torch.ops.paper.follows_values() and not result.is_floating_point():
         if (found := known(x)) is not None:
             _follow_places(result, found, places)
         elif (everywhere := torch.ops.paper.presumed(x)) is not None:
             torch.ops.paper.presume(result, everywhere)
-    return result
 
 
 def _follow_places(result: Tensor, x: Tensor, places: Sequence[Tensor | None]) -> None:
     """Of whole numbers that are known, those at known places are known."""
     found = [None if place is None else known(place) for place in places]
     if all(given is None or place is not None for place, given in zip(found, places, strict=True)):
-        result.copy_(torch.ops.aten.index.Tensor(x, found))
+        torch.ops.paper.remember_value(result, torch.ops.aten.index.Tensor(x, found))
 
 
 def as_places(indices: Sequence[Tensor | None]) -> list[Tensor | None]:

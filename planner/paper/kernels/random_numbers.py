@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from planner.paper import values
+from planner.paper import library, values
 from planner.paper.kernels.table import target
 
 # Source, torch 2.11: aten/src/ATen/native/cuda/DistributionTemplates.h (calc_execution_policy,
@@ -63,14 +63,18 @@ def find_largest(x: Tensor, k: int, dim: int, largest: bool) -> Tensor | None:
 
 
 def _advance(count: int, unrolled: int) -> tuple[int, int]:
-    """Seed and offset at which so many numbers are drawn; the device's generator moves on."""
+    """Seed and offset at which so many numbers are drawn; the device's generator moves on, as CUDA's own code has moved
+    it before."""
     torch.cuda._lazy_init()  # there is a tensor: CUDA has begun, and with it a seed that was set before is
     generators = torch.cuda.default_generators
     if not generators:
         return 0, 0
     generator = generators[torch.cuda.current_device()]
-    offset = generator.get_offset()
-    generator.set_offset(offset + -(-count // (_threads(count) * unrolled)) * 4)
+    offset, taken = generator.get_offset(), -(-count // (_threads(count) * unrolled)) * 4
+    if library.is_on_cuda():
+        offset = max(offset - taken, 0)
+    else:
+        generator.set_offset(offset + taken)
     seed = int(generator.initial_seed())
     return seed - (1 << 64) if seed >> 63 else seed, offset
 

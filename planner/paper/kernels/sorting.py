@@ -170,9 +170,14 @@ def topk(
             ordered = sort(values, stable=False, dim=dim, descending=largest)
             gathered = torch.empty_like(indices)
             del ordered, gathered
-        if (places := random_numbers.find_largest(x, k, dim, largest)) is not None:
-            torch.ops.paper.remember_value(indices, places)
+        follow_topk(x, indices, k, dim, largest)
     return values, indices
+
+
+def follow_topk(x: Tensor, indices: Tensor, k: int, dim: int, largest: bool) -> None:
+    """Of numbers that were drawn, the places are known."""
+    if (places := random_numbers.find_largest(x, k, dim, largest)) is not None:
+        torch.ops.paper.remember_value(indices, places)
 
 
 def select_largest(x: Tensor, values: Tensor, dim: int) -> None:
@@ -255,12 +260,17 @@ def multinomial(
     quotients = torch.empty_like(x)
     if num_samples == 1:
         torch.argmax(quotients, -1, keepdim=True, out=drawn)
-        if torch.ops.paper.follows_values():
-            torch.ops.paper.presume(drawn, x.size(-1) // 2, True)
+        follow_multinomial(x, drawn)
         return drawn
     values = x.new_empty(drawn.shape)
     select_largest(quotients, values, -1)
     return drawn
+
+
+def follow_multinomial(x: Tensor, drawn: Tensor) -> None:
+    """One draw may be any place."""
+    if drawn.size(-1) == 1 and torch.ops.paper.follows_values():
+        torch.ops.paper.presume(drawn, x.size(-1) // 2, True)
 
 
 def _check(x: Tensor) -> None:
@@ -362,12 +372,18 @@ def bincount(x: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Te
 def histc(x: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
     counts = torch.zeros(bins, dtype=x.dtype, device="cuda")
     torch.ops.paper.forget_value(counts)
+    follow_histc(x, counts, min, max)
+    return counts
+
+
+def follow_histc(x: Tensor, counts: Tensor, min: float, max: float) -> None:
+    """Of whole numbers, those of every bin."""
     if torch.ops.paper.follows_values() and not x.is_floating_point():
+        bins = counts.numel()
         if (known := _known(x)) is not None:
             torch.ops.paper.remember_value(counts, torch.histc(known.double(), bins, min, max).to(x.dtype))
         elif min < max and values.may_assume("bins of whole numbers that nobody has get as many as each other"):
             torch.ops.paper.remember_value(counts, values.equal_shares(x.numel(), bins).to(x.dtype))
-    return counts
 
 
 def _known(x: Tensor) -> Tensor | None:

@@ -5,6 +5,7 @@
 
 #include <string>
 #include <unordered_set>
+#include <vector>
 
 #include "host_values.h"
 
@@ -53,6 +54,43 @@ bool is_followed_in_place(const c10::OperatorHandle& op) {
   return names.count(op.operator_name().name) != 0;
 }
 
+bool is_reduction(const c10::OperatorHandle& op) {
+  static const std::unordered_set<std::string> names = {
+      "aten::sum", "aten::prod", "aten::amax",   "aten::amin",   "aten::all",  "aten::any",
+      "aten::max", "aten::min",  "aten::argmax", "aten::argmin", "aten::mean", "aten::linalg_vector_norm",
+  };
+  return !op.schema().is_mutable() && names.count(op.operator_name().name) != 0;
+}
+
+bool is_followed_by_python(const c10::OperatorHandle& op) {
+  static const std::unordered_set<std::string> names = {"aten::topk", "aten::multinomial", "aten::histc",
+                                                        "aten::index"};
+  return follows_values() && !op.schema().is_mutable() && names.count(op.operator_name().name) != 0;
+}
+
+void follow_by_python(const c10::OperatorHandle& op, const torch::jit::Stack& arguments,
+                      const torch::jit::Stack& results) {
+  using Tensors = c10::List<std::optional<at::Tensor>>;
+  using Numbers = c10::List<std::optional<at::Scalar>>;
+  static const auto follow = c10::Dispatcher::singleton()
+                                 .findSchemaOrThrow("paper::follow", "")
+                                 .typed<void(c10::string_view, Tensors, at::TensorList, Numbers)>();
+  Tensors tensors;
+  Numbers numbers;
+  for (const auto& argument : arguments) {
+    if (argument.isTensor()) {
+      tensors.push_back(argument.toTensor());
+    } else if (argument.isOptionalTensorList()) {
+      for (const std::optional<at::Tensor>& each : argument.toOptionalTensorList()) tensors.push_back(each);
+    } else {
+      numbers.push_back(argument.isScalar() ? std::optional<at::Scalar>(argument.toScalar()) : std::nullopt);
+    }
+  }
+  std::vector<at::Tensor> made;
+  for (const auto& result : results) made.push_back(result.toTensor());
+  follow.call(op.operator_name().name, tensors, made, numbers);
+}
+
 // Positions: `arange` into a tensor that it has made.
 void remember_range(const torch::jit::Stack& arguments) {
   const auto& out = arguments[3].toTensor();
@@ -69,9 +107,10 @@ bool is_draw(const c10::OperatorHandle& op) {
 
 // Numbers that are drawn into a tensor: Python knows which generator draws them (kernels/random_numbers.py).
 void draw(const c10::OperatorHandle& op, const torch::jit::Stack& arguments) {
-  static const auto draw = c10::Dispatcher::singleton()
-                               .findSchemaOrThrow("paper::draw", "")
-                               .typed<void(const at::Tensor&, c10::string_view, c10::List<std::optional<at::Scalar>>)>();
+  static const auto draw =
+      c10::Dispatcher::singleton()
+          .findSchemaOrThrow("paper::draw", "")
+          .typed<void(const at::Tensor&, c10::string_view, c10::List<std::optional<at::Scalar>>)>();
   const auto self = arguments[0].toTensor();
   c10::List<std::optional<at::Scalar>> numbers;
   for (size_t i = 1; i < arguments.size(); ++i) {
@@ -101,6 +140,7 @@ void define_value_operators(torch::Library& own) {
     return presumption ? std::optional<at::Scalar>(presumption->value) : std::nullopt;
   });
   own.def("draw(Tensor device, str operator, Scalar?[] numbers) -> ()");
+  own.def("follow(str operator, Tensor?[] tensors, Tensor[] results, Scalar?[] numbers) -> ()");
   own.def("remember_draw(Tensor device, Tensor recipe) -> ()",
           [](const at::Tensor& device, const at::Tensor& recipe) { remember_draw(device, recipe); });
   own.def("known_draw(Tensor device) -> Tensor?", [](const at::Tensor& device) { return remembered_draw(device); });

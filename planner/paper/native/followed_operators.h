@@ -10,6 +10,13 @@ namespace paper {
 bool is_followed(const c10::OperatorHandle& op);
 // The same in place: masks of ones, labels that are padded.
 bool is_followed_in_place(const c10::OperatorHandle& op);
+// Many values become few.
+bool is_reduction(const c10::OperatorHandle& op);
+// Python says what is known of what it makes (paper/followers.py).
+bool is_followed_by_python(const c10::OperatorHandle& op);
+// Asks Python.
+void follow_by_python(const c10::OperatorHandle& op, const torch::jit::Stack& arguments,
+                      const torch::jit::Stack& results);
 // Numbers are drawn into its first argument.
 bool is_draw(const c10::OperatorHandle& op);
 // What an operator writes to has other values now; of one that is called with these arguments.

@@ -1,6 +1,7 @@
 // What is known of values while torch's own CUDA code runs: what came from the host, what operators make of it, and who
 // reads what nobody knows. Kernels compute nothing.
 #include <ATen/core/Tensor.h>
+#include <ATen/core/enum_tag.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/copy_native.h>
 #include <ATen/record_function.h>
@@ -45,7 +46,8 @@ const Known& known_of(const at::RecordFunction& function) {
     known->is_range = *function.operator_name() == range;
     known->is_followed_in_place = is_followed_in_place(*known->op);
     known->is_draw = is_draw(*known->op);
-    known->is_mutable = known->op->schema().is_mutable();
+    // `detach_` and its kind write to no value.
+    known->is_mutable = known->op->schema().is_mutable() && !known->op->hasTag(at::Tag::inplace_view);
     known->is_copy = name == "aten::copy_";
   }
   return *known;
@@ -79,7 +81,8 @@ std::unique_ptr<at::ObserverContext> enter_call(const at::RecordFunction& functi
   const auto& known = known_of(function);
   if (!known.op.has_value()) return nullptr;
   auto context = std::make_unique<CallContext>(known);
-  const bool matters = known.is_mutable || known.is_range || is_followed(*known.op);
+  const bool matters = known.is_mutable || known.is_range || is_followed(*known.op) || is_reduction(*known.op) ||
+                       is_followed_by_python(*known.op);
   if (matters && !known.is_copy && are_plain(function.inputs()))
     context->arguments.assign(function.inputs().begin(), function.inputs().end());
   return context;
@@ -112,7 +115,8 @@ void leave_call(const at::RecordFunction& function, at::ObserverContext* entered
   } else if (known.is_mutable) {
     forget_written(*known.op, arguments);
     if (known.is_draw && follows_values() && is_on_device(arguments)) draw(*known.op, arguments);
-  } else if (results.size() == 1 && is_on_device(results)) {
+  } else if (is_on_device(results)) {
+    if (is_followed_by_python(*known.op)) return follow_by_python(*known.op, arguments, results);
     remember_result(*known.op, arguments, results);
   }
 }
