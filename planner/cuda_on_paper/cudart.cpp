@@ -185,12 +185,14 @@ API cudaError_t cudaHostAlloc(void** p, size_t bytes, unsigned) {  // real memor
     *p = nullptr;
     return fail(cudaErrorMemoryAllocation);
   }
+  if (auto* l = paper_listener()) l->host_memory(*p, bytes);
   Guard g(lock);
   pinned[(char*)*p] = bytes ? bytes : 1;
   return cudaSuccess;
 }
 API cudaError_t cudaMallocHost(void** p, size_t bytes) { return cudaHostAlloc(p, bytes, 0); }
 API cudaError_t cudaFreeHost(void* p) {
+  if (auto* l = paper_listener()) l->host_memory(p, 0);
   Guard g(lock);
   auto i = pinned.find((char*)p);
   if (i == pinned.end()) return p ? fail(cudaErrorInvalidValue) : cudaSuccess;

@@ -25,6 +25,7 @@ struct PaperListener {
   void (*host_waits_for_event)(int64_t event);
   void (*works_in)(const char* library, void* memory);  // memory that a library was given to work in
   void (*unknown)(const char* name);                    // an answer that nobody can give without a GPU
+  void (*host_memory)(void* memory, size_t bytes);      // page-locked memory of so many bytes; 0: it is given up
 };
 API void paper_listen(const PaperListener* listener);  // null: nobody
 API const PaperListener* paper_listener();

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from planner import upstream
 from planner.hardware.workspaces import WorkspaceTable
 from planner.paper import followers, library, torch_cuda, values, work_records
 from planner.paper.kernels import (  # noqa: F401
@@ -134,11 +135,13 @@ def _gpu_on_cuda(*, waits: bool) -> Iterator[Paper]:
     native.paper_begin_on_cuda()
     recorder = Recorder(waits=waits, holding=_holding_of_nccl(torch.__version__))
     recorder.start()
-    try:
-        yield Paper(torch.device("cuda", 0), recorder)
-    finally:
-        recorder.stop()
-        recorder.settle()
+    queries = {"torch.cuda.streams:Event.query": lambda _event: not recorder.waits}
+    with upstream.patch_targets("events", replaced=queries):
+        try:
+            yield Paper(torch.device("cuda", 0), recorder)
+        finally:
+            recorder.stop()
+            recorder.settle()
 
 
 @cache

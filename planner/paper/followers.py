@@ -1,4 +1,4 @@
-"""What is known of the results of operators that torch's own CUDA code has run, where no rule for all of them says it."""
+"""What is known of results of operators that torch's own CUDA code has run, where no rule for all of them says it."""
 
 from __future__ import annotations
 

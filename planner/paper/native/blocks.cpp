@@ -108,6 +108,18 @@ int64_t block_at(const void* address) {
   return found == blocks.end() ? -1 : found->second.block;
 }
 
+int64_t block_around(const void* address) {
+  std::lock_guard<std::mutex> lock(block_mutex);
+  const auto begins_here = blocks.find(address);
+  if (begins_here != blocks.end()) return begins_here->second.block;
+  const auto* place = static_cast<const char*>(address);
+  for (const auto& [start, held] : blocks) {
+    const auto* first = static_cast<const char*>(start);
+    if (first < place && place < first + held.bytes) return held.block;
+  }
+  return -1;
+}
+
 size_t highest_requested_bytes() {
   std::lock_guard<std::mutex> lock(block_mutex);
   return highest_requested;

@@ -11,6 +11,8 @@ c10::Allocator* allocator();
 void install_allocator();
 // The block at this address, or -1: an address is never given out twice while it is in use.
 int64_t block_at(const void* address);
+// The block that this address lies in, or -1.
+int64_t block_around(const void* address);
 // What is in use now, as it was asked for.
 size_t requested_bytes();
 // The most that ever was, whether anybody wrote it down or not.

@@ -1,4 +1,5 @@
 // What the CUDA runtime on paper is given to do, as launches: kernels, events, who waits for whom.
+#include "host_memory.h"
 #include "launches.h"
 #include "memory.h"
 #include "shared.h"
@@ -31,13 +32,18 @@ void host_waits_for_event(int64_t event) {
   if (event != 0) note_launch(LaunchKind::HostWaitEvent, 0, event);
 }
 
-void works_in(const char* library, void* memory) { name_workspace(block_at(memory), library); }
+void works_in(const char* library, void* memory) { name_workspace(block_around(memory), library); }
 
 void unknown(const char* name) { workspace_is_unknown(name); }
 
+void host_memory(void* memory, size_t bytes) {
+  if (bytes != 0) return record_host_take(memory, bytes, /*pinned=*/true);
+  record_host_give_up(memory);
+}
+
 const PaperListener kListener{
     &launched, &recorded, &stream_waits, &host_waits, &host_waits_for_device, &host_waits_for_event,
-    &works_in, &unknown};
+    &works_in, &unknown, &host_memory};
 
 }  // namespace
 
