@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from planner import cuda_on_paper
 from planner.job.schema import Job
 from planner.planning import pipeline
 from planner.planning.child_processes import ChildProcesses, usable
@@ -34,7 +35,7 @@ def call(function: str, *arguments: Any) -> Any:
 @cache
 def server() -> ForkServer:
     """With PyTorch loaded; started by the first who needs it."""
-    started = ForkServer(PRELOAD)
+    started = cuda_on_paper.start_server(PRELOAD)
     atexit.register(started.close)
     return started
 

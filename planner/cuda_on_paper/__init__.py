@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import subprocess
 import tempfile
@@ -20,7 +21,8 @@ from pathlib import Path
 
 from planner.errors import TraceError
 from planner.hardware.architectures import ARCHITECTURES
-from planner.runtime.native_builds import build_once, find_compiler
+from planner.runtime.fork_server import ForkServer
+from planner.runtime.native_builds import build_once, find_compiler, find_torch
 from planner.units import KIB
 
 _SOURCES = Path(__file__).parent
@@ -56,8 +58,10 @@ _DECLARED = {
 """Headers whose functions are refused where neither torch needs them nor one is written."""
 _NOT_SUPPORTED, _NOT_KNOWN = 801, 7
 _PRELOAD = "preload"
-ON_CUDA = "PAPER_CUDA"
-"""A variable of processes whose torch finds CUDA on paper: the folder of the libraries."""
+_ON, _DEVICE = "PAPER_CUDA", "PAPER_DEVICE"
+"""Variables of processes whose torch finds CUDA on paper: the folder of the libraries, the GPU's description."""
+_WANTED = "PLANNER_ON_CUDA"
+"""A switch until it is the only way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,27 +73,56 @@ class PaperGpu:
     total_bytes: int
 
 
-def start_variables(torch_folder: Path) -> dict[str, str]:
-    """Of the environment with which a process is started in which this torch finds CUDA on paper.
+def is_on() -> bool:
+    """Whether torch's own CUDA code runs in this process."""
+    return _ON in os.environ
+
+
+def is_wanted() -> bool:
+    """Whether it shall run where a job is traced."""
+    return bool(os.environ.get(_WANTED))
+
+
+def start_variables() -> dict[str, str]:
+    """Of the environment with which a process is started in which torch finds CUDA on paper; none if nobody wants it.
 
     Raises TraceError where there is no compiler, or torch is no CUDA build.
     """
+    if not is_wanted():
+        return {}
+    torch_folder = find_torch()
     folder = build(torch_folder)
     cudnn = torch_folder.parent / "nvidia/cudnn/lib/libcudnn.so.9"
     return {
         "LD_PRELOAD": (folder / _PRELOAD).read_text(encoding="utf-8"),
         "TRITON_LIBCUDA_PATH": str(folder),
-        ON_CUDA: str(folder),
+        _ON: str(folder),
         **({"PAPER_CUDNN": str(cudnn)} if cudnn.exists() else {}),
     }
 
 
-def gpu_variables(torch_folder: Path, gpu: PaperGpu, gpus: int) -> dict[str, str]:
-    """Of the environment, before its first call of CUDA, of a process that finds so many of these GPUs on paper."""
-    description = build(torch_folder) / f"{hashlib.sha256(repr(gpu).encode()).hexdigest()[:16]}.json"
+def gpu_variables(gpu: PaperGpu, gpus: int) -> dict[str, str]:
+    """Of the environment of a process that finds so many of these GPUs on paper, before its first call of CUDA; none if
+    nobody wants it."""
+    if not is_wanted():
+        return {}
+    description = build(find_torch()) / f"{hashlib.sha256(repr(gpu).encode()).hexdigest()[:16]}.json"
     if not description.exists():
         description.write_text(json.dumps(_describe(gpu)), encoding="utf-8")
-    return {"PAPER_DEVICE": str(description), "PAPER_GPUS": str(gpus)}
+    return {_DEVICE: str(description), "PAPER_GPUS": str(gpus)}
+
+
+def start_server(preload: str) -> ForkServer:
+    """A fork server whose children find what is wanted. Raises what :func:`start_variables` raises."""
+    return ForkServer(preload, environment=start_variables())
+
+
+def take_gpu(gpu: PaperGpu, gpus: int) -> None:
+    """This process finds so many of these GPUs on paper. Raises TraceError where it has found others before."""
+    variables = gpu_variables(gpu, gpus)
+    if os.environ.get(_DEVICE, variables[_DEVICE]) != variables[_DEVICE]:
+        raise TraceError(f"this process has another GPU than {gpu.name}", allowed="jobs of one GPU in a process")
+    os.environ.update(variables)
 
 
 def _describe(gpu: PaperGpu) -> dict[str, object]:

@@ -41,7 +41,7 @@ _loaded: ctypes.CDLL | None = None
 
 def is_on_cuda() -> bool:
     """Whether torch's own CUDA code runs in this process, on the CUDA runtime on paper (planner.cuda_on_paper)."""
-    return cuda_on_paper.ON_CUDA in os.environ
+    return cuda_on_paper.is_on()
 
 
 def load() -> ctypes.CDLL:

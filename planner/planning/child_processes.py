@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
+from planner import cuda_on_paper
 from planner.allocator.replay import replay
 from planner.job.layout import Mesh, RankClass, rank_classes
 from planner.planning import pipeline
 from planner.planning.pipeline import PlannedClass, PlanningInputs, Progress
 from planner.runtime import messages, running
-from planner.runtime.fork_server import ForkServer
 from planner.runtime.limits import UNLIMITED
 from planner.runtime.messages import AnswerWriter, Task
 
@@ -93,7 +93,7 @@ class ChildProcesses:
 
 def _plan_in_children(work: PlanningInputs, shares: Sequence[range]) -> dict[int, PlannedClass]:
     """What the children brought to an end, by number. Raises the first error that one of them reports."""
-    server = ForkServer(PRELOAD)
+    server = cuda_on_paper.start_server(PRELOAD)
 
     def ask(share: range) -> dict[int, PlannedClass]:
         task = Task("planner.planning.child_processes:plan_share", (work, share))

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
+from planner import cuda_on_paper
 from planner.job.schema import Job
 from planner.planning.trace_source import USUAL_SOURCE, TraceSource
 from planner.runtime import messages, running
@@ -46,7 +47,7 @@ class ExactPlans:
     """Groups planned so far."""
     shared: ForkServer | None = None
     """A server of the caller's, with PRELOAD, which stays when the context ends."""
-    _server: ForkServer = field(default_factory=lambda: ForkServer(PRELOAD))
+    _server: ForkServer = field(default_factory=lambda: cuda_on_paper.start_server(PRELOAD))
     _stopped: threading.Event = field(default_factory=threading.Event)
     _pool: ThreadPoolExecutor | None = None
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from planner import cuda_on_paper
 from planner.errors import PlannerError
 from planner.job.schema import Job
 from planner.planning.trace_source import TraceSource
@@ -39,7 +40,7 @@ class TorchServers:
 
     def __init__(self, torches: TorchVersions) -> None:
         self._torches = torches
-        self._own = ForkServer(PRELOAD)
+        self._own = cuda_on_paper.start_server(PRELOAD)
         self._others: OrderedDict[str, ForkServer] = OrderedDict()
 
     def start(self) -> None:

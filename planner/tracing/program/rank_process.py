@@ -23,7 +23,6 @@ from planner.runtime.child import problem_text, start_anew
 from planner.runtime.fork_server import ForkServer
 from planner.runtime.limits import Limit, LimitExceededError, Limits
 from planner.runtime.messages import PROBLEM, Answer, AnswerWriter, Task
-from planner.runtime.native_builds import find_torch
 from planner.runtime.user_cache import kept_folders
 from planner.runtime.walls import Walls
 from planner.tracing import rank_trace
@@ -38,8 +37,6 @@ from planner.units import GIB, show_bytes
 
 _PRELOAD = "planner.tracing.program.rank_process:preload"
 _UNPACKED = Path("/tmp/program")
-_ON_CUDA = "PLANNER_ON_CUDA"
-"""Whether torch's own CUDA code allocates, instead of kernels that are modelled: a switch until it is the only way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,8 +122,9 @@ def run_rank(
     """
     here = os.environ if walled is None else {}
     environment = {**_OFFLINE, **here, **order.line.environment, **rank_variables(order.line, order.rank)}
-    if os.environ.get(_ON_CUDA):
-        environment |= _gpu_on_paper(order) | ({} if server is not None else _start_variables())
+    on_paper = cuda_on_paper.PaperGpu(order.gpu.product, order.gpu.arch, order.gpu.total_bytes)
+    environment |= cuda_on_paper.gpu_variables(on_paper, order.line.gpus)
+    environment |= {} if server is not None else cuda_on_paper.start_variables()
     key = attestation.new_key() if walled is not None or attests else None
     task = Task("planner.tracing.program.rank_process:answer_rank", (order, environment, walled, key))
     if walled is None:
@@ -159,16 +157,7 @@ def run_rank(
 
 def start_server() -> ForkServer:
     """A server whose children are ranks."""
-    return ForkServer(_PRELOAD, environment=_start_variables())
-
-
-def _start_variables() -> dict[str, str]:
-    return cuda_on_paper.start_variables(find_torch()) if os.environ.get(_ON_CUDA) else {}
-
-
-def _gpu_on_paper(order: ProgramOrder) -> dict[str, str]:
-    gpu = cuda_on_paper.PaperGpu(order.gpu.product, order.gpu.arch, order.gpu.total_bytes)
-    return cuda_on_paper.gpu_variables(find_torch(), gpu, order.line.gpus)
+    return cuda_on_paper.start_server(_PRELOAD)
 
 
 def _refuse_absent(order: ProgramOrder) -> None:

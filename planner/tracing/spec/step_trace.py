@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from planner import (
+    cuda_on_paper,
     paper,  # before torch
     upstream,
 )
@@ -45,6 +46,11 @@ def trace(job: Job, rank: int = 0, target: str = "", *, folded: bool = True) -> 
     cannot be traced, with its module and operator.
     """
     began = time.perf_counter()
+    if cuda_on_paper.is_on():
+        gpu = cuda_on_paper.PaperGpu(
+            job.cluster.gpu.name, target or job.cluster.gpu.target, job.cluster.gpu.total_bytes
+        )
+        cuda_on_paper.take_gpu(gpu, job.cluster.gpus_per_node)
     if job.train.compile is not None and job.train.compile.planned_as == "eager":
         job = replace(job, train=replace(job.train, compile=None))
     if job.train.lengths is not None:
