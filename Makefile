@@ -46,7 +46,8 @@ test-clusters: $(READY)
 
 # With the torch that everybody gets: on Linux the index has a CUDA build, which needs no GPU here.
 WHEEL := .venv-wheel
-ON_CUDA := $(addprefix tests/,installed replays running/test_readme.py running/test_on_cuda.py running/test_drawn_numbers.py running/test_compiled_programs.py \
+ON_CUDA := $(addprefix tests/,installed replays running/test_readme.py running/test_on_cuda.py running/test_drawn_numbers.py \
+  running/test_triton_in_eager_mode.py running/test_compiled_programs.py \
   running/test_programs_in_a_world.py traces/test_against_cpu_runs.py traces/test_kernels_attention.py traces/test_architectures.py)
 $(WHEEL)/.ready: $(READY) constraints.txt $(shell find planner -type f -not -name '*.pyc')
 	rm -rf $(WHEEL) && $(PYTHON) -m venv $(WHEEL)

@@ -80,7 +80,7 @@ def is_on() -> bool:
 
 def is_wanted() -> bool:
     """Whether it shall run where a job is traced."""
-    return bool(os.environ.get(_WANTED))
+    return bool(os.environ.get(_WANTED)) or is_on()
 
 
 def start_variables() -> dict[str, str]:

@@ -444,16 +444,26 @@ API cudaError_t cudaGetLastError() {
   return e;
 }
 API cudaError_t cudaPeekAtLastError() { return last_error; }
-API const char* cudaGetErrorName(cudaError_t e) {
-  return e == cudaErrorMemoryAllocation ? "cudaErrorMemoryAllocation" : e ? "cudaError" : "cudaSuccess";
+struct ErrorText {
+  cudaError_t error;
+  const char *name, *text;
+};
+static const ErrorText error_texts[] = {
+    {cudaSuccess, "cudaSuccess", "no error"},
+    {cudaErrorInvalidValue, "cudaErrorInvalidValue", "invalid argument"},
+    {cudaErrorMemoryAllocation, "cudaErrorMemoryAllocation", "out of memory"},
+    {cudaErrorInvalidDeviceFunction, "cudaErrorInvalidDeviceFunction", "invalid device function"},
+    {cudaErrorInvalidDevice, "cudaErrorInvalidDevice", "invalid device ordinal"},
+    {cudaErrorNotSupported, "cudaErrorNotSupported", "operation not supported"},
+};
+static const ErrorText& text_of(cudaError_t e) {
+  static const ErrorText other{cudaErrorUnknown, "cudaErrorUnknown", "unknown error"};
+  for (const auto& known : error_texts)
+    if (known.error == e) return known;
+  return other;
 }
-API const char* cudaGetErrorString(cudaError_t e) {
-  return e == cudaErrorMemoryAllocation ? "out of memory"
-         : e == cudaErrorInvalidDevice  ? "invalid device ordinal"
-         : e == cudaErrorNotSupported   ? "operation not supported on paper"
-         : e                            ? "error on paper"
-                                        : "no error";
-}
+API const char* cudaGetErrorName(cudaError_t e) { return text_of(e).name; }
+API const char* cudaGetErrorString(cudaError_t e) { return text_of(e).text; }
 
 // ---------------------------------------------------------------- streams and events: always complete; a listener
 // keeps the time

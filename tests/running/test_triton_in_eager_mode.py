@@ -97,5 +97,7 @@ def test_beside_a_compiled_model_launches_are_as_before(run: Run, program: Calla
 
 
 def test_a_compiled_kernel_says_nothing_of_itself(run: Run, program: Callable[[str], str]) -> None:
+    lines = PROGRAM.replace("x.sum()", "double.fn.fn[(1,)](y, x, 4, BLOCK=4, even=True).n_regs\n    x.sum()")
+
     with pytest.raises(TraceError, match="asks a compiled Triton kernel for n_regs"):
-        run(f"python {program(PROGRAM + 'double.fn.fn[(1,)](y, x, 4, BLOCK=4, even=True).n_regs')}")
+        run(f"python {program(lines)}")

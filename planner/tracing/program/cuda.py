@@ -463,8 +463,6 @@ class DeviceGenerator(torch.Generator):
 
 def properties_of(gpu: Gpu) -> Any:
     """Of the GPU that is planned for, which is open (`paper.gpu`). What is not said of it is as on all since Volta."""
-    if library.is_on_cuda():
-        return torch.cuda.get_device_properties(0)
     known = ARCHITECTURES[gpu.arch]
     return DeviceProperties(
         name=gpu.product,

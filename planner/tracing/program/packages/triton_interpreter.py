@@ -19,12 +19,16 @@ import torch
 
 from planner import upstream
 from planner.errors import TraceError
+from planner.units import MIB
 
 _MOST_BLOCKS, _MOST_NUMBERS = 1024, 1 << 20
 _MOST_CALLS = 20
 """Of functions of Triton's language by a block: a sort has hundreds. Larger launches take seconds."""
 _LEFT_BEHIND = 0, 1
 """What memory may hold that nobody has written to."""
+
+_ROOM_BYTES = MIB
+"""Kernels without a mask reach beyond their tensors: on a GPU into what is left of a block."""
 
 _results: dict[tuple[Any, ...], dict[str, torch.Tensor]] = {}
 _MOST_RESULTS = 64
@@ -50,7 +54,7 @@ def follow_launch(kernel: Any, arguments: Sequence[Any], named: Mapping[str, Any
     results = []
     for left in _LEFT_BEHIND if unknown else _LEFT_BEHIND[:1]:
         hosts = {
-            name: torch.full(tensor.shape, left, dtype=tensor.dtype) if known[name] is None else known[name].clone()
+            name: _with_room(torch.tensor(left).expand(tensor.shape) if known[name] is None else known[name], tensor)
             for name, tensor in tensors.items()
         }
         key = kernel.fn, *grid, *((name, _key_of(hosts.get(name, given.get(name)))) for name in kernel.arg_names)
@@ -71,6 +75,13 @@ def follow_launch(kernel: Any, arguments: Sequence[Any], named: Mapping[str, Any
         else:
             before.copy_(after)  # a view of what is kept
     return True
+
+
+def _with_room(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """These values, laid out as `like`, with room behind them."""
+    strides = like.stride() if torch.ops.aten.is_non_overlapping_and_dense(like) else torch.empty(like.shape).stride()
+    room = torch.zeros(like.numel() + _ROOM_BYTES // like.element_size(), dtype=like.dtype)
+    return room.as_strided(like.shape, strides).copy_(values)
 
 
 @functools.cache
