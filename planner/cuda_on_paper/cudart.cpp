@@ -40,6 +40,12 @@ static int device_count() {
   }();
   return count;
 }
+static thread_local int absent_device;  // that was asked for last
+static bool is_absent(int device) {
+  const bool absent = device < 0 || device >= device_count();
+  if (absent) absent_device = device;
+  return absent;
+}
 static size_t round_up(size_t bytes) { return (bytes + GRANULE - 1) / GRANULE * GRANULE; }
 
 // ---------------------------------------------------------------- who listens, and what is not known
@@ -278,7 +284,7 @@ API cudaError_t cudaGetDevice(int* d) {
   return cudaSuccess;
 }
 API cudaError_t cudaSetDevice(int d) {
-  if (d < 0 || d >= device_count()) return fail(cudaErrorInvalidDevice);
+  if (is_absent(d)) return fail(cudaErrorInvalidDevice);
   current_device = d;
   return cudaSuccess;
 }
@@ -293,7 +299,7 @@ API cudaError_t cudaRuntimeGetVersion(int* v) {
 API cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int device) {  // a macro makes this _v2 in CUDA 12
   const Device& d = Device::get();
   memset(p, 0, sizeof *p);
-  if (device < 0 || device >= device_count()) return fail(cudaErrorInvalidDevice);
+  if (is_absent(device)) return fail(cudaErrorInvalidDevice);
   snprintf(p->name, sizeof p->name, "%s", d.name().c_str());
   p->uuid.bytes[0] = (char)(device + 1);
   p->pciBusID = device + 1;
@@ -463,7 +469,12 @@ static const ErrorText& text_of(cudaError_t e) {
   return other;
 }
 API const char* cudaGetErrorName(cudaError_t e) { return text_of(e).name; }
-API const char* cudaGetErrorString(cudaError_t e) { return text_of(e).text; }
+API const char* cudaGetErrorString(cudaError_t e) {
+  static thread_local char text[64];
+  if (e != cudaErrorInvalidDevice) return text_of(e).text;
+  snprintf(text, sizeof text, "invalid device ordinal (cuda:%d of %d)", absent_device, device_count());
+  return text;
+}
 
 // ---------------------------------------------------------------- streams and events: always complete; a listener
 // keeps the time

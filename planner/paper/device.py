@@ -95,7 +95,7 @@ def gpu(
     checking.enforce()
     table.choose(chosen)
     if library.is_on_cuda():
-        with _gpu_on_cuda(waits=waits) as paper:
+        with _gpu_on_cuda(_holding_of_nccl(torch_version or torch.__version__), waits=waits) as paper:
             yield paper
         return
     _install()
@@ -128,12 +128,12 @@ def _holding_of_nccl(torch_version: str) -> Holding:
 
 
 @contextmanager
-def _gpu_on_cuda(*, waits: bool) -> Iterator[Paper]:
+def _gpu_on_cuda(holding: Holding, *, waits: bool) -> Iterator[Paper]:
     """As :func:`gpu`, where torch's own CUDA code allocates."""
     native = library.load()
     _install_on_cuda()
     native.paper_begin_on_cuda()
-    recorder = Recorder(waits=waits, holding=_holding_of_nccl(torch.__version__))
+    recorder = Recorder(waits=waits, holding=holding)
     recorder.start()
     queries = {"torch.cuda.streams:Event.query": lambda _event: not recorder.waits}
     with upstream.patch_targets("events", replaced=queries):

@@ -89,6 +89,9 @@ PRIVATE = (
 )  # fmt: skip
 
 MEASURED_PROGRAMS = (
+    *private("tests/running/test_varying_sizes.py", has_source=False, targets={
+        "torch.cuda:_is_in_bad_fork": "a child that looks ahead goes on with CUDA on paper, which survives a fork",
+    }),
     *patch("program's memory", "tests/running/test_on_cuda.py", has_source=False, created=True, targets={
         "torch._C:_cuda_memoryStats _cuda_resetPeakMemoryStats _cuda_resetAccumulatedMemoryStats "
         "_cuda_getMemoryFraction _cuda_setMemoryFraction _cuda_memorySnapshot _accelerator_getDeviceStats "

@@ -5,6 +5,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/copy_native.h>
 #include <ATen/record_function.h>
+#include <c10/util/ScopeExit.h>
 #include <torch/library.h>
 
 #include <memory>
@@ -29,6 +30,7 @@ struct Known {
   std::optional<c10::OperatorHandle> op;
   std::string name;
   bool allocates_for_others = false;  // `empty`: who calls it has asked for the memory
+  bool is_kernel = false;             // of CUDA's, not one that calls others
   bool is_range = false, is_followed_in_place = false, is_draw = false, is_mutable = false, is_copy = false;
 };
 
@@ -46,17 +48,24 @@ const Known& known_of(const at::RecordFunction& function) {
     known->is_range = *function.operator_name() == range;
     known->is_followed_in_place = is_followed_in_place(*known->op);
     known->is_draw = is_draw(*known->op);
-    // `detach_` and its kind write to no value.
-    known->is_mutable = known->op->schema().is_mutable() && !known->op->hasTag(at::Tag::inplace_view);
+    known->is_kernel = known->op->hasKernelForDispatchKey(c10::DispatchKey::CUDA);
+    // `detach_` and its kind write to no value; of what only calls others those are heard of.
+    known->is_mutable = known->op->schema().is_mutable() && !known->op->hasTag(at::Tag::inplace_view) &&
+                        !known->op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
     known->is_copy = name == "aten::copy_";
   }
   return *known;
 }
 
+thread_local int kernels_at_work = 0;
+
+// A kernel that calls operators has asked for what they take.
 struct CallContext final : at::ObserverContext {
   explicit CallContext(const Known& of) : known(of) {
-    if (!known.allocates_for_others) scope.emplace(known.name);
+    if (!known.allocates_for_others && kernels_at_work == 0) scope.emplace(known.name);
+    kernels_at_work += known.is_kernel;
   }
+  ~CallContext() override { kernels_at_work -= known.is_kernel; }
   const Known& known;
   std::optional<KernelScope> scope;
   torch::jit::Stack arguments;
@@ -126,9 +135,13 @@ at::Scalar local_scalar_dense(const at::Tensor& self) {
   return read_scalar(self);
 }
 
+// One that needs another layout or dtype in between copies several times.
 at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
+  static thread_local int depth = 0;
+  ++depth;
+  const auto leave = c10::make_scope_exit([] { --depth; });
   at::native::copy_(self, source, non_blocking);
-  if (!self.is_same(source) && self.numel() != 0) follow_copy(self, source);
+  if (depth == 1 && !self.is_same(source) && self.numel() != 0) follow_copy(self, source);
   return self;
 }
 

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+import torch
+
 from planner.paper import library
 
 _AT_MOST, _GRACE_SECONDS = 3.0, 10.0
@@ -33,6 +35,7 @@ def fork_off(seconds: float, *, is_alone: bool = False) -> bytes | Callable[[Any
         if not child:
             random.setstate(state)  # Python seeds it anew in a child (Lib/random.py)
             library.load().paper_on_use(None)  # as in the program itself, data may lie on the GPU
+            torch.cuda._is_in_bad_fork = lambda: False  # that of paper is as good in a child
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             os.dup2(1, 2)
             file = os.fdopen(os.dup(answer.fileno()), "wb")

@@ -88,7 +88,7 @@ _OFFLINE = {
 _UNLOADED = "a compiled extension cannot be loaded here: describe it with --kernels (docs/run.md)"
 _LACKING = "install the version of the package that the program wants: it needs the same here as on the cluster"
 _LACKING_GPU = re.compile(r"invalid device ordinal \(cuda:(\d{1,3}) of (\d{1,3})\)")
-"""As planner/paper/native/device.cpp says it."""
+"""As planner/paper/native/device.cpp and planner/cuda_on_paper/cudart.cpp say it."""
 _REMEDIES = {
     "cannot open shared object file": _UNLOADED,
     "undefined symbol": _UNLOADED,
