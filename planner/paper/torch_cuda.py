@@ -6,7 +6,7 @@ import ctypes
 import functools
 import inspect
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -199,6 +199,20 @@ def _rnn_mode(name: str) -> int:
     if mode < 0:
         raise ValueError(f"cuDNN has no recurrent network {name!r}")
     return mode
+
+
+_OF_A_STEP = (
+    "set_device", "memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved",
+    "reset_peak_memory_stats", "memory_stats",
+)  # fmt: skip
+
+
+def answering_a_step(target: Target) -> AbstractContextManager[None]:
+    """Inside, where torch's own CUDA code runs the step of a spec, a rank's device is the only one that it uses, and
+    whoever asks what is allocated is told what was written down."""
+    answers = _cuda_answers(target, 1)
+    replaced = {f"torch.cuda:{name}": _by_any_name(answers[name]) for name in _OF_A_STEP}
+    return upstream.patch_targets("cuda face of a step", replaced=replaced)
 
 
 @contextmanager

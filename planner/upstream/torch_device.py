@@ -89,6 +89,11 @@ PRIVATE = (
 )  # fmt: skip
 
 MEASURED_PROGRAMS = (
+    *patch("cuda face of a step", "tests/running/test_on_cuda.py", has_source=False, targets={
+        "torch.cuda:set_device": "a spec's step runs on the first device, whatever its rank",
+        "torch.cuda:memory_allocated max_memory_allocated memory_reserved max_memory_reserved reset_peak_memory_stats "
+        "memory_stats": "an allocator that is put in the place of torch's own keeps no statistics",
+    }),
     *private("tests/running/test_varying_sizes.py", has_source=False, targets={
         "torch.cuda:_is_in_bad_fork": "a child that looks ahead goes on with CUDA on paper, which survives a fork",
     }),

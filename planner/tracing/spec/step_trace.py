@@ -28,6 +28,7 @@ from planner.paper.host_memory import UntouchedHost
 from planner.paper.recorder import Recorder
 from planner.paper.repetition import DoesNotFoldError
 from planner.paper.targets import target_of
+from planner.paper.torch_cuda import answering_a_step
 from planner.tracing.rank_trace import Trace, pause_collection
 from planner.tracing.spec import engine, failures, host_work
 from planner.tracing.spec.host_work import AbsentHost
@@ -74,7 +75,7 @@ def _trace(job: Job, rank: int, target: str, *, folded: bool) -> Trace:
         torch_releases.require("expert parallelism", place="parallel.ep")  # before its model is built
     pins_gradients = job.parallel.dp_shard.offload == "cpu" and not job.train.optimizer_in_backward
     on_paper = paper.gpu(arch, gpus, cuda=software.cuda, torch_version=software.torch, waits=by_engine, known=known)
-    with on_paper as gpu:
+    with on_paper as gpu, answering_a_step(target_of(arch)) if cuda_on_paper.is_on() else nullcontext():
         gpu.recorder.folds = folded
         try:
             with (
