@@ -23,6 +23,7 @@ from planner.errors import TraceError
 from planner.hardware.architectures import ARCHITECTURES
 from planner.runtime.fork_server import ForkServer
 from planner.runtime.native_builds import build_once, find_compiler, find_torch
+from planner.runtime.user_cache import user_cache
 from planner.units import KIB
 
 _SOURCES = Path(__file__).parent
@@ -57,6 +58,8 @@ _DECLARED = {
 }
 """Headers whose functions are refused where neither torch needs them nor one is written."""
 _NOT_SUPPORTED, _NOT_KNOWN = 801, 7
+_CUDNN_WITHOUT_GPU = (9, 8)
+"""The first that is told properties of a device instead of a handle."""
 _PRELOAD = "preload"
 _ON, _DEVICE = "PAPER_CUDA", "PAPER_DEVICE"
 """Variables of processes whose torch finds CUDA on paper: the folder of the libraries, the GPU's description."""
@@ -92,13 +95,29 @@ def start_variables() -> dict[str, str]:
         return {}
     torch_folder = find_torch()
     folder = build(torch_folder)
-    cudnn = torch_folder.parent / "nvidia/cudnn/lib/libcudnn.so.9"
+    cudnn = _find_cudnn(torch_folder)
     return {
         "LD_PRELOAD": (folder / _PRELOAD).read_text(encoding="utf-8"),
         "TRITON_LIBCUDA_PATH": str(folder),
         _ON: str(folder),
-        **({"PAPER_CUDNN": str(cudnn)} if cudnn.exists() else {}),
+        **({"PAPER_CUDNN": str(cudnn / "lib/libcudnn.so.9")} if cudnn is not None else {}),
     }
+
+
+def _find_cudnn(torch_folder: Path) -> Path | None:
+    """Where the cuDNN lies that is asked: torch's own, or if that needs a GPU, the oldest of planner's own environments
+    that does not."""
+    own = torch_folder.parent / "nvidia/cudnn"
+    if not own.is_dir():
+        return None
+    others = user_cache().glob("environments/*/lib/python*/site-packages/nvidia/cudnn")
+    able = {path: version for path in (own, *others) if (version := _version_of(path)) >= _CUDNN_WITHOUT_GPU}
+    return own if own in able or not able else min(able, key=lambda path: able[path])
+
+
+def _version_of(cudnn: Path) -> tuple[int, ...]:
+    text = (cudnn / "include/cudnn_version.h").read_text(encoding="utf-8")
+    return tuple(int(number) for number in re.findall(r"#define CUDNN_(?:MAJOR|MINOR|PATCHLEVEL) (\d+)", text))
 
 
 def gpu_variables(gpu: PaperGpu, gpus: int) -> dict[str, str]:

@@ -17,6 +17,14 @@
 #include "device.h"
 #include "shared.h"
 
+#if CUDNN_VERSION < 90800  // what newer headers add (cudnn_graph.h of 9.8)
+constexpr auto CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR = static_cast<cudnnBackendDescriptorType_t>(38);
+constexpr auto CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION = static_cast<cudnnBackendAttributeName_t>(2702);
+constexpr auto CUDNN_ATTR_ENGINEHEUR_DEVICEPROP = static_cast<cudnnBackendAttributeName_t>(204);
+constexpr auto CUDNN_ATTR_ENGINE_DEVICEPROP = static_cast<cudnnBackendAttributeName_t>(1307);
+constexpr auto CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP = static_cast<cudnnBackendAttributeName_t>(407);
+#endif
+
 struct Forward {
   const char* name;
   void** place;

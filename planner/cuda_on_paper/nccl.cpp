@@ -9,11 +9,13 @@
 struct Comm {
   int size, rank;
 };
+// ncclBfloat16, which older headers have where those of CUDA's own type came before.
+static const auto BFLOAT16 = (ncclDataType_t)9;
 static size_t width(ncclDataType_t t) {
   return t <= ncclUint8                                          ? 1
-         : t == ncclFloat16 || t == ncclBfloat16                 ? 2
+         : t == ncclFloat16 || t == BFLOAT16                     ? 2
          : t == ncclInt64 || t == ncclUint64 || t == ncclFloat64 ? 8
-         : t > ncclBfloat16                                      ? 1
+         : t > BFLOAT16                                          ? 1
                                                                  : 4;
 }
 static ncclResult_t bring(void* to, const void* from, size_t bytes, cudaStream_t stream) {

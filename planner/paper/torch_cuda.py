@@ -212,7 +212,8 @@ def answering_a_step(target: Target) -> AbstractContextManager[None]:
     whoever asks what is allocated is told what was written down."""
     answers = _cuda_answers(target, 1)
     replaced = {f"torch.cuda:{name}": _by_any_name(answers[name]) for name in _OF_A_STEP}
-    return upstream.patch_targets("cuda face of a step", replaced=replaced)
+    wrapped = {"torch:UntypedStorage.copy_": _copying}
+    return upstream.patch_targets("cuda face of a step", replaced=replaced, wrapped=wrapped)
 
 
 @contextmanager

@@ -93,6 +93,8 @@ MEASURED_PROGRAMS = (
         "torch.cuda:set_device": "a spec's step runs on the first device, whatever its rank",
         "torch.cuda:memory_allocated max_memory_allocated memory_reserved max_memory_reserved reset_peak_memory_stats "
         "memory_stats": "an allocator that is put in the place of torch's own keeps no statistics",
+        "torch:UntypedStorage.copy_":
+            "async_save copies storages, which have no dtype: as bytes they would be values that somebody reads",
     }),
     *private("tests/running/test_varying_sizes.py", has_source=False, targets={
         "torch.cuda:_is_in_bad_fork": "a child that looks ahead goes on with CUDA on paper, which survives a fork",

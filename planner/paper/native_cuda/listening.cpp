@@ -43,7 +43,7 @@ void host_memory(void* memory, size_t bytes) {
 
 const PaperListener kListener{
     &launched, &recorded, &stream_waits, &host_waits, &host_waits_for_device, &host_waits_for_event,
-    &works_in, &unknown, &host_memory};
+    &works_in, &unknown,  &host_memory};
 
 }  // namespace
 

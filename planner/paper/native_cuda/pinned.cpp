@@ -1,7 +1,7 @@
 // Page-locked memory is the runtime's own here: nobody gives out any of ours.
-#include <c10/core/CPUAllocator.h>
-
 #include "pinned.h"
+
+#include <c10/core/CPUAllocator.h>
 
 namespace paper {
 

@@ -1,8 +1,8 @@
 // What is known of values while torch's own CUDA code runs: what came from the host, what operators make of it, and who
 // reads what nobody knows. Kernels compute nothing.
 #include <ATen/core/Tensor.h>
-#include <ATen/core/enum_tag.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/enum_tag.h>
 #include <ATen/ops/copy_native.h>
 #include <ATen/record_function.h>
 #include <c10/util/ScopeExit.h>
