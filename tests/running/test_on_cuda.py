@@ -9,7 +9,12 @@ import pytest
 import torch
 from program_runs import Run
 
+from planner import cuda_on_paper
+from planner.allocator.replay import replay
 from planner.events import Alloc, Category, Role
+from planner.job.loading import load_yaml
+from planner.planning.child_processes import PRELOAD
+from planner.tracing.isolated import trace_isolated
 from planner.tracing.program.rank_orders import RankRun
 from planner.units import KIB
 
@@ -123,3 +128,43 @@ def test_the_same_is_allocated_in_the_same_order(
     assert requested(on_cuda, least_bytes) == requested(modelled, least_bytes)
     assert roles(on_cuda) == roles(modelled)
     assert on_cuda.assumptions == modelled.assumptions
+
+
+SPEC = """
+model:
+  decoder: {{layers: 2, hidden: 512, heads: 4, kv_heads: 2, ffn: 1024, vocab: 4096}}
+train:
+  micro_batch_size: 2
+  sequence_length: 1024
+  precision: bf16_autocast
+  optimizer: {{name: AdamW}}
+  iterations: 3
+cluster: {{nodes: 1, gpus_per_node: 4, gpu: A100-SXM-80GB}}
+{more}
+"""
+
+
+@pytest.mark.parametrize(
+    ("more", "rank"),
+    [
+        ("parallel: {dp_replicate: 4}", 0),
+        pytest.param("parallel: {tp: {degree: 2}, dp_shard: {degree: 2}}", 1, marks=pytest.mark.soak),
+        ("parallel: {cp: {degree: 2}, dp_shard: {degree: 2}}", 3),
+    ],
+    ids=["replicated", "tensor parallel", "context parallel"],
+)
+def test_the_step_of_a_spec_has_the_same_peaks(monkeypatch: pytest.MonkeyPatch, more: str, rank: int) -> None:
+    job = load_yaml(SPEC.format(more=more))
+
+    def peak() -> tuple[int, int]:
+        server = cuda_on_paper.start_server(PRELOAD)
+        try:
+            timeline = replay(trace_isolated(job, rank, server=server).written_out())
+        finally:
+            server.close()
+        return timeline.peak_allocated_bytes, timeline.peak_reserved_bytes
+
+    modelled = peak()
+    monkeypatch.setenv("PLANNER_ON_CUDA", "1")
+
+    assert peak() == modelled
