@@ -133,6 +133,7 @@ def _gpu_on_cuda(holding: Holding, *, waits: bool) -> Iterator[Paper]:
     native = library.load()
     _install_on_cuda()
     native.paper_begin_on_cuda()
+    torch._C._cuda_clearCublasWorkspaces()  # of what this process traced before
     recorder = Recorder(waits=waits, holding=holding)
     recorder.start()
     queries = {"torch.cuda.streams:Event.query": lambda _event: not recorder.waits}

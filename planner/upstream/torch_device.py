@@ -96,6 +96,9 @@ MEASURED_PROGRAMS = (
         "torch:UntypedStorage.copy_":
             "async_save copies storages, which have no dtype: as bytes they would be values that somebody reads",
     }),
+    *private("tests/running/test_on_cuda.py", has_source=False, targets={
+        "torch._C:_cuda_clearCublasWorkspaces": "workspaces that an earlier trace of this process has left",
+    }),
     *private("tests/running/test_varying_sizes.py", has_source=False, targets={
         "torch.cuda:_is_in_bad_fork": "a child that looks ahead goes on with CUDA on paper, which survives a fork",
     }),
