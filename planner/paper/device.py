@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from planner import upstream
+from planner import cuda_on_paper, upstream
 from planner.hardware.workspaces import WorkspaceTable
 from planner.paper import followers, library, torch_cuda, values, work_records
 from planner.paper.kernels import (  # noqa: F401
@@ -94,7 +94,7 @@ def gpu(
     chosen = target_of(target, torch_version)
     checking.enforce()
     table.choose(chosen)
-    if library.is_on_cuda():
+    if cuda_on_paper.is_on():
         with _gpu_on_cuda(_holding_of_nccl(torch_version or torch.__version__), waits=waits) as paper:
             yield paper
         return

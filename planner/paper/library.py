@@ -20,6 +20,7 @@ from subprocess import PIPE
 from typing import Any
 
 from planner import cuda_on_paper
+from planner.cuda_on_paper.libraries import header_folders
 from planner.errors import TraceError
 from planner.runtime.native_builds import build_once, find_compiler, find_torch
 
@@ -37,11 +38,6 @@ _TORCH_LIBRARIES = ("libtorch_global_deps.so", "libc10.so", "libtorch_cpu.so")
 # c10/util/Registry.h
 _SKIPPED = "Higher priority item already registered"
 _loaded: ctypes.CDLL | None = None
-
-
-def is_on_cuda() -> bool:
-    """Whether torch's own CUDA code runs in this process, on the CUDA runtime on paper (planner.cuda_on_paper)."""
-    return cuda_on_paper.is_on()
 
 
 def load() -> ctypes.CDLL:
@@ -62,7 +58,7 @@ def load() -> ctypes.CDLL:
     path = _build_library(torch_folder)
     for name in _TORCH_LIBRARIES:
         ctypes.CDLL(str(torch_folder / "lib" / name), mode=ctypes.RTLD_GLOBAL)
-    if is_on_cuda():
+    if cuda_on_paper.is_on():
         importlib.import_module("torch")
     _loaded = ctypes.CDLL(str(path))
     # ctypes takes every result for an int unless told otherwise.
@@ -73,7 +69,7 @@ def load() -> ctypes.CDLL:
     for name, arguments in _ARGUMENTS.items():
         if hasattr(_loaded, f"paper_{name}"):
             getattr(_loaded, f"paper_{name}").argtypes = arguments
-    if not is_on_cuda():
+    if not cuda_on_paper.is_on():
         _loaded.paper_install_device()
         _import_torch()
     return _loaded
@@ -135,10 +131,11 @@ def _import_torch() -> None:
 
 
 def _build_library(torch_folder: Path) -> Path:
-    folders = (_SOURCES, _SOURCES_ON_CUDA, Path(cuda_on_paper.__file__).parent) if is_on_cuda() else (_SOURCES,)
+    on_cuda = cuda_on_paper.is_on()
+    folders = (_SOURCES, _SOURCES_ON_CUDA, Path(cuda_on_paper.__file__).parent) if on_cuda else (_SOURCES,)
     found = [path for folder in folders for path in sorted(folder.iterdir()) if path.suffix in (".cpp", ".h")]
     sources = {path: path.read_bytes() for path in found}
-    digest = hashlib.sha256(f"{importlib.metadata.version('torch')} NDEBUG {_SHARED if is_on_cuda() else ()}".encode())
+    digest = hashlib.sha256(f"{importlib.metadata.version('torch')} NDEBUG {_SHARED if on_cuda else ()}".encode())
     for content in sources.values():
         digest.update(hashlib.sha256(content).digest())
     built = [path for path in sources if path.suffix == ".cpp" and _is_built(path)]
@@ -147,7 +144,7 @@ def _build_library(torch_folder: Path) -> Path:
 
 
 def _is_built(source: Path) -> bool:
-    if not is_on_cuda():
+    if not cuda_on_paper.is_on():
         return True
     return source.parent == _SOURCES_ON_CUDA or (source.parent == _SOURCES and source.stem in _SHARED)
 
@@ -170,8 +167,8 @@ def _build(sources: list[Path], torch_folder: Path, library: Path) -> None:
         *abi,
     ]
     libraries = ["-lc10", "-ltorch_cpu"]
-    if is_on_cuda():
-        headers = (_SOURCES, Path(cuda_on_paper.__file__).parent, *cuda_on_paper.header_folders(torch_folder))
+    if cuda_on_paper.is_on():
+        headers = (_SOURCES, Path(cuda_on_paper.__file__).parent, *header_folders(torch_folder))
         flags += [f"-I{folder}" for folder in headers]
         libraries += ["-lc10_cuda", "-ltorch_cuda"]
     parts: list[list[Path]] = [[] for _ in range(min(len(os.sched_getaffinity(0)), _MOST_UNITS))]

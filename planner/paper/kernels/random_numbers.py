@@ -13,7 +13,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from planner.paper import library, values
+from planner import cuda_on_paper
+from planner.paper import values
 from planner.paper.kernels.table import target
 
 # Source, torch 2.11: aten/src/ATen/native/cuda/DistributionTemplates.h (calc_execution_policy,
@@ -71,7 +72,7 @@ def _advance(count: int, unrolled: int) -> tuple[int, int]:
         return 0, 0
     generator = generators[torch.cuda.current_device()]
     offset, taken = generator.get_offset(), -(-count // (_threads(count) * unrolled)) * 4
-    if library.is_on_cuda():
+    if cuda_on_paper.is_on():
         offset = max(offset - taken, 0)
     else:
         generator.set_offset(offset + taken)

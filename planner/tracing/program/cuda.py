@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from planner import upstream
+from planner import cuda_on_paper, upstream
 from planner.errors import TraceError
 from planner.hardware.architectures import ARCHITECTURES
 from planner.paper import library
@@ -101,7 +101,7 @@ _FROM_TORCH = {
 @contextmanager
 def whole(gpu: Gpu, gpus: int, cuda: str, memory: LiveMemory, management: ManagementLibrary) -> Iterator[None]:
     """Inside, a program finds `gpus` GPUs of a CUDA build; to be entered inside `paper.gpu`."""
-    if library.is_on_cuda():
+    if cuda_on_paper.is_on():
         with upstream.patch_targets("program's memory", replaced=_memory_told(memory)):
             yield
         return
@@ -147,6 +147,7 @@ def _memory_told(memory: LiveMemory) -> dict[str, Any]:
         "torch._C:_cuda_getMemoryFraction": lambda _device=0: memory.fraction,
         "torch._C:_cuda_setMemoryFraction": set_fraction,
         "torch._C:_cuda_memorySnapshot": lambda *_arguments: memory.snapshot(torch.accelerator.device_count()),
+        "torch._C:_accelerator_isAllocatorInitialized": lambda: True,
         "torch._C:_accelerator_getDeviceStats": lambda _device=0: memory.statistics(),
         "torch._C:_accelerator_resetPeakStats": lambda _device=0: memory.reset_peaks(),
         "torch._C:_accelerator_resetAccumulatedStats": lambda _device=0: memory.reset_accumulated(),

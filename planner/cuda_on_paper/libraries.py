@@ -1,0 +1,165 @@
+"""Builds the stand-ins for the libraries of CUDA that a CUDA build of torch is linked with.
+
+They are built once for a torch, by the C++ compiler of the machine, from the headers that torch's environment brings;
+which functions they need is read from torch's own libraries.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import subprocess
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from planner.errors import TraceError
+from planner.runtime.native_builds import build_once, find_compiler
+
+_SOURCES = Path(__file__).parent
+_PREFIXES = {
+    "cuFile": "libcufile", "cusparseLt": "libcusparseLt", "cublasLt": "libcublasLt", "cublas": "libcublas",
+    "cudnn": "libcudnn", "cusolver": "libcusolver", "cusparse": "libcusparse", "cufft": "libcufft",
+    "curand": "libcurand", "nccl": "libnccl", "nvshmem": "libnvshmem_host", "__cuda": "libcudart", "cuda": "libcudart",
+}  # fmt: skip
+"""By how a function begins, the library that it belongs to where torch asks for no version of the symbol."""
+_DRIVER, _RUNTIME, _MANAGEMENT = "libcuda", "libcudart", "libnvidia-ml"
+_OPENED = {_DRIVER: "libcuda.so.1", _MANAGEMENT: "libnvidia-ml.so.1"}
+"""Libraries that torch opens by name."""
+_STEMS = {*_PREFIXES.values(), *_OPENED}
+_UNVERSIONED = {*_OPENED, "libnccl", "libcufile", "libnvshmem_host"}
+_WRITTEN = {
+    _RUNTIME: "cudart.cpp", _DRIVER: "cuda.cpp", "libcublas": "cublas.cpp", "libcublasLt": "cublas.cpp",
+    "libcudnn": "cudnn.cpp", "libnccl": "nccl.cpp", _MANAGEMENT: "nvml.cpp",
+}  # fmt: skip
+_FORWARDED = re.compile(
+    r"cudnn((Create|Destroy)\w+Descriptor|(Set|Get)\w*Descriptor\w*|GetVersion|GetErrorString|GetLastErrorString"
+    r"|GetCudartVersion|GetProperty|SetConvolution\w+|Backend(?!Execute)\w+)$"
+)
+"""Functions of cuDNN that only handle descriptions: the real library answers them without a GPU."""
+_UNKNOWN = re.compile(r"(cusolver|cusparse|cufft)\w*([bB]ufferSize|MakePlan|GetSize|getWorkspace)\w*$")
+"""Functions whose answers decide memory, and that nobody can give without a GPU."""
+_TEXTS = re.compile(r"(ErrorString|ErrorName|StatusString|ncclGetLastError)$")
+_ABOUT_HANDLES = re.compile(r"(Create|Destroy|Set|Get|Init|Attach|create|destroy|set|get|init)")
+"""What such a function does is no work for the device."""
+_DECLARED = {
+    _DRIVER: ("cuda.h", r"CUDAAPI\s+(cu[A-Z]\w*)\s*\(|#define\s+cu[A-Z]\w*\s+(cu[A-Z]\w*_v\d+)\s"),
+    _RUNTIME: ("cuda_runtime_api.h", r"CUDARTAPI\s+(cuda[A-Z]\w*)\s*\("),
+}
+"""Headers whose functions are refused where neither torch needs them nor one is written."""
+_NOT_SUPPORTED, _NOT_KNOWN = 801, 7
+PRELOAD = "preload"
+"""A file that names the libraries in order."""
+
+
+def build(torch_folder: Path) -> Path:
+    """The folder with the libraries for this torch, built if there are none yet; `preload` names them in order."""
+    digest = hashlib.sha256((torch_folder / "version.py").read_bytes())
+    for source in sorted(_SOURCES.glob("*.[ch]*")):
+        digest.update(source.read_bytes())
+    return build_once(f"cuda-{digest.hexdigest()[:16]}", PRELOAD, lambda folder: _build(torch_folder, folder))
+
+
+def header_folders(torch_folder: Path) -> list[Path]:
+    """Where the headers of CUDA lie that the environment of this torch brings."""
+    site = torch_folder.parent
+    return [*sorted(site.glob("nvidia/*/include")), site / "triton/backends/nvidia/include"]
+
+
+def _build(torch_folder: Path, folder: Path) -> None:
+    compiler = find_compiler("the CUDA runtime on paper")
+    names, functions = _needed(sorted((torch_folder / "lib").glob("lib*.so")))
+    if _RUNTIME not in names:
+        raise TraceError("torch is not a CUDA build", allowed="torch as pip installs it on Linux")
+    headers = header_folders(torch_folder)
+    order = [_RUNTIME, _DRIVER, *sorted(set(names) - {_RUNTIME, _DRIVER})]
+    with tempfile.TemporaryDirectory(dir=folder) as built:
+        for stem in order:
+            runtime = [] if stem == _RUNTIME else [f"{folder}/{names[_RUNTIME]}"]
+            generated = Path(built) / f"{stem}.cpp"
+            generated.write_text(_generate(stem, functions[stem], _declared(stem, headers)), encoding="utf-8")
+            versions = Path(built) / f"{stem}.map"
+            versions.write_text(_version_script(stem, names[stem], functions[stem].values()), encoding="utf-8")
+            sources = [generated, *([_SOURCES / _WRITTEN[stem]] if stem in _WRITTEN else [])]
+            command = [
+                compiler, "-std=c++17", "-O1", "-g0", "-fPIC", "-w", "-shared", *(f"-I{path}" for path in headers),
+                *map(str, sources), "-o", f"{folder}/{names[stem]}", f"-Wl,-soname,{names[stem]}", "-Wl,-rpath,$ORIGIN",
+                "-ldl", "-lpthread", *runtime, f"-DPAPER_{stem.upper().replace('-', '_')}",
+                *([f"-Wl,--version-script={versions}"] if versions.stat().st_size else []),
+            ]  # fmt: skip
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise TraceError(f"{names[stem]} on paper does not build with {compiler}:\n{done.stderr[-2000:]}")
+    (folder / PRELOAD).write_text(":".join(f"{folder}/{names[stem]}" for stem in order), encoding="utf-8")
+
+
+def _needed(libraries: Sequence[Path]) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
+    """Of each library of CUDA its name as torch's libraries have it, and the functions that they take from it, with the
+    version of the symbol (empty if it has none)."""
+    names, functions = dict(_OPENED), defaultdict[str, dict[str, str]](dict)
+    for library in libraries:
+        for name in re.findall(r"NEEDED.*\[(.*)\]", _read(["readelf", "-d", str(library)])):
+            stem = name.partition(".so")[0]
+            if stem in _STEMS:
+                names.setdefault(stem, name)
+        undefined = _read(["nm", "-D", "--undefined-only", str(library)])
+        for symbol in re.findall(r" U (\S+)", undefined):
+            function, _, version = symbol.partition("@")
+            version = version.lstrip("@")
+            stem = version.partition(".so")[0] if version.startswith("lib") else _library_of(function)
+            if stem in _STEMS:
+                functions[stem][function] = version
+    return names, functions
+
+
+def _read(command: Sequence[str]) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def _library_of(function: str) -> str:
+    stems = (stem for prefix, stem in _PREFIXES.items() if function.startswith(prefix))
+    return next(stems, _DRIVER if re.match("cu[A-Z]", function) else "")
+
+
+def _declared(stem: str, headers: Iterable[Path]) -> set[str]:
+    if stem not in _DECLARED:
+        return set()
+    name, pattern = _DECLARED[stem]
+    text = next(path for folder in headers if (path := folder / name).exists()).read_text(encoding="utf-8")
+    found = re.findall(pattern, text)
+    return {"".join(names) if isinstance(names, tuple) else names for names in found}
+
+
+def _generate(stem: str, functions: Iterable[str], declared: set[str]) -> str:
+    """Functions that nobody wrote, weak, so that a written one wins."""
+    lines = ['extern "C" {', "int paper_call(); int paper_unknown(const char*, int);"]
+    forwarded = []
+    for name in sorted(functions):
+        weak = "__attribute__((weak))"
+        if stem == "libcudnn" and _FORWARDED.match(name):
+            forwarded.append(name)
+            lines.append(f'__attribute__((visibility("hidden"))) void* real_{name};')
+            lines.append(f'__attribute__((weak, naked)) void {name}() {{ asm("jmp *real_{name}(%rip)"); }}')
+        elif _UNKNOWN.search(name):
+            lines.append(f'{weak} int {name}() {{ return paper_unknown("{name}", {_NOT_KNOWN}); }}')
+        elif _TEXTS.search(name):
+            lines.append(f'{weak} const char* {name}() {{ return "on paper"; }}')
+        else:
+            launches = stem not in (_RUNTIME, _DRIVER, _MANAGEMENT) and not _ABOUT_HANDLES.search(name)
+            lines.append(f"{weak} int {name}() {{ return {'paper_call()' if launches else 0}; }}")
+    refused = sorted(declared.difference(functions))
+    lines += (f"__attribute__((weak)) int {name}() {{ return {_NOT_SUPPORTED}; }}" for name in refused)
+    lines.append("}")
+    if stem == "libcudnn":
+        table = "".join(f'{{"{name}", &real_{name}}}, ' for name in forwarded)
+        lines.append("struct Forward { const char* name; void** place; };")
+        lines.append(f'extern "C" Forward paper_forwards[] = {{{table}{{nullptr, nullptr}}}};')
+    return "\n".join(lines) + "\n"
+
+
+def _version_script(stem: str, name: str, versions: Iterable[str]) -> str:
+    """Torch's loader wants the symbols under the versions that it was linked against."""
+    needed = sorted({version for version in versions if version} | ({name} if stem not in _UNVERSIONED else set()))
+    scopes = ("*" if number == 0 else "paper_none" for number in range(len(needed)))
+    return "".join(f"{version} {{ global: {scope}; }};\n" for version, scope in zip(needed, scopes, strict=True))
