@@ -32,7 +32,7 @@ JOB = Job(
 def of_the_server(server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans start none of their own, which would load PyTorch again."""
     monkeypatch.setattr(server, "close", lambda: None)
-    monkeypatch.setattr(child_processes, "ForkServer", lambda _: server)
+    monkeypatch.setattr(child_processes.cuda_on_paper, "start_server", lambda _: server)
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +102,7 @@ def test_what_a_child_leaves_is_done_here(
 
 
 def test_few_rank_classes_are_planned_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(child_processes, "ForkServer", None)
+    monkeypatch.setattr(child_processes.cuda_on_paper, "start_server", None)
     small = dataclasses.replace(JOB, parallel=Parallel(), cluster=dataclasses.replace(JOB.cluster, gpus_per_node=1))
 
     assert len(planned(small, 8).traces) == 1

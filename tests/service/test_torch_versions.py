@@ -154,6 +154,7 @@ def test_a_worker_keeps_the_torches_that_were_asked_for_lately(monkeypatch: pyte
         return made.setdefault(python, CountedServer())
 
     monkeypatch.setattr("planner.service.scheduling.tracing_worker.ForkServer", make)
+    monkeypatch.setattr("planner.cuda_on_paper.start_server", make)
     releases = [older(by) for by in (4, 5, 6, 7)[: MOST_OTHERS + 1]]
     others = tuple(OfferedTorch(each, f"/{each}/python", {}) for each in releases)
     servers = TorchServers(TorchVersions(others))
