@@ -96,6 +96,31 @@ def test_what_is_computed_equals_what_is_computed_and_constants_are_what_they_ar
     run(f"python {program(COMPARED.format(expression=expression, answer=True))}")
 
 
+WEIGHTS = """
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("nccl")
+norms = [torch.nn.LayerNorm(100000).cuda() for _ in range(2)]
+mine = torch.stack([part.data for norm in norms for part in (norm.weight, norm.bias)])
+gathered = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+gathered[dist.get_rank()] = mine
+dist.all_gather(gathered, mine)
+for each in gathered:
+    for theirs, norm in zip(each.unbind()[::2], norms):
+        assert torch.all(theirs == norm.weight.data)
+model = torch.nn.Linear(64, 64).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model(torch.zeros(2, 64, device="cuda")).sum().backward()
+optimizer.step()
+"""
+
+
+def test_ranks_that_compare_their_weights_find_them_equal(run: Run, program: Callable[[str], str]) -> None:
+    """As Megatron-LM does with its norms of queries and keys."""
+    assert run(f"torchrun --nproc-per-node 2 {program(WEIGHTS)}", rank=1).iterations == 1
+
+
 GRADIENT = """
 import torch
 

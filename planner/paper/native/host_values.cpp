@@ -3,6 +3,7 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/Tensor.h>
 
+#include <algorithm>
 #include <atomic>
 #include <mutex>
 #include <unordered_map>
@@ -29,10 +30,14 @@ std::unordered_map<const void*, at::Tensor> values;
 std::unordered_map<const void*, at::Tensor> draws;
 std::unordered_map<const void*, at::Scalar> fills;
 std::unordered_map<const void*, Presumption> presumptions;
+// Constants that were put together, as ranks do that compare their weights: what they are is not kept.
+std::unordered_set<const void*> gathered;
 std::atomic<size_t> known_count{0};  // so that the common case, nothing known, takes no lock
 std::atomic<bool> follows{false};
 
-void count_known() { known_count = values.size() + draws.size() + fills.size() + presumptions.size(); }
+void count_known() {
+  known_count = values.size() + draws.size() + fills.size() + presumptions.size() + gathered.size();
+}
 
 bool fills_its_storage(const at::Tensor& tensor) {
   return tensor.is_contiguous() && tensor.storage_offset() == 0 && tensor.nbytes() == tensor.storage().nbytes();
@@ -135,6 +140,26 @@ std::optional<Presumption> same_everywhere(const at::Tensor& tensor) {
   return Presumption{first.item()};
 }
 
+bool is_gathered(const at::Tensor& tensor) {
+  if (known_count == 0 || !tensor.has_storage()) return false;
+  std::lock_guard<std::mutex> lock(value_mutex);
+  return gathered.count(tensor.storage().data()) != 0;
+}
+
+void remember_gathered(const at::Tensor& device) {
+  if (!device.has_storage() || !fills_its_storage(device)) return;
+  std::lock_guard<std::mutex> lock(value_mutex);
+  gathered.insert(device.storage().data());
+  count_known();
+}
+
+bool gathers_constants(const c10::OperatorHandle& op, const torch::jit::Stack& arguments) {
+  if (op.schema().name() != "aten::cat") return false;
+  const auto tensors = arguments[0].toTensorVector();
+  return std::all_of(tensors.begin(), tensors.end(),
+                     [](const at::Tensor& part) { return constant(part).has_value() || is_gathered(part); });
+}
+
 // Operators whose result is the same everywhere if what they are given is.
 bool keeps_sameness(const std::string& name) {
   static const std::unordered_set<std::string> names = {
@@ -199,7 +224,8 @@ std::optional<Presumption> presumed_result(const c10::OperatorHandle& op, const 
     if (first.scalar_type() == at::kBool) return std::nullopt;
     const bool one_is_constant = constant(first).has_value();
     const bool other_is_constant = second == nullptr || constant(*second).has_value();
-    if (one_is_constant == other_is_constant) return std::nullopt;
+    if (one_is_constant == other_is_constant || is_gathered(first)) return std::nullopt;
+    if (second != nullptr && is_gathered(*second)) return std::nullopt;
     return Presumption{name == "aten::ne" || (name == "aten::isin" && arguments[3].toBool())};
   }
   if (name == "aten::gather" || name == "aten::index_select") return presumed(first);
@@ -263,7 +289,9 @@ void remember_result(const c10::OperatorHandle& op, const torch::jit::Stack& arg
   }
   if (results.size() != 1) return;
   const auto& result = results[0].toTensor();
-  if (remember_computed(op, arguments, result) || !follows || !is_whole(result) || result.numel() == 0) return;
+  if (remember_computed(op, arguments, result) || !follows || result.numel() == 0) return;
+  if (known_count != 0 && gathers_constants(op, arguments)) return remember_gathered(result);
+  if (!is_whole(result)) return;
   NotOfTheProgram computed;
   if (const auto presumption = presumed_result(op, arguments, result)) presume(result, *presumption);
 }
@@ -375,6 +403,7 @@ void copy_presumption(const at::Tensor& device, const at::Tensor& source) {
     if (is_whole(device)) presume(device, *presumption);
     return;
   }
+  if (is_gathered(source)) return remember_gathered(device);
   if (known_count == 0 || !source.has_storage() || !fills_its_storage(device)) return;
   std::lock_guard<std::mutex> lock(value_mutex);
   if (auto found = fills.find(source.storage().data()); found != fills.end()) {
@@ -394,6 +423,7 @@ void forget(const void* address) {
   draws.erase(address);
   fills.erase(address);
   presumptions.erase(address);
+  gathered.erase(address);
   count_known();
 }
 
