@@ -48,10 +48,12 @@ const Known& known_of(const at::RecordFunction& function) {
     known->is_range = *function.operator_name() == range;
     known->is_followed_in_place = is_followed_in_place(*known->op);
     known->is_draw = is_draw(*known->op);
-    known->is_kernel = known->op->hasKernelForDispatchKey(c10::DispatchKey::CUDA);
+    const auto has = [&known](c10::DispatchKey key) { return known->op->hasKernelForDispatchKey(key); };
+    const bool calls_others = has(c10::DispatchKey::CompositeImplicitAutograd);
+    known->is_kernel =
+        has(c10::DispatchKey::CUDA) && !calls_others && !has(c10::DispatchKey::CompositeExplicitAutograd);
     // `detach_` and its kind write to no value; of what only calls others those are heard of.
-    known->is_mutable = known->op->schema().is_mutable() && !known->op->hasTag(at::Tag::inplace_view) &&
-                        !known->op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
+    known->is_mutable = known->op->schema().is_mutable() && !known->op->hasTag(at::Tag::inplace_view) && !calls_others;
     known->is_copy = name == "aten::copy_";
   }
   return *known;
