@@ -122,8 +122,9 @@ OBJECT_STORE_BYTES = 200 * 10**6
 REPLICA_PORTS = 8
 """More than there are replicas, also while one takes another one's place."""
 _VITAL = {"gcs_server", "raylet"}
-FREE_PORTS = range(20100, 29900)
-"""Where a port is looked for that nobody may need: below those that Linux gives out by itself."""
+SINGLE_PORTS, PORT_RANGES = range(20100, 25000), range(25000, 29900)
+"""Where ports are looked for that nobody may need: below those that Linux gives out by itself. A range is not yet used
+when single ports are looked for, hence apart."""
 
 
 def environment(folder: Path, replica_ports: range) -> dict[str, str]:
@@ -150,7 +151,7 @@ def environment(folder: Path, replica_ports: range) -> dict[str, str]:
 def free_ports(count: int) -> list[int]:
     """Ports on which nobody listens now, outside of those that Ray takes for its workers."""
     # By chance, so that two who look at the same moment rarely find the same.
-    ports = list(itertools.islice(filter(_is_free, random.sample(FREE_PORTS, len(FREE_PORTS))), count))
+    ports = list(itertools.islice(filter(_is_free, random.sample(SINGLE_PORTS, len(SINGLE_PORTS))), count))
     if len(ports) < count:
         raise OSError("no port is free")
     return ports
@@ -158,7 +159,7 @@ def free_ports(count: int) -> list[int]:
 
 def free_port_range(count: int = REPLICA_PORTS) -> range:
     """So many ports side by side on which nobody listens now."""
-    starts = FREE_PORTS[:-count:count]
+    starts = PORT_RANGES[:-count:count]
     for start in random.sample(starts, len(starts)):
         if all(map(_is_free, ports := range(start, start + count))):
             return ports
