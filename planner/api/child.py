@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +30,9 @@ def call(function: str, *arguments: Any) -> Any:
     return running.call(name, *arguments, server=server())
 
 
-@cache
 def server() -> ForkServer:
     """With PyTorch loaded; started by the first who needs it."""
-    started = cuda_on_paper.start_server(PRELOAD)
-    atexit.register(started.close)
-    return started
+    return cuda_on_paper.lasting_server(PRELOAD)
 
 
 def make_plan(job: Job, advice: bool) -> tuple[Plan, tuple[str, ...]]:

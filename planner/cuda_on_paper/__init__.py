@@ -6,11 +6,13 @@ runs torch's own CUDA code without a GPU: memory is address space, launches do n
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import json
 import os
 import re
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from planner.cuda_on_paper.libraries import PRELOAD, build
@@ -96,6 +98,14 @@ def gpu_variables(gpu: PaperGpu, gpus: int) -> dict[str, str]:
 def start_server(preload: str) -> ForkServer:
     """A fork server whose children find what is wanted. Raises what :func:`start_variables` raises."""
     return ForkServer(preload, environment=start_variables())
+
+
+@cache
+def lasting_server(preload: str) -> ForkServer:
+    """As :func:`start_server`; one for this process, which ends with it."""
+    started = start_server(preload)
+    atexit.register(started.close)
+    return started
 
 
 def take_gpu(gpu: PaperGpu, gpus: int) -> None:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import tempfile
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 from planner import cuda_on_paper
 from planner.job.schema import Job
 from planner.planning import identity
-from planner.runtime.fork_server import ForkServer
 from planner.runtime.limits import UNLIMITED
 from planner.runtime.user_cache import traces_folder
 from planner.tracing import rank_trace
@@ -23,6 +20,7 @@ from planner.tracing.isolated import USUAL_ISOLATION, Isolation, trace_isolated
 from planner.tracing.rank_trace import Trace
 from planner.units import GIB, MIB
 
+_PRELOAD = "planner.planning.child_processes:load"
 _NO_LIMITS = Isolation(limits=UNLIMITED)
 MOST_BYTES = GIB
 """Of all traces together: thousands of them, the ones used longest ago go first."""
@@ -113,14 +111,7 @@ USUAL_SOURCE = TraceSource()
 
 def _trace(job: Job, rank: int, target: str) -> Trace:
     if cuda_on_paper.is_wanted() and not cuda_on_paper.is_on():  # which a process has from its start
-        return trace_isolated(job, rank, target, _NO_LIMITS, server=_start_server())
+        return trace_isolated(job, rank, target, _NO_LIMITS, server=cuda_on_paper.lasting_server(_PRELOAD))
     from planner.tracing.spec.step_trace import trace
 
     return trace(job, rank, target)
-
-
-@cache
-def _start_server() -> ForkServer:
-    started = cuda_on_paper.start_server("planner.planning.child_processes:load")
-    atexit.register(started.close)
-    return started

@@ -16,6 +16,7 @@ TABLE: tuple[Entry, ...] = (
     *torch_device.CUDA_FACE,
     *torch_device.CPU_TARGET,
     *torch_device.PRIVATE,
+    *torch_device.ON_CUDA,
     *torch_device.MEASURED_PROGRAMS,
     *torch_device.PROGRAMS,
     *torch_distributed.ABSENT_PEERS,

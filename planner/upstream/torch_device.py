@@ -88,7 +88,7 @@ PRIVATE = (
     }),
 )  # fmt: skip
 
-MEASURED_PROGRAMS = (
+ON_CUDA = (
     *patch("cuda face of a step", "tests/running/test_on_cuda.py", has_source=False, targets={
         "torch.cuda:set_device": "a spec's step runs on the first device, whatever its rank",
         "torch.cuda:memory_allocated max_memory_allocated memory_reserved max_memory_reserved reset_peak_memory_stats "
@@ -115,6 +115,10 @@ MEASURED_PROGRAMS = (
         "torch.cuda:mem_get_info": "asks the CUDA runtime what is free, which knows nothing of planner's allocator",
         "torch.cuda.memory:mem_get_info": "the same",
     }),
+)  # fmt: skip
+"""Where torch's own CUDA code runs, on the CUDA runtime on paper."""
+
+MEASURED_PROGRAMS = (
     *private(_MEASURED, change=Change.REPORTED, has_source=False, part="measuring", targets={
         "torch.cuda:_lazy_call": "a measured program's history begins when it first uses CUDA, not before",
         "torch.cuda.memory:_record_memory_history _dump_snapshot": "the allocator's history of a measured program",

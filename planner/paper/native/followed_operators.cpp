@@ -65,7 +65,7 @@ bool is_reduction(const c10::OperatorHandle& op) {
 bool is_followed_by_python(const c10::OperatorHandle& op) {
   static const std::unordered_set<std::string> names = {"aten::topk", "aten::multinomial", "aten::histc",
                                                         "aten::index"};
-  return follows_values() && !op.schema().is_mutable() && names.count(op.operator_name().name) != 0;
+  return !op.schema().is_mutable() && names.count(op.operator_name().name) != 0;
 }
 
 void follow_by_python(const c10::OperatorHandle& op, const torch::jit::Stack& arguments,

@@ -12,7 +12,7 @@ bool is_followed(const c10::OperatorHandle& op);
 bool is_followed_in_place(const c10::OperatorHandle& op);
 // Many values become few.
 bool is_reduction(const c10::OperatorHandle& op);
-// Python says what is known of what it makes (paper/followers.py).
+// Where values are followed, Python says what is known of what it makes (paper/followers.py).
 bool is_followed_by_python(const c10::OperatorHandle& op);
 // Asks Python.
 void follow_by_python(const c10::OperatorHandle& op, const torch::jit::Stack& arguments,

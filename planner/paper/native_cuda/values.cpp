@@ -32,6 +32,7 @@ struct Known {
   bool allocates_for_others = false;  // `empty`: who calls it has asked for the memory
   bool is_kernel = false;             // of CUDA's, not one that calls others
   bool is_range = false, is_followed_in_place = false, is_draw = false, is_mutable = false, is_copy = false;
+  bool is_reduction = false, is_followed_by_python = false;
 };
 
 const Known& known_of(const at::RecordFunction& function) {
@@ -48,6 +49,8 @@ const Known& known_of(const at::RecordFunction& function) {
     known->is_range = *function.operator_name() == range;
     known->is_followed_in_place = is_followed_in_place(*known->op);
     known->is_draw = is_draw(*known->op);
+    known->is_reduction = is_reduction(*known->op);
+    known->is_followed_by_python = is_followed_by_python(*known->op);
     const auto has = [&known](c10::DispatchKey key) { return known->op->hasKernelForDispatchKey(key); };
     const bool calls_others = has(c10::DispatchKey::CompositeImplicitAutograd);
     known->is_kernel =
@@ -92,8 +95,8 @@ std::unique_ptr<at::ObserverContext> enter_call(const at::RecordFunction& functi
   const auto& known = known_of(function);
   if (!known.op.has_value()) return nullptr;
   auto context = std::make_unique<CallContext>(known);
-  const bool matters = known.is_mutable || known.is_range || is_followed(*known.op) || is_reduction(*known.op) ||
-                       is_followed_by_python(*known.op);
+  const bool matters = known.is_mutable || known.is_range || known.is_reduction || is_followed(*known.op) ||
+                       (known.is_followed_by_python && follows_values());
   if (matters && !known.is_copy && are_plain(function.inputs()))
     context->arguments.assign(function.inputs().begin(), function.inputs().end());
   return context;
@@ -127,7 +130,7 @@ void leave_call(const at::RecordFunction& function, at::ObserverContext* entered
     forget_written(*known.op, arguments);
     if (known.is_draw && follows_values() && is_on_device(arguments)) draw(*known.op, arguments);
   } else if (is_on_device(results)) {
-    if (is_followed_by_python(*known.op)) return follow_by_python(*known.op, arguments, results);
+    if (known.is_followed_by_python) return follow_by_python(*known.op, arguments, results);
     remember_result(*known.op, arguments, results);
   }
 }
