@@ -1,5 +1,7 @@
 # `make plan` sets up what planning needs, the others all of it. `make` alone says what there is.
 PYTHON ?= python3
+SHELL := /bin/bash
+.SHELLFLAGS := -o pipefail -c
 VENV := .venv
 BIN := $(VENV)/bin
 PLANS := $(VENV)/.plans
@@ -34,15 +36,19 @@ COMPUTED := $(addprefix tests/,bound calibrations commands/test_measure_and_comp
   long_run opinfo overheads plans replays reports rollout searching/test_brute_force.py specs starting steps timing \
   traces) \
   $(filter-out $(DEADLINES),$(wildcard tests/running/test_*.py))
+# What starts servers meets the deadlines of others (a port, a raylet that must answer) on a machine that is full: a test
+# that fails is run once more, and said to have been.
+ONCE_MORE := --reruns 1 --rerun-show-tracebacks -r fER
+LOG = 2>&1 | tee $(VENV)/$@.log
 test: test-timed ## the tests that CI runs
 	@$(MAKE) --no-print-directory --jobs 2 test-computed test-clusters
 test-timed: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not cluster and not soak" $(COMPUTED:%=--ignore=%) $(ELSEWHERE:%=--ignore=%)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ONCE_MORE) -n 2 --dist loadfile -m "not cluster and not soak" $(COMPUTED:%=--ignore=%) $(ELSEWHERE:%=--ignore=%) $(LOG)
 test-computed: $(READY)
-	OMP_NUM_THREADS=1 nice -n 19 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not cluster and not soak" $(filter-out $(ELSEWHERE),$(COMPUTED)) $(ELSEWHERE:%=--ignore=%)
+	OMP_NUM_THREADS=1 nice -n 19 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not cluster and not soak" $(filter-out $(ELSEWHERE),$(COMPUTED)) $(ELSEWHERE:%=--ignore=%) $(LOG)
 CLUSTERS := $(sort $(dir $(shell grep -rlE 'mark\.cluster|def ray_session' tests/*/)))
 test-clusters: $(READY)
-	@$(BIN)/python -m pytest -m "cluster and not soak" $(CLUSTERS) >$(VENV)/clusters.log 2>&1; code=$$?; cat $(VENV)/clusters.log; exit $$code
+	$(BIN)/python -m pytest $(ONCE_MORE) -m "cluster and not soak" $(CLUSTERS) $(LOG)
 
 # With the torch that everybody gets: on Linux the index has a CUDA build, which needs no GPU here.
 WHEEL := .venv-wheel
@@ -52,10 +58,10 @@ ON_CUDA := $(addprefix tests/,installed replays running/test_readme.py running/t
 $(WHEEL)/.ready: $(READY) constraints.txt $(shell find planner -type f -not -name '*.pyc')
 	rm -rf $(WHEEL) && $(PYTHON) -m venv $(WHEEL)
 	nice -n 19 $(PYTHON) -m pip wheel --quiet --no-deps --wheel-dir $(WHEEL)/dist .
-	nice -n 19 .ci/install "$$(ls $(WHEEL)/dist/*.whl)[service] pytest hypothesis httpx peft deepspeed" $(WHEEL) index
+	nice -n 19 .ci/install "$$(ls $(WHEEL)/dist/*.whl)[service] pytest pytest-rerunfailures hypothesis httpx peft deepspeed" $(WHEEL) index
 	@touch $@
 test-wheel: $(WHEEL)/.ready ## a share of the tests with planner's wheel and the tested torch as the index has it
-	OMP_NUM_THREADS=1 nice -n 19 $(WHEEL)/bin/pytest -p no:cacheprovider -m "not soak" $(ON_CUDA)
+	OMP_NUM_THREADS=1 nice -n 19 $(WHEEL)/bin/pytest $(ONCE_MORE) -p no:cacheprovider -m "not soak" $(ON_CUDA) $(LOG)
 
 soak: $(READY) ## the rest of the tests, and all cases of those of which CI takes a share (half an hour)
 	PLANNER_SOAK=whole OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "soak and not cluster"
@@ -116,10 +122,11 @@ lint: $(READY) ## style, types, and the house's layers
 	$(BIN)/lint-imports
 
 check: $(READY) ## what CI runs: the tests, some with the wheel and the index's torch, and lint
-	@$(MAKE) --no-print-directory --jobs 3 ELSEWHERE="$(ON_CUDA)" check-in-turn check-computed test-wheel
+	@rm -f $(VENV)/test-*.log
+	@$(MAKE) --no-print-directory --keep-going --jobs 3 ELSEWHERE="$(ON_CUDA)" check-in-turn check-computed test-wheel; code=$$?; \
+	  grep -E '^(FAILED|ERROR|RERUN) |^[0-9]+ [a-z]+.* in [0-9.]+s' $(VENV)/test-*.log | cut -c-500; exit $$code
 check-in-turn: $(READY)
-	@$(MAKE) --no-print-directory test-timed
-	@$(MAKE) --no-print-directory test-clusters
+	@$(MAKE) --no-print-directory test-timed; code=$$?; $(MAKE) --no-print-directory test-clusters && exit $$code
 check-computed: $(READY)
 	@nice -n 19 $(MAKE) --no-print-directory lint
 	@$(MAKE) --no-print-directory test-computed
