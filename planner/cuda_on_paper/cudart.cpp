@@ -458,6 +458,9 @@ static const ErrorText error_texts[] = {
     {cudaSuccess, "cudaSuccess", "no error"},
     {cudaErrorInvalidValue, "cudaErrorInvalidValue", "invalid argument"},
     {cudaErrorMemoryAllocation, "cudaErrorMemoryAllocation", "out of memory"},
+    {cudaErrorIllegalState, "cudaErrorIllegalState", "the operation cannot be performed in the present state"},
+    {cudaErrorStreamCaptureUnsupported, "cudaErrorStreamCaptureUnsupported",
+     "operation not permitted when stream is capturing"},
     {cudaErrorInvalidDeviceFunction, "cudaErrorInvalidDeviceFunction", "invalid device function"},
     {cudaErrorInvalidDevice, "cudaErrorInvalidDevice", "invalid device ordinal"},
     {cudaErrorNotSupported, "cudaErrorNotSupported", "operation not supported"},
@@ -481,13 +484,28 @@ API const char* cudaGetErrorString(cudaError_t e) {
 struct Stream {
   int priority;
   unsigned flags;
+  uint64_t capture = 0;  // the graph that it is or was captured into
 };
 struct Event {
   int device;
   int64_t number;
+  uint64_t capture = 0;  // of the stream that it was recorded on
 };
 static void* handle_of(cudaStream_t s) {
   return s == cudaStreamLegacy || s == cudaStreamPerThread ? nullptr : (void*)s;
+}
+static std::vector<bool> ended(1);  // captures, by their numbers from 1 on: the handles of their graphs
+static bool is_going_on(uint64_t capture) {
+  Guard g(lock);
+  return capture && !ended[capture];
+}
+static uint64_t capture_of(cudaStream_t s) {
+  const auto* stream = (Stream*)handle_of(s);
+  return stream && is_going_on(stream->capture) ? stream->capture : 0;
+}
+static void capture(cudaStream_t s, uint64_t graph) {
+  ((Stream*)s)->capture = graph;
+  if (auto* l = paper_listener()) l->captures(s, (int64_t)graph);
 }
 API cudaError_t cudaStreamCreateWithPriority(cudaStream_t* s, unsigned flags, int priority) {
   *s = (cudaStream_t) new Stream{priority, flags};
@@ -514,7 +532,9 @@ API cudaError_t cudaDeviceSynchronize() {
   return cudaSuccess;
 }
 API cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned) {
-  if (auto* l = paper_listener()) l->stream_waits(handle_of(s), ((Event*)e)->number);
+  const auto* event = (Event*)e;
+  if (handle_of(s) && !capture_of(s) && is_going_on(event->capture)) capture(s, event->capture);
+  if (auto* l = paper_listener()) l->stream_waits(handle_of(s), event->number);
   return cudaSuccess;
 }
 API cudaError_t cudaEventCreateWithFlags(cudaEvent_t* e, unsigned) {
@@ -527,6 +547,7 @@ API cudaError_t cudaEventDestroy(cudaEvent_t e) {
   return cudaSuccess;
 }
 API cudaError_t cudaEventRecordWithFlags(cudaEvent_t e, cudaStream_t s, unsigned) {
+  ((Event*)e)->capture = capture_of(s);
   if (auto* l = paper_listener()) ((Event*)e)->number = l->recorded(handle_of(s));
   return cudaSuccess;
 }
@@ -548,22 +569,65 @@ API cudaError_t cudaStreamAddCallback(cudaStream_t s, cudaStreamCallback_t f, vo
   return cudaSuccess;
 }
 
-// ---------------------------------------------------------------- graphs: refused
-API cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* s) {
-  *s = cudaStreamCaptureStatusNone;
+// ---------------------------------------------------------------- graphs: what is captured is heard with each replay
+API cudaError_t cudaStreamIsCapturing(cudaStream_t s, cudaStreamCaptureStatus* status) {
+  *status = capture_of(s) ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
   return cudaSuccess;
 }
-API cudaError_t cudaStreamBeginCapture(cudaStream_t, cudaStreamCaptureMode) { return fail(cudaErrorNotSupported); }
-#if CUDART_VERSION >= 13000
-API cudaError_t cudaStreamGetCaptureInfo(cudaStream_t, cudaStreamCaptureStatus* s, unsigned long long* id, cudaGraph_t*,
-                                         const cudaGraphNode_t**, const cudaGraphEdgeData**, size_t*) {
-#else
-API cudaError_t cudaStreamGetCaptureInfo_v2(cudaStream_t, cudaStreamCaptureStatus* s, unsigned long long* id,
-                                            cudaGraph_t*, const cudaGraphNode_t**, size_t*) {
-#endif
-  *s = cudaStreamCaptureStatusNone;
-  if (id) *id = 0;
+API cudaError_t cudaStreamBeginCapture(cudaStream_t s, cudaStreamCaptureMode) {
+  if (!handle_of(s)) return fail(cudaErrorStreamCaptureUnsupported);
+  uint64_t graph;
+  {
+    Guard g(lock);
+    graph = ended.size();
+    ended.push_back(false);
+  }
+  capture(s, graph);
   return cudaSuccess;
+}
+API cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t* graph) {
+  const uint64_t captured = capture_of(s);
+  if (!captured) return fail(cudaErrorIllegalState);
+  {
+    Guard g(lock);
+    ended[captured] = true;
+  }
+  if (auto* l = paper_listener()) l->captured((int64_t)captured);
+  *graph = (cudaGraph_t)captured;
+  return cudaSuccess;
+}
+#if CUDART_VERSION >= 13000
+API cudaError_t cudaStreamGetCaptureInfo(cudaStream_t s, cudaStreamCaptureStatus* status, unsigned long long* id,
+                                         cudaGraph_t* graph, const cudaGraphNode_t**, const cudaGraphEdgeData**,
+                                         size_t*) {
+#else
+API cudaError_t cudaStreamGetCaptureInfo_v2(cudaStream_t s, cudaStreamCaptureStatus* status, unsigned long long* id,
+                                            cudaGraph_t* graph, const cudaGraphNode_t**, size_t*) {
+#endif
+  const uint64_t captured = capture_of(s);
+  if (id) *id = captured;
+  if (graph) *graph = (cudaGraph_t)captured;
+  return cudaStreamIsCapturing(s, status);
+}
+API cudaError_t cudaGraphGetNodes(cudaGraph_t, cudaGraphNode_t*, size_t* count) {
+  *count = 1;  // torch warns of a graph without any; compiled kernels are not launched here
+  return cudaSuccess;
+}
+API cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long) {
+  *exec = (cudaGraphExec_t)graph;
+  return cudaSuccess;
+}
+API cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long) {
+  return cudaGraphInstantiateWithFlags(exec, graph, 0);
+}
+API cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t) {
+  if (auto* l = paper_listener()) l->replayed((int64_t)exec);
+  return cudaSuccess;
+}
+// Parts of a graph that the GPU chooses between.
+API cudaError_t cudaStreamBeginCaptureToGraph(cudaStream_t, cudaGraph_t, const cudaGraphNode_t*,
+                                              const cudaGraphEdgeData*, size_t, cudaStreamCaptureMode) {
+  return fail(cudaErrorNotSupported);
 }
 
 API cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t*, void*) {

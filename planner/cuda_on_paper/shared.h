@@ -26,6 +26,9 @@ struct PaperListener {
   void (*works_in)(const char* library, void* memory);  // memory that a library was given to work in
   void (*unknown)(const char* name);                    // an answer that nobody can give without a GPU
   void (*host_memory)(void* memory, size_t bytes);      // page-locked memory of so many bytes; 0: it is given up
+  void (*captures)(void* stream, int64_t graph);        // what is launched on the stream becomes part of the graph
+  void (*captured)(int64_t graph);
+  void (*replayed)(int64_t graph);
 };
 API void paper_listen(const PaperListener* listener);  // null: nobody
 API const PaperListener* paper_listener();

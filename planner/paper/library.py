@@ -28,7 +28,7 @@ _SOURCES = Path(__file__).parent / "native"
 _SOURCES_ON_CUDA = Path(__file__).parent / "native_cuda"
 _LIBRARY = "libpaper.so"
 _SHARED = (
-    "autograd", "blocks", "copied_values", "followed_operators", "graph_pools", "host_memory", "host_values",
+    "autograd", "blocks", "copied_values", "followed_operators", "host_memory", "host_values",
     "launches", "trace", "witness", "workspaces",
 )  # fmt: skip
 """Of the sources those that write down what torch's own CUDA code does, too."""

@@ -92,9 +92,13 @@ CUDA_GRAPHS = (
         "_cuda_clearCublasWorkspaces _cuda_get_conv_benchmark_empty_cache _cudnn_set_conv_benchmark_empty_cache "
         "_host_emptyCache _tensors_data_ptrs_at_indices_equal _construct_CUDA_Tensor_From_Storage_And_Metadata "
         "_has_Standard_Deleter _free_And_Remove_DeleterFn _set_storage_access_error_msg "
-        "_set_storage_data_ptr_access_error_msg _cuda_getCheckpointState _cuda_setCheckpointPoolState "
-        "_cuda_cudaCachingAllocator_is_enabled _cuda_cudaCachingAllocator_raw_delete":
+        "_set_storage_data_ptr_access_error_msg _cuda_cudaCachingAllocator_is_enabled "
+        "_cuda_cudaCachingAllocator_raw_delete":
             "Inductor's trees of CUDA graphs ask a CUDA build for them; they are asked about paper",
+    }),
+    *patch("states of private pools", _GRAPHS, has_source=False, created=True, targets={
+        "torch._C:_cuda_getCheckpointState _cuda_setCheckpointPoolState":
+            "an allocator that is put in the place of torch's own has none",
     }),
     *private(_GRAPHS, has_source=False, targets={
         "torch._inductor.cudagraph_trees:get_obj local CUDAGraphTreeManager":

@@ -14,6 +14,7 @@ from planner.allocator.replay import replay
 from planner.events import Alloc, Category, Role
 from planner.job.loading import load_yaml
 from planner.planning.child_processes import PRELOAD
+from planner.step_work import LaunchKind
 from planner.tracing.isolated import trace_isolated
 from planner.tracing.program.rank_orders import RankRun
 from planner.units import KIB
@@ -174,3 +175,47 @@ def test_the_step_of_a_spec_has_the_same_peaks(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setenv("PLANNER_ON_CUDA", "1")
 
     assert peak() == modelled
+
+
+GRAPHED = """
+import torch
+from torch import nn
+
+model = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 256)).cuda()
+inputs = torch.zeros(64, 256, device="cuda")
+
+def step():
+    model.zero_grad()
+    model(inputs).sum().backward()
+
+stream = torch.cuda.Stream()
+stream.wait_stream(torch.cuda.current_stream())
+with torch.cuda.stream(stream):
+    step()
+torch.cuda.current_stream().wait_stream(stream)
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    step()
+for _ in range({replays}):
+    graph.replay()
+"""
+
+
+def test_a_captured_step_lies_in_a_pool_of_its_own_and_its_replays_take_time_but_no_memory(
+    program: Program, run_on_cuda: Run
+) -> None:
+    once, thrice = (
+        run_on_cuda(f"python {program(GRAPHED.replace('{replays}', str(count)))}").trace for count in (1, 3)
+    )
+
+    allocs = [event for event in once.written_out() if isinstance(event, Alloc)]
+    gradients = {
+        event.block for event in once.written_out() if isinstance(event, Role) and event.category is Category.GRADIENT
+    }
+    pools = [alloc.pool for alloc in allocs if alloc.block in gradients]
+    assert pools == [0, 0, 0, 0, 1, 1, 1, 1]  # of the warm-up, and of the capture
+    assert [event for event in thrice.written_out() if isinstance(event, Alloc)] == allocs
+    kernels, three_times_as_many = (
+        sum(launch.kind == LaunchKind.KERNEL for launch in trace.work.launches) for trace in (once, thrice)
+    )
+    assert three_times_as_many == 3 * kernels > 0

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import count
 from typing import Any
 
 import torch
 
-from planner import upstream
+from planner import cuda_on_paper, upstream
 from planner.errors import TraceError
 from planner.paper import library
 
@@ -57,14 +57,24 @@ class PaperGraph:
 def on_paper() -> Iterator[None]:
     """Inside, `torch.cuda.CUDAGraph` and what Inductor's trees of graphs ask of a CUDA build are those of the paper
     GPU."""
-    replaced = {
+    states = {
+        "torch._C:_cuda_getCheckpointState": lambda _device, _pool: object(),
+        "torch._C:_cuda_setCheckpointPoolState": _go_back,
+    }
+    with (
+        upstream.patch_targets("states of private pools", replaced=states),
+        nullcontext() if cuda_on_paper.is_on() else upstream.patch_targets("cuda graphs", replaced=_modelled()),
+    ):
+        yield
+
+
+def _modelled() -> dict[str, Any]:
+    return {
         "torch.cuda:CUDAGraph": PaperGraph,
         "torch.cuda:graph": torch.cuda.graphs.graph,  # torch's own, also where a program's is refused
         "torch.cuda:graph_pool_handle": graph_pool_handle,
         **{f"torch._C:{name}": answer for name, answer in _build_answers().items()},
     }
-    with upstream.patch_targets("cuda graphs", replaced=replaced):
-        yield
 
 
 def graph_pool_handle() -> Handle:
@@ -97,8 +107,6 @@ def _build_answers() -> dict[str, Any]:
         "_set_storage_data_ptr_access_error_msg": lambda storage, why: native.paper_forbid_storage(
             ctypes.c_void_p(storage), why.encode()
         ),
-        "_cuda_getCheckpointState": lambda _device, _pool: object(),
-        "_cuda_setCheckpointPoolState": _go_back,
         "_cuda_cudaCachingAllocator_is_enabled": lambda: True,
         "_cuda_cudaCachingAllocator_raw_delete": lambda _address: None,
     }

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "address_space.h"
-#include "graph_pools.h"
 #include "host_values.h"
 #include "memory.h"
 #include "trace.h"
@@ -46,10 +45,9 @@ void* taken(size_t bytes) {
 
 }  // namespace
 
-void* take_block(size_t bytes, int32_t stream) {
+void* take_block(size_t bytes, int32_t stream, int64_t pool) {
   if (on_use != nullptr) on_use();
   void* address = taken(bytes);
-  const int64_t pool = pool_now();
   const int64_t block = record_alloc(bytes, stream, pool);
   std::lock_guard<std::mutex> lock(block_mutex);
   blocks[address].block = block;

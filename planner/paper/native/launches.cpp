@@ -29,6 +29,8 @@ std::vector<int64_t> kernel_table;
 std::map<std::vector<int64_t>, int64_t> kernel_numbers;
 std::unordered_set<std::string> with_kernel;  // `aten::mm`: operators that are one kernel on CUDA
 std::atomic<int64_t> last_event{0};
+std::unordered_map<int32_t, int64_t> capturing;  // by stream the graph of CUDA that its launches become part of
+std::unordered_map<int64_t, std::vector<Launch>> graphs;
 thread_local int32_t inside = 0;  // an operator that is one kernel is at work: what it calls is part of it
 
 std::atomic<bool> hears{false};
@@ -250,7 +252,36 @@ void note_launch(LaunchKind kind, int32_t stream, int64_t what) {
   if (kind == LaunchKind::Place ? !is_recording() : !is_written_down()) return;
   const auto position = static_cast<int64_t>(paper_count());
   std::lock_guard<std::mutex> lock(launch_mutex);
-  launches.push_back({static_cast<int32_t>(kind), stream, what, position});
+  const auto graph = kind == LaunchKind::Place ? capturing.end() : capturing.find(stream);
+  auto& to = graph == capturing.end() ? launches : graphs[graph->second];
+  to.push_back({static_cast<int32_t>(kind), stream, what, position});
+}
+
+void capture_launches(int32_t stream, int64_t graph) {
+  std::lock_guard<std::mutex> lock(launch_mutex);
+  capturing[stream] = graph;
+}
+
+void end_capture(int64_t graph) {
+  std::lock_guard<std::mutex> lock(launch_mutex);
+  std::erase_if(capturing, [graph](const auto& captured) { return captured.second == graph; });
+}
+
+// Events are recorded anew each time.
+void replay_launches(int64_t graph) {
+  std::vector<Launch> captured;
+  {
+    std::lock_guard<std::mutex> lock(launch_mutex);
+    captured = graphs[graph];
+  }
+  std::unordered_map<int64_t, int64_t> events;
+  for (const auto& launch : captured) {
+    const auto kind = static_cast<LaunchKind>(launch.kind);
+    auto what = launch.what;
+    if (kind == LaunchKind::Record) what = events[what] = new_event();
+    if (kind == LaunchKind::Wait && events.count(what) > 0) what = events[what];
+    note_launch(kind, launch.stream, what);
+  }
 }
 
 int64_t new_event() { return ++last_event; }
@@ -260,6 +291,7 @@ void forget_launches() {
   launches.clear();
   kernel_table.clear();
   kernel_numbers.clear();
+  graphs.clear();
 }
 
 void hear_launches() { hears = true; }

@@ -35,6 +35,10 @@ void note_launch(LaunchKind kind, int32_t stream, int64_t what = 0);
 int64_t kernel_number(const std::vector<int64_t>& row);
 int64_t new_event();
 void forget_launches();
+// From now on what is launched on this stream is part of this graph instead, until that is captured.
+void capture_launches(int32_t stream, int64_t graph);
+void end_capture(int64_t graph);
+void replay_launches(int64_t graph);
 void start_following_operators();
 // From now on launches are heard of: an operator is a kernel where it launches one. Who waits is heard of besides.
 void hear_launches();

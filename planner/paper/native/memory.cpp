@@ -13,7 +13,7 @@ struct PaperAllocator final : c10::Allocator {
     check_device(device.index());
     if (bytes == 0) return {nullptr, nullptr, &give_back_block, device};
     number_device(device.index());
-    void* address = take_block(bytes, current_stream());
+    void* address = take_block(bytes, current_stream(), pool_now());
     return {address, address, &give_back_block, device};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &give_back_block; }

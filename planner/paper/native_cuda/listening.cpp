@@ -41,9 +41,11 @@ void host_memory(void* memory, size_t bytes) {
   record_host_give_up(memory);
 }
 
+void captures(void* stream, int64_t graph) { capture_launches(named(stream), graph); }
+
 const PaperListener kListener{
     &launched, &recorded, &stream_waits, &host_waits, &host_waits_for_device, &host_waits_for_event,
-    &works_in, &unknown,  &host_memory};
+    &works_in, &unknown,  &host_memory,  &captures,   &end_capture,           &replay_launches};
 
 }  // namespace
 

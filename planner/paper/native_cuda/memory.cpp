@@ -7,8 +7,12 @@
 #include <c10/cuda/CUDAStream.h>
 #include <torch/csrc/cuda/CUDAPluggableAllocator.h>
 
+#include <functional>
+#include <map>
 #include <mutex>
 #include <unordered_map>
+#include <utility>
+#include <vector>
 
 #include "blocks.h"
 #include "shared.h"
@@ -23,11 +27,38 @@ namespace {
 std::mutex stream_mutex;
 std::unordered_map<const void*, int32_t> streams;  // in the order in which they were first heard of, from 1 on
 
+using PoolId = c10::cuda::MempoolId_t;
+struct OpenPool {
+  PoolId pool;
+  std::function<bool(cudaStream_t)> takes;  // what is allocated on this thread and stream
+};
+std::mutex pool_mutex;
+std::vector<OpenPool> open_pools;
+std::map<PoolId, int64_t> pools;  // private ones by their numbers, from 1 on
+
+int64_t pool_of(cudaStream_t stream) {
+  std::lock_guard<std::mutex> lock(pool_mutex);
+  for (const auto& open : open_pools)
+    if (open.takes(stream)) return pools[open.pool];
+  return 0;
+}
+
+void open_pool(int, PoolId pool, std::function<bool(cudaStream_t)> takes) {
+  std::lock_guard<std::mutex> lock(pool_mutex);
+  pools.try_emplace(pool, static_cast<int64_t>(pools.size()) + 1);
+  open_pools.push_back({pool, std::move(takes)});
+}
+
+void close_pool(int, PoolId pool) {
+  std::lock_guard<std::mutex> lock(pool_mutex);
+  std::erase_if(open_pools, [&pool](const OpenPool& open) { return open.pool == pool; });
+}
+
 void* take(size_t bytes, int device, cudaStream_t stream) {
   if (bytes == 0) return nullptr;
   const auto index = static_cast<c10::DeviceIndex>(device);
   number_device(index);
-  return take_block(bytes, number_of_stream(index, stream));
+  return take_block(bytes, number_of_stream(index, stream), pool_of(stream));
 }
 
 void give_back(void* address, size_t, int, cudaStream_t) { give_back_block(address); }
@@ -48,6 +79,9 @@ void install_allocator() {
   const auto ours = createCustomAllocator(&take, &give_back);
   const auto pluggable = std::dynamic_pointer_cast<CUDAPluggableAllocator>(ours);
   pluggable->set_record_stream_fn(&use);
+  pluggable->set_begin_allocate_to_pool(&open_pool);
+  pluggable->set_end_allocate_to_pool_fn(&close_pool);
+  pluggable->set_release_pool([](int, PoolId) {});  // it keeps its segments until the cache is emptied: to the end
   pluggable->set_reset_fn([] { paper_empty_cache(); });
   changeCurrentAllocator(ours);
 }
