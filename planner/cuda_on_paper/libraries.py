@@ -31,7 +31,7 @@ _STEMS = {*_PREFIXES.values(), *_OPENED}
 _UNVERSIONED = {*_OPENED, "libnccl", "libcufile", "libnvshmem_host"}
 _WRITTEN = {
     _RUNTIME: "cudart.cpp", _DRIVER: "cuda.cpp", "libcublas": "cublas.cpp", "libcublasLt": "cublas.cpp",
-    "libcudnn": "cudnn.cpp", "libnccl": "nccl.cpp", _MANAGEMENT: "nvml.cpp",
+    "libcudnn": "cudnn.cpp cudnn_rnn.cpp", "libnccl": "nccl.cpp", _MANAGEMENT: "nvml.cpp",
 }  # fmt: skip
 _FORWARDED = re.compile(
     r"cudnn((Create|Destroy)\w+Descriptor|(Set|Get)\w*Descriptor\w*|GetVersion|GetErrorString|GetLastErrorString"
@@ -81,7 +81,7 @@ def _build(torch_folder: Path, folder: Path) -> None:
             generated.write_text(_generate(stem, functions[stem], _declared(stem, headers)), encoding="utf-8")
             versions = Path(built) / f"{stem}.map"
             versions.write_text(_version_script(stem, names[stem], functions[stem].values()), encoding="utf-8")
-            sources = [generated, *([_SOURCES / _WRITTEN[stem]] if stem in _WRITTEN else [])]
+            sources = [generated, *(_SOURCES / name for name in _WRITTEN.get(stem, "").split())]
             command = [
                 compiler, "-std=c++17", "-O1", "-g0", "-fPIC", "-w", "-shared", *(f"-I{path}" for path in headers),
                 *map(str, sources), "-o", f"{folder}/{names[stem]}", f"-Wl,-soname,{names[stem]}", "-Wl,-rpath,$ORIGIN",

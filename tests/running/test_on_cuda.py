@@ -219,3 +219,25 @@ def test_a_captured_step_lies_in_a_pool_of_its_own_and_its_replays_take_time_but
         sum(launch.kind == LaunchKind.KERNEL for launch in trace.work.launches) for trace in (once, thrice)
     )
     assert three_times_as_many == 3 * kernels > 0
+
+
+RECURRENT = """
+import torch
+
+for kind, more in (("LSTM", {}), ("GRU", {"bidirectional": True}), ("RNN", {"bias": False}), ("LSTM", {"proj_size": 32})):
+    network = getattr(torch.nn, kind)(64, 128, 2, **more).cuda()
+    lengths = [50] * 4 + [25] * 4
+    packed = torch.nn.utils.rnn.pack_padded_sequence(torch.randn(50, 8, 64, device="cuda"), lengths)
+    network(packed)[0].data.sum().backward()
+"""
+
+
+def test_recurrent_networks_take_what_is_known_of_them_and_the_rest_is_named(
+    program: Program, run: Run, run_on_cuda: Run
+) -> None:
+    command = f"python {program(RECURRENT)}"
+
+    modelled, on_cuda = run(command), run_on_cuda(command)
+
+    assert requested(on_cuda, 64 * KIB) == requested(modelled, 64 * KIB)
+    assert on_cuda.trace.unknown_workspaces == ("cuDNN recurrent network",)
