@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.utils._triton import has_triton_package
 
-from planner import upstream
+from planner import cuda_on_paper, upstream
 from planner.errors import PlannerError
 from planner.paper.compiled.switch import variable_set
 from planner.paper.recorder import Recorder
@@ -93,14 +93,17 @@ class Surroundings:
             return upstream.patch_targets("deepspeed builds", wrapped=wrapped)
 
         patches: dict[str, Callable[[], AbstractContextManager[Any]]] = {
-            "bitsandbytes.cuda_setup.main": _patched_search,
-            "bitsandbytes.cextension": _bitsandbytes_patched,
             "kernels": kernels.hub_patched,
             "torch.utils.cpp_extension": lambda: kernels.not_built(built),
-            "transformer_engine.common": _transformer_engine_patched,
             "deepspeed": lambda: deepspeed_engine.in_a_program(deepspeed_begins),
             "deepspeed.ops.op_builder.builder": builders,
         }
+        if not cuda_on_paper.is_on():  # where what is installed runs as it is
+            patches |= {
+                "bitsandbytes.cuda_setup.main": _patched_search,
+                "bitsandbytes.cextension": _bitsandbytes_patched,
+                "transformer_engine.common": _transformer_engine_patched,
+            }
         if has_triton:
             patches["triton"] = self._launches.patched
         entering = {name: partial(self._enter, patch) for name, patch in patches.items()}
@@ -174,7 +177,7 @@ _BUILDING = "NVTE_PROJECT_BUILDING"
 @contextmanager
 def _without_libraries() -> Iterator[None]:
     """Inside, the package looks for no libraries of CUDA when it is imported."""
-    if importlib.machinery.PathFinder.find_spec(MODULE) is None:
+    if cuda_on_paper.is_on() or importlib.machinery.PathFinder.find_spec(MODULE) is None:
         yield
         return
     with variable_set(_BUILDING, "1"):

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, NoReturn
 
+from planner import cuda_on_paper
 from planner.errors import TraceError
 from planner.tracing.program.assumptions import About, Assumptions, place_of
 from planner.tracing.program.packages import package_table
@@ -93,7 +94,8 @@ class _Ready(importlib.abc.Loader):
 
 
 class First(importlib.abc.MetaPathFinder):
-    """Asked before what is installed: compiled parts, which would ask a driver, and modules of a user's own."""
+    """Asked before what is installed: compiled parts, which would ask a driver, and modules of a user's own. Where
+    there is a driver on paper, compiled parts that are installed are used."""
 
     def __init__(self, own: Mapping[str, ModuleType], provided: Mapping[str, str]) -> None:
         self._own, self._provided = own, provided
@@ -106,7 +108,7 @@ class First(importlib.abc.MetaPathFinder):
     def find_spec(self, name: str, _path: Any = None, _target: Any = None) -> importlib.machinery.ModuleSpec | None:
         if name in self._own:
             return _spec(name, _Ready(self._own[name]), self._own)
-        if name not in self._parts:
+        if name not in self._parts or (cuda_on_paper.is_on() and importlib.machinery.PathFinder.find_spec(name)):
             return None
         package, offered = self._parts[name]
         known = package.module in self._provided or package.module in sys.modules
