@@ -102,16 +102,26 @@ ON_CUDA = (
     *private("tests/running/test_varying_sizes.py", has_source=False, targets={
         "torch.cuda:_is_in_bad_fork": "a child that looks ahead goes on with CUDA on paper, which survives a fork",
     }),
-    *patch("program's memory", "tests/running/test_on_cuda.py", has_source=False, created=True, targets={
+    *patch("program's cuda", "tests/running/test_on_cuda.py", has_source=False, created=True, targets={
         "torch._C:_cuda_memoryStats _cuda_resetPeakMemoryStats _cuda_resetAccumulatedMemoryStats "
         "_cuda_getMemoryFraction _cuda_setMemoryFraction _cuda_memorySnapshot _accelerator_getDeviceStats "
         "_accelerator_resetPeakStats _accelerator_resetAccumulatedStats _accelerator_isAllocatorInitialized":
             "an allocator that is put in the place of torch's own keeps no statistics: planner's replay does",
+        "torch._C:_cuda_cudaCachingAllocator_enable _cuda_cudaCachingAllocator_set_allocator_settings "
+        "_accelerator_setAllocatorSettings": "settings are those of planner's replay",
+    }),
+    *patch("program's cuda", "tests/running/test_bad_programs.py", has_source=False, targets={
+        "torch._C:_cuda_init":
+            "settings are read, and refused, when CUDA starts, and its generators begin with the same numbers",
+        "torch.cuda:MemPool use_mem_pool CUDAPluggableAllocator change_current_allocator":
+            "planner's allocator is in the place of torch's own, and knows neither pools nor others",
+        "torch.cuda:device_memory_used memory_usage utilization temperature power_draw clock_rate list_gpu_processes":
+            "they ask NVIDIA's management library, which says what planner's replay knows",
     }),
     *patch("events", "tests/running/test_deepspeed_programs.py", has_source=False, targets={
         "torch.cuda.streams:Event.query": "an event is done at once on paper, but for a program that is to wait for it",
     }),
-    *patch("program's memory", "tests/running/test_on_cuda.py", has_source=False, targets={
+    *patch("program's cuda", "tests/running/test_on_cuda.py", has_source=False, targets={
         "torch.cuda:mem_get_info": "asks the CUDA runtime what is free, which knows nothing of planner's allocator",
         "torch.cuda.memory:mem_get_info": "the same",
     }),

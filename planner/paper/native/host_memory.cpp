@@ -82,8 +82,8 @@ namespace {
 // Not of a file, whose pages would come back with what is in it.
 bool is_anonymous(const c10::DataPtr& owner) {
   const auto deleter = owner.get_deleter();
-  return deleter != nullptr && (deleter == c10::GetCPUAllocator()->raw_deleter() || deleter == real_deleter ||
-                                deleter == pinned_allocator()->raw_deleter());
+  if (deleter == nullptr) return false;
+  return deleter == c10::GetCPUAllocator()->raw_deleter() || deleter == real_deleter || is_pinned(owner.get());
 }
 
 }  // namespace

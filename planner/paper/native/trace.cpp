@@ -111,6 +111,7 @@ void leave_function(const at::RecordFunction&, at::ObserverContext* context) {
 
 KernelScope::KernelScope(const std::string& name) : previous_(kernel) { kernel = &name; }
 KernelScope::~KernelScope() { kernel = previous_; }
+bool is_kernel_at_work() { return kernel != nullptr; }
 
 OperatorScope::OperatorScope(const char* name) : previous_(owner) {
   if (owner >= 0) return;

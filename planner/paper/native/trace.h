@@ -31,6 +31,7 @@ struct KernelScope {
  private:
   const std::string* previous_;
 };
+bool is_kernel_at_work();
 
 // The operator that asks for everything on this thread, whatever it calls; an open one is kept.
 struct OperatorScope {

@@ -29,7 +29,7 @@ namespace {
 struct Known {
   std::optional<c10::OperatorHandle> op;
   std::string name;
-  bool allocates_for_others = false;  // `empty`: who calls it has asked for the memory
+  bool allocates_for_others = false;  // `empty`: an operator that calls it has asked for the memory
   bool is_kernel = false;             // of CUDA's, not one that calls others
   bool is_range = false, is_followed_in_place = false, is_draw = false, is_mutable = false, is_copy = false;
   bool is_reduction = false, is_followed_by_python = false;
@@ -67,7 +67,7 @@ thread_local int kernels_at_work = 0;
 // A kernel that calls operators has asked for what they take.
 struct CallContext final : at::ObserverContext {
   explicit CallContext(const Known& of) : known(of) {
-    if (!known.allocates_for_others && kernels_at_work == 0) scope.emplace(known.name);
+    if (kernels_at_work == 0 && !(known.allocates_for_others && is_kernel_at_work())) scope.emplace(known.name);
     kernels_at_work += known.is_kernel;
   }
   ~CallContext() override { kernels_at_work -= known.is_kernel; }

@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import count, takewhile
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -54,6 +55,11 @@ _REFUSED = {
         " _gds_save_storage",
 }  # fmt: skip
 """Why a program cannot have it; names with an underscore are those of `torch._C`."""
+_REFUSED_ON_CUDA = {
+    "a pool of its own is not modelled": ("MemPool", "use_mem_pool"),
+    "another allocator than torch's own is not modelled": ("CUDAPluggableAllocator", "change_current_allocator"),
+}
+"""The same where torch's own code runs: what planner's allocator, which stands behind it, does not know."""
 _CONSTANT_BINDINGS: tuple[tuple[Any, str], ...] = (
     # What has no effect on memory. Out of memory is never raised.
     (
@@ -83,6 +89,8 @@ _CONSTANT_BINDINGS: tuple[tuple[Any, str], ...] = (
 _CUDART = ("cudaProfilerStart", "cudaProfilerStop", "cudaHostRegister", "cudaHostUnregister", "cudaStreamCreate",
            "cudaStreamDestroy")  # fmt: skip
 """Functions of `torch.cuda.cudart()` that torch binds (torch/csrc/cuda/shared/cudart.cpp)."""
+_FIRST_SEED = 67280421310721
+"""Of torch's generators (c10/core/GeneratorImpl.h, default_rng_seed_val)."""
 NCCL = (2, 28, 9)
 """NCCL of torch 2.13 with CUDA 13.0 asks for (nvidia-nccl-cu13 in its package metadata)."""
 _QUEUED_BY_TORCH = len(torch.cuda._queued_calls)
@@ -102,7 +110,9 @@ _FROM_TORCH = {
 def whole(gpu: Gpu, gpus: int, cuda: str, memory: LiveMemory, management: ManagementLibrary) -> Iterator[None]:
     """Inside, a program finds `gpus` GPUs of a CUDA build; to be entered inside `paper.gpu`."""
     if cuda_on_paper.is_on():
-        with upstream.patch_targets("program's memory", replaced=_memory_told(memory)):
+        told = _told_on_cuda(memory, management)
+        starting = {"torch._C:_cuda_init": partial(_starting, memory)}
+        with upstream.patch_targets("program's cuda", replaced=told, wrapped=starting):
             yield
         return
     torch_cuda, bindings = _torch_cuda(gpu, gpus, memory, management), _bindings(gpu, cuda, memory)
@@ -133,26 +143,57 @@ def whole(gpu: Gpu, gpus: int, cuda: str, memory: LiveMemory, management: Manage
         yield
 
 
-def _memory_told(memory: LiveMemory) -> dict[str, Any]:
-    """What torch's own code, which allocates through planner's recorder here, cannot say of its memory."""
+def _starting(memory: LiveMemory, init: Callable[[], None]) -> Callable[[], None]:
+    def start() -> None:
+        memory.settle()
+        init()
+        for generator in torch.cuda.default_generators:  # CUDA's begin by chance, and plans are the same each time
+            generator.manual_seed(_FIRST_SEED)
 
+    return start
+
+
+def _told_on_cuda(memory: LiveMemory, management: ManagementLibrary) -> dict[str, Any]:
+    """What torch's own code, which allocates through planner's recorder here, cannot say of its memory."""
+    free = lambda _device=None: (memory.free_bytes(), memory.total_bytes)  # noqa: E731
+    refused = {name: _refusing(name, reason) for reason, names in _REFUSED_ON_CUDA.items() for name in names}
+    functions = {
+        **refused,
+        **_management_functions(management),
+        "mem_get_info": free,
+    }
+    return {
+        **{f"torch._C:{name}": answer for name, answer in _memory_bindings(memory).items()},
+        **{f"torch.cuda:{name}": answer for name, answer in functions.items()},
+        "torch.cuda.memory:mem_get_info": free,
+    }
+
+
+def _memory_bindings(memory: LiveMemory) -> dict[str, Any]:
     def set_fraction(fraction: float, _device: int = 0) -> None:
         memory.fraction = float(fraction)
 
-    free = lambda _device=None: (memory.free_bytes(), memory.total_bytes)  # noqa: E731
+    def settle(conf: str) -> None:
+        memory.settle(conf)
+
+    def set_caching(value: bool) -> None:
+        if not value:
+            _refusing("caching_allocator_enable", "memory without its cache is not modelled")()
+
     return {
-        "torch._C:_cuda_memoryStats": lambda _device=0: memory.statistics(),
-        "torch._C:_cuda_resetPeakMemoryStats": lambda _device=0: memory.reset_peaks(),
-        "torch._C:_cuda_resetAccumulatedMemoryStats": lambda _device=0: memory.reset_accumulated(),
-        "torch._C:_cuda_getMemoryFraction": lambda _device=0: memory.fraction,
-        "torch._C:_cuda_setMemoryFraction": set_fraction,
-        "torch._C:_cuda_memorySnapshot": lambda *_arguments: memory.snapshot(torch.accelerator.device_count()),
-        "torch._C:_accelerator_isAllocatorInitialized": lambda: True,
-        "torch._C:_accelerator_getDeviceStats": lambda _device=0: memory.statistics(),
-        "torch._C:_accelerator_resetPeakStats": lambda _device=0: memory.reset_peaks(),
-        "torch._C:_accelerator_resetAccumulatedStats": lambda _device=0: memory.reset_accumulated(),
-        "torch.cuda:mem_get_info": free,
-        "torch.cuda.memory:mem_get_info": free,
+        "_cuda_memoryStats": lambda _device=0: memory.statistics(),
+        "_cuda_resetPeakMemoryStats": lambda _device=0: memory.reset_peaks(),
+        "_cuda_resetAccumulatedMemoryStats": lambda _device=0: memory.reset_accumulated(),
+        "_cuda_getMemoryFraction": lambda _device=0: memory.fraction,
+        "_cuda_setMemoryFraction": set_fraction,
+        "_cuda_memorySnapshot": lambda *_arguments: memory.snapshot(torch.accelerator.device_count()),
+        "_cuda_cudaCachingAllocator_enable": set_caching,
+        "_cuda_cudaCachingAllocator_set_allocator_settings": settle,
+        "_accelerator_isAllocatorInitialized": lambda: True,
+        "_accelerator_getDeviceStats": lambda _device=0: memory.statistics(),
+        "_accelerator_resetPeakStats": lambda _device=0: memory.reset_peaks(),
+        "_accelerator_resetAccumulatedStats": lambda _device=0: memory.reset_accumulated(),
+        "_accelerator_setAllocatorSettings": settle,
     }
 
 
@@ -201,13 +242,20 @@ def _torch_cuda(gpu: Gpu, gpus: int, memory: LiveMemory, management: ManagementL
         "get_arch_list": lambda: [gpu.arch],
         "get_device_name": lambda _device=None: gpu.product,
         "get_device_properties": lambda _device=None: properties,
+        **_management_functions(management),
+        "_compile_kernel": lambda _source, _name, *_settings: SourceKernel(),  # torch's asks NVRTC
+    }
+
+
+def _management_functions(management: ManagementLibrary) -> dict[str, Any]:
+    """Functions of `torch.cuda` that ask NVIDIA's management library."""
+    return {
         "device_memory_used": lambda device=None: management.used_bytes(_index_of(device)),
         "memory_usage": lambda _device=None: management.idle("the share of time in which memory is read"),
         "utilization": lambda _device=None: management.idle("the utilization"),
         "temperature": lambda _device=None: management.idle("the temperature"),
         "power_draw": lambda _device=None: management.idle("the power"),
         "clock_rate": lambda _device=None: management.idle("a clock"),
-        "_compile_kernel": lambda _source, _name, *_settings: SourceKernel(),  # torch's asks NVRTC
         "list_gpu_processes": lambda device=None: management.list_processes(_index_of(device)),
     }
 
@@ -221,12 +269,6 @@ def _bindings(gpu: Gpu, cuda: str, memory: LiveMemory) -> dict[str, Any]:
     native.paper_expect_workspace_config()
     major, _, minor = cuda.partition(".")
 
-    def set_fraction(fraction: float, _device: int = 0) -> None:
-        memory.fraction = float(fraction)
-
-    def settle(conf: str) -> None:
-        memory.settle(conf)
-
     def set_workspace(size: int, *_arguments: Any) -> None:
         if size != native.paper_workspace_bytes():
             _refusing("this setting", "another size of cuBLAS's workspace is not modelled")()
@@ -234,10 +276,6 @@ def _bindings(gpu: Gpu, cuda: str, memory: LiveMemory) -> dict[str, Any]:
     def set_tuning(value: bool) -> None:
         if value:
             _refusing("this setting", _TUNED)()
-
-    def set_caching(value: bool) -> None:
-        if not value:
-            _refusing("caching_allocator_enable", "memory without its cache is not modelled")()
 
     def set_stream(stream_id: int, device_index: int, device_type: int) -> None:
         torch.accelerator.set_stream(
@@ -250,16 +288,9 @@ def _bindings(gpu: Gpu, cuda: str, memory: LiveMemory) -> dict[str, Any]:
 
     return {
         **{f"_cuda_{name}": _constant(value) for value, names in _CONSTANT_BINDINGS for name in names.split()},
-        "_cuda_memoryStats": lambda _device=0: memory.statistics(),
-        "_cuda_resetPeakMemoryStats": lambda _device=0: memory.reset_peaks(),
-        "_cuda_resetAccumulatedMemoryStats": lambda _device=0: memory.reset_accumulated(),
+        **_memory_bindings(memory),
         "_cuda_emptyCache": lambda *_arguments: native.paper_empty_cache(),
-        "_cuda_getMemoryFraction": lambda _device=0: memory.fraction,
-        "_cuda_setMemoryFraction": set_fraction,
         "_cuda_hostMemoryStats": dict,
-        "_cuda_memorySnapshot": lambda *_arguments: memory.snapshot(torch.accelerator.device_count()),
-        "_cuda_cudaCachingAllocator_enable": set_caching,
-        "_cuda_cudaCachingAllocator_set_allocator_settings": settle,
         "_cuda_getDevice": torch.accelerator.current_device_index,
         "_cuda_setDevice": _set_device,
         "_cuda_exchangeDevice": _exchange_device,
@@ -281,13 +312,8 @@ def _bindings(gpu: Gpu, cuda: str, memory: LiveMemory) -> dict[str, Any]:
         "_cudnn_set_conv_benchmark_empty_cache": _constant(None),
         "_nccl_version": lambda: NCCL[0] << 32 | NCCL[1] << 16 | NCCL[2],
         "_nccl_version_suffix": lambda: b"",
-        "_accelerator_isAllocatorInitialized": lambda: True,
-        "_accelerator_getDeviceStats": lambda _device=0: memory.statistics(),
         "_accelerator_getMemoryInfo": lambda _device=0: (memory.free_bytes(), memory.total_bytes),
-        "_accelerator_resetPeakStats": lambda _device=0: memory.reset_peaks(),
-        "_accelerator_resetAccumulatedStats": lambda _device=0: memory.reset_accumulated(),
         "_accelerator_emptyCache": lambda: native.paper_empty_cache(),
-        "_accelerator_setAllocatorSettings": settle,
     }
 
 
