@@ -22,7 +22,9 @@ from planner.paper.work_records import Holding
 from planner.step_work import Launch, LaunchKind, StepWork
 
 _HOST_WAITS = (LaunchKind.HOST_WAIT, LaunchKind.HOST_WAIT_EVENT)
-_WORKSPACES = tuple(f"{owner}::workspace" for owner in ("cublas", "cudnn", "cufft", "cusolver", "cutlass"))
+_WORKSPACES = tuple(
+    f"{owner}::workspace" for owner in ("cublas", "cudnn", "cudnn_convolution", "cufft", "cusolver", "cutlass")
+)
 """As native/gemms.cpp, native/convolution.cpp and the kernels name those who ask for them."""
 
 

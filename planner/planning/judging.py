@@ -17,7 +17,7 @@ from planner.job.layout import Mesh, RankClass, axis_degrees, tokens_of_step
 from planner.job.overhead import OutsideEstimate, outside_of
 from planner.job.sampled_runs import longest_batch, steps_for_the_longest
 from planner.job.schema import Gpu, Job
-from planner.planning import identity
+from planner.planning import identity, other_workspaces
 from planner.planning.post_training import SharedGpuJudge
 from planner.report.attribution import state_rank_class
 from planner.report.statement import (
@@ -127,10 +127,22 @@ class Judge:
             least_bytes=least,
             host_interval_bytes=(min(reserved, *between), max(reserved, *between)),
         )
-        low, high = (self.interval_of(trace)(end + self.held.total_bytes) for end in lead.host_interval_bytes)
-        peak = replace(statement.peak, interval_bytes=(low[0], high[1]))
-        tight = statement.verdict is Verdict.FITS and high[1] > statement.capacity_bytes
-        return replace(statement, peak=peak, host_lead=lead, verdict=Verdict.TIGHT if tight else statement.verdict)
+        return replace(self._widened(statement, trace, *lead.host_interval_bytes), host_lead=lead)
+
+    def add_other_workspaces(self, statement: RankClassStatement, trace: Trace) -> RankClassStatement:
+        """With what is reserved where cuDNN asks for other workspaces, in the interval and the verdict too."""
+        varied = (replace(trace, events=events) for events in other_workspaces.vary(trace.events))
+        reserved = [self.replay(each)[0].timeline.peak_reserved_bytes for each in varied]
+        return self._widened(statement, trace, min(reserved), max(reserved)) if reserved else statement
+
+    def _widened(self, statement: RankClassStatement, trace: Trace, *reserved_bytes: int) -> RankClassStatement:
+        """With an interval that covers those of these reserved bytes as well, and the verdict of that."""
+        between = self.interval_of(trace)
+        others = [between(reserved + self.held.total_bytes) for reserved in reserved_bytes]
+        lows, highs = zip(statement.peak.interval_bytes, *others, strict=True)
+        peak = replace(statement.peak, interval_bytes=(min(lows), max(highs)))
+        tight = statement.verdict is Verdict.FITS and max(highs) > statement.capacity_bytes
+        return replace(statement, peak=peak, verdict=Verdict.TIGHT if tight else statement.verdict)
 
     def replay(self, trace: Trace) -> tuple[SettledReplay, SettledReplay]:
         """Without a limit, and on the GPU. What it would have taken is asked for only where it does not get it."""
@@ -260,6 +272,7 @@ def _judge(job: Job, rank_trace: RankTrace, judge: Judge) -> JudgedTrace:
         statement = run.judge(statement, judge.interval_of(trace))
     else:
         statement = judge.add_host_lead(statement, rank_trace.trace, told)
+        statement = judge.add_other_workspaces(statement, trace)
     statement = replace(
         statement,
         moments=(*statement.moments, *_evaluation_moments(job, unlimited, statement)),

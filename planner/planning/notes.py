@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from planner.hardware import catalog
 from planner.job.overhead import outside_of
 from planner.job.schema import Compile, Job
-from planner.planning import identity, judging, post_training
+from planner.planning import identity, judging, other_workspaces, post_training
 from planner.report.statement import AnotherTorch
 from planner.tracing.rank_trace import Trace
 from planner.truth.calibration.correction import Approximation, approximations_of_kernels, approximations_of_spec
@@ -43,7 +43,13 @@ def workspace_notes(traces: Sequence[Trace]) -> list[str]:
     """The kernels whose scratch memory nobody knows, and those whose was counted."""
     unknown = _unknown_workspaces(traces)
     counted = sorted({sentence for trace in traces for sentence in trace.counted_workspaces})
-    return [*([f"Workspaces of unknown size, not counted: {'; '.join(unknown)}."] if unknown else []), *counted]
+    notes = [*([f"Workspaces of unknown size, not counted: {'; '.join(unknown)}."] if unknown else []), *counted]
+    if any(other_workspaces.has_workspaces(trace.events) for trace in traces):
+        notes.append(
+            "Workspaces of convolutions are what cuDNN asks for without a GPU. With one it was seen to ask for up to"
+            f" {other_workspaces.LARGEST_DIFFERENCE:.0%} more or less: the interval is of replays with such."
+        )
+    return notes
 
 
 def approximation_notes(traces: Sequence[Trace], besides: Sequence[Approximation] = ()) -> list[str]:

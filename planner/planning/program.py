@@ -270,6 +270,7 @@ def _judge_device(judge: Judge, share: RankShare, trace: Trace, device: int | No
     ranks = RankClass(run.rank, RankSet.parse(share.ranks), {} if device is None else {"cuda": device})
     statement = judge.state(ranks, unlimited.events, (unlimited.timeline, capped.timeline), trace)
     statement = judge.add_host_lead(statement, trace, told)
+    statement = judge.add_other_workspaces(statement, trace.as_told(told))
     statement = replace(statement, moments=(*_batch_moments(run, statement), *_step_moments(run, statement)))
     if run.schedules or (run.varying is not None and not run.drawn):
         verdict = worst([statement.verdict, Verdict.TIGHT])

@@ -176,7 +176,10 @@ void describe(int64_t block, const int64_t* sizes, size_t dims, int32_t dtype) {
 
 void name_workspace(int64_t block, const std::string& library) {
   std::lock_guard<std::mutex> lock(trace_mutex);
-  if (Record* record = record_of(block)) record->op = index_of(library + "::workspace");
+  Record* record = record_of(block);
+  if (record == nullptr) return;
+  const bool convolves = library == "cudnn" && names[record->op].find("convolution") != std::string::npos;
+  record->op = index_of(library + (convolves ? "_convolution::workspace" : "::workspace"));
 }
 
 bool is_recording() { return recording; }
