@@ -224,7 +224,8 @@ def test_a_captured_step_lies_in_a_pool_of_its_own_and_its_replays_take_time_but
 RECURRENT = """
 import torch
 
-for kind, more in (("LSTM", {}), ("GRU", {"bidirectional": True}), ("RNN", {"bias": False}), ("LSTM", {"proj_size": 32})):
+KINDS = (("LSTM", {}), ("GRU", {"bidirectional": True}), ("RNN", {"bias": False}), ("LSTM", {"proj_size": 32}))
+for kind, more in KINDS:
     network = getattr(torch.nn, kind)(64, 128, 2, **more).cuda()
     lengths = [50] * 4 + [25] * 4
     packed = torch.nn.utils.rnn.pack_padded_sequence(torch.randn(50, 8, 64, device="cuda"), lengths)
