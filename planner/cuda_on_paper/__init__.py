@@ -27,6 +27,8 @@ _CUDNN_WITHOUT_GPU = (9, 8)
 """The first that is told properties of a device instead of a handle."""
 _ON, _DEVICE = "PAPER_CUDA", "PAPER_DEVICE"
 """Variables of processes whose torch finds CUDA on paper: the folder of the libraries, the GPU's description."""
+_CUDNN, _OTHER_CUDNN = "PAPER_CUDNN", "PAPER_OTHER_CUDNN"
+"""The cuDNN that is asked; the versions of torch's own and of that one, where they are not the same."""
 _WANTED = "PLANNER_ON_CUDA"
 """A switch until it is the only way."""
 
@@ -59,29 +61,38 @@ def start_variables() -> dict[str, str]:
         return {}
     torch_folder = find_torch()
     folder = build(torch_folder)
-    cudnn = _find_cudnn(torch_folder)
     return {
         "LD_PRELOAD": (folder / PRELOAD).read_text(encoding="utf-8"),
         "TRITON_LIBCUDA_PATH": str(folder),
         _ON: str(folder),
-        **({"PAPER_CUDNN": str(cudnn / "lib/libcudnn.so.9")} if cudnn is not None else {}),
+        **_find_cudnn(torch_folder),
     }
 
 
-def _find_cudnn(torch_folder: Path) -> Path | None:
-    """Where the cuDNN lies that is asked: torch's own, or if that needs a GPU, the oldest of planner's own environments
-    that does not."""
+def _find_cudnn(torch_folder: Path) -> dict[str, str]:
+    """Variables with the cuDNN that is asked: torch's own, or if that needs a GPU, the oldest of planner's own
+    environments that does not."""
     own = torch_folder.parent / "nvidia/cudnn"
     if not own.is_dir():
-        return None
+        return {}
     others = user_cache().glob("environments/*/lib/python*/site-packages/nvidia/cudnn")
     able = {path: version for path in (own, *others) if (version := _version_of(path)) >= _CUDNN_WITHOUT_GPU}
-    return own if own in able or not able else min(able, key=lambda path: able[path])
+    asked = own if own in able or not able else min(able, key=lambda path: able[path])
+    variables = {_CUDNN: str(asked / "lib/libcudnn.so.9")}
+    if asked != own:
+        versions = [".".join(map(str, _version_of(path))) for path in (own, asked)]
+        variables[_OTHER_CUDNN] = " ".join(versions)
+    return variables
 
 
 def _version_of(cudnn: Path) -> tuple[int, ...]:
     text = (cudnn / "include/cudnn_version.h").read_text(encoding="utf-8")
     return tuple(int(number) for number in re.findall(r"#define CUDNN_(?:MAJOR|MINOR|PATCHLEVEL) (\d+)", text))
+
+
+def other_cudnn() -> tuple[str, ...]:
+    """The versions of torch's own cuDNN and of the one that is asked in its place; nothing where that is the same."""
+    return tuple(os.environ.get(_OTHER_CUDNN, "").split())
 
 
 def gpu_variables(gpu: PaperGpu, gpus: int) -> dict[str, str]:

@@ -33,6 +33,7 @@ from planner.timing.pending_frees import ToldEvents, complete_frees
 from planner.timing.step_time import INTERVAL, price_for_clock, time_step
 from planner.tracing.rank_trace import EngineFigures, Trace, pause_collection
 from planner.truth.calibration.correction import (
+    OTHER_CUDNN,
     AppliedCorrection,
     Approximation,
     approximations_of_kernels,
@@ -130,7 +131,10 @@ class Judge:
         return replace(self._widened(statement, trace, *lead.host_interval_bytes), host_lead=lead)
 
     def add_other_workspaces(self, statement: RankClassStatement, trace: Trace) -> RankClassStatement:
-        """With what is reserved where cuDNN asks for other workspaces, in the interval and the verdict too."""
+        """With what is reserved where cuDNN asks for other workspaces, in the interval and the verdict too; as it is
+        where they are approximated, and runs of which they were not known are in the interval."""
+        if trace.other_cudnn:
+            return statement
         varied = (replace(trace, events=events) for events in other_workspaces.vary(trace.events))
         reserved = [self.replay(each)[0].timeline.peak_reserved_bytes for each in varied]
         return self._widened(statement, trace, min(reserved), max(reserved)) if reserved else statement
@@ -187,17 +191,24 @@ class Judge:
 
     def interval_of(self, trace: Trace) -> Callable[[int], tuple[int, int]]:
         """The interval of device bytes of a process that does as this trace does."""
+        approximations = (*approximations_of_trace(trace), *self.approximations)
         return lambda device_bytes: interval(
             device_bytes,
             self.held,
             self.calibration,
             unknown_workspaces=bool(trace.unknown_workspaces),
             workspace_margin_bytes=trace.workspace_margin_bytes,
-            approximations=(*approximations_of_kernels(trace.unknown_workspaces), *self.approximations),
+            approximations=approximations,
             gpu=self.gpu.name,
             torch=self.torch,
             torch_difference=torch_difference(self.torch),
         )
+
+
+def approximations_of_trace(trace: Trace) -> tuple[Approximation, ...]:
+    """What of its kernels is approximated."""
+    has_other = trace.other_cudnn and other_workspaces.has_workspaces(trace.events)
+    return (*approximations_of_kernels(trace.unknown_workspaces), *((OTHER_CUDNN,) if has_other else ()))
 
 
 def told_on(gpu: Gpu, gpus_per_node: int, trace: Trace, host: float = 1.0) -> ToldEvents:

@@ -10,7 +10,7 @@ from planner.job.schema import Compile, Job
 from planner.planning import identity, judging, other_workspaces, post_training
 from planner.report.statement import AnotherTorch
 from planner.tracing.rank_trace import Trace
-from planner.truth.calibration.correction import Approximation, approximations_of_kernels, approximations_of_spec
+from planner.truth.calibration.correction import Approximation, approximations_of_spec
 from planner.units import show_bytes
 from planner.versions import minor_of
 
@@ -44,18 +44,26 @@ def workspace_notes(traces: Sequence[Trace]) -> list[str]:
     unknown = _unknown_workspaces(traces)
     counted = sorted({sentence for trace in traces for sentence in trace.counted_workspaces})
     notes = [*([f"Workspaces of unknown size, not counted: {'; '.join(unknown)}."] if unknown else []), *counted]
-    if any(other_workspaces.has_workspaces(trace.events) for trace in traces):
-        notes.append(
-            "Workspaces of convolutions are what cuDNN asks for without a GPU. With one it was seen to ask for up to"
-            f" {other_workspaces.LARGEST_DIFFERENCE:.0%} more or less: the interval is of replays with such."
-        )
-    return notes
+    convolving = next((trace for trace in traces if other_workspaces.has_workspaces(trace.events)), None)
+    if convolving is None:
+        return notes
+    if convolving.other_cudnn:
+        own, asked = convolving.other_cudnn
+        return [
+            *notes,
+            f"cuDNN {asked} is asked about convolutions in the place of the job's {own}, which needs a GPU.",
+        ]
+    sentence = (
+        "Workspaces of convolutions are what cuDNN asks for without a GPU. With one it was seen to ask for up to"
+        f" {other_workspaces.LARGEST_DIFFERENCE:.0%} more or less: the interval is of replays with such."
+    )
+    return [*notes, sentence]
 
 
 def approximation_notes(traces: Sequence[Trace], besides: Sequence[Approximation] = ()) -> list[str]:
     """What is approximated: kernels of the traces, and what is `besides`; none without any."""
-    approximations = (*approximations_of_kernels(_unknown_workspaces(traces)), *besides)
-    sentences = "; ".join(approximation.sentence for approximation in approximations)
+    of_kernels = (approximation for trace in traces for approximation in judging.approximations_of_trace(trace))
+    sentences = "; ".join(approximation.sentence for approximation in dict.fromkeys((*of_kernels, *besides)))
     return [f"Approximated, and the interval is wider for it: {sentences}."] if sentences else []
 
 

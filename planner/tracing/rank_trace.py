@@ -75,6 +75,8 @@ class Trace:
     """On whose word those of other kernels are counted, as sentences."""
     workspace_margin_bytes: int = 0
     """How much more one of them may take, where it was interpolated between two measured sizes."""
+    other_cudnn: tuple[str, ...] = ()
+    """The versions of torch's own cuDNN and of the one that was asked in its place, where they differ."""
     sharded_dims: tuple[int, ...] = ()
     """Sizes of the dims that are split along `dp_shard`."""
     seconds: float = 0.0
@@ -115,7 +117,7 @@ _MOST_LINE_CHARACTERS = 4 * 2**20
 _MOST_NUMBER = 2**62
 _MOST_TEXT = 10_000
 _MOST_DIMS = 64
-_TEXTS = ("unknown_workspaces", "counted_workspaces", "assumed", "host_assumed")
+_TEXTS = ("unknown_workspaces", "counted_workspaces", "other_cudnn", "assumed", "host_assumed")
 _NUMBERS = ("sharded_dims", "parts")
 
 
@@ -141,6 +143,7 @@ def dumps(trace: Trace) -> str:
         "unknown_workspaces": trace.unknown_workspaces,
         "counted_workspaces": trace.counted_workspaces,
         "workspace_margin_bytes": trace.workspace_margin_bytes,
+        **({"other_cudnn": trace.other_cudnn} if trace.other_cudnn else {}),
         "sharded_dims": trace.sharded_dims,
         "parts": trace.parts,
         "assumed": trace.assumed,

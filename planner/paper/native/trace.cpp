@@ -111,7 +111,10 @@ void leave_function(const at::RecordFunction&, at::ObserverContext* context) {
 
 KernelScope::KernelScope(const std::string& name) : previous_(kernel) { kernel = &name; }
 KernelScope::~KernelScope() { kernel = previous_; }
-bool is_kernel_at_work() { return kernel != nullptr; }
+const std::string& kernel_at_work() {
+  static const std::string none;
+  return kernel == nullptr ? none : *kernel;
+}
 
 OperatorScope::OperatorScope(const char* name) : previous_(owner) {
   if (owner >= 0) return;
@@ -127,13 +130,12 @@ WorkspaceScope::WorkspaceScope(const char* library) : previous_(owner) {
 WorkspaceScope::~WorkspaceScope() { owner = previous_; }
 
 int64_t record_alloc(size_t bytes, int32_t stream, int64_t pool) {
-  static const std::string unknown;
   std::lock_guard<std::mutex> lock(trace_mutex);
   const auto block = static_cast<int64_t>(alloc_position.size());
   const bool written = recording && compiling == 0;
   alloc_position.push_back(written ? static_cast<int64_t>(records.size()) : recording ? kUnwritten : -1);
   if (!recording) return block;
-  const int32_t op = owner >= 0 ? owner : index_of(kernel == nullptr ? unknown : *kernel);
+  const int32_t op = owner >= 0 ? owner : index_of(kernel_at_work());
   const Record record{static_cast<int32_t>(Kind::Alloc), op, module_scope, stream, block, static_cast<int64_t>(bytes), -1,
                       -1, backward_depth > 0, pool};
   if (written)

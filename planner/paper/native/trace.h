@@ -31,7 +31,8 @@ struct KernelScope {
  private:
   const std::string* previous_;
 };
-bool is_kernel_at_work();
+// None: empty.
+const std::string& kernel_at_work();
 
 // The operator that asks for everything on this thread, whatever it calls; an open one is kept.
 struct OperatorScope {

@@ -7,6 +7,7 @@
 #include <c10/cuda/CUDAStream.h>
 #include <torch/csrc/cuda/CUDAPluggableAllocator.h>
 
+#include <atomic>
 #include <functional>
 #include <map>
 #include <mutex>
@@ -54,8 +55,18 @@ void close_pool(int, PoolId pool) {
   std::erase_if(open_pools, [&pool](const OpenPool& open) { return open.pool == pool; });
 }
 
+std::atomic<int32_t (*)(int64_t)> lacks_room{nullptr};
+
+// Torch tries another way to convolve where the workspace of the first has no room (ATen/native/cudnn/Conv_v8.cpp).
+void check_room_for_workspace(size_t bytes) {
+  if (lacks_room == nullptr || !is_workspace_of_convolution()) return;
+  const bool lacks = lacks_room.load()(static_cast<int64_t>(bytes)) != 0;
+  TORCH_CHECK_WITH(OutOfMemoryError, !lacks, "a workspace of ", bytes, " bytes has no room");
+}
+
 void* take(size_t bytes, int device, cudaStream_t stream) {
   if (bytes == 0) return nullptr;
+  check_room_for_workspace(bytes);
   const auto index = static_cast<c10::DeviceIndex>(device);
   number_device(index);
   return take_block(bytes, number_of_stream(index, stream), pool_of(stream));
@@ -105,3 +116,6 @@ int32_t current_stream() {
 }
 
 }  // namespace paper
+
+// Whether so many bytes more have no room; null: there is room for all.
+extern "C" void paper_ask_for_room(int32_t (*lacks)(int64_t)) { paper::lacks_room = lacks; }

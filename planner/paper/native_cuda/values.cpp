@@ -63,14 +63,19 @@ const Known& known_of(const at::RecordFunction& function) {
 }
 
 thread_local int kernels_at_work = 0;
+thread_local int tensors_in_making = 0;
 
 // A kernel that calls operators has asked for what they take.
 struct CallContext final : at::ObserverContext {
   explicit CallContext(const Known& of) : known(of) {
-    if (kernels_at_work == 0 && !(known.allocates_for_others && is_kernel_at_work())) scope.emplace(known.name);
+    if (kernels_at_work == 0 && !(known.allocates_for_others && !kernel_at_work().empty())) scope.emplace(known.name);
     kernels_at_work += known.is_kernel;
+    tensors_in_making += known.allocates_for_others;
   }
-  ~CallContext() override { kernels_at_work -= known.is_kernel; }
+  ~CallContext() override {
+    kernels_at_work -= known.is_kernel;
+    tensors_in_making -= known.allocates_for_others;
+  }
   const Known& known;
   std::optional<KernelScope> scope;
   torch::jit::Stack arguments;
@@ -151,6 +156,11 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking)
 }
 
 }  // namespace
+
+bool is_workspace_of_convolution() {
+  return tensors_in_making == 0 && kernel_at_work().find("convolution") != std::string::npos;
+}
+
 }  // namespace paper
 
 extern "C" {

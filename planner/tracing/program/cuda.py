@@ -6,6 +6,7 @@ above them runs as it is. What has no meaning on paper, such as a captured graph
 
 from __future__ import annotations
 
+import ctypes
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -112,7 +113,7 @@ def whole(gpu: Gpu, gpus: int, cuda: str, memory: LiveMemory, management: Manage
     if cuda_on_paper.is_on():
         told = _told_on_cuda(memory, management)
         starting = {"torch._C:_cuda_init": partial(_starting, memory)}
-        with upstream.patch_targets("program's cuda", replaced=told, wrapped=starting):
+        with upstream.patch_targets("program's cuda", replaced=told, wrapped=starting), _asked_for_room(memory):
             yield
         return
     torch_cuda, bindings = _torch_cuda(gpu, gpus, memory, management), _bindings(gpu, cuda, memory)
@@ -151,6 +152,18 @@ def _starting(memory: LiveMemory, init: Callable[[], None]) -> Callable[[], None
             generator.manual_seed(_FIRST_SEED)
 
     return start
+
+
+@contextmanager
+def _asked_for_room(memory: LiveMemory) -> Iterator[None]:
+    """Inside, a convolution whose workspace has no room takes another way, as torch does it on a full GPU."""
+    native = library.load()
+    lacks_room = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int64)(lambda size: not memory.has_room(size))
+    native.paper_ask_for_room(lacks_room)
+    try:
+        yield
+    finally:
+        native.paper_ask_for_room(None)
 
 
 def _told_on_cuda(memory: LiveMemory, management: ManagementLibrary) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from unittest import mock
 
 import torch
 
+from planner import cuda_on_paper
 from planner.allocator.blocks import Block, Device
 from planner.allocator.caching import CachingAllocator
 from planner.allocator.rules import Rules
@@ -30,6 +31,8 @@ from planner.timing.pending_frees import PendingFrees
 from planner.tracing.program.assumptions import About, Assumptions, current_place
 from planner.units import MIB
 
+_PROBE = -1
+"""A block that no event names."""
 _POOLS = ("all", "small_pool", "large_pool")
 _FOLLOWED = (
     "allocation", "segment", "active", "allocated_bytes", "reserved_bytes", "active_bytes", "requested_bytes",
@@ -83,6 +86,8 @@ class LiveMemory:
         self.fraction = 1.0
         """Of the device, as the program has allowed itself at last."""
         self._allocator: CachingAllocator | None = None
+        self._crowded: CachingAllocator | None = None
+        """The same on a GPU that may be full, as long as nothing has failed there."""
         self._read = self._launched = self._priced = 0
         self._pools: dict[int, str] = {}
         self._statistics = {(name, pool): _Statistic() for name in _FOLLOWED for pool in _POOLS}
@@ -100,7 +105,12 @@ class LiveMemory:
         """
         if self._allocator is None:
             self.conf = self._ask_conf() if conf is None else conf
-            self._allocator = CachingAllocator(Rules.from_conf(self.conf), Device(None), self.total_bytes)
+            rules = Rules.from_conf(self.conf)
+            self._allocator = CachingAllocator(rules, Device(None), self.total_bytes)
+            if cuda_on_paper.is_on():
+                self._crowded = CachingAllocator(
+                    rules, Device(self.total_bytes - self._outside_bytes), self.total_bytes
+                )
         return self._allocator
 
     def highest(self) -> tuple[int, int]:
@@ -130,6 +140,16 @@ class LiveMemory:
         """What the device would have left, of its total."""
         self._catch_up()
         return max(self.total_bytes - self._outside_bytes - self._statistics["reserved_bytes", "all"].current, 0)
+
+    def has_room(self, size: int) -> bool:
+        """Whether the allocator of the GPU would find so many bytes more now, if need be without its cache."""
+        self._catch_up()
+        if self._crowded is None:
+            return True
+        if self._crowded.malloc(_PROBE, size, 0) is None:
+            return False
+        self._crowded.free(_PROBE)
+        return True
 
     def reset_peaks(self) -> None:
         """From here on peaks are counted anew."""
@@ -205,6 +225,8 @@ class LiveMemory:
         kernels, self._priced = work_records.read_kernels(self._priced)
         self._prices.extend(self._price(kernels))
         for event in chain.from_iterable(map(self._frees.take, told)):
+            if self._crowded is not None and not self._crowded.take(event):
+                self._crowded = None
             before = _measure(allocator)
             pool, blocks = self._feed(allocator, event)
             changes = [now - was for was, now in zip(before, _measure(allocator), strict=True)]

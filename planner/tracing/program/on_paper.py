@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from planner import (
+    cuda_on_paper,
     paper,  # before torch
     upstream,
 )
@@ -343,6 +344,7 @@ class ProgramRun:
                     unknown_workspaces=self._gpu.unknown_workspaces(),
                     counted_workspaces=self._gpu.counted_workspaces(),
                     workspace_margin_bytes=self._gpu.workspace_margin_bytes(),
+                    other_cudnn=cuda_on_paper.other_cudnn(),
                     host=self.host.events(phases, after),
                     host_assumed=tuple(self.host.assumed),
                     seconds=time.perf_counter() - self._began,

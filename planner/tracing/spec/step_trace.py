@@ -103,6 +103,7 @@ def _trace(job: Job, rank: int, target: str, *, folded: bool) -> Trace:
                     unknown_workspaces=gpu.unknown_workspaces(),
                     counted_workspaces=gpu.counted_workspaces(),
                     workspace_margin_bytes=gpu.workspace_margin_bytes(),
+                    other_cudnn=cuda_on_paper.other_cudnn(),
                     sharded_dims=outcome.sharded_dims,
                     parts=outcome.parts,
                     repeats=tuple(repeats),

@@ -244,7 +244,13 @@ HELD_COLLECTIVES = Approximation(
     (-0.055, -0.073),
 )
 """torchtitan's 2-D runs of 2024-03."""
-EVERY_APPROXIMATION = (CONVOLUTIONS, FOUR_BITS, HELD_COLLECTIVES)
+OTHER_CUDNN = Approximation(
+    "another cuDNN",
+    "workspaces of convolutions are those of a newer cuDNN than the job's, which needs a GPU to say its own",
+    (0.003, 0.036, -0.025, 0.142, 0.188, -0.097, 0.0, 0.197, 0.180),
+)
+"""Nine of xMem's runs (torch 2.6, cuDNN 9.1.0) as programs, with cuDNN 9.10.2 in its place."""
+EVERY_APPROXIMATION = (CONVOLUTIONS, FOUR_BITS, HELD_COLLECTIVES, OTHER_CUDNN)
 
 
 def approximations_of_kernels(unknown_workspaces: Sequence[str]) -> tuple[Approximation, ...]:
