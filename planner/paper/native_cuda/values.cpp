@@ -107,8 +107,11 @@ std::unique_ptr<at::ObserverContext> enter_call(const at::RecordFunction& functi
   return context;
 }
 
-void describe_result(const at::Tensor& tensor) {
-  if (tensor.defined() && tensor.is_cuda() && !tensor.key_set().has(c10::DispatchKey::Python)) describe_tensor(tensor);
+// A kernel that fills its result part by part has views of it before it returns it.
+void describe_result(const at::Tensor& tensor, bool in_kernel) {
+  if (!tensor.defined() || !tensor.is_cuda() || tensor.key_set().has(c10::DispatchKey::Python)) return;
+  const bool is_part = tensor.has_storage() && tensor.nbytes() < tensor.storage().nbytes();
+  if (!in_kernel || !is_part) describe_tensor(tensor);
 }
 
 bool is_on_device(const torch::jit::Stack& values) {
@@ -120,10 +123,11 @@ void leave_call(const at::RecordFunction& function, at::ObserverContext* entered
   if (context == nullptr) return;
   const auto& known = context->known;
   const auto& results = function.outputs();
+  const bool in_kernel = kernels_at_work > known.is_kernel;
   for (const auto& value : results) {
-    if (value.isTensor()) describe_result(value.toTensor());
+    if (value.isTensor()) describe_result(value.toTensor(), in_kernel);
     if (value.isTensorList())
-      for (const at::Tensor& tensor : value.toTensorVector()) describe_result(tensor);
+      for (const at::Tensor& tensor : value.toTensorVector()) describe_result(tensor, in_kernel);
   }
   const auto& arguments = context->arguments;
   if (arguments.empty()) return;
