@@ -17,7 +17,7 @@ from planner.planning.child_processes import PRELOAD
 from planner.step_work import LaunchKind
 from planner.tracing.isolated import trace_isolated
 from planner.tracing.program.rank_orders import RankRun
-from planner.units import KIB
+from planner.units import KIB, MIB
 
 Program = Callable[[str], str]
 
@@ -242,3 +242,25 @@ def test_recurrent_networks_take_what_is_known_of_them_and_the_rest_is_named(
 
     assert requested(on_cuda, 64 * KIB) == requested(modelled, 64 * KIB)
     assert on_cuda.trace.unknown_workspaces == ("cuDNN recurrent network",)
+
+
+CONVOLUTION = """
+import torch
+
+convolution = torch.nn.Conv2d(64, 64, 3, padding=1).cuda()
+pictures = torch.zeros(256, 64, 112, 112, device="cuda")
+free, _ = torch.cuda.mem_get_info()
+held = torch.empty(free - {left}, dtype=torch.uint8, device="cuda") if {left} else None
+convolution(pictures).sum().backward()
+"""
+
+
+def test_a_convolution_takes_another_way_where_its_workspace_has_no_room(program: Program, run_on_cuda: Run) -> None:
+    def workspaces(left: int) -> list[int]:
+        ran = run_on_cuda(f"python {program(CONVOLUTION.replace('{left}', str(left)))}")
+        allocs = [event for event in ran.trace.written_out() if isinstance(event, Alloc)]
+        return [a.requested_bytes for a in allocs if a.origin and a.origin.op == "cudnn_convolution.workspace"]
+
+    result = 256 * 64 * 112 * 112 * 4  # of the convolution, then its gradient
+
+    assert max(workspaces(0)) > 64 * MIB >= max(workspaces(result + 64 * MIB), default=0)
