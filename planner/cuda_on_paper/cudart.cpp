@@ -162,7 +162,7 @@ API cudaError_t cudaFree(void* p) {
     b = i->second;
     blocks.erase(i);
   }
-  paper_give(b.bytes, b.device);
+  if (b.device >= 0) paper_give(b.bytes, b.device);
   paper_addresses_free(p, b.bytes);
   return cudaSuccess;
 }
@@ -183,7 +183,19 @@ API cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t, cudaMemPoolAttr, void* v)
   *(uint64_t*)v = used[current_device];
   return cudaSuccess;
 }
-API cudaError_t cudaMallocManaged(void** p, size_t bytes, unsigned) { return cudaMalloc(p, bytes); }
+API cudaError_t cudaMallocManaged(void** p, size_t bytes, unsigned) {  // of the host and the device, as both use it
+  *p = paper_addresses(bytes);
+  Guard g(lock);
+  blocks[(char*)*p] = {bytes, -1};
+  return cudaSuccess;
+}
+#if CUDART_VERSION >= 13000
+API cudaError_t cudaMemPrefetchAsync(const void*, size_t, cudaMemLocation, unsigned, cudaStream_t) {
+#else
+API cudaError_t cudaMemPrefetchAsync(const void*, size_t, int, cudaStream_t) {
+#endif
+  return cudaSuccess;
+}
 
 API cudaError_t cudaHostAlloc(void** p, size_t bytes, unsigned) {  // real memory, whose pages come when touched
   *p = mmap(nullptr, bytes ? bytes : 1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -236,7 +248,7 @@ API cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* a, const void* p
     a->devicePointer = (void*)p;
     a->device = current_device;
     auto b = blocks.upper_bound((char*)p);
-    if (b != blocks.begin()) a->device = std::prev(b)->second.device;
+    if (b != blocks.begin()) a->device = std::max(std::prev(b)->second.device, 0);
   }
   return cudaSuccess;
 }

@@ -114,8 +114,10 @@ class _Outside:
                 place=current_place(),
             )
         if event in ("os.exec", "os.posix_spawn") and self.is_here:
-            words, environment = arguments[1], arguments[2] or os.environ
-            self.ranks.look_at_command([os.fsdecode(word) for word in words], os.getcwd(), dict(environment))
+            words, environment = arguments[1], dict(arguments[2] or os.environ)
+            environment.pop(_GPUS, None)  # hidden from the command, if it is started
+            visible = {_GPUS: os.environ[_GPUS]} if _GPUS in os.environ else {}
+            self.ranks.look_at_command([os.fsdecode(word) for word in words], os.getcwd(), {**environment, **visible})
         if event not in ("socket.connect", "socket.getaddrinfo"):
             return
         address = arguments[1] if event == "socket.connect" else arguments[0]

@@ -93,6 +93,7 @@ class Surroundings:
             return upstream.patch_targets("deepspeed builds", wrapped=wrapped)
 
         patches: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+            "bitsandbytes.cuda_setup.main": _patched_search,
             "kernels": kernels.hub_patched,
             "torch.utils.cpp_extension": lambda: kernels.not_built(built),
             "deepspeed": lambda: deepspeed_engine.in_a_program(deepspeed_begins),
@@ -100,7 +101,6 @@ class Surroundings:
         }
         if not cuda_on_paper.is_on():  # where what is installed runs as it is
             patches |= {
-                "bitsandbytes.cuda_setup.main": _patched_search,
                 "bitsandbytes.cextension": _bitsandbytes_patched,
                 "transformer_engine.common": _transformer_engine_patched,
             }
