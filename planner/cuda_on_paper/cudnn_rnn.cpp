@@ -20,7 +20,7 @@ struct Network {
 
   int64_t directions() const { return bidirectional ? 2 : 1; }
   int64_t gates() const { return mode == CUDNN_LSTM ? 4 : mode == CUDNN_GRU ? 3 : 1; }
-  int64_t recurrent() const { return projection == hidden ? hidden : projection; }  // what a step hands to the next
+  int64_t recurrent() const { return projection; }  // what a step hands to the next: without a projection, hidden
   // A gate's matrix, by the direction of a layer: of its input, of the step before.
   int64_t columns(int64_t pseudo_layer, bool of_input) const {
     if (!of_input) return recurrent();

@@ -218,18 +218,19 @@ def _ddp(root: nn.Module) -> dict[str, Any] | None:
 def _fsdp(model: nn.Module) -> dict[str, Any] | None:
     """Of fully_shard: which modules, and the policies of the first that has parameters of its own."""
     sharded = {path: module for path, module in model.named_modules() if isinstance(module, FSDPModule)}
-    states = {path: groups_of_state(module._get_fsdp_state()) for path, module in sharded.items()}
-    firsts = {path: groups[0] for path, groups in states.items() if groups}
+    states = {path: module._get_fsdp_state() for path, module in sharded.items()}
+    firsts = {path: groups[0] for path, state in states.items() if (groups := groups_of_state(state))}
     if not firsts:
         return None
     path, first = next(((path, group) for path, group in firsts.items() if path), next(iter(firsts.items())))
+    policy = states[path]._mp_policy  # of a group up to torch 2.14, then of each parameter; of the state in all
     return {
         "modules": list(sharded),
         "policy_of": path,
         "mesh": list(first.mesh_info.mesh.shape),
         "reshards": first.post_forward_mesh_info is not None,
-        "param_dtype": str(first.mp_policy.param_dtype or "").removeprefix("torch."),
-        "reduce_dtype": str(first.mp_policy.reduce_dtype or "").removeprefix("torch."),
+        "param_dtype": str(policy.param_dtype or "").removeprefix("torch."),
+        "reduce_dtype": str(policy.reduce_dtype or "").removeprefix("torch."),
         "offload": type(first.offload_policy).__name__ == "CPUOffloadPolicy",
     }
 
