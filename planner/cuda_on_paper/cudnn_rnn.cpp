@@ -26,9 +26,11 @@ struct Network {
     if (!of_input) return recurrent();
     return pseudo_layer < directions() ? input : recurrent() * directions();
   }
+  int64_t of_gates(int64_t pseudo_layer) const {
+    return gates() * hidden * (columns(pseudo_layer, true) + columns(pseudo_layer, false));
+  }
   int64_t matrices(int64_t pseudo_layer) const {
-    const auto of_gates = gates() * hidden * (columns(pseudo_layer, true) + columns(pseudo_layer, false));
-    return of_gates + (projection == hidden ? 0 : projection * hidden);
+    return of_gates(pseudo_layer) + (projection == hidden ? 0 : projection * hidden);
   }
   int64_t biases() const {  // of one direction of a layer, in gates
     return bias == CUDNN_RNN_NO_BIAS ? 0 : bias == CUDNN_RNN_DOUBLE_BIAS ? 2 * gates() : gates();
@@ -88,7 +90,7 @@ API cudnnStatus_t cudnnGetRNNWeightParams(cudnnHandle_t, cudnnRNNDescriptor_t de
   const auto rows = is_projection ? network.projection : hidden;
   auto offset = network.all_matrices(pseudo_layer);
   if (is_projection)
-    offset += gates * hidden * (network.columns(pseudo_layer, true) + network.columns(pseudo_layer, false));
+    offset += network.of_gates(pseudo_layer);
   else
     offset += is_input ? linear * hidden * columns : of_input + (linear - gates) * hidden * columns;
   if (matrix_address) {  // torch asks for one or for the other

@@ -19,6 +19,7 @@ from planner.allocator.replay import replay
 from planner.job.layout import Mesh, RankClass, rank_classes
 from planner.planning import pipeline
 from planner.planning.pipeline import PlannedClass, PlanningInputs, Progress
+from planner.planning.trace_source import PRELOAD
 from planner.runtime import messages, running
 from planner.runtime.limits import UNLIMITED
 from planner.runtime.messages import AnswerWriter, Task
@@ -27,7 +28,6 @@ FEWEST = 4
 """Rank classes of a job that is worth a second process: one takes as long to start as to plan one or two of them."""
 MOST = 8
 _NO_TIMELINE = replay(())
-PRELOAD = "planner.planning.child_processes:load"
 _MODULES = (
     "torch._dynamo",
     "torch._inductor.utils",

@@ -45,19 +45,15 @@ def workspace_notes(traces: Sequence[Trace]) -> list[str]:
     counted = sorted({sentence for trace in traces for sentence in trace.counted_workspaces})
     notes = [*([f"Workspaces of unknown size, not counted: {'; '.join(unknown)}."] if unknown else []), *counted]
     convolving = next((trace for trace in traces if other_workspaces.has_workspaces(trace.events)), None)
-    if convolving is None:
-        return notes
-    if convolving.other_cudnn:
+    if convolving is not None and convolving.other_cudnn:
         own, asked = convolving.other_cudnn
-        return [
-            *notes,
-            f"cuDNN {asked} is asked about convolutions in the place of the job's {own}, which needs a GPU.",
-        ]
-    sentence = (
-        "Workspaces of convolutions are what cuDNN asks for without a GPU. With one it was seen to ask for up to"
-        f" {other_workspaces.LARGEST_DIFFERENCE:.0%} more or less: the interval is of replays with such."
-    )
-    return [*notes, sentence]
+        notes.append(f"cuDNN {asked} is asked about convolutions in the place of the job's {own}, which needs a GPU.")
+    elif convolving is not None:
+        notes.append(
+            "Workspaces of convolutions are what cuDNN asks for without a GPU. With one it was seen to ask for up to"
+            f" {other_workspaces.LARGEST_DIFFERENCE:.0%} more or less: the interval is of replays with such."
+        )
+    return notes
 
 
 def approximation_notes(traces: Sequence[Trace], besides: Sequence[Approximation] = ()) -> list[str]:

@@ -20,7 +20,8 @@ from planner.tracing.isolated import USUAL_ISOLATION, Isolation, trace_isolated
 from planner.tracing.rank_trace import Trace
 from planner.units import GIB, MIB
 
-_PRELOAD = "planner.planning.child_processes:load"
+PRELOAD = "planner.planning.child_processes:load"
+"""What a fork server loads whose children trace; here, as that module imports this one."""
 _NO_LIMITS = Isolation(limits=UNLIMITED)
 MOST_BYTES = GIB
 """Of all traces together: thousands of them, the ones used longest ago go first."""
@@ -111,7 +112,7 @@ USUAL_SOURCE = TraceSource()
 
 def _trace(job: Job, rank: int, target: str) -> Trace:
     if cuda_on_paper.is_wanted() and not cuda_on_paper.is_on():  # which a process has from its start
-        return trace_isolated(job, rank, target, _NO_LIMITS, server=cuda_on_paper.lasting_server(_PRELOAD))
+        return trace_isolated(job, rank, target, _NO_LIMITS, server=cuda_on_paper.lasting_server(PRELOAD))
     from planner.tracing.spec.step_trace import trace
 
     return trace(job, rank, target)

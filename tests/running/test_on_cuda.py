@@ -13,7 +13,7 @@ from planner import cuda_on_paper
 from planner.allocator.replay import replay
 from planner.events import Alloc, Category, Role
 from planner.job.loading import load_yaml
-from planner.planning.child_processes import PRELOAD
+from planner.planning.trace_source import PRELOAD
 from planner.step_work import LaunchKind
 from planner.tracing.isolated import trace_isolated
 from planner.tracing.program.rank_orders import RankRun

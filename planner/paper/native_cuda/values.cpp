@@ -68,7 +68,7 @@ thread_local int tensors_in_making = 0;
 // A kernel that calls operators has asked for what they take.
 struct CallContext final : at::ObserverContext {
   explicit CallContext(const Known& of) : known(of) {
-    if (kernels_at_work == 0 && !(known.allocates_for_others && !kernel_at_work().empty())) scope.emplace(known.name);
+    if (kernels_at_work == 0 && (!known.allocates_for_others || kernel_at_work().empty())) scope.emplace(known.name);
     kernels_at_work += known.is_kernel;
     tensors_in_making += known.allocates_for_others;
   }

@@ -56,11 +56,8 @@ _REFUSED = {
         " _gds_save_storage",
 }  # fmt: skip
 """Why a program cannot have it; names with an underscore are those of `torch._C`."""
-_REFUSED_ON_CUDA = {
-    "a pool of its own is not modelled": ("MemPool", "use_mem_pool"),
-    "another allocator than torch's own is not modelled": ("CUDAPluggableAllocator", "change_current_allocator"),
-}
-"""The same where torch's own code runs: what planner's allocator, which stands behind it, does not know."""
+_REFUSED_ON_CUDA = {"MemPool", "use_mem_pool", "CUDAPluggableAllocator", "change_current_allocator"}
+"""Of them what is refused where torch's own code runs too: planner's allocator, which stands behind it, has no such."""
 _CONSTANT_BINDINGS: tuple[tuple[Any, str], ...] = (
     # What has no effect on memory. Out of memory is never raised.
     (
@@ -169,12 +166,12 @@ def _asked_for_room(memory: LiveMemory) -> Iterator[None]:
 def _told_on_cuda(memory: LiveMemory, management: ManagementLibrary) -> dict[str, Any]:
     """What torch's own code, which allocates through planner's recorder here, cannot say of its memory."""
     free = lambda _device=None: (memory.free_bytes(), memory.total_bytes)  # noqa: E731
-    refused = {name: _refusing(name, reason) for reason, names in _REFUSED_ON_CUDA.items() for name in names}
-    functions = {
-        **refused,
-        **_management_functions(management),
-        "mem_get_info": free,
+    refused = {
+        name: _refusing(name, reason)
+        for reason, names in _REFUSED.items()
+        for name in _REFUSED_ON_CUDA.intersection(names.split())
     }
+    functions = {**refused, **_management_functions(management), "mem_get_info": free}
     return {
         **{f"torch._C:{name}": answer for name, answer in _memory_bindings(memory).items()},
         **{f"torch.cuda:{name}": answer for name, answer in functions.items()},
