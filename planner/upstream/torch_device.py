@@ -105,7 +105,8 @@ ON_CUDA = (
     *patch("program's cuda", "tests/running/test_on_cuda.py", has_source=False, created=True, targets={
         "torch._C:_cuda_memoryStats _cuda_resetPeakMemoryStats _cuda_resetAccumulatedMemoryStats "
         "_cuda_getMemoryFraction _cuda_setMemoryFraction _cuda_memorySnapshot _accelerator_getDeviceStats "
-        "_accelerator_resetPeakStats _accelerator_resetAccumulatedStats _accelerator_isAllocatorInitialized":
+        "_accelerator_resetPeakStats _accelerator_resetAccumulatedStats _accelerator_isAllocatorInitialized "
+        "_accelerator_getMemoryInfo":
             "an allocator that is put in the place of torch's own keeps no statistics: planner's replay does",
         "torch._C:_cuda_cudaCachingAllocator_enable _cuda_cudaCachingAllocator_set_allocator_settings "
         "_accelerator_setAllocatorSettings": "settings are those of planner's replay",

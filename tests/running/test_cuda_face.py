@@ -88,6 +88,7 @@ del large
 assert (torch.cuda.memory_allocated(), torch.cuda.memory_reserved()) == (512, 22 << 20)
 assert torch.cuda.max_memory_allocated() == (20 << 20) + 512 == torch.accelerator.max_memory_allocated()
 assert torch.cuda.mem_get_info()[0] == free - (22 << 20)
+assert torch.accelerator.get_memory_info() == torch.cuda.mem_get_info()
 stats = torch.cuda.memory_stats()
 assert stats["allocation.large_pool.freed"] == stats["allocation.small_pool.current"] == 1
 assert stats["inactive_split_bytes.small_pool.current"] == (2 << 20) - 512

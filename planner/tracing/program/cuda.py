@@ -201,6 +201,7 @@ def _memory_bindings(memory: LiveMemory) -> dict[str, Any]:
         "_cuda_cudaCachingAllocator_set_allocator_settings": settle,
         "_accelerator_isAllocatorInitialized": lambda: True,
         "_accelerator_getDeviceStats": lambda _device=0: memory.statistics(),
+        "_accelerator_getMemoryInfo": lambda _device=0: (memory.free_bytes(), memory.total_bytes),
         "_accelerator_resetPeakStats": lambda _device=0: memory.reset_peaks(),
         "_accelerator_resetAccumulatedStats": lambda _device=0: memory.reset_accumulated(),
         "_accelerator_setAllocatorSettings": settle,
@@ -322,7 +323,6 @@ def _bindings(gpu: Gpu, cuda: str, memory: LiveMemory) -> dict[str, Any]:
         "_cudnn_set_conv_benchmark_empty_cache": _constant(None),
         "_nccl_version": lambda: NCCL[0] << 32 | NCCL[1] << 16 | NCCL[2],
         "_nccl_version_suffix": lambda: b"",
-        "_accelerator_getMemoryInfo": lambda _device=0: (memory.free_bytes(), memory.total_bytes),
         "_accelerator_emptyCache": lambda: native.paper_empty_cache(),
     }
 
