@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 
 from planner.report.statement import Plan
 from planner.service.history.store import History
-from planner.service.http import bodies, job_reports, plans
+from planner.service.http import bodies, job_reports, operations, plans
 from planner.service.http.dependencies import MOST_WAITING
 from planner.service.http.openapi import EXAMPLE_JOB
 
@@ -170,21 +170,31 @@ def test_plans_are_read_while_many_writes_wait_for_the_database(
 def test_metrics_that_many_ask_for_at_once_are_read_once(
     asgi: Asgi, history: History, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read: list[int] = []
-    figures = type(history.totals).figures
+    read, asked, all_asked = 0, 0, threading.Event()
+    figures, call = type(history.totals).figures, operations._METRICS.call
 
-    def count(totals: Any) -> Any:
-        read.append(1)
+    def read_when_all_asked(totals: Any) -> Any:
+        nonlocal read
+        read += 1
+        assert all_asked.wait(20)
         return figures(totals)
 
-    monkeypatch.setattr(type(history.totals), "figures", count)
+    async def count(*arguments: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        if asked == 50:
+            all_asked.set()
+        return await call(*arguments)
+
+    monkeypatch.setattr(type(history.totals), "figures", read_when_all_asked)
+    monkeypatch.setattr(operations._METRICS, "call", count)
 
     async def story(client: httpx.AsyncClient) -> None:
         answers = await asyncio.gather(*(client.get("/metrics") for _ in range(50)))
         assert [answer.status_code for answer in answers] == [200] * 50
 
     run(asgi(most_at_once=100).app, story)
-    assert len(read) == 1
+    assert read == 1
 
 
 def test_of_many_timelines_a_few_wait_and_the_others_are_told_to_come_again(
