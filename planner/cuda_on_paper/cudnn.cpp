@@ -23,6 +23,9 @@ constexpr auto CUDNN_ATTR_ENGINEHEUR_DEVICEPROP = static_cast<cudnnBackendAttrib
 constexpr auto CUDNN_ATTR_ENGINE_DEVICEPROP = static_cast<cudnnBackendAttributeName_t>(1307);
 constexpr auto CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP = static_cast<cudnnBackendAttributeName_t>(407);
 #endif
+#if CUDNN_VERSION < 90500
+constexpr auto CUDNN_ATTR_ENGINECFG_WORKSPACE_SIZE = static_cast<cudnnBackendAttributeName_t>(303);
+#endif
 
 struct Forward {
   const char* name;

@@ -1,7 +1,7 @@
 """Builds the stand-ins for the libraries of CUDA that a CUDA build of torch is linked with.
 
 They are built once for a torch, by the C++ compiler of the machine, from the headers that torch's environment brings;
-which functions they need is read from torch's own libraries.
+which functions they need is read from torch's own libraries, and from the real ones where these are installed.
 """
 
 from __future__ import annotations
@@ -72,6 +72,9 @@ def _build(torch_folder: Path, folder: Path) -> None:
     names, functions = _needed(sorted((torch_folder / "lib").glob("lib*.so")))
     if _RUNTIME not in names:
         raise TraceError("torch is not a CUDA build", allowed="torch as pip installs it on Linux")
+    for stem, name in names.items():  # what other packages may need of them
+        for real in torch_folder.parent.glob(f"nvidia/*/lib/{name}"):
+            functions[stem] |= _defined(real)
     headers = header_folders(torch_folder)
     order = [_RUNTIME, _DRIVER, *sorted(set(names) - {_RUNTIME, _DRIVER})]
     with tempfile.TemporaryDirectory(dir=folder) as built:
@@ -111,6 +114,12 @@ def _needed(libraries: Sequence[Path]) -> tuple[dict[str, str], dict[str, dict[s
             if stem in _STEMS:
                 functions[stem][function] = version
     return names, functions
+
+
+def _defined(library: Path) -> dict[str, str]:
+    symbols = _read(["nm", "-D", "--defined-only", str(library)])
+    found = re.findall(r" [TW] ([a-z]\w+)(?:@+(\S+))?", symbols)
+    return dict(found)
 
 
 def _read(command: Sequence[str]) -> str:

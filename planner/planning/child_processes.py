@@ -48,11 +48,16 @@ _MODULES = (
 """Of other projects, loaded by most traces besides what planner imports; a job's own are loaded by its child."""
 
 
+def load_tracer() -> None:
+    """Import what traces most jobs: sooner than all that some of them need."""
+    from planner.tracing.spec import step_trace  # noqa: F401
+
+
 def load() -> None:
     """Import what every plan needs, and register the paper GPU's kernels, in a process that then forks for each piece
     of work. No step is run: autograd's threads do not survive a fork."""
-    from planner import paper  # before torch
-    from planner.tracing.spec import step_trace  # noqa: F401
+    load_tracer()
+    from planner import paper
     from planner.training import folding, pipelined_loop  # noqa: F401
     from planner.training.models import transformers_models  # noqa: F401
 

@@ -21,6 +21,7 @@ from planner.tracing.rank_trace import Trace
 from planner.units import GIB, MIB
 
 PRELOAD = "planner.planning.child_processes:load"
+_TRACER = "planner.planning.child_processes:load_tracer"
 """What a fork server loads whose children trace; here, as that module imports this one."""
 _NO_LIMITS = Isolation(limits=UNLIMITED)
 MOST_BYTES = GIB
@@ -112,7 +113,7 @@ USUAL_SOURCE = TraceSource()
 
 def _trace(job: Job, rank: int, target: str) -> Trace:
     if cuda_on_paper.is_wanted() and not cuda_on_paper.is_on():  # which a process has from its start
-        return trace_isolated(job, rank, target, _NO_LIMITS, server=cuda_on_paper.lasting_server(PRELOAD))
+        return trace_isolated(job, rank, target, _NO_LIMITS, server=cuda_on_paper.lasting_server(_TRACER))
     from planner.tracing.spec.step_trace import trace
 
     return trace(job, rank, target)

@@ -100,10 +100,9 @@ class Surroundings:
             "deepspeed.ops.op_builder.builder": builders,
         }
         if not cuda_on_paper.is_on():  # where what is installed runs as it is
-            patches |= {
-                "bitsandbytes.cextension": _bitsandbytes_patched,
-                "transformer_engine.common": _transformer_engine_patched,
-            }
+            patches["bitsandbytes.cextension"] = _bitsandbytes_patched
+        if not _runs_transformer_engine():
+            patches["transformer_engine.common"] = _transformer_engine_patched
         if has_triton:
             patches["triton"] = self._launches.patched
         entering = {name: partial(self._enter, patch) for name, patch in patches.items()}
@@ -174,10 +173,15 @@ _BUILDING = "NVTE_PROJECT_BUILDING"
 """The package's own switch: with it nothing is loaded when it is imported, as while it is built."""
 
 
+def _runs_transformer_engine() -> bool:
+    """Whether the package's own extension for torch, of which there is no wheel, is installed and runs."""
+    return cuda_on_paper.is_on() and importlib.machinery.PathFinder.find_spec(f"{MODULE}_torch") is not None
+
+
 @contextmanager
 def _without_libraries() -> Iterator[None]:
     """Inside, the package looks for no libraries of CUDA when it is imported."""
-    if cuda_on_paper.is_on() or importlib.machinery.PathFinder.find_spec(MODULE) is None:
+    if _runs_transformer_engine() or importlib.machinery.PathFinder.find_spec(MODULE) is None:
         yield
         return
     with variable_set(_BUILDING, "1"):
