@@ -11,13 +11,15 @@ import hashlib
 import json
 import os
 import re
+import sys
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from planner.cuda_on_paper.libraries import PRELOAD, build
+from planner.cuda_on_paper.libraries import COMPILED_FOR, PRELOAD, build
 from planner.errors import TraceError
 from planner.hardware.architectures import ARCHITECTURES
+from planner.job.schema import Gpu
 from planner.runtime.fork_server import ForkServer
 from planner.runtime.native_builds import find_torch
 from planner.runtime.user_cache import user_cache
@@ -29,8 +31,10 @@ _ON, _DEVICE = "PAPER_CUDA", "PAPER_DEVICE"
 """Variables of processes whose torch finds CUDA on paper: the folder of the libraries, the GPU's description."""
 _CUDNN, _OTHER_CUDNN = "PAPER_CUDNN", "PAPER_OTHER_CUDNN"
 """The cuDNN that is asked; the versions of torch's own and of that one, where they are not the same."""
+_COMPILED_FOR = "PAPER_COMPILED_FOR"
+"""Another: for which architectures torch was compiled (`80 90`)."""
 _WANTED = "PLANNER_ON_CUDA"
-"""A switch until it is the only way."""
+"""A switch until it is the only way: with `0` kernels are modelled in a CUDA build of torch, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,30 +45,49 @@ class PaperGpu:
     arch: str
     total_bytes: int
 
+    @classmethod
+    def of(cls, gpu: Gpu, target: str = "") -> PaperGpu:
+        """One of the catalog, with the kernels of `target` (default: its own)."""
+        return cls(gpu.name, target or gpu.target, gpu.total_bytes)
+
 
 def is_on() -> bool:
     """Whether torch's own CUDA code runs in this process."""
-    return _ON in os.environ
+    return bool(os.environ.get(_ON))
 
 
-def is_wanted() -> bool:
-    """Whether it shall run where a job is traced."""
-    return bool(os.environ.get(_WANTED)) or is_on()
+def is_wanted(arch: str = "") -> bool:
+    """Whether it shall run where a job is traced, for a GPU of this architecture if one is named: wherever torch is a
+    CUDA build, but for GPUs that are not NVIDIA's."""
+    if arch and not arch.startswith("sm_"):
+        return False
+    return is_on() or (os.environ.get(_WANTED) != "0" and _is_cuda_build())
 
 
-def start_variables() -> dict[str, str]:
-    """Of the environment with which a process is started in which torch finds CUDA on paper; none if nobody wants it.
+@cache
+def _is_cuda_build() -> bool:
+    try:
+        text = (find_torch() / "version.py").read_text(encoding="utf-8")
+    except (TraceError, OSError):
+        return False
+    return sys.platform == "linux" and re.search(r"^cuda\b.* = ['\"]", text, re.MULTILINE) is not None
 
-    Raises TraceError where there is no compiler, or torch is no CUDA build.
+
+def start_variables(wanted: bool | None = None) -> dict[str, str]:
+    """Of the environment with which a process is started in which torch finds CUDA on paper, or, where it is not
+    `wanted` (default: :func:`is_wanted`), of one in which it does not though it does here.
+
+    Raises TraceError where there is no compiler.
     """
-    if not is_wanted():
-        return {}
+    if not (is_wanted() if wanted is None else wanted):
+        return {"LD_PRELOAD": "", _ON: ""} if is_on() else {}
     torch_folder = find_torch()
     folder = build(torch_folder)
     return {
         "LD_PRELOAD": (folder / PRELOAD).read_text(encoding="utf-8"),
         "TRITON_LIBCUDA_PATH": str(folder),
         _ON: str(folder),
+        _COMPILED_FOR: (folder / COMPILED_FOR).read_text(encoding="utf-8"),
         **_find_cudnn(torch_folder),
     }
 
@@ -98,7 +121,7 @@ def other_cudnn() -> tuple[str, ...]:
 def gpu_variables(gpu: PaperGpu, gpus: int) -> dict[str, str]:
     """Of the environment of a process that finds so many of these GPUs on paper, before its first call of CUDA; none if
     nobody wants it."""
-    if not is_wanted():
+    if not is_wanted(gpu.arch):
         return {}
     description = build(find_torch()) / f"{hashlib.sha256(repr(gpu).encode()).hexdigest()[:16]}.json"
     if not description.exists():
@@ -106,15 +129,15 @@ def gpu_variables(gpu: PaperGpu, gpus: int) -> dict[str, str]:
     return {_DEVICE: str(description), "PAPER_GPUS": str(gpus)}
 
 
-def start_server(preload: str) -> ForkServer:
-    """A fork server whose children find what is wanted. Raises what :func:`start_variables` raises."""
-    return ForkServer(preload, environment=start_variables())
+def start_server(preload: str, wanted: bool | None = None) -> ForkServer:
+    """A fork server whose children find what :func:`start_variables` says, and raises what that raises."""
+    return ForkServer(preload, environment=start_variables(wanted))
 
 
 @cache
-def lasting_server(preload: str) -> ForkServer:
+def lasting_server(preload: str, wanted: bool | None = None) -> ForkServer:
     """As :func:`start_server`; one for this process, which ends with it."""
-    started = start_server(preload)
+    started = start_server(preload, wanted)
     atexit.register(started.close)
     return started
 
@@ -127,16 +150,31 @@ def take_gpu(gpu: PaperGpu, gpus: int) -> None:
     os.environ.update(variables)
 
 
+def describe_other_kernels(arch: str) -> str:
+    """A sentence, where the torch of this process has no kernels for GPUs of this architecture; else nothing."""
+    name = arch.partition("/")[0]
+    major, minor = ARCHITECTURES[name].capability
+    compiled_for = os.environ.get(_COMPILED_FOR, "").split()
+    # The kernels for an older minor version run on a newer one.
+    if any(f"{major}{older}" in compiled_for for older in range(minor + 1)) or not compiled_for:
+        return ""
+    return (
+        f"The installed torch has no kernels for {name} (it has them for sm_{', sm_'.join(compiled_for)}): those of"
+        " another architecture are planned, and the job needs a torch that was built for its GPU."
+    )
+
+
 def _describe(gpu: PaperGpu) -> dict[str, object]:
     """As NVIDIA documents a device for cuDNN's `CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION`; clocks and the bus are an
     H100's for every GPU."""
-    known = ARCHITECTURES[gpu.arch]
+    arch, _, multiprocessors = gpu.arch.partition("/")  # fewer on a slice of a GPU
+    known = ARCHITECTURES[arch]
     major, minor = known.capability
     return {
         "cudaDeviceId": 0, "deviceId": 0, "deviceVer": 100 * major + 10 * minor, "driverVer": 13000,
         "cudaDriverVersion": 13000, "totalGlobalMem": gpu.total_bytes, "maxGridSize": [2**31 - 1, 65535, 65535],
         "maxBlockSize": [1024, 1024, 64], "regsPerBlock": 65536,
-        "multiProcessorCount": known.multiprocessors, "smCountOrigin": 0,
+        "multiProcessorCount": int(multiprocessors or known.multiprocessors), "smCountOrigin": 0,
         "warpSize": known.warp_size, "maxSharedMemoryPerBlock": 48 * KIB,
         "maxSharedMemoryPerBlockOptin": known.shared_memory_per_block_bytes, "oversizedSharedMemoryPerBlock": 0,
         "reservedSharedMemoryPerBlock": KIB, "maxRegistersPerSM": known.registers_per_multiprocessor,

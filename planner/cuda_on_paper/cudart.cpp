@@ -707,10 +707,21 @@ API cudaError_t cudaMemcpyToSymbol(const void* host, const void* from, size_t n,
 }
 
 // What a kernel was compiled to is not read here. CUB takes ptxVersion to choose block sizes, which decide its
-// temporary memory: that of the GPU, for which the wheel has code.
+// temporary memory: of what torch was compiled for the newest that is no newer than the GPU, or the oldest of all.
+static int compiled_for() {
+  static const int chosen = [] {
+    const char* compiled = getenv("PAPER_COMPILED_FOR");
+    int capability = Device::get().capability(), newest = 0, oldest = 0;
+    std::istringstream numbers(compiled ? compiled : "");
+    for (int number; numbers >> number; oldest = oldest ? std::min(oldest, number) : number)
+      if (number <= capability) newest = std::max(newest, number);
+    return newest ? newest : oldest ? oldest : capability;
+  }();
+  return chosen;
+}
 API cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* a, const void*) {
   memset(a, 0, sizeof *a);
-  a->ptxVersion = a->binaryVersion = Device::get().capability();
+  a->ptxVersion = a->binaryVersion = compiled_for();
   a->maxThreadsPerBlock = 1024;
   a->numRegs = 32;
   a->maxDynamicSharedSizeBytes = 49152;

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 import subprocess
+import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -51,12 +52,14 @@ _DECLARED = {
 _NOT_SUPPORTED, _NOT_KNOWN = 801, 7
 PRELOAD = "preload"
 """A file that names the libraries in order."""
+COMPILED_FOR = "compiled_for"
+"""A file with the architectures for which torch was compiled (`80 90`)."""
 
 
 def build(torch_folder: Path) -> Path:
     """The folder with the libraries for this torch, built if there are none yet; `preload` names them in order."""
     digest = hashlib.sha256((torch_folder / "version.py").read_bytes())
-    for source in sorted(_SOURCES.glob("*.[ch]*")):
+    for source in (Path(__file__), *sorted(_SOURCES.glob("*.[ch]*"))):
         digest.update(source.read_bytes())
     return build_once(f"cuda-{digest.hexdigest()[:16]}", PRELOAD, lambda folder: _build(torch_folder, folder))
 
@@ -94,6 +97,8 @@ def _build(torch_folder: Path, folder: Path) -> None:
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
                 raise TraceError(f"{names[stem]} on paper does not build with {compiler}:\n{done.stderr[-2000:]}")
+    flags = _read([sys.executable, "-c", "import torch; print(torch._C._cuda_getArchFlags())"])
+    (folder / COMPILED_FOR).write_text(" ".join(re.findall(r"\bsm_(\d+)", flags)), encoding="utf-8")
     (folder / PRELOAD).write_text(":".join(f"{folder}/{names[stem]}" for stem in order), encoding="utf-8")
 
 

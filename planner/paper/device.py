@@ -66,10 +66,15 @@ class Paper:
 
     device: torch.device
     recorder: Recorder
+    other_kernels: str = ""
+    """A sentence, where the installed torch has none for the GPU."""
     unknown_workspaces = staticmethod(workspaces.met)
-    counted_workspaces = staticmethod(workspaces.describe_counted)
     workspace_margin_bytes = staticmethod(workspaces.margin_bytes)
     asked_workspaces = staticmethod(workspaces.asked)
+
+    def counted_workspaces(self) -> tuple[str, ...]:
+        """On whose word workspaces are counted, as sentences."""
+        return (*workspaces.describe_counted(), *((self.other_kernels,) if self.other_kernels else ()))
 
 
 _GROUPS_KEEP_SINCE = (2, 8)
@@ -95,7 +100,7 @@ def gpu(
     checking.enforce()
     table.choose(chosen)
     if cuda_on_paper.is_on():
-        with _gpu_on_cuda(_holding_of_nccl(torch_version or torch.__version__), waits=waits) as paper:
+        with _gpu_on_cuda(target, _holding_of_nccl(torch_version or torch.__version__), waits=waits) as paper:
             yield paper
         return
     _install()
@@ -128,7 +133,7 @@ def _holding_of_nccl(torch_version: str) -> Holding:
 
 
 @contextmanager
-def _gpu_on_cuda(holding: Holding, *, waits: bool) -> Iterator[Paper]:
+def _gpu_on_cuda(target: str, holding: Holding, *, waits: bool) -> Iterator[Paper]:
     """As :func:`gpu`, where torch's own CUDA code allocates."""
     native = library.load()
     _install_on_cuda()
@@ -139,7 +144,7 @@ def _gpu_on_cuda(holding: Holding, *, waits: bool) -> Iterator[Paper]:
     queries = {"torch.cuda.streams:Event.query": lambda _event: not recorder.waits}
     with upstream.patch_targets("events", replaced=queries):
         try:
-            yield Paper(torch.device("cuda", 0), recorder)
+            yield Paper(torch.device("cuda", 0), recorder, cuda_on_paper.describe_other_kernels(target))
         finally:
             recorder.stop()
             recorder.settle()

@@ -98,7 +98,7 @@ class ChildProcesses:
 
 def _plan_in_children(work: PlanningInputs, shares: Sequence[range]) -> dict[int, PlannedClass]:
     """What the children brought to an end, by number. Raises the first error that one of them reports."""
-    server = cuda_on_paper.start_server(PRELOAD)
+    server = cuda_on_paper.start_server(PRELOAD, cuda_on_paper.is_wanted(work.target or work.job.cluster.gpu.target))
 
     def ask(share: range) -> dict[int, PlannedClass]:
         task = Task("planner.planning.child_processes:plan_share", (work, share))

@@ -169,7 +169,7 @@ def _run_ranks(work: ProgramInputs, progress: Progress) -> tuple[ProgramInputs, 
         alike = work.line.world_size > 1 and not work.line.environment and work.walled is None
         if alike and server is None:
             # What torch reads while it is imported, a server has read for all of its children.
-            server = rank_process.start_server()
+            server = rank_process.start_server(work.gpu.arch)
         progress(f"running rank {rank} of {work.line.world_size}")
         order = _order(work, rank, runs)
         if runs:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 
+from planner import cuda_on_paper
+from planner.cuda_on_paper import PaperGpu
 from planner.errors import SpecError
 from planner.job.code_rules import ANY_CODE, CodeRules
 from planner.job.schema import Job
@@ -51,7 +54,12 @@ def trace_isolated(
     if job.model.factory:
         isolation.code.refuse_name(job.model.factory, job.model.factory_path)
     task = Task("planner.tracing.isolated:answer_trace", (job, rank, target, isolation.code))
-    answer = running.run(task, limits, walls=isolation.walls, server=server)
+    environment = {} if isolation.walls is not None else dict(os.environ)
+    if server is None:
+        gpu, gpus = PaperGpu.of(job.cluster.gpu, target), job.cluster.gpus_per_node
+        environment |= cuda_on_paper.start_variables(cuda_on_paper.is_wanted(gpu.arch))
+        environment |= cuda_on_paper.gpu_variables(gpu, gpus)  # behind walls nothing can be written
+    answer = running.run(task, limits, walls=isolation.walls, server=server, environment=environment)
     if (exceeded := exceeded_limit(answer, limits)) is not None:
         raise _limit_error(exceeded, subject, compiles=job.train.compile is not None)
     error = messages.error_of(answer)

@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 
 import torch
 
-from planner.paper import library
 from planner.paper.kernels import workspaces
 from planner.paper.kernels.attention import backward_workspace, forward_workspace
 from planner.paper.kernels.table import scratch, target
@@ -281,7 +280,7 @@ def _has_bias_or_sinks(bias: int, softmax: int) -> bool:
 
 
 EXTENSION["get_fused_attn_backend"] = _get_fused_attn_backend
-EXTENSION["get_cudnn_version"] = lambda: int(library.load().paper_cudnn_version())
+EXTENSION["get_cudnn_version"] = lambda: torch.backends.cudnn.version()
 
 
 def _check(call: SimpleNamespace) -> None:

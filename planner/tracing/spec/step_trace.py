@@ -48,10 +48,7 @@ def trace(job: Job, rank: int = 0, target: str = "", *, folded: bool = True) -> 
     """
     began = time.perf_counter()
     if cuda_on_paper.is_on():
-        gpu = cuda_on_paper.PaperGpu(
-            job.cluster.gpu.name, target or job.cluster.gpu.target, job.cluster.gpu.total_bytes
-        )
-        cuda_on_paper.take_gpu(gpu, job.cluster.gpus_per_node)
+        cuda_on_paper.take_gpu(cuda_on_paper.PaperGpu.of(job.cluster.gpu, target), job.cluster.gpus_per_node)
     if job.train.compile is not None and job.train.compile.planned_as == "eager":
         job = replace(job, train=replace(job.train, compile=None))
     if job.train.lengths is not None:
