@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import re
-import sys
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -34,7 +33,7 @@ _CUDNN, _OTHER_CUDNN = "PAPER_CUDNN", "PAPER_OTHER_CUDNN"
 _COMPILED_FOR = "PAPER_COMPILED_FOR"
 """Another: for which architectures torch was compiled (`80 90`)."""
 _WANTED = "PLANNER_ON_CUDA"
-"""A switch until it is the only way: with `0` kernels are modelled in a CUDA build of torch, too."""
+"""A switch until it is the only way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,27 +56,18 @@ def is_on() -> bool:
 
 
 def is_wanted(arch: str = "") -> bool:
-    """Whether it shall run where a job is traced, for a GPU of this architecture if one is named: wherever torch is a
-    CUDA build, but for GPUs that are not NVIDIA's."""
+    """Whether it shall run where a job is traced, for a GPU of this architecture if one is named: never for those that
+    are not NVIDIA's."""
     if arch and not arch.startswith("sm_"):
         return False
-    return is_on() or (os.environ.get(_WANTED) != "0" and _is_cuda_build())
-
-
-@cache
-def _is_cuda_build() -> bool:
-    try:
-        text = (find_torch() / "version.py").read_text(encoding="utf-8")
-    except (TraceError, OSError):
-        return False
-    return sys.platform == "linux" and re.search(r"^cuda\b.* = ['\"]", text, re.MULTILINE) is not None
+    return is_on() or os.environ.get(_WANTED, "") not in ("", "0")
 
 
 def start_variables(wanted: bool | None = None) -> dict[str, str]:
     """Of the environment with which a process is started in which torch finds CUDA on paper, or, where it is not
     `wanted` (default: :func:`is_wanted`), of one in which it does not though it does here.
 
-    Raises TraceError where there is no compiler.
+    Raises TraceError where there is no compiler, or torch is no CUDA build.
     """
     if not (is_wanted() if wanted is None else wanted):
         return {"LD_PRELOAD": "", _ON: ""} if is_on() else {}

@@ -9,7 +9,7 @@ import importlib.metadata
 from collections.abc import Mapping
 from dataclasses import replace
 
-from planner import distribution
+from planner import cuda_on_paper, distribution
 from planner.hardware import catalog
 from planner.hardware.facts import workspace_table, workspaces_digest
 from planner.job import loading
@@ -27,6 +27,7 @@ print it as their allocator rules."""
 
 _LIBRARIES = ("deepspeed", "peft")
 """Those whose own code some traces run."""
+_KERNELS = "kernels"
 
 
 def trace_id_of(job: Job, versions: Mapping[str, str] | None = None, *, target: str = "") -> str:
@@ -130,8 +131,9 @@ def software() -> Mapping[str, str]:
 
 @functools.cache
 def every_version() -> Mapping[str, str]:
-    """Those of :func:`software`, and of what some traces run."""
-    return {**software(), **{name: _version(name) for name in _LIBRARIES}}
+    """Those of :func:`software`, and of what some traces run; and whose kernels, where they are not modelled."""
+    kernels = {_KERNELS: "torch's own"} if cuda_on_paper.is_wanted() else {}
+    return {**software(), **{name: _version(name) for name in _LIBRARIES}, **kernels}
 
 
 def installed_torch() -> str:
@@ -140,7 +142,7 @@ def installed_torch() -> str:
 
 
 def _of_every_trace(versions: Mapping[str, str]) -> Mapping[str, str]:
-    return {name: versions[name] for name in software()}
+    return {name: version for name, version in versions.items() if name in software() or name == _KERNELS}
 
 
 def _version(distribution: str) -> str:
