@@ -103,24 +103,19 @@ API cudnnStatus_t cudnnBackendDestroyDescriptor(cudnnBackendDescriptor_t d) {
   }
   return REAL(cudnnBackendDestroyDescriptor)(d);
 }
-static cudnnBackendDescriptor_t part_of(cudnnBackendDescriptor_t d, cudnnBackendAttributeName_t a,
-                                        cudnnBackendDescriptorType_t kind) {
-  cudnnBackendDescriptor_t part = nullptr;
-  int64_t n = 0;
-  if (REAL(cudnnBackendCreateDescriptor)(kind, &part)) return nullptr;
-  if (!REAL(cudnnBackendGetAttribute)(d, a, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &n, &part)) return part;
-  REAL(cudnnBackendDestroyDescriptor)(part);
-  return nullptr;
-}
 static bool is_compiled_at_run_time(cudnnBackendDescriptor_t config) {
-  cudnnBackendDescriptor_t engine = part_of(config, CUDNN_ATTR_ENGINECFG_ENGINE, CUDNN_BACKEND_ENGINE_DESCRIPTOR);
-  if (!engine) return false;
-  cudnnBackendBehaviorNote_t notes[CUDNN_BEHAVIOR_NOTE_TYPE_COUNT];
+  cudnnBackendDescriptor_t engine;
+  if (REAL(cudnnBackendCreateDescriptor)(CUDNN_BACKEND_ENGINE_DESCRIPTOR, &engine)) return false;
+  cudnnBackendBehaviorNote_t notes[16];  // more than there are: the cuDNN that is asked may be newer than its header
   int64_t n = 0;
-  cudnnStatus_t e = REAL(cudnnBackendGetAttribute)(engine, CUDNN_ATTR_ENGINE_BEHAVIOR_NOTE, CUDNN_TYPE_BEHAVIOR_NOTE,
-                                                   CUDNN_BEHAVIOR_NOTE_TYPE_COUNT, &n, notes);
+  cudnnStatus_t e = REAL(cudnnBackendGetAttribute)(config, CUDNN_ATTR_ENGINECFG_ENGINE, CUDNN_TYPE_BACKEND_DESCRIPTOR,
+                                                   1, &n, &engine);
+  if (!e)
+    e = REAL(cudnnBackendGetAttribute)(engine, CUDNN_ATTR_ENGINE_BEHAVIOR_NOTE, CUDNN_TYPE_BEHAVIOR_NOTE, 16, &n,
+                                       notes);
   REAL(cudnnBackendDestroyDescriptor)(engine);
-  return !e && std::find(notes, notes + n, CUDNN_BEHAVIOR_NOTE_RUNTIME_COMPILATION) != notes + n;
+  const auto* end = notes + std::min<int64_t>(n, 16);
+  return !e && std::find<const cudnnBackendBehaviorNote_t*>(notes, end, CUDNN_BEHAVIOR_NOTE_RUNTIME_COMPILATION) != end;
 }
 // The configuration of an engine knows the workspace of its plan before kernels are compiled, which takes half a second
 // and serves nobody here. Asked when the plan is given its configuration: that need not live as long.

@@ -101,7 +101,7 @@ class Surroundings:
         }
         if not cuda_on_paper.is_on():  # where what is installed runs as it is
             patches["bitsandbytes.cextension"] = _bitsandbytes_patched
-        if not _runs_transformer_engine():
+        if not stand_ins.runs_as_installed(_EXTENSION):
             patches["transformer_engine.common"] = _transformer_engine_patched
         if has_triton:
             patches["triton"] = self._launches.patched
@@ -169,19 +169,16 @@ def _patched_search() -> Any:
 # Source, TransformerEngine 2.11: transformer_engine/common/__init__.py. The wheel `transformer-engine` alone has its
 # whole Python part and needs no GPU; what it would load comes from others.
 MODULE = "transformer_engine"
+_EXTENSION = f"{MODULE}_torch"
+"""Of which there is no wheel."""
 _BUILDING = "NVTE_PROJECT_BUILDING"
 """The package's own switch: with it nothing is loaded when it is imported, as while it is built."""
-
-
-def _runs_transformer_engine() -> bool:
-    """Whether the package's own extension for torch, of which there is no wheel, is installed and runs."""
-    return cuda_on_paper.is_on() and importlib.machinery.PathFinder.find_spec(f"{MODULE}_torch") is not None
 
 
 @contextmanager
 def _without_libraries() -> Iterator[None]:
     """Inside, the package looks for no libraries of CUDA when it is imported."""
-    if _runs_transformer_engine() or importlib.machinery.PathFinder.find_spec(MODULE) is None:
+    if stand_ins.runs_as_installed(_EXTENSION) or importlib.machinery.PathFinder.find_spec(MODULE) is None:
         yield
         return
     with variable_set(_BUILDING, "1"):

@@ -30,6 +30,11 @@ SOUGHT: list[str] = []
 _HOW = "describe its allocations in a Python file and name it with --kernels (docs/run.md)"
 
 
+def runs_as_installed(extension: str) -> bool:
+    """Whether a package's own compiled part, a module of this name, is there and runs."""
+    return cuda_on_paper.is_on() and importlib.machinery.PathFinder.find_spec(extension) is not None
+
+
 class _Refused(type):
     """A name that is not modelled: it can be imported, as the job has it, and is refused where it is used."""
 
@@ -108,7 +113,7 @@ class First(importlib.abc.MetaPathFinder):
     def find_spec(self, name: str, _path: Any = None, _target: Any = None) -> importlib.machinery.ModuleSpec | None:
         if name in self._own:
             return _spec(name, _Ready(self._own[name]), self._own)
-        if name not in self._parts or (cuda_on_paper.is_on() and importlib.machinery.PathFinder.find_spec(name)):
+        if name not in self._parts or runs_as_installed(name):
             return None
         package, offered = self._parts[name]
         known = package.module in self._provided or package.module in sys.modules
