@@ -94,7 +94,7 @@ def planner_here(
     """The command in this process, with children that have loaded PyTorch already."""
     in_a_child = partial(rank_process.run_rank, server=server)
     monkeypatch.setattr(rank_process, "run_rank", lambda order, limits, *_: in_a_child(order, limits))
-    monkeypatch.setattr(rank_process, "start_server", lambda: SimpleNamespace(close=lambda: None))
+    monkeypatch.setattr(rank_process, "start_server", lambda _arch: SimpleNamespace(close=lambda: None))
 
     def run(*words: str) -> Ended:
         code = cli.main(list(words))

@@ -32,7 +32,7 @@ JOB = Job(
 def of_the_server(server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans start none of their own, which would load PyTorch again."""
     monkeypatch.setattr(server, "close", lambda: None)
-    monkeypatch.setattr(child_processes.cuda_on_paper, "start_server", lambda _: server)
+    monkeypatch.setattr(child_processes.cuda_on_paper, "start_server", lambda *_: server)
 
 
 @pytest.fixture(scope="module")
