@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from planner.cuda_on_paper.libraries import COMPILED_FOR, PRELOAD, build
+from planner.cuda_on_paper.libraries import COMPILED_FOR, PRELOAD, build, is_cuda_build
 from planner.errors import TraceError
 from planner.hardware.architectures import ARCHITECTURES
 from planner.job.schema import Gpu
@@ -32,8 +32,8 @@ _CUDNN, _OTHER_CUDNN = "PAPER_CUDNN", "PAPER_OTHER_CUDNN"
 """The cuDNN that is asked; the versions of torch's own and of that one, where they are not the same."""
 _COMPILED_FOR = "PAPER_COMPILED_FOR"
 """Another: for which architectures torch was compiled (`80 90`)."""
-_WANTED = "PLANNER_ON_CUDA"
-"""A switch until it is the only way."""
+_SWITCH = "PLANNER_ON_CUDA"
+"""`0` models the kernels also where torch is a CUDA build."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +56,11 @@ def is_on() -> bool:
 
 
 def is_wanted(arch: str = "") -> bool:
-    """Whether it shall run where a job is traced, for a GPU of this architecture if one is named: never for those that
-    are not NVIDIA's."""
+    """Whether it shall run where a job is traced, for a GPU of this architecture if one is named: wherever torch is a
+    CUDA build, but not for GPUs that are not NVIDIA's."""
     if arch and not arch.startswith("sm_"):
         return False
-    return is_on() or os.environ.get(_WANTED, "") not in ("", "0")
+    return is_on() or (os.environ.get(_SWITCH) != "0" and is_cuda_build(find_torch()))
 
 
 def start_variables(wanted: bool | None = None) -> dict[str, str]:

@@ -84,10 +84,10 @@ model = FullyShardedDataParallel(model, auto_wrap_policy=ModuleWrapPolicy({Block
 
 
 @pytest.fixture
-def run_on_cuda(run: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
+def run_modelled(run: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
     def run_it(command: str, **options: object) -> RankRun:
         with monkeypatch.context() as patch:
-            patch.setenv("PLANNER_ON_CUDA", "1")
+            patch.setenv("PLANNER_ON_CUDA", "0")
             return run(command, **options)  # type: ignore[arg-type]
 
     return run_it  # type: ignore[return-value]
@@ -127,11 +127,11 @@ def roles(ran: RankRun) -> Counter[Category]:
     ids=["alone", "ddp", "fsdp1", "fsdp2"],
 )
 def test_the_same_is_allocated_in_the_same_order(
-    program: Program, run: Run, run_on_cuda: Run, launcher: str, wrapped: str, least_bytes: int
+    program: Program, run: Run, run_modelled: Run, launcher: str, wrapped: str, least_bytes: int
 ) -> None:
     command = f"{launcher} {program(TRANSFORMER.replace('{wrapped}', wrapped))}"
 
-    modelled, on_cuda = run(command), run_on_cuda(command)
+    modelled, on_cuda = run_modelled(command), run(command)
 
     assert requested(on_cuda, least_bytes) == requested(modelled, least_bytes)
     assert roles(on_cuda) == roles(modelled)
@@ -172,10 +172,10 @@ def test_the_step_of_a_spec_has_the_same_peaks(monkeypatch: pytest.MonkeyPatch, 
             server.close()
         return timeline.peak_allocated_bytes, timeline.peak_reserved_bytes
 
-    modelled = peak()
-    monkeypatch.setenv("PLANNER_ON_CUDA", "1")
+    on_cuda = peak()
+    monkeypatch.setenv("PLANNER_ON_CUDA", "0")
 
-    assert peak() == modelled
+    assert on_cuda == peak()
 
 
 @pytest.mark.parametrize(
@@ -183,9 +183,8 @@ def test_the_step_of_a_spec_has_the_same_peaks(monkeypatch: pytest.MonkeyPatch, 
     [("V100-SXM2-32GB", ["sm_70"], True), ("GB10-128GB", [], True), ("MI300X-192GB", [], False)],
 )
 def test_gpus_for_which_torch_has_no_kernels_are_named_and_those_of_others_are_modelled(
-    monkeypatch: pytest.MonkeyPatch, gpu: str, missing: list[str], of_kernels: bool
+    gpu: str, missing: list[str], of_kernels: bool
 ) -> None:
-    monkeypatch.setenv("PLANNER_ON_CUDA", "1")
     job = load_yaml(
         SPEC.format(more="").replace("gpus_per_node: 4, gpu: A100-SXM-80GB", f"gpus_per_node: 1, gpu: {gpu}")
     )
@@ -221,11 +220,9 @@ for _ in range({replays}):
 
 
 def test_a_captured_step_lies_in_a_pool_of_its_own_and_its_replays_take_time_but_no_memory(
-    program: Program, run_on_cuda: Run
+    program: Program, run: Run
 ) -> None:
-    once, thrice = (
-        run_on_cuda(f"python {program(GRAPHED.replace('{replays}', str(count)))}").trace for count in (1, 3)
-    )
+    once, thrice = (run(f"python {program(GRAPHED.replace('{replays}', str(count)))}").trace for count in (1, 3))
 
     allocs = [event for event in once.written_out() if isinstance(event, Alloc)]
     gradients = {
@@ -253,11 +250,11 @@ for kind, more in KINDS:
 
 
 def test_recurrent_networks_take_what_is_known_of_them_and_the_rest_is_named(
-    program: Program, run: Run, run_on_cuda: Run
+    program: Program, run: Run, run_modelled: Run
 ) -> None:
     command = f"python {program(RECURRENT)}"
 
-    modelled, on_cuda = run(command), run_on_cuda(command)
+    modelled, on_cuda = run_modelled(command), run(command)
 
     assert requested(on_cuda, 64 * KIB) == requested(modelled, 64 * KIB)
     assert on_cuda.trace.unknown_workspaces == ("cuDNN recurrent network",)
@@ -274,9 +271,9 @@ convolution(pictures).sum().backward()
 """
 
 
-def test_a_convolution_takes_another_way_where_its_workspace_has_no_room(program: Program, run_on_cuda: Run) -> None:
+def test_a_convolution_takes_another_way_where_its_workspace_has_no_room(program: Program, run: Run) -> None:
     def workspaces(left: int) -> list[int]:
-        ran = run_on_cuda(f"python {program(CONVOLUTION.replace('{left}', str(left)))}")
+        ran = run(f"python {program(CONVOLUTION.replace('{left}', str(left)))}")
         allocs = [event for event in ran.trace.written_out() if isinstance(event, Alloc)]
         return [a.requested_bytes for a in allocs if a.origin and a.origin.op == "cudnn_convolution.workspace"]
 
