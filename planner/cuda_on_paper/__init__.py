@@ -35,6 +35,12 @@ _COMPILED_FOR = "PAPER_COMPILED_FOR"
 _SWITCH = "PLANNER_ON_CUDA"
 """`0` models the kernels also where torch is a CUDA build."""
 
+_FOR_OTHERS = "sm_80"
+"""Whose kernels GPUs of other makers are planned with: attention of torch's own, as ROCm builds have, not cuDNN's."""
+_BLAS = "CUBLAS_WORKSPACE_CONFIG"
+_HIPBLAS_KIB = {"gfx94": 131072, "gfx": 32768}
+"""Workspaces of hipBLAS by how an architecture begins (torch 2.13 aten/src/ATen/cuda/CublasHandlePool.cpp)."""
+
 
 @dataclass(frozen=True, slots=True)
 class PaperGpu:
@@ -56,9 +62,8 @@ def is_on() -> bool:
 
 
 def is_wanted(arch: str = "") -> bool:
-    """Whether it shall run where a job is traced, for a GPU of this architecture if one is named: wherever torch is a
-    CUDA build, but not for GPUs that are not NVIDIA's."""
-    if arch and not arch.startswith("sm_"):
+    """Whether it shall run where a job is traced: wherever torch is a CUDA build, but not for a CPU as `arch`."""
+    if arch == "cpu":
         return False
     return is_on() or (os.environ.get(_SWITCH) != "0" and is_cuda_build(find_torch()))
 
@@ -113,10 +118,15 @@ def gpu_variables(gpu: PaperGpu, gpus: int) -> dict[str, str]:
     nobody wants it."""
     if not is_wanted(gpu.arch):
         return {}
-    description = build(find_torch()) / f"{hashlib.sha256(repr(gpu).encode()).hexdigest()[:16]}.json"
+    text = json.dumps(_describe(gpu))
+    description = build(find_torch()) / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
     if not description.exists():
-        description.write_text(json.dumps(_describe(gpu)), encoding="utf-8")
-    return {_DEVICE: str(description), "PAPER_GPUS": str(gpus)}
+        description.write_text(text, encoding="utf-8")
+    variables = {_DEVICE: str(description), "PAPER_GPUS": str(gpus)}
+    if not _is_nvidia(gpu.arch) and _BLAS not in os.environ:
+        size = next(size for start, size in _HIPBLAS_KIB.items() if gpu.arch.startswith(start))
+        variables[_BLAS] = f":{size}:1"
+    return variables
 
 
 def start_server(preload: str, wanted: bool | None = None) -> ForkServer:
@@ -143,6 +153,11 @@ def take_gpu(gpu: PaperGpu, gpus: int) -> None:
 def describe_other_kernels(arch: str) -> str:
     """A sentence, where the torch of this process has no kernels for GPUs of this architecture; else nothing."""
     name = arch.partition("/")[0]
+    if not _is_nvidia(name):
+        return (
+            f"The installed torch has no kernels for {name}, which ROCm's torch has: CUDA's for {_FOR_OTHERS} are"
+            " planned in their place."
+        )
     major, minor = ARCHITECTURES[name].capability
     compiled_for = os.environ.get(_COMPILED_FOR, "").split()
     # The kernels for an older minor version run on a newer one.
@@ -154,12 +169,16 @@ def describe_other_kernels(arch: str) -> str:
     )
 
 
+def _is_nvidia(arch: str) -> bool:
+    return arch.startswith("sm_")
+
+
 def _describe(gpu: PaperGpu) -> dict[str, object]:
     """As NVIDIA documents a device for cuDNN's `CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION`; clocks and the bus are an
     H100's for every GPU."""
     arch, _, multiprocessors = gpu.arch.partition("/")  # fewer on a slice of a GPU
     known = ARCHITECTURES[arch]
-    major, minor = known.capability
+    major, minor = ARCHITECTURES[arch if _is_nvidia(arch) else _FOR_OTHERS].capability
     return {
         "cudaDeviceId": 0, "deviceId": 0, "deviceVer": 100 * major + 10 * minor, "driverVer": 13000,
         "cudaDriverVersion": 13000, "totalGlobalMem": gpu.total_bytes, "maxGridSize": [2**31 - 1, 65535, 65535],

@@ -115,7 +115,7 @@ def planned(given: Job) -> PlanningResult:
     return plan_with_traces(given)
 
 
-@pytest.mark.usefixtures("learnt")
+@pytest.mark.usefixtures("learnt", "modelled")
 def test_a_plan_for_that_gpu_and_torch_is_calibrated_with_the_workspaces_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -26,7 +26,7 @@ BAD_JOBS = read_bad_jobs("seen_after_loading.yaml")
 
 @pytest.fixture(autouse=True)
 def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trace_source, "trace_isolated", lambda job, rank, *_: trace(job, rank))
+    monkeypatch.setattr(trace_source, "trace_isolated", lambda job, rank, *_, **__: trace(job, rank))
 
 
 def message_of(job: BadJob, folder: Path) -> str:

@@ -71,6 +71,7 @@ def test_the_package_takes_what_its_models_take(run: Run, program: Callable[[str
     assert run(f"python {program(PROGRAM + STEP)}").iterations > 0
 
 
+@pytest.mark.usefixtures("modelled")
 def test_only_the_part_for_a_gpu_is_replaced(tmp_path: Path, run: Run, program: Callable[[str], str]) -> None:
     """A package of the same shape stands for the real one."""
     package = tmp_path / "bitsandbytes"

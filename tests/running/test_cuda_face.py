@@ -60,6 +60,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("face")
 
 
+@pytest.mark.usefixtures("modelled")
 def test_every_public_name(run: Run, program: Callable[[str], str], folder: Path) -> None:
     run(f"python {program(WALK + STEP)} {folder}/found.json")
 
@@ -178,6 +179,7 @@ REFUSED_BELOW = {
 }  # fmt: skip
 
 
+@pytest.mark.usefixtures("modelled")
 def test_every_binding_of_a_cuda_build_is_there_or_refused(
     run: Run, program: Callable[[str], str], folder: Path
 ) -> None:

@@ -20,8 +20,9 @@ while [ $# -gt 1 ]; do
     case $1 in -shared) links=1;; -o) out=$2;; esac
     shift
 done
-name=$(basename $(dirname $(dirname $out)))
-if [ "$links" ]; then cp {built}/$name/libpaper.so $out; else touch $out; fi
+folder=$(dirname $out)
+case $(basename $folder) in cuda-*) ;; *) folder=$(dirname $folder);; esac
+if [ "$links" ]; then cp {built}/$(basename $folder)/$(basename $out) $out; else touch $out; fi
 """
 """Has every library built already."""
 

@@ -13,8 +13,8 @@ from planner.host_events import Backing, HostBlock, HostCategory
 from planner.units import MIB
 
 
-# Measured: torch 2.13.0 (CPU), transformers 5.13, DeepSpeed 0.19.8, Python 3.11.7, glibc 2.39, Linux 6.18, x86-64, one
-# thread, 2026-11-23; /proc/self/smaps_rollup (Anonymous, and Pss_File for files) after the imports and one step of
+# Measured: torch 2.13.0+cu130, transformers 5.13, DeepSpeed 0.19.8, Python 3.11.7, glibc 2.39, Linux 6.18, x86-64, one
+# thread, 2026-11-27; /proc/self/smaps_rollup (Anonymous, and Pss_File for files) after the imports and one step of
 # AdamW on a small model: `python tests/host/measure_processes.py`.
 @dataclass(frozen=True, slots=True)
 class Fact:
@@ -38,7 +38,12 @@ class Fact:
         return round(self.high * MIB)
 
 
-TORCH = Fact(180, 213, 320, "Python and PyTorch: measured, 213 MiB; another build or version may differ")
+TORCH = Fact(
+    180,
+    354,
+    480,
+    "Python and PyTorch: measured, 354 MiB (213 MiB with a CPU build); another build or version may differ",
+)
 TRANSFORMERS = Fact(40, 56, 120, "transformers: measured, 56 MiB; with data sets and tokenizers more")
 LIBRARY_FILES = Fact(60, 92, 1500, "libraries' pages, mapped from files: measured, 92 MiB of the CPU's; CUDA's more")
 CUDA = Fact(
@@ -47,9 +52,7 @@ CUDA = Fact(
     " with all kernels loaded, 1,689 MiB (pytorch/pytorch#113326), with the middle as the best guess: the share of NCCL"
     " and cuBLAS is not known",
 )  # fmt: skip
-WORKER = Fact(
-    8, 19, 60, "a worker of a data loader that was forked: measured, 11 MiB to 19 MiB; what its code imports is more"
-)
+WORKER = Fact(8, 37, 80, "a worker of a data loader that was forked: measured, 37 MiB; what its code imports is more")
 
 
 SUMMED = "Ranks of a node are summed as they stand in the same phase; the upper end has each at its highest point."

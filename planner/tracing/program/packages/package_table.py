@@ -199,9 +199,9 @@ PACKAGES: tuple[Package, ...] = (
         for name, module, *from_index in (
             ("bitsandbytes", "bitsandbytes", "bitsandbytes"),
             ("deep-gemm", "deep_gemm"),
-            ("flash-linear-attention", "fla", "flash-linear-attention", "triton"),
+            ("flash-linear-attention", "fla", "flash-linear-attention"),
             ("grouped-gemm", "grouped_gemm"),
-            ("liger-kernel", "liger_kernel", "liger-kernel", "triton"),
+            ("liger-kernel", "liger_kernel", "liger-kernel"),
             ("sageattention", "sageattention"),
             ("xformers", "xformers"),
         )
