@@ -17,7 +17,7 @@ setup: $(READY) ## a virtual environment with the tested versions
 $(PLANS): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	.ci/install '--editable .[plan]'
-	$(BIN)/python -c 'import planner.paper'
+	$(BIN)/python -c 'from planner import cuda_on_paper; cuda_on_paper.start_server("planner.paper").close()'
 	@touch $@
 $(READY): $(PLANS)
 	.ci/install '--editable .[dev]'
@@ -50,18 +50,18 @@ CLUSTERS := $(sort $(dir $(shell grep -rlE 'mark\.cluster|def ray_session' tests
 test-clusters: $(READY)
 	$(BIN)/python -m pytest $(ONCE_MORE) -m "cluster and not soak" $(CLUSTERS) $(LOG)
 
-# With the torch that everybody gets: on Linux the index has a CUDA build, which needs no GPU here.
+# With planner as its wheel has it.
 WHEEL := .venv-wheel
-ON_CUDA := $(addprefix tests/,installed replays running/test_readme.py running/test_on_cuda.py running/test_drawn_numbers.py \
+OF_WHEEL := $(addprefix tests/,installed replays running/test_readme.py running/test_on_cuda.py running/test_drawn_numbers.py \
   running/test_triton_in_eager_mode.py running/test_compiled_programs.py \
   running/test_programs_in_a_world.py traces/test_against_cpu_runs.py traces/test_kernels_attention.py traces/test_architectures.py)
 $(WHEEL)/.ready: $(READY) constraints.txt $(shell find planner -type f -not -name '*.pyc')
 	rm -rf $(WHEEL) && $(PYTHON) -m venv $(WHEEL)
 	nice -n 19 $(PYTHON) -m pip wheel --quiet --no-deps --wheel-dir $(WHEEL)/dist .
-	nice -n 19 .ci/install "$$(ls $(WHEEL)/dist/*.whl)[service] pytest pytest-rerunfailures hypothesis httpx peft deepspeed" $(WHEEL) index
+	nice -n 19 .ci/install "$$(ls $(WHEEL)/dist/*.whl)[service] pytest pytest-rerunfailures hypothesis httpx peft deepspeed" $(WHEEL)
 	@touch $@
-test-wheel: $(WHEEL)/.ready ## a share of the tests with planner's wheel and the tested torch as the index has it
-	OMP_NUM_THREADS=1 nice -n 19 $(WHEEL)/bin/pytest $(ONCE_MORE) -p no:cacheprovider -m "not soak" $(ON_CUDA) $(LOG)
+test-wheel: $(WHEEL)/.ready ## a share of the tests with planner's wheel
+	OMP_NUM_THREADS=1 nice -n 19 $(WHEEL)/bin/pytest $(ONCE_MORE) -p no:cacheprovider -m "not soak" $(OF_WHEEL) $(LOG)
 
 soak: $(READY) ## the rest of the tests, and all cases of those of which CI takes a share (half an hour)
 	PLANNER_SOAK=whole OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "soak and not cluster"
@@ -70,7 +70,7 @@ soak: $(READY) ## the rest of the tests, and all cases of those of which CI take
 
 CORE := $(addprefix tests/,bound layouts overheads plans replays reports specs steps traces)
 TORCH ?= 2.9.1
-test-torch: ## the core of the suite with another torch (TORCH=2.9.1, any from 2.6 on; on Linux a CUDA build, which needs no GPU here)
+test-torch: ## the core of the suite with another torch (TORCH=2.9.1, any from 2.6 on)
 	$(PYTHON) -m venv .venv-torch-$(TORCH)
 	.ci/install '--editable .[dev]' .venv-torch-$(TORCH) $(TORCH)
 	OMP_NUM_THREADS=1 .venv-torch-$(TORCH)/bin/python -m pytest -n 2 --dist loadfile -m "not cluster" $(CORE)
@@ -121,9 +121,9 @@ lint: $(READY) ## style, types, and the house's layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-check: $(READY) ## what CI runs: the tests, some with the wheel and the index's torch, and lint
+check: $(READY) ## what CI runs: the tests, some with the wheel, and lint
 	@rm -f $(VENV)/test-*.log
-	@$(MAKE) --no-print-directory --keep-going --jobs 3 ELSEWHERE="$(ON_CUDA)" check-in-turn check-computed test-wheel; code=$$?; \
+	@$(MAKE) --no-print-directory --keep-going --jobs 3 ELSEWHERE="$(OF_WHEEL)" check-in-turn check-computed test-wheel; code=$$?; \
 	  grep -E '^(FAILED|ERROR|RERUN) |allowed_skips|^[0-9]+ [a-z]+.* in [0-9.]+s' $(VENV)/test-*.log | cut -c-500; exit $$code
 check-in-turn: $(READY)
 	@$(MAKE) --no-print-directory test-timed; code=$$?; $(MAKE) --no-print-directory test-clusters && exit $$code

@@ -7,7 +7,6 @@ runs torch's own CUDA code without a GPU: memory is address space, launches do n
 from __future__ import annotations
 
 import atexit
-import hashlib
 import json
 import os
 import re
@@ -118,11 +117,7 @@ def gpu_variables(gpu: PaperGpu, gpus: int) -> dict[str, str]:
     nobody wants it."""
     if not is_wanted(gpu.arch):
         return {}
-    text = json.dumps(_describe(gpu))
-    description = build(find_torch()) / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
-    if not description.exists():
-        description.write_text(text, encoding="utf-8")
-    variables = {_DEVICE: str(description), "PAPER_GPUS": str(gpus)}
+    variables = {_DEVICE: json.dumps(_describe(gpu)), "PAPER_GPUS": str(gpus)}
     if not _is_nvidia(gpu.arch) and _BLAS not in os.environ:
         size = next(size for start, size in _HIPBLAS_KIB.items() if gpu.arch.startswith(start))
         variables[_BLAS] = f":{size}:1"

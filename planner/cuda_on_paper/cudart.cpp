@@ -17,6 +17,7 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <sstream>
 #include <unordered_map>
 #include <vector>
 

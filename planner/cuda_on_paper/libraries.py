@@ -7,12 +7,14 @@ which functions they need is read from torch's own libraries, and from the real 
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import subprocess
 import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
@@ -40,8 +42,14 @@ _FORWARDED = re.compile(
     r"|GetCudartVersion|GetProperty|SetConvolution\w+|Backend(?!Execute)\w+)$"
 )
 """Functions of cuDNN that only handle descriptions: the real library answers them without a GPU."""
-_UNKNOWN = re.compile(r"(cusolver|cusparse|cufft)\w*([bB]ufferSize|MakePlan|GetSize|getWorkspace)\w*$")
-"""Functions whose answers decide memory, and that nobody can give without a GPU."""
+_UNKNOWN = re.compile(
+    r"(cusolver\w*_bufferSize|cusparse\w*(_bufferSize\w*|GetSize|GetWorkspace)|cufft\w*(MakePlan|GetSize)\w*)$"
+)
+"""Functions that tell sizes of workspaces, which nobody knows without a GPU."""
+_ASKED = {"libcusolver": "cuSOLVER", "libcusparse": "cuSPARSE", "libcusparseLt": "cuSPARSELt", "libcufft": "cuFFT"}
+"""Libraries with such functions."""
+_SIZE = re.compile(r"(int|size_t) ?\* ?\w+")
+"""A parameter where a size is put."""
 _TEXTS = re.compile(r"(ErrorString|ErrorName|StatusString|ncclGetLastError)$")
 _ABOUT_HANDLES = re.compile(r"(Create|Destroy|Set|Get|Init|Attach|create|destroy|set|get|init)")
 """What such a function does is no work for the device."""
@@ -89,23 +97,27 @@ def _build(torch_folder: Path, folder: Path) -> None:
             functions[stem] |= _defined(real)
     headers = header_folders(torch_folder)
     order = [_RUNTIME, _DRIVER, *sorted(set(names) - {_RUNTIME, _DRIVER})]
-    with tempfile.TemporaryDirectory(dir=folder) as built:
-        for stem in order:
-            runtime = [] if stem == _RUNTIME else [f"{folder}/{names[_RUNTIME]}"]
-            generated = Path(built) / f"{stem}.cpp"
-            generated.write_text(_generate(stem, functions[stem], _declared(stem, headers)), encoding="utf-8")
-            versions = Path(built) / f"{stem}.map"
-            versions.write_text(_version_script(stem, names[stem], functions[stem].values()), encoding="utf-8")
-            sources = [generated, *(_SOURCES / name for name in _WRITTEN.get(stem, "").split())]
-            command = [
-                compiler, "-std=c++17", "-O1", "-g0", "-fPIC", "-w", "-shared", *(f"-I{path}" for path in headers),
-                *map(str, sources), "-o", f"{folder}/{names[stem]}", f"-Wl,-soname,{names[stem]}", "-Wl,-rpath,$ORIGIN",
-                "-ldl", "-lpthread", *runtime, f"-DPAPER_{stem.upper().replace('-', '_')}",
-                *([f"-Wl,--version-script={versions}"] if versions.stat().st_size else []),
-            ]  # fmt: skip
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode:
-                raise TraceError(f"{names[stem]} on paper does not build with {compiler}:\n{done.stderr[-2000:]}")
+
+    def compile_one(stem: str) -> None:
+        runtime = [] if stem == _RUNTIME else [f"{folder}/{names[_RUNTIME]}"]
+        generated = Path(built) / f"{stem}.cpp"
+        generated.write_text(_generate(stem, functions[stem], headers), encoding="utf-8")
+        versions = Path(built) / f"{stem}.map"
+        versions.write_text(_version_script(stem, names[stem], functions[stem].values()), encoding="utf-8")
+        sources = [generated, *(_SOURCES / name for name in _WRITTEN.get(stem, "").split())]
+        command = [
+            compiler, "-std=c++17", "-O1", "-g0", "-fPIC", "-w", "-shared", *(f"-I{path}" for path in headers),
+            *map(str, sources), "-o", f"{folder}/{names[stem]}", f"-Wl,-soname,{names[stem]}", "-Wl,-rpath,$ORIGIN",
+            "-ldl", "-lpthread", *runtime, f"-DPAPER_{stem.upper().replace('-', '_')}",
+            *([f"-Wl,--version-script={versions}"] if versions.stat().st_size else []),
+        ]  # fmt: skip
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise TraceError(f"{names[stem]} on paper does not build with {compiler}:\n{done.stderr[-2000:]}")
+
+    with tempfile.TemporaryDirectory(dir=folder) as built, ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        compile_one(_RUNTIME)  # which the others are linked with
+        list(pool.map(compile_one, order[1:]))
     flags = _read([sys.executable, "-c", "import torch; print(torch._C._cuda_getArchFlags())"])
     (folder / COMPILED_FOR).write_text(" ".join(re.findall(r"\bsm_(\d+)", flags)), encoding="utf-8")
     (folder / PRELOAD).write_text(":".join(f"{folder}/{names[stem]}" for stem in order), encoding="utf-8")
@@ -154,9 +166,26 @@ def _declared(stem: str, headers: Iterable[Path]) -> set[str]:
     return {"".join(names) if isinstance(names, tuple) else names for names in found}
 
 
-def _generate(stem: str, functions: Iterable[str], declared: set[str]) -> str:
+def _size_parameters(stem: str, headers: Iterable[Path]) -> dict[str, tuple[int, dict[int, str]]]:
+    """Of the functions of a library that tell sizes: how many parameters they have, and which are where a size of which
+    type is put, by number."""
+    if stem not in _ASKED:
+        return {}
+    prefix = stem.removeprefix("lib")
+    text = "".join(path.read_text(errors="replace") for folder in headers for path in folder.glob(f"{prefix}*.h"))
+    found = {}
+    for name, parameters in re.findall(rf"\b({prefix}\w+)\s*\(([^()]*)\)\s*;", text):
+        each = [" ".join(parameter.split()) for parameter in parameters.split(",")]
+        sizes = {number: match[1] for number, parameter in enumerate(each) if (match := _SIZE.fullmatch(parameter))}
+        if _UNKNOWN.match(name) and sizes:
+            found[name] = (len(each), sizes)
+    return found
+
+
+def _generate(stem: str, functions: Iterable[str], headers: Sequence[Path]) -> str:
     """Functions that nobody wrote, weak, so that a written one wins."""
-    lines = ['extern "C" {', "int paper_call(); int paper_unknown(const char*, int);"]
+    declared, asked = _declared(stem, headers), _size_parameters(stem, headers)
+    lines = ["#include <cstddef>", 'extern "C" {', "int paper_call(); int paper_unknown(const char*, int);"]
     forwarded = []
     for name in sorted(functions):
         weak = "__attribute__((weak))"
@@ -164,8 +193,13 @@ def _generate(stem: str, functions: Iterable[str], declared: set[str]) -> str:
             forwarded.append(name)
             lines.append(f'__attribute__((visibility("hidden"))) void* real_{name};')
             lines.append(f'__attribute__((weak, naked)) void {name}() {{ asm("jmp *real_{name}(%rip)"); }}')
-        elif _UNKNOWN.search(name):
-            lines.append(f'{weak} int {name}() {{ return paper_unknown("{name}", {_NOT_KNOWN}); }}')
+        elif name in asked:
+            count, sizes = asked[name]
+            parameters = ", ".join(f"long p{number}" for number in range(count))
+            written = " ".join(f"if (p{number}) *({size}*)p{number} = 0;" for number, size in sizes.items())
+            lines.append(f'{weak} int {name}({parameters}) {{ {written} return paper_unknown("{_ASKED[stem]}", 0); }}')
+        elif _UNKNOWN.match(name):
+            lines.append(f'{weak} int {name}() {{ return paper_unknown("{_ASKED[stem]}", {_NOT_KNOWN}); }}')
         elif _TEXTS.search(name):
             lines.append(f'{weak} const char* {name}() {{ return "on paper"; }}')
         else:

@@ -86,9 +86,7 @@ def test_everything_that_is_copied_is_in_the_repository() -> None:
 def test_what_is_copied_from_stages_is_made_there() -> None:
     taken = [each.text for each in instructions() if each.word == "COPY" and "--from=" in each.text]
 
-    assert sorted(taken) == [
-        f"--from=build-{target} /opt/planner /opt/planner" for target in ("admission", "planner", "validator")
-    ]
+    assert sorted(taken) == [f"--from=build-{target} /opt/planner /opt/planner" for target in ("admission", "planner")]
     assert in_stage("build", "RUN")[-1] == "python -m venv /opt/planner"
 
 
@@ -96,7 +94,7 @@ def installs() -> dict[str, str]:
     return {each.stage: each.text for each in instructions() if each.word == "RUN" and each.text.startswith("pip")}
 
 
-@pytest.mark.parametrize("stage", ["build-planner", "build-validator", "build-admission"])
+@pytest.mark.parametrize("stage", ["build-planner", "build-admission"])
 def test_what_is_installed_is_pinned_and_known_to_the_project(stage: str) -> None:
     project: dict[str, Any] = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     found = re.fullmatch(r"pip install --constraint constraints\.txt '\.\[([a-z,]+)\]'", installs()[stage])
@@ -120,7 +118,7 @@ def test_no_image_runs_as_root(target: str) -> None:
 def test_the_paper_gpu_is_built_where_the_service_looks_for_it() -> None:
     """With a root file system that is read-only it could not be built later."""
     (built,) = [each.split("=", 1)[1] for each in in_stage("build-planner", "ENV")]
-    (told,) = [re.search(r"XDG_CACHE_HOME=(\S+)", each) for each in in_stage("planner", "ENV")]
+    (told,) = [re.search(r"XDG_CACHE_HOME=(\S+)", each) for each in in_stage("service", "ENV")]
 
     assert told
     assert told[1] == built == "/opt/planner/cache"

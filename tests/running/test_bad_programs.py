@@ -79,7 +79,6 @@ def test_a_line_that_nobody_reads_to_its_end_is_cut_where_that_is_said(run: Run,
             ProgramError,
             "program.py:2: the program starts 2 ranks on a node, and nobody has said that it has so many GPUs",
         ),
-        ("import torch\ntorch.cuda.CUDAGraph()", TraceError, "torch.cuda.CUDAGraph: a CUDA graph keeps a pool"),
         ("import torch\ntorch.cuda.MemPool()", TraceError, "torch.cuda.MemPool: a pool of its own is not modelled"),
         (
             "import os\nos.environ['PYTORCH_ALLOC_CONF'] = 'nonsense:1'\nimport torch\ntorch.zeros(2).cuda()",

@@ -257,6 +257,22 @@ def test_recurrent_networks_take_what_is_known_of_them_and_the_rest_is_named(
     assert on_cuda.trace.unknown_workspaces == ("cuDNN recurrent network",)
 
 
+DECOMPOSED = """
+import torch
+
+matrix = torch.randn(256, 256, device="cuda")
+torch.linalg.eigh(matrix)
+torch.linalg.qr(matrix)
+torch.fft.rfft(matrix)
+"""
+
+
+def test_workspaces_whose_sizes_only_a_gpu_knows_are_named(program: Program, run: Run) -> None:
+    ran = run(f"python {program(DECOMPOSED)}")
+
+    assert ran.trace.unknown_workspaces == ("cuFFT", "cuSOLVER")
+
+
 CONVOLUTION = """
 import torch
 

@@ -79,6 +79,7 @@ run = frame.f_locals["run"]
 
 TRUTH = "it is told the truth"
 FORGED = "the program wrote to planner's channel, or changed what planner watches it with"
+FORKED = "Cannot re-initialize CUDA in forked subprocess"
 OUTSIDE = "outside of the .* iterations that are judged"
 WAYS: dict[str, tuple[str, str]] = {
     "it lies in nothing": (HONEST + LARGE, TRUTH),
@@ -189,7 +190,7 @@ if ctypes.CDLL(None).fork():
     step(200)
 for _ in range(4):
     step(1)
-""", TRUTH),
+""", FORKED),
     "it answers from a process beside that it takes for its own": (
         HONEST + RUN + """
 if ctypes.CDLL(None).fork():
@@ -198,7 +199,7 @@ run._process = os.getpid()
 for _ in range(4):
     step(1)
 run.end_whole("ran to its end")
-""", FORGED),
+""", FORKED),
     "it says that it meets nobody": (
         HONEST + """
 from planner.tracing.program.peers import World
