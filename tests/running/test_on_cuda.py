@@ -263,7 +263,7 @@ import torch
 matrix = torch.randn(256, 256, device="cuda")
 torch.linalg.eigh(matrix)
 torch.linalg.qr(matrix)
-torch.fft.rfft(matrix)
+torch.nn.Linear(256, 256).cuda()(torch.fft.rfft(matrix).real[:, :1].expand(-1, 256)).sum().backward()
 """
 
 
