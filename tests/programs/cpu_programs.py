@@ -41,7 +41,8 @@ def command(name: str) -> str:
 
 
 def software() -> dict[str, str]:
-    return {name: importlib.metadata.version(name) for name in _PACKAGES}
+    """Without which build of torch: on a CPU they do the same."""
+    return {name: importlib.metadata.version(name).partition("+")[0] for name in _PACKAGES}
 
 
 def read() -> dict[str, int] | None:
