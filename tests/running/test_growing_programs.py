@@ -86,10 +86,10 @@ for step in {numbers}:
     ],
 )  # fmt: skip
 def test_the_verdict_on_a_leak_is_that_of_as_many_steps_as_the_program_runs(
-    program: Callable[[str], str], find_server: Callable[[], ForkServer], monkeypatch: pytest.MonkeyPatch,
+    program: Callable[[str], str], find_server: Callable[[str], ForkServer], monkeypatch: pytest.MonkeyPatch,
     numbers: str, verdict: Verdict, said: str,
 ) -> None:  # fmt: skip
-    in_a_child = partial(rank_process.run_rank, server=find_server())  # which has loaded PyTorch already
+    in_a_child = partial(rank_process.run_rank, server=find_server("sm_90"))  # which has loaded PyTorch already
     monkeypatch.setattr(rank_process, "run_rank", lambda order, limits, *_: in_a_child(order, limits))
     words = ["python", program(LEAK.format(numbers=numbers))]
 
