@@ -161,9 +161,9 @@ def test_a_loader_that_ended_holds_nothing_and_spawned_workers_are_larger() -> N
 
     load, evaluation, forward = replay_host(told, base=(), loader=DataLoader(), rules=PinnedRules()).phases
 
-    assert load.own == {HostCategory.BATCH: 4 * MIB, HostCategory.WORKER: 2 * (19 + 1) * MIB}
+    assert load.own == {HostCategory.BATCH: 4 * MIB, HostCategory.WORKER: 2 * (37 + 1) * MIB}
     assert not evaluation.own
-    assert forward.own == {HostCategory.BATCH: 4 * MIB, HostCategory.WORKER: 2 * (213 + 1) * MIB}
+    assert forward.own == {HostCategory.BATCH: 4 * MIB, HostCategory.WORKER: 2 * (354 + 1) * MIB}
 
 
 def test_tensors_are_found_in_what_holds_itself() -> None:
