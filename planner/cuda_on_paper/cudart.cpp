@@ -76,33 +76,39 @@ struct Block {
 };
 static std::map<char*, Block> blocks;  // cudaMalloc
 static std::map<char*, size_t> pinned;
-static char* space;
+static std::map<char*, size_t> spaces;  // addresses without pages
 
 static size_t capacity() { return Device::get().number("totalGlobalMem"); }
+// As many addresses as there are in one piece: others' heaps may lie anywhere.
+static bool reserve_space(size_t least) {
+  least += GRANULE;
+  for (size_t size = std::max(SPACE, least);; size = std::max(size / 2, least)) {
+    // Shared: private writable addresses count as data of the process, touched or not, which may be limited.
+    void* space = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (space == MAP_FAILED && size == least) return false;
+    if (space == MAP_FAILED) continue;
+    madvise(space, size, MADV_NOHUGEPAGE);
+    madvise(space, size, MADV_DONTDUMP);
+    spaces[(char*)space] = size;
+    char* first = (char*)round_up((size_t)space);
+    holes[first] = (char*)space + size - first;
+    return true;
+  }
+}
 API void* paper_addresses(size_t bytes) {
   Guard g(lock);
   bytes = round_up(bytes);
-  if (!space) {
-    // Shared: private writable addresses count as data of the process, touched or not, which may be limited.
-    space = (char*)mmap(nullptr, SPACE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (space == MAP_FAILED) {
-      perror("paper: no addresses");
-      abort();
-    }
-    madvise(space, SPACE, MADV_NOHUGEPAGE);
-    madvise(space, SPACE, MADV_DONTDUMP);
-    char* first = (char*)round_up((size_t)space);
-    holes[first] = space + SPACE - first;
+  const auto fits = [bytes](const auto& hole) { return hole.second >= bytes; };
+  auto h = std::find_if(holes.begin(), holes.end(), fits);
+  if (h == holes.end()) {
+    if (!reserve_space(bytes)) return nullptr;
+    h = std::find_if(holes.begin(), holes.end(), fits);
   }
-  for (auto h = holes.begin(); h != holes.end(); ++h) {  // first fit
-    if (h->second < bytes) continue;
-    char* p = h->first;
-    size_t rest = h->second - bytes;
-    holes.erase(h);
-    if (rest) holes[p + bytes] = rest;
-    return p;
-  }
-  return nullptr;
+  char* p = h->first;
+  const size_t rest = h->second - bytes;
+  holes.erase(h);
+  if (rest) holes[p + bytes] = rest;
+  return p;
 }
 API void paper_forget(void* p, size_t bytes) {  // whole pages are dropped, the ends are cleared
   uintptr_t from = (uintptr_t)p, to = from + bytes, a = (from + 4095) & ~4095ull, b = to & ~4095ull;
@@ -142,13 +148,19 @@ API void paper_give(size_t bytes, int device) {
   Guard g(lock);
   used[device] -= round_up(bytes);
 }
-static bool on_device(const void* p) { return space && (char*)p >= space && (char*)p < space + SPACE; }
+static bool on_device(const void* p) {  // with the lock
+  auto next = spaces.upper_bound((char*)p);
+  if (next == spaces.begin()) return false;
+  const auto& [begin, size] = *std::prev(next);
+  return (char*)p < begin + size;
+}
 
 API cudaError_t cudaMalloc(void** p, size_t bytes) {
   *p = nullptr;
   if (!bytes) return cudaSuccess;
   if (!paper_take(bytes, current_device)) return fail(cudaErrorMemoryAllocation);
   *p = paper_addresses(bytes);
+  if (!*p) return fail(cudaErrorMemoryAllocation);
   Guard g(lock);
   blocks[(char*)*p] = {bytes, current_device};
   return cudaSuccess;
@@ -256,9 +268,14 @@ API cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* a, const void* p
 
 // ---------------------------------------------------------------- copies
 static cudaError_t copy(void* to, const void* from, size_t bytes) {
-  if (bytes <= KEPT || (!on_device(to) && !on_device(from)))
+  bool to_device, from_device;
+  {
+    Guard g(lock);
+    to_device = on_device(to), from_device = on_device(from);
+  }
+  if (bytes <= KEPT || (!to_device && !from_device))
     memmove(to, from, bytes);
-  else if (on_device(to))
+  else if (to_device)
     paper_forget(to, bytes);  // large contents are not kept
   return cudaSuccess;         // large, to the host: left as it is, so that no pages of the host fill
 }
