@@ -10,7 +10,7 @@ from planner.job.schema import Job
 from planner.planning import pipeline
 from planner.planning.child_processes import ChildProcesses, usable
 from planner.planning.pipeline import PlanningResult
-from planner.planning.trace_source import TraceCache, TraceSource
+from planner.planning.trace_source import PRELOAD, TraceCache, TraceSource
 from planner.report.class_timeline import timelines_of
 from planner.report.html_pages import render_page
 from planner.report.memory_viz import write_snapshot
@@ -18,7 +18,6 @@ from planner.report.statement import Plan
 from planner.runtime import running
 from planner.runtime.fork_server import ForkServer
 from planner.searching.answer import plan_and_advise
-from planner.searching.exact_processes import PRELOAD
 from planner.truth import plan_comparison
 from planner.truth.plan_comparison import Comparison
 

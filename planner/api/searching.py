@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any, Unpack
 
-from planner.api.child import server
 from planner.api.given import JobSource, JobWords, read_job
 from planner.errors import SpecError
 from planner.job import named_gpus
@@ -226,5 +225,5 @@ def _planning(seconds: float) -> Iterator[tuple[ExactPlans, Callable[[str], None
         progress("loading PyTorch")
         source = TraceSource(cache=TraceCache.of_user())
         deadline = time.monotonic() + seconds
-        with ExactPlans(usable(), source=source, deadline=deadline, shared=server()) as plans:
+        with ExactPlans(usable(), source=source, deadline=deadline) as plans:
             yield plans, progress

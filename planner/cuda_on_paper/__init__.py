@@ -129,9 +129,13 @@ def start_server(preload: str, wanted: bool | None = None) -> ForkServer:
     return ForkServer(preload, environment=start_variables(wanted))
 
 
-@cache
 def lasting_server(preload: str, wanted: bool | None = None) -> ForkServer:
     """As :func:`start_server`; one for this process, which ends with it."""
+    return _lasting_server(preload, is_wanted() if wanted is None else wanted)
+
+
+@cache
+def _lasting_server(preload: str, wanted: bool) -> ForkServer:
     started = start_server(preload, wanted)
     atexit.register(started.close)
     return started

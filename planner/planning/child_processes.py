@@ -98,7 +98,8 @@ class ChildProcesses:
 
 def _plan_in_children(work: PlanningInputs, shares: Sequence[range]) -> dict[int, PlannedClass]:
     """What the children brought to an end, by number. Raises the first error that one of them reports."""
-    server = cuda_on_paper.start_server(PRELOAD, cuda_on_paper.is_wanted(work.target or work.job.cluster.gpu.target))
+    on_cuda = cuda_on_paper.is_wanted(work.target or work.job.cluster.gpu.target)
+    server = cuda_on_paper.lasting_server(PRELOAD, on_cuda)
 
     def ask(share: range) -> dict[int, PlannedClass]:
         task = Task("planner.planning.child_processes:plan_share", (work, share))
@@ -107,11 +108,8 @@ def _plan_in_children(work: PlanningInputs, shares: Sequence[range]) -> dict[int
         # What else it answers says that its memory ran out: the rest is planned here.
         return {int(name): pickle.loads(content) for name, content in answer.parts.items() if name.isdecimal()}
 
-    try:
-        with ThreadPoolExecutor(len(shares)) as pool:
-            return {number: planned for part in pool.map(ask, shares) for number, planned in part.items()}
-    finally:
-        server.close()
+    with ThreadPoolExecutor(len(shares)) as pool:
+        return {number: planned for part in pool.map(ask, shares) for number, planned in part.items()}
 
 
 def plan_share(argument: tuple[PlanningInputs, range], answer: AnswerWriter) -> None:

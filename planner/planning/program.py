@@ -48,7 +48,6 @@ from planner.report.statement import (
     Verdict,
     ranks_text,
 )
-from planner.runtime.fork_server import ForkServer
 from planner.runtime.limits import Limits
 from planner.tracing.program import rank_process
 from planner.tracing.program.assumptions import About
@@ -162,14 +161,11 @@ def _run_ranks(work: ProgramInputs, progress: Progress) -> tuple[ProgramInputs, 
     """One after the other: each may take all the memory that a program is allowed. What the first one does says which
     others are run, and of how many: a program may start its ranks itself."""
     runs: list[RankRun] = []
-    server: ForkServer | None = None
 
     def run(rank: int) -> None:
-        nonlocal server
+        # What torch reads while it is imported, a server has read for all of its children.
         alike = work.line.world_size > 1 and not work.line.environment and work.walled is None
-        if alike and server is None:
-            # What torch reads while it is imported, a server has read for all of its children.
-            server = rank_process.start_server(work.gpu.arch)
+        server = rank_process.lasting_server(work.gpu.arch) if alike else None
         progress(f"running rank {rank} of {work.line.world_size}")
         order = _order(work, rank, runs)
         if runs:
@@ -177,21 +173,17 @@ def _run_ranks(work: ProgramInputs, progress: Progress) -> tuple[ProgramInputs, 
         found = rank_process.run_rank(order, work.limits, server, work.walled)
         runs.append(replace(found, schedules=runs[0].schedules) if runs else found)
 
+    first = choose_ranks(work.ranks, work.line.most_ranks)[0]
     try:
-        first = choose_ranks(work.ranks, work.line.most_ranks)[0]
-        try:
-            run(first)
-        except MoreGpusError as error:
-            work = replace(work, line=replace(work.line, node_gpus=error.gpus))
-            run(first)
-        if nodes := runs[0].nodes:
-            work = replace(work, line=work.line.with_ranks(nodes, runs[0].processes_per_node))
-            refuse_ranks_on_slice(work.gpu.name, work.line.world_size, "--gpu")
-        for rank in more_ranks(work.ranks, work.line.world_size, runs[0]):
-            run(rank)
-    finally:
-        if server is not None:
-            server.close()
+        run(first)
+    except MoreGpusError as error:
+        work = replace(work, line=replace(work.line, node_gpus=error.gpus))
+        run(first)
+    if nodes := runs[0].nodes:
+        work = replace(work, line=work.line.with_ranks(nodes, runs[0].processes_per_node))
+        refuse_ranks_on_slice(work.gpu.name, work.line.world_size, "--gpu")
+    for rank in more_ranks(work.ranks, work.line.world_size, runs[0]):
+        run(rank)
     return work, runs
 
 

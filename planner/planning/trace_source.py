@@ -114,7 +114,8 @@ USUAL_SOURCE = TraceSource()
 def _trace(job: Job, rank: int, target: str) -> Trace:
     on_cuda = cuda_on_paper.is_wanted(target or job.cluster.gpu.target)
     if on_cuda != cuda_on_paper.is_on():  # which a process has from its start
-        return trace_isolated(job, rank, target, _NO_LIMITS, server=cuda_on_paper.lasting_server(_TRACER, on_cuda))
+        preload = PRELOAD if job.model.hf_config else _TRACER
+        return trace_isolated(job, rank, target, _NO_LIMITS, server=cuda_on_paper.lasting_server(preload, on_cuda))
     from planner.tracing.spec.step_trace import trace
 
     return trace(job, rank, target)

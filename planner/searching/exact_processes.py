@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from planner import cuda_on_paper
 from planner.job.schema import Job
-from planner.planning.trace_source import USUAL_SOURCE, TraceSource
+from planner.planning.trace_source import PRELOAD, USUAL_SOURCE, TraceSource
 from planner.runtime import messages, running
 from planner.runtime.fork_server import ForkServer
 from planner.runtime.limits import UNLIMITED
@@ -22,16 +22,6 @@ from planner.runtime.messages import Task
 from planner.runtime.running import StoppedError
 from planner.searching.exact_plans import Answers, Group, OutOfTimeError, answers_of
 from planner.truth.calibration.interval import Calibration
-
-PRELOAD = "planner.searching.exact_processes:load"
-
-
-def load() -> None:
-    """What the server has loaded before it forks: as for any plan, and the search itself."""
-    from planner.planning import child_processes
-    from planner.searching import answer  # noqa: F401
-
-    child_processes.load()
 
 
 @dataclass(slots=True)
@@ -45,15 +35,11 @@ class ExactPlans:
     """By time.monotonic()."""
     count: int = 0
     """Groups planned so far."""
-    shared: ForkServer | None = None
-    """A server of the caller's, with PRELOAD, which stays when the context ends."""
-    _server: ForkServer = field(default_factory=lambda: cuda_on_paper.start_server(PRELOAD))
+    _server: ForkServer = field(default_factory=lambda: cuda_on_paper.lasting_server(PRELOAD))
     _stopped: threading.Event = field(default_factory=threading.Event)
     _pool: ThreadPoolExecutor | None = None
 
     def __enter__(self) -> ExactPlans:
-        if self.shared is not None:
-            self._server = self.shared
         self._pool = ThreadPoolExecutor(self.processes)
         self._pool.submit(self._server.start)  # while candidates are still being looked through
         return self
@@ -62,8 +48,6 @@ class ExactPlans:
         self._stopped.set()
         assert self._pool is not None
         self._pool.shutdown(wait=True, cancel_futures=True)
-        if self.shared is None:
-            self._server.close()
 
     @property
     def is_over(self) -> bool:

@@ -33,7 +33,7 @@ from planner.planning.program_spec import spec_text
 from planner.runtime.fork_server import ForkServer
 from planner.tracing.program.launch_line import parse
 from planner.tracing.program.rank_orders import Gpu, ProgramOrder, RankRun
-from planner.tracing.program.rank_process import USUAL_LIMITS, run_rank, start_server
+from planner.tracing.program.rank_process import USUAL_LIMITS, lasting_server, run_rank
 
 GPU = "H100-SXM-80GB"
 ITERATIONS = 3
@@ -199,14 +199,13 @@ def main() -> int:
     if not (options.folder / "llama").exists():
         subprocess.run([sys.executable, _HERE / "materials.py", options.folder], check=True)
     os.chdir(options.folder)
-    server = start_server()
+    server = lasting_server()
     fresh = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), max_tasks_per_child=1)
     for pair in (each for each in pairs() if options.only in each.name):
         run = ran(pair, server)
         plan = fresh.submit(planned, spec_of(pair, run)).result()
         print(line_of(pair, peaks_of(run.trace.written_out(), run.allocator_conf), plan), flush=True)
     fresh.shutdown()
-    server.close()
     return 0
 
 

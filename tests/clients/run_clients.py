@@ -28,7 +28,7 @@ from planner.runtime.fork_server import ForkServer
 from planner.tracing.program.assumptions import About
 from planner.tracing.program.launch_line import parse
 from planner.tracing.program.rank_orders import Gpu, ProgramOrder, RankRun
-from planner.tracing.program.rank_process import USUAL_LIMITS, CrashedError, run_rank, start_server
+from planner.tracing.program.rank_process import USUAL_LIMITS, CrashedError, lasting_server, run_rank
 
 _HERE = Path(__file__).parent
 _SECONDS = 600.0
@@ -109,14 +109,13 @@ def main() -> int:
     if not (options.folder / "llama").exists():
         subprocess.run([sys.executable, _HERE / "materials.py", options.folder], check=True)
     os.chdir(options.folder)
-    server, rows = start_server(), []
+    server, rows = lasting_server(), []
     for client in (each for each in CLIENTS if options.only in each.name):
         row = run(client, server)
         rows.append(row)
         print(_line(client, row), flush=True)
         if options.json:
             options.json.write_text(json.dumps([asdict(each) for each in rows], indent=1))
-    server.close()
     failed = [each for client, each in zip(_chosen(options.only), rows, strict=True) if not _as_expected(client, each)]
     print(f"{len(rows) - len(failed)} of {len(rows)} as expected", file=sys.stderr)
     for row in failed:

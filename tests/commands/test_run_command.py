@@ -6,10 +6,9 @@ import getpass
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from standard_error import without_progress
@@ -22,7 +21,6 @@ from planner.planning.program import inputs_of
 from planner.report.plan_text import render
 from planner.report.statement import read_statement, to_json
 from planner.report.style import Style
-from planner.runtime.fork_server import ForkServer
 from planner.tracing.program import rank_process
 from planner.tracing.program.launch_line import parse
 from planner.units import GIB
@@ -80,21 +78,11 @@ def planner(*words: str) -> Ended:
     return subprocess.run([sys.executable, "-m", "planner", *words], capture_output=True, text=True, check=False)
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[ForkServer]:
-    started = rank_process.start_server()
-    yield started
-    started.close()
-
-
 @pytest.fixture
-def planner_here(
-    server: ForkServer, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Callable[..., Ended]:
+def planner_here(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Ended]:
     """The command in this process, with children that have loaded PyTorch already."""
-    in_a_child = partial(rank_process.run_rank, server=server)
+    in_a_child = partial(rank_process.run_rank, server=rank_process.lasting_server("sm_90"))
     monkeypatch.setattr(rank_process, "run_rank", lambda order, limits, *_: in_a_child(order, limits))
-    monkeypatch.setattr(rank_process, "start_server", lambda _arch: SimpleNamespace(close=lambda: None))
 
     def run(*words: str) -> Ended:
         code = cli.main(list(words))

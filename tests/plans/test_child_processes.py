@@ -28,13 +28,6 @@ JOB = Job(
 )
 
 
-@pytest.fixture
-def of_the_server(server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plans start none of their own, which would load PyTorch again."""
-    monkeypatch.setattr(server, "close", lambda: None)
-    monkeypatch.setattr(child_processes.cuda_on_paper, "start_server", lambda *_: server)
-
-
 @pytest.fixture(scope="module")
 def alone() -> PlanningResult:
     return pipeline.plan_with_traces(JOB)
@@ -57,7 +50,6 @@ def test_two_make_the_same_plan(alone: PlanningResult) -> None:
     assert (found.traces, found.timelines) == ((), ())
 
 
-@pytest.mark.usefixtures("of_the_server")
 def test_with_the_traces_if_they_are_kept(alone: PlanningResult) -> None:
     found = planned(JOB, 2)
 
@@ -91,7 +83,6 @@ def killed_after_one(task: Task, _: Limits, *, server: ForkServer) -> Answer:
     return Answer(parts={first: whole.parts[first]}, whole=False, exit_code=-9)
 
 
-@pytest.mark.usefixtures("of_the_server")
 @pytest.mark.parametrize("child", [killed, killed_after_one])
 def test_what_a_child_leaves_is_done_here(
     alone: PlanningResult, child: object, monkeypatch: pytest.MonkeyPatch
@@ -102,13 +93,12 @@ def test_what_a_child_leaves_is_done_here(
 
 
 def test_few_rank_classes_are_planned_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(child_processes.cuda_on_paper, "start_server", None)
+    monkeypatch.setattr(child_processes, "_plan_in_children", None)
     small = dataclasses.replace(JOB, parallel=Parallel(), cluster=dataclasses.replace(JOB.cluster, gpus_per_node=1))
 
     assert len(planned(small, 8).traces) == 1
 
 
-@pytest.mark.usefixtures("of_the_server")
 def test_what_is_wrong_with_the_job_is_said_as_ever() -> None:
     few = Model(decoder=Decoder(layers=4, hidden=64, heads=4, kv_heads=2, ffn=128, vocab=300))
     wrong = dataclasses.replace(JOB, model=few)

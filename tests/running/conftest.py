@@ -2,41 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from program_runs import Run
 
-from planner import cuda_on_paper
 from planner.hardware import catalog
-from planner.runtime.fork_server import ForkServer
 from planner.tracing.program.launch_line import parse
 from planner.tracing.program.rank_orders import Announced, BroadcastNumber, Gpu, ProgramOrder, RankRun
-from planner.tracing.program.rank_process import USUAL_LIMITS, run_rank, start_server
+from planner.tracing.program.rank_process import USUAL_LIMITS, lasting_server, run_rank
 
 PROGRAMS = Path(__file__).parent / "programs"
 
 
-@pytest.fixture(scope="session")
-def find_server() -> Iterator[Callable[[str], ForkServer]]:
-    """The server for kernels of this architecture (default: an H100's), in what the environment says now."""
-    started = dict[bool, ForkServer]()
-
-    def find(arch: str) -> ForkServer:
-        on_cuda = cuda_on_paper.is_wanted(arch)
-        if on_cuda not in started:
-            started[on_cuda] = start_server(arch)
-        return started[on_cuda]
-
-    yield find
-    for server in started.values():
-        server.close()
-
-
 @pytest.fixture
-def run(find_server: Callable[[str], ForkServer]) -> Run:
+def run() -> Run:
     """On an H100; what the programs write stays, in folders of the tests. Every run is attested, as behind walls, but
     where a test says otherwise."""
     known = catalog.by_name("H100-SXM-80GB")
@@ -57,7 +39,7 @@ def run(find_server: Callable[[str], ForkServer]) -> Run:
             otherwise=otherwise, heard=heard, numbers=numbers, torch=torch, target=target, steps_at=steps_at,
             until_read=until_read, batches=batches,
         )  # fmt: skip
-        return run_rank(order, replace(USUAL_LIMITS, seconds=seconds), find_server(target), attests=attests)
+        return run_rank(order, replace(USUAL_LIMITS, seconds=seconds), lasting_server(target), attests=attests)
 
     return run_command
 

@@ -16,7 +16,6 @@ from planner.job.named_gpus import look_up
 from planner.planning.program import inputs_of, judge_program
 from planner.report.statement import Verdict
 from planner.report.verdict_text import verdict_sentence
-from planner.runtime.fork_server import ForkServer
 from planner.tracing.program import rank_process
 from planner.tracing.program.launch_line import parse
 from planner.tracing.program.run_length import steps_to_run
@@ -86,10 +85,12 @@ for step in {numbers}:
     ],
 )  # fmt: skip
 def test_the_verdict_on_a_leak_is_that_of_as_many_steps_as_the_program_runs(
-    program: Callable[[str], str], find_server: Callable[[str], ForkServer], monkeypatch: pytest.MonkeyPatch,
+    program: Callable[[str], str], monkeypatch: pytest.MonkeyPatch,
     numbers: str, verdict: Verdict, said: str,
 ) -> None:  # fmt: skip
-    in_a_child = partial(rank_process.run_rank, server=find_server("sm_90"))  # which has loaded PyTorch already
+    in_a_child = partial(
+        rank_process.run_rank, server=rank_process.lasting_server("sm_90")
+    )  # which has loaded PyTorch already
     monkeypatch.setattr(rank_process, "run_rank", lambda order, limits, *_: in_a_child(order, limits))
     words = ["python", program(LEAK.format(numbers=numbers))]
 

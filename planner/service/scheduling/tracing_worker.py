@@ -13,7 +13,7 @@ from typing import Any
 from planner import cuda_on_paper
 from planner.errors import PlannerError
 from planner.job.schema import Job
-from planner.planning.trace_source import TraceSource
+from planner.planning.trace_source import PRELOAD, TraceSource
 from planner.runtime import messages, running
 from planner.runtime.environments.handover import bring_code
 from planner.runtime.fork_server import ForkServer, ServerLostError
@@ -22,7 +22,6 @@ from planner.runtime.messages import MEMORY, Answer, Task
 from planner.runtime.running import StoppedError
 from planner.searching import exact_plans
 from planner.searching.exact_plans import Group
-from planner.searching.exact_processes import PRELOAD
 from planner.service.errors import ProgramCrashedError, WorkerLostError, trace_limit_error
 from planner.service.orders import Order, PlanRefused, RunOrder, WorkerResult
 from planner.service.scheduling.plan_tasks import FURTHER, PLAN, RUN, TRACES, UNREADABLE

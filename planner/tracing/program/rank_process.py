@@ -155,9 +155,9 @@ def run_rank(
     return replace(run, highest_bytes=attested.highest_bytes)
 
 
-def start_server(arch: str = "") -> ForkServer:
-    """A server whose children are ranks, with GPUs of this architecture (default: one of NVIDIA's)."""
-    return cuda_on_paper.start_server(_PRELOAD, cuda_on_paper.is_wanted(arch))
+def lasting_server(arch: str = "") -> ForkServer:
+    """This process's server whose children are ranks, with GPUs of this architecture (default: one of NVIDIA's)."""
+    return cuda_on_paper.lasting_server(_PRELOAD, cuda_on_paper.is_wanted(arch))
 
 
 def _refuse_absent(order: ProgramOrder) -> None:
