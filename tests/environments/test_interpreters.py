@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from fake_environments import PYTHON, make_fake_environment, write_script
+from own_caches import use_cache
 
 from planner import cli
 from planner.errors import PlannerError
@@ -29,11 +30,11 @@ WRONG = ["--gpu", "Nothing"]
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The user's cache; nothing keeps planner where it is."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    own = use_cache(tmp_path / "cache", monkeypatch)
     monkeypatch.delenv("PLANNER_PYTHON")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "job.yaml").write_text(SPEC, encoding="utf-8")
-    return tmp_path / "cache/planner"
+    return own
 
 
 def planner(*words: str, given: str = "") -> subprocess.CompletedProcess[str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from own_caches import use_cache
 
 from planner import paper  # before torch
 from planner.errors import TraceError
@@ -48,7 +49,7 @@ _DECODER = Decoder(layers=2, hidden=64, heads=2, kv_heads=2, ffn=160, vocab=500)
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """One for all tests of the process, as that of a user; not the user's."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
+    use_cache(tmp_path_factory.getbasetemp() / "cache", monkeypatch)
     monkeypatch.delenv("PLANNER_CACHE", raising=False)
 
 
