@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -9,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from planner import paper
+from planner import cuda_on_paper, paper
 
 import torch  # isort: skip
 
@@ -96,7 +97,7 @@ mmap.argtypes = [ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, c
 for at in range(1, 127, 8):
     mmap(at << 40, 4096, 0, 0x4022, -1, 0)  # nobody's page, as a heap that begins anywhere
 
-from planner import paper
+from planner import cuda_on_paper, paper
 
 with paper.gpu("sm_90") as gpu:
     import torch
@@ -112,9 +113,14 @@ with paper.gpu("sm_90") as gpu:
 """
 
 
-def test_paper_needs_no_large_part_of_the_address_space_in_one() -> None:
+@pytest.mark.parametrize("wanted", [False, True], ids=["modelled", "on CUDA"])
+def test_paper_needs_no_large_part_of_the_address_space_in_one(wanted: bool) -> None:
     """Go's runtime, say, puts its heap anywhere (since 1.26), and a library in Go may be in the process."""
-    run = subprocess.run([sys.executable, "-c", CROWDED], capture_output=True, text=True, check=False)
+    gpu = cuda_on_paper.PaperGpu("H100-SXM-80GB", "sm_90", 80 << 30)
+    on_cuda = cuda_on_paper.start_variables() | cuda_on_paper.gpu_variables(gpu, 1) if wanted else {}
+    environment = {**os.environ, **on_cuda}
+    command = [sys.executable, "-c", CROWDED]
+    run = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
 
     refused = f"the paper GPU has no address space for {100 << 40} bytes"
     assert (run.stdout, run.returncode) == (f"{refused}\n3\n", 0), run.stderr
