@@ -17,7 +17,7 @@ setup: $(READY) ## a virtual environment with the tested versions
 $(PLANS): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	.ci/install '--editable .[plan]'
-	$(BIN)/python -c 'from planner import cuda_on_paper; cuda_on_paper.start_server("planner.paper").close()'
+	$(BIN)/python -c 'from planner.planning.trace_source import build_paper_gpu; build_paper_gpu()'
 	@touch $@
 $(READY): $(PLANS)
 	.ci/install '--editable .[dev]'

@@ -111,6 +111,14 @@ class TraceSource:
 USUAL_SOURCE = TraceSource()
 
 
+def build_paper_gpu() -> None:
+    """Build, where it was not, what traces run on: for a machine or an image that has no compiler later.
+
+    Raises TraceError where torch or a compiler is missing, ServerLostError where the paper GPU does not load.
+    """
+    cuda_on_paper.lasting_server(_TRACER).start()
+
+
 def _trace(job: Job, rank: int, target: str) -> Trace:
     on_cuda = cuda_on_paper.is_wanted(target or job.cluster.gpu.target)
     if on_cuda != cuda_on_paper.is_on():  # which a process has from its start

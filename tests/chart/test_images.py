@@ -123,6 +123,7 @@ def test_the_paper_gpu_is_built_where_the_service_looks_for_it() -> None:
     assert told
     assert told[1] == built == "/opt/planner/cache"
     assert any("import planner.paper" in each for each in in_stage("build-planner", "RUN"))
+    assert any("build_paper_gpu()" in each for each in in_stage("build-planner", "RUN"))
 
 
 def test_images_leave_no_compiler_behind() -> None:

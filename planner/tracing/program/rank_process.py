@@ -156,7 +156,7 @@ def run_rank(
 
 
 def lasting_server(arch: str = "") -> ForkServer:
-    """This process's server whose children are ranks, with GPUs of this architecture (default: one of NVIDIA's)."""
+    """This process's server whose children are ranks, with GPUs of this architecture, or a CPU (`cpu`)."""
     return cuda_on_paper.lasting_server(_PRELOAD, cuda_on_paper.is_wanted(arch))
 
 
