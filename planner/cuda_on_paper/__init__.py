@@ -37,8 +37,6 @@ _SWITCH = "PLANNER_ON_CUDA"
 _FOR_OTHERS = "sm_80"
 """Whose kernels GPUs of other makers are planned with: attention of torch's own, as ROCm builds have, not cuDNN's."""
 _BLAS = "CUBLAS_WORKSPACE_CONFIG"
-_HIPBLAS_KIB = {"gfx94": 131072, "gfx": 32768}
-"""Workspaces of hipBLAS by how an architecture begins (torch 2.13 aten/src/ATen/cuda/CublasHandlePool.cpp)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +116,9 @@ def gpu_variables(gpu: PaperGpu, gpus: int) -> dict[str, str]:
     if not is_wanted(gpu.arch):
         return {}
     variables = {_DEVICE: json.dumps(_describe(gpu)), "PAPER_GPUS": str(gpus)}
-    if not _is_nvidia(gpu.arch) and _BLAS not in os.environ:
-        size = next(size for start, size in _HIPBLAS_KIB.items() if gpu.arch.startswith(start))
-        variables[_BLAS] = f":{size}:1"
+    size = ARCHITECTURES[gpu.arch.partition("/")[0]].hipblas_workspace_bytes
+    if size and _BLAS not in os.environ:
+        variables[_BLAS] = f":{size // KIB}:1"
     return variables
 
 

@@ -29,6 +29,8 @@ class Architecture:
     shared_memory_per_block_bytes: int = 0
     """shared_memory_per_block_optin."""
     warp_size: int = 32
+    hipblas_workspace_bytes: int = 0
+    """Of a handle in ROCm builds of torch (torch 2.13 aten/src/ATen/cuda/CublasHandlePool.cpp); 0 for NVIDIA's GPUs."""
     l2_cache_bytes: int
     """L2_cache_size of the reference GPU: deviceQuery of a T4 and of an RTX 5090 (NVIDIA/nccl#1637), a B200's 126.5 MiB
     in pytorch/ao#4002, a B300's of 148 multiprocessors in a public study, a P100 in OpenXLA's target_config/specs/
@@ -87,10 +89,12 @@ _ALL = (
     Architecture(
         arch="gfx90a", capability=(9, 0), reference_gpu="MI250X-64GB", multiprocessors=110, l2_cache_bytes=8 * MIB,
         registers_per_multiprocessor=0, shared_memory_per_block_bytes=64 * KIB, warp_size=64,
+        hipblas_workspace_bytes=32 * MIB,
     ),
     Architecture(
         arch="gfx942", capability=(9, 4), reference_gpu="MI300X-192GB", multiprocessors=304, l2_cache_bytes=4 * MIB,
         registers_per_multiprocessor=0, shared_memory_per_block_bytes=64 * KIB, warp_size=64,
+        hipblas_workspace_bytes=128 * MIB,
     ),
 )  # fmt: skip
 

@@ -14,7 +14,6 @@ _LARGE_CUBLAS_WORKSPACE_BYTES = 32 * MIB
 """Hopper and Blackwell; up to torch 2.10 only sm_90 (pytorch/pytorch#175344 of 2026-02-19, as published runs show)."""
 _BLACKWELL_SINCE = (2, 11)
 _ALWAYS_CUDNN = (2, 9)
-_GFX94_HIPBLAS_WORKSPACE_BYTES = 128 * MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +61,8 @@ def target_of(arch: str, torch: str = "") -> Target:
         raise TraceError(f"no kernel choices are known for {arch!r}", allowed=", ".join(("cpu", *ARCHITECTURES)))
     major = known.capability[0]
     workspace_bytes = _CUBLAS_WORKSPACE_BYTES
-    if arch.startswith("gfx94"):
-        workspace_bytes = _GFX94_HIPBLAS_WORKSPACE_BYTES
+    if known.hipblas_workspace_bytes:
+        workspace_bytes = known.hipblas_workspace_bytes
     elif major == 9 or (major > 9 and (not torch or _release(torch) >= _BLACKWELL_SINCE)):
         workspace_bytes = _LARGE_CUBLAS_WORKSPACE_BYTES
     return Target(
