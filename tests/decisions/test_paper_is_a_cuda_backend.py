@@ -97,7 +97,7 @@ mmap.argtypes = [ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, c
 for at in range(1, 127, 8):
     mmap(at << 40, 4096, 0, 0x4022, -1, 0)  # nobody's page, as a heap that begins anywhere
 
-from planner import cuda_on_paper, paper
+from planner import paper
 
 with paper.gpu("sm_90") as gpu:
     import torch

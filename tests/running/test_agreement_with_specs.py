@@ -18,6 +18,7 @@ from planner.planning.pipeline import plan
 from planner.planning.program import inputs_of, judge_devices
 from planner.planning.program_ranks import RankShare
 from planner.tracing.program.launch_line import parse
+from planner.truth.calibration.correction import approximations_of_kernels
 from planner.truth.calibration.interval import Calibration
 
 SPEC = """
@@ -87,12 +88,19 @@ def test_they_agree(run: Run, tmp_path: Path, command: str, spec: dict[str, obje
 
 
 @pytest.mark.parametrize(
-    "model",
-    ["torch.nn.Conv2d(3, 8, 3)", "torch.nn.Linear(32, 8)"],
-    ids=["convolutions", "no convolutions"],
+    ("on_cuda", "model", "names"),
+    [
+        ("0", "torch.nn.Conv2d(3, 8, 3)", {"convolutions"}),
+        ("1", "torch.nn.Conv2d(3, 8, 3)", set()),  # cuDNN itself is asked
+        ("1", "torch.nn.Linear(32, 8)", set()),
+    ],
+    ids=["modelled convolutions", "convolutions", "no convolutions"],
 )
-def test_one_trace_is_judged_alike(run: Run, program: Callable[[str], str], model: str) -> None:
-    """As a program and as a spec."""
+def test_one_trace_is_judged_alike(
+    run: Run, program: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, on_cuda: str, model: str, names: set[str]
+) -> None:
+    """As a program and as a spec: with the same interval, that of published runs with such kernels."""
+    monkeypatch.setenv("PLANNER_ON_CUDA", on_cuda)
     command, gpu, none = f"python {program(STEPS.format(model=model))}", look_up("H100-SXM-80GB"), Calibration.none()
     found = run(command, steps=2)
     work = inputs_of(parse(command.split()), command.split(), gpu, calibration=none)
@@ -102,3 +110,4 @@ def test_one_trace_is_judged_alike(run: Run, program: Callable[[str], str], mode
     as_spec = judge_trace(job, RankTrace(RankClass(0, RankSet.world(1), {}), found.trace), none).statement
 
     assert judged.statement.peak == as_spec.peak
+    assert {each.name for each in approximations_of_kernels(found.trace.unknown_workspaces)} == names

@@ -79,7 +79,6 @@ run = frame.f_locals["run"]
 
 TRUTH = "it is told the truth"
 FORGED = "the program wrote to planner's channel, or changed what planner watches it with"
-FORKED = "Cannot re-initialize CUDA in forked subprocess"
 OUTSIDE = "outside of the .* iterations that are judged"
 WAYS: dict[str, tuple[str, str]] = {
     "it lies in nothing": (HONEST + LARGE, TRUTH),
@@ -185,21 +184,22 @@ for _ in range(4):
 """, f"{FORGED}|{OUTSIDE}"),
     "it answers from a process beside": (
         HONEST + """
-if ctypes.CDLL(None).fork():
+step(1)
+if ctypes.CDLL(None).fork():  # CUDA is used on one side alone: it does not survive a fork
     time.sleep(1)
     step(200)
-for _ in range(4):
-    step(1)
-""", FORKED),
+    for _ in range(4):
+        step(1)
+""", TRUTH),
     "it answers from a process beside that it takes for its own": (
         HONEST + RUN + """
+step(1)
+step(1)
 if ctypes.CDLL(None).fork():
     time.sleep(30)
 run._process = os.getpid()
-for _ in range(4):
-    step(1)
 run.end_whole("ran to its end")
-""", FORKED),
+""", FORGED),
     "it says that it meets nobody": (
         HONEST + """
 from planner.tracing.program.peers import World
