@@ -7,6 +7,7 @@ runs torch's own CUDA code without a GPU: memory is address space, launches do n
 from __future__ import annotations
 
 import atexit
+import ctypes
 import json
 import os
 import re
@@ -53,16 +54,32 @@ class PaperGpu:
         return cls(gpu.name, target or gpu.target, gpu.total_bytes)
 
 
+_loaded: list[ctypes.CDLL] = []
+"""Libraries of CUDA on paper that this process has loaded by itself."""
+_taken: dict[str, str] = {}
+"""Variables of the GPU that this process has."""
+
+
 def is_on() -> bool:
     """Whether torch's own CUDA code runs in this process."""
-    return bool(os.environ.get(_ON))
+    return bool(_loaded or os.environ.get(_ON))
 
 
 def is_wanted(arch: str = "") -> bool:
     """Whether it shall run where a job is traced: wherever torch is a CUDA build, but not for a CPU as `arch`."""
-    if arch == "cpu":
+    if arch == "cpu" or os.environ.get(_SWITCH) == "0":
         return False
-    return is_on() or (os.environ.get(_SWITCH) != "0" and is_cuda_build(find_torch()))
+    return is_on() or is_cuda_build(find_torch())
+
+
+def load() -> None:
+    """Torch, which this process has not imported yet, finds CUDA on paper. Raises what :func:`start_variables` does."""
+    variables = start_variables(True)
+    libraries = variables.pop("LD_PRELOAD").split(":")
+    del variables[_ON]  # processes that this one starts have loaded nothing
+    os.environ.update(variables)
+    # Torch's loader takes a library that is in the process already, by its name, before it looks where RPATH says.
+    _loaded.extend(ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL) for library in libraries)
 
 
 def start_variables(wanted: bool | None = None) -> dict[str, str]:
@@ -72,7 +89,7 @@ def start_variables(wanted: bool | None = None) -> dict[str, str]:
     Raises TraceError where there is no compiler, or torch is no CUDA build.
     """
     if not (is_wanted() if wanted is None else wanted):
-        return {"LD_PRELOAD": "", _ON: ""} if is_on() else {}
+        return {"LD_PRELOAD": "", _ON: "", _SWITCH: "0"} if is_on() else {}
     torch_folder = find_torch()
     folder = build(torch_folder)
     return {
@@ -139,12 +156,17 @@ def _lasting_server(preload: str, wanted: bool) -> ForkServer:
     return started
 
 
+def can_take(gpu: PaperGpu, gpus: int) -> bool:
+    """Whether this process can find so many of these GPUs on paper: it has found no others before."""
+    return _taken in ({}, gpu_variables(gpu, gpus))
+
+
 def take_gpu(gpu: PaperGpu, gpus: int) -> None:
     """This process finds so many of these GPUs on paper. Raises TraceError where it has found others before."""
-    variables = gpu_variables(gpu, gpus)
-    if os.environ.get(_DEVICE, variables[_DEVICE]) != variables[_DEVICE]:
+    if not can_take(gpu, gpus):
         raise TraceError(f"this process has another GPU than {gpu.name}", allowed="jobs of one GPU in a process")
-    os.environ.update(variables)
+    _taken.update(gpu_variables(gpu, gpus))
+    os.environ.update(_taken)
 
 
 def describe_other_kernels(arch: str) -> str:

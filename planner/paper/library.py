@@ -55,6 +55,8 @@ def load() -> ctypes.CDLL:
             remedy="import planner.paper before torch",
         )
     torch_folder = find_torch()
+    if cuda_on_paper.is_wanted() and not cuda_on_paper.is_on():
+        cuda_on_paper.load()
     path = _build_library(torch_folder)
     for name in _TORCH_LIBRARIES:
         ctypes.CDLL(str(torch_folder / "lib" / name), mode=ctypes.RTLD_GLOBAL)

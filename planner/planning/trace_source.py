@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from planner import cuda_on_paper
+from planner.cuda_on_paper import PaperGpu
 from planner.job.schema import Job
 from planner.planning import identity
 from planner.runtime.limits import UNLIMITED
@@ -120,8 +121,9 @@ def build_paper_gpu() -> None:
 
 
 def _trace(job: Job, rank: int, target: str) -> Trace:
-    on_cuda = cuda_on_paper.is_wanted(target or job.cluster.gpu.target)
-    if on_cuda != cuda_on_paper.is_on():  # which a process has from its start
+    gpu, gpus = PaperGpu.of(job.cluster.gpu, target), job.cluster.gpus_per_node
+    on_cuda = cuda_on_paper.is_wanted(gpu.arch)
+    if on_cuda != cuda_on_paper.is_on() or (on_cuda and not cuda_on_paper.can_take(gpu, gpus)):
         preload = PRELOAD if job.model.hf_config else _TRACER
         return trace_isolated(job, rank, target, _NO_LIMITS, server=cuda_on_paper.lasting_server(preload, on_cuda))
     from planner.tracing.spec.step_trace import trace
