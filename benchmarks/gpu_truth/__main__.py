@@ -77,9 +77,9 @@ def _run(arguments: argparse.Namespace) -> int:
 def _learn(arguments: argparse.Namespace) -> int:
     if not arguments.against:
         raise MeasureError("nothing says where the same lies on paper", allowed="--against DIR", place="--learn")
-    from gpu_truth.learning import learn_campaign
+    from planner.planning.gpu_truth import learn_facts
 
-    print(learn_campaign(_lines(arguments.out), _lines(arguments.against), arguments.learn).describe(), end="")
+    print(learn_facts(_lines(arguments.out), _lines(arguments.against), arguments.learn).describe(), end="")
     return DONE
 
 

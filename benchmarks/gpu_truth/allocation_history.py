@@ -15,8 +15,6 @@ from planner.truth.measuring.recorders import HostRecorder
 
 Steps = dict[str, list[int]]
 """By the name of a part: requested bytes of its allocations (+) and frees (-), in order."""
-Place = tuple[str, int]
-"""A part, and how many of its steps were before."""
 
 
 class AllocationHistory(Protocol):
@@ -44,11 +42,11 @@ class PaperRecorder(Protocol):
 def history_of(device: torch.device, paper: PaperRecorder | None = None) -> AllocationHistory:
     """A history of what is allocated on this device; `paper` where that is the paper GPU."""
     if paper is not None:
-        return PaperHistory(paper)
+        return _PaperHistory(paper)
     return _CudaHistory(device) if device.type == "cuda" else _HostHistory()
 
 
-class PaperHistory:
+class _PaperHistory:
     """Steps from the recorder of the paper GPU."""
 
     def __init__(self, recorder: PaperRecorder) -> None:
@@ -71,15 +69,6 @@ class PaperHistory:
     def steps(self) -> Steps:
         sizes: dict[int, int] = {}
         return {name: _sign_sizes(self._events[begin:end], sizes) for name, begin, end in self._parts()}
-
-    def place_of(self, position: int) -> Place | None:
-        """Where among the steps a position of the recorder lies; None for one that was before or after them."""
-        at, sizes = position - self._began, dict[int, int]()
-        for name, begin, end in self._parts():
-            if begin <= at <= end:  # at an end nothing tells it from the beginning of the next
-                return name, len(_sign_sizes(self._events[begin:at], sizes))
-            _sign_sizes(self._events[begin:end], sizes)
-        return None
 
     def _parts(self) -> list[tuple[str, int, int]]:
         ends = [position for _, position in self._marks[1:]] + [len(self._events)]

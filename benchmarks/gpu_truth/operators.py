@@ -1,7 +1,7 @@
 """Single operators on a device: every allocation of forward and backward, in order.
 
 An operator is data: a callable below `torch`, or one of `operator_calls`, shapes, arguments. The same runs on a GPU, on
-a CPU and on the paper GPU, where the places of workspaces that only a GPU can tell are kept too.
+a CPU and on the paper GPU.
 """
 
 from __future__ import annotations
@@ -13,15 +13,13 @@ from typing import Any, cast
 
 import torch
 
-from gpu_truth.allocation_history import PaperHistory, PaperRecorder, history_of
+from gpu_truth.allocation_history import PaperRecorder, history_of
 from gpu_truth.operator_calls import CALLS
 from planner.errors import MeasureError
 from planner.events import Phase
 from planner.truth.measuring.measurement_lines import Levels, MeasuredPhase
 
 _LARGEST_SMALL = 128
-Places = Callable[[PaperHistory], list[dict[str, Any]]]
-"""Of a history on paper: the workspaces that were asked for, each with its place."""
 
 
 class Operator:
@@ -34,10 +32,9 @@ class Operator:
         *,
         small: bool = False,
         paper: PaperRecorder | None = None,
-        places: Places = lambda _: [],
     ) -> None:
         self._entry, self._device, self._small = entry, device, small
-        self._paper, self._places = paper, places
+        self._paper = paper
         self._dtype = getattr(torch, entry.get("dtype", "float32"))
         torch.manual_seed(0)
         self._given = [entry["first"]] if "first" in entry else []
@@ -76,8 +73,7 @@ class Operator:
         with recorder:
             self._forward_and_backward(recorder.mark)
             self._forget()
-        asked = self._places(recorder) if isinstance(recorder, PaperHistory) else []
-        return {**recorder.steps(), **({"workspaces": asked} if asked else {})}
+        return recorder.steps()
 
     def _forward_and_backward(self, mark: Callable[[str], None]) -> None:
         mark("forward")

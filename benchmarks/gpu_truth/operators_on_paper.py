@@ -2,34 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from planner import paper  # before torch
+from planner import (
+    cuda_on_paper,
+    paper,  # before torch
+)
 
 # isort: split
+import torch
+
 from gpu_truth import operator_conformance
-from gpu_truth.allocation_history import PaperHistory
 from gpu_truth.campaign import PAPER
 from gpu_truth.matrix import Case, cases
 from gpu_truth.one_case import about, family
 from gpu_truth.operators import Operator
-from planner.paper import library
+from planner.cuda_on_paper import PaperGpu
 from planner.paper.device import Paper
 from planner.runtime.messages import AnswerWriter
 from planner.truth.measuring import measurement_lines
 from planner.truth.measuring.measurement_lines import DeviceFacts, Measurement
 
 _USUAL_ARCH = "sm_90"
+_ROOMY_BYTES = 1 << 40
 
 
 def measure_one(asked: Mapping[str, Any], _: AnswerWriter) -> None:
     """The child's side of one share of the database, or one family; the device is `paper:sm_90`, say."""
     case = next(each for each in cases(small=asked["small"]) if each.name == asked["name"])
     arch = asked["device"].partition(":")[2] or _USUAL_ARCH
-    with paper.gpu(arch, keeps_requests=True) as gpu:
+    cuda_on_paper.take_gpu(PaperGpu("", arch, _ROOMY_BYTES), 1)
+    with paper.gpu(arch) as gpu:
         facts = DeviceFacts(kind=PAPER, name=PAPER, arch=arch)
         lines = (
             _share(case, gpu, facts, small=asked["small"])
@@ -47,31 +53,9 @@ def _share(case: Case, gpu: Paper, facts: DeviceFacts, *, small: bool = False) -
 
 
 def measure_family(case: Case, gpu: Paper, facts: DeviceFacts, *, small: bool = False) -> Iterator[Measurement]:
-    """The lines of a family of operators; of each, the workspaces that only a device can tell, by their places."""
+    """The lines of a family of operators."""
 
     def operator(entry: Mapping[str, Any]) -> Operator:
-        places = _places_in(gpu)
-        return Operator(entry, gpu.device, small=small, paper=gpu.recorder, places=places)
+        return Operator(entry, gpu.device, small=small, paper=gpu.recorder)
 
-    yield from family(case, about(case.name, facts), operator, library.load().paper_clear_workspaces)
-
-
-def _places_in(gpu: Paper) -> Callable[[PaperHistory], list[dict[str, Any]]]:
-    """What is asked for from now on, by its place in a history."""
-    before = len(gpu.asked_workspaces())
-
-    def places(history: PaperHistory) -> list[dict[str, Any]]:
-        found = []
-        for each in gpu.asked_workspaces()[before:]:
-            place = history.place_of(each.position)
-            if place is not None:
-                part, index = place
-                request = each.request
-                found.append({
-                    "part": part, "index": index, "taken": each.taken, "kernel": request.kernel,
-                    "dtype": request.dtype, "shapes": [list(shape) for shape in request.shapes],
-                    "options": request.options,
-                })  # fmt: skip
-        return found
-
-    return places
+    yield from family(case, about(case.name, facts), operator, torch._C._cuda_clearCublasWorkspaces)

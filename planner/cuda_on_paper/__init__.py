@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from planner.cuda_on_paper.libraries import COMPILED_FOR, PRELOAD, build, is_cuda_build
+from planner.cuda_on_paper.libraries import COMPILED_FOR, PRELOAD, build
 from planner.errors import TraceError
 from planner.hardware.architectures import ARCHITECTURES
 from planner.job.schema import Gpu
@@ -32,8 +32,6 @@ _CUDNN, _OTHER_CUDNN = "PAPER_CUDNN", "PAPER_OTHER_CUDNN"
 """The cuDNN that is asked; the versions of torch's own and of that one, where they are not the same."""
 _COMPILED_FOR = "PAPER_COMPILED_FOR"
 """Another: for which architectures torch was compiled (`80 90`)."""
-_SWITCH = "PLANNER_ON_CUDA"
-"""`0` models the kernels also where torch is a CUDA build."""
 
 _FOR_OTHERS = "sm_80"
 """Whose kernels GPUs of other makers are planned with: attention of torch's own, as ROCm builds have, not cuDNN's."""
@@ -60,21 +58,11 @@ _taken: dict[str, str] = {}
 """Variables of the GPU that this process has."""
 
 
-def is_on() -> bool:
-    """Whether torch's own CUDA code runs in this process."""
-    return bool(_loaded or os.environ.get(_ON))
-
-
-def is_wanted(arch: str = "") -> bool:
-    """Whether it shall run where a job is traced: wherever torch is a CUDA build, but not for a CPU as `arch`."""
-    if arch == "cpu" or os.environ.get(_SWITCH) == "0":
-        return False
-    return is_on() or is_cuda_build(find_torch())
-
-
 def load() -> None:
     """Torch, which this process has not imported yet, finds CUDA on paper. Raises what :func:`start_variables` does."""
-    variables = start_variables(True)
+    if os.environ.get(_ON):  # it was started with these libraries
+        return
+    variables = start_variables()
     libraries = variables.pop("LD_PRELOAD").split(":")
     del variables[_ON]  # processes that this one starts have loaded nothing
     os.environ.update(variables)
@@ -82,14 +70,11 @@ def load() -> None:
     _loaded.extend(ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL) for library in libraries)
 
 
-def start_variables(wanted: bool | None = None) -> dict[str, str]:
-    """Of the environment with which a process is started in which torch finds CUDA on paper, or, where it is not
-    `wanted` (default: :func:`is_wanted`), of one in which it does not though it does here.
+def start_variables() -> dict[str, str]:
+    """Of the environment with which a process is started in which torch finds CUDA on paper.
 
     Raises TraceError where there is no compiler, or torch is no CUDA build.
     """
-    if not (is_wanted() if wanted is None else wanted):
-        return {"LD_PRELOAD": "", _ON: "", _SWITCH: "0"} if is_on() else {}
     torch_folder = find_torch()
     folder = build(torch_folder)
     return {
@@ -128,45 +113,42 @@ def other_cudnn() -> tuple[str, ...]:
 
 
 def gpu_variables(gpu: PaperGpu, gpus: int) -> dict[str, str]:
-    """Of the environment of a process that finds so many of these GPUs on paper, before its first call of CUDA; none if
-    nobody wants it."""
-    if not is_wanted(gpu.arch):
-        return {}
-    variables = {_DEVICE: json.dumps(_describe(gpu)), "PAPER_GPUS": str(gpus)}
+    """Of the environment of a process that finds so many of these GPUs on paper, before its first call of CUDA."""
+    variables = _described(gpu, gpus)
     size = ARCHITECTURES[gpu.arch.partition("/")[0]].hipblas_workspace_bytes
     if size and _BLAS not in os.environ:
         variables[_BLAS] = f":{size // KIB}:1"
     return variables
 
 
-def start_server(preload: str, wanted: bool | None = None) -> ForkServer:
+def _described(gpu: PaperGpu, gpus: int) -> dict[str, str]:
+    return {_DEVICE: json.dumps(_describe(gpu)), "PAPER_GPUS": str(gpus)}
+
+
+def start_server(preload: str) -> ForkServer:
     """A fork server whose children find what :func:`start_variables` says, and raises what that raises."""
-    return ForkServer(preload, environment=start_variables(wanted))
-
-
-def lasting_server(preload: str, wanted: bool | None = None) -> ForkServer:
-    """As :func:`start_server`; one for this process, which ends with it."""
-    return _lasting_server(preload, is_wanted() if wanted is None else wanted)
+    return ForkServer(preload, environment=start_variables())
 
 
 @cache
-def _lasting_server(preload: str, wanted: bool) -> ForkServer:
-    started = start_server(preload, wanted)
+def lasting_server(preload: str) -> ForkServer:
+    """As :func:`start_server`; one for this process, which ends with it."""
+    started = start_server(preload)
     atexit.register(started.close)
     return started
 
 
 def can_take(gpu: PaperGpu, gpus: int) -> bool:
     """Whether this process can find so many of these GPUs on paper: it has found no others before."""
-    return _taken in ({}, gpu_variables(gpu, gpus))
+    return _taken in ({}, _described(gpu, gpus))
 
 
 def take_gpu(gpu: PaperGpu, gpus: int) -> None:
     """This process finds so many of these GPUs on paper. Raises TraceError where it has found others before."""
     if not can_take(gpu, gpus):
         raise TraceError(f"this process has another GPU than {gpu.name}", allowed="jobs of one GPU in a process")
-    _taken.update(gpu_variables(gpu, gpus))
-    os.environ.update(_taken)
+    os.environ.update(gpu_variables(gpu, gpus))
+    _taken.update(_described(gpu, gpus))
 
 
 def describe_other_kernels(arch: str) -> str:

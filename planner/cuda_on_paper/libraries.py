@@ -15,7 +15,6 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from pathlib import Path
 
 from planner.errors import TraceError
@@ -71,14 +70,6 @@ def build(torch_folder: Path) -> Path:
     for source in (Path(__file__), *sorted(_SOURCES.glob("*.[ch]*"))):
         digest.update(source.read_bytes())
     return build_once(f"cuda-{digest.hexdigest()[:16]}", PRELOAD, lambda folder: _build(torch_folder, folder))
-
-
-@cache
-def is_cuda_build(torch_folder: Path) -> bool:
-    """Whether this torch was built for CUDA, as its `version.py` says."""
-    return bool(
-        re.search(r"^cuda\b.*= *['\"]", (torch_folder / "version.py").read_text(encoding="utf-8"), re.MULTILINE)
-    )
 
 
 def header_folders(torch_folder: Path) -> list[Path]:

@@ -1,23 +1,20 @@
 """The folder of facts: planner's own, or the one that PLANNER_FACTS names.
 
-`workspaces*.jsonl` has a workspace a line, `observations*.jsonl` an observed step a line.
+`observations*.jsonl` has an observed step a line.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from planner.errors import FactsError
-from planner.hardware.workspaces import WorkspaceFact, WorkspaceTable, from_json
 
 VARIABLE = "PLANNER_FACTS"
-WORKSPACES, OBSERVATIONS = "workspaces", "observations"
+OBSERVATIONS = "observations"
 _OWN = Path(__file__).with_name("measured")
 
 
@@ -27,17 +24,6 @@ def facts_folder(environment: Mapping[str, str] = os.environ) -> Path:
     if named and not Path(named).is_dir():
         raise FactsError(f"{named[:200]!r} is no folder", allowed="a folder of measured facts", place=VARIABLE)
     return Path(named) if named else _OWN
-
-
-def workspace_table(gpu: str, torch: str, folder: Path | None = None) -> WorkspaceTable:
-    """What is known of workspaces on this GPU (catalog name) with this torch; empty where nothing was measured."""
-    return WorkspaceTable(_workspaces(state_of(folder or facts_folder(), WORKSPACES)), gpu, torch)
-
-
-def workspaces_digest(folder: Path | None = None) -> str:
-    """Names all that is known of workspaces, on every GPU; empty where nothing is."""
-    facts = _workspaces(state_of(folder or facts_folder(), WORKSPACES))
-    return hashlib.sha256(repr(facts).encode()).hexdigest() if facts else ""
 
 
 FolderState = tuple[tuple[Path, int, int], ...]
@@ -64,8 +50,3 @@ def read_lines(state: FolderState) -> Iterator[tuple[str, Mapping[str, Any]]]:
             if not isinstance(found, dict):
                 raise FactsError("this line is no object", allowed="one object a line", place=place)
             yield place, found
-
-
-@lru_cache(maxsize=8)
-def _workspaces(state: FolderState) -> tuple[WorkspaceFact, ...]:
-    return tuple(from_json(document, place) for place, document in read_lines(state))

@@ -50,7 +50,7 @@ class Recorder:
 
     def __init__(self, *, waits: bool = False, holding: Holding = Holding.KEEPS) -> None:
         self.waits = waits
-        """Whether an event that is asked is not done, so that whoever asks has to wait (planner.paper.torch_cuda)."""
+        """Whether an event that is asked is not done, so that whoever asks has to wait (planner.paper.device)."""
         self._holding = holding
         """What process groups do with the tensors of collectives."""
         self._native = library.load()

@@ -356,6 +356,16 @@ def _ends_of_shares(tokens: int, experts: int) -> Tensor:
     return torch.tensor([tokens * (expert + 1) // experts for expert in range(experts)])
 
 
+def known_value(tensor: Tensor) -> Tensor | None:
+    """Its values on the host, if they are known: a view of them, which may be written to."""
+    if not tensor.is_cuda:
+        return tensor
+    if not tensor.numel():
+        return torch.empty(tensor.shape, dtype=tensor.dtype)
+    found: Tensor | None = torch.ops.paper.known_value(tensor)
+    return found
+
+
 def _read_known_value(tensor: Any) -> Tensor | None:
     if not isinstance(tensor, Tensor) or not tensor.is_cuda:
         return None

@@ -39,31 +39,18 @@ NAMES_AN_EVENT = frozenset({
 _OF_MEMORY = (LaunchKind.ISSUE, LaunchKind.KEEP, LaunchKind.RELEASE)
 """What holds memory back, and takes no time."""
 _TRAINS = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER_STEP)
-# Operators that only look at their tensors, besides views.
-_COMPUTES_NOTHING = frozenset({
-    "_efficientzerotensor", "_fused_sdp_choice", "_local_scalar_dense", "_reshape_alias", "alias", "as_strided",
-    "detach", "empty", "empty_like", "empty_strided", "is_set_to", "new_empty", "record_stream", "resize_", "set_",
-    "unfold", "view",
-})  # fmt: skip
 
 
 class Holding(Enum):
     """What a process group does so that the memory of a collective is not used for something else meanwhile."""
 
     NOTHING = "nothing"
-    """gloo's, whose collectives are over when they return or are waited for."""
+    """One that is over when it returns."""
     USES = "uses"
     """NCCL's up to torch 2.7: it marks it as used on its stream (`recordStream`)."""
     KEEPS = "keeps"
     """NCCL's since torch 2.8 (TensorShelf): it keeps its tensors until it is waited for, or a watchdog has seen its
     end. A collective that is waited for at once runs on the current stream."""
-
-
-def expect_kernels(operators: Sequence[str]) -> None:
-    """Those of these operators of torch (`mm`, `sum.dim_IntList`) that launch something are noted from now on."""
-    native = library.load()
-    for name in sorted({operator.partition(".")[0] for operator in operators} - _COMPUTES_NOTHING):
-        native.paper_expect_kernel(f"aten::{name}".encode())
 
 
 def tensors_in(*values: Any) -> Iterator[torch.Tensor]:
@@ -130,7 +117,7 @@ class Issued:
         for block in dict.fromkeys(blocks):
             if self.holding is Holding.KEEPS:
                 native.paper_keep(block, self.end)
-            elif self.holding is Holding.USES:
+            else:
                 native.paper_use(block, self.stream)
 
 

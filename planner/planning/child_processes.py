@@ -98,8 +98,7 @@ class ChildProcesses:
 
 def _plan_in_children(work: PlanningInputs, shares: Sequence[range]) -> dict[int, PlannedClass]:
     """What the children brought to an end, by number. Raises the first error that one of them reports."""
-    on_cuda = cuda_on_paper.is_wanted(work.target or work.job.cluster.gpu.target)
-    server = cuda_on_paper.lasting_server(PRELOAD, on_cuda)
+    server = cuda_on_paper.lasting_server(PRELOAD)
 
     def ask(share: range) -> dict[int, PlannedClass]:
         task = Task("planner.planning.child_processes:plan_share", (work, share))

@@ -13,9 +13,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from planner.errors import FactsError, MeasureError
-from planner.hardware import catalog, workspaces
-from planner.hardware.facts import OBSERVATIONS, WORKSPACES, read_lines, state_of
-from planner.hardware.workspaces import WorkspaceFact
+from planner.hardware import catalog
+from planner.hardware.facts import OBSERVATIONS, read_lines, state_of
 from planner.job import loading
 from planner.job.loading import bundle, load_bundle, load_document
 from planner.job.overhead import outside
@@ -107,68 +106,40 @@ _OF_THE_STEP = ("model", "train", "parallel", "allocator")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearntFacts:
-    """What was written: `unexplained` operators taught nothing, `coverage` is of the group's observations."""
+    """What was written; `coverage` is of the group's observations."""
 
     gpu: str
     torch: str
-    workspaces: int
     observations: int
-    unexplained: tuple[str, ...]
     coverage: Coverage
 
     def describe(self) -> str:
         """For a terminal."""
         covered = self.coverage
         lines = [
-            f"{self.gpu} with torch {self.torch}: {self.workspaces} workspaces and {self.observations} observed steps",
+            f"{self.gpu} with torch {self.torch}: {self.observations} observed steps",
             f"left out one by one, {covered.covered} of {covered.observations} steps lie in the interval of the others",
             *(f"  outside: {case}" for case in covered.outside),
-            *(f"  taught nothing, its sequence differs: {case}" for case in self.unexplained),
         ]
         return "\n".join(lines) + "\n"
 
 
-def learn_facts(
-    device: Sequence[Measurement],
-    paper: Sequence[Measurement],
-    folder: Path,
-    *,
-    measured: Sequence[WorkspaceFact] = (),
-    unexplained: tuple[str, ...] = (),
-) -> LearntFacts:
+def learn_facts(device: Sequence[Measurement], paper: Sequence[Measurement], folder: Path) -> LearntFacts:
     """Writes what is to be learnt into the folder, beside what other GPUs and versions taught.
 
-    `measured` are workspaces of single operators, where such were asked. A request or a step that was measured before
-    gives way. Raises FactsError where the two are not of one torch, or the device is no GPU of the catalog.
+    A step that was measured before gives way. Raises FactsError where the two are not of one torch, or the device is no
+    GPU of the catalog.
     """
     gpu, torch = group_of(device, paper)
-
-    def known(kind: str) -> Iterable[tuple[str, Mapping[str, Any]]]:
-        """The place and the document of each line of the file that is there."""
-        file_name = f"{kind}-{gpu}-torch-{torch}.jsonl"
-        return read_lines(tuple(state for state in state_of(folder, kind) if state[0].name == file_name))
-
-    def write(kind: str, documents: Iterable[Mapping[str, Any]]) -> None:
-        lines = [f"{json.dumps(document, separators=(',', ':'))}\n" for document in documents]
-        if lines:
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / f"{kind}-{gpu}-torch-{torch}.jsonl").write_text("".join(lines), encoding="utf-8")
-
-    observed = list(_observations(device, paper, gpu))
-    facts = [workspaces.from_json(document, place) for place, document in known(WORKSPACES)]
-    by_request = {fact.request: fact for fact in (*facts, *measured)}
-    steps = [observation_from_json(document, place) for place, document in known(OBSERVATIONS)]
-    by_case = {step.case: step for step in (*steps, *observed)}
-    write(WORKSPACES, map(workspaces.to_json, by_request.values()))
-    write(OBSERVATIONS, map(observation_to_json, by_case.values()))
-    return LearntFacts(
-        gpu=gpu,
-        torch=torch,
-        workspaces=len(by_request),
-        observations=len(by_case),
-        unexplained=unexplained,
-        coverage=cover_left_out(list(by_case.values())),
-    )
+    file_name = f"{OBSERVATIONS}-{gpu}-torch-{torch}.jsonl"
+    known = tuple(state for state in state_of(folder, OBSERVATIONS) if state[0].name == file_name)
+    steps = [observation_from_json(document, place) for place, document in read_lines(known)]
+    by_case = {step.case: step for step in (*steps, *_observations(device, paper, gpu))}
+    lines = [f"{json.dumps(observation_to_json(step), separators=(',', ':'))}\n" for step in by_case.values()]
+    if lines:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / file_name).write_text("".join(lines), encoding="utf-8")
+    return LearntFacts(gpu=gpu, torch=torch, observations=len(by_case), coverage=cover_left_out(list(by_case.values())))
 
 
 def group_of(device: Sequence[Measurement], paper: Sequence[Measurement]) -> tuple[str, str]:

@@ -9,9 +9,8 @@ import importlib.metadata
 from collections.abc import Mapping
 from dataclasses import replace
 
-from planner import cuda_on_paper, distribution
+from planner import distribution
 from planner.hardware import catalog
-from planner.hardware.facts import workspace_table, workspaces_digest
 from planner.job import loading
 from planner.job.json_text import canonical_json
 from planner.job.schema import Allocator, DataLoader, Gpu, Job, Metadata, Rollout, WeightSync
@@ -19,7 +18,7 @@ from planner.report.statement import Provenance
 from planner.truth.calibration.interval import Calibration
 from planner.versions import minor_of
 
-ANSWERS = 3
+ANSWERS = 4
 """The number of the answers that this code gives: of its traces, figures, verdicts, advice, rankings and runs. Whoever
 changes an answer raises it by one, and no plan, trace or search that was stored under another number is answered again.
 `make answers OUT=FOLDER` before a change and `make answers AGAINST=FOLDER` after it show whether it changes any. Plans
@@ -27,7 +26,6 @@ print it as their allocator rules."""
 
 _LIBRARIES = ("deepspeed", "peft")
 """Those whose own code some traces run."""
-_KERNELS = "kernels"
 
 
 def trace_id_of(job: Job, versions: Mapping[str, str] | None = None, *, target: str = "") -> str:
@@ -49,19 +47,15 @@ def _software_of(job: Job, versions: Mapping[str, str]) -> Mapping[str, str]:
     used = (job.parallel.deepspeed is not None, job.model.adapter is not None)
     parts = {**_of_every_trace(versions), "answers": str(ANSWERS)}
     parts |= {name: versions[name] for name, is_used in zip(_LIBRARIES, used, strict=True) if is_used}
-    # The workspaces that the trace counts; nothing where none were measured on the job's GPU and torch.
-    if workspaces := workspace_table(job.cluster.gpu.name, job.software.torch):
-        parts["workspaces"] = workspaces.digest
     return parts
 
 
 def traced_part(job: Job) -> Job:
     """The job without what no trace depends on: names, how much memory there is, and what the allocator makes of it;
     the engine's share, its place and its sleep."""
-    has_facts = workspace_table(job.cluster.gpu.name, job.software.torch)  # then the GPU decides what is traced
     # DeepSpeed asks how much is free before it decides where it flattens its parameters.
     capacity = 0 if job.parallel.deepspeed is None else job.cluster.capacity_bytes
-    gpu = Gpu(name=job.cluster.gpu.name if has_facts else "", total_bytes=capacity, arch=job.cluster.gpu.arch)
+    gpu = Gpu(total_bytes=capacity, arch=job.cluster.gpu.arch)
     post_training, usual = job.post_training, Rollout()
     if post_training is not None:
         post_training = replace(
@@ -89,13 +83,12 @@ def traced_part(job: Job) -> Job:
 
 def run_scope(versions: Mapping[str, str] | None = None) -> Mapping[str, str]:
     """What decides the run of a program besides what is asked for and its plan's provenance."""
-    return {**_of_every_trace(versions or every_version()), "workspaces": workspaces_digest()}
+    return _of_every_trace(versions or every_version())
 
 
 def search_scope(calibration: Calibration, versions: Mapping[str, str] | None = None) -> str:
     """What decides the answer of a search besides what is asked for."""
-    parts = {**(versions or every_version()), "workspaces": workspaces_digest()}
-    return plan_id(canonical_json(parts), provenance_of(calibration))
+    return plan_id(canonical_json(versions or every_version()), provenance_of(calibration))
 
 
 def provenance_of(calibration: Calibration) -> Provenance:
@@ -131,9 +124,8 @@ def software() -> Mapping[str, str]:
 
 @functools.cache
 def every_version() -> Mapping[str, str]:
-    """Those of :func:`software`, and of what some traces run; and whose kernels, where they are not modelled."""
-    kernels = {_KERNELS: "torch's own"} if cuda_on_paper.is_wanted() else {}
-    return {**software(), **{name: _version(name) for name in _LIBRARIES}, **kernels}
+    """Those of :func:`software`, and of what some traces run."""
+    return {**software(), **{name: _version(name) for name in _LIBRARIES}}
 
 
 def installed_torch() -> str:
@@ -142,7 +134,7 @@ def installed_torch() -> str:
 
 
 def _of_every_trace(versions: Mapping[str, str]) -> Mapping[str, str]:
-    return {name: version for name, version in versions.items() if name in software() or name == _KERNELS}
+    return {name: version for name, version in versions.items() if name in software()}
 
 
 def _version(distribution: str) -> str:

@@ -197,7 +197,6 @@ class Judge:
             self.held,
             self.calibration,
             unknown_workspaces=bool(trace.unknown_workspaces),
-            workspace_margin_bytes=trace.workspace_margin_bytes,
             approximations=approximations,
             gpu=self.gpu.name,
             torch=self.torch,

@@ -42,8 +42,8 @@ def notes_of(job: Job, traces: Sequence[Trace]) -> tuple[str, ...]:
 def workspace_notes(traces: Sequence[Trace]) -> list[str]:
     """The kernels whose scratch memory nobody knows, and those whose was counted."""
     unknown = _unknown_workspaces(traces)
-    counted = sorted({sentence for trace in traces for sentence in trace.counted_workspaces})
-    notes = [*([f"Workspaces of unknown size, not counted: {'; '.join(unknown)}."] if unknown else []), *counted]
+    notes = [f"Workspaces of unknown size, not counted: {'; '.join(unknown)}."] if unknown else []
+    notes += sorted({trace.other_kernels for trace in traces if trace.other_kernels})
     convolving = next((trace for trace in traces if other_workspaces.has_workspaces(trace.events)), None)
     if convolving is not None and convolving.other_cudnn:
         own, asked = convolving.other_cudnn

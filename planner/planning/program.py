@@ -165,7 +165,7 @@ def _run_ranks(work: ProgramInputs, progress: Progress) -> tuple[ProgramInputs, 
     def run(rank: int) -> None:
         # What torch reads while it is imported, a server has read for all of its children.
         alike = work.line.world_size > 1 and not work.line.environment and work.walled is None
-        server = rank_process.lasting_server(work.gpu.arch) if alike else None
+        server = rank_process.lasting_server() if alike else None
         progress(f"running rank {rank} of {work.line.world_size}")
         order = _order(work, rank, runs)
         if runs:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import tempfile
 import zlib
 from collections.abc import Mapping
@@ -121,11 +122,10 @@ def build_paper_gpu() -> None:
 
 
 def _trace(job: Job, rank: int, target: str) -> Trace:
-    gpu, gpus = PaperGpu.of(job.cluster.gpu, target), job.cluster.gpus_per_node
-    on_cuda = cuda_on_paper.is_wanted(gpu.arch)
-    if on_cuda != cuda_on_paper.is_on() or (on_cuda and not cuda_on_paper.can_take(gpu, gpus)):
-        preload = PRELOAD if job.model.hf_config else _TRACER
-        return trace_isolated(job, rank, target, _NO_LIMITS, server=cuda_on_paper.lasting_server(preload, on_cuda))
+    is_loaded = "planner.paper" in sys.modules
+    if not is_loaded or not cuda_on_paper.can_take(PaperGpu.of(job.cluster.gpu, target), job.cluster.gpus_per_node):
+        server = cuda_on_paper.lasting_server(PRELOAD if job.model.hf_config else _TRACER)
+        return trace_isolated(job, rank, target, _NO_LIMITS, server=server)
     from planner.tracing.spec.step_trace import trace
 
     return trace(job, rank, target)

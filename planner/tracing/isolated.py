@@ -57,7 +57,7 @@ def trace_isolated(
     environment = {} if isolation.walls is not None else dict(os.environ)
     if server is None:
         gpu, gpus = PaperGpu.of(job.cluster.gpu, target), job.cluster.gpus_per_node
-        environment |= cuda_on_paper.start_variables(cuda_on_paper.is_wanted(gpu.arch))
+        environment |= cuda_on_paper.start_variables()
         environment |= cuda_on_paper.gpu_variables(gpu, gpus)  # behind walls nothing can be written
     answer = running.run(task, limits, walls=isolation.walls, server=server, environment=environment)
     if (exceeded := exceeded_limit(answer, limits)) is not None:

@@ -71,10 +71,8 @@ class Trace:
     """The account that DDP's reducer gives of itself; empty without DDP."""
     unknown_workspaces: tuple[str, ...] = ()
     """Kernels that take scratch memory of a size that is not known: nothing is counted for them."""
-    counted_workspaces: tuple[str, ...] = ()
-    """On whose word those of other kernels are counted, as sentences."""
-    workspace_margin_bytes: int = 0
-    """How much more one of them may take, where it was interpolated between two measured sizes."""
+    other_kernels: str = ""
+    """A sentence, where the installed torch has no kernels for the job's GPU."""
     other_cudnn: tuple[str, ...] = ()
     """The versions of torch's own cuDNN and of the one that was asked in its place, where they differ."""
     sharded_dims: tuple[int, ...] = ()
@@ -117,7 +115,7 @@ _MOST_LINE_CHARACTERS = 4 * 2**20
 _MOST_NUMBER = 2**62
 _MOST_TEXT = 10_000
 _MOST_DIMS = 64
-_TEXTS = ("unknown_workspaces", "counted_workspaces", "other_cudnn", "assumed", "host_assumed")
+_TEXTS = ("unknown_workspaces", "other_cudnn", "assumed", "host_assumed")
 _NUMBERS = ("sharded_dims", "parts")
 
 
@@ -141,8 +139,7 @@ def dumps(trace: Trace) -> str:
     about = {
         "buckets": dict(trace.buckets),
         "unknown_workspaces": trace.unknown_workspaces,
-        "counted_workspaces": trace.counted_workspaces,
-        "workspace_margin_bytes": trace.workspace_margin_bytes,
+        **({"other_kernels": trace.other_kernels} if trace.other_kernels else {}),
         **({"other_cudnn": trace.other_cudnn} if trace.other_cudnn else {}),
         "sharded_dims": trace.sharded_dims,
         "parts": trace.parts,
@@ -245,7 +242,7 @@ def _read(text: str) -> Trace:
         host=host,
         repeats=repeats,
         buckets=_buckets(about["buckets"]),
-        workspace_margin_bytes=_number(about.get("workspace_margin_bytes", 0)),
+        other_kernels=_text(about.get("other_kernels", "")),
         seconds=_seconds(about["seconds"]),
         work=work,
         engine=_engine(**about["engine"]) if "engine" in about else None,

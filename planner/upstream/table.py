@@ -13,8 +13,6 @@ from planner.upstream import libraries, torch_compile, torch_device, torch_distr
 from planner.upstream.entries import Entry, Kind
 
 TABLE: tuple[Entry, ...] = (
-    *torch_device.CUDA_FACE,
-    *torch_device.CPU_TARGET,
     *torch_device.PRIVATE,
     *torch_device.ON_CUDA,
     *torch_device.MEASURED_PROGRAMS,

@@ -7,7 +7,6 @@ from functools import partial
 from planner.upstream import entries
 
 _COMPILED = "tests/traces/test_compiled_programs.py"
-_CPU_RUNS = "tests/traces/test_compiled_cpu_runs.py"
 _GRAPHS = "tests/traces/test_cuda_graphs.py"
 _PROGRAMS = "tests/running/test_compiled_programs.py"
 
@@ -29,15 +28,10 @@ PATCHES = (
     *patch("inductor", _COMPILED, has_source=False, optional=True, targets={
         "torch._inductor.kernel.mm_grouped:has_triton":  # since torch 2.8
             "asks whether Triton is installed and a driver is there; kernels are written for it, and never run",
-        "torch._inductor.template_heuristics.triton:TritonConfig":
-            "is Triton's own, which need not be installed (since torch 2.9)",
-        "torch._inductor.runtime.triton_heuristics:InductorConfig":
-            "is made from Triton's own, which need not be installed (since torch 2.9)",
         "torch._inductor.runtime.benchmarking:InductorBenchmarker.benchmark_gpu TorchProfilerBenchmarker.benchmark_gpu":
             "runs a kernel's configurations on a GPU to time them (since torch 2.7)",
     }),
     *patch("inductor", _COMPILED, has_source=False, targets={
-        "torch._inductor.runtime.triton_heuristics:Config triton": "is Triton's own, which need not be installed",
         "torch._inductor.runtime.benchmarking:TritonBenchmarker.benchmark_gpu":
             "runs a kernel's configurations on a GPU to time them",
     }),
@@ -65,10 +59,6 @@ PATCHES = (
         "torch._dynamo.callback:CompilationCallbackHandler.install_callbacks":
             "what is allocated inside, while compiling, is not the program's",
     }),
-    *patch("inductor for a cpu", _CPU_RUNS, has_source=False, targets={
-        "torch._inductor.compile_fx:compile_fx":
-            "compiles for the device of its inputs, which on paper is CUDA also where a CPU is planned for",
-    }),
 )  # fmt: skip
 
 TRITON = (
@@ -82,20 +72,6 @@ TRITON = (
 )  # fmt: skip
 
 CUDA_GRAPHS = (
-    *patch("cuda graphs", _GRAPHS, has_source=False, targets={
-        "torch.cuda:CUDAGraph graph graph_pool_handle":
-            "captures what a GPU is asked for; on paper only what is allocated meanwhile matters",
-    }),
-    *patch("cuda graphs", _GRAPHS, has_source=False, created=True, targets={
-        "torch._C:_cuda_beginAllocateCurrentThreadToPool _cuda_endAllocateToPool "
-        "_cuda_beginAllocateCurrentStreamToPool _cuda_endAllocateCurrentStreamToPool _cuda_releasePool "
-        "_cuda_clearCublasWorkspaces _cuda_get_conv_benchmark_empty_cache _cudnn_set_conv_benchmark_empty_cache "
-        "_host_emptyCache _tensors_data_ptrs_at_indices_equal _construct_CUDA_Tensor_From_Storage_And_Metadata "
-        "_has_Standard_Deleter _free_And_Remove_DeleterFn _set_storage_access_error_msg "
-        "_set_storage_data_ptr_access_error_msg _cuda_cudaCachingAllocator_is_enabled "
-        "_cuda_cudaCachingAllocator_raw_delete":
-            "Inductor's trees of CUDA graphs ask a CUDA build for them; they are asked about paper",
-    }),
     *patch("states of private pools", _GRAPHS, has_source=False, created=True, targets={
         "torch._C:_cuda_getCheckpointState _cuda_setCheckpointPoolState":
             "an allocator that is put in the place of torch's own has none",
@@ -117,7 +93,7 @@ GENERATED_CODE = (
             "keeps the functions of torch.cuda that were there when it was imported; asks for Triton",
     }),
     *override(_COMPILED, has_source=False, targets={
-        "torch._inductor.async_compile:AsyncCompile.triton AsyncCompile.cpp AsyncCompile.cpp_pybinding":
+        "torch._inductor.async_compile:AsyncCompile.triton":
             "kernels are not compiled, and launched as nothing",
     }),
 )  # fmt: skip
@@ -146,9 +122,6 @@ REGISTRIES = (
     }),
     *private(_PROGRAMS, has_source=False, optional=True, targets={
         "torch._dynamo.types:ConvertFrameReturn": "how Dynamo is told that a frame is not compiled",
-    }),
-    *private(_CPU_RUNS, targets={
-        "torch._guards:TracingContext.get": "the tensors without memory that a program was captured with",
     }),
 )  # fmt: skip
 

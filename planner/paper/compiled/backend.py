@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch._dynamo import device_interface, utils
+from torch._dynamo import device_interface
 from torch._dynamo.device_interface import CudaInterface, DeviceInterface
 from torch._dynamo.variables import torch as folded
 from torch._inductor.codegen import common, cpu_device_op_overrides  # noqa: F401 - torch asks for it where none is there
@@ -17,10 +17,8 @@ from torch._inductor.codegen.cuda.device_op_overrides import CUDADeviceOpOverrid
 from torch._inductor.codegen.wrapper import PythonWrapperCodegen, SubgraphPythonWrapperCodegen
 from torch._inductor.utils import IndentedBuffer, cache_on_self
 from torch._inductor.virtualized import V
-from torch.utils._triton import has_triton_package
 
 from planner.paper.compiled import generated, padded_products, patches
-from planner.paper.torch_cuda import DeviceProperties
 from planner.upstream import torch_releases
 
 
@@ -63,9 +61,6 @@ class PaperOps(CUDADeviceOpOverrides):
 class PaperWrapper(PythonWrapperCodegen):
     """Inductor's own wrapper, with kernels that are not launched and allocations that are told."""
 
-    allocator = "empty_strided_cuda"
-    compiler = "PaperCompile"
-
     def __init__(self) -> None:
         self._origins: dict[tuple[str, str], int] = {}
         super().__init__()  # type: ignore[no-untyped-call]
@@ -81,15 +76,14 @@ class PaperWrapper(PythonWrapperCodegen):
 
     def write_header(self) -> None:
         super().write_header()
-        self.imports.writeline(f"from planner.paper.compiled.generated import Origins, {self.compiler}")
+        self.imports.writeline("from planner.paper.compiled.generated import Origins, PaperCompile")
         # The last of the header: what Inductor's own defines stands before.
-        self.header.writeline(f"async_compile = {self.compiler}()")
+        self.header.writeline("async_compile = PaperCompile()")
 
     @cache_on_self
     def write_triton_header_once(self) -> None:
-        """Code of users' kernels needs Triton's names; Inductor's own does not."""
-        if has_triton_package():
-            self.imports.splice("import triton\nimport triton.language as tl")
+        """Code of users' kernels needs Triton's names."""
+        self.imports.splice("import triton\nimport triton.language as tl")
         if not torch_releases.since(2, 7):  # whose code computes the grid of a launch itself
             names = "grid = split_scan_grid = grid_combo_kernels = cooperative_reduction_grid"
             self.imports.writeline(f"{names} = lambda *_sizes, **_options: None")
@@ -109,7 +103,7 @@ class PaperWrapper(PythonWrapperCodegen):
             f"""
             origins = Origins({list(self._origins)!r}, {patches.of_this_compilation()!r},
                               {padded_products.of_this_compilation()!r})
-            enter_origin, {self.allocator} = origins.enter, origins.empty_strided
+            enter_origin, empty_strided_cuda = origins.enter, origins.empty_strided
             assert_size_stride = origins.assert_size_stride
             call = origins.within(call)
             """
@@ -128,16 +122,9 @@ class PaperSubgraph(SubgraphPythonWrapperCodegen):
         self.writeline(f"enter_origin({outermost.number_of(ctx)})")  # type: ignore[no-untyped-call]
 
 
-class PaperWrapperForCpu(PaperWrapper):
-    """The same for what is compiled for a CPU."""
-
-    allocator = "empty_strided_cpu"
-    compiler = "PaperCompileForCpu"
-
-
 @contextmanager
-def registered(device: str) -> Iterator[None]:
-    """Inside, a GPU is the paper GPU, and code is written for this device (`cuda`, or `cpu`); then all is as before."""
+def registered() -> Iterator[None]:
+    """Inside, a GPU is the paper GPU, and code is written for it; then all is as before."""
     common.init_backend_registration()
     device_interface.get_interface_for_device("cuda")
     answered_while_compiling: tuple[Any, ...] = (
@@ -145,21 +132,18 @@ def registered(device: str) -> Iterator[None]:
     )  # fmt: skip
     registries: tuple[Any, ...] = (
         device_interface.device_interfaces, common.device_codegens, common.device_op_overrides_dict,
-        utils.common_constant_types, *answered_while_compiling,
+        *answered_while_compiling,
     )  # fmt: skip
     with ExitStack() as stack:
         for registry in registries:
             stack.callback(_restore, registry, registry.copy())
-        # A program may compare or branch on a property of its GPU inside of what is compiled.
-        utils.common_constant_types.add(DeviceProperties)
         for functions in answered_while_compiling:
             # Dynamo has listed the functions that it found when it was loaded: those that torch has now by these names.
             modules = ((getattr(function, "__module__", None), function) for function in functions)
             now = [getattr(sys.modules[name], function.__name__, function) for name, function in modules
                    if name in sys.modules]  # fmt: skip
             functions.update(dict.fromkeys(now))
-        wrapper = PaperWrapperForCpu if device == "cpu" else PaperWrapper
-        common.register_backend_for_device(device, common.device_codegens[device].scheduling, wrapper)
+        common.register_backend_for_device("cuda", common.device_codegens["cuda"].scheduling, PaperWrapper)
         common.register_device_op_overrides("cuda", PaperOps())
         interface = make_interface()
         for name in ("cuda", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))):

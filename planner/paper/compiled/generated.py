@@ -158,16 +158,6 @@ class PaperCompile(AsyncCompile):
         return kernel_of(kernel_name, source_code)
 
 
-class PaperCompileForCpu(PaperCompile):
-    """Compiles nothing: for the target `cpu` the host's own kernels stand for the device's."""
-
-    def cpp(self, source_code: str) -> Any:
-        return _UnrunKernel("cpp", source_code)
-
-    def cpp_pybinding(self, argtypes: list[str], source_code: str) -> Any:  # noqa: ARG002
-        return _UnrunKernel("cpp", source_code)
-
-
 def get_raw_stream(_device: int = 0) -> int:
     """Launches ask for it, and do nothing with it."""
     return 0

@@ -200,14 +200,6 @@ def write_down(source_code: str, extra: str = "", *, set_sys_modules: bool | Non
     return SimpleNamespace(__name__=f"unloaded_{key}", __file__=path, key=key)
 
 
-class KernelConfig:
-    """In place of `triton.Config` where Triton is not installed: how a template of a kernel is cut."""
-
-    def __init__(self, kwargs: dict[str, Any], num_warps: int = 4, num_stages: int = 3, **options: Any) -> None:
-        self.kwargs, self.num_warps, self.num_stages = kwargs, num_warps, num_stages
-        self.__dict__.update(options)
-
-
 ASSUMED: set[str] = set()
 """Sentences, for the report; since the last `forget`."""
 _by_compilation: defaultdict[object, set[str]] = defaultdict(set)

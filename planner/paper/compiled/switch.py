@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -146,7 +145,7 @@ def enable(
     import torch._inductor.codegen.common  # noqa: F401
     from torch._dynamo import trace_rules
 
-    from planner.paper.compiled import backend, cpu_target, cuda_graphs, generated, triton_kernels
+    from planner.paper.compiled import backend, cuda_graphs, generated, triton_kernels
 
     target = target_of(arch)
     checking.enforce("compiling")
@@ -158,14 +157,11 @@ def enable(
         stack.callback(trace_rules.clear_lru_cache)
         stack.enter_context(_kept_folder())
         stack.enter_context(_settings(target.arch, as_asked))
-        stack.enter_context(backend.registered("cpu" if target.is_cpu else "cuda"))
+        stack.enter_context(backend.registered())
         stack.enter_context(upstream.patch_targets("inductor", replaced=_replaced(), wrapped=_wrapped()))
         stack.enter_context(triton_kernels.launched_as_nothing(target))
         stack.enter_context(generated.other_strides(go_on=not as_asked))
         stack.enter_context(cuda_graphs.on_paper())
-        if target.is_cpu:
-            led = {"torch._inductor.compile_fx:compile_fx": cpu_target.on_cpu}
-            stack.enter_context(upstream.patch_targets("inductor for a cpu", wrapped=led))
         generated.tell(recorder)
         stack.callback(generated.tell, None)
         limit = TimeLimit(seconds)
@@ -197,11 +193,6 @@ def _replaced() -> dict[str, Any]:
 
 
 def _wrapped() -> dict[str, Any]:
-    from torch.utils._triton import has_triton_package
-
-    def config_class(real: Any) -> Any:
-        return real if has_triton_package() else patches.KernelConfig
-
     return {
         "torch._dynamo.backends.distributed:SubmodCompiler.compile_submod": patches.compile_once,
         "torch._dynamo.backends.distributed:deepcopy_to_fake_tensor": patches.copied_without_sources,
@@ -210,19 +201,12 @@ def _wrapped() -> dict[str, Any]:
         "torch._inductor.fx_passes.pad_mm:_should_pad": padded_products.decide_by_rule,
         "torch._inductor.fx_passes.pad_mm:_should_pad_bench": padded_products.decide_by_rule,
         "torch._inductor.select_algorithm:AlgorithmSelectorCache.__call__": patches.choose_kernel,
-        "torch._inductor.template_heuristics.triton:TritonConfig": config_class,
-        "torch._inductor.runtime.triton_heuristics:Config": config_class,
-        "torch._inductor.runtime.triton_heuristics:InductorConfig": config_class,
-        "torch._inductor.runtime.triton_heuristics:triton": lambda real: (
-            real if has_triton_package() else SimpleNamespace(Config=patches.KernelConfig)
-        ),
     }
 
 
 @contextmanager
 def _settings(arch: str, as_asked: bool) -> Iterator[None]:
     import torch._dynamo.config
-    import torch._functorch.config
     import torch._inductor.config
 
     inductor = {
@@ -233,11 +217,8 @@ def _settings(arch: str, as_asked: bool) -> Iterator[None]:
         # It compares a private pool with the tensors in it by a snapshot of the allocator, of which there is none.
         "triton.slow_path_cudagraph_asserts": False,
     }
-    # A state of random numbers would be kept in a generator of CUDA's, which a CPU build lacks; neither takes memory.
-    functorch = {"graphsafe_rng_functionalization": False}
     # The second is its name in torch 2.6.
     dynamo = {"fail_on_recompile_limit_hit": as_asked, "fail_on_cache_limit_hit": as_asked}
-    functorch = {name: value for name, value in functorch.items() if hasattr(torch._functorch.config, name)}
     dynamo = {name: value for name, value in dynamo.items() if hasattr(torch._dynamo.config, name)}
     before = torch.compiler.config.cache_key_tag
     # What generated code depends on beside the program, torch and Inductor's settings: this folder, and the target.
@@ -246,11 +227,7 @@ def _settings(arch: str, as_asked: bool) -> Iterator[None]:
         digest.update(path.read_bytes())
     torch.compiler.config.cache_key_tag = f"planner-{digest.hexdigest()[:16]}"
     try:
-        with (
-            torch._inductor.config.patch(inductor),
-            torch._functorch.config.patch(functorch),
-            torch._dynamo.config.patch(dynamo),
-        ):
+        with torch._inductor.config.patch(inductor), torch._dynamo.config.patch(dynamo):
             yield
     finally:
         torch.compiler.config.cache_key_tag = before

@@ -1,4 +1,4 @@
-"""Triton kernels of users, where Triton is installed: read as for a GPU of the target, and launched as nothing."""
+"""Triton kernels of users: read as for a GPU of the target, and launched as nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.utils._triton import has_triton_package
 
 from planner import upstream
 from planner.paper.targets import Target
@@ -25,12 +24,8 @@ def launched_as_nothing(target: Target) -> Iterator[None]:
     """Inside, a launch does nothing (what a kernel writes to was allocated before it), and Triton's driver is that of a
     GPU of this target: which arguments a kernel writes to is found by Triton's own front end.
     """
-    driver = importlib.import_module("triton.runtime.driver").driver if has_triton_package() else None
-    is_early = driver is not None and not hasattr(driver, "_active")  # 3.2, that of torch 2.6
-    # On a CPU nobody asks for a driver, but where kernels are defined in early Triton.
-    if driver is None or (target.is_cpu and not is_early):
-        yield
-        return
+    driver = importlib.import_module("triton.runtime.driver").driver
+    is_early = not hasattr(driver, "_active")  # 3.2, that of torch 2.6
     # As it is before anybody asks: none, and in early Triton what will find one.
     place, unasked = ("active", driver.default) if is_early else ("_active", None)
     if getattr(driver, place) is not unasked:  # whoever runs a program has put a driver there, and launches nothing

@@ -105,7 +105,7 @@ bool is_draw(const c10::OperatorHandle& op) {
   return names.count(op.operator_name().name) != 0;
 }
 
-// Numbers that are drawn into a tensor: Python knows which generator draws them (kernels/random_numbers.py).
+// Numbers that are drawn into a tensor: Python knows which generator draws them (random_numbers.py).
 void draw(const c10::OperatorHandle& op, const torch::jit::Stack& arguments) {
   static const auto draw =
       c10::Dispatcher::singleton()

@@ -27,13 +27,10 @@ std::vector<Launch> launches;
 // Of each kernel: operator, dtype, bytes read, bytes written, number of shapes, of each its dims and sizes, then scalars.
 std::vector<int64_t> kernel_table;
 std::map<std::vector<int64_t>, int64_t> kernel_numbers;
-std::unordered_set<std::string> with_kernel;  // `aten::mm`: operators that are one kernel on CUDA
 std::atomic<int64_t> last_event{0};
 std::unordered_map<int32_t, int64_t> capturing;  // by stream the graph of CUDA that its launches become part of
 std::unordered_map<int64_t, std::vector<Launch>> graphs;
-thread_local int32_t inside = 0;  // an operator that is one kernel is at work: what it calls is part of it
-
-std::atomic<bool> hears{false};
+thread_local int32_t inside = 0;  // something is at work that is noted by itself: what it calls is part of it
 thread_local int64_t heard = 0;        // launches on this thread by the operator that is at work itself
 thread_local int32_t heard_stream = 0;  // of the latest
 
@@ -41,14 +38,11 @@ constexpr int64_t kMostShapes = 3;  // of arguments; that of the first result co
 
 // What is the same for every call of an operator.
 struct Operator {
-  bool is_kernel = false;
+  bool is_operator = false;
   bool is_product = false;   // of matrices
   bool is_shaped = false;    // its shapes decide how long it takes, not its bytes alone
   bool reads_rows = false;   // of its first argument only what it returns
-  bool reads_host = false;   // the host waits for its value
-  bool counts = false;       // the host waits for how much it returns
   bool joins = false;        // the stream waits for collectives
-  size_t non_blocking = 0;   // the argument that says whether a copy to the host is waited for; 0: none
   int32_t name = 0;
   std::vector<bool> read, written;  // by argument
 };
@@ -64,27 +58,19 @@ const std::unordered_set<std::string> kOverwrite = {"aten::copy_", "aten::fill_"
                                                     "aten::uniform_", "aten::random_", "aten::bernoulli_", "aten::_foreach_copy_",
                                                     "aten::_foreach_zero_"};
 
-// The host waits for the number of their results.
-const std::unordered_set<std::string> kCounts = {"aten::nonzero", "aten::masked_select", "aten::_unique2", "aten::unique_dim",
-                                                 "aten::unique_consecutive"};
-
 Operator describe_operator(const c10::OperatorName& named) {
   Operator known;
   const auto& name = named.name;
-  known.reads_host = !hears && name == "aten::_local_scalar_dense";
   known.joins = name == "_c10d_functional::wait_tensor";
-  known.is_kernel = hears || with_kernel.count(name) > 0 || name.rfind("paper_", 0) == 0 || name.rfind("flash_attn::", 0) == 0;
-  if (!known.is_kernel) return known;
+  known.is_operator = true;
   const auto has = [&name](const char* part) { return name.find(part) != std::string::npos; };
   known.is_product = kProducts.count(name) > 0;
   known.is_shaped = known.is_product || has("attention") || has("attn") || has("convolution");
-  known.counts = !hears && kCounts.count(name) > 0;
   known.reads_rows = kReadRows.count(name) > 0;
   known.name = name_number(name);
   const auto handle = c10::Dispatcher::singleton().findOp(named);
   if (!handle.has_value()) return known;
   for (const auto& argument : handle->schema().arguments()) {
-    if (argument.name() == "non_blocking") known.non_blocking = known.read.size();
     const bool writes = argument.alias_info() != nullptr && argument.alias_info()->isWrite();
     known.written.push_back(writes);
     known.read.push_back(!writes || !(argument.kwarg_only() || kOverwrite.count(name) > 0));
@@ -119,8 +105,6 @@ struct KernelContext final : at::ObserverContext {
   int64_t read = 0, written = 0, dtype = -1, shape_count = 0;
   std::vector<int64_t> shapes, scalars;
   bool on_device = false;
-  bool reads_device = false;  // a copy to the host
-  bool waits = true;          // for such a copy
   int64_t heard_before = 0;   // launches by the operator that calls this one
 
   void take_shape(const at::Tensor& tensor) {
@@ -152,7 +136,7 @@ std::unique_ptr<at::ObserverContext> enter_operator(const at::RecordFunction& fu
   if (inside > 0 || !is_written_down()) return nullptr;
   const auto& op = operator_of(function);
   if (op.joins) note_launch(LaunchKind::WaitAll, current_stream());
-  if (!op.is_kernel && !op.reads_host) return nullptr;
+  if (!op.is_operator) return nullptr;
   auto context = std::make_unique<KernelContext>();
   context->op = &op;
   size_t index = 0;
@@ -174,43 +158,25 @@ std::unique_ptr<at::ObserverContext> enter_operator(const at::RecordFunction& fu
     } else if (value.isTensorList()) {
       for (const at::Tensor& tensor : value.toTensorVector())
         if (!take(tensor, false)) return nullptr;
-    } else if (op.non_blocking > 0 && index == op.non_blocking) {
-      context->waits = !(value.isBool() && value.toBool());
     } else if (op.is_shaped && (value.isInt() || value.isBool())) {
       context->scalars.push_back(value.isInt() ? value.toInt() : static_cast<int64_t>(value.toBool()));
     }
     ++index;
   }
-  if (hears) {
-    context->heard_before = heard;
-    heard = 0;
-  } else {
-    ++inside;
-  }
+  context->heard_before = heard;
+  heard = 0;
   return context;
 }
 
 void leave_operator(const at::RecordFunction& function, at::ObserverContext* entered) {
   auto* context = dynamic_cast<KernelContext*>(entered);
   if (context == nullptr) return;
-  if (hears) {
-    const bool launched = std::exchange(heard, context->heard_before) > 0;
-    if (!launched) return;
-  } else {
-    --inside;
-  }
-  if (context->op->reads_host) {
-    if (context->on_device) note_launch(LaunchKind::HostWait, current_stream());
-    return;
-  }
+  const bool launched = std::exchange(heard, context->heard_before) > 0;
+  if (!launched) return;
   int64_t shown = 0;
   for (const auto& value : function.outputs()) {
     const auto take = [&](const at::Tensor& tensor) {
-      if (!tensor.defined() || !is_plain(tensor)) return;
-      if (!tensor.is_cuda()) {
-        context->reads_device = context->on_device;
-        return;
-      }
+      if (!tensor.defined() || !is_plain(tensor) || !tensor.is_cuda()) return;
       context->on_device = true;
       if (context->dtype < 0) context->dtype = static_cast<int64_t>(tensor.scalar_type());
       // What is written in place or into `out=` was counted as an argument.
@@ -229,9 +195,7 @@ void leave_operator(const at::RecordFunction& function, at::ObserverContext* ent
   row.insert(row.end(), context->shapes.begin(), context->shapes.end());
   row.push_back(static_cast<int64_t>(context->scalars.size()));
   row.insert(row.end(), context->scalars.begin(), context->scalars.end());
-  note_launch(LaunchKind::Kernel, hears ? heard_stream : current_stream(), kernel_number(row));
-  if (hears) return;
-  if ((context->reads_device && context->waits) || context->op->counts) note_launch(LaunchKind::HostWait, current_stream());
+  note_launch(LaunchKind::Kernel, heard_stream, kernel_number(row));
 }
 
 constexpr std::array<char, 6> kLaunchFormat{'=', 'i', 'i', 'q', 'q', '\0'};
@@ -294,8 +258,6 @@ void forget_launches() {
   graphs.clear();
 }
 
-void hear_launches() { hears = true; }
-
 void hear_launch(int32_t stream) {
   ++heard;
   heard_stream = stream;
@@ -317,12 +279,6 @@ int64_t paper_launch_count() { return static_cast<int64_t>(paper::launches.size(
 const paper::Launch* paper_launches() { return paper::launches.data(); }
 int64_t paper_kernel_table_length() { return static_cast<int64_t>(paper::kernel_table.size()); }
 const int64_t* paper_kernel_table() { return paper::kernel_table.data(); }
-
-// An operator that is one kernel on CUDA, or several that its name stands for.
-void paper_expect_kernel(const char* name) {
-  std::lock_guard<std::mutex> lock(paper::operator_mutex);
-  paper::with_kernel.insert(name);
-}
 
 // A kernel that no operator of torch is: `row` as in the table of kernels, without its length. Stream -1: the current.
 void paper_launch(const int64_t* row, int64_t length, int32_t stream) {

@@ -39,9 +39,8 @@ void forget_launches();
 void capture_launches(int32_t stream, int64_t graph);
 void end_capture(int64_t graph);
 void replay_launches(int64_t graph);
+// From now on an operator that launches something is a kernel in the table.
 void start_following_operators();
-// From now on launches are heard of: an operator is a kernel where it launches one. Who waits is heard of besides.
-void hear_launches();
 void hear_launch(int32_t stream);
 
 }  // namespace paper

@@ -1,38 +1,118 @@
+// The memory that torch's own CUDA code asks for, as its pluggable allocator hands it on: addresses of the CUDA runtime
+// on paper (planner/cuda_on_paper), and a record of each request.
 #include "memory.h"
 
-#include <sys/mman.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAStream.h>
+#include <torch/csrc/cuda/CUDAPluggableAllocator.h>
+
+#include <atomic>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <unordered_map>
+#include <utility>
+#include <vector>
 
 #include "blocks.h"
+#include "shared.h"
+#include "streams.h"
+#include "trace.h"
+
+extern "C" void paper_empty_cache();
 
 namespace paper {
 namespace {
 
-struct PaperAllocator final : c10::Allocator {
-  c10::DataPtr allocate(size_t bytes) override {
-    const c10::Device device(c10::DeviceType::CUDA, current_device());
-    check_device(device.index());
-    if (bytes == 0) return {nullptr, nullptr, &give_back_block, device};
-    number_device(device.index());
-    void* address = take_block(bytes, current_stream(), pool_now());
-    return {address, address, &give_back_block, device};
-  }
-  c10::DeleterFnPtr raw_deleter() const override { return &give_back_block; }
-  void copy_data(void*, const void*, std::size_t) const override {}
+std::mutex stream_mutex;
+std::unordered_map<const void*, int32_t> streams;  // in the order in which they were first heard of, from 1 on
+
+using PoolId = c10::cuda::MempoolId_t;
+struct OpenPool {
+  PoolId pool;
+  std::function<bool(cudaStream_t)> takes;  // what is allocated on this thread and stream
 };
+std::mutex pool_mutex;
+std::vector<OpenPool> open_pools;
+std::map<PoolId, int64_t> pools;  // private ones by their numbers, from 1 on
+
+int64_t pool_of(cudaStream_t stream) {
+  std::lock_guard<std::mutex> lock(pool_mutex);
+  for (const auto& open : open_pools)
+    if (open.takes(stream)) return pools[open.pool];
+  return 0;
+}
+
+void open_pool(int, PoolId pool, std::function<bool(cudaStream_t)> takes) {
+  std::lock_guard<std::mutex> lock(pool_mutex);
+  pools.try_emplace(pool, static_cast<int64_t>(pools.size()) + 1);
+  open_pools.push_back({pool, std::move(takes)});
+}
+
+void close_pool(int, PoolId pool) {
+  std::lock_guard<std::mutex> lock(pool_mutex);
+  std::erase_if(open_pools, [&pool](const OpenPool& open) { return open.pool == pool; });
+}
+
+std::atomic<int32_t (*)(int64_t)> lacks_room{nullptr};
+
+// Torch tries another way to convolve where the workspace of the first has no room (ATen/native/cudnn/Conv_v8.cpp).
+void check_room_for_workspace(size_t bytes) {
+  if (lacks_room == nullptr || !is_workspace_of_convolution()) return;
+  const bool lacks = lacks_room.load()(static_cast<int64_t>(bytes)) != 0;
+  TORCH_CHECK_WITH(OutOfMemoryError, !lacks, "a workspace of ", bytes, " bytes has no room");
+}
+
+void* take(size_t bytes, int device, cudaStream_t stream) {
+  if (bytes == 0) return nullptr;
+  check_room_for_workspace(bytes);
+  const auto index = static_cast<c10::DeviceIndex>(device);
+  number_device(index);
+  return take_block(bytes, number_of_stream(index, stream), pool_of(stream));
+}
+
+void give_back(void* address, size_t, int, cudaStream_t) { give_back_block(address); }
+
+void use(void* address, cudaStream_t stream) {
+  record_use(block_at(address), number_of_stream(current_device(), stream));
+}
 
 }  // namespace
 
-// Never committed: a kernel that touches it by mistake faults at once instead of computing with nothing.
-void* reserve_addresses(size_t bytes) {
-  void* mapped = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  return mapped == MAP_FAILED ? nullptr : mapped;
+void* reserve_addresses(size_t bytes) { return paper_addresses(bytes); }
+
+// Torch's documented way to another allocator (torch.cuda.memory.CUDAPluggableAllocator), with a function for uses.
+void install_allocator() {
+  using namespace torch::cuda::CUDAPluggableAllocator;
+  const auto ours = createCustomAllocator(&take, &give_back);
+  const auto pluggable = std::dynamic_pointer_cast<CUDAPluggableAllocator>(ours);
+  pluggable->set_record_stream_fn(&use);
+  pluggable->set_begin_allocate_to_pool(&open_pool);
+  pluggable->set_end_allocate_to_pool_fn(&close_pool);
+  pluggable->set_release_pool([](int, PoolId) {});  // it keeps its segments until the cache is emptied: to the end
+  pluggable->set_reset_fn([] { paper_empty_cache(); });
+  changeCurrentAllocator(ours);
 }
 
-c10::Allocator* allocator() {
-  static PaperAllocator instance;
-  return &instance;
+int32_t number_of_stream(c10::DeviceIndex device, const void* stream) {
+  std::lock_guard<std::mutex> lock(stream_mutex);
+  const auto next = static_cast<int32_t>(streams.size()) + 1;
+  return stream_of_device(device, stream == nullptr ? 0 : streams.try_emplace(stream, next).first->second);
 }
 
-void install_allocator() { c10::SetAllocator(c10::DeviceType::CUDA, allocator(), /*priority=*/255); }
+void forget_streams() {
+  std::lock_guard<std::mutex> lock(stream_mutex);
+  streams.clear();
+}
+
+c10::DeviceIndex current_device() { return c10::cuda::current_device(); }
+
+int32_t current_stream() {
+  const auto stream = c10::cuda::getCurrentCUDAStream();
+  return number_of_stream(stream.device_index(), stream.stream());
+}
 
 }  // namespace paper
+
+// Whether so many bytes more have no room; null: there is room for all.
+extern "C" void paper_ask_for_room(int32_t (*lacks)(int64_t)) { paper::lacks_room = lacks; }

@@ -1,13 +1,14 @@
-// The memory of the paper GPU: addresses, sizes and lifetimes, but no bytes behind them.
+// The memory that torch asks for, and on which streams and devices.
 #pragma once
 
-#include <c10/core/Allocator.h>
+#include <c10/core/Device.h>
+#include <c10/core/Stream.h>
 
-#include <optional>
+#include <cstddef>
+#include <cstdint>
 
 namespace paper {
 
-c10::Allocator* allocator();
 void install_allocator();
 // The block at this address, or -1: an address is never given out twice while it is in use.
 int64_t block_at(const void* address);
@@ -27,16 +28,5 @@ int32_t current_stream();
 void forget_devices();
 // Of the device of this number; -1 for more than have blocks.
 c10::DeviceIndex device_numbered(int32_t number);
-// Raises what CUDA raises for a device that the node does not have.
-void check_device(c10::DeviceIndex device);
-
-// What is allocated inside lies on this device; without an index on the current one.
-struct DeviceScope {
-  explicit DeviceScope(std::optional<c10::Device> device);
-  ~DeviceScope();
-
- private:
-  c10::DeviceIndex previous_;
-};
 
 }  // namespace paper

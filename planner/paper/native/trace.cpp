@@ -116,19 +116,6 @@ const std::string& kernel_at_work() {
   return kernel == nullptr ? none : *kernel;
 }
 
-OperatorScope::OperatorScope(const char* name) : previous_(owner) {
-  if (owner >= 0) return;
-  std::lock_guard<std::mutex> lock(trace_mutex);
-  owner = index_of(name);
-}
-OperatorScope::~OperatorScope() { owner = previous_; }
-
-WorkspaceScope::WorkspaceScope(const char* library) : previous_(owner) {
-  std::lock_guard<std::mutex> lock(trace_mutex);
-  owner = index_of(std::string(library) + "::workspace");
-}
-WorkspaceScope::~WorkspaceScope() { owner = previous_; }
-
 int64_t record_alloc(size_t bytes, int32_t stream, int64_t pool) {
   std::lock_guard<std::mutex> lock(trace_mutex);
   const auto block = static_cast<int64_t>(alloc_position.size());

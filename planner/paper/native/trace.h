@@ -34,24 +34,6 @@ struct KernelScope {
 // None: empty.
 const std::string& kernel_at_work();
 
-// The operator that asks for everything on this thread, whatever it calls; an open one is kept.
-struct OperatorScope {
-  explicit OperatorScope(const char* name);
-  ~OperatorScope();
-
- private:
-  int32_t previous_;
-};
-
-// The library whose workspace is asked for on this thread (`cudnn`), whatever operator is open.
-struct WorkspaceScope {
-  explicit WorkspaceScope(const char* library);
-  ~WorkspaceScope();
-
- private:
-  int32_t previous_;
-};
-
 int64_t record_alloc(size_t bytes, int32_t stream, int64_t pool = 0);
 void record_free(int64_t block);
 void record_use(int64_t block, int32_t stream);

@@ -9,8 +9,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from planner.paper.kernels import workspaces
-from planner.paper.outside.operators import bytes_of_sums, kernel, norms_of_tensors, recorded_as, refuse
+from planner.paper.outside.operators import (
+    bytes_of_sums,
+    kernel,
+    norms_of_tensors,
+    recorded_as,
+    refuse,
+    unknown_workspace,
+)
 
 # Source, apex at the commit 6424da3 (2026-07): apex/normalization/fused_layer_norm.py, csrc/layer_norm_cuda.cpp,
 # csrc/layer_norm_cuda_kernel.cu (part_size).
@@ -112,7 +118,7 @@ class FastLayerNormFN(torch.autograd.Function):
         with recorded_as("apex::ln_bwd"):
             gradients = torch.empty_like(kept), torch.empty_like(gamma), torch.empty_like(gamma)
             kernel = "apex's persistent layer norm, backward: beyond two blocks a multiprocessor"
-            workspaces.take("apex", kernel, [kept], at_least=2 * bytes_of_sums(columns))
+            unknown_workspace("apex", kernel, 2 * bytes_of_sums(columns))
         return (*gradients, None, None)[: len(context.needs_input_grad)]
 
 

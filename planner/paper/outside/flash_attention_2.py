@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.functional import pad
 
-from planner.paper.kernels.attention import flash_head_dim, flash_splits
-from planner.paper.kernels.table import target
 from planner.paper.outside.operators import dense, floats, kernel, operator, recorded_as, refuse, rounded
+from planner.paper.targets import target
 
 Tensor = torch.Tensor
 Maybe = Tensor | None
@@ -19,9 +19,9 @@ Window = tuple[int, int]
 VERSION = "2.8.4"
 
 # The functions of the extension `flash_attn_2_cuda`, which allocate and compute nothing. Source, flash-attn 2.8.4:
-# csrc/flash_attn/flash_api.cpp (mha_fwd, mha_varlen_fwd, mha_bwd, mha_varlen_bwd and set_params_splitkv). Torch's own
-# copy of these kernels, in planner/paper/kernels/attention.py, pads nothing and asks for a second seed.
+# csrc/flash_attn/flash_api.cpp (mha_fwd, mha_varlen_fwd, mha_bwd, mha_varlen_bwd and set_params_splitkv).
 _DTYPES = (torch.float16, torch.bfloat16)
+_MOST_SPLITS = 128
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -48,11 +48,27 @@ def _split_accumulators(q: Tensor, splits: int, batch: int, rows: int, columns: 
     if dropout:
         return []
     heads, head_dim = q.size(-2), q.size(-1)
-    count = splits or flash_splits(batch * heads, rows, columns, head_dim)
+    count = splits or _splits_of_keys(batch * heads, rows, columns, head_dim)
     if count <= 1:
         return []
     shape = (count, batch, heads, rows)
-    return [floats(q, *shape), floats(q, *shape, flash_head_dim(head_dim))]
+    return [floats(q, *shape), floats(q, *shape, _head_dim_of_accumulators(head_dim))]
+
+
+def _head_dim_of_accumulators(head_dim: int) -> int:
+    return rounded(head_dim, 32 if head_dim <= 128 else 64)
+
+
+def _splits_of_keys(batch_heads: int, rows: int, columns: int, head_dim: int) -> int:
+    """Over how many blocks the keys are split, so that a small batch fills the GPU."""
+    block = 256 if head_dim <= 64 else 128 if head_dim <= 128 else 64
+    key_blocks, work, slots = -(-columns // block), batch_heads * -(-rows // 64), target().multiprocessors * 2
+    if work >= 0.8 * slots:
+        return 1
+    most = min(_MOST_SPLITS, slots, key_blocks)
+    useful = [n for n in range(1, most + 1) if n == 1 or -(-key_blocks // n) != -(-key_blocks // (n - 1))]
+    filled = {n: work * n / slots / math.ceil(work * n / slots) for n in useful}
+    return next((n for n in useful if filled[n] >= 0.85 * max(filled.values())), 1)
 
 
 @kernel("flash_attn::fwd")
@@ -124,7 +140,7 @@ def bwd(
     padded = rounded(rows, 128)
     row_sums = floats(q, batch, heads, padded)
     splits = _deterministic_splits(batch, heads) if deterministic else ()
-    in_float = floats(q, *splits, batch, padded, heads, flash_head_dim(head_dim))
+    in_float = floats(q, *splits, batch, padded, heads, _head_dim_of_accumulators(head_dim))
     expanded = [] if k.size(2) == heads else [k.new_empty(batch, k.size(1), heads, head_dim) for _ in range(2)]
     del in_float, expanded
     return [dq, dk, dv, row_sums]
@@ -144,7 +160,7 @@ def varlen_bwd(
     padded = q.size(0) + 128 * batch
     row_sums = floats(q, heads, padded)
     splits = _deterministic_splits(batch, heads) if deterministic else ()
-    in_float = floats(q, *splits, padded, heads, flash_head_dim(head_dim))
+    in_float = floats(q, *splits, padded, heads, _head_dim_of_accumulators(head_dim))
     expanded = [] if k.size(1) == heads else [k.new_empty(k.size(0), heads, head_dim) for _ in range(2)]
     del in_float, expanded
     return [dq, dk, dv, row_sums]

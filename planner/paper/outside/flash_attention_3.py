@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from planner.paper.kernels.table import target
 from planner.paper.outside.operators import dense, floats, operator, refuse, rounded
+from planner.paper.targets import target
 
 Tensor = torch.Tensor
 Maybe = Tensor | None

@@ -11,7 +11,7 @@ import torch
 
 from planner.errors import TraceError
 from planner.paper import library, work_records
-from planner.paper.kernels.table import target
+from planner.paper.targets import target
 
 Tensor = torch.Tensor
 _PARTS_OF_NORM = 320
@@ -123,6 +123,18 @@ def bytes_of_sums(columns: int, *, blocks_a_row: int = 0, spared: int = 0) -> in
     """
     down = (target().multiprocessors - spared) * _BLOCKS // (blocks_a_row or -(-columns // _COLUMNS))
     return down * columns * torch.float32.itemsize
+
+
+def scratch(size_bytes: int) -> Tensor:
+    """Bytes that a kernel asks for while it runs; free when the tensor goes."""
+    return torch.empty(size_bytes, dtype=torch.uint8, device="cuda")
+
+
+def unknown_workspace(library_name: str, kernel_name: str, least_bytes: int) -> None:
+    """The kernel has taken a workspace of its library (`cudnn`): it is named as not known, and so much is counted."""
+    library.load().paper_workspace_is_unknown(kernel_name.encode())
+    with recorded_as(f"{library_name}::workspace"):
+        scratch(least_bytes)
 
 
 def dense(tensor: Tensor) -> Tensor:

@@ -15,9 +15,6 @@ from typing import Any, TypeVar
 
 import torch
 
-from planner.paper.kernels import workspaces
-from planner.paper.kernels.attention import backward_workspace, forward_workspace
-from planner.paper.kernels.table import scratch, target
 from planner.paper.outside.operators import (
     Described,
     bytes_of_sums,
@@ -26,7 +23,10 @@ from planner.paper.outside.operators import (
     norms_of_tensors,
     refuse,
     rounded,
+    scratch,
+    unknown_workspace,
 )
+from planner.paper.targets import target
 
 Tensor = torch.Tensor
 Maybe = Tensor | None
@@ -196,8 +196,9 @@ EXTENSION |= {
 }  # fmt: skip
 
 # Source, TransformerEngine 2.11: pytorch/csrc/extensions/attention.cpp, common/fused_attn/{fused_attn.cpp,
-# fused_attn_f16_arbitrary_seqlen.cu}. The workspace is taken as that of torch's attention of cuDNN. Arguments come by
-# position in an order that differs between versions.
+# fused_attn_f16_arbitrary_seqlen.cu}. Of the workspace what cuDNN's front end asks for is counted: row sums and the
+# query's gradient in float32 (include/cudnn_frontend/node/scaled_dot_product_flash_attention.h, since 9.0). Arguments
+# come by position in an order that differs between versions.
 _FIRST, _LAST = (2, 7), (2, 18)
 _SINCE = {
     "softmax": (2, 8), "offset": (2, 8), "bottom_right": (2, 12),
@@ -316,16 +317,11 @@ def fused_attn_fwd(*values: Any) -> list[Tensor]:
     _check(call)
     if call.return_max_logit:
         refuse("fused attention of TransformerEngine", "return_max_logit is not modelled", _ALLOWED)
-    query, key, value = _in_heads(call)
+    query = _in_heads(call)[0]
     out = _empty((*call.q.shape[:-1], call.v.size(-1)), call.q.dtype)
     seed = _empty((2,), torch.int64)
-    causal = "CAUSAL" in _MASKS[call.mask]
-    workspace = forward_workspace(
-        query, key, value, bias=False, with_lse=call.is_training, dropout=call.dropout, causal=causal
-    )
-    workspace = scratch(1) if workspace is None else workspace
+    unknown_workspace("cudnn", "cuDNN attention, forward", 1)
     statistics = floats(query, query.size(0), query.size(1), call.rows, 1)
-    del workspace
     return [out, statistics, seed]
 
 
@@ -348,8 +344,9 @@ def fused_attn_bwd(*values: Any) -> list[Tensor | None]:
         grads = [_empty(call.q.shape, dtype), *together(call.k, 2)]
     else:
         grads = [_empty(tensor.shape, dtype) for tensor in (call.q, call.k, call.v)]
-    if backward_workspace(*_in_heads(call)) is None:
-        scratch(1)
+    batch, heads, rows, head_dim = _in_heads(call)[0].shape
+    of_front_end = batch * heads * rows * (head_dim + 1) * torch.float32.itemsize
+    unknown_workspace("cudnn", "cuDNN attention, backward", of_front_end)
     return [*grads, None, None]
 
 
@@ -400,7 +397,7 @@ def _norm_backward(grad: Tensor, given: Tensor, weight: Tensor, sm_margin: int, 
     blocks_a_row = 1 if not has_mean and columns <= _WHOLE_ROWS else 0
     partial = rounded(bytes_of_sums(columns, blocks_a_row=blocks_a_row, spared=sm_margin), _ALIGNED)
     kernel = f"TransformerEngine's {'layer' if has_mean else 'RMS'} norm, backward: beyond two blocks a multiprocessor"
-    workspaces.take("transformer_engine", kernel, [given], at_least=partial * (len(grads) - 1))
+    unknown_workspace("transformer_engine", kernel, partial * (len(grads) - 1))
     return grads
 
 

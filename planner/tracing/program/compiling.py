@@ -23,10 +23,9 @@ class ProgramCompiling:
     """Switches compiling on when it is first asked for: Dynamo lists torch's functions as they are then, which is
     after `init_process_group` in most programs, and who compiles nothing does not load Inductor."""
 
-    def __init__(self, arch: str, recorder: Recorder, begins: Callable[[], None], seconds: float) -> None:
-        """`begins` is called before it is switched on, and may raise. `seconds` is all the time that the program has:
-        how much of it is compiling is its own affair."""
-        self._arch, self._recorder, self._begins, self._seconds = arch, recorder, begins, seconds
+    def __init__(self, arch: str, recorder: Recorder, seconds: float) -> None:
+        """`seconds` is all the time that the program has: how much of it is compiling is its own affair."""
+        self._arch, self._recorder, self._seconds = arch, recorder, seconds
         self._stack = ExitStack()
         self._compiling: Compiling | None = None
         self._skipped: set[str] = set()
@@ -54,8 +53,9 @@ class ProgramCompiling:
     def _enabling(self, real: Callable[..., Any]) -> Callable[..., Any]:
         def compile_(*arguments: Any, **options: Any) -> Any:
             if self._compiling is None:
-                self._begins()
-                _load_inductor()
+                importlib.import_module(
+                    "planner.paper.compiled.generated"
+                )  # first: it starts no processes that compile
                 seconds = min(self._seconds, threading.TIMEOUT_MAX)
                 self._compiling = self._stack.enter_context(enable(self._arch, self._recorder, seconds=seconds))
             return real(*arguments, **options)
@@ -94,10 +94,3 @@ def _deprecated_collective(code: CodeType, values: dict[str, Any]) -> str:
     if code.co_name != "wrapper" or not str(getattr(called, "__module__", "")).startswith("torch.distributed"):
         return ""
     return str(getattr(called, "__name__", ""))
-
-
-def _load_inductor() -> None:
-    """As in this build, whose torch._C lacks what CUDA graphs want (torch 2.13, _inductor/cudagraph_trees.py)."""
-    with upstream.patch_targets("inductor loaded", replaced={"torch.backends.cuda:is_built": lambda: False}):
-        importlib.import_module("planner.paper.compiled.generated")  # first: it starts no processes that compile
-        importlib.import_module("torch._inductor.cudagraph_trees")

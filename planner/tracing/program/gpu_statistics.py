@@ -16,7 +16,6 @@ from unittest import mock
 
 import torch
 
-from planner import cuda_on_paper
 from planner.allocator.blocks import Block, Device
 from planner.allocator.caching import CachingAllocator
 from planner.allocator.rules import Rules
@@ -107,10 +106,7 @@ class LiveMemory:
             self.conf = self._ask_conf() if conf is None else conf
             rules = Rules.from_conf(self.conf)
             self._allocator = CachingAllocator(rules, Device(None), self.total_bytes)
-            if cuda_on_paper.is_on():
-                self._crowded = CachingAllocator(
-                    rules, Device(self.total_bytes - self._outside_bytes), self.total_bytes
-                )
+            self._crowded = CachingAllocator(rules, Device(self.total_bytes - self._outside_bytes), self.total_bytes)
         return self._allocator
 
     def highest(self) -> tuple[int, int]:

@@ -26,7 +26,6 @@ from planner import (
 from planner.errors import PlannerError, ProgramError
 from planner.events import Event
 from planner.hardware.architectures import ARCHITECTURES
-from planner.hardware.facts import workspace_table
 from planner.paper import values
 from planner.paper.device import Paper
 from planner.timing.step_time import price_for_clock
@@ -117,11 +116,9 @@ class ProgramRun:
         self.memory.when_read = self._look_at_reading
         self.answers = AnswersByTable(recorder, self.assumptions, strict=order.strict, otherwise=order.otherwise)
         self.management = ManagementLibrary(order.gpu.product, order.line.gpus, self.memory, self.assumptions)
-        self.surroundings = Surroundings(
-            order, cuda.properties_of(order.gpu), self.management, self.assumptions, recorder
-        )
+        self.surroundings = Surroundings(order, self.management, self.assumptions, recorder)
         self.neighbours = PipelineNeighbours(self.assumptions, order.heard)
-        self.compiling = ProgramCompiling(order.gpu.arch, recorder, self.surroundings.compiling_begins, order.seconds)
+        self.compiling = ProgramCompiling(order.gpu.arch, recorder, order.seconds)
         self._stopping = Stopping(order.steps, order.patience_seconds, order.seconds)
         self.steps_at = StepsAt(
             order.steps_at,
@@ -342,8 +339,7 @@ class ProgramRun:
                     repeats=tuple(repeats),
                     work=recorder.work(last),
                     unknown_workspaces=self._gpu.unknown_workspaces(),
-                    counted_workspaces=self._gpu.counted_workspaces(),
-                    workspace_margin_bytes=self._gpu.workspace_margin_bytes(),
+                    other_kernels=self._gpu.other_kernels,
                     other_cudnn=cuda_on_paper.other_cudnn(),
                     host=self.host.events(phases, after),
                     host_assumed=tuple(self.host.assumed),
@@ -391,9 +387,7 @@ def run_program(order: ProgramOrder, endings: Endings, key: bytearray | None = N
     from torch.distributed import DistStoreError  # after planner.paper
 
     importlib.import_module("torch._dynamo")  # optimizers load it: it lists torch's functions while they are torch's
-    target, known = order.target or order.gpu.arch, workspace_table(order.gpu.name, order.torch)
-    on_paper = paper.gpu(target, order.line.gpus, cuda=order.cuda, torch_version=order.torch, known=known)
-    with on_paper as gpu, ExitStack() as stack:
+    with paper.gpu(order.target or order.gpu.arch, torch_version=order.torch) as gpu, ExitStack() as stack:
         if key is not None:
             attestation.begin(key)
         run = ProgramRun(order, gpu, endings)
@@ -438,7 +432,7 @@ def run_program(order: ProgramOrder, endings: Endings, key: bytearray | None = N
 def _surrounded(order: ProgramOrder, run: ProgramRun, endings: Endings) -> Iterator[None]:
     losses = run.answers.watching_losses
     with (
-        cuda.whole(order.gpu, order.line.gpus, order.cuda, run.memory, run.management),
+        cuda.whole(run.memory, run.management),
         gpu_statistics.nvidia_smi(
             order.gpu.product, order.gpu.total_bytes, order.line.gpus, ARCHITECTURES[order.gpu.arch].capability
         ),

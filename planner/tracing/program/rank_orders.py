@@ -72,7 +72,7 @@ class ProgramOrder:
     torch: str = ""
     """The version that the job runs with (`2.6`); empty: the one that is installed here."""
     target: str = ""
-    """Whose kernels are chosen, if not the GPU's: `cpu`, to stand beside runs on a CPU."""
+    """The GPU's architecture, of a slice with its multiprocessors (`sm_90/16`); empty: that of `gpu`."""
     steps: int = 0
     steps_at: tuple[int, ...] = ()
     """To which steps its loop counts instead (planner.tracing.program.training_steps)."""

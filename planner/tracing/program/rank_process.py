@@ -122,9 +122,9 @@ def run_rank(
     """
     here = os.environ if walled is None else {}
     environment = {**_OFFLINE, **here, **order.line.environment, **rank_variables(order.line, order.rank)}
-    on_paper = cuda_on_paper.PaperGpu(order.gpu.product, order.gpu.arch, order.gpu.total_bytes)
+    on_paper = cuda_on_paper.PaperGpu(order.gpu.product, order.target or order.gpu.arch, order.gpu.total_bytes)
     environment |= cuda_on_paper.gpu_variables(on_paper, order.line.gpus)
-    environment |= {} if server is not None else cuda_on_paper.start_variables(cuda_on_paper.is_wanted(order.gpu.arch))
+    environment |= {} if server is not None else cuda_on_paper.start_variables()
     key = attestation.new_key() if walled is not None or attests else None
     task = Task("planner.tracing.program.rank_process:answer_rank", (order, environment, walled, key))
     if walled is None:
@@ -155,9 +155,9 @@ def run_rank(
     return replace(run, highest_bytes=attested.highest_bytes)
 
 
-def lasting_server(arch: str = "") -> ForkServer:
-    """This process's server whose children are ranks, with GPUs of this architecture, or a CPU (`cpu`)."""
-    return cuda_on_paper.lasting_server(_PRELOAD, cuda_on_paper.is_wanted(arch))
+def lasting_server() -> ForkServer:
+    """This process's server whose children are ranks."""
+    return cuda_on_paper.lasting_server(_PRELOAD)
 
 
 def _refuse_absent(order: ProgramOrder) -> None:

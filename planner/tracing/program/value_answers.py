@@ -18,9 +18,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from planner import upstream
 from planner.errors import ProgramError
-from planner.paper.kernels.indexing import known
 from planner.paper.recorder import Recorder
-from planner.paper.values import Value
+from planner.paper.values import Value, known_value
 from planner.tracing.program.assumptions import About, Assumptions, Branch, branch_at, is_compared, place_of
 from planner.tracing.program.rank_orders import Announced, BroadcastNumber
 from planner.upstream import torch_releases
@@ -176,7 +175,7 @@ class BroadcastNumbers:
             return
         key = (ranks, source, number)
         if root == group.rank():
-            values = known(tensors[0])
+            values = known_value(tensors[0])
             if values is not None:
                 self._sent[key] = tuple(map(int, values.flatten().tolist()))
             return

@@ -111,8 +111,7 @@ def engine_figures(job: Job, target: str = "") -> EngineFigures:
 
 def _activation_bytes(job: Job, rollout: Rollout, target: str) -> int:
     """From the beginning of the rollout to its peak, in bytes asked for."""
-    software = job.software
-    with paper.gpu(target, job.cluster.gpus_per_node, cuda=software.cuda, torch_version=software.torch) as gpu:
+    with paper.gpu(target, torch_version=job.software.torch) as gpu:
         try:
             with (
                 absent_peers.join(0, job.parallel.tp.degree),

@@ -19,7 +19,6 @@ from planner import (
 from planner.allocator.long_runs.series import Series, UnlikePartsError, write_out
 from planner.errors import PlannerError, TraceError
 from planner.events import Event, Phase, Repeat, write_out_repeats
-from planner.hardware.facts import workspace_table
 from planner.job.layout import Mesh
 from planner.job.sampled_runs import as_traced, batches_on_device, shown_batches, shown_tokens
 from planner.job.schema import Job
@@ -28,9 +27,8 @@ from planner.paper.host_memory import UntouchedHost
 from planner.paper.recorder import Recorder
 from planner.paper.repetition import DoesNotFoldError
 from planner.paper.targets import target_of
-from planner.paper.torch_cuda import answering_a_step
 from planner.tracing.rank_trace import Trace, pause_collection
-from planner.tracing.spec import engine, failures, host_work
+from planner.tracing.spec import engine, failures, gpu_answers, host_work
 from planner.tracing.spec.host_work import AbsentHost
 from planner.training import absent_peers, dtensor_speed, step
 from planner.training.folding import NoExampleError
@@ -47,8 +45,7 @@ def trace(job: Job, rank: int = 0, target: str = "", *, folded: bool = True) -> 
     cannot be traced, with its module and operator.
     """
     began = time.perf_counter()
-    if cuda_on_paper.is_on():
-        cuda_on_paper.take_gpu(cuda_on_paper.PaperGpu.of(job.cluster.gpu, target), job.cluster.gpus_per_node)
+    cuda_on_paper.take_gpu(cuda_on_paper.PaperGpu.of(job.cluster.gpu, target), job.cluster.gpus_per_node)
     if job.train.compile is not None and job.train.compile.planned_as == "eager":
         job = replace(job, train=replace(job.train, compile=None))
     if job.train.lengths is not None:
@@ -64,15 +61,13 @@ def trace(job: Job, rank: int = 0, target: str = "", *, folded: bool = True) -> 
 
 def _trace(job: Job, rank: int, target: str, *, folded: bool) -> Trace:
     by_engine = deepspeed_engine.uses_engine(job)
-    arch, gpus, software = target or job.cluster.gpu.target, job.cluster.gpus_per_node, job.software
-    known = workspace_table(job.cluster.gpu.name, software.torch)
+    arch, software = target or job.cluster.gpu.target, job.software
     if job.parallel.cp.degree > 1 and target_of(arch).prefers_cudnn_attention(software.cuda, software.torch):
         torch_releases.require("context parallelism over cuDNN's attention", place="parallel.cp.degree")
     if job.parallel.ep.degree > 1:
         torch_releases.require("expert parallelism", place="parallel.ep")  # before its model is built
     pins_gradients = job.parallel.dp_shard.offload == "cpu" and not job.train.optimizer_in_backward
-    on_paper = paper.gpu(arch, gpus, cuda=software.cuda, torch_version=software.torch, waits=by_engine, known=known)
-    with on_paper as gpu, answering_a_step(target_of(arch)) if cuda_on_paper.is_on() else nullcontext():
+    with paper.gpu(arch, torch_version=software.torch, waits=by_engine) as gpu, gpu_answers.answering():
         gpu.recorder.folds = folded
         try:
             with (
@@ -98,8 +93,7 @@ def _trace(job: Job, rank: int, target: str, *, folded: bool) -> Trace:
                         if isinstance(value, str | int | float | bool) and "_time" not in key
                     },
                     unknown_workspaces=gpu.unknown_workspaces(),
-                    counted_workspaces=gpu.counted_workspaces(),
-                    workspace_margin_bytes=gpu.workspace_margin_bytes(),
+                    other_kernels=gpu.other_kernels,
                     other_cudnn=cuda_on_paper.other_cudnn(),
                     sharded_dims=outcome.sharded_dims,
                     parts=outcome.parts,

@@ -79,7 +79,6 @@ def interval(
     calibration: Calibration,
     *,
     unknown_workspaces: bool = False,
-    workspace_margin_bytes: int = 0,
     approximations: Sequence[Approximation] = (),
     gpu: str = "",
     torch: str = "",
@@ -89,8 +88,7 @@ def interval(
 
     `device_bytes` are reserved bytes plus `outside.total_bytes`; `outside` may be corrected already. `gpu` and `torch`
     are those of the job: without them, or where nothing was measured on them, the prior holds. The uncertainty of the
-    two parts is added up, as if both could be at their end together. `workspace_margin_bytes`: how much more an
-    interpolated workspace may take. `approximations` widen it to where published runs
+    two parts is added up, as if both could be at their end together. `approximations` widen it to where published runs
     with the same features lay. `torch_difference`: how far plans of the torch that made this one and of the job's were
     seen to differ, relative; it is added to either side.
     """
@@ -99,7 +97,7 @@ def interval(
     below, above = reserved_band(known.reserved_residual, known.reserved_error, approximations)
     held = known.correct_outside(outside)
     correction = 0 if held.calibrated else calibration.outside_correction_bytes
-    more = max(PRIOR_UNKNOWN_WORKSPACE_BYTES if unknown_workspaces else 0, workspace_margin_bytes)
+    more = PRIOR_UNKNOWN_WORKSPACE_BYTES if unknown_workspaces else 0
     below, above = below - torch_difference, above + torch_difference
     lowest = max(reserved + round(reserved * below), 0) + held.low_bytes + correction
     return lowest, reserved + round(reserved * above) + more + held.high_bytes + correction

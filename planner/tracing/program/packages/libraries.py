@@ -17,9 +17,8 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch.utils._triton import has_triton_package
 
-from planner import cuda_on_paper, upstream
+from planner import upstream
 from planner.errors import PlannerError
 from planner.paper.compiled.switch import variable_set
 from planner.paper.recorder import Recorder
@@ -31,18 +30,17 @@ from planner.training.wraps import deepspeed_engine
 
 
 class Surroundings:
-    """Of one program. `properties` are those of its GPU (`torch.cuda.get_device_properties`)."""
+    """Of one program."""
 
     def __init__(
         self,
         order: ProgramOrder,
-        properties: Any,
         library: ManagementLibrary,
         assumptions: Assumptions,
         recorder: Recorder,
     ) -> None:
         self._order, self._library, self._assumptions, self._recorder = order, library, assumptions, recorder
-        self._launches = triton_package.Launches(properties, assumptions)
+        self._launches = triton_package.Launches(order.gpu.arch, assumptions)
         self._stack = ExitStack()
 
     @contextmanager
@@ -55,15 +53,13 @@ class Surroundings:
         listed = package_table.listed(folders)
         provided = stand_ins.provided_by(self._order.packages, listed)
         versions = stand_ins.versions_of(self._order.packages)
-        has_triton = has_triton_package()  # torch remembers the answer, also when a stand-in is there
-        stands = {} if has_triton else triton_package.modules(self._launches)
         with (
             self._stack,
             stand_ins.providing(
-                provided, versions, {"pynvml": self._library.module(), **own.modules}, stands, self._assumptions
+                provided, versions, {"pynvml": self._library.module(), **own.modules}, self._assumptions
             ),
             _without_libraries(),
-            _followed(self._patches(own.built, has_triton=has_triton)),
+            _followed(self._patches(own.built)),
         ):
             try:
                 yield
@@ -75,15 +71,7 @@ class Surroundings:
                     raise
                 raise lacking from error
 
-    def compiling_begins(self) -> None:
-        """The program compiles, for which torch looks for Triton: it finds no stand-in, whose launches are refused from
-        here on. Whoever has imported it keeps it."""
-        self._launches.compiles = True
-        if isinstance(sys.modules.get("triton"), triton_package.Package):
-            for name in [name for name in sys.modules if name.partition(".")[0] == "triton"]:
-                del sys.modules[name]
-
-    def _patches(self, built: Mapping[str, ModuleType], *, has_triton: bool) -> dict[str, Callable[[], None]]:
+    def _patches(self, built: Mapping[str, ModuleType]) -> dict[str, Callable[[], None]]:
         def deepspeed_begins() -> None:
             # It frees on one stream what another uses, and waits for events: its cache depends on when those pass.
             self._recorder.waits = True
@@ -98,47 +86,36 @@ class Surroundings:
             "torch.utils.cpp_extension": lambda: kernels.not_built(built),
             "deepspeed": lambda: deepspeed_engine.in_a_program(deepspeed_begins),
             "deepspeed.ops.op_builder.builder": builders,
+            "triton": self._launches.patched,
         }
-        if not cuda_on_paper.is_on():  # where what is installed runs as it is
-            patches["bitsandbytes.cextension"] = _bitsandbytes_patched
         if not stand_ins.runs_as_installed(_EXTENSION):
             patches["transformer_engine.common"] = _transformer_engine_patched
-        if has_triton:
-            patches["triton"] = self._launches.patched
-        entering = {name: partial(self._enter, patch) for name, patch in patches.items()}
-        without_triton = partial(
-            self._assumptions.add,
-            About.PACKAGES,
-            "triton is not installed here, and torch for CUDA always brings it: a stand-in launches nothing",
-        )
-        return {"triton": without_triton, **entering}
+        return {name: partial(self._enter, patch) for name, patch in patches.items()}
 
     def _enter(self, patch: Callable[[], AbstractContextManager[Any]]) -> None:
         self._stack.enter_context(patch())
 
 
-# Everything that its kernels write to is allocated by the package's own Python code with torch (bitsandbytes 0.50,
-# backends/cuda/ops.py; 0.42, functional.py), which runs as it is. Kernels for the host are the package's own. Unified
-# memory, in which paged optimizers keep their state, is the host's here: no allocator of torch knows it on a GPU
-# either.
+# bitsandbytes 0.42 looks for CUDA on the machine, and stops. Everything that its kernels write to is allocated by its
+# own Python code with torch (functional.py), which runs as it is. Unified memory, in which paged optimizers keep their
+# state, is the host's here: no allocator of torch knows it on a GPU either.
 _NO_RESERVE = 0x4000
 """MAP_NORESERVE of Linux, which Python 3.11 does not name."""
 
 
-class Library:
+class _Library:
     """In the place of `bitsandbytes.cextension.lib`."""
 
     compiled_with_cuda = True
 
-    def __init__(self, of_host: Any) -> None:
-        self._of_host = of_host
+    def __init__(self) -> None:
         self._unified: list[mmap.mmap] = []
-        self.cget_managed_ptr = partial(self._unified_memory)  # 0.42 sets `restype` on it
+        self.cget_managed_ptr = partial(self._unified_memory)  # `restype` is set on it
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return getattr(self._of_host, name) if "_cpu" in name else lambda *_arguments: 0
+        return lambda *_arguments: 0
 
     def _unified_memory(self, size: ctypes.c_size_t) -> int:
         """Memory that takes none before it is written to, which nobody does."""
@@ -146,21 +123,11 @@ class Library:
         return ctypes.addressof(ctypes.c_char.from_buffer(self._unified[-1]))
 
 
-def _bitsandbytes_patched() -> Any:
-    """Inside, the package's compiled part is this one; `bitsandbytes.cextension` has just been imported."""
-    extension: Any = importlib.import_module("bitsandbytes.cextension")
-    suffix = getattr(extension, "DYNAMIC_LIBRARY_SUFFIX", ".so")
-    path = Path(extension.__file__).with_name(f"libbitsandbytes_cpu{suffix}")
-    of_host = ctypes.CDLL(str(path)) if path.is_file() else None
-    replaced = {"bitsandbytes.cextension:lib": Library(of_host)}
-    return upstream.patch_targets("program's bitsandbytes", replaced=replaced)
-
-
 def _patched_search() -> Any:
-    """Inside, the package up to 0.42 looks for no CUDA on this machine, where it would stop: it has this library."""
+    """Inside, the package finds this library."""
 
     def use_none(setup: Any) -> None:
-        setup.initialized, setup.lib = True, Library(None)
+        setup.initialized, setup.lib = True, _Library()
 
     target = "bitsandbytes.cuda_setup.main:CUDASetup.run_cuda_setup"
     return upstream.patch_targets("program's early bitsandbytes", replaced={target: use_none})

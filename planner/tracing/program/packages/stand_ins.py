@@ -19,7 +19,6 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, NoReturn
 
-from planner import cuda_on_paper
 from planner.errors import TraceError
 from planner.tracing.program.assumptions import About, Assumptions, place_of
 from planner.tracing.program.packages import package_table
@@ -32,7 +31,7 @@ _HOW = "describe its allocations in a Python file and name it with --kernels (do
 
 def runs_as_installed(extension: str) -> bool:
     """Whether a package's own compiled part, a module of this name, is there and runs."""
-    return cuda_on_paper.is_on() and importlib.machinery.PathFinder.find_spec(extension) is not None
+    return importlib.machinery.PathFinder.find_spec(extension) is not None
 
 
 class _Refused(type):
@@ -128,33 +127,14 @@ def _spec(name: str, loader: importlib.abc.Loader, siblings: Iterable[str]) -> i
 
 
 class Last(importlib.abc.MetaPathFinder):
-    """Asked for what is not installed. `provided`: by top-level module why the job is taken to have it; `ready`:
-    modules that every machine with a GPU has, but for torch itself, which would compile with them."""
+    """Asked for what is not installed. `provided`: by top-level module why the job is taken to have it."""
 
-    def __init__(
-        self,
-        provided: Mapping[str, str],
-        versions: Mapping[str, str],
-        ready: Mapping[str, ModuleType],
-        assumptions: Assumptions,
-    ) -> None:
-        self._provided, self._ready, self._assumptions = dict(provided), ready, assumptions
-        self._versions = versions
+    def __init__(self, provided: Mapping[str, str], versions: Mapping[str, str], assumptions: Assumptions) -> None:
+        self._provided, self._versions, self._assumptions = dict(provided), versions, assumptions
         self._reported: set[str] = set()
 
     def find_spec(self, name: str, _path: Any = None, _target: Any = None) -> importlib.machinery.ModuleSpec | None:
         top = name.partition(".")[0]
-        if top in self._ready:
-            importing = package_table.frames()
-            if importing and package_table.is_of(importing[0], "torch"):
-                return None
-            if name not in self._ready:
-                raise TraceError(
-                    f"the program imports {name}, and {top} is not installed here",
-                    allowed=", ".join(sorted(self._ready)),
-                    remedy=f"pip install {top} here: it needs no GPU",
-                )
-            return _spec(name, _Ready(self._ready[name]), self._ready)
         package = package_table.BY_MODULE.get(top)
         if package is None or not self._has(package, name) or name.startswith(tuple(package.absent)):
             return None
@@ -269,12 +249,11 @@ def providing(
     provided: Mapping[str, str],
     versions: Mapping[str, str],
     own: Mapping[str, ModuleType],
-    ready: Mapping[str, ModuleType],
     assumptions: Assumptions,
 ) -> Iterator[None]:
     """Inside, packages are found as this module says (`First`, `Last`). Of what was imported by then a user's own
     modules take the place."""
-    first, last = First(own, provided), Last(provided, versions, ready, assumptions)
+    first, last = First(own, provided), Last(provided, versions, assumptions)
     sys.meta_path.insert(0, first)
     sys.meta_path.append(last)
     imported = {name: sys.modules[name] for name in own if name in sys.modules}

@@ -5,6 +5,7 @@
 #include <ATen/core/enum_tag.h>
 #include <ATen/ops/copy_native.h>
 #include <ATen/record_function.h>
+#include <c10/util/Exception.h>
 #include <c10/util/ScopeExit.h>
 #include <torch/library.h>
 
@@ -16,14 +17,23 @@
 #include "copied_values.h"
 #include "followed_operators.h"
 #include "host_values.h"
-#include "kernels.h"
 #include "launches.h"
 #include "memory.h"
 #include "streams.h"
 #include "trace.h"
+#include "workspaces.h"
 
 namespace paper {
 namespace {
+
+// While it lives torch does not warn, as it does of every operator whose kernel is replaced.
+class WithoutWarnings {
+  struct Handler final : c10::WarningHandler {
+    void process(const c10::Warning&) override {}
+  };
+  Handler handler_;
+  c10::WarningUtils::WarningHandlerGuard guard_{&handler_};
+};
 
 // What is the same for every call of an operator.
 struct Known {
@@ -170,7 +180,7 @@ bool is_workspace_of_convolution() {
 extern "C" {
 
 // Once for the process, before anything is on the device.
-void paper_install_on_cuda() {
+void paper_install() {
   using namespace paper;
   WithoutWarnings quiet;
   static torch::Library own(torch::Library::DEF, "paper", std::nullopt, __FILE__, __LINE__);
@@ -179,7 +189,6 @@ void paper_install_on_cuda() {
   aten.impl("copy_", TORCH_FN(copy_));
   aten.impl("_local_scalar_dense", TORCH_FN(local_scalar_dense));
   start_following_autograd();
-  hear_launches();
   start_following_operators();
   at::addGlobalCallback(at::RecordFunctionCallback(enter_call, leave_call)
                             .needsInputs(true)
@@ -190,7 +199,8 @@ void paper_install_on_cuda() {
 }
 
 // A trace begins: streams are numbered as in a process that traced nothing before.
-void paper_begin_on_cuda() {
+void paper_begin() {
+  paper::forget_unknown_workspaces();
   paper::forget_devices();
   paper::forget_streams();
 }

@@ -13,9 +13,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from planner import cuda_on_paper
 from planner.paper import values
-from planner.paper.kernels.table import target
+from planner.paper.targets import target
 
 # Source, torch 2.11: aten/src/ATen/native/cuda/DistributionTemplates.h (calc_execution_policy,
 # distribution_elementwise_grid_stride_kernel, random_from_to_kernel); cuRAND 13: curand_philox4x32_x.h,
@@ -36,7 +35,7 @@ _KINDS = ("aten::normal_", "aten::uniform_")
 def draw(device: Tensor, operator: str, numbers: Sequence[float | None]) -> None:
     """`paper::draw`: an operator of the program fills a tensor with numbers that it draws."""
     count = device.numel()
-    if count == 0 or device.is_complex() or target().is_cpu:  # a CPU draws by another generator
+    if count == 0 or device.is_complex():
         return
     place = _advance(count, 2 if device.dtype is torch.float64 else _UNROLLED)
     if operator in _KINDS and device.is_floating_point() and device.dtype is not torch.float64:
@@ -64,20 +63,15 @@ def find_largest(x: Tensor, k: int, dim: int, largest: bool) -> Tensor | None:
 
 
 def _advance(count: int, unrolled: int) -> tuple[int, int]:
-    """Seed and offset at which so many numbers are drawn; the device's generator moves on, as CUDA's own code has moved
-    it before."""
+    """Seed and offset at which so many numbers were drawn; CUDA's own code has moved the device's generator on."""
     torch.cuda._lazy_init()  # there is a tensor: CUDA has begun, and with it a seed that was set before is
     generators = torch.cuda.default_generators
     if not generators:
         return 0, 0
     generator = generators[torch.cuda.current_device()]
     offset, taken = generator.get_offset(), -(-count // (_threads(count) * unrolled)) * 4
-    if cuda_on_paper.is_on():
-        offset = max(offset - taken, 0)
-    else:
-        generator.set_offset(offset + taken)
     seed = int(generator.initial_seed())
-    return seed - (1 << 64) if seed >> 63 else seed, offset
+    return seed - (1 << 64) if seed >> 63 else seed, max(offset - taken, 0)
 
 
 def _threads(count: int) -> int:

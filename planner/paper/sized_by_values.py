@@ -1,0 +1,254 @@
+"""Operators whose results are numbers of the host, or as large as values say, which nobody has: CUDA's kernels would
+read them. What these take besides their results is what CUDA's own take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from planner.paper import library, values
+from planner.paper.cub import radix_sort_bytes, reduction_bytes, scan_bytes
+from planner.paper.values import known_value
+
+Kernel = TypeVar("Kernel", bound=Callable[..., Any])
+_KERNELS: dict[str, Callable[..., Any]] = {}
+"""By operator of torch, with its overload."""
+
+
+def _decided(operator: str) -> Callable[[Kernel], Kernel]:
+    def add(kernel: Kernel) -> Kernel:
+        _KERNELS[operator] = kernel
+        return kernel
+
+    return add
+
+
+@cache
+def install() -> torch.library.Library:
+    """Register the operators of this file with torch, once for the process. What is returned has to stay."""
+    aten = torch.library.Library("aten", "IMPL")
+    for operator, kernel in _KERNELS.items():
+        aten.impl(operator, _recorded(operator, kernel), "CUDA")
+    return aten
+
+
+def _recorded(operator: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """What the kernel takes is recorded as the operator's, or as that of an outer one that asked for it."""
+    native = library.load()
+    name = native.paper_name_index(f"aten::{operator.partition('.')[0]}".encode())
+
+    def run(*arguments: Any, **named: Any) -> Any:
+        outer = native.paper_enter_kernel(name)
+        if outer >= 0:
+            native.paper_enter_kernel(outer)
+        try:
+            return kernel(*arguments, **named)
+        finally:
+            native.paper_enter_kernel(outer)
+
+    return run
+
+
+def _scratch(size_bytes: int) -> Tensor:
+    """Bytes that a kernel asks for while it runs; free when the tensor goes."""
+    return torch.empty(size_bytes, dtype=torch.uint8, device="cuda")
+
+
+# Sources, torch 2.13: aten/src/ATen/native/cuda/Nonzero.cu, IndexKernel.cpp, Repeat.cu.
+
+
+@_decided("nonzero")
+def nonzero(x: Tensor) -> Tensor:
+    if x.numel() == 0:
+        return _places_of_nonzero(x, 0)
+    found = known_value(x)
+    if found is not None:
+        where = found.nonzero()
+        places = _places_of_nonzero(x, len(where))
+        places.t().copy_(where.t().contiguous())
+        return places
+    if (routed := values.places_of_nonzero(x)) is not None:
+        out = _places_of_nonzero(x, routed.size(0))
+        out.copy_(routed)
+        return out
+    return _places_of_nonzero(x, values.count_nonzero("aten.nonzero", x))
+
+
+def _places_of_nonzero(x: Tensor, count: int) -> Tensor:
+    """They are counted; then there is room for the coordinates, dim by dim, and they are selected."""
+    kept = x.contiguous()
+    counter = torch.empty((), dtype=torch.int32, device="cuda")
+    _scratch(reduction_bytes(x.numel()))
+    out = torch.empty(x.dim(), count, dtype=torch.int64, device="cuda").t()
+    _scratch(scan_bytes(x.numel(), 8))
+    del kept, counter
+    return out
+
+
+@_decided("masked_select")
+def masked_select(x: Tensor, mask: Tensor) -> Tensor:
+    shape = torch.broadcast_shapes(x.shape, mask.shape) or (1,)
+    selected: Tensor = torch.ops.aten.index.Tensor(x.expand(shape), [mask.expand(shape)])
+    return selected
+
+
+@_decided("repeat_interleave.Tensor")
+def repeat_interleave(repeats: Tensor, *, output_size: int | None = None) -> Tensor:
+    """Running sums of the repeats, then as many places as they come to."""
+    found = known_value(repeats)
+    if output_size is None and found is None:
+        values.refuse_size_of("aten.repeat_interleave", repeats, remedy="say output_size: there is no largest size")
+    sums = torch.empty_like(repeats, dtype=torch.int64)
+    kept = _scratch(scan_bytes(repeats.numel(), 8))
+    size = int(found.sum()) if output_size is None and found is not None else output_size
+    out = torch.empty(size or 0, dtype=repeats.dtype, device="cuda")
+    del sums, kept
+    return out
+
+
+@_decided("equal")
+def equal(a: Tensor, b: Tensor) -> bool:
+    """Shapes are known; values are read, if anybody knows them."""
+    if a.shape != b.shape:
+        return False
+    if a.numel() == 0 or a.data_ptr() == b.data_ptr():
+        return True
+    known = [torch.ops.paper.known_value(t) for t in (a, b)]
+    if None not in known:
+        return bool(torch.equal(*known))
+    if (truth := values.truth_of(a)) is not None:
+        return truth
+    return bool((a == b).all().item())
+
+
+# Source, torch 2.13: aten/src/ATen/native/cuda/Unique.cu, UniqueCub.cu, SummaryOps.cu.
+_FEW_BYTES = 2
+"""Of whole numbers so small there are fewer distinct ones than large tensors have elements."""
+
+
+@_decided("_unique")
+def unique_of_old(x: Tensor, is_sorted: bool = True, return_inverse: bool = False) -> tuple[Tensor, Tensor]:  # noqa: ARG001
+    found, inverse, _ = _distinct(x, _count(x, torch.unique), return_inverse, False, is_sorted=False)
+    return found, inverse
+
+
+@_decided("_unique2")
+def unique(
+    x: Tensor,
+    is_sorted: bool = True,  # noqa: ARG001
+    return_inverse: bool = False,
+    return_counts: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _distinct(x, _count(x, torch.unique), return_inverse, return_counts, is_sorted=False)
+
+
+@_decided("unique_consecutive")
+def unique_in_a_row(
+    x: Tensor, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    if dim is not None:
+        return unique_slices_in_a_row(x, dim, return_inverse, return_counts)
+    return _distinct(x, _count(x, torch.unique_consecutive), return_inverse, return_counts, is_sorted=True)
+
+
+@_decided("unique_dim")
+def unique_slices(
+    x: Tensor,
+    dim: int,
+    is_sorted: bool = True,  # noqa: ARG001
+    return_inverse: bool = False,
+    return_counts: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _distinct_slices(x, dim, _count(x, torch.unique, dim), return_inverse, return_counts)
+
+
+@_decided("unique_dim_consecutive")
+def unique_slices_in_a_row(
+    x: Tensor, dim: int, return_inverse: bool = False, return_counts: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _distinct_slices(x, dim, _count(x, torch.unique_consecutive, dim), return_inverse, return_counts)
+
+
+@_decided("bincount")
+def bincount(x: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
+    known = known_value(x)
+    if known is None and minlength == 0:
+        values.refuse_size_of("aten.bincount", x, remedy="say minlength: there is no largest number of bins")
+    if known is None:
+        bins = values.count("aten.bincount", x, minlength, "bins", "as many as minlength asks for: no value is larger")
+    else:
+        bins = max(minlength, int(known.max()) + 1) if x.numel() else minlength
+    if weights is None:
+        counts = torch.zeros(bins, dtype=torch.int64, device="cuda")
+        if torch.ops.paper.follows_values():
+            shares = values.equal_shares(x.numel(), bins)
+            torch.ops.paper.remember_value(counts, shares if known is None else known.bincount(minlength=minlength))
+        return counts
+    sums = torch.zeros(bins, dtype=torch.float32 if weights.dtype is torch.float32 else torch.float64, device="cuda")
+    torch.ops.paper.forget_value(sums)
+    return sums
+
+
+def _count(x: Tensor, distinct: Callable[..., Tensor], dim: int | None = None) -> int:
+    """How many values are distinct, or slices along a dim."""
+    if (known := known_value(x)) is not None:
+        return distinct(known).numel() if dim is None else distinct(known, dim=dim).size(dim)
+    if values.node_name() == "IndexFillBackward1":
+        return x.numel()  # the places that `index_fill` has filled
+    most = x.numel() if dim is None else x.size(dim)
+    if dim is None and distinct is torch.unique and not x.is_floating_point() and x.element_size() <= _FEW_BYTES:
+        most = min(most, 2 if x.dtype is torch.bool else 1 << 8 * x.element_size())
+    return values.count("aten.unique", x, most, "distinct values" if dim is None else "distinct slices")
+
+
+def _distinct(
+    x: Tensor, count: int, return_inverse: bool, return_counts: bool, *, is_sorted: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Sorted with their places, marked where they change, and the rest cut off: storages stay as large as the data."""
+    items, nothing = x.numel(), torch.empty(0, dtype=torch.int64, device="cuda")
+    if items == 0:
+        inverse = torch.empty(x.shape, dtype=torch.int64, device="cuda") if return_inverse else nothing
+        return x.new_empty(0), inverse, torch.empty_like(nothing)
+    kept = [] if is_sorted else [torch.empty(items, dtype=x.dtype, device="cuda")]
+    if not is_sorted:
+        places = [torch.empty(items, dtype=torch.int32, device="cuda") for _ in range(2 if return_inverse else 0)]
+        kept += places
+        _scratch(radix_sort_bytes(items, x.element_size(), 4 if return_inverse else 0, 8 * x.element_size()))
+    inverse = nothing
+    if return_inverse:
+        kept.append(torch.empty(items, dtype=torch.int64, device="cuda"))
+        inverse = torch.empty(x.shape, dtype=torch.int64, device="cuda")
+    found = torch.empty(items, dtype=x.dtype, device="cuda")
+    counts = torch.empty(items if return_counts else 0, dtype=torch.int64, device="cuda")
+    total = torch.empty((), dtype=torch.int64, device="cuda")
+    _scratch(scan_bytes(items, 8))
+    del kept, total
+    found.resize_(count)
+    if return_counts:
+        counts.resize_(count)
+        if (known := torch.ops.paper.known_value(x)) is not None:
+            repeats = torch.unique_consecutive if is_sorted else torch.unique
+            counts.copy_(repeats(known, return_counts=True)[-1])
+    return found, inverse, counts
+
+
+def _distinct_slices(
+    x: Tensor, dim: int, count: int, return_inverse: bool, return_counts: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Slices are laid out one after the other and their numbers sorted."""
+    items, nothing = x.size(dim), torch.empty(0, dtype=torch.int64, device="cuda")
+    shape = list(x.shape)
+    shape[dim] = count
+    if items == 0:
+        return x.new_empty(shape), nothing, torch.empty_like(nothing)
+    rows = x.transpose(dim, 0).contiguous()
+    indices = torch.empty(items, dtype=torch.int64, device="cuda")
+    inverse = torch.empty(items if return_inverse else 0, dtype=torch.int64, device="cuda")
+    counts = torch.empty(count if return_counts else 0, dtype=torch.int64, device="cuda")
+    found = x.new_empty(shape)
+    del rows, indices
+    return found, inverse, counts

@@ -1,0 +1,45 @@
+"""What a spec's step finds in `torch.cuda` other than the CUDA runtime on paper says it."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from planner import upstream
+from planner.paper import library
+
+
+def answering() -> AbstractContextManager[None]:
+    """Inside, a rank's device is the only one that it uses, and whoever asks what is allocated is told what was
+    recorded: an allocator that is put in the place of torch's own keeps no statistics."""
+    native = library.load()
+    answers: dict[str, Any] = {
+        "set_device": lambda _device=None: None,
+        "memory_allocated": lambda _device=None: native.paper_allocated_bytes(),
+        "max_memory_allocated": lambda _device=None: native.paper_most_allocated_bytes(),
+        "memory_reserved": lambda _device=None: native.paper_allocated_bytes(),
+        "max_memory_reserved": lambda _device=None: native.paper_most_allocated_bytes(),
+        "reset_peak_memory_stats": lambda _device=None: None,
+        "memory_stats": lambda _device=None: {},
+    }
+    # A function of torch.cuda is called with `device=` too: whatever an argument is called, it comes in its place.
+    replaced = {
+        f"torch.cuda:{name}": lambda *arguments, answer=answer, **named: answer(*arguments, *named.values())
+        for name, answer in answers.items()
+    }
+    return upstream.patch_targets(
+        "cuda face of a step", replaced=replaced, wrapped={"torch:UntypedStorage.copy_": _copying}
+    )
+
+
+def _copying(on_host: Any) -> Any:
+    def copy(storage: torch.UntypedStorage, source: torch.UntypedStorage, non_blocking: bool = False) -> Any:
+        if source.device.type != "cuda" or storage.device.type != "cpu":
+            return on_host(storage, source, non_blocking)
+        # A storage has no dtype: whole bytes go to the host, as zeros, and nobody reads them as numbers.
+        library.load().paper_write_zeros(storage._cdata)
+        return storage
+
+    return copy
