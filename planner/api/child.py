@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +64,10 @@ def snapshot(job: Job, path: str, rank: int | None) -> None:
 def compare_job(job: Job, measured: str, case: str, rank: int | None) -> list[Comparison]:
     """The job's plan, made for the device of the measurements, beside them."""
     path = Path(measured)
-    result = pipeline.plan_with_traces(job, target=plan_comparison.target_of(path))
-    return plan_comparison.run_compare(result.plan, path, case=case, rank=rank, events_of=result.events_of)
+    target = plan_comparison.target_of(path)
+    result = pipeline.plan_with_traces(job, target=target)
+    events_of = partial(pipeline.events_without_clock, job, target) if target else result.events_of
+    return plan_comparison.run_compare(result.plan, path, case=case, rank=rank, events_of=events_of)
 
 
 def _with_traces(job: Job) -> PlanningResult:

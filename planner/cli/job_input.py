@@ -62,11 +62,12 @@ def _python_of(arguments: argparse.Namespace) -> Interpreter | None:
 
 
 def enter_for_job(job: Job, arguments: argparse.Namespace, standard_input: str = "") -> None:
-    """Goes on in the environment of the torch that the job runs with, if planner has made one; else returns."""
-    from planner.planning.identity import installed_torch
+    """Goes on in the environment of the torch that the job runs with, if planner has made one; else returns. So it does
+    where the torch of here is no build for CUDA."""
+    from planner.planning.identity import installed_torch, software
     from planner.versions import minor_of
 
-    if minor_of(job.software.torch) == installed_torch():
+    if minor_of(job.software.torch) == installed_torch() and not software()["torch"].endswith("+cpu"):
         return
     from planner.runtime.environments.handover import go_on_as, stays_here
     from planner.runtime.environments.torch_environments import find_environment

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -138,13 +139,14 @@ def run_compare(arguments: argparse.Namespace) -> int:
     events_of: Callable[[int], Sequence[Event]] = plan_comparison.no_events
     if not arguments.set and arguments.job != "-":
         predicted = plan_comparison.read_stored_plan(Path(arguments.job))
-    if predicted is None:  # a job, planned for the kernels of the target, with its ranks' events
-        from planner.planning.pipeline import plan_with_traces
+    if predicted is None:  # a job, planned for the target, with its ranks' events
+        from planner.planning.pipeline import events_without_clock, plan_with_traces
 
         job = job_of(arguments)
         with show_progress() as progress:
             result = plan_with_traces(job, progress=progress, target=target)
-        predicted, events_of = result.plan, result.events_of
+        predicted = result.plan
+        events_of = partial(events_without_clock, job, target) if target else result.events_of
     comparisons = plan_comparison.run_compare(
         predicted, arguments.measured, case=arguments.case, rank=arguments.rank, events_of=events_of
     )

@@ -33,6 +33,8 @@ _CUDNN, _OTHER_CUDNN = "PAPER_CUDNN", "PAPER_OTHER_CUDNN"
 _COMPILED_FOR = "PAPER_COMPILED_FOR"
 """Another: for which architectures torch was compiled (`80 90`)."""
 
+_MOST_GPUS = 120
+"""Of a node that torch can count (c10/cuda/CUDAMacros.h, C10_COMPILE_TIME_MAX_GPUS)."""
 _FOR_OTHERS = "sm_80"
 """Whose kernels GPUs of other makers are planned with: attention of torch's own, as ROCm builds have, not cuDNN's."""
 _BLAS = "CUBLAS_WORKSPACE_CONFIG"
@@ -122,7 +124,7 @@ def gpu_variables(gpu: PaperGpu, gpus: int) -> dict[str, str]:
 
 
 def _described(gpu: PaperGpu, gpus: int) -> dict[str, str]:
-    return {_DEVICE: json.dumps(_describe(gpu)), "PAPER_GPUS": str(gpus)}
+    return {_DEVICE: json.dumps(_describe(gpu)), "PAPER_GPUS": str(min(gpus, _MOST_GPUS))}
 
 
 def start_server(preload: str) -> ForkServer:

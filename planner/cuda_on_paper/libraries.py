@@ -7,6 +7,7 @@ which functions they need is read from torch's own libraries, and from the real 
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 import os
 import re
 import subprocess
@@ -19,6 +20,7 @@ from pathlib import Path
 
 from planner.errors import TraceError
 from planner.runtime.native_builds import build_once, find_compiler
+from planner.versions import minor_of
 
 _SOURCES = Path(__file__).parent
 _PREFIXES = {
@@ -82,7 +84,13 @@ def _build(torch_folder: Path, folder: Path) -> None:
     compiler = find_compiler("the CUDA runtime on paper")
     names, functions = _needed(sorted((torch_folder / "lib").glob("lib*.so")))
     if _RUNTIME not in names:
-        raise TraceError("torch is not a CUDA build", allowed="torch as pip installs it on Linux")
+        version = importlib.metadata.version("torch")
+        raise TraceError(
+            f"torch {version} is not a build for CUDA",
+            allowed="torch as pip installs it on Linux, which needs no GPU",
+            remedy=f"planner torch {minor_of(version)} makes an environment with it, where jobs are planned from then"
+            " on; or install it here",
+        )
     for stem, name in names.items():  # what other packages may need of them
         for real in torch_folder.parent.glob(f"nvidia/*/lib/{name}"):
             functions[stem] |= _defined(real)

@@ -52,6 +52,11 @@ class PlanningResult:
         return statement, self.traces[self.plan.rank_classes.index(statement)].trace.events
 
 
+def events_without_clock(job: Job, target: str, rank: int) -> tuple[Event, ...]:
+    """What a rank does: memory is free when the host gives it up, as on a CPU."""
+    return USUAL_SOURCE.trace_rank(job, rank, target).written_out()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanningInputs:
     """What is planned and how. `source` gives the traces; `target` says whose kernels are traced

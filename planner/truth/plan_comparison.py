@@ -27,7 +27,7 @@ from planner.report.statement import (
 )
 from planner.truth.measuring import measurement_lines
 from planner.truth.measuring import program as measured_program
-from planner.truth.measuring.measurement_lines import MeasuredPhase, Measurement, most_by_category, phases_of
+from planner.truth.measuring.measurement_lines import Measurement, most_by_category
 from planner.truth.measuring.program import MeasuredProgram, MeasuredRank
 from planner.units import show_bytes
 
@@ -125,18 +125,18 @@ _EXACT = tuple(
 def with_measurement(plan: Plan, measurement: Measurement, *, events: Sequence[Event] = ()) -> Comparison:
     """The rank class of the measured rank, beside the measurement.
 
-    `events` are what was predicted for that class: with them categories are compared, and requested bytes, which is
-    all that a CPU has. Raises PlannerError if no class has that rank.
+    `events` are what was predicted for that class: with them categories are compared, which is all that a run on a CPU
+    has in common with a plan. Raises PlannerError if no class has that rank.
     """
     statement = class_of(plan, measurement.rank)
     if measurement.device.kind != "cpu":
         peak, phases = _whole(statement, measurement), tuple(_phases(statement, measurement))
     elif events:
-        peak, phases = _compare_requested(phases_of(events), measurement.phases)
+        peak, phases = (), ()
     else:
         raise PlannerError(
-            "this was measured on a CPU, which has requested bytes only",
-            remedy="compare with the job itself, traced for a CPU, not with a finished plan",
+            "this was measured on a CPU, where only parameters, gradients, buckets and optimizer state are as on a GPU",
+            remedy="compare with the job itself, of which each tensor is known, not with a finished plan",
         )
     most = most_by_category(events)
     return Comparison(
@@ -213,31 +213,6 @@ def _phases(statement: RankClassStatement, measurement: Measurement) -> Iterator
                 ),
             )
             yield PhaseComparison(phase=phase.phase, iteration=phase.iteration, figures=figures)
-
-
-def _compare_requested(
-    predicted: Sequence[MeasuredPhase], measured: Sequence[MeasuredPhase]
-) -> tuple[tuple[Figure, ...], tuple[PhaseComparison, ...]]:
-    """The whole, and by phase."""
-
-    def figure(name: str, here: int, there: int) -> Figure:
-        return Figure(name=name, predicted=here, measured=there)
-
-    others = {(phase.phase, phase.iteration): phase for phase in measured}
-    pairs = [(phase, others[key]) for phase in predicted if (key := (phase.phase, phase.iteration)) in others]
-    highest = [max((phase.peak.requested_bytes for phase in phases), default=0) for phases in (predicted, measured)]
-    phases = tuple(
-        PhaseComparison(
-            phase=here.phase,
-            iteration=here.iteration,
-            figures=(
-                figure("requested", here.peak.requested_bytes, there.peak.requested_bytes),
-                figure("requested_at_end", here.end.requested_bytes, there.end.requested_bytes),
-            ),
-        )
-        for here, there in pairs
-    )
-    return (figure("requested", *highest),), phases
 
 
 def _notes(plan: Plan, measurement: Measurement) -> Iterator[str]:
@@ -319,6 +294,8 @@ def _is_called(product: str, name: str) -> bool:
         return False
 
 
+BESIDE_CPU = "sm_90"
+"""What is compared with a run on a CPU is the same on every GPU."""
 _SNAPSHOTS = (".pickle", ".pkl", ".gz", ".xz")
 
 
@@ -363,11 +340,12 @@ def run_compare(
 
 
 def target_of(measured: Path) -> str:
-    """Whose kernels a job has to be traced with to stand beside this file: `cpu`, or empty for the job's own GPU."""
+    """The architecture that a job is traced for to stand beside this file; empty for that of the job's own GPU, which a
+    job that ran on a CPU need not have."""
     if measured.name.endswith(_SNAPSHOTS) or _measured_program(measured) is not None:
         return ""
     kinds = {measurement.device.kind for measurement in measurement_lines.read(measured) if not measurement.error}
-    return "cpu" if kinds == {"cpu"} else ""
+    return BESIDE_CPU if kinds == {"cpu"} else ""
 
 
 def _measured_program(measured: Path) -> MeasuredProgram | None:

@@ -134,9 +134,6 @@ OUTSIDE = (
     *patch("program builds", _OUTSIDE, has_source=False, targets={
         "torch.utils.cpp_extension:load load_inline": "compiles an extension for a GPU while the program runs",
     }),
-    *patch("program's bitsandbytes", _BITSANDBYTES, has_source=False, optional=True, targets={
-        "bitsandbytes.cextension:lib": "kernels for a GPU, which write to what Python has allocated for them",
-    }),
     *patch("program's early bitsandbytes", _BITSANDBYTES, has_source=False, optional=True, targets={
         "bitsandbytes.cuda_setup.main:CUDASetup.run_cuda_setup":
             "up to 0.42 it stops where it finds no CUDA for the GPU",

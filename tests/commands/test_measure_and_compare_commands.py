@@ -44,13 +44,13 @@ def test_a_measurement_is_one_line_of_json(folder: Path) -> None:
     assert (found["schema"], found["case"], found["device"]["kind"]) == ("planner.measurement/1", "small", "cpu")
 
 
-def test_a_job_is_compared_with_it_as_traced_for_a_cpu(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_job_is_compared_with_what_it_keeps_on_a_cpu(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["compare", str(folder / "job.yaml"), str(folder / "measured.jsonl"), "--format", "json"]) == 0
 
     compared = json.loads(capsys.readouterr().out)
     exact = {each["name"]: each["predicted"] - each["measured"] for each in compared["categories"]}
     assert exact == {"parameter": 0, "gradient": 0, "bucket": 0, "optimizer_state": 0}
-    assert compared["peak"][0]["error_percent"] < 0.5
+    assert compared["peak"] == []  # whose kernels are others
 
 
 def test_a_case_that_was_not_measured_is_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -73,8 +73,10 @@ def test_the_second_stage_of_a_pipeline_is_compared_with_its_own_trace(
 
     assert cli.main(["compare", str(job), str(measured), "--rank", "1", "--format", "json"]) == 0
 
-    (requested,) = json.loads(capsys.readouterr().out)["peak"]
-    assert requested["error_percent"] < 0.5
+    compared = json.loads(capsys.readouterr().out)["categories"]
+    assert {each["name"]: each["error_percent"] for each in compared if each["measured"]} == {
+        "parameter": 0, "gradient": 0, "optimizer_state": 0,
+    }  # fmt: skip
 
 
 def test_a_device_that_is_none_is_said(folder: Path) -> None:

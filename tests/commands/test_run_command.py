@@ -81,7 +81,7 @@ def planner(*words: str) -> Ended:
 @pytest.fixture
 def planner_here(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Ended]:
     """The command in this process, with children that have loaded PyTorch already."""
-    in_a_child = partial(rank_process.run_rank, server=rank_process.lasting_server("sm_90"))
+    in_a_child = partial(rank_process.run_rank, server=rank_process.lasting_server())
     monkeypatch.setattr(rank_process, "run_rank", lambda order, limits, *_: in_a_child(order, limits))
 
     def run(*words: str) -> Ended:

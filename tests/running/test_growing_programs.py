@@ -88,7 +88,7 @@ def test_the_verdict_on_a_leak_is_that_of_as_many_steps_as_the_program_runs(
     program: Callable[[str], str], monkeypatch: pytest.MonkeyPatch,
     numbers: str, verdict: Verdict, said: str,
 ) -> None:  # fmt: skip
-    server = rank_process.lasting_server("sm_90")  # which has loaded PyTorch already
+    server = rank_process.lasting_server()  # which has loaded PyTorch already
     in_a_child = partial(rank_process.run_rank, server=server)
     monkeypatch.setattr(rank_process, "run_rank", lambda order, limits, *_: in_a_child(order, limits))
     words = ["python", program(LEAK.format(numbers=numbers))]

@@ -293,7 +293,7 @@ assert torch.cuda.memory_allocated() == before + 2 * 512
 
 
 def test_the_page_names_every_package_with_its_version() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "reference" / "kernels.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "packages.md").read_text()
 
     modelled = [each for each in package_table.PACKAGES if each.has_known_kernels]
     assert [each.name for each in modelled if f"| {each.name} | {each.version} |" not in page] == []

@@ -68,7 +68,7 @@ def test_a_step_of_one_process_is_measured_beside_its_plan(measured: Measured) -
     assert done["error_percent"] < 0.5
     assert (done["device"], done["gpu"], done["out_of_memory"]) == ("cpu", "cpu", False)
     (rank,) = done["result"]["ranks"]
-    assert (done["result"]["error_of"], rank["peers"], rank["observation"]) == ("requested", "none", None)
+    assert (done["result"]["error_of"], rank["peers"], rank["observation"]) == ("kept", "none", None)
     exact = {each["name"]: each["error_percent"] for each in rank["comparison"]["categories"]}
     assert exact == {"parameter": 0.0, "gradient": 0.0, "optimizer_state": 0.0}
 

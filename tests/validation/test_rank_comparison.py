@@ -109,11 +109,11 @@ def test_a_gpu_teaches_with_figures_of_an_uncalibrated_plan(job: MakeJob) -> Non
     assert (learnt["predicted_nccl_bytes"], learnt["measured_nccl_bytes"]) == (0, None)
 
 
-def test_a_processor_is_compared_by_requested_bytes_and_teaches_nothing(job: MakeJob) -> None:
+def test_a_processor_is_compared_by_what_is_kept_and_teaches_nothing(job: MakeJob) -> None:
     truth = Truth(runs=2, agreeing=2, net_bytes=0, live_bytes=0)
     cpu = measured(DeviceFacts(kind="cpu", name="x86_64"), truth=truth)
     result = compare_ranks([beside(job(), cpu)], "absent_peers")
-    assert (result.error_percent, result.document["error_of"]) == (0.0, "requested")
+    assert (result.error_percent, result.document["error_of"]) == (0.0, "kept")
     assert result.document["ranks"][0]["observation"] is None
     assert result.document["ranks"][0]["predicted_verdict"] == ""
 

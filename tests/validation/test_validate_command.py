@@ -40,7 +40,7 @@ def test_a_rehearsal_finds_its_place_as_on_a_gpu_and_measures_on_the_cpu(job: Pa
 
     assert ended.returncode == 0, ended.stderr[-3000:]
     document = json.loads(ended.stdout)
-    assert (document["device"]["kind"], document["error_of"]) == ("cpu", "requested")
+    assert (document["device"]["kind"], document["error_of"]) == ("cpu", "kept")
     assert document["error_percent"] < 0.5
     assert "predicting, then measuring" in ended.stderr
 

@@ -62,12 +62,13 @@ def compare_ranks(ranks: Sequence[RankComparison], mode: str) -> Result:
     ]
     out_of_memory = any(rank.measurement.out_of_memory is not None for rank in ranks)
     first = ranks[0].measurement
-    error_of = "requested" if first.device.kind == "cpu" else "reserved"  # a CPU has nothing but requested bytes
+    on_cpu = first.device.kind == "cpu"
+    error_of = "kept" if on_cpu else "reserved"  # parameters, gradients, buckets and optimizer state
     errors = [
         figure.error_percent
         for comparison in compared
-        for figure in comparison.peak
-        if figure.name == error_of and figure.error_percent is not None
+        for figure in (comparison.categories if on_cpu else comparison.peak)
+        if (on_cpu or figure.name == error_of) and figure.error_percent is not None
     ]
     error = round(max(errors), 4) if errors and not doubted and not out_of_memory else None
     document = {

@@ -31,7 +31,7 @@ from planner.tracing.isolated import USUAL_ISOLATION, Isolation, trace_isolated
 from planner.tracing.rank_trace import Trace
 from planner.truth.measuring import measurement_lines
 from planner.truth.measuring.measurement_lines import Measurement
-from planner.truth.plan_comparison import render
+from planner.truth.plan_comparison import BESIDE_CPU, render
 from planner.units import GIB
 
 NOBODY = threading.Event()
@@ -109,7 +109,8 @@ def validate(
         trace = next(trace for trace in predicted if measurement.rank in trace.rank_class.ranks)
         # The figures outside the allocator hinge on the software that it ran with, where that is known.
         ran = {name: measurement.software.get(name) or getattr(job.software, name) for name in ("torch", "cuda")}
-        told = told_on(job.cluster.gpu, job.cluster.gpus_per_node, trace.trace)
+        on_cpu = _on_cpu(request, conditions)
+        told = trace.trace if on_cpu else told_on(job.cluster.gpu, job.cluster.gpus_per_node, trace.trace)
         compared.append(
             RankComparison(
                 plan=pipeline.judge_traces(job, [trace]).plan,
@@ -135,7 +136,7 @@ def _trace_rank_classes(request: Request, setting: Setting, conditions: Conditio
         return any(rank in rank_class.ranks for rank in setting.measured)
 
     def trace(rank: int) -> Trace:
-        return trace_isolated(job, rank, "cpu" if _on_cpu(request, conditions) else "", isolation)
+        return trace_isolated(job, rank, BESIDE_CPU if _on_cpu(request, conditions) else "", isolation)
 
     traces = []
     for rank_class in filter(runs, rank_classes(Mesh.of(job.parallel))):

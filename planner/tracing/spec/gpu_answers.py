@@ -29,9 +29,8 @@ def answering() -> AbstractContextManager[None]:
         f"torch.cuda:{name}": lambda *arguments, answer=answer, **named: answer(*arguments, *named.values())
         for name, answer in answers.items()
     }
-    return upstream.patch_targets(
-        "cuda face of a step", replaced=replaced, wrapped={"torch:UntypedStorage.copy_": _copying}
-    )
+    wrapped = {"torch:UntypedStorage.copy_": _copying, "torch._tensor_str:_str": _text_of}
+    return upstream.patch_targets("cuda face of a step", replaced=replaced, wrapped=wrapped)
 
 
 def _copying(on_host: Any) -> Any:
@@ -43,3 +42,13 @@ def _copying(on_host: Any) -> Any:
         return storage
 
     return copy
+
+
+def _text_of(on_host: Any) -> Any:
+    def text(tensor: torch.Tensor, *, tensor_contents: str | None = None) -> str:
+        """Whoever logs a tensor reads its values; those of the paper GPU are not there."""
+        if tensor.device.type != "cuda":
+            return str(on_host(tensor, tensor_contents=tensor_contents))
+        return f"tensor(..., device='{tensor.device}', size={tuple(tensor.shape)}, dtype={tensor.dtype})"
+
+    return text

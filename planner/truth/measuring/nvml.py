@@ -81,7 +81,8 @@ def _library() -> Any:
         library = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
         return None
-    return library if library.nvmlInit_v2() == _SUCCESS else None
+    is_whole = hasattr(library, "nvmlDeviceGetCount_v2")  # that of a process with a GPU on paper answers torch alone
+    return library if is_whole and library.nvmlInit_v2() == _SUCCESS else None
 
 
 @cache
