@@ -202,7 +202,6 @@ def _order(work: ProgramInputs, rank: int, before: Sequence[RankRun] = ()) -> Pr
             outside_bytes=outside(work.gpu, work.software, [work.line.world_size]).total_bytes,
         ),
         target=work.gpu.target,
-        cuda=work.software.cuda,
         torch=work.software.torch,
         steps=ended[0] if ended else work.steps,
         steps_at=work.steps_at or tuple(each.step for run in before[:1] for each in run.steps_at),

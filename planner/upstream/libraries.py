@@ -112,10 +112,6 @@ PROGRAM_HOST = (
         "torch.utils.data.dataloader:_BaseDataLoaderIter.__next__":
             "the largest batch of an epoch is given early, in the place of another one",
     }),
-    *patch("program's vision", "tests/running/test_vision_operators.py", has_source=False, targets={
-        "torch.library:register_fake":
-            "torchvision's wheels name operators there whose library a build without CUDA cannot load",
-    }),
 )  # fmt: skip
 
 OUTSIDE = (

@@ -158,7 +158,7 @@ def ran(pair: Pair, server: ForkServer) -> RankRun:
     """Rank 0 of its program."""
     known, line = look_up(GPU), parse(pair.line.split())
     gpu = Gpu(product=known.product, arch=known.arch, total_bytes=known.total_bytes)
-    order = ProgramOrder(line=line, rank=0, gpu=gpu, cuda="13.0", steps=ITERATIONS)
+    order = ProgramOrder(line=line, rank=0, gpu=gpu, steps=ITERATIONS)
     return run_rank(order, replace(USUAL_LIMITS, seconds=600), None if line.environment else server)
 
 

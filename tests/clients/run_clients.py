@@ -60,7 +60,7 @@ def run(client: Client, server: ForkServer) -> Row:
     ).split()  # fmt: skip
     line = parse(words)
     gpu = Gpu(product=known.product, arch=known.arch, total_bytes=known.total_bytes)
-    order = ProgramOrder(line=line, rank=0, gpu=gpu, cuda="13.0", patience_seconds=_PATIENCE)
+    order = ProgramOrder(line=line, rank=0, gpu=gpu, patience_seconds=_PATIENCE)
     before = _seconds_of_children()
     try:
         found = run_rank(order, replace(USUAL_LIMITS, seconds=_SECONDS), None if line.environment else server)

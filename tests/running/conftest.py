@@ -34,7 +34,7 @@ def run() -> Run:
     ) -> RankRun:  # fmt: skip
         order = ProgramOrder(
             line=parse(command.format(programs=PROGRAMS).split(), node_gpus=gpus), rank=rank,
-            gpu=replace(gpu, name=known.name if is_known else ""), cuda="13.0", steps=steps,
+            gpu=replace(gpu, name=known.name if is_known else ""), steps=steps,
             patience_seconds=patience, strict=strict, writes=True, packages=packages, kernels=kernels,
             otherwise=otherwise, heard=heard, numbers=numbers, torch=torch, target=target, steps_at=steps_at,
             until_read=until_read, batches=batches,

@@ -101,7 +101,7 @@ def test_it_ends_by_a_name(run: Run, program: Program, lines: str, kind: type[Pl
 def test_one_that_fills_the_disk_is_told_how_much_it_may_write(program: Program, writes: bool, remedy: str) -> None:
     line = parse(["python", program("raise OSError(28, 'No space left on device')")])
     gpu = Gpu(product="", arch="sm_90", total_bytes=1)
-    order = ProgramOrder(line=line, rank=0, gpu=gpu, cuda="13.0", writes=writes)
+    order = ProgramOrder(line=line, rank=0, gpu=gpu, writes=writes)
     said = {"said": "OSError: [Errno 28]", "sought": [], "no_room": True, "text": "", "place": ""}
     crash = json.dumps(said).encode()
 

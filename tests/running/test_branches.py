@@ -156,7 +156,7 @@ def _is_large(event: object) -> bool:
     return isinstance(event, Alloc) and event.requested_bytes == 4 << 20
 
 
-ORDER = ProgramOrder(line=parse(["python", "t.py"]), rank=0, gpu=Gpu(product="", arch="sm_90", total_bytes=1), cuda="")
+ORDER = ProgramOrder(line=parse(["python", "t.py"]), rank=0, gpu=Gpu(product="", arch="sm_90", total_bytes=1))
 
 
 def ran(size: int, *places: str, seconds: float = 1.0, is_whole: bool = False) -> RankRun:

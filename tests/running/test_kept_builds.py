@@ -55,7 +55,7 @@ def end_by_own_error(path: str, compiler: str, monkeypatch: pytest.MonkeyPatch) 
     assert gpu is not None
     monkeypatch.setenv("CXX", compiler)
     order = ProgramOrder(
-        line=parse(["python", path]), rank=0, cuda="13.0",
+        line=parse(["python", path]), rank=0,
         gpu=Gpu(product=gpu.product, arch=gpu.arch, total_bytes=gpu.total_bytes),
     )  # fmt: skip
     try:

@@ -248,7 +248,7 @@ def test_an_environment_without_setuptools_builds_nothing_and_trains(
     (tmp_path / "sitecustomize.py").write_text(WITHOUT_SETUPTOOLS)
     line = parse(["env", f"PYTHONPATH={tmp_path}", "python", program("import torch\n" + lines)])
     gpu = Gpu(product="NVIDIA H100", arch="sm_90", total_bytes=80 * GIB, outside_bytes=GIB)
-    order = ProgramOrder(line=line, rank=0, gpu=gpu, cuda="13.0", writes=True)
+    order = ProgramOrder(line=line, rank=0, gpu=gpu, writes=True)
 
     with pytest.raises(ProgramError, match=said) if said else nullcontext():
         assert run_rank(order).is_whole

@@ -268,7 +268,7 @@ def test_what_python_runs_before_a_program_comes_after_the_key_was_given(tmp_pat
     assert known is not None
     gpu = Gpu(product=known.product, arch=known.arch, total_bytes=known.total_bytes, outside_bytes=2**30)
     line = parse(["env", f"PYTHONPATH={path.format(folder=tmp_path)}", "python", "train.py"])
-    order = ProgramOrder(line=replace(line, folder=str(tmp_path)), rank=0, gpu=gpu, cuda="13.0", patience_seconds=0)
+    order = ProgramOrder(line=replace(line, folder=str(tmp_path)), rank=0, gpu=gpu, patience_seconds=0)
 
     found = run_rank(order, walled=WalledProgram(walls=Walls(as_root=True, place="program"), folder=str(tmp_path)))
 

@@ -49,7 +49,6 @@ from planner.tracing.program.job_outline import JobOutline
 from planner.tracing.program.launch_line import Launcher, extra_arguments
 from planner.tracing.program.look_ahead import LookAhead
 from planner.tracing.program.own_ranks import Become, OwnRanks
-from planner.tracing.program.packages import libraries
 from planner.tracing.program.packages.libraries import Surroundings
 from planner.tracing.program.peers import World
 from planner.tracing.program.program_errors import crash_of, is_our_fault
@@ -438,7 +437,6 @@ def _surrounded(order: ProgramOrder, run: ProgramRun, endings: Endings) -> Itera
         ),
         storages.on_paper(run.assumptions),
         storages.left_unwritten(run.assumptions),
-        libraries.declared(),
         program_host.kept_inside(run.ranks, run.assumptions, run.host_watcher.start_workers, endings.refuse),
         values.read_by(run.answers),
         storages.with_holes(run.watcher.saves, run.host_watcher.as_if_read),

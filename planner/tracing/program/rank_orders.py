@@ -68,7 +68,6 @@ class ProgramOrder:
     line: LaunchLine
     rank: int
     gpu: Gpu
-    cuda: str
     torch: str = ""
     """The version that the job runs with (`2.6`); empty: the one that is installed here."""
     target: str = ""

@@ -1,5 +1,5 @@
-"""What a program finds of other packages: stand-ins, kernels of a user's own, and installed packages whose compiled
-libraries cannot run here (bitsandbytes, TransformerEngine, torchvision)."""
+"""What a program finds of other packages: stand-ins, kernels of a user's own, and installed packages that look for a
+GPU of the machine (early bitsandbytes) or lack their compiled part (TransformerEngine)."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
-
-import torch
 
 from planner import upstream
 from planner.errors import PlannerError
@@ -160,32 +158,6 @@ def _transformer_engine_patched() -> Any:
 
     target = f"{MODULE}.common:load_framework_extension"
     return upstream.patch_targets("program's TransformerEngine", replaced={target: load})
-
-
-_NAMESPACE = "torchvision::"
-_SCHEMA = "{}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-"""Of `nms` and `qnms`, whose shapes torchvision 0.28 registers by name when it is imported (_meta_registrations.py)."""
-
-
-@contextmanager
-def declared() -> Iterator[None]:
-    """Inside, torchvision is imported although the library of its operators cannot be loaded."""
-    library: torch.library.Library | None = None
-
-    def declaring(real: Callable[..., Any]) -> Callable[..., Any]:
-        def register_fake(operator: Any, *arguments: Any, **named: Any) -> Any:
-            nonlocal library
-            if isinstance(operator, str) and operator.startswith(_NAMESPACE):
-                name = operator.removeprefix(_NAMESPACE)
-                if not hasattr(torch.ops.torchvision, name):
-                    library = library or torch.library.Library("torchvision", "FRAGMENT")
-                    library.define(_SCHEMA.format(name))
-            return real(operator, *arguments, **named)
-
-        return register_fake
-
-    with upstream.patch_targets("program's vision", wrapped={"torch.library:register_fake": declaring}):
-        yield
 
 
 class _Loader(importlib.abc.Loader):
