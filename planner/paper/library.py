@@ -1,6 +1,5 @@
-"""Builds and loads the native part of the paper GPU: a few hundred lines of C++ against torch's own headers.
+"""Builds and loads the native part of the paper GPU: C++ against torch's own headers, which records what torch asks for.
 
-CUDA's hooks are looked up once, while torch is imported, so the library has to be in the process before torch.
 It is built on first use, by the C++ compiler of the machine, and kept in the user's cache for this torch.
 """
 

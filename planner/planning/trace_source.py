@@ -122,8 +122,8 @@ def build_paper_gpu() -> None:
 
 
 def _trace(job: Job, rank: int, target: str) -> Trace:
-    is_loaded = "planner.paper" in sys.modules
-    if not is_loaded or not cuda_on_paper.can_take(PaperGpu.of(job.cluster.gpu, target), job.cluster.gpus_per_node):
+    is_free = "torch" not in sys.modules or "planner.paper" in sys.modules  # before torch
+    if not is_free or not cuda_on_paper.can_take(PaperGpu.of(job.cluster.gpu, target), job.cluster.gpus_per_node):
         server = cuda_on_paper.lasting_server(PRELOAD if job.model.hf_config else _TRACER)
         return trace_isolated(job, rank, target, _NO_LIMITS, server=server)
     from planner.tracing.spec.step_trace import trace

@@ -147,10 +147,6 @@ void define_value_operators(torch::Library& own) {
   own.def("follow_values(bool follow) -> ()", [](bool follow) { follow_values(follow); });
   own.def("follows_values() -> bool", []() { return follows_values(); });
   own.def("forget_value(Tensor device) -> ()", [](const at::Tensor& device) { forget(device); });
-  // Whoever uses the tensor from now on is told why it has no memory.
-  own.def("forbid(Tensor device, str why) -> ()", [](const at::Tensor& device, std::string why) {
-    device.unsafeGetTensorImpl()->release_storage_and_set_meta_custom_data_ptr_error_msg_(std::move(why));
-  });
 }
 
 }  // namespace paper

@@ -346,13 +346,6 @@ int32_t paper_enter_scope(int32_t scope) {
   return previous;
 }
 
-void paper_synchronize() {
-  paper::note_launch(paper::LaunchKind::HostWait, paper::kWholeDevice);
-  std::lock_guard<std::mutex> lock(paper::trace_mutex);
-  if (paper::recording)
-    paper::write_down({static_cast<int32_t>(paper::Kind::Synchronize), 0, 0, 0, -1, 0, -1, -1, 0});
-}
-
 void paper_empty_cache() {
   std::lock_guard<std::mutex> lock(paper::trace_mutex);
   if (paper::recording)
