@@ -1,4 +1,4 @@
-"""Builds and loads the native part of the paper GPU: C++ against torch's own headers, which records what torch asks for.
+"""Builds and loads the native part of the paper GPU: C++ against torch's headers, which records what torch asks for.
 
 It is built on first use, by the C++ compiler of the machine, and kept in the user's cache for this torch.
 """
