@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import checkpoint_cases as cases
 import pytest
-from cpu_runs import Both, Run, assert_alike, assert_exact, both_ways, peaks_that_differ, without
+from cpu_runs import Both, Run, assert_exact, assert_exact, both_ways, peaks_that_differ, without
 
 from planner.events import Alloc, Event, Free, Mark, Phase, Role
 from planner.host_events import HostAlloc, HostCategory, HostEvent, HostFree
@@ -32,7 +32,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Both:
     ("name", "rank"), [each for each in EVERY_RANK if each not in BY_WAY_OF_THE_HOST + WITH_OBJECTS]
 )
 def test_a_rank_takes_what_is_traced(runs: Both, name: str, rank: int) -> None:
-    assert_alike(*runs[name, rank])
+    assert_exact(*runs[name, rank])
 
 
 @pytest.mark.parametrize(("name", "rank"), EVERY_RANK)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import flat_sharded_cases as cases
 import pytest
-from cpu_runs import Both, Run, assert_alike, both_ways, peaks_that_differ, without
+from cpu_runs import Both, Run, assert_exact, both_ways, peaks_that_differ, without
 
 from planner.events import Category, Role
 
@@ -19,7 +19,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Both:
 
 @pytest.mark.parametrize(("name", "rank"), EVERY_RANK)
 def test_a_rank_takes_what_is_traced(runs: Both, name: str, rank: int) -> None:
-    assert_alike(*runs[name, rank])
+    assert_exact(*runs[name, rank])
 
 
 def test_what_a_unit_takes_is_named(runs: Both) -> None:

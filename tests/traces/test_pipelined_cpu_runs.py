@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from cpu_runs import Both, assert_alike, both_ways, without
+from cpu_runs import Both, assert_exact, both_ways, without
 
 from planner.events import Alloc, Event, Free, Mark, Phase
 from planner.job.schema import Decoder, Job, Metadata, Model, Optimizer, Parallel, Pp, Recompute, Train
@@ -66,7 +66,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Both:
 
 @pytest.mark.parametrize(("name", "rank"), EACH)
 def test_a_rank_takes_what_is_traced(runs: Both, name: str, rank: int) -> None:
-    assert_alike(*runs[name, rank])
+    assert_exact(*runs[name, rank])
 
 
 @pytest.mark.parametrize(("name", "rank"), EACH)

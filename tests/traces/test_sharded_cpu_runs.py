@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 import sharded_cases as cases
-from cpu_runs import Both, Run, assert_alike, both_ways, peaks_that_differ, without
+from cpu_runs import Both, Run, assert_exact, both_ways, peaks_that_differ, without
 
 from planner.events import Alloc, Category, Event, Free, Role
 
@@ -22,7 +22,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Both:
 
 @pytest.mark.parametrize(("name", "rank"), EVERY_RANK)
 def test_a_rank_takes_what_is_traced(runs: Both, name: str, rank: int) -> None:
-    assert_alike(*runs[name, rank])
+    assert_exact(*runs[name, rank])
 
 
 @pytest.mark.parametrize(("name", "rank"), EVERY_RANK)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 import split_cases as cases
-from cpu_runs import Both, Run, assert_alike, both_ways, peaks_that_differ, without
+from cpu_runs import Both, Run, assert_exact, both_ways, peaks_that_differ, without
 
 from planner.events import Alloc, Category, Event, Role
 from planner.upstream import torch_releases
@@ -23,7 +23,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Both:
 def test_a_rank_takes_what_is_traced(runs: Both, name: str, rank: int) -> None:
     if name == "split-tied" and not torch_releases.since(2, 13):
         pytest.skip("torch below 2.13 takes a megabyte more for tied embeddings than is traced (docs/flaws.md)")
-    assert_alike(*runs[name, rank])
+    assert_exact(*runs[name, rank])
 
 
 @pytest.mark.parametrize("name", ["split", "split-tokens", "split-llama", "split-qwen-tokens"])
