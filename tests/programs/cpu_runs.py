@@ -9,6 +9,7 @@ import pickle
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -59,6 +60,13 @@ class Run:
             (each.phase, each.iteration, 0 if each.phase is Phase.FORWARD else each.end.requested_bytes)
             for each in self.phases
         ]
+
+    @property
+    def buffers(self) -> Counter[tuple[str, int]]:
+        """How often a collective of each name took how many bytes."""
+        sizes = {each.block: each.requested_bytes for each in self.events if isinstance(each, Alloc)}
+        roles = (each for each in self.events if isinstance(each, Role))
+        return Counter((each.name, sizes[each.block]) for each in roles if each.category is Category.COMMUNICATION)
 
     @property
     def categories(self) -> dict[str, int]:

@@ -94,7 +94,7 @@ def _take_gpus() -> None:
     from planner import cuda_on_paper, paper
 
     cuda_on_paper.take_gpu(cuda_on_paper.PaperGpu("", ARCH, 80 << 30), 8)
-    cuda_on_paper.can_take = lambda gpu, gpus: gpus <= 8
+    cuda_on_paper.can_take = lambda _gpu, gpus: gpus <= 8
     with paper.gpu(ARCH):
         pass
 
