@@ -162,8 +162,8 @@ def _attended(kernel: Kernel) -> _Attended | None:
     if len(of_heads) < 2:
         return None
     query, key = of_heads[0], of_heads[-1]
-    # (batch, sequence, heads, size), of several lengths without batch; torch's own: (batch, heads, sequence, size).
-    keys = key[-3] if "flash_attn" in kernel.op else key[-2]
+    # (batch, sequence, heads, size), of several lengths without batch; cuDNN's: (batch, heads, sequence, size).
+    keys = key[-3] if any(name in kernel.op for name in _HEADS_LAST) else key[-2]
     causal = _is_causal(kernel)
     if "paper_flash_attn_3" in kernel.op:
         name, (_, longest, _, left, *_) = "flash_3", kernel.scalars
@@ -190,13 +190,11 @@ def _attention(gpu: PricedGpu, kernel: Kernel) -> float:
     return operations_of(kernel) * padding / (gpu.product_rate(kernel.dtype, loses_bits=True) * share)
 
 
+_HEADS_LAST = ("flash_attn", "aten::_flash_attention", "aten::_efficient_attention")
 _CAUSAL_AT = {
-    "aten::_scaled_dot_product_flash_attention": 0,
-    "aten::_scaled_dot_product_flash_attention_backward": -1,
-    "aten::_scaled_dot_product_efficient_attention": 1,
-    "aten::_scaled_dot_product_efficient_attention_backward": -1,
-    "aten::_scaled_dot_product_cudnn_attention": 1,
-    "aten::_scaled_dot_product_cudnn_attention_backward": -1,
+    "aten::_flash_attention_forward": 2, "aten::_flash_attention_backward": 2,
+    "aten::_efficient_attention_forward": 0, "aten::_efficient_attention_backward": 2,
+    "aten::_cudnn_attention_forward": 3, "aten::_cudnn_attention_backward": 2,
     "transformer_engine::fused_attn_fwd": 0, "transformer_engine::fused_attn_bwd": 0,
     "flash_attn::fwd": 0, "flash_attn::bwd": 0, "flash_attn::varlen_fwd": 3, "flash_attn::varlen_bwd": 3,
     "flash_attn::_flash_attn_forward": 0, "flash_attn::_flash_attn_backward": 0,

@@ -103,6 +103,12 @@ def _no_job_around(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
+@pytest.fixture(autouse=True)
+def _no_cuda_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a process that has no GPU on paper."""
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+
+
 @pytest.fixture
 def gpu() -> Gpu:
     return Gpu()
@@ -504,8 +510,6 @@ def test_a_reader_of_another_device_says_what_that_holds(gpu: Gpu, tmp_path: Pat
 def test_without_cuda_nothing_is_reported_and_that_is_said_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert not torch.cuda.is_initialized()
-
     with report_memory(file=tmp_path / "memory.jsonl") as memory:
         for _ in range(5):
             memory.step()

@@ -1,8 +1,8 @@
 """Runs in a process of its own: `cpu_runs_worker.py paper`, or `cpu_runs_worker.py worlds JOBS.pickle ANSWERS.pickle`.
 
 JOBS are lists of jobs and the size of the world of each, whose ranks are forked from one process: what all need is
-imported once. `paper` reads lines of JSON, each with JOBS (pairs of a job and its rank), ANSWERS and the folder of what
-is compiled; it forks a child for each, and writes ANSWERS with the code that it ended with.
+imported once. `paper` reads lines of JSON, each with JOBS (pairs of a job and its rank) and ANSWERS; it forks a child
+for each, and writes ANSWERS with the code that it ended with.
 
 The paper GPU must be there before torch, and must not be there at all where something is measured.
 """
@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NoReturn
 
+ARCH = "sm_90"
 MOST_SECONDS = 600
 """For a process: minutes where many others run beside it."""
 _NEEDED = (
@@ -36,7 +37,7 @@ _NEEDED = (
 def on_paper(job: Any, rank: int) -> dict[str, Any]:
     from planner.tracing.spec.step_trace import trace
 
-    traced = trace(job, rank, target="cpu")
+    traced = trace(job, rank, target=ARCH)
     return {"events": traced.written_out(), "ddp": dict(traced.buckets), "host": traced.host}
 
 
@@ -71,21 +72,31 @@ def serve_paper() -> None:
     for name in ("planner.tracing.spec.step_trace", "transformers"):
         importlib.import_module(name)
     for line in sys.stdin:
-        jobs, answers, compiled = json.loads(line)
-        child = os.fork() or _as_child(jobs, answers, compiled)
+        jobs, answers = json.loads(line)
+        child = os.fork() or _as_child(jobs, answers)
         replies.write(f"{answers} {os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}\n")
         replies.flush()
 
 
-def _as_child(jobs: str, answers: str, compiled: str) -> NoReturn:
+def _as_child(jobs: str, answers: str) -> NoReturn:
     signal.alarm(MOST_SECONDS)
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = compiled
     try:
+        _take_gpus()
         run_all(on_paper, pickle.loads(Path(jobs).read_bytes()), answers)
     except BaseException:
         traceback.print_exc()
         os._exit(1)
     os._exit(0)
+
+
+def _take_gpus() -> None:
+    """Those of this process, for jobs that need fewer too."""
+    from planner import cuda_on_paper, paper
+
+    cuda_on_paper.take_gpu(cuda_on_paper.PaperGpu("", ARCH, 80 << 30), 8)
+    cuda_on_paper.can_take = lambda _gpu, gpus: gpus <= 8
+    with paper.gpu(ARCH):
+        pass
 
 
 def run_all(run: Callable[..., dict[str, Any]], asked: list[Any], answers: str) -> None:

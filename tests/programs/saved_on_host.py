@@ -29,7 +29,7 @@ def on_paper() -> int:
 
     held: dict[int, int] = {}
     most, saves = 0, False
-    for each in trace(JOB, target="cpu").host:
+    for each in trace(JOB, target="sm_90").host:
         if isinstance(each, Mark):
             saves = each.phase is Phase.CHECKPOINT_SAVE
         elif isinstance(each, HostAlloc) and each.held.category is HostCategory.CHECKPOINT:

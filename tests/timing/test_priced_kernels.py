@@ -72,25 +72,34 @@ def test_norms_of_torch_take_longer_than_their_bytes() -> None:
     assert gpu().seconds(norm) > 4 * gpu().seconds(replace(norm, op="inductor::triton_red_fused_0"))
 
 
+_SCALARS: dict[str, tuple[int | None, ...]] = {
+    "_cudnn_attention_forward": (0, 0, 1, None, 0), "_cudnn_attention_backward": (0, 0, None),
+    "_flash_attention_forward": (0, 0, None, 0), "_flash_attention_backward": (0, 0, None),
+    "_efficient_attention_forward": (None, 1), "_efficient_attention_backward": (0, 0, None, 0, 0),
+}  # fmt: skip
+"""Of torch's kernels of attention, as a trace has them; None: whether the mask is causal."""
+
+
 def attention(op: str, *, causal: bool, length: int = 16384, size: int = 128) -> Kernel:
-    of_heads = ((1, 16, length, size),) * 4
-    return Kernel(op, "bfloat16", 0, 0, of_heads, (1, int(causal), 0))
+    of_heads = (1, 16, length, size) if "cudnn" in op else (1, length, 16, size)
+    scalars = tuple(int(causal) if each is None else each for each in _SCALARS[op])
+    return Kernel(f"aten::{op}", "bfloat16", 0, 0, (of_heads,) * 4, scalars)
 
 
-def test_attention_of_half_of_the_square_takes_half_of_the_time() -> None:
-    full, causal = (
-        gpu().seconds(attention("aten::_scaled_dot_product_cudnn_attention", causal=causal)) for causal in (False, True)
-    )
-    assert causal == pytest.approx(full / 2, rel=0.05)
+@pytest.mark.parametrize("op", _SCALARS)
+def test_attention_of_half_of_the_square_takes_half_of_the_time(op: str) -> None:
+    whole, half = (attention(op, causal=causal) for causal in (False, True))
+    assert operations_of(whole) == 4 * 16 * 16384**2 * 128 * (2.5 if "backward" in op else 1)
+    assert operations_of(half) == operations_of(whole) / 2
+    assert gpu().seconds(half) == pytest.approx(gpu().seconds(whole) / 2, rel=0.05)
 
 
 # FlashAttention-3's paper, figures 5 and 6: H100 SXM5, 16k tokens, without a mask, forward of heads of 128.
-@pytest.mark.parametrize(("op", "teraflops"), [("cudnn_attention", 595), ("flash_attention", 370)])
+@pytest.mark.parametrize(("op", "teraflops"), [("_cudnn_attention_forward", 595), ("_flash_attention_forward", 370)])
 def test_attention_takes_as_long_as_it_was_measured_to_take(op: str, teraflops: float) -> None:
-    kernel = attention(f"aten::_scaled_dot_product_{op}", causal=False)
-    kernel = kernel if op == "cudnn_attention" else replace(kernel, scalars=(0, 0))
     measured = 4 * 16 * 16384**2 * 128 / (teraflops * 1e12)
-    assert gpu().seconds(kernel) == pytest.approx(measured / TRAINING_SHARES["sm_90"], rel=0.05)
+    seconds = gpu().seconds(attention(op, causal=False))
+    assert seconds == pytest.approx(measured / TRAINING_SHARES["sm_90"], rel=0.05)
 
 
 # Microseconds of nccl-tests, NCCL 2.27 on 8 H100 (ai-dynamo/aiconfigurator 095f58a5, comm/nccl).
@@ -123,7 +132,7 @@ def test_a_group_over_two_nodes_is_slower_than_one_in_a_node() -> None:
         (product(512, 256, 128), 2 * 512 * 256 * 128),
         (Kernel("aten::convolution", "bfloat16", 0, 0, ((8, 3, 32, 32), (16, 3, 3, 3), (8, 16, 32, 32))),
          2 * 8 * 16 * 32 * 32 * 3 * 3 * 3),
-        (Kernel("aten::_scaled_dot_product_flash_attention", "bfloat16", 0, 0, ((2, 4, 128, 64),) * 3, (0, 0)),
+        (Kernel("aten::_flash_attention_forward", "bfloat16", 0, 0, ((2, 128, 4, 64),) * 3, (128, 128, 0, 0)),
          4 * 2 * 4 * 128 * 128 * 64),
         (Kernel("aten::mul", "bfloat16", 2**20, 2**20), 0),
     ],

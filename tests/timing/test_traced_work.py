@@ -13,7 +13,9 @@ from planner.job.layout import Mesh, rank_classes
 from planner.job.schema import Cluster, Decoder, DpReplicate, DpShard, Gpu, Job, Model, Parallel, Pp, Tp, Train
 from planner.planning import judging
 from planner.planning.judging import RankTrace
+from planner.planning.trace_source import USUAL_SOURCE
 from planner.step_work import LaunchKind, StepWork
+from planner.timing.kernel_seconds import operations_of
 from planner.tracing import rank_trace
 from planner.tracing.spec import step_trace
 from planner.truth.calibration.interval import Calibration
@@ -26,7 +28,7 @@ def job(parallel: Parallel | None = None, **train: Any) -> Job:
     gpu = Gpu(name="H100-SXM-80GB", total_bytes=80 << 30, arch="sm_90")
     return Job(
         model=Model(decoder=Decoder(layers=LAYERS, hidden=64, heads=4, kv_heads=4, ffn=128, vocab=300)),
-        train=Train(micro_batch_size=2, sequence_length=32, precision="bf16_autocast", **train),
+        train=Train(micro_batch_size=2, sequence_length=32, **{"precision": "bf16_autocast", **train}),
         parallel=parallel,
         cluster=Cluster(gpus_per_node=Mesh.of(parallel).world_size, gpu=gpu),
     )
@@ -40,9 +42,20 @@ def test_an_iteration_has_three_products_of_every_linear_layer_and_attention_bot
     ops = counted(step_trace.trace(job()).work)
     linear_layers = 7 * LAYERS + 1
     assert ops["aten::mm"] == 3 * linear_layers
-    assert ops["aten::_scaled_dot_product_cudnn_attention"] == LAYERS
-    assert ops["aten::_scaled_dot_product_cudnn_attention_backward"] == LAYERS
-    assert ops["aten::embedding"] + ops["aten::index_select"] == 1
+    assert ops["aten::_cudnn_attention_forward"] == LAYERS
+    assert ops["aten::_cudnn_attention_backward"] == LAYERS
+    assert ops["aten::gather"] == 1  # of the embedding
+
+
+@pytest.mark.parametrize(
+    ("arch", "precision"), [("sm_90", "bf16_autocast"), ("sm_80", "bf16_autocast"), ("sm_90", "none")]
+)
+def test_attention_by_any_of_torchs_kernels_computes_half_of_the_square(arch: str, precision: str) -> None:
+    """By cuDNN, by FlashAttention and by the memory-efficient kernel."""
+    traced = USUAL_SOURCE.trace_rank(job(precision=precision), 0, arch)
+    forward = 4 * 2 * 4 * 32 * 16 * 16
+    computed = [operations_of(kernel) for kernel in traced.work.kernels if "attention" in kernel.op]
+    assert computed == [forward, 2.5 * forward]
 
 
 @pytest.mark.parametrize("parallel", [Parallel(), Parallel(dp_replicate=DpReplicate(degree=2)),

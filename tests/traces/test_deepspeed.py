@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from cpu_runs import Both, assert_alike, both_ways
+from cpu_runs import Both, assert_exact, both_ways
 from deepspeed_jobs import ADAMW, BF16, OFFLOAD, PAIRS, divided
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,7 +29,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Both:
 
 @pytest.mark.parametrize(("name", "rank"), BOTH)
 def test_a_real_step_takes_what_is_traced(runs: Both, name: str, rank: int) -> None:
-    assert_alike(*runs[name, rank])
+    assert_exact(*runs[name, rank])
 
 
 def cut_of(job: Job) -> Partitions:

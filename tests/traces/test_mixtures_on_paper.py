@@ -8,6 +8,7 @@ import pytest
 
 from planner.job.layout import Mesh, rank_classes, split_by_shards
 from planner.job.schema import Cluster, DpShard, Ep, Gpu, Job, Model, Parallel, Train
+from planner.planning.trace_source import USUAL_SOURCE
 from planner.tracing.spec.step_trace import trace
 from planner.truth.measuring.measurement_lines import phases_of
 
@@ -27,7 +28,8 @@ def mixture(*, ep: int = 1, dp_shard: int = 1, imbalance: float = 1.0, arch: str
 
 
 def peaks(job: Job, rank: int = 0) -> list[tuple[str, int]]:
-    return [(str(each.phase), each.peak.requested_bytes) for each in phases_of(trace(job, rank).events)]
+    traced = USUAL_SOURCE.trace_rank(job, rank)  # in a process of its own where the GPU is another
+    return [(str(each.phase), each.peak.requested_bytes) for each in phases_of(traced.events)]
 
 
 @pytest.mark.parametrize(("ep", "dp_shard"), [(2, 1), (2, 2), (2, 3), (4, 1)])

@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from cpu_runs import Both, assert_alike, both_ways
+from cpu_runs import Both, assert_exact, both_ways
 
 from planner.events import Category, Role
 from planner.job.schema import (
@@ -54,7 +54,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Both:
 
 @pytest.mark.parametrize("name", [job.metadata.name for job in REAL])
 def test_what_is_kept_is_exact(runs: Both, name: str) -> None:
-    assert_alike(*runs[name, 0])
+    assert_exact(*runs[name, 0])
 
 
 def states(job: Job) -> int:

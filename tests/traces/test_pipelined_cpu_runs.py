@@ -1,4 +1,4 @@
-"""Pipelines for real, over gloo, beside the same ranks traced on paper with the kernels of a CPU."""
+"""Pipelines for real, over gloo, beside the same ranks traced on a GPU on paper."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from cpu_runs import Both, assert_alike, both_ways, without
+from cpu_runs import Both, assert_exact, both_ways, without
 
-from planner.events import Alloc, Event, Free, Mark, Phase
+from planner.events import Alloc, Event, Free, Mark, Phase, Role
 from planner.job.schema import Decoder, Job, Metadata, Model, Optimizer, Parallel, Pp, Recompute, Train
 from planner.upstream import torch_releases
 
@@ -17,9 +17,7 @@ pytestmark = pytest.mark.skipif(
     reason="over gloo the ranks of older versions disagree on the size of what they send",
 )
 _MICRO_BATCHES = 4
-_OF_THE_HOST_BYTES = 5056
-"""Scalars of the loss, and the state of the random numbers that recomputation keeps: on a GPU, the host has them."""
-
+_RECEIVED = "received "
 
 DECODER = Model(decoder=Decoder(layers=6, hidden=128, heads=4, kv_heads=2, ffn=384, vocab=500))
 LLAMA = Model(
@@ -66,14 +64,16 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Both:
 
 @pytest.mark.parametrize(("name", "rank"), EACH)
 def test_a_rank_takes_what_is_traced(runs: Both, name: str, rank: int) -> None:
-    assert_alike(*runs[name, rank])
+    assert_exact(*runs[name, rank])
 
 
-@pytest.mark.parametrize(("name", "rank"), EACH)
-def test_what_is_in_flight_between_two_actions_is_exact(runs: Both, name: str, rank: int) -> None:
+# The recording of the V's last rank calls buffers received that its stages fill for each other.
+@pytest.mark.parametrize(("name", "rank"), [each for each in EACH if each != ("v-shaped", 1)])
+def test_what_was_received_is_there_as_long(runs: Both, name: str, rank: int) -> None:
     paper, real = runs[name, rank]
 
-    assert _at_marks(paper.events) == _at_marks(real.events)
+    assert _received_at_marks(paper.events) == _received_at_marks(real.events)
+    assert max(held for _, held in _received_at_marks(paper.events)) > 0
 
 
 @pytest.mark.parametrize(("name", "most"), [("1f1b", 2), ("gpipe", _MICRO_BATCHES), ("interleaved", 4)])
@@ -82,14 +82,14 @@ def test_the_first_rank_holds_as_many_micro_batches_as_its_schedule_lets_fly(run
 
 
 def test_an_activation_less_is_noticed(runs: Both) -> None:
-    paper, real = runs["1f1b", 0]
-    embedded = next(each.block for each in paper.events if isinstance(each, Alloc) and _is_embedded(each))
+    paper, real = runs["gpipe", 1]
+    received = next(each.block for each in paper.events if isinstance(each, Role) and each.name.startswith(_RECEIVED))
 
-    assert _at_marks(without(paper.events, embedded)) != _at_marks(real.events)
+    assert _received_at_marks(without(paper.events, received)) != _received_at_marks(real.events)
 
 
 def _is_embedded(event: Alloc) -> bool:
-    """What the embedding gives, which a CPU's kernel takes with index_select; kept until its backward."""
+    """What the embedding gives, which its kernel takes with index_select; kept until its backward."""
     origin = event.origin
     return origin is not None and origin.op == "aten.index_select" and origin.module.endswith("embedding")
 
@@ -107,16 +107,16 @@ def _most_embedded(events: Sequence[Event]) -> int:
     return most
 
 
-def _at_marks(events: Sequence[Event]) -> list[tuple[Phase, int]]:
-    """The live bytes where each action of the schedule begins, without what only a CPU has on its device."""
+def _received_at_marks(events: Sequence[Event]) -> list[tuple[Phase, int]]:
+    """The live bytes that another rank has sent, where each action of the schedule begins."""
+    received = {each.block for each in events if isinstance(each, Role) and each.name.startswith(_RECEIVED)}
     sizes: dict[int, int] = {}
-    found, now = [], 0
+    found = []
     for event in events:
-        if isinstance(event, Alloc):
-            sizes[event.block] = event.requested_bytes if event.requested_bytes > _OF_THE_HOST_BYTES else 0
-            now += sizes[event.block]
+        if isinstance(event, Alloc) and event.block in received:
+            sizes[event.block] = event.requested_bytes
         elif isinstance(event, Free):
-            now -= sizes.pop(event.block)
+            sizes.pop(event.block, None)
         elif isinstance(event, Mark):
-            found.append((event.phase, now))
+            found.append((event.phase, sum(sizes.values())))
     return found

@@ -1,4 +1,4 @@
-"""Real post-training steps on a CPU, their engines left out, beside the same steps on paper."""
+"""Real post-training steps on a CPU, their engines left out, beside the same steps on a GPU on paper."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import post_training_cases as cases
 import pytest
-from cpu_runs import Both, assert_alike, both_ways
+from cpu_runs import Both, assert_exact, both_ways
 
 NAMES = [(each.metadata.name, 0) for each in cases.ALONE] + [
     (each.metadata.name, rank) for each in cases.PAIRS for rank in (0, 1)
@@ -20,5 +20,5 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Both:
 
 
 @pytest.mark.parametrize("which", NAMES, ids=lambda which: f"{which[0]}-{which[1]}")
-def test_every_phase_takes_what_it_takes_for_real(runs: Both, which: tuple[str, int]) -> None:
-    assert_alike(*runs[which])
+def test_phases_and_what_is_kept_are_exact(runs: Both, which: tuple[str, int]) -> None:
+    assert_exact(*runs[which])
