@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
-from math import comb
+from math import comb, prod
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, Protocol
@@ -151,7 +151,7 @@ def read(tensor: Tensor) -> Value:
             return _note(tensor, frames, False, "an expert that is one: only ranks with a part of them meet others")
         if (known := _known_answer(frame)) is not None:
             return _note(tensor, frames, *known)
-    known = _NODES.get(node_name()) or _answer_of_operator(tensor)
+    known = _answer_of_composite(tensor) or _NODES.get(node_name()) or _KERNELS.get(native_records.operator_of(tensor))
     if known is not None:
         return _note(tensor, frames, *known)
     answer = None if _reader is None else _reader.answer(tensor, frames)
@@ -189,12 +189,13 @@ def copy_to_host(host: Tensor, device: Tensor) -> None:
     for frame in frames:
         if (numbers := _expert_numbers(frame, host.numel())) is not None:
             host.copy_(numbers.view(host.shape))
+            torch.ops.paper.remember_value(device, host)  # for the backward, which has no frames
             _note(device, frames, int(numbers.flatten()[0]), "tokens of experts, as routed or evenly")
             return
         if (known := _known_answer(frame)) is not None:
             host.fill_(_note(device, frames, *known))
             return
-    if (known := _answer_of_operator(device)) is not None:
+    if (known := _KERNELS.get(native_records.operator_of(device))) is not None:
         host.fill_(_note(device, frames, *known))
         return
     answer = None if _reader is None else _reader.answer(device, frames)
@@ -408,6 +409,10 @@ def _count_combinations(values: Tensor, r: int = 2, with_replacement: bool = Fal
     return comb(values.numel() + r - 1, r) if with_replacement else comb(values.numel(), r)
 
 
+def _count_scattered(_gradient: Tensor, mask: Tensor, sizes: Sequence[int]) -> int:
+    return min(prod(sizes), mask.numel())
+
+
 def _follow_closeness(close: Tensor, one: Tensor, other: Tensor, *tolerances: Any, **named: Any) -> None:
     """As an equality: what is known is compared, and what is not is close to no constant."""
     here, there = torch.ops.paper.constant_value(one), torch.ops.paper.constant_value(other)
@@ -426,6 +431,7 @@ _COMPOSITES = (
     Composite("_linalg_check_errors", "no matrix is singular, and decompositions converge", {"*": False}),
     Composite("istft", "windows overlap without gaps", {"aten.lt": False}),
     Composite("combinations", "as many as there are, whatever the values", count=_count_combinations),
+    Composite("masked_scatter_backward", "each scattered value has a place", count=_count_scattered),
     Composite("allclose", "a check of everything holds", {"aten.all": True}, is_result=True),
     Composite("isclose", "", follow=_follow_closeness),
 )
@@ -442,10 +448,6 @@ def _answer_of_composite(tensor: Tensor) -> tuple[Value, str] | None:
     made_by = native_records.operator_of(tensor)
     answer = entered[0].answers.get(made_by, entered[0].answers.get("*"))
     return None if answer is None else (answer, entered[0].why)
-
-
-def _answer_of_operator(tensor: Tensor) -> tuple[Value, str] | None:
-    return _answer_of_composite(tensor) or _KERNELS.get(native_records.operator_of(tensor))
 
 
 @cache
