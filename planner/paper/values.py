@@ -100,6 +100,8 @@ _KERNELS: dict[str, tuple[Value, str]] = {
     "aten.linalg_eig": (True, "every number is finite"),
     "aten._linalg_eigvals": (True, "every number is finite"),
     "aten._linalg_svd": (0, "the decomposition converges"),
+    "aten.searchsorted": (0, "the places of the sorter lie within its rows"),
+    "aten.segment_reduce": (True, "lengths lie within the data"),
 }
 """Operators with kernels of CUDA's own that read what they have made meanwhile; what, in a healthy step, and why."""
 
