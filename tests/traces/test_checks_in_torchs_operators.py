@@ -54,7 +54,7 @@ def gradient_of_a_trace() -> torch.Tensor:
 
 
 def draws_of_a_distribution() -> torch.Tensor:
-    return torch.distributions.MultivariateNormal(random(4), covariance_matrix=random(4, 4)).sample()
+    return torch.distributions.MultivariateNormal(random(4), random(4, 4), validate_args=True).sample()
 
 
 @pytest.mark.parametrize(

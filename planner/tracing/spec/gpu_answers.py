@@ -11,6 +11,9 @@ from planner import upstream
 from planner.paper import library
 
 
+_OF_ANY_ACCELERATOR = ("memory_allocated", "max_memory_allocated")
+
+
 def answering() -> AbstractContextManager[None]:
     """Inside, a rank's device is the only one that it uses, and whoever asks what is allocated is told what was
     recorded: an allocator that is put in the place of torch's own keeps no statistics."""
@@ -29,6 +32,7 @@ def answering() -> AbstractContextManager[None]:
         f"torch.cuda:{name}": lambda *arguments, answer=answer, **named: answer(*arguments, *named.values())
         for name, answer in answers.items()
     }
+    replaced |= {f"torch.accelerator:{name}": replaced[f"torch.cuda:{name}"] for name in _OF_ANY_ACCELERATOR}
     return upstream.patch_targets(
         "cuda face of a step", replaced=replaced, wrapped={"torch:UntypedStorage.copy_": _copying}
     )
