@@ -50,6 +50,22 @@ API cublasStatus_t cublasGetPointerMode_v2(cublasHandle_t h, cublasPointerMode_t
   *m = ((Handle*)h)->pointers;
   return CUBLAS_STATUS_SUCCESS;
 }
+// Of many matrices at once these say on the host too whether their arguments were in order.
+#define BATCHED(LETTER, T)                                                                                            \
+  API cublasStatus_t cublas##LETTER##geqrfBatched(cublasHandle_t, int, int, T* const[], int, T* const[], int* info,   \
+                                                  int) {                                                              \
+    *info = 0;                                                                                                        \
+    return (cublasStatus_t)paper_call();                                                                              \
+  }                                                                                                                   \
+  API cublasStatus_t cublas##LETTER##getrsBatched(cublasHandle_t, cublasOperation_t, int, int, const T* const[], int, \
+                                                  const int*, T* const[], int, int* info, int) {                      \
+    *info = 0;                                                                                                        \
+    return (cublasStatus_t)paper_call();                                                                              \
+  }
+BATCHED(S, float)
+BATCHED(D, double)
+BATCHED(C, cuComplex)
+BATCHED(Z, cuDoubleComplex)
 #else
 API cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t, const void*, const void*,
                                   cublasLtMatrixLayout_t, const void*, cublasLtMatrixLayout_t, const void*, const void*,

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
-from math import comb
+from math import comb, prod
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, Protocol
@@ -43,6 +43,8 @@ _KNOWN: tuple[tuple[str, str, Value, str], ...] = (
     ("torch.nn.modules.batchnorm", "forward", 1, "batches tracked: only a factor comes of it"),
     ("torch.nn.functional", "ctc_loss", 1, "targets on the host, for cuDNN: any label does"),
     ("torch.nn.functional", "gaussian_nll_loss", False, "no variance is negative"),
+    ("torch.distributions.distribution", "__init__", True, "parameters are those of a distribution"),
+    ("torch.distributions.distribution", "_validate_sample", True, "samples are those of the distribution"),
     ("torch._tensor", "__format__", 0, "a number in the text of a message"),
     ("deepspeed.runtime.utils", "is_invalid_grad_norm", False, "the norm is finite"),
     ("deepspeed.runtime.zero.utils", "defragment", 0.0, "a partition of one element, moved"),
@@ -89,8 +91,19 @@ _NODES: dict[str, tuple[Value, str]] = {
     "LinalgEigBackward0": (True, _PHASES),
     "LinalgEighBackward0": (True, _PHASES),
     "LinalgSvdBackward0": (True, _PHASES),
+    "TraceBackward0": (1.0, "a gradient that becomes a matrix's diagonal: any number does"),
 }
 """Autograd nodes whose backward reads a value in C++; what it would read in a healthy training step, and why."""
+
+_KERNELS: dict[str, tuple[Value, str]] = {
+    "aten.normal": (True, "no deviation is negative"),
+    "aten.linalg_eig": (True, "every number is finite"),
+    "aten._linalg_eigvals": (True, "every number is finite"),
+    "aten._linalg_svd": (0, "the decomposition converges"),
+    "aten.searchsorted": (0, "the places of the sorter lie within its rows"),
+    "aten.segment_reduce": (True, "lengths lie within the data"),
+}
+"""Operators with kernels of CUDA's own that read what they have made meanwhile; what, in a healthy step, and why."""
 
 _MOST = "the most that there can be: how many there are depends on values"
 
@@ -140,7 +153,7 @@ def read(tensor: Tensor) -> Value:
             return _note(tensor, frames, False, "an expert that is one: only ranks with a part of them meet others")
         if (known := _known_answer(frame)) is not None:
             return _note(tensor, frames, *known)
-    known = _NODES.get(node_name()) or _answer_of_composite(tensor)
+    known = _answer_of_composite(tensor) or _NODES.get(node_name()) or _KERNELS.get(native_records.operator_of(tensor))
     if known is not None:
         return _note(tensor, frames, *known)
     answer = None if _reader is None else _reader.answer(tensor, frames)
@@ -184,6 +197,9 @@ def copy_to_host(host: Tensor, device: Tensor) -> None:
         if (known := _known_answer(frame)) is not None:
             host.fill_(_note(device, frames, *known))
             return
+    if (known := _KERNELS.get(native_records.operator_of(device))) is not None:
+        host.fill_(_note(device, frames, *known))
+        return
     answer = None if _reader is None else _reader.answer(device, frames)
     if answer is None and (mover := _mover(frames)):
         answer = 0
@@ -378,8 +394,8 @@ def _read_known_value(tensor: Any) -> Tensor | None:
 # 2.13: aten/src/ATen/native/Correlation.cpp, SpectralOps.cpp, Itertools.cpp, TensorCompare.cpp.
 @dataclass(frozen=True, slots=True)
 class Composite:
-    """An operator (`cov`), what it reads by the operator that made the value (`aten.ge`), and how many values of a mask
-    hold, from the operator's own arguments."""
+    """An operator (`cov`), what it reads by the operator that made the value (`aten.ge`; `*`: any), and how many values
+    of a mask hold, from the operator's own arguments."""
 
     operator: str
     why: str
@@ -393,6 +409,10 @@ class Composite:
 
 def _count_combinations(values: Tensor, r: int = 2, with_replacement: bool = False) -> int:
     return comb(values.numel() + r - 1, r) if with_replacement else comb(values.numel(), r)
+
+
+def _count_scattered(_gradient: Tensor, mask: Tensor, sizes: Sequence[int]) -> int:
+    return min(prod(sizes), mask.numel())
 
 
 def _follow_closeness(close: Tensor, one: Tensor, other: Tensor, *tolerances: Any, **named: Any) -> None:
@@ -410,8 +430,10 @@ _COMPOSITES = (
         "no weight is negative, their sum is not zero, and there are more observations than the correction",
         {"aten.ge": True, "aten.ne": True, "aten.le": False},
     ),
+    Composite("_linalg_check_errors", "no matrix is singular, and decompositions converge", {"*": False}),
     Composite("istft", "windows overlap without gaps", {"aten.lt": False}),
     Composite("combinations", "as many as there are, whatever the values", count=_count_combinations),
+    Composite("masked_scatter_backward", "each scattered value has a place", count=_count_scattered),
     Composite("allclose", "a check of everything holds", {"aten.all": True}, is_result=True),
     Composite("isclose", "", follow=_follow_closeness),
 )
@@ -425,7 +447,8 @@ def _answer_of_composite(tensor: Tensor) -> tuple[Value, str] | None:
     entered = _entered.get()
     if entered is None or (_reader is not None and entered[0].is_result):
         return None
-    answer = entered[0].answers.get(native_records.operator_of(tensor))
+    made_by = native_records.operator_of(tensor)
+    answer = entered[0].answers.get(made_by, entered[0].answers.get("*"))
     return None if answer is None else (answer, entered[0].why)
 
 

@@ -33,6 +33,7 @@ ON_CUDA = (
         "torch.cuda:set_device": "a spec's step runs on the first device, whatever its rank",
         "torch.cuda:memory_allocated max_memory_allocated memory_reserved max_memory_reserved reset_peak_memory_stats "
         "memory_stats": "an allocator that is put in the place of torch's own keeps no statistics",
+        "torch.accelerator:memory_allocated max_memory_allocated": "the same, of which Inductor asks",
         "torch:UntypedStorage.copy_":
             "async_save copies storages, which have no dtype: as bytes they would be values that somebody reads",
     }),

@@ -429,3 +429,16 @@ def run_medium_inference(context: int, begin: Callable[[], None], end: Callable[
         model(more_tokens[0])
         end()
     del optimizer
+
+
+PROGRAMS: dict[str, Callable[[Callable[[], None], Callable[[], None]], None]] = {
+    "lm4-forward-ctx100-fp32": lambda _, end: run_small_forward(100, end),
+    "lm4-forward-ctx200-fp32": lambda _, end: run_small_forward(200, end),
+    "lm4-train-ctx100-fp32": lambda _, end: run_small_training(100, False, end),
+    "lm4-train-ctx200-fp32": lambda _, end: run_small_training(200, False, end),
+    "lm4-train-ctx200-autocast": lambda _, end: run_small_training(200, True, end),
+    "lm24-infer-ctx256": lambda begin, end: run_medium_inference(256, begin, end),
+    "lm24-train-ctx128": lambda begin, end: run_medium_training(128, False, begin, end),
+    "lm24-train-ctx512": lambda begin, end: run_medium_training(512, True, begin, end),
+}
+"""Told when the part that was recorded begins and ends."""

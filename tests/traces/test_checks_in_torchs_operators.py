@@ -37,6 +37,26 @@ def signal_of_a_spectrum() -> torch.Tensor:
     return torch.istft(spectrum, 64, window=window)
 
 
+def random(*shape: int, trains: bool = False) -> torch.Tensor:
+    return torch.randn(*shape, device="cuda", requires_grad=trains)
+
+
+def gradient_of_what_is_scattered() -> torch.Tensor:
+    """As multimodal models put images in the places of tokens."""
+    images, tokens = random(5, 8, trains=True), random(32, 8)
+    tokens.masked_scatter(random(32, 1) > 0, images).sum().backward()
+    assert images.grad is not None
+    return images.grad
+
+
+def gradient_of_a_trace() -> torch.Tensor:
+    return torch.autograd.grad(torch.trace(x := random(4, 4, trains=True)), x)[0]
+
+
+def draws_of_a_distribution() -> torch.Tensor:
+    return torch.distributions.MultivariateNormal(random(4), random(4, 4), validate_args=True).sample()
+
+
 @pytest.mark.parametrize(
     ("run", "shape", "answers"),
     [
@@ -45,8 +65,30 @@ def signal_of_a_spectrum() -> torch.Tensor:
         (signal_of_a_spectrum, (640,), [False]),
         (lambda: torch.combinations(torch.randn(40, device="cuda"), 3), (9880, 3), []),
         (lambda: torch.combinations(torch.randn(6, device="cuda"), 2, with_replacement=True), (21, 2), []),
+        (gradient_of_what_is_scattered, (5, 8), []),
+        (gradient_of_a_trace, (4, 4), []),
+        (lambda: torch.normal(random(4), random(4)), (4,), [True, True]),
+        (draws_of_a_distribution, (4,), [True, True, True, False]),
+        (lambda: torch.linalg.inv(random(4, 4)), (4, 4), [False]),
+        (lambda: torch.linalg.eigvals(random(4, 4)), (4,), [True]),
+        (lambda: torch.linalg.svdvals(random(4, 4)), (4,), []),  # a flag that was filled with zeros is known there
+        (lambda: torch.linalg.qr(random(6, 4, 4)).Q, (6, 4, 4), []),  # a batch's own answer is on the host
     ],
-    ids=["cov", "corrcoef", "istft", "combinations", "with_replacement"],
+    ids=[
+        "cov",
+        "corrcoef",
+        "istft",
+        "combinations",
+        "with_replacement",
+        "masked_scatter",
+        "trace",
+        "normal",
+        "distribution",
+        "inv",
+        "eigvals",
+        "svdvals",
+        "qr",
+    ],
 )
 def test_they_run_in_a_step_and_in_a_program_which_is_told_what_they_read(
     run: Callable[[], torch.Tensor], shape: tuple[int, ...], answers: list[bool]

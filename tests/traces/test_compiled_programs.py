@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from other_gpus import compiled_on
 from own_caches import use_cache
 
 from planner import paper  # before torch
@@ -70,8 +71,8 @@ def job(*scope: str, arch: str = "sm_90", **compile_: Any) -> Job:
 
 
 @contextmanager
-def compiling(arch: str = "sm_90") -> Iterator[tuple[paper.Paper, Compiling]]:
-    with paper.gpu(arch) as gpu, compiled.enable(arch, gpu.recorder, as_asked=True) as account:
+def compiling() -> Iterator[tuple[paper.Paper, Compiling]]:
+    with paper.gpu("sm_90") as gpu, compiled.enable("sm_90", gpu.recorder, as_asked=True) as account:
         yield gpu, account
 
 
@@ -100,31 +101,16 @@ def test_compiled_modules_are_named_as_eager_ones_are() -> None:
     assert named <= {each.origin.module for each in eager.events if isinstance(each, Alloc) and each.origin}
 
 
-def test_processes_that_compile_at_a_time_share_a_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_that_compile_at_a_time_share_a_cache(tmp_path: Path) -> None:
     """Both compile into an empty folder, which neither leaves damaged."""
-    monkeypatch.setenv("PLANNER_CACHE", str(tmp_path))
-    forking = multiprocessing.get_context("fork")
-    together, answers = forking.Barrier(2), forking.SimpleQueue()
 
-    def compile_something() -> None:
-        together.wait(60)
-        answers.put(_sizes_of_a_fused_program())
+    def compile_something(_: int = 0) -> Any:
+        return compiled_on("sm_90", tmp_path, "lambda x: (x.sin() + x.cos()).sum(0)", "[torch.randn(64, 64).cuda()]")
 
-    processes = [forking.Process(target=compile_something) for _ in range(2)]
-    for each in processes:
-        each.start()
-    for each in processes:
-        each.join(120)
-    assert [each.exitcode for each in processes] == [0, 0]
+    with ThreadPoolExecutor(2) as pool:
+        one, other = pool.map(compile_something, range(2))
     assert list((tmp_path / "inductor").iterdir()) != []
-    assert answers.get() == answers.get() == _sizes_of_a_fused_program()
-
-
-def _sizes_of_a_fused_program() -> list[int]:
-    with compiling() as (gpu, _):
-        given = torch.randn(64, 64, device="cuda")
-        fused = torch.compile(lambda x: (x.sin() + x.cos()).sum(0))
-        return [each.requested_bytes for each in allocated(gpu, lambda: fused(given))]
+    assert one == other == compile_something()
 
 
 class Block(nn.Module):
@@ -158,13 +144,12 @@ def test_what_is_fused_is_not_allocated() -> None:
     assert max(each.requested_bytes for each in fused) < 4 * 256 * 256
 
 
-def test_reductions_are_split_for_the_multiprocessors_of_the_gpu() -> None:
+def test_reductions_are_split_for_the_multiprocessors_of_the_gpu(tmp_path: Path) -> None:
     """A100 has 108 of them, V100 80 and T4 40, of which each holds half as many threads."""
 
-    def parts(arch: str) -> list[tuple[int, ...]]:
-        with compiling(arch) as (gpu, _):
-            given = torch.randn(16 << 20, device="cuda")
-            return [shape for _, _, shape in origins(gpu, lambda: torch.compile(torch.sum)(given))]
+    def parts(arch: str) -> list[list[int]]:
+        first, _, _ = compiled_on(arch, tmp_path, "torch.sum", "[torch.randn(16 << 20, device='cuda')]")
+        return [shape for _, shape, _ in first]
 
     assert parts("sm_80") != parts("sm_75")
 
@@ -236,13 +221,13 @@ def test_rows_that_are_not_whole_vectors_are_padded_where_that_pays(
     assert (len(found) > 1) == is_padded, found
 
 
-def test_a_transposed_matrix_is_copied_to_be_padded_where_memory_is_fast_beside_products() -> None:
-    with compiling("sm_120") as (gpu, account):
-        a, b = (torch.randn(2048, width, device="cuda", dtype=torch.bfloat16) for width in (2047, 512))
-        multiply = torch.compile(lambda a, b: a.t() @ b)
-        found = [shape for _, _, shape in origins(gpu, lambda: multiply(a, b)) if shape]
-        assert any("padded" in sentence for sentence in account.assumed())
-    assert len(found) > 1, found
+def test_a_transposed_matrix_is_copied_to_be_padded_where_memory_is_fast_beside_products(tmp_path: Path) -> None:
+    matrices = "[torch.randn(2048, width, device='cuda', dtype=torch.bfloat16) for width in (2047, 512)]"
+
+    first, _, assumed = compiled_on("sm_120", tmp_path, "lambda a, b: a.t() @ b", matrices)
+
+    assert any("padded" in sentence for sentence in assumed)
+    assert len([shape for _, shape, _ in first if shape]) > 1, first
 
 
 def test_the_kernel_that_would_win_is_said_to_be_assumed() -> None:

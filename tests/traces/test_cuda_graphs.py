@@ -53,7 +53,9 @@ def captured() -> Captured:
 
 def test_it_is_warmed_up_and_captured_in_a_private_pool_and_then_replayed(captured: Captured) -> None:
     warm, capture, replayed = captured.forwards
-    assert {each.pool for each in warm + capture} == {next(each.pool for each in warm)} != {0}
+    outside = [each.requested_bytes for each in warm + capture if each.pool == 0]
+    assert len({each.pool for each in warm + capture if each.pool != 0}) == 1
+    assert outside == 4 * [8]  # seed and offset of the generator that each graph knows
     assert replayed == []
 
 

@@ -6,11 +6,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from other_gpus import compiled_on
 
 from planner import paper  # before torch
 from planner.events import Alloc
 from planner.paper import compiled
 from planner.paper.compiled.kernel_timing import untimed_kernel
+from planner.tracing.spec import gpu_answers
 from planner.upstream import torch_releases
 
 import torch  # isort: skip
@@ -45,14 +47,15 @@ def allocated(gpu: paper.Paper, run: Callable[[], object]) -> list[tuple[str, in
 
 
 @pytest.mark.parametrize("arch", ["sm_90", "sm_80"])
-def test_a_first_launch_takes_a_buffer_of_the_gpus_cache_for_each_configuration_and_a_second_none(arch: str) -> None:
-    with paper.gpu(arch) as gpu, compiled.enable(arch, gpu.recorder):
-        values = torch.empty(1 << 20, device="cuda")
-        run = torch.compile(lambda value: value.sin() + 1)
-        first, second = allocated(gpu, lambda: run(values)), allocated(gpu, lambda: run(values))
+def test_a_first_launch_takes_a_buffer_of_the_gpus_cache_for_each_configuration_and_a_second_none(
+    arch: str, tmp_path: Path
+) -> None:
+    given = "[torch.empty(1 << 20, device='cuda')]"
+    first, second, _ = compiled_on(arch, tmp_path, "lambda x: x.sin() + 1", given, force_disable_caches=True)
 
-    assert first == [*second, *2 * [("inductor.benchmark", BUFFER_BYTES[arch])]]
-    assert [size for _, size in second] == [4 * MIB]
+    buffer = ["inductor.benchmark", [BUFFER_BYTES[arch] // 4], BUFFER_BYTES[arch]]
+    assert first == [*second, *2 * [buffer]]
+    assert [size for _, _, size in second] == [4 * MIB]
 
 
 @torch._inductor.config.patch(force_disable_caches=False)
@@ -74,7 +77,7 @@ def test_a_kernel_of_one_configuration_is_not_timed() -> None:
 
 
 def test_what_a_kernel_changes_is_copied_for_its_timing() -> None:
-    with paper.gpu("sm_90") as gpu, compiled.enable("sm_90", gpu.recorder):
+    with paper.gpu("sm_90") as gpu, gpu_answers.answering(), compiled.enable("sm_90", gpu.recorder):
         room = torch.empty(64 * MIB, device="cuda")  # so that a copy raises no peak, else it goes to the host
         del room
         values = torch.empty(1 << 20, device="cuda")

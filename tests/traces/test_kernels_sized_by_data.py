@@ -28,6 +28,11 @@ class KnowsNothing:
     def count(self, *_: object) -> None: ...
 
 
+class KnowsOne(KnowsNothing):
+    def answer(self, *_: object) -> float:
+        return 1.0
+
+
 @pytest.fixture
 def in_a_program() -> Iterator[None]:
     with values.read_by(KnowsNothing()):
@@ -169,36 +174,6 @@ def test_the_product_of_a_backward_reads_no_zeros() -> None:
     assert x.grad is not None
 
 
-@pytest.mark.skipif(not hasattr(nn.functional, "grouped_mm"), reason="there is no such function yet")
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_a_grouped_product_takes_its_result_with_rows_at_multiples_of_16_bytes(dtype: torch.dtype, taken: Any) -> None:
-    def make() -> tuple[torch.Tensor, ...]:
-        tokens = torch.empty(32, 16, dtype=dtype, device="cuda")
-        experts = torch.empty(4, 16, 20, dtype=dtype, device="cuda")
-        return tokens, experts, torch.tensor([8, 16, 24, 32], dtype=torch.int32).to("cuda")
-
-    found = taken(make, lambda tokens, experts, ends: nn.functional.grouped_mm(tokens, experts, offs=ends))
-
-    row = 24 if dtype.itemsize == 2 else 20
-    assert found.kept_bytes[0] == (31 * row + 20) * dtype.itemsize  # the last row needs no padding
-
-
-@pytest.mark.skipif(not hasattr(nn.functional, "grouped_mm"), reason="there is no such function yet")
-@pytest.mark.parametrize(
-    ("arch", "has_a_kernel"),
-    [("sm_80", False), ("sm_90", True), ("sm_103", True), ("sm_120", False), ("gfx90a", False)],
-)
-def test_a_grouped_product_has_a_kernel_of_its_own_on_hopper_and_blackwell_of_data_centers(
-    arch: str, has_a_kernel: bool
-) -> None:
-    with paper.gpu(arch) as gpu:
-        tokens, experts = (torch.empty(size, dtype=torch.bfloat16, device="cuda") for size in ((32, 16), (4, 16, 24)))
-        ends = torch.tensor([8, 16, 24, 32], dtype=torch.int32).to("cuda")
-        nn.functional.grouped_mm(tokens, experts, offs=ends)
-
-        assert any("grouped" in kernel for kernel in gpu.unknown_workspaces()) is has_a_kernel
-
-
 def test_distinct_values_of_the_host_are_counted_and_keep_a_storage_as_large_as_the_data() -> None:
     with paper.gpu("sm_90"):
         found, inverse, counts = torch.tensor([3, 1, 3, 3]).cuda().unique(return_inverse=True, return_counts=True)
@@ -218,8 +193,8 @@ def test_what_a_reduction_makes_of_values_from_the_host_is_known() -> None:
 
 
 def test_places_that_a_fill_named_are_taken_to_differ() -> None:
-    """The backward of `index_fill` with a tensor asks how many there are."""
-    with paper.gpu("sm_90"):
+    """The backward of `index_fill` with a tensor, whose value is read, asks how many there are."""
+    with paper.gpu("sm_90"), values.read_by(KnowsOne()):
         value = torch.randn((), device="cuda", requires_grad=True)
         places = torch.randint(4, (3,), device="cuda")
         torch.randn(4, 4, device="cuda").index_fill(0, places, value).sum().backward()

@@ -10,6 +10,8 @@ import torch
 from planner import upstream
 from planner.paper import library
 
+_OF_ANY_ACCELERATOR = ("memory_allocated", "max_memory_allocated")
+
 
 def answering() -> AbstractContextManager[None]:
     """Inside, a rank's device is the only one that it uses, and whoever asks what is allocated is told what was
@@ -29,6 +31,7 @@ def answering() -> AbstractContextManager[None]:
         f"torch.cuda:{name}": lambda *arguments, answer=answer, **named: answer(*arguments, *named.values())
         for name, answer in answers.items()
     }
+    replaced |= {f"torch.accelerator:{name}": replaced[f"torch.cuda:{name}"] for name in _OF_ANY_ACCELERATOR}
     wrapped = {"torch:UntypedStorage.copy_": _copying, "torch._tensor_str:_str": _text_of}
     return upstream.patch_targets("cuda face of a step", replaced=replaced, wrapped=wrapped)
 
