@@ -8,7 +8,7 @@ PLANS := $(VENV)/.plans
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup plan answers test test-timed test-computed test-clusters test-wheel soak test-torch torch-versions fuzz cpu-runs cpu-programs clients beside-plans screenshots opinfo check check-in-turn check-computed lint bench accuracy programs step-times gpu-truth gpu-facts rehearse-gpu-truth validate-gpu clean
+.PHONY: help setup plan answers test test-timed test-computed test-clusters test-wheel soak test-torch torch-versions fuzz cpu-runs clients beside-plans screenshots opinfo check check-in-turn check-computed lint bench accuracy programs step-times gpu-truth gpu-facts rehearse-gpu-truth validate-gpu clean
 
 help: ## what can be done here
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,7 +54,7 @@ test-clusters: $(READY)
 WHEEL := .venv-wheel
 OF_WHEEL := $(addprefix tests/,installed replays running/test_readme.py running/test_on_cuda.py running/test_drawn_numbers.py \
   running/test_triton_in_eager_mode.py running/test_compiled_programs.py \
-  running/test_programs_in_a_world.py traces/test_against_cpu_runs.py traces/test_kernels_attention.py traces/test_architectures.py)
+  running/test_programs_in_a_world.py traces/test_against_cpu_runs.py traces/test_architectures.py)
 $(WHEEL)/.ready: $(READY) constraints.txt $(shell find planner -type f -not -name '*.pyc')
 	rm -rf $(WHEEL) && $(PYTHON) -m venv $(WHEEL)
 	nice -n 19 $(PYTHON) -m pip wheel --quiet --no-deps --wheel-dir $(WHEEL)/dist .
@@ -89,9 +89,6 @@ fuzz: $(READY) ## every reader with many more hostile inputs than CI takes (EXAM
 CPU_RUNS := $(wildcard tests/traces/test_*cpu_runs.py) $(addprefix tests/traces/test_,$(addsuffix .py,adapters deepspeed deepspeed_stage3 divided_optimizers optimizer_variants))
 cpu-runs: $(READY) ## measure the recorded CPU runs again (tests/data/cpu_runs), as other software than theirs needs
 	PLANNER_CPU_RUNS=record OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(CPU_RUNS)
-
-cpu-programs: $(READY) ## measure again what five programs take on a CPU (tests/data/cpu_programs.json): 15 minutes
-	PYTHONPATH=$(CURDIR) OMP_NUM_THREADS=1 $(BIN)/python tests/programs/cpu_programs.py
 
 CLIENTS := .venv-clients
 CLIENTS_READY := $(CLIENTS)/.ready

@@ -1,4 +1,4 @@
-"""Where torch's CUDA code on paper differs from the host in torch's operator database, and why; the list is complete."""
+"""Where torch's CUDA code on paper differs from the host in torch's operator database, and why: a complete list."""
 
 from __future__ import annotations
 
