@@ -117,7 +117,7 @@ class Issued:
         for block in dict.fromkeys(blocks):
             if self.holding is Holding.KEEPS:
                 native.paper_keep(block, self.end)
-            else:
+            elif self.holding is Holding.USES:
                 native.paper_use(block, self.stream)
 
 
