@@ -33,7 +33,6 @@ def cache(tmp_path: Path) -> TraceCache:
 @pytest.fixture
 def traced(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
     """The jobs that were traced, in this process."""
-    monkeypatch.setenv("PLANNER_ON_CUDA", "0")
     found: list[Job] = []
     real = tracing._trace
 
