@@ -1,4 +1,4 @@
-"""Where torch's own CUDA code on paper differs from the host in torch's operator database, and why: held to be complete and to hold."""
+"""Where torch's CUDA code on paper differs from the host in torch's operator database, and why: complete, and true."""
 
 from __future__ import annotations
 

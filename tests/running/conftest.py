@@ -39,7 +39,7 @@ def run() -> Run:
             otherwise=otherwise, heard=heard, numbers=numbers, torch=torch, target=target, steps_at=steps_at,
             until_read=until_read, batches=batches,
         )  # fmt: skip
-        return run_rank(order, replace(USUAL_LIMITS, seconds=seconds), lasting_server(target), attests=attests)
+        return run_rank(order, replace(USUAL_LIMITS, seconds=seconds), lasting_server(), attests=attests)
 
     return run_command
 

@@ -75,8 +75,19 @@ def draws_of_a_distribution() -> torch.Tensor:
         (lambda: torch.linalg.qr(random(6, 4, 4)).Q, (6, 4, 4), []),  # a batch's own answer is on the host
     ],
     ids=[
-        "cov", "corrcoef", "istft", "combinations", "with_replacement", "masked_scatter", "trace", "normal",
-        "distribution", "inv", "eigvals", "svdvals", "qr",
+        "cov",
+        "corrcoef",
+        "istft",
+        "combinations",
+        "with_replacement",
+        "masked_scatter",
+        "trace",
+        "normal",
+        "distribution",
+        "inv",
+        "eigvals",
+        "svdvals",
+        "qr",
     ],
 )
 def test_they_run_in_a_step_and_in_a_program_which_is_told_what_they_read(

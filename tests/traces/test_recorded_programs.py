@@ -22,7 +22,7 @@ from other_gpus import printed_on
 from planner.allocator.replay import replay
 from planner.allocator.snapshot import read_snapshot
 from planner.allocator.timeline import Timeline
-from planner.events import Alloc, Event, Free
+from planner.events import Alloc, Event
 
 ROOT = Path(__file__).parents[2]
 RECORDED = json.loads((ROOT / "tests/data/recorded_programs.json").read_text())
