@@ -50,12 +50,6 @@ os.environ["PLANNER_CACHE"] = NONE
 os.environ["PLANNER_PYTHON"] = "here"
 
 
-@pytest.fixture
-def modelled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels are modelled in child processes, as they are in this one, though torch is a CUDA build."""
-    monkeypatch.setenv("PLANNER_ON_CUDA", "0")
-
-
 def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
     """What needs a Ray of its own is marked as what starts other clusters is: one at a time."""
     for item in items:

@@ -13,6 +13,7 @@ from planner import paper  # noqa: F401  before torch
 # isort: split
 from planner import cli
 from planner.errors import FactsError, MeasureError
+from planner.hardware.facts import facts_folder, read_lines, state_of
 from planner.job.loading import load_document
 from planner.job.schema import Job
 from planner.planning.gpu_truth import gpu_of, learn_gpu, on_paper, usual_steps
@@ -59,7 +60,7 @@ def test_steps_are_learnt_and_plans_for_that_gpu_are_calibrated(
 
     learnt, failed = learn_gpu(tmp_path, [step(), step("wider", 64)], told.append, measured=measured)
 
-    assert (learnt.gpu, learnt.observations, learnt.workspaces, failed) == (GPU, 2, 0, [])
+    assert (learnt.gpu, learnt.observations, failed) == (GPU, 2, [])
     for line in told:
         planned, seen = (int(figure.replace(",", "")) for figure in line.split() if figure[0].isdigit())
         assert seen - planned == MIB
@@ -122,3 +123,16 @@ def test_steps_that_nobody_knows_are_refused(tmp_path: Path, capsys: pytest.Capt
     assert cli.main(["gpu-truth", "--out", str(tmp_path), "--only", "gpt9"]) == 2
 
     assert "gpt2-bf16-fused" in capsys.readouterr().err
+
+
+def test_a_folder_of_facts_that_is_not_there_is_refused() -> None:
+    with pytest.raises(FactsError, match="PLANNER_FACTS: '/nowhere' is no folder"):
+        facts_folder({"PLANNER_FACTS": "/nowhere"})
+
+
+@pytest.mark.parametrize(("line", "said"), [("{", "this line is no JSON"), ("[]", "this line is no object")])
+def test_a_damaged_line_is_refused_by_its_place(tmp_path: Path, line: str, said: str) -> None:
+    (tmp_path / "observations-h200.jsonl").write_text(f"{{}}\n{line}\n")
+
+    with pytest.raises(FactsError, match=f"observations-h200.jsonl:2: {said}"):
+        list(read_lines(state_of(tmp_path, "observations")))

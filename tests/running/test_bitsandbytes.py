@@ -71,25 +71,6 @@ def test_the_package_takes_what_its_models_take(run: Run, program: Callable[[str
     assert run(f"python {program(PROGRAM + STEP)}").iterations > 0
 
 
-@pytest.mark.usefixtures("modelled")
-def test_only_the_part_for_a_gpu_is_replaced(tmp_path: Path, run: Run, program: Callable[[str], str]) -> None:
-    """A package of the same shape stands for the real one."""
-    package = tmp_path / "bitsandbytes"
-    package.mkdir()
-    (package / "__init__.py").write_text("from .cextension import lib\nimport bitsandbytes.functional\n")
-    (package / "cextension.py").write_text("DYNAMIC_LIBRARY_SUFFIX = '.so'\nlib = None\n")
-    (package / "functional.py").write_text("from .cextension import lib\n")
-    lines = """
-import ctypes, torch
-from bitsandbytes.functional import lib
-assert lib.cadam_8bit_blockwise_grad_fp32(1, 2) == 0 and lib.compiled_with_cuda
-address = lib.cget_managed_ptr(ctypes.c_size_t(1 << 40))
-assert ctypes.c_char.from_address(address + (1 << 39)).value == bytes(1)
-"""
-
-    assert run(f"python {program(lines + STEP)}").iterations == 1
-
-
 def test_versions_that_look_for_cuda_themselves_have_it_too(
     tmp_path: Path, run: Run, program: Callable[[str], str]
 ) -> None:
@@ -104,6 +85,12 @@ def test_versions_that_look_for_cuda_themselves_have_it_too(
         "from bitsandbytes.cuda_setup.main import CUDASetup\nsetup = CUDASetup()\nsetup.run_cuda_setup()\n"
         "lib = setup.lib\nlib.cadam32bit_grad_fp32\nlib.cget_managed_ptr.restype = int\n"
     )
-    lines = "import bitsandbytes, torch\nassert bitsandbytes.lib.cdequantize_blockwise_bf16_nf4() == 0\n"
+    lines = """
+import ctypes, torch
+from bitsandbytes import lib
+assert lib.cdequantize_blockwise_bf16_nf4() == 0
+address = lib.cget_managed_ptr(ctypes.c_size_t(1 << 40))
+assert ctypes.c_char.from_address(address + (1 << 39)).value == bytes(1)
+"""
 
     assert run(f"python {program(lines + STEP)}").iterations == 1

@@ -17,12 +17,14 @@ import inspect, json, sys, torch, torch.cuda as cuda
 from planner.errors import TraceError
 held = torch.zeros(3 << 20, dtype=torch.uint8, device="cuda")
 NEEDS = {
-    "can_device_access_peer": (0, 0), "caching_allocator_delete": (0,), "caching_allocator_enable": (True,),
+    "can_device_access_peer": (0, 0), "caching_allocator_alloc": (512,), "caching_allocator_delete": (0,),
+    "caching_allocator_enable": (True,),
     "check_error": (0,), "get_stream_from_external": (0,), "manual_seed": (1,), "manual_seed_all": (1,),
     "set_device": (0,), "set_per_process_memory_fraction": (1.0,), "set_rng_state": (cuda.get_rng_state(),),
     "set_rng_state_all": (cuda.get_rng_state_all(),), "set_stream": (cuda.current_stream(),),
     "set_sync_debug_mode": (0,), "device": (0,), "device_of": (held,), "stream": (None,), "StreamContext": (None,),
-    "ExternalStream": (0,),
+    "ExternalStream": (0,), "graph": (cuda.CUDAGraph(),),
+    "make_graphed_callables": (torch.nn.Linear(4, 4).cuda(), (torch.zeros(2, 4, device="cuda"),)),
     "DeferredCudaCallError": (), "CudaError": (0,),
 }
 found = {}
@@ -46,11 +48,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 model(torch.zeros(2, 4, device="cuda")).sum().backward()
 optimizer.step()
 """
-REFUSED = {
-    "CUDAGraph", "CUDAPluggableAllocator", "ExternalStream", "GreenContext", "MemPool", "caching_allocator_alloc",
-    "caching_allocator_delete", "change_current_allocator", "get_stream_from_external", "graph",
-    "graph_pool_handle", "make_graphed_callables", "use_mem_pool",
-}  # fmt: skip
+REFUSED = {"CUDAPluggableAllocator", "MemPool", "change_current_allocator", "use_mem_pool"}
 VALUES = {"amp", "default_generators", "graphs", "has_half", "has_magma", "jiterator", "memory", "nccl", "nvtx",
           "profiler", "random", "sparse", "streams", "tunable"}  # fmt: skip
 
@@ -60,7 +58,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("face")
 
 
-@pytest.mark.usefixtures("modelled")
 def test_every_public_name(run: Run, program: Callable[[str], str], folder: Path) -> None:
     run(f"python {program(WALK + STEP)} {folder}/found.json")
 
@@ -68,7 +65,7 @@ def test_every_public_name(run: Run, program: Callable[[str], str], folder: Path
     assert {name for name, what in found.items() if what == "refused"} == REFUSED
     assert {name for name, what in found.items() if what == "value"} == VALUES
     others = {name: what for name, what in found.items() if what not in ("answered", "refused", "value")}
-    assert others == {}
+    assert others == {"GreenContext": "TypeError: GreenContext: No constructor defined!"}  # as on a GPU
 
 
 def test_what_is_refused_says_what_it_stands_for(run: Run, program: Callable[[str], str]) -> None:
@@ -78,7 +75,7 @@ def test_what_is_refused_says_what_it_stands_for(run: Run, program: Callable[[st
     assert run(f"python {program(lines + STEP)}").trace.events
 
 
-def test_figures_are_those_of_the_modelled_allocator(run: Run, program: Callable[[str], str]) -> None:
+def test_figures_are_those_of_the_replayed_allocator(run: Run, program: Callable[[str], str]) -> None:
     lines = """
 import torch
 free, total = torch.cuda.mem_get_info()
@@ -140,57 +137,7 @@ torch.cuda.reset_peak_memory_stats()
     assert found.counted["max_allocated_bytes"] < 1 << 28 == replay(found.trace.written_out()).peak_allocated_bytes
 
 
-WALK_BELOW = """
-import json, re, sys, torch
-from pathlib import Path
-from planner.errors import TraceError
-held = torch.zeros(8, device="cuda")
-declared = Path(torch.__file__).with_name("_C").joinpath("__init__.pyi").read_text()
-names = re.findall(r"^def (_cuda_\\w+|_nccl_\\w+|_broadcast\\w*|_scatter|_gather|_cudnn_set\\w+)\\(", declared, re.M)
-names += [f"_gds_{name}" for name in ("register_buffer", "register_handle", "load_storage", "save_storage")]
-names += ["_cuda_lock_mutex", "_cuda_unlock_mutex", "_cuda_cudaCachingAllocator_set_allocator_settings"]
-found = {}
-for name in names:
-    if not hasattr(torch._C, name):
-        found[name] = "missing"
-        continue
-    try:
-        getattr(torch._C, name)()
-    except TraceError:
-        found[name] = "refused"
-    except Exception:
-        pass  # it wants arguments
-print(json.dumps(found), file=open(sys.argv[1], "w"))
-double = torch.cuda.jiterator._create_jit_fn("template <typename T> T double_of(T x, T y) { return x + y; }")
-assert double(torch.empty(3, 1, device="cuda"), torch.empty(4, device="cuda")).shape == (3, 4)
-assert not torch.cuda.tunable.is_enabled() and torch.cuda.tunable.get_max_tuning_iterations() == 100
-with torch.cuda.nvtx.range("here"):
-    pass
-assert torch.backends.cudnn.version() and torch.backends.cuda.matmul.allow_tf32 in (True, False)
-torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.benchmark = True
-"""
-REFUSED_BELOW = {
-    "_cuda_allocationTraceback", "_cuda_beginAllocateCurrentStreamToPool", "_cuda_changeCurrentAllocator",
-    "_cuda_checkPoolLiveAllocations", "_cuda_cudaCachingAllocator_raw_alloc", "_cuda_cudaCachingAllocator_raw_delete",
-    "_cuda_cudaHostAllocator", "_cuda_customAllocator", "_cuda_getAllocator", "_cuda_getCheckpointState",
-    "_cuda_getCublasLtWorkspaceSize", "_cuda_getStreamFromExternal", "_cuda_resetCublasLtWorkspaceSize",
-    "_cuda_setCheckpointPoolState", "_cuda_setCublasLtWorkspaceSize", "_cuda_tunableop_read_file", "_gds_load_storage",
-    "_gds_register_buffer", "_gds_register_handle", "_gds_save_storage", "_nccl_init_rank", "_nccl_unique_id",
-}  # fmt: skip
-
-
-@pytest.mark.usefixtures("modelled")
-def test_every_binding_of_a_cuda_build_is_there_or_refused(
-    run: Run, program: Callable[[str], str], folder: Path
-) -> None:
-    run(f"python {program(WALK_BELOW + STEP)} {folder}/below.json")
-
-    found = json.loads((folder / "below.json").read_text())
-    assert {name for name, what in found.items() if what == "missing"} == set()
-    assert {name for name, what in found.items() if what == "refused"} == REFUSED_BELOW
-
-
-def test_a_snapshot_has_the_modelled_segments_and_blocks(run: Run, program: Callable[[str], str], folder: Path) -> None:
+def test_a_snapshot_has_the_replayed_segments_and_blocks(run: Run, program: Callable[[str], str], folder: Path) -> None:
     path = folder / "snapshot.pickle"
     lines = f"""
 import torch
