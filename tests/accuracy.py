@@ -1,14 +1,13 @@
 """`make accuracy`: predicted against recorded, for every truth at hand, errors as they are.
 
-Kinds of truth: programs recorded on other people's GPUs, runs on this machine's CPU, alone and divided over gloo,
-published figures of sharded runs, and measurements of our own on a GPU (tests/data/gpu), if any.
+Kinds of truth: programs recorded on other people's GPUs, published figures of sharded runs, and measurements of our own
+on a GPU (tests/data/gpu), if any.
 """
 
 from __future__ import annotations
 
 import statistics
 import sys
-import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -46,8 +45,6 @@ class Row:
 
 def main() -> int:
     _show("Programs recorded on GPUs (tests/data/recorded_programs.json)", list(recorded_programs()))
-    _show("Runs on this machine's CPU, alone and as two ranks over gloo: peak of requested bytes", list(cpu_runs()))
-    _show("Divided runs on this machine's CPU over gloo, every rank: peak of requested bytes", list(divided_runs()))
     _show("Published FSDP2 runs, eager (tests/published.py, examples/published/)", list(published_runs()))
     _show(f"Our own measurements on GPUs ({_GPU.relative_to(_HERE.parent)})", list(gpu_measurements()))
     return 0
@@ -60,39 +57,6 @@ def recorded_programs() -> Iterator[Row]:
         allocated, reserved = programs.on_paper(name).peaks()
         yield Row(name, "allocated", allocated, recorded["peak_allocated_bytes"])
         yield Row(name, "reserved", reserved, recorded["peak_reserved_bytes"])
-
-
-def cpu_runs() -> Iterator[Row]:
-    import test_against_cpu_runs as runs
-
-    with tempfile.TemporaryDirectory() as folder:
-        found = runs.run_all(Path(folder))
-    for name, real in found.real.items():
-        yield Row(name, "requested", found.paper[name].peak, real.peak)
-
-
-def divided_runs() -> Iterator[Row]:
-    import mixture_cases
-    import sharded_cases
-    import split_cases
-    import test_deepspeed_stage3 as stage_3
-    import test_mixture_cpu_runs as mixtures
-    import test_pipelined_cpu_runs as pipelines
-    from cpu_runs import both_ways
-
-    kinds = {
-        "FSDP2": ("sharded", ((sharded_cases.PAIRS, 2), (sharded_cases.FOURS, 4))),
-        "TP": ("split", ((split_cases.PAIRS, 2),)),
-        "PP": ("pipelined", ((pipelines.JOBS, 2),)),
-        "EP": ("mixtures", ((mixture_cases.ALONE, 1), (mixture_cases.PAIRS, 2), (mixture_cases.FOURS, 4))),
-        "ZeRO-3": ("deepspeed_stage_3", ((stage_3.PAIRS, 2),)),
-    }
-    for kind, (recorded, worlds) in kinds.items():
-        with tempfile.TemporaryDirectory() as folder:
-            found = both_ways(Path(folder), worlds, recorded)
-        for (name, rank), (on_paper, real) in found.items():
-            if kind != "EP" or (name, rank) in mixtures.FULLEST:  # the rank that is planned
-                yield Row(f"{kind}: {name}, rank {rank}", "requested", on_paper.peak, real.peak)
 
 
 def published_runs() -> Iterator[Row]:

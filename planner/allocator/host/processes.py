@@ -42,7 +42,7 @@ TORCH = Fact(
     180,
     354,
     480,
-    "Python and PyTorch: measured, 354 MiB (213 MiB with a CPU build); another build or version may differ",
+    "Python and PyTorch: measured, 354 MiB; another build or version may differ",
 )
 TRANSFORMERS = Fact(40, 56, 120, "transformers: measured, 56 MiB; with data sets and tokenizers more")
 LIBRARY_FILES = Fact(60, 92, 1500, "libraries' pages, mapped from files: measured, 92 MiB of the CPU's; CUDA's more")
