@@ -185,10 +185,9 @@ def without_errors(
 
 
 def runs_of(answers: recorded_cpu_runs.Answers) -> dict[tuple[str, int], Run]:
-    """Without what only gloo takes, and without cuBLAS's workspaces."""
     return {
         which: Run(
-            without(each["events"], *_of_libraries(each["events"])),
+            without_libraries(each["events"]),
             each["ddp"],
             each.get("measurement"),
             each.get("host", ()),
@@ -215,11 +214,12 @@ def without(events: Sequence[Event], *dropped: int) -> list[Event]:
     return [each for each in events if getattr(each, "block", None) not in gone]
 
 
-def _of_libraries(events: Sequence[Event]) -> list[int]:
-    """Blocks that gloo takes for itself, and no GPU's collective: a gather is done in a second copy of its result,
-    a reduce-scatter in one of what it is given (torch 2.13, torch/csrc/distributed/c10d/ProcessGroupGloo.cpp). And
-    workspaces, which no CPU has.
+def without_libraries(events: Sequence[Event]) -> list[Event]:
+    """Without blocks that gloo takes for itself, and no GPU's collective: a gather is done in a second copy of its
+    result, a reduce-scatter in one of what it is given (torch 2.13, torch/csrc/distributed/c10d/ProcessGroupGloo.cpp).
+    And without cuBLAS's workspaces, which no CPU has.
     """
     births = (each for each in events if isinstance(each, Alloc) and each.origin is not None)
     of_gloo = [each.block for each in births if each.origin and each.origin.op.startswith(COLLECTIVES)]
-    return of_gloo + [each.block for each in events if isinstance(each, Role) and each.category is Category.WORKSPACE]
+    workspaces = (each.block for each in events if isinstance(each, Role) and each.category is Category.WORKSPACE)
+    return without(events, *of_gloo, *workspaces)
