@@ -56,8 +56,7 @@ def test_a_program_may_compile_for_as_long_as_it_may_take(monkeypatch: pytest.Mo
         return nullcontext()
 
     monkeypatch.setattr(compiling, "enable", enable)
-    monkeypatch.setattr(compiling, "_load_inductor", lambda: None)
-    program = compiling.ProgramCompiling("sm_90", cast("Recorder", None), lambda: None, seconds=5400)
+    program = compiling.ProgramCompiling("sm_90", cast("Recorder", None), seconds=5400)
 
     program._enabling(lambda model: model)("model")
 

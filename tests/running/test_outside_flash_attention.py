@@ -48,10 +48,10 @@ def test_grouped_heads() -> None:
         "+ _flash_attn_forward 2x100x8x64 bfloat16",
         "+ _flash_attn_forward 2x8x100 float32",  # log-sum-exp
         "+ _flash_attn_forward 2 int64",  # seed and offset
-        "+ empty_strided 2x100x8x64 bfloat16",
-        "+ empty_strided 2x100x8x64 bfloat16",
-        "+ empty_strided 2x100x2x64 bfloat16",
-        "+ empty_strided 2x100x2x64 bfloat16",
+        "+ empty_like 2x100x8x64 bfloat16",
+        "+ empty_like 2x100x8x64 bfloat16",
+        "+ empty_like 2x100x2x64 bfloat16",
+        "+ empty_like 2x100x2x64 bfloat16",
         "+ _flash_attn_backward 2x8x128 float32",  # row sums
         "+ _flash_attn_backward 2x128x8x64 float32",  # the query's gradient
         "+ _flash_attn_backward 2x100x8x64 bfloat16",  # of every head's key
@@ -62,7 +62,7 @@ def test_grouped_heads() -> None:
         "- _flash_attn_backward 2x8x128",
         "- _flash_attn_forward 2",
         "- _flash_attn_forward 2x8x100",
-        "- empty_strided 2x100x8x64",
+        "- empty_like 2x100x8x64",
     ]
 
 
@@ -74,16 +74,16 @@ def test_packed_heads_that_are_padded_to_a_multiple_of_eight() -> None:
         "+ _flash_attn_forward 2x100x4x64 bfloat16",
         "+ _flash_attn_forward 2x4x100 float32",
         "+ _flash_attn_forward 2 int64",
-        "+ empty_strided 2x100x4x60 bfloat16",
-        "+ empty 2x100x3x4x64 bfloat16",  # all three gradients
-        "+ empty 2x100x4x64 bfloat16",  # the gradient, padded
+        "+ empty_like 2x100x4x60 bfloat16",
+        "+ new_empty 2x100x3x4x64 bfloat16",  # all three gradients
+        "+ constant_pad_nd 2x100x4x64 bfloat16",  # the gradient, padded
         "+ _flash_attn_backward 2x4x128 float32",
         "+ _flash_attn_backward 2x128x4x64 float32",
         *["- _flash_attn_backward 2x128x4x64", "- _flash_attn_backward 2x4x128", "- _flash_attn_forward 2"],
-        *["- _flash_attn_forward 2x4x100", *["- empty 2x100x4x64"] * 4],
-        "+ empty_strided 2x100x3x4x60 bfloat16",  # the leaf's own
-        "- empty 2x100x3x4x64",
-        "- empty_strided 2x100x4x60",
+        *["- _flash_attn_forward 2x4x100", *["- constant_pad_nd 2x100x4x64"] * 4],
+        "+ new_empty_strided 2x100x3x4x60 bfloat16",  # the leaf's own
+        "- empty_like 2x100x4x60",
+        "- new_empty 2x100x3x4x64",
     ]
 
 
@@ -97,17 +97,17 @@ def test_sequences_of_different_lengths() -> None:
         "+ _flash_attn_varlen_forward 80x4x96 bfloat16",
         "+ _flash_attn_varlen_forward 4x80 float32",
         "+ _flash_attn_varlen_forward 2 int64",
-        "+ empty_strided 80x4x96 bfloat16",
-        "+ empty_strided 80x4x96 bfloat16",
-        "+ empty 80x2x4x96 bfloat16",
+        "+ empty_like 80x4x96 bfloat16",
+        "+ empty_like 80x4x96 bfloat16",
+        "+ new_empty 80x2x4x96 bfloat16",
         "+ _flash_attn_varlen_backward 4x336 float32",  # 128 rows more for each of two sequences
         "+ _flash_attn_varlen_backward 336x4x96 float32",
         "- _flash_attn_varlen_backward 336x4x96",
         "- _flash_attn_varlen_backward 4x336",
         "- _flash_attn_varlen_forward 2",
         "- _flash_attn_varlen_forward 4x80",
-        "- empty_strided 3",
-        "- empty_strided 80x4x96",
+        "- _to_copy 3",
+        "- empty_like 80x4x96",
     ]
 
 
@@ -144,10 +144,10 @@ def test_flash_attention_3_with_grouped_heads() -> None:
         "+ forward 2x8x100 float32",
         "+ forward 9 int32",  # two vectors of four, and the counter
         "- forward 9",
-        "+ empty_strided 2x100x8x128 bfloat16",
-        "+ empty_strided 2x100x8x128 bfloat16",
-        "+ empty_strided 2x100x2x128 bfloat16",
-        "+ empty_strided 2x100x2x128 bfloat16",
+        "+ empty_like 2x100x8x128 bfloat16",
+        "+ empty_like 2x100x8x128 bfloat16",
+        "+ empty_like 2x100x2x128 bfloat16",
+        "+ empty_like 2x100x2x128 bfloat16",
         "+ backward 2x8x128 float32",  # rows in tiles of 64
         "+ backward 2x8x128 float32",
         "+ backward 2x8x128x128 float32",
@@ -156,7 +156,7 @@ def test_flash_attention_3_with_grouped_heads() -> None:
         "+ backward 2x2x8 int32",
         *["- backward 2x2x128x128"] * 2,
         *["- backward 2x2x8", "- backward 2x8x128", "- backward 2x8x128", "- backward 2x8x128x128"],
-        "- empty_strided 2x100x8x128",
+        "- empty_like 2x100x8x128",
         "- forward 2x8x100",
     ]
 

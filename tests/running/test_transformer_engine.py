@@ -114,9 +114,9 @@ def test_attention_keeps_statistics_and_a_seed(
     assert told(lambda: forward("NVTE_SBHD_SBHD_SBHD", corner=corner)) == [
         "+ fused_attn_fwd 16x2x4x8 bfloat16",
         "+ fused_attn_fwd 2 int64",
-        "+ fused_attn_fwd 1 uint8",
+        "+ workspace 1 uint8",
+        "- workspace 1",
         "+ fused_attn_fwd 2x4x16x1 float32",
-        "- fused_attn_fwd 1",
         "+ fused_attn_bwd 16x2x4x8 bfloat16",
         "+ fused_attn_bwd 16x2x2x8 bfloat16",
         "+ fused_attn_bwd 16x2x2x8 bfloat16",

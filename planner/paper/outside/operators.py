@@ -132,9 +132,13 @@ def scratch(size_bytes: int) -> Tensor:
 
 def unknown_workspace(library_name: str, kernel_name: str, least_bytes: int) -> None:
     """The kernel has taken a workspace of its library (`cudnn`): it is named as not known, and so much is counted."""
-    library.load().paper_workspace_is_unknown(kernel_name.encode())
-    with recorded_as(f"{library_name}::workspace"):
-        scratch(least_bytes)
+    native = library.load()
+    native.paper_workspace_is_unknown(kernel_name.encode())
+    outer = native.paper_enter_kernel(native.paper_name_index(f"{library_name}::workspace".encode()))
+    try:
+        scratch(least_bytes)  # the library's, whichever operator asked
+    finally:
+        native.paper_enter_kernel(outer)
 
 
 def dense(tensor: Tensor) -> Tensor:
