@@ -36,7 +36,6 @@ from planner.truth.calibration.correction import (
     OTHER_CUDNN,
     AppliedCorrection,
     Approximation,
-    approximations_of_kernels,
     approximations_of_spec,
 )
 from planner.truth.calibration.interval import Calibration, interval
@@ -207,7 +206,7 @@ class Judge:
 def approximations_of_trace(trace: Trace) -> tuple[Approximation, ...]:
     """What of its kernels is approximated."""
     has_other = trace.other_cudnn and other_workspaces.has_workspaces(trace.events)
-    return (*approximations_of_kernels(trace.unknown_workspaces), *((OTHER_CUDNN,) if has_other else ()))
+    return (OTHER_CUDNN,) if has_other else ()
 
 
 def told_on(gpu: Gpu, gpus_per_node: int, trace: Trace, host: float = 1.0) -> ToldEvents:

@@ -17,7 +17,6 @@ from planner.job.loading import load_document
 from planner.truth.calibration.correction import (
     EVERY_APPROXIMATION,
     Approximation,
-    approximations_of_kernels,
     approximations_of_spec,
 )
 from planner.truth.calibration.interval import PRIOR_RESERVED_ERROR, reserved_band
@@ -70,20 +69,18 @@ def test_the_table_says_what_the_rows_say(approximation: Approximation) -> None:
 
 
 def test_a_job_has_the_approximations_of_its_features() -> None:
-    def names(kernels: tuple[str, ...] = (), **parts: Any) -> list[str]:
+    def names(**parts: Any) -> list[str]:
         document = {
             "model": {"hf_config": {"model_type": "llama"}},
             "train": {"sequence_length": 64},
             "cluster": {"gpus_per_node": 2 if "parallel" in parts else 1, "gpu": "H100-SXM-80GB"},
             **parts,
         }
-        found = (*approximations_of_kernels(kernels), *approximations_of_spec(load_document(document)))
-        return [each.name for each in found]
+        return [each.name for each in approximations_of_spec(load_document(document))]
 
     packed = {"hf_config": {"model_type": "llama"}, "adapter": {"kind": "qlora"}}
     split = {"tp": 2}
 
-    assert names(("cuDNN convolution, forward",)) == ["convolutions"]
     assert names(model=packed) == ["four bits"]
     assert names(parallel=split, software={"torch": "2.7"}) == ["held collectives"]
-    assert names(("cuDNN attention, forward",), parallel=split, software={"torch": "2.10"}) == []
+    assert names(parallel=split, software={"torch": "2.10"}) == []

@@ -224,12 +224,6 @@ class Approximation:
         return estimate(self.residuals)
 
 
-CONVOLUTIONS = Approximation(
-    "convolutions",
-    "workspaces of convolutions are not known",
-    (-0.012, 0.141, -0.006, 0.152, 0.202, 0.208, -0.096, 0.0),
-)
-"""xMem's eight convolutional networks (torch 2.6)."""
 FOUR_BITS = Approximation(
     "four bits",
     "a model in four bits is planned with the products of bitsandbytes 0.49, its head not packed; up to 0.43.1 these "
@@ -250,13 +244,7 @@ OTHER_CUDNN = Approximation(
     (0.003, 0.036, -0.025, 0.142, 0.188, -0.097, 0.0, 0.197, 0.180),
 )
 """Nine of xMem's runs (torch 2.6, cuDNN 9.1.0) as programs, with cuDNN 9.10.2 in its place."""
-EVERY_APPROXIMATION = (CONVOLUTIONS, FOUR_BITS, HELD_COLLECTIVES, OTHER_CUDNN)
-
-
-def approximations_of_kernels(unknown_workspaces: Sequence[str]) -> tuple[Approximation, ...]:
-    """Those of a trace, of a spec or of a program, with these kernels whose scratch memory nobody knows."""
-    unknown = any(name.startswith("cuDNN") and "convolution" in name for name in unknown_workspaces)
-    return (CONVOLUTIONS,) if unknown else ()
+EVERY_APPROXIMATION = (FOUR_BITS, HELD_COLLECTIVES, OTHER_CUDNN)
 
 
 def approximations_of_spec(job: Job) -> tuple[Approximation, ...]:
