@@ -97,7 +97,7 @@ def test_other_software_and_absent_peers_are_noted(plan: Plan, measurement: Buil
     )
 
 
-def test_a_cpu_is_compared_by_requested_bytes(plan: Plan, measurement: Build) -> None:
+def test_a_cpu_is_compared_by_what_is_kept(plan: Plan, measurement: Build) -> None:
     events: list[Event] = [
         Mark(Phase.LOAD), Alloc(0, 100), Role(0, Category.PARAMETER, "w"),
         Mark(Phase.FORWARD, 1), Alloc(1, 197), Free(1),
@@ -106,7 +106,7 @@ def test_a_cpu_is_compared_by_requested_bytes(plan: Plan, measurement: Build) ->
     with pytest.raises(PlannerError, match="measured on a CPU"):
         plan_comparison.with_measurement(plan, on_cpu)
     found = plan_comparison.with_measurement(plan, on_cpu, events=events)
-    assert found.peak == (Figure(name="requested", predicted=297, measured=300),)
+    assert found.peak == ()
     assert found.categories == (
         Figure(name="parameter", predicted=100, measured=100),
         Figure(name="gradient", predicted=0, measured=100),
@@ -129,15 +129,14 @@ def test_each_rank_is_compared_with_the_events_of_its_own_class(plan: Plan, meas
     on_cpu = replace(measurement(), device=DeviceFacts(kind="cpu"))
     measurement_lines.append(path, [replace(on_cpu, rank=0), replace(on_cpu, rank=1)])
     predicted: dict[int, list[Event]] = {
-        0: [Mark(Phase.FORWARD, 1), Alloc(0, 297)],
-        1: [Mark(Phase.FORWARD, 1), Alloc(0, 200)],
+        rank: [Mark(Phase.LOAD), Alloc(0, size), Role(0, Category.PARAMETER, "w")] for rank, size in ((0, 97), (1, 50))
     }
 
     found = plan_comparison.run_compare(plan, path, events_of=predicted.__getitem__)
 
-    assert [each.peak for each in found] == [
-        (Figure(name="requested", predicted=297, measured=300),),
-        (Figure(name="requested", predicted=200, measured=300),),
+    assert [each.categories[0] for each in found] == [
+        Figure(name="parameter", predicted=97, measured=100),
+        Figure(name="parameter", predicted=50, measured=100),
     ]
 
 

@@ -113,7 +113,6 @@ def is_running(process: int) -> bool:
         return False
 
 
-@pytest.mark.usefixtures("modelled")
 def test_it_does_there_what_it_does_here_whatever_it_prints_and_wherever_it_is_started(
     job_of: JobOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -43,7 +43,6 @@ def test_the_same_job_twice_in_one_process(job_of: JobOf, arguments: dict[str, A
     assert (first.events, first.buckets) == (second.events, second.buckets)
 
 
-@pytest.mark.usefixtures("modelled")
 def test_after_many_other_jobs_as_in_a_fresh_process(job_of: JobOf) -> None:
     job = job_of(**SMALL, ddp={"bucket_cap_mb": 0.25}, precision="bf16_autocast")
     for other in others(job_of):
