@@ -17,6 +17,7 @@ from planner.paper.values import known_value
 Kernel = TypeVar("Kernel", bound=Callable[..., Any])
 _KERNELS: dict[str, Callable[..., Any]] = {}
 """By operator of torch, with its overload."""
+_OF_SPARSE = ("_coalesce",)
 
 
 def _decided(operator: str) -> Callable[[Kernel], Kernel]:
@@ -32,7 +33,8 @@ def install() -> torch.library.Library:
     """Register the operators of this file with torch, once for the process. What is returned has to stay."""
     aten = torch.library.Library("aten", "IMPL")
     for operator, kernel in _KERNELS.items():
-        aten.impl(operator, _recorded(operator, kernel), "CUDA")
+        key = "SparseCUDA" if operator in _OF_SPARSE else "CUDA"
+        aten.impl(operator, _recorded(operator, kernel), key)
     return aten
 
 
@@ -252,3 +254,21 @@ def _distinct_slices(
     found = x.new_empty(shape)
     del rows, indices
     return found, inverse, counts
+
+
+# Source, torch 2.13: aten/src/ATen/native/sparse/cuda/SparseCUDATensor.cu (_coalesce_sparse_cuda). Thrust counts there:
+# what it brings to the host no operator reads.
+@_decided("_coalesce")
+def coalesce(x: Tensor) -> Tensor:
+    """Places are numbered and sorted; each distinct one keeps a row."""
+    places, rows = x._indices(), x._values()
+    known = known_value(places)
+    if known is not None:
+        count = torch.unique(known, dim=1).size(1)
+    elif (count := places.size(1)) > 1:
+        count = values.count("aten.coalesce", places, count, "distinct places")
+    sorting = [torch.empty(places.size(1), dtype=torch.int64, device="cuda") for _ in ("places", "origins", "offsets")]
+    _scratch(radix_sort_bytes(places.size(1), 8, 8, 64))
+    kept = rows.new_empty(count, *rows.shape[1:]), places.new_empty(places.size(0), count)
+    del sorting
+    return torch.sparse_coo_tensor(*reversed(kept), x.shape, is_coalesced=True, check_invariants=False)

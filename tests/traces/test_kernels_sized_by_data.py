@@ -194,3 +194,18 @@ def test_places_that_a_fill_named_are_taken_to_differ() -> None:
         torch.randn(4, 4, device="cuda").index_fill(0, places, value).sum().backward()
 
         assert value.grad is not None
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+def test_rows_that_stay_of_a_sparse_gradient_are_counted_where_its_places_are_known_and_refused_elsewhere() -> None:
+    """Torch counts them with Thrust: what it brings to the host no operator reads."""
+
+    def sparse(places: torch.Tensor) -> torch.Tensor:
+        return torch.sparse_coo_tensor(places, random(4, 8), (100, 8))
+
+    with paper.gpu("sm_90"):
+        of_host = sparse(torch.tensor([[7, 3, 7, 7]]).cuda()).coalesce()
+
+        assert (of_host._indices().shape, of_host._values().shape, of_host.is_coalesced()) == ((1, 2), (2, 8), True)
+        with pytest.raises(TraceError, match=r"aten\.coalesce"):
+            sparse(torch.randint(100, (1, 4), device="cuda")).coalesce()
