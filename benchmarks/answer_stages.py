@@ -53,8 +53,8 @@ def stages(path: Path) -> dict[str, float]:
     from planner.tracing.spec import step_trace  # noqa: F401
 
     clock.lap("import planner")
-    with paper.gpu(job.cluster.gpu.arch, job.cluster.gpus_per_node):
-        clock.lap("register kernels")
+    paper.prepare()
+    clock.lap("register operators")
     forwards: list[float] = []
     marked = Recorder.mark
 

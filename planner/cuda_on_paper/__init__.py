@@ -140,6 +140,11 @@ def lasting_server(preload: str) -> ForkServer:
     return started
 
 
+def has_gpu() -> bool:
+    """Whether it is said which GPU this process finds on paper."""
+    return _DEVICE in os.environ
+
+
 def can_take(gpu: PaperGpu, gpus: int) -> bool:
     """Whether this process can find so many of these GPUs on paper: it has found no others before."""
     return _taken in ({}, _described(gpu, gpus))

@@ -61,6 +61,11 @@ API cublasStatus_t cublasGetPointerMode_v2(cublasHandle_t h, cublasPointerMode_t
                                                   const int*, T* const[], int, int* info, int) {                      \
     *info = 0;                                                                                                        \
     return (cublasStatus_t)paper_call();                                                                              \
+  }                                                                                                                   \
+  API cublasStatus_t cublas##LETTER##gelsBatched(cublasHandle_t, cublasOperation_t, int, int, int, T* const[], int,   \
+                                                 T* const[], int, int* info, int*, int) {                             \
+    *info = 0;                                                                                                        \
+    return (cublasStatus_t)paper_call();                                                                              \
   }
 BATCHED(S, float)
 BATCHED(D, double)

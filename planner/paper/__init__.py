@@ -9,6 +9,6 @@ from planner.paper import library
 
 library.load()
 
-from planner.paper.device import Paper, gpu  # noqa: E402
+from planner.paper.device import Paper, gpu, prepare  # noqa: E402
 
-__all__ = ["Paper", "gpu"]
+__all__ = ["Paper", "gpu", "prepare"]

@@ -15,6 +15,7 @@ from planner.paper.recorder import Recorder
 from planner.paper.work_records import Holding
 from planner.upstream import checking
 
+_ROOMY_BYTES = 1 << 40
 _GROUPS_KEEP_SINCE = (2, 8)
 """torch whose groups of NCCL keep tensors (torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp: TensorShelf)."""
 
@@ -36,8 +37,8 @@ class Paper:
 
 @contextmanager
 def gpu(target: str, *, torch_version: str = "", waits: bool = False) -> Iterator[Paper]:
-    """A paper GPU of the architecture `target` (`sm_90`), in a process that has such a GPU
-    (`planner.cuda_on_paper.take_gpu`).
+    """A paper GPU of the architecture `target` (`sm_90`): that of this process (`planner.cuda_on_paper.take_gpu`), or
+    one with room for everything if it has none yet.
 
     `torch_version` is the one that the job runs with (empty: the installed one); with `waits`, streams and events write
     down where the host waits for them, and are never done before (`Recorder.waits`).
@@ -47,7 +48,9 @@ def gpu(target: str, *, torch_version: str = "", waits: bool = False) -> Iterato
     """
     targets.choose(targets.target_of(target))
     checking.enforce()
-    _install()
+    prepare()
+    if not cuda_on_paper.has_gpu():
+        cuda_on_paper.take_gpu(cuda_on_paper.PaperGpu("", target, _ROOMY_BYTES), 1)
     library.load().paper_begin()
     torch._C._cuda_clearCublasWorkspaces()  # of what this process traced before
     recorder = Recorder(waits=waits, holding=_holding_of_nccl(torch_version or torch.__version__))
@@ -68,8 +71,9 @@ def _holding_of_nccl(torch_version: str) -> Holding:
 
 
 @cache
-def _install() -> torch.library.Library:
-    """Once for the process. What is returned has to stay."""
+def prepare() -> torch.library.Library:
+    """Registers with torch what every trace needs, once for the process and before a GPU is known: children that are
+    forked have it. What is returned has to stay."""
     library.load().paper_install()
     sized_by_values.install()
     values.install_composites()

@@ -269,6 +269,6 @@ def coalesce(x: Tensor) -> Tensor:
         count = values.count("aten.coalesce", places, count, "distinct places")
     sorting = [torch.empty(places.size(1), dtype=torch.int64, device="cuda") for _ in ("places", "origins", "offsets")]
     _scratch(radix_sort_bytes(places.size(1), 8, 8, 64))
-    kept = rows.new_empty(count, *rows.shape[1:]), places.new_empty(places.size(0), count)
+    kept_rows, kept_places = rows.new_empty(count, *rows.shape[1:]), places.new_empty(places.size(0), count)
     del sorting
-    return torch.sparse_coo_tensor(*reversed(kept), x.shape, is_coalesced=True, check_invariants=False)
+    return torch.sparse_coo_tensor(kept_places, kept_rows, x.shape, is_coalesced=True, check_invariants=False)

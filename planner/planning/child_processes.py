@@ -60,12 +60,13 @@ def load() -> None:
     from planner import paper
     from planner.training import folding, pipelined_loop  # noqa: F401
     from planner.training.models import transformers_models  # noqa: F401
+    from planner.upstream import checking
 
     for name in _MODULES:
         with contextlib.suppress(ImportError):  # not in every supported torch, or not installed
             importlib.import_module(name)
-    with paper.gpu("sm_90"):
-        return
+    paper.prepare()
+    checking.enforce()
 
 
 def usable() -> int:

@@ -55,6 +55,10 @@ PATCHES = (
         "torch._dynamo.variables.ctx_manager:CUDADeviceVariable._exchange_fn CUDADeviceVariable._maybe_exchange_fn":
             "keeps the functions of torch.cuda that were there when it was imported",
     }),
+    *patch("not compiled", _COMPILED, has_source=False, targets={
+        "torch._dynamo.callback:CompilationCallbackHandler.install_callbacks":
+            "a model that compiles something in a job that does not say so is refused there",
+    }),
     *patch("compiling told", _COMPILED, targets={
         "torch._dynamo.callback:CompilationCallbackHandler.install_callbacks":
             "what is allocated inside, while compiling, is not the program's",

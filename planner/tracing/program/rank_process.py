@@ -320,7 +320,9 @@ def preload() -> None:
     that planner refuses is the first rank's error: it says what to change, which a server that ends cannot."""
     from planner import paper  # before torch
     from planner.tracing.program import on_paper  # noqa: F401
+    from planner.upstream import checking
 
     importlib.import_module("torch._dynamo")
-    with suppress(TraceError), paper.gpu("sm_90"):
-        return
+    paper.prepare()
+    with suppress(TraceError):
+        checking.enforce()

@@ -123,7 +123,7 @@ def _activation_bytes(job: Job, rollout: Rollout, target: str) -> int:
         except (PlannerError, MemoryError):
             raise
         except Exception as error:
-            raise failures.untraceable(error, compiles=False) from error
+            raise failures.untraceable(error) from error
     alive: dict[int, int] = {}
     now = before = highest = 0
     for event in events:

@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
+from typing import Any, NoReturn
 
 from torch import nn
 
@@ -22,13 +23,22 @@ _READS_VALUE = ("Data-dependent", "data-dependent", "Dynamic control flow is not
 _OVERWRITTEN = "of CUDAGraphs that has been overwritten"
 
 
-def untraceable(error: Exception, *, compiles: bool) -> TraceError:
-    """The error for a person; the exception itself stays its cause. `compiles`: the job asks for torch.compile."""
+class CompilesByItselfError(Exception):
+    """A model compiles, and the job does not say that it does."""
+
+
+def refuse_compiling(*_arguments: Any, **_options: Any) -> NoReturn:
+    """Where torch begins to compile something (`CompilationCallbackHandler.install_callbacks`)."""
+    raise CompilesByItselfError
+
+
+def untraceable(error: Exception) -> TraceError:
+    """The error for a person; the exception itself stays its cause."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     is_announced = len(lines) > 1 and lines[0].endswith(("raised:", ":"))  # another error, in the next line
     summary = " ".join(lines[: 2 if is_announced else 1])
     module = _module([frame for frame, _ in traceback.walk_tb(error.__traceback__)])
-    return _compiling_error(error, summary, module, asked=compiles) or TraceError(
+    return _compiling_error(error, summary, module) or TraceError(
         f"the step cannot be traced{module}{_line_of_error(error)}: {type(error).__name__}: {summary[:300]}",
         allowed="a step that runs on a GPU and reads no values of device tensors on the host",
         remedy="run the step on a real device first; if it works there, planner lacks a kernel: report this line",
@@ -55,11 +65,10 @@ def _line_of_error(error: Exception) -> str:
     return lines[-1] if lines else ""
 
 
-def _compiling_error(error: Exception, summary: str, module: str, *, asked: bool) -> TraceError | None:
-    """None for an error that is none of compiling. `module`: what was at work, as a part of a sentence, `asked`:
-    whether the job asks for torch.compile."""
+def _compiling_error(error: Exception, summary: str, module: str) -> TraceError | None:
+    """None for an error that is none of compiling. `module`: what was at work, as a part of a sentence."""
     text = str(error)
-    if not asked and type(error).__module__.startswith(_COMPILERS):
+    if CompilesByItselfError.__name__ in summary:  # as Dynamo passes it on
         return TraceError(
             f"the model compiles by itself{module}, and the job does not say that it compiles",
             allowed="torch.compile in code of the model's own beside train.compile",

@@ -109,8 +109,11 @@ def _trace(job: Job, rank: int, target: str, *, folded: bool) -> Trace:
         except (PlannerError, DoesNotFoldError, NoExampleError, UnlikePartsError, MemoryError):
             raise
         except Exception as error:
-            raise failures.untraceable(error, compiles=job.train.compile is not None) from error
+            raise failures.untraceable(error) from error
     return result
+
+
+_BEGINS_TO_COMPILE = "torch._dynamo.callback:CompilationCallbackHandler.install_callbacks"
 
 
 @contextmanager
@@ -122,7 +125,8 @@ def _compiling(job: Job, arch: str, recorder: Recorder) -> Iterator[Callable[[],
     the eager step instead.
     """
     if job.train.compile is None:
-        yield tuple
+        with upstream.patch_targets("not compiled", replaced={_BEGINS_TO_COMPILE: failures.refuse_compiling}):
+            yield tuple
         return
     # Whoever compiles nothing does not pay for the import of Dynamo and Inductor.
     from planner.paper import compiled
