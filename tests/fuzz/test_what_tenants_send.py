@@ -33,9 +33,7 @@ COUNT = EXAMPLES if ASKED else share(700, in_ci=300)
 """Of each kind."""
 MOST_SECONDS, MOST_GROWTH, MOST_ANSWER = 2.0, 200 * MIB, 16 * 1024
 CANARY = "canary-7f3a"
-ORDER = ProgramOrder(
-    line=parse(["python", "t.py"]), rank=0, gpu=Gpu(product="", arch="sm_90", total_bytes=1), cuda="13.0"
-)
+ORDER = ProgramOrder(line=parse(["python", "t.py"]), rank=0, gpu=Gpu(product="", arch="sm_90", total_bytes=1))
 
 
 @pytest.fixture
