@@ -44,6 +44,12 @@ def operator_of(tensor: torch.Tensor) -> str:
     return "" if index < 0 else native.paper_name(index).decode().replace("::", ".")
 
 
+def kernel_at_work() -> str:
+    """The operator whose kernel runs on this thread (`aten.normal`); empty between operators."""
+    name: bytes = library.load().paper_kernel_at_work()
+    return name.decode().replace("::", ".")
+
+
 Placed = Event | Place | Repetition | Again | Copy
 """What Python adds between two records, besides."""
 

@@ -103,7 +103,7 @@ _KERNELS: dict[str, tuple[Value, str]] = {
     "aten.searchsorted": (0, "the places of the sorter lie within its rows"),
     "aten.segment_reduce": (True, "lengths lie within the data"),
 }
-"""Operators with kernels of CUDA's own that read what they have made meanwhile; what, in a healthy step, and why."""
+"""Operators whose kernels read what they have made meanwhile; what, in a healthy step, and why."""
 
 _MOST = "the most that there can be: how many there are depends on values"
 
@@ -153,7 +153,7 @@ def read(tensor: Tensor) -> Value:
             return _note(tensor, frames, False, "an expert that is one: only ranks with a part of them meet others")
         if (known := _known_answer(frame)) is not None:
             return _note(tensor, frames, *known)
-    known = _answer_of_composite(tensor) or _NODES.get(node_name()) or _KERNELS.get(native_records.operator_of(tensor))
+    known = _answer_of_composite(tensor) or _NODES.get(node_name()) or _KERNELS.get(native_records.kernel_at_work())
     if known is not None:
         return _note(tensor, frames, *known)
     answer = None if _reader is None else _reader.answer(tensor, frames)
@@ -197,7 +197,7 @@ def copy_to_host(host: Tensor, device: Tensor) -> None:
         if (known := _known_answer(frame)) is not None:
             host.fill_(_note(device, frames, *known))
             return
-    if (known := _KERNELS.get(native_records.operator_of(device))) is not None:
+    if (known := _KERNELS.get(native_records.kernel_at_work())) is not None:
         host.fill_(_note(device, frames, *known))
         return
     answer = None if _reader is None else _reader.answer(device, frames)

@@ -117,3 +117,17 @@ def test_whether_all_is_close_holds_in_a_step_and_is_for_a_programs_reader_to_sa
         assert torch.allclose(x, x + 1)
         with values.read_by(Listener()), pytest.raises(TraceError, match="a value of a tensor"):
             torch.allclose(x, x + 1)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.normal(random(4), random(4)),
+        lambda: torch.searchsorted(random(8), random(4)),
+        lambda: torch.linalg.eigvals(random(4, 4)).real,
+    ],
+    ids=["normal", "searchsorted", "eigvals"],
+)
+def test_what_a_program_reads_of_their_results_is_for_its_reader_to_say(make: Callable[[], torch.Tensor]) -> None:
+    with paper.gpu("sm_90"), values.read_by(Listener()), pytest.raises(TraceError, match="a value of a tensor"):
+        make()[0].item()
