@@ -6,14 +6,12 @@
 // time. Memory is in cudart_memory.cpp.
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
-#include <map>
 #include <mutex>
 #include <sstream>
 #include <unordered_map>

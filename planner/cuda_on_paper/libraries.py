@@ -35,8 +35,8 @@ _OPENED = {_DRIVER: "libcuda.so.1", _MANAGEMENT: "libnvidia-ml.so.1"}
 _STEMS = {*_PREFIXES.values(), *_OPENED}
 _UNVERSIONED = {*_OPENED, "libnccl", "libcufile", "libnvshmem_host"}
 _WRITTEN = {
-    _RUNTIME: "cudart.cpp cudart_memory.cpp", _DRIVER: "cuda.cpp", "libcublas": "cublas.cpp", "libcublasLt": "cublas.cpp",
-    "libcudnn": "cudnn.cpp cudnn_rnn.cpp", "libnccl": "nccl.cpp", _MANAGEMENT: "nvml.cpp",
+    _RUNTIME: "cudart.cpp cudart_memory.cpp", _DRIVER: "cuda.cpp", "libcublas": "cublas.cpp",
+    "libcublasLt": "cublas.cpp", "libcudnn": "cudnn.cpp cudnn_rnn.cpp", "libnccl": "nccl.cpp", _MANAGEMENT: "nvml.cpp",
 }  # fmt: skip
 _FORWARDED = re.compile(
     r"cudnn((Create|Destroy)\w+Descriptor|(Set|Get)\w*Descriptor\w*|GetVersion|GetErrorString|GetLastErrorString"
