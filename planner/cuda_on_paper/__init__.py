@@ -19,6 +19,7 @@ from planner.cuda_on_paper.libraries import COMPILED_FOR, PRELOAD, build
 from planner.errors import TraceError
 from planner.hardware.architectures import ARCHITECTURES
 from planner.job.schema import Gpu
+from planner.runtime.environments.torch_environments import CUDNN_FOLDER
 from planner.runtime.fork_server import ForkServer
 from planner.runtime.native_builds import find_torch
 from planner.runtime.user_cache import user_cache
@@ -94,7 +95,8 @@ def _find_cudnn(torch_folder: Path) -> dict[str, str]:
     own = torch_folder.parent / "nvidia/cudnn"
     if not own.is_dir():
         return {}
-    others = user_cache().glob("environments/*/lib/python*/site-packages/nvidia/cudnn")
+    folders = ("lib/python*/site-packages", CUDNN_FOLDER)
+    others = (path for folder in folders for path in user_cache().glob(f"environments/*/{folder}/nvidia/cudnn"))
     able = {path: version for path in (own, *others) if (version := _version_of(path)) >= _CUDNN_WITHOUT_GPU}
     asked = own if own in able or not able else min(able, key=lambda path: able[path])
     variables = {_CUDNN: str(asked / "lib/libcudnn.so.9")}

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from fake_environments import PYTHON, make_fake_environment, write_script
 
-from planner import cli
+from planner import cli, cuda_on_paper
 from planner.errors import PlannerError
 from planner.runtime.environments import torch_environments
 from planner.runtime.environments.interpreters import Interpreter, this_interpreter
@@ -112,6 +112,28 @@ def test_without_uv_it_is_made_by_venv_and_pip(monkeypatch: pytest.MonkeyPatch) 
 
     assert made == [sys.executable, "-m", "venv", "/x/made"]
     assert installed[:5] == ["/x/made/bin/python", "-m", "pip", "install", "torch==2.8.*"]
+
+
+def write_cudnn(folder: Path, version: str) -> Path:
+    lines = zip(("MAJOR", "MINOR", "PATCHLEVEL"), version.split("."), strict=True)
+    (folder / "include").mkdir(parents=True)
+    text = "".join(f"#define CUDNN_{name} {number}\n" for name, number in lines)
+    (folder / "include/cudnn_version.h").write_text(text, encoding="utf-8")
+    return folder
+
+
+def test_a_torch_whose_cudnn_needs_a_gpu_gets_another_one_which_is_asked(
+    environments: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch_environments, "_uv", list)
+    *_, installed = torch_environments._commands(Path("/x"), "2.6")
+    write_cudnn(tmp_path / "site/nvidia/cudnn", "9.1.0")
+    beside = write_cudnn(environments / "torch-2.6" / torch_environments.CUDNN_FOLDER / "nvidia/cudnn", "9.10.2")
+
+    assert installed[4:] == ["--no-deps", "--target", "/x/made/cudnn", "nvidia-cudnn-cu12==9.10.2.21"]
+    assert cuda_on_paper._find_cudnn(tmp_path / "site/torch") == {
+        "PAPER_CUDNN": f"{beside}/lib/libcudnn.so.9", "PAPER_OTHER_CUDNN": "9.1.0 9.10.2",
+    }  # fmt: skip
 
 
 def test_one_that_cannot_be_made_says_how_it_is_made_by_hand(

@@ -58,6 +58,13 @@ _SOURCES = {"index-url": "--default-index", "extra-index-url": "--index", "find-
 """pip's settings, and how uv calls them."""
 
 
+CUDNN_FOLDER = "cudnn"
+"""In an environment whose torch brings a cuDNN that says its workspaces to a GPU alone: one that says them without."""
+_CUDNN_WITHOUT_GPU = "nvidia-cudnn-cu12==9.10.2.21"
+_CUDNN_WITHOUT_GPU_SINCE = [2, 8]
+"""torch 2.8 for CUDA 12 asks for that one; 2.6 and 2.7 ask for 9.1 and 9.5 (their package metadata)."""
+
+
 def make_environment(version: str, progress: Progress) -> Interpreter:
     """The environment of this minor version of torch, made if it is not there: by uv, or by venv and pip.
 
@@ -103,14 +110,17 @@ def _make(folder: Path, minor: str, progress: Progress) -> None:
 
 def _commands(temporary: Path, minor: str) -> list[list[str]]:
     made = str(temporary / "made")
-    python, wanted = f"{made}/bin/python", (f"torch=={minor}.*", *PLANNING)
+    python = f"{made}/bin/python"
+    installs = [[f"torch=={minor}.*", *PLANNING]]
+    if [int(part) for part in minor.split(".")] < _CUDNN_WITHOUT_GPU_SINCE:
+        installs.append(["--no-deps", "--target", f"{made}/{CUDNN_FOLDER}", _CUDNN_WITHOUT_GPU])
     if uv := _uv():
         best = ["--index-strategy", "unsafe-best-match"]  # as pip: the newest, whichever source has it
-        return [
-            [*uv, "venv", "--quiet", "--relocatable", "--python", sys.executable, made],
-            [*uv, "pip", "install", "--python", python, *best, *_sources_of_pip(), *wanted],
-        ]
-    return [[sys.executable, "-m", "venv", made], [python, "-m", "pip", "install", *wanted]]
+        install = [*uv, "pip", "install", "--python", python, *best, *_sources_of_pip()]
+        make = [*uv, "venv", "--quiet", "--relocatable", "--python", sys.executable, made]
+    else:
+        install, make = [python, "-m", "pip", "install"], [sys.executable, "-m", "venv", made]
+    return [make, *([*install, *wanted] for wanted in installs)]
 
 
 def _uv() -> list[str]:
