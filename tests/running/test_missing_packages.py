@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +11,6 @@ from program_runs import Run
 from planner.errors import ProgramError
 
 Program = Callable[[str], str]
-HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
 def needs(run: Run, path: str) -> ProgramError:
@@ -114,37 +112,6 @@ def test_one_of_the_repository_is_not_named_beside_another(run: Run, program: Pr
     error = needs(run, program("import no_such_package\nimport tools_of_nobody"))
 
     assert error.remedy == "pip install no-such-package"
-
-
-@pytest.mark.skipif(HAS_TRITON, reason="triton is installed here")
-@pytest.mark.parametrize(
-    ("lines", "needed", "also"),
-    [
-        (
-            "import no_such_piece\nimport triton\ntorch.compile(torch.sin)",
-            "no-such-piece",
-            "its files also import triton, not installed here either; ",
-        ),
-        ("import no_such_piece\nimport triton, re\nre.compile('a')", "no-such-piece", ""),
-        (
-            "compiled = torch.compile(lambda x: x.cumsum(0))\ncompiled(torch.ones(4096, 64, device='cuda'))",
-            "triton",
-            "",
-        ),
-    ],
-)
-def test_triton_is_planners_need_and_no_fault_of_the_program(
-    run: Run, program: Program, lines: str, needed: str, also: str
-) -> None:
-    error = needs(run, program(f"import torch\n{lines}\n"))
-
-    has_triton = "triton" in needed + also
-    triton = (
-        "torch for CUDA brings triton, its build for CPUs, which planner can run on, does not" if has_triton else ""
-    )
-    assert error.problem == f"the program needs {needed}, which is not installed where planner runs"
-    assert error.remedy == f"pip install {needed}; {also}{triton if has_triton else ''}".removesuffix("; ")
-    assert "program.py:" in error.place
 
 
 def test_what_a_library_says_that_it_requires_is_named(run: Run, program: Program) -> None:

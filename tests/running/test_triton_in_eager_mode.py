@@ -1,8 +1,7 @@
-"""Kernels of Triton that a program launches itself: nothing runs, with the package and without it."""
+"""Kernels of Triton that a program launches itself: nothing runs."""
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 
 import pytest
@@ -10,9 +9,7 @@ from program_runs import Run
 
 from planner.errors import TraceError
 from planner.events import Alloc, Free
-from planner.tracing.program.assumptions import About
 
-HAS_TRITON = importlib.util.find_spec("triton") is not None
 PROGRAM = """
 import torch
 import triton
@@ -58,33 +55,6 @@ def test_launches_are_nothing_and_timing_takes_its_buffer_once_for_each_configur
     assert [each.count for each in found.assumptions if each.text.startswith("of several configurations")] == [4]
 
 
-@pytest.mark.skipif(HAS_TRITON, reason="triton is installed here")
-def test_who_imports_the_stand_in_can_compile_what_has_no_kernels(run: Run, program: Callable[[str], str]) -> None:
-    lines = """
-import torch
-import triton
-model = torch.nn.Linear(8, 8).cuda()
-compiled = torch.compile(model)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-compiled(torch.ones(4, 8, device="cuda")).sum().backward()
-optimizer.step()
-"""
-
-    assert run(f"python {program(lines)}").iterations == 1
-
-
-@pytest.mark.skipif(HAS_TRITON, reason="triton is installed here")
-def test_without_the_package_the_report_says_so_and_compiling_needs_it(run: Run, program: Callable[[str], str]) -> None:
-    found = run(f"python {program(PROGRAM)}")
-
-    assert [each.text for each in found.assumptions if each.about is About.PACKAGES] == [
-        "triton is not installed here, and torch for CUDA always brings it: a stand-in launches nothing"
-    ]
-    with pytest.raises(TraceError, match="compiles, launches kernels of Triton, and triton is not installed"):
-        run(f"python {program('import torch; torch.compile(torch.sin)' + PROGRAM)}")
-
-
-@pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed")
 def test_beside_a_compiled_model_launches_are_as_before(run: Run, program: Callable[[str], str]) -> None:
     eager = run(f"python {program(PROGRAM)}")
     lines = PROGRAM.replace("x = model(", "x = compiled(").replace("flag =", "compiled = torch.compile(model)\nflag =")

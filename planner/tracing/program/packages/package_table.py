@@ -353,7 +353,6 @@ _NAMES = {
     "sklearn": "scikit-learn", "umap": "umap-learn", "usb": "pyusb", "yaml": "pyyaml",
 }  # fmt: skip
 """Packages that are called otherwise than their modules."""
-_TRITON = "torch for CUDA brings triton, its build for CPUs, which planner can run on, does not"
 
 
 def error_of(
@@ -379,7 +378,6 @@ def error_of(
     others = [package for package in _packages(_imported(line, own, folders), listed) if package not in needed]
     remedies = [f"pip install {' '.join(needed)}"]
     remedies += [f"its files also import {', '.join(others)}, not installed here either"] if others else []
-    remedies += [_TRITON] if "triton" in (*needed, *others) else []
     verb = "is" if len(needed) == 1 else "are"
     return ProgramError(
         f"the program needs {', '.join(needed)}, which {verb} not installed where planner runs",
@@ -427,13 +425,6 @@ def _lacking(error: BaseException | None, own: Collection[str]) -> str:
 def _imported(line: LaunchLine, own: Collection[str], folders: Collection[Path]) -> Iterator[str]:
     """Modules that are not there and that it imports whenever it starts, but its own."""
     files = own_files(line, surely=True)
-    compiles = any(
-        isinstance(node, ast.Attribute)
-        and node.attr == "compile"
-        and not (isinstance(node.value, ast.Name) and node.value.id in ("re", "regex"))
-        for tree in files.values()
-        for node in ast.walk(tree)
-    )
     modules = dict.fromkeys(
         statement.module.partition(".")[0]
         for tree in files.values()
@@ -442,7 +433,7 @@ def _imported(line: LaunchLine, own: Collection[str], folders: Collection[Path])
     )
     for name in modules:
         known = BY_MODULE.get(name)
-        stands = (name == "triton" and not compiles) or (known is not None and known.is_modelled)
+        stands = known is not None and known.is_modelled
         if not stands and _is_missing(name, own) and _place_in_repository(name, folders) is None:
             yield name
 
