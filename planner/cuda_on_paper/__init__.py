@@ -55,8 +55,6 @@ class PaperGpu:
         return cls(gpu.name, target or gpu.target, gpu.total_bytes)
 
 
-_loaded: list[ctypes.CDLL] = []
-"""Libraries of CUDA on paper that this process has loaded by itself."""
 _taken: dict[str, str] = {}
 """Variables of the GPU that this process has."""
 
@@ -68,9 +66,11 @@ def load() -> None:
     variables = start_variables()
     libraries = variables.pop("LD_PRELOAD").split(":")
     del variables[_ON]  # processes that this one starts have loaded nothing
+    os.environ.pop(_OTHER_CUDNN, None)  # of a process with another torch that has started this one
     os.environ.update(variables)
     # Torch's loader takes a library that is in the process already, by its name, before it looks where RPATH says.
-    _loaded.extend(ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL) for library in libraries)
+    for library in libraries:
+        ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
 
 
 def start_variables() -> dict[str, str]:
@@ -118,15 +118,11 @@ def other_cudnn() -> tuple[str, ...]:
 
 def gpu_variables(gpu: PaperGpu, gpus: int) -> dict[str, str]:
     """Of the environment of a process that finds so many of these GPUs on paper, before its first call of CUDA."""
-    variables = _described(gpu, gpus)
+    variables = {_DEVICE: json.dumps(_describe(gpu)), "PAPER_GPUS": str(min(gpus, _MOST_GPUS))}
     size = ARCHITECTURES[gpu.arch.partition("/")[0]].hipblas_workspace_bytes
     if size and _BLAS not in os.environ:
         variables[_BLAS] = f":{size // KIB}:1"
     return variables
-
-
-def _described(gpu: PaperGpu, gpus: int) -> dict[str, str]:
-    return {_DEVICE: json.dumps(_describe(gpu)), "PAPER_GPUS": str(min(gpus, _MOST_GPUS))}
 
 
 def start_server(preload: str) -> ForkServer:
@@ -144,20 +140,21 @@ def lasting_server(preload: str) -> ForkServer:
 
 def has_gpu() -> bool:
     """Whether it is said which GPU this process finds on paper."""
-    return _DEVICE in os.environ
+    return bool(_taken) or _DEVICE in os.environ
 
 
 def can_take(gpu: PaperGpu, gpus: int) -> bool:
     """Whether this process can find so many of these GPUs on paper: it has found no others before."""
-    return _taken in ({}, _described(gpu, gpus))
+    return _taken in ({}, gpu_variables(gpu, gpus))
 
 
 def take_gpu(gpu: PaperGpu, gpus: int) -> None:
     """This process finds so many of these GPUs on paper. Raises TraceError where it has found others before."""
     if not can_take(gpu, gpus):
         raise TraceError(f"this process has another GPU than {gpu.name}", allowed="jobs of one GPU in a process")
-    os.environ.update(gpu_variables(gpu, gpus))
-    _taken.update(_described(gpu, gpus))
+    _taken.update(gpu_variables(gpu, gpus))
+    for name, value in _taken.items():
+        os.putenv(name, value)  # for CUDA's libraries in this process: those that it starts have GPUs of their own
 
 
 def describe_other_kernels(arch: str) -> str:

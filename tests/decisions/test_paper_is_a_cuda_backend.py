@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -124,3 +126,27 @@ def test_addresses_are_taken_again_however_much_was_ever_allocated() -> None:
 
     assert len(given) == 1
     assert kept.data_ptr() not in given
+
+
+TRACED = """
+import sys
+from planner.allocator.replay import replay
+from planner.job.loading import load_document
+from planner.planning.trace_source import USUAL_SOURCE
+for gpu in sys.argv[1:]:
+    job = load_document({
+        "model": {"decoder": {"layers": 1, "hidden": 64, "heads": 2, "kv_heads": 2, "ffn": 64, "vocab": 64}},
+        "train": {"micro_batch_size": 1, "sequence_length": 32}, "cluster": {"gpus_per_node": 1, "gpu": gpu},
+    }, "job.yaml")
+    print(replay(USUAL_SOURCE.trace_rank(job, 0).written_out()).peak_requested_bytes)
+"""
+
+
+def test_what_one_gpu_needs_is_not_left_to_the_next_one_of_a_process() -> None:
+    """AMD's has another workspace for products, by a variable of the environment."""
+
+    def peaks(*gpus: str) -> list[str]:
+        command = [sys.executable, "-c", TRACED, *gpus]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+
+    assert peaks("MI300X-192GB", "H100-SXM-80GB")[1:] == peaks("H100-SXM-80GB")
