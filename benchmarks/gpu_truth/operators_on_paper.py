@@ -7,10 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from planner import (
-    cuda_on_paper,
-    paper,  # before torch
-)
+from planner import paper  # before torch
 
 # isort: split
 import torch
@@ -20,21 +17,18 @@ from gpu_truth.campaign import PAPER
 from gpu_truth.matrix import Case, cases
 from gpu_truth.one_case import about, family
 from gpu_truth.operators import Operator
-from planner.cuda_on_paper import PaperGpu
 from planner.paper.device import Paper
 from planner.runtime.messages import AnswerWriter
 from planner.truth.measuring import measurement_lines
 from planner.truth.measuring.measurement_lines import DeviceFacts, Measurement
 
 _USUAL_ARCH = "sm_90"
-_ROOMY_BYTES = 1 << 40
 
 
 def measure_one(asked: Mapping[str, Any], _: AnswerWriter) -> None:
     """The child's side of one share of the database, or one family; the device is `paper:sm_90`, say."""
     case = next(each for each in cases(small=asked["small"]) if each.name == asked["name"])
     arch = asked["device"].partition(":")[2] or _USUAL_ARCH
-    cuda_on_paper.take_gpu(PaperGpu("", arch, _ROOMY_BYTES), 1)
     with paper.gpu(arch) as gpu:
         facts = DeviceFacts(kind=PAPER, name=PAPER, arch=arch)
         lines = (

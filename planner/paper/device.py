@@ -16,6 +16,7 @@ from planner.paper.work_records import Holding
 from planner.upstream import checking
 
 _ROOMY_BYTES = 1 << 40
+"""Of a GPU that nobody named."""
 _GROUPS_KEEP_SINCE = (2, 8)
 """torch whose groups of NCCL keep tensors (torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp: TensorShelf)."""
 

@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from planner.paper import library, values
+from planner.paper import values
 from planner.paper.cub import radix_sort_bytes, reduction_bytes, scan_bytes
+from planner.paper.outside.operators import recorded_as, scratch
 from planner.paper.values import known_value
 
 Kernel = TypeVar("Kernel", bound=Callable[..., Any])
@@ -40,24 +41,13 @@ def install() -> torch.library.Library:
 
 def _recorded(operator: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
     """What the kernel takes is recorded as the operator's, or as that of an outer one that asked for it."""
-    native = library.load()
-    name = native.paper_name_index(f"aten::{operator.partition('.')[0]}".encode())
+    name = f"aten::{operator.partition('.')[0]}"
 
     def run(*arguments: Any, **named: Any) -> Any:
-        outer = native.paper_enter_kernel(name)
-        if outer >= 0:
-            native.paper_enter_kernel(outer)
-        try:
+        with recorded_as(name):
             return kernel(*arguments, **named)
-        finally:
-            native.paper_enter_kernel(outer)
 
     return run
-
-
-def _scratch(size_bytes: int) -> Tensor:
-    """Bytes that a kernel asks for while it runs; free when the tensor goes."""
-    return torch.empty(size_bytes, dtype=torch.uint8, device="cuda")
 
 
 # Sources, torch 2.13: aten/src/ATen/native/cuda/Nonzero.cu, IndexKernel.cpp, Repeat.cu.
@@ -84,9 +74,9 @@ def _places_of_nonzero(x: Tensor, count: int) -> Tensor:
     """They are counted; then there is room for the coordinates, dim by dim, and they are selected."""
     kept = x.contiguous()
     counter = torch.empty((), dtype=torch.int32, device="cuda")
-    _scratch(reduction_bytes(x.numel()))
+    scratch(reduction_bytes(x.numel()))
     out = torch.empty(x.dim(), count, dtype=torch.int64, device="cuda").t()
-    _scratch(scan_bytes(x.numel(), 8))
+    scratch(scan_bytes(x.numel(), 8))
     del kept, counter
     return out
 
@@ -105,7 +95,7 @@ def repeat_interleave(repeats: Tensor, *, output_size: int | None = None) -> Ten
     if output_size is None and found is None:
         values.refuse_size_of("aten.repeat_interleave", repeats, remedy="say output_size: there is no largest size")
     sums = torch.empty_like(repeats, dtype=torch.int64)
-    kept = _scratch(scan_bytes(repeats.numel(), 8))
+    kept = scratch(scan_bytes(repeats.numel(), 8))
     size = int(found.sum()) if output_size is None and found is not None else output_size
     out = torch.empty(size or 0, dtype=repeats.dtype, device="cuda")
     del sums, kept
@@ -219,7 +209,7 @@ def _distinct(
     if not is_sorted:
         places = [torch.empty(items, dtype=torch.int32, device="cuda") for _ in range(2 if return_inverse else 0)]
         kept += places
-        _scratch(radix_sort_bytes(items, x.element_size(), 4 if return_inverse else 0, 8 * x.element_size()))
+        scratch(radix_sort_bytes(items, x.element_size(), 4 if return_inverse else 0, 8 * x.element_size()))
     inverse = nothing
     if return_inverse:
         kept.append(torch.empty(items, dtype=torch.int64, device="cuda"))
@@ -227,7 +217,7 @@ def _distinct(
     found = torch.empty(items, dtype=x.dtype, device="cuda")
     counts = torch.empty(items if return_counts else 0, dtype=torch.int64, device="cuda")
     total = torch.empty((), dtype=torch.int64, device="cuda")
-    _scratch(scan_bytes(items, 8))
+    scratch(scan_bytes(items, 8))
     del kept, total
     found.resize_(count)
     if return_counts:
@@ -268,7 +258,7 @@ def coalesce(x: Tensor) -> Tensor:
     elif (count := places.size(1)) > 1:
         count = values.count("aten.coalesce", places, count, "distinct places")
     sorting = [torch.empty(places.size(1), dtype=torch.int64, device="cuda") for _ in ("places", "origins", "offsets")]
-    _scratch(radix_sort_bytes(places.size(1), 8, 8, 64))
+    scratch(radix_sort_bytes(places.size(1), 8, 8, 64))
     kept_rows, kept_places = rows.new_empty(count, *rows.shape[1:]), places.new_empty(places.size(0), count)
     del sorting
     return torch.sparse_coo_tensor(kept_places, kept_rows, x.shape, is_coalesced=True, check_invariants=False)

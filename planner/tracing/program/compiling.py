@@ -53,9 +53,8 @@ class ProgramCompiling:
     def _enabling(self, real: Callable[..., Any]) -> Callable[..., Any]:
         def compile_(*arguments: Any, **options: Any) -> Any:
             if self._compiling is None:
-                importlib.import_module(
-                    "planner.paper.compiled.generated"
-                )  # first: it starts no processes that compile
+                # First: it starts no processes that compile.
+                importlib.import_module("planner.paper.compiled.generated")
                 seconds = min(self._seconds, threading.TIMEOUT_MAX)
                 self._compiling = self._stack.enter_context(enable(self._arch, self._recorder, seconds=seconds))
             return real(*arguments, **options)
