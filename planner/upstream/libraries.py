@@ -123,6 +123,10 @@ OUTSIDE = (
         "triton.runtime.jit:JITFunction.__call__ triton.runtime.interpreter:_patch_lang_tensor":
             "a kernel of whole numbers is run on the host, with the functions that it calls",
     }),
+    *patch("program compiles with cutlass", _OUTSIDE, has_source=False, optional=True, targets={
+        "cutlass.base_dsl.compiler:CompileCallable.__call__":
+            "compiles a kernel (cutlass.cute.compile), whose launcher on paper is nothing",
+    }),
     *patch("program's hub kernels", _OUTSIDE, has_source=False, optional=True, targets={
         "kernels:get_kernel kernels.load:get_kernel":
             "fetches compiled kernels from a hub; what they allocate is modelled",

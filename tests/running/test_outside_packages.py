@@ -236,6 +236,34 @@ fast.twice(x), load(name="built", sources=[]).thrice(x), get_kernel("me/kernel")
     assert asked[:4] == [28, 56, 84, 112]
 
 
+def test_kernels_of_cutlass_are_launched_as_nothing(run: Run, program: Callable[[str], str], tmp_path: Path) -> None:
+    """As nvidia-cutlass-dsl 4.8 is laid out: flash-attn 4 allocates with torch, and gives the kernel what it made."""
+    files = {
+        "__init__.py": "",
+        "base_dsl/__init__.py": "",
+        "base_dsl/compiler.py": "class CompileCallable:\n    def __getitem__(self, options): return self\n"
+        "    def __call__(self, *_, **__): raise RuntimeError('cudaErrorNotSupported')\n",
+        "cute.py": "from cutlass.base_dsl.compiler import CompileCallable\ncompile = CompileCallable()\n",
+    }
+    for name, text in files.items():
+        path = tmp_path / "cutlass" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    lines = """
+import torch
+from cutlass import cute
+lengths = torch.tensor([3, 5]).cuda()
+out = torch.empty(77, device="cuda")
+cute.compile["O3"](lambda out, lengths: None, out, options="--enable-tvm-ffi")(out, lengths)
+lengths.tolist()
+"""
+
+    found = run(f"python {program(lines + STEP)}")
+
+    assert "2 values of int64 read as 1 (any count)" in [each.text for each in found.assumptions]
+    assert 77 * 4 in [each.requested_bytes for each in found.trace.events if isinstance(each, Alloc)]
+
+
 @pytest.mark.parametrize(
     ("lines", "said"),
     [(STEP, ""), ("import torch.utils.cpp_extension", "the program needs setuptools, which is not installed")],

@@ -203,7 +203,7 @@ PACKAGES: tuple[Package, ...] = (
             ("grouped-gemm", "grouped_gemm"),
             ("liger-kernel", "liger_kernel", "liger-kernel"),
             ("sageattention", "sageattention"),
-            ("xformers", "xformers"),
+            ("xformers", "xformers", "xformers"),
         )
     ),
 )
