@@ -16,8 +16,6 @@ private = partial(entries.private, part="compiling")
 
 PATCHES = (
     *patch("inductor", _COMPILED, has_source=False, targets={
-        "torch._inductor.scheduler:has_triton torch._inductor.fx_passes.pad_mm:has_triton":
-            "asks whether Triton is installed and a driver is there; kernels are written for it, and never run",
         "torch._dynamo.backends.distributed:SubmodCompiler.compile_submod":
             "compiles each part of a graph that DDP splits, the equal ones too",
         "torch._dynamo.backends.distributed:deepcopy_to_fake_tensor":
@@ -26,8 +24,6 @@ PATCHES = (
             "a compiled part answers without running once; where equal parts share it, once for each",
     }),
     *patch("inductor", _COMPILED, has_source=False, optional=True, targets={
-        "torch._inductor.kernel.mm_grouped:has_triton":  # since torch 2.8
-            "asks whether Triton is installed and a driver is there; kernels are written for it, and never run",
         "torch._inductor.runtime.benchmarking:InductorBenchmarker.benchmark_gpu TorchProfilerBenchmarker.benchmark_gpu":
             "runs a kernel's configurations on a GPU to time them (since torch 2.7)",
     }),
@@ -36,10 +32,6 @@ PATCHES = (
             "runs a kernel's configurations on a GPU to time them",
     }),
     *patch("inductor", _COMPILED, targets={
-        "torch.utils._triton:triton_hash_with_backend":
-            "asks Triton's driver for the name of the compiler, which is written into kernels that never run",
-        "torch._inductor.codecache:PyCodeCache.load":
-            "loads templates of kernels, which import Triton; their code is written, and never run",
         "torch._inductor.fx_passes.pad_mm:get_cached_should_pad":
             "says what was found when such a multiplication was timed before; a rule decides instead",
         "torch._inductor.select_algorithm:AlgorithmSelectorCache.__call__":
@@ -50,10 +42,6 @@ PATCHES = (
     *patch("inductor", _COMPILED, optional=True, targets={
         "torch._inductor.fx_passes.pad_mm:_should_pad torch._inductor.fx_passes.pad_mm:_should_pad_bench":
             "asks whether such a multiplication was timed, padded and not; a rule decides, and the report says so",
-    }),
-    *patch("inductor", _PROGRAMS, has_source=False, optional=True, targets={
-        "torch._dynamo.variables.ctx_manager:CUDADeviceVariable._exchange_fn CUDADeviceVariable._maybe_exchange_fn":
-            "keeps the functions of torch.cuda that were there when it was imported",
     }),
     *patch("not compiled", _COMPILED, has_source=False, targets={
         "torch._dynamo.callback:CompilationCallbackHandler.install_callbacks":
@@ -89,12 +77,8 @@ CUDA_GRAPHS = (
 GENERATED_CODE = (
     *override(_COMPILED, targets={
         "torch._inductor.codegen.wrapper:PythonWrapperCodegen.create PythonWrapperCodegen.write_header "
-        "PythonWrapperCodegen.write_triton_header_once PythonWrapperCodegen.enter_context "
-        "PythonWrapperCodegen.generate_end": "generated code allocates on paper and says of what module it is",
-        "torch._inductor.codegen.cuda.device_op_overrides:CUDADeviceOpOverrides.import_get_raw_stream_as":
-            "generated code asks the driver for the stream of its launches",
-        "torch._dynamo.device_interface:CudaInterface":
-            "keeps the functions of torch.cuda that were there when it was imported; asks for Triton",
+        "PythonWrapperCodegen.enter_context PythonWrapperCodegen.generate_end":
+            "generated code allocates on paper and says of what module it is",
     }),
     *override(_COMPILED, has_source=False, targets={
         "torch._inductor.async_compile:AsyncCompile.triton":
@@ -104,23 +88,20 @@ GENERATED_CODE = (
 
 REGISTRIES = (
     *private(_COMPILED, targets={
-        "torch._inductor.codegen.common:register_backend_for_device register_device_op_overrides "
-        "init_backend_registration get_device_op_overrides": "names what writes code for a device",
-        "torch._dynamo.device_interface:register_interface_for_device": "names what answers for a device",
+        "torch._inductor.codegen.common:register_backend_for_device init_backend_registration":
+            "names what writes code for a device",
         "torch._dynamo.trace_rules:clear_lru_cache": "knows functions of torch.cuda, which paper replaces",
     }),
     *private(_COMPILED, has_source=False, targets={
         "torch._inductor.runtime.triton_heuristics:CachingAutotuner.benchmark_all_configs":
             "runs all configurations of a kernel, on copies of what it changes",
-        "torch._inductor.codegen.common:device_codegens device_op_overrides_dict":
+        "torch._inductor.codegen.common:device_codegens":
             "names what writes code for a device: kept and put back",
         "torch._dynamo.compiled_autograd:_enable":
             "compiles a backward as a whole where a job asks for it; the public setting does so within a compiled call",
         "torch._dynamo.utils:counters": "how many graphs were captured, and what broke them",
     }),
     *private(_PROGRAMS, has_source=False, targets={
-        "torch._dynamo.variables.torch:constant_fold_functions constant_fold_functions_need_guards":
-            "are called while a function is compiled; those of torch.cuda, which paper replaces, are no others",
         "torch._library.simple_registry:singleton":
             "whether a program itself says what an operator returns, which may be wrong",
     }),

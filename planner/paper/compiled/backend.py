@@ -1,61 +1,17 @@
-"""The paper GPU as Dynamo and Inductor ask for it: its device interface, code generation and origins of nodes."""
+"""How Inductor writes code for the paper GPU, and which module and operator a node of a graph is of."""
 
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
-import torch
-from torch._dynamo import device_interface
-from torch._dynamo.device_interface import CudaInterface, DeviceInterface
-from torch._dynamo.variables import torch as folded
 from torch._inductor.codegen import common, cpu_device_op_overrides  # noqa: F401 - torch asks for it where none is there
-from torch._inductor.codegen.cuda.device_op_overrides import CUDADeviceOpOverrides
 from torch._inductor.codegen.wrapper import PythonWrapperCodegen, SubgraphPythonWrapperCodegen
-from torch._inductor.utils import IndentedBuffer, cache_on_self
-from torch._inductor.virtualized import V
+from torch._inductor.utils import IndentedBuffer
 
-from planner.paper.compiled import generated, padded_products, patches
-from planner.upstream import torch_releases
-
-
-def make_interface() -> type[DeviceInterface]:
-    """What `torch.cuda` answers now, which CudaInterface of torch has taken when it was imported."""
-
-    class Worker:
-        """As a process that compiles kernels would ask."""
-
-        set_device = staticmethod(lambda _device: None)
-        current_device = staticmethod(lambda: 0)
-        get_device_properties = staticmethod(lambda _device=None: torch.cuda.get_device_properties(0))
-
-    answers: dict[str, Any] = {
-        "Worker": Worker,
-        "device": torch.cuda.device,
-        "Event": torch.cuda.Event,
-        "Stream": torch.cuda.Stream,
-        "get_raw_stream": staticmethod(generated.get_raw_stream),
-        "exchange_device": staticmethod(torch.cuda._exchange_device),
-        "maybe_exchange_device": staticmethod(torch.cuda._maybe_exchange_device),
-        # Kernels are written for Triton and never run: the package is not needed.
-        "raise_if_triton_unavailable": staticmethod(lambda _device=None: None),
-    }
-    same = (
-        "current_device", "set_device", "device_count", "stream", "current_stream", "set_stream", "synchronize",
-        "get_device_properties", "memory_allocated", "is_bf16_supported",
-    )  # fmt: skip
-    answers |= {name: staticmethod(getattr(torch.cuda, name)) for name in same}
-    return type("PaperInterface", (CudaInterface,), answers)
-
-
-class PaperOps(CUDADeviceOpOverrides):
-    """CUDA's part of generated code, where nothing has a stream of the driver."""
-
-    def import_get_raw_stream_as(self, name: str) -> str:
-        return f"from planner.paper.compiled.generated import get_raw_stream as {name}"
+from planner.paper.compiled import padded_products, patches
 
 
 class PaperWrapper(PythonWrapperCodegen):
@@ -79,15 +35,6 @@ class PaperWrapper(PythonWrapperCodegen):
         self.imports.writeline("from planner.paper.compiled.generated import Origins, PaperCompile")
         # The last of the header: what Inductor's own defines stands before.
         self.header.writeline("async_compile = PaperCompile()")
-
-    @cache_on_self
-    def write_triton_header_once(self) -> None:
-        """Code of users' kernels needs Triton's names."""
-        self.imports.splice("import triton\nimport triton.language as tl")
-        if not torch_releases.since(2, 7):  # whose code computes the grid of a launch itself
-            names = "grid = split_scan_grid = grid_combo_kernels = cooperative_reduction_grid"
-            self.imports.writeline(f"{names} = lambda *_sizes, **_options: None")
-        self.imports.writeline(V.graph.device_ops.import_get_raw_stream_as("get_raw_stream"))
 
     def enter_context(self, ctx: Any) -> None:
         super().enter_context(ctx)  # type: ignore[no-untyped-call]
@@ -124,36 +71,14 @@ class PaperSubgraph(SubgraphPythonWrapperCodegen):
 
 @contextmanager
 def registered() -> Iterator[None]:
-    """Inside, a GPU is the paper GPU, and code is written for it; then all is as before."""
+    """Inside, code for a GPU is written by `PaperWrapper`; then all is as before."""
     common.init_backend_registration()
-    device_interface.get_interface_for_device("cuda")
-    answered_while_compiling: tuple[Any, ...] = (
-        folded.constant_fold_functions, folded.constant_fold_functions_need_guards,
-    )  # fmt: skip
-    registries: tuple[Any, ...] = (
-        device_interface.device_interfaces, common.device_codegens, common.device_op_overrides_dict,
-        *answered_while_compiling,
-    )  # fmt: skip
-    with ExitStack() as stack:
-        for registry in registries:
-            stack.callback(_restore, registry, registry.copy())
-        for functions in answered_while_compiling:
-            # Dynamo has listed the functions that it found when it was loaded: those that torch has now by these names.
-            modules = ((getattr(function, "__module__", None), function) for function in functions)
-            now = [getattr(sys.modules[name], function.__name__, function) for name, function in modules
-                   if name in sys.modules]  # fmt: skip
-            functions.update(dict.fromkeys(now))
-        common.register_backend_for_device("cuda", common.device_codegens["cuda"].scheduling, PaperWrapper)
-        common.register_device_op_overrides("cuda", PaperOps())
-        interface = make_interface()
-        for name in ("cuda", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))):
-            device_interface.register_interface_for_device(name, interface)
+    before = common.device_codegens["cuda"]
+    common.register_backend_for_device("cuda", before.scheduling, PaperWrapper)
+    try:
         yield
-
-
-def _restore(registry: Any, content: Any) -> None:
-    registry.clear()
-    registry.update(content)
+    finally:
+        common.device_codegens["cuda"] = before
 
 
 _ROOT = re.compile(r"L\['\w+'\]")

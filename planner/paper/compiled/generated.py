@@ -158,11 +158,6 @@ class PaperCompile(AsyncCompile):
         return kernel_of(kernel_name, source_code)
 
 
-def get_raw_stream(_device: int = 0) -> int:
-    """Launches ask for it, and do nothing with it."""
-    return 0
-
-
 _OTHER_STRIDES = (
     "the operator {name} returns strides that its own register_fake does not say: torch 2.7 and later stop there, one "
     "before it (2.6, and nightlies of 2.7), which goes on, is taken to run the program"

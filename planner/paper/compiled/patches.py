@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from functools import wraps
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -189,15 +188,6 @@ def on_host(real: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
             return real(self, node)
 
     return deduce
-
-
-def write_down(source_code: str, extra: str = "", *, set_sys_modules: bool | None = None) -> Any:  # noqa: ARG001
-    """In place of `PyCodeCache.load` (torch 2.13, torch/_inductor/codecache.py), which is asked for templates of
-    kernels: of the module its name and its file are used."""
-    from torch._inductor import codecache
-
-    key, path = codecache.write(source_code, "py", extra=extra)
-    return SimpleNamespace(__name__=f"unloaded_{key}", __file__=path, key=key)
 
 
 ASSUMED: set[str] = set()

@@ -173,18 +173,7 @@ def enable(
 
 
 def _replaced() -> dict[str, Any]:
-    # They came with torch 2.13; what stands for them with 2.8.
-    chosen = "torch._dynamo.variables.ctx_manager:CUDADeviceVariable"
-    exchange: Any = getattr(torch._C, "_accelerator_exchangeDevice", None)
-    maybe_exchange: Any = getattr(torch._C, "_accelerator_maybeExchangeDevice", None)
     return {
-        f"{chosen}._exchange_fn": staticmethod(exchange),
-        f"{chosen}._maybe_exchange_fn": staticmethod(maybe_exchange),
-        "torch._inductor.codecache:PyCodeCache.load": patches.write_down,
-        "torch._inductor.scheduler:has_triton": lambda: True,
-        "torch._inductor.fx_passes.pad_mm:has_triton": lambda: True,
-        "torch._inductor.kernel.mm_grouped:has_triton": lambda: True,
-        "torch.utils._triton:triton_hash_with_backend": lambda: "PAPER",
         "torch._inductor.fx_passes.pad_mm:get_cached_should_pad": padded_products.cached_decision,
         "torch._inductor.runtime.benchmarking:TritonBenchmarker.benchmark_gpu": kernel_timing.benchmark_gpu,
         "torch._inductor.runtime.benchmarking:InductorBenchmarker.benchmark_gpu": kernel_timing.benchmark_gpu,
