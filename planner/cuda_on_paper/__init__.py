@@ -14,10 +14,11 @@ import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from planner.cuda_on_paper.libraries import COMPILED_FOR, PRELOAD, build
 from planner.errors import TraceError
-from planner.hardware.architectures import ARCHITECTURES
+from planner.hardware.architectures import ARCHITECTURES, find_architecture
 from planner.job.schema import Gpu
 from planner.runtime.environments.torch_environments import CUDNN_FOLDER
 from planner.runtime.fork_server import ForkServer
@@ -119,7 +120,7 @@ def other_cudnn() -> tuple[str, ...]:
 def gpu_variables(gpu: PaperGpu, gpus: int) -> dict[str, str]:
     """Of the environment of a process that finds so many of these GPUs on paper, before its first call of CUDA."""
     variables = {_DEVICE: json.dumps(_describe(gpu)), "PAPER_GPUS": str(min(gpus, _MOST_GPUS))}
-    size = ARCHITECTURES[gpu.arch.partition("/")[0]].hipblas_workspace_bytes
+    size = find_architecture(gpu.arch).hipblas_workspace_bytes
     if size and _BLAS not in os.environ:
         variables[_BLAS] = f":{size // KIB}:1"
     return variables
@@ -141,6 +142,12 @@ def lasting_server(preload: str) -> ForkServer:
 def has_gpu() -> bool:
     """Whether it is said which GPU this process finds on paper."""
     return bool(_taken) or _DEVICE in os.environ
+
+
+def describe_device() -> dict[str, Any]:
+    """The GPU that this process finds on paper (:func:`_describe`)."""
+    description: dict[str, Any] = json.loads(_taken.get(_DEVICE) or os.environ[_DEVICE])
+    return description
 
 
 def can_take(gpu: PaperGpu, gpus: int) -> bool:

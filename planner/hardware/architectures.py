@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from planner.errors import TraceError
 from planner.units import KIB, MIB
 
 
@@ -99,3 +100,14 @@ _ALL = (
 )  # fmt: skip
 
 ARCHITECTURES = {architecture.arch: architecture for architecture in _ALL}
+
+
+def find_architecture(arch: str) -> Architecture:
+    """`arch` may name multiprocessors besides, of a MIG slice (`sm_90/16`).
+
+    Raises TraceError for an architecture that is not known.
+    """
+    name = arch.partition("/")[0]
+    if name not in ARCHITECTURES:
+        raise TraceError(f"the architecture {name!r} is not known", allowed=", ".join(ARCHITECTURES))
+    return ARCHITECTURES[name]

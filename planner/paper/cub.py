@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planner.paper.targets import target
+import torch
 
 _RADIX_BITS = 8
 _DIGITS = 1 << _RADIX_BITS
@@ -57,12 +57,13 @@ def reduction_bytes(items: int) -> int:
     """
     if items <= _tile(256, 16, 4):
         return 1
-    blocks = target().multiprocessors * (target().threads_per_multiprocessor // 256)
+    gpu = torch.cuda.get_device_properties()
+    blocks = gpu.multi_processor_count * (gpu.max_threads_per_multi_processor // 256)
     return _laid_out(blocks * _SUBSCRIPTION * 4)
 
 
 def _onesweep_tile(key_bytes: int, value_bytes: int) -> int:
-    widest, capability = max(key_bytes, value_bytes), target().capability
+    widest, capability = max(key_bytes, value_bytes), torch.cuda.get_device_capability()
     if capability >= (9, 0):
         items = (30 if value_bytes < 8 else 24) if key_bytes == 8 else (17 if value_bytes < 8 else 29)
         return _tile(384, items, widest)

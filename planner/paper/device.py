@@ -10,7 +10,8 @@ from functools import cache
 import torch
 
 from planner import cuda_on_paper, upstream
-from planner.paper import followers, library, random_numbers, sized_by_values, targets, values
+from planner.hardware.architectures import find_architecture
+from planner.paper import followers, library, random_numbers, sized_by_values, values
 from planner.paper.recorder import Recorder
 from planner.paper.work_records import Holding
 from planner.upstream import checking
@@ -47,7 +48,7 @@ def gpu(target: str, *, torch_version: str = "", waits: bool = False) -> Iterato
     Raises TraceError for an unknown architecture, if torch was imported before planner.paper, or if it is not the torch
     that planner knows.
     """
-    targets.choose(targets.target_of(target))
+    find_architecture(target)
     checking.enforce()
     prepare()
     if not cuda_on_paper.has_gpu():

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from planner.paper import values
-from planner.paper.targets import target
 
 # Source, torch 2.11: aten/src/ATen/native/cuda/DistributionTemplates.h (calc_execution_policy,
 # distribution_elementwise_grid_stride_kernel, random_from_to_kernel); cuRAND 13: curand_philox4x32_x.h,
@@ -75,7 +74,8 @@ def _advance(count: int, unrolled: int) -> tuple[int, int]:
 
 
 def _threads(count: int) -> int:
-    blocks = target().multiprocessors * (target().threads_per_multiprocessor // _BLOCK)
+    gpu = torch.cuda.get_device_properties()
+    blocks = gpu.multi_processor_count * (gpu.max_threads_per_multi_processor // _BLOCK)
     return _BLOCK * min(blocks, -(-count // _BLOCK))
 
 

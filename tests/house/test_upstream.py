@@ -153,7 +153,7 @@ def test_another_inductor_is_refused_by_who_compiles_alone(another_torch: Any) -
 
     with paper.gpu("sm_90"):
         pass
-    with pytest.raises(TraceError) as caught, paper.gpu("sm_90"), compiled.enable("sm_90"):
+    with pytest.raises(TraceError) as caught, paper.gpu("sm_90"), compiled.enable():
         pass
 
     assert str(caught.value) == (

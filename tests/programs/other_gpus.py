@@ -36,7 +36,7 @@ arch, cache, function, given, settings = sys.argv[1:]
 with paper.gpu(arch) as gpu:
     os.environ["PLANNER_CACHE"] = cache
     with (
-        compiled.enable(arch, gpu.recorder, as_asked=True) as account,
+        compiled.enable(gpu.recorder, as_asked=True) as account,
         torch._inductor.config.patch(json.loads(settings)),
     ):
         given, run, told = eval(given), torch.compile(eval(function)), []

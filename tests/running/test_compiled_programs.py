@@ -51,12 +51,12 @@ def test_dynamo_without_torch_compile_is_refused_by_name(run: Run, tmp_path: Pat
 def test_a_program_may_compile_for_as_long_as_it_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[float] = []
 
-    def enable(_arch: str, _recorder: object, *, seconds: float) -> AbstractContextManager[None]:
+    def enable(_recorder: object, *, seconds: float) -> AbstractContextManager[None]:
         asked.append(seconds)
         return nullcontext()
 
     monkeypatch.setattr(compiling, "enable", enable)
-    program = compiling.ProgramCompiling("sm_90", cast("Recorder", None), seconds=5400)
+    program = compiling.ProgramCompiling(cast("Recorder", None), seconds=5400)
 
     program._enabling(lambda model: model)("model")
 

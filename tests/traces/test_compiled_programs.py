@@ -72,7 +72,7 @@ def job(*scope: str, arch: str = "sm_90", **compile_: Any) -> Job:
 
 @contextmanager
 def compiling() -> Iterator[tuple[paper.Paper, Compiling]]:
-    with paper.gpu("sm_90") as gpu, compiled.enable("sm_90", gpu.recorder, as_asked=True) as account:
+    with paper.gpu("sm_90") as gpu, compiled.enable(gpu.recorder, as_asked=True) as account:
         yield gpu, account
 
 
@@ -435,7 +435,7 @@ def test_compiling_that_takes_too_long_ends_with_an_error_that_says_so() -> None
     with (
         pytest.raises(TraceError) as ended,
         paper.gpu("sm_90") as gpu,
-        compiled.enable("sm_90", gpu.recorder, seconds=0.01),
+        compiled.enable(gpu.recorder, seconds=0.01),
     ):
         torch.compile(lambda x: x.sin() + x.cos())(torch.randn(4, device="cuda"))
     assert str(ended.value).splitlines() == [

@@ -36,7 +36,7 @@ class Captured:
 
 @pytest.fixture(scope="module")
 def captured() -> Captured:
-    with paper.gpu("sm_90") as gpu, compiled.enable("sm_90", gpu.recorder):
+    with paper.gpu("sm_90") as gpu, compiled.enable(gpu.recorder):
         model = Block().cuda()
         run = torch.compile(model, mode="reduce-overhead")
         forwards = []
@@ -83,7 +83,7 @@ def test_its_memory_stays_where_the_cache_is_emptied(captured: Captured) -> None
 
 def test_gradients_in_a_pool_cannot_be_added_to_in_the_next_run() -> None:
     """Torch says so on a GPU too, where the memory has other values by then."""
-    with paper.gpu("sm_90") as gpu, compiled.enable("sm_90", gpu.recorder):
+    with paper.gpu("sm_90") as gpu, compiled.enable(gpu.recorder):
         model = Block().cuda()
         run = torch.compile(model, mode="reduce-overhead")
 

@@ -60,7 +60,7 @@ def test_a_first_launch_takes_a_buffer_of_the_gpus_cache_for_each_configuration_
 
 @torch._inductor.config.patch(force_disable_caches=False)
 def test_with_a_cache_that_may_be_filled_nothing_is_timed() -> None:
-    with paper.gpu("sm_90") as gpu, compiled.enable("sm_90", gpu.recorder):
+    with paper.gpu("sm_90") as gpu, compiled.enable(gpu.recorder):
         a, b = (torch.empty(2047, 2047, device="cuda", dtype=torch.bfloat16) for _ in range(2))
         first = allocated(gpu, lambda: torch.compile(lambda a, b: a.sin() @ b)(a, b))
 
@@ -68,7 +68,7 @@ def test_with_a_cache_that_may_be_filled_nothing_is_timed() -> None:
 
 
 def test_a_kernel_of_one_configuration_is_not_timed() -> None:
-    with paper.gpu("sm_90") as gpu, compiled.enable("sm_90", gpu.recorder):
+    with paper.gpu("sm_90") as gpu, compiled.enable(gpu.recorder):
         values = torch.empty(1 << 10, 1 << 14, device="cuda")
         run = torch.compile(lambda value: value.sum(dim=1))
         first = allocated(gpu, lambda: run(values))
@@ -77,7 +77,7 @@ def test_a_kernel_of_one_configuration_is_not_timed() -> None:
 
 
 def test_what_a_kernel_changes_is_copied_for_its_timing() -> None:
-    with paper.gpu("sm_90") as gpu, gpu_answers.answering(), compiled.enable("sm_90", gpu.recorder):
+    with paper.gpu("sm_90") as gpu, gpu_answers.answering(), compiled.enable(gpu.recorder):
         room = torch.empty(64 * MIB, device="cuda")  # so that a copy raises no peak, else it goes to the host
         del room
         values = torch.empty(1 << 20, device="cuda")
@@ -91,7 +91,7 @@ def test_what_a_kernel_changes_is_copied_for_its_timing() -> None:
 
 
 def test_equal_kernels_of_two_graphs_are_timed_once() -> None:
-    with paper.gpu("sm_90") as gpu, compiled.enable("sm_90", gpu.recorder):
+    with paper.gpu("sm_90") as gpu, compiled.enable(gpu.recorder):
         values = torch.empty(1 << 20, device="cuda")
         one, other = (torch.compile(function) for function in (lambda value: value.sin() + 1, lambda x: x.sin() + 1))
         allocated(gpu, lambda: one(values))
@@ -101,7 +101,7 @@ def test_equal_kernels_of_two_graphs_are_timed_once() -> None:
 
 
 def test_a_product_of_uneven_rows_is_timed_as_it_is_and_padded_before_the_code_runs() -> None:
-    with paper.gpu("sm_90") as gpu, compiled.enable("sm_90", gpu.recorder):
+    with paper.gpu("sm_90") as gpu, compiled.enable(gpu.recorder):
         a, b = (torch.empty(2047, 2047, device="cuda", dtype=torch.bfloat16) for _ in range(2))
         run = torch.compile(lambda a, b: a @ b)
         first, second = allocated(gpu, lambda: run(a, b)), allocated(gpu, lambda: run(a, b))
@@ -123,7 +123,7 @@ def kernel(in_ptr0, out_ptr0, xnumel, XBLOCK : tl.constexpr): ...
 """
     device = "{'device': DeviceProperties(type='cuda', index=0, multi_processor_count=132, cc=90)}"
     pointwise = f"triton_heuristics.pointwise(size_hints={{'x': 1 << 20}}, filename=__file__, triton_meta={device})"
-    with paper.gpu("sm_90") as gpu, compiled.enable("sm_90", gpu.recorder) as account:
+    with paper.gpu("sm_90") as gpu, compiled.enable(gpu.recorder) as account:
         timed = untimed_kernel("kernel", source.format(heuristics=pointwise))
         unread = untimed_kernel("kernel", source.format(heuristics="triton_heuristics.of_tomorrow()"))
         assumed = account.assumed()

@@ -18,7 +18,6 @@ from planner import upstream
 from planner.errors import TraceError
 from planner.paper.compiled import kernel_timing, padded_products, patches
 from planner.paper.recorder import Recorder
-from planner.paper.targets import target_of
 from planner.runtime.child import temporary_folder
 from planner.runtime.user_cache import inductor_folder
 from planner.upstream import checking
@@ -133,21 +132,20 @@ class Compiling:
 
 @contextmanager
 def enable(
-    arch: str, recorder: Recorder | None = None, *, as_asked: bool = False, seconds: float = USUAL_SECONDS
+    recorder: Recorder | None = None, *, as_asked: bool = False, seconds: float = USUAL_SECONDS
 ) -> Iterator[Compiling]:
-    """Inside, `torch.compile` compiles for the paper GPU that is open (`paper.gpu`), as for a GPU of this architecture.
+    """Inside, `torch.compile` compiles for the paper GPU that is open (`paper.gpu`).
 
     The recorder is told of which module and operator compiled allocations are. With `as_asked`, a function that was
     compiled too often is an error, where torch would run it eagerly from then on, and so are strides of its own
-    operators that they do not say. Nothing that was compiled is left in this process at the end. Raises TraceError for
-    an architecture that is not known, and where compiling takes longer than so many seconds.
+    operators that they do not say. Nothing that was compiled is left in this process at the end. Raises TraceError
+    where compiling takes longer than so many seconds.
     """
     import torch._inductor.codegen.common  # noqa: F401
     from torch._dynamo import trace_rules
 
     from planner.paper.compiled import backend, cuda_graphs, generated, triton_kernels
 
-    target = target_of(arch)
     checking.enforce("compiling")
     with ExitStack() as stack:
         stack.callback(_forget)
@@ -156,10 +154,10 @@ def enable(
         trace_rules.clear_lru_cache()
         stack.callback(trace_rules.clear_lru_cache)
         stack.enter_context(_kept_folder())
-        stack.enter_context(_settings(target.arch, as_asked))
+        stack.enter_context(_settings(as_asked))
         stack.enter_context(backend.registered())
         stack.enter_context(upstream.patch_targets("inductor", replaced=_replaced(), wrapped=_wrapped()))
-        stack.enter_context(triton_kernels.launched_as_nothing(target))
+        stack.enter_context(triton_kernels.launched_as_nothing())
         stack.enter_context(generated.other_strides(go_on=not as_asked))
         stack.enter_context(cuda_graphs.on_paper())
         generated.tell(recorder)
@@ -194,7 +192,7 @@ def _wrapped() -> dict[str, Any]:
 
 
 @contextmanager
-def _settings(arch: str, as_asked: bool) -> Iterator[None]:
+def _settings(as_asked: bool) -> Iterator[None]:
     import torch._dynamo.config
     import torch._inductor.config
 
@@ -210,8 +208,8 @@ def _settings(arch: str, as_asked: bool) -> Iterator[None]:
     dynamo = {"fail_on_recompile_limit_hit": as_asked, "fail_on_cache_limit_hit": as_asked}
     dynamo = {name: value for name, value in dynamo.items() if hasattr(torch._dynamo.config, name)}
     before = torch.compiler.config.cache_key_tag
-    # What generated code depends on beside the program, torch and Inductor's settings: this folder, and the target.
-    digest = hashlib.sha256(arch.encode())
+    # What generated code depends on beside the program, torch, Inductor's settings and the GPU's name: this folder.
+    digest = hashlib.sha256()
     for path in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(path.read_bytes())
     torch.compiler.config.cache_key_tag = f"planner-{digest.hexdigest()[:16]}"

@@ -1,16 +1,17 @@
-"""Triton kernels of users: read as for a GPU of the target, and launched as nothing."""
+"""Triton's driver on paper, and kernels of users that are launched as nothing."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 
-from planner import upstream
-from planner.paper.targets import Target
+from planner import cuda_on_paper, upstream
+from planner.paper.benchmarking import TRITON_BUFFER_BYTES
 
 _LAUNCHES = (
     "triton.runtime.jit:JITFunction.run",
@@ -20,9 +21,9 @@ _LAUNCHES = (
 
 
 @contextmanager
-def launched_as_nothing(target: Target) -> Iterator[None]:
-    """Inside, a launch does nothing (what a kernel writes to was allocated before it), and Triton's driver is that of a
-    GPU of this target: which arguments a kernel writes to is found by Triton's own front end.
+def launched_as_nothing() -> Iterator[None]:
+    """Inside, a launch does nothing (what a kernel writes to was allocated before it), and Triton's driver is that of
+    the GPU on paper: which arguments a kernel writes to is found by Triton's own front end.
     """
     driver = importlib.import_module("triton.runtime.driver").driver
     is_early = not hasattr(driver, "_active")  # 3.2, that of torch 2.6
@@ -32,7 +33,7 @@ def launched_as_nothing(target: Target) -> Iterator[None]:
         yield
         return
     with upstream.patch_targets("triton launches", replaced=dict.fromkeys(_LAUNCHES, _launch_nothing)):
-        driver.set_active(_PaperDriver(target))
+        driver.set_active(make_driver(_launch_nothing))
         try:
             yield
         finally:
@@ -42,32 +43,35 @@ def launched_as_nothing(target: Target) -> Iterator[None]:
 def _launch_nothing(*_arguments: Any, **_options: Any) -> None: ...
 
 
-class _PaperDriver:
-    """What Triton asks of the driver of a GPU."""
+def make_driver(benchmarker: Callable[..., Any]) -> SimpleNamespace:
+    """What Triton and programs ask of the active driver (triton/backends/nvidia/driver.py). Kernels that are tuned ask
+    for what times them; in early Triton (3.2) already where they are defined."""
 
-    def __init__(self, target: Target) -> None:
-        self._target = target
+    def properties(_device: int = 0) -> dict[str, int]:
+        gpu: Any = torch.cuda.get_device_properties()
+        return {
+            "max_shared_mem": cuda_on_paper.describe_device()["maxSharedMemoryPerBlockOptin"],
+            "max_num_regs": gpu.regs_per_multiprocessor,
+            "multiprocessor_count": gpu.multi_processor_count,
+            "warpSize": gpu.warp_size,
+        }
 
-    def get_current_target(self) -> Any:
-        major, minor = self._target.capability
-        return importlib.import_module("triton.backends.compiler").GPUTarget("cuda", major * 10 + minor, 32)
+    def current_target() -> Any:
+        major, minor = torch.cuda.get_device_capability()
+        compiler = importlib.import_module("triton.backends.compiler")
+        return compiler.GPUTarget("cuda", major * 10 + minor, torch.cuda.get_device_properties().warp_size)
 
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, _device: Any = None) -> int:
-        return 0
-
-    def get_active_torch_device(self) -> torch.device:
-        return torch.device("cuda", 0)
-
-    def get_device_interface(self) -> Any:
-        return torch.cuda
-
-    def get_benchmarker(self) -> Any:
-        """Kernels that are tuned ask for it where they are defined, in early Triton (3.2); nothing is timed."""
-        return _launch_nothing
-
-    @staticmethod
-    def is_active() -> bool:
-        return True
+    return SimpleNamespace(
+        utils=SimpleNamespace(get_device_properties=properties, set_printf_fifo_size=lambda _bytes: None),
+        get_current_target=current_target,
+        get_current_device=torch.cuda.current_device,
+        set_current_device=torch.cuda.set_device,
+        get_current_stream=lambda _device=None: 0,
+        get_active_torch_device=lambda: torch.device("cuda", torch.cuda.current_device()),
+        get_device_interface=lambda: torch.cuda,
+        get_benchmarker=lambda: benchmarker,
+        get_device_capability=torch.cuda.get_device_capability,
+        get_empty_cache_for_benchmark=lambda: torch.empty(TRITON_BUFFER_BYTES // 4, dtype=torch.int32, device="cuda"),
+        clear_cache=lambda cache: cache.zero_(),
+        is_active=lambda: True,
+    )

@@ -10,7 +10,6 @@ from torch import nn
 from torch.nn.functional import pad
 
 from planner.paper.outside.operators import dense, floats, kernel, operator, recorded_as, refuse, rounded
-from planner.paper.targets import target
 
 Tensor = torch.Tensor
 Maybe = Tensor | None
@@ -34,7 +33,7 @@ def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise RuntimeError("FlashAttention takes head dimensions up to 256 that are multiples of 8")
     if q.size(-2) % k.size(-2):
         raise RuntimeError("Number of heads in key/value must divide number of heads in query")
-    if target().capability < (8, 0):
+    if torch.cuda.get_device_capability() < (8, 0):
         raise RuntimeError("FlashAttention only supports Ampere GPUs or newer.")
 
 
@@ -62,7 +61,8 @@ def _head_dim_of_accumulators(head_dim: int) -> int:
 def _splits_of_keys(batch_heads: int, rows: int, columns: int, head_dim: int) -> int:
     """Over how many blocks the keys are split, so that a small batch fills the GPU."""
     block = 256 if head_dim <= 64 else 128 if head_dim <= 128 else 64
-    key_blocks, work, slots = -(-columns // block), batch_heads * -(-rows // 64), target().multiprocessors * 2
+    key_blocks, work = -(-columns // block), batch_heads * -(-rows // 64)
+    slots = torch.cuda.get_device_properties().multi_processor_count * 2
     if work >= 0.8 * slots:
         return 1
     most = min(_MOST_SPLITS, slots, key_blocks)
@@ -176,7 +176,7 @@ def fwd_kvcache(*_arguments: Any, **_named: Any) -> Any:
 
 
 def _deterministic_splits(batch: int, heads: int) -> tuple[int]:
-    return (-(-target().multiprocessors // (batch * heads)),)
+    return (-(-torch.cuda.get_device_properties().multi_processor_count // (batch * heads)),)
 
 
 def _window(left: int, right: int, columns: int) -> tuple[int, int]:

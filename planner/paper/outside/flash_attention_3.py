@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from planner.paper.outside.operators import dense, floats, operator, refuse, rounded
-from planner.paper.targets import target
 
 Tensor = torch.Tensor
 Maybe = Tensor | None
@@ -69,7 +68,7 @@ def _mask(causal: bool, left: int, right: int, max_q: int, max_k: int) -> tuple[
 def _scheduler_counters(batch: int, causal: bool, local: bool, splits: int, has_lengths: bool) -> int:
     """Whole numbers of 4 bytes that the scheduler of tiles asks for (flash_api.cpp, metadata_size)."""
     bounded = causal or local
-    if target().capability >= (9, 0):
+    if torch.cuda.get_device_capability() >= (9, 0):
         counts = (bounded and splits == 1) or has_lengths
     else:
         counts = (causal and not has_lengths) or (has_lengths and splits > 1)
@@ -117,10 +116,10 @@ def _backward(
 
 def _backward_tiles(head_dim: int, causal: bool, local: bool, softcap: bool) -> tuple[int, int]:
     """Rows of queries and of keys that one block works on (flash_api.cpp, kBlockM and kBlockN)."""
-    if target().capability >= (9, 0):
+    if torch.cuda.get_device_capability() >= (9, 0):
         by_dim = {64: 96 if causal and softcap else 128, 128: 64 if causal or local or softcap else 80}
         return by_dim.get(head_dim, 64), 128 if head_dim <= 128 else 96 if head_dim <= 192 else 80
-    if target().capability in ((8, 6), (8, 9)):
+    if torch.cuda.get_device_capability() in ((8, 6), (8, 9)):
         return 64 if head_dim <= 192 else 32, {64: 128, 96: 128, 128: 96}.get(head_dim, 64)
     return 128 if head_dim <= 64 else 64, 128 if head_dim <= 128 else 80 if head_dim <= 192 else 64
 

@@ -11,7 +11,6 @@ import torch
 
 from planner.errors import TraceError
 from planner.paper import library, work_records
-from planner.paper.targets import target
 
 Tensor = torch.Tensor
 _PARTS_OF_NORM = 320
@@ -121,7 +120,8 @@ def bytes_of_sums(columns: int, *, blocks_a_row: int = 0, spared: int = 0) -> in
     apex's contrib/csrc/layer_norm. How many blocks a multiprocessor holds is asked of the driver: registers of 128
     threads allow for two at least, which are counted.
     """
-    down = (target().multiprocessors - spared) * _BLOCKS // (blocks_a_row or -(-columns // _COLUMNS))
+    multiprocessors = torch.cuda.get_device_properties().multi_processor_count - spared
+    down = multiprocessors * _BLOCKS // (blocks_a_row or -(-columns // _COLUMNS))
     return down * columns * torch.float32.itemsize
 
 

@@ -26,7 +26,6 @@ from planner.paper.outside.operators import (
     scratch,
     unknown_workspace,
 )
-from planner.paper.targets import target
 
 Tensor = torch.Tensor
 Maybe = Tensor | None
@@ -250,7 +249,7 @@ def _get_fused_attn_backend(*values: Any) -> IntEnum:
     """The backend for sequences of any length where it has a kernel that is modelled, otherwise none, so that the
     package takes another of its ways or says that it has none."""
     call = _named(_QUESTION, values)
-    dims, major = (call.head_dim, call.value_dim), target().capability[0]
+    dims, major = (call.head_dim, call.value_dim), torch.cuda.get_device_capability()[0]
     # With cuDNN 9.11 and later, in training.
     has_width = (
         max(dims) <= 128

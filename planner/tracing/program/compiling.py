@@ -23,9 +23,9 @@ class ProgramCompiling:
     """Switches compiling on when it is first asked for: Dynamo lists torch's functions as they are then, which is
     after `init_process_group` in most programs, and who compiles nothing does not load Inductor."""
 
-    def __init__(self, arch: str, recorder: Recorder, seconds: float) -> None:
+    def __init__(self, recorder: Recorder, seconds: float) -> None:
         """`seconds` is all the time that the program has: how much of it is compiling is its own affair."""
-        self._arch, self._recorder, self._seconds = arch, recorder, seconds
+        self._recorder, self._seconds = recorder, seconds
         self._stack = ExitStack()
         self._compiling: Compiling | None = None
         self._skipped: set[str] = set()
@@ -56,7 +56,7 @@ class ProgramCompiling:
                 # First: it starts no processes that compile.
                 importlib.import_module("planner.paper.compiled.generated")
                 seconds = min(self._seconds, threading.TIMEOUT_MAX)
-                self._compiling = self._stack.enter_context(enable(self._arch, self._recorder, seconds=seconds))
+                self._compiling = self._stack.enter_context(enable(self._recorder, seconds=seconds))
             return real(*arguments, **options)
 
         return compile_

@@ -25,7 +25,7 @@ from planner import (
 )
 from planner.errors import PlannerError, ProgramError
 from planner.events import Event
-from planner.hardware.architectures import ARCHITECTURES
+from planner.hardware.architectures import find_architecture
 from planner.paper import values
 from planner.paper.device import Paper
 from planner.timing.step_time import price_for_clock
@@ -117,7 +117,7 @@ class ProgramRun:
         self.management = ManagementLibrary(order.gpu.product, order.line.gpus, self.memory, self.assumptions)
         self.surroundings = Surroundings(order, self.management, self.assumptions, recorder)
         self.neighbours = PipelineNeighbours(self.assumptions, order.heard)
-        self.compiling = ProgramCompiling(order.gpu.arch, recorder, order.seconds)
+        self.compiling = ProgramCompiling(recorder, order.seconds)
         self._stopping = Stopping(order.steps, order.patience_seconds, order.seconds)
         self.steps_at = StepsAt(
             order.steps_at,
@@ -433,7 +433,7 @@ def _surrounded(order: ProgramOrder, run: ProgramRun, endings: Endings) -> Itera
     with (
         cuda.whole(run.memory, run.management),
         gpu_statistics.nvidia_smi(
-            order.gpu.product, order.gpu.total_bytes, order.line.gpus, ARCHITECTURES[order.gpu.arch].capability
+            order.gpu.product, order.gpu.total_bytes, order.line.gpus, find_architecture(order.gpu.arch).capability
         ),
         storages.on_paper(run.assumptions),
         storages.left_unwritten(run.assumptions),

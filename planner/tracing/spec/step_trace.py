@@ -19,14 +19,14 @@ from planner import (
 from planner.allocator.long_runs.series import Series, UnlikePartsError, write_out
 from planner.errors import PlannerError, TraceError
 from planner.events import Event, Phase, Repeat, write_out_repeats
+from planner.hardware.architectures import find_architecture
 from planner.job.layout import Mesh
 from planner.job.sampled_runs import as_traced, batches_on_device, shown_batches, shown_tokens
-from planner.job.schema import Job
+from planner.job.schema import Job, Software
 from planner.paper.compiled import triton_kernels
 from planner.paper.host_memory import UntouchedHost
 from planner.paper.recorder import Recorder
 from planner.paper.repetition import DoesNotFoldError
-from planner.paper.targets import target_of
 from planner.tracing.rank_trace import Trace, pause_collection
 from planner.tracing.spec import engine, failures, gpu_answers, host_work
 from planner.tracing.spec.host_work import AbsentHost
@@ -34,6 +34,9 @@ from planner.training import absent_peers, dtensor_speed, step
 from planner.training.folding import NoExampleError
 from planner.training.wraps import deepspeed_engine
 from planner.upstream import checking, torch_releases
+
+_ALWAYS_CUDNN = (2, 9)
+"""Release of torch whose builds all have a cuDNN that attention prefers."""
 
 
 def trace(job: Job, rank: int = 0, target: str = "", *, folded: bool = True) -> Trace:
@@ -62,7 +65,7 @@ def trace(job: Job, rank: int = 0, target: str = "", *, folded: bool = True) -> 
 def _trace(job: Job, rank: int, target: str, *, folded: bool) -> Trace:
     by_engine = deepspeed_engine.uses_engine(job)
     arch, software = target or job.cluster.gpu.target, job.software
-    if job.parallel.cp.degree > 1 and target_of(arch).prefers_cudnn_attention(software.cuda, software.torch):
+    if job.parallel.cp.degree > 1 and _prefers_cudnn_attention(arch, software):
         torch_releases.require("context parallelism over cuDNN's attention", place="parallel.cp.degree")
     if job.parallel.ep.degree > 1:
         torch_releases.require("expert parallelism", place="parallel.ep")  # before its model is built
@@ -74,10 +77,10 @@ def _trace(job: Job, rank: int, target: str, *, folded: bool) -> Trace:
                 absent_peers.join(rank, Mesh.of(job.parallel).world_size),
                 absent_peers.heard_by(gpu.recorder.hear_collective),
                 host_work.left_out(pins_gradients=pins_gradients) as host,
-                _planned_for(job, arch, gpu.recorder, host) if by_engine else nullcontext(),
+                _planned_for(job, gpu.recorder, host) if by_engine else nullcontext(),
                 dtensor_speed.once_for_all_parameters(),
                 dtensor_speed.made_when_asked_for(),
-                _compiling(job, arch, gpu.recorder) as assumed,
+                _compiling(job, gpu.recorder) as assumed,
             ):
                 gpu.recorder.host = host.ledger
                 outcome = step.run(job, gpu.device, gpu.recorder, rank=rank, host=host)
@@ -116,8 +119,24 @@ def _trace(job: Job, rank: int, target: str, *, folded: bool) -> Trace:
 _BEGINS_TO_COMPILE = "torch._dynamo.callback:CompilationCallbackHandler.install_callbacks"
 
 
+def _prefers_cudnn_attention(arch: str, software: Software) -> bool:
+    """Data-centre Hopper and Blackwell do: under torch 2.9 where cuDNN is 9.9 or newer, as in all of its builds (10.3,
+    of the B300, not yet); since 2.10 where it is newer than 9.15.0, in builds for CUDA 13. Before nothing does.
+
+    Source: torch 2.9 and 2.13 aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (check_prefer_cudnn_attention; the
+    variable that it reads, TORCH_CUDNN_SDPA_PREFERRED or _DEPRIORITIZED, names the rule in a build).
+    """
+    capability = find_architecture(arch).capability
+    if not arch.startswith("sm_") or capability[0] not in (9, 10):
+        return False
+    release = tuple(map(int, software.torch.split(".")[:2]))
+    if release == _ALWAYS_CUDNN:
+        return capability[1] == 0
+    return release > _ALWAYS_CUDNN and int(software.cuda.partition(".")[0] or 0) >= 13
+
+
 @contextmanager
-def _compiling(job: Job, arch: str, recorder: Recorder) -> Iterator[Callable[[], tuple[str, ...]]]:
+def _compiling(job: Job, recorder: Recorder) -> Iterator[Callable[[], tuple[str, ...]]]:
     """Inside, torch.compile compiles where the job asks for it; gives what tells what was assumed where a GPU would
     have been timed.
 
@@ -131,7 +150,7 @@ def _compiling(job: Job, arch: str, recorder: Recorder) -> Iterator[Callable[[],
     # Whoever compiles nothing does not pay for the import of Dynamo and Inductor.
     from planner.paper import compiled
 
-    with compiled.enable(arch, recorder, as_asked=True) as account:
+    with compiled.enable(recorder, as_asked=True) as account:
         yield account.assumed
         if not account.graphs():
             raise TraceError(
@@ -149,12 +168,12 @@ _AVAILABLE = "deepspeed.accelerator.cuda_accelerator:CUDA_Accelerator.available_
 
 
 @contextmanager
-def _planned_for(job: Job, arch: str, recorder: Recorder, host: AbsentHost) -> Iterator[None]:
+def _planned_for(job: Job, recorder: Recorder, host: AbsentHost) -> Iterator[None]:
     """Inside, the engine finds as much memory free as the job's GPU would have, and writes nothing large on the host;
     its Triton kernels find a driver. Raises SpecError where DeepSpeed is not installed, TraceError for one that planner
     does not know.
     """
-    with triton_kernels.launched_as_nothing(target_of(arch)):
+    with triton_kernels.launched_as_nothing():
         deepspeed_engine.require("cuda", deepspeed_engine.stage_of(job))
         checking.enforce("deepspeed")
         host.updates_in_place = True

@@ -38,7 +38,7 @@ class Surroundings:
         recorder: Recorder,
     ) -> None:
         self._order, self._library, self._assumptions, self._recorder = order, library, assumptions, recorder
-        self._launches = triton_package.Launches(order.gpu.arch, assumptions)
+        self._launches = triton_package.Launches(assumptions)
         self._stack = ExitStack()
 
     @contextmanager

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace
 from typing import Any, NoReturn
-
-import torch
 
 from planner import upstream
 from planner.errors import TraceError
-from planner.hardware.architectures import ARCHITECTURES
 from planner.paper import library
 from planner.paper.benchmarking import TRITON_BUFFER_BYTES, benchmark
-from planner.paper.targets import target
+from planner.paper.compiled import triton_kernels
 from planner.tracing.program.assumptions import About, Assumptions
 from planner.tracing.program.cuda import forget_values
 from planner.tracing.program.packages.triton_interpreter import find_written, follow_launch
@@ -41,10 +37,9 @@ class Launched:
 
 
 class Launches:
-    """Launches of one program on a GPU of the architecture `arch`."""
+    """Launches of one program."""
 
-    def __init__(self, arch: str, assumptions: Assumptions) -> None:
-        self.driver = _driver(arch, self.timed)
+    def __init__(self, assumptions: Assumptions) -> None:
         self._assumptions = assumptions
         self._scratch = False
 
@@ -72,7 +67,8 @@ class Launches:
 
     def patched(self) -> Any:
         """Triton's own classes launch nothing, inside; Triton has been imported."""
-        importlib.import_module("triton.runtime.driver").driver.set_active(self.driver)
+        driver = importlib.import_module("triton.runtime.driver").driver
+        driver.set_active(triton_kernels.make_driver(self.timed))
 
         def run(kernel: Any, *arguments: Any, **named: Any) -> Launched:
             return self.launch(kernel, *arguments, **named)
@@ -84,36 +80,3 @@ class Launches:
             "triton.runtime.jit:JITFunction.run": run,
         }
         return upstream.patch_targets("program launches triton", replaced=replaced)
-
-
-def _driver(arch: str, benchmarker: Callable[..., Any]) -> SimpleNamespace:
-    """What Triton and programs ask of the active driver (triton/backends/nvidia/driver.py)."""
-    gpu = ARCHITECTURES[arch]
-    major, minor = gpu.capability
-    known = {
-        "max_shared_mem": gpu.shared_memory_per_block_bytes,
-        "max_num_regs": gpu.registers_per_multiprocessor,
-        "multiprocessor_count": target().multiprocessors,
-        "warpSize": gpu.warp_size,
-    }
-
-    def current_target() -> Any:
-        compiler = importlib.import_module("triton.backends.compiler")
-        return compiler.GPUTarget(backend="cuda", arch=major * 10 + minor, warp_size=gpu.warp_size)
-
-    return SimpleNamespace(
-        utils=SimpleNamespace(
-            get_device_properties=lambda _device=0: dict(known), set_printf_fifo_size=lambda _bytes: None
-        ),
-        get_current_target=current_target,
-        get_current_device=lambda: int(torch.cuda.current_device()),
-        set_current_device=lambda device: torch.cuda.set_device(device),
-        get_current_stream=lambda _device=None: 0,
-        get_active_torch_device=lambda: torch.device("cuda", torch.cuda.current_device()),
-        get_device_interface=lambda: torch.cuda,
-        get_benchmarker=lambda: benchmarker,
-        get_device_capability=lambda: (major, minor),
-        get_empty_cache_for_benchmark=lambda: torch.empty(TRITON_BUFFER_BYTES // 4, dtype=torch.int32, device="cuda"),
-        clear_cache=lambda cache: cache.zero_(),
-        is_active=lambda: True,
-    )
