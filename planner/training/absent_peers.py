@@ -46,8 +46,7 @@ def forget() -> None:
     if clear_in_c is None:
         return
     clear_in_c()
-    if torch.cuda.is_available():
-        _BackwardCall.apply(torch.zeros((), device="cuda", requires_grad=True)).backward()  # type: ignore[no-untyped-call]
+    _BackwardCall.apply(torch.zeros((), device="cuda", requires_grad=True)).backward()  # type: ignore[no-untyped-call]
 
 
 class _BackwardCall(torch.autograd.Function):
@@ -104,7 +103,6 @@ class Work(dist.Work):
 
 
 BACKEND = "absent_peers"
-_CHECK_OF_HOOKS = "torch.nn.parallel.distributed:DistributedDataParallel._check_comm_hook"
 _RECORDER = "torch.distributed.distributed_c10d:_maybe_attach_flight_recorder"
 _UNSCALE = "torch.amp.grad_scaler:GradScaler._unscale_grads_"
 
@@ -125,9 +123,8 @@ def join(rank: int, world_size: int) -> Iterator[None]:
     _register()
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    # They ask for NCCL and for the backends of groups, which absent peers do not have.
-    replaced = dict.fromkeys((_CHECK_OF_HOOKS, _RECORDER), lambda *_arguments: None)
-    with upstream.patch_targets("absent peers", replaced=replaced):
+    # It asks for the backends of groups, which absent peers do not have.
+    with upstream.patch_targets("absent peers", replaced={_RECORDER: lambda *_arguments: None}):
         dist.init_process_group(BACKEND, rank=rank, world_size=world_size, store=FakeStore())
         try:
             yield

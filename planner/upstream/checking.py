@@ -96,9 +96,9 @@ def compare(entries: Iterable[Entry], package: str, version: str, folder: Path) 
 
 
 def _is_there(entry: Entry) -> bool:
-    """As far as can be said without importing what a step may not need; what a patch creates has not to be there."""
+    """As far as can be said without importing what a step may not need."""
     owner = sys.modules.get(entry.module)
-    if owner is None or entry.created:
+    if owner is None:
         return True
     for name in entry.name.split("."):
         if not hasattr(owner, name):

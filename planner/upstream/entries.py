@@ -52,8 +52,6 @@ class Entry:
     """Some of the known versions do not have it."""
     part: str = ""
     """What of planner needs it (`compiling`, `experts`); empty: every plan. It is looked at when that is reached."""
-    created: bool = False
-    """Builds of torch without CUDA do not have it: a patch creates it."""
 
     @property
     def module(self) -> str:

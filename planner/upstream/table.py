@@ -68,7 +68,7 @@ def patch_targets(
                     f" {failure}",
                     remedy="install what it imports where planner runs",
                 ) from failure
-            if owner is None or not (hasattr(owner, name) or entry.created):
+            if owner is None or not hasattr(owner, name):
                 if entry.optional:
                     continue
                 raise TraceError(
@@ -76,7 +76,7 @@ def patch_targets(
                     remedy=f"install a version of {entry.package} that planner knows (docs/torch.md)",
                 )
             new = wrapped[target](getattr(owner, name)) if wrapped and target in wrapped else given[target]
-            stack.enter_context(mock.patch.object(owner, name, new, create=entry.created))
+            stack.enter_context(mock.patch.object(owner, name, new))
         yield
 
 

@@ -64,7 +64,7 @@ TRITON = (
 )  # fmt: skip
 
 CUDA_GRAPHS = (
-    *patch("states of private pools", _GRAPHS, has_source=False, created=True, targets={
+    *patch("states of private pools", _GRAPHS, has_source=False, targets={
         "torch._C:_cuda_getCheckpointState _cuda_setCheckpointPoolState":
             "an allocator that is put in the place of torch's own has none",
     }),

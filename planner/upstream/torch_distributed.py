@@ -21,10 +21,6 @@ _SPEED = "tests/traces/test_dtensor_speed.py"
 _SPLIT = "tests/traces/test_split_cpu_runs.py"
 
 ABSENT_PEERS = (
-    *patch("absent peers", _ABSENT, targets={
-        "torch.nn.parallel.distributed:DistributedDataParallel._check_comm_hook":
-            "asks for NCCL before it takes a hook that compresses to bfloat16",
-    }),
     *patch("every step is taken", _ABSENT, targets={
         "torch.amp.grad_scaler:GradScaler._unscale_grads_":
             "what absent peers did not send must not skip the step in which the optimizer's state is born",
@@ -77,14 +73,6 @@ PROGRAM_PEERS = (
     *patch("absent peers", _RESUMED, has_source=False, optional=True, targets={
         "torch.distributed.distributed_c10d:_maybe_attach_flight_recorder":
             "a recorder of collectives asks for the backends of a group (torch 2.15)",
-    }),
-    *patch("program peers", _RUN, has_source=False, created=True, targets={
-        "torch.distributed.distributed_c10d:ProcessGroupNCCL torch.distributed:ProcessGroupNCCL":
-            "programs set its options; a build without CUDA does not have it",
-    }),
-    *patch("program peers", _ABSENT, targets={
-        "torch.nn.parallel.distributed:DistributedDataParallel._check_comm_hook":
-            "asks for NCCL before it takes a hook that compresses to bfloat16",
     }),
     *patch("program pipelines", _RUN, has_source=False, optional=True, targets={
         "torch.distributed.pipelining.stage:PipelineStage._send_meta PipelineStage._recv_meta "

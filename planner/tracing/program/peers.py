@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -119,20 +118,13 @@ for _name in absent_peers.COLLECTIVES:
     setattr(ProgramPeers, _name, torch.compiler.disable(_noting(_name)))
 
 
-class NcclOptions:
-    """`ProcessGroupNCCL.Options`: takes whatever a program sets, and has no effect on memory that is modelled."""
-
-    def __init__(self, *_arguments: Any, **_named: Any) -> None:
-        self.config = SimpleNamespace()
-
-
 class Backend:
     """What a program asks of the backend of a group of absent peers (torch.distributed's Backend)."""
 
     supports_splitting = supports_coalescing = supports_time_estimate = False
 
     def __init__(self, group: dist.ProcessGroup) -> None:
-        self.options = NcclOptions()
+        self.options = dist.ProcessGroupNCCL.Options()
         self._group = group
 
     def name(self) -> str:
@@ -171,17 +163,12 @@ class World:
     def entered(self) -> Iterator[None]:
         """Inside, groups of any backend are absent peers."""
         dist.Backend.register_backend(_BACKEND, self._make, devices=["cpu", "cuda"])
-        nccl = type("ProcessGroupNCCL", (), {"Options": NcclOptions})  # a build without CUDA lacks it
         objects = ("broadcast_object_list", "scatter_object_list", "recv_object_list")
         replaced: dict[str, Any] = {
             f"{_C10D}:rendezvous": _meet,
-            f"{_C10D}:_NCCL_AVAILABLE": True,
             f"{_C10D}:_get_object_coll_device": lambda _group=None: "cpu",
             f"{_C10D}:_maybe_attach_flight_recorder": lambda *_arguments: None,
-            f"{_C10D}:ProcessGroupNCCL": nccl,
-            "torch.distributed:ProcessGroupNCCL": nccl,
             "torch.distributed:TCPStore": lambda *_arguments, **_named: OwnStore(),
-            "torch.nn.parallel.distributed:DistributedDataParallel._check_comm_hook": lambda *_arguments: None,
             f"{_C10D}:split_group": _split,
             "torch.distributed:split_group": _split,
         }

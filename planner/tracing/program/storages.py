@@ -166,7 +166,7 @@ _SAVED = "what lies on the device is saved as nothing: a checkpoint has its stru
 
 @contextmanager
 def on_paper(assumptions: Assumptions) -> Iterator[None]:
-    """Inside, storages of a CUDA device are made and copied, and written as holes."""
+    """Inside, storages of a CUDA device are copied to the host, and written as holes."""
     # Storages of the host that stand for device storages on their way into a file.
     copies: weakref.WeakValueDictionary[int, torch.UntypedStorage] = weakref.WeakValueDictionary()
 
@@ -211,19 +211,16 @@ def on_paper(assumptions: Assumptions) -> Iterator[None]:
 
 
 def _make(cls: Any, *arguments: Any, device: Any = None, **named: Any) -> Any:
-    """`UntypedStorage(bytes, device="cuda")`, which a build without CUDA refuses; on the host it would pass by the
-    allocator that is heard of (torch/csrc/Storage.cpp: `GetDefaultCPUAllocator`)."""
-    where = torch.device("cpu" if device is None else device)
+    """Of the host: `UntypedStorage(bytes)` passes by the allocator that is heard of (torch/csrc/Storage.cpp,
+    `GetDefaultCPUAllocator`)."""
     first = arguments[0] if arguments else named.get("size", 0)
-    if where.type != "cuda":
-        if where.type == "cpu" and isinstance(first, int) and cls is torch.UntypedStorage:
-            made = torch.empty(first, dtype=torch.uint8, device=where)
-            if type(made) is torch.Tensor:  # not one of a mode in which tensors have no memory
-                return made.untyped_storage()
-        given = {**named, **({} if device is None else {"device": device})}
-        return torch._C.StorageBase.__new__(cls, *arguments, **given)
-    count = first if isinstance(first, int) else len(first)
-    return torch.empty(count, dtype=torch.uint8, device=where).untyped_storage()
+    is_on_host = device is None or torch.device(device).type == "cpu"
+    if is_on_host and isinstance(first, int) and cls is torch.UntypedStorage:
+        made = torch.empty(first, dtype=torch.uint8, device="cpu")
+        if type(made) is torch.Tensor:  # not one of a mode in which tensors have no memory
+            return made.untyped_storage()
+    given = named if device is None else {**named, "device": device}
+    return torch._C.StorageBase.__new__(cls, *arguments, **given)
 
 
 class _Archive:

@@ -143,8 +143,7 @@ def _observe_hook(hook: Callable[..., Any], observer: Observer) -> Callable[...,
         with observer.region(Category.COMMUNICATION, hook.__name__):
             return hook(state, bucket)
 
-    # DDP wants no annotations or its own, and logs the qualified name. By the plain name it would refuse bfloat16 where
-    # torch was built without CUDA, whatever the device.
+    # DDP wants no annotations or its own, and logs the qualified name.
     observed_hook.__annotations__ = {}
     observed_hook.__qualname__ = hook.__qualname__
     return observed_hook
