@@ -177,9 +177,6 @@ class RankRun:
     seconds: float = 0.0
     announced: tuple[Announced, ...] = ()
     numbers: tuple[BroadcastNumber, ...] = ()
-    highest_bytes: int = 0
-    """The most that was held at one time, as it was asked for and as the paper GPU attests it; 0 of a run that nothing
-    attests."""
 
 
 ABOUT, TRACE, CRASH = "about", "trace", "crash"
@@ -202,10 +199,10 @@ class MoreGpusError(ProgramError):
         self.gpus = gpus
 
 
-def forged_error(problem: str) -> ProgramError:
+def malformed_error(problem: str) -> ProgramError:
     """The refusal of an answer that planner's own side of the process cannot have written."""
     return ProgramError(
-        f"the program wrote to planner's channel, or changed what planner watches it with: {problem}",
+        f"what the program's process answered is no report of a run: {problem}",
         allowed="a program that leaves planner's own modules, memory and descriptors alone",
         remedy="run it without what reaches into planner",
         place=_PLACE,
@@ -228,9 +225,9 @@ def read_run(parts: Mapping[str, bytes], rank: int) -> RankRun:
         run = _read(RankRun, parts[ABOUT])
         run = replace(run, trace=rank_trace.loads(parts[TRACE].decode()))
     except (ValueError, KeyError) as error:
-        raise forged_error(str(error)[:300]) from None
+        raise malformed_error(str(error)[:300]) from None
     if run.nodes * run.processes_per_node > MOST_RANKS or run.rank != rank or not 0 < run.memory_fraction <= 1:
-        raise forged_error("it is the report of another rank, or of a GPU that there is not")
+        raise malformed_error("it is the report of another rank, or of a GPU that there is not")
     return run
 
 
@@ -239,7 +236,7 @@ def read_crash(content: bytes) -> Crash:
     try:
         return _read(Crash, content)
     except ValueError as error:
-        raise forged_error(str(error)[:300]) from None
+        raise malformed_error(str(error)[:300]) from None
 
 
 _Report = TypeVar("_Report", RankRun, Crash)
