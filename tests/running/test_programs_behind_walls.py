@@ -47,6 +47,11 @@ MALFORMED = {
         "answer.write('trace', trace.replace(b'[\"f\",0]', b'[\"x\",0]')); answer.write('about', about)",
         "no event: 'x'",
     ),
+    "events that repeat without end": (
+        "answer.write('trace', trace.replace(b'repeats\":[]', b'repeats\":[[1,2,9999999999]]'));"
+        " answer.write('about', about)",
+        "repeat more often",
+    ),
     "the report of another rank": (
         "answer.write('trace', trace); answer.write('about', about.replace(b'\"rank\": 0', b'\"rank\": 7'))",
         "the report of another rank",

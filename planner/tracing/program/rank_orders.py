@@ -186,6 +186,9 @@ _MOST_BYTES = 4 * MIB
 _MOST_TEXT = 64 * 1024
 _MOST_LISTED = 10_000
 _MOST_NUMBER = 2**62
+_MOST_REPEATED = 2**28
+"""Events of a trace beside those that are written: the recorder takes 56 bytes of each, 14 of the 16 GiB that a program
+may have."""
 _PLACE = "the program's answer"
 _SIGNED, _FREE = "values", "outline"
 """What ranks tell each other may be negative; of what a spec could say of a program nothing is checked here."""
@@ -228,6 +231,8 @@ def read_run(parts: Mapping[str, bytes], rank: int) -> RankRun:
         raise malformed_error(str(error)[:300]) from None
     if run.nodes * run.processes_per_node > MOST_RANKS or run.rank != rank or not 0 < run.memory_fraction <= 1:
         raise malformed_error("it is the report of another rank, or of a GPU that there is not")
+    if sum((repeat.after - repeat.first) * repeat.times for repeat in run.trace.repeats) > _MOST_REPEATED:
+        raise malformed_error("its events repeat more often than a process has room to see")
     return run
 
 
