@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planner.hardware.catalog import by_name, is_model
-from planner.hardware.gpus import GPUS, GpuRecord
+from planner.hardware.gpus import GPUS
 from planner.job.layout import Mesh
 from planner.job.schema import Gpu, Job, Software
 from planner.units import MIB
@@ -76,7 +76,9 @@ def _context(gpu: Gpu, software: Software) -> _Range:
     asked = f"torch {software.torch}, CUDA {software.cuda}"
     part = by_name(gpu.name) if gpu.name else None
     if part is not None and part.slice:
-        return _context_of_slice(part, software)
+        whole = _context(Gpu(name=part.whole, arch=part.arch), software)
+        source = f"CUDA context of a MIG slice is not measured: taken to be that of the whole GPU; {whole.source}"
+        return _Range(whole.low * SLICE_SMALLEST, whole.best, whole.high, source)
     for known, fact in _CONTEXTS:
         if is_model(gpu.name, known.model):
             source = f"CUDA context of {known.model}, measured with {fact.software} (asked for: {asked}): {fact.source}"
@@ -88,24 +90,6 @@ def _context(gpu: Gpu, software: Software) -> _Range:
         f"taken from {known.model} ({known.arch}), the nearest; {fact.source}"
     )
     return _Range(fact.smallest * low, fact.usual, fact.largest * high, source)
-
-
-def _context_of_slice(part: GpuRecord, software: Software) -> _Range:
-    """That of the whole GPU, as it grows with multiprocessors."""
-    whole = _context(Gpu(name=part.whole, arch=part.arch), software)
-    known = next((known for known, _ in _CONTEXTS if is_model(part.whole, known.model)), None)
-    known = known or min(_CONTEXTS, key=lambda context: _distance(part.arch, context[0].arch))[0]
-    share = _growing(part.multiprocessors) / _growing(known.multiprocessors)
-    low, high = OF_A_SLICE
-    source = (
-        f"CUDA context of the MIG slice {part.slice} ({part.multiprocessors} multiprocessors): {share:.0%} of that of a"
-        f" whole GPU, as NVIDIA's MIG user guide shows processes to grow with them; {whole.source}"
-    )
-    return _Range(whole.low * share * low, whole.best * share, whole.high * share * high, source)
-
-
-def _growing(multiprocessors: int) -> float:
-    return CONTEXT_ALONE + CONTEXT_OF_A_MULTIPROCESSOR * multiprocessors
 
 
 def _communicator(gpu: Gpu, ranks: int, *, further: bool) -> _Range:
@@ -162,11 +146,10 @@ ANOTHER_ARCHITECTURE = (0.35, 1.60)
 """How far a context may be from that of the GPU it is taken from. Not measured: between the GPUs of the table the
 context is 3.0 to 4.7 MiB per multiprocessor, and GPUs of one architecture differ by as much as 2.5 in their number."""
 
-CONTEXT_ALONE, CONTEXT_OF_A_MULTIPROCESSOR = 103.0, 25 / 7
-"""A process of the same program in two slices of an A100: 153 MiB with 14 multiprocessors, 253 MiB with 42 (NVIDIA's
-MIG user guide, getting started with MIG: BlackScholes in a 1c.3g.20gb and in a 3g.20gb)."""
-OF_A_SLICE = (0.7, 1.5)
-"""How far a slice's context may be from that. Not measured: the two processes are of an A100 and of CUDA 11."""
+SLICE_SMALLEST = 0.2
+"""Of the whole GPU's context, that of a slice at least; it has fewer multiprocessors, so it never has more. A guess: a
+process with 14 of an A100's 108 multiprocessors held 153 MiB with what it allocated (NVIDIA's MIG user guide, getting
+started with MIG: BlackScholes in a 1c.3g.20gb, CUDA 11)."""
 
 OTHER_LINKS = (0.25, 1.30)
 """How far a communicator may be from one on another GPU or of another size. Not measured: NCCL's buffers are

@@ -71,7 +71,6 @@ _RESULTS: dict[Any, str] = {
     ctypes.c_void_p: "host_records kernel_table launches records shapes",
 }
 _ARGUMENTS: dict[str, list[Any]] = {
-    "attest": [ctypes.c_char_p, ctypes.c_int64],
     "block_at": [ctypes.c_void_p],
     "born_alive": [ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64],
     "host_block_at": [ctypes.c_void_p],
@@ -83,7 +82,6 @@ _ARGUMENTS: dict[str, list[Any]] = {
     "note_launch": [ctypes.c_int32, ctypes.c_int32, ctypes.c_int64],
     "operator_of": [ctypes.c_int64],
     "release": [ctypes.c_int64],
-    "seal": [ctypes.c_char_p, ctypes.c_int64, ctypes.c_char_p],
     "use": [ctypes.c_int64, ctypes.c_int32],
     "workspace_is_unknown": [ctypes.c_char_p],
     "write_zeros": [ctypes.c_void_p],

@@ -108,12 +108,6 @@ class Recorder:
             events += _launch_of(rest)
         return events, launched + len(launches)
 
-    def later_events(self, since: int) -> list[Event]:
-        """As `plain_events`; blocks are numbered by their births since `start`."""
-        records = self._records()
-        numbers = self._number_blocks(records)
-        return [event_of(record, self._kinds, None, numbers) for record in records[since:]]
-
     def settle(self) -> None:
         """Wait until autograd's device thread has given up the graph of every backward that has ended."""
         self._native.paper_settle_backward()

@@ -12,7 +12,7 @@ from typing import Any
 from planner.allocator.host.nodes import ProgramHost, state_program_hosts
 from planner.allocator.host.statement import HostStatement
 from planner.allocator.rules import Rules
-from planner.errors import PlannerError, ProgramError
+from planner.errors import PlannerError
 from planner.events import Alloc, Phase
 from planner.hardware import catalog
 from planner.hardware.gpus import GpuRecord
@@ -55,7 +55,7 @@ from planner.tracing.program.batch_sizes import LARGEST, VaryingSize
 from planner.tracing.program.device_traces import traces_of_devices
 from planner.tracing.program.launch_line import LaunchLine
 from planner.tracing.program.rank_orders import Gpu as FoundGpu
-from planner.tracing.program.rank_orders import MoreGpusError, ProgramOrder, RankRun, forged_error
+from planner.tracing.program.rank_orders import MoreGpusError, ProgramOrder, RankRun, malformed_error
 from planner.tracing.program.rank_process import USUAL_LIMITS, WalledProgram
 from planner.tracing.rank_trace import Trace, pause_collection
 from planner.truth.calibration.interval import Calibration
@@ -222,19 +222,9 @@ def judge_devices(work: ProgramInputs, share: RankShare) -> list[JudgedShare]:
     run = share.run
     judge, traces = _judge_of(work, run), traces_of_devices(run.trace)
     if len(traces) > max(len(run.devices), 1):
-        raise forged_error("its events are of more devices than it has used")
+        raise malformed_error("its events are of more devices than it has used")
     devices = run.devices if len(traces) > 1 else (None,)
-    judged = [_judge_device(judge, share, trace, device) for device, trace in zip(devices, traces, strict=False)]
-    exceeds = any(judgement.statement.verdict is Verdict.EXCEEDS for judgement in judged)
-    if run.highest_bytes > len(traces) * judge.room_bytes and not exceeds:
-        raise ProgramError(
-            f"rank {run.rank} held {show_bytes(run.highest_bytes)} at one time, outside of the {run.iterations}"
-            f" iterations that are judged, and there are {show_bytes(judge.room_bytes)}",
-            allowed="a program that fits whenever it was watched",
-            remedy="judge more of it: steps, or a program without planner's own modules in its hands",
-            place=work.line.program,
-        )
-    return judged
+    return [_judge_device(judge, share, trace, device) for device, trace in zip(devices, traces, strict=False)]
 
 
 def _judge_of(work: ProgramInputs, run: RankRun) -> Judge:

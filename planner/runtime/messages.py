@@ -114,8 +114,6 @@ class Answer:
     """By name; of parts with one name, the last."""
     whole: bool = True
     """False: the bytes were cut off, or no answer at all."""
-    is_repeated: bool = False
-    """Whether several parts have one name."""
     is_foreign: bool = False
     """Whether code of users ran there: it says what is wrong with a job, and nothing of a service or a request."""
     exit_code: int = 0

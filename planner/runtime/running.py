@@ -234,17 +234,12 @@ def _supervise(process: Process, limits: Limits, group: Cgroup | None, stopped: 
             exceeded = end
     process.close()
     parts: dict[str, bytes] = {}
-    whole, is_repeated = True, False
+    whole = True
     try:
-        for name, content in parts_of(bytes(output.answer)):
-            is_repeated |= name in parts
-            parts[name] = content
+        parts.update(parts_of(bytes(output.answer)))
     except BrokenAnswerError:
         whole = False
-    return Answer(
-        parts=parts, whole=whole, is_repeated=is_repeated, exit_code=code, last_line=output.last_line(),
-        exceeded=exceeded,
-    )  # fmt: skip
+    return Answer(parts=parts, whole=whole, exit_code=code, last_line=output.last_line(), exceeded=exceeded)
 
 
 def _watch(

@@ -85,7 +85,8 @@ CROSSINGS = (
         "the same: its trace",
         "planner/tracing/rank_trace.py",
         f"{show_bytes(USUAL_LIMITS.answer_bytes)}; lines of {show_bytes(rank_trace._MOST_LINE_CHARACTERS)}, counts up"
-        f" to 2^62, texts of {rank_trace._MOST_TEXT:,} characters; attested",
+        f" to 2^62, texts of {rank_trace._MOST_TEXT:,} characters;"
+        f" {rank_orders._MOST_REPEATED:,} events that repeat",
         f"{TENANTS}::test_hostile_answers_of_programs_are_refused_soon",
     ),
     Crossing(

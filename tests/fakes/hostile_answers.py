@@ -10,7 +10,7 @@ from planner.events import Alloc, Free, Mark, Origin, Phase, Role
 from planner.events import Category as Kind
 from planner.runtime.messages import FAULT, MEMORY, PROBLEM, Answer
 from planner.tracing import rank_trace
-from planner.tracing.program import attestation, rank_orders
+from planner.tracing.program import rank_orders
 from planner.tracing.program.assumptions import About, Assumption, Branch
 from planner.tracing.program.rank_orders import Announced, BroadcastNumber, RankRun
 from planner.tracing.rank_trace import Trace
@@ -37,8 +37,6 @@ HONEST = RankRun(
 PARTS = {
     rank_orders.TRACE: rank_trace.dumps(HONEST.trace).encode(),
     rank_orders.ABOUT: rank_orders.about_text(HONEST),
-    attestation.SEAL: bytes(80),
-    attestation.TAIL: rank_trace.dumps(Trace(())).encode(),
 }
 _PIECES = (
     "null", "true", "-1", "1e999", "1e308", "NaN", "-Infinity", "9" * 5000, "2" * 25, '""', '"\\ud800"', '"\\u0000"',
@@ -72,7 +70,7 @@ def _found_before() -> Iterator[Answer]:
 
 def _with_piece(chosen: random.Random) -> Answer:
     """Something else in the place of a value."""
-    part = chosen.choice((rank_orders.ABOUT, rank_orders.ABOUT, rank_orders.TRACE, attestation.TAIL))
+    part = chosen.choice((rank_orders.ABOUT, rank_orders.ABOUT, rank_orders.TRACE))
     text = PARTS[part].decode()
     places = [at for at, letter in enumerate(text) if letter in ":,["]
     at = chosen.choice(places) + 1
@@ -102,6 +100,6 @@ def _of_other_parts(chosen: random.Random) -> Answer:
     kept = {name: content for name, content in PARTS.items() if chosen.random() < 0.5}
     added = {name: content for name, content in others.items() if chosen.random() < 0.3}
     return Answer(
-        parts={**kept, **added}, whole=chosen.random() < 0.8, is_repeated=chosen.random() < 0.2,
+        parts={**kept, **added}, whole=chosen.random() < 0.8,
         exit_code=chosen.choice((0, 0, 1, -9)), last_line=chosen.choice(("", "\x1b[31m", "x" * 300)),
     )  # fmt: skip

@@ -35,7 +35,6 @@ class Run(Protocol):
         is_known: bool = False,
         steps_at: tuple[int, ...] = (),
         gpus: int = 0,
-        attests: bool = True,
         until_read: bool = False,
         batches: int | None = 0,
     ) -> RankRun: ...

@@ -23,7 +23,7 @@ from planner.errors import PlannerError, ProgramError
 from planner.runtime.messages import PROBLEM, Answer
 from planner.service.http.problems import problem
 from planner.service.http.run_requests import read_run
-from planner.tracing.program import attestation, rank_process
+from planner.tracing.program import rank_process
 from planner.tracing.program.launch_line import parse
 from planner.tracing.program.rank_orders import Gpu, ProgramOrder, RankRun
 from planner.tracing.program.rank_process import USUAL_LIMITS
@@ -89,10 +89,7 @@ def test_hostile_answers_of_programs_are_refused_soon() -> None:
 def read_answer(answer: Answer) -> RankRun:
     if "fault" in answer.parts:  # as run_rank says it of a walled program
         raise ProgramError("a fault")
-    found = rank_process._result_of(replace(answer, is_foreign=True), USUAL_LIMITS, ORDER)
-    with pytest.raises(ProgramError):  # no events are attested by anybody here
-        attestation.check_events(found.trace, (), attestation.Attested(bytes(32), 100, 0))
-    return found
+    return rank_process._result_of(replace(answer, is_foreign=True), USUAL_LIMITS, ORDER)
 
 
 def test_a_program_chooses_no_status_of_its_request() -> None:

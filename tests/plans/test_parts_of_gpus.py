@@ -8,6 +8,7 @@ import pytest
 
 from planner.errors import SpecError
 from planner.job.loading import job_on_gpu, load_yaml
+from planner.job.overhead import outside_of
 from planner.job.schema import Job
 from planner.planning import pipeline
 from planner.planning.memory_pool import state_pool
@@ -81,13 +82,14 @@ def test_several_ranks_on_slices_are_refused_with_the_reason() -> None:
         load_yaml(text + "parallel: {dp_replicate: {degree: 2, kind: ddp}}\n", "small")
 
 
-def test_a_slice_has_its_own_context_and_its_own_traces(job: Job, plan: Plan) -> None:
+def test_a_slice_has_the_context_of_the_whole_gpu_at_most_and_its_own_traces(job: Job, plan: Plan) -> None:
     part = job_on_gpu(job, "H100-SXM-80GB:1g.10gb")
     (ranks,) = pipeline.plan(part, Calibration.none()).rank_classes
 
     assert part.cluster.gpu.target == "sm_90/16"
     assert ranks.capacity_bytes == 9984 * 2**20
-    assert ranks.outside_allocator.total_bytes < plan.rank_classes[0].outside_allocator.total_bytes
+    assert ranks.outside_allocator == plan.rank_classes[0].outside_allocator
+    assert outside_of(part).low_bytes < outside_of(job).low_bytes
 
 
 def test_a_job_that_does_not_fit_its_slice_is_told_the_slice_that_does(job: Job) -> None:

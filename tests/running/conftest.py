@@ -19,8 +19,7 @@ PROGRAMS = Path(__file__).parent / "programs"
 
 @pytest.fixture
 def run() -> Run:
-    """On an H100; what the programs write stays, in folders of the tests. Every run is attested, as behind walls, but
-    where a test says otherwise."""
+    """On an H100; what the programs write stays, in folders of the tests."""
     known = catalog.by_name("H100-SXM-80GB")
     assert known is not None
     gpu = Gpu(product=known.product, arch=known.arch, total_bytes=known.total_bytes, outside_bytes=2**30)
@@ -30,7 +29,7 @@ def run() -> Run:
         patience: float | None = 0, packages: tuple[str, ...] = (), kernels: str = "", otherwise: str = "",
         heard: tuple[Announced, ...] = (), numbers: tuple[BroadcastNumber, ...] = (), torch: str = "",
         target: str = "", is_known: bool = False, steps_at: tuple[int, ...] = (),
-        until_read: bool = False, gpus: int = 0, attests: bool = True, batches: int | None = 0,
+        until_read: bool = False, gpus: int = 0, batches: int | None = 0,
     ) -> RankRun:  # fmt: skip
         order = ProgramOrder(
             line=parse(command.format(programs=PROGRAMS).split(), node_gpus=gpus), rank=rank,
@@ -39,7 +38,7 @@ def run() -> Run:
             otherwise=otherwise, heard=heard, numbers=numbers, torch=torch, target=target, steps_at=steps_at,
             until_read=until_read, batches=batches,
         )  # fmt: skip
-        return run_rank(order, replace(USUAL_LIMITS, seconds=seconds), lasting_server(), attests=attests)
+        return run_rank(order, replace(USUAL_LIMITS, seconds=seconds), lasting_server())
 
     return run_command
 

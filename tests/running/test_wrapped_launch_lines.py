@@ -27,7 +27,7 @@ cd train
 python prepare.py --out data
 srun --export=ALL,NCCL_DEBUG=INFO torchrun --nnodes "$SLURM_NNODES" --nproc_per_node $GPUS \\
     --rdzv_id $RANDOM --rdzv_backend c10d --rdzv_endpoint $head:29500 \\
-    train.py --ranks $((SLURM_NNODES * GPUS)) "$@" 2>&1 | tee log.txt
+    train.py --ranks "$SLURM_NNODES" "$@" 2>&1 | tee log.txt
 echo done
 """
 
@@ -106,7 +106,7 @@ def test_a_batch_script_comes_to_its_srun_line() -> None:
     found = line("sbatch -J other run.sbatch --lr 3e-4", {"run.sbatch": SLURM_SCRIPT})
 
     assert shape(found) == ("torchrun", 2, 8, 8, "train.py")
-    assert (found.arguments, found.folder) == (("--ranks", "16", "--lr", "3e-4"), "train")
+    assert (found.arguments, found.folder) == (("--ranks", "2", "--lr", "3e-4"), "train")
     assert found.environment == {"OMP_NUM_THREADS": "8", "NCCL_DEBUG": "INFO"}
     assert rank_variables(found, 9)["SLURM_JOB_NAME"] == "other"
     assert found.notes == (
@@ -194,6 +194,7 @@ def test_a_script_uses_what_it_finds_and_what_it_is_given() -> None:
         ("bash run.sh", "cat <<EOF\nEOF\npython t.py", "a here-document"),
         ("bash run.sh", "python t.py --name 'x", "a ' is missing"),
         ("bash run.sh", "python t.py --out $SCRATCH/x", r"\$SCRATCH decides a part of the launch line"),
+        ("bash run.sh", "N=$((2*(1+1)))\ntorchrun --nproc-per-node $N t.py", r"\$\(\(2\*\(1\+1\)\)\) decides a part"),
         ("bash run.sh", "cd $(mktemp -d)\npython t.py", r"a folder that \$\(mktemp -d\) decides"),
         ("bash run.sh", "echo hello", "the script has no launch line"),
         ("bash other.sh", "", "is not there"),

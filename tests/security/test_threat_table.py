@@ -35,7 +35,7 @@ def test_every_threat_has_a_test_but_for_one_that_says_so() -> None:
     without = [threat for threat, _, tests in THREATS if not tests]
 
     assert len(THREATS) > 50
-    assert without == ["another plan's id on a job"]
+    assert without == ["a program lies about its own memory", "another plan's id on a job"]
 
 
 def test_every_test_of_this_room_is_named() -> None:

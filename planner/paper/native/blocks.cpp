@@ -23,7 +23,6 @@ std::mutex block_mutex;
 AddressSpace space(&reserve_addresses);
 std::unordered_map<const void*, Held> blocks;
 size_t requested = 0;
-size_t highest_requested = 0;
 
 // A graph that is replayed writes to the addresses that it was captured with: those of private pools come only once.
 bool once_pooled = false;
@@ -39,7 +38,6 @@ void* taken(size_t bytes) {
   void* address = space.take(bytes);
   blocks[address] = {-1, bytes};  // in use, before it is known as what
   requested += bytes;
-  highest_requested = std::max(highest_requested, requested);
   return address;
 }
 
@@ -116,11 +114,6 @@ int64_t block_around(const void* address) {
     if (first < place && place < first + held.bytes) return held.block;
   }
   return -1;
-}
-
-size_t highest_requested_bytes() {
-  std::lock_guard<std::mutex> lock(block_mutex);
-  return highest_requested;
 }
 
 size_t requested_bytes() {

@@ -2,7 +2,6 @@
 
 #include "autograd.h"
 #include "launches.h"
-#include "witness.h"
 
 #include <ATen/SequenceNumber.h>
 #include <ATen/record_function.h>
@@ -58,7 +57,6 @@ void write_down(const Record& record) {
     allocated_bytes -= rounded_bytes(records[alloc_position[record.block]].bytes);
   most_allocated_bytes = std::max(most_allocated_bytes, allocated_bytes);
   records.push_back(record);
-  witness(record);
 }
 
 int32_t index_of(const std::string& name) {
@@ -228,7 +226,6 @@ int32_t paper_kind(const char* name) {
 
 void paper_start() {
   std::lock_guard<std::mutex> lock(paper::trace_mutex);
-  paper::witness_interrupted();
   paper::records.clear();
   paper::shapes.clear();
   paper::scope_of_node.clear();
@@ -272,13 +269,6 @@ int64_t paper_allocated_bytes() { return paper::allocated_bytes; }
 int64_t paper_most_allocated_bytes() { return paper::most_allocated_bytes; }
 
 void paper_stop() {
-  std::lock_guard<std::mutex> lock(paper::trace_mutex);
-  paper::witness_interrupted();
-  paper::recording = false;
-}
-
-// Nothing is written down any more.
-void paper_stop_recording() {
   std::lock_guard<std::mutex> lock(paper::trace_mutex);
   paper::recording = false;
 }

@@ -82,7 +82,7 @@ def run_program(order: RunOrder, answer: AnswerWriter) -> None:
         statement = judge_program(work)
     except (PlannerError, MemoryError):
         raise
-    except Exception as error:  # its allocations are attested, but what it says of them may contradict itself
+    except Exception as error:  # what it says of its memory may contradict itself
         raise ProgramError(
             f"what the program told of its memory makes no plan: {type(error).__name__}: {error}",
             allowed="a program that leaves planner's own modules alone",

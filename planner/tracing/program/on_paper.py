@@ -9,7 +9,7 @@ import os
 import runpy
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -24,13 +24,11 @@ from planner import (
     upstream,
 )
 from planner.errors import PlannerError, ProgramError
-from planner.events import Event
 from planner.hardware.architectures import find_architecture
 from planner.paper import values
 from planner.paper.device import Paper
 from planner.timing.step_time import price_for_clock
 from planner.tracing.program import (
-    attestation,
     cuda,
     gpu_statistics,
     launch_line,
@@ -92,8 +90,8 @@ _NOT_COLLECTED = "The program has switched garbage collection off: cycles stay u
 class Endings:
     """What ends the process of a rank; none of it returns."""
 
-    finish: Callable[[RankRun, Callable[[], Sequence[Event]]], NoReturn]
-    """Is called with what the program did, and what gives the events after those of its trace."""
+    finish: Callable[[RankRun], NoReturn]
+    """Is called with what the program did."""
     refuse: Callable[[PlannerError], NoReturn]
     """Is called in a child of it."""
     become: Become | None = None
@@ -371,8 +369,7 @@ class ProgramRun:
                 usual=int(self.steps_at.usual) if self.steps_at.counts else 0,
                 outline=self.outline.document(),
                 libraries=tuple(name for name in _LIBRARIES if name in sys.modules),
-            ),
-            lambda: recorder.later_events(last),
+            )
         )
 
 
@@ -380,15 +377,12 @@ def _read_conf() -> str:
     return next((os.environ[name] for name in _CONFS if os.environ.get(name)), "")
 
 
-def run_program(order: ProgramOrder, endings: Endings, key: bytearray | None = None) -> None:
-    """Run it; with a `key`, under which its events are attested. Whatever the program raises leaves this function as
-    it is."""
+def run_program(order: ProgramOrder, endings: Endings) -> None:
+    """Run it. Whatever the program raises leaves this function as it is."""
     from torch.distributed import DistStoreError  # after planner.paper
 
     importlib.import_module("torch._dynamo")  # optimizers load it: it lists torch's functions while they are torch's
     with paper.gpu(order.target or order.gpu.arch, torch_version=order.torch) as gpu, ExitStack() as stack:
-        if key is not None:
-            attestation.begin(key)
         run = ProgramRun(order, gpu, endings)
         stack.enter_context(_surrounded(order, run, endings))
         stack.enter_context(absent_peers.heard_by(gpu.recorder.hear_collective))

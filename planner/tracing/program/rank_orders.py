@@ -177,9 +177,6 @@ class RankRun:
     seconds: float = 0.0
     announced: tuple[Announced, ...] = ()
     numbers: tuple[BroadcastNumber, ...] = ()
-    highest_bytes: int = 0
-    """The most that was held at one time, as it was asked for and as the paper GPU attests it; 0 of a run that nothing
-    attests."""
 
 
 ABOUT, TRACE, CRASH = "about", "trace", "crash"
@@ -189,6 +186,9 @@ _MOST_BYTES = 4 * MIB
 _MOST_TEXT = 64 * 1024
 _MOST_LISTED = 10_000
 _MOST_NUMBER = 2**62
+_MOST_REPEATED = 2**28
+"""Events of a trace beside those that are written: the recorder takes 56 bytes of each, 14 of the 16 GiB that a program
+may have."""
 _PLACE = "the program's answer"
 _SIGNED, _FREE = "values", "outline"
 """What ranks tell each other may be negative; of what a spec could say of a program nothing is checked here."""
@@ -202,10 +202,10 @@ class MoreGpusError(ProgramError):
         self.gpus = gpus
 
 
-def forged_error(problem: str) -> ProgramError:
+def malformed_error(problem: str) -> ProgramError:
     """The refusal of an answer that planner's own side of the process cannot have written."""
     return ProgramError(
-        f"the program wrote to planner's channel, or changed what planner watches it with: {problem}",
+        f"what the program's process answered is no report of a run: {problem}",
         allowed="a program that leaves planner's own modules, memory and descriptors alone",
         remedy="run it without what reaches into planner",
         place=_PLACE,
@@ -228,9 +228,11 @@ def read_run(parts: Mapping[str, bytes], rank: int) -> RankRun:
         run = _read(RankRun, parts[ABOUT])
         run = replace(run, trace=rank_trace.loads(parts[TRACE].decode()))
     except (ValueError, KeyError) as error:
-        raise forged_error(str(error)[:300]) from None
+        raise malformed_error(str(error)[:300]) from None
     if run.nodes * run.processes_per_node > MOST_RANKS or run.rank != rank or not 0 < run.memory_fraction <= 1:
-        raise forged_error("it is the report of another rank, or of a GPU that there is not")
+        raise malformed_error("it is the report of another rank, or of a GPU that there is not")
+    if sum((repeat.after - repeat.first) * repeat.times for repeat in run.trace.repeats) > _MOST_REPEATED:
+        raise malformed_error("its events repeat more often than a process has room to see")
     return run
 
 
@@ -239,7 +241,7 @@ def read_crash(content: bytes) -> Crash:
     try:
         return _read(Crash, content)
     except ValueError as error:
-        raise forged_error(str(error)[:300]) from None
+        raise malformed_error(str(error)[:300]) from None
 
 
 _Report = TypeVar("_Report", RankRun, Crash)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import io
 import os
 import re
 import signal
 import tarfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +16,6 @@ from typing import NoReturn
 
 from planner import cuda_on_paper
 from planner.errors import PlannerError, ProgramError, TraceError, shorten
-from planner.events import Event
 from planner.runtime import messages, overlay, running
 from planner.runtime.child import problem_text, start_anew
 from planner.runtime.fork_server import ForkServer
@@ -27,12 +25,10 @@ from planner.runtime.user_cache import kept_folders
 from planner.runtime.walls import Walls
 from planner.tracing import rank_trace
 from planner.tracing.isolated import exceeded_limit
-from planner.tracing.program import attestation, rank_orders
-from planner.tracing.program.attestation import OwnCode
+from planner.tracing.program import rank_orders
 from planner.tracing.program.launch_line import LaunchLine, rank_variables
 from planner.tracing.program.program_errors import MOST_CHARACTERS, MOST_LINES, crash_of, is_our_fault
-from planner.tracing.program.rank_orders import ABOUT, CRASH, TRACE, ProgramOrder, RankRun, forged_error
-from planner.tracing.rank_trace import Trace
+from planner.tracing.program.rank_orders import ABOUT, CRASH, TRACE, ProgramOrder, RankRun, malformed_error
 from planner.units import GIB, show_bytes
 
 _PRELOAD = "planner.tracing.program.rank_process:preload"
@@ -49,7 +45,7 @@ class WalledProgram:
 
     def walls_with(self, variables: Mapping[str, str]) -> Walls:
         """The walls around one rank, with those of its variables that only a process's start heeds. All others are set
-        in it: an interpreter that was started with them would run code that they name before it takes its key."""
+        in it: an interpreter that was started with them would run code that they name before planner's own."""
         first = {name: value for name, value in variables.items() if name.startswith(_AT_START)}
         return replace(self.walls, overlaid=self.folder, variables={**first, "USER": "nobody"}, place="program")
 
@@ -111,11 +107,8 @@ def run_rank(
     limits: Limits = USUAL_LIMITS,
     server: ForkServer | None = None,
     walled: WalledProgram | None = None,
-    *,
-    attests: bool = False,
 ) -> RankRun:
-    """One rank's run, in a fresh interpreter or in one that the `server` forks; behind walls if it is `walled`, and
-    then, or if it `attests`, nothing is taken that its paper GPU does not attest (planner.tracing.program.attestation).
+    """One rank's run, in a fresh interpreter or in one that the `server` forks; behind walls if it is `walled`.
 
     Raises CrashedError for an error of the program, ProgramError for one that exceeds its limits, ends its process or
     neither trains nor infers, TraceError for what the paper GPU cannot do, WallsError where there are no walls.
@@ -125,16 +118,11 @@ def run_rank(
     on_paper = cuda_on_paper.PaperGpu(order.gpu.product, order.target or order.gpu.arch, order.gpu.total_bytes)
     environment |= cuda_on_paper.gpu_variables(on_paper, order.line.gpus)
     environment |= {} if server is not None else cuda_on_paper.start_variables()
-    key = attestation.new_key() if walled is not None or attests else None
-    task = Task("planner.tracing.program.rank_process:answer_rank", (order, environment, walled, key))
+    task = Task("planner.tracing.program.rank_process:answer_rank", (order, environment, walled))
     if walled is None:
         _refuse_absent(order)
-        answer = running.run(task, limits, environment=environment, server=server)
-    else:
-        answer = running.run(task, limits, walls=walled.walls_with(environment))
-    if key is None:
-        return _result_of(answer, limits, order)
-    answer = replace(answer, is_foreign=True)
+        return _result_of(running.run(task, limits, environment=environment, server=server), limits, order)
+    answer = running.run(task, limits, walls=walled.walls_with(environment))
     if messages.is_fault(answer):
         raise ProgramError(
             f"the program's process ended with a fault in planner's own code: {messages.fault_line(answer)}",
@@ -142,17 +130,7 @@ def run_rank(
             remedy="if it does, report this line, and the program if you may",
             place=order.line.program,
         )
-    run = _result_of(answer, limits, order)
-    if answer.is_repeated:
-        raise forged_error("it answered twice")
-    report = _report_of(answer.parts[TRACE], answer.parts[ABOUT])
-    attested = attestation.open_seal(answer.parts.get(attestation.SEAL, b""), key, report)
-    try:
-        tail = rank_trace.loads(answer.parts[attestation.TAIL].decode()).events
-    except (KeyError, ValueError) as error:
-        raise forged_error(f"what came after its trace: {error}") from None
-    attestation.check_events(run.trace, tail, attested)
-    return replace(run, highest_bytes=attested.highest_bytes)
+    return _result_of(answer, limits, order)
 
 
 def lasting_server() -> ForkServer:
@@ -181,7 +159,7 @@ def _result_of(answer: Answer, limits: Limits, order: ProgramOrder) -> RankRun:
         raise _crash_error(answer.parts[CRASH], order)
     messages.raise_failure(answer)
     if answer.exit_code == 0 and not answer.whole:
-        raise forged_error("what came is no answer")
+        raise malformed_error("what came is no answer")
     if answer.exit_code or TRACE not in answer.parts or ABOUT not in answer.parts:
         raise ProgramError(
             f"the program ended its process on rank {order.rank} with {messages.ending(answer)}",
@@ -191,50 +169,37 @@ def _result_of(answer: Answer, limits: Limits, order: ProgramOrder) -> RankRun:
     return rank_orders.read_run(answer.parts, order.rank)
 
 
-def _report_of(trace: bytes, about: bytes) -> bytes:
-    return b"".join(hashlib.sha256(part).digest() for part in (trace, about))
-
-
-Argument = tuple[ProgramOrder, Mapping[str, str], WalledProgram | None, bytearray | None]
+Argument = tuple[ProgramOrder, Mapping[str, str], WalledProgram | None]
 
 
 def answer_rank(argument: Argument, answer: AnswerWriter) -> None:
-    """The child's side: what the run was, and its trace, as two parts, and what attests them; the traceback of a
-    program that crashes."""
-    order, environment, walled, key = argument
+    """The child's side: what the run was, and its trace, as two parts; the traceback of a program that crashes."""
+    order, environment, walled = argument
     os.environ.update(environment)
     if walled is not None:  # what it writes there is gone with it
         walled.enter()
         _refuse_absent(order)
     elif not order.writes:
         overlay.discard_writes(_DISCARDED_BYTES, kept=kept_folders())
-    _answer(order, answer, key, may_become=walled is None and key is None)
+    _answer(order, answer, may_become=walled is None)
 
 
 def answer_launched(order: ProgramOrder, answer: AnswerWriter) -> None:
     """As :func:`answer_rank`, of a launch line that the program itself has started: this process was its."""
     _refuse_absent(order)
-    _answer(order, answer, None, may_become=True)
+    _answer(order, answer, may_become=True)
 
 
-def _answer(order: ProgramOrder, answer: AnswerWriter, key: bytearray | None, *, may_become: bool) -> None:
+def _answer(order: ProgramOrder, answer: AnswerWriter, *, may_become: bool) -> None:
     os.chdir(order.line.folder or ".")
     os.putenv("CUDA_VISIBLE_DEVICES", "")  # GPUs of this machine; what the program reads of it is its own
     from planner.tracing.program.on_paper import Endings, run_program
 
-    own_code = OwnCode() if key is not None else None
     process = os.getpid()
 
-    def finish(run: RankRun, tail: Callable[[], Sequence[Event]]) -> NoReturn:
-        if own_code is not None and (changed := own_code.changed()):
-            answer.write(PROBLEM, problem_text(forged_error(f"{changed.partition('#')[0]} is not as it was")))
-            os._exit(1)
-        trace, about = rank_trace.dumps(run.trace).encode(), rank_orders.about_text(run)
-        if key is not None:
-            answer.write(attestation.SEAL, attestation.seal_of(_report_of(trace, about)))
-            answer.write(attestation.TAIL, rank_trace.dumps(Trace(tuple(tail()))).encode())
-        answer.write(TRACE, trace)
-        answer.write(ABOUT, about)
+    def finish(run: RankRun) -> NoReturn:
+        answer.write(TRACE, rank_trace.dumps(run.trace).encode())
+        answer.write(ABOUT, rank_orders.about_text(run))
         os._exit(0)
 
     turn = os.eventfd(1)
@@ -251,7 +216,7 @@ def _answer(order: ProgramOrder, answer: AnswerWriter, key: bytearray | None, *,
         start_anew(Task("planner.tracing.program.rank_process:answer_launched", launched), answer, variables)
 
     try:
-        run_program(order, Endings(finish, refuse, become if may_become else None), key)
+        run_program(order, Endings(finish, refuse, become if may_become else None))
     except (PlannerError, MemoryError, SystemExit):
         raise
     except BaseException as error:

@@ -1,13 +1,11 @@
 """Reads a shell script for the one command in it that starts the ranks: its words, as the shell would expand them.
 
-Nothing is run. Assignments, exports, `cd` and arithmetic are followed; what only a command's output or the job's own
-machine decides is marked, and refused where it is needed. Branches and loops are refused.
+Nothing is run. Assignments, exports and `cd` are followed; what arithmetic, a command's output or the job's own machine
+decides is marked, and refused where it is needed. Branches and loops are refused.
 """
 
 from __future__ import annotations
 
-import ast
-import operator
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +22,6 @@ _BRANCHES = frozenset({
     "{", "}", "[", "[[", "test", "eval", "((",
 })  # fmt: skip
 _DECLARATIONS = ("export", "declare", "typeset", "readonly", "local")
-_OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv}
 _MOST_CHARACTERS, _MOST_EXPANDED = 1 << 20, 8 << 20
 """Characters of a script, and of all of its words: a variable of 64 KiB may be named on each line."""
 _MOST_COMMANDS, _MOST_WORDS, _MOST_VARIABLES = 10_000, 4096, 1000
@@ -199,9 +196,6 @@ class _Reader:
             self._add(word)
 
     def _value(self) -> str:
-        if self._text.startswith("((", self._at):
-            self._at += 2
-            return self._arithmetic(self._until("))"))
         if self._text.startswith("(", self._at):
             return _unknown(f"$({self._nested()[:40]})")
         if self._text.startswith("{", self._at):
@@ -236,23 +230,6 @@ class _Reader:
             given = self._shell.positional
             return given[int(name) - 1] if int(name) <= len(given) else ""
         return self._shell.variables.get(name, _unknown(f"${name}"))
-
-    def _arithmetic(self, written: str) -> str:
-        def value(node: ast.expr) -> int:
-            match node:
-                case ast.Constant(value=int(number)):
-                    return number
-                case ast.Name(id=name):
-                    return int(self._shell.variables[name])
-                case ast.BinOp(left=left, op=kind, right=right) if type(kind) in _OPERATORS:
-                    return int(_OPERATORS[type(kind)](value(left), value(right)))
-            raise ValueError
-
-        try:
-            cleaned = re.sub(r"\$\{?(\w+)\}?", r"\1", written).replace("/", "//").strip()
-            return str(value(ast.parse(cleaned[:200], mode="eval").body))
-        except (ValueError, KeyError, SyntaxError, ArithmeticError, RecursionError):
-            return _unknown(f"$(({written[:40]}))")
 
     def _nested(self) -> str:
         start, depth = self._at, 0
