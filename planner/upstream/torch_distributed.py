@@ -55,8 +55,6 @@ PROGRAM_PEERS = (
     *patch("program peers", _RUN, has_source=False, targets={
         "torch.distributed.distributed_c10d:rendezvous":
             "waits for all ranks of the world (torch/distributed/rendezvous.py)",
-        "torch.distributed.distributed_c10d:_NCCL_AVAILABLE":
-            "programs ask whether NCCL is there before they use it (is_nccl_available)",
         "torch.distributed:TCPStore": "its first process waits for all the others",
         "torch.distributed:broadcast_object_list scatter_object_list":
             "what an absent peer would have sent is not known, and its place stays as it is",
