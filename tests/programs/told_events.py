@@ -9,10 +9,10 @@ from planner import paper
 from planner.events import Alloc, Free
 
 
-def told_events(code: Callable[[], Any], target: str = "sm_90") -> list[str]:
+def told_events(code: Callable[[], Any]) -> list[str]:
     """`+ op 2x3 dtype` for a block that is taken, `- op 2x3` for one that is given back, in order; what the code
     returns is kept until the end. Frees that follow one another are sorted: their order is that of threads."""
-    with paper.gpu(target) as gpu:
+    with paper.gpu("sm_90") as gpu:
         kept = code()
         gpu.recorder.settle()
         events = gpu.recorder.events()
