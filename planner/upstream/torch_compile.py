@@ -32,6 +32,8 @@ PATCHES = (
             "runs a kernel's configurations on a GPU to time them",
     }),
     *patch("inductor", _COMPILED, targets={
+        "torch.utils._triton:triton_hash_with_backend":
+            "reads all of Triton's files for a name that is written into kernels, which never run: seconds",
         "torch._inductor.fx_passes.pad_mm:get_cached_should_pad":
             "says what was found when such a multiplication was timed before; a rule decides instead",
         "torch._inductor.select_algorithm:AlgorithmSelectorCache.__call__":

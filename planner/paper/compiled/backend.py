@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torch._inductor.codegen import common, cpu_device_op_overrides  # noqa: F401 - torch asks for it where none is there
+from torch._inductor.codegen import common
 from torch._inductor.codegen.wrapper import PythonWrapperCodegen, SubgraphPythonWrapperCodegen
 from torch._inductor.utils import IndentedBuffer
 

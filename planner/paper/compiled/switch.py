@@ -172,6 +172,7 @@ def enable(
 
 def _replaced() -> dict[str, Any]:
     return {
+        "torch.utils._triton:triton_hash_with_backend": lambda: "PAPER",
         "torch._inductor.fx_passes.pad_mm:get_cached_should_pad": padded_products.cached_decision,
         "torch._inductor.runtime.benchmarking:TritonBenchmarker.benchmark_gpu": kernel_timing.benchmark_gpu,
         "torch._inductor.runtime.benchmarking:InductorBenchmarker.benchmark_gpu": kernel_timing.benchmark_gpu,
