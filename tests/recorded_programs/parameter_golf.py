@@ -43,6 +43,8 @@ _SAID_GPUS = re.compile(r"\b(\d+)\s?[x×]\s?(?:NVIDIA )?((?:RTX ?)?[A-Z]{0,2}\d{
 _FIRST_STEP = re.compile(r"^\s*(?:step[: ]\s*\d|warmup_step:\s*\d)", re.MULTILINE)
 _TAKEN = re.compile(r"""(?:^\s*(?:self\.)?(\w+)\s*(?::[^=\n]+)?=[^\n]*?)?["']([A-Z][A-Z0-9_]{2,})["']""", re.MULTILINE)
 _ATTENTION = re.compile(r"^( *)from flash_attn\w* import (?:\w+ as )?(\w+)", re.MULTILINE)
+_WARMS_RATES = re.compile(r"\bstep < \w+\.warmup_steps\b")
+_WARMS_UP_BEFORE = re.compile(r"\brange\([^()\n]*warmup_steps")
 _CLOCK_MAY_BE_OFF = re.compile(r"max_wallclock_seconds\s*>\s*0(?:\.0)?\s*else None")
 _NOT_OURS = {
     "WARMUP_STEPS",
@@ -341,12 +343,20 @@ def read_program(row: Row, repository: Repository) -> Program:
         beside=beside,
         settings=settings,
         vocabulary=next(int(number) for text in vocabularies if (number := _number(text or ""))),
-        warmup_steps=int(_number(pairs.get("warmup_steps", str(_USUAL_WARMUP))) or 0),
+        warmup_steps=count_warmup_steps(code, pairs.get("warmup_steps", "")),
         is_launched=row.ranks > 1 or not is_started_by_python(text, readme),
         # Version 3 is for Hopper alone; without it some scripts take another way, which their logs say.
         has_flash_attention="fa3=False" not in log and (" H" in f" {row.product}" or needs_flash_attention(code)),
         schedule=shorten_training(code, settings, count_steps(text)),
     )
+
+
+def count_warmup_steps(code: str, printed: str) -> int:
+    """Those before the training; none where only rates grow over its own first: it ends, and prints its peak, before as
+    many more."""
+    if _WARMS_RATES.search(code) and not _WARMS_UP_BEFORE.search(code):
+        return 0
+    return int(_number(printed or str(_USUAL_WARMUP)) or 0)
 
 
 def count_steps(text: str) -> int:

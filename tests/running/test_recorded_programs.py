@@ -373,6 +373,19 @@ print(torch.cuda.max_memory_allocated())
         assert parameter_golf.shorten_training(code.replace(needed, ""), {}, 5000) == {}
 
 
+@pytest.mark.parametrize(
+    ("code", "printed", "steps"),
+    [
+        ("for i in range(args.warmup_steps): train()", "", 20),
+        ("for i in range(args.warmup_steps): train()", "5", 5),
+        ("rate = step / args.warmup_steps if step < args.warmup_steps else 1", "150", 0),
+        ("for i in range(h.warmup_steps): train()\nif step < h.warmup_steps: pass", "5", 5),
+    ],
+)
+def test_steps_over_which_rates_grow_are_none_before_the_training(code: str, printed: str, steps: int) -> None:
+    assert parameter_golf.count_warmup_steps(code, printed) == steps
+
+
 def test_flash_attention_is_there_where_a_script_has_no_other_way() -> None:
     optional = "try:\n    from flash_attn import flash_attn_func as attend\nexcept ImportError:\n    attend = None\n"
 
