@@ -58,6 +58,10 @@ _SOURCES = {"index-url": "--default-index", "extra-index-url": "--index", "find-
 """pip's settings, and how uv calls them."""
 
 
+_WITH_TORCH = (*PLANNING, "setuptools")
+"""What comes with torch. Triton 3.2, that of torch 2.6, imports setuptools (triton/runtime/build.py) and does not ask
+for it; nor does torch up to 2.10, whose `cpp_extension` imports it."""
+
 CUDNN_FOLDER = "cudnn"
 """In an environment whose torch brings a cuDNN that says its workspaces to a GPU alone: one that says them without."""
 _CUDNN_WITHOUT_GPU = "nvidia-cudnn-cu12==9.10.2.21"
@@ -111,7 +115,7 @@ def _make(folder: Path, minor: str, progress: Progress) -> None:
 def _commands(temporary: Path, minor: str) -> list[list[str]]:
     made = str(temporary / "made")
     python = f"{made}/bin/python"
-    installs = [[f"torch=={minor}.*", *PLANNING]]
+    installs = [[f"torch=={minor}.*", *_WITH_TORCH]]
     if [int(part) for part in minor.split(".")] < _CUDNN_WITHOUT_GPU_SINCE:
         installs.append(["--no-deps", "--target", f"{made}/{CUDNN_FOLDER}", _CUDNN_WITHOUT_GPU])
     if uv := _uv():
@@ -160,7 +164,7 @@ def _run(command: Sequence[str], folder: Path, minor: str, progress: Progress) -
 
 def _failed(folder: Path, minor: str, said: str) -> PlannerError:
     place = shlex.quote(str(folder))
-    wanted = shlex.join([f"torch=={minor}.*", *PLANNING])
+    wanted = shlex.join([f"torch=={minor}.*", *_WITH_TORCH])
     return PlannerError(
         f"the environment of torch {minor} could not be made: {said}",
         allowed="a torch that the package sources of pip or uv have for this Python",
