@@ -46,7 +46,8 @@ def forget() -> None:
     if clear_in_c is None:
         return
     clear_in_c()
-    _BackwardCall.apply(torch.zeros((), device="cuda", requires_grad=True)).backward()  # type: ignore[no-untyped-call]
+    if torch.cuda.is_available():  # a step may be measured on a machine without a GPU
+        _BackwardCall.apply(torch.zeros((), device="cuda", requires_grad=True)).backward()  # type: ignore[no-untyped-call]
 
 
 class _BackwardCall(torch.autograd.Function):
