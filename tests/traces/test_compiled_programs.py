@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from other_gpus import compiled_on
+from other_gpus import compiled_on, printed_on
 from own_caches import use_cache
 
 from planner import paper  # before torch
@@ -455,3 +455,20 @@ def test_afterwards_torch_is_as_it_was() -> None:
         torch.compile(torch.sin)(torch.randn(4, device="cuda"))
         assert common.device_codegens != before
     assert common.device_codegens == before
+
+
+KEY = """
+from planner import paper
+from planner.paper import compiled
+import torch
+
+with paper.gpu("sm_90"), compiled.enable():
+    print(torch.compiler.config.cache_key_tag)
+"""
+
+
+def test_code_for_one_gpu_is_not_taken_from_the_cache_for_another_of_no_name() -> None:
+    keys = [printed_on(arch, KEY) for arch in ("sm_80", "sm_90", "sm_90/16", "sm_90")]
+
+    assert len(set(keys)) == 3
+    assert keys[1] == keys[3]

@@ -209,8 +209,10 @@ def _settings(as_asked: bool) -> Iterator[None]:
     dynamo = {"fail_on_recompile_limit_hit": as_asked, "fail_on_cache_limit_hit": as_asked}
     dynamo = {name: value for name, value in dynamo.items() if hasattr(torch._dynamo.config, name)}
     before = torch.compiler.config.cache_key_tag
-    # What generated code depends on beside the program, torch, Inductor's settings and the GPU's name: this folder.
-    digest = hashlib.sha256()
+    # What generated code depends on beside the program, torch and Inductor's settings: this folder, and the GPU, of
+    # which Inductor's own key has the name alone; a job may give none.
+    gpu = torch.cuda.get_device_properties()
+    digest = hashlib.sha256(repr((gpu.major, gpu.minor, gpu.multi_processor_count)).encode())
     for path in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(path.read_bytes())
     torch.compiler.config.cache_key_tag = f"planner-{digest.hexdigest()[:16]}"
