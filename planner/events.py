@@ -160,18 +160,20 @@ def rename_blocks(event: Event, names: Mapping[int, int], iterations: int = 0) -
     """The event with other blocks, so many iterations later; a block without a new name keeps its own."""
     # Most of the time of writing repetition out goes here: exact types are the fastest question.
     kind = type(event)
+    if kind is Launch:
+        return event
     if kind is Alloc:
         return Alloc(names[event.block], event.requested_bytes, event.stream, event.origin, event.pool)  # type: ignore[union-attr]
     if kind is Free:
         return Free(names.get(event.block, event.block))  # type: ignore[union-attr]
+    if kind is Keep:
+        return Keep(names.get(event.block, event.block), event.collective)  # type: ignore[union-attr]
     if isinstance(event, Role):
         return Role(names.get(event.block, event.block), event.category, event.name)
     if isinstance(event, Use):
         return Use(names.get(event.block, event.block), event.stream)
     if isinstance(event, FreeCompleted):
         return FreeCompleted(names.get(event.block, event.block))
-    if isinstance(event, Keep):
-        return Keep(names.get(event.block, event.block), event.collective)
     if isinstance(event, Mark):
         return Mark(event.phase, event.iteration + iterations)
     return event

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -68,15 +69,37 @@ class Kernel:
     much their numbers differ, and of a message between two the other one."""
 
 
+class RepeatedLaunches(NamedTuple):
+    """The launches from `first` to before `after` happen `times` more times after `after`."""
+
+    first: int
+    after: int
+    times: int
+
+
 @dataclass(frozen=True, slots=True)
 class StepWork:
     """Of one iteration."""
 
     kernels: tuple[Kernel, ...] = ()
     launches: tuple[Launch, ...] = ()
+    repeats: tuple[RepeatedLaunches, ...] = ()
+    """In order, without overlaps."""
+
+    def count_kernels(self) -> Counter[int]:
+        """How often each kernel is launched, by its number."""
+        counts = _count_kernels(self.launches)
+        for first, after, times in self.repeats:
+            for number, count in _count_kernels(self.launches[first:after]).items():
+                counts[number] += times * count
+        return counts
 
 
 NO_WORK = StepWork()
+
+
+def _count_kernels(launches: Iterable[Launch]) -> Counter[int]:
+    return Counter(what for kind, _, what in launches if kind == LaunchKind.KERNEL)
 
 
 def kernel_row(kernel: Kernel) -> list[Any]:
@@ -84,13 +107,15 @@ def kernel_row(kernel: Kernel) -> list[Any]:
     return [kernel.op, kernel.dtype, kernel.read_bytes, kernel.written_bytes, kernel.shapes, kernel.scalars]
 
 
-def read_work(kernel_rows: Iterable[Sequence[Any]], launch_rows: Iterable[Sequence[Any]]) -> StepWork:
+def read_work(
+    kernel_rows: Iterable[Sequence[Any]], launch_rows: Iterable[Sequence[Any]], repeats: Iterable[Sequence[Any]] = ()
+) -> StepWork:
     """The work of these rows. Raises ValueError or TypeError for rows that nobody writes."""
     kernels = tuple(_read_kernel(*row) for row in kernel_rows)
     launches = tuple(Launch(*_numbers(row)) for row in launch_rows)
     if any(launch.kind == LaunchKind.KERNEL and not 0 <= launch.what < len(kernels) for launch in launches):
         raise ValueError("a kernel that is launched is not there")
-    return StepWork(kernels, launches)
+    return StepWork(kernels, launches, tuple(RepeatedLaunches(*_numbers(row)) for row in repeats))
 
 
 def _read_kernel(op: Any, dtype: Any, read_bytes: Any, written_bytes: Any, shapes: Any, scalars: Any) -> Kernel:

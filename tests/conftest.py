@@ -30,11 +30,8 @@ from planner.upstream import torch_releases
 # What the tests' libraries have made stays: to look through it again and again takes a twentieth of the time.
 gc.set_threshold(100_000, 50, 1000)
 
-# One GPU for all tests of this process, for jobs too whose own has another size or that need fewer; those of another
-# architecture are traced in children.
-_H100 = PaperGpu("H100-SXM-80GB", "sm_90", catalog.gpus()["H100-SXM-80GB"].total_bytes)
-cuda_on_paper.take_gpu(_H100, 8)
-cuda_on_paper.can_take = lambda gpu, gpus: gpu.arch == _H100.arch and gpus <= 8
+# The GPU of this process; jobs of another architecture are traced in children.
+cuda_on_paper.take_gpu(PaperGpu("H100-SXM-80GB", "sm_90", catalog.gpus()["H100-SXM-80GB"].total_bytes, 8))
 # Autograd counts the devices with the first backward, which in some process is one on the CPU.
 with paper.gpu("sm_90"):
     pass

@@ -11,6 +11,7 @@ import ctypes
 import json
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -44,16 +45,17 @@ _BLAS = "CUBLAS_WORKSPACE_CONFIG"
 
 @dataclass(frozen=True, slots=True)
 class PaperGpu:
-    """What the runtime answers for."""
+    """What the runtime answers for, and how many of them there are."""
 
     name: str
     arch: str
     total_bytes: int
+    count: int = 1
 
     @classmethod
-    def of(cls, gpu: Gpu, target: str = "") -> PaperGpu:
-        """One of the catalog, with the kernels of `target` (default: its own)."""
-        return cls(gpu.name, target or gpu.target, gpu.total_bytes)
+    def of(cls, gpu: Gpu, gpus: int, target: str = "") -> PaperGpu:
+        """So many of a GPU of the catalog, with the kernels of `target` (default: its own)."""
+        return cls(gpu.name, target or gpu.target, gpu.total_bytes, gpus)
 
 
 _taken: dict[str, str] = {}
@@ -117,9 +119,9 @@ def other_cudnn() -> tuple[str, ...]:
     return tuple(os.environ.get(_OTHER_CUDNN, "").split())
 
 
-def gpu_variables(gpu: PaperGpu, gpus: int) -> dict[str, str]:
-    """Of the environment of a process that finds so many of these GPUs on paper, before its first call of CUDA."""
-    variables = {_DEVICE: json.dumps(_describe(gpu)), "PAPER_GPUS": str(min(gpus, _MOST_GPUS))}
+def gpu_variables(gpu: PaperGpu) -> dict[str, str]:
+    """Of the environment of a process that finds this GPU on paper, before its first call of CUDA."""
+    variables = {_DEVICE: json.dumps(_describe(gpu)), "PAPER_GPUS": str(min(gpu.count, _MOST_GPUS))}
     size = find_architecture(gpu.arch).hipblas_workspace_bytes
     if size and _BLAS not in os.environ:
         variables[_BLAS] = f":{size // KIB}:1"
@@ -150,16 +152,29 @@ def describe_device() -> dict[str, Any]:
     return description
 
 
-def can_take(gpu: PaperGpu, gpus: int) -> bool:
-    """Whether this process can find so many of these GPUs on paper: it has found no others before."""
-    return _taken in ({}, gpu_variables(gpu, gpus))
+def can_take(target: str) -> bool:
+    """Whether this process can trace what runs with the kernels of `target`: its GPU, if it has one, has them too."""
+    return not has_gpu() or _kernels_of(describe_device()) == _kernels_of(_describe(PaperGpu("", target, 0)))
 
 
-def take_gpu(gpu: PaperGpu, gpus: int) -> None:
-    """This process finds so many of these GPUs on paper. Raises TraceError where it has found others before."""
-    if not can_take(gpu, gpus):
-        raise TraceError(f"this process has another GPU than {gpu.name}", allowed="jobs of one GPU in a process")
-    _taken.update(gpu_variables(gpu, gpus))
+def _kernels_of(description: Mapping[str, object]) -> dict[str, object]:
+    """What of a GPU decides which kernels run; code that asks for more has a process of its own."""
+    return {key: value for key, value in description.items() if key not in ("deviceName", "totalGlobalMem")}
+
+
+def take_gpu(gpu: PaperGpu) -> None:
+    """This process finds that GPU on paper, unless it has one already.
+
+    Raises TraceError where that one has other kernels.
+    """
+    if not can_take(gpu.arch):
+        raise TraceError(
+            f"this process has another GPU on paper than one with the kernels of {gpu.arch}",
+            allowed="one architecture in a process",
+        )
+    if has_gpu():
+        return
+    _taken.update(gpu_variables(gpu))
     for name, value in _taken.items():
         os.putenv(name, value)  # for CUDA's libraries in this process: those that it starts have GPUs of their own
 

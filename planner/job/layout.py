@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from planner.job.rank_sets import RankSet
@@ -130,7 +130,7 @@ def split_by_shards(mesh: Mesh, rank_class: RankClass, dims: Iterable[int]) -> t
     if len(bounds) == 2:
         return (rank_class,)
     parts = [
-        RankSet.of(span for shard in range(first, after) for span in _of_shard(mesh, rank_class, shard))
+        RankSet.of(_of_shards(mesh, rank_class, first, after))
         for first, after in itertools.pairwise(bounds)
     ]
     return _sorted(_class(mesh, ranks) for ranks in parts if ranks.spans)
@@ -178,15 +178,28 @@ def _bounds(size: int, degree: int) -> tuple[int, int]:
     return size // rows, -(-size // rows)
 
 
-def _of_shard(mesh: Mesh, rank_class: RankClass, shard: int) -> list[tuple[int, int]]:
-    """The ranks of the class that hold this shard, as spans."""
-    at: dict[str, Sequence[int]] = {}
-    for axis in reversed(SHARDING):
-        shard, place = divmod(shard, mesh.degrees[MESH_AXES.index(axis)])
-        at[axis] = range(place, place + 1)
-        if axis not in _ALIKE and place != rank_class.coordinates[axis]:
-            return []
-    return _spans(mesh, _chosen(mesh, rank_class, at))
+def _of_shards(mesh: Mesh, rank_class: RankClass, first: int, after: int) -> Iterator[tuple[int, int]]:
+    """The ranks of the class that hold the shards from `first` to before `after`, as spans."""
+    for box in _boxes([mesh.degrees[MESH_AXES.index(axis)] for axis in SHARDING], first, after):
+        at = dict(zip(SHARDING, box, strict=True))
+        if all(axis in _ALIKE or rank_class.coordinates[axis] in places for axis, places in at.items()):
+            yield from _spans(
+                mesh, _chosen(mesh, rank_class, {axis: places for axis, places in at.items() if axis in _ALIKE})
+            )
+
+
+def _boxes(degrees: Sequence[int], first: int, after: int) -> Iterator[tuple[range, ...]]:
+    """Ranges of coordinates, outermost first, that together are the numbers from `first` to before `after`."""
+    inner = degrees[1:]
+    size = math.prod(inner)
+    whole = range(-(-first // size), after // size)
+    if whole:
+        yield whole, *map(range, inner)
+    for begin, end in ((first, min(after, whole.start * size)), (max(whole.start, whole.stop) * size, after)):
+        if begin < end:
+            outer = begin // size
+            for box in _boxes(inner, begin - outer * size, end - outer * size):
+                yield range(outer, outer + 1), *box
 
 
 def _chosen(mesh: Mesh, rank_class: RankClass, at: Mapping[str, Sequence[int]]) -> list[Sequence[int]]:
@@ -211,8 +224,8 @@ def _spans(mesh: Mesh, chosen: Sequence[Sequence[int]]) -> list[tuple[int, int]]
     """The ranks at all combinations of coordinates, as spans: of 16,384 ranks a few."""
     spans, inner = [(0, 0)], 1
     for coordinates, degree in zip(reversed(chosen), reversed(mesh.degrees), strict=True):
-        if len(coordinates) == degree and spans == [(0, inner - 1)]:
-            spans = [(0, inner * degree - 1)]
+        if spans == [(0, inner - 1)] and isinstance(coordinates, range) and coordinates.step == 1:
+            spans = [(coordinates.start * inner, coordinates.stop * inner - 1)]
         else:
             spans = [(first + c * inner, last + c * inner) for c in coordinates for first, last in spans]
         inner *= degree

@@ -45,14 +45,13 @@ def gpu(target: str, *, torch_version: str = "", waits: bool = False) -> Iterato
     `torch_version` is the one that the job runs with (empty: the installed one); with `waits`, streams and events write
     down where the host waits for them, and are never done before (`Recorder.waits`).
 
-    Raises TraceError for an unknown architecture, if torch was imported before planner.paper, or if it is not the torch
-    that planner knows.
+    Raises TraceError for an unknown architecture or another than that of this process, if torch was imported before
+    planner.paper, or if it is not the torch that planner knows.
     """
     find_architecture(target)
     checking.enforce()
     prepare()
-    if not cuda_on_paper.has_gpu():
-        cuda_on_paper.take_gpu(cuda_on_paper.PaperGpu("", target, _ROOMY_BYTES), 1)
+    cuda_on_paper.take_gpu(cuda_on_paper.PaperGpu(target, target, _ROOMY_BYTES))
     library.load().paper_begin()
     torch._C._cuda_clearCublasWorkspaces()  # of what this process traced before
     recorder = Recorder(waits=waits, holding=_holding_of_nccl(torch_version or torch.__version__))

@@ -7,7 +7,6 @@ import struct
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from itertools import count
 from typing import Any, Protocol
 
 import torch
@@ -59,8 +58,8 @@ class Recorder:
         self.folds = False
         """Whether repetition may be told instead of being run; see `repeat` and `copy`."""
         self._placed: dict[int, list[Placed]] = defaultdict(list)
-        self._groups: dict[dist.ProcessGroup, int] = defaultdict(count(1).__next__)
-        """Process groups over which collectives were issued, by their numbers."""
+        self._groups: dict[dist.ProcessGroup, work_records.RankGroup] = {}
+        """Process groups over which collectives were issued."""
         self._places = 0
         self._born_as: dict[int, Role] = {}
         self._category: dict[int, Category] = {}
@@ -263,10 +262,12 @@ class Recorder:
         self, name: str, group: dist.ProcessGroup, arguments: Sequence[Any]
     ) -> AbstractContextManager[work_records.Issued | None]:
         """A collective of absent peers is issued (`planner.training.absent_peers.heard_by`)."""
-        ranks = distributed_c10d._world.pg_group_ranks.get(group, {rank: rank for rank in range(group.size())})
+        if group not in self._groups:  # of a large world it takes time to look at all of its ranks
+            ranks = sorted(distributed_c10d._world.pg_group_ranks.get(group, range(group.size())))
+            self._groups[group] = work_records.RankGroup.of(len(self._groups) + 1, ranks)
         is_asynchronous = any(getattr(option, "asyncOp", False) for option in arguments)
         return work_records.collective_launched(
-            name, self._groups[group], sorted(ranks), arguments, is_asynchronous=is_asynchronous, holding=self._holding
+            name, self._groups[group], arguments, is_asynchronous=is_asynchronous, holding=self._holding
         )
 
     def work(self, until: int | None = None) -> StepWork:

@@ -17,11 +17,13 @@ from planner.events import Mark, Phase
 from planner.paper import library
 from planner.paper.native_records import block_of, dtype_name, dtype_number
 from planner.paper.repetition import Again, Copy, Place
-from planner.step_work import MESSAGES, Kernel, Launch, LaunchKind, StepWork
+from planner.step_work import MESSAGES, Kernel, Launch, LaunchKind, RepeatedLaunches, StepWork
 
 _FIRST_LANE = 1 << 20
 """Streams of communicators are numbered from here on."""
 _MOST_SHAPES = 3
+_AGAIN = -1
+"""In the place of a launch: so many before it happen again, so many times."""
 # Source: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp of torch 2.4, 2.6 and 2.7.
 _STASHED_IF_SYNCHRONOUS = (
     "broadcast", "_allgather_base", "all_gather_single", "_reduce_scatter_base", "reduce_scatter_single", "scatter",
@@ -121,11 +123,25 @@ class Issued:
                 native.paper_use(block, self.stream)
 
 
+@dataclass(frozen=True, slots=True)
+class RankGroup:
+    """A process group, as its collectives are launched."""
+
+    number: int
+    size: int
+    stride: int
+    """Between its first two ranks; 0 if it has one."""
+
+    @classmethod
+    def of(cls, number: int, ranks: Sequence[int]) -> RankGroup:
+        """That of these ranks, ascending."""
+        return cls(number, len(ranks), ranks[1] - ranks[0] if len(ranks) > 1 else 0)
+
+
 @contextmanager
 def collective_launched(
-    name: str, group: int, ranks: Sequence[int], arguments: Sequence[Any], *, is_asynchronous: bool,
-    holding: Holding,
-) -> Iterator[Issued | None]:  # fmt: skip
+    name: str, group: RankGroup, arguments: Sequence[Any], *, is_asynchronous: bool, holding: Holding
+) -> Iterator[Issued | None]:
     """A collective of a group of ranks (`allreduce`, as torch's process groups call it) with its arguments; inside, its
     operators are part of it. It runs after what is on the current stream, which waits for it at once, or if it
     `is_asynchronous` where it is waited for. None where nothing of the device takes part."""
@@ -135,18 +151,17 @@ def collective_launched(
         yield None
         return
     native = library.load()
-    size, stride = len(ranks), ranks[1] - ranks[0] if len(ranks) > 1 else 0
     current, done = native.paper_current_stream(), native.paper_new_event()
     here = holding is Holding.KEEPS and not is_asynchronous
-    stream = current if here else _FIRST_LANE + size * 4096 + stride % 4096
-    native.paper_note_launch(LaunchKind.ISSUE, group, done)
+    stream = current if here else _FIRST_LANE + group.size * 4096 + group.stride % 4096
+    native.paper_note_launch(LaunchKind.ISSUE, group.number, done)
     if stream != current:
         ready = native.paper_new_event()
         native.paper_note_launch(LaunchKind.RECORD, current, ready)
         native.paper_note_launch(LaunchKind.WAIT, stream, ready)
     read = sum(tensor.nbytes for tensor in message)
     peer = arguments[1:2] if name in MESSAGES else ()
-    _launch(f"nccl::{name}", dtype_number(message[0].dtype), read, 0, (), (size, stride, *peer), stream)
+    _launch(f"nccl::{name}", dtype_number(message[0].dtype), read, 0, (), (group.size, group.stride, *peer), stream)
     native.paper_note_launch(LaunchKind.RECORD, stream, done)
     issued = Issued(stream, done, _holding_of(name, holding, is_asynchronous=is_asynchronous))
     held = arguments[1:] if name in _HOLD_INPUTS and holding is Holding.USES else arguments
@@ -196,8 +211,7 @@ class Places:
         return self._events[number]
 
     def work(self, marks: Mapping[int, Mark], until: int, *, names_all: bool) -> StepWork:
-        """The work of the last whole iteration before the position `until`; empty where there is none. What was folded
-        away is written out. `marks`: by position, those that were made in hindsight. With `names_all` every kernel that
+        """The work of the last whole iteration before the position `until`; empty where there is none. `marks`: by position, those that were made in hindsight. With `names_all` every kernel that
         was launched at any time is named, and keeps its number."""
         out: list[tuple[int, ...]] = []
         at: dict[int, int] = {}
@@ -217,7 +231,13 @@ class Places:
                 case Place():
                     at[event.number] = len(out)
                 case Again() | Copy():
-                    out += out[at[event.first] : at[event.after]] * (event.times if isinstance(event, Again) else 1)
+                    stretch = out[at[event.first] : at[event.after]]
+                    times = event.times if isinstance(event, Again) else 1
+                    if at[event.after] < len(out):
+                        out += stretch
+                        times -= 1
+                    if stretch and times:
+                        out.append((_AGAIN, len(stretch), times))
                 case Mark():
                     found.append((len(out), event))
                     if event.phase is Phase.OPTIMIZER_STEP:  # DDP's reducer waits in C++ for what it has issued
@@ -225,7 +245,7 @@ class Places:
         stretches = _last_iteration(found, len(out), recurs=bool(marks))
         kernels, _ = read_kernels()
         used = {number: number for number in range(len(kernels))} if names_all else dict[int, int]()
-        rows = [row for begin, end in stretches for row in out[begin:end]]
+        rows, repeats = _fold([row for begin, end in stretches for row in out[begin:end]])
         events = number_events(rows)
         launches = tuple(
             Launch(
@@ -233,7 +253,29 @@ class Places:
             )
             for kind, stream, what in rows
         )
-        return StepWork(tuple(kernels[number] for number in used), launches)
+        return StepWork(tuple(kernels[number] for number in used), launches, tuple(repeats))
+
+
+def _fold(rows: Iterable[tuple[int, ...]]) -> tuple[list[tuple[int, ...]], list[RepeatedLaunches]]:
+    """The launches, and what of them repeats; repetition of what has repetition in it is written out."""
+    launches: list[tuple[int, ...]] = []
+    repeats: list[RepeatedLaunches] = []
+    starts: list[tuple[int, int]] = []
+    for row in rows:
+        starts.append((len(launches), len(repeats)))
+        if row[0] != _AGAIN:
+            launches.append(row)
+            continue
+        _, length, times = row
+        (first, inner), after = starts[-1 - length], len(launches)
+        if not (inside := repeats[inner:]):
+            repeats.append(RepeatedLaunches(first, after, times))
+            continue
+        for _ in range(times):
+            moved = len(launches) - first
+            repeats += [RepeatedLaunches(each.first + moved, each.after + moved, each.times) for each in inside]
+            launches += launches[first:after]
+    return launches, repeats
 
 
 def _last_iteration(marks: Sequence[tuple[int, Mark]], end: int, *, recurs: bool) -> list[tuple[int, int]]:

@@ -107,7 +107,7 @@ class Judge:
 
     def add_host_lead(self, statement: RankClassStatement, trace: Trace, usual: ToldEvents) -> RankClassStatement:
         """With what hosts of other speeds reserve, in the interval and the verdict too; `trace` with its launches."""
-        if not trace.is_timed:
+        if not usual.hangs_on_time:
             return statement
         never_ahead = self.told(trace, _NEVER_AHEAD)
         if (never_ahead.events, never_ahead.repeats) == (usual.events, usual.repeats):

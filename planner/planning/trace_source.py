@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from planner import cuda_on_paper
-from planner.cuda_on_paper import PaperGpu
 from planner.job.schema import Job
 from planner.planning import identity
 from planner.runtime.limits import UNLIMITED
@@ -123,7 +122,7 @@ def build_paper_gpu() -> None:
 
 def _trace(job: Job, rank: int, target: str) -> Trace:
     is_free = "torch" not in sys.modules or "planner.paper" in sys.modules  # before torch
-    if not is_free or not cuda_on_paper.can_take(PaperGpu.of(job.cluster.gpu, target), job.cluster.gpus_per_node):
+    if not is_free or not cuda_on_paper.can_take(target or job.cluster.gpu.target):
         server = cuda_on_paper.lasting_server(PRELOAD if job.model.hf_config else _TRACER)
         return trace_isolated(job, rank, target, _NO_LIMITS, server=server)
     from planner.tracing.spec.step_trace import trace

@@ -96,6 +96,15 @@ class GpuClock:
             ),
         )
 
+    def skip(self, nanoseconds: int) -> None:
+        """Everything that has happened and is to happen is so much later."""
+        self.host += nanoseconds
+        for times in (self.streams, self.events):
+            for key in times:
+                times[key] += nanoseconds
+        for stream, queue in self._queues.items():
+            self._queues[stream] = deque(end + nanoseconds for end in queue)
+
     def _enqueue(self, stream: int, takes: int = 0) -> int:
         """The stream gets something to do that takes so long; when it ends."""
         queue = self._queues[stream]

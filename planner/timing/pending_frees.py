@@ -45,8 +45,10 @@ class ToldEvents:
 
     events: tuple[Event, ...]
     repeats: tuple[Repeat, ...]
+    hangs_on_time: bool = False
+    """Whether memory was requested while anything that was given up waited for the GPU."""
     longest_lead_ns: int = 0
-    """How far the host was ahead of the GPU at most, while memory waited for it."""
+    """How far the host was ahead of it at most meanwhile."""
 
 
 def complete_frees(events: Sequence[Event], repeats: Sequence[Repeat], prices: Prices) -> ToldEvents:
@@ -54,7 +56,8 @@ def complete_frees(events: Sequence[Event], repeats: Sequence[Repeat], prices: P
     time. Stretches that repeat are written out until the host is as far ahead of the GPU as once before."""
     writer = _TimedWriter(prices, events)
     writer.write(events, repeats)
-    return ToldEvents(tuple(writer.events), tuple(writer.repeats), writer.frees.longest_lead_ns)
+    frees = writer.frees
+    return ToldEvents(tuple(writer.events), tuple(writer.repeats), frees.hangs_on_time, frees.longest_lead_ns)
 
 
 @dataclass(eq=False, slots=True)
@@ -88,39 +91,44 @@ class PendingFrees:
         self._sees_after = WATCHDOG_NS
         self._given_up: set[int] = set()
         """Blocks that the program has given up and a collective keeps."""
+        self.hangs_on_time = False
         self.longest_lead_ns = 0
 
-    def take(self, event: Event) -> Iterator[Event]:
-        """What the allocator is told of it."""
-        kind = type(event)
-        if kind is Launch:
-            yield from self._take_launch(event)  # type: ignore[arg-type]
-            return
-        if kind is Alloc:
-            yield from self._process_events()
-            self._streams[event.block] = event.stream  # type: ignore[union-attr]
-        elif kind is Free:
-            if self._keepers[event.block]:  # type: ignore[union-attr]
-                self._given_up.add(event.block)  # type: ignore[union-attr]
-                return
-            self._free(event.block)  # type: ignore[union-attr]
-        elif isinstance(event, Use):
-            if event.stream != self._streams.get(event.block):
-                self._uses[event.block].add(event.stream)
-        elif isinstance(event, Keep):
-            collective = self._collectives[event.collective]
-            collective.seen = self.clock.events.get(event.collective, 0) + self._sees_after
-            collective.blocks.append(event.block)
-            self._keepers[event.block] += 1
-            return
-        elif isinstance(event, EmptyCache):
-            self.clock.wait_until(max((queue[-1][0] for queue in self._passing.values() if queue), default=0))
-            yield from self._process_events()
-        elif isinstance(event, Mark):
-            self._sees_after = WATCHDOG_NS if event.iteration > 1 else WATCHDOG_NS // 2
-            if event.phase is Phase.OPTIMIZER_STEP:
-                self.clock.take(_OPTIMIZER_WAITS)
-        yield event
+    def take(self, events: Iterable[Event], told: list[Event]) -> None:
+        """Lets further events happen, and appends what the allocator is told of them."""
+        for event in events:
+            kind = type(event)  # of a long trace every event is asked: exact types are the fastest question
+            if kind is Launch:
+                if event.kind in _OF_COLLECTIVES:  # type: ignore[union-attr]
+                    self._take_collective(event, told)  # type: ignore[arg-type]
+                else:
+                    self.clock.take(event)  # type: ignore[arg-type]
+                continue
+            if kind is Alloc:
+                self._process_events(told)
+                self._streams[event.block] = event.stream  # type: ignore[union-attr]
+            elif kind is Free:
+                if self._keepers.get(event.block):  # type: ignore[union-attr]
+                    self._given_up.add(event.block)  # type: ignore[union-attr]
+                    continue
+                self._free(event.block)  # type: ignore[union-attr]
+            elif isinstance(event, Use):
+                if event.stream != self._streams.get(event.block):
+                    self._uses[event.block].add(event.stream)
+            elif isinstance(event, Keep):
+                collective = self._collectives[event.collective]
+                collective.seen = self.clock.events.get(event.collective, 0) + self._sees_after
+                collective.blocks.append(event.block)
+                self._keepers[event.block] += 1
+                continue
+            elif isinstance(event, EmptyCache):
+                self.clock.wait_until(max((queue[-1][0] for queue in self._passing.values() if queue), default=0))
+                self._process_events(told)
+            elif isinstance(event, Mark):
+                self._sees_after = WATCHDOG_NS if event.iteration > 1 else WATCHDOG_NS // 2
+                if event.phase is Phase.OPTIMIZER_STEP:
+                    self.clock.take(_OPTIMIZER_WAITS)
+            told.append(event)
 
     def pending(self) -> list[int]:
         """The blocks that are given up and not free, in an order that a repetition repeats."""
@@ -142,30 +150,29 @@ class PendingFrees:
     def _keeping(self) -> Iterator[_Collective]:
         return (collective for _, issued in sorted(self._issued.items()) for collective in issued if collective.blocks)
 
-    def _take_launch(self, launch: Launch) -> Iterator[Event]:
-        if launch.kind == LaunchKind.ISSUE:
-            issued = self._issued[launch.stream]
-            for collective in issued:
-                if collective.seen < self.clock.host:
-                    yield from self._let_go(collective)
-            self._collectives[launch.what] = _Collective()
-            self._issued[launch.stream] = [
-                *(collective for collective in issued if collective.blocks),
-                self._collectives[launch.what],
-            ]
-        elif launch.kind == LaunchKind.RELEASE:
+    def _take_collective(self, launch: Launch, told: list[Event]) -> None:
+        """One is issued, or waited for."""
+        if launch.kind == LaunchKind.RELEASE:
             if (waited := self._collectives.get(launch.what)) is not None:
-                yield from self._let_go(waited)
-        else:
-            self.clock.take(launch)
+                self._let_go(waited, told)
+            return
+        issued = self._issued[launch.stream]
+        for collective in issued:
+            if collective.seen < self.clock.host:
+                self._let_go(collective, told)
+        self._collectives[launch.what] = _Collective()
+        self._issued[launch.stream] = [
+            *(collective for collective in issued if collective.blocks),
+            self._collectives[launch.what],
+        ]
 
-    def _let_go(self, collective: _Collective) -> Iterator[Event]:
+    def _let_go(self, collective: _Collective, told: list[Event]) -> None:
         for block in collective.blocks:
             self._keepers[block] -= 1
             if not self._keepers[block] and block in self._given_up:
                 self._given_up.remove(block)
                 self._free(block)
-                yield Free(block)
+                told.append(Free(block))
         collective.blocks.clear()
 
     def _free(self, block: int) -> None:
@@ -178,17 +185,19 @@ class PendingFrees:
         if streams:
             self._unpassed[block] = len(streams)
 
-    def _process_events(self) -> Iterator[Event]:
+    def _process_events(self, told: list[Event]) -> None:
         """process_events: whatever the streams have passed by now is free."""
-        if self._unpassed or self._given_up:
-            self.longest_lead_ns = max(self.longest_lead_ns, self.clock.end() - self.clock.host)
+        if not self._unpassed and not self._given_up:
+            return
+        self.hangs_on_time = True
+        self.longest_lead_ns = max(self.longest_lead_ns, self.clock.end() - self.clock.host)
         for queue in self._passing.values():
             while queue and queue[0][0] <= self.clock.host:
                 _, block = queue.popleft()
                 self._unpassed[block] -= 1
                 if not self._unpassed[block]:
                     del self._unpassed[block]
-                    yield FreeCompleted(block)
+                    told.append(FreeCompleted(block))
 
 
 class _TimedWriter(RepeatWriter):
@@ -200,12 +209,7 @@ class _TimedWriter(RepeatWriter):
 
     def take(self, events: Iterable[Event]) -> None:
         """Lets further events happen."""
-        take, clock = self.frees.take, self.frees.clock.take
-        for event in events:
-            if type(event) is Launch and event.kind not in _OF_COLLECTIVES:  # most of a long trace
-                clock(event)
-            else:
-                self.events += take(event)
+        self.frees.take(events, self.events)
 
     def look(self, heirs: tuple[int, ...]) -> Boundary:
         """How far the host is ahead, and what is pending, which is passed on with the heirs."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from planner.hardware import catalog
 from planner.hardware.kernel_speeds import product_speed
-from planner.step_work import Kernel, LaunchKind, StepWork
+from planner.step_work import Kernel, StepWork
 from planner.timing.collective_seconds import seconds_of_collective
 from planner.timing.gpu_clock import Prices, host_ns
 from planner.timing.kernel_seconds import PricedGpu
@@ -52,9 +52,7 @@ def time_step(work: StepWork, gpu: str, gpus_per_node: int) -> StepSeconds | Non
         return None
     timed = replay_step(work, prices)
     # Streams beside each other share the multiprocessors: together they compute no faster than the GPU.
-    least = sum(
-        priced.least_seconds(work.kernels[what]) for kind, _, what in work.launches if kind == LaunchKind.KERNEL
-    )
+    least = sum(count * priced.least_seconds(work.kernels[what]) for what, count in work.count_kernels().items())
     return replace(timed, step=max(timed.step, least))
 
 

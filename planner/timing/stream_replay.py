@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from planner.step_work import LaunchKind, StepWork
+from planner.step_work import StepWork
 from planner.timing.gpu_clock import GpuClock, Prices
 
 
@@ -25,25 +26,45 @@ def replay_step(work: StepWork, prices: Prices) -> StepSeconds:
     """Seconds of an iteration that follows one like it: the second of two, from end to end."""
     clock, ends = GpuClock(prices), [0]
     for _ in range(2):
-        for launch in work.launches:
-            clock.take(launch)
+        _take_all(clock, work)
         ends.append(max(clock.host, clock.end()))
-    launched = [what for kind, _, what in work.launches if kind == LaunchKind.KERNEL]
-    communicating = sum(prices.gpu[what] for what in launched if work.kernels[what].op.startswith("nccl::"))
+    launched = work.count_kernels()
+    of_gpu = {what: count * prices.gpu[what] for what, count in launched.items()}
+    communicating = sum(took for what, took in of_gpu.items() if work.kernels[what].op.startswith("nccl::"))
     return StepSeconds(
-        step=(ends[2] - ends[1]) * (1 + _idle_share(work)) / 1e9,
-        computing=(sum(prices.gpu[what] for what in launched) - communicating) / 1e9,
+        step=(ends[2] - ends[1]) * (1 + _idle_share(work, launched)) / 1e9,
+        computing=(sum(of_gpu.values()) - communicating) / 1e9,
         communicating=communicating / 1e9,
-        launching=sum(prices.host[what] for what in launched) / 1e9,
+        launching=sum(count * prices.host[what] for what, count in launched.items()) / 1e9,
     )
 
 
-def _idle_share(work: StepWork) -> float:
+def _take_all(clock: GpuClock, work: StepWork) -> None:
+    """What repeats is taken until the host is as far ahead as before a repetition: from then on all take as long."""
+    written = 0
+    for first, after, times in work.repeats:
+        for launch in work.launches[written:after]:
+            clock.take(launch)
+        stretch, lead = work.launches[first:after], clock.lead()
+        for left in range(times, 0, -1):
+            began, before = clock.host, lead
+            for launch in stretch:
+                clock.take(launch)
+            lead = clock.lead()
+            if lead == before:
+                clock.skip((left - 1) * (clock.host - began))
+                break
+        written = after
+    for launch in work.launches[written:]:
+        clock.take(launch)
+
+
+def _idle_share(work: StepWork, launched: Mapping[int, int]) -> float:
     """How long a stage of a pipeline waits, beside what it computes: (stages - 1) / micro-batches. It receives one
     message for each micro-batch from each of its neighbours."""
-    kernels = (work.kernels[what] for kind, _, what in work.launches if kind == LaunchKind.KERNEL)
-    received = [kernel.scalars for kernel in kernels if kernel.op == "nccl::recv"]
+    received = {what: count for what, count in launched.items() if work.kernels[what].op == "nccl::recv"}
     if not received:
         return 0.0
-    stages, neighbours = received[0][0], len({scalars[2:] for scalars in received})
-    return (stages - 1) * neighbours / len(received)
+    scalars = [work.kernels[what].scalars for what in received]
+    stages, neighbours = scalars[0][0], len({of_one[2:] for of_one in scalars})
+    return (stages - 1) * neighbours / sum(received.values())

@@ -56,9 +56,8 @@ def trace_isolated(
     task = Task("planner.tracing.isolated:answer_trace", (job, rank, target, isolation.code))
     environment = {} if isolation.walls is not None else dict(os.environ)
     if server is None:
-        gpu, gpus = PaperGpu.of(job.cluster.gpu, target), job.cluster.gpus_per_node
-        environment |= cuda_on_paper.start_variables()
-        environment |= cuda_on_paper.gpu_variables(gpu, gpus)  # behind walls nothing can be written
+        gpu = PaperGpu.of(job.cluster.gpu, job.cluster.gpus_per_node, target)
+        environment |= cuda_on_paper.start_variables() | cuda_on_paper.gpu_variables(gpu)
     answer = running.run(task, limits, walls=isolation.walls, server=server, environment=environment)
     if (exceeded := exceeded_limit(answer, limits)) is not None:
         raise _limit_error(exceeded, subject, compiles=job.train.compile is not None)

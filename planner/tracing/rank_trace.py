@@ -155,6 +155,7 @@ def dumps(trace: Trace) -> str:
         "seconds": trace.seconds,
         "kernels": len(trace.work.kernels),
         "launches": len(trace.work.launches),
+        **({"launch_repeats": trace.work.repeats} if trace.work.repeats else {}),
         **({} if trace.engine is None else {"engine": asdict(trace.engine)}),
     }
     lines: list[Any] = [about]
@@ -223,7 +224,8 @@ def _read(text: str) -> Trace:
     events = tuple(_event(row, origins) for row in islice(rows, _number(about["events"])))
     host = tuple(_host_events(islice(rows, _number(about.get("host", 0)))))
     work_counts = [_number(about.get(name, 0)) for name in ("kernels", "launches")]
-    work = read_work(*(list(islice(rows, count)) for count in work_counts))
+    kernel_rows, launch_rows = (list(islice(rows, count)) for count in work_counts)
+    work = read_work(kernel_rows, launch_rows, about.get("launch_repeats", ()))
     announced = (about["origins"], about["events"], about.get("host", 0), *work_counts)
     read = (origins, events, host, work.kernels, work.launches)
     if announced != tuple(map(len, read)) or next(rows, None) is not None:
@@ -232,9 +234,8 @@ def _read(text: str) -> Trace:
     if launched and max(launched) >= len(work.kernels):
         raise ValueError("a kernel that is launched is not there")
     repeats = tuple(_repeat(*row) for row in about.get("repeats", ()))
-    ends = [0, *(repeat.after for repeat in repeats)]
-    if any(not end <= repeat.first < repeat.after <= len(events) for end, repeat in zip(ends, repeats, strict=False)):
-        raise ValueError("what repeats is not there")
+    _require_in_order([(repeat.first, repeat.after) for repeat in repeats], len(events))
+    _require_in_order([(first, after) for first, after, _ in work.repeats], len(work.launches))
     lists: dict[str, Any] = {name: tuple(map(_text, about.get(name, ()))) for name in _TEXTS}
     lists |= {name: tuple(map(_number, about[name])) for name in _NUMBERS}
     return Trace(
@@ -310,6 +311,12 @@ def _repeat(first: Any, after: Any, times: Any, iterations: Any = 0, heirs: Sequ
     blocks = [_number(heir) for heir in heirs]
     pairs = tuple(zip(blocks[::2], blocks[1::2], strict=True))
     return Repeat(_number(first), _number(after), _number(times), _number(iterations), pairs)
+
+
+def _require_in_order(stretches: Sequence[tuple[int, int]], count: int) -> None:
+    ends = (0, *(after for _, after in stretches))
+    if any(not end <= first < after <= count for end, (first, after) in zip(ends, stretches, strict=False)):
+        raise ValueError("what repeats is not there")
 
 
 def _buckets(value: Any) -> dict[str, Any]:

@@ -49,7 +49,7 @@ def differences(extent: str) -> dict[str, dict[str, str]]:
     """Every difference by operator; both runs begin with the same random state."""
     found: dict[str, dict[str, str]] = {}
     host = torch.device("cpu")
-    cuda_on_paper.take_gpu(cuda_on_paper.PaperGpu("H100-SXM-80GB", "sm_90", 80 << 30), 1)
+    cuda_on_paper.take_gpu(cuda_on_paper.PaperGpu("H100-SXM-80GB", "sm_90", 80 << 30))
     with planner.paper.gpu("sm_90") as paper:
         for sample in _samples(extent):
             try:

@@ -81,22 +81,11 @@ def serve_paper() -> None:
 def _as_child(jobs: str, answers: str) -> NoReturn:
     signal.alarm(MOST_SECONDS)
     try:
-        _take_gpus()
         run_all(on_paper, pickle.loads(Path(jobs).read_bytes()), answers)
     except BaseException:
         traceback.print_exc()
         os._exit(1)
     os._exit(0)
-
-
-def _take_gpus() -> None:
-    """Those of this process, for jobs that need fewer too."""
-    from planner import cuda_on_paper, paper
-
-    cuda_on_paper.take_gpu(cuda_on_paper.PaperGpu("", ARCH, 80 << 30), 8)
-    cuda_on_paper.can_take = lambda _gpu, gpus: gpus <= 8
-    with paper.gpu(ARCH):
-        pass
 
 
 def run_all(run: Callable[..., dict[str, Any]], asked: list[Any], answers: str) -> None:

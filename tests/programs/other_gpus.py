@@ -18,7 +18,7 @@ _ENVIRONMENT = {**os.environ, **cuda_on_paper.start_variables(), "PYTHONPATH": o
 
 def printed_on(arch: str, program: str, *arguments: str) -> str:
     """What these lines print where the GPU is one of this architecture with 80 GiB."""
-    of_gpu = cuda_on_paper.gpu_variables(PaperGpu(f"one of {arch}", arch, 80 * GIB), 1)
+    of_gpu = cuda_on_paper.gpu_variables(PaperGpu(f"one of {arch}", arch, 80 * GIB))
     command = [sys.executable, "-c", program, *arguments]
     environment = {**_ENVIRONMENT, **of_gpu}
     return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment).stdout

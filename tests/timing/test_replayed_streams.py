@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from planner.step_work import WHOLE_DEVICE, Kernel, Launch, LaunchKind, StepWork
+from planner.step_work import WHOLE_DEVICE, Kernel, Launch, LaunchKind, RepeatedLaunches, StepWork
 from planner.timing.gpu_clock import HOST_NS, Prices, host_ns
 from planner.timing.stream_replay import replay_step
 
@@ -33,6 +33,21 @@ def wait(event: int, stream: int = 0) -> Launch:
 
 def seconds(*launches: Launch) -> float:
     return replay_step(StepWork(KERNELS, launches), PRICES).step
+
+
+@pytest.mark.parametrize("what", [LONG, SHORT, SENT])
+@pytest.mark.parametrize("price", [1_000, 10_000, 10_000_000])
+def test_launches_that_repeat_take_as_long_as_if_they_were_written_out(what: int, price: int) -> None:
+    """Where the host decides, where the GPU does, and while the host is getting ahead."""
+    prices = Prices([price] * len(KERNELS), PRICES.host)
+    stretch = (record(1), wait(1, LANE), kernel(what, LANE), *[kernel(SHORT)] * 7, record(2, LANE), wait(2))
+    begins, ends = (kernel(LONG),) * 3, (kernel(SENT, LANE),)
+    written_out = StepWork(KERNELS, begins + 400 * stretch + ends + stretch * 3)
+    repeats = ((3, 3 + len(stretch), 399), (4 + len(stretch), 4 + 2 * len(stretch), 2))
+    repeated = StepWork(
+        KERNELS, begins + stretch + ends + stretch, tuple(RepeatedLaunches(*each) for each in repeats)
+    )
+    assert replay_step(repeated, prices) == replay_step(written_out, prices)
 
 
 def test_kernels_of_one_stream_follow_one_another() -> None:

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from itertools import chain, groupby
+from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -217,10 +217,12 @@ class LiveMemory:
         if position == self._read:
             return
         allocator = self.settle()
-        told, self._launched = self._recorder.timed_events(self._read, self._launched)
+        happened, self._launched = self._recorder.timed_events(self._read, self._launched)
         kernels, self._priced = work_records.read_kernels(self._priced)
         self._prices.extend(self._price(kernels))
-        for event in chain.from_iterable(map(self._frees.take, told)):
+        told: list[Event] = []
+        self._frees.take(happened, told)
+        for event in told:
             if self._crowded is not None and not self._crowded.take(event):
                 self._crowded = None
             before = _measure(allocator)

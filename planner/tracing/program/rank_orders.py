@@ -8,9 +8,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from planner.errors import PlannerError, ProgramError
+from planner.events import Repeat
 from planner.job.json_text import is_plain_text, read_json
 from planner.job.size_limits import MOST_RANKS
 from planner.records import from_plain, shape, to_plain
+from planner.step_work import RepeatedLaunches
 from planner.tracing import rank_trace
 from planner.tracing.program.assumptions import Assumption, Branch
 from planner.tracing.program.batch_sizes import DrawnBatches, VaryingSize
@@ -187,7 +189,7 @@ _MOST_TEXT = 64 * 1024
 _MOST_LISTED = 10_000
 _MOST_NUMBER = 2**62
 _MOST_REPEATED = 2**28
-"""Events of a trace beside those that are written: the recorder takes 56 bytes of each, 14 of the 16 GiB that a program
+"""Events and launches of a trace beside those that are written: the recorder takes 56 bytes of each, 14 of the 16 GiB that a program
 may have."""
 _PLACE = "the program's answer"
 _SIGNED, _FREE = "values", "outline"
@@ -231,7 +233,8 @@ def read_run(parts: Mapping[str, bytes], rank: int) -> RankRun:
         raise malformed_error(str(error)[:300]) from None
     if run.nodes * run.processes_per_node > MOST_RANKS or run.rank != rank or not 0 < run.memory_fraction <= 1:
         raise malformed_error("it is the report of another rank, or of a GPU that there is not")
-    if sum((repeat.after - repeat.first) * repeat.times for repeat in run.trace.repeats) > _MOST_REPEATED:
+    repeats: tuple[Repeat | RepeatedLaunches, ...] = (*run.trace.repeats, *run.trace.work.repeats)
+    if sum((repeat.after - repeat.first) * repeat.times for repeat in repeats) > _MOST_REPEATED:
         raise malformed_error("its events repeat more often than a process has room to see")
     return run
 

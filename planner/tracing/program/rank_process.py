@@ -115,8 +115,9 @@ def run_rank(
     """
     here = os.environ if walled is None else {}
     environment = {**_OFFLINE, **here, **order.line.environment, **rank_variables(order.line, order.rank)}
-    on_paper = cuda_on_paper.PaperGpu(order.gpu.product, order.target or order.gpu.arch, order.gpu.total_bytes)
-    environment |= cuda_on_paper.gpu_variables(on_paper, order.line.gpus)
+    arch = order.target or order.gpu.arch
+    on_paper = cuda_on_paper.PaperGpu(order.gpu.product, arch, order.gpu.total_bytes, order.line.gpus)
+    environment |= cuda_on_paper.gpu_variables(on_paper)
     environment |= {} if server is not None else cuda_on_paper.start_variables()
     task = Task("planner.tracing.program.rank_process:answer_rank", (order, environment, walled))
     if walled is None:

@@ -48,7 +48,6 @@ def trace(job: Job, rank: int = 0, target: str = "", *, folded: bool = True) -> 
     cannot be traced, with its module and operator.
     """
     began = time.perf_counter()
-    cuda_on_paper.take_gpu(cuda_on_paper.PaperGpu.of(job.cluster.gpu, target), job.cluster.gpus_per_node)
     if job.train.compile is not None and job.train.compile.planned_as == "eager":
         job = replace(job, train=replace(job.train, compile=None))
     if job.train.lengths is not None:
