@@ -120,7 +120,7 @@ def ours(case: Case) -> list[int]:
 
 def theirs(case: Case, folder: str) -> list[int]:
     """The same of rank 0 of torchtitan's Trainer."""
-    from planner.tracing.rank_trace import pause_collection
+    from planner.runtime.garbage_collection import pause_collection
     from planner.tracing.spec import host_work
     from planner.training import absent_peers
 

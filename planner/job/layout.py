@@ -129,10 +129,7 @@ def split_by_shards(mesh: Mesh, rank_class: RankClass, dims: Iterable[int]) -> t
     bounds = sorted({0, degree} | {bound for size in dims for bound in _bounds(size, degree)})
     if len(bounds) == 2:
         return (rank_class,)
-    parts = [
-        RankSet.of(_of_shards(mesh, rank_class, first, after))
-        for first, after in itertools.pairwise(bounds)
-    ]
+    parts = [RankSet.of(_of_shards(mesh, rank_class, first, after)) for first, after in itertools.pairwise(bounds)]
     return _sorted(_class(mesh, ranks) for ranks in parts if ranks.spans)
 
 

@@ -211,8 +211,9 @@ class Places:
         return self._events[number]
 
     def work(self, marks: Mapping[int, Mark], until: int, *, names_all: bool) -> StepWork:
-        """The work of the last whole iteration before the position `until`; empty where there is none. `marks`: by position, those that were made in hindsight. With `names_all` every kernel that
-        was launched at any time is named, and keeps its number."""
+        """The work of the last whole iteration before the position `until`; empty where there is none. `marks`: by
+        position, those that were made in hindsight. With `names_all` every kernel that was launched at any time is
+        named, and keeps its number."""
         out: list[tuple[int, ...]] = []
         at: dict[int, int] = {}
         found: list[tuple[int, Mark]] = []

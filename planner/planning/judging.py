@@ -29,9 +29,10 @@ from planner.report.statement import (
     StepTime,
 )
 from planner.report.style import size
+from planner.runtime.garbage_collection import pause_collection
 from planner.timing.pending_frees import ToldEvents, complete_frees
 from planner.timing.step_time import INTERVAL, price_for_clock, time_step
-from planner.tracing.rank_trace import EngineFigures, Trace, pause_collection
+from planner.tracing.rank_trace import EngineFigures, Trace
 from planner.truth.calibration.correction import (
     OTHER_CUDNN,
     AppliedCorrection,

@@ -48,6 +48,7 @@ from planner.report.statement import (
     Verdict,
     ranks_text,
 )
+from planner.runtime.garbage_collection import pause_collection
 from planner.runtime.limits import Limits
 from planner.tracing.program import rank_process
 from planner.tracing.program.assumptions import About
@@ -57,7 +58,7 @@ from planner.tracing.program.launch_line import LaunchLine
 from planner.tracing.program.rank_orders import Gpu as FoundGpu
 from planner.tracing.program.rank_orders import MoreGpusError, ProgramOrder, RankRun, malformed_error
 from planner.tracing.program.rank_process import USUAL_LIMITS, WalledProgram
-from planner.tracing.rank_trace import Trace, pause_collection
+from planner.tracing.rank_trace import Trace
 from planner.truth.calibration.interval import Calibration
 from planner.truth.calibration.learning import measured_calibration
 from planner.units import show_bytes

@@ -7,6 +7,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from heapq import nlargest
 from itertools import accumulate, pairwise
 from typing import Any
@@ -17,6 +18,7 @@ from planner.records import to_plain
 from planner.report.attribution import HolderKey, holder_of, lives, phase_spans
 from planner.report.statement import Plan, RankClassStatement
 from planner.report.style import STACKED
+from planner.runtime.garbage_collection import pause_collection
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 """Of a layer, in the name of a module."""
@@ -43,10 +45,14 @@ def thin(events: Sequence[Event], timeline: Timeline, points: int = 1200) -> Ser
     The sum of the categories at a moment is the allocated bytes there, to the byte.
     """
     at = moments_of(timeline.allocated_bytes, points)
-    totals = {category: [0] * (len(at) + 1) for category in Category}
-    for index, key, change in changes_of(events, timeline):
-        totals[key.category][bisect_left(at, index)] += change
-    kept = {category: tuple(accumulate(changes[:-1])) for category, changes in totals.items()}
+    return _series_of(changes_of(events, timeline, at), timeline, at)
+
+
+def _series_of(changes: Iterable[Change], timeline: Timeline, at: Sequence[int]) -> Series:
+    totals = {category: [0] * len(at) for category in Category}
+    for place, key, change in changes:
+        totals[key.category][place] += change
+    kept = {category: tuple(accumulate(sizes)) for category, sizes in totals.items()}
     return Series(
         at=tuple(at),
         allocated_bytes={category: sizes for category, sizes in kept.items() if any(sizes)},
@@ -103,21 +109,28 @@ class Places:
         return round(left + (right - left) * (event - first) / (after - first), 6)
 
 
-def changes_of(events: Sequence[Event], timeline: Timeline) -> Iterator[tuple[int, HolderKey, int]]:
-    """What changes the bytes of a holder, and at which event: births, deaths and new roles, block by block."""
-    block_bytes = timeline.block_bytes
+Change = tuple[int, HolderKey, int]
+"""When, whose, and the bytes of a block that a holder gets or, below zero, gives up."""
+
+
+def changes_of(events: Sequence[Event], timeline: Timeline, at: Sequence[int]) -> Iterator[Change]:
+    """What changes the bytes of a holder by each of the events `at`, which ascend, numbered by its place there: births,
+    deaths and new roles of the blocks that are alive at one of them."""
+    block_bytes, ends = timeline.block_bytes, len(at)
     for life in lives(events).values():
-        size = block_bytes.get(life.block)
-        if not size:
-            continue  # never handed out: the replay ran out of memory before
+        born, died = bisect_left(at, life.birth), bisect_left(at, life.death)
+        if born == died or not (size := block_bytes.get(life.block)):
+            continue  # without bytes: never handed out, as the replay ran out of memory before
         key = holder_of(life, life.role_at(life.birth))
-        yield life.birth, key, size
+        yield born, key, size
         for moment, role in life.roles:
-            if moment > life.birth and (now := holder_of(life, role)) != key:
-                yield moment, key, -size
-                yield moment, now, size
+            place = bisect_left(at, moment)
+            if moment > life.birth and place < ends and (now := holder_of(life, role)) != key:
+                yield place, key, -size
+                yield place, now, size
                 key = now
-        yield life.death, key, -size
+        if died < ends:
+            yield died, key, -size
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,23 +160,30 @@ class Moments:
 
 def holders_at(events: Sequence[Event], timeline: Timeline, at: Sequence[int]) -> Moments:
     """The largest holders after each of the events `at`, which ascend; layers that do the same are one."""
-    changes = changes_of(events, timeline)
-    return largest_at(
-        ((index, key._replace(module=_NUMBER.sub("*", key.module)), change) for index, key, change in changes), at
-    )
+    return _holders_of(changes_of(events, timeline, at), len(at))
 
 
-def largest_at(changes: Iterable[tuple[int, HolderKey, int]], at: Sequence[int], most: int = 6) -> Moments:
-    """The `most` largest holders after each of the events `at`; a change is an event, a holder, and the bytes of a
-    block that it gets or, below zero, gives up."""
-    born: list[list[tuple[HolderKey, int]]] = [[] for _ in range(len(at) + 1)]
-    for index, key, change in changes:
-        born[bisect_left(at, index)].append((key, change))
+def largest_at(changes: Iterable[Change], at: Sequence[int], most: int = 6) -> Moments:
+    """The `most` largest holders after each of the events `at`, where changes are numbered by their events."""
+    placed = ((bisect_left(at, index), key, change) for index, key, change in changes)
+    return _largest_of(((place, key, change) for place, key, change in placed if place < len(at)), len(at), most)
+
+
+def _holders_of(changes: Iterable[Change], moments: int) -> Moments:
+    layers = cache(lambda module: _NUMBER.sub("*", module))  # there are few modules, and many changes
+    alike = ((place, key._replace(module=layers(key.module)), change) for place, key, change in changes)
+    return _largest_of(alike, moments)
+
+
+def _largest_of(changes: Iterable[Change], moments: int, most: int = 6) -> Moments:
+    by_moment: list[list[tuple[HolderKey, int]]] = [[] for _ in range(moments)]
+    for place, key, change in changes:
+        by_moment[place].append((key, change))
     sizes: Counter[HolderKey] = Counter()
     counts: Counter[HolderKey] = Counter()
     places: dict[HolderKey, int] = {}
     held: list[tuple[Held, ...]] = []
-    for until in born[:-1]:
+    for until in by_moment:
         for key, change in until:
             sizes[key] += change
             counts[key] += 1 if change > 0 else -1
@@ -195,7 +215,10 @@ def timeline_to_json(traced: ClassTimeline, points: int = 1200) -> dict[str, Any
     each moment is `[[holder, bytes, count], ...]`, the largest first; `who` are these holders.
     """
     statement, timeline, peak = traced.statement, traced.timeline, traced.statement.peak
-    series, spans = thin(traced.events, timeline, points), phase_spans(traced.events)
+    spans, at = phase_spans(traced.events), moments_of(timeline.allocated_bytes, points)
+    with pause_collection():
+        changes = list(changes_of(traced.events, timeline, at))
+        series, moments = _series_of(changes, timeline, at), _holders_of(changes, len(at))
     totals = [sum(sizes) for sizes in zip(*series.allocated_bytes.values(), strict=True)] or [0] * len(series.at)
     ends = len(timeline.allocated_bytes)  # fewer events than there are, where memory ran out
     places = Places(series.at, totals, [(min(span.first, ends), min(span.last, ends)) for span in spans])
@@ -224,6 +247,6 @@ def timeline_to_json(traced: ClassTimeline, points: int = 1200) -> dict[str, Any
         },
         "reserved_bytes": series.reserved_bytes,
         "phases": [{**to_plain(span), "left": places.of(span.first), "right": places.of(span.last)} for span in spans],
-        **holders_at(traced.events, timeline, series.at).to_json(),
+        **moments.to_json(),
         "holders": [to_plain(holder) for holder in statement.holders[:_HOLDERS]],
     }

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain, islice
 from typing import Any, TypeVar
@@ -117,19 +115,6 @@ _MOST_TEXT = 10_000
 _MOST_DIMS = 64
 _TEXTS = ("unknown_workspaces", "other_cudnn", "assumed", "host_assumed")
 _NUMBERS = ("sharded_dims", "parts")
-
-
-@contextmanager
-def pause_collection() -> Iterator[None]:
-    """Inside, cyclic garbage is collected only where it is asked for: a trace makes many objects, none of them garbage,
-    and each look at all of the events takes as long as them."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def dumps(trace: Trace) -> str:

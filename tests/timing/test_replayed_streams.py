@@ -44,9 +44,7 @@ def test_launches_that_repeat_take_as_long_as_if_they_were_written_out(what: int
     begins, ends = (kernel(LONG),) * 3, (kernel(SENT, LANE),)
     written_out = StepWork(KERNELS, begins + 400 * stretch + ends + stretch * 3)
     repeats = ((3, 3 + len(stretch), 399), (4 + len(stretch), 4 + 2 * len(stretch), 2))
-    repeated = StepWork(
-        KERNELS, begins + stretch + ends + stretch, tuple(RepeatedLaunches(*each) for each in repeats)
-    )
+    repeated = StepWork(KERNELS, begins + stretch + ends + stretch, tuple(RepeatedLaunches(*each) for each in repeats))
     assert replay_step(repeated, prices) == replay_step(written_out, prices)
 
 

@@ -189,8 +189,8 @@ _MOST_TEXT = 64 * 1024
 _MOST_LISTED = 10_000
 _MOST_NUMBER = 2**62
 _MOST_REPEATED = 2**28
-"""Events and launches of a trace beside those that are written: the recorder takes 56 bytes of each, 14 of the 16 GiB that a program
-may have."""
+"""Events and launches of a trace beside those that are written: the recorder takes 56 bytes of each, 14 of the 16 GiB
+that a program may have."""
 _PLACE = "the program's answer"
 _SIGNED, _FREE = "values", "outline"
 """What ranks tell each other may be negative; of what a spec could say of a program nothing is checked here."""

@@ -27,7 +27,8 @@ from planner.paper.compiled import triton_kernels
 from planner.paper.host_memory import UntouchedHost
 from planner.paper.recorder import Recorder
 from planner.paper.repetition import DoesNotFoldError
-from planner.tracing.rank_trace import Trace, pause_collection
+from planner.runtime.garbage_collection import pause_collection
+from planner.tracing.rank_trace import Trace
 from planner.tracing.spec import engine, failures, gpu_answers, host_work
 from planner.tracing.spec.host_work import AbsentHost
 from planner.training import absent_peers, dtensor_speed, step
