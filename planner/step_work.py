@@ -115,7 +115,10 @@ def read_work(
     launches = tuple(Launch(*_numbers(row)) for row in launch_rows)
     if any(launch.kind == LaunchKind.KERNEL and not 0 <= launch.what < len(kernels) for launch in launches):
         raise ValueError("a kernel that is launched is not there")
-    return StepWork(kernels, launches, tuple(RepeatedLaunches(*_numbers(row)) for row in repeats))
+    repeated = tuple(RepeatedLaunches(*_numbers(row)) for row in repeats)
+    if any(repeat.times < 1 for repeat in repeated):
+        raise ValueError("launches that repeat less than once")
+    return StepWork(kernels, launches, repeated)
 
 
 def _read_kernel(op: Any, dtype: Any, read_bytes: Any, written_bytes: Any, shapes: Any, scalars: Any) -> Kernel:

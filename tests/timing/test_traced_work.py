@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections import Counter
 from typing import Any
 
@@ -95,8 +96,17 @@ def test_a_stage_hears_once_of_every_micro_batch() -> None:
 
 
 def test_a_trace_that_was_kept_has_the_same_work() -> None:
-    trace = step_trace.trace(job(Parallel(dp_replicate=DpReplicate(degree=2))))
+    trace = step_trace.trace(job(Parallel(dp_replicate=DpReplicate(degree=2)), gradient_accumulation_steps=9))
+    assert trace.work.repeats
     assert rank_trace.loads(rank_trace.dumps(trace)).work == trace.work
+
+
+@pytest.mark.parametrize("repeats", [[[0, 1, 0]], [[0, 1, -9]], [[1, 1, 2]], [[0, 10**6, 2]], [[3, 5, 1], [4, 6, 1]]])
+def test_a_trace_whose_launches_repeat_as_none_do_is_refused(repeats: list[list[int]]) -> None:
+    about, *lines = rank_trace.dumps(step_trace.trace(job())).splitlines()
+    changed = json.dumps({**json.loads(about), "launch_repeats": repeats})
+    with pytest.raises(ValueError, match="repeat"):
+        rank_trace.loads("\n".join((changed, *lines)))
 
 
 def test_a_trace_that_launches_a_kernel_that_is_not_there_is_refused() -> None:
