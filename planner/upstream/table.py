@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from typing import Any
-from unittest import mock
 
 from planner.errors import TraceError
 from planner.upstream import libraries, torch_compile, torch_device, torch_distributed
@@ -39,6 +39,12 @@ def groups() -> tuple[str, ...]:
     return tuple(dict.fromkeys(entry.group for entry in TABLE if entry.kind is Kind.PATCH))
 
 
+@cache
+def _patches_of(group: str) -> Mapping[str, Entry]:
+    """By target: a traced step asks for thousands."""
+    return {entry.target: entry for entry in TABLE if entry.kind is Kind.PATCH and entry.group == group}
+
+
 Wrapper = Callable[[Any], Any]
 
 
@@ -52,8 +58,9 @@ def patch_targets(
     targets, and together name those of the group, no more and no fewer. Raises TraceError for a target that is not
     there, and ValueError for keys that are not those of the group.
     """
-    given = {**(replaced or {}), **(wrapped or {})}
-    expected = {entry.target: entry for entry in TABLE if entry.kind is Kind.PATCH and entry.group == group}
+    from unittest import mock  # whose import takes longer than a stored plan
+
+    given, expected = {**(replaced or {}), **(wrapped or {})}, _patches_of(group)
     if given.keys() != expected.keys():
         raise ValueError(f"patches of {group!r} differ from the table: {sorted(given.keys() ^ expected.keys())}")
     with ExitStack() as stack:

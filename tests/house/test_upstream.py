@@ -240,10 +240,10 @@ def test_a_module_that_lacks_something_itself_is_not_called_another_version(
 ) -> None:
     (tmp_path / "builds_extensions.py").write_text("import no_such_setuptools\n")
     monkeypatch.syspath_prepend(tmp_path)
-    entry = Entry(target="builds_extensions:load", kind=Kind.PATCH, why="a test", test="", group="a group")
+    entry = Entry(target="builds_extensions:load", kind=Kind.PATCH, why="a test", test="", group="another group")
     monkeypatch.setattr(table, "TABLE", (entry,))
 
-    with pytest.raises(TraceError) as caught, upstream.patch_targets("a group", replaced={entry.target: None}):
+    with pytest.raises(TraceError) as caught, upstream.patch_targets("another group", replaced={entry.target: None}):
         pass
 
     assert str(caught.value) == (
