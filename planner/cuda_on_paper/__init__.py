@@ -87,6 +87,7 @@ def start_variables() -> dict[str, str]:
         "LD_PRELOAD": (folder / PRELOAD).read_text(encoding="utf-8"),
         "TRITON_LIBCUDA_PATH": str(folder),
         _ON: str(folder),
+        _DEVICE: "",
         _COMPILED_FOR: (folder / COMPILED_FOR).read_text(encoding="utf-8"),
         **_find_cudnn(torch_folder),
     }
@@ -142,8 +143,9 @@ def lasting_server(preload: str) -> ForkServer:
 
 
 def has_gpu() -> bool:
-    """Whether it is said which GPU this process finds on paper."""
-    return bool(_taken) or _DEVICE in os.environ
+    """Whether it is said which GPU this process finds on paper. What another one has told CUDA's libraries is in the
+    environment of processes that it starts, and means nothing there."""
+    return bool(_taken) or (_ON in os.environ and bool(os.environ.get(_DEVICE)))
 
 
 def describe_device() -> dict[str, Any]:

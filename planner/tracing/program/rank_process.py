@@ -117,8 +117,8 @@ def run_rank(
     environment = {**_OFFLINE, **here, **order.line.environment, **rank_variables(order.line, order.rank)}
     arch = order.target or order.gpu.arch
     on_paper = cuda_on_paper.PaperGpu(order.gpu.product, arch, order.gpu.total_bytes, order.line.gpus)
-    environment |= cuda_on_paper.gpu_variables(on_paper)
     environment |= {} if server is not None else cuda_on_paper.start_variables()
+    environment |= cuda_on_paper.gpu_variables(on_paper)
     task = Task("planner.tracing.program.rank_process:answer_rank", (order, environment, walled))
     if walled is None:
         _refuse_absent(order)
