@@ -41,6 +41,7 @@ _MOST_GPUS = 120
 _FOR_OTHERS = "sm_80"
 """Whose kernels GPUs of other makers are planned with: attention of torch's own, as ROCm builds have, not cuDNN's."""
 _BLAS = "CUBLAS_WORKSPACE_CONFIG"
+_ROOMY_BYTES = 1 << 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,8 @@ class PaperGpu:
         return cls(gpu.name, target or gpu.target, gpu.total_bytes, gpus)
 
 
+if _ON not in os.environ:  # it is that of the process that started this one (`take_gpu`)
+    os.environ.pop(_DEVICE, None)
 _taken: dict[str, str] = {}
 """Variables of the GPU that this process has."""
 
@@ -87,7 +90,6 @@ def start_variables() -> dict[str, str]:
         "LD_PRELOAD": (folder / PRELOAD).read_text(encoding="utf-8"),
         "TRITON_LIBCUDA_PATH": str(folder),
         _ON: str(folder),
-        _DEVICE: "",
         _COMPILED_FOR: (folder / COMPILED_FOR).read_text(encoding="utf-8"),
         **_find_cudnn(torch_folder),
     }
@@ -143,9 +145,8 @@ def lasting_server(preload: str) -> ForkServer:
 
 
 def has_gpu() -> bool:
-    """Whether it is said which GPU this process finds on paper. What another one has told CUDA's libraries is in the
-    environment of processes that it starts, and means nothing there."""
-    return bool(_taken) or (_ON in os.environ and bool(os.environ.get(_DEVICE)))
+    """Whether it is said which GPU this process finds on paper."""
+    return bool(_taken) or _DEVICE in os.environ
 
 
 def describe_device() -> dict[str, Any]:
@@ -155,7 +156,11 @@ def describe_device() -> dict[str, Any]:
 
 
 def can_take(target: str) -> bool:
-    """Whether this process can trace what runs with the kernels of `target`: its GPU, if it has one, has them too."""
+    """Whether this process can trace what runs with the kernels of `target`: its GPU, if it has one, has them too.
+
+    Raises TraceError for an unknown architecture.
+    """
+    find_architecture(target)
     return not has_gpu() or _kernels_of(describe_device()) == _kernels_of(_describe(PaperGpu("", target, 0)))
 
 
@@ -179,6 +184,11 @@ def take_gpu(gpu: PaperGpu) -> None:
     _taken.update(gpu_variables(gpu))
     for name, value in _taken.items():
         os.putenv(name, value)  # for CUDA's libraries in this process: those that it starts have GPUs of their own
+
+
+def take_any_gpu(target: str) -> None:
+    """As :func:`take_gpu`, where nobody asks for more than the kernels of `target`: it has room for everything."""
+    take_gpu(PaperGpu(target, target, _ROOMY_BYTES))
 
 
 def describe_other_kernels(arch: str) -> str:

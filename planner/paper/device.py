@@ -10,14 +10,11 @@ from functools import cache
 import torch
 
 from planner import cuda_on_paper, upstream
-from planner.hardware.architectures import find_architecture
 from planner.paper import followers, library, random_numbers, sized_by_values, values
 from planner.paper.recorder import Recorder
 from planner.paper.work_records import Holding
 from planner.upstream import checking
 
-_ROOMY_BYTES = 1 << 40
-"""Of a GPU that nobody named."""
 _GROUPS_KEEP_SINCE = (2, 8)
 """torch whose groups of NCCL keep tensors (torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp: TensorShelf)."""
 
@@ -48,10 +45,9 @@ def gpu(target: str, *, torch_version: str = "", waits: bool = False) -> Iterato
     Raises TraceError for an unknown architecture or another than that of this process, if torch was imported before
     planner.paper, or if it is not the torch that planner knows.
     """
-    find_architecture(target)
+    cuda_on_paper.take_any_gpu(target)
     checking.enforce()
     prepare()
-    cuda_on_paper.take_gpu(cuda_on_paper.PaperGpu(target, target, _ROOMY_BYTES))
     library.load().paper_begin()
     torch._C._cuda_clearCublasWorkspaces()  # of what this process traced before
     recorder = Recorder(waits=waits, holding=_holding_of_nccl(torch_version or torch.__version__))

@@ -79,8 +79,12 @@ def serve_paper() -> None:
 
 
 def _as_child(jobs: str, answers: str) -> NoReturn:
+    from planner import paper
+
     signal.alarm(MOST_SECONDS)
     try:
+        with paper.gpu(ARCH):  # before anything counts the devices
+            pass
         run_all(on_paper, pickle.loads(Path(jobs).read_bytes()), answers)
     except BaseException:
         traceback.print_exc()

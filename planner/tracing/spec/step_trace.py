@@ -49,6 +49,7 @@ def trace(job: Job, rank: int = 0, target: str = "", *, folded: bool = True) -> 
     cannot be traced, with its module and operator.
     """
     began = time.perf_counter()
+    cuda_on_paper.take_any_gpu(target or job.cluster.gpu.target)  # libraries ask for it where they are imported
     if job.train.compile is not None and job.train.compile.planned_as == "eager":
         job = replace(job, train=replace(job.train, compile=None))
     if job.train.lengths is not None:
