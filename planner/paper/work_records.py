@@ -38,8 +38,8 @@ NAMES_AN_EVENT = frozenset({
     LaunchKind.RELEASE,
 })  # fmt: skip
 """`what` is the number of an event of the GPU."""
-_OF_MEMORY = (LaunchKind.ISSUE, LaunchKind.KEEP, LaunchKind.RELEASE)
-"""What holds memory back, and takes no time."""
+_NOT_OF_A_STEP = (LaunchKind.ISSUE, LaunchKind.KEEP, LaunchKind.RELEASE, LaunchKind.COMPILE)
+"""What holds memory back, and takes no time; compilation, which most iterations do not have."""
 _TRAINS = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER_STEP)
 
 
@@ -223,7 +223,7 @@ class Places:
                 found.append((len(out), marks[positions.pop(0)]))
             if position > until:
                 break
-            if kind in _OF_MEMORY:
+            if kind in _NOT_OF_A_STEP:
                 continue
             if kind != LaunchKind.PLACE:
                 out.append((kind, stream, what))

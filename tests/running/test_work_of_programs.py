@@ -75,3 +75,20 @@ def test_what_a_module_holds_that_nobody_calls_is_a_parameter(run: Run, program:
         if isinstance(each, Role) and each.category is Category.PARAMETER and born[each.block] == 4 * 48 * 48
     )
     assert parameters == {4 * 48 * 48: 2}
+
+
+GROWING = """
+import torch
+model = torch.compile(torch.nn.Linear(64, 64).cuda(), dynamic=False)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(4):
+    model(torch.ones(step + 2, 64, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_an_iteration_that_compiles_takes_as_long_as_one_that_does_not(run: Run, program: Callable[[str], str]) -> None:
+    work = run(f"python {program(GROWING)}").trace.work
+    assert work.launches
+    assert LaunchKind.COMPILE not in {launch.kind for launch in work.launches}
