@@ -13,6 +13,7 @@ from planner.allocator.replay import SettledReplay, replay_until_settled
 from planner.allocator.rules import Rules
 from planner.allocator.timeline import Timeline
 from planner.events import Event, Mark, Phase, Repeat
+from planner.job.kinds import Kind, Trait, is_compiled, kind_of_spec
 from planner.job.layout import Mesh, RankClass, axis_degrees, tokens_of_step
 from planner.job.overhead import OutsideEstimate, outside_of
 from planner.job.sampled_runs import longest_batch, steps_for_the_longest
@@ -33,12 +34,7 @@ from planner.runtime.garbage_collection import pause_collection
 from planner.timing.pending_frees import ToldEvents, complete_frees
 from planner.timing.step_time import INTERVAL, price_for_clock, time_step
 from planner.tracing.rank_trace import EngineFigures, Trace
-from planner.truth.calibration.correction import (
-    OTHER_CUDNN,
-    AppliedCorrection,
-    Approximation,
-    approximations_of_spec,
-)
+from planner.truth.calibration.correction import AppliedCorrection
 from planner.truth.calibration.interval import Calibration, interval
 from planner.upstream.torch_releases import largest_difference
 from planner.verdict import Verdict, decide, worst
@@ -79,8 +75,8 @@ class Judge:
     capacity_bytes: int
     held: OutsideEstimate
     calibration: Calibration
-    approximations: tuple[Approximation, ...] = ()
-    """Besides those of the kernels of a trace."""
+    kind: Kind = Kind()
+    """But for what a trace says of it."""
     gpus_per_node: int = 8
     tokens: float = 0.0
     """Of a step of all ranks, over the number of GPUs; 0: not known."""
@@ -128,7 +124,9 @@ class Judge:
             least_bytes=least,
             host_interval_bytes=(min(reserved, *between), max(reserved, *between)),
         )
-        return replace(self._widened(statement, trace, *lead.host_interval_bytes), host_lead=lead)
+        kind = statement.kind.having(Trait.HOST_AHEAD)
+        widened = self._widened(replace(statement, kind=kind), trace, reserved, *lead.host_interval_bytes)
+        return replace(widened, host_lead=lead)
 
     def add_other_workspaces(self, statement: RankClassStatement, trace: Trace) -> RankClassStatement:
         """With what is reserved where cuDNN asks for other workspaces, in the interval and the verdict too; as it is
@@ -141,7 +139,7 @@ class Judge:
 
     def _widened(self, statement: RankClassStatement, trace: Trace, *reserved_bytes: int) -> RankClassStatement:
         """With an interval that covers those of these reserved bytes as well, and the verdict of that."""
-        between = self.interval_of(trace)
+        between = self.interval_of(trace, statement.kind)
         others = [between(reserved + self.held.total_bytes) for reserved in reserved_bytes]
         lows, highs = zip(statement.peak.interval_bytes, *others, strict=True)
         peak = replace(statement.peak, interval_bytes=(min(lows), max(highs)))
@@ -161,6 +159,7 @@ class Judge:
     ) -> RankClassStatement:
         """The statement of ranks that do as this trace does; `timelines` are those without a limit and on the GPU."""
         unlimited, capped = timelines
+        kind = self.kind_of(trace)
         statement = state_rank_class(
             representative=rank_class.representative,
             ranks=str(rank_class.ranks),
@@ -169,7 +168,8 @@ class Judge:
             unlimited=unlimited,
             capped=capped,
             outside=self.outside,
-            interval=self.interval_of(trace),
+            kind=kind,
+            interval=self.interval_of(trace, kind),
             capacity_bytes=self.capacity_bytes,
         )
         return replace(statement, step=self.step_of(trace))
@@ -189,25 +189,24 @@ class Judge:
             tokens_per_second=round(self.tokens / timed.step, 1),
         )
 
-    def interval_of(self, trace: Trace) -> Callable[[int], tuple[int, int]]:
-        """The interval of device bytes of a process that does as this trace does."""
-        approximations = (*approximations_of_trace(trace), *self.approximations)
+    def kind_of(self, trace: Trace) -> Kind:
+        """That of a process that does as this trace does."""
+        kind = replace(self.kind, compiled=is_compiled(trace.work))
+        has_other = trace.other_cudnn and other_workspaces.has_workspaces(trace.events)
+        return kind.having(Trait.OTHER_CUDNN) if has_other else kind
+
+    def interval_of(self, trace: Trace, kind: Kind) -> Callable[[int], tuple[int, int]]:
+        """The interval of device bytes of a process of this kind that does as this trace does."""
         return lambda device_bytes: interval(
             device_bytes,
             self.held,
             self.calibration,
+            kind=kind,
             unknown_workspaces=bool(trace.unknown_workspaces),
-            approximations=approximations,
             gpu=self.gpu.name,
             torch=self.torch,
             torch_difference=torch_difference(self.torch),
         )
-
-
-def approximations_of_trace(trace: Trace) -> tuple[Approximation, ...]:
-    """What of its kernels is approximated."""
-    has_other = trace.other_cudnn and other_workspaces.has_workspaces(trace.events)
-    return (OTHER_CUDNN,) if has_other else ()
 
 
 def told_on(gpu: Gpu, gpus_per_node: int, trace: Trace, host: float = 1.0) -> ToldEvents:
@@ -239,7 +238,7 @@ def judge_elsewhere(
     if not (simple and sure) or judge.rules.garbage_collection_threshold:
         return judge_trace(job, rank_trace, calibration).statement
     device = peak.reserved_bytes + judge.held.total_bytes
-    between = judge.interval_of(trace)(device)
+    between = judge.interval_of(trace, known.kind)(device)
     runs_out = peak.allocated_bytes > room
     verdict = decide(runs_out=runs_out, highest_bytes=between[1], capacity_bytes=judge.capacity_bytes)
     return replace(
@@ -263,7 +262,7 @@ def _judge_of(job: Job, calibration: Calibration) -> Judge:
         capacity_bytes=job.cluster.capacity_bytes,
         held=calibration_of(job, calibration).correct_outside(outside_of(job)),
         calibration=calibration,
-        approximations=approximations_of_spec(job),
+        kind=kind_of_spec(job),
         gpus_per_node=job.cluster.gpus_per_node,
         tokens=tokens_of_step(job) / math.prod(axis_degrees(job.parallel).values()),
     )
@@ -279,7 +278,7 @@ def _judge(job: Job, rank_trace: RankTrace, judge: Judge) -> JudgedTrace:
     unlimited, capped = judge.replay(trace)
     statement = judge.state(rank_trace.rank_class, unlimited.events, (unlimited.timeline, capped.timeline), trace)
     if run is not None:
-        statement = run.judge(statement, judge.interval_of(trace))
+        statement = run.judge(statement, judge.interval_of(trace, statement.kind))
     else:
         statement = judge.add_host_lead(statement, rank_trace.trace, told)
         statement = judge.add_other_workspaces(statement, trace)
@@ -297,7 +296,7 @@ def _judge_shared(job: Job, rank_trace: RankTrace, engine: EngineFigures, judge:
     """As `_judge`, of a trainer that shares its GPU with an engine."""
     trace = rank_trace.trace.as_told(judge.told(rank_trace.trace))
     events = trace.written_out()
-    both = SharedGpuJudge(job, events, engine, judge.held, judge.interval_of(trace)).judge()
+    both = SharedGpuJudge(job, events, engine, judge.held, judge.interval_of(trace, judge.kind_of(trace))).judge()
     alone = judge.state(rank_trace.rank_class, events, (both.timeline, both.timeline), trace)
     low, high = zip(*(row.interval_bytes for row in both.shared.phases), strict=True)
     peak = replace(alone.peak, device_bytes=both.shared.fullest().total_bytes, interval_bytes=(max(low), max(high)))

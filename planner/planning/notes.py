@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from planner.hardware import catalog
+from planner.job.kinds import SENTENCES
 from planner.job.overhead import outside_of
 from planner.job.schema import Compile, Job
 from planner.planning import identity, judging, other_workspaces, post_training
-from planner.report.statement import AnotherTorch
+from planner.report.statement import AnotherTorch, RankClassStatement
 from planner.tracing.rank_trace import Trace
-from planner.truth.calibration.correction import Approximation, approximations_of_spec
+from planner.truth.calibration import recorded_errors
 from planner.units import show_bytes
 from planner.versions import minor_of
 
@@ -20,7 +21,7 @@ _PADDING = {
 }
 
 
-def notes_of(job: Job, traces: Sequence[Trace]) -> tuple[str, ...]:
+def notes_of(job: Job, traces: Sequence[Trace], rank_classes: Sequence[RankClassStatement]) -> tuple[str, ...]:
     """Where the figures outside the allocator come from, what was not counted, and what was taken for granted."""
     notes = list(outside_of(job).provenance)
     notes += workspace_notes(traces)
@@ -28,7 +29,7 @@ def notes_of(job: Job, traces: Sequence[Trace]) -> tuple[str, ...]:
     figures = next((trace.engine for trace in traces if trace.engine is not None), None)
     if figures is not None:
         notes.append(f"Taken for the engine: {'; '.join(post_training.assumptions_of(job, figures))}.")
-    notes += approximation_notes(traces, approximations_of_spec(job))
+    notes += kind_notes(rank_classes)
     if job.train.compile is not None:
         notes.append(_describe_compiling(job.train.compile, traces))
     if (cluster := job.cluster).gpu_fraction < 1 or cluster.gpu_memory:
@@ -56,11 +57,19 @@ def workspace_notes(traces: Sequence[Trace]) -> list[str]:
     return notes
 
 
-def approximation_notes(traces: Sequence[Trace], besides: Sequence[Approximation] = ()) -> list[str]:
-    """What is approximated: kernels of the traces, and what is `besides`; none without any."""
-    of_kernels = (approximation for trace in traces for approximation in judging.approximations_of_trace(trace))
-    sentences = "; ".join(approximation.sentence for approximation in dict.fromkeys((*of_kernels, *besides)))
-    return [f"Approximated, and the interval is wider for it: {sentences}."] if sentences else []
+def kind_notes(rank_classes: Iterable[RankClassStatement]) -> list[str]:
+    """How far recorded runs of each kind were off, and what is approximated about it."""
+    notes = []
+    for kind in dict.fromkeys(rank_class.kind for rank_class in rank_classes):
+        low, high = recorded_errors.reserved_band(kind)
+        runs = recorded_errors.count_runs(kind)
+        of_runs = f"{runs} recorded run{'s' if runs != 1 else ''} of its kind"
+        if runs < recorded_errors.ENOUGH_RUNS:
+            of_runs += ", and what wider kinds say"
+        notes.append(f"The interval of {kind.name} is {low:+.1%} to {high:+.1%} of what is reserved: {of_runs}.")
+        if approximated := "; ".join(SENTENCES[trait] for trait in kind.traits if trait in SENTENCES):
+            notes.append(f"Approximated: {approximated}.")
+    return notes
 
 
 def _unknown_workspaces(traces: Sequence[Trace]) -> list[str]:

@@ -214,7 +214,8 @@ def _assemble(
         ),
     )
     of_hosts = host.assumptions if job.cluster.host_memory else ()
-    notes = (*notes_of(job, [rank_trace.trace for rank_trace in rank_traces]), *of_hosts, *applied.sentences)
+    sentences = notes_of(job, [rank_trace.trace for rank_trace in rank_traces], whole.rank_classes)
+    notes = (*sentences, *of_hosts, *applied.sentences)
     return PlanningResult(whole, rank_traces, tuple(part.timeline for part in judged), notes)
 
 

@@ -16,6 +16,7 @@ from planner.errors import PlannerError
 from planner.events import Alloc, Phase
 from planner.hardware import catalog
 from planner.hardware.gpus import GpuRecord
+from planner.job.kinds import Kind, Trait
 from planner.job.layout import RankClass
 from planner.job.named_gpus import refuse_ranks_on_slice
 from planner.job.overhead import outside
@@ -24,7 +25,7 @@ from planner.job.schema import Gpu, Software, cuda_of
 from planner.planning import identity
 from planner.planning.judging import Judge, add_growth, told_on
 from planner.planning.memory_pool import state_pool
-from planner.planning.notes import another_torch_notes, approximation_notes, workspace_notes
+from planner.planning.notes import another_torch_notes, kind_notes, workspace_notes
 from planner.planning.pipeline import Progress
 from planner.planning.program_ranks import (
     RankShare,
@@ -233,6 +234,7 @@ def _judge_of(work: ProgramInputs, run: RankRun) -> Judge:
     if run.memory_fraction < 1.0:
         rules = replace(rules, per_process_memory_fraction=run.memory_fraction)
     applied = work.calibration.applied_to(work.gpu.name, work.software.torch)
+    kind = Kind(program=True, several_ranks=work.line.world_size > 1)
     return Judge(
         rules=rules,
         gpu=work.gpu,
@@ -240,6 +242,7 @@ def _judge_of(work: ProgramInputs, run: RankRun) -> Judge:
         capacity_bytes=work.gpu.total_bytes,
         held=applied.correct_outside(outside(work.gpu, work.software, run.communicators)),
         calibration=work.calibration,
+        kind=kind.having(Trait.SIZES_VARY) if run.schedules or run.varying is not None else kind,
         gpus_per_node=work.line.processes_per_node,
     )
 
@@ -326,7 +329,7 @@ def _state(
         notes=(
             *outside(work.gpu, work.software, first.communicators).provenance,
             *workspace_notes(traces),
-            *approximation_notes(traces),
+            *kind_notes(each.statement for each in judged),
             *another_torch_notes(work.software.torch),
             *(host.assumptions if work.host_memory_bytes else ()),
         ),

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from planner.allocator.timeline import Timeline
 from planner.events import Alloc, Category, Event, Free, Mark, Origin, Phase, Role
+from planner.job.kinds import Kind
 from planner.report.statement import Holder, OutsideAllocator, Peak, PhaseStatement, RankClassStatement
 from planner.verdict import decide
 
@@ -223,6 +224,7 @@ def state_rank_class(
     unlimited: Timeline,
     capped: Timeline,
     outside: OutsideAllocator,
+    kind: Kind,
     interval: Callable[[int], tuple[int, int]],
     capacity_bytes: int,
 ) -> RankClassStatement:
@@ -260,6 +262,7 @@ def state_rank_class(
         at_peak=attribution.at_peak,
         phases=state_phases(events, timeline),
         outside_allocator=outside,
+        kind=kind,
         holders=attribution.holders[:_MOST_HOLDERS],
     )
 

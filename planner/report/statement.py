@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 from planner.allocator.host.statement import HostStatement, host_from_json, host_to_json
 from planner.events import Category, Phase
+from planner.job.kinds import Kind
 from planner.records import every, from_document, shape, to_plain
 from planner.verdict import Verdict as Verdict
 from planner.verdict import worst
@@ -194,6 +195,8 @@ class RankClassStatement:
     at_peak: Mapping[Category, int] = field(metadata=shape(write=every(Category)))
     phases: tuple[PhaseStatement, ...]
     outside_allocator: OutsideAllocator
+    kind: Kind = Kind()
+    """Of how far recorded runs of it were off the interval is."""
     holders: tuple[Holder, ...]
     shared: SharedGpu | None = field(default=None, metadata=shape(omit_default=True))
     """Of a GPU that the trainer shares with an engine: then `peak.device_bytes` and its interval are those of the

@@ -16,7 +16,7 @@ from typing import Any
 from recorded_run import ROOT, Figure, RecordedRun
 
 from planner import records
-from planner.truth.calibration.interval import PRIOR_RESERVED_ERROR
+from planner.job.kinds import Kind
 
 KEPT = ROOT / "tests" / "data" / "recorded_runs"
 PAGE = ROOT / "docs" / "results" / "recorded-runs.md"
@@ -24,11 +24,9 @@ _HEAD = """# Recorded runs
 
 Every run that `make programs` was asked for ([how](programs.md#recorded-programs)): unedited programs on paper, each
 with the torch that it had (Megatron-LM's with 2.10, but 134, 324 and 532), beside what its log printed, in MiB; runs
-that did not end have their reason. Errors are against the nearer end of what was printed. An interval covers a run if
-it holds the planned device memory with the recorded figure (reserved where there is one) in the place of the planned
-one; of runs whose interval was not kept (a star) the prior's 6 % of the planned figure alone counts, the least that an
-interval has.
-Generated from `tests/data/recorded_runs`; causes are [discussed by family](programs.md).
+that did not end have their reason. Errors are against the nearer end of what was printed. Generated from
+`tests/data/recorded_runs`; causes are [discussed by family](programs.md), [intervals](intervals.md) follow from the
+errors.
 
 """
 
@@ -46,20 +44,12 @@ class Outcome:
     seconds: float = 0.0
     """Of a processor."""
     figures: tuple[Figure, ...] = ()
-    is_covered: bool | None = None
-    """By the interval; None where it was not kept, or the run did not end."""
+    kind: Kind | None = None
+    """As its report says; None of a run that did not end."""
     reason: str = ""
     step_seconds: float = 0.0
     """Of an iteration as it was printed, and of the slowest rank on paper; 0: nobody says it."""
     planned_step_seconds: float = 0.0
-
-    @property
-    def counts_as_covered(self) -> bool:
-        """Of a run that ended; where its interval was not kept by the least that an interval has."""
-        if self.is_covered is not None:
-            return self.is_covered
-        figure = _judged_figure(self.figures)
-        return abs(figure.missed_bytes) <= PRIOR_RESERVED_ERROR * figure.planned_bytes
 
 
 def compare(run: RecordedRun, figures: Sequence[Figure], result: Mapping[str, Any], date: str) -> Outcome:
@@ -67,7 +57,7 @@ def compare(run: RecordedRun, figures: Sequence[Figure], result: Mapping[str, An
     return Outcome(
         run=run.name, title=run.title, torch=run.torch, gpu=run.product, ranks=run.ranks, date=date,
         seconds=float(result.get("seconds", 0)), figures=tuple(figures), reason="" if figures else reason_of(result),
-        is_covered=_is_covered(figures, result["answer"]["rank_classes"][0]["peak"]) if figures else None,
+        kind=_kind(result["answer"]) if figures else None,
         step_seconds=run.step_seconds, planned_step_seconds=_step_seconds(result["answer"]) if figures else 0.0,
     )  # fmt: skip
 
@@ -77,12 +67,13 @@ def _step_seconds(answer: Mapping[str, Any]) -> float:
     return float(max(steps, default=0.0))
 
 
-def _is_covered(figures: Sequence[Figure], peak: Mapping[str, Any]) -> bool:
-    low, high = peak["interval_bytes"]
-    return bool(low <= peak["device_bytes"] - _judged_figure(figures).missed_bytes <= high)
+def _kind(answer: Mapping[str, Any]) -> Kind:
+    """Of the fullest ranks, which come first."""
+    return records.from_plain(Kind, answer["rank_classes"][0]["kind"])
 
 
-def _judged_figure(figures: Sequence[Figure]) -> Figure:
+def judged_figure(figures: Sequence[Figure]) -> Figure:
+    """The reserved peak, or what there is."""
     return next((figure for figure in figures if figure.name == "reserved"), figures[0])
 
 
@@ -108,12 +99,6 @@ def count_ran(outcomes: Sequence[Outcome]) -> str:
     return f"{sum(bool(outcome.figures) for outcome in outcomes)} of {len(outcomes)}"
 
 
-def count_covered(outcomes: Sequence[Outcome]) -> str:
-    """By their intervals, of those that ran."""
-    judged = [outcome.counts_as_covered for outcome in outcomes if outcome.figures]
-    return f"{sum(judged)} of {len(judged)}"
-
-
 def read_kept() -> dict[str, list[Outcome]]:
     """By family, what is kept."""
     return {
@@ -135,8 +120,8 @@ def keep(family: str, outcomes: Sequence[Outcome]) -> None:
 
 def write_page(kept: Mapping[str, Sequence[Outcome]]) -> str:
     """The page of everything that is kept."""
-    lines = ["| family | ran | what | median error | worst | within 1 % | intervals cover |"]
-    lines += ["|---|---:|---|---:|---:|---:|---:|"]
+    lines = ["| family | ran | what | median error | worst | within 1 % |"]
+    lines += ["|---|---:|---|---:|---:|---:|"]
     for family, outcomes in kept.items():
         lines += _summary_rows(family, outcomes)
     lines += _summary_rows("all", [outcome for outcomes in kept.values() for outcome in outcomes])
@@ -149,11 +134,10 @@ def write_page(kept: Mapping[str, Sequence[Outcome]]) -> str:
 
 def _summary_rows(family: str, outcomes: Sequence[Outcome]) -> Iterator[str]:
     first = f"{family} | {count_ran(outcomes)}"
-    covered = count_covered(outcomes)
     for name, errors in summarize(outcomes):
         within = f"{sum(error <= 1 for error in errors)} of {len(errors)}"
-        yield f"| {first} | {name} | {statistics.median(errors):.3f} % | {max(errors):.3f} % | {within} | {covered} |"
-        first, covered = " | ", ""
+        yield f"| {first} | {name} | {statistics.median(errors):.3f} % | {max(errors):.3f} % | {within} |"
+        first = " | "
 
 
 def _version(torch: str) -> tuple[int, ...]:
@@ -163,8 +147,8 @@ def _version(torch: str) -> tuple[int, ...]:
 def _table(outcomes: Sequence[Outcome]) -> Iterator[str]:
     names = [name for name, _ in summarize(outcomes)]
     heads = "".join(f" {name} there | here | error |" for name in names)
-    yield f"| run | title | torch | GPU | ranks |{heads} covered | seconds | date |"
-    yield f"|---|---|---|---|---:|{'---:|---:|---:|' * len(names)}---|---:|---|"
+    yield f"| run | title | torch | GPU | ranks |{heads} seconds | date |"
+    yield f"|---|---|---|---|---:|{'---:|---:|---:|' * len(names)}---:|---|"
     for outcome in outcomes:
         figures = {figure.name: figure for figure in outcome.figures}
         cells = [outcome.run, outcome.title, outcome.torch, outcome.gpu, str(outcome.ranks)]
@@ -172,9 +156,7 @@ def _table(outcomes: Sequence[Outcome]) -> Iterator[str]:
             cells += figures[name].cells() if name in figures else ["", "", ""]
         if outcome.reason:
             cells[5] = f"did not run: {outcome.reason[:200]}"
-        covered = ("yes" if outcome.counts_as_covered else "no") if outcome.figures else ""
-        covered += "*" if covered and outcome.is_covered is None else ""
-        cells += [covered, f"{outcome.seconds:.0f}" if outcome.seconds else "", outcome.date]
+        cells += [f"{outcome.seconds:.0f}" if outcome.seconds else "", outcome.date]
         yield f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
 
 

@@ -27,10 +27,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import error_table
 from liger import Liger
 from megatron import Megatron
 from nanochat import Nanochat
-from outcomes import Outcome, compare, count_covered, count_ran, keep, summarize
+from outcomes import Outcome, compare, count_ran, keep, summarize
 from parameter_golf import ParameterGolf
 from published_pages import PublishedPages
 from recorded_run import ROOT, Family, NotPublishedError, RecordedRun
@@ -168,7 +169,6 @@ def sum_up(outcomes: Sequence[Outcome]) -> Iterator[str]:
     for name, errors in summarize(outcomes):
         spread = f"median {statistics.median(errors):.3f} %, worst {max(errors):.3f} % of {len(errors)}"
         yield f"{name}: {spread}, {errors.count(0)} of them 0"
-    yield f"intervals cover {count_covered(outcomes)}"
     for outcome in outcomes:
         if not outcome.figures:
             yield f"{outcome.run} did not run: {outcome.reason}"
@@ -220,6 +220,7 @@ def run_family(family: Family[Any, Any], options: argparse.Namespace) -> list[Ou
         print(f"{family.name}: {line}")
     if options.record and outcomes:
         keep(family.name, outcomes)
+        error_table.write_all()
     return outcomes
 
 

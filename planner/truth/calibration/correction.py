@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from planner.job.overhead import OutsideEstimate
-from planner.job.schema import Job
 
 PRIOR_WEIGHT = 5
 """How many measurements the prior is worth: n measurements weigh n / (n + 5). A choice, not a measurement."""
@@ -38,7 +36,7 @@ class Estimate:
         return weight_of(self.measurements)
 
     def margin(self, prior_margin: float) -> float:
-        """Half the width of the 95 % interval around `residual`.
+        """How far the 95 % interval reaches to a side of `residual` on which the prior's reaches so far.
 
         It reaches as far as the spread around the median does. What the prior's margin has on top is given up with
         the weight; where residuals spread wider than the prior, the prior does not narrow them.
@@ -97,14 +95,12 @@ class Correction:
 class AppliedCorrection:
     """What of a calibration applies to one GPU and torch, and on how many measurements each correction stands.
 
-    `reserved_residual` is where the middle of the reserved bytes' interval lies, `reserved_error` half its width, both
-    relative. `sentences` say all of it to people.
+    `reserved_residual` is by how much reserved bytes are off, relative. `sentences` say all of it to people.
     """
 
     gpu: str
     torch: str
-    reserved_residual: float
-    reserved_error: float
+    reserved_residual: float = 0.0
     reserved_measurements: int = 0
     context_measurements: int = 0
     nccl_measurements: int = 0
@@ -116,6 +112,14 @@ class AppliedCorrection:
     def calibrated(self) -> bool:
         """Whether anything was measured on this GPU and torch."""
         return self.correction is not None
+
+    def reserved_band(self, prior: tuple[float, float]) -> tuple[float, float]:
+        """Between which reserved / planned - 1 lies with 95 % probability, where it does so for the prior between
+        these."""
+        if self.correction is None:
+            return prior
+        reserved, (low, high) = self.correction.reserved, prior
+        return reserved.residual - reserved.margin(-low), reserved.residual + reserved.margin(high)
 
     def correct_outside(self, outside: OutsideEstimate) -> OutsideEstimate:
         """The bytes outside the allocator as measured ones would have them; `outside` itself if none were measured.
@@ -154,9 +158,9 @@ class AppliedCorrection:
 
 
 def apply_correction(
-    correction: Correction | None, *, calibration: str, gpu: str, torch: str, prior_error: float, quarantined: int
+    correction: Correction | None, *, calibration: str, gpu: str, torch: str, quarantined: int
 ) -> AppliedCorrection:
-    """What a correction means for jobs on its GPU and torch; without one, what the prior says.
+    """What a correction means for jobs on its GPU and torch; without one, that nothing is corrected.
 
     `calibration` is its name, `quarantined` how many measurements of this GPU and torch it set aside.
     """
@@ -165,29 +169,20 @@ def apply_correction(
         are = "is" if quarantined == 1 else "are"
         count = _format_measurements(quarantined)
         sentences.append(f"{count} on {gpu} with torch {torch} {are} quarantined and taught nothing.")
-    applied = AppliedCorrection(
-        gpu=gpu,
-        torch=torch,
-        reserved_residual=0.0,
-        reserved_error=prior_error,
-        quarantined=quarantined,
-        sentences=tuple(sentences),
-    )
+    applied = AppliedCorrection(gpu=gpu, torch=torch, quarantined=quarantined, sentences=tuple(sentences))
     if correction is None:
         return applied
-    reserved, error = correction.reserved, correction.reserved.margin(prior_error)
+    reserved = correction.reserved
     return replace(
         applied,
         reserved_residual=reserved.residual,
-        reserved_error=error,
         reserved_measurements=reserved.measurements,
         context_measurements=correction.context.measurements if correction.context else 0,
         nccl_measurements=correction.nccl.measurements if correction.nccl else 0,
         correction=correction,
         sentences=(
-            f"Calibration {calibration}, {gpu} with torch {torch}: the interval of reserved bytes lies "
-            f"{reserved.residual:+.1%} from the prediction, {error:.1%} to either side, "
-            f"from {_format_measurements(reserved.measurements)}.",
+            f"Calibration {calibration}, {gpu} with torch {torch}: the interval of reserved bytes is that of recorded "
+            f"runs, corrected by {reserved.residual:+.1%}, from {_format_measurements(reserved.measurements)}.",
             f"{_describe_estimate('CUDA context', correction.context)}; {_describe_estimate('NCCL', correction.nccl)}.",
             *sentences,
         ),
@@ -202,57 +197,3 @@ def _describe_estimate(name: str, learnt: Estimate | None) -> str:
 
 def _format_measurements(measurements: int) -> str:
     return f"{measurements} measurement" if measurements == 1 else f"{measurements} measurements"
-
-
-# Residuals are measured / predicted - 1 of reserved or allocated bytes, each beside its row in docs/results/accuracy.md
-# (2026-11-20 to 22, torch 2.13); what is known of a feature widens the interval by the rules of a calibration.
-_HOLDS_COLLECTIVES_UNTIL = (2, 8)
-"""Before this torch, functional collectives hold their tensors until NCCL's stream has passed (`record_stream`;
-TORCH_NCCL_AVOID_RECORD_STREAMS is the default since, torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Approximation:
-    """A feature, what about it is approximated, and the residuals of published runs that have it."""
-
-    name: str
-    sentence: str
-    residuals: tuple[float, ...]
-
-    @property
-    def estimate(self) -> Estimate:
-        return estimate(self.residuals)
-
-
-FOUR_BITS = Approximation(
-    "four bits",
-    "a model in four bits is planned with the products of bitsandbytes 0.49, its head not packed; up to 0.43.1 these "
-    "keep their inputs until the next loss",
-    (0.359, 0.332, 0.290),
-)
-"""litgpt's QLoRA of 2024, with bitsandbytes 0.42; as programs they are exact (docs/results/accuracy.md)."""
-HELD_COLLECTIVES = Approximation(
-    "held collectives",
-    "collectives of tensor parallelism before torch 2.8 hold their tensors for as long as the device lags behind, "
-    "which is estimated",
-    (-0.055, -0.073),
-)
-"""torchtitan's 2-D runs of 2024-03."""
-OTHER_CUDNN = Approximation(
-    "another cuDNN",
-    "workspaces of convolutions are those of a newer cuDNN than the job's, which needs a GPU to say its own",
-    (0.003, 0.036, -0.025, 0.142, 0.188, -0.097, 0.0, 0.197, 0.180),
-)
-"""Nine of xMem's runs (torch 2.6, cuDNN 9.1.0) as programs, with cuDNN 9.10.2 in its place."""
-EVERY_APPROXIMATION = (FOUR_BITS, HELD_COLLECTIVES, OTHER_CUDNN)
-
-
-def approximations_of_spec(job: Job) -> tuple[Approximation, ...]:
-    """Those of a job as it is described, which a program that is run does not have."""
-    adapter = job.model.adapter
-    torch = tuple(int(part) for part in re.findall(r"\d+", job.software.torch)[:2])
-    holds = {
-        FOUR_BITS: adapter is not None and adapter.kind == "qlora" and adapter.load == "layers",
-        HELD_COLLECTIVES: job.parallel.tp.degree > 1 and torch < _HOLDS_COLLECTIVES_UNTIL,
-    }
-    return tuple(approximation for approximation, has_it in holds.items() if has_it)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,19 +11,12 @@ from planner.errors import PlannerError
 from planner.job.json_text import canonical_json
 from planner.job.overhead import OutsideEstimate
 from planner.records import from_document, from_plain, to_plain
-from planner.truth.calibration.correction import AppliedCorrection, Approximation, Correction, apply_correction
+from planner.truth.calibration import recorded_errors
+from planner.truth.calibration.correction import AppliedCorrection, Correction, apply_correction
+from planner.job.kinds import Kind
 from planner.truth.calibration.observation import Observation, QuarantinedObservation
 from planner.units import MIB
 from planner.versions import minor_of
-
-PRIOR_RESERVED_ERROR = 0.06
-"""How far reserved bytes may be off, relative, with 95 % probability, before anything is measured.
-
-Not a measurement of planner: a prior. The smallest published median error of predicted reserved bytes is 2.03 %
-(SimuMax on 8 B200, fitted on the same rows); a normal error with that median stays within 2.91 times as much with
-95 % probability: 5.9 %, rounded up.
-"""
-
 
 PRIOR_UNKNOWN_WORKSPACE_BYTES = 512 * MIB
 """How much more a process may reserve where its kernels take workspaces that nobody knows the size of.
@@ -37,13 +30,14 @@ kernel, so the largest of them counts, not their sum.
 class Calibration:
     """What is known from measurements: how reserved and outside bytes are corrected and how far off they remain.
 
-    `reserved_error` (relative, at 95 %) and `outside_correction_bytes` (added to the interval of what the overhead
-    table says) are the prior: they hold wherever nothing was measured, and what was is shrunk towards them. `id` is a
-    digest of what was learnt, or the name that a person gave to a prior. `quarantined` taught nothing.
+    The prior holds wherever nothing was measured, and what was is shrunk towards it: how far recorded runs of the kind
+    were off, or `reserved_error` (relative, at 95 %) where a person gave it, and `outside_correction_bytes` (added to
+    the interval of what the overhead table says). `id` is a digest of what was learnt, or the name that a person gave
+    to a prior. `quarantined` taught nothing.
     """
 
     id: str
-    reserved_error: float
+    reserved_error: float | None = None
     outside_correction_bytes: int = 0
     corrections: tuple[Correction, ...] = ()
     """One for each GPU and torch (major.minor), in their order."""
@@ -51,13 +45,19 @@ class Calibration:
 
     @classmethod
     def none(cls) -> Calibration:
-        """Nothing measured: no correction, a wide interval."""
-        return cls(id="none", reserved_error=PRIOR_RESERVED_ERROR)
+        """Nothing measured: no correction, the interval of recorded runs."""
+        return cls(id="none")
 
     @property
     def calibrated(self) -> bool:
         """Whether anything is known for anybody; for one job ask `applied_to`."""
         return self.id != "none"
+
+    def prior_band(self, kind: Kind) -> tuple[float, float]:
+        """How far reserved bytes of a kind may be off before anything is measured, relative, with 95 % probability."""
+        if self.reserved_error is None:
+            return recorded_errors.reserved_band(kind)
+        return -self.reserved_error, self.reserved_error
 
     def applied_to(self, gpu: str, torch: str) -> AppliedCorrection:
         """What applies to jobs on this GPU (catalog name) with this torch; its patch version does not matter."""
@@ -68,7 +68,6 @@ class Calibration:
             calibration=self.id,
             gpu=group[0],
             torch=group[1],
-            prior_error=self.reserved_error,
             quarantined=sum(broken.observation.group == group for broken in self.quarantined),
         )
 
@@ -78,8 +77,8 @@ def interval(
     outside: OutsideEstimate,
     calibration: Calibration,
     *,
+    kind: Kind,
     unknown_workspaces: bool = False,
-    approximations: Sequence[Approximation] = (),
     gpu: str = "",
     torch: str = "",
     torch_difference: float = 0.0,
@@ -87,30 +86,20 @@ def interval(
     """Where the device bytes lie with 95 % probability: `(lowest, highest)`, both in bytes.
 
     `device_bytes` are reserved bytes plus `outside.total_bytes`; `outside` may be corrected already. `gpu` and `torch`
-    are those of the job: without them, or where nothing was measured on them, the prior holds. The uncertainty of the
-    two parts is added up, as if both could be at their end together. `approximations` widen it to where published runs
-    with the same features lay. `torch_difference`: how far plans of the torch that made this one and of the job's were
-    seen to differ, relative; it is added to either side.
+    are those of the job: without them, or where nothing was measured on them, recorded runs of its kind say how far
+    reserved bytes may be off. The uncertainty of the two parts is added up, as if both could be at their end together.
+    `torch_difference`: how far plans of the torch that made this one and of the job's were seen to differ, relative; it
+    is added to either side.
     """
     known = calibration.applied_to(gpu, torch)
     reserved = device_bytes - outside.total_bytes
-    below, above = reserved_band(known.reserved_residual, known.reserved_error, approximations)
+    below, above = known.reserved_band(calibration.prior_band(kind))
     held = known.correct_outside(outside)
     correction = 0 if held.calibrated else calibration.outside_correction_bytes
     more = PRIOR_UNKNOWN_WORKSPACE_BYTES if unknown_workspaces else 0
     below, above = below - torch_difference, above + torch_difference
     lowest = max(reserved + round(reserved * below), 0) + held.low_bytes + correction
     return lowest, reserved + round(reserved * above) + more + held.high_bytes + correction
-
-
-def reserved_band(residual: float, error: float, approximations: Sequence[Approximation] = ()) -> tuple[float, float]:
-    """Where measured / predicted - 1 lies with 95 % probability: around `residual`, or as far as a feature says."""
-    bands = [(residual - error, residual + error)]
-    for approximation in approximations:
-        learnt = approximation.estimate
-        margin = learnt.margin(PRIOR_RESERVED_ERROR)
-        bands.append((learnt.residual - margin, learnt.residual + margin))
-    return min(low for low, _ in bands), max(high for _, high in bands)
 
 
 SCHEMA = "planner.calibration/1"

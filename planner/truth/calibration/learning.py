@@ -10,7 +10,8 @@ from functools import lru_cache
 
 from planner.hardware.facts import OBSERVATIONS, FolderState, facts_folder, read_lines, state_of
 from planner.truth.calibration.correction import Correction, Estimate, estimate
-from planner.truth.calibration.interval import Calibration, digest, observation_from_json, reserved_band
+from planner.truth.calibration.interval import Calibration, digest, observation_from_json
+from planner.job.kinds import Kind
 from planner.truth.calibration.observation import (
     MOST_OUTSIDE_RATIO,
     OUTLIER_OUTSIDE,
@@ -153,8 +154,8 @@ def cover_left_out(observations: Sequence[Observation]) -> Coverage:
     sound = [observation for observation in observations if not fault_of(observation)]
     outside = []
     for left_out in sound:
-        known = learn(other for other in sound if other is not left_out).applied_to(*left_out.group)
-        low, high = reserved_band(known.reserved_residual, known.reserved_error)
+        known = learn(other for other in sound if other is not left_out)
+        low, high = known.applied_to(*left_out.group).reserved_band(known.prior_band(Kind()))
         if not low <= left_out.measured_reserved_bytes / left_out.predicted_reserved_bytes - 1 <= high:
             outside.append(left_out.case)
     return Coverage(observations=len(sound), covered=len(sound) - len(outside), outside=tuple(outside))

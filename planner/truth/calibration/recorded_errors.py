@@ -1,0 +1,122 @@
+"""How far plans were from what was recorded, run by run, and what that says of a plan of the same kind."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import resources
+
+from planner.records import from_plain
+from planner.job.kinds import Kind
+
+OUTSIDE_INTERVAL = 0.05
+"""Of the runs of a kind, those that lie outside of its interval."""
+ENOUGH_RUNS = 39
+"""From so many on a kind needs no other: of them and a further one both ends are 5 %."""
+STRETCH = 0.5
+"""The exponent by which few runs reach further than their own range. A choice: from 20 runs to 40 a normal distribution\nreaches 2^0.25 times as far, one of Laplace 2^0.38, and that from 2 to 40 13^0.77 times."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedError:
+    """One figure of one run: recorded / planned - 1, 0 within what was printed."""
+
+    source: str
+    """Whose run it is: runs of one source are off alike."""
+    family: str
+    """Where sources were taken from."""
+    run: str
+    kind: Kind
+    figure: str
+    """Which peak: `reserved`, or `allocated` where nothing else was recorded."""
+    error: float
+
+
+def band(rows: Sequence[RecordedError], kind: Kind) -> tuple[float, float]:
+    """The shortest range in which a further run of a kind lies with 95 % probability: of n runs and that one at most 5 %
+    lie outside of it or at its ends. Of too few runs for that their range is stretched, and the band of the next wider
+    kind holds for the share of runs that is missing. Of no rows (0, 0)."""
+    return _band(rows, kind.path)
+
+
+def _band(rows: Sequence[RecordedError], path: tuple[str, ...]) -> tuple[float, float]:
+    errors = _errors(rows, path)
+    most = int(OUTSIDE_INTERVAL * (len(errors) + 1) + _ROUNDING)
+    if most >= 2:  # its two ends
+        spans = [(errors[first], errors[first - most + 1]) for first in range(most - 1)]
+        return min(spans, key=lambda span: span[1] - span[0])
+    wider = _band(rows, path[:-1]) if len(path) > 1 else (0.0, 0.0)
+    low, high = (_stretch_end(errors, OUTSIDE_INTERVAL / 2, end, side) for end, side in zip(wider, (-1, 1), strict=True))
+    return low, high
+
+
+def bound(rows: Sequence[RecordedError], kind: Kind, risk: float) -> float:
+    """The error that a further run of a kind exceeds with at most this probability; of few runs as `band`. Of no rows 0."""
+    return _bound(rows, kind.path, risk)
+
+
+def _bound(rows: Sequence[RecordedError], path: tuple[str, ...], risk: float) -> float:
+    errors = _errors(rows, path)
+    if most := int(risk * (len(errors) + 1) + _ROUNDING):
+        return errors[-most]
+    return _stretch_end(errors, risk, _bound(rows, path[:-1], risk) if len(path) > 1 else 0.0, 1)
+
+
+def _errors(rows: Sequence[RecordedError], path: tuple[str, ...]) -> list[float]:
+    """From the lowest on: runs of a kind and of those within it, but for those with a trait that it does not have."""
+    return sorted(
+        row.error
+        for row in rows
+        if row.kind.path[: len(path)] == path and (row.kind.path == path or not row.kind.traits)
+    )
+
+
+def _stretch_end(errors: Sequence[float], tail: float, wider: float, side: int) -> float:
+    """Where errors end on one side (-1, 1), of which there are too few to see that a share `tail` lies beyond."""
+    share = (len(errors) + 1) * tail
+    lent = (1 - share) * wider
+    if not errors:
+        return lent
+    middle = statistics.median(errors)
+    end = middle + side * max(side * (error - middle) for error in errors) / share**STRETCH
+    return side * max(side * end, side * lent)
+
+
+_ROUNDING = 1e-9
+
+
+@lru_cache(maxsize=1)
+def recorded_errors() -> tuple[RecordedError, ...]:
+    """Every run that was recorded and planned (docs/results/intervals.md, from which this package's file is)."""
+    text = resources.files(__package__).joinpath("recorded_errors.json").read_text(encoding="utf-8")
+    rows = json.loads(text)
+    return tuple(from_plain(RecordedError, row, f"recorded_errors.json, row {at}") for at, row in enumerate(rows, 1))
+
+
+@lru_cache(maxsize=256)
+def reserved_band(kind: Kind) -> tuple[float, float]:
+    """The interval of a kind, relative to planned, over all runs that were recorded."""
+    return band(recorded_errors(), kind)
+
+
+@lru_cache(maxsize=256)
+def reserved_bound(kind: Kind, risk: float) -> float:
+    """What a run of a kind exceeds with this probability, relative to planned, over all runs that were recorded."""
+    return bound(recorded_errors(), kind, risk)
+
+
+def count_runs(kind: Kind) -> int:
+    """How many runs of exactly this kind were recorded."""
+    return sum(row.kind.path == kind.path for row in recorded_errors())
+
+
+def is_covered(row: RecordedError, rows: Sequence[RecordedError], *, by_family: bool = False) -> bool:
+    """Whether a run lies in the interval of its kind that the runs of other sources, or of other families, say."""
+    others = [
+        other for other in rows if (other.family != row.family if by_family else other.source != row.source)
+    ]
+    low, high = band(others, row.kind)
+    return low - _ROUNDING <= row.error <= high + _ROUNDING
