@@ -15,8 +15,9 @@ from planner.job.bound.lower_bound import Bound, lower_bound
 from planner.job.loading import load_bundle
 from planner.job.schema import Job
 from planner.records import shape, to_plain
-from planner.report.statement import change_text
+from planner.report.statement import change_text, read_statement, to_json
 from planner.searching.axes import apply, fault_of
+from planner.truth.calibration.risk import judge_at_risk
 from planner.units import show_bytes
 
 
@@ -94,6 +95,8 @@ def decide(plan: Mapping[str, Any], capacity: int | None, policy: Policy) -> Dec
     Raises PlannerError if the document is no plan.
     """
     try:
+        if policy.risk and plan["schema"] in {PLAN_SCHEMA, RUN_SCHEMA}:
+            plan = to_json(judge_at_risk(read_statement(plan), policy.risk))
         if (
             plan["schema"] == RUN_SCHEMA
         ):  # of a program that was run there is no spec, and no change of it that would fit

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import SettingError
+from planner.truth.calibration.risk import parse_risk
 
 PREFIX = "PLANNER_ADMISSION_"
 FILE_VARIABLE = "PLANNER_ADMISSION_POLICY"
@@ -51,6 +52,9 @@ class Policy:
     """Whether `exceeds = refuse` holds for plans too for whose GPU and torch nothing was measured; else they warn."""
     tight: Answer = Answer.WARN
     """admit, warn or refuse: a job that fits only just."""
+    risk: float = 0.0
+    """The share of jobs of a kind (`1%`) that may take more than the bound by which a job is tight; 0: the upper end of
+    its interval, which 5 % exceed."""
     pending: Answer = Answer.ADMIT
     """admit (with a warning), hold or refuse: a job whose plan is not ready after `wait_seconds`."""
     unreachable: Answer = Answer.ADMIT
@@ -141,6 +145,8 @@ def _value(name: str, text: str, place: str) -> Any:
         if text.lower() not in _FLAGS:
             raise SettingError(f"{text!r} is neither yes nor no", allowed="yes, no", place=place)
         return _FLAGS[text.lower()]
+    if name == "risk":
+        return parse_risk(text, place, SettingError)
     if name.endswith("_seconds"):
         try:
             seconds = float(text)

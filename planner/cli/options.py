@@ -9,15 +9,17 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 from planner.errors import PlannerError
 
 if TYPE_CHECKING:
+    from planner.report.statement import Statement
     from planner.report.style import Style
 
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
+Judged = TypeVar("Judged", bound="Statement")
 DONE, OUR_FAULT, WRONG_INPUT, EXCEEDS = 0, 1, 2, 3
 INTERRUPTED, PIPE_CLOSED = 128 + 2, 128 + 13
 """As shells report a process that SIGINT or SIGPIPE ended."""
@@ -52,6 +54,23 @@ def add_command(
 def add_format(parser: argparse.ArgumentParser) -> None:
     """Adds --format."""
     parser.add_argument("--format", choices=("text", "json"), default="text", help="json prints one object only")
+
+
+def add_risk(parser: argparse.ArgumentParser) -> None:
+    """Adds --risk."""
+    parser.add_argument(
+        "--risk", metavar="SHARE",
+        help="judge by what only this share of jobs of the kind exceeds, as 1%% (default: the interval's upper end, 5%%)",
+    )  # fmt: skip
+
+
+def at_risk(arguments: argparse.Namespace, statement: Judged) -> Judged:
+    """The statement as --risk has it judged; raises PlannerError for one that is no share."""
+    if arguments.risk is None:
+        return statement
+    from planner.truth.calibration.risk import judge_at_risk, parse_risk
+
+    return judge_at_risk(statement, parse_risk(arguments.risk, "--risk"))
 
 
 def print_answer(arguments: argparse.Namespace, document: Callable[[], Any], text: Callable[[], str]) -> None:

@@ -16,6 +16,8 @@ from planner.cli.options import (
     EXCEEDS,
     add_command,
     add_format,
+    add_risk,
+    at_risk,
     exit_code,
     job_options,
     print_answer,
@@ -43,6 +45,7 @@ def add_plan(commands: Commands) -> None:
         "Ends with 0 if it fits (also tightly), 3 if it does not, 2 if the input is wrong.",
     )  # fmt: skip
     add_format(parser)
+    add_risk(parser)
     parser.add_argument("--timeline", type=Path, metavar="FILE.html", help="memory over time, as a page of its own")
     parser.add_argument("--snapshot", type=Path, metavar="FILE.pickle", help="for PyTorch's own memory viewer")
     parser.add_argument(
@@ -69,7 +72,7 @@ def run_plan(arguments: argparse.Namespace) -> int:
         )
     drawn = bool(arguments.timeline or arguments.snapshot)
     result = _plan(arguments, with_advice=not arguments.no_advice, with_eager=True, keep_traces=drawn)
-    plan = result.plan
+    plan = at_risk(arguments, result.plan)
     if path := arguments.timeline:
         from planner.report.class_timeline import timelines_of
         from planner.report.html_pages import render_page
@@ -117,7 +120,8 @@ def add_check(commands: Commands) -> None:
     parser = add_command(
         commands, "check", run_check, tracing_options(), job_options(),
         help="say in one line whether a job fits, and run a command only if it does",
-        usage="planner check [-h] [--server URL] [--run-unchecked] [--policy FILE.ini] [--format text|json]"
+        usage="planner check [-h] [--server URL] [--run-unchecked] [--policy FILE.ini] [--risk SHARE]"
+        " [--format text|json]"
         " [options of the job] JOB [-- COMMAND ...]",
         description="Plans a job, here or by a planner service, and prints the verdict in one line. Exit code as for "
         "plan. With a command it runs that command if the job may run; else it ends with 3.",
@@ -129,6 +133,7 @@ def add_check(commands: Commands) -> None:
     )  # fmt: skip
     parser.add_argument("--policy", type=Path, metavar="FILE.ini", help="the operator's (default: docs/admission.md)")
     add_format(parser)
+    add_risk(parser)
 
 
 def run_check(arguments: argparse.Namespace) -> int:
@@ -137,7 +142,7 @@ def run_check(arguments: argparse.Namespace) -> int:
     if arguments.server is None and not arguments.command and not as_json:
         from planner.report.verdict_text import one_line
 
-        plan = _plan(arguments, with_advice=False).plan
+        plan = at_risk(arguments, _plan(arguments, with_advice=False).plan)
         print(one_line(plan))
         return exit_code(plan.verdict)
     from planner.admission import command_hook
@@ -169,12 +174,15 @@ def run_check(arguments: argparse.Namespace) -> int:
 def _policy(arguments: argparse.Namespace) -> Policy:
     from planner.admission import command_hook
     from planner.admission.policy import Answer, Policy
+    from planner.truth.calibration.risk import parse_risk
 
     environment = dict(os.environ)
     if arguments.server is not None:
         environment["PLANNER_SERVER"] = arguments.server
     usual = {**command_hook.USUAL, **({"unreachable": Answer.ADMIT} if arguments.run_unchecked else {})}
     policy = Policy.read(environment, arguments.policy, usual)
+    if arguments.risk is not None:
+        policy = dataclasses.replace(policy, risk=parse_risk(arguments.risk, "--risk"))
     # Only who names a server asks one: the environment's is for the callback, and for hooks.
     return policy if arguments.server is not None else dataclasses.replace(policy, server="")
 

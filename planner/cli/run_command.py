@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from planner.cli.job_input import enter_for_command
-from planner.cli.options import DONE, add_command, add_format, exit_code, print_answer, style
+from planner.cli.options import DONE, add_command, add_format, add_risk, at_risk, exit_code, print_answer, style
 from planner.errors import SpecError
 from planner.job.size_limits import MOST_RANKS
 from planner.progress import show_progress
@@ -94,6 +94,7 @@ def add_run(commands: Commands) -> None:
     parser.add_argument("--kernels", default="", metavar="FILE", help="a Python file that describes your own kernels")
     parser.add_argument("--save-spec", metavar="FILE", help="write what a spec can say of the program (JOB.yaml)")
     add_format(parser)
+    add_risk(parser)
 
 
 def run_program(arguments: argparse.Namespace) -> int:
@@ -124,6 +125,7 @@ def run_program(arguments: argparse.Namespace) -> int:
         except OSError as error:
             place = str(Path(arguments.save_spec))
             raise SpecError(f"cannot be written: {error.strerror}", allowed="a file", place=place) from None
+    statement = at_risk(arguments, statement)
     print_answer(arguments, lambda: to_json(statement), lambda: render(statement, style()))
     return exit_code(statement.verdict)
 

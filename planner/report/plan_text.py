@@ -392,7 +392,7 @@ def _provenance(statement: Statement, notes: Sequence[str], style: Style) -> Ite
         f"calibration {made.calibration}" if statement.calibrated else "uncalibrated",
     ]
     yield from wrap_parts(parts, style)
-    wide = "Uncalibrated: nothing was measured on this GPU and torch, so the interval is wide."
+    wide = "Uncalibrated: nothing was measured on this GPU and torch, so the interval is that of recorded runs."
     yield from sentence_lines([*([] if statement.calibrated else [wide]), *notes], style)
     yield f"traced in {seconds.trace:.1f} s, replayed in {seconds.replay:.1f} s, {seconds.total:.1f} s in all"
 

@@ -18,6 +18,7 @@ from planner.records import every, from_document, shape, to_plain
 from planner.verdict import Verdict as Verdict
 from planner.verdict import worst
 
+USUAL_RISK = 0.05
 PLAN_SCHEMA, RUN_SCHEMA = "planner.plan/1", "planner.run/1"
 
 
@@ -197,6 +198,8 @@ class RankClassStatement:
     outside_allocator: OutsideAllocator
     kind: Kind = Kind()
     """Of how far recorded runs of it were off the interval is."""
+    risk: float = field(default=USUAL_RISK, metadata=shape(omit_default=True))
+    """The share of jobs of its kind that may take more than the upper end of the interval."""
     holders: tuple[Holder, ...]
     shared: SharedGpu | None = field(default=None, metadata=shape(omit_default=True))
     """Of a GPU that the trainer shares with an engine: then `peak.device_bytes` and its interval are those of the

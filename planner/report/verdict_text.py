@@ -158,7 +158,8 @@ def _peak_sentence(statement: Statement) -> str:
     ranks, one = ranks_text(worst.ranks), worst.ranks.isdigit()
     capacity, device, high = worst.capacity_bytes, worst.peak.device_bytes, worst.peak.interval_bytes[1]
     if verdict is Verdict.FITS:
-        return f"It fits: {size(worst.headroom_bytes)} of {size(capacity)} stay free on {ranks}."
+        fits = f"It fits: {size(worst.headroom_bytes)} of {size(capacity)} stay free on {ranks}"
+        return f"{fits}; {chance(worst.risk)} jobs of this kind stayed below {size(high)}."
     if verdict is Verdict.EXCEEDS and device > capacity:
         return (
             f"It does not fit: {ranks} would take {size(device - capacity)} more than the {size(capacity)} there are."
@@ -176,9 +177,15 @@ def _peak_sentence(statement: Statement) -> str:
             f" may come. Until then {size(worst.headroom_bytes)} of {size(capacity)} stay free on {ranks}."
         )
     return (
-        f"It is tight: {size(device)} fit into {size(capacity)} on {ranks}, "
-        f"but the upper end of the interval, {size(high)}, does not."
+        f"It is tight: {size(device)} fit into {size(capacity)} on {ranks}, but {size(high)} do not, below which"
+        f" {chance(worst.risk)} jobs of this kind stayed."
     )
+
+
+def chance(risk: float) -> str:
+    """How many jobs stay below a bound that a share of them exceeds: `19 of 20`, `99 of 100`."""
+    jobs = round(1 / risk)
+    return f"{jobs - 1} of {jobs}"
 
 
 def _host_sentence(host: HostStatement) -> str:

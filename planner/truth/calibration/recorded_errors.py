@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
+from typing import Any
 
 from planner.records import from_plain
 from planner.job.kinds import Kind
@@ -49,7 +50,9 @@ def _band(rows: Sequence[RecordedError], path: tuple[str, ...]) -> tuple[float, 
         spans = [(errors[first], errors[first - most + 1]) for first in range(most - 1)]
         return min(spans, key=lambda span: span[1] - span[0])
     wider = _band(rows, path[:-1]) if len(path) > 1 else (0.0, 0.0)
-    low, high = (_stretch_end(errors, OUTSIDE_INTERVAL / 2, end, side) for end, side in zip(wider, (-1, 1), strict=True))
+    low, high = (
+        _stretch_end(errors, OUTSIDE_INTERVAL / 2, end, side) for end, side in zip(wider, (-1, 1), strict=True)
+    )
     return low, high
 
 
@@ -80,7 +83,7 @@ def _stretch_end(errors: Sequence[float], tail: float, wider: float, side: int) 
     lent = (1 - share) * wider
     if not errors:
         return lent
-    middle = statistics.median(errors)
+    middle = float(statistics.median(errors))
     end = middle + side * max(side * (error - middle) for error in errors) / share**STRETCH
     return side * max(side * end, side * lent)
 
@@ -92,7 +95,7 @@ _ROUNDING = 1e-9
 def recorded_errors() -> tuple[RecordedError, ...]:
     """Every run that was recorded and planned (docs/results/intervals.md, from which this package's file is)."""
     text = resources.files(__package__).joinpath("recorded_errors.json").read_text(encoding="utf-8")
-    rows = json.loads(text)
+    rows: list[dict[str, Any]] = json.loads(text)
     return tuple(from_plain(RecordedError, row, f"recorded_errors.json, row {at}") for at, row in enumerate(rows, 1))
 
 
@@ -115,8 +118,6 @@ def count_runs(kind: Kind) -> int:
 
 def is_covered(row: RecordedError, rows: Sequence[RecordedError], *, by_family: bool = False) -> bool:
     """Whether a run lies in the interval of its kind that the runs of other sources, or of other families, say."""
-    others = [
-        other for other in rows if (other.family != row.family if by_family else other.source != row.source)
-    ]
+    others = [other for other in rows if (other.family != row.family if by_family else other.source != row.source)]
     low, high = band(others, row.kind)
     return low - _ROUNDING <= row.error <= high + _ROUNDING
