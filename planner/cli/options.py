@@ -60,7 +60,7 @@ def add_risk(parser: argparse.ArgumentParser) -> None:
     """Adds --risk."""
     parser.add_argument(
         "--risk", metavar="SHARE",
-        help="judge by what only this share of jobs of the kind exceeds, as 1%% (default: the interval's upper end, 5%%)",
+        help="judge by what this share of jobs of the kind exceeds, as 1%% (default: 5%%, the interval's upper end)",
     )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from planner.hardware.gpus import GPUS
 from planner.job.layout import Mesh
 from planner.job.schema import Gpu, Job, Software
 from planner.units import MIB
+from planner.versions import minor_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,10 +57,11 @@ def outside(gpu: Gpu, software: Software, communicators: Sequence[int]) -> Outsi
     context = _context(gpu, software)
     groups = [size for size in sorted(communicators, reverse=True) if size > 1]
     nccl = [_communicator(gpu, size, further=index > 0) for index, size in enumerate(groups)]
+    has_handle = int(minor_of(software.cuda).partition(".")[0] or 0) >= CUBLAS_HANDLE_SINCE
     images = _Range(
         KERNEL_IMAGES_SMALLEST,
         KERNEL_IMAGES,
-        KERNEL_IMAGES_LARGEST,
+        KERNEL_IMAGES_LARGEST + (CUBLAS_HANDLE if has_handle else 0),
         "kernel images, loaded with their first use: vllm-project/vllm#12126, pytorch/pytorch#86509",
     )
     parts = [context, images, *nccl]
@@ -101,6 +103,9 @@ def _communicator(gpu: Gpu, ranks: int, *, further: bool) -> _Range:
     if exact and not _differs(fact.ranks, ranks):
         source = f"NCCL, measured on {known.model} with {fact.ranks} ranks, {fact.software}: {fact.source}"
         low, high = 0.9, 1.1
+        if ranks > fact.ranks:
+            source += f"; of {ranks} ranks up to {LARGEST_COMMUNICATOR} MiB: {LARGEST_COMMUNICATOR_SOURCE}"
+            high = max(high, LARGEST_COMMUNICATOR / fact.largest)
     else:
         source = f"NCCL among {ranks} ranks of {gpu.name or 'this GPU'} is not measured: taken from {known.model} with "
         source += f"{fact.ranks} ranks; {fact.source}"
@@ -111,7 +116,7 @@ def _communicator(gpu: Gpu, ranks: int, *, further: bool) -> _Range:
 
 
 def _differs(measured: int, asked: int) -> bool:
-    """Two ranks need fewer connections than more do; beyond that the size hardly matters (NVIDIA/nccl#964, #986)."""
+    """Two ranks need fewer connections than more do (NVIDIA/nccl#964)."""
     return (measured > 2) != (asked > 2)
 
 
@@ -141,6 +146,10 @@ KERNEL_IMAGES_SMALLEST = 32
 KERNEL_IMAGES_LARGEST = 362
 """All of torch's kernels at once instead of lazily: 666,632,192 less 287,047,680 bytes, pytorch/pytorch#86509."""
 
+CUBLAS_HANDLE, CUBLAS_HANDLE_SINCE = 65, 13
+"""What cuBLAS 13.0 took of a driver that stands in for CUDA's, when a handle was made: 64 MiB, 128 and 1 KiB outside
+of torch's allocator. No GPU has shown it, so that only the upper end has it."""
+
 SAME_ARCHITECTURE = (0.40, 1.30)
 ANOTHER_ARCHITECTURE = (0.35, 1.60)
 """How far a context may be from that of the GPU it is taken from. Not measured: between the GPUs of the table the
@@ -154,6 +163,10 @@ started with MIG: BlackScholes in a 1c.3g.20gb, CUDA 11)."""
 OTHER_LINKS = (0.25, 1.30)
 """How far a communicator may be from one on another GPU or of another size. Not measured: NCCL's buffers are
 proportional to its channels, and a PCIe machine opens a quarter of an NVLink machine's (NVIDIA/nccl#986)."""
+LARGEST_COMMUNICATOR = 2048
+"""Of more ranks than were measured: three took 6 GB. With ranks of another node come the network's buffers (512 MiB in
+NVIDIA/nccl#2363) and other algorithms; beyond two nodes it should not grow (NVIDIA/nccl#986)."""
+LARGEST_COMMUNICATOR_SOURCE = "NVIDIA/nccl#864"
 FURTHER_COMMUNICATOR_SMALLEST = 0.10
 """A communicator split off another one may share its buffers (NVIDIA/nccl#986)."""
 

@@ -13,7 +13,7 @@ from planner.allocator.replay import SettledReplay, replay_until_settled
 from planner.allocator.rules import Rules
 from planner.allocator.timeline import Timeline
 from planner.events import Event, Mark, Phase, Repeat
-from planner.job.kinds import Kind, Trait, is_compiled, kind_of_spec
+from planner.job.kinds import ANY, Kind, Trait, is_compiled, kind_of_spec
 from planner.job.layout import Mesh, RankClass, axis_degrees, tokens_of_step
 from planner.job.overhead import OutsideEstimate, outside_of
 from planner.job.sampled_runs import longest_batch, steps_for_the_longest
@@ -75,7 +75,7 @@ class Judge:
     capacity_bytes: int
     held: OutsideEstimate
     calibration: Calibration
-    kind: Kind = Kind()
+    kind: Kind = ANY
     """But for what a trace says of it."""
     gpus_per_node: int = 8
     tokens: float = 0.0

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from planner.allocator.host.statement import HostStatement, host_from_json, host_to_json
 from planner.events import Category, Phase
-from planner.job.kinds import Kind
+from planner.job.kinds import ANY, Kind
 from planner.records import every, from_document, shape, to_plain
 from planner.verdict import Verdict as Verdict
 from planner.verdict import worst
@@ -196,7 +196,7 @@ class RankClassStatement:
     at_peak: Mapping[Category, int] = field(metadata=shape(write=every(Category)))
     phases: tuple[PhaseStatement, ...]
     outside_allocator: OutsideAllocator
-    kind: Kind = Kind()
+    kind: Kind = ANY
     """Of how far recorded runs of it were off the interval is."""
     risk: float = field(default=USUAL_RISK, metadata=shape(omit_default=True))
     """The share of jobs of its kind that may take more than the upper end of the interval."""

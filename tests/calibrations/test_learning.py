@@ -141,8 +141,8 @@ def test_what_applies_is_said_with_the_number_of_measurements(seen: Seen) -> Non
     counts = (applied.reserved_measurements, applied.context_measurements, applied.nccl_measurements)
     assert (*counts, applied.quarantined) == (15, 15, 0, 1)
     assert applied.sentences == (
-        f"Calibration {known.id}, H100-SXM-80GB with torch 2.13: the interval of reserved bytes lies +1.5% from the "
-        "prediction, 2.0% to either side, from 15 measurements.",
+        f"Calibration {known.id}, H100-SXM-80GB with torch 2.13: the interval of reserved bytes is that of "
+        "recorded runs, corrected by +1.5%, from 15 measurements.",
         "CUDA context corrected by +7.5%, from 15 measurements; NCCL not measured there and not corrected.",
         "1 measurement on H100-SXM-80GB with torch 2.13 is quarantined and taught nothing.",
     )

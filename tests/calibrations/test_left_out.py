@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from planner.job.kinds import ANY
+from planner.truth.calibration.interval import Calibration
 from planner.truth.calibration.learning import Coverage, cover_left_out
 from planner.truth.calibration.observation import Observation
 
@@ -21,8 +23,12 @@ def test_a_step_is_judged_by_the_others_alone(seen: Seen) -> None:
 
 
 def test_one_alone_is_judged_by_the_prior(seen: Seen) -> None:
-    assert cover_left_out([seen(0.05)]) == Coverage(observations=1, covered=1, outside=())
-    assert cover_left_out([replace(seen(0.07), case="far")]).outside == ("far",)
+    """That of recorded runs of specs on one GPU."""
+    low, high = Calibration.none().prior_band(ANY)
+
+    assert cover_left_out([seen(high / 2)]) == Coverage(observations=1, covered=1, outside=())
+    assert cover_left_out([replace(seen(high + 0.01), case="far")]).outside == ("far",)
+    assert cover_left_out([replace(seen(low - 0.01), case="far")]).outside == ("far",)
 
 
 def test_broken_observations_are_not_asked(seen: Seen) -> None:

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from planner.truth.calibration.interval import Calibration
 from planner.truth.calibration.learning import learn
 from planner.truth.calibration.observation import Observation
 from planner.units import GIB, MIB
 
+PRIOR = (-0.06, 0.06)
 Seen = Callable[..., Observation]
 H100 = ("H100-SXM-80GB", "2.13")
 
@@ -74,7 +74,7 @@ def test_a_broken_measurement_alone_teaches_nothing_and_is_shown(seen: Seen) -> 
 
     applied = found.applied_to(*H100)
     assert (found.id, found.corrections, found.calibrated, applied.calibrated) == ("none", (), False, False)
-    assert applied.reserved_error == Calibration.none().reserved_error
+    assert applied.reserved_band(PRIOR) == PRIOR
     assert applied.sentences == ("1 measurement on H100-SXM-80GB with torch 2.13 is quarantined and taught nothing.",)
 
 
@@ -104,14 +104,16 @@ def test_the_worst_known_kind_of_model_widens_the_interval_and_is_no_outlier(see
     found = learn([*(seen(0.0) for _ in range(10)), seen(0.175)])
 
     assert found.quarantined == ()
-    assert 0.175 < found.applied_to(*H100).reserved_error < 1.5 * 0.175
+    low, high = found.applied_to(*H100).reserved_band(PRIOR)
+    assert 2 * 0.175 < high - low < 3 * 0.175
 
 
 def test_many_outliers_are_how_things_are(seen: Seen) -> None:
     found = learn([*(seen(0.0) for _ in range(7)), seen(0.4), seen(0.5)])
 
     assert found.quarantined == ()
-    assert found.applied_to(*H100).reserved_error > 0.5
+    low, high = found.applied_to(*H100).reserved_band(PRIOR)
+    assert high - low > 1
 
 
 def test_few_measurements_do_not_say_which_of_them_is_the_outlier(seen: Seen) -> None:

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from planner.job.kinds import ANY
 from planner.job.overhead import OutsideEstimate, outside
 from planner.job.schema import Gpu, Software
-from planner.truth.calibration.interval import PRIOR_RESERVED_ERROR, Calibration, interval
+from planner.truth.calibration.interval import Calibration, interval
+from planner.truth.calibration.recorded_errors import reserved_band
 from planner.units import GIB, MIB
 
 H100 = Gpu(name="H100-SXM-80GB", total_bytes=79 * GIB, arch="sm_90")
@@ -73,6 +75,23 @@ def test_the_nearest_is_of_the_same_kind_and_then_of_the_nearest_architecture(gp
     assert f"taken from {taken_from} " in outside(gpu, Software(), []).provenance[0]
 
 
+def test_of_more_ranks_than_were_measured_the_upper_end_is_as_far_as_anybody_saw() -> None:
+    measured, larger = outside(H100, Software(), [8]), outside(H100, Software(), [512])
+
+    assert (larger.nccl_bytes, larger.low_bytes) == (measured.nccl_bytes, measured.low_bytes)
+    assert larger.high_bytes - measured.high_bytes > 900 * MIB
+    assert any(
+        "NCCL, measured on H100 with 8 ranks" in line and "of 512 ranks up to" in line for line in larger.provenance
+    )
+
+
+def test_a_handle_of_cublas_13_widens_the_upper_end() -> None:
+    before, since = (outside(H100, Software(torch="2.11", cuda=cuda), []) for cuda in ("12.8", "13.0"))
+
+    assert (since.total_bytes, since.low_bytes) == (before.total_bytes, before.low_bytes)
+    assert since.high_bytes - before.high_bytes == 65 * MIB
+
+
 def test_each_further_communicator_adds_memory_unless_it_shares_its_parents_buffers() -> None:
     one, two = outside(A100, Software(), [4]), outside(A100, Software(), [4, 2])
 
@@ -85,13 +104,14 @@ def test_a_name_that_only_begins_alike_is_another_gpu() -> None:
     assert "RTX-3090Ti is not measured" in outside(Gpu(name="RTX-3090Ti", arch="sm_86"), Software(), []).provenance[0]
 
 
-def test_without_a_calibration_the_interval_is_the_tables_margin_and_six_percent_of_reserved() -> None:
+def test_without_a_calibration_the_interval_is_the_tables_margin_and_that_of_recorded_runs() -> None:
     around = OutsideEstimate(cuda_context_bytes=700, nccl_bytes=300, low_bytes=600, high_bytes=1500)
 
     lowest, highest = interval(101_000, around, Calibration.none())
 
-    assert PRIOR_RESERVED_ERROR == 0.06
-    assert (lowest, highest) == (94_000 + 600, 106_000 + 1500)
+    low, high = reserved_band(ANY)
+    assert low < 0 < high
+    assert (lowest, highest) == (100_000 + round(100_000 * low) + 600, 100_000 + round(100_000 * high) + 1500)
 
 
 def test_a_calibration_narrows_and_shifts_the_interval() -> None:

@@ -39,8 +39,8 @@ was recorded; its error is recorded / planned - 1, against the nearer end of wha
 the interval which the runs of other sources, or of other families, give. Below: what 19 of 20 runs stayed below.
 
 An interval is the shortest that holds 95 % of the runs and of a further one. A kind of fewer than 39 runs reaches
-further than its own, and as far as the next wider kind for the share of runs that it lacks. Wider kinds lend runs without
-a trait (what stands last in a name).
+further than its own, and as far as the next wider kind for the share of runs that it lacks. Wider kinds lend runs
+without a trait (what stands last in a name).
 
 """
 _APART = """
@@ -88,7 +88,7 @@ def write_page(rows: Sequence[RecordedError]) -> str:
         kinds[Kind(**{name: getattr(row.kind, name) for name in _DECIDING}, traits=row.kind.traits[:1])].append(row)
     ordered = sorted(kinds, key=lambda kind: kind.path)
     lines = [
-        "| kind | runs | with reserved | sources | median | from | to | interval | below | covered | by other families |",
+        "| kind | runs | reserved | sources | median | from | to | interval | below | covered | by other families |",
         "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     lines += [_kind_row(kind, kinds[kind], rows) for kind in ordered]

@@ -9,11 +9,11 @@ from typing import Any
 
 from planner.errors import PlannerError
 from planner.job.json_text import canonical_json
+from planner.job.kinds import ANY, Kind
 from planner.job.overhead import OutsideEstimate
 from planner.records import from_document, from_plain, to_plain
 from planner.truth.calibration import recorded_errors
 from planner.truth.calibration.correction import AppliedCorrection, Correction, apply_correction
-from planner.job.kinds import Kind
 from planner.truth.calibration.observation import Observation, QuarantinedObservation
 from planner.units import MIB
 from planner.versions import minor_of
@@ -77,7 +77,7 @@ def interval(
     outside: OutsideEstimate,
     calibration: Calibration,
     *,
-    kind: Kind,
+    kind: Kind = ANY,
     unknown_workspaces: bool = False,
     gpu: str = "",
     torch: str = "",

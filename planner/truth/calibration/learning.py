@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from planner.hardware.facts import OBSERVATIONS, FolderState, facts_folder, read_lines, state_of
+from planner.job.kinds import Kind
 from planner.truth.calibration.correction import Correction, Estimate, estimate
 from planner.truth.calibration.interval import Calibration, digest, observation_from_json
-from planner.job.kinds import Kind
 from planner.truth.calibration.observation import (
     MOST_OUTSIDE_RATIO,
     OUTLIER_OUTSIDE,

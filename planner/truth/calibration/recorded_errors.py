@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,15 +11,16 @@ from functools import lru_cache
 from importlib import resources
 from typing import Any
 
-from planner.records import from_plain
 from planner.job.kinds import Kind
+from planner.records import from_plain
 
 OUTSIDE_INTERVAL = 0.05
 """Of the runs of a kind, those that lie outside of its interval."""
 ENOUGH_RUNS = 39
 """From so many on a kind needs no other: of them and a further one both ends are 5 %."""
 STRETCH = 0.5
-"""The exponent by which few runs reach further than their own range. A choice: from 20 runs to 40 a normal distribution\nreaches 2^0.25 times as far, one of Laplace 2^0.38, and that from 2 to 40 13^0.77 times."""
+"""The exponent by which few runs reach further than their own range. A choice: from 20 runs to 40 a normal distribution
+reaches 2^0.25 times as far, one of Laplace 2^0.38, and that from 2 to 40 13^0.77 times."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,9 +39,9 @@ class RecordedError:
 
 
 def band(rows: Sequence[RecordedError], kind: Kind) -> tuple[float, float]:
-    """The shortest range in which a further run of a kind lies with 95 % probability: of n runs and that one at most 5 %
-    lie outside of it or at its ends. Of too few runs for that their range is stretched, and the band of the next wider
-    kind holds for the share of runs that is missing. Of no rows (0, 0)."""
+    """The shortest range in which a further run of a kind lies with 95 % probability: of its runs and that one at most
+    5 % lie outside of it or at its ends. Of too few runs for that their range is stretched, and the band of the next
+    wider kind holds for the share of runs that is missing. Of no rows (0, 0)."""
     return _band(rows, kind.path)
 
 
@@ -57,7 +59,7 @@ def _band(rows: Sequence[RecordedError], path: tuple[str, ...]) -> tuple[float, 
 
 
 def bound(rows: Sequence[RecordedError], kind: Kind, risk: float) -> float:
-    """The error that a further run of a kind exceeds with at most this probability; of few runs as `band`. Of no rows 0."""
+    """The error that a further run of a kind exceeds with at most this probability; of few runs as `band`."""
     return _bound(rows, kind.path, risk)
 
 
@@ -79,12 +81,12 @@ def _errors(rows: Sequence[RecordedError], path: tuple[str, ...]) -> list[float]
 
 def _stretch_end(errors: Sequence[float], tail: float, wider: float, side: int) -> float:
     """Where errors end on one side (-1, 1), of which there are too few to see that a share `tail` lies beyond."""
-    share = (len(errors) + 1) * tail
-    lent = (1 - share) * wider
+    lent = (1 - len(errors) / (1 / tail - 1)) * wider
     if not errors:
         return lent
+    share = (len(errors) + 1) * tail
     middle = float(statistics.median(errors))
-    end = middle + side * max(side * (error - middle) for error in errors) / share**STRETCH
+    end = middle + side * max(side * (error - middle) for error in errors) / math.pow(share, STRETCH)
     return side * max(side * end, side * lent)
 
 
