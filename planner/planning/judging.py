@@ -36,7 +36,7 @@ from planner.timing.step_time import INTERVAL, price_for_clock, time_step
 from planner.tracing.rank_trace import EngineFigures, Trace
 from planner.truth.calibration.correction import AppliedCorrection
 from planner.truth.calibration.interval import Calibration, interval
-from planner.upstream.torch_releases import largest_difference
+from planner.upstream.torch_releases import SPECIAL_PARTS, largest_difference
 from planner.verdict import Verdict, decide, worst
 from planner.versions import minor_of
 
@@ -77,6 +77,8 @@ class Judge:
     calibration: Calibration
     kind: Kind = ANY
     """But for what a trace says of it."""
+    torch_difference: float = 0.0
+    """How far plans of its torch and of the one at hand differ, relative."""
     gpus_per_node: int = 8
     tokens: float = 0.0
     """Of a step of all ranks, over the number of GPUs; 0: not known."""
@@ -205,7 +207,7 @@ class Judge:
             unknown_workspaces=bool(trace.unknown_workspaces),
             gpu=self.gpu.name,
             torch=self.torch,
-            torch_difference=torch_difference(self.torch),
+            torch_difference=self.torch_difference,
         )
 
 
@@ -263,6 +265,7 @@ def _judge_of(job: Job, calibration: Calibration) -> Judge:
         held=calibration_of(job, calibration).correct_outside(outside_of(job)),
         calibration=calibration,
         kind=kind_of_spec(job),
+        torch_difference=torch_difference(job.software.torch, special_parts(job)),
         gpus_per_node=job.cluster.gpus_per_node,
         tokens=tokens_of_step(job) / math.prod(axis_degrees(job.parallel).values()),
     )
@@ -305,9 +308,21 @@ def _judge_shared(job: Job, rank_trace: RankTrace, engine: EngineFigures, judge:
     return JudgedTrace(written, statement, both.timeline)
 
 
-def torch_difference(asked: str) -> float:
-    """How far plans of this torch and of the one that makes the plans here were seen to differ, relative."""
-    return largest_difference(minor_of(asked), identity.installed_torch())
+def torch_difference(asked: str, parts: frozenset[str] = SPECIAL_PARTS) -> float:
+    """How far plans of this torch and of the one that makes the plans here were seen to differ, relative, where jobs
+    have no other special part than these."""
+    return largest_difference(minor_of(asked), identity.installed_torch(), parts)
+
+
+def special_parts(job: Job) -> frozenset[str]:
+    """What of a job torch's versions treat differently."""
+    degrees = axis_degrees(job.parallel)
+    parts = {axis for axis in SPECIAL_PARTS if degrees.get(axis, 1) > 1}
+    if job.train.compile is not None:
+        parts.add("compiled")
+    if job.model.adapter is not None:
+        parts.add("lora")
+    return frozenset(parts)
 
 
 def is_planned_as_eager(job: Job) -> bool:

@@ -13,6 +13,7 @@ from planner.report.statement import AnotherTorch, RankClassStatement
 from planner.tracing.rank_trace import Trace
 from planner.truth.calibration import recorded_errors
 from planner.units import show_bytes
+from planner.upstream.torch_releases import SPECIAL_PARTS
 from planner.versions import minor_of
 
 _PADDING = {
@@ -37,7 +38,7 @@ def notes_of(job: Job, traces: Sequence[Trace], rank_classes: Sequence[RankClass
         notes.append(f"The job may use {share}, its CUDA context included (cluster.gpu_fraction, cluster.gpu_memory).")
     if (known := catalog.by_name(job.cluster.gpu.name)) is not None and known.note:
         notes.append(known.note)
-    return (*notes, *another_torch_notes(job.software.torch))
+    return (*notes, *another_torch_notes(job.software.torch, judging.special_parts(job)))
 
 
 def workspace_notes(traces: Sequence[Trace]) -> list[str]:
@@ -76,18 +77,18 @@ def _unknown_workspaces(traces: Sequence[Trace]) -> list[str]:
     return sorted({name for trace in traces for name in trace.unknown_workspaces})
 
 
-def another_torch_notes(asked: str) -> list[str]:
+def another_torch_notes(asked: str, parts: frozenset[str] = SPECIAL_PARTS) -> list[str]:
     """The note where `asked` is not the torch that makes the plans; none where it is."""
-    another = another_torch_than(asked)
+    another = another_torch_than(asked, parts)
     if another is None:
         return []
     own = minor_of(asked)
     return [f"{another.sentence} `planner torch {own}` makes an environment in which its own is at hand."]
 
 
-def another_torch_than(asked: str) -> AnotherTorch | None:
-    """The torch that makes the plans here, if its release is another than this."""
-    traced, wider = identity.installed_torch(), judging.torch_difference(asked)
+def another_torch_than(asked: str, parts: frozenset[str] = SPECIAL_PARTS) -> AnotherTorch | None:
+    """The torch that makes the plans here, if its release is another than this; `parts` as `torch_difference`."""
+    traced, wider = identity.installed_torch(), judging.torch_difference(asked, parts)
     if minor_of(asked) == traced:
         return None
     sentence = (

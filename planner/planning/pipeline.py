@@ -15,7 +15,14 @@ from planner.job import loading
 from planner.job.layout import Mesh, RankClass, first_rank_differs, parts_of, rank_classes, set_first_apart
 from planner.job.schema import Job
 from planner.planning import identity
-from planner.planning.judging import JudgedTrace, RankTrace, calibration_of, is_planned_as_eager, judge_trace
+from planner.planning.judging import (
+    JudgedTrace,
+    RankTrace,
+    calibration_of,
+    is_planned_as_eager,
+    judge_trace,
+    special_parts,
+)
 from planner.planning.memory_pool import state_pool
 from planner.planning.notes import another_torch_than, notes_of
 from planner.planning.trace_source import USUAL_SOURCE, TraceSource
@@ -203,7 +210,7 @@ def _assemble(
         calibrated=applied.calibrated,
         job=loading.bundle(job),
         rank_classes=tuple(part.statement for part in judged),
-        another_torch=another_torch_than(job.software.torch),
+        another_torch=another_torch_than(job.software.torch, special_parts(job)),
         host=host,
         pool=state_pool(job.cluster.gpu.name, [part.statement for part in judged], host, job.cluster.gpus_per_node),
         provenance=provenance,

@@ -23,7 +23,7 @@ from planner.job.overhead import outside
 from planner.job.rank_sets import RankSet
 from planner.job.schema import Gpu, Software, cuda_of
 from planner.planning import identity
-from planner.planning.judging import Judge, add_growth, told_on
+from planner.planning.judging import Judge, add_growth, told_on, torch_difference
 from planner.planning.memory_pool import state_pool
 from planner.planning.notes import another_torch_notes, kind_notes, workspace_notes
 from planner.planning.pipeline import Progress
@@ -243,6 +243,7 @@ def _judge_of(work: ProgramInputs, run: RankRun) -> Judge:
         held=applied.correct_outside(outside(work.gpu, work.software, run.communicators)),
         calibration=work.calibration,
         kind=kind.having(Trait.SIZES_VARY) if run.schedules or run.varying is not None else kind,
+        torch_difference=torch_difference(work.software.torch),
         gpus_per_node=work.line.processes_per_node,
     )
 

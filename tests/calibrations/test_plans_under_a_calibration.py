@@ -127,7 +127,7 @@ def test_a_plan_by_another_torch_says_so_and_is_as_much_wider_as_the_two_were_se
 
 
 def test_a_plan_by_the_jobs_own_torch_is_no_wider_and_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judging, "largest_difference", lambda one, other: float(one != other))
+    monkeypatch.setattr(judging, "largest_difference", lambda one, other, _: float(one != other))
     own = planned(None, torch=f"{identity.installed_torch()}.1+cu130")
 
     low, _ = peak_of(own).interval_bytes

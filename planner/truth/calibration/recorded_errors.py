@@ -19,8 +19,8 @@ OUTSIDE_INTERVAL = 0.05
 ENOUGH_RUNS = 39
 """From so many on a kind needs no other: of them and a further one both ends are 5 %."""
 STRETCH = 0.25
-"""The exponent by which few runs reach further than their own range: as a normal distribution from 20 runs to 40. What is
-wider than that the next wider kind has to say."""
+"""The exponent by which few runs reach further than their own range: as a normal distribution from 20 runs to 40. What
+is wider than that the next wider kind has to say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
