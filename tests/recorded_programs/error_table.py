@@ -87,10 +87,12 @@ def _of_published(groups: Sequence[Mapping[str, Any]]) -> Iterator[RecordedError
             )  # fmt: skip
 
 
-def judge_outcome(outcome: Outcome) -> Verdict:
-    """What planner says of a run on its GPU, or on the smallest that its name may mean."""
-    assert outcome.kind is not None
-    gpu = min(catalog.by_any_name(outcome.gpu), key=lambda known: known.total_bytes)
+def judge_outcome(outcome: Outcome) -> Verdict | None:
+    """What planner says of a run on its GPU, or on the smallest that its name may mean; None of one that did not end,
+    or whose GPU the catalog does not have."""
+    gpu = min(catalog.by_any_name(outcome.gpu), key=lambda known: known.total_bytes, default=None)
+    if gpu is None or outcome.kind is None:
+        return None
     job_gpu = Gpu(name=gpu.name, total_bytes=gpu.total_bytes, arch=gpu.arch)
     held = outside(job_gpu, Software(torch=outcome.torch, cuda=cuda_of(outcome.torch)), [outcome.ranks])
     device = judged_figure(outcome.figures).planned_bytes + held.total_bytes
@@ -131,11 +133,12 @@ def write_page(rows: Sequence[RecordedError], kept: Mapping[str, Sequence[Outcom
 
 
 def _verdicts(kept: Mapping[str, Sequence[Outcome]]) -> Iterator[str]:
-    yield "## Verdicts\n\nOf runs that ran, each on its GPU, by the planned peak and what lies outside of the allocator:\n"
-    yield "| family | ran | fits | tight | exceeds |"
+    yield "## Verdicts\n"
+    yield "Of runs that ran, each on its GPU, by the planned peak and what lies outside of the allocator:\n"
+    yield "| family | on a GPU of the catalog | fits | tight | exceeds |"
     yield "|---|---:|---:|---:|---:|"
     for family, outcomes in kept.items():
-        verdicts = Counter(judge_outcome(outcome) for outcome in outcomes if outcome.kind is not None)
+        verdicts = Counter(verdict for outcome in outcomes if (verdict := judge_outcome(outcome)) is not None)
         yield f"| {family} | {verdicts.total()} | {' | '.join(str(verdicts[verdict]) for verdict in Verdict)} |"
     yield _RAN_OUT
 
