@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from planner.allocator.timeline import Timeline
 from planner.events import Alloc, Category, Event, Free, Mark, Origin, Phase, Role
-from planner.job.kinds import Kind
+from planner.job.kinds import ANY, Kind
 from planner.report.statement import Holder, OutsideAllocator, Peak, PhaseStatement, RankClassStatement
 from planner.verdict import decide
 
@@ -224,7 +224,7 @@ def state_rank_class(
     unlimited: Timeline,
     capped: Timeline,
     outside: OutsideAllocator,
-    kind: Kind,
+    kind: Kind = ANY,
     interval: Callable[[int], tuple[int, int]],
     capacity_bytes: int,
 ) -> RankClassStatement:

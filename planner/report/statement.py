@@ -196,11 +196,11 @@ class RankClassStatement:
     at_peak: Mapping[Category, int] = field(metadata=shape(write=every(Category)))
     phases: tuple[PhaseStatement, ...]
     outside_allocator: OutsideAllocator
+    holders: tuple[Holder, ...]
     kind: Kind = ANY
-    """Of how far recorded runs of it were off the interval is."""
+    """As far as recorded runs of it were off goes the interval."""
     risk: float = field(default=USUAL_RISK, metadata=shape(omit_default=True))
     """The share of jobs of its kind that may take more than the upper end of the interval."""
-    holders: tuple[Holder, ...]
     shared: SharedGpu | None = field(default=None, metadata=shape(omit_default=True))
     """Of a GPU that the trainer shares with an engine: then `peak.device_bytes` and its interval are those of the
     fullest phase, everybody together; all else is of the trainer's process."""

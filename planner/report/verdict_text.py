@@ -177,8 +177,8 @@ def _peak_sentence(statement: Statement) -> str:
             f" may come. Until then {size(worst.headroom_bytes)} of {size(capacity)} stay free on {ranks}."
         )
     return (
-        f"It is tight: {size(device)} fit into {size(capacity)} on {ranks}, but {size(high)} do not, below which"
-        f" {chance(worst.risk)} jobs of this kind stayed."
+        f"It is tight: {size(device)} fit into {size(capacity)} on {ranks}, but the {size(high)} that"
+        f" {chance(worst.risk)} jobs of this kind stayed below do not."
     )
 
 

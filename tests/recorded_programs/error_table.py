@@ -6,9 +6,11 @@ python tests/recorded_programs/error_table.py      # writes both anew, from test
 from __future__ import annotations
 
 import json
+import os
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from outcomes import KEPT, Outcome, judged_figure, read_kept
@@ -27,6 +29,8 @@ from planner.verdict import Verdict, decide
 PUBLISHED = KEPT.parent / "published_errors.json"
 DATA = ROOT / "planner" / "truth" / "calibration" / "recorded_errors.json"
 PAGE = ROOT / "docs" / "results" / "intervals.md"
+SUMMARIZED = (ROOT / "README.md", ROOT / "docs" / "flaws.md")
+_MANY = 20
 _SOURCES = {
     "liger": lambda outcome: outcome.title.split()[0],
     "megatron": lambda outcome: outcome.title.split()[0],
@@ -62,10 +66,11 @@ peft's 32 runs are not in it: the lengths of their batches were inferred from th
 
 def read_errors() -> list[RecordedError]:
     """Of all runs that are kept, and of those that were published as figures only."""
-    return [*_of_outcomes(read_kept()), *_of_published(json.loads(PUBLISHED.read_text(encoding="utf-8")))]
+    return [*errors_of_outcomes(read_kept()), *_of_published(json.loads(PUBLISHED.read_text(encoding="utf-8")))]
 
 
-def _of_outcomes(kept: Mapping[str, Sequence[Outcome]]) -> Iterator[RecordedError]:
+def errors_of_outcomes(kept: Mapping[str, Sequence[Outcome]]) -> Iterator[RecordedError]:
+    """Of those that ended, by their family."""
     for family, outcomes in kept.items():
         for outcome in outcomes:
             if outcome.figures and outcome.kind is not None:
@@ -176,13 +181,41 @@ def _covered(members: Sequence[RecordedError], rows: Sequence[RecordedError]) ->
     return f"{inside} ({inside / len(members):.1%})", f"{by_families} ({by_families / len(members):.1%})"
 
 
+def summarize(rows: Sequence[RecordedError], kept: Mapping[str, Sequence[Outcome]]) -> str:
+    """What README and docs/flaws.md say of all intervals."""
+    kinds = Counter(row.kind.name for row in rows)
+    covered = Counter(row.kind.name for row in rows if is_covered(row, rows))
+    shares = sorted(covered[name] / count for name, count in kinds.items() if count >= _MANY)
+    verdicts = Counter(judge_outcome(outcome) for outcomes in kept.values() for outcome in outcomes)
+    return (
+        f"Of {len(rows)} recorded runs {covered.total()} lie in the interval that the runs of other sources give; of"
+        f" {len(shares)} kinds with {_MANY} runs or more {shares[0]:.1%} to {shares[-1]:.1%}. Of"
+        f" {verdicts.total() - verdicts[None]} that ran on a GPU of the catalog {verdicts[Verdict.FITS]} fit,"
+        f" {verdicts[Verdict.TIGHT]} are tight and {verdicts[Verdict.EXCEEDS]} exceed"
+    )
+
+
+def insert_summary(page: Path, summary: str) -> str:
+    """The page with the paragraph after its marker replaced."""
+    link = os.path.relpath(PAGE, page.parent)
+    before, marker, after = page.read_text(encoding="utf-8").partition("<!-- intervals -->\n")
+    assert marker, f"{page} has no place for it"
+    said, _, rest = after.partition("\n")
+    assert not said or said.startswith("Of "), f"{page} says something else there"
+    return f"{before}{marker}{summary} ([by kind]({link})).\n\n{rest.lstrip()}"
+
+
 def write_all() -> None:
-    """Both files, anew."""
+    """The data, its page, and what other pages say of it, anew."""
     rows = read_errors()
     DATA.write_text(write_data(rows), encoding="utf-8")
     recorded_errors.recorded_errors.cache_clear()
     recorded_errors.reserved_band.cache_clear()
-    PAGE.write_text(write_page(rows, read_kept()), encoding="utf-8")
+    kept = read_kept()
+    PAGE.write_text(write_page(rows, kept), encoding="utf-8")
+    for page in SUMMARIZED:
+        text = insert_summary(page, summarize(rows, kept))
+        page.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

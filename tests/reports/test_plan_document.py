@@ -18,7 +18,8 @@ from planner.verdict import decide
 KEYS = {
     "": "schema plan_id trace_id verdict calibrated job rank_classes advice provenance seconds",
     "rank_classes": "representative ranks coordinates peak capacity_bytes headroom_bytes verdict cache_releases "
-    "at_peak phases outside_allocator holders",
+    "at_peak phases outside_allocator holders kind",
+    "kind": "compiled program traits several_ranks",
     "peak": "phase iteration allocated_bytes reserved_bytes device_bytes interval_bytes",
     "at_peak": "parameter gradient bucket optimizer_state activation temporary workspace input communication other",
     "phases": "phase iteration peak_allocated_bytes peak_reserved_bytes end_allocated_bytes",
@@ -36,7 +37,7 @@ def test_the_keys_of_the_plan_are_the_contract(plan: Callable[..., Plan]) -> Non
     found = {
         "": document,
         "rank_classes": first,
-        **{name: first[name] for name in ("peak", "at_peak", "outside_allocator")},
+        **{name: first[name] for name in ("peak", "at_peak", "outside_allocator", "kind")},
         **{name: first[name][0] for name in ("phases", "holders")},
         "advice": document["advice"][0],
         "provenance": document["provenance"],

@@ -128,16 +128,18 @@ def test_figures_stand_below_their_heads_at_any_step(plan: Callable[..., Plan], 
 
 def _worded(plan: Plan, **changes: object) -> str:
     changed = replace(plan, rank_classes=(replace(plan.rank_classes[0], **changes),))
-    return next(line for line in render(changed, Style(width=120)).splitlines() if line.startswith("It "))
+    return next(line for line in render(changed, Style(width=200)).splitlines() if line.startswith("It "))
 
 
 def test_the_verdict_is_said_in_words(plan: Callable[..., Plan]) -> None:
     fits, tight, exceeds = plan(), plan(Verdict.TIGHT), plan(Verdict.EXCEEDS)
 
-    assert _worded(fits) == "It fits: 12.52 GiB of 79.10 GiB stay free on ranks 0-7."
+    assert _worded(fits) == (
+        "It fits: 12.52 GiB of 79.10 GiB stay free on ranks 0-7; 19 of 20 jobs of this kind stayed below 71.58 GiB."
+    )
     assert _worded(tight) == (
-        "It is tight: 66.58 GiB fit into 70.00 GiB on ranks 0-7, but the upper end of the interval, "
-        "71.58 GiB, does not."
+        "It is tight: 66.58 GiB fit into 70.00 GiB on ranks 0-7, but the 71.58 GiB that 19 of 20 jobs of "
+        "this kind stayed below do not."
     )
     assert _worded(tight, cache_releases=3) == (
         "It is tight: ranks 0-7 fit only because the allocator gives its cache back 3 times, which takes time."

@@ -19,6 +19,7 @@ import pytest
 from planner.units import GIB, MIB
 
 sys.path.append(str(Path(__file__).parents[1] / "recorded_programs"))
+import error_table  # isort: skip
 import liger  # isort: skip
 import liger_measurements  # isort: skip
 import nanochat  # isort: skip
@@ -208,7 +209,7 @@ def test_what_cannot_be_run_says_why(tmp_path: Path, run: recorded_run.RecordedR
 
     assert outcome.reason == reason
     assert reason in run_programs.print_line(outcome, result)
-    assert list(run_programs.sum_up([outcome])) == ["0 of 1 ran", "intervals cover 0 of 0", f"1 did not run: {reason}"]
+    assert list(run_programs.sum_up([outcome])) == ["0 of 1 ran", f"1 did not run: {reason}"]
 
 
 def test_a_run_whose_time_was_over_did_not_run() -> None:
@@ -222,37 +223,22 @@ def test_a_run_whose_time_was_over_did_not_run() -> None:
     }
 
 
-@pytest.mark.parametrize(("planned_mib", "is_covered"), [(213, False), (212, True), (189, True), (188, False)])
-def test_a_run_whose_interval_was_not_kept_is_covered_by_the_least_that_an_interval_has(
-    planned_mib: int, is_covered: bool
-) -> None:
-    allocated = recorded_run.Figure("allocated", (100, 100), 1000 * MIB)
-    reserved = recorded_run.Figure("reserved", (200, 200), planned_mib * MIB)
-    outcome = outcomes.Outcome(
-        run="1", title="", torch="2.9", gpu="H100", ranks=8, date="2026-11-24", figures=(allocated, reserved)
-    )
-
-    assert outcomes.count_covered([outcome]) == f"{int(is_covered)} of 1"
-    assert f"| {'yes' if is_covered else 'no'}* |" in outcomes.write_page({"fake": [outcome]})
-
-
 def an_outcome(number: int, peak_mib: int) -> outcomes.Outcome:
-    """Of a run that printed 100 and 200 MiB, whose interval is 300 to 320 MiB around 310."""
+    """Of a compiled program that printed 100 and 200 MiB."""
     run = a_run(number, allocated=(100, 100), reserved=(200, 200))
-    peak = {"device_bytes": 310 * MIB, "interval_bytes": [300 * MIB, 320 * MIB]}
+    kind = {"compiled": True, "program": True, "traits": [], "several_ranks": True}
     counted = {"max_allocated_bytes": peak_mib * MIB, "max_reserved_bytes": (peak_mib + 100) * MIB}
-    result = {"answer": {"counted": counted, "rank_classes": [{"peak": peak}]}, "seconds": 7}
+    result = {"answer": {"counted": counted, "rank_classes": [{"kind": kind}]}, "seconds": 7}
     return outcomes.compare(run, FakeFamily().read_figures(run, result), result, "2026-11-25")
 
 
-def test_a_summary_has_the_median_and_the_worst_of_each_figure_and_what_intervals_cover() -> None:
+def test_a_summary_has_the_median_and_the_worst_of_each_figure() -> None:
     compared = [an_outcome(number, peak_mib) for number, peak_mib in enumerate((100, 101, 120))]
 
     assert list(run_programs.sum_up(compared)) == [
         "3 of 3 ran",
         "allocated: median 1.000 %, worst 20.000 % of 3, 1 of them 0",
         "reserved: median 0.500 %, worst 10.000 % of 3, 1 of them 0",
-        "intervals cover 2 of 3",
     ]
 
 
@@ -261,13 +247,41 @@ def test_the_page_has_every_run_with_its_errors_or_its_reason() -> None:
 
     page = outcomes.write_page({"fake": [an_outcome(1, 101), failed]})
 
-    assert "| fake | 1 of 2 | allocated | 1.000 % | 1.000 % | 1 of 1 | 1 of 1 |" in page
-    assert "| 1 |  | 2.9 | H100 | 8 | 100 | 101.0 | +1.000 % | 200 | 201.0 | +0.500 % | yes | 7 | 2026-11-25 |" in page
-    assert "| 9 |  | 2.9 | H100 | 8 | did not run: train.py:3: no such file |  |  |  |  |  |  |  | 2026-11-25 |" in page
+    assert "| fake | 1 of 2 | allocated | 1.000 % | 1.000 % | 1 of 1 |" in page
+    assert "| 1 |  | 2.9 | H100 | 8 | 100 | 101.0 | +1.000 % | 200 | 201.0 | +0.500 % | 7 | 2026-11-25 |" in page
+    assert "| 9 |  | 2.9 | H100 | 8 | did not run: train.py:3: no such file |  |  |  |  |  |  | 2026-11-25 |" in page
 
 
 def test_the_page_of_recorded_runs_is_as_they_are_kept() -> None:
     assert outcomes.PAGE.read_text(encoding="utf-8") == outcomes.write_page(outcomes.read_kept())
+
+
+def test_a_run_is_an_error_of_its_kind() -> None:
+    (error,) = error_table.errors_of_outcomes({"speedrun": [an_outcome(1, 120)]})
+
+    assert (error.source, error.kind.name) == ("speedrun: 1", "compiled programs, several ranks")
+    assert (error.figure, error.error) == ("reserved", pytest.approx(200 / 220 - 1, abs=1e-6))
+
+
+def test_a_run_is_judged_by_the_interval_of_its_kind() -> None:
+    assert error_table.judge_outcome(an_outcome(1, 120)) == "fits"
+    assert error_table.judge_outcome(an_outcome(1, 90_000)) == "exceeds"
+
+
+def test_intervals_and_what_pages_say_of_them_are_as_runs_are_kept() -> None:
+    rows, kept = error_table.read_errors(), outcomes.read_kept()
+
+    assert error_table.DATA.read_text(encoding="utf-8") == error_table.write_data(rows)
+    assert error_table.PAGE.read_text(encoding="utf-8") == error_table.write_page(rows, kept)
+    summary = error_table.summarize(rows, kept)
+    for page in error_table.SUMMARIZED:
+        assert summary in page.read_text(encoding="utf-8"), page
+
+
+def test_no_run_that_ran_is_said_to_exceed() -> None:
+    judged = [error_table.judge_outcome(each) for kept in outcomes.read_kept().values() for each in kept]
+
+    assert judged.count("exceeds") == 0
 
 
 def test_files_come_out_of_a_checkout_at_a_commit(tmp_path: Path) -> None:
