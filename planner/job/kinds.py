@@ -22,8 +22,6 @@ class Trait(StrEnum):
     """Collectives of tensor parallelism before torch 2.8 hold their tensors until NCCL's stream has passed."""
     HOST_AHEAD = "host ahead"
     """How far the host runs ahead of the GPU decides what is reserved."""
-    SIZES_VARY = "sizes vary"
-    """The sizes of inputs differ from step to step."""
 
 
 SENTENCES = {
@@ -103,6 +101,5 @@ def kind_of_spec(job: Job) -> Kind:
     has = {
         Trait.FOUR_BITS: adapter is not None and adapter.kind == "qlora" and adapter.load == "layers",
         Trait.HELD_COLLECTIVES: job.parallel.tp.degree > 1 and torch < _HOLDS_COLLECTIVES_UNTIL,
-        Trait.SIZES_VARY: job.train.lengths is not None,
     }
     return Kind(several_ranks=Mesh.of(job.parallel).world_size > 1).having(*(trait for trait in has if has[trait]))

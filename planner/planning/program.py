@@ -16,7 +16,7 @@ from planner.errors import PlannerError
 from planner.events import Alloc, Phase
 from planner.hardware import catalog
 from planner.hardware.gpus import GpuRecord
-from planner.job.kinds import Kind, Trait
+from planner.job.kinds import Kind
 from planner.job.layout import RankClass
 from planner.job.named_gpus import refuse_ranks_on_slice
 from planner.job.overhead import outside
@@ -234,7 +234,6 @@ def _judge_of(work: ProgramInputs, run: RankRun) -> Judge:
     if run.memory_fraction < 1.0:
         rules = replace(rules, per_process_memory_fraction=run.memory_fraction)
     applied = work.calibration.applied_to(work.gpu.name, work.software.torch)
-    kind = Kind(program=True, several_ranks=work.line.world_size > 1)
     return Judge(
         rules=rules,
         gpu=work.gpu,
@@ -242,7 +241,7 @@ def _judge_of(work: ProgramInputs, run: RankRun) -> Judge:
         capacity_bytes=work.gpu.total_bytes,
         held=applied.correct_outside(outside(work.gpu, work.software, run.communicators)),
         calibration=work.calibration,
-        kind=kind.having(Trait.SIZES_VARY) if run.schedules or run.varying is not None else kind,
+        kind=Kind(program=True, several_ranks=work.line.world_size > 1),
         torch_difference=torch_difference(work.software.torch),
         gpus_per_node=work.line.processes_per_node,
     )
