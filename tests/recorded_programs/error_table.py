@@ -112,15 +112,15 @@ def write_data(rows: Sequence[RecordedError]) -> str:
 
 def write_page(rows: Sequence[RecordedError], kept: Mapping[str, Sequence[Outcome]]) -> str:
     """By kind, verdicts, and the runs that are not covered."""
-    kinds: defaultdict[Kind, list[RecordedError]] = defaultdict(list)
+    kinds: defaultdict[tuple[str, ...], list[RecordedError]] = defaultdict(list)
     for row in rows:
-        kinds[Kind(**{name: getattr(row.kind, name) for name in _DECIDING}, traits=row.kind.traits[:1])].append(row)
-    ordered = sorted(kinds, key=lambda kind: kind.path)
+        kinds[row.kind.path].append(row)
+    ordered = sorted(kinds)
     lines = [
         "| kind | runs | reserved | sources | median | from | to | interval | below | covered | by other families |",
         "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
-    lines += [_kind_row(kind, kinds[kind], rows) for kind in ordered]
+    lines += [_kind_row(kinds[path], rows) for path in ordered]
     lines.append(_all_row(rows))
     lines += [
         *_say_inferred(rows),
@@ -129,9 +129,9 @@ def write_page(rows: Sequence[RecordedError], kept: Mapping[str, Sequence[Outcom
     ]
     lines += ["| kind | source | run | figure | error |", "|---|---|---|---|---:|"]
     lines += [
-        f"| {kind.name} | {row.source} | {row.run} | {row.figure} | {row.error:+.2%} |"
-        for kind in ordered
-        for row in kinds[kind]
+        f"| {row.kind.name} | {row.source} | {row.run} | {row.figure} | {row.error:+.2%} |"
+        for path in ordered
+        for row in kinds[path]
         if not is_covered(row, rows)
     ]
     return _HEAD + "\n".join(lines) + "\n"
@@ -141,9 +141,9 @@ def _say_inferred(rows: Sequence[RecordedError]) -> Iterator[str]:
     inferred = list(_of_published(inferred=True))
     covered, errors = sum(is_covered(row, rows) for row in inferred), sorted(row.error for row in inferred)
     half = statistics.median(abs(error) for error in errors)
-    yield f"\npeft's {len(inferred)} runs ([rows](accuracy.md#methods-of-peft)) are not in it, since the lengths of their"
-    yield f"batches were inferred from their own peaks: {covered} lie in the interval of their kind (eager programs, one rank),"
-    yield f"the others up to {errors[0]:+.2%} and {errors[-1]:+.2%} from the plan, half of them within {half:.2%}.\n"
+    yield f"\npeft's {len(inferred)} runs ([rows](accuracy.md#methods-of-peft)) are not in it: the lengths of their batches"
+    yield f"were inferred from their own peaks. {covered} lie in the interval of their kind (eager programs, one rank), half"
+    yield f"are within {half:.2%} of the plan, all between {errors[0]:+.2%} and {errors[-1]:+.2%}.\n"
 
 
 def _verdicts(kept: Mapping[str, Sequence[Outcome]]) -> Iterator[str]:
@@ -157,11 +157,8 @@ def _verdicts(kept: Mapping[str, Sequence[Outcome]]) -> Iterator[str]:
     yield _RAN_OUT
 
 
-_DECIDING = ("compiled", "program", "several_ranks")
-
-
-def _kind_row(kind: Kind, members: Sequence[RecordedError], rows: Sequence[RecordedError]) -> str:
-    errors = [row.error for row in members]
+def _kind_row(members: Sequence[RecordedError], rows: Sequence[RecordedError]) -> str:
+    kind, errors = members[0].kind, [row.error for row in members]
     low, high = band(rows, kind)
     cells = [
         kind.name + ("" if len(members) >= ENOUGH_RUNS else " (few)"),
