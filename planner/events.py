@@ -46,6 +46,10 @@ class Phase(StrEnum):
     REWARD_FORWARD = "reward_forward"
 
 
+TIMING = "inductor.timing"
+"""The operator of blocks that only a run whose Inductor has an empty cache takes."""
+
+
 @dataclass(frozen=True, slots=True)
 class Origin:
     """Where a block was born: operator (`aten.mm`), module path, shape and dtype of its tensor."""

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from planner.events import Alloc, Category, Event, Keep, Mark, Phase, Repeat, Role, write_out_repeats
+from planner.events import TIMING, Alloc, Category, Event, Keep, Mark, Phase, Repeat, Role, write_out_repeats
 from planner.paper import library, native_records, work_records
 from planner.paper.native_records import Fold, Origins, Placed, RecordKinds, Records, event_of, find_folds, renumber
 from planner.paper.repetition import Again, Copy, Place, Repetition, write_out
@@ -69,6 +69,9 @@ class Recorder:
         self._open: list[int] = []
         self._between = work_records.Places()
         self._hindsight: dict[int, Mark] = {}
+        self._timing = self._native.paper_name_index(TIMING.replace(".", "::").encode())
+        self._timed_blocks: set[int] = set()
+        """Of Inductor's timing, which a run with a filled cache does not have."""
         self.host: HostListener | None = None
         """Hears of phases and of tensors on the host, of which the device knows nothing."""
 
@@ -94,7 +97,8 @@ class Recorder:
         return [event_of(record, self._kinds, None, None) for record in self._records(since)]
 
     def timed_events(self, since: int, launched: int) -> tuple[list[Event], int]:
-        """As `plain_events`, with what was launched after the first so many launches; and how many there are by now."""
+        """As `plain_events`, with what was launched after the first so many launches; and how many there are by now.
+        What Inductor's timing takes where its cache is empty is left out."""
         launches = work_records.read_launches(launched)
         events, following = list[Event](), iter(launches)
         launch = next(following, None)
@@ -102,10 +106,21 @@ class Recorder:
             while launch is not None and launch[3] <= position:
                 events += _launch_of(launch)
                 launch = next(following, None)
-            events.append(event_of(record, self._kinds, None, None))
+            if not self._is_of_timing(record):
+                events.append(event_of(record, self._kinds, None, None))
         for rest in (launch, *following) if launch is not None else ():
             events += _launch_of(rest)
         return events, launched + len(launches)
+
+    def _is_of_timing(self, record: tuple[int, ...]) -> bool:
+        kind, operator, block = record[0], record[1], record[4]
+        if kind == self._kinds.alloc and operator == self._timing:
+            self._timed_blocks.add(block)
+        if block not in self._timed_blocks or kind not in (self._kinds.alloc, self._kinds.free, self._kinds.use):
+            return False
+        if kind == self._kinds.free:
+            self._timed_blocks.discard(block)
+        return True
 
     def settle(self) -> None:
         """Wait until autograd's device thread has given up the graph of every backward that has ended."""

@@ -19,9 +19,11 @@ from planner.job.overhead import OutsideEstimate, outside_of
 from planner.job.sampled_runs import longest_batch, steps_for_the_longest
 from planner.job.schema import Gpu, Job
 from planner.planning import identity, other_workspaces
+from planner.planning.first_runs import without_timing
 from planner.planning.post_training import SharedGpuJudge
 from planner.report.attribution import state_rank_class
 from planner.report.statement import (
+    FirstRuns,
     GrowthStatement,
     HostLead,
     NamedMoment,
@@ -272,6 +274,24 @@ def _judge_of(job: Job, calibration: Calibration) -> Judge:
 
 
 def _judge(job: Job, rank_trace: RankTrace, judge: Judge) -> JudgedTrace:
+    """Of a compiled job the first run that takes more."""
+    filled = without_timing(rank_trace.trace)
+    judged = _judge_run(job, rank_trace, judge)
+    if filled is None:
+        return judged
+    other = _judge_run(job, replace(rank_trace, trace=filled), judge)
+    larger = state_first_runs(judged.statement, other.statement)
+    return replace(judged if larger.peak == judged.statement.peak else other, statement=larger)
+
+
+def state_first_runs(empty: RankClassStatement, filled: RankClassStatement) -> RankClassStatement:
+    """The larger of a run with Inductor's cache empty and one with it filled, with both reserved peaks."""
+    first_runs = FirstRuns(empty_cache_bytes=empty.peak.reserved_bytes, filled_cache_bytes=filled.peak.reserved_bytes)
+    larger = max(empty, filled, key=lambda each: (list(Verdict).index(each.verdict), each.peak.device_bytes))
+    return replace(larger, first_runs=first_runs)
+
+
+def _judge_run(job: Job, rank_trace: RankTrace, judge: Judge) -> JudgedTrace:
     told = judge.told(rank_trace.trace)
     trace, run = rank_trace.trace.as_told(told), None
     if job.train.lengths is not None:

@@ -14,6 +14,7 @@ from planner.allocator.host.statement import HostStatement
 from planner.events import Category
 from planner.host_events import HostCategory
 from planner.report.statement import (
+    FirstRuns,
     Holder,
     HostLead,
     PhaseStatement,
@@ -55,6 +56,8 @@ def render(statement: Plan | ProgramStatement, style: Style, *, notes: Sequence[
         lines += _host(statement.host, style, asked_by)
     if statement.step is not None:
         lines += [*wrap(step_sentence(statement.step), style.width)]
+    if (first := deciding(statement).first_runs) is not None:
+        lines += [*wrap(first_runs_sentence(first), style.width)]
     if (lead := deciding(statement).host_lead) is not None:
         lines += [*wrap(host_lead_sentence(lead, deciding(statement).peak.reserved_bytes), style.width)]
     color = _VERDICT_COLORS[statement.verdict]
@@ -74,6 +77,14 @@ def step_sentence(step: StepTime) -> str:
              "launches": step.launching_seconds}  # fmt: skip
     said = ", ".join(f"{name} {_seconds(seconds)}" for name, seconds in parts.items() if seconds)
     return f"A step takes about {_seconds(step.seconds)} ({_seconds(low)} to {_seconds(high)}){rate} ({said})."
+
+
+def first_runs_sentence(first: FirstRuns) -> str:
+    """What timing its kernels makes Inductor reserve."""
+    empty, filled = size(first.empty_cache_bytes), size(first.filled_cache_bytes)
+    if empty == filled:
+        return f"With Inductor's cache empty (a new container) or filled {filled} are reserved."
+    return f"With Inductor's cache empty (a new container) {empty} are reserved, with a filled one {filled}."
 
 
 def host_lead_sentence(lead: HostLead, reserved_bytes: int) -> str:

@@ -167,6 +167,15 @@ class HostLead:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FirstRuns:
+    """The reserved peaks of a compiled job whose kernels Inductor times, as in a new container, and of one that finds
+    its cache filled. The larger of the two is stated and judged."""
+
+    empty_cache_bytes: int
+    filled_cache_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GrowthStatement:
     """What each step keeps and never frees, and where that ends."""
 
@@ -214,6 +223,8 @@ class RankClassStatement:
     """None where the speeds of its GPU are not known, and for what was traced before steps were timed."""
     host_lead: HostLead | None = field(default=None, metadata=shape(omit_default=True))
     """Where it decides what is reserved; the interval covers it."""
+    first_runs: FirstRuns | None = field(default=None, metadata=shape(omit_default=True))
+    """None where nothing is timed."""
 
     @property
     def headroom_bytes(self) -> int:

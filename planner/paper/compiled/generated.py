@@ -15,7 +15,7 @@ from torch._library.simple_registry import singleton
 
 from planner.paper import work_records
 from planner.paper.compiled import padded_products
-from planner.paper.compiled.kernel_timing import UntimedKernel, is_cache_empty, untimed_kernel
+from planner.paper.compiled.kernel_timing import UntimedKernel, untimed_kernel
 from planner.paper.compiled.patches import ASSUMED
 
 with torch._inductor.config.patch(compile_threads=1):  # up to torch 2.8 it starts, where it is imported, processes
@@ -148,7 +148,7 @@ class _UnrunKernel:
 def kernel_of(name: str, source: str) -> _UnrunKernel:
     """A kernel of Triton's. Equal code in several graphs is one kernel, which is timed once, as Inductor's modules of
     kernels are (torch 2.13, torch/_inductor/codecache.py, PyCodeCache)."""
-    return _UnrunKernel(name, source, untimed_kernel(name, source) if is_cache_empty() else None)
+    return _UnrunKernel(name, source, untimed_kernel(name, source))
 
 
 class PaperCompile(AsyncCompile):

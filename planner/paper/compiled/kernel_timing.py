@@ -1,22 +1,26 @@
 """What Inductor takes to time its kernels: of several configurations each is run where the kernel is first launched.
 
-Where its cache is filled nothing is timed, and that is how most recorded runs went; where a job has switched the cache
-off (torch's own setting, TORCHINDUCTOR_FORCE_DISABLE_CACHES), everything is, as in a first run on a new machine.
+Where its cache is empty, as in a first run in a new container, everything is timed; where it is filled, nothing. Nobody
+says which of the two a run will be, so that what timing takes is recorded as an operator's that can be left out
+(`planner.events.TIMING`), but where the job has switched its cache off (TORCHINDUCTOR_FORCE_DISABLE_CACHES).
 """
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch._inductor.config
 
+from planner.events import TIMING
 from planner.paper import work_records
 from planner.paper.benchmarking import TRITON_BUFFER_BYTES, benchmark
 from planner.paper.compiled.patches import ASSUMED
+from planner.paper.outside.operators import recorded_as
 
 _UNREAD = "the kernel {kernel} is launched without being timed: its configurations cannot be read ({error})"
 
@@ -31,13 +35,14 @@ class UntimedKernel:
         """Torch's tuner times them all, with what the kernel is launched with."""
         self._tuner.launchers = [_Launcher(config) for config in self._tuner.configs]
         options.pop("stream", None)
-        with work_records.part_of_a_launch():
+        with work_records.part_of_a_launch(), recorded_as_timing():
             self._tuner.benchmark_all_configs(*arguments, **options)
 
 
-def is_cache_empty() -> bool:
-    """Whether Inductor may not read what earlier processes have timed."""
-    return bool(torch._inductor.config.force_disable_caches)
+def recorded_as_timing() -> AbstractContextManager[None]:
+    """Inside, what is allocated is what a first run with an empty cache takes besides."""
+    is_sure = torch._inductor.config.force_disable_caches
+    return nullcontext() if is_sure else recorded_as(TIMING.replace(".", "::"))
 
 
 def untimed_kernel(name: str, source: str) -> UntimedKernel | None:
