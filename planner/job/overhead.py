@@ -104,8 +104,13 @@ def _communicator(gpu: Gpu, ranks: int, *, further: bool) -> _Range:
         source = f"NCCL, measured on {known.model} with {fact.ranks} ranks, {fact.software}: {fact.source}"
         low, high = 0.9, 1.1
         if ranks > fact.ranks:
-            source += f"; of {ranks} ranks up to {LARGEST_COMMUNICATOR} MiB: {LARGEST_COMMUNICATOR_SOURCE}"
-            high = max(high, LARGEST_COMMUNICATOR / fact.largest)
+            as_large = [other for other in _COMMUNICATORS if other[1].ranks >= ranks]
+            largest, of = max(
+                ((other.largest * high, f"{gpu.model}'s") for gpu, other in as_large),
+                default=(LARGEST_COMMUNICATOR, LARGEST_COMMUNICATOR_SOURCE),
+            )
+            source += f"; of {ranks} ranks up to {largest:.0f} MiB ({of})"
+            high = max(high, largest / fact.largest)
     else:
         source = f"NCCL among {ranks} ranks of {gpu.name or 'this GPU'} is not measured: taken from {known.model} with "
         source += f"{fact.ranks} ranks; {fact.source}"

@@ -70,6 +70,7 @@ RANK_CLASS = {
     ],
     "outside_allocator": {"cuda_context_bytes": None, "nccl_bytes": None},
     "holders": [dict.fromkeys(["bytes", "category", "module", "op", "shape", "dtype", "count"])],
+    "kind": dict.fromkeys(["compiled", "program", "traits", "several_ranks"]),
 }
 PLAN = [
     "schema", "plan_id", "trace_id", "verdict", "calibrated", "job", "rank_classes", "host", "advice", "provenance",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from pathlib import Path
 
@@ -111,7 +112,8 @@ def test_without_a_calibration_the_interval_is_the_tables_margin_and_that_of_rec
 
     low, high = reserved_band(ANY)
     assert low < 0 < high
-    assert (lowest, highest) == (100_000 + round(100_000 * low) + 600, 100_000 + round(100_000 * high) + 1500)
+    assert lowest == pytest.approx(101_000 - math.hypot(100_000 * low, 400), abs=1)
+    assert highest == pytest.approx(101_000 + math.hypot(100_000 * high, 500), abs=1)
 
 
 def test_a_calibration_narrows_and_shifts_the_interval() -> None:
@@ -120,7 +122,7 @@ def test_a_calibration_narrows_and_shifts_the_interval() -> None:
 
     assert learned.calibrated
     assert not Calibration.none().calibrated
-    assert interval(101_000, around, learned) == (99_000 + 950, 101_000 + 1150)
+    assert interval(101_000, around, learned) == (101_050 - round(math.hypot(1_000, 100)), 101_050 + 1_005)
 
 
 def test_a_gpu_on_which_the_context_was_measured_takes_that_one() -> None:

@@ -1,4 +1,4 @@
-"""What Inductor takes to time kernels where its cache is off: a buffer, and copies of what a kernel changes."""
+"""What Inductor takes to time kernels where its cache is empty: a buffer, and copies of what a kernel changes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from other_gpus import compiled_on
 
 from planner import paper  # before torch
-from planner.events import Alloc
+from planner.events import TIMING, Alloc
 from planner.paper import compiled
 from planner.paper.compiled.kernel_timing import untimed_kernel
 from planner.tracing.spec import gpu_answers
@@ -59,12 +59,24 @@ def test_a_first_launch_takes_a_buffer_of_the_gpus_cache_for_each_configuration_
 
 
 @torch._inductor.config.patch(force_disable_caches=False)
-def test_with_a_cache_that_may_be_filled_nothing_is_timed() -> None:
-    with paper.gpu("sm_90") as gpu, compiled.enable(gpu.recorder):
+def test_with_a_cache_that_may_be_filled_all_that_is_timed_is_marked_and_told_to_nobody() -> None:
+    def run(gpu: paper.Paper) -> list[tuple[str, int]]:
         a, b = (torch.empty(2047, 2047, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-        first = allocated(gpu, lambda: torch.compile(lambda a, b: a.sin() @ b)(a, b))
+        return allocated(gpu, lambda: torch.compile(lambda a, b: a.sin() @ b)(a, b))
 
-    assert [operator for operator, _ in first if operator.startswith("inductor.")] == []
+    with paper.gpu("sm_90") as gpu, compiled.enable(gpu.recorder):
+        marked = run(gpu)
+        told, _ = gpu.recorder.timed_events(0, 0)
+    without_cache = torch._inductor.config.patch(force_disable_caches=True)
+    with without_cache, paper.gpu("sm_90") as gpu, compiled.enable(gpu.recorder):
+        sure = run(gpu)
+
+    assert [size for _, size in marked] == [size for _, size in sure]
+    timed = {operator for operator, _ in sure if operator.startswith("inductor.")}
+    assert timed == {"inductor.benchmark", "inductor.pad_mm"}
+    assert {operator for operator, _ in marked if operator.startswith("inductor.")} == {TIMING}
+    untimed = [size for operator, size in marked if operator != TIMING]
+    assert [event.requested_bytes for event in told if isinstance(event, Alloc)][2:] == untimed
 
 
 def test_a_kernel_of_one_configuration_is_not_timed() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -87,9 +88,9 @@ def interval(
 
     `device_bytes` are reserved bytes plus `outside.total_bytes`; `outside` may be corrected already. `gpu` and `torch`
     are those of the job: without them, or where nothing was measured on them, recorded runs of its kind say how far
-    reserved bytes may be off. The uncertainty of the two parts is added up, as if both could be at their end together.
-    `torch_difference`: how far plans of the torch that made this one and of the job's were seen to differ, relative; it
-    is added to either side.
+    reserved bytes may be off. What is reserved and what lies outside are off for causes of their own: their margins are
+    added as those of independent errors. `torch_difference`: how far plans of the torch that made this one and of the
+    job's were seen to differ, relative; it is added to either side of the former.
     """
     known = calibration.applied_to(gpu, torch)
     reserved = device_bytes - outside.total_bytes
@@ -97,9 +98,11 @@ def interval(
     held = known.correct_outside(outside)
     correction = 0 if held.calibrated else calibration.outside_correction_bytes
     more = PRIOR_UNKNOWN_WORKSPACE_BYTES if unknown_workspaces else 0
-    below, above = below - torch_difference, above + torch_difference
-    lowest = max(reserved + round(reserved * below), 0) + held.low_bytes + correction
-    return lowest, reserved + round(reserved * above) + more + held.high_bytes + correction
+    off = min(max(below, known.reserved_residual), above)
+    middle = reserved + round(reserved * off) + held.total_bytes + correction
+    fewer = math.hypot(reserved * (off - below + torch_difference), held.total_bytes - held.low_bytes)
+    further = math.hypot(reserved * (above - off + torch_difference), held.high_bytes - held.total_bytes)
+    return max(middle - round(fewer), held.low_bytes + correction, 0), middle + round(further) + more
 
 
 SCHEMA = "planner.calibration/1"
