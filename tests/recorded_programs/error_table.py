@@ -142,8 +142,9 @@ def _say_inferred(rows: Sequence[RecordedError]) -> Iterator[str]:
     covered, errors = sum(is_covered(row, rows) for row in inferred), sorted(row.error for row in inferred)
     half = statistics.median(abs(error) for error in errors)
     yield "\npeft's runs ([rows](accuracy.md#methods-of-peft)) are not in it: the lengths of their batches were"
-    yield f"inferred from their own peaks. {covered} of {len(inferred)} lie in the interval of their kind (eager programs,"
-    yield f"one rank), half are within {half:.2%} of the plan, all between {errors[0]:+.2%} and {errors[-1]:+.2%}.\n"
+    yield f"inferred from their own peaks. {covered} of {len(inferred)} lie in the interval of their kind (eager"
+    yield f"programs, one rank), half are within {half:.2%} of the plan, all between {errors[0]:+.2%} and"
+    yield f"{errors[-1]:+.2%}.\n"
 
 
 def _verdicts(kept: Mapping[str, Sequence[Outcome]]) -> Iterator[str]:
