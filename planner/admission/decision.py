@@ -12,12 +12,13 @@ from planner.admission.policy import Answer, Policy
 from planner.errors import PlannerError
 from planner.hardware import catalog
 from planner.job.bound.lower_bound import Bound, lower_bound
+from planner.job.kinds import ANY, Kind
 from planner.job.loading import load_bundle
 from planner.job.schema import Job
-from planner.records import shape, to_plain
-from planner.report.statement import change_text, read_statement, to_json
+from planner.records import from_plain, shape, to_plain
+from planner.report.statement import change_text
 from planner.searching.axes import apply, fault_of
-from planner.truth.calibration.risk import judge_at_risk
+from planner.truth.calibration.risk import hangs_on_interval, upper_end
 from planner.units import show_bytes
 
 
@@ -95,8 +96,8 @@ def decide(plan: Mapping[str, Any], capacity: int | None, policy: Policy) -> Dec
     Raises PlannerError if the document is no plan.
     """
     try:
-        if policy.risk and plan["schema"] in {PLAN_SCHEMA, RUN_SCHEMA}:
-            plan = to_json(judge_at_risk(read_statement(plan), policy.risk))
+        if policy.risk:
+            plan = {**plan, "rank_classes": [_judge_at_risk(each, policy.risk) for each in plan["rank_classes"]]}
         if (
             plan["schema"] == RUN_SCHEMA
         ):  # of a program that was run there is no spec, and no change of it that would fit
@@ -247,6 +248,19 @@ def _decide_by_pool(plan: Mapping[str, Any], pool: Mapping[str, Any], verdict: s
     fitting = _smallest(plan["advice"], None) if verdict == "exceeds" else ""
     action = _action(verdict, verdict == "exceeds", policy)
     return Decision(action=action, reason=reason, change=fitting, plan_id=plan["plan_id"], verdict=verdict)
+
+
+def _judge_at_risk(rank_class: Mapping[str, Any], risk: float) -> Mapping[str, Any]:
+    """A rank class of a plan as `planner.truth.calibration.risk` judges it; one without a kind, of a plan that was made
+    before there were any, as a job of which nothing is known."""
+    kind = from_plain(Kind, rank_class.get("kind") or to_plain(ANY), "kind")
+    peak, capacity, verdict = rank_class["peak"], rank_class["capacity_bytes"], str(rank_class["verdict"])
+    low, high = peak["interval_bytes"]
+    highest = upper_end(kind, peak["reserved_bytes"], high, risk)
+    others = rank_class.get("cache_releases", 0), rank_class.get("judged_iterations", 0)
+    if hangs_on_interval(verdict, peak["device_bytes"], capacity, *others):
+        verdict = "tight" if highest > capacity else "fits"
+    return {**rank_class, "peak": {**peak, "interval_bytes": [low, highest]}, "verdict": verdict}
 
 
 def _verdict(rank_class: Mapping[str, Any], capacity: int | None) -> str:

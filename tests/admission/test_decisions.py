@@ -154,6 +154,8 @@ def test_what_the_operators_file_says_stands_and_the_environment_fills_the_rest(
         ("exceeds = admit", "'admit' is no policy"),
         ("wait_seconds = nan", "'nan' is no time"),
         ("wait_seconds = -1", "'-1' is no time"),
+        ("risk = none", "'none' is no risk"),
+        ("risk = 60%", "'60%' is no risk"),
         ("server = file:///etc/passwd", "no address of a service"),
         ("refuse_uncalibrated = perhaps", "neither yes nor no"),
         ("excedes = warn", "there is no setting 'excedes'"),
@@ -168,6 +170,19 @@ def test_a_policy_that_cannot_be_used_is_said(tmp_path: Path, text: str, said: s
 
     with pytest.raises(SettingError, match=said):
         Policy.read({}, file)
+
+
+def test_the_operators_risk_moves_the_bound_below_which_a_job_fits(
+    make_plan: Callable[..., dict[str, Any]], make_rank_class: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    file = tmp_path / "admission.ini"
+    file.write_text("[admission]\nrisk = 0.1%\n")
+    plan = make_plan(make_rank_class(77 * GIB, "fits"))
+
+    usual, careful = decide(plan, None, Policy()), decide(plan, None, Policy.read({}, file))
+
+    assert (usual.verdict, careful.verdict) == ("fits", "tight")
+    assert decide(make_plan(make_rank_class(90 * GIB, "exceeds")), None, Policy(risk=0.5)).verdict == "exceeds"
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from planner.errors import PlannerError
+from planner.job.kinds import Kind
 from planner.report.statement import RankClassStatement, Statement
 from planner.truth.calibration.recorded_errors import reserved_band, reserved_bound
 from planner.verdict import Verdict, decide
@@ -36,14 +37,25 @@ def judge_at_risk(statement: Judged, risk: float) -> Judged:
 
 
 def _judge(rank_class: RankClassStatement, risk: float) -> RankClassStatement:
-    """What decides besides the interval stays as it is: sizes that were not seen, the cache, running out of memory."""
-    kind, peak, capacity = rank_class.kind, rank_class.peak, rank_class.capacity_bytes
+    peak, capacity = rank_class.peak, rank_class.capacity_bytes
     low, high = peak.interval_bytes
-    high += round(peak.reserved_bytes * (reserved_bound(kind, risk) - reserved_band(kind)[1]))
-    peak = replace(peak, interval_bytes=(low, max(high, peak.device_bytes)))
+    highest = upper_end(rank_class.kind, peak.reserved_bytes, high, risk)
     verdict = rank_class.verdict
-    by_interval = verdict is not Verdict.EXCEEDS and not rank_class.judged_iterations and peak.device_bytes <= capacity
-    if by_interval:
-        highest, releases = peak.interval_bytes[1], rank_class.cache_releases
-        verdict = decide(runs_out=False, highest_bytes=highest, capacity_bytes=capacity, cache_releases=releases)
+    if hangs_on_interval(verdict, peak.device_bytes, capacity, rank_class.cache_releases, rank_class.judged_iterations):
+        verdict = decide(runs_out=False, highest_bytes=highest, capacity_bytes=capacity)
+    peak = replace(peak, interval_bytes=(low, max(highest, peak.device_bytes)))
     return replace(rank_class, peak=peak, verdict=verdict, risk=risk)
+
+
+def upper_end(kind: Kind, reserved_bytes: int, highest_bytes: int, risk: float) -> int:
+    """Where the interval of a job of this kind would end, that ends at `highest_bytes`, if this share were to exceed
+    it."""
+    return highest_bytes + round(reserved_bytes * (reserved_bound(kind, risk) - reserved_band(kind)[1]))
+
+
+def hangs_on_interval(
+    verdict: str, device_bytes: int, capacity_bytes: int, cache_releases: int, judged_iterations: int
+) -> bool:
+    """Whether a verdict is that of the interval: not of the allocator's cache, nor of sizes that nobody has seen."""
+    by_others = verdict == Verdict.EXCEEDS or cache_releases or judged_iterations
+    return not by_others and device_bytes <= capacity_bytes
