@@ -16,7 +16,8 @@ from planner.job.kinds import ANY, Kind
 from planner.job.loading import load_bundle
 from planner.job.schema import Job
 from planner.records import from_plain, shape, to_plain
-from planner.report.statement import change_text
+from planner.report.statement import USUAL_RISK, change_text
+from planner.report.verdict_text import chance
 from planner.searching.axes import apply, fault_of
 from planner.truth.calibration.risk import hangs_on_interval, upper_end
 from planner.units import show_bytes
@@ -260,7 +261,7 @@ def _judge_at_risk(rank_class: Mapping[str, Any], risk: float) -> Mapping[str, A
     others = rank_class.get("cache_releases", 0), rank_class.get("judged_iterations", 0)
     if hangs_on_interval(verdict, peak["device_bytes"], capacity, *others):
         verdict = "tight" if highest > capacity else "fits"
-    return {**rank_class, "peak": {**peak, "interval_bytes": [low, highest]}, "verdict": verdict}
+    return {**rank_class, "peak": {**peak, "interval_bytes": [low, highest]}, "verdict": verdict, "risk": risk}
 
 
 def _verdict(rank_class: Mapping[str, Any], capacity: int | None) -> str:
@@ -303,11 +304,10 @@ def _reason(plan: Mapping[str, Any], worst: Mapping[str, Any], verdict: str, cap
     when += "" if plan["calibrated"] is True else ", uncalibrated"
     if another := plan.get("another_torch"):
         when += f", planned with torch {_one_line(another['planned_with'])}"
-    if verdict == "fits":
-        return f"{name} fits: {ranks} take{s} {needs} of {has} on {gpu} ({when})"
-    if verdict == "tight":
-        upper = show_bytes(peak["interval_bytes"][1])
-        return f"{name} is tight: {ranks} take{s} {needs}, at most {upper}, of {has} on {gpu} ({when})"
+    if verdict in ("fits", "tight"):
+        likely = chance(worst.get("risk", USUAL_RISK), show_bytes(peak["interval_bytes"][1]))
+        is_so = "fits" if verdict == "fits" else "is tight"
+        return f"{name} {is_so}: {ranks} take{s} {needs} of {has} on {gpu} ({when}); {likely}"
     if headroom >= 0:
         return f"{name} does not fit: {ranks} run{s} out of {has} on {gpu}, free in pieces only ({when})"
     over = show_bytes(-headroom)

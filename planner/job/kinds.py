@@ -35,8 +35,8 @@ SENTENCES = {
 """What is approximated about plans with such a trait."""
 
 COMPILED_SHARE = 0.25
-"""Of the kernels of an iteration, those of Inductor, from which on a step counts as compiled: a choice. Megatron-LM,
-which compiles single functions, has fewer; scripts that compile their model have more than half."""
+"""Of the kernels of an iteration, those of Inductor, from which on a step counts as compiled: a choice. All recorded
+scripts that compile their model, and were asked, have more; who compiles single functions only has less."""
 _BY_INDUCTOR = "inductor::"
 
 

@@ -101,9 +101,11 @@ def one_line(plan: Plan) -> str:
     worst = deciding(plan)
     at = worst.peak if worst.shared is None else worst.shared.fullest()
     calibrated = "" if plan.calibrated else ", uncalibrated"
+    exceeds = plan.gpu_verdict is Verdict.EXCEEDS
+    likely = "" if exceeds else f"; {chance(worst.risk, size(worst.peak.interval_bytes[1]))}"
     return (
         f"{begin} {size(worst.peak.device_bytes)} of {size(worst.capacity_bytes)} on {gpu_of(plan.job)} "
-        f"({ranks_text(worst.ranks)}, {moment_of(at.phase, at.iteration)}{calibrated})"
+        f"({ranks_text(worst.ranks)}, {moment_of(at.phase, at.iteration)}{calibrated}){likely}"
     )
 
 
@@ -159,7 +161,7 @@ def _peak_sentence(statement: Statement) -> str:
     capacity, device, high = worst.capacity_bytes, worst.peak.device_bytes, worst.peak.interval_bytes[1]
     if verdict is Verdict.FITS:
         fits = f"It fits: {size(worst.headroom_bytes)} of {size(capacity)} stay free on {ranks}"
-        return f"{fits}; {chance(worst.risk)} jobs of this kind stayed below {size(high)}."
+        return f"{fits}; {chance(worst.risk, size(high))}."
     if verdict is Verdict.EXCEEDS and device > capacity:
         return (
             f"It does not fit: {ranks} would take {size(device - capacity)} more than the {size(capacity)} there are."
@@ -177,15 +179,15 @@ def _peak_sentence(statement: Statement) -> str:
             f" may come. Until then {size(worst.headroom_bytes)} of {size(capacity)} stay free on {ranks}."
         )
     return (
-        f"It is tight: {size(device)} fit into {size(capacity)} on {ranks}, but the {size(high)} that"
-        f" {chance(worst.risk)} jobs of this kind stayed below do not."
+        f"It is tight: {size(device)} fit into {size(capacity)} on {ranks}, and {size(high)} do not:"
+        f" {chance(worst.risk, 'that')}."
     )
 
 
-def chance(risk: float) -> str:
-    """How many jobs stay below a bound that a share of them exceeds: `19 of 20`, `99 of 100`."""
+def chance(risk: float, bound: str) -> str:
+    """How many jobs stayed below a bound that a share of them exceeds: 19 of 20, 99 of 100."""
     jobs = round(1 / risk)
-    return f"{jobs - 1} of {jobs}"
+    return f"{jobs - 1} of {jobs} jobs of this kind stayed below {bound}"
 
 
 def _host_sentence(host: HostStatement) -> str:

@@ -138,8 +138,8 @@ def test_the_verdict_is_said_in_words(plan: Callable[..., Plan]) -> None:
         "It fits: 12.52 GiB of 79.10 GiB stay free on ranks 0-7; 19 of 20 jobs of this kind stayed below 71.58 GiB."
     )
     assert _worded(tight) == (
-        "It is tight: 66.58 GiB fit into 70.00 GiB on ranks 0-7, but the 71.58 GiB that 19 of 20 jobs of "
-        "this kind stayed below do not."
+        "It is tight: 66.58 GiB fit into 70.00 GiB on ranks 0-7, and 71.58 GiB do not: 19 of 20 jobs of "
+        "this kind stayed below that."
     )
     assert _worded(tight, cache_releases=3) == (
         "It is tight: ranks 0-7 fit only because the allocator gives its cache back 3 times, which takes time."
@@ -153,7 +153,7 @@ def test_the_verdict_is_said_in_words(plan: Callable[..., Plan]) -> None:
 def test_the_check_is_one_line(plan: Callable[..., Plan]) -> None:
     assert one_line(plan()) == (
         "fits: llama-8b-sft takes 66.58 GiB of 79.10 GiB on H100-SXM-80GB "
-        "(ranks 0-7, backward of iteration 2, uncalibrated)"
+        "(ranks 0-7, backward of iteration 2, uncalibrated); 19 of 20 jobs of this kind stayed below 71.58 GiB"
     )
 
 
