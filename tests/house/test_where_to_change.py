@@ -37,6 +37,7 @@ QUESTIONS = [
     "an importer of another tool's config",
     "a patch of torch",
     "a family of recorded programs",
+    "a trait of jobs whose plans are off otherwise",
 ]
 
 
