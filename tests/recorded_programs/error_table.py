@@ -42,19 +42,20 @@ _SOURCES = {
 """Whose run it is, within a family: what is off for the same cause."""
 _HEAD = """# Intervals
 
-How far plans were from what was recorded, by kind of job, and the interval that follows from it. Plans and reports read the
-same rows (`planner/truth/calibration/recorded_errors.json`, which `tests/recorded_programs/error_table.py` writes with this
-page). A run counts with its reserved peak, or with its allocated peak where nothing else was recorded. Its error is
-recorded / planned - 1, against the nearer end of what was printed. *Below*: what 19 of 20 runs stayed below. *Covered*: runs
-that lie in the interval which the runs of all other sources give, or those of all other families.
+How far plans were from what was recorded, by kind of job, and the interval that follows from it. Plans and reports
+read the same rows (`planner/truth/calibration/recorded_errors.json`, which `tests/recorded_programs/error_table.py`
+writes with this page). A run counts with its reserved peak, or with its allocated peak where nothing else was
+recorded. Its error is recorded / planned - 1, against the nearer end of what was printed. *Below*: what 19 of 20 runs
+stayed below. *Covered*: runs that lie in the interval which the runs of all other sources give, or those of all other
+families.
 
-The interval of a kind is the shortest that holds 95 % of its runs and one further run. A kind with fewer than 39 runs (few)
-has a wider one: its own range, stretched, and the interval of the next wider kind for the share of runs that is missing. A
-wider kind lends only runs without a trait (the last part of a name).
+The interval of a kind is the shortest that holds 95 % of its runs and one further run. A kind with fewer than 39 runs
+(few) has a wider one: its own range, stretched, and the interval of the next wider kind for the share of runs that is
+missing. A wider kind lends only runs without a trait (the last part of a name).
 
-Kinds come from the answer of each run. Runs of before 2026-11-28 have it from their program: scripts of parameter-golf,
-nanochat and the speedrun compile their model, the others do not; whether the host's lead decides was seen in runs of
-2026-11-28 for the speedrun and most of parameter-golf.
+Kinds come from the answer of each run. Runs of before 2026-11-28 have it from their program: scripts of parameter-
+golf, nanochat and the speedrun compile their model, the others do not; whether the host's lead decides was seen in
+runs of 2026-11-28 for the speedrun and most of parameter-golf.
 
 """
 _RAN_OUT = """
