@@ -61,7 +61,8 @@ class CalibrationInUse(Answer):
     """docs/calibration.md says what the figures mean."""
 
     id: str
-    reserved_error: float
+    reserved_error: float | None
+    """null: recorded runs of the job's kind say it."""
     outside_correction_bytes: int
     corrections: list[dict[str, Any]]
     quarantined: list[dict[str, Any]]
