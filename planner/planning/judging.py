@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from planner.allocator.long_runs.growth import find_end, growth_of
 from planner.allocator.long_runs.replayed_run import ComposedRun, ReplayedRun, compose
@@ -274,21 +275,32 @@ def _judge_of(job: Job, calibration: Calibration) -> Judge:
 
 
 def _judge(job: Job, rank_trace: RankTrace, judge: Judge) -> JudgedTrace:
-    """Of a compiled job the first run that takes more."""
-    filled = without_timing(rank_trace.trace)
-    judged = _judge_run(job, rank_trace, judge)
+    return judge_first_runs(rank_trace.trace, lambda trace: _judge_run(job, replace(rank_trace, trace=trace), judge))
+
+
+class Judgement(Protocol):
+    """A dataclass with a statement in it."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def statement(self) -> RankClassStatement: ...
+
+
+Judged = TypeVar("Judged", bound=Judgement)
+
+
+def judge_first_runs(trace: Trace, judge_run: Callable[[Trace], Judged]) -> Judged:
+    """What is judged of a trace: of a compiled job the larger of a run with Inductor's cache empty and one with it
+    filled, with both reserved peaks."""
+    empty, filled = judge_run(trace), without_timing(trace)
     if filled is None:
-        return judged
-    other = _judge_run(job, replace(rank_trace, trace=filled), judge)
-    larger = state_first_runs(judged.statement, other.statement)
-    return replace(judged if larger.peak == judged.statement.peak else other, statement=larger)
-
-
-def state_first_runs(empty: RankClassStatement, filled: RankClassStatement) -> RankClassStatement:
-    """The larger of a run with Inductor's cache empty and one with it filled, with both reserved peaks."""
-    first_runs = FirstRuns(empty_cache_bytes=empty.peak.reserved_bytes, filled_cache_bytes=filled.peak.reserved_bytes)
-    larger = max(empty, filled, key=lambda each: (list(Verdict).index(each.verdict), each.peak.device_bytes))
-    return replace(larger, first_runs=first_runs)
+        return empty
+    runs = empty, judge_run(filled)
+    larger = max(runs, key=lambda run: (list(Verdict).index(run.statement.verdict), run.statement.peak.device_bytes))
+    of_empty, of_filled = (run.statement.peak.reserved_bytes for run in runs)
+    first_runs = FirstRuns(empty_cache_bytes=of_empty, filled_cache_bytes=of_filled)
+    return replace(larger, statement=replace(larger.statement, first_runs=first_runs))
 
 
 def _judge_run(job: Job, rank_trace: RankTrace, judge: Judge) -> JudgedTrace:

@@ -23,8 +23,7 @@ from planner.job.overhead import outside
 from planner.job.rank_sets import RankSet
 from planner.job.schema import Gpu, Software, cuda_of
 from planner.planning import identity
-from planner.planning.first_runs import without_timing
-from planner.planning.judging import Judge, add_growth, state_first_runs, told_on, torch_difference
+from planner.planning.judging import Judge, add_growth, judge_first_runs, told_on, torch_difference
 from planner.planning.memory_pool import state_pool
 from planner.planning.notes import another_torch_notes, kind_notes, workspace_notes
 from planner.planning.pipeline import Progress
@@ -249,13 +248,8 @@ def _judge_of(work: ProgramInputs, run: RankRun) -> Judge:
 
 
 def _judge_device(judge: Judge, share: RankShare, trace: Trace, device: int | None) -> JudgedShare:
-    """On one GPU; None: the only one of its process. Of a compiled program the first run that takes more."""
-    judged, filled = _judge_run(judge, share, trace, device), without_timing(trace)
-    if filled is None:
-        return judged
-    other = _judge_run(judge, share, filled, device)
-    larger = state_first_runs(judged.statement, other.statement)
-    return replace(judged if larger.peak == judged.statement.peak else other, statement=larger)
+    """On one GPU; None: the only one of its process."""
+    return judge_first_runs(trace, lambda run: _judge_run(judge, share, run, device))
 
 
 def _judge_run(judge: Judge, share: RankShare, trace: Trace, device: int | None) -> JudgedShare:

@@ -53,9 +53,9 @@ The interval of a kind is the shortest that holds 95 % of its runs and one furth
 (few) has a wider one: its own range, stretched, and the interval of the next wider kind for the share of runs that is
 missing. A wider kind lends only runs without a trait (the last part of a name).
 
-Kinds come from the answer of each run. Runs of before 2026-11-28 have it from their program: scripts of parameter-
-golf, nanochat and the speedrun compile their model, the others do not; whether the host's lead decides was seen in
-runs of 2026-11-28 for the speedrun and most of parameter-golf.
+Kinds come from the answer of each run. Runs of before 2026-11-28 have it from their program: scripts of
+parameter-golf, nanochat and the speedrun compile their model, the others do not; whether the host's lead decides was
+seen in runs of 2026-11-28 for the speedrun and most of parameter-golf.
 
 """
 _RAN_OUT = """
