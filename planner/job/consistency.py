@@ -20,7 +20,7 @@ from planner.job.parallel_checks import (
     check_tensor_parallelism,
 )
 from planner.job.pipeline_schedules import SCHEDULES
-from planner.job.schema import AS_BUILT, Gpu, Job
+from planner.job.schema import ALL_LINEAR, AS_BUILT, Gpu, Job
 from planner.job.size_limits import MOST_RANK_CLASSES, MOST_RANKS
 from planner.job.training_checks import (
     check_checkpoints,
@@ -198,6 +198,10 @@ def _check_model(job: Job, document: Node) -> None:
     if model.adapter is not None and model.adapter.load != "layers" and model.adapter.kind != "qlora":
         problem = f"is {model.adapter.load}, and only qlora packs what it loads"
         raise document.fault("model.adapter.load", problem, allowed="layers")
+    targets = () if model.adapter is None else model.adapter.target_modules
+    if ALL_LINEAR in targets and len(targets) > 1:
+        problem = f"holds {ALL_LINEAR} beside names"
+        raise document.fault("model.adapter.target_modules", problem, allowed=f"{ALL_LINEAR} alone, or names")
     if model.parameter_dtype == AS_BUILT and not model.factory:
         problem = f"is {AS_BUILT}, which is only used with factory"
         raise document.fault("model.parameter_dtype", problem, allowed=FLOATING.allowed)

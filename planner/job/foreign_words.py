@@ -128,12 +128,15 @@ OPTIMIZERS: Mapping[str, dict[str, Any]] = {
     **{key: {"name": "AdamW"} for key in ("adamw", "adamw_torch", "adamw_hf")},
     **{key: {"name": "AdamW", "fused": True} for key in ("adamw_torch_fused", "fused_adamw")},
     **{key: {"name": "bitsandbytes.AdamW8bit"} for key in ("adamw_8bit", "adamw8bit")},
+    "paged_adamw_8bit": {"name": "bitsandbytes.PagedAdamW8bit"},
+    **{key: {"name": "bitsandbytes.PagedAdamW"} for key in ("paged_adamw", "paged_adamw_32bit")},
+    "lion_8bit": {"name": "bitsandbytes.Lion8bit"},
     "adamw_torch_8bit": {"name": "torchao.AdamW8bit"},
     "adamw_torch_4bit": {"name": "torchao.AdamW4bit"},
     **{name.lower(): {"name": name} for name in ("Adam", "SGD", "Adagrad", "Adafactor", "RMSprop", "Muon")},
 }
-"""transformers' `optim` and what people say, to `train.optimizer`; adamw_bnb_8bit is not here, since it keeps the state
-of embeddings in 32 bits."""
+"""transformers' `optim` and what people say, to `train.optimizer`; adamw_bnb_8bit is not here, since transformers' Trainer
+keeps the state of embeddings in 32 bits, and others do not."""
 
 _DTYPES = {
     **dict.fromkeys(("bf16", "torch.bfloat16"), "write bfloat16"),
@@ -165,8 +168,8 @@ _REMEDIES: Mapping[tuple[type, str], Mapping[str, str]] = {
         "fp8": "fp8 is not planned; write bf16_autocast for an upper bound of the activations",
     },
     (schema.Optimizer, "name"): {
-        "adamw_bnb_8bit": "for a lower bound write bitsandbytes.AdamW8bit: transformers keeps the state of embeddings"
-        " in 32 bits",
+        "adamw_bnb_8bit": "write {name: bitsandbytes.AdamW8bit, embeddings_in_32_bits: true}, as transformers' Trainer"
+        " keeps them",
     },
     (schema.Recompute, "mode"): {
         **dict.fromkeys(("true", "block", "blocks", "all", "uniform", "on", "yes"), "write full"),
@@ -190,9 +193,6 @@ _REMEDIES: Mapping[tuple[type, str], Mapping[str, str]] = {
     },
     (schema.DpShard, "offload"): _ON_HOST,
     (schema.DpShard, "reduce_dtype"): _DTYPES,
-    (schema.Adapter, "target_modules"): {
-        "all-linear": "write their names: q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj for Llama",
-    },
     (schema.Cp, "rotate"): dict.fromkeys(("ring", "alltoallv", "a2a"), "write alltoall"),
     **{
         (kind, "degree"): _DEGREE

@@ -170,17 +170,17 @@ def too_many_values(place: str) -> SpecError:
     return SpecError(f"the document has more than {MOST_VALUES} values", allowed="fewer", place=place)
 
 
-def nearest(name: str, known: Iterable[str], *, count: int = 1) -> list[str]:
+def nearest(name: str, known: Iterable[str], *, count: int = 1, likeness: float = 0.5) -> list[str]:
     """Up to `count` of the `known` names that begin with `name` or look like it, the likeliest first; in any case."""
     if len(name) > LONGEST_NAME:
         return []
     folded, by_folded = name.casefold(), {other.casefold(): other for other in known}
     longer = [other for other in by_folded if len(folded) > 1 and other.startswith(folded)]
-    alike = difflib.get_close_matches(folded, by_folded, n=count, cutoff=0.5)
+    alike = difflib.get_close_matches(folded, by_folded, n=count, cutoff=likeness)
     return [by_folded[other] for other in dict.fromkeys(longer + alike)][:count]
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, known: Iterable[str], *, likeness: float = 0.5) -> str:
     """A remedy for an unknown name; empty if nothing known is near."""
-    near = nearest(name, known)
+    near = nearest(name, known, likeness=likeness)
     return f"did you mean `{near[0]}`?" if near else ""

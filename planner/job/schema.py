@@ -72,6 +72,10 @@ class Decoder:
     """RMSNorm over each head of queries and keys, as Qwen3 has it."""
 
 
+ALL_LINEAR = "all-linear"
+"""peft's word for every linear layer but the head (peft 0.21, tuners/tuners_utils.py)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapter:
     """Low-rank layers that are trained in place of the model: LoRA, by peft."""
@@ -84,8 +88,11 @@ class Adapter:
     """Scales what the layers add; without effect on memory."""
     dropout: Annotated[float, number("a number from 0 to 1", 0, 1)] = 0.0
     """Before the layers; above 0 it keeps a mask."""
-    target_modules: Annotated[tuple[str, ...], like(r"[\w.]+", "names of modules (q_proj)")] = ()
-    """Names of the modules that are adapted; empty: those that peft knows for the architecture."""
+    target_modules: Annotated[
+        tuple[str, ...], like(r"[\w.]+|all-linear", "names of modules (q_proj), or all-linear")
+    ] = ()
+    """Names of the modules that are adapted, or all-linear alone (peft's word: all linear layers but the head); empty:
+    those that peft knows for the architecture."""
     load: Annotated[str, one_of("layers", "whole")] = "layers"
     """Of qlora. layers: each layer is packed as it is loaded, as transformers does; whole: all of the model is on the
     device in `parameter_dtype` before it is packed."""
@@ -381,7 +388,7 @@ class Optimizer:
             "the name of a class of torch.optim, or such as bitsandbytes.AdamW8bit",
         ),
     ] = "AdamW"
-    """A class of torch.optim, or such as bitsandbytes.AdamW8bit, torchao.AdamW8bit."""
+    """A class of torch.optim, or such as bitsandbytes.AdamW8bit, torchao.AdamW8bit, transformers.Adafactor."""
     arguments: PlainData = field(default_factory=dict)
     """Any other key is an argument of the class: lr, foreach, fused, ..."""
 

@@ -35,7 +35,7 @@ def describe_allowed(kind: type) -> str:
 
 def has_short_forms(kind: type) -> bool:
     """Whether something else than a mapping may be written for the dataclass `kind`."""
-    return kind in _SINGLE_KEYS or (kind in _REWRITINGS and kind is not schema.Train)
+    return kind in _SINGLE_KEYS or (kind in _REWRITINGS and kind not in (schema.Train, schema.Adapter))
 
 
 def single_key(kind: type) -> str:
@@ -70,6 +70,14 @@ def _compile(node: Node) -> Node:
         scope = node.value["scope"]
         return replace(node, value={**node.value, "scope": replace(scope, value=[scope], written="")})
     return node
+
+
+def _adapter(node: Node) -> Node:
+    """A lone name of a module, or all-linear, for a list."""
+    given = node.value.get("target_modules") if isinstance(node.value, dict) else None
+    if given is None or not isinstance(given.value, str) or not isinstance(node.value, dict):
+        return node
+    return replace(node, value={**node.value, "target_modules": replace(given, value=[given], written="")})
 
 
 def _gpu(node: Node) -> Node:
@@ -115,7 +123,7 @@ def _longest_of(lengths: dict[str, Node]) -> Node | None:
     return None
 
 
-ONE_OR_SEVERAL = ("train.compile.scope",)
+ONE_OR_SEVERAL = ("train.compile.scope", "model.adapter.target_modules")
 """Lists that a lone name may stand for."""
 _AXES = (schema.DpReplicate, schema.DpShard, schema.Tp, schema.Pp, schema.Cp, schema.Ep)
 _SINGLE_KEYS = {
@@ -129,6 +137,7 @@ _REWRITINGS: dict[type, Callable[[Node], Node]] = {
     schema.Optimizer: _optimizer,
     schema.Recompute: _recompute,
     schema.Compile: _compile,
+    schema.Adapter: _adapter,
     schema.Gpu: _gpu,
     schema.Train: _train,
 }

@@ -92,7 +92,9 @@ class _StateModel(torch.optim.Optimizer):
 
 
 class _BitsAndBytes(_StateModel):
-    paged = False
+    bits, paged = 8, False
+    copies: tuple[int, ...] = (1, 1)
+    """Of each state, how many tensors of the parameter's shape lie in it (AdEMAMix has two averages in its first)."""
 
     def __init__(
         self,
@@ -102,42 +104,62 @@ class _BitsAndBytes(_StateModel):
         eps: float = 1e-8,
         weight_decay: float = 1e-2,
         min_8bit_size: int = _LEAST,
+        *,
+        embeddings_in_32_bits: bool = False,
     ) -> None:
         super().__init__(params, lr, betas, eps, weight_decay)
         if any(isinstance(parameter, DTensor) for group in self.param_groups for parameter in group["params"]):
             raise ValueError("the kernels of bitsandbytes take whole tensors, not the shards of a DTensor")
         self._least = min_8bit_size
         self._maps: list[Tensor] = []
+        self.embeddings_in_32_bits = embeddings_in_32_bits
+        self.in_32_bits: frozenset[int] = frozenset()
+        """By `id`: parameters whose state is kept in full whatever their size."""
 
     def _state_of(self, parameter: Tensor) -> dict[str, Any]:
         device, size = parameter.device, parameter.numel()
-        if size < self._least:
-            return {"step": 0, **{name: self._buffer(parameter, torch.float32) for name in ("state1", "state2")}}
-        if not self._maps:
+        is_low = self.bits == 8 and size >= self._least and id(parameter) not in self.in_32_bits
+        if is_low and not self._maps:
             # One table for signed and one for unsigned values serve all parameters.
-            self._maps = [torch.zeros(256, device=device) for _ in range(2)]
-        return {
-            "step": 0,
-            "state1": self._buffer(parameter, torch.uint8),
-            "qmap1": self._maps[0],
-            "state2": self._buffer(parameter, torch.uint8),
-            "qmap2": self._maps[1],
-            **{name: torch.zeros(-(-size // _BNB_BLOCK), device=device) for name in ("absmax1", "absmax2")},
-        }
+            self._maps = [torch.zeros(256, device=device) for _ in self.copies]
+        state: dict[str, Any] = {"step": 0}
+        for number, copies in enumerate(self.copies, 1):
+            state[f"state{number}"] = self._buffer(parameter, copies, torch.uint8 if is_low else torch.float32)
+            if is_low:
+                state[f"qmap{number}"] = self._maps[number - 1]
+        if is_low:
+            for number, copies in enumerate(self.copies, 1):
+                state[f"absmax{number}"] = torch.zeros(copies * -(-size // _BNB_BLOCK), device=device)
+        return state
 
-    def _buffer(self, parameter: Tensor, dtype: torch.dtype) -> Tensor:
-        if self.paged and parameter.numel() >= _PAGED_FROM:
+    def _buffer(self, parameter: Tensor, copies: int, dtype: torch.dtype) -> Tensor:
+        shape = parameter.shape if copies == 1 else (copies, *parameter.shape)
+        if self.paged and copies * parameter.numel() >= _PAGED_FROM:
             # Unified memory (cudaMallocManaged), which no allocator of torch knows and which moves to the host.
-            return torch.empty(parameter.shape, dtype=dtype, device="meta")
-        return torch.zeros_like(parameter, dtype=dtype)
+            return torch.empty(shape, dtype=dtype, device="meta")
+        return torch.zeros(shape, dtype=dtype, device=parameter.device)
 
     def _after_update(self, parameter: Tensor) -> None:
         if parameter.device.type == "cuda":
             torch.cuda.synchronize()
 
 
-class _Paged(_BitsAndBytes):
-    paged = True
+_BNB_COPIES: Mapping[str, tuple[int, ...]] = {
+    "Adam": (1, 1), "AdamW": (1, 1), "AdEMAMix": (2, 1), "Lion": (1,), "RMSprop": (1,),
+}  # fmt: skip
+_NEVER_PAGED = ("RMSprop",)
+
+
+def _bits_and_bytes() -> Iterator[tuple[str, type[_BitsAndBytes]]]:
+    """bitsandbytes.optim as far as it is modelled, under the names that its classes have."""
+    for base, copies in _BNB_COPIES.items():
+        for bits, ending in ((8, "8bit"), (32, "")):
+            for paged in (False, True)[: 1 if base in _NEVER_PAGED else 2]:
+                name = f"{'Paged' * paged}{base}{ending}"
+                yield (
+                    f"bitsandbytes.{name}",
+                    type(name, (_BitsAndBytes,), {"bits": bits, "paged": paged, "copies": copies}),
+                )
 
 
 class _TorchAo(_StateModel):
@@ -193,10 +215,7 @@ class _TorchAoFp8(_TorchAo):
 
 
 MODELLED: dict[str, type[torch.optim.Optimizer]] = {
-    "bitsandbytes.Adam8bit": _BitsAndBytes,
-    "bitsandbytes.AdamW8bit": _BitsAndBytes,
-    "bitsandbytes.PagedAdam8bit": _Paged,
-    "bitsandbytes.PagedAdamW8bit": _Paged,
+    **dict(_bits_and_bytes()),
     "torchao.Adam4bit": _TorchAo4bit,
     "torchao.Adam8bit": _TorchAo,
     "torchao.AdamFp8": _TorchAoFp8,
@@ -284,12 +303,16 @@ _PLACE = "train.optimizer"
 _WANTS_A_CLOSURE = ("LBFGS",)
 
 
+_OF_TRANSFORMERS = "transformers.Adafactor"
+"""Its own class (transformers 5.23, optimization.py), which keeps and makes other tensors than torch's."""
+
+
 def all_names() -> list[str]:
     """The optimizers that a job can name: those of this torch's `torch.optim` that need no closure, then those of other
-    packages that are modelled."""
+    packages."""
     base = torch.optim.Optimizer
     kinds = {n: c for n, c in vars(torch.optim).items() if inspect.isclass(c) and issubclass(c, base) and c is not base}
-    return [*sorted(kinds.keys() - set(_WANTS_A_CLOSURE)), *MODELLED]
+    return [*sorted(kinds.keys() - set(_WANTS_A_CLOSURE)), *MODELLED, _OF_TRANSFORMERS]
 
 
 OptimizerMaker = Callable[[Any, list[nn.Parameter], dict[str, Any]], torch.optim.Optimizer]
@@ -323,6 +346,15 @@ def build(
         raise SpecError(f"{spec.name} refuses its arguments: {refusal}", place=_PLACE) from refusal
 
 
+def keep_embeddings_in_full(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+    """For the bitsandbytes optimizers that are told to: as transformers' Trainer registers it (5.23, trainer.py,
+    `create_optimizer`), for the weight of every embedding."""
+    weights = frozenset(id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding))
+    for inside in with_state(optimizer):
+        if isinstance(inside, _BitsAndBytes) and inside.embeddings_in_32_bits:
+            inside.in_32_bits = weights
+
+
 def with_state(optimizer: torch.optim.Optimizer) -> tuple[torch.optim.Optimizer, ...]:
     """The optimizers that keep the state: those that others have inside, or the optimizer itself."""
     if isinstance(optimizer, InBackwardOptimizer):
@@ -335,6 +367,11 @@ def _class(name: str) -> Any:
     known = all_names()
     if name in MODELLED:
         return MODELLED[name]
+    if name == _OF_TRANSFORMERS:
+        # Jobs that ask for it alone pay for the import.
+        from transformers.optimization import Adafactor
+
+        return Adafactor
     if name in known:
         return getattr(torch.optim, name)
     if name in _WANTS_A_CLOSURE:

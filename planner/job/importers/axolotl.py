@@ -10,6 +10,7 @@ from planner.job.importers import drafts, training_arguments
 from planner.job.importers.drafts import Key, fixed_key, fixed_keys, ignored_keys, mapped_key, read_yaml_file
 from planner.job.importers.recipes import Recipe
 from planner.job.nodes import Node, node_from_data
+from planner.job.schema import ALL_LINEAR
 
 # Keys are those of Axolotl 0.19.0 (utils/schemas/config.py, model.py, peft.py, training.py, deprecated.py).
 PROGRAM = "Axolotl 0.19"
@@ -45,7 +46,7 @@ KEYS: Mapping[str, Key] = {
     "lora_r": mapped_key(f"{_ADAPTER}.r", "whole", 8),
     "lora_alpha": mapped_key(f"{_ADAPTER}.alpha", "whole", 8),
     "lora_dropout": mapped_key(f"{_ADAPTER}.dropout", "number", 0.0),
-    "lora_target_modules": mapped_key(f"{_ADAPTER}.target_modules", "any", None, "a list of names"),
+    "lora_target_modules": mapped_key(f"{_ADAPTER}.target_modules", "any", None, "a list of names, or all-linear"),
     "lora_target_linear": mapped_key(f"{_ADAPTER}.target_modules", "flag", None, "true: all linear layers"),
     "peft_use_dora": mapped_key(f"{_ADAPTER}.kind", "flag", None, "true is dora"),
     "load_in_4bit": mapped_key(f"{_ADAPTER}.kind", "flag", None, "of qlora"),
@@ -192,10 +193,19 @@ def _tell_adapter(written: Mapping[str, Node], recipe: Recipe) -> None:
         "dropout": float(drafts.value_of(KEYS, written, "lora_dropout")),
     }
     targets = drafts.value_of(KEYS, written, "lora_target_modules")
-    recipe.adapts_all = bool(drafts.value_of(KEYS, written, "lora_target_linear")) or targets == "all-linear"
-    if isinstance(targets, list):
+    if drafts.value_of(KEYS, written, "lora_target_linear") or targets == ALL_LINEAR:
+        # It adapts what is named beside all linear layers too.
+        if isinstance(targets, list) and not {"embed_tokens", "lm_head"}.isdisjoint(targets):
+            remedy = "delete lora_target_linear, and name all that is adapted"
+            raise written["lora_target_modules"].is_error(
+                allowed="linear layers beside lora_target_linear", remedy=remedy
+            )
+        recipe.adapter["target_modules"] = [ALL_LINEAR]
+    elif isinstance(targets, list):
         recipe.adapter["target_modules"] = targets
-    elif targets is not None and not recipe.adapts_all:
-        raise written["lora_target_modules"].is_error(allowed="a list of names", remedy="write the names out")
+    elif targets is not None:
+        raise written["lora_target_modules"].is_error(
+            allowed=f"a list of names, or {ALL_LINEAR}", remedy="write the names out"
+        )
     if kernels := [name for name in _KERNEL_FLAGS if drafts.value_of(KEYS, written, name)]:
         recipe.supposed += (f"peft's own layers in the place of {', '.join(kernels)}, which keep less",)

@@ -238,18 +238,31 @@ def fixed_keys(values: tuple[Any, ...], why: str, *names: str) -> dict[str, Key]
 
 
 def ignored_keys(*names: str) -> dict[str, Key]:
-    """Keys that change no tensor on the device while it trains."""
+    """Keys that change no tensor on the device while it trains; `wandb_*` is every key that begins so."""
     return {name: Key() for name in names}
+
+
+def key_of(known: Mapping[str, Key], name: str) -> Key | None:
+    """The key of that name, or of the beginning that it has (`wandb_*`); None if there is none."""
+    if (key := known.get(name)) is not None:
+        return key
+    beginnings = (pattern for pattern in known if pattern.endswith("*") and name.startswith(pattern[:-1]))
+    return next((known[pattern] for pattern in beginnings), None)
+
+
+_NEAR = 0.8
+"""How alike a known name has to be to be meant, of 1: a choice; `per_device_batch_size` and the name it stands for are
+0.87, `chars_per_token` and `hub_token` 0.67."""
 
 
 def check(known: Mapping[str, Key], name: str, node: Node, program: str) -> Key:
     """The fate of a key that a file has. Raises SpecError if it is unknown or of another type, or not understood."""
-    key = known.get(name)
+    key = key_of(known, name)
     if key is None:
         raise SpecError(
             f"unknown key `{name}`",
             allowed=f"the keys of {program}",
-            remedy=did_you_mean(name, known) or "delete it, or say what it decides in JOB.yaml",
+            remedy=did_you_mean(name, known, likeness=_NEAR) or "delete it, or say what it decides in JOB.yaml",
             place=node.key_place or node.place,
         )
     if key.only and not any(_is_same(node, value) for value in key.only):
@@ -272,12 +285,50 @@ def check(known: Mapping[str, Key], name: str, node: Node, program: str) -> Key:
     return key
 
 
+Table = tuple[Mapping[str, Key], Mapping[str, Node], str]
+"""The keys that there are, what is written, and whose keys they are."""
+
+
+def check_tables(*tables: Table) -> None:
+    """All that the parts of a file have. Raises one SpecError for all of them, as `check` does for each."""
+    faults = []
+    for known, written, program in tables:
+        for name, node in written.items():
+            try:
+                check(known, name, node, program)
+            except SpecError as fault:
+                faults.append(fault)
+    if len(faults) == 1:
+        raise faults[0]
+    if faults:
+        lines = "".join(f"\n    {fault.place}: {fault.problem} ({fault.remedy})" for fault in faults)
+        programs = dict.fromkeys(program for *_, program in tables)
+        raise SpecError(
+            f"{len(faults)} keys cannot be planned as they are:{lines}",
+            allowed=f"the keys of {', '.join(programs)}, with the values of docs/reference/importers.md",
+            remedy="change or delete these lines, all at once",
+        )
+
+
 def check_all(known: Mapping[str, Key], written: Mapping[str, Node], program: str, prefix: str = "") -> dict[str, Node]:
-    """All that a file has, without a prefix that it may have. Raises SpecError as `check` does."""
+    """All that a file has, without a prefix that it may have. Raises SpecError as `check_tables` does."""
     plain = {name.removeprefix(prefix): node for name, node in written.items()}
-    for name, node in written.items():
-        check(known, name.removeprefix(prefix), node, program)
+    check_tables((known, plain, program))
     return plain
+
+
+def rename(written: Mapping[str, Node], renamed: Mapping[str, str]) -> dict[str, Node]:
+    """What is written under the names that keys have today; null under an old name says nothing. Raises SpecError where
+    both names are written and say different things."""
+    today = {name: node for name, node in written.items() if name not in renamed}
+    for old, new in renamed.items():
+        node = written.get(old)
+        if node is None or node.value is None:
+            continue
+        if (other := today.get(new)) is not None and other.value is not None and other.plain() != node.plain():
+            raise contradiction(f"{new} ({old}, its old name)", other, node)
+        today[new] = node
+    return today
 
 
 def value_of(known: Mapping[str, Key], written: Mapping[str, Node], name: str) -> Any:
@@ -299,4 +350,4 @@ def _format_plain(value: Any) -> str:
 
 def list_ignored(known: Mapping[str, Key], names: Iterable[str]) -> list[str]:
     """Those of the names that do not matter to memory, in their order."""
-    return [name for name in names if not known[name].matters]
+    return [name for name in names if (key := key_of(known, name)) is not None and not key.matters]

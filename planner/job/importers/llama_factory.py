@@ -16,6 +16,7 @@ from planner.job.importers.recipes import Recipe
 from planner.job.importers.training_arguments import KEYS as TRAINER
 from planner.job.importers.training_arguments import RETIRED
 from planner.job.nodes import Node, node_from_data
+from planner.job.schema import ALL_LINEAR
 
 PROGRAM = "LLaMA-Factory 0.9.5"
 WRITER = "llamafactory-cli train takes"
@@ -119,9 +120,8 @@ def _tell_adapter(own: Mapping[str, Node], recipe: Recipe) -> None:
         "dropout": float(drafts.value_of(KEYS, own, "lora_dropout")),
     }
     targets = str(drafts.value_of(KEYS, own, "lora_target"))
-    recipe.adapts_all = targets == "all"
-    if not recipe.adapts_all:
-        recipe.adapter["target_modules"] = [name for target in targets.split(",") if (name := target.strip())]
+    names = [name for target in targets.split(",") if (name := target.strip())]
+    recipe.adapter["target_modules"] = [ALL_LINEAR] if targets == "all" else names
     assert recipe.arguments is not None
     asked = training_arguments.precision_of(recipe.arguments)
     if asked is not None:

@@ -12,6 +12,7 @@ from planner.job.importers import drafts
 from planner.job.importers.drafts import fixed_key, ignored_keys, mapped_key, read_json_file
 from planner.job.importers.recipes import Recipe
 from planner.job.nodes import Node, node_from_data
+from planner.job.schema import ALL_LINEAR
 
 FILE = "adapter_config.json"
 WRITER = "peft saves beside an adapter"
@@ -23,7 +24,7 @@ KEYS: Mapping[str, drafts.Key] = {
     "r": mapped_key(f"{_ADAPTER}.r", "whole", 8),
     "lora_alpha": mapped_key(f"{_ADAPTER}.alpha", "number", 8, "a whole number"),
     "lora_dropout": mapped_key(f"{_ADAPTER}.dropout", "number", 0.0),
-    "target_modules": mapped_key(f"{_ADAPTER}.target_modules", "any", None, "names of modules; no pattern"),
+    "target_modules": mapped_key(f"{_ADAPTER}.target_modules", "any", None, "names of modules, or all-linear; no pattern"),
     "use_dora": mapped_key(f"{_ADAPTER}.kind", "flag", False, "true is dora"),
     "task_type": fixed_key((None, "CAUSAL_LM", "SEQ_CLS", "TOKEN_CLS", "SEQ_2_SEQ_LM", "FEATURE_EXTRACTION",
                             "QUESTION_ANS"), "an unknown task"),
@@ -100,11 +101,11 @@ def of_node(document: Node) -> AdapterConfig:
         "dropout": float(values["lora_dropout"]),
     }
     if targets is not None and targets.value is not None:
-        names = targets.plain()
+        names = [ALL_LINEAR] if str(targets.value).lower() == ALL_LINEAR else targets.plain()
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise SpecError(
                 f"target_modules is {targets.summary}",
-                allowed="a list of names, as q_proj and v_proj",
+                allowed="a list of names, as q_proj and v_proj, or all-linear",
                 remedy="write out the names that the pattern stands for",
                 place=targets.place,
             )

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from planner.errors import SpecError
 from planner.job import hf_config
 from planner.job.importers.drafts import Draft
 from planner.job.importers.training_arguments import TrainingArguments
@@ -33,9 +32,7 @@ class Recipe:
     arguments: TrainingArguments | None = None
     """Of a program that hands them to transformers' Trainer."""
     adapter: dict[str, Any] | None = None
-    """`model.adapter`, where the names of its modules may hinge on the model."""
-    adapts_all: bool = False
-    """The adapter is one of every linear layer."""
+    """`model.adapter`."""
     shards: bool = False
     """The ranks that no axis names shard the model; else they replicate it."""
     samples_of_a_step: int = 0
@@ -80,22 +77,10 @@ def tell_model(draft: Draft, recipe: Recipe) -> None:
     draft.say_value("model.hf_config", config, recipe.model.place)
 
 
-def tell_adapter(draft: Draft, recipe: Recipe, config: Mapping[str, Any]) -> None:
-    """The adapter, with the names of the model's layers. Raises SpecError for a model whose layers nobody knows."""
-    if recipe.adapter is None:
-        return
-    adapter = dict(recipe.adapter)
-    if recipe.adapts_all:
-        linear = NAMES.get(str(config.get("model_type")), ())
-        if not linear:
-            raise SpecError(
-                f"all linear layers are adapted, and those of {config.get('model_type', 'this model')} are not known",
-                allowed="names of modules, or one of " + ", ".join(NAMES),
-                remedy="write the names out",
-                place=recipe.source,
-            )
-        adapter["target_modules"] = sorted({*linear, *adapter.get("target_modules", ())})
-    draft.say_value("model.adapter", adapter, recipe.source)
+def tell_adapter(draft: Draft, recipe: Recipe) -> None:
+    """The adapter. Raises SpecError where another source says another thing."""
+    if recipe.adapter is not None:
+        draft.say_value("model.adapter", recipe.adapter, recipe.source)
 
 
 def tell_accumulation(draft: Draft, recipe: Recipe, data_ranks: int) -> None:
@@ -119,12 +104,3 @@ def leaves(written: Mapping[str, Node], prefix: str = "") -> dict[str, Node]:
     for name, node in written.items():
         values |= leaves(node.value, f"{prefix}{name}.") if isinstance(node.value, dict) else {f"{prefix}{name}": node}
     return values
-
-
-# As transformers 5.23 builds the models; a test builds each and looks.
-_OF_LLAMA = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-NAMES: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "olmo2"), _OF_LLAMA),
-    "phi3": ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"),
-    "gpt_neox": ("query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"),
-}

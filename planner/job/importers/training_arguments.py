@@ -20,7 +20,7 @@ from planner.job.importers.drafts import (
     read_json_file,
     unite_drafts,
 )
-from planner.job.nodes import Node, node_from_data
+from planner.job.nodes import Node, did_you_mean, node_from_data
 
 # Fields, types and defaults are those of transformers 5.23.0 (training_args.py); what they do is in its trainer.py,
 # trainer_optimizer.py and modeling_utils.py, and in accelerate 1.15.0 (accelerator.py). A test holds the table to the
@@ -111,26 +111,33 @@ KEYS: Mapping[str, Key] = {
 }  # fmt: skip
 
 RETIRED: Mapping[str, Key] = {
-    "no_cuda": fixed_key((False,), "there is no GPU to plan for"),
     **fixed_keys((False,), "there is no CUDA GPU to plan for", "use_mps_device", "use_ipex"),
-    "adafactor": fixed_key((False,), "Adafactor of transformers is not planned"),
-    "per_gpu_train_batch_size": fixed_key((None,), "write per_device_train_batch_size"),
-    "evaluation_strategy": fixed_key(("no",), "write eval_strategy"),
+    "adafactor": mapped_key(_OPTIMIZER, "flag", False, "true: optim is adafactor"),
+    "sharded_ddp": fixed_key(("", None, [], False), "fairscale is not planned; write fsdp"),
     "mp_parameters": fixed_key(("",), "SageMaker's model parallelism is not planned"),
     "fsdp_min_num_params": fixed_key((0,), "wrapping by size is not planned"),
     "fsdp_transformer_layer_cls_to_wrap": fixed_key((None,), "write transformer_layer_cls_to_wrap in fsdp_config"),
-    "torchdynamo": fixed_key((None,), "write torch_compile"),
     "split_batches": fixed_key((None, False), "each rank would take a part of per_device_train_batch_size"),
     "tpu_num_cores": fixed_key((None,), "there is no GPU to plan for"),
     **ignored_keys(
-        "overwrite_output_dir", "per_gpu_eval_batch_size", "warmup_ratio", "logging_dir", "save_safetensors",
+        "overwrite_output_dir", "warmup_ratio", "logging_dir", "save_safetensors",
         "jit_mode_eval", "fp16_opt_level", "half_precision_backend", "fp16_backend", "tpu_metrics_debug", "past_index",
         "group_by_length", "use_legacy_prediction_loop", "include_inputs_for_metrics", "push_to_hub_model_id",
         "push_to_hub_organization", "push_to_hub_token", "ray_scope", "include_tokens_per_second",
-        "dispatch_batches",
+        "dispatch_batches", "_n_gpu",
     ),
 }  # fmt: skip
-"""Fields of transformers 4 that files still have (4.57, training_args.py)."""
+"""Fields of transformers 4 that files still have (4.20 to 4.57, training_args.py)."""
+
+RENAMED: Mapping[str, str] = {
+    "evaluation_strategy": "eval_strategy",  # 4.41
+    "no_cuda": "use_cpu",  # 4.34
+    "per_gpu_train_batch_size": "per_device_train_batch_size",
+    "per_gpu_eval_batch_size": "per_device_eval_batch_size",
+    "torchdynamo": "torch_compile_backend",  # 4.26
+    "xpu_backend": "ddp_backend",  # 4.32
+}
+"""Fields of transformers 4 by the names that they have today; the release that brought the new one."""
 
 FLAGS_OF_SCRIPTS = ("activation_checkpointing", "gradient_checkpointing", "fsdp")
 """Those that HfArgumentParser takes without a value though they are no plain bools."""
@@ -138,11 +145,25 @@ FLAGS_OF_SCRIPTS = ("activation_checkpointing", "gradient_checkpointing", "fsdp"
 
 Values = Mapping[str, Node]
 
+_BNB = {"adamw": "AdamW", "lion": "Lion", "ademamix": "AdEMAMix"}
+_IN_8_BITS = {"embeddings_in_32_bits": True}
+"""The Trainer keeps the state of every embedding in full beside 8-bit optimizers."""
 _ADAMS: Mapping[str, dict[str, Any]] = {
     "adamw_torch": {"name": "AdamW"},
     "adamw_torch_fused": {"name": "AdamW", "fused": True},
     "adamw_torch_8bit": {"name": "torchao.AdamW8bit", "block_size": 256},
     "adamw_torch_4bit": {"name": "torchao.AdamW4bit", "block_size": 256},
+    "adamw_hf": {"name": "AdamW", "foreach": False},  # of transformers 4, one parameter after the other
+    "adamw_bnb_8bit": {"name": "bitsandbytes.AdamW8bit", **_IN_8_BITS},
+    **{f"{base}_8bit": {"name": f"bitsandbytes.{kind}8bit", **_IN_8_BITS} for base, kind in _BNB.items()},
+    **{f"paged_{base}_8bit": {"name": f"bitsandbytes.Paged{kind}8bit", **_IN_8_BITS} for base, kind in _BNB.items()},
+    **{f"paged_{base}_32bit": {"name": f"bitsandbytes.Paged{kind}"} for base, kind in _BNB.items()},
+    "paged_adamw": {"name": "bitsandbytes.PagedAdamW"},
+    "lion_32bit": {"name": "bitsandbytes.Lion"},
+    "ademamix": {"name": "bitsandbytes.AdEMAMix"},
+    "rmsprop_bnb": {"name": "bitsandbytes.RMSprop"},
+    "rmsprop_bnb_8bit": {"name": "bitsandbytes.RMSprop8bit", **_IN_8_BITS},
+    "rmsprop_bnb_32bit": {"name": "bitsandbytes.RMSprop"},
 }
 _OF_TORCH: Mapping[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     "sgd": ("SGD", ("momentum", "dampening", "weight_decay"), ("nesterov",)),
@@ -151,8 +172,8 @@ _OF_TORCH: Mapping[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
 }
 """Class, and the numbers and flags that `optim_args` may give it."""
 _OF_TORCHAO = ("adamw_torch_8bit", "adamw_torch_4bit")
-PLANNED = (*_ADAMS, *_OF_TORCH)
-_IN_32_BITS = ("adamw_bnb_8bit", "adamw_8bit", "paged_adamw_8bit")
+_ADAFACTOR = {"name": "transformers.Adafactor", "scale_parameter": False, "relative_step": False}
+PLANNED = (*_ADAMS, "adafactor", *_OF_TORCH)
 
 
 def optimizer_of(values: Values) -> dict[str, Any]:
@@ -170,15 +191,13 @@ def optimizer_of(values: Values) -> dict[str, Any]:
     if name in _ADAMS:
         betas = [values["adam_beta1"].value, values["adam_beta2"].value]
         return {**_ADAMS[name], "lr": rate, "betas": betas, "eps": values["adam_epsilon"].value, "weight_decay": decay}
+    if name == "adafactor":
+        return {**_ADAFACTOR, "lr": rate, "weight_decay": decay}
     if name not in _OF_TORCH:
-        why, remedy = "is not planned", ""
-        if name in _IN_32_BITS:
-            why = "keeps the state of embeddings in 32 bits and of the rest in 8, which is not planned"
-            remedy = "for a lower bound, plan with train.optimizer bitsandbytes.AdamW8bit and without optim"
         raise SpecError(
-            f"optim is {written.summary}, which {why}",
+            f"optim is {written.summary}, which is not planned",
             allowed=", ".join(PLANNED),
-            remedy=remedy or "name one of these, or plan without it and write train.optimizer in JOB.yaml",
+            remedy=did_you_mean(name, PLANNED) or "name one of these, or write train.optimizer in JOB.yaml",
             place=written.place,
         )
     kind, numbers, flags = _OF_TORCH[name]
@@ -241,7 +260,10 @@ def read(path: Path) -> TrainingArguments:
 
 def of_nodes(written: Mapping[str, Node], folder: Path) -> TrainingArguments:
     """Those of values that somebody read. Raises SpecError as `read`."""
+    written = drafts.rename(written, RENAMED)
     drafts.check_all(_ALL, written, PROGRAM)
+    if (asked := written.get("adafactor")) is not None and asked.value:
+        written["optim"] = node_from_data("adafactor", asked.place, "optim")  # whatever optim says
     return TrainingArguments(written, folder)
 
 

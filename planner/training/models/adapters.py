@@ -112,11 +112,12 @@ def add_adapters(model: nn.Module, spec: schema.Adapter) -> nn.Module:
         raise SpecError(
             "an adapter needs peft, which is not installed here", remedy=install_command("peft"), place=_PLACE
         ) from missing
+    all_linear = schema.ALL_LINEAR in spec.target_modules
     config = peft.LoraConfig(
         r=spec.r,
         lora_alpha=spec.alpha,
         lora_dropout=spec.dropout,
-        target_modules=list(spec.target_modules) or None,
+        target_modules=schema.ALL_LINEAR if all_linear else list(spec.target_modules) or None,
         use_dora=spec.kind == "dora",
     )
     if spec.kind == "qlora":
@@ -127,6 +128,15 @@ def add_adapters(model: nn.Module, spec: schema.Adapter) -> nn.Module:
             warnings.simplefilter("ignore", FutureWarning)  # of what peft asks transformers for
             wrapped = peft.get_peft_model(model, config)
     except ValueError as refusal:
-        raise SpecError(f"peft refuses the adapter: {refusal}", place=f"{_PLACE}.target_modules") from refusal
+        unknown = not spec.target_modules  # peft has no default for this architecture
+        raise SpecError(
+            f"peft refuses the adapter: {refusal}",
+            allowed="names of the model's modules, or all-linear" if unknown else "",
+            remedy="write model.adapter.target_modules: [all-linear] (--lora target=all-linear), or names as"
+            " [q_proj, v_proj] (--lora target=q_proj+v_proj)"
+            if unknown
+            else "",
+            place=f"{_PLACE}.target_modules",
+        ) from refusal
     base: nn.Module = wrapped.get_base_model()
     return base
