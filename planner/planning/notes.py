@@ -33,6 +33,11 @@ def notes_of(job: Job, traces: Sequence[Trace], rank_classes: Sequence[RankClass
     notes += kind_notes(rank_classes)
     if job.train.compile is not None:
         notes.append(_describe_compiling(job.train.compile, traces))
+    if unified := max((trace.unified_bytes for trace in traces), default=0):
+        notes.append(
+            f"{show_bytes(unified)} of the optimizer's state lie in unified memory (cudaMallocManaged), which is not"
+            " counted: on the GPU while it has room, and moved to the host where it has none."
+        )
     if (cluster := job.cluster).gpu_fraction < 1 or cluster.gpu_memory:
         share = f"{show_bytes(cluster.capacity_bytes)} of the {show_bytes(cluster.gpu.total_bytes)} of each GPU"
         notes.append(f"The job may use {share}, its CUDA context included (cluster.gpu_fraction, cluster.gpu_memory).")

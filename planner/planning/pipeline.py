@@ -26,7 +26,7 @@ from planner.planning.judging import (
 from planner.planning.memory_pool import state_pool
 from planner.planning.notes import another_torch_than, notes_of
 from planner.planning.trace_source import USUAL_SOURCE, TraceSource
-from planner.report.statement import Plan, RankClassStatement, Seconds, WithoutCompile
+from planner.report.statement import Plan, RankClassStatement, Seconds, TrainedAdapter, WithoutCompile
 from planner.report.verdict_text import deciding
 from planner.tracing.rank_trace import Trace
 from planner.tracing.rollout import with_sleeping_weights
@@ -209,6 +209,7 @@ def _assemble(
         trace_id=identity.trace_id_of(job),
         calibrated=applied.calibrated,
         job=loading.bundle(job),
+        adapter=_state_adapter(job, rank_traces),
         rank_classes=tuple(part.statement for part in judged),
         another_torch=another_torch_than(job.software.torch, special_parts(job)),
         host=host,
@@ -224,6 +225,13 @@ def _assemble(
     sentences = notes_of(job, [rank_trace.trace for rank_trace in rank_traces], whole.rank_classes)
     notes = (*sentences, *of_hosts, *applied.sentences)
     return PlanningResult(whole, rank_traces, tuple(part.timeline for part in judged), notes)
+
+
+def _state_adapter(job: Job, rank_traces: Sequence[RankTrace]) -> TrainedAdapter | None:
+    adapted = next((part.trace.adapted for part in rank_traces if part.trace.adapted), {})
+    if (adapter := job.model.adapter) is None or not adapted:
+        return None
+    return TrainedAdapter(kind=adapter.kind, rank=adapter.r, modules=tuple(adapted), parameters=sum(adapted.values()))
 
 
 def traced_host(job: Job, rank_trace: RankTrace) -> TracedHost:

@@ -24,6 +24,7 @@ from planner.report.statement import (
     SharedGpu,
     Statement,
     StepTime,
+    TrainedAdapter,
     Verdict,
     change_text,
     ranks_text,
@@ -44,6 +45,8 @@ def render(statement: Plan | ProgramStatement, style: Style, *, notes: Sequence[
     """The whole report; `notes` are sentences on where figures come from, besides those of a run."""
     if isinstance(statement, Plan):
         name, parts, asked_by = name_of(statement.job), describe(statement.job, style), "cluster.host_memory"
+        if (adapter := statement.adapter) is not None:
+            parts.append(adapter_sentence(adapter))
         grounds = ["", *_advice(statement, style)] if statement.advice else []
     else:
         name, parts, asked_by = " ".join(statement.command), _describe_run(statement, style), "--host-memory"
@@ -67,6 +70,12 @@ def render(statement: Plan | ProgramStatement, style: Style, *, notes: Sequence[
     lines += sentence_lines([f"{sentence[0].upper()}{sentence[1:]}." for sentence in kept], style)
     provenance = (style.paint(line, "dim") for line in _provenance(statement, notes, style))
     return join_lines([*lines, *grounds, "", *provenance])
+
+
+def adapter_sentence(adapter: TrainedAdapter) -> str:
+    """`lora of rank 16 beside q_proj, v_proj: 3,407,872 parameters trained`."""
+    modules = ", ".join(adapter.modules)
+    return f"{adapter.kind} of rank {adapter.rank} beside {modules}: {adapter.parameters:,} parameters trained"
 
 
 def step_sentence(step: StepTime) -> str:

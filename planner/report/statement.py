@@ -399,15 +399,27 @@ class Statement:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedAdapter:
+    """What a job with an adapter trains: `parameters` elements beside the modules of these names."""
+
+    kind: str
+    rank: int
+    modules: tuple[str, ...]
+    parameters: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan(Statement):
     """The answer to a spec. `job` is the bundle, as plain JSON values."""
 
     schema: ClassVar[str] = PLAN_SCHEMA
     keys: ClassVar[str] = (
-        "schema plan_id trace_id verdict calibrated job rank_classes host pool advice without_compile another_torch"
-        " advice_tried fitting_spec provenance seconds"
+        "schema plan_id trace_id verdict calibrated job adapter rank_classes host pool advice without_compile"
+        " another_torch advice_tried fitting_spec provenance seconds"
     )
     job: Mapping[str, Any]
+    adapter: TrainedAdapter | None = field(default=None, metadata=shape(omit_default=True))
+    """Of a job with an adapter."""
     advice: tuple[Advice, ...] = ()
     without_compile: WithoutCompile | None = field(default=None, metadata=shape(omit_default=True))
     """Of a compiled job, where it was asked for."""

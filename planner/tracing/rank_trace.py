@@ -80,6 +80,10 @@ class Trace:
     """Stretches of `events` that happen more often than they are written, in order."""
     parts: tuple[int, ...] = ()
     """For each replica the number of the part of the optimizer that it has; empty where each has all of it."""
+    adapted: Mapping[str, int] = field(default_factory=dict)
+    """Elements that an adapter trains, by the name of the modules that it stands beside."""
+    unified_bytes: int = 0
+    """Of the optimizer's state, what lies in unified memory and is among no events."""
 
     assumed: tuple[str, ...] = ()
     """What was assumed where a GPU would have been timed, as sentences."""
@@ -128,6 +132,8 @@ def dumps(trace: Trace) -> str:
         **({"other_cudnn": trace.other_cudnn} if trace.other_cudnn else {}),
         "sharded_dims": trace.sharded_dims,
         "parts": trace.parts,
+        **({"adapted": dict(trace.adapted)} if trace.adapted else {}),
+        **({"unified_bytes": trace.unified_bytes} if trace.unified_bytes else {}),
         "assumed": trace.assumed,
         "origins": len(origins),
         "events": len(events),
@@ -230,6 +236,8 @@ def _read(text: str) -> Trace:
         buckets=_buckets(about["buckets"]),
         other_kernels=_text(about.get("other_kernels", "")),
         seconds=_seconds(about["seconds"]),
+        adapted={_text(name): _number(count) for name, count in about.get("adapted", {}).items()},
+        unified_bytes=_number(about.get("unified_bytes", 0)),
         work=work,
         engine=_engine(**about["engine"]) if "engine" in about else None,
         **lists,

@@ -355,6 +355,13 @@ def keep_embeddings_in_full(optimizer: torch.optim.Optimizer, model: nn.Module) 
             inside.in_32_bits = weights
 
 
+def unified_bytes(optimizer: torch.optim.Optimizer) -> int:
+    """Of its state, what lies in unified memory: no allocator of torch has it, and its tensors here have no memory."""
+    states = (state for inside in with_state(optimizer) for state in inside.state.values())
+    tensors = (value for state in states for value in state.values() if isinstance(value, Tensor) and value.is_meta)
+    return sum(tensor.numel() * tensor.itemsize for tensor in tensors)
+
+
 def with_state(optimizer: torch.optim.Optimizer) -> tuple[torch.optim.Optimizer, ...]:
     """The optimizers that keep the state: those that others have inside, or the optimizer itself."""
     if isinstance(optimizer, InBackwardOptimizer):

@@ -28,6 +28,7 @@ from planner.training.device_mesh import World
 from planner.training.host import Host
 from planner.training.loop import EngineLoop, Loop, Precision
 from planner.training.loss_functions import Objective
+from planner.training.models import adapters
 from planner.training.models.build import build, materialize
 from planner.training.observers import ModuleFollower, NullObserver, Observer
 from planner.training.wraps import context_parallel, deepspeed_engine, expert_parallel, fsdp1, fsdp2, tensor_parallel
@@ -49,6 +50,8 @@ class Outcome:
     """Sizes of the dims that are split along `dp_shard`: where they do not divide, ranks differ."""
     parts: tuple[int, ...] = ()
     """For each replica the number of the part of the optimizer that it has; empty where each has all of it."""
+    adapted: Mapping[str, int] = field(default_factory=dict)
+    """Elements that an adapter trains, by the name of the modules that it stands beside."""
     kept: tuple[Any, ...] = ()
     """What else lives as long as the training: the loop with its scaler, a checkpoint whose reference is kept."""
 
@@ -78,7 +81,7 @@ def run(
         following.enter_context(deepspeed_engine.prepare_engine(spec, device, observer))
         following.enter_context(absent_peers.where_absent(spec.train))
         observer.mark(Phase.LOAD, 0)
-        loop, recomputed = _load(spec, world, device, observer, host)
+        loop, recomputed, adapted = _load(spec, world, device, observer, host)
         if spec.post_training is not None:
             loop.others = post_training.PostTrainingPhases(loop, spec, world)
         if isinstance(observer, ModuleFollower) and observer.follows_modules:
@@ -95,6 +98,7 @@ def run(
         model=model,
         optimizer=loop.optimizer,
         recomputed=recomputed,
+        adapted=adapted,
         ddp=model.account() if isinstance(model, ObservedDdp) else {},
         sharded_dims=fsdp2.sharded_dims(loop.bare_model),
         parts=deepspeed_engine.parts(model) if by_engine else optimizers.parts(loop.optimizer),
@@ -104,8 +108,8 @@ def run(
 
 def _load(
     spec: schema.Job, world: World, device: torch.device, observer: Observer, host: Host
-) -> tuple[Loop, list[str]]:
-    """The loop with all that it needs, and the paths of the blocks that recompute."""
+) -> tuple[Loop, list[str], dict[str, int]]:
+    """The loop with all that it needs, the paths of the blocks that recompute, and what an adapter trains."""
     spec = deepspeed_engine.resolve_job(spec)
     is_flat = world.shards and spec.parallel.dp_shard.kind == "fsdp1"
     is_pipelined, by_engine = world.degree("pp") > 1, deepspeed_engine.uses_engine(spec)
@@ -122,6 +126,7 @@ def _load(
             bare = build(spec.model, torch.device("meta") if world.splits else device)
         modules, feed, feeds = [bare], inputs.feed_of(bare, spec), inputs.feeds_by_length(bare, spec)
         loss_functions.apply(bare, spec.train.loss)
+    adapted = {} if spec.model.adapter is None else adapters.trained_elements(bare)
     recomputed: list[str] = []
     compiled: list[nn.Module] = []
     for module in modules:
@@ -161,11 +166,11 @@ def _load(
         "compiled": compiled,
     }
     if is_pipelined:
-        return pipelined_loop.PipelinedLoop(**common, spec=spec, world=world, parts=stages), recomputed
+        return pipelined_loop.PipelinedLoop(**common, spec=spec, world=world, parts=stages), recomputed, adapted
     if by_engine:
-        return EngineLoop(**common, feeds=feeds), recomputed
+        return EngineLoop(**common, feeds=feeds), recomputed, adapted
     splitting = context_parallel.splitting(spec.parallel.cp, world)
-    return Loop(**common, feeds=feeds, splitting=splitting), recomputed
+    return Loop(**common, feeds=feeds, splitting=splitting), recomputed, adapted
 
 
 def _load_checkpoint(spec: schema.CheckpointLoad, loop: Loop) -> Any:

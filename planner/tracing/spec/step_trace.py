@@ -31,7 +31,7 @@ from planner.runtime.garbage_collection import pause_collection
 from planner.tracing.rank_trace import Trace
 from planner.tracing.spec import engine, failures, gpu_answers, host_work
 from planner.tracing.spec.host_work import AbsentHost
-from planner.training import absent_peers, dtensor_speed, step
+from planner.training import absent_peers, dtensor_speed, optimizers, step
 from planner.training.folding import NoExampleError
 from planner.training.wraps import deepspeed_engine
 from planner.upstream import checking, torch_releases
@@ -101,6 +101,8 @@ def _trace(job: Job, rank: int, target: str, *, folded: bool) -> Trace:
                     other_cudnn=cuda_on_paper.other_cudnn(),
                     sharded_dims=outcome.sharded_dims,
                     parts=outcome.parts,
+                    adapted=outcome.adapted,
+                    unified_bytes=optimizers.unified_bytes(outcome.optimizer),
                     repeats=tuple(repeats),
                     work=gpu.recorder.work(),
                     assumed=assumed(),

@@ -140,3 +140,15 @@ def add_adapters(model: nn.Module, spec: schema.Adapter) -> nn.Module:
         ) from refusal
     base: nn.Module = wrapped.get_base_model()
     return base
+
+
+def trained_elements(model: nn.Module) -> dict[str, int]:
+    """How many elements the adapter trains beside the modules of each name, in the order of the model."""
+    elements: dict[str, int] = {}
+    for path, parameter in model.named_parameters():
+        before, found, _ = path.partition(".lora_")
+        if found and parameter.requires_grad:
+            name = before.rpartition(".")[2]
+            # DeepSpeed takes the elements away and says how many there were.
+            elements[name] = elements.get(name, 0) + int(getattr(parameter, "ds_numel", parameter.numel()))
+    return elements
