@@ -110,13 +110,21 @@ def job_of(arguments: argparse.Namespace, *, is_traced: bool = True) -> Job:
 
 
 def _given(arguments: argparse.Namespace) -> GivenJob:
-    from planner.job.importers.job_import import STANDARD_INPUT, GivenJob, ImportSources
+    from planner.job.importers.job_import import STANDARD_INPUT, GivenJob, ImportSources, is_model
     from planner.job.shorthand import Shorthand
 
     named, model = arguments.job or "", getattr(arguments, "model", None)
     sources = None  # where no file of another program is given
     if any(getattr(arguments, name, None) for name in _SOURCES):
         files = {name.removeprefix("from_"): getattr(arguments, name) for name in _SOURCES}
+        if named and is_model(named):
+            if model:
+                raise SpecError(
+                    f"{named} and --model {model} are both models",
+                    allowed="one model",
+                    remedy="delete one of the two",
+                )
+            named, model = "", named
         sources = ImportSources(**files, model=model)
     elif model:
         if named:

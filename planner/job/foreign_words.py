@@ -135,7 +135,7 @@ OPTIMIZERS: Mapping[str, dict[str, Any]] = {
     "adamw_torch_4bit": {"name": "torchao.AdamW4bit"},
     **{name.lower(): {"name": name} for name in ("Adam", "SGD", "Adagrad", "Adafactor", "RMSprop", "Muon")},
 }
-"""transformers' `optim` and what people say, to `train.optimizer`; adamw_bnb_8bit is not here, since transformers' Trainer
+"""transformers' `optim` and what people say, to `train.optimizer`; adamw_bnb_8bit is not here: transformers' Trainer
 keeps the state of embeddings in 32 bits, and others do not."""
 
 _DTYPES = {

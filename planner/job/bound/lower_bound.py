@@ -92,10 +92,10 @@ parameter (Adafactor), or do not take every parameter (Muon, SparseAdam): nothin
 _LOW_BIT = {
     "bitsandbytes.Adam8bit": 2, "bitsandbytes.AdamW8bit": 2, "bitsandbytes.AdEMAMix8bit": 3,
     "bitsandbytes.Lion8bit": 1, "bitsandbytes.RMSprop8bit": 1, "bitsandbytes.Adam": 8, "bitsandbytes.AdamW": 8,
-    "bitsandbytes.AdEMAMix": 12, "bitsandbytes.Lion": 4, "bitsandbytes.RMSprop": 4,
-    "torchao.Adam8bit": 2, "torchao.AdamW8bit": 2, "torchao.AdamFp8": 2, "torchao.AdamWFp8": 2, "torchao.Adam4bit": 1, "torchao.AdamW4bit": 1,
+    "bitsandbytes.AdEMAMix": 12, "bitsandbytes.Lion": 4, "bitsandbytes.RMSprop": 4, "torchao.Adam8bit": 2,
+    "torchao.AdamW8bit": 2, "torchao.AdamFp8": 2, "torchao.AdamWFp8": 2, "torchao.Adam4bit": 1, "torchao.AdamW4bit": 1,
 }  # fmt: skip
-"""Bytes of an element's codes, without scales and tables (planner/training/optimizers.py); a paged optimizer's lie in
+"""Bytes of an element's state, without scales and tables (planner/training/optimizers.py); a paged optimizer's lies in
 memory that no allocator counts."""
 
 

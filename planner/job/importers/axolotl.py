@@ -63,7 +63,11 @@ KEYS: Mapping[str, Key] = {
     "reward_model": fixed_key((None, False), "reward models are not planned"),
     "fp8": fixed_key((None, False), "fp8 is not planned"),
     "qat": fixed_key((None,), "training for quantization is not planned"),
-    "plugins": fixed_key((None, []), "plugins (Liger, cut cross entropy) change what is kept, and are not planned"),
+    "plugins": fixed_key(
+        (None, [], ["axolotl.integrations.swanlab.SwanLabPlugin"]),
+        "plugins (Liger, cut cross entropy) change what is kept, and are not planned; without them a plan is an upper"
+        " bound",
+    ),
     "activation_offloading": fixed_key((None, False), "write train.activation_offload in JOB.yaml"),
     "layer_offloading": fixed_key((None, False), "layers on the host are not planned"),
     "selective_checkpointing": fixed_key((None,), "write train.recompute in JOB.yaml"),
@@ -84,30 +88,87 @@ KEYS: Mapping[str, Key] = {
     "lora_mlp_kernel": mapped_key(_ADAPTER, "flag", None, _KERNELS),
     "lora_qkv_kernel": mapped_key(_ADAPTER, "flag", None, _KERNELS),
     "lora_o_kernel": mapped_key(_ADAPTER, "flag", None, _KERNELS),
+    "batch_size": mapped_key("train.gradient_accumulation_steps", "whole", None, "divided by micro_batch_size"),
+    "process_reward_model": fixed_key((None, False), "reward models are not planned"),
+    "num_labels": fixed_key((None,), "write model.head in JOB.yaml"),
+    "max_packed_sequence_len": fixed_key((None,), "write sequence_len"),
+    "lisa_n_layers": fixed_key((None, 0), "LISA is not planned"),
+    "relora_steps": fixed_key((None, 0), "ReLoRA is not planned"),
+    "model_config": fixed_key((None, {}), "write the config that it gives, and give it by --model"),
+    "overrides_of_model_config": fixed_key((None, {}), "write the config that it gives, and give it by --model"),
+    "bnb_config_kwargs": fixed_key((None, {}), "other packed weights are not planned"),
+    "device_map": fixed_key((None, "auto"), "a model that is laid out by hand is not planned"),
+    "peft_autocast_adapter_dtype": fixed_key((None, True), "adapters in the model's dtype are not planned"),
+    "expert_parallel_size": fixed_key((None, 1), "it is not planned"),
+    "pretrain_multipack_attn": fixed_key((None, True), "write train.padding in JOB.yaml"),
+    "freeze_mm_modules": fixed_key((None, False), "a model that is frozen in part is not planned"),
+    **fixed_keys(
+        (None, False, {}, []), "it is not planned", "model_quantization_config", "quantization", "reinit_weights",
+        "use_kernels", "experts_implementation", "quantize_moe_experts", "llama4_linearized_experts", "use_onebitllms",
+        "deepcompile", "use_eaft", "use_pose", "shrink_embeddings", "ple_cpu_offload", "model_kwargs", "max_memory",
+        "overrides_of_model_kwargs", "gpu_memory_limit", "fp32_norms", "diffusion", "large_head_attention",
+        "gemma4_hybrid_attn_impl", "sdpa_varlen", "flash_attn_d512", "scaling_softmax", "xpos_rope",
+        "peft_layers_pattern", "peft_layer_replication", "peft_trainable_token_indices", "lora_rank_pattern",
+        "qlora_sharded_model_loading", "lora_embedding_kernel",
+    ),
+    **fixed_keys(
+        (None, False), "its kernels keep other tensors than the model's own, and are not planned", "s2_attention",
+        "flash_attn_cross_entropy", "flash_attn_rms_norm", "flash_attn_fuse_mlp", "flash_attn_fuse_qkv",
+        "fused_attn_kernel", "flash_optimum", "landmark_attention", "unsloth_*",
+    ),
     "val_set_size": mapped_key("train.eval", "number", None, "evaluation is not read; write train.eval in JOB.yaml"),
     **ignored_keys(
-        "tokenizer_config", "tokenizer_type", "tokenizer_use_fast", "trust_remote_code", "model_type", "strict",
-        "base_model_config", "processor_type", "resume_from_checkpoint", "auto_resume_from_checkpoints", "datasets",
-        "test_datasets", "shuffle_merged_datasets", "dataset_prepared_path", "skip_prepare_dataset",
-        "pretraining_dataset", "dataset_processes", "dataset_num_proc", "dataset_exact_deduplication",
-        "dataset_keep_in_memory", "dataloader_pin_memory", "dataloader_num_workers", "dataloader_prefetch_factor",
-        "push_dataset_to_hub", "hf_use_auth_token", "seed", "ddp_timeout", "tf32", "train_on_inputs",
-        "group_by_length", "lr_scheduler", "lr_scheduler_kwargs", "cosine_min_lr_ratio", "num_epochs", "max_steps",
-        "warmup_steps", "warmup_ratio", "eval_steps", "evals_per_epoch", "eval_strategy", "eval_sample_packing",
-        "save_steps", "saves_per_epoch", "save_strategy", "save_total_limit", "save_first_step", "save_only_model",
-        "save_safetensors", "logging_steps", "early_stopping_patience", "load_best_model_at_end", "output_dir",
-        "hub_model_id", "hub_strategy", "wandb_project", "wandb_entity", "wandb_watch", "wandb_name", "wandb_run_id",
-        "wandb_log_model", "wandb_mode", "mlflow_tracking_uri", "mlflow_experiment_name", "use_tensorboard",
-        "sample_packing", "sample_packing_group_size", "sample_packing_bin_size", "pad_to_sequence_len",
+        "trust_remote_code", "model_type", "strict", "base_model_config", "processor_type", "resume_from_checkpoint",
+        "auto_resume_from_checkpoints", "datasets", "test_datasets", "shuffle_merged_datasets", "skip_prepare_dataset",
+        "dataloader_pin_memory", "dataloader_num_workers", "dataloader_prefetch_factor", "push_dataset_to_hub",
+        "hf_use_auth_token", "seed", "ddp_timeout", "tf32", "train_on_inputs", "group_by_length", "num_epochs",
+        "max_steps", "warmup_steps", "warmup_ratio", "eval_steps", "evals_per_epoch", "eval_strategy",
+        "eval_sample_packing", "save_steps", "saves_per_epoch", "save_strategy", "save_total_limit", "save_first_step",
+        "save_only_model", "save_safetensors", "logging_steps", "early_stopping_patience", "load_best_model_at_end",
+        "output_dir", "hub_model_id", "hub_strategy", "use_tensorboard", "sample_packing", "pad_to_sequence_len",
         "pad_to_multiple_of", "excess_length_strategy", "min_sample_len", "curriculum_sampling", "chat_template",
         "chat_template_jinja", "eot_tokens", "special_tokens", "tokens", "default_system_message", "lora_model_dir",
-        "lora_fan_in_fan_out", "peft_use_rslora", "loraplus_lr_ratio", "loraplus_lr_embedding", "flash_attention",
-        "sdp_attention", "attn_implementation", "loss_watchdog_threshold", "loss_watchdog_patience", "debug",
-        "gc_steps", "low_cpu_mem_usage", "xformers", "eval_batch_size", "eval_table_size", "eval_max_new_tokens",
-        "include_tokens_per_second", "profiler_steps", "generate_samples", "streaming", "rope_scaling", "peft",
+        "lora_fan_in_fan_out", "loraplus_lr_ratio", "loraplus_lr_embedding", "flash_attention", "sdp_attention",
+        "attn_implementation", "loss_watchdog_threshold", "loss_watchdog_patience", "debug", "gc_steps",
+        "low_cpu_mem_usage", "eval_batch_size", "eval_table_size", "eval_max_new_tokens", "include_tokens_per_second",
+        "profiler_steps", "generate_samples", "streaming", "rope_scaling", "peft", "local_rank", "world_size", "ddp",
+        "device", "remove_unused_columns", "torchdistx_path", "gptq_*", "tokenizer_*", "type_of_model",
+        "revision_of_model", "cls_model_config", "base_model_ignore_patterns", "processor_kwargs",
+        "experimental_skip_move_to_device", "model_quantization_config_kwargs", "added_tokens_overrides",
+        "mean_resizing_embeddings", "fix_untrained_tokens", "axolotl_config_path", "is_falcon_derived_model", "is_llama_derived_model",
+        "is_mistral_derived_model", "is_qwen_derived_model", "is_preprocess", "image_size",
+        "image_resize_algorithm", "role_boundaries", "trainer_cls", "torch_dtype", "float32", "full_finetune",
+        "batch_flattening", "flex_attn_compile_kwargs", "tiled_mlp_*", "chunked_cross_entropy_num_chunks",
+        "torch_compile_options", "dynamic_checkpoint", "gc_collect_steps", "ring_attn_func", "heads_k_stride", "fp8_*",
+        "fp32_norm_classes", "expert_parallel_*", "fsdp_final_state_dict_type", "scaling_softmax_*", "lora_on_cpu",
+        "lora_alpha_pattern", "merge_lora", "merge_method", "peft_*", "lisa_*", "relora_*", "jagged_restart_*",
+        "eaft_*", "pose_*", "dpo_*", "kto_*", "orpo_alpha", "cpo_alpha", "simpo_gamma", "rl_beta", "rpo_alpha", "ebft",
+        "trl", "vllm", "center_rewards_coefficient", "precompute_ref_log_probs", "max_prompt_len", "adam_eps",
+        "adam_beta3", "adam_epsilon2", "dion_*", "qgalore_*", "embedding_lr", "embedding_lr_scale", "lr_*", "eta_min",
+        "cosine_*", "wandb_*", "use_wandb", "mlflow_*", "hf_mlflow_log_artifacts", "use_mlflow", "comet_*", "use_comet",
+        "gradio_*", "otel_*", "use_otel_metrics", "trackio_*", "use_trackio", "swanlab_*", "use_swanlab",
+        "hub_revision", "ray_*", "use_ray", "resources_per_worker", "bench_*", "do_bench_eval", "do_causal_lm_eval",
+        "eval_causal_lm_metrics", "eval_table_max_new_tokens", "eval_sequence_len", "generation_*",
+        "num_generation_samples", "chat_template_kwargs", "dataloader_drop_last", "dataset_*", "pretrain*",
+        "preprocess_iterable", "num_dataset_shards_to_save", "shuffle_before_merging_datasets", "streaming_*",
+        "sample_packing_*", "multipack_real_batches", "total_*", "include_tkps", "metric_for_best_model",
+        "greater_is_better", "profiler_steps_start", "liger_*", "cut_cross_entropy", "kd_*", "spectrum_*", "grokfast_*",
+        "lm_eval_*", "llmcompressor", "nemo_gym_*", "hatchery", "mora", "dense_mixer", "use_scattermoe", "use_sonicmoe",
+        "dsv4_*", "gemma4_*", "nvfp4_*", "moe_*", "use_dsv4_kernels", "use_glm_dsa_kernels", "expert_backend",
+        "nonexpert_quantization",
     ),
 }  # fmt: skip
 
+RENAMED: Mapping[str, str] = {
+    "evaluation_strategy": "eval_strategy",
+    "noisy_embedding_alpha": "neftune_noise_alpha",
+    "base_model_revision": "revision_of_model",
+    "model_revision": "revision_of_model",
+    "load_4bit": "load_in_4bit",
+    "xformers": "xformers_attention",
+    "max_seq_length": "sequence_len",
+}
+"""Names of its first versions, by those of today (utils/schemas/deprecated.py), and what its users write for them."""
 
 WRITER = "axolotl train takes"
 _DEGREES = {
@@ -125,6 +186,7 @@ def read(path: Path) -> Recipe:
         for name, node in read_yaml_file(path, WRITER).mapping().items()
         if node.value is not None and node.value != ""  # written out, and left empty: as if it were not there
     }
+    written = drafts.rename(written, RENAMED)
     drafts.check_all(KEYS, written, PROGRAM)
     recipe = Recipe(
         source=str(path), folder=path.parent, ignored=tuple(drafts.list_ignored(KEYS, written)),
@@ -133,6 +195,10 @@ def read(path: Path) -> Recipe:
     precision, dtype = _precision(written)
     fields = {OF_TRAINER[name]: node for name, node in written.items() if name in OF_TRAINER}
     fields |= precision
+    batch, part = written.get("batch_size"), drafts.value_of(KEYS, written, "micro_batch_size")
+    if batch is not None and "gradient_accumulation_steps" not in fields and part:
+        steps = node_from_data(batch.value // part, batch.place, "gradient_accumulation_steps")
+        fields["gradient_accumulation_steps"] = steps
     recomputes, config = written.get("gradient_checkpointing"), written.get("fsdp_config")
     if recomputes is not None and recomputes.value is not False:
         if recomputes.value is not True:

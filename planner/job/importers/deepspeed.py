@@ -29,24 +29,35 @@ def read(path: Path) -> Node:
     return read_json_file(path, WRITER)
 
 
-def of_training_arguments(arguments: training_arguments.TrainingArguments) -> Node | None:
-    """The config that they hold or name; None where they ask for none. Raises SpecError."""
+def of_training_arguments(arguments: training_arguments.TrainingArguments, *, given_alone: bool) -> Node | None:
+    """The config that they hold or name; None where they ask for none, or where its file is not there and was given by
+    itself. Raises SpecError."""
     node = arguments["deepspeed"]
     if not node.value:
         return None
     if isinstance(node.value, str):
-        return read_json_file(named_by(node, arguments.folder), WRITER)
+        return _named(node, arguments.folder, given_alone=given_alone)
     node.mapping("a mapping, or the path of a ds_config.json within the folder")
     return node
 
 
-def of_accelerate(config: accelerate.Config) -> Node | None:
-    """The config that accelerate's names or stands for; None where DeepSpeed is off. Raises SpecError."""
+def _named(node: Node, folder: Path, *, given_alone: bool) -> Node | None:
+    try:
+        return read_json_file(named_by(node, folder), WRITER)
+    except SpecError:
+        if given_alone:
+            return None  # recipes name it as from where their program is started
+        raise
+
+
+def of_accelerate(config: accelerate.Config, *, given_alone: bool) -> Node | None:
+    """The config that accelerate's names or stands for; None where DeepSpeed is off, or where its file is not there and
+    was given by itself. Raises SpecError."""
     if config.kind() != "DEEPSPEED":
         return None
     file = config.deepspeed.get("deepspeed_config_file")
     if file is not None and file.value not in (None, "none"):
-        return read_json_file(named_by(file, config.folder), WRITER)
+        return _named(file, config.folder, given_alone=given_alone)
     # What DeepSpeedPlugin makes of the answers to the questionnaire.
     answers = {name: node.value for name, node in config.deepspeed.items()}
     zero: dict[str, Any] = {"stage": answers.get("zero_stage", 2)}

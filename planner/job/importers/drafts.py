@@ -163,7 +163,10 @@ def named_by(node: Node, folder: Path) -> Path:
     if not path.is_relative_to(root):
         raise fault(f"which lies outside of {folder}", "copy it there, or give it by itself (--from-deepspeed)")
     if not path.is_file():
-        remedy = "a relative path starts from the folder of the file that names it"
+        remedy = (
+            "copy it there (a relative path starts from the folder of the file that names it), or give it by itself"
+        )
+        remedy += " where it is DeepSpeed's (--from-deepspeed FILE)"
         raise fault(f"and there is no such file in {folder}", remedy)
     return folder / path.relative_to(root)
 

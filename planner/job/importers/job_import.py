@@ -23,6 +23,7 @@ from planner.job.importers import (
     peft,
     torchtitan,
     training_arguments,
+    trl,
 )
 from planner.job.importers.drafts import Draft, contradiction, read_yaml_file, unite_drafts
 from planner.job.importers.recipes import Recipe, fill_draft, tell_accumulation, tell_adapter, tell_model
@@ -76,6 +77,7 @@ class ImportedJob:
 _MODEL = "model.hf_config"
 _DTYPES = ("float64", "float32", "bfloat16", "float16")
 _RECIPE_READERS: Mapping[str, Callable[[Path], Recipe]] = {
+    "training_arguments": trl.read,
     "peft": peft.recipe,
     "torchtitan": torchtitan.read,
     "axolotl": axolotl.read,
@@ -170,10 +172,6 @@ def _read(given: ImportSources, folder: Path) -> _ParsedSources:
         sources.launch = launch_lines.read(given.torchrun, folder)
         sources.arguments, sources.config = sources.launch.arguments, sources.launch.accelerate
         sources.ignored["the launch line"] = [] if sources.arguments is None else sources.arguments.ignored_keys
-    if given.training_arguments is not None:
-        arguments = training_arguments.read(given.training_arguments)
-        sources.ignored[_name(given.training_arguments)] = arguments.ignored_keys
-        sources.arguments = training_arguments.join_arguments(arguments, sources.arguments)
     if given.accelerate is not None:
         config = accelerate.read(given.accelerate)
         sources.ignored[_name(given.accelerate)] = config.ignored_keys
@@ -196,11 +194,14 @@ def _read_distribution(sources: _ParsedSources) -> None:
         sources.ignored[_name(given.deepspeed)] = deepspeed.list_ignored(sources.deepspeed)
     settings = []
     if arguments is not None:
-        sources.deepspeed = deepspeed.same(sources.deepspeed, deepspeed.of_training_arguments(arguments))
+        named = deepspeed.of_training_arguments(arguments, given_alone=sources.deepspeed is not None)
+        sources.deepspeed = deepspeed.same(sources.deepspeed, named)
         settings.append(fsdp.of_training_arguments(arguments))
         sources.precision = training_arguments.precision_of(arguments)
     if config is not None:
-        sources.deepspeed = deepspeed.same(sources.deepspeed, deepspeed.of_accelerate(config))
+        sources.deepspeed = deepspeed.same(
+            sources.deepspeed, deepspeed.of_accelerate(config, given_alone=sources.deepspeed is not None)
+        )
         settings.append(accelerate.settings_of_fsdp(config, alone=not any(settings)))
         asked = accelerate.precision_of(config)
         if asked is not None and sources.precision is not None and asked.value != sources.precision.value:
@@ -410,6 +411,18 @@ def read(given: GivenJob, folder: Path | None) -> ImportedJob:
     words = shorthand.of_spec(given.words, document)
     document = shorthand.with_settings(document, [*words.settings, *settings], start)
     return _loaded(document, start, words.supposed)
+
+
+def is_model(named: str) -> bool:
+    """Whether what stands in the place of a job is a model's name, its folder or its config.json, and no spec."""
+    if named == STANDARD_INPUT or not named:
+        return False
+    if os.path.isfile(named):
+        with contextlib.suppress(SpecError):
+            data = read_json(file_text(Path(named), named), named) if named.lower().endswith(".json") else None
+            return isinstance(data, dict) and "model_type" in data
+        return False
+    return os.path.isdir(named) or not hf_config.looks_like_path(named)
 
 
 @dataclass(frozen=True, slots=True)

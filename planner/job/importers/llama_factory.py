@@ -11,7 +11,7 @@ from pathlib import Path
 
 from planner.errors import SpecError
 from planner.job.importers import drafts, training_arguments
-from planner.job.importers.drafts import Key, fixed_key, ignored_keys, mapped_key, read_yaml_file
+from planner.job.importers.drafts import Key, fixed_key, fixed_keys, ignored_keys, mapped_key, read_yaml_file
 from planner.job.importers.recipes import Recipe
 from planner.job.importers.training_arguments import KEYS as TRAINER
 from planner.job.importers.training_arguments import RETIRED
@@ -35,7 +35,7 @@ KEYS: Mapping[str, Key] = {
     "disable_gradient_checkpointing": mapped_key("train.recompute", "flag", False, "false is full"),
     "stage": fixed_key(("sft", "pt"), "what reward models and preferences add is not planned"),
     "flash_attn": fixed_key(("auto", "sdpa", "fa2"), "other attention is not planned"),
-    "quantization_method": fixed_key(("bnb",), "other packed weights are not planned"),
+    "quantization_method": fixed_key(("bnb", "bitsandbytes"), "other packed weights are not planned"),
     "quantization_type": fixed_key(("nf4",), "other packed weights are not planned"),
     "double_quantization": fixed_key((True,), "other packed weights are not planned"),
     "pure_bf16": fixed_key((False,), "write model.parameter_dtype bfloat16 in JOB.yaml"),
@@ -55,6 +55,17 @@ KEYS: Mapping[str, Key] = {
     "use_llama_pro": fixed_key((False,), "blocks that are added are not planned"),
     "use_kt": fixed_key((False,), "KTransformers is not planned"),
     "resize_vocab": fixed_key((False,), "a vocabulary that grows is not planned; write the config that it gives"),
+    "reward_model": fixed_key((None,), "what reward models add is not planned"),
+    "ref_model": fixed_key((None,), "what a reference model adds is not planned"),
+    "shift_attn": fixed_key((False,), "shifted sparse attention is not planned"),
+    "train_mm_proj_only": fixed_key((False,), "a model that is frozen in part is not planned"),
+    "fp8": fixed_key((False,), "fp8 is not planned"),
+    "use_v1_kernels": fixed_key((False,), "its kernels keep other tensors than the model's own, and are not planned"),
+    **fixed_keys((False,), "its loss is not planned", "use_dft_loss", "use_asft_loss", "use_eaft_loss"),
+    "use_hyper_parallel": fixed_key((False,), "it is not planned"),
+    "visual_inputs": fixed_key((False,), "pictures are written as train.inputs in JOB.yaml"),
+    "export_dir": fixed_key((None,), "this file exports a model, and trains none"),
+    "task": fixed_key((None,), "this file evaluates a model, and trains none"),
     "val_size": mapped_key("train.eval", "number", 0.0, "by eval_strategy alone"),
     **ignored_keys(
         "adapter_name_or_path", "adapter_folder", "cache_dir", "use_fast_tokenizer", "split_special_tokens",
@@ -63,23 +74,32 @@ KEYS: Mapping[str, Key] = {
         "train_from_scratch", "template", "dataset", "eval_dataset", "dataset_dir", "media_dir", "train_on_prompt",
         "mask_history", "streaming", "buffer_size", "mix_strategy", "interleave_probs", "overwrite_cache",
         "preprocessing_batch_size", "preprocessing_num_workers", "max_samples", "eval_num_beams",
-        "ignore_pad_token_for_loss", "eval_on_each_dataset", "packing", "neat_packing", "tool_format",
-        "default_system", "enable_thinking", "tokenized_path", "data_shared_file_system", "loraplus_lr_ratio",
-        "loraplus_lr_embedding", "use_rslora", "pissa_init", "pissa_iter", "pissa_convert", "create_new_adapter",
-        "use_swanlab", "swanlab_project", "swanlab_run_name", "compute_accuracy", "disable_shuffling",
-        "early_stopping_steps", "plot_loss", "include_effective_tokens_per_second", "freeze_vision_tower",
-        "freeze_multi_modal_projector", "freeze_language_model", "image_max_pixels", "video_max_pixels", "infer_dtype",
-        "ray_run_name", "ray_num_workers", "ray_storage_path", "resources_per_worker", "placement_strategy",
+        "ignore_pad_token_for_loss", "eval_on_each_dataset", "packing", "neat_packing", "tool_format", "default_system",
+        "enable_thinking", "tokenized_path", "data_shared_file_system", "loraplus_lr_ratio", "loraplus_lr_embedding",
+        "use_rslora", "pissa_init", "pissa_iter", "pissa_convert", "create_new_adapter", "use_swanlab",
+        "compute_accuracy", "disable_shuffling", "early_stopping_steps", "plot_loss",
+        "include_effective_tokens_per_second", "freeze_vision_tower", "freeze_multi_modal_projector",
+        "freeze_language_model", "infer_dtype", "ray_*", "resources_per_worker", "placement_strategy", "master_addr",
+        "master_port", "split", "reserved_label_len", "freeze_trainable_layers", "freeze_trainable_modules",
+        "freeze_extra_modules", "dpo_*", "orpo_beta", "pref_*", "kto_*", "simpo_gamma", "ppo_*", "ld_alpha",
+        "ref_model_*", "reward_model_*", "galore_*", "apollo_*", "badam_*", "oft_*", "module_dropout",
+        "new_special_tokens", "new_special_tokens_config", "init_special_tokens", "image_*", "video_*",
+        "crop_to_patches", "use_audio_in_video", "audio_sampling_rate", "quantization_device_map", "moe_aux_loss_coef",
+        "infer_backend", "offload_folder", "vllm_*", "sglang_*", "export_*", "swanlab_*", "compute_dtype", "device_map",
+        "model_max_length", "block_diag_attn", "do_sample", "temperature", "top_p", "top_k", "num_beams", "max_length",
+        "max_new_tokens", "repetition_penalty", "length_penalty", "skip_special_tokens", "task_dir", "batch_size",
+        "lang", "n_shot", "save_dir", "download_mode", "preserve_thinking", "hyper_parallel_args", "asft_alpha",
+        "eaft_alpha", "kt_*", "enable_torch_profiler", "profiler_*", "profile_modules", "fp8_*",
     ),
 }  # fmt: skip
 
 
 def read(path: Path) -> Recipe:
     """The job of a file. Raises SpecError for what is unknown, of a wrong type or not understood."""
-    written = read_yaml_file(path, WRITER).mapping()
+    written = drafts.rename(read_yaml_file(path, WRITER).mapping(), training_arguments.RENAMED)
+    drafts.check_all({**TRAINER, **RETIRED, **KEYS}, written, PROGRAM)
     trainer = {name: node for name, node in written.items() if name not in KEYS and name in {**TRAINER, **RETIRED}}
     own = {name: node for name, node in written.items() if name not in trainer}
-    drafts.check_all(KEYS, own, PROGRAM)
     recipe = Recipe(
         source=str(path), folder=path.parent, ignored=tuple(drafts.list_ignored(KEYS, own)),
         model=own.get("model_name_or_path"),

@@ -24,7 +24,7 @@ KEYS: Mapping[str, drafts.Key] = {
     "r": mapped_key(f"{_ADAPTER}.r", "whole", 8),
     "lora_alpha": mapped_key(f"{_ADAPTER}.alpha", "number", 8, "a whole number"),
     "lora_dropout": mapped_key(f"{_ADAPTER}.dropout", "number", 0.0),
-    "target_modules": mapped_key(f"{_ADAPTER}.target_modules", "any", None, "names of modules, or all-linear; no pattern"),
+    "target_modules": mapped_key(f"{_ADAPTER}.target_modules", "any", None, "names, or all-linear; no pattern"),
     "use_dora": mapped_key(f"{_ADAPTER}.kind", "flag", False, "true is dora"),
     "task_type": fixed_key((None, "CAUSAL_LM", "SEQ_CLS", "TOKEN_CLS", "SEQ_2_SEQ_LM", "FEATURE_EXTRACTION",
                             "QUESTION_ANS"), "an unknown task"),

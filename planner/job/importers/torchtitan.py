@@ -75,6 +75,14 @@ KEYS: Mapping[str, Key] = {
     "validation.local_batch_size": mapped_key("train.eval.micro_batch_size", "whole", 8),
     "validation.freq": mapped_key("train.eval.every", "whole", 10),
     "validation.seq_len": mapped_key("train.eval", "whole", 2048, "as the training's; others are refused"),
+    "model.norm_type": fixed_key(("rmsnorm", "fused_rmsnorm"), "other norms are not planned"),
+    "model.use_flex_attn": fixed_key((False,), "flex attention is not planned"),
+    "training.fp8_linear": fixed_key(("", False), "float8 is not planned"),
+    "training.data_parallel_type": fixed_key(("fsdp",), "write data_parallel_replicate_degree"),
+    "float8.enable_float8_linear": fixed_key((False,), "float8 is not planned"),
+    "optimizer.fused": mapped_key(_OPTIMIZER, "flag", None, "the old name of implementation: fused"),
+    "experimental.pipeline_parallel_microbatches": fixed_key((None,), "write pipeline_parallel_microbatch_size"),
+    "experimental.pipeline_parallel_split_points": fixed_key(([], "", None), "write parallel.pp.split in JOB.yaml"),
     "experimental.custom_import": fixed_key(("",), "code of one's own is not read"),
     "experimental.custom_args_module": fixed_key(("",), "code of one's own is not read"),
     "comm.mode": fixed_key(("default",), "runs without peers are not planned"),
@@ -86,14 +94,33 @@ KEYS: Mapping[str, Key] = {
         "activation_checkpoint.debug", "training.dataset", "training.dataset_path", "training.steps",
         "training.gc_freq", "training.gc_debug", "parallelism.context_parallel_load_balancer",
         "parallelism.expert_parallel_comm_backend", "parallelism.pipeline_parallel_expert_parallel_overlap",
-        "debug.seed", "debug.deterministic_warn_only", "debug.moe_force_load_balance",
+        "model.tokenizer_path", "model.attn_mask_type", "training.warmup_steps", "training.dump_folder", "float8.*",
+        "mx.*", "job.*", "profiling.*", "metrics.*", "lr_scheduler.*",
+        "checkpoint.*", "quantize.*", "comm.*", "memory_estimation.*", "fault_tolerance.*", "validation.*",
+        "training.dataloader.*", "debug.seed", "debug.deterministic_warn_only", "debug.moe_force_load_balance",
     ),
 }  # fmt: skip
-IGNORED_SECTIONS = (
-    "job", "profiling", "metrics", "lr_scheduler", "checkpoint", "quantize", "comm", "memory_estimation",
-    "fault_tolerance", "validation", "training.dataloader",
-)  # fmt: skip
-"""Tables whose other keys change no tensor on the device while it trains; `quantize` is read by converters alone."""
+RENAMED: Mapping[str, str] = {
+    "training.batch_size": "training.local_batch_size",  # 0.2.0
+    "training.compile": "compile.enable",  # 0.2.0
+    "training.deterministic": "debug.deterministic",
+    "training.seed": "debug.seed",
+    "training.data_parallel_degree": "parallelism.data_parallel_shard_degree",
+    "experimental.enable_async_tensor_parallel": "parallelism.enable_async_tensor_parallel",
+    "training.enable_fp8_linear": "float8.enable_float8_linear",
+    "float8.enable_fp8_linear": "float8.enable_float8_linear",
+    **{
+        f"{section}.{name}": f"parallelism.{name}"
+        for section in ("training", "experimental")
+        for name in (
+            "data_parallel_replicate_degree", "data_parallel_shard_degree", "tensor_parallel_degree",
+            "disable_loss_parallel", "pipeline_parallel_degree", "pipeline_parallel_schedule",
+            "pipeline_parallel_schedule_csv", "context_parallel_degree", "context_parallel_rotate_method",
+            "fsdp_reshard_after_forward",
+        )
+    },
+}  # fmt: skip
+"""Keys of torchtitan before 0.2 (2024 to 2025) by the names that they have today; most moved in 0.1.0."""
 
 
 _LLAMA = {
@@ -128,12 +155,14 @@ def read(path: Path) -> Recipe:
         raise SpecError(
             f"no TOML: {error}", allowed="a TOML file, as torchtitan's train_configs", place=source
         ) from None
-    written, ignored = leaves(document.mapping()), []
-    for name, node in written.items():
-        of_no_account = name not in KEYS and name.startswith(tuple(f"{section}." for section in IGNORED_SECTIONS))
-        if of_no_account or not drafts.check(KEYS, name, node, PROGRAM).matters:
-            ignored.append(name)
-    return _Reading(written, Recipe(source=source, folder=path.parent, ignored=tuple(ignored))).recipe()
+    written = drafts.rename(leaves(document.mapping()), RENAMED)
+    drafts.check_all(KEYS, written, PROGRAM)
+    fused = written.pop("optimizer.fused", None)
+    if fused is not None and "optimizer.implementation" not in written:
+        kind = "fused" if fused.value else "foreach"
+        written["optimizer.implementation"] = node_from_data(kind, fused.place, "optimizer.implementation")
+    ignored = tuple(drafts.list_ignored(KEYS, written))
+    return _Reading(written, Recipe(source=source, folder=path.parent, ignored=ignored)).recipe()
 
 
 class _Reading:

@@ -17,7 +17,6 @@ from planner.job.importers.drafts import (
     fixed_keys,
     ignored_keys,
     mapped_key,
-    read_json_file,
     unite_drafts,
 )
 from planner.job.nodes import Node, did_you_mean, node_from_data
@@ -253,13 +252,8 @@ class TrainingArguments:
         return [name for name in self.written if not _ALL[name].matters]
 
 
-def read(path: Path) -> TrainingArguments:
-    """Those of a JSON file. Raises SpecError for what is unknown, of a wrong type or not understood."""
-    return of_nodes(read_json_file(path, WRITER).mapping(), path.parent)
-
-
 def of_nodes(written: Mapping[str, Node], folder: Path) -> TrainingArguments:
-    """Those of values that somebody read. Raises SpecError as `read`."""
+    """Those of values that somebody read. Raises SpecError for what is unknown, of a wrong type or not understood."""
     written = drafts.rename(written, RENAMED)
     drafts.check_all(_ALL, written, PROGRAM)
     if (asked := written.get("adafactor")) is not None and asked.value:
