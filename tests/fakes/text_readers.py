@@ -25,7 +25,7 @@ from planner.job.importers import (
     llama_factory,
     peft,
     torchtitan,
-    training_arguments,
+    trl,
 )
 from planner.job.json_text import read_json
 from planner.job.launchers import deepspeed_size, words_of
@@ -114,7 +114,7 @@ TEXT_READERS: dict[str, tuple[Reader, Sequence[str]]] = {
     "an axolotl file": (_file(axolotl.read), _BROUGHT),
     "a LLaMA-Factory file": (_file(llama_factory.read), _BROUGHT),
     "a torchtitan file": (_file(torchtitan.read, ".toml"), ("[a]\n", "[[a]]\n", "a.", "1.", "a=1\n", '"""', "[", "{")),
-    "TrainingArguments": (_file(training_arguments.read, ".json"), _JSON[:3]),
+    "TrainingArguments": (_file(trl.read, ".json"), _JSON[:3]),
     "DeepSpeed's config": (_file(deepspeed.read, ".json"), _JSON[:3]),
     "an adapter's config": (_file(peft.read, ".json"), _JSON[:3]),
     "a launch line to import": (lambda text: launch_lines.read(text, Path()), _LAUNCH),

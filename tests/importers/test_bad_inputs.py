@@ -27,11 +27,15 @@ def assert_three_parts(message: str) -> None:
         ({"per_device_train_batch_size": None}, "args.json:2:34: per_device_train_batch_size is null"),
         ({"bf16": "yes"}, 'args.json:2:11: bf16 is "yes"'),
         ({"per_device_batch_size": 4}, "args.json:2:3: unknown key `per_device_batch_size`"),
-        ({"optim": "lion_32bit"}, 'args.json:2:12: optim is "lion_32bit", which is not planned'),
+        ({"optim": "galore_adamw"}, 'args.json:2:12: optim is "galore_adamw", which is not planned'),
         (
-            {"optim": "adamw_bnb_8bit"},
-            'args.json:2:12: optim is "adamw_bnb_8bit", which keeps the state of embeddings in 32 bits and of'
-            " the rest in 8, which is not planned",
+            {"evaluation_strategy": "steps", "eval_strategy": "no"},
+            'args.json:3:20: eval_strategy (evaluation_strategy, its old name) is "no" here, and "steps" at'
+            " args.json:2:26",
+        ),
+        (
+            {"num_generations": 8},
+            "args.json:2:22: num_generations is 8: what preferences and rewards add is not planned",
         ),
         ({"optim": "sgd", "optim_args": "momentum=much"}, "args.json:3:17: optim_args holds 'momentum=much'"),
         (
@@ -88,6 +92,22 @@ def test_training_arguments(folder: Folder, written: dict[str, Any], first_line:
     message = folder.refusal(training_arguments=folder.write("args.json", written), torchrun=TORCHRUN)
 
     assert message.splitlines()[0] == first_line
+    assert_three_parts(message)
+
+
+def test_all_keys_that_cannot_be_used_are_named_at_once(folder: Folder) -> None:
+    written = {"per_device_batch_size": 4, "half_of_it": 1, "use_liger": True, "bf16": "yes"}
+
+    message = folder.refusal(training_arguments=folder.write("args.json", written), torchrun=TORCHRUN)
+
+    assert message.splitlines()[:5] == [
+        "4 keys cannot be planned as they are:",
+        "    args.json:2:3: unknown key `per_device_batch_size` (did you mean `per_device_eval_batch_size`?)",
+        "    args.json:3:3: unknown key `half_of_it` (delete it, or say what it decides in JOB.yaml)",
+        '    args.json:5:11: bf16 is "yes" (write it without quotes)',
+        "    args.json:4:16: use_liger_kernel is true: Liger's kernels keep other tensors than the model's own, and are"
+        " not planned (take it out to plan the job without it)",
+    ]
     assert_three_parts(message)
 
 

@@ -17,6 +17,7 @@ from planner.job.importers import (
     peft,
     torchtitan,
     training_arguments,
+    trl,
 )
 from planner.job.importers.drafts import Key
 from planner.job.importers.training_arguments import KEYS, RETIRED
@@ -29,6 +30,7 @@ TABLES: Mapping[str, Mapping[str, Key]] = {
     "accelerator_config": training_arguments.ACCELERATOR_KEYS,
     "gradient_accumulation_kwargs": training_arguments.ACCUMULATION_KEYS,
     "fields of transformers 4": RETIRED,
+    "TRL": trl.KEYS,
     "accelerate": accelerate.KEYS,
     "fsdp_config": fsdp.KEYS,
     "deepspeed_config": accelerate.DEEPSPEED_KEYS,

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from unittest import mock
 
 import pytest
-import torch
 from accelerate import ParallelismConfig
 from accelerate.commands.config.config_args import ClusterConfig
 from accelerate.commands.launch import launch_command_parser
@@ -15,11 +14,11 @@ from accelerate.utils import FullyShardedDataParallelPlugin
 from deepspeed.launcher import runner
 from peft import LoraConfig
 from torch.distributed.run import get_args_parser
-from transformers import AutoConfig, AutoModelForCausalLM, TrainingArguments
+from transformers import TrainingArguments
 from transformers.training_args import OptimizerNames
 
 from planner.job import launchers
-from planner.job.importers import accelerate, fsdp, peft, recipes, training_arguments
+from planner.job.importers import accelerate, axolotl, fsdp, peft, torchtitan, training_arguments, trl
 from planner.job.importers.drafts import Key
 from planner.job.importers.training_arguments import KEYS, RETIRED
 
@@ -33,6 +32,17 @@ def test_every_field_of_training_arguments_is_mapped_ignored_or_refused() -> Non
 
 def test_no_retired_field_is_back() -> None:
     assert RETIRED.keys() & FIELDS.keys() == set()
+
+
+def test_what_is_renamed_has_the_name_of_today() -> None:
+    assert set(training_arguments.RENAMED.values()) <= FIELDS.keys()
+    assert training_arguments.RENAMED.keys() & FIELDS.keys() == set()
+    for renamed, known in (
+        (trl.RENAMED, trl.KEYS.keys() | KEYS.keys()),
+        (torchtitan.RENAMED, torchtitan.KEYS.keys()),
+        (axolotl.RENAMED, axolotl.KEYS.keys()),
+    ):
+        assert set(renamed.values()) - known == set()
 
 
 @pytest.mark.parametrize("name", [name for name, key in KEYS.items() if key.to])
@@ -68,18 +78,10 @@ def test_every_option_of_deepspeeds_launcher_is_known() -> None:
     assert alone == launchers.DEEPSPEED_ALONE
 
 
-@pytest.mark.parametrize("model_type", recipes.NAMES)
-def test_the_linear_layers_of_a_model_are_those_in_the_table(model_type: str) -> None:
-    few = {"num_hidden_layers": 1, "pad_token_id": None}
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **few))
-
-    found = {name.rpartition(".")[2] for name, part in model.named_modules() if isinstance(part, torch.nn.Linear)}
-    assert found - {"lm_head", "embed_out"} == set(recipes.NAMES[model_type])
-
-
 def test_what_is_planned_of_optimizers_exists() -> None:
-    assert set(training_arguments.PLANNED) <= {each.value for each in OptimizerNames}
+    of_older = {"adamw_hf", "paged_adamw"}
+
+    assert set(training_arguments.PLANNED) - {each.value for each in OptimizerNames} == of_older
 
 
 def test_every_key_of_accelerates_config_has_its_fate() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from importing_folder import LLAMA, TORCHRUN, ZERO_2, Folder
 
+from planner.job.importers.training_arguments import PLANNED
 from planner.job.loading import document
 from planner.job.schema import (
     Adapter,
@@ -78,7 +79,7 @@ ADAPTER: Mapping[str, Any] = {
     "peft_type": "LORA", "base_model_name_or_path": "Qwen/Qwen3-0.6B", "r": 16, "lora_alpha": 32, "lora_dropout": 0.1,
     "target_modules": ["v_proj", "q_proj"], "bias": "none",
 }  # fmt: skip
-LINEAR = ("down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj")
+LINEAR = ("all-linear",)
 EIGHT = "torchrun --nproc-per-node 8 train.py"
 
 
@@ -220,7 +221,8 @@ def test_axolotl_shards_as_accelerate_does(folder: Folder) -> None:
     [
         ("plugins: [axolotl.integrations.liger.LigerPlugin]",
          "axolotl.yaml:19:10: plugins is a list: plugins (Liger, cut cross entropy) change what is kept, and are not"
-         " planned"),
+         " planned; without them a plan is an upper bound"),
+
         ("load_in_8bit: true", "axolotl.yaml:19:15: load_in_8bit is true: weights in eight bits are not planned"),
         ("sequence_lenn: 4", "axolotl.yaml:19:1: unknown key `sequence_lenn`"),
         ("rl: dpo", 'axolotl.yaml:19:5: rl is "dpo": what preferences add is not planned'),
@@ -276,13 +278,140 @@ def test_what_llama_factory_may_not_say(folder: Folder, changed: str, first_line
     assert message.splitlines()[0] == first_line
 
 
-def test_all_linear_layers_of_a_model_that_nobody_knows_have_to_be_named(folder: Folder) -> None:
+def test_all_linear_layers_but_those_of_a_vision_tower_have_to_be_named(folder: Folder) -> None:
+    model = folder.write("other.json", {**LLAMA, "model_type": "qwen2_5_vl", "vision_config": {}})
     path = folder.write("train.yaml", FACTORY)
-    model = folder.write("other.json", {**LLAMA, "model_type": "bloom"})
 
     message = folder.refusal(llama_factory=path, torchrun=TORCHRUN, model=model, sequence_length=None)
 
-    assert message.splitlines()[0] == "train.yaml: all linear layers are adapted, and those of bloom are not known"
+    assert message.splitlines()[0].startswith("train.yaml: all linear layers but those of the vision tower are adapted")
+
+
+def test_bitsandbytes_is_what_llama_factory_calls_bnb_too(folder: Folder) -> None:
+    packed = FACTORY + "quantization_bit: 4\nquantization_method: bitsandbytes\n"
+
+    job = folder.import_job(llama_factory=folder.write("t.yaml", packed), torchrun=TORCHRUN, sequence_length=None).job
+
+    assert job.model.adapter == Adapter(kind="qlora", r=8, alpha=16, target_modules=LINEAR)
+
+
+def test_an_old_name_is_read_and_a_config_of_deepspeed_may_be_given_by_itself(folder: Folder) -> None:
+    """Recipes name it as from the folder in which their program is started."""
+    old = FACTORY.replace(
+        "lora_target: all", "deepspeed: examples/ds_z2.json\nevaluation_strategy: steps\neval_steps: 2"
+    )
+    path, config = folder.write("train.yaml", old), folder.write("elsewhere.json", ZERO_2)
+    given = {"llama_factory": path, "torchrun": TORCHRUN, "sequence_length": None}
+
+    assert folder.import_job(**given, deepspeed=config).job.train.eval == Eval(micro_batch_size=8, every=2)
+    assert (
+        folder.refusal(**given)
+        .splitlines()[-1]
+        .endswith("or give it by itself where it is DeepSpeed's (--from-deepspeed FILE)")
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "optimizer"),
+    [
+        ("adamw_bnb_8bit", {"name": "bitsandbytes.AdamW8bit", "embeddings_in_32_bits": True}),
+        ("paged_adamw_8bit", {"name": "bitsandbytes.PagedAdamW8bit", "embeddings_in_32_bits": True}),
+        ("paged_adamw_32bit", {"name": "bitsandbytes.PagedAdamW"}),
+        ("lion_8bit", {"name": "bitsandbytes.Lion8bit", "embeddings_in_32_bits": True}),
+        ("adafactor", {"name": "transformers.Adafactor", "scale_parameter": False, "relative_step": False}),
+    ],
+)
+def test_the_optimizers_of_lora_recipes_are_imported(folder: Folder, name: str, optimizer: Mapping[str, Any]) -> None:
+    path = folder.write("axolotl.yaml", AXOLOTL.replace("adamw_torch", name))
+
+    found = folder.import_job(axolotl=path, torchrun=TORCHRUN, sequence_length=None).job.train.optimizer
+
+    assert {"name": found.name, **found.arguments}.items() >= {**optimizer, "lr": 2e-4, "weight_decay": 0.0}.items()
+
+
+def test_an_optimizer_that_nobody_plans_is_refused_with_all_that_are(folder: Folder) -> None:
+    path = folder.write("axolotl.yaml", AXOLOTL.replace("adamw_torch", "OPT"))
+
+    message = folder.refusal(axolotl=path, torchrun=TORCHRUN)
+
+    assert message.splitlines()[:2] == [
+        'axolotl.yaml:14:12: optim is "OPT", which is not planned',
+        f"  allowed: {', '.join(PLANNED)}",
+    ]
+
+
+def test_a_batch_of_axolotls_first_versions_is_accumulated(folder: Folder) -> None:
+    old = AXOLOTL.replace("gradient_accumulation_steps: 4", "batch_size: 16\nwandb_anything: x\nlora_on_cpu: true")
+
+    found = folder.import_job(axolotl=folder.write("a.yaml", old), torchrun=TORCHRUN, sequence_length=None)
+
+    assert found.job.train.gradient_accumulation_steps == 8
+    assert next(iter(found.ignored.values())) == ("datasets", "sample_packing", "wandb_anything", "lora_on_cpu")
+
+
+TRL_RECIPE = """
+model_name_or_path: Qwen/Qwen3-0.6B
+torch_dtype: bfloat16
+attn_implementation: flash_attention_2
+use_peft: true
+load_in_4bit: true
+lora_r: 8
+lora_target_modules: [q_proj, v_proj]
+max_seq_length: 512
+packing: true
+chars_per_token: 3.6
+per_device_train_batch_size: 2
+bf16: true
+"""
+
+
+def test_a_recipe_of_trl_is_the_trainer_with_its_own_keys(folder: Folder) -> None:
+    path = folder.write("sft.yaml", TRL_RECIPE)
+
+    found = folder.import_job(training_arguments=path, torchrun=TORCHRUN, model=None, sequence_length=None)
+
+    job = found.job
+    assert job.model.adapter == Adapter(kind="qlora", r=8, alpha=32, dropout=0.05, target_modules=("q_proj", "v_proj"))
+    assert (job.train.sequence_length, job.train.micro_batch_size, job.model.parameter_dtype) == (512, 2, "bfloat16")
+    assert found.ignored == {str(path): ("packing", "chars_per_token")}
+
+
+OLD_TITAN = """
+[job]
+dump_folder = "out"
+[model]
+name = "llama3"
+flavor = "8B"
+norm_type = "rmsnorm"
+tokenizer_path = "tokenizer.model"
+[optimizer]
+lr = 3e-4
+fused = true
+[training]
+batch_size = 1
+seq_len = 8192
+data_parallel_degree = -1
+tensor_parallel_degree = 1
+compile = true
+[experimental]
+pipeline_parallel_degree = 1
+[float8]
+enable_fsdp_float8_all_gather = false
+filter_fqns = ["output"]
+[activation_checkpoint]
+mode = "selective"
+selective_ac_option = "op"
+"""
+
+
+def test_torchtitans_first_versions_are_read_as_the_present_one(folder: Folder) -> None:
+    new = titan(folder, "[compile]\nenable = true\n")
+
+    old = folder.import_job(
+        torchtitan=folder.write("old.toml", OLD_TITAN), torchrun=EIGHT, model=None, sequence_length=None
+    ).job
+
+    assert (old.model, old.train, old.parallel) == (new.model, new.train, new.parallel)
 
 
 def test_an_adapter_is_a_source_beside_others(folder: Folder) -> None:

@@ -128,7 +128,7 @@ def import_job(given: ImportSources, folder: Path) -> ImportedJob:
     config = _tell_model_and_gpu(draft, given, sources.recipes)
     supposed = _tell_sources(draft, sources)
     for recipe in sources.recipes:
-        tell_adapter(draft, recipe)
+        tell_adapter(draft, recipe, config)
     made_of = "the spec made of all that was given"
     words = shorthand.of_spec(given.words, draft.document(made_of))
     draft.override([*words.settings, *given.settings])

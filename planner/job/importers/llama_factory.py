@@ -141,6 +141,7 @@ def _tell_adapter(own: Mapping[str, Node], recipe: Recipe) -> None:
     }
     targets = str(drafts.value_of(KEYS, own, "lora_target"))
     names = [name for target in targets.split(",") if (name := target.strip())]
+    recipe.freezes_vision = targets == "all"
     recipe.adapter["target_modules"] = [ALL_LINEAR] if targets == "all" else names
     assert recipe.arguments is not None
     asked = training_arguments.precision_of(recipe.arguments)

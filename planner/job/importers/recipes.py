@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from planner.errors import SpecError
 from planner.job import hf_config
 from planner.job.importers.drafts import Draft
 from planner.job.importers.training_arguments import TrainingArguments
@@ -33,6 +34,8 @@ class Recipe:
     """Of a program that hands them to transformers' Trainer."""
     adapter: dict[str, Any] | None = None
     """`model.adapter`."""
+    freezes_vision: bool = False
+    """All linear layers that it adapts are those of the language model alone."""
     shards: bool = False
     """The ranks that no axis names shard the model; else they replicate it."""
     samples_of_a_step: int = 0
@@ -77,10 +80,18 @@ def tell_model(draft: Draft, recipe: Recipe) -> None:
     draft.say_value("model.hf_config", config, recipe.model.place)
 
 
-def tell_adapter(draft: Draft, recipe: Recipe) -> None:
-    """The adapter. Raises SpecError where another source says another thing."""
-    if recipe.adapter is not None:
-        draft.say_value("model.adapter", recipe.adapter, recipe.source)
+def tell_adapter(draft: Draft, recipe: Recipe, config: Mapping[str, Any]) -> None:
+    """The adapter. Raises SpecError where another source says another thing, or for layers that cannot be named."""
+    if recipe.adapter is None:
+        return
+    if recipe.freezes_vision and "vision_config" in config:
+        raise SpecError(
+            "all linear layers but those of the vision tower are adapted, which peft has no word for",
+            allowed="names that modules of the language model alone have, or all-linear",
+            remedy="write the names out",
+            place=recipe.source,
+        )
+    draft.say_value("model.adapter", recipe.adapter, recipe.source)
 
 
 def tell_accumulation(draft: Draft, recipe: Recipe, data_ranks: int) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from planner.errors import SpecError
 from planner.job.importers import drafts, training_arguments
 from planner.job.importers.drafts import Key, fixed_key, fixed_keys, ignored_keys, mapped_key
 from planner.job.importers.recipes import Recipe
@@ -87,6 +88,8 @@ def read(path: Path) -> Recipe:
     values = {name: drafts.value_of(KEYS, written, name) for name in KEYS if not name.endswith("*")}
     if not values["use_peft"]:
         return recipe
+    if values["load_in_4bit"] and values["use_dora"]:
+        raise SpecError("use_dora stands beside load_in_4bit", allowed="one of the two", place=recipe.source)
     recipe.adapter = {
         "kind": "qlora" if values["load_in_4bit"] else "dora" if values["use_dora"] else "lora",
         "r": values["lora_r"], "alpha": values["lora_alpha"], "dropout": float(values["lora_dropout"]),
