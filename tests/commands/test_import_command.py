@@ -99,6 +99,17 @@ def test_a_model_may_be_named_beside_the_files(given: list[str], capsys: pytest.
     assert "  hf_config: Qwen/Qwen3-0.6B\n" in capsys.readouterr().out
 
 
+def test_a_model_stands_in_the_place_of_the_job_as_everywhere(
+    given: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = given.index("--model")
+
+    assert cli.main([*given[:place], *given[place + 2 :], "Qwen/Qwen3-0.6B"]) == 0
+    assert "  hf_config: Qwen/Qwen3-0.6B\n" in capsys.readouterr().out
+    assert cli.main([*given, "Qwen/Qwen3-0.6B"]) == 2
+    assert "are both models" in capsys.readouterr().err
+
+
 def test_neither_torch_nor_transformers_is_loaded(given: list[str]) -> None:
     program = (
         "import sys; from planner.cli import main\n"

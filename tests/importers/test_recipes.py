@@ -297,9 +297,8 @@ def test_bitsandbytes_is_what_llama_factory_calls_bnb_too(folder: Folder) -> Non
 
 def test_an_old_name_is_read_and_a_config_of_deepspeed_may_be_given_by_itself(folder: Folder) -> None:
     """Recipes name it as from the folder in which their program is started."""
-    old = FACTORY.replace(
-        "lora_target: all", "deepspeed: examples/ds_z2.json\nevaluation_strategy: steps\neval_steps: 2"
-    )
+    old = FACTORY.replace("finetuning_type: lora", "finetuning_type: full\ndeepspeed: examples/ds_z2.json")
+    old += "evaluation_strategy: steps\neval_steps: 2\n"
     path, config = folder.write("train.yaml", old), folder.write("elsewhere.json", ZERO_2)
     given = {"llama_factory": path, "torchrun": TORCHRUN, "sequence_length": None}
 
@@ -332,7 +331,7 @@ def test_the_optimizers_of_lora_recipes_are_imported(folder: Folder, name: str, 
 def test_an_optimizer_that_nobody_plans_is_refused_with_all_that_are(folder: Folder) -> None:
     path = folder.write("axolotl.yaml", AXOLOTL.replace("adamw_torch", "OPT"))
 
-    message = folder.refusal(axolotl=path, torchrun=TORCHRUN)
+    message = folder.refusal(axolotl=path, torchrun=TORCHRUN, sequence_length=None)
 
     assert message.splitlines()[:2] == [
         'axolotl.yaml:14:12: optim is "OPT", which is not planned',

@@ -14,6 +14,7 @@ from planner.events import Phase
 from planner.job.schema import Adapter, Cluster, Gpu, Job, Metadata, Model, Optimizer, Train
 from planner.planning import identity
 from planner.planning.pipeline import plan_with_traces
+from planner.report.statement import TrainedAdapter
 from planner.tracing.spec.step_trace import trace
 from planner.training.models.build import build, materialize
 
@@ -62,6 +63,27 @@ def test_gradients_and_optimizer_state_are_those_of_the_adapter_alone(runs: Both
 def test_modules_that_the_model_does_not_have_are_refused_in_pefts_words() -> None:
     with pytest.raises(SpecError, match="peft refuses the adapter: Target modules"):
         trace(lora("wrong", target_modules=("query",)), target="sm_90")
+
+
+def test_all_linear_layers_are_those_of_the_layers_and_the_plan_says_what_is_trained() -> None:
+    """Rank 4 beside queries and outputs 128 x 128, keys and values 128 x 64, three of 128 x 384, of two layers."""
+    gpu = Gpu(total_bytes=2**36, arch="sm_90")
+    job = replace(lora("all", target_modules=("all-linear",)), cluster=Cluster(gpu=gpu))
+
+    elements = 2 * 4 * (2 * 256 + 2 * 192 + 3 * 512)
+    names = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    adapter = plan_with_traces(job).plan.adapter
+    assert adapter == TrainedAdapter(kind="lora", rank=4, modules=names, parameters=elements)
+
+
+def test_an_architecture_without_a_default_is_told_what_to_write() -> None:
+    job = lora("unknown")
+    config = {**_CONFIG, "model_type": "olmo2"}
+
+    with pytest.raises(SpecError, match="peft refuses the adapter") as refusal:
+        trace(replace(job, model=replace(job.model, hf_config=config)), target="sm_90")
+
+    assert "--lora target=all-linear" in refusal.value.remedy
 
 
 def test_four_bits_take_half_a_byte_and_their_scales(runs: Both) -> None:
