@@ -91,6 +91,7 @@ KEYS: Mapping[str, Key] = {
     "batch_size": mapped_key("train.gradient_accumulation_steps", "whole", None, "divided by micro_batch_size"),
     "process_reward_model": fixed_key((None, False), "reward models are not planned"),
     "num_labels": fixed_key((None,), "write model.head in JOB.yaml"),
+    "load_4bit": fixed_key((None, False), "write load_in_4bit, or gptq"),
     "max_packed_sequence_len": fixed_key((None,), "write sequence_len"),
     "lisa_n_layers": fixed_key((None, 0), "LISA is not planned"),
     "relora_steps": fixed_key((None, 0), "ReLoRA is not planned"),
@@ -163,13 +164,9 @@ KEYS: Mapping[str, Key] = {
 RENAMED: Mapping[str, str] = {
     "evaluation_strategy": "eval_strategy",
     "noisy_embedding_alpha": "neftune_noise_alpha",
-    "base_model_revision": "revision_of_model",
     "model_revision": "revision_of_model",
-    "load_4bit": "load_in_4bit",
-    "xformers": "xformers_attention",
-    "max_seq_length": "sequence_len",
 }
-"""Names of its first versions, by those of today (utils/schemas/deprecated.py), and what its users write for them."""
+"""Old names of keys by those of today (utils/schemas/deprecated.py)."""
 
 WRITER = "axolotl train takes"
 _DEGREES = {

@@ -101,8 +101,8 @@ KEYS: Mapping[str, Key] = {
     ),
 }  # fmt: skip
 RENAMED: Mapping[str, str] = {
-    "training.batch_size": "training.local_batch_size",  # 0.2.0
-    "training.compile": "compile.enable",  # 0.2.0
+    "training.batch_size": "training.local_batch_size",  # before 0.1.0
+    "training.compile": "compile.enable",  # until 0.1.0
     "training.deterministic": "debug.deterministic",
     "training.seed": "debug.seed",
     "training.data_parallel_degree": "parallelism.data_parallel_shard_degree",
@@ -120,7 +120,7 @@ RENAMED: Mapping[str, str] = {
         )
     },
 }  # fmt: skip
-"""Keys of torchtitan before 0.2 (2024 to 2025) by the names that they have today; most moved in 0.1.0."""
+"""Keys of torchtitan before 0.2 by the names that they have today."""
 
 
 _LLAMA = {

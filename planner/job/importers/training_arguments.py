@@ -129,14 +129,15 @@ RETIRED: Mapping[str, Key] = {
 """Fields of transformers 4 that files still have (4.20 to 4.57, training_args.py)."""
 
 RENAMED: Mapping[str, str] = {
-    "evaluation_strategy": "eval_strategy",  # 4.41
-    "no_cuda": "use_cpu",  # 4.34
+    "evaluation_strategy": "eval_strategy",
+    "no_cuda": "use_cpu",
     "per_gpu_train_batch_size": "per_device_train_batch_size",
     "per_gpu_eval_batch_size": "per_device_eval_batch_size",
-    "torchdynamo": "torch_compile_backend",  # 4.26
-    "xpu_backend": "ddp_backend",  # 4.32
+    "torchdynamo": "torch_compile_backend",
+    "xpu_backend": "ddp_backend",
 }
-"""Fields of transformers 4 by the names that they have today; the release that brought the new one."""
+"""Fields of transformers 4 by the names that they have today, as their deprecations say (4.31 and 4.48,
+training_args.py)."""
 
 FLAGS_OF_SCRIPTS = ("activation_checkpointing", "gradient_checkpointing", "fsdp")
 """Those that HfArgumentParser takes without a value though they are no plain bools."""

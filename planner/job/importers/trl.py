@@ -60,9 +60,9 @@ KEYS: Mapping[str, Key] = {
 }  # fmt: skip
 
 RENAMED: Mapping[str, str] = {
-    "max_seq_length": "max_length",  # 0.20
-    "use_liger": "use_liger_kernel",  # 0.16
-    "torch_dtype": "dtype",  # 0.24
+    "max_seq_length": "max_length",  # by 0.19
+    "use_liger": "use_liger_kernel",  # by 0.19
+    "torch_dtype": "dtype",  # by 0.24
     **training_arguments.RENAMED,
 }
 
