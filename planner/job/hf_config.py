@@ -79,15 +79,39 @@ def by_name(name: str) -> KnownModel | None:
     return _by_folded().get(name.casefold())
 
 
+_MIRRORS = ("nousresearch", "unsloth", "huggyllama")
+"""Who uploads models of others again, under the names that they have."""
+
+
+def shipped(name: str, folder: Path | None) -> KnownModel | None:
+    """The well-known model of that name, or of which it is the copy of a mirror, unless a file or folder of the spec is
+    called so, or this machine has the copy's own config."""
+    if folder is not None and os.path.exists(folder / name):
+        return None
+    if (model := by_name(name)) is not None:
+        return model
+    owner, _, called = name.rpartition("/")
+    model = by_name(called) if owner.casefold() in _MIRRORS else None
+    # Unsloth's copies of Phi 3 and 4 are made over to Llama.
+    is_other = model is None or model.config["model_type"] == "phi3" or (folder is not None and find(name) is not None)
+    return None if is_other else model
+
+
+def taken_for(name: Any, folder: Path | None) -> list[str]:
+    """In a sentence, the model for which the copy of a mirror is taken; none for any other name or value."""
+    model = shipped(name, folder) if isinstance(name, str) and by_name(name) is None else None
+    return [] if model is None else [f"{name} is {model.name}, whose name it has (--model CONFIG.json for another)"]
+
+
 def by_config(config: Mapping[str, Any]) -> KnownModel | None:
     """The model that has exactly this config."""
     return next((model for model in models().values() if model.config == config), None)
 
 
 def near_models(name: str, count: int = 6) -> list[str]:
-    """Names of the same version, size and kind that someone may have meant by one that is misspelt or not whole: those
-    that go on where `name` ends, and those whose numbers are the same and whose words are alike. Publishers are not
-    compared."""
+    """Names of the same version, size and kind that someone may have meant by one that is misspelt or not whole: the
+    same name, those that go on where `name` ends, and those whose numbers are the same and whose words are alike.
+    Publishers are not compared."""
     if len(name) > LONGEST_NAME:
         return []
     short = name.rpartition("/")[2].casefold()
@@ -96,7 +120,7 @@ def near_models(name: str, count: int = 6) -> list[str]:
     longer = [other for other in called if re.match(re.escape(short) + r"[-_.a-z]", other) and len(short) > 2]
     alike = [other for other in called if _is_misspelt(short, other)]
     near: dict[str, str] = {}
-    for other in longer + alike:
+    for other in [short] * (short in called) + longer + alike:
         near.setdefault(_by_folded()[other].name, called[other])
     return list(near.values())[:count]
 
@@ -165,12 +189,6 @@ def read(node: Node, folder: Path | None) -> Mapping[str, Any] | None:
     return config
 
 
-def shipped(name: str, folder: Path | None) -> KnownModel | None:
-    """The well-known model of that name, unless a file or folder of the spec is called so."""
-    model = by_name(name)
-    return None if model is None or (folder is not None and os.path.exists(folder / name)) else model
-
-
 def _file(node: Node, folder: Path | None) -> Path:
     """The file that a value means: itself, config.json in a folder, or that of a model in the hub's cache."""
     assert isinstance(node.value, str)
@@ -206,10 +224,13 @@ def _unknown_model(node: Node, looked_in: str) -> SpecError:
         given, name = "the path of a config.json", node.value if "/" in node.value else f"PUBLISHER/{node.value}"
         fetch = f"`hf download {shorten(name, LONGEST_NAME)} config.json`"
         remedy = f"{fetch}, and planner finds it by its name; or write the path of that file in the place of the name"
+    if len(near) == 1:
+        in_recipe = f" (--model {near[0]})" if node.path != "model.hf_config" else ""
+        remedy = f"did you mean `{near[0]}`{in_recipe}? For another model: {remedy}"
     return SpecError(
         f"there is no model {node.summary} among those that planner knows{looked_in}",
         allowed=f"{', '.join(near) or named}; or {given}",
-        remedy=f"did you mean `{near[0]}`? For another model: {remedy}" if len(near) == 1 else remedy,
+        remedy=remedy,
         place=node.place,
     )
 

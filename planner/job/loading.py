@@ -208,12 +208,14 @@ def load_node(document: Node, folder: Path | None) -> Job:
     return replace(job, model=replace(job.model, factory_path=str(path)))
 
 
-def choices_of(document: Node) -> list[str]:
+def choices_of(document: Node, folder: Path | None) -> list[str]:
     """What a spec leaves open and its reader decided, for people."""
+    config = document.nearest_to("model.hf_config")
+    taken = hf_config.taken_for(config.value, folder) if config.path == "model.hf_config" else []
     node = document.nearest_to("cluster.gpu.name")
     is_named = isinstance(node.value, str) and node.path in ("cluster.gpu", "cluster.gpu.name")
     choice = named_gpus.tell_choice(str(node.value)) if is_named else ""
-    return [choice] if choice else []
+    return [*taken, choice] if choice else taken
 
 
 def read_gpu(written: str | Mapping[str, Any], place: str) -> Gpu:

@@ -38,11 +38,6 @@ def assert_three_parts(message: str) -> None:
             "args.json:2:22: num_generations is 8: what preferences and rewards add is not planned",
         ),
         ({"optim": "sgd", "optim_args": "momentum=much"}, "args.json:3:17: optim_args holds 'momentum=much'"),
-        (
-            {"use_liger_kernel": True},
-            "args.json:2:23: use_liger_kernel is true: Liger's kernels keep other tensors than the model's own, and are"
-            " not planned",
-        ),
         ({"use_cpu": True}, "args.json:2:14: use_cpu is true: there is no GPU to plan for"),
         ({"bf16": True, "fp16": True}, 'args.json:2:11: precision is "bf16" here, and "fp16" at args.json:3:11'),
         ({"eval_strategy": "best"}, 'args.json:2:20: eval_strategy is "best"'),
@@ -96,17 +91,18 @@ def test_training_arguments(folder: Folder, written: dict[str, Any], first_line:
 
 
 def test_all_keys_that_cannot_be_used_are_named_at_once(folder: Folder) -> None:
-    written = {"per_device_batch_size": 4, "half_of_it": 1, "use_liger": True, "bf16": "yes"}
+    written = {"per_device_batch_size": 4, "half_of_it": 1, "use_liger": 1, "use_cache": True, "bf16": "yes"}
 
     message = folder.refusal(training_arguments=folder.write("args.json", written), torchrun=TORCHRUN)
 
-    assert message.splitlines()[:5] == [
-        "4 keys cannot be planned as they are:",
+    assert message.splitlines()[:6] == [
+        "5 keys cannot be planned as they are:",
         "    args.json:2:3: unknown key `per_device_batch_size` (did you mean `per_device_eval_batch_size`?)",
         "    args.json:3:3: unknown key `half_of_it` (delete it, or say what it decides in JOB.yaml)",
-        '    args.json:5:11: bf16 is "yes" (write it without quotes)',
-        "    args.json:4:16: use_liger_kernel is true: Liger's kernels keep other tensors than the model's own, and are"
-        " not planned (take it out to plan the job without it)",
+        "    args.json:5:16: use_cache is true: keys and values that training keeps in a cache are not planned (take it"
+        " out to plan the job without it)",
+        '    args.json:6:11: bf16 is "yes" (write it without quotes)',
+        "    args.json:4:16: use_liger_kernel is 1 (delete it for the default)",
     ]
     assert_three_parts(message)
 
@@ -228,9 +224,8 @@ def test_auto_that_nobody_resolves(folder: Folder) -> None:
             '--per_device_train_batch_size: per_device_train_batch_size is "four"',
         ),
         (
-            "torchrun train.py --use_liger_kernel",
-            "--use_liger_kernel: use_liger_kernel is true: Liger's kernels keep"
-            " other tensors than the model's own, and are not planned",
+            "torchrun train.py --use_cache",
+            "--use_cache: use_cache is true: keys and values that training keeps in a cache are not planned",
         ),
     ],
 )

@@ -52,6 +52,8 @@ def table_of(known: Mapping[str, Key]) -> str:
             rows.setdefault(f"refused unless {values}: {key.why}", []).append(name)
         elif key.to:
             rows.setdefault(f"`{key.to}`{f': {key.why}' if key.why else ''}", []).append(name)
+        elif key.supposed:
+            rows.setdefault(f"planned in its place: {key.supposed}", []).append(name)
     lines = [f"| {', '.join(f'`{name}`' for name in names)} | {becomes} |" for becomes, names in rows.items()]
     return "\n".join(["| key | becomes |", "|---|---|", *lines])
 

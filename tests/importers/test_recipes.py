@@ -219,10 +219,8 @@ def test_axolotl_shards_as_accelerate_does(folder: Folder) -> None:
 @pytest.mark.parametrize(
     ("changed", "first_line"),
     [
-        ("plugins: [axolotl.integrations.liger.LigerPlugin]",
-         "axolotl.yaml:19:10: plugins is a list: plugins (Liger, cut cross entropy) change what is kept, and are not"
-         " planned; without them a plan is an upper bound"),
-
+        ("plugins: [axolotl.integrations.liger.LigerPlugin, axolotl.integrations.spectrum.SpectrumPlugin]",
+         "axolotl.yaml:19:10: plugins is a list: other plugins are not planned"),
         ("load_in_8bit: true", "axolotl.yaml:19:15: load_in_8bit is true: weights in eight bits are not planned"),
         ("sequence_lenn: 4", "axolotl.yaml:19:1: unknown key `sequence_lenn`"),
         ("rl: dpo", 'axolotl.yaml:19:5: rl is "dpo": what preferences add is not planned'),
@@ -267,15 +265,59 @@ def test_full_training_keeps_parameters_in_float32_and_deepspeed_decides_under_i
         ("quantization_bit: 8", "train.yaml:14:19: quantization_bit is 8"),
         ("use_galore: true", "train.yaml:14:13: use_galore is true: GaLore is not planned"),
         ("lora_ranks: 4", "train.yaml:14:1: unknown key `lora_ranks`"),
-        ("use_liger_kernel: true",
-         "train.yaml:14:19: use_liger_kernel is true: Liger's kernels keep other tensors than the model's own, and are"
-         " not planned"),
     ],
 )  # fmt: skip
 def test_what_llama_factory_may_not_say(folder: Folder, changed: str, first_line: str) -> None:
     message = folder.refusal(llama_factory=folder.write("train.yaml", FACTORY + changed), torchrun=TORCHRUN, model=None)
 
     assert message.splitlines()[0] == first_line
+
+
+LIGER = "plugins: [axolotl.integrations.liger.LigerPlugin]\nliger_rope: true\nliger_rms_norm: true"
+CUT = "plugins: [axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin]"
+SWANLAB = "plugins: [axolotl.integrations.swanlab.SwanLabPlugin]"
+
+
+@pytest.mark.parametrize(
+    ("source", "written", "times"),
+    [
+        ("axolotl", AXOLOTL + LIGER, 1),
+        ("axolotl", AXOLOTL + CUT, 1),
+        ("axolotl", AXOLOTL + SWANLAB, 0),
+        ("llama_factory", FACTORY + "enable_liger_kernel: true", 1),
+        ("llama_factory", FACTORY + "enable_liger_kernel: false", 0),
+        ("training_arguments", "use_liger: true\nmax_seq_length: 512", 1),
+    ],
+)
+def test_kernels_that_keep_less_are_planned_without_and_people_are_told(
+    folder: Folder, source: str, written: str, times: int
+) -> None:
+    given = {source: folder.write("recipe.yaml", written), "torchrun": TORCHRUN, "sequence_length": None}
+
+    supposed = folder.import_job(**given).supposed
+
+    assert (
+        sum("Liger or cut cross entropy, which keep less: the plan is an upper bound" in each for each in supposed)
+        == times
+    )
+
+
+def test_the_copy_of_a_mirror_is_the_model_whose_name_it_has(folder: Folder) -> None:
+    path = folder.write("axolotl.yaml", AXOLOTL.replace("meta-llama/", "NousResearch/"))
+
+    found = folder.import_job(axolotl=path, torchrun=TORCHRUN, model=None, sequence_length=None)
+
+    assert document(found.job)["model"]["hf_config"]["vocab_size"] == 128256
+    told = "NousResearch/Llama-3.2-1B is meta-llama/Llama-3.2-1B, whose name it has (--model CONFIG.json for another)"
+    assert found.supposed[0] == told
+
+
+def test_the_copy_of_anybody_else_is_asked_about(folder: Folder) -> None:
+    path = folder.write("axolotl.yaml", AXOLOTL.replace("meta-llama/", "somebody/"))
+
+    message = folder.refusal(axolotl=path, torchrun=TORCHRUN, model=None, sequence_length=None)
+
+    assert "did you mean `meta-llama/Llama-3.2-1B` (--model meta-llama/Llama-3.2-1B)?" in message
 
 
 def test_all_linear_layers_but_those_of_a_vision_tower_have_to_be_named(folder: Folder) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -43,6 +44,34 @@ def test_a_model_is_found_by_its_name_its_other_names_and_without_its_publisher(
 
     assert [hf_config.by_name(name) for name in ("Qwen/Qwen3-8B", "qwen3-8b", "Qwen/Qwen3-8B-Base")] == [qwen] * 3
     assert hf_config.by_name("Qwen/Qwen3-9B") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("unsloth/meta-llama-3.1-8b", "meta-llama/Llama-3.1-8B"),
+        ("huggyllama/llama-7b", "meta-llama/Llama-2-7b-hf"),
+        ("unsloth/phi-4", None),  # made over to Llama
+        ("unsloth/Qwen3-9B", None),
+        ("TheBloke/Llama-2-7b-hf", None),
+    ],
+)
+def test_a_mirror_has_models_under_the_names_that_they_have(name: str, found: str | None) -> None:
+    model = hf_config.shipped(name, None)
+
+    assert (model and model.name) == found
+
+
+def test_a_mirrors_own_config_on_this_machine_is_taken_before_the_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = tmp_path / "models--unsloth--Qwen3-8B" / "snapshots" / "1" / "config.json"
+    own.parent.mkdir(parents=True)
+    own.write_text('{"model_type": "qwen3"}', encoding="utf-8")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+
+    assert hf_config.shipped("unsloth/Qwen3-8B", tmp_path) is None
+    assert hf_config.taken_for("unsloth/Qwen3-8B", tmp_path) == []
 
 
 def test_a_name_leads_to_one_model_and_is_no_path() -> None:

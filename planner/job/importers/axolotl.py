@@ -7,7 +7,15 @@ from pathlib import Path
 
 from planner.errors import SpecError
 from planner.job.importers import drafts, training_arguments
-from planner.job.importers.drafts import Key, fixed_key, fixed_keys, ignored_keys, mapped_key, read_yaml_file
+from planner.job.importers.drafts import (
+    Key,
+    fixed_key,
+    fixed_keys,
+    ignored_keys,
+    mapped_key,
+    read_yaml_file,
+    supposed_key,
+)
 from planner.job.importers.recipes import Recipe
 from planner.job.nodes import Node, node_from_data
 from planner.job.schema import ALL_LINEAR
@@ -15,7 +23,11 @@ from planner.job.schema import ALL_LINEAR
 # Keys are those of Axolotl 0.19.0 (utils/schemas/config.py, model.py, peft.py, training.py, deprecated.py).
 PROGRAM = "Axolotl 0.19"
 _ADAPTER = "model.adapter"
-_KERNELS = "planned as peft's own layers, which keep more"
+_KERNELS = supposed_key(
+    "flag", None, "peft's own layers in the place of Axolotl's kernels (lora_*_kernel), which keep less"
+)
+_PLUGINS = "axolotl.integrations"
+_CUT_CROSS_ENTROPY = f"{_PLUGINS}.cut_cross_entropy.CutCrossEntropyPlugin"
 
 OF_TRAINER: Mapping[str, str] = {
     "micro_batch_size": "per_device_train_batch_size",
@@ -64,9 +76,8 @@ KEYS: Mapping[str, Key] = {
     "fp8": fixed_key((None, False), "fp8 is not planned"),
     "qat": fixed_key((None,), "training for quantization is not planned"),
     "plugins": fixed_key(
-        (None, [], ["axolotl.integrations.swanlab.SwanLabPlugin"]),
-        "plugins (Liger, cut cross entropy) change what is kept, and are not planned; without them a plan is an upper"
-        " bound",
+        (None, [], f"{_PLUGINS}.liger.LigerPlugin", _CUT_CROSS_ENTROPY, f"{_PLUGINS}.swanlab.SwanLabPlugin"),
+        "other plugins are not planned",
     ),
     "activation_offloading": fixed_key((None, False), "write train.activation_offload in JOB.yaml"),
     "layer_offloading": fixed_key((None, False), "layers on the host are not planned"),
@@ -85,9 +96,8 @@ KEYS: Mapping[str, Key] = {
     "sequence_parallel_degree": fixed_key((None, 1), "ring attention of another library is not planned"),
     "resize_token_embeddings_to_32x": fixed_key((None, False), "write the config that it gives"),
     "embeddings_skip_upcast": fixed_key((None, False), "it is not planned"),
-    "lora_mlp_kernel": mapped_key(_ADAPTER, "flag", None, _KERNELS),
-    "lora_qkv_kernel": mapped_key(_ADAPTER, "flag", None, _KERNELS),
-    "lora_o_kernel": mapped_key(_ADAPTER, "flag", None, _KERNELS),
+    **dict.fromkeys(("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel"), _KERNELS),
+    **dict.fromkeys(("liger_*", "cut_cross_entropy"), training_arguments.LIGER),
     "batch_size": mapped_key("train.gradient_accumulation_steps", "whole", None, "divided by micro_batch_size"),
     "process_reward_model": fixed_key((None, False), "reward models are not planned"),
     "num_labels": fixed_key((None,), "write model.head in JOB.yaml"),
@@ -117,7 +127,7 @@ KEYS: Mapping[str, Key] = {
         "flash_attn_cross_entropy", "flash_attn_rms_norm", "flash_attn_fuse_mlp", "flash_attn_fuse_qkv",
         "fused_attn_kernel", "flash_optimum", "landmark_attention", "unsloth_*",
     ),
-    "val_set_size": mapped_key("train.eval", "number", None, "evaluation is not read; write train.eval in JOB.yaml"),
+    "val_set_size": supposed_key("number", None, "no evaluation: what it takes is not read (JOB.yaml: train.eval)"),
     **ignored_keys(
         "trust_remote_code", "model_type", "strict", "base_model_config", "processor_type", "resume_from_checkpoint",
         "auto_resume_from_checkpoints", "datasets", "test_datasets", "shuffle_merged_datasets", "skip_prepare_dataset",
@@ -154,7 +164,7 @@ KEYS: Mapping[str, Key] = {
         "num_generation_samples", "chat_template_kwargs", "dataloader_drop_last", "dataset_*", "pretrain*",
         "preprocess_iterable", "num_dataset_shards_to_save", "shuffle_before_merging_datasets", "streaming_*",
         "sample_packing_*", "multipack_real_batches", "total_*", "include_tkps", "metric_for_best_model",
-        "greater_is_better", "profiler_steps_start", "liger_*", "cut_cross_entropy", "kd_*", "spectrum_*", "grokfast_*",
+        "greater_is_better", "profiler_steps_start", "kd_*", "spectrum_*", "grokfast_*",
         "lm_eval_*", "llmcompressor", "nemo_gym_*", "hatchery", "mora", "dense_mixer", "use_scattermoe", "use_sonicmoe",
         "dsv4_*", "gemma4_*", "nvfp4_*", "moe_*", "use_dsv4_kernels", "use_glm_dsa_kernels", "expert_backend",
         "nonexpert_quantization",
@@ -174,7 +184,6 @@ _DEGREES = {
     "dp_replicate_size": "parallel.dp_replicate.degree",
     "tensor_parallel_size": "parallel.tp.degree",
 }
-_KERNEL_FLAGS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel")
 
 
 def read(path: Path) -> Recipe:
@@ -188,7 +197,7 @@ def read(path: Path) -> Recipe:
     drafts.check_all(KEYS, written, PROGRAM)
     recipe = Recipe(
         source=str(path), folder=path.parent, ignored=tuple(drafts.list_ignored(KEYS, written)),
-        model=written.get("base_model"),
+        model=written.get("base_model"), supposed=tuple(drafts.list_supposed(KEYS, written)),
     )  # fmt: skip
     precision, dtype = _precision(written)
     fields = {OF_TRAINER[name]: node for name, node in written.items() if name in OF_TRAINER}
@@ -219,8 +228,8 @@ def read(path: Path) -> Recipe:
         if name in written:
             recipe.say(degree, written[name].plain(), written[name].place)
     _tell_adapter(written, recipe)
-    if drafts.value_of(KEYS, written, "val_set_size"):
-        recipe.supposed += ("no evaluation: what it evaluates after how many steps is not read (JOB.yaml: train.eval)",)
+    if _CUT_CROSS_ENTROPY in (drafts.value_of(KEYS, written, "plugins") or ()):
+        recipe.supposed += (training_arguments.LIGER.supposed,)
     return recipe
 
 
@@ -271,5 +280,3 @@ def _tell_adapter(written: Mapping[str, Node], recipe: Recipe) -> None:
         raise written["lora_target_modules"].is_error(
             allowed=f"a list of names, or {ALL_LINEAR}", remedy="write the names out"
         )
-    if kernels := [name for name in _KERNEL_FLAGS if drafts.value_of(KEYS, written, name)]:
-        recipe.supposed += (f"peft's own layers in the place of {', '.join(kernels)}, which keep less",)

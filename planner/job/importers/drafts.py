@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import SpecError
+from planner.job import hf_config
 from planner.job.json_text import file_text, read_json
 from planner.job.layout import AXES
 from planner.job.nodes import Node, below, did_you_mean, node_from_data
@@ -31,6 +32,8 @@ class Draft:
         self._said: dict[str, Node] = {}
         self._by_default: dict[str, Node] = {}
         self._overriding: list[Setting] = []
+        self.supposed: list[str] = []
+        """What nobody said, and what is taken for it."""
 
     def say(self, path: str, node: Node) -> None:
         """A value of the spec's key `path`. Raises SpecError if another place says another."""
@@ -50,6 +53,11 @@ class Draft:
         """All that a spec says which need not be complete."""
         for path, node in _leaves(document):
             self.say(path, node)
+
+    def read_config(self, node: Node, folder: Path) -> Mapping[str, Any] | None:
+        """As `hf_config.read`."""
+        self.supposed += hf_config.taken_for(node.value, folder)
+        return hf_config.read(node, folder)
 
     def replace(self, path: str, value: Any, place: str) -> None:
         """The content of what a value names."""
@@ -219,10 +227,12 @@ class Key:
     """It matters, and is understood with these values alone."""
     why: str = ""
     """Why it is refused with others, or what else is to be known."""
+    supposed: str = ""
+    """What is planned in the place of what it asks for, unless it is empty, zero or false."""
 
     @property
     def matters(self) -> bool:
-        return bool(self.to or self.only)
+        return bool(self.to or self.only or self.supposed)
 
 
 def mapped_key(to: str, kind: str, default: Any = None, why: str = "") -> Key:
@@ -233,6 +243,11 @@ def mapped_key(to: str, kind: str, default: Any = None, why: str = "") -> Key:
 def fixed_key(values: tuple[Any, ...], why: str) -> Key:
     """A key that matters, and of which other values are refused; the first value is the default."""
     return Key("", "any", values[0], values, why)
+
+
+def supposed_key(kind: str, default: Any, supposed: str) -> Key:
+    """A key in whose place another thing is planned, which people are told."""
+    return Key("", kind, default, (), "", supposed)
 
 
 def fixed_keys(values: tuple[Any, ...], why: str, *names: str) -> dict[str, Key]:
@@ -268,7 +283,8 @@ def check(known: Mapping[str, Key], name: str, node: Node, program: str) -> Key:
             remedy=did_you_mean(name, known, likeness=_NEAR) or "delete it, or say what it decides in JOB.yaml",
             place=node.key_place or node.place,
         )
-    if key.only and not any(_is_same(node, value) for value in key.only):
+    parts = node.value if isinstance(node.value, list) and node.value else [node]
+    if key.only and not all(any(_is_same(part, value) for value in key.only) for part in parts):
         raise SpecError(
             f"{name} is {node.summary}: {key.why}",
             allowed=", ".join(_format_plain(value) for value in key.only),
@@ -349,6 +365,12 @@ def _format_plain(value: Any) -> str:
     if value is None or value == "":
         return "null" if value is None else '""'
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def list_supposed(known: Mapping[str, Key], written: Mapping[str, Node]) -> list[str]:
+    """What is planned in the place of what is written, each once."""
+    keys = ((key_of(known, name), node.value) for name, node in written.items())
+    return list(dict.fromkeys(key.supposed for key, value in keys if key is not None and key.supposed and value))
 
 
 def list_ignored(known: Mapping[str, Key], names: Iterable[str]) -> list[str]:

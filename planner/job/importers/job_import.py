@@ -132,7 +132,9 @@ def import_job(given: ImportSources, folder: Path) -> ImportedJob:
     made_of = "the spec made of all that was given"
     words = shorthand.of_spec(given.words, draft.document(made_of))
     draft.override([*words.settings, *given.settings])
-    supposed += [*words.supposed, *(sentence for recipe in sources.recipes for sentence in recipe.supposed)]
+    supposed += [*draft.supposed, *words.supposed]
+    supposed += [sentence for recipe in sources.recipes for sentence in recipe.supposed]
+    supposed += sources.arguments.supposed if sources.arguments is not None else []
     if config and not draft.has("model.parameter_dtype"):
         # As transformers 5 loads a model: in the dtype of its config.
         dtype = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
@@ -157,8 +159,8 @@ def import_job(given: ImportSources, folder: Path) -> ImportedJob:
         job=job,
         ignored={source: tuple(dict.fromkeys(names)) for source, names in sources.ignored.items() if names},
         not_read=tuple(dict.fromkeys(sources.launch.not_read)) if sources.launch else (),
-        supposed=tuple(supposed),
-        chosen=tuple(choices_of(document)),
+        supposed=tuple(dict.fromkeys(supposed)),
+        chosen=tuple(choices_of(document, start)),
     )
 
 
@@ -226,10 +228,10 @@ def _tell_model_and_gpu(draft: Draft, given: ImportSources, recipes: Sequence[Re
         draft.overlay(overlay)
         node = overlay.nearest_to(_MODEL)
         if node.path == _MODEL and isinstance(node.value, str):
-            draft.replace(_MODEL, hf_config.read(node, given.job.parent), node.place)
+            draft.replace(_MODEL, draft.read_config(node, given.job.parent), node.place)
     if given.model is not None:
         node = node_from_data(str(given.model), "--model", _MODEL)
-        draft.say_value(_MODEL, hf_config.read(node, Path()), str(given.model))
+        draft.say_value(_MODEL, draft.read_config(node, Path()), str(given.model))
     if given.gpu:
         written = draft.get("cluster.gpu")
         if written is None or written.plain() != given.gpu:
@@ -497,11 +499,12 @@ def _of_model(model: _Model, words: Shorthand, settings: list[Setting], folder: 
             allowed="--gpus 4xH100, or --gpu H100 beside --gpus 4",
             remedy=f"write --gpus {words.gpus or 4}xH100",
         )
-    return _loaded(document, folder, meaning.supposed, model.ignored)
+    supposed = [*hf_config.taken_for(model.name, folder), *meaning.supposed]
+    return _loaded(document, folder, supposed, model.ignored)
 
 
 def _loaded(
     document: Node, folder: Path | None, supposed: Sequence[str], ignored: Mapping[str, tuple[str, ...]] | None = None
 ) -> ImportedJob:
     job = load_node(document, folder)
-    return ImportedJob(job, ignored or {}, (), tuple(supposed), tuple(choices_of(document)))
+    return ImportedJob(job, ignored or {}, (), tuple(supposed), tuple(choices_of(document, folder)))

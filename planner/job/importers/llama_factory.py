@@ -44,7 +44,7 @@ KEYS: Mapping[str, Key] = {
     "upcast_lmhead_output": fixed_key((False,), "the head's output in float32 is not planned"),
     "use_unsloth": fixed_key((False,), "Unsloth's kernels are not planned"),
     "use_unsloth_gc": fixed_key((False,), "Unsloth's recomputation is not planned"),
-    "enable_liger_kernel": fixed_key((False,), "Liger's kernels are not planned"),
+    "enable_liger_kernel": training_arguments.LIGER,
     "mixture_of_depths": fixed_key((None,), "it is not planned"),
     "use_galore": fixed_key((False,), "GaLore is not planned"),
     "use_apollo": fixed_key((False,), "APOLLO is not planned"),
@@ -102,7 +102,7 @@ def read(path: Path) -> Recipe:
     own = {name: node for name, node in written.items() if name not in trainer}
     recipe = Recipe(
         source=str(path), folder=path.parent, ignored=tuple(drafts.list_ignored(KEYS, own)),
-        model=own.get("model_name_or_path"),
+        model=own.get("model_name_or_path"), supposed=tuple(drafts.list_supposed(KEYS, own)),
     )  # fmt: skip
     # It recomputes unless it is told not to, whatever TrainingArguments say.
     name = "disable_gradient_checkpointing"

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import SpecError
-from planner.job import hf_config
 from planner.job.importers.drafts import Draft
 from planner.job.importers.training_arguments import TrainingArguments
 from planner.job.nodes import Node, node_from_data
@@ -76,8 +75,7 @@ def tell_model(draft: Draft, recipe: Recipe) -> None:
             draft.suppose("parallel.dp_shard.groups", list(recipe.groups), recipe.source)
     if recipe.model is None:
         return
-    config = hf_config.read(recipe.model, recipe.folder)
-    draft.say_value("model.hf_config", config, recipe.model.place)
+    draft.say_value("model.hf_config", draft.read_config(recipe.model, recipe.folder), recipe.model.place)
 
 
 def tell_adapter(draft: Draft, recipe: Recipe, config: Mapping[str, Any]) -> None:

@@ -17,6 +17,7 @@ from planner.job.importers.drafts import (
     fixed_keys,
     ignored_keys,
     mapped_key,
+    supposed_key,
     unite_drafts,
 )
 from planner.job.nodes import Node, did_you_mean, node_from_data
@@ -29,6 +30,12 @@ _OPTIMIZER = "train.optimizer"
 _DDP = "parallel.dp_replicate"
 _SHARD = "parallel.dp_shard"
 
+LIGER = supposed_key(
+    "flag",
+    False,
+    "the model's own layers and loss in the place of those of Liger or cut cross entropy, which keep less: the plan is"
+    " an upper bound (`planner run` plans the program as it is)",
+)
 KEYS: Mapping[str, Key] = {
     "per_device_train_batch_size": mapped_key("train.micro_batch_size", "whole", 8),
     "gradient_accumulation_steps": mapped_key("train.gradient_accumulation_steps", "whole", 1),
@@ -77,9 +84,7 @@ KEYS: Mapping[str, Key] = {
     "label_smoothing_factor": fixed_key((0.0, 0), "the smoothed loss and its copies of the logits are not planned"),
     "bf16_full_eval": fixed_key((False,), "an evaluation that casts the whole model is not planned"),
     "fp16_full_eval": fixed_key((False,), "an evaluation that casts the whole model is not planned"),
-    "use_liger_kernel": fixed_key(
-        (False,), "Liger's kernels keep other tensors than the model's own, and are not planned"
-    ),
+    "use_liger_kernel": LIGER,
     "use_cache": fixed_key((False,), "keys and values that training keeps in a cache are not planned"),
     "neftune_noise_alpha": fixed_key((None,), "the noise on the embeddings is not planned"),
     "torch_empty_cache_steps": fixed_key((None,), "releasing the allocator's cache between steps is not planned"),
@@ -246,6 +251,11 @@ class TrainingArguments:
     def is_set(self, name: str) -> bool:
         """Written, and not null."""
         return self[name].value is not None
+
+    @property
+    def supposed(self) -> list[str]:
+        """What is planned in the place of what is written."""
+        return drafts.list_supposed(_ALL, self.written)
 
     @property
     def ignored_keys(self) -> list[str]:
