@@ -27,7 +27,10 @@ def assert_three_parts(message: str) -> None:
         ({"per_device_train_batch_size": None}, "args.json:2:34: per_device_train_batch_size is null"),
         ({"bf16": "yes"}, 'args.json:2:11: bf16 is "yes"'),
         ({"per_device_batch_size": 4}, "args.json:2:3: unknown key `per_device_batch_size`"),
-        ({"optim": "galore_adamw"}, 'args.json:2:12: optim is "galore_adamw", which is not planned'),
+        (
+            {"optim": "galore_adamw"},
+            'args.json:2:12: optim is "galore_adamw": others are not planned; write train.optimizer in JOB.yaml',
+        ),
         (
             {"evaluation_strategy": "steps", "eval_strategy": "no"},
             'args.json:3:20: eval_strategy (evaluation_strategy, its old name) is "no" here, and "steps" at'

@@ -47,7 +47,7 @@ def table_of(known: Mapping[str, Key]) -> str:
     """A row for the keys that matter in the same way; the command itself lists those that do not matter."""
     rows: dict[str, list[str]] = {}
     for name, key in known.items():
-        if key.only:
+        if key.only and not key.to:
             values = ", ".join(f"`{_shown(value)}`" for value in key.only)
             rows.setdefault(f"refused unless {values}: {key.why}", []).append(name)
         elif key.to:

@@ -221,7 +221,9 @@ def test_axolotl_shards_as_accelerate_does(folder: Folder) -> None:
     [
         ("plugins: [axolotl.integrations.liger.LigerPlugin, axolotl.integrations.spectrum.SpectrumPlugin]",
          "axolotl.yaml:19:10: plugins is a list: other plugins are not planned"),
-        ("load_in_8bit: true", "axolotl.yaml:19:15: load_in_8bit is true: weights in eight bits are not planned"),
+        ("load_in_8bit: true",
+         "axolotl.yaml:19:15: load_in_8bit is true: weights in eight bits are not planned; `planner run` plans the"
+         " program as it is, load_in_4bit is planned"),
         ("sequence_lenn: 4", "axolotl.yaml:19:1: unknown key `sequence_lenn`"),
         ("rl: dpo", 'axolotl.yaml:19:5: rl is "dpo": what preferences add is not planned'),
         ("peft_use_dora: true", "axolotl.yaml: peft_use_dora stands beside qlora"),
@@ -376,8 +378,22 @@ def test_an_optimizer_that_nobody_plans_is_refused_with_all_that_are(folder: Fol
     message = folder.refusal(axolotl=path, torchrun=TORCHRUN, sequence_length=None)
 
     assert message.splitlines()[:2] == [
-        'axolotl.yaml:14:12: optim is "OPT", which is not planned',
+        'axolotl.yaml:14:12: optimizer is "OPT": others are not planned; write train.optimizer in JOB.yaml',
         f"  allowed: {', '.join(PLANNED)}",
+    ]
+
+
+def test_a_wrong_optimizer_is_said_with_unknown_keys_and_wrong_values(folder: Folder) -> None:
+    wrong = AXOLOTL.replace("adamw_torch", "adamw_bnb_8bits").replace("0.0002", "fast") + "loraa: 1"
+
+    message = folder.refusal(axolotl=folder.write("axolotl.yaml", wrong), torchrun=TORCHRUN, sequence_length=None)
+
+    assert message.splitlines()[:4] == [
+        "3 keys cannot be planned as they are:",
+        '    axolotl.yaml:14:12: optimizer is "adamw_bnb_8bits": others are not planned; write train.optimizer in'
+        " JOB.yaml (did you mean `adamw_bnb_8bit`?)",
+        '    axolotl.yaml:15:16: learning_rate is "fast" (write it without quotes)',
+        "    axolotl.yaml:19:1: unknown key `loraa` (delete it, or say what it decides in JOB.yaml)",
     ]
 
 

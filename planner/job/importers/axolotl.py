@@ -45,7 +45,7 @@ OF_TRAINER: Mapping[str, str] = {
 """Keys that Axolotl hands to transformers' TrainingArguments as they are, with the name that they have there."""
 
 KEYS: Mapping[str, Key] = {
-    **{name: mapped_key("train", "any", None, f"{field} of TrainingArguments") for name, field in OF_TRAINER.items()},
+    **{name: training_arguments.KEYS[field] for name, field in OF_TRAINER.items()},
     "base_model": mapped_key("model.hf_config", "text", None, "where nothing else names the model"),
     "sequence_len": mapped_key("train.sequence_length", "whole", 512),
     "bf16": mapped_key("train.precision", "any", None, "true and auto are bf16; full has no autocast"),
@@ -68,7 +68,7 @@ KEYS: Mapping[str, Key] = {
     "dp_shard_size": mapped_key("parallel.dp_shard.degree", "whole"),
     "dp_replicate_size": mapped_key("parallel.dp_replicate.degree", "whole"),
     "tensor_parallel_size": mapped_key("parallel.tp.degree", "whole"),
-    "load_in_8bit": fixed_key((None, False), "weights in eight bits are not planned"),
+    "load_in_8bit": training_arguments.EIGHT_BITS,
     "gptq": fixed_key((None, False), "other packed weights are not planned"),
     "relora": fixed_key((None, False), "ReLoRA is not planned"),
     "rl": fixed_key((None,), "what preferences add is not planned"),
@@ -202,9 +202,9 @@ def read(path: Path) -> Recipe:
     precision, dtype = _precision(written)
     fields = {OF_TRAINER[name]: node for name, node in written.items() if name in OF_TRAINER}
     fields |= precision
-    batch, part = written.get("batch_size"), drafts.value_of(KEYS, written, "micro_batch_size")
-    if batch is not None and "gradient_accumulation_steps" not in fields and part:
-        steps = node_from_data(batch.value // part, batch.place, "gradient_accumulation_steps")
+    batch, part = written.get("batch_size"), written.get("micro_batch_size")
+    if batch is not None and "gradient_accumulation_steps" not in fields and part is not None and part.value:
+        steps = node_from_data(batch.plain() // part.plain(), batch.place, "gradient_accumulation_steps")
         fields["gradient_accumulation_steps"] = steps
     recomputes, config = written.get("gradient_checkpointing"), written.get("fsdp_config")
     if recomputes is not None and recomputes.value is not False:

@@ -128,7 +128,7 @@ def _tell_adapter(own: Mapping[str, Node], recipe: Recipe) -> None:
         recipe.suppose("model.parameter_dtype", "float32")
         return
     if bits not in (None, 4):
-        raise own["quantization_bit"].error(f"is {bits}", allowed="4, null", remedy="other widths are not planned")
+        raise own["quantization_bit"].error(f"is {bits}", allowed="4, null", remedy="`planner run` plans other widths")
     dora = drafts.value_of(KEYS, own, "use_dora")
     if dora and bits:
         raise SpecError("use_dora stands beside quantization_bit", allowed="one of the two", place=recipe.source)

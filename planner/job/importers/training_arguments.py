@@ -20,7 +20,7 @@ from planner.job.importers.drafts import (
     supposed_key,
     unite_drafts,
 )
-from planner.job.nodes import Node, did_you_mean, node_from_data
+from planner.job.nodes import Node, node_from_data
 
 # Fields, types and defaults are those of transformers 5.23.0 (training_args.py); what they do is in its trainer.py,
 # trainer_optimizer.py and modeling_utils.py, and in accelerate 1.15.0 (accelerator.py). A test holds the table to the
@@ -30,17 +30,53 @@ _OPTIMIZER = "train.optimizer"
 _DDP = "parallel.dp_replicate"
 _SHARD = "parallel.dp_shard"
 
+EIGHT_BITS = fixed_key(
+    (None, False),
+    "weights in eight bits are not planned; `planner run` plans the program as it is, load_in_4bit is planned",
+)
 LIGER = supposed_key(
     "flag",
     False,
     "the model's own layers and loss in the place of those of Liger or cut cross entropy, which keep less: the plan is"
     " an upper bound (`planner run` plans the program as it is)",
 )
+_BNB = {"adamw": "AdamW", "lion": "Lion", "ademamix": "AdEMAMix"}
+_IN_8_BITS = {"embeddings_in_32_bits": True}
+"""The Trainer keeps the state of every embedding in full beside 8-bit optimizers."""
+_ADAMS: Mapping[str, dict[str, Any]] = {
+    "adamw_torch": {"name": "AdamW"},
+    "adamw_torch_fused": {"name": "AdamW", "fused": True},
+    "adamw_torch_8bit": {"name": "torchao.AdamW8bit", "block_size": 256},
+    "adamw_torch_4bit": {"name": "torchao.AdamW4bit", "block_size": 256},
+    "adamw_hf": {"name": "AdamW", "foreach": False},  # of transformers 4, one parameter after the other
+    "adamw_bnb_8bit": {"name": "bitsandbytes.AdamW8bit", **_IN_8_BITS},
+    **{f"{base}_8bit": {"name": f"bitsandbytes.{kind}8bit", **_IN_8_BITS} for base, kind in _BNB.items()},
+    **{f"paged_{base}_8bit": {"name": f"bitsandbytes.Paged{kind}8bit", **_IN_8_BITS} for base, kind in _BNB.items()},
+    **{f"paged_{base}_32bit": {"name": f"bitsandbytes.Paged{kind}"} for base, kind in _BNB.items()},
+    "paged_adamw": {"name": "bitsandbytes.PagedAdamW"},
+    "lion_32bit": {"name": "bitsandbytes.Lion"},
+    "ademamix": {"name": "bitsandbytes.AdEMAMix"},
+    "rmsprop_bnb": {"name": "bitsandbytes.RMSprop"},
+    "rmsprop_bnb_8bit": {"name": "bitsandbytes.RMSprop8bit", **_IN_8_BITS},
+    "rmsprop_bnb_32bit": {"name": "bitsandbytes.RMSprop"},
+}
+_OF_TORCH: Mapping[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
+    "sgd": ("SGD", ("momentum", "dampening", "weight_decay"), ("nesterov",)),
+    "adagrad": ("Adagrad", ("lr_decay", "weight_decay", "eps"), ()),
+    "rmsprop": ("RMSprop", ("momentum", "alpha", "eps", "weight_decay"), ("centered",)),
+}
+"""Class, and the numbers and flags that `optim_args` may give it."""
+_OF_TORCHAO = ("adamw_torch_8bit", "adamw_torch_4bit")
+_ADAFACTOR = {"name": "transformers.Adafactor", "scale_parameter": False, "relative_step": False}
+PLANNED = (*_ADAMS, "adafactor", *_OF_TORCH)
+
 KEYS: Mapping[str, Key] = {
     "per_device_train_batch_size": mapped_key("train.micro_batch_size", "whole", 8),
     "gradient_accumulation_steps": mapped_key("train.gradient_accumulation_steps", "whole", 1),
     "max_grad_norm": mapped_key("train.gradient_clipping", "number", 1.0, "0: the norm is computed, not planned"),
-    "optim": mapped_key(_OPTIMIZER, "text", "adamw_torch_fused", "the default from torch 2.8 on"),
+    "optim": Key(
+        _OPTIMIZER, "text", "adamw_torch_fused", PLANNED, "others are not planned; write train.optimizer in JOB.yaml"
+    ),
     "optim_args": mapped_key(_OPTIMIZER, "text", None, "read for sgd, adagrad and rmsprop"),
     "learning_rate": mapped_key(_OPTIMIZER, "number", 5e-5),
     "weight_decay": mapped_key(_OPTIMIZER, "number", 0.0),
@@ -150,41 +186,10 @@ FLAGS_OF_SCRIPTS = ("activation_checkpointing", "gradient_checkpointing", "fsdp"
 
 Values = Mapping[str, Node]
 
-_BNB = {"adamw": "AdamW", "lion": "Lion", "ademamix": "AdEMAMix"}
-_IN_8_BITS = {"embeddings_in_32_bits": True}
-"""The Trainer keeps the state of every embedding in full beside 8-bit optimizers."""
-_ADAMS: Mapping[str, dict[str, Any]] = {
-    "adamw_torch": {"name": "AdamW"},
-    "adamw_torch_fused": {"name": "AdamW", "fused": True},
-    "adamw_torch_8bit": {"name": "torchao.AdamW8bit", "block_size": 256},
-    "adamw_torch_4bit": {"name": "torchao.AdamW4bit", "block_size": 256},
-    "adamw_hf": {"name": "AdamW", "foreach": False},  # of transformers 4, one parameter after the other
-    "adamw_bnb_8bit": {"name": "bitsandbytes.AdamW8bit", **_IN_8_BITS},
-    **{f"{base}_8bit": {"name": f"bitsandbytes.{kind}8bit", **_IN_8_BITS} for base, kind in _BNB.items()},
-    **{f"paged_{base}_8bit": {"name": f"bitsandbytes.Paged{kind}8bit", **_IN_8_BITS} for base, kind in _BNB.items()},
-    **{f"paged_{base}_32bit": {"name": f"bitsandbytes.Paged{kind}"} for base, kind in _BNB.items()},
-    "paged_adamw": {"name": "bitsandbytes.PagedAdamW"},
-    "lion_32bit": {"name": "bitsandbytes.Lion"},
-    "ademamix": {"name": "bitsandbytes.AdEMAMix"},
-    "rmsprop_bnb": {"name": "bitsandbytes.RMSprop"},
-    "rmsprop_bnb_8bit": {"name": "bitsandbytes.RMSprop8bit", **_IN_8_BITS},
-    "rmsprop_bnb_32bit": {"name": "bitsandbytes.RMSprop"},
-}
-_OF_TORCH: Mapping[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
-    "sgd": ("SGD", ("momentum", "dampening", "weight_decay"), ("nesterov",)),
-    "adagrad": ("Adagrad", ("lr_decay", "weight_decay", "eps"), ()),
-    "rmsprop": ("RMSprop", ("momentum", "alpha", "eps", "weight_decay"), ("centered",)),
-}
-"""Class, and the numbers and flags that `optim_args` may give it."""
-_OF_TORCHAO = ("adamw_torch_8bit", "adamw_torch_4bit")
-_ADAFACTOR = {"name": "transformers.Adafactor", "scale_parameter": False, "relative_step": False}
-PLANNED = (*_ADAMS, "adafactor", *_OF_TORCH)
-
 
 def optimizer_of(values: Values) -> dict[str, Any]:
     """`train.optimizer` as a spec writes it. Raises SpecError for an optimizer that is not planned."""
-    written, options = values["optim"], values["optim_args"]
-    name = str(written.value)
+    name, options = str(values["optim"].value), values["optim_args"]
     if name in _OF_TORCHAO and options.value:
         raise SpecError(
             f"optim_args is {options.summary} beside {name}, and is not planned",
@@ -198,13 +203,6 @@ def optimizer_of(values: Values) -> dict[str, Any]:
         return {**_ADAMS[name], "lr": rate, "betas": betas, "eps": values["adam_epsilon"].value, "weight_decay": decay}
     if name == "adafactor":
         return {**_ADAFACTOR, "lr": rate, "weight_decay": decay}
-    if name not in _OF_TORCH:
-        raise SpecError(
-            f"optim is {written.summary}, which is not planned",
-            allowed=", ".join(PLANNED),
-            remedy=did_you_mean(name, PLANNED) or "name one of these, or write train.optimizer in JOB.yaml",
-            place=written.place,
-        )
     kind, numbers, flags = _OF_TORCH[name]
     optimizer: dict[str, Any] = {"name": kind, "lr": rate, "weight_decay": decay}
     for part in str(options.value or "").replace(" ", "").split(","):

@@ -31,7 +31,7 @@ KEYS: Mapping[str, Key] = {
     "lora_target_modules": mapped_key(f"{_ADAPTER}.target_modules", "any", None, "a list of names, or all-linear"),
     "use_dora": mapped_key(f"{_ADAPTER}.kind", "flag", False, "true is dora"),
     "load_in_4bit": mapped_key(f"{_ADAPTER}.kind", "flag", False, "true is qlora"),
-    "load_in_8bit": fixed_key((False, None), "weights in eight bits are not planned"),
+    "load_in_8bit": training_arguments.EIGHT_BITS,
     "bnb_4bit_quant_type": fixed_key(("nf4",), "other packed weights are not planned"),
     "use_bnb_nested_quant": mapped_key(f"{_ADAPTER}.kind", "flag", False, "planned as true, which keeps less"),
     "lora_modules_to_save": fixed_key((None, []), "modules that are trained whole beside the adapter are not planned"),
