@@ -18,6 +18,7 @@ from torch.optim.optimizer import Optimizer
 
 from planner.errors import SpecError
 from planner.job import schema
+from planner.job.bound.lower_bound import BITSANDBYTES
 from planner.job.nodes import did_you_mean
 from planner.training.device_mesh import World
 from planner.training.log_levels import raise_log_level
@@ -94,7 +95,6 @@ class _StateModel(torch.optim.Optimizer):
 class _BitsAndBytes(_StateModel):
     bits, paged = 8, False
     copies: tuple[int, ...] = (1, 1)
-    """Of each state, how many tensors of the parameter's shape lie in it (AdEMAMix has two averages in its first)."""
 
     def __init__(
         self,
@@ -144,15 +144,12 @@ class _BitsAndBytes(_StateModel):
             torch.cuda.synchronize()
 
 
-_BNB_COPIES: Mapping[str, tuple[int, ...]] = {
-    "Adam": (1, 1), "AdamW": (1, 1), "AdEMAMix": (2, 1), "Lion": (1,), "RMSprop": (1,),
-}  # fmt: skip
 _NEVER_PAGED = ("RMSprop",)
 
 
 def _bits_and_bytes() -> Iterator[tuple[str, type[_BitsAndBytes]]]:
     """bitsandbytes.optim as far as it is modelled, under the names that its classes have."""
-    for base, copies in _BNB_COPIES.items():
+    for base, copies in BITSANDBYTES.items():
         for bits, ending in ((8, "8bit"), (32, "")):
             for paged in (False, True)[: 1 if base in _NEVER_PAGED else 2]:
                 name = f"{'Paged' * paged}{base}{ending}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from planner.errors import PlannerError
@@ -89,11 +90,16 @@ _TENSORS = {
 }  # fmt: skip
 """Tensors of the parameter's shape and dtype (torch 2.13, torch/optim/*.py, `_init_group`). Others keep less than the
 parameter (Adafactor), or do not take every parameter (Muon, SparseAdam): nothing is known of them for sure."""
+BITSANDBYTES: Mapping[str, tuple[int, ...]] = {
+    "Adam": (1, 1), "AdamW": (1, 1), "AdEMAMix": (2, 1), "Lion": (1,), "RMSprop": (1,),
+}  # fmt: skip
+"""Of each state of its optimizers, how many tensors of the parameter's shape lie in it (AdEMAMix has two averages in
+its first)."""
 _LOW_BIT = {
-    "bitsandbytes.Adam8bit": 2, "bitsandbytes.AdamW8bit": 2, "bitsandbytes.AdEMAMix8bit": 3,
-    "bitsandbytes.Lion8bit": 1, "bitsandbytes.RMSprop8bit": 1, "bitsandbytes.Adam": 8, "bitsandbytes.AdamW": 8,
-    "bitsandbytes.AdEMAMix": 12, "bitsandbytes.Lion": 4, "bitsandbytes.RMSprop": 4, "torchao.Adam8bit": 2,
-    "torchao.AdamW8bit": 2, "torchao.AdamFp8": 2, "torchao.AdamWFp8": 2, "torchao.Adam4bit": 1, "torchao.AdamW4bit": 1,
+    **{f"bitsandbytes.{name}8bit": sum(copies) for name, copies in BITSANDBYTES.items()},
+    **{f"bitsandbytes.{name}": 4 * sum(copies) for name, copies in BITSANDBYTES.items()},
+    "torchao.Adam8bit": 2, "torchao.AdamW8bit": 2, "torchao.AdamFp8": 2, "torchao.AdamWFp8": 2, "torchao.Adam4bit": 1,
+    "torchao.AdamW4bit": 1,
 }  # fmt: skip
 """Bytes of an element's state, without scales and tables (planner/training/optimizers.py); a paged optimizer's lies in
 memory that no allocator counts."""

@@ -288,7 +288,9 @@ def check(known: Mapping[str, Key], name: str, node: Node, program: str) -> Key:
         raise SpecError(
             f"{name} is {node.summary}: {key.why}",
             allowed=", ".join(_format_plain(value) for value in key.only),
-            remedy=(key.to and did_you_mean(str(node.value), key.only)) or "take it out to plan the job without it",
+            remedy=(did_you_mean(str(node.value), key.only) or "write one of these")
+            if key.to
+            else "take it out to plan the job without it",
             place=node.place,
         )
     in_words, types = _KINDS[key.kind]

@@ -49,13 +49,12 @@ KEYS: Mapping[str, Key] = {
         "desirable_weight", "center_rewards_coefficient", "max_completion_length", "max_prompt_length", "simpo_gamma",
     ),
     **ignored_keys(
-        "dataset_*", "packing", "packing_strategy", "eval_packing", "padding_free", "pad_to_multiple_of", "eos_token",
-        "pad_token", "chat_template", "chat_template_path", "chat_template_kwargs", "completion_only_loss",
-        "assistant_only_loss", "shuffle_dataset", "num_of_sequences", "chars_per_token", "truncation_mode",
-        "trust_remote_code", "model_revision", "lora_task_type", "use_rslora", "bnb_4bit_quant_storage",
-        "bnb_4bit_compute_dtype", "datasets", "dataset", "base_model_revision", "tokenizer_name_or_path",
-        "auto_insert_empty_system_msg", "preprocessing_num_workers", "system_prompt", "wandb_*", "benchmarks",
-        "callbacks", "overwrite_hub_revision", "push_to_hub_revision",
+        "dataset_*", "packing*", "eval_packing", "padding_free", "pad_*", "eos_token", "chat_template*",
+        "completion_only_loss", "assistant_only_loss", "shuffle_dataset", "num_of_sequences", "chars_per_token",
+        "truncation_mode", "trust_remote_code", "model_revision", "lora_task_type", "use_rslora",
+        "bnb_4bit_quant_storage", "bnb_4bit_compute_dtype", "datasets", "dataset", "base_model_revision",
+        "tokenizer_name_or_path", "auto_insert_empty_system_msg", "preprocessing_num_workers", "system_prompt",
+        "wandb_*", "benchmarks", "callbacks", "overwrite_hub_revision", "push_to_hub_revision",
     ),
 }  # fmt: skip
 
