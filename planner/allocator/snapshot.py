@@ -191,7 +191,7 @@ def snapshot_of_bytes(packed: bytes, place: str, *, traced: bool = True) -> tupl
 
     Raises SnapshotError as :func:`read_snapshot` does; without `traced`, one that has segments needs no trace.
     """
-    raw = _unpack(packed, place)
+    raw = unpack(packed, place)
     content = _unpickle(raw, place)
     if isinstance(content, list):  # what torch.cuda.memory_snapshot() returns: the segments alone
         content = {"segments": content, "device_traces": []}
@@ -230,7 +230,8 @@ def read_packed(path: Path) -> bytes:
     return packed
 
 
-def _unpack(packed: bytes, place: str) -> bytes:
+def unpack(packed: bytes, place: str) -> bytes:
+    """The content of a file that may be compressed (gzip, xz). Raises SnapshotError where it is damaged or too large."""
     if not packed:
         raise SnapshotError("the file is empty", allowed=_ALLOWED, place=place)
     most = min(_LARGEST_BYTES, max(_ALWAYS_UNPACKED_BYTES, _MOST_UNPACKED * len(packed)))

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 _MOST_CHARACTERS = 16 * 2**20
 _MOST_TOLD = 2**18
 """Characters that the service takes (planner/service/http/job_reports.py): the end of the log."""
-_SNAPSHOTS = (".pickle", ".pkl", ".gz", ".xz")
+_SNAPSHOTS = (".pickle", ".pkl")
+_PICKLE = b"\x80"
+"""A pickle begins with its protocol since protocol 2, compressed or not."""
 
 
 def add_explain(commands: Commands) -> None:
@@ -102,21 +104,27 @@ def _tell_service(job: str, server: str, text: str) -> None:
 
 def _read(failures: list[str]) -> tuple[str, bytes | None]:
     """The text of the log, and the bytes of the snapshot; of each there may be one."""
-    from planner.allocator.snapshot import read_packed
-    from planner.job.json_text import file_text
+    from planner.allocator.snapshot import read_packed, unpack
+    from planner.truth.failures.log_text import decode
 
-    snapshots = [name for name in failures if name != "-" and Path(name).name.endswith(_SNAPSHOTS)]
-    logs = [name for name in failures if name not in snapshots]
+    logs: list[str] = []
+    snapshots: list[bytes] = []
+    for name in failures:
+        if name == "-":
+            logs.append(sys.stdin.read(_MOST_CHARACTERS))
+            continue
+        packed = read_packed(Path(name))
+        if Path(name).suffix in _SNAPSHOTS or unpack(packed, name).startswith(_PICKLE):
+            snapshots.append(packed)
+        else:
+            logs.append(decode(unpack(packed, name)[-_MOST_CHARACTERS:]))
     if len(snapshots) > 1 or len(logs) > 1:
         raise PlannerError(
             f"{len(logs)} logs and {len(snapshots)} snapshots",
             allowed="one log, one snapshot, or one of each, of the same failure",
             remedy="explain the failures one after the other",
         )
-    text = ""
-    if logs:
-        text = sys.stdin.read(_MOST_CHARACTERS) if logs[0] == "-" else file_text(Path(logs[0]), logs[0])
-    return text, read_packed(Path(snapshots[0])) if snapshots else None
+    return "".join(logs), snapshots[0] if snapshots else None
 
 
 def add_replay(commands: Commands) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from planner.truth.failures.explanation import explain
-from planner.truth.failures.messages import Cause, find_host_failures
+from planner.truth.failures.host_messages import find_host_failures
+from planner.truth.failures.messages import Cause
 from planner.units import KIB
 
 KERNEL = (

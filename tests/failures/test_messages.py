@@ -12,7 +12,8 @@ from planner.report.style import Style
 from planner.truth.failures.causes import judge
 from planner.truth.failures.explanation import explain
 from planner.truth.failures.explanation_text import render
-from planner.truth.failures.messages import Cause, Form, Frame, ProcessBytes, find_messages
+from planner.truth.failures.gpu_messages import find_messages
+from planner.truth.failures.messages import Cause, Form, Frame, ProcessBytes
 from planner.units import GIB, MIB
 
 Message = Callable[..., str]

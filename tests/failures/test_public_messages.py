@@ -10,7 +10,8 @@ import yaml
 from torch_messages import FORMS
 
 from planner.truth.failures.causes import judge
-from planner.truth.failures.messages import Form, find_messages
+from planner.truth.failures.gpu_messages import find_messages
+from planner.truth.failures.messages import Form
 
 POSTED: list[dict[str, Any]] = yaml.safe_load(
     (Path(__file__).parents[1] / "data" / "out_of_memory_messages.yaml").read_text("utf-8")

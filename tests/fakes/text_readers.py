@@ -35,7 +35,8 @@ from planner.job.size_limits import MOST_JSON_VALUES
 from planner.job.yaml_text import read_yaml
 from planner.searching import axes
 from planner.tracing.program import launch_line
-from planner.truth.failures.messages import find_host_failures, find_messages
+from planner.truth.failures.gpu_messages import find_messages
+from planner.truth.failures.host_messages import find_host_failures
 from planner.units import parse_bytes
 
 Reader = Callable[[str], Any]

@@ -14,7 +14,9 @@ from planner.service.history.job_changes import LONGEST_FAILURE, JobChange, Meas
 from planner.service.http.body_readers import error_of_body, read_object
 from planner.service.http.problems import RequestError
 from planner.truth.failures.explanation import explain
-from planner.truth.failures.messages import Cause, find_host_failures, find_messages
+from planner.truth.failures.gpu_messages import find_messages
+from planner.truth.failures.host_messages import find_host_failures
+from planner.truth.failures.messages import Cause
 
 LONGEST_TEXT = 2**18
 """Characters of what may be told of an end: the last lines of a log."""

@@ -19,6 +19,8 @@ SMALLEST_SHARE = 10
 _UNUSABLE = 100
 """One part in so many of the GPU may be free and yet refused. Seen: 10 MiB of 4 GiB (Synthintel0/MyGirlGPT#11), 10 MiB
 of 7.75 GiB (vllm-project/vllm#12529), 72 MiB of 10.76 GiB (RenYurui/StructureFlow#35)."""
+ONE_EXABYTE = 1 << 60
+"""Beyond it torch refuses a request without looking at the GPU (c10/cuda/CUDACachingAllocator.cpp, one_exa_bytes)."""
 CONTEXT_BYTES = max(gpu.context.largest for gpu in GPUS if gpu.context is not None) * MIB
 """What a bare CUDA context takes at most, of the GPUs on which it was measured: nobody can give it up."""
 
@@ -40,16 +42,12 @@ def judge(failure: GpuFailure) -> Judgement:
     """The cause, and what it stands on."""
     total, tried, free = failure.total_bytes, failure.tried_bytes, failure.free_bytes
     allocated, reserved = failure.allocated_bytes, failure.reserved_bytes
-    if failure.form is Form.UNKNOWN:
-        note = "it begins as a message of being out of memory, in no form known here"
-        return Judgement(cause=Cause.UNKNOWN, missing_bytes=tried, notes=(note,))
+    if failure.form is Form.MPS:
+        return _judge_metal(failure)
     if total is None or tried is None or allocated is None:
-        return Judgement(
-            cause=Cause.OUTSIDE_ALLOCATOR, missing_bytes=tried, notes=tuple(_notes_without_figures(failure))
-        )
+        return _judge_without_figures(failure)
     if free is None:
-        note = "this form does not say what was free, so no cause follows from it"
-        return Judgement(cause=Cause.UNKNOWN, missing_bytes=tried, notes=(note,))
+        return _judge_without_free(tried, total, allocated, failure.unallocated_bytes)
     this_process, others, in_container = _own_process(failure)
     listed = sum(process.bytes for process in others)
     outside = unlisted = None
@@ -77,7 +75,10 @@ def judge(failure: GpuFailure) -> Judgement:
     unexplained = 0 if not_told is None else not_told - CONTEXT_BYTES
     most = min(total, failure.allowed_bytes or total)
     large = [cause for cause, count in sufficient if count * SMALLEST_SHARE >= most]
-    cause = Cause.LIMIT if limited else Cause.FULL
+    tensors = allocated - failure.private_pool_bytes
+    cause = Cause.FULL if tensors * SMALLEST_SHARE >= most else Cause.SINGLE_REQUEST
+    if limited:
+        cause = Cause.LIMIT
     if tried > most + failure.rounding_bytes:
         cause = Cause.SINGLE_REQUEST
     elif not limited and free - tried > total // _UNUSABLE:
@@ -88,7 +89,7 @@ def judge(failure: GpuFailure) -> Judgement:
         cause = Cause.UNKNOWN
     held = {
         "free": free,
-        "pytorch_allocated": allocated - failure.private_pool_bytes,
+        "pytorch_allocated": tensors,
         "pytorch_private_pools": failure.private_pool_bytes or None,
         "pytorch_unallocated": failure.unallocated_bytes,
         "outside_allocator": outside,
@@ -106,6 +107,63 @@ def judge(failure: GpuFailure) -> Judgement:
         contradictions=tuple(_contradictions(failure, this_process, listed, total, free)),
         notes=tuple(notes),
     )
+
+
+def _judge_metal(failure: GpuFailure) -> Judgement:
+    """Metal's words: the limit is one of the process (a share of what the machine's memory is), and not the memory's end."""
+    allocated, tried, allowed = failure.allocated_bytes or 0, failure.tried_bytes, failure.allowed_bytes
+    other = max((failure.this_process_bytes or 0) - allocated, 0)
+    missing = None if tried is None or allowed is None else max(tried + allocated + other - allowed, 0)
+    cause = Cause.LIMIT
+    if allowed is None:
+        cause = Cause.UNKNOWN
+    elif tried is not None and tried > allowed:
+        cause = Cause.SINGLE_REQUEST
+    elif other > allocated and other * SMALLEST_SHARE >= allowed:
+        cause = Cause.OUTSIDE_ALLOCATOR
+    return Judgement(
+        cause=cause,
+        missing_bytes=missing,
+        held={"pytorch_allocated": allocated, "outside_allocator": other} if allowed is not None else {},
+    )
+
+
+def _judge_without_figures(failure: GpuFailure) -> Judgement:
+    """What was asked for may be told; whose memory it was is not."""
+    tried, total, free = failure.tried_bytes, failure.total_bytes, failure.free_bytes
+    if tried is not None and tried >= (total or ONE_EXABYTE):
+        note = "so much is the size of a shape that went wrong (an overflow, a negative number), and of no GPU"
+        notes = (note,) if tried >= ONE_EXABYTE else ()
+        return Judgement(cause=Cause.SINGLE_REQUEST, missing_bytes=tried, notes=notes)
+    if failure.form in (Form.NCCL, Form.LIBRARY, Form.DRIVER):
+        notes = tuple(_notes_without_figures(failure))
+        return Judgement(cause=Cause.OUTSIDE_ALLOCATOR, missing_bytes=tried, notes=notes)
+    if failure.form is Form.FRAMEWORK and failure.who.startswith("the engine's share"):
+        note = "weights and activations leave too little of the share that the engine may take for its KV cache"
+        return Judgement(cause=Cause.LIMIT, missing_bytes=tried, notes=(note,))
+    if failure.form is Form.FRAMEWORK and None not in (tried, total, free):
+        note = "what is missing was taken before this process asked for anything: by others, or by an earlier process"
+        return Judgement(
+            cause=Cause.OTHER_PROCESS, missing_bytes=max((tried or 0) - (free or 0), 0), held={"free": free or 0}, notes=(note,)
+        )
+    note = "it says that GPU memory ran out, and not who held what"
+    if failure.form is Form.UNKNOWN:
+        note = "it begins as a message of being out of memory, and does not say who held what in words that are known"
+    return Judgement(cause=Cause.UNKNOWN, missing_bytes=tried, notes=(note,))
+
+
+def _judge_without_free(tried: int, total: int, allocated: int, unallocated: int | None) -> Judgement:
+    """A form that does not tell what was free: more follows only where tensors and the request exceed the GPU."""
+    held = {"pytorch_allocated": allocated, "not_told": max(total - allocated - (unallocated or 0), 0)}
+    if unallocated is not None:
+        held["pytorch_unallocated"] = unallocated
+    if tried > total:
+        return Judgement(cause=Cause.SINGLE_REQUEST, missing_bytes=None, held=held)
+    if allocated + tried > total:
+        cause = Cause.FULL if allocated * SMALLEST_SHARE >= total else Cause.SINGLE_REQUEST
+        return Judgement(cause=cause, missing_bytes=None, held=held)
+    note = "this form does not say what was free, so no cause follows from it"
+    return Judgement(cause=Cause.UNKNOWN, missing_bytes=None, held=held, notes=(note,))
 
 
 def _own_process(failure: GpuFailure) -> tuple[int | None, tuple[ProcessBytes, ...], bool]:

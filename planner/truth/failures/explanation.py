@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,15 +15,10 @@ from planner.records import to_plain
 from planner.report.statement import RankClassStatement
 from planner.report.style import size
 from planner.truth.failures.causes import CONTEXT_BYTES, Judgement, judge
-from planner.truth.failures.messages import (
-    Cause,
-    Form,
-    GpuFailure,
-    HostFailure,
-    find_host_failures,
-    find_messages,
-    innermost_own,
-)
+from planner.truth.failures.gpu_messages import find_messages, innermost_own
+from planner.truth.failures.host_messages import find_host_failures, other_reason
+from planner.truth.failures.log_text import LogText
+from planner.truth.failures.messages import Cause, Form, GpuFailure, HostFailure
 from planner.truth.failures.snapshot_failure import SnapshotFailure, explain_failures
 from planner.truth.plan_comparison import Predicted, class_of
 from planner.units import MIB
@@ -186,6 +182,12 @@ def _of_sums(
 
 
 SCHEMA = "planner.out_of_memory/1"
+LOOKED_FOR = (
+    "looked for: torch's out of memory messages (CUDA, HIP, XPU, NPU, MPS and others), those of the driver, NCCL, CUDA's "
+    "libraries and other frameworks; kills by the kernel, Slurm, PBS, LSF, Grid Engine, HTCondor, Kubernetes, YARN and "
+    "Ray; exit codes 137 and -9, SIGKILL and the shell's `Killed`; allocations of the host that failed; or a snapshot"
+)
+_OF_MEMORY = re.compile(r"(?i)out[ -]of[ -]memory|\boom\b|memory (?:limit|exceeded)|not enough memory|\bkilled\b")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,6 +199,8 @@ class Explanation:
     snapshots: tuple[SnapshotFailure, ...]
     partings: tuple[Parting, ...] = ()
     plan_id: str = ""
+    other_reason: str = ""
+    """What the log itself gives as the reason of a kill, other than memory."""
 
     @property
     def cause(self) -> Cause:
@@ -220,23 +224,32 @@ def explain(
     `rank` is the one that failed; None takes the message's, else rank 0. Raises PlannerError where neither tells of
     a failure, SnapshotError as replaying does.
     """
-    messages = tuple((failure, judge(failure)) for failure in find_messages(text))
-    host = tuple(find_host_failures(text))
+    log = LogText(text)
+    messages = tuple((failure, judge(failure)) for failure in find_messages(log))
+    host = tuple(find_host_failures(log))
     if not messages and not host and snapshot is None:
         raise PlannerError(
-            "nothing in it says that memory ran out",
-            allowed="torch's CUDA, HIP or XPU out of memory messages, those of the driver, NCCL and CUDA's libraries, "
-            "what the kernel, Slurm, Kubernetes and Ray say of a host, or a snapshot",
+            f"nothing in it says that memory ran out{_nearest_words(log)}",
+            allowed=LOOKED_FOR,
             remedy="give the whole log, with the lines above the last one",
             place=place,
         )
     figured = next((pair for pair in messages if pair[0].total_bytes is not None), None)
     snapshots = () if snapshot is None else explain_failures(snapshot, place, figured[0] if figured else None)
-    explained = Explanation(messages=messages, host=host, snapshots=snapshots)
+    explained = Explanation(messages=messages, host=host, snapshots=snapshots, other_reason=other_reason(log.text))
     if plan is None:
         return explained
     partings = _set_beside(plan, rank, figured, snapshots[0] if snapshots else None)
     return replace(explained, partings=partings, plan_id=plan.plan_id)
+
+
+def _nearest_words(log: LogText) -> str:
+    """The last line that speaks of memory or of a kill in words that are not known."""
+    for number, line in reversed([*enumerate(log.lines, 1)]):
+        if match := _OF_MEMORY.search(line):
+            quoted = " ".join(line[max(0, match.start() - 100) : match.end() + 100].split())
+            return f'; line {number} speaks of it in words that are not known: "{quoted}"'
+    return ""
 
 
 def to_json(explanation: Explanation) -> dict[str, Any]:

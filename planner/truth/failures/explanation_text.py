@@ -6,9 +6,10 @@ from collections.abc import Iterable, Iterator
 
 from planner.report.recorded_snapshot import short_path
 from planner.report.style import Style, join_lines, sentence_lines, size
-from planner.truth.failures.causes import Judgement
+from planner.truth.failures.causes import ONE_EXABYTE, Judgement
 from planner.truth.failures.explanation import Explanation
-from planner.truth.failures.messages import Cause, Form, GpuFailure, HostFailure, innermost_own
+from planner.truth.failures.gpu_messages import innermost_own
+from planner.truth.failures.messages import Cause, Form, GpuFailure, HostFailure
 from planner.truth.failures.snapshot_failure import SnapshotFailure
 
 _LABEL = 34
@@ -32,18 +33,18 @@ _GIVEN_UP = {
     Cause.NOT_PYTORCH: "what is not PyTorch's",
 }
 _IN_WORDS = {
-    Cause.SINGLE_REQUEST: "One request was larger than all that the process may have.",
-    Cause.LIMIT: "The process reached a limit of its own (set_per_process_memory_fraction); the GPU was not full.",
+    Cause.SINGLE_REQUEST: "One request asked for more than the process may have, or for nearly all of it.",
+    Cause.LIMIT: "The process reached a limit of its own; the GPU was not full.",
     Cause.FRAGMENTATION: "Fragmentation: enough was reserved and in no tensor, in pieces that did not fit.",
     Cause.PRIVATE_POOLS: "What CUDA graphs keep for themselves would have sufficed.",
     Cause.OTHER_PROCESS: "Another process held what was missing.",
-    Cause.OUTSIDE_ALLOCATOR: "Memory outside of PyTorch's allocator: NCCL, CUDA's libraries, or another framework.",
+    Cause.OUTSIDE_ALLOCATOR: "GPU memory outside of PyTorch's allocator: NCCL, CUDA's libraries, or another framework.",
     Cause.NOT_PYTORCH: "What was missing is not PyTorch's: another process, or this one outside of the allocator.",
     Cause.FULL: "The GPU was full of PyTorch's own tensors.",
     Cause.REFUSED: "The driver refused although it says that there was room.",
-    Cause.UNKNOWN: "Why is not known from this.",
-    Cause.HOST_LIMIT: "The host's memory: the limit of the job's cgroup (container, Slurm step) was reached.",
-    Cause.HOST: "The host's memory: the whole machine ran out.",
+    Cause.UNKNOWN: "GPU memory ran out. Why is not known from this.",
+    Cause.HOST_LIMIT: "The host's memory: a limit was reached (of the container, the scheduler's job, shared memory).",
+    Cause.HOST: "The host's memory ran out: the whole machine's, or what it lets a process take.",
 }
 _ADVICE = {
     Cause.SINGLE_REQUEST: "Make that tensor smaller: shorter sequences, a smaller batch, attention or loss in pieces.",
@@ -51,8 +52,20 @@ _ADVICE = {
     Cause.OTHER_PROCESS: "Free the GPU, or choose another one; nvidia-smi shows whose the processes are.",
     Cause.NOT_PYTORCH: "nvidia-smi shows which processes hold it.",
     Cause.FULL: "Less has to be alive at once (batch, recompute, sharding): `planner plan` says what suffices.",
-    Cause.LIMIT: "Raise the fraction, or plan with allocator.conf: per_process_memory_fraction:...",
+    Cause.LIMIT: "Raise it (set_per_process_memory_fraction, an engine's gpu_memory_utilization, Metal's "
+    "PYTORCH_MPS_HIGH_WATERMARK_RATIO), or plan with allocator.conf: per_process_memory_fraction:...",
 }
+_CONF = {
+    "HIP": "PYTORCH_HIP_ALLOC_CONF", "NPU": "PYTORCH_NPU_ALLOC_CONF", "XPU": "PYTORCH_ALLOC_CONF",
+    "MUSA": "PYTORCH_MUSA_ALLOC_CONF",
+}  # fmt: skip
+"""Where CUDA's variable is another one, before torch 2.9 as well."""
+_KILLED = (
+    "A process was killed (SIGKILL, exit codes 137 and -9). Mostly the host's memory ran out; of that the log says nothing. "
+    "The kernel's log (dmesg -T | grep -i oom), the scheduler's record of the job (sacct, kubectl describe pod) or the "
+    "container's limit says whether it did."
+)
+_SAYS_HOW = ("exit code", "signal", "shell")
 
 
 def render(name: str, explanation: Explanation, style: Style) -> str:
@@ -69,9 +82,19 @@ def render(name: str, explanation: Explanation, style: Style) -> str:
     if explanation.partings:
         lines += ["", style.paint("beside the plan", "bold")]
         lines += _indented([parting.sentence for parting in explanation.partings], style)
-    conclusion = sentence_lines([f"{_IN_WORDS[explanation.cause]} {_advice(explanation)}".strip()], style)
+    conclusion = sentence_lines([_conclusion(explanation)], style)
     color = "yellow" if explanation.cause is Cause.UNKNOWN else "red"
     return join_lines([*lines, "", *(style.paint(line, color) for line in conclusion)])
+
+
+def _conclusion(explanation: Explanation) -> str:
+    if explanation.cause is not Cause.UNKNOWN or explanation.messages or explanation.snapshots:
+        return f"{_IN_WORDS[explanation.cause]} {_advice(explanation)}".strip()
+    if any(failure.certain for failure in explanation.host):
+        return "The host's memory ran out: of the machine, or of a limit, is not said."
+    if explanation.other_reason:
+        return f'A process was killed, and the log gives a reason other than memory: "{explanation.other_reason}".'
+    return _KILLED
 
 
 def _indented(sentences: Iterable[str], style: Style) -> Iterator[str]:
@@ -80,14 +103,20 @@ def _indented(sentences: Iterable[str], style: Style) -> Iterator[str]:
 
 def _message(failure: GpuFailure, judged: Judgement, style: Style) -> Iterator[str]:
     where = f"line {failure.line}" + (f", rank {failure.rank}" if failure.rank is not None else "")
-    gpu = f", GPU {failure.device}" if failure.device is not None else ""
-    form = "a form that is not known" if failure.form is Form.UNKNOWN else f"as {failure.form.value} says it"
+    device = failure.vendor if failure.vendor in ("NPU", "XPU") else "GPU"
+    gpu = f", {device} {failure.device}" if failure.device is not None else ""
+    form = {
+        Form.UNKNOWN: "a form that is not known",
+        Form.DEVICE: f"as torch's {failure.vendor} backend says it",
+        Form.FRAMEWORK: f"as of {failure.who}",
+    }.get(failure.form, f"as {failure.form.value} says it")
     yield style.paint(f"{where}{gpu}: {form}", "bold")
-    if failure.form is Form.UNKNOWN:
+    if failure.form in (Form.UNKNOWN, Form.PLAIN, Form.FRAMEWORK, Form.DRIVER, Form.LIBRARY):
         yield f"  {failure.text[: style.width - 4]}"
     if failure.tried_bytes is not None:
         of = f" of {size(failure.total_bytes)}" if failure.total_bytes is not None else ""
-        yield _row("asked for", f"{size(failure.tried_bytes)}{of}")
+        asked = size(failure.tried_bytes) if failure.tried_bytes < ONE_EXABYTE else "more than 1 EiB"
+        yield _row("asked for", f"{asked}{of}")
     if failure.allowed_bytes is not None:
         yield _row("the process's limit", size(failure.allowed_bytes))
     if judged.missing_bytes is not None and failure.total_bytes is not None:
@@ -161,7 +190,9 @@ def snapshot_lines(failure: SnapshotFailure, style: Style) -> Iterator[str]:
 
 
 def _host(failure: HostFailure, style: Style) -> Iterator[str]:
-    yield style.paint(f"line {failure.line}: {failure.said_by} says it of the host", "bold")
+    what = "a process was killed" if failure.said_by in _SAYS_HOW else f"{failure.said_by} says it of the host"
+    yield style.paint(f"line {failure.line}: {what}", "bold")
+    yield f"  {failure.text[: style.width - 4]}"
     if failure.process:
         yield _row("killed", failure.process)
     for label, count in (
@@ -171,8 +202,6 @@ def _host(failure: HostFailure, style: Style) -> Iterator[str]:
     ):
         if count is not None:
             yield _row(label, size(count))
-    if not failure.certain:
-        yield "  The same is said where it was killed for another reason: the kernel's log says which."
 
 
 def _advice(explanation: Explanation) -> str:
@@ -189,7 +218,11 @@ def _advice(explanation: Explanation) -> str:
         return f"No setting of the allocator that was replayed would have helped. {_ADVICE.get(explanation.cause, '')}"
     if explanation.cause is Cause.UNKNOWN and explanation.snapshots and not explanation.messages:
         return "Give the job's log beside the snapshot: torch's message says what was asked for and what was free."
-    return _ADVICE.get(explanation.cause, "")
+    advice = _ADVICE.get(explanation.cause, "")
+    vendor = next((_CONF[failure.vendor] for failure, _ in explanation.messages if failure.vendor in _CONF), "")
+    if vendor and explanation.cause is Cause.FRAGMENTATION:
+        return f"Try {vendor}=expandable_segments:True."
+    return advice
 
 
 def _row(label: str, text: str) -> str:
