@@ -231,7 +231,7 @@ def read_packed(path: Path) -> bytes:
 
 
 def unpack(packed: bytes, place: str) -> bytes:
-    """The content of a file that may be compressed (gzip, xz). Raises SnapshotError where it is damaged or too large."""
+    """The content of a file, compressed (gzip, xz) or not. Raises SnapshotError if it is damaged or too large."""
     if not packed:
         raise SnapshotError("the file is empty", allowed=_ALLOWED, place=place)
     most = min(_LARGEST_BYTES, max(_ALWAYS_UNPACKED_BYTES, _MOST_UNPACKED * len(packed)))

@@ -111,13 +111,16 @@ def _read(failures: list[str]) -> tuple[str, bytes | None]:
     snapshots: list[bytes] = []
     for name in failures:
         if name == "-":
-            logs.append(sys.stdin.read(_MOST_CHARACTERS))
-            continue
-        packed = read_packed(Path(name))
-        if Path(name).suffix in _SNAPSHOTS or unpack(packed, name).startswith(_PICKLE):
+            packed = sys.stdin.buffer.read(_MOST_CHARACTERS)
+        elif Path(name).is_fifo():
+            packed = Path(name).read_bytes()
+        else:
+            packed = read_packed(Path(name))
+        content = unpack(packed, name) if packed else b""
+        if Path(name).suffix in _SNAPSHOTS or content.startswith(_PICKLE):
             snapshots.append(packed)
         else:
-            logs.append(decode(unpack(packed, name)[-_MOST_CHARACTERS:]))
+            logs.append(decode(content[-_MOST_CHARACTERS:]))
     if len(snapshots) > 1 or len(logs) > 1:
         raise PlannerError(
             f"{len(logs)} logs and {len(snapshots)} snapshots",

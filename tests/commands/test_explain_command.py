@@ -64,7 +64,7 @@ def test_both_are_one_object_of_the_contract(log: Path, snapshot: Path, capsys: 
 
 
 def test_a_log_on_stdin_is_read(monkeypatch: pytest.MonkeyPatch, capsys: Shown) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO(MESSAGE))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(MESSAGE.encode())))
 
     assert cli.main(["explain", "-", "--format", "json"]) == 0
     assert json.loads(capsys.readouterr().out)["cause"] == "full"

@@ -13,6 +13,7 @@ from planner.truth.failures.causes import judge
 from planner.truth.failures.explanation import explain
 from planner.truth.failures.explanation_text import render
 from planner.truth.failures.gpu_messages import find_messages
+from planner.truth.failures.host_messages import find_host_failures
 from planner.truth.failures.messages import Cause, Form, Frame, ProcessBytes
 from planner.units import GIB, MIB
 
@@ -233,6 +234,67 @@ def test_what_others_than_torch_say_is_told_by_who_says_it(text: str, form: Form
     (failure,) = find_messages(text)
 
     assert (failure.form, judge(failure).cause) == (form, Cause.OUTSIDE_ALLOCATOR)
+
+
+@pytest.mark.parametrize(
+    ("text", "form", "cause", "asked"),
+    [
+        ("torch.OutOfMemoryError: HIP out of memory. Tried to allocate 2.00 MiB. GPU 0 has a total capacity of "
+         "287.98 GiB of "
+         "which 275.86 GiB is free. 1.05 GiB allowed; Of the allocated memory 1017.01 MiB is allocated by PyTorch, "
+         "with "
+         "17.00 MiB allocated in private pools (e.g., HIP Graphs), and 54.99 MiB is reserved by PyTorch but "
+         "unallocated.",
+         Form.EXPANDABLE, Cause.LIMIT, 2 * MIB),
+        ("torch.OutOfMemoryError: XPU out of memory. Tried to allocate 16.00 GiB. GPU 0 has a total capacity of "
+         "16.48 GiB of "
+         "which 16.07 GiB is free. Of the allocated memory 0 bytes is allocated by PyTorch, and 0 bytes is reserved by "
+         "PyTorch but unallocated. Please use `empty_cache` to release all unoccupied cached memory.",
+         Form.DEVICE, Cause.SINGLE_REQUEST, 16 * GIB),
+        ("RuntimeError: NPU out of memory. Tried to allocate 5.00 GiB (NPU 3; 60.00 GiB total capacity; 49.50 GiB "
+         "already "
+         "allocated; 49.50 GiB current active; 1.25 GiB free; 57.50 GiB reserved in total by PyTorch)",
+         Form.DEVICE, Cause.FRAGMENTATION, 5 * GIB),
+        ("RuntimeError: MPS backend out of memory (MPS allocated: 15.00 GB, other allocations: 11.50 GB, max "
+         "allowed: 27.00 "
+         "GB). Tried to allocate 1.00 GB on private pool.", Form.MPS, Cause.LIMIT, GIB),
+        ("torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate more than 1EB memory.", Form.PLAIN,
+         Cause.SINGLE_REQUEST, 1 << 60),
+        ("torch.OutOfMemoryError: Allocation on device \nGot an OOM, unloading all loaded models.", Form.PLAIN,
+         Cause.UNKNOWN, None),
+        ("Error out of memory at line 380 in file /opt/bitsandbytes/csrc/pythonInterface.c", Form.LIBRARY,
+         Cause.OUTSIDE_ALLOCATOR, None),
+        ("misc/alloc.h:178 NCCL WARN Failed to CUDA calloc async 608 bytes", Form.NCCL, Cause.OUTSIDE_ALLOCATOR, 608),
+        ("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 17179869184 bytes.", Form.FRAMEWORK, Cause.UNKNOWN,
+         16 * GIB),
+        ("ValueError: No available memory for the cache blocks. Try increasing "
+         "`gpu_memory_utilization`", Form.FRAMEWORK,
+         Cause.LIMIT, None),
+        ("ValueError: Free memory on device cuda:0 (3.5/23.5 GiB) on startup is less than desired GPU memory "
+         "utilization "
+         "(0.9, 21.15 GiB).", Form.FRAMEWORK, Cause.OTHER_PROCESS, 21 * GIB + 15 * GIB // 100),
+    ],
+)  # fmt: skip
+def test_other_devices_and_frameworks_are_read_too(text: str, form: Form, cause: Cause, asked: int | None) -> None:
+    (failure,) = find_messages(text)
+
+    assert (failure.form, judge(failure).cause, failure.tried_bytes) == (form, cause, asked)
+    assert find_host_failures(text) == []
+
+
+def test_a_request_as_large_as_the_gpu_is_not_said_to_have_met_tensors(message: Message) -> None:
+    text = message(tried="77.00 GiB", free="76.50 GiB", allocated="10.50 MiB", unallocated="3.50 MiB",
+                   others=[(1234, "2.50 GiB")])  # fmt: skip
+
+    assert cause_of(text) is Cause.SINGLE_REQUEST
+
+
+@pytest.mark.parametrize("tensors", ["0 bytes", "1.00 GiB"])
+def test_a_gpu_is_never_said_to_be_full_of_tensors_that_are_few(tensors: str, message: Message) -> None:
+    assert (
+        cause_of(message(tried="78.50 GiB", free="77.00 GiB", allocated=tensors, unallocated="0 bytes"))
+        is not Cause.FULL
+    )
 
 
 def test_torch_counts_the_cache_apart_before_1_4_and_together_since() -> None:

@@ -84,13 +84,20 @@ _OF_GPUS = (
     "CUDA out of memory. Tried to allocate 1.00 GiB (GPU 0; 1.00 GiB total capacity; 1.00 GiB already allocated; ",
     "Process 1 has 1.00 GiB memory in use. ", "Cuda failure 'out of memory'\n", "CUBLAS_STATUS_ALLOC_FAILED ",
     "Allocation on device 1 would exceed allowed memory. (out of memory) ", "(VllmWorker", 'File "a", line 1, in f\n',
-    'File "', "Traceback (most recent call last)\n", "1", " ", "\n",
+    'File "', "Traceback (most recent call last)\n", "1", " ", "\n", "MPS backend out of memory (MPS allocated: 1 GB, ",
+    "OutOfMemoryError: ", "except OutOfMemoryError: ", "Failed to CUDA calloc 1 bytes ", "Error out of memory at "
+    "line 1 in ",
+    "RESOURCE_EXHAUSTED: ", "is larger than the available ", "CUDA error: ", "\x1b[31m", "> ", "0: ", "\\n",
 )  # fmt: skip
 _OF_HOSTS = (
     "Out of memory: Killed process 1 (a) ", "Out of memory: Killed process 1 (a)\n Killed process ",
     "Memory cgroup out of memory: Kill process 1 (", "Detected 1 oom-kill event(s) in StepId=a ", "srun: error: ",
     "OUT_OF_MEMORY ", "OOMKilled ", "exit code 137 ", "Task ", "DefaultCPUAllocator: can't allocate memory: ",
-    "MemoryError: ", "DataLoader worker (pid ", "memory: usage 1kB, limit 1kB ", " ", "\n",
+    "MemoryError: ", "DataLoader worker (pid ", "memory: usage 1kB, limit 1kB ", " ", "\n", "Killed", "Killed  a",
+    "returned non-zero exit status ", "exit code ", "killed by ", "signal 9", "Memory on the node ", "was running was ",
+    "unable to mmap ", "/dev/shm/nccl", "No space left", "ibv_reg_mr ", "Failed to "
+    "malloc 1", "exceeded ", "job ", "1>2",
+    "node was low on resource: memory. ", "Container a was using 1", "] ", "[1] ", "\x1b[", "| ", "pid=1) ", "&gt;",
 )  # fmt: skip
 _LAUNCH = (
     "A=1 ", "-u ", "-- ", "--a ", "--nnodes=1 ", "--fsdp x ", "--learning_rate 1 ", "srun ", "env ", "nice -n ", "'",

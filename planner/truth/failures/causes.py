@@ -110,7 +110,7 @@ def judge(failure: GpuFailure) -> Judgement:
 
 
 def _judge_metal(failure: GpuFailure) -> Judgement:
-    """Metal's words: the limit is one of the process (a share of what the machine's memory is), and not the memory's end."""
+    """Metal's limit is one of the process: a share of the machine's memory."""
     allocated, tried, allowed = failure.allocated_bytes or 0, failure.tried_bytes, failure.allowed_bytes
     other = max((failure.this_process_bytes or 0) - allocated, 0)
     missing = None if tried is None or allowed is None else max(tried + allocated + other - allowed, 0)
@@ -144,7 +144,10 @@ def _judge_without_figures(failure: GpuFailure) -> Judgement:
     if failure.form is Form.FRAMEWORK and None not in (tried, total, free):
         note = "what is missing was taken before this process asked for anything: by others, or by an earlier process"
         return Judgement(
-            cause=Cause.OTHER_PROCESS, missing_bytes=max((tried or 0) - (free or 0), 0), held={"free": free or 0}, notes=(note,)
+            cause=Cause.OTHER_PROCESS,
+            missing_bytes=max((tried or 0) - (free or 0), 0),
+            held={"free": free or 0},
+            notes=(note,),
         )
     note = "it says that GPU memory ran out, and not who held what"
     if failure.form is Form.UNKNOWN:

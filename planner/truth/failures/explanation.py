@@ -183,7 +183,8 @@ def _of_sums(
 
 SCHEMA = "planner.out_of_memory/1"
 LOOKED_FOR = (
-    "looked for: torch's out of memory messages (CUDA, HIP, XPU, NPU, MPS and others), those of the driver, NCCL, CUDA's "
+    "looked for: torch's out of memory messages (CUDA, HIP, XPU, NPU, MPS and others), those of the driver, NCCL, "
+    "CUDA's "
     "libraries and other frameworks; kills by the kernel, Slurm, PBS, LSF, Grid Engine, HTCondor, Kubernetes, YARN and "
     "Ray; exit codes 137 and -9, SIGKILL and the shell's `Killed`; allocations of the host that failed; or a snapshot"
 )

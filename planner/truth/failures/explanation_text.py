@@ -61,7 +61,8 @@ _CONF = {
 }  # fmt: skip
 """Where CUDA's variable is another one, before torch 2.9 as well."""
 _KILLED = (
-    "A process was killed (SIGKILL, exit codes 137 and -9). Mostly the host's memory ran out; of that the log says nothing. "
+    "A process was killed (SIGKILL, exit codes 137 and -9). Mostly the host's memory ran out; of that the log says "
+    "nothing. "
     "The kernel's log (dmesg -T | grep -i oom), the scheduler's record of the job (sacct, kubectl describe pod) or the "
     "container's limit says whether it did."
 )

@@ -82,7 +82,8 @@ _OTHERS = tuple(
             Form.NCCL,
             "NCCL",
             r"(?:Cuda|CUDA|HIP) failure (?:\d+ )? 'out of memory'"
-            rf"(?:(?:(?!Cuda failure).){{0,1000}}? Failed to CUDA (?:host )?(?:c|m)?alloc(?: async)? {_size('tried')})?",
+            rf"(?:(?:(?!Cuda failure).){{0,1000}}? Failed to CUDA (?:host )?(?:c|m)?alloc(?: async)?"
+            rf" {_size('tried')})?",
         ),
         (Form.NCCL, "NCCL", rf"Failed to CUDA (?:c|m)?alloc(?: async)? {_size('tried')}"),
         (Form.LIBRARY, "", rf"(?P<who>{_LIBRARIES}) _ (?:STATUS_)? (?:ALLOC_FAILED|MEMORY_ERROR|INTERNAL_ALLOC)"),
@@ -90,7 +91,7 @@ _OTHERS = tuple(
         (Form.LIBRARY, "MIOPEN", r"miopenStatusAllocFailed"),
         (Form.LIBRARY, "bitsandbytes", r"Error out of memory at line \d+ in file [^,;]{0,80}?(?:\.cu|\.c|\.cpp|\.cuh)"),
         (Form.LIBRARY, "RMM", r"std::bad_alloc: out_of_memory: CUDA error"),
-        (Form.LIBRARY, "CuPy", rf"cupy[\w.]{{0,60}} OutOfMemoryError: Out of memory allocating (?P<tried>[\d,]{{1,24}})"
+        (Form.LIBRARY, "CuPy", r"cupy[\w.]{0,60} OutOfMemoryError: Out of memory allocating (?P<tried>[\d,]{1,24})"
          r"(?P<tried_unit>bytes)"),
         (Form.LIBRARY, "TensorRT", r"Requested amount of GPU memory \((?P<tried>\d{1,18})(?P<tried_unit>bytes)\) could"
          r" not be allocated"),
@@ -118,7 +119,8 @@ _OTHERS = tuple(
             r"No available memory for the cache blocks"
             r"|is larger than the (?:maximum number of tokens that can be stored in|available) KV cache",
         ),
-        (Form.FRAMEWORK, "the engine's share of the GPU (SGLang)", r"Not enough memory\. Please try to (?:in|de)crease --mem-"),
+        (Form.FRAMEWORK, "the engine's share of the GPU (SGLang)", r"Not enough memory\. Please try to"
+         r" (?:in|de)crease --mem-"),
         (
             Form.FRAMEWORK, "an engine at its start (vLLM)",
             r"Free memory on device (?:[\w:]{1,12} )? \((?P<free>[\d.]+)/(?P<total>[\d.]+)(?P<total_unit>[KMGT]iB)\)"
@@ -134,7 +136,8 @@ _OTHERS = tuple(
             r"|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY|hipErrorOutOfMemory"
             r"|(?:UR_RESULT|PI|ZE_RESULT|SYCL|VK)_ERROR_OUT_OF_(?:DEVICE_MEMORY|RESOURCES|POOL_MEMORY)"
             r"|kIOGPUCommandBufferCallbackErrorOutOfMemory"
-            r"|EL0004|(?:alloc|Alloc|rtMalloc)[\w ,:]{0,80}(?:result|code|ret|retCode)[=:]?(?:0x)?(?:207001|ACL_ERROR_RT_MEMORY_ALLOCATION)"
+            r"|EL0004|(?:alloc|Alloc|rtMalloc)[\w"
+            r" ,:]{0,80}(?:result|code|ret|retCode)[=:]?(?:0x)?(?:207001|ACL_ERROR_RT_MEMORY_ALLOCATION)"
             r"|(?:CUDA|GPU|device)[\w :]{0,30} allocation[\w :]{0,30}(?:failed|error)[\w :]{0,30}out of memory",
         ),
     )
@@ -172,7 +175,7 @@ def find_messages(text: str | LogText) -> list[GpuFailure]:
     read = 0
     for match, form, who in sorted(others, key=lambda other: (other[0].start(), -other[0].end())):
         before = bisect_right(starts, match.start()) - 1
-        if match.start() < read or before >= 0 and match.start() < spans[before][1]:
+        if match.start() < read or (before >= 0 and match.start() < spans[before][1]):
             continue
         failures[match.start()] = _read_other(form, who, match, log)
         read = match.end()
@@ -299,7 +302,10 @@ def _read_other(form: Form, who: str, match: re.Match[str], log: LogText) -> Gpu
         line=0,
         who=groups.get("who") or who,
         device=int(groups["device"]) if groups.get("device") else None,
-        **{f"{name}_bytes": count for name, count in sizes.items()},
+        tried_bytes=sizes.get("tried"),
+        total_bytes=sizes.get("total"),
+        free_bytes=sizes.get("free"),
+        allocated_bytes=sizes.get("allocated"),
     )
 
 

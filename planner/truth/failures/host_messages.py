@@ -48,10 +48,12 @@ _SENTENCES = (
          r"(?P<process>[^,]{1,64}),"),
     _row("systemd", Cause.HOST, r"systemd-oomd[^:]{0,40}: Killed|earlyoom[^:]{0,40}: (?:low memory|sending SIG)"),
     _row("slurm", Cause.HOST_LIMIT, r"Detected \d{1,6} oom[-_ ]?kill(?: event(?:s|\(s\))?)? in (?:StepId=|step)[\w.]"),
-    _row("slurm", Cause.HOST_LIMIT, r"(?:Some of your processes|Some of the step tasks) (?:may )? have been (?:killed by the"
+    _row("slurm", Cause.HOST_LIMIT, r"(?:Some of your processes|Some of the step tasks) (?:may )? have been"
+         r" (?:killed by the"
          r" cgroup out-of-memory handler|OOM Killed)"),
     _row("slurm", Cause.HOST_LIMIT, r"srun: error: [^:]{1,100}: tasks?[\d,-]{1,100}: Out Of Memory"),
-    _row("slurm", Cause.HOST_LIMIT, r"(?:[Jj]ob|[Ss]tep)[\d._]{0,40}(?:\([\d.]+\))? exceeded (?:job |step )? (?:virtual )?"
+    _row("slurm", Cause.HOST_LIMIT, r"(?:[Jj]ob|[Ss]tep)[\d._]{0,40}(?:\([\d.]+\))? exceeded (?:job |step )?"
+         r" (?:virtual )?"
          rf"memory limit (?:\((?P<used>{_SIZE})>(?P<limit>{_SIZE})\))?", KIB),
     _row("slurm", Cause.HOST_LIMIT, rf"[Jj]ob[\d._]{{1,40}} exceeded (?P<limit>{_SIZE}) memory limit, being killed"),
     _row("slurm", Cause.HOST_LIMIT, r"Exceeded (?:job|step) memory limit"),
@@ -61,24 +63,30 @@ _SENTENCES = (
     _row("pbs", Cause.HOST_LIMIT, rf"exceeded (?:P?V?MEM|SWAP) usage (?:hard|soft) limit \((?P<used>{_SIZE})>"
          rf"(?P<limit>{_SIZE})\)", MIB),
     _row("lsf", Cause.HOST_LIMIT, r"TERM_MEMLIMIT|TERM_SWAP|reaching LSF memory usage limit"),
-    _row("sge", Cause.HOST_LIMIT, r"exceeds job (?:hard|soft) limit \"[hs]_(?:vmem|rss|data)\" (?:of queue \"[^\"]{1,100}\")?"
+    _row("sge", Cause.HOST_LIMIT, r"exceeds job (?:hard|soft) limit \"[hs]_(?:vmem|rss|data)\" (?:of queue"
+         r" \"[^\"]{1,100}\")?"
          rf" \((?P<used>{_SIZE})>limit:(?P<limit>{_SIZE})\)"),
-    _row("condor", Cause.HOST_LIMIT, rf"[Jj]ob has (?:gone over|encountered an out-of-memory event|exceeded)[\w ]{{0,20}}?"
-         rf" (?:memory limit of (?P<limit>\d+) megabytes|out-of-memory)", MIB),
-    _row("kubernetes", Cause.HOST, r"node was low on resource: \[?memory(?:\. (?:Threshold quantity: [^,]{1,40}, available:"
+    _row("condor", Cause.HOST_LIMIT, r"[Jj]ob has (?:gone over|encountered an out-of-memory event|exceeded)[\w ]{0,20}?"
+         r" (?:memory limit of (?P<limit>\d+) megabytes|out-of-memory)", MIB),
+    _row("kubernetes", Cause.HOST, r"node was low on resource: \[?memory(?:\. (?:Threshold quantity: [^,]{1,40},"
+         r" available:"
          rf" [^.]{{1,40}}\. )? Container (?P<process>[\w.-]{{1,64}}?) was using (?P<used>{_SIZE}))?"),
     _row("kubernetes", Cause.HOST, r"node had condition: \[[^\]]{0,60}MemoryPressure"),
     _row("ray", Cause.HOST, r"Workers?\(tasks/actors\) killed due to memory pressure \(OOM\)"),
-    _row("ray", Cause.HOST, r"(?:Tasks?|Workers?|Actors?)(?:(?!killed).){0,100}(?:was |were )? killed due to the node running low"
+    _row("ray", Cause.HOST, r"(?:Tasks?|Workers?|Actors?)(?:(?!killed).){0,100}(?:was |were )? killed due to the"
+         r" node running low"
          r" on memory"),
-    _row("ray", Cause.HOST, rf"Memory on the node.{{0,400}}? was (?:running was )? (?P<used>{_SIZE})/(?P<limit>{_SIZE})"),
-    _row("ray", Cause.HOST_LIMIT, r"ObjectStoreFullError|object store (?:memory )? is full|because it is full\. Object size is"
+    _row("ray", Cause.HOST, rf"Memory on the node.{{0,400}}? was (?:running was )?"
+         rf" (?P<used>{_SIZE})/(?P<limit>{_SIZE})"),
+    _row("ray", Cause.HOST_LIMIT, r"ObjectStoreFullError|object store (?:memory )? is full|because it is full\."
+         r" Object size is"
          rf" (?P<requested>{_SIZE})"),
     _row("yarn", Cause.HOST_LIMIT, r"running beyond (?:physical|virtual) memory limits\. Current usage:"
          rf" (?P<used>{_SIZE}) of (?P<limit>{_SIZE}) physical|exceeding (?:physical )? memory limits\."
          rf" (?P<used_2>{_SIZE}) of (?P<limit_2>{_SIZE})"),
     _row("java", Cause.HOST_LIMIT, r"java\.lang\.OutOfMemoryError"),
-    _row("kubernetes", Cause.HOST_LIMIT, r"OutOfMemoryError: Container killed due to memory usage|ran out-of-memory and exited"),
+    _row("kubernetes", Cause.HOST_LIMIT, r"OutOfMemoryError: Container killed due to memory usage|ran out-of-memory"
+         r" and exited"),
     _row("torch", Cause.HOST, r"DefaultCPUAllocator: (?:can't allocate memory|not enough memory): you tried to allocate"
          r" (?P<requested>\d{1,18}) bytes"),
     _row("torch", Cause.UNKNOWN, r"DataLoader worker \(pid(?:\(s\))?[\d,]{1,60}\) (?:is killed by signal: Killed|exited"
@@ -90,12 +98,16 @@ _SENTENCES = (
          r"|Insufficient shared memory"),
     _row("nccl", Cause.HOST_LIMIT, r"(?:posix_fallocate|shared memory segment|/dev/shm/nccl)(?:(?!NCCL).){0,200}"
          r" (?:No space left|Cannot allocate memory|out of shared)|No space left(?:(?!NCCL).){0,200}/dev/shm"),
-    _row("nccl", Cause.HOST, rf"Failed to malloc (?P<requested>{_SIZE})|Failed to CUDA host alloc (?P<requested_2>{_SIZE})"),
-    _row("nccl", Cause.HOST_LIMIT, r"ibv_reg_mr(?:_iova2)?[\w ]{0,40} failed(?:(?!NCCL).){0,60} Cannot allocate memory"),
+    _row("nccl", Cause.HOST, rf"Failed to malloc (?P<requested>{_SIZE})|Failed to CUDA host alloc"
+         rf" (?P<requested_2>{_SIZE})"),
+    _row("nccl", Cause.HOST_LIMIT, r"ibv_reg_mr(?:_iova2)?[\w ]{0,40} failed(?:(?!NCCL).){0,60} Cannot allocate"
+         r" memory"),
     _row("python", Cause.HOST, r"(?i:errno12|os error 12).{0,3} Cannot allocate memory"),
-    _row("c++", Cause.HOST, r"std::bad_alloc (?!: out_of_memory)|memory allocation of (?P<requested>\d{1,18}) bytes failed"),
+    _row("c++", Cause.HOST, r"std::bad_alloc (?!: out_of_memory)|memory allocation of (?P<requested>\d{1,18}) bytes"
+         r" failed"),
     _row("windows", Cause.HOST, r"(?i:paging file is too small|WinError1455|os error1455|out of virtual memory)"),
-    _row("notebook", Cause.HOST, r"(?:crashed after using all available RAM|tried to allocate more memory than is available)"),
+    _row("notebook", Cause.HOST, r"(?:crashed after using all available RAM|tried to allocate more memory than is"
+         r" available)"),
     _row("signal", Cause.UNKNOWN, r"Signal 9\(SIGKILL\) received|Signals\.SIGKILL: 9"
          r"|(?:exited on|terminated with|terminated by|killed by|died with|due to|received|on) (?:an? )? (?:uncaught )?"
          r" (?:signal:?)? (?:SIGKILL|9\(Killed\)|9\(SIGKILL\)|signal 9(?!\d)|Killed(?![a-z]))"

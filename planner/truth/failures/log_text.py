@@ -41,7 +41,9 @@ def decode(content: bytes) -> str:
     # Windows PowerShell's redirection without its mark: of Latin text every second byte is zero.
     beginning = content[:2000]
     if beginning.count(0) * 3 > len(beginning):
-        return content.decode("utf-16-le" if beginning[1::2].count(0) > beginning[::2].count(0) else "utf-16-be", "replace")
+        return content.decode(
+            "utf-16-le" if beginning[1::2].count(0) > beginning[::2].count(0) else "utf-16-be", "replace"
+        )
     return content.decode("utf-8", "replace")
 
 

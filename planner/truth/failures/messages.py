@@ -32,7 +32,8 @@ class Cause(StrEnum):
     SINGLE_REQUEST = "single_request"
     """More was asked for at once than the process may ever have."""
     LIMIT = "limit"
-    """A limit that the process has (`set_per_process_memory_fraction`, an engine's share, Metal's), not the GPU, was full."""
+    """A limit of the process was reached (`set_per_process_memory_fraction`, an engine's share, Metal's), not the GPU's
+    end."""
     FRAGMENTATION = "fragmentation"
     """PyTorch had reserved enough that was in no tensor, in pieces that did not fit."""
     PRIVATE_POOLS = "private_pools"
