@@ -132,12 +132,10 @@ def _judge_without_figures(failure: GpuFailure) -> Judgement:
     """What was asked for may be told; whose memory it was is not."""
     tried, total, free = failure.tried_bytes, failure.total_bytes, failure.free_bytes
     if tried is not None and tried >= (total or ONE_EXABYTE):
-        note = "so much is the size of a shape that went wrong (an overflow, a negative number), and of no GPU"
-        notes = (note,) if tried >= ONE_EXABYTE else ()
-        return Judgement(cause=Cause.SINGLE_REQUEST, missing_bytes=tried, notes=notes)
+        return Judgement(cause=Cause.SINGLE_REQUEST, missing_bytes=tried)
     if failure.form in (Form.NCCL, Form.LIBRARY, Form.DRIVER):
-        notes = tuple(_notes_without_figures(failure))
-        return Judgement(cause=Cause.OUTSIDE_ALLOCATOR, missing_bytes=tried, notes=notes)
+        notes = [*_notes_without_figures(failure)]
+        return Judgement(cause=Cause.OUTSIDE_ALLOCATOR, missing_bytes=tried, notes=tuple(notes))
     if failure.form is Form.FRAMEWORK and failure.who.startswith("the engine's share"):
         note = "weights and activations leave too little of the share that the engine may take for its KV cache"
         return Judgement(cause=Cause.LIMIT, missing_bytes=tried, notes=(note,))
@@ -228,5 +226,7 @@ def _notes_without_figures(failure: GpuFailure) -> Iterator[str]:
     yield "what PyTorch keeps in reserve is not free for others: nvidia-smi, or a snapshot, says how much that was"
     if failure.form is Form.DRIVER:
         yield "pinned memory of the host that cannot be had is said in the same words (cudaHostAlloc)"
-    if failure.form is Form.LIBRARY:
+    if failure.who == "bitsandbytes" and "pythonInterface" in failure.text:
+        yield "it asked for managed memory (a paged optimizer's states), which the host's memory holds as well"
+    elif failure.form is Form.LIBRARY:
         yield "the library says the same where it could not start for another reason (a wrong index, a broken driver)"

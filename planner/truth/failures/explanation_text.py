@@ -14,6 +14,7 @@ from planner.truth.failures.snapshot_failure import SnapshotFailure
 
 _LABEL = 34
 _MOST_MESSAGES = 8
+_QUOTED = 300
 _HELD = {
     "free": "free",
     "pytorch_allocated": "PyTorch, in tensors",
@@ -66,6 +67,11 @@ _KILLED = (
     "The kernel's log (dmesg -T | grep -i oom), the scheduler's record of the job (sacct, kubectl describe pod) or the "
     "container's limit says whether it did."
 )
+_OVERFLOW = (
+    "A request of more than 1 EiB has the size of a shape that went wrong (an overflow, a negative number, a wrong "
+    "index): "
+    "a fault of the program, and no lack of memory."
+)
 _SAYS_HOW = ("exit code", "signal", "shell")
 
 
@@ -89,6 +95,9 @@ def render(name: str, explanation: Explanation, style: Style) -> str:
 
 
 def _conclusion(explanation: Explanation) -> str:
+    asked = max((failure.tried_bytes or 0 for failure, _ in explanation.messages), default=0)
+    if explanation.cause is Cause.SINGLE_REQUEST and asked >= ONE_EXABYTE:
+        return _OVERFLOW
     if explanation.cause is not Cause.UNKNOWN or explanation.messages or explanation.snapshots:
         return f"{_IN_WORDS[explanation.cause]} {_advice(explanation)}".strip()
     if any(failure.certain for failure in explanation.host):
@@ -113,7 +122,7 @@ def _message(failure: GpuFailure, judged: Judgement, style: Style) -> Iterator[s
     }.get(failure.form, f"as {failure.form.value} says it")
     yield style.paint(f"{where}{gpu}: {form}", "bold")
     if failure.form in (Form.UNKNOWN, Form.PLAIN, Form.FRAMEWORK, Form.DRIVER, Form.LIBRARY):
-        yield f"  {failure.text[: style.width - 4]}"
+        yield from _indented([failure.text[:_QUOTED]], style)
     if failure.tried_bytes is not None:
         of = f" of {size(failure.total_bytes)}" if failure.total_bytes is not None else ""
         asked = size(failure.tried_bytes) if failure.tried_bytes < ONE_EXABYTE else "more than 1 EiB"
@@ -193,7 +202,7 @@ def snapshot_lines(failure: SnapshotFailure, style: Style) -> Iterator[str]:
 def _host(failure: HostFailure, style: Style) -> Iterator[str]:
     what = "a process was killed" if failure.said_by in _SAYS_HOW else f"{failure.said_by} says it of the host"
     yield style.paint(f"line {failure.line}: {what}", "bold")
-    yield f"  {failure.text[: style.width - 4]}"
+    yield from _indented([failure.text], style)
     if failure.process:
         yield _row("killed", failure.process)
     for label, count in (

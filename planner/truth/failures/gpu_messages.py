@@ -14,13 +14,12 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from planner.truth.failures.causes import ONE_EXABYTE
-from planner.truth.failures.log_text import LogText, words
+from planner.truth.failures.log_text import LogText, read_size, words
 from planner.truth.failures.messages import Form, Frame, GpuFailure, ProcessBytes
-from planner.units import KIB
 
 MOST_MESSAGES = 1000
 """Of one log, that are told apart; each rank of a large job has one."""
@@ -36,109 +35,95 @@ _LONGEST_PREFIX = 300
 """Characters before a message on its line, in which a rank is looked for."""
 _NOT_KNOWN_BYTES = 1 << 62
 """2**64 - 1 is what NVML says where a driver does not tell (WSL, Windows), and what stands for no limit."""
-_UNITS = {"b": 1, "k": KIB, "m": KIB**2, "g": KIB**3, "t": KIB**4}
-"""By the first letter: MPS and PaddlePaddle, too, write GB and count 2**30."""
-
-
-def _size(name: str) -> str:
-    return rf"(?P<{name}>\d[\d,]{{0,24}}(?:\.\d{{1,9}})?)(?P<{name}_unit>bytes|byte|[KMGT]i?B|B)"
-
-
-_VENDOR = r"(?P<vendor>CUDA|HIP|XPU|NPU|MUSA|MLU|GCU|DCU|HPU|MACA|SDAA|PPU)"
 _BEGINS = words(
-    rf"{_VENDOR} (?:backend )? out of memory (?=[.!:;,(\[]|Tried)"
-    r"|(?P<mps>MPS) backend out of memory"
-    r"|[Oo]ut of memory\. Tried to allocate"
-    r"|(?P<plain>(?<!lang\.)(?<!exceptions\.) OutOfMemoryError: (?!Container|Java|GC|Task|Worker|Actor|Memory on) )"
-    r"|Allocation on device (?P<async>\d{1,6})? (?:would exceed|$)"
+    r"""
+    (?P<vendor>CUDA|HIP|XPU|NPU|MUSA|MLU|GCU|DCU|HPU|MACA|SDAA|PPU)(?:backend)? out of memory (?=[.!:;,(\[]|Tried)
+    |(?P<mps>MPS) backend out of memory
+    |[Oo]ut of memory\. Tried to allocate
+    |(?P<plain>(?<!lang\.)(?<!exceptions\.) OutOfMemoryError: (?!Container|Java|GC|Task|Worker|Actor|Memory on))
+    |Allocation on device (?:\d{1,6})?(?:would exceed|$)
+    """
 )
 _FIGURES = {
-    name: words(pattern)
-    for name, pattern in {
-        "tried": rf"(?:Tried to allocate|Requested:|Requested:) {_size('tried')}",
-        "total": rf"total capac?i?ty of {_size('total')} | {_size('total_2')} total capacity | Device limit: "
-        rf"{_size('total_3')}",
-        "free": rf"{_size('free')} (?:is )?free | Free\(according to [A-Z]+\): {_size('free_2')}",
-        "allocated": rf"{_size('allocated')} (?:is allocated by PyTorch|already allocated) | Currently allocated: "
-        rf"{_size('allocated_2')} | MPS allocated: {_size('allocated_3')}",
-        "other": rf"other allocations: {_size('other')}",
-        "allowed": rf"{_size('allowed')} allowed | max allowed: {_size('allowed_2')} | memory fraction\): "
-        rf"{_size('allowed_3')}",
-        "reserved": rf"{_size('reserved')} reserved in total by PyTorch",
-        "rest": rf"{_size('rest')} (?:cached|is reserved by PyTorch but unallocated)",
-        "pools": rf"{_size('pools')} (?:is )?allocated in private pools",
-    }.items()
+    "tried": words(r"(?:Tried to allocate|Requested:) @tried"),
+    "total": words(r"total capac?i?ty of @total | @total_2 total capacity | Device limit: @total_3"),
+    "free": words(r"@free (?:is)? free | Free\(according to [A-Z]+\): @free_2"),
+    "allocated": words(
+        r"@allocated (?:is allocated by PyTorch|already allocated) | Currently allocated: @allocated_2"
+        r"| MPS allocated: @allocated_3"
+    ),
+    "other": words(r"other allocations: @other"),
+    "allowed": words(r"@allowed allowed | max allowed: @allowed_2 | memory fraction\): @allowed_3"),
+    "reserved": words(r"@reserved reserved in total by PyTorch"),
+    "rest": words(r"@rest (?:cached|is reserved by PyTorch but unallocated)"),
+    "pools": words(r"@pools (?:is)? allocated in private pools"),
 }
 _DEVICE = words(r"(?:GPU|NPU|XPU|MUSA|MLU|GCU|HPU|on device)(\d{1,6})")
-_PROCESS = words(rf"(?:Process (?P<process>\d{{1,10}})|[Tt]his process) has {_size('held')} memory in use")
+_PROCESS = words(r"(?:Process (?P<process>\d{1,10})|[Tt]his process) has @held memory in use")
 _MORE_THAN_AN_EXABYTE = words("Tried to allocate more than 1EB")
 
-_LIBRARIES = "CUBLAS|CUDNN|CUSOLVER|CUSPARSE|CUFFT|CURAND|HIPBLAS|HIPFFT|MIOPEN"
 # What others say, with or without the size that they asked for: form, who, words.
 _OTHERS = tuple(
     (form, who, words(pattern))
     for form, who, pattern in (
         (
-            Form.NCCL,
-            "NCCL",
-            r"(?:Cuda|CUDA|HIP) failure (?:\d+ )? 'out of memory'"
-            rf"(?:(?:(?!Cuda failure).){{0,1000}}? Failed to CUDA (?:host )?(?:c|m)?alloc(?: async)?"
-            rf" {_size('tried')})?",
+            Form.NCCL, "NCCL",
+            r"""(?:Cuda|CUDA|HIP) failure (?:\d+)? 'out of memory'
+            (?:(?:(?!Cuda failure).){0,1000}? Failed to CUDA (?:host)?(?:c|m)?alloc(?:async)? @tried)?""",
         ),
-        (Form.NCCL, "NCCL", rf"Failed to CUDA (?:c|m)?alloc(?: async)? {_size('tried')}"),
-        (Form.LIBRARY, "", rf"(?P<who>{_LIBRARIES}) _ (?:STATUS_)? (?:ALLOC_FAILED|MEMORY_ERROR|INTERNAL_ALLOC)"),
-        (Form.LIBRARY, "ROCBLAS", r"(?:rocblas|ROCBLAS)_(?:status|STATUS)_(?:memory_error|MEMORY_ERROR|ALLOC_FAILED)"),
-        (Form.LIBRARY, "MIOPEN", r"miopenStatusAllocFailed"),
-        (Form.LIBRARY, "bitsandbytes", r"Error out of memory at line \d+ in file [^,;]{0,80}?(?:\.cu|\.c|\.cpp|\.cuh)"),
+        (Form.NCCL, "NCCL", r"Failed to CUDA (?:c|m)?alloc(?:async)? @tried"),
+        (
+            Form.LIBRARY, "",
+            r"""(?P<who>CUBLAS|CUDNN|CUSOLVER|CUSPARSE|CUFFT|CURAND|HIPBLAS|HIPFFT|MIOPEN)
+            _(?:STATUS_)?(?:ALLOC_FAILED|MEMORY_ERROR|INTERNAL_ALLOC)""",
+        ),
+        (Form.LIBRARY, "rocBLAS", r"(?:rocblas|ROCBLAS)_(?:status|STATUS)_(?:memory_error|MEMORY_ERROR|ALLOC_FAILED)"),
+        (Form.LIBRARY, "MIOpen", r"miopenStatusAllocFailed"),
+        (Form.LIBRARY, "bitsandbytes", r"Error out of memory at line \d+ in file [^,;]{0,80}?\.c(?:pp|uh?)?"),
         (Form.LIBRARY, "RMM", r"std::bad_alloc: out_of_memory: CUDA error"),
-        (Form.LIBRARY, "CuPy", r"cupy[\w.]{0,60} OutOfMemoryError: Out of memory allocating (?P<tried>[\d,]{1,24})"
-         r"(?P<tried_unit>bytes)"),
-        (Form.LIBRARY, "TensorRT", r"Requested amount of GPU memory \((?P<tried>\d{1,18})(?P<tried_unit>bytes)\) could"
-         r" not be allocated"),
+        (Form.LIBRARY, "CuPy", r"cupy[\w.]{0,60} OutOfMemoryError: Out of memory allocating @tried"),
+        (Form.LIBRARY, "TensorRT", r"Requested amount of GPU memory \(@tried\) could not be allocated"),
         (Form.FRAMEWORK, "TensorFlow", r"OOM when allocating tensor with shape \[[\d,]{0,200}\]"),
         (
             Form.FRAMEWORK, "JAX",
-            r"RESOURCE_EXHAUSTED: (?:[\w: ]{0,80}?) Out of memory (?:while trying to allocate|allocating)"
-            r" (?P<tried>\d{1,18})(?P<tried_unit>bytes)",
+            r"RESOURCE_EXHAUSTED: [\w:]{0,80}? Out of memory (?:while trying to allocate|allocating) @tried",
         ),
-        (
-            Form.FRAMEWORK, "XLA",
-            rf"Ran out of memory in memory space [a-z]+\. Used {_size('used')} of {_size('total')}",
-        ),
+        (Form.FRAMEWORK, "XLA", r"Ran out of memory in memory space hbm\. Used @tried of @total"),
         (
             Form.FRAMEWORK, "PaddlePaddle",
-            rf"Out of memory error on GPU (?P<device>\d+)\. Cannot allocate {_size('tried')} memory on GPU \d+,"
-            rf" {_size('allocated')} memory has been allocated and available memory is only {_size('free')}",
+            r"""Out of memory error on GPU (?P<device>\d+)\. Cannot allocate @tried memory on GPU \d+,
+            @allocated memory has been allocated and available memory is only @free""",
         ),
-        (
-            Form.FRAMEWORK, "Intel Gaudi's bridge",
-            r"Allocation failed for size::(?P<tried>\d{1,18})(?P<tried_unit>)",
-        ),
+        (Form.FRAMEWORK, "Intel Gaudi's bridge", r"Allocation failed for size:: @tried"),
         (
             Form.FRAMEWORK, "the engine's share of the GPU (vLLM)",
-            r"No available memory for the cache blocks"
-            r"|is larger than the (?:maximum number of tokens that can be stored in|available) KV cache",
+            r"""No available memory for the cache blocks
+            |(?:reserved for KV Cache is|Available KV cache memory:) -\d
+            |is larger than the (?:maximum number of tokens that can be stored in|available) KV cache""",
         ),
-        (Form.FRAMEWORK, "the engine's share of the GPU (SGLang)", r"Not enough memory\. Please try to"
-         r" (?:in|de)crease --mem-"),
+        (
+            Form.FRAMEWORK, "the engine's share of the GPU (SGLang)",
+            r"Not enough memory\. Please try to (?:in|de)crease --mem-",
+        ),
         (
             Form.FRAMEWORK, "an engine at its start (vLLM)",
-            r"Free memory on device (?:[\w:]{1,12} )? \((?P<free>[\d.]+)/(?P<total>[\d.]+)(?P<total_unit>[KMGT]iB)\)"
-            rf" on startup is less than desired GPU memory utilization \([\d.]+, {_size('tried')}\)",
+            r"""Free memory on device (?:[\w:]{1,12})? \(@free/@total\) on startup is less than
+            desired GPU memory utilization \([\d.]+, @tried\)""",
         ),
         (Form.FRAMEWORK, "Accelerate", r"No executable batch size found, reached zero"),
         (
             Form.DRIVER, "",
-            r"(?:CUDA|HIP|Hip|MUSA|XPU|NPU|ROCm|Triton|Metal) (?:driver|runtime)?[Ee]rror (?:[^.'\"]{0,60}?)"
-            r" (?:out of memory|OUT_OF_MEMORY|OutOfMemory)"
-            r"|cuda runtime error \(2\): out of memory"
-            r"|cuda(?:Malloc|MallocAsync|MallocManaged|MemAlloc|HostAlloc)[\w ]{0,20} failed: out of memory"
-            r"|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY|hipErrorOutOfMemory"
-            r"|(?:UR_RESULT|PI|ZE_RESULT|SYCL|VK)_ERROR_OUT_OF_(?:DEVICE_MEMORY|RESOURCES|POOL_MEMORY)"
-            r"|kIOGPUCommandBufferCallbackErrorOutOfMemory"
-            r"|EL0004|(?:alloc|Alloc|rtMalloc)[\w"
-            r" ,:]{0,80}(?:result|code|ret|retCode)[=:]?(?:0x)?(?:207001|ACL_ERROR_RT_MEMORY_ALLOCATION)"
-            r"|(?:CUDA|GPU|device)[\w :]{0,30} allocation[\w :]{0,30}(?:failed|error)[\w :]{0,30}out of memory",
+            r"""(?:CUDA|HIP|Hip|MUSA|XPU|NPU|ROCm|Triton|Metal)(?:driver|runtime)?[Ee]rror [^.'"]{0,60}?
+            (?:out of memory|OUT_OF_MEMORY|OutOfMemory)
+            |(?:cuda runtime error \(2\)|error=2): out of memory
+            |cuda(?:Malloc|MallocAsync|MallocManaged|MemAlloc|HostAlloc)\w{0,20} failed: out of memory
+            |cudaErrorMemoryAllocation|(?<!on host:) CUDA_ERROR_OUT_OF_MEMORY|hipErrorOutOfMemory
+            |(?:UR_RESULT|PI|ZE_RESULT|SYCL|VK)_ERROR_OUT_OF_(?:DEVICE_MEMORY|RESOURCES|POOL_MEMORY)
+            |kIOGPUCommandBufferCallbackErrorOutOfMemory
+            |EL0004
+            |(?:[Aa]lloc|rtMalloc)[\w,:]{0,80}(?:result|code|ret|retCode)[=:]?
+            (?:0x)?(?:207001|ACL_ERROR_RT_MEMORY_ALLOCATION)
+            |(?:CUDA|GPU|device)[\w:]{0,30} allocation [\w:]{0,30}(?:failed|error)[\w:]{0,30} out of memory""",
         ),
     )
 )  # fmt: skip
@@ -214,8 +199,8 @@ def _read_torch(window: str, begin: re.Match[str]) -> tuple[GpuFailure, int]:
         match = pattern.search(window)
         if match is None:
             continue
-        group = next(group for group in (name, f"{name}_2", f"{name}_3") if match.groupdict().get(group))
-        count, half = _read_size(match, group)
+        sizes = [read_size(match, group) for group in (name, f"{name}_2", f"{name}_3")]
+        count, half = next(size for size in sizes if size is not None)
         end = max(end, match.end())
         if count < _NOT_KNOWN_BYTES:
             figures[name] = count
@@ -223,11 +208,12 @@ def _read_torch(window: str, begin: re.Match[str]) -> tuple[GpuFailure, int]:
     this_process: int | None = None
     others: list[ProcessBytes] = []
     for process in _PROCESS.finditer(window):
-        held, half = _read_size(process, "held")
         end = max(end, process.end())
-        if held >= _NOT_KNOWN_BYTES:
+        size = read_size(process, "held")
+        if size is None or size[0] >= _NOT_KNOWN_BYTES:
             continue
-        rounding += half
+        held = size[0]
+        rounding += size[1]
         if process["process"] is None:
             this_process = held
         else:
@@ -286,35 +272,21 @@ def _form_of(window: str, vendor: str, figures: dict[str, int]) -> Form:
 
 
 def _read_other(form: Form, who: str, match: re.Match[str], log: LogText) -> GpuFailure:
-    groups = match.groupdict()
-    sizes = {
-        name: _read_size(match, name)[0]
-        for name in ("tried", "total", "free", "allocated", "used")
-        if groups.get(name) and groups.get(f"{name}_unit") is not None
-    }
-    if "used" in sizes:  # XLA counts the whole program at once
-        sizes["tried"] = sizes.pop("used")
-    if groups.get("free") and "free" not in sizes:
-        sizes["free"] = round(float(match["free"]) * _UNITS[match["total_unit"][0].lower()])
+    groups: Mapping[str, str | None] = match.groupdict()
+    total = read_size(match, "total")
+    unit = total[0] * 100 // round(float(match["total"]) * 100) if total else 1  # vLLM writes it once: (3.5/23.5 GiB)
+    tried, free, allocated = (read_size(match, name, unit) for name in ("tried", "free", "allocated"))
     return GpuFailure(
         form=form,
         text=log.rest_of_line(match.start(), _QUOTED),
         line=0,
         who=groups.get("who") or who,
-        device=int(groups["device"]) if groups.get("device") else None,
-        tried_bytes=sizes.get("tried"),
-        total_bytes=sizes.get("total"),
-        free_bytes=sizes.get("free"),
-        allocated_bytes=sizes.get("allocated"),
+        device=int(groups["device"] or 0) if groups.get("device") else None,
+        tried_bytes=tried and tried[0],
+        total_bytes=total and total[0],
+        free_bytes=free and free[0],
+        allocated_bytes=allocated and allocated[0],
     )
-
-
-def _read_size(match: re.Match[str], name: str) -> tuple[int, int]:
-    """Bytes, and half of the last printed digit."""
-    unit = _UNITS[(match[f"{name}_unit"] or "b")[0].lower()]
-    whole, _, decimals = match[name].replace(",", "").partition(".")
-    count = int(whole + decimals) * unit // 10 ** len(decimals)
-    return count, unit // (2 * 10 ** len(decimals)) if decimals else 0
 
 
 _FRAME = re.compile(r'File "(?P<file>[^"\n]{1,500})", line (?P<line>\d{1,9}), in (?P<function>[^\n]{1,200})')

@@ -1,4 +1,4 @@
-"""Reads what a log says of a host's memory: who ended a process, how much it held, and what the limit was.
+"""Reads what a log says of a host's memory: who ended a process, what it held, and the limit.
 
 Sources: Linux 3.10 to 6.12 (mm/oom_kill.c, mm/memcontrol.c), Slurm 17.11 to 25.05 (slurmstepd, srun, sacct), OpenPBS'
 cgroup hook and MoM, LSF's bhist and bjobs, Grid Engine's execd, HTCondor's starter, kubelet's eviction manager and the
@@ -13,12 +13,11 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from planner.truth.failures.log_text import LogText, words
+from planner.truth.failures.log_text import LogText, read_size, words
 from planner.truth.failures.messages import Cause, HostFailure
 from planner.units import KIB, MIB
 
 _QUOTED = 300
-_SIZE = r"\d[\d,]{0,24}(?:\.\d{1,9})?(?:[KMGTkmgt]i?[bB]?|bytes|B)?"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,83 +34,120 @@ def _row(said_by: str, cause: Cause, pattern: str, unit: int = 1) -> _Words:
     return _Words(said_by, cause, words(pattern), unit)
 
 
-_KILLED = (
-    r"(?:\(oom_kill_allocating_task\))?: Kill(?:ed)? process \d{1,10}\((?P<process>[^)]{0,64})\)"
-    r"(?P<pages>(?:(?![Oo]ut of memory|oom-kill|invoked oom).){0,300})"
-)
+_KILLED = r"""(?:\(oom_kill_allocating_task\))?: Kill(?:ed)? process \d{1,10}\((?P<process>[^)]{0,64})\)
+    (?P<pages>(?:(?![Oo]ut of memory|oom-kill|invoked oom).){0,300})"""
 # A row whose cause is UNKNOWN tells of an end that has other reasons too.
 _SENTENCES = (
     _row("kernel", Cause.HOST_LIMIT, "Memory cgroup out of memory" + _KILLED),
     _row("kernel", Cause.HOST, "(?<!cgroup) [Oo]ut of memory" + _KILLED),
     _row("kernel", Cause.HOST_LIMIT, "oom-kill: constraint= CONSTRAINT_MEMCG"),
-    _row("kernel", Cause.HOST, r"oom-kill: constraint= CONSTRAINT_NONE|System OOM encountered, victim process: "
-         r"(?P<process>[^,]{1,64}),"),
+    _row(
+        "kernel", Cause.HOST,
+        r"oom-kill: constraint= CONSTRAINT_NONE|System OOM encountered, victim process: (?P<process>[^,]{1,64}),",
+    ),
     _row("systemd", Cause.HOST, r"systemd-oomd[^:]{0,40}: Killed|earlyoom[^:]{0,40}: (?:low memory|sending SIG)"),
-    _row("slurm", Cause.HOST_LIMIT, r"Detected \d{1,6} oom[-_ ]?kill(?: event(?:s|\(s\))?)? in (?:StepId=|step)[\w.]"),
-    _row("slurm", Cause.HOST_LIMIT, r"(?:Some of your processes|Some of the step tasks) (?:may )? have been"
-         r" (?:killed by the"
-         r" cgroup out-of-memory handler|OOM Killed)"),
-    _row("slurm", Cause.HOST_LIMIT, r"srun: error: [^:]{1,100}: tasks?[\d,-]{1,100}: Out Of Memory"),
-    _row("slurm", Cause.HOST_LIMIT, r"(?:[Jj]ob|[Ss]tep)[\d._]{0,40}(?:\([\d.]+\))? exceeded (?:job |step )?"
-         r" (?:virtual )?"
-         rf"memory limit (?:\((?P<used>{_SIZE})>(?P<limit>{_SIZE})\))?", KIB),
-    _row("slurm", Cause.HOST_LIMIT, rf"[Jj]ob[\d._]{{1,40}} exceeded (?P<limit>{_SIZE}) memory limit, being killed"),
-    _row("slurm", Cause.HOST_LIMIT, r"Exceeded (?:job|step) memory limit"),
+    _row(
+        "slurm", Cause.HOST_LIMIT,
+        r"""Detected \d{1,6} oom[-_]?kill (?:event(?:s|\(s\))?)? in (?:StepId=|step)[\w.]
+        |(?:processes|step tasks) (?:may)? have been (?:killed by the cgroup out-of-memory handler|OOM Killed)
+        |srun: error: [^:]{1,100}: tasks?[\d,-]{1,100}: Out Of Memory
+        |Exceeded (?:job|step) memory limit
+        |[Jj]ob[\d._]{1,40} exceeded @limit memory limit, being killed""",
+    ),
+    _row(
+        "slurm", Cause.HOST_LIMIT,
+        r"""(?:[Jj]ob|[Ss]tep)[\d._]{0,40}(?:\([\d.]+\))? exceeded (?:job|step)? (?:virtual)? memory limit
+        (?:\(@used > @limit\))?""",
+        KIB,
+    ),
     _row("slurm", Cause.UNKNOWN, r"hit memory(?:\+swap)? limit at least once"),
-    _row("pbs", Cause.HOST_LIMIT, rf"PBS: job killed: p?v?mem (?P<used>{_SIZE}) exceeded limit (?P<limit>{_SIZE})"),
-    _row("pbs", Cause.HOST_LIMIT, r"Cgroup mem(?:ory|sw)? limit exceeded|cgroup mem(?:ory)? limit exceeded"),
-    _row("pbs", Cause.HOST_LIMIT, rf"exceeded (?:P?V?MEM|SWAP) usage (?:hard|soft) limit \((?P<used>{_SIZE})>"
-         rf"(?P<limit>{_SIZE})\)", MIB),
+    _row(
+        "pbs", Cause.HOST_LIMIT,
+        r"PBS: job killed: p?v?mem @used exceeded limit @limit|[Cc]group mem(?:ory|sw)? limit exceeded"
+        r"|[Jj]ob exceeded a memory resource limit",
+    ),
+    _row("pbs", Cause.HOST_LIMIT, r"exceeded (?:P?V?MEM|SWAP) usage (?:hard|soft) limit \(@used > @limit\)", MIB),
     _row("lsf", Cause.HOST_LIMIT, r"TERM_MEMLIMIT|TERM_SWAP|reaching LSF memory usage limit"),
-    _row("sge", Cause.HOST_LIMIT, r"exceeds job (?:hard|soft) limit \"[hs]_(?:vmem|rss|data)\" (?:of queue"
-         r" \"[^\"]{1,100}\")?"
-         rf" \((?P<used>{_SIZE})>limit:(?P<limit>{_SIZE})\)"),
-    _row("condor", Cause.HOST_LIMIT, r"[Jj]ob has (?:gone over|encountered an out-of-memory event|exceeded)[\w ]{0,20}?"
-         r" (?:memory limit of (?P<limit>\d+) megabytes|out-of-memory)", MIB),
-    _row("kubernetes", Cause.HOST, r"node was low on resource: \[?memory(?:\. (?:Threshold quantity: [^,]{1,40},"
-         r" available:"
-         rf" [^.]{{1,40}}\. )? Container (?P<process>[\w.-]{{1,64}}?) was using (?P<used>{_SIZE}))?"),
-    _row("kubernetes", Cause.HOST, r"node had condition: \[[^\]]{0,60}MemoryPressure"),
-    _row("ray", Cause.HOST, r"Workers?\(tasks/actors\) killed due to memory pressure \(OOM\)"),
-    _row("ray", Cause.HOST, r"(?:Tasks?|Workers?|Actors?)(?:(?!killed).){0,100}(?:was |were )? killed due to the"
-         r" node running low"
-         r" on memory"),
-    _row("ray", Cause.HOST, rf"Memory on the node.{{0,400}}? was (?:running was )?"
-         rf" (?P<used>{_SIZE})/(?P<limit>{_SIZE})"),
-    _row("ray", Cause.HOST_LIMIT, r"ObjectStoreFullError|object store (?:memory )? is full|because it is full\."
-         r" Object size is"
-         rf" (?P<requested>{_SIZE})"),
-    _row("yarn", Cause.HOST_LIMIT, r"running beyond (?:physical|virtual) memory limits\. Current usage:"
-         rf" (?P<used>{_SIZE}) of (?P<limit>{_SIZE}) physical|exceeding (?:physical )? memory limits\."
-         rf" (?P<used_2>{_SIZE}) of (?P<limit_2>{_SIZE})"),
+    _row(
+        "sge", Cause.HOST_LIMIT,
+        r"""exceeds job (?:hard|soft) limit "[hs]_(?:vmem|rss|data)" (?:of queue "[^"]{1,100}")?
+        \(@used > limit: @limit\)
+        |execd enforced [hs]_(?:vmem|rss|data) limit""",
+    ),
+    _row(
+        "condor", Cause.HOST_LIMIT,
+        r"""[Jj]ob has (?:gone over|encountered an out-of-memory|exceeded)\w{0,20}? (?:memory limit of @limit|event)
+        |killed by HTCondor due to excessive memory use (?:\(RSS=@used\))?""",
+        MIB,
+    ),
+    _row(
+        "kubernetes", Cause.HOST,
+        r"""node was low on resource: \[?memory
+        (?:\. (?:Threshold quantity: [^,]{1,40}, available: [^.]{1,40}\.)?
+        Container (?P<process>[\w.-]{1,64}?) was using @used)?
+        |node had condition: \[[^\]]{0,60}MemoryPressure""",
+    ),
+    _row(
+        "kubernetes", Cause.HOST_LIMIT,
+        r"""OutOfMemoryError: Container killed due to memory|ran out-of-memory and exited
+        |Created an OOM event in""",
+    ),
+    _row(
+        "ray", Cause.HOST,
+        r"""Workers?\(tasks/actors\) killed due to memory pressure \(OOM\)
+        |(?:Tasks?|Workers?|Actors?)(?:(?!killed).){0,100} killed due to the node running low on memory
+        |Memory on the node .{0,400}? was (?:running was)? @used / @limit""",
+    ),
+    _row(
+        "ray", Cause.HOST_LIMIT,
+        r"ObjectStoreFullError|object store (?:memory)? is full|because it is full\. Object size is @requested",
+    ),
+    _row(
+        "yarn", Cause.HOST_LIMIT,
+        r"""running beyond (?:physical|virtual) memory limits\. Current usage: @used of @limit physical
+        |exceeding (?:physical)? memory limits\. @used_2 of @limit_2""",
+    ),
+    _row("ray", Cause.UNKNOWN, r"may have exceeded K8s pod memory limits|killed by SIGKILL by OOM killer due to high"),
     _row("java", Cause.HOST_LIMIT, r"java\.lang\.OutOfMemoryError"),
-    _row("kubernetes", Cause.HOST_LIMIT, r"OutOfMemoryError: Container killed due to memory usage|ran out-of-memory"
-         r" and exited"),
-    _row("torch", Cause.HOST, r"DefaultCPUAllocator: (?:can't allocate memory|not enough memory): you tried to allocate"
-         r" (?P<requested>\d{1,18}) bytes"),
-    _row("torch", Cause.UNKNOWN, r"DataLoader worker \(pid(?:\(s\))?[\d,]{1,60}\) (?:is killed by signal: Killed|exited"
-         r" unexpectedly)"),
-    _row("torch", Cause.HOST_LIMIT, r"out of shared memory"
-         r"|unable to (?:mmap|allocate|write|open shared memory)(?:(?!too many open).){0,200}?"
-         r" (?:No space left on device|Cannot allocate memory) \((?:28|12)\)"
-         r"|unable to write to file </torch_|unable to allocate shared memory \(shm\)"
-         r"|Insufficient shared memory"),
-    _row("nccl", Cause.HOST_LIMIT, r"(?:posix_fallocate|shared memory segment|/dev/shm/nccl)(?:(?!NCCL).){0,200}"
-         r" (?:No space left|Cannot allocate memory|out of shared)|No space left(?:(?!NCCL).){0,200}/dev/shm"),
-    _row("nccl", Cause.HOST, rf"Failed to malloc (?P<requested>{_SIZE})|Failed to CUDA host alloc"
-         rf" (?P<requested_2>{_SIZE})"),
-    _row("nccl", Cause.HOST_LIMIT, r"ibv_reg_mr(?:_iova2)?[\w ]{0,40} failed(?:(?!NCCL).){0,60} Cannot allocate"
-         r" memory"),
+    _row(
+        "torch", Cause.HOST,
+        r"DefaultCPUAllocator: (?:can't allocate memory|not enough memory): you tried to allocate @requested",
+    ),
+    _row(
+        "torch", Cause.UNKNOWN,
+        r"DataLoader worker \(pid(?:\(s\))?[\d,]{1,60}\) (?:is killed by signal: Killed|exited unexpectedly)",
+    ),
+    _row(
+        "torch", Cause.HOST_LIMIT,
+        r"""out of shared memory|Insufficient shared memory
+        |unable to (?:mmap|allocate|write|open shared memory)(?:(?!too many open).){0,200}?
+        (?:No space left on device|Cannot allocate memory)\((?:28|12)\)
+        |unable to write to file </torch_|unable to allocate shared memory \(shm\)""",
+    ),
+    _row(
+        "nccl", Cause.HOST_LIMIT,
+        r"""(?:posix_fallocate|shared memory segment|/dev/shm/nccl-\w{6})
+        (?:to @requested , error|\(size @requested_2\))?(?:(?!NCCL).){0,200}
+        (?:No space left|Cannot allocate memory|out of shared)
+        |No space left(?:(?!NCCL).){0,200}/dev/shm
+        |ibv_reg_mr(?:_iova2)?\w{0,40} failed(?:(?!NCCL).){0,60} Cannot allocate memory""",
+    ),
+    _row("nccl", Cause.HOST, r"Failed to malloc @requested|Failed to CUDA host alloc @requested_2"),
+    _row(
+        "the driver", Cause.HOST,
+        r"could not allocate pinned host memory of size: @requested|failed to alloc @requested_2 on host",
+    ),
     _row("python", Cause.HOST, r"(?i:errno12|os error 12).{0,3} Cannot allocate memory"),
-    _row("c++", Cause.HOST, r"std::bad_alloc (?!: out_of_memory)|memory allocation of (?P<requested>\d{1,18}) bytes"
-         r" failed"),
+    _row("c++", Cause.HOST, r"std::bad_alloc (?!: out_of_memory)|memory allocation of @requested failed"),
     _row("windows", Cause.HOST, r"(?i:paging file is too small|WinError1455|os error1455|out of virtual memory)"),
-    _row("notebook", Cause.HOST, r"(?:crashed after using all available RAM|tried to allocate more memory than is"
-         r" available)"),
-    _row("signal", Cause.UNKNOWN, r"Signal 9\(SIGKILL\) received|Signals\.SIGKILL: 9"
-         r"|(?:exited on|terminated with|terminated by|killed by|died with|due to|received|on) (?:an? )? (?:uncaught )?"
-         r" (?:signal:?)? (?:SIGKILL|9\(Killed\)|9\(SIGKILL\)|signal 9(?!\d)|Killed(?![a-z]))"
-         r"|signal:killed|killed by SIGKILL by OOM killer"),
+    _row("notebook", Cause.HOST, r"crashed after using all available RAM|tried to allocate more memory than is"
+         r" available"),
+    _row(
+        "signal", Cause.UNKNOWN,
+        r"""Signal 9\(SIGKILL\) received|Signals\.SIGKILL: 9|signal:killed
+        |(?:exited on|(?:terminated|died) with|(?:terminated|killed) by|due to|received|on) (?:an?)? (?:uncaught)?
+        (?:signal:?)? (?:SIGKILL|9\(Killed\)|9\(SIGKILL\)|signal 9(?!\d)|Killed(?![a-z]))""",
+    ),
     _row("slurm", Cause.UNKNOWN, r"srun: error: [^:]{1,100}: tasks?[\d,-]{1,100}: Killed"),
 )  # fmt: skip
 # Words that need their line, or the white space around them.
@@ -125,8 +161,8 @@ _LINES = tuple(
         (
             "python", Cause.HOST,
             r"(?<![A-Za-z])MemoryError(?::(?!\s*std::bad_alloc: out_of_memory)(?:\s*Unable to allocate\s+"
-            r"(?P<requested>\d[\d.]{0,20}\s?[KMGT]?i?B)?)?|\s*$)|(?<!\w)_ArrayMemoryError:(?:\s*Unable to allocate\s+"
-            r"(?P<requested_2>\d[\d.]{0,20}\s?[KMGT]?i?B)?)?",
+            r"(?P<requested>\d[\d.]{0,20})\s?(?P<requested_unit>[KMGT]?i?B))?|\s*$)|(?<!\w)_ArrayMemoryError:(?:\s*Unable to allocate\s+"
+            r"(?P<requested_2>\d[\d.]{0,20})\s?(?P<requested_2_unit>[KMGT]?i?B))?",
         ),
         ("python", Cause.HOST, r"\bCannot allocate memory\b|: out of memory \(allocated \d"),
         (
@@ -137,7 +173,7 @@ _LINES = tuple(
         (
             "shell", Cause.UNKNOWN,
             r"(?:^|[\])%|]\s{0,8}|line \d{1,6}:\s{1,8}\d{1,10} )Killed(?:\s{2,}\S[^\n]{0,200})?\s*$"
-            r"|^zsh: killed\s|^\[\d+\]\s*[+-]?\s+(?:\d+ )?[Kk]illed\b",
+            r"|^zsh: killed\s|\[\d{1,4}\]\s{0,4}[+-]?\s{1,8}(?:\d{1,10} )?[Kk]illed\b",
         ),
     )
 )  # fmt: skip
@@ -147,7 +183,6 @@ _OF_A_REASON = re.compile(
     r"DUE TO (?:TIME LIMIT|PREEMPTION|NODE FAILURE)|TERM_(?:RUNLIMIT|OWNER|PREEMPT)|walltime \d+ exceeded limit"
     r"|DEADLINE_?EXCEEDED|[Pp]reempted"
 )
-_UNITS = {"k": KIB, "m": MIB, "g": MIB * KIB, "t": MIB * MIB, "b": 1}
 
 
 def find_host_failures(text: str | LogText) -> list[HostFailure]:
@@ -163,7 +198,7 @@ def find_host_failures(text: str | LogText) -> list[HostFailure]:
         groups: Mapping[str, str | None] = match.groupdict()
         process = groups.get("process") or ""
         pages = _PAGES.findall(groups.get("pages") or "")
-        used, limit, requested = (_bytes(groups, name, row.unit) for name in ("used", "limit", "requested"))
+        used, limit, requested = (_bytes(match, name, row.unit) for name in ("used", "limit", "requested"))
         before = bisect_right(limits, (place, 0)) - 1
         if limit is None and before >= 0 and process and row.cause is Cause.HOST_LIMIT:
             limit = limits[before][1]
@@ -199,11 +234,6 @@ def other_reason(text: str) -> str:
     return match[0] if match else ""
 
 
-def _bytes(groups: Mapping[str, str | None], name: str, unit: int) -> int | None:
-    written = groups.get(name) or groups.get(f"{name}_2")
-    if not written:
-        return None
-    number = re.match(r"[\d,]+(?:\.\d+)?", written)
-    assert number is not None
-    letter = written[number.end() :].strip()[:1].lower()
-    return round(float(number[0].replace(",", "")) * (_UNITS[letter] if letter else unit))
+def _bytes(match: re.Match[str], name: str, unit: int) -> int | None:
+    size = read_size(match, name, unit) or read_size(match, f"{name}_2", unit)
+    return size and size[0]

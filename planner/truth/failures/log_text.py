@@ -10,6 +10,8 @@ import re
 from bisect import bisect_right
 from itertools import accumulate
 
+from planner.units import KIB
+
 _BYTE_ORDER_MARKS = {b"\xef\xbb\xbf": "utf-8-sig", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 _ESCAPES = re.compile(r"(?:\x1b|\\u001b|\\x1b|\\033|\\e|\^\[|␛)(?:\[[0-9;?]{0,20}[A-Za-z]|\][^\x07\n]{0,200}\x07)")
 """Colours and cursor movements, as bytes of a terminal or written out (JSON, `cat -v`)."""
@@ -113,6 +115,24 @@ def _prefix_length(line: str) -> int:
     return at
 
 
+_SIZE = r"(?P<NAME>\d[\d,]{0,24}(?:\.\d{1,9})?)(?P<NAME_unit>[KMGTkmgt]i?[bB]?|bytes|byte|B)?"
+_UNITS = {"b": 1, "k": KIB, "m": KIB**2, "g": KIB**3, "t": KIB**4}
+"""By the first letter: torch's MPS, PaddlePaddle and PBS, too, write GB and count 2**30."""
+
+
 def words(pattern: str) -> re.Pattern[str]:
-    """A regular expression for `LogText.squashed`, written with the spaces that a reader sees."""
-    return re.compile(pattern.replace(" ", ""))
+    """A regular expression for `LogText.squashed`, written with the white space that a reader sees; `@tried` is a size
+    with its unit, that `read_size` reads."""
+    sizes = re.sub(r"@(\w+)", lambda match: _SIZE.replace("NAME", match[1]), pattern)
+    return re.compile("".join(sizes.split()))
+
+
+def read_size(match: re.Match[str], name: str, unit: int = 1) -> tuple[int, int] | None:
+    """Bytes, and half of the last printed digit; None where it is not told. `unit` counts what has none beside it."""
+    if not (written := match.groupdict().get(name)):
+        return None
+    if letter := (match.groupdict().get(f"{name}_unit") or "")[:1]:
+        unit = _UNITS[letter.lower()]
+    whole, _, decimals = written.replace(",", "").partition(".")
+    count = int(whole + decimals) * unit // 10 ** len(decimals)
+    return count, unit // (2 * 10 ** len(decimals)) if decimals else 0
