@@ -160,9 +160,8 @@ _LINES = tuple(
         ("kernel", Cause.UNKNOWN, r"(?P<process>[\w.-]{1,64}) invoked oom-killer"),
         (
             "python", Cause.HOST,
-            r"(?<![A-Za-z])MemoryError(?::(?!\s*std::bad_alloc: out_of_memory)(?:\s*Unable to allocate\s+"
-            r"(?P<requested>\d[\d.]{0,20})\s?(?P<requested_unit>[KMGT]?i?B))?|\s*$)|(?<!\w)_ArrayMemoryError:(?:\s*Unable to allocate\s+"
-            r"(?P<requested_2>\d[\d.]{0,20})\s?(?P<requested_2_unit>[KMGT]?i?B))?",
+            r"(?<![A-Za-z])(?:_Array)?MemoryError(?::(?!\s*std::bad_alloc: out_of_memory)(?:\s*Unable to allocate\s+"
+            r"(?P<requested>\d[\d.]{0,20})\s?(?P<requested_unit>[KMGT]?i?B))?|\s*$)",
         ),
         ("python", Cause.HOST, r"\bCannot allocate memory\b|: out of memory \(allocated \d"),
         (
