@@ -77,21 +77,32 @@ void use(void* address, cudaStream_t stream) {
   record_use(block_at(address), number_of_stream(current_device(), stream));
 }
 
+// Torch's documented way to another allocator (torch.cuda.memory.CUDAPluggableAllocator), which says nothing of the
+// room that is left.
+struct PaperAllocator final : torch::cuda::CUDAPluggableAllocator::CUDAPluggableAllocator {
+  using CUDAPluggableAllocator::CUDAPluggableAllocator;
+
+  // Of cuDNN's ways to convolve those are tried (cudnn.benchmark) whose workspaces have room (Conv_v8.cpp,
+  // get_available_workspace): the whole device's, since the largest is asked for afterwards and refused if it has none.
+  void cacheInfo(c10::DeviceIndex, size_t* largest) override {
+    size_t total = 0;
+    TORCH_CHECK(cudaMemGetInfo(largest, &total) == cudaSuccess);
+  }
+};
+
 }  // namespace
 
 void* reserve_addresses(size_t bytes) { return paper_addresses(bytes); }
 
-// Torch's documented way to another allocator (torch.cuda.memory.CUDAPluggableAllocator), with a function for uses.
 void install_allocator() {
-  using namespace torch::cuda::CUDAPluggableAllocator;
-  const auto ours = createCustomAllocator(&take, &give_back);
-  const auto pluggable = std::dynamic_pointer_cast<CUDAPluggableAllocator>(ours);
+  const auto pluggable = std::make_shared<PaperAllocator>(&take, &give_back);
+  pluggable->init(c10::cuda::device_count());
   pluggable->set_record_stream_fn(&use);
   pluggable->set_begin_allocate_to_pool(&open_pool);
   pluggable->set_end_allocate_to_pool_fn(&close_pool);
   pluggable->set_release_pool([](int, PoolId) {});  // it keeps its segments until the cache is emptied: to the end
   pluggable->set_reset_fn([] { paper_empty_cache(); });
-  changeCurrentAllocator(ours);
+  torch::cuda::CUDAPluggableAllocator::changeCurrentAllocator(pluggable);
 }
 
 int32_t number_of_stream(c10::DeviceIndex device, const void* stream) {

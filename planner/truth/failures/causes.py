@@ -47,7 +47,7 @@ def judge(failure: GpuFailure) -> Judgement:
     if total is None or tried is None or allocated is None:
         return _judge_without_figures(failure)
     if free is None:
-        return _judge_without_free(tried, total, allocated, failure.unallocated_bytes)
+        return _judge_without_free(tried, total, allocated, failure)
     this_process, others, in_container = _own_process(failure)
     listed = sum(process.bytes for process in others)
     outside = unlisted = None
@@ -153,12 +153,13 @@ def _judge_without_figures(failure: GpuFailure) -> Judgement:
     return Judgement(cause=Cause.UNKNOWN, missing_bytes=tried, notes=(note,))
 
 
-def _judge_without_free(tried: int, total: int, allocated: int, unallocated: int | None) -> Judgement:
+def _judge_without_free(tried: int, total: int, allocated: int, failure: GpuFailure) -> Judgement:
     """A form that does not tell what was free: more follows only where tensors and the request exceed the GPU."""
+    unallocated = failure.unallocated_bytes
     held = {"pytorch_allocated": allocated, "not_told": max(total - allocated - (unallocated or 0), 0)}
     if unallocated is not None:
         held["pytorch_unallocated"] = unallocated
-    if tried > total:
+    if tried > min(total, failure.allowed_bytes or total):
         return Judgement(cause=Cause.SINGLE_REQUEST, missing_bytes=None, held=held)
     if allocated + tried > total:
         cause = Cause.FULL if allocated * SMALLEST_SHARE >= total else Cause.SINGLE_REQUEST

@@ -40,6 +40,8 @@ _BEGINS = words(
     (?P<vendor>CUDA|HIP|XPU|NPU|MUSA|MLU|GCU|DCU|HPU|MACA|SDAA|PPU)(?:backend)? out of memory (?=[.!:;,(\[]|Tried)
     |(?P<mps>MPS) backend out of memory
     |[Oo]ut of memory\. Tried to allocate
+    |(?P<block>can NOT allocate memory block with size larger than)
+    |(?<!memory\.)(?<!\)\.)(?<!B!) Tried to allocate (?=\d)
     |(?P<plain>(?<!lang\.)(?<!exceptions\.) OutOfMemoryError: (?!Container|Java|GC|Task|Worker|Actor|Memory on))
     |Allocation on device (?:\d{1,6})?(?:would exceed|$)
     """
@@ -53,7 +55,9 @@ _FIGURES = {
         r"| MPS allocated: @allocated_3"
     ),
     "other": words(r"other allocations: @other"),
-    "allowed": words(r"@allowed allowed | max allowed: @allowed_2 | memory fraction\): @allowed_3"),
+    "allowed": words(
+        r"@allowed allowed | max allowed: @allowed_2 | memory fraction\): @allowed_3 | with size larger than @allowed_4"
+    ),
     "reserved": words(r"@reserved reserved in total by PyTorch"),
     "rest": words(r"@rest (?:cached|is reserved by PyTorch but unallocated)"),
     "pools": words(r"@pools (?:is)? allocated in private pools"),
@@ -99,7 +103,8 @@ _OTHERS = tuple(
             Form.FRAMEWORK, "the engine's share of the GPU (vLLM)",
             r"""No available memory for the cache blocks
             |(?:reserved for KV Cache is|Available KV cache memory:) -\d
-            |is larger than the (?:maximum number of tokens that can be stored in|available) KV cache""",
+            |(?:@tried KV cache is needed, which)? is larger than the
+            (?:maximum number of tokens that can be stored in|available) KV cache""",
         ),
         (
             Form.FRAMEWORK, "the engine's share of the GPU (SGLang)",
@@ -167,6 +172,26 @@ def find_messages(text: str | LogText) -> list[GpuFailure]:
     return _tell_apart(log, failures)
 
 
+_UNNAMED = re.compile(
+    "(?i)(?:out-?of|notenough|insufficient|exhausted|exceeded|lackof)(?:the)?(?P<gpu>gpu|cuda|device|vram|video|graphics)?-?"
+    "(?:memory|vram)|memory(?:exhausted|allocationfailed)"
+)
+_OF_A_GPU = re.compile(r"(?i)(?:gpu|cuda|vram|device|hip|xpu|npu)[^.!?]{0,30}$")
+_ADVICE = re.compile(r"(?i)(?:avoid|prevent|incaseof|ifyou|toreduce|mitigate|handle)[^.!?]{0,40}$")
+
+
+def find_unnamed(log: LogText) -> GpuFailure | None:
+    """What says in words of its own that memory ran out; its `vendor` is GPU where it says so."""
+    for match in _UNNAMED.finditer(log.squashed):
+        before = log.squashed[max(0, match.start() - 60) : match.start()]
+        if not _ADVICE.search(before):
+            is_gpu = match["gpu"] or _OF_A_GPU.search(before)
+            line = log.line_of(match.start())
+            text = " ".join(log.lines[line - 1][: 2 * _BEGINNING].split())[:_BEGINNING]
+            return GpuFailure(form=Form.UNKNOWN, text=text, line=line, vendor="GPU" if is_gpu else "")
+    return None
+
+
 def _is_repeated(log: LogText, match: re.Match[str]) -> bool:
     """Whether it is a line of a program's source, or the name of an error before the words themselves."""
     if match["plain"] is None:
@@ -199,7 +224,7 @@ def _read_torch(window: str, begin: re.Match[str]) -> tuple[GpuFailure, int]:
         match = pattern.search(window)
         if match is None:
             continue
-        sizes = [read_size(match, group) for group in (name, f"{name}_2", f"{name}_3")]
+        sizes = [read_size(match, group) for group in (name, *(f"{name}_{number}" for number in range(2, 5)))]
         count, half = next(size for size in sizes if size is not None)
         end = max(end, match.end())
         if count < _NOT_KNOWN_BYTES:

@@ -63,7 +63,7 @@ _SENTENCES = (
     _row("slurm", Cause.UNKNOWN, r"hit memory(?:\+swap)? limit at least once"),
     _row(
         "pbs", Cause.HOST_LIMIT,
-        r"PBS: job killed: p?v?mem @used exceeded limit @limit|[Cc]group mem(?:ory|sw)? limit exceeded"
+        r"PBS: job killed: p?v?mem (?:job total)? @used exceeded limit @limit|[Cc]group mem(?:ory|sw)? limit exceeded"
         r"|[Jj]ob exceeded a memory resource limit",
     ),
     _row("pbs", Cause.HOST_LIMIT, r"exceeded (?:P?V?MEM|SWAP) usage (?:hard|soft) limit \(@used > @limit\)", MIB),
@@ -77,7 +77,8 @@ _SENTENCES = (
     _row(
         "condor", Cause.HOST_LIMIT,
         r"""[Jj]ob has (?:gone over|encountered an out-of-memory|exceeded)\w{0,20}? (?:memory limit of @limit|event)
-        |killed by HTCondor due to excessive memory use (?:\(RSS=@used\))?""",
+        |killed by HTCondor due to excessive memory use (?:\(RSS=@used\))?
+        |put on hold by \w{1,40} due to memory usage""",
         MIB,
     ),
     _row(
@@ -97,6 +98,10 @@ _SENTENCES = (
         r"""Workers?\(tasks/actors\) killed due to memory pressure \(OOM\)
         |(?:Tasks?|Workers?|Actors?)(?:(?!killed).){0,100} killed due to the node running low on memory
         |Memory on the node .{0,400}? was (?:running was)? @used / @limit""",
+    ),
+    _row(
+        "ray", Cause.HOST,
+        r"RayOutOfMemoryError: More than \d{1,3}% of the memory on node .{1,100}? is used \(@used / @limit", MIB * KIB,
     ),
     _row(
         "ray", Cause.HOST_LIMIT,

@@ -31,7 +31,7 @@ _PREFIX = re.compile(
     r")"
 )
 _MOST_PREFIXES = 4
-_TOKEN = re.compile(r"(?:(?!\\n)\S)+")
+_TOKEN = re.compile(r"(?:(?!\\n|(?<=\\)n)\S)+")
 """A log inside of JSON has its line breaks written out."""
 
 
