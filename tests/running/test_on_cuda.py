@@ -133,3 +133,14 @@ def test_a_convolution_takes_another_way_where_its_workspace_has_no_room(program
     result = 256 * 64 * 112 * 112 * 4  # of the convolution, then its gradient
 
     assert max(workspaces(0)) > 64 * MIB >= max(workspaces(result + 64 * MIB), default=0)
+
+
+def test_a_benchmark_of_convolutions_takes_the_largest_workspace_that_has_room(program: Program, run: Run) -> None:
+    def largest_workspace(benchmark: bool) -> int:
+        code = CONVOLUTION.replace("{left}", "0").replace(
+            "import torch\n", f"import torch\ntorch.backends.cudnn.benchmark = {benchmark}\n"
+        )
+        allocs = [event for event in run(f"python {program(code)}").trace.written_out() if isinstance(event, Alloc)]
+        return max(a.requested_bytes for a in allocs if a.origin and a.origin.op == "cudnn_convolution.workspace")
+
+    assert largest_workspace(benchmark=True) > largest_workspace(benchmark=False)
