@@ -29,6 +29,15 @@ def test_an_error_of_its_own_is_shown_from_its_first_line(run: Run, program: Pro
     assert caught.value.place.endswith("/program.py:2")
 
 
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [("nothing_here", "there is no such module"), ("encodings", "it is a package without a __main__")],
+)
+def test_a_module_that_cannot_be_run_is_named(module: str, said: str, run: Run) -> None:
+    with pytest.raises(ProgramError, match=f"python -m {module}: {said}"):
+        run(f"python -m {module}")
+
+
 LONG = """
 import torch
 def fail(depth):

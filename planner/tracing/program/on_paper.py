@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from importlib.machinery import PathFinder
-from importlib.util import module_from_spec
+from importlib.util import find_spec, module_from_spec
 from pathlib import Path
 from typing import NoReturn
 
@@ -462,6 +462,22 @@ def _take_python_path() -> None:
         spec.loader.exec_module(module)
 
 
+def _refuse_absent_module(name: str) -> None:
+    spec = find_spec(name)
+    if spec is None:
+        problem = "there is no such module"
+    elif spec.submodule_search_locations is not None and find_spec(f"{name}.__main__") is None:
+        problem = "it is a package without a __main__, which python -m cannot run"
+    else:
+        return
+    raise ProgramError(
+        problem,
+        allowed="a module that python -m runs in the folder where planner runs",
+        remedy="start planner where the command would be started, or give the package's own command",
+        place=f"python -m {name}",
+    )
+
+
 def _run_main(order: ProgramOrder, changed: Mapping[Path, ast.Module], steps: StepsAt) -> None:
     """As `python` would: the program is `__main__`, its folder (of a module: this one) first in the path."""
     line = order.line
@@ -470,6 +486,7 @@ def _run_main(order: ProgramOrder, changed: Mapping[Path, ast.Module], steps: St
     sys.argv = [line.program, *arguments]
     if line.is_module:
         sys.path.insert(0, os.getcwd())
+        _refuse_absent_module(line.program)
         runpy.run_module(line.program, run_name="__main__", alter_sys=True)
         return
     sys.path.insert(0, str(Path(line.program).resolve().parent))
