@@ -96,7 +96,7 @@ void* reserve_addresses(size_t bytes) { return paper_addresses(bytes); }
 
 void install_allocator() {
   const auto pluggable = std::make_shared<PaperAllocator>(&take, &give_back);
-  pluggable->init(0);  // how many devices there are is read where the first is asked for, which may be in a forked process
+  pluggable->init(0);  // how many devices there are is asked in the forked process, which has them
   pluggable->set_record_stream_fn(&use);
   pluggable->set_begin_allocate_to_pool(&open_pool);
   pluggable->set_end_allocate_to_pool_fn(&close_pool);

@@ -37,7 +37,8 @@ _NOT_KNOWN_BYTES = 1 << 62
 """2**64 - 1 is what NVML says where a driver does not tell (WSL, Windows), and what stands for no limit."""
 _BEGINS = words(
     r"""
-    (?P<vendor>CUDA|HIP|XPU|NPU|MUSA|MLU|GCU|DCU|HPU|MACA|SDAA|PPU)(?:backend)? out of memory (?=[.!:;,(\[]|Tried)
+    (?P<vendor>CUDA|HIP|XPU|NPU|MUSA|MLU|GCU|DCU|HPU|MACA|SDAA|PPU)(?:backend)? out of (?:the)? memory
+    (?=[.!:;,(\[]|Tried)
     |(?P<mps>MPS) backend out of memory
     |[Oo]ut of memory\. Tried to allocate
     |(?P<block>can NOT allocate memory block with size larger than)
@@ -58,7 +59,7 @@ _FIGURES = {
     "allowed": words(
         r"@allowed allowed | max allowed: @allowed_2 | memory fraction\): @allowed_3 | with size larger than @allowed_4"
     ),
-    "reserved": words(r"@reserved reserved in total by PyTorch"),
+    "reserved": words(r"@reserved \w{6,9} in total by"),
     "rest": words(r"@rest (?:cached|is reserved by PyTorch but unallocated)"),
     "pools": words(r"@pools (?:is)? allocated in private pools"),
 }
@@ -84,18 +85,29 @@ _OTHERS = tuple(
         (Form.LIBRARY, "rocBLAS", r"(?:rocblas|ROCBLAS)_(?:status|STATUS)_(?:memory_error|MEMORY_ERROR|ALLOC_FAILED)"),
         (Form.LIBRARY, "MIOpen", r"miopenStatusAllocFailed"),
         (Form.LIBRARY, "bitsandbytes", r"Error out of memory at line \d+ in file [^,;]{0,80}?\.c(?:pp|uh?)?"),
-        (Form.LIBRARY, "RMM", r"std::bad_alloc: out_of_memory: CUDA error"),
+        (
+            Form.LIBRARY, "CUDA's allocator in C++",
+            r"""std::bad_alloc: (?:out_of_memory: CUDA error|cudaErrorMemoryAllocation)
+            (?:.{0,40}? Free memory: @free - Requested memory: @tried)?""",
+        ),
         (Form.LIBRARY, "CuPy", r"cupy[\w.]{0,60} OutOfMemoryError: Out of memory allocating @tried"),
         (Form.LIBRARY, "TensorRT", r"Requested amount of GPU memory \(@tried\) could not be allocated"),
-        (Form.FRAMEWORK, "TensorFlow", r"OOM when allocating tensor with shape \[[\d,]{0,200}\]"),
+        (
+            Form.FRAMEWORK, "TensorFlow",
+            r"""OOM when allocating tensor with shape \[[\d,]{0,200}\]
+            |Allocator (?:\(\w{1,40}\))? ran out of memory trying to allocate @tried
+            |failed to allocate [\d.]+[KMGT]?i?B? \(@tried_2\) from device""",
+        ),
         (
             Form.FRAMEWORK, "JAX",
             r"RESOURCE_EXHAUSTED: [\w:]{0,80}? Out of memory (?:while trying to allocate|allocating) @tried",
         ),
-        (Form.FRAMEWORK, "XLA", r"Ran out of memory in memory space hbm\. Used @tried of @total"),
+        (Form.FRAMEWORK, "XLA", r"Ran out of memory in memory space hbm\. Used @tried of @total"
+         r"|Attempting to reserve @tried_2 at the bottom of memory"),
         (
             Form.FRAMEWORK, "PaddlePaddle",
-            r"""Out of memory error on GPU (?P<device>\d+)\. Cannot allocate @tried memory on GPU \d+,
+            r"""enforce allocating <= available failed, @tried_2 > @free_2
+            |Out of memory error on GPU (?P<device>\d+)\. Cannot allocate @tried memory on GPU \d+,
             @allocated memory has been allocated and available memory is only @free""",
         ),
         (Form.FRAMEWORK, "Intel Gaudi's bridge", r"Allocation failed for size:: @tried"),
@@ -108,7 +120,7 @@ _OTHERS = tuple(
         ),
         (
             Form.FRAMEWORK, "the engine's share of the GPU (SGLang)",
-            r"Not enough memory\. Please try to (?:in|de)crease --mem-",
+            r"Not enough memory\. Please try to (?:in|de)crease --mem-|alloc_\w{1,40} runs out of memory",
         ),
         (
             Form.FRAMEWORK, "an engine at its start (vLLM)",
@@ -300,7 +312,9 @@ def _read_other(form: Form, who: str, match: re.Match[str], log: LogText) -> Gpu
     groups: Mapping[str, str | None] = match.groupdict()
     total = read_size(match, "total")
     unit = total[0] * 100 // round(float(match["total"]) * 100) if total else 1  # vLLM writes it once: (3.5/23.5 GiB)
-    tried, free, allocated = (read_size(match, name, unit) for name in ("tried", "free", "allocated"))
+    tried, free, allocated = (
+        read_size(match, name, unit) or read_size(match, f"{name}_2") for name in ("tried", "free", "allocated")
+    )
     return GpuFailure(
         form=form,
         text=log.rest_of_line(match.start(), _QUOTED),

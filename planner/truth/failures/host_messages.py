@@ -40,7 +40,7 @@ _KILLED = r"""(?:\(oom_kill_allocating_task\))?: Kill(?:ed)? process \d{1,10}\((
 _SENTENCES = (
     _row("kernel", Cause.HOST_LIMIT, "Memory cgroup out of memory" + _KILLED),
     _row("kernel", Cause.HOST, "(?<!cgroup) [Oo]ut of memory" + _KILLED),
-    _row("kernel", Cause.HOST_LIMIT, "oom-kill: constraint= CONSTRAINT_MEMCG"),
+    _row("kernel", Cause.HOST_LIMIT, "oom-kill: constraint= CONSTRAINT_MEMCG|mem_cgroup_out_of_memory\+"),
     _row(
         "kernel", Cause.HOST,
         r"oom-kill: constraint= CONSTRAINT_NONE|System OOM encountered, victim process: (?P<process>[^,]{1,64}),",
@@ -91,7 +91,7 @@ _SENTENCES = (
     _row(
         "kubernetes", Cause.HOST_LIMIT,
         r"""OutOfMemoryError: Container killed due to memory|ran out-of-memory and exited
-        |Created an OOM event in""",
+        |Created an OOM event in|topic=/tasks/oom|containerd\.events\.TaskOOM|container oom [\da-f]{12}""",
     ),
     _row(
         "ray", Cause.HOST,
@@ -143,7 +143,7 @@ _SENTENCES = (
         r"could not allocate pinned host memory of size: @requested|failed to alloc @requested_2 on host",
     ),
     _row("python", Cause.HOST, r"(?i:errno12|os error 12).{0,3} Cannot allocate memory"),
-    _row("c++", Cause.HOST, r"std::bad_alloc (?!: out_of_memory)|memory allocation of @requested failed"),
+    _row("c++", Cause.HOST, r"std::bad_alloc (?!: out_of_memory|: cudaError)|memory allocation of @requested failed"),
     _row("windows", Cause.HOST, r"(?i:paging file is too small|WinError1455|os error1455|out of virtual memory)"),
     _row("notebook", Cause.HOST, r"crashed after using all available RAM|tried to allocate more memory than is"
          r" available"),
