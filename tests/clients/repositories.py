@@ -1,0 +1,137 @@
+"""Popular repositories on paper, each started as its README says, for docs/results/programs.md.
+
+    python tests/clients/repositories.py CHECKOUTS DATA [--only TEXT]
+
+`CHECKOUTS` has a folder for each repository, named as it is; `DATA` is what `repository_data.py` filled. The packages
+that the programs import have to be importable. Each row runs `planner run` in a copy of the program's folder and is
+shown with its parameters beside those that are published, by which the figures are checked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+_SECONDS = 600
+_MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repository:
+    """`parameters` are those that its paper or README says, in millions, of all that lies on the GPU (copies by EMA and
+    frozen parts too); 0 where none are said. `{data}` in a command is the folder with the data."""
+
+    kind: str
+    name: str
+    folder: str
+    gpu: str
+    command: str
+    parameters: float = 0
+
+
+_COCO = "torchrun --nproc_per_node=8 train.py --data-path {data}/coco --dataset coco"
+_BOXES = "--epochs 26 --lr-steps 16 22 --aspect-ratio-group-factor 3"
+_DIFFUSION = "accelerate launch --mixed_precision=fp16 {script} --pretrained_model_name_or_path={{data}}/stable-diffusion"
+_PICTURES = "--resolution=512 --center_crop --random_flip --train_batch_size=1 --gradient_accumulation_steps=4"
+REPOSITORIES: tuple[Repository, ...] = (
+    Repository(
+        kind="LLM", name="nanoGPT, GPT of characters", folder="nanoGPT", gpu="A100-SXM-40GB",
+        command="python train.py config/train_shakespeare_char.py", parameters=10.65,
+    ),
+    Repository(
+        kind="LLM", name="PyTorch examples, FSDP and TP", folder="examples/distributed/tensor_parallelism",
+        gpu="A100-SXM-40GB", command="torchrun --nproc_per_node 4 fsdp_tp_example.py",
+    ),
+    Repository(
+        kind="LLM", name="PyTorch examples, FSDP2", folder="examples/distributed/FSDP2", gpu="A100-SXM-40GB",
+        command="torchrun --nproc_per_node 2 example.py",
+    ),
+    Repository(
+        kind="vision", name="torchvision, classification", folder="vision/references/classification",
+        gpu="V100-SXM2-32GB", parameters=25.56,
+        command="torchrun --nproc_per_node=8 train.py --data-path {data}/imagefolder --model resnet50",
+    ),
+    Repository(
+        kind="vision", name="timm, SE-ResNet-34", folder="pytorch-image-models", gpu="A100-SXM-40GB", parameters=21.96,
+        command="torchrun --nproc_per_node=4 train.py --data-dir {data}/imagefolder --model seresnet34 --sched cosine "
+        "--epochs 150 --warmup-epochs 5 --lr 0.4 --reprob 0.5 --remode pixel --batch-size 64 --amp -j 4",
+    ),
+    Repository(
+        kind="vision", name="PyTorch examples, ImageNet", folder="examples/imagenet", gpu="A100-SXM-40GB",
+        command="python main.py -a resnet18 --dummy", parameters=11.69,
+    ),
+    Repository(
+        kind="vision", name="PyTorch examples, ImageNet on 8 GPUs", folder="examples/imagenet", gpu="A100-SXM-40GB",
+        command="python main.py -a resnet50 --dist-url tcp://127.0.0.1:23456 --dist-backend nccl "
+        "--multiprocessing-distributed --world-size 1 --rank 0 --dummy", parameters=25.56,
+    ),
+    Repository(
+        kind="detection", name="torchvision, Faster R-CNN", folder="vision/references/detection", gpu="V100-SXM2-32GB",
+        command=f"{_COCO} --model fasterrcnn_resnet50_fpn {_BOXES}", parameters=41.76,
+    ),
+    Repository(
+        kind="segmentation", name="torchvision, Mask R-CNN", folder="vision/references/detection",
+        gpu="V100-SXM2-32GB", command=f"{_COCO} --model maskrcnn_resnet50_fpn {_BOXES}", parameters=44.4,
+    ),
+    Repository(
+        kind="segmentation", name="torchvision, FCN", folder="vision/references/segmentation", gpu="V100-SXM2-32GB",
+        command=f"{_COCO} -b 4 --model fcn_resnet50 --aux-loss", parameters=35.32,
+    ),
+    Repository(
+        kind="segmentation", name="MONAI tutorials, 3-D U-Net", folder="tutorials/3d_segmentation/torch",
+        gpu="A100-SXM-40GB", command="python unet_training_array.py",
+    ),
+    Repository(
+        kind="segmentation", name="MONAI tutorials, 2-D U-Net", folder="tutorials/2d_segmentation/torch",
+        gpu="A100-SXM-40GB", command="python unet_training_dict.py",
+    ),
+    Repository(
+        kind="RL", name="CleanRL, PPO", folder="cleanrl", gpu="A100-SXM-40GB",
+        command="python cleanrl/ppo.py --seed 1 --env-id CartPole-v0 --total-timesteps 50000",
+    ),
+    Repository(
+        kind="RL", name="CleanRL, DQN", folder="cleanrl", gpu="A100-SXM-40GB",
+        command="env PYTHONPATH=. python cleanrl/dqn.py --env-id CartPole-v1",
+    ),
+)  # fmt: skip
+
+
+def show(row: Repository, checkouts: Path, data: Path) -> str:
+    """The table's line of one program."""
+    with tempfile.TemporaryDirectory() as made:
+        place = shutil.copytree(checkouts / row.folder, Path(made, "program"), symlinks=True)
+        command = row.command.format(data=data).split()
+        began = time.perf_counter()
+        ran = subprocess.run(
+            [sys.executable, "-m", "planner", "run", "--gpu", row.gpu, "--format", "json", "--", *command],
+            cwd=place, capture_output=True, text=True, timeout=_SECONDS, check=False,
+        )  # fmt: skip
+        seconds = time.perf_counter() - began
+    start = f"| {row.kind} | {row.name} | {row.gpu} |"
+    if ran.returncode:
+        return f"{start} {ran.stderr.strip().splitlines()[0]} | | | {seconds:.0f} |"
+    plan = json.loads(ran.stdout)
+    (*_, highest) = sorted(plan["rank_classes"], key=lambda ranks: ranks["peak"]["device_bytes"])
+    peak = highest["peak"]
+    held = highest["at_peak"].get("parameter", 0) / 4e6
+    beside = f"{held:.2f} of {row.parameters:.2f}" if row.parameters else f"{held:.2f}"
+    figures = (f"{peak['allocated_bytes'] / _MIB:,.0f}", f"{peak['reserved_bytes'] / _MIB:,.0f}", beside, f"{seconds:.0f}")
+    return f"{start} {' | '.join(figures)} |"
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("checkouts", type=Path)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--only", default="")
+    arguments = parser.parse_args()
+    for each in REPOSITORIES:
+        if arguments.only in each.name:
+            print(show(each, arguments.checkouts, arguments.data.resolve()), flush=True)

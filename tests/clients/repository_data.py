@@ -1,0 +1,138 @@
+"""What popular repositories are given to train on, in the sizes that their READMEs speak of: pictures in folders, boxes
+and masks as COCO has them, digits, tokens, models of Stable Diffusion with random weights.
+
+`python repository_data.py FOLDER` fills a folder (4.5 GB with `--diffusion`). Everything is seeded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pickle
+import random
+import string
+import struct
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+_CLASSES = ("bee", "cat", "cow", "dog", "fox", "hen", "owl", "pig")
+_COCO_SIZES = ((640, 480), (480, 640), (640, 427))
+_COCO_CLASSES = {1: "person", 2: "bicycle", 3: "car"}
+_DIFFUSION = {"block_out_channels": (128, 256, 512, 512), "layers_per_block": 2, "latent_channels": 4}
+"""The autoencoder of Stable Diffusion 1."""
+_NUMBERS = np.random.default_rng(0)
+
+
+def make(folder: Path) -> None:
+    """All but models."""
+    for split, count in (("train", 2400), ("val", 400)):
+        for name in _CLASSES:
+            for number in range(count // len(_CLASSES)):
+                picture(folder / "imagefolder" / split / name / f"{number}.jpg", 256, 256)
+    for split, count in (("train2017", 1600), ("val2017", 200)):
+        coco(folder / "coco", split, count)
+    digits(folder / "MNIST" / "raw")
+    characters(folder / "shakespeare_char")
+    captions(folder)
+
+
+def picture(path: Path, width: int, height: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(_NUMBERS.integers(0, 255, (height, width, 3), dtype=np.uint8)).save(path)
+
+
+def coco(folder: Path, split: str, count: int) -> None:
+    """Pictures with one to eight boxes, each with its outline."""
+    images, boxes = [], []
+    for number in range(count):
+        chance = random.Random(number)
+        width, height = chance.choice(_COCO_SIZES)
+        name = f"{number:012d}.jpg"
+        picture(folder / split / name, width, height)
+        images.append({"id": number, "width": width, "height": height, "file_name": name})
+        for kind in range(chance.randint(1, 8)):
+            x, y = chance.randint(0, width - 120), chance.randint(0, height - 120)
+            corners = [x, y, x + 100, y, x + 100, y + 80, x, y + 80]
+            boxes.append(
+                {"id": len(boxes) + 1, "image_id": number, "category_id": 1 + kind % 3, "bbox": [x, y, 100, 80],
+                 "area": 8000, "iscrowd": 0, "segmentation": [corners]}
+            )  # fmt: skip
+    categories = [{"id": number, "name": name} for number, name in _COCO_CLASSES.items()]
+    path = folder / "annotations" / f"instances_{split}.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps({"images": images, "annotations": boxes, "categories": categories}), encoding="utf-8")
+
+
+def digits(folder: Path) -> None:
+    """MNIST's files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for part, count in (("train", 60_000), ("t10k", 10_000)):
+        pixels = _NUMBERS.integers(0, 255, count * 784, dtype=np.uint8).tobytes()
+        labels = _NUMBERS.integers(0, 9, count, dtype=np.uint8).tobytes()
+        (folder / f"{part}-images-idx3-ubyte").write_bytes(struct.pack(">IIII", 2051, count, 28, 28) + pixels)
+        (folder / f"{part}-labels-idx1-ubyte").write_bytes(struct.pack(">II", 2049, count) + labels)
+
+
+def characters(folder: Path) -> None:
+    """What nanoGPT's prepare.py writes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for part, count in (("train", 1_000_000), ("val", 100_000)):
+        _NUMBERS.integers(0, 64, count).astype(np.uint16).tofile(folder / f"{part}.bin")
+    (folder / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": 65, "itos": {}, "stoi": {}}))
+
+
+def captions(folder: Path) -> None:
+    """64 pictures with a sentence each, as diffusers' scripts read a folder."""
+    rows = []
+    for number in range(64):
+        picture(folder / "captions" / "train" / f"{number}.jpg", 512, 512)
+        rows.append(json.dumps({"file_name": f"{number}.jpg", "text": "a photo of a cat"}))
+    (folder / "captions" / "train" / "metadata.jsonl").write_text("\n".join(rows), encoding="utf-8")
+
+
+def autoencoder(folder: Path) -> None:
+    from diffusers import AutoencoderKL
+
+    blocks = {"down_block_types": ["DownEncoderBlock2D"] * 4, "up_block_types": ["UpDecoderBlock2D"] * 4}
+    AutoencoderKL(**blocks, **_DIFFUSION, sample_size=512).save_pretrained(folder)
+
+
+def diffusion(folder: Path) -> None:
+    """Stable Diffusion 1's parts in their sizes, with a tokenizer of letters."""
+    from diffusers import DDPMScheduler, UNet2DConditionModel
+    from transformers import CLIPTextConfig, CLIPTextModel
+
+    autoencoder(folder / "vae")
+    UNet2DConditionModel(
+        sample_size=64, block_out_channels=(320, 640, 1280, 1280), cross_attention_dim=768, attention_head_dim=8
+    ).save_pretrained(folder / "unet")
+    text = CLIPTextConfig(
+        hidden_size=768, num_hidden_layers=12, num_attention_heads=12, intermediate_size=3072, vocab_size=49408,
+        projection_dim=768,
+    )  # fmt: skip
+    CLIPTextModel(text).save_pretrained(folder / "text_encoder")
+    DDPMScheduler(beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear", clip_sample=False).save_pretrained(
+        folder / "scheduler"
+    )
+    letters = [*string.ascii_lowercase, *string.digits]
+    known = [*letters, *(f"{letter}</w>" for letter in letters)]
+    known += [f"tok{number}</w>" for number in range(len(known), 49406)] + ["<|startoftext|>", "<|endoftext|>"]
+    tokenizer = folder / "tokenizer"
+    tokenizer.mkdir(exist_ok=True)
+    (tokenizer / "vocab.json").write_text(json.dumps({word: n for n, word in enumerate(known)}), encoding="utf-8")
+    (tokenizer / "merges.txt").write_text("#version: 0.2\n", encoding="utf-8")
+    special = {"eos_token": "<|endoftext|>", "pad_token": "<|endoftext|>", "unk_token": "<|endoftext|>"}
+    config = {"tokenizer_class": "CLIPTokenizer", "model_max_length": 77, "bos_token": "<|startoftext|>", **special}
+    (tokenizer / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--diffusion", action="store_true", help="with Stable Diffusion's parts")
+    arguments = parser.parse_args()
+    make(arguments.folder)
+    if arguments.diffusion:
+        diffusion(arguments.folder / "stable-diffusion")
