@@ -13,7 +13,7 @@ from planner.service.http import bodies, run_requests
 from planner.service.scheduling import plan_tasks
 from planner.settings import Settings
 from planner.tracing import rank_trace
-from planner.tracing.program import launch_wrappers, rank_orders, shell_script
+from planner.tracing.program import launch_wrappers, rank_orders, shell_script, shell_values
 from planner.tracing.program.rank_process import USUAL_LIMITS
 from planner.units import show_bytes
 
@@ -64,7 +64,7 @@ CROSSINGS = (
         "a script or a config file that the launch line names",
         "planner/tracing/program/shell_script.py",
         f"of the program's own files, and readable by everybody; {show_bytes(run_requests.MOST_TEXT_BYTES)};"
-        f" {shell_script._MOST_COMMANDS:,} commands; {shell_script._LONGEST_WORD:,} characters of a word, expanded",
+        f" {shell_script.MOST_COMMANDS:,} commands; {shell_values.LONGEST_WORD:,} characters of a word, expanded",
         f"{TENANTS}::test_hostile_launch_lines_are_refused_soon_and_read_nothing_of_the_service",
     ),
     Crossing(

@@ -124,7 +124,7 @@ def parse(
 
     Raises SpecError for a launcher or an option that is not known, and for a world whose size only the machine says.
     """
-    unwrapped = unwrap(words, text_of, inherited or {})
+    unwrapped = unwrap(words, text_of, inherited or {}, node_gpus)
     line, tasks = _launch_line(list(unwrapped.words), text_of, unwrapped.environment, node_gpus), unwrapped.tasks
     if tasks is None and line.launcher is Launcher.PYTHON:
         line = replace(line, nodes=nodes)

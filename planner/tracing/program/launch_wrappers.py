@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
 from planner.errors import SpecError
-from planner.job.launchers import PLACE, read_options, refused, take_variables
+from planner.job.launchers import LAUNCHER_MODULES, PLACE, read_options, refused, take_variables
 from planner.tracing.program import scheduler_lines
 from planner.tracing.program.scheduler_lines import Allocation, Starter, Tasks, job_variables
-from planner.tracing.program.shell_script import UNKNOWN, Shell, Statement, commands_of, source_of
+from planner.tracing.program.shell_script import Statement, commands_of
+from planner.tracing.program.shell_values import UNKNOWN, Shell, source_of
 
 TextOf = Callable[[str], str]
 _SHELLS = ("bash", "sh", "dash", "zsh")
@@ -23,6 +24,8 @@ _MOST_LAYERS = 20
 _LONGEST_VALUE = 120_000
 """Bytes: Linux starts nothing with a word or a variable of 128 KiB (execve(2), MAX_ARG_STRLEN)."""
 _MOST_VARIABLES = 1000
+_DATE, _A_DATE = re.compile(r"(?:\$\(|`)\s*date\b"), "20260101"
+"""In names of runs and files, where any date is right."""
 _UV_WITH_VALUE = frozenset({
     "with", "with_editable", "with_requirements", "python", "p", "extra", "group", "only_group", "no_group", "package",
     "project", "directory", "env_file", "index", "default_index", "index_url", "i", "extra_index_url", "find_links",
@@ -72,6 +75,12 @@ class Unwrapped:
     folder: str = ""
     notes: tuple[str, ...] = ()
     surrounding: Surrounding | None = None
+    node_gpus: int = 0
+    """That each node has, as the user says; 0: nobody has said."""
+
+    def path_of(self, written: str) -> str:
+        """Of a file that a command names, seen from where planner runs."""
+        return f"{self.folder}/{written}" if self.folder and not written.startswith("/") else written
 
     def enter(self, folder: str | None) -> None:
         """Goes to a folder, seen from the one that was reached."""
@@ -79,26 +88,33 @@ class Unwrapped:
             self.folder = folder if folder.startswith("/") or not self.folder else f"{self.folder}/{folder}"
 
 
-def unwrap(words: Sequence[str], text_of: TextOf, inherited: Mapping[str, str]) -> Unwrapped:
-    """The words of the launcher itself. `inherited`: variables that a script finds when it is started.
+def unwrap(words: Sequence[str], text_of: TextOf, inherited: Mapping[str, str], node_gpus: int = 0) -> Unwrapped:
+    """The words of the launcher itself. `inherited`: variables that a script finds when it is started; `node_gpus`:
+    of each node, 0 where nobody has said.
 
     Raises SpecError for what only a shell or the job's machine decides, and for options that are not known.
     """
-    layers = Unwrapped([UNKNOWN.sub("", word) for word in words], text_of, inherited)
+    layers = Unwrapped([UNKNOWN.sub("", word) for word in words], text_of, inherited, node_gpus=node_gpus)
     for _ in range(_MOST_LAYERS):
         if not _peel(layers):
             break
     else:
         raise refused("the command is wrapped too often", f"up to {_MOST_LAYERS} times")
     layers.words = _without_addresses(layers.words)
-    for word in layers.words:
-        if UNKNOWN.search(word):
-            raise SpecError(
-                f"{source_of(word)[:80]} decides a part of the launch line, and is not known here",
-                allowed="values that the command, its script or the environment of planner says",
-                remedy="set it before the command (NAME=value ...), or write its value",
-                place=PLACE,
-            )
+    if dates := {date for word in layers.words for date in UNKNOWN.findall(word) if _DATE.match(date)}:
+        layers.words = [
+            UNKNOWN.sub(lambda mark: _A_DATE if mark[1] in dates else mark[0], word) for word in layers.words
+        ]
+        layers.notes += tuple(f"{date} is taken to be {_A_DATE} in the launch line" for date in sorted(dates))
+    if sources := " and ".join(dict.fromkeys(source for word in layers.words for source in UNKNOWN.findall(word))):
+        raise SpecError(
+            f"{sources[:300]} decides a part of the launch line, and is not known here",
+            allowed="values that the command, its script or the environment of planner says",
+            remedy="--gpus NUMBER, or write the number"
+            if "nvidia-smi" in sources or "device_count" in sources
+            else "set it before the command (NAME=value ...), or write its value",
+            place=PLACE,
+        )
     for name, value in layers.environment.items():
         if not re.fullmatch(r"[A-Za-z_]\w*", name) or not _can_be_started(value):
             raise refused(f"{name[:80]!a} is no variable, or too long", f"NAME=value, of {_LONGEST_VALUE} characters")
@@ -240,31 +256,85 @@ def _shell(layers: Unwrapped, words: list[str]) -> bool:
 
 
 def _script(layers: Unwrapped, written: str, arguments: Sequence[str]) -> None:
-    path = f"{layers.folder}/{written}" if layers.folder and not written.startswith("/") else written
-    _run_script(layers, layers.text_of(path), written, arguments)
+    _run_script(layers, layers.text_of(layers.path_of(written)), written, arguments)
 
 
 def _run_script(layers: Unwrapped, text: str, place: str, arguments: Sequence[str]) -> None:
-    shell = Shell(place, {**layers.inherited, **layers.environment}, dict(layers.environment), list(arguments))
-    commands = commands_of(text, shell)
+    here = layers.inherited.get("PWD")
+    paths = {"0": place, "BASH_SOURCE": place} | ({"PWD": f"{here}/{layers.folder}".rstrip("/")} if here else {})
+    gpus = (layers.allocation.tasks.gpus if layers.allocation is not None else None) or layers.node_gpus
+    shell = Shell(
+        place, {**layers.inherited, **paths, **layers.environment}, dict(layers.environment), list(arguments),
+        gpus=gpus, text_of=lambda path: layers.text_of(layers.path_of(path)),
+    )  # fmt: skip
+    commands, ending = commands_of(text, shell)
     launches = [command for command in commands if _launches(command.words)]
     if not launches:
+        said = f": it says {ending.said[:200]!a}" if ending is not None and ending.said else ""
         raise SpecError(
-            "the script has no launch line",
+            f"the script ends in line {ending.line}, before it starts a program{said}"
+            if ending is not None
+            else "the script has no launch line",
             allowed="torchrun, accelerate launch, deepspeed, srun, mpirun, python with a program",
-            remedy="write the launch line that the script comes to",
+            remedy="give what the script asks for (its arguments; NAME=value before the command)"
+            if ending is not None
+            else "write the launch line that the script comes to",
             place=place,
         )
-    chosen = next((launch for launch in reversed(launches) if _launches_ranks(launch.words)), launches[-1])
+    chosen = _chosen(launches, place)
     for command in commands:
         if command is not chosen and command.words[0] not in _QUIET:
-            words = " ".join(UNKNOWN.sub(lambda match: match[1], word) for word in command.words)
-            layers.notes += (f"{place}: not run: {words if len(words) <= 80 else f'{words[:80]}...'}",)
+            layers.notes += (f"{place}: not run: {_written(command)}",)
     for command in commands[: commands.index(chosen)]:
         layers.surrounding = _activation(command) or layers.surrounding
     layers.environment.update(chosen.exported)
     layers.words = list(chosen.words)
     layers.enter(chosen.folder)
+
+
+def _chosen(launches: Sequence[Statement], place: str) -> Statement:
+    """The command that trains: one that starts ranks before others, and one that is run whatever happens before one
+    that hinges on something. Raises SpecError where several may be meant."""
+    launches = [launch for launch in launches if _launches_ranks(launch.words)] or launches
+    launches = [launch for launch in launches if not launch.perhaps] or launches
+    launches = [launch for launch in launches if not _BESIDE_TRAINING.search(_program_of(launch.words))] or launches
+    programs = {_program_of(launch.words) for launch in launches}
+    perhaps = {launch.words for launch in launches if launch.perhaps}
+    if len(programs) > 1 or len(perhaps) > 1:
+        why = f", and {launches[-1].perhaps} decides which" if perhaps else ""
+        raise SpecError(
+            f"the script starts {len({launch.words for launch in launches})} programs{why}: "
+            + "; ".join(dict.fromkeys(_written(launch) for launch in launches[-_MOST_NAMED:])),
+            allowed="a script that starts one job",
+            remedy="give the command of the one that is meant in the place of the script",
+            place=place,
+        )
+    return launches[-1]
+
+
+_MOST_NAMED = 4
+_BESIDE_TRAINING = re.compile(
+    r"(?:^|[^a-z])(?:eval|test|infer|predict|prepare|prep|preprocess|process|convert|merge|export|generate|sample|bench"
+    r"|download|upload|tokenize|report|serve|server|check|plot|log|hub-sync|dataset|setup|tok_train|tok_eval)",
+    re.IGNORECASE,
+)  # fmt: skip
+"""In names of programs that stand beside the one that trains."""
+
+
+def _program_of(words: Sequence[str]) -> str:
+    """By the first words that say it: `train.py`, or what follows `-m`."""
+    for number, word in enumerate(words):
+        is_module = word in ("-m", "--module") and words[number + 1 : number + 2]
+        if is_module and words[number + 1] not in LAUNCHER_MODULES:
+            return words[number + 1]
+        if word.endswith((".py", ".sh")):
+            return PurePosixPath(word).name
+    return " ".join(words)
+
+
+def _written(command: Statement) -> str:
+    words = " ".join(UNKNOWN.sub(lambda match: match[1], word) for word in command.words)
+    return words if len(words) <= 80 else f"{words[:80]}..."
 
 
 _QUIET = ("echo", "printf", "set", "date", "hostname", "nvidia-smi", "wait", "exit", "mkdir", "sleep", "trap", "pwd")

@@ -1,48 +1,52 @@
-"""Reads a shell script for the one command in it that starts the ranks: its words, as the shell would expand them.
+"""Follows a shell script to the commands in it that programs run by: their words, as the shell would expand them.
 
-Nothing is run. Assignments, exports and `cd` are followed; what arithmetic, a command's output or the job's own machine
-decides is marked, and refused where it is needed. Branches and loops are refused.
+Nothing is run. Assignments, branches, loops, functions and `cd` are followed as far as what decides them is known. What
+only the job's machines know marks the commands and values that hinge on it, which are refused where they are needed.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 from planner.errors import SpecError
+from planner.tracing.program.shell_outputs import output_of
+from planner.tracing.program.shell_syntax import (
+    Block,
+    Case,
+    Command,
+    Commands,
+    Function,
+    If,
+    Loop,
+    Pipeline,
+    Simple,
+    commands_in,
+)
+from planner.tracing.program.shell_values import (
+    MARKS,
+    UNKNOWN,
+    Shell,
+    arithmetic,
+    expand,
+    expand_one,
+    is_true,
+    refused,
+    settled,
+    source_of,
+    unknown,
+)
 
-UNKNOWN = re.compile("\ue000([^\ue000\ue001]*)\ue001")
-"""A value that is not known here, by what would have given it; the marks are no characters of any script."""
-_MARKS = str.maketrans("", "", "\ue000\ue001")
-_NAME = re.compile(r"[A-Za-z_]\w*")
-_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
-_BRANCHES = frozenset({
-    "if", "for", "while", "until", "case", "select", "function", "then", "else", "elif", "fi", "do", "done", "esac",
-    "{", "}", "[", "[[", "test", "eval", "((",
-})  # fmt: skip
+MOST_CHARACTERS = 1 << 20
+"""Of a script."""
+MOST_COMMANDS, _MOST_VARIABLES = 10_000, 1000
+_MOST_CALLS = 20
+"""Functions and scripts in each other."""
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(?:\[(.*?)\])?(\+?)=(.*)", re.DOTALL)
 _DECLARATIONS = ("export", "declare", "typeset", "readonly", "local")
-_MOST_CHARACTERS, _MOST_EXPANDED = 1 << 20, 8 << 20
-"""Characters of a script, and of all of its words: a variable of 64 KiB may be named on each line."""
-_MOST_COMMANDS, _MOST_WORDS, _MOST_VARIABLES = 10_000, 4096, 1000
-_LONGEST_WORD = 1 << 16
-"""Characters, after expansion: half of what Linux starts a program with (execve(2), MAX_ARG_STRLEN)."""
-_PLAIN = re.compile(r"[^\\'\"$`#\s<>&;|()]+")
-
-
-@dataclass(slots=True)
-class Shell:
-    """What a script knows while it is read."""
-
-    place: str
-    variables: dict[str, str] = field(default_factory=dict)
-    exported: dict[str, str] = field(default_factory=dict)
-    """Of the variables those that a command inherits."""
-    positional: list[str] = field(default_factory=list)
-    folder: str = ""
-    """Where a `cd` of the script led; relative to where it began."""
-    expanded: int = 0
-    """Parts of words so far, and their characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,250 +56,426 @@ class Statement:
     words: tuple[str, ...]
     exported: Mapping[str, str]
     folder: str
+    perhaps: str = ""
+    """What decides whether it is run, where that is not known."""
 
 
-def commands_of(text: str, shell: Shell) -> list[Statement]:
-    """The commands of a script, in order, besides those of the shell itself. Raises SpecError for what is not read."""
-    if len(text) > _MOST_CHARACTERS:
-        raise _refused(f"the script has {len(text)} characters", shell, f"up to {_MOST_CHARACTERS}")
-    commands: list[Statement] = []
-    for words in _Reader(text.translate(_MARKS), shell).statements():
-        if (statement := _follow(words, shell)) is not None:
-            commands.append(statement)
-        if len(commands) > _MOST_COMMANDS or len(shell.variables) > _MOST_VARIABLES:
-            raise _refused("the script has too many commands or variables", shell, f"up to {_MOST_COMMANDS} commands")
-    return commands
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """Where the script ends before its last line, and what it said last."""
+
+    line: int
+    said: str
 
 
-def _follow(words: list[str], shell: Shell) -> Statement | None:
-    """Does what the shell itself does; a command of its own comes back."""
-    first = words[0]
-    if first in _BRANCHES or first.endswith("()"):
-        raise _refused(f"the script has `{first[:40]}`, which is not followed", shell, "commands one after the other")
-    if first in _DECLARATIONS or all(_ASSIGNMENT.fullmatch(word) for word in words):
-        for word in words:
-            match = _ASSIGNMENT.fullmatch(word)
-            if match:
-                shell.variables[match[1]] = match[2]
-            name = match[1] if match else word
-            is_exported = first in ("export", "declare", "typeset") or name in shell.exported
-            if is_exported and name in shell.variables:
-                shell.exported[name] = shell.variables[name]
-        return None
-    match first, words[1:]:
-        case "cd" | "pushd", [folder]:
-            if UNKNOWN.search(folder):
-                raise _refused(f"cd leads to a folder that {source_of(folder)} decides", shell, "a folder by its path")
-            shell.folder = folder if folder.startswith("/") else f"{shell.folder}/{folder}".lstrip("/")
-        case "set", ["--", *given]:
-            shell.positional[:] = given
-        case "shift", _:
-            del shell.positional[: int(words[1]) if re.fullmatch("[0-9]{1,6}", "".join(words[1:2])) else 1]
-        case "unset", names:
-            for name in names:
-                shell.variables.pop(name, None)
-                shell.exported.pop(name, None)
-        case _:
-            return Statement(tuple(words), dict(shell.exported), shell.folder)
-    return None
+def commands_of(text: str, shell: Shell) -> tuple[list[Statement], Ending | None]:
+    """The commands of a script, in order, besides those of the shell itself; the end that it comes to, if that is not
+    its last line. Raises SpecError for what is not read."""
+    if len(text) > MOST_CHARACTERS:
+        raise refused(f"the script has {len(text)} characters", shell, f"up to {MOST_CHARACTERS}")
+    run = _Run(shell)
+    ending = None
+    try:
+        run.all_of(commands_in(text.translate(MARKS), shell.place))
+    except _Leave as leave:
+        ending = Ending(leave.line, run.said) if leave.kind == "exit" else None
+    return run.statements, ending
 
 
-class _Reader:
-    """Words of a text, expanded as they come."""
+class _Leave(Exception):  # noqa: N818 it is no error
+    """`break`, `continue`, `return`, `exit`."""
 
-    def __init__(self, text: str, shell: Shell) -> None:
-        self._text, self._at, self._shell = text.replace("\r\n", "\n"), 0, shell
-        self._words: list[str] = []
-        self._word: list[str] | None = None
-        """The parts of one, until it ends."""
-        self._length = 0
-        self._drops_next = False
+    def __init__(self, kind: str, line: int) -> None:
+        super().__init__(kind)
+        self.kind, self.line = kind, line
 
-    def statements(self) -> Iterator[list[str]]:
-        """One command after the other; what a failure or a pipe would lead to is left out."""
-        is_left_out = False
-        while self._at < len(self._text):
-            ended_by = self._statement()
-            words, self._words = self._words, []
-            if words and not is_left_out:
-                yield words
-            is_left_out = ended_by in ("|", "||")
 
-    def _statement(self) -> str:
-        while self._at < len(self._text):
-            character = self._take()
-            if character == "\\":
-                following = self._take()
-                if following != "\n":
-                    self._add(following)
-            elif character == "'":
-                self._add(self._until("'"))
-            elif character == '"':
-                self._quoted()
-            elif character == "$":
-                self._expand(is_quoted=False)
-            elif character == "`":
-                self._add(_unknown(f"`{self._until('`')[:40]}`"))
-            elif character == "#" and self._word is None:
-                end = self._text.find("\n", self._at)
-                self._at = len(self._text) if end < 0 else end
-            elif character in " \t":
-                self._end_word()
-            elif character in "<>" or (character == "&" and self._peek() == ">"):
-                self._redirection(character)
-            elif character in "\n;|&":
-                self._end_word()
-                doubled = character in "|&" and self._peek() == character
-                self._at += doubled
-                return character * (2 if doubled else 1)
-            elif character in "()":
-                raise _refused("the script has a subshell, a function or a list", self._shell, "plain commands")
+class _Run:
+    def __init__(self, shell: Shell) -> None:
+        self._shell = shell
+        shell.output_of = self._output
+        self.statements: list[Statement] = []
+        self.said = ""
+        self._functions: dict[str, Command] = {}
+        self._perhaps = self._tested = ""
+        """What decides whether this is run, where that is not known; the last test, as it is written."""
+        self._is_assumed = False
+        """Whether the last status is one of a command that was not run."""
+        self._printed: list[str] | None = None
+        """What is written, where that is a value; None marks what is not known."""
+        self._given: str | None = None
+        self._commands = self._calls = 0
+
+    def all_of(self, commands: Commands) -> bool | None:
+        status: bool | None = True
+        for pipeline in commands:
+            if pipeline.joint and status is None:
+                # A test whose result is not known: what hinges on it may be run, or not.
+                self._either([(pipeline,)], self._tested)
+            elif not pipeline.joint or status is (pipeline.joint == "&&"):
+                status = self._pipeline(pipeline)
+        return status
+
+    def _pipeline(self, pipeline: Pipeline) -> bool | None:
+        first, *others = pipeline.commands
+        if others and self._printed is not None:
+            return self._piped(pipeline.commands)
+        if others and isinstance(first, Simple) and first.words[:1] in (("echo",), ("printf",), ("yes",), ("cat",)):
+            first = others[-1]
+        status = self._one(first)
+        return status if not pipeline.is_negated or status is None else not status
+
+    def _piped(self, commands: Sequence[Command]) -> bool:
+        text: str | None = None
+        for command in commands:
+            text = self._capture((Pipeline("", False, (command,)),), text)
+        self._print(text or "")
+        return True
+
+    def _one(self, command: Command) -> bool | None:
+        match command:
+            case Simple():
+                return self._simple(command)
+            case Block(body, is_subshell):
+                if not is_subshell:
+                    return self.all_of(body)
+                with self._apart():
+                    return self.all_of(body)
+            case If():
+                return self._if(command)
+            case Loop():
+                return self._loop(command)
+            case Case():
+                return self._case(command)
+            case Function(name, body):
+                self._functions[name] = body
+        return True
+
+    @contextmanager
+    def _apart(self) -> Iterator[None]:
+        """What a subshell changes ends with it, and so do its `exit` and `return`."""
+        kept = self._state()
+        try:
+            yield
+        except _Leave as leave:
+            if leave.kind not in ("exit", "return"):
+                raise
+        finally:
+            self._restore(kept)
+
+    def _state(self) -> tuple[dict[str, str], dict[str, str], dict[str, dict[str, str]], list[str], str]:
+        shell = self._shell
+        arrays = {name: dict(elements) for name, elements in shell.arrays.items()}
+        return dict(shell.variables), dict(shell.exported), arrays, [*shell.positional], shell.folder
+
+    def _restore(self, state: tuple[dict[str, str], dict[str, str], dict[str, dict[str, str]], list[str], str]) -> None:
+        shell = self._shell
+        shell.variables, shell.exported, shell.arrays, shell.positional, shell.folder = state
+
+    def _either(self, bodies: Sequence[Commands], condition: str, *, or_none: bool = True) -> None:
+        """One of these is run, or with `or_none` none: what they change differently is not known."""
+        before, around = self._state(), self._perhaps
+        ends, left = [before] if or_none else [], None
+        self._perhaps = around or condition
+        for body in bodies:
+            self._count(1)
+            self._restore(before)
+            before = self._state()
+            try:
+                self.all_of(body)
+                ends.append(self._state())
+            except _Leave as leave:
+                left = leave
+        self._perhaps = around
+        if not ends:
+            assert left is not None
+            raise left
+        self._restore(ends[0])
+        mark = unknown(condition)
+        for variables in range(2):
+            merged = {name: None for end in ends for name in end[variables]}
+            mine: dict[str, str] = {}
+            for name in merged:
+                values = {end[variables].get(name) for end in ends}
+                value = next(iter(values)) if len(values) == 1 else mark
+                if value is not None:
+                    mine[name] = value
+            if variables == 0:
+                self._shell.variables = mine
             else:
-                self._add(character + self._plain())
-        self._end_word()
-        return "\n"
+                self._shell.exported = mine
+        for name in {name for end in ends for name in end[2]}:
+            if any(end[2].get(name) != ends[0][2].get(name) for end in ends):
+                self._shell.arrays[name] = {"0": mark}
 
-    def _redirection(self, character: str) -> None:
-        if self._word is not None and "".join(self._word).isdigit():
-            self._word = None
-        self._end_word()
-        written = character
-        while self._peek() in "<>&|" and self._peek():
-            written += self._take()
-        if written.startswith("<<"):
-            raise _refused("the script has a here-document", self._shell, "plain commands")
-        self._drops_next = True
+    def _condition(self, commands: Commands) -> tuple[bool | None, str]:
+        """Whether a test holds, and how it is written."""
+        self._is_assumed, self._tested = False, ""
+        status = self.all_of(commands)
+        return None if self._is_assumed else status, self._tested or "a command"
 
-    def _quoted(self) -> None:
-        self._add("")
-        while (character := self._take()) != '"':
-            if character == "\\":
-                following = self._take()
-                self._add(following if following in '$`"\\' else "" if following == "\n" else f"\\{following}")
-            elif character == "$":
-                self._expand(is_quoted=True)
-            elif character == "`":
-                self._add(_unknown(f"`{self._until('`')[:40]}`"))
-            else:
-                self._add(character + self._plain())
+    def _if(self, command: If) -> bool | None:
+        for number, (test, body) in enumerate(command.tests):
+            holds, written = self._condition(test)
+            if holds:
+                return self.all_of(body)
+            if holds is None:
+                rest = command.tests[number + 1 :]
+                otherwise = (Pipeline("", False, (If(rest, command.otherwise),)),) if rest else command.otherwise or ()
+                self._either([body, otherwise], f"if {written}", or_none=False)
+                return True
+        return self.all_of(command.otherwise) if command.otherwise is not None else True
 
-    def _expand(self, *, is_quoted: bool) -> None:
-        if self._text.startswith("@", self._at) or (self._text.startswith("*", self._at) and not is_quoted):
-            self._at += 1
-            self._add_words(self._shell.positional)
-            if is_quoted and not self._shell.positional and self._word == [""]:
-                self._word = None
+    def _loop(self, loop: Loop) -> bool | None:
+        if loop.test is not None:
+            return self._while(loop, loop.test)
+        if loop.arithmetic:
+            start, test, step = loop.arithmetic
+            if start.strip():
+                arithmetic(start, self._shell)
+            while (holds := arithmetic(test, self._shell) if test.strip() else None) and self._turn(loop):
+                arithmetic(step, self._shell)
+            if holds is None:
+                self._either([loop.body], f"for (({test}))")
+            return True
+        written = loop.words if loop.words is not None else ('"$@"',)
+        for value in [value for word in written for value in expand(word, self._shell)]:
+            self._shell.assign(loop.name, value)
+            if UNKNOWN.search(value):
+                self._either([loop.body], f"for {loop.name} in {source_of(value)}")
+            elif not self._turn(loop):
+                break
+        return True
+
+    def _while(self, loop: Loop, test: Commands) -> bool:
+        while True:
+            holds, written = self._condition(test)
+            if holds is None or written in ("true", ":"):
+                self._either([loop.body], f"while {written}")
+                return True
+            if holds is loop.until or not self._turn(loop):
+                return True
+
+    def _turn(self, loop: Loop) -> bool:
+        """One iteration; whether there may be another."""
+        self._count(loop.line)
+        try:
+            self.all_of(loop.body)
+        except _Leave as leave:
+            if leave.kind not in ("break", "continue"):
+                raise
+            return leave.kind == "continue"
+        return True
+
+    def _case(self, command: Case) -> bool | None:
+        word = expand_one(command.word, self._shell)
+        value = settled(word)
+        if value is None:
+            self._either([body for _, body in command.branches], f"case {source_of(word)}")
+            return True
+        for patterns, body in command.branches:
+            if any(fnmatchcase(value, expand_one(pattern, self._shell)) for pattern in patterns):
+                return self.all_of(body)
+        return True
+
+    def _count(self, line: int) -> None:
+        self._commands += 1
+        if self._commands > MOST_COMMANDS or len(self._shell.variables) > _MOST_VARIABLES:
+            allowed = f"up to {MOST_COMMANDS} commands, the turns of loops included, and {_MOST_VARIABLES} variables"
+            raise refused("the script has too many commands or variables", self._shell, allowed, line)
+
+    def _simple(self, command: Simple) -> bool | None:
+        shell = self._shell
+        self._count(command.line)
+        words = command.words
+        if words[:1] == ("[[",):
+            return self._test([word for part in words[1:-1] for word in _one_word(part, shell)], words, matches=True)
+        if words and words[0].startswith("(("):
+            value = arithmetic(words[0][2:-2], shell)
+            self._is_assumed, self._tested = False, words[0]
+            return None if value is None else value != 0
+        given = command.given if command.given is None else expand_one(command.given, shell)
+        assigned, at = {}, 0
+        while at < len(words) and _ASSIGNMENT.fullmatch(words[at]):
+            at += 1
+        if at == len(words):
+            for word in words:
+                self._assign(word)
+            return True
+        for word in words[:at]:
+            name, value = _ASSIGNMENT.fullmatch(word)[1], word.partition("=")[2]  # type: ignore[index]
+            assigned[name] = expand_one(value, shell)
+        if words[at] in _DECLARATIONS:
+            self._declare(words[at:])
+            return True
+        expanded = [each for word in words[at:] for each in expand(word, shell)]
+        if not expanded:
+            return True
+        return self._run(expanded, assigned, command.line, given, writes=command.writes)
+
+    def _assign(self, word: str, *, is_exported: bool = False) -> None:
+        match = _ASSIGNMENT.fullmatch(word)
+        assert match is not None
+        shell, (name, index, adds, value) = self._shell, match.groups()
+        if value.startswith("(") and value.endswith(")"):
+            elements = dict(shell.array(name)) if adds else {}
+            number = len(elements)
+            for simple in commands_in(f"_ {value[1:-1]}".replace("\n", " "), shell.place):
+                for part in simple.commands[0].words[1:] if isinstance(simple.commands[0], Simple) else ():
+                    if keyed := re.fullmatch(r"\[(.*?)\]=(.*)", part, re.DOTALL):
+                        elements[expand_one(keyed[1], shell)] = expand_one(keyed[2], shell)
+                        continue
+                    for element in expand(part, shell):
+                        elements[str(number)] = element
+                        number += 1
+            shell.assign_array(name, elements)
+        elif index is not None:
+            elements, key = dict(shell.array(name)), arithmetic(index, shell)
+            key_text = str(key) if key is not None else expand_one(index, shell)
+            elements[key_text] = (elements.get(key_text, "") if adds else "") + expand_one(value, shell)
+            shell.assign_array(name, elements)
+        else:
+            before = shell.variables.get(name, "") if adds else ""
+            shell.assign(name, before + expand_one(value, shell), is_exported=is_exported)
+
+    def _declare(self, words: Sequence[str]) -> None:
+        shell = self._shell
+        is_exported = words[0] == "export" or any(re.fullmatch(r"-\w*x\w*", word) for word in words[1:])
+        for word in words[1:]:
+            if _ASSIGNMENT.fullmatch(word):
+                self._assign(word, is_exported=is_exported)
+            elif re.fullmatch(r"-\w*A\w*", word):
+                continue
+            elif is_exported:
+                shell.exported |= {
+                    name: shell.variables[name] for name in expand(word, shell) if name in shell.variables
+                }
+
+    def _run(
+        self, words: list[str], assigned: Mapping[str, str], line: int, given: str | None, *, writes: bool
+    ) -> bool | None:
+        """A command of these words: the shell's own, a function, or one that is not run."""
+        shell, name = self._shell, words[0]
+        match name, words[1:]:
+            case (("[" | "test"), _):
+                inner = words[1:-1] if name == "[" else words[1:]
+                return self._test(inner, words)
+            case (("true" | ":" | "false"), _):
+                self._is_assumed, self._tested = False, name
+                return name != "false"
+            case (("exit" | "return" | "break" | "continue"), _):
+                raise _Leave(name, line)
+            case (("cd" | "pushd"), [folder]):
+                if UNKNOWN.search(folder):
+                    allowed = "a folder by its path"
+                    raise refused(f"cd leads to a folder that {source_of(folder)} decides", shell, allowed, line)
+                shell.folder = folder if folder.startswith("/") else f"{shell.folder}/{folder}".lstrip("/")
+                return True
+            case "set", ["--", *arguments]:
+                shell.positional[:] = arguments
+                return True
+            case "shift", _:
+                count = arithmetic(words[1], shell) if words[1:] else 1
+                del shell.positional[: max(count or 0, 0)]
+                return True
+            case "unset", names:
+                for each in names:
+                    shell.variables.pop(each, None)
+                    shell.exported.pop(each, None)
+                    shell.arrays.pop(each, None)
+                return True
+            case "let", parts:
+                for part in parts:
+                    arithmetic(part, shell)
+                return True
+            case "eval", parts if not UNKNOWN.search(" ".join(parts)):
+                return self._call(lambda: self.all_of(commands_in(" ".join(parts), shell.place)), line)
+            case (("source" | "."), [path, *arguments]) if self._text(path) is not None:
+                text = self._text(path) or ""
+                return self._call(lambda: self.all_of(commands_in(text.translate(MARKS), path)), line, arguments)
+            case (("read" | "mapfile" | "readarray"), arguments):
+                self._read(name, [each for each in arguments if not each.startswith("-") and each], given, line)
+                return True
+        if (function := self._functions.get(name)) is not None:
+            return self._call(lambda: self._one(function), line, words[1:])
+        printed = output_of(words, given if given is not None else self._given, shell)
+        if name in ("echo", "printf") and printed is not None:
+            self.said = UNKNOWN.sub(lambda mark: mark[1], printed).strip() or self.said
+        if self._printed is not None and not writes:
+            self._print(unknown(" ".join(words)) if printed is None else printed)
+            return True
+        self._is_assumed, self._tested = True, self._tested or UNKNOWN.sub(lambda mark: mark[1], " ".join(words))[:60]
+        exported = {**shell.exported, **assigned}
+        self.statements.append(Statement(tuple(words), exported, shell.folder, self._perhaps))
+        return True
+
+    def _text(self, path: str) -> str | None:
+        """Of a script that is read in; None where there is none here, or it makes an environment of Python."""
+        if self._shell.text_of is None or UNKNOWN.search(path) or path.endswith("/activate"):
+            return None
+        folder = self._shell.folder
+        try:
+            return self._shell.text_of(path if path.startswith("/") or not folder else f"{folder}/{path}")
+        except SpecError:
+            return None
+
+    def _test(self, values: Sequence[str], written: Sequence[str], *, matches: bool = False) -> bool | None:
+        self._is_assumed = False
+        self._tested = UNKNOWN.sub(lambda mark: mark[1], " ".join(written))[:60]
+        return is_true(values, self._shell, matches=matches)
+
+    def _call(self, run: Callable[[], bool | None], line: int, arguments: Sequence[str] | None = None) -> bool | None:
+        shell = self._shell
+        before = shell.positional
+        self._calls += 1
+        if self._calls > _MOST_CALLS:
+            raise refused("functions and scripts call each other too deep", shell, f"up to {_MOST_CALLS}", line)
+        if arguments:
+            shell.positional = [*arguments]
+        try:
+            return run()
+        except _Leave as leave:
+            if leave.kind != "return":
+                raise
+            return True
+        finally:
+            self._calls -= 1
+            if arguments:
+                shell.positional = before
+
+    def _read(self, name: str, names: Sequence[str], given: str | None, line: int) -> None:
+        """`read`, `mapfile`: values of what it is given."""
+        shell = self._shell
+        if name != "read":
+            values = given.split("\n") if given is not None else [unknown(f"{name} in line {line}")]
+            shell.assign_array(names[0] if names else "MAPFILE", {str(at): value for at, value in enumerate(values)})
             return
-        value = self._value()
-        self._add_words([value] if is_quoted or UNKNOWN.search(value) else value.split())
+        parts = given.strip().split(None, max(len(names) - 1, 0)) if given is not None else []
+        for number, each in enumerate(names):
+            if re.fullmatch(r"[A-Za-z_]\w*", each):
+                known = parts[number] if number < len(parts) else ""
+                shell.assign(each, unknown(f"read {each}") if given is None else known)
 
-    def _add_words(self, words: Sequence[str]) -> None:
-        for number, word in enumerate(words):
-            if number:
-                self._end_word()
-            self._add(word)
+    def _print(self, text: str) -> None:
+        if self._printed is not None:
+            self._printed.append(text)
 
-    def _value(self) -> str:
-        if self._text.startswith("(", self._at):
-            return _unknown(f"$({self._nested()[:40]})")
-        if self._text.startswith("{", self._at):
-            self._at += 1
-            return self._braced(self._until("}"))
-        if match := re.compile(r"[A-Za-z_]\w*|[0-9#?$!*]").match(self._text, self._at):
-            self._at = match.end()
-            return self._variable(match[0])
-        return "$"
+    def _capture(self, commands: Commands, given: str | None = None) -> str:
+        printed, self._printed, before, self._given = self._printed, [], self._given, given
+        assumed = self._is_assumed, self._tested
+        try:
+            with self._apart():
+                self.all_of(commands)
+            return "".join(self._printed or [])
+        finally:
+            self._printed, self._given = printed, before
+            self._is_assumed, self._tested = assumed
 
-    def _braced(self, written: str) -> str:
-        name, default = written, None
-        if match := re.fullmatch(r"(\w+):?-(.*)", written, re.DOTALL):
-            name, default = match[1], match[2]
-        if not re.fullmatch(r"\w+", name):
-            return _unknown(f"${{{written[:40]}}}")
-        value = self._variable(name)
-        is_set = bool(value) and not (UNKNOWN.fullmatch(value) and name not in self._shell.variables)
-        if default is None or is_set:
-            return value
-        if "$" in default or "`" in default:
-            inner = _Reader(f'"{default}"', self._shell)
-            return next(iter(inner.statements()), [""])[0]
-        return default.strip("\"'")
-
-    def _variable(self, name: str) -> str:
-        if name == "#":
-            return str(len(self._shell.positional))
-        if name == "*":
-            return " ".join(self._shell.positional)
-        if name.isdigit() and name != "0":
-            given = self._shell.positional
-            return given[int(name) - 1] if int(name) <= len(given) else ""
-        return self._shell.variables.get(name, _unknown(f"${name}"))
-
-    def _nested(self) -> str:
-        start, depth = self._at, 0
-        while self._at < len(self._text):
-            depth += {"(": 1, ")": -1}.get(self._take(), 0)
-            if not depth:
-                return self._text[start + 1 : self._at - 1]
-        raise self._open(")")
-
-    def _until(self, closing: str) -> str:
-        end = self._text.find(closing, self._at)
-        if end < 0:
-            raise self._open(closing)
-        text, self._at = self._text[self._at : end], end + len(closing)
-        return text
-
-    def _open(self, closing: str) -> SpecError:
-        return _refused(f"a {closing} is missing", self._shell, "quotes and brackets that are closed")
-
-    def _take(self) -> str:
-        if self._at >= len(self._text):
-            raise self._open("quote, or what follows a backslash,")
-        self._at += 1
-        return self._text[self._at - 1]
-
-    def _peek(self) -> str:
-        return self._text[self._at : self._at + 1]
-
-    def _plain(self) -> str:
-        """What follows and means nothing but itself."""
-        match = _PLAIN.match(self._text, self._at)
-        self._at += len(match[0]) if match else 0
-        return match[0] if match else ""
-
-    def _add(self, text: str) -> None:
-        self._length += len(text)
-        self._shell.expanded += 1 + len(text)
-        if self._shell.expanded > _MOST_EXPANDED:
-            raise _refused(
-                f"the words of the script have more than {_MOST_EXPANDED} characters", self._shell, "a shorter script"
-            )
-        if self._length > _LONGEST_WORD or len(self._words) > _MOST_WORDS:
-            raise _refused("the script has a word or a command that is too long", self._shell, "what can be started")
-        if self._word is None:
-            self._word = []
-        self._word.append(text)
-
-    def _end_word(self) -> None:
-        if self._word is not None:
-            if not self._drops_next:
-                self._words.append("".join(self._word))
-            self._drops_next = False
-        self._word, self._length = None, 0
+    def _output(self, text: str) -> str:
+        """What `$( )` comes to."""
+        output = self._capture(commands_in(text, self._shell.place))
+        return unknown(f"$({text})") if UNKNOWN.search(output) else output
 
 
-def source_of(text: str) -> str:
-    """What would have given the first unknown value of a text."""
-    match = UNKNOWN.search(text)
-    return match[1] if match else text
-
-
-def _unknown(source: str) -> str:
-    return f"\ue000{source}\ue001"
-
-
-def _refused(problem: str, shell: Shell, allowed: str) -> SpecError:
-    return SpecError(
-        problem, allowed=allowed, remedy="write the launch line that the script comes to", place=shell.place
-    )
+def _one_word(part: str, shell: Shell) -> list[str]:
+    return [part] if part in ("&&", "||", "!", "(", ")", "<", ">", "=~") else [expand_one(part, shell)]
