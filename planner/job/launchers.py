@@ -21,7 +21,10 @@ TORCHRUN_WITH_VALUE = frozenset({
     "local_ranks_filter", "duplicate_stdout_filters", "duplicate_stderr_filters", "node_rank", "master_addr",
     "master_port", "local_addr", "logs_specs", "numa_binding", "signals_to_handle", "shutdown_timeout",
 })  # fmt: skip
-TORCHRUN_ALONE = frozenset({"standalone", "m", "module", "no_python", "run_path", "virtual_local_rank"})
+TORCHRUN_ALONE = frozenset({
+    "standalone", "m", "module", "no_python", "run_path", "virtual_local_rank", "use_env",
+})  # fmt: skip
+"""`use_env` is of torch.distributed.launch (torch/distributed/launch.py)."""
 DEEPSPEED_WITH_VALUE = frozenset({
     "H", "hostfile", "i", "include", "e", "exclude", "num_nodes", "num_gpus", "num_accelerators", "master_port",
     "master_addr", "node_rank", "launcher", "launcher_args", "enable_each_rank_log", "autotuning", "bind_core_list",
@@ -53,9 +56,10 @@ LAUNCHER_OPTIONS: Mapping[str, tuple[Collection[str] | None, Collection[str], st
     "deepspeed": (DEEPSPEED_WITH_VALUE, DEEPSPEED_ALONE, "deepspeed of DeepSpeed 0.19.8"),
 }
 """Of each launcher the options with a value, those that stand alone, and its name, as `read_options` takes them."""
+OLD_LAUNCHER = "torch.distributed.launch"
 LAUNCHER_MODULES = {
     "torch.distributed.run": "torchrun",
-    "torch.distributed.launch": "torchrun",
+    OLD_LAUNCHER: "torchrun",
     "accelerate.commands.launch": "accelerate",
     "deepspeed.launcher.runner": "deepspeed",
 }
@@ -70,11 +74,13 @@ def read_options(
     *,
     short: Mapping[str, str] | None = None,
     values: Mapping[str, int] | None = None,
+    gathered: dict[str, list[str]] | None = None,
 ) -> tuple[dict[str, str | None], list[str]]:
     """Options up to the command, by their names with underscores, and what follows.
 
     `with_value` None: every option that is not alone has a value. `short`: names of one letter, whose value may follow
-    without a space. `values`: options with several. Raises SpecError for an option that the program does not have.
+    without a space. `values`: options with several. `gathered` gets all values of
+    options that may come often. Raises SpecError for an option that the program does not have.
     """
     options: dict[str, str | None] = {}
     rest, counts = deque(words), values or {}
@@ -104,7 +110,9 @@ def read_options(
                 raise SpecError(
                     f"--{written} has no value", allowed=f"--{written} VALUE", remedy="write its value", place=PLACE
                 )
-            options[name] = " ".join(rest.popleft() for _ in range(count))
+            options[name] = value = " ".join(rest.popleft() for _ in range(count))
+        if gathered is not None and options[name] is not None:
+            gathered.setdefault(name, []).append(value)
     if rest and rest[0] == "--":
         rest.popleft()
     return options, list(rest)

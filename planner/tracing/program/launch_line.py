@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import re
+import shutil
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,6 +18,7 @@ from planner.job.launchers import (
     HOSTS,
     LAUNCHER_MODULES,
     LAUNCHER_OPTIONS,
+    OLD_LAUNCHER,
     PLACE,
     count_of,
     deepspeed_size,
@@ -32,13 +34,23 @@ from planner.runtime.environments.interpreters import (
     python_of_conda,
     python_of_project,
 )
-from planner.tracing.program.launch_wrappers import Surrounding, unwrap
+from planner.tracing.program.launch_wrappers import Surrounding, Unwrapped, local_text, unwrap
 from planner.tracing.program.scheduler_lines import Starter, Tasks
 
 _ALLOWED = (
-    "python, torchrun, accelerate launch or deepspeed with the program and its arguments; before them srun, mpirun, "
-    "sbatch, ray job submit, uv run, conda run, env, bash -c or a script"
+    "python, torchrun, accelerate launch or deepspeed with the program and its arguments; tune run, llamafactory-cli "
+    "train, axolotl train, swift sft, composer, fabric run, trl sft; before them srun, mpirun, sbatch, ray job submit, "
+    "docker run, apptainer exec, nsys profile, uv run, conda run, env, bash -c, a script and their kind"
 )
+_REMEDIES = {
+    "make": "give the command of its target (make -n TARGET prints it)",
+    **dict.fromkeys(("sky", "kubectl", "helm", "argo"), "give the command that stands in its file, under run or args"),
+    **dict.fromkeys(("qsub", "bsub", "condor_submit", "oarsub"), "give bash with the script that is submitted"),
+    "docker-compose": "give the command of its service",
+    "torchx": "give torchrun with the script and the counts of -j NODESxPROCESSES",
+    "colossalai": "give torchrun with the same --nproc_per_node, --nnodes and script",
+}
+"""What to give in the place of commands that start a job which stands elsewhere."""
 _PYTHON_ALONE = frozenset("BEIOPRSbdhisuqvx")
 _PYTHON_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 
@@ -76,6 +88,8 @@ class LaunchLine:
     """Sentences on what around it was not run, or is not known."""
     node_gpus: int = 0
     """That each node has, where somebody says so; 0: as many as it has ranks."""
+    says_local_rank: bool = False
+    """Whether torch.distributed.launch gives each rank its number in an argument."""
 
     @property
     def world_size(self) -> int:
@@ -103,14 +117,6 @@ class LaunchLine:
         return replace(self, nodes=nodes, processes_per_node=per_node)
 
 
-def local_text(path: str) -> str:
-    """The text of a file of this machine. Raises SpecError where there is none to read."""
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError(f"cannot be read: {error}", allowed="a text file", place=path) from None
-
-
 def parse(
     words: Sequence[str],
     text_of: Callable[[str], str] = local_text,
@@ -125,12 +131,14 @@ def parse(
     Raises SpecError for a launcher or an option that is not known, and for a world whose size only the machine says.
     """
     unwrapped = unwrap(words, text_of, inherited or {}, node_gpus)
-    line, tasks = _launch_line(list(unwrapped.words), text_of, unwrapped.environment, node_gpus), unwrapped.tasks
+    reads_here = lambda path: text_of(unwrapped.path_of(path))  # noqa: E731
+    line, tasks = _launch_line(unwrapped, reads_here, node_gpus), unwrapped.tasks
     if tasks is None and line.launcher is Launcher.PYTHON:
         line = replace(line, nodes=nodes)
     if tasks is not None:
         is_batch = tasks.starter is Starter.BATCH
-        if is_batch and line.nodes > 1:
+        starts_nodes = line.launcher is Launcher.DEEPSPEED and bool(line.options.keys() & HOSTS)
+        if is_batch and line.nodes > 1 and not starts_nodes:
             raise refused(f"{line.launcher} is started on the first of {line.nodes} nodes only", "srun before it")
         if not is_batch and line.launcher is Launcher.PYTHON:
             line = replace(line, nodes=tasks.nodes, processes_per_node=tasks.per_node)
@@ -155,10 +163,9 @@ def parse(
     return line
 
 
-def _launch_line(
-    command: list[str], text_of: Callable[[str], str], environment: Mapping[str, str], node_gpus: int
-) -> LaunchLine:
+def _launch_line(unwrapped: Unwrapped, text_of: Callable[[str], str], node_gpus: int) -> LaunchLine:
     """What is started, and on how many ranks; without what stood around it."""
+    command, environment = list(unwrapped.words), unwrapped.environment
     name = PurePosixPath(command[0]).name if command else ""
     if name in ("torchrun", "deepspeed"):
         return _of_launcher(Launcher(name), command[1:], text_of, environment, node_gpus)
@@ -166,11 +173,22 @@ def _launch_line(
         return _of_launcher(Launcher.ACCELERATE, command[2:], text_of, environment, node_gpus)
     is_python = re.fullmatch(r"python[0-9.]*", name) is not None
     if not is_python and not name.endswith(".py"):
+        looks = bool(command) and unwrapped.text_of is local_text
+        script = shutil.which(command[0], path=environment.get("PATH")) if looks else None
+        if script and python_of_command(script, Path(), os.environ):  # what pip installs for a command of a package
+            program, arguments = os.path.abspath(script), tuple(command[1:])
+            return LaunchLine(launcher=Launcher.PYTHON, program=program, arguments=arguments)
+        is_task = unwrapped.surrounding is not None
         raise SpecError(
             f"the command starts {command[0][:100] if command else 'nothing'!a}, which is no launcher that is"
             " understood",
             allowed=_ALLOWED,
-            remedy="put the command that starts the ranks behind --",
+            remedy=_REMEDIES.get(name)
+            or (
+                "give the command that this task stands for"
+                if is_task
+                else "put the command that starts the ranks behind --"
+            ),
             place=PLACE,
         )
     words = deque(command[1:] if is_python else command)
@@ -183,7 +201,8 @@ def _launch_line(
     rest = list(words)
     is_module = rest[:1] == ["-m"]
     if is_module and rest[1:2] and rest[1] in LAUNCHER_MODULES:
-        return _of_launcher(Launcher(LAUNCHER_MODULES[rest[1]]), rest[2:], text_of, environment, node_gpus)
+        launched = _of_launcher(Launcher(LAUNCHER_MODULES[rest[1]]), rest[2:], text_of, environment, node_gpus)
+        return replace(launched, says_local_rank=rest[1] == OLD_LAUNCHER and "use_env" not in launched.options)
     if rest[:1] in (["-c"], ["-"]):
         raise refused("the program stands in the command itself", "a file, or a module after -m")
     program, arguments = _program(rest[1:] if is_module else rest)
@@ -206,6 +225,8 @@ def _of_launcher(
         if "no_python" in options:
             raise refused("deepspeed has --no_python", "a Python program, or a module after --module")
         named_nodes, gpus = deepspeed_size(options)
+        if options.keys() & {"H", "hostfile"} and not (named_nodes and gpus):
+            named_nodes, gpus = _of_hosts(options, text_of, named_nodes, gpus)
         processes = gpus or node_gpus or _missing("--num_gpus")
         nodes = named_nodes or (1 if node_gpus and not options.keys() & HOSTS else _missing("--num_nodes"))
     else:
@@ -223,6 +244,8 @@ def _of_launcher(
             raise refused(f"{count} processes on {nodes} machines", "as many processes on each machine")
         processes = count // nodes
     program, arguments = _program(rest)
+    if arguments[:1] == ("--",):  # argparse takes it for the end of the launcher's own
+        arguments = arguments[1:]
     return LaunchLine(
         launcher=launcher,
         program=program,
@@ -233,6 +256,32 @@ def _of_launcher(
         options=options,
         launcher_words=tuple(words[: len(words) - len(rest)]),
     )
+
+
+def _of_hosts(
+    options: Mapping[str, str | None], text_of: Callable[[str], str], nodes: int | None, gpus: int | None
+) -> tuple[int | None, int | None]:
+    """Nodes and GPUs of each, of a file of hosts with their slots, as far as the command does not say them."""
+    path = options.get("hostfile") or options.get("H") or ""
+    try:
+        text = text_of(path)
+    except SpecError:
+        return nodes, gpus
+    hosts = dict(re.findall(r"^\s*([^\s#]+)\s+slots=([0-9]{1,6})", text, re.MULTILINE))
+    left_out = (options.get("e") or options.get("exclude") or "").split("@")
+    for host in [host for host in left_out if ":" not in host]:
+        hosts.pop(host, None)
+    if included := (options.get("i") or options.get("include") or ""):
+        hosts = {name: hosts[name] for name in included.split("@") if name in hosts}
+    slots = {int(count) for count in hosts.values()}
+    if (gpus is None and len(slots) != 1) or any(":" in host for host in left_out):
+        raise SpecError(
+            f"its hosts have {', '.join(map(str, sorted(slots))) or 'no'} slots, and which are used is not read",
+            allowed="lines `HOST slots=NUMBER` with the same number",
+            remedy="--num_nodes NUMBER --num_gpus NUMBER",
+            place=path,
+        )
+    return nodes or len(hosts), gpus or slots.pop()
 
 
 def _program(words: Sequence[str]) -> tuple[str, tuple[str, ...]]:
@@ -299,7 +348,10 @@ def rank_variables(line: LaunchLine, rank: int) -> dict[str, str]:
 
 
 def extra_arguments(line: LaunchLine, rank: int) -> tuple[str, ...]:
-    """What the launcher puts before the program's arguments."""
+    """What the launcher puts before the program's arguments. torch.distributed.launch spells it as torch 2.0 and later
+    do (torch/distributed/launcher/api.py, distributed/run.py); 1.x, which planner does not run, had an underscore."""
+    if line.says_local_rank:
+        return (f"--local-rank={rank % line.processes_per_node}",)
     if line.launcher is not Launcher.DEEPSPEED or "no_local_rank" in line.options:
         return ()
     return (f"--local_rank={rank % line.processes_per_node}",)

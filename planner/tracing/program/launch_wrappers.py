@@ -7,11 +7,14 @@ import re
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
+from itertools import pairwise
+from pathlib import Path, PurePosixPath
 
 from planner.errors import SpecError
 from planner.job.launchers import LAUNCHER_MODULES, PLACE, read_options, refused, take_variables
 from planner.tracing.program import scheduler_lines
+from planner.tracing.program.command_wrappers import WRAPPERS, mounts_of, on_host, read_wrapper
+from planner.tracing.program.framework_commands import FRAMEWORKS, launch_line_of
 from planner.tracing.program.scheduler_lines import Allocation, Starter, Tasks, job_variables
 from planner.tracing.program.shell_script import Statement, commands_of
 from planner.tracing.program.shell_values import UNKNOWN, Shell, source_of
@@ -19,7 +22,13 @@ from planner.tracing.program.shell_values import UNKNOWN, Shell, source_of
 TextOf = Callable[[str], str]
 _SHELLS = ("bash", "sh", "dash", "zsh")
 _RUNNERS = ("torchrun", "deepspeed", "srun", "mpirun", "mpiexec", "orterun")
-_BARE = ("exec", "nohup", "time", "setsid", "command")
+_BARE = ("exec", "nohup", "time", "setsid", "command", "catchsegv", "builtin")
+_PROJECT_TOOLS = ("poetry", "pdm", "pipenv", "pixi", "hatch", "rye")
+_PROJECT_ALONE = frozenset({
+    "frozen", "locked", "clean_env", "as_is", "no_lockfile_update", "no_install", "q", "quiet", "v", "verbose",
+    "skip_deps", "no_progress", "site_packages", "s",
+})  # fmt: skip
+"""Of `pixi run` 0.50, `pdm run` 2.26 and their kind; their other options have a value."""
 _MOST_LAYERS = 20
 _LONGEST_VALUE = 120_000
 """Bytes: Linux starts nothing with a word or a variable of 128 KiB (execve(2), MAX_ARG_STRLEN)."""
@@ -47,7 +56,7 @@ _CONDA_ALONE = frozenset({
 _ADDRESSES: Mapping[str, str] = {
     "rdzv_endpoint": "127.0.0.1:29500", "master_addr": "127.0.0.1", "master_port": "29500", "rdzv_id": "none",
     "node_rank": "0", "machine_rank": "0", "main_process_ip": "127.0.0.1", "main_process_port": "29500",
-    "local_addr": "127.0.0.1", "rdzv_conf": "", "nodelist": "", "w": "", "host": "", "job_id": "",
+    "local_addr": "127.0.0.1", "rdzv_conf": "", "role": "default", "nodelist": "", "w": "", "host": "", "job_id": "",
 }  # fmt: skip
 """Options that say who meets where: on paper nobody does, so what only the job's machines know is not needed."""
 
@@ -77,15 +86,35 @@ class Unwrapped:
     surrounding: Surrounding | None = None
     node_gpus: int = 0
     """That each node has, as the user says; 0: nobody has said."""
+    mounts: dict[str, str] = field(default_factory=dict)
+    """Folders of this machine by where a container has them."""
 
     def path_of(self, written: str) -> str:
         """Of a file that a command names, seen from where planner runs."""
+        written = on_host(written, self.mounts)
         return f"{self.folder}/{written}" if self.folder and not written.startswith("/") else written
+
+    def enter_container(self, mounts: Mapping[str, str], folder: str) -> None:
+        """What a container has of this machine, and where it starts its command."""
+        self.mounts |= mounts
+        if folder.startswith("/") and on_host(folder, self.mounts) == folder and not UNKNOWN.search(folder):
+            self.notes += (f"{folder} of the container is taken to be the folder that is here",)
+        else:
+            self.enter(folder)
 
     def enter(self, folder: str | None) -> None:
         """Goes to a folder, seen from the one that was reached."""
+        folder = on_host(folder or "", self.mounts)
         if folder and folder != ".":
             self.folder = folder if folder.startswith("/") or not self.folder else f"{self.folder}/{folder}"
+
+
+def local_text(path: str) -> str:
+    """The text of a file of this machine. Raises SpecError where there is none to read."""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(f"cannot be read: {error}", allowed="a text file", place=path) from None
 
 
 def unwrap(words: Sequence[str], text_of: TextOf, inherited: Mapping[str, str], node_gpus: int = 0) -> Unwrapped:
@@ -100,7 +129,7 @@ def unwrap(words: Sequence[str], text_of: TextOf, inherited: Mapping[str, str], 
             break
     else:
         raise refused("the command is wrapped too often", f"up to {_MOST_LAYERS} times")
-    layers.words = _without_addresses(layers.words)
+    layers.words = [on_host(word, layers.mounts) for word in _without_addresses(layers.words)]
     if dates := {date for word in layers.words for date in UNKNOWN.findall(word) if _DATE.match(date)}:
         layers.words = [
             UNKNOWN.sub(lambda mark: _A_DATE if mark[1] in dates else mark[0], word) for word in layers.words
@@ -180,17 +209,33 @@ def _run_of_environment(layers: Unwrapped, words: list[str]) -> bool:
         tool = "conda"
         options, rest = read_options(rest, _CONDA_WITH_VALUE, _CONDA_ALONE, "conda run")
         layers.enter(options.get("cwd"))
+    elif tool in _PROJECT_TOOLS:
+        options, rest = read_options(rest, None, _PROJECT_ALONE, f"{tool} run")
     layers.surrounding, layers.words = Surrounding(tool, options), rest
     return True
 
 
-def _with_options(layers: Unwrapped, words: list[str]) -> bool:
-    """nice, numactl, stdbuf, taskset, timeout: what follows their options, of which none matters."""
-    rest = deque(words)
-    while rest and (rest[0].startswith("-") or re.fullmatch(r"[0-9.,-]+[smhd]?", rest[0])):
-        if rest.popleft() in ("-n", "-s", "-k", "-c") and rest:
-            rest.popleft()
-    layers.words = list(rest)
+def _wrapper(layers: Unwrapped, words: list[str]) -> bool:
+    """Containers, profilers, and what changes a process's priority or user."""
+    inside = read_wrapper(PurePosixPath(layers.words[0]).name, words)
+    if inside is None:
+        return False
+    layers.environment.update(inside.variables)
+    layers.words = inside.command
+    layers.enter_container(inside.mounts, inside.folder)
+    return True
+
+
+def _framework(layers: Unwrapped, words: list[str]) -> bool:
+    del words
+    known = {**layers.inherited, **layers.environment}
+    comes_to = launch_line_of(layers.words, known, layers.text_of, layers.node_gpus)
+    if comes_to is None:
+        return False
+    command = take_variables(comes_to)[1]
+    starts = " ".join(command[: next((at for at, word in enumerate(command) if word in ("-m", "python")), 1) + 2][:9])
+    layers.notes += (f"{' '.join(layers.words[:2])} starts {starts}",)
+    layers.words = comes_to
     return True
 
 
@@ -209,6 +254,7 @@ def _starter(layers: Unwrapped, words: list[str]) -> bool:
 
 def _take_slurm(layers: Unwrapped, options: Mapping[str, str | None]) -> None:
     layers.enter(options.get("chdir"))
+    layers.enter_container(mounts_of(options.get("container_mounts") or ""), options.get("container_workdir") or "")
     exports = (export.partition("=") for export in (options.get("export") or "").split(","))
     layers.environment.update({name: value for name, equals, value in exports if equals})
 
@@ -223,6 +269,7 @@ def _sbatch(layers: Unwrapped, words: list[str]) -> bool:
     allocation = Allocation({**scheduler_lines.read_script_options(text, place), **options})
     layers.allocation, layers.tasks = allocation, allocation.tasks
     known = {**allocation.tasks.settings, **job_variables(allocation.tasks.job_nodes, allocation.tasks.job_tasks)}
+    known |= {"SLURM_GPUS_ON_NODE": str(layers.node_gpus)} if layers.node_gpus and allocation.tasks.gpus is None else {}
     layers.inherited = {**layers.inherited, **known}
     _take_slurm(layers, allocation.options)
     _run_script(layers, text, place, rest[1:])
@@ -266,6 +313,7 @@ def _run_script(layers: Unwrapped, text: str, place: str, arguments: Sequence[st
     shell = Shell(
         place, {**layers.inherited, **paths, **layers.environment}, dict(layers.environment), list(arguments),
         gpus=gpus, text_of=lambda path: layers.text_of(layers.path_of(path)),
+        exists=(lambda path: os.path.exists(layers.path_of(path))) if layers.text_of is local_text else None,
     )  # fmt: skip
     commands, ending = commands_of(text, shell)
     launches = [command for command in commands if _launches(command.words)]
@@ -323,13 +371,13 @@ _BESIDE_TRAINING = re.compile(
 
 def _program_of(words: Sequence[str]) -> str:
     """By the first words that say it: `train.py`, or what follows `-m`."""
-    for number, word in enumerate(words):
-        is_module = word in ("-m", "--module") and words[number + 1 : number + 2]
-        if is_module and words[number + 1] not in LAUNCHER_MODULES:
-            return words[number + 1]
+    words = [part for word in words for part in word.split()]
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        if word in ("-m", "--module") and following not in LAUNCHER_MODULES:
+            return following
         if word.endswith((".py", ".sh")):
             return PurePosixPath(word).name
-    return " ".join(words)
+    return " ".join(words[:2])
 
 
 def _written(command: Statement) -> str:
@@ -339,6 +387,13 @@ def _written(command: Statement) -> str:
 
 _QUIET = ("echo", "printf", "set", "date", "hostname", "nvidia-smi", "wait", "exit", "mkdir", "sleep", "trap", "pwd")
 """Commands that nobody has to be told were not run."""
+_OF_NAMES = frozenset({
+    *_QUIET, "which", "pip", "pip3", "type", "hash", "pkill", "killall", "kill", "tee", "cat", "grep", "module", "ml",
+    "source", ".", "alias", "rm", "cp", "mv", "ls", "ps", "apt", "apt-get", "git", "tail", "sed", "ln", "chmod",
+    "scancel", "squeue", "docker-compose", "unset", "df", "lscpu", "free", "du", "ulimit", "rsync", "tar", "wget",
+    "curl",
+})  # fmt: skip
+"""Commands that start no program that trains, whatever their arguments are called."""
 
 
 def _activation(statement: Statement) -> Surrounding | None:
@@ -354,9 +409,9 @@ def _activation(statement: Statement) -> Surrounding | None:
 def _launches(words: Sequence[str]) -> bool:
     """Whether a command of a script starts a program, as far as its first words say."""
     words = [word for word in words if not re.match(r"[A-Za-z_]\w*=", word)]
-    if not words:
+    if not words or words[0] in _OF_NAMES:
         return False
-    wraps = PurePosixPath(words[0]).name in (*_BARE, "env", "nice", "numactl", "stdbuf", "timeout", "taskset")
+    wraps = PurePosixPath(words[0]).name in (*_BARE, "env", *WRAPPERS)
     starts = range(len(words)) if wraps else (0,)
     return _launches_ranks(words) or any(_starts_program(words[start : start + 3]) for start in starts)
 
@@ -369,14 +424,15 @@ def _starts_program(words: Sequence[str]) -> bool:
         return words[1:2] not in (["-c"], ["-V"], ["--version"]) and not beside
     if _READERS.get(name) is _run_of_environment:
         return words[1:2] == ["run"]
-    return name.endswith((".py", ".sh")) or (name in _SHELLS and len(words) > 1)
+    return name.endswith((".py", ".sh")) or name in FRAMEWORKS or (name in _SHELLS and len(words) > 1)
 
 
 def _launches_ranks(words: Sequence[str]) -> bool:
     names = [PurePosixPath(word).name for word in words]
-    is_ray = any(names[at : at + 3] == ["ray", "job", "submit"] for at in range(len(names)))
-    modules = {"torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"}
-    return is_ray or "accelerate" in names or bool({*_RUNNERS} & {*names}) or bool(modules & {*names})
+    pairs = {*pairwise(names)}
+    return bool({("job", "submit"), ("accelerate", "launch")} & pairs or {*_RUNNERS, *LAUNCHER_MODULES} & {*names}) or (
+        names[0] in FRAMEWORKS
+    )
 
 
 def _can_be_started(text: str) -> bool:
@@ -405,8 +461,9 @@ def _without_addresses(words: Sequence[str]) -> list[str]:
 
 _READERS: Mapping[str, Callable[[Unwrapped, list[str]], bool]] = {
     "env": _env,
-    **dict.fromkeys(("uv", "conda", "mamba", "micromamba", "poetry", "pdm", "pipenv", "pixi"), _run_of_environment),
-    **dict.fromkeys(("nice", "numactl", "stdbuf", "taskset", "timeout"), _with_options),
+    **dict.fromkeys(("uv", "conda", "mamba", "micromamba", *_PROJECT_TOOLS), _run_of_environment),
+    **dict.fromkeys(WRAPPERS, _wrapper),
+    **dict.fromkeys(FRAMEWORKS, _framework),
     **dict.fromkeys(("srun", "mpirun", "mpiexec", "orterun"), _starter),
     **dict.fromkeys(_SHELLS, _shell),
     "sbatch": _sbatch,

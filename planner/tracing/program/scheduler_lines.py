@@ -128,9 +128,9 @@ _SLURM_WITH_VALUE = frozenset({
     "network", "ntasks_per_core", "ntasks_per_gpu", "ntasks_per_node", "ntasks_per_socket", "open_mode", "power",
     "prefer", "priority", "profile", "prolog", "reservation", "signal", "sockets_per_node", "switches", "task_epilog",
     "task_prolog", "thread_spec", "threads_per_core", "time_min", "tmp", "tres_bind", "tres_per_task", "uid", "gid",
-    "wckey", "wrap", "het_group", "oom_kill_step", "segment",
+    "wckey", "wrap", "het_group", "oom_kill_step", "segment", "wait_all_nodes", "batch", "mcs_label", "resv_ports",
 }) | frozenset(set(_SHORT.values()) - _SLURM_ALONE)  # fmt: skip
-_REFUSED = ("ntasks_per_gpu", "ntasks_per_socket", "ntasks_per_core", "het_group", "multi_prog", "array")
+_REFUSED = ("ntasks_per_gpu", "ntasks_per_socket", "het_group", "multi_prog", "array")
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePosixPath
 
-from planner.tracing.program.shell_values import UNKNOWN, Shell
+from planner.tracing.program.shell_values import UNKNOWN, Shell, arithmetic
 
 _ADDRESS = "127.0.0.1"
 _GPU_NAMES = re.compile(r"-L|--list-gpus|--query-gpu=\S+")
@@ -123,6 +123,8 @@ def _wc(words: Sequence[str], lines: list[str]) -> str | None:
 def _tr(words: Sequence[str], lines: list[str]) -> str | None:
     text, plain = "\n".join(lines), [word.replace("\\n", "\n") for word in words]
     match plain:
+        case ["-dc" | "-cd", "0-9"]:
+            return re.sub(r"[^0-9]", "", text)
         case ["-d", dropped]:
             return "".join(character for character in text if character not in dropped)
         case [old, new] if len(old) == len(new) == 1:
@@ -168,6 +170,9 @@ _PRINTERS: Mapping[str, Printer] = {
     "realpath": lambda words, *_: f"{words[-1]}\n" if words else None,
     "readlink": lambda words, *_: f"{words[-1]}\n" if words[:1] == ["-f"] else None,
     "cat": lambda words, given, _: given if not words else None,
+    "expr": lambda words, _, shell: None if (value := arithmetic(" ".join(words), shell)) is None else f"{value}\n",
+    "which": lambda words, *_: f"{words[-1]}\n" if words else None,
+    "command": lambda words, *_: f"{words[1]}\n" if words[:1] == ["-v"] and words[1:] else None,
     "wc": _of_text(_wc),
     "tr": _of_text(_tr),
     "cut": _of_text(_cut),

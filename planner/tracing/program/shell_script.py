@@ -192,18 +192,8 @@ class _Run:
             raise left
         self._restore(ends[0])
         mark = unknown(condition)
-        for variables in range(2):
-            merged = {name: None for end in ends for name in end[variables]}
-            mine: dict[str, str] = {}
-            for name in merged:
-                values = {end[variables].get(name) for end in ends}
-                value = next(iter(values)) if len(values) == 1 else mark
-                if value is not None:
-                    mine[name] = value
-            if variables == 0:
-                self._shell.variables = mine
-            else:
-                self._shell.exported = mine
+        self._shell.variables = _merged([end[0] for end in ends], mark)
+        self._shell.exported = _merged([end[1] for end in ends], mark)
         for name in {name for end in ends for name in end[2]}:
             if any(end[2].get(name) != ends[0][2].get(name) for end in ends):
                 self._shell.arrays[name] = {"0": mark}
@@ -303,8 +293,8 @@ class _Run:
                 self._assign(word)
             return True
         for word in words[:at]:
-            name, value = _ASSIGNMENT.fullmatch(word)[1], word.partition("=")[2]  # type: ignore[index]
-            assigned[name] = expand_one(value, shell)
+            name, _, written = word.partition("=")
+            assigned[name] = expand_one(written, shell)
         if words[at] in _DECLARATIONS:
             self._declare(words[at:])
             return True
@@ -320,8 +310,8 @@ class _Run:
         if value.startswith("(") and value.endswith(")"):
             elements = dict(shell.array(name)) if adds else {}
             number = len(elements)
-            for simple in commands_in(f"_ {value[1:-1]}".replace("\n", " "), shell.place):
-                for part in simple.commands[0].words[1:] if isinstance(simple.commands[0], Simple) else ():
+            for listed in commands_in(value[1:-1], shell.place):
+                for part in listed.commands[0].words if isinstance(listed.commands[0], Simple) else ():
                     if keyed := re.fullmatch(r"\[(.*?)\]=(.*)", part, re.DOTALL):
                         elements[expand_one(keyed[1], shell)] = expand_one(keyed[2], shell)
                         continue
@@ -475,6 +465,15 @@ class _Run:
         """What `$( )` comes to."""
         output = self._capture(commands_in(text, self._shell.place))
         return unknown(f"$({text})") if UNKNOWN.search(output) else output
+
+
+def _merged(ends: Sequence[Mapping[str, str]], mark: str) -> dict[str, str]:
+    """What all ends have alike, and the mark where they differ."""
+    alike: dict[str, str] = {}
+    for name in dict.fromkeys(name for end in ends for name in end):
+        values = {end.get(name) for end in ends}
+        alike[name] = mark if len(values) > 1 else ends[0][name]
+    return alike
 
 
 def _one_word(part: str, shell: Shell) -> list[str]:

@@ -209,16 +209,15 @@ class _Parser:
         if self.at >= len(text):
             self.token, self.is_operator = None, True
             return
-        operator = _REDIRECTION.match(text, self.at) or _OPERATOR.match(text, self.at)
-        if operator is not None and not re.match(r"[<>]\(", text[self.at : self.at + 2]):
+        is_word = text.startswith(("((", "<(", ">("), self.at)
+        operator = None if is_word else _REDIRECTION.match(text, self.at) or _OPERATOR.match(text, self.at)
+        if operator is not None:
             self.token, self.is_operator, self.at = operator[0], True, operator.end()
             if self.token == "\n" and self._documents:
                 self._read_documents()
             return
-        if operator is not None:  # <( ) is a word: a file with the output of a command
-            self.at = end_of_nested(text, self.at + 1, self.place)
-        elif text.startswith("((", self.at):
-            self.at = end_of_nested(text, self.at, self.place)
+        if is_word:  # <( ) is one: a file with the output of a command
+            self.at = end_of_nested(text, self.at + (text[self.at] != "("), self.place)
         else:
             self.at = end_of_word(text, self.at, self.place)
         self.token, self.is_operator = text[self._begins : self.at], False

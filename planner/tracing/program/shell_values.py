@@ -24,6 +24,8 @@ MOST_EXPANDED = 8 << 20
 MOST_WORDS = 4096
 LONGEST_WORD = 1 << 16
 """Characters, after expansion: half of what Linux starts a program with (execve(2), MAX_ARG_STRLEN)."""
+_PARTS = re.compile(f"(?:{UNKNOWN.pattern}|\\S)+".replace("([^", "(?:[^"))
+"""What a value is split into; a mark is part of one word."""
 _MOST_NESTED = 20
 _PARAMETER = re.compile(r"([A-Za-z_]\w*|[0-9]+|[#?$!*@])(?:\[(.*?)\])?(.*)", re.DOTALL)
 _PLAIN_NAME = re.compile(r"[A-Za-z_]\w*|[0-9#?$!*@]")
@@ -51,6 +53,8 @@ class Shell:
     gpus: int = 0
     """Of a node; 0: nobody has said."""
     text_of: Callable[[str], str] | None = None
+    exists: Callable[[str], bool] | None = None
+    """Whether a file is there; None where nobody may look."""
     expanded: int = 0
     """Parts of words so far, and their characters."""
     output_of: Output = field(default=lambda text: unknown(f"$({text})"))
@@ -177,17 +181,17 @@ class _Words:
         if isinstance(values, str):
             self._add_value(values, splits and not in_quotes)
         elif re.match(r"@|\w+\[@\]", written) or (splits and not in_quotes):
-            self._add_all([word for value in values for word in ([value] if in_quotes else value.split())])
+            self._add_all([word for value in values for word in ([value] if in_quotes else _PARTS.findall(value))])
         else:
             self._add(" ".join(values))
 
     def _add_value(self, value: str, splits: bool) -> None:
-        if not splits or UNKNOWN.search(value):
+        if not splits:
             self._add(value)
             return
         if value[:1].isspace():
             self._end_word()
-        self._add_all(value.split())
+        self._add_all(_PARTS.findall(value))
         if value[-1:].isspace():
             self._end_word()
 
@@ -368,15 +372,15 @@ def _evaluate(node: ast.expr, shell: Shell) -> int:
             if (value := _number(_value(name, shell), shell)) is not None:
                 return value
         case ast.BinOp(left, kind, right) | ast.Compare(left, [kind], [right]):
-            value = int(_NUMBERS[type(kind)](_evaluate(left, shell), _evaluate(right, shell)))
-            if abs(value) < 1 << 63:
-                return value
+            result = int(_NUMBERS[type(kind)](_evaluate(left, shell), _evaluate(right, shell)))
+            if abs(result) < 1 << 63:
+                return result
         case ast.BoolOp(kind, values):
             numbers = [_evaluate(value, shell) for value in values]
             return int(all(numbers) if isinstance(kind, ast.And) else any(numbers))
         case ast.UnaryOp(kind, inner):
-            value = _evaluate(inner, shell)
-            return -value if isinstance(kind, ast.USub) else int(not value) if isinstance(kind, ast.Not) else value
+            result = _evaluate(inner, shell)
+            return -result if isinstance(kind, ast.USub) else int(not result) if isinstance(kind, ast.Not) else result
     raise ValueError(node)
 
 
@@ -416,6 +420,9 @@ def is_true(words: Sequence[str], shell: Shell, *, matches: bool = False) -> boo
             return False
         case ["-v", name]:
             return name in shell.variables
+        case ["-e" | "-f" | "-d" | "-s" as sign, _] if shell.exists is not None and values[1]:
+            path = values[1] if values[1].startswith("/") or not shell.folder else f"{shell.folder}/{values[1]}"
+            return shell.exists(path)
         case ["-z" | "-n" as sign, _]:
             return None if values[1] is None else (values[1] == "") == (sign == "-z")
         case [_]:
@@ -432,9 +439,9 @@ def is_true(words: Sequence[str], shell: Shell, *, matches: bool = False) -> boo
             with suppress(re.error):
                 return re.search(pattern, text) is not None
         case [left, sign, right] if sign in _COMPARED:
-            numbers = [_number(side, shell) for side in (left, right)]
-            if numbers[0] is not None and numbers[1] is not None:
-                return bool(_COMPARED[sign](*numbers))
+            first, second = _number(left, shell), _number(right, shell)
+            if first is not None and second is not None:
+                return bool(_COMPARED[sign](first, second))
         case [left, "<" | ">" as sign, right] if values[0] is not None and values[2] is not None:
             return values[0] < values[2] if sign == "<" else values[0] > values[2]
     return None
