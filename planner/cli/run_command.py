@@ -6,13 +6,14 @@ import argparse
 import os
 import re
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from planner.cli.job_input import enter_for_command
 from planner.cli.options import DONE, add_command, add_format, add_risk, at_risk, exit_code, print_answer, style
-from planner.errors import SpecError
+from planner.errors import PlannerError, SpecError
 from planner.job.size_limits import MOST_RANKS
 from planner.progress import show_progress
 
@@ -93,6 +94,10 @@ def add_run(commands: Commands) -> None:
     )  # fmt: skip
     parser.add_argument("--kernels", default="", metavar="FILE", help="a Python file that describes your own kernels")
     parser.add_argument("--save-spec", metavar="FILE", help="write what a spec can say of the program (JOB.yaml)")
+    parser.add_argument(
+        "--show-output", action="store_true", help="show what the ranks that are run print, on standard error "
+        "(default: the last 20 lines, if something goes wrong)",
+    )  # fmt: skip
     add_format(parser)
     add_risk(parser)
 
@@ -108,14 +113,20 @@ def run_program(arguments: argparse.Namespace) -> int:
     from planner.tracing.program.rank_process import CrashedError
 
     work = _inputs(arguments)
+    shown = ShownOutput(arguments.show_output, marks=work.line.most_ranks > 1)
     try:
         with show_progress() as progress:
-            statement, runs = judge_runs(work, progress)
-    except CrashedError as crash:
-        _print_traceback(crash.text)
+            shown.clear = progress.clear
+            statement, runs = judge_runs(work, progress, shown)
+    except PlannerError as error:
+        shown.print_last(getattr(error, "__notes__", ()))
+        if isinstance(error, CrashedError):
+            _print_block("the program's own traceback", error.text)
         raise
-    for failure in (failure for run in runs for failure in run.failed):
-        _print_traceback(failure.text)
+    for run in runs:
+        shown.print_last([run.said] if run.said else [])
+        for failure in run.failed:
+            _print_block("the program's own traceback", failure.text)
     if arguments.save_spec:
         from planner.planning.program_spec import spec_text
 
@@ -130,8 +141,37 @@ def run_program(arguments: argparse.Namespace) -> int:
     return exit_code(statement.verdict)
 
 
-def _print_traceback(text: str) -> None:
-    print(f"--- the program's own traceback ---\n{text.rstrip()}\n---", file=sys.stderr)
+def _print_block(name: str, text: str) -> None:
+    print(f"--- {name} ---\n{text.rstrip()}\n---", file=sys.stderr)
+
+
+class ShownOutput:
+    """Shows lines of ranks as they come, if that `is_wanted`; `marks` them by their ranks."""
+
+    def __init__(self, is_wanted: bool, *, marks: bool) -> None:
+        self._is_wanted, self._marks = is_wanted, marks
+        self._begun: dict[int, bytes] = {}
+        """Of a rank's last line, which has not ended yet."""
+        self.clear: Callable[[], None] = lambda: None
+        """Takes another line off the terminal."""
+
+    def __call__(self, rank: int, written: bytes) -> None:
+        if not self._is_wanted:
+            return
+        *lines, self._begun[rank] = (self._begun.get(rank, b"") + written).split(b"\n")
+        mark = f"[rank {rank}] " if self._marks else ""
+        if lines:
+            self.clear()
+        for line in lines:
+            print(mark + line.decode(errors="replace"), file=sys.stderr, flush=True)
+
+    def print_last(self, said: Sequence[str]) -> None:
+        """What came last before an error, unless all was shown."""
+        for rank in [rank for rank, begun in self._begun.items() if begun]:
+            self(rank, b"\n")
+        if not self._is_wanted:
+            for text in said:
+                _print_block("the program's last output", text)
 
 
 def _inputs(arguments: argparse.Namespace) -> ProgramInputs:

@@ -65,6 +65,8 @@ from planner.truth.calibration.learning import measured_calibration
 from planner.units import show_bytes
 from planner.verdict import worst
 
+HeardOfRank = Callable[[int, bytes], None]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramInputs:
@@ -124,14 +126,16 @@ def judge_program(work: ProgramInputs, progress: Progress = lambda _: None) -> P
     return judge_runs(work, progress)[0]
 
 
-def judge_runs(work: ProgramInputs, progress: Progress = lambda _: None) -> tuple[ProgramStatement, Sequence[RankRun]]:
-    """The statement on a program, and the runs of its ranks on which it stands.
+def judge_runs(
+    work: ProgramInputs, progress: Progress = lambda _: None, heard: HeardOfRank = lambda *_: None
+) -> tuple[ProgramStatement, Sequence[RankRun]]:
+    """The statement on a program, and the runs of its ranks on which it stands. `heard` gets what ranks print.
 
     Raises SpecError for ranks that it does not have, ProgramError and TraceError for a rank that cannot be run.
     """
     began = time.perf_counter()
     refuse_ranks_on_slice(work.gpu.name, work.line.world_size, "--gpu")
-    work, runs = _run_ranks(work, progress)
+    work, runs = _run_ranks(work, progress, heard)
     progress("replaying")
     replayed = time.perf_counter()
     with pause_collection():
@@ -159,7 +163,7 @@ def judge_runs(work: ProgramInputs, progress: Progress = lambda _: None) -> tupl
     return _state(work, runs, judged, branches, seconds), runs
 
 
-def _run_ranks(work: ProgramInputs, progress: Progress) -> tuple[ProgramInputs, list[RankRun]]:
+def _run_ranks(work: ProgramInputs, progress: Progress, heard: HeardOfRank) -> tuple[ProgramInputs, list[RankRun]]:
     """One after the other: each may take all the memory that a program is allowed. What the first one does says which
     others are run, and of how many: a program may start its ranks itself."""
     runs: list[RankRun] = []
@@ -172,7 +176,7 @@ def _run_ranks(work: ProgramInputs, progress: Progress) -> tuple[ProgramInputs, 
         order = _order(work, rank, runs)
         if runs:
             order = replace(order, heard=runs[-1].announced, numbers=runs[-1].numbers)
-        found = rank_process.run_rank(order, work.limits, server, work.walled)
+        found = rank_process.run_rank(order, work.limits, server, work.walled, partial(heard, rank))
         runs.append(replace(found, schedules=runs[0].schedules) if runs else found)
 
     first = choose_ranks(work.ranks, work.line.most_ranks)[0]

@@ -106,7 +106,10 @@ def problem_text(error: PlannerError) -> bytes:
     """The error as the part PROBLEM: its class and the classes from which that is derived, each `module:name`, and its
     fields; see :func:`planner.runtime.messages.error_of`."""
     kinds = [f"{each.__module__}:{each.__qualname__}" for each in type(error).__mro__ if issubclass(each, PlannerError)]
-    return json.dumps({"kinds": kinds, "fields": dict(vars(error))}, default=str).encode()
+    return json.dumps(
+        {"kinds": kinds, "fields": {name: field for name, field in vars(error).items() if name != "__notes__"}},
+        default=str,
+    ).encode()
 
 
 def _prctl(option: int, value: int) -> Any:

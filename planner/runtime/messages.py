@@ -118,7 +118,7 @@ class Answer:
     """Whether code of users ran there: it says what is wrong with a job, and nothing of a service or a request."""
     exit_code: int = 0
     """As `subprocess` has it: negative for a signal."""
-    last_line: str = ""
+    last_lines: tuple[str, ...] = ()
     """Of its standard error."""
     exceeded: Exception | None = None
     """The :class:`planner.runtime.limits.LimitExceededError` for which it was ended, or that its callers stopped it."""
@@ -197,4 +197,4 @@ def ending(answer: Answer) -> str:
     """How the process ended, for people: `exit code 0: its last words`."""
     code = answer.exit_code
     how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-    return f"{how}: {answer.last_line or 'without a word'}"
+    return f"{how}: {answer.last_lines[-1] if answer.last_lines else 'without a word'}"

@@ -36,8 +36,10 @@ _LOOK_SECONDS = 0.02
 _READ_BYTES = 1 << 16
 _MOST_ERROR_BYTES = 1 << 16
 _MOST_LINE_CHARACTERS = 300
+MOST_LAST_LINES = 20
 _DRAIN_SECONDS = 5.0
 USUAL_LIMITS = Limits()
+Heard = Callable[[bytes], None]
 
 
 class StoppedError(Exception):
@@ -80,12 +82,14 @@ def run(
     walls: Walls | None = None,
     environment: Mapping[str, str] | None = None,
     stopped: Callable[[], bool] = lambda: False,
+    heard: Heard = lambda _: None,
 ) -> Answer:
     """Run the task in a child process and wait for its end. To be called from a thread that stays until then.
 
     With a `server` the child is forked by it; else it is a fresh interpreter, behind `walls` if they are given, with
     this `environment` (default: this process's own; behind walls it is added to theirs). One that exceeds a limit, or
-    that is `stopped`, is killed with all that it started. Raises WallsError where walls are wanted and cannot be had,
+    that is `stopped`, is killed with all that it started. `heard` gets what it prints or writes to its
+    standard error, as it comes. Raises WallsError where walls are wanted and cannot be had,
     ServerLostError if there is no server to be had.
     """
     with contextlib.ExitStack() as stack:
@@ -94,7 +98,7 @@ def run(
                 folder = tempfile.TemporaryDirectory(prefix="planner-child-", ignore_cleanup_errors=True)
                 task = replace(task, scratch=stack.enter_context(folder))
         process, group = _start(task, limits, server, walls, environment)
-        return replace(_supervise(process, limits, group, stopped), is_foreign=walls is not None)
+        return replace(_supervise(process, limits, group, stopped, heard), is_foreign=walls is not None)
 
 
 def _start(
@@ -178,8 +182,8 @@ class _SpawnedProcess:
 class _Output:
     """What the child has written so far."""
 
-    def __init__(self, process: Process, limits: Limits) -> None:
-        self._process, self._limits = process, limits
+    def __init__(self, process: Process, limits: Limits, heard: Heard) -> None:
+        self._process, self._limits, self._heard = process, limits, heard
         self.answer, self._errors = bytearray(), bytearray()
 
     def take(self, descriptor: int) -> bool:
@@ -194,6 +198,7 @@ class _Output:
                 raise LimitExceededError(Limit.ANSWER, self._limits, len(self.answer))
         else:
             self._errors = (self._errors + chunk)[-_MOST_ERROR_BYTES:]
+            self._heard(chunk)
         return bool(chunk)
 
     def drain(self) -> None:
@@ -206,14 +211,16 @@ class _Output:
                 while time.monotonic() < until and selector.select(_DRAIN_SECONDS) and self.take(descriptor):
                     pass
 
-    def last_line(self) -> str:
-        lines = self._errors.decode(errors="replace").strip().splitlines()
-        return lines[-1][:_MOST_LINE_CHARACTERS] if lines else ""
+    def last_lines(self) -> tuple[str, ...]:
+        lines = self._errors.decode(errors="replace").strip().splitlines()[-MOST_LAST_LINES:]
+        return tuple(line[:_MOST_LINE_CHARACTERS] for line in lines)
 
 
-def _supervise(process: Process, limits: Limits, group: Cgroup | None, stopped: Callable[[], bool]) -> Answer:
+def _supervise(
+    process: Process, limits: Limits, group: Cgroup | None, stopped: Callable[[], bool], heard: Heard
+) -> Answer:
     """Wait for the child's end and return what it left."""
-    output = _Output(process, limits)
+    output = _Output(process, limits, heard)
     exceeded: Exception | None = None
     try:
         _watch(process, limits, output, group, stopped)
@@ -239,7 +246,7 @@ def _supervise(process: Process, limits: Limits, group: Cgroup | None, stopped: 
         parts.update(parts_of(bytes(output.answer)))
     except BrokenAnswerError:
         whole = False
-    return Answer(parts=parts, whole=whole, exit_code=code, last_line=output.last_line(), exceeded=exceeded)
+    return Answer(parts=parts, whole=whole, exit_code=code, last_lines=output.last_lines(), exceeded=exceeded)
 
 
 def _watch(

@@ -101,5 +101,5 @@ def _of_other_parts(chosen: random.Random) -> Answer:
     added = {name: content for name, content in others.items() if chosen.random() < 0.3}
     return Answer(
         parts={**kept, **added}, whole=chosen.random() < 0.8,
-        exit_code=chosen.choice((0, 0, 1, -9)), last_line=chosen.choice(("", "\x1b[31m", "x" * 300)),
+        exit_code=chosen.choice((0, 0, 1, -9)), last_lines=chosen.choice(((), ("\x1b[31m",), ("x" * 300,))),
     )  # fmt: skip

@@ -150,7 +150,7 @@ def test_its_own_variables_and_folder_reach_nothing_outside(is_root: bool, progr
 
     answer = running.run(**asked) if is_root else asked_as_user(asked, programs)
 
-    assert "found" in answer.parts, answer.last_line
+    assert "found" in answer.parts, answer.last_lines
     assert json.loads(answer.parts["found"]) == {
         "files": ["child_programs.py", "new.txt"], "own variable": "/own.so", "init has it": False,
     }  # fmt: skip
@@ -172,7 +172,7 @@ def test_of_its_own_folder_it_reads_what_everybody_may(is_root: bool, programs: 
 
     answer = running.run(**asked) if is_root else asked_as_user(asked, programs)
 
-    assert "found" in answer.parts, answer.last_line
+    assert "found" in answer.parts, answer.last_lines
     assert json.loads(answer.parts["found"]) == ["content of a.txt"]
 
 

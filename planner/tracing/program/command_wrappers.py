@@ -85,7 +85,9 @@ WRAPPERS: Mapping[str, tuple[Wrapper, ...]] = {
     "dumb-init": (Wrapper("dumb-init 1.2", "r", "cv", "single_child verbose"),),
     "tini": (Wrapper("tini 0.19", "pe", "sgvw"),),
     "unbuffer": (Wrapper("unbuffer 5.45", "", "p"),),
-    "py-spy": (Wrapper("py-spy 0.4", "ordfp", "Fnitgs", "function native idle threads gil subprocesses", 0, ("record",)),),
+    "py-spy": (
+        Wrapper("py-spy 0.4", "ordfp", "Fnitgs", "function native idle threads gil subprocesses", 0, ("record",)),
+    ),
 }  # fmt: skip
 
 

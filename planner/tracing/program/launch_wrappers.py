@@ -149,10 +149,11 @@ def unwrap(words: Sequence[str], text_of: TextOf, inherited: Mapping[str, str], 
             raise refused(f"{name[:80]!a} is no variable, or too long", f"NAME=value, of {_LONGEST_VALUE} characters")
     if not all(map(_can_be_started, (*layers.words, layers.folder))) or len(layers.environment) > _MOST_VARIABLES:
         raise refused("the command cannot be started", f"{_MOST_VARIABLES} variables, and words as a system has them")
-    unknown = {name: value for name, value in layers.environment.items() if UNKNOWN.search(value)}
-    for name, value in unknown.items():
-        del layers.environment[name]
-        if name not in ("MASTER_ADDR", "MASTER_PORT"):
+    for name, value in [*layers.environment.items()]:
+        if name in ("MASTER_ADDR", "MASTER_PORT") and not re.fullmatch(r"[0-9.]+", value):
+            layers.environment[name] = _ADDRESSES[name.lower()]  # names of nodes are none here
+        elif UNKNOWN.search(value):
+            del layers.environment[name]
             note = f"${name} comes from {source_of(value)}, which is not known here: the program runs without it"
             layers.notes += (note,)
     return layers

@@ -7,6 +7,7 @@ import io
 import os
 import re
 import signal
+import sys
 import tarfile
 from collections.abc import Mapping
 from contextlib import suppress
@@ -21,6 +22,7 @@ from planner.runtime.child import problem_text, start_anew
 from planner.runtime.fork_server import ForkServer
 from planner.runtime.limits import Limit, LimitExceededError, Limits
 from planner.runtime.messages import PROBLEM, Answer, AnswerWriter, Task
+from planner.runtime.running import Heard
 from planner.runtime.user_cache import kept_folders
 from planner.runtime.walls import Walls
 from planner.tracing import rank_trace
@@ -107,8 +109,10 @@ def run_rank(
     limits: Limits = USUAL_LIMITS,
     server: ForkServer | None = None,
     walled: WalledProgram | None = None,
+    heard: Heard = lambda _: None,
 ) -> RankRun:
-    """One rank's run, in a fresh interpreter or in one that the `server` forks; behind walls if it is `walled`.
+    """One rank's run, in a fresh interpreter or in one that the `server` forks; behind walls if it is `walled`. `heard`
+    gets what the program prints, as it comes; the last lines of that are a note of an error.
 
     Raises CrashedError for an error of the program, ProgramError for one that exceeds its limits, ends its process or
     neither trains nor infers, TraceError for what the paper GPU cannot do, WallsError where there are no walls.
@@ -122,8 +126,8 @@ def run_rank(
     task = Task("planner.tracing.program.rank_process:answer_rank", (order, environment, walled))
     if walled is None:
         _refuse_absent(order)
-        return _result_of(running.run(task, limits, environment=environment, server=server), limits, order)
-    answer = running.run(task, limits, walls=walled.walls_with(environment))
+        return _result_of(running.run(task, limits, environment=environment, server=server, heard=heard), limits, order)
+    answer = running.run(task, limits, walls=walled.walls_with(environment), heard=heard)
     if messages.is_fault(answer):
         raise ProgramError(
             f"the program's process ended with a fault in planner's own code: {messages.fault_line(answer)}",
@@ -151,6 +155,17 @@ def _refuse_absent(order: ProgramOrder) -> None:
 
 
 def _result_of(answer: Answer, limits: Limits, order: ProgramOrder) -> RankRun:
+    said = "\n".join(answer.last_lines)
+    try:
+        run = _run_of(answer, limits, order)
+    except PlannerError as error:
+        if said:
+            error.add_note(said)
+        raise
+    return replace(run, said=said) if run.failed else run
+
+
+def _run_of(answer: Answer, limits: Limits, order: ProgramOrder) -> RankRun:
     if (exceeded := exceeded_limit(answer, limits)) is not None:
         raise _limit_error(exceeded, order)
     error = messages.error_of(answer)
@@ -197,8 +212,11 @@ def _answer(order: ProgramOrder, answer: AnswerWriter, *, may_become: bool) -> N
     from planner.tracing.program.on_paper import Endings, run_program
 
     process = os.getpid()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # what it prints is there when its process is ended
 
     def finish(run: RankRun) -> NoReturn:
+        _flush()
         answer.write(TRACE, rank_trace.dumps(run.trace).encode())
         answer.write(ABOUT, rank_orders.about_text(run))
         os._exit(0)
@@ -207,6 +225,7 @@ def _answer(order: ProgramOrder, answer: AnswerWriter, *, may_become: bool) -> N
 
     def refuse(error: PlannerError) -> NoReturn:
         os.eventfd_read(turn)  # of several children one answers; the others wait until they are ended
+        _flush()
         answer.write(PROBLEM, problem_text(error))
         os.kill(process, signal.SIGKILL)
         os._exit(1)
@@ -225,8 +244,14 @@ def _answer(order: ProgramOrder, answer: AnswerWriter, *, may_become: bool) -> N
             raise
         answer.write(CRASH, rank_orders.crash_text(crash_of(error)))
     finally:
+        _flush()
         if os.getpid() != process:  # forked by the program, and none of its own: it has nothing to answer
             os._exit(0)
+
+
+def _flush() -> None:
+    with suppress(Exception):  # a program may have closed it
+        sys.stdout.flush()
 
 
 def _crash_error(content: bytes, order: ProgramOrder) -> ProgramError:

@@ -366,11 +366,11 @@ def arithmetic(written: str, shell: Shell) -> int | None:
 def _evaluate(node: ast.expr, shell: Shell) -> int:
     """Raises ValueError for what is not known."""
     match node:
-        case ast.Constant(int(value)):
-            return value
+        case ast.Constant(int(number)):
+            return number
         case ast.Name(name):
-            if (value := _number(_value(name, shell), shell)) is not None:
-                return value
+            if (known := _number(_value(name, shell), shell)) is not None:
+                return known
         case ast.BinOp(left, kind, right) | ast.Compare(left, [kind], [right]):
             result = int(_NUMBERS[type(kind)](_evaluate(left, shell), _evaluate(right, shell)))
             if abs(result) < 1 << 63:
