@@ -132,7 +132,9 @@ def parse(
     """
     unwrapped = unwrap(words, text_of, inherited or {}, node_gpus)
     reads_here = lambda path: text_of(unwrapped.path_of(path))  # noqa: E731
-    line, tasks = _launch_line(unwrapped, reads_here, node_gpus), unwrapped.tasks
+    tasks = unwrapped.tasks
+    # What a launcher is not told it asks the machine, which is one of the job's.
+    line = _launch_line(unwrapped, reads_here, unwrapped.gpus)
     if tasks is None and line.launcher is Launcher.PYTHON:
         line = replace(line, nodes=nodes)
     if tasks is not None:
@@ -168,9 +170,9 @@ def _launch_line(unwrapped: Unwrapped, text_of: Callable[[str], str], node_gpus:
     command, environment = list(unwrapped.words), unwrapped.environment
     name = PurePosixPath(command[0]).name if command else ""
     if name in ("torchrun", "deepspeed"):
-        return _of_launcher(Launcher(name), command[1:], text_of, environment, node_gpus)
+        return _of_launcher(Launcher(name), command[1:], text_of, unwrapped, node_gpus)
     if name == "accelerate" and command[1:2] == ["launch"]:
-        return _of_launcher(Launcher.ACCELERATE, command[2:], text_of, environment, node_gpus)
+        return _of_launcher(Launcher.ACCELERATE, command[2:], text_of, unwrapped, node_gpus)
     is_python = re.fullmatch(r"python[0-9.]*", name) is not None
     if not is_python and not name.endswith(".py"):
         looks = bool(command) and unwrapped.text_of is local_text
@@ -201,7 +203,7 @@ def _launch_line(unwrapped: Unwrapped, text_of: Callable[[str], str], node_gpus:
     rest = list(words)
     is_module = rest[:1] == ["-m"]
     if is_module and rest[1:2] and rest[1] in LAUNCHER_MODULES:
-        launched = _of_launcher(Launcher(LAUNCHER_MODULES[rest[1]]), rest[2:], text_of, environment, node_gpus)
+        launched = _of_launcher(Launcher(LAUNCHER_MODULES[rest[1]]), rest[2:], text_of, unwrapped, node_gpus)
         return replace(launched, says_local_rank=rest[1] == OLD_LAUNCHER and "use_env" not in launched.options)
     if rest[:1] in (["-c"], ["-"]):
         raise refused("the program stands in the command itself", "a file, or a module after -m")
@@ -213,9 +215,10 @@ def _of_launcher(
     launcher: Launcher,
     words: Sequence[str],
     text_of: Callable[[str], str],
-    environment: Mapping[str, str],
+    unwrapped: Unwrapped,
     node_gpus: int,
 ) -> LaunchLine:
+    environment, tasks = unwrapped.environment, unwrapped.tasks
     options, rest = read_options(words, *LAUNCHER_OPTIONS[launcher])
     if launcher is Launcher.TORCHRUN:
         if {"no_python", "run_path"} & options.keys():
@@ -227,6 +230,8 @@ def _of_launcher(
         named_nodes, gpus = deepspeed_size(options)
         if options.keys() & {"H", "hostfile"} and not (named_nodes and gpus):
             named_nodes, gpus = _of_hosts(options, text_of, named_nodes, gpus)
+            if tasks is not None and not named_nodes:  # the file is on the cluster alone: it lists the job's nodes
+                named_nodes = tasks.job_nodes if tasks.starter is Starter.BATCH else tasks.nodes
         processes = gpus or node_gpus or _missing("--num_gpus")
         nodes = named_nodes or (1 if node_gpus and not options.keys() & HOSTS else _missing("--num_nodes"))
     else:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
 
-from planner.errors import SpecError
+from planner.errors import SpecError, shorten
 from planner.job.launchers import LAUNCHER_MODULES, PLACE, read_options, refused, take_variables
 from planner.tracing.program import scheduler_lines
 from planner.tracing.program.command_wrappers import WRAPPERS, mounts_of, on_host, read_wrapper
@@ -88,6 +88,13 @@ class Unwrapped:
     """That each node has, as the user says; 0: nobody has said."""
     mounts: dict[str, str] = field(default_factory=dict)
     """Folders of this machine by where a container has them."""
+
+    @property
+    def gpus(self) -> int:
+        """That the launcher of a node sees, as far as anybody has said; else 0."""
+        visible = self.environment.get("CUDA_VISIBLE_DEVICES", "")
+        of_job = next((each.gpus for each in (self.tasks, self.allocation and self.allocation.tasks) if each), None)
+        return self.node_gpus or (visible.count(",") + 1 if re.fullmatch(r"\d+(,\d+)*", visible) else of_job or 0)
 
     def path_of(self, written: str) -> str:
         """Of a file that a command names, seen from where planner runs."""
@@ -230,12 +237,10 @@ def _wrapper(layers: Unwrapped, words: list[str]) -> bool:
 def _framework(layers: Unwrapped, words: list[str]) -> bool:
     del words
     known = {**layers.inherited, **layers.environment}
-    comes_to = launch_line_of(layers.words, known, layers.text_of, layers.node_gpus)
+    comes_to = launch_line_of(layers.words, known, layers.text_of, layers.gpus)
     if comes_to is None:
         return False
-    command = take_variables(comes_to)[1]
-    starts = " ".join(command[: next((at for at, word in enumerate(command) if word in ("-m", "python")), 1) + 2][:9])
-    layers.notes += (f"{' '.join(layers.words[:2])} starts {starts}",)
+    layers.notes += (f"{' '.join(layers.words[:2])} starts {shorten(' '.join(take_variables(comes_to)[1]), 120)}",)
     layers.words = comes_to
     return True
 
@@ -310,10 +315,9 @@ def _script(layers: Unwrapped, written: str, arguments: Sequence[str]) -> None:
 def _run_script(layers: Unwrapped, text: str, place: str, arguments: Sequence[str]) -> None:
     here = layers.inherited.get("PWD")
     paths = {"0": place, "BASH_SOURCE": place} | ({"PWD": f"{here}/{layers.folder}".rstrip("/")} if here else {})
-    gpus = (layers.allocation.tasks.gpus if layers.allocation is not None else None) or layers.node_gpus
     shell = Shell(
         place, {**layers.inherited, **paths, **layers.environment}, dict(layers.environment), list(arguments),
-        gpus=gpus, text_of=lambda path: layers.text_of(layers.path_of(path)),
+        gpus=layers.gpus, text_of=lambda path: layers.text_of(layers.path_of(path)),
         exists=(lambda path: os.path.exists(layers.path_of(path))) if layers.text_of is local_text else None,
     )  # fmt: skip
     commands, ending = commands_of(text, shell)

@@ -255,7 +255,7 @@ def _nodes(written: str | None) -> int | None:
 
 
 # Options are those of Open MPI 5.0 (mpirun(1)); those of other MPIs that are called alike are the same for counts.
-_COUNTS = ("np", "n", "c", "N", "npernode", "ppn", "map_by", "H", "host", "x", "genv", "env")
+_COUNTS = ("np", "n", "c", "N", "npernode", "ppn", "map_by", "H", "host", "hosts", "x", "genv", "env")
 _MPI_WITH_VALUE = frozenset({
     *_COUNTS, "bind_to", "hostfile", "machinefile", "f", "rankfile", "rank_by", "wdir", "wd", "output_filename",
     "output", "stdin", "timeout", "path", "prefix", "tune", "am", "display", "launch_agent", "pernode_list", "cpu_set",
@@ -276,7 +276,7 @@ def read_mpirun(words: Sequence[str], allocation: Allocation | None) -> tuple[Ta
     if ":" in command:
         raise refused("mpirun starts several programs", "one program")
     hosts: dict[str, int] = {}  # with their slots, one where none is said
-    for host in filter(None, (options.get("H") or options.get("host") or "").split(",")):
+    for host in filter(None, (options.get("H") or options.get("host") or options.get("hosts") or "").split(",")):
         name, _, slots = host.partition(":")
         hosts[name] = hosts.get(name, 0) + (count_of("-H", slots) if slots else 1)
     per_node = _per_node(options)
