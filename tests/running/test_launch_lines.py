@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,47 @@ def test_deepspeed_says_the_local_rank_as_an_argument() -> None:
     assert extra_arguments(line("deepspeed --num_gpus 8 --no_local_rank train.py"), 5) == ()
 
 
+def test_the_old_launcher_says_the_local_rank_as_an_argument_unless_it_is_told_not_to() -> None:
+    old = "python -m torch.distributed.launch --nproc_per_node 4"
+    lines = (f"{old} t.py", f"{old} --use-env t.py", f"{old} --use_env t.py", "torchrun --nproc_per_node 4 t.py")
+
+    assert [extra_arguments(line(each), 3) for each in lines] == [("--local-rank=3",), (), (), ()]
+
+
+def test_a_launcher_takes_as_many_gpus_as_are_visible_where_it_is_told_no_number() -> None:
+    lines = ("accelerate launch t.py", "deepspeed t.py", "torchrun --nproc_per_node gpu t.py")
+
+    assert [line(f"CUDA_VISIBLE_DEVICES=0,2 {each}").world_size for each in lines] == [2, 2, 2]
+    assert [line(f"srun --gres=gpu:8 {each}").world_size for each in lines] == [8, 8, 8]
+
+
+def test_deepspeed_reads_a_file_of_hosts(tmp_path: Path) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text("# of the job\nworker-0 slots=4\nworker-1 slots=4\nworker-2 slots=4\n")
+    uneven = tmp_path / "uneven"
+    uneven.write_text("worker-0 slots=4\nworker-1 slots=2\n")
+
+    found = [
+        line(f"deepspeed --hostfile={hosts} {options} t.py")
+        for options in ("", "--num_gpus 2", "--include worker-0@worker-2", "-e worker-1", "--num_nodes 1")
+    ]
+
+    assert [(each.nodes, each.processes_per_node) for each in found] == [(3, 4), (3, 2), (2, 4), (2, 4), (1, 4)]
+    with pytest.raises(SpecError, match="its hosts have 2, 4 slots"):
+        line(f"deepspeed --hostfile={uneven} t.py")
+
+
+def test_what_pip_installs_for_a_command_is_a_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = tmp_path / "train-it"
+    command.write_text(f"#!{sys.executable}\nprint()\n")
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+
+    assert line("train-it --lr 1") == LaunchLine(
+        launcher=Launcher.PYTHON, program=str(command), arguments=("--lr", "1")
+    )
+
+
 @pytest.mark.parametrize(
     ("options", "ranks"),
     [
@@ -92,7 +134,8 @@ def test_accelerate_reads_how_many_from_its_config(tmp_path: Path) -> None:
     ("command", "said"),
     [
         ("", "starts 'nothing'"),
-        ("make train", "starts 'make'"),
+        ("make train", "starts 'make'.*\n.*\n.*make -n TARGET"),
+        ("sky launch job.yaml", "starts 'sky'.*\n.*\n.*the command that stands in its file"),
         ("python", "no program"),
         ("python -c print()", "stands in the command"),
         ("torchrun --nproc-per-node gpu t.py", "--nproc-per-node is gpu, which the machine decides"),

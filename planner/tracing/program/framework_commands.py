@@ -90,8 +90,8 @@ def _axolotl(words: list[str], _: Mapping[str, str], __: TextOf, ___: int) -> li
 def _swift(words: list[str], environment: Mapping[str, str], text_of: TextOf, _: int) -> list[str]:
     """ms-swift 4.6 (swift/cli/main.py): the first argument may be a file of arguments."""
     method = words[0].replace("_", "-") if words else ""
-    if method not in ("pt", "sft", "rlhf"):
-        _refuse("swift", words, "swift sft, swift pt, swift rlhf")
+    if method not in ("pt", "sft", "rlhf", "infer"):
+        _refuse("swift", words, "swift sft, swift pt, swift rlhf, swift infer")
     arguments, variables = words[1:], []
     if arguments and arguments[0].endswith((".yaml", ".yml", ".json")):
         config = read_yaml(text_of(arguments[0]), arguments[0]).plain()

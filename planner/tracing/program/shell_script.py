@@ -326,7 +326,10 @@ class _Run:
             shell.assign_array(name, elements)
         else:
             before = shell.variables.get(name, "") if adds else ""
-            shell.assign(name, before + expand_one(value, shell), is_exported=is_exported)
+            text = expand_one(value, shell)
+            if name not in shell.variables:  # X="$X more": it was empty
+                text = text.replace(unknown(f"${name}"), "")
+            shell.assign(name, before + text, is_exported=is_exported)
 
     def _declare(self, words: Sequence[str]) -> None:
         shell = self._shell

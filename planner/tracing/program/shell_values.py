@@ -135,7 +135,8 @@ class _Words:
             raise refused("expansions are nested too deep", shell, f"up to {_MOST_NESTED}")
         at = 0
         while at < len(text):
-            character, end = text[at], end_of_part(text, at, shell.place)
+            character = text[at]
+            end = at + 1 if in_quotes and character == "'" else end_of_part(text, at, shell.place)
             part = text[at:end]
             if character == "\\":
                 if part != "\\\n":

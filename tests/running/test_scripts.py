@@ -1,0 +1,182 @@
+"""Shell scripts: which command they come to, as far as what decides it is known; what is not known is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from planner.errors import SpecError
+from planner.tracing.program.launch_line import LaunchLine, parse
+
+TUTORIAL = """#!/bin/bash
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --gres=gpu:8
+set -ex
+# Which node is the first
+nodes=( $( scontrol show hostnames $SLURM_JOB_NODELIST ) )
+nodes_array=($nodes)
+head_node=${nodes_array[0]}
+head_node_ip=$(srun --nodes=1 --ntasks=1 -w "$head_node" hostname --ip-address)
+echo Node IP: $head_node_ip
+
+srun python -m torch.distributed.launch --use-env --nnodes ${#nodes[@]} --nproc_per_node 8 \\
+  --rdzv_id $RANDOM --rdzv_backend c10d --rdzv_endpoint $head_node_ip:29500 \\
+  train.py
+"""
+HOSTS = """#!/bin/bash
+#SBATCH --nodes=2 --ntasks-per-node=1 --gres=gpu:8
+MASTER_ADDR=10.0.0.1
+srun --jobid $SLURM_JOBID bash -c "source activate venv; deepspeed --hostfile=config/hostfile \\
+  --master_addr=$MASTER_ADDR train.py"
+"""
+
+
+def script(
+    text: str, *arguments: str, gpus: int = 0, files: dict[str, str] | None = None, **inherited: str
+) -> LaunchLine:
+    """What a script comes to; it is a batch script if it says so."""
+    texts = {"run.sh": text, **(files or {})}
+
+    def text_of(path: str) -> str:
+        if path not in texts:
+            raise SpecError("is not there", place=path)
+        return texts[path]
+
+    starter = "sbatch" if "#SBATCH" in text else "bash"
+    return parse([starter, "run.sh", *arguments], text_of, inherited, node_gpus=gpus)
+
+
+def ranks(found: LaunchLine) -> tuple[str, int, int, str]:
+    return found.launcher.value, found.nodes, found.processes_per_node, found.program
+
+
+def test_the_form_of_the_tutorial_for_several_nodes() -> None:
+    found = script(TUTORIAL)
+
+    assert ranks(found) == ("torchrun", 2, 8, "train.py")
+    assert not found.says_local_rank
+
+
+@pytest.mark.parametrize("files", [{}, {"config/hostfile": "a slots=8\nb slots=8\n"}])
+def test_a_file_of_hosts_lies_beside_the_script_or_on_the_cluster(files: dict[str, str]) -> None:
+    assert ranks(script(HOSTS, files=files)) == ("deepspeed", 2, 8, "train.py")
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments"),
+    [
+        # branches
+        ("N=2\nif [ $N -gt 1 ]; then python t.py many; else python t.py one; fi", "many"),
+        ('if [ -z "$UNSET" ]; then A=empty; elif true; then A=no; fi\npython t.py $A', "empty"),
+        ('if [[ $MODE == fast* && ! -n "$X" ]]; then A=1; else A=2; fi\npython t.py $A', "1"),
+        ("case $MODE in slow) A=1;; fast|quick) A=2;; *) A=3;; esac\npython t.py $A", "2"),
+        ("[ -n \"$MODE\" ] && A=set || A=unset\npython t.py $A", "set"),
+        ("if which nvidia-smi; then echo yes; else exit 1; fi\npython t.py", ""),
+        ("if ! git diff --quiet; then echo dirty; fi\npython t.py", ""),
+        # loops
+        ("for x in 1 2 {3..4}; do A+=$x; done\npython t.py $A", "1234"),
+        ("for ((i=0; i<3; i++)); do A=$A$i; done\npython t.py $A", "012"),
+        ("i=0; while [ $i -lt 3 ]; do i=$((i+1)); done; python t.py $i", "3"),
+        ("while [[ $# -gt 0 ]]; do case $1 in --lr) LR=$2; shift 2;; *) shift;; esac; done\npython t.py $LR", "3e-4"),
+        ("while true; do nvidia-smi; sleep 60; done &\npython t.py", ""),
+        ("for x in a b c; do [ $x = b ] && break; done; python t.py $x", "b"),
+        # functions, lists and what they keep
+        ("run() { local n=$1; python t.py $n; }\nrun 5", "5"),
+        ("function run { A=in; }\nA=out; (run); python t.py $A; ", "out"),
+        ("{ A=1; python t.py $A; } 2>&1 | tee log", "1"),
+        ("eval 'A=3'; CMD=\"python t.py $A\"; eval $CMD", "3"),
+        ("source settings.sh\npython t.py $A", "of the file"),
+        # here-documents
+        ("cat <<EOF > hosts\nif don't\nEOF\npython t.py", ""),
+        ("read -r -d '' ARGS <<EOF\n--a 1\n--b $MODE\nEOF\npython t.py $ARGS", "--a 1 --b fast"),
+        # arrays
+        ('A=(--lr 1)\nA+=(\n  --x "a b"  # its name\n)\npython t.py "${A[@]}" ${#A[@]}', "--lr 1 --x a b 4"),
+        ("declare -A S=([small]=8 [large]=64)\nk=large\npython t.py ${S[$k]} ${A:-none}", "64 none"),
+        ("A=(a b c d)\npython t.py ${A[1]} ${A[-1]} ${A[@]:1:2}", "b d b c"),
+        # values
+        ("N=$((2*(1+1))); python t.py $N $((N/3)) $((-7%3)) $((1<<4))", "4 1 -1 16"),
+        ("P=ab.tar.gz; python t.py ${P%%.*} ${P%.gz} ${P#*.} ${P/ab/x} ${#P} ${P:1:2} ${P^^}",
+         "ab ab.tar tar.gz x.tar.gz 9 b. AB.TAR.GZ"),
+        ('D=$(cd "$(dirname "$0")/.." && pwd); python t.py $D $(basename /x/y.py .py) `echo a b`',
+         "/here/./.. y a b"),
+        ("python t.py $(echo 0,1,2 | tr ',' '\\n' | wc -l) $(seq 1 3) $(echo a:b | cut -d: -f2)", "3 1 2 3 b"),
+        ("python t.py ${A:=x} $A ${MODE:+y} ${10} $'a\\tb'", "x x y a\tb"),
+        ("N=$(nvidia-smi -L | wc -l)\npython t.py $N $(python -c 'import torch; print(torch.cuda.device_count())')",
+         "8 8"),
+        ("python t.py --name run-$(date +%F)", "--name run-20260101"),
+        ('ARGS="$ARGS --a"; ARGS="${ARGS} --b"; python t.py $ARGS', "--a --b"),
+    ],
+)  # fmt: skip
+def test_what_decides_is_followed(text: str, arguments: str) -> None:
+    files = {"settings.sh": "A='of the file'\n"}
+
+    found = script(text, "--lr", "3e-4", gpus=8, files=files, MODE="fast", PWD="/here")
+
+    assert (found.program, " ".join(found.arguments)) == ("t.py", arguments)
+
+
+def test_a_job_has_as_many_gpus_as_its_lines_ask_for() -> None:
+    text = (
+        "#SBATCH --gpus-per-node=4 -N 2\nN=$(nvidia-smi -L | wc -l)\nsrun torchrun --nnodes 2 --nproc_per_node $N t.py"
+    )
+
+    assert ranks(script(text)) == ("torchrun", 2, 4, "t.py")
+
+
+def test_the_program_that_trains_is_the_one_that_is_meant() -> None:
+    text = "torchrun --nproc_per_node 2 tokenize_data.py\ntorchrun --nproc_per_node 2 train.py\npython evaluate.py\n"
+    again = "for lr in 1 2; do torchrun --nproc_per_node 2 train.py --lr $lr; done"
+
+    assert (script(text).program, script(again).arguments) == ("train.py", ("--lr", "2"))
+    assert script(text).notes == (
+        "run.sh: not run: torchrun --nproc_per_node 2 tokenize_data.py",
+        "run.sh: not run: python evaluate.py",
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("python t.py $A $B", r"\$A and \$B decides a part of the launch line"),
+        (
+            "if [ $SLURM_NODEID -eq 0 ]; then A=1; else A=2; fi\npython t.py $A",
+            r"if \[ \$SLURM_NODEID -eq 0 \] decides a part",
+        ),
+        (
+            "if [ -f x ]; then torchrun t.py --resume; else torchrun t.py; fi",
+            r"2 programs, and if \[ -f x \] decides which",
+        ),
+        ("torchrun base.py\ntorchrun sft.py", "the script starts 2 programs: torchrun base.py; torchrun sft.py"),
+        (
+            "if [ $# -lt 1 ]; then echo 'Usage: run.sh SIZE'; exit 1; fi\npython t.py $1",
+            "ends in line 1.*'Usage: run.sh SIZE'",
+        ),
+        ("python t.py ${DATA:?where the data lies}", r"for \$DATA is not set: where the data lies"),
+        (
+            "torchrun --nproc_per_node $(nvidia-smi -L | wc -l) t.py",
+            "decides a part of the launch line.*\n.*\n.*--gpus NUMBER",
+        ),
+        ("which torchrun; pip install deepspeed; echo srun", "the script has no launch line"),
+        ("if true; then python t.py", "run.sh:1: a fi is missing: the script ends"),
+        ("echo\nfi\npython t.py", "run.sh:2: `fi` has nothing"),
+        ("cat <<EOF\npython t.py", "the here-document has no line EOF"),
+        ("python t.py )", r"`\)` has nothing to close"),
+        ("python t.py ${A", "a } is missing"),
+        ("a() { a; }; a; python t.py", "call each other too deep"),
+        ("for ((i=0; i>=0; i++)); do :; done; python t.py", "too many commands"),
+        ("(" * 60 + ")" * 60, "nested too deep"),
+        ('python t.py "' + "$(" * 60 + ")" * 60 + '"', "nested too deep"),
+    ],
+)
+def test_what_is_not_known_is_named(text: str, said: str) -> None:
+    with pytest.raises(SpecError, match=said):
+        script(text)
+
+
+def test_files_are_those_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("run.sh").write_text("if [ -d /nowhere ] || [ ! -f run.sh ]; then A=1; else A=2; fi\npython t.py $A")
+
+    assert parse(["bash", "run.sh"]).arguments == ("2",)
