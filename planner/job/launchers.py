@@ -98,6 +98,10 @@ def read_options(
                 raise unknown_option(word.lstrip("-"), program)
             equals = "=" if value and name not in alone else ""
             value = value.removeprefix("=")
+        elif short is not None and with_value is not None and name not in alone and name not in with_value:
+            # getopt_long(3): a beginning that only one option has
+            begin = [each for each in {*with_value, *alone} if each.startswith(name)]
+            name = begin[0] if len(begin) == 1 else name
         if name in alone:
             options[name] = value if equals else None
         elif with_value is not None and name not in with_value and name not in counts:

@@ -106,6 +106,10 @@ def test_a_file_of_hosts_lies_beside_the_script_or_on_the_cluster(files: dict[st
         ("N=$(nvidia-smi -L | wc -l)\npython t.py $N $(python -c 'import torch; print(torch.cuda.device_count())')",
          "8 8"),
         ("python t.py --name run-$(date +%F)", "--name run-20260101"),
+        ("if grep -qE '^\\s*A=' settings.sh && ! grep -q B= settings.sh; then A=1; fi; python t.py $A", "1"),
+        ("python t.py $(grep A= settings.sh | cut -d= -f2) $(cat settings.sh | wc -l)", "'of the file' 1"),
+        ("bash -c \"export X='$UNSET'; python t.py $MODE\"", "fast"),
+        ("bash <<EOF\nexport N=1\npython t.py $MODE \\$N\nEOF", "fast 1"),
         ('ARGS="$ARGS --a"; ARGS="${ARGS} --b"; python t.py $ARGS', "--a --b"),
     ],
 )  # fmt: skip
@@ -123,6 +127,12 @@ def test_a_job_has_as_many_gpus_as_its_lines_ask_for() -> None:
     )
 
     assert ranks(script(text)) == ("torchrun", 2, 4, "t.py")
+
+
+def test_a_script_submits_what_it_writes() -> None:
+    text = "N=2\nsbatch <<EOF\n#!/bin/bash\n#SBATCH -N $N --gres=gpu:4 --err=log\nsrun torchrun --nnodes $N t.py\nEOF"
+
+    assert ranks(script(text)) == ("torchrun", 2, 1, "t.py")
 
 
 def test_the_program_that_trains_is_the_one_that_is_meant() -> None:

@@ -21,7 +21,7 @@ from planner.tracing.program.shell_values import UNKNOWN, Shell, source_of
 
 TextOf = Callable[[str], str]
 _SHELLS = ("bash", "sh", "dash", "zsh")
-_RUNNERS = ("torchrun", "deepspeed", "srun", "mpirun", "mpiexec", "orterun")
+_RUNNERS = ("torchrun", "deepspeed", "srun", "mpirun", "mpiexec", "orterun", "sbatch")
 _BARE = ("exec", "nohup", "time", "setsid", "command", "catchsegv", "builtin")
 _PROJECT_TOOLS = ("poetry", "pdm", "pipenv", "pixi", "hatch", "rye")
 _PROJECT_ALONE = frozenset({
@@ -142,15 +142,7 @@ def unwrap(words: Sequence[str], text_of: TextOf, inherited: Mapping[str, str], 
             UNKNOWN.sub(lambda mark: _A_DATE if mark[1] in dates else mark[0], word) for word in layers.words
         ]
         layers.notes += tuple(f"{date} is taken to be {_A_DATE} in the launch line" for date in sorted(dates))
-    if sources := " and ".join(dict.fromkeys(source for word in layers.words for source in UNKNOWN.findall(word))):
-        raise SpecError(
-            f"{sources[:300]} decides a part of the launch line, and is not known here",
-            allowed="values that the command, its script or the environment of planner says",
-            remedy="--gpus NUMBER, or write the number"
-            if "nvidia-smi" in sources or "device_count" in sources
-            else "set it before the command (NAME=value ...), or write its value",
-            place=PLACE,
-        )
+    _refuse_unknown(layers.words)
     for name, value in layers.environment.items():
         if not re.fullmatch(r"[A-Za-z_]\w*", name) or not _can_be_started(value):
             raise refused(f"{name[:80]!a} is no variable, or too long", f"NAME=value, of {_LONGEST_VALUE} characters")
@@ -166,6 +158,19 @@ def unwrap(words: Sequence[str], text_of: TextOf, inherited: Mapping[str, str], 
     return layers
 
 
+def _refuse_unknown(words: Sequence[str]) -> None:
+    """Raises SpecError for words that something decides which is not known."""
+    if sources := " and ".join(dict.fromkeys(source for word in words for source in UNKNOWN.findall(word))):
+        raise SpecError(
+            f"{sources[:300]} decides a part of the launch line, and is not known here",
+            allowed="values that the command, its script or the environment of planner says",
+            remedy="--gpus NUMBER, or write the number"
+            if "nvidia-smi" in sources or "device_count" in sources
+            else "set it before the command (NAME=value ...), or write its value",
+            place=PLACE,
+        )
+
+
 def _peel(layers: Unwrapped) -> bool:
     """Takes one layer off; whether there was one."""
     words = layers.words
@@ -177,7 +182,12 @@ def _peel(layers: Unwrapped) -> bool:
         layers.environment.update(variables)
         layers.words = command
     elif (reader := _READERS.get(name)) is not None:
-        return reader(layers, words[1:])
+        try:
+            return reader(layers, words[1:])
+        except SpecError as error:
+            if "ue000" in error.problem:  # a mark, as it is shown
+                _refuse_unknown(words)
+            raise
     elif name.endswith(".sh"):
         _script(layers, words[0], words[1:])
     elif name in _BARE:

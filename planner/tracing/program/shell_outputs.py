@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePosixPath
 
+from planner.errors import SpecError
 from planner.tracing.program.shell_values import UNKNOWN, Shell, arithmetic
 
 _ADDRESS = "127.0.0.1"
@@ -116,6 +117,28 @@ def _ends(words: Sequence[str], lines: list[str], *, last: bool) -> str | None:
     return "".join(f"{line}\n" for line in (lines[-count:] if last else lines[:count]))
 
 
+def _text_of(path: str, shell: Shell) -> str | None:
+    """Of a file that is here."""
+    if shell.text_of is None:
+        return None
+    try:
+        return shell.text_of(path if path.startswith("/") or not shell.folder else f"{shell.folder}/{path}")
+    except SpecError:
+        return None
+
+
+def _grep(words: Sequence[str], given: str | None, shell: Shell) -> str | None:
+    """The lines with a pattern that is read alike by Python; with `-c` their number."""
+    flags = "".join(word[1:] for word in words if re.fullmatch("-[A-Za-z]+", word))
+    pattern, *files = [word for word in words if not re.fullmatch("-[A-Za-z]+", word)] or [""]
+    text = given if not files else _text_of(files[0], shell)
+    if text is None or set(flags) - set("cqEiF") or not re.fullmatch(r"(?:[\w :^$./\"'=-]|\\s\*?|\.\*)+", pattern):
+        return None
+    search = re.compile(pattern, re.IGNORECASE if "i" in flags else 0).search
+    lines = [line for line in text.splitlines() if search(line[:1000])]
+    return f"{len(lines)}\n" if "c" in flags else "".join(f"{line}\n" for line in lines)
+
+
 def _wc(words: Sequence[str], lines: list[str]) -> str | None:
     return {"-l": f"{len(lines)}\n", "-w": f"{len(' '.join(lines).split())}\n"}.get(" ".join(words))
 
@@ -169,7 +192,8 @@ _PRINTERS: Mapping[str, Printer] = {
     ),
     "realpath": lambda words, *_: f"{words[-1]}\n" if words else None,
     "readlink": lambda words, *_: f"{words[-1]}\n" if words[:1] == ["-f"] else None,
-    "cat": lambda words, given, _: given if not words else None,
+    "cat": lambda words, given, shell: given if not words else _text_of(words[0], shell),
+    "grep": _grep,
     "expr": lambda words, _, shell: None if (value := arithmetic(" ".join(words), shell)) is None else f"{value}\n",
     "which": lambda words, *_: f"{words[-1]}\n" if words else None,
     "command": lambda words, *_: f"{words[1]}\n" if words[:1] == ["-v"] and words[1:] else None,

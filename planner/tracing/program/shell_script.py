@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from pathlib import PurePosixPath
 
 from planner.errors import SpecError
 from planner.tracing.program.shell_outputs import output_of
@@ -76,7 +77,7 @@ def commands_of(text: str, shell: Shell) -> tuple[list[Statement], Ending | None
     run = _Run(shell)
     ending = None
     try:
-        run.all_of(commands_in(text.translate(MARKS), shell.place))
+        run.of_text(text, shell.place)
     except _Leave as leave:
         ending = Ending(leave.line, run.said) if leave.kind == "exit" else None
     return run.statements, ending
@@ -105,6 +106,16 @@ class _Run:
         """What is written, where that is a value; None marks what is not known."""
         self._given: str | None = None
         self._commands = self._calls = 0
+
+    def of_text(self, text: str, place: str) -> bool | None:
+        """What is not known in a text is a variable each."""
+
+        def named(mark: re.Match[str]) -> str:
+            name = f"_unknown_{len(self._shell.variables)}"
+            self._shell.variables[name] = mark[0]
+            return f"${{{name}}}"
+
+        return self.all_of(commands_in(UNKNOWN.sub(named, text).translate(MARKS), place))
 
     def all_of(self, commands: Commands) -> bool | None:
         status: bool | None = True
@@ -360,8 +371,12 @@ class _Run:
                 raise _Leave(name, line)
             case (("cd" | "pushd"), [folder]):
                 if UNKNOWN.search(folder):
-                    allowed = "a folder by its path"
-                    raise refused(f"cd leads to a folder that {source_of(folder)} decides", shell, allowed, line)
+                    raise SpecError(
+                        f"cd leads to a folder that {source_of(folder)} decides",
+                        allowed="a folder by its path",
+                        remedy="set it before the command (NAME=value ...), or write the launch line",
+                        place=f"{shell.place}:{line}",
+                    )
                 shell.folder = folder if folder.startswith("/") else f"{shell.folder}/{folder}".lstrip("/")
                 return True
             case "set", ["--", *arguments]:
@@ -381,11 +396,16 @@ class _Run:
                 for part in parts:
                     arithmetic(part, shell)
                 return True
-            case "eval", parts if not UNKNOWN.search(" ".join(parts)):
-                return self._call(lambda: self.all_of(commands_in(" ".join(parts), shell.place)), line)
+            case "eval", parts:
+                return self._call(lambda: self.of_text(" ".join(parts), shell.place), line)
+            case "grep", [flags, *_] if re.fullmatch(r"-\w*q\w*", flags):
+                found = output_of(words, given, shell)
+                if found is not None:
+                    self._is_assumed, self._tested = False, " ".join(words)
+                    return bool(found)
             case (("source" | "."), [path, *arguments]) if self._text(path) is not None:
                 text = self._text(path) or ""
-                return self._call(lambda: self.all_of(commands_in(text.translate(MARKS), path)), line, arguments)
+                return self._call(lambda: self.of_text(text, path), line, arguments)
             case (("read" | "mapfile" | "readarray"), arguments):
                 self._read(name, [each for each in arguments if not each.startswith("-") and each], given, line)
                 return True
@@ -398,6 +418,10 @@ class _Run:
             self._print(unknown(" ".join(words)) if printed is None else printed)
             return True
         self._is_assumed, self._tested = True, self._tested or UNKNOWN.sub(lambda mark: mark[1], " ".join(words))[:60]
+        if given is not None and name == "sbatch":
+            words = [*words, f"--wrap={given}"]
+        elif given is not None and PurePosixPath(words[-1]).name in ("bash", "sh"):
+            words = [*words, "-c", given]
         exported = {**shell.exported, **assigned}
         self.statements.append(Statement(tuple(words), exported, shell.folder, self._perhaps))
         return True
