@@ -208,3 +208,26 @@ assert length.tolist() == [7], length
     assert run(command, rank=3, numbers=first.numbers).iterations == 1
     with pytest.raises(ProgramError, match="AssertionError"):
         run(command, rank=3)
+
+
+def test_a_script_of_the_old_launcher_gets_its_local_rank(run: Run, program: Callable[[str], str]) -> None:
+    path = program(
+        "import argparse, torch, torch.distributed as dist\n"
+        "parser = argparse.ArgumentParser()\n"
+        "parser.add_argument('--local_rank', '--local-rank', type=int, default=-1)\n"
+        "local_rank = parser.parse_args().local_rank\n"
+        "layer = torch.nn.Linear(256, 256).to(f'cuda:{max(local_rank, 0)}')\n"
+        "if local_rank >= 0:\n"
+        "    dist.init_process_group('nccl')\n"
+        "    layer = torch.nn.parallel.DistributedDataParallel(layer, device_ids=[local_rank])\n"
+        "optimizer = torch.optim.SGD(layer.parameters())\n"
+        "for _ in range(3):\n"
+        "    layer(torch.ones(2, 256, device=f'cuda:{max(local_rank, 0)}')).sum().backward()\n"
+        "    optimizer.step()\n"
+    )
+    launch = "python -m torch.distributed.launch --nproc_per_node 2"
+
+    given, not_given = run(f"{launch} {path}", rank=1), run(f"{launch} --use_env {path}", rank=1)
+
+    assert (given.devices, len(given.communicators)) == ((1,), 1)
+    assert (not_given.devices, len(not_given.communicators)) == ((0,), 0)

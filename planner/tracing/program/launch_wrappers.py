@@ -319,6 +319,7 @@ def _shell(layers: Unwrapped, words: list[str]) -> bool:
 
 
 def _script(layers: Unwrapped, written: str, arguments: Sequence[str]) -> None:
+    _refuse_unknown([written])
     _run_script(layers, layers.text_of(layers.path_of(written)), written, arguments)
 
 
