@@ -38,7 +38,9 @@ class Repository:
 
 _COCO = "torchrun --nproc_per_node=8 train.py --data-path {data}/coco --dataset coco"
 _BOXES = "--epochs 26 --lr-steps 16 22 --aspect-ratio-group-factor 3"
-_DIFFUSION = "accelerate launch --mixed_precision=fp16 {script} --pretrained_model_name_or_path={{data}}/stable-diffusion"
+_DIFFUSION = (
+    "accelerate launch --mixed_precision=fp16 {script} --pretrained_model_name_or_path={{data}}/stable-diffusion"
+)
 _PICTURES = "--resolution=512 --center_crop --random_flip --train_batch_size=1 --gradient_accumulation_steps=4"
 REPOSITORIES: tuple[Repository, ...] = (
     Repository(
@@ -122,7 +124,12 @@ def show(row: Repository, checkouts: Path, data: Path) -> str:
     peak = highest["peak"]
     held = highest["at_peak"].get("parameter", 0) / 4e6
     beside = f"{held:.2f} of {row.parameters:.2f}" if row.parameters else f"{held:.2f}"
-    figures = (f"{peak['allocated_bytes'] / _MIB:,.0f}", f"{peak['reserved_bytes'] / _MIB:,.0f}", beside, f"{seconds:.0f}")
+    figures = (
+        f"{peak['allocated_bytes'] / _MIB:,.0f}",
+        f"{peak['reserved_bytes'] / _MIB:,.0f}",
+        beside,
+        f"{seconds:.0f}",
+    )
     return f"{start} {' | '.join(figures)} |"
 
 
