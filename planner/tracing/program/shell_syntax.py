@@ -109,7 +109,7 @@ def end_of_word(text: str, at: int, place: str = "") -> int:
     return at
 
 
-def end_of_part(text: str, at: int, place: str = "") -> int:
+def end_of_part(text: str, at: int, place: str = "", depth: int = 0) -> int:
     """Behind a quoted text, an expansion, or one character."""
     match text[at]:
         case "\\":
@@ -119,7 +119,7 @@ def end_of_part(text: str, at: int, place: str = "") -> int:
         case '"':
             at += 1
             while at < len(text) and text[at] != '"':
-                at = at + 1 if text[at] == "'" else end_of_part(text, at, place)
+                at = at + 1 if text[at] == "'" else end_of_part(text, at, place, depth + 1)
             return _find(text, '"', at, place) + 1
         case "`":
             at += 1
@@ -127,7 +127,7 @@ def end_of_part(text: str, at: int, place: str = "") -> int:
                 at += 2 if text[at] == "\\" else 1
             return _find(text, "`", at, place) + 1
         case "$" if text[at + 1 : at + 2] in ("(", "{"):
-            return end_of_nested(text, at + 1, place)
+            return end_of_nested(text, at + 1, place, depth + 1)
     return at + 1
 
 
@@ -144,7 +144,7 @@ def end_of_nested(text: str, at: int, place: str = "", depth: int = 0) -> int:
         elif text[at] == "#" and opening == "(" and text[at - 1].isspace():
             at = _end_of_line(text, at)
         else:
-            at = end_of_part(text, at, place)
+            at = end_of_part(text, at, place, depth + 1)
     return _find(text, closing, at, place, start) + 1
 
 

@@ -50,7 +50,7 @@ _BEGINS = words(
 _FIGURES = {
     "tried": words(r"(?:Tried to allocate|Requested:) @tried"),
     "total": words(r"total capac?i?ty of @total | @total_2 total capacity | Device limit: @total_3"),
-    "free": words(r"@free (?:is)? free | Free\(according to [A-Z]+\): @free_2"),
+    "free": words(r"@free (?:is)? (?-i:free) | Free\(according to [A-Z]+\): @free_2"),
     "allocated": words(
         r"@allocated (?:is allocated by PyTorch|already allocated) | Currently allocated: @allocated_2"
         r"| MPS allocated: @allocated_3"
@@ -255,7 +255,7 @@ def _read_torch(window: str, begin: re.Match[str]) -> tuple[GpuFailure, int]:
             this_process = held
         else:
             others.append(ProcessBytes(int(process["process"]), held))
-    vendor = "MPS" if begin["mps"] else begin["vendor"] or ""
+    vendor = "MPS" if begin["mps"] else (begin["vendor"] or "").upper()
     device = _DEVICE.search(window, 0, _BEGINNING)
     allocated, reserved = figures.get("allocated"), figures.get("reserved")
     if reserved is None and "rest" in figures:
@@ -319,7 +319,7 @@ def _read_other(form: Form, who: str, match: re.Match[str], log: LogText) -> Gpu
         form=form,
         text=log.rest_of_line(match.start(), _QUOTED),
         line=0,
-        who=groups.get("who") or who,
+        who=(groups.get("who") or "").upper() or who,
         device=int(groups["device"] or 0) if groups.get("device") else None,
         tried_bytes=tried and tried[0],
         total_bytes=total and total[0],

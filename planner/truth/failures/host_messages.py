@@ -40,7 +40,7 @@ _KILLED = r"""(?:\(oom_kill_allocating_task\))?: Kill(?:ed)? process \d{1,10}\((
 _SENTENCES = (
     _row("kernel", Cause.HOST_LIMIT, "Memory cgroup out of memory" + _KILLED),
     _row("kernel", Cause.HOST, "(?<!cgroup) [Oo]ut of memory" + _KILLED),
-    _row("kernel", Cause.HOST_LIMIT, "oom-kill: constraint= CONSTRAINT_MEMCG|mem_cgroup_out_of_memory\+"),
+    _row("kernel", Cause.HOST_LIMIT, r"oom-kill: constraint= CONSTRAINT_MEMCG|mem_cgroup_out_of_memory\+"),
     _row(
         "kernel", Cause.HOST,
         r"oom-kill: constraint= CONSTRAINT_NONE|System OOM encountered, victim process: (?P<process>[^,]{1,64}),",
