@@ -34,6 +34,10 @@ class Repository:
     gpu: str
     command: str
     parameters: float = 0
+    options: str = ""
+    """Of `planner run`."""
+    data: tuple[str, str] = ("", "")
+    """A folder of the data, and where the program looks for it in its own."""
 
 
 _COCO = "torchrun --nproc_per_node=8 train.py --data-path {data}/coco --dataset coco"
@@ -46,6 +50,7 @@ REPOSITORIES: tuple[Repository, ...] = (
     Repository(
         kind="LLM", name="nanoGPT, GPT of characters", folder="nanoGPT", gpu="A100-SXM-40GB",
         command="python train.py config/train_shakespeare_char.py", parameters=10.65,
+        data=("shakespeare_char", "data/shakespeare_char"),
     ),
     Repository(
         kind="LLM", name="PyTorch examples, FSDP and TP", folder="examples/distributed/tensor_parallelism",
@@ -95,6 +100,52 @@ REPOSITORIES: tuple[Repository, ...] = (
         gpu="A100-SXM-40GB", command="python unet_training_dict.py",
     ),
     Repository(
+        kind="detection", name="DETR", folder="detr", gpu="V100-SXM2-16GB", parameters=41.5,
+        command="python -m torch.distributed.launch --nproc_per_node=8 --use_env main.py --coco_path {data}/coco",
+    ),
+    Repository(
+        kind="detection", name="Ultralytics, YOLO11n", folder="DiT", gpu="A100-SXM-40GB",
+        command="yolo train model=yolo11n.yaml data={data}/yolo/data.yaml epochs=3 imgsz=640",
+    ),
+    Repository(
+        kind="diffusion", name="DiT-XL/2 with its EMA and autoencoder", folder="DiT", gpu="A100-SXM-80GB",
+        command="torchrun --nnodes=1 --nproc_per_node=8 train.py --model DiT-XL/2 --data-path {data}/imagefolder/train",
+        parameters=2 * 675.13 + 83.65, data=("stable-diffusion/vae", "stabilityai/sd-vae-ft-ema"),
+    ),
+    Repository(
+        kind="diffusion", name="diffusers, text to image with EMA", folder="diffusers/examples/text_to_image",
+        gpu="A100-SXM-40GB", options="--gpus 1",
+        command=_DIFFUSION.format(script="train_text_to_image.py") + f" --train_data_dir={{data}}/captions --use_ema "
+        f"{_PICTURES} --gradient_checkpointing --max_train_steps=15000 --learning_rate=1e-05 --max_grad_norm=1 "
+        "--lr_scheduler=constant --lr_warmup_steps=0 --output_dir=out",
+    ),
+    Repository(
+        kind="diffusion", name="diffusers, LoRA", folder="diffusers/examples/text_to_image", gpu="RTX4090-24GB",
+        options="--gpus 1",
+        command=_DIFFUSION.format(script="train_text_to_image_lora.py") + " --mixed_precision=fp16 "
+        f"--train_data_dir={{data}}/captions --dataloader_num_workers=8 {_PICTURES} --max_train_steps=15000 "
+        "--learning_rate=1e-04 --max_grad_norm=1 --lr_scheduler=cosine --lr_warmup_steps=0 --output_dir=out",
+    ),
+    Repository(
+        kind="diffusion", name="diffusers, DreamBooth", folder="diffusers/examples/dreambooth", gpu="A100-SXM-40GB",
+        options="--gpus 1",
+        command="accelerate launch train_dreambooth.py --pretrained_model_name_or_path={data}/stable-diffusion "
+        "--instance_data_dir={data}/imagefolder/train/dog --output_dir=out --instance_prompt=dog --resolution=512 "
+        "--train_batch_size=1 --gradient_accumulation_steps=1 --learning_rate=5e-6 --lr_scheduler=constant "
+        "--lr_warmup_steps=0 --max_train_steps=400",
+    ),
+    Repository(
+        kind="diffusion", name="diffusers, DDPM of its own", folder="diffusers/examples/unconditional_image_generation",
+        gpu="A100-SXM-40GB", options="--gpus 1",
+        command="accelerate launch train_unconditional.py --train_data_dir={data}/imagefolder/train --resolution=64 "
+        "--center_crop --random_flip --output_dir=out --train_batch_size=16 --num_epochs=100 --use_ema "
+        "--gradient_accumulation_steps=1 --learning_rate=1e-4 --lr_warmup_steps=500 --mixed_precision=no",
+    ),
+    Repository(
+        kind="GAN", name="PyTorch examples, DCGAN", folder="examples/dcgan", gpu="A100-SXM-40GB",
+        command="python main.py --dataset fake --accel",
+    ),
+    Repository(
         kind="RL", name="CleanRL, PPO", folder="cleanrl", gpu="A100-SXM-40GB",
         command="python cleanrl/ppo.py --seed 1 --env-id CartPole-v0 --total-timesteps 50000",
     ),
@@ -109,10 +160,16 @@ def show(row: Repository, checkouts: Path, data: Path) -> str:
     """The table's line of one program."""
     with tempfile.TemporaryDirectory() as made:
         place = shutil.copytree(checkouts / row.folder, Path(made, "program"), symlinks=True)
+        if row.data[0]:
+            brought = place / row.data[1]
+            shutil.rmtree(brought, ignore_errors=True)
+            brought.parent.mkdir(parents=True, exist_ok=True)
+            brought.symlink_to(data / row.data[0])
         command = row.command.format(data=data).split()
         began = time.perf_counter()
         ran = subprocess.run(
-            [sys.executable, "-m", "planner", "run", "--gpu", row.gpu, "--format", "json", "--", *command],
+            [sys.executable, "-m", "planner", "run", "--gpu", row.gpu, *row.options.split(), "--format", "json", "--",
+             *command],
             cwd=place, capture_output=True, text=True, timeout=_SECONDS, check=False,
         )  # fmt: skip
         seconds = time.perf_counter() - began

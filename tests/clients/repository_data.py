@@ -36,6 +36,7 @@ def make(folder: Path) -> None:
     digits(folder / "MNIST" / "raw")
     characters(folder / "shakespeare_char")
     captions(folder)
+    yolo(folder / "yolo")
 
 
 def picture(path: Path, width: int, height: int) -> None:
@@ -63,6 +64,20 @@ def coco(folder: Path, split: str, count: int) -> None:
     path = folder / "annotations" / f"instances_{split}.json"
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps({"images": images, "annotations": boxes, "categories": categories}), encoding="utf-8")
+
+
+def yolo(folder: Path) -> None:
+    """Pictures with a line for each box, as Ultralytics reads them."""
+    for split, count in (("train", 128), ("val", 32)):
+        for number in range(count):
+            picture(folder / "images" / split / f"{number}.jpg", 640, 480)
+            lines = [f"{kind} 0.5 0.5 0.2 0.2" for kind in range(3)]
+            labels = folder / "labels" / split / f"{number}.txt"
+            labels.parent.mkdir(parents=True, exist_ok=True)
+            labels.write_text("\n".join(lines), encoding="utf-8")
+    names = ", ".join(f"{number}: {name}" for number, name in enumerate(_COCO_CLASSES.values()))
+    settings = f"path: {folder.resolve()}\ntrain: images/train\nval: images/val\nnames: {{{names}}}\n"
+    (folder / "data.yaml").write_text(settings, encoding="utf-8")
 
 
 def digits(folder: Path) -> None:
