@@ -389,9 +389,13 @@ def try_branches(
     """What would have come of the other answers, of the first lines that there are. `order` is the one of the run that
     was `taken`."""
     statements = []
-    for number, branch in enumerate(taken.branches):
+    open_branches = [branch for branch in taken.branches if not branch.raises]
+    for branch in taken.branches:
         statement = BranchStatement(place=branch.place, taken=branch.answer, outcome="")
-        if number >= MOST_BRANCHES:
+        if branch.raises:
+            statements.append(replace(statement, outcome="an error is raised there"))
+            continue
+        if branch not in open_branches[:MOST_BRANCHES]:
             statements.append(replace(statement, outcome="not tried: others were"))
             continue
         if taken.trace.seconds > MOST_SECONDS:

@@ -46,6 +46,42 @@ def test_lines_that_go_one_way_or_another_are_found_and_tried(run: Run, program:
     assert [each for each in other.trace.events if _is_large(each)]
 
 
+RAISING = """
+import torch
+model = torch.nn.Linear(64, 64).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def check(loss):
+    assert (loss < 1e9).all(), f"too large: {loss}"
+    if loss.isnan():
+        raise ValueError("no number")
+    if not torch.isfinite(loss).all():
+        print("stops")
+        raise SystemExit(1)
+    if loss.isinf():
+        print("goes on")
+for step in range(2):
+    loss = model(torch.zeros(2, 64, device="cuda")).sum()
+    check(loss)
+    try:
+        assert loss.isfinite().all()
+    except AssertionError:
+        pass
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_lines_whose_other_way_is_an_error_are_known_without_a_trial(run: Run, program: Callable[[str], str]) -> None:
+    path = program(RAISING)
+    place = "/".join(path.split("/")[-2:])
+
+    branches = {int(branch.place.removeprefix(f"{place}:")): branch for branch in run(f"python {path}").branches}
+
+    assert {line: branch.raises for line, branch in branches.items()} == {
+        6: True, 7: True, 9: True, 12: False, 18: False,
+    }  # fmt: skip
+
+
 COMPARED = """
 import torch
 model = torch.nn.Linear(64, 64).cuda()

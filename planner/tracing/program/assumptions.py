@@ -88,6 +88,8 @@ class Branch:
 
     place: str
     answer: bool
+    raises: bool = False
+    """Whether the other answer raises an error at once (`assert`, `if ...: raise`), in a function that catches none."""
 
 
 def branch_at(frames: Sequence[FrameType], answer: object) -> Branch | None:
@@ -99,17 +101,41 @@ def branch_at(frames: Sequence[FrameType], answer: object) -> Branch | None:
     frame = next(frame for frame in frames if place_of([frame]) == place)
     if any(folder in frame.f_code.co_filename for folder in _NOT_THE_PROGRAMS):
         return None
-    return Branch(place, answer) if _decides(frame.f_code, frame.f_lasti) else None
+    jump = _find_jump(frame.f_code, frame.f_lasti)
+    return None if jump is None else Branch(place, answer, _raises(frame.f_code, jump, not answer))
 
 
 @cache
-def _decides(code: CodeType, offset: int) -> bool:
-    """Whether the instruction there jumps by the value, or hands it to one that does."""
-    following = [instruction.opname for instruction in dis.get_instructions(code) if instruction.offset >= offset]
-    for number, name in enumerate(following[:6]):
-        if "JUMP" in name and "IF" in name:
+def _find_jump(code: CodeType, offset: int) -> int | None:
+    """The number of the instruction that jumps by the value, which the one at `offset` is or hands it to; None where
+    none does."""
+    instructions = [*dis.get_instructions(code)]
+    first = next(number for number, instruction in enumerate(instructions) if instruction.offset >= offset)
+    for number, instruction in enumerate(instructions[first : first + 6], first):
+        if "JUMP" in instruction.opname and "IF" in instruction.opname:
+            return number
+        if number > first and instruction.opname not in _BETWEEN:
+            return None
+    return None
+
+
+@cache
+def _raises(code: CodeType, jump: int, value: bool) -> bool:
+    """Whether a straight way leads from the jump, with that value, to an error, in a function that catches none."""
+    if code.co_exceptiontable:
+        return False
+    instructions = [*dis.get_instructions(code)]
+    before = takewhile(lambda each: each.opname in _BETWEEN, reversed(instructions[:jump]))
+    value ^= sum(each.opname == "UNARY_NOT" for each in before) % 2 == 1
+    follows = jump + 1
+    if ("TRUE" in instructions[jump].opname) == value:
+        target = instructions[jump].argval
+        follows = next(number for number, each in enumerate(instructions) if each.offset == target)
+    for instruction in instructions[follows:]:
+        name = instruction.opname
+        if name == "RAISE_VARARGS":
             return True
-        if number and name not in _BETWEEN:
+        if "JUMP" in name or name.startswith(("RETURN", "YIELD", "FOR_ITER", "SEND")):
             return False
     return False
 

@@ -121,8 +121,8 @@ _UNITS = {"b": 1, "k": KIB, "m": KIB**2, "g": KIB**3, "t": KIB**4}
 
 
 def words(pattern: str) -> re.Pattern[str]:
-    """A regular expression for `LogText.squashed`, written with the white space that a reader sees, of any case; `@tried`
-    is a size with its unit, that `read_size` reads."""
+    """A regular expression for `LogText.squashed`, of any case, written with the white space that a reader sees;
+    `@tried` is a size with its unit, that `read_size` reads."""
     sizes = re.sub(r"@(\w+)", lambda match: _SIZE.replace("NAME", match[1]), pattern)
     return re.compile("".join(sizes.split()), re.IGNORECASE)
 
