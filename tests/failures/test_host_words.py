@@ -148,6 +148,12 @@ def test_a_kill_of_which_nothing_says_memory_is_told_with_where_to_look() -> Non
     assert "dmesg -T" in shown
 
 
+def test_the_kernels_killer_alone_says_that_memory_ran_out_and_not_of_what() -> None:
+    shown = render("dmesg", explain("[7063.1] python3 invoked oom-killer: gfp_mask=0xcc0, order=0"), Style())
+
+    assert "The host's memory ran out: of the machine, or of a limit, is not said." in " ".join(shown.split())
+
+
 def test_a_kill_for_time_is_not_said_to_be_for_memory() -> None:
     text = (
         "slurmstepd: error: *** STEP 7.0 CANCELLED AT 2026-01-01 DUE TO TIME LIMIT ***\nsrun: error: n1: task 0: Killed"

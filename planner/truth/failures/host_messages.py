@@ -215,7 +215,7 @@ def find_host_failures(text: str | LogText) -> list[HostFailure]:
             resident_bytes=sum(map(int, pages)) * KIB if pages else used,
             limit_bytes=limit,
             requested_bytes=requested,
-            certain=row.cause is not Cause.UNKNOWN,
+            certain=row.cause is not Cause.UNKNOWN or row.said_by == "kernel",
         )
         failures.setdefault((row.said_by, failure.text), failure)
     return list(failures.values())
