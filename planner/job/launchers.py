@@ -21,10 +21,7 @@ TORCHRUN_WITH_VALUE = frozenset({
     "local_ranks_filter", "duplicate_stdout_filters", "duplicate_stderr_filters", "node_rank", "master_addr",
     "master_port", "local_addr", "logs_specs", "numa_binding", "signals_to_handle", "shutdown_timeout",
 })  # fmt: skip
-TORCHRUN_ALONE = frozenset({
-    "standalone", "m", "module", "no_python", "run_path", "virtual_local_rank", "use_env",
-})  # fmt: skip
-"""`use_env` is of torch.distributed.launch (torch/distributed/launch.py)."""
+TORCHRUN_ALONE = frozenset({"standalone", "m", "module", "no_python", "run_path", "virtual_local_rank"})
 DEEPSPEED_WITH_VALUE = frozenset({
     "H", "hostfile", "i", "include", "e", "exclude", "num_nodes", "num_gpus", "num_accelerators", "master_port",
     "master_addr", "node_rank", "launcher", "launcher_args", "enable_each_rank_log", "autotuning", "bind_core_list",
@@ -50,13 +47,14 @@ ACCELERATE_IGNORED = frozenset({
 })  # fmt: skip
 ACCELERATE_REFUSED = ("cpu", "tpu", "tpu_cluster", "use_megatron_lm", "downcast_bf16")
 
+OLD_LAUNCHER = "torch.distributed.launch"
 LAUNCHER_OPTIONS: Mapping[str, tuple[Collection[str] | None, Collection[str], str]] = {
     "torchrun": (TORCHRUN_WITH_VALUE, TORCHRUN_ALONE, "torchrun of torch 2.13"),
+    OLD_LAUNCHER: (TORCHRUN_WITH_VALUE, TORCHRUN_ALONE | {"use_env"}, "torch.distributed.launch of torch 2.13"),
     "accelerate": (None, ACCELERATE_ALONE, "accelerate launch of accelerate 1.15"),
     "deepspeed": (DEEPSPEED_WITH_VALUE, DEEPSPEED_ALONE, "deepspeed of DeepSpeed 0.19.8"),
 }
 """Of each launcher the options with a value, those that stand alone, and its name, as `read_options` takes them."""
-OLD_LAUNCHER = "torch.distributed.launch"
 LAUNCHER_MODULES = {
     "torch.distributed.run": "torchrun",
     OLD_LAUNCHER: "torchrun",

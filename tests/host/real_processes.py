@@ -7,6 +7,7 @@ when they are freed (MALLOC_MMAP_THRESHOLD_, set by whoever starts this): otherw
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -180,6 +181,7 @@ def main(job: dict[str, Any], folder: Path) -> None:
     save_file(state, folder / "weights.safetensors")
     size = sum(tensor.nbytes for tensor in state.values())
     del state
+    gc.freeze()  # a collection in a forked process writes to all that this one has: whether one falls into it is chance
     found: dict[str, Any] = {"process": base, "size": size, "loader": forked(read_ahead)[0]}
     for how in ("torch", "torch_mmap", "safetensors"):
         found[how] = forked(lambda rank, how=how: load(how, folder, folder, rank), 2)

@@ -20,6 +20,7 @@ from planner.job.launchers import (
     ACCELERATE_REFUSED,
     LAUNCHER_MODULES,
     LAUNCHER_OPTIONS,
+    OLD_LAUNCHER,
     PLACE,
     deepspeed_size,
     read_options,
@@ -78,7 +79,8 @@ def read(line: str, folder: Path) -> Launch:
     options: dict[str, str | None] = {}
     script = [*dropwhile(lambda word: word.startswith("-"), rest)]
     if launcher in LAUNCHER_OPTIONS:
-        options, script = read_options(rest, *LAUNCHER_OPTIONS[launcher])
+        named = OLD_LAUNCHER if OLD_LAUNCHER in words else launcher
+        options, script = read_options(rest, *LAUNCHER_OPTIONS[named])
     if not script:
         raise SpecError(
             "the line has no script",

@@ -203,7 +203,7 @@ def _launch_line(unwrapped: Unwrapped, text_of: Callable[[str], str], node_gpus:
     rest = list(words)
     is_module = rest[:1] == ["-m"]
     if is_module and rest[1:2] and rest[1] in LAUNCHER_MODULES:
-        launched = _of_launcher(Launcher(LAUNCHER_MODULES[rest[1]]), rest[2:], text_of, unwrapped, node_gpus)
+        launched = _of_launcher(Launcher(LAUNCHER_MODULES[rest[1]]), rest[2:], text_of, unwrapped, node_gpus, rest[1])
         return replace(launched, says_local_rank=rest[1] == OLD_LAUNCHER and "use_env" not in launched.options)
     if rest[:1] in (["-c"], ["-"]):
         raise refused("the program stands in the command itself", "a file, or a module after -m")
@@ -217,9 +217,10 @@ def _of_launcher(
     text_of: Callable[[str], str],
     unwrapped: Unwrapped,
     node_gpus: int,
+    module: str = "",
 ) -> LaunchLine:
     environment, tasks = unwrapped.environment, unwrapped.tasks
-    options, rest = read_options(words, *LAUNCHER_OPTIONS[launcher])
+    options, rest = read_options(words, *LAUNCHER_OPTIONS.get(module, LAUNCHER_OPTIONS[launcher]))
     if launcher is Launcher.TORCHRUN:
         if {"no_python", "run_path"} & options.keys():
             raise refused("torchrun has --no-python or --run-path", "a Python program, or a module after -m")
