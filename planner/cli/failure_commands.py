@@ -118,7 +118,7 @@ def _read(failures: list[str]) -> tuple[str, bytes | None]:
             packed = read_packed(Path(name))
         content = unpack(packed, name) if packed else b""
         if Path(name).suffix in _SNAPSHOTS or content.startswith(_PICKLE):
-            snapshots.append(packed)
+            snapshots.append(content)
         else:
             logs.append(decode(content[-_MOST_CHARACTERS:]))
     if len(snapshots) > 1 or len(logs) > 1:

@@ -31,6 +31,7 @@ class Repository:
     kind: str
     name: str
     folder: str
+    """Of the checkouts; empty for the command of a package, which starts in an empty one."""
     gpu: str
     command: str
     parameters: float = 0
@@ -104,7 +105,7 @@ REPOSITORIES: tuple[Repository, ...] = (
         command="python -m torch.distributed.launch --nproc_per_node=8 --use_env main.py --coco_path {data}/coco",
     ),
     Repository(
-        kind="detection", name="Ultralytics, YOLO11n", folder="DiT", gpu="A100-SXM-40GB",
+        kind="detection", name="Ultralytics, YOLO11n", folder="", gpu="A100-SXM-40GB",
         command="yolo train model=yolo11n.yaml data={data}/yolo/data.yaml epochs=3 imgsz=640",
     ),
     Repository(
@@ -159,7 +160,11 @@ REPOSITORIES: tuple[Repository, ...] = (
 def show(row: Repository, checkouts: Path, data: Path) -> str:
     """The table's line of one program."""
     with tempfile.TemporaryDirectory() as made:
-        place = shutil.copytree(checkouts / row.folder, Path(made, "program"), symlinks=True)
+        place = Path(made, "program")
+        if row.folder:
+            shutil.copytree(checkouts / row.folder, place, symlinks=True)
+        else:
+            place.mkdir()
         if row.data[0]:
             brought = place / row.data[1]
             shutil.rmtree(brought, ignore_errors=True)

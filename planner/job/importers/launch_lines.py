@@ -79,7 +79,7 @@ def read(line: str, folder: Path) -> Launch:
     options: dict[str, str | None] = {}
     script = [*dropwhile(lambda word: word.startswith("-"), rest)]
     if launcher in LAUNCHER_OPTIONS:
-        named = OLD_LAUNCHER if OLD_LAUNCHER in words else launcher
+        named = OLD_LAUNCHER if OLD_LAUNCHER in words[: len(words) - len(rest)] else launcher
         options, script = read_options(rest, *LAUNCHER_OPTIONS[named])
     if not script:
         raise SpecError(

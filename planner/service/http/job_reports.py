@@ -14,8 +14,6 @@ from planner.service.history.job_changes import LONGEST_FAILURE, JobChange, Meas
 from planner.service.http.body_readers import error_of_body, read_object
 from planner.service.http.problems import RequestError
 from planner.truth.failures.explanation import explain
-from planner.truth.failures.gpu_messages import find_messages
-from planner.truth.failures.host_messages import find_host_failures
 from planner.truth.failures.messages import Cause
 
 LONGEST_TEXT = 2**18
@@ -200,5 +198,8 @@ def _read_failure(text: str, messages: Sequence[str]) -> tuple[Cause | None, str
     if not messages:
         return None
     words = "\n".join(messages)[:LONGEST_TEXT]
-    known = find_messages(words) or find_host_failures(words)
-    return explain(words).cause if known else Cause.UNKNOWN, words[:LONGEST_FAILURE]
+    try:
+        cause = explain(words).cause
+    except PlannerError:
+        cause = Cause.UNKNOWN
+    return cause, words[:LONGEST_FAILURE]

@@ -141,9 +141,9 @@ class RankRun:
     is_whole: bool = False
     """Whether the program came to its own end."""
     failed: tuple[Crash, ...] = ()
+    """The error that ended it, after it had trained."""
     said: str = ""
     """The last lines that a program which has `failed` printed."""
-    """The error that ended it, after it had trained."""
     infers: bool = False
     """Whether nothing was trained: iterations are forwards."""
     counted: Mapping[str, int] = field(default_factory=dict)

@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePosixPath
 
-from planner.errors import SpecError
 from planner.tracing.program.shell_values import UNKNOWN, Shell, arithmetic
 
 _ADDRESS = "127.0.0.1"
@@ -42,7 +41,7 @@ def node_names(listed: str) -> list[str]:
 
 
 def _scontrol(words: Sequence[str], _: str | None, shell: Shell) -> str | None:
-    if [word[:8] for word in words[:2]] not in (["show", "hostname"], ["show", "hostnames"[:8]]):
+    if [word[:8] for word in words[:2]] != ["show", "hostname"]:
         return None
     listed = words[2] if words[2:] else shell.variables.get("SLURM_JOB_NODELIST", "")
     return "".join(f"{name}\n" for name in node_names(listed)) or None
@@ -117,21 +116,11 @@ def _ends(words: Sequence[str], lines: list[str], *, last: bool) -> str | None:
     return "".join(f"{line}\n" for line in (lines[-count:] if last else lines[:count]))
 
 
-def _text_of(path: str, shell: Shell) -> str | None:
-    """Of a file that is here."""
-    if shell.text_of is None:
-        return None
-    try:
-        return shell.text_of(path if path.startswith("/") or not shell.folder else f"{shell.folder}/{path}")
-    except SpecError:
-        return None
-
-
 def _grep(words: Sequence[str], given: str | None, shell: Shell) -> str | None:
     """The lines with a pattern that is read alike by Python; with `-c` their number."""
     flags = "".join(word[1:] for word in words if re.fullmatch("-[A-Za-z]+", word))
     pattern, *files = [word for word in words if not re.fullmatch("-[A-Za-z]+", word)] or [""]
-    text = given if not files else _text_of(files[0], shell)
+    text = given if not files else shell.read(files[0])
     if text is None or set(flags) - set("cqEiF") or not re.fullmatch(r"(?:[\w :^$./\"'=-]|\\s\*?|\.\*)+", pattern):
         return None
     search = re.compile(pattern, re.IGNORECASE if "i" in flags else 0).search
@@ -192,7 +181,7 @@ _PRINTERS: Mapping[str, Printer] = {
     ),
     "realpath": lambda words, *_: f"{words[-1]}\n" if words else None,
     "readlink": lambda words, *_: f"{words[-1]}\n" if words[:1] == ["-f"] else None,
-    "cat": lambda words, given, shell: given if not words else _text_of(words[0], shell),
+    "cat": lambda words, given, shell: given if not words else shell.read(words[0]),
     "grep": _grep,
     "expr": lambda words, _, shell: None if (value := arithmetic(" ".join(words), shell)) is None else f"{value}\n",
     "which": lambda words, *_: f"{words[-1]}\n" if words else None,

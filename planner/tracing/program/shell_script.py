@@ -428,13 +428,7 @@ class _Run:
 
     def _text(self, path: str) -> str | None:
         """Of a script that is read in; None where there is none here, or it makes an environment of Python."""
-        if self._shell.text_of is None or UNKNOWN.search(path) or path.endswith("/activate"):
-            return None
-        folder = self._shell.folder
-        try:
-            return self._shell.text_of(path if path.startswith("/") or not folder else f"{folder}/{path}")
-        except SpecError:
-            return None
+        return None if UNKNOWN.search(path) or path.endswith("/activate") else self._shell.read(path)
 
     def _test(self, values: Sequence[str], written: Sequence[str], *, matches: bool = False) -> bool | None:
         self._is_assumed = False

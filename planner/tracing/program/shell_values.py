@@ -61,6 +61,19 @@ class Shell:
     """The output of commands."""
     nested: int = 0
 
+    def path_of(self, written: str) -> str:
+        """Of a file that a command names, seen from where the script began."""
+        return written if written.startswith("/") or not self.folder else f"{self.folder}/{written}"
+
+    def read(self, written: str) -> str | None:
+        """The text of a file that is here."""
+        if self.text_of is None:
+            return None
+        try:
+            return self.text_of(self.path_of(written))
+        except SpecError:
+            return None
+
     def assign(self, name: str, value: str, *, is_exported: bool = False) -> None:
         self.arrays.pop(name, None)
         self.variables[name] = value
@@ -422,8 +435,7 @@ def is_true(words: Sequence[str], shell: Shell, *, matches: bool = False) -> boo
         case ["-v", name]:
             return name in shell.variables
         case ["-e" | "-f" | "-d" | "-s" as sign, _] if shell.exists is not None and values[1]:
-            path = values[1] if values[1].startswith("/") or not shell.folder else f"{shell.folder}/{values[1]}"
-            return shell.exists(path)
+            return shell.exists(shell.path_of(values[1]))
         case ["-z" | "-n" as sign, _]:
             return None if values[1] is None else (values[1] == "") == (sign == "-z")
         case [_]:

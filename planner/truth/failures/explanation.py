@@ -228,13 +228,11 @@ def explain(
     log = LogText(text)
     messages = tuple((failure, judge(failure)) for failure in find_messages(log))
     host = tuple(find_host_failures(log))
-    if not messages and not host and (unnamed := find_unnamed(log)) is not None:
-        messages = ((unnamed, judge(unnamed)),) if unnamed.vendor else ()
-        host = (
-            ()
-            if unnamed.vendor
-            else (HostFailure(said_by="log", cause=Cause.UNKNOWN, text=unnamed.text, line=unnamed.line),)
-        )
+    unnamed = None if messages or host else find_unnamed(log)
+    if isinstance(unnamed, GpuFailure):
+        messages = ((unnamed, judge(unnamed)),)
+    elif unnamed is not None:
+        host = (unnamed,)
     if not messages and not host and snapshot is None:
         raise PlannerError(
             f"nothing in it says that memory ran out{_nearest_words(log)}",

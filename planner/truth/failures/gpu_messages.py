@@ -19,7 +19,7 @@ from dataclasses import replace
 
 from planner.truth.failures.causes import ONE_EXABYTE
 from planner.truth.failures.log_text import LogText, read_size, words
-from planner.truth.failures.messages import Form, Frame, GpuFailure, ProcessBytes
+from planner.truth.failures.messages import Cause, Form, Frame, GpuFailure, HostFailure, ProcessBytes
 
 MOST_MESSAGES = 1000
 """Of one log, that are told apart; each rank of a large job has one."""
@@ -192,15 +192,17 @@ _OF_A_GPU = re.compile(r"(?i)(?:gpu|cuda|vram|device|hip|xpu|npu)[^.!?]{0,30}$")
 _ADVICE = re.compile(r"(?i)(?:avoid|prevent|incaseof|ifyou|toreduce|mitigate|handle)[^.!?]{0,40}$")
 
 
-def find_unnamed(log: LogText) -> GpuFailure | None:
-    """What says in words of its own that memory ran out; its `vendor` is GPU where it says so."""
+def find_unnamed(log: LogText) -> GpuFailure | HostFailure | None:
+    """What says in words of its own that memory ran out: a GPU's where it says so, else of nobody knows what."""
     for match in _UNNAMED.finditer(log.squashed):
         before = log.squashed[max(0, match.start() - 60) : match.start()]
         if not _ADVICE.search(before):
             is_gpu = match["gpu"] or _OF_A_GPU.search(before)
             line = log.line_of(match.start())
             text = " ".join(log.lines[line - 1][: 2 * _BEGINNING].split())[:_BEGINNING]
-            return GpuFailure(form=Form.UNKNOWN, text=text, line=line, vendor="GPU" if is_gpu else "")
+            if is_gpu:
+                return GpuFailure(form=Form.UNKNOWN, text=text, line=line, vendor="GPU")
+            return HostFailure(said_by="log", cause=Cause.UNKNOWN, text=text, line=line)
     return None
 
 

@@ -89,19 +89,18 @@ class LogText:
     def quote(self, start: int, end: int, most: int) -> str:
         """What stands from one position of `squashed` to another, with single spaces, at most `most` characters."""
         begin = self.original(start)
-        last = self.original(end - 1) + 1 if end > start else begin
-        return " ".join(self.text[begin : min(last, begin + 2 * most)].split())[:most]
+        return self._quote(begin, self.original(end - 1) + 1 if end > start else begin, most)
 
     def lines_of(self, first: int, last: int, most: int) -> str:
         """The lines in which stands what goes from one position of `text` to another; of long ones the part around."""
         begin = max(self._line_starts[self.line_at(first) - 1], first - most // 3)
-        end = self._line_starts[self.line_at(last)] - 1
-        return " ".join(self.text[begin : min(end, begin + 2 * most)].split())[:most]
+        return self._quote(begin, self._line_starts[self.line_at(last)] - 1, most)
 
     def rest_of_line(self, start: int, most: int) -> str:
         """What stands from a position of `squashed` to the end of its line."""
-        begin = self.original(start)
-        end = self._line_starts[self.line_of(start)] - 1
+        return self._quote(self.original(start), self._line_starts[self.line_of(start)] - 1, most)
+
+    def _quote(self, begin: int, end: int, most: int) -> str:
         return " ".join(self.text[begin : min(end, begin + 2 * most)].split())[:most]
 
 
