@@ -403,8 +403,7 @@ class _Run:
                 if found is not None:
                     self._is_assumed, self._tested = False, " ".join(words)
                     return bool(found)
-            case (("source" | "."), [path, *arguments]) if self._text(path) is not None:
-                text = self._text(path) or ""
+            case (("source" | "."), [path, *arguments]) if (text := self._text(path)) is not None:
                 return self._call(lambda: self.of_text(text, path), line, arguments)
             case (("read" | "mapfile" | "readarray"), arguments):
                 self._read(name, [each for each in arguments if not each.startswith("-") and each], given, line)
