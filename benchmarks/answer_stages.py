@@ -34,6 +34,8 @@ class Clock:
 def stages(path: Path) -> dict[str, float]:
     clock = Clock(BEGAN)
     from planner.job.loading import load_job
+    from planner.planning.job_plan import plan_from_traces
+    from planner.planning.planned_classes import trace_job
 
     job = load_job(path)
     clock.lap("interpreter, spec")
@@ -46,7 +48,6 @@ def stages(path: Path) -> dict[str, float]:
     clock.lap("import transformers")
     from planner.events import Phase
     from planner.paper.recorder import Recorder
-    from planner.planning import pipeline
     from planner.report.plan_text import render
     from planner.report.statement import Verdict
     from planner.report.style import Style
@@ -64,11 +65,11 @@ def stages(path: Path) -> dict[str, float]:
         marked(self, phase, iteration)
 
     Recorder.mark = mark  # type: ignore[method-assign]
-    traces = pipeline.trace_job(job)
+    traces = trace_job(job)
     Recorder.mark = marked  # type: ignore[method-assign]
     clock.lap("build and wrap the model", forwards[0])
     clock.lap("iterations, events")
-    found = pipeline.judge_traces(job, traces)
+    found = plan_from_traces(job, traces)
     clock.lap("replay, statement")
     if found.plan.verdict is Verdict.EXCEEDS:
         _advise(job, clock)
@@ -89,12 +90,12 @@ def _advise(job: Any, clock: Clock) -> None:
 
         return run
 
-    from planner.planning import pipeline
+    from planner.planning import planned_classes
     from planner.searching.advice import advise
     from planner.searching.exact_plans import PlansHere
 
-    traced = pipeline.trace_class
-    pipeline.trace_class = timed(lambda *arguments, **named: list(traced(*arguments, **named)), "advice: traces")
+    traced = planned_classes.trace_class
+    planned_classes.trace_class = timed(lambda *arguments, **named: list(traced(*arguments, **named)), "advice: traces")
     advise(job, PlansHere())
     clock.lap("advice: replays, statements")
 

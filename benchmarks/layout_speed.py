@@ -33,6 +33,8 @@ from planner.job.schema import (
     Tp,
     Train,
 )
+from planner.planning.job_plan import plan_job
+from planner.planning.planned_classes import trace_class
 
 FUSED = Optimizer(name="AdamW", arguments={"fused": True})
 
@@ -94,28 +96,24 @@ CASES: dict[str, Callable[..., Job]] = {"pipeline": pipeline, "sharded": sharded
 
 def measure(job: Job, processes: int = 1) -> Spent:
     """The plan of all ranks of this job, after a small one, by so many processes."""
-    from planner.planning.child_processes import ChildProcesses
-    from planner.planning.pipeline import plan_with_traces
-    from planner.searching.answer import plan_and_advise
 
-    plan_with_traces(sharded(layers=1, dp=2))
+    plan_job(sharded(layers=1, dp=2))
     wall, processor = time.perf_counter(), _processor_seconds()
-    executor = ChildProcesses(processes)
-    made = plan_and_advise(job, executor=executor, with_advice=False, keep_traces=processes == 1)
+    made = plan_job(job, processes=processes, keep_traces=processes == 1)
     return Spent(time.perf_counter() - wall, _processor_seconds() - processor, len(made.plan.rank_classes))
 
 
 def measure_class(job: Job) -> Spent:
     """The rank class in the middle of this job alone, when the process has planned its neighbour before."""
     from planner.job.layout import Mesh, rank_classes
-    from planner.planning import judging, pipeline
+    from planner.planning import judging
     from planner.truth.calibration.interval import Calibration
 
     classes = rank_classes(Mesh.of(job.parallel))
     wall = processor = 0.0
     for each in classes[len(classes) // 2 - 1 :][:2]:
         wall, processor = time.perf_counter(), _processor_seconds()
-        for traced in pipeline.trace_class(job, each):
+        for traced in trace_class(job, each):
             judging.judge_trace(job, traced, Calibration.none())
     return Spent(time.perf_counter() - wall, _processor_seconds() - processor, 1)
 

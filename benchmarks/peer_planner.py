@@ -12,9 +12,9 @@ def estimate(job: PeerJob) -> int:
 
 def _of_spec(job: PeerJob) -> int:
     from planner.job.loading import load_job
-    from planner.planning.pipeline import plan_with_traces
+    from planner.planning.job_plan import plan_job
 
-    timelines = plan_with_traces(load_job(job.spec_path)).timelines
+    timelines = plan_job(load_job(job.spec_path)).timelines
     return max(getattr(timeline, f"peak_{job.measured.figure}_bytes") for timeline in timelines)
 
 

@@ -27,11 +27,11 @@ HITS = 200
 _WARM_PROCESS = """
 import json, sys, time
 from planner import paper
-from planner.searching.answer import plan_and_advise
+from planner.planning.job_plan import plan_job
 from planner.job.loading import load_bundle
 for line in sys.stdin:
     began = time.perf_counter()
-    plan_and_advise(load_bundle(json.loads(line)))
+    plan_job(load_bundle(json.loads(line)))
     print(time.perf_counter() - began, flush=True)
 """
 

@@ -18,7 +18,7 @@ import planner.paper  # noqa: F401  before torch
 from planner.job.loading import load_bundle
 from planner.planning.gpu_truth import gpu_of
 from planner.planning.identity import installed_torch
-from planner.planning.pipeline import plan_with_traces
+from planner.planning.job_plan import plan_job
 from planner.truth import plan_comparison
 from planner.truth.measuring import measurement_lines
 from planner.truth.measuring.measurement_lines import Measurement
@@ -78,7 +78,7 @@ def gpu_measurements() -> Iterator[Row]:
 def _beside(measurement: Measurement) -> Iterator[Row]:
     job = load_bundle(measurement.job)
     gpu = replace(job.cluster, gpu=gpu_of(measurement.device))
-    found = plan_with_traces(replace(job, cluster=gpu, software=replace(job.software, torch=installed_torch())))
+    found = plan_job(replace(job, cluster=gpu, software=replace(job.software, torch=installed_torch())))
     events = found.events_of(measurement.rank)
     for figure in plan_comparison.with_measurement(found.plan, measurement, events=events).peak:
         if figure.measured:

@@ -214,7 +214,7 @@ def _exchanged(database: str) -> Iterator[Answer]:
 
     from planner.job.bound.lower_bound import lower_bound
     from planner.job.loading import load_document
-    from planner.planning import pipeline
+    from planner.planning.job_plan import plan_job
     from planner.report.statement import to_json
     from planner.service.errors import BusyError, DeadlineError
     from planner.service.history.store import History
@@ -233,7 +233,7 @@ def _exchanged(database: str) -> Iterator[Answer]:
         async def plan(self, job: Any, *, seconds: float | None) -> Any:  # noqa: ARG002
             if job.metadata.name in faults:
                 raise faults[job.metadata.name]
-            planned = pipeline.plan_with_traces(job)
+            planned = plan_job(job)
             history.plans.put(planned.plan)
             history.traces.put(planned.plan.trace_id, {0: planned.traces[0].trace})
             text = json.dumps(to_json(planned.plan))
@@ -251,7 +251,7 @@ def _exchanged(database: str) -> Iterator[Answer]:
         settings = Settings(database=database, token_sha256=TOKEN_SHA256)
         application = interface(Dependencies(settings=settings, history=history, plan_provider=Local()))
         client = TestClient(application, raise_server_exceptions=False)
-        plan_id = pipeline.plan(load_document(EXAMPLE_JOB)).plan_id
+        plan_id = plan_job(load_document(EXAMPLE_JOB)).plan.plan_id
 
         def answer(method: str, path: str, sent: dict[str, Any], token: str = TOKEN) -> str:
             if sent.get("json", {}).get("plan_id") == "PLAN":

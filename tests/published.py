@@ -12,7 +12,7 @@ from typing import Any
 
 from planner.events import Phase
 from planner.job.loading import load_job
-from planner.planning.pipeline import PlanningResult, plan_with_traces
+from planner.planning.job_plan import PlanningResult, plan_job
 from planner.units import GIB
 
 _ROOT = Path(__file__).parents[1]
@@ -118,7 +118,7 @@ def _predicted(name: str, what: str, step: str) -> int:
 
 @cache
 def _planned(name: str) -> PlanningResult:
-    return plan_with_traces(load_job(_SPECS / f"{name}.yaml"))
+    return plan_job(load_job(_SPECS / f"{name}.yaml"))
 
 
 def as_markdown(found: list[Any]) -> str:

@@ -78,7 +78,8 @@ def plan_here(examples: list[str]) -> int:
         try:
             job = read_job(ROOT / "examples" / f"{example}.yaml").job
             peaks = [
-                each.peak for each in child.call("planner.planning.pipeline:plan", job, Calibration.none()).rank_classes
+                each.peak
+                for each in child.call("planner.planning.job_plan:plan_job", job, Calibration.none()).plan.rank_classes
             ]
             found = [max(each.allocated_bytes for each in peaks), max(each.reserved_bytes for each in peaks)]
         except (PlannerError, RuntimeError) as error:

@@ -40,7 +40,7 @@ from planner.job.schema import (
     Tp,
     Train,
 )
-from planner.planning.pipeline import plan_with_traces
+from planner.planning.job_plan import plan_job
 
 CONF, ARCH, CUDA, STEPS = "expandable_segments:True", "sm_90", "12.8", 2
 SHAPES = {
@@ -114,7 +114,7 @@ def ours(case: Case) -> list[int]:
         software=Software(cuda=CUDA),
         allocator=Allocator(conf=CONF),
     )
-    peak = plan_with_traces(job).plan.rank_classes[0].peak
+    peak = plan_job(job).plan.rank_classes[0].peak
     return [peak.allocated_bytes, peak.reserved_bytes]
 
 

@@ -8,17 +8,17 @@ from typing import Any
 
 from planner import cuda_on_paper
 from planner.job.schema import Job
-from planner.planning import pipeline
-from planner.planning.child_processes import ChildProcesses, usable
-from planner.planning.pipeline import PlanningResult
-from planner.planning.trace_source import PRELOAD, TraceCache, TraceSource
+from planner.planning.job_plan import PlanningResult, events_without_clock, plan_job
+from planner.planning.preload import PRELOAD, usable
+from planner.planning.trace_source import TraceCache, TraceSource
+from planner.planning.without_compile import add_eager
 from planner.report.class_timeline import timelines_of
 from planner.report.html_pages import render_page
 from planner.report.memory_viz import write_snapshot
 from planner.report.statement import Plan
 from planner.runtime import running
 from planner.runtime.fork_server import ForkServer
-from planner.searching.answer import plan_and_advise
+from planner.searching.plan_advice import add_advice
 from planner.truth import plan_comparison
 from planner.truth.plan_comparison import Comparison
 
@@ -37,14 +37,11 @@ def server() -> ForkServer:
 
 def make_plan(job: Job, advice: bool) -> tuple[Plan, tuple[str, ...]]:
     """The plan, and sentences on where its figures come from."""
-    result = plan_and_advise(
-        job,
-        with_advice=advice,
-        with_eager=True,
-        executor=ChildProcesses(usable()),
-        keep_traces=False,
-        source=_source(),
-    )
+    source = _source()
+    result = plan_job(job, source=source, processes=usable(), keep_traces=False)
+    result = add_eager(result, job, source=source)
+    if advice:
+        result = add_advice(result, job, source=source)
     return result.plan, result.notes
 
 
@@ -65,13 +62,13 @@ def compare_job(job: Job, measured: str, case: str, rank: int | None) -> list[Co
     """The job's plan, made for the device of the measurements, beside them."""
     path = Path(measured)
     target = plan_comparison.target_of(path)
-    result = pipeline.plan_with_traces(job, target=target)
-    events_of = partial(pipeline.events_without_clock, job, target) if target else result.events_of
+    result = plan_job(job, target=target)
+    events_of = partial(events_without_clock, job, target) if target else result.events_of
     return plan_comparison.run_compare(result.plan, path, case=case, rank=rank, events_of=events_of)
 
 
 def _with_traces(job: Job) -> PlanningResult:
-    return pipeline.plan_with_traces(job, source=_source())
+    return plan_job(job, source=_source())
 
 
 def _source() -> TraceSource:

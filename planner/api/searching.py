@@ -13,7 +13,7 @@ from planner.api.given import JobSource, JobWords, read_job
 from planner.errors import SpecError
 from planner.job import named_gpus
 from planner.job.schema import Job
-from planner.planning.child_processes import usable
+from planner.planning.preload import usable
 from planner.planning.trace_source import TraceCache, TraceSource
 from planner.progress import show_progress
 from planner.report.style import Style

@@ -75,13 +75,13 @@ def _plan_beside(arguments: argparse.Namespace, standard_input: str) -> Predicte
     if stored is not None:
         return stored
     from planner.job.loading import load_job
-    from planner.planning.pipeline import plan_with_traces
+    from planner.planning.job_plan import plan_job
     from planner.progress import show_progress
 
     job = load_job(Path(arguments.plan))
     enter_for_job(job, arguments, standard_input)
     with show_progress() as progress:
-        return plan_with_traces(job, progress=progress).plan
+        return plan_job(job, progress=progress).plan
 
 
 def _tell_service(job: str, server: str, text: str) -> None:

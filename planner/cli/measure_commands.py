@@ -140,11 +140,11 @@ def run_compare(arguments: argparse.Namespace) -> int:
     if not arguments.set and arguments.job != "-":
         predicted = plan_comparison.read_stored_plan(Path(arguments.job))
     if predicted is None:  # a job, planned for the target, with its ranks' events
-        from planner.planning.pipeline import events_without_clock, plan_with_traces
+        from planner.planning.job_plan import events_without_clock, plan_job
 
         job = job_of(arguments)
         with show_progress() as progress:
-            result = plan_with_traces(job, progress=progress, target=target)
+            result = plan_job(job, progress=progress, target=target)
         predicted = result.plan
         events_of = partial(events_without_clock, job, target) if target else result.events_of
     comparisons = plan_comparison.run_compare(

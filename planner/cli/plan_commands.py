@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from planner.admission.decision import Decision
     from planner.admission.policy import Policy
     from planner.cli.options import Commands
-    from planner.planning.pipeline import PlanningResult
+    from planner.planning.job_plan import PlanningResult
 
 
 def add_plan(commands: Commands) -> None:
@@ -97,22 +97,20 @@ def _plan(
     arguments: argparse.Namespace, *, with_advice: bool, with_eager: bool = False, keep_traces: bool = False
 ) -> PlanningResult:
     """The answer for the job that is named; raises what planning raises."""
-    from planner.planning.child_processes import ChildProcesses, usable
+    from planner.planning.job_plan import plan_job
+    from planner.planning.preload import usable
     from planner.planning.trace_source import TraceCache, TraceSource
-    from planner.searching.answer import plan_and_advise
+    from planner.planning.without_compile import add_eager
+    from planner.searching.plan_advice import add_advice
 
     job = job_of(arguments)
     with show_progress() as progress:
         progress("loading PyTorch")
-        return plan_and_advise(
-            job,
-            with_advice=with_advice,
-            with_eager=with_eager,
-            progress=progress,
-            executor=ChildProcesses(usable()),
-            keep_traces=keep_traces,
-            source=TraceSource(cache=None if arguments.no_cache else TraceCache.of_user()),
-        )
+        source = TraceSource(cache=None if arguments.no_cache else TraceCache.of_user())
+        result = plan_job(job, source=source, processes=usable(), keep_traces=keep_traces, progress=progress)
+        if with_eager:
+            result = add_eager(result, job, source=source, progress=progress)
+        return add_advice(result, job, source=source, progress=progress) if with_advice else result
 
 
 def add_check(commands: Commands) -> None:

@@ -163,7 +163,7 @@ def _seconds_of(arguments: argparse.Namespace) -> float:
 @contextmanager
 def _planning(arguments: argparse.Namespace, seconds: float) -> Iterator[tuple[ExactPlans, ProgressLine]]:
     """Processes that plan until the time is over, and a line that says how far they are."""
-    from planner.planning.child_processes import usable
+    from planner.planning.preload import usable
     from planner.planning.trace_source import TraceCache, TraceSource
     from planner.progress import show_progress
     from planner.searching.exact_processes import ExactPlans

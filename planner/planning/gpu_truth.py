@@ -20,7 +20,8 @@ from planner.job.loading import bundle, load_bundle, load_document
 from planner.job.overhead import outside
 from planner.job.rank_sets import RankSet
 from planner.job.schema import Gpu, Job, Software
-from planner.planning import identity, pipeline
+from planner.planning import identity
+from planner.planning.job_plan import plan_job
 from planner.runtime import messages, running
 from planner.runtime.limits import UNLIMITED
 from planner.runtime.messages import AnswerWriter, Task
@@ -52,7 +53,7 @@ def on_paper(job: Job, gpu: Gpu, *, rank: int = 0, case: str = "") -> Measuremen
     """What the step of one rank takes on paper, phase by phase, with the torch that is installed and no calibration."""
     software = Software(torch=identity.installed_torch(), cuda=job.software.cuda)
     placed = replace(job, cluster=replace(job.cluster, gpu=gpu), software=software)
-    result = pipeline.plan_with_traces(placed, Calibration.none())
+    result = plan_job(placed, Calibration.none())
     classes = result.plan.rank_classes
     statement = next(rank_class for rank_class in classes if rank in RankSet.parse(rank_class.ranks))
     requested = {(phase.phase, phase.iteration): phase for phase in phases_of(result.events_of(rank))}

@@ -26,7 +26,7 @@ from planner.planning import identity
 from planner.planning.judging import Judge, add_growth, judge_first_runs, told_on, torch_difference
 from planner.planning.memory_pool import state_pool
 from planner.planning.notes import another_torch_notes, kind_notes, workspace_notes
-from planner.planning.pipeline import Progress
+from planner.planning.planned_classes import Progress
 from planner.planning.program_ranks import (
     RankShare,
     are_alike,

@@ -14,6 +14,7 @@ from pathlib import Path
 from planner import cuda_on_paper
 from planner.job.schema import Job
 from planner.planning import identity
+from planner.planning.preload import PRELOAD, TRACER
 from planner.runtime.limits import UNLIMITED
 from planner.runtime.user_cache import traces_folder
 from planner.tracing import rank_trace
@@ -21,9 +22,6 @@ from planner.tracing.isolated import USUAL_ISOLATION, Isolation, trace_isolated
 from planner.tracing.rank_trace import Trace
 from planner.units import GIB, MIB
 
-PRELOAD = "planner.planning.child_processes:load"
-_TRACER = "planner.planning.child_processes:load_tracer"
-"""What a fork server loads whose children trace; here, as that module imports this one."""
 _NO_LIMITS = Isolation(limits=UNLIMITED)
 MOST_BYTES = GIB
 """Of all traces together: thousands of them, the ones used longest ago go first."""
@@ -117,13 +115,13 @@ def build_paper_gpu() -> None:
 
     Raises TraceError where torch or a compiler is missing, ServerLostError where the paper GPU does not load.
     """
-    cuda_on_paper.lasting_server(_TRACER).start()
+    cuda_on_paper.lasting_server(TRACER).start()
 
 
 def _trace(job: Job, rank: int, target: str) -> Trace:
     is_free = "torch" not in sys.modules or "planner.paper" in sys.modules  # before torch
     if not is_free or not cuda_on_paper.can_take(target or job.cluster.gpu.target):
-        server = cuda_on_paper.lasting_server(PRELOAD if job.model.hf_config else _TRACER)
+        server = cuda_on_paper.lasting_server(PRELOAD if job.model.hf_config else TRACER)
         return trace_isolated(job, rank, target, _NO_LIMITS, server=server)
     from planner.tracing.spec.step_trace import trace
 

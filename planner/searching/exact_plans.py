@@ -17,7 +17,8 @@ from planner.job.json_text import canonical_json
 from planner.job.layout import Mesh, rank_classes
 from planner.job.loading import bundle
 from planner.job.schema import Job, multiprocessors_of
-from planner.planning import judging, pipeline
+from planner.planning import judging, planned_classes
+from planner.planning.job_plan import traced_host
 from planner.planning.judging import RankTrace
 from planner.planning.memory_pool import state_pool
 from planner.planning.trace_source import USUAL_SOURCE, TraceSource
@@ -237,11 +238,11 @@ def plan_here(group: Group, is_over: Callable[[], bool] = lambda: False) -> Answ
     traced_job = max(group.jobs, key=lambda job: multiprocessors_of(job.cluster.gpu.target))
     try:
         for job in group.jobs:
-            pipeline.refuse_unplannable(job)
+            planned_classes.refuse_unplannable(job)
         for planned, rank_class in enumerate(classes, start=1):
             if is_over():
                 raise OutOfTimeError
-            for trace in pipeline.trace_class(traced_job, rank_class, source=group.source):
+            for trace in planned_classes.trace_class(traced_job, rank_class, source=group.source):
                 traced.append(trace)
                 known: dict[str, RankClassStatement] = {}  # by the allocator's settings
                 for job, of_job in zip(group.jobs, statements, strict=True):
@@ -268,7 +269,7 @@ def _verdict_of_hosts(job: Job, statements: Sequence[RankClassStatement], traced
     gpu, cluster = catalog.by_name(job.cluster.gpu.name), job.cluster
     if not cluster.host_memory and (gpu is None or gpu.pool is None):
         return Verdict.FITS
-    host = state_hosts(job, [pipeline.traced_host(job, trace) for trace in traced])
+    host = state_hosts(job, [traced_host(job, trace) for trace in traced])
     pool = state_pool(cluster.gpu.name, statements, host, cluster.gpus_per_node)
     return worst([Verdict(host.verdict or Verdict.FITS), pool.verdict if pool else Verdict.FITS])
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 
 from planner import cuda_on_paper
 from planner.job.schema import Job
-from planner.planning.trace_source import PRELOAD, USUAL_SOURCE, TraceSource
+from planner.planning.preload import PRELOAD
+from planner.planning.trace_source import USUAL_SOURCE, TraceSource
 from planner.runtime import messages, running
 from planner.runtime.fork_server import ForkServer
 from planner.runtime.limits import UNLIMITED

@@ -17,7 +17,7 @@ from planner.errors import AllocatorConfError, PlannerError, SpecError, TraceErr
 from planner.job.bound.lower_bound import Bound, lower_bound
 from planner.job.overhead import outside_of
 from planner.job.schema import Job, Metadata
-from planner.planning import pipeline
+from planner.planning.planned_classes import refuse_unplannable
 from planner.report.statement import PLAN_SCHEMA
 from planner.service.errors import DeadlineError, TraceLimitError
 from planner.service.history.plan_table import Failure
@@ -300,7 +300,7 @@ class PlanProvider:
 
     def _look_up(self, job: Job) -> tuple[Order, KnownPlan | None]:
         """In a thread: it reads the store, and a job may be large."""
-        pipeline.refuse_unplannable(job)
+        refuse_unplannable(job)
         refuse_code(job, self._settings)
         order = order_of(job, self._calibration.current(), self._torches)
         plan_id = order.plan_id

@@ -17,7 +17,8 @@ from planner.job.loading import load_document, load_job
 from planner.job.overhead import outside_of
 from planner.job.pipeline_schedules import stage_count
 from planner.job.schema import Job
-from planner.planning import pipeline
+from planner.planning.job_plan import plan_from_traces, plan_job
+from planner.planning.planned_classes import trace_job
 from planner.report.statement import Plan, Verdict
 from planner.units import GIB
 from planner.upstream import torch_releases
@@ -103,7 +104,7 @@ def test_the_bound_lies_below_a_plan_that_is_made_now(name: str) -> None:
         pytest.importorskip("deepspeed", reason="its stage 3 is its own code")
     if job.model.adapter is not None:
         pytest.importorskip("peft")
-    plan, bound = pipeline.plan(job), lower_bound(job)
+    plan, bound = plan_job(job).plan, lower_bound(job)
 
     assert bound.least_bytes <= device_bytes(plan)
     assert held(bound) <= allocated_bytes(plan)
@@ -188,10 +189,10 @@ def test_the_bound_lies_below_the_plan_of_any_layout(
         assume(False)
         return
     try:
-        traces = pipeline.trace_job(job)
+        traces = trace_job(job)
     except PlannerError:  # what torch refuses
         return
-    bound, plan = lower_bound(job), pipeline.judge_traces(job, traces).plan
+    bound, plan = lower_bound(job), plan_from_traces(job, traces).plan
 
     assert bound.least_bytes <= device_bytes(plan)
     assert held(bound) <= allocated_bytes(plan)
@@ -199,7 +200,7 @@ def test_the_bound_lies_below_the_plan_of_any_layout(
     gpu = dataclasses.replace(job.cluster.gpu, name="", total_bytes=bound.least_bytes - 1)
     smaller = dataclasses.replace(job, cluster=dataclasses.replace(job.cluster, gpu=gpu))
     bound = lower_bound(smaller)
-    assert not bound.exceeds or pipeline.judge_traces(smaller, traces).plan.verdict is Verdict.EXCEEDS
+    assert not bound.exceeds or plan_from_traces(smaller, traces).plan.verdict is Verdict.EXCEEDS
 
 
 JOB: dict[str, Any] = {
@@ -252,7 +253,7 @@ def test_an_interleaved_pipeline_has_what_its_warm_up_saved(degree: int, micro_b
         "parallel": {"pp": {"degree": degree, "schedule": "Interleaved1F1B", "split": split}},
         "cluster": {"gpus_per_node": degree, "gpu": "H100-SXM-80GB"},
     })  # fmt: skip
-    plan, bound = pipeline.plan(job), lower_bound(job)
+    plan, bound = plan_job(job).plan, lower_bound(job)
 
     assert held(bound) <= allocated_bytes(plan)
     # Before 2.10 schedules also keep the outputs of all micro-batches, which the bound leaves out.

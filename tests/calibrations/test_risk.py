@@ -12,8 +12,8 @@ from planner.job.kinds import Kind
 from planner.job.layout import RankClass
 from planner.job.rank_sets import RankSet
 from planner.job.schema import Cluster, Gpu, Job, Model
+from planner.planning.job_plan import plan_from_traces
 from planner.planning.judging import RankTrace
-from planner.planning.pipeline import judge_traces
 from planner.report.statement import Plan
 from planner.tracing.rank_trace import Trace
 from planner.truth.calibration.recorded_errors import reserved_band, reserved_bound
@@ -29,7 +29,7 @@ def plan() -> Plan:
     """Of 10 GiB on a GPU of 80, of a compiled program."""
     job = Job(model=Model(), cluster=Cluster(gpu=Gpu(name="H100-SXM-80GB", total_bytes=80 * GIB, arch="sm_90")))
     trace = Trace((Mark(Phase.LOAD, 0), Alloc(0, 10 * GIB, 0)))
-    made = judge_traces(job, [RankTrace(RankClass(0, RankSet.world(1), {}), trace)], None).plan
+    made = plan_from_traces(job, [RankTrace(RankClass(0, RankSet.world(1), {}), trace)], None).plan
     return replace(made, rank_classes=(replace(made.rank_classes[0], kind=COMPILED),))
 
 

@@ -27,7 +27,7 @@ from planner.job.loading import load_yaml
 from planner.job.named_gpus import look_up
 from planner.job.schema import Job
 from planner.job.shorthand import Shorthand
-from planner.planning.pipeline import plan_with_traces
+from planner.planning.job_plan import plan_job
 from planner.planning.program import inputs_of
 from planner.planning.program_spec import spec_text
 from planner.runtime.fork_server import ForkServer
@@ -176,7 +176,7 @@ def planned(job: Job) -> Peaks:
     from planner.tracing.program.packages import libraries
 
     with libraries.declared():  # transformers imports torchvision, whose wheel wants another torch than ours
-        trace = plan_with_traces(job).traces[0].trace
+        trace = plan_job(job).traces[0].trace
     return peaks_of(trace.written_out(), job.allocator.conf)
 
 

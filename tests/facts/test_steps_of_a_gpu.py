@@ -17,7 +17,7 @@ from planner.hardware.facts import facts_folder, read_lines, state_of
 from planner.job.loading import load_document
 from planner.job.schema import Job
 from planner.planning.gpu_truth import gpu_of, learn_gpu, on_paper, usual_steps
-from planner.planning.pipeline import plan_with_traces
+from planner.planning.job_plan import plan_job
 from planner.truth.measuring import measurement_lines
 from planner.truth.measuring.measurement_lines import DeviceFacts, Measurement
 from planner.units import MIB
@@ -64,9 +64,9 @@ def test_steps_are_learnt_and_plans_for_that_gpu_are_calibrated(
     for line in told:
         planned, seen = (int(figure.replace(",", "")) for figure in line.split() if figure[0].isdigit())
         assert seen - planned == MIB
-    before = plan_with_traces(step()).plan
+    before = plan_job(step()).plan
     monkeypatch.setenv("PLANNER_FACTS", str(tmp_path))
-    after = plan_with_traces(step()).plan
+    after = plan_job(step()).plan
     assert (before.calibrated, after.calibrated) == (False, True)
     table, corrected = (each.rank_classes[0].outside_allocator.cuda_context_bytes for each in (before, after))
     assert abs(corrected - 700 * MIB) < abs(table - 700 * MIB)

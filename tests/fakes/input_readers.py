@@ -20,7 +20,7 @@ from planner.allocator.verify import verify
 from planner.errors import PlannerError
 from planner.job.loading import bundle_text, load_document, load_job
 from planner.job.schema import Job
-from planner.planning.pipeline import refuse_unplannable
+from planner.planning.planned_classes import refuse_unplannable
 from planner.records import to_plain
 from planner.service.history.job_changes import check_change
 from planner.service.http.body_readers import JSON, YAML, read_job, read_object

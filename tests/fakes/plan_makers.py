@@ -12,7 +12,8 @@ from typing import Any
 from planner.events import Alloc, Category, Free, Mark, Phase, Role
 from planner.job.layout import Mesh, rank_classes
 from planner.job.schema import Cluster, Decoder, DpShard, Gpu, Input, Job, Metadata, Model, Parallel, Pp, Train
-from planner.planning import pipeline
+from planner.planning.job_plan import plan_from_traces
+from planner.planning.planned_classes import assign_ranks, parts_of_class
 from planner.report.statement import Advice, Plan, ProgramStatement, Verdict
 from planner.runtime.limits import Limit, LimitExceededError, Limits
 from planner.service.history.store import History
@@ -148,7 +149,7 @@ class FakeWorker:
     def trace(self, job: Job, rank: int) -> WorkerResult:
         found = trace_of(rank, self._pool.size, dims=(10,) if job.parallel.dp_shard.degree > 1 else ())
         classes = [each for each in rank_classes(Mesh.of(job.parallel)) if each.representative == rank]
-        parts = [part.representative for each in classes for part in pipeline.parts_of_class(job, each, found)]
+        parts = [part.representative for each in classes for part in parts_of_class(job, each, found)]
         return WorkerResult(traces={rank: rank_trace.dumps(found)}, further=tuple(parts[1:]))
 
     def judge(self, order: Order, texts: dict[int, str]) -> WorkerResult | None:
@@ -159,7 +160,7 @@ class FakeWorker:
 
     def _judged(self, order: Order, texts: Mapping[int, str]) -> Plan:
         found = {rank: rank_trace.loads(text) for rank, text in texts.items()}
-        return pipeline.judge_traces(order.job, pipeline.assign_ranks(order.job, found), order.calibration).plan
+        return plan_from_traces(order.job, assign_ranks(order.job, found), order.calibration).plan
 
     def _advised(self, plan: Plan) -> Plan:
         if plan.verdict is not Verdict.EXCEEDS or not self._pool.advises:

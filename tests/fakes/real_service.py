@@ -17,9 +17,10 @@ import uvicorn
 from planner.job.bound.lower_bound import Bound, lower_bound
 from planner.job.loading import bundle_text
 from planner.job.schema import Job
+from planner.planning.job_plan import plan_job
 from planner.report.statement import to_json
-from planner.searching.answer import plan_and_advise
 from planner.searching.exact_plans import Answer, Group, plan_here
+from planner.searching.plan_advice import add_advice
 from planner.searching.requests import SearchRequest
 from planner.service.history.store import History
 from planner.service.http.dependencies import Dependencies
@@ -59,7 +60,7 @@ class PlansHere:
         with self._one:
             key = bundle_text(job)
             if key not in self._made:
-                result = plan_and_advise(job)
+                result = add_advice(plan_job(job), job)
                 found = result.plan
                 self._history.plans.put(found)
                 traces = {each.rank_class.representative: each.trace for each in result.traces}

@@ -14,7 +14,7 @@ import pytest
 from planner.errors import FactsError
 from planner.job.loading import load_document
 from planner.planning.gpu_truth import LearntFacts, learn_facts, on_paper
-from planner.planning.pipeline import PlanningResult, plan_with_traces
+from planner.planning.job_plan import PlanningResult, plan_job
 from planner.truth.calibration.interval import Calibration
 from planner.truth.measuring.measurement_lines import DeviceFacts, Measurement
 from planner.units import MIB
@@ -25,7 +25,7 @@ SOFTWARE = {"torch": "2.13.0+cu130", "cuda": "13.0", "cudnn": "91900", "driver":
 
 
 def planned(**of_job: Any) -> PlanningResult:
-    return plan_with_traces(load_document(document(**of_job), "job.yaml"))
+    return plan_job(load_document(document(**of_job), "job.yaml"))
 
 
 def document(gpu: str = GPU, torch: str = "2.13") -> dict[str, Any]:

@@ -19,7 +19,7 @@ from planner.events import Phase
 from planner.host_events import HostCategory
 from planner.job.loading import load_document
 from planner.job.schema import DataLoader
-from planner.planning.pipeline import plan
+from planner.planning.job_plan import plan_job
 from planner.report.statement import Plan, Verdict, from_json, to_json
 from planner.report.verdict_text import one_line, verdict_sentence
 from planner.tracing import rank_trace
@@ -141,7 +141,7 @@ OFFLOADED = job(
 
 @pytest.fixture(scope="module")
 def planned() -> Plan:
-    return plan(load_document(OFFLOADED))
+    return plan_job(load_document(OFFLOADED)).plan
 
 
 def host_of(found: Plan) -> HostStatement:

@@ -14,7 +14,7 @@ from importing_folder import LLAMA, TORCHRUN, ZERO_2, Folder
 from planner.job.loading import bundle, load_bundle, load_job
 from planner.job.printing import job_yaml
 from planner.job.schema import Job, Metadata
-from planner.planning.pipeline import plan
+from planner.planning.job_plan import plan_job
 from planner.report.statement import Verdict
 
 BY_HAND = """
@@ -68,12 +68,12 @@ def test_the_trainers_job_plans_as_the_spec_that_says_the_same(folder: Folder) -
     by_hand = load_job(folder.write("by_hand.yaml", BY_HAND))
 
     assert replace(imported, metadata=Metadata()) == by_hand
-    assert plan(imported).rank_classes == plan(by_hand).rank_classes
+    assert plan_job(imported).plan.rank_classes == plan_job(by_hand).plan.rank_classes
 
 
 @pytest.mark.parametrize(("imported", "ranks"), [(by_deepspeed, ["0", "1"]), (sharded_with_tied_weights, ["0-1"])])
 def test_small_jobs_plan(folder: Folder, imported: Callable[[Folder], Job], ranks: list[str]) -> None:
-    found = plan(imported(folder))
+    found = plan_job(imported(folder)).plan
 
     assert found.verdict == Verdict.FITS
     assert [each.ranks for each in found.rank_classes] == ranks

@@ -12,7 +12,7 @@ from planner.allocator.replay import replay
 from planner.allocator.rules import Rules
 from planner.events import Alloc, Event, Free, Mark, Origin, Phase
 from planner.job.loading import load_yaml
-from planner.planning.pipeline import plan
+from planner.planning.job_plan import plan_job
 from planner.report.verdict_text import verdict_sentence
 from planner.tracing.spec.step_trace import trace
 from planner.training import step
@@ -46,7 +46,7 @@ def test_the_memory_is_full_in_the_step_in_which_the_whole_run_is_out_of_memory(
 
 
 def test_a_plan_says_what_its_steps_keep_and_until_when() -> None:
-    found = plan(load_yaml(SPEC % ("output", 3)))
+    found = plan_job(load_yaml(SPEC % ("output", 3))).plan
     (statement,) = found.rank_classes
     (moment,) = statement.moments
     assert moment.name == "kept with every step"

@@ -13,7 +13,8 @@ from fastapi.testclient import TestClient
 from planner.job.loading import job_on_gpu, load_yaml
 from planner.job.named_gpus import look_up
 from planner.job.schema import Allocator, Cluster, Gpu
-from planner.planning import pipeline
+from planner.planning.job_plan import plan_from_traces, plan_job
+from planner.planning.planned_classes import assign_ranks
 from planner.planning.trace_source import TraceSource
 from planner.report.statement import Plan, Verdict
 from planner.service.history.capacity import capacity_on, simulate_added_nodes, verdict_on
@@ -172,14 +173,14 @@ def test_a_stored_job_may_use_of_another_gpu_what_its_plan_for_that_gpu_says(
 ) -> None:
     job = load_yaml(SHARING, "sharing")
     job = replace(job, allocator=Allocator(conf=limit), cluster=replace(job.cluster, **share))
-    made, trace = pipeline.plan(job, Calibration.none()), TraceSource().trace_rank(job, 0)
+    made, trace = plan_job(job, Calibration.none()).plan, TraceSource().trace_rank(job, 0)
     history.plans.put(made)
     history.jobs.bind("ray", "a", JobChange(plan_id=made.plan_id))
     (need,), _ = history.read_needs()
 
     for name in ("A100-SXM-40GB", "A100-PCIE-80GB"):
-        there = pipeline.judge_traces(
-            job_on_gpu(job, name), pipeline.assign_ranks(job_on_gpu(job, name), {0: trace}), Calibration.none()
+        there = plan_from_traces(
+            job_on_gpu(job, name), assign_ranks(job_on_gpu(job, name), {0: trace}), Calibration.none()
         )
         assert capacity_on(need, look_up(name)) == there.plan.rank_classes[0].capacity_bytes
         assert verdict_on(need, look_up(name)) is there.plan.verdict

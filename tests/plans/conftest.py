@@ -12,10 +12,9 @@ import pytest
 from planner.events import Category, Phase
 from planner.job.layout import Mesh, rank_classes
 from planner.job.schema import Cluster, Decoder, DpReplicate, Gpu, Input, Job, Model, Parallel, Software, Train
-from planner.planning import pipeline
-from planner.planning.child_processes import PRELOAD
+from planner.planning.job_plan import PlanningResult, plan_from_traces
 from planner.planning.judging import RankTrace
-from planner.planning.pipeline import PlanningResult
+from planner.planning.preload import PRELOAD
 from planner.report.attribution import Life, lives, phase_spans
 from planner.report.statement import PhaseStatement, RankClassStatement
 from planner.runtime.fork_server import ForkServer
@@ -135,7 +134,7 @@ def tell(job: Job) -> Told:
     if key not in _traced:
         _traced[key] = trace(job)
     found = [RankTrace(each, _traced[key]) for each in rank_classes(Mesh.of(job.parallel))]
-    return Told(pipeline.judge_traces(job, found))
+    return Told(plan_from_traces(job, found))
 
 
 @pytest.fixture(scope="session")

@@ -13,15 +13,15 @@ import yaml
 from planner.job.loading import document, load_document
 from planner.job.overhead import outside_of
 from planner.job.schema import Allocator, Decoder, Gpu, Input, Job, Optimizer, Recompute
-from planner.planning import pipeline
-from planner.planning.pipeline import judge_traces
+from planner.planning import planned_classes
+from planner.planning.job_plan import plan_from_traces, plan_job
 from planner.report.plan_text import render
 from planner.report.statement import Advice, Verdict, change_text
 from planner.report.style import Style
 from planner.searching import advice
 from planner.searching.advice import Advised, advise, more_gpus
-from planner.searching.answer import plan_and_advise, what_was_tried
 from planner.searching.exact_plans import PlansHere
+from planner.searching.plan_advice import add_advice, what_was_tried
 from planner.truth.calibration.interval import Calibration
 from planner.units import GIB, MIB, show_bytes
 
@@ -32,14 +32,14 @@ Told = Callable[[Job], Any]
 @pytest.fixture(autouse=True)
 def remembered(monkeypatch: pytest.MonkeyPatch, told: Told) -> None:
     """Each job is traced once for all tests."""
-    real = pipeline.trace_class
+    real = planned_classes.trace_class
 
     def trace_class(job: Job, rank_class: Any, *arguments: Any, **named: Any) -> Any:
         if job.parallel.dp_shard.degree > 1 or job.parallel.tp.degree > 1:
             return real(job, rank_class, *arguments, **named)
         return told(job).planned.traces
 
-    monkeypatch.setattr(pipeline, "trace_class", trace_class)
+    monkeypatch.setattr(planned_classes, "trace_class", trace_class)
 
 
 def on(job: Job, total_bytes: int) -> Job:
@@ -338,7 +338,7 @@ def test_advice_is_judged_by_the_calibration_of_the_plan(job_of: JobOf, told: To
     full = {"train.recompute": "full"}
     assert [each.verdict for each in uncalibrated if each.change == full] == [Verdict.TIGHT]
     assert [each.verdict for each in calibrated if each.change == full] == [Verdict.FITS]
-    plan = judge_traces(changed(small, full), told(changed(small, full)).planned.traces, known).plan
+    plan = plan_from_traces(changed(small, full), told(changed(small, full)).planned.traces, known).plan
     assert plan.verdict is Verdict.FITS
 
 
@@ -346,23 +346,23 @@ def test_an_answer_has_advice_only_if_the_job_exceeds(job_of: JobOf, needs: Need
     job = roomy(job_of)
     small = on(job, needs(job) - 4 * MIB)
 
-    assert plan_and_advise(job).plan.advice == ()
-    assert plan_and_advise(small, with_advice=False).plan.advice == ()
-    assert plan_and_advise(small).plan.advice == advice_for(small, told)
+    assert add_advice(plan_job(job), job).plan.advice == ()
+    assert plan_job(small).plan.advice == ()
+    assert add_advice(plan_job(small), small).plan.advice == advice_for(small, told)
 
 
 def test_an_answer_ends_with_a_whole_spec_that_fits(job_of: JobOf, needs: Needs, told: Told) -> None:
     job = roomy(job_of)
     small = on(job, needs(job) - 4 * MIB)
 
-    plan = plan_and_advise(small).plan
+    plan = add_advice(plan_job(small), small).plan
 
     written = load_document(yaml.safe_load(plan.fitting_spec))
     assert written == changed(small, dict(plan.advice[0].change))
     assert told(written).planned.plan.verdict is plan.advice[0].verdict
     shown = render(plan, Style()).partition("The job with the first of these changes, as a spec:\n")[2]
     assert textwrap.dedent(shown.partition("\n\n")[0]) + "\n" == plan.fitting_spec
-    assert plan_and_advise(job).plan.fitting_spec == ""
+    assert add_advice(plan_job(job), job).plan.fitting_spec == ""
 
 
 def test_what_is_tried_is_told_while_it_goes_on(job_of: JobOf, needs: Needs) -> None:
@@ -412,7 +412,7 @@ def test_larger_gpus_more_of_them_and_adapters_are_said_where_the_state_alone_is
         "cluster": {"gpu": {"total_bytes": 10 * GIB, "arch": "sm_90"}},
     }
     job = load_document(spec)
-    found = plan_and_advise(job).plan
+    found = add_advice(plan_job(job), job).plan
 
     assert [list(each.change) for each in found.advice] == [
         ["cluster.gpu"],
@@ -422,7 +422,7 @@ def test_larger_gpus_more_of_them_and_adapters_are_said_where_the_state_alone_is
     ]
     assert [each.change["model.adapter"]["kind"] for each in found.advice[2:]] == ["lora", "qlora"]
     for each in found.advice:
-        plan = pipeline.plan(changed(job, dict(each.change)))
+        plan = plan_job(changed(job, dict(each.change))).plan
         assert (plan.verdict, plan.rank_classes[0].peak.device_bytes) == (each.verdict, each.device_bytes)
         assert plan.verdict is not Verdict.EXCEEDS
 

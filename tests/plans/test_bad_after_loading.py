@@ -16,7 +16,7 @@ import transformers
 from planner.errors import PlannerError, TorchVersionError
 from planner.job.loading import load_job
 from planner.planning import trace_source
-from planner.planning.pipeline import plan_with_traces
+from planner.planning.job_plan import plan_job
 from planner.tracing.spec.step_trace import trace
 from planner.upstream import torch_releases
 from tests.fakes.bad_jobs import BadJob, read_bad_jobs
@@ -32,7 +32,7 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
 def message_of(job: BadJob, folder: Path) -> str:
     """Without what changes from one transformers, or torch, to the next."""
     with pytest.raises(PlannerError) as caught:
-        plan_with_traces(load_job(job.write(folder)))
+        plan_job(load_job(job.write(folder)))
     if isinstance(caught.value, TorchVersionError):
         raise caught.value  # what this torch lacks is refused before the fault is seen
     said = str(caught.value).replace(transformers.__version__, "VERSION")
@@ -72,7 +72,7 @@ def test_a_published_config_that_names_code_on_a_hub_is_planned_with_transformer
         "model: {hf_config: config.json}\ntrain: {sequence_length: 8}\ncluster: {gpu: H100-SXM-80GB}\n"
     )
 
-    assert plan_with_traces(load_job(tmp_path / "job.yaml")).plan.verdict == "fits"
+    assert plan_job(load_job(tmp_path / "job.yaml")).plan.verdict == "fits"
 
 
 @pytest.mark.usefixtures("no_network")

@@ -7,9 +7,10 @@ import json
 import pytest
 
 from planner.job.loading import load_yaml
-from planner.planning.pipeline import PlanningResult, plan_with_traces
+from planner.job.schema import Job
+from planner.planning.job_plan import PlanningResult, plan_job
+from planner.planning.without_compile import add_eager
 from planner.report.statement import Verdict, from_json, to_json
-from planner.searching.answer import plan_and_advise
 
 _JOB = """
 model: {decoder: {layers: 2, hidden: 64, heads: 2, kv_heads: 2, ffn: 160, vocab: 2001}}
@@ -19,9 +20,13 @@ cluster: {gpu: H100-SXM-80GB}
 _EAGER = _JOB.replace("compile: [model, loss], ", "")
 
 
+def planned_both_ways(job: Job) -> PlanningResult:
+    return add_eager(plan_job(job), job)
+
+
 @pytest.fixture(scope="module")
 def planned() -> PlanningResult:
-    return plan_and_advise(load_yaml(_JOB), with_eager=True)
+    return planned_both_ways(load_yaml(_JOB))
 
 
 def test_it_says_what_was_compiled_and_what_was_assumed(planned: PlanningResult) -> None:
@@ -36,7 +41,7 @@ def test_it_says_what_the_eager_step_would_take_and_of_what(planned: PlanningRes
     assert said.sentence in planned.notes
     assert " more; at the peak: " in said.sentence
     assert "saved activations +" in said.sentence
-    peak, eager = planned.plan.rank_classes[0].peak, plan_with_traces(load_yaml(_EAGER)).plan.rank_classes[0].peak
+    peak, eager = planned.plan.rank_classes[0].peak, plan_job(load_yaml(_EAGER)).plan.rank_classes[0].peak
     assert said.device_bytes == eager.device_bytes
     assert sum(said.more_at_peak.values()) == eager.allocated_bytes - peak.allocated_bytes
 
@@ -50,7 +55,7 @@ def test_the_plans_document_says_it_too_and_comes_back_with_it(planned: Planning
 def test_the_eager_step_is_planned_where_the_job_says_so_and_never_refused() -> None:
     written = _JOB.replace("[model, loss]", "{scope: [model, loss], planned_as: eager}")
     tiny = written.replace("gpu: H100-SXM-80GB", "gpu: {total_bytes: 700MiB, arch: sm_90}")
-    found, eager = plan_and_advise(load_yaml(tiny), with_eager=True), plan_with_traces(load_yaml(_EAGER))
+    found, eager = planned_both_ways(load_yaml(tiny)), plan_job(load_yaml(_EAGER))
 
     assert found.plan.rank_classes[0].peak.allocated_bytes == eager.plan.rank_classes[0].peak.allocated_bytes
     assert found.plan.rank_classes[0].headroom_bytes < 0
@@ -59,6 +64,6 @@ def test_the_eager_step_is_planned_where_the_job_says_so_and_never_refused() -> 
 
 
 def test_no_sentence_speaks_of_a_job_that_is_not_compiled() -> None:
-    eager = plan_and_advise(load_yaml(_EAGER), with_eager=True)
+    eager = planned_both_ways(load_yaml(_EAGER))
     assert "ompile" not in " ".join(eager.notes)
     assert "without_compile" not in to_json(eager.plan)

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from planner.job.loading import load_job
-from planner.planning import pipeline
+from planner.planning.job_plan import plan_job
 from planner.report.statement import Verdict
 from planner.searching.advice import USUAL_SECONDS
-from planner.searching.answer import add_advice
 from planner.searching.axes import apply, fault_of
+from planner.searching.plan_advice import add_advice
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 RECORDED = json.loads((Path(__file__).parents[1] / "data" / "recorded_peaks.json").read_text())
@@ -32,7 +32,7 @@ def test_these_examples_do_not_fit_and_all_others_do() -> None:
 def test_its_advice_is_proven_by_a_plan_of_the_changed_job_within_the_time(name: str) -> None:
     """The time is the processor's: the clock of a machine that does other things says nothing of it."""
     job = load_job(EXAMPLES / name)
-    found = pipeline.plan_with_traces(job)
+    found = plan_job(job)
     assert found.plan.verdict is Verdict.EXCEEDS
     began = time.process_time()
 
@@ -43,7 +43,7 @@ def test_its_advice_is_proven_by_a_plan_of_the_changed_job_within_the_time(name:
     for advice in advised.plan.advice:
         changed = apply(job, advice.change)
         assert fault_of(changed) is None
-        plan = pipeline.plan(changed)
+        plan = plan_job(changed).plan
         assert (plan.verdict, max(each.peak.device_bytes for each in plan.rank_classes)) == (
             advice.verdict,
             advice.device_bytes,

@@ -11,7 +11,7 @@ import pytest
 from planner.events import Category
 from planner.job.loading import load_job
 from planner.job.schema import Job
-from planner.planning.pipeline import plan
+from planner.planning.job_plan import plan_job
 from planner.report.plan_text import render
 from planner.report.statement import Plan, Verdict
 from planner.report.style import Style
@@ -26,10 +26,10 @@ def _planned(name: str) -> Plan:
     job: Job = load_job(EXAMPLES / f"{name}.yaml")
     # The peak is that of the second iteration; a third would only take longer.
     # Of the torch of here, or else the interval would be wider by what versions differ.
-    return plan(dataclasses.replace(
+    return plan_job(dataclasses.replace(
         job, train=dataclasses.replace(job.train, iterations=2),
         software=dataclasses.replace(job.software, torch=torch_at_hand()),
-    ))  # fmt: skip
+    )).plan  # fmt: skip
 
 
 def test_the_second_copy_of_the_gradients_decides_whether_nemotron_fits() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from planner.events import Category
 from planner.job.importers.job_import import GivenJob, read
 from planner.job.shorthand import REST, Shorthand
-from planner.planning.pipeline import plan
+from planner.planning.job_plan import plan_job
 
 WORDS = Shorthand(gpus="4xH100", lora="r=16", seq="256", batch=2, fsdp=REST)
 
@@ -20,7 +20,7 @@ def test_an_adapter_beside_a_sharded_model_plans_without_a_file() -> None:
     job = read(few_layers, Path()).job
     brief = dataclasses.replace(job, train=dataclasses.replace(job.train, iterations=2))
 
-    found = plan(brief).rank_classes
+    found = plan_job(brief).plan.rank_classes
 
     assert [str(each.ranks) for each in found] == ["0-3"]
     quarter_of_the_embedding_in_bf16 = 49152 * 576 * 2 / 4

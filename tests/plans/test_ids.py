@@ -11,7 +11,8 @@ import pytest
 
 from planner.hardware import catalog
 from planner.job.schema import Allocator, Cluster, DataLoader, Decoder, Gpu, Job, Metadata, Model, Train
-from planner.planning import identity, pipeline
+from planner.planning import identity
+from planner.planning.job_plan import plan_job
 from planner.planning.trace_source import TraceCache
 from planner.service.orders import order_of
 from planner.truth.calibration.interval import Calibration
@@ -106,7 +107,7 @@ def test_another_catalog_is_another_plan_of_the_same_trace(monkeypatch: pytest.M
 
 
 def test_a_plan_says_the_number_of_answers_and_the_ids_by_which_it_was_ordered() -> None:
-    made, order = pipeline.plan(JOB, NONE), order_of(JOB, NONE)
+    made, order = plan_job(JOB, NONE).plan, order_of(JOB, NONE)
 
     assert (made.plan_id, made.trace_id) == (order.plan_id, order.trace_id)
     assert made.provenance.allocator_rules == str(identity.ANSWERS)

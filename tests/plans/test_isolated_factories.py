@@ -14,7 +14,7 @@ import pytest
 from planner.errors import SpecError, TraceError
 from planner.job.schema import Cluster, Gpu, Input, Job, Model, Train
 from planner.planning import trace_source
-from planner.planning.pipeline import plan_with_traces
+from planner.planning.job_plan import plan_job
 from planner.planning.trace_source import TraceSource
 from planner.runtime.fork_server import ForkServer
 from planner.runtime.limits import Limits
@@ -199,6 +199,6 @@ def test_a_plan_of_a_factory_runs_it_in_its_own_process_under_the_limits_given(
     monkeypatch.setattr(trace_source, "trace_isolated", watched)
 
     given = Isolation(limits=Limits(seconds=1, memory_bytes=2))
-    plan_with_traces(job_of("mlp"), source=TraceSource(given))
+    plan_job(job_of("mlp"), source=TraceSource(given))
 
     assert seen == [given]

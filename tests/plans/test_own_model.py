@@ -7,7 +7,7 @@ from pathlib import Path
 
 from planner.events import Category
 from planner.job.loading import load_job
-from planner.planning.pipeline import plan
+from planner.planning.job_plan import plan_job
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own-model.yaml"
 
@@ -20,7 +20,7 @@ def test_the_example_of_a_factory_plans() -> None:
         train=dataclasses.replace(job.train, iterations=2),
     )
 
-    found = plan(small).rank_classes
+    found = plan_job(small).plan.rank_classes
 
     assert [str(each.ranks) for each in found] == ["0-3"]
     picture = 16 * 1000 * 80 * 4

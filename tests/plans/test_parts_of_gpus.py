@@ -10,14 +10,14 @@ from planner.errors import SpecError
 from planner.job.loading import job_on_gpu, load_yaml
 from planner.job.overhead import outside_of
 from planner.job.schema import Job
-from planner.planning import pipeline
+from planner.planning.job_plan import plan_job
 from planner.planning.memory_pool import state_pool
 from planner.report.statement import Plan, from_json, to_json
 from planner.report.style import Style
 from planner.report.verdict_text import one_line, verdict_sentence
-from planner.searching.answer import plan_and_advise
 from planner.searching.every_gpu import gpus_to_json, plan_on, render_gpus
 from planner.searching.exact_plans import PlansHere
+from planner.searching.plan_advice import add_advice
 from planner.truth.calibration.interval import Calibration
 from planner.units import GIB
 from planner.verdict import Verdict
@@ -37,18 +37,18 @@ def job() -> Job:
 
 @pytest.fixture(scope="module")
 def plan(job: Job) -> Plan:
-    return pipeline.plan(job, Calibration.none())
+    return plan_job(job, Calibration.none()).plan
 
 
 def test_a_fraction_of_a_half_halves_the_capacity_and_changes_nothing_else(job: Job, plan: Plan) -> None:
-    half = pipeline.plan(replace(job, cluster=replace(job.cluster, gpu_fraction=0.5)), Calibration.none())
+    half = plan_job(replace(job, cluster=replace(job.cluster, gpu_fraction=0.5)), Calibration.none()).plan
 
     assert half.rank_classes[0].capacity_bytes == plan.rank_classes[0].capacity_bytes // 2
     assert half.rank_classes[0].peak == plan.rank_classes[0].peak
 
 
 def test_a_job_exceeds_a_share_that_has_no_room_for_its_tensors(job: Job) -> None:
-    share = pipeline.plan(replace(job, cluster=replace(job.cluster, gpu_memory=2 * GIB)), Calibration.none())
+    share = plan_job(replace(job, cluster=replace(job.cluster, gpu_memory=2 * GIB)), Calibration.none()).plan
 
     assert (share.verdict, share.rank_classes[0].capacity_bytes) == (Verdict.EXCEEDS, 2 * GIB)
 
@@ -63,7 +63,7 @@ def test_what_others_hold_and_a_share_are_not_taken_off_twice(job: Job) -> None:
 
 def test_a_process_that_limits_itself_has_that_share_and_its_context(job: Job, plan: Plan) -> None:
     limited = replace(job, allocator=replace(job.allocator, conf="per_process_memory_fraction:0.5"))
-    (ranks,) = pipeline.plan(limited, Calibration.none()).rank_classes
+    (ranks,) = plan_job(limited, Calibration.none()).plan.rank_classes
 
     outside = plan.rank_classes[0].outside_allocator.total_bytes
     assert ranks.capacity_bytes == job.cluster.gpu.total_bytes // 2 + outside
@@ -84,7 +84,7 @@ def test_several_ranks_on_slices_are_refused_with_the_reason() -> None:
 
 def test_a_slice_has_the_context_of_the_whole_gpu_at_most_and_its_own_traces(job: Job, plan: Plan) -> None:
     part = job_on_gpu(job, "H100-SXM-80GB:1g.10gb")
-    (ranks,) = pipeline.plan(part, Calibration.none()).rank_classes
+    (ranks,) = plan_job(part, Calibration.none()).plan.rank_classes
 
     assert part.cluster.gpu.target == "sm_90/16"
     assert ranks.capacity_bytes == 9984 * 2**20
@@ -94,7 +94,8 @@ def test_a_slice_has_the_context_of_the_whole_gpu_at_most_and_its_own_traces(job
 
 def test_a_job_that_does_not_fit_its_slice_is_told_the_slice_that_does(job: Job) -> None:
     big = replace(job, train=replace(job.train, micro_batch_size=112))
-    result = plan_and_advise(job_on_gpu(big, "H100-SXM-80GB:1g.10gb"), Calibration.none())
+    small = job_on_gpu(big, "H100-SXM-80GB:1g.10gb")
+    result = add_advice(plan_job(small, Calibration.none()), small, Calibration.none())
 
     assert result.plan.verdict is Verdict.EXCEEDS
     assert result.plan.advice[0].change == {"cluster.gpu": "H100-SXM-80GB:1g.20gb"}
@@ -106,7 +107,7 @@ def large_on_spark(job: Job) -> Plan:
     """A job that leaves a GB10 some gigabytes: its data set takes them on the host."""
     loader = replace(job.train.data_loader, dataset_bytes=112 * GIB)
     spark = job_on_gpu(replace(job, train=replace(job.train, data_loader=loader)), "GB10-128GB")
-    return pipeline.plan(spark, Calibration.none())
+    return plan_job(spark, Calibration.none()).plan
 
 
 def test_what_fits_the_device_and_not_the_pool_is_refused_with_both_shares(large_on_spark: Plan) -> None:
@@ -129,7 +130,7 @@ def test_a_statement_on_a_pool_comes_back_from_json(large_on_spark: Plan) -> Non
 
 
 def test_a_small_job_fits_the_pool_and_other_gpus_have_none(job: Job, plan: Plan) -> None:
-    spark = pipeline.plan(job_on_gpu(job, "GB10-128GB"), Calibration.none())
+    spark = plan_job(job_on_gpu(job, "GB10-128GB"), Calibration.none()).plan
 
     assert spark.pool is not None
     assert spark.verdict is Verdict.FITS
@@ -141,7 +142,7 @@ def test_a_host_below_its_floor_is_tight(job: Job) -> None:
     loader = replace(job.train.data_loader, dataset_bytes=104 * GIB)
     spark = job_on_gpu(replace(job, train=replace(job.train, data_loader=loader)), "GB10-128GB")
 
-    assert pipeline.plan(spark, Calibration.none()).pool_verdict is Verdict.TIGHT
+    assert plan_job(spark, Calibration.none()).plan.pool_verdict is Verdict.TIGHT
 
 
 def test_a_pool_of_a_gpu_that_is_described_by_figures_is_not_known(plan: Plan) -> None:
@@ -156,7 +157,7 @@ def test_every_gpu_in_one_table_agrees_with_a_plan_on_each(job: Job) -> None:
 
     assert plans.count == 4  # sm_75, sm_80, sm_90 and sm_121
     for row in found.rows:
-        alone = pipeline.plan(job_on_gpu(job, row.gpu.name), Calibration.none())
+        alone = plan_job(job_on_gpu(job, row.gpu.name), Calibration.none()).plan
         exact = row.point.exact
         assert exact is not None
         assert exact.verdict is alone.verdict

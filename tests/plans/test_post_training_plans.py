@@ -26,8 +26,9 @@ from planner.job.schema import (
     TrainerOffload,
     WeightSync,
 )
+from planner.planning.job_plan import plan_from_traces
 from planner.planning.judging import RankTrace
-from planner.planning.pipeline import judge_traces, trace_job
+from planner.planning.planned_classes import trace_job
 from planner.records import from_plain, to_plain
 from planner.report.statement import Plan, RankClassStatement, SharedGpu, SharedPhase, Verdict, from_json, to_json
 from planner.units import GIB, MIB
@@ -67,7 +68,7 @@ def kept_traced() -> tuple[RankTrace, ...]:
 
 
 def planned(job: Job, traced: tuple[RankTrace, ...]) -> Plan:
-    return judge_traces(job, traced).plan
+    return plan_from_traces(job, traced).plan
 
 
 def judged(job: Job, traced: tuple[RankTrace, ...]) -> tuple[RankClassStatement, SharedGpu]:

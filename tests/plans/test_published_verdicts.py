@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from planner.job.loading import load_document
-from planner.planning.pipeline import plan_with_traces
+from planner.planning.job_plan import plan_job
 
 SPECS = Path(__file__).parents[2] / "examples" / "published"
 FSDP16, TP4 = "torchtitan-qwen3-32b-fsdp16", "torchtitan-qwen3-32b-tp4"
@@ -28,4 +28,4 @@ def test_a_run_that_ran_out_of_memory_does_not_fit_and_one_that_ran_does(spec: s
     document = yaml.safe_load((SPECS / f"{spec}.yaml").read_text(encoding="utf-8"))
     document["train"]["micro_batch_size"] = batch
 
-    assert plan_with_traces(load_document(document)).plan.verdict == verdict
+    assert plan_job(load_document(document)).plan.verdict == verdict

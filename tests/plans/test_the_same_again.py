@@ -10,7 +10,7 @@ import pytest
 
 from planner.errors import SpecError, TraceError
 from planner.job.schema import Eval, Job, Optimizer, Recompute
-from planner.planning import pipeline
+from planner.planning.job_plan import plan_job
 from planner.planning.trace_source import USUAL_SOURCE
 from planner.tracing.isolated import trace_isolated
 from planner.tracing.spec.step_trace import trace
@@ -87,13 +87,13 @@ def test_nodes_with_more_gpus_than_torch_can_count_are_none_of_its_business(job_
 def test_a_plan_has_the_same_figures_and_identity_again(job_of: JobOf) -> None:
     job = job_of(**SMALL)
 
-    first, second = pipeline.plan(job), pipeline.plan(job)
+    first, second = plan_job(job).plan, plan_job(job).plan
 
     assert first.rank_classes == second.rank_classes
     assert (first.plan_id, first.trace_id) == (second.plan_id, second.trace_id)
 
 
 def test_a_thousand_ranks_are_one_trace(job_of: JobOf) -> None:
-    plan = pipeline.plan(job_of(**SMALL, ddp={"degree": 1024}))
+    plan = plan_job(job_of(**SMALL, ddp={"degree": 1024})).plan
 
     assert [(each.representative, each.ranks) for each in plan.rank_classes] == [(0, "0-1023")]

@@ -11,10 +11,10 @@ import pytest
 
 from planner.job.schema import Allocator, Cluster, Decoder, Gpu, Job, Metadata, Model, Train
 from planner.planning import identity
+from planner.planning.job_plan import plan_job
 from planner.planning.trace_source import TraceCache, TraceSource
 from planner.report.statement import Plan, Seconds
 from planner.runtime.user_cache import NONE, inductor_folder
-from planner.searching.answer import plan_and_advise
 from planner.tracing.spec import step_trace as tracing
 from planner.tracing.spec.step_trace import trace
 
@@ -45,7 +45,7 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
 
 
 def planned(job: Job, cache: TraceCache) -> Plan:
-    made = plan_and_advise(job, source=TraceSource(cache=cache)).plan
+    made = plan_job(job, source=TraceSource(cache=cache)).plan
     return dataclasses.replace(made, seconds=Seconds(trace=0, replay=0, total=0))
 
 
@@ -67,7 +67,7 @@ def test_what_no_trace_depends_on_needs_no_other(cache: TraceCache, traced: list
     planned(JOB, cache)
 
     assert planned(changed, cache) == dataclasses.replace(
-        plan_and_advise(changed).plan, seconds=Seconds(trace=0, replay=0, total=0)
+        plan_job(changed).plan, seconds=Seconds(trace=0, replay=0, total=0)
     )
     assert traced == [JOB, changed]  # the second is that of the plan without a cache
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from planner.job.schema import Cluster, Gpu, Job, Loss, Model, Parallel, Recompute, Tp, Train
-from planner.planning.pipeline import PlanningResult, plan_with_traces
+from planner.planning.job_plan import PlanningResult, plan_job
 from planner.searching.advice import advise
 from planner.searching.exact_plans import PlansHere
 from planner.units import GIB, MIB
@@ -47,8 +47,8 @@ def note(planned: PlanningResult) -> str:
 
 def test_a_cache_that_is_left_on_stays_with_the_output_through_the_backward() -> None:
     kept = Loss(keep_output=True)
-    off = plan_with_traces(job(loss=kept))
-    on = plan_with_traces(job(model={"use_cache": True}, loss=kept))
+    off = plan_job(job(loss=kept))
+    on = plan_job(job(model={"use_cache": True}, loss=kept))
     ends = [each.plan.rank_classes[0].phases[-1].end_allocated_bytes for each in (off, on)]
 
     assert ends[1] - ends[0] == KEYS_AND_VALUES
@@ -57,7 +57,7 @@ def test_a_cache_that_is_left_on_stays_with_the_output_through_the_backward() ->
 
 
 def test_padding_gives_the_mask_to_attention_and_repeats_keys_and_values() -> None:
-    whole, padded = plan_with_traces(job()), plan_with_traces(job(padding="right"))
+    whole, padded = plan_job(job()), plan_job(job(padding="right"))
     mask, repeated = (BATCH, 1, TOKENS, TOKENS), (BATCH, 2, 4, TOKENS, 8)
 
     assert {mask, repeated} <= shapes(padded)
@@ -68,13 +68,13 @@ def test_padding_gives_the_mask_to_attention_and_repeats_keys_and_values() -> No
 
 def test_one_sequence_is_never_padded() -> None:
     """The mask is there, and has no gaps: transformers drops it."""
-    whole, padded = (plan_with_traces(job(micro_batch_size=1, padding=each)) for each in ("none", "right"))
+    whole, padded = (plan_job(job(micro_batch_size=1, padding=each)) for each in ("none", "right"))
 
     assert abs(peak(padded) - peak(whole)) < 64 * 1024
 
 
 def test_what_a_job_of_other_inputs_takes_is_not_said() -> None:
-    planned = plan_with_traces(
+    planned = plan_job(
         replace(job(), model=Model(decoder=None, hf_config={"model_type": "resnet"}), train=Train(micro_batch_size=1))
     )
 
@@ -85,7 +85,7 @@ def test_what_a_job_of_other_inputs_takes_is_not_said() -> None:
 def test_tokens_split_over_the_ranks_take_less_of_what_lies_between_the_blocks(recompute: str) -> None:
     def over_ranks(*, tokens: bool) -> PlanningResult:
         split = Parallel(tp=Tp(degree=2, sequence_parallel=tokens))
-        return plan_with_traces(job(parallel=split, recompute=Recompute(mode=recompute)))
+        return plan_job(job(parallel=split, recompute=Recompute(mode=recompute)))
 
     saved = peak(over_ranks(tokens=False)) - peak(over_ranks(tokens=True))
     residual_bytes = BATCH * TOKENS * 64 * 2
@@ -95,9 +95,9 @@ def test_tokens_split_over_the_ranks_take_less_of_what_lies_between_the_blocks(r
 
 def test_advice_says_when_splitting_the_tokens_alone_makes_a_job_fit() -> None:
     wanted = job(parallel=Parallel(tp=Tp(degree=2)), micro_batch_size=64, recompute=Recompute(mode="full"))
-    whole = plan_with_traces(wanted).plan.rank_classes[0].peak.device_bytes
+    whole = plan_job(wanted).plan.rank_classes[0].peak.device_bytes
     split = replace(wanted, parallel=Parallel(tp=Tp(degree=2, sequence_parallel=True)))
-    needed = plan_with_traces(split).plan.rank_classes[0].peak.device_bytes
+    needed = plan_job(split).plan.rank_classes[0].peak.device_bytes
     between = Gpu(total_bytes=(whole + needed) // 2 // MIB * MIB, arch="sm_90")
     tight = replace(wanted, cluster=replace(wanted.cluster, gpu=between))
 

@@ -18,7 +18,7 @@ import yaml
 
 from planner.hardware import catalog, kernel_speeds
 from planner.job.loading import load_job
-from planner.planning.pipeline import plan_with_traces
+from planner.planning.job_plan import plan_job
 from planner.timing.step_time import time_step
 
 KEPT = step_times.DATA / "shares.json"
@@ -58,7 +58,7 @@ def main() -> None:
             path = Path(folder) / "job.yaml"
             path.write_text(yaml.safe_dump(step_times.spec_of(step, config, Path(folder))), encoding="utf-8")
             job = load_job(path)
-            traces = plan_with_traces(job).traces
+            traces = plan_job(job).traces
         in_use, priced = kernel_speeds.TRAINING_SHARES[record.arch], {}
         for hundredths in _AROUND:
             share = round(in_use + hundredths / 100, 2)

@@ -14,8 +14,8 @@ from planner.job.loading import load_job
 from planner.job.named_gpus import look_up
 from planner.job.rank_sets import RankSet
 from planner.job.schema import Cluster, Job, Model
+from planner.planning.job_plan import plan_job
 from planner.planning.judging import RankTrace, judge_trace
-from planner.planning.pipeline import plan
 from planner.planning.program import inputs_of, judge_devices
 from planner.planning.program_ranks import RankShare
 from planner.tracing.program.launch_line import parse
@@ -86,7 +86,7 @@ def test_they_agree(run: Run, tmp_path: Path, command: str, spec: dict[str, obje
     path.write_text(SPEC.format(**{**AS_USUAL, **spec}))
 
     ran = replay_on_h100(run(command).trace)
-    planned = plan(load_job(path)).rank_classes[0].peak
+    planned = plan_job(load_job(path)).plan.rank_classes[0].peak
 
     assert ran.peak_allocated_bytes == pytest.approx(planned.allocated_bytes, rel=0.001)
     assert ran.peak_reserved_bytes == pytest.approx(planned.reserved_bytes, abs=2 << 20)

@@ -11,7 +11,7 @@ from planner.errors import SpecError
 from planner.job.loading import load_yaml
 from planner.job.named_gpus import look_up
 from planner.job.schema import DpReplicate, DpShard, Job
-from planner.planning.pipeline import plan
+from planner.planning.job_plan import plan_job
 from planner.planning.program import inputs_of
 from planner.planning.program_spec import spec_text
 from planner.tracing.program.launch_line import parse
@@ -47,7 +47,7 @@ def test_it_plans_to_the_peak_of_the_run(
     assert (job.train.precision, job.train.micro_batch_size, job.train.loss.name) == (precision, 4, "model")
     assert (job.parallel.dp_replicate, job.parallel.dp_shard) == split
     assert (job.train.optimizer.name, job.train.gradient_clipping) == ("AdamW", 1.0)
-    planned = plan(job).rank_classes[0].peak
+    planned = plan_job(job).plan.rank_classes[0].peak
     assert planned.allocated_bytes == pytest.approx(replay_on_h100(ran.trace).peak_allocated_bytes, rel=0.001)
 
 

@@ -17,7 +17,7 @@ from quiet_server import QuietServer
 import planner
 from planner.errors import PlannerError
 from planner.job.loading import load_document, load_yaml
-from planner.planning import pipeline
+from planner.planning.job_plan import plan_job
 from planner.service.http.openapi import EXAMPLE_JOB
 from planner.truth.measuring.job_reports import to_service
 
@@ -68,7 +68,7 @@ def test_an_address_in_a_job_is_not_followed(asked: list[Any], named: dict[str, 
         except PlannerError:
             continue
         if job.model.decoder is not None:
-            pipeline.plan(job)
+            plan_job(job)
 
     assert asked == []
 
@@ -90,7 +90,7 @@ def test_an_address_in_a_job_is_not_followed(asked: list[Any], named: dict[str, 
 def test_a_config_that_points_elsewhere_fetches_nothing(asked: list[Any], said: dict[str, Any]) -> None:
     document = {**EXAMPLE_JOB, "model": {"hf_config": {**LLAMA, **said}}}
     with suppress(PlannerError):
-        pipeline.plan(load_document(document))
+        plan_job(load_document(document))
 
     assert asked == []
 

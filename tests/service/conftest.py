@@ -20,7 +20,7 @@ from starlette.testclient import TestClient
 from planner.job.bound.lower_bound import Bound, lower_bound
 from planner.job.loading import load_document
 from planner.job.schema import Job
-from planner.planning import pipeline
+from planner.planning.job_plan import plan_job
 from planner.report.statement import Plan, to_json
 from planner.service.history.store import History
 from planner.service.http.dependencies import Dependencies
@@ -110,7 +110,7 @@ class FakePlanProvider:
 @pytest.fixture(scope="session")
 def example_plan() -> Plan:
     """The plan of the example that the service's description has."""
-    return pipeline.plan(load_document(EXAMPLE_JOB))
+    return plan_job(load_document(EXAMPLE_JOB)).plan
 
 
 @pytest.fixture

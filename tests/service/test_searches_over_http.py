@@ -16,7 +16,7 @@ from starlette.testclient import TestClient
 from planner.job.bound.lower_bound import lower_bound
 from planner.job.loading import load_document
 from planner.job.schema import Job
-from planner.planning import pipeline
+from planner.planning.job_plan import plan_job
 from planner.report.statement import Verdict
 from planner.searching.exact_plans import Answer, Exact, Group
 from planner.service.history.records import SearchState
@@ -373,7 +373,7 @@ def test_on_a_cluster_the_workers_of_the_plans_find_what_planning_every_candidat
         for recompute in ("none", "full"):
             train = {**EXAMPLE_JOB["train"], "micro_batch_size": micro, "recompute": recompute,
                      "gradient_accumulation_steps": 2 // micro}  # fmt: skip
-            plan = pipeline.plan(load_document({**EXAMPLE_JOB, "train": train}))
+            plan = plan_job(load_document({**EXAMPLE_JOB, "train": train})).plan
             sizes.append(max(each.peak.device_bytes for each in plan.rank_classes))
     assert [each["device_bytes"] for each in found["candidates"]] == sorted(sizes)
     assert client.get(answer.headers["Location"]).json() == found

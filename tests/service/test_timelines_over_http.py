@@ -10,8 +10,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from planner.job.loading import load_document
-from planner.planning import pipeline
-from planner.planning.pipeline import PlanningResult
+from planner.planning.job_plan import PlanningResult, plan_job
 from planner.report.statement import Plan
 from planner.service.history.job_changes import JobChange, MeasuredRank
 from planner.service.history.store import History
@@ -22,7 +21,7 @@ Asgi = Callable[..., TestClient]
 
 @pytest.fixture(scope="module")
 def planned() -> PlanningResult:
-    return pipeline.plan_with_traces(load_document(EXAMPLE_JOB))
+    return plan_job(load_document(EXAMPLE_JOB))
 
 
 @pytest.fixture

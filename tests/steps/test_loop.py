@@ -10,7 +10,7 @@ import torch
 
 from planner.events import EmptyCache, Mark, Phase
 from planner.job.schema import Cluster, Decoder, Eval, Gpu, Job, Loss, Model, Optimizer, Train
-from planner.planning.pipeline import plan_with_traces
+from planner.planning.job_plan import plan_job
 from planner.training import loop, step
 
 Run = Callable[..., step.Outcome]
@@ -162,7 +162,7 @@ def test_the_output_of_the_model_ends_before_the_backward(decoder_job: JobOf, ru
 
 
 def test_the_cache_is_released_at_the_end_of_every_so_many_iterations() -> None:
-    planned = plan_with_traces(
+    planned = plan_job(
         Job(
             model=Model(decoder=Decoder(layers=1, hidden=32, heads=2, kv_heads=2, ffn=64, vocab=50)),
             train=Train(sequence_length=8, iterations=5, empty_cache_every=2),

@@ -13,7 +13,7 @@ from planner.errors import SpecError
 from planner.events import Phase
 from planner.job.schema import Adapter, Cluster, Gpu, Job, Metadata, Model, Optimizer, Train
 from planner.planning import identity
-from planner.planning.pipeline import plan_with_traces
+from planner.planning.job_plan import plan_job
 from planner.report.statement import TrainedAdapter
 from planner.tracing.spec.step_trace import trace
 from planner.training.models.build import build, materialize
@@ -72,7 +72,7 @@ def test_all_linear_layers_are_those_of_the_layers_and_the_plan_says_what_is_tra
 
     elements = 2 * 4 * (2 * 256 + 2 * 192 + 3 * 512)
     names = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-    adapter = plan_with_traces(job).plan.adapter
+    adapter = plan_job(job).plan.adapter
     assert adapter == TrainedAdapter(kind="lora", rank=4, modules=names, parameters=elements)
 
 
@@ -120,7 +120,7 @@ def test_a_model_in_four_bits_that_is_loaded_whole_lies_there_unpacked_first() -
 
     def at_load(load: str) -> int:
         model = replace(four_bits.model, adapter=Adapter(r=4, kind="qlora", load=load))
-        planned = plan_with_traces(replace(four_bits, model=model, cluster=Cluster(gpu=gpu)))
+        planned = plan_job(replace(four_bits, model=model, cluster=Cluster(gpu=gpu)))
         phases = planned.plan.rank_classes[0].phases
         return max(each.peak_allocated_bytes for each in phases if each.phase is Phase.LOAD)
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from planner.events import Alloc, Category, Event, Free, Role
 from planner.job.layout import Mesh, parts_of, rank_classes
 from planner.job.schema import Cluster, Gpu, Job, Parallel
-from planner.planning import pipeline
+from planner.planning.planned_classes import trace_job
 from planner.tracing.spec.step_trace import trace
 from planner.training.wraps.deepspeed_engine import Partitions
 from planner.truth.measuring.measurement_lines import most_by_category
@@ -113,7 +113,7 @@ def test_each_rank_does_what_the_first_of_its_class_does() -> None:
 
 
 def test_a_plan_names_its_ranks() -> None:
-    found = pipeline.trace_job(divided(ranks=3, layers=1, config=BF16))
+    found = trace_job(divided(ranks=3, layers=1, config=BF16))
 
     assert {rank for each in found for rank in each.rank_class.ranks} == {0, 1, 2}
 

@@ -15,7 +15,7 @@ import planner.paper  # noqa: F401
 from planner.allocator.replay import replay, replay_until_settled
 from planner.allocator.rules import Rules
 from planner.events import Alloc, Event, Free, Keep, Repeat, Role, rename_blocks
-from planner.job.layout import Mesh
+from planner.job.layout import Mesh, rank_classes
 from planner.job.schema import (
     Adapter,
     Cluster,
@@ -30,13 +30,14 @@ from planner.job.schema import (
     Tp,
     Train,
 )
-from planner.planning import judging, pipeline
+from planner.planning import judging
 from planner.planning.judging import JudgedTrace, RankTrace
 from planner.report.statement import RankClassStatement
 from planner.step_work import Launch, LaunchKind
 from planner.tracing.rank_trace import Trace
 from planner.tracing.spec import step_trace as tracing
 from planner.training.loop import Loop
+from planner.truth.calibration.interval import Calibration
 
 DECODER = Decoder(layers=2, hidden=64, heads=4, kv_heads=2, ffn=128, vocab=300)
 MANY = 8
@@ -188,8 +189,8 @@ def _block(event: Event) -> int:
 
 
 def stated(of: Job, found: Trace) -> RankClassStatement:
-    (rank_class,) = pipeline.rank_classes(Mesh.of(of.parallel))
-    judged: JudgedTrace = judging.judge_trace(of, RankTrace(rank_class, _whole(found)), pipeline.Calibration.none())
+    (rank_class,) = rank_classes(Mesh.of(of.parallel))
+    judged: JudgedTrace = judging.judge_trace(of, RankTrace(rank_class, _whole(found)), Calibration.none())
     return judged.statement
 
 

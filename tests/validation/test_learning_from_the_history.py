@@ -13,7 +13,7 @@ from planner.events import Alloc, Mark, Phase
 from planner.job.layout import Mesh, rank_classes
 from planner.job.overhead import outside_of
 from planner.job.schema import Allocator, Job
-from planner.planning import pipeline
+from planner.planning.job_plan import plan_from_traces
 from planner.planning.judging import RankTrace
 from planner.report.statement import Plan, ProgramStatement
 from planner.service.history.job_changes import JobChange, MeasuredRank
@@ -33,7 +33,7 @@ PREDICTED = 40 * GIB
 def planned(job: Job) -> Plan:
     (first,) = rank_classes(Mesh.of(job.parallel))
     events = (Mark(Phase.LOAD, 0), Alloc(0, PREDICTED, 0, None))
-    return pipeline.judge_traces(job, [RankTrace(first, Trace(events=events))]).plan
+    return plan_from_traces(job, [RankTrace(first, Trace(events=events))]).plan
 
 
 def seen(number: int = 0, *, measured: int = 41 * GIB, **more: Any) -> Observation:
@@ -165,7 +165,7 @@ def test_a_calibrated_plan_teaches_the_same_as_an_uncalibrated_one(history: Hist
     calibration = learn_calibration(
         [seen(number, device_bytes=43 * GIB, predicted_context_bytes=500 * MIB) for number in range(9)]
     )
-    calibrated = pipeline.judge_traces(job(), [RankTrace(first, Trace(events=events))], calibration).plan
+    calibrated = plan_from_traces(job(), [RankTrace(first, Trace(events=events))], calibration).plan
     assert calibrated.rank_classes[0].outside_allocator.cuda_context_bytes != outside_of(job()).cuda_context_bytes
     told(history, planned(job()))
     CalibrationLearner(history).refresh()

@@ -13,7 +13,7 @@ from planner.events import Alloc, Category, Event, Mark, Phase, Role
 from planner.job.layout import Mesh, rank_classes
 from planner.job.overhead import outside_of
 from planner.job.schema import Job
-from planner.planning import pipeline
+from planner.planning.job_plan import plan_from_traces
 from planner.planning.judging import RankTrace
 from planner.service.validation.rank_comparison import RankComparison, compare_ranks
 from planner.tracing.rank_trace import Trace
@@ -67,7 +67,7 @@ def beside(job: Job, measurement: Measurement) -> RankComparison:
     (first,) = rank_classes(Mesh.of(job.parallel))
     trace = RankTrace(first, Trace(events=EVENTS))
     return RankComparison(
-        plan=pipeline.judge_traces(job, [trace]).plan,
+        plan=plan_from_traces(job, [trace]).plan,
         events=EVENTS,
         measurement=measurement,
         outside=outside_of(job),

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
-from planner.planning import pipeline
+from planner.planning.planned_classes import refuse_unplannable
 from planner.searching import requests
 from planner.searching.requests import MOST_TOP, USUAL_SECONDS, USUAL_TOP, SearchRequest
 from planner.searching.weighing import Objective
@@ -160,7 +160,7 @@ async def search(request: Request, deps: InjectedDependencies) -> JSONResponse:
 def _request(body: Mapping[str, Any], deps: Dependencies) -> SearchRequest:
     """In a thread: a job may be large, and its layouts many."""
     asked = requests.read(body, deps.settings.search_seconds)
-    pipeline.refuse_unplannable(asked.job)
+    refuse_unplannable(asked.job)
     refuse_code(asked.job, deps.settings)
     asked.space()
     return asked

@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse
 
 from planner.job.loading import load_bundle
 from planner.job.schema import Job
-from planner.planning import pipeline
+from planner.planning.planned_classes import refuse_unplannable
 from planner.searching.requests import read_job_member
 from planner.service.history.records import ValidationState
 from planner.service.history.store import History
@@ -168,7 +168,7 @@ def _request(body: Mapping[str, Any], history: History, settings: Settings) -> r
     requests.check_keys(body)
     plan_id = body.get("plan_id", "")
     job = read_job_member(body["job"]) if "job" in body else _job_of_plan(plan_id, history)
-    pipeline.refuse_unplannable(job)
+    refuse_unplannable(job)
     refuse_code(job, settings)
     return requests.request_of(body, job, str(plan_id))
 

@@ -11,13 +11,14 @@ from dataclasses import replace
 from planner.errors import PlannerError, ProgramError, SpecError
 from planner.job.layout import Mesh, rank_classes
 from planner.job.schema import Job
-from planner.planning import pipeline
-from planner.planning.pipeline import PlanningResult, add_eager
+from planner.planning.job_plan import PlanningResult, plan_from_traces, plan_job
+from planner.planning.planned_classes import assign_ranks, parts_of_class
 from planner.planning.program import inputs_of, judge_program
 from planner.planning.trace_source import TraceSource
+from planner.planning.without_compile import add_eager
 from planner.report.statement import ProgramStatement, Verdict, to_json
 from planner.runtime.messages import AnswerWriter
-from planner.searching.answer import add_advice
+from planner.searching.plan_advice import add_advice
 from planner.service.orders import Order, RunOrder
 from planner.tracing import rank_trace
 from planner.tracing.isolated import Isolation
@@ -36,7 +37,7 @@ def make_plan(argument: tuple[Order, Isolation], answer: AnswerWriter) -> None:
     """Trace every rank class, one after the other, judge, advise, and answer the plan and its traces."""
     order, isolation = argument
     with _code_at_fault(order.job):
-        made = pipeline.plan_with_traces(order.job, order.calibration, source=TraceSource(isolation))
+        made = plan_job(order.job, order.calibration, source=TraceSource(isolation))
     _answer_plan(order, made, isolation, answer)
     if not order.runs_code:
         texts = {ranks.rank_class.representative: rank_trace.dumps(ranks.trace) for ranks in made.traces}
@@ -51,7 +52,7 @@ def trace_rank(argument: tuple[Job, int, Isolation], answer: AnswerWriter) -> No
         part.representative
         for rank_class in rank_classes(Mesh.of(job.parallel))
         if rank_class.representative == rank
-        for part in pipeline.parts_of_class(job, rank_class, trace)
+        for part in parts_of_class(job, rank_class, trace)
     ]
     answer.write(FURTHER, pickle.dumps(tuple(parts[1:])))
     answer.write(TRACES, pickle.dumps({rank: rank_trace.dumps(trace)}))
@@ -61,12 +62,12 @@ def judge_traces(argument: tuple[Order, Mapping[int, str], Isolation], answer: A
     """Answer the plan that follows from traces by representative; UNREADABLE if they are not those of the job."""
     order, texts, isolation = argument
     try:
-        traces = pipeline.assign_ranks(order.job, {rank: rank_trace.loads(text) for rank, text in texts.items()})
+        traces = assign_ranks(order.job, {rank: rank_trace.loads(text) for rank, text in texts.items()})
     except (ValueError, KeyError):
         answer.write(UNREADABLE, b"")
         return
     with _code_at_fault(order.job):
-        made = pipeline.judge_traces(order.job, traces, order.calibration)
+        made = plan_from_traces(order.job, traces, order.calibration)
     _answer_plan(order, made, isolation, answer)
 
 

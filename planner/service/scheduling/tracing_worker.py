@@ -13,7 +13,8 @@ from typing import Any
 from planner import cuda_on_paper
 from planner.errors import PlannerError
 from planner.job.schema import Job
-from planner.planning.trace_source import PRELOAD, TraceSource
+from planner.planning.preload import PRELOAD
+from planner.planning.trace_source import TraceSource
 from planner.runtime import messages, running
 from planner.runtime.environments.handover import bring_code
 from planner.runtime.fork_server import ForkServer, ServerLostError

@@ -19,8 +19,9 @@ from planner.job.layout import Mesh, RankClass, rank_classes
 from planner.job.loading import bundle, job_on_gpu
 from planner.job.overhead import outside_of
 from planner.job.schema import Job, Software
-from planner.planning import pipeline
+from planner.planning.job_plan import plan_from_traces
 from planner.planning.judging import RankTrace, told_on
+from planner.planning.planned_classes import parts_of_class
 from planner.runtime.limits import Limits
 from planner.service.local_ray import start_ray
 from planner.service.validation import measuring_workers
@@ -113,7 +114,7 @@ def validate(
         told = trace.trace if on_cpu else told_on(job.cluster.gpu, job.cluster.gpus_per_node, trace.trace)
         compared.append(
             RankComparison(
-                plan=pipeline.judge_traces(job, [trace]).plan,
+                plan=plan_from_traces(job, [trace]).plan,
                 events=tuple(write_out_repeats(told.events, told.repeats)),
                 measurement=measurement,
                 outside=outside_of(dataclasses.replace(job, software=Software(**ran))),
@@ -141,7 +142,7 @@ def _trace_rank_classes(request: Request, setting: Setting, conditions: Conditio
     traces = []
     for rank_class in filter(runs, rank_classes(Mesh.of(job.parallel))):
         first = trace(rank_class.representative)
-        for part in filter(runs, pipeline.parts_of_class(job, rank_class, first)):
+        for part in filter(runs, parts_of_class(job, rank_class, first)):
             is_first = part.representative == rank_class.representative
             traces.append(RankTrace(part, first if is_first else trace(part.representative)))
     return traces

@@ -10,15 +10,14 @@ import pytest
 
 from planner.errors import SpecError
 from planner.job.schema import Cluster, Decoder, Gpu, Job, Model, Parallel, Pp, Train
-from planner.planning import child_processes, pipeline
-from planner.planning.child_processes import ChildProcesses
-from planner.planning.pipeline import PlanningResult
+from planner.planning import planned_classes
+from planner.planning.job_plan import PlanningResult, plan_job
 from planner.report.statement import Seconds
 from planner.runtime import messages, running
 from planner.runtime.fork_server import ForkServer
 from planner.runtime.limits import UNLIMITED, Limits
 from planner.runtime.messages import Answer, AnswerWriter, Task
-from planner.searching.answer import plan_and_advise
+from planner.searching.plan_advice import add_advice
 
 JOB = Job(
     model=Model(decoder=Decoder(layers=8, hidden=64, heads=4, kv_heads=2, ffn=128, vocab=300)),
@@ -30,11 +29,11 @@ JOB = Job(
 
 @pytest.fixture(scope="module")
 def alone() -> PlanningResult:
-    return pipeline.plan_with_traces(JOB)
+    return plan_job(JOB)
 
 
 def planned(job: Job, processes: int, *, keep_traces: bool = True) -> PlanningResult:
-    return plan_and_advise(job, executor=ChildProcesses(processes), with_advice=False, keep_traces=keep_traces)
+    return plan_job(job, processes=processes, keep_traces=keep_traces)
 
 
 def _without_seconds(planned: PlanningResult) -> object:
@@ -61,7 +60,7 @@ def test_with_the_traces_if_they_are_kept(alone: PlanningResult) -> None:
 def imported_late(job: Job, answer: AnswerWriter) -> None:
     """In a child: which modules of planner itself a plan imports that the server has not loaded before."""
     before = set(sys.modules)
-    plan_and_advise(job)
+    add_advice(plan_job(job), job)
     answer.write("late", "\n".join(sorted(set(sys.modules) - before)).encode())
 
 
@@ -87,13 +86,13 @@ def killed_after_one(task: Task, _: Limits, *, server: ForkServer) -> Answer:
 def test_what_a_child_leaves_is_done_here(
     alone: PlanningResult, child: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(child_processes, "running", SimpleNamespace(run=child))
+    monkeypatch.setattr(planned_classes, "running", SimpleNamespace(run=child))
 
     assert _without_seconds(planned(JOB, 3)) == _without_seconds(alone)
 
 
 def test_few_rank_classes_are_planned_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(child_processes, "_plan_in_children", None)
+    monkeypatch.setattr(planned_classes, "_plan_in_children", None)
     small = dataclasses.replace(JOB, parallel=Parallel(), cluster=dataclasses.replace(JOB.cluster, gpus_per_node=1))
 
     assert len(planned(small, 8).traces) == 1

@@ -1,4 +1,4 @@
-"""Plans a job and advises where it does not fit, for the command line and the service."""
+"""Adds advice to the plan of a job that does not fit."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from dataclasses import dataclass, field, replace
 from planner.job.printing import short_yaml
 from planner.job.schema import Job
 from planner.planning.identity import traced_part
+from planner.planning.job_plan import PlanningResult
 from planner.planning.judging import RankTrace
-from planner.planning.pipeline import Executor, PlanningInputs, PlanningResult, Progress, add_eager, plan_by, plan_here
+from planner.planning.planned_classes import Progress
 from planner.planning.trace_source import USUAL_SOURCE, TraceSource
 from planner.report.statement import AdviceTried, Verdict, change_text
 from planner.searching.advice import USUAL_SECONDS, Advised, advise
@@ -48,34 +49,6 @@ class RememberedTraces(TraceSource):
         if rank in self.traces and not target and is_same:
             return self.traces[rank]
         return TraceSource.trace_rank(self, job, rank, target)
-
-
-def plan_and_advise(
-    job: Job,
-    calibration: Calibration | None = None,
-    *,
-    executor: Executor = plan_here,
-    with_advice: bool = True,
-    with_eager: bool = False,
-    progress: Progress = lambda _: None,
-    source: TraceSource = USUAL_SOURCE,
-    keep_traces: bool = True,
-    advice_seconds: float = USUAL_SECONDS,
-) -> PlanningResult:
-    """Plan the job and, if it exceeds its GPUs, say what would make it fit.
-
-    `with_eager`: of a compiled job it is said as well what it would take without torch.compile. `source` gives the
-    traces, `advice_seconds` are there for advice. The executor may leave away traces that need not be kept.
-    Raises SpecError, TraceError or AllocatorConfError for what cannot be planned.
-    """
-    known = measured_calibration() if calibration is None else calibration
-    work = PlanningInputs(job=job, calibration=known, source=source, keep_traces=keep_traces)
-    result = plan_by(executor, work, progress)
-    if with_eager:
-        result = add_eager(result, job, known, source, progress)
-    if not with_advice:
-        return result
-    return add_advice(result, job, known, progress=progress, source=source, seconds=advice_seconds)
 
 
 def add_advice(
