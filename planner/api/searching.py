@@ -21,13 +21,12 @@ from planner.searching import engine, extremes, results, sweeping
 from planner.searching.engine import Row, SearchResult
 from planner.searching.exact_plans import Exact
 from planner.searching.exact_processes import ExactPlans
-from planner.searching.requests import SearchRequest, axes_of, written_axes
+from planner.searching.requests import DEGREE_WORDS, SearchRequest, axes_of, axes_of_degrees, written_axes
 from planner.searching.space import Space
 from planner.searching.weighing import objective_of
 
 Varied = Mapping[str, Any] | Sequence[str]
 """Axes by name with their values, `{"recompute": ["none", "full"], "tp": "1..8"}`, or as `["tp=1..8"]`."""
-_DEGREES = {"tp": "tp", "pp": "pp", "cp": "cp", "ep": "ep", "fsdp": "dp_shard", "ddp": "dp_replicate"}
 
 
 class _Printed:
@@ -198,18 +197,11 @@ def sweep(
 
 def _free(words: JobWords) -> tuple[JobWords, list[str]]:
     """The words without GPUs and degrees, and the degrees as axes; the GPU that is named stays."""
-    left: Any = {name: value for name, value in words.items() if name not in ("gpus", *_DEGREES)}
-    degrees: dict[str, str] = {}
-    for name, axis in _DEGREES.items():
-        degree = words.get(name)
-        if degree is True:  # all the ranks of one kind of data parallelism leave none to the other
-            degrees[{"dp_shard": "dp_replicate", "dp_replicate": "dp_shard"}[axis]] = "1"
-        elif degree:
-            degrees[axis] = str(degree)
+    left: Any = {name: value for name, value in words.items() if name not in ("gpus", *DEGREE_WORDS)}
     count = named_gpus.parse(str(words["gpus"]), "gpus")
     if count.name:
         left.setdefault("gpu", count.name)
-    return left, [f"{axis}={degree}" for axis, degree in degrees.items()]
+    return left, axes_of_degrees({word: words.get(word) for word in DEGREE_WORDS})
 
 
 def _positive(seconds: float) -> float:

@@ -10,8 +10,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from planner.cli.job_input import has_sources, job_of, say
 from planner.cli.options import (
@@ -30,14 +29,10 @@ from planner.errors import SpecError
 
 if TYPE_CHECKING:
     from planner.cli.options import Commands
-    from planner.job.schema import Job
     from planner.progress import ProgressLine
     from planner.searching.engine import SearchResult
     from planner.searching.exact_processes import ExactPlans
-
-
-_DEGREES = {"dp_shard": "fsdp", "dp_replicate": "ddp", "tp": "tp", "pp": "pp", "cp": "cp", "ep": "ep"}
-"""Axes of parallelism by the options that say their degree."""
+    from planner.searching.requests import SearchRequest
 
 
 SECONDS_OF_A_GRID = 600.0
@@ -50,70 +45,38 @@ def _add_time(parser: argparse.ArgumentParser, usual: float) -> None:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _FreeJob:
-    """A job whose layout is left to the search."""
-
-    job: Job
-    gpus: int
-    per_node: int
-    global_batch: int
-    fixed: dict[str, Sequence[int]]
-    """Degrees that were said."""
-    gpu_names: tuple[str, ...] = ()
-    """Several, where the search compares them."""
-
-
-def _free_job(arguments: argparse.Namespace) -> _FreeJob:
+def _request(arguments: argparse.Namespace, axes: Sequence[str] = (), **more: Any) -> SearchRequest:
     """The job, on as many GPUs as were asked for; degrees beside --gpus fix axes. Raises SpecError."""
-    from planner.job import named_gpus
     from planner.searching.axes import split_values
-    from planner.searching.space import global_batch_of
+    from planner.searching.requests import DEGREE_WORDS, SearchRequest, axes_of_degrees, read_gpus
 
     names = tuple(name.strip() for name in split_values(arguments.gpu) if name.strip())
-    asked_batch: int | None = arguments.global_batch
-    if not arguments.gpus:
-        job = job_of(_with(arguments, gpu=names[0] if names else ""))
-        gpus, per_node, fixed = job.cluster.nodes * job.cluster.gpus_per_node, job.cluster.gpus_per_node, {}
-        batch = global_batch_of(job)
-    else:
-        count = named_gpus.parse(arguments.gpus)
-        if count.name and names:
-            raise SpecError(
-                f"--gpus names {count.name}, and --gpu {arguments.gpu}", allowed="one of the two", place="--gpu"
-            )
-        free = dict.fromkeys(_DEGREES.values())
-        job = job_of(_with(arguments, gpus="", gpu=count.name or (names[0] if names else ""), **free))
-        gpus, per_node = count.nodes * count.gpus_per_node, count.gpus_per_node
-        alone = job.cluster.nodes * job.cluster.gpus_per_node == 1
-        batch = global_batch_of(job) * (gpus if alone else 1)
-        fixed = _fixed(arguments)
-    if asked_batch is not None and asked_batch < 1:
-        raise SpecError(f"the global batch is {asked_batch}", allowed="a whole number from 1", place="--global-batch")
-    return _FreeJob(
-        job=job, gpus=gpus, per_node=per_node, fixed=fixed, gpu_names=names,
-        global_batch=batch if asked_batch is None else asked_batch,
+    given = _with(arguments, gpu=names[0] if names else "")
+    degrees: dict[str, object] = {}
+    if arguments.gpus:
+        for word in DEGREE_WORDS:
+            degrees[word] = True if (written := getattr(arguments, word)) == REST else written
+            if isinstance(written, str) and written != REST and not (written.isdecimal() and int(written[:9]) > 0):
+                raise SpecError(f"the degree is {written[:80]!a}", allowed="a whole number from 1", place=f"--{word}")
+        named = read_gpus(arguments.gpus, names, _option).name
+        given = _with(given, gpus="", gpu=named or given.gpu, **dict.fromkeys(DEGREE_WORDS))
+    batch: int | None = arguments.global_batch
+    if batch is not None and batch < 1:
+        raise SpecError(f"the global batch is {batch}", allowed="a whole number from 1", place="--global-batch")
+    return SearchRequest(
+        job=job_of(given), gpus=arguments.gpus, gpu=names, axes=(*axes_of_degrees(degrees), *axes),
+        global_batch=batch or 0, **more,
     )  # fmt: skip
+
+
+def _option(name: str) -> str:
+    return f"--{name}"
 
 
 def _with(arguments: argparse.Namespace, **values: object) -> argparse.Namespace:
     changed = copy.copy(arguments)
     vars(changed).update(values)
     return changed
-
-
-def _fixed(arguments: argparse.Namespace) -> dict[str, Sequence[int]]:
-    """--tp 8 fixes an axis; --fsdp without a number leaves dp_replicate no ranks, --ddp dp_shard."""
-    fixed: dict[str, Sequence[int]] = {}
-    for axis, option in _DEGREES.items():
-        written = getattr(arguments, option)
-        if written == REST:
-            fixed[{"dp_shard": "dp_replicate", "dp_replicate": "dp_shard"}[axis]] = (1,)
-        elif written is not None:
-            if not written.isdecimal() or not int(written[:9]) > 0:
-                raise SpecError(f"the degree is {written[:80]!a}", allowed="a whole number from 1", place=f"--{option}")
-            fixed[axis] = (int(written),)
-    return fixed
 
 
 def _shift_words(arguments: argparse.Namespace) -> None:
@@ -208,20 +171,14 @@ def add_search(commands: Commands) -> None:
 def run_search(arguments: argparse.Namespace) -> int:
     """`planner search`: 0, 3, 130 if it was interrupted, or what reading raises."""
     from planner.searching.engine import search
-    from planner.searching.requests import axes_of, space_of
     from planner.searching.results import estimate_lines, render_search, row_lines, search_to_json
-    from planner.searching.weighing import objective_of, refuse_inapplicable
+    from planner.searching.weighing import objective_of
 
     _shift_words(arguments)
     seconds, objective = _seconds_of(arguments), objective_of(arguments.objective)
     if arguments.top < 1:
         raise SpecError(f"--top is {arguments.top}", allowed="a whole number from 1", place="--top")
-    free = _free_job(arguments)
-    refuse_inapplicable(objective, free.job)
-    space = space_of(
-        free.job, gpus=free.gpus, per_node=free.per_node, global_batch=free.global_batch, fixed=free.fixed,
-        gpu_names=free.gpu_names, written=axes_of(arguments.axes),
-    )  # fmt: skip
+    space = _request(arguments, arguments.axes, objective=objective).space(_option)
     with _planning(arguments, seconds) as (plans, progress):
 
         def note(sentence: str) -> None:
@@ -306,10 +263,11 @@ def run_min(arguments: argparse.Namespace) -> int:
         )  # fmt: skip
     if arguments.most < 1:
         raise SpecError(f"--most is {arguments.most}", allowed="a whole number from 1", place="--most")
-    seconds, free = _seconds_of(arguments), _free_job(arguments)
+    seconds, placed = _seconds_of(arguments), _request(arguments).placed(_option)
     with _planning(arguments, seconds) as (plans, progress):
         result = fewest(
-            free.job, plans, global_batch=free.global_batch, per_node=free.per_node if free.gpus > 1 else 8,
+            placed.job, plans, global_batch=placed.global_batch,
+            per_node=placed.per_node if placed.gpus > 1 else 8,
             most=arguments.most, deadline=time.monotonic() + seconds, progress=progress,
         )  # fmt: skip
     print_answer(arguments, lambda: fewest_to_json(result), lambda: render_fewest(result, style()))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -19,30 +19,44 @@ from planner.searching.axes import DOUBLING, Axis, axis_of, parse
 from planner.searching.space import Space, global_batch_of, usual_axes
 from planner.searching.weighing import Objective, objective_of, refuse_inapplicable
 
+DEGREE_WORDS = {"fsdp": "dp_shard", "ddp": "dp_replicate", "tp": "tp", "pp": "pp", "cp": "cp", "ep": "ep"}
+"""Axes of parallelism by the words that say a degree in a few words."""
 
-def space_of(
-    job: Job,
-    *,
-    gpus: int,
-    per_node: int,
-    global_batch: int,
-    fixed: Mapping[str, Sequence[int]] = {},
-    gpu_names: Sequence[str] = (),
-    written: Sequence[Axis] = (),
-) -> Space:
-    """The candidates of a job on so many GPUs. `fixed` are degrees that were said; several `gpu_names` are compared.
 
-    A written axis of parallelism restricts the layouts, `gradient_accumulation_steps` lets the global batch vary.
-    Raises SpecError for degrees that no layout has, and for unknown GPUs.
-    """
-    degrees = {axis.name: [change[f"parallel.{axis.name}.degree"] for change in axis.values]
-               for axis in written if axis.name in AXES}  # fmt: skip
-    axes = {axis.name: axis for axis in usual_axes(job, gpus, per_node, global_batch, {**fixed, **degrees})}
-    if len(gpu_names) > 1:
-        axes["gpu"] = axis_of("gpu", list(gpu_names), "--gpu")
-    axes |= {axis.name: axis for axis in written if axis.name not in AXES}
-    batch = 0 if "gradient_accumulation_steps" in axes else global_batch
-    return Space(base=job, axes=tuple(axes.values()), global_batch=batch)
+def axes_of_degrees(degrees: Mapping[str, object]) -> list[str]:
+    """Degrees by their words, as axes of one value. True is all ranks that no other axis takes: it leaves the other
+    kind of data parallelism none."""
+    axes: dict[str, object] = {}
+    for word, degree in degrees.items():
+        if degree is True:
+            axes[DEGREE_WORDS["ddp" if word == "fsdp" else "fsdp"]] = 1
+        elif degree:
+            axes[DEGREE_WORDS[word]] = degree
+    return [f"{axis}={degree}" for axis, degree in axes.items()]
+
+
+def read_gpus(written: str, names: Sequence[str], option: Callable[[str], str] = str) -> named_gpus.GpuCount:
+    """How many GPUs there are, and which. Raises SpecError where `names` say another."""
+    count = named_gpus.parse(written, option("gpus"))
+    if count.name and names:
+        raise SpecError(
+            f"{option('gpus')} names {count.name}, and {option('gpu')} {', '.join(names)}",
+            allowed="one of the two",
+            place=option("gpu"),
+        )
+    return count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedJob:
+    """A job whose layout is left to the search, on its GPUs."""
+
+    job: Job
+    gpus: int
+    per_node: int
+    global_batch: int
+    gpu_names: tuple[str, ...]
+    """Several, where they are compared."""
 
 
 USUAL_SECONDS = 120.0
@@ -67,26 +81,39 @@ class SearchRequest:
     """0: that of the job."""
     seconds: float = USUAL_SECONDS
 
-    def space(self) -> Space:
-        """The candidates. Raises SpecError for axes, GPUs or an objective that do not go with the job."""
-        job, gpus, per_node = self.job, _count(self.job), self.job.cluster.gpus_per_node
-        names = self.gpu
+    def placed(self, option: Callable[[str], str] = str) -> PlacedJob:
+        """The job on the GPUs that are asked for; `option` is how the caller writes the name of a field. Raises
+        SpecError."""
+        job, names = self.job, self.gpu
+        gpus, per_node = _count(job), job.cluster.gpus_per_node
         if self.gpus:
-            count = named_gpus.parse(self.gpus, "gpus")
+            count = read_gpus(self.gpus, names, option)
             gpus, per_node = count.nodes * count.gpus_per_node, count.gpus_per_node
-            if count.name and names:
-                raise SpecError(f"gpus names {count.name}, and gpu {', '.join(names)}", allowed="one of the two",
-                                place="gpu")  # fmt: skip
             names = names or ((count.name,) if count.name else ())
         if names:
-            job = job_on_gpu(job, names[0], place="gpu")
-        refuse_inapplicable(self.objective, job, "objective")
-        stated = global_batch_of(job)
-        alone = _count(job) == 1
-        return space_of(
-            job, gpus=gpus, per_node=per_node, gpu_names=names, written=axes_of(self.axes),
-            global_batch=self.global_batch or (stated * gpus if alone else stated),
-        )  # fmt: skip
+            job = job_on_gpu(job, names[0], place=option("gpu"))
+        batch = global_batch_of(job) * (gpus if _count(job) == 1 else 1)
+        return PlacedJob(
+            job=job, gpus=gpus, per_node=per_node, gpu_names=names, global_batch=self.global_batch or batch
+        )
+
+    def space(self, option: Callable[[str], str] = str) -> Space:
+        """The candidates: an axis of parallelism restricts the layouts, `gradient_accumulation_steps` lets the global
+        batch vary. Raises SpecError for axes, GPUs or an objective that do not go with the job."""
+        placed, written = self.placed(option), axes_of(self.axes)
+        refuse_inapplicable(self.objective, placed.job, option("objective"))
+        degrees = {
+            axis.name: [change[f"parallel.{axis.name}.degree"] for change in axis.values]
+            for axis in written
+            if axis.name in AXES
+        }
+        usual = usual_axes(placed.job, placed.gpus, placed.per_node, placed.global_batch, degrees)
+        axes = {axis.name: axis for axis in usual}
+        if len(placed.gpu_names) > 1:
+            axes["gpu"] = axis_of("gpu", list(placed.gpu_names), "--gpu")
+        axes |= {axis.name: axis for axis in written if axis.name not in AXES}
+        batch = 0 if "gradient_accumulation_steps" in axes else placed.global_batch
+        return Space(base=placed.job, axes=tuple(axes.values()), global_batch=batch)
 
     def search_id(self, under: str) -> str:
         """`se-` and 26 base32 characters of what is asked for and what decides the answer (`under`); the time that it

@@ -356,7 +356,8 @@ def count_warmup_steps(code: str, printed: str) -> int:
     many more."""
     if _WARMS_RATES.search(code) and not _WARMS_UP_BEFORE.search(code):
         return 0
-    return int(_number(printed or str(_USUAL_WARMUP)) or 0)
+    number = _number(printed)  # of a log that shows its script the last one may be an expression
+    return _USUAL_WARMUP if number is None else int(number)
 
 
 def count_steps(text: str) -> int:
