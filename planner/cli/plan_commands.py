@@ -196,9 +196,7 @@ def _decide(arguments: argparse.Namespace, policy: Policy) -> Decision:
 
         bundle = bundle_of(job_of(arguments, is_traced=False))
         return service_query.ask(lambda: bundle, policy, command_hook.SYSTEM)
-    from planner.report.statement import to_json
-
-    return decide(to_json(_plan(arguments, with_advice=True).plan), None, policy)
+    return decide(_plan(arguments, with_advice=True).plan, policy)
 
 
 def add_spec(commands: Commands) -> None:

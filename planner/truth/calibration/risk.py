@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import TypeVar
 
 from planner.errors import PlannerError
-from planner.job.kinds import Kind
 from planner.report.statement import RankClassStatement, Statement
 from planner.truth.calibration.recorded_errors import reserved_band, reserved_bound
 from planner.verdict import Verdict, decide
@@ -39,23 +38,11 @@ def judge_at_risk(statement: Judged, risk: float) -> Judged:
 def _judge(rank_class: RankClassStatement, risk: float) -> RankClassStatement:
     peak, capacity = rank_class.peak, rank_class.capacity_bytes
     low, high = peak.interval_bytes
-    highest = upper_end(rank_class.kind, peak.reserved_bytes, high, risk)
-    verdict = rank_class.verdict
-    if hangs_on_interval(verdict, peak.device_bytes, capacity, rank_class.cache_releases, rank_class.judged_iterations):
-        verdict = decide(runs_out=False, highest_bytes=highest, capacity_bytes=capacity)
+    more = reserved_bound(rank_class.kind, risk) - reserved_band(rank_class.kind)[1]
+    highest = high + round(peak.reserved_bytes * more)
+    # Not of a verdict that is the allocator's cache's, or that of sizes which nobody has seen.
+    is_of_interval = not (rank_class.verdict is Verdict.EXCEEDS or rank_class.cache_releases)
+    if is_of_interval and not rank_class.judged_iterations and peak.device_bytes <= capacity:
+        rank_class = replace(rank_class, verdict=decide(runs_out=False, highest_bytes=highest, capacity_bytes=capacity))
     peak = replace(peak, interval_bytes=(low, max(highest, peak.device_bytes)))
-    return replace(rank_class, peak=peak, verdict=verdict, risk=risk)
-
-
-def upper_end(kind: Kind, reserved_bytes: int, highest_bytes: int, risk: float) -> int:
-    """Where the interval of a job of this kind would end, that ends at `highest_bytes`, if this share were to exceed
-    it."""
-    return highest_bytes + round(reserved_bytes * (reserved_bound(kind, risk) - reserved_band(kind)[1]))
-
-
-def hangs_on_interval(
-    verdict: str, device_bytes: int, capacity_bytes: int, cache_releases: int, judged_iterations: int
-) -> bool:
-    """Whether a verdict is that of the interval: not of the allocator's cache, nor of sizes that nobody has seen."""
-    by_others = verdict == Verdict.EXCEEDS or cache_releases or judged_iterations
-    return not by_others and device_bytes <= capacity_bytes
+    return replace(rank_class, peak=peak, risk=risk)
