@@ -18,7 +18,7 @@ from planner.records import shape, to_plain
 from planner.report.statement import Advice, Plan, ProgramStatement, Verdict, change_text
 from planner.report.verdict_text import bound_sentence, gpu_of, host_decides, job_sentence, pool_decides
 from planner.searching.axes import apply, fault_of
-from planner.truth.calibration.risk import judge_at_risk
+from planner.truth.calibration.recorded_errors import judge_at_risk
 from planner.units import show_bytes
 
 SCHEMA = "planner.admission/1"

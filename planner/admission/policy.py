@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import SettingError
-from planner.truth.calibration.risk import parse_risk
+from planner.truth.calibration.recorded_errors import parse_risk
 
 PREFIX = "PLANNER_ADMISSION_"
 FILE_VARIABLE = "PLANNER_ADMISSION_POLICY"

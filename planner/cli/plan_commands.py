@@ -174,7 +174,7 @@ def run_check(arguments: argparse.Namespace) -> int:
 def _policy(arguments: argparse.Namespace) -> Policy:
     from planner.admission import command_hook
     from planner.admission.policy import Answer, Policy
-    from planner.truth.calibration.risk import parse_risk
+    from planner.truth.calibration.recorded_errors import parse_risk
 
     environment = dict(os.environ)
     if arguments.server is not None:

@@ -125,14 +125,3 @@ def test_an_outlier_of_one_gpu_may_be_usual_on_another(seen: Seen) -> None:
 
     assert found.quarantined == ()
     assert [each.reserved.median for each in found.corrections] == pytest.approx([0.0, 0.4])
-
-
-def test_what_a_prior_quarantined_stays_visible(seen: Seen) -> None:
-    prior = learn([seen(0.0), seen(measured_out_of_memory=True)])
-
-    again = learn([seen(0.0), seen(measured_reserved_bytes=-5)], prior)
-
-    assert {each.reason for each in again.quarantined} == {
-        "the measured step ran out of memory",
-        "measured reserved bytes are -5",
-    }
