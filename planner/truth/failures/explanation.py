@@ -15,7 +15,7 @@ from planner.records import to_plain
 from planner.report.statement import RankClassStatement
 from planner.report.style import size
 from planner.truth.failures.causes import CONTEXT_BYTES, Judgement, judge
-from planner.truth.failures.gpu_messages import find_messages, find_unnamed, innermost_own
+from planner.truth.failures.gpu_messages import find_messages, innermost_own
 from planner.truth.failures.host_messages import find_host_failures, other_reason
 from planner.truth.failures.log_text import LogText
 from planner.truth.failures.messages import Cause, Form, GpuFailure, HostFailure
@@ -228,11 +228,6 @@ def explain(
     log = LogText(text)
     messages = tuple((failure, judge(failure)) for failure in find_messages(log))
     host = tuple(find_host_failures(log))
-    unnamed = None if messages or host else find_unnamed(log)
-    if isinstance(unnamed, GpuFailure):
-        messages = ((unnamed, judge(unnamed)),)
-    elif unnamed is not None:
-        host = (unnamed,)
     if not messages and not host and snapshot is None:
         raise PlannerError(
             f"nothing in it says that memory ran out{_nearest_words(log)}",

@@ -119,8 +119,7 @@ class HostFailure:
 
     said_by: str
     """kernel, systemd, slurm, pbs, lsf, sge, condor, kubernetes, ray, yarn, java, nccl, python, c++, torch, windows,
-    notebook;
-    `exit code`, `signal` and `shell` where only the kill itself is told; `log` where not even whose memory it was"""
+    notebook; `exit code`, `signal` and `shell` where only the kill itself is told"""
     cause: Cause
     text: str
     line: int

@@ -12,7 +12,7 @@ from typing import Any
 from planner.errors import MeasureError, SpecError
 from planner.events import Alloc, Category, Event, Free, Mark, Phase, Role
 from planner.job.json_text import read_json
-from planner.records import from_plain, shape, to_plain
+from planner.records import from_document, shape, to_plain
 from planner.units import MIB
 
 SCHEMA = "planner.measurement/1"
@@ -139,16 +139,9 @@ def to_json(measurement: Measurement) -> dict[str, Any]:
 
 def from_json(document: Mapping[str, Any]) -> Measurement:
     """The measurement that :func:`to_json` wrote. Raises MeasureError if the document is none."""
-    if document.get("schema") != SCHEMA:
-        schema = document.get("schema")
-        shown = repr(schema[:80]) if isinstance(schema, str) else "none that is a text"
-        raise MeasureError(f"a document of schema {shown} is no measurement", allowed=SCHEMA)
-    given = {known.name: document[known.name] for known in fields(Measurement) if known.name in document}
-    try:
-        return from_plain(Measurement, given, "measurement", error=MeasureError, remedy="measure again")
-    except MeasureError as wrong:
-        problem = f"the measurement cannot be read: {wrong.problem}"
-        raise MeasureError(problem, allowed=wrong.allowed, remedy="measure again", place=wrong.place) from None
+    return from_document(
+        Measurement, document, SCHEMA, "measurement", error=MeasureError, remedy="measure again", strict=False
+    )
 
 
 class Phases:
