@@ -23,7 +23,6 @@ from planner.units import show_bytes
 
 SCHEMA = "planner.admission/1"
 _LONGEST = 1000
-"""Characters of a sentence that has names which a job gives itself."""
 
 
 def bound_of(bundle: Mapping[str, Any]) -> Bound | None:
@@ -117,7 +116,6 @@ def decide(plan: Plan | ProgramStatement, policy: Policy) -> Decision:
 
 
 def _action(verdict: Verdict, certain: bool, policy: Policy) -> Action:
-    """`certain`: it was measured on such a GPU, or needs no measurement."""
     if verdict is Verdict.FITS:
         return Action.ADMIT
     wanted = policy.tight if verdict is Verdict.TIGHT else policy.exceeds

@@ -9,10 +9,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from planner.admission import specs
-from planner.admission.api_objects import part, text_of
 from planner.admission.client import UnreachableError
 from planner.admission.gpu_requests import combine, no_claim
-from planner.admission.kubernetes_api import NOT_FOUND, ApiError, path_of
+from planner.admission.kubernetes_api import NOT_FOUND, ApiError, part, path_of, text_of
 from planner.admission.workload_kinds import JobPods, asks_for_gpus, is_part_of_job, read_job_pods
 from planner.errors import SpecError
 from planner.hardware import catalog
@@ -38,14 +37,6 @@ _KEY = re.compile(r"[-._a-zA-Z0-9]{1,253}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConfigMapKey:
-    """A text in a ConfigMap of the job's own namespace."""
-
-    name: str
-    key: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
     """A job as it was submitted; its annotations are as unread as they came."""
 
@@ -62,7 +53,7 @@ class Submission:
 
     @property
     def carries_spec(self) -> bool:
-        """Whether it says so; `find_spec` finds out whether that can be used."""
+        """Whether it says so; `job_of` finds out whether that can be used."""
         return carries_spec(self.annotations)
 
     @property
@@ -120,17 +111,25 @@ def carries_spec(annotations: Mapping[str, Any]) -> bool:
     return BUNDLE in annotations or CONFIGMAP in annotations
 
 
-def find_spec(annotations: Mapping[str, Any]) -> str | ConfigMapKey | None:
-    """The spec that annotations carry, or where it stands; None without one. Raises SpecError."""
+_MOST_PRODUCTS, _LONGEST = 16, 120
+"""Of one job, of which something is said; characters of a name."""
+
+
+def job_of(annotations: Mapping[str, Any], namespace: str, api: Callable[[], Api]) -> Job:
+    """The job that annotations carry. Raises SpecError, and UnreachableError if its ConfigMap cannot be read now."""
     text, named = annotations.get(BUNDLE), annotations.get(CONFIGMAP)
     if text is not None and named is not None:
         raise SpecError("the job names its spec twice", allowed=f"{BUNDLE} or {CONFIGMAP}", place=CONFIGMAP)
-    if text is not None:
-        if not isinstance(text, str):
-            raise SpecError("it is no text", allowed="a bundle, or a spec that refers to nothing", place=BUNDLE)
-        return text
-    if named is None:
-        return None
+    if named is not None:
+        return read(_text_of_config_map(named, namespace, api), CONFIGMAP)
+    if text is None:
+        raise SpecError("the job carries no spec", allowed=f"the annotation {BUNDLE} or {CONFIGMAP}")
+    if not isinstance(text, str):
+        raise SpecError("it must be a text", allowed="a bundle, or a spec that refers to nothing", place=BUNDLE)
+    return read(text, BUNDLE)
+
+
+def _text_of_config_map(named: Any, namespace: str, api: Callable[[], Api]) -> str:
     name, _, key = named.partition("/") if isinstance(named, str) else ("", "", "")
     key = key or USUAL_KEY
     # They become parts of an address in the API: whatever else than a name arrives here must not.
@@ -140,34 +139,18 @@ def find_spec(annotations: Mapping[str, Any]) -> str | ConfigMapKey | None:
             allowed=f"NAME or NAME/KEY of a ConfigMap in the job's own namespace; KEY is {USUAL_KEY} if left out",
             place=CONFIGMAP,
         )
-    return ConfigMapKey(name=name, key=key)
-
-
-_MOST_PRODUCTS, _LONGEST = 16, 120
-"""Of one job, of which something is said; characters of a name."""
-
-
-def job_of(annotations: Mapping[str, Any], namespace: str, api: Callable[[], Api]) -> Job:
-    """The job that annotations carry. Raises SpecError, and UnreachableError if its ConfigMap cannot be read now."""
-    spec = find_spec(annotations)
-    if spec is None:
-        raise SpecError("the job carries no spec", allowed=f"the annotation {BUNDLE} or {CONFIGMAP}")
-    if isinstance(spec, str):
-        return read(spec, BUNDLE)
     try:
-        config_map = api().get(path_of("", "v1", "configmaps", spec.name, namespace=namespace))
+        config_map = api().get(path_of("", "v1", "configmaps", name, namespace=namespace))
     except ApiError as error:
         if error.status == NOT_FOUND:
-            raise SpecError(f"there is no ConfigMap {spec.name} in {namespace}", place=CONFIGMAP) from None
-        raise UnreachableError(f"the ConfigMap {spec.name} cannot be read: {error.problem}") from None
-    text = part(config_map, "data").get(spec.key)
+            raise SpecError(f"there is no ConfigMap {name} in {namespace}", place=CONFIGMAP) from None
+        raise UnreachableError(f"the ConfigMap {name} cannot be read: {error.problem}") from None
+    text = part(config_map, "data").get(key)
     if not isinstance(text, str):
         raise SpecError(
-            f"the ConfigMap {spec.name} has no text under {spec.key}",
-            allowed=f"{spec.name}/KEY names another key",
-            place=CONFIGMAP,
+            f"the ConfigMap {name} has no text under {key}", allowed=f"{name}/KEY names another key", place=CONFIGMAP
         )
-    return read(text, CONFIGMAP)
+    return text
 
 
 def read(text: str, source: str) -> Job:

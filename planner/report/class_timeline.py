@@ -23,7 +23,6 @@ from planner.runtime.garbage_collection import pause_collection
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 """Of a layer, in the name of a module."""
 _HOLDERS = 60
-"""Of the peak, that are listed."""
 _PHASE, _PHASES_SHARE, _HIGHEST = 0.04, 0.5, 0.25
 """Of a picture's width: what a phase has at least, all of them together at most from that; of that, what its highest
 moment has."""

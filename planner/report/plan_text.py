@@ -89,7 +89,6 @@ def step_sentence(step: StepTime) -> str:
 
 
 def first_runs_sentence(first: FirstRuns) -> str:
-    """What timing its kernels makes Inductor reserve."""
     empty, filled = size(first.empty_cache_bytes), size(first.filled_cache_bytes)
     if empty == filled:
         return f"With Inductor's cache empty (a new container) or filled {filled} are reserved."

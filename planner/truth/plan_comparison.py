@@ -70,7 +70,6 @@ class Comparison:
 
 
 def to_json(comparison: Comparison) -> dict[str, Any]:
-    """Plain values, keys in this order."""
     return {
         "schema": SCHEMA,
         "case": comparison.case,
@@ -90,7 +89,6 @@ def _figure(figure: Figure) -> Mapping[str, Any]:
 
 
 def render(comparison: Comparison) -> str:
-    """The whole comparison."""
     return "\n".join(_lines(comparison)) + "\n"
 
 

@@ -49,7 +49,6 @@ class Estimate:
 
     @property
     def weight(self) -> float:
-        """What the measurements weigh against the prior, from 0 to 1."""
         return weight_of(self.measurements)
 
     def margin(self, prior_margin: float) -> float:
@@ -63,7 +62,6 @@ class Estimate:
 
 
 def estimate(residuals: Sequence[float]) -> Estimate:
-    """The correction that residuals teach, in any order; there must be one at least."""
     median = statistics.median(residuals)
     return Estimate(
         residual=weight_of(len(residuals)) * median,
@@ -74,7 +72,6 @@ def estimate(residuals: Sequence[float]) -> Estimate:
 
 
 def weight_of(measurements: int) -> float:
-    """n / (n + PRIOR_WEIGHT)."""
     return measurements / (measurements + PRIOR_WEIGHT)
 
 
@@ -116,7 +113,6 @@ class AppliedCorrection:
 
     @property
     def calibrated(self) -> bool:
-        """Whether anything was measured on this GPU and torch."""
         return self.correction is not None
 
     @property
@@ -192,17 +188,14 @@ class Calibration:
     reserved_error: float | None = None
     outside_correction_bytes: int = 0
     corrections: tuple[Correction, ...] = ()
-    """One for each GPU and torch (major.minor), in their order."""
     quarantined: tuple[QuarantinedObservation, ...] = ()
 
     @classmethod
     def none(cls) -> Calibration:
-        """Nothing measured: no correction, the interval of recorded runs."""
         return cls(id="none")
 
     @property
     def calibrated(self) -> bool:
-        """Whether anything is known for anybody; for one job ask `applied_to`."""
         return self.id != "none"
 
     def prior_band(self, kind: Kind) -> tuple[float, float]:

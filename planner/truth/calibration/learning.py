@@ -62,7 +62,6 @@ def learn(observations: Iterable[Observation]) -> Calibration:
 def _learn_group(
     members: Sequence[Observation], group: tuple[str, str]
 ) -> tuple[Correction | None, set[QuarantinedObservation]]:
-    """The correction of one group, and what had to be set aside for it."""
     set_aside: set[QuarantinedObservation] = set()
     kept = _without_outliers(members, _reserved_residual, "reserved", OUTLIER_RESERVED, set_aside)
     kept = _without_outliers(kept, _context_residual, "context", OUTLIER_OUTSIDE, set_aside)
@@ -93,7 +92,6 @@ def _without_outliers(
     furthest: float,
     set_aside: set[QuarantinedObservation],
 ) -> list[Observation]:
-    """Those that are kept; the others are put into `set_aside`."""
     measured = [(observation, far) for observation in members if (far := residual(observation)) is not None]
     gone = set()
     for place in outliers([far for _, far in measured], furthest):
@@ -170,7 +168,6 @@ def measured_calibration() -> Calibration:
 
 
 def measured_observations() -> tuple[Observation, ...]:
-    """Every observed step of the facts."""
     return _read(state_of(facts_folder(), OBSERVATIONS))
 
 

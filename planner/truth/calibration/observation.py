@@ -35,7 +35,6 @@ class Observation:
     measured_device_bytes: int | None = None
     """What NVML shows for this process at its highest."""
     device_total_bytes: int = 0
-    """0: not known."""
     predicted_out_of_memory: bool = False
     measured_out_of_memory: bool = False
     date: str = ""
@@ -47,7 +46,6 @@ class Observation:
 
     @property
     def measured_outside_bytes(self) -> int | None:
-        """All that the process held outside the allocator."""
         if self.measured_device_bytes is None:
             return None
         return self.measured_device_bytes - self.measured_reserved_bytes

@@ -34,7 +34,6 @@ class RecordedError:
     source: str
     """Whose run it is: runs of one source are off alike."""
     family: str
-    """Where sources were taken from."""
     run: str
     kind: Kind
     figure: str

@@ -135,7 +135,6 @@ def _of_the_world(statement: RankClassStatement, snapshot: SnapshotFailure) -> I
 
 
 def _of_phases(statement: RankClassStatement, snapshot: SnapshotFailure) -> Iterator[Parting]:
-    """The first phase of a step in which more was held than planned."""
     peaks: dict[Phase, int] = {}
     for planned_phase in statement.phases:
         peaks[planned_phase.phase] = max(peaks.get(planned_phase.phase, 0), planned_phase.peak_allocated_bytes)
@@ -254,7 +253,6 @@ def _nearest_words(log: LogText) -> str:
 
 
 def to_json(explanation: Explanation) -> dict[str, Any]:
-    """Plain values, keys in this order."""
     return {
         "schema": SCHEMA,
         "cause": explanation.cause.value,

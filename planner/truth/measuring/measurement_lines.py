@@ -35,7 +35,6 @@ class Levels:
         return cls(**{name: stats.get(f"{name}.all.{which}", 0) for name in FIGURES})
 
     def highest(self, other: Levels) -> Levels:
-        """The higher of each figure."""
         return Levels(**{name: max(getattr(self, name), getattr(other, name)) for name in FIGURES})
 
 
@@ -151,7 +150,6 @@ class Phases:
         self._phases: dict[tuple[Phase, int], MeasuredPhase] = {}
 
     def add(self, phase: Phase, iteration: int, peak: Levels, end: Levels, device_bytes: int = 0) -> None:
-        """A stretch of this phase has ended."""
         before = self._phases.get((phase, iteration))
         if before is not None:
             peak, device_bytes = before.peak.highest(peak), max(before.device_bytes, device_bytes)
@@ -211,12 +209,10 @@ MOST_BYTES = 256 * MIB
 
 
 def line(measurement: Measurement) -> str:
-    """The measurement as one line, without the newline."""
     return json.dumps(to_json(measurement), separators=(",", ":"), sort_keys=False, allow_nan=False)
 
 
 def append(path: Path, measurements: Iterable[Measurement]) -> None:
-    """Each as a line at the end of the file, which is made if it is not there."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
         file.writelines(f"{line(measurement)}\n" for measurement in measurements)
