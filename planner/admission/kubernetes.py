@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from planner.admission import specs
 from planner.admission.client import UnreachableError
-from planner.admission.gpu_requests import combine, no_claim
+from planner.admission.gpu_requests import combine, no_claim, plan_part
 from planner.admission.kubernetes_api import NOT_FOUND, ApiError, part, path_of, text_of
 from planner.admission.workload_kinds import JobPods, asks_for_gpus, is_part_of_job, read_job_pods
 from planner.errors import SpecError
@@ -125,7 +125,7 @@ def job_of(annotations: Mapping[str, Any], namespace: str, api: Callable[[], Api
     if text is None:
         raise SpecError("the job carries no spec", allowed=f"the annotation {BUNDLE} or {CONFIGMAP}")
     if not isinstance(text, str):
-        raise SpecError("it must be a text", allowed="a bundle, or a spec that refers to nothing", place=BUNDLE)
+        raise SpecError("it must be a string", allowed="a bundle, or a spec that refers to nothing", place=BUNDLE)
     return read(text, BUNDLE)
 
 
@@ -135,7 +135,7 @@ def _text_of_config_map(named: Any, namespace: str, api: Callable[[], Api]) -> s
     # They become parts of an address in the API: whatever else than a name arrives here must not.
     if not _DNS_NAME.fullmatch(name) or not _KEY.fullmatch(key) or key in (".", ".."):
         raise SpecError(
-            f"{str(named)[:80]!a} is no ConfigMap",
+            f"{str(named)[:80]!a} is not a ConfigMap",
             allowed=f"NAME or NAME/KEY of a ConfigMap in the job's own namespace; KEY is {USUAL_KEY} if left out",
             place=CONFIGMAP,
         )
@@ -143,7 +143,7 @@ def _text_of_config_map(named: Any, namespace: str, api: Callable[[], Api]) -> s
         config_map = api().get(path_of("", "v1", "configmaps", name, namespace=namespace))
     except ApiError as error:
         if error.status == NOT_FOUND:
-            raise SpecError(f"there is no ConfigMap {name} in {namespace}", place=CONFIGMAP) from None
+            raise SpecError(f"there is not a ConfigMap {name} in {namespace}", place=CONFIGMAP) from None
         raise UnreachableError(f"the ConfigMap {name} cannot be read: {error.problem}") from None
     text = part(config_map, "data").get(key)
     if not isinstance(text, str):
@@ -168,6 +168,24 @@ def read(text: str, source: str) -> Job:
         if isinstance(data, dict) and "schema" in data:
             return load_bundle(data, source)
     return load_yaml(text, source)
+
+
+def bundle_of(
+    annotations: Mapping[str, Any],
+    namespace: str,
+    api: Callable[[], Api],
+    asked: JobPods,
+    *,
+    gpu: str = "",
+    products: Sequence[str] = (),
+) -> tuple[Mapping[str, Any], list[str]]:
+    """The bundle of the job that annotations carry, on this GPU or on the part of one that its pods ask for, and what
+    its owner should know about that. Raises SpecError and UnreachableError as :func:`job_of`."""
+    from planner.job.loading import bundle, job_on_gpu
+
+    job = job_of(annotations, namespace, api)
+    job, notes = plan_part(job_on_gpu(job, gpu) if gpu else job, asked.requests)
+    return bundle(job), [*differences(asked, job, products=products), *notes]
 
 
 def differences(asked: JobPods, job: Job, *, products: Sequence[str] = ()) -> list[str]:

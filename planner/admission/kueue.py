@@ -19,7 +19,6 @@ from typing import Any
 
 from planner.admission import kubernetes, service_query
 from planner.admission.decision import Action, Decision, decide_without_verdict
-from planner.admission.gpu_requests import plan_part
 from planner.admission.kubernetes import Submission
 from planner.admission.kubernetes_api import (
     CONFLICT,
@@ -304,13 +303,11 @@ class Controller:
         notes: list[str] = []
 
         def bundle() -> Mapping[str, Any]:
-            from planner.job.loading import bundle as bundle_of
-            from planner.job.loading import job_on_gpu
-
-            job = kubernetes.job_of(annotations, workload.namespace, lambda: self._api)
-            job, said = plan_part(job_on_gpu(job, gpu) if gpu else job, workload.asked.requests)
-            notes.extend([*gpu_notes, *kubernetes.differences(workload.asked, job), *said])
-            return bundle_of(job)
+            job, said = kubernetes.bundle_of(
+                annotations, workload.namespace, lambda: self._api, workload.asked, gpu=gpu
+            )
+            notes.extend([*gpu_notes, *said])
+            return job
 
         at_once = dataclasses.replace(self._policy, wait_seconds=0.0)
         decision = service_query.ask(bundle, at_once, kubernetes.SYSTEM)

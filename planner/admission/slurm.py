@@ -286,7 +286,9 @@ def hold_seconds(site: Mapping[str, str]) -> float | None:
         return None
     if not re.fullmatch(r"[0-9]{1,7}", text):
         raise PlannerError(
-            f"{text[:40]!r} is no time", allowed=f"whole seconds, such as {HOLD_SECONDS:g}", place="slurm.hold_seconds"
+            f"{text[:40]!r} is not a time",
+            allowed=f"whole seconds, such as {HOLD_SECONDS:g}",
+            place="slurm.hold_seconds",
         )
     return float(text)
 

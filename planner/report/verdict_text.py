@@ -136,7 +136,8 @@ def job_sentence(statement: Statement) -> str:
         takes = f"{ranks} take{s} {show_bytes(peak.device_bytes)} of {capacity} on {gpu} ({about})"
         return f"{name} {is_so}: {takes}; {chance(worst.risk, likely)}"
     if worst.headroom_bytes >= 0:
-        return f"{name} does not fit: {ranks} run{s} out of {capacity} on {gpu}, free in pieces only ({about})"
+        why = f"because free memory is fragmented ({about})"
+        return f"{name} does not fit: {ranks} run{s} out of {capacity} on {gpu} {why}"
     over = f"{show_bytes(peak.device_bytes)}, {show_bytes(-worst.headroom_bytes)} more than the {capacity} of {gpu}"
     return f"{name} does not fit: {ranks} need{s} {over} ({about})"
 
@@ -214,11 +215,11 @@ def _peak_sentence(statement: Statement) -> str:
         )
     if verdict is Verdict.EXCEEDS:
         run = "runs" if one else "run"
-        return f"It does not fit: {ranks} {run} out of memory, since what is free of the {size(capacity)} is in pieces."
+        return f"It does not fit: {ranks} {run} out of {size(capacity)} because free memory is fragmented."
     if worst.cache_releases:
         times = "once" if worst.cache_releases == 1 else f"{worst.cache_releases} times"
         fit = "fits" if one else "fit"
-        return f"It is tight: {ranks} {fit} only because the allocator gives its cache back {times}, which takes time."
+        return f"It is tight: {ranks} {fit} only if the allocator frees its cache {times}, which slows training."
     if worst.judged_iterations and high <= capacity:
         return (
             f"It is not judged beyond iteration {worst.judged_iterations:,}, since sizes vary or grow: larger ones"

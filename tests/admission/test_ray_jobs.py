@@ -60,7 +60,7 @@ def test_a_site_that_is_set_up_wrongly_stops_nobodys_job(
     monkeypatch.setenv("PLANNER_ADMISSION_TIGHT", "perhaps")
 
     assert hook({ray_jobs.SPEC: "small.yaml"}) == {ray_jobs.SPEC: "small.yaml"}
-    assert "the job is not checked: PLANNER_ADMISSION_TIGHT: 'perhaps' is no policy" in capsys.readouterr().err
+    assert "the job is not checked: PLANNER_ADMISSION_TIGHT: 'perhaps' is not a policy" in capsys.readouterr().err
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ H100 = ("H100-SXM-80GB", "2.13")
 
 BROKEN = {
     "no GPU": ({"gpu": ""}, "it names no GPU"),
-    "no version": ({"torch": "nightly"}, "'nightly' is no version of torch"),
+    "no version": ({"torch": "nightly"}, "'nightly' is not a version of torch"),
     "zero": ({"measured_reserved_bytes": 0}, "measured reserved bytes are 0"),
     "negative": ({"measured_reserved_bytes": -1}, "measured reserved bytes are -1"),
     "nothing predicted": ({"predicted_reserved_bytes": 0}, "predicted reserved bytes are 0"),

@@ -215,14 +215,14 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, spec_text: Callable[..., s
 @pytest.mark.parametrize(
     ("named", "said"),
     [
-        ("absent", "there is no ConfigMap absent in team-nlp"),
+        ("absent", "there is not a ConfigMap absent in team-nlp"),
         ("specs/absent.yaml", "the ConfigMap specs has no text under absent.yaml"),
-        ("../secrets/token", "is no ConfigMap"),
-        ("team-other/specs/job.yaml", "is no ConfigMap"),
-        ("specs?x=y", "is no ConfigMap"),
-        ("http://elsewhere/job.yaml", "is no ConfigMap"),
-        ("specs/..", "is no ConfigMap"),
-        ("", "is no ConfigMap"),
+        ("../secrets/token", "is not a ConfigMap"),
+        ("team-other/specs/job.yaml", "is not a ConfigMap"),
+        ("specs?x=y", "is not a ConfigMap"),
+        ("http://elsewhere/job.yaml", "is not a ConfigMap"),
+        ("specs/..", "is not a ConfigMap"),
+        ("", "is not a ConfigMap"),
     ],
 )
 def test_a_job_cannot_make_the_webhook_read_elsewhere_in_the_cluster(
@@ -435,9 +435,9 @@ def test_the_certificate_is_read_anew_when_it_changes(start: Start) -> None:
 @pytest.mark.parametrize(
     ("body", "kind", "status", "problem"),
     [
-        (b"{", "application/json", 400, "the body is no JSON"),
-        (b"[]", "application/json", 400, "the body is no AdmissionReview"),
-        (b"[" * 100_000, "application/json", 400, "the body is no JSON"),
+        (b"{", "application/json", 400, "the body is not JSON"),
+        (b"[]", "application/json", 400, "the body is not an AdmissionReview"),
+        (b"[" * 100_000, "application/json", 400, "the body is not JSON"),
         (b'{"kind":"AdmissionReview","apiVersion":"admission.k8s.io/v1beta1"}', "application/json", 400, "the body is"),
         (b'{"kind":"AdmissionReview","apiVersion":"admission.k8s.io/v1"}', "application/json", 400, "the review has"),
         (b"{}", "text/plain", 415, "the body is of another type"),
@@ -459,7 +459,7 @@ def test_what_is_no_review_is_a_problem_and_no_answer(
     ("change", "certificate", "said"),
     [
         ({"PLANNER_SERVER": ""}, "tls.crt", "no planner service is set"),
-        ({"PLANNER_ADMISSION_EXCEEDS": "maybe"}, "tls.crt", "is no policy"),
+        ({"PLANNER_ADMISSION_EXCEEDS": "maybe"}, "tls.crt", "is not a policy"),
         ({"PLANNER_ADMISSION_POLICY": "/nowhere.ini"}, "tls.crt", "cannot be read"),
         ({}, "absent.crt", "the certificate cannot be used"),
     ],

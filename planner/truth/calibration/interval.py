@@ -291,7 +291,7 @@ def observation_from_json(document: Mapping[str, Any], place: str) -> Observatio
     """The observation that :func:`observation_to_json` wrote. Raises PlannerError for anything else."""
     if document.get("schema") != OBSERVATION_SCHEMA:
         schema = str(document.get("schema"))[:60]
-        raise PlannerError(f"schema {schema!r} is no observation", allowed=OBSERVATION_SCHEMA, place=place)
+        raise PlannerError(f"schema {schema!r} is not an observation", allowed=OBSERVATION_SCHEMA, place=place)
     return from_plain(Observation, {key: value for key, value in document.items() if key != "schema"}, place)
 
 

@@ -111,7 +111,7 @@ def fault_of(observation: Observation) -> str:
     if not observation.gpu:
         return "it names no GPU"
     if not observation.group[1]:
-        return f"{observation.torch!r} is no version of torch"
+        return f"{observation.torch!r} is not a version of torch"
     if observation.measured_out_of_memory:
         return "the measured step ran out of memory"
     if observation.predicted_out_of_memory:

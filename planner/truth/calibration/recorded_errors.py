@@ -141,7 +141,7 @@ def parse_risk(text: str, place: str, error: type[PlannerError] = PlannerError) 
         share = float("nan")
     if not LEAST_RISK <= share <= MOST_RISK:
         raise error(
-            f"{text[:40]!r} is no risk",
+            f"{text[:40]!r} is not a risk",
             allowed=f"a share of jobs from {LEAST_RISK:.1%} to {MOST_RISK:.0%}, as 1% or 0.01",
             place=place,
         )

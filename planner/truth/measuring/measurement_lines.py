@@ -241,9 +241,9 @@ def read(path: Path) -> list[Measurement]:
         try:
             document = read_json(text, place)
         except SpecError as error:
-            raise MeasureError(f"this line is no JSON object: {error.problem}", place=place) from None
+            raise MeasureError(f"this line must be a JSON object: {error.problem}", place=place) from None
         if not isinstance(document, dict):
-            raise MeasureError("this line is no JSON object", place=place)
+            raise MeasureError("this line must be a JSON object", place=place)
         try:
             measurements.append(from_json(document))
         except MeasureError as error:
