@@ -168,9 +168,6 @@ def test_a_stretch_in_which_it_stood_lies_between_its_ends_and_the_peak() -> Non
 
 
 def test_each_figure_is_told_for_itself() -> None:
-    peaks = Peaks(reading(300, 100))
-
-    peaks.close("step", 1, Reading(Levels(allocated_bytes=300, reserved_bytes=400), same(100)))
     peaks = Peaks(Reading(Levels(allocated_bytes=300, reserved_bytes=300), same(100)))
     peaks.close("step", 1, Reading(Levels(allocated_bytes=300, reserved_bytes=400), same(100)))
 
