@@ -11,16 +11,14 @@ import os
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from gpu_truth.matrix import FIRST_GUESSES, Case, cases
-from gpu_truth.results import FILE_BYTES, Results, Timing
-from gpu_truth.schedule import Costs, Schedule, Waiting, expect
+from gpu_truth.matrix import GROUP_SECONDS, Case, cases
+from gpu_truth.results import FILE_BYTES, Results
 from planner.job.loading import bundle
 from planner.runtime import messages, running
 from planner.runtime.limits import UNLIMITED
@@ -39,7 +37,6 @@ _SHOWN = 30
 _ON_DEVICE = "gpu_truth.one_case:measure_one"
 _OPERATORS_ON_PAPER = "gpu_truth.operators_on_paper:measure_one"
 _STEP_ON_PAPER = "planner.planning.gpu_truth:plan_one"
-_SIZE_ON_PAPER = "gpu_truth.filled_size:choose_one"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,97 +65,69 @@ def measure_matrix(matrix: Matrix, say: Callable[[str], None] | None = None) -> 
     results = Results(matrix.out)
     wanted = [case for case in cases(small=matrix.small) if matrix.only in case.name]
     if matrix.is_on_paper:
-        wanted = [case for case in wanted if case.is_on_paper and _can_be_the_same(case, matrix)]
+        wanted = [case for case in wanted if case.is_on_paper]
     done = results.finished()
-    left = {case.name: case for case in wanted if case.name not in done}
-    costs = _costs(results)
+    left = [case for case in wanted if case.name not in done]
     tell(f"{len(wanted)} cases, {len(wanted) - len(left)} of them measured before")
-    _tell_plan([_waiting(case) for case in left.values()], costs, matrix, tell)
     with tempfile.TemporaryDirectory(prefix="planner-gpu-truth-") as at_work:
-        run = _Run(matrix, results, costs, left, Path(at_work), tell)
+        run = _Run(matrix, results, left, Path(at_work), tell)
         run.measure()
     run.tell_summary()
-    return [*run.failed, *(each.name for each in run.schedule.waiting)]
+    return [*run.failed, *(case.name for case in run.waiting)]
 
 
-def _can_be_the_same(case: Case, matrix: Matrix) -> bool:
-    """A step that fills a device is on paper what it was there."""
-    return not case.fills or case.name in matrix.as_measured
+def choose_next(waiting: Sequence[Case], running: Sequence[Case], slots: int, seconds: float) -> Case | None:
+    """The most valuable case that can end within these seconds; None if all slots are taken, or none can.
 
-
-def _costs(results: Results) -> Costs:
-    costs = Costs(FIRST_GUESSES)
-    for each in results.timings():
-        costs.learn(each.case, each.group, each.seconds)
-    return costs
-
-
-def _waiting(case: Case) -> Waiting:
-    return Waiting(name=case.name, group=case.group, alone=case.alone)
-
-
-def _tell_plan(left: Sequence[Waiting], costs: Costs, matrix: Matrix, tell: Callable[[str], None]) -> None:
-    """What is to come, before anything is begun."""
-    began = 0.0
-    for group in expect(left, costs, slots=matrix.jobs):
-        late = "" if began + group.seconds <= matrix.seconds else ", not all of it in time"
-        tell(f"  {group.name}: {group.cases} cases, from {began:.0f} s, {group.seconds:.0f} s expected{late}")
-        began += group.seconds
-    tell(f"  in all {began:.0f} s expected with {matrix.jobs} processes at a time; {matrix.seconds:.0f} s are given")
+    A case that wants the device for itself waits until the others have ended, and those that are worth less wait behind
+    it; one that would not end in time holds up nobody.
+    """
+    if len(running) >= slots or any(case.alone for case in running):
+        return None
+    case = next((case for case in waiting if GROUP_SECONDS[case.group] <= seconds), None)
+    return None if case is None or (case.alone and running) else case
 
 
 class _Run:
     """One run of what is left."""
 
     def __init__(
-        self,
-        matrix: Matrix,
-        results: Results,
-        costs: Costs,
-        left: Mapping[str, Case],
-        at_work: Path,
-        tell: Callable[[str], None],
+        self, matrix: Matrix, results: Results, left: Sequence[Case], at_work: Path, tell: Callable[[str], None]
     ) -> None:
-        self._matrix, self._results, self._cases, self._at_work, self._tell = matrix, results, left, at_work, tell
-        seconds = max(matrix.seconds - (_PACKING_SECONDS if matrix.seconds > 2 * _PACKING_SECONDS else 0.0), 0.0)
-        self.schedule = Schedule(map(_waiting, left.values()), costs, slots=matrix.jobs, seconds=seconds)
-        self._began = time.monotonic()
+        self.waiting = list(left)
         self.failed: list[str] = []
-        self._ended: Counter[str] = Counter()
-        self._took: Counter[str] = Counter()
+        self._matrix, self._results, self._at_work, self._tell = matrix, results, at_work, tell
+        self._ends = time.monotonic() + max(matrix.seconds - _PACKING_SECONDS, 0.0)
+        self._measured = 0
 
     def measure(self) -> None:
         """Until nothing more can be begun."""
-        with ThreadPoolExecutor(max(self._matrix.jobs, 1)) as pool:
-            at_work: dict[Future[str], tuple[Waiting, float]] = {}
+        slots = max(self._matrix.jobs, 1)
+        with ThreadPoolExecutor(slots) as pool:
+            begun: dict[Future[str], tuple[Case, float]] = {}
             while True:
-                while (waiting := self.schedule.begin(self._now())) is not None:
-                    at_work[pool.submit(self._measure_one, self._cases[waiting.name])] = waiting, self._now()
-                if not at_work:
+                at_work = [case for case, _ in begun.values()]
+                case = choose_next(self.waiting, at_work, slots, self._ends - time.monotonic())
+                if case is not None:
+                    self.waiting.remove(case)
+                    begun[pool.submit(self._measure_one, case)] = case, time.monotonic()
+                    continue
+                if not begun:
                     return
-                finished, _ = wait(at_work, return_when=FIRST_COMPLETED)
+                finished, _ = wait(begun, return_when=FIRST_COMPLETED)
                 for future in finished:
-                    waiting, begun = at_work.pop(future)
-                    self._end(waiting, self._now() - begun, future.result())
+                    case, since = begun.pop(future)
+                    trouble = future.result()
+                    self.failed += [case.name] if trouble else []
+                    self._measured += not trouble
+                    self._tell(f"{case.name}  {trouble or 'ok'} ({time.monotonic() - since:.0f} s)")
 
     def tell_summary(self) -> None:
-        """What was measured, by group; what failed, by name; how much comes back."""
-        left = Counter(each.group for each in self.schedule.waiting)
-        failed = Counter(self._cases[name].group for name in self.failed)
-        for group in FIRST_GUESSES:
-            if self._ended[group] or left[group]:
-                self._tell(
-                    f"  {group}: {self._ended[group] - failed[group]} measured, {failed[group]} failed, "
-                    f"{left[group]} not reached; {self._took[group]:.0f} s of processes"
-                )
-        measured = sum(self._ended.values()) - len(self.failed)
-        missing = [*self.failed, *(each.name for each in self.schedule.waiting)]
-        shown = ", ".join(missing[:_SHOWN]) + (f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else "")
-        self._tell(f"{measured} measured in {self._now():.0f} s, {len(missing)} not: {shown or 'none'}")
-        refused = self._results.refused_operators()
-        if refused:
-            more = f" and {len(refused) - _SHOWN} more" if len(refused) > _SHOWN else ""
-            self._tell(f"{len(refused)} operators were refused: {', '.join(refused[:_SHOWN])}{more}")
+        """What was measured; what failed, by name; how much comes back."""
+        missing = [*self.failed, *(case.name for case in self.waiting)]
+        self._tell(f"{self._measured} measured, {len(missing)} not: {_shorten(missing) or 'none'}")
+        if refused := self._results.refused_operators():
+            self._tell(f"{len(refused)} operators were refused: {_shorten(refused)}")
         if self._results.dropped:
             self._tell(f"{self._results.dropped} lines were left out: the files are full")
         for path in sorted(self._results.folder.iterdir()):
@@ -166,64 +135,32 @@ class _Run:
             more = ", more than one file may have" if size > FILE_BYTES else ""
             self._tell(f"{path.name}: {size:,} bytes{more}")
 
-    def _now(self) -> float:
-        return time.monotonic() - self._began
-
-    def _end(self, waiting: Waiting, seconds: float, trouble: str) -> None:
-        self.schedule.end(waiting, seconds)
-        self._ended[waiting.group] += 1
-        self._took[waiting.group] += round(seconds)
-        self.failed += [waiting.name] if trouble else []
-        self._tell(f"{self._now():6.0f} s  {waiting.name}  {trouble or 'ok'} ({seconds:.0f} s)")
-
     def _measure_one(self, case: Case) -> str:
         """One case in a process of its own; its lines are appended here. What went wrong, or nothing."""
-        began = time.monotonic()
         folder = self._at_work / case.name
         folder.mkdir()
         answer = folder / f"{case.name}.jsonl"
-        asked = {"name": case.name, "device": self._matrix.device, "small": self._matrix.small}
-        asked |= {"out": str(answer if self._is_planned(case) else folder)}
-        asked |= {"alone": case.alone or self._matrix.jobs == 1, **self._more(case)}
-        seconds = max(min(_MOST_SECONDS, self.schedule.left(self._now())), 1.0)
-        task, limits = Task(self._function(case), asked), replace(UNLIMITED, seconds=seconds)
-        trouble = _trouble(running.run(task, limits, environment=_environment(case)), seconds)
+        is_planned = self._matrix.is_on_paper and case.job is not None  # as planner's own command plans it too
+        asked: dict[str, Any] = {"name": case.name, "device": self._matrix.device, "small": self._matrix.small}
+        asked |= {"out": str(answer if is_planned else folder), "alone": case.alone or self._matrix.jobs == 1}
+        if measured := self._matrix.as_measured.get(case.name):
+            asked |= {"job": dict(measured.job), "rank": measured.rank, "gpu": measured.device.name}
+        elif is_planned and case.job is not None:
+            asked |= {"job": bundle(case.job)}
+        function = _STEP_ON_PAPER if is_planned else _OPERATORS_ON_PAPER if self._matrix.is_on_paper else _ON_DEVICE
+        seconds = max(min(_MOST_SECONDS, self._ends - time.monotonic()), 1.0)
+        limits = replace(UNLIMITED, seconds=seconds)
+        trouble = _trouble(running.run(Task(function, asked), limits, environment=_environment(case)), seconds)
         lines = answer.read_text(encoding="utf-8") if answer.exists() else ""
         if trouble:
             lines += _failure_line(case, trouble)
-        timing = Timing(case.name, case.group, round(time.monotonic() - began, 1), trouble)
-        self._results.append(lines, timing)
+        self._results.append(lines)
         self._results.keep_snapshots(folder)
         return trouble
 
-    def _function(self, case: Case) -> str:
-        if case.sizes:
-            return _SIZE_ON_PAPER
-        if not self._matrix.is_on_paper:
-            return _ON_DEVICE
-        return _STEP_ON_PAPER if self._is_planned(case) else _OPERATORS_ON_PAPER
 
-    def _is_planned(self, case: Case) -> bool:
-        """Whether it is a step on paper, which planner's own command plans too."""
-        return self._matrix.is_on_paper and case.job is not None
-
-    def _more(self, case: Case) -> dict[str, Any]:
-        """What a case is told of others: the device it has to fill, the size that was found for it, its job."""
-        if case.sizes:
-            return {"of": case.sizes, "device_facts": self._device_facts()}
-        if case.name in self._matrix.as_measured:
-            measured = self._matrix.as_measured[case.name]
-            return {"job": dict(measured.job), "rank": measured.rank, "gpu": measured.device.name}
-        if self._is_planned(case) and case.job is not None:
-            return {"job": bundle(case.job)}
-        if not case.fills:
-            return {}
-        sizes = (each["operator"] for each in self._results.documents() if each["case"] == f"size-of-{case.name}")
-        return {"micro_batch_size": next((each["micro_batch_size"] for each in sizes if each), 0)}
-
-    def _device_facts(self) -> dict[str, Any]:
-        found = (each["device"] for each in self._results.documents() if each["device"]["total_bytes"])
-        return next(found, {})
+def _shorten(names: Sequence[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
 
 
 def _environment(case: Case) -> dict[str, str]:

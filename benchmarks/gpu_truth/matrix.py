@@ -21,16 +21,14 @@ SHARES = 24
 _SIZES = ("micro_batch_size", "sequence_length")
 _AS_A_WHOLE = ("hf_config", "optimizer", "factory_arguments", "decoder", "inputs")
 _SECTIONS = ("model", "train", "parallel", "allocator")
-DEVICE, SIZES, DATABASE, WORKSPACES, ALONE, FILLED, COMPILED, PROGRAMS, STEPS = (
-    "what a process holds outside the allocator", "sizes that fill the GPU, on paper", "torch's operator database",
-    "workspaces and operators", "steps that want the GPU for themselves", "steps that fill the GPU", "compiled steps",
-    "programs as they are", "steps",
+DEVICE, DATABASE, WORKSPACES, ALONE, COMPILED, PROGRAMS, STEPS = (
+    "what a process holds outside the allocator", "torch's operator database", "workspaces and operators",
+    "steps that want the GPU for themselves", "compiled steps", "programs as they are", "steps",
 )  # fmt: skip
-FIRST_GUESSES = {
-    DEVICE: 12.0, SIZES: 40.0, DATABASE: 35.0, WORKSPACES: 25.0, ALONE: 20.0, FILLED: 40.0, COMPILED: 80.0,
-    PROGRAMS: 60.0, STEPS: 20.0,
+GROUP_SECONDS = {
+    DEVICE: 12.0, DATABASE: 35.0, WORKSPACES: 25.0, ALONE: 40.0, COMPILED: 80.0, PROGRAMS: 60.0, STEPS: 20.0,
 }  # fmt: skip
-"""Groups in the order of their value, and seconds that a case of each may take: guesses until one was measured."""
+"""Groups in the order of their value, and seconds that a case of each is expected to take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,10 +45,6 @@ class Case:
     """A function of `gpu_truth.probes`."""
     program: tuple[str, ...] = ()
     """The arguments of python."""
-    sizes: str = ""
-    """The case whose micro-batch is chosen on paper, for the capacity of the device."""
-    fills: bool = False
-    """The micro-batch of the job is the one that was chosen so."""
     alone: bool = False
     """No other case runs at the same time."""
     snapshot: bool = False
@@ -70,7 +64,7 @@ def cases(*, small: bool = False) -> list[Case]:
     """All cases, what tells most first; of the steps one of each kind before the others, that whose history is kept.
     `small`: a rehearsal."""
     found = [*_probes(), *_shares(), *_families(small), *_steps(small), *_programs(small)]
-    order = list(FIRST_GUESSES)
+    order = list(GROUP_SECONDS)
     return sorted(found, key=lambda case: (order.index(case.group), case.group == STEPS and not case.snapshot))
 
 
@@ -125,29 +119,9 @@ def _with_batch(tensor: Any, before: int, batch: int) -> Any:
 def _steps(small: bool) -> Iterator[Case]:
     document = _document("matrix")
     for entry in document["cases"]:
-        case = _step(entry, document["models"][entry["of"]], small)
-        if case.fills:
-            yield Case(name=f"size-of-{case.name}", group=SIZES, sizes=case.name)
-        yield case
-
-
-def _step(entry: Mapping[str, Any], model: Mapping[str, Any], small: bool) -> Case:
-    job, fills = _job(entry, model, small), entry.get("fills", False)
-    group = STEPS
-    if fills:
-        group = FILLED
-    elif job.train.compile is not None:
-        group = COMPILED
-    elif entry.get("alone"):
-        group = ALONE
-    return Case(
-        name=entry["name"],
-        group=group,
-        job=job,
-        fills=fills,
-        alone=fills or entry.get("alone", False),
-        snapshot=entry.get("snapshot", False),
-    )
+        job, alone = _job(entry, document["models"][entry["of"]], small), entry.get("alone", False)
+        group = COMPILED if job.train.compile is not None else ALONE if alone else STEPS
+        yield Case(name=entry["name"], group=group, job=job, alone=alone, snapshot=entry.get("snapshot", False))
 
 
 def _programs(small: bool) -> Iterator[Case]:

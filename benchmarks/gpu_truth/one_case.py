@@ -16,7 +16,6 @@ from gpu_truth.matrix import Case, cases
 from gpu_truth.operators import Operator, phases_of_steps
 from gpu_truth.probes import PROBES
 from planner.errors import MeasureError
-from planner.job.schema import Job
 from planner.runtime.messages import AnswerWriter
 from planner.truth.measuring import measurement_lines, program, recorders
 from planner.truth.measuring.measure import measure
@@ -38,8 +37,7 @@ def measure_one(asked: Mapping[str, Any], _: AnswerWriter) -> None:
 def _measured(case: Case, asked: Mapping[str, Any], out: Path, device: torch.device) -> Iterator[Measurement]:
     history = out / f"{case.name}.pickle.xz" if case.snapshot and device.type == "cuda" else None
     if case.job is not None:
-        job = with_chosen_size(case, case.job, asked.get("micro_batch_size", 0))
-        yield measure(job, device, case=case.name, snapshot=history, alone=asked["alone"]).measurement
+        yield measure(case.job, device, case=case.name, snapshot=history, alone=asked["alone"]).measurement
     elif case.share is not None:
         extent = operator_conformance.REHEARSAL if asked["small"] else operator_conformance.WHOLE
         lost = ""
@@ -64,18 +62,6 @@ def _forget(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch._C._cuda_clearCublasWorkspaces()
-
-
-def with_chosen_size(case: Case, job: Job, size: int) -> Job:
-    """The job that fills the device, with the micro-batch that was chosen on paper. Raises MeasureError without one."""
-    if not case.fills:
-        return job
-    if not size:
-        raise MeasureError(
-            "no size was chosen that fills the device",
-            remedy=f"measure size-of-{case.name}, which needs a C++ compiler",
-        )
-    return replace(job, train=replace(job.train, micro_batch_size=size))
 
 
 def _probe(case: Case, device: torch.device, history: Path | None) -> Measurement:

@@ -1,7 +1,7 @@
 """The folder of the campaign: few files of limited size, whole after every case, whatever ends the run.
 
-`measurements.jsonl` (then `measurements-2.jsonl`, ...) has a line a case or operator, `timings.jsonl` what each case
-took, `snapshots.tar` the most useful histories. Nothing else is ever put there: what is at work lies elsewhere.
+`measurements.jsonl` (then `measurements-2.jsonl`, ...) has a line a case or operator, `snapshots.tar` the most useful
+histories. Nothing else is ever put there: what is at work lies elsewhere.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ import os
 import tarfile
 import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from planner.units import MIB
 
-MEASUREMENTS, TIMINGS, SNAPSHOTS = "measurements", "timings.jsonl", "snapshots.tar"
+MEASUREMENTS, SNAPSHOTS = "measurements", "snapshots.tar"
 FILE_BYTES = 16 * MIB
 """A machine that is lent gives back files up to this size."""
 MOST_FILES = 8
@@ -26,16 +25,6 @@ _SNAPSHOT_BYTES = 6 * MIB
 """So much of them is kept, smallest first: they go into the repository."""
 _SPARE_BYTES = MIB // 2
 _OPERATOR = "operator-"
-
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """What a case took, and how it ended: empty for an answer."""
-
-    case: str
-    group: str
-    seconds: float
-    trouble: str
 
 
 class Results:
@@ -48,7 +37,7 @@ class Results:
         """Lines for which no file had room."""
         folder.mkdir(parents=True, exist_ok=True)
         _beside(folder / SNAPSHOTS).unlink(missing_ok=True)
-        for path in (*self.files(), folder / TIMINGS):
+        for path in self.files():
             _cut_broken_end(path)
 
     def files(self) -> list[Path]:
@@ -71,21 +60,11 @@ class Results:
         errors = {str(each["case"]): str(each["error"]) for each in self.documents()}
         return [f"{case} ({error})" for case, error in errors.items() if error and case.startswith(_OPERATOR)]
 
-    def timings(self) -> list[Timing]:
-        """What cases took, in this run and earlier ones."""
-        path = self.folder / TIMINGS
-        if not path.exists():
-            return []
-        lines = (json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
-        return [Timing(each["case"], each["group"], float(each["seconds"]), each["trouble"]) for each in lines]
-
-    def append(self, lines: str, timing: Timing) -> None:
-        """The lines of a case, and what it took."""
+    def append(self, lines: str) -> None:
+        """The lines of a case."""
         with self._lock:
             for line in lines.splitlines(keepends=True):
                 self._append_line(line)
-            about = {name: getattr(timing, name) for name in ("case", "group", "seconds", "trouble")}
-            _append(self.folder / TIMINGS, json.dumps(about) + "\n")
 
     def keep_snapshots(self, loose: Path) -> None:
         """Takes histories (`*.pickle.xz`) into the archive; of all the smallest, until it is large enough."""
@@ -97,10 +76,11 @@ class Results:
     def _append_line(self, line: str) -> None:
         size = len(line.encode())
         room = self._file_bytes - _SPARE_BYTES
-        for number in range(1, MOST_FILES - 1):  # the timings and the histories have a file each
+        for number in range(1, MOST_FILES):  # the histories have a file of their own
             path = _file(self.folder, number)
             if (path.stat().st_size if path.exists() else 0) + size <= room:
-                _append(path, line)
+                with path.open("a", encoding="utf-8") as file:
+                    file.write(line)
                 return
         self.dropped += 1
 
@@ -141,11 +121,6 @@ def _beside(path: Path) -> Path:
 
 def _file(folder: Path, number: int) -> Path:
     return folder / (f"{MEASUREMENTS}.jsonl" if number == 1 else f"{MEASUREMENTS}-{number}.jsonl")
-
-
-def _append(path: Path, text: str) -> None:
-    with path.open("a", encoding="utf-8") as file:
-        file.write(text)
 
 
 def _cut_broken_end(path: Path) -> None:

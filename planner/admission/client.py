@@ -334,7 +334,7 @@ def ask(
     if not server:
         raise SettingError("no planner service is named", remedy="--server URL, or PLANNER_SERVER", place="--server")
     if not 0 < seconds <= MOST_SECONDS:
-        raise PlannerError("that is no time to wait", allowed=f"up to {MOST_SECONDS:g} seconds", place="--timeout")
+        raise PlannerError("this is not a time to wait", allowed=f"up to {MOST_SECONDS:g} seconds", place="--timeout")
     question = [("on", gpu) for gpu in on]
     if since:
         question.append(("since", moment(since, datetime.now(UTC)).isoformat()))

@@ -106,7 +106,6 @@ _SET_PDEATHSIG = 1
 
 
 def can_supervise() -> bool:
-    """Whether this system has what it takes: Linux."""
     return hasattr(signal, "sigtimedwait") and hasattr(signal, "SIGCHLD")
 
 

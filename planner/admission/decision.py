@@ -1,4 +1,4 @@
-"""Decides from a plan's JSON or a lower bound, and the operator's policy: one action, one reason, one remedy."""
+"""Decides from a plan or a lower bound, and the operator's policy: one action, one reason, one remedy."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from planner.admission.policy import Answer, Policy
 from planner.errors import PlannerError
 from planner.hardware import catalog
 from planner.job.bound.lower_bound import Bound, lower_bound
-from planner.job.kinds import ANY, Kind
 from planner.job.loading import load_bundle
 from planner.job.schema import Job
-from planner.records import from_plain, shape, to_plain
-from planner.report.statement import USUAL_RISK, change_text
-from planner.report.verdict_text import chance
+from planner.records import shape, to_plain
+from planner.report.statement import Advice, Plan, ProgramStatement, Verdict, change_text
+from planner.report.verdict_text import bound_sentence, gpu_of, host_decides, job_sentence, pool_decides
 from planner.searching.axes import apply, fault_of
-from planner.truth.calibration.risk import hangs_on_interval, upper_end
+from planner.truth.calibration.recorded_errors import judge_at_risk
 from planner.units import show_bytes
+
+SCHEMA = "planner.admission/1"
+_LONGEST = 1000
 
 
 def bound_of(bundle: Mapping[str, Any]) -> Bound | None:
@@ -29,12 +31,6 @@ def bound_of(bundle: Mapping[str, Any]) -> Bound | None:
         return lower_bound(load_bundle(bundle))
     except PlannerError:
         return None
-
-
-PLAN_SCHEMA = "planner.plan/1"
-RUN_SCHEMA = "planner.run/1"
-SCHEMA = "planner.admission/1"
-_WORST_LAST = ("fits", "tight", "exceeds")
 
 
 class Action(StrEnum):
@@ -90,23 +86,55 @@ class Decision:
         return {"schema": SCHEMA, **to_plain(self)}
 
 
-def decide(plan: Mapping[str, Any], capacity: int | None, policy: Policy) -> Decision:
-    """What to do with the job of this plan (a `planner.plan/1`, or a `planner.run/1` document).
+def decide(plan: Plan | ProgramStatement, policy: Policy) -> Decision:
+    """What to do with the job of this plan, or of this run of a program, for which no change is known that would fit.
 
-    `capacity` is what a process may use of the GPU at hand, in bytes; None: of the GPU that the plan was made for.
-    Raises PlannerError if the document is no plan.
-    """
-    try:
-        if policy.risk:
-            plan = {**plan, "rank_classes": [_judge_at_risk(each, policy.risk) for each in plan["rank_classes"]]}
-        if (
-            plan["schema"] == RUN_SCHEMA
-        ):  # of a program that was run there is no spec, and no change of it that would fit
-            job = {"metadata": plan["metadata"], "cluster": {"gpu": plan["gpu"]}}
-            plan = {**plan, "schema": PLAN_SCHEMA, "job": job, "advice": []}
-        return _decide(plan, capacity, policy)
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-        raise PlannerError(f"the plan cannot be read: {type(error).__name__} {error}", allowed=PLAN_SCHEMA) from error
+    Raises PlannerError for a plan without ranks."""
+    if not plan.rank_classes:
+        raise PlannerError("the plan has no ranks")
+    if policy.risk:
+        plan = judge_at_risk(plan, policy.risk)
+    verdict, advice = plan.verdict, plan.advice if isinstance(plan, Plan) else ()
+    missing = ""
+    if pool_decides(plan):
+        certain = True  # no OOM kill saves a system whose memory is shared
+    elif host_decides(plan) and plan.host is not None:
+        # The lower end of the interval leaves out what is only assumed.
+        certain = plan.host.fullest.peak.interval_bytes[0] > plan.host.capacity_bytes
+        missing = "it hinges on what is assumed of CUDA's libraries"
+    else:
+        # What exceeds by its bound exceeds for sure: the same job was refused while its plan was still to be made.
+        bound = bound_of(plan.job) if isinstance(plan, Plan) and verdict is Verdict.EXCEEDS else None
+        certain = plan.calibrated or (bound is not None and bound.least_bytes > bound.capacity_bytes)
+        missing = "" if plan.calibrated else "nothing was measured on this GPU and torch"
+    action = _action(verdict, certain, policy)
+    reason = _printable(job_sentence(plan))
+    if verdict is Verdict.EXCEEDS and action is Action.WARN and policy.exceeds is Answer.REFUSE and missing:
+        reason += f"; not refused, since {missing}"
+    change = _smallest(advice) if verdict is Verdict.EXCEEDS else ""
+    return Decision(action=action, reason=reason, change=change, plan_id=plan.plan_id, verdict=verdict.value)
+
+
+def _action(verdict: Verdict, certain: bool, policy: Policy) -> Action:
+    if verdict is Verdict.FITS:
+        return Action.ADMIT
+    wanted = policy.tight if verdict is Verdict.TIGHT else policy.exceeds
+    if wanted is Answer.REFUSE and not certain and not policy.refuse_uncalibrated:
+        return Action.WARN
+    return Action(wanted.value)
+
+
+def _smallest(advice: Sequence[Advice]) -> str:
+    """The change of the fewest keys; of equals the planner's own order, the cheapest first."""
+    if not advice:
+        return ""
+    best = min(advice, key=lambda entry: (len(entry.change), entry.verdict is not Verdict.FITS))
+    return _printable(f"{change_text(best.change)} (then {show_bytes(best.device_bytes)})")
+
+
+def _printable(text: str) -> str:
+    """What a job calls itself ends in terminals and logs."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)[:_LONGEST]
 
 
 def decide_by_bound(bundle: Mapping[str, Any], least: int, capacity: int, policy: Policy, plan_id: str) -> Decision:
@@ -114,16 +142,14 @@ def decide_by_bound(bundle: Mapping[str, Any], least: int, capacity: int, policy
 
     It holds without a calibration too: what is named is counted, not predicted.
     """
-    name = _one_line((bundle.get("metadata") or {}).get("name") or "the job")
-    over, gpu = show_bytes(least - capacity), _one_line(_gpu(bundle))
-    reason = (
-        f"{name} does not fit: a rank needs at least {show_bytes(least)}, {over} more than the {show_bytes(capacity)} "
-        f"of {gpu} (parameters, optimizer state, CUDA context, and gradients or what a forward saves)"
-        f"{_slices_with(_gpu(bundle), least)}"
+    return Decision(
+        action=Action(policy.exceeds.value),
+        reason=_printable(bound_sentence(bundle, least, capacity)) + _slices_with(gpu_of(bundle), least),
+        change=_change_by_bound(bundle, capacity),
+        plan_id=plan_id,
+        verdict="exceeds",
+        by_bound=True,
     )
-    action = Action(policy.exceeds.value)
-    change = _change_by_bound(bundle, capacity)
-    return Decision(action=action, reason=reason, change=change, plan_id=plan_id, verdict="exceeds", by_bound=True)
 
 
 def _change_by_bound(bundle: Mapping[str, Any], capacity: int) -> str:
@@ -174,162 +200,3 @@ def decide_without_verdict(verdict: str, answer: Answer, reason: str, plan_id: s
     action = Action.WARN if answer is Answer.ADMIT else Action(answer.value)
     tails = {Action.WARN: "; admitted unchecked", Action.HOLD: "; submit it again in a moment", Action.REFUSE: ""}
     return Decision(action=action, reason=reason + tails[action], plan_id=plan_id, verdict=verdict)
-
-
-def _decide(plan: Mapping[str, Any], capacity: int | None, policy: Policy) -> Decision:
-    if plan["schema"] != PLAN_SCHEMA:
-        raise ValueError(f"of schema {plan['schema']!r}")
-    verdict, worst = max(
-        ((_verdict(rank_class, capacity), rank_class) for rank_class in plan["rank_classes"]),
-        key=lambda judged: (_WORST_LAST.index(judged[0]), -_headroom(judged[1], capacity)),
-    )
-    pool = plan.get("pool") or {}
-    together = str(pool.get("verdict") or "fits")
-    if _WORST_LAST.index(together) > _WORST_LAST.index(verdict):
-        return _decide_by_pool(plan, pool, together, policy)
-    host = plan.get("host") or {}
-    on_host = str(host.get("verdict") or "fits")
-    if _WORST_LAST.index(on_host) > _WORST_LAST.index(verdict):
-        return _decide_by_host(plan, host, on_host, policy)
-    calibrated = plan["calibrated"] is True
-    # What exceeds by its bound exceeds for sure: the same job was refused while its plan was still to be made.
-    bound = bound_of(plan["job"]) if verdict == "exceeds" else None
-    by_bound = bound is not None and bound.least_bytes > (bound.capacity_bytes if capacity is None else capacity)
-    action = _action(verdict, calibrated or by_bound, policy)
-    # What was proven to fit on one GPU is not proven for another.
-    fitting = _smallest(plan["advice"], capacity) if verdict == "exceeds" else ""
-    reason = _reason(plan, worst, verdict, capacity)
-    if verdict == "exceeds" and action is Action.WARN and not calibrated and policy.exceeds is Answer.REFUSE:
-        reason += "; not refused, since nothing was measured on this GPU and torch"
-    return Decision(action=action, reason=reason, change=fitting, plan_id=plan["plan_id"], verdict=verdict)
-
-
-def _decide_by_host(plan: Mapping[str, Any], host: Mapping[str, Any], verdict: str, policy: Policy) -> Decision:
-    """The GPUs have the room, and the fullest node's main memory has not. Sure is what the interval's lower end says:
-    what is only assumed is left out there."""
-    capacity = int(host["capacity_bytes"])
-    node = max(host["nodes"], key=lambda node: int(node["peak"]["bytes"]))
-    peak, name = node["peak"], _one_line(plan["job"].get("metadata", {}).get("name") or "the job")
-    low, high = (int(bound) for bound in peak["interval_bytes"])
-    needs, has = show_bytes(int(peak["bytes"])), show_bytes(capacity)
-    where = f"node {_one_line(node['nodes'])} (ranks {_one_line(node['ranks'])})"
-    when = f"{peak['phase'].replace('_', ' ')} of iteration {peak['iteration']}" if peak["iteration"] else peak["phase"]
-    certain = low > capacity
-    action = _action(verdict, certain, policy)
-    if verdict == "tight":
-        most = show_bytes(max(high, int(peak["bytes"]) + int(node["file_bytes"])))
-        reason = f"{name} is tight on the host: {where} takes {needs}, at most {most}, of {has} main memory ({when})"
-    else:
-        over = show_bytes(int(peak["bytes"]) - capacity)
-        reason = (
-            f"{name} does not fit: {where} needs {needs} main memory, {over} more than the {has} there are ({when})"
-        )
-        if action is Action.WARN and policy.exceeds is Answer.REFUSE:
-            reason += "; not refused, since it hinges on what is assumed of CUDA's libraries"
-    fitting = _smallest(plan["advice"], None) if verdict == "exceeds" else ""
-    return Decision(action=action, reason=reason, change=fitting, plan_id=plan["plan_id"], verdict=verdict)
-
-
-def _decide_by_pool(plan: Mapping[str, Any], pool: Mapping[str, Any], verdict: str, policy: Policy) -> Decision:
-    """Device and host share their memory, and it is only together that they take too much. Certain is what exceeds: the
-    system gets no OOM kill to save it."""
-    name = _one_line(plan["job"].get("metadata", {}).get("name") or "the job")
-    device, host, has, system = (
-        show_bytes(int(pool[f"{part}_bytes"])) for part in ("device", "host", "capacity", "system")
-    )
-    when = f"{pool['phase'].replace('_', ' ')} of iteration {pool['iteration']}" if pool["iteration"] else pool["phase"]
-    shares = f"{device} on the device and {host} on the host of {_one_line(_gpu(plan['job']))} ({when})"
-    left = int(pool["headroom_bytes"])
-    share = f"the {has} that both share, {system} for the system"
-    if verdict == "tight":
-        reason = f"{name} is tight: {shares} leave {show_bytes(left)} of {share}"
-    else:
-        over = f"{show_bytes(-left)} more than" if left < 0 else "more than"
-        reason = f"{name} does not fit: {shares} take {over} {share}; a host without memory stops without an OOM kill"
-    fitting = _smallest(plan["advice"], None) if verdict == "exceeds" else ""
-    action = _action(verdict, verdict == "exceeds", policy)
-    return Decision(action=action, reason=reason, change=fitting, plan_id=plan["plan_id"], verdict=verdict)
-
-
-def _judge_at_risk(rank_class: Mapping[str, Any], risk: float) -> Mapping[str, Any]:
-    """A rank class of a plan as `planner.truth.calibration.risk` judges it; one without a kind, of a plan that was made
-    before there were any, as a job of which nothing is known."""
-    kind = from_plain(Kind, rank_class.get("kind") or to_plain(ANY), "kind")
-    peak, capacity, verdict = rank_class["peak"], rank_class["capacity_bytes"], str(rank_class["verdict"])
-    low, high = peak["interval_bytes"]
-    highest = upper_end(kind, peak["reserved_bytes"], high, risk)
-    others = rank_class.get("cache_releases", 0), rank_class.get("judged_iterations", 0)
-    if hangs_on_interval(verdict, peak["device_bytes"], capacity, *others):
-        verdict = "tight" if highest > capacity else "fits"
-    return {**rank_class, "peak": {**peak, "interval_bytes": [low, highest]}, "verdict": verdict, "risk": risk}
-
-
-def _verdict(rank_class: Mapping[str, Any], capacity: int | None) -> str:
-    """Of another GPU's capacity by what the plan holds for sure: reserved bytes beyond the allocated are elastic."""
-    if capacity is None or capacity == rank_class["capacity_bytes"]:
-        verdict = str(rank_class["verdict"])
-        if verdict not in _WORST_LAST:
-            raise ValueError(f"the verdict {verdict!r}")
-        return verdict
-    peak = rank_class["peak"]
-    outside = peak["device_bytes"] - peak["reserved_bytes"]
-    if peak["allocated_bytes"] + outside > capacity:
-        return "exceeds"
-    return "tight" if max(peak["device_bytes"], peak["interval_bytes"][1]) > capacity else "fits"
-
-
-def _headroom(rank_class: Mapping[str, Any], capacity: int | None) -> int:
-    has = rank_class["capacity_bytes"] if capacity is None else capacity
-    return int(has) - int(rank_class["peak"]["device_bytes"])
-
-
-def _action(verdict: str, certain: bool, policy: Policy) -> Action:
-    """`certain`: it was measured on such a GPU, or needs no measurement."""
-    if verdict == "fits":
-        return Action.ADMIT
-    wanted = policy.tight if verdict == "tight" else policy.exceeds
-    if wanted is Answer.REFUSE and not certain and not policy.refuse_uncalibrated:
-        return Action.WARN
-    return Action(wanted.value)
-
-
-def _reason(plan: Mapping[str, Any], worst: Mapping[str, Any], verdict: str, capacity: int | None) -> str:
-    peak, headroom = worst["peak"], _headroom(worst, capacity)
-    name = _one_line(plan["job"].get("metadata", {}).get("name") or "the job")
-    gpu = "the GPU at hand" if capacity is not None else _one_line(_gpu(plan["job"]))
-    one = str(worst["ranks"]).isdigit()
-    ranks, s = ("rank " if one else "ranks ") + _one_line(worst["ranks"]), "s" if one else ""
-    has, needs = show_bytes(worst["capacity_bytes"] if capacity is None else capacity), show_bytes(peak["device_bytes"])
-    when = f"{peak['phase'].replace('_', ' ')} of iteration {peak['iteration']}" if peak["iteration"] else peak["phase"]
-    when += "" if plan["calibrated"] is True else ", uncalibrated"
-    if another := plan.get("another_torch"):
-        when += f", planned with torch {_one_line(another['planned_with'])}"
-    if verdict in ("fits", "tight"):
-        likely = chance(worst.get("risk", USUAL_RISK), show_bytes(peak["interval_bytes"][1]))
-        is_so = "fits" if verdict == "fits" else "is tight"
-        return f"{name} {is_so}: {ranks} take{s} {needs} of {has} on {gpu} ({when}); {likely}"
-    if headroom >= 0:
-        return f"{name} does not fit: {ranks} run{s} out of {has} on {gpu}, free in pieces only ({when})"
-    over = show_bytes(-headroom)
-    return f"{name} does not fit: {ranks} need{s} {needs}, {over} more than the {has} of {gpu} ({when})"
-
-
-def _gpu(job: Mapping[str, Any]) -> str:
-    gpu = job["cluster"]["gpu"]
-    if isinstance(gpu, str):
-        return gpu
-    return str(gpu.get("name") or gpu.get("arch") or "the GPU")
-
-
-def _smallest(advice: Sequence[Mapping[str, Any]], capacity: int | None) -> str:
-    """Of the changes that fit, the one of the fewest keys; of equals the planner's own order, the cheapest first."""
-    fitting = [change for change in advice if capacity is None or change["device_bytes"] <= capacity]
-    if not fitting:
-        return ""
-    best = min(fitting, key=lambda change: (len(change["change"]), change["verdict"] != "fits"))
-    return f"{_one_line(change_text(best['change']))} (then {show_bytes(best['device_bytes'])})"
-
-
-def _one_line(text: object) -> str:
-    """What a job calls itself ends in terminals and logs: printable, and not long."""
-    return "".join(letter if letter.isprintable() else "?" for letter in str(text))[:200]

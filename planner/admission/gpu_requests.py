@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from planner.admission.api_objects import MOST, number, part, parts, text_of
+from planner.admission.kubernetes_api import MOST, number, part, parts, text_of
 from planner.hardware import catalog, mig
 from planner.hardware.gpus import GpuRecord
 from planner.job import named_gpus
@@ -57,7 +57,6 @@ class GpuRequest:
     product: str = ""
     """Which GPU, as far as it is said: a label's value, a name, words of one."""
     profile: str = ""
-    """Of MIG slices, `1g.10gb`."""
     fraction: float = 1.0
     """Of each GPU's memory."""
     memory_bytes: int = 0
@@ -67,7 +66,6 @@ class GpuRequest:
 
     @property
     def is_part(self) -> bool:
-        """Whether it asks for less than whole GPUs."""
         return bool(self.profile or self.fraction < 1 or self.memory_bytes or self.shared)
 
     def gpu(self, planned: str = "") -> GpuRecord | None:
@@ -87,7 +85,6 @@ FindClaim = Callable[[str, str], Mapping[str, Any]]
 
 
 def no_claim(_kind: str, _name: str) -> Mapping[str, Any]:
-    """Where there is no way to the claims."""
     return {}
 
 

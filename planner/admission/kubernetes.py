@@ -9,10 +9,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from planner.admission import specs
-from planner.admission.api_objects import part, text_of
 from planner.admission.client import UnreachableError
-from planner.admission.gpu_requests import combine, no_claim
-from planner.admission.kubernetes_api import NOT_FOUND, ApiError, path_of
+from planner.admission.gpu_requests import combine, no_claim, plan_part
+from planner.admission.kubernetes_api import NOT_FOUND, ApiError, part, path_of, text_of
 from planner.admission.workload_kinds import JobPods, asks_for_gpus, is_part_of_job, read_job_pods
 from planner.errors import SpecError
 from planner.hardware import catalog
@@ -38,14 +37,6 @@ _KEY = re.compile(r"[-._a-zA-Z0-9]{1,253}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConfigMapKey:
-    """A text in a ConfigMap of the job's own namespace."""
-
-    name: str
-    key: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
     """A job as it was submitted; its annotations are as unread as they came."""
 
@@ -62,7 +53,7 @@ class Submission:
 
     @property
     def carries_spec(self) -> bool:
-        """Whether it says so; `find_spec` finds out whether that can be used."""
+        """Whether it says so; `job_of` finds out whether that can be used."""
         return carries_spec(self.annotations)
 
     @property
@@ -120,54 +111,46 @@ def carries_spec(annotations: Mapping[str, Any]) -> bool:
     return BUNDLE in annotations or CONFIGMAP in annotations
 
 
-def find_spec(annotations: Mapping[str, Any]) -> str | ConfigMapKey | None:
-    """The spec that annotations carry, or where it stands; None without one. Raises SpecError."""
-    text, named = annotations.get(BUNDLE), annotations.get(CONFIGMAP)
-    if text is not None and named is not None:
-        raise SpecError("the job names its spec twice", allowed=f"{BUNDLE} or {CONFIGMAP}", place=CONFIGMAP)
-    if text is not None:
-        if not isinstance(text, str):
-            raise SpecError("it is no text", allowed="a bundle, or a spec that refers to nothing", place=BUNDLE)
-        return text
-    if named is None:
-        return None
-    name, _, key = named.partition("/") if isinstance(named, str) else ("", "", "")
-    key = key or USUAL_KEY
-    # They become parts of an address in the API: whatever else than a name arrives here must not.
-    if not _DNS_NAME.fullmatch(name) or not _KEY.fullmatch(key) or key in (".", ".."):
-        raise SpecError(
-            f"{str(named)[:80]!a} is no ConfigMap",
-            allowed=f"NAME or NAME/KEY of a ConfigMap in the job's own namespace; KEY is {USUAL_KEY} if left out",
-            place=CONFIGMAP,
-        )
-    return ConfigMapKey(name=name, key=key)
-
-
 _MOST_PRODUCTS, _LONGEST = 16, 120
 """Of one job, of which something is said; characters of a name."""
 
 
 def job_of(annotations: Mapping[str, Any], namespace: str, api: Callable[[], Api]) -> Job:
     """The job that annotations carry. Raises SpecError, and UnreachableError if its ConfigMap cannot be read now."""
-    spec = find_spec(annotations)
-    if spec is None:
+    text, named = annotations.get(BUNDLE), annotations.get(CONFIGMAP)
+    if text is not None and named is not None:
+        raise SpecError("the job names its spec twice", allowed=f"{BUNDLE} or {CONFIGMAP}", place=CONFIGMAP)
+    if named is not None:
+        return read(_text_of_config_map(named, namespace, api), CONFIGMAP)
+    if text is None:
         raise SpecError("the job carries no spec", allowed=f"the annotation {BUNDLE} or {CONFIGMAP}")
-    if isinstance(spec, str):
-        return read(spec, BUNDLE)
-    try:
-        config_map = api().get(path_of("", "v1", "configmaps", spec.name, namespace=namespace))
-    except ApiError as error:
-        if error.status == NOT_FOUND:
-            raise SpecError(f"there is no ConfigMap {spec.name} in {namespace}", place=CONFIGMAP) from None
-        raise UnreachableError(f"the ConfigMap {spec.name} cannot be read: {error.problem}") from None
-    text = part(config_map, "data").get(spec.key)
     if not isinstance(text, str):
+        raise SpecError("it must be a string", allowed="a bundle, or a spec that refers to nothing", place=BUNDLE)
+    return read(text, BUNDLE)
+
+
+def _text_of_config_map(named: Any, namespace: str, api: Callable[[], Api]) -> str:
+    name, _, key = named.partition("/") if isinstance(named, str) else ("", "", "")
+    key = key or USUAL_KEY
+    # They become parts of an address in the API: whatever else than a name arrives here must not.
+    if not _DNS_NAME.fullmatch(name) or not _KEY.fullmatch(key) or key in (".", ".."):
         raise SpecError(
-            f"the ConfigMap {spec.name} has no text under {spec.key}",
-            allowed=f"{spec.name}/KEY names another key",
+            f"{str(named)[:80]!a} is not a ConfigMap",
+            allowed=f"NAME or NAME/KEY of a ConfigMap in the job's own namespace; KEY is {USUAL_KEY} if left out",
             place=CONFIGMAP,
         )
-    return read(text, CONFIGMAP)
+    try:
+        config_map = api().get(path_of("", "v1", "configmaps", name, namespace=namespace))
+    except ApiError as error:
+        if error.status == NOT_FOUND:
+            raise SpecError(f"there is not a ConfigMap {name} in {namespace}", place=CONFIGMAP) from None
+        raise UnreachableError(f"the ConfigMap {name} cannot be read: {error.problem}") from None
+    text = part(config_map, "data").get(key)
+    if not isinstance(text, str):
+        raise SpecError(
+            f"the ConfigMap {name} has no text under {key}", allowed=f"{name}/KEY names another key", place=CONFIGMAP
+        )
+    return text
 
 
 def read(text: str, source: str) -> Job:
@@ -185,6 +168,24 @@ def read(text: str, source: str) -> Job:
         if isinstance(data, dict) and "schema" in data:
             return load_bundle(data, source)
     return load_yaml(text, source)
+
+
+def bundle_of(
+    annotations: Mapping[str, Any],
+    namespace: str,
+    api: Callable[[], Api],
+    asked: JobPods,
+    *,
+    gpu: str = "",
+    products: Sequence[str] = (),
+) -> tuple[Mapping[str, Any], list[str]]:
+    """The bundle of the job that annotations carry, on this GPU or on the part of one that its pods ask for, and what
+    its owner should know about that. Raises SpecError and UnreachableError as :func:`job_of`."""
+    from planner.job.loading import bundle, job_on_gpu
+
+    job = job_of(annotations, namespace, api)
+    job, notes = plan_part(job_on_gpu(job, gpu) if gpu else job, asked.requests)
+    return bundle(job), [*differences(asked, job, products=products), *notes]
 
 
 def differences(asked: JobPods, job: Job, *, products: Sequence[str] = ()) -> list[str]:

@@ -1,4 +1,5 @@
-"""A client of the Kubernetes API for two hooks: get an object, list, watch, apply server-side."""
+"""The Kubernetes API for two hooks: objects read part by part, where what is not as the API has it is empty; a client
+that gets an object, lists, watches, applies server-side."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import json
 import logging
 import os
 import random
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,6 +24,38 @@ GONE, CONFLICT, NOT_FOUND, FORBIDDEN = 410, 409, 404, 403
 _MOST_BYTES = 64 * 2**20
 _LONGEST_LINE = 16 * 2**20
 _CONNECT_SECONDS = 3.05
+
+
+MOST = 2**24
+
+
+def part(document: Any, *path: str) -> Mapping[str, Any]:
+    """The object at this path of an object; empty where the API would have one and there is none."""
+    for name in path:
+        document = document.get(name) if isinstance(document, dict) else None
+    return document if isinstance(document, dict) else {}
+
+
+def parts(document: Any, *path: str) -> list[Mapping[str, Any]]:
+    *parents, name = path
+    return [part(item) for item in items(part(document, *parents).get(name))]
+
+
+def items(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def text_of(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def number(value: Any, otherwise: int = 0) -> int:
+    """A count, as the API writes it: `8`, or the quantity `"8"`."""
+    if isinstance(value, str) and re.fullmatch("[0-9]{1,8}", value):
+        value = int(value)
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return min(value, MOST)
+    return otherwise
 
 
 class ApiError(PlannerError):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-import heapq
 import logging
 import os
 import signal
@@ -19,9 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.admission import kubernetes, service_query
-from planner.admission.api_objects import part, parts
 from planner.admission.decision import Action, Decision, decide_without_verdict
-from planner.admission.gpu_requests import plan_part
 from planner.admission.kubernetes import Submission
 from planner.admission.kubernetes_api import (
     CONFLICT,
@@ -32,6 +29,8 @@ from planner.admission.kubernetes_api import (
     ApiError,
     Document,
     Follower,
+    part,
+    parts,
     path_of,
 )
 from planner.admission.kueue_workloads import (
@@ -51,14 +50,12 @@ from planner.errors import SettingError
 
 
 class WorkQueue:
-    """May be used by several threads."""
+    """Keys with the times at which they are due. May be used by several threads."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._due: dict[str, float] = {}
-        self._order: list[tuple[float, str]] = []
         self._busy: set[str] = set()
-        self._again: dict[str, float] = {}
         self._changed = threading.Condition()
         self._closed = False
 
@@ -66,12 +63,7 @@ class WorkQueue:
         """To be done after so many seconds, or earlier if that was wanted already."""
         with self._changed:
             due = self._now() + after
-            waiting = self._again if key in self._busy else self._due
-            if waiting.get(key, due) < due:
-                return
-            waiting[key] = due
-            if waiting is self._due:
-                heapq.heappush(self._order, (due, key))
+            self._due[key] = min(self._due.get(key, due), due)
             self._changed.notify()
 
     def take(self, *, wait: bool = True) -> str | None:
@@ -79,11 +71,10 @@ class WorkQueue:
         caller does not `wait`."""
         with self._changed:
             while not self._closed:
-                while self._order and self._due.get(self._order[0][1]) != self._order[0][0]:
-                    heapq.heappop(self._order)  # it was wanted earlier, and had its turn
-                left = self._order[0][0] - self._now() if self._order else None
+                free = ((due, key) for key, due in self._due.items() if key not in self._busy)
+                due, key = min(free, default=(None, ""))
+                left = None if due is None else due - self._now()
                 if left is not None and left <= 0:
-                    _, key = heapq.heappop(self._order)
                     del self._due[key]
                     self._busy.add(key)
                     return key
@@ -96,10 +87,6 @@ class WorkQueue:
         """Ends the work on a key, as client-go's Done: if it was added meanwhile it waits again."""
         with self._changed:
             self._busy.discard(key)
-            again = self._again.pop(key, None)
-            if again is not None:
-                self._due[key] = again
-                heapq.heappush(self._order, (again, key))
             self._changed.notify()
 
     def close(self) -> None:
@@ -316,13 +303,11 @@ class Controller:
         notes: list[str] = []
 
         def bundle() -> Mapping[str, Any]:
-            from planner.job.loading import bundle as bundle_of
-            from planner.job.loading import job_on_gpu
-
-            job = kubernetes.job_of(annotations, workload.namespace, lambda: self._api)
-            job, said = plan_part(job_on_gpu(job, gpu) if gpu else job, workload.asked.requests)
-            notes.extend([*gpu_notes, *kubernetes.differences(workload.asked, job), *said])
-            return bundle_of(job)
+            job, said = kubernetes.bundle_of(
+                annotations, workload.namespace, lambda: self._api, workload.asked, gpu=gpu
+            )
+            notes.extend([*gpu_notes, *said])
+            return job
 
         at_once = dataclasses.replace(self._policy, wait_seconds=0.0)
         decision = service_query.ask(bundle, at_once, kubernetes.SYSTEM)

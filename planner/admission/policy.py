@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import SettingError
-from planner.truth.calibration.risk import parse_risk
+from planner.truth.calibration.recorded_errors import parse_risk
 
 PREFIX = "PLANNER_ADMISSION_"
 FILE_VARIABLE = "PLANNER_ADMISSION_POLICY"
@@ -139,7 +139,7 @@ def _value(name: str, text: str, place: str) -> Any:
     text = text.strip()
     if name in _ALLOWED:
         if text.lower() not in list(_ALLOWED[name]):
-            raise SettingError(f"{text!r} is no policy", allowed=", ".join(_ALLOWED[name]), place=place)
+            raise SettingError(f"{text!r} is not a policy", allowed=", ".join(_ALLOWED[name]), place=place)
         return Answer(text.lower())
     if name == "refuse_uncalibrated":
         if text.lower() not in _FLAGS:
@@ -153,7 +153,7 @@ def _value(name: str, text: str, place: str) -> Any:
         except ValueError:
             seconds = math.nan
         if not 0 <= seconds <= _MOST_SECONDS:
-            raise SettingError(f"{text!r} is no time", allowed=f"seconds, 0 to {_MOST_SECONDS:g}", place=place)
+            raise SettingError(f"{text!r} is not a time", allowed=f"seconds, 0 to {_MOST_SECONDS:g}", place=place)
         return seconds
     if name != "server":
         return text
@@ -164,6 +164,6 @@ def _value(name: str, text: str, place: str) -> Any:
         usable = False
     if not usable:
         raise SettingError(
-            f"{text!r} is no address of a service", allowed="http://HOST:PORT, https://HOST", place=place
+            f"{text!r} is not the address of a service", allowed="http://HOST:PORT, https://HOST", place=place
         )
     return text.rstrip("/")

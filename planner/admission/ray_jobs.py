@@ -84,7 +84,7 @@ def _decide(
 
 def _text(value: Any, key: str) -> str:
     if not isinstance(value, str):
-        raise SpecError("it is no text", allowed="a text, as all of Ray's metadata", place=key)
+        raise SpecError("it must be a string", allowed="a string, as all of Ray's metadata", place=key)
     return value
 
 

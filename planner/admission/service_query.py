@@ -10,6 +10,7 @@ from planner.admission.decision import Decision, bound_of, decide, decide_by_bou
 from planner.admission.policy import Policy
 from planner.admission.specs import ProgramAsk
 from planner.errors import PlannerError, SettingError
+from planner.report.statement import read_statement
 
 
 def client_of(policy: Policy, system: str) -> Client:
@@ -19,7 +20,7 @@ def client_of(policy: Policy, system: str) -> Client:
     return Client(policy.server, policy.token, system=system, timeout_seconds=policy.timeout_seconds)
 
 
-def ask(bundle: Callable[[], Mapping[str, Any]], policy: Policy, system: str, capacity: int | None = None) -> Decision:
+def ask(bundle: Callable[[], Mapping[str, Any]], policy: Policy, system: str) -> Decision:
     """What to do with a job. `bundle` makes its bundle, or raises SpecError for a job that cannot be used and
     UnreachableError for one that cannot be read now.
 
@@ -34,12 +35,10 @@ def ask(bundle: Callable[[], Mapping[str, Any]], policy: Policy, system: str, ca
         return _decide_on_failure(error, unusable, policy)
     try:
         plan = client.plan(job, policy.wait_seconds)
-        if isinstance(plan, ExceedsByBound):
-            has = plan.capacity_bytes if capacity is None else capacity
-            if plan.least_bytes > has:
-                return decide_by_bound(job, plan.least_bytes, has, policy, plan.plan_id)
+        if isinstance(plan, ExceedsByBound) and plan.least_bytes > plan.capacity_bytes:
+            return decide_by_bound(job, plan.least_bytes, plan.capacity_bytes, policy, plan.plan_id)
         if isinstance(plan, PlanFound):
-            return decide(plan.plan, capacity, policy)
+            return decide(read_statement(plan.plan), policy)
         reason = f"the plan is not ready after {policy.wait_seconds:g} s"
         otherwise = decide_without_verdict("pending", policy.pending, reason, plan.plan_id)
     except (UnreachableError, UnplannableError) as error:  # also one whose trace takes too long: no way in for it
@@ -48,11 +47,9 @@ def ask(bundle: Callable[[], Mapping[str, Any]], policy: Policy, system: str, ca
         return _decide_on_failure(error, unusable, policy)
     # By the job's lower bound, as it is known here, if that is too much; else as the policy has it.
     bound = bound_of(job)
-    if bound is None:
+    if bound is None or not 0 < bound.capacity_bytes < bound.least_bytes:
         return otherwise
-    has = bound.capacity_bytes if capacity is None else capacity
-    exceeds = 0 < has < bound.least_bytes
-    return decide_by_bound(job, bound.least_bytes, has, policy, otherwise.plan_id) if exceeds else otherwise
+    return decide_by_bound(job, bound.least_bytes, bound.capacity_bytes, policy, otherwise.plan_id)
 
 
 def _decide_on_failure(error: PlannerError, unusable: str, policy: Policy) -> Decision:
@@ -61,7 +58,7 @@ def _decide_on_failure(error: PlannerError, unusable: str, policy: Policy) -> De
     return decide_without_verdict("unplannable", policy.unplannable, f"{unusable}: {error.one_line}")
 
 
-def ask_run(asked: Callable[[], ProgramAsk], policy: Policy, system: str, capacity: int | None = None) -> Decision:
+def ask_run(asked: Callable[[], ProgramAsk], policy: Policy, system: str) -> Decision:
     """What to do with a job whose program the service runs. `asked` makes the question, or raises SpecError.
 
     As :func:`ask`, but without a spec there is no lower bound: what could not be run is refused by nobody's default.
@@ -70,7 +67,7 @@ def ask_run(asked: Callable[[], ProgramAsk], policy: Policy, system: str, capaci
     try:
         run = client.run(asked(), policy.wait_seconds)
         if isinstance(run, PlanFound):
-            return decide(run.plan, capacity, policy)
+            return decide(read_statement(run.plan), policy)
     except PlannerError as error:
         return _decide_on_failure(error, "the job's program cannot be run on paper", policy)
     reason = f"the program is not run to its steady state after {policy.wait_seconds:g} s"

@@ -19,6 +19,7 @@ from planner.admission.client import Client, UnreachableError
 from planner.admission.decision import Action, Decision, decide
 from planner.admission.policy import Answer, Policy, policy_file, section
 from planner.errors import PlannerError
+from planner.report.statement import read_statement
 
 SYSTEM = "slurm"
 PLAN_ID = re.compile(r"pl-[a-z2-7]{26}")
@@ -183,7 +184,7 @@ class Verdicts:
         lines = ["admit", "fits"]
         if verdict != "fits":
             try:
-                decision = decide(self._client.plan_of(plan_id), None, self._policy)
+                decision = decide(read_statement(self._client.plan_of(plan_id)), self._policy)
             except UnreachableError:
                 raise
             except PlannerError:  # forgotten in this moment, or of another version: the others do not wait for it
@@ -285,7 +286,9 @@ def hold_seconds(site: Mapping[str, str]) -> float | None:
         return None
     if not re.fullmatch(r"[0-9]{1,7}", text):
         raise PlannerError(
-            f"{text[:40]!r} is no time", allowed=f"whole seconds, such as {HOLD_SECONDS:g}", place="slurm.hold_seconds"
+            f"{text[:40]!r} is not a time",
+            allowed=f"whole seconds, such as {HOLD_SECONDS:g}",
+            place="slurm.hold_seconds",
         )
     return float(text)
 

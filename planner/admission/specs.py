@@ -38,7 +38,7 @@ def bundle_of_text(text: str) -> Mapping[str, Any]:
         raise SpecError("the bundle is larger than 8 MiB")
     document = read_json(text, "the bundle")
     if not isinstance(document, dict):
-        raise SpecError("the bundle is no JSON object", remedy="planner spec --bundle JOB.yaml")
+        raise SpecError("the bundle must be a JSON object", remedy="planner spec --bundle JOB.yaml")
     return bundle(load_bundle(document))
 
 
@@ -56,7 +56,7 @@ def bundle_within(written: str, folders: Sequence[Path]) -> Mapping[str, Any]:
 def within(written: str, folders: Sequence[Path], *, suffixes: Sequence[str], place: str) -> Path:
     """The regular file of that name, links followed, within one of the folders. Raises SpecError."""
     if not written or "\0" in written or re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", written):
-        raise SpecError(f"{written[:200]!a} is no file", allowed="a path within the folder of the job", place=place)
+        raise SpecError(f"{written[:200]!a} is not a file", allowed="a path within the folder of the job", place=place)
     roots = [folder.resolve() for folder in folders]
     for root in roots:
         path = (root / written).resolve()

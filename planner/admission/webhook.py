@@ -29,7 +29,6 @@ from starlette.routing import Route
 
 from planner.admission import kubernetes, service_query, specs
 from planner.admission.decision import Action, Decision, decide_without_verdict
-from planner.admission.gpu_requests import plan_part
 from planner.admission.kubernetes_api import Api, ApiError
 from planner.admission.policy import Answer, Policy
 from planner.errors import PlannerError, SettingError
@@ -70,9 +69,9 @@ def read(body: bytes) -> Review:
     try:
         review = json.loads(body)
     except (ValueError, RecursionError):
-        raise ReviewError("the body is no JSON", f"an AdmissionReview of {SCHEMA}") from None
+        raise ReviewError("the body is not JSON", f"an AdmissionReview of {SCHEMA}") from None
     if not isinstance(review, dict) or review.get("kind") != "AdmissionReview" or review.get("apiVersion") != SCHEMA:
-        raise ReviewError("the body is no AdmissionReview", f"an AdmissionReview of {SCHEMA}")
+        raise ReviewError("the body is not an AdmissionReview", f"an AdmissionReview of {SCHEMA}")
     request = review.get("request")
     if not isinstance(request, dict):
         raise ReviewError("the review has no request", "an object", place="request")
@@ -93,7 +92,7 @@ def _text(given: Mapping[str, Any], name: str, place: str = "request.") -> str:
     value = given.get(name)
     if value is None or isinstance(value, str):
         return value or ""
-    raise ReviewError(f"the {name} is no text", "a text", place=place + name)
+    raise ReviewError(f"the {name} must be a string", "a string", place=place + name)
 
 
 def seconds_left(timeout: str) -> float:
@@ -287,12 +286,11 @@ def decide(review: Review, policy: Policy, api: Callable[[], Api]) -> tuple[Deci
     notes: list[str] = []
 
     def bundle() -> Mapping[str, Any]:
-        from planner.job.loading import bundle as bundle_of
-
-        job = kubernetes.job_of(submitted.annotations, submitted.namespace, api)
-        job, said = plan_part(job, submitted.asked.requests)
-        notes.extend([*kubernetes.differences(submitted.asked, job, products=submitted.products), *said])
-        return bundle_of(job)
+        job, said = kubernetes.bundle_of(
+            submitted.annotations, submitted.namespace, api, submitted.asked, products=submitted.products
+        )
+        notes.extend(said)
+        return job
 
     return service_query.ask(bundle, policy, kubernetes.SYSTEM), notes
 

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from planner.admission.api_objects import MOST, items, number, part, parts, text_of
 from planner.admission.gpu_requests import FindClaim, GpuRequest, no_claim, read_gpu_requests
+from planner.admission.kubernetes_api import MOST, items, number, part, parts, text_of
 
 _ANY_GPU = re.compile(r"[^/]+/(.*gpu.*|(.*[-.])?(mig-.*|i915.*|xe))")
 """Resources that are GPUs or parts of them, of whatever maker: `amd.com/gpu`, `nvidia.com/mig-1g.10gb`."""

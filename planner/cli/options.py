@@ -68,7 +68,7 @@ def at_risk(arguments: argparse.Namespace, statement: Judged) -> Judged:
     """The statement as --risk has it judged; raises PlannerError for one that is no share."""
     if arguments.risk is None:
         return statement
-    from planner.truth.calibration.risk import judge_at_risk, parse_risk
+    from planner.truth.calibration.recorded_errors import judge_at_risk, parse_risk
 
     return judge_at_risk(statement, parse_risk(arguments.risk, "--risk"))
 

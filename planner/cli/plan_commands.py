@@ -172,7 +172,7 @@ def run_check(arguments: argparse.Namespace) -> int:
 def _policy(arguments: argparse.Namespace) -> Policy:
     from planner.admission import command_hook
     from planner.admission.policy import Answer, Policy
-    from planner.truth.calibration.risk import parse_risk
+    from planner.truth.calibration.recorded_errors import parse_risk
 
     environment = dict(os.environ)
     if arguments.server is not None:
@@ -194,9 +194,7 @@ def _decide(arguments: argparse.Namespace, policy: Policy) -> Decision:
 
         bundle = bundle_of(job_of(arguments, is_traced=False))
         return service_query.ask(lambda: bundle, policy, command_hook.SYSTEM)
-    from planner.report.statement import to_json
-
-    return decide(to_json(_plan(arguments, with_advice=True).plan), None, policy)
+    return decide(_plan(arguments, with_advice=True).plan, policy)
 
 
 def add_spec(commands: Commands) -> None:

@@ -37,8 +37,7 @@ from planner.runtime.garbage_collection import pause_collection
 from planner.timing.pending_frees import ToldEvents, complete_frees
 from planner.timing.step_time import INTERVAL, price_for_clock, time_step
 from planner.tracing.rank_trace import EngineFigures, Trace
-from planner.truth.calibration.correction import AppliedCorrection
-from planner.truth.calibration.interval import Calibration, interval
+from planner.truth.calibration.interval import AppliedCorrection, Calibration, interval
 from planner.upstream.torch_releases import SPECIAL_PARTS, largest_difference
 from planner.verdict import Verdict, decide, worst
 from planner.versions import minor_of

@@ -8,7 +8,6 @@ from typing import Any
 from planner.units import show_bytes
 
 MOST_ROWS = 20
-"""Of each table; what is cut is counted."""
 
 Document = Mapping[str, Any]
 _NO_JOBS = """\

@@ -13,7 +13,7 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 from planner.allocator.timeline import Timeline
-from planner.events import Category, Event
+from planner.events import Event
 from planner.records import to_plain
 from planner.report.attribution import HolderKey, holder_of, lives, phase_spans
 from planner.report.statement import Plan, RankClassStatement
@@ -23,41 +23,9 @@ from planner.runtime.garbage_collection import pause_collection
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 """Of a layer, in the name of a module."""
 _HOLDERS = 60
-"""Of the peak, that are listed."""
 _PHASE, _PHASES_SHARE, _HIGHEST = 0.04, 0.5, 0.25
 """Of a picture's width: what a phase has at least, all of them together at most from that; of that, what its highest
 moment has."""
-
-
-@dataclass(frozen=True, slots=True)
-class Series:
-    """At each of the events `at`: allocated bytes by category, and reserved bytes."""
-
-    at: tuple[int, ...]
-    allocated_bytes: dict[Category, tuple[int, ...]]
-    """Only categories that ever hold anything."""
-    reserved_bytes: tuple[int, ...]
-
-
-def thin(events: Sequence[Event], timeline: Timeline, points: int = 1200) -> Series:
-    """At most `points` moments: of each stretch of equal length the one in which most is allocated.
-
-    The sum of the categories at a moment is the allocated bytes there, to the byte.
-    """
-    at = moments_of(timeline.allocated_bytes, points)
-    return _series_of(changes_of(events, timeline, at), timeline, at)
-
-
-def _series_of(changes: Iterable[Change], timeline: Timeline, at: Sequence[int]) -> Series:
-    totals = {category: [0] * len(at) for category in Category}
-    for place, key, change in changes:
-        totals[key.category][place] += change
-    kept = {category: tuple(accumulate(sizes)) for category, sizes in totals.items()}
-    return Series(
-        at=tuple(at),
-        allocated_bytes={category: sizes for category, sizes in kept.items() if any(sizes)},
-        reserved_bytes=tuple(timeline.reserved_bytes[moment] for moment in at),
-    )
 
 
 def moments_of(allocated: Sequence[int], points: int) -> list[int]:
@@ -133,56 +101,16 @@ def changes_of(events: Sequence[Event], timeline: Timeline, at: Sequence[int]) -
             yield died, key, -size
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
-    """One holder at one moment: `bytes` are block bytes of all `count` blocks."""
-
-    holder: int
-    """Its place in the list of all holders."""
-    bytes: int
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
-class Moments:
-    """At each event of the series the holders with the most bytes, the largest first."""
-
-    holders: tuple[HolderKey, ...]
-    held: tuple[tuple[Held, ...], ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """`who` the holders are, and `held`: each moment is `[[holder, bytes, count], ...]`."""
-        return {
-            "who": [{**holder._asdict(), "category": holder.category.value} for holder in self.holders],
-            "held": [[[held.holder, held.bytes, held.count] for held in at] for at in self.held],
-        }
-
-
-def holders_at(events: Sequence[Event], timeline: Timeline, at: Sequence[int]) -> Moments:
-    """The largest holders after each of the events `at`, which ascend; layers that do the same are one."""
-    return _holders_of(changes_of(events, timeline, at), len(at))
-
-
-def largest_at(changes: Iterable[Change], at: Sequence[int], most: int = 6) -> Moments:
-    """The `most` largest holders after each of the events `at`, where changes are numbered by their events."""
-    placed = ((bisect_left(at, index), key, change) for index, key, change in changes)
-    return _largest_of(((place, key, change) for place, key, change in placed if place < len(at)), len(at), most)
-
-
-def _holders_of(changes: Iterable[Change], moments: int) -> Moments:
-    layers = cache(lambda module: _NUMBER.sub("*", module))  # there are few modules, and many changes
-    alike = ((place, key._replace(module=layers(key.module)), change) for place, key, change in changes)
-    return _largest_of(alike, moments)
-
-
-def _largest_of(changes: Iterable[Change], moments: int, most: int = 6) -> Moments:
+def largest_holders(changes: Iterable[Change], moments: int, most: int = 6) -> dict[str, Any]:
+    """`held`: at each moment the holders with the most bytes, the largest first, as `[[holder, bytes, count], ...]`;
+    `who` they are."""
     by_moment: list[list[tuple[HolderKey, int]]] = [[] for _ in range(moments)]
     for place, key, change in changes:
         by_moment[place].append((key, change))
     sizes: Counter[HolderKey] = Counter()
     counts: Counter[HolderKey] = Counter()
     places: dict[HolderKey, int] = {}
-    held: list[tuple[Held, ...]] = []
+    held: list[list[list[int]]] = []
     for until in by_moment:
         for key, change in until:
             sizes[key] += change
@@ -190,8 +118,8 @@ def _largest_of(changes: Iterable[Change], moments: int, most: int = 6) -> Momen
             if not counts[key]:
                 del sizes[key], counts[key]
         largest = nlargest(most, sizes.items(), key=lambda item: item[1])
-        held.append(tuple(Held(places.setdefault(key, len(places)), size, counts[key]) for key, size in largest))
-    return Moments(tuple(places), tuple(held))
+        held.append([[places.setdefault(key, len(places)), size, counts[key]] for key, size in largest])
+    return {"who": [{**holder._asdict(), "category": holder.category.value} for holder in places], "held": held}
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,17 +139,25 @@ def timelines_of(plan: Plan, events: Iterable[Sequence[Event]], timelines: Itera
 def timeline_to_json(traced: ClassTimeline, points: int = 1200) -> dict[str, Any]:
     """Bytes by category, reserved bytes and the largest holders at each of at most `points` events `at`.
 
-    `places`, and `left` and `right` of a phase, say where they lie on the width of a picture, from 0 to 1. Of `held`
-    each moment is `[[holder, bytes, count], ...]`, the largest first; `who` are these holders.
+    `places`, and `left` and `right` of a phase, say where they lie on the width of a picture, from 0 to 1; `who` and
+    `held` are those of :func:`largest_holders`, layers that do the same as one. The categories add up to the allocated
+    bytes of each moment, to the byte.
     """
     statement, timeline, peak = traced.statement, traced.timeline, traced.statement.peak
     spans, at = phase_spans(traced.events), moments_of(timeline.allocated_bytes, points)
+    layers = cache(lambda module: _NUMBER.sub("*", module))  # there are few modules, and many changes
     with pause_collection():
         changes = list(changes_of(traced.events, timeline, at))
-        series, moments = _series_of(changes, timeline, at), _holders_of(changes, len(at))
-    totals = [sum(sizes) for sizes in zip(*series.allocated_bytes.values(), strict=True)] or [0] * len(series.at)
+        alike = ((place, key._replace(module=layers(key.module)), change) for place, key, change in changes)
+        holders = largest_holders(alike, len(at))
+        added = {category: [0] * len(at) for category in STACKED}
+        for place, key, change in changes:
+            added[key.category][place] += change
+    allocated = {category: list(accumulate(sizes)) for category, sizes in added.items()}
+    allocated = {category: sizes for category, sizes in allocated.items() if any(sizes)}
+    totals = [sum(sizes) for sizes in zip(*allocated.values(), strict=True)] or [0] * len(at)
     ends = len(timeline.allocated_bytes)  # fewer events than there are, where memory ran out
-    places = Places(series.at, totals, [(min(span.first, ends), min(span.last, ends)) for span in spans])
+    places = Places(at, totals, [(min(span.first, ends), min(span.last, ends)) for span in spans])
     return {
         "ranks": statement.ranks,
         "verdict": statement.verdict.value,
@@ -238,15 +174,11 @@ def timeline_to_json(traced: ClassTimeline, points: int = 1200) -> dict[str, Any
             "allocated_bytes": peak.allocated_bytes,
             "reserved_bytes": peak.reserved_bytes,
         },
-        "at": series.at,
-        "places": [places.of(event) for event in series.at],
-        "allocated_bytes": {
-            category.value: series.allocated_bytes[category]
-            for category in STACKED
-            if category in series.allocated_bytes
-        },
-        "reserved_bytes": series.reserved_bytes,
+        "at": at,
+        "places": [places.of(event) for event in at],
+        "allocated_bytes": {category.value: sizes for category, sizes in allocated.items()},
+        "reserved_bytes": [timeline.reserved_bytes[moment] for moment in at],
         "phases": [{**to_plain(span), "left": places.of(span.first), "right": places.of(span.last)} for span in spans],
-        **moments.to_json(),
+        **holders,
         "holders": [to_plain(holder) for holder in statement.holders[:_HOLDERS]],
     }

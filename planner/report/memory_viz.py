@@ -127,7 +127,6 @@ class _History:
         self.trace.append(entry)
 
     def segments(self) -> list[dict[str, Any]]:
-        """What is reserved at the end, segment by segment, with its blocks."""
         segments: list[dict[str, Any]] = []
         end = -1
         for block in self._allocator.blocks():

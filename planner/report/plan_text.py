@@ -89,7 +89,6 @@ def step_sentence(step: StepTime) -> str:
 
 
 def first_runs_sentence(first: FirstRuns) -> str:
-    """What timing its kernels makes Inductor reserve."""
     empty, filled = size(first.empty_cache_bytes), size(first.filled_cache_bytes)
     if empty == filled:
         return f"With Inductor's cache empty (a new container) or filled {filled} are reserved."
@@ -246,7 +245,7 @@ def _holders(holders: Sequence[Holder], style: Style, largest: int = 8) -> Itera
         yield shorten_to(row, style.width, style)
     if rest := alike[largest:]:
         left = size(sum(holder.bytes for holder in rest))
-        yield style.paint(f"  {left:>{_SIZE - 1}}  in {len(rest)} more kinds", "dim")
+        yield style.paint(f"  {left:>{_SIZE - 1}}  in {len(rest)} smaller groups", "dim")
 
 
 def _alike(holders: Sequence[Holder]) -> list[Holder]:
@@ -294,7 +293,7 @@ def _device(statement: RankClassStatement, style: Style, *, calibrated: bool) ->
     yield row("", "  95 % interval" if calibrated else "  uncalibrated interval", low, f" to {size(high)}")
     yield row("", "capacity", statement.capacity_bytes)
     if headroom < 0:
-        yield style.paint(row("", "too much", -headroom), "red")
+        yield style.paint(row("", "over capacity", -headroom), "red")
     else:
         yield style.paint(row(free_mark, "headroom", headroom), "green")
 
@@ -366,7 +365,7 @@ def _host(host: HostStatement, style: Style, asked_by: str) -> Iterator[str]:
         low, high = peak.interval_bytes
         if host.verdict is None:
             yield f"host of {nodes_of(node)}: {size(peak.bytes)} of main memory, {size(low)} to {size(high)}"
-            yield style.paint(f"  not judged: {asked_by} does not say what a node has", "dim")
+            yield style.paint(f"  not checked: set {asked_by}", "dim")
             yield ""
             continue
         yield style.paint(f"host of {nodes_of(node)}", "bold")
@@ -384,7 +383,7 @@ def _host(host: HostStatement, style: Style, asked_by: str) -> Iterator[str]:
             yield row(like, ranks.resident_bytes, " resident each")
         yield row("capacity", host.capacity_bytes)
         left = host.capacity_bytes - peak.bytes
-        label, color = ("too much", "red") if left < 0 else ("headroom", "green")
+        label, color = ("over capacity", "red") if left < 0 else ("headroom", "green")
         yield style.paint(row(label, abs(left)), color)
         yield ""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from array import array
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +15,7 @@ from planner.allocator.snapshot import snapshot_of_bytes
 from planner.allocator.verify import verify
 from planner.events import Alloc, Category, Free, Phase
 from planner.report.attribution import HolderKey
-from planner.report.class_timeline import Places, largest_at, moments_of
+from planner.report.class_timeline import Places, largest_holders, moments_of
 from planner.report.style import Style, join_lines, size, wrap
 
 _LONGEST = 160
@@ -203,6 +204,8 @@ class _Watched:
         allocated = [self.allocated[event] for event in at]
         places = Places(at, allocated, [(0, len(self.allocated))])
         peak = max(range(len(self.allocated)), key=self.allocated.__getitem__, default=0)
+        placed = ((bisect_left(at, index), key, change) for index, key, change in self._changes)
+        changes = ((place, key, change) for place, key, change in placed if place < len(at))
         return {
             "events": len(self.allocated),
             "capacity_bytes": 0,
@@ -213,7 +216,7 @@ class _Watched:
             "allocated_bytes": {"allocated": allocated},
             "reserved_bytes": [self.reserved[event] for event in at],
             "phases": [],
-            **largest_at(self._changes, at, most=10).to_json(),
+            **largest_holders(changes, len(at), most=10),
         }
 
 

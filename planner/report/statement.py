@@ -120,9 +120,7 @@ class SharedGpu:
 
     phases: tuple[SharedPhase, ...]
     utilization: float
-    """The share that was planned."""
     solved: bool
-    """Whether the job left it to be found."""
     kv_blocks: int
     kv_tokens: int
     kv_block_bytes: int
@@ -135,7 +133,6 @@ class SharedGpu:
     assumed: tuple[str, ...]
 
     def fullest(self) -> SharedPhase:
-        """The phase in which most is held."""
         return max(self.phases, key=lambda phase: phase.total_bytes)
 
 
@@ -149,7 +146,6 @@ class StepTime:
     computing_seconds: float
     communicating_seconds: float
     launching_seconds: float
-    """The host, before the GPU."""
     tokens_per_second: float = 0.0
     """Of all ranks, over the number of GPUs; 0: not known."""
 
@@ -181,13 +177,11 @@ class GrowthStatement:
 
     bytes_per_step: int
     full_in_step: int
-    """The first step in which the memory is full."""
     steps_to_run: int = 0
     """How many steps the job has; 0: not known."""
 
     @property
     def is_reached(self) -> bool:
-        """Whether the job comes to the step in which the memory is full."""
         return self.full_in_step <= self.steps_to_run
 
 
@@ -308,15 +302,11 @@ class AdviceTried:
     """What was done to find advice: also where none was found."""
 
     planned: int
-    """Changes that a plan decided."""
     by_bound: int
-    """Changes that were excluded without one."""
     layouts: int
     """Candidates with other layouts that were looked at."""
     in_time: bool
-    """Whether it came to its end before its time was over."""
     closest_change: Mapping[str, Any] = field(default_factory=dict)
-    """Of the changes that are not enough, the one that lacks the fewest bytes; empty where none was planned."""
     closest_lacks_bytes: int = 0
 
 
@@ -329,7 +319,6 @@ class PoolStatement:
     phase: Phase
     iteration: int
     device_bytes: int
-    """Reserved by the allocator, and what lies outside of it."""
     host_bytes: int
     """The rank's part of what its node holds in main memory."""
     highest_bytes: int
@@ -374,7 +363,6 @@ class Statement:
 
     @property
     def gpu_verdict(self) -> Verdict:
-        """The worst verdict of any rank."""
         return worst(rank_class.verdict for rank_class in self.rank_classes)
 
     @property
@@ -419,7 +407,6 @@ class Plan(Statement):
     )
     job: Mapping[str, Any]
     adapter: TrainedAdapter | None = field(default=None, metadata=shape(omit_default=True))
-    """Of a job with an adapter."""
     advice: tuple[Advice, ...] = ()
     without_compile: WithoutCompile | None = field(default=None, metadata=shape(omit_default=True))
     """Of a compiled job, where it was asked for."""
@@ -482,9 +469,7 @@ class ProgramStatement(Statement):
     nodes: int
     gpus_per_node: int
     ending: str
-    """How the run ended."""
     iterations: int
-    """All of them were run."""
     repeated: int = 0
     """Of these, how many did for the allocator what those before them did: they are folded in the replay."""
     counted: Mapping[str, int] = field(default_factory=dict)
@@ -493,7 +478,6 @@ class ProgramStatement(Statement):
     seen: Mapping[str, int]
     """Evaluations (`eval`), checkpoints saved and loaded, while it was watched."""
     unseen: tuple[str, ...]
-    """Sentences on what was not seen."""
     allocator_conf: str
     communicators: tuple[int, ...] = ()
     """Sizes of the groups of a rank over which tensors of the device travelled."""

@@ -100,7 +100,6 @@ def shorten_to(text: str, width: int, style: Style) -> str:
 
 
 def join_lines(lines: Sequence[str]) -> str:
-    """The text of a report."""
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
@@ -120,14 +119,12 @@ LIGHT = {
     Category.WORKSPACE: "#a2627f", Category.INPUT: "#4aa3a0", Category.COMMUNICATION: "#bb4f5b",
     Category.OTHER: "#9aa0a6",
 }  # fmt: skip
-"""On a light page."""
 DARK = {
     Category.PARAMETER: "#6b97c9", Category.GRADIENT: "#d99a55", Category.BUCKET: "#d27a5b",
     Category.OPTIMIZER_STATE: "#a58cc9", Category.ACTIVATION: "#78b585", Category.TEMPORARY: "#d9c363",
     Category.WORKSPACE: "#bb809a", Category.INPUT: "#65b8b5", Category.COMMUNICATION: "#d06e79",
     Category.OTHER: "#878e97",
 }  # fmt: skip
-"""On a dark page."""
 
 
 def css_variables(colors: Mapping[Category, str]) -> str:

@@ -8,8 +8,17 @@ from typing import Any
 from planner.allocator.host.statement import HostStatement, NodeStatement
 from planner.events import Phase
 from planner.job.bound.lower_bound import Bound
-from planner.report.statement import Plan, PoolStatement, RankClassStatement, Statement, Verdict, ranks_text
+from planner.report.statement import (
+    Plan,
+    PoolStatement,
+    ProgramStatement,
+    RankClassStatement,
+    Statement,
+    Verdict,
+    ranks_text,
+)
 from planner.report.style import Style, size
+from planner.units import show_bytes
 
 
 def name_of(job: Mapping[str, Any]) -> str:
@@ -109,13 +118,51 @@ def one_line(plan: Plan) -> str:
     )
 
 
+def job_sentence(statement: Statement) -> str:
+    """The verdict in one sentence that names the job, for the owner of a job that was submitted."""
+    name, gpu = _name_and_gpu(statement)
+    if statement.pool is not None and pool_decides(statement):
+        return f"{name}: {pool_sentence(statement.pool)}"
+    if statement.host is not None and host_decides(statement):
+        return f"{name}: {_host_sentence(statement.host)}"
+    worst, verdict = deciding(statement), statement.gpu_verdict
+    capacity, peak = show_bytes(worst.capacity_bytes), worst.peak
+    ranks, s = ranks_text(worst.ranks), "s" if worst.ranks.isdigit() else ""
+    about = moment_of(peak.phase, peak.iteration) + ("" if statement.calibrated else ", uncalibrated")
+    if isinstance(statement, Plan) and statement.another_torch is not None:
+        about += f", planned with torch {statement.another_torch.planned_with}"
+    if verdict is not Verdict.EXCEEDS:
+        is_so, likely = "fits" if verdict is Verdict.FITS else "is tight", show_bytes(peak.interval_bytes[1])
+        takes = f"{ranks} take{s} {show_bytes(peak.device_bytes)} of {capacity} on {gpu} ({about})"
+        return f"{name} {is_so}: {takes}; {chance(worst.risk, likely)}"
+    if worst.headroom_bytes >= 0:
+        why = f"because free memory is fragmented ({about})"
+        return f"{name} does not fit: {ranks} run{s} out of {capacity} on {gpu} {why}"
+    over = f"{show_bytes(peak.device_bytes)}, {show_bytes(-worst.headroom_bytes)} more than the {capacity} of {gpu}"
+    return f"{name} does not fit: {ranks} need{s} {over} ({about})"
+
+
+def _name_and_gpu(statement: Statement) -> tuple[str, str]:
+    if isinstance(statement, Plan):
+        return name_of(statement.job), gpu_of(statement.job)
+    assert isinstance(statement, ProgramStatement)
+    return statement.metadata.get("name") or "the job", statement.gpu
+
+
+_BOUND_PARTS = "(parameters, optimizer state, CUDA context, and gradients or what a forward saves)"
+
+
+def bound_sentence(job: Mapping[str, Any], least_bytes: int, capacity_bytes: int) -> str:
+    """As `job_sentence`, on a job (its bundle) by its lower bound alone."""
+    over = f"{show_bytes(least_bytes)}, {show_bytes(least_bytes - capacity_bytes)} more than the"
+    has = f"{show_bytes(capacity_bytes)} of {gpu_of(job)}"
+    return f"{name_of(job)} does not fit: a rank needs at least {over} {has} {_BOUND_PARTS}"
+
+
 def bound_line(job: Mapping[str, Any], bound: Bound) -> str:
     """The verdict on a job (its bundle) by its lower bound alone, in one line."""
     needs = f"at least {size(bound.least_bytes)} of {size(bound.capacity_bytes)}"
-    return (
-        f"{Verdict.EXCEEDS.value}: {name_of(job)} takes {needs} on {gpu_of(job)} "
-        "(parameters, optimizer state, CUDA context, and gradients or what a forward saves)"
-    )
+    return f"{Verdict.EXCEEDS.value}: {name_of(job)} takes {needs} on {gpu_of(job)} {_BOUND_PARTS}"
 
 
 def verdict_sentence(statement: Statement) -> str:
@@ -168,11 +215,11 @@ def _peak_sentence(statement: Statement) -> str:
         )
     if verdict is Verdict.EXCEEDS:
         run = "runs" if one else "run"
-        return f"It does not fit: {ranks} {run} out of memory, since what is free of the {size(capacity)} is in pieces."
+        return f"It does not fit: {ranks} {run} out of {size(capacity)} because free memory is fragmented."
     if worst.cache_releases:
         times = "once" if worst.cache_releases == 1 else f"{worst.cache_releases} times"
         fit = "fits" if one else "fit"
-        return f"It is tight: {ranks} {fit} only because the allocator gives its cache back {times}, which takes time."
+        return f"It is tight: {ranks} {fit} only if the allocator frees its cache {times}, which slows training."
     if worst.judged_iterations and high <= capacity:
         return (
             f"It is not judged beyond iteration {worst.judged_iterations:,}, since sizes vary or grow: larger ones"

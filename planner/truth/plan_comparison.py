@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from planner.events import Category, Event, Phase
 from planner.job.json_text import file_text, read_json
 from planner.job.named_gpus import look_up
 from planner.job.rank_sets import RankSet
-from planner.records import to_plain
+from planner.records import shape, to_plain
 from planner.report.statement import (
     PLAN_SCHEMA,
     RUN_SCHEMA,
@@ -40,14 +40,14 @@ class Figure:
 
     name: str
     predicted: int
-    measured: int
+    measured: int = field(metadata=shape(then="error_percent"))
 
     @property
     def error_percent(self) -> float | None:
         """|predicted - measured| / measured * 100 (DNNMem, Gao et al. 2020); None if nothing was measured."""
         if self.measured == 0:
             return 0.0 if self.predicted == 0 else None
-        return abs(self.predicted - self.measured) / self.measured * 100
+        return round(abs(self.predicted - self.measured) / self.measured * 100, 4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,41 +70,21 @@ class Comparison:
 
 
 def to_json(comparison: Comparison) -> dict[str, Any]:
-    """Plain values, keys in this order."""
-    return {
-        "schema": SCHEMA,
-        "case": comparison.case,
-        "device": comparison.device,
-        "peak": [_figure(figure) for figure in comparison.peak],
-        "phases": [
-            {**to_plain(phase), "figures": [_figure(figure) for figure in phase.figures]} for phase in comparison.phases
-        ],
-        "categories": [_figure(figure) for figure in comparison.categories],
-        "notes": list(comparison.notes),
-    }
-
-
-def _figure(figure: Figure) -> Mapping[str, Any]:
-    error = figure.error_percent
-    return {**to_plain(figure), "error_percent": None if error is None else round(error, 4)}
+    return {"schema": SCHEMA, **to_plain(comparison)}
 
 
 def render(comparison: Comparison) -> str:
-    """The whole comparison."""
-    return "\n".join(_lines(comparison)) + "\n"
-
-
-def _lines(comparison: Comparison) -> Iterator[str]:
-    yield f"{comparison.case or 'job'}{f' on {comparison.device}' if comparison.device else ''}"
-    yield f"{'':30} {'predicted':>14} {'measured':>14} {'error':>9}"
-    yield from _rows(comparison.peak)
+    lines = [
+        f"{comparison.case or 'job'}{f' on {comparison.device}' if comparison.device else ''}",
+        f"{'':30} {'predicted':>14} {'measured':>14} {'error':>9}",
+        *_rows(comparison.peak),
+    ]
     for phase in comparison.phases:
-        yield f"{phase.phase.value} {phase.iteration}"
-        yield from _rows(phase.figures, indent="  ")
+        lines += [f"{phase.phase.value} {phase.iteration}", *_rows(phase.figures, indent="  ")]
     if comparison.categories:
-        yield "by category"
-        yield from _rows(comparison.categories, indent="  ")
-    yield from (f"note: {note}" for note in comparison.notes)
+        lines += ["by category", *_rows(comparison.categories, indent="  ")]
+    lines += [f"note: {note}" for note in comparison.notes]
+    return "\n".join(lines) + "\n"
 
 
 def _rows(figures: Iterable[Figure], *, indent: str = "") -> Iterator[str]:
@@ -325,7 +305,7 @@ def run_compare(
         return with_program(plan, program, rank=rank)
     if isinstance(plan, ProgramStatement):
         raise PlannerError(
-            f"{measured} is no measured program, beside which a run of a program could stand",
+            f"{measured} is not a measured program, with which a run of a program can be compared",
             allowed="a file that planner measure -- COMMAND wrote, or a snapshot",
         )
     measurements = [

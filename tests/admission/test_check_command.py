@@ -89,18 +89,6 @@ def test_a_service_that_is_down(
     assert "the planner service at http://127.0.0.1:1 cannot be reached" in ended.stderr
 
 
-@pytest.mark.parametrize(("pending", "code"), [("admit", 0), ("refuse", 3)])
-def test_a_plan_that_takes_too_long(service: Any, job_file: JobFile, pending: str, code: int) -> None:
-    service.plan_provider.slow.add("slow")
-    ended = check(
-        job_file("slow"), "--server", service.url, *launch(),
-        PLANNER_TOKEN=service.token, PLANNER_ADMISSION_PENDING=pending, PLANNER_ADMISSION_WAIT_SECONDS="1",
-    )  # fmt: skip
-
-    assert ended.returncode == code
-    assert "the plan is not ready after 1 s" in ended.stderr
-
-
 def test_without_a_command_the_verdict_is_the_answer(service: Any, job_file: JobFile) -> None:
     ended = check(job_file("large", "1.9GiB"), "--server", service.url, "--format", "json", PLANNER_TOKEN=service.token)
 

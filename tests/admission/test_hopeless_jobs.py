@@ -15,6 +15,7 @@ from planner.admission.policy import Answer, Policy
 from planner.admission.service_query import ask, bind
 from planner.job.bound.lower_bound import lower_bound
 from planner.job.loading import bundle, load_document
+from planner.report.statement import read_statement
 from planner.searching.axes import apply
 from planner.units import GIB
 
@@ -126,14 +127,6 @@ def test_a_job_whose_trace_takes_too_long_is_no_way_around(answering: Any) -> No
     assert (found.action, found.verdict, found.reason) == (Action.REFUSE, "exceeds", REASON)
 
 
-def test_on_another_gpu_the_bound_is_held_against_its_capacity(answering: Any) -> None:
-    answering.says(200, BY_BOUND)
-    policy = Policy(server=answering.url, wait_seconds=0)
-
-    assert ask(lambda: BUNDLE, policy, "ray", capacity=LEAST).verdict == "pending"
-    assert ask(lambda: BUNDLE, policy, "ray", capacity=LEAST - 1).verdict == "exceeds"
-
-
 def test_who_is_warned_of_a_bound_is_bound_to_no_plan_yet(answering: Any) -> None:
     decision = Decision(action=Action.WARN, reason=REASON, plan_id="pl-x", verdict="exceeds", by_bound=True)
 
@@ -149,9 +142,9 @@ def test_a_plan_of_a_hopeless_job_refuses_it_without_a_calibration_too(
     small = {**uncalibrated, "job": bundle(dataclasses.replace(JOB, parallel=JOB.parallel.__class__()))}
     small["job"]["model"]["decoder"]["layers"] = 1
 
-    assert decide(uncalibrated, None, Policy()).action is Action.REFUSE
-    assert decide(small, None, Policy()).action is Action.WARN
-    assert decide(uncalibrated, None, Policy(exceeds=Answer.WARN)).action is Action.WARN
+    assert decide(read_statement(uncalibrated), Policy()).action is Action.REFUSE
+    assert decide(read_statement(small), Policy()).action is Action.WARN
+    assert decide(read_statement(uncalibrated), Policy(exceeds=Answer.WARN)).action is Action.WARN
 
 
 def test_the_real_service_refuses_an_8b_job_before_its_plan_is_made(service: Any) -> None:

@@ -27,7 +27,12 @@ def runs(plans: Plans) -> Plans:
 
     def of(plan: dict[str, Any]) -> dict[str, Any]:
         kept = {name: each for name, each in plan.items() if name not in ("job", "advice")}
-        return {**kept, "schema": "planner.run/1", "metadata": {"name": "sft"}, "gpu": "H100-SXM-80GB"}
+        run = {
+            "schema": "planner.run/1", "metadata": {"name": "sft"}, "command": ["python", "train.py"],
+            "gpu": "H100-SXM-80GB", "nodes": 1, "gpus_per_node": 8, "ending": "it repeats itself", "iterations": 3,
+            "seen": {}, "unseen": [], "allocator_conf": "", "assumptions": [], "out_of_memory": [],
+        }  # fmt: skip
+        return {**kept, **run}
 
     return {name: of(plan) for name, plan in plans.items()}
 

@@ -250,19 +250,6 @@ def test_a_job_that_does_not_fit_is_refused_before_it_is_sent(
     assert "planner: nothing was submitted" in ended.stderr
 
 
-def test_a_job_that_exceeds_by_its_lower_bound_is_refused_before_its_plan_is_made(
-    site: Any, service: Any, sbatch: Run, job_file: JobFile
-) -> None:
-    """Also where pending jobs are let through, and what nobody measured is only warned of."""
-    service.plan_provider.slow.add("hopeless")
-    job_file("hopeless", "300MiB")
-    site(pending="admit", refuse_uncalibrated="no")
-    ended = sbatch(comment="planner:hopeless.yaml")
-
-    assert (ended.returncode, ended.stdout) == (1, "")
-    assert "planner: refused: hopeless does not fit: a rank needs at least " in ended.stderr
-
-
 def test_a_hopeless_job_that_is_only_warned_of_goes_as_one_whose_plan_is_pending(
     site: Any, cluster: Slurm, service: Any, sbatch: Run, job_file: JobFile
 ) -> None:

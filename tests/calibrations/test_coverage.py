@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -35,13 +36,13 @@ def covered(distribution: str, *, scale: float, shift: float, count: int, rounds
 
     inside = 0
     for _ in range(rounds):
-        known = learn((
+        known = replace(PRIOR, corrections=learn(
             Observation(
                 gpu=H100[0], torch="2.13.0", case=str(case), predicted_reserved_bytes=PREDICTED,
                 measured_reserved_bytes=measured(),
             )
             for case in range(count)
-        ), PRIOR)  # fmt: skip
+        ).corrections)  # fmt: skip
         lowest, highest = interval(PREDICTED, NOTHING, known, gpu=H100[0], torch=H100[1])
         inside += sum(lowest <= measured() <= highest for _ in range(fresh))
     return inside / (rounds * fresh)
@@ -62,7 +63,7 @@ def test_few_measurements_cover_at_least_that_less_two_points(distribution: str,
 
 
 def test_without_the_correction_for_few_measurements_they_would_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("planner.truth.calibration.correction.small_sample_factor", lambda _: 1.0)
+    monkeypatch.setattr("planner.truth.calibration.interval.small_sample_factor", lambda _: 1.0)
 
     assert covered("normal", scale=0.05, shift=0.02, count=8, rounds=150) < 0.93
 
@@ -80,9 +81,8 @@ def test_a_prior_that_is_too_narrow_is_widened_and_one_that_is_too_wide_is_narro
         for case in range(200)
     ]  # fmt: skip
 
-    bands = [
-        learn(observations, prior).applied_to(*H100).reserved_band(prior.prior_band(ANY)) for prior in (narrow, wide)
-    ]
+    applied = learn(observations).applied_to(*H100)
+    bands = [applied.reserved_band(prior.prior_band(ANY)) for prior in (narrow, wide)]
     errors = [(high - low) / 2 for low, high in bands]
 
     assert errors == [pytest.approx(0.04, abs=0.01), pytest.approx(0.05, abs=0.01)]

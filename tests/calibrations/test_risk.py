@@ -16,8 +16,7 @@ from planner.planning.job_plan import plan_from_traces
 from planner.planning.judging import RankTrace
 from planner.report.statement import Plan
 from planner.tracing.rank_trace import Trace
-from planner.truth.calibration.recorded_errors import reserved_band, reserved_bound
-from planner.truth.calibration.risk import judge_at_risk, parse_risk
+from planner.truth.calibration.recorded_errors import judge_at_risk, parse_risk, reserved_band, reserved_bound
 from planner.units import GIB
 from planner.verdict import Verdict
 

@@ -92,7 +92,7 @@ def test_it_needs_neither_torch_nor_what_the_service_needs(server: str) -> None:
         (["--add-nodes", "4"], "of which GPU the new nodes are is not said"),
         (["--since", "yesterday"], "`yesterday` is not a time"),
         (["--since", "2026-01-31T12:00:00"], "the moment has no time zone"),
-        (["--timeout", "inf"], "that is no time to wait"),
+        (["--timeout", "inf"], "this is not a time to wait"),
     ],
 )
 def test_questions_that_make_no_sense(

@@ -21,11 +21,6 @@ Message = Callable[..., str]
 FIGURES = {"device": 0, "tried": "2.00 GiB", "total": "79.00 GiB", "free": "1.00 GiB", "allocated": "70.00 GiB"}
 
 
-def cause_of(text: str) -> Cause:
-    (failure,) = find_messages(text)
-    return judge(failure).cause
-
-
 def test_the_figures_of_a_message_are_read(message: Message) -> None:
     (failure,) = find_messages(message(this="77.50 GiB", others=[(4711, "0.25 GiB")], device=3))
 
@@ -50,20 +45,38 @@ def test_what_was_missing_is_what_was_asked_for_less_what_was_free(message: Mess
     assert judge(failure).missing_bytes == 3 * GIB // 2
 
 
-def test_pieces_that_do_not_fit_are_fragmentation(message: Message) -> None:
-    assert cause_of(message(allocated="60.00 GiB", unallocated="17.00 GiB")) is Cause.FRAGMENTATION
+@pytest.mark.parametrize(
+    ("facts", "cause"),
+    [
+        ({"allocated": "60.00 GiB", "unallocated": "17.00 GiB"}, Cause.FRAGMENTATION),
+        (
+            {"allocated": "40.00 GiB", "unallocated": "0 bytes", "this": "40.50 GiB", "others": [(7, "37.00 GiB")]},
+            Cause.OTHER_PROCESS,
+        ),
+        ({"allocated": "50.00 GiB", "unallocated": "0 bytes", "this": "77.00 GiB"}, Cause.OUTSIDE_ALLOCATOR),
+        (
+            {"allowed": "39.50 GiB", "allocated": "38.00 GiB", "unallocated": "0 bytes", "free": "40.00 GiB"},
+            Cause.LIMIT,
+        ),
+        (
+            {"allowed": "39.50 GiB", "allocated": "20.00 GiB", "unallocated": "18.00 GiB", "free": "40.00 GiB"},
+            Cause.FRAGMENTATION,
+        ),
+        (
+            {"tried": "77.00 GiB", "free": "76.50 GiB", "allocated": "10.50 MiB", "unallocated": "3.50 MiB",
+             "others": [(1234, "2.50 GiB")]},
+            Cause.SINGLE_REQUEST,
+        ),
+        (
+            {"tried": "78.50 GiB", "free": "77.00 GiB", "allocated": "1.00 GiB", "unallocated": "0 bytes"},
+            Cause.SINGLE_REQUEST,
+        ),
+    ],
+)  # fmt: skip
+def test_the_cause_is_what_alone_would_have_sufficed(facts: dict[str, object], cause: Cause, message: Message) -> None:
+    (failure,) = find_messages(message(**facts))
 
-
-def test_another_process_is_the_cause_if_without_it_the_request_would_have_fitted(message: Message) -> None:
-    text = message(allocated="40.00 GiB", unallocated="0 bytes", this="40.50 GiB", others=[(7, "37.00 GiB")])
-
-    assert cause_of(text) is Cause.OTHER_PROCESS
-
-
-def test_memory_of_this_process_outside_of_the_allocator_is_told_apart(message: Message) -> None:
-    text = message(allocated="50.00 GiB", unallocated="0 bytes", this="77.00 GiB")
-
-    assert cause_of(text) is Cause.OUTSIDE_ALLOCATOR
+    assert judge(failure).cause is cause
 
 
 def test_what_cuda_graphs_keep_is_told_apart_from_tensors(message: Message) -> None:
@@ -72,18 +85,6 @@ def test_what_cuda_graphs_keep_is_told_apart_from_tensors(message: Message) -> N
 
     assert judged.cause is Cause.PRIVATE_POOLS
     assert (judged.held["pytorch_allocated"], judged.held["pytorch_private_pools"]) == (46 * GIB, 30 * GIB)
-
-
-def test_a_limit_of_the_process_is_told_from_a_full_gpu(message: Message) -> None:
-    text = message(allowed="39.50 GiB", allocated="38.00 GiB", unallocated="0 bytes", free="40.00 GiB")
-
-    assert cause_of(text) is Cause.LIMIT
-
-
-def test_fragmentation_below_a_limit_is_fragmentation(message: Message) -> None:
-    text = message(allowed="39.50 GiB", allocated="20.00 GiB", unallocated="18.00 GiB", free="40.00 GiB")
-
-    assert cause_of(text) is Cause.FRAGMENTATION
 
 
 def test_a_process_in_a_container_is_found_among_those_that_are_listed(message: Message) -> None:
@@ -280,21 +281,6 @@ def test_other_devices_and_frameworks_are_read_too(text: str, form: Form, cause:
 
     assert (failure.form, judge(failure).cause, failure.tried_bytes) == (form, cause, asked)
     assert find_host_failures(text) == []
-
-
-def test_a_request_as_large_as_the_gpu_is_not_said_to_have_met_tensors(message: Message) -> None:
-    text = message(tried="77.00 GiB", free="76.50 GiB", allocated="10.50 MiB", unallocated="3.50 MiB",
-                   others=[(1234, "2.50 GiB")])  # fmt: skip
-
-    assert cause_of(text) is Cause.SINGLE_REQUEST
-
-
-@pytest.mark.parametrize("tensors", ["0 bytes", "1.00 GiB"])
-def test_a_gpu_is_never_said_to_be_full_of_tensors_that_are_few(tensors: str, message: Message) -> None:
-    assert (
-        cause_of(message(tried="78.50 GiB", free="77.00 GiB", allocated=tensors, unallocated="0 bytes"))
-        is not Cause.FULL
-    )
 
 
 def test_torch_counts_the_cache_apart_before_1_4_and_together_since() -> None:

@@ -128,15 +128,6 @@ def test_in_autograds_thread_it_is_what_autograd_worked_at(work: tuple[str, ...]
     assert (found.line, found.phase) == (line, Phase.BACKWARD)
 
 
-def test_without_frames_it_says_how_large_the_blocks_are(failed: Failed) -> None:
-    found = only(failed(FULL, GIB))
-
-    assert [(each.line, each.count) for each in found.state.holders] == [
-        ("629,145,600 bytes each, no frames were recorded", 1),
-        ("314,572,800 bytes each, no frames were recorded", 1),
-    ]
-
-
 def test_no_setting_helps_a_device_that_is_full(failed: Failed) -> None:
     found = only(failed(FULL, GIB))
 
@@ -272,16 +263,6 @@ def test_a_snapshot_of_nothing_is_refused() -> None:
         only(without_history([]))
 
 
-def test_a_message_beside_it_says_what_failed(message: Callable[..., str]) -> None:
-    log = message(
-        total="1.00 GiB", tried="500.00 MiB", free="124.00 MiB", allocated="900.00 MiB", unallocated="0 bytes"
-    )
-    (found,) = explain(log, pickle.dumps(snapshot(FULL[:2]))).snapshots
-
-    assert (found.size_bytes, found.capacity_bytes, found.cause) == (500 * MIB, GIB, Cause.FULL)
-    assert found.remedies[0].fits is False
-
-
 def test_a_message_of_another_job_is_said_to_be_one(message: Callable[..., str]) -> None:
     (found,) = explain(message(), pickle.dumps(snapshot(FULL[:2]))).snapshots
 
@@ -332,18 +313,6 @@ def test_a_snapshot_that_an_observer_took_at_the_failure_says_who_held_what() ->
     )  # fmt: skip
     (holder,) = found.state.holders
     assert (holder.line, holder.count) == ("FlexGen/flexgen/pytorch_backend.py:190 allocate", 460)
-
-
-def test_a_snapshot_that_an_observer_took_without_a_history_says_how_large_the_blocks_are() -> None:
-    """hlinander/equivariant-posteriors at a738747, oom_snapshot_new.pickle: no trace, no frames."""
-    found = only(recorded("failures/equivariant-posteriors-a738747-oom_snapshot_new.pickle", published=False))
-
-    assert (found.recorded, found.state.allocated_bytes, found.state.reserved_bytes) == (
-        False, 39_293_964_288, 40_691_040_256,
-    )  # fmt: skip
-    assert (found.state.cached_bytes, found.state.inactive_split_bytes) == (0, 1_397_075_968)
-    holder = found.state.holders[0]
-    assert (holder.line, holder.count) == ("3,422,552,064 bytes each, no frames were recorded", 5)
 
 
 @pytest.mark.parametrize(

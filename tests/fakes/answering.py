@@ -29,6 +29,7 @@ def rank_class(needs: int, verdict: str, ranks: str = "0-7", capacity: int = 80 
     return {
         "representative": int(ranks.split("-")[0]),
         "ranks": ranks,
+        "coordinates": {},
         "peak": {
             "phase": "optimizer_step",
             "iteration": 2,
@@ -40,6 +41,11 @@ def rank_class(needs: int, verdict: str, ranks: str = "0-7", capacity: int = 80 
         "capacity_bytes": capacity,
         "headroom_bytes": capacity - needs,
         "verdict": verdict,
+        "cache_releases": 0,
+        "at_peak": {},
+        "phases": [],
+        "outside_allocator": {"cuda_context_bytes": GIB, "nccl_bytes": 0},
+        "holders": [],
     }
 
 
@@ -54,6 +60,7 @@ def a_plan(*classes: dict[str, Any], calibrated: bool = True, advice: Any = ()) 
         "job": bundle(load_document(JOB)),
         "rank_classes": list(classes),
         "advice": list(advice),
+        "provenance": dict.fromkeys(("planner", "torch", "allocator_rules", "catalog", "calibration"), "none"),
     }
 
 

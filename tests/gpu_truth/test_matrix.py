@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gpu_truth.matrix import FIRST_GUESSES, STEPS, Case, cases, expand
+from gpu_truth.matrix import GROUP_SECONDS, STEPS, Case, cases, expand
 from planner.job.schema import Job
 
 ROOT = Path(__file__).parent.parent.parent
@@ -118,7 +118,7 @@ def test_all_of_torchs_operator_database_is_in_it() -> None:
 
 
 def test_what_tells_most_comes_first() -> None:
-    assert [group for group, _ in groupby(case.group for case in cases())] == list(FIRST_GUESSES)
+    assert [group for group, _ in groupby(case.group for case in cases())] == list(GROUP_SECONDS)
 
 
 def test_of_the_steps_one_of_each_kind_comes_first() -> None:
@@ -148,15 +148,6 @@ def test_compiled_steps_graphs_streams_pools_and_unedited_programs_are_in_it() -
 def _degrees(job: Job) -> dict[str, int]:
     axes = ("dp_replicate", "dp_shard", "tp", "cp", "pp", "ep")
     return {name: getattr(job.parallel, name).degree for name in axes}
-
-
-def test_a_step_that_fills_the_device_has_its_size_chosen_before() -> None:
-    names = [case.name for case in cases()]
-    filled = [case.name for case in cases() if case.fills]
-
-    assert len(filled) >= 4
-    assert all(names.index(f"size-of-{name}") < names.index(name) for name in filled)
-    assert all(case.alone for case in cases() if case.fills)
 
 
 def test_convolutions_are_asked_in_both_layouts_with_and_without_benchmarking_over_batches() -> None:
@@ -205,13 +196,12 @@ def test_a_case_that_is_not_begun_in_time_is_left_for_the_next_run(tmp_path: Pat
     )
 
     assert ended.returncode == 1
-    assert f"0 measured in 0 s, {len(cases())} not: device-bytes-lazy, " in ended.stderr
-    assert "not all of it in time" in ended.stderr
+    assert f"0 measured, {len(cases())} not: device-bytes-lazy, " in ended.stderr
     assert list(tmp_path.iterdir()) == []
 
 
 def test_what_comes_back_is_few_files(rehearsed: Path) -> None:
-    assert sorted(each.name for each in rehearsed.iterdir()) == ["measurements.jsonl", "timings.jsonl"]
+    assert sorted(each.name for each in rehearsed.iterdir()) == ["measurements.jsonl"]
 
 
 def test_measuring_needs_neither_ray_nor_pydantic() -> None:

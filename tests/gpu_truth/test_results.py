@@ -9,13 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpu_truth.results import Results, Timing, measurement_files, read_snapshots
+from gpu_truth.results import Results, measurement_files, read_snapshots
 
 LINE = json.dumps({"case": "mlp", "error": ""}) + "\n"
-
-
-def timing(case: str, seconds: float = 2.0, trouble: str = "") -> Timing:
-    return Timing(case, "steps", seconds, trouble)
 
 
 def lines(*names: str, error: str = "") -> str:
@@ -24,19 +20,17 @@ def lines(*names: str, error: str = "") -> str:
 
 def test_what_was_measured_is_there_for_the_next_run(tmp_path: Path) -> None:
     first = Results(tmp_path)
-    first.append(lines("operator-a", "operators"), timing("operators", 12.5))
-    first.append(lines("mlp", error="no kernel"), timing("mlp", 3.0, "no kernel"))
+    first.append(lines("operator-a", "operators"))
+    first.append(lines("mlp", error="no kernel"))
 
-    second = Results(tmp_path)
-    assert second.finished() == {"operator-a", "operators"}
-    assert second.timings() == [timing("operators", 12.5), timing("mlp", 3.0, "no kernel")]
+    assert Results(tmp_path).finished() == {"operator-a", "operators"}
 
 
 @given(at=st.integers(0, 10_000))
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_cut_off_within_a_line_the_lines_before_it_stay(tmp_path_factory: pytest.TempPathFactory, at: int) -> None:
     folder = tmp_path_factory.mktemp("results")
-    Results(folder).append(lines("a", "b", "c"), timing("c"))
+    Results(folder).append(lines("a", "b", "c"))
     (path,) = measurement_files(folder)
     whole = path.read_bytes()
     cut = at % (len(whole) + 1)
@@ -45,33 +39,33 @@ def test_cut_off_within_a_line_the_lines_before_it_stay(tmp_path_factory: pytest
     again = Results(folder)
     kept = whole[:cut].count(b"\n")
     assert [each["case"] for each in again.documents()] == ["a", "b", "c"][:kept]
-    again.append(lines("d"), timing("d"))
+    again.append(lines("d"))
     assert [each["case"] for each in again.documents()] == [*["a", "b", "c"][:kept], "d"]
 
 
 def test_an_operator_that_was_refused_is_named_until_it_runs(tmp_path: Path) -> None:
     results = Results(tmp_path)
-    results.append(lines("operator-a", error="no kernel") + lines("operators"), timing("operators"))
+    results.append(lines("operator-a", error="no kernel") + lines("operators"))
     assert results.refused_operators() == ["operator-a (no kernel)"]
 
-    results.append(lines("operator-a"), timing("operators"))
+    results.append(lines("operator-a"))
     assert results.refused_operators() == []
 
 
 def test_no_file_grows_beyond_the_limit_and_there_are_no_more_than_eight(tmp_path: Path) -> None:
     most = 2**19 + 10 * len(LINE)  # half a MiB is left free in each
     results = Results(tmp_path, file_bytes=most)
-    for _ in range(70):
-        results.append(LINE, timing("mlp"))
+    for _ in range(80):
+        results.append(LINE)
     loose = tmp_path.parent / "loose"
     loose.mkdir()
     (loose / "mlp.pickle.xz").write_bytes(b"history")
     results.keep_snapshots(loose)
 
     files = sorted(each.name for each in tmp_path.iterdir())
-    more = [f"measurements-{number}.jsonl" for number in range(2, 7)]
-    assert files == [*more, "measurements.jsonl", "snapshots.tar", "timings.jsonl"]
-    assert [each.stat().st_size for each in measurement_files(tmp_path)] == [10 * len(LINE)] * 6
+    more = [f"measurements-{number}.jsonl" for number in range(2, 8)]
+    assert files == [*more, "measurements.jsonl", "snapshots.tar"]
+    assert [each.stat().st_size for each in measurement_files(tmp_path)] == [10 * len(LINE)] * 7
     assert results.dropped == 10
 
 

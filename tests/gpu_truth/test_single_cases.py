@@ -1,4 +1,4 @@
-"""Single cases of the matrix as a rehearsal on a CPU runs them: probes, programs, steps that fill the device."""
+"""Single cases of the matrix as a rehearsal on a CPU runs them: probes and programs."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpu_truth.matrix import cases
-from gpu_truth.one_case import measure_one, with_chosen_size
-from planner.errors import MeasureError
+from gpu_truth.one_case import measure_one
 from planner.truth.measuring import measurement_lines
 from planner.truth.measuring.measurement_lines import Measurement
 
@@ -42,12 +40,3 @@ def test_a_program_runs_unedited_and_leaves_no_figures_where_there_is_no_gpu(tmp
 
     assert (found["exit_code"], found["ranks"]) == (0, [])
     assert [each["reason"] for each in found["without_figures"]] == ["it ended without having used CUDA"]
-
-
-def test_a_step_that_fills_the_device_has_the_size_that_was_chosen() -> None:
-    case = next(each for each in cases() if each.name == "gpt2-filled")
-    assert case.job is not None
-
-    assert with_chosen_size(case, case.job, 300).train.micro_batch_size == 300
-    with pytest.raises(MeasureError, match="no size was chosen"):
-        with_chosen_size(case, case.job, 0)

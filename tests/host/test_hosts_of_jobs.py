@@ -189,7 +189,7 @@ def test_a_hook_refuses_for_the_host_what_is_sure_and_warns_of_what_is_assumed(p
     peak = host_of(planned).fullest.peak
     policy = Policy(exceeds=Answer.REFUSE, tight=Answer.ADMIT)
     decisions = [
-        decide(to_json(with_memory(planned, capacity)), None, policy)
+        decide(with_memory(planned, capacity), policy)
         for capacity in (peak.interval_bytes[0] - 1, peak.bytes - 1, peak.bytes, 1000 * GIB)
     ]
 

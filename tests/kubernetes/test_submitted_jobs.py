@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,9 +12,8 @@ from planner.admission.gpu_requests import GpuRequest
 from planner.admission.kubernetes import (
     BUNDLE,
     CONFIGMAP,
-    ConfigMapKey,
     differences,
-    find_spec,
+    job_of,
     read,
     read_submission,
 )
@@ -95,16 +95,18 @@ def test_a_job_is_known_by_its_uid_and_without_one_by_its_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("annotations", "found"),
+    ("named", "path", "key"),
     [
-        ({}, None),
-        ({BUNDLE: "text"}, "text"),
-        ({CONFIGMAP: "specs"}, ConfigMapKey(name="specs", key="job.yaml")),
-        ({CONFIGMAP: "my.specs-1/llama.yaml"}, ConfigMapKey(name="my.specs-1", key="llama.yaml")),
+        ("specs", "/api/v1/namespaces/nlp/configmaps/specs", "job.yaml"),
+        ("my.specs-1/llama.yaml", "/api/v1/namespaces/nlp/configmaps/my.specs-1", "llama.yaml"),
     ],
 )
-def test_annotations_carry_a_spec_or_say_where_it_stands(annotations: dict[str, str], found: object) -> None:
-    assert find_spec(annotations) == found
+def test_annotations_say_in_which_config_map_the_spec_stands(
+    spec_text: Callable[..., str], named: str, path: str, key: str
+) -> None:
+    api = SimpleNamespace(get=lambda asked: {"data": {key: spec_text()}} if asked == path else {})
+
+    assert job_of({CONFIGMAP: named}, "nlp", lambda: api) == job_of({BUNDLE: spec_text()}, "nlp", lambda: api)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +119,7 @@ def test_annotations_carry_a_spec_or_say_where_it_stands(annotations: dict[str, 
 )
 def test_annotations_that_cannot_be_used_are_named(annotations: dict[str, Any]) -> None:
     with pytest.raises(SpecError) as raised:
-        find_spec(annotations)
+        job_of(annotations, "nlp", lambda: SimpleNamespace())
     assert raised.value.place in (BUNDLE, CONFIGMAP)
 
 

@@ -202,7 +202,7 @@ def test_what_cannot_stand_beside_a_run_is_said(capsys: pytest.CaptureFixture[st
 
     assert said == [
         "the measured program has no figures (rank 0: it ended without having used CUDA)",
-        "steps.jsonl is no measured program, beside which a run of a program could stand",
+        "steps.jsonl is not a measured program, with which a run of a program can be compared",
         "measured program.ranks: 3 is of a wrong type",
     ]
 

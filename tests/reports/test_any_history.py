@@ -9,7 +9,7 @@ from planner.allocator.replay import replay
 from planner.allocator.rules import Rules
 from planner.events import Alloc, Category, EmptyCache, Event, Free, Mark, Phase, Role, Synchronize, Use
 from planner.report.attribution import attribute, state_phases
-from planner.report.class_timeline import thin
+from planner.report.class_timeline import changes_of, largest_holders
 from planner.report.memory_viz import snapshot
 
 _SIZES = st.sampled_from([1, 512, 1000, 1 << 20, (1 << 20) + 1, 7 << 20, 25 << 20])
@@ -55,9 +55,9 @@ def test_every_byte_is_accounted_for(events: list[Event], conf: str) -> None:
     phases = state_phases(events, timeline)
     assert max((each.peak_allocated_bytes for each in phases), default=0) == timeline.peak_allocated_bytes
 
-    series = thin(events, timeline)
-    sums = [sum(sizes) for sizes in zip(*series.allocated_bytes.values(), strict=True)]
-    assert (sums or [0] * len(events)) == list(timeline.allocated_bytes)
+    changes = changes_of(events, timeline, range(len(events)))
+    held = largest_holders(changes, len(events), most=len(events))["held"]
+    assert [sum(size for _, size, _ in holders) for holders in held] == list(timeline.allocated_bytes)
 
     segments = snapshot(events, conf)["segments"]
     last = (

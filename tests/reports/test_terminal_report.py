@@ -142,11 +142,11 @@ def test_the_verdict_is_said_in_words(plan: Callable[..., Plan]) -> None:
         "this kind stayed below that."
     )
     assert _worded(tight, cache_releases=3) == (
-        "It is tight: ranks 0-7 fit only because the allocator gives its cache back 3 times, which takes time."
+        "It is tight: ranks 0-7 fit only if the allocator frees its cache 3 times, which slows training."
     )
     assert _worded(exceeds) == "It does not fit: ranks 0-7 would take 27.20 GiB more than the 39.38 GiB there are."
     assert _worded(exceeds, capacity_bytes=67 * GIB, ranks="3") == (
-        "It does not fit: rank 3 runs out of memory, since what is free of the 67.00 GiB is in pieces."
+        "It does not fit: rank 3 runs out of 67.00 GiB because free memory is fragmented."
     )
 
 

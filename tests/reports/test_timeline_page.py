@@ -15,21 +15,26 @@ import pytest
 
 from planner.allocator.replay import replay
 from planner.events import Alloc, Category, Event, Free, Mark, Phase, Role
-from planner.report.attribution import state_rank_class
-from planner.report.class_timeline import ClassTimeline, Places, thin
+from planner.report.attribution import HolderKey, state_rank_class
+from planner.report.class_timeline import ClassTimeline, Places, largest_holders, timeline_to_json
 from planner.report.html_pages import render_page
 from planner.report.statement import OutsideAllocator, Plan
 from planner.report.style import STACKED
 
 
-def _page(plan: Plan, events: list[Event]) -> str:
+def _traced(events: list[Event]) -> ClassTimeline:
     timeline = replay(events)
     statement = state_rank_class(
         representative=0, ranks="0-7", coordinates={}, events=events, unlimited=timeline, capped=timeline,
         outside=OutsideAllocator(cuda_context_bytes=700), interval=lambda device: (device, device),
         capacity_bytes=4_000_000,
     )  # fmt: skip
-    return render_page(replace(plan, rank_classes=(statement,)), [ClassTimeline(statement, events, timeline)])
+    return ClassTimeline(statement, events, timeline)
+
+
+def _page(plan: Plan, events: list[Event]) -> str:
+    traced = _traced(events)
+    return render_page(replace(plan, rank_classes=(traced.statement,)), [traced])
 
 
 def _data(page: str) -> Any:
@@ -87,15 +92,20 @@ def test_the_script_of_the_page_is_valid(plan: Callable[..., Plan], training: li
     assert subprocess.run(["node", "--check", str(tmp_path / "page.js")], check=False).returncode == 0
 
 
-def test_the_categories_sum_to_the_allocated_bytes_at_every_moment(training: list[Event]) -> None:
+@pytest.mark.parametrize("points", [1200, 5])
+def test_categories_and_holders_add_up_to_the_allocated_bytes_and_the_peak_is_kept(
+    training: list[Event], points: int
+) -> None:
     timeline = replay(training)
 
-    series = thin(training, timeline)
+    drawn = timeline_to_json(_traced(training), points)
 
-    sums = [sum(sizes) for sizes in zip(*series.allocated_bytes.values(), strict=True)]
-    assert sums == list(timeline.allocated_bytes)
-    assert series.at == tuple(range(len(training)))
-    assert series.reserved_bytes == tuple(timeline.reserved_bytes)
+    allocated = [timeline.allocated_bytes[moment] for moment in drawn["at"]]
+    assert len(drawn["at"]) == min(points, len(training))
+    assert timeline.peak_allocated_index in drawn["at"]
+    assert [sum(sizes) for sizes in zip(*drawn["allocated_bytes"].values(), strict=True)] == allocated
+    assert [sum(size for _, size, _ in held) for held in drawn["held"]] == allocated
+    assert drawn["reserved_bytes"] == [timeline.reserved_bytes[moment] for moment in drawn["at"]]
 
 
 def test_a_new_role_moves_bytes_from_one_category_to_the_other() -> None:
@@ -104,24 +114,30 @@ def test_a_new_role_moves_bytes_from_one_category_to_the_other() -> None:
         Role(1, Category.BUCKET),
     ]  # fmt: skip
 
-    series = thin(events, replay(events))
-
-    assert series.allocated_bytes == {
-        Category.GRADIENT: (0, 512, 512, 512, 0, 0),
-        Category.BUCKET: (0, 0, 0, 0, 512, 512),
-        Category.TEMPORARY: (0, 0, 0, 1024, 0, 0),
+    assert timeline_to_json(_traced(events))["allocated_bytes"] == {
+        "bucket": [0, 0, 0, 0, 512, 512],
+        "gradient": [0, 512, 512, 512, 0, 0],
+        "temporary": [0, 0, 0, 1024, 0, 0],
     }
 
 
-def test_thinning_keeps_the_peak_and_stays_exact(training: list[Event]) -> None:
-    timeline = replay(training)
+def test_layers_that_do_the_same_are_one_holder(training: list[Event]) -> None:
+    drawn = timeline_to_json(_traced(training))
 
-    series = thin(training, timeline, points=5)
+    held = drawn["held"][drawn["peak"]["event"]]
+    who = [(drawn["who"][holder]["category"], drawn["who"][holder]["module"]) for holder, _, _ in held]
+    assert who[:2] == [("activation", "layers.*"), ("temporary", "layers.*")]
+    assert [(size, count) for _, size, count in held] == [(4096, 2), (3072, 1), (2048, 2), (2048, 2)]
 
-    assert len(series.at) == 5
-    assert timeline.peak_allocated_index in series.at
-    sums = [sum(sizes) for sizes in zip(*series.allocated_bytes.values(), strict=True)]
-    assert sums == [timeline.allocated_bytes[moment] for moment in series.at]
+
+def test_the_largest_holders_come_first_and_what_was_freed_is_gone() -> None:
+    small, large = (HolderKey(Category.OTHER, name, "", (), "") for name in ("small", "large"))
+    changes = [(0, small, 1), (1, large, 5), (1, small, 2), (2, large, -5)]
+
+    found = largest_holders(changes, 3, most=1)
+
+    assert [who["module"] for who in found["who"]] == ["small", "large"]
+    assert found["held"] == [[[0, 1, 1]], [[1, 5, 1]], [[0, 3, 2]]]
 
 
 def test_places_are_shares_of_the_events_where_no_phase_is_narrow() -> None:

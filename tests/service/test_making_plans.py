@@ -18,8 +18,7 @@ from planner.service.history.errors import HistoryUnavailableError
 from planner.service.orders import PlanRefused
 from planner.service.plan_provider import LOOK_SECONDS
 from planner.truth.calibration import interval
-from planner.truth.calibration.correction import Correction, Estimate
-from planner.truth.calibration.interval import Calibration
+from planner.truth.calibration.interval import Calibration, Correction, Estimate
 from planner.units import GIB
 
 

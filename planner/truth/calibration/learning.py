@@ -10,8 +10,14 @@ from functools import lru_cache
 
 from planner.hardware.facts import OBSERVATIONS, FolderState, facts_folder, read_lines, state_of
 from planner.job.kinds import Kind
-from planner.truth.calibration.correction import Correction, Estimate, estimate
-from planner.truth.calibration.interval import Calibration, digest, observation_from_json
+from planner.truth.calibration.interval import (
+    Calibration,
+    Correction,
+    Estimate,
+    digest,
+    estimate,
+    observation_from_json,
+)
 from planner.truth.calibration.observation import (
     MOST_OUTSIDE_RATIO,
     OUTLIER_OUTSIDE,
@@ -27,15 +33,13 @@ _Residual = Callable[[Observation], float | None]
 """Relative to predicted; None where it was not measured."""
 
 
-def learn(observations: Iterable[Observation], prior: Calibration | None = None) -> Calibration:
-    """The calibration that observations teach, in any order; `prior` (default: none) is what they are shrunk towards.
+def learn(observations: Iterable[Observation]) -> Calibration:
+    """The calibration that observations teach, in any order; equal ones count once.
 
-    Hand in all observations there are, every time: they replace the prior's correction of their GPU and torch, and
-    equal ones count once. What the prior knows of other groups is kept.
+    Hand in all observations there are, every time.
     """
-    start = Calibration.none() if prior is None else prior
-    learnt = {(correction.gpu, correction.torch): correction for correction in start.corrections}
-    quarantined = set(start.quarantined)
+    learnt: dict[tuple[str, str], Correction] = {}
+    quarantined: set[QuarantinedObservation] = set()
     groups: dict[tuple[str, str], list[Observation]] = defaultdict(list)
     for observation in sorted(set(observations), key=repr):
         if fault := fault_of(observation):
@@ -43,12 +47,12 @@ def learn(observations: Iterable[Observation], prior: Calibration | None = None)
         else:
             groups[observation.group].append(observation)
     for group, members in groups.items():
-        correction, set_aside = _learn_group(members, group, learnt.get(group))
+        correction, set_aside = _learn_group(members, group)
         quarantined |= set_aside
         if correction is not None:
             learnt[group] = correction
     calibration = dataclasses.replace(
-        start,
+        Calibration.none(),
         corrections=tuple(learnt[group] for group in sorted(learnt)),
         quarantined=tuple(sorted(quarantined, key=repr)),
     )
@@ -56,14 +60,12 @@ def learn(observations: Iterable[Observation], prior: Calibration | None = None)
 
 
 def _learn_group(
-    members: Sequence[Observation], group: tuple[str, str], before: Correction | None
+    members: Sequence[Observation], group: tuple[str, str]
 ) -> tuple[Correction | None, set[QuarantinedObservation]]:
-    """The correction of one group, and what had to be set aside for it."""
     set_aside: set[QuarantinedObservation] = set()
     kept = _without_outliers(members, _reserved_residual, "reserved", OUTLIER_RESERVED, set_aside)
     kept = _without_outliers(kept, _context_residual, "context", OUTLIER_OUTSIDE, set_aside)
-    prior_context = before.context if before else None
-    context = _estimate_residual(kept, _context_residual, prior_context)
+    context = _estimate_residual(kept, _context_residual)
     # What is left for NCCL once the context is taken off may not be possible.
     for observation in kept:
         measured = _nccl_bytes(observation, context)
@@ -73,12 +75,12 @@ def _learn_group(
     gone = {quarantined.observation for quarantined in set_aside}
     kept = [observation for observation in kept if observation not in gone]
     kept = _without_outliers(kept, _nccl_beside(context), "NCCL", OUTLIER_OUTSIDE, set_aside)
-    reserved = _estimate_residual(kept, _reserved_residual, before.reserved if before else None)
+    reserved = _estimate_residual(kept, _reserved_residual)
     if reserved is None:
         return None, set_aside
     # Once more: of what was set aside for its NCCL, nothing else is believed either.
-    context = _estimate_residual(kept, _context_residual, prior_context)
-    nccl = _estimate_residual(kept, _nccl_beside(context), before.nccl if before else None)
+    context = _estimate_residual(kept, _context_residual)
+    nccl = _estimate_residual(kept, _nccl_beside(context))
     gpu, torch = group
     return Correction(gpu=gpu, torch=torch, reserved=reserved, context=context, nccl=nccl), set_aside
 
@@ -90,7 +92,6 @@ def _without_outliers(
     furthest: float,
     set_aside: set[QuarantinedObservation],
 ) -> list[Observation]:
-    """Those that are kept; the others are put into `set_aside`."""
     measured = [(observation, far) for observation in members if (far := residual(observation)) is not None]
     gone = set()
     for place in outliers([far for _, far in measured], furthest):
@@ -104,9 +105,9 @@ def _without_outliers(
     return [observation for observation in members if observation not in gone]
 
 
-def _estimate_residual(members: Sequence[Observation], residual: _Residual, before: Estimate | None) -> Estimate | None:
+def _estimate_residual(members: Sequence[Observation], residual: _Residual) -> Estimate | None:
     residuals = [far for observation in members if (far := residual(observation)) is not None]
-    return estimate(residuals, before.residual if before else 0.0) if residuals else before
+    return estimate(residuals) if residuals else None
 
 
 def _reserved_residual(observation: Observation) -> float | None:
@@ -167,7 +168,6 @@ def measured_calibration() -> Calibration:
 
 
 def measured_observations() -> tuple[Observation, ...]:
-    """Every observed step of the facts."""
     return _read(state_of(facts_folder(), OBSERVATIONS))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from planner.units import show_bytes
 from planner.versions import minor_of
@@ -34,7 +35,6 @@ class Observation:
     measured_device_bytes: int | None = None
     """What NVML shows for this process at its highest."""
     device_total_bytes: int = 0
-    """0: not known."""
     predicted_out_of_memory: bool = False
     measured_out_of_memory: bool = False
     date: str = ""
@@ -46,7 +46,6 @@ class Observation:
 
     @property
     def measured_outside_bytes(self) -> int | None:
-        """All that the process held outside the allocator."""
         if self.measured_device_bytes is None:
             return None
         return self.measured_device_bytes - self.measured_reserved_bytes
@@ -54,23 +53,16 @@ class Observation:
 
 def make_observation(
     *,
-    gpu: str,
-    torch: str,
-    cuda: str = "",
-    world_size: int = 1,
-    case: str = "",
     reserved_bytes: tuple[int, int],
     predicted_context_bytes: int = 0,
     predicted_nccl_bytes: int = 0,
     device_bytes: int = 0,
     device_bytes_by: str = "process",
-    device_total_bytes: int = 0,
     peers: str = "none",
-    predicted_out_of_memory: bool = False,
-    measured_out_of_memory: bool = False,
-    date: str = "",
+    **others: Any,
 ) -> Observation:
-    """An observation from the figures of an uncalibrated plan and of a measurement, named as there.
+    """An observation from the figures of an uncalibrated plan and of a measurement, named as there; `others` as they
+    are.
 
     `reserved_bytes` are predicted and measured. Device bytes count only if they are those of the process
     (`device_bytes_by`); less the reserved bytes they are the context where no peers are present, and context and
@@ -79,24 +71,15 @@ def make_observation(
     """
     predicted, measured = reserved_bytes
     held = device_bytes if device_bytes and device_bytes_by == "process" else None
-    nccl = predicted_nccl_bytes if peers == "present" else 0
     alone = peers != "present" and predicted_context_bytes > 0
     return Observation(
-        gpu=gpu,
-        torch=torch,
-        cuda=cuda,
-        world_size=world_size,
-        case=case,
         predicted_reserved_bytes=predicted,
         measured_reserved_bytes=measured,
         predicted_context_bytes=predicted_context_bytes,
         measured_context_bytes=held - measured if held is not None and alone else None,
-        predicted_nccl_bytes=nccl,
+        predicted_nccl_bytes=predicted_nccl_bytes if peers == "present" else 0,
         measured_device_bytes=held,
-        device_total_bytes=device_total_bytes,
-        predicted_out_of_memory=predicted_out_of_memory,
-        measured_out_of_memory=measured_out_of_memory,
-        date=date,
+        **others,
     )
 
 
@@ -128,7 +111,7 @@ def fault_of(observation: Observation) -> str:
     if not observation.gpu:
         return "it names no GPU"
     if not observation.group[1]:
-        return f"{observation.torch!r} is no version of torch"
+        return f"{observation.torch!r} is not a version of torch"
     if observation.measured_out_of_memory:
         return "the measured step ran out of memory"
     if observation.predicted_out_of_memory:

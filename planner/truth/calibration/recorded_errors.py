@@ -1,4 +1,5 @@
-"""How far plans were from what was recorded, run by run, and what that says of a plan of the same kind."""
+"""How far plans were from what was recorded, run by run, what that says of a plan of the same kind, and how a plan is
+judged if another share of its kind may take more (`--risk 1%`)."""
 
 from __future__ import annotations
 
@@ -6,13 +7,16 @@ import json
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import resources
-from typing import Any
+from typing import Any, TypeVar
 
+from planner.errors import PlannerError
 from planner.job.kinds import Kind
 from planner.records import from_plain
+from planner.report.statement import RankClassStatement, Statement
+from planner.verdict import Verdict, decide
 
 OUTSIDE_INTERVAL = 0.05
 """Of the runs of a kind, those that lie outside of its interval."""
@@ -30,7 +34,6 @@ class RecordedError:
     source: str
     """Whose run it is: runs of one source are off alike."""
     family: str
-    """Where sources were taken from."""
     run: str
     kind: Kind
     figure: str
@@ -123,3 +126,41 @@ def is_covered(row: RecordedError, rows: Sequence[RecordedError], *, by_family: 
     others = [other for other in rows if (other.family != row.family if by_family else other.source != row.source)]
     low, high = band(others, row.kind)
     return low - _ROUNDING <= row.error <= high + _ROUNDING
+
+
+Judged = TypeVar("Judged", bound=Statement)
+LEAST_RISK, MOST_RISK = 0.001, 0.5
+
+
+def parse_risk(text: str, place: str, error: type[PlannerError] = PlannerError) -> float:
+    """The share that `1%` or `0.01` says. Raises `error` for anything else."""
+    number, percent = text.strip().removesuffix("%"), text.strip().endswith("%")
+    try:
+        share = float(number) / (100 if percent else 1)
+    except ValueError:
+        share = float("nan")
+    if not LEAST_RISK <= share <= MOST_RISK:
+        raise error(
+            f"{text[:40]!r} is not a risk",
+            allowed=f"a share of jobs from {LEAST_RISK:.1%} to {MOST_RISK:.0%}, as 1% or 0.01",
+            place=place,
+        )
+    return share
+
+
+def judge_at_risk(statement: Judged, risk: float) -> Judged:
+    """The statement with intervals whose upper end this share of jobs of a kind exceeds, and the verdicts of those."""
+    return replace(statement, rank_classes=tuple(_judge(each, risk) for each in statement.rank_classes))
+
+
+def _judge(rank_class: RankClassStatement, risk: float) -> RankClassStatement:
+    peak, capacity = rank_class.peak, rank_class.capacity_bytes
+    low, high = peak.interval_bytes
+    more = reserved_bound(rank_class.kind, risk) - reserved_band(rank_class.kind)[1]
+    highest = high + round(peak.reserved_bytes * more)
+    # Not of a verdict that is the allocator's cache's, or that of sizes which nobody has seen.
+    is_of_interval = not (rank_class.verdict is Verdict.EXCEEDS or rank_class.cache_releases)
+    if is_of_interval and not rank_class.judged_iterations and peak.device_bytes <= capacity:
+        rank_class = replace(rank_class, verdict=decide(runs_out=False, highest_bytes=highest, capacity_bytes=capacity))
+    peak = replace(peak, interval_bytes=(low, max(highest, peak.device_bytes)))
+    return replace(rank_class, peak=peak, risk=risk)

@@ -15,7 +15,7 @@ from planner.records import to_plain
 from planner.report.statement import RankClassStatement
 from planner.report.style import size
 from planner.truth.failures.causes import CONTEXT_BYTES, Judgement, judge
-from planner.truth.failures.gpu_messages import find_messages, find_unnamed, innermost_own
+from planner.truth.failures.gpu_messages import find_messages, innermost_own
 from planner.truth.failures.host_messages import find_host_failures, other_reason
 from planner.truth.failures.log_text import LogText
 from planner.truth.failures.messages import Cause, Form, GpuFailure, HostFailure
@@ -135,7 +135,6 @@ def _of_the_world(statement: RankClassStatement, snapshot: SnapshotFailure) -> I
 
 
 def _of_phases(statement: RankClassStatement, snapshot: SnapshotFailure) -> Iterator[Parting]:
-    """The first phase of a step in which more was held than planned."""
     peaks: dict[Phase, int] = {}
     for planned_phase in statement.phases:
         peaks[planned_phase.phase] = max(peaks.get(planned_phase.phase, 0), planned_phase.peak_allocated_bytes)
@@ -228,11 +227,6 @@ def explain(
     log = LogText(text)
     messages = tuple((failure, judge(failure)) for failure in find_messages(log))
     host = tuple(find_host_failures(log))
-    unnamed = None if messages or host else find_unnamed(log)
-    if isinstance(unnamed, GpuFailure):
-        messages = ((unnamed, judge(unnamed)),)
-    elif unnamed is not None:
-        host = (unnamed,)
     if not messages and not host and snapshot is None:
         raise PlannerError(
             f"nothing in it says that memory ran out{_nearest_words(log)}",
@@ -259,7 +253,6 @@ def _nearest_words(log: LogText) -> str:
 
 
 def to_json(explanation: Explanation) -> dict[str, Any]:
-    """Plain values, keys in this order."""
     return {
         "schema": SCHEMA,
         "cause": explanation.cause.value,

@@ -100,8 +100,6 @@ def _conclusion(explanation: Explanation) -> str:
         return _OVERFLOW
     if explanation.cause is not Cause.UNKNOWN or explanation.messages or explanation.snapshots:
         return f"{_IN_WORDS[explanation.cause]} {_advice(explanation)}".strip()
-    if any(failure.said_by == "log" for failure in explanation.host):
-        return "Memory ran out; whether the GPU's or the host's, is not said."
     if any(failure.certain for failure in explanation.host):
         return "The host's memory ran out: of the machine, or of a limit, is not said."
     if explanation.other_reason:
@@ -205,8 +203,6 @@ def _host(failure: HostFailure, style: Style) -> Iterator[str]:
     what = f"{failure.said_by} says it of the host"
     if failure.said_by in _SAYS_HOW:
         what = "a process was killed"
-    elif failure.said_by == "log":
-        what = "memory ran out"
     yield style.paint(f"line {failure.line}: {what}", "bold")
     yield from _indented([failure.text], style)
     if failure.process:

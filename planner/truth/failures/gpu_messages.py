@@ -19,7 +19,7 @@ from dataclasses import replace
 
 from planner.truth.failures.causes import ONE_EXABYTE
 from planner.truth.failures.log_text import LogText, read_size, words
-from planner.truth.failures.messages import Cause, Form, Frame, GpuFailure, HostFailure, ProcessBytes
+from planner.truth.failures.messages import Form, Frame, GpuFailure, ProcessBytes
 
 MOST_MESSAGES = 1000
 """Of one log, that are told apart; each rank of a large job has one."""
@@ -182,28 +182,6 @@ def find_messages(text: str | LogText) -> list[GpuFailure]:
         failures[match.start()] = _read_other(form, who, match, log)
         read = match.end()
     return _tell_apart(log, failures)
-
-
-_UNNAMED = re.compile(
-    "(?i)(?:out-?of|notenough|insufficient|exhausted|exceeded|lackof)(?:the)?(?P<gpu>gpu|cuda|device|vram|video|graphics)?-?"
-    "(?:memory|vram)|memory(?:exhausted|allocationfailed)"
-)
-_OF_A_GPU = re.compile(r"(?i)(?:gpu|cuda|vram|device|hip|xpu|npu)[^.!?]{0,30}$")
-_ADVICE = re.compile(r"(?i)(?:avoid|prevent|incaseof|ifyou|toreduce|mitigate|handle)[^.!?]{0,40}$")
-
-
-def find_unnamed(log: LogText) -> GpuFailure | HostFailure | None:
-    """What says in words of its own that memory ran out: a GPU's where it says so, else of nobody knows what."""
-    for match in _UNNAMED.finditer(log.squashed):
-        before = log.squashed[max(0, match.start() - 60) : match.start()]
-        if not _ADVICE.search(before):
-            is_gpu = match["gpu"] or _OF_A_GPU.search(before)
-            line = log.line_of(match.start())
-            text = " ".join(log.lines[line - 1][: 2 * _BEGINNING].split())[:_BEGINNING]
-            if is_gpu:
-                return GpuFailure(form=Form.UNKNOWN, text=text, line=line, vendor="GPU")
-            return HostFailure(said_by="log", cause=Cause.UNKNOWN, text=text, line=line)
-    return None
 
 
 def _is_repeated(log: LogText, match: re.Match[str]) -> bool:

@@ -44,14 +44,12 @@ class Cause(StrEnum):
     NOT_PYTORCH = "not_pytorch"
     """One of the two before; the message does not tell them apart."""
     FULL = "full"
-    """PyTorch's own tensors."""
     REFUSED = "refused"
     """The driver says that there was room: a limit that the message does not print."""
     UNKNOWN = "unknown"
     HOST_LIMIT = "host_limit"
     """The limit of a cgroup: a container, a Slurm step."""
     HOST = "host"
-    """The whole machine's memory."""
 
     @property
     def of_host(self) -> bool:
@@ -81,7 +79,6 @@ class GpuFailure:
 
     form: Form
     text: str
-    """The beginning of what was read."""
     line: int
     """Where it stands in the text, from 1."""
     rank: int | None = None
@@ -103,7 +100,6 @@ class GpuFailure:
     who: str = ""
     """Which library asked, where it was not torch's allocator."""
     frames: tuple[Frame, ...] = ()
-    """The Python traceback around it, outermost first."""
 
     @property
     def unallocated_bytes(self) -> int | None:
@@ -119,13 +115,11 @@ class HostFailure:
 
     said_by: str
     """kernel, systemd, slurm, pbs, lsf, sge, condor, kubernetes, ray, yarn, java, nccl, python, c++, torch, windows,
-    notebook;
-    `exit code`, `signal` and `shell` where only the kill itself is told; `log` where not even whose memory it was"""
+    notebook; `exit code`, `signal` and `shell` where only the kill itself is told"""
     cause: Cause
     text: str
     line: int
     process: str = ""
-    """The name of what was killed."""
     resident_bytes: int | None = None
     """What it held: anonymous, file-backed and shared pages."""
     limit_bytes: int | None = None

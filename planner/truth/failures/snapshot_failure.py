@@ -53,10 +53,8 @@ class AllocatorState:
     largest_free_bytes: int
     """The largest free block of the pool in which the request looked."""
     pool_free_bytes: int
-    """All free blocks of that pool."""
     holders: tuple[Holding, ...]
     others_bytes: int
-    """Of holders that are not listed."""
 
 
 Frames = Sequence[Mapping[str, Any]]
@@ -109,7 +107,6 @@ class _Watch:
             self.phase_peaks[self._phase] = max(self.phase_peaks.get(self._phase, 0), allocator.allocated)
 
     def sizes(self) -> frozenset[int]:
-        """Every size that was asked for, or that a block at the start had."""
         asked = (event.requested_bytes for event in self.recording.events if isinstance(event, Alloc))
         return frozenset((*self._at_start.values(), *asked))
 
@@ -195,7 +192,6 @@ class Remedy:
     fits: bool
     exact: bool
     reserved_bytes: int
-    """The most that was reserved, up to the failure or beyond it."""
     cache_releases: int
     same: bool = False
     """The recorded settings, with the recorded layout of the start."""
@@ -294,7 +290,6 @@ class SnapshotFailure:
     before_forward_bytes: int | None = None
     """Held when the recorded run first came to a forward; None where frames show no forward."""
     sizes: frozenset[int] = field(default=frozenset(), metadata=shape(skip=True))
-    """Every size that was asked for or held: what tells one job's snapshot from another's. In no document."""
     notes: tuple[str, ...] = ()
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from planner.errors import MeasureError, SpecError
 from planner.events import Alloc, Category, Event, Free, Mark, Phase, Role
 from planner.job.json_text import read_json
-from planner.records import from_plain, shape, to_plain
+from planner.records import from_document, shape, to_plain
 from planner.units import MIB
 
 SCHEMA = "planner.measurement/1"
@@ -35,7 +35,6 @@ class Levels:
         return cls(**{name: stats.get(f"{name}.all.{which}", 0) for name in FIGURES})
 
     def highest(self, other: Levels) -> Levels:
-        """The higher of each figure."""
         return Levels(**{name: max(getattr(self, name), getattr(other, name)) for name in FIGURES})
 
 
@@ -139,16 +138,9 @@ def to_json(measurement: Measurement) -> dict[str, Any]:
 
 def from_json(document: Mapping[str, Any]) -> Measurement:
     """The measurement that :func:`to_json` wrote. Raises MeasureError if the document is none."""
-    if document.get("schema") != SCHEMA:
-        schema = document.get("schema")
-        shown = repr(schema[:80]) if isinstance(schema, str) else "none that is a text"
-        raise MeasureError(f"a document of schema {shown} is no measurement", allowed=SCHEMA)
-    given = {known.name: document[known.name] for known in fields(Measurement) if known.name in document}
-    try:
-        return from_plain(Measurement, given, "measurement", error=MeasureError, remedy="measure again")
-    except MeasureError as wrong:
-        problem = f"the measurement cannot be read: {wrong.problem}"
-        raise MeasureError(problem, allowed=wrong.allowed, remedy="measure again", place=wrong.place) from None
+    return from_document(
+        Measurement, document, SCHEMA, "measurement", error=MeasureError, remedy="measure again", strict=False
+    )
 
 
 class Phases:
@@ -158,7 +150,6 @@ class Phases:
         self._phases: dict[tuple[Phase, int], MeasuredPhase] = {}
 
     def add(self, phase: Phase, iteration: int, peak: Levels, end: Levels, device_bytes: int = 0) -> None:
-        """A stretch of this phase has ended."""
         before = self._phases.get((phase, iteration))
         if before is not None:
             peak, device_bytes = before.peak.highest(peak), max(before.device_bytes, device_bytes)
@@ -218,12 +209,10 @@ MOST_BYTES = 256 * MIB
 
 
 def line(measurement: Measurement) -> str:
-    """The measurement as one line, without the newline."""
     return json.dumps(to_json(measurement), separators=(",", ":"), sort_keys=False, allow_nan=False)
 
 
 def append(path: Path, measurements: Iterable[Measurement]) -> None:
-    """Each as a line at the end of the file, which is made if it is not there."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
         file.writelines(f"{line(measurement)}\n" for measurement in measurements)
@@ -252,9 +241,9 @@ def read(path: Path) -> list[Measurement]:
         try:
             document = read_json(text, place)
         except SpecError as error:
-            raise MeasureError(f"this line is no JSON object: {error.problem}", place=place) from None
+            raise MeasureError(f"this line must be a JSON object: {error.problem}", place=place) from None
         if not isinstance(document, dict):
-            raise MeasureError("this line is no JSON object", place=place)
+            raise MeasureError("this line must be a JSON object", place=place)
         try:
             measurements.append(from_json(document))
         except MeasureError as error:

@@ -46,7 +46,6 @@ class Reading:
 
     @classmethod
     def of(cls, stats: Mapping[str, int], device_bytes: int = 0) -> Reading:
-        """From `torch.cuda.memory_stats`."""
         return cls(Levels.of(stats, "peak"), Levels.of(stats, "current"), device_bytes)
 
 
@@ -244,7 +243,6 @@ class MemoryReport:
 
     @contextmanager
     def evaluation(self) -> Iterator[None]:
-        """Inside, an evaluation runs."""
         self.evaluation_begins()
         try:
             yield
@@ -425,15 +423,6 @@ class _Hooks:
         return _make_callback, (self.framework, self._settings)
 
 
-class _NullHooks:
-    """In place of a framework's base class that is not there: any other hook that is asked for does nothing."""
-
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        if name.startswith("on_") or name in ("setup", "teardown"):
-            return lambda *_, **__: None
-        raise AttributeError(name)
-
-
 class _TrainerHooks(_Hooks):
     """In the Trainer's order: begin, (step begin, [substep end], optimizer step, step end, [evaluate]), end.
 
@@ -513,7 +502,7 @@ def _class_for(framework: str) -> type[_Hooks]:
         module, _, name = path.partition(":")
         with suppress(Exception):  # not installed, or broken: the hooks are all that is needed
             bases.append(getattr(import_module(module), name))
-    return type("MemoryCallback", (hooks, *(bases or [_NullHooks])), {})
+    return type("MemoryCallback", (hooks, *bases), {})
 
 
 def _make_callback(framework: str, settings: Settings) -> Any:

@@ -1,6 +1,6 @@
 """Device bytes as the driver counts them (NVML), asked through its C library: no package is needed.
 
-Source: NVML API reference, nvmlDeviceGetComputeRunningProcesses_v3 and nvmlDeviceGetMemoryInfo (driver 510 and up).
+Source: NVML API reference, nvmlDeviceGetComputeRunningProcesses_v3 (driver 510 and up).
 """
 
 from __future__ import annotations
@@ -24,10 +24,6 @@ class _Process(ctypes.Structure):
     )
 
 
-class _Memory(ctypes.Structure):
-    _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
-
-
 def process_bytes(uuid: str) -> int:
     """Bytes that this process holds on the GPU of that uuid; 0 where the driver does not say."""
     library, handle = _handle(uuid)
@@ -45,16 +41,6 @@ def process_bytes(uuid: str) -> int:
     ours = _own_ids()
     own = (held for held in processes[: count.value] if held.pid in ours and held.used != _NOT_AVAILABLE)
     return next((int(held.used) for held in own), 0)
-
-
-def device_bytes(uuid: str) -> int:
-    """Bytes in use on the whole GPU, by whomever; 0 where the driver does not say."""
-    library, handle = _handle(uuid)
-    if library is None:
-        return 0
-    memory = _Memory()
-    code = library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory))
-    return int(memory.used) if code == _SUCCESS else 0
 
 
 def device_count() -> int:

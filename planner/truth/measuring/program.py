@@ -48,7 +48,6 @@ class MeasuredRank:
     devices: int = 1
     """Of how many devices that process took memory."""
     ended_by: str = ""
-    """The exception that ended it."""
     snapshot: str = ""
     software: Mapping[str, str] = field(default_factory=dict)
     allocator_conf: str = ""
@@ -81,7 +80,6 @@ class MeasuredProgram:
 
 
 def write(path: Path, program: MeasuredProgram) -> None:
-    """One JSON object. Raises MeasureError where it cannot be written."""
     document = {"schema": SCHEMA, **to_plain(program)}
     try:
         path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
@@ -90,7 +88,6 @@ def write(path: Path, program: MeasuredProgram) -> None:
 
 
 def _unwritable(path: Path, error: OSError) -> MeasureError:
-    """The error for a place where nothing can be written."""
     return MeasureError(
         f"{path} cannot be written: {error.strerror}",
         allowed="a file in a folder that is there and can be written to",

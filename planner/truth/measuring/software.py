@@ -28,7 +28,6 @@ def software() -> dict[str, str]:
 
 
 def device_facts(device: torch.device) -> DeviceFacts:
-    """The device as its driver describes it."""
     if device.type != "cuda":
         return DeviceFacts(kind=device.type, name=platform.machine())
     properties = torch.cuda.get_device_properties(device)
