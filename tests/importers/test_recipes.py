@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from importing_folder import LLAMA, TORCHRUN, ZERO_2, Folder
 
-from planner.job.importers.training_arguments import PLANNED
+from planner.job.importers.key_tables import tables
 from planner.job.loading import document
 from planner.job.schema import (
     Adapter,
@@ -79,6 +79,7 @@ ADAPTER: Mapping[str, Any] = {
     "peft_type": "LORA", "base_model_name_or_path": "Qwen/Qwen3-0.6B", "r": 16, "lora_alpha": 32, "lora_dropout": 0.1,
     "target_modules": ["v_proj", "q_proj"], "bias": "none",
 }  # fmt: skip
+OPTIMIZERS = tables()["TrainingArguments"].keys["optim"].values
 LINEAR = ("all-linear",)
 EIGHT = "torchrun --nproc-per-node 8 train.py"
 
@@ -379,7 +380,7 @@ def test_an_optimizer_that_nobody_plans_is_refused_with_all_that_are(folder: Fol
 
     assert message.splitlines()[:2] == [
         'axolotl.yaml:14:12: optimizer is "OPT": others are not planned; write train.optimizer in JOB.yaml',
-        f"  allowed: {', '.join(PLANNED)}",
+        f"  allowed: {', '.join(tables()['TrainingArguments'].keys['optim'].values)}",
     ]
 
 

@@ -12,8 +12,9 @@ from typing import Any
 
 from planner.errors import SpecError
 from planner.job.importers import accelerate, training_arguments
-from planner.job.importers.drafts import Draft, Key
-from planner.job.importers.training_arguments import FLAGS_OF_SCRIPTS, KEYS, RETIRED
+from planner.job.importers.drafts import Draft
+from planner.job.importers.key_tables import Key, WrittenKeys, table, tables
+from planner.job.importers.training_arguments import FLAGS_OF_SCRIPTS, TABLES
 from planner.job.launchers import (
     ACCELERATE_IGNORED,
     ACCELERATE_READ,
@@ -61,7 +62,7 @@ class Launch:
     """Of the launcher, by their names with underscores; None for those without a value."""
     allocator_conf: str
     accelerate: accelerate.Config | None
-    arguments: training_arguments.TrainingArguments | None
+    arguments: WrittenKeys | None
     """Of a script that takes fields of TrainingArguments which matter."""
     not_read: Sequence[str]
     """Variables, options, and arguments of the script."""
@@ -90,9 +91,9 @@ def read(line: str, folder: Path) -> Launch:
         )
     conf, variables = _judge_environment(environment)
     fields, others = _fields_of(script[1:])
-    keys = [{**KEYS, **RETIRED}[name] for name in fields]
+    keys = table(*TABLES).keys
     # Other scripts have options for their data loaders under the same names.
-    of_trainer = any(key.matters and not key.to.startswith("train.data_loader") for key in keys)
+    of_trainer = any(keys[name].matters and not keys[name].to.startswith("train.data_loader") for name in fields)
     not_read = [*variables, *srun, *others]
     not_read += [] if of_trainer else [f"--{name}" for name in fields]
     config = None
@@ -213,7 +214,7 @@ def _place(top: dict[str, Any], name: str, value: str | None) -> None:
         top["distributed_type"] = kinds[name]
     elif name in ACCELERATE_READ:
         top[name] = _scalar(value)
-    elif name in accelerate.DEEPSPEED_KEYS:
+    elif name in tables()["deepspeed_config"].keys:
         top.setdefault("deepspeed_config", {})[name] = _scalar(value)
     elif name.startswith(("fsdp_", "dynamo_")):
         top.setdefault(f"{name.split('_')[0]}_config", {})[name] = _scalar(value)
@@ -243,6 +244,7 @@ def _scalar(value: str | None) -> Any:
 
 def _fields_of(words: Sequence[str]) -> tuple[dict[str, Node], list[str]]:
     """Fields of TrainingArguments among a script's arguments, as HfArgumentParser reads them; the names of the rest."""
+    known = table(*TABLES).keys
     fields: dict[str, Node] = {}
     others: list[str] = []
     index = 0
@@ -259,12 +261,12 @@ def _fields_of(words: Sequence[str]) -> tuple[dict[str, Node], list[str]]:
             index += 1
         name, place = flag[2:].replace("-", "_"), f"{PLACE}: {flag}"
         negated = name.removeprefix("no_")
-        if (key := KEYS.get(name) or RETIRED.get(name)) is not None:
+        if (key := known.get(name)) is not None:
             if not values and key.matters and key.kind not in ("flag", "any") and name not in FLAGS_OF_SCRIPTS:
                 raise SpecError(f"{flag} has no value", allowed=f"{flag} VALUE", remedy="write its value", place=place)
             converted = _convert_value(key, " ".join(values), place) if values else True
             fields[name] = node_from_data(converted, place, flag)
-        elif name != negated and negated in KEYS and not values:
+        elif name != negated and negated in tables()["TrainingArguments"].keys and not values:
             fields[negated] = node_from_data(False, place, flag)
         else:
             others.append(flag)
