@@ -33,6 +33,7 @@ from planner.job.training_checks import (
 )
 
 _CUDA_GRAPHS = ("reduce-overhead", "max-autotune")
+_CHANGE_RANKS = "change cluster.nodes, cluster.gpus_per_node or the degrees under parallel"
 _SHARDING = ("dp_shard", "cp", "ep", "tp", "pp")
 
 
@@ -151,12 +152,8 @@ def _check_size(job: Job, document: Node) -> None:
     """Comes first: whatever a degree stands for is counted only where this lets it pass."""
     degrees = axis_degrees(job.parallel)
     ranks = max(math.prod(degrees.values()), job.cluster.nodes * job.cluster.gpus_per_node)
-    place, remedy = (
-        _place_of_ranks(document),
-        "change cluster.nodes, cluster.gpus_per_node or the degrees under parallel",
-    )
-    problem = f"the job has {ranks} ranks or GPUs"
-    document.refuse_job_if(ranks > MOST_RANKS, place, problem, allowed=f"at most {MOST_RANKS}", remedy=remedy)
+    place, problem, allowed = _place_of_ranks(document), f"the job has {ranks} ranks or GPUs", f"at most {MOST_RANKS}"
+    document.refuse_job_if(ranks > MOST_RANKS, place, problem, allowed=allowed, remedy=_CHANGE_RANKS)
     apart = {name: degrees[name] for name in DISTINCT_AXES}
     classes, product = math.prod(apart.values()), " * ".join(f"{name}({degree})" for name, degree in apart.items())
     document.refuse_job_if(
@@ -236,5 +233,5 @@ def _check_cluster(job: Job, document: Node) -> None:
         f"the cluster has nodes({cluster.nodes}) * gpus_per_node({cluster.gpus_per_node}) = "
         f"{gpus} GPU{'s' * (gpus != 1)}, the job {product} = {ranks} rank{'s' * (ranks != 1)}",
         allowed="one rank to a GPU",
-        remedy="change cluster.nodes, cluster.gpus_per_node or the degrees under parallel",
+        remedy=_CHANGE_RANKS,
     )
