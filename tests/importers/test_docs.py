@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from planner.job import launchers
 from planner.job.importers.key_tables import Key, tables
+from planner.job.launchers import OPTIONS
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = DOCS / "reference" / "importers.md"
@@ -52,7 +52,7 @@ def test_the_page_holds_the_table(name: str) -> None:
 def test_the_page_holds_the_options_of_launchers() -> None:
     text = (DOCS / "importers.md").read_text(encoding="utf-8")
 
-    for name in sorted(launchers.ACCELERATE_READ):
+    for name in sorted(OPTIONS["accelerate"]["read"]):
         assert f"`--{name}`" in text, name
 
 

@@ -16,9 +16,9 @@ from torch.distributed.run import get_args_parser
 from transformers import TrainingArguments
 from transformers.training_args import OptimizerNames
 
-from planner.job import launchers
 from planner.job.importers.key_tables import table, tables
 from planner.job.importers.training_arguments import TABLES
+from planner.job.launchers import OPTIONS
 
 KEYS = tables()["TrainingArguments"].keys
 FIELDS = {field.name: field for field in dataclasses.fields(TrainingArguments)}
@@ -65,8 +65,8 @@ def test_every_option_of_deepspeeds_launcher_is_known() -> None:
     actions = [action for action in parser._actions if action.option_strings and action.dest != "help"]
     names = {option.lstrip("-") for action in actions for option in action.option_strings}
     alone = {option.lstrip("-") for action in actions if action.nargs == 0 for option in action.option_strings}
-    assert names ^ (launchers.DEEPSPEED_ALONE | launchers.DEEPSPEED_WITH_VALUE) == set()
-    assert alone == launchers.DEEPSPEED_ALONE
+    assert names ^ (OPTIONS["deepspeed"]["alone"] | OPTIONS["deepspeed"]["with_value"]) == set()
+    assert alone == OPTIONS["deepspeed"]["alone"]
 
 
 def test_what_is_planned_of_optimizers_exists() -> None:
@@ -93,12 +93,8 @@ def test_every_option_of_accelerate_launch_is_read_ignored_or_refused() -> None:
         known = tables()[f"{prefix.removesuffix('_config')}_config"].keys
         assert {name.removeprefix(f"{prefix}_") for name in prefixed} - known.keys() == set(), prefix
         options -= prefixed
-    known_options = (
-        launchers.ACCELERATE_ALONE
-        | launchers.ACCELERATE_READ
-        | launchers.ACCELERATE_IGNORED
-        | tables()["deepspeed_config"].keys.keys()
-    )
+    known_options = frozenset.union(*(options for kind, options in OPTIONS["accelerate"].items() if kind != "program"))
+    known_options |= tables()["deepspeed_config"].keys.keys()
     assert {name for name in options - known_options if not name.startswith(("fp8_", "megatron_lm_"))} == set()
 
 
@@ -109,7 +105,7 @@ def test_options_of_accelerate_launch_that_stand_alone_do() -> None:
         if action.nargs == 0 and action.dest != "help"
         for option in action.option_strings
     }
-    assert alone == launchers.ACCELERATE_ALONE
+    assert alone == OPTIONS["accelerate"]["alone"]
 
 
 def test_every_option_of_torchrun_is_known_with_or_without_a_value() -> None:
@@ -118,8 +114,8 @@ def test_every_option_of_torchrun_is_known_with_or_without_a_value() -> None:
         names = {option.lstrip("-").replace("-", "_") for option in action.option_strings}
         (alone if action.nargs == 0 else valued).update(names - {"h", "help"})
 
-    assert alone == launchers.TORCHRUN_ALONE
-    assert valued == launchers.TORCHRUN_WITH_VALUE
+    assert alone == OPTIONS["torchrun"]["alone"]
+    assert valued == OPTIONS["torchrun"]["with_value"]
 
 
 def test_every_field_of_accelerates_fsdp_plugin_has_its_fate() -> None:

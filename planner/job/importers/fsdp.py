@@ -67,13 +67,14 @@ def _legacy(asked: Node, *, is_first: bool) -> dict[str, Node]:
 def fill_draft(draft: Draft, settings: Mapping[str, Node], *, mixed: bool, place: str) -> list[str]:
     """How accelerate shards; `mixed`: in bfloat16. Returns what is planned otherwise than it is, for people."""
     first = _is_first(settings)
-    for name in ("offload_params", "cpu_offload"):
-        offload = settings.get(name)
-        if offload is not None and _truth(offload):
-            draft.say_value(f"{_SHARD}.offload", "cpu", offload.place)
-    recompute = settings.get("activation_checkpointing")
-    if recompute is not None and _truth(recompute):
-        draft.say_value("train.recompute", "full", recompute.place)
+    meant = {
+        "offload_params": (f"{_SHARD}.offload", "cpu"),
+        "cpu_offload": (f"{_SHARD}.offload", "cpu"),
+        "activation_checkpointing": ("train.recompute", "full"),
+    }
+    for name, (path, value) in meant.items():
+        if (node := settings.get(name)) is not None and _truth(node):
+            draft.say_value(path, value, node.place)
     if mixed:
         draft.say_value(f"{_SHARD}.reduce_dtype", "bfloat16", place)
     if first:
@@ -81,14 +82,12 @@ def fill_draft(draft: Draft, settings: Mapping[str, Node], *, mixed: bool, place
     # Every layer, the embedding, norm and head together.
     policy = settings.get("auto_wrap_policy")
     if policy is not None and str(policy.value).upper() != "TRANSFORMER_BASED_WRAP":
-        raise SpecError(
+        problem, remedy = (
             f"auto_wrap_policy is {policy.summary}, which is not planned",
-            allowed="TRANSFORMER_BASED_WRAP",
-            remedy="wrap by layers, or plan with a spec of your own",
-            place=policy.place,
+            "wrap by layers, or plan with a spec of your own",
         )
-    reshard = settings.get("reshard_after_forward")
-    if reshard is not None:
+        raise SpecError(problem, allowed="TRANSFORMER_BASED_WRAP", remedy=remedy, place=policy.place)
+    if (reshard := settings.get("reshard_after_forward")) is not None:
         draft.say_value(f"{_SHARD}.reshard_after_forward", _truth(reshard), reshard.place)
     draft.suppose(f"{_SHARD}.keep_last", True, place)
     return []
@@ -173,12 +172,8 @@ def tell_parts(
 def _truth(node: Node) -> bool:
     written = str(node.plain()).lower()
     if written not in (*_TRUE, *_FALSE):
-        raise SpecError(
-            f"{node.name} is {node.summary}",
-            allowed="true or false",
-            remedy="FULL_SHARD is true, SHARD_GRAD_OP is false" if isinstance(node.value, str) else "write one of them",
-            place=node.place,
-        )
+        remedy = "FULL_SHARD is true, SHARD_GRAD_OP is false" if isinstance(node.value, str) else "write one of them"
+        raise node.is_error(allowed="true or false", remedy=remedy)
     return written in _TRUE
 
 

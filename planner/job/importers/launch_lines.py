@@ -16,12 +16,10 @@ from planner.job.importers.drafts import Draft
 from planner.job.importers.key_tables import Key, WrittenKeys, table, tables
 from planner.job.importers.training_arguments import FLAGS_OF_SCRIPTS, TABLES
 from planner.job.launchers import (
-    ACCELERATE_IGNORED,
-    ACCELERATE_READ,
-    ACCELERATE_REFUSED,
     LAUNCHER_MODULES,
     LAUNCHER_OPTIONS,
     OLD_LAUNCHER,
+    OPTIONS,
     PLACE,
     deepspeed_size,
     read_options,
@@ -46,9 +44,6 @@ _MATTER = (
     "PYTORCH_NO_CUDA_MEMORY_CACHING",
     "CUDA_MODULE_LOADING",
 )
-_OF_NO_ACCOUNT = (
-    "enable_cpu_affinity", "same_network", "use_parallelism_config", "no_tpu_cluster", "tpu_use_sudo",
-)  # fmt: skip
 _PREFIXES = ("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_")
 
 
@@ -99,9 +94,8 @@ def read(line: str, folder: Path) -> Launch:
     config = None
     if launcher == "accelerate":
         top: dict[str, Any] = {}
-        ignored = ACCELERATE_IGNORED | {"q", "quiet", "debug", "m", "module", "no_python"}
         for name, value in options.items():
-            if name in ignored:
+            if name in OPTIONS["accelerate"]["ignored"]:
                 not_read.append(f"--{name}")
             else:
                 _place(top, name, value)
@@ -202,6 +196,7 @@ def _judge_environment(environment: Mapping[str, str]) -> tuple[str, list[str]]:
 
 
 def _place(top: dict[str, Any], name: str, value: str | None) -> None:
+    known = OPTIONS["accelerate"]
     kinds = {"multi_gpu": "MULTI_GPU", "use_fsdp": "FSDP", "use_deepspeed": "DEEPSPEED"}
     if name == "config_file":
         raise SpecError(
@@ -212,7 +207,7 @@ def _place(top: dict[str, Any], name: str, value: str | None) -> None:
         )
     if name in kinds:
         top["distributed_type"] = kinds[name]
-    elif name in ACCELERATE_READ:
+    elif name in known["read"]:
         top[name] = _scalar(value)
     elif name in tables()["deepspeed_config"].keys:
         top.setdefault("deepspeed_config", {})[name] = _scalar(value)
@@ -220,15 +215,15 @@ def _place(top: dict[str, Any], name: str, value: str | None) -> None:
         top.setdefault(f"{name.split('_')[0]}_config", {})[name] = _scalar(value)
     elif name.startswith("parallelism_config_"):
         top.setdefault("parallelism_config", {})[name] = _scalar(value)
-    elif name in ACCELERATE_REFUSED or name.startswith(("fp8_", "megatron_lm_")):
+    elif name in known["refused"] or name.startswith(("fp8_", "megatron_lm_")):
         raise SpecError(
             f"--{name} is not planned",
             allowed="jobs on GPUs by DDP, FSDP 2 and DeepSpeed",
             remedy="take it out to plan the job without it",
             place=PLACE,
         )
-    elif name not in _OF_NO_ACCOUNT:
-        raise unknown_option(name, LAUNCHER_OPTIONS["accelerate"][2])
+    elif name not in known["without_effect"]:
+        raise unknown_option(name, known["program"])
 
 
 def _scalar(value: str | None) -> Any:
