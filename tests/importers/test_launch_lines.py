@@ -36,6 +36,9 @@ def ranks(folder: Folder, line: str, **given: Any) -> tuple[int, int]:
         ("env NCCL_DEBUG=INFO torchrun --nproc-per-node 2 train.py", (1, 2)),
         ("torchrun \\\n  --nproc-per-node 2 \\\n  train.py --name 'a; b $HOME'", (1, 2)),
         ("python train.py", (1, 1)),
+        ("deepspeed --num_gpus 4 train.py --deepspeed_config ds.json", (1, 4)),
+        ("deepspeed --num_nodes 2 --num_gpus=8 --master_port 29500 train.py", (2, 8)),
+        ("NCCL_DEBUG=INFO deepspeed --no_ssh --num_accelerators 2 train.py", (1, 2)),
     ],
 )
 def test_nodes_and_processes(folder: Folder, line: str, expected: tuple[int, int]) -> None:
@@ -132,3 +135,15 @@ def test_the_parts_of_a_line() -> None:
         arguments=None,
         not_read=["A", "--x", "--standalone"],
     )
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("deepspeed --hostfile hosts --num_gpu 4 train.py", "unknown option --num_gpu"),
+        ("deepspeed train.py", "cluster.gpus_per_node: how many processes there are (--gpus 8,"),
+        ("deepspeed --autotuning run --num_gpus 4 train.py", "the line asks for autotuning"),
+    ],
+)
+def test_what_deepspeeds_launcher_leaves_open(folder: Folder, line: str, said: str) -> None:
+    assert said in folder.refusal(torchrun=line, job=folder.own_loop())
