@@ -6,13 +6,12 @@ LLaMA-Factory, PEFT, and what people say: letters of either case, dashes as unde
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from functools import cache
-from importlib.resources import files
 from typing import Any
 
 from planner.job import schema, spec_keys
+from planner.job.json_text import packaged_json
 from planner.job.nodes import Node
 
 _LONGEST_VALUE = 60
@@ -24,7 +23,7 @@ def _words(table: str) -> Mapping[str, Any]:
     when it is no whole `number` though both are. `values`: of a section's key, remedies by value. `optimizers`: to
     `train.optimizer`; adamw_bnb_8bit is not there: transformers' Trainer keeps the state of embeddings in 32 bits, and
     others do not."""
-    content = json.loads(files("planner.job").joinpath("foreign_words.json").read_text(encoding="utf-8"))
+    content = packaged_json("foreign_words.json")
     return {name: meaning for names, meaning in content[table].items() for name in names.split()}
 
 

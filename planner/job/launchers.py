@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
-from importlib.resources import files
 from types import MappingProxyType
 from typing import Any
 
 from planner.errors import SpecError
+from planner.job.json_text import packaged_json
 from planner.job.size_limits import MOST_RANKS
 
 PLACE = "the launch line"
@@ -21,7 +20,7 @@ HOSTS = frozenset({"H", "hostfile", "i", "include", "e", "exclude"})
 
 
 def _read_options() -> dict[str, dict[str, Any]]:
-    content = json.loads(files("planner.job").joinpath("launchers.json").read_text(encoding="utf-8"))
+    content = packaged_json("launchers.json")
     return {
         launcher: {kind: frozenset(" ".join(names).split()) for kind, names in part.items() if isinstance(names, list)}
         | {"program": part["program"]}
@@ -89,9 +88,7 @@ def read_options(
         else:
             count = counts.get(name, 1)
             if len(rest) < count:
-                raise SpecError(
-                    f"--{written} has no value", allowed=f"--{written} VALUE", remedy="write its value", place=PLACE
-                )
+                raise refused(f"--{written} has no value", f"--{written} VALUE", "write its value")
             options[name] = value = " ".join(rest.popleft() for _ in range(count))
         if gathered is not None and options[name] is not None:
             gathered.setdefault(name, []).append(value)
@@ -113,19 +110,16 @@ def take_variables(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     return variables, []
 
 
-def refused(problem: str, allowed: str) -> SpecError:
+def refused(
+    problem: str, allowed: str, remedy: str = "write the command as it would run on the cluster", *, place: str = PLACE
+) -> SpecError:
     """The refusal of a launch line."""
-    return SpecError(problem, allowed=allowed, remedy="write the command as it would run on the cluster", place=PLACE)
+    return SpecError(problem, allowed=allowed, remedy=remedy, place=place)
 
 
 def unknown_option(name: str, program: str) -> SpecError:
     """An option that nobody knows."""
-    return SpecError(
-        f"unknown option --{name}",
-        allowed=f"the options of {program}",
-        remedy="see how it is spelt there, or delete it",
-        place=PLACE,
-    )
+    return refused(f"unknown option --{name}", f"the options of {program}", "see how it is spelt there, or delete it")
 
 
 def count_of(name: str, written: str) -> int:
@@ -147,18 +141,14 @@ def torchrun_size(
         processes = str(node_gpus)
     least, _, most = nodes.partition(":")
     if most and most != least:
-        raise SpecError(
+        raise refused(
             f"--nnodes is {nodes}: the number of nodes changes while the job runs",
-            allowed="a number, or the same number twice (2:2)",
-            remedy="plan the job for the fewest nodes, where each rank holds most",
-            place=PLACE,
+            "a number, or the same number twice (2:2)",
+            "plan the job for the fewest nodes, where each rank holds most",
         )
     if processes in ("gpu", "auto", "cpu", "xpu"):
-        raise SpecError(
-            f"--nproc-per-node is {processes}, which the machine decides",
-            allowed="a number",
-            remedy="write how many GPUs a node has",
-            place=PLACE,
+        raise refused(
+            f"--nproc-per-node is {processes}, which the machine decides", "a number", "write how many GPUs a node has"
         )
     return count_of("--nnodes", least), count_of("--nproc-per-node", processes)
 
@@ -169,11 +159,10 @@ def deepspeed_size(options: Mapping[str, str | None]) -> tuple[int | None, int |
     Raises SpecError for no counts, and for a line that starts several jobs.
     """
     if options.get("autotuning"):
-        raise SpecError(
+        raise refused(
             "the line asks for autotuning, and so for several jobs",
-            allowed="a line that starts one job",
-            remedy="take --autotuning out",
-            place=PLACE,
+            "a line that starts one job",
+            "take --autotuning out",
         )
     hosts = options.keys() & HOSTS
     included = (options.get("i") or options.get("include") or "").split("@")

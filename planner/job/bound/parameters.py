@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 
 from planner.job.bound.decoders import (
     ConfigValues,
@@ -20,6 +18,7 @@ from planner.job.bound.decoders import (
     layer_norm,
     linear,
 )
+from planner.job.json_text import packaged_json
 from planner.job.schema import Model
 
 
@@ -131,7 +130,7 @@ _USUALLY = {"tie_word_embeddings": False, "attention_bias": False, "mlp_bias": F
 @cache
 def families() -> Mapping[str, Family]:
     """Every family by the model_type of its config."""
-    content = json.loads(files(__package__).joinpath("model_families.json").read_text(encoding="utf-8"))
+    content = packaged_json("bound/model_families.json")
     found: dict[str, Family] = {}
     for model_type, parts in content.items():
         kind = parts.pop("kind")

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from planner.errors import SpecError
 from planner.job.importers.drafts import Draft, contradiction
+from planner.job.json_text import packaged_json
 from planner.job.nodes import Node, did_you_mean, node_from_data
 
 _KINDS: Mapping[str, tuple[str, tuple[type, ...]]] = {
@@ -212,7 +211,7 @@ class WrittenKeys:
 @cache
 def tables() -> Mapping[str, KeyTable]:
     """Every table by its name."""
-    content = json.loads(files(__package__).joinpath("key_tables.json").read_text(encoding="utf-8"))
+    content = packaged_json("importers/key_tables.json")
     found: dict[str, KeyTable] = {}
     for name, part in content.items():
         handed_on = part.get("handed_on", {})

@@ -23,6 +23,7 @@ from planner.job.launchers import (
     PLACE,
     deepspeed_size,
     read_options,
+    refused,
     take_variables,
     torchrun_size,
     unknown_option,
@@ -78,11 +79,10 @@ def read(line: str, folder: Path) -> Launch:
         named = OLD_LAUNCHER if OLD_LAUNCHER in words[: len(words) - len(rest)] else launcher
         options, script = read_options(rest, *LAUNCHER_OPTIONS[named])
     if not script:
-        raise SpecError(
+        raise refused(
             "the line has no script",
-            allowed=f"{launcher} ... train.py ...",
-            remedy="give the whole line, with the script and its arguments",
-            place=PLACE,
+            f"{launcher} ... train.py ...",
+            "give the whole line, with the script and its arguments",
         )
     conf, variables = _judge_environment(environment)
     fields, others = _fields_of(script[1:])
@@ -148,11 +148,10 @@ def _launcher(words: Sequence[str]) -> tuple[str, Sequence[str], list[str]]:
     if rest[:1] == ["-m"] and (launcher := LAUNCHER_MODULES.get("".join(rest[1:2]))) is not None:
         return launcher, rest[2:], srun
     if srun:
-        raise SpecError(
+        raise refused(
             "srun starts python itself, and how many processes it starts stands elsewhere",
-            allowed=_LAUNCHERS,
-            remedy="launch by torchrun, or write cluster and parallel in JOB.yaml instead of the launch line",
-            place=PLACE,
+            _LAUNCHERS,
+            "launch by torchrun, or write cluster and parallel in JOB.yaml instead of the launch line",
         )
     return "python", rest, srun
 
@@ -164,11 +163,10 @@ def _is_launcher(word: str) -> bool:
 
 def _no_launcher(words: Sequence[str]) -> SpecError:
     first = words[0][:100] if words else "nothing"
-    return SpecError(
+    return refused(
         f"the line starts {first!a}, which is no launcher that is understood",
-        allowed=_LAUNCHERS,
-        remedy="give the line that starts the processes, or write cluster in JOB.yaml instead",
-        place=PLACE,
+        _LAUNCHERS,
+        "give the line that starts the processes, or write cluster in JOB.yaml instead",
     )
 
 
@@ -176,21 +174,19 @@ def _judge_environment(environment: Mapping[str, str]) -> tuple[str, list[str]]:
     """PYTORCH_ALLOC_CONF's value, and the names of variables that do not matter."""
     for name in environment:
         if name in _MATTER or name.startswith(_PREFIXES):
-            raise SpecError(
+            raise refused(
                 f"the variable {name} matters to memory, and is not understood here",
-                allowed=", ".join(_CONFS) + ", and variables that do not matter",
-                remedy="write it in accelerate's config (--from-accelerate)"
+                ", ".join(_CONFS) + ", and variables that do not matter",
+                "write it in accelerate's config (--from-accelerate)"
                 if name.startswith(_PREFIXES)
                 else "take it out to plan the job without it",
-                place=PLACE,
             )
     confs = [environment[name] for name in _CONFS if name in environment]
     if len(set(confs)) > 1:
-        raise SpecError(
+        raise refused(
             f"{_CONFS[0]} is {confs[0]!a}, and {_CONFS[1]} is {confs[1]!a}",
-            allowed="one value, wherever it is said",
-            remedy="delete one of them",
-            place=PLACE,
+            "one value, wherever it is said",
+            "delete one of them",
         )
     return (confs[0] if confs else ""), [name for name in environment if name not in _CONFS]
 
@@ -199,11 +195,10 @@ def _place(top: dict[str, Any], name: str, value: str | None) -> None:
     known = OPTIONS["accelerate"]
     kinds = {"multi_gpu": "MULTI_GPU", "use_fsdp": "FSDP", "use_deepspeed": "DEEPSPEED"}
     if name == "config_file":
-        raise SpecError(
+        raise refused(
             f"--config_file is {value}, which is not read from the line",
-            allowed="the other options of accelerate launch",
-            remedy=f"take it out of the line and add --from-accelerate {value}",
-            place=PLACE,
+            "the other options of accelerate launch",
+            f"take it out of the line and add --from-accelerate {value}",
         )
     if name in kinds:
         top["distributed_type"] = kinds[name]
@@ -216,11 +211,10 @@ def _place(top: dict[str, Any], name: str, value: str | None) -> None:
     elif name.startswith("parallelism_config_"):
         top.setdefault("parallelism_config", {})[name] = _scalar(value)
     elif name in known["refused"] or name.startswith(("fp8_", "megatron_lm_")):
-        raise SpecError(
+        raise refused(
             f"--{name} is not planned",
-            allowed="jobs on GPUs by DDP, FSDP 2 and DeepSpeed",
-            remedy="take it out to plan the job without it",
-            place=PLACE,
+            "jobs on GPUs by DDP, FSDP 2 and DeepSpeed",
+            "take it out to plan the job without it",
         )
     elif name not in known["without_effect"]:
         raise unknown_option(name, known["program"])
