@@ -6,10 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from planner.job.field_checks import MOST
 from planner.job.schema import Decoder
-
-MOST = 2**40
-"""No size of a model is larger: what is, is a mistake, and its product with others a number without end."""
 
 
 class UnknownSizeError(Exception):

@@ -13,6 +13,7 @@ from typing import Any
 from planner.errors import SpecError
 from planner.hardware import catalog
 from planner.job import hf_config, shorthand
+from planner.job.field_checks import FLOATING
 from planner.job.importers import (
     accelerate,
     deepspeed,
@@ -73,7 +74,6 @@ class ImportedJob:
 
 
 _MODEL = "model.hf_config"
-_DTYPES = ("float64", "float32", "bfloat16", "float16")
 _RECIPE_READERS: Mapping[str, Callable[[Path], Recipe]] = {
     "training_arguments": recipe_files.read_trl,
     "peft": recipe_files.read_peft,
@@ -136,7 +136,7 @@ def import_job(given: ImportSources, folder: Path) -> ImportedJob:
     if config and not draft.has("model.parameter_dtype"):
         # As transformers 5 loads a model: in the dtype of its config.
         dtype = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
-        dtype = dtype if dtype in _DTYPES else "float32"
+        dtype = dtype if dtype in FLOATING.names else "float32"
         draft.suppose("model.parameter_dtype", dtype, "the model's config")
         supposed.append(f"model.parameter_dtype is {dtype}, as from_pretrained of transformers 5 loads this config")
     if sources.arguments is None and not draft.has("train.optimizer"):

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from planner.job.field_checks import SIXTEEN_OR_MORE
 from planner.job.importers import training_arguments
 from planner.job.importers.drafts import read_json_file, read_yaml_file
 from planner.job.importers.key_tables import WrittenKeys, table
@@ -19,7 +20,6 @@ from planner.job.nodes import Node, node_from_data
 from planner.job.schema import ALL_LINEAR
 
 _STEPS = "gradient_accumulation_steps"
-_DTYPES = ("bfloat16", "float16", "float32")
 _CUT_CROSS_ENTROPY = "axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin"
 _DEGREES = {
     "dp_shard_size": "parallel.dp_shard.degree",
@@ -43,8 +43,8 @@ def read_trl(path: Path) -> Recipe:
     if written["max_length"] is not None:
         recipe.draft.say("train.sequence_length", written.node("max_length"))
     if written["dtype"] not in (None, "auto"):
-        if written["dtype"] not in _DTYPES:
-            raise written.is_error("dtype", allowed=f"auto, {', '.join(_DTYPES)}")
+        if written["dtype"] not in SIXTEEN_OR_MORE.names:
+            raise written.is_error("dtype", allowed=f"auto, {SIXTEEN_OR_MORE.allowed}")
         recipe.draft.suppose("model.parameter_dtype", written["dtype"], recipe.source)
     if not written["use_peft"]:
         return recipe
