@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +9,6 @@ from foreign_files import training_arguments
 from importing_folder import ZERO_2, Folder
 
 from planner.job.deepspeed_config import zero_of
-from planner.job.importers import launch_lines
-from planner.job.importers.launch_lines import Launch
 from planner.job.schema import DpReplicate, Recompute
 
 
@@ -121,19 +118,6 @@ def test_options_of_accelerate_launch_are_its_config(folder: Folder) -> None:
         4,
         "cpu",
         "fsdp_mixed",
-    )
-
-
-def test_the_parts_of_a_line() -> None:
-    launch = launch_lines.read("A=1 torchrun --standalone --nproc-per-node 2 train.py --x 'y z'", Path())
-
-    assert launch == Launch(
-        launcher="torchrun",
-        options={"standalone": None, "nproc_per_node": "2"},
-        allocator_conf="",
-        accelerate=None,
-        arguments=None,
-        not_read=["A", "--x", "--standalone"],
     )
 
 
