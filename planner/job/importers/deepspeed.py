@@ -88,14 +88,14 @@ def same(first: Node | None, second: Node | None) -> Node | None:
     return first
 
 
-def fill_draft(draft: Draft, written: Node, precision: Node | None, *, is_known: bool, by_transformers: bool) -> None:
+def fill_draft(draft: Draft, written: Node, precision: Node | None, *, by_transformers: bool) -> None:
     """The config as DeepSpeed gets it, and the numbers it gives. Raises SpecError for `"auto"` that nobody resolves.
 
-    `is_known`: somebody has said the precision, or that there is none. `by_transformers`: the Trainer or accelerate
-    hand the config on, not the program itself.
+    `by_transformers`: the Trainer or accelerate hand the config on, not the program itself, and say the precision, or
+    that there is none.
     """
     config: dict[str, Any] = dict(written.plain())
-    _set_precision(config, written, precision, is_known=is_known)
+    _set_precision(config, written, precision, is_known=by_transformers)
     if by_transformers and not config.get("optimizer"):
         # accelerate lets DeepSpeed take any optimizer, and brings DeepSpeed's own where it is to rest on the host.
         zero = config.get("zero_optimization")

@@ -250,7 +250,7 @@ def _tell_sources(draft: Draft, sources: _ParsedSources) -> list[str]:
         launch_lines.fill_draft(draft, sources.launch)
     if sources.config is not None:
         accelerate.fill_draft(draft, sources.config)
-    knows_precision, precision = sources.arguments is not None or sources.config is not None, sources.precision
+    precision = sources.precision
     if sources.arguments is not None:
         config = sources.deepspeed
         clips = config is None or config.mapping().get("gradient_clipping") is not None
@@ -258,21 +258,16 @@ def _tell_sources(draft: Draft, sources: _ParsedSources) -> list[str]:
         if draft.has(_MODEL):
             draft.suppose("train.loss", "model", "the Trainer, which hands the labels to the model")
     if sources.deepspeed is not None:
-        deepspeed.fill_draft(
-            draft, sources.deepspeed, precision, is_known=knows_precision, by_transformers=knows_precision
-        )
+        by_transformers = sources.arguments is not None or sources.config is not None
+        deepspeed.fill_draft(draft, sources.deepspeed, precision, by_transformers=by_transformers)
     elif sources.fsdp is not None:
         place = sources.place_of_sharding
         otherwise = fsdp.fill_draft(draft, sources.fsdp, mixed=precision is not None, place=place)
         if precision is None:
             return otherwise
         if precision.value == "fp16":
-            raise SpecError(
-                "fp16 under FSDP is not planned",
-                allowed="bf16, or none",
-                remedy="train in bf16",
-                place=precision.place,
-            )
+            problem = "fp16 under FSDP is not planned"
+            raise SpecError(problem, allowed="bf16, or none", remedy="train in bf16", place=precision.place)
         # accelerate gathers parameters in bfloat16; under version 1 it runs autocast beside.
         draft.say_value("train.precision", "fsdp_mixed", precision.place)
         if not draft.has("model.adapter"):
@@ -286,24 +281,22 @@ def _tell_sources(draft: Draft, sources: _ParsedSources) -> list[str]:
 
 def _check_complete(draft: Draft, sources: _ParsedSources, config: Mapping[str, Any]) -> None:
     """Raises SpecError for all that nobody says."""
-    missing, given = [], sources.given
-    if not draft.has(_MODEL, "model.factory", "model.decoder"):
-        missing.append("model: its config (--model CONFIG.json, or JOB.yaml: model: {hf_config: config.json})")
-    if not draft.has("cluster.gpu", "cluster.gpu.name"):
-        missing.append(f"cluster.gpu: the GPU (--gpu NAME, or JOB.yaml: cluster: {{gpu: {catalog.names()[0]}}})")
-    if not draft.has("train.micro_batch_size"):
-        missing.append(
+    given, takes_tokens = sources.given, not config or "vocab_size" in config
+    wanted = {
+        (_MODEL, "model.factory", "model.decoder"):
+            "model: its config (--model CONFIG.json, or JOB.yaml: model: {hf_config: config.json})",
+        ("cluster.gpu", "cluster.gpu.name"):
+            f"cluster.gpu: the GPU (--gpu NAME, or JOB.yaml: cluster: {{gpu: {catalog.names()[0]}}})",
+        ("train.micro_batch_size",):
             "train.micro_batch_size: the samples of a micro-batch (--batch N, --from-training-arguments, or JOB.yaml:"
-            " train: {micro_batch_size: 4})"
-        )
-    takes_tokens = not config or "vocab_size" in config
-    if takes_tokens and not draft.has("train.sequence_length", "train.inputs", "model.factory"):
-        missing.append("train.sequence_length: the tokens of a sequence (--sequence-length N, or JOB.yaml)")
-    if not draft.has("cluster.nodes", "cluster.gpus_per_node"):
-        missing.append(
+            " train: {micro_batch_size: 4})",
+        ("train.sequence_length", "train.inputs", "model.factory"):
+            "train.sequence_length: the tokens of a sequence (--sequence-length N, or JOB.yaml)" * takes_tokens,
+        ("cluster.nodes", "cluster.gpus_per_node"):
             "cluster.gpus_per_node: how many processes there are (--gpus 8, --from-torchrun 'torchrun ...',"
-            " --from-accelerate, or JOB.yaml: cluster: {nodes: 1, gpus_per_node: 8})"
-        )
+            " --from-accelerate, or JOB.yaml: cluster: {nodes: 1, gpus_per_node: 8})",
+    }  # fmt: skip
+    missing = [sentence for paths, sentence in wanted.items() if sentence and not draft.has(*paths)]
     if sources.fsdp is not None and (config or draft.has("model.factory")):
         place, by_trainer = sources.place_of_sharding, sources.arguments is not None
         missing += fsdp.tell_parts(draft, sources.fsdp, config, place, by_trainer=by_trainer)
