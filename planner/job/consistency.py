@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from planner.errors import SpecError
 from planner.job import named_gpus
 from planner.job.deepspeed_config import zero_of
 from planner.job.field_checks import FLOATING
@@ -30,9 +29,11 @@ from planner.job.training_checks import (
     check_post_training,
     check_stepping,
     check_transformers_options,
+    join_names,
 )
 
 _CUDA_GRAPHS = ("reduce-overhead", "max-autotune")
+_CHANGE_RANKS = "change cluster.nodes, cluster.gpus_per_node or the degrees under parallel"
 _SHARDING = ("dp_shard", "cp", "ep", "tp", "pp")
 
 
@@ -106,46 +107,35 @@ def check_compile(job: Job, document: Node) -> None:
         and parallel.dp_replicate.zero_redundancy_optimizer,
         "train.optimizer_in_backward": compiles_optimizer and train.optimizer_in_backward,
     }
-    if any(against.values()):
-        unplanned = " and ".join(name for name, is_there in against.items() if is_there)
-        raise document.fault(
-            "train.compile",
-            f"is {', '.join(compiled.scope) or 'true'} beside {unplanned}, which is not planned compiled",
-            allowed="dp_replicate, dp_shard, tp, cp, pp whose backward is whole, DeepSpeed to stage 2, recompute and"
-            " adapters in full precision",
-            remedy="say `planned_as: eager` in it to plan the eager step, which takes other memory, never refused",
-        )
+    document.refuse_if(
+        any(against.values()),
+        "train.compile",
+        f"is {', '.join(compiled.scope) or 'true'} beside {join_names(against)}, which is not planned compiled",
+        allowed="dp_replicate, dp_shard, tp, cp, pp whose backward is whole, DeepSpeed to stage 2, recompute and"
+        " adapters in full precision",
+        remedy="say `planned_as: eager` in it to plan the eager step, which takes other memory, never refused",
+    )
 
 
 def check(job: Job, document: Node) -> None:
     """Raises SpecError for the first contradiction; `document` is what the job was read from, for the places."""
-    _check_size(job, document)
-    _check_model(job, document)
-    if job.train.recompute.every != 1 and job.train.recompute.mode != "every":
-        problem = f"is only used with mode every, not {job.train.recompute.mode}"
-        raise document.fault("train.recompute.every", problem, remedy="write {every: 2} alone")
-    check_transformers_options(job, document)
-    _check_cluster(job, document)
-    check_pipeline(job, document)
-    check_tensor_parallelism(job, document)
-    check_context_parallelism(job, document)
-    check_experts(job, document)
-    check_flat_parameters(job, document)
-    check_stepping(job, document)
-    check_lengths(job, document)
-    check_evaluation(job, document)
-    check_compile(job, document)
-    check_loss(job, document)
-    check_deepspeed(job, document)
-    check_post_training(job, document)
-    check_checkpoints(job, document)
+    for check_part in (
+        _check_size, _check_model, check_transformers_options, _check_cluster, check_pipeline, check_tensor_parallelism,
+        check_context_parallelism, check_experts, check_flat_parameters, check_stepping, check_lengths,
+        check_evaluation, check_compile, check_loss, check_deepspeed, check_post_training, check_checkpoints,
+        _check_sharding,
+    ):  # fmt: skip
+        check_part(job, document)
+
+
+def _check_sharding(job: Job, document: Node) -> None:
     parallel, shard = job.parallel, job.parallel.dp_shard
-    if job.train.precision == "fsdp_mixed" and shard.degree * parallel.cp.degree * parallel.ep.degree == 1:
-        raise document.fault(
-            "train.precision",
-            "is fsdp_mixed, the policy of fully_shard, and nothing is sharded",
-            allowed="none, bf16_autocast, fp16_autocast",
-        )
+    document.refuse_if(
+        job.train.precision == "fsdp_mixed" and shard.degree * parallel.cp.degree * parallel.ep.degree == 1,
+        "train.precision",
+        "is fsdp_mixed, the policy of fully_shard, and nothing is sharded",
+        allowed="none, bf16_autocast, fp16_autocast",
+    )
     ranks = shard.reshard_after_forward
     if not isinstance(ranks, bool) and shard.degree > 1 and (shard.degree % ranks or not 1 < ranks < shard.degree):
         # Of a degree up to MOST_RANKS the divisors are found in a thousand steps.
@@ -161,69 +151,61 @@ def check(job: Job, document: Node) -> None:
 def _check_size(job: Job, document: Node) -> None:
     """Comes first: whatever a degree stands for is counted only where this lets it pass."""
     degrees = axis_degrees(job.parallel)
-    cluster = job.cluster
-    if (ranks := max(math.prod(degrees.values()), cluster.nodes * cluster.gpus_per_node)) > MOST_RANKS:
-        raise SpecError(
-            f"the job has {ranks} ranks or GPUs",
-            allowed=f"at most {MOST_RANKS}",
-            remedy="change cluster.nodes, cluster.gpus_per_node or the degrees under parallel",
-            place=document.nearest_to("parallel" if "parallel" in document.mapping() else "cluster").place,
-        )
+    ranks = max(math.prod(degrees.values()), job.cluster.nodes * job.cluster.gpus_per_node)
+    place, problem, allowed = _place_of_ranks(document), f"the job has {ranks} ranks or GPUs", f"at most {MOST_RANKS}"
+    document.refuse_job_if(ranks > MOST_RANKS, place, problem, allowed=allowed, remedy=_CHANGE_RANKS)
     apart = {name: degrees[name] for name in DISTINCT_AXES}
-    if (classes := math.prod(apart.values())) > MOST_RANK_CLASSES:
-        product = " * ".join(f"{name}({degree})" for name, degree in apart.items())
-        raise SpecError(
-            f"the job has {product} = {classes} classes of ranks that do different things, each of which is traced",
-            allowed=f"at most {MOST_RANK_CLASSES}",
-            remedy=f"lower parallel.{max(apart, key=lambda name: apart[name])}.degree",
-            place=document.nearest_to("parallel").place,
-        )
+    classes, product = math.prod(apart.values()), " * ".join(f"{name}({degree})" for name, degree in apart.items())
+    document.refuse_job_if(
+        classes > MOST_RANK_CLASSES,
+        "parallel",
+        f"the job has {product} = {classes} classes of ranks that do different things, each of which is traced",
+        allowed=f"at most {MOST_RANK_CLASSES}",
+        remedy=f"lower parallel.{max(apart, key=lambda name: apart[name])}.degree",
+    )
+
+
+def _place_of_ranks(document: Node) -> str:
+    return "parallel" if "parallel" in document.mapping() else "cluster"
 
 
 def _check_model(job: Job, document: Node) -> None:
-    model, decoder = job.model, job.model.decoder
+    model, decoder, refuse = job.model, job.model.decoder, document.refuse_if
     given = {"hf_config": model.hf_config is not None, "factory": bool(model.factory), "decoder": bool(decoder)}
     sources = [name for name, is_given in given.items() if is_given]
-    if len(sources) != 1:
-        problem = f"has {' and '.join(sources) or 'no source'}"
-        raise document.fault("model", problem, allowed="exactly one of hf_config, factory and decoder")
+    problem = f"has {join_names(given) or 'no source'}"
+    refuse(len(sources) != 1, "model", problem, allowed="exactly one of hf_config, factory and decoder")
     users = {
         "factory_arguments": "factory", "factory_path": "factory", "head": "hf_config", "adapter": "hf_config",
         "use_cache": "hf_config",
     }  # fmt: skip
     for key, source in users.items():
-        if getattr(model, key) and source not in sources:
-            problem, remedy = f"is only used with {source}", f"delete it, or give model.{source}"
-            raise document.fault(f"model.{key}", problem, remedy=remedy)
-    if model.adapter is not None and model.adapter.load != "layers" and model.adapter.kind != "qlora":
-        problem = f"is {model.adapter.load}, and only qlora packs what it loads"
-        raise document.fault("model.adapter.load", problem, allowed="layers")
-    targets = () if model.adapter is None else model.adapter.target_modules
-    if ALL_LINEAR in targets and len(targets) > 1:
-        problem = f"holds {ALL_LINEAR} beside names"
-        raise document.fault("model.adapter.target_modules", problem, allowed=f"{ALL_LINEAR} alone, or names")
-    if model.parameter_dtype == AS_BUILT and not model.factory:
-        problem = f"is {AS_BUILT}, which is only used with factory"
-        raise document.fault("model.parameter_dtype", problem, allowed=FLOATING.allowed)
-    if decoder is None:
-        return
-    shares = (("heads", "kv_heads"),) if decoder.head_dim else (("hidden", "heads"), ("heads", "kv_heads"))
-    for name, divisor_name in shares:
-        value, divisor = getattr(decoder, name), getattr(decoder, divisor_name)
-        if value % divisor:
-            raise document.fault(f"model.decoder.{name}", f"is {value}, no multiple of {divisor_name} ({divisor})")
-    if decoder.head_dim % 2:
-        problem = f"is {decoder.head_dim}, and positions rotate pairs of numbers"
-        raise document.fault("model.decoder.head_dim", problem, allowed="an even number, or 0 for hidden / heads")
-    if job.train.inputs:
-        problem = "cannot be given for a decoder, which takes tokens"
-        raise document.fault("train.inputs", problem, remedy="give train.sequence_length")
-    if not job.train.sequence_length:
-        raise SpecError(
-            "train.sequence_length is missing: a decoder needs the tokens of a sequence",
-            allowed="a whole number from 1",
-            place=document.nearest_to("train.sequence_length").place,
-        )
+        problem, remedy = f"is only used with {source}", f"delete it, or give model.{source}"
+        refuse(getattr(model, key) and source not in sources, f"model.{key}", problem, remedy=remedy)
+    if (adapter := model.adapter) is not None:
+        is_idle, problem = adapter.kind != "qlora", f"is {adapter.load}, and only qlora packs what it loads"
+        refuse(adapter.load != "layers" and is_idle, "model.adapter.load", problem, allowed="layers")
+        has_names = ALL_LINEAR in adapter.target_modules and len(adapter.target_modules) > 1
+        problem, allowed = f"holds {ALL_LINEAR} beside names", f"{ALL_LINEAR} alone, or names"
+        refuse(has_names, "model.adapter.target_modules", problem, allowed=allowed)
+    is_built, problem = model.parameter_dtype == AS_BUILT, f"is {AS_BUILT}, which is only used with factory"
+    refuse(is_built and not model.factory, "model.parameter_dtype", problem, allowed=FLOATING.allowed)
+    if decoder is not None:
+        shares = (("heads", "kv_heads"),) if decoder.head_dim else (("hidden", "heads"), ("heads", "kv_heads"))
+        for name, divisor_name in shares:
+            value, divisor = getattr(decoder, name), getattr(decoder, divisor_name)
+            refuse(value % divisor, f"model.decoder.{name}", f"is {value}, no multiple of {divisor_name} ({divisor})")
+        odd = f"is {decoder.head_dim}, and positions rotate pairs of numbers"
+        allowed = "an even number, or 0 for hidden / heads"
+        refuse(decoder.head_dim % 2, "model.decoder.head_dim", odd, allowed=allowed)
+        takes_tokens, remedy = "cannot be given for a decoder, which takes tokens", "give train.sequence_length"
+        refuse(job.train.inputs, "train.inputs", takes_tokens, remedy=remedy)
+        missing = "train.sequence_length is missing: a decoder needs the tokens of a sequence"
+        has_none, path = not job.train.sequence_length, "train.sequence_length"
+        document.refuse_job_if(has_none, path, missing, allowed="a whole number from 1")
+    recompute = job.train.recompute
+    has_mode, problem = recompute.mode != "every", f"is only used with mode every, not {recompute.mode}"
+    refuse(recompute.every != 1 and has_mode, "train.recompute.every", problem, remedy="write {every: 2} alone")
 
 
 def check_gpu(gpu: Gpu, node: Node) -> None:
@@ -238,19 +220,18 @@ def _check_cluster(job: Job, document: Node) -> None:
     cluster, degrees = job.cluster, axis_degrees(job.parallel)
     check_gpu(cluster.gpu, document.nearest_to("cluster.gpu"))
     held, total = cluster.held_by_others_bytes, cluster.gpu.total_bytes
-    if total and held >= total:
-        problem = f"is {held} bytes, and the GPU has {total}"
-        raise document.fault("cluster.held_by_others_bytes", problem, allowed="less than the GPU has")
-    if total and cluster.capacity_bytes <= 0:
-        raise document.fault("cluster.gpu_fraction", "leaves the job nothing", allowed="a number above 0, at most 1")
+    path, problem = "cluster.held_by_others_bytes", f"is {held} bytes, and the GPU has {total}"
+    document.refuse_if(total and held >= total, path, problem, allowed="less than the GPU has")
+    has_nothing, allowed = total and cluster.capacity_bytes <= 0, "a number above 0, at most 1"
+    document.refuse_if(has_nothing, "cluster.gpu_fraction", "leaves the job nothing", allowed=allowed)
     gpus, ranks = cluster.nodes * cluster.gpus_per_node, math.prod(degrees.values())
     named_gpus.refuse_ranks_on_slice(cluster.gpu.name, ranks, document.nearest_to("cluster.gpu").place)
-    if gpus != ranks:
-        product = " * ".join(f"{name}({degree})" for name, degree in degrees.items())
-        raise SpecError(
-            f"the cluster has nodes({cluster.nodes}) * gpus_per_node({cluster.gpus_per_node}) = "
-            f"{gpus} GPU{'s' * (gpus != 1)}, the job {product} = {ranks} rank{'s' * (ranks != 1)}",
-            allowed="one rank to a GPU",
-            remedy="change cluster.nodes, cluster.gpus_per_node or the degrees under parallel",
-            place=document.nearest_to("parallel" if "parallel" in document.mapping() else "cluster").place,
-        )
+    product = " * ".join(f"{name}({degree})" for name, degree in degrees.items())
+    document.refuse_job_if(
+        gpus != ranks,
+        _place_of_ranks(document),
+        f"the cluster has nodes({cluster.nodes}) * gpus_per_node({cluster.gpus_per_node}) = "
+        f"{gpus} GPU{'s' * (gpus != 1)}, the job {product} = {ranks} rank{'s' * (ranks != 1)}",
+        allowed="one rank to a GPU",
+        remedy=_CHANGE_RANKS,
+    )

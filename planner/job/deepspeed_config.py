@@ -9,6 +9,7 @@ from typing import Any
 
 from planner.errors import SpecError
 from planner.job import hf_config
+from planner.job.json_text import packaged_json
 from planner.job.nodes import Node, did_you_mean
 from planner.job.schema import AS_BUILT, Job, Optimizer
 
@@ -22,40 +23,15 @@ _ADAMS = {"adam": "Adam", "adamw": "AdamW"}
 _TESTED = ("Adam", "AdamW", "Adagrad")
 _DTYPES = {"fp32": "float32", "fp16": "float16", "bfp16": "bfloat16", "bf16": "bfloat16"}
 
-UNDERSTOOD = (
-    "zero_optimization", "bf16", "bfloat16", "fp16", "optimizer", "gradient_clipping", "train_batch_size",
-    "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "communication_data_type", "data_types",
-    "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer",
-)  # fmt: skip
-WITHOUT_EFFECT = (
-    "aio", "checkpoint", "comet", "comms_logger", "csv_monitor", "dataloader_drop_last", "disable_allgather",
-    "dump_state", "flops_profiler", "gradient_predivide_factor", "load_universal_checkpoint", "memory_breakdown",
-    "monitor_config", "nebula", "prescale_gradients", "scheduler", "seed", "steps_per_print", "tensorboard", "timers",
-    "wall_clock_breakdown", "wandb",
-)  # fmt: skip
-"""Keys that change no tensor on the device."""
-ZERO_UNDERSTOOD = (
-    "stage", "reduce_bucket_size", "reduce_scatter", "overlap_comm", "offload_optimizer", "compute_grad_norm",
-)  # fmt: skip
-ZERO_WITHOUT_EFFECT = (
-    "allgather_bucket_size", "allgather_partitions", "elastic_checkpoint", "enable_sanity_checks",
-    "ignore_unused_parameters", "load_from_fp32_weights", "log_trace_cache_warnings", "memory_efficient_linear",
-    "override_module_apply", "pipeline_loading_checkpoint", "prefetch_bucket_size", "param_persistence_threshold",
-    "model_persistence_threshold", "max_live_parameters", "max_reuse_distance", "gather_16bit_weights_on_model_save",
-    "module_granularity_threshold", "use_all_reduce_for_fetch_params", "allgather_sequential", "sub_group_size",
-    "leaf_module", "save_muon_momentum_buffer_in_memory",
-)  # fmt: skip
-"""Keys of other stages, and those that change no tensor: since torch has all_gather_into_tensor DeepSpeed gathers the
-updated parameters in place and at once, whatever `allgather_bucket_size` is (runtime/utils.py)."""
-ZERO_OF_STAGE_3 = ("contiguous_gradients", "offload_param")
-"""Keys that stage 3 is planned with, whatever their value."""
-_ZERO_AS_IT_IS: Mapping[str, Any] = {
-    "contiguous_gradients": True, "use_multi_rank_bucket_allreduce": True, "round_robin_gradients": False,
-    "parameter_alignment": False, "offload_param": None, "zenflow": None, "legacy_stage1": False,
-    "zero_hpz_partition_size": 1, "zero_quantized_weights": False, "zero_quantized_nontrainable_weights": False,
-    "zero_quantized_gradients": False, "cpu_offload": None, "cpu_offload_param": None,
-    "cpu_offload_use_pin_memory": None,
-}  # fmt: skip
+_KEYS = packaged_json("deepspeed_keys.json")
+_UNDERSTOOD, WITHOUT_EFFECT, _ZERO_UNDERSTOOD, ZERO_WITHOUT_EFFECT, _ZERO_OF_STAGE_3 = (
+    tuple(" ".join(_KEYS[kind]).split())
+    for kind in ("understood", "without_effect", "zero_understood", "zero_without_effect", "zero_of_stage_3")
+)
+"""Keys without effect change no tensor on the device, or are of other stages: since torch has all_gather_into_tensor
+DeepSpeed gathers the updated parameters in place and at once, whatever `allgather_bucket_size` is (runtime/utils.py).
+Stage 3 is planned with its own keys, whatever their value."""
+_ZERO_AS_IT_IS: Mapping[str, Any] = _KEYS["zero_as_it_is"]
 """Keys that matter and are planned with this value alone, DeepSpeed's default."""
 
 
@@ -300,23 +276,23 @@ def check_keys(config: Mapping[str, Any], place: str) -> None:
     """Raises SpecError for keys whose effect is not known, and for values that are not planned."""
     top = Part(config, "", place)
     for key, value in config.items():
-        if key in UNDERSTOOD or key in WITHOUT_EFFECT or _is_off(value):
+        if key in _UNDERSTOOD or key in WITHOUT_EFFECT or _is_off(value):
             continue
         raise top.error(
             key,
             "is not planned: what it changes in memory is not known here",
-            allowed=", ".join(UNDERSTOOD) + "; without effect: " + ", ".join(WITHOUT_EFFECT),
-            remedy=did_you_mean(key, [*UNDERSTOOD, *WITHOUT_EFFECT]),
+            allowed=", ".join(_UNDERSTOOD) + "; without effect: " + ", ".join(WITHOUT_EFFECT),
+            remedy=did_you_mean(key, [*_UNDERSTOOD, *WITHOUT_EFFECT]),
         )
     zero = top.part("zero_optimization")
     for key, value in zero.values.items():
         plain = key.removeprefix("stage3_")
-        if key in ZERO_UNDERSTOOD or plain in ZERO_WITHOUT_EFFECT or key == "stage3_gather_fp16_weights_on_model_save":
+        if key in _ZERO_UNDERSTOOD or plain in ZERO_WITHOUT_EFFECT or key == "stage3_gather_fp16_weights_on_model_save":
             continue
-        if key in ZERO_OF_STAGE_3 and zero.values.get("stage") == 3:
+        if key in _ZERO_OF_STAGE_3 and zero.values.get("stage") == 3:
             continue
         if key not in _ZERO_AS_IT_IS:
-            known = [*ZERO_UNDERSTOOD, *_ZERO_AS_IT_IS, *ZERO_WITHOUT_EFFECT]
+            known = [*_ZERO_UNDERSTOOD, *_ZERO_AS_IT_IS, *ZERO_WITHOUT_EFFECT]
             raise zero.error(key, f"is no key of DeepSpeed {VERSION}", remedy=did_you_mean(key, known))
         only = _ZERO_AS_IT_IS[key]
         if value != only and not (_is_off(value) and _is_off(only)):

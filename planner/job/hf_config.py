@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import difflib
-import json
 import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from planner.errors import SpecError, shorten
-from planner.job.json_text import file_text, read_json
+from planner.job.json_text import file_text, packaged_json, read_json
 from planner.job.nodes import Node, node_from_data
 from planner.job.size_limits import LONGEST_NAME
 
@@ -45,7 +43,6 @@ def find(name: str, file: str = "config.json", environment: Mapping[str, str] | 
     return path if path.is_file() else None
 
 
-_FILE = "known_models.json"
 _TRAINED_ON = {"base", "pt", "instruct", "it", "chat", "hf"}
 
 
@@ -67,7 +64,7 @@ class KnownModel:
 @cache
 def models() -> Mapping[str, KnownModel]:
     """Every model by its name."""
-    content = json.loads(files("planner.job").joinpath(_FILE).read_text(encoding="utf-8"))
+    content = packaged_json("known_models.json")
     return {
         name: KnownModel(name, entry["parameters"], tuple(entry["also"]), entry["config"], entry.get("source", ""))
         for name, entry in content.items()

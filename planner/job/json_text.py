@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,11 @@ def read_json(text: str, source: str, *, constants: bool = True) -> Any:
         raise SpecError(f"no JSON: {problem}", allowed="one JSON object", place=place) from None
     except RecursionError:
         raise SpecError("no usable JSON: nested too deeply", place=source) from None
+
+
+def packaged_json(name: str) -> Any:
+    """The content of a JSON file that lies in this package."""
+    return json.loads(files("planner.job").joinpath(name).read_text(encoding="utf-8"))
 
 
 def whole_number(written: str, place: str, name: str = "") -> int:

@@ -7,54 +7,33 @@ import shlex
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
 
 from planner.errors import SpecError
+from planner.job.json_text import packaged_json
 from planner.job.size_limits import MOST_RANKS
 
-# Options are those of torch 2.13 (torch/distributed/run.py), accelerate 1.15.0 (commands/launch.py) and DeepSpeed
-# 0.19.8 (launcher/runner.py).
 PLACE = "the launch line"
-
-TORCHRUN_WITH_VALUE = frozenset({
-    "nnodes", "nproc_per_node", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf", "max_restarts",
-    "monitor_interval", "start_method", "event_log_handler", "role", "log_dir", "r", "redirects", "t", "tee",
-    "local_ranks_filter", "duplicate_stdout_filters", "duplicate_stderr_filters", "node_rank", "master_addr",
-    "master_port", "local_addr", "logs_specs", "numa_binding", "signals_to_handle", "shutdown_timeout",
-})  # fmt: skip
-TORCHRUN_ALONE = frozenset({"standalone", "m", "module", "no_python", "run_path", "virtual_local_rank"})
-DEEPSPEED_WITH_VALUE = frozenset({
-    "H", "hostfile", "i", "include", "e", "exclude", "num_nodes", "num_gpus", "num_accelerators", "master_port",
-    "master_addr", "node_rank", "launcher", "launcher_args", "enable_each_rank_log", "autotuning", "bind_core_list",
-    "ssh_port", "venv_script", "log_level",
-})  # fmt: skip
-DEEPSPEED_ALONE = frozenset({
-    "module", "no_python", "no_local_rank", "no_ssh", "no_ssh_check", "force_multi", "save_pid",
-    "bind_cores_to_rank", "q", "quiet",
-})  # fmt: skip
+OLD_LAUNCHER = "torch.distributed.launch"
 HOSTS = frozenset({"H", "hostfile", "i", "include", "e", "exclude"})
 """Options of deepspeed that name hosts."""
-ACCELERATE_ALONE = frozenset({
-    "q", "quiet", "cpu", "multi_gpu", "tpu", "enable_cpu_affinity", "dynamo_use_fullgraph", "dynamo_use_dynamic",
-    "dynamo_use_regional_compilation", "use_deepspeed", "use_fsdp", "use_parallelism_config", "use_megatron_lm",
-    "same_network", "m", "module", "no_python", "tpu_cluster", "no_tpu_cluster", "tpu_use_sudo", "downcast_bf16",
-    "fp8_use_autocast_during_eval", "debug",
-})  # fmt: skip
-ACCELERATE_READ = frozenset({"num_processes", "num_machines", "mixed_precision", "config_file"})
-ACCELERATE_IGNORED = frozenset({
-    "gpu_ids", "machine_rank", "main_process_ip", "main_process_port", "t", "tee", "log_dir", "role", "rdzv_backend",
-    "rdzv_conf", "max_restarts", "monitor_interval", "main_training_function", "num_cpu_threads_per_process",
-    "mpirun_hostfile", "vm", "env", "aws_access_key_id", "aws_secret_access_key",
-})  # fmt: skip
-ACCELERATE_REFUSED = ("cpu", "tpu", "tpu_cluster", "use_megatron_lm", "downcast_bf16")
 
-OLD_LAUNCHER = "torch.distributed.launch"
+
+def _read_options() -> dict[str, dict[str, Any]]:
+    content = packaged_json("launchers.json")
+    return {
+        launcher: {kind: frozenset(" ".join(names).split()) for kind, names in part.items() if isinstance(names, list)}
+        | {"program": part["program"]}
+        for launcher, part in content.items()
+    }
+
+
+OPTIONS = _read_options()
+"""By launcher and kind: options `with_value`, those that stand `alone`; of accelerate what becomes of some of them."""
 LAUNCHER_OPTIONS: Mapping[str, tuple[Collection[str] | None, Collection[str], str]] = {
-    "torchrun": (TORCHRUN_WITH_VALUE, TORCHRUN_ALONE, "torchrun of torch 2.13"),
-    OLD_LAUNCHER: (TORCHRUN_WITH_VALUE, TORCHRUN_ALONE | {"use_env"}, "torch.distributed.launch of torch 2.13"),
-    "accelerate": (None, ACCELERATE_ALONE, "accelerate launch of accelerate 1.15"),
-    "deepspeed": (DEEPSPEED_WITH_VALUE, DEEPSPEED_ALONE, "deepspeed of DeepSpeed 0.19.8"),
+    launcher: (options.get("with_value"), options["alone"], options["program"]) for launcher, options in OPTIONS.items()
 }
-"""Of each launcher the options with a value, those that stand alone, and its name, as `read_options` takes them."""
+"""Of each launcher what `read_options` takes."""
 LAUNCHER_MODULES = {
     "torch.distributed.run": "torchrun",
     OLD_LAUNCHER: "torchrun",
@@ -109,9 +88,7 @@ def read_options(
         else:
             count = counts.get(name, 1)
             if len(rest) < count:
-                raise SpecError(
-                    f"--{written} has no value", allowed=f"--{written} VALUE", remedy="write its value", place=PLACE
-                )
+                raise refused(f"--{written} has no value", f"--{written} VALUE", "write its value")
             options[name] = value = " ".join(rest.popleft() for _ in range(count))
         if gathered is not None and options[name] is not None:
             gathered.setdefault(name, []).append(value)
@@ -133,19 +110,16 @@ def take_variables(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     return variables, []
 
 
-def refused(problem: str, allowed: str) -> SpecError:
+def refused(
+    problem: str, allowed: str, remedy: str = "write the command as it would run on the cluster", *, place: str = PLACE
+) -> SpecError:
     """The refusal of a launch line."""
-    return SpecError(problem, allowed=allowed, remedy="write the command as it would run on the cluster", place=PLACE)
+    return SpecError(problem, allowed=allowed, remedy=remedy, place=place)
 
 
 def unknown_option(name: str, program: str) -> SpecError:
     """An option that nobody knows."""
-    return SpecError(
-        f"unknown option --{name}",
-        allowed=f"the options of {program}",
-        remedy="see how it is spelt there, or delete it",
-        place=PLACE,
-    )
+    return refused(f"unknown option --{name}", f"the options of {program}", "see how it is spelt there, or delete it")
 
 
 def count_of(name: str, written: str) -> int:
@@ -167,18 +141,14 @@ def torchrun_size(
         processes = str(node_gpus)
     least, _, most = nodes.partition(":")
     if most and most != least:
-        raise SpecError(
+        raise refused(
             f"--nnodes is {nodes}: the number of nodes changes while the job runs",
-            allowed="a number, or the same number twice (2:2)",
-            remedy="plan the job for the fewest nodes, where each rank holds most",
-            place=PLACE,
+            "a number, or the same number twice (2:2)",
+            "plan the job for the fewest nodes, where each rank holds most",
         )
     if processes in ("gpu", "auto", "cpu", "xpu"):
-        raise SpecError(
-            f"--nproc-per-node is {processes}, which the machine decides",
-            allowed="a number",
-            remedy="write how many GPUs a node has",
-            place=PLACE,
+        raise refused(
+            f"--nproc-per-node is {processes}, which the machine decides", "a number", "write how many GPUs a node has"
         )
     return count_of("--nnodes", least), count_of("--nproc-per-node", processes)
 
@@ -189,11 +159,10 @@ def deepspeed_size(options: Mapping[str, str | None]) -> tuple[int | None, int |
     Raises SpecError for no counts, and for a line that starts several jobs.
     """
     if options.get("autotuning"):
-        raise SpecError(
+        raise refused(
             "the line asks for autotuning, and so for several jobs",
-            allowed="a line that starts one job",
-            remedy="take --autotuning out",
-            place=PLACE,
+            "a line that starts one job",
+            "take --autotuning out",
         )
     hosts = options.keys() & HOSTS
     included = (options.get("i") or options.get("include") or "").split("@")

@@ -11,7 +11,7 @@ from planner.hardware import catalog
 from planner.hardware.gpus import GpuRecord
 from planner.hardware.mig import profile_in, without_profile
 from planner.job.nodes import nearest
-from planner.job.size_limits import LONGEST_NAME
+from planner.job.size_limits import LONGEST_NAME, MOST_RANKS
 from planner.units import show_bytes
 
 
@@ -93,7 +93,6 @@ def _usual(meant: Sequence[GpuRecord]) -> GpuRecord:
 
 USUAL_NODE = 8
 """GPUs of the nodes that are sold for training (DGX and HGX boards)."""
-_LARGEST = 2**20
 _COUNTS_FIRST = re.compile(r"(?:(\d{1,7})\s*[x×*]\s*)?(\d{1,7})\s*[x×*\s]\s*(\S.*)")
 _COUNTS_ONLY = re.compile(r"(\d{1,7})\s*[x×*]\s*(\d{1,7})")
 _COUNT_LAST = re.compile(r"(.*\S)\s*[:x×*]\s*(\d{1,7})")
@@ -113,10 +112,10 @@ class GpuCount:
 def parse(written: str, place: str = "--gpus") -> GpuCount:
     """The GPUs that a word describes. Raises SpecError for one that describes none, and for an unknown GPU."""
     count = _count(written.strip(), place)
-    if count is None or not (count.nodes > 0 and 0 < count.gpus_per_node <= _LARGEST // count.nodes):
+    if count is None or not (count.nodes > 0 and 0 < count.gpus_per_node <= MOST_RANKS // count.nodes):
         raise SpecError(
             f"{written[:80]!a} says no number of GPUs",
-            allowed=f"4xH100, 2x8xH100 (nodes, GPUs of a node), 2x8, H100, or a number from 1 to {_LARGEST}",
+            allowed=f"4xH100, 2x8xH100 (nodes, GPUs of a node), 2x8, H100, or a number from 1 to {MOST_RANKS}",
             remedy="write how many GPUs and which",
             place=place,
         )

@@ -72,6 +72,16 @@ class Node:
         """A fault of the value at a dotted path, or of the nearest to it that was written."""
         return self.nearest_to(path).error(problem, allowed=allowed, remedy=remedy)
 
+    def refuse_if(self, condition: object, path: str, problem: str, *, allowed: str = "", remedy: str = "") -> None:
+        """Raises the fault of the value at a dotted path where the condition holds."""
+        if condition:
+            raise self.fault(path, problem, allowed=allowed, remedy=remedy)
+
+    def refuse_job_if(self, condition: object, path: str, problem: str, *, allowed: str = "", remedy: str = "") -> None:
+        """As `refuse_if`, of a contradiction that is not one value's: its sentence does not begin with that value."""
+        if condition:
+            raise SpecError(problem, allowed=allowed, remedy=remedy, place=self.nearest_to(path).place)
+
     def plain(self) -> Any:
         """The value as plain data; a number that is none is refused, since it is not even equal to itself."""
         if isinstance(self.value, dict):

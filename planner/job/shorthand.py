@@ -10,7 +10,6 @@ from typing import Any
 
 from planner.errors import SpecError
 from planner.job import deepspeed_config, foreign_words, hf_config, named_gpus, short_forms, spec_keys
-from planner.job.foreign_words import OPTIMIZERS
 from planner.job.layout import AXES
 from planner.job.nodes import Node, below, did_you_mean, node_from_data, placed
 from planner.job.schema import CHECKS, Gpu, Train
@@ -242,7 +241,7 @@ def of_spec(words: Shorthand, document: Node) -> Meaning:
     if words.accumulate is not None:
         meaning.put("train.gradient_accumulation_steps", words.accumulate, "--accumulate")
     if words.optimizer:
-        optimizer = OPTIMIZERS.get(words.optimizer.lower(), {"name": words.optimizer})
+        optimizer = foreign_words.find_optimizer(words.optimizer) or {"name": words.optimizer}
         meaning.put("train.optimizer", optimizer, "--optimizer")
     if words.recompute:
         is_every = words.recompute.isdecimal() and len(words.recompute) < 7

@@ -11,7 +11,7 @@ from typing import Any
 from planner.errors import PlannerError, SpecError
 from planner.job import consistency, spec_keys
 from planner.job.consistency import with_scope
-from planner.job.foreign_words import OPTIMIZERS
+from planner.job.foreign_words import find_optimizer
 from planner.job.layout import AXES as DEGREES
 from planner.job.loading import job_on_gpu, read_gpu
 from planner.job.nodes import Node, did_you_mean
@@ -281,7 +281,7 @@ def _optimizer(value: Any, place: str) -> Change:
         return {"train.optimizer.fused": True, "train.optimizer.foreach": None}
     if value == "in_backward":
         return {"train.optimizer_in_backward": True}
-    known = OPTIMIZERS.get(str(value).casefold(), {"name": str(value)})
+    known = find_optimizer(str(value)) or {"name": str(value)}
     return _plain("train.optimizer", dict(known), place)
 
 

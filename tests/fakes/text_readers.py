@@ -19,13 +19,10 @@ from planner.hardware import catalog, mig
 from planner.job import hf_config, named_gpus, shorthand
 from planner.job.importers import (
     accelerate,
-    axolotl,
     deepspeed,
     launch_lines,
-    llama_factory,
-    peft,
+    recipe_files,
     torchtitan,
-    trl,
 )
 from planner.job.json_text import read_json
 from planner.job.launchers import deepspeed_size, words_of
@@ -119,12 +116,12 @@ TEXT_READERS: dict[str, tuple[Reader, Sequence[str]]] = {
     "JSON": (lambda text: read_json(text, "a text"), _JSON),
     "JSON with an open text": (lambda text: read_json('["' + text + "," * MOST_JSON_VALUES, "a text"), _JSON),
     "accelerate's config": (_file(accelerate.read), _BROUGHT),
-    "an axolotl file": (_file(axolotl.read), _BROUGHT),
-    "a LLaMA-Factory file": (_file(llama_factory.read), _BROUGHT),
+    "an axolotl file": (_file(recipe_files.read_axolotl), _BROUGHT),
+    "a LLaMA-Factory file": (_file(recipe_files.read_llama_factory), _BROUGHT),
     "a torchtitan file": (_file(torchtitan.read, ".toml"), ("[a]\n", "[[a]]\n", "a.", "1.", "a=1\n", '"""', "[", "{")),
-    "TrainingArguments": (_file(trl.read, ".json"), _JSON[:3]),
+    "TrainingArguments": (_file(recipe_files.read_trl, ".json"), _JSON[:3]),
     "DeepSpeed's config": (_file(deepspeed.read, ".json"), _JSON[:3]),
-    "an adapter's config": (_file(peft.read, ".json"), _JSON[:3]),
+    "an adapter's config": (_file(recipe_files.read_peft, ".json"), _JSON[:3]),
     "a launch line to import": (lambda text: launch_lines.read(text, Path()), _LAUNCH),
     "the words of a line": (lambda text: words_of(text, "a line"), _LAUNCH),
     "a command": (_command(), _LAUNCH),

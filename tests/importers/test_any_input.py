@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,8 @@ from hypothesis import strategies as st
 from importing_folder import Folder
 
 from planner.errors import SpecError
-from planner.job.importers import accelerate, fsdp, training_arguments
-from planner.job.importers.drafts import Key
-from planner.job.importers.training_arguments import KEYS, RETIRED
+from planner.job.importers.key_tables import table
+from planner.job.importers.training_arguments import TABLES
 
 SCALARS = st.one_of(
     st.none(), st.booleans(), st.integers(-2, 9), st.floats(allow_nan=True), st.text(max_size=5),
@@ -27,8 +25,9 @@ ANYTHING = st.recursive(
 )
 
 
-def likely(known: Mapping[str, Key], prefix: str = "") -> st.SearchStrategy[Any]:
+def likely(*names: str, prefix: str = "") -> st.SearchStrategy[Any]:
     """Values for some of the keys; for many of them the default."""
+    known = table(*names).keys
     chosen = st.lists(st.sampled_from([f"{prefix}{name}" for name in known]), max_size=5, unique=True)
 
     def values(name: str) -> st.SearchStrategy[Any]:
@@ -44,23 +43,25 @@ DEEPSPEED = st.dictionaries(
     st.one_of(ANYTHING, st.just({"enabled": "auto"}), st.just({"stage": 2})),
 )
 ARGUMENTS = st.tuples(
-    likely({**KEYS, **RETIRED}),
+    likely(*TABLES),
     st.one_of(
         st.just({}),
-        st.fixed_dictionaries({"fsdp": st.just(True), "fsdp_config": likely(fsdp.KEYS)}),
+        st.fixed_dictionaries({"fsdp": st.just(True), "fsdp_config": likely("fsdp_config")}),
         st.fixed_dictionaries({"deepspeed": DEEPSPEED}),
-        st.fixed_dictionaries({"accelerator_config": likely(training_arguments.ACCELERATOR_KEYS)}),
+        st.fixed_dictionaries({"accelerator_config": likely("accelerator_config")}),
     ),
 ).map(lambda parts: {**parts[0], **parts[1]})
 CONFIG = st.tuples(
-    likely(accelerate.KEYS),
+    likely("accelerate"),
     st.one_of(
         st.just({}),
-        st.fixed_dictionaries({"distributed_type": st.just("FSDP"), "fsdp_config": likely(fsdp.KEYS, "fsdp_")}),
         st.fixed_dictionaries(
-            {"distributed_type": st.just("DEEPSPEED"), "deepspeed_config": likely(accelerate.DEEPSPEED_KEYS)}
+            {"distributed_type": st.just("FSDP"), "fsdp_config": likely("fsdp_config", prefix="fsdp_")}
         ),
-        st.fixed_dictionaries({"parallelism_config": likely(accelerate.PARALLELISM_KEYS)}),
+        st.fixed_dictionaries(
+            {"distributed_type": st.just("DEEPSPEED"), "deepspeed_config": likely("deepspeed_config")}
+        ),
+        st.fixed_dictionaries({"parallelism_config": likely("parallelism_config")}),
     ),
 ).map(lambda parts: {**parts[0], **parts[1]})
 LINE = st.one_of(

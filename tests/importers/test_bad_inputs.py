@@ -338,21 +338,6 @@ def test_a_file_of_100_mb_is_not_read(folder: Folder, source: str) -> None:
     assert_three_parts(message)
 
 
-def test_a_yaml_bomb_is_refused(folder: Folder) -> None:
-    levels = [f"l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 9)}]" for n in range(1, 12)]
-    bomb = folder.write("accelerate.yaml", "l0: &l0 [x, x, x, x, x, x, x, x, x]\n" + "\n".join(levels))
-
-    assert "the aliases stand for too much" in folder.refusal(accelerate=bomb, torchrun=TORCHRUN)
-
-
-def test_json_that_is_nested_too_deeply_or_no_json(folder: Folder) -> None:
-    deep = folder.write("deep.json", '{"a":' * 100_000)
-    broken = folder.write("broken.json", '{"bf16": tru}')
-
-    assert folder.refusal(training_arguments=deep, torchrun=TORCHRUN).startswith("deep.json: no usable JSON")
-    assert folder.refusal(training_arguments=broken, torchrun=TORCHRUN).startswith("broken.json:1:10: no JSON")
-
-
 def test_a_link_out_of_the_folder_is_not_followed(folder: Folder, tmp_path_factory: pytest.TempPathFactory) -> None:
     outside = tmp_path_factory.mktemp("outside") / "ds.json"
     outside.write_text(json.dumps(ZERO_2), encoding="utf-8")

@@ -37,12 +37,6 @@ def test_without_its_key_deepspeed_does_not_clip(folder: Folder) -> None:
     assert adopted(folder, config, bf16=True).train.gradient_clipping == 0.0
 
 
-def test_precision_that_the_config_leaves_out_comes_from_the_training(folder: Folder) -> None:
-    config = {key: value for key, value in ZERO_2.items() if key not in ("bf16", "fp16")}
-
-    assert zero_of(adopted(folder, config, bf16=True)).dtype == "bfloat16"
-
-
 def test_an_optimizer_on_the_host_is_deepspeeds_own(folder: Folder) -> None:
     config = {key: value for key, value in ZERO_2.items() if key != "optimizer"}
     config["zero_optimization"] = {"stage": 2, "offload_optimizer": {"device": "cpu"}}
@@ -56,14 +50,6 @@ def test_any_optimizer_of_the_trainer_is_let_through(folder: Folder) -> None:
     config = {key: value for key, value in ZERO_2.items() if key != "optimizer"}
 
     assert zero_of(adopted(folder, config, bf16=True, optim="sgd")).optimizer.name == "SGD"
-
-
-def test_the_config_may_stand_in_the_arguments(folder: Folder) -> None:
-    path = folder.write("args.json", training_arguments(deepspeed=dict(ZERO_2), bf16=True))
-
-    job = folder.import_job(training_arguments=path, torchrun=TORCHRUN).job
-
-    assert zero_of(job).stage == 2
 
 
 def test_a_config_alone_gives_its_numbers(folder: Folder) -> None:

@@ -8,39 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from planner.job import launchers
-from planner.job.importers import (
-    accelerate,
-    axolotl,
-    fsdp,
-    llama_factory,
-    peft,
-    torchtitan,
-    training_arguments,
-    trl,
-)
-from planner.job.importers.drafts import Key
-from planner.job.importers.training_arguments import KEYS, RETIRED
+from planner.job.importers.key_tables import Key, tables
+from planner.job.launchers import OPTIONS
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = DOCS / "reference" / "importers.md"
-TABLES: Mapping[str, Mapping[str, Key]] = {
-    "TrainingArguments": KEYS,
-    "activation_checkpointing_kwargs": training_arguments.RECOMPUTE_KEYS,
-    "accelerator_config": training_arguments.ACCELERATOR_KEYS,
-    "gradient_accumulation_kwargs": training_arguments.ACCUMULATION_KEYS,
-    "fields of transformers 4": RETIRED,
-    "TRL": trl.KEYS,
-    "accelerate": accelerate.KEYS,
-    "fsdp_config": fsdp.KEYS,
-    "deepspeed_config": accelerate.DEEPSPEED_KEYS,
-    "parallelism_config": accelerate.PARALLELISM_KEYS,
-    "dynamo_config": accelerate.DYNAMO_KEYS,
-    "LoraConfig": peft.KEYS,
-    "torchtitan": torchtitan.KEYS,
-    "Axolotl": axolotl.KEYS,
-    "LLaMA-Factory": llama_factory.KEYS,
-}
 
 
 def table_of(known: Mapping[str, Key]) -> str:
@@ -69,26 +41,26 @@ def _pattern(name: str) -> re.Pattern[str]:
     return re.compile(f"{marker}\n(.*?)\n<!-- end -->", re.DOTALL)
 
 
-@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("name", tables())
 def test_the_page_holds_the_table(name: str) -> None:
     found = _pattern(name).search(PAGE.read_text(encoding="utf-8"))
 
     assert found is not None
-    assert found[1] == table_of(TABLES[name])
+    assert found[1] == table_of(tables()[name].keys)
 
 
 def test_the_page_holds_the_options_of_launchers() -> None:
     text = (DOCS / "importers.md").read_text(encoding="utf-8")
 
-    for name in sorted(launchers.ACCELERATE_READ):
+    for name in sorted(OPTIONS["accelerate"]["read"]):
         assert f"`--{name}`" in text, name
 
 
 def write() -> None:
     """Puts the tables of today into the page."""
     text = PAGE.read_text(encoding="utf-8")
-    for name, known in TABLES.items():
-        block = f"<!-- keys of {name} -->\n{table_of(known)}\n<!-- end -->"
+    for name, known in tables().items():
+        block = f"<!-- keys of {name} -->\n{table_of(known.keys)}\n<!-- end -->"
         text = _pattern(name).sub(lambda _, block=block: block, text)  # type: ignore[misc]
     PAGE.write_text(text, encoding="utf-8")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from unittest import mock
 
 import pytest
@@ -17,11 +16,11 @@ from torch.distributed.run import get_args_parser
 from transformers import TrainingArguments
 from transformers.training_args import OptimizerNames
 
-from planner.job import launchers
-from planner.job.importers import accelerate, axolotl, fsdp, peft, torchtitan, training_arguments, trl
-from planner.job.importers.drafts import Key, key_of
-from planner.job.importers.training_arguments import KEYS, RETIRED
+from planner.job.importers.key_tables import table, tables
+from planner.job.importers.training_arguments import TABLES
+from planner.job.launchers import OPTIONS
 
+KEYS = tables()["TrainingArguments"].keys
 FIELDS = {field.name: field for field in dataclasses.fields(TrainingArguments)}
 
 
@@ -31,18 +30,13 @@ def test_every_field_of_training_arguments_is_mapped_ignored_or_refused() -> Non
 
 
 def test_no_retired_field_is_back() -> None:
-    assert RETIRED.keys() & FIELDS.keys() == set()
+    assert tables()["fields of transformers 4"].keys.keys() & FIELDS.keys() == set()
 
 
 def test_what_is_renamed_has_the_name_of_today() -> None:
-    assert set(training_arguments.RENAMED.values()) <= FIELDS.keys()
-    assert training_arguments.RENAMED.keys() & FIELDS.keys() == set()
-    for renamed, known in (
-        (trl.RENAMED, {**trl.KEYS, **KEYS}),
-        (torchtitan.RENAMED, torchtitan.KEYS),
-        (axolotl.RENAMED, axolotl.KEYS),
-    ):
-        assert [name for name in renamed.values() if key_of(known, name) is None] == []
+    assert tables()["TrainingArguments"].renamed.keys() & FIELDS.keys() == set()
+    for known in (table(*TABLES), table("TRL", *TABLES), tables()["torchtitan"], tables()["Axolotl"]):
+        assert [name for name in known.renamed.values() if known.find(name) is None] == []
 
 
 @pytest.mark.parametrize("name", [name for name, key in KEYS.items() if key.to])
@@ -57,14 +51,11 @@ def test_the_default_of_transformers_is_never_refused(name: str) -> None:
 
 def test_every_field_of_loraconfig_has_its_fate_and_its_default() -> None:
     fields = {field.name for field in dataclasses.fields(LoraConfig)}
-    written = LoraConfig().to_dict()
+    written, keys = LoraConfig().to_dict(), tables()["LoraConfig"].keys
 
-    assert fields ^ peft.KEYS.keys() == set()
-    assert {name: key.default for name, key in peft.KEYS.items() if key.to} == {
-        name: written[name] for name, key in peft.KEYS.items() if key.to
-    }
-    refused = [name for name, key in peft.KEYS.items() if key.only and written[name] not in key.only]
-    assert refused == []
+    assert fields ^ keys.keys() == set()
+    assert [name for name, key in keys.items() if key.to and key.default != written[name]] == []
+    assert [name for name, key in keys.items() if key.only and written[name] not in key.only] == []
 
 
 def test_every_option_of_deepspeeds_launcher_is_known() -> None:
@@ -74,25 +65,21 @@ def test_every_option_of_deepspeeds_launcher_is_known() -> None:
     actions = [action for action in parser._actions if action.option_strings and action.dest != "help"]
     names = {option.lstrip("-") for action in actions for option in action.option_strings}
     alone = {option.lstrip("-") for action in actions if action.nargs == 0 for option in action.option_strings}
-    assert names ^ (launchers.DEEPSPEED_ALONE | launchers.DEEPSPEED_WITH_VALUE) == set()
-    assert alone == launchers.DEEPSPEED_ALONE
+    assert names ^ (OPTIONS["deepspeed"]["alone"] | OPTIONS["deepspeed"]["with_value"]) == set()
+    assert alone == OPTIONS["deepspeed"]["alone"]
 
 
 def test_what_is_planned_of_optimizers_exists() -> None:
     of_older = {"adamw_hf", "paged_adamw"}
 
-    assert set(training_arguments.PLANNED) - {each.value for each in OptimizerNames} == of_older
+    assert KEYS["optim"].values.keys() - {each.value for each in OptimizerNames} == of_older
 
 
 def test_every_key_of_accelerates_config_has_its_fate() -> None:
-    fields = {field.name for field in dataclasses.fields(ClusterConfig)}
+    fields, keys = {field.name for field in dataclasses.fields(ClusterConfig)}, tables()["accelerate"].keys
 
-    assert fields - accelerate.KEYS.keys() == set()
-    assert accelerate.KEYS.keys() - fields == {"fp16", "dynamo_backend"}  # of older configs, which accelerate reads
-
-
-def _missing(known: Mapping[str, Key], names: set[str]) -> set[str]:
-    return names - known.keys()
+    assert fields - keys.keys() == set()
+    assert keys.keys() - fields == {"fp16", "dynamo_backend"}  # of older configs, which accelerate reads
 
 
 def test_every_option_of_accelerate_launch_is_read_ignored_or_refused() -> None:
@@ -101,19 +88,13 @@ def test_every_option_of_accelerate_launch_is_read_ignored_or_refused() -> None:
         for action in launch_command_parser()._actions
         if action.option_strings and action.dest != "help"
     }
-    by_prefix = {
-        "fsdp": fsdp.KEYS, "dynamo": accelerate.DYNAMO_KEYS, "parallelism_config": accelerate.PARALLELISM_KEYS,
-    }  # fmt: skip
-    for prefix, known in by_prefix.items():
-        names = {name.removeprefix(f"{prefix}_") for name in options if name.startswith(f"{prefix}_")}
-        assert _missing(known, names) == set(), prefix
-        options -= {name for name in options if name.startswith(f"{prefix}_")}
-    known_options = (
-        launchers.ACCELERATE_ALONE
-        | launchers.ACCELERATE_READ
-        | launchers.ACCELERATE_IGNORED
-        | accelerate.DEEPSPEED_KEYS.keys()
-    )
+    for prefix in ("fsdp", "dynamo", "parallelism_config"):
+        prefixed = {name for name in options if name.startswith(f"{prefix}_")}
+        known = tables()[f"{prefix.removesuffix('_config')}_config"].keys
+        assert {name.removeprefix(f"{prefix}_") for name in prefixed} - known.keys() == set(), prefix
+        options -= prefixed
+    known_options = frozenset.union(*(options for kind, options in OPTIONS["accelerate"].items() if kind != "program"))
+    known_options |= tables()["deepspeed_config"].keys.keys()
     assert {name for name in options - known_options if not name.startswith(("fp8_", "megatron_lm_"))} == set()
 
 
@@ -124,7 +105,7 @@ def test_options_of_accelerate_launch_that_stand_alone_do() -> None:
         if action.nargs == 0 and action.dest != "help"
         for option in action.option_strings
     }
-    assert alone == launchers.ACCELERATE_ALONE
+    assert alone == OPTIONS["accelerate"]["alone"]
 
 
 def test_every_option_of_torchrun_is_known_with_or_without_a_value() -> None:
@@ -133,8 +114,8 @@ def test_every_option_of_torchrun_is_known_with_or_without_a_value() -> None:
         names = {option.lstrip("-").replace("-", "_") for option in action.option_strings}
         (alone if action.nargs == 0 else valued).update(names - {"h", "help"})
 
-    assert alone == launchers.TORCHRUN_ALONE
-    assert valued == launchers.TORCHRUN_WITH_VALUE
+    assert alone == OPTIONS["torchrun"]["alone"]
+    assert valued == OPTIONS["torchrun"]["with_value"]
 
 
 def test_every_field_of_accelerates_fsdp_plugin_has_its_fate() -> None:
@@ -142,11 +123,11 @@ def test_every_field_of_accelerates_fsdp_plugin_has_its_fate() -> None:
     not_in_files = {"param_init_fn", "state_dict_config", "optim_state_dict_config"}
     fields = {renamed.get(field.name, field.name) for field in dataclasses.fields(FullyShardedDataParallelPlugin)}
 
-    assert fields - fsdp.KEYS.keys() == not_in_files
+    assert fields - tables()["fsdp_config"].keys.keys() == not_in_files
 
 
 def test_every_size_of_accelerates_parallelism_has_its_fate() -> None:
     fields = {field.name for field in dataclasses.fields(ParallelismConfig)}
     in_files = {name for name in fields if name.endswith(("_size", "_backend"))}
 
-    assert in_files - accelerate.PARALLELISM_KEYS.keys() == set()
+    assert in_files - tables()["parallelism_config"].keys.keys() == set()

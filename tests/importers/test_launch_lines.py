@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +9,6 @@ from foreign_files import training_arguments
 from importing_folder import ZERO_2, Folder
 
 from planner.job.deepspeed_config import zero_of
-from planner.job.importers import launch_lines
-from planner.job.importers.launch_lines import Launch
 from planner.job.schema import DpReplicate, Recompute
 
 
@@ -36,6 +33,9 @@ def ranks(folder: Folder, line: str, **given: Any) -> tuple[int, int]:
         ("env NCCL_DEBUG=INFO torchrun --nproc-per-node 2 train.py", (1, 2)),
         ("torchrun \\\n  --nproc-per-node 2 \\\n  train.py --name 'a; b $HOME'", (1, 2)),
         ("python train.py", (1, 1)),
+        ("deepspeed --num_gpus 4 train.py --deepspeed_config ds.json", (1, 4)),
+        ("deepspeed --num_nodes 2 --num_gpus=8 --master_port 29500 train.py", (2, 8)),
+        ("NCCL_DEBUG=INFO deepspeed --no_ssh --num_accelerators 2 train.py", (1, 2)),
     ],
 )
 def test_nodes_and_processes(folder: Folder, line: str, expected: tuple[int, int]) -> None:
@@ -121,14 +121,13 @@ def test_options_of_accelerate_launch_are_its_config(folder: Folder) -> None:
     )
 
 
-def test_the_parts_of_a_line() -> None:
-    launch = launch_lines.read("A=1 torchrun --standalone --nproc-per-node 2 train.py --x 'y z'", Path())
-
-    assert launch == Launch(
-        launcher="torchrun",
-        options={"standalone": None, "nproc_per_node": "2"},
-        allocator_conf="",
-        accelerate=None,
-        arguments=None,
-        not_read=["A", "--x", "--standalone"],
-    )
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("deepspeed --hostfile hosts --num_gpu 4 train.py", "unknown option --num_gpu"),
+        ("deepspeed train.py", "cluster.gpus_per_node: how many processes there are (--gpus 8,"),
+        ("deepspeed --autotuning run --num_gpus 4 train.py", "the line asks for autotuning"),
+    ],
+)
+def test_what_deepspeeds_launcher_leaves_open(folder: Folder, line: str, said: str) -> None:
+    assert said in folder.refusal(torchrun=line, job=folder.own_loop())

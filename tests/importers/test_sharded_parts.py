@@ -33,15 +33,3 @@ def test_the_parts_are_those_of_the_model(model_type: str) -> None:
 
     assert found == fsdp.PARTS[model_type]
     assert len(model._no_split_modules) == 1
-
-
-def test_tied_weights_are_gathered_together_and_others_apart() -> None:
-    tied = fsdp.groups_of({"model_type": "qwen2", "tie_word_embeddings": True})
-    untied = fsdp.groups_of({"model_type": "qwen2"})
-
-    assert tied == ["model.norm model.embed_tokens lm_head"]
-    assert untied == ["model.embed_tokens", "model.norm lm_head"]
-
-
-def test_of_other_models_nobody_knows() -> None:
-    assert fsdp.groups_of({"model_type": "mamba"}) is None

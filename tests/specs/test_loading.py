@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -26,7 +28,6 @@ from planner.job.schema import (
     Optimizer,
     Parallel,
     Recompute,
-    Software,
     Train,
 )
 
@@ -92,40 +93,53 @@ allocator:
     assert job.allocator.conf == "expandable_segments:True"
 
 
+H200 = Gpu(name="H200-SXM-141GB", total_bytes=143156 * 2**20, arch="sm_90")
+
+
 @pytest.mark.parametrize(
-    ("written", "meant"),
+    ("path", "written", "meant"),
     [
-        ("none", Recompute()),
-        ("full", Recompute(mode="full")),
-        ("selective", Recompute(mode="selective")),
-        ("{every: 2}", Recompute(mode="every", every=2)),
-        ("{mode: every, every: 3}", Recompute(mode="every", every=3)),
-        ("{mode: full}", Recompute(mode="full")),
+        ("train.recompute", "none", Recompute()),
+        ("train.recompute", "full", Recompute(mode="full")),
+        ("train.recompute", "selective", Recompute(mode="selective")),
+        ("train.recompute", "{every: 2}", Recompute(mode="every", every=2)),
+        ("train.recompute", "{mode: every, every: 3}", Recompute(mode="every", every=3)),
+        ("train.recompute", "{mode: full}", Recompute(mode="full")),
+        ("train.optimizer", "SGD", Optimizer(name="SGD")),
+        ("train.optimizer", "{name: SGD, momentum: 0.9}", Optimizer(name="SGD", arguments={"momentum": 0.9})),
+        ("train.optimizer", "{lr: 1e-4}", Optimizer(arguments={"lr": 1e-4})),
+        ("train.optimizer", "{betas: [0.9, 0.95], fused: true}",
+         Optimizer(arguments={"betas": [0.9, 0.95], "fused": True})),
+        ("train.loss", "mse", Loss(name="mse")),
+        ("train.loss", "{chunks: 8, dtype: bfloat16}", Loss(chunks=8, dtype="bfloat16")),
+        ("cluster.gpu", "h200-sxm-141gb", H200),
+        ("cluster.gpu", "{name: H200-SXM-141GB}", H200),
+        ("cluster.gpu", "{name: H200-SXM-141GB, total_bytes: 70GiB}", replace(H200, total_bytes=70 * 2**30)),
+        ("cluster.gpu", "{total_bytes: 80GB, arch: sm_90}", Gpu(total_bytes=80 * 10**9, arch="sm_90")),
+        ("cluster.gpu", "{total_bytes: 79.1GiB, arch: sm_90}", Gpu(total_bytes=791 * 2**30 // 10, arch="sm_90")),
+        ("cluster.gpu", "{name: ours, total_bytes: 1024MiB, arch: gfx90a}",
+         Gpu(name="ours", total_bytes=2**30, arch="gfx90a")),
+        ("cluster.gpu", "null", Gpu()),
+        ("cluster.held_by_others_bytes", "1.5 GB", 1_500_000_000),
+        # A version without quotes, and a name that looks like a number, are the text.
+        ("software.torch", "2.10", "2.10"),
+        ("software.torch", '"2.10"', "2.10"),
+        ("software.torch", "2.13.0", "2.13.0"),
+        ("metadata.name", "2024", "2024"),
+        ("metadata.team", "no", "no"),
+        ("metadata.queue", "1e5", "1e5"),
     ],
-)
-def test_recompute_has_a_short_form(load: Load, written: str, meant: Recompute) -> None:
-    assert load(train=f"train: {{sequence_length: 1, recompute: {written}}}\n").train.recompute == meant
+)  # fmt: skip
+def test_a_value_has_short_forms_and_a_type(load: Load, path: str, written: str, meant: object) -> None:
+    section, _, key = path.partition(".")
+    sections = {
+        "train": f"train: {{sequence_length: 1, {key}: {written}}}\n",
+        "cluster": f"cluster: {{{'' if key == 'gpu' else 'gpu: T4-16GB, '}{key}: {written}}}\n",
+        "more": f"{section}: {{{key}: {written}}}\n",
+    }
+    where = section if section in sections else "more"
 
-
-@pytest.mark.parametrize(
-    ("written", "meant"),
-    [
-        ("SGD", Optimizer(name="SGD")),
-        ("{name: SGD, momentum: 0.9}", Optimizer(name="SGD", arguments={"momentum": 0.9})),
-        ("{lr: 1e-4}", Optimizer(arguments={"lr": 1e-4})),
-        ("{betas: [0.9, 0.95], fused: true}", Optimizer(arguments={"betas": [0.9, 0.95], "fused": True})),
-    ],
-)
-def test_an_optimizer_is_a_name_or_a_mapping_with_its_own_arguments(load: Load, written: str, meant: Optimizer) -> None:
-    assert load(train=f"train: {{sequence_length: 1, optimizer: {written}}}\n").train.optimizer == meant
-
-
-@pytest.mark.parametrize(
-    ("written", "meant"),
-    [("mse", Loss(name="mse")), ("{chunks: 8, dtype: bfloat16}", Loss(chunks=8, dtype="bfloat16"))],
-)
-def test_a_loss_is_a_name_or_a_mapping(load: Load, written: str, meant: Loss) -> None:
-    assert load(train=f"train: {{sequence_length: 1, loss: {written}}}\n").train.loss == meant
+    assert attrgetter(path)(load(**{where: sections[where]})) == meant
 
 
 @pytest.mark.parametrize("written", ["{dp_replicate: 8}", "{dp_replicate: {degree: 8}, dp_shard: 1, pp: 1}"])
@@ -133,43 +147,6 @@ def test_a_lone_number_is_the_degree_of_an_axis(load: Load, written: str) -> Non
     cluster = "cluster: {gpus_per_node: 8, gpu: T4-16GB}\n"
 
     assert load(cluster=cluster, more=f"parallel: {written}\n").parallel == Parallel(dp_replicate=DpReplicate(degree=8))
-
-
-@pytest.mark.parametrize(
-    ("written", "meant"),
-    [
-        ("h200-sxm-141gb", Gpu(name="H200-SXM-141GB", total_bytes=143156 * 2**20, arch="sm_90")),
-        ("{name: H200-SXM-141GB}", Gpu(name="H200-SXM-141GB", total_bytes=143156 * 2**20, arch="sm_90")),
-        (
-            "{name: H200-SXM-141GB, total_bytes: 70GiB}",
-            Gpu(name="H200-SXM-141GB", total_bytes=70 * 2**30, arch="sm_90"),
-        ),
-        ("{total_bytes: 80GB, arch: sm_90}", Gpu(total_bytes=80 * 10**9, arch="sm_90")),
-        ("{name: ours, total_bytes: 1024MiB, arch: gfx90a}", Gpu(name="ours", total_bytes=2**30, arch="gfx90a")),
-        ("null", Gpu()),
-    ],
-)
-def test_a_gpu_is_a_catalog_name_in_any_case_or_its_figures(load: Load, written: str, meant: Gpu) -> None:
-    assert load(cluster=f"cluster: {{gpu: {written}}}\n").cluster.gpu == meant
-
-
-def test_sizes_are_exact_bytes(load: Load) -> None:
-    cluster = "cluster: {gpu: {total_bytes: 79.1GiB, arch: sm_90}, held_by_others_bytes: 1.5 GB}\n"
-
-    assert load(cluster=cluster).cluster == Cluster(
-        gpu=Gpu(total_bytes=791 * 2**30 // 10, arch="sm_90"), held_by_others_bytes=1_500_000_000
-    )
-
-
-@pytest.mark.parametrize(("written", "meant"), [("2.10", "2.10"), ('"2.10"', "2.10"), ("2.13.0", "2.13.0")])
-def test_a_version_without_quotes_is_the_text_and_not_a_number(load: Load, written: str, meant: str) -> None:
-    assert load(more=f"software: {{torch: {written}}}\n").software == Software(torch=meant)
-
-
-def test_names_that_look_like_numbers_are_names(load: Load) -> None:
-    assert load(more="metadata: {name: 2024, team: no, queue: 1e5}\n").metadata == Metadata(
-        name="2024", team="no", queue="1e5"
-    )
 
 
 @pytest.mark.parametrize(
@@ -278,23 +255,19 @@ def test_a_factory_is_looked_for_beside_the_spec(load: Load, tmp_path: Path) -> 
     assert there.model.factory_path == str(tmp_path / "models")
 
 
-def test_a_spec_may_be_json(tmp_path: Path) -> None:
-    spec = {"model": {"factory": "m:build"}, "cluster": {"gpu": "T4-16GB"}}
-    (tmp_path / "job.json").write_text(json.dumps(spec, indent=2))
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("job.json", '{"model": {"factory": "m:build"}, "cluster": {"gpu": "T4-16GB"}}'),
+        ("job.yaml", '{model: {factory: "m:build"}, cluster: {gpu: T4-16GB}}'),
+        ("job.yaml", '\ufeffmodel: {factory: "m:build"}\ncluster: {gpu: T4-16GB}'),
+    ],
+    ids=["json", "yaml in braces", "a byte order mark"],
+)
+def test_a_spec_may_be_written_as(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
 
-    assert load_job(tmp_path / "job.json").cluster.gpu.name == "T4-16GB"
-
-
-def test_a_yaml_spec_may_be_written_in_braces(tmp_path: Path) -> None:
-    (tmp_path / "job.yaml").write_text('{model: {factory: "m:build"}, cluster: {gpu: T4-16GB}}')
-
-    assert load_job(tmp_path / "job.yaml").cluster.gpu.name == "T4-16GB"
-
-
-def test_a_byte_order_mark_is_no_content(tmp_path: Path) -> None:
-    (tmp_path / "job.yaml").write_text('\ufeffmodel: {factory: "m:build"}\ncluster: {gpu: T4-16GB}')
-
-    assert load_job(tmp_path / "job.yaml").model.factory == "m:build"
+    assert load_job(tmp_path / name).cluster.gpu.name == "T4-16GB"
 
 
 def test_a_spec_that_a_service_received_reads_no_file() -> None:

@@ -6,10 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from planner.job.field_checks import MOST
 from planner.job.schema import Decoder
-
-MOST = 2**40
-"""No size of a model is larger: what is, is a mistake, and its product with others a number without end."""
 
 
 class UnknownSizeError(Exception):
@@ -104,6 +102,9 @@ def built_in(decoder: Decoder) -> int:
 class Family:
     """The models of one model type."""
 
+    main_class: str
+    """As which a config without `architectures` is built, whose head is counted (transformers 5.23,
+    models/auto/modeling_auto.py)."""
     defaults: Mapping[str, Any]
     """Of the config."""
     aliases: Mapping[str, str] = field(default_factory=dict)
@@ -245,120 +246,3 @@ class LatentMixtureFamily(DecoderFamily):
             shared = self.mlp(values, inside * values.whole("n_shared_experts"))
             elements += (layers - dense) * (experts * (hidden + 3 * hidden * inside) + shared)
         return elements
-
-
-def _dense(
-    vocab: int, hidden: int, ffn: int, layers: int, heads: int, pairs: int | None, **more: Any
-) -> dict[str, Any]:
-    return {
-        "vocab_size": vocab, "hidden_size": hidden, "intermediate_size": ffn, "num_hidden_layers": layers,
-        "num_attention_heads": heads, "num_key_value_heads": pairs, "tie_word_embeddings": False,
-        "attention_bias": False, "mlp_bias": False, **more,
-    }  # fmt: skip
-
-
-_BIASES: dict[str, Any] = {"query_bias": "attention_bias", "output_bias": "attention_bias"}
-
-DECODERS: dict[str, DecoderFamily] = {
-    "llama": DecoderFamily(
-        defaults=_dense(32000, 4096, 11008, 32, 32, None),
-        **_BIASES, mlp_bias="mlp_bias",
-    ),
-    "mistral": DecoderFamily(defaults=_dense(32000, 4096, 14336, 32, 32, 8)),
-    "qwen2": DecoderFamily(defaults=_dense(151936, 4096, 22016, 32, 32, 32), query_bias=True),
-    "qwen3": DecoderFamily(
-        defaults=_dense(151936, 4096, 22016, 32, 32, 32, head_dim=128),
-        **_BIASES, head_norm=True,
-    ),
-    "phi3": DecoderFamily(defaults=_dense(32064, 3072, 8192, 32, 32, None)),
-    "gemma": DecoderFamily(
-        defaults=_dense(256000, 3072, 24576, 28, 16, 16, head_dim=256, tie_word_embeddings=True),
-        **_BIASES,
-    ),
-    "gemma2": DecoderFamily(
-        defaults=_dense(256000, 2304, 9216, 26, 8, 4, head_dim=256, tie_word_embeddings=True),
-        **_BIASES, norms=4,
-    ),
-    "gemma3_text": DecoderFamily(
-        defaults=_dense(262208, 2304, 9216, 26, 8, 4, head_dim=256, tie_word_embeddings=True),
-        **_BIASES, norms=4, head_norm=True,
-    ),
-    "nemotron": DecoderFamily(
-        defaults=_dense(256000, 6144, 24576, 32, 48, None),
-        **_BIASES, mlp_bias="mlp_bias", gated=False, norm_bias=True,
-    ),
-    "phi": DecoderFamily(
-        defaults=_dense(51200, 2048, 8192, 24, 32, None, qk_layernorm=False),
-        query_bias=True, output_bias=True, mlp_bias=True, head_bias=True, gated=False, norms=1, norm_bias=True,
-        head_norm="qk_layernorm", head_norm_bias=True,
-    ),
-    "olmo2": DecoderFamily(defaults=_dense(50304, 4096, 11008, 32, 32, None), **_BIASES, whole_norm=True),
-    "granite": DecoderFamily(
-        defaults=_dense(32000, 4096, 11008, 32, 32, None),
-        **_BIASES, mlp_bias="mlp_bias",
-    ),
-    "cohere": DecoderFamily(
-        defaults=_dense(256000, 8192, 22528, 40, 64, None, tie_word_embeddings=True, use_qk_norm=False),
-        **_BIASES, norms=1, whole_norm="use_qk_norm",
-    ),
-    "starcoder2": DecoderFamily(
-        defaults=_dense(49152, 3072, 12288, 30, 24, 2, tie_word_embeddings=True, use_bias=True),
-        query_bias="use_bias", output_bias="use_bias", mlp_bias="use_bias", gated=False, norm_bias=True,
-    ),
-    "stablelm": DecoderFamily(
-        defaults=_dense(50304, 2560, 6912, 32, 32, 32, use_qkv_bias=False, qk_layernorm=False,
-                        use_parallel_residual=False),
-        query_bias="use_qkv_bias", norm_bias=True, one_norm_if="use_parallel_residual", whole_norm="qk_layernorm",
-        reads_head_dim=False,
-    ),
-    "smollm3": DecoderFamily(
-        defaults=_dense(128256, 2048, 11008, 36, 16, 4, tie_word_embeddings=True),
-        **_BIASES, mlp_bias="mlp_bias",
-    ),
-    "glm4": DecoderFamily(
-        defaults=_dense(151552, 4096, 13696, 40, 32, 2, head_dim=128, attention_bias=True),
-        query_bias="attention_bias", norms=4,
-    ),
-}  # fmt: skip
-"""By the model_type of their config."""
-_SPARSE = {"decoder_sparse_step": 1, "mlp_only_layers": None}
-
-MIXTURES: dict[str, DecoderFamily] = {
-    "mixtral": MixtureFamily(
-        defaults=_dense(32000, 4096, 14336, 32, 32, 8, num_local_experts=8),
-        aliases={"num_experts": "num_local_experts"},
-    ),
-    "qwen2_moe": MixtureFamily(
-        defaults=_dense(151936, 2048, 5632, 24, 16, 16, qkv_bias=True, moe_intermediate_size=1408, num_experts=60,
-                        shared_expert_intermediate_size=5632, **_SPARSE),
-        query_bias="qkv_bias", inside="moe_intermediate_size", experts="num_experts",
-        shared="shared_expert_intermediate_size", sparse_step=True,
-    ),
-    "qwen3_moe": MixtureFamily(
-        defaults=_dense(151936, 2048, 6144, 24, 32, 4, moe_intermediate_size=768, num_local_experts=128, **_SPARSE),
-        **_BIASES, head_norm=True, inside="moe_intermediate_size", sparse_step=True,
-        aliases={"num_experts": "num_local_experts"},
-    ),
-    "olmoe": MixtureFamily(
-        defaults=_dense(50304, 2048, 2048, 16, 16, None, num_experts=64),
-        **_BIASES, whole_norm=True, whole_norm_of_hidden=True, experts="num_experts",
-        aliases={"num_local_experts": "num_experts"},
-    ),
-    "gpt_oss": MixtureFamily(
-        defaults=_dense(201088, 2880, 2880, 36, 64, 8, head_dim=64, num_local_experts=128, attention_bias=True),
-        **_BIASES, expert_bias=True, sinks=True, aliases={"num_experts": "num_local_experts"},
-    ),
-    "deepseek_v2": LatentMixtureFamily(
-        defaults=_dense(102400, 4096, 11008, 32, 32, None, first_k_dense_replace=0,
-                        kv_lora_rank=512, q_lora_rank=1536, n_routed_experts=64, n_shared_experts=2,
-                        qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128, moe_intermediate_size=1407),
-        mlp_bias="mlp_bias", aliases={"num_experts": "n_routed_experts"},
-    ),
-    "deepseek_v3": LatentMixtureFamily(
-        defaults=_dense(129280, 7168, 18432, 61, 128, 128, first_k_dense_replace=3, kv_lora_rank=512,
-                        q_lora_rank=1536, n_routed_experts=256, n_shared_experts=1, qk_nope_head_dim=128,
-                        qk_rope_head_dim=64, v_head_dim=128, moe_intermediate_size=2048),
-        aliases={"num_local_experts": "n_routed_experts"},
-    ),
-}  # fmt: skip
-"""By the model_type of their config."""

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 
 from planner.job.bound.decoders import (
-    DECODERS,
-    MIXTURES,
     ConfigValues,
     DecoderFamily,
     Elements,
     Family,
+    LatentMixtureFamily,
+    MixtureFamily,
     UnknownSizeError,
     built_in,
     layer_norm,
     linear,
 )
+from planner.job.json_text import packaged_json
 from planner.job.schema import Model
 
 
@@ -115,70 +117,30 @@ def _untied_head(values: ConfigValues, elements: int) -> int:
     return 0 if values.flag("tie_word_embeddings") else elements
 
 
-_GPT2_NAMES = {
-    "hidden_size": "n_embd", "max_position_embeddings": "n_positions", "num_attention_heads": "n_head",
-    "num_hidden_layers": "n_layer",
+_FORMULAS = {
+    "gpt2": _gpt2, "gptj": _gptj, "gpt_neo": _gpt_neo, "gpt_neox": _gpt_neox, "opt": _opt, "bert": _bert, "vit": _vit,
 }  # fmt: skip
-_BERT = {
-    "vocab_size": 30522, "hidden_size": 768, "num_hidden_layers": 12, "intermediate_size": 3072,
-    "max_position_embeddings": 512, "type_vocab_size": 2, "tie_word_embeddings": True,
+_DECODERS: Mapping[str, type[DecoderFamily]] = {
+    "decoder": DecoderFamily, "mixture": MixtureFamily, "latent mixture": LatentMixtureFamily,
 }  # fmt: skip
-
-POSITIONED: dict[str, OwnFamily] = {
-    "gpt2": OwnFamily(
-        formula=_gpt2, aliases=_GPT2_NAMES,
-        defaults={"vocab_size": 50257, "n_positions": 1024, "n_embd": 768, "n_layer": 12, "tie_word_embeddings": True},
-    ),
-    "gptj": OwnFamily(
-        formula=_gptj, aliases=_GPT2_NAMES,
-        defaults={"vocab_size": 50400, "n_embd": 4096, "n_layer": 28, "tie_word_embeddings": False},
-    ),
-    "gpt_neo": OwnFamily(
-        formula=_gpt_neo, aliases={"num_hidden_layers": "num_layers", "num_attention_heads": "num_heads"},
-        defaults={"vocab_size": 50257, "max_position_embeddings": 2048, "hidden_size": 2048, "num_layers": 24,
-                  "tie_word_embeddings": True},
-    ),
-    "gpt_neox": OwnFamily(
-        formula=_gpt_neox,
-        defaults={"vocab_size": 50432, "hidden_size": 6144, "num_hidden_layers": 44, "intermediate_size": 24576,
-                  "attention_bias": True, "tie_word_embeddings": False},
-    ),
-    "opt": OwnFamily(
-        formula=_opt,
-        defaults={"vocab_size": 50272, "hidden_size": 768, "num_hidden_layers": 12, "ffn_dim": 3072,
-                  "max_position_embeddings": 2048, "enable_bias": True, "layer_norm_elementwise_affine": True,
-                  "do_layer_norm_before": True, "_remove_final_layer_norm": False, "tie_word_embeddings": True},
-    ),
-    "bert": OwnFamily(formula=_bert, defaults=_BERT),
-    "roberta": OwnFamily(formula=_bert, defaults=_BERT | {"vocab_size": 50265}),
-    "xlm-roberta": OwnFamily(formula=_bert, defaults=_BERT),
-    "vit": OwnFamily(
-        formula=_vit,
-        defaults={"hidden_size": 768, "num_hidden_layers": 12, "intermediate_size": 3072, "image_size": 224,
-                  "patch_size": 16, "num_channels": 3, "qkv_bias": True},
-    ),
-}  # fmt: skip
-"""By the model_type of their config."""
+_USUALLY = {"tie_word_embeddings": False, "attention_bias": False, "mlp_bias": False}
+"""What the config of a decoder says unless its class has another default."""
 
 
-FAMILIES: Mapping[str, Family] = {**DECODERS, **MIXTURES, **POSITIONED}
-"""By the model_type of their config."""
+@cache
+def families() -> Mapping[str, Family]:
+    """Every family by the model_type of its config."""
+    content = packaged_json("bound/model_families.json")
+    found: dict[str, Family] = {}
+    for model_type, parts in content.items():
+        kind = parts.pop("kind")
+        if kind in _DECODERS:
+            parts["defaults"] = {**_USUALLY, **parts["defaults"]}
+            found[model_type] = _DECODERS[kind](**parts)
+        else:
+            found[model_type] = OwnFamily(formula=_FORMULAS[kind], **parts)
+    return found
 
-CLASSES = {
-    "llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM", "phi3": "Phi3ForCausalLM", "gemma": "GemmaForCausalLM", "gemma2": "Gemma2ForCausalLM",
-    "gemma3_text": "Gemma3ForCausalLM", "nemotron": "NemotronForCausalLM", "phi": "PhiForCausalLM",
-    "olmo2": "Olmo2ForCausalLM", "granite": "GraniteForCausalLM", "cohere": "CohereForCausalLM",
-    "starcoder2": "Starcoder2ForCausalLM", "stablelm": "StableLmForCausalLM", "smollm3": "SmolLM3ForCausalLM",
-    "glm4": "Glm4ForCausalLM", "mixtral": "MixtralForCausalLM", "qwen2_moe": "Qwen2MoeForCausalLM",
-    "qwen3_moe": "Qwen3MoeForCausalLM", "olmoe": "OlmoeForCausalLM", "gpt_oss": "GptOssForCausalLM",
-    "deepseek_v2": "DeepseekV2ForCausalLM", "deepseek_v3": "DeepseekV3ForCausalLM", "gpt2": "GPT2LMHeadModel",
-    "gptj": "GPTJForCausalLM", "gpt_neo": "GPTNeoForCausalLM", "gpt_neox": "GPTNeoXForCausalLM",
-    "opt": "OPTForCausalLM", "bert": "BertForMaskedLM", "roberta": "RobertaForMaskedLM",
-    "xlm-roberta": "XLMRobertaForMaskedLM", "vit": "ViTForImageClassification",
-}  # fmt: skip
-"""The class that a config without `architectures` is built as, whose head is counted; transformers 5.23,
-models/auto/modeling_auto.py."""
 
 _HEADS = {"ForCausalLM": "causal_lm", "LMHeadModel": "causal_lm", "ForMaskedLM": "masked_lm",
           "ForImageClassification": "image_classification"}  # fmt: skip
@@ -196,9 +158,9 @@ def elements_of(model: Model) -> int:
         return built_in(model.decoder)
     config = model.hf_config or {}
     model_type = config.get("model_type")
-    if not isinstance(model_type, str) or model_type not in FAMILIES:
+    if not isinstance(model_type, str) or model_type not in families():
         return 0
-    family, main = FAMILIES[model_type], CLASSES[model_type]
+    family, main = families()[model_type], families()[model_type].main_class
     try:
         elements = family.elements(ConfigValues(content=config, defaults=family.defaults, aliases=family.aliases))
     except UnknownSizeError:
@@ -255,7 +217,7 @@ def shape_of(model: Model) -> Shape | None:
         )
     if config is None or not elements:
         return None
-    family = FAMILIES[config["model_type"]]
+    family = families()[config["model_type"]]
     # With a family's own names read as the usual ones.
     defaults = dict(family.defaults)
     for usual, others in _NAMES.items():
@@ -264,7 +226,7 @@ def shape_of(model: Model) -> Shape | None:
                 defaults.setdefault(usual, defaults[other])
     try:
         values = ConfigValues(content=config, defaults=defaults, aliases=family.aliases)
-        return _shape_of_values(values, DECODERS.get(config["model_type"]), elements)
+        return _shape_of_values(values, family, elements)
     except UnknownSizeError:
         return None
 
@@ -275,7 +237,8 @@ _NAMES = {
 }  # fmt: skip
 
 
-def _shape_of_values(values: ConfigValues, family: DecoderFamily | None, elements: int) -> Shape:
+def _shape_of_values(values: ConfigValues, family: Family, elements: int) -> Shape:
+    dense = family if isinstance(family, DecoderFamily) and type(family) is DecoderFamily else None
     hidden, layers, heads = (
         values.whole(next((name for name in (usual, *others) if not values.is_null(name)), usual))
         for usual, others in _NAMES.items()
@@ -294,11 +257,11 @@ def _shape_of_values(values: ConfigValues, family: DecoderFamily | None, element
         hidden=hidden,
         heads=heads,
         kv_heads=values.whole_or("num_key_value_heads", heads),
-        head_size=values.whole_or("head_dim", hidden // heads) if family is None else family.head_size(values),
+        head_size=values.whole_or("head_dim", hidden // heads) if dense is None else dense.head_size(values),
         vocab=vocab,
         elements=elements,
         active_elements=max(elements - idle - (0 if tied else vocab * hidden), 1),
-        gated_ffn=values.whole("intermediate_size") if family is not None and family.gated else 0,
+        gated_ffn=values.whole("intermediate_size") if dense is not None and dense.gated else 0,
         is_mixture=experts > 0,
         routed=routed,
     )

@@ -12,8 +12,9 @@ from typing import Any
 
 from planner.errors import SpecError
 from planner.job.deepspeed_config import WITHOUT_EFFECT, ZERO_WITHOUT_EFFECT
-from planner.job.importers import accelerate, training_arguments
+from planner.job.importers import accelerate
 from planner.job.importers.drafts import Draft, contradiction, named_by, read_json_file
+from planner.job.importers.key_tables import WrittenKeys
 from planner.job.nodes import Node, node_from_data
 
 WRITER = "DeepSpeed takes as ds_config.json"
@@ -24,15 +25,19 @@ _NUMBERS = {
 }
 
 
+_ANSWERED = ("gradient_accumulation_steps", "gradient_clipping")
+"""Of accelerate's questionnaire."""
+
+
 def read(path: Path) -> Node:
     """A config by itself. Raises SpecError."""
     return read_json_file(path, WRITER)
 
 
-def of_training_arguments(arguments: training_arguments.TrainingArguments, *, given_alone: bool) -> Node | None:
+def of_training_arguments(arguments: WrittenKeys, *, given_alone: bool) -> Node | None:
     """The config that they hold or name; None where they ask for none, or where its file is not there and was given by
     itself. Raises SpecError."""
-    node = arguments["deepspeed"]
+    node = arguments.node("deepspeed")
     if not node.value:
         return None
     if isinstance(node.value, str):
@@ -55,21 +60,20 @@ def of_accelerate(config: accelerate.Config, *, given_alone: bool) -> Node | Non
     was given by itself. Raises SpecError."""
     if config.kind() != "DEEPSPEED":
         return None
-    file = config.deepspeed.get("deepspeed_config_file")
-    if file is not None and file.value not in (None, "none"):
-        return _named(file, config.folder, given_alone=given_alone)
+    answers = config.deepspeed
+    file = answers.node("deepspeed_config_file")
+    if file.value not in (None, "none"):
+        return _named(file, answers.folder, given_alone=given_alone)
     # What DeepSpeedPlugin makes of the answers to the questionnaire.
-    answers = {name: node.value for name, node in config.deepspeed.items()}
-    zero: dict[str, Any] = {"stage": answers.get("zero_stage", 2)}
+    zero: dict[str, Any] = {"stage": answers["zero_stage"]}
     for name in ("offload_optimizer", "offload_param"):
-        device = answers.get(f"{name}_device") or "none"
+        device = answers[f"{name}_device"] or "none"
         if device != "none":
             zero[name] = {"device": device}
     whole = {
         "train_batch_size": "auto",
         "train_micro_batch_size_per_gpu": "auto",
-        "gradient_accumulation_steps": answers.get("gradient_accumulation_steps", "auto"),
-        "gradient_clipping": answers.get("gradient_clipping", "auto"),
+        **{name: answers[name] if name in answers.nodes else "auto" for name in _ANSWERED},
         "zero_optimization": zero,
     }
     return node_from_data(whole, config.place)
@@ -84,14 +88,14 @@ def same(first: Node | None, second: Node | None) -> Node | None:
     return first
 
 
-def fill_draft(draft: Draft, written: Node, precision: Node | None, *, is_known: bool, by_transformers: bool) -> None:
+def fill_draft(draft: Draft, written: Node, precision: Node | None, *, by_transformers: bool) -> None:
     """The config as DeepSpeed gets it, and the numbers it gives. Raises SpecError for `"auto"` that nobody resolves.
 
-    `is_known`: somebody has said the precision, or that there is none. `by_transformers`: the Trainer or accelerate
-    hand the config on, not the program itself.
+    `by_transformers`: the Trainer or accelerate hand the config on, not the program itself, and say the precision, or
+    that there is none.
     """
     config: dict[str, Any] = dict(written.plain())
-    _set_precision(config, written, precision, is_known=is_known)
+    _set_precision(config, written, precision, is_known=by_transformers)
     if by_transformers and not config.get("optimizer"):
         # accelerate lets DeepSpeed take any optimizer, and brings DeepSpeed's own where it is to rest on the host.
         zero = config.get("zero_optimization")

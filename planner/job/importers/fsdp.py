@@ -11,61 +11,27 @@ from dataclasses import dataclass
 from typing import Any
 
 from planner.errors import SpecError
-from planner.job.importers import drafts
 from planner.job.importers.drafts import Draft, named_by, read_json_file
-from planner.job.importers.training_arguments import TrainingArguments
+from planner.job.importers.key_tables import WrittenKeys, table
 from planner.job.nodes import Node, node_from_data
 
 _SHARD = "parallel.dp_shard"
 _TRUE, _FALSE = ("y", "yes", "t", "true", "on", "1"), ("n", "no", "f", "false", "off", "0")
-KEYS: Mapping[str, drafts.Key] = {
-    "version": drafts.mapped_key(f"{_SHARD}.kind", "any", None, "1 is the default of accelerate, 2 of transformers"),
-    "sharding_strategy": drafts.mapped_key(f"{_SHARD}.reshard_after_forward", "any", None, "of version 1"),
-    "backward_prefetch": drafts.mapped_key(f"{_SHARD}.backward_prefetch", "any", "NO_PREFETCH", "of version 1"),
-    "forward_prefetch": drafts.mapped_key(f"{_SHARD}.forward_prefetch", "any", False, "of version 1"),
-    "use_orig_params": drafts.mapped_key(f"{_SHARD}.use_orig_params", "any", True, "of version 1"),
-    "limit_all_gathers": drafts.mapped_key(f"{_SHARD}.limit_all_gathers", "any", True, "of version 1"),
-    "sync_module_states": drafts.mapped_key(f"{_SHARD}.sync_module_states", "any", True, "of version 1"),
-    "reshard_after_forward": drafts.mapped_key(f"{_SHARD}.reshard_after_forward", "any", True),
-    "offload_params": drafts.mapped_key(f"{_SHARD}.offload", "any", False, "true is cpu"),
-    "cpu_offload": drafts.mapped_key(f"{_SHARD}.offload", "any", False, "true is cpu"),
-    "auto_wrap_policy": drafts.mapped_key("model.blocks", "any", "TRANSFORMER_BASED_WRAP", "others with version 1"),
-    "transformer_layer_cls_to_wrap": drafts.mapped_key(
-        "model.blocks", "any", None, "the class of the layers alone"
-    ),
-    "activation_checkpointing": drafts.mapped_key("train.recompute", "any", False, "true is full"),
-    "min_num_params": drafts.mapped_key(f"{_SHARD}.wrap_size", "any", 0, "of version 1 under SIZE_BASED_WRAP"),
-    "activation_checkpointing_offload": drafts.fixed_key(
-        (False,), "activations on the host are not planned here"
-    ),
-    "ignored_modules": drafts.fixed_key((None,), "modules that are not sharded are not planned"),
-    "mixed_precision_policy": drafts.fixed_key((None,), "it follows mixed_precision, and others are not planned"),
-    **drafts.fixed_keys((False,), "there is no GPU to plan for", "xla", "xla_fsdp_v2", "xla_fsdp_grad_ckpt"),
-    **drafts.ignored_keys(
-        "cpu_ram_efficient_loading", "state_dict_type", "xla_fsdp_settings",
-    ),
-}  # fmt: skip
-"""Without the prefix `fsdp_`, which either program lets people write."""
 
 
-def of_training_arguments(arguments: TrainingArguments) -> dict[str, Node] | None:
+def of_training_arguments(arguments: WrittenKeys) -> dict[str, Node] | None:
     """What they say of FSDP, checked, without prefixes; None where they do not ask for it. Raises SpecError."""
-    asked = arguments["fsdp"]
+    asked = arguments.node("fsdp")
     if not asked.value:
         return None
-    config = arguments["fsdp_config"]
+    config = arguments.node("fsdp_config")
     if isinstance(config.value, str):
         config = read_json_file(named_by(config, arguments.folder), "fsdp_config names")
     keys = {
         "version": node_from_data(2, asked.place, "fsdp"),
-        **check_config({} if config.value is None else config.mapping()),
+        **table("fsdp_config").read({} if config.value is None else config.mapping(), prefix="fsdp_").nodes,
     }
     return {**_legacy(asked, is_first=_is_first(keys)), **keys}
-
-
-def check_config(config: Mapping[str, Node]) -> dict[str, Node]:
-    """The keys without their prefix. Raises SpecError for what is unknown or not understood."""
-    return drafts.check_all(KEYS, config, "fsdp_config", "fsdp_")
 
 
 def _legacy(asked: Node, *, is_first: bool) -> dict[str, Node]:
@@ -101,13 +67,14 @@ def _legacy(asked: Node, *, is_first: bool) -> dict[str, Node]:
 def fill_draft(draft: Draft, settings: Mapping[str, Node], *, mixed: bool, place: str) -> list[str]:
     """How accelerate shards; `mixed`: in bfloat16. Returns what is planned otherwise than it is, for people."""
     first = _is_first(settings)
-    for name in ("offload_params", "cpu_offload"):
-        offload = settings.get(name)
-        if offload is not None and _truth(offload):
-            draft.say_value(f"{_SHARD}.offload", "cpu", offload.place)
-    recompute = settings.get("activation_checkpointing")
-    if recompute is not None and _truth(recompute):
-        draft.say_value("train.recompute", "full", recompute.place)
+    meant = {
+        "offload_params": (f"{_SHARD}.offload", "cpu"),
+        "cpu_offload": (f"{_SHARD}.offload", "cpu"),
+        "activation_checkpointing": ("train.recompute", "full"),
+    }
+    for name, (path, value) in meant.items():
+        if (node := settings.get(name)) is not None and _truth(node):
+            draft.say_value(path, value, node.place)
     if mixed:
         draft.say_value(f"{_SHARD}.reduce_dtype", "bfloat16", place)
     if first:
@@ -115,14 +82,12 @@ def fill_draft(draft: Draft, settings: Mapping[str, Node], *, mixed: bool, place
     # Every layer, the embedding, norm and head together.
     policy = settings.get("auto_wrap_policy")
     if policy is not None and str(policy.value).upper() != "TRANSFORMER_BASED_WRAP":
-        raise SpecError(
+        problem, remedy = (
             f"auto_wrap_policy is {policy.summary}, which is not planned",
-            allowed="TRANSFORMER_BASED_WRAP",
-            remedy="wrap by layers, or plan with a spec of your own",
-            place=policy.place,
+            "wrap by layers, or plan with a spec of your own",
         )
-    reshard = settings.get("reshard_after_forward")
-    if reshard is not None:
+        raise SpecError(problem, allowed="TRANSFORMER_BASED_WRAP", remedy=remedy, place=policy.place)
+    if (reshard := settings.get("reshard_after_forward")) is not None:
         draft.say_value(f"{_SHARD}.reshard_after_forward", _truth(reshard), reshard.place)
     draft.suppose(f"{_SHARD}.keep_last", True, place)
     return []
@@ -207,12 +172,8 @@ def tell_parts(
 def _truth(node: Node) -> bool:
     written = str(node.plain()).lower()
     if written not in (*_TRUE, *_FALSE):
-        raise SpecError(
-            f"{node.name} is {node.summary}",
-            allowed="true or false",
-            remedy="FULL_SHARD is true, SHARD_GRAD_OP is false" if isinstance(node.value, str) else "write one of them",
-            place=node.place,
-        )
+        remedy = "FULL_SHARD is true, SHARD_GRAD_OP is false" if isinstance(node.value, str) else "write one of them"
+        raise node.is_error(allowed="true or false", remedy=remedy)
     return written in _TRUE
 
 

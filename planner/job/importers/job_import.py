@@ -13,20 +13,19 @@ from typing import Any
 from planner.errors import SpecError
 from planner.hardware import catalog
 from planner.job import hf_config, shorthand
+from planner.job.field_checks import FLOATING
 from planner.job.importers import (
     accelerate,
-    axolotl,
     deepspeed,
     fsdp,
     launch_lines,
-    llama_factory,
-    peft,
+    recipe_files,
     torchtitan,
     training_arguments,
-    trl,
 )
 from planner.job.importers.drafts import Draft, contradiction, read_yaml_file, unite_drafts
-from planner.job.importers.recipes import Recipe, fill_draft, tell_accumulation, tell_adapter, tell_model
+from planner.job.importers.key_tables import WrittenKeys
+from planner.job.importers.recipes import Recipe, tell_accumulation, tell_adapter, tell_model
 from planner.job.json_text import file_text, read_json
 from planner.job.layout import AXES
 from planner.job.loading import choices_of, document_of, load_node
@@ -75,13 +74,12 @@ class ImportedJob:
 
 
 _MODEL = "model.hf_config"
-_DTYPES = ("float64", "float32", "bfloat16", "float16")
 _RECIPE_READERS: Mapping[str, Callable[[Path], Recipe]] = {
-    "training_arguments": trl.read,
-    "peft": peft.recipe,
+    "training_arguments": recipe_files.read_trl,
+    "peft": recipe_files.read_peft,
     "torchtitan": torchtitan.read,
-    "axolotl": axolotl.read,
-    "llama_factory": llama_factory.read,
+    "axolotl": recipe_files.read_axolotl,
+    "llama_factory": recipe_files.read_llama_factory,
 }
 """What reads the files of whole jobs, by the name that ImportSources has for them."""
 
@@ -91,7 +89,7 @@ class _ParsedSources:
     """All of it, read and checked."""
 
     given: ImportSources
-    arguments: training_arguments.TrainingArguments | None = None
+    arguments: WrittenKeys | None = None
     config: accelerate.Config | None = None
     launch: launch_lines.Launch | None = None
     deepspeed: Node | None = None
@@ -113,9 +111,9 @@ class _ParsedSources:
         if (own := next((recipe for recipe in self.recipes if recipe.shards), None)) is not None:
             return own.source
         if self.config is not None and self.config.kind() == "FSDP":
-            return self.config.top["distributed_type"].place
+            return self.config.top.node("distributed_type").place
         assert self.arguments is not None
-        return self.arguments["fsdp"].place
+        return self.arguments.node("fsdp").place
 
 
 def import_job(given: ImportSources, folder: Path) -> ImportedJob:
@@ -134,11 +132,11 @@ def import_job(given: ImportSources, folder: Path) -> ImportedJob:
     draft.override([*words.settings, *given.settings])
     supposed += [*draft.supposed, *words.supposed]
     supposed += [sentence for recipe in sources.recipes for sentence in recipe.supposed]
-    supposed += sources.arguments.supposed if sources.arguments is not None else []
+    supposed += sources.arguments.supposed if sources.arguments is not None else ()
     if config and not draft.has("model.parameter_dtype"):
         # As transformers 5 loads a model: in the dtype of its config.
         dtype = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
-        dtype = dtype if dtype in _DTYPES else "float32"
+        dtype = dtype if dtype in FLOATING.names else "float32"
         draft.suppose("model.parameter_dtype", dtype, "the model's config")
         supposed.append(f"model.parameter_dtype is {dtype}, as from_pretrained of transformers 5 loads this config")
     if sources.arguments is None and not draft.has("train.optimizer"):
@@ -173,10 +171,10 @@ def _read(given: ImportSources, folder: Path) -> _ParsedSources:
     if given.torchrun:
         sources.launch = launch_lines.read(given.torchrun, folder)
         sources.arguments, sources.config = sources.launch.arguments, sources.launch.accelerate
-        sources.ignored["the launch line"] = [] if sources.arguments is None else sources.arguments.ignored_keys
+        sources.ignored["the launch line"] = [] if sources.arguments is None else list(sources.arguments.ignored)
     if given.accelerate is not None:
         config = accelerate.read(given.accelerate)
-        sources.ignored[_name(given.accelerate)] = config.ignored_keys
+        sources.ignored[_name(given.accelerate)] = config.ignored
         sources.config = config if sources.config is None else accelerate.join_configs(config, sources.config)
     for name, reader in _RECIPE_READERS.items():
         if (path := getattr(given, name)) is not None:
@@ -247,12 +245,12 @@ def _tell_model_and_gpu(draft: Draft, given: ImportSources, recipes: Sequence[Re
 def _tell_sources(draft: Draft, sources: _ParsedSources) -> list[str]:
     """Returns what is planned otherwise than it is."""
     for recipe in sources.recipes:
-        fill_draft(draft, recipe)
+        draft.join(recipe.draft)
     if sources.launch is not None:
         launch_lines.fill_draft(draft, sources.launch)
     if sources.config is not None:
         accelerate.fill_draft(draft, sources.config)
-    knows_precision, precision = sources.arguments is not None or sources.config is not None, sources.precision
+    precision = sources.precision
     if sources.arguments is not None:
         config = sources.deepspeed
         clips = config is None or config.mapping().get("gradient_clipping") is not None
@@ -260,21 +258,16 @@ def _tell_sources(draft: Draft, sources: _ParsedSources) -> list[str]:
         if draft.has(_MODEL):
             draft.suppose("train.loss", "model", "the Trainer, which hands the labels to the model")
     if sources.deepspeed is not None:
-        deepspeed.fill_draft(
-            draft, sources.deepspeed, precision, is_known=knows_precision, by_transformers=knows_precision
-        )
+        by_transformers = sources.arguments is not None or sources.config is not None
+        deepspeed.fill_draft(draft, sources.deepspeed, precision, by_transformers=by_transformers)
     elif sources.fsdp is not None:
         place = sources.place_of_sharding
         otherwise = fsdp.fill_draft(draft, sources.fsdp, mixed=precision is not None, place=place)
         if precision is None:
             return otherwise
         if precision.value == "fp16":
-            raise SpecError(
-                "fp16 under FSDP is not planned",
-                allowed="bf16, or none",
-                remedy="train in bf16",
-                place=precision.place,
-            )
+            problem = "fp16 under FSDP is not planned"
+            raise SpecError(problem, allowed="bf16, or none", remedy="train in bf16", place=precision.place)
         # accelerate gathers parameters in bfloat16; under version 1 it runs autocast beside.
         draft.say_value("train.precision", "fsdp_mixed", precision.place)
         if not draft.has("model.adapter"):
@@ -288,24 +281,22 @@ def _tell_sources(draft: Draft, sources: _ParsedSources) -> list[str]:
 
 def _check_complete(draft: Draft, sources: _ParsedSources, config: Mapping[str, Any]) -> None:
     """Raises SpecError for all that nobody says."""
-    missing, given = [], sources.given
-    if not draft.has(_MODEL, "model.factory", "model.decoder"):
-        missing.append("model: its config (--model CONFIG.json, or JOB.yaml: model: {hf_config: config.json})")
-    if not draft.has("cluster.gpu", "cluster.gpu.name"):
-        missing.append(f"cluster.gpu: the GPU (--gpu NAME, or JOB.yaml: cluster: {{gpu: {catalog.names()[0]}}})")
-    if not draft.has("train.micro_batch_size"):
-        missing.append(
+    given, takes_tokens = sources.given, not config or "vocab_size" in config
+    wanted = {
+        (_MODEL, "model.factory", "model.decoder"):
+            "model: its config (--model CONFIG.json, or JOB.yaml: model: {hf_config: config.json})",
+        ("cluster.gpu", "cluster.gpu.name"):
+            f"cluster.gpu: the GPU (--gpu NAME, or JOB.yaml: cluster: {{gpu: {catalog.names()[0]}}})",
+        ("train.micro_batch_size",):
             "train.micro_batch_size: the samples of a micro-batch (--batch N, --from-training-arguments, or JOB.yaml:"
-            " train: {micro_batch_size: 4})"
-        )
-    takes_tokens = not config or "vocab_size" in config
-    if takes_tokens and not draft.has("train.sequence_length", "train.inputs", "model.factory"):
-        missing.append("train.sequence_length: the tokens of a sequence (--sequence-length N, or JOB.yaml)")
-    if not draft.has("cluster.nodes", "cluster.gpus_per_node"):
-        missing.append(
+            " train: {micro_batch_size: 4})",
+        ("train.sequence_length", "train.inputs", "model.factory"):
+            "train.sequence_length: the tokens of a sequence (--sequence-length N, or JOB.yaml)" * takes_tokens,
+        ("cluster.nodes", "cluster.gpus_per_node"):
             "cluster.gpus_per_node: how many processes there are (--gpus 8, --from-torchrun 'torchrun ...',"
-            " --from-accelerate, or JOB.yaml: cluster: {nodes: 1, gpus_per_node: 8})"
-        )
+            " --from-accelerate, or JOB.yaml: cluster: {nodes: 1, gpus_per_node: 8})",
+    }  # fmt: skip
+    missing = [sentence for paths, sentence in wanted.items() if sentence and not draft.has(*paths)]
     if sources.fsdp is not None and (config or draft.has("model.factory")):
         place, by_trainer = sources.place_of_sharding, sources.arguments is not None
         missing += fsdp.tell_parts(draft, sources.fsdp, config, place, by_trainer=by_trainer)
@@ -326,7 +317,7 @@ def _tell_ranks(draft: Draft, sources: _ParsedSources) -> int:
     """How many ranks each axis has; returns how many there are."""
     nodes = draft.count("cluster.nodes")
     world = nodes * draft.count("cluster.gpus_per_node")
-    sizes = {} if sources.config is None else sources.config.parallelism
+    sizes = {} if sources.config is None else sources.config.parallelism.nodes
     split = {name: node for name, node in sizes.items() if name.endswith("_size") and node.value != 1}
     if split:
         if sources.under == "deepspeed" or (sources.under == "ddp" and split.keys() & {"dp_shard_size", "cp_size"}):
@@ -447,11 +438,11 @@ def _text(given: GivenJob, folder: Path | None) -> tuple[str | None, str]:
         return None, named
     path = folder / named
     if os.path.isdir(path):
-        for name in (peft.FILE, "config.json"):
+        for name in (recipe_files.ADAPTER_FILE, "config.json"):
             if os.path.isfile(path / name):
                 return file_text(path / name, f"{named}/{name}"), f"{named}/{name}"
         raise SpecError(
-            f"{named} is a folder without a config.json or an {peft.FILE}",
+            f"{named} is a folder without a config.json or an {recipe_files.ADAPTER_FILE}",
             allowed="a job spec, a bundle, a model's folder, or the name of a model",
             remedy="give the file",
         )
@@ -476,7 +467,7 @@ def _model_of(text: str, source: str, named: str) -> _Model | None:
     if isinstance(data, dict) and "model_type" in data:
         return _Model(source, "the model") if named != STANDARD_INPUT else None
     if isinstance(data, dict) and "peft_type" in data:
-        adapter = peft.of_node(node_from_data(data, source))
+        adapter = recipe_files.read_adapter(node_from_data(data, source))
         return _Model(adapter.base, source, adapter.adapter, {source: adapter.ignored})
     return None
 

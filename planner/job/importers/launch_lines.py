@@ -12,18 +12,18 @@ from typing import Any
 
 from planner.errors import SpecError
 from planner.job.importers import accelerate, training_arguments
-from planner.job.importers.drafts import Draft, Key
-from planner.job.importers.training_arguments import FLAGS_OF_SCRIPTS, KEYS, RETIRED
+from planner.job.importers.drafts import Draft
+from planner.job.importers.key_tables import Key, WrittenKeys, table, tables
+from planner.job.importers.training_arguments import FLAGS_OF_SCRIPTS, TABLES
 from planner.job.launchers import (
-    ACCELERATE_IGNORED,
-    ACCELERATE_READ,
-    ACCELERATE_REFUSED,
     LAUNCHER_MODULES,
     LAUNCHER_OPTIONS,
     OLD_LAUNCHER,
+    OPTIONS,
     PLACE,
     deepspeed_size,
     read_options,
+    refused,
     take_variables,
     torchrun_size,
     unknown_option,
@@ -45,9 +45,6 @@ _MATTER = (
     "PYTORCH_NO_CUDA_MEMORY_CACHING",
     "CUDA_MODULE_LOADING",
 )
-_OF_NO_ACCOUNT = (
-    "enable_cpu_affinity", "same_network", "use_parallelism_config", "no_tpu_cluster", "tpu_use_sudo",
-)  # fmt: skip
 _PREFIXES = ("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_")
 
 
@@ -61,7 +58,7 @@ class Launch:
     """Of the launcher, by their names with underscores; None for those without a value."""
     allocator_conf: str
     accelerate: accelerate.Config | None
-    arguments: training_arguments.TrainingArguments | None
+    arguments: WrittenKeys | None
     """Of a script that takes fields of TrainingArguments which matter."""
     not_read: Sequence[str]
     """Variables, options, and arguments of the script."""
@@ -82,25 +79,23 @@ def read(line: str, folder: Path) -> Launch:
         named = OLD_LAUNCHER if OLD_LAUNCHER in words[: len(words) - len(rest)] else launcher
         options, script = read_options(rest, *LAUNCHER_OPTIONS[named])
     if not script:
-        raise SpecError(
+        raise refused(
             "the line has no script",
-            allowed=f"{launcher} ... train.py ...",
-            remedy="give the whole line, with the script and its arguments",
-            place=PLACE,
+            f"{launcher} ... train.py ...",
+            "give the whole line, with the script and its arguments",
         )
     conf, variables = _judge_environment(environment)
     fields, others = _fields_of(script[1:])
-    keys = [{**KEYS, **RETIRED}[name] for name in fields]
+    keys = table(*TABLES).keys
     # Other scripts have options for their data loaders under the same names.
-    of_trainer = any(key.matters and not key.to.startswith("train.data_loader") for key in keys)
+    of_trainer = any(keys[name].matters and not keys[name].to.startswith("train.data_loader") for name in fields)
     not_read = [*variables, *srun, *others]
     not_read += [] if of_trainer else [f"--{name}" for name in fields]
     config = None
     if launcher == "accelerate":
         top: dict[str, Any] = {}
-        ignored = ACCELERATE_IGNORED | {"q", "quiet", "debug", "m", "module", "no_python"}
         for name, value in options.items():
-            if name in ignored:
+            if name in OPTIONS["accelerate"]["ignored"]:
                 not_read.append(f"--{name}")
             else:
                 _place(top, name, value)
@@ -153,11 +148,10 @@ def _launcher(words: Sequence[str]) -> tuple[str, Sequence[str], list[str]]:
     if rest[:1] == ["-m"] and (launcher := LAUNCHER_MODULES.get("".join(rest[1:2]))) is not None:
         return launcher, rest[2:], srun
     if srun:
-        raise SpecError(
+        raise refused(
             "srun starts python itself, and how many processes it starts stands elsewhere",
-            allowed=_LAUNCHERS,
-            remedy="launch by torchrun, or write cluster and parallel in JOB.yaml instead of the launch line",
-            place=PLACE,
+            _LAUNCHERS,
+            "launch by torchrun, or write cluster and parallel in JOB.yaml instead of the launch line",
         )
     return "python", rest, srun
 
@@ -169,11 +163,10 @@ def _is_launcher(word: str) -> bool:
 
 def _no_launcher(words: Sequence[str]) -> SpecError:
     first = words[0][:100] if words else "nothing"
-    return SpecError(
+    return refused(
         f"the line starts {first!a}, which is no launcher that is understood",
-        allowed=_LAUNCHERS,
-        remedy="give the line that starts the processes, or write cluster in JOB.yaml instead",
-        place=PLACE,
+        _LAUNCHERS,
+        "give the line that starts the processes, or write cluster in JOB.yaml instead",
     )
 
 
@@ -181,53 +174,50 @@ def _judge_environment(environment: Mapping[str, str]) -> tuple[str, list[str]]:
     """PYTORCH_ALLOC_CONF's value, and the names of variables that do not matter."""
     for name in environment:
         if name in _MATTER or name.startswith(_PREFIXES):
-            raise SpecError(
+            raise refused(
                 f"the variable {name} matters to memory, and is not understood here",
-                allowed=", ".join(_CONFS) + ", and variables that do not matter",
-                remedy="write it in accelerate's config (--from-accelerate)"
+                ", ".join(_CONFS) + ", and variables that do not matter",
+                "write it in accelerate's config (--from-accelerate)"
                 if name.startswith(_PREFIXES)
                 else "take it out to plan the job without it",
-                place=PLACE,
             )
     confs = [environment[name] for name in _CONFS if name in environment]
     if len(set(confs)) > 1:
-        raise SpecError(
+        raise refused(
             f"{_CONFS[0]} is {confs[0]!a}, and {_CONFS[1]} is {confs[1]!a}",
-            allowed="one value, wherever it is said",
-            remedy="delete one of them",
-            place=PLACE,
+            "one value, wherever it is said",
+            "delete one of them",
         )
     return (confs[0] if confs else ""), [name for name in environment if name not in _CONFS]
 
 
 def _place(top: dict[str, Any], name: str, value: str | None) -> None:
+    known = OPTIONS["accelerate"]
     kinds = {"multi_gpu": "MULTI_GPU", "use_fsdp": "FSDP", "use_deepspeed": "DEEPSPEED"}
     if name == "config_file":
-        raise SpecError(
+        raise refused(
             f"--config_file is {value}, which is not read from the line",
-            allowed="the other options of accelerate launch",
-            remedy=f"take it out of the line and add --from-accelerate {value}",
-            place=PLACE,
+            "the other options of accelerate launch",
+            f"take it out of the line and add --from-accelerate {value}",
         )
     if name in kinds:
         top["distributed_type"] = kinds[name]
-    elif name in ACCELERATE_READ:
+    elif name in known["read"]:
         top[name] = _scalar(value)
-    elif name in accelerate.DEEPSPEED_KEYS:
+    elif name in tables()["deepspeed_config"].keys:
         top.setdefault("deepspeed_config", {})[name] = _scalar(value)
     elif name.startswith(("fsdp_", "dynamo_")):
         top.setdefault(f"{name.split('_')[0]}_config", {})[name] = _scalar(value)
     elif name.startswith("parallelism_config_"):
         top.setdefault("parallelism_config", {})[name] = _scalar(value)
-    elif name in ACCELERATE_REFUSED or name.startswith(("fp8_", "megatron_lm_")):
-        raise SpecError(
+    elif name in known["refused"] or name.startswith(("fp8_", "megatron_lm_")):
+        raise refused(
             f"--{name} is not planned",
-            allowed="jobs on GPUs by DDP, FSDP 2 and DeepSpeed",
-            remedy="take it out to plan the job without it",
-            place=PLACE,
+            "jobs on GPUs by DDP, FSDP 2 and DeepSpeed",
+            "take it out to plan the job without it",
         )
-    elif name not in _OF_NO_ACCOUNT:
-        raise unknown_option(name, LAUNCHER_OPTIONS["accelerate"][2])
+    elif name not in known["without_effect"]:
+        raise unknown_option(name, known["program"])
 
 
 def _scalar(value: str | None) -> Any:
@@ -243,6 +233,7 @@ def _scalar(value: str | None) -> Any:
 
 def _fields_of(words: Sequence[str]) -> tuple[dict[str, Node], list[str]]:
     """Fields of TrainingArguments among a script's arguments, as HfArgumentParser reads them; the names of the rest."""
+    known = table(*TABLES).keys
     fields: dict[str, Node] = {}
     others: list[str] = []
     index = 0
@@ -259,12 +250,12 @@ def _fields_of(words: Sequence[str]) -> tuple[dict[str, Node], list[str]]:
             index += 1
         name, place = flag[2:].replace("-", "_"), f"{PLACE}: {flag}"
         negated = name.removeprefix("no_")
-        if (key := KEYS.get(name) or RETIRED.get(name)) is not None:
+        if (key := known.get(name)) is not None:
             if not values and key.matters and key.kind not in ("flag", "any") and name not in FLAGS_OF_SCRIPTS:
                 raise SpecError(f"{flag} has no value", allowed=f"{flag} VALUE", remedy="write its value", place=place)
             converted = _convert_value(key, " ".join(values), place) if values else True
             fields[name] = node_from_data(converted, place, flag)
-        elif name != negated and negated in KEYS and not values:
+        elif name != negated and negated in tables()["TrainingArguments"].keys and not values:
             fields[negated] = node_from_data(False, place, flag)
         else:
             others.append(flag)

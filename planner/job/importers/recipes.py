@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from planner.errors import SpecError
 from planner.job.importers.drafts import Draft
-from planner.job.importers.training_arguments import TrainingArguments
-from planner.job.nodes import Node, node_from_data
+from planner.job.importers.key_tables import WrittenKeys
+from planner.job.nodes import Node
 
 
 @dataclass(kw_only=True)
@@ -18,19 +18,17 @@ class Recipe:
     """One file, read and checked."""
 
     source: str
-    folder: Path
-    written: dict[str, Node] = field(default_factory=dict)
-    """By the key of the spec."""
-    usual: dict[str, Node] = field(default_factory=dict)
-    """What its program takes where nothing is written."""
+    draft: Draft = field(default_factory=Draft)
+    """What it says of single keys of the spec, and what its program takes where nothing is written."""
     model: Node | None = None
-    """The name or path of the model that it trains."""
+    """The name or path of the model that it trains, from `folder` on."""
+    folder: Path
     decoder: Mapping[str, int] | None = None
     """The sizes of the model, where it is one as the built-in decoder."""
     groups: tuple[str, ...] = ()
     """What is sharded for itself beside the decoder's layers."""
-    arguments: TrainingArguments | None = None
-    """Of a program that hands them to transformers' Trainer."""
+    arguments: WrittenKeys | None = None
+    """TrainingArguments, of a program that hands them to transformers' Trainer."""
     adapter: dict[str, Any] | None = None
     """`model.adapter`."""
     freezes_vision: bool = False
@@ -43,26 +41,19 @@ class Recipe:
     supposed: tuple[str, ...] = ()
     """What nobody said or cannot be planned as it is, and what is taken for it."""
 
-    def say(self, path: str, value: Any, place: str) -> None:
-        self.written[path] = node_from_data(value, place, path)
+    def adapt(
+        self, *, r: int, alpha: int, dropout: float, targets: Sequence[str] = (), four_bits: str = "", dora: str = ""
+    ) -> None:
+        """Trains a LoRA; `four_bits` and `dora` are the keys that ask for these, empty where none does.
 
-    def say_or_suppose(self, path: str, written: Node | None, default: Any) -> None:
-        """What is written, or the default of the program, which other sources may replace."""
-        if written is None:
-            self.suppose(path, default)
-        else:
-            self.say(path, written.plain(), written.place)
-
-    def suppose(self, path: str, value: Any) -> None:
-        self.usual[path] = node_from_data(value, self.source, path)
-
-
-def fill_draft(draft: Draft, recipe: Recipe) -> None:
-    """Puts what the file says into a draft. Raises SpecError where another source says another thing."""
-    for path, node in recipe.written.items():
-        draft.say(path, node)
-    for path, node in recipe.usual.items():
-        draft.suppose(path, node.plain(), node.place)
+        Raises SpecError where both are asked for.
+        """
+        if four_bits and dora:
+            raise SpecError(f"{dora} stands beside {four_bits}", allowed="one of the two", place=self.source)
+        kind = "qlora" if four_bits else "dora" if dora else "lora"
+        self.adapter = {"kind": kind, "r": r, "alpha": alpha, "dropout": float(dropout)}
+        if targets:
+            self.adapter["target_modules"] = list(targets)
 
 
 def tell_model(draft: Draft, recipe: Recipe) -> None:
@@ -73,9 +64,8 @@ def tell_model(draft: Draft, recipe: Recipe) -> None:
         draft.say_value("model.decoder", recipe.decoder, recipe.source)
         if recipe.groups:
             draft.suppose("parallel.dp_shard.groups", list(recipe.groups), recipe.source)
-    if recipe.model is None:
-        return
-    draft.say_value("model.hf_config", draft.read_config(recipe.model, recipe.folder), recipe.model.place)
+    if recipe.model is not None:
+        draft.say_value("model.hf_config", draft.read_config(recipe.model, recipe.folder), recipe.model.place)
 
 
 def tell_adapter(draft: Draft, recipe: Recipe, config: Mapping[str, Any]) -> None:
@@ -105,11 +95,3 @@ def tell_accumulation(draft: Draft, recipe: Recipe, data_ranks: int) -> None:
             remedy="change the global batch, the batch of a rank or the number of GPUs",
         )
     draft.say_value("train.gradient_accumulation_steps", steps, recipe.source)
-
-
-def leaves(written: Mapping[str, Node], prefix: str = "") -> dict[str, Node]:
-    """The values of nested tables by their dotted names."""
-    values: dict[str, Node] = {}
-    for name, node in written.items():
-        values |= leaves(node.value, f"{prefix}{name}.") if isinstance(node.value, dict) else {f"{prefix}{name}": node}
-    return values
