@@ -230,16 +230,14 @@ def _exchanged(database: str) -> Iterator[Answer]:
     class Local:
         """Plans at once, and stores what was planned."""
 
-        async def plan(self, job: Any, *, seconds: float | None) -> Any:  # noqa: ARG002
+        async def plan(self, job: Any, *, seconds: float | None, keep: bool) -> Any:  # noqa: ARG002
             if job.metadata.name in faults:
                 raise faults[job.metadata.name]
             planned = pipeline.plan_with_traces(job)
             history.plans.put(planned.plan)
             history.traces.put(planned.plan.trace_id, {0: planned.traces[0].trace})
             text = json.dumps(to_json(planned.plan))
-            return PlanAnswer(plan_id=planned.plan.plan_id, trace_id=planned.plan.trace_id, text=text, from_store=False)
-
-        check = plan
+            return PlanAnswer(plan_id=planned.plan.plan_id, trace_id=planned.plan.trace_id, text=text)
 
         async def run(self, asked: Any, *, seconds: float | None, keep: bool) -> Any:
             raise NotImplementedError

@@ -17,11 +17,10 @@ from planner.service import deployments
 from planner.service.deployments import (
     TRACERS,
     PlanSchedulerDeployment,
+    RunnerHandle,
     SearchesDeployment,
-    SearchesHandle,
     TracingHandle,
     ValidationsDeployment,
-    ValidationsHandle,
 )
 from planner.service.history.counters import Counters
 from planner.service.history.store import History
@@ -96,8 +95,8 @@ class Planner:
                 settings, self._history, tracing, CalibrationInUse(self._history), torches=torches
             ),
             torches=torches,
-            validations=ValidationsHandle(validations),
-            searches=SearchesHandle(searches),
+            validations=RunnerHandle(validations, "measuring worker"),
+            searches=RunnerHandle(searches, "search worker"),
             counters=self._counters,
             tracers_ready=tracing.ready,
         )

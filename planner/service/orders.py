@@ -89,7 +89,6 @@ class PlanMade:
     text: str
     stored: bool = True
     """Whether the history has it; False: it could not be reached, and the plan is known to its caller only."""
-    from_store: bool = False
 
 
 @dataclass(frozen=True, slots=True)

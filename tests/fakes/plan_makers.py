@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from planner.report.statement import Advice, Plan, ProgramStatement, Verdict
 from planner.runtime.limits import Limit, LimitExceededError, Limits
 from planner.service.history.store import History
 from planner.service.orders import Order, RunOrder, WorkerResult, order_of
-from planner.service.plan_provider import CalibrationInUse, PlanAnswer, PlanPending, PlanProvider
+from planner.service.plan_provider import CalibrationInUse, PlanAnswer, PlanProvider
 from planner.service.scheduling.plan_scheduler import PlanScheduler
 from planner.service.scheduling.worker_pool import Workers
 from planner.service.torch_versions import ONLY_OWN, TorchVersions
@@ -76,6 +77,16 @@ def trace_of(rank: int, size: int = 512 * MIB, dims: tuple[int, ...] = ()) -> Tr
             Mark(Phase.OPTIMIZER_STEP, 1),
         ),
     )
+
+
+class CountedEvents:
+    """In the place of the counters that all processes share: how often each event was counted, by name or reason."""
+
+    def __init__(self) -> None:
+        self.events: Counter[str] = Counter()
+
+    def add(self, name: str, labels: Mapping[str, str]) -> None:
+        self.events[labels.get("reason", name)] += 1
 
 
 @dataclasses.dataclass
@@ -177,6 +188,7 @@ class ServiceStack:
     tracers: PlanScheduler
     history: History
     clock: list[float]
+    counted: Counter[str]
 
     async def asked(self) -> None:
         """Until a worker was asked."""
@@ -190,7 +202,7 @@ class ServiceStack:
 
     async def settled(self) -> None:
         """Until nothing is being made."""
-        while self.tracers.entry_count or self.tracers.state()["busy"]:
+        while self.tracers.entry_count or self.tracers.levels()["busy"]:
             await asyncio.sleep(0.005)
 
 
@@ -218,12 +230,13 @@ class StackRunner:
         settings = Settings(database=self.url, **{"trace_workers": 1, "trace_seconds": 5.0, **given})
         pool, clock = FakePool(), [0.0]
         with History.open(self.url) as history:
-            workers = Workers(lambda: FakeWorker(pool), settings.trace_workers, most_wait_seconds=5)
-            tracers = PlanScheduler(settings, history, workers, now=lambda: clock[0], torches=torches)
+            counters: Any = CountedEvents()
+            workers = Workers(lambda: FakeWorker(pool), settings.trace_workers, counters, most_wait_seconds=5)
+            tracers = PlanScheduler(settings, history, workers, counters, torches)
             tracers.start()
             calibration = CalibrationInUse(history, now=lambda: clock[0])
             provider = PlanProvider(settings, history, tracers, calibration, torches=torches)
-            await story(ServiceStack(pool, provider, tracers, history, clock))
+            await story(ServiceStack(pool, provider, tracers, history, clock, counters.events))
             await tracers.finish()
 
 
@@ -239,6 +252,6 @@ async def when(go: asyncio.Event) -> None:
     await go.wait()
 
 
-def metadata(found: PlanAnswer | PlanPending) -> str:
-    assert isinstance(found, PlanAnswer)
+def metadata(found: PlanAnswer) -> str:
+    assert not found.is_pending
     return str(json.loads(found.text)["job"]["metadata"]["name"])

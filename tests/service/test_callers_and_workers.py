@@ -19,8 +19,8 @@ from planner.service.errors import (
     TraceLimitError,
     WorkerLostError,
 )
+from planner.service.metrics import JOBS_REFUSED, TRACE_RETRIES
 from planner.service.orders import PlanRefused, WorkerResult, order_of
-from planner.service.plan_provider import PlanAnswer, PlanPending
 from planner.service.scheduling.worker_pool import WorkerDiedError
 from planner.truth.calibration.interval import Calibration
 from planner.units import GIB
@@ -44,9 +44,9 @@ def test_no_more_wait_than_may_wait(run_stack: StackRunner) -> None:
         await asyncio.sleep(0.05)
 
         assert not joined.done()
-        assert caught.value.problem == "3 jobs are being planned or wait for it"
+        assert caught.value.problem == "the planning queue is full (3 jobs)"
         assert 1 <= caught.value.retry_after_seconds <= 60
-        assert stack.tracers.state()["refused_busy_total"] == 1
+        assert stack.counted[JOBS_REFUSED] == 1
         for each in [*waiting, joined]:
             each.cancel()
 
@@ -62,7 +62,7 @@ def test_a_caller_that_goes_frees_the_worker(run_stack: StackRunner) -> None:
         await stack.settled()
         stack.pool.does = None
 
-        assert (stack.pool.stopped, stack.pool.killed, stack.tracers.state()["killed_abandoned_total"]) == (1, 0, 1)
+        assert (stack.pool.stopped, stack.pool.killed, stack.counted["abandoned"]) == (1, 0, 1)
         assert not (await stack.plan_provider.plan(JOB)).from_store
 
     run_stack(story)
@@ -113,7 +113,7 @@ def test_callers_that_leave_at_every_stage_leave_every_worker(run_stack: StackRu
         await stack.settled()
         stack.pool.does = None
 
-        assert (stack.tracers.state()["workers"], stack.tracers.state()["busy"]) == (2, 0)
+        assert (stack.tracers.levels()["workers"], stack.tracers.levels()["busy"]) == (2, 0)
         assert (await stack.plan_provider.plan(JOB)).stored
 
     run_stack(story, trace_workers=2, trace_queue=20)
@@ -124,11 +124,11 @@ def test_a_worker_whose_work_should_have_ended_does_not_count(run_stack: StackRu
         stack.pool.does = never
         caller = asyncio.create_task(stack.plan_provider.plan(JOB))
         await stack.asked()
-        before = stack.tracers.state()["workers"]
+        before = stack.tracers.levels()["workers"]
         (member,) = stack.tracers._workers._busy
         member.due = asyncio.get_running_loop().time()
 
-        assert (before, stack.tracers.state()["workers"]) == (1, 0)
+        assert (before, stack.tracers.levels()["workers"]) == (1, 0)
         caller.cancel()
 
     run_stack(story)
@@ -166,15 +166,15 @@ def test_a_check_that_is_pending_goes_on_and_is_stored(run_stack: StackRunner) -
     async def story(stack: ServiceStack) -> None:
         go = asyncio.Event()
         stack.pool.does = lambda _: when(go)
-        pending = await stack.plan_provider.check(JOB, seconds=0.05)
-        still = await stack.plan_provider.check(JOB, seconds=0.05)
+        pending = await stack.plan_provider.plan(JOB, keep=True, seconds=0.05)
+        still = await stack.plan_provider.plan(JOB, keep=True, seconds=0.05)
         go.set()
         await stack.settled()
-        found = await stack.plan_provider.check(JOB, seconds=5)
+        found = await stack.plan_provider.plan(JOB, keep=True, seconds=5)
 
-        assert isinstance(pending, PlanPending)
+        assert pending.is_pending
         assert still == pending
-        assert isinstance(found, PlanAnswer)
+        assert not found.is_pending
         assert (found.plan_id, found.from_store) == (pending.plan_id, True)
         assert (stack.pool.asked, stack.pool.killed) == (["plan"], 0)
 
@@ -188,10 +188,10 @@ def test_a_refusal_that_nobody_waited_for_is_told_to_who_asks_again(run_stack: S
             return PlanRefused(TraceError("no kernel", place="layer")) if method == "plan" else None
 
         stack.pool.does = refuses
-        assert isinstance(await stack.plan_provider.check(JOB, seconds=0.02), PlanPending)
+        assert (await stack.plan_provider.plan(JOB, keep=True, seconds=0.02)).is_pending
         await stack.settled()
         with pytest.raises(TraceError, match="layer: no kernel"):
-            await stack.plan_provider.check(JOB, seconds=0.02)
+            await stack.plan_provider.plan(JOB, keep=True, seconds=0.02)
 
         assert (stack.pool.asked, stack.pool.killed) == (["plan"], 0)
         with pytest.raises(TraceError, match="layer: no kernel"):  # and to everybody else
@@ -210,7 +210,7 @@ def test_a_worker_that_dies_is_replaced_and_its_work_done_again(run_stack: Stack
         stack.pool.does = dies_once
         found = await stack.plan_provider.plan(JOB)
 
-        assert (found.stored, stack.pool.asked.count("plan"), stack.tracers.state()["retried_total"]) == (True, 2, 1)
+        assert (found.stored, stack.pool.asked.count("plan"), stack.counted[TRACE_RETRIES]) == (True, 2, 1)
 
     run_stack(story)
 
@@ -239,7 +239,7 @@ def test_a_worker_that_dies_idle_is_replaced(run_stack: StackRunner) -> None:
         while stack.pool.hired < 2:
             await asyncio.sleep(0.005)
 
-        assert (stack.pool.hired, stack.tracers.state()["workers"]) == (2, 1)
+        assert (stack.pool.hired, stack.tracers.levels()["workers"]) == (2, 1)
 
     run_stack(story)
 
@@ -252,7 +252,7 @@ def test_a_trace_that_takes_too_long_is_ended(run_stack: StackRunner) -> None:
         stack.pool.does = None
 
         assert (await stack.plan_provider.plan(OTHER)).stored
-        assert stack.tracers.state()["killed_time_total"] == 1
+        assert stack.counted["time"] == 1
 
     run_stack(story, trace_seconds=0.1)
 
@@ -266,7 +266,7 @@ def test_a_trace_that_takes_too_much_memory_is_ended(run_stack: StackRunner) -> 
         with pytest.raises(TraceLimitError, match=r"takes 9\.00 GiB of this machine's memory"):
             await stack.plan_provider.plan(JOB)
 
-        assert stack.tracers.state()["killed_memory_total"] == 1
+        assert stack.counted["memory"] == 1
 
     run_stack(story)
 
@@ -284,7 +284,7 @@ def test_a_plan_whose_advice_takes_too_long_goes_without(run_stack: StackRunner)
         await stack.settled()
 
         assert (found["verdict"], found["advice"], stack.pool.killed) == ("exceeds", [], 0)
-        assert stack.tracers.state()["killed_time_total"] == 1
+        assert stack.counted["time"] == 1
 
     run_stack(story)
 
@@ -295,7 +295,7 @@ def test_the_end_waits_for_what_is_being_made(run_stack: StackRunner) -> None:
             await asyncio.sleep(0.1 if method == "plan" else 0)
 
         stack.pool.does = slow
-        pending = await stack.plan_provider.check(JOB, seconds=0.01)
+        pending = await stack.plan_provider.plan(JOB, keep=True, seconds=0.01)
         await stack.tracers.finish()
 
         assert stack.history.plans.text(pending.plan_id) is not None

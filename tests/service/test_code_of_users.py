@@ -18,7 +18,6 @@ from planner.planning.trace_source import TraceSource
 from planner.searching.exact_plans import Group, Refused, plan_here
 from planner.service.http.openapi import EXAMPLE_JOB
 from planner.service.orders import code_isolation, refuse_code
-from planner.service.plan_provider import PlanAnswer, PlanPending
 from planner.settings import Settings
 from planner.training.models import build as factory_models
 from planner.truth.calibration.interval import Calibration
@@ -66,11 +65,11 @@ def test_what_code_made_for_a_check_that_went_is_told_once(run_stack: StackRunne
             await asyncio.sleep(0.1 if method == "plan" else 0)
 
         stack.pool.does = slow
-        assert isinstance(await stack.plan_provider.check(CODE, seconds=0.02), PlanPending)
+        assert (await stack.plan_provider.plan(CODE, keep=True, seconds=0.02)).is_pending
         await stack.settled()
-        assert isinstance(await stack.plan_provider.check(CODE, seconds=0.02), PlanAnswer)
+        assert not (await stack.plan_provider.plan(CODE, keep=True, seconds=0.02)).is_pending
         assert stack.pool.asked == ["plan"]
-        assert isinstance(await stack.plan_provider.check(CODE, seconds=0.02), PlanPending)
+        assert (await stack.plan_provider.plan(CODE, keep=True, seconds=0.02)).is_pending
 
     run_stack(story, factories="shop")
 

@@ -15,6 +15,7 @@ from planner.errors import PlannerError, TraceError
 from planner.job.bound.lower_bound import lower_bound
 from planner.job.schema import Allocator, Cluster, Job
 from planner.service.history.errors import HistoryUnavailableError
+from planner.service.metrics import JOBS_JOINED
 from planner.service.orders import PlanRefused
 from planner.service.plan_provider import LOOK_SECONDS
 from planner.truth.calibration import interval
@@ -78,7 +79,7 @@ def test_equal_jobs_in_flight_are_traced_once(run_stack: StackRunner) -> None:
 
         assert stack.pool.asked.count("plan") == 1
         assert [metadata(each) for each in found] == [str(n) for n in range(20)]
-        assert stack.tracers.state()["deduplicated_total"] == 19
+        assert stack.counted[JOBS_JOINED] == 19
 
     run_stack(story)
 

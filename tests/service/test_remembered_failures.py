@@ -14,7 +14,6 @@ from planner.job.schema import Allocator
 from planner.planning import identity
 from planner.service.errors import TraceLimitError, WorkerLostError
 from planner.service.orders import PlanRefused
-from planner.service.plan_provider import PlanPending
 from planner.service.scheduling.worker_pool import WorkerDiedError
 
 REFUSAL = TraceError(
@@ -46,7 +45,7 @@ def test_the_next_process_tells_the_same_without_tracing(run_stack: StackRunner,
     async def remembers(stack: ServiceStack) -> None:
         assert parts(await refused(stack, job)) == parts(REFUSAL)
         with pytest.raises(TraceError):
-            await stack.plan_provider.check(job)
+            await stack.plan_provider.plan(job, keep=True)
         assert stack.pool.asked == []
         assert (await stack.plan_provider.plan(OTHER)).stored
 
@@ -57,7 +56,7 @@ def test_the_next_process_tells_the_same_without_tracing(run_stack: StackRunner,
 def test_a_failure_that_nobody_waited_for_is_remembered_too(run_stack: StackRunner) -> None:
     async def fails(stack: ServiceStack) -> None:
         stack.pool.does = never
-        assert isinstance(await stack.plan_provider.check(JOB, seconds=0.01), PlanPending)
+        assert (await stack.plan_provider.plan(JOB, keep=True, seconds=0.01)).is_pending
         await stack.settled()
 
     async def remembers(stack: ServiceStack) -> None:

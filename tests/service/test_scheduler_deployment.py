@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from plan_makers import CountedEvents
 
 from planner.job.schema import Cluster, Decoder, DpReplicate, Gpu, Input, Job, Model, Optimizer, Parallel, Train
 from planner.runtime.limits import Limit, Limits
 from planner.service.errors import TraceLimitError, WorkerLostError
 from planner.service.history.store import History
+from planner.service.metrics import TRACE_RETRIES
 from planner.service.orders import PlanMade, PlanRefused, WorkerResult, order_of
-from planner.service.plan_provider import CalibrationInUse, PlanAnswer, PlanProvider
+from planner.service.plan_provider import CalibrationInUse, PlanProvider
 from planner.service.scheduling.plan_scheduler import PlanScheduler
 from planner.service.scheduling.tracing_worker import TracingWorker
 from planner.settings import Settings
@@ -127,16 +129,17 @@ def test_killed_in_the_middle_and_past_its_limit_it_is_replaced_and_every_job_an
     from planner.service.deployments import tracers
 
     async def process_at_work(made: PlanScheduler) -> int:
-        while made.state()["busy"] == 0:
+        while made.levels()["busy"] == 0:
             await asyncio.sleep(0.05)
         (member,) = made._workers._busy
         return await member.worker.process()
 
     async def story(history: History) -> None:
-        made = tracers(settings, history, 1)
+        counters: Any = CountedEvents()
+        made = tracers(settings, history, 1, counters)
         made.start()
         plan_provider = PlanProvider(settings, history, made, CalibrationInUse(history))
-        while not made.state()["workers"]:
+        while not made.levels()["workers"]:
             await asyncio.sleep(0.05)
 
         asked = asyncio.create_task(plan_provider.plan(AN_HOUR))
@@ -150,10 +153,9 @@ def test_killed_in_the_middle_and_past_its_limit_it_is_replaced_and_every_job_an
         found = await plan_provider.plan(DECODER)
         await made.finish()
 
-        assert isinstance(found, PlanAnswer)
+        assert not found.is_pending
         assert history.plans.text(found.plan_id) == found.text
-        figures = made.state()
-        assert (figures["retried_total"], figures["killed_time_total"]) == (1, 1)
+        assert (counters.events[TRACE_RETRIES], counters.events["time"]) == (1, 1)
 
     settings = Settings(database=f"sqlite:///{tmp_path / 'history.db'}", trace_workers=1, trace_seconds=4.0)
     with History.open(settings.database) as history:
