@@ -108,7 +108,7 @@ def test_a_disk_without_room_for_a_plan_is_found_out_by_a_probe(disk: Path, plan
             while True:
                 file.write(bytes(4096))
 
-        history.ping()
+        history.plans.counts()
         with pytest.raises(HistoryUnavailableError, match="its disk is full"):
             Writability(history._database).probe()
 
@@ -163,7 +163,7 @@ def test_a_database_that_may_only_be_read_is_found_out_by_a_probe(shared_url: st
         history.probe()
         event.listen(history._database._engine, "begin", _read_only)
 
-        history.ping()
+        history.plans.counts()
         with pytest.raises(HistoryUnavailableError):
             Writability(history._database).probe()
 
@@ -241,13 +241,13 @@ def test_a_postgresql_that_was_stopped_is_used_again_when_it_is_back(
         postgresql.stop()
         try:
             with pytest.raises(HistoryUnavailableError):
-                history.ping()
+                history.plans.counts()
             with pytest.raises(HistoryUnavailableError):
                 history.plans.put(plan(2))
         finally:
             postgresql.start()
 
-        history.ping()
+        history.plans.counts()
         history.plans.put(plan(2))
 
         assert {each.plan_id for each in history.plans.newest()} == {plan(1).plan_id, plan(2).plan_id}

@@ -57,7 +57,7 @@ def test_threads_share_one_history(url: str, plan: Callable[..., Plan]) -> None:
             plan_id=plan(number % 3).plan_id, measured=(MeasuredRank(rank=number % 8, device_bytes=number),)
         )
         history.jobs.bind("ray", "shared", change)
-        history.active_plans()
+        history.jobs.active_plans()
         return len(history.capacity())
 
     with History.open(url) as history, ThreadPoolExecutor(8) as threads:

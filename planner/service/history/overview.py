@@ -93,7 +93,7 @@ class Overview:
 def overview(history: History, bounds: Bounds | None = None) -> Overview:
     """Read it. Raises HistoryUnavailableError if the history cannot be read."""
     most, began = bounds or Bounds(), time.perf_counter()
-    active = history.active_plans()
+    active = history.jobs.active_plans()
     classes = [[(plan.summary.plan_id, one) for one in _fullest_first(plan)] for plan in active.plans]
     rank_classes, classes_left = _limit_members(classes, most.rank_classes)
     categorized, categorized_left = _limit_members(classes, most.categorized)

@@ -178,6 +178,10 @@ ERROR_BOUNDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 _SHORT = 60
 
 
+NO_GPU = "cpu"
+"""What stands in the place of the GPU of a validation that ran on a CPU."""
+
+
 class ValidationState(StrEnum):
     """How far a validation is. REFUSED: there is no such GPU, or it is not allowed; nothing was run."""
 
@@ -263,6 +267,17 @@ class Validations(Store):
             if value is not None:
                 query = query.where(VALIDATIONS.c[name] == label(value))
         return tuple(_validation(row) for row in self._read(query))
+
+    def measured(self, limit: int) -> tuple[str, ...]:
+        """The ids of at most `limit` validations that measured on a GPU to the end, newest first."""
+        query = (
+            select(VALIDATIONS.c.validation_id)
+            .where(VALIDATIONS.c.state == ValidationState.DONE.value, VALIDATIONS.c.gpu.not_in(("", NO_GPU)))
+            .order_by(VALIDATIONS.c.asked_at.desc(), VALIDATIONS.c.validation_id)
+            .limit(limit)
+        )
+        with self._database.reading() as connection:
+            return tuple(connection.execute(query).scalars())
 
     def counts(self) -> dict[ValidationState, int]:
         """How many validations that are still remembered are in each state."""

@@ -94,7 +94,7 @@ async def jobs(
     plan_id: Annotated[str | None, Query(max_length=253)] = None,
 ) -> dict[str, Any]:
     """Summaries: what was predicted and measured of the rank that took the most of its device."""
-    listed = await asyncio.to_thread(deps.history.list_jobs, limit, plan_id)
+    listed = await asyncio.to_thread(deps.history.jobs.list, limit, plan_id)
     return {"schema": "planner.jobs/1", "jobs": listed}
 
 

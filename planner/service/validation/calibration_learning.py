@@ -51,8 +51,8 @@ class CalibrationLearner:
 
         Raises HistoryError if the history cannot be read or written; then the next call goes on from there.
         """
-        validations = self._history.measured_validations(MOST)
-        jobs = list(self._history.measured_jobs(MOST))
+        validations = self._history.validations.measured(MOST)
+        jobs = list(self._history.jobs.measured(MOST))
         if validations == tuple(self._validations) and jobs == list(self._jobs):
             return None
         known = self._validations

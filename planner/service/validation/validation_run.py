@@ -16,7 +16,7 @@ import ray
 from planner.errors import MeasureError
 from planner.events import write_out_repeats
 from planner.job.layout import Mesh, RankClass, rank_classes
-from planner.job.loading import bundle, job_on_gpu
+from planner.job.loading import bundle
 from planner.job.overhead import outside_of
 from planner.job.schema import Job, Software
 from planner.planning import pipeline
@@ -210,11 +210,6 @@ def hide_gpus() -> None:
 
 
 _OBJECT_STORE_BYTES = 200 * 10**6
-
-
-def job_on_this_gpu(job: Job, gpu: str) -> Job:
-    """The job on the GPU of that name; on its own if the name is empty. Raises SpecError."""
-    return job_on_gpu(job, gpu, place="--gpu") if gpu else job
 
 
 def validate_here(request: Request, *, seconds: float, rehearsal: bool) -> Result:
