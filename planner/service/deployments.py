@@ -46,7 +46,6 @@ WORKER_CPUS = 0.5
 WARMING_SECONDS = 60.0
 """What a process takes at most to load PyTorch on a machine that is busy."""
 LEVEL_SECONDS = 1.0
-"""How often the levels of the workers are published."""
 GRACE_SECONDS = 30.0
 SLACK_SECONDS = 2.0
 READY_SECONDS = 3.0
@@ -128,7 +127,6 @@ class RayWorker:
 def tracers(
     settings: Settings, history: History, count: int, counters: Counters, torches: TorchVersions = ONLY_OWN
 ) -> PlanScheduler:
-    """PlanScheduler over Ray actors; not started."""
     limits = Limits(seconds=settings.trace_seconds, memory_bytes=settings.trace_memory_bytes)
     isolation = code_isolation(settings)
     workers = Workers(
@@ -139,8 +137,6 @@ def tracers(
 
 
 class PlanSchedulerDeployment:
-    """One replica, whose loop is that of :class:`PlanScheduler`."""
-
     async def __init__(self, settings: Settings, torches: TorchVersions = ONLY_OWN) -> None:  # type: ignore[misc]
         start_logging(settings.log_level)
         count = settings.trace_workers
@@ -190,7 +186,6 @@ class TracingHandle:
         self._handle = handle
 
     async def make(self, order: Order | RunOrder, seconds: float | None, keep: bool) -> Outcome | None:
-        """As :class:`planner.service.orders.PlanMaker` says."""
         loop = asyncio.get_running_loop()
         until = None if seconds is None else loop.time() + seconds
 
@@ -207,7 +202,6 @@ class TracingHandle:
             return None
 
     async def plan_group(self, group: Group) -> tuple[Answer, ...]:
-        """As :class:`planner.service.scheduling.search_runner.GroupPlanner` says."""
         answers: tuple[Answer, ...] | PlanRefused = await self._ask_twice(lambda: self._handle.plan_group.remote(group))
         if isinstance(answers, PlanRefused):
             raise answers.error
@@ -255,8 +249,6 @@ def end_tracing(application: str) -> None:
 
 
 class SearchesDeployment:
-    """One replica, which runs all searches of the service."""
-
     async def __init__(  # type: ignore[misc]
         self, settings: Settings, tracers: DeploymentHandle[Any], torches: TorchVersions = ONLY_OWN
     ) -> None:
@@ -281,8 +273,6 @@ class SearchesDeployment:
 
 
 class ValidationsDeployment:
-    """One replica, which runs all validations of the service."""
-
     def __init__(self, settings: Settings, torches: TorchVersions = ONLY_OWN) -> None:
         start_logging(settings.log_level)
         validation_run.hide_gpus()
@@ -295,7 +285,6 @@ class ValidationsDeployment:
         return validation_json(await asyncio.to_thread(self._runner.start, request))
 
     async def process(self) -> int:
-        """Its process id."""
         return os.getpid()
 
     def __del__(self) -> None:
@@ -311,7 +300,6 @@ class RunnerHandle:
     """
 
     def __init__(self, handle: DeploymentHandle[Any], worker: str) -> None:
-        """`worker` is what people call it."""
         self._handle, self._worker = handle, worker
 
     async def start(self, request: SearchRequest | Request) -> Document:

@@ -179,8 +179,6 @@ def front_proxy(
 
 
 class FrontProxy:
-    """One HAProxy after the other, on one socket."""
-
     def __init__(self, config: Path, listening: socket.socket) -> None:
         self._config, self._listening = config, listening
         self.ending = threading.Event()
@@ -188,7 +186,6 @@ class FrontProxy:
         """Whether it has died so often that no other was started."""
 
     def keep_running(self) -> None:
-        """Until it is ending, or gives up."""
         soon, log, descriptor = 0, self._config.with_suffix(".log"), self._listening.fileno()
         starter = [sys.executable, "-I", "-S", "-c", _STARTER, str(os.getpid())]
         while soon < MOST_STARTS:

@@ -386,7 +386,6 @@ def exposition(history: History, accept: str = "") -> tuple[bytes, str]:
 
 
 def table() -> str:
-    """The metrics as a table in Markdown."""
     lines = ["| metric | type | labels | what it tells | read from |", "|---|---|---|---|---|"]
     for metric in (STORE_UP, *METRICS):
         labels = ", ".join(f"`{name}`" for name in metric.labels)

@@ -52,7 +52,6 @@ class KnownPlan:
 
     @classmethod
     def read(cls, text: str, plan_id: str) -> KnownPlan:
-        """Raises PlannerError if the text is not that of this plan."""
         try:
             document = json.loads(text)
             metadata = document["job"]["metadata"]
@@ -204,8 +203,6 @@ class PlanAnswer:
 
 
 class PlanProvider:
-    """Plans and runs for one replica; holds nothing but a cache."""
-
     def __init__(
         self,
         settings: Settings,

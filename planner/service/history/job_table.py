@@ -39,12 +39,10 @@ from planner.truth.failures.messages import Cause
 
 
 def is_open(now: datetime) -> ColumnElement[bool]:
-    """A job that has not ended, and whose lease, if it has one, is not over."""
     return and_(JOBS.c.ended_at.is_(None), or_(JOBS.c.lapses_at.is_(None), JOBS.c.lapses_at > now))
 
 
 def has_ended(now: datetime) -> ColumnElement[bool]:
-    """A job whose end was told, or whose lease is over."""
     return or_(JOBS.c.ended_at.is_not(None), JOBS.c.lapses_at <= now)
 
 
@@ -55,7 +53,6 @@ def ended_since(moment: datetime, now: datetime) -> ColumnElement[bool]:
 
 
 rank_of_job = and_(MEASURED_RANKS.c.system == JOBS.c.system, MEASURED_RANKS.c.job_id == JOBS.c.job_id)
-"""On which measured ranks are joined to their jobs."""
 _RANK_KEYS = ("system", "job_id", "rank")
 
 
@@ -97,8 +94,6 @@ class ActivePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActivePlans:
-    """The chosen plans, and how many were left out."""
-
     plans: tuple[ActivePlan, ...]
     left_out: int
 
@@ -109,8 +104,6 @@ RECENT = timedelta(hours=1)
 
 
 class Jobs(Store):
-    """What runs, and what it took."""
-
     def bind(self, system: str, job_id: str, change: JobChange) -> BoundJob:
         """Merge what is newly known into the job, and give it as it now is.
 
@@ -154,7 +147,6 @@ class Jobs(Store):
             return _read_bound_jobs(connection, [here], ranks=list(reported))[0]
 
     def get(self, system: str, job_id: str) -> BoundJob | None:
-        """The job; None if nothing was ever told of it."""
         here = and_(JOBS.c.system == label(system), JOBS.c.job_id == label(job_id))
         with self._database.reading() as connection:
             return next(iter(_read_bound_jobs(connection, [here])), None)
@@ -165,7 +157,6 @@ class Jobs(Store):
             return _read_bound_jobs(connection, [is_open(self._now())], limit)
 
     def reports(self, system: str, job_id: str) -> dict[int, Any]:
-        """What the ranks of the job told beyond their peaks, by rank."""
         ranks = MEASURED_RANKS.c
         here = and_(ranks.system == label(system), ranks.job_id == label(job_id))
         rows = self._read(select(ranks.rank, ranks.report).where(here).order_by(ranks.rank))

@@ -118,7 +118,6 @@ def _is_beyond_limits(moment: Column[datetime], count: int, oldest: datetime | N
 
 
 MOST_NEEDS = 10_000
-"""Jobs of which one question reads what they need."""
 
 
 def _clock() -> datetime:
@@ -156,7 +155,6 @@ class History:
 
     @property
     def place(self) -> str:
-        """The URL without its password."""
         return self._database.place
 
     def probe(self) -> None:
@@ -182,7 +180,6 @@ class History:
         return forget(self._database, keep, self._now())
 
     def close(self) -> None:
-        """Give the connections back."""
         self._database.close()
 
     def __enter__(self) -> History:

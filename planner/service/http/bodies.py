@@ -173,5 +173,4 @@ async def content_of(request: Request, *kinds: str) -> bytes:
 
 
 def media_type(request: Request) -> str:
-    """What the request says that its body is."""
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()

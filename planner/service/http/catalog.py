@@ -49,7 +49,6 @@ class TorchEntry(BaseModel):
     version: str
     transformers: str
     own: bool
-    """Whether it is the service's own."""
 
 
 class TorchList(Answer):

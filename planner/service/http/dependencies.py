@@ -27,15 +27,12 @@ MOST_WAITING = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dependencies:
-    """Dependencies shared by a replica's endpoints."""
-
     settings: Settings
     history: History
     plan_provider: PlanProvider
     validations: Any = None
     """The handle of the deployment that measures on the cluster's GPUs; None where there is none."""
     searches: Any = None
-    """The handle of the deployment that searches; None where there is none."""
     torches: TorchVersions = ONLY_OWN
     counters: Counters | None = None
     tracers_ready: Callable[[], Awaitable[None]] | None = None
@@ -46,7 +43,6 @@ class Dependencies:
 
 
 def dependencies_of(request: Request) -> Dependencies:
-    """The dependencies of the replica that answers."""
     dependencies: Dependencies = request.app.state.dependencies
     return dependencies
 
@@ -110,7 +106,6 @@ class PreferHeader:
 
     @property
     def headers(self) -> dict[str, str]:
-        """The header that says what was heeded."""
         heeded = ["respond-async"] if self.respond_async else []
         heeded += [f"wait={self.wait:g}"] if self.wait is not None else []
         return {"Preference-Applied": ", ".join(heeded)} if heeded else {}

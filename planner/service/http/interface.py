@@ -128,7 +128,6 @@ def _find_route(scope: Scope) -> BaseRoute | None:
 
 
 def interface(dependencies: Dependencies, most_at_once: int = MOST_AT_ONCE) -> ASGIApp:
-    """Everything that is answered, by these dependencies."""
     app = FastAPI(
         title="planner", version=distribution.version(), description=DESCRIPTION, docs_url=None, redoc_url=None,
         redirect_slashes=False,  # a redirect would send the caller to whatever host its request named

@@ -103,25 +103,21 @@ _HEADERS = {
 
 @page_router.get("/")
 async def page(request: Request) -> Response:
-    """The page."""
     return _answer("page/index.html", request)
 
 
 @page_router.get("/docs")
 async def docs(request: Request) -> Response:
-    """The description of the interface, by Swagger UI."""
     return _answer("page/docs.html", request)
 
 
 @page_router.get("/favicon.ico")
 async def icon(request: Request) -> Response:
-    """What browsers ask for unasked."""
     return _answer("page/icon.svg", request)
 
 
 @page_router.get("/assets/{name:path}")
 async def asset(name: str, request: Request) -> Response:
-    """A file of these pages."""
     return _answer(name, request)
 
 

@@ -254,7 +254,6 @@ async def check(
 
 
 def _read_figures(text: str) -> dict[str, Any]:
-    """What a check answers of a plan."""
     plan = statement.from_json(json.loads(text))
     worst, host = deciding(plan), None
     if plan.host is not None and plan.host.verdict is not None:

@@ -82,7 +82,6 @@ class Tarball:
             raise _refused("the tarball is empty", "the files of a program")
 
     def text_of(self, written: str) -> str:
-        """The text of a file in it. Raises SpecError where there is none."""
         member = self._files.get(str(PurePosixPath(written)))
         if member is None:
             raise SpecError("is not in the tarball", allowed="a file of the tarball, from its top", place=written)

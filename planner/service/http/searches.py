@@ -59,7 +59,6 @@ class Progress(BaseModel):
     """Of how much what is done."""
 
     doing: str
-    """For people."""
     looked_at: int
     to_look_at: int
     planned: int
@@ -83,15 +82,12 @@ class Search(Answer):
     stopped: str
     """Why it is `stopped`: time, cancelled, interrupted (the service ended)."""
     candidates: list[Candidate]
-    """The best first."""
     closest: Candidate | None
-    """Of those that do not fit."""
     not_planned: list[EstimatedCandidate] = Field(default_factory=list)
     """Of those whose plans are not made the best by the roofline: whether they fit is not known."""
     space: dict[str, Any]
     global_batch: int
     assumptions: list[str]
-    """Of the ranking."""
     seconds: dict[str, float | None]
     progress: Progress
     problem: dict[str, str] | None

@@ -72,7 +72,6 @@ class PlanScheduler:
         self._forgetting: asyncio.Task[None] | None = None
         self._ending = False
         self.groups = SearchGroups(workers, settings.trace_seconds, torches)
-        """What the same workers plan for searches."""
 
     def start(self) -> None:
         """Hire the workers, and forget now and then what need not be kept."""
@@ -80,7 +79,6 @@ class PlanScheduler:
         self._forgetting = asyncio.create_task(self._forget_now_and_then())
 
     async def make(self, order: Order | RunOrder, seconds: float | None, keep: bool) -> Outcome | None:
-        """As :class:`planner.service.orders.PlanMaker` says."""
         if self._ending:
             return PlanRefused(_ending())
         now = time.monotonic()
@@ -212,7 +210,6 @@ class PlanScheduler:
                 _log.warning("the trace of plan %s is not stored: %s", order.plan_id, error)
 
     async def _judge(self, entry: _Entry, order: Order, texts: Mapping[int, str]) -> bool:
-        """Whether the traces could be read."""
         result = await self._call(entry, "judge", order, texts)
         if result is None:
             _log.warning("the stored trace of %s is damaged; traced anew", order.plan_id)
@@ -293,7 +290,6 @@ class PlanScheduler:
         self._tell(entry, outcome)
 
     async def _stored_traces(self, order: Order) -> Mapping[int, str]:
-        """From which the plan can be judged; none where the store does not answer."""
         try:
             return await asyncio.to_thread(self._history.traces.texts, order.trace_id)
         except (PlannerError, zlib.error) as error:

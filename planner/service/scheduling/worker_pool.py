@@ -88,11 +88,9 @@ class _Member:
         return not known
 
     async def call(self, method: str, *arguments: Any, most_seconds: float) -> Any:
-        """Raises WorkerDiedError for a worker that has died, or does not answer in time."""
         return await self._finish(self.worker.call(method, *arguments), most_seconds)
 
     async def stop(self) -> None:
-        """End its work. Raises as :meth:`call` does."""
         await self._finish(self.worker.stop(), SLACK_SECONDS)
 
     async def _finish(self, work: Coroutine[Any, Any, Any], most_seconds: float) -> Any:
@@ -107,7 +105,6 @@ class Workers:
     """As many as were asked for, from the start to :meth:`close`. Lives on one event loop."""
 
     def __init__(self, hire: Callable[[], Worker], count: int, counters: Counters, *, most_wait_seconds: float) -> None:
-        """`most_wait_seconds` is how long work waits for a worker."""
         self.count = count
         self._hire, self._counters, self._most_wait_seconds = hire, counters, most_wait_seconds
         self._idle: deque[_Member] = deque()
@@ -176,7 +173,6 @@ class Workers:
                 return result
 
     def close(self) -> None:
-        """Kill them all."""
         for task in self._tasks:
             task.cancel()
         for member in [*self._idle, *self._busy]:

@@ -29,9 +29,7 @@ from planner.units import show_bytes
 from planner.versions import minor_of
 
 MOST = 10_000
-"""Observations, the newest."""
 MOST_QUARANTINED = 500
-"""Kept in a calibration for people to read, the newest."""
 FEWEST_STEPS = 3
 """Before its third iteration a job has not held all that it will hold."""
 

@@ -32,7 +32,6 @@ from planner.service.validation.validation_run import Conditions
 from planner.settings import Settings
 
 LEARN_SECONDS = 60.0
-"""How often the reports of jobs are looked at."""
 STOP_SECONDS = 5.0
 """How long those that run have to notice that they are to end."""
 _STORE_SECONDS = 120.0
@@ -47,7 +46,6 @@ Run = Callable[..., Result]
 
 
 def conditions_of(settings: Settings) -> Conditions:
-    """What the settings let a validation take."""
     return Conditions(
         isolation=code_isolation(settings),
         bare=settings.measure_factories_without_walls,

@@ -55,17 +55,13 @@ class Conditions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """Where and with whom the ranks run."""
-
     mode: Mode
-    """ABSENT_PEERS or REAL_PEERS."""
     place: Place
     measured: tuple[int, ...]
     """The ranks that run; of a world of real peers all of them."""
 
 
 def nodes() -> tuple[measuring_workers.Node, ...]:
-    """What the cluster that this process is connected to has."""
     return measuring_workers.nodes_of(ray.nodes())  # type: ignore[no-untyped-call]
 
 
@@ -242,7 +238,6 @@ def validate_here(request: Request, *, seconds: float, rehearsal: bool) -> Resul
 
 
 def format_result(result: Result, *, as_json: bool) -> str:
-    """The result as it is printed."""
     if as_json:
         return json.dumps(result.document, indent=2) + "\n"
     ranks = result.document["ranks"]
