@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import inspect
 import json
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
@@ -18,13 +19,15 @@ from planner.report.statement import Advice, Plan, ProgramStatement, Verdict
 from planner.runtime.limits import Limit, LimitExceededError, Limits
 from planner.service.history.store import History
 from planner.service.orders import Order, RunOrder, WorkerResult, order_of
-from planner.service.plan_provider import CalibrationInUse, PlanAnswer, PlanProvider
+from planner.service.plan_provider import LOOK_SECONDS, CalibrationInUse, PlanAnswer, PlanProvider
 from planner.service.scheduling.plan_scheduler import PlanScheduler
 from planner.service.scheduling.worker_pool import Workers
 from planner.service.torch_versions import ONLY_OWN, TorchVersions
 from planner.settings import Settings
 from planner.tracing import rank_trace
 from planner.tracing.rank_trace import Trace
+from planner.truth.calibration import interval
+from planner.truth.calibration.interval import Calibration
 from planner.units import GIB, MIB
 
 GPU = Cluster(gpu=Gpu(name="H100-SXM-80GB", total_bytes=80 * GIB, arch="sm_90"))
@@ -190,6 +193,11 @@ class ServiceStack:
     clock: list[float]
     counted: Counter[str]
 
+    def calibrate(self, learnt: Calibration) -> None:
+        """Store a calibration, and let the time pass until it is in use."""
+        self.history.calibrations.put(learnt.id, interval.to_json(learnt))
+        self.clock[0] += LOOK_SECONDS
+
     async def asked(self) -> None:
         """Until a worker was asked."""
         while not self.pool.asked:
@@ -238,6 +246,25 @@ class StackRunner:
             provider = PlanProvider(settings, history, tracers, calibration, torches=torches)
             await story(ServiceStack(pool, provider, tracers, history, clock, counters.events))
             await tracers.finish()
+
+
+def on_stack(**settings: Any) -> Callable[[Callable[..., Coroutine[Any, Any, None]]], Callable[..., None]]:
+    """Makes a coroutine with a stack, and fixtures, a test of a stack of its own under these settings."""
+
+    def decorate(story: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+        def test(tmp_path: Path, **fixtures: Any) -> None:
+            given = {"tmp_path": tmp_path, **fixtures}
+            StackRunner(tmp_path)(lambda stack: story(stack, **{name: given[name] for name in wanted}), **settings)
+
+        wanted = [name for name in inspect.signature(story).parameters if name != "stack"]
+        test.__name__, test.__doc__ = story.__name__, story.__doc__
+        parameters = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in dict.fromkeys(["tmp_path", *wanted])
+        ]
+        test.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        return test
+
+    return decorate
 
 
 def named(name: str, job: Job = JOB) -> Job:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
+from stored import put_traces
 
 from planner.job.bound.lower_bound import Bound, lower_bound
 from planner.job.loading import bundle_text
@@ -60,7 +61,7 @@ class PlansHere:
                 found = result.plan
                 self._history.plans.put(found)
                 traces = {each.rank_class.representative: each.trace for each in result.traces}
-                self._history.traces.put(found.trace_id, traces)
+                put_traces(self._history, found.trace_id, traces)
                 self._made[key] = PlanAnswer(
                     plan_id=found.plan_id, trace_id=found.trace_id, text=json.dumps(to_json(found))
                 )

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Connection, event
+from stored import get_traces, put_traces
 
 from planner.report.statement import Plan, to_json
 from planner.service.history.database import Writability
@@ -223,14 +224,14 @@ def test_what_is_stored_can_be_read_though_its_use_cannot_be_noted(
     url = f"sqlite:///{tmp_path}/history.db"
     with History.open(url, clock) as history, History.open(url) as other:
         history.plans.put(plan())
-        history.traces.put("a" * 64, {0: Trace(events=())})
+        put_traces(history, "a" * 64, {0: Trace(events=())})
         with history._database.reading() as connection:
             connection.exec_driver_sql("PRAGMA busy_timeout = 50")
         clock.passes(days=1)
 
         with other._database.writing():
             assert history.plans.document(plan().plan_id) == to_json(plan())
-            assert history.traces.get("a" * 64) == {0: Trace(events=())}
+            assert get_traces(history, "a" * 64) == {0: Trace(events=())}
 
 
 def test_a_postgresql_that_was_stopped_is_used_again_when_it_is_back(
@@ -255,24 +256,6 @@ def test_a_postgresql_that_was_stopped_is_used_again_when_it_is_back(
 
 def test_a_trace_of_which_one_part_cannot_be_stored_is_not_stored(history: History) -> None:
     with pytest.raises(HistoryError):
-        history.traces.put("a" * 64, {0: Trace(events=()), 2**70: Trace(events=())})
+        put_traces(history, "a" * 64, {0: Trace(events=()), 2**70: Trace(events=())})
 
-    assert history.traces.get("a" * 64) == {}
-
-
-def test_a_block_that_raises_stores_nothing(history: History) -> None:
-    class OurOwnFaultError(Exception):
-        pass
-
-    def store_and_fail() -> None:
-        with history._database.writing() as connection:
-            connection.exec_driver_sql(
-                "INSERT INTO checks (check_id, plan_id, asked_at, verdict, system, name, team, queue) "
-                "VALUES ('c', 'p', 0, '', '', '', '', '')"
-            )
-            raise OurOwnFaultError
-
-    with pytest.raises(OurOwnFaultError):
-        store_and_fail()
-
-    assert history.checks.newest() == ()
+    assert get_traces(history, "a" * 64) == {}

@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from stored import get_traces, put_traces
 
 from planner.report.statement import Plan
 from planner.service.history.counters import SharedFigures
@@ -79,13 +80,13 @@ def test_a_plan_stays_while_a_job_runs_and_goes_with_it_afterwards(
 
 def test_traces_go_whole(history: History, clock: Any) -> None:
     for number in range(3):
-        history.traces.put(str(number), {0: Trace(events=()), 1: Trace(events=())})
+        put_traces(history, str(number), {0: Trace(events=()), 1: Trace(events=())})
         clock.passes(hours=2)
-    history.traces.get("0")
+    get_traces(history, "0")
     clock.passes(hours=1)
 
     assert history.forget(Retention(traces=2)) == {"traces": 4}
-    assert [list(history.traces.get(str(number))) for number in range(3)] == [[0, 1], [], []]
+    assert [list(get_traces(history, str(number))) for number in range(3)] == [[0, 1], [], []]
 
 
 def test_results_are_forgotten_by_age_and_calibrations_by_number(history: History, clock: Any) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
+from stored import all_checks
 
 from planner.errors import FactoryNotAllowedError, TraceError
 from planner.job.bound.lower_bound import lower_bound
@@ -127,7 +128,7 @@ def test_a_check_says_the_verdict_in_one_line_and_is_remembered(
         "headroom_bytes": statement.headroom_bytes,
         "message": one_line(example_plan),
     }
-    (check,) = history.checks.newest()
+    (check,) = all_checks(history)
     assert (check.verdict, check.system, check.team) == (Verdict.FITS, "slurm", "nlp")
 
 

@@ -19,8 +19,6 @@ from planner.report.statement import Plan, ProgramStatement, RankClassStatement,
 from planner.service.history.database import Store, batches, put, put_if_absent, read_record
 from planner.service.history.errors import HistoryError, label
 from planner.service.history.schema import FAILURES, PLAN_DOCUMENTS, PLANS, RANK_CLASSES, TRACES, compact_json
-from planner.tracing import rank_trace
-from planner.tracing.rank_trace import Trace
 
 LARGEST = 2**62
 """Bytes, and ranks: what a column of whole numbers can hold, with room for a sum of two."""
@@ -259,22 +257,16 @@ def _class_row(plan_id: str, statement: RankClassStatement) -> dict[str, Any]:
 class Traces(Store):
     """What was traced: one trace for each rank class, under the rank that represents it."""
 
-    def put(self, trace_id: str, traces: Mapping[int, Trace]) -> None:
+    def put(self, trace_id: str, texts: Mapping[int, str]) -> None:
         """Store the traces of a job by representative: all of them or, if this fails, none."""
-        self.put_texts(trace_id, {rank: rank_trace.dumps(trace) for rank, trace in traces.items()})
-
-    def put_texts(self, trace_id: str, texts: Mapping[int, str]) -> None:
         now = self._now()
         with self._database.writing() as connection:
             for rank, text in sorted(texts.items()):
                 row = {"trace_id": trace_id, "representative": rank, "used_at": now, "document": text}
                 put(connection, TRACES, row)
 
-    def get(self, trace_id: str) -> dict[int, Trace]:
-        return {rank: rank_trace.loads(text) for rank, text in self.texts(trace_id).items()}
-
     def texts(self, trace_id: str) -> dict[int, str]:
-        """As :meth:`get`, as the text that was stored, unread."""
+        """The traces of a job by representative, unread; empty if there are none."""
         rows = self._read(select(TRACES).where(TRACES.c.trace_id == label(trace_id)).order_by(TRACES.c.representative))
         if rows:
             self._note_use(TRACES.c.trace_id, trace_id, rows[0].used_at)

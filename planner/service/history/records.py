@@ -57,14 +57,6 @@ class Checks(Store):
             if stored is not None and check.verdict is not None:
                 add(connection, {(VERDICTS, (("verdict", check.verdict.value),)): 1})
 
-    def newest(self, limit: int = 100, *, plan_id: str | None = None) -> tuple[Check, ...]:
-        query = select(CHECKS).order_by(CHECKS.c.asked_at.desc(), CHECKS.c.check_id).limit(limit)
-        if plan_id is not None:
-            query = query.where(CHECKS.c.plan_id == label(plan_id))
-        return tuple(
-            read_record(Check, row, verdict=Verdict(row.verdict) if row.verdict else None) for row in self._read(query)
-        )
-
     def counts(self) -> dict[Verdict | None, int]:
         query = select(CHECKS.c.verdict, func.count()).group_by(CHECKS.c.verdict)
         return {Verdict(verdict) if verdict else None: count for verdict, count in self._read(query)}

@@ -205,7 +205,7 @@ class PlanScheduler:
                 raise ChildProcessError("the traces of a plan cannot be read")
         if texts and not order.runs_code:
             try:
-                await asyncio.shield(asyncio.to_thread(self._history.traces.put_texts, order.trace_id, texts))
+                await asyncio.shield(asyncio.to_thread(self._history.traces.put, order.trace_id, texts))
             except PlannerError as error:
                 _log.warning("the trace of plan %s is not stored: %s", order.plan_id, error)
 
