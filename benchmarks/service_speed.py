@@ -49,13 +49,14 @@ def measure(jobs: int = 5) -> dict[str, float]:
 
 async def _measured(jobs: int, folder: Path, elsewhere: Callable[[Job], float]) -> dict[str, float]:
     from planner.service.deployments import tracers
+    from planner.service.history.counters import Counters
     from planner.service.history.store import History
     from planner.service.plan_provider import CalibrationInUse, PlanProvider
     from planner.settings import Settings
 
     settings = Settings(database=f"sqlite:///{folder / 'history.db'}", trace_workers=1)
     with History.open(settings.database) as history:
-        made = tracers(settings, history, 1)
+        made = tracers(settings, history, 1, Counters(history.totals))
         made.start()
 
         def plan_provider() -> PlanProvider:

@@ -223,6 +223,7 @@ def _exchanged(database: str) -> Iterator[Answer]:
     from planner.service.http.openapi import EXAMPLE_JOB, EXAMPLE_YAML
     from planner.service.plan_provider import PlanAnswer
     from planner.settings import Settings
+    from planner.tracing import rank_trace
 
     faults = {"busy": BusyError("many wait", retry_after_seconds=9), "late": DeadlineError("not ready"),
               "fault": RuntimeError("a secret")}  # fmt: skip
@@ -230,16 +231,14 @@ def _exchanged(database: str) -> Iterator[Answer]:
     class Local:
         """Plans at once, and stores what was planned."""
 
-        async def plan(self, job: Any, *, seconds: float | None) -> Any:  # noqa: ARG002
+        async def plan(self, job: Any, *, seconds: float | None, keep: bool) -> Any:  # noqa: ARG002
             if job.metadata.name in faults:
                 raise faults[job.metadata.name]
             planned = plan_job(job)
             history.plans.put(planned.plan)
-            history.traces.put(planned.plan.trace_id, {0: planned.traces[0].trace})
+            history.traces.put(planned.plan.trace_id, {0: rank_trace.dumps(planned.traces[0].trace)})
             text = json.dumps(to_json(planned.plan))
-            return PlanAnswer(plan_id=planned.plan.plan_id, trace_id=planned.plan.trace_id, text=text, from_store=False)
-
-        check = plan
+            return PlanAnswer(plan_id=planned.plan.plan_id, trace_id=planned.plan.trace_id, text=text)
 
         async def run(self, asked: Any, *, seconds: float | None, keep: bool) -> Any:
             raise NotImplementedError

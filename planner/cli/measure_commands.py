@@ -175,14 +175,15 @@ def run_validate(arguments: argparse.Namespace) -> int:
     """`planner validate`: 0 if it was measured, even if memory ran out; 2 if the measurement cannot be believed, or
     PlannerError if there is none."""
     refuse_without(("ray", "torch", "transformers"), extra="service", user="a validation")
+    from planner.job.loading import job_on_gpu
     from planner.service.validation import validation_run
     from planner.service.validation.requests import request_of
 
     body: dict[str, Any] = {"mode": arguments.mode, "device": arguments.device}
     if arguments.ranks:
         body["ranks"] = [int(part) if part.strip().isdigit() else part for part in arguments.ranks.split(",")]
-    job = validation_run.job_on_this_gpu(job_of(arguments, is_traced=False), arguments.gpu)
-    request = request_of(body, job)
+    job = job_of(arguments, is_traced=False)
+    request = request_of(body, job_on_gpu(job, arguments.gpu, place="--gpu") if arguments.gpu else job)
     result = validation_run.validate_here(request, seconds=arguments.seconds, rehearsal=arguments.rehearse)
     print(validation_run.format_result(result, as_json=arguments.format == "json"), end="")
     if result.problem:

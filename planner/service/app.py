@@ -17,11 +17,10 @@ from planner.service import deployments
 from planner.service.deployments import (
     TRACERS,
     PlanSchedulerDeployment,
+    RunnerHandle,
     SearchesDeployment,
-    SearchesHandle,
     TracingHandle,
     ValidationsDeployment,
-    ValidationsHandle,
 )
 from planner.service.history.counters import Counters
 from planner.service.history.store import History
@@ -47,7 +46,6 @@ class LoopWatchdog:
     """
 
     def __init__(self, app: ASGIApp, seconds: float) -> None:
-        """`seconds` is how long the loop may stand still; 0: for ever."""
         self._app, self._seconds = app, seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -96,8 +94,8 @@ class Planner:
                 settings, self._history, tracing, CalibrationInUse(self._history), torches=torches
             ),
             torches=torches,
-            validations=ValidationsHandle(validations),
-            searches=SearchesHandle(searches),
+            validations=RunnerHandle(validations, "measuring worker"),
+            searches=RunnerHandle(searches, "search worker"),
             counters=self._counters,
             tracers_ready=tracing.ready,
         )
@@ -119,7 +117,6 @@ def build(args: Mapping[str, Any] | None = None) -> Application:
 
 
 def application(settings: Settings) -> Application:
-    """The application by its settings. Raises SettingError for a torch that cannot be had."""
     torches = read_torch_versions(settings.torch_versions)
     replicas = serve.deployment(
         name="Planner",
@@ -149,7 +146,6 @@ def application(settings: Settings) -> Application:
 
 
 def _bind_one(deployed: Any, *arguments: Any, **options: Any) -> Any:
-    """One replica, to be bound into the application as the argument from which its handle is made."""
     deployment = serve.deployment(
         num_replicas=1, graceful_shutdown_wait_loop_s=0.5, ray_actor_options={"num_cpus": 0.1}, **options
     )

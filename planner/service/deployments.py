@@ -18,7 +18,6 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from planner.errors import PlannerError
-from planner.records import to_plain
 from planner.runtime.fork_server import ServerLostError
 from planner.runtime.limits import Limits
 from planner.searching.exact_plans import Answer, Group
@@ -32,10 +31,10 @@ from planner.service.scheduling import search_runner
 from planner.service.scheduling.plan_scheduler import PlanScheduler
 from planner.service.scheduling.search_runner import SearchRunner
 from planner.service.scheduling.tracing_worker import TracingWorker
-from planner.service.scheduling.worker_pool import PoolFigures, WorkerDiedError, Workers
+from planner.service.scheduling.worker_pool import WorkerDiedError, Workers, publish_levels
 from planner.service.torch_versions import ONLY_OWN, TorchVersions
-from planner.service.validation import requests as requests
 from planner.service.validation import validation_run
+from planner.service.validation.requests import Request, validation_json
 from planner.service.validation.runner import ValidationRunner, conditions_of
 from planner.settings import Settings
 from planner.tracing.isolated import Isolation
@@ -46,6 +45,7 @@ WORKER_CPUS = 0.5
 """Of a node: a trace keeps one busy, but for most of the time there is none."""
 WARMING_SECONDS = 60.0
 """What a process takes at most to load PyTorch on a machine that is busy."""
+LEVEL_SECONDS = 1.0
 GRACE_SECONDS = 30.0
 SLACK_SECONDS = 2.0
 READY_SECONDS = 3.0
@@ -71,19 +71,6 @@ def _refusals_as_values(
         except PlannerError as error:
             return PlanRefused(error)
 
-    return answer
-
-
-async def _ask(method: Any, argument: Any, *, does: str) -> Any:
-    """What a method of a deployment answers. Raises its refusal, and WorkerLostError if the deployment is not there;
-    `does` is what its users know it by."""
-    try:
-        async with asyncio.timeout(HANDED_OVER_SECONDS):
-            answer = await method.remote(argument)
-    except (TimeoutError, RayError, RayServeException) as lost:
-        raise WorkerLostError(f"the part of this service that {does} is not there now", remedy="try again") from lost
-    if isinstance(answer, PlanRefused):
-        raise answer.error
     return answer
 
 
@@ -137,70 +124,59 @@ class RayWorker:
             raise WorkerDiedError(str(death)) from death
 
 
-class PlanSchedulerDeployment:
-    """One replica, whose loop is that of :class:`PlanScheduler`."""
-
-    def __init__(self, settings: Settings, torches: TorchVersions = ONLY_OWN) -> None:
-        self._settings, self._torches = settings, torches
-        self._history = History.open(settings.database)
-        self._counters = Counters(self._history.totals)
-        self._figures = PoolFigures(self._counters)
-        self._telling: asyncio.Task[None] | None = None
-        self._tracers: PlanScheduler | None = None
-        self._starting = asyncio.Lock()
-
-    async def make(self, order: Order | RunOrder, seconds: float | None, keep: bool) -> Outcome | None:
-        return await (await self._start_scheduler()).make(order, seconds, keep)
-
-    @_refusals_as_values
-    async def plan_group(self, group: Group) -> tuple[Answer, ...]:
-        return await (await self._start_scheduler()).groups.plan(group)
-
-    async def state(self) -> dict[str, int]:
-        return (await self._start_scheduler()).state()
-
-    async def end(self) -> None:
-        """Make no more plans: those that are being made have some seconds, those that wait for the rest are told."""
-        await (await self._start_scheduler()).finish(GRACE_SECONDS)
-
-    async def check_health(self) -> None:
-        """Called by Serve from the beginning: so the workers are warm before the first job."""
-        await self._start_scheduler()
-
-    async def __del__(self) -> None:
-        """Serve awaits this after the last answer: what goes on in the background is finished and stored."""
-        if self._tracers is not None:
-            await self._tracers.finish(GRACE_SECONDS)
-            self._figures.publish(self._tracers.state())
-        if self._telling is not None:
-            self._telling.cancel()
-        await asyncio.to_thread(self._counters.close)
-        self._history.close()
-
-    async def _start_scheduler(self) -> PlanScheduler:
-        async with self._starting:
-            if self._tracers is None:
-                count = self._settings.trace_workers
-                if not count:  # one for every CPU of the cluster, up to a number
-                    resources: Mapping[str, float] = await asyncio.to_thread(ray.cluster_resources)
-                    count = max(1, min(int(resources.get("CPU", 1)), MOST_WORKERS))
-                self._tracers = tracers(self._settings, self._history, count, self._torches)
-                self._tracers.start()
-                self._counters.start()
-                self._telling = asyncio.create_task(self._figures.keep_publishing(self._tracers.state))
-        return self._tracers
-
-
-def tracers(settings: Settings, history: History, count: int, torches: TorchVersions = ONLY_OWN) -> PlanScheduler:
-    """PlanScheduler over Ray actors; not started."""
+def tracers(
+    settings: Settings, history: History, count: int, counters: Counters, torches: TorchVersions = ONLY_OWN
+) -> PlanScheduler:
     limits = Limits(seconds=settings.trace_seconds, memory_bytes=settings.trace_memory_bytes)
     isolation = code_isolation(settings)
     workers = Workers(
-        lambda: RayWorker(limits, isolation, torches),
-        count,
+        lambda: RayWorker(limits, isolation, torches), count, counters,
         most_wait_seconds=settings.trace_seconds * 2 + WARMING_SECONDS,
-    )
-    return PlanScheduler(settings, history, workers, torches=torches)
+    )  # fmt: skip
+    return PlanScheduler(settings, history, workers, counters, torches)
+
+
+class PlanSchedulerDeployment:
+    async def __init__(self, settings: Settings, torches: TorchVersions = ONLY_OWN) -> None:  # type: ignore[misc]
+        start_logging(settings.log_level)
+        count = settings.trace_workers
+        if not count:  # one for every CPU of the cluster, up to a number
+            resources: Mapping[str, float] = await asyncio.to_thread(ray.cluster_resources)
+            count = max(1, min(int(resources.get("CPU", 1)), MOST_WORKERS))
+        self._history = History.open(settings.database)
+        self._counters = Counters(self._history.totals)
+        self._counters.start()
+        self._scheduler = tracers(settings, self._history, count, self._counters, torches)
+        self._scheduler.start()
+        self._publishing = asyncio.create_task(self._publish_levels())
+
+    async def make(self, order: Order | RunOrder, seconds: float | None, keep: bool) -> Outcome | None:
+        return await self._scheduler.make(order, seconds, keep)
+
+    @_refusals_as_values
+    async def plan_group(self, group: Group) -> tuple[Answer, ...]:
+        return await self._scheduler.groups.plan(group)
+
+    async def levels(self) -> dict[str, int]:
+        return self._scheduler.levels()
+
+    async def end(self) -> None:
+        """Make no more plans: those that are being made have some seconds, those that wait for the rest are told."""
+        await self._scheduler.finish(GRACE_SECONDS)
+
+    async def __del__(self) -> None:
+        """Serve awaits this after the last answer: what goes on in the background is finished and stored."""
+        with contextlib.suppress(AttributeError):  # it was never made
+            await self._scheduler.finish(GRACE_SECONDS)
+            self._publishing.cancel()
+            publish_levels(self._counters, self._scheduler.levels())
+            await asyncio.to_thread(self._counters.close)
+            self._history.close()
+
+    async def _publish_levels(self) -> None:
+        while True:
+            publish_levels(self._counters, self._scheduler.levels())
+            await asyncio.sleep(LEVEL_SECONDS)
 
 
 class TracingHandle:
@@ -210,7 +186,6 @@ class TracingHandle:
         self._handle = handle
 
     async def make(self, order: Order | RunOrder, seconds: float | None, keep: bool) -> Outcome | None:
-        """As :class:`planner.service.orders.PlanMaker` says."""
         loop = asyncio.get_running_loop()
         until = None if seconds is None else loop.time() + seconds
 
@@ -227,27 +202,23 @@ class TracingHandle:
             return None
 
     async def plan_group(self, group: Group) -> tuple[Answer, ...]:
-        """As :class:`planner.service.scheduling.search_runner.GroupPlanner` says."""
         answers: tuple[Answer, ...] | PlanRefused = await self._ask_twice(lambda: self._handle.plan_group.remote(group))
         if isinstance(answers, PlanRefused):
             raise answers.error
         return answers
 
-    async def state(self) -> dict[str, int]:
-        """Figures for metrics, see :meth:`planner.service.scheduling.plan_scheduler.PlanScheduler.state`."""
-        state: dict[str, int] = await self._handle.state.remote()
-        return state
+    async def count_workers(self) -> int:
+        levels: dict[str, int] = await self._handle.levels.remote()
+        return levels["workers"]
 
     async def ready(self) -> None:
         """Returns when a process can trace. Raises WorkerLostError if none can."""
         try:
             async with asyncio.timeout(READY_SECONDS):
-                state = await self.state()
+                workers = await self.count_workers()
         except (TimeoutError, *AWAY) as silence:
-            raise WorkerLostError(
-                "the process that has plans made does not answer", remedy="wait; it starts"
-            ) from silence
-        if not state["workers"]:
+            raise WorkerLostError("the planning scheduler does not respond", remedy="wait; it starts") from silence
+        if not workers:
             raise WorkerLostError("no tracing process is ready", remedy="wait; they load PyTorch")
 
     async def _ask_twice(self, ask: Callable[[], Any]) -> Any:
@@ -262,7 +233,7 @@ class TracingHandle:
             except AWAY as death:
                 if died:
                     raise WorkerLostError(
-                        "the process that has plans made died, twice", remedy="try again; see the service's log"
+                        "the planning scheduler crashed twice", remedy="try again; see the service's log"
                     ) from death
                 died = True
                 _log.warning("the tracers died and are asked again: %s", type(death).__name__)
@@ -278,105 +249,73 @@ def end_tracing(application: str) -> None:
 
 
 class SearchesDeployment:
-    """One replica, which runs all searches of the service."""
-
-    def __init__(self, settings: Settings, tracers: DeploymentHandle[Any], torches: TorchVersions = ONLY_OWN) -> None:
+    async def __init__(  # type: ignore[misc]
+        self, settings: Settings, tracers: DeploymentHandle[Any], torches: TorchVersions = ONLY_OWN
+    ) -> None:
         start_logging(settings.log_level)
-        self._settings, self._tracing, self._torches = settings, TracingHandle(tracers), torches
-        self._history = History.open(settings.database)
-        self._runner: SearchRunner | None = None
-        self._starting = asyncio.Lock()
+        self._history, tracing = History.open(settings.database), TracingHandle(tracers)
+        self._runner = SearchRunner(self._history, settings, tracing, tracing.count_workers, torches)
+        await asyncio.to_thread(self._runner.begin)
 
     @_refusals_as_values
     async def start(self, request: SearchRequest) -> Document:
-        """The search as it is stored."""
-        runner = await self._start_runner()
-        return search_runner.to_json(await asyncio.to_thread(runner.start, request))
+        return search_runner.to_json(await asyncio.to_thread(self._runner.start, request))
 
     @_refusals_as_values
     async def cancel(self, search_id: str) -> Document | None:
-        """As :meth:`start`; None if there is none."""
-        runner = await self._start_runner()
-        search = await asyncio.to_thread(runner.cancel, search_id)
+        search = await asyncio.to_thread(self._runner.cancel, search_id)
         return None if search is None else search_runner.to_json(search)
-
-    async def check_health(self) -> None:
-        """Called by Serve from the beginning: so what a predecessor left is settled."""
-        await self._start_runner()
 
     def __del__(self) -> None:
         with contextlib.suppress(AttributeError):  # it was never made
-            if self._runner is not None:
-                self._runner.close()
+            self._runner.close()
             self._history.close()
-
-    async def _start_runner(self) -> SearchRunner:
-        async with self._starting:
-            if self._runner is None:
-                runner = SearchRunner(self._history, self._settings, self._tracing, self._worker_count, self._torches)
-                await asyncio.to_thread(runner.begin)
-                self._runner = runner
-        return self._runner
-
-    async def _worker_count(self) -> int:
-        return (await self._tracing.state())["workers"]
-
-
-class SearchesHandle:
-    """The deployment as a replica of the service sees it. Raises SpecError, BusyError, HistoryError, and
-    WorkerLostError if the deployment is not there."""
-
-    def __init__(self, handle: DeploymentHandle[Any]) -> None:
-        self._handle = handle
-
-    async def start(self, request: SearchRequest) -> Document:
-        """The search as it is stored: waiting, running or done."""
-        return dict(await _ask(self._handle.start, request, does="searches"))
-
-    async def cancel(self, search_id: str) -> Document | None:
-        """As :meth:`start`, of one that ends within a moment; None if there is none."""
-        search = await _ask(self._handle.cancel, search_id, does="searches")
-        return None if search is None else dict(search)
 
 
 class ValidationsDeployment:
-    """One replica, which runs all validations of the service."""
-
     def __init__(self, settings: Settings, torches: TorchVersions = ONLY_OWN) -> None:
         start_logging(settings.log_level)
         validation_run.hide_gpus()
         self._history = History.open(settings.database)
-        self._validating = ValidationRunner(self._history, settings, conditions_of(settings), torches=torches)
-        self._validating.begin()
+        self._runner = ValidationRunner(self._history, settings, conditions_of(settings), torches=torches)
+        self._runner.begin()
 
     @_refusals_as_values
-    async def start(self, request: Mapping[str, Any]) -> Document:
-        """The validation as it was stored."""
-
-        def start() -> Document:
-            return requests.validation_json(self._validating.start(requests.from_json(request)))
-
-        return await asyncio.to_thread(start)
+    async def start(self, request: Request) -> Document:
+        return validation_json(await asyncio.to_thread(self._runner.start, request))
 
     async def process(self) -> int:
-        """Its process id."""
         return os.getpid()
 
     def __del__(self) -> None:
         with contextlib.suppress(AttributeError):  # it was never made
-            self._validating.close()
+            self._runner.close()
             self._history.close()
 
 
-class ValidationsHandle:
-    """The deployment as a replica of the service sees it."""
+class RunnerHandle:
+    """The deployment of searches, or of validations, as a replica calls it.
 
-    def __init__(self, handle: DeploymentHandle[Any]) -> None:
-        self._handle = handle
+    Raises what the deployment refuses (SpecError, BusyError, HistoryError), and WorkerLostError if it is not there.
+    """
 
-    async def start(self, asked: requests.Request) -> Document:
-        """The validation as it was stored: pending, or refused by the cluster.
+    def __init__(self, handle: DeploymentHandle[Any], worker: str) -> None:
+        self._handle, self._worker = handle, worker
 
-        Raises BusyError, HistoryError, and WorkerLostError if the deployment is not there.
-        """
-        return dict(await _ask(self._handle.start, to_plain(asked), does="measures"))
+    async def start(self, request: SearchRequest | Request) -> Document:
+        """The search or validation as it is stored: waiting, running, over, or refused by the cluster."""
+        return await self._ask(self._handle.start, request)  # type: ignore[no-any-return]
+
+    async def cancel(self, search_id: str) -> Document | None:
+        """As :meth:`start`, of one that ends within a moment; None if there is none."""
+        return await self._ask(self._handle.cancel, search_id)  # type: ignore[no-any-return]
+
+    async def _ask(self, method: Any, argument: Any) -> Any:
+        try:
+            async with asyncio.timeout(HANDED_OVER_SECONDS):
+                answer = await method.remote(argument)
+        except (TimeoutError, RayError, RayServeException) as lost:
+            raise WorkerLostError(f"the {self._worker} is restarting", remedy="try again") from lost
+        if isinstance(answer, PlanRefused):
+            raise answer.error
+        return answer

@@ -12,7 +12,6 @@ import json
 import logging
 import os
 import resource
-import select
 import shutil
 import signal
 import socket
@@ -20,11 +19,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from http import HTTPStatus
 from pathlib import Path
-from typing import IO
 
 from planner.errors import PlannerError
 from planner.service.http.problems import MEDIA_TYPE
@@ -34,7 +31,6 @@ QUEUE = 1024
 RETRY_SECONDS = 2
 """What callers are told to wait: a replica that died is found out within a second, and its successor loads for some."""
 LOOK_SECONDS = 0.1
-LOG_SECONDS = 1.0
 SOON_SECONDS = 5.0
 """An HAProxy that ends so soon after its start, again and again, will not do better."""
 MOST_STARTS = 5
@@ -48,14 +44,11 @@ MOST_WORK = 2048
 ARRIVE_SECONDS = 10
 """What a request may take to arrive, up to as much of its body as is kept."""
 _log = logging.getLogger("planner.service")
-Count = Callable[[str, int], None]
-"""Told of the method and the status of each request that is answered without a replica."""
 _CONFIG = """\
 global
     no strict-limits
     maxconn {most_connections}
     nbthread 2
-    log stdout format raw daemon
     tune.bufsize {bufsize}
     hard-stop-after {stop}s
 defaults
@@ -76,11 +69,6 @@ frontend callers
     stick-table type ipv6 size 100k expire 10m store conn_cur
     tcp-request connection track-sc0 src
     tcp-request connection reject if {{ sc0_conn_cur gt {most_of_one} }}
-    # What no replica has answered is written to standard output; the rest the replicas log themselves.
-    log global
-    log-format "%ST %HM"
-    http-after-response set-log-level silent if {{ res.hdr({answered}) -m found }}
-    http-after-response del-header {answered}
     # Of Ray Serve itself, which names its applications to everybody.
     http-request deny deny_status 404 if {{ path,url_dec -m beg /-/ }}
     # What is to be asked twice has to be here whole before it is asked once.
@@ -102,7 +90,6 @@ frontend attempts
     bind unix@{folder}/in-turn.sock name in-turn
     option httpclose
     maxconn {most_work}
-    http-response set-header {answered} yes
     use_backend in-turn if {{ so_name in-turn }}
     default_backend least-busy
 backend least-busy
@@ -118,9 +105,6 @@ backend in-turn
     http-reuse always
 {same_servers}
 """
-_METHODS = ("GET", "POST", "PUT", "DELETE")
-_ANSWERED = "x-planner-answered"
-"""A header by which this proxy knows what a replica has answered; callers do not see it."""
 _PROBLEMS = {
     400: "this is no HTTP request",
     404: "there is no such path",
@@ -155,7 +139,7 @@ def listener(host: str, port: int) -> socket.socket:
 
 @contextlib.contextmanager
 def front_proxy(
-    folder: Path, listening: socket.socket, replicas: range, longest_seconds: float, count: Count = lambda *_: None
+    folder: Path, listening: socket.socket, replicas: range, longest_seconds: float
 ) -> Iterator[FrontProxy]:
     """HAProxy between the socket and the ports of the replicas, started anew whenever it dies, until the block ends.
 
@@ -176,7 +160,6 @@ def front_proxy(
         most_of_one=most_callers // 2,
         most_work=MOST_WORK,
         arrive=ARRIVE_SECONDS,
-        answered=_ANSWERED,
         folder=folder,
         servers="\n".join(f"    server {name} {address} check" for name, address in servers.items()),
         same_servers="\n".join(
@@ -184,7 +167,7 @@ def front_proxy(
         ),
     )
     (folder / "front.cfg").write_text(config, encoding="utf-8")
-    proxy = FrontProxy(folder / "front.cfg", listening, count)
+    proxy = FrontProxy(folder / "front.cfg", listening)
     # The thread has to stay: when it ends, Linux ends the process that it started (PR_SET_PDEATHSIG).
     thread = threading.Thread(target=proxy.keep_running, name="front-proxy", daemon=True)
     thread.start()
@@ -196,41 +179,22 @@ def front_proxy(
 
 
 class FrontProxy:
-    """One HAProxy after the other, on one socket."""
-
-    def __init__(self, config: Path, listening: socket.socket, count: Count) -> None:
-        self._config, self._listening, self._count = config, listening, count
-        self._log = config.with_suffix(".log")
+    def __init__(self, config: Path, listening: socket.socket) -> None:
+        self._config, self._listening = config, listening
         self.ending = threading.Event()
         self.gave_up = False
         """Whether it has died so often that no other was started."""
 
     def keep_running(self) -> None:
-        """Until it is ending, or gives up."""
-        soon = 0
+        soon, log, descriptor = 0, self._config.with_suffix(".log"), self._listening.fileno()
+        starter = [sys.executable, "-I", "-S", "-c", _STARTER, str(os.getpid())]
         while soon < MOST_STARTS:
             began = time.monotonic()
-            with self._log.open("wb") as log:
+            with log.open("wb") as said:
                 process = subprocess.Popen(
-                    [
-                        sys.executable,
-                        "-I",
-                        "-S",
-                        "-c",
-                        _STARTER,
-                        str(os.getpid()),
-                        haproxy(),
-                        "-db",
-                        "-f",
-                        self._config,
-                    ],
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=log,
-                    pass_fds=[self._listening.fileno()],
-                )
-            said = threading.Thread(target=self._read_answers, args=(process.stdout,), name="front-proxy-answers")
-            said.start()
+                    [*starter, haproxy(), "-db", "-f", self._config],
+                    stdin=subprocess.DEVNULL, stdout=said, stderr=said, pass_fds=[descriptor],
+                )  # fmt: skip
             while process.poll() is None and not self.ending.wait(LOOK_SECONDS):
                 pass
             if self.ending.is_set():
@@ -240,42 +204,12 @@ class FrontProxy:
                 except subprocess.TimeoutExpired:
                     process.kill()
                     process.wait()
-                said.join()
                 return
-            said.join()
-            _log.warning("HAProxy ended with %s and is started again: %s", process.returncode, self._read_log_tail())
+            last_words = log.read_text(errors="replace")[-1000:].strip()
+            _log.warning("HAProxy ended with %s and is started again: %s", process.returncode, last_words)
             soon = soon + 1 if time.monotonic() - began < SOON_SECONDS else 0
         self.gave_up = True
-        _log.error("HAProxy does not stay: %s", self._read_log_tail())
-
-    def _read_answers(self, lines: IO[bytes]) -> None:
-        """Count what it answers by itself, and log it every second, until it ends."""
-        rest, answers, told = b"", Counter[tuple[str, int]](), time.monotonic()
-        with lines:
-            while True:
-                readable, _, _ = select.select([lines], [], [], LOG_SECONDS)
-                read = os.read(lines.fileno(), 2**16) if readable else b""
-                *whole, rest = (rest + read).split(b"\n")
-                for line in whole:
-                    status, _, method = line.decode(errors="replace").partition(" ")
-                    if status.isdigit():
-                        method = method if method in _METHODS else "other"  # also of a request that never arrived
-                        answers[method, int(status)] += 1
-                        self._count(method, int(status))
-                ended = bool(readable) and not read
-                if answers and (ended or time.monotonic() - told >= LOG_SECONDS):
-                    said = ", ".join(f"{method} {status} x {times}" for (method, status), times in answers.items())
-                    _log.warning("the proxy answered without a replica: %s", said)
-                    answers.clear()
-                    told = time.monotonic()
-                if ended:
-                    return
-
-    def _read_log_tail(self) -> str:
-        try:
-            return self._log.read_text(errors="replace")[-1000:].strip()
-        except OSError:
-            return ""
+        _log.error("HAProxy does not stay")
 
 
 def haproxy() -> str:

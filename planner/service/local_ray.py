@@ -158,7 +158,6 @@ def free_ports(count: int) -> list[int]:
 
 
 def free_port_range(count: int = REPLICA_PORTS) -> range:
-    """So many ports side by side on which nobody listens now."""
     starts = PORT_RANGES[:-count:count]
     for start in random.sample(starts, len(starts)):
         if all(map(_is_free, ports := range(start, start + count))):
@@ -225,7 +224,6 @@ def lost_parts() -> list[str]:
 
 @contextlib.contextmanager
 def joined_ray() -> Iterator[None]:
-    """The Ray at RAY_ADDRESS, which goes on when the block ends."""
     import ray
 
     with _thread_of_its_own() as thread:

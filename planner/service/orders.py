@@ -69,7 +69,6 @@ class RunOrder:
     request: RunRequest
     walled: WalledProgram
     limits: Limits
-    """Of one rank."""
     calibration: Calibration
     trace_id: str
     plan_id: str
@@ -77,25 +76,19 @@ class RunOrder:
 
     @property
     def seconds(self) -> float:
-        """What its ranks may take together."""
         ranks = len(choose_ranks(self.request.ranks, self.request.line.world_size))
         return ranks * (self.limits.seconds + START_SECONDS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanMade:
-    """A plan, as the JSON text of the contract."""
-
     text: str
     stored: bool = True
     """Whether the history has it; False: it could not be reached, and the plan is known to its caller only."""
-    from_store: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class PlanRefused:
-    """The job cannot be planned, or not now."""
-
     error: PlannerError
 
 
@@ -109,9 +102,7 @@ class WorkerResult:
     plan: Plan | None = None
     """With advice, if the job exceeds its GPUs and there was time for it."""
     run: ProgramStatement | None = None
-    """In place of a plan, of a program."""
     traces: Mapping[int, str] = field(default_factory=dict)
-    """Traces as text, by representative."""
     further: tuple[int, ...] = ()
     """Ranks of a traced class that have to be traced as well: their part of what is split is of another size."""
     exceeded: LimitExceededError | None = None
@@ -144,7 +135,6 @@ def refuse_programs(settings: Settings) -> None:
 
 
 def code_isolation(settings: Settings) -> Isolation:
-    """The limits and walls within which such code is traced."""
     readable = (str(Path(settings.factory_folder).resolve()),) if settings.factory_folder else ()
     return Isolation(
         limits=Limits(seconds=settings.trace_seconds, memory_bytes=settings.trace_memory_bytes),

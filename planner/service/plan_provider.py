@@ -25,6 +25,7 @@ from planner.service.history.schema import compact_json
 from planner.service.history.store import History
 from planner.service.orders import (
     Order,
+    PlanMade,
     PlanMaker,
     PlanRefused,
     RunOrder,
@@ -39,73 +40,67 @@ from planner.truth.calibration import interval
 from planner.truth.calibration.interval import Calibration
 from planner.truth.calibration.learning import measured_calibration
 
+_log = logging.getLogger("planner.service")
+
 
 @dataclass(frozen=True, slots=True)
 class KnownPlan:
-    """The JSON text of a plan, on both sides of its metadata."""
+    """The JSON text of a plan, and the metadata in it."""
 
-    head: str
-    tail: str
+    text: str
+    metadata: Mapping[str, str]
 
     @classmethod
     def read(cls, text: str, plan_id: str) -> KnownPlan:
-        """Raises PlannerError if the text is not that of this plan."""
         try:
             document = json.loads(text)
-            metadata = compact_json(document["job"]["metadata"])
-            same = document["plan_id"] == plan_id
-            right = document["schema"] == PLAN_SCHEMA and same and bool(document["rank_classes"])
+            metadata = document["job"]["metadata"]
+            named = document["schema"] == PLAN_SCHEMA and document["plan_id"] == plan_id
+            right = named and bool(document["rank_classes"])
         except (ValueError, KeyError, TypeError) as error:
             raise PlannerError(f"the document of plan {plan_id} is damaged: {error}") from error
-        # The first of that name is the job's: what stands before it are words of ours.
-        head, key, tail = text.partition('"metadata":')
-        if not right or not tail.startswith(metadata):
+        if not right:
             raise PlannerError(f"the document of plan {plan_id} is not that of the plan")
-        return cls(head + key, tail[len(metadata) :])
+        return cls(text, metadata)
 
-    @property
-    def size(self) -> int:
-        return len(self.head) + len(self.tail)
-
-    def text(self, metadata: Metadata) -> str:
+    def with_metadata(self, metadata: Metadata) -> str:
         """The plan of a job with these metadata; byte for byte what was stored if that job had the same."""
-        return self.head + compact_json(dataclasses.asdict(metadata)) + self.tail
+        asked = dataclasses.asdict(metadata)
+        if asked == self.metadata:
+            return self.text
+        document = json.loads(self.text)
+        document["job"]["metadata"] = asked
+        return compact_json(document)
+
+
+KNOWN_SECONDS = 60.0
+MOST_KNOWN_CHARACTERS = 64 * 2**20
 
 
 class KnownPlans:
     """The plans used last, for a while and up to a number of characters. Shared by the threads of a replica."""
 
-    def __init__(
-        self, *, seconds: float = 60.0, characters: int = 64 * 2**20, now: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._seconds, self._most, self._now = seconds, characters, now
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._plans: OrderedDict[str, tuple[KnownPlan, float]] = OrderedDict()
-        self._characters = 0
 
     def get(self, plan_id: str) -> KnownPlan | None:
         """After its time a plan is looked up in the store again, which notes its use, or has forgotten it."""
         with self._lock:
-            plan, until = self._plans.get(plan_id, (None, 0.0))
-            if plan is None:
+            plan, until = self._plans.pop(plan_id, (None, 0.0))
+            if plan is None or time.monotonic() >= until:
                 return None
-            if self._now() >= until:
-                self._drop(plan_id)
-                return None
-            self._plans.move_to_end(plan_id)
+            self._plans[plan_id] = plan, until
             return plan
 
     def put(self, plan_id: str, plan: KnownPlan) -> None:
         with self._lock:
-            self._drop(plan_id)
-            self._plans[plan_id] = plan, self._now() + self._seconds
-            self._characters += plan.size
-            while self._characters > self._most:
-                self._drop(next(iter(self._plans)))
-
-    def _drop(self, plan_id: str) -> None:
-        plan, _ = self._plans.pop(plan_id, (None, 0.0))
-        self._characters -= 0 if plan is None else plan.size
+            self._plans[plan_id] = plan, time.monotonic() + KNOWN_SECONDS
+            self._plans.move_to_end(plan_id)
+            characters = sum(len(known.text) for known, _ in self._plans.values())
+            while characters > MOST_KNOWN_CHARACTERS:
+                _, (oldest, _) = self._plans.popitem(last=False)
+                characters -= len(oldest.text)
 
 
 LASTING: Mapping[str, type[PlannerError]] = {
@@ -190,130 +185,106 @@ class CalibrationInUse:
         return self._known
 
 
-_log = logging.getLogger("planner.service")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanAnswer:
-    """A plan as the JSON text of the contract, with the metadata of this request."""
+    """A plan with the metadata of this request, or under which id it will be found."""
 
     plan_id: str
     trace_id: str
-    text: str
-    from_store: bool
+    text: str = ""
+    """The JSON text of the contract; empty while the plan is being made."""
+    from_store: bool = False
     stored: bool = True
     """False: the history could not be reached, so nobody else will find the plan."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanPending:
-    """The plan is being made, and will be found under this id."""
-
-    plan_id: str
-    trace_id: str
+    @property
+    def is_pending(self) -> bool:
+        return not self.text
 
 
 class PlanProvider:
-    """Plans and checks for one replica; holds nothing but a cache."""
-
     def __init__(
         self,
         settings: Settings,
         history: History,
         tracing: PlanMaker,
         calibration: CalibrationInUse,
-        now: Callable[[], float] = time.monotonic,
         torches: TorchVersions = ONLY_OWN,
     ) -> None:
-        self._settings, self._history, self._tracing, self._now = settings, history, tracing, now
+        self._settings, self._history, self._tracing = settings, history, tracing
         self._calibration, self._torches = calibration, torches
-        self._plans = KnownPlans(now=now)
+        self._plans = KnownPlans()
         self._failures = RememberedFailures(settings, history)
 
-    async def plan(self, job: Job, *, seconds: float | None = None) -> PlanAnswer:
+    async def plan(self, job: Job, *, seconds: float | None = None, keep: bool = False) -> PlanAnswer:
         """The plan of the job, from the store or made now.
 
-        Ends, and frees the process that traces for nobody else, after `seconds` (DeadlineError) or if it is cancelled.
-        Raises SpecError, TraceError, AllocatorConfError and the faults of this package.
+        With `keep` it is pending after `seconds`, goes on, and is stored. Else it ends then with DeadlineError, or if
+        it is cancelled, and frees the process that traces for nobody else. Raises SpecError, TraceError,
+        AllocatorConfError and the errors of this package.
         """
-        answer = await self._answer(job, seconds, keep=False)
-        if isinstance(answer, PlanAnswer):
-            return answer
-        raise DeadlineError(
-            f"the plan was not ready within {seconds:g} s",
-            remedy="give it more time, or POST /v1/checks, which goes on in the background",
-        )
+        order, text = await asyncio.to_thread(self._look_up, job)
+        if text is not None:
+            return PlanAnswer(plan_id=order.plan_id, trace_id=order.trace_id, text=text, from_store=True)
+        made = await self._make(order, seconds, keep)
+        if made is None:
+            return PlanAnswer(plan_id=order.plan_id, trace_id=order.trace_id)
 
-    async def run(self, asked: RunRequest, *, seconds: float | None, keep: bool) -> PlanAnswer | PlanPending:
-        """The run of a program, made now.
+        def take_over() -> str:
+            plan = KnownPlan.read(made.text, order.plan_id)
+            if made.stored and not order.runs_code:
+                self._plans.put(order.plan_id, plan)
+            return plan.with_metadata(job.metadata)
 
-        Ends after `seconds` with DeadlineError or, with `keep`, goes on and is pending. Raises SpecError, ProgramError,
-        TraceError and the faults of this package.
+        text = await asyncio.to_thread(take_over)
+        return PlanAnswer(plan_id=order.plan_id, trace_id=order.trace_id, text=text, stored=made.stored)
+
+    async def run(self, asked: RunRequest, *, seconds: float | None, keep: bool) -> PlanAnswer:
+        """The run of a program, made now; `seconds` and `keep` are those of :meth:`plan`.
+
+        Raises SpecError, ProgramError, TraceError and the errors of this package.
         """
         calibration = await asyncio.to_thread(self._calibration.current)
         order = await asyncio.to_thread(run_order_of, asked, calibration, self._settings, self._torches)
-        outcome = await self._tracing.make(order, seconds, keep)
-        if outcome is None and keep:
-            return PlanPending(plan_id=order.plan_id, trace_id=order.trace_id)
-        if outcome is None:
-            raise DeadlineError(
-                f"the program was not run within {seconds:g} s",
-                remedy="give it more time, or Prefer: respond-async, with which it goes on",
-            )
-        if isinstance(outcome, PlanRefused):
-            raise outcome.error
-        return PlanAnswer(
-            plan_id=order.plan_id, trace_id=order.trace_id, text=outcome.text, from_store=False, stored=outcome.stored
-        )
+        made = await self._make(order, seconds, keep)
+        if made is None:
+            return PlanAnswer(plan_id=order.plan_id, trace_id=order.trace_id)
+        return PlanAnswer(plan_id=order.plan_id, trace_id=order.trace_id, text=made.text, stored=made.stored)
 
     def bound(self, job: Job) -> Bound:
         """What the job takes at least, by the calibration in use; it may read from the database, so: in a thread."""
         known = self._calibration.current().applied_to(job.cluster.gpu.name, job.software.torch)
         return lower_bound(job, outside_bytes=known.correct_outside(outside_of(job)).low_bytes)
 
-    async def check(self, job: Job, *, seconds: float | None = None) -> PlanAnswer | PlanPending:
-        """As :meth:`plan`; after `seconds` (default: as set) it is pending, goes on, and is stored."""
-        return await self._answer(job, self._settings.check_seconds if seconds is None else seconds, keep=True)
+    async def _make(self, order: Order | RunOrder, seconds: float | None, keep: bool) -> PlanMade | None:
+        outcome = await self._tracing.make(order, seconds, keep)
+        if isinstance(outcome, PlanRefused):
+            raise outcome.error
+        if outcome is None and not keep:
+            what = "the program was not run" if isinstance(order, RunOrder) else "the plan was not ready"
+            raise DeadlineError(
+                f"{what} within {seconds:g} s",
+                remedy="give it more time, or Prefer: respond-async, with which it goes on",
+            )
+        return outcome
 
-    async def _answer(self, job: Job, seconds: float | None, *, keep: bool) -> PlanAnswer | PlanPending:
-        began = self._now()
-        order, known = await asyncio.to_thread(self._look_up, job)
-        from_store, stored = True, True
-        if known is None:
-            left = None if seconds is None else max(seconds - (self._now() - began), 0.001)
-            outcome = await self._tracing.make(order, left, keep)
-            if outcome is None:
-                return PlanPending(plan_id=order.plan_id, trace_id=order.trace_id)
-            if isinstance(outcome, PlanRefused):
-                raise outcome.error
-            known = await asyncio.to_thread(KnownPlan.read, outcome.text, order.plan_id)
-            from_store, stored = outcome.from_store, outcome.stored
-            if stored and not order.runs_code:
-                self._plans.put(order.plan_id, known)
-        return PlanAnswer(
-            plan_id=order.plan_id,
-            trace_id=order.trace_id,
-            text=known.text(order.job.metadata),
-            from_store=from_store,
-            stored=stored,
-        )
-
-    def _look_up(self, job: Job) -> tuple[Order, KnownPlan | None]:
+    def _look_up(self, job: Job) -> tuple[Order, str | None]:
         """In a thread: it reads the store, and a job may be large."""
         refuse_unplannable(job)
         refuse_code(job, self._settings)
         order = order_of(job, self._calibration.current(), self._torches)
+        if order.runs_code:
+            return order, None
         plan_id = order.plan_id
-        known = None if order.runs_code else self._plans.get(plan_id)
-        if known is not None or order.runs_code:
-            return order, known
+        known = self._plans.get(plan_id)
         try:
-            text = self._history.plans.text(plan_id)
-            if text is not None:
-                known = KnownPlan.read(text, plan_id)
+            if known is None and (stored := self._history.plans.text(plan_id)) is not None:
+                known = KnownPlan.read(stored, plan_id)
                 self._plans.put(plan_id, known)
         except (PlannerError, zlib.error) as error:  # the store does not answer, or what it holds is damaged
             _log.warning("plan %s is made anew: %s", plan_id, error, extra={"plan_id": plan_id})
-        if known is None and (failure := self._failures.find(order)) is not None:
+        if known is not None:
+            return order, known.with_metadata(job.metadata)
+        if (failure := self._failures.find(order)) is not None:
             raise failure
-        return order, known
+        return order, None

@@ -20,6 +20,7 @@ from typing import Any, TextIO
 
 from planner.distribution import refuse_without
 from planner.errors import PlannerError, SettingError
+from planner.service import local_ray
 from planner.service.errors import StartError
 from planner.service.logs import start_logging
 from planner.service.torch_versions import read_torch_versions
@@ -105,29 +106,17 @@ def _on_its_own_ray(
 ) -> Iterator[Callable[[], list[str]] | None]:
     """A Ray, the application and HAProxy before it; gives what says which of its parts are lost, None if it ended."""
     from planner.service.front_proxy import front_proxy, listener
-    from planner.service.history.counters import Counters
-    from planner.service.history.store import History
-    from planner.service.local_ray import (
-        environment,
-        free_port_range,
-        free_ports,
-        instance_folder,
-        local_ray,
-        lost_parts,
-        sweep_dead_instances,
-    )
-    from planner.service.metrics import REQUESTS
 
-    sweep_dead_instances()
+    local_ray.sweep_dead_instances()
     with contextlib.ExitStack() as stack:
         listening = stack.enter_context(listener(host, port))
-        folder = stack.enter_context(instance_folder())
-        replicas = free_port_range()
-        os.environ.update(environment(folder, replicas))
+        folder = stack.enter_context(local_ray.instance_folder())
+        replicas = local_ray.free_port_range()
+        os.environ.update(local_ray.environment(folder, replicas))
         _log.info("Ray is starting")
         for tries_left in reversed(range(RAY_TRIES)):
             try:
-                stack.enter_context(local_ray(folder))
+                stack.enter_context(local_ray.local_ray(folder))
                 break
             except StartError as error:
                 if ended.is_set():
@@ -140,16 +129,11 @@ def _on_its_own_ray(
             yield None
             return
         _log.info(_UP)
-        counters = stack.enter_context(Counters(stack.enter_context(History.open(settings.database)).totals))
-
-        def count(method: str, status: int) -> None:
-            counters.add(REQUESTS, {"route": "proxy", "method": method, "status": str(status)})
-
         longest = LONGEST_TRACES * settings.trace_seconds
-        proxy = stack.enter_context(front_proxy(folder, listening, replicas, longest, count))
-        (inner,) = free_ports(1)
+        proxy = stack.enter_context(front_proxy(folder, listening, replicas, longest))
+        (inner,) = local_ray.free_ports(1)
         stack.enter_context(_application(settings, "127.0.0.1", inner))
-        yield lambda: lost_parts() + ["HAProxy"] * proxy.gave_up
+        yield lambda: local_ray.lost_parts() + ["HAProxy"] * proxy.gave_up
 
 
 @contextlib.contextmanager
@@ -158,10 +142,9 @@ def _on_a_ray_that_runs(
 ) -> Iterator[Callable[[], list[str]] | None]:
     """As :func:`_on_its_own_ray`, on the Ray at RAY_ADDRESS, whose own proxies answer at the port."""
     from planner.service.front_proxy import listener
-    from planner.service.local_ray import joined_ray
 
     listener(host, port).close()
-    with joined_ray(), _signals(ended):
+    with local_ray.joined_ray(), _signals(ended):
         if ended.is_set():
             yield None
             return
@@ -176,7 +159,6 @@ def _application(settings: Settings, host: str, port: int) -> Iterator[None]:
 
     from planner.service.app import NAME, application
     from planner.service.deployments import end_tracing
-    from planner.service.local_ray import lost_parts
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     options = {"host": host, "port": port}
@@ -189,7 +171,7 @@ def _application(settings: Settings, host: str, port: int) -> Iterator[None]:
     try:
         yield
     finally:
-        if not lost_parts():  # else nobody is there to end it
+        if not local_ray.lost_parts():  # else nobody is there to end it
             # First those who wait are answered, then the application ends, then what carries it.
             end_tracing(NAME)
             serve.delete(NAME)

@@ -30,7 +30,6 @@ class OfferedTorch:
     """A release of torch that plans are made with."""
 
     minor: str
-    """`2.6`."""
     python: str
     """Its interpreter; empty: that of this process."""
     versions: Mapping[str, str]
@@ -45,7 +44,6 @@ class TorchVersions:
 
     @property
     def offered(self) -> Sequence[OfferedTorch]:
-        """All of them, from the oldest to the newest."""
         named = {torch.minor: torch for torch in (_own(), *self.others)}  # one of our own release is preferred to ours
         return sorted(named.values(), key=lambda torch: _number(torch.minor))
 

@@ -12,8 +12,16 @@ from planner.service.history.counters import Counters
 from planner.service.history.job_changes import JobChange, MeasuredRank, Outcome
 from planner.service.history.records import Check, Validation, ValidationState
 from planner.service.history.store import History
-from planner.service.metrics import REQUEST_SECONDS, REQUESTS
-from planner.service.scheduling.worker_pool import PoolFigures
+from planner.service.metrics import (
+    JOBS_JOINED,
+    JOBS_REFUSED,
+    JOBS_TRACED,
+    REQUEST_SECONDS,
+    REQUESTS,
+    TRACE_RETRIES,
+    WORKERS_KILLED,
+)
+from planner.service.scheduling.worker_pool import publish_levels
 from planner.truth.calibration import interval
 from planner.truth.calibration.learning import learn
 from planner.truth.calibration.observation import Observation
@@ -109,8 +117,11 @@ def fill_history(history: History) -> Counters:
     history.calibrations.put(learnt.id, interval.to_json(learnt), measurements=3)
     counters = Counters(history.totals)
     count(counters)
-    pool = PoolFigures(counters)
-    pool.publish(pool_state())
+    for name, times in ((JOBS_TRACED, 10), (TRACE_RETRIES, 1), (JOBS_JOINED, 5), (JOBS_REFUSED, 6)):
+        counters.add(name, {}, times)
+    for reason, times in (("time", 2), ("abandoned", 1)):
+        counters.add(WORKERS_KILLED, {"reason": reason}, times)
+    publish_levels(counters, {"workers": 4, "busy": 3, "waiting": 2})
     counters.flush()
     return counters
 
@@ -119,15 +130,6 @@ def count(counters: Counters) -> None:
     """One request, as the service's watch counts it."""
     counters.add(REQUESTS, {"route": "/v1/plans", "method": "POST", "status": "200"})
     counters.observe(REQUEST_SECONDS, {"route": "/v1/plans"}, 0.004)
-
-
-def pool_state(**figures: int) -> dict[str, int]:
-    """What `planner.service.scheduling.plan_scheduler.PlanScheduler.state` says."""
-    return {
-        "workers": 4, "busy": 3, "waiting": 2, "traced_total": 10, "retried_total": 1, "killed_time_total": 2,
-        "killed_memory_total": 0, "killed_abandoned_total": 1, "deduplicated_total": 5, "refused_busy_total": 6,
-        **figures,
-    }  # fmt: skip
 
 
 def _observation(case: int, measured_reserved_bytes: int = 41 * GIB) -> Observation:

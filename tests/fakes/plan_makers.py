@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import inspect
 import json
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,13 +20,15 @@ from planner.report.statement import Advice, Plan, ProgramStatement, Verdict
 from planner.runtime.limits import Limit, LimitExceededError, Limits
 from planner.service.history.store import History
 from planner.service.orders import Order, RunOrder, WorkerResult, order_of
-from planner.service.plan_provider import CalibrationInUse, PlanAnswer, PlanPending, PlanProvider
+from planner.service.plan_provider import LOOK_SECONDS, CalibrationInUse, PlanAnswer, PlanProvider
 from planner.service.scheduling.plan_scheduler import PlanScheduler
 from planner.service.scheduling.worker_pool import Workers
 from planner.service.torch_versions import ONLY_OWN, TorchVersions
 from planner.settings import Settings
 from planner.tracing import rank_trace
 from planner.tracing.rank_trace import Trace
+from planner.truth.calibration import interval
+from planner.truth.calibration.interval import Calibration
 from planner.units import GIB, MIB
 
 GPU = Cluster(gpu=Gpu(name="H100-SXM-80GB", total_bytes=80 * GIB, arch="sm_90"))
@@ -77,6 +81,16 @@ def trace_of(rank: int, size: int = 512 * MIB, dims: tuple[int, ...] = ()) -> Tr
             Mark(Phase.OPTIMIZER_STEP, 1),
         ),
     )
+
+
+class CountedEvents:
+    """In the place of the counters that all processes share: how often each event was counted, by name or reason."""
+
+    def __init__(self) -> None:
+        self.events: Counter[str] = Counter()
+
+    def add(self, name: str, labels: Mapping[str, str]) -> None:
+        self.events[labels.get("reason", name)] += 1
 
 
 @dataclasses.dataclass
@@ -178,6 +192,12 @@ class ServiceStack:
     tracers: PlanScheduler
     history: History
     clock: list[float]
+    counted: Counter[str]
+
+    def calibrate(self, learnt: Calibration) -> None:
+        """Store a calibration, and let the time pass until it is in use."""
+        self.history.calibrations.put(learnt.id, interval.to_json(learnt))
+        self.clock[0] += LOOK_SECONDS
 
     async def asked(self) -> None:
         """Until a worker was asked."""
@@ -191,7 +211,7 @@ class ServiceStack:
 
     async def settled(self) -> None:
         """Until nothing is being made."""
-        while self.tracers.entry_count or self.tracers.state()["busy"]:
+        while self.tracers.entry_count or self.tracers.levels()["busy"]:
             await asyncio.sleep(0.005)
 
 
@@ -219,13 +239,33 @@ class StackRunner:
         settings = Settings(database=self.url, **{"trace_workers": 1, "trace_seconds": 5.0, **given})
         pool, clock = FakePool(), [0.0]
         with History.open(self.url) as history:
-            workers = Workers(lambda: FakeWorker(pool), settings.trace_workers, most_wait_seconds=5)
-            tracers = PlanScheduler(settings, history, workers, now=lambda: clock[0], torches=torches)
+            counters: Any = CountedEvents()
+            workers = Workers(lambda: FakeWorker(pool), settings.trace_workers, counters, most_wait_seconds=5)
+            tracers = PlanScheduler(settings, history, workers, counters, torches)
             tracers.start()
             calibration = CalibrationInUse(history, now=lambda: clock[0])
             provider = PlanProvider(settings, history, tracers, calibration, torches=torches)
-            await story(ServiceStack(pool, provider, tracers, history, clock))
+            await story(ServiceStack(pool, provider, tracers, history, clock, counters.events))
             await tracers.finish()
+
+
+def on_stack(**settings: Any) -> Callable[[Callable[..., Coroutine[Any, Any, None]]], Callable[..., None]]:
+    """Makes a coroutine with a stack, and fixtures, a test of a stack of its own under these settings."""
+
+    def decorate(story: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+        def test(tmp_path: Path, **fixtures: Any) -> None:
+            given = {"tmp_path": tmp_path, **fixtures}
+            StackRunner(tmp_path)(lambda stack: story(stack, **{name: given[name] for name in wanted}), **settings)
+
+        wanted = [name for name in inspect.signature(story).parameters if name != "stack"]
+        test.__name__, test.__doc__ = story.__name__, story.__doc__
+        parameters = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in dict.fromkeys(["tmp_path", *wanted])
+        ]
+        test.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        return test
+
+    return decorate
 
 
 def named(name: str, job: Job = JOB) -> Job:
@@ -240,6 +280,6 @@ async def when(go: asyncio.Event) -> None:
     await go.wait()
 
 
-def metadata(found: PlanAnswer | PlanPending) -> str:
-    assert isinstance(found, PlanAnswer)
+def metadata(found: PlanAnswer) -> str:
+    assert not found.is_pending
     return str(json.loads(found.text)["job"]["metadata"]["name"])

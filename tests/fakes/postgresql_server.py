@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-import psycopg
 import pytest
 
 _NUMBERS = count(1)
@@ -38,6 +37,14 @@ def server() -> Iterator[Server]:
         yield found
 
 
+@pytest.fixture(scope="session")
+def postgresql() -> Iterator[Server]:
+    """A running server; skips where the machine has none."""
+    pytest.importorskip("psycopg", reason="psycopg is not installed")
+    with server() as found:
+        yield found
+
+
 @dataclass(frozen=True)
 class Server:
     """Listens on a socket in its folder, on no port."""
@@ -50,6 +57,8 @@ class Server:
     def new_database(self) -> str:
         """The URL of an empty database."""
         name = f"history_{next(_NUMBERS)}"
+        import psycopg
+
         with psycopg.connect(self._url("postgres"), autocommit=True) as connection:
             connection.execute(f"CREATE DATABASE {name} STRATEGY file_copy")
         return self._url(name)

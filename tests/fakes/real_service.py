@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
+from stored import put_traces
 
 from planner.job.bound.lower_bound import Bound, lower_bound
 from planner.job.loading import bundle_text
@@ -26,7 +27,7 @@ from planner.service.history.store import History
 from planner.service.http.dependencies import Dependencies
 from planner.service.http.interface import interface
 from planner.service.local_ray import free_ports
-from planner.service.plan_provider import PlanAnswer, PlanPending
+from planner.service.plan_provider import PlanAnswer
 from planner.service.scheduling import search_runner
 from planner.service.scheduling.search_runner import SearchRunner
 from planner.settings import Settings
@@ -43,17 +44,14 @@ class PlansHere:
         self.slow: set[str] = set()
         """Names of jobs whose plans are not ready as long as they are here."""
 
-    async def plan(self, job: Job, *, seconds: float | None) -> PlanAnswer:  # noqa: ARG002
-        return await asyncio.to_thread(self._plan, job)
-
     def bound(self, job: Job) -> Bound:
         return lower_bound(job)
 
-    async def check(self, job: Job, *, seconds: float | None) -> PlanAnswer | PlanPending:
-        if job.metadata.name in self.slow:
+    async def plan(self, job: Job, *, seconds: float | None, keep: bool) -> PlanAnswer:
+        if keep and job.metadata.name in self.slow:
             await asyncio.sleep(min(seconds or 0.0, 1.0))
-        if job.metadata.name in self.slow:
-            return PlanPending(plan_id="pl-" + "b" * 26, trace_id="0" * 64)
+        if keep and job.metadata.name in self.slow:
+            return PlanAnswer(plan_id="pl-" + "b" * 26, trace_id="0" * 64)
         return await asyncio.to_thread(self._plan, job)
 
     def _plan(self, job: Job) -> PlanAnswer:
@@ -64,9 +62,9 @@ class PlansHere:
                 found = result.plan
                 self._history.plans.put(found)
                 traces = {each.rank_class.representative: each.trace for each in result.traces}
-                self._history.traces.put(found.trace_id, traces)
+                put_traces(self._history, found.trace_id, traces)
                 self._made[key] = PlanAnswer(
-                    plan_id=found.plan_id, trace_id=found.trace_id, text=json.dumps(to_json(found)), from_store=False
+                    plan_id=found.plan_id, trace_id=found.trace_id, text=json.dumps(to_json(found))
                 )
             return self._made[key]
 
@@ -116,14 +114,6 @@ class SearchesHere:
         return 1
 
 
-class NoCounters:
-    def add(self, *_: Any) -> None:
-        pass
-
-    def observe(self, *_: Any) -> None:
-        pass
-
-
 @dataclass
 class RealService:
     url: str
@@ -145,9 +135,7 @@ def serving(folder: Path) -> Iterator[RealService]:
     with History.open(settings.database) as history:
         plan_provider = PlansHere(history)
         searches = SearchesHere(history, settings)
-        dependencies = Dependencies(
-            settings=settings, history=history, plan_provider=plan_provider, counters=NoCounters(), searches=searches
-        )
+        dependencies = Dependencies(settings=settings, history=history, plan_provider=plan_provider, searches=searches)
         server = uvicorn.Server(
             uvicorn.Config(interface(dependencies, 8), host="127.0.0.1", port=port, log_level="error", lifespan="off")
         )

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from planner_serve import Job, Service, serving, session, until
+from postgresql_server import postgresql as postgresql
 
 from planner.service.http.openapi import EXAMPLE_JOB
 
@@ -70,13 +71,3 @@ def program() -> Callable[[str], str]:
         return found
 
     return find
-
-
-@pytest.fixture(scope="session")
-def postgresql() -> Iterator[Any]:
-    """A running server; skips where the machine has none."""
-    pytest.importorskip("psycopg", reason="psycopg is not installed")
-    from postgresql_server import server
-
-    with server() as found:
-        yield found

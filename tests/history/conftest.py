@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
+from postgresql_server import postgresql as postgresql
 from stopped_clock import Clock
 
 from planner.events import Category, Phase
@@ -27,16 +27,6 @@ from planner.service.history.store import History
 from planner.units import GIB, MIB
 
 MakePlan = Callable[..., Plan]
-
-
-@pytest.fixture(scope="session")
-def postgresql() -> Iterator[Any]:
-    """A running server; skips where the machine has none."""
-    pytest.importorskip("psycopg", reason="psycopg is not installed")
-    from postgresql_server import server
-
-    with server() as found:
-        yield found
 
 
 @pytest.fixture(params=["sqlite file", "postgresql"])

@@ -105,7 +105,7 @@ def test_sums_beyond_a_column_are_exact(history: History, plan: Callable[..., Pl
 
 def test_nothing_runs_in_an_empty_history(history: History) -> None:
     assert history.capacity() == ()
-    assert (history.active_plans().plans, history.active_plans().left_out) == ((), 0)
+    assert (history.jobs.active_plans().plans, history.jobs.active_plans().left_out) == ((), 0)
 
 
 def test_active_plans_are_bounded_and_those_of_jobs_come_first(
@@ -118,7 +118,7 @@ def test_active_plans_are_bounded_and_those_of_jobs_come_first(
     bound = history.jobs.bind("ray", "a", JobChange(plan_id=plan(1).plan_id))
     history.jobs.bind("ray", "b", JobChange(plan_id=plan(0).plan_id, outcome=Outcome.FINISHED))
 
-    found = history.active_plans(limit=3)
+    found = history.jobs.active_plans(limit=3)
 
     assert [each.summary.plan_id for each in found.plans] == [plan(number).plan_id for number in (1, 5, 4)]
     assert found.left_out == 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -203,10 +202,3 @@ def test_an_error_counts_when_its_validation_ends(history: History, clock: Any) 
     }
     assert history.validations.errors() == {("H100" * 40, "2.13.0"): (0.04, 1.5)}
     assert history.validations.counts() == {ValidationState.DONE: 2, ValidationState.FAILED: 1}
-
-
-def test_two_who_do_not_store_leave_no_trace(history: History) -> None:
-    with suppress(HistoryError):
-        history.totals.add("one", 1, {ASKED: 1, ("asked", (("route", "x" * 500),)): 1}, {BUSY: 1})
-
-    assert history.totals.figures() == SharedFigures()

@@ -40,7 +40,7 @@ def test_a_cause_is_kept_with_the_words_that_told_it(history: History, plan_id: 
     found = history.jobs.get("slurm", "1")
     assert found is not None
     assert (found.cause, found.failure) == (Cause.FRAGMENTATION, "CUDA out of memory")
-    assert [each.cause for each in history.list_jobs(10, None)] == ["fragmentation"]
+    assert [each.cause for each in history.jobs.list(10, None)] == ["fragmentation"]
 
 
 def test_each_end_is_counted_once_however_many_ranks_tell_it(history: History, plan_id: str) -> None:

@@ -258,11 +258,11 @@ def test_jobs_are_listed_with_what_the_fullest_rank_was_predicted_and_measured(
     history.jobs.bind("slurm", "a", JobChange(plan_id=made.plan_id, measured=(*ranks, MeasuredRank(rank=3))))
     history.jobs.bind("ray", "b", JobChange(plan_id=made.plan_id))
 
-    found = {each.job_id: each for each in history.list_jobs(10)}
+    found = {each.job_id: each for each in history.jobs.list(10)}
     assert {job: (each.measured_ranks, each.measured_bytes, each.predicted_bytes) for job, each in found.items()} == {
         "a": (3, 40 * GIB + 2, predicted),
         "b": (0, None, None),
     }
     assert (found["a"].name, found["a"].verdict) == (made.job["metadata"]["name"], made.verdict)
-    assert len(history.list_jobs(1)) == 1
-    assert history.list_jobs(10, plan_id="pl-another") == ()
+    assert len(history.jobs.list(1)) == 1
+    assert history.jobs.list(10, plan_id="pl-another") == ()

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from stored import get_traces, put_traces
 
 from planner.report.statement import Plan, to_json
 from planner.service.history.job_changes import JobChange, MeasuredRank, Outcome
@@ -41,7 +42,7 @@ def test_processes_open_a_new_database_and_store_the_same_at_the_same_moment(
         assert [each.plan_id for each in history.plans.newest()] == [plan().plan_id]
         assert history.plans.document(plan().plan_id) == to_json(plan())
         assert len(history.plans.rank_classes(plan().plan_id)) == 2
-        assert list(history.traces.get(plan().trace_id)) == [0, 1]
+        assert list(get_traces(history, plan().trace_id)) == [0, 1]
         assert [each.calibration_id for each in history.calibrations.newest()] == ["same"]
         (job,) = history.jobs.open()
         assert sorted(job.hosts) == [f"node-{number}" for number in range(WRITERS)]
@@ -52,12 +53,12 @@ def test_processes_open_a_new_database_and_store_the_same_at_the_same_moment(
 def test_threads_share_one_history(url: str, plan: Callable[..., Plan]) -> None:
     def work(history: History, number: int) -> int:
         history.plans.put(plan(number % 3))
-        history.traces.put("a" * 64, {0: Trace(events=())})
+        put_traces(history, "a" * 64, {0: Trace(events=())})
         change = JobChange(
             plan_id=plan(number % 3).plan_id, measured=(MeasuredRank(rank=number % 8, device_bytes=number),)
         )
         history.jobs.bind("ray", "shared", change)
-        history.active_plans()
+        history.jobs.active_plans()
         return len(history.capacity())
 
     with History.open(url) as history, ThreadPoolExecutor(8) as threads:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from stored import get_traces, put_traces
+
 from planner.events import Alloc, Category, EmptyCache, Free, FreeCompleted, Mark, Origin, Phase, Role, Synchronize, Use
 from planner.service.history.store import History
 from planner.tracing.rank_trace import Trace
@@ -27,26 +29,26 @@ TRACE = Trace(
 def test_the_traces_of_a_job_come_back_by_representative(history: History) -> None:
     other = Trace(events=(Mark(Phase.LOAD, 0),))
 
-    history.traces.put("a" * 64, {8: other, 0: TRACE})
+    put_traces(history, "a" * 64, {8: other, 0: TRACE})
 
-    assert list(history.traces.get("a" * 64).items()) == [(0, TRACE), (8, other)]
-    assert history.traces.get("b" * 64) == {}
+    assert list(get_traces(history, "a" * 64).items()) == [(0, TRACE), (8, other)]
+    assert get_traces(history, "b" * 64) == {}
 
 
 def test_tracing_again_replaces(history: History) -> None:
-    history.traces.put("a" * 64, {0: TRACE})
-    history.traces.put("a" * 64, {0: Trace(events=())})
+    put_traces(history, "a" * 64, {0: TRACE})
+    put_traces(history, "a" * 64, {0: Trace(events=())})
 
-    assert history.traces.get("a" * 64) == {0: Trace(events=())}
+    assert get_traces(history, "a" * 64) == {0: Trace(events=())}
 
 
 def test_a_long_trace_is_stored_small(history: History) -> None:
     origin = Origin("aten.mm", "model.layers.0.mlp.gate_proj", (8192, 14336), "bfloat16")
     events = [event for block in range(20_000) for event in (Alloc(block, 512 * block, 0, origin), Free(block))]
 
-    history.traces.put("a" * 64, {0: Trace(events=tuple(events))})
+    put_traces(history, "a" * 64, {0: Trace(events=tuple(events))})
 
     with history._database.reading() as connection:
         (size,) = connection.exec_driver_sql("SELECT length(document) FROM traces").one()
     assert size < 10 * len(events)
-    assert len(history.traces.get("a" * 64)[0].events) == 40_000
+    assert len(get_traces(history, "a" * 64)[0].events) == 40_000

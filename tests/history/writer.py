@@ -9,6 +9,8 @@ import json
 import sys
 import time
 
+from stored import put_traces
+
 from planner.report.statement import from_json
 from planner.service.history.job_changes import JobChange, MeasuredRank
 from planner.service.history.store import History
@@ -21,7 +23,7 @@ def main(url: str, name: str, start: float) -> None:
     with History.open(url) as history:
         for turn in range(10):
             history.plans.put(plan)
-            history.traces.put(plan.trace_id, {0: Trace(events=()), 1: Trace(events=())})
+            put_traces(history, plan.trace_id, {0: Trace(events=()), 1: Trace(events=())})
             measured = (MeasuredRank(rank=int(name), device_bytes=turn + 1),)
             history.jobs.bind(
                 "ray", "shared", JobChange(plan_id=plan.plan_id, hosts=(f"node-{name}",), measured=measured)

@@ -18,6 +18,7 @@ ROOMS = [
     "planner.admission",
     "planner.job.importers.job_import",
     "planner.cli",
+    "planner.service.history.store",
 ]
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families
@@ -21,7 +20,7 @@ from planner.service.history.capacity import Capacity
 from planner.service.history.job_changes import JobChange, MeasuredRank
 from planner.service.history.overview import OTHER, Bounds, overview
 from planner.service.history.store import History
-from planner.service.metrics import METRICS, STORE_UP, Kind, PlannerCollector, exposition, table
+from planner.service.metrics import METRICS, STORE_UP, Kind, exposition, table
 from planner.units import GIB
 
 REPOSITORY = Path(__file__).parents[2]
@@ -115,22 +114,6 @@ def test_the_format_is_the_one_that_was_asked_for(history: History, fill: Fill) 
     same = [{each.name for each in text_string_to_metric_families(plain[0].decode())}]
     same.append({each.name for each in openmetrics_families(open_[0].decode())})
     assert same[0] == same[1]
-
-
-@pytest.mark.parametrize(
-    "accept", ["", "text/plain;version=0.0.4", "text/plain;version=1.0.0;escaping=allow-utf-8", OPENMETRICS]
-)
-def test_the_text_is_that_of_the_client_library(
-    history: History, fill: Fill, plan: Callable[..., Plan], accept: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two readings differ in the time that they took: held still here."""
-    fill(history)
-    history.plans.put(plan(3, name='\\ "x" \\n {}, =ü', team="a\\"))
-    monkeypatch.setattr("planner.service.history.overview.time.perf_counter", lambda: 0.0)
-
-    encode, media_type = choose_encoder(accept)
-
-    assert exposition(history, accept) == (encode(PlannerCollector(history)), media_type)
 
 
 def test_without_its_store_a_replica_says_so(history: History, fill: Fill) -> None:

@@ -70,17 +70,6 @@ def test_no_label_of_ours_collides_with_its_own(prometheus: Any) -> None:
     assert {each["metric"]["job"] for each in prometheus.ask('{__name__=~"planner_.+"}')} == {"planner"}
 
 
-def test_values_arrive_as_they_are_stored(prometheus: Any) -> None:
-    assert prometheus.figures("planner_predicted_device_bytes", "plan", "rank_class") == {
-        (PLAN, "0"): 40 * GIB + 1, (PLAN, "2"): 39 * GIB + 1, (OTHER, "0"): 40 * GIB + 2, (OTHER, "2"): 39 * GIB + 2,
-    }  # fmt: skip
-    assert prometheus.figures("planner_capacity_headroom_bytes", "team") == {("nlp",): 162 * GIB - 4}
-    assert prometheus.figures("planner_validation_last_error_ratio", "gpu", "torch") == {
-        ("H100-SXM-80GB", "2.13.0"): 0.015
-    }
-    assert prometheus.figures("planner_trace_workers", "state") == {("busy",): 3, ("idle",): 1}
-
-
 @pytest.mark.parametrize("question", QUESTIONS, ids=lambda text: " ".join(text.split())[:60])
 def test_every_question_of_the_docs_has_an_answer(prometheus: Any, question: str) -> None:
     assert prometheus.ask(question)
@@ -114,21 +103,3 @@ def test_a_gpu_of_a_host_leads_to_its_job(prometheus: Any) -> None:
         ("node-1", "0", "slurm", "4711", "0"): 39 * 1024, ("node-1", "1", "slurm", "4711", "0"): 39 * 1024,
         ("node-2", "2", "slurm", "4711", "2"): 38 * 1024, ("node-2", "3", "slurm", "4711", "2"): 37 * 1024,
     }  # fmt: skip
-
-
-def test_what_a_job_takes_in_all(prometheus: Any) -> None:
-    found = prometheus.figures(question("planner_rank_class_ranks"), "plan")
-
-    assert found[(PLAN,)] == 2 * (40 * GIB + 1) + 2 * (39 * GIB + 1)
-
-
-def test_a_quantile_of_answers_lies_in_their_bucket(prometheus: Any) -> None:
-    found = prometheus.figures(question("planner_request_duration_seconds_bucket"), "route")
-
-    assert 0.0025 < found[("/v1/plans",)] <= 0.005
-
-
-def test_nine_of_ten_errors(prometheus: Any) -> None:
-    found: Callable[..., dict[tuple[str, ...], float]] = prometheus.figures
-
-    assert 0.02 < found(question("planner_validation_error_ratio_bucket"), "gpu")[("H100-SXM-80GB",)] <= 0.05

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from accessibility import violations
-from browser import PHONE, Browser, chromium
-from real_service import TOKEN, RealService, serving
+from browser import PHONE, Browser
+from real_service import TOKEN, RealService
 
 from planner.report.style import size
 
@@ -19,18 +17,6 @@ parallel: {dp_replicate: 2}
 cluster: {nodes: 1, gpus_per_node: 2, gpu: H100-SXM-80GB}
 """
 AXES = "pp=1 tp=1 cp=1 recompute=none,full micro_batch_size=1,2 allocator=default"
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealService]:
-    with serving(tmp_path_factory.mktemp("service")) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def tab(service: RealService) -> Iterator[Browser]:
-    with chromium(service.url) as found:
-        yield found
 
 
 @pytest.fixture

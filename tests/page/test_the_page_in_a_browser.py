@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import pytest
 from accessibility import violations
-from browser import PHONE, Browser, Keys, chromium
-from real_service import TOKEN, RealService, serving
+from browser import PHONE, Browser, Keys
+from real_service import TOKEN, RealService
 from screenshots import photograph_if_asked
 from torch.distributed.pipelining.schedules import Schedule1F1B, ScheduleGPipe
 
@@ -31,18 +31,6 @@ cluster: {{nodes: 1, gpus_per_node: 1, gpu: H100-SXM-80GB}}
 
 
 OPACITY = "return getComputedStyle(document.getElementById('plan-result')).opacity"
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealService]:
-    with serving(tmp_path_factory.mktemp("service")) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def tab(service: RealService) -> Iterator[Browser]:
-    with chromium(service.url) as found:
-        yield found
 
 
 @pytest.fixture

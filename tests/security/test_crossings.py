@@ -22,4 +22,4 @@ def test_each_reader_and_each_test_is_there() -> None:
     for each in CROSSINGS:
         file, _, name = each.test.partition("::")
         assert (ROOT / each.reader).is_file(), each.what
-        assert re.search(rf"^def {name}\(", (ROOT / file).read_text(encoding="utf-8"), re.MULTILINE), each.what
+        assert re.search(rf"^(async )?def {name}\(", (ROOT / file).read_text(encoding="utf-8"), re.MULTILINE), each.what

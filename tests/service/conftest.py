@@ -28,7 +28,7 @@ from planner.service.http.interface import interface
 from planner.service.http.openapi import EXAMPLE_JOB
 from planner.service.local_ray import environment, free_port_range, free_ports, instance_folder, local_ray
 from planner.service.orders import RunRequest
-from planner.service.plan_provider import PlanAnswer, PlanPending
+from planner.service.plan_provider import PlanAnswer
 from planner.settings import Settings
 
 PRETENDED_GPUS: dict[str, Any] = {"num_gpus": 2, "labels": {"ray.io/accelerator-type": "H100"}}
@@ -84,27 +84,23 @@ class FakePlanProvider:
     asked: list[tuple[Job, float | None]] = field(default_factory=list)
     ran: list[tuple[RunRequest, float | None]] = field(default_factory=list)
 
-    async def plan(self, job: Job, *, seconds: float | None) -> PlanAnswer:
+    async def plan(self, job: Job, *, seconds: float | None, keep: bool) -> PlanAnswer:
         self.asked.append((job, seconds))
         if self.fault is not None:
             raise self.fault
         found = json.loads(self.text)
-        return PlanAnswer(plan_id=found["plan_id"], trace_id=found["trace_id"], text=self.text, from_store=True)
+        text = "" if keep and self.pending else self.text
+        return PlanAnswer(plan_id=found["plan_id"], trace_id=found["trace_id"], text=text, from_store=True)
 
     def bound(self, job: Job) -> Bound:
         return lower_bound(job)
 
-    async def run(self, asked: RunRequest, *, seconds: float | None, keep: bool) -> PlanAnswer | PlanPending:
+    async def run(self, asked: RunRequest, *, seconds: float | None, keep: bool) -> PlanAnswer:
         self.ran.append((asked, seconds))
         if self.fault is not None:
             raise self.fault
-        if self.pending and keep:
-            return PlanPending(plan_id="pl-" + "a" * 26, trace_id="run-1")
-        return PlanAnswer(plan_id="pl-" + "a" * 26, trace_id="run-1", text=self.text, from_store=False)
-
-    async def check(self, job: Job, *, seconds: float | None) -> PlanAnswer | PlanPending:
-        found = await self.plan(job, seconds=seconds)
-        return PlanPending(plan_id=found.plan_id, trace_id=found.trace_id) if self.pending else found
+        text = "" if keep and self.pending else self.text
+        return PlanAnswer(plan_id="pl-" + "a" * 26, trace_id="run-1", text=text)
 
 
 @pytest.fixture(scope="session")

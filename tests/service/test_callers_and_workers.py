@@ -8,7 +8,8 @@ import json
 from typing import Any
 
 import pytest
-from plan_makers import JOB, OTHER, ServiceStack, StackRunner, metadata, named, never, trace_of, when
+from plan_makers import JOB, OTHER, ServiceStack, metadata, named, never, on_stack, trace_of, when
+from stored import get_traces
 
 from planner.errors import TraceError
 from planner.job.schema import Train
@@ -19,313 +20,262 @@ from planner.service.errors import (
     TraceLimitError,
     WorkerLostError,
 )
+from planner.service.metrics import JOBS_REFUSED, TRACE_RETRIES
 from planner.service.orders import PlanRefused, WorkerResult, order_of
-from planner.service.plan_provider import PlanAnswer, PlanPending
 from planner.service.scheduling.worker_pool import WorkerDiedError
 from planner.truth.calibration.interval import Calibration
 from planner.units import GIB
 
 
-def test_no_more_wait_than_may_wait(run_stack: StackRunner) -> None:
-    async def story(stack: ServiceStack) -> None:
-        stack.pool.does = never
-        sizes = [Train(sequence_length=64 * n) for n in range(1, 5)]
-        waiting = [
-            asyncio.create_task(stack.plan_provider.plan(dataclasses.replace(JOB, train=each))) for each in sizes[:3]
-        ]
-        while stack.tracers.entry_count < len(waiting):
-            await asyncio.sleep(0.005)
+@on_stack(trace_queue=2)
+async def test_no_more_wait_than_may_wait(stack: ServiceStack) -> None:
+    stack.pool.does = never
+    sizes = [Train(sequence_length=64 * n) for n in range(1, 5)]
+    waiting = [
+        asyncio.create_task(stack.plan_provider.plan(dataclasses.replace(JOB, train=each))) for each in sizes[:3]
+    ]
+    while stack.tracers.entry_count < len(waiting):
+        await asyncio.sleep(0.005)
 
-        with pytest.raises(BusyError) as caught:
-            await stack.plan_provider.plan(dataclasses.replace(JOB, train=sizes[3]))
-        joined = asyncio.create_task(
-            stack.plan_provider.plan(dataclasses.replace(JOB, train=sizes[0]))
-        )  # it adds no work
-        await asyncio.sleep(0.05)
+    with pytest.raises(BusyError) as caught:
+        await stack.plan_provider.plan(dataclasses.replace(JOB, train=sizes[3]))
+    joined = asyncio.create_task(stack.plan_provider.plan(dataclasses.replace(JOB, train=sizes[0])))  # it adds no work
+    await asyncio.sleep(0.05)
 
-        assert not joined.done()
-        assert caught.value.problem == "3 jobs are being planned or wait for it"
-        assert 1 <= caught.value.retry_after_seconds <= 60
-        assert stack.tracers.state()["refused_busy_total"] == 1
-        for each in [*waiting, joined]:
-            each.cancel()
-
-    run_stack(story, trace_queue=2)
+    assert not joined.done()
+    assert caught.value.problem == "the planning queue is full (3 jobs)"
+    assert 1 <= caught.value.retry_after_seconds <= 60
+    assert stack.counted[JOBS_REFUSED] == 1
+    for each in [*waiting, joined]:
+        each.cancel()
 
 
-def test_a_caller_that_goes_frees_the_worker(run_stack: StackRunner) -> None:
-    async def story(stack: ServiceStack) -> None:
-        stack.pool.does = never
-        caller = asyncio.create_task(stack.plan_provider.plan(JOB))
-        await stack.asked()
-        caller.cancel()
-        await stack.settled()
-        stack.pool.does = None
+@on_stack()
+async def test_a_caller_that_goes_frees_the_worker(stack: ServiceStack) -> None:
+    stack.pool.does = never
+    caller = asyncio.create_task(stack.plan_provider.plan(JOB))
+    await stack.asked()
+    caller.cancel()
+    await stack.settled()
+    stack.pool.does = None
 
-        assert (stack.pool.stopped, stack.pool.killed, stack.tracers.state()["killed_abandoned_total"]) == (1, 0, 1)
-        assert not (await stack.plan_provider.plan(JOB)).from_store
-
-    run_stack(story)
+    assert (stack.pool.stopped, stack.pool.killed, stack.counted["abandoned"]) == (1, 0, 1)
+    assert not (await stack.plan_provider.plan(JOB)).from_store
 
 
-def test_a_worker_that_cannot_be_stopped_is_replaced(run_stack: StackRunner) -> None:
-    async def story(stack: ServiceStack) -> None:
-        async def fails() -> None:
-            raise RuntimeError("canceled before it executes")
+@on_stack()
+async def test_a_worker_that_cannot_be_stopped_is_replaced(stack: ServiceStack) -> None:
+    async def fails() -> None:
+        raise RuntimeError("canceled before it executes")
 
-        stack.pool.does, stack.pool.stops = never, fails
-        caller = asyncio.create_task(stack.plan_provider.plan(JOB))
-        await stack.asked()
-        caller.cancel()
-        await stack.settled()
-        stack.pool.does = None
+    stack.pool.does, stack.pool.stops = never, fails
+    caller = asyncio.create_task(stack.plan_provider.plan(JOB))
+    await stack.asked()
+    caller.cancel()
+    await stack.settled()
+    stack.pool.does = None
 
-        assert (await stack.plan_provider.plan(JOB)).stored
-        assert (stack.pool.killed, stack.pool.hired) == (1, 2)
-
-    run_stack(story)
+    assert (await stack.plan_provider.plan(JOB)).stored
+    assert (stack.pool.killed, stack.pool.hired) == (1, 2)
 
 
 @pytest.mark.parametrize("stops", ["at once", "late", "fails"])
-def test_callers_that_leave_at_every_stage_leave_every_worker(run_stack: StackRunner, stops: str) -> None:
+@on_stack(trace_workers=2, trace_queue=20)
+async def test_callers_that_leave_at_every_stage_leave_every_worker(stack: ServiceStack, stops: str) -> None:
     """Some while their work waits, some in the middle of it, some while a worker ends what another one has left."""
 
-    async def story(stack: ServiceStack) -> None:
-        async def work(_: str) -> None:
-            await asyncio.sleep(0.02)
+    async def work(_: str) -> None:
+        await asyncio.sleep(0.02)
 
-        async def stop() -> None:
-            await asyncio.sleep(0.0 if stops == "at once" else 0.03)
-            if stops == "fails":
-                raise RuntimeError("canceled before it executes")
+    async def stop() -> None:
+        await asyncio.sleep(0.0 if stops == "at once" else 0.03)
+        if stops == "fails":
+            raise RuntimeError("canceled before it executes")
 
-        stack.pool.does, stack.pool.stops = work, stop
-        lengths = iter(range(64, 64 * 100, 64))
-        for _ in range(3):
-            callers = [
-                asyncio.create_task(stack.plan_provider.plan(dataclasses.replace(JOB, train=Train(sequence_length=n))))
-                for n, _ in zip(lengths, range(6), strict=False)
-            ]
-            for caller in callers:
-                await asyncio.sleep(0.007)
-                caller.cancel()
-            await asyncio.wait(callers)
-        await stack.settled()
-        stack.pool.does = None
+    stack.pool.does, stack.pool.stops = work, stop
+    lengths = iter(range(64, 64 * 100, 64))
+    for _ in range(3):
+        callers = [
+            asyncio.create_task(stack.plan_provider.plan(dataclasses.replace(JOB, train=Train(sequence_length=n))))
+            for n, _ in zip(lengths, range(6), strict=False)
+        ]
+        for caller in callers:
+            await asyncio.sleep(0.007)
+            caller.cancel()
+        await asyncio.wait(callers)
+    await stack.settled()
+    stack.pool.does = None
 
-        assert (stack.tracers.state()["workers"], stack.tracers.state()["busy"]) == (2, 0)
-        assert (await stack.plan_provider.plan(JOB)).stored
-
-    run_stack(story, trace_workers=2, trace_queue=20)
+    assert (stack.tracers.levels()["workers"], stack.tracers.levels()["busy"]) == (2, 0)
+    assert (await stack.plan_provider.plan(JOB)).stored
 
 
-def test_a_worker_whose_work_should_have_ended_does_not_count(run_stack: StackRunner) -> None:
-    async def story(stack: ServiceStack) -> None:
-        stack.pool.does = never
-        caller = asyncio.create_task(stack.plan_provider.plan(JOB))
-        await stack.asked()
-        before = stack.tracers.state()["workers"]
-        (member,) = stack.tracers._workers._busy
-        member.due = asyncio.get_running_loop().time()
+@on_stack()
+async def test_a_caller_that_goes_takes_nothing_from_another(stack: ServiceStack) -> None:
+    go = asyncio.Event()
+    stack.pool.does = lambda _: when(go)
+    gone, stays = (asyncio.create_task(stack.plan_provider.plan(named(name))) for name in ("gone", "stays"))
+    await stack.waited_for_by(2)
+    gone.cancel()
+    await asyncio.sleep(0.05)
+    go.set()
 
-        assert (before, stack.tracers.state()["workers"]) == (1, 0)
-        caller.cancel()
-
-    run_stack(story)
-
-
-def test_a_caller_that_goes_takes_nothing_from_another(run_stack: StackRunner) -> None:
-    async def story(stack: ServiceStack) -> None:
-        go = asyncio.Event()
-        stack.pool.does = lambda _: when(go)
-        gone, stays = (asyncio.create_task(stack.plan_provider.plan(named(name))) for name in ("gone", "stays"))
-        await stack.waited_for_by(2)
-        gone.cancel()
-        await asyncio.sleep(0.05)
-        go.set()
-
-        assert metadata(await stays) == "stays"
-        assert (stack.pool.killed, stack.pool.stopped, stack.pool.asked.count("plan")) == (0, 0, 1)
-
-    run_stack(story)
+    assert metadata(await stays) == "stays"
+    assert (stack.pool.killed, stack.pool.stopped, stack.pool.asked.count("plan")) == (0, 0, 1)
 
 
-def test_a_caller_is_told_when_its_time_is_over_and_the_worker_is_freed(run_stack: StackRunner) -> None:
-    async def story(stack: ServiceStack) -> None:
-        stack.pool.does = never
-        with pytest.raises(DeadlineError, match=r"not ready within 0\.2 s"):
-            await stack.plan_provider.plan(JOB, seconds=0.2)
-        await stack.settled()
+@on_stack()
+async def test_a_caller_is_told_when_its_time_is_over_and_the_worker_is_freed(stack: ServiceStack) -> None:
+    stack.pool.does = never
+    with pytest.raises(DeadlineError, match=r"not ready within 0\.2 s"):
+        await stack.plan_provider.plan(JOB, seconds=0.2)
+    await stack.settled()
 
-        assert (stack.pool.stopped, stack.pool.killed) == (1, 0)
-
-    run_stack(story)
+    assert (stack.pool.stopped, stack.pool.killed) == (1, 0)
 
 
-def test_a_check_that_is_pending_goes_on_and_is_stored(run_stack: StackRunner) -> None:
-    async def story(stack: ServiceStack) -> None:
-        go = asyncio.Event()
-        stack.pool.does = lambda _: when(go)
-        pending = await stack.plan_provider.check(JOB, seconds=0.05)
-        still = await stack.plan_provider.check(JOB, seconds=0.05)
-        go.set()
-        await stack.settled()
-        found = await stack.plan_provider.check(JOB, seconds=5)
+@on_stack()
+async def test_a_check_that_is_pending_goes_on_and_is_stored(stack: ServiceStack) -> None:
+    go = asyncio.Event()
+    stack.pool.does = lambda _: when(go)
+    pending = await stack.plan_provider.plan(JOB, keep=True, seconds=0.05)
+    still = await stack.plan_provider.plan(JOB, keep=True, seconds=0.05)
+    go.set()
+    await stack.settled()
+    found = await stack.plan_provider.plan(JOB, keep=True, seconds=5)
 
-        assert isinstance(pending, PlanPending)
-        assert still == pending
-        assert isinstance(found, PlanAnswer)
-        assert (found.plan_id, found.from_store) == (pending.plan_id, True)
-        assert (stack.pool.asked, stack.pool.killed) == (["plan"], 0)
-
-    run_stack(story)
+    assert pending.is_pending
+    assert still == pending
+    assert not found.is_pending
+    assert (found.plan_id, found.from_store) == (pending.plan_id, True)
+    assert (stack.pool.asked, stack.pool.killed) == (["plan"], 0)
 
 
-def test_a_refusal_that_nobody_waited_for_is_told_to_who_asks_again(run_stack: StackRunner) -> None:
-    async def story(stack: ServiceStack) -> None:
-        async def refuses(method: str) -> Any:
-            await asyncio.sleep(0.1 if method == "plan" else 0)
-            return PlanRefused(TraceError("no kernel", place="layer")) if method == "plan" else None
+@on_stack()
+async def test_a_refusal_that_nobody_waited_for_is_told_to_who_asks_again(stack: ServiceStack) -> None:
+    async def refuses(method: str) -> Any:
+        await asyncio.sleep(0.1 if method == "plan" else 0)
+        return PlanRefused(TraceError("no kernel", place="layer")) if method == "plan" else None
 
-        stack.pool.does = refuses
-        assert isinstance(await stack.plan_provider.check(JOB, seconds=0.02), PlanPending)
-        await stack.settled()
-        with pytest.raises(TraceError, match="layer: no kernel"):
-            await stack.plan_provider.check(JOB, seconds=0.02)
+    stack.pool.does = refuses
+    assert (await stack.plan_provider.plan(JOB, keep=True, seconds=0.02)).is_pending
+    await stack.settled()
+    with pytest.raises(TraceError, match="layer: no kernel"):
+        await stack.plan_provider.plan(JOB, keep=True, seconds=0.02)
 
-        assert (stack.pool.asked, stack.pool.killed) == (["plan"], 0)
-        with pytest.raises(TraceError, match="layer: no kernel"):  # and to everybody else
-            await stack.plan_provider.plan(JOB)
-        assert stack.pool.asked == ["plan"]
-
-    run_stack(story)
-
-
-def test_a_worker_that_dies_is_replaced_and_its_work_done_again(run_stack: StackRunner) -> None:
-    async def story(stack: ServiceStack) -> None:
-        async def dies_once(method: str) -> None:
-            if method == "plan" and stack.pool.asked.count("plan") == 1:
-                raise WorkerDiedError("killed")
-
-        stack.pool.does = dies_once
-        found = await stack.plan_provider.plan(JOB)
-
-        assert (found.stored, stack.pool.asked.count("plan"), stack.tracers.state()["retried_total"]) == (True, 2, 1)
-
-    run_stack(story)
-
-
-def test_work_that_kills_two_workers_is_given_up_and_the_next_is_done(run_stack: StackRunner) -> None:
-    async def story(stack: ServiceStack) -> None:
-        async def dies(method: str) -> None:
-            if method == "plan" and stack.pool.asked.count("plan") <= 2:
-                raise WorkerDiedError("killed")
-
-        stack.pool.does = dies
-        with pytest.raises(WorkerLostError):
-            await stack.plan_provider.plan(JOB)
-
-        assert (await stack.plan_provider.plan(OTHER)).stored
-        assert stack.pool.hired == 3
-
-    run_stack(story)
-
-
-def test_a_worker_that_dies_idle_is_replaced(run_stack: StackRunner) -> None:
-    async def story(stack: ServiceStack) -> None:
+    assert (stack.pool.asked, stack.pool.killed) == (["plan"], 0)
+    with pytest.raises(TraceError, match="layer: no kernel"):  # and to everybody else
         await stack.plan_provider.plan(JOB)
-        await stack.settled()
-        stack.pool.workers[0].gone.set()
-        while stack.pool.hired < 2:
-            await asyncio.sleep(0.005)
-
-        assert (stack.pool.hired, stack.tracers.state()["workers"]) == (2, 1)
-
-    run_stack(story)
+    assert stack.pool.asked == ["plan"]
 
 
-def test_a_trace_that_takes_too_long_is_ended(run_stack: StackRunner) -> None:
-    async def story(stack: ServiceStack) -> None:
-        stack.pool.does = never
-        with pytest.raises(TraceLimitError, match=r"not traced within 0\.1 s"):
-            await stack.plan_provider.plan(JOB)
-        stack.pool.does = None
+@on_stack()
+async def test_a_worker_that_dies_is_replaced_and_its_work_done_again(stack: ServiceStack) -> None:
+    async def dies_once(method: str) -> None:
+        if method == "plan" and stack.pool.asked.count("plan") == 1:
+            raise WorkerDiedError("killed")
 
-        assert (await stack.plan_provider.plan(OTHER)).stored
-        assert stack.tracers.state()["killed_time_total"] == 1
+    stack.pool.does = dies_once
+    found = await stack.plan_provider.plan(JOB)
 
-    run_stack(story, trace_seconds=0.1)
-
-
-def test_a_trace_that_takes_too_much_memory_is_ended(run_stack: StackRunner) -> None:
-    async def story(stack: ServiceStack) -> None:
-        async def grows(_: str) -> WorkerResult:
-            return WorkerResult(exceeded=LimitExceededError(Limit.MEMORY, Limits(memory_bytes=8 * GIB), 9 * GIB))
-
-        stack.pool.does = grows
-        with pytest.raises(TraceLimitError, match=r"takes 9\.00 GiB of this machine's memory"):
-            await stack.plan_provider.plan(JOB)
-
-        assert stack.tracers.state()["killed_memory_total"] == 1
-
-    run_stack(story)
+    assert (found.stored, stack.pool.asked.count("plan"), stack.counted[TRACE_RETRIES]) == (True, 2, 1)
 
 
-def test_a_plan_whose_advice_takes_too_long_goes_without(run_stack: StackRunner) -> None:
-    async def story(stack: ServiceStack) -> None:
-        async def ends_before_advice(_: str) -> WorkerResult:
-            (worker,) = stack.pool.workers
-            order = order_of(JOB, Calibration.none())
-            exceeded = LimitExceededError(Limit.SECONDS, Limits(seconds=0.2), 0.2)
-            return WorkerResult(plan=worker.plan(order).plan, exceeded=exceeded)
+@on_stack()
+async def test_work_that_kills_two_workers_is_given_up_and_the_next_is_done(stack: ServiceStack) -> None:
+    async def dies(method: str) -> None:
+        if method == "plan" and stack.pool.asked.count("plan") <= 2:
+            raise WorkerDiedError("killed")
 
-        stack.pool.does, stack.pool.size, stack.pool.advises = ends_before_advice, 200 * GIB, False
-        found = json.loads((await stack.plan_provider.plan(JOB)).text)
-        await stack.settled()
+    stack.pool.does = dies
+    with pytest.raises(WorkerLostError):
+        await stack.plan_provider.plan(JOB)
 
-        assert (found["verdict"], found["advice"], stack.pool.killed) == ("exceeds", [], 0)
-        assert stack.tracers.state()["killed_time_total"] == 1
-
-    run_stack(story)
+    assert (await stack.plan_provider.plan(OTHER)).stored
+    assert stack.pool.hired == 3
 
 
-def test_the_end_waits_for_what_is_being_made(run_stack: StackRunner) -> None:
-    async def story(stack: ServiceStack) -> None:
-        async def slow(method: str) -> None:
-            await asyncio.sleep(0.1 if method == "plan" else 0)
+@on_stack()
+async def test_a_worker_that_dies_idle_is_replaced(stack: ServiceStack) -> None:
+    await stack.plan_provider.plan(JOB)
+    await stack.settled()
+    stack.pool.workers[0].gone.set()
+    while stack.pool.hired < 2:
+        await asyncio.sleep(0.005)
 
-        stack.pool.does = slow
-        pending = await stack.plan_provider.check(JOB, seconds=0.01)
-        await stack.tracers.finish()
-
-        assert stack.history.plans.text(pending.plan_id) is not None
-        assert stack.history.traces.get(pending.trace_id) == {0: trace_of(0)}
-
-    run_stack(story)
+    assert (stack.pool.hired, stack.tracers.levels()["workers"]) == (2, 1)
 
 
-def test_the_end_tells_those_whose_plan_takes_too_long_to_come_again(run_stack: StackRunner) -> None:
-    async def story(stack: ServiceStack) -> None:
-        stack.pool.does = never
-        waiting = asyncio.create_task(stack.plan_provider.plan(JOB))
-        while not stack.pool.asked:
-            await asyncio.sleep(0.005)
-        await stack.tracers.finish(0.05)
+@on_stack(trace_seconds=0.1)
+async def test_a_trace_that_takes_too_long_is_ended(stack: ServiceStack) -> None:
+    stack.pool.does = never
+    with pytest.raises(TraceLimitError, match=r"not traced within 0\.1 s"):
+        await stack.plan_provider.plan(JOB)
+    stack.pool.does = None
 
-        with pytest.raises(WorkerLostError, match="the service ends"):
-            await waiting
-        with pytest.raises(WorkerLostError, match="the service ends"):
-            await stack.plan_provider.plan(OTHER)
-        assert stack.tracers.entry_count == 0
-        assert stack.pool.killed == stack.pool.hired
-
-    run_stack(story)
+    assert (await stack.plan_provider.plan(OTHER)).stored
+    assert stack.counted["time"] == 1
 
 
-def test_where_no_worker_starts_the_caller_hears_why(run_stack: StackRunner) -> None:
-    async def story(stack: ServiceStack) -> None:
-        stack.pool.broken = TraceError("there is no C++ compiler")
-        with pytest.raises(WorkerLostError, match=r"no tracing process can be started: there is no C\+\+ compiler"):
-            await stack.plan_provider.plan(JOB)
+@on_stack()
+async def test_a_trace_that_takes_too_much_memory_is_ended(stack: ServiceStack) -> None:
+    async def grows(_: str) -> WorkerResult:
+        return WorkerResult(exceeded=LimitExceededError(Limit.MEMORY, Limits(memory_bytes=8 * GIB), 9 * GIB))
 
-    run_stack(story)
+    stack.pool.does = grows
+    with pytest.raises(TraceLimitError, match=r"takes 9\.00 GiB of this machine's memory"):
+        await stack.plan_provider.plan(JOB)
+
+    assert stack.counted["memory"] == 1
+
+
+@on_stack()
+async def test_a_plan_whose_advice_takes_too_long_goes_without(stack: ServiceStack) -> None:
+    async def ends_before_advice(_: str) -> WorkerResult:
+        (worker,) = stack.pool.workers
+        order = order_of(JOB, Calibration.none())
+        exceeded = LimitExceededError(Limit.SECONDS, Limits(seconds=0.2), 0.2)
+        return WorkerResult(plan=worker.plan(order).plan, exceeded=exceeded)
+
+    stack.pool.does, stack.pool.size, stack.pool.advises = ends_before_advice, 200 * GIB, False
+    found = json.loads((await stack.plan_provider.plan(JOB)).text)
+    await stack.settled()
+
+    assert (found["verdict"], found["advice"], stack.pool.killed) == ("exceeds", [], 0)
+    assert stack.counted["time"] == 1
+
+
+@on_stack()
+async def test_the_end_waits_for_what_is_being_made(stack: ServiceStack) -> None:
+    async def slow(method: str) -> None:
+        await asyncio.sleep(0.1 if method == "plan" else 0)
+
+    stack.pool.does = slow
+    pending = await stack.plan_provider.plan(JOB, keep=True, seconds=0.01)
+    await stack.tracers.finish()
+
+    assert stack.history.plans.text(pending.plan_id) is not None
+    assert get_traces(stack.history, pending.trace_id) == {0: trace_of(0)}
+
+
+@on_stack()
+async def test_the_end_tells_those_whose_plan_takes_too_long_to_come_again(stack: ServiceStack) -> None:
+    stack.pool.does = never
+    waiting = asyncio.create_task(stack.plan_provider.plan(JOB))
+    while not stack.pool.asked:
+        await asyncio.sleep(0.005)
+    await stack.tracers.finish(0.05)
+
+    with pytest.raises(WorkerLostError, match="the service ends"):
+        await waiting
+    with pytest.raises(WorkerLostError, match="the service ends"):
+        await stack.plan_provider.plan(OTHER)
+    assert stack.tracers.entry_count == 0
+    assert stack.pool.killed == stack.pool.hired
+
+
+@on_stack()
+async def test_where_no_worker_starts_the_caller_hears_why(stack: ServiceStack) -> None:
+    stack.pool.broken = TraceError("there is no C++ compiler")
+    with pytest.raises(WorkerLostError, match=r"no tracing process can be started: there is no C\+\+ compiler"):
+        await stack.plan_provider.plan(JOB)

@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from plan_makers import CODE, ServiceStack, StackRunner
+from plan_makers import CODE, ServiceStack, StackRunner, on_stack
 from starlette.testclient import TestClient
+from stored import get_traces
 
 from planner.errors import FactoryNotAllowedError, SettingError
 from planner.planning.trace_source import TraceSource
 from planner.searching.exact_plans import Group, Refused, plan_here
 from planner.service.http.openapi import EXAMPLE_JOB
 from planner.service.orders import code_isolation, refuse_code
-from planner.service.plan_provider import PlanAnswer, PlanPending
 from planner.settings import Settings
 from planner.training.models import build as factory_models
 from planner.truth.calibration.interval import Calibration
@@ -26,14 +26,12 @@ from planner.truth.calibration.interval import Calibration
 Asgi = Callable[..., TestClient]
 
 
-def test_code_is_refused_unless_the_operator_allows_it(run_stack: StackRunner) -> None:
-    async def story(stack: ServiceStack) -> None:
-        with pytest.raises(FactoryNotAllowedError, match="this service runs no code of its users"):
-            await stack.plan_provider.plan(CODE)
+@on_stack()
+async def test_code_is_refused_unless_the_operator_allows_it(stack: ServiceStack) -> None:
+    with pytest.raises(FactoryNotAllowedError, match="this service runs no code of its users"):
+        await stack.plan_provider.plan(CODE)
 
-        assert stack.pool.asked == []
-
-    run_stack(story)
+    assert stack.pool.asked == []
 
 
 def test_code_lies_where_the_operator_says(run_stack: StackRunner, tmp_path: Path) -> None:
@@ -49,30 +47,26 @@ def test_code_lies_where_the_operator_says(run_stack: StackRunner, tmp_path: Pat
     run_stack(story, factories="shop", factory_folder=str(tmp_path / "a"))
 
 
-def test_code_is_run_each_time(run_stack: StackRunner) -> None:
-    async def story(stack: ServiceStack) -> None:
-        first, second = await stack.plan_provider.plan(CODE), await stack.plan_provider.plan(CODE)
+@on_stack(factories="shop")
+async def test_code_is_run_each_time(stack: ServiceStack) -> None:
+    first, second = await stack.plan_provider.plan(CODE), await stack.plan_provider.plan(CODE)
 
-        assert (first.from_store, second.from_store, stack.pool.asked) == (False, False, ["plan", "plan"])
-        assert stack.history.plans.text(first.plan_id) == second.text
-        assert stack.history.traces.get(first.trace_id) == {}
-
-    run_stack(story, factories="shop")
+    assert (first.from_store, second.from_store, stack.pool.asked) == (False, False, ["plan", "plan"])
+    assert stack.history.plans.text(first.plan_id) == second.text
+    assert get_traces(stack.history, first.trace_id) == {}
 
 
-def test_what_code_made_for_a_check_that_went_is_told_once(run_stack: StackRunner) -> None:
-    async def story(stack: ServiceStack) -> None:
-        async def slow(method: str) -> None:
-            await asyncio.sleep(0.1 if method == "plan" else 0)
+@on_stack(factories="shop")
+async def test_what_code_made_for_a_check_that_went_is_told_once(stack: ServiceStack) -> None:
+    async def slow(method: str) -> None:
+        await asyncio.sleep(0.1 if method == "plan" else 0)
 
-        stack.pool.does = slow
-        assert isinstance(await stack.plan_provider.check(CODE, seconds=0.02), PlanPending)
-        await stack.settled()
-        assert isinstance(await stack.plan_provider.check(CODE, seconds=0.02), PlanAnswer)
-        assert stack.pool.asked == ["plan"]
-        assert isinstance(await stack.plan_provider.check(CODE, seconds=0.02), PlanPending)
-
-    run_stack(story, factories="shop")
+    stack.pool.does = slow
+    assert (await stack.plan_provider.plan(CODE, keep=True, seconds=0.02)).is_pending
+    await stack.settled()
+    assert not (await stack.plan_provider.plan(CODE, keep=True, seconds=0.02)).is_pending
+    assert stack.pool.asked == ["plan"]
+    assert (await stack.plan_provider.plan(CODE, keep=True, seconds=0.02)).is_pending
 
 
 @pytest.mark.parametrize(

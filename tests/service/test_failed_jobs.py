@@ -35,51 +35,41 @@ def tell(asgi: Callable[..., TestClient], history: History, example_plan: Plan) 
     return put
 
 
-def end_of(job: dict[str, Any]) -> tuple[str, str, str]:
-    return job["outcome"], job["memory"], job["cause"]
+DRY = [{"rank": 0, "out_of_memory": "the accelerator ran dry"}]
+POD = '{"lastState": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}}'
 
 
-def test_slurms_words_are_of_the_host(tell: Callable[..., dict[str, Any]]) -> None:
-    assert end_of(tell(failure=f"step 246\n{SLURM}\n")) == ("out_of_memory", "host", "host_limit")
+@pytest.mark.parametrize(
+    ("told", "end"),
+    [
+        ({"failure": f"step 246\n{SLURM}\n"}, ("out_of_memory", "host", "host_limit")),
+        ({"failure": POD}, ("out_of_memory", "host", "host_limit")),
+        ({"failure": "exitCode: 137", "outcome": "failed"}, ("failed", "", "")),
+        ({"failure": TORCH, "outcome": "failed"}, ("out_of_memory", "gpu", "other_process")),
+        ({"failure": TORCH, "outcome": "finished"}, ("finished", "", "")),
+        ({"ranks": [{"rank": 0, "out_of_memory": TORCH}]}, ("out_of_memory", "gpu", "other_process")),
+        ({"ranks": DRY}, ("out_of_memory", "gpu", "unknown")),
+    ],
+    ids=["Slurm", "a pod", "an exit code proves nothing", "what Slurm calls failed", "it was caught", "the callback",
+         "a form that is not known"],
+)  # fmt: skip
+def test_the_end_is_read_from_what_is_told(
+    tell: Callable[..., dict[str, Any]], told: dict[str, Any], end: tuple[str, str, str]
+) -> None:
+    job = tell(**told)
+
+    assert (job["outcome"], job["memory"], job["cause"]) == end
 
 
-def test_a_pod_that_was_killed_is_told_by_its_status(tell: Callable[..., dict[str, Any]]) -> None:
-    status = '{"lastState": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}}'
+def test_the_end_stands_beside_the_plan_with_its_words(tell: Callable[..., dict[str, Any]]) -> None:
+    job = tell(failure=TORCH)
 
-    assert end_of(tell(failure=status)) == ("out_of_memory", "host", "host_limit")
-
-
-def test_an_exit_code_alone_proves_nothing(tell: Callable[..., dict[str, Any]]) -> None:
-    assert end_of(tell(failure="exitCode: 137", outcome="failed")) == ("failed", "", "")
-
-
-def test_what_slurm_calls_failed_ran_out_if_torch_says_so(tell: Callable[..., dict[str, Any]]) -> None:
-    job = tell(failure=TORCH, outcome="failed")
-
-    assert end_of(job) == ("out_of_memory", "gpu", "other_process")
     assert job["failure"] == TORCH
-
-
-def test_the_end_stands_beside_the_plan(tell: Callable[..., dict[str, Any]]) -> None:
-    assert any("other processes held 37.00 GiB" in each for each in tell(failure=TORCH)["beside_plan"])
-
-
-def test_an_error_that_the_job_caught_is_no_end(tell: Callable[..., dict[str, Any]]) -> None:
-    assert end_of(tell(failure=TORCH, outcome="finished")) == ("finished", "", "")
-
-
-def test_a_rank_of_the_callback_tells_its_message(tell: Callable[..., dict[str, Any]]) -> None:
-    assert end_of(tell(ranks=[{"rank": 0, "out_of_memory": TORCH}])) == ("out_of_memory", "gpu", "other_process")
-
-
-def test_a_message_in_a_form_that_is_not_known_is_said_to_be_unknown(tell: Callable[..., dict[str, Any]]) -> None:
-    job = tell(ranks=[{"rank": 0, "out_of_memory": "the accelerator ran dry"}])
-
-    assert end_of(job) == ("out_of_memory", "gpu", "unknown")
+    assert any("other processes held 37.00 GiB" in each for each in job["beside_plan"])
 
 
 def test_the_first_known_cause_stands(tell: Callable[..., dict[str, Any]]) -> None:
-    tell(ranks=[{"rank": 0, "out_of_memory": "the accelerator ran dry"}])
+    tell(ranks=DRY)
     tell(failure=SLURM)
 
-    assert end_of(tell(failure=TORCH)) == ("out_of_memory", "host", "host_limit")
+    assert tell(failure=TORCH)["cause"] == "host_limit"

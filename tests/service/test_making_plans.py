@@ -8,94 +8,94 @@ import json
 from typing import Any
 
 import pytest
-from plan_makers import JOB, STAGES, UNEVEN, UNEVEN_STAGES, ServiceStack, StackRunner, metadata, named, trace_of, when
+from plan_makers import (
+    JOB,
+    STAGES,
+    UNEVEN,
+    UNEVEN_STAGES,
+    ServiceStack,
+    StackRunner,
+    metadata,
+    named,
+    on_stack,
+    trace_of,
+    when,
+)
 from sqlalchemy import text as sql
+from stored import get_traces
 
 from planner.errors import PlannerError, TraceError
 from planner.job.bound.lower_bound import lower_bound
 from planner.job.schema import Allocator, Cluster, Job
 from planner.service.history.errors import HistoryUnavailableError
+from planner.service.metrics import JOBS_JOINED
 from planner.service.orders import PlanRefused
-from planner.service.plan_provider import LOOK_SECONDS
 from planner.truth.calibration import interval
 from planner.truth.calibration.interval import Calibration, Correction, Estimate
 from planner.units import GIB
 
 
-def test_a_plan_is_made_once_and_then_found(run_stack: StackRunner) -> None:
-    async def story(stack: ServiceStack) -> None:
-        first = await stack.plan_provider.plan(JOB)
-        await stack.settled()
-        again = await stack.plan_provider.plan(JOB)
+@on_stack()
+async def test_a_plan_is_made_once_and_then_found(stack: ServiceStack) -> None:
+    first = await stack.plan_provider.plan(JOB)
+    await stack.settled()
+    again = await stack.plan_provider.plan(JOB)
 
-        assert (first.from_store, again.from_store, first.stored) == (False, True, True)
-        assert again.text == first.text == stack.history.plans.text(first.plan_id)
-        assert stack.pool.asked == ["plan"]
-        assert stack.history.traces.get(first.trace_id) == {0: trace_of(0)}
-
-    run_stack(story)
+    assert (first.from_store, again.from_store, first.stored) == (False, True, True)
+    assert again.text == first.text == stack.history.plans.text(first.plan_id)
+    assert stack.pool.asked == ["plan"]
+    assert get_traces(stack.history, first.trace_id) == {0: trace_of(0)}
 
 
-def test_metadata_are_those_of_whoever_asks_and_no_part_of_the_names(run_stack: StackRunner) -> None:
-    async def story(stack: ServiceStack) -> None:
-        first = await stack.plan_provider.plan(named("mine"))
-        other = await stack.plan_provider.plan(named('yours "metadata":{} ü'))
+@on_stack()
+async def test_metadata_are_those_of_whoever_asks_and_no_part_of_the_names(stack: ServiceStack) -> None:
+    first = await stack.plan_provider.plan(named("mine"))
+    other = await stack.plan_provider.plan(named('yours "metadata":{} ü'))
 
-        assert (metadata(first), metadata(other)) == ("mine", 'yours "metadata":{} ü')
-        assert (first.plan_id, first.trace_id) == (other.plan_id, other.trace_id)
-        assert other.from_store
-
-    run_stack(story)
+    assert (metadata(first), metadata(other)) == ("mine", 'yours "metadata":{} ü')
+    assert (first.plan_id, first.trace_id) == (other.plan_id, other.trace_id)
+    assert other.from_store
 
 
-def test_a_bound_is_by_the_calibration_in_use(run_stack: StackRunner) -> None:
-    async def story(stack: ServiceStack) -> None:
-        table = lower_bound(JOB)
-        few = Estimate(residual=-0.9, median=-0.9, spread=0.01, measurements=1000)
-        learnt = Calibration(
-            id="by hand", reserved_error=0.01,
-            corrections=(Correction(gpu="H100-SXM-80GB", torch="2.13", reserved=few, context=few, nccl=few),),
-        )  # fmt: skip
-        learnt = dataclasses.replace(learnt, id=interval.digest(learnt))
-        assert stack.plan_provider.bound(JOB) == table
-        stack.history.calibrations.put(learnt.id, interval.to_json(learnt))
-        stack.clock[0] += LOOK_SECONDS
+@on_stack()
+async def test_a_bound_is_by_the_calibration_in_use(stack: ServiceStack) -> None:
+    table = lower_bound(JOB)
+    few = Estimate(residual=-0.9, median=-0.9, spread=0.01, measurements=1000)
+    learnt = Calibration(
+        id="by hand", reserved_error=0.01,
+        corrections=(Correction(gpu="H100-SXM-80GB", torch="2.13", reserved=few, context=few, nccl=few),),
+    )  # fmt: skip
+    learnt = dataclasses.replace(learnt, id=interval.digest(learnt))
+    assert stack.plan_provider.bound(JOB) == table
+    stack.calibrate(learnt)
 
-        assert stack.plan_provider.bound(JOB).outside_bytes < table.outside_bytes
-
-    run_stack(story)
+    assert stack.plan_provider.bound(JOB).outside_bytes < table.outside_bytes
 
 
-def test_equal_jobs_in_flight_are_traced_once(run_stack: StackRunner) -> None:
-    async def story(stack: ServiceStack) -> None:
-        go = asyncio.Event()
-        stack.pool.does = lambda _: when(go)
-        asked = asyncio.gather(*(stack.plan_provider.plan(named(str(n))) for n in range(20)))
-        await stack.waited_for_by(20)
-        go.set()
-        found = await asked
+@on_stack()
+async def test_equal_jobs_in_flight_are_traced_once(stack: ServiceStack) -> None:
+    go = asyncio.Event()
+    stack.pool.does = lambda _: when(go)
+    asked = asyncio.gather(*(stack.plan_provider.plan(named(str(n))) for n in range(20)))
+    await stack.waited_for_by(20)
+    go.set()
+    found = await asked
 
-        assert stack.pool.asked.count("plan") == 1
-        assert [metadata(each) for each in found] == [str(n) for n in range(20)]
-        assert stack.tracers.state()["deduplicated_total"] == 19
-
-    run_stack(story)
+    assert stack.pool.asked.count("plan") == 1
+    assert [metadata(each) for each in found] == [str(n) for n in range(20)]
+    assert stack.counted[JOBS_JOINED] == 19
 
 
-def test_a_new_calibration_makes_a_new_plan_from_the_stored_trace(run_stack: StackRunner) -> None:
-    async def story(stack: ServiceStack) -> None:
-        before = await stack.plan_provider.plan(JOB)
-        await stack.settled()
-        learnt = Calibration(id="by hand", reserved_error=0.01)
-        stack.history.calibrations.put(learnt.id, interval.to_json(learnt))
-        stack.clock[0] += LOOK_SECONDS
-        after = await stack.plan_provider.plan(JOB)
+@on_stack()
+async def test_a_new_calibration_makes_a_new_plan_from_the_stored_trace(stack: ServiceStack) -> None:
+    before = await stack.plan_provider.plan(JOB)
+    await stack.settled()
+    stack.calibrate(Calibration(id="by hand", reserved_error=0.01))
+    after = await stack.plan_provider.plan(JOB)
 
-        assert stack.pool.asked == ["plan", "judge"]
-        assert (after.trace_id, after.plan_id != before.plan_id) == (before.trace_id, True)
-        assert json.loads(after.text)["provenance"]["calibration"] == "by hand"
-
-    run_stack(story)
+    assert stack.pool.asked == ["plan", "judge"]
+    assert (after.trace_id, after.plan_id != before.plan_id) == (before.trace_id, True)
+    assert json.loads(after.text)["provenance"]["calibration"] == "by hand"
 
 
 @pytest.mark.parametrize(
@@ -106,136 +106,103 @@ def test_a_new_calibration_makes_a_new_plan_from_the_stored_trace(run_stack: Sta
     ],
     ids=["allocator", "host's memory"],
 )
-def test_a_job_that_differs_in_what_no_trace_depends_on_is_planned_from_the_stored_trace(
-    run_stack: StackRunner, job: Job
+@on_stack()
+async def test_a_job_that_differs_in_what_no_trace_depends_on_is_planned_from_the_stored_trace(
+    stack: ServiceStack, job: Job
 ) -> None:
-    async def story(stack: ServiceStack) -> None:
-        first = await stack.plan_provider.plan(JOB)
-        await stack.settled()
-        other = await stack.plan_provider.plan(job)
+    first = await stack.plan_provider.plan(JOB)
+    await stack.settled()
+    other = await stack.plan_provider.plan(job)
 
-        assert stack.pool.asked == ["plan", "judge"]
-        assert other.plan_id != first.plan_id
-        assert other.trace_id == first.trace_id
-
-    run_stack(story)
+    assert stack.pool.asked == ["plan", "judge"]
+    assert other.plan_id != first.plan_id
+    assert other.trace_id == first.trace_id
 
 
-def test_two_calibrations_of_a_job_in_flight_trace_it_once(run_stack: StackRunner) -> None:
-    async def story(stack: ServiceStack) -> None:
-        first = asyncio.create_task(stack.plan_provider.plan(JOB))
-        await stack.asked()
-        learnt = Calibration(id="by hand", reserved_error=0.01)
-        stack.history.calibrations.put(learnt.id, interval.to_json(learnt))
-        stack.clock[0] += LOOK_SECONDS
-        second = await stack.plan_provider.plan(JOB)
+@on_stack()
+async def test_a_calibration_that_cannot_be_read_leaves_the_last_one_in_use(stack: ServiceStack) -> None:
+    stack.history.calibrations.put("broken", {"schema": "planner.calibration/1"})
+    found = await stack.plan_provider.plan(JOB)
 
-        assert second.plan_id != (await first).plan_id
-        assert stack.pool.asked == ["plan", "judge"]
-
-    run_stack(story)
+    assert json.loads(found.text)["provenance"]["calibration"] == "none"
 
 
-def test_a_calibration_that_cannot_be_read_leaves_the_last_one_in_use(run_stack: StackRunner) -> None:
-    async def story(stack: ServiceStack) -> None:
-        stack.history.calibrations.put("broken", {"schema": "planner.calibration/1"})
-        found = await stack.plan_provider.plan(JOB)
+@on_stack()
+async def test_a_plan_that_exceeds_comes_with_advice(stack: ServiceStack) -> None:
+    stack.pool.size = 200 * GIB
+    found = await stack.plan_provider.plan(JOB)
+    await stack.settled()
 
-        assert json.loads(found.text)["provenance"]["calibration"] == "none"
-
-    run_stack(story)
-
-
-def test_a_plan_that_exceeds_comes_with_advice(run_stack: StackRunner) -> None:
-    async def story(stack: ServiceStack) -> None:
-        stack.pool.size = 200 * GIB
-        found = await stack.plan_provider.plan(JOB)
-        await stack.settled()
-
-        assert json.loads(found.text)["advice"] != []
-        assert stack.history.plans.text(found.plan_id) == found.text
-        assert stack.pool.asked == ["plan"]
-
-    run_stack(story)
+    assert json.loads(found.text)["advice"] != []
+    assert stack.history.plans.text(found.plan_id) == found.text
+    assert stack.pool.asked == ["plan"]
 
 
-def test_rank_classes_are_traced_at_once_and_judged_together(run_stack: StackRunner) -> None:
-    async def story(stack: ServiceStack) -> None:
-        async def neither_without_the_other(method: str) -> None:
-            while method == "trace" and stack.pool.asked.count("trace") < 2:
-                await asyncio.sleep(0.005)
+@on_stack(trace_workers=2)
+async def test_rank_classes_are_traced_at_once_and_judged_together(stack: ServiceStack) -> None:
+    async def neither_without_the_other(method: str) -> None:
+        while method == "trace" and stack.pool.asked.count("trace") < 2:
+            await asyncio.sleep(0.005)
 
-        stack.pool.does = neither_without_the_other
-        found = await stack.plan_provider.plan(STAGES)
-        await stack.settled()
+    stack.pool.does = neither_without_the_other
+    found = await stack.plan_provider.plan(STAGES)
+    await stack.settled()
 
-        assert stack.pool.asked == ["trace", "trace", "judge"]
-        assert [each["representative"] for each in json.loads(found.text)["rank_classes"]] == [0, 1]
-        assert stack.history.traces.get(found.trace_id) == {0: trace_of(0), 1: trace_of(1)}
-
-    run_stack(story, trace_workers=2)
+    assert stack.pool.asked == ["trace", "trace", "judge"]
+    assert [each["representative"] for each in json.loads(found.text)["rank_classes"]] == [0, 1]
+    assert get_traces(stack.history, found.trace_id) == {0: trace_of(0), 1: trace_of(1)}
 
 
-def test_ranks_whose_shards_are_of_another_size_are_traced_besides(run_stack: StackRunner) -> None:
-    async def story(stack: ServiceStack) -> None:
-        found = await stack.plan_provider.plan(UNEVEN_STAGES)
-        await stack.settled()
+@on_stack(trace_workers=2)
+async def test_ranks_whose_shards_are_of_another_size_are_traced_besides(stack: ServiceStack) -> None:
+    found = await stack.plan_provider.plan(UNEVEN_STAGES)
+    await stack.settled()
 
-        assert stack.pool.asked == ["trace"] * 4 + ["judge"]
-        assert [each["ranks"] for each in json.loads(found.text)["rank_classes"]] == ["0-2", "3", "4-6", "7"]
-        assert stack.history.traces.get(found.trace_id) == {rank: trace_of(rank, dims=(10,)) for rank in (0, 3, 4, 7)}
-
-    run_stack(story, trace_workers=2)
+    assert stack.pool.asked == ["trace"] * 4 + ["judge"]
+    assert [each["ranks"] for each in json.loads(found.text)["rank_classes"]] == ["0-2", "3", "4-6", "7"]
+    assert get_traces(stack.history, found.trace_id) == {rank: trace_of(rank, dims=(10,)) for rank in (0, 3, 4, 7)}
 
 
-def test_stored_traces_of_uneven_shards_make_a_plan_under_another_calibration(run_stack: StackRunner) -> None:
-    async def story(stack: ServiceStack) -> None:
-        first = await stack.plan_provider.plan(UNEVEN)
-        await stack.settled()
-        learnt = Calibration(id="by hand", reserved_error=0.01)
-        stack.history.calibrations.put(learnt.id, interval.to_json(learnt))
-        stack.clock[0] += LOOK_SECONDS
-        second = await stack.plan_provider.plan(UNEVEN)
+@on_stack()
+async def test_stored_traces_of_uneven_shards_make_a_plan_under_another_calibration(stack: ServiceStack) -> None:
+    first = await stack.plan_provider.plan(UNEVEN)
+    await stack.settled()
+    stack.calibrate(Calibration(id="by hand", reserved_error=0.01))
+    second = await stack.plan_provider.plan(UNEVEN)
 
-        assert first.plan_id != second.plan_id
-        assert stack.pool.asked == ["plan", "judge"]
-        assert [each["ranks"] for each in json.loads(second.text)["rank_classes"]] == ["0-2", "3"]
-
-    run_stack(story)
+    assert first.plan_id != second.plan_id
+    assert stack.pool.asked == ["plan", "judge"]
+    assert [each["ranks"] for each in json.loads(second.text)["rank_classes"]] == ["0-2", "3"]
 
 
-def test_a_rank_that_cannot_be_traced_refuses_the_job(run_stack: StackRunner) -> None:
-    async def story(stack: ServiceStack) -> None:
-        async def refuses(method: str) -> Any:
-            return PlanRefused(TraceError("no kernel")) if method == "trace" else None
+@on_stack()
+async def test_a_rank_that_cannot_be_traced_refuses_the_job(stack: ServiceStack) -> None:
+    async def refuses(method: str) -> Any:
+        return PlanRefused(TraceError("no kernel")) if method == "trace" else None
 
-        stack.pool.does = refuses
-        with pytest.raises(TraceError, match="no kernel"):
-            await stack.plan_provider.plan(STAGES)
-        await stack.settled()
+    stack.pool.does = refuses
+    with pytest.raises(TraceError, match="no kernel"):
+        await stack.plan_provider.plan(STAGES)
+    await stack.settled()
 
-        assert (stack.pool.asked, stack.pool.killed) == (["trace"], 0)
-
-    run_stack(story)
+    assert (stack.pool.asked, stack.pool.killed) == (["trace"], 0)
 
 
-def test_a_plan_is_answered_although_it_cannot_be_stored(
-    run_stack: StackRunner, monkeypatch: pytest.MonkeyPatch
+@on_stack()
+async def test_a_plan_is_answered_although_it_cannot_be_stored(
+    stack: ServiceStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def story(stack: ServiceStack) -> None:
-        def fails(*_: Any) -> None:
-            raise HistoryUnavailableError("its disk is full")
+    def fails(*_: Any) -> None:
+        raise HistoryUnavailableError("its disk is full")
 
-        monkeypatch.setattr(stack.history.plans, "put", fails)
-        found = await stack.plan_provider.plan(JOB)
-        monkeypatch.undo()
-        await stack.settled()
-        again = await stack.plan_provider.plan(JOB)
+    monkeypatch.setattr(stack.history.plans, "put", fails)
+    found = await stack.plan_provider.plan(JOB)
+    monkeypatch.undo()
+    await stack.settled()
+    again = await stack.plan_provider.plan(JOB)
 
-        assert (found.stored, again.stored) == (False, True)
-        assert stack.history.plans.text(found.plan_id) == again.text
-
-    run_stack(story)
+    assert (found.stored, again.stored) == (False, True)
+    assert stack.history.plans.text(found.plan_id) == again.text
 
 
 @pytest.mark.parametrize(
@@ -257,28 +224,22 @@ def test_a_stored_plan_that_is_damaged_is_made_anew(run_stack: StackRunner, dama
     run_stack(mends)
 
 
-def test_a_stored_trace_that_is_damaged_is_traced_anew(run_stack: StackRunner) -> None:
-    async def story(stack: ServiceStack) -> None:
-        first = await stack.plan_provider.plan(JOB)
-        await stack.settled()
-        stack.history.traces.put_texts(first.trace_id, {0: "{"})
-        learnt = Calibration(id="by hand", reserved_error=0.01)
-        stack.history.calibrations.put(learnt.id, interval.to_json(learnt))
-        stack.clock[0] += LOOK_SECONDS
-        await stack.plan_provider.plan(JOB)
-        await stack.settled()
+@on_stack()
+async def test_a_stored_trace_that_is_damaged_is_traced_anew(stack: ServiceStack) -> None:
+    first = await stack.plan_provider.plan(JOB)
+    await stack.settled()
+    stack.history.traces.put(first.trace_id, {0: "{"})
+    stack.calibrate(Calibration(id="by hand", reserved_error=0.01))
+    await stack.plan_provider.plan(JOB)
+    await stack.settled()
 
-        assert stack.pool.asked == ["plan", "judge", "plan"]
-        assert stack.history.traces.get(first.trace_id) == {0: trace_of(0)}
-
-    run_stack(story)
+    assert stack.pool.asked == ["plan", "judge", "plan"]
+    assert get_traces(stack.history, first.trace_id) == {0: trace_of(0)}
 
 
-def test_what_cannot_be_planned_is_said_before_any_work(run_stack: StackRunner) -> None:
-    async def story(stack: ServiceStack) -> None:
-        with pytest.raises(PlannerError, match="the job names no GPU"):
-            await stack.plan_provider.plan(dataclasses.replace(JOB, cluster=Cluster()))
+@on_stack()
+async def test_what_cannot_be_planned_is_said_before_any_work(stack: ServiceStack) -> None:
+    with pytest.raises(PlannerError, match="the job names no GPU"):
+        await stack.plan_provider.plan(dataclasses.replace(JOB, cluster=Cluster()))
 
-        assert stack.pool.asked == []
-
-    run_stack(story)
+    assert stack.pool.asked == []

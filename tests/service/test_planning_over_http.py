@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -31,21 +30,6 @@ def test_a_job_is_planned_once_and_then_answered_from_the_store(client: httpx.Cl
     assert client.get(first.headers["Location"]).content == first.content
 
 
-def test_two_who_send_the_same_job_at_the_same_moment_get_the_same_plan_of_one_trace(
-    service: Any, client: httpx.Client
-) -> None:
-    job = named("twice", micro_batch_size=5)
-    with ThreadPoolExecutor(2) as pool:
-        answers = list(pool.map(lambda _: client.post("/v1/plans", json=job), range(2)))
-
-    assert [answer.status_code for answer in answers] == [200, 200]
-    # Their `seconds` are equal too: it is one plan, made once.
-    assert answers[0].content == answers[1].content
-    plan = answers[0].json()
-    (stored,) = [stored for stored in service.history.plans.newest() if stored.trace_id == plan["trace_id"]]
-    assert stored.plan_id == plan["plan_id"]
-
-
 def test_who_does_not_wait_is_told_and_finds_the_plan_later(client: httpx.Client) -> None:
     job = named("later", micro_batch_size=6, iterations=30, optimizer=COUNTING)
     answer = client.post("/v1/checks", json=job, headers={"Prefer": "wait=0"})
@@ -66,12 +50,6 @@ def test_a_deadline_that_passes_is_504_and_frees_the_process(client: httpx.Clien
     assert (late.status_code, late.json()["type"]) == (504, "urn:planner:problem:deadline")
 
     assert client.post("/v1/plans", json=named("next", micro_batch_size=8), timeout=60).status_code == 200
-
-
-def test_code_of_users_is_not_taken(client: httpx.Client) -> None:
-    answer = client.post("/v1/plans", json={**EXAMPLE_JOB, "model": {"factory": "os:getcwd"}})
-
-    assert (answer.status_code, answer.json()["place"]) == (403, "model.factory")
 
 
 def test_a_request_keeps_its_id_once(client: httpx.Client) -> None:

@@ -7,14 +7,13 @@ import dataclasses
 from typing import Any
 
 import pytest
-from plan_makers import CODE, JOB, OTHER, STAGES, ServiceStack, StackRunner, named, never
+from plan_makers import CODE, JOB, OTHER, STAGES, ServiceStack, StackRunner, named, never, on_stack
 
 from planner.errors import PlannerError, TraceError
 from planner.job.schema import Allocator
 from planner.planning import identity
 from planner.service.errors import TraceLimitError, WorkerLostError
 from planner.service.orders import PlanRefused
-from planner.service.plan_provider import PlanPending
 from planner.service.scheduling.worker_pool import WorkerDiedError
 
 REFUSAL = TraceError(
@@ -46,7 +45,7 @@ def test_the_next_process_tells_the_same_without_tracing(run_stack: StackRunner,
     async def remembers(stack: ServiceStack) -> None:
         assert parts(await refused(stack, job)) == parts(REFUSAL)
         with pytest.raises(TraceError):
-            await stack.plan_provider.check(job)
+            await stack.plan_provider.plan(job, keep=True)
         assert stack.pool.asked == []
         assert (await stack.plan_provider.plan(OTHER)).stored
 
@@ -57,7 +56,7 @@ def test_the_next_process_tells_the_same_without_tracing(run_stack: StackRunner,
 def test_a_failure_that_nobody_waited_for_is_remembered_too(run_stack: StackRunner) -> None:
     async def fails(stack: ServiceStack) -> None:
         stack.pool.does = never
-        assert isinstance(await stack.plan_provider.check(JOB, seconds=0.01), PlanPending)
+        assert (await stack.plan_provider.plan(JOB, keep=True, seconds=0.01)).is_pending
         await stack.settled()
 
     async def remembers(stack: ServiceStack) -> None:
@@ -105,25 +104,21 @@ def test_othersoftware_tries_again(run_stack: StackRunner, monkeypatch: pytest.M
     run_stack(tries_again)
 
 
-def test_metadata_are_no_part_of_what_failed(run_stack: StackRunner) -> None:
-    async def story(stack: ServiceStack) -> None:
-        stack.pool.does = refuses
-        await refused(stack, named("mine"))
-        await refused(stack, named("yours"))
-        assert stack.pool.asked == ["plan"]
-
-    run_stack(story)
+@on_stack()
+async def test_metadata_are_no_part_of_what_failed(stack: ServiceStack) -> None:
+    stack.pool.does = refuses
+    await refused(stack, named("mine"))
+    await refused(stack, named("yours"))
+    assert stack.pool.asked == ["plan"]
 
 
-def test_what_is_wrong_with_a_job_is_not_with_another_of_the_same_trace(run_stack: StackRunner) -> None:
-    async def story(stack: ServiceStack) -> None:
-        stack.pool.does = refuses
-        await refused(stack)
-        stack.pool.does = None
-        other = dataclasses.replace(JOB, allocator=Allocator(conf="expandable_segments:True"))
-        assert (await stack.plan_provider.plan(other)).stored
-
-    run_stack(story)
+@on_stack()
+async def test_what_is_wrong_with_a_job_is_not_with_another_of_the_same_trace(stack: ServiceStack) -> None:
+    stack.pool.does = refuses
+    await refused(stack)
+    stack.pool.does = None
+    other = dataclasses.replace(JOB, allocator=Allocator(conf="expandable_segments:True"))
+    assert (await stack.plan_provider.plan(other)).stored
 
 
 def test_what_may_work_the_next_time_is_not_remembered(run_stack: StackRunner) -> None:
@@ -139,14 +134,12 @@ def test_what_may_work_the_next_time_is_not_remembered(run_stack: StackRunner) -
     run_stack(story)
 
 
-def test_code_of_users_may_be_other_code_the_next_time(run_stack: StackRunner) -> None:
-    async def story(stack: ServiceStack) -> None:
-        stack.pool.does = refuses
-        await refused(stack, CODE)
-        await refused(stack, CODE)
-        assert stack.pool.asked == ["plan", "plan"]
-
-    run_stack(story, factories="shop:*")
+@on_stack(factories="shop:*")
+async def test_code_of_users_may_be_other_code_the_next_time(stack: ServiceStack) -> None:
+    stack.pool.does = refuses
+    await refused(stack, CODE)
+    await refused(stack, CODE)
+    assert stack.pool.asked == ["plan", "plan"]
 
 
 def test_a_store_that_does_not_answer_forgets_and_stops_nobody(

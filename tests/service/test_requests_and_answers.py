@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import logging
-import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,12 +11,12 @@ from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
+from stored import all_checks
 
 from planner.errors import FactoryNotAllowedError, TraceError
 from planner.job.bound.lower_bound import lower_bound
 from planner.job.loading import bundle, load_document
 from planner.job.named_gpus import look_up
-from planner.job.schema import Job
 from planner.report.statement import Plan, Verdict
 from planner.report.verdict_text import one_line
 from planner.service.errors import (
@@ -29,7 +27,6 @@ from planner.service.errors import (
 )
 from planner.service.history.store import History
 from planner.service.http.openapi import EXAMPLE_JOB, EXAMPLE_YAML
-from planner.service.plan_provider import PlanAnswer
 
 Asgi = Callable[..., TestClient]
 TOKEN = "correct horse battery staple"
@@ -131,31 +128,8 @@ def test_a_check_says_the_verdict_in_one_line_and_is_remembered(
         "headroom_bytes": statement.headroom_bytes,
         "message": one_line(example_plan),
     }
-    (check,) = history.checks.newest()
+    (check,) = all_checks(history)
     assert (check.verdict, check.system, check.team) == (Verdict.FITS, "slurm", "nlp")
-
-
-class PlanText(str):
-    """A text of which a test knows whether anybody still holds it."""
-
-
-def test_a_check_holds_no_text_of_a_plan_after_its_answer(
-    asgi: Asgi, plan_provider: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made: list[weakref.ref[PlanText]] = []
-
-    async def check(job: Job, *, seconds: float | None) -> PlanAnswer:  # noqa: ARG001
-        text = PlanText(plan_provider.text)
-        made.append(weakref.ref(text))
-        return PlanAnswer(plan_id="pl-" + "a" * 26, trace_id="0", text=text, from_store=True)
-
-    monkeypatch.setattr(plan_provider, "check", check)
-    client = asgi()
-    said = [client.post("/v1/checks", json=EXAMPLE_JOB, headers={"X-Planner-Check": "same"}).json() for _ in range(3)]
-    gc.collect()
-
-    assert said == [said[0]] * 3
-    assert [text() for text in made] == [None] * 3
 
 
 HOPELESS = {

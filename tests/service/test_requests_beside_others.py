@@ -41,10 +41,10 @@ class Held:
         self.go = asyncio.Event()
         self.waiting = 0
 
-    async def plan(self, job: Any, *, seconds: float | None) -> Any:
+    async def plan(self, job: Any, **asked: Any) -> Any:
         self.waiting += 1
         await self.go.wait()
-        return await self._provider.plan(job, seconds=seconds)
+        return await self._provider.plan(job, **asked)
 
     async def waited_for_by(self, count: int) -> None:
         while self.waiting < count:

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 from hostile_tarballs import FOUND_BEFORE
-from plan_makers import ServiceStack, StackRunner, when
+from plan_makers import ServiceStack, StackRunner, on_stack, when
 from starlette.testclient import TestClient
 
 from planner.errors import PlannerError, ProgramError
@@ -24,7 +24,6 @@ from planner.service.errors import BusyError, ProgramCrashedError
 from planner.service.http.problems import RequestError
 from planner.service.http.run_requests import read_run
 from planner.service.orders import RunRequest
-from planner.service.plan_provider import PlanAnswer, PlanPending
 from planner.service.scheduling import plan_tasks
 from planner.units import MIB
 
@@ -230,8 +229,8 @@ def test_a_run_that_is_not_waited_for_goes_on_and_equal_ones_are_one(run_stack: 
             stack.plan_provider.run(asked, seconds=0.01, keep=True),
             stack.plan_provider.run(asked, seconds=5, keep=False),
         )
-        assert isinstance(first, PlanPending)
-        assert isinstance(second, PlanAnswer)
+        assert first.is_pending
+        assert not second.is_pending
         assert (first.plan_id, stack.pool.asked) == (second.plan_id, ["run"])
         assert stack.history.plans.text(first.plan_id) == second.text
         assert (await stack.plan_provider.run(asked, seconds=5, keep=False)).plan_id == first.plan_id
@@ -240,18 +239,16 @@ def test_a_run_that_is_not_waited_for_goes_on_and_equal_ones_are_one(run_stack: 
     run_stack(story)
 
 
-def test_more_runs_than_may_wait_are_told_to_come_again(run_stack: StackRunner) -> None:
-    async def story(stack: ServiceStack) -> None:
-        go = asyncio.Event()
-        stack.pool.does = lambda _: when(go)
-        runs = [request(tarball({"t.py": b"1"}), steps=str(steps)) for steps in range(1, 5)]
-        for each in runs[:2]:
-            assert isinstance(await stack.plan_provider.run(each, seconds=0.01, keep=True), PlanPending)
-        with pytest.raises(BusyError):
-            await stack.plan_provider.run(runs[2], seconds=0.01, keep=True)
-        go.set()
-
-    run_stack(story, trace_queue=1)
+@on_stack(trace_queue=1)
+async def test_more_runs_than_may_wait_are_told_to_come_again(stack: ServiceStack) -> None:
+    go = asyncio.Event()
+    stack.pool.does = lambda _: when(go)
+    runs = [request(tarball({"t.py": b"1"}), steps=str(steps)) for steps in range(1, 5)]
+    for each in runs[:2]:
+        assert (await stack.plan_provider.run(each, seconds=0.01, keep=True)).is_pending
+    with pytest.raises(BusyError):
+        await stack.plan_provider.run(runs[2], seconds=0.01, keep=True)
+    go.set()
 
 
 def test_what_not_everybody_may_read_is_not_read_for_a_caller(tmp_path: Path) -> None:
@@ -290,14 +287,12 @@ def test_a_tarball_whose_headers_say_what_no_file_has_is_refused(name: str) -> N
     assert caught.value.status == 422
 
 
-def test_a_run_of_which_too_much_is_to_be_said_is_not_kept(run_stack: StackRunner) -> None:
-    async def story(stack: ServiceStack) -> None:
-        answer = await stack.plan_provider.run(request(tarball({"t.py": b"1"})), seconds=5, keep=False)
-        assert isinstance(answer, PlanAnswer)
-        found = read_statement(json.loads(answer.text))
-        plan_tasks.refuse_large(found)
+@on_stack()
+async def test_a_run_of_which_too_much_is_to_be_said_is_not_kept(stack: ServiceStack) -> None:
+    answer = await stack.plan_provider.run(request(tarball({"t.py": b"1"})), seconds=5, keep=False)
+    assert not answer.is_pending
+    found = read_statement(json.loads(answer.text))
+    plan_tasks.refuse_large(found)
 
-        with pytest.raises(ProgramError, match=r"takes 2\.\d\d MiB, which is more than is kept"):
-            plan_tasks.refuse_large(dataclasses.replace(found, ending="x" * (2 * MIB)))
-
-    run_stack(story)
+    with pytest.raises(ProgramError, match=r"takes 2\.\d\d MiB, which is more than is kept"):
+        plan_tasks.refuse_large(dataclasses.replace(found, ending="x" * (2 * MIB)))

@@ -11,19 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from plan_makers import CountedEvents
 
-from planner.job.schema import Cluster, Decoder, DpReplicate, Gpu, Input, Job, Model, Optimizer, Parallel, Train
+from planner.job.schema import Cluster, Decoder, Gpu, Job, Model, Optimizer, Train
 from planner.runtime.limits import Limit, Limits
 from planner.service.errors import TraceLimitError, WorkerLostError
 from planner.service.history.store import History
-from planner.service.orders import PlanMade, PlanRefused, WorkerResult, order_of
-from planner.service.plan_provider import CalibrationInUse, PlanAnswer, PlanProvider
+from planner.service.metrics import TRACE_RETRIES
+from planner.service.orders import PlanMade, order_of
+from planner.service.plan_provider import CalibrationInUse, PlanProvider
 from planner.service.scheduling.plan_scheduler import PlanScheduler
 from planner.service.scheduling.tracing_worker import TracingWorker
 from planner.settings import Settings
-from planner.tracing import rank_trace
-from planner.tracing.isolated import Isolation, trace_isolated
-from planner.tracing.rank_trace import Trace
+from planner.tracing.isolated import Isolation
 from planner.truth.calibration.interval import Calibration
 from planner.units import GIB
 
@@ -33,59 +33,11 @@ DECODER = Job(
     train=Train(sequence_length=64, precision="bf16_autocast"),
     cluster=GPU,
 )
-DDP = dataclasses.replace(
-    DECODER,
-    parallel=Parallel(dp_replicate=DpReplicate(degree=8)),
-    cluster=dataclasses.replace(GPU, gpus_per_node=8),
-)
-CONVOLUTIONS = Job(
-    model=Model(
-        hf_config={
-            "model_type": "resnet", "architectures": ["ResNetForImageClassification"], "num_labels": 10,
-            "embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1], "layer_type": "basic",
-        }
-    ),
-    train=Train(micro_batch_size=2, inputs={"pixel_values": Input(shape=(3, 32, 32))}),
-    cluster=GPU,
-)  # fmt: skip
-UNTRACEABLE = Job(
-    model=Model(hf_config={"model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "hidden_size": "wide"}),
-    train=Train(sequence_length=16),
-    cluster=GPU,
-)
 AN_HOUR = dataclasses.replace(
     DECODER,
     model=Model(decoder=Decoder(layers=48, hidden=64, heads=2, kv_heads=2, ffn=128, vocab=256)),
     train=Train(sequence_length=64, iterations=100_000, optimizer=Optimizer(name="RAdam")),
 )
-
-
-def events(trace: Trace) -> Trace:
-    return dataclasses.replace(trace, seconds=0.0)
-
-
-@pytest.mark.soak
-@pytest.mark.usefixtures("ray_session")
-def test_a_worker_that_has_traced_many_jobs_gives_the_events_of_a_fresh_process() -> None:
-    from planner.service.deployments import RayWorker
-
-    async def story() -> dict[str, list[Any]]:
-        worker = RayWorker(Limits(), Isolation())
-        await worker.ready()
-        found: dict[str, list[Any]] = {}
-        for _ in range(2):
-            for name, job in jobs.items():
-                found.setdefault(name, []).append(await worker.call("trace", job, 0, 120.0))
-        worker.kill()
-        return found
-
-    jobs = {"decoder": DECODER, "convolutions": CONVOLUTIONS, "untraceable": UNTRACEABLE, "ddp": DDP}
-    found = asyncio.run(story())
-
-    assert all(isinstance(each, PlanRefused) for each in found.pop("untraceable"))
-    for name, texts in found.items():
-        fresh = events(trace_isolated(jobs[name]))
-        assert [events(rank_trace.loads(each.traces[0])) for each in texts] == [fresh, fresh], name
 
 
 def test_a_trace_that_takes_too_much_memory_is_ended() -> None:
@@ -96,47 +48,22 @@ def test_a_trace_that_takes_too_much_memory_is_ended() -> None:
     assert found.exceeded.limit is Limit.MEMORY
 
 
-@pytest.mark.soak
-@pytest.mark.usefixtures("ray_session")
-def test_a_worker_ends_what_takes_too_long_or_too_much_and_does_the_next() -> None:
-    from planner.service.deployments import RayWorker
-
-    async def story() -> tuple[Any, Any, Any]:
-        worker = RayWorker(Limits(memory_bytes=2 * GIB), Isolation())
-        long = await worker.call("trace", AN_HOUR, 0, 3.0)
-        small = RayWorker(Limits(memory_bytes=100 * 2**20), Isolation())
-        much = await small.call("trace", AN_HOUR, 0, 60.0)
-        unwanted = asyncio.ensure_future(worker.call("trace", AN_HOUR, 0, 60.0))
-        await asyncio.sleep(1)
-        await worker.stop()
-        assert await unwanted == WorkerResult()
-        after = await worker.call("trace", DECODER, 0, 60.0)
-        worker.kill()
-        small.kill()
-        return long, much, after
-
-    long, much, after = asyncio.run(story())
-
-    assert long.exceeded.limit is Limit.SECONDS
-    assert much.exceeded.limit is Limit.MEMORY
-    assert set(after.traces) == {0}
-
-
 @pytest.mark.usefixtures("ray_session")
 def test_killed_in_the_middle_and_past_its_limit_it_is_replaced_and_every_job_answered(tmp_path: Path) -> None:
     from planner.service.deployments import tracers
 
     async def process_at_work(made: PlanScheduler) -> int:
-        while made.state()["busy"] == 0:
+        while made.levels()["busy"] == 0:
             await asyncio.sleep(0.05)
         (member,) = made._workers._busy
         return await member.worker.process()
 
     async def story(history: History) -> None:
-        made = tracers(settings, history, 1)
+        counters: Any = CountedEvents()
+        made = tracers(settings, history, 1, counters)
         made.start()
         plan_provider = PlanProvider(settings, history, made, CalibrationInUse(history))
-        while not made.state()["workers"]:
+        while not made.levels()["workers"]:
             await asyncio.sleep(0.05)
 
         asked = asyncio.create_task(plan_provider.plan(AN_HOUR))
@@ -150,10 +77,9 @@ def test_killed_in_the_middle_and_past_its_limit_it_is_replaced_and_every_job_an
         found = await plan_provider.plan(DECODER)
         await made.finish()
 
-        assert isinstance(found, PlanAnswer)
+        assert not found.is_pending
         assert history.plans.text(found.plan_id) == found.text
-        figures = made.state()
-        assert (figures["retried_total"], figures["killed_time_total"]) == (1, 1)
+        assert (counters.events[TRACE_RETRIES], counters.events["time"]) == (1, 1)
 
     settings = Settings(database=f"sqlite:///{tmp_path / 'history.db'}", trace_workers=1, trace_seconds=4.0)
     with History.open(settings.database) as history:

@@ -6,7 +6,6 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any, cast
 
 import httpx
@@ -19,7 +18,6 @@ from planner.job.schema import Job
 from planner.planning.job_plan import plan_job
 from planner.report.statement import Verdict
 from planner.searching.exact_plans import Answer, Exact, Group
-from planner.service.history.records import SearchState
 from planner.service.history.store import History
 from planner.service.http.dependencies import Dependencies
 from planner.service.http.interface import interface
@@ -213,19 +211,6 @@ def test_a_search_whose_time_is_over_says_so_and_has_what_was_found(searching: A
     assert found["space"]["undecided"] > 0
 
 
-def test_a_client_that_is_gone_leaves_a_search_that_can_be_found(
-    searching: Any, tracers: SupposedTracers, history: History
-) -> None:
-    client, tracers.most = searching(), 0
-    ask(client, wait=0, top=2, objective="memory")  # and never asks again
-    tracers.most = 1_000
-    until = time.monotonic() + 60
-    while not (over := history.searches.in_state(SearchState.DONE, 10)):
-        assert time.monotonic() < until
-        time.sleep(0.05)
-    assert ask(client, top=2, objective="memory").json()["candidates"] == over[0].document["candidates"]
-
-
 def test_what_a_service_that_ended_had_begun_goes_on_when_it_is_asked_for_and_what_waited_is_run(
     searching: Any, tracers: SupposedTracers
 ) -> None:
@@ -243,25 +228,6 @@ def test_what_a_service_that_ended_had_begun_goes_on_when_it_is_asked_for_and_wh
     assert left["stopped"] == "interrupted"
     assert eventually(last, waiting, lambda each: each["state"] == "done")["candidates"]
     assert ask(last, top=2, objective="memory").json()["complete"]
-
-
-def test_what_a_service_that_was_killed_had_begun_is_stopped(
-    searching: Any, tracers: SupposedTracers, history: History
-) -> None:
-    done = ask(searching(), top=1, objective="memory")
-    left = history.searches.get(done.json()["search_id"])
-    assert left is not None
-    history.searches.put(replace(left, state=SearchState.RUNNING))
-    before = len(tracers.planned)
-
-    after = searching()
-    ask(after, top=2, objective="memory")
-
-    found = after.get(done.headers["Location"]).json()
-    assert (found["state"], found["stopped"]) == ("stopped", "interrupted")
-    again = ask(after, top=1, objective="memory").json()
-    assert (again["state"], again["candidates"]) == ("done", done.json()["candidates"])
-    assert len(tracers.planned) >= before
 
 
 def test_a_search_that_is_deleted_at_one_service_is_run_by_none_on_its_database(

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
+from stored import put_traces
 
 from planner.job.loading import load_document
 from planner.planning.job_plan import PlanningResult, plan_job
@@ -27,7 +28,7 @@ def planned() -> PlanningResult:
 @pytest.fixture
 def stored(history: History, planned: PlanningResult) -> Plan:
     history.plans.put(planned.plan)
-    history.traces.put(planned.plan.trace_id, {0: planned.traces[0].trace})
+    put_traces(history, planned.plan.trace_id, {0: planned.traces[0].trace})
     return planned.plan
 
 

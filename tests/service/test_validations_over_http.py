@@ -73,16 +73,6 @@ def test_a_step_of_one_process_is_measured_beside_its_plan(measured: Measured) -
     assert exact == {"parameter": 0.0, "gradient": 0.0, "optimizer_state": 0.0}
 
 
-def test_its_error_reaches_a_prometheus_that_scrapes_the_service(
-    service: Any, measured: Measured, prometheus_server: Any, tmp_path: Path
-) -> None:
-    with prometheus_server.scraping(tmp_path, {"planner": httpx.URL(service.base_url).port}) as prometheus:
-        prometheus.waits_for('planner_validation_last_error_ratio{gpu="cpu"}')
-        (told,) = prometheus.figures('planner_validation_last_error_ratio{gpu="cpu"}').values()
-
-    assert told == pytest.approx(measured.done["error_percent"] / 100, abs=1e-9)
-
-
 @pytest.mark.soak
 def test_two_ranks_of_ddp_over_gloo_are_measured_beside_their_plan(client: httpx.Client) -> None:
     answer = client.post(
@@ -108,17 +98,6 @@ def test_what_was_measured_is_listed(client: httpx.Client) -> None:
     assert "result" not in listed["validations"][0]
 
 
-def test_a_gpu_that_the_cluster_lacks_is_refused_at_once(client: httpx.Client) -> None:
-    answer = client.post("/v1/validations", json={"job": _on("L4-24GB")})
-    assert (answer.status_code, answer.json()["state"]) == (202, "refused")
-    assert "what is there: 2 x H100" in answer.json()["problem"]
-
-
-def test_what_ran_on_a_processor_never_enters_the_calibration(client: httpx.Client) -> None:
-    found = client.get("/v1/calibration").json()
-    assert (found["schema"], found["id"], found["corrections"]) == ("planner.calibration/1", "none", [])
-
-
 @pytest.mark.parametrize(
     ("body", "status", "problem"),
     [
@@ -139,11 +118,6 @@ def test_what_cannot_be_validated_is_said(
     answer = client.post("/v1/validations", json=body)
     assert (answer.status_code, answer.headers["content-type"]) == (status, "application/problem+json")
     assert problem is None or answer.json()["problem"] == problem
-
-
-def test_a_validation_that_nobody_asked_for_is_not_there(client: httpx.Client) -> None:
-    for name in ("va-" + "a" * 26, "va-x", "%00"):
-        assert client.get(f"/v1/validations/{name}").status_code == 404
 
 
 def test_if_the_process_that_runs_validations_is_killed_they_have_failed_and_new_ones_are_taken(

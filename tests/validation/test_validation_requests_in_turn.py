@@ -200,7 +200,7 @@ def test_what_a_dead_predecessor_ran_has_failed_and_what_waited_is_run(history: 
         )
         assert (
             when(history, "va-unreadable", ValidationState.FAILED).problem
-            == "what was asked is not known any more; ask again"
+            == "what was asked cannot be read any more ('job'); ask again"
         )
         done = when(history, "va-waited", ValidationState.DONE)
     assert (done.error_percent, runs.seen) == (1.5, [request(job())])

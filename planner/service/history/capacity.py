@@ -33,7 +33,6 @@ class CapacitySums:
 
     jobs: int
     gpus: int | float
-    """A share of a GPU counts as that share."""
     requested_bytes: int
     predicted_bytes: int
     headroom_bytes: int
@@ -45,9 +44,7 @@ class CapacitySums:
     """GPUs times seconds, from the start of a job to its end or now: of jobs that have started and not ended, and of
     those remembered that ended; within `since`, if it is given."""
     host_requested_bytes: int = 0
-    """Main memory that the jobs say their nodes have."""
     host_predicted_bytes: int = 0
-    """Main memory that all of their nodes will take."""
     judged: int
     """A `tight` verdict warns of both and is never wrong. Of a job that the host's memory ended, the GPU's verdict is
     not judged."""
@@ -57,7 +54,6 @@ class CapacitySums:
     ran_out_gpu: int
     """Remembered jobs that ended out of GPU memory; those of which no cause was told are counted here."""
     ran_out_host: int
-    """Out of the host's memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +69,6 @@ COUNTS = tuple(field.name for field in fields(CapacitySums))
 
 
 def sum_capacity(rows: Sequence[CapacitySums]) -> dict[str, Any]:
-    """The sums of all rows, by name."""
     return {name: _rounded(sum(getattr(row, name) for row in rows)) for name in COUNTS}
 
 
@@ -267,8 +262,6 @@ def _need(row: Row[Any], classes: Sequence[RankClassSummary], measured_bytes: in
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerdictCounts:
-    """By verdict."""
-
     fits: int | float
     tight: int | float
     exceeds: int | float
@@ -286,7 +279,6 @@ class JobsOnGpu:
 
 
 MOST_LISTED = 200
-"""Jobs listed for each GPU; all are counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -309,7 +301,6 @@ class AddedNodes:
     started_jobs: int
     started_gpus: int | float
     idle_gpus: int
-    """Those that nobody uses, no share of them either."""
     waiting_jobs: int
     """Those that would fit, and for which there are not enough GPUs."""
     waiting_gpus: int | float
@@ -323,7 +314,6 @@ def capacity_on(need: JobNeed, gpu: GpuRecord) -> int:
 
 
 def verdict_on(need: JobNeed, gpu: GpuRecord) -> Verdict:
-    """Of the fullest rank there."""
     if gpu.name == need.planned_gpu:
         return need.verdict
     capacity = capacity_on(need, gpu)
@@ -336,7 +326,6 @@ def _cluster_on(need: JobNeed, gpu: GpuRecord) -> Cluster:
 
 
 def _gpus_on(need: JobNeed, gpu: GpuRecord) -> float:
-    """As how many GPUs its ranks count there."""
     return need.ranks * _cluster_on(need, gpu).gpu_share
 
 
@@ -408,7 +397,6 @@ class _FreeGpus:
 
     @property
     def idle(self) -> int:
-        """GPUs that nobody uses."""
         return sum(left * count for left, count in enumerate(self._nodes))
 
     def place(self, ranks: int, share: float) -> bool:

@@ -23,7 +23,6 @@ from planner.service.history.schema import LEVELS, TOTALS, WRITERS, compact_json
 Labels = tuple[tuple[str, str], ...]
 """Pairs of label and value, in the order of the labels."""
 Series = tuple[str, Labels]
-"""What is counted, and of what kind."""
 
 LONGEST = 400
 """Characters of one series' labels: they are a key, of which a database takes no more than some 2,700 bytes."""
@@ -41,8 +40,6 @@ class SharedFigures:
 
 
 class Totals(Store):
-    """What was counted."""
-
     def add(self, writer: str, batch: int, totals: Mapping[Series, float], levels: Mapping[Series, float]) -> bool:
         """Add a batch of one process to the totals and take over its levels; whether the batch was new.
 
@@ -90,7 +87,6 @@ def observe_value(name: str, value: float, bounds: Sequence[float], labels: Labe
 
 
 def bound_text(bound: float) -> str:
-    """A bound as Prometheus writes it."""
     return "+Inf" if math.isinf(bound) else repr(float(bound))
 
 
@@ -151,7 +147,6 @@ class Counters:
         self._add({(name, _labels(labels)): value})
 
     def observe(self, name: str, labels: Mapping[str, str], value: float, bounds: Sequence[float] = SECONDS) -> None:
-        """Count a value of a distribution, as :func:`planner.service.history.counters.observe_value`."""
         self._add(observe_value(name, value, bounds, _labels(labels)))
 
     def set(self, name: str, labels: Mapping[str, str], value: float) -> None:
@@ -184,7 +179,6 @@ class Counters:
             self._arrived_at = time.monotonic()
 
     def start(self) -> None:
-        """Flush in a thread from now on, until :meth:`close`."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="counters", daemon=True)
             self._thread.start()

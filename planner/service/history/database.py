@@ -138,7 +138,6 @@ class Database:
         self.writes += 1
 
     def close(self) -> None:
-        """Give the connections back; a database in memory is gone with them."""
         self._engine.dispose()
 
 
@@ -147,8 +146,6 @@ USE_IS_NOTED_EVERY = timedelta(hours=1)
 
 
 class Store:
-    """Stores and reads the rows of one subject."""
-
     def __init__(self, database: Database, now: Callable[[], datetime]) -> None:
         self._database, self._now = database, now
 

@@ -74,8 +74,6 @@ class JobChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoundJob:
-    """A job and the plan that was made for it."""
-
     system: str
     job_id: str
     plan_id: str
@@ -90,7 +88,6 @@ class BoundJob:
     lapses_at: datetime | None = None
     """When it counts as ended though nobody told; None: it runs until somebody tells."""
     cause: Cause | None = None
-    """Why it ran out of memory; None where it did not, or nobody told."""
     failure: str = ""
 
 
@@ -101,14 +98,11 @@ FIRST_MOMENT, LAST_MOMENT = datetime(2000, 1, 1, tzinfo=UTC), datetime(2200, 1, 
 LONGEST_LEASE = 24 * 60 * 60
 """Seconds: whoever tells of a job less often than that does not need one."""
 LONGEST_REPORT = 2**18
-"""Characters of what a rank tells beyond its peaks."""
 LONGEST_FAILURE = 2**12
-"""Characters of the words in which a job's end was told."""
 _SYSTEM = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
 
 
 def check_change(system: str, job_id: str, change: JobChange) -> None:
-    """Raises HistoryError for what no job can have."""
     if not _SYSTEM.fullmatch(system):
         raise HistoryError(
             f"{system[:63]!a} is no name of a system", allowed="such as slurm, ray, kubernetes", place="system"

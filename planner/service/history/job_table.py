@@ -13,7 +13,7 @@ from sqlalchemy import ColumnElement, Connection, Row, and_, exists, func, or_, 
 
 from planner.job.rank_sets import RankSet
 from planner.report.statement import Verdict
-from planner.service.history.database import Database, Store, batches, put_if_absent, read_record, upsert
+from planner.service.history.database import Store, batches, put_if_absent, read_record, upsert
 from planner.service.history.errors import HistoryError, label
 from planner.service.history.job_changes import (
     PEAKS,
@@ -34,17 +34,15 @@ from planner.service.history.plan_table import (
     rank_classes_of,
     summaries,
 )
-from planner.service.history.schema import JOBS, MEASURED_RANKS, PLANS, VALIDATIONS, compact_json
+from planner.service.history.schema import JOBS, MEASURED_RANKS, PLANS, compact_json
 from planner.truth.failures.messages import Cause
 
 
 def is_open(now: datetime) -> ColumnElement[bool]:
-    """A job that has not ended, and whose lease, if it has one, is not over."""
     return and_(JOBS.c.ended_at.is_(None), or_(JOBS.c.lapses_at.is_(None), JOBS.c.lapses_at > now))
 
 
 def has_ended(now: datetime) -> ColumnElement[bool]:
-    """A job whose end was told, or whose lease is over."""
     return or_(JOBS.c.ended_at.is_not(None), JOBS.c.lapses_at <= now)
 
 
@@ -55,13 +53,57 @@ def ended_since(moment: datetime, now: datetime) -> ColumnElement[bool]:
 
 
 rank_of_job = and_(MEASURED_RANKS.c.system == JOBS.c.system, MEASURED_RANKS.c.job_id == JOBS.c.job_id)
-"""On which measured ranks are joined to their jobs."""
 _RANK_KEYS = ("system", "job_id", "rank")
 
 
-class Jobs(Store):
-    """What runs, and what it took."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSummary:
+    """A job in a list. Bytes are device bytes of the rank that told the most; null where none told any."""
 
+    system: str
+    job_id: str
+    plan_id: str
+    name: str
+    team: str
+    queue: str
+    gpu: str
+    ranks: int
+    verdict: Verdict
+    started_at: datetime | None
+    ended_at: datetime | None
+    updated_at: datetime
+    outcome: str
+    cause: str
+    """Why it ran out of memory: single_request, limit, fragmentation, private_pools, other_process, outside_allocator,
+    not_pytorch, full, refused, unknown; host_limit and host are the host's memory. Else empty."""
+    measured_ranks: int
+    measured_bytes: int | None
+    predicted_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActivePlan:
+    """A plan, its rank classes, and the jobs bound to it that have not ended."""
+
+    summary: PlanSummary
+    host: HostSummary | None
+    """None of the run of a program, and of plans that were made before hosts were planned."""
+    rank_classes: tuple[RankClassSummary, ...]
+    jobs: tuple[BoundJob, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActivePlans:
+    plans: tuple[ActivePlan, ...]
+    left_out: int
+
+
+MOST_ACTIVE = 50
+"""Plans of which metrics tell every rank class: what a scrape of one megabyte can hold."""
+RECENT = timedelta(hours=1)
+
+
+class Jobs(Store):
     def bind(self, system: str, job_id: str, change: JobChange) -> BoundJob:
         """Merge what is newly known into the job, and give it as it now is.
 
@@ -105,7 +147,6 @@ class Jobs(Store):
             return _read_bound_jobs(connection, [here], ranks=list(reported))[0]
 
     def get(self, system: str, job_id: str) -> BoundJob | None:
-        """The job; None if nothing was ever told of it."""
         here = and_(JOBS.c.system == label(system), JOBS.c.job_id == label(job_id))
         with self._database.reading() as connection:
             return next(iter(_read_bound_jobs(connection, [here])), None)
@@ -116,11 +157,75 @@ class Jobs(Store):
             return _read_bound_jobs(connection, [is_open(self._now())], limit)
 
     def reports(self, system: str, job_id: str) -> dict[int, Any]:
-        """What the ranks of the job told beyond their peaks, by rank."""
         ranks = MEASURED_RANKS.c
         here = and_(ranks.system == label(system), ranks.job_id == label(job_id))
         rows = self._read(select(ranks.rank, ranks.report).where(here).order_by(ranks.rank))
         return {row.rank: json.loads(row.report) for row in rows if row.report}
+
+    def list(self, limit: int, plan_id: str | None = None) -> tuple[JobSummary, ...]:
+        """At most `limit` jobs, those told of last first; of one plan, or of all."""
+        query = (
+            select(JOBS, PLANS.c.name, PLANS.c.gpu, PLANS.c.ranks, PLANS.c.verdict)
+            .join(PLANS, PLANS.c.plan_id == JOBS.c.plan_id)
+            .order_by(JOBS.c.updated_at.desc(), JOBS.c.system, JOBS.c.job_id)
+            .limit(limit)
+        )
+        if plan_id is not None:
+            query = query.where(JOBS.c.plan_id == label(plan_id))
+        with self._database.reading() as connection:
+            rows = connection.execute(query).all()
+            fullest = _fullest_ranks(connection, [(row.system, row.job_id) for row in rows])
+        summaries_of_jobs = []
+        for row in rows:
+            count, measured, predicted = fullest.get((row.system, row.job_id), (0, None, None))
+            summary = read_record(
+                JobSummary, row, verdict=Verdict(row.verdict), cause=row.cause or "", measured_ranks=count,
+                measured_bytes=measured, predicted_bytes=predicted,
+            )  # fmt: skip
+            summaries_of_jobs.append(summary)
+        return tuple(summaries_of_jobs)
+
+    def measured(self, limit: int) -> tuple[tuple[str, str, datetime], ...]:
+        """System, id and moment of the last word of at most `limit` jobs of which some rank has reported what it took,
+        those told of last first."""
+        query = (
+            select(JOBS.c.system, JOBS.c.job_id, JOBS.c.updated_at)
+            .where(exists().where(rank_of_job, MEASURED_RANKS.c.reserved_bytes.is_not(None)))
+            .order_by(JOBS.c.updated_at.desc(), JOBS.c.system, JOBS.c.job_id)
+            .limit(limit)
+        )
+        with self._database.reading() as connection:
+            return tuple((row.system, row.job_id, row.updated_at) for row in connection.execute(query))
+
+    def active_plans(self, limit: int = MOST_ACTIVE, recently: timedelta = RECENT) -> ActivePlans:
+        """The plans of jobs that have not ended, then those used recently: at most `limit`, each newest first."""
+        now = self._now()
+        has_job = PLANS.c.plan_id.in_(select(JOBS.c.plan_id).where(is_open(now)))
+        recent = and_(~has_job, PLANS.c.used_at >= now - recently)
+        with self._database.reading() as connection:
+            count = connection.execute(select(func.count()).select_from(PLANS).where(or_(has_job, recent))).scalar_one()
+            ids: list[str] = []
+            for kind in (has_job, recent):  # one after the other: each is found along an index, without sorting all
+                query = select(PLANS.c.plan_id).where(kind).order_by(PLANS.c.stored_at.desc(), PLANS.c.plan_id)
+                ids += connection.execute(query.limit(limit - len(ids))).scalars()
+            rows = connection.execute(summaries().where(PLANS.c.plan_id.in_(ids))).all()
+            classes = rank_classes_of(connection, ids)
+            jobs: dict[str, list[BoundJob]] = defaultdict(list)
+            for job in _read_bound_jobs(connection, [JOBS.c.plan_id.in_(ids), is_open(now)]):
+                jobs[job.plan_id].append(job)
+        plans = []
+        for row in sorted(rows, key=lambda row: ids.index(row.plan_id)):
+            host = None if row.nodes is None else HostSummary(
+                nodes=row.nodes, fullest_bytes=row.host_bytes, capacity_bytes=row.host_capacity_bytes,
+                predicted_bytes=row.host_predicted_bytes,
+                interval_bytes=(row.host_lowest_bytes, row.host_highest_bytes),
+            )  # fmt: skip
+            plan = ActivePlan(
+                summary=plan_summary(row), host=host, rank_classes=classes.get(row.plan_id, ()),
+                jobs=tuple(jobs[row.plan_id]),
+            )  # fmt: skip
+            plans.append(plan)
+        return ActivePlans(plans=tuple(plans), left_out=count - len(plans))
 
     def _lock_row(self, connection: Connection, system: str, job_id: str, change: JobChange) -> Row[Any]:
         """The job's row, which others cannot change until we are done; made if this is its first change."""
@@ -239,55 +344,6 @@ def _is_of_some(jobs: Sequence[tuple[str, str]]) -> ColumnElement[bool]:
     return tuple_(MEASURED_RANKS.c.system, MEASURED_RANKS.c.job_id).in_(jobs)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobSummary:
-    """A job in a list. Bytes are device bytes of the rank that told the most; null where none told any."""
-
-    system: str
-    job_id: str
-    plan_id: str
-    name: str
-    team: str
-    queue: str
-    gpu: str
-    ranks: int
-    verdict: Verdict
-    started_at: datetime | None
-    ended_at: datetime | None
-    updated_at: datetime
-    outcome: str
-    cause: str
-    """Why it ran out of memory: single_request, limit, fragmentation, private_pools, other_process, outside_allocator,
-    not_pytorch, full, refused, unknown; host_limit and host are the host's memory. Else empty."""
-    measured_ranks: int
-    measured_bytes: int | None
-    predicted_bytes: int | None
-
-
-def list_jobs(database: Database, limit: int, plan_id: str | None = None) -> tuple[JobSummary, ...]:
-    """At most `limit` jobs, those told of last first; of one plan, or of all."""
-    query = (
-        select(JOBS, PLANS.c.name, PLANS.c.gpu, PLANS.c.ranks, PLANS.c.verdict)
-        .join(PLANS, PLANS.c.plan_id == JOBS.c.plan_id)
-        .order_by(JOBS.c.updated_at.desc(), JOBS.c.system, JOBS.c.job_id)
-        .limit(limit)
-    )
-    if plan_id is not None:
-        query = query.where(JOBS.c.plan_id == label(plan_id))
-    with database.reading() as connection:
-        rows = connection.execute(query).all()
-        fullest = _fullest_ranks(connection, [(row.system, row.job_id) for row in rows])
-    summaries_of_jobs = []
-    for row in rows:
-        count, measured, predicted = fullest.get((row.system, row.job_id), (0, None, None))
-        summary = read_record(
-            JobSummary, row, verdict=Verdict(row.verdict), cause=row.cause or "", measured_ranks=count,
-            measured_bytes=measured, predicted_bytes=predicted,
-        )  # fmt: skip
-        summaries_of_jobs.append(summary)
-    return tuple(summaries_of_jobs)
-
-
 def _fullest_ranks(
     connection: Connection, jobs: Sequence[tuple[str, str]]
 ) -> dict[tuple[str, str], tuple[int, int, int]]:
@@ -308,80 +364,3 @@ def _fullest_ranks(
         for row in connection.execute(query):
             fullest.setdefault((row.system, row.job_id), (row.told, row.most, row.predicted_bytes))
     return fullest
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ActivePlan:
-    """A plan, its rank classes, and the jobs bound to it that have not ended."""
-
-    summary: PlanSummary
-    host: HostSummary | None
-    """None of the run of a program, and of plans that were made before hosts were planned."""
-    rank_classes: tuple[RankClassSummary, ...]
-    jobs: tuple[BoundJob, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ActivePlans:
-    """The chosen plans, and how many were left out."""
-
-    plans: tuple[ActivePlan, ...]
-    left_out: int
-
-
-def active_plans(database: Database, limit: int, since: datetime, now: datetime) -> ActivePlans:
-    """At most `limit` plans: those of jobs that have not ended, then those asked for `since`; each newest first."""
-    has_job = PLANS.c.plan_id.in_(select(JOBS.c.plan_id).where(is_open(now)))
-    recent = and_(~has_job, PLANS.c.used_at >= since)
-    with database.reading() as connection:
-        count = connection.execute(select(func.count()).select_from(PLANS).where(or_(has_job, recent))).scalar_one()
-        ids: list[str] = []
-        for kind in (has_job, recent):  # one after the other: each is found along an index, without sorting all
-            query = select(PLANS.c.plan_id).where(kind).order_by(PLANS.c.stored_at.desc(), PLANS.c.plan_id)
-            ids += connection.execute(query.limit(limit - len(ids))).scalars()
-        rows = connection.execute(summaries().where(PLANS.c.plan_id.in_(ids))).all()
-        classes = rank_classes_of(connection, ids)
-        jobs: dict[str, list[BoundJob]] = defaultdict(list)
-        for job in _read_bound_jobs(connection, [JOBS.c.plan_id.in_(ids), is_open(now)]):
-            jobs[job.plan_id].append(job)
-    plans = []
-    for row in sorted(rows, key=lambda row: ids.index(row.plan_id)):
-        host = None if row.nodes is None else HostSummary(
-            nodes=row.nodes, fullest_bytes=row.host_bytes, capacity_bytes=row.host_capacity_bytes,
-            interval_bytes=(row.host_lowest_bytes, row.host_highest_bytes), predicted_bytes=row.host_predicted_bytes,
-        )  # fmt: skip
-        plan = ActivePlan(
-            summary=plan_summary(row), host=host, rank_classes=classes.get(row.plan_id, ()),
-            jobs=tuple(jobs[row.plan_id]),
-        )  # fmt: skip
-        plans.append(plan)
-    return ActivePlans(plans=tuple(plans), left_out=count - len(plans))
-
-
-NO_GPU = "cpu"
-"""What stands in the place of the GPU of a validation that ran on a CPU."""
-
-
-def measured_jobs(database: Database, limit: int) -> tuple[tuple[str, str, datetime], ...]:
-    """System, id and moment of the last word of at most `limit` jobs of which some rank has reported what it took,
-    those told of last first."""
-    query = (
-        select(JOBS.c.system, JOBS.c.job_id, JOBS.c.updated_at)
-        .where(exists().where(rank_of_job, MEASURED_RANKS.c.reserved_bytes.is_not(None)))
-        .order_by(JOBS.c.updated_at.desc(), JOBS.c.system, JOBS.c.job_id)
-        .limit(limit)
-    )
-    with database.reading() as connection:
-        return tuple((row.system, row.job_id, row.updated_at) for row in connection.execute(query))
-
-
-def measured_validations(database: Database, limit: int) -> tuple[str, ...]:
-    """The ids of at most `limit` validations that measured on a GPU to the end, newest first."""
-    query = (
-        select(VALIDATIONS.c.validation_id)
-        .where(VALIDATIONS.c.state == "done", VALIDATIONS.c.gpu.not_in(("", NO_GPU)))
-        .order_by(VALIDATIONS.c.asked_at.desc(), VALIDATIONS.c.validation_id)
-        .limit(limit)
-    )
-    with database.reading() as connection:
-        return tuple(connection.execute(query).scalars())

@@ -39,9 +39,7 @@ class Bounds:
     jobs: int = 200
     gpus: int = 700
     groups: int = 100
-    """Of capacity."""
     kinds: int = 50
-    """Of GPU and torch, for validations and calibration."""
 
 
 class JobClass(NamedTuple):
@@ -71,7 +69,6 @@ class Overview:
     plan_counts: Mapping[Verdict, int]
     plans: tuple[PlanSummary, ...]
     hosts: Mapping[str, HostSummary]
-    """By plan."""
     capacity_bytes: Mapping[str, int]
     rank_classes: tuple[tuple[str, RankClassSummary], ...]
     categorized: tuple[tuple[str, RankClassSummary], ...]
@@ -87,13 +84,12 @@ class Overview:
     figures: SharedFigures
     left_out: Mapping[str, int]
     seconds: float
-    """How long the reading took."""
 
 
 def overview(history: History, bounds: Bounds | None = None) -> Overview:
     """Read it. Raises HistoryUnavailableError if the history cannot be read."""
     most, began = bounds or Bounds(), time.perf_counter()
-    active = history.active_plans()
+    active = history.jobs.active_plans()
     classes = [[(plan.summary.plan_id, one) for one in _fullest_first(plan)] for plan in active.plans]
     rank_classes, classes_left = _limit_members(classes, most.rank_classes)
     categorized, categorized_left = _limit_members(classes, most.categorized)
@@ -139,8 +135,6 @@ def overview(history: History, bounds: Bounds | None = None) -> Overview:
 
 
 class _PlanGpus:
-    """Where the ranks of a plan run: found for each of its jobs."""
-
     def __init__(self, plan: ActivePlan) -> None:
         self._ranks = plan.summary.ranks
         self._alone = str(plan.rank_classes[0].representative) if len(plan.rank_classes) == 1 else ""
@@ -186,7 +180,6 @@ class _PlanGpus:
         return tuple(_interleave(list(by_class.values())))
 
     def find_highest(self, job: BoundJob) -> tuple[tuple[JobClass, int], ...]:
-        """The highest device bytes of each rank class."""
         highest: dict[JobClass, int] = {}
         for peaks in job.measured:
             if peaks.device_bytes is not None:

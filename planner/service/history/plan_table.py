@@ -19,8 +19,6 @@ from planner.report.statement import Plan, ProgramStatement, RankClassStatement,
 from planner.service.history.database import Store, batches, put, put_if_absent, read_record
 from planner.service.history.errors import HistoryError, label
 from planner.service.history.schema import FAILURES, PLAN_DOCUMENTS, PLANS, RANK_CLASSES, TRACES, compact_json
-from planner.tracing import rank_trace
-from planner.tracing.rank_trace import Trace
 
 LARGEST = 2**62
 """Bytes, and ranks: what a column of whole numbers can hold, with room for a sum of two."""
@@ -76,8 +74,6 @@ class RankClassSummary:
 
 
 class Plans(Store):
-    """What was planned."""
-
     def put(self, plan: Plan | ProgramStatement) -> None:
         """Store the plan; again, and at the same moment as others, is the same as once.
 
@@ -107,7 +103,6 @@ class Plans(Store):
         return str(row.document)
 
     def document(self, plan_id: str) -> dict[str, Any] | None:
-        """The plan as the JSON object of the contract; None if there is none."""
         text = self.text(plan_id)
         return None if text is None else json.loads(text)
 
@@ -139,12 +134,10 @@ class Plans(Store):
         return tuple(plan_summary(row) for row in self._read(query))
 
     def counts(self) -> dict[Verdict, int]:
-        """How many plans are remembered, by verdict."""
         query = select(PLANS.c.verdict, func.count()).group_by(PLANS.c.verdict)
         return {Verdict(verdict): count for verdict, count in self._read(query)}
 
     def rank_classes(self, plan_id: str) -> tuple[RankClassSummary, ...]:
-        """The rank classes of a plan, by representative; none if the plan is not there."""
         with self._database.reading() as connection:
             return rank_classes_of(connection, [label(plan_id)]).get(plan_id, ())
 
@@ -160,12 +153,10 @@ def summaries() -> Select[Any]:
 
 
 def plan_summary(row: Row[Any]) -> PlanSummary:
-    """A row of :func:`summaries` as a value."""
     return read_record(PlanSummary, row, verdict=Verdict(row.verdict))
 
 
 def rank_classes_of(connection: Connection, plan_ids: Sequence[str]) -> dict[str, tuple[RankClassSummary, ...]]:
-    """The rank classes of some plans, by plan."""
     classes: dict[str, list[RankClassSummary]] = defaultdict(list)
     for some in batches(plan_ids):
         query = select(RANK_CLASSES).where(RANK_CLASSES.c.plan_id.in_(some)).order_by(RANK_CLASSES.c.representative)
@@ -266,24 +257,16 @@ def _class_row(plan_id: str, statement: RankClassStatement) -> dict[str, Any]:
 class Traces(Store):
     """What was traced: one trace for each rank class, under the rank that represents it."""
 
-    def put(self, trace_id: str, traces: Mapping[int, Trace]) -> None:
+    def put(self, trace_id: str, texts: Mapping[int, str]) -> None:
         """Store the traces of a job by representative: all of them or, if this fails, none."""
-        self.put_texts(trace_id, {rank: rank_trace.dumps(trace) for rank, trace in traces.items()})
-
-    def put_texts(self, trace_id: str, texts: Mapping[int, str]) -> None:
-        """As :meth:`put`, for traces that are text already."""
         now = self._now()
         with self._database.writing() as connection:
             for rank, text in sorted(texts.items()):
                 row = {"trace_id": trace_id, "representative": rank, "used_at": now, "document": text}
                 put(connection, TRACES, row)
 
-    def get(self, trace_id: str) -> dict[int, Trace]:
-        """The traces of a job by representative; empty if there are none."""
-        return {rank: rank_trace.loads(text) for rank, text in self.texts(trace_id).items()}
-
     def texts(self, trace_id: str) -> dict[int, str]:
-        """As :meth:`get`, as the text that was stored, unread."""
+        """The traces of a job by representative, unread; empty if there are none."""
         rows = self._read(select(TRACES).where(TRACES.c.trace_id == label(trace_id)).order_by(TRACES.c.representative))
         if rows:
             self._note_use(TRACES.c.trace_id, trace_id, rows[0].used_at)
@@ -309,7 +292,6 @@ class Failures(Store):
     """The last failure of each plan. The id of a plan names the software, so other software starts without any."""
 
     def put(self, failure: Failure) -> None:
-        """Store it, in the place of an earlier one of the same plan."""
         now = self._now()
         with self._database.writing() as connection:
             put(connection, FAILURES, {**dataclasses.asdict(failure), "failed_at": now, "used_at": now})

@@ -38,8 +38,6 @@ class Check:
 
 
 class Checks(Store):
-    """What was asked."""
-
     def put(self, check: Check) -> None:
         """Store the check, or its verdict when it is known; a verdict is never forgotten again."""
         row = {
@@ -59,17 +57,7 @@ class Checks(Store):
             if stored is not None and check.verdict is not None:
                 add(connection, {(VERDICTS, (("verdict", check.verdict.value),)): 1})
 
-    def newest(self, limit: int = 100, *, plan_id: str | None = None) -> tuple[Check, ...]:
-        """At most `limit` checks, newest first."""
-        query = select(CHECKS).order_by(CHECKS.c.asked_at.desc(), CHECKS.c.check_id).limit(limit)
-        if plan_id is not None:
-            query = query.where(CHECKS.c.plan_id == label(plan_id))
-        return tuple(
-            read_record(Check, row, verdict=Verdict(row.verdict) if row.verdict else None) for row in self._read(query)
-        )
-
     def counts(self) -> dict[Verdict | None, int]:
-        """How many checks that are still remembered got each verdict; None: not answered yet."""
         query = select(CHECKS.c.verdict, func.count()).group_by(CHECKS.c.verdict)
         return {Verdict(verdict) if verdict else None: count for verdict, count in self._read(query)}
 
@@ -103,12 +91,10 @@ class Search:
 
     @property
     def goes_on(self) -> bool:
-        """Whether it waits or runs."""
         return self.state in (SearchState.PENDING, SearchState.RUNNING)
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether somebody stopped it."""
         return self.state is SearchState.STOPPED and self.document.get("stopped") == CANCELLED
 
 
@@ -145,7 +131,6 @@ class Searches(Store):
         return replace(search, **ended)
 
     def get(self, search_id: str) -> Search | None:
-        """The search; None if there is none."""
         row = self._read_one(_SEARCHES.where(SEARCHES.c.search_id == label(search_id)))
         return None if row is None else _search(row)
 
@@ -155,7 +140,6 @@ class Searches(Store):
         return {} if row is None else dict(row.answers)
 
     def in_state(self, state: SearchState, limit: int) -> tuple[Search, ...]:
-        """At most `limit` searches, oldest first."""
         query = _SEARCHES.where(SEARCHES.c.state == state.value).order_by(SEARCHES.c.asked_at).limit(limit)
         return tuple(_search(row) for row in self._read(query))
 
@@ -176,6 +160,10 @@ ERRORS = "validation_error"
 """The distribution of errors, as a ratio, by GPU and torch: unlike the validations, it is never forgotten."""
 ERROR_BOUNDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 _SHORT = 60
+
+
+NO_GPU = "cpu"
+"""What stands in the place of the GPU of a validation that ran on a CPU."""
 
 
 class ValidationState(StrEnum):
@@ -212,8 +200,6 @@ class Validation:
 
 
 class Validations(Store):
-    """What was measured."""
-
     def put(self, validation: Validation) -> None:
         """Store the validation as it now is; one that is over stays as it ended, whoever comes late."""
         row = {
@@ -244,7 +230,6 @@ class Validations(Store):
                 add(connection, observe_value(ERRORS, abs(validation.error_percent) / 100, ERROR_BOUNDS, labels))
 
     def get(self, validation_id: str) -> Validation | None:
-        """The validation; None if there is none."""
         query = select(VALIDATIONS).where(VALIDATIONS.c.validation_id == label(validation_id))
         row = self._read_one(query)
         return None if row is None else _validation(row)
@@ -257,15 +242,24 @@ class Validations(Store):
         state: ValidationState | None = None,
         gpu: str | None = None,
     ) -> tuple[Validation, ...]:
-        """At most `limit` validations, newest first."""
         query = select(VALIDATIONS).order_by(VALIDATIONS.c.asked_at.desc(), VALIDATIONS.c.validation_id).limit(limit)
         for name, value in {"plan_id": plan_id, "state": state and state.value, "gpu": gpu}.items():
             if value is not None:
                 query = query.where(VALIDATIONS.c[name] == label(value))
         return tuple(_validation(row) for row in self._read(query))
 
+    def measured(self, limit: int) -> tuple[str, ...]:
+        """The ids of at most `limit` validations that measured on a GPU to the end, newest first."""
+        query = (
+            select(VALIDATIONS.c.validation_id)
+            .where(VALIDATIONS.c.state == ValidationState.DONE.value, VALIDATIONS.c.gpu.not_in(("", NO_GPU)))
+            .order_by(VALIDATIONS.c.asked_at.desc(), VALIDATIONS.c.validation_id)
+            .limit(limit)
+        )
+        with self._database.reading() as connection:
+            return tuple(connection.execute(query).scalars())
+
     def counts(self) -> dict[ValidationState, int]:
-        """How many validations that are still remembered are in each state."""
         query = select(VALIDATIONS.c.state, func.count()).group_by(VALIDATIONS.c.state)
         return {ValidationState(state): count for state, count in self._read(query)}
 
@@ -298,8 +292,6 @@ class StoredCalibration:
 
 
 class Calibrations(Store):
-    """What was learnt."""
-
     def put(self, calibration_id: str, document: Mapping[str, Any], measurements: int = 0) -> None:
         """Store the calibration and make it the current one; again is the same as once."""
         row = {
@@ -316,7 +308,6 @@ class Calibrations(Store):
         return next(iter(self.newest(1)), None)
 
     def newest(self, limit: int = 100) -> tuple[StoredCalibration, ...]:
-        """At most `limit` calibrations, the current one first."""
         order = (CALIBRATIONS.c.stored_at.desc(), CALIBRATIONS.c.calibration_id)
         rows = self._read(select(CALIBRATIONS).order_by(*order).limit(limit))
         return tuple(read_record(StoredCalibration, row) for row in rows)

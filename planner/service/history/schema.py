@@ -33,7 +33,6 @@ _FAST = 1
 
 
 def microseconds(moment: datetime) -> int:
-    """Since 1970, as moments are kept."""
     return (moment - _EPOCH) // timedelta(microseconds=1)
 
 
@@ -51,8 +50,6 @@ class UtcMicroseconds(TypeDecorator[datetime]):
 
 
 class JsonText(TypeDecorator[Any]):
-    """A small JSON value as text, its keys in the order in which they came."""
-
     impl = Text
     cache_ok = True
 
@@ -64,8 +61,6 @@ class JsonText(TypeDecorator[Any]):
 
 
 class CompressedText(TypeDecorator[Any]):
-    """A long text, compressed."""
-
     impl = LargeBinary
     cache_ok = True
 
@@ -77,8 +72,6 @@ class CompressedText(TypeDecorator[Any]):
 
 
 class CompressedJson(CompressedText):
-    """A long JSON value, compressed."""
-
     cache_ok = True
 
     def process_bind_param(self, value: Any, dialect: Dialect) -> bytes:

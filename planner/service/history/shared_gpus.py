@@ -16,7 +16,6 @@ from planner.service.history.schema import JOBS, PLANS
 from planner.verdict import Verdict, decide
 
 MOST_SHARED = 200
-"""GPUs that are listed, the fullest first."""
 _MOST_JOBS = 10_000
 
 
@@ -26,7 +25,6 @@ class SharedGpu:
 
     gpu_uuid: str
     gpu: str
-    """Its type, as the jobs were planned."""
     jobs: tuple[str, ...]
     """`SYSTEM/JOB`."""
     least_bytes: int

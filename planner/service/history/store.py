@@ -11,17 +11,7 @@ from sqlalchemy import Column, ColumnElement, delete, exists, or_, select, true
 from planner.service.history.capacity import Capacity, JobNeed, capacity, read_needs
 from planner.service.history.counters import Totals
 from planner.service.history.database import Database, Writability
-from planner.service.history.job_table import (
-    ActivePlans,
-    Jobs,
-    JobSummary,
-    active_plans,
-    has_ended,
-    is_open,
-    list_jobs,
-    measured_jobs,
-    measured_validations,
-)
+from planner.service.history.job_table import Jobs, has_ended, is_open
 from planner.service.history.plan_table import Failures, Plans, Traces
 from planner.service.history.records import Calibrations, Checks, Searches, Validations
 from planner.service.history.schema import (
@@ -60,24 +50,11 @@ class Retention:
     """Those put last; a calibration does not age."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeletedCounts:
-    """How many were deleted. Jobs go with the plan to which they are bound."""
+def forget(database: Database, keep: Retention, now: datetime) -> dict[str, int]:
+    """Delete what need not be kept, in transactions of a few hundred rows; how many rows of which kind were there.
 
-    plans: int = 0
-    jobs: int = 0
-    traces: int = 0
-    failures: int = 0
-    checks: int = 0
-    validations: int = 0
-    searches: int = 0
-    calibrations: int = 0
-    writers: int = 0
-    """Processes that counted, and are gone; what they counted stays."""
-
-
-def forget(database: Database, keep: Retention, now: datetime) -> DeletedCounts:
-    """Delete what need not be kept, in transactions of a few hundred rows."""
+    Jobs go with the plan to which they are bound. What dead processes (`writers`) counted stays.
+    """
     oldest = now - keep.age
 
     def forget_rows(moment: Column[datetime], count: int, oldest: datetime | None = oldest) -> int:
@@ -92,6 +69,8 @@ def forget(database: Database, keep: Retention, now: datetime) -> DeletedCounts:
 
     plans, jobs = _forget_plans(database, keep, oldest, now)
     counts = {
+        "plans": plans,
+        "jobs": jobs,
         "traces": forget_rows(TRACES.c.used_at, keep.traces),
         "failures": forget_rows(FAILURES.c.used_at, keep.failures),
         "checks": forget_rows(CHECKS.c.asked_at, keep.checks),
@@ -100,8 +79,9 @@ def forget(database: Database, keep: Retention, now: datetime) -> DeletedCounts:
         "calibrations": forget_rows(CALIBRATIONS.c.stored_at, keep.calibrations, None),
     }
     with database.writing() as connection:
-        writers = connection.execute(delete(WRITERS).where(WRITERS.c.updated_at < now - DEAD_AFTER)).rowcount
-    return DeletedCounts(plans=plans, jobs=jobs, **counts, writers=writers)
+        silent = delete(WRITERS).where(WRITERS.c.updated_at < now - DEAD_AFTER)
+        counts["writers"] = connection.execute(silent).rowcount
+    return {name: count for name, count in counts.items() if count}
 
 
 def _forget_plans(database: Database, keep: Retention, oldest: datetime, now: datetime) -> tuple[int, int]:
@@ -137,11 +117,7 @@ def _is_beyond_limits(moment: Column[datetime], count: int, oldest: datetime | N
     return beyond if oldest is None else or_(beyond, moment < oldest)
 
 
-MOST_ACTIVE = 50
-"""Plans of which metrics tell every rank class: what a scrape of one megabyte can hold."""
 MOST_NEEDS = 10_000
-"""Jobs of which one question reads what they need."""
-RECENT = timedelta(hours=1)
 
 
 def _clock() -> datetime:
@@ -179,22 +155,13 @@ class History:
 
     @property
     def place(self) -> str:
-        """The URL without its password."""
         return self._database.place
-
-    def ping(self) -> None:
-        """Read one row. Raises HistoryUnavailableError if that does not work."""
-        with self._database.reading() as connection:
-            connection.exec_driver_sql("SELECT 1")
 
     def probe(self) -> None:
         """Read a row, and write one every few seconds. Raises HistoryUnavailableError: the history is not ready."""
-        self.ping()
+        with self._database.reading() as connection:
+            connection.exec_driver_sql("SELECT 1")
         self._writability.probe()
-
-    def active_plans(self, limit: int = MOST_ACTIVE, recent: timedelta = RECENT) -> ActivePlans:
-        """The plans of jobs that have not ended, then those used recently: at most `limit`, each newest first."""
-        return active_plans(self._database, limit, self._now() - recent, self._now())
 
     def capacity(self, since: datetime | None = None) -> tuple[Capacity, ...]:
         """GPU bytes by team, queue and GPU type; `since` leaves out verdicts of jobs that ended before it."""
@@ -208,24 +175,11 @@ class History:
         """What jobs need of a GPU: those that have not ended, or ended `since`; and how many were left out."""
         return read_needs(self._database, since, limit, self._now())
 
-    def list_jobs(self, limit: int, plan_id: str | None = None) -> tuple[JobSummary, ...]:
-        """At most `limit` jobs with what was predicted and measured, those told of last first."""
-        return list_jobs(self._database, limit, plan_id)
-
-    def measured_jobs(self, limit: int) -> tuple[tuple[str, str, datetime], ...]:
-        """System, id and last change of `limit` jobs whose ranks reported their peaks, those told of last first."""
-        return measured_jobs(self._database, limit)
-
-    def measured_validations(self, limit: int) -> tuple[str, ...]:
-        """The ids of at most `limit` validations that measured on a GPU to the end, newest first."""
-        return measured_validations(self._database, limit)
-
-    def forget(self, keep: Retention) -> DeletedCounts:
-        """Delete what need not be kept; never the plan of a job that has not ended."""
+    def forget(self, keep: Retention) -> dict[str, int]:
+        """Delete what need not be kept, never the plan of a job that has not ended; how many of which kind."""
         return forget(self._database, keep, self._now())
 
     def close(self) -> None:
-        """Give the connections back."""
         self._database.close()
 
     def __enter__(self) -> History:

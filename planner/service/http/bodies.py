@@ -16,7 +16,7 @@ from planner.runtime import running
 from planner.runtime.fork_server import ForkServer
 from planner.runtime.limits import LimitExceededError, Limits
 from planner.runtime.running import StoppedError
-from planner.service.http.body_readers import JSON, YAML, YAML_TYPES, read_job, read_object, too_large
+from planner.service.http.body_readers import JSON, YAML_TYPES, read_job, read_object, too_large
 from planner.service.http.dependencies import dependencies_of
 from planner.service.http.limits import Turns
 from planner.service.http.problems import RequestError, problem
@@ -25,36 +25,37 @@ from planner.units import GIB
 LIMITS = Limits(seconds=10.0, memory_bytes=2 * GIB, tasks=16)
 """For one body. What is allowed in a body is read within a second on a machine that is not busy."""
 _Read = TypeVar("_Read")
+Reader = Callable[[bytes, str], _Read]
+"""A function of a module that reads a body; what its text says besides is its own: a media type, a setting."""
 _REMEDY = "send a bundle, as planner spec --bundle prints it"
 
 
-async def read_beside(turns: Turns, function: str, body: bytes, kind: str, remedy: str = _REMEDY) -> Any:
-    """What `function(body, kind)` returns, called in a process of its own; `function` is `module:name`.
+async def read_beside(turns: Turns, reader: Reader[_Read], body: bytes, kind: str, remedy: str = _REMEDY) -> _Read:
+    """What the reader returns, called in a process of its own.
 
     Raises what it raises: PlannerError, RequestError; BusyError if too many wait for their turn; RequestError (422) for
     a body that takes too long to read, with what its sender may change.
     """
     async with turns.turn():
-        return await call_beside(function, body, kind, remedy)
+        return await call_beside(reader, body, kind, remedy)
 
 
-async def read_body(turns: Turns, reader: Callable[[bytes, str], _Read], body: bytes, kind: str) -> _Read:
-    """What `reader`, a function of a module, makes of a body: a small one here, others as :func:`read_beside`. A little
-    YAML can stand for much: it is never read on the event loop."""
+async def read_body(turns: Turns, reader: Reader[_Read], body: bytes, kind: str) -> _Read:
+    """As :func:`read_beside`, but here for a small body. A little YAML can stand for much: it is never read here."""
     if len(body) <= SMALL and kind not in YAML_TYPES:
         return reader(body, kind)
-    read: _Read = await read_beside(turns, f"{reader.__module__}:{reader.__name__}", body, kind)
-    return read
+    return await read_beside(turns, reader, body, kind)
 
 
-async def call_beside(function: str, body: bytes, kind: str, remedy: str = _REMEDY) -> Any:
+async def call_beside(reader: Reader[_Read], body: bytes, kind: str, remedy: str = _REMEDY) -> _Read:
     """As :func:`read_beside`, of a caller whose turn it is."""
-    stopped = False
+    stopped, function = False, f"{reader.__module__}:{reader.__name__}"
     work = asyncio.ensure_future(
         asyncio.to_thread(running.call, function, body, kind, limits=LIMITS, server=_server(), stopped=lambda: stopped)
     )
     try:
-        return await asyncio.shield(work)
+        read: _Read = await asyncio.shield(work)
+        return read
     except (LimitExceededError, StoppedError):
         late = f"the body cannot be read within {LIMITS.seconds:g} s"
         raise RequestError(422, late, remedy=remedy, place="the body") from None
@@ -134,27 +135,21 @@ async def job_of(request: Request) -> Job:
 
     Raises SpecError for a job that is none, RequestError for a body that cannot be read.
     """
-    kind = media_type(request)
-    if kind != JSON and kind not in YAML_TYPES:
-        raise unsupported_error(kind, f"{JSON} (a bundle, or a spec), {YAML} (a spec)")
-    return await read_body(dependencies_of(request).bodies, read_job, await content_of(request), kind)
+    content = await content_of(request, JSON, *YAML_TYPES)
+    return await read_body(dependencies_of(request).bodies, read_job, content, media_type(request))
 
 
 async def object_of(request: Request) -> dict[str, Any]:
     """The JSON object of a body. Raises RequestError where it is none."""
-    return await read_body(dependencies_of(request).bodies, read_object, await json_of(request), JSON)
+    return await read_body(dependencies_of(request).bodies, read_object, await content_of(request, JSON), JSON)
 
 
-async def json_of(request: Request) -> bytes:
-    """The bytes of a body that is said to be JSON. Raises RequestError."""
-    kind = media_type(request)
-    if kind != JSON:
-        raise unsupported_error(kind, JSON)
-    return await content_of(request)
-
-
-async def content_of(request: Request) -> bytes:
-    """The bytes of a body. Raises RequestError for one that is compressed, late, cut off, or empty."""
+async def content_of(request: Request, *kinds: str) -> bytes:
+    """The bytes of a body of one of these media types. Raises RequestError for another one, and for a body that is
+    compressed, late, cut off, or empty."""
+    if (kind := media_type(request)) not in kinds:
+        arrived = f"{kind[:80]!a} is not read here" if kind else "the request names no content type"
+        raise RequestError(415, arrived, allowed=", ".join(kinds), place="Content-Type")
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("", "identity"):
         raise RequestError(415, f"the encoding {encoding[:40]!a} is not read here", allowed="identity")
@@ -178,11 +173,4 @@ async def content_of(request: Request) -> bytes:
 
 
 def media_type(request: Request) -> str:
-    """What the request says that its body is."""
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
-
-
-def unsupported_error(kind: str, allowed: str) -> RequestError:
-    """The refusal of a body of this media type."""
-    arrived = f"{kind[:80]!a} is not read here" if kind else "the request names no content type"
-    return RequestError(415, arrived, allowed=allowed, place="Content-Type")

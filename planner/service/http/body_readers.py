@@ -31,7 +31,6 @@ YAML_TYPES = (YAML, "application/x-yaml", "text/yaml", "text/x-yaml")
 
 
 def too_large(most_bytes: int) -> RequestError:
-    """The refusal of a body that is larger than this."""
     return RequestError(413, "the body is too large", allowed=f"at most {most_bytes} bytes")
 
 

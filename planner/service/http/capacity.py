@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query
-from pydantic import BaseModel, ConfigDict, Field
+from fastapi import APIRouter, Query
 
 from planner.job.named_gpus import look_up
 from planner.service.history.capacity import (
@@ -22,18 +21,17 @@ from planner.service.history.capacity import (
     sum_capacity,
 )
 from planner.service.history.shared_gpus import SharedGpu
-from planner.service.http.dependencies import Dependencies, dependencies_of, refuse_without_zone
+from planner.service.http.dependencies import Injected, refuse_without_zone
+from planner.service.http.openapi import Answer
 from planner.service.http.problems import RequestError
 
 router = APIRouter(tags=["capacity"])
 MOST_GPUS = 16
 
 
-class CapacityDocument(BaseModel):
+class CapacityDocument(Answer):
     """All of it; rows by team, queue and GPU, in that order."""
 
-    model_config = ConfigDict(populate_by_name=True)
-    schema_: Literal["planner.capacity/1"] = Field("planner.capacity/1", alias="schema")
     since: datetime | None = None
     rows: list[Capacity]
     totals: CapacitySums
@@ -53,7 +51,7 @@ class CapacityDocument(BaseModel):
     response_model_exclude_none=True,
 )
 async def capacity(
-    deps: Annotated[Dependencies, Depends(dependencies_of)],
+    deps: Injected,
     since: Annotated[
         datetime | None,
         Query(description="leaves out verdicts of jobs that ended before this moment, such as 2026-01-31T12:00:00Z"),

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from fastapi import APIRouter, Depends, Request
-from pydantic import BaseModel, ConfigDict, Field
+from fastapi import APIRouter, Request
+from pydantic import BaseModel
 
 from planner.hardware import catalog
 from planner.job import hf_config
-from planner.service.http.bodies import content_of, media_type, read_beside, unsupported_error
-from planner.service.http.body_readers import EXAMPLE, JSON, SpecDocument
-from planner.service.http.dependencies import Dependencies, dependencies_of
-from planner.service.http.openapi import WRITES, in_json, problems, takes
+from planner.service.http.bodies import content_of, read_beside
+from planner.service.http.body_readers import EXAMPLE, JSON, SpecDocument, read_spec_request
+from planner.service.http.dependencies import Injected
+from planner.service.http.openapi import WRITES, Answer, in_json, problems, takes
 
 router = APIRouter(tags=["catalog"])
 
@@ -25,12 +25,7 @@ class ModelEntry(BaseModel):
     also: list[str]
 
 
-class _Listed(BaseModel):
-    model_config = ConfigDict(populate_by_name=True)
-
-
-class ModelList(_Listed):
-    schema_: Literal["planner.models/1"] = Field("planner.models/1", alias="schema")
+class ModelList(Answer):
     models: list[ModelEntry]
 
 
@@ -43,8 +38,7 @@ class GpuEntry(BaseModel):
     aliases: list[str]
 
 
-class GpuList(_Listed):
-    schema_: Literal["planner.gpus/1"] = Field("planner.gpus/1", alias="schema")
+class GpuList(Answer):
     gpus: list[GpuEntry]
 
 
@@ -55,39 +49,34 @@ class TorchEntry(BaseModel):
     version: str
     transformers: str
     own: bool
-    """Whether it is the service's own."""
 
 
-class TorchList(_Listed):
-    schema_: Literal["planner.torches/1"] = Field("planner.torches/1", alias="schema")
+class TorchList(Answer):
     torches: list[TorchEntry]
 
 
 @router.get("/v1/models", summary="Models that a job may name", response_model=ModelList)
 async def models() -> dict[str, Any]:
     """Models whose configs planner has; any other is described by its config.json."""
-    return {"models": list(hf_config.models().values())}
+    return {"schema": "planner.models/1", "models": list(hf_config.models().values())}
 
 
 @router.get("/v1/gpus", summary="GPUs that a job may name", response_model=GpuList)
 async def gpus() -> dict[str, Any]:
     """The catalog; any other GPU is described by its bytes and its architecture."""
-    return {"gpus": list(catalog.gpus().values())}
+    return {"schema": "planner.gpus/1", "gpus": list(catalog.gpus().values())}
 
 
 @router.get("/v1/torches", summary="Releases of torch that jobs are planned with", response_model=TorchList)
-async def torches(deps: Annotated[Dependencies, Depends(dependencies_of)]) -> dict[str, Any]:
+async def torches(deps: Injected) -> dict[str, Any]:
     """What this service offers; a job with another release is planned with the nearest, which its plan says."""
     return {
+        "schema": "planner.torches/1",
         "torches": [
-            TorchEntry(
-                torch=torch.minor,
-                version=torch.versions["torch"],
-                transformers=torch.versions["transformers"],
-                own=not torch.python,
-            )
+            {"torch": torch.minor, "own": not torch.python}
+            | {"version": torch.versions["torch"], "transformers": torch.versions["transformers"]}
             for torch in deps.torches.offered
-        ]
+        ],
     }
 
 
@@ -101,14 +90,9 @@ spec_router = APIRouter(tags=["specs"])
     responses=problems(*WRITES),
     openapi_extra=takes(in_json({"$ref": "#/components/schemas/SpecBody"}, EXAMPLE)),
 )
-async def spec(request: Request, deps: Annotated[Dependencies, Depends(dependencies_of)]) -> dict[str, Any]:
+async def spec(request: Request, deps: Injected) -> dict[str, Any]:
     """As `planner spec`: a model's name, a bundle or a spec, with the options of `planner plan` and values set in it.
 
     Nothing is planned and nothing stored. What nobody said is in `taken`.
     """
-    if (kind := media_type(request)) != JSON:
-        raise unsupported_error(kind, JSON)
-    body = await content_of(request)
-    reader = "planner.service.http.body_readers:read_spec_request"
-    document: dict[str, Any] = await read_beside(deps.bodies, reader, body, kind)
-    return document
+    return await read_beside(deps.bodies, read_spec_request, await content_of(request, JSON), JSON)

@@ -5,20 +5,19 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Annotated, Any
 
+from fastapi import Depends
 from starlette.requests import Request
 
-from planner.job.bound.lower_bound import Bound
-from planner.job.schema import Job
+from planner.service.history.counters import Counters
 from planner.service.history.store import History
 from planner.service.http.limits import READS, Turns
 from planner.service.http.problems import RequestError
-from planner.service.orders import RunRequest
-from planner.service.plan_provider import PlanAnswer, PlanPending
+from planner.service.plan_provider import PlanProvider
 from planner.service.torch_versions import ONLY_OWN, TorchVersions
 from planner.settings import Settings
 
@@ -26,45 +25,16 @@ MOST_WAITING = 16
 """Long answers that may wait for their turn: each takes up to some seconds."""
 
 
-class Plans(Protocol):
-    """Where jobs become plans: planner.service.plan_provider.PlanProvider, or a test's own."""
-
-    async def plan(self, job: Job, *, seconds: float | None) -> PlanAnswer:
-        """The plan. Raises DeadlineError after `seconds`, and what planning raises."""
-
-    async def run(self, asked: RunRequest, *, seconds: float | None, keep: bool) -> PlanAnswer | PlanPending:
-        """A program's run. With `keep` it goes on, and is pending, after `seconds`; else DeadlineError."""
-
-    def bound(self, job: Job) -> Bound:
-        """What the job takes at least, without a plan. Called in a thread."""
-
-    async def check(self, job: Job, *, seconds: float) -> PlanAnswer | PlanPending:
-        """The plan, or, after `seconds`, under which id it will be found."""
-
-
-class Counts(Protocol):
-    """Counters that all replicas share."""
-
-    def add(self, name: str, labels: Mapping[str, str], value: float = 1.0) -> None:
-        """Add to a counter; returns at once."""
-
-    def observe(self, name: str, labels: Mapping[str, str], value: float) -> None:
-        """Count a value of a distribution; returns at once."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dependencies:
-    """Dependencies shared by a replica's endpoints."""
-
     settings: Settings
     history: History
-    plan_provider: Plans
+    plan_provider: PlanProvider
     validations: Any = None
     """The handle of the deployment that measures on the cluster's GPUs; None where there is none."""
     searches: Any = None
-    """The handle of the deployment that searches; None where there is none."""
     torches: TorchVersions = ONLY_OWN
-    counters: Counts | None = None
+    counters: Counters | None = None
     tracers_ready: Callable[[], Awaitable[None]] | None = None
     """Returns when tracing processes can be reached, and raises where they cannot."""
     bodies: Turns = field(default_factory=lambda: Turns("bodies", at_once=2, waiting=MOST_WAITING))
@@ -73,9 +43,12 @@ class Dependencies:
 
 
 def dependencies_of(request: Request) -> Dependencies:
-    """The dependencies of the replica that answers: `Depends(dependencies_of)` in an endpoint."""
     dependencies: Dependencies = request.app.state.dependencies
     return dependencies
+
+
+Injected = Annotated[Dependencies, Depends(dependencies_of)]
+"""The type of the parameter by which an endpoint gets them."""
 
 
 async def writers_only(request: Request) -> None:
@@ -133,7 +106,6 @@ class PreferHeader:
 
     @property
     def headers(self) -> dict[str, str]:
-        """The header that says what was heeded."""
         heeded = ["respond-async"] if self.respond_async else []
         heeded += [f"wait={self.wait:g}"] if self.wait is not None else []
         return {"Preference-Applied": ", ".join(heeded)} if heeded else {}

@@ -13,10 +13,11 @@ from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from planner import distribution
+from planner.service.history.counters import Counters
 from planner.service.http import capacity, catalog, jobs, operations, plans, problems, searches, validations
 from planner.service.http.bodies import LimitedBodies
 from planner.service.http.body_readers import SpecBody
-from planner.service.http.dependencies import Counts, Dependencies, writers_only
+from planner.service.http.dependencies import Dependencies, writers_only
 from planner.service.http.job_reports import JobBody
 from planner.service.http.limits import PROBES, Places
 from planner.service.http.openapi import PROBLEM_CONTENT, Problem
@@ -34,7 +35,7 @@ _log = logging.getLogger("planner.service")
 class RequestLog:
     """ASGI middleware, the outermost: nothing leaves without being counted, and no exception leaves at all."""
 
-    def __init__(self, app: ASGIApp, counters: Counts | None, most_at_once: int = MOST_AT_ONCE) -> None:
+    def __init__(self, app: ASGIApp, counters: Counters | None, most_at_once: int = MOST_AT_ONCE) -> None:
         self._app, self._counters, self._most = app, counters, most_at_once
         self._places = Places(most_at_once)
 
@@ -127,7 +128,6 @@ def _find_route(scope: Scope) -> BaseRoute | None:
 
 
 def interface(dependencies: Dependencies, most_at_once: int = MOST_AT_ONCE) -> ASGIApp:
-    """Everything that is answered, by these dependencies."""
     app = FastAPI(
         title="planner", version=distribution.version(), description=DESCRIPTION, docs_url=None, redoc_url=None,
         redirect_slashes=False,  # a redirect would send the caller to whatever host its request named

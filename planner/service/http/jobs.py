@@ -7,13 +7,8 @@ import dataclasses
 import json
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query, Request
-from pydantic import (
-    AliasChoices,
-    BaseModel,
-    ConfigDict,
-    Field,
-)
+from fastapi import APIRouter, Query, Request
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 from planner.errors import PlannerError
 from planner.report.statement import read_statement
@@ -21,8 +16,9 @@ from planner.service.history.errors import HistoryError, HistoryUnavailableError
 from planner.service.history.job_changes import BoundJob, JobChange, memory_of
 from planner.service.history.job_table import JobSummary
 from planner.service.history.store import History
-from planner.service.http.bodies import json_of, read_body
-from planner.service.http.dependencies import Dependencies, dependencies_of
+from planner.service.http.bodies import content_of, read_body
+from planner.service.http.body_readers import JSON
+from planner.service.http.dependencies import Dependencies, Injected
 from planner.service.http.job_reports import JOB_EXAMPLE, MeasuredRankBody, Moment, read_change
 from planner.service.http.limits import write_in_turn
 from planner.service.http.openapi import WRITES, Answer, in_json, problems, takes
@@ -79,31 +75,26 @@ router = APIRouter(tags=["jobs"])
     responses=problems(*WRITES, 404, 409),
     openapi_extra=takes(in_json({"$ref": "#/components/schemas/JobBody"}, JOB_EXAMPLE)),
 )
-async def bind(
-    system: str, job_id: str, request: Request, deps: Annotated[Dependencies, Depends(dependencies_of)]
-) -> BoundJobBody:
+async def bind(system: str, job_id: str, request: Request, deps: Injected) -> BoundJobBody:
     """Merges what is newly known: the plan, team, queue, hosts, GPUs, start, end, and the peaks of ranks.
 
     Every rank may tell what it knows, in any order; telling the same again changes nothing.
     """
-    change = await _change_in(request, deps, system, job_id)
+    whose = json.dumps([system, job_id])
+    change = await read_body(deps.bodies, read_change, await content_of(request, JSON), whose)
     bound = await write_in_turn(_bind, deps, system, job_id, change)
     request.state.plan_id = bound.plan_id
     return _job_document(bound)
 
 
-async def _change_in(request: Request, deps: Dependencies, system: str, job_id: str) -> JobChange:
-    return await read_body(deps.bodies, read_change, await json_of(request), json.dumps([system, job_id]))
-
-
 @router.get("/v1/jobs", summary="The jobs told of last", response_model=JobList, responses=problems(422))
 async def jobs(
-    deps: Annotated[Dependencies, Depends(dependencies_of)],
+    deps: Injected,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     plan_id: Annotated[str | None, Query(max_length=253)] = None,
 ) -> dict[str, Any]:
     """Summaries: what was predicted and measured of the rank that took the most of its device."""
-    listed = await asyncio.to_thread(deps.history.list_jobs, limit, plan_id)
+    listed = await asyncio.to_thread(deps.history.jobs.list, limit, plan_id)
     return {"schema": "planner.jobs/1", "jobs": listed}
 
 
@@ -113,7 +104,7 @@ async def jobs(
     response_model=BoundJobBody,
     responses=problems(404),
 )
-async def job_by_id(system: str, job_id: str, deps: Annotated[Dependencies, Depends(dependencies_of)]) -> BoundJobBody:
+async def job_by_id(system: str, job_id: str, deps: Injected) -> BoundJobBody:
     """The job as all of its ranks have told it."""
     job = await asyncio.to_thread(deps.history.jobs.get, system, job_id)
     if job is None:

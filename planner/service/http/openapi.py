@@ -47,7 +47,6 @@ EXAMPLE_JOB: dict[str, Any] = {
     "parallel": {"dp_replicate": 1},
     "cluster": {"nodes": 1, "gpus_per_node": 1, "gpu": "H100-SXM-80GB"},
 }
-"""A job that is traced in a moment."""
 EXAMPLE_YAML = """\
 metadata: {name: tiny, team: nlp}
 model: {decoder: {layers: 2, hidden: 64, heads: 4, kv_heads: 4, ffn: 128, vocab: 256}}
@@ -98,12 +97,10 @@ def takes(content: dict[str, Any], *preferences: str) -> dict[str, Any]:
 
 
 def in_json(schema: dict[str, Any], example: Any) -> dict[str, Any]:
-    """A body in JSON."""
     return {"application/json": {"schema": schema, "example": example}}
 
 
 def prefer(text: str) -> dict[str, Any]:
-    """The header of that name, as a parameter."""
     return {"name": "Prefer", "in": "header", "required": False, "schema": {"type": "string"}, "description": text}
 
 
@@ -114,4 +111,3 @@ A_JOB = {
     **in_json(_JOB_SCHEMA, EXAMPLE_JOB),
     "application/yaml": {"schema": {"type": "string"}, "example": EXAMPLE_YAML},
 }
-"""A body that is a job."""

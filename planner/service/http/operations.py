@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Annotated
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
 from planner.errors import PlannerError
-from planner.service.http.dependencies import Dependencies, dependencies_of
+from planner.service.http.dependencies import Dependencies, Injected
 from planner.service.http.limits import SharedCalls
 from planner.service.http.openapi import problems
 from planner.service.http.problems import RequestError
@@ -36,7 +35,7 @@ async def livez() -> Health:
 
 
 @router.get("/readyz", summary="Can jobs be planned?", responses=problems())
-async def readyz(deps: Annotated[Dependencies, Depends(dependencies_of)]) -> Health:
+async def readyz(deps: Injected) -> Health:
     """200 if the history and the tracing processes can be reached, else 503 that says which cannot."""
     faults = [fault for fault in await asyncio.gather(_history(deps), _tracers(deps)) if fault]
     if faults:
@@ -78,7 +77,7 @@ metrics_router = APIRouter(tags=["operations"])
     response_class=Response,
     responses={200: {"content": {"text/plain": {}, "application/openmetrics-text": {}}}},
 )
-async def metrics(request: Request, deps: Annotated[Dependencies, Depends(dependencies_of)]) -> Response:
+async def metrics(request: Request, deps: Injected) -> Response:
     """Text format 0.0.4, or OpenMetrics if `Accept` asks for it.
 
     It answers 200 also while the history cannot be read, with `planner_store_up 0`: a scrape that fails could not tell
@@ -104,25 +103,21 @@ _HEADERS = {
 
 @page_router.get("/")
 async def page(request: Request) -> Response:
-    """The page."""
     return _answer("page/index.html", request)
 
 
 @page_router.get("/docs")
 async def docs(request: Request) -> Response:
-    """The description of the interface, by Swagger UI."""
     return _answer("page/docs.html", request)
 
 
 @page_router.get("/favicon.ico")
 async def icon(request: Request) -> Response:
-    """What browsers ask for unasked."""
     return _answer("page/icon.svg", request)
 
 
 @page_router.get("/assets/{name:path}")
 async def asset(name: str, request: Request) -> Response:
-    """A file of these pages."""
     return _answer(name, request)
 
 

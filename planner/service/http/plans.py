@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import logging
-import re
 import uuid
-from collections import OrderedDict
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, Header, Query, Request, Response
+from fastapi import APIRouter, Header, Query, Request, Response
 from pydantic import BaseModel, ConfigDict
 
 from planner.job.loading import bundle
@@ -22,12 +20,13 @@ from planner.report.verdict_text import bound_line, deciding, one_line
 from planner.service.history.errors import HistoryUnavailableError
 from planner.service.history.plan_table import PlanSummary
 from planner.service.history.records import Check
-from planner.service.http.bodies import call_beside, content_of, job_of, media_type, read_beside, unsupported_error
-from planner.service.http.body_readers import JSON
+from planner.service.http.bodies import call_beside, content_of, job_of, read_beside
+from planner.service.http.body_readers import JSON, read_replay, read_timeline
 from planner.service.http.dependencies import (
     Dependencies,
+    Injected,
+    PreferHeader,
     code_runners_only,
-    dependencies_of,
     read_prefer_header,
     refuse_without_zone,
 )
@@ -36,11 +35,9 @@ from planner.service.http.openapi import A_JOB, WAITS, WRITES, Answer, in_json, 
 from planner.service.http.problems import RequestError
 from planner.service.http.run_requests import EXAMPLE, RunBody, run_of
 from planner.service.orders import refuse_programs
-from planner.service.plan_provider import PlanAnswer, PlanPending
+from planner.service.plan_provider import PlanAnswer
 
 router = APIRouter(tags=["plans"])
-PLAN_ID = re.compile(r"pl-[a-z2-7]{26}")
-InjectedDependencies = Annotated[Dependencies, Depends(dependencies_of)]
 _log = logging.getLogger("planner.service")
 
 
@@ -90,42 +87,44 @@ def _made(description: str) -> dict[int | str, dict[str, Any]]:
     responses=_made("it is being made") | problems(*WRITES, 403, 504),
     openapi_extra=takes(A_JOB, WAITS),
 )
-async def plan(request: Request, deps: InjectedDependencies) -> Response:
+async def plan(request: Request, deps: Injected) -> Response:
     """What every rank of the job will hold, phase by phase, and whether it fits.
 
     `Prefer: wait=N` ends the work after N seconds with 504; `Prefer: respond-async, wait=N` answers 202 by then, and
     the plan goes on being made. `X-Planner-From-Store` says whether it was there before, `X-Planner-Stored` whether
     it is there now: a plan is answered even if the history cannot be reached.
     """
-    wanted = read_prefer_header(request)
-    job = await job_of(request)
-    answer: PlanAnswer | PlanPending
-    if wanted.respond_async:
-        answer = await deps.plan_provider.check(job, seconds=wanted.wait or 0.0)
-    else:
-        answer = await deps.plan_provider.plan(job, seconds=wanted.wait)
+    wanted, job = read_prefer_header(request), await job_of(request)
+    seconds = wanted.wait or 0.0 if wanted.respond_async else wanted.wait
+    answer = await deps.plan_provider.plan(job, seconds=seconds, keep=wanted.respond_async)
+    from_store = {"X-Planner-From-Store": _flag(answer.from_store)}
+    return _respond(request, answer, f"/v1/plans/{answer.plan_id}", "planner.plan.pending/1", wanted, from_store)
+
+
+def _respond(
+    request: Request, answer: PlanAnswer, location: str, pending: str, wanted: PreferHeader, more: Mapping[str, str]
+) -> Response:
+    """The plan or run that was made; 202 where it is being made, and will be found under its id."""
     request.state.plan_id = answer.plan_id
-    headers = {"Location": f"/v1/plans/{answer.plan_id}", **wanted.headers}
-    if isinstance(answer, PlanPending):
-        return _pending(answer, "planner.plan.pending/1", headers)
-    flags = {"X-Planner-Stored": _flag(answer.stored), "X-Planner-From-Store": _flag(answer.from_store)}
-    return Response(answer.text, headers={**headers, **flags}, media_type=JSON)
+    headers = {"Location": location, **wanted.headers}
+    if answer.is_pending:
+        return _pending(PendingPlan(schema=pending, plan_id=answer.plan_id, trace_id=answer.trace_id), headers)
+    headers |= {"X-Planner-Stored": _flag(answer.stored), **more}
+    return Response(answer.text, headers=headers, media_type=JSON)
+
+
+def _pending(document: PendingPlan, headers: Mapping[str, str]) -> Response:
+    left_out = {"least_bytes"} if document.least_bytes is None else set()
+    text = document.model_dump_json(by_alias=True, exclude=left_out)
+    return Response(text, 202, {**headers, "Retry-After": "2"}, media_type=JSON)
 
 
 def _flag(value: bool) -> str:
     return "true" if value else "false"
 
 
-def _pending(answer: PlanPending, schema: str, headers: dict[str, str], **more: Any) -> Response:
-    """202: the plan is being made, and will be found under its id."""
-    document = PendingPlan(schema=schema, plan_id=answer.plan_id, trace_id=answer.trace_id, **more)
-    left_out = {"least_bytes"} if document.least_bytes is None else set()
-    text = document.model_dump_json(by_alias=True, exclude=left_out)
-    return Response(text, 202, {**headers, "Retry-After": "2"}, media_type=JSON)
-
-
 @router.get("/v1/plans/{plan_id}", summary="A plan that was made", response_model=Plan, responses=problems(404))
-async def plan_by_id(plan_id: str, request: Request, deps: InjectedDependencies) -> Response:
+async def plan_by_id(plan_id: str, request: Request, deps: Injected) -> Response:
     """The plan, exactly as it was answered when it was made."""
     text = await asyncio.to_thread(_stored_plan, deps, plan_id)
     request.state.plan_id = plan_id
@@ -133,7 +132,7 @@ async def plan_by_id(plan_id: str, request: Request, deps: InjectedDependencies)
 
 
 def _stored_plan(deps: Dependencies, plan_id: str) -> str:
-    text = deps.history.plans.text(plan_id) if PLAN_ID.fullmatch(plan_id) else None
+    text = deps.history.plans.text(plan_id)
     if text is None:
         raise RequestError(404, f"there is no plan {plan_id[:40]!a}", remedy="plan the job: POST /v1/plans")
     return text
@@ -141,7 +140,7 @@ def _stored_plan(deps: Dependencies, plan_id: str) -> str:
 
 @router.get("/v1/plans", summary="The newest plans", response_model=PlanList, responses=problems(422))
 async def plans(
-    deps: InjectedDependencies,
+    deps: Injected,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     before: Annotated[datetime | None, Query(description="goes on from `stored_at` of the last plan")] = None,
     team: Annotated[str | None, Query(max_length=253)] = None,
@@ -203,7 +202,7 @@ class CheckAnswer(Answer):
 )
 async def check(
     request: Request,
-    deps: InjectedDependencies,
+    deps: Injected,
     system: Annotated[str, Header(alias="X-Planner-System", max_length=63)] = "",
     check_id: Annotated[
         str | None,
@@ -217,17 +216,16 @@ async def check(
 
     Each check is remembered; `X-Planner-System` says which hook asked (slurm, ray, kubernetes, ...).
     """
-    wanted = read_prefer_header(request)
-    job = await job_of(request)
+    wanted, job = read_prefer_header(request), await job_of(request)
     bound = await asyncio.to_thread(deps.plan_provider.bound, job)
     seconds = deps.settings.check_seconds if wanted.wait is None else wanted.wait
     # Of a job that exceeds its bound the plan is made too, since it brings advice, and not waited for.
-    answer = await deps.plan_provider.check(job, seconds=0.0 if bound.exceeds else seconds)
+    answer = await deps.plan_provider.plan(job, seconds=0.0 if bound.exceeds else seconds, keep=True)
     request.state.plan_id = answer.plan_id
     check_id = check_id or uuid.uuid4().hex
-    figures: dict[str, Any]
-    if not isinstance(answer, PlanPending):
-        figures = await asyncio.to_thread(_checked_plans.read, answer.text)
+    figures: dict[str, Any] = {"verdict": None}
+    if not answer.is_pending:
+        figures = await asyncio.to_thread(_read_figures, answer.text)
     elif bound.exceeds:
         least = bound.least_bytes
         figures = {
@@ -235,45 +233,28 @@ async def check(
             "capacity_bytes": bound.capacity_bytes, "headroom_bytes": bound.capacity_bytes - least,
             "message": bound_line(bundle(job), bound), "basis": "lower_bound",
         }  # fmt: skip
-    else:
-        figures = {"verdict": None}
     about = job.metadata
     asked = Check(
         check_id=check_id, plan_id=answer.plan_id, asked_at=datetime.now(UTC), verdict=figures["verdict"],
         system=system, name=about.name, team=about.team, queue=about.queue,
     )  # fmt: skip
-    await write_in_turn(_remember, deps, asked)
+    try:
+        await write_in_turn(deps.history.checks.put, asked)
+    except HistoryUnavailableError as error:
+        # A verdict that is known is told, whether or not it can be noted that somebody asked.
+        _log.warning("a check of %s is not remembered: %s", asked.plan_id, error.problem)
     headers = {"Location": f"/v1/plans/{answer.plan_id}", **wanted.headers}
-    if isinstance(answer, PlanPending) and not bound.exceeds:
-        return _pending(answer, CHECK_SCHEMA, headers, check_id=check_id, least_bytes=bound.least_bytes)
-    document = CheckAnswer(
-        schema=CHECK_SCHEMA, check_id=check_id, plan_id=answer.plan_id, trace_id=answer.trace_id, **figures
-    )
+    ids: dict[str, Any] = {"plan_id": answer.plan_id, "trace_id": answer.trace_id}
+    ids |= {"schema": CHECK_SCHEMA, "check_id": check_id}
+    if figures["verdict"] is None:
+        return _pending(PendingPlan(**ids, least_bytes=bound.least_bytes), headers)
+    document = CheckAnswer(**ids, **figures)
     left_out = {name for name in ("basis", "host") if getattr(document, name) is None}
     return Response(document.model_dump_json(by_alias=True, exclude=left_out), headers=headers, media_type=JSON)
 
 
-class _CheckedPlans:
-    """What checks answer of the plans used last, by a digest of their text, which may be megabytes; shared by
-    threads."""
-
-    def __init__(self, most: int = 256) -> None:
-        self._most, self._figures = most, OrderedDict[bytes, dict[str, Any]]()
-
-    def read(self, text: str) -> dict[str, Any]:
-        """The figures of a plan."""
-        digest = hashlib.sha256(text.encode()).digest()
-        figures = self._figures.pop(digest, None) or _checked(statement.from_json(json.loads(text)))
-        self._figures[digest] = figures
-        while len(self._figures) > self._most:
-            self._figures.popitem(last=False)
-        return figures
-
-
-_checked_plans = _CheckedPlans()
-
-
-def _checked(plan: statement.Plan) -> dict[str, Any]:
+def _read_figures(text: str) -> dict[str, Any]:
+    plan = statement.from_json(json.loads(text))
     worst, host = deciding(plan), None
     if plan.host is not None and plan.host.verdict is not None:
         fullest = plan.host.fullest
@@ -295,14 +276,6 @@ def _checked(plan: statement.Plan) -> dict[str, Any]:
         "message": one_line(plan),
         "host": host,
     }
-
-
-def _remember(deps: Dependencies, asked: Check) -> None:
-    try:
-        deps.history.checks.put(asked)
-    except HistoryUnavailableError as error:
-        # A verdict that is known is told, whether or not it can be noted that somebody asked.
-        _log.warning("a check of %s is not remembered: %s", asked.plan_id, error.problem)
 
 
 run_router = APIRouter(tags=["runs"])
@@ -361,7 +334,7 @@ def _query() -> list[dict[str, Any]]:
     )
     | {"parameters": [*_query(), prefer(WAITS)]},
 )
-async def run(request: Request, deps: InjectedDependencies) -> Response:
+async def run(request: Request, deps: Injected) -> Response:
     """What every rank of a training program will hold: it is run, unedited, on a GPU that is not there.
 
     Its files are a tarball (the body; the command stands in the query), or lie in a folder that the service shares
@@ -372,21 +345,16 @@ async def run(request: Request, deps: InjectedDependencies) -> Response:
     """
     refuse_programs(deps.settings)
     code_runners_only(request, "a bearer token for code of users is needed to have a program run")
-    wanted = read_prefer_header(request)
-    asked = await run_of(request, deps)
+    wanted, asked = read_prefer_header(request), await run_of(request, deps)
     seconds = wanted.wait or 0.0 if wanted.respond_async else wanted.wait
     answer = await deps.plan_provider.run(asked, seconds=seconds, keep=wanted.respond_async)
-    request.state.plan_id = answer.plan_id
-    headers = {"Location": f"/v1/runs/{answer.plan_id}", **wanted.headers}
-    if isinstance(answer, PlanPending):
-        return _pending(answer, "planner.run.pending/1", headers)
-    return Response(answer.text, headers={**headers, "X-Planner-Stored": _flag(answer.stored)}, media_type=JSON)
+    return _respond(request, answer, f"/v1/runs/{answer.plan_id}", "planner.run.pending/1", wanted, {})
 
 
 @run_router.get("/v1/runs/{plan_id}", summary="A run that was made", response_model=Run, responses=problems(404))
-async def run_by_id(plan_id: str, request: Request, deps: InjectedDependencies) -> Response:
+async def run_by_id(plan_id: str, request: Request, deps: Injected) -> Response:
     """The run, exactly as it was answered; 404 as long as it is being made, and if it failed."""
-    text = await asyncio.to_thread(deps.history.plans.text, plan_id) if PLAN_ID.fullmatch(plan_id) else None
+    text = await asyncio.to_thread(deps.history.plans.text, plan_id)
     if text is None or not text.startswith(_HEAD):
         raise RequestError(404, f"there is no run {plan_id[:40]!a}", remedy="run the program: POST /v1/runs")
     request.state.plan_id = plan_id
@@ -426,7 +394,7 @@ class Timeline(Answer):
 async def timeline(
     plan_id: str,
     request: Request,
-    deps: InjectedDependencies,
+    deps: Injected,
     rank: Annotated[int, Query(ge=0, description="the representative of a rank class of the plan")] = 0,
 ) -> dict[str, Any]:
     """Allocated bytes by category, reserved bytes, and the largest holders at each of some hundred moments.
@@ -436,13 +404,8 @@ async def timeline(
     request.state.plan_id = plan_id
     async with deps.drawings.turn():
         content = await asyncio.to_thread(_plan_and_trace, deps, plan_id, rank)
-        document: dict[str, Any] = await call_beside(
-            "planner.service.http.body_readers:read_timeline",
-            content,
-            JSON,
-            remedy="planner plan --timeline FILE.html draws it, however long that takes",
-        )
-    return document
+        remedy = "planner plan --timeline FILE.html draws it, however long that takes"
+        return await call_beside(read_timeline, content, JSON, remedy)
 
 
 def _plan_and_trace(deps: Dependencies, plan_id: str, rank: int) -> bytes:
@@ -486,7 +449,7 @@ class Replay(Answer):
 )
 async def replay(
     request: Request,
-    deps: InjectedDependencies,
+    deps: Injected,
     conf: Annotated[
         str | None, Query(max_length=1000, description="what this PYTORCH_ALLOC_CONF would have reserved")
     ] = None,
@@ -496,14 +459,6 @@ async def replay(
     The body is what `torch.cuda.memory._dump_snapshot` wrote, also as .gz or .xz. It is read as plain data, in a
     process of its own; nothing of it is stored.
     """
-    if (kind := media_type(request)) != BYTES:
-        raise unsupported_error(kind, BYTES)
-    content = await content_of(request)
-    document: dict[str, Any] = await read_beside(
-        deps.drawings,
-        "planner.service.http.body_readers:read_replay",
-        content,
-        "" if conf is None else f"={conf}",
-        remedy="planner replay SNAPSHOT takes as long as it needs, on your machine",
-    )
-    return document
+    content, asked = await content_of(request, BYTES), "" if conf is None else f"={conf}"
+    remedy = "planner replay SNAPSHOT takes as long as it needs, on your machine"
+    return await read_beside(deps.drawings, read_replay, content, asked, remedy)

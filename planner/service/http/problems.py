@@ -108,13 +108,11 @@ async def _handle_planner_error(_: Request, error: Exception) -> Response:
 
 
 async def _http(_: Request, error: Exception) -> Response:
-    """What the router says by itself: no such path, another method."""
     assert isinstance(error, HTTPException)
     return problem(RequestError(error.status_code, error.detail, headers=error.headers))
 
 
 async def _handle_invalid_parameter(_: Request, error: Exception) -> Response:
-    """A parameter of the path or the query."""
     assert isinstance(error, RequestValidationError)
     first: Mapping[str, Any] = next(iter(error.errors()), {})
     place = ".".join(str(part) for part in first.get("loc", ()))

@@ -21,7 +21,7 @@ from planner.job.launchers import words_of
 from planner.job.loading import read_gpu
 from planner.job.shorthand import read_host_memory
 from planner.planning.program_ranks import choose_ranks
-from planner.service.http.bodies import content_of, media_type, read_beside, unsupported_error
+from planner.service.http.bodies import content_of, media_type, read_beside
 from planner.service.http.body_readers import JSON, error_of_body, read_object
 from planner.service.http.dependencies import Dependencies
 from planner.service.http.problems import RequestError
@@ -82,7 +82,6 @@ class Tarball:
             raise _refused("the tarball is empty", "the files of a program")
 
     def text_of(self, written: str) -> str:
-        """The text of a file in it. Raises SpecError where there is none."""
         member = self._files.get(str(PurePosixPath(written)))
         if member is None:
             raise SpecError("is not in the tarball", allowed="a file of the tarball, from its top", place=written)
@@ -269,19 +268,15 @@ class RunBody(BaseModel):
 
 async def run_of(request: Request, deps: Dependencies) -> RunRequest:
     """What a request asks to be run. Raises RequestError, SpecError."""
-    kind = media_type(request)
-    if kind != JSON and kind not in TAR_TYPES:
-        raise unsupported_error(kind, f"{JSON} (with a path), application/x-tar or application/gzip (a tarball)")
-    query = request.query_params.multi_items()
+    kind, query = media_type(request), request.query_params.multi_items()
     if kind == JSON and query:
         raise RequestError(422, "with a JSON body there is no query", allowed="its keys in the body", place="query")
     if len(dict(query)) < len(query):
         raise RequestError(422, "the query names something twice", allowed="each once", place="query")
-    content = await content_of(request)
+    content = await content_of(request, JSON, *TAR_TYPES)
     about = json.dumps({"kind": kind, "query": dict(query), "folders": split_list(deps.settings.program_folders)})
-    reader = "planner.service.http.run_requests:read_run"
-    request_read: RunRequest = await read_beside(deps.bodies, reader, content, about, _REMEDY)
-    return request_read if kind == JSON else dataclasses.replace(request_read, tarball=content)
+    asked = await read_beside(deps.bodies, read_run, content, about, _REMEDY)
+    return asked if kind == JSON else dataclasses.replace(asked, tarball=content)
 
 
 def read_run(content: bytes, about: str) -> RunRequest:

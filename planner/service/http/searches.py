@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
@@ -18,17 +17,15 @@ from planner.searching.requests import MOST_TOP, USUAL_SECONDS, USUAL_TOP, Searc
 from planner.searching.weighing import Objective
 from planner.service.history.records import SearchState
 from planner.service.http.bodies import object_of
-from planner.service.http.dependencies import Dependencies, dependencies_of, read_prefer_header
+from planner.service.http.dependencies import Dependencies, Injected, read_prefer_header
 from planner.service.http.openapi import EXAMPLE_JOB, WRITES, Answer, in_json, problems, takes
 from planner.service.http.problems import RequestError
 from planner.service.orders import refuse_code
 from planner.service.scheduling import search_runner
 
 router = APIRouter(tags=["searches"])
-SEARCH_ID = re.compile(r"se-[a-z2-7]{26}")
 LOOK_SECONDS = 0.25
 _GOES_ON = ("pending", "running")
-InjectedDependencies = Annotated[Dependencies, Depends(dependencies_of)]
 
 
 CANCEL_SECONDS = 5.0
@@ -62,7 +59,6 @@ class Progress(BaseModel):
     """Of how much what is done."""
 
     doing: str
-    """For people."""
     looked_at: int
     to_look_at: int
     planned: int
@@ -86,15 +82,12 @@ class Search(Answer):
     stopped: str
     """Why it is `stopped`: time, cancelled, interrupted (the service ended)."""
     candidates: list[Candidate]
-    """The best first."""
     closest: Candidate | None
-    """Of those that do not fit."""
     not_planned: list[EstimatedCandidate] = Field(default_factory=list)
     """Of those whose plans are not made the best by the roofline: whether they fit is not known."""
     space: dict[str, Any]
     global_batch: int
     assumptions: list[str]
-    """Of the ranking."""
     seconds: dict[str, float | None]
     progress: Progress
     problem: dict[str, str] | None
@@ -136,7 +129,7 @@ _BODY: dict[str, Any] = {
     responses={200: {"model": Search, "description": "it is over"}, **problems(*WRITES, 403)},
     openapi_extra=takes(in_json(_BODY, _EXAMPLE), "`wait=N`: at most N seconds for its end"),
 )
-async def search(request: Request, deps: InjectedDependencies) -> JSONResponse:
+async def search(request: Request, deps: Injected) -> JSONResponse:
     """Which layouts and settings of a job fit, the best first, each proven by a plan.
 
     202: it runs; `GET /v1/searches/{search_id}` has what is known by now. The same search is run once, answered with
@@ -169,10 +162,9 @@ def _request(body: Mapping[str, Any], deps: Dependencies) -> SearchRequest:
 @router.get(
     "/v1/searches/{search_id}", summary="A search, as far as it is", response_model=Search, responses=problems(404)
 )
-async def search_by_id(search_id: str, deps: InjectedDependencies) -> dict[str, Any]:
+async def search_by_id(search_id: str, deps: Injected) -> dict[str, Any]:
     """Its state, how far it is, and the best candidates that are found by now."""
-    known = SEARCH_ID.fullmatch(search_id)
-    stored = await asyncio.to_thread(deps.history.searches.get, search_id) if known else None
+    stored = await asyncio.to_thread(deps.history.searches.get, search_id)
     if stored is None:
         raise _unknown(search_id)
     return search_runner.to_json(stored)
@@ -185,10 +177,9 @@ async def search_by_id(search_id: str, deps: InjectedDependencies) -> dict[str, 
     responses=problems(401, 404),
     openapi_extra={"security": [{"bearer": []}, {}]},
 )
-async def cancel(search_id: str, deps: InjectedDependencies) -> dict[str, Any]:
+async def cancel(search_id: str, deps: Injected) -> dict[str, Any]:
     """It ends within a moment, and keeps what it found: asked for again it goes on. One that is over stays as it is."""
-    known = SEARCH_ID.fullmatch(search_id) and deps.searches is not None
-    document = await deps.searches.cancel(search_id) if known else None
+    document = await deps.searches.cancel(search_id) if deps.searches is not None else None
     if document is None:
         raise _unknown(search_id)
     return await _until_over(document, CANCEL_SECONDS, deps)

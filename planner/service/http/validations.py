@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse
 
 from planner.job.loading import load_bundle
@@ -17,7 +16,7 @@ from planner.searching.requests import read_job_member
 from planner.service.history.records import ValidationState
 from planner.service.history.store import History
 from planner.service.http.bodies import object_of
-from planner.service.http.dependencies import Dependencies, code_runners_only, dependencies_of
+from planner.service.http.dependencies import Injected, code_runners_only
 from planner.service.http.openapi import EXAMPLE_JOB, Answer, in_json, problems, takes
 from planner.service.http.problems import RequestError
 from planner.service.orders import refuse_code
@@ -27,8 +26,6 @@ from planner.truth.calibration import interval as calibrations
 from planner.truth.calibration.interval import Calibration
 
 router = APIRouter(tags=["validations"])
-VALIDATION_ID = re.compile(r"va-[a-z2-7]{26}")
-InjectedDependencies = Annotated[Dependencies, Depends(dependencies_of)]
 
 
 class Validation(Answer):
@@ -100,7 +97,7 @@ _BODY: dict[str, Any] = {
     responses=problems(400, 401, 403, 404, 413, 415, 422),
     openapi_extra=takes(in_json(_BODY, _EXAMPLE)),
 )
-async def validate(request: Request, deps: InjectedDependencies) -> JSONResponse:
+async def validate(request: Request, deps: Injected) -> JSONResponse:
     """Runs one step for real on a GPU of the job's kind, or on CPUs, and sets it beside the plan.
 
     Answers at once; the state is `refused` where the cluster has no such GPU, else `pending`: ask for it by its id.
@@ -122,10 +119,9 @@ async def validate(request: Request, deps: InjectedDependencies) -> JSONResponse
 @router.get(
     "/v1/validations/{validation_id}", summary="A validation", response_model=Validation, responses=problems(404)
 )
-async def validation_by_id(validation_id: str, deps: InjectedDependencies) -> dict[str, Any]:
+async def validation_by_id(validation_id: str, deps: Injected) -> dict[str, Any]:
     """Its state and, when it is done, predicted beside measured."""
-    known = VALIDATION_ID.fullmatch(validation_id)
-    stored = await asyncio.to_thread(deps.history.validations.get, validation_id) if known else None
+    stored = await asyncio.to_thread(deps.history.validations.get, validation_id)
     if stored is None:
         raise RequestError(404, f"there is no validation {validation_id[:40]!a}", remedy="POST /v1/validations")
     return requests.validation_json(stored)
@@ -139,7 +135,7 @@ async def validation_by_id(validation_id: str, deps: InjectedDependencies) -> di
     response_model_exclude_unset=True,
 )
 async def validations(
-    deps: InjectedDependencies,
+    deps: Injected,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     plan_id: Annotated[str | None, Query(max_length=253)] = None,
     gpu: Annotated[str | None, Query(max_length=253)] = None,
@@ -152,7 +148,7 @@ async def validations(
 
 
 @router.get("/v1/calibration", summary="What was learnt", response_model=CalibrationInUse, responses=problems())
-async def calibration(deps: InjectedDependencies) -> dict[str, Any]:
+async def calibration(deps: Injected) -> dict[str, Any]:
     """The corrections in use, on how many measurements each stands; and which were set aside, and why."""
     current = await asyncio.to_thread(deps.history.calibrations.current)
     if current is None:

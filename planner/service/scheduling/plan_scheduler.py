@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import math
 import time
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -17,10 +16,12 @@ from planner.errors import PlannerError
 from planner.job.layout import Mesh, rank_classes
 from planner.runtime.limits import Limit
 from planner.service.errors import BusyError, WorkerLostError, trace_limit_error
+from planner.service.history.counters import Counters
 from planner.service.history.plan_table import document_text
 from planner.service.history.store import History, Retention
+from planner.service.metrics import JOBS_JOINED, JOBS_REFUSED, JOBS_TRACED, WORKERS_KILLED
 from planner.service.orders import Order, Outcome, PlanMade, PlanRefused, RunOrder, WorkerResult
-from planner.service.plan_provider import KnownPlan, RememberedFailures
+from planner.service.plan_provider import RememberedFailures
 from planner.service.scheduling.search_runner import SearchGroups
 from planner.service.scheduling.worker_pool import Workers
 from planner.service.torch_versions import ONLY_OWN, TorchVersions
@@ -59,22 +60,18 @@ class PlanScheduler:
         settings: Settings,
         history: History,
         workers: Workers,
-        now: Callable[[], float] = time.monotonic,
+        counters: Counters,
         torches: TorchVersions = ONLY_OWN,
     ) -> None:
-        self._settings, self._history, self._workers, self._now = settings, history, workers, now
-        self._torches = torches
+        self._settings, self._history, self._workers = settings, history, workers
+        self._counters, self._torches = counters, torches
         self._entries: dict[str, _Entry] = {}
         self._held: dict[str, tuple[float, Outcome]] = {}
-        self._totals = dict.fromkeys(
-            ("traced_total", "deduplicated_total", "refused_busy_total", "killed_time_total", "killed_memory_total"), 0
-        )
         self._mean_seconds = 5.0
         self._failures = RememberedFailures(settings, history)
         self._forgetting: asyncio.Task[None] | None = None
         self._ending = False
         self.groups = SearchGroups(workers, settings.trace_seconds, torches)
-        """What the same workers plan for searches."""
 
     def start(self) -> None:
         """Hire the workers, and forget now and then what need not be kept."""
@@ -82,22 +79,21 @@ class PlanScheduler:
         self._forgetting = asyncio.create_task(self._forget_now_and_then())
 
     async def make(self, order: Order | RunOrder, seconds: float | None, keep: bool) -> Outcome | None:
-        """As :class:`planner.service.orders.PlanMaker` says."""
         if self._ending:
             return PlanRefused(_ending())
-        now = self._now()
+        now = time.monotonic()
         self._held = {name: held for name, held in self._held.items() if held[0] >= now}
         if (held := self._held.pop(order.plan_id, None)) is not None:
             return held[1]
         entry = self._entries.get(order.plan_id)
         if entry is not None:
-            self._totals["deduplicated_total"] += 1
+            self._counters.add(JOBS_JOINED, {})
         elif len(self._entries) >= self._workers.count + self._settings.trace_queue:
-            self._totals["refused_busy_total"] += 1
+            self._counters.add(JOBS_REFUSED, {})
             turns = len(self._entries) / max(self._workers.count, 1)
             return PlanRefused(
                 BusyError(
-                    f"{len(self._entries)} jobs are being planned or wait for it",
+                    f"the planning queue is full ({len(self._entries)} jobs)",
                     allowed=f"{self._workers.count} at once and {self._settings.trace_queue} that wait",
                     remedy="try again later",
                     retry_after_seconds=min(max(math.ceil(turns * self._mean_seconds), 1), MOST_RETRY_SECONDS),
@@ -125,16 +121,10 @@ class PlanScheduler:
         """Plans that are not made yet, or whose traces are not stored yet."""
         return len(self._entries)
 
-    def state(self) -> dict[str, int]:
-        """Figures for metrics: how many there are now, and how many there were since the start."""
-        return {
-            "workers": self._workers.alive,
-            "busy": self._workers.busy,
-            "waiting": sum(not entry.started for entry in self._entries.values()),
-            "retried_total": self._workers.retried,
-            "killed_abandoned_total": self._workers.abandoned,
-            **self._totals,
-        }
+    def levels(self) -> dict[str, int]:
+        """How many workers there are, of which so many work, and how many plans wait for one."""
+        waiting = sum(not entry.started for entry in self._entries.values())
+        return {"workers": self._workers.alive, "busy": self._workers.busy, "waiting": waiting}
 
     async def finish(self, seconds: float | None = None) -> None:
         """Wait for what is being made, at most so long; tell the rest to come again, and end the workers."""
@@ -165,9 +155,11 @@ class PlanScheduler:
             for other in same_trace:  # under another calibration: then the trace is in the store
                 if other.task is not None:
                     await asyncio.wait({other.task})
-            await (
-                self._run(entry, entry.order) if isinstance(entry.order, RunOrder) else self._plan(entry, entry.order)
-            )
+            if isinstance(entry.order, RunOrder):  # all of its ranks on one worker, one after the other
+                self._counters.add(JOBS_TRACED, {})
+                await self._store_and_tell(entry, await self._call(entry, "run", entry.order))
+            else:
+                await self._plan(entry, entry.order)
         except PlannerError as error:
             self._tell(entry, PlanRefused(error))
         except asyncio.CancelledError:
@@ -194,26 +186,17 @@ class PlanScheduler:
         else:
             nowhere_else = entry.order.runs_code or not outcome.stored
         if not entry.waiting and nowhere_else:
-            self._held[entry.order.plan_id] = self._now() + HELD_SECONDS, outcome
-
-    async def _run(self, entry: _Entry, order: RunOrder) -> None:
-        """All of its ranks on one worker, one after the other."""
-        self._totals["traced_total"] += 1
-        result = await self._call(entry, order.seconds, order.request.torch, "run", order)
-        await self._store_and_tell(entry, result)
+            self._held[entry.order.plan_id] = time.monotonic() + HELD_SECONDS, outcome
 
     async def _plan(self, entry: _Entry, order: Order) -> None:
         if not order.runs_code:
-            text, texts = await self._from_store(order)
-            if text is not None:
-                self._tell(entry, PlanMade(text=text, from_store=True))
-                return
+            texts = await self._stored_traces(order)
             if texts and await self._judge(entry, order, texts):
                 return
         representatives = [rank_class.representative for rank_class in rank_classes(Mesh.of(order.job.parallel))]
-        self._totals["traced_total"] += 1
+        self._counters.add(JOBS_TRACED, {})
         if len(representatives) == 1:  # traced, judged and advised in one child, for the trace need not travel
-            result = await self._call_for(entry, order, "plan", order)
+            result = await self._call(entry, "plan", order)
             await self._store_and_tell(entry, result)
             texts = result.traces if result is not None else {}
         else:
@@ -222,13 +205,12 @@ class PlanScheduler:
                 raise ChildProcessError("the traces of a plan cannot be read")
         if texts and not order.runs_code:
             try:
-                await asyncio.shield(asyncio.to_thread(self._history.traces.put_texts, order.trace_id, texts))
+                await asyncio.shield(asyncio.to_thread(self._history.traces.put, order.trace_id, texts))
             except PlannerError as error:
                 _log.warning("the trace of plan %s is not stored: %s", order.plan_id, error)
 
     async def _judge(self, entry: _Entry, order: Order, texts: Mapping[int, str]) -> bool:
-        """Whether the traces could be read."""
-        result = await self._call_for(entry, order, "judge", order, texts)
+        result = await self._call(entry, "judge", order, texts)
         if result is None:
             _log.warning("the stored trace of %s is damaged; traced anew", order.plan_id)
             return False
@@ -249,7 +231,7 @@ class PlanScheduler:
                 if errors:
                     return
                 try:
-                    result = await self._call_for(entry, order, "trace", order.job, rank)
+                    result = await self._call(entry, "trace", order.job, rank)
                 except PlannerError as error:
                     errors.append(error)
                     self._tell(entry, PlanRefused(error))
@@ -263,23 +245,23 @@ class PlanScheduler:
             raise errors[0]
         return texts
 
-    async def _call_for(self, entry: _Entry, order: Order, method: str, *arguments: Any) -> WorkerResult | None:
-        seconds = self._settings.trace_seconds + (CODE_START_SECONDS if order.runs_code else 0.0)
-        return await self._call(entry, seconds, order.job.software.torch, method, *arguments)
-
-    async def _call(
-        self, entry: _Entry, seconds: float, torch: str, method: str, *arguments: Any
-    ) -> WorkerResult | None:
+    async def _call(self, entry: _Entry, method: str, *arguments: Any) -> WorkerResult | None:
         """What a worker brings about. Raises its refusal, and TraceLimitError where a limit was exceeded before there
         was a plan."""
+        order = entry.order
+        if isinstance(order, RunOrder):
+            seconds, torch = order.seconds, order.request.torch
+        else:
+            seconds = self._settings.trace_seconds + (CODE_START_SECONDS if order.runs_code else 0.0)
+            torch = order.job.software.torch
         result: WorkerResult | PlanRefused | None = await self._workers.call(
             method, *arguments, seconds=seconds, torch=self._torches.loaded_for(torch), on_start=entry.start
         )
         if isinstance(result, PlanRefused):
             raise result.error
         if result is not None and result.exceeded is not None:
-            by_time = result.exceeded.limit is Limit.SECONDS
-            self._totals["killed_time_total" if by_time else "killed_memory_total"] += 1
+            reason = "time" if result.exceeded.limit is Limit.SECONDS else "memory"
+            self._counters.add(WORKERS_KILLED, {"reason": reason})
             error = trace_limit_error(result.exceeded)
             if result.plan is None and result.run is None:
                 raise error
@@ -304,25 +286,15 @@ class PlanScheduler:
 
         # Whoever waited may go in this moment: the plan is stored all the same.
         outcome = await asyncio.shield(asyncio.to_thread(store))
-        self._mean_seconds += (self._now() - entry.began - self._mean_seconds) / 8
+        self._mean_seconds += (time.monotonic() - entry.began - self._mean_seconds) / 8
         self._tell(entry, outcome)
 
-    async def _from_store(self, order: Order) -> tuple[str | None, Mapping[int, str]]:
-        """The plan, or the traces from which it can be judged; nothing where the store does not answer."""
-
-        def read() -> tuple[str | None, Mapping[int, str]]:
-            text = self._history.plans.text(order.plan_id)
-            if text is not None:
-                with contextlib.suppress(PlannerError):
-                    KnownPlan.read(text, order.plan_id)
-                    return text, {}
-            return None, self._history.traces.texts(order.trace_id)
-
+    async def _stored_traces(self, order: Order) -> Mapping[int, str]:
         try:
-            return await asyncio.to_thread(read)
+            return await asyncio.to_thread(self._history.traces.texts, order.trace_id)
         except (PlannerError, zlib.error) as error:
-            _log.warning("nothing is read of plan %s: %s", order.plan_id, error)
-            return None, {}
+            _log.warning("no trace is read for plan %s: %s", order.plan_id, error)
+            return {}
 
     async def _forget_now_and_then(self) -> None:
         keep = Retention(age=timedelta(days=self._settings.retention_days), plans=self._settings.retention_plans)

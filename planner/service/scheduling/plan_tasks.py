@@ -30,7 +30,6 @@ and that stored traces are damaged."""
 MOST_STATEMENT_BYTES = MIB
 """Of a run, which the history keeps and everybody may read: one of 16 ranks and 30 iterations has 300 KiB."""
 RUN = "run"
-"""The statement on a program."""
 
 
 def make_plan(argument: tuple[Order, Isolation], answer: AnswerWriter) -> None:
@@ -96,7 +95,6 @@ def run_program(order: RunOrder, answer: AnswerWriter) -> None:
 
 
 def refuse_large(statement: ProgramStatement) -> None:
-    """Raises ProgramError for a statement that is more than is kept of a run."""
     if (size := len(json.dumps(to_json(statement)))) > MOST_STATEMENT_BYTES:
         raise ProgramError(
             f"what is to be said of the program takes {show_bytes(size)}, which is more than is kept",

@@ -46,7 +46,6 @@ class SearchGroups:
     """Groups of all searches on one pool of workers; lives on its event loop. Nothing of it is stored here."""
 
     def __init__(self, workers: Workers, class_seconds: float, torches: TorchVersions = ONLY_OWN) -> None:
-        """`class_seconds` are there for each rank class."""
         self._workers, self._class_seconds, self._torches = workers, class_seconds, torches
         self._end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -67,7 +66,6 @@ class SearchGroups:
         return (Refused(answers.error.problem),) * len(group.jobs) if isinstance(answers, PlanRefused) else answers
 
     def end(self) -> None:
-        """Plan no more: their searches go on when they are asked for again."""
         if not self._end.done():
             self._end.set_result(None)
 
@@ -84,7 +82,6 @@ class GroupsOnCluster:
         processes: int,
         seconds: float,
     ) -> None:
-        """No group is waited for any more after `seconds`."""
         self.processes = processes
         self._planner, self._loop, self._calibration = planner, loop, calibration
         self._deadline = loop.time() + seconds
@@ -96,7 +93,6 @@ class GroupsOnCluster:
         return self._stopped or self._loop.time() >= self._deadline
 
     def stop(self) -> None:
-        """End what is being planned; from any thread."""
         self._stopped = True
         with contextlib.suppress(RuntimeError):  # the loop is closed, and nothing is planned any more
             self._loop.call_soon_threadsafe(self._end.cancel)
@@ -136,7 +132,6 @@ class SearchRunner:
         worker_count: Callable[[], Coroutine[Any, Any, int]],
         torches: TorchVersions = ONLY_OWN,
     ) -> None:
-        """To be made on the loop."""
         self._torches = torches
         self._history, self._settings, self._planner, self._worker_count = history, settings, planner, worker_count
         self._loop = asyncio.get_running_loop()
@@ -326,7 +321,6 @@ class SearchRunner:
 
 
 def _over(search: Search, state: SearchState, stopped: str = "", error: PlannerError | None = None) -> Search:
-    """As it is known, and why it is no more."""
     document = {**search.document, "stopped": stopped, "problem": None if error is None else error.parts}
     return dataclasses.replace(search, state=state, finished_at=datetime.now(UTC), document=document)
 

@@ -44,7 +44,6 @@ class TorchServers:
         self._others: OrderedDict[str, ForkServer] = OrderedDict()
 
     def start(self) -> None:
-        """That of the worker's own torch. Raises ServerLostError."""
         self._own.start()
 
     def server_for(self, torch: str) -> ForkServer:
@@ -67,7 +66,6 @@ class TorchServers:
         return server
 
     def close(self) -> None:
-        """End them all, with what they do."""
         for server in (self._own, *self._others.values()):
             server.close()
 
@@ -94,7 +92,6 @@ class TracingWorker:
         return os.getpid()
 
     def close(self) -> None:
-        """End the servers, with what they do."""
         self._servers.close()
 
     def live(self) -> None:
@@ -106,11 +103,9 @@ class TracingWorker:
         self._stopped = max(self._stopped, work)
 
     def plan(self, work: int, order: Order, seconds: float) -> WorkerResult | PlanRefused:
-        """Trace every rank class, one after the other, judge and advise."""
         return self._result_of_job(work, "make_plan", (order, self._isolation), order.job, seconds)
 
     def trace(self, work: int, job: Job, rank: int, seconds: float) -> WorkerResult | PlanRefused:
-        """The trace of one rank, and which ranks of its class do otherwise."""
         return self._result_of_job(work, "trace_rank", (job, rank, self._isolation), job, seconds)
 
     def judge(
@@ -122,7 +117,6 @@ class TracingWorker:
         return None if unreadable else result
 
     def run(self, work: int, order: RunOrder, seconds: float) -> WorkerResult | PlanRefused:
-        """The statement on a program, whose ranks are children of the child."""
         limits = self._limits_beside(order.limits, seconds)
         return self._result(work, Task(f"{_TASKS}:run_program", order), limits, order.request.torch)
 
@@ -164,7 +158,6 @@ class TracingWorker:
         return WorkerResult(**parts, exceeded=exceeded)
 
     def _answer(self, work: int, task: Task, limits: Limits, torch: str) -> Answer | PlanRefused:
-        """Of a child whose torch is the nearest to this one."""
         try:
             server = self._servers.server_for(torch)
             answer = running.run(task, limits, server=server, stopped=lambda: work <= self._stopped)

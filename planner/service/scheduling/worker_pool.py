@@ -13,16 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 from planner.service.errors import BusyError, WorkerLostError
 from planner.service.history.counters import Counters
-from planner.service.metrics import (
-    JOBS_JOINED,
-    JOBS_REFUSED,
-    JOBS_TRACED,
-    KILL_REASONS,
-    TRACE_RETRIES,
-    WAITING,
-    WORKERS,
-    WORKERS_KILLED,
-)
+from planner.service.metrics import TRACE_RETRIES, WAITING, WORKERS, WORKERS_KILLED
 from planner.service.scheduling.tracing_worker import MOST_OTHERS
 
 SLACK_SECONDS = 30.0
@@ -97,11 +88,9 @@ class _Member:
         return not known
 
     async def call(self, method: str, *arguments: Any, most_seconds: float) -> Any:
-        """Raises WorkerDiedError for a worker that has died, or does not answer in time."""
         return await self._finish(self.worker.call(method, *arguments), most_seconds)
 
     async def stop(self) -> None:
-        """End its work. Raises as :meth:`call` does."""
         await self._finish(self.worker.stop(), SLACK_SECONDS)
 
     async def _finish(self, work: Coroutine[Any, Any, Any], most_seconds: float) -> Any:
@@ -115,11 +104,9 @@ class _Member:
 class Workers:
     """As many as were asked for, from the start to :meth:`close`. Lives on one event loop."""
 
-    def __init__(self, hire: Callable[[], Worker], count: int, *, most_wait_seconds: float) -> None:
-        """`most_wait_seconds` is how long work waits for a worker."""
+    def __init__(self, hire: Callable[[], Worker], count: int, counters: Counters, *, most_wait_seconds: float) -> None:
         self.count = count
-        self.retried = self.abandoned = 0
-        self._hire, self._most_wait_seconds = hire, most_wait_seconds
+        self._hire, self._counters, self._most_wait_seconds = hire, counters, most_wait_seconds
         self._idle: deque[_Member] = deque()
         self._busy: list[_Member] = []
         # Who waits for a worker; the second queue is served when nobody waits in the first.
@@ -172,10 +159,10 @@ class Workers:
                         remedy="try again; see the service's log",
                     ) from death
                 died = True
-                self.retried += 1
+                self._counters.add(TRACE_RETRIES, {})
                 _log.warning("a tracing process died; its work is done again")
             except asyncio.CancelledError:
-                self.abandoned += 1
+                self._counters.add(WORKERS_KILLED, {"reason": "abandoned"})
                 self._keep(asyncio.create_task(self._stop(member)))
                 raise
             except BaseException:
@@ -186,7 +173,6 @@ class Workers:
                 return result
 
     def close(self) -> None:
-        """Kill them all."""
         for task in self._tasks:
             task.cancel()
         for member in [*self._idle, *self._busy]:
@@ -307,36 +293,9 @@ class Workers:
             queue.clear()
 
 
-_COUNTED: Mapping[str, tuple[str, Mapping[str, str]]] = {
-    "traced_total": (JOBS_TRACED, {}),
-    "deduplicated_total": (JOBS_JOINED, {}),
-    "refused_busy_total": (JOBS_REFUSED, {}),
-    "retried_total": (TRACE_RETRIES, {}),
-    **{f"killed_{reason}_total": (WORKERS_KILLED, {"reason": reason}) for reason in KILL_REASONS},
-}
-
-
-class PoolFigures:
-    """Takes over what `PlanScheduler.state` says, as often as it is told."""
-
-    def __init__(self, counters: Counters) -> None:
-        self._counters = counters
-        self._before: dict[str, int] = {}
-
-    async def keep_publishing(self, state: Callable[[], Mapping[str, int]], every: float = 1.0) -> None:
-        """Tell what `state` says, until cancelled."""
-        while True:
-            self.publish(state())
-            await asyncio.sleep(every)
-
-    def publish(self, state: Mapping[str, int]) -> None:
-        """Set the levels, and count what came since the last time."""
-        busy = min(state["busy"], state["workers"])
-        self._counters.set(WORKERS, {"state": "busy"}, busy)
-        self._counters.set(WORKERS, {"state": "idle"}, state["workers"] - busy)
-        self._counters.set(WAITING, {}, state["waiting"])
-        for key, (name, labels) in _COUNTED.items():
-            more = state[key] - self._before.get(key, 0)
-            if more > 0:
-                self._counters.add(name, labels, more)
-            self._before[key] = state[key]
+def publish_levels(counters: Counters, levels: Mapping[str, int]) -> None:
+    """What `PlanScheduler.levels` says, for metrics."""
+    busy = min(levels["busy"], levels["workers"])
+    counters.set(WORKERS, {"state": "busy"}, busy)
+    counters.set(WORKERS, {"state": "idle"}, levels["workers"] - busy)
+    counters.set(WAITING, {}, levels["waiting"])

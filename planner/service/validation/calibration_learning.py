@@ -29,9 +29,7 @@ from planner.units import show_bytes
 from planner.versions import minor_of
 
 MOST = 10_000
-"""Observations, the newest."""
 MOST_QUARANTINED = 500
-"""Kept in a calibration for people to read, the newest."""
 FEWEST_STEPS = 3
 """Before its third iteration a job has not held all that it will hold."""
 
@@ -51,8 +49,8 @@ class CalibrationLearner:
 
         Raises HistoryError if the history cannot be read or written; then the next call goes on from there.
         """
-        validations = self._history.measured_validations(MOST)
-        jobs = list(self._history.measured_jobs(MOST))
+        validations = self._history.validations.measured(MOST)
+        jobs = list(self._history.jobs.measured(MOST))
         if validations == tuple(self._validations) and jobs == list(self._jobs):
             return None
         known = self._validations

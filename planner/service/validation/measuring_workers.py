@@ -77,7 +77,6 @@ def nodes_of(described: Iterable[Mapping[str, Any]]) -> tuple[Node, ...]:
 
 
 def format_nodes(nodes: Sequence[Node]) -> str:
-    """What GPUs there are, for people."""
     counted: Counter[str] = Counter()
     for node in nodes:
         if node.gpus:
@@ -182,7 +181,6 @@ class MeasuringWorker:
             return address, int(probe.getsockname()[1])
 
     def measure(self, request: Mapping[str, Any], limits: Limits, walls: Walls | None) -> dict[str, Any]:
-        """As `measuring_process.run`."""
         from planner.service.validation import measuring_process
 
         return measuring_process.run(request, limits, walls)

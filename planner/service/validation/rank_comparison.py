@@ -44,7 +44,6 @@ class Result:
     torch: str
     problem: str = ""
     comparisons: tuple[Comparison, ...] = ()
-    """Those of the ranks, as values."""
 
 
 def compare_ranks(ranks: Sequence[RankComparison], mode: str) -> Result:

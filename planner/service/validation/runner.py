@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from datetime import UTC, datetime
 from typing import Any
 
@@ -18,8 +18,7 @@ from planner.records import to_plain
 from planner.runtime.limits import Limits
 from planner.service.errors import BusyError
 from planner.service.history.errors import HistoryUnavailableError
-from planner.service.history.job_table import NO_GPU
-from planner.service.history.records import Validation, ValidationState
+from planner.service.history.records import NO_GPU, Validation, ValidationState
 from planner.service.history.store import History
 from planner.service.orders import code_isolation, order_of
 from planner.service.plan_provider import CalibrationInUse
@@ -33,7 +32,6 @@ from planner.service.validation.validation_run import Conditions
 from planner.settings import Settings
 
 LEARN_SECONDS = 60.0
-"""How often the reports of jobs are looked at."""
 STOP_SECONDS = 5.0
 """How long those that run have to notice that they are to end."""
 _STORE_SECONDS = 120.0
@@ -48,7 +46,6 @@ Run = Callable[..., Result]
 
 
 def conditions_of(settings: Settings) -> Conditions:
-    """What the settings let a validation take."""
     return Conditions(
         isolation=code_isolation(settings),
         bare=settings.measure_factories_without_walls,
@@ -80,7 +77,7 @@ class ValidationRunner:
         self._learning, self._learn = CalibrationLearner(history), threading.Event()
         self._stop = threading.Event()
         self._lock = threading.Lock()
-        self._open = self._running = 0
+        self._turns: list[Future[None]] = []
         self._pool = ThreadPoolExecutor(max(1, settings.validations_at_once), "validation")
         self._learner = threading.Thread(target=self._learn_on, name="learning", daemon=True)
 
@@ -91,20 +88,13 @@ class ValidationRunner:
             problem = "the process that ran it ended before it was done; ask again"
             stored.put(_over(left, ValidationState.FAILED, problem))
         for left in reversed(stored.newest(_MOST_RECOVERED, state=ValidationState.PENDING)):
-            asked = left.result.get(requests.ASKED, {})
-            if "job" not in asked:
-                problem = "what was asked is not known any more; ask again"
-                stored.put(_over(left, ValidationState.FAILED, problem))
-                continue
             try:
-                request = requests.from_json(asked)
-            except PlannerError as error:
-                problem = f"what was asked cannot be read any more: {error.problem}"
+                request = requests.from_json(left.result.get(requests.ASKED, {}))
+            except (PlannerError, KeyError) as error:
+                problem = f"what was asked cannot be read any more ({error}); ask again"
                 stored.put(_over(left, ValidationState.FAILED, problem))
                 continue
-            with self._lock:
-                self._open += 1
-            self._pool.submit(self._validate, left, request)
+            self._turns.append(self._pool.submit(self._validate, left, request))
         self._learner.start()
 
     def start(self, request: Request) -> Validation:
@@ -125,25 +115,20 @@ class ValidationRunner:
             result={requests.ASKED: to_plain(request)},
         )
         with self._lock:
-            if self._open >= self._settings.validation_queue + self._settings.validations_at_once:
+            self._turns = [turn for turn in self._turns if not turn.done()]
+            if len(self._turns) >= self._settings.validation_queue + self._settings.validations_at_once:
                 raise BusyError(
-                    f"{self._open} validations wait already",
+                    f"{len(self._turns)} validations wait already",
                     remedy="ask again when some of them are done",
                     retry_after_seconds=_BUSY_SECONDS,
                 )
-            self._open += 1
-        try:
-            validation_run.setting_of(request, self._nodes())
+            try:
+                validation_run.setting_of(request, self._nodes())
+            except RefusedError as error:
+                validation = _over(validation, ValidationState.REFUSED, str(error))
             self._history.validations.put(validation)
-        except RefusedError as error:
-            self._count_finished()
-            refused = _over(validation, ValidationState.REFUSED, str(error))
-            self._history.validations.put(refused)
-            return refused
-        except BaseException:
-            self._count_finished()
-            raise
-        self._pool.submit(self._validate, validation, request)
+            if validation.state is ValidationState.PENDING:
+                self._turns.append(self._pool.submit(self._validate, validation, request))
         return validation
 
     def close(self) -> None:
@@ -151,25 +136,16 @@ class ValidationRunner:
         self._stop.set()
         self._learn.set()
         self._pool.shutdown(wait=False, cancel_futures=True)
-        until = time.monotonic() + STOP_SECONDS
-        while self._running and time.monotonic() < until:
-            time.sleep(0.05)
+        wait(self._turns, STOP_SECONDS)
 
     def _validate(self, validation: Validation, request: Request) -> None:
         began = time.monotonic()
-        with self._lock:
-            self._running += 1
+        ended = self._outcome(validation, request)
         try:
-            ended = self._outcome(validation, request)
-            try:
-                self._keep(ended)
-            except Exception as error:  # what was measured cannot be stored; that it failed can
-                ended = _failed(validation, error)
-                self._keep(ended)
-        finally:
-            with self._lock:
-                self._running -= 1
-            self._count_finished()
+            self._keep(ended)
+        except Exception as error:  # what was measured cannot be stored; that it failed can
+            ended = _failed(validation, error)
+            self._keep(ended)
         _log.info(
             "validation %s of %s: %s after %.1f s%s",
             ended.validation_id, ended.plan_id, ended.state.value, time.monotonic() - began,
@@ -220,10 +196,6 @@ class ValidationRunner:
                     _log.error("validation %s is lost: %s", validation.validation_id, error)
                     return
             time.sleep(_PAUSE_SECONDS)
-
-    def _count_finished(self) -> None:
-        with self._lock:
-            self._open -= 1
 
     def _learn_on(self) -> None:
         while not self._stop.is_set():

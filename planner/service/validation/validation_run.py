@@ -16,7 +16,7 @@ import ray
 from planner.errors import MeasureError
 from planner.events import write_out_repeats
 from planner.job.layout import Mesh, RankClass, rank_classes
-from planner.job.loading import bundle, job_on_gpu
+from planner.job.loading import bundle
 from planner.job.overhead import outside_of
 from planner.job.schema import Job, Software
 from planner.planning.job_plan import plan_from_traces
@@ -56,17 +56,13 @@ class Conditions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """Where and with whom the ranks run."""
-
     mode: Mode
-    """ABSENT_PEERS or REAL_PEERS."""
     place: Place
     measured: tuple[int, ...]
     """The ranks that run; of a world of real peers all of them."""
 
 
 def nodes() -> tuple[measuring_workers.Node, ...]:
-    """What the cluster that this process is connected to has."""
     return measuring_workers.nodes_of(ray.nodes())  # type: ignore[no-untyped-call]
 
 
@@ -213,11 +209,6 @@ def hide_gpus() -> None:
 _OBJECT_STORE_BYTES = 200 * 10**6
 
 
-def job_on_this_gpu(job: Job, gpu: str) -> Job:
-    """The job on the GPU of that name; on its own if the name is empty. Raises SpecError."""
-    return job_on_gpu(job, gpu, place="--gpu") if gpu else job
-
-
 def validate_here(request: Request, *, seconds: float, rehearsal: bool) -> Result:
     """Predicts and measures on this machine; a rehearsal pretends the GPUs and runs the step on the CPU.
 
@@ -248,7 +239,6 @@ def validate_here(request: Request, *, seconds: float, rehearsal: bool) -> Resul
 
 
 def format_result(result: Result, *, as_json: bool) -> str:
-    """The result as it is printed."""
     if as_json:
         return json.dumps(result.document, indent=2) + "\n"
     ranks = result.document["ranks"]

@@ -39,7 +39,6 @@ def find(name: str) -> Asset | None:
 
 @cache
 def names() -> frozenset[str]:
-    """Of all files that are served."""
     listed = ((folder, file.name) for folder in _FOLDERS for file in _root().joinpath(folder).iterdir())
     served = (f"{folder}/{name}" for folder, name in listed if _suffix(name) in MEDIA_TYPES)
     return frozenset([*served, CATEGORY_COLORS])
