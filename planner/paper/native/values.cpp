@@ -124,8 +124,11 @@ void describe_result(const at::Tensor& tensor, bool in_kernel) {
   if (!in_kernel || !is_part) describe_tensor(tensor);
 }
 
+// Not what vmap wraps: the tensor inside was followed by itself.
 bool is_on_device(const torch::jit::Stack& values) {
-  return !values.empty() && values[0].isTensor() && values[0].toTensor().defined() && values[0].toTensor().is_cuda();
+  if (values.empty() || !values[0].isTensor()) return false;
+  const auto& tensor = values[0].toTensor();
+  return tensor.defined() && tensor.is_cuda() && !tensor.key_set().has(c10::DispatchKey::FuncTorchBatched);
 }
 
 void leave_call(const at::RecordFunction& function, at::ObserverContext* entered) {
