@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from planner.admission.decision import Decision
-from planner.admission.policy import Answer, Policy
+from planner.admission.policy import Action, Policy
 from planner.admission.service_query import bind, client_of
 from planner.errors import PlannerError
 from planner.truth.measuring.job_reports import job_of
@@ -27,7 +27,7 @@ LEASE_SECONDS = 300
 """How long a job counts as running after the last word of a launcher that was killed."""
 RENEW_SECONDS = 100.0
 """Two of three words may be lost."""
-USUAL: Mapping[str, Any] = {"refuse_uncalibrated": True, "unreachable": Answer.REFUSE}
+USUAL: Mapping[str, Any] = {"refuse_uncalibrated": True, "unreachable": Action.REFUSE}
 """Whoever puts this hook in front of a command asks for a refusal, also where nobody answers; an operator's file may
 say otherwise."""
 

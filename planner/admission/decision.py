@@ -5,10 +5,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
-from planner.admission.policy import Answer, Policy
+from planner.admission.policy import Action, Policy
 from planner.errors import PlannerError
 from planner.hardware import catalog
 from planner.job.bound.lower_bound import Bound, lower_bound
@@ -31,17 +30,6 @@ def bound_of(bundle: Mapping[str, Any]) -> Bound | None:
         return lower_bound(load_bundle(bundle))
     except PlannerError:
         return None
-
-
-class Action(StrEnum):
-    """What a hook does."""
-
-    ADMIT = "admit"
-    WARN = "warn"
-    """Let the job through and say why it should not be."""
-    HOLD = "hold"
-    """Keep the job waiting where the system can, else refuse it for now. Never of a plan that is there."""
-    REFUSE = "refuse"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +85,7 @@ def decide(plan: Plan | ProgramStatement, policy: Policy) -> Decision:
     verdict, advice = plan.verdict, plan.advice if isinstance(plan, Plan) else ()
     missing = ""
     if pool_decides(plan):
-        certain = True  # no OOM kill saves a system whose memory is shared
+        certain = verdict is Verdict.EXCEEDS  # no OOM kill saves a system whose memory is shared
     elif host_decides(plan) and plan.host is not None:
         # The lower end of the interval leaves out what is only assumed.
         certain = plan.host.fullest.peak.interval_bytes[0] > plan.host.capacity_bytes
@@ -109,7 +97,7 @@ def decide(plan: Plan | ProgramStatement, policy: Policy) -> Decision:
         missing = "" if plan.calibrated else "nothing was measured on this GPU and torch"
     action = _action(verdict, certain, policy)
     reason = _printable(job_sentence(plan))
-    if verdict is Verdict.EXCEEDS and action is Action.WARN and policy.exceeds is Answer.REFUSE and missing:
+    if verdict is Verdict.EXCEEDS and action is Action.WARN and policy.exceeds is Action.REFUSE and missing:
         reason += f"; not refused, since {missing}"
     change = _smallest(advice) if verdict is Verdict.EXCEEDS else ""
     return Decision(action=action, reason=reason, change=change, plan_id=plan.plan_id, verdict=verdict.value)
@@ -119,9 +107,9 @@ def _action(verdict: Verdict, certain: bool, policy: Policy) -> Action:
     if verdict is Verdict.FITS:
         return Action.ADMIT
     wanted = policy.tight if verdict is Verdict.TIGHT else policy.exceeds
-    if wanted is Answer.REFUSE and not certain and not policy.refuse_uncalibrated:
+    if wanted is Action.REFUSE and not certain and not policy.refuse_uncalibrated:
         return Action.WARN
-    return Action(wanted.value)
+    return wanted
 
 
 def _smallest(advice: Sequence[Advice]) -> str:
@@ -143,7 +131,7 @@ def decide_by_bound(bundle: Mapping[str, Any], least: int, capacity: int, policy
     It holds without a calibration too: what is named is counted, not predicted.
     """
     return Decision(
-        action=Action(policy.exceeds.value),
+        action=policy.exceeds,
         reason=_printable(bound_sentence(bundle, least, capacity)) + _slices_with(gpu_of(bundle), least),
         change=_change_by_bound(bundle, capacity),
         plan_id=plan_id,
@@ -195,8 +183,8 @@ def _slices_with(name: str, least: int) -> str:
     return f"; the smallest with as much is {smallest.name}" if smallest else f"; not even {part.whole} has as much"
 
 
-def decide_without_verdict(verdict: str, answer: Answer, reason: str, plan_id: str = "") -> Decision:
+def decide_without_verdict(verdict: str, wanted: Action, reason: str, plan_id: str = "") -> Decision:
     """A job without a verdict, by the policy for that: admitting it is a warning."""
-    action = Action.WARN if answer is Answer.ADMIT else Action(answer.value)
+    action = Action.WARN if wanted is Action.ADMIT else wanted
     tails = {Action.WARN: "; admitted unchecked", Action.HOLD: "; submit it again in a moment", Action.REFUSE: ""}
     return Decision(action=action, reason=reason + tails[action], plan_id=plan_id, verdict=verdict)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.admission import kubernetes, service_query
-from planner.admission.decision import Action, Decision, decide_without_verdict
+from planner.admission.decision import Decision, decide_without_verdict
 from planner.admission.kubernetes import Submission
 from planner.admission.kubernetes_api import (
     CONFLICT,
@@ -44,7 +44,7 @@ from planner.admission.kueue_workloads import (
     message_of,
     smallest_gpu,
 )
-from planner.admission.policy import Answer, Policy
+from planner.admission.policy import Action, Policy
 from planner.admission.workload_kinds import kind_of
 from planner.errors import SettingError
 
@@ -292,7 +292,7 @@ class Controller:
         annotations = job.annotations if job and job.carries_spec else workload.annotations
         if not kubernetes.carries_spec(annotations):
             reason = f"the job carries no spec: annotate it, or its pods, with {kubernetes.BUNDLE}"
-            if any(pods.asks for pods in workload.asked.pods) and self._policy.unplanned is Answer.REFUSE:
+            if any(pods.asks for pods in workload.asked.pods) and self._policy.unplanned is Action.REFUSE:
                 return decide_without_verdict("unplanned", self._policy.unplanned, reason), []
             return Decision(action=Action.ADMIT, reason=f"not checked; {reason}", verdict="unplanned"), []
 

@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from planner.admission.decision import Action, Decision
+from planner.admission.decision import Decision
 from planner.admission.gpu_requests import AMD_GPU, GPU
 from planner.admission.kubernetes import JOB, PLAN, carries_spec
 from planner.admission.kubernetes_api import number, part, parts
+from planner.admission.policy import Action
 from planner.admission.workload_kinds import JobPods, pods_of
 from planner.hardware import catalog
 

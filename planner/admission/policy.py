@@ -27,14 +27,15 @@ _LARGEST_FILE = 64 * 1024
 _MOST_SECONDS = 3600.0
 
 
-class Answer(StrEnum):
-    """What to do with a job of which something is wrong, or not known."""
+class Action(StrEnum):
+    """What a hook does with a job, and what a policy wants done with one of which something is wrong or not known."""
 
     ADMIT = "admit"
-    """Let it through without a word where there is a verdict, with a warning where there is none."""
+    """As a policy: without a word where there is a verdict, with a warning where there is none."""
     WARN = "warn"
+    """Let the job through and say why it should not be."""
     HOLD = "hold"
-    """Keep it waiting where the system can, else refuse it for now."""
+    """Keep the job waiting where the system can, else refuse it for now. Never of a plan that is there."""
     REFUSE = "refuse"
 
 
@@ -46,23 +47,23 @@ class Policy:
     """The planner service, an http or https address."""
     token: str = ""
     """The bearer token that the service wants of those who write."""
-    exceeds: Answer = Answer.REFUSE
+    exceeds: Action = Action.REFUSE
     """warn or refuse: a job that does not fit."""
     refuse_uncalibrated: bool = False
     """Whether `exceeds = refuse` holds for plans too for whose GPU and torch nothing was measured; else they warn."""
-    tight: Answer = Answer.WARN
+    tight: Action = Action.WARN
     """admit, warn or refuse: a job that fits only just."""
     risk: float = 0.0
     """The share of jobs of a kind (`1%`) that may take more than the bound by which a job is tight; 0: the upper end of
     its interval, which 5 % exceed."""
-    pending: Answer = Answer.ADMIT
+    pending: Action = Action.ADMIT
     """admit (with a warning), hold or refuse: a job whose plan is not ready after `wait_seconds`."""
-    unreachable: Answer = Answer.ADMIT
+    unreachable: Action = Action.ADMIT
     """admit (with a warning), hold or refuse: the service does not answer."""
-    unplannable: Answer = Answer.ADMIT
+    unplannable: Action = Action.ADMIT
     """admit (with a warning) or refuse: the spec is wrong, or names something that cannot be planned. Where nothing is
     read for it, what is read for `unplanned`: a spec that is no use is none."""
-    unplanned: Answer = Answer.ADMIT
+    unplanned: Action = Action.ADMIT
     """admit or refuse: a job that asks for GPUs and carries no spec, at the hooks that can tell."""
     wait_seconds: float = 10.0
     """How long a submission may wait for a plan that is not made yet."""
@@ -99,12 +100,12 @@ class Policy:
 
 _FIELDS = {field.name: field for field in dataclasses.fields(Policy)}
 _ALLOWED = {
-    "exceeds": (Answer.WARN, Answer.REFUSE),
-    "tight": (Answer.ADMIT, Answer.WARN, Answer.REFUSE),
-    "pending": (Answer.ADMIT, Answer.HOLD, Answer.REFUSE),
-    "unreachable": (Answer.ADMIT, Answer.HOLD, Answer.REFUSE),
-    "unplannable": (Answer.ADMIT, Answer.REFUSE),
-    "unplanned": (Answer.ADMIT, Answer.REFUSE),
+    "exceeds": (Action.WARN, Action.REFUSE),
+    "tight": (Action.ADMIT, Action.WARN, Action.REFUSE),
+    "pending": (Action.ADMIT, Action.HOLD, Action.REFUSE),
+    "unreachable": (Action.ADMIT, Action.HOLD, Action.REFUSE),
+    "unplannable": (Action.ADMIT, Action.REFUSE),
+    "unplanned": (Action.ADMIT, Action.REFUSE),
 }
 _FLAGS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
@@ -140,7 +141,7 @@ def _value(name: str, text: str, place: str) -> Any:
     if name in _ALLOWED:
         if text.lower() not in list(_ALLOWED[name]):
             raise SettingError(f"{text!r} is not a policy", allowed=", ".join(_ALLOWED[name]), place=place)
-        return Answer(text.lower())
+        return Action(text.lower())
     if name == "refuse_uncalibrated":
         if text.lower() not in _FLAGS:
             raise SettingError(f"{text!r} is neither yes nor no", allowed="yes, no", place=place)

@@ -14,7 +14,7 @@ from typing import Any
 
 from planner.admission import service_query, specs
 from planner.admission.decision import Decision, decide_without_verdict
-from planner.admission.policy import Answer, Policy
+from planner.admission.policy import Action, Policy
 from planner.errors import PlannerError, SpecError
 
 SYSTEM = "ray"
@@ -76,7 +76,7 @@ def _decide(
         uploads = working_dir and "://" not in working_dir and Path(working_dir).is_dir()
         folder = Path(working_dir) if working_dir and uploads else Path.cwd()
         return service_query.ask(lambda: specs.bundle_within(_text(path, SPEC), [folder]), policy, SYSTEM)
-    if policy.unplanned is Answer.ADMIT or not asks_for_gpus:
+    if policy.unplanned is Action.ADMIT or not asks_for_gpus:
         return None
     reason = f'the job asks for GPUs and carries no spec: --metadata-json \'{{"{SPEC}": "job.yaml"}}\''
     return decide_without_verdict("unplanned", policy.unplanned, reason)

@@ -16,8 +16,8 @@ from typing import Any
 
 from planner.admission import service_query, specs
 from planner.admission.client import Client, UnreachableError
-from planner.admission.decision import Action, Decision, decide
-from planner.admission.policy import Answer, Policy, policy_file, section
+from planner.admission.decision import Decision, decide
+from planner.admission.policy import Action, Policy, policy_file, section
 from planner.errors import PlannerError
 from planner.report.statement import read_statement
 
@@ -250,7 +250,7 @@ class HeldJobs:
                     self._cancel(job, "; ".join(text) or note)
             elif self._now() - self._since[job.job_id] >= self._seconds:
                 reason = f"planner: the job was not checked: no plan of it after {self._seconds:g} s"
-                if self._policy.unplannable is Answer.REFUSE:
+                if self._policy.unplannable is Action.REFUSE:
                     self._cancel(job, reason)
                 else:
                     self._release(job, "pending", reason)

@@ -28,9 +28,9 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from planner.admission import kubernetes, service_query, specs
-from planner.admission.decision import Action, Decision, decide_without_verdict
+from planner.admission.decision import Decision, decide_without_verdict
 from planner.admission.kubernetes_api import Api, ApiError
-from planner.admission.policy import Answer, Policy
+from planner.admission.policy import Action, Policy
 from planner.errors import PlannerError, SettingError
 
 SCHEMA = "admission.k8s.io/v1"
@@ -185,7 +185,7 @@ class Certificate:
         return context
 
 
-USUAL = {"exceeds": Answer.WARN}
+USUAL = {"exceeds": Action.WARN}
 """What the policy's file leaves open: a webhook that refuses is a site's own choice."""
 MOST_BYTES = 4 * 2**20
 """Of a review: an object of the API has at most 3 MiB, and there is one."""
@@ -274,7 +274,7 @@ def decide(review: Review, policy: Policy, api: Callable[[], Api]) -> tuple[Deci
         ), []
     if not submitted.carries_spec:
         asked = submitted.asked
-        if policy.unplanned is Answer.ADMIT or not (submitted.asks_for_gpus or asked.may_ask_by_runtime):
+        if policy.unplanned is Action.ADMIT or not (submitted.asks_for_gpus or asked.may_ask_by_runtime):
             return None, []
         reason = f"the job asks for GPUs and carries no spec: annotate it with {kubernetes.BUNDLE}"
         if not submitted.asks_for_gpus:

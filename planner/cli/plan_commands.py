@@ -171,13 +171,13 @@ def run_check(arguments: argparse.Namespace) -> int:
 
 def _policy(arguments: argparse.Namespace) -> Policy:
     from planner.admission import command_hook
-    from planner.admission.policy import Answer, Policy
+    from planner.admission.policy import Action, Policy
     from planner.truth.calibration.recorded_errors import parse_risk
 
     environment = dict(os.environ)
     if arguments.server is not None:
         environment["PLANNER_SERVER"] = arguments.server
-    usual = {**command_hook.USUAL, **({"unreachable": Answer.ADMIT} if arguments.run_unchecked else {})}
+    usual = {**command_hook.USUAL, **({"unreachable": Action.ADMIT} if arguments.run_unchecked else {})}
     policy = Policy.read(environment, arguments.policy, usual)
     if arguments.risk is not None:
         policy = dataclasses.replace(policy, risk=parse_risk(arguments.risk, "--risk"))

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from planner.admission.client import Client, PlanFound, PlanPending, UnplannableError, UnreachableError
-from planner.admission.decision import Action, Decision, decide
-from planner.admission.policy import Answer, Policy
+from planner.admission.decision import Decision, decide
+from planner.admission.policy import Action, Policy
 from planner.admission.service_query import ask, bind
 from planner.errors import SettingError, SpecError
 from planner.job.loading import bundle, load_document
@@ -174,10 +174,10 @@ def test_only_http_is_spoken() -> None:
 
 @pytest.mark.parametrize(
     ("answer", "action"),
-    [(Answer.ADMIT, Action.WARN), (Answer.HOLD, Action.HOLD), (Answer.REFUSE, Action.REFUSE)],
+    [(Action.ADMIT, Action.WARN), (Action.HOLD, Action.HOLD), (Action.REFUSE, Action.REFUSE)],
 )
 @pytest.mark.parametrize("what", ["pending", "unreachable"])
-def test_without_a_verdict_the_policy_decides(answering: Any, what: str, answer: Answer, action: Action) -> None:
+def test_without_a_verdict_the_policy_decides(answering: Any, what: str, answer: Action, action: Action) -> None:
     answering.says(202 if what == "pending" else 404, {"plan_id": "pl-x"} if what == "pending" else b"gone")
     policy = Policy(server=answering.url, wait_seconds=0, **{what: answer})
 
@@ -186,8 +186,8 @@ def test_without_a_verdict_the_policy_decides(answering: Any, what: str, answer:
     assert (found.action, found.verdict) == (action, what)
 
 
-@pytest.mark.parametrize(("answer", "action"), [(Answer.ADMIT, Action.WARN), (Answer.REFUSE, Action.REFUSE)])
-def test_a_spec_that_cannot_be_used_is_the_policys_too(answer: Answer, action: Action) -> None:
+@pytest.mark.parametrize(("answer", "action"), [(Action.ADMIT, Action.WARN), (Action.REFUSE, Action.REFUSE)])
+def test_a_spec_that_cannot_be_used_is_the_policys_too(answer: Action, action: Action) -> None:
     def broken() -> Any:
         raise SpecError("train.precision is bf16", allowed="bf16_autocast", place="job.yaml:3:1")
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from planner.admission.decision import Action, Decision, decide, decide_without_verdict
-from planner.admission.policy import Answer, Policy
+from planner.admission.decision import Decision, decide, decide_without_verdict
+from planner.admission.policy import Action, Policy
 from planner.errors import PlannerError, SettingError
 from planner.report.statement import read_statement
 from planner.units import GIB
 
 Plans = dict[str, dict[str, Any]]
-REFUSES_ALL = Policy(exceeds=Answer.REFUSE, refuse_uncalibrated=True, tight=Answer.REFUSE)
+REFUSES_ALL = Policy(exceeds=Action.REFUSE, refuse_uncalibrated=True, tight=Action.REFUSE)
 
 
 def decided(plan: dict[str, Any], policy: Policy) -> Decision:
@@ -46,13 +46,13 @@ def test_who_does_not_fit_is_told_by_how_much_on_which_ranks_and_the_smallest_ch
         ("fits", Policy(), Action.ADMIT),
         ("fits", REFUSES_ALL, Action.ADMIT),
         ("tight", Policy(), Action.WARN),
-        ("tight", Policy(tight=Answer.ADMIT), Action.ADMIT),
+        ("tight", Policy(tight=Action.ADMIT), Action.ADMIT),
         ("tight", REFUSES_ALL, Action.REFUSE),
         ("exceeds", Policy(), Action.REFUSE),
-        ("exceeds", Policy(exceeds=Answer.WARN), Action.WARN),
+        ("exceeds", Policy(exceeds=Action.WARN), Action.WARN),
         ("exceeds, uncalibrated", Policy(), Action.WARN),
         ("exceeds, uncalibrated", Policy(refuse_uncalibrated=True), Action.REFUSE),
-        ("exceeds, uncalibrated", Policy(exceeds=Answer.WARN, refuse_uncalibrated=True), Action.WARN),
+        ("exceeds, uncalibrated", Policy(exceeds=Action.WARN, refuse_uncalibrated=True), Action.WARN),
     ],
 )
 def test_each_verdict_is_acted_upon_as_the_operator_wants(
@@ -98,9 +98,9 @@ def test_a_rank_that_runs_out_in_spite_of_its_sum_is_told_so(
 
 @pytest.mark.parametrize(
     ("answer", "action"),
-    [(Answer.ADMIT, Action.WARN), (Answer.HOLD, Action.HOLD), (Answer.REFUSE, Action.REFUSE)],
+    [(Action.ADMIT, Action.WARN), (Action.HOLD, Action.HOLD), (Action.REFUSE, Action.REFUSE)],
 )
-def test_without_a_verdict_admitting_is_a_warning(answer: Answer, action: Action) -> None:
+def test_without_a_verdict_admitting_is_a_warning(answer: Action, action: Action) -> None:
     assert decide_without_verdict("unreachable", answer, "nobody is there").action == action
 
 
@@ -131,13 +131,13 @@ def test_what_the_operators_file_says_stands_and_the_environment_fills_the_rest(
         "PLANNER_TOKEN": "another",
     }
 
-    assert Policy.read(environment, defaults={"tight": Answer.ADMIT}) == Policy(
+    assert Policy.read(environment, defaults={"tight": Action.ADMIT}) == Policy(
         server="https://planner.example",
         token="secret",
-        unreachable=Answer.REFUSE,
+        unreachable=Action.REFUSE,
         refuse_uncalibrated=True,
         wait_seconds=2.5,
-        tight=Answer.ADMIT,
+        tight=Action.ADMIT,
     )
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from planner.admission.client import Client, ExceedsByBound, UnreachableError
-from planner.admission.decision import Action, Decision, decide
-from planner.admission.policy import Answer, Policy
+from planner.admission.decision import Decision, decide
+from planner.admission.policy import Action, Policy
 from planner.admission.service_query import ask, bind
 from planner.job.bound.lower_bound import lower_bound
 from planner.job.loading import bundle, load_document
@@ -59,10 +59,10 @@ def test_a_bound_without_its_bytes_is_no_answer(answering: Any) -> None:
         Client(answering.url).plan(BUNDLE, 0)
 
 
-@pytest.mark.parametrize(("exceeds", "action"), [(Answer.REFUSE, Action.REFUSE), (Answer.WARN, Action.WARN)])
+@pytest.mark.parametrize(("exceeds", "action"), [(Action.REFUSE, Action.REFUSE), (Action.WARN, Action.WARN)])
 @pytest.mark.parametrize("refuse_uncalibrated", [False, True])
 def test_a_hopeless_job_is_refused_or_warned_of_as_the_site_has_it(
-    answering: Any, exceeds: Answer, action: Action, refuse_uncalibrated: bool
+    answering: Any, exceeds: Action, action: Action, refuse_uncalibrated: bool
 ) -> None:
     """Whether or not anything was measured: what is counted needs no calibration."""
     answering.says(200, BY_BOUND)
@@ -102,8 +102,8 @@ def test_the_fewest_changes_are_named_and_else_a_gpu(changes: dict[str, Any], sa
     assert (found.by_bound, found.change.startswith(said), bool(found.change)) == (True, True, bool(said))
 
 
-@pytest.mark.parametrize("answer", [Answer.ADMIT, Answer.HOLD])
-def test_a_service_that_knows_no_bounds_is_no_way_around(answering: Any, answer: Answer) -> None:
+@pytest.mark.parametrize("answer", [Action.ADMIT, Action.HOLD])
+def test_a_service_that_knows_no_bounds_is_no_way_around(answering: Any, answer: Action) -> None:
     answering.says(202, {"plan_id": "pl-x", "verdict": "pending"})
     policy = Policy(server=answering.url, wait_seconds=0, pending=answer)
 
@@ -113,7 +113,7 @@ def test_a_service_that_knows_no_bounds_is_no_way_around(answering: Any, answer:
 
 
 def test_a_service_that_is_away_is_no_way_around() -> None:
-    found = ask(lambda: BUNDLE, Policy(server="http://127.0.0.1:1", unreachable=Answer.ADMIT), "ray")
+    found = ask(lambda: BUNDLE, Policy(server="http://127.0.0.1:1", unreachable=Action.ADMIT), "ray")
 
     assert (found.action, found.verdict, found.reason, found.plan_id) == (Action.REFUSE, "exceeds", REASON, "")
 
@@ -122,7 +122,7 @@ def test_a_job_whose_trace_takes_too_long_is_no_way_around(answering: Any) -> No
     """The service remembers that it cannot be planned, and tells it at once."""
     answering.says(422, {"type": "urn:planner:problem:trace-limit", "problem": "the trace takes more than 120 s"})
 
-    found = ask(lambda: BUNDLE, Policy(server=answering.url, unplannable=Answer.ADMIT), "ray")
+    found = ask(lambda: BUNDLE, Policy(server=answering.url, unplannable=Action.ADMIT), "ray")
 
     assert (found.action, found.verdict, found.reason) == (Action.REFUSE, "exceeds", REASON)
 
@@ -144,7 +144,7 @@ def test_a_plan_of_a_hopeless_job_refuses_it_without_a_calibration_too(
 
     assert decide(read_statement(uncalibrated), Policy()).action is Action.REFUSE
     assert decide(read_statement(small), Policy()).action is Action.WARN
-    assert decide(read_statement(uncalibrated), Policy(exceeds=Answer.WARN)).action is Action.WARN
+    assert decide(read_statement(uncalibrated), Policy(exceeds=Action.WARN)).action is Action.WARN
 
 
 def test_the_real_service_refuses_an_8b_job_before_its_plan_is_made(service: Any) -> None:

@@ -15,7 +15,7 @@ from kubernetes_jobs import KINDS, pod_template
 
 from planner.admission import ray_jobs, slurm
 from planner.admission.kubernetes_api import Api
-from planner.admission.policy import Answer, Policy
+from planner.admission.policy import Action, Policy
 from planner.admission.webhook import Review, decide
 
 Plans = dict[str, dict[str, Any]]
@@ -185,7 +185,7 @@ def test_torchrun_in_a_pytorch_job_is_asked_about_with_the_nodes_of_the_job(answ
 def test_a_mark_that_cannot_be_followed_is_unplannable(
     answering: Answering, reviewed: Callable[..., Any], annotation: str, container: dict[str, Any], said: str
 ) -> None:
-    decision = reviewed({"planner.dev/run": annotation}, container, unplannable=Answer.REFUSE)
+    decision = reviewed({"planner.dev/run": annotation}, container, unplannable=Action.REFUSE)
 
     assert (decision.action, decision.verdict, said in decision.reason) == ("refuse", "unplannable", True)
     assert answering.asked == []

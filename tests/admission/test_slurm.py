@@ -20,7 +20,7 @@ import pytest
 
 from planner.admission import slurm
 from planner.admission.client import Client, PlanFound
-from planner.admission.policy import Answer, Policy
+from planner.admission.policy import Action, Policy
 from planner.admission.slurm import HeldJob, HeldJobs, held_jobs
 from planner.admission.specs import bundle_of_file
 from planner.service.local_ray import free_ports, instance_folder
@@ -397,7 +397,7 @@ def test_what_a_policy_says_of_the_unplannable_is_done_to_who_waited_for_long(
         ran.append(command)
         return f"7|planner:held:{plan}\n" if command[0] == "squeue" else ""
 
-    policy = Policy(unplannable=Answer(unplannable))
+    policy = Policy(unplannable=Action(unplannable))
     jobs = HeldJobs(tmp_path, Client(answering.url), policy, seconds=60, run=run, now=lambda: clock[0])
     jobs.update()
     clock[0] = 59.0

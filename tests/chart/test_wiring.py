@@ -13,7 +13,7 @@ import yaml
 from rendered_chart import VALUE_SETS, Document, Pod, of_kind, only, pods, rendered
 
 from planner.admission import workload_kinds
-from planner.admission.policy import Answer, Policy
+from planner.admission.policy import Action, Policy
 
 GIVEN = {
     "external": {"planner-writers", "planner-database", "planner-redis-password"},
@@ -246,7 +246,7 @@ def test_the_policy_of_a_door_is_one_that_it_takes(name: str, tmp_path: Path) ->
 
     assert policy.server == "http://jobs-planner.mlops.svc:8642"
     assert policy.token == "secret"
-    expected = {"webhook-cert-manager": Answer.WARN}.get(name, Answer.REFUSE)
+    expected = {"webhook-cert-manager": Action.WARN}.get(name, Action.REFUSE)
     assert policy.exceeds is expected
 
 

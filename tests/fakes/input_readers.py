@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from planner.admission import kubernetes, webhook
-from planner.admission.decision import Action, Decision
+from planner.admission.decision import Decision
 from planner.admission.kueue_workloads import Workload, gpu_of_flavor
+from planner.admission.policy import Action
 from planner.allocator.rules import Rules
 from planner.allocator.snapshot import read_snapshot
 from planner.allocator.verify import verify

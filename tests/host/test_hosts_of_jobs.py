@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from planner import cli
-from planner.admission.decision import Action, decide
-from planner.admission.policy import Answer, Policy
+from planner.admission.decision import decide
+from planner.admission.policy import Action, Policy
 from planner.allocator.host.processes import PinnedRules
 from planner.allocator.host.replay import HostPhase, replay_host
 from planner.allocator.host.statement import HostStatement
@@ -187,7 +187,7 @@ def test_the_sentence_says_which_of_both_decides(planned: Plan) -> None:
 
 def test_a_hook_refuses_for_the_host_what_is_sure_and_warns_of_what_is_assumed(planned: Plan) -> None:
     peak = host_of(planned).fullest.peak
-    policy = Policy(exceeds=Answer.REFUSE, tight=Answer.ADMIT)
+    policy = Policy(exceeds=Action.REFUSE, tight=Action.ADMIT)
     decisions = [
         decide(with_memory(planned, capacity), policy)
         for capacity in (peak.interval_bytes[0] - 1, peak.bytes - 1, peak.bytes, 1000 * GIB)

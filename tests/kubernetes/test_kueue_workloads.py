@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from planner.admission.decision import Action, Decision, decide_without_verdict
+from planner.admission.decision import Decision, decide_without_verdict
 from planner.admission.kueue import WorkQueue
 from planner.admission.kueue_workloads import (
     Owner,
@@ -17,7 +17,7 @@ from planner.admission.kueue_workloads import (
     message_of,
     smallest_gpu,
 )
-from planner.admission.policy import Answer
+from planner.admission.policy import Action
 
 NOW = "2026-01-31T12:00:00Z"
 PLAN = "pl-" + "a" * 26
@@ -131,7 +131,7 @@ def test_each_decision_is_a_state(action: Action, state: str) -> None:
 
 @pytest.mark.parametrize(("retries", "seconds"), [(None, 30), (0, 30), (1, 60), (4, 480), (5, 900), (15, 900)])
 def test_who_is_held_again_waits_longer_up_to_a_quarter_of_an_hour(retries: int | None, seconds: int) -> None:
-    held = decide_without_verdict("pending", Answer.HOLD, "the plan is not ready after 60 s")
+    held = decide_without_verdict("pending", Action.HOLD, "the plan is not ready after 60 s")
     asked = workload(check(retryCount=retries))
 
     (found,) = asked.write_answers({"fits"}, held, [], NOW, "j-1")["status"]["admissionChecks"]

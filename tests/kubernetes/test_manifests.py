@@ -14,7 +14,7 @@ import yaml
 from planner.admission import kueue, webhook
 from planner.admission.kubernetes import BUNDLE, CONFIGMAP
 from planner.admission.kueue_workloads import CONTROLLER
-from planner.admission.policy import Answer, Policy
+from planner.admission.policy import Action, Policy
 from planner.admission.workload_kinds import KINDS
 from planner.cli import shell
 
@@ -137,8 +137,8 @@ def test_the_check_is_ours() -> None:
 @pytest.mark.parametrize(
     ("name", "hook", "expected"),
     [
-        ("webhook.yaml", webhook, Policy(token="t", exceeds=Answer.WARN)),
-        ("kueue.yaml", kueue, Policy(token="t", exceeds=Answer.REFUSE, pending=Answer.HOLD, wait_seconds=60.0)),
+        ("webhook.yaml", webhook, Policy(token="t", exceeds=Action.WARN)),
+        ("kueue.yaml", kueue, Policy(token="t", exceeds=Action.REFUSE, pending=Action.HOLD, wait_seconds=60.0)),
     ],
 )
 def test_the_programs_take_what_the_manifests_give_them(name: str, hook: Any, expected: Policy, tmp_path: Path) -> None:

@@ -16,9 +16,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from planner.admission import webhook
-from planner.admission.decision import Action, Decision
+from planner.admission.decision import Decision
 from planner.admission.kubernetes_api import Api, ApiError
-from planner.admission.policy import Policy
+from planner.admission.policy import Action, Policy
 from planner.admission.webhook import Webhook
 
 PLAN = "pl-" + "a" * 26
