@@ -19,7 +19,7 @@ from planner.job.importers import (
     deepspeed,
     fsdp,
     launch_lines,
-    recipe_files,
+    recipes,
     torchtitan,
     training_arguments,
 )
@@ -75,11 +75,11 @@ class ImportedJob:
 
 _MODEL = "model.hf_config"
 _RECIPE_READERS: Mapping[str, Callable[[Path], Recipe]] = {
-    "training_arguments": recipe_files.read_trl,
-    "peft": recipe_files.read_peft,
+    "training_arguments": recipes.read_trl,
+    "peft": recipes.read_peft,
     "torchtitan": torchtitan.read,
-    "axolotl": recipe_files.read_axolotl,
-    "llama_factory": recipe_files.read_llama_factory,
+    "axolotl": recipes.read_axolotl,
+    "llama_factory": recipes.read_llama_factory,
 }
 """What reads the files of whole jobs, by the name that ImportSources has for them."""
 
@@ -438,11 +438,11 @@ def _text(given: GivenJob, folder: Path | None) -> tuple[str | None, str]:
         return None, named
     path = folder / named
     if os.path.isdir(path):
-        for name in (recipe_files.ADAPTER_FILE, "config.json"):
+        for name in (recipes.ADAPTER_FILE, "config.json"):
             if os.path.isfile(path / name):
                 return file_text(path / name, f"{named}/{name}"), f"{named}/{name}"
         raise SpecError(
-            f"{named} is a folder without a config.json or an {recipe_files.ADAPTER_FILE}",
+            f"{named} is a folder without a config.json or an {recipes.ADAPTER_FILE}",
             allowed="a job spec, a bundle, a model's folder, or the name of a model",
             remedy="give the file",
         )
@@ -467,7 +467,7 @@ def _model_of(text: str, source: str, named: str) -> _Model | None:
     if isinstance(data, dict) and "model_type" in data:
         return _Model(source, "the model") if named != STANDARD_INPUT else None
     if isinstance(data, dict) and "peft_type" in data:
-        adapter = recipe_files.read_adapter(node_from_data(data, source))
+        adapter = recipes.read_adapter(node_from_data(data, source))
         return _Model(adapter.base, source, adapter.adapter, {source: adapter.ignored})
     return None
 
