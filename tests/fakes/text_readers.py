@@ -150,7 +150,7 @@ TEXT_READERS: dict[str, tuple[Reader, Sequence[str]]] = {
     "an axis that ends a brace": (lambda text: axes.parse(f"gpu={text}}}"), ("1,", ",", "{", "H100,", "{,", " ")),
     "--set": (lambda text: shorthand.parse(f"a={text}"), _BROUGHT),
     "the key of --set": (lambda text: shorthand.parse(f"{text}=1"), ("a.", "a", " ")),
-    "--lora": (lambda text: shorthand.adapter_of("lora", text, "--lora"), ("r=1,", ",", "target=", "+", "alpha=")),
+    "--lora": (lambda text: shorthand.read_lora("lora", text, "--lora"), ("r=1,", ",", "target=", "+", "alpha=")),
     "a model's name": (lambda text: (hf_config.by_name(text), hf_config.near_models(text)), ("7b", "llama-", "/", ".")),
     "a set of ranks": (RankSet.parse, ("1,", "0-7,", "1", "-", ",")),
     "PYTORCH_ALLOC_CONF": (Rules.from_conf, ("expandable_segments:True,", "roundup_power2_divisions:[", ":", ",", "a")),

@@ -28,7 +28,7 @@ from planner.job.importers.key_tables import WrittenKeys
 from planner.job.importers.recipes import Recipe, tell_accumulation, tell_adapter, tell_model
 from planner.job.json_text import file_text, read_json
 from planner.job.layout import AXES
-from planner.job.loading import choices_of, document_of, load_node
+from planner.job.loading import document_of, list_choices, load_node
 from planner.job.nodes import Node, did_you_mean, node_from_data
 from planner.job.schema import Job
 from planner.job.shorthand import Setting, Shorthand, setting
@@ -158,7 +158,7 @@ def import_job(given: ImportSources, folder: Path) -> ImportedJob:
         ignored={source: tuple(dict.fromkeys(names)) for source, names in sources.ignored.items() if names},
         not_read=tuple(dict.fromkeys(sources.launch.not_read)) if sources.launch else (),
         supposed=tuple(dict.fromkeys(supposed)),
-        chosen=tuple(choices_of(document, start)),
+        chosen=tuple(list_choices(document, start)),
     )
 
 
@@ -197,13 +197,13 @@ def _read_distribution(sources: _ParsedSources) -> None:
         named = deepspeed.of_training_arguments(arguments, given_alone=sources.deepspeed is not None)
         sources.deepspeed = deepspeed.same(sources.deepspeed, named)
         settings.append(fsdp.of_training_arguments(arguments))
-        sources.precision = training_arguments.precision_of(arguments)
+        sources.precision = training_arguments.read_precision(arguments)
     if config is not None:
         sources.deepspeed = deepspeed.same(
             sources.deepspeed, deepspeed.of_accelerate(config, given_alone=sources.deepspeed is not None)
         )
-        settings.append(accelerate.settings_of_fsdp(config, alone=not any(settings)))
-        asked = accelerate.precision_of(config)
+        settings.append(accelerate.read_fsdp_settings(config, alone=not any(settings)))
+        asked = accelerate.read_precision(config)
         if asked is not None and sources.precision is not None and asked.value != sources.precision.value:
             raise contradiction("the precision", sources.precision, asked)
         sources.precision = sources.precision or asked
@@ -490,7 +490,7 @@ def _of_model(model: _Model, words: Shorthand, settings: list[Setting], folder: 
             allowed="--gpus 4xH100, or --gpu H100 beside --gpus 4",
             remedy=f"write --gpus {words.gpus or 4}xH100",
         )
-    supposed = [*hf_config.taken_for(model.name, folder), *meaning.supposed]
+    supposed = [*hf_config.describe_mirror(model.name, folder), *meaning.supposed]
     return _loaded(document, folder, supposed, model.ignored)
 
 
@@ -498,4 +498,4 @@ def _loaded(
     document: Node, folder: Path | None, supposed: Sequence[str], ignored: Mapping[str, tuple[str, ...]] | None = None
 ) -> ImportedJob:
     job = load_node(document, folder)
-    return ImportedJob(job, ignored or {}, (), tuple(supposed), tuple(choices_of(document, folder)))
+    return ImportedJob(job, ignored or {}, (), tuple(supposed), tuple(list_choices(document, folder)))

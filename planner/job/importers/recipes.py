@@ -244,7 +244,7 @@ def read_llama_factory(path: Path) -> Recipe:
     fields["gradient_checkpointing"] = node_from_data(recomputes, place, name)
     recipe.arguments = training_arguments.of_nodes(fields, path.parent)
     written.tell(recipe.draft, "cutoff_len", "train.sequence_length")
-    _adapt_llama_factory(written, recipe, training_arguments.precision_of(recipe.arguments))
+    _adapt_llama_factory(written, recipe, training_arguments.read_precision(recipe.arguments))
     return recipe
 
 
