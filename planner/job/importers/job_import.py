@@ -282,6 +282,7 @@ def _tell_sources(draft: Draft, sources: _ParsedSources) -> list[str]:
 def _check_complete(draft: Draft, sources: _ParsedSources, config: Mapping[str, Any]) -> None:
     """Raises SpecError for all that nobody says."""
     given, takes_tokens = sources.given, not config or "vocab_size" in config
+    tokens = "train.sequence_length: the tokens of a sequence (--sequence-length N, or JOB.yaml)"
     wanted = {
         (_MODEL, "model.factory", "model.decoder"):
             "model: its config (--model CONFIG.json, or JOB.yaml: model: {hf_config: config.json})",
@@ -291,7 +292,7 @@ def _check_complete(draft: Draft, sources: _ParsedSources, config: Mapping[str, 
             "train.micro_batch_size: the samples of a micro-batch (--batch N, --from-training-arguments, or JOB.yaml:"
             " train: {micro_batch_size: 4})",
         ("train.sequence_length", "train.inputs", "model.factory"):
-            "train.sequence_length: the tokens of a sequence (--sequence-length N, or JOB.yaml)" * takes_tokens,
+            tokens if takes_tokens else "",
         ("cluster.nodes", "cluster.gpus_per_node"):
             "cluster.gpus_per_node: how many processes there are (--gpus 8, --from-torchrun 'torchrun ...',"
             " --from-accelerate, or JOB.yaml: cluster: {nodes: 1, gpus_per_node: 8})",
