@@ -63,8 +63,8 @@ def read(node: Node, folder: Path | None) -> Mapping[str, Any] | None:
         return None
     allowed = "the path of a ds_config.json, or its content as a mapping"
     if isinstance(node.value, str):
-        path = hf_config.path_of(node, folder)
-        config = hf_config.content_of(path, node)
+        path = hf_config.named_path(node, folder)
+        config = hf_config.read_named_json(path, node)
         if not isinstance(config, dict):
             raise SpecError("the config is no JSON object", allowed=allowed, place=str(path))
         return config

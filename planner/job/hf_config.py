@@ -94,7 +94,7 @@ def shipped(name: str, folder: Path | None) -> KnownModel | None:
     return None if is_other else model
 
 
-def taken_for(name: Any, folder: Path | None) -> list[str]:
+def describe_mirror(name: Any, folder: Path | None) -> list[str]:
     """In a sentence, the model for which the copy of a mirror is taken; none for any other name or value."""
     model = shipped(name, folder) if isinstance(name, str) and by_name(name) is None else None
     return [] if model is None else [f"{name} is {model.name}, whose name it has (--model CONFIG.json for another)"]
@@ -164,7 +164,7 @@ def read(node: Node, folder: Path | None) -> Mapping[str, Any] | None:
         if (model := shipped(node.value, folder)) is not None:
             return model.config
         path = _file(node, folder)
-        config, place = content_of(path, node), str(path)
+        config, place = read_named_json(path, node), str(path)
     elif isinstance(node.value, dict):
         config, place = node.plain(), node.place
     else:
@@ -192,7 +192,7 @@ def _file(node: Node, folder: Path | None) -> Path:
     name = node.value
     if folder is None and not looks_like_path(name):
         raise _unknown_model(node, looked_in="")
-    path = path_of(node, folder)
+    path = named_path(node, folder)
     if os.path.isfile(path):  # unlike Path's, these answer False for a name that no file can have
         return path
     if os.path.isfile(path / "config.json"):
@@ -232,7 +232,7 @@ def _unknown_model(node: Node, looked_in: str) -> SpecError:
     )
 
 
-def path_of(node: Node, folder: Path | None) -> Path:
+def named_path(node: Node, folder: Path | None) -> Path:
     """The file that a spec names, relative to its folder; SpecError for a spec that may not refer to files."""
     assert isinstance(node.value, str)
     if folder is None:
@@ -243,7 +243,7 @@ def path_of(node: Node, folder: Path | None) -> Path:
     return folder / node.value
 
 
-def content_of(path: Path, node: Node) -> Any:
+def read_named_json(path: Path, node: Node) -> Any:
     """The plain data of the JSON file that a value names, within the limits of a spec. Raises SpecError."""
     assert isinstance(node.value, str)
     return node_from_data(read_json(file_text(path, node.value, node.place), str(path)), str(path)).plain()

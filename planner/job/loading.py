@@ -208,10 +208,10 @@ def load_node(document: Node, folder: Path | None) -> Job:
     return replace(job, model=replace(job.model, factory_path=str(path)))
 
 
-def choices_of(document: Node, folder: Path | None) -> list[str]:
+def list_choices(document: Node, folder: Path | None) -> list[str]:
     """What a spec leaves open and its reader decided, for people."""
     config = document.nearest_to("model.hf_config")
-    taken = hf_config.taken_for(config.value, folder) if config.path == "model.hf_config" else []
+    taken = hf_config.describe_mirror(config.value, folder) if config.path == "model.hf_config" else []
     node = document.nearest_to("cluster.gpu.name")
     is_named = isinstance(node.value, str) and node.path in ("cluster.gpu", "cluster.gpu.name")
     choice = named_gpus.tell_choice(str(node.value)) if is_named else ""

@@ -104,7 +104,7 @@ def _train(node: Node) -> Node:
         raise node.value["lengths"].error("is given twice", remedy="write train.sequence_length as a number beside it")
     longest = given.value.get("max")
     if longest is None:
-        longest = _longest_of(given.value)
+        longest = _find_longest(given.value)
         if longest is None:
             raise given.error("has no longest sequence", allowed="{p50: 512, p99: 4096, max: 8192}, or a histogram")
         longest = replace(longest, path=given.path)
@@ -112,7 +112,7 @@ def _train(node: Node) -> Node:
     return replace(node, value={**node.value, "sequence_length": longest, "lengths": lengths})
 
 
-def _longest_of(lengths: dict[str, Node]) -> Node | None:
+def _find_longest(lengths: dict[str, Node]) -> Node | None:
     """Of a histogram, or of given batches."""
     histogram, batches = lengths.get("histogram"), lengths.get("batches")
     if histogram is not None and isinstance(histogram.value, dict):

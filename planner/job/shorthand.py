@@ -105,7 +105,7 @@ _COUNTS = {"r": "r", "rank": "r", "alpha": "alpha", "lora_alpha": "alpha"}
 _TARGETS = ("target", "targets", "target_modules")
 
 
-def adapter_of(kind: str, text: str, place: str) -> dict[str, Any]:
+def read_lora(kind: str, text: str, place: str) -> dict[str, Any]:
     """`model.adapter` as a spec writes it. Raises SpecError for a word that is not understood."""
     adapter: dict[str, Any] = {"kind": kind}
     for part in text.replace(" ", "").split(","):
@@ -253,7 +253,7 @@ def of_spec(words: Shorthand, document: Node) -> Meaning:
         names = " and ".join(f"--{kind}" for kind in adapters)
         raise SpecError(f"{names} are both given", allowed="one kind of adapter", remedy="delete the others")
     for kind, text in adapters.items():
-        meaning.put("model.adapter", adapter_of(kind, text, f"--{kind}"), f"--{kind}")
+        meaning.put("model.adapter", read_lora(kind, text, f"--{kind}"), f"--{kind}")
     _put_degrees(words, meaning)
     if words.offload and words.zero is None and not meaning.shards:
         raise SpecError(

@@ -98,11 +98,6 @@ def is_optional(hint: Any) -> bool:
     return isinstance(hint, types.UnionType) and types.NoneType in typing.get_args(hint)
 
 
-def may_be_none(key: SpecKey) -> bool:
-    """Whether null may be written for it."""
-    return is_optional(key.hint)
-
-
 def takes_a_mapping(key: SpecKey) -> bool:
     """Whether its value may have keys of its own."""
     return any(typing.get_origin(hint) is Mapping for hint in (key.hint, *typing.get_args(key.hint)))
@@ -173,7 +168,7 @@ def _section(key: SpecKey, section: type) -> dict[str, Any]:
         forms[0].pop("required", None)
     elif short_forms.has_short_forms(section):
         forms.append({"type": ["boolean", "string", "array"]})
-    if may_be_none(key) or section is schema.Gpu:
+    if is_optional(key.hint) or section is schema.Gpu:
         forms.append({"type": "null"})
     return forms[0] if len(forms) == 1 else {"anyOf": forms}
 
@@ -186,7 +181,7 @@ def _value_schema(key: SpecKey) -> dict[str, Any]:
         return {"anyOf": [item, several]} if key.path in short_forms.ONE_OR_SEVERAL else several
     if typing.get_origin(key.hint) is Mapping:
         return {"type": "object"}
-    if may_be_none(key) and takes_a_mapping(key):
+    if is_optional(key.hint) and takes_a_mapping(key):
         return {"type": ["string", "object", "null"]}  # a file, or its content
     return _scalar(key.hint, key.check)
 

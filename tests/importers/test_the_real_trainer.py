@@ -48,7 +48,7 @@ def test_the_optimizer_is_that_of_the_trainer(tmp_path: Path, changed: dict[str,
     written = json.loads(real.to_json_string())
     read = {name: node for name, node in node_from_data(written, "args.json").mapping().items() if name != "use_cpu"}
 
-    ours = training_arguments.optimizer_of(training_arguments.of_nodes(read, Path()))
+    ours = training_arguments.read_optimizer(training_arguments.of_nodes(read, Path()))
 
     assert ours.pop("name") == kind.__name__
     assert ours.pop("weight_decay") == named.pop("weight_decay", real.weight_decay)
@@ -128,7 +128,7 @@ def test_a_model_is_divided_as_accelerate_divides_it(two_ranks: Any, tied: bool,
         parallelism_config=SimpleNamespace(fsdp_dim_names=["dp_shard_cp"]), mixed_precision="no", device="cpu",
         is_main_process=False,
     )  # fmt: skip
-    groups = fsdp.groups_of({**LLAMA, "tie_word_embeddings": tied})
+    groups = fsdp.list_groups({**LLAMA, "tie_word_embeddings": tied})
     assert groups is not None
 
     fsdp2_prepare_model(accelerator, theirs)

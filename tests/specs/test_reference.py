@@ -16,7 +16,7 @@ import yaml
 from planner import cli
 from planner.hardware import catalog
 from planner.job import hf_config, short_forms, spec_keys
-from planner.job.spec_keys import SpecKey, all_keys, json_schema, may_be_none
+from planner.job.spec_keys import SpecKey, all_keys, is_optional, json_schema
 
 REPOSITORY = Path(__file__).parents[2]
 PAGE = REPOSITORY / "docs" / "reference" / "spec.md"
@@ -73,7 +73,7 @@ def _value(key: SpecKey) -> str:
         allowed = f"{allowed} ({key.check.unit})"
     if typing.get_origin(key.hint) is tuple:
         return f"a list, each {allowed}"
-    return f"{allowed}; or null" if may_be_none(key) and "null" not in allowed else allowed
+    return f"{allowed}; or null" if is_optional(key.hint) and "null" not in allowed else allowed
 
 
 def _default(key: SpecKey) -> str:

@@ -71,7 +71,7 @@ def test_a_mirrors_own_config_on_this_machine_is_taken_before_the_name(
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
 
     assert hf_config.shipped("unsloth/Qwen3-8B", tmp_path) is None
-    assert hf_config.taken_for("unsloth/Qwen3-8B", tmp_path) == []
+    assert hf_config.describe_mirror("unsloth/Qwen3-8B", tmp_path) == []
 
 
 def test_a_name_leads_to_one_model_and_is_no_path() -> None:

@@ -75,7 +75,7 @@ def join_configs(first: Config, second: Config) -> Config:
     return Config(place=first.place, **parts)
 
 
-def precision_of(config: Config) -> Node | None:
+def read_precision(config: Config) -> Node | None:
     """`bf16` or `fp16`, if one is asked for; `no` leaves it to others, as accelerate does."""
     node = config.top.node("mixed_precision")
     return None if node.value in ("no", False, None) else node
@@ -101,7 +101,7 @@ def fill_draft(draft: Draft, config: Config) -> None:
         draft.say_value("train.compile.backend", str(backend.value).lower(), backend.place)
 
 
-def settings_of_fsdp(config: Config, *, alone: bool) -> dict[str, Node] | None:
+def read_fsdp_settings(config: Config, *, alone: bool) -> dict[str, Node] | None:
     """What it says of FSDP, `alone` with its own defaults; None where FSDP is off."""
     if config.kind() != "FSDP":
         return None

@@ -13,7 +13,7 @@ from typing import Any
 from planner.errors import SpecError
 from planner.job.deepspeed_config import WITHOUT_EFFECT, ZERO_WITHOUT_EFFECT
 from planner.job.importers import accelerate
-from planner.job.importers.drafts import Draft, contradiction, named_by, read_json_file
+from planner.job.importers.drafts import Draft, contradiction, find_named_file, read_json_file
 from planner.job.importers.key_tables import WrittenKeys
 from planner.job.nodes import Node, node_from_data
 
@@ -48,7 +48,7 @@ def of_training_arguments(arguments: WrittenKeys, *, given_alone: bool) -> Node 
 
 def _named(node: Node, folder: Path, *, given_alone: bool) -> Node | None:
     try:
-        return read_json_file(named_by(node, folder), WRITER)
+        return read_json_file(find_named_file(node, folder), WRITER)
     except SpecError:
         if given_alone:
             return None  # recipes name it as from where their program is started

@@ -62,7 +62,7 @@ class Draft:
 
     def read_config(self, node: Node, folder: Path) -> Mapping[str, Any] | None:
         """As `hf_config.read`."""
-        self.supposed += hf_config.taken_for(node.value, folder)
+        self.supposed += hf_config.describe_mirror(node.value, folder)
         return hf_config.read(node, folder)
 
     def replace(self, path: str, value: Any, place: str) -> None:
@@ -163,7 +163,7 @@ def read_json_file(path: Path, writer: str) -> Node:
     return _require_mapping(node, writer)
 
 
-def named_by(node: Node, folder: Path) -> Path:
+def find_named_file(node: Node, folder: Path) -> Path:
     """The regular file that a value names, links followed, within the folder. Raises SpecError."""
     written, root = str(node.value), folder.resolve()
 

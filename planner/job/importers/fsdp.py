@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from planner.errors import SpecError
-from planner.job.importers.drafts import Draft, named_by, read_json_file
+from planner.job.importers.drafts import Draft, find_named_file, read_json_file
 from planner.job.importers.key_tables import WrittenKeys, table
 from planner.job.nodes import Node, node_from_data
 
@@ -26,7 +26,7 @@ def of_training_arguments(arguments: WrittenKeys) -> dict[str, Node] | None:
         return None
     config = arguments.node("fsdp_config")
     if isinstance(config.value, str):
-        config = read_json_file(named_by(config, arguments.folder), "fsdp_config names")
+        config = read_json_file(find_named_file(config, arguments.folder), "fsdp_config names")
     keys = {
         "version": node_from_data(2, asked.place, "fsdp"),
         **table("fsdp_config").read({} if config.value is None else config.mapping(), prefix="fsdp_").nodes,
@@ -106,7 +106,7 @@ IGNORED_STRATEGY = (
 def _fill_first(draft: Draft, settings: Mapping[str, Node], *, mixed: bool, place: str) -> list[str]:
     """FullyShardedDataParallel, under autocast where it is mixed."""
     draft.say_value(f"{_SHARD}.kind", "fsdp1", settings["version"].place if "version" in settings else place)
-    strategy = _strategy_of(settings)
+    strategy = _find_strategy(settings)
     if strategy is not None and _strategy_name(strategy) == "NO_SHARD":
         draft.say_value(f"{_SHARD}.no_shard", True, strategy.place)
     elif strategy is not None:
@@ -145,7 +145,7 @@ def tell_parts(
     `update_fsdp_plugin_peft`).
     """
     missing = []
-    groups = groups_of(config)
+    groups = list_groups(config)
     if _is_first(settings) and by_trainer and draft.has("model.adapter"):
         for name, value in (("wrap_trained", True), ("wrap", "blocks"), ("wrap_size", 0)):
             draft.suppose(f"{_SHARD}.{name}", value, place)
@@ -162,7 +162,7 @@ def tell_parts(
     written = settings.get("transformer_layer_cls_to_wrap")
     if written is not None and written.value is not None and not draft.has("model.blocks"):
         names = written.plain() if isinstance(written.value, list) else str(written.value).split(",")
-        if names != [layer_of(config)]:
+        if names != [layer_class(config)]:
             missing.append(
                 f"model.blocks: the paths of {', '.join(map(str, names))} (JOB.yaml: model: {{blocks: ...}})"
             )
@@ -194,7 +194,7 @@ def _is_first(settings: Mapping[str, Node]) -> bool:
     return version is None or str(version.value) == "1"
 
 
-def _strategy_of(settings: Mapping[str, Node]) -> Node | None:
+def _find_strategy(settings: Mapping[str, Node]) -> Node | None:
     """The sharding strategy, by either of its names; None where none is said."""
     for name in ("sharding_strategy", "reshard_after_forward"):
         node = settings.get(name)
@@ -205,7 +205,7 @@ def _strategy_of(settings: Mapping[str, Node]) -> Node | None:
 
 def is_hybrid(settings: Mapping[str, Node]) -> bool:
     """Whether each node has a whole copy of the shards."""
-    strategy = _strategy_of(settings) if _is_first(settings) else None
+    strategy = _find_strategy(settings) if _is_first(settings) else None
     return strategy is not None and _strategy_name(strategy).startswith("HYBRID")
 
 
@@ -252,7 +252,7 @@ _CAUSAL = ("ForCausalLM", "LMHeadModel")
 """How the classes end whose parts these are."""
 
 
-def groups_of(config: Mapping[str, Any]) -> list[str] | None:
+def list_groups(config: Mapping[str, Any]) -> list[str] | None:
     """The groups beside the layers, for `parallel.dp_shard.groups`; None for a model that is not in the table."""
     parts = PARTS.get(str(config.get("model_type")))
     classes = config.get("architectures") or ["ForCausalLM"]
@@ -263,7 +263,7 @@ def groups_of(config: Mapping[str, Any]) -> list[str] | None:
     return [parts.embedding, f"{parts.norm} {parts.head}"]
 
 
-def layer_of(config: Mapping[str, Any]) -> str:
+def layer_class(config: Mapping[str, Any]) -> str:
     """The class that is wrapped by default; empty for a model that is not in the table."""
     parts = PARTS.get(str(config.get("model_type")))
     return parts.layer if parts else ""

@@ -19,7 +19,7 @@ from planner.job.importers import (
     deepspeed,
     fsdp,
     launch_lines,
-    recipe_files,
+    recipes,
     torchtitan,
     training_arguments,
 )
@@ -28,7 +28,7 @@ from planner.job.importers.key_tables import WrittenKeys
 from planner.job.importers.recipes import Recipe, tell_accumulation, tell_adapter, tell_model
 from planner.job.json_text import file_text, read_json
 from planner.job.layout import AXES
-from planner.job.loading import choices_of, document_of, load_node
+from planner.job.loading import document_of, list_choices, load_node
 from planner.job.nodes import Node, did_you_mean, node_from_data
 from planner.job.schema import Job
 from planner.job.shorthand import Setting, Shorthand, setting
@@ -75,11 +75,11 @@ class ImportedJob:
 
 _MODEL = "model.hf_config"
 _RECIPE_READERS: Mapping[str, Callable[[Path], Recipe]] = {
-    "training_arguments": recipe_files.read_trl,
-    "peft": recipe_files.read_peft,
+    "training_arguments": recipes.read_trl,
+    "peft": recipes.read_peft,
     "torchtitan": torchtitan.read,
-    "axolotl": recipe_files.read_axolotl,
-    "llama_factory": recipe_files.read_llama_factory,
+    "axolotl": recipes.read_axolotl,
+    "llama_factory": recipes.read_llama_factory,
 }
 """What reads the files of whole jobs, by the name that ImportSources has for them."""
 
@@ -158,7 +158,7 @@ def import_job(given: ImportSources, folder: Path) -> ImportedJob:
         ignored={source: tuple(dict.fromkeys(names)) for source, names in sources.ignored.items() if names},
         not_read=tuple(dict.fromkeys(sources.launch.not_read)) if sources.launch else (),
         supposed=tuple(dict.fromkeys(supposed)),
-        chosen=tuple(choices_of(document, start)),
+        chosen=tuple(list_choices(document, start)),
     )
 
 
@@ -197,13 +197,13 @@ def _read_distribution(sources: _ParsedSources) -> None:
         named = deepspeed.of_training_arguments(arguments, given_alone=sources.deepspeed is not None)
         sources.deepspeed = deepspeed.same(sources.deepspeed, named)
         settings.append(fsdp.of_training_arguments(arguments))
-        sources.precision = training_arguments.precision_of(arguments)
+        sources.precision = training_arguments.read_precision(arguments)
     if config is not None:
         sources.deepspeed = deepspeed.same(
             sources.deepspeed, deepspeed.of_accelerate(config, given_alone=sources.deepspeed is not None)
         )
-        settings.append(accelerate.settings_of_fsdp(config, alone=not any(settings)))
-        asked = accelerate.precision_of(config)
+        settings.append(accelerate.read_fsdp_settings(config, alone=not any(settings)))
+        asked = accelerate.read_precision(config)
         if asked is not None and sources.precision is not None and asked.value != sources.precision.value:
             raise contradiction("the precision", sources.precision, asked)
         sources.precision = sources.precision or asked
@@ -282,6 +282,7 @@ def _tell_sources(draft: Draft, sources: _ParsedSources) -> list[str]:
 def _check_complete(draft: Draft, sources: _ParsedSources, config: Mapping[str, Any]) -> None:
     """Raises SpecError for all that nobody says."""
     given, takes_tokens = sources.given, not config or "vocab_size" in config
+    tokens = "train.sequence_length: the tokens of a sequence (--sequence-length N, or JOB.yaml)"
     wanted = {
         (_MODEL, "model.factory", "model.decoder"):
             "model: its config (--model CONFIG.json, or JOB.yaml: model: {hf_config: config.json})",
@@ -291,7 +292,7 @@ def _check_complete(draft: Draft, sources: _ParsedSources, config: Mapping[str, 
             "train.micro_batch_size: the samples of a micro-batch (--batch N, --from-training-arguments, or JOB.yaml:"
             " train: {micro_batch_size: 4})",
         ("train.sequence_length", "train.inputs", "model.factory"):
-            "train.sequence_length: the tokens of a sequence (--sequence-length N, or JOB.yaml)" * takes_tokens,
+            tokens if takes_tokens else "",
         ("cluster.nodes", "cluster.gpus_per_node"):
             "cluster.gpus_per_node: how many processes there are (--gpus 8, --from-torchrun 'torchrun ...',"
             " --from-accelerate, or JOB.yaml: cluster: {nodes: 1, gpus_per_node: 8})",
@@ -438,11 +439,11 @@ def _text(given: GivenJob, folder: Path | None) -> tuple[str | None, str]:
         return None, named
     path = folder / named
     if os.path.isdir(path):
-        for name in (recipe_files.ADAPTER_FILE, "config.json"):
+        for name in (recipes.ADAPTER_FILE, "config.json"):
             if os.path.isfile(path / name):
                 return file_text(path / name, f"{named}/{name}"), f"{named}/{name}"
         raise SpecError(
-            f"{named} is a folder without a config.json or an {recipe_files.ADAPTER_FILE}",
+            f"{named} is a folder without a config.json or an {recipes.ADAPTER_FILE}",
             allowed="a job spec, a bundle, a model's folder, or the name of a model",
             remedy="give the file",
         )
@@ -467,7 +468,7 @@ def _model_of(text: str, source: str, named: str) -> _Model | None:
     if isinstance(data, dict) and "model_type" in data:
         return _Model(source, "the model") if named != STANDARD_INPUT else None
     if isinstance(data, dict) and "peft_type" in data:
-        adapter = recipe_files.read_adapter(node_from_data(data, source))
+        adapter = recipes.read_adapter(node_from_data(data, source))
         return _Model(adapter.base, source, adapter.adapter, {source: adapter.ignored})
     return None
 
@@ -490,7 +491,7 @@ def _of_model(model: _Model, words: Shorthand, settings: list[Setting], folder: 
             allowed="--gpus 4xH100, or --gpu H100 beside --gpus 4",
             remedy=f"write --gpus {words.gpus or 4}xH100",
         )
-    supposed = [*hf_config.taken_for(model.name, folder), *meaning.supposed]
+    supposed = [*hf_config.describe_mirror(model.name, folder), *meaning.supposed]
     return _loaded(document, folder, supposed, model.ignored)
 
 
@@ -498,4 +499,4 @@ def _loaded(
     document: Node, folder: Path | None, supposed: Sequence[str], ignored: Mapping[str, tuple[str, ...]] | None = None
 ) -> ImportedJob:
     job = load_node(document, folder)
-    return ImportedJob(job, ignored or {}, (), tuple(supposed), tuple(choices_of(document, folder)))
+    return ImportedJob(job, ignored or {}, (), tuple(supposed), tuple(list_choices(document, folder)))

@@ -45,7 +45,7 @@ def join_arguments(first: WrittenKeys, second: WrittenKeys | None) -> WrittenKey
     return replace(first, nodes={**second.nodes, **first.nodes, **mattering})
 
 
-def precision_of(arguments: WrittenKeys) -> Node | None:
+def read_precision(arguments: WrittenKeys) -> Node | None:
     """`bf16` or `fp16`, if one is asked for."""
     asked = [
         node_from_data(name, node.place, node.path) for name in ("bf16", "fp16") if (node := arguments.node(name)).value
@@ -55,7 +55,7 @@ def precision_of(arguments: WrittenKeys) -> Node | None:
     return asked[0] if asked else None
 
 
-def optimizer_of(arguments: WrittenKeys) -> dict[str, Any]:
+def read_optimizer(arguments: WrittenKeys) -> dict[str, Any]:
     """`train.optimizer` as a spec writes it. Raises SpecError for arguments that are not planned."""
     name, options = arguments["optim"], arguments.node("optim_args")
     optimizer: dict[str, Any] = dict(arguments.table.keys["optim"].values[name])
@@ -103,7 +103,7 @@ def fill_draft(draft: Draft, arguments: WrittenKeys, *, clips: bool) -> None:
     }
     for name, path in direct.items():
         arguments.tell(draft, name, path)
-    arguments.tell(draft, "optim", "train.optimizer", optimizer_of(arguments))
+    arguments.tell(draft, "optim", "train.optimizer", read_optimizer(arguments))
     if (asked := _recompute(arguments)).value:
         options = arguments.node("activation_checkpointing_kwargs")
         if options.value is None:
