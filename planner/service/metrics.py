@@ -24,7 +24,7 @@ from planner.service.history import records
 from planner.service.history.capacity import Capacity
 from planner.service.history.counters import SECONDS, bound_text
 from planner.service.history.errors import HistoryError
-from planner.service.history.job_changes import NOT_TOLD, OUT_OF_MEMORY, memory_of
+from planner.service.history.job_table import NOT_TOLD, OUT_OF_MEMORY, memory_of
 from planner.service.history.overview import Overview, overview
 from planner.service.history.plan_table import HostSummary, RankClassSummary
 from planner.service.history.records import ValidationState

@@ -157,8 +157,7 @@ def _on_a_ray_that_runs(
 def _application(settings: Settings, host: str, port: int) -> Iterator[None]:
     from ray import serve
 
-    from planner.service.app import NAME, application
-    from planner.service.deployments import end_tracing
+    from planner.service.app import NAME, application, end_tracing
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     options = {"host": host, "port": port}

@@ -22,7 +22,7 @@ from planner.job.loading import bundle_text, load_document, load_job
 from planner.job.schema import Job
 from planner.planning.pipeline import refuse_unplannable
 from planner.records import to_plain
-from planner.service.history.job_changes import check_change
+from planner.service.history.job_table import check_change
 from planner.service.http.body_readers import JSON, YAML, read_job, read_object
 from planner.service.http.job_reports import change_of
 from planner.service.http.problems import MOST_BYTES, problem

@@ -9,7 +9,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from planner.report.statement import Plan
-from planner.service.history.job_changes import JobChange, Outcome
+from planner.service.history.job_table import JobChange, Outcome
 from planner.service.history.store import History
 from planner.service.http.dependencies import Dependencies
 from planner.service.http.interface import interface

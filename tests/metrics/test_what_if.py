@@ -17,7 +17,7 @@ from planner.planning import pipeline
 from planner.planning.trace_source import TraceSource
 from planner.report.statement import Plan, Verdict
 from planner.service.history.capacity import capacity_on, simulate_added_nodes, verdict_on
-from planner.service.history.job_changes import JobChange, Outcome
+from planner.service.history.job_table import JobChange, Outcome
 from planner.service.history.store import History
 from planner.service.http.dependencies import Dependencies
 from planner.service.http.interface import interface

@@ -20,7 +20,7 @@ from torch.distributed.pipelining.schedules import Schedule1F1B, ScheduleGPipe
 from planner.job.loading import load_bundle
 from planner.report.plan_text import step_sentence
 from planner.report.style import size
-from planner.service.history.job_changes import JobChange, MeasuredRank
+from planner.service.history.job_table import JobChange, MeasuredRank
 
 TINY = """\
 metadata: {{name: {name}}}

@@ -14,7 +14,7 @@ from planner.job.loading import load_document
 from planner.planning import pipeline
 from planner.planning.pipeline import PlanningResult
 from planner.report.statement import Plan
-from planner.service.history.job_changes import JobChange, MeasuredRank
+from planner.service.history.job_table import JobChange, MeasuredRank
 from planner.service.history.store import History
 from planner.service.http.openapi import EXAMPLE_JOB
 

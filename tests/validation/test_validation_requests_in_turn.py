@@ -21,10 +21,9 @@ from planner.service.history.records import Validation, ValidationState
 from planner.service.history.store import History
 from planner.service.validation import requests, runner
 from planner.service.validation.measuring_workers import Node, StoppedError
-from planner.service.validation.rank_comparison import Result
 from planner.service.validation.requests import Request, request_of
 from planner.service.validation.runner import ValidationRunner, conditions_of
-from planner.service.validation.validation_run import Conditions
+from planner.service.validation.validation_run import Conditions, Result
 from planner.settings import Settings
 
 MakeJob = Callable[..., Job]

@@ -17,8 +17,7 @@ from planner.job.rank_sets import RankSet
 from planner.report.statement import Verdict
 from planner.service.history.capacity import Capacity, sum_capacity
 from planner.service.history.counters import SharedFigures
-from planner.service.history.job_changes import BoundJob
-from planner.service.history.job_table import ActivePlan
+from planner.service.history.job_table import ActivePlan, BoundJob
 from planner.service.history.plan_table import HostSummary, PlanSummary, RankClassSummary
 from planner.service.history.records import StoredCalibration, ValidationState
 from planner.service.history.store import History

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 from sqlalchemy import Column, ColumnElement, delete, exists, or_, select, true
 
-from planner.service.history.capacity import Capacity, JobNeed, capacity, read_needs
+from planner.service.history.capacity import Capacity, JobNeed, SharedGpu, capacity, read_needs, read_shared_gpus
 from planner.service.history.counters import Totals
 from planner.service.history.database import Database, Writability
 from planner.service.history.job_table import Jobs, has_ended, is_open
@@ -25,7 +25,6 @@ from planner.service.history.schema import (
     VALIDATIONS,
     WRITERS,
 )
-from planner.service.history.shared_gpus import SharedGpu, read_shared_gpus
 
 _AT_ONCE = 500
 """Rows of one transaction: others wait for no more than these."""

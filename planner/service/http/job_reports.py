@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError, WithJsonSchema
 
 from planner.errors import PlannerError
-from planner.service.history.job_changes import LONGEST_FAILURE, JobChange, MeasuredRank, Outcome
+from planner.service.history.job_table import LONGEST_FAILURE, JobChange, MeasuredRank, Outcome
 from planner.service.http.body_readers import error_of_body, read_object
 from planner.service.http.problems import RequestError
 from planner.truth.failures.explanation import explain

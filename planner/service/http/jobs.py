@@ -13,8 +13,7 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 from planner.errors import PlannerError
 from planner.report.statement import read_statement
 from planner.service.history.errors import HistoryError, HistoryUnavailableError
-from planner.service.history.job_changes import BoundJob, JobChange, memory_of
-from planner.service.history.job_table import JobSummary
+from planner.service.history.job_table import BoundJob, JobChange, JobSummary, memory_of
 from planner.service.history.store import History
 from planner.service.http.bodies import content_of, read_body
 from planner.service.http.body_readers import JSON

@@ -18,9 +18,9 @@ from planner.job.overhead import outside
 from planner.job.rank_sets import RankSet
 from planner.job.schema import Gpu, Software
 from planner.report.statement import ProgramStatement, RankClassStatement, Verdict, read_statement
-from planner.service.history.job_changes import BoundJob
+from planner.service.history.job_table import BoundJob
 from planner.service.history.store import History
-from planner.service.validation.rank_comparison import ALIKE
+from planner.service.validation.validation_run import ALIKE
 from planner.truth.calibration import interval
 from planner.truth.calibration.interval import Calibration
 from planner.truth.calibration.learning import learn, measured_observations

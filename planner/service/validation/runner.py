@@ -26,9 +26,8 @@ from planner.service.torch_versions import ONLY_OWN, TorchVersions
 from planner.service.validation import requests, validation_run
 from planner.service.validation.calibration_learning import CalibrationLearner
 from planner.service.validation.measuring_workers import Node, RefusedError, StoppedError
-from planner.service.validation.rank_comparison import Result
 from planner.service.validation.requests import Device, Request
-from planner.service.validation.validation_run import Conditions
+from planner.service.validation.validation_run import Conditions, Result
 from planner.settings import Settings
 
 LEARN_SECONDS = 60.0
