@@ -106,7 +106,7 @@ backend in-turn
 {same_servers}
 """
 _PROBLEMS = {
-    400: "this is no HTTP request",
+    400: "this is not an HTTP request",
     404: "there is no such path",
     408: "the request did not arrive in time",
     500: "the proxy before the replicas failed",

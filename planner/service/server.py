@@ -55,7 +55,7 @@ def run_serve(host: str = HOST, port: int = PORT, database: str = "") -> None:
             settings = _settings_of(database)
             read_torch_versions(settings.torch_versions)
             if not 0 < port < 2**16:
-                raise PlannerError(f"{port} is no port", allowed="1 to 65535", place="--port")
+                raise PlannerError(f"{port} is not a port", allowed="1 to 65535", place="--port")
             from planner.service.history.store import History
 
             # The store is brought to this schema, or refused, before anything is started.

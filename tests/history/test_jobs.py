@@ -159,7 +159,7 @@ def test_a_rank_that_is_told_twice_at_once_keeps_the_higher_peak(history: Histor
 
 
 def test_a_report_is_json(history: History, plan_id: str) -> None:
-    with pytest.raises(HistoryError, match="this is no JSON value"):
+    with pytest.raises(HistoryError, match="this is not a JSON value"):
         history.jobs.bind("ray", "a", JobChange(plan_id=plan_id, reports={0: {"loss": float("nan")}}))
 
     assert history.jobs.open() == ()

@@ -32,12 +32,12 @@ def test_a_request_comes_back_as_it_was_written(job: MakeJob) -> None:
 @pytest.mark.parametrize(
     ("body", "problem", "place"),
     [
-        ({"mode": "fast"}, "'fast' is no mode", "mode"),
-        ({"mode": ["auto"]}, "\"['auto']\" is no mode", "mode"),
-        ({"device": "tpu"}, "'tpu' is no device", "device"),
-        ({"ranks": 1}, "these are no ranks", "ranks"),
-        ({"ranks": []}, "these are no ranks", "ranks"),
-        ({"ranks": list(range(17))}, "these are no ranks", "ranks"),
+        ({"mode": "fast"}, "'fast' is not a mode", "mode"),
+        ({"mode": ["auto"]}, "\"['auto']\" is not a mode", "mode"),
+        ({"device": "tpu"}, "'tpu' is not a device", "device"),
+        ({"ranks": 1}, "ranks must be a list of ranks", "ranks"),
+        ({"ranks": []}, "ranks must be a list of ranks", "ranks"),
+        ({"ranks": list(range(17))}, "ranks must be a list of ranks", "ranks"),
         ({"ranks": [4]}, "4 cannot be one of the ranks", "ranks"),
         ({"ranks": [-1]}, "-1 cannot be one of the ranks", "ranks"),
         ({"ranks": [0, 0]}, "0 cannot be one of the ranks", "ranks"),

@@ -6,7 +6,7 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any
@@ -16,7 +16,7 @@ from sqlalchemy import ColumnElement, Connection, Row, and_, exists, func, or_, 
 from planner.job.rank_sets import RankSet
 from planner.report.statement import Verdict
 from planner.service.history.counters import add
-from planner.service.history.database import Store, batches, put_if_absent, read_record, upsert
+from planner.service.history.database import Store, batches, put_if_absent, read_record, to_row, upsert
 from planner.service.history.errors import HistoryError, checked_label, checked_name, label
 from planner.service.history.plan_table import (
     HostSummary,
@@ -118,7 +118,7 @@ _SYSTEM = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
 def check_change(system: str, job_id: str, change: JobChange) -> None:
     if not _SYSTEM.fullmatch(system):
         raise HistoryError(
-            f"{system[:63]!a} is no name of a system", allowed="such as slurm, ray, kubernetes", place="system"
+            f"{system[:63]!a} is not a valid name of a system", allowed="such as slurm, ray, kubernetes", place="system"
         )
     checked_name(job_id, "id")
     for name in ("plan_id", "team", "queue"):
@@ -308,7 +308,7 @@ class Jobs(Store):
                     peaks = _higher(known.get(rank, nothing), reported.get(rank, nothing))
                     # Beside the device bytes that were predicted for it, so that sums can be set side by side.
                     predicted = next((device for ranks_of, device in predictions if rank in ranks_of), 0)
-                    row = {**asdict(peaks), "system": system, "job_id": job_id, "predicted_bytes": predicted}
+                    row = to_row(peaks, system=system, job_id=job_id, predicted_bytes=predicted)
                     if rank in change.reports:
                         row["report"] = compact_json(change.reports[rank])
                     changes = {name: value for name, value in row.items() if name not in _RANK_KEYS}

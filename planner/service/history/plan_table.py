@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -16,7 +15,7 @@ from planner.events import Category
 from planner.job.rank_sets import RankSet
 from planner.job.schema import Cluster, Gpu
 from planner.report.statement import Plan, ProgramStatement, RankClassStatement, Verdict, from_json, to_json
-from planner.service.history.database import Store, batches, put, put_if_absent, read_record
+from planner.service.history.database import Store, batches, put, put_if_absent, read_record, to_row
 from planner.service.history.errors import HistoryError, label
 from planner.service.history.schema import FAILURES, PLAN_DOCUMENTS, PLANS, RANK_CLASSES, TRACES, compact_json
 
@@ -294,7 +293,7 @@ class Failures(Store):
     def put(self, failure: Failure) -> None:
         now = self._now()
         with self._database.writing() as connection:
-            put(connection, FAILURES, {**dataclasses.asdict(failure), "failed_at": now, "used_at": now})
+            put(connection, FAILURES, to_row(failure, failed_at=now, used_at=now))
 
     def get(self, plan_id: str) -> Failure | None:
         """The failure of that plan; its use is noted, so that retention keeps it."""

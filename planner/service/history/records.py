@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Row, func, select, update
 
 from planner.report.statement import Verdict
 from planner.service.history.counters import add, observe_value
-from planner.service.history.database import Store, put, read_record, upsert
+from planner.service.history.database import Store, put, read_record, to_row, upsert
 from planner.service.history.errors import checked_label, checked_name, label
 from planner.service.history.schema import CALIBRATIONS, CHECKS, SEARCHES, VALIDATIONS
 
@@ -40,13 +40,10 @@ class Check:
 class Checks(Store):
     def put(self, check: Check) -> None:
         """Store the check, or its verdict when it is known; a verdict is never forgotten again."""
-        row = {
-            "check_id": checked_name(check.check_id, "check_id"),
-            "plan_id": checked_label(check.plan_id, "plan_id"),
-            "asked_at": check.asked_at,
-            "verdict": "" if check.verdict is None else check.verdict.value,
-            **{name: label(getattr(check, name)) for name in ("system", "name", "team", "queue")},
-        }
+        checked_name(check.check_id, "check_id")
+        checked_label(check.plan_id, "plan_id")
+        labels = {name: label(getattr(check, name)) for name in ("system", "name", "team", "queue")}
+        row = to_row(check, verdict="" if check.verdict is None else check.verdict.value, **labels)
         with self._database.writing() as connection:
             statement = upsert(connection, CHECKS, row)
             later = {"plan_id": row["plan_id"], "verdict": row["verdict"]}
@@ -105,7 +102,7 @@ class Searches(Store):
         """Store the search as it now is; without `answers` those that are there stay. Whether it was stored: with
         `unless_cancelled` one that somebody cancelled stays so."""
         checked_name(search.search_id, "search_id")
-        row = {field.name: getattr(search, field.name) for field in fields(search)} | {"answers": answers or {}}
+        row = to_row(search, answers=answers or {})
         kept = ("search_id",) if answers is not None else ("search_id", "answers")
         changes = {name: value for name, value in row.items() if name not in kept}
         with self._database.writing() as connection:
@@ -202,19 +199,12 @@ class Validation:
 class Validations(Store):
     def put(self, validation: Validation) -> None:
         """Store the validation as it now is; one that is over stays as it ended, whoever comes late."""
-        row = {
-            "validation_id": checked_name(validation.validation_id, "validation_id"),
-            "plan_id": checked_label(validation.plan_id, "plan_id"),
-            "state": validation.state.value,
-            **{name: label(getattr(validation, name)) for name in ("mode", "gpu", "torch")},
-            "asked_at": validation.asked_at,
-            "finished_at": validation.finished_at,
-            "out_of_memory": validation.out_of_memory,
-            "error_percent": validation.error_percent,
-            "result": validation.result,
-            # NUL is the one character that a text of PostgreSQL cannot have.
-            "problem": validation.problem.encode("utf-8", "replace").decode().replace("\0", " "),
-        }
+        checked_name(validation.validation_id, "validation_id")
+        checked_label(validation.plan_id, "plan_id")
+        names = {name: label(getattr(validation, name)) for name in ("mode", "gpu", "torch")}
+        # NUL is the one character that a text of PostgreSQL cannot have.
+        problem = validation.problem.encode("utf-8", "replace").decode().replace("\0", " ")
+        row = to_row(validation, state=validation.state.value, problem=problem, **names)
         over = [state.value for state in ValidationState if state.final]
         with self._database.writing() as connection:
             statement = upsert(connection, VALIDATIONS, row).on_conflict_do_update(
@@ -294,14 +284,12 @@ class StoredCalibration:
 class Calibrations(Store):
     def put(self, calibration_id: str, document: Mapping[str, Any], measurements: int = 0) -> None:
         """Store the calibration and make it the current one; again is the same as once."""
-        row = {
-            "calibration_id": checked_name(calibration_id, "calibration_id"),
-            "stored_at": self._now(),
-            "measurements": measurements,
-            "document": document,
-        }
+        checked_name(calibration_id, "calibration_id")
+        stored = StoredCalibration(
+            calibration_id=calibration_id, stored_at=self._now(), measurements=measurements, document=document
+        )
         with self._database.writing() as connection:
-            put(connection, CALIBRATIONS, row)
+            put(connection, CALIBRATIONS, to_row(stored))
 
     def current(self) -> StoredCalibration | None:
         """The one that was put last; None if nothing was learnt yet."""

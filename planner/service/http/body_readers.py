@@ -53,7 +53,7 @@ def read_object(body: bytes, _: str = JSON) -> dict[str, Any]:
     except SpecError as error:
         raise RequestError(400, error.problem, allowed=error.allowed, remedy=error.remedy, place=error.place) from None
     if not isinstance(document, dict):
-        raise RequestError(400, "the body is no JSON object", allowed="one JSON object", place="the body")
+        raise RequestError(400, "the body must be a JSON object", allowed="one JSON object", place="the body")
     return document
 
 
@@ -61,7 +61,7 @@ def _text(body: bytes) -> str:
     try:
         return body.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise RequestError(400, f"the body is no UTF-8 text (byte {error.start})", place="the body") from None
+        raise RequestError(400, f"the body must be UTF-8 text (byte {error.start})", place="the body") from None
 
 
 _ALLOWED: Mapping[str, str] = {
@@ -195,7 +195,7 @@ def read_spec_request(content: bytes, _: str = "") -> dict[str, Any]:
     settings = []
     for key, value in body.set.items():
         if not key or "" in key.split("."):
-            raise RequestError(422, f"{key[:80]!a} is no key", allowed="such as train.micro_batch_size", place="set")
+            raise RequestError(422, f"{key[:80]!a} is not a key", allowed="such as train.micro_batch_size", place="set")
         settings.append(shorthand.setting(key, value, key))
     words = Shorthand.of_words(body.words)
     if body.model:

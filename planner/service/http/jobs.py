@@ -107,7 +107,7 @@ async def job_by_id(system: str, job_id: str, deps: Injected) -> BoundJobBody:
     """The job as all of its ranks have told it."""
     job = await asyncio.to_thread(deps.history.jobs.get, system, job_id)
     if job is None:
-        raise RequestError(404, "nothing was told of this job", remedy="PUT it")
+        raise RequestError(404, "this job is not known", remedy="PUT it")
     beside = await asyncio.to_thread(_beside_plan, deps.history, job)
     return _job_document(job).model_copy(update={"beside_plan": beside})
 

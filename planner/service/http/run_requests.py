@@ -75,7 +75,7 @@ class Tarball:
         except Exception as error:
             # tarfile lets through what Python's own functions say of a header: of no kind that could be listed.
             raise _refused(
-                f"the body is no tarball: {type(error).__name__}: {str(error)[:200]}",
+                f"the body cannot be read as a tarball: {type(error).__name__}: {str(error)[:200]}",
                 "a tar file, plain or gzipped",
             ) from None
         if not self._files:
@@ -135,7 +135,7 @@ def _check(member: tarfile.TarInfo) -> None:
         )
     too_long = any(len(os.fsencode(part)) > _LONGEST_PART for part in path.parts)
     if too_long or len(path.parts) > _DEEPEST or (member.isreg() and not path.parts):
-        raise _refused(f"{member.name[:200]!a} is no name of a file", "names as files have them")
+        raise _refused(f"{member.name[:200]!a} is not a valid file name", "names as files have them")
     if member.size < 0 or not 0 <= member.mtime < _LATEST:
         raise _refused(f"{member.name[:200]!a} has a size or a time that no file has", "a file's own", "tar -cz")
 
@@ -165,7 +165,7 @@ class SharedFolder:
             # Whether there is such a folder is not told of what lies elsewhere.
             raise RequestError(
                 403,
-                f"{written!r:.200} is no folder in which this service looks for programs",
+                f"{written!r:.200} is not a folder in which this service looks for programs",
                 allowed=", ".join(map(str, roots)) or "no folder; a tarball as the body",
                 remedy="send a tarball, or ask the operator to name the folder in PLANNER_PROGRAM_FOLDERS",
                 place="path",

@@ -71,7 +71,7 @@ def request_of(body: Mapping[str, Any], job: Job, plan_id: str = "") -> Request:
     else:
         allowed = f"1 to {MOST_RANKS} different ranks from 0 to {mesh.world_size - 1}"
         if not isinstance(ranks, list | tuple) or not 1 <= len(ranks) <= MOST_RANKS:
-            raise SpecError("these are no ranks", allowed=allowed, place="ranks")
+            raise SpecError("ranks must be a list of ranks", allowed=allowed, place="ranks")
         for rank in ranks:
             if type(rank) is not int or not 0 <= rank < mesh.world_size or ranks.count(rank) > 1:
                 raise SpecError(f"{str(rank)[:40]} cannot be one of the ranks", allowed=allowed, place="ranks")
@@ -82,7 +82,7 @@ def request_of(body: Mapping[str, Any], job: Job, plan_id: str = "") -> Request:
 def _one_of(body: Mapping[str, Any], key: str, usual: _Choice) -> _Choice:
     kind, value = type(usual), body.get(key, usual.value)
     if value not in list(kind):
-        raise SpecError(f"{str(value)[:80]!r} is no {key}", allowed=", ".join(kind), place=key)
+        raise SpecError(f"{str(value)[:80]!r} is not a {key}", allowed=", ".join(kind), place=key)
     return kind(value)
 
 
