@@ -41,7 +41,7 @@ from planner.service.scheduling.worker_pool import WorkerDiedError, Workers, pub
 from planner.service.torch_versions import ONLY_OWN, TorchVersions, read_torch_versions
 from planner.service.validation import validation_run
 from planner.service.validation.requests import Request, validation_json
-from planner.service.validation.runner import STOP_SECONDS, ValidationRunner, conditions_of
+from planner.service.validation.runner import STOP_SECONDS, ValidationRunner, build_conditions
 from planner.settings import Settings
 from planner.tracing.isolated import Isolation
 
@@ -283,7 +283,7 @@ class ValidationsDeployment:
         start_logging(settings.log_level)
         validation_run.hide_gpus()
         self._history = History.open(settings.database)
-        self._runner = ValidationRunner(self._history, settings, conditions_of(settings), torches=torches)
+        self._runner = ValidationRunner(self._history, settings, build_conditions(settings), torches=torches)
         self._runner.begin()
 
     @_refusals_as_values

@@ -147,7 +147,7 @@ def _code_rules(settings: Settings) -> CodeRules:
     return CodeRules(settings.factory_patterns, settings.factory_folder)
 
 
-def run_order_of(
+def build_run_order(
     request: RunRequest, calibration: Calibration, settings: Settings, torches: TorchVersions = ONLY_OWN
 ) -> RunOrder:
     """The program as it is ordered. What lies in a folder may be another program tomorrow, under the same name."""
@@ -183,7 +183,7 @@ def run_order_of(
     )
 
 
-def order_of(job: Job, calibration: Calibration, torches: TorchVersions = ONLY_OWN) -> Order:
+def build_order(job: Job, calibration: Calibration, torches: TorchVersions = ONLY_OWN) -> Order:
     """The job as it is ordered; no time is lost on it: a fifth of a millisecond. Metadata are no part of the names."""
     versions = torches.nearest(job.software.torch).versions
     trace_id = identity.trace_id_of(job, versions)

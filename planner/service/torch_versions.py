@@ -98,10 +98,10 @@ def _read_entry(entry: str) -> OfferedTorch:
         raise SettingError(error.problem, allowed=error.allowed, remedy=error.remedy, place=place) from None
     if minor_of(torch) != minor:
         raise _refusal(f"{python} has torch {torch}, not {minor}", f"{minor_of(torch)}={python}")
-    return OfferedTorch(minor, python, _versions_of(python))
+    return OfferedTorch(minor, python, _read_versions(python))
 
 
-def _versions_of(python: str) -> Mapping[str, str]:
+def _read_versions(python: str) -> Mapping[str, str]:
     """What names plans there, said by planner there. Raises SettingError for an interpreter that cannot plan."""
     try:
         words = interpreter_words(_VERSIONS, python=python, root=bring_code())

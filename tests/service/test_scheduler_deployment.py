@@ -18,7 +18,7 @@ from planner.runtime.limits import Limit, Limits
 from planner.service.errors import TraceLimitError, WorkerLostError
 from planner.service.history.store import History
 from planner.service.metrics import TRACE_RETRIES
-from planner.service.orders import PlanMade, order_of
+from planner.service.orders import PlanMade, build_order
 from planner.service.plan_provider import CalibrationInUse, PlanProvider
 from planner.service.scheduling.plan_scheduler import PlanScheduler
 from planner.service.scheduling.tracing_worker import TracingWorker
@@ -119,7 +119,7 @@ def test_a_replica_asks_once_more_where_the_tracers_died_within_the_time_that_is
     from planner.service.app import TracingHandle
 
     hand: Any = HandOfTracers(deaths=1)
-    found = asyncio.run(TracingHandle(hand).make(order_of(DECODER, Calibration.none()), 10.0, keep=False))
+    found = asyncio.run(TracingHandle(hand).make(build_order(DECODER, Calibration.none()), 10.0, keep=False))
 
     assert found == PlanMade(text="{}")
     assert hand.asked[0] == pytest.approx(10.0, abs=0.01)
@@ -132,7 +132,7 @@ def test_a_replica_gives_up_where_the_tracers_died_twice() -> None:
 
     hand: Any = HandOfTracers(deaths=2)
     with pytest.raises(WorkerLostError):
-        asyncio.run(TracingHandle(hand).make(order_of(DECODER, Calibration.none()), None, keep=False))
+        asyncio.run(TracingHandle(hand).make(build_order(DECODER, Calibration.none()), None, keep=False))
 
 
 @pytest.mark.usefixtures("ray_session")
@@ -140,7 +140,7 @@ def test_a_caller_that_goes_is_told_to_the_tracers() -> None:
     from planner.service.app import TracingHandle
 
     async def story(handle: TracingHandle) -> None:
-        asked = asyncio.create_task(handle.make(order_of(DECODER, Calibration.none()), None, keep=False))
+        asked = asyncio.create_task(handle.make(build_order(DECODER, Calibration.none()), None, keep=False))
         await asyncio.sleep(0)
         asked.cancel()
         with pytest.raises(asyncio.CancelledError):

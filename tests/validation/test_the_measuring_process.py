@@ -123,6 +123,6 @@ def test_what_torch_lacks_of_a_job_is_said_as_everywhere(strange: MakeJob) -> No
 
 def test_it_has_the_allocators_settings_of_the_job_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync")
-    here = measuring_process.environment_of("expandable_segments:True")
+    here = measuring_process.build_environment("expandable_segments:True")
     assert here["PYTORCH_ALLOC_CONF"] == here["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
-    assert "PYTORCH_CUDA_ALLOC_CONF" not in measuring_process.environment_of("")
+    assert "PYTORCH_CUDA_ALLOC_CONF" not in measuring_process.build_environment("")

@@ -15,8 +15,8 @@ from planner.hardware.catalog import by_name
 from planner.hardware.gpus import GpuRecord
 from planner.job.schema import Cluster, Gpu
 from planner.service.history.database import Database
-from planner.service.history.job_table import Outcome, ended_since, is_open, memory_of, rank_of_job
-from planner.service.history.plan_table import RankClassSummary, rank_classes_of
+from planner.service.history.job_table import Outcome, ended_since, is_open, rank_of_job, whose_memory
+from planner.service.history.plan_table import RankClassSummary, select_rank_classes
 from planner.service.history.schema import JOBS, MEASURED_RANKS, PLANS, microseconds
 from planner.verdict import Verdict, decide
 
@@ -160,7 +160,7 @@ def _count_measured_ranks(row: Row[Any]) -> dict[str, int]:
 
 def _count_ended_jobs(row: Row[Any]) -> dict[str, int]:
     ran_out = row.outcome == Outcome.OUT_OF_MEMORY
-    if ran_out and memory_of(row.cause) == "host":
+    if ran_out and whose_memory(row.cause) == "host":
         return {"ran_out_host": row.jobs}
     counts = {"judged": row.jobs, "ran_out_gpu": row.jobs if ran_out else 0}
     if row.verdict == (Verdict.FITS if ran_out else Verdict.EXCEEDS):
@@ -229,7 +229,7 @@ def read_needs(
         count = connection.execute(select(func.count()).select_from(JOBS).where(asked)).scalar_one()
         rows = connection.execute(chosen).all()
         measured = {(row.system, row.job_id): row.device_bytes for row in connection.execute(peaks)}
-        classes = rank_classes_of(connection, list(dict.fromkeys(row.plan_id for row in rows)))
+        classes = select_rank_classes(connection, list(dict.fromkeys(row.plan_id for row in rows)))
     needs = tuple(
         _need(row, of_plan, measured.get((row.system, row.job_id), 0))
         for row in rows
@@ -473,7 +473,7 @@ def read_shared_gpus(database: Database, now: datetime) -> tuple[SharedGpu, ...]
             for uuid in dict.fromkeys(row.gpu_uuids):
                 on_gpu[uuid].append((f"{row.system}/{row.job_id}", row.plan_id, row.gpu))
         shared = {uuid: jobs for uuid, jobs in on_gpu.items() if len(jobs) > 1}
-        classes = rank_classes_of(connection, list({plan_id for jobs in shared.values() for _, plan_id, _ in jobs}))
+        classes = select_rank_classes(connection, list({plan_id for jobs in shared.values() for _, plan_id, _ in jobs}))
     found = [_sum(uuid, jobs, classes) for uuid, jobs in shared.items()]
     return tuple(sorted(found, key=lambda one: (one.total_bytes - one.predicted_bytes, one.gpu_uuid))[:MOST_SHARED])
 

@@ -71,11 +71,11 @@ class Totals(Store):
         lives = WRITERS.c.updated_at >= self._now() - SILENT_AFTER
         levels: dict[Series, float] = defaultdict(float)
         with self._database.reading() as connection:
-            totals = {(row.name, _labels_of_text(row.labels)): row.value for row in connection.execute(select(TOTALS))}
+            totals = {(row.name, _read_labels(row.labels)): row.value for row in connection.execute(select(TOTALS))}
             living = connection.execute(select(WRITERS.c.writer).where(lives)).scalars().all()
             alive = select(LEVELS).join(WRITERS, WRITERS.c.writer == LEVELS.c.writer).where(lives)
             for row in connection.execute(alive):
-                levels[row.name, _labels_of_text(row.labels)] += row.value
+                levels[row.name, _read_labels(row.labels)] += row.value
         return SharedFigures(totals=totals, levels=dict(levels), writers=len(living))
 
 
@@ -107,7 +107,7 @@ def add(connection: Connection, totals: Mapping[Series, float]) -> None:
         connection.execute(statement.on_conflict_do_update(index_elements=["name", "labels"], set_={"value": more}))
 
 
-def _labels_of_text(text: str) -> Labels:
+def _read_labels(text: str) -> Labels:
     return tuple((str(name), str(value)) for name, value in json.loads(text).items())
 
 

@@ -23,7 +23,7 @@ from planner.service.history.plan_table import (
     PlanSummary,
     RankClassSummary,
     plan_summary,
-    rank_classes_of,
+    select_rank_classes,
     summaries,
 )
 from planner.service.history.schema import JOBS, MEASURED_RANKS, PLANS, compact_json
@@ -116,10 +116,9 @@ _SYSTEM = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
 
 
 def check_change(system: str, job_id: str, change: JobChange) -> None:
+    """Raises HistoryError for what no job can have."""
     if not _SYSTEM.fullmatch(system):
-        raise HistoryError(
-            f"{system[:63]!a} is not a valid name of a system", allowed="such as slurm, ray, kubernetes", place="system"
-        )
+        _refuse("system", f"{system[:63]!a} is not a valid name of a system", "such as slurm, ray, kubernetes")
     checked_name(job_id, "id")
     for name in ("plan_id", "team", "queue"):
         checked_label(getattr(change, name) or "", name)
@@ -128,52 +127,41 @@ def check_change(system: str, job_id: str, change: JobChange) -> None:
             checked_name(value, name)
     for name, moment in (("started_at", change.started_at), ("ended_at", change.ended_at)):
         if moment is not None and moment.tzinfo is None:
-            raise HistoryError(
-                f"{moment.isoformat()} has no time zone", allowed="such as 2026-01-31T12:00:00Z", place=name
-            )
+            _refuse(name, f"{moment.isoformat()} has no time zone", "such as 2026-01-31T12:00:00Z")
         if moment is not None and not FIRST_MOMENT <= moment <= LAST_MOMENT:
-            raise HistoryError(
-                f"nothing ran at {moment.isoformat()}",
-                allowed=f"{FIRST_MOMENT:%Y-%m-%d} to {LAST_MOMENT:%Y-%m-%d}",
-                place=name,
-            )
+            years = f"{FIRST_MOMENT:%Y-%m-%d} to {LAST_MOMENT:%Y-%m-%d}"
+            _refuse(name, f"nothing ran at {moment.isoformat()}", years)
     if change.lease_seconds is not None and not 0 < change.lease_seconds <= LONGEST_LEASE:
-        raise HistoryError(
-            f"a lease of {change.lease_seconds} s",
-            allowed=f"more than 0, at most {LONGEST_LEASE}",
-            place="lease_seconds",
-        )
+        _refuse("lease_seconds", f"a lease of {change.lease_seconds} s", f"more than 0, at most {LONGEST_LEASE}")
     if len(change.failure) > LONGEST_FAILURE or "\0" in change.failure:
-        raise HistoryError(
-            f"{len(change.failure)} characters of failure",
-            allowed=f"at most {LONGEST_FAILURE}, no NUL",
-            place="failure",
-        )
+        _refuse("failure", f"{len(change.failure)} characters of failure", f"at most {LONGEST_FAILURE}, no NUL")
     for peaks in change.measured:
         checked_label(peaks.host, "measured.host")
         checked_label(peaks.gpu_uuid, "measured.gpu_uuid")
         for name in PEAKS:
             count = getattr(peaks, name)
             if count is not None and not 0 <= count <= MOST_BYTES:
-                raise HistoryError(f"{count} bytes", allowed=f"0 to {MOST_BYTES}", place=f"measured.{name}")
+                _refuse(f"measured.{name}", f"{count} bytes", f"0 to {MOST_BYTES}")
     for report in change.reports.values():
         if (length := len(compact_json(report))) > LONGEST_REPORT:
-            raise HistoryError(f"{length} characters", allowed=f"at most {LONGEST_REPORT}", place="measured.report")
+            _refuse("measured.report", f"{length} characters", f"at most {LONGEST_REPORT}")
 
 
 def check_merged(change: JobChange, world_size: int, started_at: datetime | None, ended_at: datetime | None) -> None:
     """Raises HistoryError for what this job, of `world_size` ranks, cannot have."""
     if started_at is not None and ended_at is not None and ended_at < started_at:
-        raise HistoryError(
-            f"the job would end at {ended_at.isoformat()}, before its start at {started_at.isoformat()}",
-            place="ended_at",
-        )
+        moments = f"{ended_at.isoformat()}, before its start at {started_at.isoformat()}"
+        _refuse("ended_at", f"the job would end at {moments}")
     for name, names in (("hosts", change.hosts or ()), ("gpu_uuids", change.gpu_uuids or ())):
         if len(names) > world_size:
-            raise HistoryError(f"{len(names)} of them", allowed=f"{world_size}, by the plan", place=name)
+            _refuse(name, f"{len(names)} of them", f"{world_size}, by the plan")
     for rank in [*(peaks.rank for peaks in change.measured), *change.reports]:
         if not 0 <= rank < world_size:
-            raise HistoryError(f"rank {rank}", allowed=f"0 to {world_size - 1}, by the plan", place="measured.rank")
+            _refuse("measured.rank", f"rank {rank}", f"0 to {world_size - 1}, by the plan")
+
+
+def _refuse(place: str, problem: str, allowed: str = "") -> None:
+    raise HistoryError(problem, allowed=allowed, place=place)
 
 
 OUT_OF_MEMORY = "jobs_out_of_memory"
@@ -197,11 +185,11 @@ def count_failure(connection: Connection, before: Row[Any], after: dict[str, Any
     ran_out = after["outcome"] == Outcome.OUT_OF_MEMORY.value
     if not ran_out or (before.outcome == Outcome.OUT_OF_MEMORY.value and not runs_again):
         return
-    memory, cause = memory_of(after["cause"]), after["cause"] or NOT_TOLD
+    memory, cause = whose_memory(after["cause"]), after["cause"] or NOT_TOLD
     add(connection, {(OUT_OF_MEMORY, (("cause", cause), ("memory", memory))): 1})
 
 
-def memory_of(cause: str | None) -> str:
+def whose_memory(cause: str | None) -> str:
     """`gpu` or `host`; `not_told` where no cause is known."""
     if cause is None:
         return NOT_TOLD
@@ -301,7 +289,7 @@ class Jobs(Store):
             ranks = list(reported) if plan_id == before.plan_id else None
             known = _measured_ranks(connection, [(system, job_id)], ranks)[system, job_id]
             if reported or known:
-                classes = rank_classes_of(connection, [plan_id]).get(plan_id, ())
+                classes = select_rank_classes(connection, [plan_id]).get(plan_id, ())
                 predictions = [(RankSet.parse(one.ranks), one.device_bytes) for one in classes]
                 for rank in {**known, **reported}:
                     nothing = MeasuredRank(rank=rank)
@@ -379,7 +367,7 @@ class Jobs(Store):
                 query = select(PLANS.c.plan_id).where(kind).order_by(PLANS.c.stored_at.desc(), PLANS.c.plan_id)
                 ids += connection.execute(query.limit(limit - len(ids))).scalars()
             rows = connection.execute(summaries().where(PLANS.c.plan_id.in_(ids))).all()
-            classes = rank_classes_of(connection, ids)
+            classes = select_rank_classes(connection, ids)
             jobs: dict[str, list[BoundJob]] = defaultdict(list)
             for job in _read_bound_jobs(connection, [JOBS.c.plan_id.in_(ids), is_open(now)]):
                 jobs[job.plan_id].append(job)

@@ -138,7 +138,7 @@ class Plans(Store):
 
     def rank_classes(self, plan_id: str) -> tuple[RankClassSummary, ...]:
         with self._database.reading() as connection:
-            return rank_classes_of(connection, [label(plan_id)]).get(plan_id, ())
+            return select_rank_classes(connection, [label(plan_id)]).get(plan_id, ())
 
 
 def summaries() -> Select[Any]:
@@ -155,7 +155,7 @@ def plan_summary(row: Row[Any]) -> PlanSummary:
     return read_record(PlanSummary, row, verdict=Verdict(row.verdict))
 
 
-def rank_classes_of(connection: Connection, plan_ids: Sequence[str]) -> dict[str, tuple[RankClassSummary, ...]]:
+def select_rank_classes(connection: Connection, plan_ids: Sequence[str]) -> dict[str, tuple[RankClassSummary, ...]]:
     classes: dict[str, list[RankClassSummary]] = defaultdict(list)
     for some in batches(plan_ids):
         query = select(RANK_CLASSES).where(RANK_CLASSES.c.plan_id.in_(some)).order_by(RANK_CLASSES.c.representative)

@@ -78,7 +78,7 @@ _ALLOWED: Mapping[str, str] = {
 """By the type that pydantic gives an error (docs.pydantic.dev, validation errors)."""
 
 
-def error_of_body(error: ValidationError, model: type[BaseModel]) -> RequestError:
+def explain_body_error(error: ValidationError, model: type[BaseModel]) -> RequestError:
     """The first thing that is wrong, as 422 with place and what is allowed."""
     # Against each part of a union pydantic reports an error; its place ends with the part's name.
     first = error.errors(include_url=False)[0]
@@ -183,7 +183,7 @@ def read_spec_request(content: bytes, _: str = "") -> dict[str, Any]:
     try:
         body = SpecBody.model_validate(document)
     except ValidationError as error:
-        raise error_of_body(error, SpecBody) from None
+        raise explain_body_error(error, SpecBody) from None
     named = [name for name in ("model", "job", "spec") if getattr(body, name)]
     if len(named) != 1:
         raise RequestError(

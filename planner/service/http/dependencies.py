@@ -42,12 +42,12 @@ class Dependencies:
     drawings: Turns = field(default_factory=lambda: Turns("timelines and replays", at_once=1, waiting=MOST_WAITING))
 
 
-def dependencies_of(request: Request) -> Dependencies:
+def get_dependencies(request: Request) -> Dependencies:
     dependencies: Dependencies = request.app.state.dependencies
     return dependencies
 
 
-Injected = Annotated[Dependencies, Depends(dependencies_of)]
+Injected = Annotated[Dependencies, Depends(get_dependencies)]
 """The type of the parameter by which an endpoint gets them."""
 
 
@@ -55,7 +55,7 @@ async def writers_only(request: Request) -> None:
     """Raises RequestError (401) for a write without a token that the settings admit."""
     if request.method in READS:
         return
-    settings = dependencies_of(request).settings
+    settings = get_dependencies(request).settings
     known = ",".join(filter(None, (settings.token_sha256, settings.code_token_sha256))) if settings.token_sha256 else ""
     _require(request, known, "a bearer token is needed to write")
 
@@ -64,7 +64,7 @@ def code_runners_only(
     request: Request, missing: str = "a bearer token for code of users is needed to measure it"
 ) -> None:
     """Raises RequestError (401) for who may not have code of users run, where the settings name who may."""
-    settings = dependencies_of(request).settings
+    settings = get_dependencies(request).settings
     _require(request, settings.code_token_sha256, missing)
 
 

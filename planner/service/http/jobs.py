@@ -13,9 +13,9 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 from planner.errors import PlannerError
 from planner.report.statement import read_statement
 from planner.service.history.errors import HistoryError, HistoryUnavailableError
-from planner.service.history.job_table import BoundJob, JobChange, JobSummary, memory_of
+from planner.service.history.job_table import BoundJob, JobChange, JobSummary, whose_memory
 from planner.service.history.store import History
-from planner.service.http.bodies import content_of, read_body
+from planner.service.http.bodies import read_body, receive_content
 from planner.service.http.body_readers import JSON
 from planner.service.http.dependencies import Dependencies, Injected
 from planner.service.http.job_reports import JOB_EXAMPLE, MeasuredRankBody, Moment, read_change
@@ -55,7 +55,7 @@ class BoundJobBody(BaseModel):
 def _job_document(job: BoundJob) -> BoundJobBody:
     cause = job.cause.value if job.cause is not None else ""
     given = {field.name: getattr(job, field.name) for field in dataclasses.fields(job)}
-    memory = memory_of(cause) if cause else ""
+    memory = whose_memory(cause) if cause else ""
     return BoundJobBody.model_validate({**given, "cause": cause, "memory": memory, "outcome": job.outcome.value})
 
 
@@ -80,7 +80,7 @@ async def bind(system: str, job_id: str, request: Request, deps: Injected) -> Bo
     Every rank may tell what it knows, in any order; telling the same again changes nothing.
     """
     whose = json.dumps([system, job_id])
-    change = await read_body(deps.bodies, read_change, await content_of(request, JSON), whose)
+    change = await read_body(deps.bodies, read_change, await receive_content(request, JSON), whose)
     bound = await write_in_turn(_bind, deps, system, job_id, change)
     request.state.plan_id = bound.plan_id
     return _job_document(bound)

@@ -21,8 +21,8 @@ from planner.job.launchers import words_of
 from planner.job.loading import read_gpu
 from planner.job.shorthand import read_host_memory
 from planner.planning.program_ranks import choose_ranks
-from planner.service.http.bodies import content_of, media_type, read_beside
-from planner.service.http.body_readers import JSON, error_of_body, read_object
+from planner.service.http.bodies import media_type, read_beside, receive_content
+from planner.service.http.body_readers import JSON, explain_body_error, read_object
 from planner.service.http.dependencies import Dependencies
 from planner.service.http.problems import RequestError
 from planner.service.orders import RunRequest
@@ -266,14 +266,14 @@ class RunBody(BaseModel):
     queue: _Label = ""
 
 
-async def run_of(request: Request, deps: Dependencies) -> RunRequest:
+async def receive_run(request: Request, deps: Dependencies) -> RunRequest:
     """What a request asks to be run. Raises RequestError, SpecError."""
     kind, query = media_type(request), request.query_params.multi_items()
     if kind == JSON and query:
         raise RequestError(422, "with a JSON body there is no query", allowed="its keys in the body", place="query")
     if len(dict(query)) < len(query):
         raise RequestError(422, "the query names something twice", allowed="each once", place="query")
-    content = await content_of(request, JSON, *TAR_TYPES)
+    content = await receive_content(request, JSON, *TAR_TYPES)
     about = json.dumps({"kind": kind, "query": dict(query), "folders": split_list(deps.settings.program_folders)})
     asked = await read_beside(deps.bodies, read_run, content, about, _REMEDY)
     return asked if kind == JSON else dataclasses.replace(asked, tarball=content)
@@ -286,7 +286,7 @@ def read_run(content: bytes, about: str) -> RunRequest:
     try:
         body = RunBody.model_validate(read_object(content) if in_json else context["query"])
     except ValidationError as error:
-        raise error_of_body(error, RunBody) from None
+        raise explain_body_error(error, RunBody) from None
     if in_json:
         if not body.path:
             raise RequestError(422, "path is missing", allowed="a folder, or a tarball as the body", place="path")

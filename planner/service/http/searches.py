@@ -16,7 +16,7 @@ from planner.searching import requests
 from planner.searching.requests import MOST_TOP, USUAL_SECONDS, USUAL_TOP, SearchRequest
 from planner.searching.weighing import Objective
 from planner.service.history.records import SearchState
-from planner.service.http.bodies import object_of
+from planner.service.http.bodies import receive_object
 from planner.service.http.dependencies import Dependencies, Injected, read_prefer_header
 from planner.service.http.openapi import EXAMPLE_JOB, WRITES, Answer, in_json, problems, takes
 from planner.service.http.problems import RequestError
@@ -102,7 +102,7 @@ async def search(request: Request, deps: Injected) -> JSONResponse:
     for its end, at most N seconds. It goes on if its client is gone.
     """
     wanted = read_prefer_header(request)
-    body = await object_of(request)
+    body = await receive_object(request)
     asked = await asyncio.to_thread(_request, body, deps)
     if deps.searches is None:
         raise RequestError(501, "this service searches nothing", remedy="deploy planner with its Searches deployment")

@@ -57,7 +57,7 @@ class Place:
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
-def nodes_of(described: Iterable[Mapping[str, Any]]) -> tuple[Node, ...]:
+def read_nodes(described: Iterable[Mapping[str, Any]]) -> tuple[Node, ...]:
     """The nodes that are alive, from what `ray.nodes()` says."""
     nodes = []
     for node in described:
@@ -97,7 +97,7 @@ def suiting(nodes: Sequence[Node], gpu: Gpu) -> tuple[Node, ...]:
     return tuple(node for node in nodes if node.gpus and node.kind and may_be(node.kind))
 
 
-def kind_of(gpu: Gpu) -> str:
+def find_kind(gpu: Gpu) -> str:
     """What Ray calls the job's GPU, for one without a name any of its architecture; empty where it knows none."""
     known = (record for record in catalog.gpus().values() if _is_kind(record, gpu))
     return next((alias for record in known for alias in record.aliases), "")
@@ -220,7 +220,7 @@ def start_workers(place: Place, *, wait_seconds: float, stop: threading.Event) -
             remove_placement_group(group)
 
 
-def meeting_of(workers: Sequence[Any]) -> str:
+def find_meeting_place(workers: Sequence[Any]) -> str:
     """Where the peers meet: at the first of them. Raises MeasureError if a worker does not come up."""
     try:
         ready = ray.get([worker.ready.remote() for worker in workers], timeout=_START_SECONDS)

@@ -63,7 +63,7 @@ def check_keys(body: Mapping[str, Any]) -> None:
         raise SpecError("a validation is of one thing", allowed="either plan_id or job")
 
 
-def request_of(body: Mapping[str, Any], job: Job, plan_id: str = "") -> Request:
+def build_request(body: Mapping[str, Any], job: Job, plan_id: str = "") -> Request:
     """The request that a body makes for this job. Raises SpecError for ranks, a mode or a device that cannot be."""
     mesh, ranks = Mesh.of(job.parallel), body.get("ranks")
     if ranks is None:
@@ -88,7 +88,7 @@ def _one_of(body: Mapping[str, Any], key: str, usual: _Choice) -> _Choice:
 
 def from_json(document: Mapping[str, Any]) -> Request:
     """The request of which these are the plain values. Raises SpecError if they are not those of one."""
-    return request_of(document, load_bundle(document["job"]), str(document.get("plan_id", "")))
+    return build_request(document, load_bundle(document["job"]), str(document.get("plan_id", "")))
 
 
 SCHEMA = "planner.validation/1"

@@ -20,7 +20,7 @@ from planner.service.errors import BusyError
 from planner.service.history.errors import HistoryUnavailableError
 from planner.service.history.records import NO_GPU, Validation, ValidationState
 from planner.service.history.store import History
-from planner.service.orders import code_isolation, order_of
+from planner.service.orders import build_order, code_isolation
 from planner.service.plan_provider import CalibrationInUse
 from planner.service.torch_versions import ONLY_OWN, TorchVersions
 from planner.service.validation import requests, validation_run
@@ -44,7 +44,7 @@ Run = Callable[..., Result]
 """`planner.service.validation.validation_run.validate`, or what takes and gives the same."""
 
 
-def conditions_of(settings: Settings) -> Conditions:
+def build_conditions(settings: Settings) -> Conditions:
     return Conditions(
         isolation=code_isolation(settings),
         bare=settings.measure_factories_without_walls,
@@ -101,7 +101,7 @@ class ValidationRunner:
 
         Raises BusyError if too many wait, HistoryError if it cannot be stored.
         """
-        order = order_of(request.job, self._calibration.current(), self._torches)
+        order = build_order(request.job, self._calibration.current(), self._torches)
         request = dataclasses.replace(request, plan_id=request.plan_id or order.plan_id)
         gpu = request.job.cluster.gpu
         validation = Validation(
@@ -122,7 +122,7 @@ class ValidationRunner:
                     retry_after_seconds=_BUSY_SECONDS,
                 )
             try:
-                validation_run.setting_of(request, self._nodes())
+                validation_run.choose_setting(request, self._nodes())
             except RefusedError as error:
                 validation = _over(validation, ValidationState.REFUSED, str(error))
             self._history.validations.put(validation)

@@ -188,10 +188,10 @@ class Setting:
 
 
 def nodes() -> tuple[measuring_workers.Node, ...]:
-    return measuring_workers.nodes_of(ray.nodes())  # type: ignore[no-untyped-call]
+    return measuring_workers.read_nodes(ray.nodes())  # type: ignore[no-untyped-call]
 
 
-def setting_of(request: Request, there: Sequence[measuring_workers.Node]) -> Setting:
+def choose_setting(request: Request, there: Sequence[measuring_workers.Node]) -> Setting:
     """Where the request would run. Raises RefusedError if this cluster cannot."""
 
     def place(processes: int) -> Place:
@@ -221,7 +221,7 @@ def validate(
     Raises RefusedError if the cluster has no such place, MeasureError for whatever went wrong while measuring,
     SpecError and TraceError if the step cannot be traced, StoppedError if `stop` was set.
     """
-    job, setting = request.job, setting_of(request, nodes())
+    job, setting = request.job, choose_setting(request, nodes())
     predicted = _trace_rank_classes(request, setting, conditions)
     with measuring_workers.start_workers(setting.place, wait_seconds=conditions.wait_seconds, stop=stop) as workers:
         running()
@@ -252,7 +252,7 @@ def _on_cpu(request: Request, conditions: Conditions) -> bool:
 
 def _trace_rank_classes(request: Request, setting: Setting, conditions: Conditions) -> list[RankTrace]:
     """What each class of the ranks that run does on paper: any of them may run out of memory."""
-    job, isolation = request.job, isolation_of(request.job, conditions.isolation)
+    job, isolation = request.job, choose_isolation(request.job, conditions.isolation)
 
     def runs(rank_class: RankClass) -> bool:
         return any(rank in rank_class.ranks for rank in setting.measured)
@@ -269,7 +269,7 @@ def _trace_rank_classes(request: Request, setting: Setting, conditions: Conditio
     return traces
 
 
-def isolation_of(job: Job, isolation: Isolation) -> Isolation:
+def choose_isolation(job: Job, isolation: Isolation) -> Isolation:
     """Walls stand around jobs that bring code, and around no others."""
     return isolation if job.model.factory else dataclasses.replace(isolation, walls=None)
 
@@ -283,13 +283,13 @@ def _measure_ranks(
         "world_size": request.world_size,
         "code": dataclasses.asdict(conditions.isolation.code),
     }
-    walls = None if conditions.bare else isolation_of(request.job, conditions.isolation).walls
+    walls = None if conditions.bare else choose_isolation(request.job, conditions.isolation).walls
 
     def measure(places: Iterable[tuple[Any, int]]) -> dict[int, dict[str, Any]]:
         tasks = [(worker, {**asked, "rank": rank}) for worker, rank in places]
         return measuring_workers.all_answers(tasks, conditions.measuring, stop, walls)
 
-    meeting = measuring_workers.meeting_of(workers)
+    meeting = measuring_workers.find_meeting_place(workers)
     if setting.mode is Mode.REAL_PEERS and request.world_size > 1:
         asked["meeting"] = meeting
         answers = measure(zip(workers, setting.measured, strict=True))
@@ -299,10 +299,10 @@ def _measure_ranks(
             answers |= measure([(workers[0], rank)])
             if "problem" in answers[rank]:
                 break
-    return measurements_of(answers, request.ranks)
+    return collect_measurements(answers, request.ranks)
 
 
-def measurements_of(answers: Mapping[int, Mapping[str, Any]], wanted: Sequence[int]) -> dict[int, Measurement]:
+def collect_measurements(answers: Mapping[int, Mapping[str, Any]], wanted: Sequence[int]) -> dict[int, Measurement]:
     """The measurements of the wanted ranks, by rank. Raises MeasureError for the first problem, causes first.
 
     Where a rank ran out of memory, it is among them whether wanted or not, and its peers, which waited for it in vain,
@@ -352,7 +352,7 @@ def validate_here(request: Request, *, seconds: float, rehearsal: bool) -> Resul
         if rehearsal:
             options["num_gpus"] = min(processes, 64)
         # Ray does not know every GPU by name. Whether it is the job's is seen when it has been measured.
-        if kind := measuring_workers.kind_of(request.job.cluster.gpu):
+        if kind := measuring_workers.find_kind(request.job.cluster.gpu):
             options["labels"] = {measuring_workers.LABEL: kind}
     start_ray(**options)
     try:
