@@ -11,17 +11,7 @@ from fastapi.testclient import TestClient
 from planner.report.statement import Plan
 from planner.service.history.job_table import JobChange, Outcome
 from planner.service.history.store import History
-from planner.service.http.dependencies import Dependencies
-from planner.service.http.interface import interface
-from planner.settings import Settings
 from planner.units import GIB
-
-
-@pytest.fixture
-def client(history: History) -> TestClient:
-    """The whole interface; nobody plans here."""
-    plan_provider: Any = None
-    return TestClient(interface(Dependencies(settings=Settings(), history=history, plan_provider=plan_provider)))
 
 
 def test_capacity_by_team_queue_and_gpu_and_in_all(
