@@ -246,7 +246,6 @@ class TracingHandle:
 
 
 def end_tracing(application: str) -> None:
-    """Have the tracers of that application answer everybody who waits for them, within :data:`GRACE_SECONDS`."""
     try:
         handle: Any = serve.get_deployment_handle(TRACERS, application)
         handle.end.remote().result(timeout_s=GRACE_SECONDS + SLACK_SECONDS)

@@ -155,7 +155,6 @@ def _of_errors(figure: Callable[[tuple[float, ...]], float]) -> Rows:
 
 
 def _of_kinds(fields: Mapping[str, str]) -> Rows:
-    """By the last label, the figures of a row of capacity."""
     return lambda now: (
         ((row.team, row.queue, row.gpu, kind), getattr(row, field))
         for row in now.capacity
@@ -350,7 +349,6 @@ STORE_UP = Definition(
 
 
 MOST_SERIES = 200
-"""Of one counter, or histograms of one name."""
 
 
 class PlannerCollector:
@@ -380,7 +378,6 @@ class PlannerCollector:
 
 
 def exposition(history: History, accept: str = "") -> tuple[bytes, str]:
-    """The metrics in the format that the Accept header asks for (text 0.0.4, or OpenMetrics), and its media type."""
     encode, media_type = choose_encoder(accept)
     return encode(PlannerCollector(history)), media_type
 

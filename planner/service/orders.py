@@ -44,7 +44,6 @@ class RunRequest:
     folder: str = ""
     tarball: bytes = b""
     torch: str = ""
-    """The release that it runs with; empty: the service's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +99,6 @@ class WorkerResult:
     """What a worker brought to an end before it was done, or was ended for exceeding a limit."""
 
     plan: Plan | None = None
-    """With advice, if the job exceeds its GPUs and there was time for it."""
     run: ProgramStatement | None = None
     traces: Mapping[int, str] = field(default_factory=dict)
     further: tuple[int, ...] = ()
@@ -119,13 +117,11 @@ class PlanMaker(Protocol):
 
 
 def refuse_code(job: Job, settings: Settings) -> None:
-    """Raises FactoryNotAllowedError for a factory that the settings do not name, or in a folder that they do not."""
     if job.model.factory:
         _code_rules(settings).refuse_name(job.model.factory, job.model.factory_path)
 
 
 def refuse_programs(settings: Settings) -> None:
-    """Raises ProgramNotAllowedError where the settings do not let whole programs be run."""
     if not settings.programs:
         raise ProgramNotAllowedError(
             "this service runs no programs of its users",

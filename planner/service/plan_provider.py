@@ -195,7 +195,6 @@ class PlanAnswer:
     """The JSON text of the contract; empty while the plan is being made."""
     from_store: bool = False
     stored: bool = True
-    """False: the history could not be reached, so nobody else will find the plan."""
 
     @property
     def is_pending(self) -> bool:

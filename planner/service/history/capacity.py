@@ -77,7 +77,6 @@ def _rounded(count: float) -> Any:
 
 
 def capacity(database: Database, now: datetime, since: datetime | None = None) -> tuple[Capacity, ...]:
-    """By team, queue and GPU type, in that order. `since` leaves out verdicts of jobs that ended before it."""
     group = (JOBS.c.team, JOBS.c.queue, PLANS.c.gpu)
     of_plans = JOBS.join(PLANS, PLANS.c.plan_id == JOBS.c.plan_id)
     # Bytes are summed below, not in SQL: a hostile spec may claim so many that SQLite's sum would overflow.
@@ -187,7 +186,6 @@ class JobOnGpu:
     where there is less."""
     device_bytes: int
     highest_bytes: int
-    """Upper end of the interval, or what a rank told if that is more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -329,7 +327,6 @@ def _gpus_on(need: JobNeed, gpu: GpuRecord) -> float:
 
 
 def judge_on(needs: Sequence[JobNeed], gpu: GpuRecord) -> JobsOnGpu:
-    """All of the jobs, those that need most first."""
     ordered = sorted(needs, key=lambda need: (-need.least_bytes, need.system, need.job_id))
     jobs = {verdict.value: 0 for verdict in Verdict}
     counts = {verdict.value: 0.0 for verdict in Verdict}
@@ -386,8 +383,6 @@ def simulate_added_nodes(needs: Sequence[JobNeed], gpu: GpuRecord, nodes: int, g
 
 
 class _FreeGpus:
-    """What new nodes, which are all alike, have left."""
-
     def __init__(self, nodes: int, gpus_per_node: int) -> None:
         self._nodes = [0] * gpus_per_node + [nodes]
         """How many have so many GPUs left that nobody uses."""
@@ -399,7 +394,6 @@ class _FreeGpus:
         return sum(left * count for left, count in enumerate(self._nodes))
 
     def place(self, ranks: int, share: float) -> bool:
-        """Takes so much of as many GPUs, if there is room."""
         found = next((one for one in self._shared if one[0] >= share - _EVEN and one[1] >= ranks), None)
         if found is not None:
             self._shared.remove(found)

@@ -87,7 +87,6 @@ def checked_name(text: str, place: str) -> str:
 
 
 def checked_label(text: str, place: str) -> str:
-    """As :func:`checked_name`, but may be empty."""
     return checked_name(text, place) if text else text
 
 

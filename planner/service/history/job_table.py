@@ -310,7 +310,6 @@ class Jobs(Store):
             return next(iter(_read_bound_jobs(connection, [here])), None)
 
     def open(self, limit: int = 1000) -> tuple[BoundJob, ...]:
-        """At most `limit` jobs that have not ended, those told of last first."""
         with self._database.reading() as connection:
             return _read_bound_jobs(connection, [is_open(self._now())], limit)
 
@@ -321,7 +320,6 @@ class Jobs(Store):
         return {row.rank: json.loads(row.report) for row in rows if row.report}
 
     def list(self, limit: int, plan_id: str | None = None) -> tuple[JobSummary, ...]:
-        """At most `limit` jobs, those told of last first; of one plan, or of all."""
         query = (
             select(JOBS, PLANS.c.name, PLANS.c.gpu, PLANS.c.ranks, PLANS.c.verdict)
             .join(PLANS, PLANS.c.plan_id == JOBS.c.plan_id)
@@ -356,7 +354,6 @@ class Jobs(Store):
             return tuple((row.system, row.job_id, row.updated_at) for row in connection.execute(query))
 
     def active_plans(self, limit: int = MOST_ACTIVE, recently: timedelta = RECENT) -> ActivePlans:
-        """The plans of jobs that have not ended, then those used recently: at most `limit`, each newest first."""
         now = self._now()
         has_job = PLANS.c.plan_id.in_(select(JOBS.c.plan_id).where(is_open(now)))
         recent = and_(~has_job, PLANS.c.used_at >= now - recently)

@@ -122,7 +122,6 @@ class Plans(Store):
         queue: str | None = None,
         verdict: Verdict | None = None,
     ) -> tuple[PlanSummary, ...]:
-        """At most `limit` plans, newest first; `before` the moment of the last one goes on from there."""
         query = summaries().order_by(PLANS.c.stored_at.desc(), PLANS.c.plan_id).limit(limit)
         if before is not None:
             query = query.where(PLANS.c.stored_at < before)
@@ -278,7 +277,6 @@ class Failure:
 
     plan_id: str
     kind: str
-    """The name of the error's class."""
     problem: str
     allowed: str = ""
     remedy: str = ""
@@ -296,7 +294,6 @@ class Failures(Store):
             put(connection, FAILURES, to_row(failure, failed_at=now, used_at=now))
 
     def get(self, plan_id: str) -> Failure | None:
-        """The failure of that plan; its use is noted, so that retention keeps it."""
         row = self._read_one(select(FAILURES).where(FAILURES.c.plan_id == label(plan_id)))
         if row is None:
             return None

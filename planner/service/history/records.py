@@ -31,7 +31,6 @@ class Check:
     asked_at: datetime
     verdict: Verdict | None = None
     system: str = ""
-    """Which hook asked: slurm, ray, kubernetes, cli, ..."""
     name: str = ""
     team: str = ""
     queue: str = ""
@@ -239,7 +238,6 @@ class Validations(Store):
         return tuple(_validation(row) for row in self._read(query))
 
     def measured(self, limit: int) -> tuple[str, ...]:
-        """The ids of at most `limit` validations that measured on a GPU to the end, newest first."""
         query = (
             select(VALIDATIONS.c.validation_id)
             .where(VALIDATIONS.c.state == ValidationState.DONE.value, VALIDATIONS.c.gpu.not_in(("", NO_GPU)))
@@ -254,7 +252,6 @@ class Validations(Store):
         return {ValidationState(state): count for state, count in self._read(query)}
 
     def errors(self, limit: int = 1000) -> dict[tuple[str, str], tuple[float, ...]]:
-        """Errors in percent of the newest validations, by GPU and torch; the newest first."""
         query = (
             select(VALIDATIONS.c.gpu, VALIDATIONS.c.torch, VALIDATIONS.c.error_percent)
             .where(VALIDATIONS.c.state == ValidationState.DONE.value, VALIDATIONS.c.error_percent.is_not(None))
@@ -292,7 +289,6 @@ class Calibrations(Store):
             put(connection, CALIBRATIONS, to_row(stored))
 
     def current(self) -> StoredCalibration | None:
-        """The one that was put last; None if nothing was learnt yet."""
         return next(iter(self.newest(1)), None)
 
     def newest(self, limit: int = 100) -> tuple[StoredCalibration, ...]:

@@ -46,7 +46,6 @@ class Retention:
     validations: int = 10_000
     searches: int = 1_000
     calibrations: int = 100
-    """Those put last; a calibration does not age."""
 
 
 def forget(database: Database, keep: Retention, now: datetime) -> dict[str, int]:
@@ -163,15 +162,12 @@ class History:
         self._writability.probe()
 
     def capacity(self, since: datetime | None = None) -> tuple[Capacity, ...]:
-        """GPU bytes by team, queue and GPU type; `since` leaves out verdicts of jobs that ended before it."""
         return capacity(self._database, self._now(), since)
 
     def read_shared_gpus(self) -> tuple[SharedGpu, ...]:
-        """GPUs with more than one open job, and what the jobs take together."""
         return read_shared_gpus(self._database, self._now())
 
     def read_needs(self, since: datetime | None = None, limit: int = MOST_NEEDS) -> tuple[tuple[JobNeed, ...], int]:
-        """What jobs need of a GPU: those that have not ended, or ended `since`; and how many were left out."""
         return read_needs(self._database, since, limit, self._now())
 
     def forget(self, keep: Retention) -> dict[str, int]:

@@ -65,7 +65,6 @@ async def call_beside(reader: Reader[_Read], body: bytes, kind: str, remedy: str
 
 
 def load() -> None:
-    """What the server has loaded before it forks."""
     from planner.job import loading  # noqa: F401
     from planner.service.http import body_readers, job_reports  # noqa: F401
 
@@ -140,7 +139,6 @@ async def receive_job(request: Request) -> Job:
 
 
 async def receive_object(request: Request) -> dict[str, Any]:
-    """The JSON object of a body. Raises RequestError where it is none."""
     return await read_body(get_dependencies(request).bodies, read_object, await receive_content(request, JSON), JSON)
 
 

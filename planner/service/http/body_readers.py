@@ -35,7 +35,6 @@ def too_large(most_bytes: int) -> RequestError:
 
 
 def read_job(body: bytes, kind: str) -> Job:
-    """The job of a body of this media type. Raises SpecError, RequestError."""
     if kind in YAML_TYPES:
         if len(body) > LARGEST_YAML:
             error = too_large(LARGEST_YAML)
@@ -47,7 +46,6 @@ def read_job(body: bytes, kind: str) -> Job:
 
 
 def read_object(body: bytes, _: str = JSON) -> dict[str, Any]:
-    """The JSON object of a body. Raises RequestError."""
     try:
         document = read_json(_text(body), "the body", constants=False)
     except SpecError as error:
@@ -100,7 +98,6 @@ def explain_body_error(error: ValidationError, model: type[BaseModel]) -> Reques
 
 
 def _keys(model: type[BaseModel], parts: Sequence[int | str]) -> list[str]:
-    """The keys of the object in which the last part lies."""
     whole = model.model_json_schema()
     schema: Mapping[str, Any] = whole
     for part in parts[:-1]:
@@ -178,7 +175,6 @@ class SpecDocument(BaseModel):
 
 
 def read_spec_request(content: bytes, _: str = "") -> dict[str, Any]:
-    """The document that answers such a body. Raises SpecError and RequestError."""
     document = read_object(content)
     try:
         body = SpecBody.model_validate(document)

@@ -22,7 +22,6 @@ from planner.service.torch_versions import ONLY_OWN, TorchVersions
 from planner.settings import Settings
 
 MOST_WAITING = 16
-"""Long answers that may wait for their turn: each takes up to some seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +86,6 @@ def _require(request: Request, known: str, missing: str) -> None:
 
 
 def refuse_without_zone(moment: datetime | None, place: str) -> None:
-    """Raises RequestError (422) for a moment of a query without its time zone."""
     if moment is not None and moment.tzinfo is None:
         raise RequestError(422, "the moment has no time zone", allowed="such as 2026-01-31T12:00:00Z", place=place)
 

@@ -43,9 +43,7 @@ class BoundJobBody(BaseModel):
     cause: str = ""
     """Why it ran out of memory; empty where it did not, or nobody told."""
     memory: str = ""
-    """Whose memory that was: gpu or host."""
     failure: str = ""
-    """The words from which that is known."""
     beside_plan: list[str] = []
     """Of one job that ran out of GPU memory: in what its end and its plan differ."""
     lapses_at: Moment = None

@@ -190,7 +190,6 @@ class CheckAnswer(Answer):
     """One line for people, as `planner check` prints it."""
     basis: Literal["lower_bound"] | None = None
     host: CheckedHost | None = None
-    """Of a plan whose job says what main memory its nodes have; the verdict is the worse of both."""
 
 
 @check_router.post(
@@ -298,7 +297,6 @@ class Run(Answer):
     iterations: int
     rank_classes: list[dict[str, Any]]
     host: dict[str, Any] | None = None
-    """What each node holds, as in a plan."""
     assumptions: list[dict[str, Any]]
     provenance: dict[str, str]
     seconds: dict[str, float]
@@ -380,7 +378,6 @@ class Timeline(Answer):
     outside_bytes: int
     at: list[int]
     places: list[float]
-    """Where the moments lie on the width of a picture, from 0 to 1."""
     allocated_bytes: dict[str, list[int]]
     reserved_bytes: list[int]
     phases: list[dict[str, Any]]
@@ -409,7 +406,6 @@ async def timeline(
 
 
 def _plan_and_trace(deps: Dependencies, plan_id: str, rank: int) -> bytes:
-    """What body_readers.read_timeline reads."""
     text = _stored_plan(deps, plan_id)
     document = json.loads(text)
     ranks = [rank_class["representative"] for rank_class in document.get("rank_classes", ())]
@@ -436,7 +432,6 @@ class Replay(Answer):
 
     model_config = ConfigDict(extra="allow")
     conf: str
-    """PYTORCH_ALLOC_CONF of the recorded process; empty also where the snapshot does not say."""
     devices: list[dict[str, Any]]
 
 

@@ -181,7 +181,6 @@ class SharedFolder:
         self.path = str(folder)
 
     def text_of(self, written: str) -> str:
-        """The text of a file that lies within the folder, links followed. Raises SpecError where there is none."""
         try:
             descriptor = os.open(os.path.join(self.path, written), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except (OSError, ValueError):
@@ -207,7 +206,6 @@ class SharedFolder:
 
 
 def _is_open(root: Path, folder: Path) -> bool:
-    """Whether everybody may enter each folder below the root on the way to this one, and list this one."""
     way = [folder, *(parent for parent in folder.parents if parent != root and parent.is_relative_to(root))]
     try:
         return all(os.stat(step).st_mode & stat.S_IXOTH for step in way if step != root) and (
@@ -252,9 +250,7 @@ class RunBody(BaseModel):
     """The folder in which the command is started; only in a JSON body."""
     gpu: str = "H100-SXM-80GB"
     ranks: str = "auto"
-    """auto (the first two, one of the middle and the last), all, or numbers between commas."""
     steps: Annotated[int, Field(ge=0, le=MOST_STEPS)] = 0
-    """Iterations; 0: until its memory is steady."""
     strict: bool = False
     """Refuse to answer values that only the device would have."""
     host_memory: str | Annotated[int, Field(ge=0)] = ""
@@ -267,7 +263,6 @@ class RunBody(BaseModel):
 
 
 async def receive_run(request: Request, deps: Dependencies) -> RunRequest:
-    """What a request asks to be run. Raises RequestError, SpecError."""
     kind, query = media_type(request), request.query_params.multi_items()
     if kind == JSON and query:
         raise RequestError(422, "with a JSON body there is no query", allowed="its keys in the body", place="query")

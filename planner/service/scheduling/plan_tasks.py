@@ -32,7 +32,6 @@ RUN = "run"
 
 
 def make_plan(argument: tuple[Order, Isolation], answer: AnswerWriter) -> None:
-    """Trace every rank class, one after the other, judge, advise, and answer the plan and its traces."""
     order, isolation = argument
     with _code_at_fault(order.job):
         made = pipeline.plan_with_traces(order.job, order.calibration, source=TraceSource(isolation))
@@ -43,7 +42,6 @@ def make_plan(argument: tuple[Order, Isolation], answer: AnswerWriter) -> None:
 
 
 def trace_rank(argument: tuple[Job, int, Isolation], answer: AnswerWriter) -> None:
-    """Answer the trace of one rank, and which ranks of its class do otherwise."""
     job, rank, isolation = argument
     trace = TraceSource(isolation).trace_rank(job, rank)
     parts = [

@@ -24,7 +24,6 @@ MEASUREMENT, FAILURE = "measurement", "failure"
 
 
 def answer_request(request: Mapping[str, Any], answer: AnswerWriter) -> None:
-    """Measure the rank of the request and answer. Raises PlannerError for what cannot be measured."""
     try:
         measured = _measure_rank(request)
     except (PlannerError, MemoryError):

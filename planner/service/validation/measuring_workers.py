@@ -58,7 +58,6 @@ class Place:
 
 
 def read_nodes(described: Iterable[Mapping[str, Any]]) -> tuple[Node, ...]:
-    """The nodes that are alive, from what `ray.nodes()` says."""
     nodes = []
     for node in described:
         if node.get("Alive", node.get("alive")):
@@ -174,7 +173,6 @@ class MeasuringWorker:
     """The actor: it starts the measuring process and waits for it, in its main thread."""
 
     def ready(self) -> tuple[str, int]:
-        """An address at which this node can be reached, and a port that is free on it now."""
         address = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         with socket.socket() as probe:
             probe.bind(("", 0))
@@ -221,7 +219,6 @@ def start_workers(place: Place, *, wait_seconds: float, stop: threading.Event) -
 
 
 def find_meeting_place(workers: Sequence[Any]) -> str:
-    """Where the peers meet: at the first of them. Raises MeasureError if a worker does not come up."""
     try:
         ready = ray.get([worker.ready.remote() for worker in workers], timeout=_START_SECONDS)
     except RayError as lost:

@@ -64,7 +64,6 @@ def check_keys(body: Mapping[str, Any]) -> None:
 
 
 def build_request(body: Mapping[str, Any], job: Job, plan_id: str = "") -> Request:
-    """The request that a body makes for this job. Raises SpecError for ranks, a mode or a device that cannot be."""
     mesh, ranks = Mesh.of(job.parallel), body.get("ranks")
     if ranks is None:
         ranks = representatives(mesh, MOST_RANKS)
@@ -87,7 +86,6 @@ def _one_of(body: Mapping[str, Any], key: str, usual: _Choice) -> _Choice:
 
 
 def from_json(document: Mapping[str, Any]) -> Request:
-    """The request of which these are the plain values. Raises SpecError if they are not those of one."""
     return build_request(document, load_bundle(document["job"]), str(document.get("plan_id", "")))
 
 
@@ -98,7 +96,6 @@ ASKED = "request"
 
 
 def validation_json(validation: Validation, *, with_result: bool = True) -> dict[str, Any]:
-    """Plain values, keys in this order; `result` is null until there is one."""
     asked = validation.result.get(ASKED, {})
     result = {key: value for key, value in validation.result.items() if key != ASKED}
     return {

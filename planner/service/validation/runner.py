@@ -32,7 +32,6 @@ from planner.settings import Settings
 
 LEARN_SECONDS = 60.0
 STOP_SECONDS = 5.0
-"""How long those that run have to notice that they are to end."""
 _STORE_SECONDS = 120.0
 """How long a finished result is kept for a history that does not answer."""
 _PAUSE_SECONDS = 2.0
@@ -131,7 +130,6 @@ class ValidationRunner:
         return validation
 
     def close(self) -> None:
-        """End what runs; it is run again by whoever comes next."""
         self._stop.set()
         self._learn.set()
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -155,7 +153,6 @@ class ValidationRunner:
             self._learn.set()
 
     def _outcome(self, validation: Validation, request: Request) -> Validation:
-        """How it ended; as it was if it was stopped."""
 
         def running() -> None:
             self._history.validations.put(dataclasses.replace(validation, state=ValidationState.RUNNING))

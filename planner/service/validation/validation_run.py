@@ -112,7 +112,6 @@ def compare_ranks(ranks: Sequence[RankComparison], mode: str) -> Result:
 
 
 def _refuse_other_gpu(gpu: Gpu, device: DeviceFacts) -> None:
-    """By architecture or by memory; a CPU is anybody's."""
     other_arch = gpu.arch.startswith("sm_") and device.arch != gpu.arch
     other_memory = abs(device.total_bytes - gpu.total_bytes) > ALIKE * gpu.total_bytes
     if device.kind != "cpu" and (other_arch or other_memory):
@@ -170,7 +169,6 @@ class Conditions:
 
     measuring: Limits = field(default_factory=Limits)
     wait_seconds: float = 900.0
-    """How long a GPU that is there may be busy."""
     isolation: Isolation = USUAL_ISOLATION
     """Of the process in which a job's own code is traced; its walls stand around the measured step too."""
     bare: bool = False
@@ -192,7 +190,6 @@ def nodes() -> tuple[measuring_workers.Node, ...]:
 
 
 def choose_setting(request: Request, there: Sequence[measuring_workers.Node]) -> Setting:
-    """Where the request would run. Raises RefusedError if this cluster cannot."""
 
     def place(processes: int) -> Place:
         if request.device is Device.CPU:
@@ -246,7 +243,6 @@ def validate(
 
 
 def _on_cpu(request: Request, conditions: Conditions) -> bool:
-    """Whether the step runs on a CPU, whatever it was asked to be scheduled on."""
     return conditions.rehearsal or request.device is Device.CPU
 
 
