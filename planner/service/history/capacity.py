@@ -243,7 +243,7 @@ def _need(row: Row[Any], classes: Sequence[RankClassSummary], measured_bytes: in
         gpu_memory=row.gpu_memory, held_by_others_bytes=row.held_by_others_bytes,
     )  # fmt: skip
     least = min(classes, key=lambda one: one.capacity_bytes)
-    outside, fraction = least.device_bytes - least.reserved_bytes, 1.0
+    outside, fraction = least.outside_bytes, 1.0
     if planned is not None and least.capacity_bytes < cluster.capacity_bytes:
         # As planner.planning.judging.Judge has it, the other way round; to the digits that people write.
         fraction = round((least.capacity_bytes - outside) / planned.total_bytes, 9)
@@ -251,7 +251,7 @@ def _need(row: Row[Any], classes: Sequence[RankClassSummary], measured_bytes: in
         system=row.system, job_id=row.job_id, name=row.name, team=row.team, queue=row.queue, planned_gpu=row.gpu,
         ranks=row.ranks, verdict=Verdict(row.verdict), waits=row.started_at is None and row.ended_at is None,
         cluster=cluster, own_fraction=fraction, outside_bytes=outside,
-        least_bytes=max(one.allocated_bytes + one.device_bytes - one.reserved_bytes for one in classes),
+        least_bytes=max(one.least_bytes for one in classes),
         device_bytes=max(one.device_bytes for one in classes),
         highest_bytes=max(*(one.interval_bytes[1] for one in classes), measured_bytes),
     )  # fmt: skip
@@ -476,7 +476,7 @@ def _sum(uuid: str, jobs: list[tuple[str, str, str]], classes: dict[str, tuple[R
     fullest = [max(classes[plan_id], key=lambda one: one.device_bytes) for _, plan_id, _ in jobs if plan_id in classes]
     gpu = by_name(jobs[0][2])
     total = gpu.total_bytes if gpu is not None else 0
-    least = sum(one.allocated_bytes + one.device_bytes - one.reserved_bytes for one in fullest)
+    least = sum(one.least_bytes for one in fullest)
     highest = sum(one.interval_bytes[1] for one in fullest)
     return SharedGpu(
         gpu_uuid=uuid,

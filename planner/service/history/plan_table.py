@@ -71,6 +71,16 @@ class RankClassSummary:
     interval_bytes: tuple[int, int]
     at_peak: Mapping[Category, int]
 
+    @property
+    def outside_bytes(self) -> int:
+        """Outside of the allocator."""
+        return self.device_bytes - self.reserved_bytes
+
+    @property
+    def least_bytes(self) -> int:
+        """What a rank cannot do without: the allocator gives back what it holds besides."""
+        return self.allocated_bytes + self.outside_bytes
+
 
 class Plans(Store):
     def put(self, plan: Plan | ProgramStatement) -> None:
