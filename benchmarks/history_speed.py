@@ -33,7 +33,7 @@ from planner.report.statement import (
 )
 from planner.service.history import schema
 from planner.service.history.counters import Counters
-from planner.service.history.job_changes import JobChange, MeasuredRank
+from planner.service.history.job_table import JobChange, MeasuredRank
 from planner.service.history.store import History
 from planner.service.metrics import REQUEST_SECONDS, REQUESTS, exposition
 from planner.units import GIB

@@ -48,7 +48,7 @@ def measure(jobs: int = 5) -> dict[str, float]:
 
 
 async def _measured(jobs: int, folder: Path, elsewhere: Callable[[Job], float]) -> dict[str, float]:
-    from planner.service.deployments import tracers
+    from planner.service.app import tracers
     from planner.service.history.counters import Counters
     from planner.service.history.store import History
     from planner.service.plan_provider import CalibrationInUse, PlanProvider

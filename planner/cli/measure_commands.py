@@ -177,13 +177,13 @@ def run_validate(arguments: argparse.Namespace) -> int:
     refuse_without(("ray", "torch", "transformers"), extra="service", user="a validation")
     from planner.job.loading import job_on_gpu
     from planner.service.validation import validation_run
-    from planner.service.validation.requests import request_of
+    from planner.service.validation.requests import build_request
 
     body: dict[str, Any] = {"mode": arguments.mode, "device": arguments.device}
     if arguments.ranks:
         body["ranks"] = [int(part) if part.strip().isdigit() else part for part in arguments.ranks.split(",")]
     job = job_of(arguments, is_traced=False)
-    request = request_of(body, job_on_gpu(job, arguments.gpu, place="--gpu") if arguments.gpu else job)
+    request = build_request(body, job_on_gpu(job, arguments.gpu, place="--gpu") if arguments.gpu else job)
     result = validation_run.validate_here(request, seconds=arguments.seconds, rehearsal=arguments.rehearse)
     print(validation_run.format_result(result, as_json=arguments.format == "json"), end="")
     if result.problem:

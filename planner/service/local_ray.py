@@ -25,7 +25,6 @@ LONGEST_FOLDER = 16
 """Characters of the folder above: a Unix socket's name may have 107, of which Ray takes 88 and our folder 11."""
 PREFIX, LOCK = "pl", "planner.lock"
 VARIABLE = "PLANNER_INSTANCE"
-"""In the environment of every process of a service: its folder."""
 END_SECONDS = 10.0
 _log = logging.getLogger("planner.service")
 
@@ -63,7 +62,6 @@ def sweep_dead_instances() -> list[Path]:
 
 
 def end_processes(folder: Path) -> None:
-    """Kill every process of the service that has this folder, and wait until they are gone."""
     until = time.monotonic() + END_SECONDS
     while time.monotonic() < until:
         processes = [int(process.name) for process in Path("/proc").glob("[0-9]*") if _belongs(process, folder)]
@@ -76,7 +74,6 @@ def end_processes(folder: Path) -> None:
 
 
 def _parents() -> list[Path]:
-    """Where folders are made, and where they may have been made under another TMPDIR."""
     usual, other = Path(tempfile.gettempdir()), Path("/tmp")
     first = usual if len(str(usual)) <= LONGEST_FOLDER else other
     return list(dict.fromkeys([first, other]))
@@ -149,7 +146,6 @@ def environment(folder: Path, replica_ports: range) -> dict[str, str]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports on which nobody listens now, outside of those that Ray takes for its workers."""
     # By chance, so that two who look at the same moment rarely find the same.
     ports = list(itertools.islice(filter(_is_free, random.sample(SINGLE_PORTS, len(SINGLE_PORTS))), count))
     if len(ports) < count:

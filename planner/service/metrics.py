@@ -24,7 +24,7 @@ from planner.service.history import records
 from planner.service.history.capacity import Capacity
 from planner.service.history.counters import SECONDS, bound_text
 from planner.service.history.errors import HistoryError
-from planner.service.history.job_changes import NOT_TOLD, OUT_OF_MEMORY, memory_of
+from planner.service.history.job_table import NOT_TOLD, OUT_OF_MEMORY, whose_memory
 from planner.service.history.overview import Overview, overview
 from planner.service.history.plan_table import HostSummary, RankClassSummary
 from planner.service.history.records import ValidationState
@@ -155,7 +155,6 @@ def _of_errors(figure: Callable[[tuple[float, ...]], float]) -> Rows:
 
 
 def _of_kinds(fields: Mapping[str, str]) -> Rows:
-    """By the last label, the figures of a row of capacity."""
     return lambda now: (
         ((row.team, row.queue, row.gpu, kind), getattr(row, field))
         for row in now.capacity
@@ -287,7 +286,7 @@ METRICS: tuple[Definition, ...] = (
            _of_kinds({"gpu": "ran_out_gpu", "host": "ran_out_host"})),
     _define_counter("planner_jobs_out_of_memory_total", "memory cause",
                     "Jobs that ended out of memory, by whose it was (gpu, host, not_told) and by cause.",
-                    [(memory_of(cause), cause or NOT_TOLD) for cause in (*Cause, None)], OUT_OF_MEMORY),
+                    [(whose_memory(cause), cause or NOT_TOLD) for cause in (*Cause, None)], OUT_OF_MEMORY),
     # Checks and validations
     _define_counter("planner_verdicts_total", "verdict", "Verdicts given to checks.", [*Verdict], records.VERDICTS),
     _gauge("planner_checks", "verdict", "checks", "Checks in the store; pending is without a verdict so far.",
@@ -350,7 +349,6 @@ STORE_UP = Definition(
 
 
 MOST_SERIES = 200
-"""Of one counter, or histograms of one name."""
 
 
 class PlannerCollector:
@@ -380,7 +378,6 @@ class PlannerCollector:
 
 
 def exposition(history: History, accept: str = "") -> tuple[bytes, str]:
-    """The metrics in the format that the Accept header asks for (text 0.0.4, or OpenMetrics), and its media type."""
     encode, media_type = choose_encoder(accept)
     return encode(PlannerCollector(history)), media_type
 

@@ -44,7 +44,6 @@ class RunRequest:
     folder: str = ""
     tarball: bytes = b""
     torch: str = ""
-    """The release that it runs with; empty: the service's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +99,6 @@ class WorkerResult:
     """What a worker brought to an end before it was done, or was ended for exceeding a limit."""
 
     plan: Plan | None = None
-    """With advice, if the job exceeds its GPUs and there was time for it."""
     run: ProgramStatement | None = None
     traces: Mapping[int, str] = field(default_factory=dict)
     further: tuple[int, ...] = ()
@@ -119,13 +117,11 @@ class PlanMaker(Protocol):
 
 
 def refuse_code(job: Job, settings: Settings) -> None:
-    """Raises FactoryNotAllowedError for a factory that the settings do not name, or in a folder that they do not."""
     if job.model.factory:
         _code_rules(settings).refuse_name(job.model.factory, job.model.factory_path)
 
 
 def refuse_programs(settings: Settings) -> None:
-    """Raises ProgramNotAllowedError where the settings do not let whole programs be run."""
     if not settings.programs:
         raise ProgramNotAllowedError(
             "this service runs no programs of its users",
@@ -147,7 +143,7 @@ def _code_rules(settings: Settings) -> CodeRules:
     return CodeRules(settings.factory_patterns, settings.factory_folder)
 
 
-def run_order_of(
+def build_run_order(
     request: RunRequest, calibration: Calibration, settings: Settings, torches: TorchVersions = ONLY_OWN
 ) -> RunOrder:
     """The program as it is ordered. What lies in a folder may be another program tomorrow, under the same name."""
@@ -183,7 +179,7 @@ def run_order_of(
     )
 
 
-def order_of(job: Job, calibration: Calibration, torches: TorchVersions = ONLY_OWN) -> Order:
+def build_order(job: Job, calibration: Calibration, torches: TorchVersions = ONLY_OWN) -> Order:
     """The job as it is ordered; no time is lost on it: a fifth of a millisecond. Metadata are no part of the names."""
     versions = torches.nearest(job.software.torch).versions
     trace_id = identity.trace_id_of(job, versions)

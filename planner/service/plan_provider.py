@@ -30,9 +30,9 @@ from planner.service.orders import (
     PlanRefused,
     RunOrder,
     RunRequest,
-    order_of,
+    build_order,
+    build_run_order,
     refuse_code,
-    run_order_of,
 )
 from planner.service.torch_versions import ONLY_OWN, TorchVersions
 from planner.settings import Settings
@@ -195,7 +195,6 @@ class PlanAnswer:
     """The JSON text of the contract; empty while the plan is being made."""
     from_store: bool = False
     stored: bool = True
-    """False: the history could not be reached, so nobody else will find the plan."""
 
     @property
     def is_pending(self) -> bool:
@@ -245,7 +244,7 @@ class PlanProvider:
         Raises SpecError, ProgramError, TraceError and the errors of this package.
         """
         calibration = await asyncio.to_thread(self._calibration.current)
-        order = await asyncio.to_thread(run_order_of, asked, calibration, self._settings, self._torches)
+        order = await asyncio.to_thread(build_run_order, asked, calibration, self._settings, self._torches)
         made = await self._make(order, seconds, keep)
         if made is None:
             return PlanAnswer(plan_id=order.plan_id, trace_id=order.trace_id)
@@ -272,7 +271,7 @@ class PlanProvider:
         """In a thread: it reads the store, and a job may be large."""
         refuse_unplannable(job)
         refuse_code(job, self._settings)
-        order = order_of(job, self._calibration.current(), self._torches)
+        order = build_order(job, self._calibration.current(), self._torches)
         if order.runs_code:
             return order, None
         plan_id = order.plan_id

@@ -52,10 +52,10 @@ def run_serve(host: str = HOST, port: int = PORT, database: str = "") -> None:
     try:
         with _signals(ended):
             refuse_without(NEEDED, extra="service", user="the service")
-            settings = _settings_of(database)
+            settings = _read_settings(database)
             read_torch_versions(settings.torch_versions)
             if not 0 < port < 2**16:
-                raise PlannerError(f"{port} is no port", allowed="1 to 65535", place="--port")
+                raise PlannerError(f"{port} is not a port", allowed="1 to 65535", place="--port")
             from planner.service.history.store import History
 
             # The store is brought to this schema, or refused, before anything is started.
@@ -66,7 +66,7 @@ def run_serve(host: str = HOST, port: int = PORT, database: str = "") -> None:
         sys.stdout = out
 
 
-def _settings_of(database: str) -> Settings:
+def _read_settings(database: str) -> Settings:
     """What the environment says, with this database if one is named, found from wherever a replica runs."""
     settings = Settings.read({"database": database} if database else {}, os.environ)
     prefix, _, file = settings.database.partition(":///")
@@ -157,8 +157,7 @@ def _on_a_ray_that_runs(
 def _application(settings: Settings, host: str, port: int) -> Iterator[None]:
     from ray import serve
 
-    from planner.service.app import NAME, application
-    from planner.service.deployments import end_tracing
+    from planner.service.app import NAME, application, end_tracing
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     options = {"host": host, "port": port}

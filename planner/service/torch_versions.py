@@ -82,7 +82,7 @@ def _read_entry(entry: str) -> OfferedTorch:
     version, named, python = (part.strip() for part in entry.partition("="))
     minor = minor_of(version)
     if not minor or (named and not os.path.isabs(python)):
-        raise SettingError(f"{entry[:80]!r} names no torch with its Python", allowed=_ALLOWED, place=_PLACE)
+        raise _refusal(f"{entry[:80]!r} names no torch with its Python")
     if not named and minor == identity.installed_torch():
         return _own()
     try:
@@ -97,21 +97,19 @@ def _read_entry(entry: str) -> OfferedTorch:
         place = f"{_PLACE}: {error.place or entry}"
         raise SettingError(error.problem, allowed=error.allowed, remedy=error.remedy, place=place) from None
     if minor_of(torch) != minor:
-        problem = f"{python} has torch {torch}, not {minor}"
-        raise SettingError(problem, allowed=_ALLOWED, remedy=f"{minor_of(torch)}={python}", place=_PLACE)
-    return OfferedTorch(minor, python, _versions_of(python))
+        raise _refusal(f"{python} has torch {torch}, not {minor}", f"{minor_of(torch)}={python}")
+    return OfferedTorch(minor, python, _read_versions(python))
 
 
-def _versions_of(python: str) -> Mapping[str, str]:
+def _read_versions(python: str) -> Mapping[str, str]:
     """What names plans there, said by planner there. Raises SettingError for an interpreter that cannot plan."""
     try:
         words = interpreter_words(_VERSIONS, python=python, root=bring_code())
     except OSError as error:
-        raise SettingError(
+        raise _refusal(
             f"planner cannot be laid where another Python finds it: {error}",
+            "plan a job of each release while the image is built",
             allowed="a cache (XDG_CACHE_HOME) that can be written, or in which a job of that torch was planned before",
-            remedy="plan a job of each release while the image is built",
-            place=_PLACE,
         ) from None
     try:
         ended = subprocess.run(
@@ -119,24 +117,18 @@ def _versions_of(python: str) -> Mapping[str, str]:
         )
         versions: Mapping[str, str] = json.loads(ended.stdout)
     except subprocess.TimeoutExpired:
-        problem = f"{python} does not answer within {_SECONDS:g} s"
-        raise SettingError(problem, allowed=_ALLOWED, remedy="see what keeps it", place=_PLACE) from None
+        raise _refusal(f"{python} does not answer within {_SECONDS:g} s", "see what keeps it") from None
     except ValueError:
         last_line = (ended.stderr.strip().splitlines() or [f"it ended with {ended.returncode}"])[-1]
-        raise SettingError(
-            f"{python} cannot run planner: {last_line}",
-            allowed="an environment with torch, transformers and numpy",
-            remedy=f"try it: {python} -c 'import torch, transformers'",
-            place=_PLACE,
-        ) from None
+        remedy = f"try it: {python} -c 'import torch, transformers'"
+        raise _refusal(f"{python} cannot run planner: {last_line}", remedy) from None
     if versions["transformers"] == "none":
-        raise SettingError(
-            f"{python} has no transformers",
-            allowed="an environment with torch and transformers",
-            remedy=f"{python} -m pip install transformers",
-            place=_PLACE,
-        )
+        raise _refusal(f"{python} has no transformers", f"{python} -m pip install transformers")
     return versions
+
+
+def _refusal(problem: str, remedy: str = "", allowed: str = _ALLOWED) -> SettingError:
+    return SettingError(problem, allowed=allowed, remedy=remedy, place=_PLACE)
 
 
 def _number(minor: str) -> int:

@@ -17,7 +17,7 @@ from planner.admission.client import moment
 from planner.cli import main
 from planner.report.capacity_text import render_capacity
 from planner.service.history.counters import Counters
-from planner.service.history.job_changes import JobChange
+from planner.service.history.job_table import JobChange
 from planner.service.history.store import History
 
 TABLE = """\

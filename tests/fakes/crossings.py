@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from planner.admission import specs
 from planner.job import size_limits
 from planner.runtime import messages
-from planner.service.history import job_changes
+from planner.service.history import job_table
 from planner.service.http import bodies, run_requests
 from planner.service.scheduling import plan_tasks
 from planner.settings import Settings
@@ -110,8 +110,8 @@ CROSSINGS = (
     ),
     Crossing(
         "a job's report, and the log of its end",
-        "planner/service/history/job_changes.py",
-        f"{job_changes.LONGEST_REPORT:,} characters of a report, {job_changes.LONGEST_FAILURE:,} of a failure",
+        "planner/service/history/job_table.py",
+        f"{job_table.LONGEST_REPORT:,} characters of a report, {job_table.LONGEST_FAILURE:,} of a failure",
         BODIES,
     ),
     Crossing(

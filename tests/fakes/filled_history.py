@@ -9,7 +9,7 @@ from planner.events import Category, Phase
 from planner.host_events import HostCategory
 from planner.report.statement import OutsideAllocator, Peak, Plan, Provenance, RankClassStatement, Verdict
 from planner.service.history.counters import Counters
-from planner.service.history.job_changes import JobChange, MeasuredRank, Outcome
+from planner.service.history.job_table import JobChange, MeasuredRank, Outcome
 from planner.service.history.records import Check, Validation, ValidationState
 from planner.service.history.store import History
 from planner.service.metrics import (

@@ -23,11 +23,11 @@ from planner.job.loading import bundle_text, load_document, load_job
 from planner.job.schema import Job
 from planner.planning.planned_classes import refuse_unplannable
 from planner.records import to_plain
-from planner.service.history.job_changes import check_change
+from planner.service.history.job_table import check_change
 from planner.service.http.body_readers import JSON, YAML, read_job, read_object
-from planner.service.http.job_reports import change_of
+from planner.service.http.job_reports import build_change
 from planner.service.http.problems import MOST_BYTES, problem
-from planner.service.orders import order_of
+from planner.service.orders import build_order
 from planner.service.validation import requests as requests
 from planner.truth.calibration import interval as calibrations
 from planner.truth.calibration.interval import Calibration
@@ -61,12 +61,12 @@ def validation(content: bytes) -> Any:
     body = read_object(content)
     requests.check_keys(body)
     given = body.get("job", {})
-    return requests.request_of(body, load_document(given if isinstance(given, dict) else {}))
+    return requests.build_request(body, load_document(given if isinstance(given, dict) else {}))
 
 
 def report(content: bytes) -> Any:
     """A body of PUT /v1/jobs."""
-    change = change_of(read_object(content), "slurm", "4711")
+    change = build_change(read_object(content), "slurm", "4711")
     check_change("slurm", "4711", change)
     return change
 
@@ -151,7 +151,7 @@ def answer_of(reader: Reader, content: bytes) -> str:
 
 def _planned(job: Job) -> str:
     refuse_unplannable(job)
-    return order_of(job, Calibration.none()).plan_id
+    return build_order(job, Calibration.none()).plan_id
 
 
 def _of_file(content: bytes, read: Callable[[Path], Any]) -> Any:

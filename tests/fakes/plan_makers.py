@@ -19,7 +19,7 @@ from planner.planning.planned_classes import assign_ranks, parts_of_class
 from planner.report.statement import Advice, Plan, ProgramStatement, Verdict
 from planner.runtime.limits import Limit, LimitExceededError, Limits
 from planner.service.history.store import History
-from planner.service.orders import Order, RunOrder, WorkerResult, order_of
+from planner.service.orders import Order, RunOrder, WorkerResult, build_order
 from planner.service.plan_provider import LOOK_SECONDS, CalibrationInUse, PlanAnswer, PlanProvider
 from planner.service.scheduling.plan_scheduler import PlanScheduler
 from planner.service.scheduling.worker_pool import Workers
@@ -150,7 +150,7 @@ class FakeWorker:
         return None if self._pool.does is None else await self._pool.does(method)
 
     def run(self, order: RunOrder) -> WorkerResult:
-        judged = self._judged(order_of(JOB, order.calibration), {0: rank_trace.dumps(trace_of(0, self._pool.size))})
+        judged = self._judged(build_order(JOB, order.calibration), {0: rank_trace.dumps(trace_of(0, self._pool.size))})
         return WorkerResult(run=ran(order, judged))
 
     def plan(self, order: Order) -> WorkerResult:

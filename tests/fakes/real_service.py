@@ -88,16 +88,16 @@ class GroupsHere:
 
 
 class SearchesHere:
-    """What a replica has of the deployment that searches, in this process."""
+    """What a replica has of the deployment that searches, in this process: the runner on the loop that answers."""
 
-    def __init__(self, history: History, settings: Settings) -> None:
-        self._history, self._settings = history, settings
-        self.groups = GroupsHere()
+    def __init__(self, history: History, settings: Settings, groups: Any = None, workers: int = 1) -> None:
+        self._history, self._settings, self._workers = history, settings, workers
+        self.groups = groups or GroupsHere()
         self._runner: SearchRunner | None = None
 
     async def start(self, request: SearchRequest) -> dict[str, Any]:
         if self._runner is None:
-            self._runner = SearchRunner(self._history, self._settings, self.groups, self._one)
+            self._runner = SearchRunner(self._history, self._settings, self.groups, self._count_workers)
             await asyncio.to_thread(self._runner.begin)
         return search_runner.to_json(await asyncio.to_thread(self._runner.start, request))
 
@@ -110,8 +110,8 @@ class SearchesHere:
         if self._runner is not None:
             self._runner.close()
 
-    async def _one(self) -> int:
-        return 1
+    async def _count_workers(self) -> int:
+        return self._workers
 
 
 @dataclass

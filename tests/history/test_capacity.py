@@ -8,7 +8,7 @@ from typing import Any
 
 from planner.report.statement import Plan, Verdict
 from planner.service.history.capacity import COUNTS, Capacity
-from planner.service.history.job_changes import JobChange, MeasuredRank, Outcome
+from planner.service.history.job_table import JobChange, MeasuredRank, Outcome
 from planner.service.history.store import History
 from planner.truth.failures.messages import Cause
 from planner.units import GIB

@@ -9,7 +9,7 @@ import pytest
 
 from planner.report.statement import Plan
 from planner.service.history.errors import HistoryError
-from planner.service.history.job_changes import OUT_OF_MEMORY, JobChange, Outcome
+from planner.service.history.job_table import OUT_OF_MEMORY, JobChange, Outcome
 from planner.service.history.store import History
 from planner.truth.failures.messages import Cause
 

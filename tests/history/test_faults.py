@@ -70,7 +70,7 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
 def test_a_file_that_is_no_database(tmp_path: Path) -> None:
     (tmp_path / "history.db").write_text("plans, all of them" * 100)
 
-    with pytest.raises(HistoryUnavailableError, match="the file is no SQLite database"):
+    with pytest.raises(HistoryUnavailableError, match="the file is not an SQLite database"):
         History.open(f"sqlite:///{tmp_path}/history.db")
 
 

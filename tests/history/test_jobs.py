@@ -10,7 +10,7 @@ import pytest
 
 from planner.report.statement import Plan
 from planner.service.history.errors import HistoryError
-from planner.service.history.job_changes import BoundJob, JobChange, MeasuredRank, Outcome
+from planner.service.history.job_table import BoundJob, JobChange, MeasuredRank, Outcome
 from planner.service.history.store import History
 from planner.units import GIB
 
@@ -159,7 +159,7 @@ def test_a_rank_that_is_told_twice_at_once_keeps_the_higher_peak(history: Histor
 
 
 def test_a_report_is_json(history: History, plan_id: str) -> None:
-    with pytest.raises(HistoryError, match="this is no JSON value"):
+    with pytest.raises(HistoryError, match="this is not a JSON value"):
         history.jobs.bind("ray", "a", JobChange(plan_id=plan_id, reports={0: {"loss": float("nan")}}))
 
     assert history.jobs.open() == ()

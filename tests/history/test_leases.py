@@ -10,7 +10,7 @@ import pytest
 
 from planner.report.statement import Plan
 from planner.service.history.errors import HistoryError
-from planner.service.history.job_changes import JobChange, Outcome
+from planner.service.history.job_table import JobChange, Outcome
 from planner.service.history.store import History, Retention
 
 

@@ -14,7 +14,7 @@ import pytest
 from stored import get_traces, put_traces
 
 from planner.report.statement import Plan, to_json
-from planner.service.history.job_changes import JobChange, MeasuredRank, Outcome
+from planner.service.history.job_table import JobChange, MeasuredRank, Outcome
 from planner.service.history.store import History, Retention
 from planner.tracing.rank_trace import Trace
 

@@ -19,7 +19,7 @@ from planner.service.history import schema
 from planner.service.history.counters import SharedFigures
 from planner.service.history.database import Database, migrate
 from planner.service.history.errors import HistoryUnavailableError
-from planner.service.history.job_changes import JobChange
+from planner.service.history.job_table import JobChange
 from planner.service.history.records import Check, Validation, ValidationState
 from planner.service.history.schema import compact_json
 from planner.service.history.store import History

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 from planner.report.statement import Plan
-from planner.service.history.job_changes import JobChange, MeasuredRank, Outcome
+from planner.service.history.job_table import JobChange, MeasuredRank, Outcome
 from planner.service.history.store import History
 from planner.units import GIB
 

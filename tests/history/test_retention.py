@@ -11,7 +11,7 @@ from stored import get_traces, put_traces
 
 from planner.report.statement import Plan
 from planner.service.history.counters import SharedFigures
-from planner.service.history.job_changes import JobChange, MeasuredRank, Outcome
+from planner.service.history.job_table import JobChange, MeasuredRank, Outcome
 from planner.service.history.records import Check, Validation, ValidationState
 from planner.service.history.store import History, Retention
 from planner.tracing.rank_trace import Trace

@@ -9,11 +9,10 @@ import json
 import sys
 import time
 
-from stored import put_traces
-
 from planner.report.statement import from_json
-from planner.service.history.job_changes import JobChange, MeasuredRank
+from planner.service.history.job_table import JobChange, MeasuredRank
 from planner.service.history.store import History
+from planner.tracing import rank_trace
 from planner.tracing.rank_trace import Trace
 
 
@@ -23,7 +22,7 @@ def main(url: str, name: str, start: float) -> None:
     with History.open(url) as history:
         for turn in range(10):
             history.plans.put(plan)
-            put_traces(history, plan.trace_id, {0: Trace(events=()), 1: Trace(events=())})
+            history.traces.put(plan.trace_id, dict.fromkeys((0, 1), rank_trace.dumps(Trace(events=()))))
             measured = (MeasuredRank(rank=int(name), device_bytes=turn + 1),)
             history.jobs.bind(
                 "ray", "shared", JobChange(plan_id=plan.plan_id, hosts=(f"node-{name}",), measured=measured)

@@ -9,28 +9,9 @@ import pytest
 from fastapi.testclient import TestClient
 
 from planner.report.statement import Plan
-from planner.service.history.job_changes import JobChange, Outcome
+from planner.service.history.job_table import JobChange, Outcome
 from planner.service.history.store import History
-from planner.service.http.dependencies import Dependencies
-from planner.service.http.interface import interface
-from planner.settings import Settings
 from planner.units import GIB
-
-
-@pytest.fixture
-def client(history: History) -> TestClient:
-    """The whole interface; nobody plans here."""
-    plan_provider: Any = None
-    return TestClient(interface(Dependencies(settings=Settings(), history=history, plan_provider=plan_provider)))
-
-
-def test_capacity_of_an_empty_store(client: TestClient) -> None:
-    answer = client.get("/v1/capacity")
-
-    assert answer.status_code == 200
-    document = answer.json()
-    assert (document["schema"], document["rows"]) == ("planner.capacity/1", [])
-    assert set(document["totals"].values()) == {0}
 
 
 def test_capacity_by_team_queue_and_gpu_and_in_all(
@@ -86,22 +67,3 @@ def test_a_moment_that_is_none_is_said_to_be_wrong(client: TestClient, since: st
     assert answer.status_code == 422
     assert answer.headers["Content-Type"] == "application/problem+json"
     assert answer.json()["place"] == "query.since"
-
-
-def test_metrics_are_told_in_the_format_asked_for(client: TestClient) -> None:
-    plain = client.get("/metrics")
-    open_ = client.get("/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"})
-
-    assert plain.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
-    assert open_.headers["Content-Type"].startswith("application/openmetrics-text; version=1.0.0")
-    assert "planner_store_up 1.0\n" in plain.text
-
-
-def test_metrics_are_there_while_the_store_is_not(client: TestClient, history: History) -> None:
-    with history._database.writing() as connection:
-        connection.exec_driver_sql("DROP TABLE levels")
-
-    answer = client.get("/metrics")
-
-    assert answer.status_code == 200
-    assert "planner_store_up 0.0\n" in answer.text

@@ -17,7 +17,7 @@ from sqlalchemy import insert
 from planner.report.statement import Plan
 from planner.service.history import schema
 from planner.service.history.capacity import Capacity
-from planner.service.history.job_changes import JobChange, MeasuredRank
+from planner.service.history.job_table import JobChange, MeasuredRank
 from planner.service.history.overview import OTHER, Bounds, overview
 from planner.service.history.store import History
 from planner.service.metrics import METRICS, STORE_UP, Kind, exposition, table

@@ -18,21 +18,12 @@ from planner.planning.planned_classes import assign_ranks
 from planner.planning.trace_source import TraceSource
 from planner.report.statement import Plan, Verdict
 from planner.service.history.capacity import capacity_on, simulate_added_nodes, verdict_on
-from planner.service.history.job_changes import JobChange, Outcome
+from planner.service.history.job_table import JobChange, Outcome
 from planner.service.history.store import History
-from planner.service.http.dependencies import Dependencies
-from planner.service.http.interface import interface
-from planner.settings import Settings
 from planner.truth.calibration.interval import Calibration
 from planner.units import GIB
 
 SMALL, LARGE = "A100-SXM-40GB", "H100-SXM-80GB"
-
-
-@pytest.fixture
-def client(history: History) -> TestClient:
-    plan_provider: Any = None
-    return TestClient(interface(Dependencies(settings=Settings(), history=history, plan_provider=plan_provider)))
 
 
 def sized(plan: Plan, device: int) -> Plan:

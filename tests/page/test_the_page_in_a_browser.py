@@ -20,7 +20,7 @@ from torch.distributed.pipelining.schedules import Schedule1F1B, ScheduleGPipe
 from planner.job.loading import load_bundle
 from planner.report.plan_text import step_sentence
 from planner.report.style import size
-from planner.service.history.job_changes import JobChange, MeasuredRank
+from planner.service.history.job_table import JobChange, MeasuredRank
 
 TINY = """\
 metadata: {{name: {name}}}
@@ -378,22 +378,6 @@ def test_history_sets_predicted_beside_measured(page: Browser, service: RealServ
     assert shown_verdict(page, "measured") == "It fits measured"
 
 
-def test_history_says_what_the_fullest_rank_takes(page: Browser, service: RealService) -> None:
-    spec = TINY.format(name="uneven", batch=1).replace("gpus_per_node: 1", "gpus_per_node: 2")
-    spec = spec.replace("layers: 2, hidden: 64", "layers: 5, hidden: 512")
-    spec = spec.replace("train: {", "train: {gradient_accumulation_steps: 4, ") + "parallel: {pp: {degree: 2}}\n"
-    plan_spec(page, "uneven", spec=spec)
-    shown_verdict(page, "uneven")
-    classes = service.history.plans.rank_classes(page.text(".about a"))
-    page.click('nav a[href="#history"]')
-
-    rows = page.find("section[aria-label=Plans]").find_elements("css selector", "tbody tr")
-    (row,) = [each.text for each in rows if each.text.startswith("uneven")]
-    taken = {each.device_bytes for each in classes}
-    assert len(taken) == 2
-    assert f"{size(max(taken))} {size(classes[0].capacity_bytes)}" in row
-
-
 def test_what_is_written_into_a_field_is_seen_whole(page: Browser) -> None:
     page.find("#gpu option[value='T4-16GB']")
     page.click('nav a[href="#snapshot"]')
@@ -473,8 +457,11 @@ def test_the_order_of_a_pipeline_is_torchs(page: Browser, schedule: str, kind: A
     assert found == wanted
 
 
-def test_a_pipeline_shows_each_of_its_places_and_how_long_it_idles(page: Browser, service: RealService) -> None:
+def test_a_pipeline_shows_its_places_how_long_it_idles_and_in_the_history_its_fullest_rank(
+    page: Browser, service: RealService
+) -> None:
     spec = TINY.format(name="pipeline", batch=1).replace("gpus_per_node: 1", "gpus_per_node: 2")
+    spec = spec.replace("layers: 2, hidden: 64", "layers: 5, hidden: 512")
     spec = spec.replace("train: {", "train: {gradient_accumulation_steps: 4, ") + "parallel: {pp: {degree: 2}}\n"
     plan_spec(page, "pipeline", spec=spec)
     shown_verdict(page, "pipeline")
@@ -486,7 +473,13 @@ def test_a_pipeline_shows_each_of_its_places_and_how_long_it_idles(page: Browser
     rows = [each.text for each in section.find_elements("css selector", "tbody tr")]
     classes = service.history.plans.rank_classes(page.text(".about a"))
     assert [row.split()[:3] for row in rows] == [["0", "0", "2"], ["1", "1", "1"]]
-    assert all(size(each.device_bytes) in row for each, row in zip(classes, rows, strict=True))
+    taken = [each.device_bytes for each in classes]
+    assert all(size(each) in row for each, row in zip(taken, rows, strict=True))
+    page.click('nav a[href="#history"]')
+    plans = page.find("section[aria-label=Plans]").find_elements("css selector", "tbody tr")
+    (row,) = [each.text for each in plans if each.text.startswith("pipeline")]
+    assert len(set(taken)) == 2
+    assert f"{size(max(taken))} {size(classes[0].capacity_bytes)}" in row
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])

@@ -14,7 +14,7 @@ from planner.job.schema import Allocator, Cluster, DataLoader, Decoder, Gpu, Job
 from planner.planning import identity
 from planner.planning.job_plan import plan_job
 from planner.planning.trace_source import TraceCache
-from planner.service.orders import order_of
+from planner.service.orders import build_order
 from planner.truth.calibration.interval import Calibration
 from planner.units import GIB
 
@@ -43,7 +43,7 @@ UNTRACED = {
 def ids(job: Job = JOB) -> dict[str, str]:
     return {
         "trace": identity.trace_id_of(job),
-        "plan": order_of(job, NONE).plan_id,
+        "plan": build_order(job, NONE).plan_id,
         "search": identity.search_scope(NONE),
     }
 
@@ -107,7 +107,7 @@ def test_another_catalog_is_another_plan_of_the_same_trace(monkeypatch: pytest.M
 
 
 def test_a_plan_says_the_number_of_answers_and_the_ids_by_which_it_was_ordered() -> None:
-    made, order = plan_job(JOB, NONE).plan, order_of(JOB, NONE)
+    made, order = plan_job(JOB, NONE).plan, build_order(JOB, NONE)
 
     assert (made.plan_id, made.trace_id) == (order.plan_id, order.trace_id)
     assert made.provenance.allocator_rules == str(identity.ANSWERS)

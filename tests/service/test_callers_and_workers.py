@@ -21,7 +21,7 @@ from planner.service.errors import (
     WorkerLostError,
 )
 from planner.service.metrics import JOBS_REFUSED, TRACE_RETRIES
-from planner.service.orders import PlanRefused, WorkerResult, order_of
+from planner.service.orders import PlanRefused, WorkerResult, build_order
 from planner.service.scheduling.worker_pool import WorkerDiedError
 from planner.truth.calibration.interval import Calibration
 from planner.units import GIB
@@ -233,7 +233,7 @@ async def test_a_trace_that_takes_too_much_memory_is_ended(stack: ServiceStack) 
 async def test_a_plan_whose_advice_takes_too_long_goes_without(stack: ServiceStack) -> None:
     async def ends_before_advice(_: str) -> WorkerResult:
         (worker,) = stack.pool.workers
-        order = order_of(JOB, Calibration.none())
+        order = build_order(JOB, Calibration.none())
         exceeded = LimitExceededError(Limit.SECONDS, Limits(seconds=0.2), 0.2)
         return WorkerResult(plan=worker.plan(order).plan, exceeded=exceeded)
 

@@ -23,7 +23,7 @@ import pytest
 
 from planner.errors import PlannerError
 from planner.service import front_proxy as front_proxy_module
-from planner.service.front_proxy import front_proxy, haproxy, listener
+from planner.service.front_proxy import front_proxy, listener
 from planner.service.local_ray import free_port_range, free_ports
 
 Eventually = Callable[..., Any]
@@ -303,9 +303,3 @@ def test_a_port_that_is_taken_is_refused_with_a_remedy() -> None:
 
     assert f"nothing can listen on 127.0.0.1:{port}" in refused.value.problem
     assert "--port" in refused.value.remedy
-
-
-def test_haproxy_is_what_came_with_ray() -> None:
-    said = subprocess.run([haproxy(), "-v"], capture_output=True, text=True, timeout=30, check=True)
-
-    assert said.stdout.startswith("HAProxy version 2.")

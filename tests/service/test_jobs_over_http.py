@@ -11,7 +11,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from planner.report.statement import Plan
-from planner.service.history.job_changes import Outcome
+from planner.service.history.job_table import Outcome
 from planner.service.history.store import History
 from planner.service.http.openapi import EXAMPLE_JOB
 from planner.truth.measuring.memory_report import report_memory

@@ -252,7 +252,7 @@ def test_a_large_report_of_a_job_is_read_in_another_process(
     def never(*_: Any) -> None:
         raise AssertionError("it is read on the event loop")
 
-    monkeypatch.setattr(job_reports, "change_of", never)
+    monkeypatch.setattr(job_reports, "build_change", never)
     history.plans.put(example_plan)
     report = {"rank": 0, "out_of_memory": "CUDA out of memory. Tried to allocate " * 2000}
     answer = asgi().put("/v1/jobs/slurm/7", json={"plan_id": example_plan.plan_id, "ranks": [report]})

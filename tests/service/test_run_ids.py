@@ -9,7 +9,7 @@ import pytest
 
 from planner.job.schema import Gpu
 from planner.planning import identity
-from planner.service.orders import RunRequest, run_order_of
+from planner.service.orders import RunRequest, build_run_order
 from planner.service.torch_versions import OfferedTorch, TorchVersions
 from planner.settings import Settings
 from planner.tracing.program.launch_line import parse
@@ -24,7 +24,7 @@ SETTINGS = Settings()
 
 
 def id_of(request: RunRequest = REQUEST, settings: Settings = SETTINGS) -> str:
-    return run_order_of(request, Calibration.none(), settings).plan_id
+    return build_run_order(request, Calibration.none(), settings).plan_id
 
 
 @pytest.mark.parametrize(
@@ -57,8 +57,8 @@ def test_another_torch_that_runs_it_is_another_run() -> None:
     offered = TorchVersions((OfferedTorch("2.6", "/nowhere/python", {**identity.every_version(), "torch": "2.6.0"}),))
     asked = replace(REQUEST, torch="2.6")
 
-    assert run_order_of(asked, Calibration.none(), SETTINGS, offered).plan_id != id_of(asked)
-    assert run_order_of(REQUEST, Calibration.none(), SETTINGS, offered).plan_id == id_of()
+    assert build_run_order(asked, Calibration.none(), SETTINGS, offered).plan_id != id_of(asked)
+    assert build_run_order(REQUEST, Calibration.none(), SETTINGS, offered).plan_id == id_of()
 
 
 def test_other_answers_are_another_run(monkeypatch: pytest.MonkeyPatch) -> None:

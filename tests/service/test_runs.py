@@ -146,9 +146,9 @@ def test_a_file_that_the_command_names_is_read_from_the_programs_files_only(tmp_
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"no tarball at all", "the body is no tarball"),
-        (gzip.compress(b"neither"), "the body is no tarball"),
-        (tarball({"t.py": b"1"})[:40], "the body is no tarball"),
+        (b"no tarball at all", "the body cannot be read as a tarball"),
+        (gzip.compress(b"neither"), "the body cannot be read as a tarball"),
+        (tarball({"t.py": b"1"})[:40], "the body cannot be read as a tarball"),
         (tarball({}), "the tarball is empty"),
         (tarball({"/etc/passwd": b"x"}), "leaves the tarball"),
         (tarball({"a/../../b": b"x"}), "leaves the tarball"),

@@ -18,7 +18,7 @@ from planner.runtime.limits import Limit, Limits
 from planner.service.errors import TraceLimitError, WorkerLostError
 from planner.service.history.store import History
 from planner.service.metrics import TRACE_RETRIES
-from planner.service.orders import PlanMade, order_of
+from planner.service.orders import PlanMade, build_order
 from planner.service.plan_provider import CalibrationInUse, PlanProvider
 from planner.service.scheduling.plan_scheduler import PlanScheduler
 from planner.service.scheduling.tracing_worker import TracingWorker
@@ -50,7 +50,7 @@ def test_a_trace_that_takes_too_much_memory_is_ended() -> None:
 
 @pytest.mark.usefixtures("ray_session")
 def test_killed_in_the_middle_and_past_its_limit_it_is_replaced_and_every_job_answered(tmp_path: Path) -> None:
-    from planner.service.deployments import tracers
+    from planner.service.app import tracers
 
     async def process_at_work(made: PlanScheduler) -> int:
         while made.levels()["busy"] == 0:
@@ -116,10 +116,10 @@ class HandOfTracers:
 
 @pytest.mark.usefixtures("ray_session")
 def test_a_replica_asks_once_more_where_the_tracers_died_within_the_time_that_is_left() -> None:
-    from planner.service.deployments import TracingHandle
+    from planner.service.app import TracingHandle
 
     hand: Any = HandOfTracers(deaths=1)
-    found = asyncio.run(TracingHandle(hand).make(order_of(DECODER, Calibration.none()), 10.0, keep=False))
+    found = asyncio.run(TracingHandle(hand).make(build_order(DECODER, Calibration.none()), 10.0, keep=False))
 
     assert found == PlanMade(text="{}")
     assert hand.asked[0] == pytest.approx(10.0, abs=0.01)
@@ -128,19 +128,19 @@ def test_a_replica_asks_once_more_where_the_tracers_died_within_the_time_that_is
 
 @pytest.mark.usefixtures("ray_session")
 def test_a_replica_gives_up_where_the_tracers_died_twice() -> None:
-    from planner.service.deployments import TracingHandle
+    from planner.service.app import TracingHandle
 
     hand: Any = HandOfTracers(deaths=2)
     with pytest.raises(WorkerLostError):
-        asyncio.run(TracingHandle(hand).make(order_of(DECODER, Calibration.none()), None, keep=False))
+        asyncio.run(TracingHandle(hand).make(build_order(DECODER, Calibration.none()), None, keep=False))
 
 
 @pytest.mark.usefixtures("ray_session")
 def test_a_caller_that_goes_is_told_to_the_tracers() -> None:
-    from planner.service.deployments import TracingHandle
+    from planner.service.app import TracingHandle
 
     async def story(handle: TracingHandle) -> None:
-        asked = asyncio.create_task(handle.make(order_of(DECODER, Calibration.none()), None, keep=False))
+        asked = asyncio.create_task(handle.make(build_order(DECODER, Calibration.none()), None, keep=False))
         await asyncio.sleep(0)
         asked.cancel()
         with pytest.raises(asyncio.CancelledError):

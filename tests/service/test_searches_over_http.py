@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import httpx
 import pytest
+from real_service import SearchesHere
 from starlette.testclient import TestClient
 
 from planner.job.bound.lower_bound import lower_bound
@@ -22,8 +23,6 @@ from planner.service.history.store import History
 from planner.service.http.dependencies import Dependencies
 from planner.service.http.interface import interface
 from planner.service.http.openapi import EXAMPLE_JOB
-from planner.service.scheduling import search_runner
-from planner.service.scheduling.search_runner import SearchRunner
 from planner.settings import Settings
 from planner.units import MIB
 
@@ -70,28 +69,6 @@ def exact(job: Job) -> Exact:
     )  # fmt: skip
 
 
-class SearchesHere:
-    """What a replica has of the deployment, in this process: the runner on the loop that answers."""
-
-    def __init__(self, history: History, settings: Settings, tracers: SupposedTracers) -> None:
-        self.history, self.settings, self.tracers = history, settings, tracers
-        self.runner: SearchRunner | None = None
-
-    async def start(self, request: Any) -> dict[str, Any]:
-        if self.runner is None:
-            self.runner = SearchRunner(self.history, self.settings, self.tracers, self.two)
-            await asyncio.to_thread(self.runner.begin)
-        return search_runner.to_json(await asyncio.to_thread(self.runner.start, request))
-
-    async def cancel(self, search_id: str) -> dict[str, Any] | None:
-        assert self.runner is not None
-        found = await asyncio.to_thread(self.runner.cancel, search_id)
-        return None if found is None else search_runner.to_json(found)
-
-    async def two(self) -> int:
-        return 2
-
-
 @pytest.fixture
 def tracers() -> SupposedTracers:
     return SupposedTracers()
@@ -103,8 +80,7 @@ def searching(history: History, tracers: SupposedTracers) -> Iterator[Clients]:
     found = Clients(history, tracers)
     yield found
     for each in found.runners:
-        if each.runner is not None:
-            each.runner.close()
+        each.close()
     for client in found.opened:
         client.__exit__(None, None, None)
 
@@ -117,7 +93,7 @@ class Clients:
 
     def __call__(self, **settings: Any) -> TestClient:
         known = Settings(**settings)
-        self.runners.append(SearchesHere(self.history, known, self.tracers))
+        self.runners.append(SearchesHere(self.history, known, self.tracers, workers=2))
         dependencies = Dependencies(
             settings=known, history=self.history, plan_provider=cast(Any, None), searches=self.runners[-1]
         )
@@ -220,7 +196,7 @@ def test_what_a_service_that_ended_had_begun_goes_on_when_it_is_asked_for_and_wh
     eventually(first, begun, lambda each: each["state"] == "running")
     waiting = ask(first, wait=0, top=3, objective="memory").headers["Location"]
 
-    searching.runners[0].runner.close()
+    searching.runners[0].close()
     left = eventually(last, begun, lambda each: each["state"] == "stopped")
     tracers.most = 1_000
     ask(last, top=1, objective="memory")  # its runner settles what the first has left

@@ -42,7 +42,7 @@ def test_a_port_in_use_is_said_at_once() -> None:
     ("database", "said"),
     [
         ("sqlite:////nowhere/at/all.sqlite", "cannot be opened"),
-        ("oracle://x", "is no database that is supported"),
+        ("oracle://x", "is not a supported database"),
         ("sqlite://", "in memory"),
     ],
 )

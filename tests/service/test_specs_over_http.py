@@ -60,7 +60,7 @@ def test_values_are_set_in_a_job_as_on_the_command_line(asgi: Asgi) -> None:
         ({"model": "gpt2", "word": {}}, "word", "there is no key 'word'"),
         ({"job": EXAMPLE_JOB, "set": {"train.micro_batch": 1}}, "train.micro_batch", "unknown key `micro_batch`"),
         ({"job": EXAMPLE_JOB, "set": {"model.hf_config": "/x.json"}}, "model.hf_config", "model.hf_config is the path"),
-        ({"job": EXAMPLE_JOB, "set": {"train..x": 1}}, "set", "'train..x' is no key"),
+        ({"job": EXAMPLE_JOB, "set": {"train..x": 1}}, "set", "'train..x' is not a key"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_said_with_its_place(asgi: Asgi, body: dict[str, Any], place: str, problem: str) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 from planner.job.loading import load_job
 from planner.report.statement import to_json
 from planner.runtime.limits import Limits
-from planner.service.orders import WorkerResult, order_of
+from planner.service.orders import WorkerResult, build_order
 from planner.service.scheduling.tracing_worker import TracingWorker
 from planner.tracing.isolated import Isolation
 from planner.truth.calibration.interval import Calibration
@@ -98,7 +98,7 @@ def shuffled_twice(names: list[str], chance: random.Random) -> list[str]:
 
 
 def planned_by(worker: TracingWorker, number: int, file: Path) -> str:
-    found = worker.plan(number + 1, order_of(load_job(file), Calibration.none()), 300.0)
+    found = worker.plan(number + 1, build_order(load_job(file), Calibration.none()), 300.0)
     assert isinstance(found, WorkerResult), found
     assert found.plan is not None, found
     return without_seconds(to_json(found.plan))

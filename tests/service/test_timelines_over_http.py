@@ -13,7 +13,7 @@ from stored import put_traces
 from planner.job.loading import load_document
 from planner.planning.job_plan import PlanningResult, plan_job
 from planner.report.statement import Plan
-from planner.service.history.job_changes import JobChange, MeasuredRank
+from planner.service.history.job_table import JobChange, MeasuredRank
 from planner.service.history.store import History
 from planner.service.http.openapi import EXAMPLE_JOB
 

@@ -104,7 +104,7 @@ def test_what_was_measured_is_listed(client: httpx.Client) -> None:
         ({"plan_id": "pl-" + "a" * 26}, 404, "there is no plan 'pl-aaaaaaaaaaaaaaaaaaaaaaaaaa'"),
         ({"plan_id": 7}, 404, "there is no plan '7'"),
         ({}, 422, "a validation is of one thing"),
-        ({"job": SMALL, "device": "tpu"}, 422, "'tpu' is no device"),
+        ({"job": SMALL, "device": "tpu"}, 422, "'tpu' is not a device"),
         ({"job": SMALL, "ranks": [1]}, 422, "1 cannot be one of the ranks"),
         ({"job": []}, 422, "the job is no object"),
         ({"job": SMALL, "seconds": 1}, 422, "there is no key `seconds`"),

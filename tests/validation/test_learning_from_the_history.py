@@ -16,7 +16,7 @@ from planner.job.schema import Allocator, Job
 from planner.planning.job_plan import plan_from_traces
 from planner.planning.judging import RankTrace
 from planner.report.statement import Plan, ProgramStatement
-from planner.service.history.job_changes import JobChange, MeasuredRank
+from planner.service.history.job_table import JobChange, MeasuredRank
 from planner.service.history.records import Validation, ValidationState
 from planner.service.history.store import History
 from planner.service.validation.calibration_learning import CalibrationLearner, learn_calibration

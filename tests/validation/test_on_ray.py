@@ -18,7 +18,7 @@ from planner.job.schema import Gpu, Job
 from planner.runtime.limits import Limits
 from planner.service.validation import measuring_workers, validation_run
 from planner.service.validation.measuring_workers import RefusedError, StoppedError, place_on_gpus
-from planner.service.validation.requests import Request, request_of
+from planner.service.validation.requests import Request, build_request
 from planner.service.validation.validation_run import Conditions
 from planner.tracing.isolated import Isolation
 from planner.units import GIB
@@ -35,7 +35,7 @@ def conditions(seconds: float = 120.0, wait_seconds: float = 30.0, *, rehearsal:
 
 
 def on_cpu(job: Job, **body: Any) -> Request:
-    return request_of({"device": "cpu", **body}, job)
+    return build_request({"device": "cpu", **body}, job)
 
 
 def free_gpus() -> float:
@@ -71,7 +71,7 @@ def measuring_processes() -> list[int]:
 def test_two_ranks_on_pretended_gpus_go_the_way_of_real_ones(job: MakeJob) -> None:
     """A placement group of two GPUs by their label, a process group among the two measuring processes."""
     during: list[float] = []
-    request = request_of({"mode": "real_peers", "ranks": [0, 1]}, job(ranks=2))
+    request = build_request({"mode": "real_peers", "ranks": [0, 1]}, job(ranks=2))
 
     def validated() -> Any:
         return validation_run.validate(request, conditions(rehearsal=True), running=lambda: during.append(free_gpus()))
@@ -92,14 +92,14 @@ def test_a_gpu_that_the_cluster_lacks_is_refused_before_anything_is_traced(job: 
     other = Gpu(name="B200-SXM-180GB", total_bytes=182631 * 2**20, arch="sm_100")
     began = time.monotonic()
     with pytest.raises(RefusedError, match="what is there: 2 x H100"):
-        validation_run.validate(request_of({}, job(gpu=other)), conditions())
+        validation_run.validate(build_request({}, job(gpu=other)), conditions())
     assert time.monotonic() - began < 2
 
 
 def test_more_real_peers_than_gpus_are_refused_and_auto_goes_without_them(job: MakeJob) -> None:
     with pytest.raises(RefusedError, match="8 GPUs of the kind H100-SXM-80GB"):
-        validation_run.setting_of(request_of({"mode": "real_peers"}, job(ranks=8)), validation_run.nodes())
-    auto = validation_run.setting_of(request_of({}, job(ranks=8)), validation_run.nodes())
+        validation_run.choose_setting(build_request({"mode": "real_peers"}, job(ranks=8)), validation_run.nodes())
+    auto = validation_run.choose_setting(build_request({}, job(ranks=8)), validation_run.nodes())
     assert (auto.mode.value, len(auto.place.bundles), auto.measured) == ("absent_peers", 1, (0,))
 
 

@@ -15,9 +15,9 @@ from planner.service.validation.measuring_workers import (
     Place,
     RefusedError,
     format_nodes,
-    nodes_of,
     place_on_cpus,
     place_on_gpus,
+    read_nodes,
 )
 
 
@@ -32,7 +32,7 @@ def described(resources: dict[str, float], labels: dict[str, str] | None = None,
 
 
 def test_a_node_has_the_kind_that_its_label_says_or_else_its_resource() -> None:
-    nodes = nodes_of(
+    nodes = read_nodes(
         [
             described({"CPU": 8.0, "GPU": 4.0, "accelerator_type:H100": 1.0}, {LABEL: "H100"}),
             described({"CPU": 8.0, "GPU": 2.0, "accelerator_type:A100": 1.0}),

@@ -15,7 +15,7 @@ from planner.job.overhead import outside_of
 from planner.job.schema import Job
 from planner.planning.job_plan import plan_from_traces
 from planner.planning.judging import RankTrace
-from planner.service.validation.rank_comparison import RankComparison, compare_ranks
+from planner.service.validation.validation_run import RankComparison, compare_ranks
 from planner.tracing.rank_trace import Trace
 from planner.truth.measuring.measurement_lines import (
     DeviceFacts,

@@ -11,33 +11,33 @@ from planner.errors import SpecError
 from planner.job.schema import Job
 from planner.records import to_plain
 from planner.runtime.walls import Walls
-from planner.service.validation.requests import Device, Mode, Request, check_keys, from_json, request_of
-from planner.service.validation.validation_run import isolation_of
+from planner.service.validation.requests import Device, Mode, Request, build_request, check_keys, from_json
+from planner.service.validation.validation_run import choose_isolation
 from planner.tracing.isolated import Isolation
 
 MakeJob = Callable[..., Job]
 
 
 def test_what_is_not_said_is_one_rank_of_each_class_on_a_gpu(job: MakeJob) -> None:
-    assert request_of({}, job(ranks=4)) == Request(
+    assert build_request({}, job(ranks=4)) == Request(
         job=job(ranks=4), ranks=(0,), mode=Mode.AUTO, device=Device.CUDA, plan_id=""
     )
 
 
 def test_a_request_comes_back_as_it_was_written(job: MakeJob) -> None:
-    asked = request_of({"ranks": [1, 0], "mode": "real_peers", "device": "cpu"}, job(ranks=2), "pl-x")
+    asked = build_request({"ranks": [1, 0], "mode": "real_peers", "device": "cpu"}, job(ranks=2), "pl-x")
     assert from_json(to_plain(asked)) == asked
 
 
 @pytest.mark.parametrize(
     ("body", "problem", "place"),
     [
-        ({"mode": "fast"}, "'fast' is no mode", "mode"),
-        ({"mode": ["auto"]}, "\"['auto']\" is no mode", "mode"),
-        ({"device": "tpu"}, "'tpu' is no device", "device"),
-        ({"ranks": 1}, "these are no ranks", "ranks"),
-        ({"ranks": []}, "these are no ranks", "ranks"),
-        ({"ranks": list(range(17))}, "these are no ranks", "ranks"),
+        ({"mode": "fast"}, "'fast' is not a mode", "mode"),
+        ({"mode": ["auto"]}, "\"['auto']\" is not a mode", "mode"),
+        ({"device": "tpu"}, "'tpu' is not a device", "device"),
+        ({"ranks": 1}, "ranks must be a list of ranks", "ranks"),
+        ({"ranks": []}, "ranks must be a list of ranks", "ranks"),
+        ({"ranks": list(range(17))}, "ranks must be a list of ranks", "ranks"),
         ({"ranks": [4]}, "4 cannot be one of the ranks", "ranks"),
         ({"ranks": [-1]}, "-1 cannot be one of the ranks", "ranks"),
         ({"ranks": [0, 0]}, "0 cannot be one of the ranks", "ranks"),
@@ -47,7 +47,7 @@ def test_a_request_comes_back_as_it_was_written(job: MakeJob) -> None:
 )
 def test_what_cannot_be_is_said(body: dict[str, Any], problem: str, place: str, job: MakeJob) -> None:
     with pytest.raises(SpecError) as said:
-        request_of(body, job(ranks=4))
+        build_request(body, job(ranks=4))
     assert (said.value.problem, said.value.place) == (problem, place)
 
 
@@ -67,5 +67,5 @@ def test_it_is_of_a_plan_or_of_a_job(body: dict[str, Any], problem: str) -> None
 
 def test_code_that_a_job_brings_is_run_behind_walls_and_no_other(job: MakeJob, strange: MakeJob) -> None:
     walled = Isolation(walls=Walls(readable=("/models",)))
-    assert isolation_of(job(), walled).walls is None
-    assert isolation_of(strange("nothing"), walled).walls == Walls(readable=("/models",))
+    assert choose_isolation(job(), walled).walls is None
+    assert choose_isolation(strange("nothing"), walled).walls == Walls(readable=("/models",))

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import signal
-import subprocess
-import sys
-import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +20,6 @@ from planner.truth.measuring import measurement_lines
 from planner.units import GIB, MIB
 
 MakeJob = Callable[..., Job]
-ROOT = Path(__file__).parents[2]
 
 
 def measured(job: Job, *, seconds: float = 60.0, memory_bytes: int = 4 * GIB) -> dict[str, Any]:
@@ -33,19 +27,19 @@ def measured(job: Job, *, seconds: float = 60.0, memory_bytes: int = 4 * GIB) ->
     return measuring_process.run(request, Limits(seconds=seconds, memory_bytes=memory_bytes))
 
 
-PARENT, SESSION = 1, 3
-"""Fields of /proc/PID/stat after the command's name."""
+SESSION = 3
+"""The field of /proc/PID/stat after the command's name."""
 
 
-def alive_with(field: int, value: int) -> list[int]:
-    """Processes of this machine that are not gone: the children of one, or those of its session."""
+def alive_in_session(leader: int) -> list[int]:
+    """Processes of this machine that are not gone, of the session of one of them."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = stat.read_text().rpartition(")")[2].split()
         except OSError:
             continue
-        if int(fields[field]) == value and fields[0] != "Z":
+        if int(fields[SESSION]) == leader and fields[0] != "Z":
             found.append(int(stat.parent.name))
     return found
 
@@ -91,8 +85,8 @@ class Clock:
         time.sleep(seconds)
 
     def look(self, child: int) -> Usage:
-        if len(alive_with(SESSION, child)) == 2:  # and the one that it has started
-            self.hung = alive_with(SESSION, child)
+        if len(alive_in_session(child)) == 2:  # and the one that it has started
+            self.hung = alive_in_session(child)
         return Usage(0, 0)
 
 
@@ -129,38 +123,6 @@ def test_what_torch_lacks_of_a_job_is_said_as_everywhere(strange: MakeJob) -> No
 
 def test_it_has_the_allocators_settings_of_the_job_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync")
-    here = measuring_process.environment_of("expandable_segments:True")
+    here = measuring_process.build_environment("expandable_segments:True")
     assert here["PYTORCH_ALLOC_CONF"] == here["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
-    assert "PYTORCH_CUDA_ALLOC_CONF" not in measuring_process.environment_of("")
-
-
-def test_it_ends_when_the_one_that_watches_is_killed(strange: MakeJob, tmp_path: Path) -> None:
-    program = tmp_path / "watcher.py"
-    program.write_text(
-        textwrap.dedent(
-            f"""
-            import json, sys
-            sys.path.insert(0, {str(ROOT)!r})
-            from planner.runtime.limits import Limits
-            from planner.service.validation import measuring_process
-            measuring_process.run(json.load(sys.stdin), Limits(seconds=60))
-            """
-        )
-    )
-    request = {"job": bundle(strange("sleep")), "rank": 0, "world_size": 1, "device": "cpu", "code": {"patterns": None}}
-    watcher = subprocess.Popen([sys.executable, str(program)], stdin=subprocess.PIPE, text=True)
-    assert watcher.stdin is not None
-    watcher.stdin.write(json.dumps(request))
-    watcher.stdin.close()
-    children: list[int] = []
-    until = time.monotonic() + 60
-    while not children and time.monotonic() < until:
-        children = alive_with(PARENT, watcher.pid)
-        time.sleep(0.05)
-    time.sleep(1.0)
-    watcher.send_signal(signal.SIGKILL)
-    watcher.wait()
-    until = time.monotonic() + 10
-    while os.path.exists(f"/proc/{children[0]}") and time.monotonic() < until:
-        time.sleep(0.05)
-    assert not os.path.exists(f"/proc/{children[0]}")
+    assert "PYTORCH_CUDA_ALLOC_CONF" not in measuring_process.build_environment("")

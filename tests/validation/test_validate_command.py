@@ -49,7 +49,7 @@ def test_a_rehearsal_finds_its_place_as_on_a_gpu_and_measures_on_the_cpu(job: Pa
     ("arguments", "said"),
     [
         (["--gpu", "H100-SXM-8GB"], "there is no GPU `H100-SXM-8GB` in the catalog"),
-        (["--mode", "alone"], "'alone' is no mode"),
+        (["--mode", "alone"], "'alone' is not a mode"),
         (["--ranks", "3"], "3 cannot be one of the ranks"),
     ],
 )

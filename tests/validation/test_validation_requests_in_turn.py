@@ -21,10 +21,9 @@ from planner.service.history.records import Validation, ValidationState
 from planner.service.history.store import History
 from planner.service.validation import requests, runner
 from planner.service.validation.measuring_workers import Node, StoppedError
-from planner.service.validation.rank_comparison import Result
-from planner.service.validation.requests import Request, request_of
-from planner.service.validation.runner import ValidationRunner, conditions_of
-from planner.service.validation.validation_run import Conditions
+from planner.service.validation.requests import Request, build_request
+from planner.service.validation.runner import ValidationRunner, build_conditions
+from planner.service.validation.validation_run import Conditions, Result
 from planner.settings import Settings
 
 MakeJob = Callable[..., Job]
@@ -66,7 +65,7 @@ def at_work(
     history: History, runs: Runs, nodes: Sequence[Node] = CLUSTER, **settings: Any
 ) -> Iterator[ValidationRunner]:
     known = Settings(**settings)
-    found = ValidationRunner(history, known, conditions_of(known), runs, lambda: nodes)
+    found = ValidationRunner(history, known, build_conditions(known), runs, lambda: nodes)
     found.begin()
     try:
         yield found
@@ -85,7 +84,7 @@ def when(history: History, validation_id: str, state: ValidationState) -> Valida
 
 
 def request(job: Job, **body: Any) -> Request:
-    return request_of(body, job)
+    return build_request(body, job)
 
 
 def test_it_is_pending_then_running_then_done(history: History, job: MakeJob) -> None:

@@ -1,4 +1,4 @@
-"""Sums GPU memory requested, predicted and measured, and computes which stored jobs would fit other GPUs."""
+"""Sums GPU memory requested, predicted and measured, also of shared GPUs, and judges stored jobs on other GPUs."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from planner.hardware.catalog import by_name
 from planner.hardware.gpus import GpuRecord
 from planner.job.schema import Cluster, Gpu
 from planner.service.history.database import Database
-from planner.service.history.job_changes import Outcome, memory_of
-from planner.service.history.job_table import ended_since, is_open, rank_of_job
-from planner.service.history.plan_table import RankClassSummary, rank_classes_of
+from planner.service.history.job_table import Outcome, ended_since, is_open, rank_of_job, whose_memory
+from planner.service.history.plan_table import RankClassSummary, select_rank_classes
 from planner.service.history.schema import JOBS, MEASURED_RANKS, PLANS, microseconds
 from planner.verdict import Verdict, decide
 
@@ -78,7 +77,6 @@ def _rounded(count: float) -> Any:
 
 
 def capacity(database: Database, now: datetime, since: datetime | None = None) -> tuple[Capacity, ...]:
-    """By team, queue and GPU type, in that order. `since` leaves out verdicts of jobs that ended before it."""
     group = (JOBS.c.team, JOBS.c.queue, PLANS.c.gpu)
     of_plans = JOBS.join(PLANS, PLANS.c.plan_id == JOBS.c.plan_id)
     # Bytes are summed below, not in SQL: a hostile spec may claim so many that SQLite's sum would overflow.
@@ -161,7 +159,7 @@ def _count_measured_ranks(row: Row[Any]) -> dict[str, int]:
 
 def _count_ended_jobs(row: Row[Any]) -> dict[str, int]:
     ran_out = row.outcome == Outcome.OUT_OF_MEMORY
-    if ran_out and memory_of(row.cause) == "host":
+    if ran_out and whose_memory(row.cause) == "host":
         return {"ran_out_host": row.jobs}
     counts = {"judged": row.jobs, "ran_out_gpu": row.jobs if ran_out else 0}
     if row.verdict == (Verdict.FITS if ran_out else Verdict.EXCEEDS):
@@ -188,7 +186,6 @@ class JobOnGpu:
     where there is less."""
     device_bytes: int
     highest_bytes: int
-    """Upper end of the interval, or what a rank told if that is more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,7 +227,7 @@ def read_needs(
         count = connection.execute(select(func.count()).select_from(JOBS).where(asked)).scalar_one()
         rows = connection.execute(chosen).all()
         measured = {(row.system, row.job_id): row.device_bytes for row in connection.execute(peaks)}
-        classes = rank_classes_of(connection, list(dict.fromkeys(row.plan_id for row in rows)))
+        classes = select_rank_classes(connection, list(dict.fromkeys(row.plan_id for row in rows)))
     needs = tuple(
         _need(row, of_plan, measured.get((row.system, row.job_id), 0))
         for row in rows
@@ -246,7 +243,7 @@ def _need(row: Row[Any], classes: Sequence[RankClassSummary], measured_bytes: in
         gpu_memory=row.gpu_memory, held_by_others_bytes=row.held_by_others_bytes,
     )  # fmt: skip
     least = min(classes, key=lambda one: one.capacity_bytes)
-    outside, fraction = least.device_bytes - least.reserved_bytes, 1.0
+    outside, fraction = least.outside_bytes, 1.0
     if planned is not None and least.capacity_bytes < cluster.capacity_bytes:
         # As planner.planning.judging.Judge has it, the other way round; to the digits that people write.
         fraction = round((least.capacity_bytes - outside) / planned.total_bytes, 9)
@@ -254,7 +251,7 @@ def _need(row: Row[Any], classes: Sequence[RankClassSummary], measured_bytes: in
         system=row.system, job_id=row.job_id, name=row.name, team=row.team, queue=row.queue, planned_gpu=row.gpu,
         ranks=row.ranks, verdict=Verdict(row.verdict), waits=row.started_at is None and row.ended_at is None,
         cluster=cluster, own_fraction=fraction, outside_bytes=outside,
-        least_bytes=max(one.allocated_bytes + one.device_bytes - one.reserved_bytes for one in classes),
+        least_bytes=max(one.least_bytes for one in classes),
         device_bytes=max(one.device_bytes for one in classes),
         highest_bytes=max(*(one.interval_bytes[1] for one in classes), measured_bytes),
     )  # fmt: skip
@@ -330,7 +327,6 @@ def _gpus_on(need: JobNeed, gpu: GpuRecord) -> float:
 
 
 def judge_on(needs: Sequence[JobNeed], gpu: GpuRecord) -> JobsOnGpu:
-    """All of the jobs, those that need most first."""
     ordered = sorted(needs, key=lambda need: (-need.least_bytes, need.system, need.job_id))
     jobs = {verdict.value: 0 for verdict in Verdict}
     counts = {verdict.value: 0.0 for verdict in Verdict}
@@ -387,8 +383,6 @@ def simulate_added_nodes(needs: Sequence[JobNeed], gpu: GpuRecord, nodes: int, g
 
 
 class _FreeGpus:
-    """What new nodes, which are all alike, have left."""
-
     def __init__(self, nodes: int, gpus_per_node: int) -> None:
         self._nodes = [0] * gpus_per_node + [nodes]
         """How many have so many GPUs left that nobody uses."""
@@ -400,7 +394,6 @@ class _FreeGpus:
         return sum(left * count for left, count in enumerate(self._nodes))
 
     def place(self, ranks: int, share: float) -> bool:
-        """Takes so much of as many GPUs, if there is room."""
         found = next((one for one in self._shared if one[0] >= share - _EVEN and one[1] >= ranks), None)
         if found is not None:
             self._shared.remove(found)
@@ -436,3 +429,62 @@ class _FreeGpus:
 
 _EVEN = 1e-6
 """Of a GPU: quarters, and shares in bytes, add up to a whole one."""
+
+
+MOST_SHARED = 200
+_MOST_JOBS = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedGpu:
+    """A GPU with more than one open job; bytes are sums over its jobs, of the fullest rank of each."""
+
+    gpu_uuid: str
+    gpu: str
+    jobs: tuple[str, ...]
+    """`SYSTEM/JOB`."""
+    least_bytes: int
+    """Allocated at the peaks, and what lies outside of the allocators: every process has its own context."""
+    predicted_bytes: int
+    highest_bytes: int
+    total_bytes: int
+    """What CUDA reports, which is without the driver's reserve; 0 where the catalog does not know the GPU."""
+    verdict: Verdict
+
+
+def read_shared_gpus(database: Database, now: datetime) -> tuple[SharedGpu, ...]:
+    """Those with the least left first."""
+    query = (
+        select(JOBS.c.system, JOBS.c.job_id, JOBS.c.plan_id, JOBS.c.gpu_uuids, PLANS.c.gpu)
+        .select_from(JOBS.join(PLANS, PLANS.c.plan_id == JOBS.c.plan_id))
+        .where(is_open(now))
+        .order_by(JOBS.c.system, JOBS.c.job_id)
+        .limit(_MOST_JOBS)
+    )
+    on_gpu: dict[str, list[tuple[str, str, str]]] = defaultdict(list)
+    with database.reading() as connection:
+        for row in connection.execute(query):
+            for uuid in dict.fromkeys(row.gpu_uuids):
+                on_gpu[uuid].append((f"{row.system}/{row.job_id}", row.plan_id, row.gpu))
+        shared = {uuid: jobs for uuid, jobs in on_gpu.items() if len(jobs) > 1}
+        classes = select_rank_classes(connection, list({plan_id for jobs in shared.values() for _, plan_id, _ in jobs}))
+    found = [_sum(uuid, jobs, classes) for uuid, jobs in shared.items()]
+    return tuple(sorted(found, key=lambda one: (one.total_bytes - one.predicted_bytes, one.gpu_uuid))[:MOST_SHARED])
+
+
+def _sum(uuid: str, jobs: list[tuple[str, str, str]], classes: dict[str, tuple[RankClassSummary, ...]]) -> SharedGpu:
+    fullest = [max(classes[plan_id], key=lambda one: one.device_bytes) for _, plan_id, _ in jobs if plan_id in classes]
+    gpu = by_name(jobs[0][2])
+    total = gpu.total_bytes if gpu is not None else 0
+    least = sum(one.least_bytes for one in fullest)
+    highest = sum(one.interval_bytes[1] for one in fullest)
+    return SharedGpu(
+        gpu_uuid=uuid,
+        gpu=jobs[0][2],
+        jobs=tuple(name for name, _, _ in jobs),
+        least_bytes=least,
+        predicted_bytes=sum(one.device_bytes for one in fullest),
+        highest_bytes=highest,
+        total_bytes=total,
+        verdict=decide(runs_out=least > total, highest_bytes=highest, capacity_bytes=total) if total else Verdict.FITS,
+    )

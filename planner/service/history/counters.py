@@ -21,7 +21,6 @@ from planner.service.history.errors import HistoryError, label
 from planner.service.history.schema import LEVELS, TOTALS, WRITERS, compact_json
 
 Labels = tuple[tuple[str, str], ...]
-"""Pairs of label and value, in the order of the labels."""
 Series = tuple[str, Labels]
 
 LONGEST = 400
@@ -62,20 +61,18 @@ class Totals(Store):
         return batch > last
 
     def leave(self, writer: str) -> None:
-        """Forget a process that ends in order, with its levels; what it counted stays."""
         with self._database.writing() as connection:
             connection.execute(delete(WRITERS).where(WRITERS.c.writer == writer))
 
     def figures(self) -> SharedFigures:
-        """Totals, and the levels of processes that told something lately."""
         lives = WRITERS.c.updated_at >= self._now() - SILENT_AFTER
         levels: dict[Series, float] = defaultdict(float)
         with self._database.reading() as connection:
-            totals = {(row.name, _labels_of_text(row.labels)): row.value for row in connection.execute(select(TOTALS))}
+            totals = {(row.name, _read_labels(row.labels)): row.value for row in connection.execute(select(TOTALS))}
             living = connection.execute(select(WRITERS.c.writer).where(lives)).scalars().all()
             alive = select(LEVELS).join(WRITERS, WRITERS.c.writer == LEVELS.c.writer).where(lives)
             for row in connection.execute(alive):
-                levels[row.name, _labels_of_text(row.labels)] += row.value
+                levels[row.name, _read_labels(row.labels)] += row.value
         return SharedFigures(totals=totals, levels=dict(levels), writers=len(living))
 
 
@@ -99,7 +96,6 @@ def labels_text(labels: Labels) -> str:
 
 
 def add(connection: Connection, totals: Mapping[Series, float]) -> None:
-    """Add to totals as a part of a transaction that does more."""
     # In one order everywhere: two who add to the same totals wait for each other, and never each for the other.
     for (name, labels), value in sorted(totals.items()):
         statement = upsert(connection, TOTALS, {"name": name, "labels": labels_text(labels), "value": value})
@@ -107,7 +103,7 @@ def add(connection: Connection, totals: Mapping[Series, float]) -> None:
         connection.execute(statement.on_conflict_do_update(index_elements=["name", "labels"], set_={"value": more}))
 
 
-def _labels_of_text(text: str) -> Labels:
+def _read_labels(text: str) -> Labels:
     return tuple((str(name), str(value)) for name, value in json.loads(text).items())
 
 
@@ -143,7 +139,6 @@ class Counters:
         """How often something was not counted: no number, too many series, or labels too long."""
 
     def add(self, name: str, labels: Mapping[str, str], value: float = 1.0) -> None:
-        """Count; labels are short texts out of bounded sets. Returns at once."""
         self._add({(name, _labels(labels)): value})
 
     def observe(self, name: str, labels: Mapping[str, str], value: float, bounds: Sequence[float] = SECONDS) -> None:

@@ -171,6 +171,11 @@ def read_record(record: type[_Record], row: Row[Any], **converted: Any) -> _Reco
     return record(**columns, **converted)
 
 
+def to_row(record: DataclassInstance, **converted: Any) -> dict[str, Any]:
+    """The columns of a dataclass, the other way round."""
+    return {field.name: getattr(record, field.name) for field in fields(record)} | converted
+
+
 def batches(values: Sequence[_Value], size: int = 500) -> Iterator[Sequence[_Value]]:
     """As many at a time as any database takes as parameters of one query."""
     return (values[start : start + size] for start in range(0, len(values), size))
@@ -199,12 +204,12 @@ def _parse_url(url: str) -> URL:
     try:
         parsed = make_url(url)
     except ArgumentError as wrong:
-        raise HistoryError("this is no database URL", allowed=_ALLOWED, place="database") from wrong
+        raise HistoryError("this is not a database URL", allowed=_ALLOWED, place="database") from wrong
     if parsed.drivername in ("postgresql", "postgres", "postgresql+psycopg"):
         return parsed.set(drivername="postgresql+psycopg")
     if parsed.drivername == "sqlite":
         return parsed
-    raise HistoryError(f"{parsed.drivername!r} is no database that is supported", allowed=_ALLOWED, place="database")
+    raise HistoryError(f"{parsed.drivername!r} is not a supported database", allowed=_ALLOWED, place="database")
 
 
 def _engine(url: URL) -> Engine:

@@ -27,7 +27,7 @@ _SQLITE = {
     sqlite3.SQLITE_READONLY: ("it may not be written", "give this process write access to the file and its folder"),
     sqlite3.SQLITE_CANTOPEN: ("it cannot be opened", "create the folder, or give this process access to it"),
     sqlite3.SQLITE_IOERR: ("its disk does not answer", "look at the disk on which the file lies"),
-    sqlite3.SQLITE_NOTADB: ("the file is no SQLite database", "name another file"),
+    sqlite3.SQLITE_NOTADB: ("the file is not an SQLite database", "name another file"),
     sqlite3.SQLITE_CORRUPT: ("the file is damaged", "restore it from a backup"),
 }
 
@@ -81,13 +81,12 @@ def checked_name(text: str, place: str) -> str:
     if not text or len(text) > LONGEST or _CONTROL.search(text):
         shown = text if len(text) <= 40 else text[:40] + "…"
         raise HistoryError(
-            f"{shown!a} is no name", allowed=f"1 to {LONGEST} characters, no control characters", place=place
+            f"{shown!a} is not a valid name", allowed=f"1 to {LONGEST} characters, no control characters", place=place
         )
     return text
 
 
 def checked_label(text: str, place: str) -> str:
-    """As :func:`checked_name`, but may be empty."""
     return checked_name(text, place) if text else text
 
 

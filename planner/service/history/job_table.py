@@ -1,41 +1,199 @@
-"""Stores and lists jobs by the id of the system that runs them; reads which plans are in use and what was measured."""
+"""Stores jobs by the id of the system that runs them: merges what is told of one, and lists them."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from datetime import datetime, timedelta
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, and_, exists, func, or_, select, tuple_, update
 
 from planner.job.rank_sets import RankSet
 from planner.report.statement import Verdict
-from planner.service.history.database import Store, batches, put_if_absent, read_record, upsert
-from planner.service.history.errors import HistoryError, label
-from planner.service.history.job_changes import (
-    PEAKS,
-    BoundJob,
-    JobChange,
-    MeasuredRank,
-    Outcome,
-    check_change,
-    check_merged,
-    count_failure,
-    merge_failure,
-)
+from planner.service.history.counters import add
+from planner.service.history.database import Store, batches, put_if_absent, read_record, to_row, upsert
+from planner.service.history.errors import HistoryError, checked_label, checked_name, label
 from planner.service.history.plan_table import (
     HostSummary,
     PlanSummary,
     RankClassSummary,
     plan_summary,
-    rank_classes_of,
+    select_rank_classes,
     summaries,
 )
 from planner.service.history.schema import JOBS, MEASURED_RANKS, PLANS, compact_json
 from planner.truth.failures.messages import Cause
+
+
+class Outcome(StrEnum):
+    """How a job ended, the worst last; OPEN until it is told."""
+
+    OPEN = ""
+    FINISHED = "finished"
+    FAILED = "failed"
+    OUT_OF_MEMORY = "out_of_memory"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredRank:
+    """The peaks that one rank saw, in bytes; None is not measured."""
+
+    rank: int
+    host: str = ""
+    gpu_uuid: str = ""
+    allocated_bytes: int | None = None
+    reserved_bytes: int | None = None
+    device_bytes: int | None = None
+
+
+PEAKS = ("allocated_bytes", "reserved_bytes", "device_bytes")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobChange:
+    """What is newly known of a job; None leaves what was known.
+
+    Every rank may tell what it knows, in any order: hosts, GPUs and ranks are merged, the earliest start, the latest
+    end and the worst outcome stand. A start after the end says that the job runs again.
+    """
+
+    plan_id: str | None = None
+    team: str | None = None
+    queue: str | None = None
+    hosts: tuple[str, ...] | None = None
+    """In the order of nodes."""
+    gpu_uuids: tuple[str, ...] | None = None
+    """In the order of ranks."""
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+    outcome: Outcome | None = None
+    """An outcome without an end ends the job now."""
+    cause: Cause | None = None
+    """Why it ran out of memory; the first one that is known stands."""
+    failure: str = ""
+    """The words from which the cause is known: torch's, Slurm's, Kubernetes', the kernel's."""
+    lease_seconds: float | None = None
+    """For so long from now the job counts as running, unless its end is told or the lease renewed; of an ended job it
+    says that it runs again."""
+    measured: tuple[MeasuredRank, ...] = ()
+    reports: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    """What a rank tells beyond its peaks, as JSON, by rank; the last one stands."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoundJob:
+    system: str
+    job_id: str
+    plan_id: str
+    team: str
+    queue: str
+    hosts: tuple[str, ...]
+    gpu_uuids: tuple[str, ...]
+    started_at: datetime | None
+    ended_at: datetime | None
+    outcome: Outcome
+    measured: tuple[MeasuredRank, ...]
+    lapses_at: datetime | None = None
+    """When it counts as ended though nobody told; None: it runs until somebody tells."""
+    cause: Cause | None = None
+    failure: str = ""
+
+
+MOST_BYTES = 2**42
+"""4 TiB: no GPU has as much, and the sum over the ranks of the largest job (job/size_limits.py) fits into a column."""
+FIRST_MOMENT, LAST_MOMENT = datetime(2000, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC)
+"""Between which jobs run. The year 1 in another time zone can be written, and never be read again."""
+LONGEST_LEASE = 24 * 60 * 60
+"""Seconds: whoever tells of a job less often than that does not need one."""
+LONGEST_REPORT = 2**18
+LONGEST_FAILURE = 2**12
+_SYSTEM = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
+
+
+def check_change(system: str, job_id: str, change: JobChange) -> None:
+    """Raises HistoryError for what no job can have."""
+    if not _SYSTEM.fullmatch(system):
+        _refuse("system", f"{system[:63]!a} is not a valid name of a system", "such as slurm, ray, kubernetes")
+    checked_name(job_id, "id")
+    for name in ("plan_id", "team", "queue"):
+        checked_label(getattr(change, name) or "", name)
+    for name in ("hosts", "gpu_uuids"):
+        for value in getattr(change, name) or ():
+            checked_name(value, name)
+    for name, moment in (("started_at", change.started_at), ("ended_at", change.ended_at)):
+        if moment is not None and moment.tzinfo is None:
+            _refuse(name, f"{moment.isoformat()} has no time zone", "such as 2026-01-31T12:00:00Z")
+        if moment is not None and not FIRST_MOMENT <= moment <= LAST_MOMENT:
+            years = f"{FIRST_MOMENT:%Y-%m-%d} to {LAST_MOMENT:%Y-%m-%d}"
+            _refuse(name, f"nothing ran at {moment.isoformat()}", years)
+    if change.lease_seconds is not None and not 0 < change.lease_seconds <= LONGEST_LEASE:
+        _refuse("lease_seconds", f"a lease of {change.lease_seconds} s", f"more than 0, at most {LONGEST_LEASE}")
+    if len(change.failure) > LONGEST_FAILURE or "\0" in change.failure:
+        _refuse("failure", f"{len(change.failure)} characters of failure", f"at most {LONGEST_FAILURE}, no NUL")
+    for peaks in change.measured:
+        checked_label(peaks.host, "measured.host")
+        checked_label(peaks.gpu_uuid, "measured.gpu_uuid")
+        for name in PEAKS:
+            count = getattr(peaks, name)
+            if count is not None and not 0 <= count <= MOST_BYTES:
+                _refuse(f"measured.{name}", f"{count} bytes", f"0 to {MOST_BYTES}")
+    for report in change.reports.values():
+        if (length := len(compact_json(report))) > LONGEST_REPORT:
+            _refuse("measured.report", f"{length} characters", f"at most {LONGEST_REPORT}")
+
+
+def check_merged(change: JobChange, world_size: int, started_at: datetime | None, ended_at: datetime | None) -> None:
+    """Raises HistoryError for what this job, of `world_size` ranks, cannot have."""
+    if started_at is not None and ended_at is not None and ended_at < started_at:
+        moments = f"{ended_at.isoformat()}, before its start at {started_at.isoformat()}"
+        _refuse("ended_at", f"the job would end at {moments}")
+    for name, names in (("hosts", change.hosts or ()), ("gpu_uuids", change.gpu_uuids or ())):
+        if len(names) > world_size:
+            _refuse(name, f"{len(names)} of them", f"{world_size}, by the plan")
+    for rank in [*(peaks.rank for peaks in change.measured), *change.reports]:
+        if not 0 <= rank < world_size:
+            _refuse("measured.rank", f"rank {rank}", f"0 to {world_size - 1}, by the plan")
+
+
+def _refuse(place: str, problem: str, allowed: str = "") -> None:
+    raise HistoryError(problem, allowed=allowed, place=place)
+
+
+OUT_OF_MEMORY = "jobs_out_of_memory"
+"""The total of jobs that ended out of memory, by whose memory it was and by cause: it is never forgotten."""
+NOT_TOLD = "not_told"
+"""In place of a cause, of a job of which only the end was told."""
+
+
+def merge_failure(before: Row[Any], change: JobChange, *, runs_again: bool) -> dict[str, str | None]:
+    """The cause and its words: of the first that knew one, since the other ranks fall with it."""
+    cause, failure = (None, None) if runs_again else (before.cause, before.failure)
+    is_first = cause is None and change.cause is not None
+    is_better = cause == Cause.UNKNOWN.value and change.cause not in (None, Cause.UNKNOWN)
+    if change.cause is not None and (is_first or is_better):
+        return {"cause": change.cause.value, "failure": change.failure or failure}
+    return {"cause": cause, "failure": failure}
+
+
+def count_failure(connection: Connection, before: Row[Any], after: dict[str, Any], *, runs_again: bool) -> None:
+    """Counts an end out of memory once, when it is first told, by the cause that is known then."""
+    ran_out = after["outcome"] == Outcome.OUT_OF_MEMORY.value
+    if not ran_out or (before.outcome == Outcome.OUT_OF_MEMORY.value and not runs_again):
+        return
+    memory, cause = whose_memory(after["cause"]), after["cause"] or NOT_TOLD
+    add(connection, {(OUT_OF_MEMORY, (("cause", cause), ("memory", memory))): 1})
+
+
+def whose_memory(cause: str | None) -> str:
+    """`gpu` or `host`; `not_told` where no cause is known."""
+    if cause is None:
+        return NOT_TOLD
+    return "host" if Cause(cause).of_host else "gpu"
 
 
 def is_open(now: datetime) -> ColumnElement[bool]:
@@ -131,14 +289,14 @@ class Jobs(Store):
             ranks = list(reported) if plan_id == before.plan_id else None
             known = _measured_ranks(connection, [(system, job_id)], ranks)[system, job_id]
             if reported or known:
-                classes = rank_classes_of(connection, [plan_id]).get(plan_id, ())
+                classes = select_rank_classes(connection, [plan_id]).get(plan_id, ())
                 predictions = [(RankSet.parse(one.ranks), one.device_bytes) for one in classes]
                 for rank in {**known, **reported}:
                     nothing = MeasuredRank(rank=rank)
                     peaks = _higher(known.get(rank, nothing), reported.get(rank, nothing))
                     # Beside the device bytes that were predicted for it, so that sums can be set side by side.
                     predicted = next((device for ranks_of, device in predictions if rank in ranks_of), 0)
-                    row = {**asdict(peaks), "system": system, "job_id": job_id, "predicted_bytes": predicted}
+                    row = to_row(peaks, system=system, job_id=job_id, predicted_bytes=predicted)
                     if rank in change.reports:
                         row["report"] = compact_json(change.reports[rank])
                     changes = {name: value for name, value in row.items() if name not in _RANK_KEYS}
@@ -152,7 +310,6 @@ class Jobs(Store):
             return next(iter(_read_bound_jobs(connection, [here])), None)
 
     def open(self, limit: int = 1000) -> tuple[BoundJob, ...]:
-        """At most `limit` jobs that have not ended, those told of last first."""
         with self._database.reading() as connection:
             return _read_bound_jobs(connection, [is_open(self._now())], limit)
 
@@ -163,7 +320,6 @@ class Jobs(Store):
         return {row.rank: json.loads(row.report) for row in rows if row.report}
 
     def list(self, limit: int, plan_id: str | None = None) -> tuple[JobSummary, ...]:
-        """At most `limit` jobs, those told of last first; of one plan, or of all."""
         query = (
             select(JOBS, PLANS.c.name, PLANS.c.gpu, PLANS.c.ranks, PLANS.c.verdict)
             .join(PLANS, PLANS.c.plan_id == JOBS.c.plan_id)
@@ -198,7 +354,6 @@ class Jobs(Store):
             return tuple((row.system, row.job_id, row.updated_at) for row in connection.execute(query))
 
     def active_plans(self, limit: int = MOST_ACTIVE, recently: timedelta = RECENT) -> ActivePlans:
-        """The plans of jobs that have not ended, then those used recently: at most `limit`, each newest first."""
         now = self._now()
         has_job = PLANS.c.plan_id.in_(select(JOBS.c.plan_id).where(is_open(now)))
         recent = and_(~has_job, PLANS.c.used_at >= now - recently)
@@ -209,7 +364,7 @@ class Jobs(Store):
                 query = select(PLANS.c.plan_id).where(kind).order_by(PLANS.c.stored_at.desc(), PLANS.c.plan_id)
                 ids += connection.execute(query.limit(limit - len(ids))).scalars()
             rows = connection.execute(summaries().where(PLANS.c.plan_id.in_(ids))).all()
-            classes = rank_classes_of(connection, ids)
+            classes = select_rank_classes(connection, ids)
             jobs: dict[str, list[BoundJob]] = defaultdict(list)
             for job in _read_bound_jobs(connection, [JOBS.c.plan_id.in_(ids), is_open(now)]):
                 jobs[job.plan_id].append(job)

@@ -17,8 +17,7 @@ from planner.job.rank_sets import RankSet
 from planner.report.statement import Verdict
 from planner.service.history.capacity import Capacity, sum_capacity
 from planner.service.history.counters import SharedFigures
-from planner.service.history.job_changes import BoundJob
-from planner.service.history.job_table import ActivePlan
+from planner.service.history.job_table import ActivePlan, BoundJob
 from planner.service.history.plan_table import HostSummary, PlanSummary, RankClassSummary
 from planner.service.history.records import StoredCalibration, ValidationState
 from planner.service.history.store import History
@@ -35,7 +34,6 @@ class Bounds:
 
     rank_classes: int = 800
     categorized: int = 100
-    """Rank classes whose categories are told: ten figures each."""
     jobs: int = 200
     gpus: int = 700
     groups: int = 100
@@ -75,7 +73,6 @@ class Overview:
     jobs: tuple[BoundJob, ...]
     gpus: tuple[JobGpu, ...]
     measured: tuple[tuple[JobClass, int], ...]
-    """The highest device bytes that any rank of a class told."""
     capacity: tuple[Capacity, ...]
     check_counts: Mapping[Verdict | None, int]
     validation_counts: Mapping[ValidationState, int]
@@ -87,7 +84,6 @@ class Overview:
 
 
 def overview(history: History, bounds: Bounds | None = None) -> Overview:
-    """Read it. Raises HistoryUnavailableError if the history cannot be read."""
     most, began = bounds or Bounds(), time.perf_counter()
     active = history.jobs.active_plans()
     classes = [[(plan.summary.plan_id, one) for one in _fullest_first(plan)] for plan in active.plans]

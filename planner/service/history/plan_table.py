@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -16,7 +15,7 @@ from planner.events import Category
 from planner.job.rank_sets import RankSet
 from planner.job.schema import Cluster, Gpu
 from planner.report.statement import Plan, ProgramStatement, RankClassStatement, Verdict, from_json, to_json
-from planner.service.history.database import Store, batches, put, put_if_absent, read_record
+from planner.service.history.database import Store, batches, put, put_if_absent, read_record, to_row
 from planner.service.history.errors import HistoryError, label
 from planner.service.history.schema import FAILURES, PLAN_DOCUMENTS, PLANS, RANK_CLASSES, TRACES, compact_json
 
@@ -72,6 +71,16 @@ class RankClassSummary:
     interval_bytes: tuple[int, int]
     at_peak: Mapping[Category, int]
 
+    @property
+    def outside_bytes(self) -> int:
+        """Outside of the allocator."""
+        return self.device_bytes - self.reserved_bytes
+
+    @property
+    def least_bytes(self) -> int:
+        """What a rank cannot do without: the allocator gives back what it holds besides."""
+        return self.allocated_bytes + self.outside_bytes
+
 
 class Plans(Store):
     def put(self, plan: Plan | ProgramStatement) -> None:
@@ -123,7 +132,6 @@ class Plans(Store):
         queue: str | None = None,
         verdict: Verdict | None = None,
     ) -> tuple[PlanSummary, ...]:
-        """At most `limit` plans, newest first; `before` the moment of the last one goes on from there."""
         query = summaries().order_by(PLANS.c.stored_at.desc(), PLANS.c.plan_id).limit(limit)
         if before is not None:
             query = query.where(PLANS.c.stored_at < before)
@@ -139,7 +147,7 @@ class Plans(Store):
 
     def rank_classes(self, plan_id: str) -> tuple[RankClassSummary, ...]:
         with self._database.reading() as connection:
-            return rank_classes_of(connection, [label(plan_id)]).get(plan_id, ())
+            return select_rank_classes(connection, [label(plan_id)]).get(plan_id, ())
 
 
 def summaries() -> Select[Any]:
@@ -156,7 +164,7 @@ def plan_summary(row: Row[Any]) -> PlanSummary:
     return read_record(PlanSummary, row, verdict=Verdict(row.verdict))
 
 
-def rank_classes_of(connection: Connection, plan_ids: Sequence[str]) -> dict[str, tuple[RankClassSummary, ...]]:
+def select_rank_classes(connection: Connection, plan_ids: Sequence[str]) -> dict[str, tuple[RankClassSummary, ...]]:
     classes: dict[str, list[RankClassSummary]] = defaultdict(list)
     for some in batches(plan_ids):
         query = select(RANK_CLASSES).where(RANK_CLASSES.c.plan_id.in_(some)).order_by(RANK_CLASSES.c.representative)
@@ -279,7 +287,6 @@ class Failure:
 
     plan_id: str
     kind: str
-    """The name of the error's class."""
     problem: str
     allowed: str = ""
     remedy: str = ""
@@ -294,10 +301,9 @@ class Failures(Store):
     def put(self, failure: Failure) -> None:
         now = self._now()
         with self._database.writing() as connection:
-            put(connection, FAILURES, {**dataclasses.asdict(failure), "failed_at": now, "used_at": now})
+            put(connection, FAILURES, to_row(failure, failed_at=now, used_at=now))
 
     def get(self, plan_id: str) -> Failure | None:
-        """The failure of that plan; its use is noted, so that retention keeps it."""
         row = self._read_one(select(FAILURES).where(FAILURES.c.plan_id == label(plan_id)))
         if row is None:
             return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Row, func, select, update
 
 from planner.report.statement import Verdict
 from planner.service.history.counters import add, observe_value
-from planner.service.history.database import Store, put, read_record, upsert
+from planner.service.history.database import Store, put, read_record, to_row, upsert
 from planner.service.history.errors import checked_label, checked_name, label
 from planner.service.history.schema import CALIBRATIONS, CHECKS, SEARCHES, VALIDATIONS
 
@@ -31,7 +31,6 @@ class Check:
     asked_at: datetime
     verdict: Verdict | None = None
     system: str = ""
-    """Which hook asked: slurm, ray, kubernetes, cli, ..."""
     name: str = ""
     team: str = ""
     queue: str = ""
@@ -40,13 +39,10 @@ class Check:
 class Checks(Store):
     def put(self, check: Check) -> None:
         """Store the check, or its verdict when it is known; a verdict is never forgotten again."""
-        row = {
-            "check_id": checked_name(check.check_id, "check_id"),
-            "plan_id": checked_label(check.plan_id, "plan_id"),
-            "asked_at": check.asked_at,
-            "verdict": "" if check.verdict is None else check.verdict.value,
-            **{name: label(getattr(check, name)) for name in ("system", "name", "team", "queue")},
-        }
+        checked_name(check.check_id, "check_id")
+        checked_label(check.plan_id, "plan_id")
+        labels = {name: label(getattr(check, name)) for name in ("system", "name", "team", "queue")}
+        row = to_row(check, verdict="" if check.verdict is None else check.verdict.value, **labels)
         with self._database.writing() as connection:
             statement = upsert(connection, CHECKS, row)
             later = {"plan_id": row["plan_id"], "verdict": row["verdict"]}
@@ -105,7 +101,7 @@ class Searches(Store):
         """Store the search as it now is; without `answers` those that are there stay. Whether it was stored: with
         `unless_cancelled` one that somebody cancelled stays so."""
         checked_name(search.search_id, "search_id")
-        row = {field.name: getattr(search, field.name) for field in fields(search)} | {"answers": answers or {}}
+        row = to_row(search, answers=answers or {})
         kept = ("search_id",) if answers is not None else ("search_id", "answers")
         changes = {name: value for name, value in row.items() if name not in kept}
         with self._database.writing() as connection:
@@ -202,19 +198,12 @@ class Validation:
 class Validations(Store):
     def put(self, validation: Validation) -> None:
         """Store the validation as it now is; one that is over stays as it ended, whoever comes late."""
-        row = {
-            "validation_id": checked_name(validation.validation_id, "validation_id"),
-            "plan_id": checked_label(validation.plan_id, "plan_id"),
-            "state": validation.state.value,
-            **{name: label(getattr(validation, name)) for name in ("mode", "gpu", "torch")},
-            "asked_at": validation.asked_at,
-            "finished_at": validation.finished_at,
-            "out_of_memory": validation.out_of_memory,
-            "error_percent": validation.error_percent,
-            "result": validation.result,
-            # NUL is the one character that a text of PostgreSQL cannot have.
-            "problem": validation.problem.encode("utf-8", "replace").decode().replace("\0", " "),
-        }
+        checked_name(validation.validation_id, "validation_id")
+        checked_label(validation.plan_id, "plan_id")
+        names = {name: label(getattr(validation, name)) for name in ("mode", "gpu", "torch")}
+        # NUL is the one character that a text of PostgreSQL cannot have.
+        problem = validation.problem.encode("utf-8", "replace").decode().replace("\0", " ")
+        row = to_row(validation, state=validation.state.value, problem=problem, **names)
         over = [state.value for state in ValidationState if state.final]
         with self._database.writing() as connection:
             statement = upsert(connection, VALIDATIONS, row).on_conflict_do_update(
@@ -249,7 +238,6 @@ class Validations(Store):
         return tuple(_validation(row) for row in self._read(query))
 
     def measured(self, limit: int) -> tuple[str, ...]:
-        """The ids of at most `limit` validations that measured on a GPU to the end, newest first."""
         query = (
             select(VALIDATIONS.c.validation_id)
             .where(VALIDATIONS.c.state == ValidationState.DONE.value, VALIDATIONS.c.gpu.not_in(("", NO_GPU)))
@@ -264,7 +252,6 @@ class Validations(Store):
         return {ValidationState(state): count for state, count in self._read(query)}
 
     def errors(self, limit: int = 1000) -> dict[tuple[str, str], tuple[float, ...]]:
-        """Errors in percent of the newest validations, by GPU and torch; the newest first."""
         query = (
             select(VALIDATIONS.c.gpu, VALIDATIONS.c.torch, VALIDATIONS.c.error_percent)
             .where(VALIDATIONS.c.state == ValidationState.DONE.value, VALIDATIONS.c.error_percent.is_not(None))
@@ -294,17 +281,14 @@ class StoredCalibration:
 class Calibrations(Store):
     def put(self, calibration_id: str, document: Mapping[str, Any], measurements: int = 0) -> None:
         """Store the calibration and make it the current one; again is the same as once."""
-        row = {
-            "calibration_id": checked_name(calibration_id, "calibration_id"),
-            "stored_at": self._now(),
-            "measurements": measurements,
-            "document": document,
-        }
+        checked_name(calibration_id, "calibration_id")
+        stored = StoredCalibration(
+            calibration_id=calibration_id, stored_at=self._now(), measurements=measurements, document=document
+        )
         with self._database.writing() as connection:
-            put(connection, CALIBRATIONS, row)
+            put(connection, CALIBRATIONS, to_row(stored))
 
     def current(self) -> StoredCalibration | None:
-        """The one that was put last; None if nothing was learnt yet."""
         return next(iter(self.newest(1)), None)
 
     def newest(self, limit: int = 100) -> tuple[StoredCalibration, ...]:

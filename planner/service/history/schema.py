@@ -90,7 +90,7 @@ def compact_json(value: Any) -> str:
         return json.dumps(value, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError) as wrong:
         raise HistoryError(
-            f"this is no JSON value: {wrong}", allowed="numbers that are finite, texts, lists, objects"
+            f"this is not a JSON value: {wrong}", allowed="numbers that are finite, texts, lists, objects"
         ) from wrong
 
 

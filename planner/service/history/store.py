@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 from sqlalchemy import Column, ColumnElement, delete, exists, or_, select, true
 
-from planner.service.history.capacity import Capacity, JobNeed, capacity, read_needs
+from planner.service.history.capacity import Capacity, JobNeed, SharedGpu, capacity, read_needs, read_shared_gpus
 from planner.service.history.counters import Totals
 from planner.service.history.database import Database, Writability
 from planner.service.history.job_table import Jobs, has_ended, is_open
@@ -25,7 +25,6 @@ from planner.service.history.schema import (
     VALIDATIONS,
     WRITERS,
 )
-from planner.service.history.shared_gpus import SharedGpu, read_shared_gpus
 
 _AT_ONCE = 500
 """Rows of one transaction: others wait for no more than these."""
@@ -47,7 +46,6 @@ class Retention:
     validations: int = 10_000
     searches: int = 1_000
     calibrations: int = 100
-    """Those put last; a calibration does not age."""
 
 
 def forget(database: Database, keep: Retention, now: datetime) -> dict[str, int]:
@@ -164,15 +162,12 @@ class History:
         self._writability.probe()
 
     def capacity(self, since: datetime | None = None) -> tuple[Capacity, ...]:
-        """GPU bytes by team, queue and GPU type; `since` leaves out verdicts of jobs that ended before it."""
         return capacity(self._database, self._now(), since)
 
     def read_shared_gpus(self) -> tuple[SharedGpu, ...]:
-        """GPUs with more than one open job, and what the jobs take together."""
         return read_shared_gpus(self._database, self._now())
 
     def read_needs(self, since: datetime | None = None, limit: int = MOST_NEEDS) -> tuple[tuple[JobNeed, ...], int]:
-        """What jobs need of a GPU: those that have not ended, or ended `since`; and how many were left out."""
         return read_needs(self._database, since, limit, self._now())
 
     def forget(self, keep: Retention) -> dict[str, int]:

@@ -17,7 +17,7 @@ from planner.runtime.fork_server import ForkServer
 from planner.runtime.limits import LimitExceededError, Limits
 from planner.runtime.running import StoppedError
 from planner.service.http.body_readers import JSON, YAML_TYPES, read_job, read_object, too_large
-from planner.service.http.dependencies import dependencies_of
+from planner.service.http.dependencies import get_dependencies
 from planner.service.http.limits import Turns
 from planner.service.http.problems import RequestError, problem
 from planner.units import GIB
@@ -65,7 +65,6 @@ async def call_beside(reader: Reader[_Read], body: bytes, kind: str, remedy: str
 
 
 def load() -> None:
-    """What the server has loaded before it forks."""
     from planner.job import loading  # noqa: F401
     from planner.service.http import body_readers, job_reports  # noqa: F401
 
@@ -130,21 +129,20 @@ class _TooLargeError(BaseException):
     """Passes through whatever an endpoint catches."""
 
 
-async def job_of(request: Request) -> Job:
+async def receive_job(request: Request) -> Job:
     """The job of a body: a bundle or a spec in JSON, or a spec in YAML, that refers to nothing outside.
 
     Raises SpecError for a job that is none, RequestError for a body that cannot be read.
     """
-    content = await content_of(request, JSON, *YAML_TYPES)
-    return await read_body(dependencies_of(request).bodies, read_job, content, media_type(request))
+    content = await receive_content(request, JSON, *YAML_TYPES)
+    return await read_body(get_dependencies(request).bodies, read_job, content, media_type(request))
 
 
-async def object_of(request: Request) -> dict[str, Any]:
-    """The JSON object of a body. Raises RequestError where it is none."""
-    return await read_body(dependencies_of(request).bodies, read_object, await content_of(request, JSON), JSON)
+async def receive_object(request: Request) -> dict[str, Any]:
+    return await read_body(get_dependencies(request).bodies, read_object, await receive_content(request, JSON), JSON)
 
 
-async def content_of(request: Request, *kinds: str) -> bytes:
+async def receive_content(request: Request, *kinds: str) -> bytes:
     """The bytes of a body of one of these media types. Raises RequestError for another one, and for a body that is
     compressed, late, cut off, or empty."""
     if (kind := media_type(request)) not in kinds:

@@ -35,7 +35,6 @@ def too_large(most_bytes: int) -> RequestError:
 
 
 def read_job(body: bytes, kind: str) -> Job:
-    """The job of a body of this media type. Raises SpecError, RequestError."""
     if kind in YAML_TYPES:
         if len(body) > LARGEST_YAML:
             error = too_large(LARGEST_YAML)
@@ -47,13 +46,12 @@ def read_job(body: bytes, kind: str) -> Job:
 
 
 def read_object(body: bytes, _: str = JSON) -> dict[str, Any]:
-    """The JSON object of a body. Raises RequestError."""
     try:
         document = read_json(_text(body), "the body", constants=False)
     except SpecError as error:
         raise RequestError(400, error.problem, allowed=error.allowed, remedy=error.remedy, place=error.place) from None
     if not isinstance(document, dict):
-        raise RequestError(400, "the body is no JSON object", allowed="one JSON object", place="the body")
+        raise RequestError(400, "the body must be a JSON object", allowed="one JSON object", place="the body")
     return document
 
 
@@ -61,7 +59,7 @@ def _text(body: bytes) -> str:
     try:
         return body.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise RequestError(400, f"the body is no UTF-8 text (byte {error.start})", place="the body") from None
+        raise RequestError(400, f"the body must be UTF-8 text (byte {error.start})", place="the body") from None
 
 
 _ALLOWED: Mapping[str, str] = {
@@ -78,7 +76,7 @@ _ALLOWED: Mapping[str, str] = {
 """By the type that pydantic gives an error (docs.pydantic.dev, validation errors)."""
 
 
-def error_of_body(error: ValidationError, model: type[BaseModel]) -> RequestError:
+def explain_body_error(error: ValidationError, model: type[BaseModel]) -> RequestError:
     """The first thing that is wrong, as 422 with place and what is allowed."""
     # Against each part of a union pydantic reports an error; its place ends with the part's name.
     first = error.errors(include_url=False)[0]
@@ -100,7 +98,6 @@ def error_of_body(error: ValidationError, model: type[BaseModel]) -> RequestErro
 
 
 def _keys(model: type[BaseModel], parts: Sequence[int | str]) -> list[str]:
-    """The keys of the object in which the last part lies."""
     whole = model.model_json_schema()
     schema: Mapping[str, Any] = whole
     for part in parts[:-1]:
@@ -178,12 +175,11 @@ class SpecDocument(BaseModel):
 
 
 def read_spec_request(content: bytes, _: str = "") -> dict[str, Any]:
-    """The document that answers such a body. Raises SpecError and RequestError."""
     document = read_object(content)
     try:
         body = SpecBody.model_validate(document)
     except ValidationError as error:
-        raise error_of_body(error, SpecBody) from None
+        raise explain_body_error(error, SpecBody) from None
     named = [name for name in ("model", "job", "spec") if getattr(body, name)]
     if len(named) != 1:
         raise RequestError(
@@ -195,7 +191,7 @@ def read_spec_request(content: bytes, _: str = "") -> dict[str, Any]:
     settings = []
     for key, value in body.set.items():
         if not key or "" in key.split("."):
-            raise RequestError(422, f"{key[:80]!a} is no key", allowed="such as train.micro_batch_size", place="set")
+            raise RequestError(422, f"{key[:80]!a} is not a key", allowed="such as train.micro_batch_size", place="set")
         settings.append(shorthand.setting(key, value, key))
     words = Shorthand.of_words(body.words)
     if body.model:

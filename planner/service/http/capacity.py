@@ -15,12 +15,12 @@ from planner.service.history.capacity import (
     CapacitySums,
     JobsOnGpu,
     QueueNeed,
+    SharedGpu,
     judge_on,
     queue_needs,
     simulate_added_nodes,
     sum_capacity,
 )
-from planner.service.history.shared_gpus import SharedGpu
 from planner.service.http.dependencies import Injected, refuse_without_zone
 from planner.service.http.openapi import Answer
 from planner.service.http.problems import RequestError

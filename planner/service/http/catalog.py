@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from planner.hardware import catalog
 from planner.job import hf_config
-from planner.service.http.bodies import content_of, read_beside
+from planner.service.http.bodies import read_beside, receive_content
 from planner.service.http.body_readers import EXAMPLE, JSON, SpecDocument, read_spec_request
 from planner.service.http.dependencies import Injected
 from planner.service.http.openapi import WRITES, Answer, in_json, problems, takes
@@ -95,4 +95,4 @@ async def spec(request: Request, deps: Injected) -> dict[str, Any]:
 
     Nothing is planned and nothing stored. What nobody said is in `taken`.
     """
-    return await read_beside(deps.bodies, read_spec_request, await content_of(request, JSON), JSON)
+    return await read_beside(deps.bodies, read_spec_request, await receive_content(request, JSON), JSON)

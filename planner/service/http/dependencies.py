@@ -22,7 +22,6 @@ from planner.service.torch_versions import ONLY_OWN, TorchVersions
 from planner.settings import Settings
 
 MOST_WAITING = 16
-"""Long answers that may wait for their turn: each takes up to some seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,12 +41,12 @@ class Dependencies:
     drawings: Turns = field(default_factory=lambda: Turns("timelines and replays", at_once=1, waiting=MOST_WAITING))
 
 
-def dependencies_of(request: Request) -> Dependencies:
+def get_dependencies(request: Request) -> Dependencies:
     dependencies: Dependencies = request.app.state.dependencies
     return dependencies
 
 
-Injected = Annotated[Dependencies, Depends(dependencies_of)]
+Injected = Annotated[Dependencies, Depends(get_dependencies)]
 """The type of the parameter by which an endpoint gets them."""
 
 
@@ -55,7 +54,7 @@ async def writers_only(request: Request) -> None:
     """Raises RequestError (401) for a write without a token that the settings admit."""
     if request.method in READS:
         return
-    settings = dependencies_of(request).settings
+    settings = get_dependencies(request).settings
     known = ",".join(filter(None, (settings.token_sha256, settings.code_token_sha256))) if settings.token_sha256 else ""
     _require(request, known, "a bearer token is needed to write")
 
@@ -64,7 +63,7 @@ def code_runners_only(
     request: Request, missing: str = "a bearer token for code of users is needed to measure it"
 ) -> None:
     """Raises RequestError (401) for who may not have code of users run, where the settings name who may."""
-    settings = dependencies_of(request).settings
+    settings = get_dependencies(request).settings
     _require(request, settings.code_token_sha256, missing)
 
 
@@ -87,7 +86,6 @@ def _require(request: Request, known: str, missing: str) -> None:
 
 
 def refuse_without_zone(moment: datetime | None, place: str) -> None:
-    """Raises RequestError (422) for a moment of a query without its time zone."""
     if moment is not None and moment.tzinfo is None:
         raise RequestError(422, "the moment has no time zone", allowed="such as 2026-01-31T12:00:00Z", place=place)
 

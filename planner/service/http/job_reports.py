@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError, WithJsonSchema
 
 from planner.errors import PlannerError
-from planner.service.history.job_changes import LONGEST_FAILURE, JobChange, MeasuredRank, Outcome
-from planner.service.http.body_readers import error_of_body, read_object
+from planner.service.history.job_table import LONGEST_FAILURE, JobChange, MeasuredRank, Outcome
+from planner.service.http.body_readers import explain_body_error, read_object
 from planner.service.http.problems import RequestError
 from planner.truth.failures.explanation import explain
 from planner.truth.failures.messages import Cause
@@ -132,15 +132,15 @@ class JobBody(BaseModel):
 def read_change(body: bytes, whose: str) -> JobChange:
     """What a body says is new of a job; `whose` is the JSON array of its system and its id. Raises RequestError."""
     system, job_id = json.loads(whose)
-    return change_of(read_object(body), system, job_id)
+    return build_change(read_object(body), system, job_id)
 
 
-def change_of(document: Mapping[str, Any], system: str, job_id: str) -> JobChange:
+def build_change(document: Mapping[str, Any], system: str, job_id: str) -> JobChange:
     """What the document says is new of the job. Raises RequestError (422) where it cannot be read."""
     try:
         body = JobBody.model_validate(document)
     except ValidationError as error:
-        raise error_of_body(error, JobBody) from None
+        raise explain_body_error(error, JobBody) from None
     for name, given, here in (("system", body.system, system), ("id", body.id, job_id)):
         if given not in (None, here):
             raise RequestError(409, f"the body is of another job: {name} is {ascii(given)[:80]}", place=name)

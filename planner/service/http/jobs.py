@@ -13,10 +13,9 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 from planner.errors import PlannerError
 from planner.report.statement import read_statement
 from planner.service.history.errors import HistoryError, HistoryUnavailableError
-from planner.service.history.job_changes import BoundJob, JobChange, memory_of
-from planner.service.history.job_table import JobSummary
+from planner.service.history.job_table import BoundJob, JobChange, JobSummary, whose_memory
 from planner.service.history.store import History
-from planner.service.http.bodies import content_of, read_body
+from planner.service.http.bodies import read_body, receive_content
 from planner.service.http.body_readers import JSON
 from planner.service.http.dependencies import Dependencies, Injected
 from planner.service.http.job_reports import JOB_EXAMPLE, MeasuredRankBody, Moment, read_change
@@ -44,9 +43,7 @@ class BoundJobBody(BaseModel):
     cause: str = ""
     """Why it ran out of memory; empty where it did not, or nobody told."""
     memory: str = ""
-    """Whose memory that was: gpu or host."""
     failure: str = ""
-    """The words from which that is known."""
     beside_plan: list[str] = []
     """Of one job that ran out of GPU memory: in what its end and its plan differ."""
     lapses_at: Moment = None
@@ -56,7 +53,7 @@ class BoundJobBody(BaseModel):
 def _job_document(job: BoundJob) -> BoundJobBody:
     cause = job.cause.value if job.cause is not None else ""
     given = {field.name: getattr(job, field.name) for field in dataclasses.fields(job)}
-    memory = memory_of(cause) if cause else ""
+    memory = whose_memory(cause) if cause else ""
     return BoundJobBody.model_validate({**given, "cause": cause, "memory": memory, "outcome": job.outcome.value})
 
 
@@ -81,7 +78,7 @@ async def bind(system: str, job_id: str, request: Request, deps: Injected) -> Bo
     Every rank may tell what it knows, in any order; telling the same again changes nothing.
     """
     whose = json.dumps([system, job_id])
-    change = await read_body(deps.bodies, read_change, await content_of(request, JSON), whose)
+    change = await read_body(deps.bodies, read_change, await receive_content(request, JSON), whose)
     bound = await write_in_turn(_bind, deps, system, job_id, change)
     request.state.plan_id = bound.plan_id
     return _job_document(bound)
@@ -108,7 +105,7 @@ async def job_by_id(system: str, job_id: str, deps: Injected) -> BoundJobBody:
     """The job as all of its ranks have told it."""
     job = await asyncio.to_thread(deps.history.jobs.get, system, job_id)
     if job is None:
-        raise RequestError(404, "nothing was told of this job", remedy="PUT it")
+        raise RequestError(404, "this job is not known", remedy="PUT it")
     beside = await asyncio.to_thread(_beside_plan, deps.history, job)
     return _job_document(job).model_copy(update={"beside_plan": beside})
 

@@ -15,7 +15,6 @@ PROBES = ("/livez", "/readyz", "/metrics")
 """Asked every few seconds by machines. They never wait for a place, nor share a thread with other requests."""
 READS = ("GET", "HEAD", "OPTIONS")
 DRAWN = "/timeline"
-"""How the paths of reads end that take seconds."""
 _Result = TypeVar("_Result")
 
 
@@ -28,7 +27,6 @@ class Places:
         self._taken: Counter[str] = Counter()
 
     def take(self, method: str, path: str) -> Callable[[], None] | None:
-        """What gives the place back; None where all are taken."""
         if path in PROBES:
             return lambda: None
         kind = "writes" if method not in READS else "drawings" if path.endswith(DRAWN) else "reads"
@@ -54,7 +52,6 @@ class Turns:
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """Raises BusyError where as many wait as may wait."""
         if self._count >= self._most:
             raise BusyError(
                 f"{self._count} {self._what} are being made or wait for it",

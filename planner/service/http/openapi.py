@@ -76,8 +76,8 @@ _CODES = {
     413: "the body is too large",
     415: "a content type that is not read here",
     422: "the job, or a value, cannot be used",
-    429: "too much at once: come again after Retry-After",
-    503: "something that the service stands on is not there: come again after Retry-After",
+    429: "too many requests: retry after Retry-After",
+    503: "something that the service needs is not there: retry after Retry-After",
     504: "the plan was not ready in the time that `Prefer: wait` gave it",
 }
 

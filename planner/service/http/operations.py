@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
@@ -101,19 +102,15 @@ _HEADERS = {
 }
 
 
-@page_router.get("/")
-async def page(request: Request) -> Response:
-    return _answer("page/index.html", request)
+def _serve_file(name: str) -> Callable[[Request], Awaitable[Response]]:
+    async def answer(request: Request) -> Response:
+        return _answer(name, request)
+
+    return answer
 
 
-@page_router.get("/docs")
-async def docs(request: Request) -> Response:
-    return _answer("page/docs.html", request)
-
-
-@page_router.get("/favicon.ico")
-async def icon(request: Request) -> Response:
-    return _answer("page/icon.svg", request)
+for _path, _name in (("/", "page/index.html"), ("/docs", "page/docs.html"), ("/favicon.ico", "page/icon.svg")):
+    page_router.add_api_route(_path, _serve_file(_name))
 
 
 @page_router.get("/assets/{name:path}")

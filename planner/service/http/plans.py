@@ -20,7 +20,7 @@ from planner.report.verdict_text import bound_line, deciding, one_line
 from planner.service.history.errors import HistoryUnavailableError
 from planner.service.history.plan_table import PlanSummary
 from planner.service.history.records import Check
-from planner.service.http.bodies import call_beside, content_of, job_of, read_beside
+from planner.service.http.bodies import call_beside, read_beside, receive_content, receive_job
 from planner.service.http.body_readers import JSON, read_replay, read_timeline
 from planner.service.http.dependencies import (
     Dependencies,
@@ -33,7 +33,7 @@ from planner.service.http.dependencies import (
 from planner.service.http.limits import write_in_turn
 from planner.service.http.openapi import A_JOB, WAITS, WRITES, Answer, in_json, prefer, problems, takes
 from planner.service.http.problems import RequestError
-from planner.service.http.run_requests import EXAMPLE, RunBody, run_of
+from planner.service.http.run_requests import EXAMPLE, RunBody, receive_run
 from planner.service.orders import refuse_programs
 from planner.service.plan_provider import PlanAnswer
 
@@ -94,7 +94,7 @@ async def plan(request: Request, deps: Injected) -> Response:
     the plan goes on being made. `X-Planner-From-Store` says whether it was there before, `X-Planner-Stored` whether
     it is there now: a plan is answered even if the history cannot be reached.
     """
-    wanted, job = read_prefer_header(request), await job_of(request)
+    wanted, job = read_prefer_header(request), await receive_job(request)
     seconds = wanted.wait or 0.0 if wanted.respond_async else wanted.wait
     answer = await deps.plan_provider.plan(job, seconds=seconds, keep=wanted.respond_async)
     from_store = {"X-Planner-From-Store": _flag(answer.from_store)}
@@ -190,7 +190,6 @@ class CheckAnswer(Answer):
     """One line for people, as `planner check` prints it."""
     basis: Literal["lower_bound"] | None = None
     host: CheckedHost | None = None
-    """Of a plan whose job says what main memory its nodes have; the verdict is the worse of both."""
 
 
 @check_router.post(
@@ -216,7 +215,7 @@ async def check(
 
     Each check is remembered; `X-Planner-System` says which hook asked (slurm, ray, kubernetes, ...).
     """
-    wanted, job = read_prefer_header(request), await job_of(request)
+    wanted, job = read_prefer_header(request), await receive_job(request)
     bound = await asyncio.to_thread(deps.plan_provider.bound, job)
     seconds = deps.settings.check_seconds if wanted.wait is None else wanted.wait
     # Of a job that exceeds its bound the plan is made too, since it brings advice, and not waited for.
@@ -298,7 +297,6 @@ class Run(Answer):
     iterations: int
     rank_classes: list[dict[str, Any]]
     host: dict[str, Any] | None = None
-    """What each node holds, as in a plan."""
     assumptions: list[dict[str, Any]]
     provenance: dict[str, str]
     seconds: dict[str, float]
@@ -345,7 +343,7 @@ async def run(request: Request, deps: Injected) -> Response:
     """
     refuse_programs(deps.settings)
     code_runners_only(request, "a bearer token for code of users is needed to have a program run")
-    wanted, asked = read_prefer_header(request), await run_of(request, deps)
+    wanted, asked = read_prefer_header(request), await receive_run(request, deps)
     seconds = wanted.wait or 0.0 if wanted.respond_async else wanted.wait
     answer = await deps.plan_provider.run(asked, seconds=seconds, keep=wanted.respond_async)
     return _respond(request, answer, f"/v1/runs/{answer.plan_id}", "planner.run.pending/1", wanted, {})
@@ -380,7 +378,6 @@ class Timeline(Answer):
     outside_bytes: int
     at: list[int]
     places: list[float]
-    """Where the moments lie on the width of a picture, from 0 to 1."""
     allocated_bytes: dict[str, list[int]]
     reserved_bytes: list[int]
     phases: list[dict[str, Any]]
@@ -409,7 +406,6 @@ async def timeline(
 
 
 def _plan_and_trace(deps: Dependencies, plan_id: str, rank: int) -> bytes:
-    """What body_readers.read_timeline reads."""
     text = _stored_plan(deps, plan_id)
     document = json.loads(text)
     ranks = [rank_class["representative"] for rank_class in document.get("rank_classes", ())]
@@ -436,7 +432,6 @@ class Replay(Answer):
 
     model_config = ConfigDict(extra="allow")
     conf: str
-    """PYTORCH_ALLOC_CONF of the recorded process; empty also where the snapshot does not say."""
     devices: list[dict[str, Any]]
 
 
@@ -459,6 +454,6 @@ async def replay(
     The body is what `torch.cuda.memory._dump_snapshot` wrote, also as .gz or .xz. It is read as plain data, in a
     process of its own; nothing of it is stored.
     """
-    content, asked = await content_of(request, BYTES), "" if conf is None else f"={conf}"
+    content, asked = await receive_content(request, BYTES), "" if conf is None else f"={conf}"
     remedy = "planner replay SNAPSHOT takes as long as it needs, on your machine"
     return await read_beside(deps.drawings, read_replay, content, asked, remedy)

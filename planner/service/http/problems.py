@@ -58,11 +58,9 @@ _STATUS: Mapping[type[PlannerError], int] = {
     WorkerLostError: 503,
 }
 RETRY_SECONDS = 5
-"""What a client is told to wait where nothing better is known."""
 
 
 def problem(error: PlannerError) -> Response:
-    """The answer to a request that failed for a reason that its sender can be told."""
     if isinstance(error, RequestError):
         status = error.status
         kind = HTTPStatus(status).name.lower().replace("_", "-")

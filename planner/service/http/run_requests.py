@@ -21,8 +21,8 @@ from planner.job.launchers import words_of
 from planner.job.loading import read_gpu
 from planner.job.shorthand import read_host_memory
 from planner.planning.program_ranks import choose_ranks
-from planner.service.http.bodies import content_of, media_type, read_beside
-from planner.service.http.body_readers import JSON, error_of_body, read_object
+from planner.service.http.bodies import media_type, read_beside, receive_content
+from planner.service.http.body_readers import JSON, explain_body_error, read_object
 from planner.service.http.dependencies import Dependencies
 from planner.service.http.problems import RequestError
 from planner.service.orders import RunRequest
@@ -75,7 +75,7 @@ class Tarball:
         except Exception as error:
             # tarfile lets through what Python's own functions say of a header: of no kind that could be listed.
             raise _refused(
-                f"the body is no tarball: {type(error).__name__}: {str(error)[:200]}",
+                f"the body cannot be read as a tarball: {type(error).__name__}: {str(error)[:200]}",
                 "a tar file, plain or gzipped",
             ) from None
         if not self._files:
@@ -135,7 +135,7 @@ def _check(member: tarfile.TarInfo) -> None:
         )
     too_long = any(len(os.fsencode(part)) > _LONGEST_PART for part in path.parts)
     if too_long or len(path.parts) > _DEEPEST or (member.isreg() and not path.parts):
-        raise _refused(f"{member.name[:200]!a} is no name of a file", "names as files have them")
+        raise _refused(f"{member.name[:200]!a} is not a valid file name", "names as files have them")
     if member.size < 0 or not 0 <= member.mtime < _LATEST:
         raise _refused(f"{member.name[:200]!a} has a size or a time that no file has", "a file's own", "tar -cz")
 
@@ -165,7 +165,7 @@ class SharedFolder:
             # Whether there is such a folder is not told of what lies elsewhere.
             raise RequestError(
                 403,
-                f"{written!r:.200} is no folder in which this service looks for programs",
+                f"{written!r:.200} is not a folder in which this service looks for programs",
                 allowed=", ".join(map(str, roots)) or "no folder; a tarball as the body",
                 remedy="send a tarball, or ask the operator to name the folder in PLANNER_PROGRAM_FOLDERS",
                 place="path",
@@ -181,7 +181,6 @@ class SharedFolder:
         self.path = str(folder)
 
     def text_of(self, written: str) -> str:
-        """The text of a file that lies within the folder, links followed. Raises SpecError where there is none."""
         try:
             descriptor = os.open(os.path.join(self.path, written), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except (OSError, ValueError):
@@ -207,7 +206,6 @@ class SharedFolder:
 
 
 def _is_open(root: Path, folder: Path) -> bool:
-    """Whether everybody may enter each folder below the root on the way to this one, and list this one."""
     way = [folder, *(parent for parent in folder.parents if parent != root and parent.is_relative_to(root))]
     try:
         return all(os.stat(step).st_mode & stat.S_IXOTH for step in way if step != root) and (
@@ -252,9 +250,7 @@ class RunBody(BaseModel):
     """The folder in which the command is started; only in a JSON body."""
     gpu: str = "H100-SXM-80GB"
     ranks: str = "auto"
-    """auto (the first two, one of the middle and the last), all, or numbers between commas."""
     steps: Annotated[int, Field(ge=0, le=MOST_STEPS)] = 0
-    """Iterations; 0: until its memory is steady."""
     strict: bool = False
     """Refuse to answer values that only the device would have."""
     host_memory: str | Annotated[int, Field(ge=0)] = ""
@@ -266,14 +262,13 @@ class RunBody(BaseModel):
     queue: _Label = ""
 
 
-async def run_of(request: Request, deps: Dependencies) -> RunRequest:
-    """What a request asks to be run. Raises RequestError, SpecError."""
+async def receive_run(request: Request, deps: Dependencies) -> RunRequest:
     kind, query = media_type(request), request.query_params.multi_items()
     if kind == JSON and query:
         raise RequestError(422, "with a JSON body there is no query", allowed="its keys in the body", place="query")
     if len(dict(query)) < len(query):
         raise RequestError(422, "the query names something twice", allowed="each once", place="query")
-    content = await content_of(request, JSON, *TAR_TYPES)
+    content = await receive_content(request, JSON, *TAR_TYPES)
     about = json.dumps({"kind": kind, "query": dict(query), "folders": split_list(deps.settings.program_folders)})
     asked = await read_beside(deps.bodies, read_run, content, about, _REMEDY)
     return asked if kind == JSON else dataclasses.replace(asked, tarball=content)
@@ -286,7 +281,7 @@ def read_run(content: bytes, about: str) -> RunRequest:
     try:
         body = RunBody.model_validate(read_object(content) if in_json else context["query"])
     except ValidationError as error:
-        raise error_of_body(error, RunBody) from None
+        raise explain_body_error(error, RunBody) from None
     if in_json:
         if not body.path:
             raise RequestError(422, "path is missing", allowed="a folder, or a tarball as the body", place="path")

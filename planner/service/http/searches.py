@@ -9,14 +9,14 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from planner.planning.planned_classes import refuse_unplannable
 from planner.searching import requests
 from planner.searching.requests import MOST_TOP, USUAL_SECONDS, USUAL_TOP, SearchRequest
 from planner.searching.weighing import Objective
 from planner.service.history.records import SearchState
-from planner.service.http.bodies import object_of
+from planner.service.http.bodies import receive_object
 from planner.service.http.dependencies import Dependencies, Injected, read_prefer_header
 from planner.service.http.openapi import EXAMPLE_JOB, WRITES, Answer, in_json, problems, takes
 from planner.service.http.problems import RequestError
@@ -30,41 +30,6 @@ _GOES_ON = ("pending", "running")
 
 CANCEL_SECONDS = 5.0
 """How long the answer to DELETE waits for the end."""
-
-
-class Candidate(BaseModel):
-    """What is different from the job, and what a plan says of the fullest rank then."""
-
-    change: dict[str, Any]
-    verdict: str
-    device_bytes: int
-    headroom_bytes: int
-    capacity_bytes: int
-    step_seconds: float | None
-    tokens_per_second: float | None
-    """Of each GPU; null where nobody knows its speed."""
-    gpu_hours_per_billion_tokens: float | None
-    relative_cost: float | None
-    """GPU time of a token over that of the fastest shown."""
-
-
-class EstimatedCandidate(BaseModel):
-    """What is different from the job, and its GPU time of a token over that of the first of these, by the roofline."""
-
-    change: dict[str, Any]
-    roofline_cost: float
-
-
-class Progress(BaseModel):
-    """Of how much what is done."""
-
-    doing: str
-    looked_at: int
-    to_look_at: int
-    planned: int
-    traces_left: int
-    found: int
-    wanted: int
 
 
 class Search(Answer):
@@ -81,15 +46,15 @@ class Search(Answer):
     """The candidates are the best of all that were looked at: true only if it is done."""
     stopped: str
     """Why it is `stopped`: time, cancelled, interrupted (the service ended)."""
-    candidates: list[Candidate]
-    closest: Candidate | None
-    not_planned: list[EstimatedCandidate] = Field(default_factory=list)
+    candidates: list[dict[str, Any]]
+    closest: dict[str, Any] | None
+    not_planned: list[dict[str, Any]] = Field(default_factory=list)
     """Of those whose plans are not made the best by the roofline: whether they fit is not known."""
     space: dict[str, Any]
     global_batch: int
     assumptions: list[str]
     seconds: dict[str, float | None]
-    progress: Progress
+    progress: dict[str, Any]
     problem: dict[str, str] | None
     """Why it is refused or has failed: problem, allowed, remedy, place."""
 
@@ -137,7 +102,7 @@ async def search(request: Request, deps: Injected) -> JSONResponse:
     for its end, at most N seconds. It goes on if its client is gone.
     """
     wanted = read_prefer_header(request)
-    body = await object_of(request)
+    body = await receive_object(request)
     asked = await asyncio.to_thread(_request, body, deps)
     if deps.searches is None:
         raise RequestError(501, "this service searches nothing", remedy="deploy planner with its Searches deployment")

@@ -15,7 +15,7 @@ from planner.planning.planned_classes import refuse_unplannable
 from planner.searching.requests import read_job_member
 from planner.service.history.records import ValidationState
 from planner.service.history.store import History
-from planner.service.http.bodies import object_of
+from planner.service.http.bodies import receive_object
 from planner.service.http.dependencies import Injected, code_runners_only
 from planner.service.http.openapi import EXAMPLE_JOB, Answer, in_json, problems, takes
 from planner.service.http.problems import RequestError
@@ -102,7 +102,7 @@ async def validate(request: Request, deps: Injected) -> JSONResponse:
 
     Answers at once; the state is `refused` where the cluster has no such GPU, else `pending`: ask for it by its id.
     """
-    body = await object_of(request)
+    body = await receive_object(request)
     asked = await asyncio.to_thread(_request, body, deps.history, deps.settings)
     if asked.job.model.factory:
         code_runners_only(request)
@@ -166,7 +166,7 @@ def _request(body: Mapping[str, Any], history: History, settings: Settings) -> r
     job = read_job_member(body["job"]) if "job" in body else _job_of_plan(plan_id, history)
     refuse_unplannable(job)
     refuse_code(job, settings)
-    return requests.request_of(body, job, str(plan_id))
+    return requests.build_request(body, job, str(plan_id))
 
 
 def _job_of_plan(plan_id: Any, history: History) -> Job:

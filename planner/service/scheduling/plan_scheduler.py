@@ -74,7 +74,6 @@ class PlanScheduler:
         self.groups = SearchGroups(workers, settings.trace_seconds, torches)
 
     def start(self) -> None:
-        """Hire the workers, and forget now and then what need not be kept."""
         self._workers.start()
         self._forgetting = asyncio.create_task(self._forget_now_and_then())
 
@@ -118,7 +117,6 @@ class PlanScheduler:
 
     @property
     def entry_count(self) -> int:
-        """Plans that are not made yet, or whose traces are not stored yet."""
         return len(self._entries)
 
     def levels(self) -> dict[str, int]:

@@ -33,7 +33,6 @@ RUN = "run"
 
 
 def make_plan(argument: tuple[Order, Isolation], answer: AnswerWriter) -> None:
-    """Trace every rank class, one after the other, judge, advise, and answer the plan and its traces."""
     order, isolation = argument
     with _code_at_fault(order.job):
         made = plan_job(order.job, order.calibration, source=TraceSource(isolation))
@@ -44,7 +43,6 @@ def make_plan(argument: tuple[Order, Isolation], answer: AnswerWriter) -> None:
 
 
 def trace_rank(argument: tuple[Job, int, Isolation], answer: AnswerWriter) -> None:
-    """Answer the trace of one rank, and which ranks of its class do otherwise."""
     job, rank, isolation = argument
     trace = TraceSource(isolation).trace_rank(job, rank)
     parts = [

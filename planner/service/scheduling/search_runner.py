@@ -111,7 +111,6 @@ class GroupsOnCluster:
 
 
 TELL_SECONDS = 1.0
-"""How often what is known by now is stored."""
 _MOST_RECOVERED = 1000
 _BUSY_SECONDS = 30
 _log = logging.getLogger("planner.service")
@@ -214,7 +213,6 @@ class SearchRunner:
                     groups.stop()
 
     def close(self) -> None:
-        """End what runs: it goes on when it is asked for again."""
         self._ending = True
         with self._lock:
             running = [groups for groups in self._open.values() if groups is not None]
@@ -326,7 +324,6 @@ def _over(search: Search, state: SearchState, stopped: str = "", error: PlannerE
 
 
 def _result_json(result: SearchResult, top: int) -> dict[str, Any]:
-    """What is known by now; `progress` says of how much, `problem` what is wrong with the search."""
     scales = result.scales
     return {
         **search_to_json(result),
@@ -344,7 +341,6 @@ def _result_json(result: SearchResult, top: int) -> dict[str, Any]:
 
 
 def to_json(search: Search) -> dict[str, Any]:
-    """As it is answered. `complete` is true of a search that is done only."""
     known = {key: value for key, value in search.document.items() if key != "schema"}
     return {
         "schema": SEARCH,

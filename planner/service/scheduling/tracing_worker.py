@@ -47,7 +47,6 @@ class TorchServers:
         self._own.start()
 
     def server_for(self, torch: str) -> ForkServer:
-        """The server whose torch is the nearest to this release. Raises WorkerLostError where it does not start."""
         nearest = self._torches.nearest(torch)
         if not nearest.python:
             return self._own
@@ -88,7 +87,6 @@ class TracingWorker:
         self._servers.start()
 
     def process(self) -> int:
-        """The id of this process; answered as soon as it can work, and while it does."""
         return os.getpid()
 
     def close(self) -> None:
@@ -121,7 +119,6 @@ class TracingWorker:
         return self._result(work, Task(f"{_TASKS}:run_program", order), limits, order.request.torch)
 
     def search(self, work: int, group: Group, seconds: float) -> tuple[exact_plans.Answer, ...] | PlanRefused:
-        """What plans say of candidates of a search that share a trace."""
         job = group.jobs[0]
         task = Task(f"{exact_plans.__name__}:plan_group", replace(group, source=TraceSource(self._isolation)))
         answer = self._answer(work, task, self._limits_of(job, seconds), job.software.torch)

@@ -73,7 +73,6 @@ class _Member:
     worker: Worker
     watch: asyncio.Future[None]
     loaded: deque[str] = field(default_factory=lambda: deque(maxlen=MOST_OTHERS))
-    """The releases of torch that it was asked for lately besides its own."""
     due: float = math.inf
     """The loop's time by which its present work has ended."""
 
@@ -119,7 +118,6 @@ class Workers:
 
     @property
     def alive(self) -> int:
-        """How many can work, or do: not those whose work should have ended by now."""
         now = asyncio.get_running_loop().time()
         return len(self._idle) + sum(now < member.due for member in self._busy)
 
@@ -182,7 +180,6 @@ class Workers:
         self._busy.clear()
 
     async def _stop(self, member: _Member) -> None:
-        """Once its work has ended, the worker is free again; one that cannot be stopped is replaced."""
         try:
             await member.stop()
         except Exception as fault:
@@ -245,8 +242,7 @@ class Workers:
         self._keep(asyncio.create_task(self._engage_worker()))
 
     def _keep(self, task: asyncio.Task[None]) -> None:
-        """The event loop itself holds on to no task."""
-        self._tasks.add(task)
+        self._tasks.add(task)  # the event loop itself holds on to no task
         task.add_done_callback(self._tasks.discard)
 
     async def _engage_worker(self) -> None:

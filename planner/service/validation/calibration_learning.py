@@ -18,9 +18,9 @@ from planner.job.overhead import outside
 from planner.job.rank_sets import RankSet
 from planner.job.schema import Gpu, Software
 from planner.report.statement import ProgramStatement, RankClassStatement, Verdict, read_statement
-from planner.service.history.job_changes import BoundJob
+from planner.service.history.job_table import BoundJob
 from planner.service.history.store import History
-from planner.service.validation.rank_comparison import ALIKE
+from planner.service.validation.validation_run import ALIKE
 from planner.truth.calibration import interval
 from planner.truth.calibration.interval import Calibration
 from planner.truth.calibration.learning import learn, measured_observations
@@ -66,7 +66,6 @@ class CalibrationLearner:
         return calibration
 
     def _of_validation(self, validation_id: str) -> tuple[Observation, ...]:
-        """Nothing if it ran on a CPU."""
         validation = self._history.validations.get(validation_id)
         observations = []
         for rank in validation.result.get("ranks", ()) if validation is not None else ():
@@ -90,7 +89,6 @@ class CalibrationLearner:
 
 
 def learn_calibration(observations: list[Observation | QuarantinedObservation]) -> Calibration:
-    """What the newest of these teach; what was set aside before stands with what learning sets aside."""
     newest = sorted(observations, key=_date, reverse=True)[:MOST]
     calibration = learn([*measured_observations(), *(known for known in newest if isinstance(known, Observation))])
     aside = {*calibration.quarantined, *(known for known in newest if isinstance(known, QuarantinedObservation))}
@@ -189,7 +187,6 @@ def _observe_job(
 
 
 def _unlike(predicted: _Predicted, observation: Observation, report: Mapping[str, Any]) -> str:
-    """Why what ran is not what was planned; empty if it may be."""
     total, steps = observation.device_total_bytes, int(report.get("steps", 0))
     conf = str(report.get("allocator_conf", ""))
     if steps < FEWEST_STEPS:

@@ -24,7 +24,6 @@ MEASUREMENT, FAILURE = "measurement", "failure"
 
 
 def answer_request(request: Mapping[str, Any], answer: AnswerWriter) -> None:
-    """Measure the rank of the request and answer. Raises PlannerError for what cannot be measured."""
     try:
         measured = _measure_rank(request)
     except (PlannerError, MemoryError):
@@ -96,7 +95,7 @@ def run(request: Mapping[str, Any], limits: Limits, walls: Walls | None = None) 
         walls = replace(walls, devices=devices, network=bool(request.get("meeting")))
     task = Task(f"{__name__}:answer_request", dict(request) | {"seconds": limits.seconds})
     try:
-        answer = running.run(task, limits, walls=walls, environment=environment_of(conf, walled=walls is not None))
+        answer = running.run(task, limits, walls=walls, environment=build_environment(conf, walled=walls is not None))
     except PlannerError as refused:
         return dict(refused.parts)
     if isinstance(answer.exceeded, LimitExceededError):
@@ -124,7 +123,7 @@ def run(request: Mapping[str, Any], limits: Limits, walls: Walls | None = None) 
     return {"problem": f"the measuring process ended with {messages.ending(answer)}"}
 
 
-def environment_of(conf: str, *, walled: bool = False) -> dict[str, str]:
+def build_environment(conf: str, *, walled: bool = False) -> dict[str, str]:
     """This process's own, or what a GPU needs of it behind walls; with the allocator's settings of the job and of
     nobody else."""
     kept = {

@@ -57,8 +57,7 @@ class Place:
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
-def nodes_of(described: Iterable[Mapping[str, Any]]) -> tuple[Node, ...]:
-    """The nodes that are alive, from what `ray.nodes()` says."""
+def read_nodes(described: Iterable[Mapping[str, Any]]) -> tuple[Node, ...]:
     nodes = []
     for node in described:
         if node.get("Alive", node.get("alive")):
@@ -97,7 +96,7 @@ def suiting(nodes: Sequence[Node], gpu: Gpu) -> tuple[Node, ...]:
     return tuple(node for node in nodes if node.gpus and node.kind and may_be(node.kind))
 
 
-def kind_of(gpu: Gpu) -> str:
+def find_kind(gpu: Gpu) -> str:
     """What Ray calls the job's GPU, for one without a name any of its architecture; empty where it knows none."""
     known = (record for record in catalog.gpus().values() if _is_kind(record, gpu))
     return next((alias for record in known for alias in record.aliases), "")
@@ -174,7 +173,6 @@ class MeasuringWorker:
     """The actor: it starts the measuring process and waits for it, in its main thread."""
 
     def ready(self) -> tuple[str, int]:
-        """An address at which this node can be reached, and a port that is free on it now."""
         address = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         with socket.socket() as probe:
             probe.bind(("", 0))
@@ -220,8 +218,7 @@ def start_workers(place: Place, *, wait_seconds: float, stop: threading.Event) -
             remove_placement_group(group)
 
 
-def meeting_of(workers: Sequence[Any]) -> str:
-    """Where the peers meet: at the first of them. Raises MeasureError if a worker does not come up."""
+def find_meeting_place(workers: Sequence[Any]) -> str:
     try:
         ready = ray.get([worker.ready.remote() for worker in workers], timeout=_START_SECONDS)
     except RayError as lost:

@@ -63,15 +63,14 @@ def check_keys(body: Mapping[str, Any]) -> None:
         raise SpecError("a validation is of one thing", allowed="either plan_id or job")
 
 
-def request_of(body: Mapping[str, Any], job: Job, plan_id: str = "") -> Request:
-    """The request that a body makes for this job. Raises SpecError for ranks, a mode or a device that cannot be."""
+def build_request(body: Mapping[str, Any], job: Job, plan_id: str = "") -> Request:
     mesh, ranks = Mesh.of(job.parallel), body.get("ranks")
     if ranks is None:
         ranks = representatives(mesh, MOST_RANKS)
     else:
         allowed = f"1 to {MOST_RANKS} different ranks from 0 to {mesh.world_size - 1}"
         if not isinstance(ranks, list | tuple) or not 1 <= len(ranks) <= MOST_RANKS:
-            raise SpecError("these are no ranks", allowed=allowed, place="ranks")
+            raise SpecError("ranks must be a list of ranks", allowed=allowed, place="ranks")
         for rank in ranks:
             if type(rank) is not int or not 0 <= rank < mesh.world_size or ranks.count(rank) > 1:
                 raise SpecError(f"{str(rank)[:40]} cannot be one of the ranks", allowed=allowed, place="ranks")
@@ -82,13 +81,12 @@ def request_of(body: Mapping[str, Any], job: Job, plan_id: str = "") -> Request:
 def _one_of(body: Mapping[str, Any], key: str, usual: _Choice) -> _Choice:
     kind, value = type(usual), body.get(key, usual.value)
     if value not in list(kind):
-        raise SpecError(f"{str(value)[:80]!r} is no {key}", allowed=", ".join(kind), place=key)
+        raise SpecError(f"{str(value)[:80]!r} is not a {key}", allowed=", ".join(kind), place=key)
     return kind(value)
 
 
 def from_json(document: Mapping[str, Any]) -> Request:
-    """The request of which these are the plain values. Raises SpecError if they are not those of one."""
-    return request_of(document, load_bundle(document["job"]), str(document.get("plan_id", "")))
+    return build_request(document, load_bundle(document["job"]), str(document.get("plan_id", "")))
 
 
 SCHEMA = "planner.validation/1"
@@ -98,7 +96,6 @@ ASKED = "request"
 
 
 def validation_json(validation: Validation, *, with_result: bool = True) -> dict[str, Any]:
-    """Plain values, keys in this order; `result` is null until there is one."""
     asked = validation.result.get(ASKED, {})
     result = {key: value for key, value in validation.result.items() if key != ASKED}
     return {

@@ -20,20 +20,18 @@ from planner.service.errors import BusyError
 from planner.service.history.errors import HistoryUnavailableError
 from planner.service.history.records import NO_GPU, Validation, ValidationState
 from planner.service.history.store import History
-from planner.service.orders import code_isolation, order_of
+from planner.service.orders import build_order, code_isolation
 from planner.service.plan_provider import CalibrationInUse
 from planner.service.torch_versions import ONLY_OWN, TorchVersions
 from planner.service.validation import requests, validation_run
 from planner.service.validation.calibration_learning import CalibrationLearner
 from planner.service.validation.measuring_workers import Node, RefusedError, StoppedError
-from planner.service.validation.rank_comparison import Result
 from planner.service.validation.requests import Device, Request
-from planner.service.validation.validation_run import Conditions
+from planner.service.validation.validation_run import Conditions, Result
 from planner.settings import Settings
 
 LEARN_SECONDS = 60.0
 STOP_SECONDS = 5.0
-"""How long those that run have to notice that they are to end."""
 _STORE_SECONDS = 120.0
 """How long a finished result is kept for a history that does not answer."""
 _PAUSE_SECONDS = 2.0
@@ -45,7 +43,7 @@ Run = Callable[..., Result]
 """`planner.service.validation.validation_run.validate`, or what takes and gives the same."""
 
 
-def conditions_of(settings: Settings) -> Conditions:
+def build_conditions(settings: Settings) -> Conditions:
     return Conditions(
         isolation=code_isolation(settings),
         bare=settings.measure_factories_without_walls,
@@ -102,7 +100,7 @@ class ValidationRunner:
 
         Raises BusyError if too many wait, HistoryError if it cannot be stored.
         """
-        order = order_of(request.job, self._calibration.current(), self._torches)
+        order = build_order(request.job, self._calibration.current(), self._torches)
         request = dataclasses.replace(request, plan_id=request.plan_id or order.plan_id)
         gpu = request.job.cluster.gpu
         validation = Validation(
@@ -123,7 +121,7 @@ class ValidationRunner:
                     retry_after_seconds=_BUSY_SECONDS,
                 )
             try:
-                validation_run.setting_of(request, self._nodes())
+                validation_run.choose_setting(request, self._nodes())
             except RefusedError as error:
                 validation = _over(validation, ValidationState.REFUSED, str(error))
             self._history.validations.put(validation)
@@ -132,7 +130,6 @@ class ValidationRunner:
         return validation
 
     def close(self) -> None:
-        """End what runs; it is run again by whoever comes next."""
         self._stop.set()
         self._learn.set()
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -156,7 +153,6 @@ class ValidationRunner:
             self._learn.set()
 
     def _outcome(self, validation: Validation, request: Request) -> Validation:
-        """How it ended; as it was if it was stopped."""
 
         def running() -> None:
             self._history.validations.put(dataclasses.replace(validation, state=ValidationState.RUNNING))

@@ -14,26 +14,151 @@ from typing import Any
 import ray
 
 from planner.errors import MeasureError
-from planner.events import write_out_repeats
+from planner.events import Event, write_out_repeats
 from planner.job.layout import Mesh, RankClass, rank_classes
 from planner.job.loading import bundle
-from planner.job.overhead import outside_of
-from planner.job.schema import Job, Software
+from planner.job.overhead import OutsideEstimate, outside_of
+from planner.job.rank_sets import RankSet
+from planner.job.schema import Gpu, Job, Software
 from planner.planning.job_plan import plan_from_traces
 from planner.planning.judging import RankTrace, told_on
 from planner.planning.planned_classes import parts_of_class
+from planner.report.statement import Plan, Verdict
 from planner.runtime.limits import Limits
 from planner.service.local_ray import start_ray
 from planner.service.validation import measuring_workers
 from planner.service.validation.measuring_workers import Place, RefusedError
-from planner.service.validation.rank_comparison import RankComparison, Result, compare_ranks
 from planner.service.validation.requests import Device, Mode, Request
 from planner.tracing.isolated import USUAL_ISOLATION, Isolation, trace_isolated
 from planner.tracing.rank_trace import Trace
+from planner.truth.calibration.observation import make_observation
 from planner.truth.measuring import measurement_lines
-from planner.truth.measuring.measurement_lines import Measurement
-from planner.truth.plan_comparison import BESIDE_CPU, render
-from planner.units import GIB
+from planner.truth.measuring.measurement_lines import DeviceFacts, Measurement
+from planner.truth.plan_comparison import BESIDE_CPU, Comparison, render, to_json, with_measurement
+from planner.units import GIB, show_bytes
+
+ALIKE = 0.03
+"""By how much the memory of two GPUs of one kind differs, relative: 200 MiB between drivers (hardware/gpus.py), and
+ECC; 40 GB from 80 GB it tells in any case."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankComparison:
+    """One rank, predicted without a calibration and measured. `outside` is the prediction's, of what really ran."""
+
+    plan: Plan
+    events: Sequence[Event]
+    measurement: Measurement
+    outside: OutsideEstimate
+    gpu: Gpu
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What a validation found. `problem` says why it cannot be believed, if it cannot."""
+
+    document: Mapping[str, Any]
+    error_percent: float | None
+    out_of_memory: bool
+    torch: str
+    problem: str = ""
+    comparisons: tuple[Comparison, ...] = ()
+
+
+def compare_ranks(ranks: Sequence[RankComparison], mode: str) -> Result:
+    """The result of all ranks that were asked for, at least one: its error is that of the worst rank.
+
+    Raises MeasureError if they were measured on a GPU that is not the job's.
+    """
+    for rank in ranks:
+        _refuse_other_gpu(rank.gpu, rank.measurement.device)
+    compared = tuple(with_measurement(rank.plan, rank.measurement, events=rank.events) for rank in ranks)
+    doubted = [
+        str(rank.measurement.rank)
+        for rank in ranks
+        if rank.measurement.truth is not None and not rank.measurement.truth.believed
+    ]
+    out_of_memory = any(rank.measurement.out_of_memory is not None for rank in ranks)
+    first = ranks[0].measurement
+    on_cpu = first.device.kind == "cpu"
+    error_of = "kept" if on_cpu else "reserved"  # parameters, gradients, buckets and optimizer state
+    errors = [
+        figure.error_percent
+        for comparison in compared
+        for figure in (comparison.categories if on_cpu else comparison.peak)
+        if (on_cpu or figure.name == error_of) and figure.error_percent is not None
+    ]
+    error = round(max(errors), 4) if errors and not doubted and not out_of_memory else None
+    document = {
+        "mode": mode,
+        "device": dataclasses.asdict(first.device),
+        "software": dict(first.software),
+        "error_percent": error,
+        "error_of": error_of,
+        "out_of_memory": out_of_memory,
+        "ranks": [_rank(rank, comparison) for rank, comparison in zip(ranks, compared, strict=True)],
+    }
+    doubt = (
+        f"the measurement of rank {', '.join(doubted)} cannot be believed: its runs disagree, or the profiler missed "
+        "something"
+    )
+    return Result(
+        document=document,
+        error_percent=error,
+        out_of_memory=out_of_memory,
+        torch=first.software.get("torch", ""),
+        problem=doubt if doubted else "",
+        comparisons=compared,
+    )
+
+
+def _refuse_other_gpu(gpu: Gpu, device: DeviceFacts) -> None:
+    other_arch = gpu.arch.startswith("sm_") and device.arch != gpu.arch
+    other_memory = abs(device.total_bytes - gpu.total_bytes) > ALIKE * gpu.total_bytes
+    if device.kind != "cpu" and (other_arch or other_memory):
+        there = f"it was {device.name} with {show_bytes(device.total_bytes)} ({device.arch})"
+        raise MeasureError(
+            f"the GPU that Ray gave is not the job's: {there}",
+            allowed=f"{gpu.name or gpu.arch}, {show_bytes(gpu.total_bytes)}",
+            remedy="give the nodes a label ray.io/accelerator-type that tells these GPUs apart, or name the GPU there",
+        )
+
+
+def _rank(rank: RankComparison, comparison: Comparison) -> dict[str, Any]:
+    measured = rank.measurement
+    on_cpu, out = measured.device.kind == "cpu", measured.out_of_memory
+    statement = next(ranks for ranks in rank.plan.rank_classes if measured.rank in RankSet.parse(ranks.ranks))
+    observation = None
+    if not on_cpu and rank.gpu.name:  # else the comparison can teach nothing
+        observation = make_observation(
+            gpu=rank.gpu.name,
+            torch=measured.software.get("torch", ""),
+            cuda=measured.software.get("cuda", ""),
+            world_size=measured.world_size,
+            case=measured.case or rank.plan.plan_id,
+            reserved_bytes=(statement.peak.reserved_bytes, measured.peak.reserved_bytes),
+            predicted_context_bytes=rank.outside.cuda_context_bytes,
+            predicted_nccl_bytes=rank.outside.nccl_bytes if measured.peers == "present" else 0,
+            device_bytes=max((phase.device_bytes for phase in measured.phases), default=0),
+            device_bytes_by=measured.device_bytes_by,
+            device_total_bytes=measured.device.total_bytes,
+            peers=measured.peers,
+            predicted_out_of_memory=statement.verdict is Verdict.EXCEEDS,
+            measured_out_of_memory=out is not None,
+            date=measured.date,
+        )
+    return {
+        "rank": measured.rank,
+        "peers": measured.peers,
+        "seconds": measured.seconds,
+        "comparison": to_json(comparison),
+        "predicted_verdict": "" if on_cpu else statement.verdict.value,
+        "out_of_memory": dataclasses.asdict(out) if out is not None else None,
+        "device_bytes_by": measured.device_bytes_by,
+        "context_bytes": measured.context_bytes,
+        "observation": dataclasses.asdict(observation) if observation is not None else None,
+    }
+
 
 NOBODY = threading.Event()
 """Never set: for who waits to the end."""
@@ -45,7 +170,6 @@ class Conditions:
 
     measuring: Limits = field(default_factory=Limits)
     wait_seconds: float = 900.0
-    """How long a GPU that is there may be busy."""
     isolation: Isolation = USUAL_ISOLATION
     """Of the process in which a job's own code is traced; its walls stand around the measured step too."""
     bare: bool = False
@@ -63,11 +187,10 @@ class Setting:
 
 
 def nodes() -> tuple[measuring_workers.Node, ...]:
-    return measuring_workers.nodes_of(ray.nodes())  # type: ignore[no-untyped-call]
+    return measuring_workers.read_nodes(ray.nodes())  # type: ignore[no-untyped-call]
 
 
-def setting_of(request: Request, there: Sequence[measuring_workers.Node]) -> Setting:
-    """Where the request would run. Raises RefusedError if this cluster cannot."""
+def choose_setting(request: Request, there: Sequence[measuring_workers.Node]) -> Setting:
 
     def place(processes: int) -> Place:
         if request.device is Device.CPU:
@@ -96,7 +219,7 @@ def validate(
     Raises RefusedError if the cluster has no such place, MeasureError for whatever went wrong while measuring,
     SpecError and TraceError if the step cannot be traced, StoppedError if `stop` was set.
     """
-    job, setting = request.job, setting_of(request, nodes())
+    job, setting = request.job, choose_setting(request, nodes())
     predicted = _trace_rank_classes(request, setting, conditions)
     with measuring_workers.start_workers(setting.place, wait_seconds=conditions.wait_seconds, stop=stop) as workers:
         running()
@@ -121,13 +244,12 @@ def validate(
 
 
 def _on_cpu(request: Request, conditions: Conditions) -> bool:
-    """Whether the step runs on a CPU, whatever it was asked to be scheduled on."""
     return conditions.rehearsal or request.device is Device.CPU
 
 
 def _trace_rank_classes(request: Request, setting: Setting, conditions: Conditions) -> list[RankTrace]:
     """What each class of the ranks that run does on paper: any of them may run out of memory."""
-    job, isolation = request.job, isolation_of(request.job, conditions.isolation)
+    job, isolation = request.job, choose_isolation(request.job, conditions.isolation)
 
     def runs(rank_class: RankClass) -> bool:
         return any(rank in rank_class.ranks for rank in setting.measured)
@@ -144,7 +266,7 @@ def _trace_rank_classes(request: Request, setting: Setting, conditions: Conditio
     return traces
 
 
-def isolation_of(job: Job, isolation: Isolation) -> Isolation:
+def choose_isolation(job: Job, isolation: Isolation) -> Isolation:
     """Walls stand around jobs that bring code, and around no others."""
     return isolation if job.model.factory else dataclasses.replace(isolation, walls=None)
 
@@ -158,13 +280,13 @@ def _measure_ranks(
         "world_size": request.world_size,
         "code": dataclasses.asdict(conditions.isolation.code),
     }
-    walls = None if conditions.bare else isolation_of(request.job, conditions.isolation).walls
+    walls = None if conditions.bare else choose_isolation(request.job, conditions.isolation).walls
 
     def measure(places: Iterable[tuple[Any, int]]) -> dict[int, dict[str, Any]]:
         tasks = [(worker, {**asked, "rank": rank}) for worker, rank in places]
         return measuring_workers.all_answers(tasks, conditions.measuring, stop, walls)
 
-    meeting = measuring_workers.meeting_of(workers)
+    meeting = measuring_workers.find_meeting_place(workers)
     if setting.mode is Mode.REAL_PEERS and request.world_size > 1:
         asked["meeting"] = meeting
         answers = measure(zip(workers, setting.measured, strict=True))
@@ -174,10 +296,10 @@ def _measure_ranks(
             answers |= measure([(workers[0], rank)])
             if "problem" in answers[rank]:
                 break
-    return measurements_of(answers, request.ranks)
+    return collect_measurements(answers, request.ranks)
 
 
-def measurements_of(answers: Mapping[int, Mapping[str, Any]], wanted: Sequence[int]) -> dict[int, Measurement]:
+def collect_measurements(answers: Mapping[int, Mapping[str, Any]], wanted: Sequence[int]) -> dict[int, Measurement]:
     """The measurements of the wanted ranks, by rank. Raises MeasureError for the first problem, causes first.
 
     Where a rank ran out of memory, it is among them whether wanted or not, and its peers, which waited for it in vain,
@@ -227,7 +349,7 @@ def validate_here(request: Request, *, seconds: float, rehearsal: bool) -> Resul
         if rehearsal:
             options["num_gpus"] = min(processes, 64)
         # Ray does not know every GPU by name. Whether it is the job's is seen when it has been measured.
-        if kind := measuring_workers.kind_of(request.job.cluster.gpu):
+        if kind := measuring_workers.find_kind(request.job.cluster.gpu):
             options["labels"] = {measuring_workers.LABEL: kind}
     start_ray(**options)
     try:

@@ -19,7 +19,6 @@ MEDIA_TYPES = {
 }
 """By suffix. A file of another suffix is not served."""
 CATEGORY_COLORS = "page/category-colors.css"
-"""Made of planner.report.style, where the colours of charts are."""
 _FOLDERS = ("page", "swagger-ui")
 
 
@@ -33,7 +32,6 @@ class Asset:
 
 
 def find(name: str) -> Asset | None:
-    """The file of that name, such as `page/page.css`; None where there is none."""
     return _read(name) if name in names() else None
 
 
