@@ -37,8 +37,8 @@ class Repository:
     parameters: float = 0
     options: str = ""
     """Of `planner run`."""
-    data: tuple[str, str] = ("", "")
-    """A folder of the data, and where the program looks for it in its own."""
+    data: tuple[str, ...] = ()
+    """Folders or files of the data, each followed by where the program looks for it in its own."""
 
 
 _COCO = "torchrun --nproc_per_node=8 train.py --data-path {data}/coco --dataset coco"
@@ -47,6 +47,7 @@ _DIFFUSION = (
     "accelerate launch --mixed_precision=fp16 {script} --pretrained_model_name_or_path={{data}}/stable-diffusion"
 )
 _PICTURES = "--resolution=512 --center_crop --random_flip --train_batch_size=1 --gradient_accumulation_steps=4"
+_HUB = "env HF_HUB_OFFLINE=1 HF_HUB_CACHE={data}/hub"
 REPOSITORIES: tuple[Repository, ...] = (
     Repository(
         kind="LLM", name="nanoGPT, GPT of characters", folder="nanoGPT", gpu="A100-SXM-40GB",
@@ -154,6 +155,57 @@ REPOSITORIES: tuple[Repository, ...] = (
         kind="RL", name="CleanRL, DQN", folder="cleanrl", gpu="A100-SXM-40GB",
         command="env PYTHONPATH=. python cleanrl/dqn.py --env-id CartPole-v1",
     ),
+    Repository(
+        kind="audio", name="transformers, Whisper", folder="transformers/examples/pytorch/speech-recognition",
+        gpu="V100-SXM2-32GB", parameters=241.73, data=("metrics/wer", "wer"),
+        command=_HUB + " python run_speech_recognition_seq2seq.py "
+        "--model_name_or_path=openai/whisper-small --dataset_name={data}/speech --language=hindi --task=transcribe "
+        "--train_split_name=train --eval_split_name=test --max_steps=5000 --output_dir=out "
+        "--per_device_train_batch_size=16 --gradient_accumulation_steps=2 --per_device_eval_batch_size=16 "
+        "--logging_steps=25 --learning_rate=1e-5 --warmup_steps=500 --eval_strategy=steps --eval_steps=1000 "
+        "--save_strategy=steps --save_steps=1000 --generation_max_length=225 --preprocessing_num_workers=16 "
+        "--max_duration_in_seconds=30 --text_column_name=sentence --freeze_feature_encoder=False "
+        "--gradient_checkpointing --fp16 --do_train --do_eval --predict_with_generate",
+    ),
+    Repository(
+        kind="audio", name="transformers, wav2vec2", folder="transformers/examples/pytorch/speech-recognition",
+        gpu="V100-SXM2-32GB", parameters=315.44, data=("metrics/wer", "wer"),
+        command=_HUB + " python run_speech_recognition_ctc.py --dataset_name={data}/speech "
+        "--model_name_or_path=facebook/wav2vec2-large-xlsr-53 --train_split_name=train --output_dir=out "
+        "--num_train_epochs=15 --per_device_train_batch_size=16 --gradient_accumulation_steps=2 --learning_rate=3e-4 "
+        "--warmup_steps=500 --eval_strategy=steps --text_column_name=sentence --length_column_name=input_length "
+        "--save_steps=400 --eval_steps=100 --layerdrop=0.0 --save_total_limit=3 --freeze_feature_encoder "
+        "--gradient_checkpointing --chars_to_ignore , ? . ! - ; : \" “ % ‘ ” � --fp16 --group_by_length --do_train "
+        "--do_eval",
+    ),
+    Repository(
+        kind="proteins", name="transformers, ESM-2", folder="transformers/examples/pytorch/language-modeling",
+        gpu="A100-SXM-80GB", parameters=651.04, data=("metrics/accuracy", "accuracy"),
+        command=_HUB + " python run_mlm.py --model_name_or_path facebook/esm2_t33_650M_UR50D "
+        "--train_file {data}/proteins/train.txt --validation_file {data}/proteins/test.txt "
+        "--per_device_train_batch_size 8 --per_device_eval_batch_size 8 --line_by_line --do_train --do_eval "
+        "--output_dir out",
+    ),
+    Repository(
+        kind="LLM", name="DeepSpeed-Chat, step 1", gpu="A100-SXM-40GB", parameters=1315.76,
+        folder="DeepSpeedExamples/applications/DeepSpeed-Chat/training/step1_supervised_finetuning",
+        options="--gpus 8 --allow-writes", data=("rlhf", "Dahoas", "rlhf", "yitingxie"),
+        command=_HUB + " bash training_scripts/opt/single_node/run_1.3b.sh",
+    ),
+    Repository(
+        kind="LLM", name="minGPT, adder", folder="minGPT/projects/adder", gpu="A100-SXM-40GB", parameters=0.09,
+        command="python adder.py",
+    ),
+    Repository(
+        kind="LLM", name="minGPT, GPT of characters", folder="minGPT/projects/chargpt", gpu="A100-SXM-40GB",
+        command="python chargpt.py", parameters=2.71, data=("characters.txt", "input.txt"),
+    ),
+    Repository(
+        kind="vision", name="MAE, ViT-L on one node", folder="mae", gpu="V100-SXM2-32GB", parameters=329.54,
+        command="torchrun --nproc_per_node=8 main_pretrain.py --batch_size 64 --model mae_vit_large_patch16 "
+        "--norm_pix_loss --mask_ratio 0.75 --epochs 800 --warmup_epochs 40 --blr 1.5e-4 --weight_decay 0.05 "
+        "--data_path {data}/imagefolder",
+    ),
 )  # fmt: skip
 
 
@@ -165,11 +217,11 @@ def show(row: Repository, checkouts: Path, data: Path) -> str:
             shutil.copytree(checkouts / row.folder, place, symlinks=True)
         else:
             place.mkdir()
-        if row.data[0]:
-            brought = place / row.data[1]
+        for made_up, sought in zip(row.data[::2], row.data[1::2], strict=True):
+            brought = place / sought
             shutil.rmtree(brought, ignore_errors=True)
             brought.parent.mkdir(parents=True, exist_ok=True)
-            brought.symlink_to(data / row.data[0])
+            brought.symlink_to(data / made_up)
         command = row.command.format(data=data).split()
         began = time.perf_counter()
         ran = subprocess.run(

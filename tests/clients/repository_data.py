@@ -1,7 +1,8 @@
 """What popular repositories are given to train on, in the sizes that their READMEs speak of: pictures in folders, boxes
 and masks as COCO has them, digits, tokens, models of Stable Diffusion with random weights.
 
-`python repository_data.py FOLDER` fills a folder (4.5 GB with `--diffusion`). Everything is seeded.
+`python repository_data.py FOLDER` fills a folder (4.5 GB with `--diffusion`; `--hub`: the others' models, of no size
+on the disk). Everything is seeded.
 """
 
 from __future__ import annotations
@@ -12,9 +13,12 @@ import pickle
 import random
 import string
 import struct
+import wave
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import tokenizers
 from PIL import Image
 
 _CLASSES = ("bee", "cat", "cow", "dog", "fox", "hen", "owl", "pig")
@@ -37,6 +41,9 @@ def make(folder: Path) -> None:
     characters(folder / "shakespeare_char")
     captions(folder)
     yolo(folder / "yolo")
+    speech(folder / "speech")
+    metrics(folder / "metrics")
+    texts(folder)
 
 
 def picture(path: Path, width: int, height: int) -> None:
@@ -143,11 +150,150 @@ def diffusion(folder: Path) -> None:
     (tokenizer / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
 
 
+def speech(folder: Path) -> None:
+    """Noise of two to eight seconds with a sentence each."""
+    for split, count in (("train", 64), ("test", 16)):
+        (folder / split).mkdir(parents=True, exist_ok=True)
+        rows = []
+        for number in range(count):
+            seconds = random.Random(number).uniform(2, 8)
+            with wave.open(str(folder / split / f"{number}.wav"), "wb") as file:
+                file.setnchannels(1)
+                file.setsampwidth(2)
+                file.setframerate(16_000)
+                file.writeframes(_NUMBERS.integers(-3000, 3000, int(seconds * 16_000), dtype=np.int16).tobytes())
+            rows.append(json.dumps({"file_name": f"{number}.wav", "sentence": "ek do teen " * int(seconds)}))
+        (folder / split / "metadata.jsonl").write_text("\n".join(rows), encoding="utf-8")
+
+
+_METRIC = """import datasets, evaluate
+class Metric(evaluate.Metric):
+    def _info(self):
+        kinds = datasets.Features({{"predictions": datasets.Value("{kind}"), "references": datasets.Value("{kind}")}})
+        return evaluate.MetricInfo(description="", citation="", inputs_description="", features=kinds)
+    def _compute(self, predictions, references):
+        return {{"{name}": 1.0}}
+"""
+
+
+def metrics(folder: Path) -> None:
+    """What `evaluate.load` would fetch."""
+    for name, kind in (("wer", "string"), ("accuracy", "int32")):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        (folder / name / f"{name}.py").write_text(_METRIC.format(name=name, kind=kind), encoding="utf-8")
+
+
+def texts(folder: Path) -> None:
+    """Letters for minGPT, proteins of up to 1,000 acids, answers to choose from as Dahoas' sets have them."""
+    from datasets import Dataset, DatasetDict
+
+    chance = random.Random(0)
+    letters = string.ascii_letters + string.punctuation[:11] + " \n"
+    (folder / "characters.txt").write_text("".join(chance.choices(letters, k=1_115_394)), encoding="utf-8")
+    (folder / "proteins").mkdir(exist_ok=True)
+    for split, count in (("train", 2000), ("test", 100)):
+        rows = ["".join(chance.choices("LAGVSERTIDPKQNFYMHWC", k=chance.randint(100, 1000))) for _ in range(count)]
+        (folder / "proteins" / f"{split}.txt").write_text("\n".join(rows), encoding="utf-8")
+    words = {"prompt": "Human: what is it? Assistant:", "chosen": "it is this", "rejected": "no", "response": "this"}
+    pairs = Dataset.from_list([words] * 2000)
+    names = ("rm-static", "full-hh-rlhf", "synthetic-instruct-gptj-pairwise", "rlhf-reward-datasets")
+    for name in names:
+        DatasetDict(train=pairs, test=pairs).save_to_disk(folder / "rlhf" / name)
+
+
+def hub(folder: Path) -> None:
+    """Models as transformers keeps them when it has fetched them: configs, tokenizers, weights that are holes."""
+    import transformers as hf
+
+    whisper = hf.WhisperConfig(
+        vocab_size=51865, d_model=768, encoder_layers=12, decoder_layers=12, encoder_attention_heads=12,
+        decoder_attention_heads=12, encoder_ffn_dim=3072, decoder_ffn_dim=3072, decoder_start_token_id=50258,
+    )  # fmt: skip
+    place = _weights(folder, "openai/whisper-small", hf.WhisperForConditionalGeneration, whisper)
+    tokens = _bytes_and(50257)
+    (place / "vocab.json").write_text(json.dumps(tokens), encoding="utf-8")
+    (place / "merges.txt").write_text("#version: 0.2\n", encoding="utf-8")
+    words = hf.WhisperTokenizer(str(place / "vocab.json"), str(place / "merges.txt"), pad_token="<|endoftext|>")
+    languages = [code for code in hf.models.whisper.tokenization_whisper.LANGUAGES if code != "yue"]
+    tasks = ("translate", "transcribe", "startoflm", "startofprev", "nocaptions", "notimestamps")
+    marks = [f"<|{name}|>" for name in ("startoftranscript", *languages, *tasks)]
+    words.add_special_tokens({"additional_special_tokens": marks})
+    words.add_tokens([f"<|{number * 0.02:.2f}|>" for number in range(1501)])
+    hf.WhisperProcessor(hf.WhisperFeatureExtractor(), words).save_pretrained(place)
+    numbers = {f"<|{code}|>": 50259 + number for number, code in enumerate(languages)}
+    hf.GenerationConfig(
+        is_multilingual=True, lang_to_id=numbers, task_to_id={"translate": 50358, "transcribe": 50359}, max_length=448,
+        no_timestamps_token_id=50363, prev_sot_token_id=50361, decoder_start_token_id=50258, bos_token_id=50257,
+        eos_token_id=50257, pad_token_id=50257,
+    ).save_pretrained(place)  # fmt: skip
+    wav2vec2 = hf.Wav2Vec2Config(
+        hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096,
+        feat_extract_norm="layer", do_stable_layer_norm=True, conv_bias=True, codevector_dim=768,
+        proj_codevector_dim=768,
+    )  # fmt: skip
+    place = _weights(folder, "facebook/wav2vec2-large-xlsr-53", hf.Wav2Vec2ForPreTraining, wav2vec2)
+    hf.Wav2Vec2FeatureExtractor(return_attention_mask=True).save_pretrained(place)
+    esm = hf.EsmConfig(
+        vocab_size=33, hidden_size=1280, num_hidden_layers=33, num_attention_heads=20, intermediate_size=5120,
+        max_position_embeddings=1026, position_embedding_type="rotary", token_dropout=True, mask_token_id=32,
+        pad_token_id=1, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+    place = _weights(folder, "facebook/esm2_t33_650M_UR50D", hf.EsmForMaskedLM, esm)
+    acids = "<cls> <pad> <eos> <unk> L A G V S E R T I D P K Q N F Y M H W C X B U Z O . - <null_1> <mask>"
+    (place / "vocab.txt").write_text("\n".join(acids.split()), encoding="utf-8")
+    hf.EsmTokenizer(str(place / "vocab.txt"), model_max_length=1024).save_pretrained(place)
+    opt = hf.OPTConfig(hidden_size=2048, num_hidden_layers=24, num_attention_heads=32, ffn_dim=8192)
+    place = _weights(folder, "facebook/opt-1.3b", hf.OPTForCausalLM, opt, "float16")
+    vocabulary = tokenizers.models.BPE({"<s>": 0, "<pad>": 1, "</s>": 2} | _bytes_and(50262, 3), [])
+    letters = tokenizers.Tokenizer(vocabulary)
+    letters.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    hf.PreTrainedTokenizerFast(
+        tokenizer_object=letters, bos_token="</s>", eos_token="</s>", pad_token="<pad>", unk_token="</s>",
+        model_max_length=2048,
+    ).save_pretrained(place)  # fmt: skip
+
+
+def _bytes_and(count: int, first: int = 0) -> dict[str, int]:
+    """A byte each, then made-up words, `count` in all."""
+    letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    words = letters + [f"tok{number}" for number in range(count - len(letters))]
+    return {word: first + number for number, word in enumerate(words)}
+
+
+def _weights(folder: Path, name: str, model: Any, config: Any, kind: str = "float32") -> Path:
+    """The folder of a model's newest version, with its config and a file of zeros that takes no room."""
+    import torch
+
+    place = folder / f"models--{name.replace('/', '--')}" / "snapshots" / "0"
+    place.mkdir(parents=True, exist_ok=True)
+    (place.parents[1] / "refs").mkdir(exist_ok=True)
+    (place.parents[1] / "refs" / "main").write_text("0", encoding="utf-8")
+    config.dtype, config.architectures = kind, [model.__name__]
+    config.save_pretrained(place)
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    with torch.device("meta"):
+        tensors = dict(model(config).named_parameters())
+    for key, tensor in tensors.items():
+        begin, end = end, end + tensor.numel() * (2 if kind == "float16" else 4)
+        words = {"dtype": "F16" if kind == "float16" else "F32", "shape": list(tensor.shape)}
+        header[key] = words | {"data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with (place / "model.safetensors").open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        file.truncate(8 + len(text) + end)
+    return place
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--diffusion", action="store_true", help="with Stable Diffusion's parts")
+    parser.add_argument("--hub", action="store_true", help="with models that transformers finds by name")
     arguments = parser.parse_args()
     make(arguments.folder)
     if arguments.diffusion:
         diffusion(arguments.folder / "stable-diffusion")
+    if arguments.hub:
+        hub(arguments.folder / "hub")

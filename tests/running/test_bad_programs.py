@@ -117,6 +117,15 @@ def test_one_that_fills_the_disk_is_told_how_much_it_may_write(program: Program,
     assert remedy in str(rank_process._crash_error(crash, order))
 
 
+def test_a_rank_that_lacks_what_another_has_written_is_told_how_it_stays(program: Program) -> None:
+    line = parse(["torchrun", "--nproc-per-node", "2", program("open('made.pt')")])
+    order = ProgramOrder(line=line, rank=1, gpu=Gpu(product="", arch="sm_90", total_bytes=1))
+    said = {"said": "FileNotFoundError: [Errno 2] No such file or directory: 'made.pt'", "text": "", "place": ""}
+    crash = json.dumps(said | {"sought": [], "no_room": False}).encode()
+
+    assert "--allow-writes" in str(rank_process._crash_error(crash, order))
+
+
 SPAWNED = """
 import torch
 def train(rank, gpus):

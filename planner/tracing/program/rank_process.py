@@ -267,6 +267,8 @@ def _crash_error(content: bytes, order: ProgramOrder) -> ProgramError:
         remedy = "make room where it writes, or leave out --allow-writes"
     elif crash.no_room:
         remedy = f"its files may take {show_bytes(_DISCARDED_BYTES)} in all: save less often, or --allow-writes"
+    elif order.rank and not order.writes and "No such file" in crash.said:
+        remedy = "--allow-writes, if another rank has written it: what each writes is there for itself alone"
     elif crash.sought:
         remedy = f"--with the one that the job has, of {', '.join(crash.sought)}: the program looked for it here"
     else:
