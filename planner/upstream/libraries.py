@@ -87,6 +87,9 @@ PROGRAM_HOST = (
         "torch.utils.data.dataloader:_MultiProcessingDataLoaderIter":
             "libraries make it themselves, where they have loaders of their own",
     }),
+    *private("tests/running/test_programs.py", has_source=False, targets={
+        "torch.utils.data._utils.worker:_worker_info WorkerInfo": "what loads in this process finds itself in a worker",
+    }),
     *patch("program host", "tests/running/test_own_ranks.py", has_source=False, targets={
         "torch.multiprocessing.spawn:spawn start_processes":
             "of the ranks that a program starts this process is the one that is planned",

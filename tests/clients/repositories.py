@@ -206,6 +206,42 @@ REPOSITORIES: tuple[Repository, ...] = (
         "--norm_pix_loss --mask_ratio 0.75 --epochs 800 --warmup_epochs 40 --blr 1.5e-4 --weight_decay 0.05 "
         "--data_path {data}/imagefolder",
     ),
+    Repository(
+        kind="segmentation", name="nnU-Net, 3-D at full resolution", folder="", gpu="A100-SXM-40GB", parameters=31.2,
+        command="env nnUNet_raw={data}/nnunet/raw nnUNet_preprocessed={data}/nnunet/preprocessed "
+        "nnUNet_results=results nnUNetv2_train 1 3d_fullres 0",
+    ),
+    Repository(
+        kind="diffusion", name="kohya's scripts, LoRA", folder="sd-scripts", gpu="RTX4090-24GB", options="--gpus 1",
+        command="accelerate launch --num_cpu_threads_per_process 1 train_network.py "
+        "--pretrained_model_name_or_path={data}/stable-diffusion --dataset_config={data}/kohya/dataset.toml "
+        "--output_dir=out --output_name=my_lora --save_model_as=safetensors --network_module=networks.lora "
+        "--network_dim=16 --network_alpha=1 --learning_rate=1e-4 --optimizer_type=AdamW8bit --lr_scheduler=constant "
+        "--sdpa --max_train_epochs=10 --save_every_n_epochs=1 --mixed_precision=fp16 --gradient_checkpointing "
+        "--tokenizer_cache_dir={data}/kohya/tokenizers",
+    ),
+    Repository(
+        kind="audio", name="RVC, as a module", folder="Retrieval-based-Voice-Conversion-WebUI", gpu="RTX4090-24GB",
+        command="python -m train.train -e voice -sr 40k -f0 1 -bs 12 -g 0 -te 20 -se 5 -l 0 -c 0 -sw 0 -v v2",
+        data=("voice", "logs/voice"),
+    ),
+    Repository(
+        kind="vision", name="PyTorch examples, siamese network", folder="examples/siamese_network",
+        gpu="A100-SXM-40GB", command="python main.py", data=("MNIST", "../data/MNIST"),
+    ),
+    Repository(
+        kind="LLM", name="PyTorch examples, LSTM of words", folder="examples/word_language_model",
+        gpu="A100-SXM-40GB", command="python main.py --accel --epochs 6", data=("wikitext-2", "data/wikitext-2"),
+    ),
+    Repository(
+        kind="LLM", name="PyTorch examples, Transformer of words", folder="examples/word_language_model",
+        gpu="A100-SXM-40GB", command="python main.py --accel --epochs 6 --model Transformer --lr 5",
+        data=("wikitext-2", "data/wikitext-2"),
+    ),
+    Repository(
+        kind="graphs", name="PyG, GCN", folder="pytorch_geometric", gpu="A100-SXM-40GB", parameters=0.023,
+        command="python examples/gcn.py", data=("Planetoid", "data/Planetoid"),
+    ),
 )  # fmt: skip
 
 

@@ -44,6 +44,11 @@ def make(folder: Path) -> None:
     speech(folder / "speech")
     metrics(folder / "metrics")
     texts(folder)
+    volumes(folder / "nnunet")
+    kohya(folder)
+    voice(folder / "voice")
+    words(folder / "wikitext-2")
+    citations(folder / "Planetoid" / "Cora" / "raw")
 
 
 def picture(path: Path, width: int, height: int) -> None:
@@ -92,7 +97,7 @@ def digits(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for part, count in (("train", 60_000), ("t10k", 10_000)):
         pixels = _NUMBERS.integers(0, 255, count * 784, dtype=np.uint8).tobytes()
-        labels = _NUMBERS.integers(0, 9, count, dtype=np.uint8).tobytes()
+        labels = _NUMBERS.integers(0, 10, count, dtype=np.uint8).tobytes()
         (folder / f"{part}-images-idx3-ubyte").write_bytes(struct.pack(">IIII", 2051, count, 28, 28) + pixels)
         (folder / f"{part}-labels-idx1-ubyte").write_bytes(struct.pack(">II", 2049, count) + labels)
 
@@ -284,6 +289,84 @@ def _weights(folder: Path, name: str, model: Any, config: Any, kind: str = "floa
         file.write(struct.pack("<Q", len(text)) + text)
         file.truncate(8 + len(text) + end)
     return place
+
+
+def volumes(folder: Path) -> None:
+    """A dataset of nnU-Net; `nnUNetv2_plan_and_preprocess -d 1 -c 3d_fullres` makes of it what is trained on."""
+    import nibabel
+
+    raw, count = folder / "raw" / "Dataset001_Cubes", 12
+    for name in ("imagesTr", "labelsTr"):
+        (raw / name).mkdir(parents=True, exist_ok=True)
+    label = np.zeros((160, 160, 128), np.uint8)
+    label[40:100, 40:100, 30:90], label[50:70, 50:70, 40:60] = 1, 2
+    for number in range(count):
+        volume = (_NUMBERS.normal(0, 1, label.shape) + label).astype(np.float32)
+        nibabel.save(nibabel.Nifti1Image(volume, np.eye(4)), raw / "imagesTr" / f"cube_{number:03d}_0000.nii.gz")
+        nibabel.save(nibabel.Nifti1Image(label, np.eye(4)), raw / "labelsTr" / f"cube_{number:03d}.nii.gz")
+    about = {"channel_names": {"0": "MRI"}, "labels": {"background": 0, "cube": 1, "core": 2}}
+    about |= {"numTraining": count, "file_ending": ".nii.gz"}
+    (raw / "dataset.json").write_text(json.dumps(about), encoding="utf-8")
+
+
+def kohya(folder: Path) -> None:
+    """The captions' pictures as kohya's scripts read them, and where they look for the tokenizer."""
+    pictures = folder / "kohya" / "pictures"
+    for number in range(64):
+        picture(pictures / f"{number}.jpg", 512, 512)
+        (pictures / f"{number}.txt").write_text("a photo of a cat", encoding="utf-8")
+    lines = ["[general]", 'caption_extension = ".txt"', "[[datasets]]", "resolution = 512", "batch_size = 4"]
+    lines += ["[[datasets.subsets]]", f'image_dir = "{pictures.resolve()}"', "num_repeats = 10"]
+    (folder / "kohya" / "dataset.toml").write_text("\n".join(lines), encoding="utf-8")
+    tokenizer = folder / "kohya" / "tokenizers" / "openai_clip-vit-large-patch14"
+    tokenizer.parent.mkdir(exist_ok=True)
+    if not tokenizer.is_symlink():
+        tokenizer.symlink_to((folder / "stable-diffusion" / "tokenizer").resolve())
+
+
+def voice(folder: Path) -> None:
+    """An experiment of RVC with what its preprocessing extracts; `config.json` is its configs/v1/40k.json."""
+    from scipy.io import wavfile
+
+    parts = [folder / name for name in ("0_gt_wavs", "3_feature768", "2a_f0", "2b-f0nsf")]
+    for part in parts:
+        part.mkdir(parents=True, exist_ok=True)
+    lines = []
+    for number in range(100):
+        seconds = 3.7 if number % 4 else _NUMBERS.uniform(1.5, 3.7)
+        frames = int(seconds * 50) - 1
+        names = [f"{number}.wav", f"{number}.npy", f"{number}.wav.npy", f"{number}.wav.npy"]
+        wav, features, pitch, exact = paths = [part / name for part, name in zip(parts, names, strict=True)]
+        wavfile.write(wav, 40_000, _NUMBERS.uniform(-0.5, 0.5, int(40_000 * seconds)).astype(np.float32))
+        np.save(features, _NUMBERS.normal(0, 1, (frames, 768)).astype(np.float32))
+        np.save(pitch, _NUMBERS.integers(1, 255, 2 * frames + 1))
+        np.save(exact, _NUMBERS.uniform(80, 400, 2 * frames + 1))
+        lines.append("|".join([*(str(path.resolve()) for path in paths), "0"]))
+    (folder / "filelist.txt").write_text("\n".join(lines), encoding="utf-8")
+
+
+def words(folder: Path) -> None:
+    """As many words as WikiText-2 has."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for part, count in (("train", 2_075_677), ("valid", 216_347), ("test", 244_102)):
+        drawn = np.concatenate((np.arange(33_277), _NUMBERS.integers(0, 33_277, count - 33_277)))
+        lines = (" ".join(f"w{number}" for number in drawn[start : start + 60]) for start in range(0, count, 60))
+        (folder / f"{part}.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def citations(folder: Path) -> None:
+    """Cora's files, in its sizes."""
+    from scipy import sparse
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, count in (("", 140), ("all", 1708), ("t", 1000)):
+        features = sparse.random(count, 1433, 0.012, format="csr", random_state=0)
+        (folder / f"ind.cora.{name}x").write_bytes(pickle.dumps(features))
+        classes = np.eye(7, dtype=np.int32)[_NUMBERS.integers(0, 7, count)]
+        (folder / f"ind.cora.{name}y").write_bytes(pickle.dumps(classes))
+    graph = {node: _NUMBERS.integers(0, 2708, 4).tolist() for node in range(2708)}
+    (folder / "ind.cora.graph").write_bytes(pickle.dumps(graph))
+    (folder / "ind.cora.test.index").write_text("\n".join(map(str, range(1708, 2708))), encoding="utf-8")
 
 
 if __name__ == "__main__":

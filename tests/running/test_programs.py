@@ -46,6 +46,26 @@ def test_two_optimizers_and_workers_that_load_data(run: Run) -> None:
     assert ": a DataLoader's workers load in the program's own process" in texts(found)
 
 
+def test_a_collator_that_asks_its_worker_for_the_dataset(run: Run, program: Callable[[str], str]) -> None:
+    lines = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset, get_worker_info
+
+def collate(rows):
+    assert get_worker_info().dataset is data
+    return torch.stack([row for row, in rows])
+
+data, model = TensorDataset(torch.randn(64, 8)), torch.nn.Linear(8, 8).cuda()
+optimizer = torch.optim.SGD(model.parameters())
+for batch in DataLoader(data, batch_size=8, num_workers=2, collate_fn=collate):
+    assert get_worker_info() is None
+    model(batch.cuda()).sum().backward()
+    optimizer.step()
+"""
+
+    assert run(f"python {program(lines)}").iterations == 3
+
+
 def test_a_checkpoint_is_loaded_again(run: Run) -> None:
     found = run("python {programs}/resumed.py")
 

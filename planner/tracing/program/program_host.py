@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch.utils.data import dataloader
+from torch.utils.data._utils import worker
 
 from planner import upstream
 from planner.errors import PlannerError, ProgramError
@@ -178,9 +179,11 @@ def kept_inside(
         kept = {name: loader.__dict__[name] for name in ("num_workers", "timeout")}
         loader.__dict__.update(num_workers=0, timeout=0)
         try:
-            iterator = dataloader._SingleProcessDataLoaderIter(loader)
+            with _as_worker(loader):
+                iterator = dataloader._SingleProcessDataLoaderIter(loader)
         finally:
             loader.__dict__.update(kept)
+        iterator._dataset_fetcher.fetch = _as_worker(loader)(iterator._dataset_fetcher.fetch)
         loads(iterator, loader)
         return iterator
 
@@ -208,6 +211,16 @@ def kept_inside(
             yield
     finally:
         _inside.remove(outside)
+
+
+@contextmanager
+def _as_worker(loader: Any) -> Iterator[None]:
+    """Inside, datasets and what collates their rows find themselves in a worker: the only one, which loads all."""
+    worker._worker_info = worker.WorkerInfo(id=0, num_workers=1, seed=torch.initial_seed(), dataset=loader.dataset)
+    try:
+        yield
+    finally:
+        worker._worker_info = None
 
 
 def _without_gpus(real: Callable[..., Any]) -> Callable[..., Any]:
