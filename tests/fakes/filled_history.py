@@ -7,7 +7,16 @@ from datetime import timedelta
 from planner.allocator.host.statement import HostPeak, HostStatement, NodeStatement
 from planner.events import Category, Phase
 from planner.host_events import HostCategory
-from planner.report.statement import OutsideAllocator, Peak, Plan, Provenance, RankClassStatement, Verdict
+from planner.report.statement import (
+    Holder,
+    OutsideAllocator,
+    Peak,
+    PhaseStatement,
+    Plan,
+    Provenance,
+    RankClassStatement,
+    Verdict,
+)
 from planner.service.history.counters import Counters
 from planner.service.history.job_table import JobChange, MeasuredRank, Outcome
 from planner.service.history.records import Check, Validation, ValidationState
@@ -39,13 +48,15 @@ def make_plan(
     gpu: str = "H100-SXM-80GB",
 ) -> Plan:
     """A plan whose first class has 40 GiB, and each further one a GiB less."""
+    capacity = 80 * GIB if verdict is Verdict.FITS else 20 * GIB
     return Plan(
         plan_id=f"pl-{number:026d}",
         trace_id=f"{number:064x}",
         calibrated=False,
         job={"metadata": {"name": name, "team": team, "queue": queue}, "cluster": {"gpu": {"name": gpu}}},
         rank_classes=tuple(
-            _rank_class(ranks, (40 - place) * GIB + number, verdict) for place, ranks in enumerate(classes)
+            make_rank_class(ranks, (40 - place) * GIB + number, verdict, capacity)
+            for place, ranks in enumerate(classes)
         ),
         host=_host(),
         provenance=Provenance(planner="0", torch="0", allocator_rules="0", catalog="0", calibration="none"),
@@ -62,23 +73,34 @@ def _host() -> HostStatement:
     return HostStatement(capacity_bytes=400 * GIB, nodes=(node,), assumptions=())
 
 
-def _rank_class(ranks: str, device: int, verdict: Verdict) -> RankClassStatement:
-    reserved = device - GIB
+def make_rank_class(ranks: str, device: int, verdict: Verdict, capacity: int) -> RankClassStatement:
+    """A GiB lies outside of the allocator, and another one is reserved and not allocated."""
+    reserved, representative = device - GIB, int(ranks.split("-")[0].split(",")[0])
     return RankClassStatement(
-        representative=int(ranks.split("-")[0].split(",")[0]),
+        representative=representative,
         ranks=ranks,
-        coordinates={},
+        coordinates={"dp_replicate": representative},
         peak=Peak(
             phase=Phase.BACKWARD, iteration=2, allocated_bytes=reserved - GIB, reserved_bytes=reserved,
             device_bytes=device, interval_bytes=(device - GIB, device + GIB),
         ),
-        capacity_bytes=80 * GIB if verdict is Verdict.FITS else 20 * GIB,
+        capacity_bytes=capacity,
         verdict=verdict,
         cache_releases=0,
         at_peak={Category.PARAMETER: reserved - 3 * GIB, Category.ACTIVATION: 2 * GIB},
-        phases=(),
+        phases=(
+            PhaseStatement(
+                phase=Phase.BACKWARD, iteration=2, peak_allocated_bytes=reserved - GIB,
+                peak_reserved_bytes=reserved, end_allocated_bytes=GIB,
+            ),
+        ),
         outside_allocator=OutsideAllocator(cuda_context_bytes=GIB),
-        holders=(),
+        holders=(
+            Holder(
+                bytes=GIB, category=Category.ACTIVATION, module="model.layers.0.mlp", op="aten.mm",
+                shape=(8192, 14336), dtype="bfloat16",
+            ),
+        ),
     )  # fmt: skip
 
 
