@@ -51,11 +51,11 @@ from planner.report.statement import (
 )
 from planner.runtime.garbage_collection import pause_collection
 from planner.runtime.limits import Limits
+from planner.tracing.launching.line import LaunchLine
 from planner.tracing.program import rank_process
 from planner.tracing.program.assumptions import About
 from planner.tracing.program.batch_sizes import LARGEST, VaryingSize
 from planner.tracing.program.device_traces import traces_of_devices
-from planner.tracing.program.launch_line import LaunchLine
 from planner.tracing.program.rank_orders import Gpu as FoundGpu
 from planner.tracing.program.rank_orders import MoreGpusError, ProgramOrder, RankRun, malformed_error
 from planner.tracing.program.rank_process import USUAL_LIMITS, WalledProgram

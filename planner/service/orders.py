@@ -21,7 +21,7 @@ from planner.service.errors import ProgramNotAllowedError
 from planner.service.torch_versions import ONLY_OWN, TorchVersions
 from planner.settings import Settings, split_list
 from planner.tracing.isolated import Isolation
-from planner.tracing.program.launch_line import LaunchLine
+from planner.tracing.launching.line import LaunchLine
 from planner.tracing.program.rank_process import USUAL_LIMITS, WalledProgram
 from planner.truth.calibration.interval import Calibration
 

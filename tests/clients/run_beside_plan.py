@@ -31,7 +31,7 @@ from planner.planning.job_plan import plan_job
 from planner.planning.program import inputs_of
 from planner.planning.program_spec import spec_text
 from planner.runtime.fork_server import ForkServer
-from planner.tracing.program.launch_line import parse
+from planner.tracing.launching.line import parse
 from planner.tracing.program.rank_orders import Gpu, ProgramOrder, RankRun
 from planner.tracing.program.rank_process import USUAL_LIMITS, lasting_server, run_rank
 

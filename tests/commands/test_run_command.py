@@ -21,8 +21,8 @@ from planner.planning.program import inputs_of
 from planner.report.plan_text import render
 from planner.report.statement import read_statement, to_json
 from planner.report.style import Style
+from planner.tracing.launching.line import parse
 from planner.tracing.program import rank_process
-from planner.tracing.program.launch_line import parse
 from planner.units import GIB
 
 PROGRAMS = Path(__file__).parents[1] / "running/programs"

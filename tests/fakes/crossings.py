@@ -13,7 +13,8 @@ from planner.service.http import bodies, run_requests
 from planner.service.scheduling import plan_tasks
 from planner.settings import Settings
 from planner.tracing import rank_trace
-from planner.tracing.program import launch_wrappers, rank_orders, shell_script, shell_values
+from planner.tracing.launching import layers, shell_script, shell_values
+from planner.tracing.program import rank_orders
 from planner.tracing.program.rank_process import USUAL_LIMITS
 from planner.units import show_bytes
 
@@ -55,22 +56,22 @@ CROSSINGS = (
     ),
     Crossing(
         "a launch line",
-        "planner/tracing/program/launch_line.py",
+        "planner/tracing/launching/line.py",
         f"{run_requests._MOST_WORDS:,} words, {run_requests._LONGEST_COMMAND:,} characters; {size_limits.MOST_RANKS:,}"
         f" ranks, {run_requests.MOST_RANKS} of them run",
         f"{TENANTS}::test_hostile_launch_lines_are_refused_soon_and_read_nothing_of_the_service",
     ),
     Crossing(
         "a script or a config file that the launch line names",
-        "planner/tracing/program/shell_script.py",
+        "planner/tracing/launching/shell_script.py",
         f"of the program's own files, and readable by everybody; {show_bytes(run_requests.MOST_TEXT_BYTES)};"
         f" {shell_script.MOST_COMMANDS:,} commands; {shell_values.LONGEST_WORD:,} characters of a word, expanded",
         f"{TENANTS}::test_hostile_launch_lines_are_refused_soon_and_read_nothing_of_the_service",
     ),
     Crossing(
         "the environment that a launch line or a script sets",
-        "planner/tracing/program/launch_wrappers.py",
-        f"{launch_wrappers._MOST_VARIABLES:,} variables of {launch_wrappers._LONGEST_VALUE:,} bytes;"
+        "planner/tracing/launching/layers.py",
+        f"{layers._MOST_VARIABLES:,} variables of {layers._LONGEST_VALUE:,} bytes;"
         " set behind the walls",
         f"{TENANTS}::test_hostile_launch_lines_are_refused_soon_and_read_nothing_of_the_service",
     ),

@@ -31,7 +31,7 @@ from planner.job.rank_sets import RankSet
 from planner.job.size_limits import MOST_JSON_VALUES
 from planner.job.yaml_text import read_yaml
 from planner.searching import axes
-from planner.tracing.program import launch_line
+from planner.tracing.launching.line import parse
 from planner.truth.failures.gpu_messages import find_messages
 from planner.truth.failures.host_messages import find_host_failures
 from planner.units import parse_bytes
@@ -55,12 +55,12 @@ def _no_file(path: str) -> str:
 
 def _command(*before: str) -> Reader:
     """`planner run` of a command whose last words are those of the text."""
-    return lambda text: launch_line.parse([*before, *text.split()], _no_file)
+    return lambda text: parse([*before, *text.split()], _no_file)
 
 
 def _script(command: str, *arguments: str) -> Reader:
     """`planner run` of a command that names a script of that text."""
-    return lambda text: launch_line.parse([*command.split(), *arguments], lambda _: text)
+    return lambda text: parse([*command.split(), *arguments], lambda _: text)
 
 
 def _selector(text: str) -> Any:

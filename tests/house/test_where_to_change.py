@@ -35,6 +35,7 @@ QUESTIONS = [
     "an allocator rule",
     "a form of a message that memory ran out",
     "an importer of another tool's config",
+    "a launcher or a wrapper of a launch line",
     "a patch of torch",
     "a family of recorded programs",
     "a trait of jobs whose plans are off otherwise",

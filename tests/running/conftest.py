@@ -10,7 +10,7 @@ import pytest
 from program_runs import Run
 
 from planner.hardware import catalog
-from planner.tracing.program.launch_line import parse
+from planner.tracing.launching.line import parse
 from planner.tracing.program.rank_orders import Announced, BroadcastNumber, Gpu, ProgramOrder, RankRun
 from planner.tracing.program.rank_process import USUAL_LIMITS, lasting_server, run_rank
 

@@ -18,7 +18,7 @@ from planner.planning.job_plan import plan_job
 from planner.planning.judging import RankTrace, judge_trace
 from planner.planning.program import inputs_of, judge_devices
 from planner.planning.program_ranks import RankShare
-from planner.tracing.program.launch_line import parse
+from planner.tracing.launching.line import parse
 from planner.truth.calibration.interval import Calibration
 
 SPEC = """

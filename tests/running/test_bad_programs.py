@@ -11,8 +11,8 @@ from program_runs import Run
 
 from planner.errors import AllocatorConfError, PlannerError, ProgramError, TraceError
 from planner.events import Mark
+from planner.tracing.launching.line import parse
 from planner.tracing.program import rank_process
-from planner.tracing.program.launch_line import parse
 from planner.tracing.program.rank_orders import Gpu, ProgramOrder
 from planner.tracing.program.rank_process import CrashedError
 

@@ -16,8 +16,8 @@ from planner.job.named_gpus import look_up
 from planner.planning.program import inputs_of, judge_program
 from planner.report.statement import Verdict
 from planner.report.verdict_text import verdict_sentence
+from planner.tracing.launching.line import parse
 from planner.tracing.program import rank_process
-from planner.tracing.program.launch_line import parse
 from planner.tracing.program.run_length import steps_to_run
 
 LOOP = """

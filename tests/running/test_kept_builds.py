@@ -11,7 +11,7 @@ from program_runs import Run
 from planner.hardware.catalog import by_name
 from planner.runtime.overlay import OverlayError
 from planner.runtime.user_cache import user_cache
-from planner.tracing.program.launch_line import parse
+from planner.tracing.launching.line import parse
 from planner.tracing.program.rank_orders import Gpu, ProgramOrder
 from planner.tracing.program.rank_process import CrashedError, run_rank
 

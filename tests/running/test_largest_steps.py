@@ -13,7 +13,7 @@ from planner.job.named_gpus import look_up
 from planner.planning.program import inputs_of, judge_program
 from planner.report.statement import ProgramStatement, Verdict
 from planner.report.verdict_text import verdict_sentence
-from planner.tracing.program.launch_line import parse
+from planner.tracing.launching.line import parse
 from planner.tracing.program.step_look_ahead import numbers_to_try
 
 HEAD = """

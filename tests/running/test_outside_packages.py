@@ -11,8 +11,8 @@ from program_runs import Run
 
 from planner.errors import ProgramError, TraceError
 from planner.events import Alloc
+from planner.tracing.launching.line import parse
 from planner.tracing.program.assumptions import About
-from planner.tracing.program.launch_line import parse
 from planner.tracing.program.packages import kernels, package_table
 from planner.tracing.program.rank_orders import Gpu, ProgramOrder, RankRun
 from planner.tracing.program.rank_process import CrashedError, run_rank

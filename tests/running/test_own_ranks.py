@@ -11,7 +11,7 @@ from program_runs import Run
 from planner.errors import ProgramError, SpecError
 from planner.job.named_gpus import look_up
 from planner.planning.program import inputs_of, judge_program
-from planner.tracing.program.launch_line import parse
+from planner.tracing.launching.line import parse
 from planner.tracing.program.rank_orders import MoreGpusError
 
 Program = Callable[[str], str]

@@ -12,7 +12,7 @@ from program_runs import Run
 from planner.errors import ProgramError
 from planner.hardware import catalog
 from planner.runtime.walls import Walls
-from planner.tracing.program.launch_line import parse
+from planner.tracing.launching.line import parse
 from planner.tracing.program.rank_orders import Gpu, ProgramOrder, RankRun
 from planner.tracing.program.rank_process import WalledProgram, run_rank
 

@@ -11,7 +11,7 @@ from planner.job.named_gpus import look_up
 from planner.planning.program import inputs_of, judge_program
 from planner.report.plan_text import render
 from planner.report.style import Style
-from planner.tracing.program.launch_line import parse
+from planner.tracing.launching.line import parse
 
 REPOSITORY = Path(__file__).parents[2]
 

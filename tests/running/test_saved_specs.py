@@ -14,7 +14,7 @@ from planner.job.schema import DpReplicate, DpShard, Job
 from planner.planning.job_plan import plan_job
 from planner.planning.program import inputs_of
 from planner.planning.program_spec import spec_text
-from planner.tracing.program.launch_line import parse
+from planner.tracing.launching.line import parse
 from planner.tracing.program.rank_orders import RankRun
 
 

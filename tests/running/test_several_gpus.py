@@ -14,8 +14,8 @@ from planner.job.named_gpus import look_up
 from planner.planning.judging import told_on
 from planner.planning.program import inputs_of, judge_program
 from planner.report.statement import Verdict
+from planner.tracing.launching.line import parse
 from planner.tracing.program.device_traces import traces_of_devices
-from planner.tracing.program.launch_line import parse
 from planner.units import MIB
 
 Program = Callable[[str], str]

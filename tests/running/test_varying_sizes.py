@@ -15,7 +15,7 @@ from planner.job.named_gpus import look_up
 from planner.planning.program import inputs_of, judge_program
 from planner.report.statement import Verdict
 from planner.report.verdict_text import verdict_sentence
-from planner.tracing.program.launch_line import parse
+from planner.tracing.launching.line import parse
 
 CASES = [
     "shuffled by a generator", "shuffled by torch's own", "sampled with replacement", "batches of one length",

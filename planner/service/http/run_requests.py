@@ -27,7 +27,7 @@ from planner.service.http.dependencies import Dependencies
 from planner.service.http.problems import RequestError
 from planner.service.orders import RunRequest
 from planner.settings import split_list
-from planner.tracing.program.launch_line import parse
+from planner.tracing.launching.line import parse
 from planner.units import MIB, show_bytes
 from planner.versions import minor_of
 

@@ -28,10 +28,10 @@ from planner.hardware.architectures import find_architecture
 from planner.paper import values
 from planner.paper.device import Paper
 from planner.timing.step_time import price_for_clock
+from planner.tracing.launching.line import Launcher, accelerate_variables, extra_arguments
 from planner.tracing.program import (
     cuda,
     gpu_statistics,
-    launch_line,
     program_files,
     program_host,
     run_length,
@@ -44,7 +44,6 @@ from planner.tracing.program.gpu_statistics import LiveMemory, ManagementLibrary
 from planner.tracing.program.host_memory import HostMemory, HostWatcher
 from planner.tracing.program.input_sizes import InputSizes
 from planner.tracing.program.job_outline import JobOutline
-from planner.tracing.program.launch_line import Launcher, extra_arguments
 from planner.tracing.program.look_ahead import LookAhead
 from planner.tracing.program.own_ranks import Become, OwnRanks
 from planner.tracing.program.packages.libraries import Surroundings
@@ -394,7 +393,7 @@ def run_program(order: ProgramOrder, endings: Endings) -> None:
         gc.freeze()
         gc.set_threshold(0)  # never by itself; whether it is enabled is the program's own affair
         if order.line.launcher is Launcher.ACCELERATE:
-            os.environ.update(launch_line.accelerate_variables(order.line))
+            os.environ.update(accelerate_variables(order.line))
         changed = run.change_loops()
         if changed:
             stack.enter_context(counting(run.steps_at, changed))

@@ -13,9 +13,9 @@ from typing import Any, NoReturn
 
 from planner.errors import ProgramError, SpecError
 from planner.job.launchers import LAUNCHER_MODULES
+from planner.tracing.launching.line import Launcher, LaunchLine, parse
 from planner.tracing.program import program_files
 from planner.tracing.program.assumptions import About, Assumptions, current_place
-from planner.tracing.program.launch_line import Launcher, LaunchLine, parse
 from planner.tracing.program.rank_orders import MoreGpusError, ProgramOrder
 
 Become = Callable[[LaunchLine, Mapping[str, str]], NoReturn]

@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from planner.tracing.launching.line import LaunchLine
 from planner.tracing.program.assumptions import short_path
-from planner.tracing.program.launch_line import LaunchLine
 
 _MOST_FILES = 200
 _TRAINING = frozenset({"backward", "fit", "optim", "train"})

@@ -27,8 +27,8 @@ from planner.runtime.user_cache import kept_folders
 from planner.runtime.walls import Walls
 from planner.tracing import rank_trace
 from planner.tracing.isolated import exceeded_limit
+from planner.tracing.launching.line import LaunchLine, rank_variables
 from planner.tracing.program import rank_orders
-from planner.tracing.program.launch_line import LaunchLine, rank_variables
 from planner.tracing.program.program_errors import MOST_CHARACTERS, MOST_LINES, crash_of, is_our_fault
 from planner.tracing.program.rank_orders import ABOUT, CRASH, TRACE, ProgramOrder, RankRun, malformed_error
 from planner.units import GIB, show_bytes

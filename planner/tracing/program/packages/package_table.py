@@ -16,8 +16,8 @@ from types import FrameType, MappingProxyType
 from typing import Literal
 
 from planner.errors import ProgramError
+from planner.tracing.launching.line import LaunchLine
 from planner.tracing.program.assumptions import place_of
-from planner.tracing.program.launch_line import LaunchLine
 from planner.tracing.program.program_files import imports_of, own_files
 
 

@@ -34,8 +34,8 @@ from planner.runtime.environments.interpreters import (
     python_of_conda,
     python_of_project,
 )
-from planner.tracing.program.launch_wrappers import Surrounding, Unwrapped, local_text, unwrap
-from planner.tracing.program.scheduler_lines import Starter, Tasks
+from planner.tracing.launching.layers import Surrounding, Unwrapped, local_text, unwrap
+from planner.tracing.launching.schedulers import Starter, Tasks
 
 _ALLOWED = (
     "python, torchrun, accelerate launch or deepspeed with the program and its arguments; tune run, llamafactory-cli "

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePosixPath
 
-from planner.tracing.program.shell_values import UNKNOWN, Shell, arithmetic
+from planner.tracing.launching.shell_values import UNKNOWN, Shell, arithmetic
 
 _ADDRESS = "127.0.0.1"
 _GPU_NAMES = re.compile(r"-L|--list-gpus|--query-gpu=\S+")

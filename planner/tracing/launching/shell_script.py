@@ -14,8 +14,8 @@ from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 
 from planner.errors import SpecError
-from planner.tracing.program.shell_outputs import output_of
-from planner.tracing.program.shell_syntax import (
+from planner.tracing.launching.shell_outputs import output_of
+from planner.tracing.launching.shell_syntax import (
     Block,
     Case,
     Command,
@@ -27,7 +27,7 @@ from planner.tracing.program.shell_syntax import (
     Simple,
     commands_in,
 )
-from planner.tracing.program.shell_values import (
+from planner.tracing.launching.shell_values import (
     MARKS,
     UNKNOWN,
     Shell,

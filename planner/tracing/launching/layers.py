@@ -12,12 +12,12 @@ from pathlib import Path, PurePosixPath
 
 from planner.errors import SpecError, shorten
 from planner.job.launchers import LAUNCHER_MODULES, PLACE, read_options, refused, take_variables
-from planner.tracing.program import scheduler_lines
-from planner.tracing.program.command_wrappers import WRAPPERS, mounts_of, on_host, read_wrapper
-from planner.tracing.program.framework_commands import FRAMEWORKS, launch_line_of
-from planner.tracing.program.scheduler_lines import Allocation, Starter, Tasks, job_variables
-from planner.tracing.program.shell_script import Statement, commands_of
-from planner.tracing.program.shell_values import UNKNOWN, Shell, source_of
+from planner.tracing.launching import schedulers
+from planner.tracing.launching.frameworks import FRAMEWORKS, launch_line_of
+from planner.tracing.launching.schedulers import Allocation, Starter, Tasks, job_variables
+from planner.tracing.launching.shell_script import Statement, commands_of
+from planner.tracing.launching.shell_values import UNKNOWN, Shell, source_of
+from planner.tracing.launching.wrappers import WRAPPERS, mounts_of, on_host, read_wrapper
 
 TextOf = Callable[[str], str]
 _SHELLS = ("bash", "sh", "dash", "zsh")
@@ -260,10 +260,10 @@ def _starter(layers: Unwrapped, words: list[str]) -> bool:
     if layers.tasks is not None and layers.tasks.starter is not Starter.BATCH:
         raise refused(f"{layers.tasks.starter} starts another of its kind", "one of srun and mpirun")
     if PurePosixPath(layers.words[0]).name == "srun":
-        layers.tasks, options, layers.words = scheduler_lines.read_srun(words, layers.allocation)
+        layers.tasks, options, layers.words = schedulers.read_srun(words, layers.allocation)
         _take_slurm(layers, options)
     else:
-        layers.tasks, exports, layers.words = scheduler_lines.read_mpirun(words, layers.allocation)
+        layers.tasks, exports, layers.words = schedulers.read_mpirun(words, layers.allocation)
         layers.environment.update(exports)
     return True
 
@@ -276,13 +276,13 @@ def _take_slurm(layers: Unwrapped, options: Mapping[str, str | None]) -> None:
 
 
 def _sbatch(layers: Unwrapped, words: list[str]) -> bool:
-    options, rest = scheduler_lines.read_sbatch(words)
+    options, rest = schedulers.read_sbatch(words)
     wrapped = options.get("wrap")
     if wrapped is None and not rest:
         raise refused("sbatch has no script", "sbatch SCRIPT")
     text = wrapped if wrapped is not None else layers.text_of(rest[0])
     place = "--wrap" if wrapped is not None else rest[0]
-    allocation = Allocation({**scheduler_lines.read_script_options(text, place), **options})
+    allocation = Allocation({**schedulers.read_script_options(text, place), **options})
     layers.allocation, layers.tasks = allocation, allocation.tasks
     known = {**allocation.tasks.settings, **job_variables(allocation.tasks.job_nodes, allocation.tasks.job_tasks)}
     known |= {"SLURM_GPUS_ON_NODE": str(layers.node_gpus)} if layers.node_gpus and allocation.tasks.gpus is None else {}
@@ -295,7 +295,7 @@ def _sbatch(layers: Unwrapped, words: list[str]) -> bool:
 def _ray(layers: Unwrapped, words: list[str]) -> bool:
     if words[:2] != ["job", "submit"]:
         return False
-    layers.words, variables, folder = scheduler_lines.read_submit(words[2:], layers.text_of)
+    layers.words, variables, folder = schedulers.read_submit(words[2:], layers.text_of)
     layers.environment.update(variables)
     layers.enter(folder)
     return True
