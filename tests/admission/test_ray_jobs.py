@@ -93,7 +93,9 @@ def folder(tmp_path: Path, job_file: JobFile) -> Path:
 def test_every_file_that_a_spec_may_name_is_known_to_the_hook() -> None:
     """Whoever reads another one while a spec is loaded has to say it here, and in REFERENCES."""
     package = Path(specs.__file__).parents[1] / "job"
-    readers = {path.name for path in package.glob("*.py") if re.search(r"\b(file_text|read_named_json)\(", path.read_text())}
+    readers = {
+        path.name for path in package.glob("*.py") if re.search(r"\b(file_text|read_named_json)\(", path.read_text())
+    }
 
     assert readers - {"json_text.py"} == {"hf_config.py", "deepspeed_config.py", "loading.py"}
     assert specs.REFERENCES == ("model.hf_config", "parallel.deepspeed")
