@@ -118,3 +118,27 @@ def test_what_a_library_moves_is_listed_as_that(run: Run, program: Program, what
 
     assert assumed(strictly, About.VALUE) == []
     assert any("moves to the host are zeros there" in each.text for each in assumed(strictly, About.HOST))
+
+
+MASKED = """
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+def resident_kib():
+    return int(next(line for line in open("/proc/self/status") if line.startswith("RssAnon")).split()[1])
+
+tokens = torch.arange(1000, device="cuda")
+mask = (tokens < 995) & (tokens <= tokens[:, None])
+query = torch.randn(1, 4, 1000, 32, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+for step in range(60):
+    pair = query.repeat_interleave(2, 1)
+    scaled_dot_product_attention(pair, pair, pair, attn_mask=mask).sum().backward()
+    if step == 20:
+        began = resident_kib()
+grown = resident_kib() - began
+assert grown < 8192, f"{grown} KiB more in 40 steps"
+"""
+
+
+def test_masks_that_come_and_go_leave_no_holes_in_the_heap(run: Run, program: Program) -> None:
+    assert not run(f"python {program(MASKED + PLAIN + 'train()')}").failed

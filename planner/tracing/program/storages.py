@@ -27,8 +27,10 @@ from planner.upstream import torch_releases
 
 LARGE_BYTES = 8 << 20
 """From this size on what is taken is new from the operating system, once `take_large_anew` was called."""
-_MMAP_THRESHOLD = -3
-"""M_MMAP_THRESHOLD (glibc, malloc.h): by default it grows to 32 MiB with what is given back."""
+_MMAP_THRESHOLD, _MAPPED_BYTES = -3, 128 << 10
+"""M_MMAP_THRESHOLD (glibc, malloc.h) and its first value: by default it grows to 32 MiB with what is freed. Less than
+`LARGE_BYTES`, since known values (masks of megabytes) that are freed to the heap leave holes there, which small records
+break up: the process would grow with every operator."""
 
 
 @cache
@@ -40,7 +42,7 @@ def take_large_anew() -> None:
     """From here on memory of `LARGE_BYTES` or more is new whenever it is taken. Where the C library knows no such
     setting nothing is changed."""
     if hasattr(_libc(), "mallopt"):
-        _libc().mallopt(_MMAP_THRESHOLD, LARGE_BYTES)
+        _libc().mallopt(_MMAP_THRESHOLD, _MAPPED_BYTES)
 
 
 def is_unwritten(address: int, size: int) -> bool:
