@@ -37,7 +37,7 @@ def add_eager(
     known = measured_calibration() if calibration is None else calibration
     eager_job = replace(job, train=replace(job.train, compile=None))
     rank = compiled.representative
-    rank_class = next(known for known in rank_classes(Mesh.of(job.parallel)) if rank in known.ranks)
+    rank_class = next(ranks for ranks in rank_classes(Mesh.of(job.parallel)) if rank in ranks.ranks)
     try:
         trace = source.trace_rank(eager_job, rank)
         eager = judge_trace(eager_job, RankTrace(rank_class, trace), known).statement

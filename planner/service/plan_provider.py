@@ -8,10 +8,12 @@ import json
 import logging
 import threading
 import time
+import uuid
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from planner.errors import AllocatorConfError, PlannerError, SpecError, TraceError
 from planner.job.bound.lower_bound import Bound, lower_bound
@@ -43,7 +45,11 @@ from planner.truth.calibration.learning import measured_calibration
 _log = logging.getLogger("planner.service")
 
 
-@dataclass(frozen=True, slots=True)
+_MARK = uuid.uuid4().hex
+"""Stands for metadata; drawn, so that no text of a job has it."""
+
+
+@dataclass(frozen=True)
 class KnownPlan:
     """The JSON text of a plan, and the metadata in it."""
 
@@ -68,9 +74,16 @@ class KnownPlan:
         asked = dataclasses.asdict(metadata)
         if asked == self.metadata:
             return self.text
+        before, after = self._around_metadata
+        return before + compact_json(asked) + after
+
+    @cached_property
+    def _around_metadata(self) -> tuple[str, str]:
+        """Written once: the same job comes under many names, and its plan may have megabytes."""
         document = json.loads(self.text)
-        document["job"]["metadata"] = asked
-        return compact_json(document)
+        document["job"]["metadata"] = _MARK
+        before, _, after = compact_json(document).partition(f'"{_MARK}"')
+        return before, after
 
 
 KNOWN_SECONDS = 60.0

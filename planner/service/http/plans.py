@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import logging
 import uuid
+from collections import OrderedDict
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
@@ -224,7 +226,7 @@ async def check(
     check_id = check_id or uuid.uuid4().hex
     figures: dict[str, Any] = {"verdict": None}
     if not answer.is_pending:
-        figures = await asyncio.to_thread(_read_figures, answer.text)
+        figures = await asyncio.to_thread(_checked_plans.read, answer.text)
     elif bound.exceeds:
         least = bound.least_bytes
         figures = {
@@ -252,8 +254,26 @@ async def check(
     return Response(document.model_dump_json(by_alias=True, exclude=left_out), headers=headers, media_type=JSON)
 
 
-def _read_figures(text: str) -> dict[str, Any]:
-    plan = statement.from_json(json.loads(text))
+class _CheckedPlans:
+    """What checks answer of the plans used last, by a digest of their text, which may be megabytes and takes tens of
+    milliseconds to read; shared by threads."""
+
+    def __init__(self, most: int = 256) -> None:
+        self._most, self._figures = most, OrderedDict[bytes, dict[str, Any]]()
+
+    def read(self, text: str) -> dict[str, Any]:
+        digest = hashlib.sha256(text.encode()).digest()
+        figures = self._figures.pop(digest, None) or _compute_figures(statement.from_json(json.loads(text)))
+        self._figures[digest] = figures
+        while len(self._figures) > self._most:
+            self._figures.popitem(last=False)
+        return figures
+
+
+_checked_plans = _CheckedPlans()
+
+
+def _compute_figures(plan: statement.Plan) -> dict[str, Any]:
     worst, host = deciding(plan), None
     if plan.host is not None and plan.host.verdict is not None:
         fullest = plan.host.fullest
