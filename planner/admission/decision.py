@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,8 +14,15 @@ from planner.job.bound.lower_bound import Bound, lower_bound
 from planner.job.loading import load_bundle
 from planner.job.schema import Job
 from planner.records import shape, to_plain
-from planner.report.statement import Advice, Plan, ProgramStatement, Verdict, change_text
-from planner.report.verdict_text import bound_sentence, gpu_of, host_decides, job_sentence, pool_decides
+from planner.report.statement import Plan, ProgramStatement, Verdict, change_text
+from planner.report.verdict_text import (
+    bound_sentence,
+    gpu_of,
+    host_decides,
+    job_sentence,
+    pool_decides,
+    smallest_change,
+)
 from planner.searching.axes import apply, fault_of
 from planner.truth.calibration.recorded_errors import judge_at_risk
 from planner.units import show_bytes
@@ -99,7 +106,10 @@ def decide(plan: Plan | ProgramStatement, policy: Policy) -> Decision:
     reason = _printable(job_sentence(plan))
     if verdict is Verdict.EXCEEDS and action is Action.WARN and policy.exceeds is Action.REFUSE and missing:
         reason += f"; not refused, since {missing}"
-    change = _smallest(advice) if verdict is Verdict.EXCEEDS else ""
+    smallest = smallest_change(advice) if verdict is Verdict.EXCEEDS else None
+    change = ""
+    if smallest is not None:
+        change = _printable(f"{change_text(smallest.change)} (then {show_bytes(smallest.device_bytes)})")
     return Decision(action=action, reason=reason, change=change, plan_id=plan.plan_id, verdict=verdict.value)
 
 
@@ -110,14 +120,6 @@ def _action(verdict: Verdict, certain: bool, policy: Policy) -> Action:
     if wanted is Action.REFUSE and not certain and not policy.refuse_uncalibrated:
         return Action.WARN
     return wanted
-
-
-def _smallest(advice: Sequence[Advice]) -> str:
-    """The change of the fewest keys; of equals the planner's own order, the cheapest first."""
-    if not advice:
-        return ""
-    best = min(advice, key=lambda entry: (len(entry.change), entry.verdict is not Verdict.FITS))
-    return _printable(f"{change_text(best.change)} (then {show_bytes(best.device_bytes)})")
 
 
 def _printable(text: str) -> str:

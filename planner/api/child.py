@@ -42,7 +42,7 @@ def make_plan(job: Job, advice: bool) -> tuple[Plan, tuple[str, ...]]:
     result = add_eager(result, job, source=source)
     if advice:
         result = add_advice(result, job, source=source)
-    return result.plan, result.notes
+    return result.plan, (*result.notes, *result.sources)
 
 
 def timeline_page(job: Job) -> str:

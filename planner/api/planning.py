@@ -20,7 +20,7 @@ from planner.report.html_pages import render_card
 from planner.report.plan_text import render
 from planner.report.statement import Advice, RankClassStatement, Verdict
 from planner.report.style import Style
-from planner.report.verdict_text import bound_line, deciding, one_line
+from planner.report.verdict_text import bound_sentence, deciding, job_sentence
 from planner.truth import plan_comparison
 from planner.truth.plan_comparison import Comparison, to_json
 
@@ -92,7 +92,7 @@ class Plan:
         return render(self.statement, Style(), notes=self.notes)
 
     def __repr__(self) -> str:
-        return f"<Plan {one_line(self.statement)}>"
+        return f"<Plan {job_sentence(self.statement)}>"
 
     def _repr_html_(self) -> str:
         return render_card(self.statement, self.notes)
@@ -140,9 +140,9 @@ def check(job: JobSource, *, settings: Mapping[str, Any] | None = None, **words:
     given = read_job(job, settings, **words)
     bound = lower_bound(given.job)
     if bound.exceeds:
-        return Check(Verdict.EXCEEDS, bound_line(bundle(given.job), bound), None)
+        return Check(Verdict.EXCEEDS, bound_sentence(bundle(given.job), bound.least_bytes, bound.capacity_bytes), None)
     made, notes = call("make_plan", given.job, False)
-    return Check(made.verdict, one_line(made), Plan(given.job, made, (*given.taken, *notes)))
+    return Check(made.verdict, job_sentence(made), Plan(given.job, made, (*given.taken, *notes)))
 
 
 @dataclass(frozen=True)

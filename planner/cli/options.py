@@ -64,6 +64,11 @@ def add_risk(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
+def add_verbose(parser: argparse.ArgumentParser) -> None:
+    """Adds --verbose."""
+    parser.add_argument("--verbose", action="store_true", help="say where the figures of the report come from, too")
+
+
 def at_risk(arguments: argparse.Namespace, statement: Judged) -> Judged:
     """The statement as --risk has it judged; raises PlannerError for one that is no share."""
     if arguments.risk is None:
@@ -84,7 +89,7 @@ def print_answer(arguments: argparse.Namespace, document: Callable[[], Any], tex
 def exit_code(verdict: str) -> int:
     """What a verdict ends with; a tight one is said on standard error."""
     if verdict == "tight":
-        print("warning: it is tight", file=sys.stderr)
+        print("warning: it fits only narrowly (tight)", file=sys.stderr)
     return EXCEEDS if verdict == "exceeds" else DONE
 
 

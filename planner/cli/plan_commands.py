@@ -17,6 +17,7 @@ from planner.cli.options import (
     add_command,
     add_format,
     add_risk,
+    add_verbose,
     at_risk,
     exit_code,
     job_options,
@@ -46,6 +47,7 @@ def add_plan(commands: Commands) -> None:
     )  # fmt: skip
     add_format(parser)
     add_risk(parser)
+    add_verbose(parser)
     parser.add_argument("--timeline", type=Path, metavar="FILE.html", help="memory over time, as a page of its own")
     parser.add_argument("--snapshot", type=Path, metavar="FILE.pickle", help="for PyTorch's own memory viewer")
     parser.add_argument(
@@ -89,7 +91,11 @@ def run_plan(arguments: argparse.Namespace) -> int:
         chosen = arguments.rank is None and len(plan.rank_classes) > 1
         why = ", which has the least headroom (--rank for another)" if chosen else ""
         print(f"{path} is of {ranks_text(statement.ranks)}{why}", file=sys.stderr)
-    print_answer(arguments, lambda: to_json(plan), lambda: render(plan, style(), notes=result.notes))
+    print_answer(
+        arguments,
+        lambda: to_json(plan),
+        lambda: render(plan, style(), notes=result.notes, sources=result.sources, verbose=arguments.verbose),
+    )
     return exit_code(plan.verdict)
 
 
@@ -138,10 +144,10 @@ def run_check(arguments: argparse.Namespace) -> int:
     """`planner check`: 0 or 3, or what planning raises; or what the command ends with."""
     as_json = arguments.format == "json"
     if arguments.server is None and not arguments.command and not as_json:
-        from planner.report.verdict_text import one_line
+        from planner.report.verdict_text import job_sentence
 
         plan = at_risk(arguments, _plan(arguments, with_advice=False).plan)
-        print(one_line(plan))
+        print(job_sentence(plan))
         return exit_code(plan.verdict)
     from planner.admission import command_hook
     from planner.admission.service_query import binds

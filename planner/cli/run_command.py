@@ -12,7 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from planner.cli.job_input import enter_for_command
-from planner.cli.options import DONE, add_command, add_format, add_risk, at_risk, exit_code, print_answer, style
+from planner.cli.options import (
+    DONE,
+    add_command,
+    add_format,
+    add_risk,
+    add_verbose,
+    at_risk,
+    exit_code,
+    print_answer,
+    style,
+)
 from planner.errors import PlannerError, SpecError
 from planner.job.size_limits import MOST_RANKS
 from planner.progress import show_progress
@@ -100,6 +110,7 @@ def add_run(commands: Commands) -> None:
     )  # fmt: skip
     add_format(parser)
     add_risk(parser)
+    add_verbose(parser)
 
 
 def run_program(arguments: argparse.Namespace) -> int:
@@ -137,7 +148,7 @@ def run_program(arguments: argparse.Namespace) -> int:
             place = str(Path(arguments.save_spec))
             raise SpecError(f"cannot be written: {error.strerror}", allowed="a file", place=place) from None
     statement = at_risk(arguments, statement)
-    print_answer(arguments, lambda: to_json(statement), lambda: render(statement, style()))
+    print_answer(arguments, lambda: to_json(statement), lambda: render(statement, style(), verbose=arguments.verbose))
     return exit_code(statement.verdict)
 
 

@@ -10,11 +10,12 @@ from planner.allocator.host.nodes import TracedHost, state_hosts
 from planner.allocator.timeline import Timeline
 from planner.events import Event
 from planner.job import loading
+from planner.job.overhead import outside_of
 from planner.job.schema import Job
 from planner.planning import identity
 from planner.planning.judging import JudgedTrace, RankTrace, calibration_of, judge_trace, special_parts
 from planner.planning.memory_pool import state_pool
-from planner.planning.notes import another_torch_than, notes_of
+from planner.planning.notes import another_torch_than, interval_sources, notes_of
 from planner.planning.planned_classes import PlanningInputs, Progress, plan_classes, refuse_unplannable
 from planner.planning.trace_source import USUAL_SOURCE, TraceSource
 from planner.report.statement import Plan, RankClassStatement, Seconds, TrainedAdapter
@@ -33,7 +34,9 @@ class PlanningResult:
     traces: tuple[RankTrace, ...]
     timelines: tuple[Timeline, ...]
     notes: tuple[str, ...] = ()
-    """Sentences for people: where the figures outside the allocator come from, and which corrections were applied."""
+    """Sentences for people: what was assumed, and what was not counted."""
+    sources: tuple[str, ...] = ()
+    """Where the figures outside the allocator and the intervals come from, and which corrections were applied."""
 
     def events_of(self, rank: int) -> tuple[Event, ...]:
         """What was predicted for a rank, by the trace of its class; nothing for a rank that the job does not have."""
@@ -117,9 +120,9 @@ def _assemble(
         ),
     )
     of_hosts = host.assumptions if job.cluster.host_memory else ()
-    sentences = notes_of(job, [rank_trace.trace for rank_trace in rank_traces], whole.rank_classes)
-    notes = (*sentences, *of_hosts, *applied.sentences)
-    return PlanningResult(whole, rank_traces, tuple(part.timeline for part in judged), notes)
+    notes = (*notes_of(job, [rank_trace.trace for rank_trace in rank_traces], whole.rank_classes), *of_hosts)
+    sources = (*outside_of(job).provenance, *interval_sources(whole.rank_classes), *applied.sentences)
+    return PlanningResult(whole, rank_traces, tuple(part.timeline for part in judged), notes, sources)
 
 
 def _state_adapter(job: Job, rank_traces: Sequence[RankTrace]) -> TrainedAdapter | None:

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 
 from planner.hardware import catalog
 from planner.job.kinds import SENTENCES
-from planner.job.overhead import outside_of
 from planner.job.schema import Compile, Job
 from planner.planning import identity, judging, other_workspaces, post_training
 from planner.report.statement import AnotherTorch, RankClassStatement
@@ -23,14 +22,11 @@ _PADDING = {
 
 
 def notes_of(job: Job, traces: Sequence[Trace], rank_classes: Sequence[RankClassStatement]) -> tuple[str, ...]:
-    """Where the figures outside the allocator come from, what was not counted, and what was taken for granted."""
-    notes = list(outside_of(job).provenance)
-    notes += workspace_notes(traces)
-    notes += _describe_batches(job)
+    """What was not counted, and what was assumed."""
+    notes = [*workspace_notes(traces), *approximation_notes(rank_classes), *_describe_batches(job)]
     figures = next((trace.engine for trace in traces if trace.engine is not None), None)
     if figures is not None:
         notes.append(f"Taken for the engine: {'; '.join(post_training.assumptions_of(job, figures))}.")
-    notes += kind_notes(rank_classes)
     if job.train.compile is not None:
         notes.append(_describe_compiling(job.train.compile, traces))
     if unified := max((trace.unified_bytes for trace in traces), default=0):
@@ -63,19 +59,24 @@ def workspace_notes(traces: Sequence[Trace]) -> list[str]:
     return notes
 
 
-def kind_notes(rank_classes: Iterable[RankClassStatement]) -> list[str]:
-    """How far recorded runs of each kind were off, and what is approximated about it."""
-    notes = []
+def approximation_notes(rank_classes: Iterable[RankClassStatement]) -> list[str]:
+    """What is approximated about each kind."""
+    kinds = dict.fromkeys(rank_class.kind for rank_class in rank_classes)
+    approximated = ("; ".join(SENTENCES[trait] for trait in kind.traits if trait in SENTENCES) for kind in kinds)
+    return [f"Approximated: {sentence}." for sentence in approximated if sentence]
+
+
+def interval_sources(rank_classes: Iterable[RankClassStatement]) -> list[str]:
+    """How far recorded runs of each kind were off."""
+    sources = []
     for kind in dict.fromkeys(rank_class.kind for rank_class in rank_classes):
         low, high = recorded_errors.reserved_band(kind)
         runs = recorded_errors.count_runs(kind)
         of_runs = f"{runs} recorded run{'s' if runs != 1 else ''} of its kind"
         if runs < recorded_errors.ENOUGH_RUNS:
             of_runs += ", and what wider kinds say"
-        notes.append(f"The interval of {kind.name} is {low:+.1%} to {high:+.1%} of what is reserved: {of_runs}.")
-        if approximated := "; ".join(SENTENCES[trait] for trait in kind.traits if trait in SENTENCES):
-            notes.append(f"Approximated: {approximated}.")
-    return notes
+        sources.append(f"The interval of {kind.name} is {low:+.1%} to {high:+.1%} of what is reserved: {of_runs}.")
+    return sources
 
 
 def _unknown_workspaces(traces: Sequence[Trace]) -> list[str]:

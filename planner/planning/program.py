@@ -25,7 +25,7 @@ from planner.job.schema import Gpu, Software, cuda_of
 from planner.planning import identity
 from planner.planning.judging import Judge, add_growth, judge_first_runs, told_on, torch_difference
 from planner.planning.memory_pool import state_pool
-from planner.planning.notes import another_torch_notes, kind_notes, workspace_notes
+from planner.planning.notes import another_torch_notes, approximation_notes, interval_sources, workspace_notes
 from planner.planning.planned_classes import Progress
 from planner.planning.program_ranks import (
     RankShare,
@@ -335,11 +335,14 @@ def _state(
         provenance=identity.provenance_of(work.calibration),
         branches=branches,
         notes=(
-            *outside(work.gpu, work.software, first.communicators).provenance,
             *workspace_notes(traces),
-            *kind_notes(each.statement for each in judged),
+            *approximation_notes(each.statement for each in judged),
             *another_torch_notes(work.software.torch),
             *(host.assumptions if work.host_memory_bytes else ()),
+        ),
+        sources=(
+            *outside(work.gpu, work.software, first.communicators).provenance,
+            *interval_sources(each.statement for each in judged),
         ),
         seconds=seconds,
     )

@@ -8,6 +8,8 @@ from typing import Any
 from planner.units import show_bytes
 
 MOST_ROWS = 20
+_SHOWN_GPU_SECONDS = 180
+"""Fewer would be shown as 0.0 hours."""
 
 Document = Mapping[str, Any]
 _NO_JOBS = """\
@@ -39,7 +41,7 @@ def _lines(document: Document) -> Iterator[str]:
         if len(rows) > 1:
             shown.append(_group(totals, "all", "", ""))
         yield from _table(head, shown, words=3)
-        if spent := totals.get("gpu_seconds"):
+        if (spent := totals.get("gpu_seconds") or 0) >= _SHOWN_GPU_SECONDS:
             yield ""
             yield f"GPU hours of jobs that have started: {spent / 3600:,.1f}"
         if predicted := totals.get("host_predicted_bytes"):

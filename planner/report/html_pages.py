@@ -10,7 +10,7 @@ from importlib import resources
 from planner.report.class_timeline import ClassTimeline, timeline_to_json
 from planner.report.statement import Plan, RankClassStatement, Verdict, change_text
 from planner.report.style import DARK, LIGHT, STACKED, Style, css_variables, size
-from planner.report.verdict_text import describe, name_of, verdict_sentence
+from planner.report.verdict_text import describe, name_of, verdict_sentences
 
 
 def render_page(plan: Plan, classes: Sequence[ClassTimeline]) -> str:
@@ -24,6 +24,7 @@ def render_page(plan: Plan, classes: Sequence[ClassTimeline]) -> str:
     embedded = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
     template = resources.files("planner.report").joinpath("timeline_page.html").read_text(encoding="utf-8")
     filled = template.replace("{{name}}", escape(name_of(plan.job)))
+    filled = filled.replace("{{verdict}}", escape(" ".join(verdict_sentences(plan))))
     filled = filled.replace("{{about}}", escape(" · ".join(describe(plan.job, Style()))))
     filled = filled.replace("{{light}}", css_variables(LIGHT)).replace("{{dark}}", css_variables(DARK))
     return filled.replace("{{data}}", embedded)
@@ -46,7 +47,7 @@ def _card_parts(plan: Plan, notes: Sequence[str]) -> Iterator[str]:
     yield '<div style="font-family: system-ui, sans-serif; max-width: 60em; line-height: 1.5">'
     yield f'<div><b>{escape(name_of(plan.job))} <span style="color: {color}">{plan.verdict.value}</span></b></div>'
     yield f'<div style="opacity: .7">{escape(" · ".join(describe(plan.job, Style())))}</div>'
-    yield f'<div style="color: {color}">{escape(verdict_sentence(plan))}</div>'
+    yield f'<div style="color: {color}">{escape(" ".join(verdict_sentences(plan)))}</div>'
     yield '<table style="width: 100%; border-collapse: collapse; margin: .5em 0"><thead><tr>'
     yield "".join(f'<th style="text-align: {side}">{name}</th>' for name, side in _COLUMNS)
     yield "</tr></thead><tbody>"
@@ -66,7 +67,7 @@ def _card_parts(plan: Plan, notes: Sequence[str]) -> Iterator[str]:
     )
     yield f'<div style="font-size: .85em">{marks}</div>'
     if plan.advice:
-        yield "<div>Changes that make it fit, each line proven by a plan:</div><ul>"
+        yield "<div>Single changes that make it fit, each verified by a plan:</div><ul>"
         for advice in plan.advice:
             yield f"<li>{escape(change_text(advice.change))}: {size(advice.device_bytes)}, {advice.verdict.value}</li>"
         yield "</ul>"

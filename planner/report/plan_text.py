@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -30,29 +29,49 @@ from planner.report.statement import (
     ranks_text,
 )
 from planner.report.style import Style, join_lines, sentence_lines, shorten_to, size, wrap, wrap_parts
-from planner.report.verdict_text import deciding, describe, moment_of, name_of, nodes_of, verdict_sentence
+from planner.report.verdict_text import (
+    confidence_sentence,
+    deciding,
+    describe,
+    moment_of,
+    name_of,
+    nodes_of,
+    smallest_change,
+    verdict_sentences,
+)
 from planner.units import MIB
 
 _LABEL, _SIZE = 26, 12
 _MOST_ITERATIONS, _FIRST, _LAST = 12, 4, 2
 """Rows of the phases: of more iterations only some are shown."""
+_SHOWN_SHARE = 0.0005
+"""A category that would be shown as 0.0 % is left out."""
 _MOST_ASSUMPTIONS = 12
 """On values, of a program."""
 _VERDICT_COLORS = {Verdict.FITS: "green", Verdict.TIGHT: "yellow", Verdict.EXCEEDS: "red"}
 
 
-def render(statement: Plan | ProgramStatement, style: Style, *, notes: Sequence[str] = ()) -> str:
-    """The whole report; `notes` are sentences on where figures come from, besides those of a run."""
+def render(
+    statement: Plan | ProgramStatement,
+    style: Style,
+    *,
+    notes: Sequence[str] = (),
+    sources: Sequence[str] = (),
+    verbose: bool = True,
+) -> str:
+    """The whole report, the verdict first. `notes` are sentences on what was assumed and not counted, besides those of
+    a run; `sources` on where figures come from, which only a `verbose` report has."""
     if isinstance(statement, Plan):
         name, parts, asked_by = name_of(statement.job), describe(statement.job, style), "cluster.host_memory"
         if (adapter := statement.adapter) is not None:
             parts.append(adapter_sentence(adapter))
-        grounds = ["", *_advice(statement, style)] if statement.advice else []
+        grounds = [*_advice(statement, style)]
     else:
         name, parts, asked_by = " ".join(statement.command), _describe_run(statement, style), "--host-memory"
         grounds = [*_program_lines(statement, style)]
-        notes = (*statement.notes, *notes)
-    lines = [style.paint(name, "bold"), *(style.paint(line, "dim") for line in wrap_parts(parts, style)), ""]
+        notes, sources = (*statement.notes, *notes), (*statement.sources, *sources)
+    lines = [*_verdict(statement, style), ""]
+    lines += [style.paint(name, "bold"), *(style.paint(line, "dim") for line in wrap_parts(parts, style)), ""]
     for rank_class in statement.rank_classes:
         lines += [*_rank_class(rank_class, statement, style), ""]
     if statement.host is not None:
@@ -63,13 +82,27 @@ def render(statement: Plan | ProgramStatement, style: Style, *, notes: Sequence[
         lines += [*wrap(first_runs_sentence(first), style.width)]
     if (lead := deciding(statement).host_lead) is not None:
         lines += [*wrap(host_lead_sentence(lead, deciding(statement).peak.reserved_bytes), style.width)]
-    color = _VERDICT_COLORS[statement.verdict]
-    lines += [style.paint(line, color) for line in wrap(verdict_sentence(statement), style.width)]
     shared = deciding(statement).shared
     kept = () if shared is None else shared.kept
     lines += sentence_lines([f"{sentence[0].upper()}{sentence[1:]}." for sentence in kept], style)
-    provenance = (style.paint(line, "dim") for line in _provenance(statement, notes, style))
-    return join_lines([*lines, *grounds, "", *provenance])
+    provenance = (
+        style.paint(line, "dim") for line in _provenance(statement, [*notes, *(sources if verbose else ())], style)
+    )
+    parts = [*lines, *grounds]
+    return join_lines([*parts, *([""] if parts[-1] else []), *provenance])
+
+
+def _verdict(statement: Plan | ProgramStatement, style: Style) -> Iterator[str]:
+    """Whether it fits, the smallest change if not, and how sure that is."""
+    color = _VERDICT_COLORS[statement.verdict]
+    yield from (style.paint(line, color) for line in sentence_lines(verdict_sentences(statement), style))
+    advice = statement.advice if isinstance(statement, Plan) else ()
+    if (change := smallest_change(advice)) is not None:
+        arrow = "→" if style.unicode else "->"
+        yield from wrap(
+            f"Smallest change: {change_text(change.change)} {arrow} {size(change.device_bytes)}.", style.width
+        )
+    yield from wrap(confidence_sentence(statement), style.width)
 
 
 def adapter_sentence(adapter: TrainedAdapter) -> str:
@@ -117,17 +150,17 @@ def _rank_class(statement: RankClassStatement, whole: Statement, style: Style) -
         like = f", like rank {statement.representative}" if statement.ranks != str(statement.representative) else ""
         title += like + (f" ({where})" if where else "")
     yield style.paint(title, "bold")
+    if statement.shared is None:
+        yield from _device(statement, style, calibrated=whole.calibrated)
+    else:
+        yield from _shared_gpu(statement, statement.shared, style)
+    yield ""
     yield from _phases(statement, style)
     yield from _moments(statement, style)
     yield ""
     yield from _categories(statement, style)
     yield ""
     yield from _holders(statement.holders, style)
-    yield ""
-    if statement.shared is None:
-        yield from _device(statement, style, calibrated=whole.calibrated)
-    else:
-        yield from _shared_gpu(statement, statement.shared, style)
 
 
 def _table(width: int, head: Sequence[str], rows: Sequence[tuple[str, Sequence[int]]]) -> list[str]:
@@ -171,17 +204,17 @@ def _phases(statement: RankClassStatement, style: Style) -> Iterator[str]:
 
 
 def _repeated(iterations: Mapping[int, Sequence[PhaseStatement]]) -> dict[int, int]:
-    """Iterations of a long run that are like the one before them, with the first of those: from the third alike on."""
+    """Iterations that are like the one before them, with the first of those."""
     alike: dict[int, int] = {}
     first, before = 0, None
     for number, phases in iterations.items():
-        sizes = [replace(phase, iteration=0) for phase in phases]
-        if sizes == before:
+        sizes = [(phase.phase, phase.peak_allocated_bytes, phase.end_allocated_bytes) for phase in phases]
+        most_reserved = max(phase.peak_reserved_bytes for phase in phases)
+        if (sizes, most_reserved) == before:
             alike[number] = first
         else:
-            first, before = number, sizes
-    often = Counter(alike.values())
-    return {number: like for number, like in alike.items() if often[like] > 1}
+            first, before = number, (sizes, most_reserved)
+    return alike
 
 
 def _left_out(iterations: Sequence[int], peak: int) -> dict[int, int]:
@@ -217,7 +250,8 @@ def _categories(statement: RankClassStatement, style: Style) -> Iterator[str]:
     width = style.width - 2 - 18 - _SIZE - 7 - 2
     largest = max(statement.at_peak.values(), default=0)
     for category in Category:
-        if count := statement.at_peak.get(category, 0):
+        count = statement.at_peak.get(category, 0)
+        if count >= peak.allocated_bytes * _SHOWN_SHARE and count:
             bar = style.paint(style.bar(count / largest, width), category.value)
             name = category.value.replace("_", " ")
             yield f"  {name:<18}{size(count):>{_SIZE}}{count / peak.allocated_bytes:>6.1%}   {bar}"
@@ -227,12 +261,15 @@ def _holders(holders: Sequence[Holder], style: Style, largest: int = 8) -> Itera
     alike = _alike(holders)
     if not alike:
         return
-    yield "  largest holders"
     shown = alike[:largest]
     where = [holder.module or holder.op or "(no module)" for holder in shown]
     names = min(max(map(len, where)), max(style.width - 70, 20))
+    head = f"  {'size':>{_SIZE - 1}}  {'largest holders':<16}{'module or operator':<{names}}  blocks, dtype, operator"
+    yield style.paint(shorten_to(head, style.width, style), "dim")
     for holder, place in zip(shown, where, strict=True):
         pieces = f" {style.times} ".join(map(str, holder.shape)) or ("scalar" if holder.dtype else "")
+        if len(holder.shape) == 1:  # flat: its size says more than its length
+            pieces = size(holder.bytes // holder.count)
         if holder.count > 1:
             pieces = f"{holder.count} of {pieces}" if pieces else f"{holder.count} blocks"
         # The operator, where it says something that category and module do not.
@@ -389,31 +426,34 @@ def _host(host: HostStatement, style: Style, asked_by: str) -> Iterator[str]:
 
 
 def _advice(plan: Plan, style: Style) -> Iterator[str]:
-    yield style.paint("Changes that make it fit, each line proven by a plan", "bold")
     indent = 2 + _SIZE + 9
-    for entry in plan.advice:
+    if len(plan.advice) > 1:
+        yield ""
+        yield style.paint("Single changes that make it fit, each verified by a plan", "bold")
+    for entry in plan.advice if len(plan.advice) > 1 else ():
         verdict = style.paint(f"{entry.verdict.value:<7}", _VERDICT_COLORS[entry.verdict])
         first, *more = textwrap.wrap(change_text(entry.change), style.width - indent - 2)
         yield f"  {size(entry.device_bytes):>{_SIZE - 1}}  {verdict} {first}"
         yield from (f"{'':{indent}}  {line}" for line in more)
     if plan.fitting_spec:
-        yield "The job with the first of these changes, as a spec:"
+        yield ""
+        yield f"The job with {change_text(plan.advice[0].change)}, as a spec:"
         yield from (f"  {line}" for line in plan.fitting_spec.splitlines())
 
 
 def _provenance(statement: Statement, notes: Sequence[str], style: Style) -> Iterator[str]:
     made, seconds = statement.provenance, statement.seconds
+    took = f"traced in {seconds.trace:.1f} s, replayed in {seconds.replay:.1f} s, {seconds.total:.1f} s in all"
     parts = [
         f"planner {made.planner}",
         f"torch {made.torch}",
         f"allocator rules {made.allocator_rules}",
         f"GPU catalog {made.catalog}",
         f"calibration {made.calibration}" if statement.calibrated else "uncalibrated",
+        took,
     ]
+    yield from sentence_lines(notes, style)
     yield from wrap_parts(parts, style)
-    wide = "Uncalibrated: nothing was measured on this GPU and torch, so the interval is that of recorded runs."
-    yield from sentence_lines([*([] if statement.calibrated else [wide]), *notes], style)
-    yield f"traced in {seconds.trace:.1f} s, replayed in {seconds.replay:.1f} s, {seconds.total:.1f} s in all"
 
 
 def _describe_run(run: ProgramStatement, style: Style) -> list[str]:

@@ -460,7 +460,7 @@ class ProgramStatement(Statement):
     keys: ClassVar[str] = (
         "schema plan_id trace_id metadata verdict calibrated command gpu nodes gpus_per_node ending iterations repeated"
         " counted seen unseen allocator_conf communicators rank_classes steps_at host pool out_of_memory assumptions"
-        " branches provenance notes seconds"
+        " branches provenance notes sources seconds"
     )
     metadata: Mapping[str, str] = field(default_factory=dict)
     """Of whoever asked: `name`, `team`, `queue`."""
@@ -487,6 +487,9 @@ class ProgramStatement(Statement):
     """Where ranks would run out of memory, in CUDA's words; the program is not told, and goes on."""
     branches: tuple[BranchStatement, ...] = ()
     notes: tuple[str, ...] = ()
+    """What was assumed, and what was not counted."""
+    sources: tuple[str, ...] = ()
+    """Where the figures outside the allocator and the intervals come from."""
 
 
 def to_json(statement: Statement) -> dict[str, Any]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from planner.allocator.host.statement import HostStatement, NodeStatement
 from planner.events import Phase
-from planner.job.bound.lower_bound import Bound
 from planner.report.statement import (
+    Advice,
     Plan,
     PoolStatement,
     ProgramStatement,
@@ -18,7 +18,6 @@ from planner.report.statement import (
     ranks_text,
 )
 from planner.report.style import Style, size
-from planner.units import show_bytes
 
 
 def name_of(job: Mapping[str, Any]) -> str:
@@ -46,6 +45,7 @@ def describe(job: Mapping[str, Any], style: Style) -> list[str]:
         step += f" {style.times} {length}"
     if (precision := train.get("precision", "none")) != "none":
         step += f", {precision}"
+    step += "".join(f", {text}" for text in (_part(train, "optimizer").get("name"), _recompute(train)) if text)
     axes = []
     for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep"):
         settings = parallel.get(axis, 1)
@@ -61,6 +61,11 @@ def describe(job: Mapping[str, Any], style: Style) -> list[str]:
     if nodes > 1:
         gpus += f" on {nodes} nodes"
     return [part for part in (model_name, step, ", ".join(axes) or "one process", gpus) if part]
+
+
+def _recompute(train: Mapping[str, Any]) -> str:
+    mode = _part(train, "recompute").get("mode", "none")
+    return "" if mode == "none" else f"recompute {mode}"
 
 
 def _part(job: Mapping[str, Any], key: str) -> Mapping[str, Any]:
@@ -93,60 +98,58 @@ def pool_decides(statement: Statement) -> bool:
     return statement.verdict not in (statement.gpu_verdict, statement.host_verdict)
 
 
-def one_line(plan: Plan) -> str:
-    """The verdict in one line, for `planner check`."""
-    begin = f"{plan.verdict.value}: {name_of(plan.job)} takes"
-    if plan.host is not None and host_decides(plan):
-        node = plan.host.fullest
-        needs = f"{size(node.peak.bytes)} of {size(plan.host.capacity_bytes)} of main memory"
-        return f"{begin} {needs} on {nodes_of(node)}, {moment_of(node.peak.phase, node.peak.iteration)}"
-    if plan.pool is not None and pool_decides(plan):
-        pool = plan.pool
-        return (
-            f"{begin} {size(pool.device_bytes)} on the device and {size(pool.host_bytes)} on the host of the"
-            f" {size(pool.capacity_bytes)} that they share, {size(pool.system_bytes)} of which are the system's, on"
-            f" {gpu_of(plan.job)} ({ranks_text(pool.ranks)}, {moment_of(pool.phase, pool.iteration)})"
-        )
-    worst = deciding(plan)
-    at = worst.peak if worst.shared is None else worst.shared.fullest()
-    calibrated = "" if plan.calibrated else ", uncalibrated"
-    exceeds = plan.gpu_verdict is Verdict.EXCEEDS
-    likely = "" if exceeds else f"; {chance(worst.risk, size(worst.peak.interval_bytes[1]))}"
-    return (
-        f"{begin} {size(worst.peak.device_bytes)} of {size(worst.capacity_bytes)} on {gpu_of(plan.job)} "
-        f"({ranks_text(worst.ranks)}, {moment_of(at.phase, at.iteration)}{calibrated}){likely}"
-    )
+def verdict_sentences(statement: Statement) -> list[str]:
+    """Whether it fits and by how much: first what decides, then what else is judged (GPUs, host, memory that both
+    share)."""
+    return [f"{head[0].upper()}{head[1:]}: {text}." for head, text in _clauses(statement)]
 
 
 def job_sentence(statement: Statement) -> str:
-    """The verdict in one sentence that names the job, for the owner of a job that was submitted."""
-    name, gpu = _name_and_gpu(statement)
-    if statement.pool is not None and pool_decides(statement):
-        return f"{name}: {pool_sentence(statement.pool)}"
-    if statement.host is not None and host_decides(statement):
-        return f"{name}: {_host_sentence(statement.host)}"
-    worst, verdict = deciding(statement), statement.gpu_verdict
-    capacity, peak = show_bytes(worst.capacity_bytes), worst.peak
-    ranks, s = ranks_text(worst.ranks), "s" if worst.ranks.isdigit() else ""
-    about = moment_of(peak.phase, peak.iteration) + ("" if statement.calibrated else ", uncalibrated")
+    """What decides, in one sentence that names the job: `JOB does not fit: ranks 0-7 need ...`, with the moment of the
+    peak."""
+    name = name_of(statement.job) if isinstance(statement, Plan) else _run_name(statement)
+    head, text = _clauses(statement)[0]
+    sentence = f"{name} {head}: {text}"
+    if pool_decides(statement):
+        return sentence
+    if host_decides(statement) and statement.host is not None:
+        peak = statement.host.fullest.peak
+        return f"{sentence}; peak in {moment_of(peak.phase, peak.iteration)}"
+    worst = deciding(statement)
+    at = worst.peak if worst.shared is None else worst.shared.fullest()
+    parts = [sentence, f"peak in {moment_of(at.phase, at.iteration)}"]
     if isinstance(statement, Plan) and statement.another_torch is not None:
-        about += f", planned with torch {statement.another_torch.planned_with}"
-    if verdict is not Verdict.EXCEEDS:
-        is_so, likely = "fits" if verdict is Verdict.FITS else "is tight", show_bytes(peak.interval_bytes[1])
-        takes = f"{ranks} take{s} {show_bytes(peak.device_bytes)} of {capacity} on {gpu} ({about})"
-        return f"{name} {is_so}: {takes}; {chance(worst.risk, likely)}"
-    if worst.headroom_bytes >= 0:
-        why = f"because free memory is fragmented ({about})"
-        return f"{name} does not fit: {ranks} run{s} out of {capacity} on {gpu} {why}"
-    over = f"{show_bytes(peak.device_bytes)}, {show_bytes(-worst.headroom_bytes)} more than the {capacity} of {gpu}"
-    return f"{name} does not fit: {ranks} need{s} {over} ({about})"
+        parts.append(f"planned with torch {statement.another_torch.planned_with}")
+    if not statement.calibrated:
+        parts.append("uncalibrated")
+    if statement.gpu_verdict is not Verdict.EXCEEDS:
+        parts.append(_chance(worst))
+    return "; ".join(parts)
 
 
-def _name_and_gpu(statement: Statement) -> tuple[str, str]:
-    if isinstance(statement, Plan):
-        return name_of(statement.job), gpu_of(statement.job)
+def confidence_sentence(statement: Statement) -> str:
+    """How sure the figures of the GPUs are."""
+    measured = f"Calibrated ({statement.provenance.calibration})"
+    if not statement.calibrated:
+        measured = "Uncalibrated: nothing was measured on this GPU and torch"
+    return f"{measured}; {_chance(deciding(statement))}."
+
+
+def smallest_change(advice: Sequence[Advice]) -> Advice | None:
+    """The change of the fewest keys; of equals the planner's own order, the cheapest first."""
+    return min(advice, key=lambda entry: (len(entry.change), entry.verdict is not Verdict.FITS), default=None)
+
+
+def _run_name(statement: Statement) -> str:
     assert isinstance(statement, ProgramStatement)
-    return statement.metadata.get("name") or "the job", statement.gpu
+    return statement.metadata.get("name") or "the job"
+
+
+def _gpu_name(statement: Statement) -> str:
+    if isinstance(statement, Plan):
+        return gpu_of(statement.job)
+    assert isinstance(statement, ProgramStatement)
+    return statement.gpu
 
 
 _BOUND_PARTS = "(parameters, optimizer state, CUDA context, and gradients or what a forward saves)"
@@ -154,109 +157,94 @@ _BOUND_PARTS = "(parameters, optimizer state, CUDA context, and gradients or wha
 
 def bound_sentence(job: Mapping[str, Any], least_bytes: int, capacity_bytes: int) -> str:
     """As `job_sentence`, on a job (its bundle) by its lower bound alone."""
-    over = f"{show_bytes(least_bytes)}, {show_bytes(least_bytes - capacity_bytes)} more than the"
-    has = f"{show_bytes(capacity_bytes)} of {gpu_of(job)}"
-    return f"{name_of(job)} does not fit: a rank needs at least {over} {has} {_BOUND_PARTS}"
+    needs = f"a rank needs at least {size(least_bytes)}, {_available(capacity_bytes, gpu_of(job))}"
+    return f"{name_of(job)} does not fit: {needs} {_BOUND_PARTS}"
 
 
-def bound_line(job: Mapping[str, Any], bound: Bound) -> str:
-    """The verdict on a job (its bundle) by its lower bound alone, in one line."""
-    needs = f"at least {size(bound.least_bytes)} of {size(bound.capacity_bytes)}"
-    return f"{Verdict.EXCEEDS.value}: {name_of(job)} takes {needs} on {gpu_of(job)} {_BOUND_PARTS}"
+_Clause = tuple[str, str]
+"""The verdict (`does not fit`), and why."""
 
 
-def verdict_sentence(statement: Statement) -> str:
-    """Whether it fits and by how much: on the GPUs in one sentence, on the host in another where that is judged."""
-    gpus = _gpu_sentence(statement)
-    host = "" if statement.host is None else _host_sentence(statement.host)
-    if statement.pool is not None:
-        pool = pool_sentence(statement.pool)
-        alone = f"On the device alone i{gpus[1:]}" if pool_decides(statement) else gpus
-        return " ".join(
-            part for part in ((pool, alone, host) if pool_decides(statement) else (alone, pool, host)) if part
-        )
-    if not host:
-        return gpus
-    return f"{host} On the GPUs i{gpus[1:]}" if host_decides(statement) else f"{gpus} {host}"
+def _clauses(statement: Statement) -> list[_Clause]:
+    """On GPUs, host and pool, as far as they are judged; what decides comes first."""
+    gpus, host, pool = _gpu_clause(statement), _host_clause(statement.host), _pool_clause(statement.pool)
+    on_gpus = f"{gpus[0]} on the GPUs", gpus[1]
+    ordered: list[_Clause | None] = [gpus, pool, host]
+    if pool_decides(statement):
+        ordered = [pool, on_gpus, host]
+    elif host_decides(statement):
+        ordered = [host, on_gpus, pool]
+    return [clause for clause in ordered if clause is not None]
 
 
-def _gpu_sentence(statement: Statement) -> str:
+def _available(capacity_bytes: int, gpu: str) -> str:
+    return f"{size(capacity_bytes)} available ({gpu})"
+
+
+def _chance(worst: RankClassStatement) -> str:
+    """How many jobs stayed below the upper end of its interval: 19 of 20, 99 of 100."""
+    jobs = round(1 / worst.risk)
+    return f"{jobs - 1} of {jobs} jobs of this kind stayed below {size(worst.peak.interval_bytes[1])}"
+
+
+def _gpu_clause(statement: Statement) -> _Clause:
     worst, verdict = deciding(statement), statement.gpu_verdict
     growing = [(each.growth, ranks_text(each.ranks)) for each in statement.rank_classes if each.growth is not None]
     if verdict is Verdict.EXCEEDS:
         # What is too much already in the steps that were seen is said as of any other job.
         is_full_later = worst.growth is not None and worst.growth.is_reached and worst.headroom_bytes >= 0
         growing = [(worst.growth, ranks_text(worst.ranks))] if is_full_later and worst.growth is not None else []
+    head, peak = _peak_clause(worst, verdict, _gpu_name(statement))
     if not growing:
-        return _peak_sentence(statement)
+        return head, peak
     growth, ranks = min(growing, key=lambda each: each[0].full_in_step)
     step, steps = f"step {growth.full_in_step:,}", f"{growth.steps_to_run:,}"
     keeps = f"each step keeps {size(growth.bytes_per_step)} on {ranks}"
     if verdict is Verdict.EXCEEDS:
-        return f"It does not fit: {keeps}, and the memory is full in {step} of {steps}."
-    ends = f"{keeps}, and the {steps} steps of the run end before the memory is full in {step}."
+        return head, f"{keeps}, and the memory is full in {step} of {steps}"
+    ends = f"{keeps}, and the {steps} steps of the run end before the memory is full in {step}"
     if not growth.steps_to_run:
-        ends = f"{keeps}, and the memory is full in it. How many steps are run is not known."
+        ends = f"{keeps}, and the memory is full in that step; how many steps are run is not known"
     if verdict is Verdict.TIGHT:
-        return f"{_peak_sentence(statement)} {ends[0].upper()}{ends[1:]}"
-    return f"It fits: {ends}" if growth.steps_to_run else f"It fits until {step}: {ends}"
+        return head, f"{peak}; {ends}"
+    return (head if growth.steps_to_run else f"{head} until {step}"), ends
 
 
-def _peak_sentence(statement: Statement) -> str:
-    worst, verdict = deciding(statement), statement.gpu_verdict
-    ranks, one = ranks_text(worst.ranks), worst.ranks.isdigit()
+def _peak_clause(worst: RankClassStatement, verdict: Verdict, gpu: str) -> _Clause:
+    ranks, s = ranks_text(worst.ranks), "s" if worst.ranks.isdigit() else ""
     capacity, device, high = worst.capacity_bytes, worst.peak.device_bytes, worst.peak.interval_bytes[1]
-    if verdict is Verdict.FITS:
-        fits = f"It fits: {size(worst.headroom_bytes)} of {size(capacity)} stay free on {ranks}"
-        return f"{fits}; {chance(worst.risk, size(high))}."
-    if verdict is Verdict.EXCEEDS and device > capacity:
-        return (
-            f"It does not fit: {ranks} would take {size(device - capacity)} more than the {size(capacity)} there are."
-        )
-    if verdict is Verdict.EXCEEDS:
-        run = "runs" if one else "run"
-        return f"It does not fit: {ranks} {run} out of {size(capacity)} because free memory is fragmented."
+    needs = f"{ranks} need{s} {size(device)}, {_available(capacity, gpu)}"
+    if verdict is Verdict.EXCEEDS and device <= capacity:
+        return "does not fit", f"{ranks} run{s} out of {size(capacity)} ({gpu}) because free memory is fragmented"
+    if verdict is not Verdict.TIGHT:
+        return "fits" if verdict is Verdict.FITS else "does not fit", needs
     if worst.cache_releases:
         times = "once" if worst.cache_releases == 1 else f"{worst.cache_releases} times"
-        fit = "fits" if one else "fit"
-        return f"It is tight: {ranks} {fit} only if the allocator frees its cache {times}, which slows training."
+        return "fits narrowly", f"{needs}, only if the allocator frees its cache {times}, which slows training"
     if worst.judged_iterations and high <= capacity:
-        return (
-            f"It is not judged beyond iteration {worst.judged_iterations:,}, since sizes vary or grow: larger ones"
-            f" may come. Until then {size(worst.headroom_bytes)} of {size(capacity)} stay free on {ranks}."
-        )
-    return (
-        f"It is tight: {size(device)} fit into {size(capacity)} on {ranks}, and {size(high)} do not:"
-        f" {chance(worst.risk, 'that')}."
-    )
+        later = f"iteration {worst.judged_iterations:,}, as sizes vary or grow"
+        return "may not fit", f"{needs}, and more may be needed after {later}"
+    return "fits narrowly", f"{needs}, but {size(high)} may be needed"
 
 
-def chance(risk: float, bound: str) -> str:
-    """How many jobs stayed below a bound that a share of them exceeds: 19 of 20, 99 of 100."""
-    jobs = round(1 / risk)
-    return f"{jobs - 1} of {jobs} jobs of this kind stayed below {bound}"
-
-
-def _host_sentence(host: HostStatement) -> str:
-    """Whether the fullest node has the memory; empty where nothing is judged."""
-    node, capacity = host.fullest, host.capacity_bytes
-    if host.verdict is None:
-        return ""
+def _host_clause(host: HostStatement | None) -> _Clause | None:
+    """Whether the fullest node has the memory; None where nothing is judged."""
+    if host is None or host.verdict is None:
+        return None
+    node = host.fullest
+    needs = f"{nodes_of(node)} needs {size(node.peak.bytes)} of main memory, {size(host.capacity_bytes)} available"
     if host.verdict == Verdict.FITS:
-        return f"On the host {size(host.headroom_bytes)} of {size(capacity)} stay free on {nodes_of(node)}."
+        return "fits on the host", needs
     if host.verdict == Verdict.EXCEEDS:
-        return (
-            f"It does not fit on the host: {nodes_of(node)} would take {size(-host.headroom_bytes)} more main memory "
-            f"than the {size(capacity)} there are."
-        )
-    return (
-        f"It is tight on the host: {size(node.peak.bytes)} fit into {size(capacity)} on {nodes_of(node)}, but not "
-        f"{size(max(node.peak.interval_bytes[1], node.peak.bytes + node.file_bytes))}, which it may take."
-    )
+        return "does not fit on the host", needs
+    most = size(max(node.peak.interval_bytes[1], node.peak.bytes + node.file_bytes))
+    return "fits narrowly on the host", f"{needs}, but {most} may be needed"
 
 
-def pool_sentence(pool: PoolStatement) -> str:
-    """Whether device and host fit into the memory that they share, with both shares."""
+def _pool_clause(pool: PoolStatement | None) -> _Clause | None:
+    """Whether device and host fit into the memory that they share, with both shares; None where each has its own."""
+    if pool is None:
+        return None
     shares = (
         f"{size(pool.device_bytes)} on the device and {size(pool.host_bytes)} on the host"
         f" ({ranks_text(pool.ranks)}, {moment_of(pool.phase, pool.iteration)})"
@@ -264,14 +252,14 @@ def pool_sentence(pool: PoolStatement) -> str:
     whole = f"the {size(pool.capacity_bytes)} that device and host share, {size(pool.system_bytes)} for the system"
     stops = "a host whose shared memory is full stops answering, without an OOM kill"
     if pool.verdict is Verdict.FITS:
-        return f"Together {shares} leave {size(pool.headroom_bytes)} of {whole}."
+        return "fits into the shared memory", f"{shares} leave {size(pool.headroom_bytes)} of {whole}"
     if pool.verdict is Verdict.EXCEEDS:
         over = f"{size(-pool.headroom_bytes)} more than" if pool.headroom_bytes < 0 else "more than"
-        return f"It does not fit into the pool: {shares} take {over} {whole}; {stops}."
-    return (
-        f"It is tight in the pool: {shares} leave {size(pool.headroom_bytes)} of {whole}, and at worst"
-        f" {size(pool.capacity_bytes - pool.system_bytes - pool.highest_bytes)}; less than {size(pool.floor_bytes)} are"
-        f" dangerous: {stops}."
+        return "does not fit into the shared memory", f"{shares} are {over} {whole}; {stops}"
+    least = size(pool.capacity_bytes - pool.system_bytes - pool.highest_bytes)
+    return "fits narrowly into the shared memory", (
+        f"{shares} leave {size(pool.headroom_bytes)} of {whole}, and at worst {least}; less than"
+        f" {size(pool.floor_bytes)} are dangerous: {stops}"
     )
 
 

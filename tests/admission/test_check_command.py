@@ -34,7 +34,7 @@ def test_a_job_that_fits_runs_with_its_own_exit_code_and_is_bound_to_its_plan(se
     ended = check(job_file(), "--server", service.url, *launch(7), PLANNER_TOKEN=service.token, SLURM_JOB_ID="99")
 
     assert ended.returncode == 7, ended.stderr
-    assert ended.stderr.startswith("planner: small fits: rank 0 takes 2.")
+    assert ended.stderr.startswith("planner: small fits: rank 0 needs 2.")
     plan_id = service.history.jobs.get("slurm", "99").plan_id
     assert ended.stdout == f"ran {plan_id}\n"
 
@@ -44,8 +44,8 @@ def test_a_job_that_does_not_fit_does_not_run_and_its_owner_is_told_why(service:
 
     assert (ended.returncode, ended.stdout) == (3, "")
     assert re.fullmatch(
-        r"planner: refused: large does not fit: rank 0 needs 2\.\d\d GiB, 8\d\d\.\d\d MiB more than the 1\.90 GiB of "
-        r"sm_90 \(backward of iteration 2, uncalibrated\)\n"
+        r"planner: refused: large does not fit: rank 0 needs 2\.\d\d GiB, 1\.90 GiB available \(sm_90\); "
+        r"peak in backward of iteration 2; uncalibrated\n"
         r"planner: the smallest change that fits: train\.recompute: full \(then 1\.\d\d GiB\)\n",
         ended.stderr,
     )

@@ -36,7 +36,7 @@ BY_BOUND = {
     "plan_id": "pl-x", "verdict": "exceeds", "basis": "lower_bound", "device_bytes": LEAST, "capacity_bytes": CAPACITY,
 }  # fmt: skip
 REASON = (
-    "sft-8b does not fit: a rank needs at least 184.84 GiB, 105.74 GiB more than the 79.10 GiB of H100-SXM-80GB "
+    "sft-8b does not fit: a rank needs at least 184.84 GiB, 79.10 GiB available (H100-SXM-80GB) "
     "(parameters, optimizer state, CUDA context, and gradients or what a forward saves)"
 )
 

@@ -65,7 +65,7 @@ def test_slurm_asks_about_the_batch_script_in_the_folder_where_it_is_submitted(
 
     action, verdict, plan_id, text = capsys.readouterr().out.splitlines()
     assert (action, verdict, plan_id) == ("refuse", "exceeds", runs["exceeds"]["plan_id"])
-    assert text.startswith("planner: refused: sft does not fit: ranks 0-7 need 90.00 GiB, 10.00 GiB more than")
+    assert text.startswith("planner: refused: sft does not fit: ranks 0-7 need 90.00 GiB, 80.00 GiB available")
     (asked,) = answering.asked
     assert (asked.path, asked.headers["Prefer"]) == ("/v1/runs", "respond-async, wait=0")
     assert asked.body == {"command": ["sbatch", "train.sbatch"], "path": str(folder), "gpu": "A100-SXM-80GB"}

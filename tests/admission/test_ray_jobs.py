@@ -165,7 +165,7 @@ def test_a_real_submission_that_fits_is_submitted_with_its_plan(
     ended = submit({ray_jobs.SPEC: "small.yaml"})
 
     assert ended.returncode == 0, ended.stderr
-    assert "planner: small fits: rank 0 takes" in ended.stderr
+    assert "planner: small fits: rank 0 needs" in ended.stderr
     found = re.search(r"Job '(job-\d+)' submitted successfully", ended.stdout)
     assert found is not None
     plan_id = ray_head.jobs()[found[1]]["metadata"][ray_jobs.PLAN]

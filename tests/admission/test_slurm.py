@@ -226,7 +226,7 @@ def test_sbatch_of_a_job_that_fits_carries_its_plan_and_is_bound_to_it(
     job_file()
     ended = sbatch(comment="planner:small.yaml for the paper")
 
-    assert ended.stderr.startswith("planner: small fits: rank 0 takes 2.")
+    assert ended.stderr.startswith("planner: small fits: rank 0 needs 2.")
     job = job_id(ended)
     plan_id = re.fullmatch(r"planner:(pl-[a-z2-7]{26}) for the paper", cluster.job(job)["Comment"])
     assert plan_id is not None

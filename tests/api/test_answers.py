@@ -46,15 +46,16 @@ def test_it_says_the_figures_of_the_fullest_ranks(plan: planner.Plan) -> None:
     assert (plan.verdict, plan.fits, plan.advice) == (Verdict.FITS, True, ())
     assert (plan.fullest, plan.device_bytes) == (statement, statement.peak.device_bytes)
     assert plan.headroom_bytes == plan.capacity_bytes - plan.device_bytes
-    assert repr(plan).startswith("<Plan fits: <small> takes 0.")
-    assert str(plan).startswith("<small>\ndecoder 2 × 64 · micro-batch 1 × 32 · one process · H100-SXM-80GB\n")
+    assert repr(plan).startswith("<Plan <small> fits: rank 0 needs 0.")
+    assert str(plan).startswith("Fits: rank 0 needs 0.")
+    assert "\n<small>\ndecoder 2 × 64 · micro-batch 1 × 32, AdamW · one process · H100-SXM-80GB\n" in str(plan)
 
 
 def test_in_a_notebook_it_is_a_card_without_scripts(plan: planner.Plan) -> None:
     card = plan._repr_html_()
 
     assert "<b>&lt;small&gt; <span" in card
-    assert "It fits: " in card
+    assert "Fits: " in card
     assert ("<script" in card, "http" in card) == (False, False)
     assert card.count("<div") == card.count("</div>")
 
@@ -84,7 +85,7 @@ def test_a_job_that_cannot_fit_is_refused_without_pytorch() -> None:
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     assert ended.stdout.splitlines()[0] == "False None False"
-    assert ended.stdout.splitlines()[1].startswith("exceeds: qwen3-8b takes at least ")
+    assert ended.stdout.splitlines()[1].startswith("qwen3-8b does not fit: a rank needs at least ")
 
 
 @pytest.mark.parametrize("ask", [planner.check, planner.plan])

@@ -118,7 +118,7 @@ def test_the_report_names_the_job_its_phases_its_categories_and_its_verdict(job:
     assert cli.main(["plan", job()]) == 0
 
     said = capsys.readouterr().out
-    for word in ("small", "load", "forward", "backward", "parameter", "bucket", "fits"):
+    for word in ("small", "load", "forward", "backward", "parameter", "bucket", "Fits: "):
         assert word in said
 
 
@@ -148,17 +148,17 @@ def test_a_job_that_fits_only_just_ends_with_0_and_a_warning(job: Written, capsy
     assert cli.main(["check", job(f"{peak['device_bytes']}B")]) == 0
 
     shown = capsys.readouterr()
-    assert shown.out.startswith("tight: ")
-    assert shown.err == "warning: it is tight\n"
+    assert shown.out.startswith("small fits narrowly: ranks 0-1 need ")
+    assert shown.err == "warning: it fits only narrowly (tight)\n"
 
 
-@pytest.mark.parametrize(("total", "code", "verdict"), [("80GiB", 0, "fits"), ("700MiB", 3, "exceeds")])
+@pytest.mark.parametrize(("total", "code", "verdict"), [("80GiB", 0, "fits"), ("700MiB", 3, "does not fit")])
 def test_check_is_one_line_and_the_exit_code(job: Written, capsys: Shown, total: str, code: int, verdict: str) -> None:
     assert cli.main(["check", job(total)]) == code
 
     shown = capsys.readouterr()
     assert shown.out.count("\n") == 1
-    assert shown.out.startswith(f"{verdict}: small takes ")
+    assert shown.out.startswith(f"small {verdict}: rank")
     assert shown.err == ""
 
 
@@ -279,7 +279,7 @@ def test_the_command_itself(job: Written) -> None:
     )
 
     assert (ended.returncode, without_progress(ended.stderr)) == (0, "")
-    assert ended.stdout.startswith("fits: small takes ")
+    assert ended.stdout.startswith("small fits: rank")
 
 
 def test_the_jobs_of_the_examples_load() -> None:

@@ -114,7 +114,7 @@ def test_json_is_one_object_on_standard_output() -> None:
         "schema", "plan_id", "trace_id", "metadata", "verdict", "calibrated", "command", "gpu", "nodes",
         "gpus_per_node", "ending", "iterations", "repeated", "counted", "seen", "unseen", "allocator_conf",
         "communicators", "rank_classes", "host", "out_of_memory", "assumptions", "branches", "provenance", "notes",
-        "seconds",
+        "sources", "seconds",
     ]  # fmt: skip
     assert (found["schema"], found["command"], found["gpu"]) == ("planner.run/1", WORLD, "A10G-24GB")
     assert found["counted"]["max_allocated_bytes"] == found["rank_classes"][0]["peak"]["allocated_bytes"]
@@ -164,7 +164,7 @@ def test_a_program_that_does_not_fit(tmp_path: Path, planner_here: Callable[...,
     ended = planner_here("run", "--allow-writes", "--patience", "0", "--gpu", "A10G-24GB", "--", "python", str(path))
 
     assert ended.returncode == 3, ended.stderr
-    assert "It does not fit: rank 0 would take" in ended.stdout
+    assert "Does not fit: rank 0 needs" in ended.stdout
     said = " ".join(ended.stdout.split())
     assert "The first allocation that fails on rank 0 is in iteration 1, backward" in said
     assert "CUDA out of memory. Tried to allocate 16.00 GiB. GPU 0 has a total capacity of" in said

@@ -21,7 +21,7 @@ from planner.job.loading import load_document
 from planner.job.schema import DataLoader
 from planner.planning.job_plan import plan_job
 from planner.report.statement import Plan, Verdict, from_json, to_json
-from planner.report.verdict_text import one_line, verdict_sentence
+from planner.report.verdict_text import job_sentence, verdict_sentences
 from planner.tracing import rank_trace
 from planner.tracing.spec.step_trace import trace
 from planner.units import GIB
@@ -177,12 +177,12 @@ def test_the_job_is_as_well_off_as_the_worse_of_gpus_and_hosts(planned: Plan) ->
 def test_the_sentence_says_which_of_both_decides(planned: Plan) -> None:
     over, fits = with_memory(planned, GIB), with_memory(planned, 1000 * GIB)
 
-    assert verdict_sentence(over).startswith("It does not fit on the host: node 0 (ranks 0-1) would take ")
-    assert " On the GPUs it fits: " in verdict_sentence(over)
-    assert verdict_sentence(fits).startswith("It fits: ")
-    assert " On the host " in verdict_sentence(fits)
-    assert one_line(over).startswith("exceeds: small takes ")
-    assert "of 1.00 GiB of main memory on node 0 (ranks 0-1), optimizer step of iteration" in one_line(over)
+    on_host, on_gpus = verdict_sentences(over)
+    assert on_host.startswith("Does not fit on the host: node 0 (ranks 0-1) needs ")
+    assert on_gpus.startswith("Fits on the GPUs: ")
+    assert [each.partition(":")[0] for each in verdict_sentences(fits)] == ["Fits", "Fits on the host"]
+    assert job_sentence(over).startswith("small does not fit on the host: node 0 (ranks 0-1) needs ")
+    assert "of main memory, 1.00 GiB available; peak in optimizer step of iteration" in job_sentence(over)
 
 
 def test_a_hook_refuses_for_the_host_what_is_sure_and_warns_of_what_is_assumed(planned: Plan) -> None:
@@ -203,7 +203,7 @@ def test_check_ends_with_3_where_the_host_does_not_do(tmp_path: Path, capsys: py
     spec.write_text(json.dumps({**OFFLOADED, "cluster": {**OFFLOADED["cluster"], "host_memory": "1GiB"}}))
 
     assert cli.main(["check", str(spec)]) == 3
-    assert capsys.readouterr().out.startswith("exceeds: small takes ")
+    assert capsys.readouterr().out.startswith("small does not fit on the host: ")
 
 
 def test_settings_that_no_trace_depends_on_do_not_trace_again() -> None:

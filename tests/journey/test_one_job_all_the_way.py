@@ -38,7 +38,7 @@ def test_a_job_goes_all_the_way_and_one_that_does_not_fit_no_step(cluster: Any, 
     assert refused.returncode == 3, refused.stderr
     assert "planner: refused: large does not fit: rank 0 needs" in refused.stderr
     assert admitted.returncode == 0, admitted.stderr
-    assert "planner: small fits: rank 0 takes" in admitted.stderr
+    assert "planner: small fits: rank 0 needs" in admitted.stderr
     bound = until(lambda: bound_job(cluster, "small"), "the job is not bound", 10)
     plan = cluster.service.get(f"/v1/plans/{bound['plan_id']}").json()
     (rank_class,) = plan["rank_classes"]

@@ -219,7 +219,7 @@ def test_a_job_that_fits_on_its_flavor_is_ready_and_its_pods_hear_of_the_plan(
     job_id = cluster.get(path)["metadata"]["uid"]
     bound = until(lambda: service.history.jobs.get("kubernetes", job_id))
     assert found["state"] == "Ready"
-    assert found["message"].startswith("planner: small fits: rank 0 takes ")
+    assert found["message"].startswith("planner: small fits: rank 0 needs ")
     assert found["message"].endswith("planner: planned on H100-SXM-80GB, the GPU of flavor h100")
     assert found["podSetUpdates"] == [
         {"name": "main", "annotations": {"planner.dev/plan-id": bound.plan_id, "planner.dev/job-id": job_id}}

@@ -13,7 +13,7 @@ from planner.allocator.rules import Rules
 from planner.events import Alloc, Event, Free, Mark, Origin, Phase
 from planner.job.loading import load_yaml
 from planner.planning.job_plan import plan_job
-from planner.report.verdict_text import verdict_sentence
+from planner.report.verdict_text import verdict_sentences
 from planner.tracing.spec.step_trace import trace
 from planner.training import step
 from planner.units import GIB, MIB
@@ -54,8 +54,8 @@ def test_a_plan_says_what_its_steps_keep_and_until_when() -> None:
         "Each step keeps 2.93 MiB that it never frees, most of it by aten.mm of head (256 × 3000 float32)"
     )
     assert f"are full in step {moment.iteration} (replayed)." in moment.sentence
-    assert verdict_sentence(found).startswith(
-        f"It fits until step {moment.iteration}: each step keeps 2.93 MiB on rank"
+    assert verdict_sentences(found)[0].startswith(
+        f"Fits until step {moment.iteration}: each step keeps 2.93 MiB on rank"
     )
 
 

@@ -87,12 +87,11 @@ def test_a_model_that_is_picked_is_planned_without_anything_from_elsewhere(page:
         page.fill(field, value)
     page.click("button.main")
 
-    assert shown_verdict(page, "gpt2") == "It fits gpt2"
+    assert shown_verdict(page, "gpt2") == "Fits gpt2"
     (stored,) = [each for each in service.history.plans.newest() if each.name == "gpt2"]
     (ranks,) = service.history.plans.rank_classes(stored.plan_id)
     assert page.text(".sentence").startswith(
-        f"Rank 0 takes {size(ranks.device_bytes)} of the {size(ranks.capacity_bytes)} there are: "
-        f"{size(ranks.capacity_bytes - ranks.device_bytes)} stay free."
+        f"Rank 0 needs {size(ranks.device_bytes)}, {size(ranks.capacity_bytes)} available."
     )
     assert page.driver.current_url.endswith(f"#plans/{stored.plan_id}")
     assert page.text(".notes") == "taken: train.precision fp16_autocast (--precision bf16, fp16 or fp32)"
@@ -177,7 +176,7 @@ def test_a_change_that_cannot_be_is_refused_at_its_field(page: Browser) -> None:
 
     said = page.text("#what-if-problem [role=alert]")
     assert "Allowed" in said
-    assert page.text("#verdict") == "It fits refused"
+    assert page.text("#verdict") == "Fits refused"
 
 
 def test_what_is_wrong_with_a_spec_is_said_in_three_parts_at_its_line(page: Browser) -> None:
@@ -216,7 +215,7 @@ def test_a_name_of_markup_stays_text(page: Browser) -> None:
     name = "<img src=x onerror=alert(1)>"
     plan_spec(page, "markup", spec=TINY.format(name=f"'{name}'", batch=2))
 
-    assert shown_verdict(page, name) == f"It fits {name}"
+    assert shown_verdict(page, name) == f"Fits {name}"
     assert page.all("main img") == []
 
 
@@ -229,7 +228,7 @@ def test_who_has_no_token_is_asked_for_one_and_what_was_sent_is_sent_again(page:
     page.until(lambda: "not known" in page.text("#token-refusal"), "that this token is wrong")
     page.fill("#token", TOKEN)
     page.press(Keys.ENTER)
-    assert shown_verdict(page, "with a token") == "It fits with a token"
+    assert shown_verdict(page, "with a token") == "Fits with a token"
 
 
 def test_who_gives_no_token_is_told_that_one_is_needed(page: Browser) -> None:
@@ -249,7 +248,7 @@ def test_a_stored_plan_is_read_without_a_token_and_planned_from_what_is_shown(
     plan_id = page.text(".about a")
     page.open(f"#plans/{plan_id}")
 
-    assert shown_verdict(page, "of a colleague") == "It fits of a colleague"
+    assert shown_verdict(page, "of a colleague") == "Fits of a colleague"
     page.find(".held tbody tr")
     assert page.run("return document.getElementById('token-dialog').open") is False
     assert page.all("#plan-problem [role=alert]") == []
@@ -270,9 +269,9 @@ def test_a_plan_of_before_is_dimmed_while_another_is_made_and_gone_where_there_i
 
     page.find("#plan-progress")
     assert float(page.run(OPACITY)) < 0.6
-    assert page.text("#verdict") == "It fits before"
+    assert page.text("#verdict") == "Fits before"
     service.plan_provider.slow.discard("next")
-    assert shown_verdict(page, "next") == "It fits next"
+    assert shown_verdict(page, "next") == "Fits next"
     assert page.run(OPACITY) == "1"
     page.run("location.hash = '#plans/pl-' + 'z'.repeat(26)")
     assert "there is no plan" in page.text("#plan-problem [role=alert]").lower()
@@ -330,7 +329,7 @@ def test_a_slow_plan_says_how_long_it_takes_and_can_be_left(page: Browser, servi
     plan_spec(page, "slow", batch=5)
     page.find("#plan-progress")
     service.plan_provider.slow.discard("slow")
-    assert shown_verdict(page, "slow") == "It fits slow"
+    assert shown_verdict(page, "slow") == "Fits slow"
 
 
 def test_a_job_is_planned_by_keys_alone(page: Browser) -> None:
@@ -343,7 +342,7 @@ def test_a_job_is_planned_by_keys_alone(page: Browser) -> None:
     page.press(TINY.format(name="keys", batch=3))
     page.press(Keys.TAB, Keys.ENTER)
 
-    assert shown_verdict(page, "keys") == "It fits keys"
+    assert shown_verdict(page, "keys") == "Fits keys"
     assert page.focused.get_attribute("id") == "verdict"
     page.find(".held tbody tr")
     page.press(Keys.TAB)
@@ -375,7 +374,7 @@ def test_history_sets_predicted_beside_measured(page: Browser, service: RealServ
     assert names == sorted(names, key=str.casefold)
     assert first in names
     jobs.find_element("link text", "measured").click()
-    assert shown_verdict(page, "measured") == "It fits measured"
+    assert shown_verdict(page, "measured") == "Fits measured"
 
 
 def test_what_is_written_into_a_field_is_seen_whole(page: Browser) -> None:

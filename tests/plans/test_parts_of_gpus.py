@@ -14,7 +14,7 @@ from planner.planning.job_plan import plan_job
 from planner.planning.memory_pool import state_pool
 from planner.report.statement import Plan, from_json, to_json
 from planner.report.style import Style
-from planner.report.verdict_text import one_line, verdict_sentence
+from planner.report.verdict_text import job_sentence, verdict_sentences
 from planner.searching.every_gpu import gpus_to_json, plan_on, render_gpus
 from planner.searching.exact_plans import PlansHere
 from planner.searching.plan_advice import add_advice
@@ -116,10 +116,10 @@ def test_what_fits_the_device_and_not_the_pool_is_refused_with_both_shares(large
     assert pool is not None
     assert (large_on_spark.gpu_verdict, large_on_spark.verdict) == (Verdict.FITS, Verdict.EXCEEDS)
     assert pool.taken_bytes == pool.device_bytes + pool.host_bytes + 6 * GIB > pool.capacity_bytes
-    for text in (verdict_sentence(large_on_spark), one_line(large_on_spark)):
+    for text in (verdict_sentences(large_on_spark)[0], job_sentence(large_on_spark)):
         assert f"{pool.device_bytes / GIB:.2f} GiB on the device" in text
         assert f"{pool.host_bytes / GIB:.2f} GiB on the host" in text
-    assert "without an OOM kill" in verdict_sentence(large_on_spark)
+        assert "without an OOM kill" in text
 
 
 def test_a_statement_on_a_pool_comes_back_from_json(large_on_spark: Plan) -> None:

@@ -15,7 +15,7 @@ from planner.events import Phase
 from planner.report.plan_text import render
 from planner.report.statement import NamedMoment, Plan, Verdict
 from planner.report.style import Style, size, style_of
-from planner.report.verdict_text import one_line
+from planner.report.verdict_text import job_sentence, verdict_sentences
 from planner.units import GIB, KIB
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -126,34 +126,49 @@ def test_figures_stand_below_their_heads_at_any_step(plan: Callable[..., Plan], 
     assert figures == [names] * len(figures)
 
 
-def _worded(plan: Plan, **changes: object) -> str:
-    changed = replace(plan, rank_classes=(replace(plan.rank_classes[0], **changes),))
-    return next(line for line in render(changed, Style(width=200)).splitlines() if line.startswith("It "))
+def _worded(plan: Plan, **changes: object) -> list[str]:
+    return verdict_sentences(replace(plan, rank_classes=(replace(plan.rank_classes[0], **changes),)))
 
 
 def test_the_verdict_is_said_in_words(plan: Callable[..., Plan]) -> None:
     fits, tight, exceeds = plan(), plan(Verdict.TIGHT), plan(Verdict.EXCEEDS)
 
-    assert _worded(fits) == (
-        "It fits: 12.52 GiB of 79.10 GiB stay free on ranks 0-7; 19 of 20 jobs of this kind stayed below 71.58 GiB."
-    )
-    assert _worded(tight) == (
-        "It is tight: 66.58 GiB fit into 70.00 GiB on ranks 0-7, and 71.58 GiB do not: 19 of 20 jobs of "
-        "this kind stayed below that."
-    )
-    assert _worded(tight, cache_releases=3) == (
-        "It is tight: ranks 0-7 fit only if the allocator frees its cache 3 times, which slows training."
-    )
-    assert _worded(exceeds) == "It does not fit: ranks 0-7 would take 27.20 GiB more than the 39.38 GiB there are."
-    assert _worded(exceeds, capacity_bytes=67 * GIB, ranks="3") == (
-        "It does not fit: rank 3 runs out of 67.00 GiB because free memory is fragmented."
-    )
+    assert _worded(fits) == ["Fits: ranks 0-7 need 66.58 GiB, 79.10 GiB available (H100-SXM-80GB)."]
+    assert _worded(tight) == [
+        "Fits narrowly: ranks 0-7 need 66.58 GiB, 70.00 GiB available (H100-SXM-80GB), but 71.58 GiB may be needed."
+    ]
+    assert _worded(tight, cache_releases=3) == [
+        "Fits narrowly: ranks 0-7 need 66.58 GiB, 70.00 GiB available (H100-SXM-80GB), only if the allocator frees its"
+        " cache 3 times, which slows training."
+    ]
+    assert _worded(exceeds) == ["Does not fit: ranks 0-7 need 66.58 GiB, 39.38 GiB available (H100-SXM-80GB)."]
+    assert _worded(exceeds, capacity_bytes=67 * GIB, ranks="3") == [
+        "Does not fit: rank 3 runs out of 67.00 GiB (H100-SXM-80GB) because free memory is fragmented."
+    ]
+
+
+def test_the_report_begins_with_the_verdict_the_smallest_change_and_how_sure_it_is(plan: Callable[..., Plan]) -> None:
+    exceeds = plan(Verdict.EXCEEDS)
+
+    assert render(exceeds, Style(width=120)).splitlines()[:3] == [
+        *verdict_sentences(exceeds),
+        "Smallest change: parallel.dp_replicate.gradient_as_bucket_view: true → 36.00 GiB.",
+        "Uncalibrated: nothing was measured on this GPU and torch; 19 of 20 jobs of this kind stayed below 71.58 GiB.",
+    ]
+
+
+def test_only_a_verbose_report_says_where_its_figures_come_from(plan: Callable[..., Plan]) -> None:
+    notes, sources = ["Not counted: cuFFT."], ["CUDA context: measured."]
+    short, long = (render(plan(), Style(), notes=notes, sources=sources, verbose=verbose) for verbose in (False, True))
+
+    assert "Not counted: cuFFT." in short
+    assert set(long.splitlines()) - set(short.splitlines()) == {"CUDA context: measured."}
 
 
 def test_the_check_is_one_line(plan: Callable[..., Plan]) -> None:
-    assert one_line(plan()) == (
-        "fits: llama-8b-sft takes 66.58 GiB of 79.10 GiB on H100-SXM-80GB "
-        "(ranks 0-7, backward of iteration 2, uncalibrated); 19 of 20 jobs of this kind stayed below 71.58 GiB"
+    assert job_sentence(plan()) == (
+        "llama-8b-sft fits: ranks 0-7 need 66.58 GiB, 79.10 GiB available (H100-SXM-80GB); peak in backward of "
+        "iteration 2; uncalibrated; 19 of 20 jobs of this kind stayed below 71.58 GiB"
     )
 
 

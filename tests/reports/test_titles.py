@@ -28,7 +28,7 @@ H100 = Gpu(name="H100-SXM-80GB", total_bytes=79 << 30, arch="sm_90")
             ),
             [
                 "decoder 32 × 4096",
-                "micro-batch 2 × 8192, bf16_autocast",
+                "micro-batch 2 × 8192, bf16_autocast, AdamW",
                 "dp_replicate 16 (ddp), tp 2",
                 "32 × H100-SXM-80GB on 4 nodes",
             ],
@@ -38,11 +38,11 @@ H100 = Gpu(name="H100-SXM-80GB", total_bytes=79 << 30, arch="sm_90")
                 model=Model(hf_config={"architectures": ["ResNetForImageClassification"]}),
                 cluster=Cluster(gpu=Gpu(total_bytes=1 << 30, arch="sm_90")),
             ),
-            ["ResNetForImageClassification", "micro-batch 1", "one process", "sm_90"],
+            ["ResNetForImageClassification", "micro-batch 1, AdamW", "one process", "sm_90"],
         ),
         (
             Job(model=Model(factory="my_pkg.models:build")),
-            ["my_pkg.models:build", "micro-batch 1", "one process", "GPU"],
+            ["my_pkg.models:build", "micro-batch 1, AdamW", "one process", "GPU"],
         ),
     ],
     ids=["decoder", "transformers", "factory"],

@@ -65,6 +65,6 @@ def test_the_command_prints_the_report_and_the_traceback(program: Program) -> No
     said = " ".join(ended.stdout.split())
     assert "the program failed after 5 iterations: ValueError: no data" in said
     assert "what comes after that is in no figure" in said
-    assert "It fits" in said
+    assert "Fits: " in said
     assert "--- the program's own traceback ---" in ended.stderr
     assert "ValueError: no data" in ended.stderr

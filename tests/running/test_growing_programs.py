@@ -15,7 +15,7 @@ from planner.allocator.rules import Rules
 from planner.job.named_gpus import look_up
 from planner.planning.program import inputs_of, judge_program
 from planner.report.statement import Verdict
-from planner.report.verdict_text import verdict_sentence
+from planner.report.verdict_text import verdict_sentences
 from planner.tracing.launching.line import parse
 from planner.tracing.program import rank_process
 from planner.tracing.program.run_length import steps_to_run
@@ -74,13 +74,13 @@ for step in {numbers}:
 @pytest.mark.parametrize(
     ("numbers", "verdict", "said"),
     [
-        ("range(50_000)", Verdict.EXCEEDS, "It does not fit: each step keeps 2.00 MiB on rank 0, and the memory is full"
+        ("range(50_000)", Verdict.EXCEEDS, "Does not fit: each step keeps 2.00 MiB on rank 0, and the memory is full"
          " in step {step} of 50,000."),
-        ("range(5000)", Verdict.FITS, "It fits: each step keeps 2.00 MiB on rank 0, and the 5,000 steps of the run end"
+        ("range(5000)", Verdict.FITS, "Fits: each step keeps 2.00 MiB on rank 0, and the 5,000 steps of the run end"
          " before the memory is full in step {step}."),
-        ("__import__('itertools').count()", Verdict.FITS, "It fits until step {step}: each step keeps 2.00 MiB on"
-         " rank 0, and the memory is full in it. How many steps are run is not known."),
-        ("range(9)", Verdict.FITS, "It fits: each step keeps 2.00 MiB on rank 0, and the 9 steps of the run end"
+        ("__import__('itertools').count()", Verdict.FITS, "Fits until step {step}: each step keeps 2.00 MiB on"
+         " rank 0, and the memory is full in that step; how many steps are run is not known."),
+        ("range(9)", Verdict.FITS, "Fits: each step keeps 2.00 MiB on rank 0, and the 9 steps of the run end"
          " before the memory is full in step {step}."),
     ],
 )  # fmt: skip
@@ -99,7 +99,10 @@ def test_the_verdict_on_a_leak_is_that_of_as_many_steps_as_the_program_runs(
     assert statement.growth is not None
     assert statement.growth.bytes_per_step == 2 << 20
     assert 15_000 < statement.growth.full_in_step < 20_000
-    assert (found.verdict, verdict_sentence(found)) == (verdict, said.format(step=f"{statement.growth.full_in_step:,}"))
+    assert (found.verdict, verdict_sentences(found)[0]) == (
+        verdict,
+        said.format(step=f"{statement.growth.full_in_step:,}"),
+    )
     assert "steady" not in found.ending
 
 

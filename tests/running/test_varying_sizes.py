@@ -14,7 +14,7 @@ from planner.events import Phase
 from planner.job.named_gpus import look_up
 from planner.planning.program import inputs_of, judge_program
 from planner.report.statement import Verdict
-from planner.report.verdict_text import verdict_sentence
+from planner.report.verdict_text import verdict_sentences
 from planner.tracing.launching.line import parse
 
 CASES = [
@@ -228,6 +228,6 @@ def test_what_may_grow_beyond_what_was_seen_is_not_said_to_fit(
     statement = judge_program(inputs_of(line, [], look_up("H100-SXM-80GB"), batches=batches))
 
     assert statement.verdict is verdict
-    assert verdict_sentence(statement).startswith(
-        "It is not judged beyond iteration 12, since sizes vary" if verdict is Verdict.TIGHT else "It fits: "
-    )
+    (sentence,) = verdict_sentences(statement)
+    assert sentence.startswith("May not fit: " if verdict is Verdict.TIGHT else "Fits: ")
+    assert (verdict is Verdict.TIGHT) == ("needed after iteration 12, as sizes vary" in sentence)

@@ -18,7 +18,7 @@ from planner.job.bound.lower_bound import lower_bound
 from planner.job.loading import bundle, load_document
 from planner.job.named_gpus import look_up
 from planner.report.statement import Plan, Verdict
-from planner.report.verdict_text import one_line
+from planner.report.verdict_text import job_sentence
 from planner.service.errors import (
     BusyError,
     DeadlineError,
@@ -126,7 +126,7 @@ def test_a_check_says_the_verdict_in_one_line_and_is_remembered(
         "interval_bytes": list(statement.peak.interval_bytes),
         "capacity_bytes": statement.capacity_bytes,
         "headroom_bytes": statement.headroom_bytes,
-        "message": one_line(example_plan),
+        "message": job_sentence(example_plan),
     }
     (check,) = all_checks(history)
     assert (check.verdict, check.system, check.team) == (Verdict.FITS, "slurm", "nlp")
@@ -160,7 +160,7 @@ def test_a_job_that_is_too_large_whatever_its_plan_says_exceeds_at_once(
         "interval_bytes": [least, least],
         "capacity_bytes": capacity,
         "headroom_bytes": capacity - least,
-        "message": "exceeds: tiny takes at least 120.23 GiB of 79.10 GiB on H100-SXM-80GB "
+        "message": "tiny does not fit: a rank needs at least 120.23 GiB, 79.10 GiB available (H100-SXM-80GB) "
         "(parameters, optimizer state, CUDA context, and gradients or what a forward saves)",
         "basis": "lower_bound",
     }
@@ -171,7 +171,7 @@ def test_a_job_that_is_too_large_whatever_its_plan_says_exceeds_at_once(
 def test_a_plan_that_is_there_says_more_than_a_bound(asgi: Asgi, example_plan: Plan) -> None:
     said = asgi().post("/v1/checks", json=HOPELESS).json()
 
-    assert (said["verdict"], said["message"]) == (example_plan.verdict, one_line(example_plan))
+    assert (said["verdict"], said["message"]) == (example_plan.verdict, job_sentence(example_plan))
     assert "basis" not in said
 
 

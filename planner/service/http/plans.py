@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict
 from planner.job.loading import bundle
 from planner.report import statement
 from planner.report.statement import RUN_SCHEMA, Verdict
-from planner.report.verdict_text import bound_line, deciding, one_line
+from planner.report.verdict_text import bound_sentence, deciding, job_sentence
 from planner.service.history.errors import HistoryUnavailableError
 from planner.service.history.plan_table import PlanSummary
 from planner.service.history.records import Check
@@ -232,7 +232,7 @@ async def check(
         figures = {
             "verdict": Verdict.EXCEEDS, "calibrated": False, "device_bytes": least, "interval_bytes": (least, least),
             "capacity_bytes": bound.capacity_bytes, "headroom_bytes": bound.capacity_bytes - least,
-            "message": bound_line(bundle(job), bound), "basis": "lower_bound",
+            "message": bound_sentence(bundle(job), least, bound.capacity_bytes), "basis": "lower_bound",
         }  # fmt: skip
     about = job.metadata
     asked = Check(
@@ -292,7 +292,7 @@ def _compute_figures(plan: statement.Plan) -> dict[str, Any]:
         "interval_bytes": worst.peak.interval_bytes,
         "capacity_bytes": worst.capacity_bytes,
         "headroom_bytes": worst.headroom_bytes,
-        "message": one_line(plan),
+        "message": job_sentence(plan),
         "host": host,
     }
 

@@ -7,7 +7,7 @@ import { capital, changeText, decimals, duration, moment, ranksText, size, words
 import { whatIf } from "./what_if.js";
 import { pipelineView } from "./pipeline.js";
 
-const VERDICTS = { fits: "It fits", tight: "It fits tightly", exceeds: "It does not fit" };
+const VERDICTS = { fits: "Fits", tight: "Fits narrowly", exceeds: "Does not fit" };
 
 /** Shows the plan in place of the one before; `replan(request)` plans a changed job (see POST /v1/specs). */
 export function showPlan(plan, notes, replan) {
@@ -46,12 +46,11 @@ function sentenceOf(plan) {
   const worst = plan.rank_classes[worstIndex(plan)];
   const [low, high] = worst.peak.interval_bytes;
   const who = ranksText(worst.ranks);
-  const needs = `${capital(who)} ${who.startsWith("ranks") ? "take" : "takes"} ${size(worst.peak.device_bytes)} of the ${size(worst.capacity_bytes)} there are`;
-  const room = worst.headroom_bytes < 0 ? `${size(-worst.headroom_bytes)} too much` : `${size(worst.headroom_bytes)} stay free`;
+  const needs = `${capital(who)} ${who.startsWith("ranks") ? "need" : "needs"} ${size(worst.peak.device_bytes)}, ${size(worst.capacity_bytes)} available`;
   const times = worst.cache_releases;
   const releases = times && plan.verdict !== "exceeds" ? ` It fits only after ${times} cache release${times > 1 ? "s" : ""}.` : "";
   const known = plan.calibrated ? "95 % interval" : "uncalibrated interval";
-  return `${needs}: ${room}. The peak is in ${moment(worst.peak.phase, worst.peak.iteration)}; ${known} ${size(low)} to ${size(high)}.${releases}${hostSentence(plan.host)}`;
+  return `${needs}. The peak is in ${moment(worst.peak.phase, worst.peak.iteration)}; ${known} ${size(low)} to ${size(high)}.${releases}${hostSentence(plan.host)}`;
 }
 
 /** Of the slowest class; planner/report/plan_text.py says it so. */
@@ -70,8 +69,7 @@ function stepTime(plan) {
 function hostSentence(host) {
   if (!host?.verdict) return "";
   const node = host.nodes.reduce((a, b) => (b.peak.bytes > a.peak.bytes ? b : a));
-  const room = host.headroom_bytes < 0 ? `${size(-host.headroom_bytes)} too much` : `${size(host.headroom_bytes)} stay free`;
-  return ` On the host a node (${node.nodes}) takes ${size(node.peak.bytes)} of the ${size(host.capacity_bytes)} of main memory there are: ${room}.`;
+  return ` On the host a node (${node.nodes}) needs ${size(node.peak.bytes)} of main memory, ${size(host.capacity_bytes)} available.`;
 }
 
 const notesOf = (notes) => notes.length > 0 && html("ul", { class: "notes" }, notes.map((each) => html("li", {}, each)));
@@ -107,7 +105,7 @@ function adviceView(plan, replan) {
     html("button", { type: "button", class: "quiet", "aria-label": `Plan with ${changeText(each.change)}`,
       onclick: () => replan({ job: plan.job, set: each.change }) }, "Plan it")));
   return html("section", { class: "card", "aria-labelledby": "advice" },
-    html("h3", { id: "advice" }, "Changes that make it fit, each line proven by a plan"), html("ul", { class: "advice" }, items));
+    html("h3", { id: "advice" }, "Single changes that make it fit, each verified by a plan"), html("ul", { class: "advice" }, items));
 }
 
 function adviceTried(plan) {

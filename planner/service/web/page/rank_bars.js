@@ -33,7 +33,7 @@ function row(each, index, whole, choose) {
     bar(each, whole),
     html("span", { class: "figures" },
       `${size(peak.device_bytes)} of ${size(each.capacity_bytes)}, `,
-      html("b", { class: each.verdict }, over ? `${size(-each.headroom_bytes)} too much` : `${size(each.headroom_bytes)} free`)));
+      html("b", { class: each.verdict }, over ? `${size(-each.headroom_bytes)} over capacity` : `${size(each.headroom_bytes)} free`)));
 }
 
 function bar(each, whole) {
