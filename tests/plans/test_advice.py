@@ -360,7 +360,7 @@ def test_an_answer_ends_with_a_whole_spec_that_fits(job_of: JobOf, needs: Needs,
     written = load_document(yaml.safe_load(plan.fitting_spec))
     assert written == changed(small, dict(plan.advice[0].change))
     assert told(written).planned.plan.verdict is plan.advice[0].verdict
-    shown = render(plan, Style()).partition("The job with the first of these changes, as a spec:\n")[2]
+    shown = render(plan, Style()).partition(", as a spec:\n")[2]
     assert textwrap.dedent(shown.partition("\n\n")[0]) + "\n" == plan.fitting_spec
     assert add_advice(plan_job(job), job).plan.fitting_spec == ""
 
