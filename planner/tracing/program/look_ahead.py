@@ -91,7 +91,7 @@ class LookAhead:
         self._batches, self._rounds, self._trains, self._assumptions = batches, rounds, trains, assumptions
         self._left_seconds = SECONDS
         self._plans: dict[tuple[Any, ...], _Plan | None] = {}
-        """By how much data a loader has and the lines that led to the loop over it; None where its sizes do not vary."""
+        """By how much data a loader has and the lines that led to its loop; None where its sizes do not vary."""
         self._of_loaders: WeakKeyDictionary[Any, _Plan | None] = WeakKeyDictionary()
         self._of_iterators: WeakKeyDictionary[Any, _Plan] = WeakKeyDictionary()
 
