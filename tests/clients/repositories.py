@@ -244,7 +244,7 @@ REPOSITORIES: tuple[Repository, ...] = (
     ),
     Repository(
         kind="segmentation", name="SAM 2, fine-tuning", folder="sam2", gpu="A100-SXM-80GB", parameters=80.85,
-        command="env PYTHONPATH=. python training/train.py -c configs/finetune.yaml --use-cluster 0 --num-gpus 8",
+        command="python training/train.py -c configs/finetune.yaml --use-cluster 0 --num-gpus 8",
         data=("MOSE/finetune.yaml", "sam2/configs/finetune.yaml", "MOSE/checkpoints", "checkpoints"),
     ),
     Repository(
@@ -257,9 +257,14 @@ REPOSITORIES: tuple[Repository, ...] = (
         "--eval-bleu-print-samples --best-checkpoint-metric bleu --maximize-best-checkpoint-metric",
     ),
     Repository(
-        kind="LLM", name="Axolotl, LoRA of Llama 3.2 1B", folder="axolotl", gpu="A100-SXM-40GB", parameters=1247.09,
-        options="--gpus 1 --with flash-attn==2.8.3", data=("teknium", "teknium"),
+        kind="LLM", name="Axolotl, LoRA of Llama 3.2 1B", folder="axolotl", gpu="A100-SXM-40GB",
+        options="--gpus 1 --with flash-attn==2.8.3", data=("teknium", "teknium"), parameters=1235.81 / 2 + 11.27,
         command=_HUB + " axolotl train examples/llama-3/lora-1b.yml",
+    ),
+    Repository(
+        kind="LLM", name="verl, SFT by LoRA of Qwen2.5-0.5B", folder="verl", gpu="A100-SXM-80GB", parameters=511.63 / 4,
+        options="--steps 3",
+        command=_HUB + " HOME={data}/home bash examples/sft/gsm8k/run_qwen_05_peft.sh 4 out",
     ),
 )  # fmt: skip
 
