@@ -38,14 +38,16 @@ def members(root: int) -> list[int]:
     return processes
 
 
-def usage(root: int) -> Usage:
-    """Memory and tasks of the whole tree. Pages shared by several of its processes count for each of them."""
+def usage(root: int, *, proportional: bool = False) -> Usage:
+    """Memory and tasks of the whole tree. Pages shared by several of its processes (forks) count for each of them, if
+    not `proportional`, which takes longer: the kernel looks at each page."""
     memory = tasks = 0
     memory_files: dict[tuple[int, int], int] = {}
     shared = 0
     for process in members(root):
         status = _status(process)
-        memory += status.get("RssAnon", 0) + status.get("RssFile", 0)
+        shares = _status(process, "smaps_rollup") if proportional else {}
+        memory += sum(shares.get(f"Pss_{kind}", status.get(f"Rss{kind}", 0)) for kind in ("Anon", "File"))
         shared += status.get("RssShmem", 0)
         tasks += status.get("Threads", 0)
         memory_files.update(_open_memory_files(process))
@@ -74,11 +76,11 @@ def _signal(process: int, number: signal.Signals) -> None:
         os.kill(process, number)
 
 
-def _status(process: int) -> dict[str, int]:
-    """The numeric fields of /proc/PID/status; sizes are in KiB."""
+def _status(process: int, file: str = "status") -> dict[str, int]:
+    """The numeric fields of such a file in /proc/PID; sizes are in KiB."""
     fields: dict[str, int] = {}
     with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{process}/status").read_text(errors="replace").splitlines():
+        for line in Path(f"/proc/{process}/{file}").read_text(errors="replace").splitlines():
             name, _, value = line.partition(":")
             number = value.split()
             if number and number[0].isdigit():

@@ -33,6 +33,8 @@ from planner.runtime.walls import Walls
 _RESULT = "result"
 _LOOK_SECONDS = 0.02
 """A process that writes fresh pages as fast as it can takes some tens of MiB between two looks."""
+_SELDOM = 4
+"""A look at each page is not repeated for so many times as long as it took."""
 _READ_BYTES = 1 << 16
 _MOST_ERROR_BYTES = 1 << 16
 _MOST_LINE_CHARACTERS = 300
@@ -273,5 +275,8 @@ def _watch(
                 used = process_tree.usage(process.pid)
                 if used.tasks > limits.tasks:
                     raise LimitExceededError(Limit.TASKS, limits, used.tasks)
+                if used.memory_bytes > limits.memory_bytes:
+                    used = process_tree.usage(process.pid, proportional=True)
+                    looked += _SELDOM * (time.monotonic() - now)
                 if used.memory_bytes > limits.memory_bytes:
                     raise LimitExceededError(Limit.MEMORY, limits, used.memory_bytes)

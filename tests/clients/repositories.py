@@ -242,6 +242,30 @@ REPOSITORIES: tuple[Repository, ...] = (
         kind="graphs", name="PyG, GCN", folder="pytorch_geometric", gpu="A100-SXM-40GB", parameters=0.023,
         command="python examples/gcn.py", data=("Planetoid", "data/Planetoid"),
     ),
+    Repository(
+        kind="segmentation", name="SAM 2, fine-tuning", folder="sam2", gpu="A100-SXM-80GB", parameters=80.85,
+        command="python training/train.py -c configs/finetune.yaml --use-cluster 0 --num-gpus 8",
+        data=("MOSE/finetune.yaml", "sam2/configs/finetune.yaml", "MOSE/checkpoints", "checkpoints"),
+    ),
+    Repository(
+        kind="LLM", name="fairseq, translation", folder="fairseq", gpu="A100-SXM-40GB", parameters=39.74,
+        command="env CUDA_VISIBLE_DEVICES=0 fairseq-train {data}/iwslt/bin --arch transformer_iwslt_de_en "
+        "--share-decoder-input-output-embed --optimizer adam --adam-betas (0.9,0.98) --clip-norm 0.0 --lr 5e-4 "
+        "--lr-scheduler inverse_sqrt --warmup-updates 4000 --dropout 0.3 --weight-decay 0.0001 "
+        "--criterion label_smoothed_cross_entropy --label-smoothing 0.1 --max-tokens 4096 --eval-bleu "
+        '--eval-bleu-args {{"beam":5,"max_len_a":1.2,"max_len_b":10}} --eval-bleu-detok moses --eval-bleu-remove-bpe '
+        "--eval-bleu-print-samples --best-checkpoint-metric bleu --maximize-best-checkpoint-metric",
+    ),
+    Repository(
+        kind="LLM", name="Axolotl, LoRA of Llama 3.2 1B", folder="axolotl", gpu="A100-SXM-40GB",
+        options="--gpus 1 --with flash-attn==2.8.3", data=("teknium", "teknium"), parameters=1235.81 / 2 + 11.27,
+        command=_HUB + " axolotl train examples/llama-3/lora-1b.yml",
+    ),
+    Repository(
+        kind="LLM", name="verl, SFT by LoRA of Qwen2.5-0.5B", folder="verl", gpu="A100-SXM-80GB", parameters=511.63 / 4,
+        options="--steps 3",
+        command=_HUB + " HOME={data}/home bash examples/sft/gsm8k/run_qwen_05_peft.sh 4 out",
+    ),
 )  # fmt: skip
 
 

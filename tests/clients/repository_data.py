@@ -14,6 +14,7 @@ import random
 import string
 import struct
 import wave
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,9 @@ def make(folder: Path) -> None:
     voice(folder / "voice")
     words(folder / "wikitext-2")
     citations(folder / "Planetoid" / "Cora" / "raw")
+    videos(folder / "MOSE")
+    pairs(folder / "iwslt")
+    instructions(folder)
 
 
 def picture(path: Path, width: int, height: int) -> None:
@@ -256,6 +260,33 @@ def hub(folder: Path) -> None:
         tokenizer_object=letters, bos_token="</s>", eos_token="</s>", pad_token="<pad>", unk_token="</s>",
         model_max_length=2048,
     ).save_pretrained(place)  # fmt: skip
+    qwen2 = hf.Qwen2Config(
+        vocab_size=151936, hidden_size=896, intermediate_size=4864, num_hidden_layers=24, num_attention_heads=14,
+        num_key_value_heads=2, max_position_embeddings=32768, rope_theta=1e6, rms_norm_eps=1e-6,
+        tie_word_embeddings=True, bos_token_id=151643, eos_token_id=151645,
+    )  # fmt: skip
+    place = _weights(folder, "Qwen/Qwen2.5-0.5B-Instruct", hf.Qwen2ForCausalLM, qwen2, "bfloat16")
+    _letters(place, 151643, "<|endoftext|>", "<|im_start|>", "<|im_end|>", pad_token="<|endoftext|>")
+    llama = hf.LlamaConfig(
+        vocab_size=128256, hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32,
+        num_key_value_heads=8, head_dim=64, max_position_embeddings=131072, rope_theta=5e5, tie_word_embeddings=True,
+        bos_token_id=128000, eos_token_id=128001,
+    )  # fmt: skip
+    place = _weights(folder, "NousResearch/Llama-3.2-1B", hf.LlamaForCausalLM, llama, "bfloat16")
+    _letters(place, 128000, "<|begin_of_text|>", "<|end_of_text|>", bos_token="<|begin_of_text|>")
+
+
+def _letters(place: Path, count: int, *marks: str, **special: str) -> None:
+    """A tokenizer of bytes with `marks` from `count` on, the last of which ends a text."""
+    import transformers as hf
+
+    letters = tokenizers.Tokenizer(tokenizers.models.BPE(_bytes_and(count), []))
+    letters.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    letters.decoder = tokenizers.decoders.ByteLevel()
+    letters.add_special_tokens([*marks])
+    fast = hf.PreTrainedTokenizerFast(tokenizer_object=letters, eos_token=marks[-1], **special)
+    fast.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    fast.save_pretrained(place)
 
 
 def _bytes_and(count: int, first: int = 0) -> dict[str, int]:
@@ -263,6 +294,9 @@ def _bytes_and(count: int, first: int = 0) -> dict[str, int]:
     letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     words = letters + [f"tok{number}" for number in range(count - len(letters))]
     return {word: first + number for number, word in enumerate(words)}
+
+
+_KINDS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
 
 def _weights(folder: Path, name: str, model: Any, config: Any, kind: str = "float32") -> Path:
@@ -280,8 +314,8 @@ def _weights(folder: Path, name: str, model: Any, config: Any, kind: str = "floa
     with torch.device("meta"):
         tensors = dict(model(config).named_parameters())
     for key, tensor in tensors.items():
-        begin, end = end, end + tensor.numel() * (2 if kind == "float16" else 4)
-        words = {"dtype": "F16" if kind == "float16" else "F32", "shape": list(tensor.shape)}
+        begin, end = end, end + tensor.numel() * (4 if kind == "float32" else 2)
+        words = {"dtype": _KINDS[kind], "shape": list(tensor.shape)}
         header[key] = words | {"data_offsets": [begin, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
@@ -367,6 +401,60 @@ def citations(folder: Path) -> None:
     graph = {node: _NUMBERS.integers(0, 2708, 4).tolist() for node in range(2708)}
     (folder / "ind.cora.graph").write_bytes(pickle.dumps(graph))
     (folder / "ind.cora.test.index").write_text("\n".join(map(str, range(1708, 2708))), encoding="utf-8")
+
+
+def videos(folder: Path) -> None:
+    """Sixteen of MOSE, and the configuration of SAM 2's fine-tuning that names them."""
+    for video in range(16):
+        for frame in range(12):
+            picture(folder / "JPEGImages" / f"{video:08d}" / f"{frame:05d}.jpg", 854, 480)
+            masks = np.zeros((480, 854), np.uint8)
+            for number in range(4):
+                masks[50 + 100 * number : 130 + 100 * number, 100 + 20 * frame : 250 + 20 * frame] = number + 1
+            path = folder / "Annotations" / f"{video:08d}" / f"{frame:05d}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            image = Image.fromarray(masks, "P")
+            image.putpalette([*range(256)] * 3)
+            image.save(path)
+    (folder / "videos.txt").write_text("\n".join(f"{video:08d}" for video in range(16)), encoding="utf-8")
+    lines = ["# @package _global_", "defaults:", "- /configs/sam2.1_training/sam2.1_hiera_b+_MOSE_finetune", "- _self_"]
+    here = folder.resolve()
+    lines += ["dataset:", f"  img_folder: {here}/JPEGImages", f"  gt_folder: {here}/Annotations"]
+    lines += [f"  file_list_txt: {here}/videos.txt"]
+    (folder / "finetune.yaml").write_text("\n".join(lines), encoding="utf-8")
+    with suppress(ImportError):  # what is fine-tuned
+        import torch
+        from sam2.build_sam import build_sam2
+
+        (folder / "checkpoints").mkdir(exist_ok=True)
+        model = build_sam2("configs/sam2.1/sam2.1_hiera_b+.yaml", device="cpu")
+        torch.save({"model": model.state_dict()}, folder / "checkpoints" / "sam2.1_hiera_base_plus.pt")
+
+
+def pairs(folder: Path) -> None:
+    """Sentences of two languages, which `fairseq-preprocess --source-lang de --target-lang en --trainpref train
+    --validpref valid --destdir bin` makes into what is trained on."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for split, count in (("train", 40_000), ("valid", 200)):
+        lengths = _NUMBERS.integers(5, 60, count)
+        for language in ("de", "en"):
+            lines = (" ".join(f"{language}{n}" for n in _NUMBERS.integers(0, 8000, length)) for length in lengths)
+            (folder / f"{split}.{language}").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def instructions(folder: Path) -> None:
+    """What is asked and answered, as GSM8K and Alpaca have it."""
+    from datasets import Dataset
+
+    chance = random.Random(0)
+    texts = [" ".join(chance.choices(("it", "is", "one", "of", "the"), k=chance.randint(20, 60))) for _ in range(2400)]
+    for split, count in (("train", 2000), ("test", 200)):
+        rows = [{"extra_info": {"question": texts[n], "answer": texts[n + 1]}} for n in range(count)]
+        Dataset.from_list(rows).to_parquet(folder / "home" / "data" / "gsm8k" / f"{split}.parquet")
+    place = folder / "teknium" / "GPT4-LLM-Cleaned"
+    place.mkdir(parents=True, exist_ok=True)
+    rows = [{"instruction": texts[n], "input": "", "output": texts[n + 1]} for n in range(1200)]
+    (place / "train.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
 
 
 if __name__ == "__main__":

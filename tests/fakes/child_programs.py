@@ -145,6 +145,20 @@ def forks(count: int, _: AnswerWriter) -> None:
     time.sleep(600)
 
 
+def shares(mebibytes: int, answer: AnswerWriter) -> None:
+    """With forks that write to none of its pages."""
+    hoard = b"x" * MIB * mebibytes
+    workers = []
+    for _ in range(5):
+        workers.append(os.fork())
+        if workers[-1] == 0:
+            time.sleep(1)
+            os._exit(0)
+    for worker in workers:
+        os.waitpid(worker, 0)
+    answer.write("part", hoard[:1])
+
+
 def answers_much(mebibytes: int, answer: AnswerWriter) -> None:
     for _ in range(mebibytes):
         answer.write("part", b"[" * MIB)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from program_runs import Run
@@ -185,6 +186,27 @@ def test_what_cannot_be_known_ahead_is_not_judged(run: Run, program: Callable[[s
 
     assert found.steps_at == ()
     assert len(found.schedules) == 1
+
+
+@pytest.mark.parametrize(
+    "elsewhere",
+    [
+        "def train_more(train):\n    for step in range(9):\n        seq_len = 64 + step\n        train(seq_len)\n"
+        "        loss.backward()\n        optimizer.step()\n",
+        "class Old:\n    def advance(self):\n        self.num_updates += 1\n        self.seq_len = self.num_updates\n"
+        "def train_more(batches):\n    for batch in batches:\n        loss.backward()\n        optimizer.step()\n",
+    ],
+    ids=["loop", "counter"],
+)
+def test_what_counts_in_lines_that_are_never_run_is_not_waited_for(
+    run: Run, program: Callable[[str], str], tmp_path: Path, elsewhere: str
+) -> None:
+    (tmp_path / "elsewhere.py").write_text(elsewhere)
+    lines = "def more():\n    import elsewhere\nbatches = [64] * 200\nwhile batches:\n    train(batches.pop())\n"
+
+    found = run(f"python {program(HEAD + lines)}", batches=None, patience=None)
+
+    assert found.iterations < 60
 
 
 def test_the_program_sees_its_own_steps_until_then_and_nothing_of_the_search(

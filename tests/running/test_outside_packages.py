@@ -90,6 +90,18 @@ def test_a_caught_import_fails_and_the_report_says_what_would_change_it(
     assert "requirements-gpu.txt lists it" in said(listed)[0]
 
 
+def test_a_listed_package_that_is_installed_lacks_what_it_lacks(
+    run: Run, program: Callable[[str], str], tmp_path: Path
+) -> None:
+    (tmp_path / "installed" / "kernels").mkdir(parents=True)
+    (tmp_path / "installed" / "kernels" / "__init__.py").write_text("def get_kernel(name): ...\n")
+    (tmp_path / "requirements.txt").write_text("kernels\n")
+    lines = f"import sys; sys.path.insert(0, {str(tmp_path / 'installed')!r})\nimport kernels\n"
+    lines += "try:\n    import kernels.load\nexcept ModuleNotFoundError:\n    pass\nelse:\n    raise AssertionError\n"
+
+    assert said(run(f"python {program(lines + STEP)}")) == []
+
+
 def test_a_project_file_lists_packages_too(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text(
         '[project]\ndependencies = ["torch"]\n[project.optional-dependencies]\ngpu = ["Flash_Attn >= 2"]\n'

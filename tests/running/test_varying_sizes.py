@@ -110,6 +110,18 @@ def test_of_many_batches_so_many_are_drawn_as_are_asked_for(
     assert [(each.drawn, each.epoch) for each in found.drawn] == [(5, 10)]
 
 
+def test_loaders_of_one_loop_are_drawn_each(run: Run, program: Callable[[str], str], tmp_path: Path) -> None:
+    loader, _, steps = LOOP.format(length="20 + 7 * index").partition("for batch in ")
+    _, _, steps = steps.partition("\n")
+    lines = loader.replace("def __len__", "size = 80\n    def __len__").replace("return 80", "return self.size")
+    lines += "few, many = Crops(), Crops()\nfew.size = 16\nfor data in (few, many):\n"
+    lines += "  for batch in DataLoader(data, batch_size=8, collate_fn=pad, shuffle=True):\n" + steps
+
+    found = run(f"python {program(lines)} {tmp_path / 'told'}", batches=None)
+
+    assert [(drawn.drawn, drawn.epoch) for drawn in found.drawn] == [(2, 2), (10, 10)]
+
+
 NO_LOADER = """
 import torch
 model = torch.nn.Linear(16, 64).cuda()

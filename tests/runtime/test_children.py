@@ -138,6 +138,10 @@ def test_what_it_takes_is_bounded(server: ForkServer | None, function: str, argu
     assert exceeded.limit is limit
 
 
+def test_pages_that_its_forks_share_are_taken_once(server: ForkServer | None) -> None:
+    assert run(server, "shares", 300).parts == {"part": b"x"}
+
+
 def test_at_its_time_it_is_ended_with_all_that_it_started(server: ForkServer | None, tmp_path: Path) -> None:
     exceeded = run(server, "sleeps", str(tmp_path), seconds=5.0).exceeded
 

@@ -91,7 +91,7 @@ class LookAhead:
         self._batches, self._rounds, self._trains, self._assumptions = batches, rounds, trains, assumptions
         self._left_seconds = SECONDS
         self._plans: dict[tuple[Any, ...], _Plan | None] = {}
-        """By the lines that led to the loop over a loader; None where its sizes do not vary."""
+        """By how much data a loader has and the lines that led to its loop; None where its sizes do not vary."""
         self._of_loaders: WeakKeyDictionary[Any, _Plan | None] = WeakKeyDictionary()
         self._of_iterators: WeakKeyDictionary[Any, _Plan] = WeakKeyDictionary()
 
@@ -143,8 +143,10 @@ class LookAhead:
         return get_iterator
 
     def _plan_of(self, loader: Any, make_iterator: Callable[..., Any]) -> _Plan | None:
-        """The one of this loader, or of the one before it in the same loop: some programs make a loader an epoch."""
-        loop = tuple((frame.f_code, line) for frame, line in traceback.walk_stack(sys._getframe(1)))
+        """The one of this loader, or of the one before it in the same loop over as much data: some programs make a
+        loader an epoch, and others go through all of theirs in one loop."""
+        lines = ((frame.f_code, line) for frame, line in traceback.walk_stack(sys._getframe(1)))
+        loop = (_length(loader.dataset), *lines)
         if loop not in self._plans:
             if loader not in self._of_loaders:
                 self._of_loaders[loader] = self._look(loader, make_iterator)
@@ -188,9 +190,7 @@ class LookAhead:
 
     def _draw(self, iterator: Iterator[Any], seconds: float, loader: Any) -> _Plan | str | None:
         """The child's side."""
-        batches, epoch = LargestBatches(), 0
-        with suppress(TypeError, NotImplementedError):  # a sampler without a length
-            epoch = len(loader)
+        batches, epoch = LargestBatches(), _length(loader)
         is_uniform, began = True, _seconds_at_work()
         while len(batches.seen) != self._batches:
             try:
@@ -212,6 +212,13 @@ class LookAhead:
             with suppress(Exception):  # a batch that no process can hand to another
                 chosen.append(_Chosen(about, _written(batch)))
         return _Plan(DrawnBatches(size=size, drawn=len(batches.seen), epoch=epoch), chosen)
+
+
+def _length(items: Any) -> int:
+    """0 where it is not known: a sampler without a length."""
+    with suppress(TypeError, NotImplementedError):
+        return len(items)
+    return 0
 
 
 def _seconds_at_work() -> float:

@@ -94,6 +94,10 @@ class StepsAt:
         """Iterations of a child in a row that did not count."""
         self.drivers = 0
         """Places that may set the counter."""
+        self.loops_of: set[str] = set()
+        """Files with loops among them."""
+        self.files: set[str] = set()
+        """That were run so far."""
 
     @property
     def counts(self) -> bool:
@@ -110,6 +114,8 @@ class StepsAt:
         whether that is not known yet."""
         if self.ahead is None or not self.drivers or self._has_looked:
             return False
+        if self._began is None and not self.loops_of & self.files:
+            return False  # a counter elsewhere would have counted the iterations that were seen
         self.usual = 0
         return True
 
@@ -311,7 +317,7 @@ def counted_anew(
                 changes.follow(path, node)
             elif id(node) in changes.sizes:
                 changes.paths[path] = None
-    steps.drivers = changes.drivers
+    steps.drivers, steps.loops_of = changes.drivers, changes.loops_of
     if not steps.drivers and steps.is_asked:
         raise ProgramError(
             "no loop was found that trains and counts its iterations",
@@ -340,6 +346,7 @@ def run_changed(program: str, tree: ast.Module, steps: StepsAt) -> None:
     """As `runpy.run_path(program, run_name="__main__")` would the file."""
     main = ModuleType("__main__")
     main.__file__ = program
+    steps.files.add(str(Path.cwd() / program))
     setattr(main, _NAME, steps)  # a global of each: what is compiled refuses builtins that are not Python's
     sys.modules["__main__"] = main
     exec(compile(tree, program, "exec"), vars(main))
@@ -367,6 +374,7 @@ class _Loader(importlib.machinery.SourceFileLoader):
         super().exec_module(module)
 
     def get_code(self, _name: str) -> CodeType:
+        self._steps.files.add(self.path)
         code: CodeType = compile(self._tree, self.path, "exec")
         return code
 
@@ -377,6 +385,7 @@ class _Changes(ast.NodeTransformer):
         self.sizes = sizes
         self.paths: dict[Path, None] = {}
         self.drivers = 0
+        self.loops_of: set[str] = set()
         self._calls: dict[int, tuple[str, str]] = {}
         self._increments: dict[int, tuple[str, bool]] = {}
         self._firsts: dict[int, list[tuple[ast.expr, str]]] = {}
@@ -396,7 +405,9 @@ class _Changes(ast.NodeTransformer):
             self._firsts[id(loop.node)] = [(counter.target, line_of(loop.path, counter)) for counter in counters]
             place = line_of(loop.path, counters[0])
         self._loops[id(loop.node)] = place, loop
-        self.drivers += numbered is not None or bool(counters)
+        if numbered is not None or counters:
+            self.drivers += 1
+            self.loops_of.add(str(loop.path))
         self.paths[loop.path] = None
 
     def follow(self, path: Path, node: ast.AugAssign) -> None:

@@ -121,6 +121,10 @@ class First(importlib.abc.MetaPathFinder):
         return None
 
 
+def _is_made(module: str) -> bool:
+    return isinstance(getattr(sys.modules[module].__spec__, "loader", None), _Loader | _Ready)
+
+
 def _spec(name: str, loader: importlib.abc.Loader, siblings: Iterable[str]) -> importlib.machinery.ModuleSpec | None:
     is_package = any(module.startswith(f"{name}.") for module in siblings)
     return importlib.util.spec_from_loader(name, loader, is_package=is_package)
@@ -138,6 +142,8 @@ class Last(importlib.abc.MetaPathFinder):
         package = package_table.BY_MODULE.get(top)
         if package is None or not self._has(package, name) or name.startswith(tuple(package.absent)):
             return None
+        if name != top and not _is_made(top):
+            return None  # the package is installed, and has no such part
         if name not in package.modules:
             raise TraceError(
                 f"the program imports {name}, which is not modelled",
