@@ -72,7 +72,7 @@ def test_a_plan_for_another_gpu_or_torch_is_as_if_nothing_had_been_measured(
 
 def test_the_report_says_what_was_corrected_and_from_how_many_measurements(known: Calibration) -> None:
     def said(found: PlanningResult) -> str:
-        return " ".join(render(found.plan, Style(), notes=found.notes).split())
+        return " ".join(render(found.plan, Style(), notes=found.notes, sources=found.sources).split())
 
     assert "from 15 measurements. CUDA context corrected by +9.6%, from 15 measurements" in said(planned(known))
     assert f"calibration {known.id}" in said(planned(known))

@@ -266,6 +266,27 @@ REPOSITORIES: tuple[Repository, ...] = (
         options="--steps 3",
         command=_HUB + " HOME={data}/home bash examples/sft/gsm8k/run_qwen_05_peft.sh 4 out",
     ),
+    Repository(
+        kind="detection", name="detectron2, Mask R-CNN", folder="detectron2", gpu="A100-SXM-40GB", parameters=44.4,
+        command="env PYTHONPATH=. ./tools/train_net.py --config-file "
+        "configs/COCO-InstanceSegmentation/mask_rcnn_R_50_FPN_1x.yaml --num-gpus 1 SOLVER.IMS_PER_BATCH 2 "
+        "SOLVER.BASE_LR 0.0025 MODEL.WEIGHTS ''", data=("coco", "datasets/coco"),
+    ),
+    Repository(
+        kind="LLM", name="GPT-NeoX, 125M", folder="gpt-neox", gpu="A100-SXM-40GB", parameters=162.32,
+        command="python deepy.py train.py -d configs 125M.yml local_setup.yml", data=("neox", "data"),
+    ),
+    Repository(
+        kind="LLM", name="OpenRLHF, SFT of Llama 3 8B", folder="OpenRLHF", gpu="A100-SXM-80GB", parameters=8030.26,
+        options="--gpus 8 --ranks 0 --steps 4", data=("Open-Orca", "Open-Orca"),
+        command=_HUB + " PYTHONPATH=. bash examples/scripts/train_sft.sh",
+    ),
+    Repository(
+        kind="LLM", name="LLaVA 13B, tuned whole", folder="LLaVA", gpu="A100-SXM-80GB",
+        options="--gpus 8 --ranks 0 --steps 3 --with flash-attn==2.7.4",
+        data=("llava", "playground/data", "llava", "checkpoints/llava-v1.5-13b-pretrain"),
+        command=_HUB + " PYTHONPATH=. bash scripts/v1_5/finetune.sh",
+    ),
 )  # fmt: skip
 
 

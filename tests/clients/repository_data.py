@@ -53,6 +53,8 @@ def make(folder: Path) -> None:
     videos(folder / "MOSE")
     pairs(folder / "iwslt")
     instructions(folder)
+    questions(folder / "Open-Orca" / "OpenOrca")
+    tokens(folder / "neox")
 
 
 def picture(path: Path, width: int, height: int) -> None:
@@ -62,6 +64,8 @@ def picture(path: Path, width: int, height: int) -> None:
 
 def coco(folder: Path, split: str, count: int) -> None:
     """Pictures with one to eight boxes, each with its outline."""
+    from torchvision.models._meta import _COCO_CATEGORIES
+
     images, boxes = [], []
     for number in range(count):
         chance = random.Random(number)
@@ -76,7 +80,8 @@ def coco(folder: Path, split: str, count: int) -> None:
                 {"id": len(boxes) + 1, "image_id": number, "category_id": 1 + kind % 3, "bbox": [x, y, 100, 80],
                  "area": 8000, "iscrowd": 0, "segmentation": [corners]}
             )  # fmt: skip
-    categories = [{"id": number, "name": name} for number, name in _COCO_CLASSES.items()]
+    names = dict(enumerate(_COCO_CATEGORIES))  # of number 0 and of ten more, which are "N/A", there are no boxes
+    categories = [{"id": number, "name": name} for number, name in names.items() if number and name != "N/A"]
     path = folder / "annotations" / f"instances_{split}.json"
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps({"images": images, "annotations": boxes, "categories": categories}), encoding="utf-8")
@@ -251,6 +256,15 @@ def hub(folder: Path) -> None:
     acids = "<cls> <pad> <eos> <unk> L A G V S E R T I D P K Q N F Y M H W C X B U Z O . - <null_1> <mask>"
     (place / "vocab.txt").write_text("\n".join(acids.split()), encoding="utf-8")
     hf.EsmTokenizer(str(place / "vocab.txt"), model_max_length=1024).save_pretrained(place)
+    llama = hf.LlamaConfig(
+        vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32,
+        num_key_value_heads=8, max_position_embeddings=8192,
+    )  # fmt: skip
+    place = _weights(folder, "meta-llama/Meta-Llama-3-8B", hf.LlamaForCausalLM, llama, "float16")
+    vocabulary = tokenizers.models.BPE(_bytes_and(128256), [])
+    letters = tokenizers.Tokenizer(vocabulary)
+    letters.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    hf.PreTrainedTokenizerFast(tokenizer_object=letters, bos_token="tok0", eos_token="tok1").save_pretrained(place)
     opt = hf.OPTConfig(hidden_size=2048, num_hidden_layers=24, num_attention_heads=32, ffn_dim=8192)
     place = _weights(folder, "facebook/opt-1.3b", hf.OPTForCausalLM, opt, "float16")
     vocabulary = tokenizers.models.BPE({"<s>": 0, "<pad>": 1, "</s>": 2} | _bytes_and(50262, 3), [])
@@ -457,6 +471,80 @@ def instructions(folder: Path) -> None:
     (place / "train.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
 
 
+def conversations(folder: Path) -> None:
+    """LLaVA's models, and conversations of up to 2,000 words, most of them about a picture; a word is a token."""
+    import torch
+    import transformers as hf
+    from sentencepiece import sentencepiece_model_pb2 as pieces
+
+    llama = hf.LlamaConfig(
+        vocab_size=32000, hidden_size=5120, num_hidden_layers=40, num_attention_heads=40, intermediate_size=13824,
+        max_position_embeddings=4096, pad_token_id=0,
+    )  # fmt: skip
+    place = _weights(folder / "hub", "lmsys/vicuna-13b-v1.5", hf.LlamaForCausalLM, llama, "float16")
+    words = pieces.ModelProto()
+    for number, piece in enumerate(["<unk>", "<s>", "</s>"] + [f"<0x{byte:02X}>" for byte in range(256)]):
+        words.pieces.add(piece=piece, score=0, type=2 if number == 0 else 3 if number < 3 else 6)
+    for number in range(259, 32000):
+        words.pieces.add(piece=f"▁w{number}", score=-1)
+    words.trainer_spec.byte_fallback = True
+    words.normalizer_spec.CopyFrom(pieces.NormalizerSpec(add_dummy_prefix=True, remove_extra_whitespaces=False))
+    (place / "tokenizer.model").write_bytes(words.SerializeToString())
+    about = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    (place / "tokenizer_config.json").write_text(json.dumps(about), encoding="utf-8")
+    size = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16}
+    clip = hf.CLIPConfig(vision_config=size | {"image_size": 336, "patch_size": 14}, projection_dim=768)
+    place = _weights(folder / "hub", "openai/clip-vit-large-patch14-336", hf.CLIPModel, clip)
+    hf.CLIPImageProcessor(size={"shortest_edge": 336}, crop_size=336).save_pretrained(place)
+    picture(folder / "llava" / "coco" / "train2017" / "0.jpg", 640, 480)
+    shapes = {"0.weight": (5120, 1024), "0.bias": (5120,), "2.weight": (5120, 5120), "2.bias": (5120,)}
+    torch.save(
+        {f"model.mm_projector.{name}": torch.zeros(shape, dtype=torch.float16) for name, shape in shapes.items()},
+        folder / "llava" / "mm_projector.bin",
+    )
+    chance, rows = random.Random(0), []
+    for number in range(2048):
+        turns = []
+        for turn in range(2 * chance.randint(1, 6)):
+            text = " ".join(f"w{chance.randrange(259, 32000)}" for _ in range(chance.randint(5, 160)))
+            turns.append({"from": "gpt" if turn % 2 else "human", "value": text})
+        row: dict[str, object] = {"id": str(number), "conversations": turns}
+        if number % 16:
+            row["image"] = "coco/train2017/0.jpg"
+            turns[0]["value"] = "<image>\n" + turns[0]["value"]
+        rows.append(row)
+    (folder / "llava" / "llava_v1_5_mix665k.json").write_text(json.dumps(rows), encoding="utf-8")
+
+
+def questions(folder: Path) -> None:
+    """As many answered questions as sixteen batches of OpenRLHF's take; with a byte for a token, up to 2,000."""
+    chance = random.Random(0)
+    rows = [
+        {
+            name: "".join(chance.choices(string.ascii_letters, k=chance.randint(20, 1000)))
+            for name in ("question", "response")
+        }
+        for _ in range(4096)
+    ]
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "train.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+
+
+def tokens(folder: Path) -> None:
+    """GPT-NeoX's enwik8 as its preprocessing leaves it: documents of 3,000 tokens; its tokenizer."""
+    (folder / "enwik8").mkdir(parents=True, exist_ok=True)
+    count, size = 10_000, 3_000
+    _NUMBERS.integers(0, 50_257, count * size, dtype=np.uint16).tofile(folder / "enwik8" / "enwik8_text_document.bin")
+    with (folder / "enwik8" / "enwik8_text_document.idx").open("wb") as index:
+        index.write(b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 8, count, count + 1))  # 8: uint16
+        index.write(np.full(count, size, np.int32).tobytes() + (np.arange(count) * size * 2).tobytes())
+        index.write(np.arange(count + 1).tobytes())
+    (folder / "gpt2-vocab.json").write_text(
+        json.dumps(_bytes_and(50_256) | {"<|endoftext|>": 50_256}), encoding="utf-8"
+    )
+    (folder / "gpt2-merges.txt").write_text("#version: 0.2\n", encoding="utf-8")
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
@@ -468,3 +556,4 @@ if __name__ == "__main__":
         diffusion(arguments.folder / "stable-diffusion")
     if arguments.hub:
         hub(arguments.folder / "hub")
+        conversations(arguments.folder)

@@ -72,6 +72,22 @@ train()
     assert run(f"python {path}").iterations == 3
 
 
+def test_a_file_larger_than_the_memory_of_this_machine_is_mapped(run: Run, program: Program) -> None:
+    path = program(f"""{PLAIN}
+import os, pathlib, tempfile
+with tempfile.TemporaryDirectory() as folder:
+    path, size = pathlib.Path(folder, "weights"), 4 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    path.write_bytes(b"\x01")
+    os.truncate(path, size)
+    storage = torch.UntypedStorage.from_file(str(path), False, size)
+    storage[1] = 2
+    assert storage.nbytes() == size and storage[:3].tolist() == [1, 2, 0]
+train()
+""")
+
+    assert run(f"python {path}").iterations == 3
+
+
 def test_gigabytes_of_them_take_no_memory(run: Run, program: Program) -> None:
     path = program(f"""{PLAIN}
 import resource

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import mmap
 import os
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -31,6 +33,9 @@ from planner.host_events import (
 )
 from planner.paper.host_memory import HostBlocks, HostRecord
 from planner.tracing.host_ledger import SMALLEST_BYTES, host_category, when_gone
+
+_MAP_NORESERVE = 0x4000
+"""Of Linux; Python's `mmap` does not name it."""
 
 
 class HostMemory:
@@ -253,7 +258,10 @@ class HostWatcher:
 
     def _knowing_files(self, real: Any) -> Any:
         def from_file(filename: Any, *arguments: Any, **named: Any) -> Any:
-            storage = real(filename, *arguments, **named)
+            try:
+                storage = real(filename, *arguments, **named)
+            except RuntimeError:
+                storage = _mapped_without_reserve(filename, *arguments, **named)
             if not getattr(self._reads, "now", False):
                 size, name = storage.nbytes(), os.path.abspath(os.fspath(filename))
                 mapped = HostBlock(bytes=size, category=HostCategory.CHECKPOINT, backing=Backing.FILE, name=name)
@@ -302,6 +310,16 @@ class HostWatcher:
     def _tell_checkpoint(self, content: Any) -> None:
         for tensor in tensors_in(content):
             self._memory.tell(tensor, HostCategory.CHECKPOINT)
+
+
+def _mapped_without_reserve(
+    filename: str | os.PathLike[str], shared: bool = False, nbytes: int = 0
+) -> torch.UntypedStorage:
+    """Of a file larger than the memory of this machine, which Linux maps privately only if it reserves nothing."""
+    keeps = mmap.MAP_SHARED if shared else mmap.MAP_PRIVATE | _MAP_NORESERVE
+    with Path(filename).open("r+b" if shared else "rb") as file:
+        content = mmap.mmap(file.fileno(), nbytes, keeps, mmap.PROT_READ | mmap.PROT_WRITE)
+    return torch.frombuffer(content, dtype=torch.uint8).untyped_storage()
 
 
 def _batches_ahead(loader: Any) -> int:
