@@ -75,7 +75,7 @@ def check_known(noun: str, name: str, known: Iterable[str], place: str) -> None:
 
 
 class FactoryNotAllowedError(SpecError):
-    """The job brings code (`model.factory`), and whoever runs this process has not allowed that."""
+    """The job brings code (`model.factory`), and this process is not allowed to run it."""
 
 
 class TorchVersionError(SpecError):

@@ -139,7 +139,7 @@ times of a GPU and makes events of these that an allocator is told."""
 class Repeat:
     """The events from `first` to before `after` happen `times` more times after `after`, where nobody wrote them.
 
-    Such a stretch leaves as much as it finds: it gives up every block that is born in it but its heirs. Of those,
+    Such a stretch leaves as much as it finds: it frees every block allocated in it, except its heirs. Of those,
     (found, left), `left` is at its end what `found` was at its beginning, and the next repetition gives it up where
     the first gave up `found`. What is written after a repetition names by `left` what the last repetition left.
     """

@@ -112,7 +112,7 @@ def from_document(
     """The record of a document with this `schema`; raises `error` if the document is no such `noun`."""
     if document.get("schema") != schema:
         found = document.get("schema")
-        raise error(f"a document of schema {found!r} is no {noun}", allowed=schema, place="schema")
+        raise error(f"a document of schema {found!r} is not a {noun}", allowed=schema, place="schema")
     fields = {key: value for key, value in document.items() if key != "schema"}
     return from_plain(kind, fields, noun, error=error, remedy=remedy, strict=strict)
 

@@ -1,4 +1,4 @@
-"""Writes events down for whoever takes them one by one: what repeats is taken until it changes nothing more."""
+"""Writes events out for readers that take them one by one: what repeats is taken until it changes nothing more."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LONGEST_CYCLE = 64
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """Between two repetitions of a stretch, for whoever takes their events."""
+    """Between two repetitions of a stretch, for the reader of their events."""
 
     state: object
     """All that decides what comes of further events, but for the names of blocks."""

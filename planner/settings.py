@@ -56,7 +56,7 @@ class Settings:
     trace_memory_bytes: int = 8 * GIB
     """The resident memory that a tracing process may take."""
     trace_queue: int = 64
-    """Jobs that may wait for a tracing process; the next one is told to come again (429)."""
+    """Jobs that may wait for a tracing process; the next one is refused (429)."""
     check_seconds: float = 0.8
     """How long a check waits for its verdict before it answers `pending`."""
     loop_seconds: float = 15.0
@@ -71,13 +71,13 @@ class Settings:
     validations_at_once: int = 2
     """How many validations run at a time; others wait."""
     validation_queue: int = 32
-    """Validations that may wait; the next one is told to come again (429)."""
+    """Validations that may wait; the next one is refused (429)."""
     search_seconds: float = 600.0
     """The longest that one search may take."""
     searches_at_once: int = 2
     """How many searches run at a time; others wait."""
     search_queue: int = 16
-    """Searches that may wait; the next one is told to come again (429)."""
+    """Searches that may wait; the next one is refused (429)."""
     retention_days: float = 90.0
     """How long plans that nobody asks for are kept."""
     retention_plans: int = 10_000
@@ -101,7 +101,7 @@ class Settings:
         settings = cls(**{name: _value(name, value) for name, value in values.items()})
         if settings.measure_factories_without_walls and not settings.code_token_sha256:
             raise SettingError(
-                "code of users would be measured without walls for whoever asks",
+                "unsandboxed measuring of users' code needs a token",
                 remedy="set PLANNER_CODE_TOKEN_SHA256: such a validation then needs that token",
                 place="PLANNER_MEASURE_FACTORIES_WITHOUT_WALLS",
             )
@@ -136,7 +136,7 @@ def _value(name: str, value: Any) -> Any:
     try:
         number: int | float = kind(value)
     except (TypeError, ValueError):
-        raise SettingError(f"{value!r} is no number", allowed=f"{kind.__name__}, 0 or more", place=place) from None
+        raise SettingError(f"{value!r} is not a number", allowed=f"{kind.__name__}, 0 or more", place=place) from None
     if not 0 <= number < 10**9:
         raise SettingError(f"{value!r} is out of range", allowed="0 to 1000000000", place=place)
     return number
@@ -150,18 +150,18 @@ def _text(name: str, text: str, place: str) -> str:
     if name.endswith("token_sha256") and text and not _HASHES.fullmatch(text):
         # What stands there may be the token itself: it is not shown.
         raise SettingError(
-            "this is no SHA-256", allowed="64 hexadecimal digits", remedy="printf %s TOKEN | sha256sum", place=place
+            "this is not a SHA-256", allowed="64 hexadecimal digits", remedy="printf %s TOKEN | sha256sum", place=place
         )
     # A pattern names the package that it stands for: one that any importable module matches is refused.
     for pattern in split_list(text) if name == "factories" else ():
         if not _PATTERN.fullmatch(pattern):
             raise SettingError(
-                f"{pattern[:80]!r} is no pattern of factories",
+                f"{pattern[:80]!r} is not a pattern of factories",
                 allowed="a package by its name, then anything: ourmodels.*, shop.nets:build_*",
                 place=place,
             )
     if name != "log_level":
         return text
     if text.upper() not in ("DEBUG", "INFO", "WARNING", "ERROR"):
-        raise SettingError(f"{text!r} is no level", allowed="DEBUG, INFO, WARNING, ERROR", place=place)
+        raise SettingError(f"{text!r} is not a level", allowed="DEBUG, INFO, WARNING, ERROR", place=place)
     return text.upper()

@@ -41,7 +41,7 @@ class LaunchKind(IntEnum):
     KEEP = 9
     """That collective keeps a block, which is in the place of a stream; among events it is a `Keep`."""
     RELEASE = 10
-    """The work of that collective is waited for: it gives up what it keeps."""
+    """The work of that collective is waited for: it frees what it keeps."""
 
 
 class Launch(NamedTuple):

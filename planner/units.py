@@ -19,17 +19,17 @@ _WRITTEN = re.compile(r"\s*(\d+)(?:\.(\d+))?\s*([A-Za-z]*)\s*")
 def parse_bytes(written: str | int) -> int:
     """Bytes, exactly: `80GB` is 80 * 10**9, `79.1GiB` the whole bytes of 79.1 * 2**30.
 
-    Raises ValueError if the text is no size or the size is negative.
+    Raises ValueError if the text is not a size or the size is negative.
     """
     if isinstance(written, bool) or not isinstance(written, int | str):
-        raise ValueError(f"{written!r} is no size")
+        raise ValueError(f"{written!r} is not a size")
     if isinstance(written, int):
         if written < 0:
             raise ValueError(f"{written} is negative")
         return written
     match = _WRITTEN.fullmatch(written) if len(written) <= _LONGEST else None
     if match is None or match[3].upper() not in _FACTORS:
-        raise ValueError(f"{written[:_LONGEST]!r} is no size: a number with B, KB, MB, GB, TB, KiB, MiB, GiB or TiB")
+        raise ValueError(f"{written[:_LONGEST]!r} is not a size: a number with B, KB, MB, GB, TB, KiB, MiB, GiB or TiB")
     decimals = match[2] or ""
     scaled = int(match[1] + decimals) * _FACTORS[match[3].upper()]
     return scaled // int(10 ** len(decimals))

@@ -131,7 +131,7 @@ def every_plan_adds_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def prometheus_server() -> Any:
-    """The module that starts a Prometheus. Loaded by its path: folders of tests are no packages."""
+    """The module that starts a Prometheus. Loaded by its path: folders of tests are not packages."""
     path = Path(__file__).with_name("prometheus_server.py")
     spec = importlib.util.spec_from_file_location("prometheus_server", path)
     assert spec is not None

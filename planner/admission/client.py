@@ -161,7 +161,7 @@ class Client:
         job = plan.get("job")
         if not isinstance(job, dict):
             raise self._unreachable("answers a plan without its job")
-        # Equal jobs share a plan, under the name of whoever came first.
+        # Equal jobs share a plan, under the name of the first.
         return PlanFound(plan={**plan, "job": {**job, "metadata": bundle.get("metadata") or {}}})
 
     def _ask_patiently(

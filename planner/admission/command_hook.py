@@ -54,7 +54,7 @@ def bind_to_plan(decision: Decision, policy: Policy, environment: Mapping[str, s
 def launch(command: Sequence[str], environment: Mapping[str, str], policy: Policy, *, bound: bool) -> tuple[int, str]:
     """Runs the command; returns its exit code, or a shell's and why if it cannot be run.
 
-    `bound`: the service knows of the job, with a lease that is renewed while the command runs, and is told of its end.
+    `bound`: the service knows of the job, with a lease that is renewed while the command runs, and learns of its end.
     Ends by a signal if the command did. Otherwise this process becomes the command.
     """
     if not bound or not can_supervise():

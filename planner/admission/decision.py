@@ -32,7 +32,7 @@ _LONGEST = 1000
 
 
 def bound_of(bundle: Mapping[str, Any]) -> Bound | None:
-    """None for a bundle that cannot be read: whoever plans says what is wrong with it."""
+    """None for a bundle that cannot be read: the service says what is wrong with it."""
     try:
         return lower_bound(load_bundle(bundle))
     except PlannerError:

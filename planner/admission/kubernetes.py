@@ -71,7 +71,7 @@ class Submission:
 
     @property
     def job_id(self) -> str:
-        """Under which the service knows it: names come again, a uid does not."""
+        """Under which the service knows it: names are used again, a uid is not."""
         return self.uid or f"{self.namespace}.{self.name}"
 
 

@@ -156,7 +156,7 @@ class Api:
             raise _make_error(answer.status, content)
         document = _object(content)
         if document is None or len(content) > _MOST_BYTES:
-            raise ApiError(0, "what answers is no Kubernetes API")
+            raise ApiError(0, "what answers is not a Kubernetes API")
         return document
 
     def _open(

@@ -315,7 +315,7 @@ class Controller:
 
     def _job(self, workload: Workload) -> Submission | None:
         """The job that the workload stands for, if it is of a kind that is known and it is there: an owner is what
-        a workload says, and whoever writes workloads by hand may say another one's. Raises ApiError."""
+        a workload says, and a workload written by hand may name another one's. Raises ApiError."""
         owner = workload.owner
         kind = kind_of(owner.api_version, owner.kind) if owner else None
         version = owner.api_version.rpartition("/")[2] if owner else ""

@@ -45,7 +45,7 @@ USUAL_SECONDS, MOST_SECONDS = 10.0, 30.0
 
 
 class ReviewError(PlannerError):
-    """What arrived is no AdmissionReview, or cannot be taken: answered with this `status`."""
+    """What arrived is not an AdmissionReview, or cannot be taken: answered with this `status`."""
 
     def __init__(self, problem: str, allowed: str, *, place: str = "", status: int = 400) -> None:
         super().__init__(problem, allowed=allowed, place=place)
@@ -319,7 +319,7 @@ async def _ok(_: Request) -> Response:
 
 
 def _json(status: int, document: Mapping[str, Any], task: BackgroundTask | None = None) -> Response:
-    """In ASCII: a text of the review may hold what is no UTF-8."""
+    """In ASCII: a text of the review may hold what is not UTF-8."""
     return Response(json.dumps(document), status, media_type="application/json", background=task)
 
 

@@ -60,7 +60,9 @@ def read_conf(conf: str) -> Conf:
             known = sorted({*_READERS, *_WITHOUT_EFFECT, "backend"})
             near = difflib.get_close_matches(option, known, n=2) if len(option) <= _LONGEST_OPTION else []
             remedy = f"did you mean {' or '.join(near)}?" if near else ""
-            raise _fault(f"{option!r} is no option of the allocator", ", ".join(sorted([*_READERS, "backend"])), remedy)
+            raise _fault(
+                f"{option!r} is not an option of the allocator", ", ".join(sorted([*_READERS, "backend"])), remedy
+            )
         elif value != "native":
             state = "not modelled" if value == "cudaMallocAsync" else "unknown"
             remedy = "leave backend out; CUDA's own pool allocator follows rules that are not public"
@@ -87,7 +89,7 @@ def read_options(conf: str) -> Iterator[tuple[str, str]]:
         if part := text[start:end]:
             option, colon, value = part.partition(":")
             if not colon or not value:
-                raise _fault(f"{part!r} is no option with a value", "option:value,option:value")
+                raise _fault(f"{part!r} is not an option with a value", "option:value,option:value")
             yield option, value
         start = end + 1
 
@@ -106,7 +108,7 @@ def _segment_megabytes(option: str, value: str) -> int:
 
 def _whole_number(option: str, value: str) -> int:
     if not value.isascii() or not value.isdigit():
-        raise _fault(f"{option}: {value!r} is no whole number", "a whole number")
+        raise _fault(f"{option}: {value!r} is not a whole number", "a whole number")
     if len(value) > len(str(_LARGEST_SIZE)) or int(value) > _LARGEST_SIZE:
         raise _fault(f"{option}: {value[:40]} is too large", f"a whole number up to {_LARGEST_SIZE}")
     return int(value)
@@ -122,7 +124,7 @@ def _share(option: str, value: str) -> float:
     try:
         return float(value)
     except ValueError:
-        raise _fault(f"{option}: {value!r} is no number", "a number between 0 and 1") from None
+        raise _fault(f"{option}: {value!r} is not a number", "a number between 0 and 1") from None
 
 
 def _threshold(option: str, value: str) -> float:
@@ -133,7 +135,7 @@ def _threshold(option: str, value: str) -> float:
 
 def _fraction(option: str, value: str) -> float:
     if not 0.0 <= (share := _share(option, value)) <= 1.0:
-        raise _fault(f"{option}: {value} is no share of the device", "a number from 0 to 1")
+        raise _fault(f"{option}: {value} is not a share of the device", "a number from 0 to 1")
     return share
 
 
@@ -151,7 +153,7 @@ def _divisions(option: str, value: str) -> tuple[int, ...]:
     for entry in filter(None, value[1:-1].split(",")):
         boundary, colon, count = entry.partition(":")
         if not colon:
-            raise _fault(f"{option}: {entry!r} is no boundary with divisions", "[256:1,512:2,>:4]")
+            raise _fault(f"{option}: {entry!r} is not a boundary with divisions", "[256:1,512:2,>:4]")
         number = _power_of_two(option, count, or_zero=True)
         if boundary == ">":
             first = 1 if last is None else last + 1
@@ -169,7 +171,9 @@ def _divisions(option: str, value: str) -> tuple[int, ...]:
 def _power_of_two(option: str, value: str, *, or_zero: bool) -> int:
     number = _whole_number(option, value)
     if number & (number - 1) or (number == 0 and not or_zero):
-        raise _fault(f"{option}: {value} is no power of two", "1, 2, 4, 8, ..." + (" or 0 for off" if or_zero else ""))
+        raise _fault(
+            f"{option}: {value} is not a power of two", "1, 2, 4, 8, ..." + (" or 0 for off" if or_zero else "")
+        )
     return number
 
 

@@ -83,7 +83,7 @@ def _check_memo(raw: bytes, place: str) -> None:
         elif opcode == _NAMES["PUT"]:
             after = raw.find(b"\n", position)
             digits = raw[position + 1 : after].strip()[:20] if after > 0 else b""
-            # What is no number the unpickler refuses; one of 20 digits is larger than any index.
+            # What is not a number the unpickler refuses; one of 20 digits is larger than any index.
             index, position = int(digits) if digits.isdigit() else 0, after + 1 if after > 0 else end
         else:
             return
@@ -281,7 +281,7 @@ def _snapshot(content: Any, raw_bytes: int) -> Snapshot:
 def _entry(entry: Any) -> TraceEntry:
     action = _mapping(entry, "an entry")["action"]
     if not isinstance(action, str):
-        raise ValueError("action is no text")
+        raise ValueError("action is not a string")
     # An out-of-memory entry has no address; it says how much the device had left, and may ask for anything.
     size = _whole(entry, "size", 2**64 if action == "oom" else _MOST_BYTES)
     address = _whole(entry, "addr", _HIGHEST_ADDRESS) if "addr" in entry else 0
@@ -297,7 +297,7 @@ def _segment(segment: Mapping[str, Any]) -> SnapshotSegment:
         requested = _whole(block, "requested_size", _MOST_BYTES) if "requested_size" in block else size
         state = block["state"]
         if not isinstance(state, str):
-            raise ValueError("state is no text")
+            raise ValueError("state is not a string")
         blocks.append(SnapshotBlock(end, size, requested, state))
         end += size
     if end > 2 * _HIGHEST_ADDRESS:
@@ -326,13 +326,13 @@ def _whole(entry: Mapping[str, Any], key: str, most: int, least: int = 0) -> int
 def _text(settings: Mapping[str, Any], key: str) -> str:
     value = settings.get(key) or ""
     if not isinstance(value, str):
-        raise ValueError(f"{key} is no text")
+        raise ValueError(f"{key} is not a string")
     return value
 
 
 def _list(value: Any, name: str) -> Sequence[Any]:
     if not isinstance(value, list | tuple):
-        raise TypeError(f"{name} is no list")
+        raise TypeError(f"{name} is not a list")
     return value
 
 

@@ -104,7 +104,7 @@ def _json_text(job: Mapping[str, Any]) -> str:
     try:
         return json.dumps(job, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise SpecError(f"the mapping is no job: {error}", allowed="what JSON can hold, as in a spec") from None
+        raise SpecError(f"the mapping is not a job: {error}", allowed="what JSON can hold, as in a spec") from None
 
 
 _OF_OPTIONS = {"sequence_length": "seq", "micro_batch_size": "batch", "gradient_accumulation_steps": "accumulate"}

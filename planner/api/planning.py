@@ -125,7 +125,7 @@ def plan(
     `job` is a spec or a bundle (a path, or a mapping), a model, or a Job; `words` say the rest of it in a few words,
     and `settings` set any key of a spec: `{"train.micro_batch_size": 4}`. With `advice` changes are looked for that
     would make it fit where it does not. The first call loads PyTorch in a process of its own (some seconds).
-    Raises SpecError for what is no job, TraceError or AllocatorConfError for what cannot be planned.
+    Raises SpecError for what is not a job, TraceError or AllocatorConfError for what cannot be planned.
     """
     given = read_job(job, settings, **words)
     made, notes = call("make_plan", given.job, advice)

@@ -63,7 +63,7 @@ def _python_of(arguments: argparse.Namespace) -> Interpreter | None:
 
 def enter_for_job(job: Job, arguments: argparse.Namespace, standard_input: str = "") -> None:
     """Goes on in the environment of the torch that the job runs with, if planner has made one; else returns. So it does
-    where the torch of here is no build for CUDA."""
+    where the torch of here is not a build for CUDA."""
     from planner.planning.identity import installed_torch, software
     from planner.versions import minor_of
 
@@ -145,7 +145,7 @@ def _given(arguments: argparse.Namespace) -> GivenJob:
         try:
             text = sys.stdin.read()
         except UnicodeDecodeError:
-            raise SpecError("standard input is no UTF-8 text", allowed="a job spec or a bundle") from None
+            raise SpecError("standard input is not UTF-8 text", allowed="a job spec or a bundle") from None
     return GivenJob(
         named=named,
         standard_input=text,

@@ -70,7 +70,7 @@ def add_verbose(parser: argparse.ArgumentParser) -> None:
 
 
 def at_risk(arguments: argparse.Namespace, statement: Judged) -> Judged:
-    """The statement as --risk has it judged; raises PlannerError for one that is no share."""
+    """The statement as --risk has it judged; raises PlannerError for one that is not a share."""
     if arguments.risk is None:
         return statement
     from planner.truth.calibration.recorded_errors import judge_at_risk, parse_risk

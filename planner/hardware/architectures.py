@@ -20,7 +20,7 @@ class Architecture:
     arch: str
     capability: tuple[int, int]
     reference_gpu: str
-    """Whose multiprocessors are taken for all GPUs of the architecture: a trace is made for an architecture."""
+    """The GPU whose multiprocessors stand for all of the architecture: a trace is made for an architecture."""
     multiprocessors: int
     """multi_processor_count of the reference GPU."""
     threads_per_multiprocessor: int = 2048

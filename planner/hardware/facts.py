@@ -22,7 +22,7 @@ def facts_folder(environment: Mapping[str, str] = os.environ) -> Path:
     """Where the facts lie. Raises FactsError if PLANNER_FACTS names no folder."""
     named = environment.get(VARIABLE)
     if named and not Path(named).is_dir():
-        raise FactsError(f"{named[:200]!r} is no folder", allowed="a folder of measured facts", place=VARIABLE)
+        raise FactsError(f"{named[:200]!r} is not a folder", allowed="a folder of measured facts", place=VARIABLE)
     return Path(named) if named else _OWN
 
 
@@ -46,7 +46,7 @@ def read_lines(state: FolderState) -> Iterator[tuple[str, Mapping[str, Any]]]:
             try:
                 found = json.loads(text)
             except ValueError as error:
-                raise FactsError(f"this line is no JSON: {error}", allowed="one object a line", place=place) from None
+                raise FactsError(f"this line is not JSON: {error}", allowed="one object a line", place=place) from None
             if not isinstance(found, dict):
-                raise FactsError("this line is no object", allowed="one object a line", place=place)
+                raise FactsError("this line is not an object", allowed="one object a line", place=place)
             yield place, found

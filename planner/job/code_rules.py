@@ -42,7 +42,7 @@ class CodeRules:
             )
         if path and not (self.folder and Path(path).resolve().is_relative_to(Path(self.folder).resolve())):
             raise FactoryNotAllowedError(
-                f"{path!r:.200} is no folder in which this service looks for code",
+                f"{path!r:.200} is not a folder in which this service looks for code",
                 allowed=self.folder or "no folder; modules that are installed",
                 remedy="leave it out, or ask the operator to set PLANNER_FACTORY_FOLDER",
                 place="model.factory_path",

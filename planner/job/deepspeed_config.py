@@ -66,7 +66,7 @@ def read(node: Node, folder: Path | None) -> Mapping[str, Any] | None:
         path = hf_config.named_path(node, folder)
         config = hf_config.read_named_json(path, node)
         if not isinstance(config, dict):
-            raise SpecError("the config is no JSON object", allowed=allowed, place=str(path))
+            raise SpecError("the config is not a JSON object", allowed=allowed, place=str(path))
         return config
     if isinstance(node.value, dict):
         return {key: child.plain() for key, child in node.value.items()}
@@ -293,7 +293,7 @@ def check_keys(config: Mapping[str, Any], place: str) -> None:
             continue
         if key not in _ZERO_AS_IT_IS:
             known = [*_ZERO_UNDERSTOOD, *_ZERO_AS_IT_IS, *ZERO_WITHOUT_EFFECT]
-            raise zero.error(key, f"is no key of DeepSpeed {VERSION}", remedy=did_you_mean(key, known))
+            raise zero.error(key, f"is not a key of DeepSpeed {VERSION}", remedy=did_you_mean(key, known))
         only = _ZERO_AS_IT_IS[key]
         if value != only and not (_is_off(value) and _is_off(only)):
             remedy = _format_resolved(value)

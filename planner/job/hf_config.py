@@ -155,8 +155,8 @@ def read(node: Node, folder: Path | None) -> Mapping[str, Any] | None:
     """The content of a config: of a well-known model, of a file relative to `folder`, from the hub's cache of this
     machine, or as it stands in the spec.
 
-    Raises SpecError if there is no such model or file, if it is no JSON object or does not say its model_type. Whether
-    transformers itself has this model, or a hub's code would be needed, is said where the model is built.
+    Raises SpecError if there is no such model or file, if it is not a JSON object or does not say its model_type.
+    Whether transformers itself has this model, or a hub's code would be needed, is said where the model is built.
     """
     if node.value is None:
         return None

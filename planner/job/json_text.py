@@ -22,10 +22,10 @@ _TEXTS = re.compile(r'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 
 
 def read_json(text: str, source: str, *, constants: bool = True) -> Any:
-    """The data of a JSON text; SpecError with line and column if it is no JSON, has a key twice, or is beyond the
+    """The data of a JSON text; SpecError with line and column if it is not JSON, has a key twice, or is beyond the
     limits of planner.job.size_limits.
 
-    `constants` admits NaN and Infinity, which are no JSON but what Python writes into files.
+    `constants` admits NaN and Infinity, which are not JSON but what Python writes into files.
     """
 
     def object_of(pairs: list[tuple[str, Any]]) -> Any:
@@ -170,4 +170,4 @@ def file_text(path: Path, written: str, place: str = "") -> str:
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise SpecError(f"{written} is no UTF-8 text (byte {error.start})", place=place) from None
+        raise SpecError(f"{written} is not UTF-8 text (byte {error.start})", place=place) from None

@@ -106,7 +106,7 @@ def _read_value(kind: type, name: str, hint: Any, node: Node, check: Check) -> A
         value = 1024 * int(tokens[1])
     elif hint is str and node.written:
         value = node.written  # `torch: 2.10` means the text, not the number 2.1
-    # Exactly one of the hinted types: true is no whole number here, but a whole number is a number.
+    # Exactly one of the hinted types: true is not a whole number here, but a whole number is a number.
     kinds = (int, float) if hint is float else typing.get_args(hint) or (hint,)
     if type(value) not in kinds or not check.accepts(value):
         known = foreign_words.value_remedy(kind, name, value)

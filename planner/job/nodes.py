@@ -116,7 +116,7 @@ def check_text(text: str, name: str, place: str) -> None:
     except UnicodeEncodeError as error:
         half = text[error.start]
         raise SpecError(
-            f"{name or 'the document'} holds {half!a}, half of a surrogate pair, which is no character",
+            f"{name or 'the document'} holds {half!a}, half of a surrogate pair, which is not a character",
             allowed="text that can be written as UTF-8",
             place=place,
         ) from None

@@ -24,7 +24,7 @@ def check_pipeline(job: Job, document: Node) -> None:
     """What does not go with pipeline parallelism."""
     pp, train, parallel, model = job.parallel.pp, job.train, job.parallel, job.model
     schedules, refuse = pipeline_schedules.SCHEDULES, document.refuse_if
-    problem = f"{pp.schedule!r} is no schedule of {_TORCH}"
+    problem = f"{pp.schedule!r} is not a schedule of {_TORCH}"
     refuse(pp.schedule not in schedules, "parallel.pp.schedule", problem, allowed=", ".join(schedules))
     if pp.degree == 1:  # its split waits for a pipeline: people switch one off by its degree
         return

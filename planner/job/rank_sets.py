@@ -46,7 +46,7 @@ class RankSet:
         for part in text.split(","):
             match = re.fullmatch(r"([0-9]+)(?:-([0-9]+))?", part)
             if match is None:
-                raise ValueError(f"{text!r} is no set of ranks such as 0-7,16")
+                raise ValueError(f"{text!r} is not a set of ranks such as 0-7,16")
             first, last = int(match[1]), int(match[2] or match[1])
             if last < first:
                 raise ValueError(f"{part!r} goes backwards")

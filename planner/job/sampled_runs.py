@@ -128,7 +128,7 @@ def first_steps(job: Job) -> int:
 
 def traced_steps(job: Job) -> Steps:
     """What is run to know every step of a job with `train.lengths`: its first steps, one of each traced length, and a
-    last one that gives up what the one before it left."""
+    last one that frees what the one before it left."""
     alike = min(job.train.gradient_accumulation_steps, _MOST_MICRO_BATCHES)
     # Of each the first micro-batch, the longest of those in the middle, the last.
     drawn = tuple(

@@ -167,7 +167,7 @@ PERCENTILES: Mapping[str, float] = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 
 
 
 def tokens_of(text: str) -> int:
-    """The tokens that a key of a histogram stands for (`512`, `4k`); 0 for what is no number of tokens."""
+    """The tokens that a key of a histogram stands for (`512`, `4k`); 0 for what is not a number of tokens."""
     number = text[:-1] if text[-1:] in ("k", "K") else text
     if not (number.isascii() and number.isdecimal() and len(number) < 10 and int(number)):
         return 0

@@ -36,7 +36,7 @@ def parse(written: str) -> Setting:
     path = path.strip()
     if not equals or not path or "" in path.split("."):
         raise SpecError(
-            f"{written[:200]!a} is no key=value",
+            f"{written[:200]!a} is not key=value",
             allowed="a dotted key of the spec and its value, such as train.micro_batch_size=4",
             remedy="write --set KEY=VALUE, in quotes where the value has spaces",
             place="--set",
@@ -193,7 +193,7 @@ class Meaning:
     document: Node
     settings: list[Setting] = field(default_factory=list)
     supposed: list[str] = field(default_factory=list)
-    """What nobody said, and what was taken for it."""
+    """What is not given, and what is assumed."""
 
     def put(self, path: str, value: object, place: str) -> None:
         """A value that an option stands for."""

@@ -20,7 +20,7 @@ from planner.job.field_checks import Check
 NAMED = "NAME"
 """Stands in paths for a name that people choose (`train.inputs.NAME.shape`)."""
 _OPEN = {(schema.Optimizer, "arguments")}
-"""Fields that take the keys of their section which are no fields."""
+"""Fields that take the keys of their section which are not fields."""
 _ASKED_FOR = {(schema.Job, "cluster"), (schema.Cluster, "gpu")}
 """Fields that have a default in the schema and must be said all the same (planner/job/loading.py)."""
 

@@ -191,7 +191,7 @@ def check_lengths(job: Job, document: Node) -> None:
 
 def _check_shares(lengths: Lengths, node: Node) -> None:
     for length, share in lengths.histogram.items():
-        problem = "has a key that is no number of tokens"
+        problem = "has a key that is not a number of tokens"
         node.refuse_if(not tokens_of(length), length, problem, allowed="such as 512, or 4k")
         if type(share) not in (int, float) or not 0 < share <= 1:
             raise node.nearest_to(length).is_error(allowed="a share larger than 0 and not above 1")

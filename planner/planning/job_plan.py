@@ -28,7 +28,7 @@ from planner.truth.plan_comparison import class_of
 
 @dataclass(frozen=True, slots=True)
 class PlanningResult:
-    """A plan with what it was made from, for whoever draws the memory over time."""
+    """A plan with what it was made from, to draw the memory over time."""
 
     plan: Plan
     traces: tuple[RankTrace, ...]

@@ -214,7 +214,7 @@ class Judge:
 
 
 def told_on(gpu: Gpu, gpus_per_node: int, trace: Trace, host: float = 1.0) -> ToldEvents:
-    """What the allocator of a GPU is told of a trace: what is given up is free once the GPU has passed it. The host
+    """The events of a trace as a GPU's allocator sees them: what is freed is free once the GPU has passed it. The host
     takes `host` times as long for a launch as estimated."""
     if not trace.is_timed:
         return ToldEvents(trace.events, trace.repeats)

@@ -26,7 +26,7 @@ def notes_of(job: Job, traces: Sequence[Trace], rank_classes: Sequence[RankClass
     notes = [*workspace_notes(traces), *approximation_notes(rank_classes), *_describe_batches(job)]
     figures = next((trace.engine for trace in traces if trace.engine is not None), None)
     if figures is not None:
-        notes.append(f"Taken for the engine: {'; '.join(post_training.assumptions_of(job, figures))}.")
+        notes.append(f"Assumed for the engine: {'; '.join(post_training.assumptions_of(job, figures))}.")
     if job.train.compile is not None:
         notes.append(_describe_compiling(job.train.compile, traces))
     if unified := max((trace.unified_bytes for trace in traces), default=0):
@@ -120,7 +120,7 @@ def _describe_batches(job: Job) -> list[str]:
         taken.append("past_key_values are made in training (model.use_cache: true)")
     elif config.get("use_cache", True) and train.recompute.mode == "none":
         taken.append("no past_key_values in training (model.use_cache: false, as transformers' Trainer has it)")
-    return [f"Taken for the batches: {'; '.join(taken)}."]
+    return [f"Assumed batches: {'; '.join(taken)}."]
 
 
 def _describe_compiling(compiled: Compile, traces: Sequence[Trace]) -> str:

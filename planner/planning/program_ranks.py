@@ -89,7 +89,7 @@ def more_ranks(wanted: str, world_size: int, first: RankRun) -> list[int]:
 
 
 Told = Callable[[Trace], Trace]
-"""What the allocator of the GPU is told of a trace."""
+"""The events of a trace as the allocator of the GPU sees them."""
 
 
 def share_ranks(runs: Sequence[RankRun], world_size: int, told: Told = lambda trace: trace) -> list[RankShare]:

@@ -80,7 +80,9 @@ class _Draft:
             if "labels" in inputs:
                 self.train["loss"] = {"name": "model"}
             else:
-                self.open.append("the model is given no labels: train.loss is taken for a cross entropy of its logits")
+                self.open.append(
+                    "the model is given no labels: train.loss is assumed to be a cross entropy of its logits"
+                )
             others = [name for name in inputs if name not in ("input_ids", "labels")]
             if others:
                 self.open.append(f"the model is given {', '.join(others)} too (train.padding is for a mask with gaps)")

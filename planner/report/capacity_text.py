@@ -119,7 +119,7 @@ def _on_gpu(kind: Document) -> Iterator[str]:
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[object]], words: int) -> Iterator[str]:
     """The first columns are words, the others figures."""
-    # Names come from whoever submitted a job: they do not steer a terminal.
+    # Names come from users: they must not steer a terminal.
     cells = [
         ["".join(character if character.isprintable() else "?" for character in str(cell)) for cell in row]
         for row in (head, *rows)

@@ -78,7 +78,7 @@ class Places:
 
 
 Change = tuple[int, HolderKey, int]
-"""When, whose, and the bytes of a block that a holder gets or, below zero, gives up."""
+"""When, whose, and the bytes of a block that a holder gets or, below zero, frees."""
 
 
 def changes_of(events: Sequence[Event], timeline: Timeline, at: Sequence[int]) -> Iterator[Change]:

@@ -140,7 +140,7 @@ def explain(packed: bytes, conf: str | None = None, place: str = "the body") -> 
     """`planner.replay/1` with a `timeline` and the failures of each device; `conf`: what another
     PYTORCH_ALLOC_CONF would have reserved.
 
-    Raises SnapshotError for what is no snapshot, AllocatorConfError for a conf that is not modelled.
+    Raises SnapshotError for what is not a snapshot, AllocatorConfError for a conf that is not modelled.
     """
     snapshot, content = snapshot_of_bytes(packed, place)
     watched: dict[int, _Watched] = {}

@@ -463,7 +463,7 @@ class ProgramStatement(Statement):
         " branches provenance notes sources seconds"
     )
     metadata: Mapping[str, str] = field(default_factory=dict)
-    """Of whoever asked: `name`, `team`, `queue`."""
+    """Given with the request: `name`, `team`, `queue`."""
     command: tuple[str, ...]
     gpu: str
     nodes: int

@@ -257,7 +257,7 @@ def advise(
             trial.try_singles()
             trial.find_first(smaller_micro_batches(job), began + seconds * _STEPS_SHARE)
             if not advised.advice and not trial.combine(own):
-                # Fewer changes may fit where all of them do not: an allocator's cache is no sum.
+                # Fewer changes may fit where all of them do not: an allocator's cache is not a sum.
                 trial.find_first(
                     (together(own, row) for row in rows(job, trial.refused)), began + seconds * _STEPS_SHARE
                 )

@@ -161,7 +161,7 @@ def parse(written: str, step: str = DOUBLING) -> Axis:
     word, equals, text = written.partition("=")
     if not equals or not text.strip():
         raise SpecError(
-            f"{written[:80]!a} is no axis=values",
+            f"{written[:80]!a} is not axis=values",
             allowed="micro_batch_size=1..64, =1..64:4 (in steps of 4), =1..64:x2 (doubling), =1,2,3",
             remedy=f"write {word or 'micro_batch_size'}=1,2,4",
         )

@@ -172,7 +172,7 @@ class SearchResult:
     """Of those that wait the best by the roofline, where the objective is cost; empty where none could be better."""
     left_by_roofline: int = 0
     """Candidates that were not planned since the roofline says that they are slower than the last one that was found;
-    that is no bound."""
+    that is not a bound."""
     left_out: int = 0
     """Candidates that were not planned since a smaller one exceeds its GPU by its tensors alone."""
     undecided: int = 0

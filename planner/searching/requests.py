@@ -171,7 +171,7 @@ _A_JOB = f"a bundle ({BUNDLE_SCHEMA}), or a spec in JSON"
 def read_job_member(given: Any) -> Job:
     """The member `job` of a body. Raises SpecError."""
     if not isinstance(given, Mapping):
-        raise SpecError("the job is no object", allowed=_A_JOB, place="job")
+        raise SpecError("the job is not an object", allowed=_A_JOB, place="job")
     return load_bundle(given, "job") if "schema" in given else load_document(given, "job")
 
 

@@ -29,7 +29,7 @@ class Point:
     least_bytes: int = 0
     """It exceeds its GPU whatever a plan would say: at least so many bytes."""
     refused: str = ""
-    """Why it is no job, or cannot be planned."""
+    """Why it is not a job, or cannot be planned."""
 
     @property
     def verdict(self) -> str:

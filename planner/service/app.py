@@ -81,7 +81,7 @@ def _refusals_as_values(
 
 
 class RayWorker:
-    """A TracingWorker in an actor of its own; it ends with whoever hired it.
+    """A TracingWorker in an actor of its own; it ends with its owner.
 
     Ray cancels whatever was submitted in the context of a request together with that request. Workers serve all
     requests, so everything is submitted to them outside of any: callers that leave end their work by :meth:`stop`.

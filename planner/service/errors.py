@@ -56,7 +56,7 @@ _REMEDY = (
 
 
 def trace_limit_error(exceeded: LimitExceededError) -> TraceLimitError:
-    """What its owner is told of a job whose trace took more than a limit of the service."""
+    """The error of a job whose trace exceeded a limit of the service."""
     limits = exceeded.limits
     match exceeded.limit:
         case Limit.SECONDS:

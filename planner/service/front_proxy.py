@@ -118,7 +118,7 @@ ctypes.CDLL(None).prctl(1, 9)
 if os.getppid() == int(sys.argv[1]):
     os.execv(sys.argv[2], sys.argv[2:])
 """
-"""PR_SET_PDEATHSIG (linux/prctl.h): SIGKILL when whoever started it has gone, however it went."""
+"""PR_SET_PDEATHSIG (linux/prctl.h): SIGKILL when its parent has ended, for whatever reason."""
 
 
 def listener(host: str, port: int) -> socket.socket:

@@ -255,7 +255,7 @@ METRICS: tuple[Definition, ...] = (
           "A GPU of a job that has not ended, and the rank class that runs on it; what is not known is empty.",
           lambda now: ((gpu, 1) for gpu in now.gpus)),
     _gauge("planner_job_measured_device_bytes", f"{_CLASS} {_JOBS}", _OPEN,
-           "Highest device bytes that a rank of the class told of so far.",
+           "Highest device bytes that a rank of the class has reported so far.",
            lambda now: now.measured),
     # Capacity
     *(
@@ -266,7 +266,7 @@ METRICS: tuple[Definition, ...] = (
             ("requested_bytes", "requested_bytes", "Memory of the GPUs that open jobs asked for."),
             ("predicted_bytes", "predicted_bytes", "Device bytes that open jobs will take."),
             ("headroom_bytes", "headroom_bytes", "Requested less predicted bytes; negative if more is needed."),
-            ("measured_bytes", "measured_bytes", "Device bytes that ranks of open jobs told of."),
+            ("measured_bytes", "measured_bytes", "Device bytes that ranks of open jobs reported."),
             ("predicted_of_measured_bytes", "predicted_of_measured_bytes",
              "Device bytes that were predicted for the ranks that told theirs."),
             ("host_requested_bytes", "host_requested_bytes", "Main memory that open jobs say their nodes have."),

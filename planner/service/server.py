@@ -82,7 +82,7 @@ def _read_settings(database: str) -> Settings:
 def _serve(settings: Settings, host: str, port: int, out: TextIO, ended: threading.Event) -> None:
     """Whatever was started by the end is ended on the way out; the end is looked for after each stage."""
     with contextlib.ExitStack() as stack:
-        # Our processes' JSON lines without Ray's prefix, and of Ray itself only what is no chatter.
+        # Our processes' JSON lines without Ray's prefix, and of Ray itself only what is not chatter.
         lines: Any = _OwnLinesOnly(sys.stderr)
         stack.enter_context(contextlib.redirect_stderr(lines))
         stack.enter_context(contextlib.redirect_stdout(lines))
@@ -94,7 +94,7 @@ def _serve(settings: Settings, host: str, port: int, out: TextIO, ended: threadi
             return
         print(f"planner is ready at {address}", file=out, flush=True)
         while not ended.wait(LOOK_SECONDS):
-            # Nothing mends this service's own Ray: whoever supervises starts another. The signal that ended Ray may be
+            # Nothing mends this service's own Ray: its supervisor restarts it. The signal that ended Ray may be
             # on its way to this process too.
             if (lost := lost_parts()) and not ended.wait(LOOK_SECONDS):
                 raise RuntimeError(f"the Ray of this service has died: {', '.join(lost)}")

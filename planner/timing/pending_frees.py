@@ -95,7 +95,7 @@ class PendingFrees:
         self.longest_lead_ns = 0
 
     def take(self, events: Iterable[Event], told: list[Event]) -> None:
-        """Lets further events happen, and appends what the allocator is told of them."""
+        """Lets further events happen, and appends what the allocator sees of them."""
         for event in events:
             kind = type(event)  # of a long trace every event is asked: exact types are the fastest question
             if kind is Launch:

@@ -352,7 +352,7 @@ def read_stored_plan(path: Path) -> Predicted | None:
 
 
 def _read_object(path: Path) -> Mapping[str, Any]:
-    """Empty for any file that is no JSON object: its own reader tells what is broken."""
+    """Empty for any file that is not a JSON object: its own reader tells what is broken."""
     try:
         document = read_json(file_text(path, str(path)), str(path))
     except SpecError:

@@ -61,7 +61,7 @@ def test_words_and_settings_stand_over_what_a_spec_says() -> None:
     [
         ({"job": SPEC, "sequence": 32}, "there is no word 'sequence' for a job"),
         ({"job": ""}, "'' names no job"),
-        ({"job": {"model": {1, 2}}}, "the mapping is no job"),
+        ({"job": {"model": {1, 2}}}, "the mapping is not a job"),
         ({"job": SPEC, "settings": {"train.micro_batch": 4}}, "micro_batch"),
         ({"job": SPEC, "micro_batch_size": "four"}, "four"),
         ({"job": SPEC, "fsdp": -1}, "-1"),

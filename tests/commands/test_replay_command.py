@@ -104,7 +104,7 @@ def test_a_device_that_is_too_small_for_it_is_said(snapshot: Path, capsys: Shown
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--capacity", "much"], "--capacity: 'much' is no size"),
+        (["--capacity", "much"], "--capacity: 'much' is not a size"),
         (["--conf", "backend:cudaMallocAsync"], "backend"),
     ],
 )

@@ -126,11 +126,11 @@ def test_steps_that_nobody_knows_are_refused(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_a_folder_of_facts_that_is_not_there_is_refused() -> None:
-    with pytest.raises(FactsError, match="PLANNER_FACTS: '/nowhere' is no folder"):
+    with pytest.raises(FactsError, match="PLANNER_FACTS: '/nowhere' is not a folder"):
         facts_folder({"PLANNER_FACTS": "/nowhere"})
 
 
-@pytest.mark.parametrize(("line", "said"), [("{", "this line is no JSON"), ("[]", "this line is no object")])
+@pytest.mark.parametrize(("line", "said"), [("{", "this line is not JSON"), ("[]", "this line is not an object")])
 def test_a_damaged_line_is_refused_by_its_place(tmp_path: Path, line: str, said: str) -> None:
     (tmp_path / "observations-h200.jsonl").write_text(f"{{}}\n{line}\n")
 

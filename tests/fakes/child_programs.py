@@ -24,7 +24,7 @@ MIB = 2**20
 
 
 def echoes(argument: Any, answer: AnswerWriter) -> None:
-    print("what a program prints is no answer")
+    print("what a program prints is not an answer")
     answer.write("first", b"1")
     answer.write("second", repr(argument).encode())
 

@@ -153,7 +153,7 @@ def _whole_bodies() -> Iterator[HostileRequest]:
             yield HostileRequest(f"whole body {number}", method, path, JSON, text.encode())
         yield HostileRequest(f"whole body {number}", "POST", CHECKS, YAML, text.encode())
     for method, path in (("POST", CHECKS), ("POST", VALIDATIONS), ("PUT", JOB)):
-        yield HostileRequest("bytes that are no text", method, path, JSON, b'{"a": "\xff\xfe"}')
+        yield HostileRequest("bytes that are not text", method, path, JSON, b'{"a": "\xff\xfe"}')
         yield HostileRequest("the largest body", method, path, JSON, b'{"a": [' + b"1," * (3 * MIB) + b"1]}")
         yield HostileRequest("another content type", method, path, "text/plain", b"{}")
 

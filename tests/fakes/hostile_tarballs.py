@@ -1,4 +1,4 @@
-"""Tarballs that nobody packs: what a header says of a size, a time or a name is no file's."""
+"""Tarballs that nobody packs: what a header says of a size, a time or a name is not a file's."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def files(*names: str, folders: tuple[str, ...] = ()) -> bytes:
 
 FOUND_BEFORE: dict[str, bytes] = {
     "a negative size": pax(record("size", "-1")),
-    "a time that is no number": pax(record("mtime", "nan")),
+    "a time that is not a number": pax(record("mtime", "nan")),
     "a time without end": pax(record("mtime", "1e400")),
     "a length of 400 digits": pax(b"9" * 400 + b" path=x\n"),
     "3,000 long names": header("n", kind=tarfile.GNUTYPE_LONGNAME, content=b"x\0") * 3000 + files("t.py"),

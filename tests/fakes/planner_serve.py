@@ -141,7 +141,7 @@ class Service:
         while True:
             try:
                 answer = self.post(job)
-                # What is no JSON is not of the service, but of the proxy before it, which may know of no service yet.
+                # What is not JSON is not of the service, but of the proxy before it, which may know of no service yet.
                 if answer.status_code not in (429, 502, 503) and "json" in answer.headers.get("Content-Type", ""):
                     return answer
                 said = f"{answer.status_code} {answer.text}"

@@ -102,7 +102,7 @@ def test_the_disk_is_full_for_a_while(service: Any, new_job: NewJob, eventually:
 def test_hostile_bodies_are_answered_soon_and_leave_no_trace(service: Any) -> None:
     service.wait_until_ready()
     with httpx.Client(base_url=service.url, timeout=60) as client:
-        for request in hostile_requests(100, seed=1):  # what is loaded with a first request is no growth
+        for request in hostile_requests(100, seed=1):  # what is loaded with a first request is not a growth
             _ask(client, request)
         service.wait_until_idle()
         before = service.processes.resident_bytes()

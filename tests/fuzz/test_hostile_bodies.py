@@ -31,7 +31,7 @@ def test_the_bodies_are_a_thousand_and_no_two_are_the_same() -> None:
 def test_every_hostile_body_is_answered_soon_and_by_no_fault_of_planner(client: TestClient) -> None:
     faults: list[str] = []
     answered = 0
-    for request in hostile_requests(100, seed=1):  # what is loaded with a first request is no growth
+    for request in hostile_requests(100, seed=1):  # what is loaded with a first request is not a growth
         ask(client, request)
     before = resident_bytes()
     for request in hostile_requests(ASKED):

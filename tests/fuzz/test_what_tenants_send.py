@@ -108,7 +108,7 @@ def test_an_honest_answer_is_taken_and_a_real_tarball_too() -> None:
 
 
 def refusals(sent: Iterable[Any], read: Callable[[Any], object]) -> int:
-    """How many were refused; each soon, with a problem of a few KiB that is no fault of planner, and without the
+    """How many were refused; each soon, with a problem of a few KiB that is not a fault of planner, and without the
     canary in what comes of it."""
     refused = 0
     before = resident_bytes()

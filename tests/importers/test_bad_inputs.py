@@ -73,7 +73,7 @@ def assert_three_parts(message: str) -> None:
         ({"deepspeed": "/etc/passwd"}, "args.json:2:16: deepspeed is '/etc/passwd', which lies outside of FOLDER"),
         (
             {"deepspeed": "https://host/ds.json"},
-            "args.json:2:16: deepspeed is 'https://host/ds.json', which is no file",
+            "args.json:2:16: deepspeed is 'https://host/ds.json', which is not a file",
         ),
         (
             {"deepspeed": "missing.json"},
@@ -208,8 +208,8 @@ def test_auto_that_nobody_resolves(folder: Folder) -> None:
         ("torchrun --nproc 2 train.py", "unknown option --nproc"),
         ("torchrun --nnodes 2", "the line has no script"),
         ("torchrun --nnodes", "--nnodes has no value"),
-        ("mpirun train.py", "the line starts 'mpirun', which is no launcher that is understood"),
-        ("", "the line starts 'nothing', which is no launcher that is understood"),
+        ("mpirun train.py", "the line starts 'mpirun', which is not a launcher that is understood"),
+        ("", "the line starts 'nothing', which is not a launcher that is understood"),
         ("srun python train.py", "srun starts python itself, and how many processes it starts stands elsewhere"),
         ("accelerate launch --config_file a.yaml train.py", "--config_file is a.yaml, which is not read from the line"),
         ("accelerate launch --fp8_backend TE train.py", "--fp8_backend is not planned"),
@@ -355,4 +355,4 @@ def test_a_pipe_is_no_file(folder: Folder) -> None:
 
     message = folder.refusal(training_arguments=folder.path / "args.json", torchrun=TORCHRUN)
 
-    assert message.splitlines()[0] == "args.json is no regular file"
+    assert message.splitlines()[0] == "args.json is not a regular file"

@@ -72,9 +72,9 @@ def test_an_apply_takes_fields_over_as_planner(api: Api, answering: Any) -> None
         (409, {"message": "a\x1b[31m\nb"}, {}, "answers 409: a [31m b"),
         (500, b"<html>", {}, "answers 500"),
         (302, b"", {"Location": "http://127.0.0.1:1/elsewhere"}, "answers 302"),
-        (200, b"<html>", {}, "what answers is no Kubernetes API"),
-        (200, [1], {}, "what answers is no Kubernetes API"),
-        (200, b"[" * 100_000, {}, "what answers is no Kubernetes API"),
+        (200, b"<html>", {}, "what answers is not a Kubernetes API"),
+        (200, [1], {}, "what answers is not a Kubernetes API"),
+        (200, b"[" * 100_000, {}, "what answers is not a Kubernetes API"),
     ],
 )
 def test_what_is_refused_or_strange_is_said(

@@ -144,7 +144,7 @@ class Running:
     log: Path
 
     def probe(self, path: str) -> int:
-        """The status; 0 for one that is no success, or for nobody there."""
+        """The status; 0 for one that is not a success, or for nobody there."""
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as answer:
                 return int(answer.status)

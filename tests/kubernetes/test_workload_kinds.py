@@ -143,7 +143,7 @@ CASES: dict[str, tuple[Document, tuple[int, int, tuple[str, ...]]]] = {
         job("RayJob", {"entrypoint": "python train.py", "clusterSelector": {"ray.io/cluster": "mine"}}),
         (0, 0, ("python", "train.py")),
     ),
-    "a Ray job whose entrypoint is no command": (job("RayJob", {"entrypoint": "python 'train.py"}), (0, 0, ())),
+    "a Ray job whose entrypoint is not a command": (job("RayJob", {"entrypoint": "python 'train.py"}), (0, 0, ())),
     "a Ray cluster": (
         job(
             "RayCluster",

@@ -45,7 +45,7 @@ def test_a_file_grows_line_by_line(measurement: Build, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('{"schema": "planner.plan/1"}', ":2 schema: a document of schema 'planner.plan/1' is no measurement"),
+        ('{"schema": "planner.plan/1"}', ":2 schema: a document of schema 'planner.plan/1' is not a measurement"),
         ("{", ":2: this line must be a JSON object"),
         ("7", ":2: this line must be a JSON object"),
         ('{"schema": "planner.measurement/1"}', ":2 measurement: case is missing"),

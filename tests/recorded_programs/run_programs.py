@@ -65,7 +65,7 @@ def draw_runs(runs: Sequence[RecordedRun], count: int, seed: int) -> list[Record
 
 
 def is_named(family: str, run: RecordedRun, word: str) -> bool:
-    """Whether a word names a run: its name, with or without the family's, or a part of one that is no number."""
+    """Whether a word names a run: its name, with or without the family's, or a part of one that is not a number."""
     of_family, slash, name = word.rpartition("/")
     if slash and of_family != family:
         return False

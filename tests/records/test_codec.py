@@ -113,7 +113,7 @@ def test_unknown_keys_are_ignored_unless_strict() -> None:
 
 def test_a_document_is_of_its_schema_and_a_fault_of_the_callers_kind() -> None:
     assert from_document(Point, {"schema": "point/1", "x": 1}, "point/1", "point") == Point(1)
-    with pytest.raises(PlannerError, match="schema: a document of schema 'point/2' is no point\n  allowed: point/1"):
+    with pytest.raises(PlannerError, match="schema: a document of schema 'point/2' is not a point\n  allowed: point/1"):
         from_document(Point, {"schema": "point/2", "x": 1}, "point/1", "point")
     with pytest.raises(MeasureError, match="point: x is missing\n  change:  measure again"):
         from_document(Point, {"schema": "point/1"}, "point/1", "point", error=MeasureError, remedy="measure again")

@@ -1,4 +1,4 @@
-"""Files that are no snapshots: refused with a reason, and nothing in them is executed."""
+"""Files that are not snapshots: refused with a reason, and nothing in them is executed."""
 
 from __future__ import annotations
 

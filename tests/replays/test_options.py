@@ -146,14 +146,14 @@ REFUSED = {
     "large_segment_size_mb:10": "large_segment_size_mb: 10 is too small",
     "large_segment_size_mb:40,max_split_size_mb:30": "max_split_size_mb: 30 is too small",
     "max_non_split_rounding_mb:5": "max_non_split_rounding_mb: 5 is too small",
-    "roundup_power2_divisions:3": "roundup_power2_divisions: 3 is no power of two",
-    "roundup_power2_divisions:0": "roundup_power2_divisions: 0 is no power of two",
-    "roundup_power2_divisions:[100:2]": "roundup_power2_divisions: 100 is no power of two",
+    "roundup_power2_divisions:3": "roundup_power2_divisions: 3 is not a power of two",
+    "roundup_power2_divisions:0": "roundup_power2_divisions: 0 is not a power of two",
+    "roundup_power2_divisions:[100:2]": "roundup_power2_divisions: 100 is not a power of two",
     "roundup_power2_divisions:[256:1,512:2": "roundup_power2_divisions: the list '[256:1,512:2' does not end",
     "garbage_collection_threshold:1.0": "garbage_collection_threshold: 1.0 is not between 0 and 1",
     "garbage_collection_threshold:0": "garbage_collection_threshold: 0 is not between 0 and 1",
     "expandable_segments:true": "expandable_segments: 'true' is neither True nor False",
-    "garbage_collection_threshold": "'garbage_collection_threshold' is no option with a value",
+    "garbage_collection_threshold": "'garbage_collection_threshold' is not an option with a value",
 }
 
 
@@ -201,5 +201,5 @@ def test_an_unknown_option_is_answered_with_the_nearest_one() -> None:
     with pytest.raises(AllocatorConfError) as refusal:
         Rules.from_conf("expandable_segment:True")
 
-    assert refusal.value.problem == "'expandable_segment' is no option of the allocator"
+    assert refusal.value.problem == "'expandable_segment' is not an option of the allocator"
     assert refusal.value.remedy == "did you mean expandable_segments?"

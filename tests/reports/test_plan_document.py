@@ -88,7 +88,7 @@ def test_a_job_is_no_better_than_its_worst_rank_class(plan: Callable[..., Plan])
 
 
 def test_another_schema_is_refused(plan: Callable[..., Plan]) -> None:
-    with pytest.raises(PlannerError, match=r"schema: a document of schema 'planner.plan/2' is no plan"):
+    with pytest.raises(PlannerError, match=r"schema: a document of schema 'planner.plan/2' is not a plan"):
         from_json({**to_json(plan()), "schema": "planner.plan/2"})
 
 

@@ -19,7 +19,7 @@ FIGURES = EngineFigures(
 OUTSIDE = OutsideEstimate(cuda_context_bytes=600 * MIB, nccl_bytes=0, low_bytes=500 * MIB, high_bytes=800 * MIB)
 NON_TORCH = 164 * MIB
 WEIGHTS = 10 * GIB + 2 * MIB
-"""In segments of two MiB; a rest of one MiB is no block of its own."""
+"""In segments of two MiB; a rest of one MiB is not a block of its own."""
 
 
 def engine(share: float = 0.5, **rollout: object) -> EngineMemory:

@@ -41,7 +41,7 @@ def test_code_lies_where_the_operator_says(run_stack: StackRunner, tmp_path: Pat
             if allowed:
                 assert (await stack.plan_provider.plan(job)).stored
                 continue
-            with pytest.raises(FactoryNotAllowedError, match="is no folder in which this service looks for code"):
+            with pytest.raises(FactoryNotAllowedError, match="is not a folder in which this service looks for code"):
                 await stack.plan_provider.plan(job)
 
     run_stack(story, factories="shop", factory_folder=str(tmp_path / "a"))
@@ -85,12 +85,12 @@ def test_code_is_taken_by_the_names_of_its_modules(factory: str, taken: bool) ->
 
 @pytest.mark.parametrize("pattern", ["*", "*.models", "?", ":build", "a b", "shop,*"])
 def test_a_pattern_that_any_module_matches_is_refused(pattern: str) -> None:
-    with pytest.raises(SettingError, match="is no pattern of factories"):
+    with pytest.raises(SettingError, match="is not a pattern of factories"):
         Settings.read({"factories": pattern})
 
 
 def test_measuring_code_without_walls_needs_a_token_of_its_own() -> None:
-    with pytest.raises(SettingError, match="code of users would be measured without walls for whoever asks"):
+    with pytest.raises(SettingError, match="unsandboxed measuring of users' code needs a token"):
         Settings.read({"measure_factories_without_walls": "yes"})
 
 
@@ -134,4 +134,4 @@ def test_a_folder_that_a_search_names_is_asked_for_there_too(tmp_path: Path) -> 
     (found,) = plan_here(Group((dataclasses.replace(CODE, model=model),), Calibration.none(), TraceSource(isolation)))
 
     assert isinstance(found, Refused)
-    assert "is no folder in which this service looks for code" in found.reason
+    assert "is not a folder in which this service looks for code" in found.reason

@@ -243,7 +243,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "an unknown key": ({"job": JOB, "objektive": "cost"}, "objektive: there is no key `objektive`"),
     "an unknown objective": ({"job": JOB, "objective": "speed"}, "objective: there is no objective 'speed'"),
     "an axis that is none": ({"job": JOB, "axes": ["recompote=none"]}, "there is no axis 'recompote'"),
-    "an axis without values": ({"job": JOB, "axes": ["tp"]}, "'tp' is no axis=values"),
+    "an axis without values": ({"job": JOB, "axes": ["tp"]}, "'tp' is not axis=values"),
     "an axis twice": ({"job": JOB, "axes": ["tp=1", "tp=2"]}, "axes: tp is given twice"),
     "axes as a text": ({"job": JOB, "axes": "tp=1"}, "axes: axes is 'tp=1'"),
     "degrees that do not divide": ({"job": JOB, "gpus": 8, "axes": ["tp=3"]}, "no layout of 8 GPUs has tp 3"),
@@ -255,7 +255,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no time": ({"job": JOB, "seconds": 0}, "seconds: seconds is 0"),
     "more time than is allowed": ({"job": JOB, "seconds": 601}, "seconds: seconds is 601"),
     "a batch that is none": ({"job": JOB, "global_batch": -4}, "global_batch: global_batch is -4"),
-    "a job that is none": ({"job": 7}, "job: the job is no object"),
+    "a job that is none": ({"job": 7}, "job: the job is not an object"),
     "a config as an axis": ({"job": JOB, "axes": ["model.hf_config=null"]}, "there is no axis 'model.hf_config'"),
     "a config in a text": ({"job": JOB, "axes": ["model.hf_config=x"]}, "there is no axis 'model.hf_config'"),
     "code of users": (

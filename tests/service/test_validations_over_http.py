@@ -106,7 +106,7 @@ def test_what_was_measured_is_listed(client: httpx.Client) -> None:
         ({}, 422, "a validation is of one thing"),
         ({"job": SMALL, "device": "tpu"}, 422, "'tpu' is not a device"),
         ({"job": SMALL, "ranks": [1]}, 422, "1 cannot be one of the ranks"),
-        ({"job": []}, 422, "the job is no object"),
+        ({"job": []}, 422, "the job is not an object"),
         ({"job": SMALL, "seconds": 1}, 422, "there is no key `seconds`"),
         ({"job": {**SMALL, "model": {"factory": "os:getcwd"}}}, 403, "this service runs no code of its users"),
         ({"job": {**SMALL, "cluster": {"gpu": "H100-SXM-80GB", "nodes": 2}}}, 422, None),

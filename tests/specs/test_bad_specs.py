@@ -25,4 +25,4 @@ def test_a_file_that_is_not_utf8_is_rejected(tmp_path: Path) -> None:
     path.write_bytes(b'model: {factory: "m:\xff"}\n')
     with pytest.raises(SpecError) as caught:
         load_job(path)
-    assert str(caught.value).replace(f"{tmp_path}/", "") == "not_utf8.yaml is no UTF-8 text (byte 20)"
+    assert str(caught.value).replace(f"{tmp_path}/", "") == "not_utf8.yaml is not UTF-8 text (byte 20)"

@@ -189,7 +189,7 @@ def test_a_bundle_is_strict_json_even_with_an_infinite_number() -> None:
     text = bundle_text(small_job(model=jobs.Model(hf_config=config)))
 
     def refuse(constant: str) -> None:
-        raise AssertionError(f"{constant} is no JSON")
+        raise AssertionError(f"{constant} is not JSON")
 
     found = json.loads(text, parse_constant=refuse)
     assert found["model"]["hf_config"]["time_step_limit"] == [0.0, {"__float__": "Infinity"}]

@@ -136,7 +136,7 @@ def sum_nodes(classes: Sequence[RankOnHost], ranks_per_node: int) -> tuple[NodeS
 
 
 def _sum(phases: Sequence[tuple[HostPhase, int]]) -> _Sum:
-    """Own bytes of every rank; what is shared under one name once, by whoever has most of it."""
+    """Own bytes of every rank; what is shared under one name once, by the rank that has most."""
     parts: Counter[HostCategory] = Counter()
     shared: Counter[str] = Counter()
     files: Counter[str] = Counter()

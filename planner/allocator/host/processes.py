@@ -114,12 +114,12 @@ class PinnedRules:
 
     @classmethod
     def from_conf(cls, conf: str) -> PinnedRules:
-        """What `PYTORCH_ALLOC_CONF` says of pinned memory. Raises AllocatorConfError for what is no number."""
+        """What `PYTORCH_ALLOC_CONF` says of pinned memory. Raises AllocatorConfError for what is not a number."""
         options = {name: _megabytes(name, value) for name, value in _OPTION.findall("".join(conf.split()))}
         return cls(options.get(_ROUND, _UNLIMITED), options.get(_CACHE, _UNLIMITED), options.get(_RESERVE, 0))
 
     def block_bytes(self, requested_bytes: int) -> int:
-        """What is taken for a request: `size <= threshold && size <= cached` rounds up (`allocate`)."""
+        """What a request takes: `size <= threshold && size <= cached` rounds up (`allocate`)."""
         if requested_bytes <= 0:
             return 0
         if requested_bytes <= min(self.largest_rounded_bytes, self.largest_kept_bytes):
@@ -162,6 +162,8 @@ class PinnedMemory:
 def _megabytes(option: str, value: str) -> int:
     if not value.isascii() or not value.isdigit() or len(value) > 12:
         raise AllocatorConfError(
-            f"{option}: {value[:40]!r} is no whole number", allowed="megabytes, such as 64", place="PYTORCH_ALLOC_CONF"
+            f"{option}: {value[:40]!r} is not a whole number",
+            allowed="megabytes, such as 64",
+            place="PYTORCH_ALLOC_CONF",
         )
     return int(value) * MIB

@@ -164,7 +164,7 @@ class _Rank:
     def start_loader(self, started: LoaderStarted) -> None:
         """What a program's loader holds besides the batch in hand: what is read ahead, and the workers."""
         sizes = [size for size in started.tensors if size]
-        # A worker that is no fork has read its libraries itself.
+        # A worker that is not a fork has read its libraries itself.
         fact = processes.TORCH if started.spawned else processes.WORKER
         blocks = _worker_blocks(sizes, started.ahead, started.workers, fact.best_bytes, pins=started.pin_memory)
         margins = _worker_margins(started.workers, fact, sum(sizes))

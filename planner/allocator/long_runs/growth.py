@@ -1,4 +1,4 @@
-"""What a job keeps with every step and never gives up: how much, of what, and in which step the memory is full."""
+"""What a job keeps with every step and never frees: how much, of what, and in which step the memory is full."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def growth_of(events: Sequence[Event], rules: Rules) -> Growth | None:
     keeps nothing, or there are too few.
 
     The first two steps are passed over, in which optimizer state, workspaces and buckets are born; the last one, too:
-    what it leaves, the next one may give up.
+    what it leaves, the next one may free.
     """
     starts: dict[int, int] = {}
     for index, event in enumerate(events):

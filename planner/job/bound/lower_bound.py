@@ -112,7 +112,7 @@ def state_bytes(optimizer: Optimizer, element_bytes: int) -> int:
         return _LOW_BIT[name]
     if name not in _TENSORS:
         return 0
-    # A value that is no number or flag asks for nothing here.
+    # A value that is not a number or flag asks for nothing here.
     momentum = arguments.get("momentum")
     has_momentum = isinstance(momentum, int | float) and not isinstance(momentum, bool) and momentum > 0
     tensors = _TENSORS[name]

@@ -397,7 +397,7 @@ def elements_of(model: Model) -> int:
         return 0
     named = config.get("architectures")
     first = named[0] if isinstance(named, list) and named else None
-    # A class that is no text names none, and nobody knows which comes then.
+    # A class that is not a text names none, and nobody knows which comes then.
     architecture = main if not named else first if isinstance(first, str) and first else "?"
     suffixes = tuple(suffix for suffix, name in _HEADS.items() if name == model.head)
     if (model.head or architecture) == main or (model.head and main.endswith(suffixes)):

@@ -33,7 +33,7 @@ class Draft:
         self._by_default: dict[str, Node] = {}
         self._overriding: list[Setting] = []
         self.supposed: list[str] = []
-        """What nobody said, and what is taken for it."""
+        """What is not given, and what is assumed."""
 
     def say(self, path: str, node: Node) -> None:
         """A value of the spec's key `path`. Raises SpecError if another place says another."""
@@ -172,7 +172,7 @@ def find_named_file(node: Node, folder: Path) -> Path:
         return SpecError(problem, allowed=f"a path within {folder}", remedy=remedy, place=node.place)
 
     if not written or "\0" in written or re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", written):
-        raise fault("which is no file", "copy the file there")
+        raise fault("which is not a file", "copy the file there")
     path = (root / written).resolve()
     if not path.is_relative_to(root):
         raise fault(f"which lies outside of {folder}", "copy it there, or give it by itself (--from-deepspeed)")
@@ -193,7 +193,7 @@ def _text(path: Path, writer: str) -> str:
             remedy="look whether this is the file you meant",
         )
     if path.exists() and not path.is_file() and not path.is_dir():
-        raise SpecError(f"{path} is no regular file", allowed=f"a file that {writer}")
+        raise SpecError(f"{path} is not a regular file", allowed=f"a file that {writer}")
     return file_text(path, str(path))
 
 

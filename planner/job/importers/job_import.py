@@ -60,7 +60,7 @@ class ImportSources:
 
 @dataclass(frozen=True, slots=True)
 class ImportedJob:
-    """The job, and what people are told of how it came about."""
+    """The job, and sentences on how it was read."""
 
     job: Job
     ignored: Mapping[str, tuple[str, ...]]
@@ -68,9 +68,9 @@ class ImportedJob:
     not_read: tuple[str, ...] = ()
     """Words of the launch line that are not fields of TrainingArguments."""
     supposed: tuple[str, ...] = ()
-    """What nobody said, and what was taken for it."""
+    """What is not given, and what is assumed."""
     chosen: tuple[str, ...] = ()
-    """What was said and leaves something open, and what it was taken for."""
+    """What is given ambiguously, and what is assumed."""
 
 
 _MODEL = "model.hf_config"

@@ -164,7 +164,7 @@ def _is_launcher(word: str) -> bool:
 def _no_launcher(words: Sequence[str]) -> SpecError:
     first = words[0][:100] if words else "nothing"
     return refused(
-        f"the line starts {first!a}, which is no launcher that is understood",
+        f"the line starts {first!a}, which is not a launcher that is understood",
         _LAUNCHERS,
         "give the line that starts the processes, or write cluster in JOB.yaml instead",
     )
@@ -268,7 +268,7 @@ def _convert_value(key: Key, value: str, place: str) -> Any:
             data = json.loads(value)
         except (ValueError, RecursionError):
             raise SpecError(
-                f"{value[:60]!a} is no JSON", allowed="one JSON object", remedy="quote it as a whole", place=place
+                f"{value[:60]!a} is not JSON", allowed="one JSON object", remedy="quote it as a whole", place=place
             ) from None
         return data if isinstance(data, dict) else {}
     if key.kind == "flag" and value.lower() in (*_TRUE, *_FALSE):

@@ -56,7 +56,7 @@ class Recipe:
     """Of all ranks together; 0: those of one micro-batch of each."""
     ignored: tuple[str, ...] = ()
     supposed: tuple[str, ...] = ()
-    """What nobody said or cannot be planned as it is, and what is taken for it."""
+    """What is not given or cannot be planned as it is, and what is assumed."""
 
     def adapt(
         self, *, r: int, alpha: int, dropout: float, targets: Sequence[str] = (), four_bits: str = "", dora: str = ""

@@ -23,7 +23,7 @@ _OF_TORCH: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 """The numbers and flags that `optim_args` may give an optimizer of torch."""
 _OF_TORCHAO = ("adamw_torch_8bit", "adamw_torch_4bit")
 FLAGS_OF_SCRIPTS = ("activation_checkpointing", "gradient_checkpointing", "fsdp")
-"""Those that HfArgumentParser takes without a value though they are no plain bools."""
+"""Those that HfArgumentParser takes without a value though they are not plain bools."""
 _DDP_FLAGS = ("ddp_find_unused_parameters", "ddp_bucket_cap_mb", "ddp_broadcast_buffers", "ddp_static_graph")
 _EVALUATION = ("eval_strategy", "eval_steps", "logging_steps", "per_device_eval_batch_size")
 _USUAL_STEPS = 100

@@ -201,7 +201,7 @@ class JobNeed(JobOnGpu):
 def read_needs(
     database: Database, since: datetime | None, limit: int, now: datetime
 ) -> tuple[tuple[JobNeed, ...], int]:
-    """Jobs that have not ended, and those that ended `since`: at most `limit`, those told of first; how many are left.
+    """Jobs that have not ended, and those that ended `since`: at most `limit`, those reported first; how many are left.
 
     Without `since` those that ended are left out.
     """

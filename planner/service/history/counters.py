@@ -26,7 +26,7 @@ Series = tuple[str, Labels]
 LONGEST = 400
 """Characters of one series' labels: they are a key, of which a database takes no more than some 2,700 bytes."""
 SILENT_AFTER = timedelta(seconds=30)
-"""A process that has told nothing for so long is taken for dead, and its levels for untrue."""
+"""A process that has reported nothing for so long is considered dead, and its levels outdated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

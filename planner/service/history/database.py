@@ -223,7 +223,7 @@ def _engine(url: URL) -> Engine:
         # A server that was stopped and is back is found out by the ping, not by the first request that fails.
         timeouts = {"connect_timeout": CONNECT_SECONDS, "tcp_user_timeout": 1000 * BUSY_SECONDS}
         return create_engine(url, pool_pre_ping=True, pool_timeout=BUSY_SECONDS, connect_args=timeouts)
-    # A database in memory is its one connection: whoever needs it waits until it is back.
+    # A database in memory is its one connection: others wait until it is back.
     size: dict[str, Any] = {"pool_size": 1, "max_overflow": 0} if url.database in _IN_MEMORY else {}
     options = {"check_same_thread": False, "timeout": BUSY_SECONDS}
     engine = create_engine(url, poolclass=QueuePool, pool_timeout=BUSY_SECONDS, connect_args=options, **size)
@@ -302,7 +302,7 @@ class Writability:
         """Raises HistoryUnavailableError if nothing can be written."""
         if self._now() < self._good_until:
             return
-        # Among hundreds of writers a probe might wait for its turn longer than whoever asks.
+        # Among hundreds of writers a probe might wait longer for its turn than its caller does.
         if self._database.writes == self._writes or self._now() > self._good_until + EVERY_SECONDS:
             with self._database.writing() as connection:
                 connection.execute(update(_VERSIONS).values(version_num=_VERSIONS.c.version_num))

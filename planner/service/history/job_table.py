@@ -1,4 +1,4 @@
-"""Stores jobs by the id of the system that runs them: merges what is told of one, and lists them."""
+"""Stores jobs by the id of the system that runs them: merges reports of one, and lists them."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ MOST_BYTES = 2**42
 FIRST_MOMENT, LAST_MOMENT = datetime(2000, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC)
 """Between which jobs run. The year 1 in another time zone can be written, and never be read again."""
 LONGEST_LEASE = 24 * 60 * 60
-"""Seconds: whoever tells of a job less often than that does not need one."""
+"""Seconds: a job that is reported less often needs none."""
 LONGEST_REPORT = 2**18
 LONGEST_FAILURE = 2**12
 _SYSTEM = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
@@ -343,7 +343,7 @@ class Jobs(Store):
 
     def measured(self, limit: int) -> tuple[tuple[str, str, datetime], ...]:
         """System, id and moment of the last word of at most `limit` jobs of which some rank has reported what it took,
-        those told of last first."""
+        those reported last first."""
         query = (
             select(JOBS.c.system, JOBS.c.job_id, JOBS.c.updated_at)
             .where(exists().where(rank_of_job, MEASURED_RANKS.c.reserved_bytes.is_not(None)))

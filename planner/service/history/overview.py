@@ -143,7 +143,7 @@ class _PlanGpus:
     def gpus(self, job: BoundJob) -> tuple[JobGpu, ...]:
         """Every GPU once, and every host of which no GPU is known; the rank classes by turns.
 
-        What a rank told of itself is believed before the order of lists.
+        What a rank reported of itself counts before the order of lists.
         """
 
         def gpu(rank: int | None, host: str, uuid: str) -> JobGpu:

@@ -95,7 +95,7 @@ class Search:
 
 
 class Searches(Store):
-    """What was searched for. Those who run searches write; whoever shares the database may cancel one."""
+    """What was searched for. Replicas that run searches write; any that shares the database may cancel one."""
 
     def put(self, search: Search, answers: Mapping[str, Any] | None = None, *, unless_cancelled: bool = False) -> bool:
         """Store the search as it now is; without `answers` those that are there stay. Whether it was stored: with
@@ -197,7 +197,7 @@ class Validation:
 
 class Validations(Store):
     def put(self, validation: Validation) -> None:
-        """Store the validation as it now is; one that is over stays as it ended, whoever comes late."""
+        """Store the validation as it now is; one that has ended is not changed by a late writer."""
         checked_name(validation.validation_id, "validation_id")
         checked_label(validation.plan_id, "plan_id")
         names = {name: label(getattr(validation, name)) for name in ("mode", "gpu", "torch")}

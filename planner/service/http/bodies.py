@@ -77,7 +77,7 @@ def _server() -> ForkServer:
 
 
 BODY_SECONDS = 60.0
-"""How long a body may take to arrive: whoever trickles one holds a place that others want."""
+"""How long a body may take to arrive: a client that trickles one holds a place that others want."""
 STALL_SECONDS = 5.0
 """How long nothing of a body may arrive."""
 SMALL = 32 * 1024

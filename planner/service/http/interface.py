@@ -83,7 +83,7 @@ class RequestLog:
             self._counters.observe(REQUEST_SECONDS, {"route": route}, seconds)
         level = logging.DEBUG if route in PROBES else logging.INFO
         if _log.isEnabledFor(level):
-            # X-Request-ID as the client or Ray Serve set it; what is no id does not get into the log.
+            # X-Request-ID as the client or Ray Serve set it; what is not an id does not get into the log.
             request_id = dict(scope["headers"]).get(b"x-request-id", b"")
             about: dict[str, Any] = {
                 "request_id": request_id.decode() if _REQUEST_ID.fullmatch(request_id) else None,
@@ -101,7 +101,7 @@ Says before a PyTorch training job starts what GPU memory every rank will take, 
 
 Reading is open to all who reach this service. Writing (POST, PUT, DELETE) needs `Authorization: Bearer TOKEN` where the
 operator has set one. Errors are RFC 9457 problem details (`application/problem+json`). 429 and 503 say in
-`Retry-After` when to come again.
+`Retry-After` when to retry.
 """
 _ROUTERS = (
     operations.page_router,

@@ -17,7 +17,7 @@ from planner.truth.failures.explanation import explain
 from planner.truth.failures.messages import Cause
 
 LONGEST_TEXT = 2**18
-"""Characters of what may be told of an end: the last lines of a log."""
+"""Characters of the text on a job's end: the last lines of a log."""
 
 
 MOST_RANKS = 4096

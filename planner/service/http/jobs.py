@@ -1,4 +1,4 @@
-"""Endpoints of jobs: what is told of one, and what is known of it."""
+"""Endpoints of jobs: reports of one, and what is known of it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from planner.truth.failures.explanation import explain
 
 
 class BoundJobBody(BaseModel):
-    """A job and the plan that was made for it. Of a PUT, `measured` holds the ranks that it told of."""
+    """A job and the plan that was made for it. Of a PUT, `measured` holds the ranks that it reported."""
 
     model_config = ConfigDict(populate_by_name=True, from_attributes=True)
     schema_: str = Field("planner.bound_job/1", alias="schema")
@@ -84,7 +84,7 @@ async def bind(system: str, job_id: str, request: Request, deps: Injected) -> Bo
     return _job_document(bound)
 
 
-@router.get("/v1/jobs", summary="The jobs told of last", response_model=JobList, responses=problems(422))
+@router.get("/v1/jobs", summary="The jobs reported last", response_model=JobList, responses=problems(422))
 async def jobs(
     deps: Injected,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,

@@ -50,7 +50,7 @@ _PLACE = "the tarball"
 class Tarball:
     """A tarball, plain or gzipped, of files and folders that all lie in it.
 
-    Raises RequestError (422) for what is no tarball, has a link or a device, a name that leaves it, or too much.
+    Raises RequestError (422) for what is not a tarball, has a link or a device, a name that leaves it, or too much.
     """
 
     def __init__(self, content: bytes) -> None:
@@ -148,7 +148,7 @@ def _decode(content: bytes, place: str) -> str:
     try:
         return content.decode()
     except UnicodeDecodeError:
-        raise SpecError("is no UTF-8 text", place=place) from None
+        raise SpecError("is not UTF-8 text", place=place) from None
 
 
 _MAKE_READABLE = "chmod -R o+rX the folder of the program"
@@ -162,7 +162,7 @@ class SharedFolder:
         path = Path(written)
         folder = path.resolve() if path.is_absolute() and "\0" not in written else None
         if folder is None or not any(folder.is_relative_to(root) for root in roots):
-            # Whether there is such a folder is not told of what lies elsewhere.
+            # Of what lies elsewhere it is not said whether it exists.
             raise RequestError(
                 403,
                 f"{written!r:.200} is not a folder in which this service looks for programs",

@@ -125,7 +125,7 @@ class PlanScheduler:
         return {"workers": self._workers.alive, "busy": self._workers.busy, "waiting": waiting}
 
     async def finish(self, seconds: float | None = None) -> None:
-        """Wait for what is being made, at most so long; tell the rest to come again, and end the workers."""
+        """Wait for plans being made, at most so long; refuse the rest, and end the workers."""
         self._ending = True
         self.groups.end()
         if tasks := [entry.task for entry in self._entries.values() if entry.task is not None]:
@@ -305,4 +305,4 @@ class PlanScheduler:
 
 
 def _ending() -> WorkerLostError:
-    return WorkerLostError("the service ends", remedy="try again: whoever supervises it starts another")
+    return WorkerLostError("the service is shutting down", remedy="try again: its supervisor restarts it")

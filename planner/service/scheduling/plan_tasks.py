@@ -82,7 +82,7 @@ def run_program(order: RunOrder, answer: AnswerWriter) -> None:
         raise
     except Exception as error:  # what it says of its memory may contradict itself
         raise ProgramError(
-            f"what the program told of its memory makes no plan: {type(error).__name__}: {error}",
+            f"the program's records cannot be planned: {type(error).__name__}: {error}",
             allowed="a program that leaves planner's own modules alone",
             remedy="if it does, report this, and the program if you may",
             place=asked.line.program,

@@ -93,7 +93,7 @@ class TracingWorker:
         self._servers.close()
 
     def live(self) -> None:
-        """Does not return: whoever waits for it hears of the end of this process."""
+        """Does not return: its caller notices the end of this process."""
         threading.Event().wait()
 
     def stop(self, work: int) -> None:

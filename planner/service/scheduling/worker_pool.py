@@ -215,7 +215,7 @@ class Workers:
                 queue.remove(place)
 
     def _release(self, member: _Member) -> None:
-        """To whoever has waited longest of those who come first."""
+        """To the one of the highest priority that has waited longest."""
         if member in self._busy:
             self._busy.remove(member)
         if member.watch.done():  # it died between two pieces of work
@@ -262,7 +262,7 @@ class Workers:
                 if worker is not None:
                     worker.kill()
                 _log.error("no tracing process starts: %s", fault or type(fault).__name__)
-                self._refuse_whoever_waits(fault)
+                self._refuse_waiting(fault)
             await asyncio.sleep(pause)
             pause = min(2 * pause, MOST_PAUSE_SECONDS)
         member = _Member(worker, asyncio.ensure_future(worker.wait_until_dead()))
@@ -270,13 +270,13 @@ class Workers:
         def replace_if_idle(watch: asyncio.Future[None]) -> None:
             if not watch.cancelled():
                 watch.exception()  # it is known
-                if member in self._idle:  # else whoever uses it sees that it died
+                if member in self._idle:  # else its user sees that it died
                     self._replace(member)
 
         member.watch.add_done_callback(replace_if_idle)
         self._release(member)
 
-    def _refuse_whoever_waits(self, fault: Exception) -> None:
+    def _refuse_waiting(self, fault: Exception) -> None:
         if self.alive:
             return
         problem = str(fault).splitlines()[0] if str(fault) else type(fault).__name__

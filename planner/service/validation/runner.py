@@ -55,7 +55,7 @@ def build_conditions(settings: Settings) -> Conditions:
 class ValidationRunner:
     """The validations of one service, each in a thread while it runs. There is one of these at a time.
 
-    The state in the history is the truth: PENDING is run again by whoever comes after this one, RUNNING has failed if
+    The state in the history is the truth: PENDING is run again by the next process, RUNNING has failed if
     this one has died.
     """
 

@@ -38,7 +38,7 @@ _DTYPE_BYTES = {
 
 @dataclass(frozen=True, slots=True)
 class Parting:
-    """One thing in which plan and failure differ; bytes are None where it is no figure."""
+    """One thing in which plan and failure differ; bytes are None where it is not a figure."""
 
     kind: str
     """another_job, other_gpu, other_world, other_process, outside_allocator, not_pytorch, phase, allocated,

@@ -76,7 +76,7 @@ def to_file(path: Path) -> Destination:
 def to_service(server: str, token: str = "", *, seconds: float = TIMEOUT_SECONDS) -> Destination:
     """`PUT {server}/v1/jobs/{system}/{id}`, once more if the service is busy or not there.
 
-    Raises ValueError for a server that is no http or https address.
+    Raises ValueError for a server that is not an http or https address.
     """
     if urllib.parse.urlsplit(server).scheme not in ("http", "https"):
         raise ValueError("the planner service is named by an http:// or https:// address")

@@ -231,7 +231,7 @@ def read(path: Path) -> list[Measurement]:
             raise MeasureError(problem, allowed="a file that planner measure wrote")
         lines = content.decode("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise MeasureError(f"{path} cannot be read: {reason}", allowed="a file that planner measure wrote") from None
     measurements = []
     for number, text in enumerate(lines, start=1):

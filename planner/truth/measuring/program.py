@@ -120,7 +120,7 @@ class World:
     variable: str = ""
 
     def rank_of(self, process: Mapping[str, Any]) -> int | None:
-        """None for a process that is no rank, as the launcher's own."""
+        """None for a process that is not a rank, as the launcher's own."""
         variables = process["variables"]
         rank = variables.get("RANK") or variables.get(self.variable, "")
         if rank.isdecimal():

@@ -253,7 +253,7 @@ def _storages_of_live_tensors() -> dict[int, int]:
 def _gradient(tensor: torch.Tensor) -> torch.Tensor | None:
     try:
         return tensor.grad if tensor.is_leaf else None
-    except RuntimeError:  # one of several views whose base was written since: it refuses to say, and is no leaf
+    except RuntimeError:  # one of several views whose base was written since: it refuses to say, and is not a leaf
         return None
 
 

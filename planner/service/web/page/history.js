@@ -46,7 +46,7 @@ function jobsView(jobs) {
   ];
   return section("Jobs", "Device bytes of the rank that took the most: as its plan said, and as it was measured.",
     pictureOf(jobs.filter((row) => error(row) !== null)),
-    sortableTable("Jobs, those told of last first", columns, jobs, { empty: "No job was reported yet: hooks and the callback report them (PUT /v1/jobs)." }));
+    sortableTable("Jobs, those reported last first", columns, jobs, { empty: "No job was reported yet: hooks and the callback report them (PUT /v1/jobs)." }));
 }
 
 const ended = (row) => {

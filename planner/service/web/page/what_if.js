@@ -62,7 +62,7 @@ function controlsOf(job) {
 
 const number = (key, label, value) => ({ key, label, control: html("input", { type: "number", min: 1, value }) });
 
-/** The values that are usual, and the job's own where it is none of them; what is no text cannot be chosen here. */
+/** The values that are usual, and the job's own where it is none of them; what is not a text cannot be chosen here. */
 function choice(key, label, value, usual) {
   if (typeof value !== "string") return null;
   const values = usual.includes(value) ? usual : [value, ...usual];
