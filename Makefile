@@ -8,7 +8,7 @@ PLANS := $(VENV)/.plans
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup plan answers test test-timed test-computed test-clusters test-wheel soak test-torch torch-versions fuzz cpu-runs clients beside-plans screenshots opinfo check check-in-turn check-computed lint bench accuracy programs step-times gpu-truth gpu-facts rehearse-gpu-truth validate-gpu clean
+.PHONY: help setup plan answers test test-fast test-timed test-computed test-clusters test-wheel soak test-torch torch-versions fuzz cpu-runs clients beside-plans screenshots opinfo check check-in-turn check-computed lint bench accuracy programs step-times gpu-truth gpu-facts rehearse-gpu-truth validate-gpu clean
 
 help: ## what can be done here
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,6 +49,12 @@ test-computed: $(READY)
 CLUSTERS := $(sort $(dir $(shell grep -rlE 'mark\.cluster|def ray_session' tests/*/)))
 test-clusters: $(READY)
 	$(BIN)/python -m pytest $(ONCE_MORE) -m "cluster and not soak" $(CLUSTERS) $(LOG)
+
+# What needs no server, no cluster and no browser.
+FAST := $(addprefix tests/,calibrations commands decisions failures hardware house importers layouts overheads records \
+  replays reports searching specs timing)
+test-fast: $(READY) ## the share of the tests that takes two minutes and needs only Python
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not cluster and not soak" $(FAST)
 
 # With planner as its wheel has it.
 WHEEL := .venv-wheel
