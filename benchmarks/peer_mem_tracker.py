@@ -94,7 +94,7 @@ def _mesh(ranks: int) -> Iterator[DeviceMesh | None]:
 def _of_spec(spec: Job, mesh: DeviceMesh | None) -> Training:
     train, watching = spec.train, NullObserver()
     model = peer_models.of_spec(spec.model)
-    feed = inputs.feed_of(model, spec)
+    feed = inputs.find_feed(model, spec)
     blocks.apply_recompute(model, train.recompute, spec.model.blocks)
     optimizer, clipping = train.optimizer, train.gradient_clipping
     if mesh is not None:

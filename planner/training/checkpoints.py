@@ -14,19 +14,17 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import Optimizer
 
-from planner.errors import SpecError, check_known
+from planner.errors import SpecError
 from planner.events import Category
 from planner.host_events import Backing, HostBlock, HostCategory
 from planner.job import schema
 from planner.training.host import Host
 from planner.training.observers import Observer
 
-MAP_LOCATIONS = ("cpu", "device")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loading:
-    """What is loaded into what, and who is told. Raises SpecError for another map_location."""
+    """What is loaded into what, and who is told."""
 
     spec: schema.CheckpointLoad
     model: nn.Module
@@ -34,10 +32,6 @@ class Loading:
     device: torch.device
     observer: Observer
     host: Host
-
-    def __post_init__(self) -> None:
-        place = "train.checkpoint_load.map_location"
-        check_known("map_location", self.spec.map_location, MAP_LOCATIONS, place)
 
     @property
     def _on_device(self) -> bool:

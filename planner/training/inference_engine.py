@@ -13,7 +13,6 @@ from planner.errors import SpecError
 from planner.events import Phase
 from planner.job import schema
 from planner.job.schema import Rollout
-from planner.training.batch_shapes import floating
 from planner.training.device_mesh import World
 from planner.training.host import Host
 from planner.training.models.build import build, materialize
@@ -42,7 +41,7 @@ _JOINED = {
 
 def engine_tensor_bytes(model: schema.Model, dtype: str, tensor_parallel: int, kv_heads: int) -> list[int]:
     """Bytes of each tensor of one rank in `dtype`, in the order in which they are made."""
-    kept = floating(dtype, place="post_training.rollout.dtype").itemsize
+    kept = getattr(torch, dtype).itemsize
     module = build(replace(model, parameter_dtype=dtype), torch.device("meta"))
     embeddings = {id(layer.weight) for layer in module.modules() if isinstance(layer, nn.Embedding)}
     sizes: dict[str, int] = {}

@@ -15,15 +15,14 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
-from planner.errors import SpecError, check_known
+from planner.errors import SpecError
 from planner.events import Category, Phase
 from planner.job import schema
 from planner.job.sampled_runs import Part, Steps, batches_on_device, draw_steps, shown_batches, shown_tokens
-from planner.training import batch_shapes, blocks, folding, inputs, observers, optimizers
-from planner.training.batch_shapes import Feed
+from planner.training import blocks, folding, inputs, observers, optimizers
 from planner.training.folding import accumulation_folder_of
 from planner.training.host import Host
-from planner.training.inputs import MicroBatch
+from planner.training.inputs import Feed, MicroBatch
 from planner.training.loss_functions import Objective
 from planner.training.observers import NullObserver, Observer
 from planner.training.wraps import context_parallel, deepspeed_engine, fsdp2
@@ -46,7 +45,6 @@ class OtherPhases(Protocol):
         """An iteration has ended, its evaluation too."""
 
 
-PRECISIONS = ("none", "bf16_autocast", "fp16_autocast", "fsdp_mixed")
 AUTOCAST_DTYPES = {"bf16_autocast": torch.bfloat16, "fp16_autocast": torch.float16}
 
 
@@ -58,8 +56,7 @@ class Precision:
     """
 
     def __init__(self, name: str, device: torch.device) -> None:
-        """Raises SpecError for a precision that does not exist, RuntimeError if torch turned the scaler off."""
-        check_known("precision", name, PRECISIONS, "train.precision")
+        """Raises RuntimeError if torch turned the scaler off."""
         self._device_type = device.type
         self._dtype = AUTOCAST_DTYPES.get(name)
         self.scaler = torch.amp.GradScaler(device.type) if name == "fp16_autocast" else None
@@ -344,7 +341,7 @@ class Loop:
                 name = next(iter(self.feed.arguments))
                 output = model(tokens) if self.feed.positional else model(**{name: tokens})
             else:
-                last = {"logits_to_keep": 1} if "logits_to_keep" in batch_shapes.of_forward(model).names else {}
+                last = {"logits_to_keep": 1} if "logits_to_keep" in inputs.forward_signature(model).names else {}
                 output = model(input_ids=tokens, past_key_values=cache, use_cache=True, **last)
                 cache = getattr(output, "past_key_values", None)
                 if cache is None:

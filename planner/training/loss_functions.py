@@ -9,15 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from planner.errors import SpecError, check_known
+from planner.errors import SpecError
 from planner.job import schema
 from planner.training import blocks, inputs
-from planner.training.batch_shapes import Feed, floating
-from planner.training.inputs import MicroBatch
+from planner.training.inputs import Feed, MicroBatch
 from planner.training.models.decoder import Decoder
 from planner.training.observers import Observer
-
-LOSSES = ("cross_entropy", "mse", "sum", "model")
 
 
 class Objective:
@@ -31,11 +28,9 @@ class Objective:
         observer: Observer,
         compiled: schema.Compile | None = None,
     ) -> None:
-        """Raises SpecError for a loss that does not exist."""
-        check_known("loss", spec.name, LOSSES, "train.loss.name")
         self.own = spec.name == "model" or (feed.own_loss and spec.name != "sum")
         self._name, self._chunks, self._in_chunks = spec.name, spec.chunks, spec.chunk_head
-        self._dtype = floating(spec.dtype, place="train.loss.dtype")
+        self._dtype = getattr(torch, spec.dtype)
         self._feed, self._device, self._observer = feed, device, observer
         self._keeps, self._kept = spec.keep_output, None
         self.outputs: list[Any] | None = None
@@ -183,7 +178,7 @@ def apply(model: nn.Module, loss: schema.Loss) -> None:
             allowed="models with a head for language, as causal_lm",
             place="train.loss.chunk_head",
         )
-    whole, dtype = head.forward, floating(loss.dtype, place="train.loss.dtype")
+    whole, dtype = head.forward, getattr(torch, loss.dtype)
 
     def in_chunks(hidden: Tensor) -> list[Tensor]:
         chunks = [whole(part) for part in hidden.chunk(loss.chunks, dim=1)]

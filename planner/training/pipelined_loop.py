@@ -22,7 +22,6 @@ from planner.errors import SpecError
 from planner.events import Category, Phase
 from planner.job import pipeline_schedules, schema
 from planner.training import absent_peers, observers
-from planner.training.batch_shapes import Feed, floating
 from planner.training.device_mesh import World
 from planner.training.folding import (
     BACKWARD,
@@ -34,6 +33,7 @@ from planner.training.folding import (
     MicroBatchHistory,
     folder_of,
 )
+from planner.training.inputs import Feed
 from planner.training.log_levels import raise_log_level
 from planner.training.loop import AUTOCAST_DTYPES, Loop
 from planner.training.models.build import build
@@ -78,9 +78,8 @@ class Part:
 
 
 def _hidden_states(spec: schema.Job, width: int) -> Tensor:
-    dtype = floating(spec.model.parameter_dtype, place="model.parameter_dtype")
-    if spec.train.precision == "fsdp_mixed":
-        dtype = torch.bfloat16  # fully_shard's param_dtype, in which blocks take and give
+    # Under fsdp_mixed fully_shard's param_dtype, in which blocks take and give.
+    dtype = torch.bfloat16 if spec.train.precision == "fsdp_mixed" else getattr(torch, spec.model.parameter_dtype)
     shape = spec.train.micro_batch_size, spec.train.sequence_length // _token_shards(spec), width
     return torch.empty(shape, dtype=dtype, device="meta", requires_grad=True)
 
@@ -96,12 +95,6 @@ def parts(spec: schema.Job, coordinate: int) -> list[Part]:
 
     Raises SpecError for a model that cannot be split, or not into so many stages.
     """
-    if spec.model.factory:
-        raise SpecError(
-            "the model of a factory cannot be split into the stages of a pipeline: nobody says where",
-            allowed="a decoder, or the config of a transformers decoder",
-            place="model.factory",
-        )
     chosen = pipeline_schedules.stages_of(spec.parallel.pp, coordinate)
     if spec.model.decoder is not None:
         return [_part_of_decoder(spec, spec.model.decoder, index) for index in chosen]
@@ -115,7 +108,7 @@ def together(parts: Sequence[Part]) -> nn.Module:
     return nn.ModuleDict({f"stage{part.index}": part.module for part in parts})
 
 
-def feed_of(spec: schema.Job, part: Part) -> Feed:
+def find_feed(spec: schema.Job, part: Part) -> Feed:
     """What a micro-batch of the whole model consists of: tokens and labels."""
     if not spec.train.sequence_length:
         raise SpecError("a pipeline needs the tokens of a sequence", place="train.sequence_length")

@@ -16,7 +16,6 @@ from planner.host_events import HostCategory
 from planner.job import schema
 from planner.job.schema import FrozenModel
 from planner.training import blocks, inputs, observers
-from planner.training.batch_shapes import floating
 from planner.training.device_mesh import World
 from planner.training.host import Resting
 from planner.training.inputs import MicroBatch
@@ -76,7 +75,7 @@ class _FrozenModel:
         self.name, self.samples, self._observer = name, section.micro_batch_size, loop.observer
         model = _model_of(section, spec.model, is_reward=name == "reward")
         self.module = module = build(model, torch.device("meta"))
-        self.feed = inputs.feed_of(module, replace(spec, model=model))
+        self.feed = inputs.find_feed(module, replace(spec, model=model))
         if world.degree("tp") > 1:
             tensor_parallel.split(module, replace(spec.parallel.tp, loss_parallel=False), world.device_mesh["tp"])
         module.requires_grad_(False)
@@ -134,7 +133,7 @@ class PostTrainingPhases:
         }
         self._parameters = Resting(loop.bare_model.parameters, loop.device, loop.host, HostCategory.PARAMETER)
         self._states = Resting(self._optimizer_states, loop.device, loop.host, HostCategory.OPTIMIZER_STATE)
-        self._dtype = floating(self._section.rollout.dtype, place="post_training.rollout.dtype")
+        self._dtype = getattr(torch, self._section.rollout.dtype)
 
     def begin(self) -> None:
         """The engine starts when the trainer rests."""

@@ -119,12 +119,12 @@ def _load(
 
         stages = pipelined_loop.parts(spec, world.coordinate("pp"))
         modules, bare = [stage.module for stage in stages], pipelined_loop.together(stages)
-        feed = pipelined_loop.feed_of(spec, stages[0])
+        feed = pipelined_loop.find_feed(spec, stages[0])
     else:
         # What is split is built without memory, split, and only then given any.
         with deepspeed_engine.partitioning(spec):
             bare = build(spec.model, torch.device("meta") if world.splits else device)
-        modules, feed, feeds = [bare], inputs.feed_of(bare, spec), inputs.feeds_by_length(bare, spec)
+        modules, feed, feeds = [bare], inputs.find_feed(bare, spec), inputs.feeds_by_length(bare, spec)
         loss_functions.apply(bare, spec.train.loss)
     adapted = {} if spec.model.adapter is None else adapters.trained_elements(bare)
     recomputed: list[str] = []

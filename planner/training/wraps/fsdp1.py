@@ -29,7 +29,6 @@ from planner import upstream
 from planner.errors import SpecError
 from planner.events import Category
 from planner.job import schema
-from planner.training.batch_shapes import floating
 from planner.training.host import Host
 from planner.training.observers import NullObserver, Observer, path_in_job
 from planner.training.wraps.fsdp2 import groups_of_paths
@@ -110,7 +109,7 @@ def _is_trained_leaf(module: nn.Module) -> bool:
 
 def _policy(spec: schema.DpShard) -> MixedPrecision:
     """Buffers are of the dtype of gathered parameters, as accelerate, Lightning and llama-cookbook have it."""
-    reduce = floating(spec.reduce_dtype, place="parallel.dp_shard.reduce_dtype")
+    reduce = getattr(torch, spec.reduce_dtype)
     return MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=reduce, buffer_dtype=torch.bfloat16)
 
 

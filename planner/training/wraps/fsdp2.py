@@ -20,7 +20,6 @@ from planner import upstream
 from planner.errors import SpecError
 from planner.events import Category
 from planner.job import schema
-from planner.training.batch_shapes import floating
 from planner.training.observers import NullObserver, Observer, in_region, surrounded
 from planner.upstream import torch_releases
 
@@ -154,7 +153,7 @@ def policy(spec: schema.DpShard, mixed: bool) -> MixedPrecisionPolicy:
     """The dtypes of gathered parameters and of reduced gradients."""
     if not mixed:
         return MixedPrecisionPolicy()
-    reduce = floating(spec.reduce_dtype, place="parallel.dp_shard.reduce_dtype")
+    reduce = getattr(torch, spec.reduce_dtype)
     return MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=reduce)
 
 
