@@ -14,7 +14,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from planner.job import schema
 from planner.training import blocks
-from planner.training.observers import Observer, RoleAssigner
+from planner.training.observers import Observer
 from planner.training.wraps.fsdp1 import handles_of
 from planner.training.wraps.fsdp2 import groups_of_state
 
@@ -62,6 +62,9 @@ class Folder(Protocol):
 
     def block_of(self, tensor: Tensor) -> int | None:
         """The block behind a tensor."""
+
+    def settle(self) -> None:
+        """Wait until autograd's threads have freed the graph of the backward that has just ended."""
 
 
 def folder_of(observer: Observer) -> Folder | None:
@@ -202,8 +205,7 @@ class AccumulationFolder:
             return
         state, since, first = self._state(), self._folder.now(), self._folder.place()
         yield
-        if isinstance(self._folder, RoleAssigner):
-            self._folder.settle()
+        self._folder.settle()
         if self._state() == state and self._folder.is_closed(since):
             self._example = _MicroBatchExample(first, self._folder.place(), iteration, state)
 

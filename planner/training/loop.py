@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -24,26 +24,12 @@ from planner.training.folding import accumulation_folder_of
 from planner.training.host import Host
 from planner.training.inputs import Feed, MicroBatch
 from planner.training.loss_functions import Objective
-from planner.training.observers import NullObserver, Observer
+from planner.training.observers import Observer
 from planner.training.wraps import context_parallel, deepspeed_engine, fsdp2
 from planner.training.wraps.ddp import ObservedDdp, fewest_iterations
 
 if TYPE_CHECKING:
     from planner.training.distributed_checkpoints import CheckpointSaver
-
-
-class OtherPhases(Protocol):
-    """What happens between the iterations of a loop, which calls it."""
-
-    def begin(self) -> None:
-        """Everything is loaded; the first iteration is next."""
-
-    def before(self, iteration: int) -> None:
-        """An iteration is next."""
-
-    def after(self, iteration: int) -> None:
-        """An iteration has ended, its evaluation too."""
-
 
 AUTOCAST_DTYPES = {"bf16_autocast": torch.bfloat16, "fp16_autocast": torch.float16}
 
@@ -102,8 +88,8 @@ class Loop:
     splitting: context_parallel.Split = field(default=context_parallel.whole)
     compiled: Sequence[nn.Module] = ()
     """Modules whose forward is compiled."""
-    others: OtherPhases | None = None
-    """What happens between iterations: another model's forwards, a rollout."""
+    others: Any = None
+    """Its PostTrainingPhases, if it has any: another model's forwards and a rollout between iterations."""
     feeds: Mapping[int, Feed] = field(default_factory=dict)
     """Batches by their length, of a run in which it differs."""
 
@@ -138,7 +124,7 @@ class Loop:
                     self._saver.save(iteration)
                 gc.collect()
                 if self.others:
-                    self.others.after(iteration)
+                    self.others.after()
                 if self.train.empty_cache_every and iteration % self.train.empty_cache_every == 0:
                     self._empty_cache()
                 settled = iteration > 1 and blocks.graphs_so_far() == known
@@ -202,7 +188,7 @@ class Loop:
             self._backward(loss)
         if self.train.retains == "loss":
             self._losses.append(loss)
-        if isinstance(self.model, ObservedDdp) and not isinstance(self.observer, NullObserver):
+        if isinstance(self.model, ObservedDdp):
             for name, tensor in self.model.communication_tensors():
                 self.observer.assign(tensor, Category.COMMUNICATION, name)
         observers.tell_gradients(self.bare_model, self.observer)
@@ -243,8 +229,7 @@ class Loop:
         else:
             scaler.step(self.optimizer)
             scaler.update()
-        if not isinstance(self.observer, NullObserver):
-            self._tell_state(self.optimizer)
+        self._tell_state(self.optimizer)
         self.optimizer.zero_grad(set_to_none=self.train.zero_grad_set_to_none)
 
     def _clip(self, trained: Sequence[nn.Parameter], limit: float) -> None:
@@ -380,16 +365,13 @@ class EngineLoop(Loop):
 
     def _iterate(self, iteration: int) -> None:
         engine: Any = self.model
-        steps, watched = self.train.gradient_accumulation_steps, not isinstance(self.observer, NullObserver)
         for micro_batch in self._micro_batches(iteration):
             self._micro_batch(iteration)
-            if watched:
-                deepspeed_engine.tell_whole(engine, self.observer)
-            if micro_batch == steps:
+            deepspeed_engine.tell_whole(engine, self.observer)
+            if micro_batch == self.train.gradient_accumulation_steps:
                 self.observer.mark(Phase.OPTIMIZER_STEP, iteration)
             engine.step()
-        if watched:
-            deepspeed_engine.tell_state(engine, self.observer)
+        deepspeed_engine.tell_state(engine, self.observer)
 
     def _leave_out(self, micro_batches: int) -> None:
         """The engine counts them, and steps after the last."""

@@ -32,7 +32,7 @@ class Observer(Protocol):
 
 @runtime_checkable
 class ModuleFollower(Protocol):
-    """An observer that also wants to know which module runs; see `scopes.follow`."""
+    """An observer that also wants to know which module runs; see `blocks.follow`."""
 
     follows_modules: bool
 
@@ -41,14 +41,6 @@ class ModuleFollower(Protocol):
 
     def leave(self) -> None:
         """The module entered last has ended, also when it ended with an error."""
-
-
-@runtime_checkable
-class RoleAssigner(Protocol):
-    """An observer that wants what other threads still have to free to be freed in the place where it belongs."""
-
-    def settle(self) -> None:
-        """Wait until autograd's threads have given up the graph of the backward that has just ended."""
 
 
 class NullObserver:
@@ -75,9 +67,6 @@ _NAMES = (
 @contextmanager
 def observe_collectives(observer: Observer) -> Iterator[None]:
     """Inside, the observer hears of every tensor that a functional collective returns."""
-    if isinstance(observer, NullObserver):
-        yield
-        return
     wrapped: dict[str, upstream.Wrapper] = {
         f"{_FUNCTIONAL}.{name}": partial(_ObservedOperator, name=name, observer=observer) for name in _NAMES
     }
@@ -182,8 +171,6 @@ def telling_gradients(model: nn.Module, observer: Observer, *, bucket_views: boo
 def tell_gradients(model: nn.Module, observer: Observer) -> None:
     """Sharded parameters and their gradients, of which no hook hears: fully_shard hands a gradient over when the
     backward ends, and in the first forward it takes new memory for a shard that is shorter than the others."""
-    if isinstance(observer, NullObserver):
-        return
     for name, parameter in model.named_parameters():
         if not isinstance(parameter, DTensor):
             continue
@@ -195,8 +182,6 @@ def tell_gradients(model: nn.Module, observer: Observer) -> None:
 def tell_all_gradients(model: nn.Module, observer: Observer) -> None:
     """Those that torch.distributed.pipelining adds up by itself when it splits a backward (torch 2.13,
     `_backward.py`, stage_backward_weight): no hook hears of them."""
-    if isinstance(observer, NullObserver):
-        return
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:
             observer.assign(parameter.grad, Category.GRADIENT, name)

@@ -30,6 +30,7 @@ from planner.training.folding import (
     BACKWARDS,
     FORWARD,
     LOSS,
+    Folder,
     MicroBatchHistory,
     folder_of,
 )
@@ -37,7 +38,7 @@ from planner.training.inputs import Feed
 from planner.training.log_levels import raise_log_level
 from planner.training.loop import AUTOCAST_DTYPES, Loop
 from planner.training.models.build import build
-from planner.training.observers import Observer, RoleAssigner
+from planner.training.observers import Observer
 from planner.training.wraps import fsdp2
 from planner.upstream import torch_releases
 
@@ -386,7 +387,7 @@ class Stage(PipelineStage):
 
     def backward_maybe_with_nosync(self, *arguments: Any, **named: Any) -> Any:
         gradients, groups = super().backward_maybe_with_nosync(*arguments, **named)
-        if isinstance(self._observer, RoleAssigner):
+        if isinstance(self._observer, Folder):
             self._observer.settle()
         _put_in_order(groups or [], self.submod)
         return gradients, groups

@@ -119,7 +119,7 @@ def _model_of(section: FrozenModel, policy: schema.Model, *, is_reward: bool) ->
 # run forward, then the trainer takes its step. What the engine itself holds is no part of these phases: see
 # planner/tracing/rollout.py.
 class PostTrainingPhases:
-    """The phases around a job's loop; see :class:`planner.training.loop.OtherPhases`."""
+    """The phases between the iterations of a job's loop, which calls them."""
 
     def __init__(self, loop: Loop, spec: schema.Job, world: World) -> None:
         """Loads the reference and the reward model. Raises SpecError for what cannot be built."""
@@ -136,7 +136,7 @@ class PostTrainingPhases:
         self._dtype = getattr(torch, self._section.rollout.dtype)
 
     def begin(self) -> None:
-        """The engine starts when the trainer rests."""
+        """Everything is loaded: the engine starts when the trainer rests."""
         self._rest_trainer()
 
     def before(self, iteration: int) -> None:
@@ -157,7 +157,7 @@ class PostTrainingPhases:
             self._states.come_back()
             observers.tell_optimizer_state(loop.optimizer, loop.bare_model, loop.observer)
 
-    def after(self, iteration: int) -> None:  # noqa: ARG002
+    def after(self) -> None:
         """The trainer has taken its step and gives way."""
         self._rest_trainer()
 

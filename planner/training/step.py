@@ -71,13 +71,10 @@ def run(
     blocks.forget_compiled(spec.train.compile)
     world = World.of(spec.parallel, rank, device)
     torch.manual_seed(rank)
-    with (
-        _collecting_by_hand(),
-        fsdp1.observe_fsdp(observer),
-        fsdp2.observe_fsdp(observer),
-        observers.observe_collectives(observer),
-        ExitStack() as following,
-    ):
+    with _collecting_by_hand(), ExitStack() as following:
+        if not isinstance(observer, NullObserver):
+            for observe in (fsdp1.observe_fsdp, fsdp2.observe_fsdp, observers.observe_collectives):
+                following.enter_context(observe(observer))
         following.enter_context(deepspeed_engine.prepare_engine(spec, device, observer))
         following.enter_context(absent_peers.where_absent(spec.train))
         observer.mark(Phase.LOAD, 0)

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from planner.events import Category
 from planner.job import schema
-from planner.training.observers import NullObserver, Observer
+from planner.training.observers import Observer
 from planner.upstream import torch_releases
 
 _POWER_SGD_STARTS = 2
@@ -68,8 +68,7 @@ class ObservedDdp(DistributedDataParallel):
             )
         self._compression: power_sgd.PowerSGDState | None = None
         self._compress(spec.comm_hook)
-        if not isinstance(observer, NullObserver):
-            self.reducer: Any = ObservedReducer(self.reducer, observer)
+        self.reducer: Any = ObservedReducer(self.reducer, observer)
 
     def account(self) -> dict[str, Any]:
         """The reducer's own account of itself: bucket sizes in bytes, rebuilt or not, the hook's name."""

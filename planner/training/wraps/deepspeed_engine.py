@@ -362,15 +362,12 @@ class _TrainerConfig:
 def wrap_model(spec: schema.Job, model: nn.Module, optimizer: torch.optim.Optimizer, observer: Observer) -> Any:
     """The engine around the model, whose own optimizer divides what the job's optimizer steps. Raises SpecError for
     a config that DeepSpeed refuses, in its words."""
-    watched = not isinstance(observer, NullObserver)
-    if watched:
-        _tell_parameters(model, observer)
+    _tell_parameters(model, observer)
     with _refusing():
         engine, *_ = _imported_deepspeed().initialize(
             model=model, optimizer=optimizer, config=deepspeed_config.engine_config(spec)
         )
-    if watched:
-        _tell_flat(engine.optimizer, observer)
+    _tell_flat(engine.optimizer, observer)
     return engine
 
 

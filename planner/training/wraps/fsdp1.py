@@ -30,7 +30,7 @@ from planner.errors import SpecError
 from planner.events import Category
 from planner.job import schema
 from planner.training.host import Host
-from planner.training.observers import NullObserver, Observer, path_in_job
+from planner.training.observers import Observer, path_in_job
 from planner.training.wraps.fsdp2 import groups_of_paths
 
 _HANDLE = "torch.distributed.fsdp._flat_param:FlatParamHandle"
@@ -154,9 +154,6 @@ def handles_of(model: nn.Module) -> list[Any]:
 @contextmanager
 def observe_fsdp(observer: Observer) -> Iterator[None]:
     """Inside, the observer hears which storages are flat parameters, gathered, and their gradients."""
-    if isinstance(observer, NullObserver):
-        yield
-        return
     whole_dtype: torch.dtype | None = None
     """Of the gradient that is being reduced, as autograd made it."""
     names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()

@@ -20,7 +20,7 @@ from planner import upstream
 from planner.errors import SpecError
 from planner.events import Category
 from planner.job import schema
-from planner.training.observers import NullObserver, Observer, in_region, surrounded
+from planner.training.observers import Observer, in_region, surrounded
 from planner.upstream import torch_releases
 
 _GROUP = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
@@ -74,8 +74,6 @@ def _sharded_params(model: nn.Module) -> Iterator[Any]:
 
 def tell_whole_gradients(model: nn.Module, observer: Observer) -> None:
     """Gradients of whole parameters, which accumulate there until they are reduced: those of a pipeline's stage."""
-    if isinstance(observer, NullObserver):
-        return
     for param in _sharded_params(model):
         whole = getattr(param, "_unsharded_param", None)
         for gradient in (param.unsharded_accumulated_grad, None if whole is None else whole.grad):
@@ -98,9 +96,6 @@ def syncs(model: nn.Module, *, last: bool, no_sync: bool) -> None:
 @contextmanager
 def observe_fsdp(observer: Observer) -> Iterator[None]:
     """Inside, the observer hears which storages fully_shard takes for communication and for whole parameters."""
-    if isinstance(observer, NullObserver):
-        yield
-        return
 
     def communicating(function: Callable[..., Any]) -> Callable[..., Any]:
         return in_region(function, observer, Category.COMMUNICATION, function.__name__)
