@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +18,7 @@ from planner.host_events import Backing, HostBlock, HostCategory
 from planner.job import schema
 from planner.training.host import Host
 from planner.training.observers import Observer
+from planner.training.optimizers import copy_to_meta
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,17 +120,8 @@ def _distinct(state: Any, name: str = "") -> dict[str, Tensor]:
 
 def _first_states(optimizer: Optimizer) -> list[dict[str, Any]]:
     """For each parameter, whole, what a step of a twin on the meta device makes."""
-    twin = copy.copy(optimizer)
-    twin.state = defaultdict(dict)
-    twin.param_groups = [
-        # Kernels of devices are refused on meta, which makes the same state but for the counts of steps.
-        {
-            **group,
-            **{key: False for key in ("fused", "capturable") if group.get(key)},
-            "params": [_on_meta(parameter) for parameter in group["params"]],
-        }
-        for group in optimizer.param_groups
-    ]
+    shapes = {parameter: parameter.shape for group in optimizer.param_groups for parameter in group["params"]}
+    twin = copy_to_meta(optimizer, shapes)
     try:
         twin.step()
     except Exception as refusal:
@@ -143,12 +133,6 @@ def _first_states(optimizer: Optimizer) -> list[dict[str, Any]]:
             place="train.checkpoint_load.optimizer",
         ) from refusal
     return [dict(twin.state[parameter]) for group in twin.param_groups for parameter in group["params"]]
-
-
-def _on_meta(parameter: Tensor) -> nn.Parameter:
-    twin = nn.Parameter(torch.empty(parameter.shape, dtype=parameter.dtype, device="meta"))
-    twin.grad = torch.empty_like(twin)
-    return twin
 
 
 def load(loading: Loading) -> Any:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import inspect
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -21,7 +23,7 @@ from planner.job import schema
 from planner.job.bound.lower_bound import BITSANDBYTES
 from planner.job.nodes import did_you_mean
 from planner.training.device_mesh import World
-from planner.training.log_levels import raise_log_level
+from planner.training.log_levels import raise_log_levels
 from planner.upstream import torch_releases
 
 
@@ -53,7 +55,7 @@ def _norm(group: Sequence[nn.Parameter]) -> Tensor:
     if not isinstance(norm, DTensor):
         return norm
     # It remarks that one number is reduced along one axis after the other.
-    with raise_log_level("torch.distributed.tensor._redistribute"):
+    with raise_log_levels("torch.distributed.tensor._redistribute"):
         return norm.full_tensor()
 
 
@@ -350,6 +352,30 @@ def keep_embeddings_in_full(optimizer: torch.optim.Optimizer, model: nn.Module) 
     for inside in with_state(optimizer):
         if isinstance(inside, _BitsAndBytes) and inside.embeddings_in_32_bits:
             inside.in_32_bits = weights
+
+
+def copy_to_meta(optimizer: Optimizer, shapes: Mapping[Tensor, torch.Size]) -> Optimizer:
+    """The optimizer without state, over parameters of these shapes with gradients, on the meta device; those of its
+    own parameters that have no shape here are left out."""
+
+    def twin(parameter: Tensor) -> nn.Parameter:
+        empty = torch.empty(shapes[parameter], dtype=parameter.dtype, device="meta")
+        made = nn.Parameter(empty, requires_grad=empty.is_floating_point())
+        made.grad = torch.empty_like(made)
+        return made
+
+    copied = copy.copy(optimizer)
+    copied.state = defaultdict(dict)
+    copied.param_groups = [
+        # Kernels of devices are refused on meta, which makes the same state but for the counts of steps.
+        {
+            **group,
+            **{key: False for key in ("fused", "capturable") if group.get(key)},
+            "params": [twin(parameter) for parameter in group["params"] if parameter in shapes],
+        }
+        for group in optimizer.param_groups
+    ]
+    return copied
 
 
 def unified_bytes(optimizer: torch.optim.Optimizer) -> int:

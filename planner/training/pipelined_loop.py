@@ -35,7 +35,7 @@ from planner.training.folding import (
     folder_of,
 )
 from planner.training.inputs import Feed
-from planner.training.log_levels import raise_log_level
+from planner.training.log_levels import raise_log_levels
 from planner.training.loop import AUTOCAST_DTYPES, Loop
 from planner.training.models.build import build
 from planner.training.observers import Observer
@@ -248,7 +248,7 @@ class PipelinedLoop(Loop):
         self.iteration = iteration
         self.observer.mark(Phase.FORWARD, iteration)
         # Before it raises, a schedule logs all of its actions, which are thousands.
-        with raise_log_level("torch.distributed.pipelining.schedules", logging.CRITICAL):
+        with raise_log_levels("torch.distributed.pipelining.schedules", level=logging.CRITICAL):
             self._run_micro_batches()
         observers.tell_gradients(self.bare_model, self.observer)
         self.observer.mark(Phase.OPTIMIZER_STEP, iteration)

@@ -47,7 +47,7 @@ def _counted(log: dict[str, Any]) -> bool:
 
 @pytest.mark.parametrize("log", [each for each in LOGS if "weights_gib" in each], ids=_name)
 def test_the_weights_are_those_of_the_log(log: dict[str, Any]) -> None:
-    from planner.training.inference_engine import engine_tensor_bytes
+    from planner.tracing.spec.engine import engine_tensor_bytes
 
     model = _model(log)
     sizes = engine_tensor_bytes(model, "bfloat16", log["tensor_parallel"], kv_shape_of(model).kv_heads)

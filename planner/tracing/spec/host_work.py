@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import weakref
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -21,6 +19,7 @@ from planner.host_events import HostBlock, HostCategory
 from planner.paper.native_records import local_part
 from planner.tracing.host_ledger import SMALLEST_BYTES, HostLedger, NewStorages, when_gone
 from planner.training.host import CheckpointFiles, Host
+from planner.training.optimizers import copy_to_meta
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,23 +35,7 @@ def step_on_meta(optimizer: Optimizer, parameters: Sequence[Tensor]) -> FirstSte
 
     Raises whatever an optimizer raises that does not run on meta tensors.
     """
-    on_meta: dict[int, Tensor] = {}
-    for parameter in parameters:
-        local = local_part(parameter)
-        copied = nn.Parameter(torch.empty_like(local, device="meta"), requires_grad=local.is_floating_point())
-        copied.grad = torch.empty_like(copied)
-        on_meta[id(parameter)] = copied
-    shadow = copy.copy(optimizer)
-    shadow.state = defaultdict(dict)
-    shadow.param_groups = [
-        {
-            **group,
-            # Kernels of devices are refused on meta, which keeps the same state without them.
-            **{key: False for key in ("fused", "capturable") if group.get(key)},
-            "params": [on_meta[id(parameter)] for parameter in group["params"] if id(parameter) in on_meta],
-        }
-        for group in optimizer.param_groups
-    ]
+    twin = copy_to_meta(optimizer, {parameter: local_part(parameter).shape for parameter in parameters})
     now = highest = 0
 
     def give_up(size: int) -> None:
@@ -66,10 +49,10 @@ def step_on_meta(optimizer: Optimizer, parameters: Sequence[Tensor]) -> FirstSte
         when_gone(storage, give_up, storage.nbytes())
 
     with torch.no_grad(), NewStorages("meta", take):
-        shadow.step()
+        twin.step()
     state = tuple(
         value.nbytes
-        for values in shadow.state.values()
+        for values in twin.state.values()
         for value in values.values()
         if isinstance(value, Tensor) and value.device.type == "meta"
     )

@@ -22,7 +22,7 @@ from planner.errors import SpecError
 from planner.events import Category
 from planner.job import deepspeed_config, schema
 from planner.training import absent_peers
-from planner.training.log_levels import raise_log_level
+from planner.training.log_levels import raise_log_levels
 from planner.training.observers import NullObserver, Observer, in_region, surrounded
 
 _PLACE = "parallel.deepspeed"
@@ -70,7 +70,7 @@ def _use_deepspeed(device: torch.device, stage: int) -> Iterator[None]:
         after.enter_context(mock.patch.dict(os.environ, {"LOCAL_RANK": os.environ.get("LOCAL_RANK", "0")}))
         if torch.distributed.get_backend() == absent_peers.BACKEND:
             after.enter_context(_peers_agree())
-        after.enter_context(raise_log_level("DeepSpeed"))  # it logs its whole config
+        after.enter_context(raise_log_levels("DeepSpeed"))  # it logs its whole config
         accelerators: Any = importlib.import_module("deepspeed.accelerator.real_accelerator")
         wanted = importlib.import_module(f"deepspeed.accelerator.{device.type}_accelerator")
         accelerator = vars(wanted)[f"{device.type.upper()}_Accelerator"]
@@ -102,7 +102,7 @@ def _imported_deepspeed() -> Any:
 def require(device_type: str, stage: int) -> None:
     """Imports the package for this type of device. Raises SpecError where it is not installed."""
     try:
-        with raise_log_level("DeepSpeed"), mock.patch.dict(os.environ, {"DS_ACCELERATOR": device_type}):
+        with raise_log_levels("DeepSpeed"), mock.patch.dict(os.environ, {"DS_ACCELERATOR": device_type}):
             _imported_deepspeed()
     except ImportError as missing:
         raise SpecError(
