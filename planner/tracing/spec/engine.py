@@ -126,7 +126,7 @@ def _activation_bytes(job: Job, rollout: Rollout, target: str) -> int:
         try:
             with (
                 absent_peers.join(0, job.parallel.tp.degree),
-                host_work.left_out() as host,
+                host_work.leave_out_host_work() as host,
                 dtensor_speed.once_for_all_parameters(),
             ):
                 run_engine(job, rollout, gpu.device, gpu.recorder, host)

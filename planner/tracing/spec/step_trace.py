@@ -79,13 +79,13 @@ def _trace(job: Job, rank: int, target: str, *, folded: bool) -> Trace:
             with (
                 absent_peers.join(rank, Mesh.of(job.parallel).world_size),
                 absent_peers.heard_by(gpu.recorder.hear_collective),
-                host_work.left_out(pins_gradients=pins_gradients) as host,
+                host_work.leave_out_host_work(pins_gradients=pins_gradients) as host,
                 _planned_for(job, gpu.recorder, host) if by_engine else nullcontext(),
                 dtensor_speed.once_for_all_parameters(),
                 dtensor_speed.made_when_asked_for(),
                 _compiling(job, gpu.recorder) as assumed,
             ):
-                gpu.recorder.host = host.ledger
+                gpu.recorder.host = host
                 outcome = step.run(job, gpu.device, gpu.recorder, rank=rank, host=host)
                 events, repeats = gpu.recorder.folded_events()
                 if folded:
@@ -108,7 +108,7 @@ def _trace(job: Job, rank: int, target: str, *, folded: bool) -> Trace:
                     repeats=tuple(repeats),
                     work=gpu.recorder.work(),
                     assumed=assumed(),
-                    host=tuple(host.ledger.events),
+                    host=tuple(host.events),
                     host_assumed=tuple(sorted(host.assumed)),
                 )
                 if by_engine:
@@ -190,7 +190,7 @@ def _planned_for(job: Job, recorder: Recorder, host: AbsentHost) -> Iterator[Non
             return capacity - taken if capacity > 0 else sys.maxsize  # of a GPU without a size
 
         memory = upstream.patch_targets("deepspeed memory", replaced={_AVAILABLE: available})
-        with memory, UntouchedHost(host.ledger.pin):
+        with memory, UntouchedHost(host.pin):
             yield
 
 
