@@ -234,6 +234,9 @@ class ActionExample:
     """Where earlier actions of the same micro-batch were run whose blocks it uses."""
 
 
+KeepExample = Callable[..., None]
+
+
 class MicroBatchHistory:
     """What one stage knows of its micro-batches: which were run, which were copied, and examples of each action."""
 
@@ -306,44 +309,35 @@ class MicroBatchHistory:
         given = iter(made)
         return [None if like is None else next(given) for like in example.like]
 
-    def run(self, kind: str, micro_batch: int, after: Sequence[str] = ()) -> ActionRun:
-        """Around an action that is run: `keep_example` makes it an example, if it left everything as it was."""
-        return ActionRun(self, kind, micro_batch, after)
+    def run(self, kind: str, micro_batch: int, after: Sequence[str] = ()) -> KeepExample:
+        """Before an action that is run. What is returned is called at its end, with the tensors that it gave the
+        schedule and which of its inputs keep one as their gradient; it becomes an example if it left everything as it
+        was."""
+        state, first = self._state(kind), self._folder.place()
+
+        def keep_example(given: Sequence[Tensor | None], kept_as_gradients: tuple[int, ...] = ()) -> None:
+            where = self._run[kind, micro_batch] = (first, self._folder.place())
+            self._runs[kind] += 1
+            # The first of a kind may find what never comes again, such as a workspace that is not there yet.
+            if self._runs[kind] == 1 or self._state(kind) != state or (kind, state) in self._examples:
+                return
+            blocks = [self._folder.block_of(tensor) for tensor in given if tensor is not None]
+            known = tuple(block for block in blocks if block is not None)
+            if len(known) < len(blocks):
+                return
+            self._examples[kind, state] = ActionExample(
+                *where,
+                like=tuple(None if tensor is None else _local(tensor).detach().to("meta") for tensor in given),
+                given=known,
+                received=self._received[micro_batch],
+                kept_as_gradients=kept_as_gradients,
+                uses=tuple(self._run[key] for earlier in after if (key := (earlier, micro_batch)) in self._run),
+            )
+
+        return keep_example
 
     def _state(self, kind: str) -> tuple[Any, ...]:
         return self._states.now(whole=kind in BACKWARDS, gradients=kind in _ACCUMULATE)
-
-
-class ActionRun:
-    """An action that is being run."""
-
-    def __init__(self, micro: MicroBatchHistory, kind: str, micro_batch: int, after: Sequence[str]) -> None:
-        self._micro, self._kind, self._micro_batch, self._after = micro, kind, micro_batch, after
-        self._state = micro._state(kind)
-        self._first = micro._folder.place()
-
-    def keep_example(self, given: Sequence[Tensor | None], kept_as_gradients: tuple[int, ...] = ()) -> None:
-        """The action has ended and gave the schedule these tensors."""
-        micro, kind, micro_batch = self._micro, self._kind, self._micro_batch
-        where = (self._first, micro._folder.place())
-        micro._run[kind, micro_batch] = where
-        micro._runs[kind] += 1
-        # The first of a kind may find what never comes again, such as a workspace that is not there yet.
-        if micro._runs[kind] == 1 or micro._state(kind) != self._state or (kind, self._state) in micro._examples:
-            return
-        blocks = [micro._folder.block_of(tensor) for tensor in given if tensor is not None]
-        known = tuple(block for block in blocks if block is not None)
-        before = [key for earlier in self._after if (key := (earlier, micro_batch)) in micro._run]
-        if len(known) < len(blocks):
-            return
-        micro._examples[kind, self._state] = ActionExample(
-            *where,
-            like=tuple(None if tensor is None else _local(tensor).detach().to("meta") for tensor in given),
-            given=known,
-            received=micro._received[micro_batch],
-            kept_as_gradients=kept_as_gradients,
-            uses=tuple(micro._run[key] for key in before),
-        )
 
 
 def _local(tensor: Tensor) -> Tensor:

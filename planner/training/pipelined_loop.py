@@ -272,11 +272,11 @@ class PipelinedLoop(Loop):
             (copied,) = micro.copy_action(LOSS, micro_batch, (FORWARD,))
             assert copied is not None
             return copied
-        running = micro.run(LOSS, micro_batch, (FORWARD,)) if micro else None
+        keep_example = micro.run(LOSS, micro_batch, (FORWARD,)) if micro else None
         with self.precision.autocast():
             loss = self.objective.of_output(output, target) / self.train.gradient_accumulation_steps
-        if running:
-            running.keep_example((loss,))
+        if keep_example:
+            keep_example((loss,))
         return loss
 
     def _backwards(self, stage: Stage) -> list[tuple[str, int]]:
@@ -340,7 +340,7 @@ class Stage(PipelineStage):
         self._loop.under_way = (self, fwd_chunk_id)
         if self.micro and self.micro.example_of(FORWARD, fwd_chunk_id) is not None:
             return self._copy_forward(self.micro, fwd_chunk_id, args)
-        running = self.micro.run(FORWARD, fwd_chunk_id) if self.micro else None
+        keep_example = self.micro.run(FORWARD, fwd_chunk_id) if self.micro else None
         with self._loop.precision.autocast():
             output = super().forward_one_chunk(fwd_chunk_id, args, *rest, **named)
         expected = self._expected
@@ -350,8 +350,8 @@ class Stage(PipelineStage):
                 f"stage {self.stage_index} gives {tuple(output.shape)} {output.dtype}, "
                 f"expected were {tuple(expected.shape)} {expected.dtype}"
             )
-        if running:
-            running.keep_example((output,))
+        if keep_example:
+            keep_example((output,))
         return output
 
     def backward_one_chunk(
@@ -362,13 +362,13 @@ class Stage(PipelineStage):
         if self.micro and self.micro.was_copied(FORWARD, bwd_chunk_id):
             self._copy_backward(self.micro, kind, bwd_chunk_id, loss)
             return
-        running = self.micro.run(kind, bwd_chunk_id, after=(FORWARD, LOSS)) if self.micro else None
-        taken = self.fwd_cache[bwd_chunk_id][1] if running else ()
+        keep_example = self.micro.run(kind, bwd_chunk_id, after=(FORWARD, LOSS)) if self.micro else None
+        taken = self.fwd_cache[bwd_chunk_id][1] if keep_example else ()
         super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
-        if running:
+        if keep_example:
             given = self.bwd_cache[bwd_chunk_id]
             kept = [i for i, grad in enumerate(given) if grad is not None and taken[i].grad is grad]
-            running.keep_example(given, tuple(kept))
+            keep_example(given, tuple(kept))
         fsdp2.tell_whole_gradients(self.submod, self._observer)
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
@@ -378,11 +378,11 @@ class Stage(PipelineStage):
             self.micro.copy_action(BACKWARD_WEIGHT, bwd_chunk_id, after)
             self.backward_state.pop(bwd_chunk_id)
             return
-        running = self.micro.run(BACKWARD_WEIGHT, bwd_chunk_id, after) if self.micro else None
+        keep_example = self.micro.run(BACKWARD_WEIGHT, bwd_chunk_id, after) if self.micro else None
         super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
         observers.tell_all_gradients(self._loop.bare_model, self._observer)
-        if running:
-            running.keep_example(())
+        if keep_example:
+            keep_example(())
         fsdp2.tell_whole_gradients(self.submod, self._observer)
 
     def backward_maybe_with_nosync(self, *arguments: Any, **named: Any) -> Any:
