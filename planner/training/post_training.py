@@ -81,7 +81,7 @@ class _FrozenModel:
         module.requires_grad_(False)
         if world.shards:
             shard = replace(spec.parallel.dp_shard, offload="cpu" if section.offload else "", prefetch=0)
-            repeated = [block for _, block in blocks.find(module, model.blocks)]
+            repeated = blocks.find_blocks(module, model.blocks)
             mixed = spec.train.precision == "fsdp_mixed"
             fsdp2.shard(module, repeated, shard, world.sharding_mesh(), mixed=mixed)
         materialize(module, loop.device, loop.host, offloaded=world.shards and section.offload)

@@ -42,8 +42,6 @@ class Outcome:
     model: nn.Module
     """The model as it was wrapped."""
     optimizer: torch.optim.Optimizer
-    recomputed: list[str]
-    """Paths of the blocks that recompute."""
     ddp: Mapping[str, Any] = field(default_factory=dict)
     """The reducer's own account of itself (`_get_ddp_logging_data`): bucket sizes, rebuilt or not."""
     sharded_dims: tuple[int, ...] = ()
@@ -78,7 +76,7 @@ def run(
         following.enter_context(deepspeed_engine.prepare_engine(spec, device, observer))
         following.enter_context(absent_peers.where_absent(spec.train))
         observer.mark(Phase.LOAD, 0)
-        loop, recomputed, adapted = _load(spec, world, device, observer, host)
+        loop, adapted = _load(spec, world, device, observer, host)
         if spec.post_training is not None:
             loop.others = post_training.PostTrainingPhases(loop, spec, world)
         if isinstance(observer, ModuleFollower) and observer.follows_modules:
@@ -94,7 +92,6 @@ def run(
     return Outcome(
         model=model,
         optimizer=loop.optimizer,
-        recomputed=recomputed,
         adapted=adapted,
         ddp=model.account() if isinstance(model, ObservedDdp) else {},
         sharded_dims=fsdp2.sharded_dims(loop.bare_model),
@@ -105,10 +102,11 @@ def run(
 
 def _load(
     spec: schema.Job, world: World, device: torch.device, observer: Observer, host: Host
-) -> tuple[Loop, list[str], dict[str, int]]:
-    """The loop with all that it needs, the paths of the blocks that recompute, and what an adapter trains."""
+) -> tuple[Loop, dict[str, int]]:
+    """The loop with all that it needs, and what an adapter trains."""
     spec = deepspeed_engine.resolve_job(spec)
-    is_flat = world.shards and spec.parallel.dp_shard.kind == "fsdp1"
+    shard, mixed = spec.parallel.dp_shard, spec.train.precision == "fsdp_mixed"
+    is_flat = world.shards and shard.kind == "fsdp1"
     is_pipelined, by_engine = world.degree("pp") > 1, deepspeed_engine.uses_engine(spec)
     if is_pipelined:
         # Pipelines alone pay for the import of torch.distributed.pipelining.
@@ -124,19 +122,22 @@ def _load(
         modules, feed, feeds = [bare], inputs.find_feed(bare, spec), inputs.feeds_by_length(bare, spec)
         loss_functions.apply(bare, spec.train.loss)
     adapted = {} if spec.model.adapter is None else adapters.trained_elements(bare)
-    recomputed: list[str] = []
     compiled: list[nn.Module] = []
     for module in modules:
         _split(module, spec, world)
-        recomputed += blocks.apply_recompute(module, spec.train.recompute, spec.model.blocks)
+        blocks.apply_recompute(module, spec.train.recompute, spec.model.blocks)
         compiled += blocks.compile_model(module, spec.train.compile, spec.model.blocks)
         blocks.apply_offload(module, wanted=spec.train.activation_offload, host=host, pattern=spec.model.blocks)
         if world.shards and not is_flat:
-            _shard(module, spec, world)
+            if world.degree("ep") > 1:
+                expert_parallel.shard(module, shard, world, mixed=mixed)
+            repeated = blocks.find_blocks(module, spec.model.blocks)
+            fsdp2.shard(module, repeated, shard, world.sharding_mesh(), mixed=mixed)
     if is_flat:
-        bare = _flatten(bare, spec, world, device, host)
+        repeated = blocks.find_blocks(bare, spec.model.blocks)
+        bare = fsdp1.shard(bare, repeated, shard, world.device_mesh, device, host, mixed=mixed)
     elif world.splits:
-        materialize(bare, device, host, offloaded=spec.parallel.dp_shard.offload == "cpu")
+        materialize(bare, device, host, offloaded=shard.offload == "cpu")
     observers.tell_parameters(bare, observer)
     replicate, model = spec.parallel.dp_replicate, bare
     if replicate.degree > 1 and not world.shards and not by_engine:
@@ -156,18 +157,18 @@ def _load(
         "optimizer": optimizer,
         "objective": Objective(spec.train.loss, feed, device, observer, spec.train.compile),
         "feed": feed,
-        "precision": Precision("bf16_autocast" if spec.parallel.dp_shard.autocast else spec.train.precision, device),
+        "precision": Precision("bf16_autocast" if shard.autocast else spec.train.precision, device),
         "device": device,
         "observer": observer,
         "host": host,
         "compiled": compiled,
     }
     if is_pipelined:
-        return pipelined_loop.PipelinedLoop(**common, spec=spec, world=world, parts=stages), recomputed, adapted
+        return pipelined_loop.PipelinedLoop(**common, spec=spec, world=world, parts=stages), adapted
     if by_engine:
-        return EngineLoop(**common, feeds=feeds), recomputed, adapted
+        return EngineLoop(**common, feeds=feeds), adapted
     splitting = context_parallel.splitting(spec.parallel.cp, world)
-    return Loop(**common, feeds=feeds, splitting=splitting), recomputed, adapted
+    return Loop(**common, feeds=feeds, splitting=splitting), adapted
 
 
 def _load_checkpoint(spec: schema.CheckpointLoad, loop: Loop) -> Any:
@@ -199,20 +200,6 @@ def _split(module: nn.Module, spec: schema.Job, world: World) -> None:
         expert_parallel.split(module, spec.parallel.ep, world)
     if world.degree("pp") == 1 or list(expert_parallel.experts_of(module)):  # a stage may have no experts
         expert_parallel.force(module, spec.parallel.ep, expert_parallel.fullest(world))
-
-
-def _shard(module: nn.Module, spec: schema.Job, world: World) -> None:
-    repeated = [block for _, block in blocks.find(module, spec.model.blocks)]
-    mixed = spec.train.precision == "fsdp_mixed"
-    if world.degree("ep") > 1:
-        expert_parallel.shard(module, spec.parallel.dp_shard, world, mixed=mixed)
-    fsdp2.shard(module, repeated, spec.parallel.dp_shard, world.sharding_mesh(), mixed=mixed)
-
-
-def _flatten(module: nn.Module, spec: schema.Job, world: World, device: torch.device, host: Host) -> nn.Module:
-    repeated = [block for _, block in blocks.find(module, spec.model.blocks)]
-    mixed = spec.train.precision == "fsdp_mixed"
-    return fsdp1.shard(module, repeated, spec.parallel.dp_shard, world.device_mesh, device, host, mixed=mixed)
 
 
 @contextmanager
