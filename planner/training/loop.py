@@ -29,7 +29,7 @@ from planner.training.wraps import context_parallel, deepspeed_engine, fsdp2
 from planner.training.wraps.ddp import ObservedDdp, fewest_iterations
 
 if TYPE_CHECKING:
-    from planner.training.distributed_checkpoints import CheckpointSaver
+    from planner.training.checkpoints import CheckpointSaver
 
 AUTOCAST_DTYPES = {"bf16_autocast": torch.bfloat16, "fp16_autocast": torch.float16}
 
@@ -150,7 +150,7 @@ class Loop:
     @cached_property
     def _saver(self) -> CheckpointSaver:
         # Jobs that save alone pay for the import of torch.distributed.checkpoint.
-        from planner.training.distributed_checkpoints import CheckpointSaver
+        from planner.training.checkpoints import CheckpointSaver
 
         assert self.train.checkpoint_save is not None
         return CheckpointSaver(self.train.checkpoint_save, self.bare_model, self.optimizer, self.observer, self.host)

@@ -16,14 +16,12 @@ from planner.job import schema
 from planner.training import (
     absent_peers,
     blocks,
-    checkpoints,
     inputs,
     loss_functions,
     observers,
     optimizers,
     post_training,
 )
-from planner.training.checkpoints import Loading
 from planner.training.device_mesh import World
 from planner.training.host import Host
 from planner.training.loop import EngineLoop, Loop, Precision
@@ -173,7 +171,10 @@ def _load(
 
 def _load_checkpoint(spec: schema.CheckpointLoad, loop: Loop) -> Any:
     """Loads the model, or the model and its optimizer; returns the state dict if the job keeps the reference."""
-    loading = Loading(
+    # Jobs that load alone pay for the import of torch.distributed.checkpoint.
+    from planner.training import checkpoints
+
+    loading = checkpoints.Loading(
         spec=spec,
         model=loop.bare_model,
         optimizer=loop.optimizer,
@@ -181,14 +182,8 @@ def _load_checkpoint(spec: schema.CheckpointLoad, loop: Loop) -> Any:
         observer=loop.observer,
         host=loop.host,
     )
-    if spec.kind == "state_dict":
-        state = checkpoints.load(loading)
-    else:
-        # Jobs that load so alone pay for the import of torch.distributed.checkpoint.
-        from planner.training import distributed_checkpoints
-
-        with absent_peers.naming_devices():
-            state = distributed_checkpoints.LOADS[spec.kind](loading)
+    with absent_peers.naming_devices():
+        state = checkpoints.LOADS[spec.kind](loading)
     observers.tell_optimizer_state(loop.optimizer, loop.bare_model, loop.observer)
     return state if spec.keep_reference else None
 
