@@ -286,7 +286,6 @@ def _known(readers: Mapping[str, Read], letter: Any) -> Read:
 
 
 def _repeat(first: Any, after: Any, times: Any, iterations: Any = 0, heirs: Sequence[Any] = ()) -> Repeat:
-    """Traces that were kept before repetitions had heirs say neither."""
     blocks = [_number(heir) for heir in heirs]
     pairs = tuple(zip(blocks[::2], blocks[1::2], strict=True))
     return Repeat(_number(first), _number(after), _number(times), _number(iterations), pairs)

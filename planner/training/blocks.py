@@ -221,7 +221,6 @@ def compile_model(model: nn.Module, spec: schema.Compile | None, pattern: str = 
 
 
 def compile_loss(loss: _Function, spec: schema.Compile | None) -> _Function:
-    """The function that computes the loss, compiled where the job says so."""
     return _compile(loss, spec) if spec is not None and "loss" in spec.scope else loss
 
 

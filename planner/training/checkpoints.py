@@ -65,12 +65,11 @@ class CheckpointSaver:
         self._finish_upload: Callable[[], None] | None = None
 
     def save(self, iteration: int) -> None:
-        """One checkpoint."""
         self._observer.mark(Phase.CHECKPOINT_SAVE, iteration)
         self.finish()
         with (
             self._host.checkpoint_files() as files,
-            _telling_whole(self._observer),
+            _tell_gathered(self._observer),
             absent_peers.naming_devices(),
             warnings.catch_warnings(),
         ):
@@ -160,7 +159,7 @@ class CheckpointSaver:
 
 
 @contextmanager
-def _telling_whole(observer: Observer) -> Iterator[None]:
+def _tell_gathered(observer: Observer) -> Iterator[None]:
     """Inside, the observer hears of every whole tensor that torch gathers into a state dict."""
     if isinstance(observer, NullObserver):
         yield
@@ -265,7 +264,6 @@ class Loading:
 
 
 def _distinct(state: Any, name: str = "") -> dict[str, Tensor]:
-    """The tensors of a nested state dict by their names, each once."""
     tensors: dict[str, Tensor] = {}
     if isinstance(state, Tensor):
         tensors[name] = state

@@ -18,11 +18,11 @@ from planner import upstream
 _LIST_OPERATORS = ("aten::_foreach_", "aten::_fused_")
 
 
-def by_groups(real: Callable[..., Any]) -> Callable[..., Any]:
+def propagate_by_groups(real: Callable[..., Any]) -> Callable[..., Any]:
     """OpDispatcher's way to the sharding of an operator, for one tensor of each kind in its lists."""
 
     def propagate(dispatcher: Any, op: Any, args: Any, kwargs: Any, op_info: Any, *rest: Any) -> Any:
-        groups = _groups_of(op, op_info.schema)
+        groups = _find_groups(op, op_info.schema)
         if groups is None:
             return real(dispatcher, op, args, kwargs, op_info, *rest)
         schema = groups.shortened(op_info.schema)
@@ -59,7 +59,7 @@ class _Groups:
         return type(value)(value[group] for group in self.group_at)
 
 
-def _groups_of(op: Any, schema: Any) -> _Groups | None:
+def _find_groups(op: Any, schema: Any) -> _Groups | None:
     """None where there is nothing to group, or something that is not one list beside another."""
     if schema is None or not op.name().startswith(_LIST_OPERATORS):
         return None
@@ -94,7 +94,7 @@ _PROPAGATION = "torch.distributed.tensor._dispatch:OpDispatcher._propagate_op_sh
 
 
 @contextmanager
-def once_for_all_parameters() -> Iterator[None]:
+def cache_mesh_work() -> Iterator[None]:
     """Inside, equal work is done once. Nothing is remembered beyond.
 
     torch 2.13: fsdp/_fully_shard/_fsdp_param.py joins the meshes of sharding and tensor parallelism again for every
@@ -105,7 +105,7 @@ def once_for_all_parameters() -> Iterator[None]:
         yield
         return
     meshes: dict[str, upstream.Wrapper] = {f"{_MESHES}._concatenate": _joining, f"{_MESHES}.__eq__": _comparing}
-    lists: dict[str, upstream.Wrapper] = {_PROPAGATION: by_groups}
+    lists: dict[str, upstream.Wrapper] = {_PROPAGATION: propagate_by_groups}
     with upstream.patch_targets("mesh speed", wrapped=meshes), upstream.patch_targets("list speed", wrapped=lists):
         yield
 
@@ -168,7 +168,7 @@ class ShardChunks(Sequence[Tensor]):
 
 
 @contextmanager
-def made_when_asked_for() -> Iterator[None]:
+def make_chunks_lazily() -> Iterator[None]:
     """Inside, fully_shard makes the chunks that it takes and no others."""
     if not dist.is_available():
         yield

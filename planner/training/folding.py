@@ -15,8 +15,8 @@ from torch.distributed.fsdp import FSDPModule
 from planner.job import schema
 from planner.training import blocks
 from planner.training.observers import Observer
-from planner.training.wraps.fsdp1 import handles_of
-from planner.training.wraps.fsdp2 import groups_of_state
+from planner.training.wraps.fsdp1 import flat_handles
+from planner.training.wraps.fsdp2 import parameter_groups
 
 _COUNTS_STEPS = ("RAdam",)
 """Optimizers that take other memory after some steps: its rectification begins when enough of them were taken."""
@@ -67,7 +67,7 @@ class Folder(Protocol):
         """Wait until autograd's threads have freed the graph of the backward that has just ended."""
 
 
-def folder_of(observer: Observer) -> Folder | None:
+def find_folder(observer: Observer) -> Folder | None:
     """The observer, if it can be told of repetition and wants to be."""
     return observer if isinstance(observer, Folder) and observer.folds else None
 
@@ -85,11 +85,9 @@ def iterations_are_alike(train: schema.Train, parallel: schema.Parallel) -> bool
 
 
 class _AllocationState:
-    """All that decides what an action of a module allocates, as far as earlier actions change it."""
-
     def __init__(self, module: nn.Module) -> None:
         self._sharded = [child for child in module.modules() if isinstance(child, FSDPModule)]
-        self._flat = handles_of(module)
+        self._flat = flat_handles(module)
         self._module = module
 
     def now(self, *, whole: bool, gradients: bool) -> tuple[Any, ...]:
@@ -99,8 +97,8 @@ class _AllocationState:
         With `gradients`, which parameters have a gradient. And how much was compiled.
         """
         state: list[Any] = [blocks.graphs_so_far()]
-        state += [_sharding_of(module._get_fsdp_state(), whole=whole) for module in self._sharded]
-        state += [_flat_state_of(handle, whole=whole) for handle in self._flat]
+        state += [_sharding_state(module._get_fsdp_state(), whole=whole) for module in self._sharded]
+        state += [_flat_state(handle, whole=whole) for handle in self._flat]
         if gradients:
             state += [parameter.grad is None for parameter in self._module.parameters()]
         return tuple(state)
@@ -111,7 +109,7 @@ _KEPT_BY_GROUP = ("_all_gather_result", "_post_reduce_event", "_reshard_after_fo
 _KEPT_BY_CONTEXT = ("all_gather_state", "reduce_scatter_state")
 
 
-def _sharding_of(state: Any, *, whole: bool) -> tuple[Any, ...]:
+def _sharding_state(state: Any, *, whole: bool) -> tuple[Any, ...]:
     context = state._comm_ctx
     return (
         state._training_state,
@@ -127,12 +125,12 @@ def _sharding_of(state: Any, *, whole: bool) -> tuple[Any, ...]:
                     for param in group.fsdp_params
                 ),
             )
-            for group in groups_of_state(state)
+            for group in parameter_groups(state)
         ),
     )
 
 
-def _flat_state_of(handle: Any, *, whole: bool) -> tuple[Any, ...]:
+def _flat_state(handle: Any, *, whole: bool) -> tuple[Any, ...]:
     """torch 2.13, fsdp/_flat_param.py: the whole parameter's storage is empty while it is not gathered."""
     flat = handle.flat_param
     gathered = getattr(flat, "_full_param_padded", None)
@@ -152,11 +150,11 @@ _SETTLED_REDUCTIONS = 3
 (torch 2.13, torch/csrc/distributed/c10d/reducer.cpp)."""
 
 
-def accumulation_folder_of(
+def find_accumulation_folder(
     observer: Observer, module: nn.Module, train: schema.Train, parallel: schema.Parallel
 ) -> AccumulationFolder | None:
     """None where nothing can be folded, or the observer does not want it."""
-    folder, hook = folder_of(observer), parallel.dp_replicate.comm_hook
+    folder, hook = find_folder(observer), parallel.dp_replicate.comm_hook
     if folder is None or train.lengths is not None or train.retains or hook in _COUNTS_MICRO_BATCHES:
         return None
     return AccumulationFolder(folder, module, train, parallel)
@@ -272,7 +270,7 @@ class MicroBatchHistory:
     def was_copied(self, kind: str, micro_batch: int) -> bool:
         return (kind, micro_batch) in self._copied
 
-    def example_of(self, kind: str, micro_batch: int, after: Sequence[str] = ()) -> ActionExample | None:
+    def find_example(self, kind: str, micro_batch: int, after: Sequence[str] = ()) -> ActionExample | None:
         """The stretch that can be told in the place of this action; None if it has to be run.
 
         `after`: the kinds of action of the same micro-batch whose blocks it uses.

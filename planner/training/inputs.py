@@ -54,8 +54,6 @@ class Feed:
 
 @dataclass(slots=True)
 class MicroBatch:
-    """One micro-batch on the device."""
-
     arguments: dict[str, Tensor]
     labels: dict[str, Tensor]
 
@@ -64,7 +62,6 @@ class MicroBatch:
         return next(iter(self.labels.values()), None)
 
     def tensors(self) -> list[Tensor]:
-        """All that the data loader gave."""
         return [*self.arguments.values(), *self.labels.values()]
 
 
@@ -108,7 +105,7 @@ def find_feed(model: nn.Module, spec: schema.Job) -> Feed:
             allowed="train.inputs: {NAME: {shape: [3, 224, 224], dtype: float32}}, or train.sequence_length for tokens",
             place="train.inputs",
         )
-    return _of_names(model, given)
+    return _feed_by_names(model, given)
 
 
 def feeds_by_length(model: nn.Module, spec: schema.Job) -> Mapping[int, Feed]:
@@ -121,7 +118,7 @@ def feeds_by_length(model: nn.Module, spec: schema.Job) -> Mapping[int, Feed]:
     }
 
 
-def _of_names(model: nn.Module, given: dict[str, Input]) -> Feed:
+def _feed_by_names(model: nn.Module, given: dict[str, Input]) -> Feed:
     takes = forward_signature(model)
     labels = {name: spec for name, spec in given.items() if name in TARGETS and not takes.has(name)}
     arguments = {name: spec for name, spec in given.items() if name not in labels}
@@ -169,7 +166,7 @@ def _transformers_feed(model: nn.Module, spec: schema.Job) -> Feed:
     from planner.training.models import transformers_models
 
     config: Any = model.config
-    head = transformers_models.head_of(model)
+    head = transformers_models.find_head(model)
     takes = forward_signature(model)
     main = str(model.main_input_name)
     if "pixel_values" in takes.names and "input_ids" in takes.names:
@@ -190,7 +187,6 @@ def _transformers_feed(model: nn.Module, spec: schema.Job) -> Feed:
 
 
 def _with_mask(feed: Feed, takes: ForwardSignature, spec: schema.Job) -> Feed:
-    """A padded batch has its mask beside the tokens."""
     if spec.train.padding == "none":
         return feed
     if "attention_mask" not in takes.names:

@@ -20,7 +20,7 @@ from planner.events import Category, Phase
 from planner.job import schema
 from planner.job.sampled_runs import Part, Steps, batches_on_device, draw_steps, shown_batches, shown_tokens
 from planner.training import blocks, folding, inputs, observers, optimizers
-from planner.training.folding import accumulation_folder_of
+from planner.training.folding import find_accumulation_folder
 from planner.training.host import Host
 from planner.training.inputs import Feed, MicroBatch
 from planner.training.loss_functions import Objective
@@ -98,18 +98,17 @@ class Loop:
         self._lengths = chain.from_iterable(self._steps)
         if self.train.retains == "output":
             self.objective.outputs = []
-        self._folder = accumulation_folder_of(self.observer, self.bare_model, self.train, self.parallel)
+        self._folder = find_accumulation_folder(self.observer, self.bare_model, self.train, self.parallel)
 
     @cached_property
     def _steps(self) -> Steps:
-        """The lengths of each step's micro-batches, where they differ."""
         return draw_steps(self.train) if self.train.lengths is not None else ()
 
     def run(self) -> None:
         """All iterations; an evaluation after every `eval.every`, or after the last if none came before."""
         evaluation, saving, last = self.train.eval, self.train.checkpoint_save, self._iterations()
-        with self._telling_gradients(), optimizers.stepping(self.optimizer, self._tell_state):
-            folder = None if self.others else folding.folder_of(self.observer)
+        with self._tell_accumulated_gradients(), optimizers.step_in_backward(self.optimizer, self._tell_state):
+            folder = None if self.others else folding.find_folder(self.observer)
             if self.others:
                 self.others.begin()
             for iteration in range(1, last + 1):
@@ -140,9 +139,9 @@ class Loop:
         fewest = max(fewest_iterations(self.parallel.dp_replicate), blocks.fewest_iterations(self.train.compile))
         return max(self.train.iterations, fewest, _FEWEST_GROWING if self.train.retains else 0)
 
-    def _telling_gradients(self) -> AbstractContextManager[None]:
+    def _tell_accumulated_gradients(self) -> AbstractContextManager[None]:
         views = self.parallel.dp_replicate.gradient_as_bucket_view and self.parallel.dp_replicate.degree > 1
-        return observers.telling_gradients(self.bare_model, self.observer, bucket_views=views)
+        return observers.tell_accumulated_gradients(self.bare_model, self.observer, bucket_views=views)
 
     def _tell_state(self, optimizer: torch.optim.Optimizer) -> None:
         observers.tell_optimizer_state(optimizer, self.bare_model, self.observer)
@@ -174,8 +173,7 @@ class Loop:
                     yield micro_batch
             micro_batch += repeated or 1
 
-    def _leave_out(self, micro_batches: int) -> None:
-        """So many micro-batches are not run."""
+    def _leave_out(self, micro_batches: int) -> None: ...
 
     def _micro_batch(self, iteration: int) -> None:
         self.observer.mark(Phase.FORWARD, iteration)
@@ -183,7 +181,7 @@ class Loop:
         with self.splitting(batch):
             with self.precision.autocast():
                 loss = self.objective(self.model, batch)
-            loss = self._of_one(loss)
+            loss = self._scale_to_one(loss)
             self.observer.mark(Phase.BACKWARD, iteration)
             self._backward(loss)
         if self.train.retains == "loss":
@@ -194,13 +192,11 @@ class Loop:
         observers.tell_gradients(self.bare_model, self.observer)
 
     def _batch(self, feed: Feed, samples: int) -> MicroBatch:
-        """So many samples, taken from the data loader."""
         batch = inputs.make(feed, samples, self.device, self.observer, own_loss=self.objective.own)
         self.host.take_batch(batch.tensors())
         return batch
 
-    def _of_one(self, loss: Tensor) -> Tensor:
-        """What one micro-batch has of the loss."""
+    def _scale_to_one(self, loss: Tensor) -> Tensor:
         steps = self.train.gradient_accumulation_steps
         return loss / steps if steps > 1 else loss
 
@@ -248,7 +244,7 @@ class Loop:
 
         Where repetition is folded, only the steps and tokens from which the others follow (planner.job.sampled_runs).
         """
-        shortened = folding.folder_of(self.observer) is not None
+        shortened = folding.find_folder(self.observer) is not None
         self.model.eval()
         try:
             self._evaluate_batches(spec, iteration, shortened=shortened)
@@ -320,7 +316,6 @@ class Loop:
         self.observer.mark(Phase.GENERATE, iteration)
 
     def _next_token(self, model: nn.Module, tokens: Tensor, cache: object, *, use_cache: bool) -> tuple[Tensor, object]:
-        """The next token of each prompt, and the keys and values of all before it."""
         with self.precision.autocast():
             if not use_cache:
                 name = next(iter(self.feed.arguments))
@@ -352,15 +347,13 @@ def _gather(tensor: Tensor) -> Tensor:
 
 
 def _is_due(iteration: int, every: int, last: int) -> bool:
-    """After every so many iterations, or after the last if none came before."""
     return iteration % every == 0 or (iteration == last and every > last)
 
 
 class EngineLoop(Loop):
     """As `Loop`; the model is DeepSpeed's own engine."""
 
-    def _telling_gradients(self) -> AbstractContextManager[None]:
-        """They have been told of since the engine was made."""
+    def _tell_accumulated_gradients(self) -> AbstractContextManager[None]:
         return nullcontext()
 
     def _iterate(self, iteration: int) -> None:
@@ -374,11 +367,10 @@ class EngineLoop(Loop):
         deepspeed_engine.tell_state(engine, self.observer)
 
     def _leave_out(self, micro_batches: int) -> None:
-        """The engine counts them, and steps after the last."""
         engine: Any = self.model
         engine.micro_steps += micro_batches
 
-    def _of_one(self, loss: Tensor) -> Tensor:
+    def _scale_to_one(self, loss: Tensor) -> Tensor:
         return loss
 
     def _backward(self, loss: Tensor) -> None:

@@ -133,7 +133,7 @@ def tell_parameters(model: nn.Module, observer: Observer, prefix: str = "") -> N
 def tell_optimizer_state(optimizer: torch.optim.Optimizer, model: nn.Module, observer: Observer) -> None:
     """Every tensor that the optimizer keeps, under its parameter's name; some (`step`) may be on the host."""
     names = {id(parameter): path_in_job(name) for name, parameter in model.named_parameters()}
-    for kept in optimizers.with_state(optimizer):
+    for kept in optimizers.stateful_optimizers(optimizer):
         for parameter, state in kept.state.items():
             for key, value in state.items():
                 if isinstance(value, Tensor):
@@ -141,7 +141,7 @@ def tell_optimizer_state(optimizer: torch.optim.Optimizer, model: nn.Module, obs
 
 
 @contextmanager
-def telling_gradients(model: nn.Module, observer: Observer, *, bucket_views: bool) -> Iterator[None]:
+def tell_accumulated_gradients(model: nn.Module, observer: Observer, *, bucket_views: bool) -> Iterator[None]:
     """Inside, each gradient is told when it has been accumulated; with a silent observer no hook is installed.
 
     `bucket_views`: under DDP's `gradient_as_bucket_view` a gradient that is a view already lies in its bucket, whose

@@ -30,8 +30,7 @@ from planner.upstream import torch_releases
 # torch 2.13 stacks no DTensors of different meshes, on which expert parallelism leaves the experts and the rest. As
 # transformers' Trainer does (5.23, `_mixed_mesh_grad_norm`), and torchtitan: one norm for each mesh, then that of
 # both.
-def _by_mesh(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """The parameters of each mesh, in the order in which they come."""
+def _group_by_mesh(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
     groups: dict[object, list[nn.Parameter]] = {}
     for parameter in parameters:
         mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
@@ -41,7 +40,7 @@ def _by_mesh(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
 
 def clip(parameters: Iterable[nn.Parameter], limit: float) -> None:
     """Gradients scaled, in place, so that their norm is `limit` at most."""
-    groups = _by_mesh(parameters)
+    groups = _group_by_mesh(parameters)
     if len(groups) < 2:
         clip_grad_norm_(groups[0] if groups else [], limit)
         return
@@ -84,14 +83,13 @@ class _StateModel(torch.optim.Optimizer):
                 if parameter.grad is None:
                     continue
                 if not self.state[parameter]:
-                    self.state[parameter].update(self._state_of(parameter))
+                    self.state[parameter].update(self._make_state(parameter))
                 self._after_update(parameter)
 
-    def _state_of(self, parameter: Tensor) -> dict[str, Any]:
+    def _make_state(self, parameter: Tensor) -> dict[str, Any]:
         raise NotImplementedError
 
-    def _after_update(self, parameter: Tensor) -> None:
-        """After the update of one parameter."""
+    def _after_update(self, parameter: Tensor) -> None: ...
 
 
 class _BitsAndBytes(_StateModel):
@@ -118,7 +116,7 @@ class _BitsAndBytes(_StateModel):
         self.in_32_bits: frozenset[int] = frozenset()
         """By `id`: parameters whose state is kept in full whatever their size."""
 
-    def _state_of(self, parameter: Tensor) -> dict[str, Any]:
+    def _make_state(self, parameter: Tensor) -> dict[str, Any]:
         device, size = parameter.device, parameter.numel()
         is_low = self.bits == 8 and size >= self._least and id(parameter) not in self.in_32_bits
         if is_low and not self._maps:
@@ -180,7 +178,7 @@ class _TorchAo(_StateModel):
         self._names = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")[: 3 if amsgrad else 2]
         self._block = block_size or self.usual_block
 
-    def _state_of(self, parameter: Tensor) -> dict[str, Any]:
+    def _make_state(self, parameter: Tensor) -> dict[str, Any]:
         local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
         state: dict[str, Any] = {"step": torch.tensor(0.0)}
         for name in self._names:
@@ -226,8 +224,6 @@ MODELLED: dict[str, type[torch.optim.Optimizer]] = {
 
 
 class InBackwardOptimizer(Optimizer):
-    """What the loop holds: the optimizers of all parameters."""
-
     def __init__(self, trained: list[nn.Parameter], inside: dict[Tensor, Optimizer]) -> None:
         super().__init__(trained, {})
         self.inside = inside
@@ -244,7 +240,7 @@ def _one_for_each(kind: Any, trained: list[nn.Parameter], arguments: dict[str, A
 
 
 @contextmanager
-def stepping(optimizer: Optimizer, born: Callable[[Optimizer], None]) -> Iterator[None]:
+def step_in_backward(optimizer: Optimizer, born: Callable[[Optimizer], None]) -> Iterator[None]:
     """Inside, gradients are used up when they are accumulated, after whatever hooks were installed before.
 
     `born` hears of each optimizer that has just made its state: fully_shard steps within its reduction, whose
@@ -320,7 +316,7 @@ OptimizerMaker = Callable[[Any, list[nn.Parameter], dict[str, Any]], torch.optim
 
 def plain(kind: Any, trained: list[nn.Parameter], arguments: dict[str, Any]) -> torch.optim.Optimizer:
     # One kernel takes no DTensors of several meshes: each has a group of its own, as in transformers' Trainer (5.23).
-    groups = _by_mesh(trained)
+    groups = _group_by_mesh(trained)
     given = trained if len(groups) == 1 else [{"params": group} for group in groups]
     made: torch.optim.Optimizer = kind(given, **arguments)
     return made
@@ -349,7 +345,7 @@ def keep_embeddings_in_full(optimizer: torch.optim.Optimizer, model: nn.Module) 
     """For the bitsandbytes optimizers that are told to: as transformers' Trainer registers it (5.23, trainer.py,
     `create_optimizer`), for the weight of every embedding."""
     weights = frozenset(id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding))
-    for inside in with_state(optimizer):
+    for inside in stateful_optimizers(optimizer):
         if isinstance(inside, _BitsAndBytes) and inside.embeddings_in_32_bits:
             inside.in_32_bits = weights
 
@@ -380,12 +376,12 @@ def copy_to_meta(optimizer: Optimizer, shapes: Mapping[Tensor, torch.Size]) -> O
 
 def unified_bytes(optimizer: torch.optim.Optimizer) -> int:
     """Of its state, what lies in unified memory: no allocator of torch has it, and its tensors here have no memory."""
-    states = (state for inside in with_state(optimizer) for state in inside.state.values())
+    states = (state for inside in stateful_optimizers(optimizer) for state in inside.state.values())
     tensors = (value for state in states for value in state.values() if isinstance(value, Tensor) and value.is_meta)
     return sum(tensor.numel() * tensor.itemsize for tensor in tensors)
 
 
-def with_state(optimizer: torch.optim.Optimizer) -> tuple[torch.optim.Optimizer, ...]:
+def stateful_optimizers(optimizer: torch.optim.Optimizer) -> tuple[torch.optim.Optimizer, ...]:
     """The optimizers that keep the state: those that others have inside, or the optimizer itself."""
     if isinstance(optimizer, InBackwardOptimizer):
         return tuple(optimizer.inside.values())

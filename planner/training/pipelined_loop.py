@@ -32,7 +32,7 @@ from planner.training.folding import (
     LOSS,
     Folder,
     MicroBatchHistory,
-    folder_of,
+    find_folder,
 )
 from planner.training.inputs import Feed
 from planner.training.log_levels import raise_log_levels
@@ -229,7 +229,6 @@ class PipelinedLoop(Loop):
     _schedule: Any = field(init=False)
 
     def __post_init__(self) -> None:
-        """Raises SpecError for what the schedule refuses."""
         pp = self.parallel.pp
         self._stages = stages = [Stage(self, part) for part in self.parts]
         # Before torch 2.7 a schedule never scales gradients.
@@ -265,7 +264,6 @@ class PipelinedLoop(Loop):
         self._schedule.step(*taken, target=batch.target if last else None, losses=[] if last else None, **unreturned)
 
     def _loss(self, output: Tensor, target: Tensor) -> Tensor:
-        """Of the micro-batch whose forward has just ended."""
         stage, micro_batch = self.under_way
         micro: MicroBatchHistory | None = stage.micro
         if micro and micro.was_copied(FORWARD, micro_batch):
@@ -274,13 +272,12 @@ class PipelinedLoop(Loop):
             return copied
         keep_example = micro.run(LOSS, micro_batch, (FORWARD,)) if micro else None
         with self.precision.autocast():
-            loss = self.objective.of_output(output, target) / self.train.gradient_accumulation_steps
+            loss = self.objective.compute_from_output(output, target) / self.train.gradient_accumulation_steps
         if keep_example:
             keep_example((loss,))
         return loss
 
     def _backwards(self, stage: Stage) -> list[tuple[str, int]]:
-        """The backward actions of a stage in the order in which the schedule has them."""
         orders = getattr(self._schedule, "pipeline_order_with_comms", None) or getattr(
             self._schedule, "pipeline_order", None
         )
@@ -319,7 +316,7 @@ class Stage(PipelineStage):
 
     def __init__(self, loop: PipelinedLoop, part: Part) -> None:
         self._loop, self._expected = loop, part.output_example(loop.spec)
-        folder = folder_of(loop.observer) if folds_micro_batches() else None
+        folder = find_folder(loop.observer) if folds_micro_batches() else None
         self.micro = MicroBatchHistory(folder, part.module, loop.device) if folder else None
         super().__init__(
             part.module,
@@ -338,7 +335,7 @@ class Stage(PipelineStage):
     def forward_one_chunk(self, fwd_chunk_id: int, args: Any, *rest: Any, **named: Any) -> Any:
         self._observer.mark(Phase.FORWARD, self._loop.iteration)
         self._loop.under_way = (self, fwd_chunk_id)
-        if self.micro and self.micro.example_of(FORWARD, fwd_chunk_id) is not None:
+        if self.micro and self.micro.find_example(FORWARD, fwd_chunk_id) is not None:
             return self._copy_forward(self.micro, fwd_chunk_id, args)
         keep_example = self.micro.run(FORWARD, fwd_chunk_id) if self.micro else None
         with self._loop.precision.autocast():
@@ -393,7 +390,6 @@ class Stage(PipelineStage):
         return gradients, groups
 
     def _copy_forward(self, micro: MicroBatchHistory, micro_batch: int, args: Any) -> Tensor:
-        """What forward_one_chunk leaves, without its computation."""
         taken = args if self.is_first else self._retrieve_recv_activations(micro_batch)
         (output,) = micro.copy_action(FORWARD, micro_batch)
         assert output is not None
@@ -401,8 +397,7 @@ class Stage(PipelineStage):
         return output
 
     def _copy_backward(self, micro: MicroBatchHistory, kind: str, micro_batch: int, loss: Tensor | None) -> None:
-        """What backward_one_chunk leaves, without its computation."""
-        example = micro.example_of(kind, micro_batch, (FORWARD, LOSS))
+        example = micro.find_example(kind, micro_batch, (FORWARD, LOSS))
         assert example is not None
         received = None if self.is_last else self._retrieve_recv_grads(micro_batch)
         given = tuple(micro.copy_action(kind, micro_batch, (FORWARD, LOSS)))

@@ -73,7 +73,7 @@ class _FrozenModel:
 
     def __init__(self, name: str, section: FrozenModel, loop: Loop, spec: schema.Job, world: World) -> None:
         self.name, self.samples, self._observer = name, section.micro_batch_size, loop.observer
-        model = _model_of(section, spec.model, is_reward=name == "reward")
+        model = _model_section(section, spec.model, is_reward=name == "reward")
         self.module = module = build(model, torch.device("meta"))
         self.feed = inputs.find_feed(module, replace(spec, model=model))
         if world.degree("tp") > 1:
@@ -94,7 +94,6 @@ class _FrozenModel:
             self._resting.leave()
 
     def wake(self) -> None:
-        """It comes to the device if it rested as a whole."""
         if self._resting is not None:
             self._resting.come_back()
             observers.tell_parameters(self.module, self._observer, f"{self.name}.")
@@ -107,8 +106,7 @@ class _FrozenModel:
             self._resting.leave()
 
 
-def _model_of(section: FrozenModel, policy: schema.Model, *, is_reward: bool) -> schema.Model:
-    """The model section that it stands for: its own config, or the policy's."""
+def _model_section(section: FrozenModel, policy: schema.Model, *, is_reward: bool) -> schema.Model:
     base = policy if section.config is None else schema.Model(hf_config=section.config, attention=policy.attention)
     head = section.head or (REWARD_HEAD if is_reward and base.hf_config is not None else base.head)
     return replace(base, head=head, parameter_dtype=section.dtype)
@@ -158,7 +156,6 @@ class PostTrainingPhases:
             observers.tell_optimizer_state(loop.optimizer, loop.bare_model, loop.observer)
 
     def after(self) -> None:
-        """The trainer has taken its step and gives way."""
         self._rest_trainer()
 
     def _rest_trainer(self) -> None:

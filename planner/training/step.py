@@ -67,12 +67,12 @@ def run(
     blocks.forget_compiled(spec.train.compile)
     world = World.of(spec.parallel, rank, device)
     torch.manual_seed(rank)
-    with _collecting_by_hand(), ExitStack() as following:
+    with _collect_by_hand(), ExitStack() as following:
         if not isinstance(observer, NullObserver):
             for observe in (fsdp1.observe_fsdp, fsdp2.observe_fsdp, observers.observe_collectives):
                 following.enter_context(observe(observer))
         following.enter_context(deepspeed_engine.prepare_engine(spec, device, observer))
-        following.enter_context(absent_peers.where_absent(spec.train))
+        following.enter_context(absent_peers.agree_about_checkpoints(spec.train))
         observer.mark(Phase.LOAD, 0)
         loop, adapted = _load(spec, world, device, observer, host)
         if spec.post_training is not None:
@@ -170,7 +170,6 @@ def _load(
 
 
 def _load_checkpoint(spec: schema.CheckpointLoad, loop: Loop) -> Any:
-    """Loads the model, or the model and its optimizer; returns the state dict if the job keeps the reference."""
     # Jobs that load alone pay for the import of torch.distributed.checkpoint.
     from planner.training import checkpoints
 
@@ -193,12 +192,12 @@ def _split(module: nn.Module, spec: schema.Job, world: World) -> None:
         tensor_parallel.split(module, spec.parallel.tp, world.device_mesh["tp"])
     if world.degree("ep") > 1:
         expert_parallel.split(module, spec.parallel.ep, world)
-    if world.degree("pp") == 1 or list(expert_parallel.experts_of(module)):  # a stage may have no experts
+    if world.degree("pp") == 1 or list(expert_parallel.find_experts(module)):  # a stage may have no experts
         expert_parallel.force(module, spec.parallel.ep, expert_parallel.fullest(world))
 
 
 @contextmanager
-def _collecting_by_hand() -> Iterator[None]:
+def _collect_by_hand() -> Iterator[None]:
     was_enabled = gc.isenabled()
     # What was there before, garbage or not, is not looked at: a collection then takes milliseconds.
     gc.freeze()

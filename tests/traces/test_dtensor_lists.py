@@ -94,7 +94,7 @@ def lists(request: pytest.FixtureRequest) -> Callable[[], list[DTensor]]:
 def test_results_are_laid_out_as_torch_lays_them_out(operator: str, lists: Callable[[], list[DTensor]]) -> None:
     with absent_peers.join(0, 4):
         expected = outcome(operator, lists())
-    with absent_peers.join(0, 4), dtensor_speed.once_for_all_parameters():
+    with absent_peers.join(0, 4), dtensor_speed.cache_mesh_work():
         found = outcome(operator, lists())
 
     assert found == expected
@@ -118,7 +118,7 @@ def looks(tensor: Tensor) -> tuple[object, ...]:
 @pytest.mark.skipif(not torch_releases.since(2, 10), reason="before torch 2.10 every tensor is asked for")
 @pytest.mark.parametrize("operator", ["norm", "sum", "multiple", "fused AdamW"])
 def test_one_tensor_of_each_kind_is_asked_for(operator: str, asked: list[int]) -> None:
-    with absent_peers.join(0, 4), dtensor_speed.once_for_all_parameters():
+    with absent_peers.join(0, 4), dtensor_speed.cache_mesh_work():
         mesh = init_device_mesh("cpu", (4,), mesh_dim_names=("dp",))
         OPERATORS[operator]([each for kind in parameters(mesh) for each in kind])
 
@@ -126,7 +126,7 @@ def test_one_tensor_of_each_kind_is_asked_for(operator: str, asked: list[int]) -
 
 
 def test_a_list_with_numbers_beside_it_is_asked_for_as_a_whole(asked: list[int]) -> None:
-    with absent_peers.join(0, 4), dtensor_speed.once_for_all_parameters():
+    with absent_peers.join(0, 4), dtensor_speed.cache_mesh_work():
         mesh = init_device_mesh("cpu", (4,), mesh_dim_names=("dp",))
         OPERATORS["multiples"]([each for kind in parameters(mesh) for each in kind])
 
@@ -155,6 +155,6 @@ def test_a_trace_has_the_events_of_torch_s_own_way(
         cluster=Cluster(gpus_per_node=Mesh.of(parallel).world_size, gpu=Gpu(total_bytes=80 << 30, arch="sm_90")),
     )  # fmt: skip
     found = tracing.trace(job).events
-    monkeypatch.setattr(dtensor_speed, "by_groups", lambda real: real)
+    monkeypatch.setattr(dtensor_speed, "propagate_by_groups", lambda real: real)
 
     assert found == tracing.trace(job).events

@@ -40,7 +40,7 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 def test_two_meshes_are_compared_once(compared: list[Any]) -> None:
     one, alike = mesh(), mesh()
-    with dtensor_speed.once_for_all_parameters():
+    with dtensor_speed.cache_mesh_work():
         answers = [one == alike for _ in range(3)]
 
     assert answers == [True, True, True]
@@ -50,25 +50,25 @@ def test_two_meshes_are_compared_once(compared: list[Any]) -> None:
 @pytest.mark.parametrize("other", [{"first": "pp"}, {"across": 4}])
 def test_meshes_that_differ_are_not_equal(other: dict[str, Any]) -> None:
     one, different = mesh(), mesh(**other)
-    with dtensor_speed.once_for_all_parameters():
+    with dtensor_speed.cache_mesh_work():
         answers = [one == different for _ in range(2)]
 
     assert answers == [False, False]
 
 
 def test_a_mesh_equals_nothing_else() -> None:
-    with dtensor_speed.once_for_all_parameters():
+    with dtensor_speed.cache_mesh_work():
         assert mesh() != "mesh"
 
 
 def test_a_mesh_is_still_found_in_a_dictionary() -> None:
-    with dtensor_speed.once_for_all_parameters():
+    with dtensor_speed.cache_mesh_work():
         assert {mesh(): "here"}[mesh()] == "here"
 
 
 def test_afterwards_torch_compares_again(compared: list[Any]) -> None:
     one, alike = mesh(), mesh()
-    with dtensor_speed.once_for_all_parameters():
+    with dtensor_speed.cache_mesh_work():
         assert one == alike
     assert one == alike
 

@@ -46,6 +46,6 @@ def test_there_is_none_beyond_the_last() -> None:
 
 def test_fully_shard_takes_them_inside_and_its_own_afterwards() -> None:
     its_own = _fsdp_param._chunk_with_empty
-    with dtensor_speed.made_when_asked_for():
+    with dtensor_speed.make_chunks_lazily():
         assert isinstance(_fsdp_param._chunk_with_empty(torch.ones(4), 131_072, dim=0), dtensor_speed.ShardChunks)
     assert _fsdp_param._chunk_with_empty is its_own

@@ -55,7 +55,7 @@ class KvShape:
         return self.layers * 2 * heads * self.head_dim * BYTES_OF_DTYPE[dtype]
 
 
-def kv_shape_of(model: Model) -> KvShape:
+def find_kv_shape(model: Model) -> KvShape:
     """Of a transformers config or the built-in decoder. Raises SpecError where the config does not say it."""
     if (decoder := model.decoder) is not None:
         return KvShape(decoder.layers, decoder.kv_heads, decoder.head_dim or decoder.hidden // decoder.heads)
@@ -95,7 +95,7 @@ def engine_figures(job: Job, target: str = "") -> EngineFigures:
     be traced."""
     assert job.post_training is not None
     rollout = job.post_training.rollout
-    shape = kv_shape_of(job.model)
+    shape = find_kv_shape(job.model)
     kept = rollout.dtype if rollout.kv_cache_dtype == "auto" else rollout.kv_cache_dtype
     split = rollout.tensor_parallel if shape.latent_dim else math.gcd(shape.kv_heads, rollout.tensor_parallel)
     assumed: tuple[str, ...] = ()
@@ -127,7 +127,7 @@ def _activation_bytes(job: Job, rollout: Rollout, target: str) -> int:
             with (
                 absent_peers.join(0, job.parallel.tp.degree),
                 host_work.leave_out_host_work() as host,
-                dtensor_speed.once_for_all_parameters(),
+                dtensor_speed.cache_mesh_work(),
             ):
                 run_engine(job, rollout, gpu.device, gpu.recorder, host)
                 events = gpu.recorder.events()
@@ -188,7 +188,6 @@ def engine_tensor_bytes(model: Model, dtype: str, tensor_parallel: int, kv_heads
 
 
 def _joined(name: str) -> str:
-    """The tensor of which a parameter is a part."""
     *parents, own, kind = name.split(".") if name.count(".") else ("", name)
     together = "gate_up" if own == "gate" and parents[-1:] == ["ffn"] else _JOINED.get(own)
     return ".".join((*parents, together, kind)) if together else name

@@ -78,11 +78,11 @@ def _trace(job: Job, rank: int, target: str, *, folded: bool) -> Trace:
         try:
             with (
                 absent_peers.join(rank, Mesh.of(job.parallel).world_size),
-                absent_peers.heard_by(gpu.recorder.hear_collective),
+                absent_peers.tell_collectives(gpu.recorder.hear_collective),
                 host_work.leave_out_host_work(pins_gradients=pins_gradients) as host,
                 _planned_for(job, gpu.recorder, host) if by_engine else nullcontext(),
-                dtensor_speed.once_for_all_parameters(),
-                dtensor_speed.made_when_asked_for(),
+                dtensor_speed.cache_mesh_work(),
+                dtensor_speed.make_chunks_lazily(),
                 _compiling(job, gpu.recorder) as assumed,
             ):
                 gpu.recorder.host = host
@@ -179,7 +179,7 @@ def _planned_for(job: Job, recorder: Recorder, host: AbsentHost) -> Iterator[Non
     does not know.
     """
     with triton_kernels.launched_as_nothing():
-        deepspeed_engine.require("cuda", deepspeed_engine.stage_of(job))
+        deepspeed_engine.require("cuda", deepspeed_engine.find_stage(job))
         checking.enforce("deepspeed")
         host.updates_in_place = True
         capacity = job.cluster.capacity_bytes
@@ -216,7 +216,7 @@ def answer_memory_questions() -> AbstractContextManager[None]:
         for name, answer in answers.items()
     }
     replaced |= {f"torch.accelerator:{name}": replaced[f"torch.cuda:{name}"] for name in _OF_ANY_ACCELERATOR}
-    wrapped = {"torch:UntypedStorage.copy_": _copying, "torch._tensor_str:_str": _text_of}
+    wrapped = {"torch:UntypedStorage.copy_": _copying, "torch._tensor_str:_str": _describe_tensors}
     return upstream.patch_targets("cuda face of a step", replaced=replaced, wrapped=wrapped)
 
 
@@ -231,7 +231,7 @@ def _copying(on_host: Any) -> Any:
     return copy
 
 
-def _text_of(on_host: Any) -> Any:
+def _describe_tensors(on_host: Any) -> Any:
     def text(tensor: Any, *, tensor_contents: str | None = None) -> str:
         """Whoever logs a tensor reads its values; those of the paper GPU are not there."""
         if tensor.device.type != "cuda":

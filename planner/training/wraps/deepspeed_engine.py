@@ -269,7 +269,6 @@ def _tell_flat(divided: Any, observer: Observer) -> None:
 
 
 def _tell_buckets(divided: Any, observer: Observer) -> None:
-    """One buffer to each dtype, or several where communication overlaps."""
     for bucket in divided.ipg_buckets.values():
         buffers = bucket.buffer if isinstance(bucket.buffer, list) else [bucket.buffer]
         _tell(observer, Category.BUCKET, "deepspeed.ipg", buffers)
@@ -297,7 +296,7 @@ def uses_engine(spec: schema.Job) -> bool:
     return spec.parallel.deepspeed is not None
 
 
-def stage_of(spec: schema.Job) -> int:
+def find_stage(spec: schema.Job) -> int:
     """The stage of a job that the engine runs."""
     return deepspeed_config.zero_of(spec).stage
 
@@ -321,7 +320,7 @@ def prepare_engine(spec: schema.Job, device: torch.device, observer: Observer) -
     if not uses_engine(spec):
         yield
         return
-    with _use_deepspeed(device, stage_of(spec)), _observe_deepspeed(observer), warnings.catch_warnings():
+    with _use_deepspeed(device, find_stage(spec)), _observe_deepspeed(observer), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of torch, whose collectives have new names
         yield
 
@@ -331,7 +330,7 @@ def partitioning(spec: schema.Job) -> Iterator[None]:
     """Inside, under stage 3, the parameters of every module are divided as soon as it is made.
 
     By `deepspeed.zero.Init`; for a model of transformers by its own use of it, as under its Trainer."""
-    if not uses_engine(spec) or stage_of(spec) != 3:
+    if not uses_engine(spec) or find_stage(spec) != 3:
         yield
         return
     # What torch remembers of itself, it has to remember as it is outside the context, which replaces it.
@@ -339,7 +338,7 @@ def partitioning(spec: schema.Job) -> Iterator[None]:
     torch.utils._device._device_constructors()
     library, config = _imported_deepspeed(), deepspeed_config.engine_config(spec)
     library.comm.init_distributed(dist_backend=torch.distributed.get_backend(), verbose=False)
-    with _refusing():
+    with _translate_refusals():
         if spec.model.hf_config is None:
             with library.zero.Init(config_dict_or_path=config):
                 yield
@@ -363,7 +362,7 @@ def wrap_model(spec: schema.Job, model: nn.Module, optimizer: torch.optim.Optimi
     """The engine around the model, whose own optimizer divides what the job's optimizer steps. Raises SpecError for
     a config that DeepSpeed refuses, in its words."""
     _tell_parameters(model, observer)
-    with _refusing():
+    with _translate_refusals():
         engine, *_ = _imported_deepspeed().initialize(
             model=model, optimizer=optimizer, config=deepspeed_config.engine_config(spec)
         )
@@ -390,7 +389,7 @@ def parts(engine: Any) -> tuple[int, ...]:
 
 
 @contextmanager
-def _refusing() -> Iterator[None]:
+def _translate_refusals() -> Iterator[None]:
     """DeepSpeed says what it refuses by assertions and by pydantic's errors, which are ValueErrors."""
     try:
         yield

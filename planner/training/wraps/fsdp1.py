@@ -31,7 +31,7 @@ from planner.events import Category
 from planner.job import schema
 from planner.training.host import Host
 from planner.training.observers import Observer, path_in_job
-from planner.training.wraps.fsdp2 import groups_of_paths
+from planner.training.wraps.fsdp2 import find_groups
 
 _HANDLE = "torch.distributed.fsdp._flat_param:FlatParamHandle"
 _RUNTIME = "torch.distributed.fsdp._runtime_utils"
@@ -94,7 +94,7 @@ def _wrap_policy(model: nn.Module, blocks: Sequence[nn.Module], spec: schema.DpS
     if spec.wrap_size:
         return partial(size_based_auto_wrap_policy, min_num_params=spec.wrap_size)
     units = list(blocks) if spec.wrap == "blocks" else []
-    units += [module for module in groups_of_paths(model, spec.groups) if isinstance(module, nn.Module)]
+    units += [module for module in find_groups(model, spec.groups) if isinstance(module, nn.Module)]
     if spec.wrap_trained:
         units += [module for module in model.modules() if _is_trained_leaf(module)]
     chosen = {id(module) for module in units}
@@ -145,7 +145,7 @@ class _Materializer:
         return made
 
 
-def handles_of(model: nn.Module) -> list[Any]:
+def flat_handles(model: nn.Module) -> list[Any]:
     """torch's handles of all flat parameters."""
     units = FullyShardedDataParallel.fsdp_modules(model)
     return [unit._handle for unit in units if unit._handle is not None]

@@ -38,7 +38,7 @@ def shard(
     """
     _refuse_scalars(model)
     policy_of_parts, offload = policy(spec, mixed), offload_policy(spec)
-    parts: list[nn.Module | list[nn.Module]] = [*blocks, *groups_of_paths(model, spec.groups)]
+    parts: list[nn.Module | list[nn.Module]] = [*blocks, *find_groups(model, spec.groups)]
     for part in parts:
         reshard = spec.reshard_after_forward and not (spec.keep_last and part is parts[-1])
         after = spec.reshard_after_forward if reshard else False
@@ -68,7 +68,7 @@ def sharded_dims(model: nn.Module) -> tuple[int, ...]:
 def _sharded_params(model: nn.Module) -> Iterator[Any]:
     for module in model.modules():
         if isinstance(module, FSDPModule):
-            for group in groups_of_state(module._get_fsdp_state()):
+            for group in parameter_groups(module._get_fsdp_state()):
                 yield from group.fsdp_params
 
 
@@ -117,7 +117,7 @@ def observe_fsdp(observer: Observer) -> Iterator[None]:
         yield
 
 
-def groups_of_paths(model: nn.Module, groups: Sequence[str]) -> Iterator[nn.Module | list[nn.Module]]:
+def find_groups(model: nn.Module, groups: Sequence[str]) -> Iterator[nn.Module | list[nn.Module]]:
     """The modules of each group; SpecError for a path that leads nowhere."""
     modules = dict(model.named_modules())
     for group in groups:
@@ -153,11 +153,10 @@ def policy(spec: schema.DpShard, mixed: bool) -> MixedPrecisionPolicy:
 
 
 def offload_policy(spec: schema.DpShard) -> OffloadPolicy:
-    """Where parameters rest."""
     return CPUOffloadPolicy() if spec.offload == "cpu" else OffloadPolicy()
 
 
-def groups_of_state(state: Any) -> Sequence[Any]:
+def parameter_groups(state: Any) -> Sequence[Any]:
     """One group of parameters to a module, or several (torch 2.13)."""
     several = getattr(state, "_fsdp_param_groups", None)
     if several is not None:
