@@ -194,7 +194,7 @@ class WithoutBackends(dist.ProcessGroup):
 
 @contextmanager
 def naming_devices() -> Iterator[None]:
-    """Inside, groups say that they have backends for the host and the device, as checkpoints want it. Whoever compiles
+    """Inside, groups say that they have backends for the host and the device, as checkpoints want it. Compilers
     would ask for these backends."""
     WithoutBackends.devices = ("cpu", "cuda")
     try:

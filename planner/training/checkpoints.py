@@ -78,7 +78,7 @@ class CheckpointSaver:
             self._save(files)
 
     def finish(self) -> None:
-        """Wait for what is still being written, and give up what was staged for it. Raises what stopped its thread."""
+        """Wait for what is still being written, and free what was staged for it. Raises what stopped its thread."""
         finish, self._finish_upload = self._finish_upload, None
         if finish is not None:
             finish()
@@ -101,12 +101,12 @@ class CheckpointSaver:
                 raise KeyError(unknown)
 
     def _begin_upload(self, files: CheckpointFiles) -> Callable[[], None]:
-        """Stages a checkpoint, which a thread writes; what is returned waits for it, and gives up what was staged."""
+        """Stages a checkpoint, which a thread writes; what is returned waits for it and frees what was staged."""
         torch_releases.require("checkpoints saved in the background", place="train.checkpoint_save.kind")
         from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
         class KeepingStager(DefaultStager):
-            """Holds what it has staged, which else the thread that writes would be the last to give up."""
+            """Holds what it has staged, which the writing thread would otherwise be the last to free."""
 
             staged: Any = None
 

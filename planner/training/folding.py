@@ -23,7 +23,7 @@ _COUNTS_STEPS = ("RAdam",)
 
 
 class NoExampleError(Exception):
-    """A micro-batch whose forward was told comes to a backward of which there is no example."""
+    """A micro-batch whose forward was copied reaches a backward that has no example."""
 
 
 @runtime_checkable
@@ -43,7 +43,7 @@ class Folder(Protocol):
         """How much has happened so far."""
 
     def is_closed(self, since: int) -> bool:
-        """Whether exactly those blocks were given up since then (`now`) that were born since then."""
+        """Whether exactly the blocks allocated since then (`now`) were freed since then."""
 
     def repeat_stretch(self, first: int, after: int, times: int, iterations: int = 0) -> None:
         """What happened between two places happens here so many times, `iterations` later, and leaves nothing."""
@@ -68,7 +68,7 @@ class Folder(Protocol):
 
 
 def find_folder(observer: Observer) -> Folder | None:
-    """The observer, if it can be told of repetition and wants to be."""
+    """The observer, if it folds repetition."""
     return observer if isinstance(observer, Folder) and observer.folds else None
 
 
@@ -264,7 +264,7 @@ class MicroBatchHistory:
         self._received.clear()
 
     def receive(self, micro_batch: int, tensors: Sequence[Tensor]) -> None:
-        """What other stages have sent for a micro-batch: each time it is there by itself, whether used or told of."""
+        """What other stages have sent for a micro-batch: each time it is allocated anew, also for a copied action."""
         self._received[micro_batch] += tuple(self._folder.block_of(_local(tensor)) for tensor in tensors)
 
     def was_copied(self, kind: str, micro_batch: int) -> bool:

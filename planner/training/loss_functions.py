@@ -79,7 +79,7 @@ class Objective:
         return functional.mse_loss(prediction.to(self._dtype), target.to(self._dtype))
 
     def _make_classes(self, logits: Tensor) -> Tensor:
-        """Targets for logits whose shape nobody knew before: classes in dim 1 of images, in the last dim else."""
+        """Targets for logits of a shape found only now: classes in dim 1 of images, else in the last dim."""
         dim = 1 if logits.dim() >= 4 else logits.dim() - 1
         shape = (*logits.shape[:dim], *logits.shape[dim + 1 :])
         classes = torch.randint(0, logits.shape[dim], shape)

@@ -55,7 +55,7 @@ class NullObserver:
 
 
 # A functional collective allocates what it returns (torch 2.13, torch/csrc/distributed/c10d/Functional.cpp), and
-# whoever called goes on with it: under tensor parallelism most of these tensors are kept for the backward.
+# the caller goes on with it: under tensor parallelism most of these tensors are kept for the backward.
 _FUNCTIONAL = "torch:ops._c10d_functional"
 _NAMES = (
     "all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single", "broadcast",
@@ -103,17 +103,17 @@ def surrounded(
     method: Callable[..., Any],
     *,
     before: Callable[..., None] | None = None,
-    after: Callable[[Any, Any], None] | None = None,
+    after: Callable[..., None] | None = None,
 ) -> Callable[..., Any]:
-    """The method; `before` is called with its arguments, `after` with its object and what it has returned."""
+    """The method; `before` is called with its arguments, `after` with what it has returned and its arguments."""
 
     @wraps(method)
-    def call(owner: Any, *arguments: Any, **named: Any) -> Any:
+    def call(*arguments: Any, **named: Any) -> Any:
         if before is not None:
-            before(owner, *arguments, **named)
-        result = method(owner, *arguments, **named)
+            before(*arguments, **named)
+        result = method(*arguments, **named)
         if after is not None:
-            after(owner, result)
+            after(result, *arguments, **named)
         return result
 
     return call

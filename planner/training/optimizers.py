@@ -160,7 +160,9 @@ def _bits_and_bytes() -> Iterator[tuple[str, type[_BitsAndBytes]]]:
 
 
 class _TorchAo(_StateModel):
-    usual_block = 256
+    usual_block, elements_to_a_code, code_dtype = 256, 1, torch.uint8
+    table = 256
+    """Entries of the table of the codes' values, one for each state; 0: none."""
 
     def __init__(
         self,
@@ -192,33 +194,28 @@ class _TorchAo(_StateModel):
         return state
 
     def _low(self, local: Tensor) -> list[tuple[str, Sequence[int], torch.dtype]]:
-        """The parts of a state in low precision; each state has its own table of the values of its codes."""
-        return [("codes", local.shape, torch.uint8), self._scale(local), ("qmap", (256,), torch.float32)]
-
-    def _scale(self, local: Tensor) -> tuple[str, Sequence[int], torch.dtype]:
-        return "scale", (local.numel() // self._block,), torch.float32
+        size = local.numel()
+        shape = local.shape if self.elements_to_a_code == 1 else (size // self.elements_to_a_code,)
+        scale = ("scale", (size // self._block,), torch.float32)
+        table = [("qmap", (self.table,), torch.float32)] if self.table else []
+        return [("codes", shape, self.code_dtype), scale, *table]
 
 
 class _TorchAo4bit(_TorchAo):
-    usual_block = 128
-
-    def _low(self, local: Tensor) -> list[tuple[str, Sequence[int], torch.dtype]]:
-        return [("codes", (local.numel() // 2,), torch.uint8), self._scale(local), ("qmap", (16,), torch.float32)]
+    usual_block, elements_to_a_code, table = 128, 2, 16
 
 
 class _TorchAoFp8(_TorchAo):
-    def _low(self, local: Tensor) -> list[tuple[str, Sequence[int], torch.dtype]]:
-        return [("codes", local.shape, torch.float8_e4m3fn), self._scale(local)]
+    code_dtype, table = torch.float8_e4m3fn, 0
 
 
 MODELLED: dict[str, type[torch.optim.Optimizer]] = {
     **dict(_bits_and_bytes()),
-    "torchao.Adam4bit": _TorchAo4bit,
-    "torchao.Adam8bit": _TorchAo,
-    "torchao.AdamFp8": _TorchAoFp8,
-    "torchao.AdamW4bit": _TorchAo4bit,
-    "torchao.AdamW8bit": _TorchAo,
-    "torchao.AdamWFp8": _TorchAoFp8,
+    **{
+        f"torchao.{base}{ending}": kind
+        for base in ("Adam", "AdamW")
+        for ending, kind in (("4bit", _TorchAo4bit), ("8bit", _TorchAo), ("Fp8", _TorchAoFp8))
+    },
 }
 """By the name that a job writes; Adam and AdamW differ in their arithmetic only."""
 
@@ -267,7 +264,7 @@ def step_in_backward(optimizer: Optimizer, born: Callable[[Optimizer], None]) ->
 
 
 # Every replica keeps the optimizer's state of its own part of the parameters, updates them, and sends them to the
-# others. The parts are whole parameters, given largest first to whoever has the least so far (torch 2.13,
+# others. The parts are whole parameters, given largest first to the replica that has the least so far (torch 2.13,
 # torch/distributed/optim/zero_redundancy_optimizer.py): they differ in size.
 def _divide(
     kind: type[Optimizer], trained: Sequence[nn.Parameter], arguments: dict[str, Any], group: dist.ProcessGroup | None

@@ -446,7 +446,7 @@ class Stage(PipelineStage):
 def _put_in_order(groups: list[dict[str, Any]], module: nn.Module) -> None:
     """Parameters whose gradients are still to be computed, as the module has them.
 
-    torch walks over sets of autograd's nodes here (torch 2.13, pipelining/_backward.py), whose order hinges on
+    torch walks over sets of autograd's nodes here (torch 2.13, pipelining/_backward.py), whose order depends on
     addresses: the same step would allocate in another order in each run.
     """
     place = {_get_grad_fn_or_grad_acc(weight): index for index, weight in enumerate(module.parameters())}

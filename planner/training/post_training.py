@@ -69,7 +69,7 @@ REWARD_HEAD = "sequence_classification"
 
 
 class _FrozenModel:
-    """A model without gradients, on the device or at rest. Raises SpecError for a config that is no model."""
+    """A model without gradients, on the device or at rest. Raises SpecError for a config without a model."""
 
     def __init__(self, name: str, section: FrozenModel, loop: Loop, spec: schema.Job, world: World) -> None:
         self.name, self.samples, self._observer = name, section.micro_batch_size, loop.observer
@@ -114,7 +114,7 @@ def _model_section(section: FrozenModel, policy: schema.Model, *, is_reward: boo
 
 # The order is that of verl's hybrid engine (0.6, workers/fsdp_workers.py) and of TRL's colocate mode (0.24): the
 # trainer's weights go to the engine, the engine generates while the trainer waits, the reference and the reward model
-# run forward, then the trainer takes its step. What the engine itself holds is no part of these phases: see
+# run forward, then the trainer takes its step. What the engine itself holds is not part of these phases: see
 # planner/tracing/rollout.py.
 class PostTrainingPhases:
     """The phases between the iterations of a job's loop, which calls them."""

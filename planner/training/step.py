@@ -35,7 +35,7 @@ from planner.training.wraps.ddp import ObservedDdp
 
 @dataclass(slots=True)
 class Outcome:
-    """What is left after the step, for whoever looks into it."""
+    """What is left after the step."""
 
     model: nn.Module
     """The model as it was wrapped."""

@@ -152,7 +152,7 @@ def _compiling(job: Job, recorder: Recorder) -> Iterator[Callable[[], tuple[str,
         with upstream.patch_targets("not compiled", replaced={_BEGINS_TO_COMPILE: failures.refuse_compiling}):
             yield tuple
         return
-    # Whoever compiles nothing does not pay for the import of Dynamo and Inductor.
+    # Only jobs that compile pay for the import of Dynamo and Inductor.
     from planner.paper import compiled
 
     with compiled.enable(recorder, as_asked=True) as account:
@@ -198,7 +198,7 @@ _OF_ANY_ACCELERATOR = ("memory_allocated", "max_memory_allocated")
 
 
 def answer_memory_questions() -> AbstractContextManager[None]:
-    """Inside, a rank's device is the only one that it uses, and whoever asks what is allocated is told what was
+    """Inside, a rank's device is the only one that it uses, and questions for what is allocated get what was
     recorded: an allocator that is put in the place of torch's own keeps no statistics."""
     native = library.load()
     answers: dict[str, Any] = {
@@ -233,7 +233,7 @@ def _copying(on_host: Any) -> Any:
 
 def _describe_tensors(on_host: Any) -> Any:
     def text(tensor: Any, *, tensor_contents: str | None = None) -> str:
-        """Whoever logs a tensor reads its values; those of the paper GPU are not there."""
+        """Logging a tensor reads its values; those of the paper GPU are not there."""
         if tensor.device.type != "cuda":
             return str(on_host(tensor, tensor_contents=tensor_contents))
         return f"tensor(..., device='{tensor.device}', size={tuple(tensor.shape)}, dtype={tensor.dtype})"

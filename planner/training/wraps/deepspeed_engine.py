@@ -59,7 +59,7 @@ def _use_deepspeed(device: torch.device, stage: int) -> Iterator[None]:
     require(device.type, stage)
     with ExitStack() as after:
         if not torch.distributed.is_initialized():
-            after.enter_context(absent_peers.join(0, 1))  # a world of one, which nobody has made
+            after.enter_context(absent_peers.join(0, 1))  # a world of one rank
         for name in _KEEP_A_WORLD:
             after.callback(_restoring(importlib.import_module(name)))
         partitions: Any = importlib.import_module(f"{_ZERO}.partition_parameters")
@@ -200,15 +200,15 @@ def _observe_deepspeed(observer: Observer) -> Iterator[None]:
     def communicating(method: Callable[..., Any]) -> Callable[..., Any]:
         return in_region(method, observer, Category.COMMUNICATION, f"deepspeed.{method.__name__.strip('_')}")
 
-    def tell_buckets(divided: Any, _result: Any) -> None:
+    def tell_buckets(_result: Any, divided: Any) -> None:
         _tell_buckets(divided, observer)
 
-    def tell_partition(divided: Any, _result: Any) -> None:
+    def tell_partition(_result: Any, divided: Any, *_arguments: Any) -> None:
         accumulated = getattr(divided, "accumulated_grads_in_cpu", {}).values()
         _tell(observer, Category.GRADIENT, "deepspeed.accumulated", accumulated)
         _tell(observer, Category.GRADIENT, "deepspeed.partition", [divided.grads_in_partition])
 
-    def tell_built(_divided: Any, built: Any) -> None:
+    def tell_built(built: Any, *_arguments: Any, **_named: Any) -> None:
         observer.assign(built.flat_partition, Category.GRADIENT, "deepspeed.fp32_partition")
 
     def tell_before_step(divided: Any, group: int) -> None:

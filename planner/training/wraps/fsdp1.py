@@ -30,7 +30,7 @@ from planner.errors import SpecError
 from planner.events import Category
 from planner.job import schema
 from planner.training.host import Host
-from planner.training.observers import Observer, path_in_job
+from planner.training.observers import Observer, path_in_job, surrounded
 from planner.training.wraps.fsdp2 import find_groups
 
 _HANDLE = "torch.distributed.fsdp._flat_param:FlatParamHandle"
@@ -162,42 +162,24 @@ def observe_fsdp(observer: Observer) -> Iterator[None]:
         if tensor is not None:
             observer.assign(tensor, category, f"{names.get(handle, '_flat_param')} {what}".strip())
 
-    def naming(function: Callable[..., Any]) -> Callable[..., Any]:
-        def initialise(root: Any, module: nn.Module) -> None:
-            for path, unit in module.named_modules():
-                if isinstance(unit, FullyShardedDataParallel) and unit._handle is not None:
-                    names[unit._handle] = f"{path_in_job(path)}._flat_param".removeprefix(".")
-                    tell(unit._handle, unit._handle.flat_param, Category.PARAMETER)
-            function(root, module)
+    def tell_units(_root: Any, module: nn.Module) -> None:
+        for path, unit in module.named_modules():
+            if isinstance(unit, FullyShardedDataParallel) and unit._handle is not None:
+                names[unit._handle] = f"{path_in_job(path)}._flat_param".removeprefix(".")
+                tell(unit._handle, unit._handle.flat_param, Category.PARAMETER)
 
-        return initialise
+    def tell_gathered(gathered: Any, handle: Any) -> None:
+        tell(handle, gathered, Category.PARAMETER, "(gathered)")
 
-    def gathering(method: Callable[..., Any]) -> Callable[..., Any]:
-        def allocate(handle: Any) -> Any:
-            gathered = method(handle)
-            tell(handle, gathered, Category.PARAMETER, "(gathered)")
-            return gathered
+    def tell_lowered(_result: Any, handle: Any) -> None:
+        category = Category.COMMUNICATION if handle.uses_sharded_strategy else Category.PARAMETER
+        tell(handle, handle.flat_param._mp_shard, category, "(low precision)")
 
-        return allocate
-
-    def lowering(method: Callable[..., Any]) -> Callable[..., Any]:
-        def use_low_precision(handle: Any) -> None:
-            method(handle)
-            category = Category.COMMUNICATION if handle.uses_sharded_strategy else Category.PARAMETER
-            tell(handle, handle.flat_param._mp_shard, category, "(low precision)")
-
-        return use_low_precision
-
-    def reducing(function: Callable[..., Any]) -> Callable[..., Any]:
-        def hook(state: Any, handle: Any, *others: Any) -> Any:
-            nonlocal whole_dtype
-            if (gradient := handle.flat_param.grad) is not None:
-                whole_dtype = gradient.dtype
-                tell(handle, gradient, Category.GRADIENT, "(whole)")
-            del gradient
-            return function(state, handle, *others)
-
-        return hook
+    def tell_whole_gradient(_state: Any, handle: Any, *_others: Any) -> None:
+        nonlocal whole_dtype
+        if (gradient := handle.flat_param.grad) is not None:
+            whole_dtype = gradient.dtype
+            tell(handle, gradient, Category.GRADIENT, "(whole)")
 
     def sending(function: Callable[..., Any]) -> Callable[..., Any]:
         def make_tensors(state: Any, gradient: Tensor) -> Any:
@@ -208,29 +190,20 @@ def observe_fsdp(observer: Observer) -> Iterator[None]:
 
         return make_tensors
 
-    def accumulated(function: Callable[..., Any]) -> Callable[..., Any]:
-        def accumulate(state: Any, handle: Any, *others: Any) -> Any:
-            kept = function(state, handle, *others)
-            tell(handle, kept, Category.GRADIENT)
-            return kept
+    def tell_accumulated(kept: Any, _state: Any, handle: Any, *_others: Any) -> None:
+        tell(handle, kept, Category.GRADIENT)
 
-        return accumulate
-
-    def reduced_whole(function: Callable[..., Any]) -> Callable[..., Any]:
-        def reduce(state: Any, handle: Any) -> None:
-            function(state, handle)
-            tell(handle, handle.flat_param.grad, Category.GRADIENT)
-
-        return reduce
+    def tell_reduced(_result: Any, _state: Any, handle: Any) -> None:
+        tell(handle, handle.flat_param.grad, Category.GRADIENT)
 
     wrapped: dict[str, upstream.Wrapper] = {
-        f"{_RUNTIME}:_share_state_and_init_handle_attrs": naming,
-        f"{_RUNTIME}:_post_backward_hook": reducing,
+        f"{_RUNTIME}:_share_state_and_init_handle_attrs": partial(surrounded, before=tell_units),
+        f"{_RUNTIME}:_post_backward_hook": partial(surrounded, before=tell_whole_gradient),
         f"{_RUNTIME}:_get_reduce_scatter_tensors": sending,
-        f"{_RUNTIME}:_accumulate_sharded_grad": accumulated,
-        f"{_RUNTIME}:_reduce_grad_no_shard": reduced_whole,
-        f"{_HANDLE}._alloc_padded_unsharded_flat_param": gathering,
-        f"{_HANDLE}._use_low_precision_shard": lowering,
+        f"{_RUNTIME}:_accumulate_sharded_grad": partial(surrounded, after=tell_accumulated),
+        f"{_RUNTIME}:_reduce_grad_no_shard": partial(surrounded, after=tell_reduced),
+        f"{_HANDLE}._alloc_padded_unsharded_flat_param": partial(surrounded, after=tell_gathered),
+        f"{_HANDLE}._use_low_precision_shard": partial(surrounded, after=tell_lowered),
     }
     with upstream.patch_targets("fsdp1 told", wrapped=wrapped):
         yield

@@ -100,11 +100,11 @@ def observe_fsdp(observer: Observer) -> Iterator[None]:
     def communicating(function: Callable[..., Any]) -> Callable[..., Any]:
         return in_region(function, observer, Category.COMMUNICATION, function.__name__)
 
-    def tell_gathered(param: Any, _result: Any) -> None:
+    def tell_gathered(_result: Any, param: Any, *_arguments: Any) -> None:
         for output in param.all_gather_outputs:
             observer.assign(output, Category.PARAMETER, f"{param._param_fqn or ''} (gathered)".strip())
 
-    def tell_resharded(param: Any, _result: Any) -> None:
+    def tell_resharded(_result: Any, param: Any) -> None:
         kept = param._sharded_post_forward_param_data
         observer.assign(kept, Category.PARAMETER, f"{param._param_fqn or ''} (resharded)".strip())
 
