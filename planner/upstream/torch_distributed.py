@@ -6,7 +6,6 @@ from planner.upstream.entries import Change, mirror, override, patch, private
 
 _ABSENT = "tests/measuring/test_absent_peers.py"
 _CPU_RUNS = "tests/traces/test_cpu_runs.py"
-_CHUNKS = "tests/traces/test_shard_chunks.py"
 _FOLDING = "tests/traces/test_folding.py"
 _NOT_PINNED = "tests/traces/test_optimizer_variants.py"
 _PIPELINES = "tests/traces/test_pipelined_cpu_runs.py"
@@ -99,7 +98,7 @@ DTENSOR_SPEED = (
         "torch.distributed.device_mesh:DeviceMesh.__eq__":
             "compares two meshes rank by rank, which is asked for every operator",
     }),
-    *patch("list speed", "tests/traces/test_dtensor_lists.py", change=Change.REPORTED, has_source=False, optional=True,
+    *patch("list speed", _SPEED, change=Change.REPORTED, has_source=False, optional=True,
         targets={
         "torch.distributed.tensor._dispatch:OpDispatcher._propagate_op_sharding_dispatch_slow_path":
             "asks for every tensor of a list (`_foreach_`, `_fused_`) what each of all placements costs",
@@ -136,11 +135,11 @@ FSDP2 = (
         "torch.distributed.fsdp._fully_shard._fsdp_param:FSDPParam.to_sharded_post_forward":
             "allocates what stays after the forward where a part is resharded to fewer ranks",
     }),
-    *patch("shard chunks", _CHUNKS, has_source=False, targets={
+    *patch("shard chunks", _SPEED, has_source=False, targets={
         "torch.distributed.fsdp._fully_shard._fsdp_param:_chunk_with_empty":
             "makes as many chunks of every parameter as there are ranks (_fsdp_common.py)",
     }),
-    *mirror(_CHUNKS, targets={
+    *mirror(_SPEED, targets={
         "torch.distributed.fsdp._fully_shard._fsdp_common:_chunk_with_empty":
             "what is put in its place makes the same chunks, when they are asked for",
     }),
