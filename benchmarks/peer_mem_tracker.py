@@ -94,11 +94,11 @@ def _mesh(ranks: int) -> Iterator[DeviceMesh | None]:
 def _of_spec(spec: Job, mesh: DeviceMesh | None) -> Training:
     train, watching = spec.train, NullObserver()
     model = peer_models.of_spec(spec.model)
-    feed = inputs.feed_of(model, spec)
+    feed = inputs.find_feed(model, spec)
     blocks.apply_recompute(model, train.recompute, spec.model.blocks)
     optimizer, clipping = train.optimizer, train.gradient_clipping
     if mesh is not None:
-        found = [block for _, block in blocks.find(model, spec.model.blocks)]
+        found = blocks.find_blocks(model, spec.model.blocks)
         fsdp2.shard(model, found, spec.parallel.dp_shard, mesh, mixed=train.precision == "fsdp_mixed")
         optimizer, clipping = replace(optimizer, arguments={**optimizer.arguments, "foreach": False}), 0.0
     objective, precision = Objective(train.loss, feed, CPU, watching), Precision(train.precision, CPU)

@@ -9,7 +9,6 @@ from torch import nn
 
 from planner.job.loading import load_job
 from planner.job.schema import Model
-from planner.training.batch_shapes import floating
 from planner.training.models.build import from_factory
 
 
@@ -32,7 +31,7 @@ def of_spec(model: Model) -> nn.Module:
         return from_factory(model.factory, model.factory_arguments, model.factory_path).train()
     from planner.training.models import transformers_models
 
-    dtype = floating(model.parameter_dtype, place="model.parameter_dtype")
+    dtype = getattr(torch, model.parameter_dtype)
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:

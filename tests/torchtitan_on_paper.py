@@ -131,7 +131,7 @@ def theirs(case: Case, folder: str) -> list[int]:
         pause_collection(),
         paper.gpu(ARCH, 8, cuda=CUDA) as gpu,
         absent_peers.join(0, world),
-        host_work.left_out(),
+        host_work.leave_out_host_work(),
     ):
         trainer = _trainer(case)
         trainer.metrics_processor.should_log = lambda _step: False

@@ -276,7 +276,7 @@ class Recorder:
     def hear_collective(
         self, name: str, group: dist.ProcessGroup, arguments: Sequence[Any]
     ) -> AbstractContextManager[work_records.Issued | None]:
-        """A collective of absent peers is issued (`planner.training.absent_peers.heard_by`)."""
+        """A collective of absent peers is issued (`planner.training.absent_peers.tell_collectives`)."""
         if group not in self._groups:  # of a large world it takes time to look at all of its ranks
             ranks = sorted(distributed_c10d._world.pg_group_ranks.get(group, range(group.size())))
             self._groups[group] = work_records.RankGroup.of(len(self._groups) + 1, ranks)

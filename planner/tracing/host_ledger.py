@@ -39,7 +39,7 @@ def when_gone(owner: Any, call: Callable[..., object], *arguments: object) -> No
 
 
 class HostLedger:
-    """Blocks of one rank, in the order in which they are taken and given up.
+    """Blocks of one rank, in the order in which they are taken and freed.
 
     Tensors are known by their storages, of which each is one block until it is freed. `pins_gradients`: gradients are
     in pinned memory, whatever they were traced in.
@@ -94,7 +94,7 @@ class HostLedger:
             self._change(storage, category=purpose, name=name)
 
     def pin(self, tensor: Tensor) -> None:
-        """The storage of this tensor is in pinned memory from here on: first taken there, then given up here."""
+        """The storage of this tensor is in pinned memory from here on: first taken there, then freed here."""
         storage = _host_storage(tensor)
         if storage is None or storage in self._pinned:
             return

@@ -145,7 +145,7 @@ def kv_blocks(available_bytes: int, kv_token_bytes: int, block_size: int) -> int
     return max(available_bytes // (kv_token_bytes * block_size), 0)
 
 
-# vLLM 0.11, vllm/device_allocator/cumem.py, sleep: a pinned tensor as large as each segment, given up as it wakes.
+# vLLM 0.11, vllm/device_allocator/cumem.py, sleep: a pinned tensor as large as each segment, freed as it wakes.
 BACKED_UP = 1
 """The sleep level at which weights are kept on the host."""
 

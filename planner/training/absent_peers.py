@@ -135,7 +135,7 @@ def join(rank: int, world_size: int) -> Iterator[None]:
 
 
 @contextmanager
-def every_step_is_taken() -> Iterator[None]:
+def take_every_step() -> Iterator[None]:
     """Inside, no GradScaler finds an infinite gradient: an optimizer whose step is skipped would have no state.
 
     What absent peers would have sent is not there, and the first scales of fp16 overflow by design; neither says
@@ -194,7 +194,7 @@ class WithoutBackends(dist.ProcessGroup):
 
 @contextmanager
 def naming_devices() -> Iterator[None]:
-    """Inside, groups say that they have backends for the host and the device, as checkpoints want it. Whoever compiles
+    """Inside, groups say that they have backends for the host and the device, as checkpoints want it. Compilers
     would ask for these backends."""
     WithoutBackends.devices = ("cpu", "cuda")
     try:
@@ -237,7 +237,7 @@ def _fill_in_place(_self: AbsentPeers, tensors: Any, *_options: Any, **_named: A
     return finished_work(tensors)
 
 
-def _filled_by_fake(name: str) -> Callable[..., Any]:
+def _fake_collective(name: str) -> Callable[..., Any]:
     def collective(self: AbsentPeers, outputs: Any, *arguments: Any, **named: Any) -> Any:
         getattr(self._fake, name)(outputs, *arguments, **named)
         return finished_work(outputs)
@@ -312,7 +312,7 @@ _COLLECTIVES: dict[str, Callable[..., Any]] = {
         ("allreduce", "allreduce_coalesced", "broadcast", "reduce", "send", "recv", "recv_anysource"), _fill_in_place
     ),
     **{
-        name: _filled_by_fake(name)
+        name: _fake_collective(name)
         for name in ("allgather", "allgather_coalesced", "reduce_scatter", "alltoall", "gather", "scatter")
     },
     # Several names for one: torch 2.13 has new ones.
@@ -332,7 +332,7 @@ _listener: Listener | None = None
 
 
 @contextmanager
-def heard_by(listener: Listener) -> Iterator[None]:
+def tell_collectives(listener: Listener) -> Iterator[None]:
     """Inside, every collective is told to the listener."""
     global _listener
     before, _listener = _listener, listener
@@ -409,7 +409,7 @@ def alone(said: Callable[[str], None] = lambda _: None) -> Iterator[None]:
         yield
 
 
-def where_absent(train: schema.Train) -> AbstractContextManager[None]:
+def agree_about_checkpoints(train: schema.Train) -> AbstractContextManager[None]:
     """As `alone`, for a step that has to do with checkpoints in a world of absent peers.
 
     Raises TraceError if torch is not the one whose checkpoints planner knows.

@@ -15,14 +15,14 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from planner.errors import SpecError, check_known
+from planner.errors import SpecError
 from planner.job import schema
 from planner.training.host import Host
 from planner.training.observers import path_in_job
 
 
-def find(model: nn.Module, pattern: str = "") -> list[tuple[str, nn.Module]]:
-    """Paths and modules of the blocks, in the model's order, none inside another.
+def find_blocks(model: nn.Module, pattern: str = "") -> list[nn.Module]:
+    """The blocks, in the model's order, none inside another.
 
     With a `pattern` (`model.layers.*`, where `*` stands for one part of a path) the modules that match it. Without,
     those that transformers marks as checkpointable (`GradientCheckpointingLayer`), or else the members of every
@@ -31,8 +31,14 @@ def find(model: nn.Module, pattern: str = "") -> list[tuple[str, nn.Module]]:
     """
     modules = list(model.named_modules())
     if not pattern:
-        return _outermost(_marked(modules)) or _outermost(_repeated(modules, 2)) or _outermost(_repeated(modules, 1))
-    chosen = [(path, module) for path, module in modules if matches(path, pattern)]
+        # As transformers marks them; which library does so, and from where, has changed.
+        marked = [
+            module
+            for _, module in modules
+            if any(base.__name__ == "GradientCheckpointingLayer" for base in type(module).__mro__)
+        ]
+        return _outermost(marked) or _outermost(_repeated(model, 2)) or _outermost(_repeated(model, 1))
+    chosen = [module for path, module in modules if matches(path, pattern)]
     if chosen:
         return _outermost(chosen)
     lists = [path for path, module in modules if isinstance(module, nn.ModuleList)]
@@ -49,40 +55,26 @@ def matches(path: str, pattern: str) -> bool:
     return len(parts) == len(wanted) and all(map(fnmatch.fnmatchcase, parts, wanted))
 
 
-_Paths = list[tuple[str, nn.Module]]
-
-
-def _marked(modules: _Paths) -> _Paths:
-    return [
-        (path, module)
-        for path, module in modules
-        if any(base.__name__ == "GradientCheckpointingLayer" for base in type(module).__mro__)
-    ]
-
-
-def _repeated(modules: _Paths, at_least: int) -> _Paths:
-    members: _Paths = []
-    for path, module in modules:
-        if not isinstance(module, nn.ModuleList | nn.Sequential) or len(module) < at_least:
-            continue
-        if len({type(child) for child in module}) == 1:
-            members += [(f"{path}.{name}" if path else name, child) for name, child in module.named_children()]
+def _repeated(model: nn.Module, at_least: int) -> list[nn.Module]:
+    members: list[nn.Module] = []
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList | nn.Sequential) and len(module) >= at_least:
+            members += module.children() if len({type(child) for child in module}) == 1 else ()
     return members
 
 
-def _outermost(modules: _Paths) -> _Paths:
-    inside: set[int] = set()
+def _outermost(modules: list[nn.Module]) -> list[nn.Module]:
+    inside: set[nn.Module] = set()
     kept = []
-    for path, module in modules:
-        if id(module) not in inside:
-            inside.update(id(child) for child in module.modules())
-            kept.append((path, module))
+    for module in modules:
+        if module not in inside:
+            inside.update(module.modules())
+            kept.append(module)
     return kept
 
 
-def _find_for(model: nn.Module, pattern: str, verb: str, place: str, other: str = "") -> _Paths:
-    """The blocks, which are to be recomputed, offloaded or compiled. Raises SpecError if the model has none."""
-    modules = find(model, pattern)
+def _require_blocks(model: nn.Module, pattern: str, verb: str, place: str, other: str = "") -> list[nn.Module]:
+    modules = find_blocks(model, pattern)
     if not modules:
         raise SpecError(
             f"no repeated layers are found in {type(model).__name__}",
@@ -122,8 +114,6 @@ def follow(
             handle.remove()
 
 
-MODES = ("none", "full", "every", "selective")
-
 _aten = torch.ops.aten
 _MATMULS = (_aten.mm.default, _aten.addmm.default)
 _SAVED = {
@@ -137,22 +127,15 @@ _SAVED = {
 (torchtitan/distributed/activation_checkpoint.py), with addmm beside mm for layers that have a bias."""
 
 
-def apply_recompute(model: nn.Module, spec: schema.Recompute, pattern: str = "") -> list[str]:
-    """Makes the chosen blocks recompute, in place; returns their paths.
-
-    Raises SpecError for an unknown mode, or if the model has no blocks.
-    """
-    check_known("recompute", spec.mode, MODES, "train.recompute")
+def apply_recompute(model: nn.Module, spec: schema.Recompute, pattern: str = "") -> None:
+    """Makes the chosen blocks recompute, in place. Raises SpecError if the model has no blocks."""
     if spec.mode == "none":
-        return []
-    if spec.every < 1:
-        raise SpecError(f"every {spec.every}", allowed="a whole number from 1", place="train.recompute.every")
-    repeated = _find_for(model, pattern, "recomputed", "train.recompute")
+        return
+    repeated = _require_blocks(model, pattern, "recomputed", "train.recompute")
     # As torchtitan counts: with every 2, the second, the fourth, ...
     chosen = repeated[spec.every - 1 :: spec.every] if spec.mode == "every" else repeated
-    for _, block in chosen:
+    for block in chosen:
         _recompute_block(block, selective=spec.mode == "selective")
-    return [path for path, _ in chosen]
 
 
 def _recompute_block(block: nn.Module, *, selective: bool) -> None:
@@ -169,8 +152,8 @@ def _recompute_block(block: nn.Module, *, selective: bool) -> None:
 
 
 def _without_its_block(block: nn.Module) -> Callable[..., Any]:
-    """The block's forward, of which compiled code does not ask whether it is this very block's: before torch 2.13 it
-    asks so of methods (torch/_dynamo/variables/builder.py), and one code would not do for all blocks."""
+    # Before torch 2.13 compiled code of a method asks whether it is this very block's
+    # (torch/_dynamo/variables/builder.py), and one code would not do for all blocks.
     if not inspect.ismethod(block.forward):
         return block.forward
     function = block.forward.__func__
@@ -182,7 +165,6 @@ def _without_its_block(block: nn.Module) -> Callable[..., Any]:
 
 
 def _selective_contexts() -> Any:
-    """Called for each forward, whether it is compiled or not: with a fresh count of matmuls, shared by nothing."""
     matmuls: Counter[bool] = Counter()
     return create_selective_checkpoint_contexts(partial(_keep_attention_and_every_second_matmul, matmuls))
 
@@ -202,7 +184,7 @@ def _keep_attention_and_every_second_matmul(
 def apply_offload(model: nn.Module, *, wanted: bool, host: Host, pattern: str = "") -> None:
     """Makes the blocks of the model offload, in place, to this host. Raises SpecError if it has no blocks."""
     if wanted:
-        for _, block in _find_for(model, pattern, "offloaded", "train.activation_offload"):
+        for block in _require_blocks(model, pattern, "offloaded", "train.activation_offload"):
             _offload_block(block, host)
 
 
@@ -232,15 +214,13 @@ def compile_model(model: nn.Module, spec: schema.Compile | None, pattern: str = 
     if "model" in spec.scope:
         compiled = [model]
     elif "blocks" in spec.scope:
-        repeated = _find_for(model, pattern, "compiled", "train.compile.scope", other=", or compile the model")
-        compiled = [block for _, block in repeated]
+        compiled = _require_blocks(model, pattern, "compiled", "train.compile.scope", other=", or compile the model")
     for module in compiled:
         module.forward = _compile(module.forward, spec)
     return compiled
 
 
 def compile_loss(loss: _Function, spec: schema.Compile | None) -> _Function:
-    """The function that computes the loss, compiled where the job says so."""
     return _compile(loss, spec) if spec is not None and "loss" in spec.scope else loss
 
 

@@ -38,7 +38,6 @@ class World:
 
     @property
     def splits(self) -> bool:
-        """Whether a rank holds a part of the model only."""
         return any(self.degree(axis) > 1 for axis in ("dp_shard", "cp", "tp", "pp", "ep"))
 
     @cached_property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch.distributed as dist
@@ -18,49 +18,30 @@ from planner import upstream
 _LIST_OPERATORS = ("aten::_foreach_", "aten::_fused_")
 
 
-def by_groups(real: Callable[..., Any]) -> Callable[..., Any]:
+def propagate_by_groups(real: Callable[..., Any]) -> Callable[..., Any]:
     """OpDispatcher's way to the sharding of an operator, for one tensor of each kind in its lists."""
 
     def propagate(dispatcher: Any, op: Any, args: Any, kwargs: Any, op_info: Any, *rest: Any) -> Any:
-        groups = _groups_of(op, op_info.schema)
+        groups = _find_groups(op, op_info.schema)
         if groups is None:
             return real(dispatcher, op, args, kwargs, op_info, *rest)
-        schema = groups.shortened(op_info.schema)
-        return groups.lengthened(real(dispatcher, op, args, kwargs, replace(op_info, schema=schema), *rest))
+        firsts = [groups.index(group) for group in range(max(groups) + 1)]
+        short = replace(op_info, schema=_take(op_info.schema, firsts))
+        sharding = real(dispatcher, op, args, kwargs, short, *rest)
+        # Specs of the whole lists are shared, as those are that torch keeps for equal operators.
+        schema = sharding.redistribute_schema
+        return replace(
+            sharding,
+            output_spec=_take_places(sharding.output_spec, groups),
+            redistribute_schema=None if schema is None else _take(schema, groups),
+        )
 
     return propagate
 
 
-@dataclass(frozen=True, slots=True)
-class _Groups:
-    """Which places of the lists are alike: the first place of each group, and the group of each place."""
-
-    firsts: tuple[int, ...]
-    group_at: tuple[int, ...]
-
-    def shortened(self, schema: Any) -> Any:
-        arguments = tuple(
-            type(value)(value[place] for place in self.firsts) if _is_list(value) and value else value
-            for value in schema.args_schema
-        )
-        return type(schema)(schema.op, arguments, schema.kwargs_schema, schema.schema_info)
-
-    def lengthened(self, sharding: Any) -> Any:
-        """The answer for the whole lists. Its specs are shared, as those are that torch keeps for equal operators."""
-        schema = sharding.redistribute_schema
-        if schema is not None:
-            arguments = tuple(self._whole(each) for each in schema.args_schema)
-            schema = type(schema)(schema.op, arguments, schema.kwargs_schema, schema.schema_info)
-        return replace(sharding, output_spec=self._whole(sharding.output_spec), redistribute_schema=schema)
-
-    def _whole(self, value: Any) -> Any:
-        if not _is_list(value) or not value:
-            return value
-        return type(value)(value[group] for group in self.group_at)
-
-
-def _groups_of(op: Any, schema: Any) -> _Groups | None:
-    """None where there is nothing to group, or something that is not one list beside another."""
+def _find_groups(op: Any, schema: Any) -> list[int] | None:
+    """For each place of the lists the number of its group; None where there is nothing to group, or something that is
+    not one list beside another."""
     if schema is None or not op.name().startswith(_LIST_OPERATORS):
         return None
     lists = [each for each in schema.args_schema if _is_list(each) and each]
@@ -70,10 +51,18 @@ def _groups_of(op: Any, schema: Any) -> _Groups | None:
     if any(None in key for key in keys):
         return None
     known: dict[tuple[Any, ...], int] = {}
-    group_at = tuple(known.setdefault(key, len(known)) for key in keys)
-    if len(known) == len(keys):
-        return None
-    return _Groups(tuple(group_at.index(group) for group in range(len(known))), group_at)
+    groups = [known.setdefault(key, len(known)) for key in keys]
+    return None if len(known) == len(keys) else groups
+
+
+def _take(schema: Any, places: Sequence[int]) -> Any:
+    """The operator with these places of its lists."""
+    arguments = tuple(_take_places(value, places) for value in schema.args_schema)
+    return type(schema)(schema.op, arguments, schema.kwargs_schema, schema.schema_info)
+
+
+def _take_places(value: Any, places: Sequence[int]) -> Any:
+    return type(value)(value[place] for place in places) if _is_list(value) and value else value
 
 
 def _is_list(value: Any) -> bool:
@@ -81,7 +70,7 @@ def _is_list(value: Any) -> bool:
 
 
 def _key(value: Any) -> Any:
-    """All that the answer for a value of a list hinges on; None for what is no tensor laid out on a mesh."""
+    """All that the answer for a value of a list depends on; None for what is not a tensor laid out on a mesh."""
     from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
     if not isinstance(value, DTensorSpec) or value.tensor_meta is None:
@@ -94,18 +83,17 @@ _PROPAGATION = "torch.distributed.tensor._dispatch:OpDispatcher._propagate_op_sh
 
 
 @contextmanager
-def once_for_all_parameters() -> Iterator[None]:
+def cache_mesh_work() -> Iterator[None]:
     """Inside, equal work is done once. Nothing is remembered beyond.
 
     torch 2.13: fsdp/_fully_shard/_fsdp_param.py joins the meshes of sharding and tensor parallelism again for every
-    parameter; distributed/device_mesh.py compares two meshes rank by rank, which is asked for every operator. For
-    lists of tensors see :mod:`planner.training.dtensor_speed`.
+    parameter; distributed/device_mesh.py compares two meshes rank by rank, which is asked for every operator.
     """
     if not dist.is_available():
         yield
         return
     meshes: dict[str, upstream.Wrapper] = {f"{_MESHES}._concatenate": _joining, f"{_MESHES}.__eq__": _comparing}
-    lists: dict[str, upstream.Wrapper] = {_PROPAGATION: by_groups}
+    lists: dict[str, upstream.Wrapper] = {_PROPAGATION: propagate_by_groups}
     with upstream.patch_targets("mesh speed", wrapped=meshes), upstream.patch_targets("list speed", wrapped=lists):
         yield
 
@@ -168,7 +156,7 @@ class ShardChunks(Sequence[Tensor]):
 
 
 @contextmanager
-def made_when_asked_for() -> Iterator[None]:
+def make_chunks_lazily() -> Iterator[None]:
     """Inside, fully_shard makes the chunks that it takes and no others."""
     if not dist.is_available():
         yield

@@ -14,16 +14,16 @@ from torch.distributed.fsdp import FSDPModule
 
 from planner.job import schema
 from planner.training import blocks
-from planner.training.observers import Observer, RoleAssigner
-from planner.training.wraps.fsdp1 import handles_of
-from planner.training.wraps.fsdp2 import groups_of_state
+from planner.training.observers import Observer
+from planner.training.wraps.fsdp1 import flat_handles
+from planner.training.wraps.fsdp2 import parameter_groups
 
 _COUNTS_STEPS = ("RAdam",)
 """Optimizers that take other memory after some steps: its rectification begins when enough of them were taken."""
 
 
 class NoExampleError(Exception):
-    """A micro-batch whose forward was told comes to a backward of which there is no example."""
+    """A micro-batch whose forward was copied reaches a backward that has no example."""
 
 
 @runtime_checkable
@@ -43,7 +43,7 @@ class Folder(Protocol):
         """How much has happened so far."""
 
     def is_closed(self, since: int) -> bool:
-        """Whether exactly those blocks were given up since then (`now`) that were born since then."""
+        """Whether exactly the blocks allocated since then (`now`) were freed since then."""
 
     def repeat_stretch(self, first: int, after: int, times: int, iterations: int = 0) -> None:
         """What happened between two places happens here so many times, `iterations` later, and leaves nothing."""
@@ -63,9 +63,12 @@ class Folder(Protocol):
     def block_of(self, tensor: Tensor) -> int | None:
         """The block behind a tensor."""
 
+    def settle(self) -> None:
+        """Wait until autograd's threads have freed the graph of the backward that has just ended."""
 
-def folder_of(observer: Observer) -> Folder | None:
-    """The observer, if it can be told of repetition and wants to be."""
+
+def find_folder(observer: Observer) -> Folder | None:
+    """The observer, if it folds repetition."""
     return observer if isinstance(observer, Folder) and observer.folds else None
 
 
@@ -82,11 +85,9 @@ def iterations_are_alike(train: schema.Train, parallel: schema.Parallel) -> bool
 
 
 class _AllocationState:
-    """All that decides what an action of a module allocates, as far as earlier actions change it."""
-
     def __init__(self, module: nn.Module) -> None:
         self._sharded = [child for child in module.modules() if isinstance(child, FSDPModule)]
-        self._flat = handles_of(module)
+        self._flat = flat_handles(module)
         self._module = module
 
     def now(self, *, whole: bool, gradients: bool) -> tuple[Any, ...]:
@@ -96,8 +97,8 @@ class _AllocationState:
         With `gradients`, which parameters have a gradient. And how much was compiled.
         """
         state: list[Any] = [blocks.graphs_so_far()]
-        state += [_sharding_of(module._get_fsdp_state(), whole=whole) for module in self._sharded]
-        state += [_flat_state_of(handle, whole=whole) for handle in self._flat]
+        state += [_sharding_state(module._get_fsdp_state(), whole=whole) for module in self._sharded]
+        state += [_flat_state(handle, whole=whole) for handle in self._flat]
         if gradients:
             state += [parameter.grad is None for parameter in self._module.parameters()]
         return tuple(state)
@@ -108,7 +109,7 @@ _KEPT_BY_GROUP = ("_all_gather_result", "_post_reduce_event", "_reshard_after_fo
 _KEPT_BY_CONTEXT = ("all_gather_state", "reduce_scatter_state")
 
 
-def _sharding_of(state: Any, *, whole: bool) -> tuple[Any, ...]:
+def _sharding_state(state: Any, *, whole: bool) -> tuple[Any, ...]:
     context = state._comm_ctx
     return (
         state._training_state,
@@ -124,12 +125,12 @@ def _sharding_of(state: Any, *, whole: bool) -> tuple[Any, ...]:
                     for param in group.fsdp_params
                 ),
             )
-            for group in groups_of_state(state)
+            for group in parameter_groups(state)
         ),
     )
 
 
-def _flat_state_of(handle: Any, *, whole: bool) -> tuple[Any, ...]:
+def _flat_state(handle: Any, *, whole: bool) -> tuple[Any, ...]:
     """torch 2.13, fsdp/_flat_param.py: the whole parameter's storage is empty while it is not gathered."""
     flat = handle.flat_param
     gathered = getattr(flat, "_full_param_padded", None)
@@ -149,11 +150,11 @@ _SETTLED_REDUCTIONS = 3
 (torch 2.13, torch/csrc/distributed/c10d/reducer.cpp)."""
 
 
-def accumulation_folder_of(
+def find_accumulation_folder(
     observer: Observer, module: nn.Module, train: schema.Train, parallel: schema.Parallel
 ) -> AccumulationFolder | None:
     """None where nothing can be folded, or the observer does not want it."""
-    folder, hook = folder_of(observer), parallel.dp_replicate.comm_hook
+    folder, hook = find_folder(observer), parallel.dp_replicate.comm_hook
     if folder is None or train.lengths is not None or train.retains or hook in _COUNTS_MICRO_BATCHES:
         return None
     return AccumulationFolder(folder, module, train, parallel)
@@ -202,8 +203,7 @@ class AccumulationFolder:
             return
         state, since, first = self._state(), self._folder.now(), self._folder.place()
         yield
-        if isinstance(self._folder, RoleAssigner):
-            self._folder.settle()
+        self._folder.settle()
         if self._state() == state and self._folder.is_closed(since):
             self._example = _MicroBatchExample(first, self._folder.place(), iteration, state)
 
@@ -230,6 +230,9 @@ class ActionExample:
     """Inputs that hold what was given as their gradient."""
     uses: tuple[tuple[int, int], ...]
     """Where earlier actions of the same micro-batch were run whose blocks it uses."""
+
+
+KeepExample = Callable[..., None]
 
 
 class MicroBatchHistory:
@@ -261,13 +264,13 @@ class MicroBatchHistory:
         self._received.clear()
 
     def receive(self, micro_batch: int, tensors: Sequence[Tensor]) -> None:
-        """What other stages have sent for a micro-batch: each time it is there by itself, whether used or told of."""
+        """What other stages have sent for a micro-batch: each time it is allocated anew, also for a copied action."""
         self._received[micro_batch] += tuple(self._folder.block_of(_local(tensor)) for tensor in tensors)
 
     def was_copied(self, kind: str, micro_batch: int) -> bool:
         return (kind, micro_batch) in self._copied
 
-    def example_of(self, kind: str, micro_batch: int, after: Sequence[str] = ()) -> ActionExample | None:
+    def find_example(self, kind: str, micro_batch: int, after: Sequence[str] = ()) -> ActionExample | None:
         """The stretch that can be told in the place of this action; None if it has to be run.
 
         `after`: the kinds of action of the same micro-batch whose blocks it uses.
@@ -304,44 +307,35 @@ class MicroBatchHistory:
         given = iter(made)
         return [None if like is None else next(given) for like in example.like]
 
-    def run(self, kind: str, micro_batch: int, after: Sequence[str] = ()) -> ActionRun:
-        """Around an action that is run: `keep_example` makes it an example, if it left everything as it was."""
-        return ActionRun(self, kind, micro_batch, after)
+    def run(self, kind: str, micro_batch: int, after: Sequence[str] = ()) -> KeepExample:
+        """Before an action that is run. What is returned is called at its end, with the tensors that it gave the
+        schedule and which of its inputs keep one as their gradient; it becomes an example if it left everything as it
+        was."""
+        state, first = self._state(kind), self._folder.place()
+
+        def keep_example(given: Sequence[Tensor | None], kept_as_gradients: tuple[int, ...] = ()) -> None:
+            where = self._run[kind, micro_batch] = (first, self._folder.place())
+            self._runs[kind] += 1
+            # The first of a kind may find what never comes again, such as a workspace that is not there yet.
+            if self._runs[kind] == 1 or self._state(kind) != state or (kind, state) in self._examples:
+                return
+            blocks = [self._folder.block_of(tensor) for tensor in given if tensor is not None]
+            known = tuple(block for block in blocks if block is not None)
+            if len(known) < len(blocks):
+                return
+            self._examples[kind, state] = ActionExample(
+                *where,
+                like=tuple(None if tensor is None else _local(tensor).detach().to("meta") for tensor in given),
+                given=known,
+                received=self._received[micro_batch],
+                kept_as_gradients=kept_as_gradients,
+                uses=tuple(self._run[key] for earlier in after if (key := (earlier, micro_batch)) in self._run),
+            )
+
+        return keep_example
 
     def _state(self, kind: str) -> tuple[Any, ...]:
         return self._states.now(whole=kind in BACKWARDS, gradients=kind in _ACCUMULATE)
-
-
-class ActionRun:
-    """An action that is being run."""
-
-    def __init__(self, micro: MicroBatchHistory, kind: str, micro_batch: int, after: Sequence[str]) -> None:
-        self._micro, self._kind, self._micro_batch, self._after = micro, kind, micro_batch, after
-        self._state = micro._state(kind)
-        self._first = micro._folder.place()
-
-    def keep_example(self, given: Sequence[Tensor | None], kept_as_gradients: tuple[int, ...] = ()) -> None:
-        """The action has ended and gave the schedule these tensors."""
-        micro, kind, micro_batch = self._micro, self._kind, self._micro_batch
-        where = (self._first, micro._folder.place())
-        micro._run[kind, micro_batch] = where
-        micro._runs[kind] += 1
-        # The first of a kind may find what never comes again, such as a workspace that is not there yet.
-        if micro._runs[kind] == 1 or micro._state(kind) != self._state or (kind, self._state) in micro._examples:
-            return
-        blocks = [micro._folder.block_of(tensor) for tensor in given if tensor is not None]
-        known = tuple(block for block in blocks if block is not None)
-        before = [key for earlier in self._after if (key := (earlier, micro_batch)) in micro._run]
-        if len(known) < len(blocks):
-            return
-        micro._examples[kind, self._state] = ActionExample(
-            *where,
-            like=tuple(None if tensor is None else _local(tensor).detach().to("meta") for tensor in given),
-            given=known,
-            received=micro._received[micro_batch],
-            kept_as_gradients=kept_as_gradients,
-            uses=tuple(micro._run[key] for key in before),
-        )
 
 
 def _local(tensor: Tensor) -> Tensor:

@@ -115,7 +115,6 @@ class Resting:
 
     @property
     def rests(self) -> bool:
-        """Whether they are on the host now."""
         return bool(self._kept)
 
     def leave(self) -> None:

@@ -1,4 +1,4 @@
-"""Raises the level of a library's logger for a while."""
+"""Raises the level of libraries' loggers for a while."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def raise_log_level(name: str, level: int = logging.ERROR) -> Iterator[None]:
-    """Inside, the logger of that name shows nothing below the level."""
-    logger = logging.getLogger(name)
-    before = logger.level
-    logger.setLevel(level)
+def raise_log_levels(*names: str, level: int = logging.ERROR) -> Iterator[None]:
+    """Inside, the loggers of these names show nothing below the level."""
+    before = {logger: logger.level for logger in map(logging.getLogger, names)}
+    for logger in before:
+        logger.setLevel(max(logger.level, level))
     try:
         yield
     finally:
-        logger.setLevel(before)
+        for logger, old in before.items():
+            logger.setLevel(old)

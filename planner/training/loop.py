@@ -8,45 +8,29 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
-from planner.errors import SpecError, check_known
+from planner.errors import SpecError
 from planner.events import Category, Phase
 from planner.job import schema
 from planner.job.sampled_runs import Part, Steps, batches_on_device, draw_steps, shown_batches, shown_tokens
-from planner.training import batch_shapes, blocks, folding, inputs, observers, optimizers
-from planner.training.batch_shapes import Feed
-from planner.training.folding import accumulation_folder_of
+from planner.training import blocks, folding, inputs, observers, optimizers
+from planner.training.folding import find_accumulation_folder
 from planner.training.host import Host
-from planner.training.inputs import MicroBatch
+from planner.training.inputs import Feed, MicroBatch
 from planner.training.loss_functions import Objective
-from planner.training.observers import NullObserver, Observer
+from planner.training.observers import Observer
 from planner.training.wraps import context_parallel, deepspeed_engine, fsdp2
 from planner.training.wraps.ddp import ObservedDdp, fewest_iterations
 
 if TYPE_CHECKING:
-    from planner.training.distributed_checkpoints import CheckpointSaver
+    from planner.training.checkpoints import CheckpointSaver
 
-
-class OtherPhases(Protocol):
-    """What happens between the iterations of a loop, which calls it."""
-
-    def begin(self) -> None:
-        """Everything is loaded; the first iteration is next."""
-
-    def before(self, iteration: int) -> None:
-        """An iteration is next."""
-
-    def after(self, iteration: int) -> None:
-        """An iteration has ended, its evaluation too."""
-
-
-PRECISIONS = ("none", "bf16_autocast", "fp16_autocast", "fsdp_mixed")
 AUTOCAST_DTYPES = {"bf16_autocast": torch.bfloat16, "fp16_autocast": torch.float16}
 
 
@@ -58,8 +42,7 @@ class Precision:
     """
 
     def __init__(self, name: str, device: torch.device) -> None:
-        """Raises SpecError for a precision that does not exist, RuntimeError if torch turned the scaler off."""
-        check_known("precision", name, PRECISIONS, "train.precision")
+        """Raises RuntimeError if torch turned the scaler off."""
         self._device_type = device.type
         self._dtype = AUTOCAST_DTYPES.get(name)
         self.scaler = torch.amp.GradScaler(device.type) if name == "fp16_autocast" else None
@@ -105,8 +88,8 @@ class Loop:
     splitting: context_parallel.Split = field(default=context_parallel.whole)
     compiled: Sequence[nn.Module] = ()
     """Modules whose forward is compiled."""
-    others: OtherPhases | None = None
-    """What happens between iterations: another model's forwards, a rollout."""
+    others: Any = None
+    """Its PostTrainingPhases, if it has any: another model's forwards and a rollout between iterations."""
     feeds: Mapping[int, Feed] = field(default_factory=dict)
     """Batches by their length, of a run in which it differs."""
 
@@ -115,18 +98,17 @@ class Loop:
         self._lengths = chain.from_iterable(self._steps)
         if self.train.retains == "output":
             self.objective.outputs = []
-        self._folder = accumulation_folder_of(self.observer, self.bare_model, self.train, self.parallel)
+        self._folder = find_accumulation_folder(self.observer, self.bare_model, self.train, self.parallel)
 
     @cached_property
     def _steps(self) -> Steps:
-        """The lengths of each step's micro-batches, where they differ."""
         return draw_steps(self.train) if self.train.lengths is not None else ()
 
     def run(self) -> None:
         """All iterations; an evaluation after every `eval.every`, or after the last if none came before."""
         evaluation, saving, last = self.train.eval, self.train.checkpoint_save, self._iterations()
-        with self._telling_gradients(), optimizers.stepping(self.optimizer, self._tell_state):
-            folder = None if self.others else folding.folder_of(self.observer)
+        with self._tell_accumulated_gradients(), optimizers.step_in_backward(self.optimizer, self._tell_state):
+            folder = None if self.others else folding.find_folder(self.observer)
             if self.others:
                 self.others.begin()
             for iteration in range(1, last + 1):
@@ -141,7 +123,7 @@ class Loop:
                     self._saver.save(iteration)
                 gc.collect()
                 if self.others:
-                    self.others.after(iteration)
+                    self.others.after()
                 if self.train.empty_cache_every and iteration % self.train.empty_cache_every == 0:
                     self._empty_cache()
                 settled = iteration > 1 and blocks.graphs_so_far() == known
@@ -157,9 +139,9 @@ class Loop:
         fewest = max(fewest_iterations(self.parallel.dp_replicate), blocks.fewest_iterations(self.train.compile))
         return max(self.train.iterations, fewest, _FEWEST_GROWING if self.train.retains else 0)
 
-    def _telling_gradients(self) -> AbstractContextManager[None]:
+    def _tell_accumulated_gradients(self) -> AbstractContextManager[None]:
         views = self.parallel.dp_replicate.gradient_as_bucket_view and self.parallel.dp_replicate.degree > 1
-        return observers.telling_gradients(self.bare_model, self.observer, bucket_views=views)
+        return observers.tell_accumulated_gradients(self.bare_model, self.observer, bucket_views=views)
 
     def _tell_state(self, optimizer: torch.optim.Optimizer) -> None:
         observers.tell_optimizer_state(optimizer, self.bare_model, self.observer)
@@ -167,7 +149,7 @@ class Loop:
     @cached_property
     def _saver(self) -> CheckpointSaver:
         # Jobs that save alone pay for the import of torch.distributed.checkpoint.
-        from planner.training.distributed_checkpoints import CheckpointSaver
+        from planner.training.checkpoints import CheckpointSaver
 
         assert self.train.checkpoint_save is not None
         return CheckpointSaver(self.train.checkpoint_save, self.bare_model, self.optimizer, self.observer, self.host)
@@ -191,8 +173,7 @@ class Loop:
                     yield micro_batch
             micro_batch += repeated or 1
 
-    def _leave_out(self, micro_batches: int) -> None:
-        """So many micro-batches are not run."""
+    def _leave_out(self, micro_batches: int) -> None: ...
 
     def _micro_batch(self, iteration: int) -> None:
         self.observer.mark(Phase.FORWARD, iteration)
@@ -200,24 +181,22 @@ class Loop:
         with self.splitting(batch):
             with self.precision.autocast():
                 loss = self.objective(self.model, batch)
-            loss = self._of_one(loss)
+            loss = self._scale_to_one(loss)
             self.observer.mark(Phase.BACKWARD, iteration)
             self._backward(loss)
         if self.train.retains == "loss":
             self._losses.append(loss)
-        if isinstance(self.model, ObservedDdp) and not isinstance(self.observer, NullObserver):
+        if isinstance(self.model, ObservedDdp):
             for name, tensor in self.model.communication_tensors():
                 self.observer.assign(tensor, Category.COMMUNICATION, name)
         observers.tell_gradients(self.bare_model, self.observer)
 
     def _batch(self, feed: Feed, samples: int) -> MicroBatch:
-        """So many samples, taken from the data loader."""
         batch = inputs.make(feed, samples, self.device, self.observer, own_loss=self.objective.own)
         self.host.take_batch(batch.tensors())
         return batch
 
-    def _of_one(self, loss: Tensor) -> Tensor:
-        """What one micro-batch has of the loss."""
+    def _scale_to_one(self, loss: Tensor) -> Tensor:
         steps = self.train.gradient_accumulation_steps
         return loss / steps if steps > 1 else loss
 
@@ -246,8 +225,7 @@ class Loop:
         else:
             scaler.step(self.optimizer)
             scaler.update()
-        if not isinstance(self.observer, NullObserver):
-            self._tell_state(self.optimizer)
+        self._tell_state(self.optimizer)
         self.optimizer.zero_grad(set_to_none=self.train.zero_grad_set_to_none)
 
     def _clip(self, trained: Sequence[nn.Parameter], limit: float) -> None:
@@ -266,7 +244,7 @@ class Loop:
 
         Where repetition is folded, only the steps and tokens from which the others follow (planner.job.sampled_runs).
         """
-        shortened = folding.folder_of(self.observer) is not None
+        shortened = folding.find_folder(self.observer) is not None
         self.model.eval()
         try:
             self._evaluate_batches(spec, iteration, shortened=shortened)
@@ -338,13 +316,12 @@ class Loop:
         self.observer.mark(Phase.GENERATE, iteration)
 
     def _next_token(self, model: nn.Module, tokens: Tensor, cache: object, *, use_cache: bool) -> tuple[Tensor, object]:
-        """The next token of each prompt, and the keys and values of all before it."""
         with self.precision.autocast():
             if not use_cache:
                 name = next(iter(self.feed.arguments))
                 output = model(tokens) if self.feed.positional else model(**{name: tokens})
             else:
-                last = {"logits_to_keep": 1} if "logits_to_keep" in batch_shapes.of_forward(model).names else {}
+                last = {"logits_to_keep": 1} if "logits_to_keep" in inputs.forward_signature(model).names else {}
                 output = model(input_ids=tokens, past_key_values=cache, use_cache=True, **last)
                 cache = getattr(output, "past_key_values", None)
                 if cache is None:
@@ -370,36 +347,30 @@ def _gather(tensor: Tensor) -> Tensor:
 
 
 def _is_due(iteration: int, every: int, last: int) -> bool:
-    """After every so many iterations, or after the last if none came before."""
     return iteration % every == 0 or (iteration == last and every > last)
 
 
 class EngineLoop(Loop):
     """As `Loop`; the model is DeepSpeed's own engine."""
 
-    def _telling_gradients(self) -> AbstractContextManager[None]:
-        """They have been told of since the engine was made."""
+    def _tell_accumulated_gradients(self) -> AbstractContextManager[None]:
         return nullcontext()
 
     def _iterate(self, iteration: int) -> None:
         engine: Any = self.model
-        steps, watched = self.train.gradient_accumulation_steps, not isinstance(self.observer, NullObserver)
         for micro_batch in self._micro_batches(iteration):
             self._micro_batch(iteration)
-            if watched:
-                deepspeed_engine.tell_whole(engine, self.observer)
-            if micro_batch == steps:
+            deepspeed_engine.tell_whole(engine, self.observer)
+            if micro_batch == self.train.gradient_accumulation_steps:
                 self.observer.mark(Phase.OPTIMIZER_STEP, iteration)
             engine.step()
-        if watched:
-            deepspeed_engine.tell_state(engine, self.observer)
+        deepspeed_engine.tell_state(engine, self.observer)
 
     def _leave_out(self, micro_batches: int) -> None:
-        """The engine counts them, and steps after the last."""
         engine: Any = self.model
         engine.micro_steps += micro_batches
 
-    def _of_one(self, loss: Tensor) -> Tensor:
+    def _scale_to_one(self, loss: Tensor) -> Tensor:
         return loss
 
     def _backward(self, loss: Tensor) -> None:

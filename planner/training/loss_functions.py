@@ -9,15 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from planner.errors import SpecError, check_known
+from planner.errors import SpecError
 from planner.job import schema
 from planner.training import blocks, inputs
-from planner.training.batch_shapes import Feed, floating
-from planner.training.inputs import MicroBatch
+from planner.training.inputs import Feed, MicroBatch
 from planner.training.models.decoder import Decoder
 from planner.training.observers import Observer
-
-LOSSES = ("cross_entropy", "mse", "sum", "model")
 
 
 class Objective:
@@ -31,11 +28,9 @@ class Objective:
         observer: Observer,
         compiled: schema.Compile | None = None,
     ) -> None:
-        """Raises SpecError for a loss that does not exist."""
-        check_known("loss", spec.name, LOSSES, "train.loss.name")
         self.own = spec.name == "model" or (feed.own_loss and spec.name != "sum")
         self._name, self._chunks, self._in_chunks = spec.name, spec.chunks, spec.chunk_head
-        self._dtype = floating(spec.dtype, place="train.loss.dtype")
+        self._dtype = getattr(torch, spec.dtype)
         self._feed, self._device, self._observer = feed, device, observer
         self._keeps, self._kept = spec.keep_output, None
         self.outputs: list[Any] | None = None
@@ -43,33 +38,32 @@ class Objective:
         self._cross_entropy = blocks.compile_loss(cross_entropy, compiled)
 
     def __call__(self, model: nn.Module, batch: MicroBatch) -> Tensor:
-        """The loss of one micro-batch, a scalar on the device."""
         output = self._call(model, batch)
         if self._keeps and torch.is_grad_enabled():
             self._kept = output
         if self.outputs is not None and torch.is_grad_enabled():
             self.outputs.append(output)
-        return self._loss_of(output, batch)
+        return self._compute_loss(output, batch)
 
     def with_logits(self, model: nn.Module, batch: MicroBatch) -> tuple[Tensor, Tensor]:
         """The loss of one micro-batch, and what the model returned."""
         output = self._call(model, batch)
-        return self._loss_of(output, batch), logits_of(output)
+        return self._compute_loss(output, batch), find_logits(output)
 
-    def _loss_of(self, output: Any, batch: MicroBatch) -> Tensor:
+    def _compute_loss(self, output: Any, batch: MicroBatch) -> Tensor:
         if self.own:
             return _own_loss(output)
         if self._in_chunks:
-            return _of_chunks(output if isinstance(output, list) else output.logits, batch.target)
-        return self.of_output(logits_of(output), batch.target)
+            return _sum_chunks(output if isinstance(output, list) else output.logits, batch.target)
+        return self.compute_from_output(find_logits(output), batch.target)
 
-    def of_output(self, logits: Tensor, target: Tensor | None) -> Tensor:
+    def compute_from_output(self, logits: Tensor, target: Tensor | None) -> Tensor:
         """The loss by hand of an output that somebody else computed."""
         if self._name == "sum":
             return logits.to(self._dtype).sum()
         if self._name == "mse":
             return self._squares(logits, target)
-        target = target if target is not None else self._classes_like(logits)
+        target = target if target is not None else self._make_classes(logits)
         return self._cross_entropy(logits, target, self._dtype, self._chunks)
 
     def _call(self, model: nn.Module, batch: MicroBatch) -> Any:
@@ -84,8 +78,8 @@ class Objective:
             target = inputs.to_device(made, self._device, self._observer, "target")
         return functional.mse_loss(prediction.to(self._dtype), target.to(self._dtype))
 
-    def _classes_like(self, logits: Tensor) -> Tensor:
-        """Targets for logits whose shape nobody knew before: classes in dim 1 of images, in the last dim else."""
+    def _make_classes(self, logits: Tensor) -> Tensor:
+        """Targets for logits of a shape found only now: classes in dim 1 of images, else in the last dim."""
         dim = 1 if logits.dim() >= 4 else logits.dim() - 1
         shape = (*logits.shape[:dim], *logits.shape[dim + 1 :])
         classes = torch.randint(0, logits.shape[dim], shape)
@@ -116,7 +110,7 @@ def _resized(logits: Tensor, target: Tensor) -> Tensor:
     return functional.interpolate(logits, size=target.shape[1:], mode="bilinear", align_corners=False)
 
 
-def _of_chunks(parts: Sequence[Tensor], target: Tensor | None) -> Tensor:
+def _sum_chunks(parts: Sequence[Tensor], target: Tensor | None) -> Tensor:
     """Mean cross entropy of logits in chunks, each (batch, tokens, classes): all losses are there before their sum."""
     assert target is not None
     targets = target.split(parts[0].shape[1], dim=1)
@@ -127,7 +121,7 @@ def _of_chunks(parts: Sequence[Tensor], target: Tensor | None) -> Tensor:
     return torch.cat(losses).sum() / target.numel()
 
 
-def logits_of(output: Any) -> Tensor:
+def find_logits(output: Any) -> Tensor:
     """The tensor that a loss by hand starts from: `logits` where the output has them, else its first float tensor."""
     logits = getattr(output, "logits", None)
     if isinstance(logits, Tensor):
@@ -183,7 +177,7 @@ def apply(model: nn.Module, loss: schema.Loss) -> None:
             allowed="models with a head for language, as causal_lm",
             place="train.loss.chunk_head",
         )
-    whole, dtype = head.forward, floating(loss.dtype, place="train.loss.dtype")
+    whole, dtype = head.forward, getattr(torch, loss.dtype)
 
     def in_chunks(hidden: Tensor) -> list[Tensor]:
         chunks = [whole(part) for part in hidden.chunk(loss.chunks, dim=1)]

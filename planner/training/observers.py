@@ -32,7 +32,7 @@ class Observer(Protocol):
 
 @runtime_checkable
 class ModuleFollower(Protocol):
-    """An observer that also wants to know which module runs; see `scopes.follow`."""
+    """An observer that also wants to know which module runs; see `blocks.follow`."""
 
     follows_modules: bool
 
@@ -41,14 +41,6 @@ class ModuleFollower(Protocol):
 
     def leave(self) -> None:
         """The module entered last has ended, also when it ended with an error."""
-
-
-@runtime_checkable
-class RoleAssigner(Protocol):
-    """An observer that wants what other threads still have to free to be freed in the place where it belongs."""
-
-    def settle(self) -> None:
-        """Wait until autograd's threads have given up the graph of the backward that has just ended."""
 
 
 class NullObserver:
@@ -63,7 +55,7 @@ class NullObserver:
 
 
 # A functional collective allocates what it returns (torch 2.13, torch/csrc/distributed/c10d/Functional.cpp), and
-# whoever called goes on with it: under tensor parallelism most of these tensors are kept for the backward.
+# the caller goes on with it: under tensor parallelism most of these tensors are kept for the backward.
 _FUNCTIONAL = "torch:ops._c10d_functional"
 _NAMES = (
     "all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single", "broadcast",
@@ -75,9 +67,6 @@ _NAMES = (
 @contextmanager
 def observe_collectives(observer: Observer) -> Iterator[None]:
     """Inside, the observer hears of every tensor that a functional collective returns."""
-    if isinstance(observer, NullObserver):
-        yield
-        return
     wrapped: dict[str, upstream.Wrapper] = {
         f"{_FUNCTIONAL}.{name}": partial(_ObservedOperator, name=name, observer=observer) for name in _NAMES
     }
@@ -114,17 +103,17 @@ def surrounded(
     method: Callable[..., Any],
     *,
     before: Callable[..., None] | None = None,
-    after: Callable[[Any, Any], None] | None = None,
+    after: Callable[..., None] | None = None,
 ) -> Callable[..., Any]:
-    """The method; `before` is called with its arguments, `after` with its object and what it has returned."""
+    """The method; `before` is called with its arguments, `after` with what it has returned and its arguments."""
 
     @wraps(method)
-    def call(owner: Any, *arguments: Any, **named: Any) -> Any:
+    def call(*arguments: Any, **named: Any) -> Any:
         if before is not None:
-            before(owner, *arguments, **named)
-        result = method(owner, *arguments, **named)
+            before(*arguments, **named)
+        result = method(*arguments, **named)
         if after is not None:
-            after(owner, result)
+            after(result, *arguments, **named)
         return result
 
     return call
@@ -144,7 +133,7 @@ def tell_parameters(model: nn.Module, observer: Observer, prefix: str = "") -> N
 def tell_optimizer_state(optimizer: torch.optim.Optimizer, model: nn.Module, observer: Observer) -> None:
     """Every tensor that the optimizer keeps, under its parameter's name; some (`step`) may be on the host."""
     names = {id(parameter): path_in_job(name) for name, parameter in model.named_parameters()}
-    for kept in optimizers.with_state(optimizer):
+    for kept in optimizers.stateful_optimizers(optimizer):
         for parameter, state in kept.state.items():
             for key, value in state.items():
                 if isinstance(value, Tensor):
@@ -152,7 +141,7 @@ def tell_optimizer_state(optimizer: torch.optim.Optimizer, model: nn.Module, obs
 
 
 @contextmanager
-def telling_gradients(model: nn.Module, observer: Observer, *, bucket_views: bool) -> Iterator[None]:
+def tell_accumulated_gradients(model: nn.Module, observer: Observer, *, bucket_views: bool) -> Iterator[None]:
     """Inside, each gradient is told when it has been accumulated; with a silent observer no hook is installed.
 
     `bucket_views`: under DDP's `gradient_as_bucket_view` a gradient that is a view already lies in its bucket, whose
@@ -182,8 +171,6 @@ def telling_gradients(model: nn.Module, observer: Observer, *, bucket_views: boo
 def tell_gradients(model: nn.Module, observer: Observer) -> None:
     """Sharded parameters and their gradients, of which no hook hears: fully_shard hands a gradient over when the
     backward ends, and in the first forward it takes new memory for a shard that is shorter than the others."""
-    if isinstance(observer, NullObserver):
-        return
     for name, parameter in model.named_parameters():
         if not isinstance(parameter, DTensor):
             continue
@@ -195,8 +182,6 @@ def tell_gradients(model: nn.Module, observer: Observer) -> None:
 def tell_all_gradients(model: nn.Module, observer: Observer) -> None:
     """Those that torch.distributed.pipelining adds up by itself when it splits a backward (torch 2.13,
     `_backward.py`, stage_backward_weight): no hook hears of them."""
-    if isinstance(observer, NullObserver):
-        return
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:
             observer.assign(parameter.grad, Category.GRADIENT, name)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import inspect
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -21,15 +23,14 @@ from planner.job import schema
 from planner.job.bound.lower_bound import BITSANDBYTES
 from planner.job.nodes import did_you_mean
 from planner.training.device_mesh import World
-from planner.training.log_levels import raise_log_level
+from planner.training.log_levels import raise_log_levels
 from planner.upstream import torch_releases
 
 
 # torch 2.13 stacks no DTensors of different meshes, on which expert parallelism leaves the experts and the rest. As
 # transformers' Trainer does (5.23, `_mixed_mesh_grad_norm`), and torchtitan: one norm for each mesh, then that of
 # both.
-def _by_mesh(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """The parameters of each mesh, in the order in which they come."""
+def _group_by_mesh(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
     groups: dict[object, list[nn.Parameter]] = {}
     for parameter in parameters:
         mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
@@ -39,7 +40,7 @@ def _by_mesh(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
 
 def clip(parameters: Iterable[nn.Parameter], limit: float) -> None:
     """Gradients scaled, in place, so that their norm is `limit` at most."""
-    groups = _by_mesh(parameters)
+    groups = _group_by_mesh(parameters)
     if len(groups) < 2:
         clip_grad_norm_(groups[0] if groups else [], limit)
         return
@@ -53,7 +54,7 @@ def _norm(group: Sequence[nn.Parameter]) -> Tensor:
     if not isinstance(norm, DTensor):
         return norm
     # It remarks that one number is reduced along one axis after the other.
-    with raise_log_level("torch.distributed.tensor._redistribute"):
+    with raise_log_levels("torch.distributed.tensor._redistribute"):
         return norm.full_tensor()
 
 
@@ -82,14 +83,13 @@ class _StateModel(torch.optim.Optimizer):
                 if parameter.grad is None:
                     continue
                 if not self.state[parameter]:
-                    self.state[parameter].update(self._state_of(parameter))
+                    self.state[parameter].update(self._make_state(parameter))
                 self._after_update(parameter)
 
-    def _state_of(self, parameter: Tensor) -> dict[str, Any]:
+    def _make_state(self, parameter: Tensor) -> dict[str, Any]:
         raise NotImplementedError
 
-    def _after_update(self, parameter: Tensor) -> None:
-        """After the update of one parameter."""
+    def _after_update(self, parameter: Tensor) -> None: ...
 
 
 class _BitsAndBytes(_StateModel):
@@ -116,7 +116,7 @@ class _BitsAndBytes(_StateModel):
         self.in_32_bits: frozenset[int] = frozenset()
         """By `id`: parameters whose state is kept in full whatever their size."""
 
-    def _state_of(self, parameter: Tensor) -> dict[str, Any]:
+    def _make_state(self, parameter: Tensor) -> dict[str, Any]:
         device, size = parameter.device, parameter.numel()
         is_low = self.bits == 8 and size >= self._least and id(parameter) not in self.in_32_bits
         if is_low and not self._maps:
@@ -160,7 +160,9 @@ def _bits_and_bytes() -> Iterator[tuple[str, type[_BitsAndBytes]]]:
 
 
 class _TorchAo(_StateModel):
-    usual_block = 256
+    usual_block, elements_to_a_code, code_dtype = 256, 1, torch.uint8
+    table = 256
+    """Entries of the table of the codes' values, one for each state; 0: none."""
 
     def __init__(
         self,
@@ -178,7 +180,7 @@ class _TorchAo(_StateModel):
         self._names = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")[: 3 if amsgrad else 2]
         self._block = block_size or self.usual_block
 
-    def _state_of(self, parameter: Tensor) -> dict[str, Any]:
+    def _make_state(self, parameter: Tensor) -> dict[str, Any]:
         local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
         state: dict[str, Any] = {"step": torch.tensor(0.0)}
         for name in self._names:
@@ -192,40 +194,33 @@ class _TorchAo(_StateModel):
         return state
 
     def _low(self, local: Tensor) -> list[tuple[str, Sequence[int], torch.dtype]]:
-        """The parts of a state in low precision; each state has its own table of the values of its codes."""
-        return [("codes", local.shape, torch.uint8), self._scale(local), ("qmap", (256,), torch.float32)]
-
-    def _scale(self, local: Tensor) -> tuple[str, Sequence[int], torch.dtype]:
-        return "scale", (local.numel() // self._block,), torch.float32
+        size = local.numel()
+        shape = local.shape if self.elements_to_a_code == 1 else (size // self.elements_to_a_code,)
+        scale = ("scale", (size // self._block,), torch.float32)
+        table = [("qmap", (self.table,), torch.float32)] if self.table else []
+        return [("codes", shape, self.code_dtype), scale, *table]
 
 
 class _TorchAo4bit(_TorchAo):
-    usual_block = 128
-
-    def _low(self, local: Tensor) -> list[tuple[str, Sequence[int], torch.dtype]]:
-        return [("codes", (local.numel() // 2,), torch.uint8), self._scale(local), ("qmap", (16,), torch.float32)]
+    usual_block, elements_to_a_code, table = 128, 2, 16
 
 
 class _TorchAoFp8(_TorchAo):
-    def _low(self, local: Tensor) -> list[tuple[str, Sequence[int], torch.dtype]]:
-        return [("codes", local.shape, torch.float8_e4m3fn), self._scale(local)]
+    code_dtype, table = torch.float8_e4m3fn, 0
 
 
 MODELLED: dict[str, type[torch.optim.Optimizer]] = {
     **dict(_bits_and_bytes()),
-    "torchao.Adam4bit": _TorchAo4bit,
-    "torchao.Adam8bit": _TorchAo,
-    "torchao.AdamFp8": _TorchAoFp8,
-    "torchao.AdamW4bit": _TorchAo4bit,
-    "torchao.AdamW8bit": _TorchAo,
-    "torchao.AdamWFp8": _TorchAoFp8,
+    **{
+        f"torchao.{base}{ending}": kind
+        for base in ("Adam", "AdamW")
+        for ending, kind in (("4bit", _TorchAo4bit), ("8bit", _TorchAo), ("Fp8", _TorchAoFp8))
+    },
 }
 """By the name that a job writes; Adam and AdamW differ in their arithmetic only."""
 
 
 class InBackwardOptimizer(Optimizer):
-    """What the loop holds: the optimizers of all parameters."""
-
     def __init__(self, trained: list[nn.Parameter], inside: dict[Tensor, Optimizer]) -> None:
         super().__init__(trained, {})
         self.inside = inside
@@ -242,7 +237,7 @@ def _one_for_each(kind: Any, trained: list[nn.Parameter], arguments: dict[str, A
 
 
 @contextmanager
-def stepping(optimizer: Optimizer, born: Callable[[Optimizer], None]) -> Iterator[None]:
+def step_in_backward(optimizer: Optimizer, born: Callable[[Optimizer], None]) -> Iterator[None]:
     """Inside, gradients are used up when they are accumulated, after whatever hooks were installed before.
 
     `born` hears of each optimizer that has just made its state: fully_shard steps within its reduction, whose
@@ -269,7 +264,7 @@ def stepping(optimizer: Optimizer, born: Callable[[Optimizer], None]) -> Iterato
 
 
 # Every replica keeps the optimizer's state of its own part of the parameters, updates them, and sends them to the
-# others. The parts are whole parameters, given largest first to whoever has the least so far (torch 2.13,
+# others. The parts are whole parameters, given largest first to the replica that has the least so far (torch 2.13,
 # torch/distributed/optim/zero_redundancy_optimizer.py): they differ in size.
 def _divide(
     kind: type[Optimizer], trained: Sequence[nn.Parameter], arguments: dict[str, Any], group: dist.ProcessGroup | None
@@ -318,7 +313,7 @@ OptimizerMaker = Callable[[Any, list[nn.Parameter], dict[str, Any]], torch.optim
 
 def plain(kind: Any, trained: list[nn.Parameter], arguments: dict[str, Any]) -> torch.optim.Optimizer:
     # One kernel takes no DTensors of several meshes: each has a group of its own, as in transformers' Trainer (5.23).
-    groups = _by_mesh(trained)
+    groups = _group_by_mesh(trained)
     given = trained if len(groups) == 1 else [{"params": group} for group in groups]
     made: torch.optim.Optimizer = kind(given, **arguments)
     return made
@@ -347,19 +342,43 @@ def keep_embeddings_in_full(optimizer: torch.optim.Optimizer, model: nn.Module) 
     """For the bitsandbytes optimizers that are told to: as transformers' Trainer registers it (5.23, trainer.py,
     `create_optimizer`), for the weight of every embedding."""
     weights = frozenset(id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding))
-    for inside in with_state(optimizer):
+    for inside in stateful_optimizers(optimizer):
         if isinstance(inside, _BitsAndBytes) and inside.embeddings_in_32_bits:
             inside.in_32_bits = weights
 
 
+def copy_to_meta(optimizer: Optimizer, shapes: Mapping[Tensor, torch.Size]) -> Optimizer:
+    """The optimizer without state, over parameters of these shapes with gradients, on the meta device; those of its
+    own parameters that have no shape here are left out."""
+
+    def twin(parameter: Tensor) -> nn.Parameter:
+        empty = torch.empty(shapes[parameter], dtype=parameter.dtype, device="meta")
+        made = nn.Parameter(empty, requires_grad=empty.is_floating_point())
+        made.grad = torch.empty_like(made)
+        return made
+
+    copied = copy.copy(optimizer)
+    copied.state = defaultdict(dict)
+    copied.param_groups = [
+        # Kernels of devices are refused on meta, which makes the same state but for the counts of steps.
+        {
+            **group,
+            **{key: False for key in ("fused", "capturable") if group.get(key)},
+            "params": [twin(parameter) for parameter in group["params"] if parameter in shapes],
+        }
+        for group in optimizer.param_groups
+    ]
+    return copied
+
+
 def unified_bytes(optimizer: torch.optim.Optimizer) -> int:
     """Of its state, what lies in unified memory: no allocator of torch has it, and its tensors here have no memory."""
-    states = (state for inside in with_state(optimizer) for state in inside.state.values())
+    states = (state for inside in stateful_optimizers(optimizer) for state in inside.state.values())
     tensors = (value for state in states for value in state.values() if isinstance(value, Tensor) and value.is_meta)
     return sum(tensor.numel() * tensor.itemsize for tensor in tensors)
 
 
-def with_state(optimizer: torch.optim.Optimizer) -> tuple[torch.optim.Optimizer, ...]:
+def stateful_optimizers(optimizer: torch.optim.Optimizer) -> tuple[torch.optim.Optimizer, ...]:
     """The optimizers that keep the state: those that others have inside, or the optimizer itself."""
     if isinstance(optimizer, InBackwardOptimizer):
         return tuple(optimizer.inside.values())

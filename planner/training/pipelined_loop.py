@@ -22,7 +22,6 @@ from planner.errors import SpecError
 from planner.events import Category, Phase
 from planner.job import pipeline_schedules, schema
 from planner.training import absent_peers, observers
-from planner.training.batch_shapes import Feed, floating
 from planner.training.device_mesh import World
 from planner.training.folding import (
     BACKWARD,
@@ -31,13 +30,15 @@ from planner.training.folding import (
     BACKWARDS,
     FORWARD,
     LOSS,
+    Folder,
     MicroBatchHistory,
-    folder_of,
+    find_folder,
 )
-from planner.training.log_levels import raise_log_level
+from planner.training.inputs import Feed
+from planner.training.log_levels import raise_log_levels
 from planner.training.loop import AUTOCAST_DTYPES, Loop
 from planner.training.models.build import build
-from planner.training.observers import Observer, RoleAssigner
+from planner.training.observers import Observer
 from planner.training.wraps import fsdp2
 from planner.upstream import torch_releases
 
@@ -78,9 +79,8 @@ class Part:
 
 
 def _hidden_states(spec: schema.Job, width: int) -> Tensor:
-    dtype = floating(spec.model.parameter_dtype, place="model.parameter_dtype")
-    if spec.train.precision == "fsdp_mixed":
-        dtype = torch.bfloat16  # fully_shard's param_dtype, in which blocks take and give
+    # Under fsdp_mixed fully_shard's param_dtype, in which blocks take and give.
+    dtype = torch.bfloat16 if spec.train.precision == "fsdp_mixed" else getattr(torch, spec.model.parameter_dtype)
     shape = spec.train.micro_batch_size, spec.train.sequence_length // _token_shards(spec), width
     return torch.empty(shape, dtype=dtype, device="meta", requires_grad=True)
 
@@ -96,12 +96,6 @@ def parts(spec: schema.Job, coordinate: int) -> list[Part]:
 
     Raises SpecError for a model that cannot be split, or not into so many stages.
     """
-    if spec.model.factory:
-        raise SpecError(
-            "the model of a factory cannot be split into the stages of a pipeline: nobody says where",
-            allowed="a decoder, or the config of a transformers decoder",
-            place="model.factory",
-        )
     chosen = pipeline_schedules.stages_of(spec.parallel.pp, coordinate)
     if spec.model.decoder is not None:
         return [_part_of_decoder(spec, spec.model.decoder, index) for index in chosen]
@@ -115,7 +109,7 @@ def together(parts: Sequence[Part]) -> nn.Module:
     return nn.ModuleDict({f"stage{part.index}": part.module for part in parts})
 
 
-def feed_of(spec: schema.Job, part: Part) -> Feed:
+def find_feed(spec: schema.Job, part: Part) -> Feed:
     """What a micro-batch of the whole model consists of: tokens and labels."""
     if not spec.train.sequence_length:
         raise SpecError("a pipeline needs the tokens of a sequence", place="train.sequence_length")
@@ -235,7 +229,6 @@ class PipelinedLoop(Loop):
     _schedule: Any = field(init=False)
 
     def __post_init__(self) -> None:
-        """Raises SpecError for what the schedule refuses."""
         pp = self.parallel.pp
         self._stages = stages = [Stage(self, part) for part in self.parts]
         # Before torch 2.7 a schedule never scales gradients.
@@ -254,7 +247,7 @@ class PipelinedLoop(Loop):
         self.iteration = iteration
         self.observer.mark(Phase.FORWARD, iteration)
         # Before it raises, a schedule logs all of its actions, which are thousands.
-        with raise_log_level("torch.distributed.pipelining.schedules", logging.CRITICAL):
+        with raise_log_levels("torch.distributed.pipelining.schedules", level=logging.CRITICAL):
             self._run_micro_batches()
         observers.tell_gradients(self.bare_model, self.observer)
         self.observer.mark(Phase.OPTIMIZER_STEP, iteration)
@@ -271,22 +264,20 @@ class PipelinedLoop(Loop):
         self._schedule.step(*taken, target=batch.target if last else None, losses=[] if last else None, **unreturned)
 
     def _loss(self, output: Tensor, target: Tensor) -> Tensor:
-        """Of the micro-batch whose forward has just ended."""
         stage, micro_batch = self.under_way
         micro: MicroBatchHistory | None = stage.micro
         if micro and micro.was_copied(FORWARD, micro_batch):
             (copied,) = micro.copy_action(LOSS, micro_batch, (FORWARD,))
             assert copied is not None
             return copied
-        running = micro.run(LOSS, micro_batch, (FORWARD,)) if micro else None
+        keep_example = micro.run(LOSS, micro_batch, (FORWARD,)) if micro else None
         with self.precision.autocast():
-            loss = self.objective.of_output(output, target) / self.train.gradient_accumulation_steps
-        if running:
-            running.keep_example((loss,))
+            loss = self.objective.compute_from_output(output, target) / self.train.gradient_accumulation_steps
+        if keep_example:
+            keep_example((loss,))
         return loss
 
     def _backwards(self, stage: Stage) -> list[tuple[str, int]]:
-        """The backward actions of a stage in the order in which the schedule has them."""
         orders = getattr(self._schedule, "pipeline_order_with_comms", None) or getattr(
             self._schedule, "pipeline_order", None
         )
@@ -325,7 +316,7 @@ class Stage(PipelineStage):
 
     def __init__(self, loop: PipelinedLoop, part: Part) -> None:
         self._loop, self._expected = loop, part.output_example(loop.spec)
-        folder = folder_of(loop.observer) if folds_micro_batches() else None
+        folder = find_folder(loop.observer) if folds_micro_batches() else None
         self.micro = MicroBatchHistory(folder, part.module, loop.device) if folder else None
         super().__init__(
             part.module,
@@ -344,9 +335,9 @@ class Stage(PipelineStage):
     def forward_one_chunk(self, fwd_chunk_id: int, args: Any, *rest: Any, **named: Any) -> Any:
         self._observer.mark(Phase.FORWARD, self._loop.iteration)
         self._loop.under_way = (self, fwd_chunk_id)
-        if self.micro and self.micro.example_of(FORWARD, fwd_chunk_id) is not None:
+        if self.micro and self.micro.find_example(FORWARD, fwd_chunk_id) is not None:
             return self._copy_forward(self.micro, fwd_chunk_id, args)
-        running = self.micro.run(FORWARD, fwd_chunk_id) if self.micro else None
+        keep_example = self.micro.run(FORWARD, fwd_chunk_id) if self.micro else None
         with self._loop.precision.autocast():
             output = super().forward_one_chunk(fwd_chunk_id, args, *rest, **named)
         expected = self._expected
@@ -356,8 +347,8 @@ class Stage(PipelineStage):
                 f"stage {self.stage_index} gives {tuple(output.shape)} {output.dtype}, "
                 f"expected were {tuple(expected.shape)} {expected.dtype}"
             )
-        if running:
-            running.keep_example((output,))
+        if keep_example:
+            keep_example((output,))
         return output
 
     def backward_one_chunk(
@@ -368,13 +359,13 @@ class Stage(PipelineStage):
         if self.micro and self.micro.was_copied(FORWARD, bwd_chunk_id):
             self._copy_backward(self.micro, kind, bwd_chunk_id, loss)
             return
-        running = self.micro.run(kind, bwd_chunk_id, after=(FORWARD, LOSS)) if self.micro else None
-        taken = self.fwd_cache[bwd_chunk_id][1] if running else ()
+        keep_example = self.micro.run(kind, bwd_chunk_id, after=(FORWARD, LOSS)) if self.micro else None
+        taken = self.fwd_cache[bwd_chunk_id][1] if keep_example else ()
         super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
-        if running:
+        if keep_example:
             given = self.bwd_cache[bwd_chunk_id]
             kept = [i for i, grad in enumerate(given) if grad is not None and taken[i].grad is grad]
-            running.keep_example(given, tuple(kept))
+            keep_example(given, tuple(kept))
         fsdp2.tell_whole_gradients(self.submod, self._observer)
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
@@ -384,22 +375,21 @@ class Stage(PipelineStage):
             self.micro.copy_action(BACKWARD_WEIGHT, bwd_chunk_id, after)
             self.backward_state.pop(bwd_chunk_id)
             return
-        running = self.micro.run(BACKWARD_WEIGHT, bwd_chunk_id, after) if self.micro else None
+        keep_example = self.micro.run(BACKWARD_WEIGHT, bwd_chunk_id, after) if self.micro else None
         super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
         observers.tell_all_gradients(self._loop.bare_model, self._observer)
-        if running:
-            running.keep_example(())
+        if keep_example:
+            keep_example(())
         fsdp2.tell_whole_gradients(self.submod, self._observer)
 
     def backward_maybe_with_nosync(self, *arguments: Any, **named: Any) -> Any:
         gradients, groups = super().backward_maybe_with_nosync(*arguments, **named)
-        if isinstance(self._observer, RoleAssigner):
+        if isinstance(self._observer, Folder):
             self._observer.settle()
         _put_in_order(groups or [], self.submod)
         return gradients, groups
 
     def _copy_forward(self, micro: MicroBatchHistory, micro_batch: int, args: Any) -> Tensor:
-        """What forward_one_chunk leaves, without its computation."""
         taken = args if self.is_first else self._retrieve_recv_activations(micro_batch)
         (output,) = micro.copy_action(FORWARD, micro_batch)
         assert output is not None
@@ -407,8 +397,7 @@ class Stage(PipelineStage):
         return output
 
     def _copy_backward(self, micro: MicroBatchHistory, kind: str, micro_batch: int, loss: Tensor | None) -> None:
-        """What backward_one_chunk leaves, without its computation."""
-        example = micro.example_of(kind, micro_batch, (FORWARD, LOSS))
+        example = micro.find_example(kind, micro_batch, (FORWARD, LOSS))
         assert example is not None
         received = None if self.is_last else self._retrieve_recv_grads(micro_batch)
         given = tuple(micro.copy_action(kind, micro_batch, (FORWARD, LOSS)))
@@ -457,7 +446,7 @@ class Stage(PipelineStage):
 def _put_in_order(groups: list[dict[str, Any]], module: nn.Module) -> None:
     """Parameters whose gradients are still to be computed, as the module has them.
 
-    torch walks over sets of autograd's nodes here (torch 2.13, pipelining/_backward.py), whose order hinges on
+    torch walks over sets of autograd's nodes here (torch 2.13, pipelining/_backward.py), whose order depends on
     addresses: the same step would allocate in another order in each run.
     """
     place = {_get_grad_fn_or_grad_acc(weight): index for index, weight in enumerate(module.parameters())}

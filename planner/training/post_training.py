@@ -16,7 +16,6 @@ from planner.host_events import HostCategory
 from planner.job import schema
 from planner.job.schema import FrozenModel
 from planner.training import blocks, inputs, observers
-from planner.training.batch_shapes import floating
 from planner.training.device_mesh import World
 from planner.training.host import Resting
 from planner.training.inputs import MicroBatch
@@ -70,19 +69,19 @@ REWARD_HEAD = "sequence_classification"
 
 
 class _FrozenModel:
-    """A model without gradients, on the device or at rest. Raises SpecError for a config that is no model."""
+    """A model without gradients, on the device or at rest. Raises SpecError for a config without a model."""
 
     def __init__(self, name: str, section: FrozenModel, loop: Loop, spec: schema.Job, world: World) -> None:
         self.name, self.samples, self._observer = name, section.micro_batch_size, loop.observer
-        model = _model_of(section, spec.model, is_reward=name == "reward")
+        model = _model_section(section, spec.model, is_reward=name == "reward")
         self.module = module = build(model, torch.device("meta"))
-        self.feed = inputs.feed_of(module, replace(spec, model=model))
+        self.feed = inputs.find_feed(module, replace(spec, model=model))
         if world.degree("tp") > 1:
             tensor_parallel.split(module, replace(spec.parallel.tp, loss_parallel=False), world.device_mesh["tp"])
         module.requires_grad_(False)
         if world.shards:
             shard = replace(spec.parallel.dp_shard, offload="cpu" if section.offload else "", prefetch=0)
-            repeated = [block for _, block in blocks.find(module, model.blocks)]
+            repeated = blocks.find_blocks(module, model.blocks)
             mixed = spec.train.precision == "fsdp_mixed"
             fsdp2.shard(module, repeated, shard, world.sharding_mesh(), mixed=mixed)
         materialize(module, loop.device, loop.host, offloaded=world.shards and section.offload)
@@ -95,7 +94,6 @@ class _FrozenModel:
             self._resting.leave()
 
     def wake(self) -> None:
-        """It comes to the device if it rested as a whole."""
         if self._resting is not None:
             self._resting.come_back()
             observers.tell_parameters(self.module, self._observer, f"{self.name}.")
@@ -108,8 +106,7 @@ class _FrozenModel:
             self._resting.leave()
 
 
-def _model_of(section: FrozenModel, policy: schema.Model, *, is_reward: bool) -> schema.Model:
-    """The model section that it stands for: its own config, or the policy's."""
+def _model_section(section: FrozenModel, policy: schema.Model, *, is_reward: bool) -> schema.Model:
     base = policy if section.config is None else schema.Model(hf_config=section.config, attention=policy.attention)
     head = section.head or (REWARD_HEAD if is_reward and base.hf_config is not None else base.head)
     return replace(base, head=head, parameter_dtype=section.dtype)
@@ -117,10 +114,10 @@ def _model_of(section: FrozenModel, policy: schema.Model, *, is_reward: bool) ->
 
 # The order is that of verl's hybrid engine (0.6, workers/fsdp_workers.py) and of TRL's colocate mode (0.24): the
 # trainer's weights go to the engine, the engine generates while the trainer waits, the reference and the reward model
-# run forward, then the trainer takes its step. What the engine itself holds is no part of these phases: see
+# run forward, then the trainer takes its step. What the engine itself holds is not part of these phases: see
 # planner/tracing/rollout.py.
 class PostTrainingPhases:
-    """The phases around a job's loop; see :class:`planner.training.loop.OtherPhases`."""
+    """The phases between the iterations of a job's loop, which calls them."""
 
     def __init__(self, loop: Loop, spec: schema.Job, world: World) -> None:
         """Loads the reference and the reward model. Raises SpecError for what cannot be built."""
@@ -134,10 +131,10 @@ class PostTrainingPhases:
         }
         self._parameters = Resting(loop.bare_model.parameters, loop.device, loop.host, HostCategory.PARAMETER)
         self._states = Resting(self._optimizer_states, loop.device, loop.host, HostCategory.OPTIMIZER_STATE)
-        self._dtype = floating(self._section.rollout.dtype, place="post_training.rollout.dtype")
+        self._dtype = getattr(torch, self._section.rollout.dtype)
 
     def begin(self) -> None:
-        """The engine starts when the trainer rests."""
+        """Everything is loaded: the engine starts when the trainer rests."""
         self._rest_trainer()
 
     def before(self, iteration: int) -> None:
@@ -158,8 +155,7 @@ class PostTrainingPhases:
             self._states.come_back()
             observers.tell_optimizer_state(loop.optimizer, loop.bare_model, loop.observer)
 
-    def after(self, iteration: int) -> None:  # noqa: ARG002
-        """The trainer has taken its step and gives way."""
+    def after(self) -> None:
         self._rest_trainer()
 
     def _rest_trainer(self) -> None:

@@ -16,14 +16,12 @@ from planner.job import schema
 from planner.training import (
     absent_peers,
     blocks,
-    checkpoints,
     inputs,
     loss_functions,
     observers,
     optimizers,
     post_training,
 )
-from planner.training.checkpoints import Loading
 from planner.training.device_mesh import World
 from planner.training.host import Host
 from planner.training.loop import EngineLoop, Loop, Precision
@@ -37,13 +35,11 @@ from planner.training.wraps.ddp import ObservedDdp
 
 @dataclass(slots=True)
 class Outcome:
-    """What is left after the step, for whoever looks into it."""
+    """What is left after the step."""
 
     model: nn.Module
     """The model as it was wrapped."""
     optimizer: torch.optim.Optimizer
-    recomputed: list[str]
-    """Paths of the blocks that recompute."""
     ddp: Mapping[str, Any] = field(default_factory=dict)
     """The reducer's own account of itself (`_get_ddp_logging_data`): bucket sizes, rebuilt or not."""
     sharded_dims: tuple[int, ...] = ()
@@ -71,17 +67,14 @@ def run(
     blocks.forget_compiled(spec.train.compile)
     world = World.of(spec.parallel, rank, device)
     torch.manual_seed(rank)
-    with (
-        _collecting_by_hand(),
-        fsdp1.observe_fsdp(observer),
-        fsdp2.observe_fsdp(observer),
-        observers.observe_collectives(observer),
-        ExitStack() as following,
-    ):
+    with _collect_by_hand(), ExitStack() as following:
+        if not isinstance(observer, NullObserver):
+            for observe in (fsdp1.observe_fsdp, fsdp2.observe_fsdp, observers.observe_collectives):
+                following.enter_context(observe(observer))
         following.enter_context(deepspeed_engine.prepare_engine(spec, device, observer))
-        following.enter_context(absent_peers.where_absent(spec.train))
+        following.enter_context(absent_peers.agree_about_checkpoints(spec.train))
         observer.mark(Phase.LOAD, 0)
-        loop, recomputed, adapted = _load(spec, world, device, observer, host)
+        loop, adapted = _load(spec, world, device, observer, host)
         if spec.post_training is not None:
             loop.others = post_training.PostTrainingPhases(loop, spec, world)
         if isinstance(observer, ModuleFollower) and observer.follows_modules:
@@ -97,7 +90,6 @@ def run(
     return Outcome(
         model=model,
         optimizer=loop.optimizer,
-        recomputed=recomputed,
         adapted=adapted,
         ddp=model.account() if isinstance(model, ObservedDdp) else {},
         sharded_dims=fsdp2.sharded_dims(loop.bare_model),
@@ -108,10 +100,11 @@ def run(
 
 def _load(
     spec: schema.Job, world: World, device: torch.device, observer: Observer, host: Host
-) -> tuple[Loop, list[str], dict[str, int]]:
-    """The loop with all that it needs, the paths of the blocks that recompute, and what an adapter trains."""
+) -> tuple[Loop, dict[str, int]]:
+    """The loop with all that it needs, and what an adapter trains."""
     spec = deepspeed_engine.resolve_job(spec)
-    is_flat = world.shards and spec.parallel.dp_shard.kind == "fsdp1"
+    shard, mixed = spec.parallel.dp_shard, spec.train.precision == "fsdp_mixed"
+    is_flat = world.shards and shard.kind == "fsdp1"
     is_pipelined, by_engine = world.degree("pp") > 1, deepspeed_engine.uses_engine(spec)
     if is_pipelined:
         # Pipelines alone pay for the import of torch.distributed.pipelining.
@@ -119,27 +112,30 @@ def _load(
 
         stages = pipelined_loop.parts(spec, world.coordinate("pp"))
         modules, bare = [stage.module for stage in stages], pipelined_loop.together(stages)
-        feed = pipelined_loop.feed_of(spec, stages[0])
+        feed = pipelined_loop.find_feed(spec, stages[0])
     else:
         # What is split is built without memory, split, and only then given any.
         with deepspeed_engine.partitioning(spec):
             bare = build(spec.model, torch.device("meta") if world.splits else device)
-        modules, feed, feeds = [bare], inputs.feed_of(bare, spec), inputs.feeds_by_length(bare, spec)
+        modules, feed, feeds = [bare], inputs.find_feed(bare, spec), inputs.feeds_by_length(bare, spec)
         loss_functions.apply(bare, spec.train.loss)
     adapted = {} if spec.model.adapter is None else adapters.trained_elements(bare)
-    recomputed: list[str] = []
     compiled: list[nn.Module] = []
     for module in modules:
         _split(module, spec, world)
-        recomputed += blocks.apply_recompute(module, spec.train.recompute, spec.model.blocks)
+        blocks.apply_recompute(module, spec.train.recompute, spec.model.blocks)
         compiled += blocks.compile_model(module, spec.train.compile, spec.model.blocks)
         blocks.apply_offload(module, wanted=spec.train.activation_offload, host=host, pattern=spec.model.blocks)
         if world.shards and not is_flat:
-            _shard(module, spec, world)
+            if world.degree("ep") > 1:
+                expert_parallel.shard(module, shard, world, mixed=mixed)
+            repeated = blocks.find_blocks(module, spec.model.blocks)
+            fsdp2.shard(module, repeated, shard, world.sharding_mesh(), mixed=mixed)
     if is_flat:
-        bare = _flatten(bare, spec, world, device, host)
+        repeated = blocks.find_blocks(bare, spec.model.blocks)
+        bare = fsdp1.shard(bare, repeated, shard, world.device_mesh, device, host, mixed=mixed)
     elif world.splits:
-        materialize(bare, device, host, offloaded=spec.parallel.dp_shard.offload == "cpu")
+        materialize(bare, device, host, offloaded=shard.offload == "cpu")
     observers.tell_parameters(bare, observer)
     replicate, model = spec.parallel.dp_replicate, bare
     if replicate.degree > 1 and not world.shards and not by_engine:
@@ -159,23 +155,25 @@ def _load(
         "optimizer": optimizer,
         "objective": Objective(spec.train.loss, feed, device, observer, spec.train.compile),
         "feed": feed,
-        "precision": Precision("bf16_autocast" if spec.parallel.dp_shard.autocast else spec.train.precision, device),
+        "precision": Precision("bf16_autocast" if shard.autocast else spec.train.precision, device),
         "device": device,
         "observer": observer,
         "host": host,
         "compiled": compiled,
     }
     if is_pipelined:
-        return pipelined_loop.PipelinedLoop(**common, spec=spec, world=world, parts=stages), recomputed, adapted
+        return pipelined_loop.PipelinedLoop(**common, spec=spec, world=world, parts=stages), adapted
     if by_engine:
-        return EngineLoop(**common, feeds=feeds), recomputed, adapted
+        return EngineLoop(**common, feeds=feeds), adapted
     splitting = context_parallel.splitting(spec.parallel.cp, world)
-    return Loop(**common, feeds=feeds, splitting=splitting), recomputed, adapted
+    return Loop(**common, feeds=feeds, splitting=splitting), adapted
 
 
 def _load_checkpoint(spec: schema.CheckpointLoad, loop: Loop) -> Any:
-    """Loads the model, or the model and its optimizer; returns the state dict if the job keeps the reference."""
-    loading = Loading(
+    # Jobs that load alone pay for the import of torch.distributed.checkpoint.
+    from planner.training import checkpoints
+
+    loading = checkpoints.Loading(
         spec=spec,
         model=loop.bare_model,
         optimizer=loop.optimizer,
@@ -183,14 +181,8 @@ def _load_checkpoint(spec: schema.CheckpointLoad, loop: Loop) -> Any:
         observer=loop.observer,
         host=loop.host,
     )
-    if spec.kind == "state_dict":
-        state = checkpoints.load(loading)
-    else:
-        # Jobs that load so alone pay for the import of torch.distributed.checkpoint.
-        from planner.training import distributed_checkpoints
-
-        with absent_peers.naming_devices():
-            state = distributed_checkpoints.LOADS[spec.kind](loading)
+    with absent_peers.naming_devices():
+        state = checkpoints.LOADS[spec.kind](loading)
     observers.tell_optimizer_state(loop.optimizer, loop.bare_model, loop.observer)
     return state if spec.keep_reference else None
 
@@ -200,26 +192,12 @@ def _split(module: nn.Module, spec: schema.Job, world: World) -> None:
         tensor_parallel.split(module, spec.parallel.tp, world.device_mesh["tp"])
     if world.degree("ep") > 1:
         expert_parallel.split(module, spec.parallel.ep, world)
-    if world.degree("pp") == 1 or list(expert_parallel.experts_of(module)):  # a stage may have no experts
+    if world.degree("pp") == 1 or list(expert_parallel.find_experts(module)):  # a stage may have no experts
         expert_parallel.force(module, spec.parallel.ep, expert_parallel.fullest(world))
 
 
-def _shard(module: nn.Module, spec: schema.Job, world: World) -> None:
-    repeated = [block for _, block in blocks.find(module, spec.model.blocks)]
-    mixed = spec.train.precision == "fsdp_mixed"
-    if world.degree("ep") > 1:
-        expert_parallel.shard(module, spec.parallel.dp_shard, world, mixed=mixed)
-    fsdp2.shard(module, repeated, spec.parallel.dp_shard, world.sharding_mesh(), mixed=mixed)
-
-
-def _flatten(module: nn.Module, spec: schema.Job, world: World, device: torch.device, host: Host) -> nn.Module:
-    repeated = [block for _, block in blocks.find(module, spec.model.blocks)]
-    mixed = spec.train.precision == "fsdp_mixed"
-    return fsdp1.shard(module, repeated, spec.parallel.dp_shard, world.device_mesh, device, host, mixed=mixed)
-
-
 @contextmanager
-def _collecting_by_hand() -> Iterator[None]:
+def _collect_by_hand() -> Iterator[None]:
     was_enabled = gc.isenabled()
     # What was there before, garbage or not, is not looked at: a collection then takes milliseconds.
     gc.freeze()

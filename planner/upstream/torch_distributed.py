@@ -5,20 +5,16 @@ from __future__ import annotations
 from planner.upstream.entries import Change, mirror, override, patch, private
 
 _ABSENT = "tests/measuring/test_absent_peers.py"
-_CHUNKS = "tests/traces/test_shard_chunks.py"
-_FLAT = "tests/traces/test_flat_sharded_cpu_runs.py"
+_CPU_RUNS = "tests/traces/test_cpu_runs.py"
 _FOLDING = "tests/traces/test_folding.py"
 _NOT_PINNED = "tests/traces/test_optimizer_variants.py"
 _PIPELINES = "tests/traces/test_pipelined_cpu_runs.py"
-_REPLICATED = "tests/traces/test_against_cpu_runs.py"
 _RESUMED = "tests/bound/test_lower_bound.py"
 _RUN = "tests/running/test_programs_in_a_world.py"
 _RUN_CHECKPOINTS = "tests/running/test_program_checkpoints.py"
 _SAVES = "tests/traces/test_checkpoint_cpu_runs.py"
-_SHARDED = "tests/traces/test_sharded_cpu_runs.py"
 _SMALL = "tests/plans/test_small_worlds.py"
 _SPEED = "tests/traces/test_dtensor_speed.py"
-_SPLIT = "tests/traces/test_split_cpu_runs.py"
 
 ABSENT_PEERS = (
     *patch("every step is taken", _ABSENT, targets={
@@ -84,7 +80,7 @@ PROGRAM_PEERS = (
 )  # fmt: skip
 
 COLLECTIVES = (
-    *patch("collectives", _SPLIT, change=Change.REPORTED, has_source=False, optional=True, targets={
+    *patch("collectives", _CPU_RUNS, change=Change.REPORTED, has_source=False, optional=True, targets={
         "torch:ops._c10d_functional.all_reduce ops._c10d_functional.all_gather_into_tensor "
         "ops._c10d_functional.reduce_scatter_tensor ops._c10d_functional.all_to_all_single "
         "ops._c10d_functional.broadcast ops._c10d_functional.all_gather_single "
@@ -102,48 +98,48 @@ DTENSOR_SPEED = (
         "torch.distributed.device_mesh:DeviceMesh.__eq__":
             "compares two meshes rank by rank, which is asked for every operator",
     }),
-    *patch("list speed", "tests/traces/test_dtensor_lists.py", change=Change.REPORTED, has_source=False, optional=True,
+    *patch("list speed", _SPEED, change=Change.REPORTED, has_source=False, optional=True,
         targets={
         "torch.distributed.tensor._dispatch:OpDispatcher._propagate_op_sharding_dispatch_slow_path":
             "asks for every tensor of a list (`_foreach_`, `_fused_`) what each of all placements costs",
     }),
-    *private(_SPLIT, has_source=False, targets={
+    *private(_CPU_RUNS, has_source=False, targets={
         "torch.distributed.tensor._sharding_prop:LocalLRUCache ShardingPropagator.propagate_op_sharding_non_cached":
             "one cache to each thread: a new one forgets what was found in the last world",
         "torch.distributed.tensor.experimental._attention:set_rotate_method":
             "how the ring of context parallelism passes keys and values on",
     }),
-    *private(_SPLIT, has_source=False, optional=True, targets={
+    *private(_CPU_RUNS, has_source=False, optional=True, targets={
         "torch.distributed.tensor._redistribute:_gen_transform_infos _planner_cache":
             "caches of a thread too, which forget the last world",
         "torch._C:_clear_DTensor_sharding_propagator_cache": "as above, of each thread in C++ (since torch 2.10)",
     }),
-    *private(_SPLIT, targets={
+    *private(_CPU_RUNS, targets={
         "torch.distributed.tensor.parallel.loss:_disable_custom_loss_ops _enable_custom_loss_ops":
             "torch's own context does not clean up after an error",
     }),
 )  # fmt: skip
 
 FSDP2 = (
-    *patch("fsdp told", _SHARDED, has_source=False, targets={
+    *patch("fsdp told", _CPU_RUNS, has_source=False, targets={
         "torch.distributed.fsdp._fully_shard._fsdp_param_group:foreach_all_gather foreach_reduce":
             "allocates what is sent and received, which is told as communication (_fsdp_collectives.py)",
     }),
-    *mirror(_SHARDED, change=Change.REPORTED, targets={
+    *mirror(_CPU_RUNS, change=Change.REPORTED, targets={
         "torch.distributed.fsdp._fully_shard._fsdp_collectives:foreach_all_gather":
             "its buffers lie in one region of the trace",
     }),
-    *patch("fsdp told", _SHARDED, targets={
+    *patch("fsdp told", _CPU_RUNS, targets={
         "torch.distributed.fsdp._fully_shard._fsdp_param:FSDPParam.alloc_all_gather_outputs":
             "allocates whole parameters, which are told by their names",
         "torch.distributed.fsdp._fully_shard._fsdp_param:FSDPParam.to_sharded_post_forward":
             "allocates what stays after the forward where a part is resharded to fewer ranks",
     }),
-    *patch("shard chunks", _CHUNKS, has_source=False, targets={
+    *patch("shard chunks", _SPEED, has_source=False, targets={
         "torch.distributed.fsdp._fully_shard._fsdp_param:_chunk_with_empty":
             "makes as many chunks of every parameter as there are ranks (_fsdp_common.py)",
     }),
-    *mirror(_CHUNKS, targets={
+    *mirror(_SPEED, targets={
         "torch.distributed.fsdp._fully_shard._fsdp_common:_chunk_with_empty":
             "what is put in its place makes the same chunks, when they are asked for",
     }),
@@ -154,7 +150,7 @@ FSDP2 = (
     *patch("said to be pinned", _NOT_PINNED, has_source=False, targets={
         "torch:Tensor.is_pinned": "as above: what is said to be pinned is not pinned again",
     }),
-    *private(_SHARDED, targets={
+    *private(_CPU_RUNS, targets={
         "torch.distributed.fsdp._fully_shard._fully_shard:FSDPModule._get_fsdp_state":
             "sizes that do not divide, gathered parameters and waiting gradients are read from fully_shard's own state",
     }),
@@ -167,7 +163,7 @@ FSDP2 = (
 )  # fmt: skip
 
 FSDP1 = (
-    *patch("fsdp1 told", _FLAT, change=Change.REPORTED, has_source=False, targets={
+    *patch("fsdp1 told", _CPU_RUNS, change=Change.REPORTED, has_source=False, targets={
         "torch.distributed.fsdp._runtime_utils:_share_state_and_init_handle_attrs":
             "the first forward, in which units are known by their paths and flat parameters are told",
         "torch.distributed.fsdp._runtime_utils:_post_backward_hook": "the gradient of a whole flat parameter is there",
@@ -183,12 +179,12 @@ FSDP1 = (
 )  # fmt: skip
 
 DDP = (
-    *override(_REPLICATED, change=Change.REPORTED, targets={
+    *override(_CPU_RUNS, change=Change.REPORTED, targets={
         "torch.nn.parallel.distributed:DistributedDataParallel._build_params_for_reducer "
         "DistributedDataParallel._ddp_init_helper DistributedDataParallel._sync_buffers":
             "the constructor's first exchange, its buckets and the broadcast of buffers are told apart",
     }),
-    *private(_REPLICATED, targets={
+    *private(_CPU_RUNS, targets={
         "torch.nn.parallel.distributed:DistributedDataParallel._get_ddp_logging_data":
             "the reducer's own account of its buckets",
     }),
@@ -196,7 +192,7 @@ DDP = (
         "torch.distributed.optim.zero_redundancy_optimizer:ZeroRedundancyOptimizer._partition_parameters":
             "which replica has which part of the state",
     }),
-    *private(_REPLICATED, change=Change.REPORTED, targets={
+    *private(_CPU_RUNS, change=Change.REPORTED, targets={
         "torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook:powerSGD_hook PowerSGDState.__init__":
             "factors and errors are found in its dictionaries; two iterations are the fewest before it compresses",
     }),

@@ -17,7 +17,7 @@ import torch
 from planner import paper, upstream
 from planner.errors import TorchVersionError, TraceError
 from planner.paper import compiled
-from planner.tracing.spec import gpu_answers
+from planner.tracing.spec import step_trace
 from planner.truth.measuring import rank_recorder
 from planner.upstream import __main__ as command
 from planner.upstream import checking, table, torch_releases
@@ -25,7 +25,7 @@ from planner.upstream.entries import Change, Entry, Kind
 
 REPOSITORY = Path(__file__).parents[2]
 ROOMS = ("paper", "running", "tracing", "training", "measuring")
-INSTALLED = [entry for entry in table.TABLE if checking.folder_of(entry.package) is not None]
+INSTALLED = [entry for entry in table.TABLE if checking.find_folder(entry.package) is not None]
 
 
 def text_of_packages() -> Iterator[tuple[Path, str]]:
@@ -127,7 +127,7 @@ def another_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(checking, "table", SimpleNamespace(TABLE=entries))
         digests = {entry.target: "1" for entry in entries}
         monkeypatch.setattr(checking, "read_digests", lambda: {"torch": {"9.1": digests}})
-        monkeypatch.setattr(checking, "folder_of", lambda _package: tmp_path)
+        monkeypatch.setattr(checking, "find_folder", lambda _package: tmp_path)
         monkeypatch.setattr(checking.importlib.metadata, "version", lambda _name: "9.2.0+cpu")
         checking.enforce.cache_clear()
 
@@ -300,7 +300,7 @@ def test_settling_leaves_no_event() -> None:
 
 
 def test_a_tensor_on_paper_is_printed_without_its_values() -> None:
-    with paper.gpu("sm_90"), gpu_answers.answering():
+    with paper.gpu("sm_90"), step_trace.answer_memory_questions():
         assert str(torch.zeros(2, 3, device="cuda")) == "tensor(..., device='cuda:0', size=(2, 3), dtype=torch.float32)"
         assert str(torch.zeros(1)) == "tensor([0.])"
 

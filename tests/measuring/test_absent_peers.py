@@ -109,5 +109,5 @@ def test_no_scaler_skips_a_step_that_overflowed() -> None:
         return dict(optimizer.state)
 
     assert step() == {}
-    with absent_peers.every_step_is_taken():
+    with absent_peers.take_every_step():
         assert list(step()) == [weight]

@@ -12,7 +12,7 @@ import planner.paper  # noqa: F401  # before torch
 from planner.job import hf_config
 from planner.job.schema import Model
 from planner.tracing.rollout import kv_blocks, weights_in_allocator
-from planner.tracing.spec.engine import KvShape, kv_shape_of
+from planner.tracing.spec.engine import KvShape, find_kv_shape
 from planner.units import GIB
 
 LOGS = json.loads((Path(__file__).parents[1] / "data" / "engine_logs.json").read_text(encoding="utf-8"))
@@ -36,7 +36,7 @@ def _model(log: dict[str, Any]) -> Model:
 def _token_bytes(log: dict[str, Any]) -> int:
     if "shape" in log:
         return KvShape(**log["shape"]).bytes_per_token(log["tensor_parallel"], "bfloat16")
-    shape = kv_shape_of(_model(log))
+    shape = find_kv_shape(_model(log))
     layers = log.get("layers", shape.layers)
     return shape.bytes_per_token(log["tensor_parallel"], "bfloat16") * layers // shape.layers
 
@@ -47,10 +47,10 @@ def _counted(log: dict[str, Any]) -> bool:
 
 @pytest.mark.parametrize("log", [each for each in LOGS if "weights_gib" in each], ids=_name)
 def test_the_weights_are_those_of_the_log(log: dict[str, Any]) -> None:
-    from planner.training.inference_engine import engine_tensor_bytes
+    from planner.tracing.spec.engine import engine_tensor_bytes
 
     model = _model(log)
-    sizes = engine_tensor_bytes(model, "bfloat16", log["tensor_parallel"], kv_shape_of(model).kv_heads)
+    sizes = engine_tensor_bytes(model, "bfloat16", log["tensor_parallel"], find_kv_shape(model).kv_heads)
 
     assert weights_in_allocator(tuple(sizes))[0] / GIB == pytest.approx(log["weights_gib"], rel=_WEIGHTS_TOLERANCE)
 

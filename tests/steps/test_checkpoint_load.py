@@ -6,11 +6,9 @@ import gc
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 
-from planner.errors import SpecError
 from planner.events import Phase
 from planner.job.schema import CheckpointLoad, Decoder, Job
 from planner.training import step
@@ -90,12 +88,3 @@ def test_a_checkpoint_on_the_host_of_another_device_takes_no_memory_there() -> N
         "weight": (torch.Size([1000, 1000]), CPU, 4),
         "bias": (torch.Size([1000]), CPU, 4),
     }
-
-
-def test_another_place_is_refused(factory_job: JobOf, run: Run) -> None:
-    with pytest.raises(SpecError) as refusal:
-        run(factory_job(checkpoint_load=CheckpointLoad(map_location="disk")))
-
-    assert str(refusal.value) == (
-        "train.checkpoint_load.map_location: unknown map_location 'disk'\n  allowed: cpu, device"
-    )

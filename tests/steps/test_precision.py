@@ -7,7 +7,6 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from planner.errors import SpecError
 from planner.job.schema import Job
 from planner.training import step
 from planner.training.loop import Precision
@@ -78,17 +77,3 @@ def test_autocast_keeps_parameters_and_states_in_float32(decoder_job: JobOf, run
     outcome = run(decoder_job(precision="bf16_autocast"))
 
     assert gradients_and_activations(outcome) == {torch.float32}
-
-
-def test_unknown_precisions_and_dtypes_are_refused(decoder_job: JobOf, run: Run) -> None:
-    with pytest.raises(SpecError) as precision:
-        run(decoder_job(precision="fp8"))
-    with pytest.raises(SpecError) as dtype:
-        run(decoder_job(model={"parameter_dtype": "int8"}))
-
-    assert str(precision.value) == (
-        "train.precision: unknown precision 'fp8'\n  allowed: none, bf16_autocast, fp16_autocast, fsdp_mixed"
-    )
-    assert str(dtype.value) == (
-        "model.parameter_dtype: 'int8' is no floating-point dtype\n  allowed: float32, bfloat16, float16, float64"
-    )

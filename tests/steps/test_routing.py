@@ -65,7 +65,7 @@ def test_experts_see_the_rule_and_the_router_still_learns() -> None:
     model: Any = build(Model(hf_config=MIXTRAL), torch.device("cpu"))
     expert_parallel.force(model, Ep(imbalance=2.0))
     seen: list[torch.Tensor] = []
-    experts = dict(expert_parallel.experts_of(model))["model.layers.0.mlp.experts"]
+    experts = dict(expert_parallel.find_experts(model))["model.layers.0.mlp.experts"]
     experts.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[1].clone()))
 
     model(input_ids=torch.arange(8).view(1, 8)).logits.sum().backward()

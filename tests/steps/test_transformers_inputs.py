@@ -25,7 +25,7 @@ def feed(name: str, *, head: str = "", tokens: int = 16, given: dict[str, Input]
         model=Model(hf_config=TABLE[name]["config"], head=head),
         train=Train(sequence_length=tokens, inputs=given or {}),
     )
-    return inputs.feed_of(build(spec.model, CPU), spec)
+    return inputs.find_feed(build(spec.model, CPU), spec)
 
 
 def shapes(described: Any) -> dict[str, tuple[int, ...]]:
@@ -99,7 +99,7 @@ def test_where_pictures_have_any_size_the_model_is_trained_on_text() -> None:
     }  # fmt: skip
     spec = Job(model=Model(hf_config=config), train=Train(sequence_length=32))
 
-    assert set(inputs.feed_of(build(spec.model, CPU), spec).arguments) == {"input_ids"}
+    assert set(inputs.find_feed(build(spec.model, CPU), spec).arguments) == {"input_ids"}
 
 
 def test_an_image_that_does_not_fit_into_the_sequence_is_refused() -> None:

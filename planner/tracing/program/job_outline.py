@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from planner import upstream
-from planner.training.wraps.fsdp2 import groups_of_state
+from planner.training.wraps.fsdp2 import parameter_groups
 
 _MOST_TEXT = 200
 
@@ -219,7 +219,7 @@ def _fsdp(model: nn.Module) -> dict[str, Any] | None:
     """Of fully_shard: which modules, and the policies of the first that has parameters of its own."""
     sharded = {path: module for path, module in model.named_modules() if isinstance(module, FSDPModule)}
     states = {path: module._get_fsdp_state() for path, module in sharded.items()}
-    firsts = {path: groups[0] for path, state in states.items() if (groups := groups_of_state(state))}
+    firsts = {path: groups[0] for path, state in states.items() if (groups := parameter_groups(state))}
     if not firsts:
         return None
     path, first = next(((path, group) for path, group in firsts.items() if path), next(iter(firsts.items())))

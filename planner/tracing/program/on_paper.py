@@ -384,7 +384,7 @@ def run_program(order: ProgramOrder, endings: Endings) -> None:
     with paper.gpu(order.target or order.gpu.arch, torch_version=order.torch) as gpu, ExitStack() as stack:
         run = ProgramRun(order, gpu, endings)
         stack.enter_context(_surrounded(order, run, endings))
-        stack.enter_context(absent_peers.heard_by(gpu.recorder.hear_collective))
+        stack.enter_context(absent_peers.tell_collectives(gpu.recorder.hear_collective))
         for note in order.line.notes:
             run.assumptions.add(About.HOST, note)
         if order.writes:
@@ -440,7 +440,7 @@ def _surrounded(order: ProgramOrder, run: ProgramRun, endings: Endings) -> Itera
         run.world.entered(),
         run.surroundings.entered(),
         run.neighbours.present(),
-        absent_peers.every_step_is_taken(),
+        absent_peers.take_every_step(),
         run.compiling.watch(),
         upstream.patch_targets(
             "program losses",

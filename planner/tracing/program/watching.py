@@ -294,7 +294,7 @@ class Watcher:
         self._tell(Kind.STEP, self._part(optimizer))
 
     def _step_ends(self, optimizer: Optimizer, *_arguments: Any) -> None:
-        for wrapped in optimizers.with_state(optimizer):
+        for wrapped in optimizers.stateful_optimizers(optimizer):
             for parameter, state in wrapped.state.items():
                 name = self._names.get(parameter, "") if isinstance(parameter, Tensor) else ""
                 for key, value in state.items() if isinstance(state, dict) else ():

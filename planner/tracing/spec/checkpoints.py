@@ -6,12 +6,11 @@ import io
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import IO, Any, Self, cast
 
 import torch
 from torch import nn
-from torch.distributed.checkpoint.filesystem import FileSystemBase, FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter
 from torch.utils._pytree import tree_leaves
 
 from planner import upstream
@@ -104,25 +103,15 @@ class _Nowhere(io.RawIOBase):
         return self._at
 
 
-class _Nothing(FileSystemBase):
+class _Nothing(FileSystem):
     @contextmanager
     def create_stream(self, path: Any, mode: str) -> Iterator[Any]:  # noqa: ARG002
         with torch.serialization.skip_data():
             yield _Nowhere()
 
-    def concat_path(self, path: Any, suffix: str) -> Any:
-        return Path(path) / suffix
-
     def rename(self, path: Any, new_path: Any) -> None: ...
 
-    def init_path(self, path: Any) -> Any:
-        return Path(path)
-
     def mkdir(self, path: Any) -> None: ...
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:  # noqa: ARG003
-        return True
 
     def exists(self, path: Any) -> bool:  # noqa: ARG002
         return False

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from planner import paper  # before torch
+
+import torch  # isort: skip
+from torch import Tensor, nn  # isort: skip
+
 from planner.errors import PlannerError, SpecError
 from planner.events import Alloc, Free, Mark, Phase
 from planner.job.schema import Job, Model, Parallel, Rollout, Tp, Train
 from planner.tracing.rank_trace import EngineFigures
 from planner.tracing.spec import failures, host_work
-from planner.training import absent_peers, dtensor_speed, inference_engine
+from planner.training import absent_peers, dtensor_speed
+from planner.training.device_mesh import World
+from planner.training.host import Host
+from planner.training.models.build import build, materialize
+from planner.training.models.decoder import Decoder
+from planner.training.observers import Observer
+from planner.training.wraps import tensor_parallel
 
 # Attention keeps a key and a value of every KV head in every layer (vLLM 0.11, vllm/v1/kv_cache_interface.py,
 # FullAttentionSpec; sglang 0.5, model_runner_kv_cache_mixin.py); multi-head latent attention one compressed vector and
@@ -44,7 +55,7 @@ class KvShape:
         return self.layers * 2 * heads * self.head_dim * BYTES_OF_DTYPE[dtype]
 
 
-def kv_shape_of(model: Model) -> KvShape:
+def find_kv_shape(model: Model) -> KvShape:
     """Of a transformers config or the built-in decoder. Raises SpecError where the config does not say it."""
     if (decoder := model.decoder) is not None:
         return KvShape(decoder.layers, decoder.kv_heads, decoder.head_dim or decoder.hidden // decoder.heads)
@@ -84,7 +95,7 @@ def engine_figures(job: Job, target: str = "") -> EngineFigures:
     be traced."""
     assert job.post_training is not None
     rollout = job.post_training.rollout
-    shape = kv_shape_of(job.model)
+    shape = find_kv_shape(job.model)
     kept = rollout.dtype if rollout.kv_cache_dtype == "auto" else rollout.kv_cache_dtype
     split = rollout.tensor_parallel if shape.latent_dim else math.gcd(shape.kv_heads, rollout.tensor_parallel)
     assumed: tuple[str, ...] = ()
@@ -93,7 +104,7 @@ def engine_figures(job: Job, target: str = "") -> EngineFigures:
             f"the engine's activations are those of {split} ranks, since fewer than {rollout.tensor_parallel} KV heads"
             " are not split further",
         )
-    sizes = inference_engine.engine_tensor_bytes(job.model, rollout.dtype, rollout.tensor_parallel, shape.kv_heads)
+    sizes = engine_tensor_bytes(job.model, rollout.dtype, rollout.tensor_parallel, shape.kv_heads)
     split_job = replace(
         job,
         model=replace(job.model, parameter_dtype=rollout.dtype),
@@ -115,10 +126,10 @@ def _activation_bytes(job: Job, rollout: Rollout, target: str) -> int:
         try:
             with (
                 absent_peers.join(0, job.parallel.tp.degree),
-                host_work.left_out() as host,
-                dtensor_speed.once_for_all_parameters(),
+                host_work.leave_out_host_work() as host,
+                dtensor_speed.cache_mesh_work(),
             ):
-                inference_engine.run(job, rollout, gpu.device, gpu.recorder, host)
+                run_engine(job, rollout, gpu.device, gpu.recorder, host)
                 events = gpu.recorder.events()
         except (PlannerError, MemoryError):
             raise
@@ -136,3 +147,113 @@ def _activation_bytes(job: Job, rollout: Rollout, target: str) -> int:
         elif isinstance(event, Mark) and event.phase is Phase.ROLLOUT:
             before = highest = now
     return highest - before
+
+
+# Counted from the model's real parameters, built without memory; how they are joined and divided follows vLLM's layers
+# (0.11, vllm/model_executor/layers): queries, keys and values are one tensor, gate and up another; columns and rows of
+# linear layers, and the vocabulary padded to a multiple of 64 (vocab_parallel_embedding.py), are divided over the
+# ranks; keys and values of fewer heads than ranks are there several times (linear.py, QKVParallelLinear); norms,
+# routers, biases of row-parallel layers and the projections into a latent space are whole on every rank. A model with
+# rotary positions has one table of sines and cosines (rotary_embedding.py).
+_VOCABULARY_PADDING = 64
+_WHOLE = re.compile(
+    r"(^|\.)(router|gate\.weight|shared_expert_gate|q_a_proj|kv_a_proj_with_mqa|wpe|embed_positions|position_embeddings)"
+)
+_ROW_PARALLEL_BIAS = re.compile(r"(^|\.)(o_proj|down_proj|c_proj|out_proj|fc2|dense_4h_to_h|dense|o|down)\.bias$")
+_HEAD = re.compile(r"(^|\.)(lm_head|head|embed_out)\.weight$")
+_KEYS_AND_VALUES = re.compile(r"(^|\.)(k_proj|v_proj|k|v)\.(weight|bias)$")
+_JOINED = {
+    **dict.fromkeys(("q_proj", "k_proj", "v_proj", "q", "k", "v"), "qkv"),
+    **dict.fromkeys(("gate_proj", "up_proj", "up"), "gate_up"),
+}
+
+
+def engine_tensor_bytes(model: Model, dtype: str, tensor_parallel: int, kv_heads: int) -> list[int]:
+    """Bytes of each tensor of one rank in `dtype`, in the order in which they are made."""
+    kept = getattr(torch, dtype).itemsize
+    module = build(replace(model, parameter_dtype=dtype), torch.device("meta"))
+    embeddings = {id(layer.weight) for layer in module.modules() if isinstance(layer, nn.Embedding)}
+    sizes: dict[str, int] = {}
+    for name, parameter in module.named_parameters():
+        vocabulary = id(parameter) in embeddings or _HEAD.search(name) is not None
+        share = _share(name, parameter, tensor_parallel, kv_heads, vocabulary=vocabulary)
+        key = _joined(name)
+        sizes[key] = sizes.get(key, 0) + share * kept
+    # The table of a model with rotary positions: a sine and a cosine of half of the rotated width, for every position.
+    widths = [buffer.numel() * 2 for name, buffer in module.named_buffers() if name.endswith("rotary_emb.inv_freq")]
+    config: Any = getattr(module, "config", None)
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    rotations = widths[0] * int(getattr(text, "max_position_embeddings", 0)) * kept if widths else 0
+    return [*sizes.values(), *([rotations] if rotations else [])]
+
+
+def _joined(name: str) -> str:
+    *parents, own, kind = name.split(".") if name.count(".") else ("", name)
+    together = "gate_up" if own == "gate" and parents[-1:] == ["ffn"] else _JOINED.get(own)
+    return ".".join((*parents, together, kind)) if together else name
+
+
+def _share(name: str, parameter: nn.Parameter, ranks: int, kv_heads: int, *, vocabulary: bool) -> int:
+    whole = parameter.numel()
+    is_norm = parameter.ndim == 1 and not name.endswith("bias")
+    if vocabulary and not _WHOLE.search(name):
+        rows = -(-parameter.shape[0] // _VOCABULARY_PADDING) * _VOCABULARY_PADDING
+        return -(-rows // ranks) * (whole // parameter.shape[0])
+    if is_norm or _ROW_PARALLEL_BIAS.search(name) or (_WHOLE.search(name) and ".ffn.gate." not in f".{name}"):
+        return whole
+    if _KEYS_AND_VALUES.search(name):
+        return whole // min(ranks, max(kv_heads, 1))
+    return -(-whole // ranks)
+
+
+# vLLM runs its model on `max_num_batched_tokens` tokens, takes the logits of `max_num_seqs` of them and samples with
+# top-k and top-p (0.11, v1/worker/gpu_model_runner.py, profile_run and _dummy_sampler_run). Here the model is the
+# transformers one or the built-in decoder: what vLLM fuses (the projections, norms, activations) is separate, and
+# allocates in parts.
+def run_engine(spec: Job, rollout: Rollout, device: torch.device, observer: Observer, host: Host) -> None:
+    """Load the engine's model, split as `spec.parallel.tp` says, and run it once. Raises SpecError for other models."""
+    world = World.of(spec.parallel, 0, device)
+    observer.mark(Phase.LOAD, 0)
+    model = build(spec.model, torch.device("meta"))
+    if world.degree("tp") > 1:
+        tensor_parallel.split(model, spec.parallel.tp, world.device_mesh["tp"])
+    materialize(model, device, host)
+    model.eval()
+    observer.mark(Phase.ROLLOUT, 0)
+    tokens, longest = rollout.max_num_batched_tokens, rollout.max_model_len
+    ids = torch.zeros((max(tokens // longest, 1), min(tokens, longest)), dtype=torch.int64).to(device)
+    with torch.no_grad():  # as inference_mode for memory; in that DTensor of 2.6 splits no composite operators
+        hidden, head = _hidden_states(model, ids)
+        rows = hidden.flatten(0, -2)[: rollout.max_num_seqs]
+        logits = head(rows.unsqueeze(0)).squeeze(0)
+        del hidden, rows
+        _sample(getattr(logits, "_local_tensor", logits).float())
+
+
+def _hidden_states(model: nn.Module, ids: Tensor) -> tuple[Tensor, nn.Module]:
+    if isinstance(model, Decoder):
+        head, model.head = model.head, None
+        hidden = model(ids)
+        assert head is not None
+        return hidden, head
+    parts: Any = model
+    decoder = parts.get_decoder() if hasattr(model, "get_decoder") else None
+    head = parts.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    if decoder is None or head is None or decoder is model:
+        raise SpecError(
+            f"{type(model).__name__} has no decoder with a head, so an engine's forward of it is not known",
+            allowed="causal language models of transformers, and the built-in decoder",
+            place="post_training.rollout",
+        )
+    return decoder(input_ids=ids, use_cache=False).last_hidden_state, head
+
+
+def _sample(logits: Tensor) -> Tensor:
+    """Top-k and top-p by sorting, as where no fused kernel is installed."""
+    ordered, places = logits.sort(dim=-1)
+    ordered = ordered.masked_fill(ordered < ordered[:, :1], float("-inf"))
+    summed = ordered.softmax(dim=-1).cumsum(dim=-1)
+    ordered = ordered.masked_fill(summed <= 0.1, float("-inf"))
+    kept = torch.empty_like(ordered).scatter_(dim=-1, index=places, src=ordered)
+    chances = kept.softmax(dim=-1)
+    return chances.div_(torch.empty_like(chances).exponential_(1.0)).argmax(dim=-1)

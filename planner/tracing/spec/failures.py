@@ -66,7 +66,7 @@ def _line_of_error(error: Exception) -> str:
 
 
 def _compiling_error(error: Exception, summary: str, module: str) -> TraceError | None:
-    """None for an error that is none of compiling. `module`: what was at work, as a part of a sentence."""
+    """None if the error does not come from compiling. `module`: the module at work, as a part of a sentence."""
     text = str(error)
     if CompilesByItselfError.__name__ in summary:  # as Dynamo passes it on
         return TraceError(

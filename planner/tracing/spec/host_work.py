@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import weakref
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -21,72 +19,25 @@ from planner.host_events import HostBlock, HostCategory
 from planner.paper.native_records import local_part
 from planner.tracing.host_ledger import SMALLEST_BYTES, HostLedger, NewStorages, when_gone
 from planner.training.host import CheckpointFiles, Host
+from planner.training.optimizers import copy_to_meta
 
 
-@dataclass(frozen=True, slots=True)
-class FirstStep:
-    """Bytes of each tensor that stays, and of what is there besides at the highest point of the first step."""
+class AbsentHost(HostLedger, Host):
+    """A host on which nothing is filled, clipped or kept, but written down; see `planner.training.host.Host`.
 
-    state: tuple[int, ...]
-    temporary_bytes: int
-
-
-def step_on_meta(optimizer: Optimizer, parameters: Sequence[Tensor]) -> FirstStep:
-    """What the optimizer's first step takes for these of its parameters, each of which has a gradient.
-
-    Raises whatever an optimizer raises that does not run on meta tensors.
+    Steps of optimizers pass over the parameters that rest on it: the state of these is taken once, in this ledger.
     """
-    on_meta: dict[int, Tensor] = {}
-    for parameter in parameters:
-        local = local_part(parameter)
-        copied = nn.Parameter(torch.empty_like(local, device="meta"), requires_grad=local.is_floating_point())
-        copied.grad = torch.empty_like(copied)
-        on_meta[id(parameter)] = copied
-    shadow = copy.copy(optimizer)
-    shadow.state = defaultdict(dict)
-    shadow.param_groups = [
-        {
-            **group,
-            # Kernels of devices are refused on meta, which keeps the same state without them.
-            **{key: False for key in ("fused", "capturable") if group.get(key)},
-            "params": [on_meta[id(parameter)] for parameter in group["params"] if id(parameter) in on_meta],
-        }
-        for group in optimizer.param_groups
-    ]
-    now = highest = 0
-
-    def give_up(size: int) -> None:
-        nonlocal now
-        now -= size
-
-    def take(storage: torch.UntypedStorage) -> None:
-        nonlocal now, highest
-        now += storage.nbytes()
-        highest = max(highest, now)
-        when_gone(storage, give_up, storage.nbytes())
-
-    with torch.no_grad(), NewStorages("meta", take):
-        shadow.step()
-    state = tuple(
-        value.nbytes
-        for values in shadow.state.values()
-        for value in values.values()
-        if isinstance(value, Tensor) and value.device.type == "meta"
-    )
-    # A fused kernel updates in place.
-    is_fused = any(group.get("fused") for group in optimizer.param_groups)
-    return FirstStep(state, 0 if is_fused else max(0, highest - sum(state)))
-
-
-class AbsentHost(Host):
-    """A host of which nothing is filled, clipped or kept, but written down; see `planner.training.host.Host`."""
 
     def __init__(self, *, pins_gradients: bool) -> None:
-        self.ledger = HostLedger(pins_gradients=pins_gradients)
+        super().__init__(pins_gradients=pins_gradients)
         self.updates_in_place = False
         """Whether optimizers on the host take no temporaries: DeepSpeedCPUAdam is one loop over all elements."""
         self.assumed: set[str] = set()
         """What of the host could not be found out, as sentences."""
+        self._gradients: dict[Optimizer, list[tuple[Tensor, Tensor]]] = {}
+        """Parameters on the host with the gradients that an optimizer at work does not see."""
+        self._temporary_bytes: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
+        self._temporaries: list[int] = []
 
     def fill(self, parameter: Tensor) -> None:
         if parameter.device.type != "cpu":
@@ -103,36 +54,68 @@ class AbsentHost(Host):
             self._save, lambda saved: torch.empty(saved.shape, dtype=saved.dtype, device=saved.device)
         )
 
-    def hold(self, *blocks: HostBlock) -> AbstractContextManager[None]:
-        return self.ledger.hold(*blocks)
-
     def keep(self, *blocks: HostBlock) -> None:
         for block in blocks:
-            self.ledger.begin(block)
-
-    def take_batch(self, tensors: Iterable[Tensor]) -> None:
-        self.ledger.take_batch(tensors)
+            self.begin(block)
 
     def set_aside(self, storage: torch.UntypedStorage, category: HostCategory) -> int:
-        """Nothing is copied; the host holds it."""
-        return self.ledger.begin(HostBlock(bytes=storage.nbytes(), category=category))
+        return self.begin(HostBlock(bytes=storage.nbytes(), category=category))
 
     def put_back(self, _storage: torch.UntypedStorage, content: int) -> None:
-        self.ledger.end(content)
+        self.end(content)
 
     def checkpoint_files(self) -> CheckpointFiles:
         # Jobs that save alone pay for the import of torch.distributed.checkpoint.
         from planner.tracing.spec.checkpoints import UnwrittenFiles
 
-        return UnwrittenFiles(self.ledger)
+        return UnwrittenFiles(self)
 
     def _save(self, tensor: Tensor) -> _Saved:
-        """As the device sees it, what was saved is gone; on the host it is pinned, until autograd drops it."""
         saved = _Saved(tensor.device, tensor.shape, tensor.dtype)
-        if tensor.nbytes:
-            held = HostBlock(bytes=tensor.nbytes, category=HostCategory.ACTIVATION, pinned=True)
-            self.ledger.hold_while(saved, held)
+        if tensor.nbytes:  # on the host it is pinned, until autograd drops it
+            self.hold_while(saved, HostBlock(bytes=tensor.nbytes, category=HostCategory.ACTIVATION, pinned=True))
         return saved
+
+    def begin_step(self, optimizer: Optimizer, *_arguments: Any) -> None:
+        """Hides the gradients on the host from an optimizer, which passes over parameters without one."""
+        hidden: list[tuple[Tensor, Tensor]] = []
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.device.type == "cpu" and parameter.grad is not None:
+                    hidden.append((parameter, parameter.grad))
+                    parameter.grad = None
+        if not hidden:
+            return
+        self._gradients[optimizer] = hidden
+        if optimizer not in self._temporary_bytes:
+            self._temporary_bytes[optimizer] = self._take_state(optimizer, [parameter for parameter, _ in hidden])
+        temporary = 0 if self.updates_in_place else self._temporary_bytes[optimizer]
+        if temporary:
+            held = HostBlock(bytes=temporary, category=HostCategory.TEMPORARY, name="optimizer step")
+            self._temporaries.append(self.begin(held))
+
+    def end_step(self, optimizer: Optimizer, *_arguments: Any) -> None:
+        """Gives the gradients back: DeepSpeed keeps them on the host for the next step."""
+        if optimizer not in self._gradients:  # such as the one that steps on meta
+            return
+        while self._temporaries:
+            self.end(self._temporaries.pop())
+        for parameter, grad in self._gradients.pop(optimizer):
+            parameter.grad = grad
+
+    def _take_state(self, optimizer: Optimizer, parameters: list[Tensor]) -> int:
+        """Holds the state of these parameters from here on; what a step takes besides, in bytes."""
+        try:
+            state, temporary_bytes = _step_on_meta(optimizer, parameters)
+        except Exception as error:  # any code of any optimizer
+            name, reason = type(optimizer).__name__, str(error).partition("\n")[0][:200]
+            self.assumed.add(
+                f"what {name} keeps on the host is not counted: it does not run on meta tensors ({reason})"
+            )
+            return 0
+        sizes = (size for size in state if size >= SMALLEST_BYTES)
+        self.keep(*(HostBlock(bytes=size, category=HostCategory.OPTIMIZER_STATE) for size in sizes))
+        return temporary_bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,73 +125,50 @@ class _Saved:
     dtype: torch.dtype
 
 
+def _step_on_meta(optimizer: Optimizer, parameters: list[Tensor]) -> tuple[list[int], int]:
+    """The sizes of the tensors that the first step keeps of these parameters, and what it takes besides at most."""
+    twin = copy_to_meta(optimizer, {parameter: local_part(parameter).shape for parameter in parameters})
+    now = highest = 0
+
+    def give_back(size: int) -> None:
+        nonlocal now
+        now -= size
+
+    def take(storage: torch.UntypedStorage) -> None:
+        nonlocal now, highest
+        now += storage.nbytes()
+        highest = max(highest, now)
+        when_gone(storage, give_back, storage.nbytes())
+
+    with torch.no_grad(), NewStorages("meta", take):
+        twin.step()
+    values = (value for kept in twin.state.values() for value in kept.values())
+    state = [value.nbytes for value in values if isinstance(value, Tensor) and value.device.type == "meta"]
+    # A fused kernel updates in place.
+    is_fused = any(group.get("fused") for group in optimizer.param_groups)
+    return state, 0 if is_fused else max(0, highest - sum(state))
+
+
 @contextmanager
-def left_out(*, pins_gradients: bool = False) -> Iterator[AbsentHost]:
+def leave_out_host_work(*, pins_gradients: bool = False) -> Iterator[AbsentHost]:
     """Inside, nothing that rests on the host is pinned by torch or stepped by an optimizer; gives the step's host.
 
     `pins_gradients`: gradients come to the host in pinned memory, as fully_shard's do that nothing waits for in the
     backward (torch 2.13, _fsdp_collectives.py, foreach_reduce: `non_blocking`; ATen/native/TensorConversions.cpp,
     `pin_out`). A watched step has hooks that wait for them.
     """
-    host, steps = AbsentHost(pins_gradients=pins_gradients), _Steps()
+    host = AbsentHost(pins_gradients=pins_gradients)
     handles = (
-        register_optimizer_step_pre_hook(partial(steps.begin, host)),
-        register_optimizer_step_post_hook(partial(steps.end, host)),
+        register_optimizer_step_pre_hook(host.begin_step),
+        register_optimizer_step_post_hook(host.end_step),
     )
     target = "torch.distributed.fsdp._fully_shard._fsdp_param:FSDPParam.reset_sharded_param"
     try:
-        with upstream.patch_targets("host not pinned", wrapped={target: partial(_without_pinning, host.ledger)}):
+        with upstream.patch_targets("host not pinned", wrapped={target: partial(_without_pinning, host)}):
             yield host
     finally:
         for handle in handles:
             handle.remove()
-
-
-class _Steps:
-    """Steps of optimizers, which pass over what rests on the host: they take no state for it here."""
-
-    def __init__(self) -> None:
-        self._dropped: dict[Optimizer, list[tuple[Tensor, Tensor]]] = {}
-        self._known: weakref.WeakKeyDictionary[Optimizer, FirstStep] = weakref.WeakKeyDictionary()
-        self._temporary: list[int] = []
-
-    def begin(self, host: AbsentHost, optimizer: Optimizer, *_arguments: Any) -> None:
-        """An optimizer passes over parameters without a gradient."""
-        dropped: list[tuple[Tensor, Tensor]] = []
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                if parameter.device.type == "cpu" and parameter.grad is not None:
-                    dropped.append((parameter, parameter.grad))
-                    parameter.grad = None
-        if not dropped:
-            return
-        self._dropped[optimizer] = dropped
-        if optimizer not in self._known:
-            self._known[optimizer] = step = _first_step(host, optimizer, [parameter for parameter, _ in dropped])
-            sizes = (size for size in step.state if size >= SMALLEST_BYTES)
-            host.keep(*(HostBlock(bytes=size, category=HostCategory.OPTIMIZER_STATE) for size in sizes))
-        temporary = 0 if host.updates_in_place else self._known[optimizer].temporary_bytes
-        if temporary:
-            held = HostBlock(bytes=temporary, category=HostCategory.TEMPORARY, name="optimizer step")
-            self._temporary.append(host.ledger.begin(held))
-
-    def end(self, host: AbsentHost, optimizer: Optimizer, *_arguments: Any) -> None:
-        """DeepSpeed keeps its gradients on the host for the next step."""
-        if optimizer not in self._dropped:  # such as the one that steps on meta
-            return
-        while self._temporary:
-            host.ledger.end(self._temporary.pop())
-        for parameter, grad in self._dropped.pop(optimizer):
-            parameter.grad = grad
-
-
-def _first_step(host: AbsentHost, optimizer: Optimizer, parameters: list[Tensor]) -> FirstStep:
-    try:
-        return step_on_meta(optimizer, parameters)
-    except Exception as error:  # any code of any optimizer
-        name, reason = type(optimizer).__name__, str(error).partition("\n")[0][:200]
-        host.assumed.add(f"what {name} keeps on the host is not counted: it does not run on meta tensors ({reason})")
-        return FirstStep((), 0)
 
 
 def _without_pinning(ledger: HostLedger, real: Any) -> Any:

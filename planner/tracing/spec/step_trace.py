@@ -7,7 +7,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -23,16 +23,18 @@ from planner.hardware.architectures import find_architecture
 from planner.job.layout import Mesh
 from planner.job.sampled_runs import as_traced, batches_on_device, shown_batches, shown_tokens
 from planner.job.schema import Job, Software
+from planner.paper import library
 from planner.paper.compiled import triton_kernels
 from planner.paper.host_memory import UntouchedHost
 from planner.paper.recorder import Recorder
 from planner.paper.repetition import DoesNotFoldError
 from planner.runtime.garbage_collection import pause_collection
 from planner.tracing.rank_trace import Trace
-from planner.tracing.spec import engine, failures, gpu_answers, host_work
+from planner.tracing.spec import engine, failures, host_work
 from planner.tracing.spec.host_work import AbsentHost
 from planner.training import absent_peers, dtensor_speed, optimizers, step
 from planner.training.folding import NoExampleError
+from planner.training.log_levels import raise_log_levels
 from planner.training.wraps import deepspeed_engine
 from planner.upstream import checking, torch_releases
 
@@ -71,19 +73,19 @@ def _trace(job: Job, rank: int, target: str, *, folded: bool) -> Trace:
     if job.parallel.ep.degree > 1:
         torch_releases.require("expert parallelism", place="parallel.ep")  # before its model is built
     pins_gradients = job.parallel.dp_shard.offload == "cpu" and not job.train.optimizer_in_backward
-    with paper.gpu(arch, torch_version=software.torch, waits=by_engine) as gpu, gpu_answers.answering():
+    with paper.gpu(arch, torch_version=software.torch, waits=by_engine) as gpu, answer_memory_questions():
         gpu.recorder.folds = folded
         try:
             with (
                 absent_peers.join(rank, Mesh.of(job.parallel).world_size),
-                absent_peers.heard_by(gpu.recorder.hear_collective),
-                host_work.left_out(pins_gradients=pins_gradients) as host,
+                absent_peers.tell_collectives(gpu.recorder.hear_collective),
+                host_work.leave_out_host_work(pins_gradients=pins_gradients) as host,
                 _planned_for(job, gpu.recorder, host) if by_engine else nullcontext(),
-                dtensor_speed.once_for_all_parameters(),
-                dtensor_speed.made_when_asked_for(),
+                dtensor_speed.cache_mesh_work(),
+                dtensor_speed.make_chunks_lazily(),
                 _compiling(job, gpu.recorder) as assumed,
             ):
-                gpu.recorder.host = host.ledger
+                gpu.recorder.host = host
                 outcome = step.run(job, gpu.device, gpu.recorder, rank=rank, host=host)
                 events, repeats = gpu.recorder.folded_events()
                 if folded:
@@ -106,7 +108,7 @@ def _trace(job: Job, rank: int, target: str, *, folded: bool) -> Trace:
                     repeats=tuple(repeats),
                     work=gpu.recorder.work(),
                     assumed=assumed(),
-                    host=tuple(host.ledger.events),
+                    host=tuple(host.events),
                     host_assumed=tuple(sorted(host.assumed)),
                 )
                 if by_engine:
@@ -150,7 +152,7 @@ def _compiling(job: Job, recorder: Recorder) -> Iterator[Callable[[], tuple[str,
         with upstream.patch_targets("not compiled", replaced={_BEGINS_TO_COMPILE: failures.refuse_compiling}):
             yield tuple
         return
-    # Whoever compiles nothing does not pay for the import of Dynamo and Inductor.
+    # Only jobs that compile pay for the import of Dynamo and Inductor.
     from planner.paper import compiled
 
     with compiled.enable(recorder, as_asked=True) as account:
@@ -177,7 +179,7 @@ def _planned_for(job: Job, recorder: Recorder, host: AbsentHost) -> Iterator[Non
     does not know.
     """
     with triton_kernels.launched_as_nothing():
-        deepspeed_engine.require("cuda", deepspeed_engine.stage_of(job))
+        deepspeed_engine.require("cuda", deepspeed_engine.find_stage(job))
         checking.enforce("deepspeed")
         host.updates_in_place = True
         capacity = job.cluster.capacity_bytes
@@ -188,8 +190,55 @@ def _planned_for(job: Job, recorder: Recorder, host: AbsentHost) -> Iterator[Non
             return capacity - taken if capacity > 0 else sys.maxsize  # of a GPU without a size
 
         memory = upstream.patch_targets("deepspeed memory", replaced={_AVAILABLE: available})
-        with memory, UntouchedHost(host.ledger.pin):
+        with memory, UntouchedHost(host.pin):
             yield
+
+
+_OF_ANY_ACCELERATOR = ("memory_allocated", "max_memory_allocated")
+
+
+def answer_memory_questions() -> AbstractContextManager[None]:
+    """Inside, a rank's device is the only one that it uses, and questions for what is allocated get what was
+    recorded: an allocator that is put in the place of torch's own keeps no statistics."""
+    native = library.load()
+    answers: dict[str, Any] = {
+        "set_device": lambda _device=None: None,
+        "memory_allocated": lambda _device=None: native.paper_allocated_bytes(),
+        "max_memory_allocated": lambda _device=None: native.paper_most_allocated_bytes(),
+        "memory_reserved": lambda _device=None: native.paper_allocated_bytes(),
+        "max_memory_reserved": lambda _device=None: native.paper_most_allocated_bytes(),
+        "reset_peak_memory_stats": lambda _device=None: None,
+        "memory_stats": lambda _device=None: {},
+    }
+    # A function of torch.cuda is called with `device=` too: whatever an argument is called, it comes in its place.
+    replaced = {
+        f"torch.cuda:{name}": lambda *arguments, answer=answer, **named: answer(*arguments, *named.values())
+        for name, answer in answers.items()
+    }
+    replaced |= {f"torch.accelerator:{name}": replaced[f"torch.cuda:{name}"] for name in _OF_ANY_ACCELERATOR}
+    wrapped = {"torch:UntypedStorage.copy_": _copying, "torch._tensor_str:_str": _describe_tensors}
+    return upstream.patch_targets("cuda face of a step", replaced=replaced, wrapped=wrapped)
+
+
+def _copying(on_host: Any) -> Any:
+    def copy(storage: Any, source: Any, non_blocking: bool = False) -> Any:
+        if source.device.type != "cuda" or storage.device.type != "cpu":
+            return on_host(storage, source, non_blocking)
+        # A storage has no dtype: whole bytes go to the host, as zeros, and nobody reads them as numbers.
+        library.load().paper_write_zeros(storage._cdata)
+        return storage
+
+    return copy
+
+
+def _describe_tensors(on_host: Any) -> Any:
+    def text(tensor: Any, *, tensor_contents: str | None = None) -> str:
+        """Logging a tensor reads its values; those of the paper GPU are not there."""
+        if tensor.device.type != "cuda":
+            return str(on_host(tensor, tensor_contents=tensor_contents))
+        return f"tensor(..., device='{tensor.device}', size={tuple(tensor.shape)}, dtype={tensor.dtype})"
+
+    return text
 
 
 _LIBRARIES = ("accelerate", "deepspeed", "DeepSpeed", "huggingface_hub", "peft", "torch", "transformers")
@@ -198,23 +247,15 @@ _LIBRARIES = ("accelerate", "deepspeed", "DeepSpeed", "huggingface_hub", "peft",
 @contextmanager
 def _quiet_libraries() -> Iterator[None]:
     """Inside, Python's warnings are not shown, and of the libraries' own logs errors alone."""
-    loggers = [logging.getLogger(name) for name in _LIBRARIES]
-    # Those of modules that have a level of their own would not ask the one above.
-    loggers += [
-        logger
+    # Loggers of modules that have a level of their own do not ask the one above.
+    own = [
+        name
         for name, logger in logging.root.manager.loggerDict.items()
         if isinstance(logger, logging.Logger) and logger.level and name.partition(".")[0] in _LIBRARIES
     ]
-    before = [(logger, logger.level) for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(max(logger.level, logging.ERROR))
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for logger, level in before:
-            logger.setLevel(level)
+    with raise_log_levels(*_LIBRARIES, *own), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def _write_out_evaluations(job: Job, events: list[Event], repeats: list[Repeat]) -> tuple[list[Event], list[Repeat]]:

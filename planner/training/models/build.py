@@ -16,7 +16,6 @@ from planner.errors import SpecError
 from planner.job import schema
 from planner.job.code_rules import ANY_CODE, CodeRules
 from planner.job.nodes import did_you_mean
-from planner.training.batch_shapes import floating
 from planner.training.host import Host
 from planner.training.models import adapters, decoder
 
@@ -170,7 +169,7 @@ def build(model: schema.Model, device: torch.device) -> nn.Module:
         with device if device.type == "meta" else nullcontext():
             module = from_factory(model.factory, model.factory_arguments, model.factory_path)
         return _move_module(module, device, model.parameter_dtype).train()
-    dtype = floating(model.parameter_dtype, place="model.parameter_dtype")
+    dtype = getattr(torch, model.parameter_dtype)
     if model.decoder is not None:
         with _born_on(device, dtype):
             return decoder.Decoder(model.decoder).train()
@@ -197,7 +196,7 @@ def _move_module(module: nn.Module, device: torch.device, parameter_dtype: str) 
     """By the model's own `to`, but for one with tables of complex numbers, which a dtype would make real."""
     if parameter_dtype == schema.AS_BUILT:
         return module.to(device)
-    dtype = floating(parameter_dtype, place="model.parameter_dtype")
+    dtype = getattr(torch, parameter_dtype)
 
     def moved(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(device, dtype if tensor.is_floating_point() else None)

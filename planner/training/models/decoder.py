@@ -82,7 +82,12 @@ class Decoder(nn.Module):
 
     def __init__(self, spec: schema.Decoder) -> None:
         super().__init__()
-        _check(spec)
+        if head_dim(spec) % 2:
+            raise SpecError(
+                f"hidden {spec.hidden} does not divide into {spec.heads} heads of an even size",
+                allowed="hidden = heads times an even number, or an even head_dim",
+                place="model.decoder.heads",
+            )
         self.vocab = spec.vocab
         self.head_dim = head_dim(spec)
         self.qk_norm = spec.qk_norm
@@ -119,19 +124,3 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def head_dim(spec: schema.Decoder) -> int:
     """Width of a head: as the spec says, or an even share of the hidden width."""
     return spec.head_dim or spec.hidden // spec.heads
-
-
-def _check(spec: schema.Decoder) -> None:
-    if spec.head_dim % 2 or (not spec.head_dim and (spec.hidden % spec.heads or (spec.hidden // spec.heads) % 2)):
-        raise SpecError(
-            f"hidden {spec.hidden} does not divide into {spec.heads} heads of an even size"
-            + (f", or head_dim {spec.head_dim} is odd" if spec.head_dim else ""),
-            allowed="hidden = heads times an even number, or an even head_dim",
-            place="model.decoder.heads",
-        )
-    if spec.heads % spec.kv_heads:
-        raise SpecError(
-            f"{spec.heads} heads cannot share {spec.kv_heads} key-value heads evenly",
-            allowed="a divisor of heads",
-            place="model.decoder.kv_heads",
-        )

@@ -65,7 +65,7 @@ def class_of(config: Any, head: str, architectures: Any) -> Any:
     return getattr(transformers, name)
 
 
-def head_of(model: Any) -> str:
+def find_head(model: Any) -> str:
     """The head of a model that has been built; empty for a class that is in no table."""
     name = type(model).__name__
     model_type = model.config.model_type

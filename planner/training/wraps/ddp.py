@@ -18,13 +18,10 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power_sgd
 from torch.nn.parallel import DistributedDataParallel
 
-from planner.errors import SpecError
 from planner.events import Category
 from planner.job import schema
-from planner.training.observers import NullObserver, Observer
+from planner.training.observers import Observer
 from planner.upstream import torch_releases
-
-COMM_HOOKS = ("", "fp16_compress", "bf16_compress", "power_sgd")
 
 _POWER_SGD_STARTS = 2
 """Iterations before PowerSGD compresses, the fewest that it takes (powerSGD_hook.py). A program waits for a thousand;
@@ -49,16 +46,7 @@ class ObservedDdp(DistributedDataParallel):
         observer: Observer,
         process_group: ProcessGroup | None = None,
     ) -> None:
-        """`process_group`: the replicas, by default the whole world.
-
-        Raises SpecError for a communication hook that does not exist.
-        """
-        if spec.comm_hook not in COMM_HOOKS:
-            raise SpecError(
-                f"unknown communication hook {spec.comm_hook!r}",
-                allowed=", ".join(name or "none" for name in COMM_HOOKS),
-                place="parallel.dp_replicate.comm_hook",
-            )
+        """`process_group`: the replicas, by default the whole world."""
         if not spec.init_sync:
             torch_releases.require("init_sync of DistributedDataParallel", place="parallel.dp_replicate.init_sync")
         initial: dict[str, Any] = {} if spec.init_sync else {"init_sync": False}  # torch 2.6 does not know it
@@ -80,8 +68,7 @@ class ObservedDdp(DistributedDataParallel):
             )
         self._compression: power_sgd.PowerSGDState | None = None
         self._compress(spec.comm_hook)
-        if not isinstance(observer, NullObserver):
-            self.reducer: Any = ObservedReducer(self.reducer, observer)
+        self.reducer: Any = ObservedReducer(self.reducer, observer)
 
     def account(self) -> dict[str, Any]:
         """The reducer's own account of itself: bucket sizes in bytes, rebuilt or not, the hook's name."""

@@ -22,7 +22,7 @@ from planner.errors import SpecError
 from planner.events import Category
 from planner.job import deepspeed_config, schema
 from planner.training import absent_peers
-from planner.training.log_levels import raise_log_level
+from planner.training.log_levels import raise_log_levels
 from planner.training.observers import NullObserver, Observer, in_region, surrounded
 
 _PLACE = "parallel.deepspeed"
@@ -59,7 +59,7 @@ def _use_deepspeed(device: torch.device, stage: int) -> Iterator[None]:
     require(device.type, stage)
     with ExitStack() as after:
         if not torch.distributed.is_initialized():
-            after.enter_context(absent_peers.join(0, 1))  # a world of one, which nobody has made
+            after.enter_context(absent_peers.join(0, 1))  # a world of one rank
         for name in _KEEP_A_WORLD:
             after.callback(_restoring(importlib.import_module(name)))
         partitions: Any = importlib.import_module(f"{_ZERO}.partition_parameters")
@@ -70,7 +70,7 @@ def _use_deepspeed(device: torch.device, stage: int) -> Iterator[None]:
         after.enter_context(mock.patch.dict(os.environ, {"LOCAL_RANK": os.environ.get("LOCAL_RANK", "0")}))
         if torch.distributed.get_backend() == absent_peers.BACKEND:
             after.enter_context(_peers_agree())
-        after.enter_context(raise_log_level("DeepSpeed"))  # it logs its whole config
+        after.enter_context(raise_log_levels("DeepSpeed"))  # it logs its whole config
         accelerators: Any = importlib.import_module("deepspeed.accelerator.real_accelerator")
         wanted = importlib.import_module(f"deepspeed.accelerator.{device.type}_accelerator")
         accelerator = vars(wanted)[f"{device.type.upper()}_Accelerator"]
@@ -102,7 +102,7 @@ def _imported_deepspeed() -> Any:
 def require(device_type: str, stage: int) -> None:
     """Imports the package for this type of device. Raises SpecError where it is not installed."""
     try:
-        with raise_log_level("DeepSpeed"), mock.patch.dict(os.environ, {"DS_ACCELERATOR": device_type}):
+        with raise_log_levels("DeepSpeed"), mock.patch.dict(os.environ, {"DS_ACCELERATOR": device_type}):
             _imported_deepspeed()
     except ImportError as missing:
         raise SpecError(
@@ -200,15 +200,15 @@ def _observe_deepspeed(observer: Observer) -> Iterator[None]:
     def communicating(method: Callable[..., Any]) -> Callable[..., Any]:
         return in_region(method, observer, Category.COMMUNICATION, f"deepspeed.{method.__name__.strip('_')}")
 
-    def tell_buckets(divided: Any, _result: Any) -> None:
+    def tell_buckets(_result: Any, divided: Any) -> None:
         _tell_buckets(divided, observer)
 
-    def tell_partition(divided: Any, _result: Any) -> None:
+    def tell_partition(_result: Any, divided: Any, *_arguments: Any) -> None:
         accumulated = getattr(divided, "accumulated_grads_in_cpu", {}).values()
         _tell(observer, Category.GRADIENT, "deepspeed.accumulated", accumulated)
         _tell(observer, Category.GRADIENT, "deepspeed.partition", [divided.grads_in_partition])
 
-    def tell_built(_divided: Any, built: Any) -> None:
+    def tell_built(built: Any, *_arguments: Any, **_named: Any) -> None:
         observer.assign(built.flat_partition, Category.GRADIENT, "deepspeed.fp32_partition")
 
     def tell_before_step(divided: Any, group: int) -> None:
@@ -269,7 +269,6 @@ def _tell_flat(divided: Any, observer: Observer) -> None:
 
 
 def _tell_buckets(divided: Any, observer: Observer) -> None:
-    """One buffer to each dtype, or several where communication overlaps."""
     for bucket in divided.ipg_buckets.values():
         buffers = bucket.buffer if isinstance(bucket.buffer, list) else [bucket.buffer]
         _tell(observer, Category.BUCKET, "deepspeed.ipg", buffers)
@@ -297,7 +296,7 @@ def uses_engine(spec: schema.Job) -> bool:
     return spec.parallel.deepspeed is not None
 
 
-def stage_of(spec: schema.Job) -> int:
+def find_stage(spec: schema.Job) -> int:
     """The stage of a job that the engine runs."""
     return deepspeed_config.zero_of(spec).stage
 
@@ -321,7 +320,7 @@ def prepare_engine(spec: schema.Job, device: torch.device, observer: Observer) -
     if not uses_engine(spec):
         yield
         return
-    with _use_deepspeed(device, stage_of(spec)), _observe_deepspeed(observer), warnings.catch_warnings():
+    with _use_deepspeed(device, find_stage(spec)), _observe_deepspeed(observer), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of torch, whose collectives have new names
         yield
 
@@ -331,7 +330,7 @@ def partitioning(spec: schema.Job) -> Iterator[None]:
     """Inside, under stage 3, the parameters of every module are divided as soon as it is made.
 
     By `deepspeed.zero.Init`; for a model of transformers by its own use of it, as under its Trainer."""
-    if not uses_engine(spec) or stage_of(spec) != 3:
+    if not uses_engine(spec) or find_stage(spec) != 3:
         yield
         return
     # What torch remembers of itself, it has to remember as it is outside the context, which replaces it.
@@ -339,7 +338,7 @@ def partitioning(spec: schema.Job) -> Iterator[None]:
     torch.utils._device._device_constructors()
     library, config = _imported_deepspeed(), deepspeed_config.engine_config(spec)
     library.comm.init_distributed(dist_backend=torch.distributed.get_backend(), verbose=False)
-    with _refusing():
+    with _translate_refusals():
         if spec.model.hf_config is None:
             with library.zero.Init(config_dict_or_path=config):
                 yield
@@ -362,15 +361,12 @@ class _TrainerConfig:
 def wrap_model(spec: schema.Job, model: nn.Module, optimizer: torch.optim.Optimizer, observer: Observer) -> Any:
     """The engine around the model, whose own optimizer divides what the job's optimizer steps. Raises SpecError for
     a config that DeepSpeed refuses, in its words."""
-    watched = not isinstance(observer, NullObserver)
-    if watched:
-        _tell_parameters(model, observer)
-    with _refusing():
+    _tell_parameters(model, observer)
+    with _translate_refusals():
         engine, *_ = _imported_deepspeed().initialize(
             model=model, optimizer=optimizer, config=deepspeed_config.engine_config(spec)
         )
-    if watched:
-        _tell_flat(engine.optimizer, observer)
+    _tell_flat(engine.optimizer, observer)
     return engine
 
 
@@ -393,7 +389,7 @@ def parts(engine: Any) -> tuple[int, ...]:
 
 
 @contextmanager
-def _refusing() -> Iterator[None]:
+def _translate_refusals() -> Iterator[None]:
     """DeepSpeed says what it refuses by assertions and by pydantic's errors, which are ValueErrors."""
     try:
         yield

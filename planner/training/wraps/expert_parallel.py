@@ -25,7 +25,7 @@ _CHOICE = "top_k_index"
 """What the forward of transformers' experts calls the router's choice (5.23, integrations/moe.py)."""
 
 
-def experts_of(model: nn.Module) -> Iterator[tuple[str, Any]]:
+def find_experts(model: nn.Module) -> Iterator[tuple[str, Any]]:
     """Paths and modules of transformers' experts (`use_experts_implementation`, 5.23)."""
     for path, module in model.named_modules():
         if hasattr(module, "_is_expert_parallel") and hasattr(module, "num_experts"):
@@ -38,7 +38,7 @@ def force(model: nn.Module, spec: schema.Ep, fullest: int = 0) -> None:
     Raises SpecError for an imbalance that was asked for a model without experts; the forward raises it for one that
     cannot be: a token goes to an expert only once.
     """
-    modules = list(experts_of(model))
+    modules = list(find_experts(model))
     if not modules and spec.imbalance != 1.0:
         raise SpecError(
             f"{type(model).__name__} has no experts that tokens could be routed to",
@@ -105,7 +105,7 @@ def split(model: nn.Module, spec: schema.Ep, world: World) -> None:
     Raises SpecError for a model without experts, for one that transformers has no plan for, and for experts that do
     not divide.
     """
-    modules = list(experts_of(model))
+    modules = list(find_experts(model))
     if not modules:
         raise SpecError(
             f"{type(model).__name__} has no experts that could be split over {spec.degree} ranks",
@@ -134,7 +134,7 @@ def shard(model: nn.Module, spec: schema.DpShard, world: World, *, mixed: bool) 
         torch_releases.require("experts that several ranks hold", place="parallel.ep")
     mesh = world.expert_mesh[("dp_replicate", "efsdp") if world.degree("dp_replicate") > 1 else ("efsdp",)]
     tokens = world.degree("dp_replicate") * _copies(world) * world.degree("ep")
-    for _, module in experts_of(model):
+    for _, module in find_experts(model):
         sharded: Any = fully_shard(
             module,
             mesh=mesh,
@@ -184,7 +184,7 @@ def _plan(model: Any, ranks: int) -> dict[str, str]:
         _, plan, _ = model._resolve_parallel_plans(DistributedConfig(fsdp_size=ranks, ep_size=ranks))
     except ValueError as refusal:
         raise SpecError(f"transformers refuses to split its experts: {refusal}", place=_PLACE) from refusal
-    paths = [path for path, _ in experts_of(model)]
+    paths = [path for path, _ in find_experts(model)]
     if any(plan.get(path) != _DISPATCH for path in paths):
         raise SpecError(
             f"transformers has no plan that sends tokens to the experts of {type(model).__name__}",

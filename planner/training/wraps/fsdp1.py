@@ -29,10 +29,9 @@ from planner import upstream
 from planner.errors import SpecError
 from planner.events import Category
 from planner.job import schema
-from planner.training.batch_shapes import floating
 from planner.training.host import Host
-from planner.training.observers import NullObserver, Observer, path_in_job
-from planner.training.wraps.fsdp2 import groups_of_paths
+from planner.training.observers import Observer, path_in_job, surrounded
+from planner.training.wraps.fsdp2 import find_groups
 
 _HANDLE = "torch.distributed.fsdp._flat_param:FlatParamHandle"
 _RUNTIME = "torch.distributed.fsdp._runtime_utils"
@@ -95,7 +94,7 @@ def _wrap_policy(model: nn.Module, blocks: Sequence[nn.Module], spec: schema.DpS
     if spec.wrap_size:
         return partial(size_based_auto_wrap_policy, min_num_params=spec.wrap_size)
     units = list(blocks) if spec.wrap == "blocks" else []
-    units += [module for module in groups_of_paths(model, spec.groups) if isinstance(module, nn.Module)]
+    units += [module for module in find_groups(model, spec.groups) if isinstance(module, nn.Module)]
     if spec.wrap_trained:
         units += [module for module in model.modules() if _is_trained_leaf(module)]
     chosen = {id(module) for module in units}
@@ -110,7 +109,7 @@ def _is_trained_leaf(module: nn.Module) -> bool:
 
 def _policy(spec: schema.DpShard) -> MixedPrecision:
     """Buffers are of the dtype of gathered parameters, as accelerate, Lightning and llama-cookbook have it."""
-    reduce = floating(spec.reduce_dtype, place="parallel.dp_shard.reduce_dtype")
+    reduce = getattr(torch, spec.reduce_dtype)
     return MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=reduce, buffer_dtype=torch.bfloat16)
 
 
@@ -146,7 +145,7 @@ class _Materializer:
         return made
 
 
-def handles_of(model: nn.Module) -> list[Any]:
+def flat_handles(model: nn.Module) -> list[Any]:
     """torch's handles of all flat parameters."""
     units = FullyShardedDataParallel.fsdp_modules(model)
     return [unit._handle for unit in units if unit._handle is not None]
@@ -155,9 +154,6 @@ def handles_of(model: nn.Module) -> list[Any]:
 @contextmanager
 def observe_fsdp(observer: Observer) -> Iterator[None]:
     """Inside, the observer hears which storages are flat parameters, gathered, and their gradients."""
-    if isinstance(observer, NullObserver):
-        yield
-        return
     whole_dtype: torch.dtype | None = None
     """Of the gradient that is being reduced, as autograd made it."""
     names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
@@ -166,42 +162,24 @@ def observe_fsdp(observer: Observer) -> Iterator[None]:
         if tensor is not None:
             observer.assign(tensor, category, f"{names.get(handle, '_flat_param')} {what}".strip())
 
-    def naming(function: Callable[..., Any]) -> Callable[..., Any]:
-        def initialise(root: Any, module: nn.Module) -> None:
-            for path, unit in module.named_modules():
-                if isinstance(unit, FullyShardedDataParallel) and unit._handle is not None:
-                    names[unit._handle] = f"{path_in_job(path)}._flat_param".removeprefix(".")
-                    tell(unit._handle, unit._handle.flat_param, Category.PARAMETER)
-            function(root, module)
+    def tell_units(_root: Any, module: nn.Module) -> None:
+        for path, unit in module.named_modules():
+            if isinstance(unit, FullyShardedDataParallel) and unit._handle is not None:
+                names[unit._handle] = f"{path_in_job(path)}._flat_param".removeprefix(".")
+                tell(unit._handle, unit._handle.flat_param, Category.PARAMETER)
 
-        return initialise
+    def tell_gathered(gathered: Any, handle: Any) -> None:
+        tell(handle, gathered, Category.PARAMETER, "(gathered)")
 
-    def gathering(method: Callable[..., Any]) -> Callable[..., Any]:
-        def allocate(handle: Any) -> Any:
-            gathered = method(handle)
-            tell(handle, gathered, Category.PARAMETER, "(gathered)")
-            return gathered
+    def tell_lowered(_result: Any, handle: Any) -> None:
+        category = Category.COMMUNICATION if handle.uses_sharded_strategy else Category.PARAMETER
+        tell(handle, handle.flat_param._mp_shard, category, "(low precision)")
 
-        return allocate
-
-    def lowering(method: Callable[..., Any]) -> Callable[..., Any]:
-        def use_low_precision(handle: Any) -> None:
-            method(handle)
-            category = Category.COMMUNICATION if handle.uses_sharded_strategy else Category.PARAMETER
-            tell(handle, handle.flat_param._mp_shard, category, "(low precision)")
-
-        return use_low_precision
-
-    def reducing(function: Callable[..., Any]) -> Callable[..., Any]:
-        def hook(state: Any, handle: Any, *others: Any) -> Any:
-            nonlocal whole_dtype
-            if (gradient := handle.flat_param.grad) is not None:
-                whole_dtype = gradient.dtype
-                tell(handle, gradient, Category.GRADIENT, "(whole)")
-            del gradient
-            return function(state, handle, *others)
-
-        return hook
+    def tell_whole_gradient(_state: Any, handle: Any, *_others: Any) -> None:
+        nonlocal whole_dtype
+        if (gradient := handle.flat_param.grad) is not None:
+            whole_dtype = gradient.dtype
+            tell(handle, gradient, Category.GRADIENT, "(whole)")
 
     def sending(function: Callable[..., Any]) -> Callable[..., Any]:
         def make_tensors(state: Any, gradient: Tensor) -> Any:
@@ -212,29 +190,20 @@ def observe_fsdp(observer: Observer) -> Iterator[None]:
 
         return make_tensors
 
-    def accumulated(function: Callable[..., Any]) -> Callable[..., Any]:
-        def accumulate(state: Any, handle: Any, *others: Any) -> Any:
-            kept = function(state, handle, *others)
-            tell(handle, kept, Category.GRADIENT)
-            return kept
+    def tell_accumulated(kept: Any, _state: Any, handle: Any, *_others: Any) -> None:
+        tell(handle, kept, Category.GRADIENT)
 
-        return accumulate
-
-    def reduced_whole(function: Callable[..., Any]) -> Callable[..., Any]:
-        def reduce(state: Any, handle: Any) -> None:
-            function(state, handle)
-            tell(handle, handle.flat_param.grad, Category.GRADIENT)
-
-        return reduce
+    def tell_reduced(_result: Any, _state: Any, handle: Any) -> None:
+        tell(handle, handle.flat_param.grad, Category.GRADIENT)
 
     wrapped: dict[str, upstream.Wrapper] = {
-        f"{_RUNTIME}:_share_state_and_init_handle_attrs": naming,
-        f"{_RUNTIME}:_post_backward_hook": reducing,
+        f"{_RUNTIME}:_share_state_and_init_handle_attrs": partial(surrounded, before=tell_units),
+        f"{_RUNTIME}:_post_backward_hook": partial(surrounded, before=tell_whole_gradient),
         f"{_RUNTIME}:_get_reduce_scatter_tensors": sending,
-        f"{_RUNTIME}:_accumulate_sharded_grad": accumulated,
-        f"{_RUNTIME}:_reduce_grad_no_shard": reduced_whole,
-        f"{_HANDLE}._alloc_padded_unsharded_flat_param": gathering,
-        f"{_HANDLE}._use_low_precision_shard": lowering,
+        f"{_RUNTIME}:_accumulate_sharded_grad": partial(surrounded, after=tell_accumulated),
+        f"{_RUNTIME}:_reduce_grad_no_shard": partial(surrounded, after=tell_reduced),
+        f"{_HANDLE}._alloc_padded_unsharded_flat_param": partial(surrounded, after=tell_gathered),
+        f"{_HANDLE}._use_low_precision_shard": partial(surrounded, after=tell_lowered),
     }
     with upstream.patch_targets("fsdp1 told", wrapped=wrapped):
         yield

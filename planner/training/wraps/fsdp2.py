@@ -20,8 +20,7 @@ from planner import upstream
 from planner.errors import SpecError
 from planner.events import Category
 from planner.job import schema
-from planner.training.batch_shapes import floating
-from planner.training.observers import NullObserver, Observer, in_region, surrounded
+from planner.training.observers import Observer, in_region, surrounded
 from planner.upstream import torch_releases
 
 _GROUP = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
@@ -39,7 +38,7 @@ def shard(
     """
     _refuse_scalars(model)
     policy_of_parts, offload = policy(spec, mixed), offload_policy(spec)
-    parts: list[nn.Module | list[nn.Module]] = [*blocks, *groups_of_paths(model, spec.groups)]
+    parts: list[nn.Module | list[nn.Module]] = [*blocks, *find_groups(model, spec.groups)]
     for part in parts:
         reshard = spec.reshard_after_forward and not (spec.keep_last and part is parts[-1])
         after = spec.reshard_after_forward if reshard else False
@@ -69,14 +68,12 @@ def sharded_dims(model: nn.Module) -> tuple[int, ...]:
 def _sharded_params(model: nn.Module) -> Iterator[Any]:
     for module in model.modules():
         if isinstance(module, FSDPModule):
-            for group in groups_of_state(module._get_fsdp_state()):
+            for group in parameter_groups(module._get_fsdp_state()):
                 yield from group.fsdp_params
 
 
 def tell_whole_gradients(model: nn.Module, observer: Observer) -> None:
     """Gradients of whole parameters, which accumulate there until they are reduced: those of a pipeline's stage."""
-    if isinstance(observer, NullObserver):
-        return
     for param in _sharded_params(model):
         whole = getattr(param, "_unsharded_param", None)
         for gradient in (param.unsharded_accumulated_grad, None if whole is None else whole.grad):
@@ -99,18 +96,15 @@ def syncs(model: nn.Module, *, last: bool, no_sync: bool) -> None:
 @contextmanager
 def observe_fsdp(observer: Observer) -> Iterator[None]:
     """Inside, the observer hears which storages fully_shard takes for communication and for whole parameters."""
-    if isinstance(observer, NullObserver):
-        yield
-        return
 
     def communicating(function: Callable[..., Any]) -> Callable[..., Any]:
         return in_region(function, observer, Category.COMMUNICATION, function.__name__)
 
-    def tell_gathered(param: Any, _result: Any) -> None:
+    def tell_gathered(_result: Any, param: Any, *_arguments: Any) -> None:
         for output in param.all_gather_outputs:
             observer.assign(output, Category.PARAMETER, f"{param._param_fqn or ''} (gathered)".strip())
 
-    def tell_resharded(param: Any, _result: Any) -> None:
+    def tell_resharded(_result: Any, param: Any) -> None:
         kept = param._sharded_post_forward_param_data
         observer.assign(kept, Category.PARAMETER, f"{param._param_fqn or ''} (resharded)".strip())
 
@@ -123,7 +117,7 @@ def observe_fsdp(observer: Observer) -> Iterator[None]:
         yield
 
 
-def groups_of_paths(model: nn.Module, groups: Sequence[str]) -> Iterator[nn.Module | list[nn.Module]]:
+def find_groups(model: nn.Module, groups: Sequence[str]) -> Iterator[nn.Module | list[nn.Module]]:
     """The modules of each group; SpecError for a path that leads nowhere."""
     modules = dict(model.named_modules())
     for group in groups:
@@ -154,16 +148,15 @@ def policy(spec: schema.DpShard, mixed: bool) -> MixedPrecisionPolicy:
     """The dtypes of gathered parameters and of reduced gradients."""
     if not mixed:
         return MixedPrecisionPolicy()
-    reduce = floating(spec.reduce_dtype, place="parallel.dp_shard.reduce_dtype")
+    reduce = getattr(torch, spec.reduce_dtype)
     return MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=reduce)
 
 
 def offload_policy(spec: schema.DpShard) -> OffloadPolicy:
-    """Where parameters rest."""
     return CPUOffloadPolicy() if spec.offload == "cpu" else OffloadPolicy()
 
 
-def groups_of_state(state: Any) -> Sequence[Any]:
+def parameter_groups(state: Any) -> Sequence[Any]:
     """One group of parameters to a module, or several (torch 2.13)."""
     several = getattr(state, "_fsdp_param_groups", None)
     if several is not None:

@@ -148,7 +148,6 @@ def _split_by_plan(model: nn.Module, spec: schema.Tp, mesh: DeviceMesh) -> None:
 
 
 def _split_transformers(model: Any, spec: schema.Tp, mesh: DeviceMesh) -> None:
-    """transformers' own styles on the modules, with DTensor underneath."""
     torch_releases.require("tensor parallelism by transformers' plans", place="parallel.tp")
     from transformers.distributed import tensor_parallel
     from transformers.distributed.configuration_utils import DistributedConfig
@@ -163,7 +162,7 @@ def _split_transformers(model: Any, spec: schema.Tp, mesh: DeviceMesh) -> None:
     styles: Any = tensor_parallel.ALL_PARALLEL_STYLES  # type: ignore[attr-defined]
     if spec.loss_parallel:
         styles.register(_LOGITS, tensor_parallel.ColwiseParallel(use_local_output=False))
-        plan |= _plan_of_logits(model, plan)
+        plan |= _plan_logits(model, plan)
     if spec.sequence_parallel:
         plan = _split_rows_along_tokens(model, plan)
         styles.register(_ROWS, tensor_parallel.RowwiseParallel(output_layouts=Shard(1)))
@@ -193,7 +192,7 @@ def _split_transformers(model: Any, spec: schema.Tp, mesh: DeviceMesh) -> None:
             _replicate(module, mesh, Shard(1))
 
 
-def _plan_of_logits(model: Any, plan: Mapping[str, str]) -> dict[str, str]:
+def _plan_logits(model: Any, plan: Mapping[str, str]) -> dict[str, str]:
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     paths = [path for path, module in model.named_modules() if module is head and path in plan]
     if head is None or not paths:
@@ -289,7 +288,6 @@ def _move_before(module: nn.Module, mesh: DeviceMesh, given: Placement, wanted: 
 
 
 def _as_dtensor(value: Any, mesh: DeviceMesh, placement: Placement) -> Any:
-    """A tensor as a DTensor that is placed so; anything else as it is."""
     if isinstance(value, torch.Tensor) and not isinstance(value, DTensor):
         return DTensor.from_local(value, mesh, [placement], run_check=False)
     return value

@@ -58,7 +58,7 @@ class _World:
         with ExitStack() as stack:
             if self.peers == "absent":
                 stack.enter_context(absent_peers.join(self.rank, self.size))
-            stack.enter_context(absent_peers.every_step_is_taken())
+            stack.enter_context(absent_peers.take_every_step())
             yield
 
 
