@@ -230,15 +230,6 @@ class _Run:
     def _loop(self, loop: Loop) -> bool | None:
         if loop.test is not None:
             return self._while(loop, loop.test)
-        if loop.arithmetic:
-            start, test, step = loop.arithmetic
-            if start.strip():
-                arithmetic(start, self._shell)
-            while (holds := arithmetic(test, self._shell) if test.strip() else None) and self._turn(loop):
-                arithmetic(step, self._shell)
-            if holds is None:
-                self._either([loop.body], f"for (({test}))")
-            return True
         written = loop.words if loop.words is not None else ('"$@"',)
         for value in [value for word in written for value in expand(word, self._shell)]:
             self._shell.assign(loop.name, value)

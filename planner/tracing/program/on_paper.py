@@ -24,7 +24,6 @@ from planner import (
     upstream,
 )
 from planner.errors import PlannerError, ProgramError
-from planner.hardware.architectures import find_architecture
 from planner.paper import values
 from planner.paper.device import Paper
 from planner.timing.step_time import price_for_clock
@@ -425,9 +424,7 @@ def _surrounded(order: ProgramOrder, run: ProgramRun, endings: Endings) -> Itera
     losses = run.answers.watching_losses
     with (
         cuda.whole(run.memory, run.management),
-        gpu_statistics.nvidia_smi(
-            order.gpu.product, order.gpu.total_bytes, order.line.gpus, find_architecture(order.gpu.arch).capability
-        ),
+        gpu_statistics.nvidia_smi(order.gpu.product, order.gpu.total_bytes, order.line.gpus),
         storages.on_paper(run.assumptions),
         storages.left_unwritten(run.assumptions),
         program_host.kept_inside(run.ranks, run.assumptions, run.host_watcher.start_workers, endings.refuse),
