@@ -15,7 +15,7 @@ from planner.planning.judging import told_on
 from planner.planning.program import inputs_of, judge_program
 from planner.report.statement import Verdict
 from planner.tracing.launching.line import parse
-from planner.tracing.program.device_traces import traces_of_devices
+from planner.tracing.program.rank_orders import divide_by_device
 from planner.units import MIB
 
 Program = Callable[[str], str]
@@ -81,8 +81,8 @@ def test_each_has_what_lies_on_it(run: Run, program: Program) -> None:
 
     assert (found.devices, found.iterations) == ((1, 3), 4)
     alone = run(f"python {program(SPLIT.format(first=1024, one=0, other=0))}", gpus=4, patience=60)
-    first, second = traces_of_devices(found.trace)
-    (both,) = traces_of_devices(alone.trace)
+    first, second = divide_by_device(found.trace)
+    (both,) = divide_by_device(alone.trace)
     peaks = [max(replay(list(trace.written_out())).allocated_bytes) for trace in (first, second, both)]
     assert min(peaks[:2]) > 20 * MIB
     assert sum(peaks[:2]) == peaks[2] + 2 * 32 * MIB  # cuBLAS has a workspace for each thread and device
@@ -114,7 +114,7 @@ def test_data_parallel_copies_parameters_and_gathers_outputs(run: Run, program: 
     found = run(f"python {program(PARALLEL)}", gpus=4, patience=60)
 
     assert (found.devices, found.iterations, found.ending) == ((0, 1, 2, 3), 6, "the program ran to its end")
-    traces = traces_of_devices(found.trace)
+    traces = divide_by_device(found.trace)
     first, *others = [max(replay(list(trace.written_out())).allocated_bytes) for trace in traces]
     assert first > max(others)
     assert max(others) - min(others) < MIB
@@ -128,7 +128,7 @@ def test_what_another_stream_uses_is_free_when_its_own_gpu_has_passed_it(run: Ru
 
     found = [run(f"python {program(LATE.format(makes=each))}", gpus=2, patience=60) for each in makes]
 
-    traces = [traces_of_devices(each.trace)[device] for device, each in enumerate(found)]
+    traces = [divide_by_device(each.trace)[device] for device, each in enumerate(found)]
     told = [told_on(gpu, 2, trace) for trace in traces]
     peaks = [max(replay(list(write_out_repeats(each.events, each.repeats))).reserved_bytes) for each in told]
     assert peaks[0] == peaks[1]

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch._inductor.config
@@ -17,35 +17,20 @@ from planner.paper import work_records
 from planner.paper.compiled import padded_products
 from planner.paper.compiled.kernel_timing import UntimedKernel, untimed_kernel
 from planner.paper.compiled.patches import ASSUMED
+from planner.paper.recorder import Recorder
 
 with torch._inductor.config.patch(compile_threads=1):  # up to torch 2.8 it starts, where it is imported, processes
     from torch._inductor.async_compile import AsyncCompile
 
 
-class Scopes(Protocol):
-    """Whoever writes down of which module and operator an allocation is."""
-
-    def enter_below(self, path: str) -> int | None:
-        """The module at this path below the one that was entered last is at work; what was before."""
-
-    def return_to(self, scope: int | None) -> None:
-        """As it was before `enter_below`."""
-
-    def enter_operator(self, name: str) -> int:
-        """What is allocated now is this operator's; what was before."""
-
-    def leave_operator(self, before: int) -> None:
-        """As it was before `enter_operator`."""
+_recorder: Recorder | None = None
+"""Is told of which module and operator an allocation is."""
 
 
-_scopes: Scopes | None = None
-"""None: nobody writes anything down."""
-
-
-def tell(scopes: Scopes | None) -> None:
-    """From now on generated code tells these scopes; nobody with None."""
-    global _scopes
-    _scopes = scopes
+def tell(recorder: Recorder | None) -> None:
+    """From now on generated code tells this recorder; nobody with None."""
+    global _recorder
+    _recorder = recorder
 
 
 class Origins:
@@ -63,9 +48,9 @@ class Origins:
     def enter(self, number: int) -> None:
         """What follows is that of an origin, by its number."""
         path, self._operator = self._origins[number]
-        if _scopes is not None:
-            _scopes.return_to(self._before)
-            _scopes.enter_below(path)
+        if _recorder is not None:
+            _recorder.return_to(self._before)
+            _recorder.enter_below(path)
 
     def within(self, call: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """The generated function, after which all is as before."""
@@ -73,25 +58,25 @@ class Origins:
         def run(arguments: Any) -> Any:
             ASSUMED.update(self._assumed)
             padded_products.take_timings(self._timed)
-            outer, self._before = self._before, None if _scopes is None else _scopes.enter_below("")
+            outer, self._before = self._before, None if _recorder is None else _recorder.enter_below("")
             try:
                 return call(arguments)
             finally:
-                if _scopes is not None:
-                    _scopes.return_to(self._before)
+                if _recorder is not None:
+                    _recorder.return_to(self._before)
                 self._before, self._operator = outer, ""
 
         return run
 
     def empty_strided(self, size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
         """As `_empty_strided_cuda` (torch 2.13, torch/csrc/dynamo/guards.cpp), which builds for a CPU lack."""
-        if _scopes is None or not self._operator:
+        if _recorder is None or not self._operator:
             return torch.empty_strided(size, stride, dtype=dtype, device="cuda")
-        before = _scopes.enter_operator(self._operator)
+        before = _recorder.enter_operator(self._operator)
         try:
             return torch.empty_strided(size, stride, dtype=dtype, device="cuda")
         finally:
-            _scopes.leave_operator(before)
+            _recorder.leave_operator(before)
 
     def assert_size_stride(self, tensor: torch.Tensor, size: Any, stride: Any, operator: str = "") -> None:
         """As the function of this name that generated code calls (torch 2.13, torch/csrc/dynamo/guards.cpp), but for

@@ -18,9 +18,8 @@ import torch._inductor.config
 
 from planner.events import TIMING
 from planner.paper import work_records
-from planner.paper.benchmarking import TRITON_BUFFER_BYTES, benchmark
 from planner.paper.compiled.patches import ASSUMED
-from planner.paper.outside.operators import recorded_as
+from planner.paper.outside.operators import TRITON_BUFFER_BYTES, benchmark, recorded_as
 
 _UNREAD = "the kernel {kernel} is launched without being timed: its configurations cannot be read ({error})"
 

@@ -7,7 +7,7 @@ import hashlib
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -144,7 +144,7 @@ def enable(
     import torch._inductor.codegen.common  # noqa: F401
     from torch._dynamo import trace_rules
 
-    from planner.paper.compiled import backend, cuda_graphs, generated, triton_kernels
+    from planner.paper.compiled import backend, generated, triton_kernels
 
     checking.enforce("compiling")
     with ExitStack() as stack:
@@ -159,7 +159,7 @@ def enable(
         stack.enter_context(upstream.patch_targets("inductor", replaced=_replaced(), wrapped=_wrapped()))
         stack.enter_context(triton_kernels.launched_as_nothing())
         stack.enter_context(generated.other_strides(go_on=not as_asked))
-        stack.enter_context(cuda_graphs.on_paper())
+        stack.enter_context(upstream.patch_targets("states of private pools", replaced=_PRIVATE_POOLS))
         generated.tell(recorder)
         stack.callback(generated.tell, None)
         limit = TimeLimit(seconds)
@@ -168,6 +168,24 @@ def enable(
         stack.enter_context(upstream.patch_targets("compiling told", wrapped=watched))
         stack.enter_context(limit.enforced())
         yield Compiling()
+
+
+def _set_pool_back(_device: int, _state: object, _stale: Sequence[int], live: Sequence[int]) -> None:
+    """Sets a private pool back to where it was when a graph had been captured: without a living tensor all is free."""
+    if live:
+        raise TraceError(
+            "a CUDA graph is captured after others were replayed whose results are alive",
+            allowed="a step that runs the same compiled parts in the same order each time",
+            remedy="compile without CUDA graphs (mode: default, or max-autotune-no-cudagraphs)",
+            place="train.compile.mode",
+        )
+
+
+_PRIVATE_POOLS: Mapping[str, Any] = {
+    "torch._C:_cuda_getCheckpointState": lambda _device, _pool: object(),
+    "torch._C:_cuda_setCheckpointPoolState": _set_pool_back,
+}
+"""Of trees of CUDA graphs (torch 2.13, torch/_inductor/cudagraph_trees.py), whose states torch's allocator keeps."""
 
 
 def _replaced() -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from planner import cuda_on_paper, upstream
-from planner.paper.benchmarking import TRITON_BUFFER_BYTES
+from planner.paper.outside.operators import TRITON_BUFFER_BYTES
 
 _LAUNCHES = (
     "triton.runtime.jit:JITFunction.run",

@@ -144,3 +144,19 @@ def unknown_workspace(library_name: str, kernel_name: str, least_bytes: int) -> 
 def dense(tensor: Tensor) -> Tensor:
     """As a kernel of attention reads it: values of a head lie one after another."""
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+TRITON_BUFFER_BYTES = 256 * 2**20
+"""Of `triton.testing.do_bench` (Triton 3.9, backends/nvidia/driver.py, get_empty_cache_for_benchmark)."""
+
+
+def benchmark(call: Callable[[], Any], buffer_bytes: int, operator: str) -> float:
+    """Calls it, takes a buffer of this size, which empties the GPU's cache, as this operator's (`triton::do_bench`),
+    and calls it beside that, as `triton.testing.do_bench` and Inductor's `benchmark_gpu` do (torch 2.13,
+    torch/_inductor/runtime/benchmarking.py). All take the same time."""
+    call()
+    with recorded_as(operator):
+        buffer = torch.empty(buffer_bytes // 4, dtype=torch.int32, device="cuda")
+    call()
+    del buffer
+    return 1.0

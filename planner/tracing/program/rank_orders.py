@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from planner.errors import PlannerError, ProgramError
-from planner.events import Repeat
+from planner.events import Alloc, Free, FreeCompleted, Keep, Repeat, Role, Use
 from planner.job.json_text import is_plain_text, read_json
 from planner.job.size_limits import MOST_RANKS
 from planner.records import from_plain, shape, to_plain
@@ -134,7 +134,7 @@ class RankRun:
     devices: tuple[int, ...] = ()
     """GPUs of the node that the process has taken memory of, as `cuda:1` counts them, in the order of the first."""
     trace: Trace = field(default=Trace(()), metadata=shape(skip=True))
-    """Of all its devices; :func:`planner.tracing.program.device_traces.traces_of_devices` divides it."""
+    """Of all its devices; :func:`divide_by_device` divides it."""
     ending: str
     """How the run ended, for people."""
     iterations: int
@@ -285,3 +285,30 @@ def _check_limits(value: Any, name: str) -> None:
     elif isinstance(value, list):
         for member in value:
             _check_limits(member, name)
+
+
+_STREAM_BITS = 24
+"""Of a stream's number; above them is which device it is of (planner/paper/native/memory.cpp)."""
+_OF_A_BLOCK = (Alloc, Free, FreeCompleted, Keep, Role, Use)
+"""All else is for every device: marks, waits, emptied caches, and launches, which one host makes."""
+
+
+def divide_by_device(trace: Trace) -> list[Trace]:
+    """What each device's allocator was told, in the order of their first blocks. With several of them nothing is
+    folded, and the time of an iteration is left out: it is that of all devices together."""
+    if not any(event.stream >> _STREAM_BITS for event in trace.events if isinstance(event, Alloc)):
+        return [trace]
+    events = list(trace.written_out())
+    owner = {event.block: event.stream >> _STREAM_BITS for event in events if isinstance(event, Alloc)}
+    work = replace(trace.work, launches=())
+    return [
+        replace(
+            trace,
+            events=tuple(
+                event for event in events if not isinstance(event, _OF_A_BLOCK) or owner[event.block] == number
+            ),
+            repeats=(),
+            work=work,
+        )
+        for number in range(max(owner.values()) + 1)
+    ]

@@ -22,7 +22,7 @@ from planner.paper.compiled.switch import variable_set
 from planner.paper.recorder import Recorder
 from planner.tracing.program.assumptions import About, Assumptions
 from planner.tracing.program.gpu_statistics import ManagementLibrary
-from planner.tracing.program.packages import cutlass_package, kernels, package_table, stand_ins, triton_package
+from planner.tracing.program.packages import kernels, package_table, stand_ins, triton_package
 from planner.tracing.program.rank_orders import ProgramOrder
 from planner.training.wraps import deepspeed_engine
 
@@ -80,7 +80,7 @@ class Surroundings:
 
         patches: dict[str, Callable[[], AbstractContextManager[Any]]] = {
             "bitsandbytes.cuda_setup.main": _patched_search,
-            "cutlass.cute": cutlass_package.patched,
+            "cutlass.cute": kernels.cutlass_patched,
             "kernels": kernels.hub_patched,
             "torch.utils.cpp_extension": lambda: kernels.not_built(built),
             "deepspeed": lambda: deepspeed_engine.in_a_program(deepspeed_begins),

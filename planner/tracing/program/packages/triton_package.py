@@ -9,8 +9,8 @@ from typing import Any, NoReturn
 from planner import upstream
 from planner.errors import TraceError
 from planner.paper import library
-from planner.paper.benchmarking import TRITON_BUFFER_BYTES, benchmark
 from planner.paper.compiled import triton_kernels
+from planner.paper.outside.operators import TRITON_BUFFER_BYTES, benchmark
 from planner.tracing.program.assumptions import About, Assumptions
 from planner.tracing.program.cuda import forget_values
 from planner.tracing.program.packages.triton_interpreter import find_written, follow_launch
