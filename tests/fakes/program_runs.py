@@ -2,42 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
 
 from planner.allocator.replay import replay
 from planner.allocator.timeline import Timeline
 from planner.events import write_out_repeats
 from planner.job.schema import Gpu
 from planner.planning.judging import told_on
-from planner.tracing.program.rank_orders import Announced, BroadcastNumber, RankRun
+from planner.tracing.program.rank_orders import RankRun
 from planner.tracing.rank_trace import Trace
 
-
-class Run(Protocol):
-    """Runs a command as one rank of its world; `{programs}` in it is the folder of the tests' programs."""
-
-    def __call__(
-        self,
-        command: str,
-        *,
-        rank: int = 0,
-        steps: int = 0,
-        strict: bool = False,
-        seconds: float = 120,
-        patience: float | None = 0,
-        packages: tuple[str, ...] = (),
-        kernels: str = "",
-        otherwise: str = "",
-        heard: tuple[Announced, ...] = (),
-        numbers: tuple[BroadcastNumber, ...] = (),
-        torch: str = "",
-        target: str = "",
-        is_known: bool = False,
-        steps_at: tuple[int, ...] = (),
-        gpus: int = 0,
-        until_read: bool = False,
-        batches: int | None = 0,
-    ) -> RankRun: ...
+Run = Callable[..., RankRun]
+"""Runs a command as one rank of its world; `{programs}` in it is the folder of the tests' programs."""
+Program = Callable[[str], str]
+"""Writes a program of these lines; its path."""
+STEP = """
+import torch
+model = torch.nn.Linear(4, 4).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model(torch.zeros(2, 4, device="cuda")).sum().backward()
+optimizer.step()
+"""
 
 
 def replay_on_h100(trace: Trace) -> Timeline:

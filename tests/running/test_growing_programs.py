@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
-from program_runs import Run
+from program_runs import Program, Run
 
 from planner.allocator.long_runs.growth import growth_of
 from planner.allocator.rules import Rules
@@ -48,9 +47,7 @@ OUTPUT_BYTES = 64 * 1000 * 4
         ("best = output.detach()", 0, ""),
     ],
 )
-def test_what_a_program_keeps(
-    run: Run, program: Callable[[str], str], kept: str, bytes_per_step: int, maker: str
-) -> None:
+def test_what_a_program_keeps(run: Run, program: Program, kept: str, bytes_per_step: int, maker: str) -> None:
     found = run(f"python {program(LOOP.format(kept=kept))}", steps=9)
 
     growth = growth_of(found.trace.written_out(), Rules())
@@ -85,7 +82,7 @@ for step in {numbers}:
     ],
 )  # fmt: skip
 def test_the_verdict_on_a_leak_is_that_of_as_many_steps_as_the_program_runs(
-    program: Callable[[str], str], monkeypatch: pytest.MonkeyPatch,
+    program: Program, monkeypatch: pytest.MonkeyPatch,
     numbers: str, verdict: Verdict, said: str,
 ) -> None:  # fmt: skip
     server = rank_process.lasting_server()  # which has loaded PyTorch already

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from program_runs import Run
+from program_runs import Program, Run
 
 from planner.allocator.replay import replay
 from planner.events import Phase
@@ -121,7 +121,7 @@ def judged(path: str, **options: object) -> ProgramStatement:
 
 
 @pytest.mark.parametrize("kind", PROGRAMS)
-def test_three_iterations_are_run_where_the_size_is_largest(run: Run, program: Callable[[str], str], kind: str) -> None:
+def test_three_iterations_are_run_where_the_size_is_largest(run: Run, program: Program, kind: str) -> None:
     lines, step = PROGRAMS[kind]
 
     found = run(f"python {program(HEAD + lines)}", batches=None, patience=None)
@@ -152,9 +152,7 @@ def test_the_first_step_of_the_largest_size_is_found_by_few_numbers(size: Callab
     assert len(found) <= 256
 
 
-def test_two_sizes_are_met_where_each_is_largest_and_where_both_together_are(
-    run: Run, program: Callable[[str], str]
-) -> None:
+def test_two_sizes_are_met_where_each_is_largest_and_where_both_together_are(run: Run, program: Program) -> None:
     lines = """
 for step in range(900):
     batch_size = (8, 24, 32)[step // 300]
@@ -180,7 +178,7 @@ for step in range(900):
     ],
     ids=["random", "network", "by itself", "endless"],
 )
-def test_what_cannot_be_known_ahead_is_not_judged(run: Run, program: Callable[[str], str], lines: str) -> None:
+def test_what_cannot_be_known_ahead_is_not_judged(run: Run, program: Program, lines: str) -> None:
     found = run(f"python {program(HEAD + lines)}", batches=None)
 
     assert found.steps_at == ()
@@ -188,7 +186,7 @@ def test_what_cannot_be_known_ahead_is_not_judged(run: Run, program: Callable[[s
 
 
 def test_the_program_sees_its_own_steps_until_then_and_nothing_of_the_search(
-    run: Run, program: Callable[[str], str], tmp_path: object
+    run: Run, program: Program, tmp_path: object
 ) -> None:
     told = f"{tmp_path}/told"
     lines = (
@@ -203,7 +201,7 @@ def test_the_program_sees_its_own_steps_until_then_and_nothing_of_the_search(
     assert numbers[:-usual] == [*range(len(numbers) - usual)]
 
 
-def test_a_probe_in_what_is_compiled_breaks_no_graph(run: Run, program: Callable[[str], str]) -> None:
+def test_a_probe_in_what_is_compiled_breaks_no_graph(run: Run, program: Program) -> None:
     lines = """
 @torch.compile(fullgraph=True)
 def cut(x, step):
@@ -218,7 +216,7 @@ for step in range(args.max_steps):
     assert run(f"python {program(HEAD + lines)}", batches=None).iterations
 
 
-def test_the_largest_step_is_a_moment_of_the_report(program: Callable[[str], str]) -> None:
+def test_the_largest_step_is_a_moment_of_the_report(program: Program) -> None:
     path = program(HEAD + "for step in range(args.max_steps):\n    batch_size = get_bs(step)\n    train(batch_size)\n")
     found = judged(path)
 
@@ -234,7 +232,7 @@ def test_the_largest_step_is_a_moment_of_the_report(program: Callable[[str], str
     assert "It is not judged beyond iteration" in verdict_sentence(alone)
 
 
-def test_every_rank_counts_to_the_same_steps(program: Callable[[str], str]) -> None:
+def test_every_rank_counts_to_the_same_steps(program: Program) -> None:
     lines = "for step in range(args.max_steps):\n    batch_size = get_bs(step)\n    train(batch_size)\n"
     path = program("import torch.distributed as dist\ndist.init_process_group('nccl')\n" + HEAD + lines)
     gpu = look_up("H100-SXM-80GB")

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from program_runs import Run
+from program_runs import Program, Run
 
 from planner.errors import ProgramError, SpecError
 from planner.job.named_gpus import look_up
@@ -14,7 +13,7 @@ from planner.planning.program import inputs_of, judge_program
 from planner.tracing.launching.line import parse
 from planner.tracing.program.rank_orders import MoreGpusError
 
-Program = Callable[[str], str]
+Program = Program
 
 TRAINS = """
 import os, torch, torch.distributed as dist

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from program_runs import Run
+from program_runs import Program, Run
 
 from planner.errors import ProgramError
 from planner.hardware import catalog
@@ -64,7 +63,7 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize("what", MALFORMED)
-def test_an_answer_that_is_no_report_is_refused(run: Run, program: Callable[[str], str], what: str) -> None:
+def test_an_answer_that_is_no_report_is_refused(run: Run, program: Program, what: str) -> None:
     writes, problem = MALFORMED[what]
 
     with pytest.raises(ProgramError, match=problem):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
-from program_runs import Run
+from program_runs import Program, Run
 
 from planner.allocator.replay import replay
 from planner.errors import ProgramError
@@ -18,7 +16,7 @@ from planner.tracing.launching.line import parse
 from planner.tracing.program.rank_orders import divide_by_device
 from planner.units import MIB
 
-Program = Callable[[str], str]
+Program = Program
 
 SPLIT = """
 import torch

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 
 import pytest
+from program_runs import Program
 
-Program = Callable[[str], str]
 
 TRAINS = """
 import sys, torch
