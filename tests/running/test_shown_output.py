@@ -9,7 +9,6 @@ import sys
 import pytest
 from program_runs import Program
 
-
 TRAINS = """
 import sys, torch
 print("reading", "data" * 2)
