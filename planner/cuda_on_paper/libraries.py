@@ -135,7 +135,7 @@ def _needed(libraries: Sequence[Path]) -> tuple[dict[str, str], dict[str, dict[s
         for symbol in re.findall(r" U (\S+)", undefined):
             function, _, version = symbol.partition("@")
             version = version.lstrip("@")
-            stem = version.partition(".so")[0] if version.startswith("lib") else _library_of(function)
+            stem = version.partition(".so")[0] if version.startswith("lib") else _find_library(function)
             if stem in _STEMS:
                 functions[stem][function] = version
     return names, functions
@@ -151,7 +151,7 @@ def _read(command: Sequence[str]) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-def _library_of(function: str) -> str:
+def _find_library(function: str) -> str:
     stems = (stem for prefix, stem in _PREFIXES.items() if function.startswith(prefix))
     return next(stems, _DRIVER if re.match("cu[A-Z]", function) else "")
 

@@ -110,7 +110,7 @@ def renumber(placed: Placed, numbers: Mapping[int, int]) -> Placed:
     return placed
 
 
-def event_of(
+def make_event(
     record: tuple[int, ...], kinds: RecordKinds, origins: Origins | None, numbers: Mapping[int, int] | None
 ) -> Event:
     kind, op, scope, stream, block, size, shape, dtype, _, pool = record
@@ -177,7 +177,7 @@ class Records:
         """How many allocations there were before a position."""
         return int(self._born_before[position])
 
-    def alive_at(self, position: int) -> Any:
+    def find_alive(self, position: int) -> Any:
         """Numbers of the allocations that are alive before a position."""
         return np.flatnonzero(self._deaths[: self.births_before(position)] >= position)
 
@@ -191,7 +191,7 @@ class Records:
         here, there = slice(first, first + length), slice(first + length, first + 2 * length)
         if not np.array_equal(self._compared[:, here], self._compared[:, there]):
             return None
-        if self._waits_in(first, length) != self._waits_in(first + length, length):
+        if self._find_waits(first, length) != self._find_waits(first + length, length):
             return None
         number, later = self._number[here], self._number[there]
         shift = self.births_before(first + length) - self.births_before(first)
@@ -204,7 +204,7 @@ class Records:
     def heirs(self, first: int, after: int, older: Any) -> tuple[tuple[int, int], ...] | None:
         """By numbers of allocations: what the stretch finds and gives up, with what takes its place; None if it leaves
         more or less than it finds."""
-        begun, ended = set(self.alive_at(first).tolist()), set(self.alive_at(after).tolist())
+        begun, ended = set(self.find_alive(first).tolist()), set(self.find_alive(after).tolist())
         shift = self.births_before(after) - self.births_before(first)
         pairs: list[tuple[int, int]] = []
         reached = set()
@@ -243,7 +243,7 @@ class Records:
         deaths[self._number[frees]] = frees
         return deaths
 
-    def _waits_in(self, first: int, length: int) -> list[int]:
+    def _find_waits(self, first: int, length: int) -> list[int]:
         begin, end = (bisect_left(self._waits, position) for position in (first, first + length))
         return [position - first for position in self._waits[begin:end]]
 

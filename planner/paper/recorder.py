@@ -15,7 +15,7 @@ from torch.distributed import distributed_c10d
 
 from planner.events import TIMING, Alloc, Category, Event, Keep, Mark, Phase, Repeat, Role, write_out_repeats
 from planner.paper import library, native_records, work_records
-from planner.paper.native_records import Fold, Origins, Placed, RecordKinds, Records, event_of, find_folds, renumber
+from planner.paper.native_records import Fold, Origins, Placed, RecordKinds, Records, find_folds, make_event, renumber
 from planner.paper.repetition import Again, Copy, Place, Repetition, write_out
 from planner.paper.work_records import Holding
 from planner.step_work import Launch, LaunchKind, StepWork
@@ -94,7 +94,7 @@ class Recorder:
     def plain_events(self, since: int) -> list[Event]:
         """What the allocator was told since then (`now`), without origins, roles and marks; blocks as the device
         numbers them."""
-        return [event_of(record, self._kinds, None, None) for record in self._records(since)]
+        return [make_event(record, self._kinds, None, None) for record in self._records(since)]
 
     def timed_events(self, since: int, launched: int) -> tuple[list[Event], int]:
         """As `plain_events`, with what was launched after the first so many launches; and how many there are by now.
@@ -104,12 +104,12 @@ class Recorder:
         launch = next(following, None)
         for position, record in enumerate(self._records(since), since):
             while launch is not None and launch[3] <= position:
-                events += _launch_of(launch)
+                events += _launch_events(launch)
                 launch = next(following, None)
             if not self._is_of_timing(record):
-                events.append(event_of(record, self._kinds, None, None))
+                events.append(make_event(record, self._kinds, None, None))
         for rest in (launch, *following) if launch is not None else ():
-            events += _launch_of(rest)
+            events += _launch_events(rest)
         return events, launched + len(launches)
 
     def _is_of_timing(self, record: tuple[int, ...]) -> bool:
@@ -215,7 +215,7 @@ class Recorder:
                 self._assign_block(block, category, name)
 
     def enter(self, path: str) -> None:
-        self._open.append(self._native.paper_enter_scope(self._scope_of(path)))
+        self._open.append(self._native.paper_enter_scope(self._scope_number(path)))
 
     def leave(self) -> None:
         self._native.paper_enter_scope(self._open.pop())
@@ -225,7 +225,7 @@ class Recorder:
         at_work = int(self._native.paper_enter_scope(0))
         above = self._paths[at_work]
         below = f"{above}.{path}" if above and path else above or path
-        self._native.paper_enter_scope(self._scope_of(below))
+        self._native.paper_enter_scope(self._scope_number(below))
         return at_work
 
     def return_to(self, scope: int | None) -> None:
@@ -238,7 +238,7 @@ class Recorder:
     def leave_operator(self, before: int) -> None:
         self._native.paper_enter_kernel(before)
 
-    def _scope_of(self, path: str) -> int:
+    def _scope_number(self, path: str) -> int:
         if path not in self._scopes:
             self._scopes[path] = len(self._paths)
             self._paths.append(path)
@@ -364,7 +364,7 @@ class Recorder:
             launched = after
             if record[0] == kinds.use and position and record == records[position - 1]:
                 continue  # said once for each rank's part of what was gathered
-            yield event_of(record, kinds, origins, numbers)
+            yield make_event(record, kinds, origins, numbers)
             if record[0] != kinds.alloc:
                 continue
             if record[4] in self._born_as:
@@ -398,7 +398,7 @@ class Recorder:
                 if event is not None:
                     yield renumber(event, numbers)
             else:
-                yield from _launch_of(launch, numbers, gpu_events)
+                yield from _launch_events(launch, numbers, gpu_events)
         yield from (renumber(event, numbers) for event in placed if isinstance(event, Role))
 
     def _times_matter(self, until: int) -> bool:
@@ -427,7 +427,7 @@ class Recorder:
         return {block: number for number, block in enumerate(born)}
 
 
-def _launch_of(
+def _launch_events(
     launch: tuple[int, ...], numbers: Mapping[int, int] | None = None, gpu_events: Mapping[int, int] | None = None
 ) -> Iterator[Launch | Keep]:
     """As an event, with blocks and the GPU's events as they are numbered; nothing for what is no launch, or names a

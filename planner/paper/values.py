@@ -162,7 +162,7 @@ def read(tensor: Tensor) -> Value:
     return answer
 
 
-def truth_of(tensor: Tensor) -> bool | None:
+def known_truth(tensor: Tensor) -> bool | None:
     """What a check in C++ compares with true (`at::is_scalar_tensor_true`), where the operator at work is known."""
     known = _answer_of_composite(tensor)
     return None if known is None else bool(_note(tensor, _frames(inspect.currentframe()), *known))
@@ -228,7 +228,7 @@ def count(operator: str, tensor: Tensor, most: int, what: str, why: str = _MOST)
     """
     answer = None if _reader is None else _reader.count(tensor, _frames(inspect.currentframe()), most, what, why)
     if answer is None:
-        refuse_size_of(operator, tensor)
+        refuse_size(operator, tensor)
     return answer
 
 
@@ -249,7 +249,7 @@ def places_of_nonzero(tensor: Tensor) -> Tensor | None:
     return next((place for place in places if place is not None), None)
 
 
-def refuse_size_of(operator: str, tensor: Tensor, remedy: str = "") -> NoReturn:
+def refuse_size(operator: str, tensor: Tensor, remedy: str = "") -> NoReturn:
     """TraceError for an operator whose result is as large as the values of the tensor say."""
     what = f"the size of a result of {operator}, which depends on the values of {_describe_tensor(tensor)}"
     raise _make_unanswered_error(_frames(inspect.currentframe()), what, remedy)

@@ -55,11 +55,11 @@ class Holding(Enum):
     end. A collective that is waited for at once runs on the current stream."""
 
 
-def tensors_in(*values: Any) -> Iterator[torch.Tensor]:
+def find_tensors(*values: Any) -> Iterator[torch.Tensor]:
     """Those on the device, in lists too."""
     for value in values:
         if isinstance(value, list | tuple):
-            yield from tensors_in(*value)
+            yield from find_tensors(*value)
         elif isinstance(value, torch.Tensor) and value.is_cuda:
             yield value
 
@@ -146,7 +146,7 @@ def collective_launched(
     operators are part of it. It runs after what is on the current stream, which waits for it at once, or if it
     `is_asynchronous` where it is waited for. None where nothing of the device takes part."""
     given = 1 if name.startswith(_OF_ITS_INPUT) else 0
-    message = list(tensors_in(*arguments[given : given + 1]))
+    message = list(find_tensors(*arguments[given : given + 1]))
     if not message:
         yield None
         return
@@ -165,7 +165,7 @@ def collective_launched(
     native.paper_note_launch(LaunchKind.RECORD, stream, done)
     issued = Issued(stream, done, _holding_of(name, holding, is_asynchronous=is_asynchronous))
     held = arguments[1:] if name in _HOLD_INPUTS and holding is Holding.USES else arguments
-    issued.hold(tensors_in(*held))
+    issued.hold(find_tensors(*held))
     with part_of_a_launch():
         yield issued
     if stream != current and not is_asynchronous:

@@ -23,9 +23,9 @@ from planner.runtime.messages import (
     BrokenAnswerError,
     Task,
     ending,
-    parts_of,
     raise_failure,
-    request_of,
+    read_parts,
+    task_file,
 )
 from planner.runtime.process_tree import Cgroup
 from planner.runtime.walls import Walls
@@ -155,7 +155,7 @@ class _SpawnedProcess:
         descriptors: Sequence[int] = (),
     ) -> None:
         parent = 0 if front else os.getpid()
-        with request_of(task) as request:
+        with task_file(task) as request:
             self._child = child = subprocess.Popen(
                 [*front, *interpreter_words(MAIN, str(parent))],
                 stdin=request,
@@ -243,7 +243,7 @@ def _supervise(
     parts: dict[str, bytes] = {}
     whole = True
     try:
-        parts.update(parts_of(bytes(output.answer)))
+        parts.update(read_parts(bytes(output.answer)))
     except BrokenAnswerError:
         whole = False
     return Answer(parts=parts, whole=whole, exit_code=code, last_lines=output.last_lines(), exceeded=exceeded)

@@ -20,7 +20,7 @@ from planner.host_events import HostAlloc, HostBlock, HostCategory, HostEvent, H
 from planner.job.rank_sets import RankSet
 from planner.job.schema import DataLoader
 from planner.job.shorthand import read_host_memory
-from planner.tracing.program.host_memory import tensors_in
+from planner.tracing.program.host_memory import find_tensors
 from planner.tracing.program.rank_orders import RankRun
 from planner.units import GIB, MIB
 
@@ -169,7 +169,7 @@ def test_tensors_are_found_in_what_holds_itself() -> None:
     state: dict[str, Any] = {"weight": tensor, "rest": [other, ("text", 3)]}
     state["itself"] = state
 
-    assert [each.numel() for each in tensors_in(state)] == [1, 2]
+    assert [each.numel() for each in find_tensors(state)] == [1, 2]
 
 
 @pytest.mark.parametrize(("written", "size"), [("", 0), ("480GiB", 480 * GIB), (4096, 4096), ("0", 0)])

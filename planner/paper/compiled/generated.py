@@ -130,7 +130,7 @@ class _UnrunKernel:
 
 
 @cache
-def kernel_of(name: str, source: str) -> _UnrunKernel:
+def make_kernel(name: str, source: str) -> _UnrunKernel:
     """A kernel of Triton's. Equal code in several graphs is one kernel, which is timed once, as Inductor's modules of
     kernels are (torch 2.13, torch/_inductor/codecache.py, PyCodeCache)."""
     return _UnrunKernel(name, source, untimed_kernel(name, source))
@@ -140,7 +140,7 @@ class PaperCompile(AsyncCompile):
     """Compiles what runs on the host, and nothing for the device."""
 
     def triton(self, kernel_name: str, source_code: str, device_str: str = "cuda") -> Any:  # noqa: ARG002
-        return kernel_of(kernel_name, source_code)
+        return make_kernel(kernel_name, source_code)
 
 
 _OTHER_STRIDES = (

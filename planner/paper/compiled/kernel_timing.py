@@ -19,7 +19,7 @@ import torch._inductor.config
 from planner.events import TIMING
 from planner.paper import work_records
 from planner.paper.compiled.patches import ASSUMED
-from planner.paper.outside.operators import TRITON_BUFFER_BYTES, benchmark, recorded_as
+from planner.paper.outside.operators import TRITON_BUFFER_BYTES, benchmark, record_operator
 
 _UNREAD = "the kernel {kernel} is launched without being timed: its configurations cannot be read ({error})"
 
@@ -41,7 +41,7 @@ class UntimedKernel:
 def recorded_as_timing() -> AbstractContextManager[None]:
     """Inside, what is allocated is what a first run with an empty cache takes besides."""
     is_sure = torch._inductor.config.force_disable_caches
-    return nullcontext() if is_sure else recorded_as(TIMING.replace(".", "::"))
+    return nullcontext() if is_sure else record_operator(TIMING.replace(".", "::"))
 
 
 def untimed_kernel(name: str, source: str) -> UntimedKernel | None:
@@ -56,14 +56,14 @@ def untimed_kernel(name: str, source: str) -> UntimedKernel | None:
         return None
     names = {**vars(triton_heuristics), **vars(hints), "triton_heuristics": triton_heuristics, "__file__": f"{name}.py"}
     try:
-        tuner = eval(ast.unparse(heuristics), {**names, "AttrsDescriptor": _Alignment})(_kernel_of(kernel))
+        tuner = eval(ast.unparse(heuristics), {**names, "AttrsDescriptor": _Alignment})(_describe_kernel(kernel))
     except Exception as error:  # of heuristics that are not those read; the plan lacks no more than a buffer
         ASSUMED.add(_UNREAD.format(kernel=name, error=f"{type(error).__name__}: {error}"))
         return None
     return UntimedKernel(tuner) if len(tuner.configs) > 1 else None
 
 
-def _kernel_of(definition: ast.FunctionDef) -> Any:
+def _describe_kernel(definition: ast.FunctionDef) -> Any:
     """What the tuner reads of `triton.JITFunction`: its name, and its arguments in order."""
     parameters = [argument.arg for argument in definition.args.args]
     scope: dict[str, Any] = {}

@@ -201,7 +201,7 @@ def assume(sentence: str) -> None:
     _by_compilation[CompileContext.current_compile_id()].add(sentence)
 
 
-def of_this_compilation() -> list[str]:
+def current_compilation() -> list[str]:
     """What was assumed for the code that is written now."""
     return sorted(_by_compilation[CompileContext.current_compile_id()])
 

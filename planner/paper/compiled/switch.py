@@ -272,7 +272,7 @@ def _forget() -> None:
     from planner.paper.compiled import generated
 
     torch._dynamo.reset()
-    generated.kernel_of.cache_clear()
+    generated.make_kernel.cache_clear()
     counters.clear()
     patches.forget()
     padded_products.forget()

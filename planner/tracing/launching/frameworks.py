@@ -17,7 +17,7 @@ TextOf = Callable[[str], str]
 _YES = ("true", "y", "1")
 
 
-def launch_line_of(
+def framework_line(
     words: Sequence[str], environment: Mapping[str, str], text_of: TextOf, node_gpus: int
 ) -> list[str] | None:
     """The words that a framework's command comes to; None of other commands. Raises SpecError for a command of a

@@ -13,11 +13,11 @@ from pathlib import Path, PurePosixPath
 from planner.errors import SpecError, shorten
 from planner.job.launchers import LAUNCHER_MODULES, PLACE, read_options, refused, take_variables
 from planner.tracing.launching import schedulers
-from planner.tracing.launching.frameworks import FRAMEWORKS, launch_line_of
+from planner.tracing.launching.frameworks import FRAMEWORKS, framework_line
 from planner.tracing.launching.schedulers import Allocation, Starter, Tasks, job_variables
-from planner.tracing.launching.shell_script import Statement, commands_of
-from planner.tracing.launching.shell_values import UNKNOWN, Shell, source_of
-from planner.tracing.launching.wrappers import WRAPPERS, mounts_of, on_host, read_wrapper
+from planner.tracing.launching.shell_script import Statement, follow_script
+from planner.tracing.launching.shell_values import UNKNOWN, Shell, unknown_source
+from planner.tracing.launching.wrappers import WRAPPERS, on_host, read_mounts, read_wrapper
 
 TextOf = Callable[[str], str]
 _SHELLS = ("bash", "sh", "dash", "zsh")
@@ -153,7 +153,7 @@ def unwrap(words: Sequence[str], text_of: TextOf, inherited: Mapping[str, str], 
             layers.environment[name] = _ADDRESSES[name.lower()]  # names of nodes are none here
         elif UNKNOWN.search(value):
             del layers.environment[name]
-            note = f"${name} comes from {source_of(value)}, which is not known here: the program runs without it"
+            note = f"${name} comes from {unknown_source(value)}, which is not known here: the program runs without it"
             layers.notes += (note,)
     return layers
 
@@ -247,7 +247,7 @@ def _wrapper(layers: Unwrapped, words: list[str]) -> bool:
 def _framework(layers: Unwrapped, words: list[str]) -> bool:
     del words
     known = {**layers.inherited, **layers.environment}
-    comes_to = launch_line_of(layers.words, known, layers.text_of, layers.gpus)
+    comes_to = framework_line(layers.words, known, layers.text_of, layers.gpus)
     if comes_to is None:
         return False
     layers.notes += (f"{' '.join(layers.words[:2])} starts {shorten(' '.join(take_variables(comes_to)[1]), 120)}",)
@@ -270,7 +270,7 @@ def _starter(layers: Unwrapped, words: list[str]) -> bool:
 
 def _take_slurm(layers: Unwrapped, options: Mapping[str, str | None]) -> None:
     layers.enter(options.get("chdir"))
-    layers.enter_container(mounts_of(options.get("container_mounts") or ""), options.get("container_workdir") or "")
+    layers.enter_container(read_mounts(options.get("container_mounts") or ""), options.get("container_workdir") or "")
     exports = (export.partition("=") for export in (options.get("export") or "").split(","))
     layers.environment.update({name: value for name, equals, value in exports if equals})
 
@@ -331,7 +331,7 @@ def _run_script(layers: Unwrapped, text: str, place: str, arguments: Sequence[st
         gpus=layers.gpus, text_of=lambda path: layers.text_of(layers.path_of(path)),
         exists=(lambda path: os.path.exists(layers.path_of(path))) if layers.text_of is local_text else None,
     )  # fmt: skip
-    commands, ending = commands_of(text, shell)
+    commands, ending = follow_script(text, shell)
     launches = [command for command in commands if _launches(command.words)]
     if not launches:
         said = f": it says {ending.said[:200]!a}" if ending is not None and ending.said else ""
@@ -361,8 +361,8 @@ def _chosen(launches: Sequence[Statement], place: str) -> Statement:
     that hinges on something. Raises SpecError where several may be meant."""
     launches = [launch for launch in launches if _launches_ranks(launch.words)] or launches
     launches = [launch for launch in launches if not launch.perhaps] or launches
-    launches = [launch for launch in launches if not _BESIDE_TRAINING.search(_program_of(launch.words))] or launches
-    programs = {_program_of(launch.words) for launch in launches}
+    launches = [launch for launch in launches if not _BESIDE_TRAINING.search(_program_name(launch.words))] or launches
+    programs = {_program_name(launch.words) for launch in launches}
     perhaps = {launch.words for launch in launches if launch.perhaps}
     if len(programs) > 1 or len(perhaps) > 1:
         why = f", and {launches[-1].perhaps} decides which" if perhaps else ""
@@ -385,7 +385,7 @@ _BESIDE_TRAINING = re.compile(
 """In names of programs that stand beside the one that trains."""
 
 
-def _program_of(words: Sequence[str]) -> str:
+def _program_name(words: Sequence[str]) -> str:
     """By the first words that say it: `train.py`, or what follows `-m`."""
     words = [part for word in words for part in word.split()]
     for word, following in zip(words, [*words[1:], ""], strict=True):

@@ -16,7 +16,7 @@ _MOST = 4096
 Printer = Callable[[Sequence[str], str | None, Shell], str | None]
 
 
-def output_of(words: Sequence[str], given: str | None, shell: Shell) -> str | None:
+def command_output(words: Sequence[str], given: str | None, shell: Shell) -> str | None:
     """What a command prints when it is `given` this; None if that is not known here."""
     printer = _PRINTERS.get(PurePosixPath(words[0]).name)
     if printer is None or (words[0] not in ("echo", "printf") and any(UNKNOWN.search(word) for word in words)):
@@ -64,7 +64,7 @@ def _printf(words: Sequence[str], *_: object) -> str | None:
 def _srun(words: Sequence[str], given: str | None, shell: Shell) -> str | None:
     """`srun --nodes=1 -w NODE hostname --ip-address`: where nodes meet."""
     at = next((at for at, word in enumerate(words) if word in ("hostname", "echo")), None)
-    return output_of(words[at:], given, shell) if at is not None and "bash" not in words else None
+    return command_output(words[at:], given, shell) if at is not None and "bash" not in words else None
 
 
 def _hostname(words: Sequence[str], *_: object) -> str:

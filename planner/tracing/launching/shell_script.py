@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 
 from planner.errors import SpecError
-from planner.tracing.launching.shell_outputs import output_of
+from planner.tracing.launching.shell_outputs import command_output
 from planner.tracing.launching.shell_syntax import (
     Block,
     Case,
@@ -25,7 +25,7 @@ from planner.tracing.launching.shell_syntax import (
     Loop,
     Pipeline,
     Simple,
-    commands_in,
+    parse_commands,
 )
 from planner.tracing.launching.shell_values import (
     MARKS,
@@ -37,8 +37,8 @@ from planner.tracing.launching.shell_values import (
     is_true,
     refused,
     settled,
-    source_of,
     unknown,
+    unknown_source,
 )
 
 MOST_CHARACTERS = 1 << 20
@@ -69,7 +69,7 @@ class Ending:
     said: str
 
 
-def commands_of(text: str, shell: Shell) -> tuple[list[Statement], Ending | None]:
+def follow_script(text: str, shell: Shell) -> tuple[list[Statement], Ending | None]:
     """The commands of a script, in order, besides those of the shell itself; the end that it comes to, if that is not
     its last line. Raises SpecError for what is not read."""
     if len(text) > MOST_CHARACTERS:
@@ -94,7 +94,7 @@ class _Leave(Exception):  # noqa: N818 it is no error
 class _Run:
     def __init__(self, shell: Shell) -> None:
         self._shell = shell
-        shell.output_of = self._output
+        shell.command_output = self._output
         self.statements: list[Statement] = []
         self.said = ""
         self._functions: dict[str, Command] = {}
@@ -115,7 +115,7 @@ class _Run:
             self._shell.variables[name] = mark[0]
             return f"${{{name}}}"
 
-        return self.all_of(commands_in(UNKNOWN.sub(named, text).translate(MARKS), place))
+        return self.all_of(parse_commands(UNKNOWN.sub(named, text).translate(MARKS), place))
 
     def all_of(self, commands: Commands) -> bool | None:
         status: bool | None = True
@@ -234,7 +234,7 @@ class _Run:
         for value in [value for word in written for value in expand(word, self._shell)]:
             self._shell.assign(loop.name, value)
             if UNKNOWN.search(value):
-                self._either([loop.body], f"for {loop.name} in {source_of(value)}")
+                self._either([loop.body], f"for {loop.name} in {unknown_source(value)}")
             elif not self._turn(loop):
                 break
         return True
@@ -263,7 +263,7 @@ class _Run:
         word = expand_one(command.word, self._shell)
         value = settled(word)
         if value is None:
-            self._either([body for _, body in command.branches], f"case {source_of(word)}")
+            self._either([body for _, body in command.branches], f"case {unknown_source(word)}")
             return True
         for patterns, body in command.branches:
             if any(fnmatchcase(value, expand_one(pattern, self._shell)) for pattern in patterns):
@@ -312,7 +312,7 @@ class _Run:
         if value.startswith("(") and value.endswith(")"):
             elements = dict(shell.array(name)) if adds else {}
             number = len(elements)
-            for listed in commands_in(value[1:-1], shell.place):
+            for listed in parse_commands(value[1:-1], shell.place):
                 for part in listed.commands[0].words if isinstance(listed.commands[0], Simple) else ():
                     if keyed := re.fullmatch(r"\[(.*?)\]=(.*)", part, re.DOTALL):
                         elements[expand_one(keyed[1], shell)] = expand_one(keyed[2], shell)
@@ -363,7 +363,7 @@ class _Run:
             case (("cd" | "pushd"), [folder]):
                 if UNKNOWN.search(folder):
                     raise SpecError(
-                        f"cd leads to a folder that {source_of(folder)} decides",
+                        f"cd leads to a folder that {unknown_source(folder)} decides",
                         allowed="a folder by its path",
                         remedy="set it before the command (NAME=value ...), or write the launch line",
                         place=f"{shell.place}:{line}",
@@ -390,7 +390,7 @@ class _Run:
             case "eval", parts:
                 return self._call(lambda: self.of_text(" ".join(parts), shell.place), line)
             case "grep", [flags, *_] if re.fullmatch(r"-\w*q\w*", flags):
-                found = output_of(words, given, shell)
+                found = command_output(words, given, shell)
                 if found is not None:
                     self._is_assumed, self._tested = False, " ".join(words)
                     return bool(found)
@@ -401,7 +401,7 @@ class _Run:
                 return True
         if (function := self._functions.get(name)) is not None:
             return self._call(lambda: self._one(function), line, words[1:])
-        printed = output_of(words, given if given is not None else self._given, shell)
+        printed = command_output(words, given if given is not None else self._given, shell)
         if name in ("echo", "printf") and printed is not None:
             self.said = UNKNOWN.sub(lambda mark: mark[1], printed).strip() or self.said
         if self._printed is not None and not writes:
@@ -474,7 +474,7 @@ class _Run:
 
     def _output(self, text: str) -> str:
         """What `$( )` comes to."""
-        output = self._capture(commands_in(text, self._shell.place))
+        output = self._capture(parse_commands(text, self._shell.place))
         return unknown(f"$({text})") if UNKNOWN.search(output) else output
 
 

@@ -84,7 +84,7 @@ class Pipeline:
 Commands = tuple[Pipeline, ...]
 
 
-def commands_in(text: str, place: str) -> Commands:
+def parse_commands(text: str, place: str) -> Commands:
     """Raises SpecError for what is no shell script."""
     parser = _Parser(text, place)
     commands = parser.list_until(frozenset())

@@ -57,7 +57,7 @@ class Shell:
     """Whether a file is there; None where nobody may look."""
     expanded: int = 0
     """Parts of words so far, and their characters."""
-    output_of: Output = field(default=lambda text: unknown(f"$({text})"))
+    command_output: Output = field(default=lambda text: unknown(f"$({text})"))
     """The output of commands."""
     nested: int = 0
 
@@ -98,7 +98,7 @@ def unknown(source: str) -> str:
     return f"\ue000{source if len(source) <= 60 else f'{source[:57]}...'}\ue001"
 
 
-def source_of(text: str) -> str:
+def unknown_source(text: str) -> str:
     """What would have given the first unknown value of a text."""
     match = UNKNOWN.search(text)
     return match[1] if match else text
@@ -159,7 +159,7 @@ class _Words:
             elif character == '"' and not in_quotes:
                 self._quoted(part[1:-1])
             elif character == "`":
-                self._add_value(shell.output_of(part[1:-1]).rstrip("\n"), splits and not in_quotes)
+                self._add_value(shell.command_output(part[1:-1]).rstrip("\n"), splits and not in_quotes)
             elif character == "$" and text[at + 1 : at + 2] == "'" and not in_quotes:
                 end = end_of_part(text, at + 1, shell.place)
                 self._add(text[at + 2 : end - 1].replace("\\n", "\n").replace("\\t", "\t"))
@@ -170,7 +170,7 @@ class _Words:
                 value = arithmetic(part[3:-2], shell)
                 self._add(unknown(part) if value is None else str(value))
             elif part.startswith("$("):
-                self._add_value(shell.output_of(part[2:-1]).rstrip("\n"), splits and not in_quotes)
+                self._add_value(shell.command_output(part[2:-1]).rstrip("\n"), splits and not in_quotes)
             elif part.startswith("${"):
                 self._parameter(part[2:-1], splits=splits, in_quotes=in_quotes)
             elif character == "<" and text[at + 1 : at + 2] == "(":
@@ -292,7 +292,7 @@ def _operated(value: str, is_set: bool, rest: str, shell: Shell, name: str) -> s
     text = settled(value)
     if kind in ("-", "=", "?", "+") and sign:
         has = bool(text) if sign.startswith(":") else is_set
-        if text is None and name not in shell.variables and _OF_THE_JOB.fullmatch(source_of(value)):
+        if text is None and name not in shell.variables and _OF_THE_JOB.fullmatch(unknown_source(value)):
             has = False  # what nobody here sets: a default says what the job has without it
         elif text is None:
             has = True

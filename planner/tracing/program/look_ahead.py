@@ -28,7 +28,7 @@ from planner import upstream
 from planner.tracing.program.assumptions import About, Assumptions, short_path
 from planner.tracing.program.batch_sizes import DrawnBatches, LargestBatches, Shapes, TriedBatch, varying
 from planner.tracing.program.child_answers import fork_off
-from planner.tracing.program.input_sizes import shapes_of
+from planner.tracing.program.input_sizes import read_shapes
 
 SECONDS = 60.0
 """For all loaders of a program together, where it is not said how many batches are drawn; without those in which a
@@ -134,7 +134,7 @@ class LookAhead:
     def _looking(self, real: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(real)
         def get_iterator(loader: Any) -> Any:
-            plan = self._plan_of(loader, real)
+            plan = self._find_plan(loader, real)
             iterator = real(loader)
             if plan is not None:
                 self._of_iterators[iterator] = plan
@@ -142,7 +142,7 @@ class LookAhead:
 
         return get_iterator
 
-    def _plan_of(self, loader: Any, make_iterator: Callable[..., Any]) -> _Plan | None:
+    def _find_plan(self, loader: Any, make_iterator: Callable[..., Any]) -> _Plan | None:
         """The one of this loader, or of the one before it in the same loop: some programs make a loader an epoch."""
         loop = tuple((frame.f_code, line) for frame, line in traceback.walk_stack(sys._getframe(1)))
         if loop not in self._plans:
@@ -198,13 +198,13 @@ class LookAhead:
             except StopIteration:
                 epoch = len(batches.seen)
                 break
-            batches.take(shapes_of(batch), batch)
+            batches.take(read_shapes(batch), batch)
             is_uniform = is_uniform and batches.seen[-1] == batches.seen[0]
             if _seconds_at_work() - began > (min(seconds, _UNIFORM_SECONDS) if is_uniform else seconds):
                 break
             if is_uniform and len(batches.seen) >= _UNIFORM and self._batches is None:
                 break
-        size = varying(batches.seen, _place_of(loader))
+        size = varying(batches.seen, _find_place(loader))
         if size is None:
             return None
         chosen = []
@@ -244,10 +244,10 @@ class _Pickler(pickle.Pickler):
         if type(value) is not Tensor or value.device.type != "cpu" or value.layout is not torch.strided:
             return NotImplemented
         content = value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-        return _tensor_of, (content, value.dtype, tuple(value.shape))
+        return _make_tensor, (content, value.dtype, tuple(value.shape))
 
 
-def _tensor_of(content: bytes, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
+def _make_tensor(content: bytes, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
     tensor = torch.empty(shape, dtype=dtype)
     if content:
         tensor.reshape(-1).view(torch.uint8).copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
@@ -260,7 +260,7 @@ def _written(batch: Any) -> bytes:
     return file.getvalue()
 
 
-def _place_of(loader: Any) -> str:
+def _find_place(loader: Any) -> str:
     """Where its batches are made: by the program's own function that puts examples together, or else by its data."""
     collate, data = loader.collate_fn, type(loader.dataset)
     makers = (collate, *getattr(collate, "__dict__", {}).values(), data)  # a library's may call the program's

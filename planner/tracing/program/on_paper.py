@@ -47,7 +47,7 @@ from planner.tracing.program.look_ahead import LookAhead
 from planner.tracing.program.own_ranks import Become, OwnRanks
 from planner.tracing.program.packages.libraries import Surroundings
 from planner.tracing.program.peers import World
-from planner.tracing.program.program_errors import crash_of, is_our_fault
+from planner.tracing.program.program_errors import describe_crash, is_our_fault
 from planner.tracing.program.rank_orders import Crash, ProgramOrder, RankRun
 from planner.tracing.program.size_schedules import say_schedules, sizes_by_step
 from planner.tracing.program.step_look_ahead import StepLookAhead
@@ -183,7 +183,7 @@ class ProgramRun:
         rounds = self._rounds()
         if rounds < ROUNDS_OF_A_FAILED:
             return
-        crash = crash_of(error)
+        crash = describe_crash(error)
         place = f" ({crash.place})" if crash.place else ""
         self._report(f"the program failed after {iterations_text(rounds)}: {crash.said}{place}", None, failed=(crash,))
 

@@ -29,7 +29,7 @@ from planner.tracing import rank_trace
 from planner.tracing.isolated import exceeded_limit
 from planner.tracing.launching.line import LaunchLine, rank_variables
 from planner.tracing.program import rank_orders
-from planner.tracing.program.program_errors import MOST_CHARACTERS, MOST_LINES, crash_of, is_our_fault
+from planner.tracing.program.program_errors import MOST_CHARACTERS, MOST_LINES, describe_crash, is_our_fault
 from planner.tracing.program.rank_orders import ABOUT, CRASH, TRACE, ProgramOrder, RankRun, malformed_error
 from planner.units import GIB, show_bytes
 
@@ -126,7 +126,9 @@ def run_rank(
     task = Task("planner.tracing.program.rank_process:answer_rank", (order, environment, walled))
     if walled is None:
         _refuse_absent(order)
-        return _result_of(running.run(task, limits, environment=environment, server=server, heard=heard), limits, order)
+        return _read_result(
+            running.run(task, limits, environment=environment, server=server, heard=heard), limits, order
+        )
     answer = running.run(task, limits, walls=walled.walls_with(environment), heard=heard)
     if messages.is_fault(answer):
         raise ProgramError(
@@ -135,7 +137,7 @@ def run_rank(
             remedy="if it does, report this line, and the program if you may",
             place=order.line.program,
         )
-    return _result_of(answer, limits, order)
+    return _read_result(answer, limits, order)
 
 
 def lasting_server() -> ForkServer:
@@ -154,10 +156,10 @@ def _refuse_absent(order: ProgramOrder) -> None:
         )
 
 
-def _result_of(answer: Answer, limits: Limits, order: ProgramOrder) -> RankRun:
+def _read_result(answer: Answer, limits: Limits, order: ProgramOrder) -> RankRun:
     said = "\n".join(answer.last_lines)
     try:
-        run = _run_of(answer, limits, order)
+        run = _read_run(answer, limits, order)
     except PlannerError as error:
         if said:
             error.add_note(said)
@@ -165,7 +167,7 @@ def _result_of(answer: Answer, limits: Limits, order: ProgramOrder) -> RankRun:
     return replace(run, said=said) if run.failed else run
 
 
-def _run_of(answer: Answer, limits: Limits, order: ProgramOrder) -> RankRun:
+def _read_run(answer: Answer, limits: Limits, order: ProgramOrder) -> RankRun:
     if (exceeded := exceeded_limit(answer, limits)) is not None:
         raise _limit_error(exceeded, order)
     error = messages.error_of(answer)
@@ -242,7 +244,7 @@ def _answer(order: ProgramOrder, answer: AnswerWriter, *, may_become: bool) -> N
     except BaseException as error:
         if is_our_fault(error):
             raise
-        answer.write(CRASH, rank_orders.crash_text(crash_of(error)))
+        answer.write(CRASH, rank_orders.crash_text(describe_crash(error)))
     finally:
         _flush()
         if os.getpid() != process:  # forked by the program, and none of its own: it has nothing to answer

@@ -76,7 +76,7 @@ class Moments:
     def add(self, position: int, kind: Kind, parameters: int = 0) -> None:
         if kind is Kind.STEP and self._closing is None and self.steps[parameters]:
             self._closing = next(moment.parameters for moment in reversed(self.log) if moment.kind is Kind.STEPPED)
-            self._ends = self._stepped_by(self._closing)
+            self._ends = self._find_steps(self._closing)
         if kind is Kind.STEPPED:
             self.steps[parameters] += 1
             self.rounds = max(self.rounds, self.steps[parameters])
@@ -104,9 +104,9 @@ class Moments:
         if self._closing is not None:
             return self._ends
         last = next((moment.parameters for moment in reversed(self.log) if moment.kind is Kind.STEPPED), None)
-        return [] if last is None else self._stepped_by(last)
+        return [] if last is None else self._find_steps(last)
 
-    def _stepped_by(self, parameters: int) -> list[int]:
+    def _find_steps(self, parameters: int) -> list[int]:
         return [
             index
             for index, moment in enumerate(self.log)

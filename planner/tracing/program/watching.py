@@ -46,13 +46,13 @@ class StepsByHand:
         """Parameters that may be trained."""
         for parameter in parameters:
             if parameter.requires_grad:
-                self._parameters.setdefault(parameter, _versions_of(parameter))
+                self._parameters.setdefault(parameter, _read_versions(parameter))
 
     def backward_ended(self) -> None:
         """What there is now is what this backward has left."""
         self._waits = True
         for parameter in self._parameters:
-            self._parameters[parameter] = _versions_of(parameter)
+            self._parameters[parameter] = _read_versions(parameter)
 
     def is_made(self) -> bool:
         """Whether there was a step since the last backward; true once. A model that is gone was stepped, if ever."""
@@ -60,7 +60,7 @@ class StepsByHand:
             return False
         is_gone_after_a_step = self._steps and not self._parameters
         if not is_gone_after_a_step and all(
-            _versions_of(parameter) == left for parameter, left in self._parameters.items()
+            _read_versions(parameter) == left for parameter, left in self._parameters.items()
         ):
             return False
         self._waits, self._steps = False, True
@@ -71,7 +71,7 @@ class StepsByHand:
         return ((parameter, parameter.grad) for parameter in self._parameters if parameter.grad is not None)
 
 
-def _versions_of(parameter: Tensor) -> _Versions:
+def _read_versions(parameter: Tensor) -> _Versions:
     return parameter._version, None if parameter.grad is None else parameter.grad._version
 
 

@@ -49,8 +49,8 @@ class Surroundings:
         here, line = Path.cwd(), self._order.line
         folders = dict.fromkeys((here if line.is_module else Path(line.program).resolve().parent, here))
         listed = package_table.listed(folders)
-        provided = stand_ins.provided_by(self._order.packages, listed)
-        versions = stand_ins.versions_of(self._order.packages)
+        provided = stand_ins.find_provided(self._order.packages, listed)
+        versions = stand_ins.named_versions(self._order.packages)
         with (
             self._stack,
             stand_ins.providing(

@@ -57,7 +57,7 @@ def follow_launch(kernel: Any, arguments: Sequence[Any], named: Mapping[str, Any
             name: _with_room(torch.tensor(left).expand(tensor.shape) if known[name] is None else known[name], tensor)
             for name, tensor in tensors.items()
         }
-        key = kernel.fn, *grid, *((name, _key_of(hosts.get(name, given.get(name)))) for name in kernel.arg_names)
+        key = kernel.fn, *grid, *((name, _make_key(hosts.get(name, given.get(name)))) for name in kernel.arg_names)
         if key not in _results:
             done = _interpret(kernel, grid, {name: hosts.get(name, value) for name, value in given.items()})
             if len(_results) >= _MOST_RESULTS:
@@ -97,7 +97,7 @@ def find_written(function: Callable[..., Any]) -> frozenset[str]:
     made_of: dict[str, set[str]] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
-            written.update(_names_written_by(node))
+            written.update(_written_names(node))
         elif isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign) and node.value is not None:
             for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
                 for name in _names(target):
@@ -110,7 +110,7 @@ def find_written(function: Callable[..., Any]) -> frozenset[str]:
     return parameters & written
 
 
-def _names_written_by(call: ast.Call) -> Iterator[str]:
+def _written_names(call: ast.Call) -> Iterator[str]:
     if isinstance(call.func, ast.Name):
         for argument in (*call.args, *(keyword.value for keyword in call.keywords)):
             yield from _names(argument)
@@ -129,7 +129,7 @@ def _names(node: ast.AST) -> Iterator[str]:
             yield from _names(child)
 
 
-def _key_of(value: Any) -> Any:
+def _make_key(value: Any) -> Any:
     return (value.shape, value.stride(), value.numpy().tobytes()) if isinstance(value, torch.Tensor) else value
 
 
