@@ -304,7 +304,7 @@ def _make_unanswered_error(frames: list[FrameType], what: str, remedy: str = "")
     owner = next((type(owner).__name__ for owner in owners if isinstance(owner, torch.nn.Module)), "")
     module = f" (module {owner})" if owner else ""
     return TraceError(
-        f"the program reads {what} {where}{module}: on paper a tensor has no values",
+        f"the program reads {what} {where}{module}: planner does not compute values",
         allowed="control flow that does not depend on values of device tensors",
         remedy=remedy or "keep such decisions on the host, or plan this model with a variant that does not take them",
     )

@@ -74,8 +74,7 @@ def test_a_caught_import_fails_and_the_report_says_what_would_change_it(
 
     assert (attends(without), attends(named), attends(listed)) == (False, True, True)
     assert [each.partition(": ")[2] for each in said(without)] == [
-        "flash-attn is not installed here, and the program goes its way without it; if the job has it: "
-        "--with flash-attn"
+        "flash-attn is not installed here, and the program goes on without it; if the job has it: --with flash-attn"
     ]
     assert "requirements-gpu.txt lists it" in said(listed)[0]
 
@@ -148,7 +147,7 @@ assert not built
     found = run(f"python {program(lines + STEP)}")
 
     said = [each.text for each in found.assumptions if each.about is About.PACKAGES]
-    assert said == ["the extension mine is not built here, and the program goes its way without it"]
+    assert said == ["the extension mine is not built here, and the program goes on without it"]
 
 
 def test_state_spaces_take_what_their_extensions_do(run: Run, program: Program, tmp_path: Path) -> None:
@@ -191,8 +190,8 @@ for copy in ("varunneal/flash-attention-3", "some/Flash_Attn3-hopper", "some/fla
     found = run(f"python {program(lines + STEP)}")
 
     assert [each.text for each in found.assumptions if "by their name" in each.text] == [
-        "the kernels of some/Flash_Attn3-hopper are taken for those of flash-attn 3, by their name",
-        "the kernels of some/flash-attn are taken for those of flash-attn 2, by their name",
+        "the kernels of some/Flash_Attn3-hopper are assumed to be those of flash-attn 3, by their name",
+        "the kernels of some/flash-attn are assumed to be those of flash-attn 2, by their name",
     ]
 
 

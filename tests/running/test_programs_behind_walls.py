@@ -40,7 +40,7 @@ for name in os.listdir("/proc/self/fd"):
 os._exit(0)
 """
 MALFORMED = {
-    "bytes that are no answer": ("os.write(answer.descriptor, b'x' * 1000)", "what came is no answer"),
+    "bytes that are no answer": ("os.write(answer.descriptor, b'x' * 1000)", "the answer is not whole"),
     "a trace alone": ("answer.write('trace', trace)", "ended its process on rank 0 with exit code 0"),
     "a trace of unknown events": (
         "answer.write('trace', trace.replace(b'[\"f\",0]', b'[\"x\",0]')); answer.write('about', about)",
@@ -57,7 +57,7 @@ MALFORMED = {
     ),
     "a number that is a text": (
         "answer.write('trace', trace); answer.write('about', about.replace(b': 3', b': \"3\"'))",
-        "is no report of a run",
+        "is not a report of a run",
     ),
 }
 

@@ -96,7 +96,7 @@ def _swift(words: list[str], environment: Mapping[str, str], text_of: TextOf, _:
     if arguments and arguments[0].endswith((".yaml", ".yml", ".json")):
         config = read_yaml(text_of(arguments[0]), arguments[0]).plain()
         if not isinstance(config, Mapping):
-            raise SpecError("is no mapping", allowed="arguments of swift by their names", place=arguments[0])
+            raise SpecError("must be a mapping", allowed="arguments of swift by their names", place=arguments[0])
         settings = config.get("ENV") or {}
         variables = [f"{name}={value}" for name, value in settings.items() if name not in environment]
         environment = {**{str(name): str(value) for name, value in settings.items()}, **environment}

@@ -105,7 +105,7 @@ class Unwrapped:
         """What a container has of this machine, and where it starts its command."""
         self.mounts |= mounts
         if folder.startswith("/") and on_host(folder, self.mounts) == folder and not UNKNOWN.search(folder):
-            self.notes += (f"{folder} of the container is taken to be the folder that is here",)
+            self.notes += (f"{folder} of the container is assumed to be the folder that is here",)
         else:
             self.enter(folder)
 
@@ -141,11 +141,14 @@ def unwrap(words: Sequence[str], text_of: TextOf, inherited: Mapping[str, str], 
         layers.words = [
             UNKNOWN.sub(lambda mark: _A_DATE if mark[1] in dates else mark[0], word) for word in layers.words
         ]
-        layers.notes += tuple(f"{date} is taken to be {_A_DATE} in the launch line" for date in sorted(dates))
+        layers.notes += tuple(f"{date} is assumed to be {_A_DATE} in the launch line" for date in sorted(dates))
     _refuse_unknown(layers.words)
     for name, value in layers.environment.items():
         if not re.fullmatch(r"[A-Za-z_]\w*", name) or not _can_be_started(value):
-            raise refused(f"{name[:80]!a} is no variable, or too long", f"NAME=value, of {_LONGEST_VALUE} characters")
+            raise refused(
+                f"{name[:80]!a} is not the name of a variable, or its value is too long",
+                f"NAME=value, of {_LONGEST_VALUE} characters",
+            )
     if not all(map(_can_be_started, (*layers.words, layers.folder))) or len(layers.environment) > _MOST_VARIABLES:
         raise refused("the command cannot be started", f"{_MOST_VARIABLES} variables, and words as a system has them")
     for name, value in [*layers.environment.items()]:

@@ -180,17 +180,13 @@ def _launch_line(unwrapped: Unwrapped, text_of: Callable[[str], str], node_gpus:
         if script and python_of_command(script, Path(), os.environ):  # what pip installs for a command of a package
             program, arguments = os.path.abspath(script), tuple(command[1:])
             return LaunchLine(launcher=Launcher.PYTHON, program=program, arguments=arguments)
-        is_task = unwrapped.surrounding is not None
+        remedy = "put the command that starts the ranks behind --"
+        if unwrapped.surrounding is not None:
+            remedy = "give the command that this task stands for"
         raise SpecError(
-            f"the command starts {command[0][:100] if command else 'nothing'!a}, which is no launcher that is"
-            " understood",
+            f"the command starts {command[0][:100] if command else 'nothing'!a}, which is not a known launcher",
             allowed=_ALLOWED,
-            remedy=_REMEDIES.get(name)
-            or (
-                "give the command that this task stands for"
-                if is_task
-                else "put the command that starts the ranks behind --"
-            ),
+            remedy=_REMEDIES.get(name, remedy),
             place=PLACE,
         )
     words = deque(command[1:] if is_python else command)
@@ -241,7 +237,7 @@ def _of_launcher(
         if (path := options.get("config_file")) is not None:
             config = read_yaml(text_of(path), path).plain()
             if not isinstance(config, Mapping):
-                raise SpecError("is no mapping", allowed="accelerate's config file", place=path)
+                raise SpecError("must be a mapping", allowed="accelerate's config file", place=path)
             given = {**config, **options}
         nodes = count_of("--num_machines", str(given.get("num_machines") or 1))
         said = given.get("num_processes") or nodes * node_gpus or _missing("--num_processes")

@@ -181,7 +181,9 @@ def read_script_options(text: str, place: str) -> dict[str, str | None]:
             raise SpecError(f"the line cannot be read: {error}", place=f"{place}:{number}") from None
         options, rest = read_sbatch(words)
         if rest:
-            raise SpecError(f"{rest[0][:80]!a} is no option", allowed="options of sbatch", place=f"{place}:{number}")
+            raise SpecError(
+                f"{rest[0][:80]!a} is not an option", allowed="options of sbatch", place=f"{place}:{number}"
+            )
         written.update(options)
     return written
 
@@ -356,10 +358,10 @@ def read_submit(words: Sequence[str], text_of: Callable[[str], str]) -> tuple[li
     if text := options.get("runtime_env_json"):
         path, runtime = "--runtime-env-json", read_json(text, "--runtime-env-json")
     if not isinstance(runtime, Mapping):
-        problem = f"is a {type(runtime).__name__}, and no mapping"
+        problem = f"must be a mapping, not a {type(runtime).__name__}"
         raise SpecError(problem, allowed="a runtime environment of Ray", place=path or "")
     variables = runtime.get("env_vars") or {}
     if not isinstance(variables, Mapping) or not all(isinstance(value, str) for value in variables.values()):
-        raise SpecError("env_vars are no texts", allowed="a mapping of names to texts", place="runtime_env.env_vars")
+        raise SpecError("env_vars must be strings", allowed="a mapping of names to texts", place="runtime_env.env_vars")
     folder = options.get("working_dir") or str(runtime.get("working_dir") or "")
     return entrypoint, dict(variables), "" if "://" in folder else folder

@@ -352,9 +352,9 @@ class ManagementLibrary:
         self._product, self._gpus, self._memory, self._assumptions = product, gpus, memory, assumptions
 
     def used_bytes(self, index: int) -> int:
-        """As the device reports it; other GPUs of the node are taken to be as full as this one."""
+        """As the device reports it; other GPUs of the node are assumed to be as full as this one."""
         if index != torch.cuda.current_device():
-            self._assume("memory of another GPU of the node is taken to be as much as of this one")
+            self._assume("memory of another GPU of the node is assumed to be as much as of this one")
         return self._memory.total_bytes - self._memory.free_bytes()
 
     def idle(self, what: str) -> int:

@@ -209,7 +209,7 @@ class MoreGpusError(ProgramError):
 def malformed_error(problem: str) -> ProgramError:
     """The refusal of an answer that planner's own side of the process cannot have written."""
     return ProgramError(
-        f"what the program's process answered is no report of a run: {problem}",
+        f"what the program's process answered is not a report of a run: {problem}",
         allowed="a program that leaves planner's own modules, memory and descriptors alone",
         remedy="run it without what reaches into planner",
         place=_PLACE,

@@ -177,7 +177,7 @@ def _read_run(answer: Answer, limits: Limits, order: ProgramOrder) -> RankRun:
         raise _crash_error(answer.parts[CRASH], order)
     messages.raise_failure(answer)
     if answer.exit_code == 0 and not answer.whole:
-        raise malformed_error("what came is no answer")
+        raise malformed_error("the answer is not whole")
     if answer.exit_code or TRACE not in answer.parts or ABOUT not in answer.parts:
         raise ProgramError(
             f"the program ended its process on rank {order.rank} with {messages.ending(answer)}",

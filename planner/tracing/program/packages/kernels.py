@@ -52,7 +52,7 @@ def get_kernel(repo_id: str, *_arguments: Any, **_named: Any) -> ModuleType:
     name = repo_id.rpartition("/")[2].lower().replace("_", "-")
     for pattern, package, functions in _NAMED:
         if pattern.search(name):
-            _say(f"the kernels of {repo_id} are taken for those of {package}, by their name")
+            _say(f"the kernels of {repo_id} are assumed to be those of {package}, by their name")
             return _hub_module(repo_id, functions)
     return refuse(
         f"the program loads the kernels of {repo_id} from a hub",
@@ -148,13 +148,13 @@ def read(path: str) -> Kernels:
 @contextmanager
 def not_built(own: Mapping[str, ModuleType]) -> Iterator[None]:
     """Inside, `torch.utils.cpp_extension` builds nothing; `own` has by name what a user described. A program that
-    catches what a build raises goes its way without the extension."""
+    catches what a build raises goes on without the extension."""
 
     def load(name: str, *_arguments: Any, **_named: Any) -> ModuleType:
         if name in own:
             return own[name]
         if package_table.is_guarded(package_table.frames(), package_table.NOT_BUILT):
-            _say(f"the extension {name} is not built here, and the program goes its way without it")
+            _say(f"the extension {name} is not built here, and the program goes on without it")
             raise RuntimeError(f"Error building extension '{name}'")
         return _refuse(name)
 

@@ -173,7 +173,7 @@ class Last(importlib.abc.MetaPathFinder):
                 instead = f"install {package.instead or package.name} here"
                 self._assumptions.add(
                     About.PACKAGES,
-                    f"{package.name} is not installed here, and the program goes its way without it; if the job has"
+                    f"{package.name} is not installed here, and the program goes on without it; if the job has"
                     f" it: {f'--with {package.name}' if package.is_modelled else instead}",
                     place,
                 )
