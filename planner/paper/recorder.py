@@ -231,13 +231,6 @@ class Recorder:
     def return_to(self, scope: int | None) -> None:
         self._native.paper_enter_scope(scope or 0)
 
-    def enter_operator(self, name: str) -> int:
-        """What is allocated until `leave_operator` is told as this operator's (`aten::mm`); what was before."""
-        return int(self._native.paper_enter_kernel(self._native.paper_name_index(name.encode())))
-
-    def leave_operator(self, before: int) -> None:
-        self._native.paper_enter_kernel(before)
-
     def _scope_number(self, path: str) -> int:
         if path not in self._scopes:
             self._scopes[path] = len(self._paths)

@@ -17,6 +17,7 @@ from planner.paper import work_records
 from planner.paper.compiled import padded_products
 from planner.paper.compiled.kernel_timing import UntimedKernel, untimed_kernel
 from planner.paper.compiled.patches import ASSUMED
+from planner.paper.outside.operators import record_operator
 from planner.paper.recorder import Recorder
 
 with torch._inductor.config.patch(compile_threads=1):  # up to torch 2.8 it starts, where it is imported, processes
@@ -72,11 +73,8 @@ class Origins:
         """As `_empty_strided_cuda` (torch 2.13, torch/csrc/dynamo/guards.cpp), which builds for a CPU lack."""
         if _recorder is None or not self._operator:
             return torch.empty_strided(size, stride, dtype=dtype, device="cuda")
-        before = _recorder.enter_operator(self._operator)
-        try:
+        with record_operator(self._operator):
             return torch.empty_strided(size, stride, dtype=dtype, device="cuda")
-        finally:
-            _recorder.leave_operator(before)
 
     def assert_size_stride(self, tensor: torch.Tensor, size: Any, stride: Any, operator: str = "") -> None:
         """As the function of this name that generated code calls (torch 2.13, torch/csrc/dynamo/guards.cpp), but for

@@ -13,13 +13,12 @@ from pathlib import Path, PurePosixPath
 from planner.errors import SpecError, shorten
 from planner.job.launchers import LAUNCHER_MODULES, PLACE, read_options, refused, take_variables
 from planner.tracing.launching import schedulers
-from planner.tracing.launching.frameworks import FRAMEWORKS, framework_line
-from planner.tracing.launching.schedulers import Allocation, Starter, Tasks, job_variables
+from planner.tracing.launching.frameworks import FRAMEWORKS, TextOf, framework_line
+from planner.tracing.launching.schedulers import Starter, Tasks, job_variables
 from planner.tracing.launching.shell_script import Statement, follow_script
 from planner.tracing.launching.shell_values import UNKNOWN, Shell, unknown_source
 from planner.tracing.launching.wrappers import WRAPPERS, on_host, read_mounts, read_wrapper
 
-TextOf = Callable[[str], str]
 _SHELLS = ("bash", "sh", "dash", "zsh")
 _RUNNERS = ("torchrun", "deepspeed", "srun", "mpirun", "mpiexec", "orterun", "sbatch")
 _BARE = ("exec", "nohup", "time", "setsid", "command", "catchsegv", "builtin")
@@ -80,7 +79,8 @@ class Unwrapped:
     """Variables that a script finds when it is started."""
     environment: dict[str, str] = field(default_factory=dict)
     tasks: Tasks | None = None
-    allocation: Allocation | None = None
+    batch: Mapping[str, str | None] = field(default_factory=dict)
+    """Options of the batch script."""
     folder: str = ""
     notes: tuple[str, ...] = ()
     surrounding: Surrounding | None = None
@@ -93,8 +93,9 @@ class Unwrapped:
     def gpus(self) -> int:
         """That the launcher of a node sees, as far as anybody has said; else 0."""
         visible = self.environment.get("CUDA_VISIBLE_DEVICES", "")
-        of_job = next((each.gpus for each in (self.tasks, self.allocation and self.allocation.tasks) if each), None)
-        return self.node_gpus or (visible.count(",") + 1 if re.fullmatch(r"\d+(,\d+)*", visible) else of_job or 0)
+        if self.node_gpus or not re.fullmatch(r"\d+(,\d+)*", visible):
+            return self.node_gpus or (self.tasks.gpus if self.tasks else None) or 0
+        return visible.count(",") + 1
 
     def path_of(self, written: str) -> str:
         """Of a file that a command names, seen from where planner runs."""
@@ -263,10 +264,10 @@ def _starter(layers: Unwrapped, words: list[str]) -> bool:
     if layers.tasks is not None and layers.tasks.starter is not Starter.BATCH:
         raise refused(f"{layers.tasks.starter} starts another of its kind", "one of srun and mpirun")
     if PurePosixPath(layers.words[0]).name == "srun":
-        layers.tasks, options, layers.words = schedulers.read_srun(words, layers.allocation)
+        layers.tasks, options, layers.words = schedulers.read_srun(words, layers.batch)
         _take_slurm(layers, options)
     else:
-        layers.tasks, exports, layers.words = schedulers.read_mpirun(words, layers.allocation)
+        layers.tasks, exports, layers.words = schedulers.read_mpirun(words, layers.tasks)
         layers.environment.update(exports)
     return True
 
@@ -285,12 +286,12 @@ def _sbatch(layers: Unwrapped, words: list[str]) -> bool:
         raise refused("sbatch has no script", "sbatch SCRIPT")
     text = wrapped if wrapped is not None else layers.text_of(rest[0])
     place = "--wrap" if wrapped is not None else rest[0]
-    allocation = Allocation({**schedulers.read_script_options(text, place), **options})
-    layers.allocation, layers.tasks = allocation, allocation.tasks
-    known = {**allocation.tasks.settings, **job_variables(allocation.tasks.job_nodes, allocation.tasks.job_tasks)}
-    known |= {"SLURM_GPUS_ON_NODE": str(layers.node_gpus)} if layers.node_gpus and allocation.tasks.gpus is None else {}
+    layers.batch = {**schedulers.read_script_options(text, place), **options}
+    layers.tasks = tasks = schedulers.count_tasks(layers.batch, Starter.BATCH)
+    known = {**tasks.settings, **job_variables(tasks.job_nodes, tasks.job_tasks)}
+    known |= {"SLURM_GPUS_ON_NODE": str(layers.node_gpus)} if layers.node_gpus and tasks.gpus is None else {}
     layers.inherited = {**layers.inherited, **known}
-    _take_slurm(layers, allocation.options)
+    _take_slurm(layers, layers.batch)
     _run_script(layers, text, place, rest[1:])
     return True
 

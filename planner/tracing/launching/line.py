@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path, PurePosixPath
@@ -34,6 +34,7 @@ from planner.runtime.environments.interpreters import (
     python_of_conda,
     python_of_project,
 )
+from planner.tracing.launching.frameworks import TextOf
 from planner.tracing.launching.layers import Surrounding, Unwrapped, local_text, unwrap
 from planner.tracing.launching.schedulers import Starter, Tasks
 
@@ -119,7 +120,7 @@ class LaunchLine:
 
 def parse(
     words: Sequence[str],
-    text_of: Callable[[str], str] = local_text,
+    text_of: TextOf = local_text,
     inherited: Mapping[str, str] | None = None,
     *,
     nodes: int = 1,
@@ -165,7 +166,7 @@ def parse(
     return line
 
 
-def _launch_line(unwrapped: Unwrapped, text_of: Callable[[str], str], node_gpus: int) -> LaunchLine:
+def _launch_line(unwrapped: Unwrapped, text_of: TextOf, node_gpus: int) -> LaunchLine:
     """What is started, and on how many ranks; without what stood around it."""
     command, environment = list(unwrapped.words), unwrapped.environment
     name = PurePosixPath(command[0]).name if command else ""
@@ -210,7 +211,7 @@ def _launch_line(unwrapped: Unwrapped, text_of: Callable[[str], str], node_gpus:
 def _of_launcher(
     launcher: Launcher,
     words: Sequence[str],
-    text_of: Callable[[str], str],
+    text_of: TextOf,
     unwrapped: Unwrapped,
     node_gpus: int,
     module: str = "",
@@ -261,7 +262,7 @@ def _of_launcher(
 
 
 def _of_hosts(
-    options: Mapping[str, str | None], text_of: Callable[[str], str], nodes: int | None, gpus: int | None
+    options: Mapping[str, str | None], text_of: TextOf, nodes: int | None, gpus: int | None
 ) -> tuple[int | None, int | None]:
     """Nodes and GPUs of each, of a file of hosts with their slots, as far as the command does not say them."""
     path = options.get("hostfile") or options.get("H") or ""

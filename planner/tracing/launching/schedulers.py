@@ -133,23 +133,13 @@ _SLURM_WITH_VALUE = frozenset({
 _REFUSED = ("ntasks_per_gpu", "ntasks_per_socket", "het_group", "multi_prog", "array")
 
 
-@dataclass(frozen=True, slots=True)
-class Allocation:
-    """The options of a batch script: srun in it starts from these."""
-
-    options: Mapping[str, str | None]
-
-    @property
-    def tasks(self) -> Tasks:
-        return _tasks(self.options, Starter.BATCH)
-
-
-def read_srun(words: Sequence[str], allocation: Allocation | None) -> tuple[Tasks, dict[str, str | None], list[str]]:
-    """The processes of an srun line, its options, and the command that each runs."""
+def read_srun(words: Sequence[str], batch: Mapping[str, str | None]) -> tuple[Tasks, dict[str, str | None], list[str]]:
+    """The processes of an srun line, its options, and the command that each runs; it starts from the options of the
+    `batch` script around it."""
     own, command = read_options(
         words, _SLURM_WITH_VALUE, _SLURM_ALONE | {"multi_prog"}, "srun of Slurm 25.05", short=_SHORT
     )
-    inherited = dict(allocation.options) if allocation is not None else {}
+    inherited = dict(batch)
     if "nodes" in own and "ntasks" not in own:
         inherited.pop("ntasks", None)
     if "ntasks" in own and "ntasks_per_node" not in own and "nodes" not in own:
@@ -159,7 +149,7 @@ def read_srun(words: Sequence[str], allocation: Allocation | None) -> tuple[Task
             needed = -(-count_of("--ntasks", own["ntasks"]) // count_of("--ntasks-per-node", per_node))
             if needed < (_nodes(nodes) or 1):
                 inherited["nodes"] = str(needed)
-    return _tasks({**inherited, **own}, Starter.SRUN), own, command
+    return count_tasks({**inherited, **own}, Starter.SRUN), own, command
 
 
 def read_sbatch(words: Sequence[str]) -> tuple[dict[str, str | None], list[str]]:
@@ -200,7 +190,8 @@ _SETTINGS = {
 """Variables that are set only if the option was given."""
 
 
-def _tasks(options: Mapping[str, str | None], starter: Starter) -> Tasks:
+def count_tasks(options: Mapping[str, str | None], starter: Starter) -> Tasks:
+    """The processes of these options of srun or of a batch script. Raises SpecError where Slurm decides how many."""
     for name in _REFUSED:
         if options.get(name) is not None or (name == "multi_prog" and name in options):
             raise refused(f"--{name.replace('_', '-')} is not read", "--nodes, --ntasks, --ntasks-per-node")
@@ -271,8 +262,9 @@ _MPI_ALONE = frozenset({
 _SEVERAL = {"mca": 2, "gmca": 2, "prtemca": 2, "pmixmca": 2}
 
 
-def read_mpirun(words: Sequence[str], allocation: Allocation | None) -> tuple[Tasks, dict[str, str], list[str]]:
-    """The processes of an mpirun line, variables that it gives them by value, and the command that each runs."""
+def read_mpirun(words: Sequence[str], whole: Tasks | None) -> tuple[Tasks, dict[str, str], list[str]]:
+    """The processes of an mpirun line, variables that it gives them by value, and the command that each runs.
+    `whole`: the tasks of the batch script around it."""
     rest, exports = _without_exports(words)
     options, command = read_options(rest, _MPI_WITH_VALUE, _MPI_ALONE, "mpirun of Open MPI 5.0", values=_SEVERAL)
     if ":" in command:
@@ -283,7 +275,6 @@ def read_mpirun(words: Sequence[str], allocation: Allocation | None) -> tuple[Ta
         hosts[name] = hosts.get(name, 0) + (count_of("-H", slots) if slots else 1)
     per_node = _per_node(options)
     written = next((options[name] for name in ("np", "n", "c") if options.get(name)), None)
-    whole = allocation.tasks if allocation is not None else None
     nodes = len(hosts) or (whole.job_nodes if whole is not None else 0)
     if written is not None:
         processes = count_of("-np", written)
