@@ -101,7 +101,7 @@ def _build_library(torch_folder: Path) -> Path:
 def _build(sources: list[Path], torch_folder: Path, library: Path) -> None:
     compiler = find_compiler("the paper GPU")
     print("building the paper GPU for this torch (once, under a minute)", file=sys.stderr)
-    # What torch's CMake package tells whoever links with it: 2.6 for CUDA 12.4 has the older `std::string`.
+    # What torch's CMake package says for linking with it: 2.6 for CUDA 12.4 has the older `std::string`.
     cmake = torch_folder / "share/cmake/Torch/TorchConfig.cmake"
     abi = re.findall(r"-D_GLIBCXX_USE_CXX11_ABI=\d", cmake.read_text()) if cmake.exists() else []
     # The headers of all operators take longer to read than everything else: those that are needed are named.

@@ -202,7 +202,7 @@ class Records:
         return None
 
     def heirs(self, first: int, after: int, older: Any) -> tuple[tuple[int, int], ...] | None:
-        """By numbers of allocations: what the stretch finds and gives up, with what takes its place; None if it leaves
+        """By numbers of allocations: what the stretch finds and frees, with what takes its place; None if it leaves
         more or less than it finds."""
         begun, ended = set(self.find_alive(first).tolist()), set(self.find_alive(after).tolist())
         shift = self.births_before(after) - self.births_before(first)
@@ -237,7 +237,7 @@ class Records:
             yield int(self.blocks[number + fold.times * born]), int(self.blocks[number])
 
     def _find_deaths(self) -> Any:
-        """By the number of an allocation: where it is given up."""
+        """By the number of an allocation: where it is freed."""
         deaths = np.full(len(self.blocks), _NEVER, dtype=np.int64)
         frees = np.flatnonzero(self._kind == self._kinds.free)
         deaths[self._number[frees]] = frees
@@ -248,7 +248,7 @@ class Records:
         return [position - first for position in self._waits[begin:end]]
 
     def _same_but_for_order(self, number: Any, later: Any, shift: int, kind: Any) -> bool:
-        """Whether only blocks that are given up one directly after the other come in another order: it is that of the
+        """Whether only blocks that are freed one directly after the other come in another order: it is that of the
         threads of a process."""
         freed = kind == self._kinds.free
         run = np.cumsum(~freed)

@@ -28,7 +28,7 @@ _WORKSPACES = tuple(
 
 
 class HostListener(Protocol):
-    """Whoever writes down what lies on the host."""
+    """Writes down what lies on the host."""
 
     def mark(self, phase: Phase, iteration: int) -> None:
         """A phase begins."""
@@ -49,7 +49,7 @@ class Recorder:
 
     def __init__(self, *, waits: bool = False, holding: Holding = Holding.KEEPS) -> None:
         self.waits = waits
-        """Whether an event that is asked is not done, so that whoever asks has to wait (planner.paper.device)."""
+        """Whether an event that is asked is not done, so that the program has to wait (planner.paper.device)."""
         self._holding = holding
         """What process groups do with the tensors of collectives."""
         self._native = library.load()
@@ -123,7 +123,7 @@ class Recorder:
         return True
 
     def settle(self) -> None:
-        """Wait until autograd's device thread has given up the graph of every backward that has ended."""
+        """Wait until autograd's device thread has freed the graph of every backward that has ended."""
         self._native.paper_settle_backward()
 
     def place(self) -> int:
@@ -141,7 +141,7 @@ class Recorder:
         self._place(Again(first, after, times, iterations))
 
     def is_closed(self, since: int) -> bool:
-        """Whether since then (`now`) exactly those blocks were given up that were born since."""
+        """Whether since then (`now`) exactly those blocks were freed that were born since."""
         alive: set[int] = set()
         for record in self._records(since):
             if record[0] == self._kinds.alloc:
@@ -298,7 +298,7 @@ class Recorder:
         folds = find_folds(columns, cuts)
         numbers = {int(block): number for number, block in enumerate(columns.blocks.tolist())}
         # A block may be older than a fold and still change its name after it: of what several repetitions hold, each
-        # repetition gives up the oldest, and the others move up.
+        # repetition frees the oldest, and the others move up.
         names, later, heirs = dict(numbers), [], []
         for fold in folds:
             heirs.append(tuple((names[given_up], names[left]) for given_up, left in fold.heirs))
@@ -395,7 +395,7 @@ class Recorder:
         yield from (renumber(event, numbers) for event in placed if isinstance(event, Role))
 
     def _times_matter(self, until: int) -> bool:
-        """Whether a block is given up that another stream uses or a collective keeps: when it is free is a question of
+        """Whether a block is freed that another stream uses or a collective keeps: when it is free is a question of
         time, and launches stand among the events."""
         return bool(0 <= self._native.paper_first_timed_free() < until)
 

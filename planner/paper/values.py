@@ -1,6 +1,6 @@
 """Reading values from a device that has none: a table of call sites whose answer is known, and errors for the rest.
 
-An answer never follows from a dtype alone. Whoever reads something else is told which module and operator it was.
+An answer never follows from a dtype alone. Reading something else is an error that names module and operator.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ _MOST = "the most that there can be: how many there are depends on values"
 
 
 class Reader(Protocol):
-    """Whoever answers for a program what the table does not know, and is told what the table answered."""
+    """Answers for a program what the table does not know, and hears what the table answered."""
 
     def note(self, tensor: Tensor, frames: Sequence[FrameType], answer: Value, why: str) -> None:
         """The table has answered a read from these frames, innermost first."""
@@ -404,7 +404,7 @@ class Composite:
     is_result: bool = False
     """What is read is the result: a program's reader answers that, as it does for what the program reads itself."""
     follow: Callable[..., None] | None = None
-    """Told of the result and the arguments, of a program: says what is known of it."""
+    """In a program, called with the result and the arguments: records what is known of it."""
 
 
 def _count_combinations(values: Tensor, r: int = 2, with_replacement: bool = False) -> int:

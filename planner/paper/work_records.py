@@ -107,7 +107,7 @@ class Issued:
     holding: Holding
 
     def wait(self) -> None:
-        """The current stream waits for it, and what it keeps is given up."""
+        """The current stream waits for it, and what it keeps is released."""
         native = library.load()
         native.paper_note_launch(LaunchKind.WAIT, native.paper_current_stream(), self.end)
         native.paper_release(self.end)

@@ -71,7 +71,7 @@ class Task:
     """`module:name`; called with the argument and an :class:`AnswerWriter`."""
     argument: Any = None
     scratch: str = ""
-    """A folder for the child's temporary ones; whoever starts the child removes it behind its end."""
+    """A folder for the child's temporary ones; the caller removes it when the child has ended."""
 
     def resolve(self) -> Function:
         """The function itself; imports its module."""

@@ -202,7 +202,7 @@ class _Output:
         return bool(chunk)
 
     def drain(self) -> None:
-        """Read what is still in the pipes; whoever else could write there has been killed."""
+        """Read what is still in the pipes; all other writers have been killed."""
         until = time.monotonic() + _DRAIN_SECONDS
         for descriptor in (self._process.answer, self._process.errors):
             os.set_blocking(descriptor, True)

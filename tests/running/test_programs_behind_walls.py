@@ -33,7 +33,7 @@ from planner.tracing.program import rank_orders
 from planner.tracing.program.rank_orders import RankRun
 from planner.tracing.rank_trace import Trace
 trace = rank_trace.dumps(Trace((Mark(Phase.FORWARD, 1), Alloc(0, 512, 0, None), Free(0)))).encode()
-about = rank_orders.about_text(RankRun(rank=0, ending="it is small", iterations=3))
+about = rank_orders.write_report(RankRun(rank=0, ending="it is small", iterations=3))
 for name in os.listdir("/proc/self/fd"):
     if int(name) > 2 and os.path.exists(f"/proc/self/fd/{name}") and "pipe:" in os.readlink(f"/proc/self/fd/{name}"):
         write(AnswerWriter(int(name)))

@@ -25,7 +25,7 @@ with torch._inductor.config.patch(compile_threads=1):  # up to torch 2.8 it star
 
 
 _recorder: Recorder | None = None
-"""Is told of which module and operator an allocation is."""
+"""Hears of which module and operator an allocation is."""
 
 
 def tell(recorder: Recorder | None) -> None:

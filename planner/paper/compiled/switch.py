@@ -136,7 +136,7 @@ def enable(
 ) -> Iterator[Compiling]:
     """Inside, `torch.compile` compiles for the paper GPU that is open (`paper.gpu`).
 
-    The recorder is told of which module and operator compiled allocations are. With `as_asked`, a function that was
+    The recorder hears of which module and operator compiled allocations are. With `as_asked`, a function that was
     compiled too often is an error, where torch would run it eagerly from then on, and so are strides of its own
     operators that they do not say. Nothing that was compiled is left in this process at the end. Raises TraceError
     where compiling takes longer than so many seconds.

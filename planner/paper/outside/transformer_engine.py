@@ -66,7 +66,7 @@ DType = IntEnum(
     {"kByte": 0, "kInt32": 2, "kFloat32": 4, "kFloat16": 5, "kBFloat16": 6, "kFloat8E4M3": 7, "kFloat8E5M2": 8,
      "kFloat4E2M1": 10},
 )  # fmt: skip
-"""Those that Python is told of; since 2.17 the package compares them with its own."""
+"""Those that Python knows; since 2.17 the package compares them with its own."""
 _DTYPES = {
     DType.kByte: torch.uint8,
     DType.kInt32: torch.int32,

@@ -362,7 +362,7 @@ def _run_script(layers: Unwrapped, text: str, place: str, arguments: Sequence[st
 
 def _chosen(launches: Sequence[Statement], place: str) -> Statement:
     """The command that trains: one that starts ranks before others, and one that is run whatever happens before one
-    that hinges on something. Raises SpecError where several may be meant."""
+    that is run under a condition. Raises SpecError where several may be meant."""
     launches = [launch for launch in launches if _launches_ranks(launch.words)] or launches
     launches = [launch for launch in launches if not launch.perhaps] or launches
     launches = [launch for launch in launches if not _BESIDE_TRAINING.search(_program_name(launch.words))] or launches

@@ -38,7 +38,7 @@ class Tasks:
     """That each process sees; None: as many as there are processes on its node."""
     job_nodes: int = 1
     job_tasks: int = 1
-    """Of the allocation: a batch script's command is one process, and is told of these."""
+    """Of the allocation: a batch script's command is one process, and finds these in its environment."""
     settings: Mapping[str, str] = field(default_factory=dict)
     """Variables that the options of the job bring."""
 

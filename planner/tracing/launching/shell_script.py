@@ -1,7 +1,7 @@
 """Follows a shell script to the commands in it that programs run by: their words, as the shell would expand them.
 
 Nothing is run. Assignments, branches, loops, functions and `cd` are followed as far as what decides them is known. What
-only the job's machines know marks the commands and values that hinge on it, which are refused where they are needed.
+only the job's machines know marks the commands and values that depend on it, which are refused where they are needed.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class _Run:
         status: bool | None = True
         for pipeline in commands:
             if pipeline.joint and status is None:
-                # A test whose result is not known: what hinges on it may be run, or not.
+                # A test whose result is not known: what depends on it may be run, or not.
                 self._either([(pipeline,)], self._tested)
             elif not pipeline.joint or status is (pipeline.joint == "&&"):
                 status = self._pipeline(pipeline)

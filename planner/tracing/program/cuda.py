@@ -30,7 +30,7 @@ _FIRST_SEED = 67280421310721
 
 @contextmanager
 def whole(memory: LiveMemory, management: ManagementLibrary) -> Iterator[None]:
-    """Inside, a program is told of its memory and of its GPU's state; to be entered inside `paper.gpu`."""
+    """Inside, questions of a program about its memory and its GPU are answered; to be entered inside `paper.gpu`."""
     starting = {"torch._C:_cuda_init": partial(_starting, memory)}
     answers = _answers(memory, management)
     with upstream.patch_targets("program's cuda", replaced=answers, wrapped=starting), _asked_for_room(memory):

@@ -1,4 +1,4 @@
-"""What a program is told of its GPUs and their memory: torch.cuda's statistics, NVML and `nvidia-smi`."""
+"""Answers a program about its GPUs and their memory: torch.cuda's statistics, NVML and `nvidia-smi`."""
 
 from __future__ import annotations
 

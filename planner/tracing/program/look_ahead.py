@@ -32,7 +32,7 @@ from planner.tracing.program.input_sizes import read_shapes
 
 SECONDS = 60.0
 """For all loaders of a program together, where it is not said how many batches are drawn; without those in which a
-processor was waited for, so that how many come does not hinge on who else is at work."""
+processor was waited for, so that other processes do not change how many come."""
 _EVALUATING = 0.25
 """Of what is left of them, for a loader that is gone through without gradients: it may come before the training."""
 _UNIFORM, _UNIFORM_SECONDS = 100, 5.0
@@ -238,7 +238,7 @@ def _call_in_child(call: Callable[[], object], seconds: float) -> bytes:
 
 
 class _Pickler(pickle.Pickler):
-    """Tensors as their bytes: torch's own way is to save a file, which is a checkpoint to whoever watches."""
+    """Tensors as their bytes: torch's own way is to save a file, which would be counted as a checkpoint."""
 
     def reducer_override(self, value: Any) -> Any:
         if type(value) is not Tensor or value.device.type != "cpu" or value.layout is not torch.strided:

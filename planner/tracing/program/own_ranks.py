@@ -202,8 +202,8 @@ class OwnRanks:
 
 
 class _Joined:
-    """Stands for processes that are waited for (multiprocessing's Popen, torch's ProcessContext): whoever waits runs
-    them, in this process."""
+    """Stands for processes that are waited for (multiprocessing's Popen, torch's ProcessContext): waiting runs them, in
+    this process."""
 
     pid = 0
     processes = ()

@@ -1,4 +1,4 @@
-"""An error that a program raises: what is told of it, and whether it is the program's at all."""
+"""Describes an error that a program raises, and says whether it is the program's own or planner's."""
 
 from __future__ import annotations
 

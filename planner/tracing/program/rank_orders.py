@@ -216,14 +216,9 @@ def malformed_error(problem: str) -> ProgramError:
     )
 
 
-def about_text(run: RankRun) -> bytes:
-    """The report of a run: all but its trace."""
-    return json.dumps(to_plain(run)).encode()
-
-
-def crash_text(crash: Crash) -> bytes:
-    """The part that says how a program crashed."""
-    return json.dumps(to_plain(crash)).encode()
+def write_report(report: RankRun | Crash) -> bytes:
+    """A run without its trace, or how a program crashed, as a part of the answer."""
+    return json.dumps(to_plain(report)).encode()
 
 
 def read_run(parts: Mapping[str, bytes], rank: int) -> RankRun:

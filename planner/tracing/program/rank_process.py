@@ -57,7 +57,7 @@ class WalledProgram:
             os.chdir(self.folder)
             return
         _UNPACKED.mkdir()
-        # Whoever took it in has looked through its names (planner.service.http.run_requests).
+        # planner.service.http.run_requests has checked its names.
         try:
             with tarfile.open(fileobj=io.BytesIO(self.tarball)) as packed:
                 packed.extractall(_UNPACKED, filter="data")
@@ -220,7 +220,7 @@ def _answer(order: ProgramOrder, answer: AnswerWriter, *, may_become: bool) -> N
     def finish(run: RankRun) -> NoReturn:
         _flush()
         answer.write(TRACE, rank_trace.dumps(run.trace).encode())
-        answer.write(ABOUT, rank_orders.about_text(run))
+        answer.write(ABOUT, rank_orders.write_report(run))
         os._exit(0)
 
     turn = os.eventfd(1)
@@ -244,7 +244,7 @@ def _answer(order: ProgramOrder, answer: AnswerWriter, *, may_become: bool) -> N
     except BaseException as error:
         if is_our_fault(error):
             raise
-        answer.write(CRASH, rank_orders.crash_text(describe_crash(error)))
+        answer.write(CRASH, rank_orders.write_report(describe_crash(error)))
     finally:
         _flush()
         if os.getpid() != process:  # forked by the program, and none of its own: it has nothing to answer

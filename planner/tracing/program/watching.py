@@ -306,7 +306,7 @@ class Watcher:
 
     def _part(self, optimizer: Optimizer) -> int:
         """The same for every step of the same parameters: DeepSpeed steps one optimizer in parts, with others each
-        time, and a program may make an optimizer in the place of one that it has given up."""
+        time, and a program may make an optimizer in the place of one that it has dropped."""
         firsts = tuple(id(group["params"][0]) for group in optimizer.param_groups if group["params"])
         owners = self._owners.setdefault(firsts, [])
         living = [owner() for owner in owners]

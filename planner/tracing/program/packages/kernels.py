@@ -38,7 +38,7 @@ _say: Callable[[str], None] = lambda _sentence: None  # noqa: E731
 
 
 def tell(say: Callable[[str], None]) -> None:
-    """Whoever hears what is taken for something else from now on."""
+    """From now on `say` hears which kernels are assumed to be others."""
     global _say
     _say = say
 

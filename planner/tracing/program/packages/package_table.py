@@ -240,7 +240,7 @@ def listed(folders: Iterable[Path]) -> dict[str, str]:
 
 
 def _of_project(text: str) -> list[str]:
-    """Dependencies, also optional ones: whoever lists them installs them on the machines of the job."""
+    """Dependencies, optional ones too: a project that lists them is assumed to have them on its machines."""
     try:
         project = tomllib.loads(text).get("project", {})
     except tomllib.TOMLDecodeError:

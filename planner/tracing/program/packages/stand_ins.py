@@ -25,7 +25,7 @@ from planner.tracing.program.packages import package_table
 from planner.tracing.program.packages.package_table import Offered, Package
 
 SOUGHT: list[str] = []
-"""Packages of the table that this process's program looked for in vain, whether it is told of or not."""
+"""Packages of the table that this process's program looked for and did not find."""
 _HOW = "describe its allocations in a Python file and name it with --kernels (docs/run.md)"
 
 
