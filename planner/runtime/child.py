@@ -21,7 +21,6 @@ from planner.errors import PlannerError
 from planner.runtime.messages import FAULT, MEMORY, PROBLEM, AnswerWriter, Task, take_request, task_file
 
 MAIN = "from planner.runtime import child; child.main()"
-"""What a fresh interpreter runs."""
 
 _scratch: str | None = None
 """Of this process, if it is a child: see Task.scratch."""

@@ -180,8 +180,6 @@ class _SpawnedProcess:
 
 
 class _Output:
-    """What the child has written so far."""
-
     def __init__(self, process: Process, limits: Limits, heard: Heard) -> None:
         self._process, self._limits, self._heard = process, limits, heard
         self.answer, self._errors = bytearray(), bytearray()
@@ -219,7 +217,6 @@ class _Output:
 def _supervise(
     process: Process, limits: Limits, group: Cgroup | None, stopped: Callable[[], bool], heard: Heard
 ) -> Answer:
-    """Wait for the child's end and return what it left."""
     output = _Output(process, limits, heard)
     exceeded: Exception | None = None
     try:

@@ -151,7 +151,6 @@ def _argument(given: Any, numbers: dict[fx.Node, int]) -> Hashable:
 
 
 def _inputs(inputs: Sequence[Any]) -> Hashable:
-    """Their forms, and which of them share memory."""
     places: dict[int, int] = {}
     forms: list[Hashable] = []
     for given in inputs:

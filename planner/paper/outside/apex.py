@@ -123,8 +123,6 @@ class FastLayerNormFN(torch.autograd.Function):
 
 
 class _FusedNorm(nn.Module):
-    """What the four modules share."""
-
     has_mean = True
     as_weight = False
 
@@ -274,7 +272,6 @@ multi_tensor_applier = MultiTensorApply(2048 * 32)
 
 
 def _in_place(_chunk_size: int, _noop: Tensor, lists: Sequence[Sequence[Tensor]], *_settings: Any) -> None:
-    """Writes to what it is given."""
     for tensor in itertools.chain.from_iterable(lists):
         torch.ops.paper.forget_value(tensor)
 
@@ -305,7 +302,6 @@ wgrad_gemm_accum_fp16 = wgrad_gemm_accum_fp32
 # scaled_upper_triang_masked_softmax,generic_scaled_masked_softmax}_cuda.cu.
 @kernel("apex::softmax_fwd")
 def _softmax(given: Tensor, *_mask_and_scale: Any) -> Tensor:
-    """Probabilities of the shape of the scores."""
     return torch.empty(given.shape, dtype=given.dtype, device=given.device)
 
 

@@ -238,7 +238,6 @@ def _run_of_environment(layers: Unwrapped, words: list[str]) -> bool:
 
 
 def _wrapper(layers: Unwrapped, words: list[str]) -> bool:
-    """Containers, profilers, and what changes a process's priority or user."""
     inside = read_wrapper(PurePosixPath(layers.words[0]).name, words)
     if inside is None:
         return False
@@ -260,7 +259,6 @@ def _framework(layers: Unwrapped, words: list[str]) -> bool:
 
 
 def _starter(layers: Unwrapped, words: list[str]) -> bool:
-    """srun and mpirun."""
     if layers.tasks is not None and layers.tasks.starter is not Starter.BATCH:
         raise refused(f"{layers.tasks.starter} starts another of its kind", "one of srun and mpirun")
     if PurePosixPath(layers.words[0]).name == "srun":
@@ -390,7 +388,6 @@ _BESIDE_TRAINING = re.compile(
 
 
 def _program_name(words: Sequence[str]) -> str:
-    """By the first words that say it: `train.py`, or what follows `-m`."""
     words = [part for word in words for part in word.split()]
     for word, following in zip(words, [*words[1:], ""], strict=True):
         if word in ("-m", "--module") and following not in LAUNCHER_MODULES:

@@ -42,7 +42,6 @@ from planner.tracing.launching.shell_values import (
 )
 
 MOST_CHARACTERS = 1 << 20
-"""Of a script."""
 MOST_COMMANDS, _MOST_VARIABLES = 10_000, 1000
 _MOST_CALLS = 20
 """Functions and scripts in each other."""
@@ -249,7 +248,6 @@ class _Run:
                 return True
 
     def _turn(self, loop: Loop) -> bool:
-        """One iteration; whether there may be another."""
         self._count(loop.line)
         try:
             self.all_of(loop.body)

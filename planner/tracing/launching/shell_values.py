@@ -132,8 +132,6 @@ def expand_one(word: str, shell: Shell) -> str:
 
 
 class _Words:
-    """Collects the words of an expansion."""
-
     def __init__(self, shell: Shell) -> None:
         self._shell = shell
         self._words: list[str] = []

@@ -24,7 +24,6 @@ class Wrapper:
     subcommands: tuple[str, ...] = ()
     """One of which comes first; without any it is another command."""
     of_environment: str = ""
-    """Options that set a variable."""
     of_mounts: str = ""
     """Options that put a folder of the host into a container."""
     of_folder: str = ""

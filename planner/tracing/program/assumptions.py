@@ -45,7 +45,6 @@ class Assumptions:
         self._counts: Counter[tuple[About, str, str]] = Counter()
 
     def add(self, about: About, text: str, place: str = "") -> None:
-        """Once more."""
         self._counts[about, text, place] += 1
 
     def all(self) -> tuple[Assumption, ...]:

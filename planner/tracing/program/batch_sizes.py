@@ -78,7 +78,6 @@ class LargestBatches:
     """By entry and dim (-1: all elements) the largest extent, the batch's size, its number, and the batch."""
 
     def take(self, shapes: dict[str, Shape], batch: Any) -> None:
-        """The next one."""
         number = len(self.seen)
         self.seen.append(shapes)
         size = _measure_size(shapes)

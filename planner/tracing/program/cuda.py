@@ -100,7 +100,6 @@ def _memory_bindings(memory: LiveMemory) -> dict[str, Any]:
 
 
 def _management_functions(management: ManagementLibrary) -> dict[str, Any]:
-    """Functions of `torch.cuda` that ask NVIDIA's management library."""
     return {
         "device_memory_used": lambda device=None: management.used_bytes(_device_index(device)),
         "memory_usage": lambda _device=None: management.idle("the share of time in which memory is read"),

@@ -39,7 +39,6 @@ _FOLLOWED = (
 _INACTIVE = ("inactive_split", "inactive_split_bytes")
 _MEASURED = ("segment", "allocated_bytes", "reserved_bytes", "active_bytes", "requested_bytes")
 _measure = attrgetter("segments", "allocated", "reserved", "active", "requested")
-"""These statistics of an allocator, in this order."""
 
 
 @dataclass(slots=True)
@@ -81,7 +80,6 @@ class LiveMemory:
         self._frees = PendingFrees(self._prices)
         self.total_bytes, self._outside_bytes = total_bytes, outside_bytes
         self.conf = ""
-        """Once it is settled."""
         self.fraction = 1.0
         """Of the device, as the program has allowed itself at last."""
         self._allocator: CachingAllocator | None = None
@@ -95,7 +93,6 @@ class LiveMemory:
         self._lately = dict(self._ever)
         self._resets = 0
         self.when_read: Callable[[], None] = lambda: None
-        """Is called when the program reads these statistics."""
 
     def settle(self, conf: str | None = None) -> CachingAllocator:
         """The settings are read, if they were not before; `conf` stands for what the environment says.

@@ -49,7 +49,6 @@ class HostMemory:
         self.assumed: list[str] = []
 
     def start(self) -> None:
-        """From here on."""
         if not self._blocks.start(SMALLEST_BYTES):
             self.assumed.append("the CPU's allocator is another than torch's own: tensors on the host are not counted")
 
@@ -70,7 +69,6 @@ class HostMemory:
             self._purposes.setdefault(block, category)
 
     def pass_moment(self, index: int) -> None:
-        """The program has come to this moment of its log."""
         self._place(index)
 
     def hold_while(self, owner: object, held: HostBlock) -> None:

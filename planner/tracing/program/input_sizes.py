@@ -37,7 +37,6 @@ class InputSizes:
         """By the line that calls a model for training, and causes: the shapes of its inputs, each once, in order."""
 
     def take(self, module: nn.Module, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
-        """A forward has had these."""
         names = _parameter_names(type(module).forward)
         given = {names[at] if at < len(names) else f"input {at}": value for at, value in enumerate(arguments)}
         shapes = read_shapes({**given, **named})

@@ -44,7 +44,6 @@ class JobOutline:
 
     @contextmanager
     def watch(self) -> Iterator[None]:
-        """Inside, a program is followed."""
         handles = (
             register_module_forward_pre_hook(self._begins),
             register_module_forward_hook(self._ends, with_kwargs=True, always_call=True),

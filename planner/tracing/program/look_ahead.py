@@ -97,7 +97,6 @@ class LookAhead:
 
     @contextmanager
     def watch(self) -> Iterator[None]:
-        """Inside, it looks ahead."""
         wrapped: dict[str, upstream.Wrapper] = {
             "torch.utils.data:DataLoader._get_iterator": self._looking,
             "torch.utils.data.dataloader:_BaseDataLoaderIter.__next__": self._giving,
@@ -187,7 +186,6 @@ class LookAhead:
         return found if isinstance(found, _Plan) else None
 
     def _draw(self, iterator: Iterator[Any], seconds: float, loader: Any) -> _Plan | str | None:
-        """The child's side."""
         batches, epoch = LargestBatches(), 0
         with suppress(TypeError, NotImplementedError):  # a sampler without a length
             epoch = len(loader)

@@ -89,9 +89,7 @@ class Endings:
     """What ends the process of a rank; none of it returns."""
 
     finish: Callable[[RankRun], NoReturn]
-    """Is called with what the program did."""
     refuse: Callable[[PlannerError], NoReturn]
-    """Is called in a child of it."""
     become: Become | None = None
     """It goes on as a rank of another launch line; None where that is not possible."""
 
@@ -125,7 +123,6 @@ class ProgramRun:
             reached=lambda: self.inputs.forget(),
         )
         self._awaits_steps: tuple[int, float] | None = None
-        """Since which iteration and processor time it would be ended, but for its largest steps."""
         self.ranks = OwnRanks(order, self.assumptions, endings.become, self._end_rank)
         self.outline = JobOutline()
         self.host = HostMemory()
@@ -227,13 +224,11 @@ class ProgramRun:
         return time.process_time() - began < self._stopping.longest_seconds
 
     def _end_at_steps(self) -> None:
-        """The last of its steps was run."""
         steps = ", ".join(f"{each.step:,}" for each in self.steps_at.peaks())
         found = f"{self._stopping.reason}; then its loop counted to step {steps}"
         self._report("ended after the steps that were asked for" if self.steps_at.is_asked else found, None)
 
     def _look_at_reading(self) -> None:
-        """The program reads how much memory it has taken."""
         if self._order.until_read and self._rounds() >= max(self._order.steps, 1):
             after = iterations_text(self._rounds())
             self._report(f"ended when it read the statistics of its memory after {after}, as asked for", None)

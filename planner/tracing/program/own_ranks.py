@@ -284,7 +284,6 @@ def _collect_words(code: CodeType) -> tuple[list[str], set[str]]:
 
 
 def _starts_ranks(words: Sequence[str]) -> bool:
-    """Whether the command is a launcher's own."""
     first, *rest = (PurePath(word).name for word in words[:3])
     is_module = rest[:1] == ["-m"] and words[2] in LAUNCHER_MODULES
     return first in ("torchrun", "deepspeed") or [first, *rest[:1]] == ["accelerate", "launch"] or is_module

@@ -87,7 +87,6 @@ class ProgramOrder:
     patience_seconds: float | None = None
     """How long it is watched when it is steady; None: as `planner.tracing.program.stopping` has it."""
     seconds: float = float("inf")
-    """All the time that it has."""
     strict: bool = False
     writes: bool = False
     """Whether what the program writes stays; else it is gone with its process."""
@@ -115,7 +114,6 @@ class Crash:
     said: str
     """Its class and the beginning of its message."""
     text: str
-    """Its traceback."""
     place: str = ""
     sought: tuple[str, ...] = ()
     """Packages that it looked for in vain."""
@@ -136,10 +134,8 @@ class RankRun:
     trace: Trace = field(default=Trace(()), metadata=shape(skip=True))
     """Of all its devices; :func:`divide_by_device` divides it."""
     ending: str
-    """How the run ended, for people."""
     iterations: int
     is_whole: bool = False
-    """Whether the program came to its own end."""
     failed: tuple[Crash, ...] = ()
     """The error that ended it, after it had trained."""
     said: str = ""

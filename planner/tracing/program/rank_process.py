@@ -93,7 +93,6 @@ _REMEDIES = {
     "No module named": _LACKING,
     "cannot import name": _LACKING,
 }
-"""By words of an error."""
 
 
 class CrashedError(ProgramError):

@@ -47,7 +47,6 @@ class StepLookAhead:
         self.is_child = False
 
     def note(self, line: int, value: object) -> None:
-        """It has this value now."""
         if (size := _measure_size(value)) is not None:
             self._now[line] = size
             self._met[line] = max(self._met.get(line, size), size)

@@ -60,7 +60,6 @@ class Moments:
     log: list[Moment] = field(default_factory=list)
     steps: Counter[int] = field(default_factory=Counter)
     forwards: int = 0
-    """Of every kind."""
     infers: bool = False
     """Whether the program was found to infer and never to train: each of its forwards is an iteration."""
     rounds: int = 0

@@ -119,7 +119,6 @@ class StepsAt:
             raise Skip
 
     def peaks(self) -> tuple[PeaksAt, ...]:
-        """The steps that were run so far."""
         return (*self._peaks_at, *([] if self._at is None else [self._peaks_now(self._at)]))
 
     def check(self) -> None:
@@ -203,7 +202,6 @@ class StepsAt:
         return True
 
     def left(self) -> None:
-        """A loop was left."""
         if self.ahead is not None and self.ahead.is_child:
             self.ahead.finish()
 

@@ -30,8 +30,8 @@ _BY_OPERATOR: tuple[tuple[tuple[str, ...], Value, str], ...] = (
     (("aten.any", "aten.isnan", "aten.isinf", "aten.ne"), False, "no value is out of order"),
     (("aten.argsort", "aten.topk", "aten.sort", "aten.max", "aten.min", "aten.multinomial"), 0, "the first index"),
 )  # fmt: skip
-"""The value assumed for a truth value or a whole number that one of these operators has made, and why. `isfinite` ends in
-a product of truth values (torch 2.13, aten/src/ATen/native/TensorCompare.cpp)."""
+"""The value assumed for a truth value or a whole number that one of these operators has made, and why. `isfinite` ends
+in a product of truth values (torch 2.13, aten/src/ATen/native/TensorCompare.cpp)."""
 
 _UNEQUAL, _UNEQUAL_COUNT = 1.0009765625, 1_000_003
 """What is read where it is compared with a constant at once: no program names them."""

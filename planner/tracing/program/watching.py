@@ -43,7 +43,6 @@ class StepsByHand:
         self._steps = False
 
     def know(self, parameters: Iterable[Tensor]) -> None:
-        """Parameters that may be trained."""
         for parameter in parameters:
             if parameter.requires_grad:
                 self._parameters.setdefault(parameter, _read_versions(parameter))
@@ -126,7 +125,6 @@ class Watcher:
 
     @contextmanager
     def watch(self) -> Iterator[None]:
-        """Inside, the program is followed."""
         handles = (
             register_module_forward_pre_hook(self._forward_begins),
             register_module_forward_hook(self._forward_ends, with_kwargs=True, always_call=True),

@@ -28,8 +28,6 @@ from planner.training.wraps import deepspeed_engine
 
 
 class Surroundings:
-    """Of one program."""
-
     def __init__(
         self,
         order: ProgramOrder,
@@ -123,7 +121,6 @@ class _Library:
 
 
 def _patched_search() -> Any:
-    """Inside, the package finds this library."""
 
     def use_none(setup: Any) -> None:
         setup.initialized, setup.lib = True, _Library()

@@ -37,8 +37,6 @@ class Launched:
 
 
 class Launches:
-    """Launches of one program."""
-
     def __init__(self, assumptions: Assumptions) -> None:
         self._assumptions = assumptions
         self._scratch = False
