@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from planner.allocator.replay import replay
 from planner.allocator.timeline import Timeline
 from planner.events import write_out_repeats
+from planner.job.named_gpus import look_up
 from planner.job.schema import Gpu
 from planner.planning.judging import told_on
+from planner.planning.program import inputs_of, judge_program
+from planner.report.statement import ProgramStatement
+from planner.tracing.launching.line import parse
 from planner.tracing.program.rank_orders import RankRun
 from planner.tracing.rank_trace import Trace
 
@@ -29,3 +34,10 @@ def replay_on_h100(trace: Trace) -> Timeline:
     """What the allocator of an H100 does, on which what is given up is free once the GPU has passed it."""
     told = told_on(Gpu(name="H100-SXM-80GB", arch="sm_90", total_bytes=80 << 30), 8, trace)
     return replay(list(write_out_repeats(told.events, told.repeats)))
+
+
+def judge(*words: str, gpu: str = "H100-SXM-80GB", node_gpus: int = 0, **asked: Any) -> ProgramStatement:
+    """What `planner run` says of a command on so many of these GPUs."""
+    found = look_up(gpu)
+    assert found is not None
+    return judge_program(inputs_of(parse(words, node_gpus=node_gpus), words, found, **asked))

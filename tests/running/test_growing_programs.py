@@ -7,15 +7,12 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from program_runs import Program, Run
+from program_runs import Program, Run, judge
 
 from planner.allocator.long_runs.growth import growth_of
 from planner.allocator.rules import Rules
-from planner.job.named_gpus import look_up
-from planner.planning.program import inputs_of, judge_program
 from planner.report.statement import Verdict
 from planner.report.verdict_text import verdict_sentence
-from planner.tracing.launching.line import parse
 from planner.tracing.program import rank_process
 from planner.tracing.program.run_length import steps_to_run
 
@@ -88,9 +85,8 @@ def test_the_verdict_on_a_leak_is_that_of_as_many_steps_as_the_program_runs(
     server = rank_process.lasting_server()  # which has loaded PyTorch already
     in_a_child = partial(rank_process.run_rank, server=server)
     monkeypatch.setattr(rank_process, "run_rank", lambda order, limits, *_: in_a_child(order, limits))
-    words = ["python", program(LEAK.format(numbers=numbers))]
 
-    found = judge_program(inputs_of(parse(words), words, look_up("A100-SXM-40GB")))
+    found = judge("python", program(LEAK.format(numbers=numbers)), gpu="A100-SXM-40GB")
 
     (statement,) = found.rank_classes
     assert statement.growth is not None

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from program_runs import Program, Run
+from program_runs import Program, Run, judge
 
 from planner.allocator.replay import replay
 from planner.events import Phase
-from planner.job.named_gpus import look_up
-from planner.planning.program import inputs_of, judge_program
-from planner.report.statement import ProgramStatement, Verdict
+from planner.report.statement import Verdict
 from planner.report.verdict_text import verdict_sentence
-from planner.tracing.launching.line import parse
 from planner.tracing.program.step_look_ahead import numbers_to_try
 
 HEAD = """
@@ -114,12 +111,6 @@ PROGRAMS = {
 }
 
 
-def judged(path: str, **options: object) -> ProgramStatement:
-    gpu = look_up("H100-SXM-80GB")
-    assert gpu is not None
-    return judge_program(inputs_of(parse(["python", path]), ("python", path), gpu, **options))
-
-
 @pytest.mark.parametrize("kind", PROGRAMS)
 def test_three_iterations_are_run_where_the_size_is_largest(run: Run, program: Program, kind: str) -> None:
     lines, step = PROGRAMS[kind]
@@ -218,7 +209,7 @@ for step in range(args.max_steps):
 
 def test_the_largest_step_is_a_moment_of_the_report(program: Program) -> None:
     path = program(HEAD + "for step in range(args.max_steps):\n    batch_size = get_bs(step)\n    train(batch_size)\n")
-    found = judged(path)
+    found = judge("python", path)
 
     (ranks,) = found.rank_classes
     (moment,) = ranks.moments
@@ -227,7 +218,7 @@ def test_the_largest_step_is_a_moment_of_the_report(program: Program) -> None:
     assert "batch_size = get_bs(step)" in moment.sentence
     assert (found.verdict, ranks.judged_iterations) == (Verdict.FITS, 0)
 
-    alone = judged(path, batches=0)
+    alone = judge("python", path, batches=0)
     assert (alone.verdict, alone.rank_classes[0].moments) == (Verdict.TIGHT, ())
     assert "It is not judged beyond iteration" in verdict_sentence(alone)
 
@@ -235,11 +226,8 @@ def test_the_largest_step_is_a_moment_of_the_report(program: Program) -> None:
 def test_every_rank_counts_to_the_same_steps(program: Program) -> None:
     lines = "for step in range(args.max_steps):\n    batch_size = get_bs(step)\n    train(batch_size)\n"
     path = program("import torch.distributed as dist\ndist.init_process_group('nccl')\n" + HEAD + lines)
-    gpu = look_up("H100-SXM-80GB")
-    assert gpu is not None
-    command = ["torchrun", "--nproc-per-node", "2", path]
 
-    found = judge_program(inputs_of(parse(command), command, gpu))
+    found = judge("torchrun", "--nproc-per-node", "2", path)
 
     (ranks,) = found.rank_classes
     assert (ranks.ranks, found.verdict) == ("0-1", Verdict.FITS)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from program_runs import Program, Run
+from program_runs import Program, Run, judge
 
 from planner.allocator.replay import replay
 from planner.errors import ProgramError
 from planner.events import write_out_repeats
 from planner.job.named_gpus import look_up
 from planner.planning.judging import told_on
-from planner.planning.program import inputs_of, judge_program
 from planner.report.statement import Verdict
-from planner.tracing.launching.line import parse
 from planner.tracing.program.rank_orders import divide_by_device
 from planner.units import MIB
 
@@ -87,9 +85,7 @@ def test_each_has_what_lies_on_it(run: Run, program: Program) -> None:
 
 
 def test_the_verdict_is_that_of_the_fullest(program: Program) -> None:
-    words = ["python", program(LOPSIDED)]
-
-    found = judge_program(inputs_of(parse(words, node_gpus=2), words, look_up("A100-SXM-40GB")))
+    found = judge("python", program(LOPSIDED), gpu="A100-SXM-40GB", node_gpus=2)
 
     shown = [(each.ranks, dict(each.coordinates), each.verdict) for each in found.rank_classes]
     assert shown == [("0", {"cuda": 1}, Verdict.EXCEEDS), ("0", {"cuda": 0}, Verdict.FITS)]

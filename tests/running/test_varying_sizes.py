@@ -6,15 +6,12 @@ import re
 from pathlib import Path
 
 import pytest
-from program_runs import Program, Run
+from program_runs import Program, Run, judge
 
 from planner.allocator.replay import replay
 from planner.events import Phase
-from planner.job.named_gpus import look_up
-from planner.planning.program import inputs_of, judge_program
 from planner.report.statement import Verdict
 from planner.report.verdict_text import verdict_sentence
-from planner.tracing.launching.line import parse
 
 CASES = [
     "shuffled by a generator", "shuffled by torch's own", "sampled with replacement", "batches of one length",
@@ -116,10 +113,7 @@ for _ in range(12):
 
 
 def sentences(lines: str, program: Program, *more: str, **options: int) -> str:
-    statement = judge_program(
-        inputs_of(parse(["python", program(lines), *more]), [], look_up("H100-SXM-80GB"), **options)  # type: ignore[arg-type]
-    )
-    return "; ".join(statement.unseen)
+    return "; ".join(judge("python", program(lines), *more, **options).unseen)
 
 
 def test_inputs_that_no_loader_gives_are_named_with_their_sizes(program: Program) -> None:
@@ -152,8 +146,7 @@ def test_the_report_says_how_far_sizes_vary(
 
 
 def test_what_the_median_and_the_largest_batch_take_are_moments_of_the_report(program: Program, tmp_path: Path) -> None:
-    line = parse(["python", program(LOOP.format(length="index + 1")), str(tmp_path / "told")])
-    statement = judge_program(inputs_of(line, [], look_up("H100-SXM-80GB")))
+    statement = judge("python", program(LOOP.format(length="index + 1")), str(tmp_path / "told"))
 
     (ranks,) = statement.rank_classes
     assert [moment.name for moment in ranks.moments] == ["median batch", "largest batch"]
@@ -184,7 +177,7 @@ for epoch in range(9):
 
 
 def test_the_largest_batch_of_an_evaluation_is_met_as_well(program: Program) -> None:
-    statement = judge_program(inputs_of(parse(["python", program(EVALUATES)]), [], look_up("H100-SXM-80GB")))
+    statement = judge("python", program(EVALUATES))
 
     (ranks,) = statement.rank_classes
     last = ranks.moments[-1]
@@ -214,9 +207,7 @@ def test_data_that_only_the_programs_own_process_can_draw_are_taken_as_they_come
 def test_what_may_grow_beyond_what_was_seen_is_not_said_to_fit(
     program: Program, lines: str, batches: int | None, verdict: Verdict
 ) -> None:
-    line = parse(["python", program(lines)])
-
-    statement = judge_program(inputs_of(line, [], look_up("H100-SXM-80GB"), batches=batches))
+    statement = judge("python", program(lines), batches=batches)
 
     assert statement.verdict is verdict
     assert verdict_sentence(statement).startswith(
