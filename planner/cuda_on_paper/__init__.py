@@ -17,13 +17,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from planner.cuda_on_paper.libraries import COMPILED_FOR, PRELOAD, build
+from planner.cuda_on_paper.libraries import COMPILED_FOR, PRELOAD, build, find_torch
 from planner.errors import TraceError
 from planner.hardware.architectures import ARCHITECTURES, find_architecture
 from planner.job.schema import Gpu
 from planner.runtime.environments.torch_environments import CUDNN_FOLDER
 from planner.runtime.fork_server import ForkServer
-from planner.runtime.native_builds import find_torch
 from planner.runtime.user_cache import user_cache
 from planner.units import KIB
 

@@ -19,9 +19,8 @@ from subprocess import PIPE
 from typing import Any
 
 from planner import cuda_on_paper
-from planner.cuda_on_paper.libraries import header_folders
+from planner.cuda_on_paper.libraries import build_once, find_compiler, find_torch, header_folders
 from planner.errors import TraceError
-from planner.runtime.native_builds import build_once, find_compiler, find_torch
 
 _SOURCES = Path(__file__).parent / "native"
 _HEADERS = _SOURCES, Path(cuda_on_paper.__file__).parent

@@ -9,7 +9,7 @@ from program_runs import Program, Run
 
 from planner.errors import TraceError
 from planner.tracing.program.assumptions import About
-from planner.tracing.program.packages.triton_interpreter import find_written
+from planner.tracing.program.packages.triton_package import find_written
 
 STEP = """
 model = torch.nn.Linear(32, 16).cuda()
