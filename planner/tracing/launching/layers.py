@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from planner.errors import SpecError, shorten
 from planner.job.launchers import LAUNCHER_MODULES, PLACE, read_options, refused, take_variables
 from planner.tracing.launching import schedulers
-from planner.tracing.launching.frameworks import FRAMEWORKS, TextOf, framework_line
+from planner.tracing.launching.frameworks import FRAMEWORKS, CommandContext, TextOf, framework_line
 from planner.tracing.launching.schedulers import Starter, Tasks, job_variables
 from planner.tracing.launching.shell_script import Statement, follow_script
 from planner.tracing.launching.shell_values import UNKNOWN, Shell, unknown_source
@@ -249,8 +249,8 @@ def _wrapper(layers: Unwrapped, words: list[str]) -> bool:
 
 def _framework(layers: Unwrapped, words: list[str]) -> bool:
     del words
-    known = {**layers.inherited, **layers.environment}
-    comes_to = framework_line(layers.words, known, layers.text_of, layers.gpus)
+    found = CommandContext({**layers.inherited, **layers.environment}, layers.text_of, layers.gpus)
+    comes_to = framework_line(layers.words, found)
     if comes_to is None:
         return False
     layers.notes += (f"{' '.join(layers.words[:2])} starts {shorten(' '.join(take_variables(comes_to)[1]), 120)}",)

@@ -36,7 +36,7 @@ from planner.runtime.environments.interpreters import (
 )
 from planner.tracing.launching.frameworks import TextOf
 from planner.tracing.launching.layers import Surrounding, Unwrapped, local_text, unwrap
-from planner.tracing.launching.schedulers import Starter, Tasks
+from planner.tracing.launching.schedulers import ADDRESS, Starter, Tasks
 
 _ALLOWED = (
     "python, torchrun, accelerate launch or deepspeed with the program and its arguments; tune run, llamafactory-cli "
@@ -300,7 +300,7 @@ def _missing(name: str) -> NoReturn:
     )
 
 
-_ADDRESS, _PORT = "127.0.0.1", "29500"
+_PORT = "29500"
 
 
 def rank_variables(line: LaunchLine, rank: int) -> dict[str, str]:
@@ -326,7 +326,7 @@ def rank_variables(line: LaunchLine, rank: int) -> dict[str, str]:
         "RANK": str(rank),
         "LOCAL_RANK": str(local_rank),
         "WORLD_SIZE": str(line.world_size),
-        "MASTER_ADDR": options.get("master_addr") or _ADDRESS,
+        "MASTER_ADDR": options.get("master_addr") or ADDRESS,
         "MASTER_PORT": options.get("master_port") or _PORT,
     }
     if line.launcher is Launcher.DEEPSPEED:

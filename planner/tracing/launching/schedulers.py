@@ -15,7 +15,8 @@ from planner.job.json_text import read_json
 from planner.job.launchers import count_of, read_options, refused
 from planner.job.yaml_text import read_yaml
 
-_ADDRESS = "127.0.0.1"
+ADDRESS = "127.0.0.1"
+"""Where nodes meet: on paper nobody does."""
 
 
 class Starter(StrEnum):
@@ -81,8 +82,8 @@ class Tasks:
             "SLURM_LOCALID": str(local),
             "SLURM_NODEID": str(node),
             "SLURMD_NODENAME": f"node{node + 1}",
-            "SLURM_LAUNCH_NODE_IPADDR": _ADDRESS,
-            "SLURM_SRUN_COMM_HOST": _ADDRESS,
+            "SLURM_LAUNCH_NODE_IPADDR": ADDRESS,
+            "SLURM_SRUN_COMM_HOST": ADDRESS,
         }
 
 

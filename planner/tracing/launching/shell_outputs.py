@@ -6,9 +6,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePosixPath
 
+from planner.tracing.launching.schedulers import ADDRESS
 from planner.tracing.launching.shell_values import UNKNOWN, Shell, arithmetic
 
-_ADDRESS = "127.0.0.1"
 _GPU_NAMES = re.compile(r"-L|--list-gpus|--query-gpu=\S+")
 _COUNTS_GPUS = re.compile(r"torch\.cuda\.device_count\(\)\s*\)?$")
 _MOST = 4096
@@ -69,7 +69,7 @@ def _srun(words: Sequence[str], given: str | None, shell: Shell) -> str | None:
 
 def _hostname(words: Sequence[str], *_: object) -> str:
     is_address = any(word.startswith(("--ip", "--all-ip")) or word in ("-i", "-I") for word in words)
-    return f"{_ADDRESS}\n" if is_address else "node1\n"
+    return f"{ADDRESS}\n" if is_address else "node1\n"
 
 
 def _pwd(_: Sequence[str], __: str | None, shell: Shell) -> str | None:
@@ -167,7 +167,7 @@ _PRINTERS: Mapping[str, Printer] = {
     "scontrol": _scontrol,
     "srun": _srun,
     "hostname": _hostname,
-    "getent": lambda words, *_: f"{_ADDRESS} node1\n" if words[:1] == ["hosts"] else None,
+    "getent": lambda words, *_: f"{ADDRESS} node1\n" if words[:1] == ["hosts"] else None,
     "pwd": _pwd,
     "nvidia-smi": _nvidia_smi,
     "python": _python,
