@@ -17,7 +17,7 @@ import torch
 
 from planner.events import Alloc, EmptyCache, Event, Free, Origin, Role, Synchronize, Use
 from planner.paper import library
-from planner.paper.repetition import Again, Copy, Place, Repetition
+from planner.paper.repetition import Copy, Folded
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
@@ -48,10 +48,6 @@ def kernel_at_work() -> str:
     """The operator whose kernel runs on this thread (`aten.normal`); empty between operators."""
     name: bytes = library.load().paper_kernel_at_work()
     return name.decode().replace("::", ".")
-
-
-Placed = Event | Place | Repetition | Again | Copy
-"""What Python adds between two records, besides."""
 
 
 class RecordKinds(NamedTuple):
@@ -102,7 +98,7 @@ def _dtype_names() -> dict[int, str]:
     return {dtype_number(dtype): str(dtype).removeprefix("torch.") for dtype in dtypes}
 
 
-def renumber(placed: Placed, numbers: Mapping[int, int]) -> Placed:
+def renumber(placed: Folded, numbers: Mapping[int, int]) -> Folded:
     if isinstance(placed, Role):
         return Role(numbers[placed.block], placed.category, placed.name)
     if isinstance(placed, Copy):

@@ -15,8 +15,8 @@ from torch.distributed import distributed_c10d
 
 from planner.events import TIMING, Alloc, Category, Event, Keep, Mark, Phase, Repeat, Role, write_out_repeats
 from planner.paper import library, native_records, work_records
-from planner.paper.native_records import Fold, Origins, Placed, RecordKinds, Records, find_folds, make_event, renumber
-from planner.paper.repetition import Again, Copy, Place, Repetition, write_out
+from planner.paper.native_records import Fold, Origins, RecordKinds, Records, find_folds, make_event, renumber
+from planner.paper.repetition import Again, Copy, Folded, Place, Repetition, write_out
 from planner.paper.work_records import Holding
 from planner.step_work import Launch, LaunchKind, StepWork
 
@@ -57,7 +57,7 @@ class Recorder:
         self._record = struct.Struct(self._native.paper_record_format().decode())
         self.folds = False
         """Whether repetition may be told instead of being run; see `repeat` and `copy`."""
-        self._placed: dict[int, list[Placed]] = defaultdict(list)
+        self._placed: dict[int, list[Folded]] = defaultdict(list)
         self._groups: dict[dist.ProcessGroup, work_records.RankGroup] = {}
         """Process groups over which collectives were issued."""
         self._places = 0
@@ -177,7 +177,7 @@ class Recorder:
         self._between.fill(noted, copy)
         return number, tensors
 
-    def _place(self, event: Placed) -> None:
+    def _place(self, event: Folded) -> None:
         self._placed[self._native.paper_count()].append(event)
         if not isinstance(event, Role):
             self._between.fill(self._between.note(), event)
@@ -323,7 +323,7 @@ class Recorder:
         numbers: dict[int, int],
         folds: Sequence[Fold] = (),
         later: Sequence[Mapping[int, int]] = (),
-    ) -> Iterator[Placed]:
+    ) -> Iterator[Folded]:
         """What is folded away is left out; where the stretch that stands for it begins and ends there is a Place.
 
         `numbers` are the names of blocks; after each of `folds` those of `later` are added to them.
@@ -373,7 +373,7 @@ class Recorder:
         launches: Sequence[tuple[int, ...]],
         numbers: Mapping[int, int],
         gpu_events: Mapping[int, int],
-    ) -> Iterator[Placed]:
+    ) -> Iterator[Folded]:
         """What Python placed before a record, and what was launched since the one before it, in their order."""
         placed = self._placed.get(position, ())
         if not launches:

@@ -34,11 +34,6 @@ TABLE: tuple[Entry, ...] = (
 )
 
 
-def groups() -> tuple[str, ...]:
-    """The names of all groups of patches, in the order of the table."""
-    return tuple(dict.fromkeys(entry.group for entry in TABLE if entry.kind is Kind.PATCH))
-
-
 @cache
 def _group_patches(group: str) -> Mapping[str, Entry]:
     """By target: a traced step asks for thousands."""

@@ -15,7 +15,7 @@ from torch._library.simple_registry import singleton
 
 from planner.paper import work_records
 from planner.paper.compiled import padded_products
-from planner.paper.compiled.kernel_timing import UntimedKernel, untimed_kernel
+from planner.paper.compiled.kernel_timing import untimed_kernel
 from planner.paper.compiled.patches import ASSUMED
 from planner.paper.outside.operators import record_operator
 from planner.paper.recorder import Recorder
@@ -98,7 +98,7 @@ class Origins:
 class _UnrunKernel:
     """A kernel: it writes to what was allocated for it, and its launch is only noted."""
 
-    def __init__(self, name: str, source: str, untimed: UntimedKernel | None = None) -> None:
+    def __init__(self, name: str, source: str, untimed: Callable[..., None] | None = None) -> None:
         self._op, self._untimed = f"inductor::{name}", untimed
         signature = re.search(r"def \w+\(([^)]*)\)", source)
         self._names = [part.split(":")[0].strip() for part in signature[1].split(",")] if signature else []
@@ -107,7 +107,7 @@ class _UnrunKernel:
         """Of each buffer it reads or writes as many elements as it has to compute, or all."""
         if self._untimed is not None:
             untimed, self._untimed = self._untimed, None
-            untimed.run_configurations(*arguments, **options)
+            untimed(*arguments, **options)
         named = list(zip(self._names, arguments, strict=False))
         tensors = [(name, value) for name, value in named if isinstance(value, torch.Tensor)]
         numels = [value for name, value in named if name.endswith("numel") and isinstance(value, int)]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,18 +25,12 @@ from planner.paper.outside.operators import TRITON_BUFFER_BYTES, benchmark, reco
 _UNREAD = "the kernel {kernel} is launched without being timed: its configurations cannot be read ({error})"
 
 
-class UntimedKernel:
-    """A kernel of Inductor's before its first launch, with torch's `CachingAutotuner` of it."""
-
-    def __init__(self, tuner: Any) -> None:
-        self._tuner = tuner
-
-    def run_configurations(self, *arguments: Any, **options: Any) -> None:
-        """Torch's tuner times them all, with what the kernel is launched with."""
-        self._tuner.launchers = [_Launcher(config) for config in self._tuner.configs]
-        options.pop("stream", None)
-        with work_records.part_of_a_launch(), recorded_as_timing():
-            self._tuner.benchmark_all_configs(*arguments, **options)
+def _run_configurations(tuner: Any, *arguments: Any, **options: Any) -> None:
+    """Torch's `CachingAutotuner` of a kernel times all configurations, with what the kernel is launched with."""
+    tuner.launchers = [_Launcher(config) for config in tuner.configs]
+    options.pop("stream", None)
+    with work_records.part_of_a_launch(), recorded_as_timing():
+        tuner.benchmark_all_configs(*arguments, **options)
 
 
 def recorded_as_timing() -> AbstractContextManager[None]:
@@ -44,9 +39,9 @@ def recorded_as_timing() -> AbstractContextManager[None]:
     return nullcontext() if is_sure else record_operator(TIMING.replace(".", "::"))
 
 
-def untimed_kernel(name: str, source: str) -> UntimedKernel | None:
-    """Of a kernel as Inductor wrote it, below the heuristics that list its configurations; None where they list one,
-    which is not timed (torch/_inductor/runtime/triton_heuristics.py)."""
+def untimed_kernel(name: str, source: str) -> Callable[..., None] | None:
+    """What times a kernel at its first launch, by the heuristics above it in Inductor's code; None where they list one
+    configuration, which is not timed (torch/_inductor/runtime/triton_heuristics.py)."""
     from torch._inductor.runtime import hints, triton_heuristics
 
     functions = (node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef))
@@ -60,7 +55,7 @@ def untimed_kernel(name: str, source: str) -> UntimedKernel | None:
     except Exception as error:  # of heuristics that are not those read; the plan lacks no more than a buffer
         ASSUMED.add(_UNREAD.format(kernel=name, error=f"{type(error).__name__}: {error}"))
         return None
-    return UntimedKernel(tuner) if len(tuner.configs) > 1 else None
+    return partial(_run_configurations, tuner) if len(tuner.configs) > 1 else None
 
 
 def _describe_kernel(definition: ast.FunctionDef) -> Any:

@@ -156,7 +156,7 @@ def enable(
         stack.enter_context(_kept_folder())
         stack.enter_context(_settings(as_asked))
         stack.enter_context(backend.registered())
-        stack.enter_context(upstream.patch_targets("inductor", replaced=_replaced(), wrapped=_wrapped()))
+        stack.enter_context(upstream.patch_targets("inductor", replaced=_REPLACED, wrapped=_WRAPPED))
         stack.enter_context(triton_kernels.launched_as_nothing())
         stack.enter_context(generated.other_strides(go_on=not as_asked))
         stack.enter_context(upstream.patch_targets("states of private pools", replaced=_PRIVATE_POOLS))
@@ -188,26 +188,22 @@ _PRIVATE_POOLS: Mapping[str, Any] = {
 """Of trees of CUDA graphs (torch 2.13, torch/_inductor/cudagraph_trees.py), whose states torch's allocator keeps."""
 
 
-def _replaced() -> dict[str, Any]:
-    return {
-        "torch.utils._triton:triton_hash_with_backend": lambda: "PAPER",
-        "torch._inductor.fx_passes.pad_mm:get_cached_should_pad": padded_products.cached_decision,
-        "torch._inductor.runtime.benchmarking:TritonBenchmarker.benchmark_gpu": kernel_timing.benchmark_gpu,
-        "torch._inductor.runtime.benchmarking:InductorBenchmarker.benchmark_gpu": kernel_timing.benchmark_gpu,
-        "torch._inductor.runtime.benchmarking:TorchProfilerBenchmarker.benchmark_gpu": kernel_timing.benchmark_gpu,
-    }
-
-
-def _wrapped() -> dict[str, Any]:
-    return {
-        "torch._dynamo.backends.distributed:SubmodCompiler.compile_submod": patches.compile_once,
-        "torch._dynamo.backends.distributed:deepcopy_to_fake_tensor": patches.copied_without_sources,
-        "torch._functorch._aot_autograd.runtime_wrappers:FakifiedOutWrapper.post_compile": patches.results_again,
-        "torch._inductor.fx_passes.joint_graph:UniformValueConstantFolder._deduce_value": patches.on_host,
-        "torch._inductor.fx_passes.pad_mm:_should_pad": padded_products.decide_by_rule,
-        "torch._inductor.fx_passes.pad_mm:_should_pad_bench": padded_products.decide_by_rule,
-        "torch._inductor.select_algorithm:AlgorithmSelectorCache.__call__": patches.choose_kernel,
-    }
+_REPLACED: Mapping[str, Any] = {
+    "torch.utils._triton:triton_hash_with_backend": lambda: "PAPER",
+    "torch._inductor.fx_passes.pad_mm:get_cached_should_pad": padded_products.cached_decision,
+    "torch._inductor.runtime.benchmarking:TritonBenchmarker.benchmark_gpu": kernel_timing.benchmark_gpu,
+    "torch._inductor.runtime.benchmarking:InductorBenchmarker.benchmark_gpu": kernel_timing.benchmark_gpu,
+    "torch._inductor.runtime.benchmarking:TorchProfilerBenchmarker.benchmark_gpu": kernel_timing.benchmark_gpu,
+}
+_WRAPPED: Mapping[str, Any] = {
+    "torch._dynamo.backends.distributed:SubmodCompiler.compile_submod": patches.compile_once,
+    "torch._dynamo.backends.distributed:deepcopy_to_fake_tensor": patches.copied_without_sources,
+    "torch._functorch._aot_autograd.runtime_wrappers:FakifiedOutWrapper.post_compile": patches.results_again,
+    "torch._inductor.fx_passes.joint_graph:UniformValueConstantFolder._deduce_value": patches.on_host,
+    "torch._inductor.fx_passes.pad_mm:_should_pad": padded_products.decide_by_rule,
+    "torch._inductor.fx_passes.pad_mm:_should_pad_bench": padded_products.decide_by_rule,
+    "torch._inductor.select_algorithm:AlgorithmSelectorCache.__call__": patches.choose_kernel,
+}
 
 
 @contextmanager
