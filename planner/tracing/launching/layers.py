@@ -213,7 +213,7 @@ def _env(layers: Unwrapped, words: list[str]) -> bool:
     return True
 
 
-def _run_of_environment(layers: Unwrapped, words: list[str]) -> bool:
+def _environment_tool(layers: Unwrapped, words: list[str]) -> bool:
     """`uv run`, `conda run`, and those without options that matter."""
     tool = PurePosixPath(layers.words[0]).name
     if words[:1] != ["run"]:
@@ -347,10 +347,10 @@ def _run_script(layers: Unwrapped, text: str, place: str, arguments: Sequence[st
             else "write the launch line that the script comes to",
             place=place,
         )
-    chosen = _chosen(launches, place)
+    chosen = _choose_launch(launches, place)
     for command in commands:
         if command is not chosen and command.words[0] not in _QUIET:
-            layers.notes += (f"{place}: not run: {_written(command)}",)
+            layers.notes += (f"{place}: not run: {_show_command(command)}",)
     for command in commands[: commands.index(chosen)]:
         layers.surrounding = _activation(command) or layers.surrounding
     layers.environment.update(chosen.exported)
@@ -358,7 +358,7 @@ def _run_script(layers: Unwrapped, text: str, place: str, arguments: Sequence[st
     layers.enter(chosen.folder)
 
 
-def _chosen(launches: Sequence[Statement], place: str) -> Statement:
+def _choose_launch(launches: Sequence[Statement], place: str) -> Statement:
     """The command that trains: one that starts ranks before others, and one that is run whatever happens before one
     that is run under a condition. Raises SpecError where several may be meant."""
     launches = [launch for launch in launches if _launches_ranks(launch.words)] or launches
@@ -370,7 +370,7 @@ def _chosen(launches: Sequence[Statement], place: str) -> Statement:
         why = f", and {launches[-1].perhaps} decides which" if perhaps else ""
         raise SpecError(
             f"the script starts {len({launch.words for launch in launches})} programs{why}: "
-            + "; ".join(dict.fromkeys(_written(launch) for launch in launches[-_MOST_NAMED:])),
+            + "; ".join(dict.fromkeys(_show_command(launch) for launch in launches[-_MOST_NAMED:])),
             allowed="a script that starts one job",
             remedy="give the command of the one that is meant in the place of the script",
             place=place,
@@ -397,14 +397,14 @@ def _program_name(words: Sequence[str]) -> str:
     return " ".join(words[:2])
 
 
-def _written(command: Statement) -> str:
+def _show_command(command: Statement) -> str:
     words = " ".join(UNKNOWN.sub(lambda match: match[1], word) for word in command.words)
     return words if len(words) <= 80 else f"{words[:80]}..."
 
 
 _QUIET = ("echo", "printf", "set", "date", "hostname", "nvidia-smi", "wait", "exit", "mkdir", "sleep", "trap", "pwd")
 """Commands that nobody has to be told were not run."""
-_OF_NAMES = frozenset({
+_START_NOTHING = frozenset({
     *_QUIET, "which", "pip", "pip3", "type", "hash", "pkill", "killall", "kill", "tee", "cat", "grep", "module", "ml",
     "source", ".", "alias", "rm", "cp", "mv", "ls", "ps", "apt", "apt-get", "git", "tail", "sed", "ln", "chmod",
     "scancel", "squeue", "docker-compose", "unset", "df", "lscpu", "free", "du", "ulimit", "rsync", "tar", "wget",
@@ -426,7 +426,7 @@ def _activation(statement: Statement) -> Surrounding | None:
 def _launches(words: Sequence[str]) -> bool:
     """Whether a command of a script starts a program, as far as its first words say."""
     words = [word for word in words if not re.match(r"[A-Za-z_]\w*=", word)]
-    if not words or words[0] in _OF_NAMES:
+    if not words or words[0] in _START_NOTHING:
         return False
     wraps = PurePosixPath(words[0]).name in (*_BARE, "env", *WRAPPERS)
     starts = range(len(words)) if wraps else (0,)
@@ -439,7 +439,7 @@ def _starts_program(words: Sequence[str]) -> bool:
     if re.fullmatch(r"python[0-9.]*", name):
         beside = words[1:2] == ["-m"] and words[2:3] in (["pip"], ["venv"], ["ensurepip"])
         return words[1:2] not in (["-c"], ["-V"], ["--version"]) and not beside
-    if _READERS.get(name) is _run_of_environment:
+    if _READERS.get(name) is _environment_tool:
         return words[1:2] == ["run"]
     return name.endswith((".py", ".sh")) or name in FRAMEWORKS or (name in _SHELLS and len(words) > 1)
 
@@ -478,7 +478,7 @@ def _without_addresses(words: Sequence[str]) -> list[str]:
 
 _READERS: Mapping[str, Callable[[Unwrapped, list[str]], bool]] = {
     "env": _env,
-    **dict.fromkeys(("uv", "conda", "mamba", "micromamba", *_PROJECT_TOOLS), _run_of_environment),
+    **dict.fromkeys(("uv", "conda", "mamba", "micromamba", *_PROJECT_TOOLS), _environment_tool),
     **dict.fromkeys(WRAPPERS, _wrapper),
     **dict.fromkeys(FRAMEWORKS, _framework),
     **dict.fromkeys(("srun", "mpirun", "mpiexec", "orterun"), _starter),

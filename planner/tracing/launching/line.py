@@ -171,9 +171,9 @@ def _launch_line(unwrapped: Unwrapped, text_of: TextOf, node_gpus: int) -> Launc
     command, environment = list(unwrapped.words), unwrapped.environment
     name = PurePosixPath(command[0]).name if command else ""
     if name in ("torchrun", "deepspeed"):
-        return _of_launcher(Launcher(name), command[1:], text_of, unwrapped, node_gpus)
+        return _read_launcher(Launcher(name), command[1:], text_of, unwrapped, node_gpus)
     if name == "accelerate" and command[1:2] == ["launch"]:
-        return _of_launcher(Launcher.ACCELERATE, command[2:], text_of, unwrapped, node_gpus)
+        return _read_launcher(Launcher.ACCELERATE, command[2:], text_of, unwrapped, node_gpus)
     is_python = re.fullmatch(r"python[0-9.]*", name) is not None
     if not is_python and not name.endswith(".py"):
         looks = bool(command) and unwrapped.text_of is local_text
@@ -200,7 +200,7 @@ def _launch_line(unwrapped: Unwrapped, text_of: TextOf, node_gpus: int) -> Launc
     rest = list(words)
     is_module = rest[:1] == ["-m"]
     if is_module and rest[1:2] and rest[1] in LAUNCHER_MODULES:
-        launched = _of_launcher(Launcher(LAUNCHER_MODULES[rest[1]]), rest[2:], text_of, unwrapped, node_gpus, rest[1])
+        launched = _read_launcher(Launcher(LAUNCHER_MODULES[rest[1]]), rest[2:], text_of, unwrapped, node_gpus, rest[1])
         return replace(launched, says_local_rank=rest[1] == OLD_LAUNCHER and "use_env" not in launched.options)
     if rest[:1] in (["-c"], ["-"]):
         raise refused("the program stands in the command itself", "a file, or a module after -m")
@@ -208,7 +208,7 @@ def _launch_line(unwrapped: Unwrapped, text_of: TextOf, node_gpus: int) -> Launc
     return LaunchLine(launcher=Launcher.PYTHON, program=program, is_module=is_module, arguments=arguments)
 
 
-def _of_launcher(
+def _read_launcher(
     launcher: Launcher,
     words: Sequence[str],
     text_of: TextOf,
@@ -227,7 +227,7 @@ def _of_launcher(
             raise refused("deepspeed has --no_python", "a Python program, or a module after --module")
         named_nodes, gpus = deepspeed_size(options)
         if options.keys() & {"H", "hostfile"} and not (named_nodes and gpus):
-            named_nodes, gpus = _of_hosts(options, text_of, named_nodes, gpus)
+            named_nodes, gpus = _count_hosts(options, text_of, named_nodes, gpus)
             if tasks is not None and not named_nodes:  # the file is on the cluster alone: it lists the job's nodes
                 named_nodes = tasks.job_nodes if tasks.starter is Starter.BATCH else tasks.nodes
         processes = gpus or node_gpus or _missing("--num_gpus")
@@ -261,7 +261,7 @@ def _of_launcher(
     )
 
 
-def _of_hosts(
+def _count_hosts(
     options: Mapping[str, str | None], text_of: TextOf, nodes: int | None, gpus: int | None
 ) -> tuple[int | None, int | None]:
     """Nodes and GPUs of each, of a file of hosts with their slots, as far as the command does not say them."""

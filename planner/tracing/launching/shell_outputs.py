@@ -99,7 +99,7 @@ def _seq(words: Sequence[str], *_: object) -> str | None:
     return "".join(f"{number}\n" for number in [*range(first, last + (1 if step > 0 else -1), step)][:_MOST])
 
 
-def _of_text(change: Callable[[Sequence[str], list[str]], str | None]) -> Printer:
+def _change_lines(change: Callable[[Sequence[str], list[str]], str | None]) -> Printer:
     """Of a command that changes the lines that it is given."""
 
     def printed(words: Sequence[str], given: str | None, _: Shell) -> str | None:
@@ -186,12 +186,12 @@ _PRINTERS: Mapping[str, Printer] = {
     "expr": lambda words, _, shell: None if (value := arithmetic(" ".join(words), shell)) is None else f"{value}\n",
     "which": lambda words, *_: f"{words[-1]}\n" if words else None,
     "command": lambda words, *_: f"{words[1]}\n" if words[:1] == ["-v"] and words[1:] else None,
-    "wc": _of_text(_wc),
-    "tr": _of_text(_tr),
-    "cut": _of_text(_cut),
-    "awk": _of_text(_awk),
-    "head": _of_text(lambda words, lines: _ends(words, lines, last=False)),
-    "tail": _of_text(lambda words, lines: _ends(words, lines, last=True)),
-    "sort": _of_text(lambda _, lines: "".join(f"{line}\n" for line in sorted(lines))),
-    "xargs": _of_text(lambda words, lines: f"{' '.join(' '.join(lines).split())}\n" if not words else None),
+    "wc": _change_lines(_wc),
+    "tr": _change_lines(_tr),
+    "cut": _change_lines(_cut),
+    "awk": _change_lines(_awk),
+    "head": _change_lines(lambda words, lines: _ends(words, lines, last=False)),
+    "tail": _change_lines(lambda words, lines: _ends(words, lines, last=True)),
+    "sort": _change_lines(lambda _, lines: "".join(f"{line}\n" for line in sorted(lines))),
+    "xargs": _change_lines(lambda words, lines: f"{' '.join(' '.join(lines).split())}\n" if not words else None),
 }

@@ -76,7 +76,7 @@ def follow_script(text: str, shell: Shell) -> tuple[list[Statement], Ending | No
     run = _Run(shell)
     ending = None
     try:
-        run.of_text(text, shell.place)
+        run.run_text(text, shell.place)
     except _Leave as leave:
         ending = Ending(leave.line, run.said) if leave.kind == "exit" else None
     return run.statements, ending
@@ -106,7 +106,7 @@ class _Run:
         self._given: str | None = None
         self._commands = self._calls = 0
 
-    def of_text(self, text: str, place: str) -> bool | None:
+    def run_text(self, text: str, place: str) -> bool | None:
         """What is not known in a text is a variable each."""
 
         def named(mark: re.Match[str]) -> str:
@@ -114,9 +114,9 @@ class _Run:
             self._shell.variables[name] = mark[0]
             return f"${{{name}}}"
 
-        return self.all_of(parse_commands(UNKNOWN.sub(named, text).translate(MARKS), place))
+        return self.run_commands(parse_commands(UNKNOWN.sub(named, text).translate(MARKS), place))
 
-    def all_of(self, commands: Commands) -> bool | None:
+    def run_commands(self, commands: Commands) -> bool | None:
         status: bool | None = True
         for pipeline in commands:
             if pipeline.joint and status is None:
@@ -148,9 +148,9 @@ class _Run:
                 return self._simple(command)
             case Block(body, is_subshell):
                 if not is_subshell:
-                    return self.all_of(body)
+                    return self.run_commands(body)
                 with self._apart():
-                    return self.all_of(body)
+                    return self.run_commands(body)
             case If():
                 return self._if(command)
             case Loop():
@@ -192,7 +192,7 @@ class _Run:
             self._restore(before)
             before = self._state()
             try:
-                self.all_of(body)
+                self.run_commands(body)
                 ends.append(self._state())
             except _Leave as leave:
                 left = leave
@@ -211,20 +211,20 @@ class _Run:
     def _condition(self, commands: Commands) -> tuple[bool | None, str]:
         """Whether a test holds, and how it is written."""
         self._is_assumed, self._tested = False, ""
-        status = self.all_of(commands)
+        status = self.run_commands(commands)
         return None if self._is_assumed else status, self._tested or "a command"
 
     def _if(self, command: If) -> bool | None:
         for number, (test, body) in enumerate(command.tests):
             holds, written = self._condition(test)
             if holds:
-                return self.all_of(body)
+                return self.run_commands(body)
             if holds is None:
                 rest = command.tests[number + 1 :]
                 otherwise = (Pipeline("", False, (If(rest, command.otherwise),)),) if rest else command.otherwise or ()
                 self._either([body, otherwise], f"if {written}", or_none=False)
                 return True
-        return self.all_of(command.otherwise) if command.otherwise is not None else True
+        return self.run_commands(command.otherwise) if command.otherwise is not None else True
 
     def _loop(self, loop: Loop) -> bool | None:
         if loop.test is not None:
@@ -250,7 +250,7 @@ class _Run:
     def _turn(self, loop: Loop) -> bool:
         self._count(loop.line)
         try:
-            self.all_of(loop.body)
+            self.run_commands(loop.body)
         except _Leave as leave:
             if leave.kind not in ("break", "continue"):
                 raise
@@ -265,7 +265,7 @@ class _Run:
             return True
         for patterns, body in command.branches:
             if any(fnmatchcase(value, expand_one(pattern, self._shell)) for pattern in patterns):
-                return self.all_of(body)
+                return self.run_commands(body)
         return True
 
     def _count(self, line: int) -> None:
@@ -386,14 +386,14 @@ class _Run:
                     arithmetic(part, shell)
                 return True
             case "eval", parts:
-                return self._call(lambda: self.of_text(" ".join(parts), shell.place), line)
+                return self._call(lambda: self.run_text(" ".join(parts), shell.place), line)
             case "grep", [flags, *_] if re.fullmatch(r"-\w*q\w*", flags):
                 found = command_output(words, given, shell)
                 if found is not None:
                     self._is_assumed, self._tested = False, " ".join(words)
                     return bool(found)
             case (("source" | "."), [path, *arguments]) if (text := self._text(path)) is not None:
-                return self._call(lambda: self.of_text(text, path), line, arguments)
+                return self._call(lambda: self.run_text(text, path), line, arguments)
             case (("read" | "mapfile" | "readarray"), arguments):
                 self._read(name, [each for each in arguments if not each.startswith("-") and each], given, line)
                 return True
@@ -464,7 +464,7 @@ class _Run:
         assumed = self._is_assumed, self._tested
         try:
             with self._apart():
-                self.all_of(commands)
+                self.run_commands(commands)
             return "".join(self._printed or [])
         finally:
             self._printed, self._given = printed, before

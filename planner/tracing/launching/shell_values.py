@@ -29,7 +29,7 @@ _PARTS = re.compile(f"(?:{UNKNOWN.pattern}|\\S)+".replace("([^", "(?:[^"))
 _MOST_NESTED = 20
 _PARAMETER = re.compile(r"([A-Za-z_]\w*|[0-9]+|[#?$!*@])(?:\[(.*?)\])?(.*)", re.DOTALL)
 _PLAIN_NAME = re.compile(r"[A-Za-z_]\w*|[0-9#?$!*@]")
-_OF_THE_JOB = re.compile(
+_JOB_NAMES = re.compile(
     r"\$(SLURM\w*|OMPI_\w*|PMI\w*|PBS\w*|LSB_\w*|LOCAL_RANK|RANK|NODE_RANK|WORLD_SIZE|MASTER_\w*|TMPDIR|HOSTNAME"
     r"|CUDA_VISIBLE_DEVICES|UID|EUID|OSTYPE|BASH\w*|SECONDS|LINENO|[?!])"
 )
@@ -112,7 +112,8 @@ def refused(problem: str, shell: Shell, allowed: str, line: int = 0) -> SpecErro
 def settled(text: str) -> str | None:
     """A text in which variables that nobody has set are empty, as they are for a shell; None if it is not known."""
     text = UNKNOWN.sub(
-        lambda match: "" if re.fullmatch(r"\$\w+", match[1]) and not _OF_THE_JOB.fullmatch(match[1]) else match[0], text
+        lambda match: "" if re.fullmatch(r"\$\w+", match[1]) and not _JOB_NAMES.fullmatch(match[1]) else match[0],
+        text,
     )
     return None if UNKNOWN.search(text) else text
 
@@ -123,12 +124,12 @@ def expand(word: str, shell: Shell) -> list[str]:
         first, last = int(match[2]), int(match[3])
         numbers = range(first, last + 1) if first <= last else range(first, last - 1, -1)
         return [f"{match[1]}{number}{match[4]}" for number in numbers]
-    return _Words(shell).of(word)
+    return _Words(shell).collect(word)
 
 
 def expand_one(word: str, shell: Shell) -> str:
     """The value of a word that is not split, as in an assignment."""
-    return " ".join(_Words(shell).of(word, splits=False))
+    return " ".join(_Words(shell).collect(word, splits=False))
 
 
 class _Words:
@@ -139,7 +140,7 @@ class _Words:
         """The parts of one, until it ends."""
         self._length = 0
 
-    def of(self, text: str, *, splits: bool = True, in_quotes: bool = False) -> list[str]:
+    def collect(self, text: str, *, splits: bool = True, in_quotes: bool = False) -> list[str]:
         shell = self._shell
         shell.nested += 1
         if shell.nested > _MOST_NESTED:
@@ -182,7 +183,7 @@ class _Words:
         return self._words
 
     def _quoted(self, text: str) -> None:
-        words = _Words(self._shell).of(text, splits=False, in_quotes=True)
+        words = _Words(self._shell).collect(text, splits=False, in_quotes=True)
         if words:
             self._add_all(words)
         elif not re.fullmatch(r"\$@|\$\{\w+\[@\][^}]*\}|\$\{@[^}]*\}", text):
@@ -290,7 +291,7 @@ def _operated(value: str, is_set: bool, rest: str, shell: Shell, name: str) -> s
     text = settled(value)
     if kind in ("-", "=", "?", "+") and sign:
         has = bool(text) if sign.startswith(":") else is_set
-        if text is None and name not in shell.variables and _OF_THE_JOB.fullmatch(unknown_source(value)):
+        if text is None and name not in shell.variables and _JOB_NAMES.fullmatch(unknown_source(value)):
             has = False  # what nobody here sets: a default says what the job has without it
         elif text is None:
             has = True

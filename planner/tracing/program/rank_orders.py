@@ -280,7 +280,7 @@ def _check_limits(value: Any, name: str) -> None:
 
 _STREAM_BITS = 24
 """Of a stream's number; above them is which device it is of (planner/paper/native/memory.cpp)."""
-_OF_A_BLOCK = (Alloc, Free, FreeCompleted, Keep, Role, Use)
+_BLOCK_EVENTS = (Alloc, Free, FreeCompleted, Keep, Role, Use)
 """All else is for every device: marks, waits, emptied caches, and launches, which one host makes."""
 
 
@@ -296,7 +296,7 @@ def divide_by_device(trace: Trace) -> list[Trace]:
         replace(
             trace,
             events=tuple(
-                event for event in events if not isinstance(event, _OF_A_BLOCK) or owner[event.block] == number
+                event for event in events if not isinstance(event, _BLOCK_EVENTS) or owner[event.block] == number
             ),
             repeats=(),
             work=work,

@@ -40,7 +40,7 @@ class Moment:
 
 
 _FORWARDS = (Kind.FORWARD, Kind.EVAL, Kind.ASIDE)
-_OF_AN_ITERATION = (Kind.FORWARD, Kind.BACKWARD, Kind.STEP)
+_ITERATION_KINDS = (Kind.FORWARD, Kind.BACKWARD, Kind.STEP)
 _PHASES = {
     Kind.FORWARD: Phase.FORWARD,
     Kind.EVAL: Phase.EVAL,
@@ -141,7 +141,7 @@ class Moments:
         ends = self.ends()
         if len(ends) < iterations or not iterations:
             return None
-        begins = _FORWARDS if self.infers else _OF_AN_ITERATION
+        begins = _FORWARDS if self.infers else _ITERATION_KINDS
         after = range(ends[iterations - 1] + 1, len(self.log))
         return next((index for index in after if self.log[index].kind in begins), None)
 
@@ -153,7 +153,7 @@ class Moments:
             kind = Kind.FORWARD if self.infers and moment.kind in _FORWARDS else moment.kind
             phase = self._purpose_of_gathering(index, done) if kind is Kind.GATHER else _PHASES.get(kind)
             if phase is not None:
-                iteration = done + 1 if kind in _OF_AN_ITERATION else done
+                iteration = done + 1 if kind in _ITERATION_KINDS else done
                 if (phase, iteration) != before:
                     yield index, phase, iteration
                 before = phase, iteration
@@ -184,7 +184,7 @@ _PATIENCE_SECONDS = (5.0, 60.0)
 """But no longer than the second; one that only infers as long again as it took so far, within these."""
 _EVALUATING, _EVALUATING_SECONDS = 15, 300.0
 """The end of an evaluation that has begun is waited for so many times longer, up to so long."""
-_OF_ALL_TIME = 0.7
+_SHARE_OF_TIME = 0.7
 """The rest of a rank's time is for writing down what it did."""
 
 
@@ -315,7 +315,7 @@ class Stopping:
 
     def is_late(self) -> bool:
         """Whether what is left of the time is for writing down what was progress."""
-        return self.passed() - self._began >= _OF_ALL_TIME * self.seconds
+        return self.passed() - self._began >= _SHARE_OF_TIME * self.seconds
 
     def _settles(self, iterations: int, highest: Callable[[], tuple[int, int]], *, waits: bool) -> bool:
         """Whether it is steady from this iteration on; each is looked at once."""

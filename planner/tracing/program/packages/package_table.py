@@ -233,13 +233,13 @@ def listed(folders: Iterable[Path]) -> dict[str, str]:
                     text = file.read(_MOST_BYTES).decode("utf-8", errors="replace")
             except OSError:
                 continue
-            for line in text.splitlines() if path.suffix == ".txt" else _of_project(text):
+            for line in text.splitlines() if path.suffix == ".txt" else _project_dependencies(text):
                 if (name := _NAME.match(line)) is not None:
                     names.setdefault(canonical(name[1]), path.name)
     return names
 
 
-def _of_project(text: str) -> list[str]:
+def _project_dependencies(text: str) -> list[str]:
     """Dependencies, optional ones too: a project that lists them is assumed to have them on its machines."""
     try:
         project = tomllib.loads(text).get("project", {})
