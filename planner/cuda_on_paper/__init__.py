@@ -17,13 +17,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from planner.cuda_on_paper.libraries import COMPILED_FOR, PRELOAD, build
+from planner.cuda_on_paper.libraries import COMPILED_FOR, PRELOAD, build, find_torch
 from planner.errors import TraceError
 from planner.hardware.architectures import ARCHITECTURES, find_architecture
 from planner.job.schema import Gpu
 from planner.runtime.environments.torch_environments import CUDNN_FOLDER
 from planner.runtime.fork_server import ForkServer
-from planner.runtime.native_builds import find_torch
 from planner.runtime.user_cache import user_cache
 from planner.units import KIB
 
@@ -103,16 +102,16 @@ def _find_cudnn(torch_folder: Path) -> dict[str, str]:
         return {}
     folders = ("lib/python*/site-packages", CUDNN_FOLDER)
     others = (path for folder in folders for path in user_cache().glob(f"environments/*/{folder}/nvidia/cudnn"))
-    able = {path: version for path in (own, *others) if (version := _version_of(path)) >= _CUDNN_WITHOUT_GPU}
+    able = {path: version for path in (own, *others) if (version := _read_version(path)) >= _CUDNN_WITHOUT_GPU}
     asked = own if own in able or not able else min(able, key=lambda path: able[path])
     variables = {_CUDNN: str(asked / "lib/libcudnn.so.9")}
     if asked != own:
-        versions = [".".join(map(str, _version_of(path))) for path in (own, asked)]
+        versions = [".".join(map(str, _read_version(path))) for path in (own, asked)]
         variables[_OTHER_CUDNN] = " ".join(versions)
     return variables
 
 
-def _version_of(cudnn: Path) -> tuple[int, ...]:
+def _read_version(cudnn: Path) -> tuple[int, ...]:
     text = (cudnn / "include/cudnn_version.h").read_text(encoding="utf-8")
     return tuple(int(number) for number in re.findall(r"#define CUDNN_(?:MAJOR|MINOR|PATCHLEVEL) (\d+)", text))
 
@@ -161,10 +160,12 @@ def can_take(target: str) -> bool:
     Raises TraceError for an unknown architecture.
     """
     find_architecture(target)
-    return not has_gpu() or _kernels_of(describe_device()) == _kernels_of(_describe(PaperGpu("", target, 0)))
+    return not has_gpu() or _kernel_properties(describe_device()) == _kernel_properties(
+        _describe(PaperGpu("", target, 0))
+    )
 
 
-def _kernels_of(description: Mapping[str, object]) -> dict[str, object]:
+def _kernel_properties(description: Mapping[str, object]) -> dict[str, object]:
     """What of a GPU decides which kernels run; code that asks for more has a process of its own."""
     return {key: value for key, value in description.items() if key not in ("deviceName", "totalGlobalMem")}
 

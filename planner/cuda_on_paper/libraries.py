@@ -6,20 +6,24 @@ which functions they need is read from torch's own libraries, and from the real 
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import importlib.metadata
+import importlib.util
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from planner.distribution import install_command
 from planner.errors import TraceError
-from planner.runtime.native_builds import build_once, find_compiler
+from planner.runtime.user_cache import user_cache
 from planner.versions import minor_of
 
 _SOURCES = Path(__file__).parent
@@ -64,6 +68,39 @@ PRELOAD = "preload"
 """A file that names the libraries in order."""
 COMPILED_FOR = "compiled_for"
 """A file with the architectures for which torch was compiled (`80 90`)."""
+
+
+def find_torch() -> Path:
+    """The folder of the torch that this process would import. Raises TraceError if there is none."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        raise TraceError("torch is not installed", remedy=install_command("plan"))
+    return Path(spec.origin).parent
+
+
+def find_compiler(subject: str) -> str:
+    """That builds the `subject`. Raises TraceError if there is none."""
+    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        raise TraceError(
+            f"{subject} has to be built once for this torch, and there is no C++ compiler",
+            allowed="g++ or clang++ on the PATH, or the one that CXX names",
+            remedy="install g++ (Debian: apt-get install g++)",
+        )
+    return compiler
+
+
+def build_once(name: str, last: str, build: Callable[[Path], None]) -> Path:
+    """The folder of that name in the cache; `build` fills it where the file `last` is missing, which it writes last."""
+    folder = user_cache() / name
+    if (folder / last).exists():
+        return folder
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "building").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another process may be at it: what it builds is as good as ours
+        if not (folder / last).exists():
+            build(folder)
+    return folder
 
 
 def build(torch_folder: Path) -> Path:
@@ -135,7 +172,7 @@ def _needed(libraries: Sequence[Path]) -> tuple[dict[str, str], dict[str, dict[s
         for symbol in re.findall(r" U (\S+)", undefined):
             function, _, version = symbol.partition("@")
             version = version.lstrip("@")
-            stem = version.partition(".so")[0] if version.startswith("lib") else _library_of(function)
+            stem = version.partition(".so")[0] if version.startswith("lib") else _find_library(function)
             if stem in _STEMS:
                 functions[stem][function] = version
     return names, functions
@@ -151,7 +188,7 @@ def _read(command: Sequence[str]) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-def _library_of(function: str) -> str:
+def _find_library(function: str) -> str:
     stems = (stem for prefix, stem in _PREFIXES.items() if function.startswith(prefix))
     return next(stems, _DRIVER if re.match("cu[A-Z]", function) else "")
 

@@ -58,7 +58,7 @@ def gpu(target: str, *, torch_version: str = "", waits: bool = False) -> Iterato
             yield Paper(torch.device("cuda", 0), recorder, cuda_on_paper.describe_other_kernels(target))
         finally:
             recorder.stop()
-            # Autograd's device thread gives up its last graph under the GIL: now, and not while Python shuts down.
+            # Autograd's device thread frees its last graph under the GIL: now, and not while Python shuts down.
             recorder.settle()
 
 

@@ -17,7 +17,7 @@ from planner.paper.native_records import local_part
 
 
 class HostRecord(NamedTuple):
-    """A block was taken (1), or given up (0): then it has no bytes, and `pinned` says nothing."""
+    """A block was taken (1) or freed (0): then it has no bytes, and `pinned` says nothing."""
 
     taken: int
     pinned: int
@@ -72,7 +72,7 @@ _LARGE_BYTES = 64 << 20
 
 
 class UntouchedHost(TorchFunctionMode):
-    """Inside, large tensors of the host are not filled, copied or computed with; `pin` is told of what is pinned."""
+    """Inside, large tensors of the host are not filled, copied or computed with; `pin` gets what is pinned."""
 
     def __init__(self, pin: Callable[[Tensor], None]) -> None:
         super().__init__()

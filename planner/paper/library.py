@@ -19,9 +19,8 @@ from subprocess import PIPE
 from typing import Any
 
 from planner import cuda_on_paper
-from planner.cuda_on_paper.libraries import header_folders
+from planner.cuda_on_paper.libraries import build_once, find_compiler, find_torch, header_folders
 from planner.errors import TraceError
-from planner.runtime.native_builds import build_once, find_compiler, find_torch
 
 _SOURCES = Path(__file__).parent / "native"
 _HEADERS = _SOURCES, Path(cuda_on_paper.__file__).parent
@@ -101,7 +100,7 @@ def _build_library(torch_folder: Path) -> Path:
 def _build(sources: list[Path], torch_folder: Path, library: Path) -> None:
     compiler = find_compiler("the paper GPU")
     print("building the paper GPU for this torch (once, under a minute)", file=sys.stderr)
-    # What torch's CMake package tells whoever links with it: 2.6 for CUDA 12.4 has the older `std::string`.
+    # What torch's CMake package says for linking with it: 2.6 for CUDA 12.4 has the older `std::string`.
     cmake = torch_folder / "share/cmake/Torch/TorchConfig.cmake"
     abi = re.findall(r"-D_GLIBCXX_USE_CXX11_ABI=\d", cmake.read_text()) if cmake.exists() else []
     # The headers of all operators take longer to read than everything else: those that are needed are named.

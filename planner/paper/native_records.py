@@ -17,7 +17,7 @@ import torch
 
 from planner.events import Alloc, EmptyCache, Event, Free, Origin, Role, Synchronize, Use
 from planner.paper import library
-from planner.paper.repetition import Again, Copy, Place, Repetition
+from planner.paper.repetition import Copy, Folded
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
@@ -48,10 +48,6 @@ def kernel_at_work() -> str:
     """The operator whose kernel runs on this thread (`aten.normal`); empty between operators."""
     name: bytes = library.load().paper_kernel_at_work()
     return name.decode().replace("::", ".")
-
-
-Placed = Event | Place | Repetition | Again | Copy
-"""What Python adds between two records, besides."""
 
 
 class RecordKinds(NamedTuple):
@@ -102,7 +98,7 @@ def _dtype_names() -> dict[int, str]:
     return {dtype_number(dtype): str(dtype).removeprefix("torch.") for dtype in dtypes}
 
 
-def renumber(placed: Placed, numbers: Mapping[int, int]) -> Placed:
+def renumber(placed: Folded, numbers: Mapping[int, int]) -> Folded:
     if isinstance(placed, Role):
         return Role(numbers[placed.block], placed.category, placed.name)
     if isinstance(placed, Copy):
@@ -110,7 +106,7 @@ def renumber(placed: Placed, numbers: Mapping[int, int]) -> Placed:
     return placed
 
 
-def event_of(
+def make_event(
     record: tuple[int, ...], kinds: RecordKinds, origins: Origins | None, numbers: Mapping[int, int] | None
 ) -> Event:
     kind, op, scope, stream, block, size, shape, dtype, _, pool = record
@@ -177,7 +173,7 @@ class Records:
         """How many allocations there were before a position."""
         return int(self._born_before[position])
 
-    def alive_at(self, position: int) -> Any:
+    def find_alive(self, position: int) -> Any:
         """Numbers of the allocations that are alive before a position."""
         return np.flatnonzero(self._deaths[: self.births_before(position)] >= position)
 
@@ -191,7 +187,7 @@ class Records:
         here, there = slice(first, first + length), slice(first + length, first + 2 * length)
         if not np.array_equal(self._compared[:, here], self._compared[:, there]):
             return None
-        if self._waits_in(first, length) != self._waits_in(first + length, length):
+        if self._find_waits(first, length) != self._find_waits(first + length, length):
             return None
         number, later = self._number[here], self._number[there]
         shift = self.births_before(first + length) - self.births_before(first)
@@ -202,9 +198,9 @@ class Records:
         return None
 
     def heirs(self, first: int, after: int, older: Any) -> tuple[tuple[int, int], ...] | None:
-        """By numbers of allocations: what the stretch finds and gives up, with what takes its place; None if it leaves
+        """By numbers of allocations: what the stretch finds and frees, with what takes its place; None if it leaves
         more or less than it finds."""
-        begun, ended = set(self.alive_at(first).tolist()), set(self.alive_at(after).tolist())
+        begun, ended = set(self.find_alive(first).tolist()), set(self.find_alive(after).tolist())
         shift = self.births_before(after) - self.births_before(first)
         pairs: list[tuple[int, int]] = []
         reached = set()
@@ -237,18 +233,18 @@ class Records:
             yield int(self.blocks[number + fold.times * born]), int(self.blocks[number])
 
     def _find_deaths(self) -> Any:
-        """By the number of an allocation: where it is given up."""
+        """By the number of an allocation: where it is freed."""
         deaths = np.full(len(self.blocks), _NEVER, dtype=np.int64)
         frees = np.flatnonzero(self._kind == self._kinds.free)
         deaths[self._number[frees]] = frees
         return deaths
 
-    def _waits_in(self, first: int, length: int) -> list[int]:
+    def _find_waits(self, first: int, length: int) -> list[int]:
         begin, end = (bisect_left(self._waits, position) for position in (first, first + length))
         return [position - first for position in self._waits[begin:end]]
 
     def _same_but_for_order(self, number: Any, later: Any, shift: int, kind: Any) -> bool:
-        """Whether only blocks that are given up one directly after the other come in another order: it is that of the
+        """Whether only blocks that are freed one directly after the other come in another order: it is that of the
         threads of a process."""
         freed = kind == self._kinds.free
         run = np.cumsum(~freed)

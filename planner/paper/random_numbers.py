@@ -2,7 +2,7 @@
 
 Whole numbers are drawn at once. Of others is kept how they were drawn; only `topk` asks for them. Other kernels that
 draw (dropout, `multinomial`, `bernoulli_`) do not move the generator on, and a generator that a program hands over is
-taken for that of the device: then numbers are some of the same distribution.
+assumed to be that of the device: then numbers are some of the same distribution.
 """
 
 from __future__ import annotations

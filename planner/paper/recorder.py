@@ -15,8 +15,8 @@ from torch.distributed import distributed_c10d
 
 from planner.events import TIMING, Alloc, Category, Event, Keep, Mark, Phase, Repeat, Role, write_out_repeats
 from planner.paper import library, native_records, work_records
-from planner.paper.native_records import Fold, Origins, Placed, RecordKinds, Records, event_of, find_folds, renumber
-from planner.paper.repetition import Again, Copy, Place, Repetition, write_out
+from planner.paper.native_records import Fold, Origins, RecordKinds, Records, find_folds, make_event, renumber
+from planner.paper.repetition import Again, Copy, Folded, Place, Repetition, write_out
 from planner.paper.work_records import Holding
 from planner.step_work import Launch, LaunchKind, StepWork
 
@@ -28,7 +28,7 @@ _WORKSPACES = tuple(
 
 
 class HostListener(Protocol):
-    """Whoever writes down what lies on the host."""
+    """Writes down what lies on the host."""
 
     def mark(self, phase: Phase, iteration: int) -> None:
         """A phase begins."""
@@ -49,7 +49,7 @@ class Recorder:
 
     def __init__(self, *, waits: bool = False, holding: Holding = Holding.KEEPS) -> None:
         self.waits = waits
-        """Whether an event that is asked is not done, so that whoever asks has to wait (planner.paper.device)."""
+        """Whether an event that is asked is not done, so that the program has to wait (planner.paper.device)."""
         self._holding = holding
         """What process groups do with the tensors of collectives."""
         self._native = library.load()
@@ -57,7 +57,7 @@ class Recorder:
         self._record = struct.Struct(self._native.paper_record_format().decode())
         self.folds = False
         """Whether repetition may be told instead of being run; see `repeat` and `copy`."""
-        self._placed: dict[int, list[Placed]] = defaultdict(list)
+        self._placed: dict[int, list[Folded]] = defaultdict(list)
         self._groups: dict[dist.ProcessGroup, work_records.RankGroup] = {}
         """Process groups over which collectives were issued."""
         self._places = 0
@@ -94,7 +94,7 @@ class Recorder:
     def plain_events(self, since: int) -> list[Event]:
         """What the allocator was told since then (`now`), without origins, roles and marks; blocks as the device
         numbers them."""
-        return [event_of(record, self._kinds, None, None) for record in self._records(since)]
+        return [make_event(record, self._kinds, None, None) for record in self._records(since)]
 
     def timed_events(self, since: int, launched: int) -> tuple[list[Event], int]:
         """As `plain_events`, with what was launched after the first so many launches; and how many there are by now.
@@ -104,12 +104,12 @@ class Recorder:
         launch = next(following, None)
         for position, record in enumerate(self._records(since), since):
             while launch is not None and launch[3] <= position:
-                events += _launch_of(launch)
+                events += _launch_events(launch)
                 launch = next(following, None)
             if not self._is_of_timing(record):
-                events.append(event_of(record, self._kinds, None, None))
+                events.append(make_event(record, self._kinds, None, None))
         for rest in (launch, *following) if launch is not None else ():
-            events += _launch_of(rest)
+            events += _launch_events(rest)
         return events, launched + len(launches)
 
     def _is_of_timing(self, record: tuple[int, ...]) -> bool:
@@ -123,7 +123,7 @@ class Recorder:
         return True
 
     def settle(self) -> None:
-        """Wait until autograd's device thread has given up the graph of every backward that has ended."""
+        """Wait until autograd's device thread has freed the graph of every backward that has ended."""
         self._native.paper_settle_backward()
 
     def place(self) -> int:
@@ -141,7 +141,7 @@ class Recorder:
         self._place(Again(first, after, times, iterations))
 
     def is_closed(self, since: int) -> bool:
-        """Whether since then (`now`) exactly those blocks were given up that were born since."""
+        """Whether since then (`now`) exactly those blocks were freed that were born since."""
         alive: set[int] = set()
         for record in self._records(since):
             if record[0] == self._kinds.alloc:
@@ -177,7 +177,7 @@ class Recorder:
         self._between.fill(noted, copy)
         return number, tensors
 
-    def _place(self, event: Placed) -> None:
+    def _place(self, event: Folded) -> None:
         self._placed[self._native.paper_count()].append(event)
         if not isinstance(event, Role):
             self._between.fill(self._between.note(), event)
@@ -215,7 +215,7 @@ class Recorder:
                 self._assign_block(block, category, name)
 
     def enter(self, path: str) -> None:
-        self._open.append(self._native.paper_enter_scope(self._scope_of(path)))
+        self._open.append(self._native.paper_enter_scope(self._scope_number(path)))
 
     def leave(self) -> None:
         self._native.paper_enter_scope(self._open.pop())
@@ -225,20 +225,13 @@ class Recorder:
         at_work = int(self._native.paper_enter_scope(0))
         above = self._paths[at_work]
         below = f"{above}.{path}" if above and path else above or path
-        self._native.paper_enter_scope(self._scope_of(below))
+        self._native.paper_enter_scope(self._scope_number(below))
         return at_work
 
     def return_to(self, scope: int | None) -> None:
         self._native.paper_enter_scope(scope or 0)
 
-    def enter_operator(self, name: str) -> int:
-        """What is allocated until `leave_operator` is told as this operator's (`aten::mm`); what was before."""
-        return int(self._native.paper_enter_kernel(self._native.paper_name_index(name.encode())))
-
-    def leave_operator(self, before: int) -> None:
-        self._native.paper_enter_kernel(before)
-
-    def _scope_of(self, path: str) -> int:
+    def _scope_number(self, path: str) -> int:
         if path not in self._scopes:
             self._scopes[path] = len(self._paths)
             self._paths.append(path)
@@ -305,7 +298,7 @@ class Recorder:
         folds = find_folds(columns, cuts)
         numbers = {int(block): number for number, block in enumerate(columns.blocks.tolist())}
         # A block may be older than a fold and still change its name after it: of what several repetitions hold, each
-        # repetition gives up the oldest, and the others move up.
+        # repetition frees the oldest, and the others move up.
         names, later, heirs = dict(numbers), [], []
         for fold in folds:
             heirs.append(tuple((names[given_up], names[left]) for given_up, left in fold.heirs))
@@ -330,7 +323,7 @@ class Recorder:
         numbers: dict[int, int],
         folds: Sequence[Fold] = (),
         later: Sequence[Mapping[int, int]] = (),
-    ) -> Iterator[Placed]:
+    ) -> Iterator[Folded]:
         """What is folded away is left out; where the stretch that stands for it begins and ends there is a Place.
 
         `numbers` are the names of blocks; after each of `folds` those of `later` are added to them.
@@ -364,7 +357,7 @@ class Recorder:
             launched = after
             if record[0] == kinds.use and position and record == records[position - 1]:
                 continue  # said once for each rank's part of what was gathered
-            yield event_of(record, kinds, origins, numbers)
+            yield make_event(record, kinds, origins, numbers)
             if record[0] != kinds.alloc:
                 continue
             if record[4] in self._born_as:
@@ -380,7 +373,7 @@ class Recorder:
         launches: Sequence[tuple[int, ...]],
         numbers: Mapping[int, int],
         gpu_events: Mapping[int, int],
-    ) -> Iterator[Placed]:
+    ) -> Iterator[Folded]:
         """What Python placed before a record, and what was launched since the one before it, in their order."""
         placed = self._placed.get(position, ())
         if not launches:
@@ -398,11 +391,11 @@ class Recorder:
                 if event is not None:
                     yield renumber(event, numbers)
             else:
-                yield from _launch_of(launch, numbers, gpu_events)
+                yield from _launch_events(launch, numbers, gpu_events)
         yield from (renumber(event, numbers) for event in placed if isinstance(event, Role))
 
     def _times_matter(self, until: int) -> bool:
-        """Whether a block is given up that another stream uses or a collective keeps: when it is free is a question of
+        """Whether a block is freed that another stream uses or a collective keeps: when it is free is a question of
         time, and launches stand among the events."""
         return bool(0 <= self._native.paper_first_timed_free() < until)
 
@@ -427,7 +420,7 @@ class Recorder:
         return {block: number for number, block in enumerate(born)}
 
 
-def _launch_of(
+def _launch_events(
     launch: tuple[int, ...], numbers: Mapping[int, int] | None = None, gpu_events: Mapping[int, int] | None = None
 ) -> Iterator[Launch | Keep]:
     """As an event, with blocks and the GPU's events as they are numbered; nothing for what is no launch, or names a

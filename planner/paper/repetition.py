@@ -48,8 +48,8 @@ class Copy:
     """A stretch happens once more, for something else of its kind, under the name `key`.
 
     `parents` are stretches whose blocks it refers to, each with the key of the copy that has them in this case.
-    `bound` names blocks of the stretch that exist in this case: those are told of when they are allocated and freed.
-    So are those that it has `taken` from elsewhere, each with the block that stands for it in this case.
+    `bound` names blocks of the stretch that exist in this case: those are written down when allocated and freed. So
+    are those that it has `taken` from elsewhere, each with the block that stands for it in this case.
     """
 
     first: int
@@ -208,14 +208,14 @@ def _kind(event: Alloc) -> tuple[object, ...]:
 
 
 def _refuse_open(stretch: list[Event]) -> None:
-    """Raises DoesNotFoldError for a stretch that leaves a block, or gives up one that was there before."""
+    """Raises DoesNotFoldError for a stretch that leaves a block, or frees one that was there before."""
     alive: set[int] = set()
     for event in stretch:
         if isinstance(event, Alloc):
             alive.add(event.block)
         elif isinstance(event, Free):
             if event.block not in alive:
-                raise DoesNotFoldError("it gives up what is not its own")
+                raise DoesNotFoldError("it frees what is not its own")
             alive.remove(event.block)
         elif isinstance(event, FreeCompleted):
             raise DoesNotFoldError("the host waits in it for the device")

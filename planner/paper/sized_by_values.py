@@ -12,7 +12,7 @@ from torch import Tensor
 
 from planner.paper import values
 from planner.paper.cub import radix_sort_bytes, reduction_bytes, scan_bytes
-from planner.paper.outside.operators import recorded_as, scratch
+from planner.paper.outside.operators import record_operator, scratch
 from planner.paper.values import known_value
 
 Kernel = TypeVar("Kernel", bound=Callable[..., Any])
@@ -44,7 +44,7 @@ def _recorded(operator: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
     name = f"aten::{operator.partition('.')[0]}"
 
     def run(*arguments: Any, **named: Any) -> Any:
-        with recorded_as(name):
+        with record_operator(name):
             return kernel(*arguments, **named)
 
     return run
@@ -93,7 +93,7 @@ def repeat_interleave(repeats: Tensor, *, output_size: int | None = None) -> Ten
     """Running sums of the repeats, then as many places as they come to."""
     found = known_value(repeats)
     if output_size is None and found is None:
-        values.refuse_size_of("aten.repeat_interleave", repeats, remedy="say output_size: there is no largest size")
+        values.refuse_size("aten.repeat_interleave", repeats, remedy="say output_size: there is no largest size")
     sums = torch.empty_like(repeats, dtype=torch.int64)
     kept = scratch(scan_bytes(repeats.numel(), 8))
     size = int(found.sum()) if output_size is None and found is not None else output_size
@@ -112,7 +112,7 @@ def equal(a: Tensor, b: Tensor) -> bool:
     known = [torch.ops.paper.known_value(t) for t in (a, b)]
     if None not in known:
         return bool(torch.equal(*known))
-    if (truth := values.truth_of(a)) is not None:
+    if (truth := values.known_truth(a)) is not None:
         return truth
     return bool((a == b).all().item())
 
@@ -169,7 +169,7 @@ def unique_slices_in_a_row(
 def bincount(x: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
     known = known_value(x)
     if known is None and minlength == 0:
-        values.refuse_size_of("aten.bincount", x, remedy="say minlength: there is no largest number of bins")
+        values.refuse_size("aten.bincount", x, remedy="say minlength: there is no largest number of bins")
     if known is None:
         bins = values.count("aten.bincount", x, minlength, "bins", "as many as minlength asks for: no value is larger")
     else:

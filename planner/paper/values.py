@@ -1,6 +1,6 @@
 """Reading values from a device that has none: a table of call sites whose answer is known, and errors for the rest.
 
-An answer never follows from a dtype alone. Whoever reads something else is told which module and operator it was.
+An answer never follows from a dtype alone. Reading something else is an error that names module and operator.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ _MOST = "the most that there can be: how many there are depends on values"
 
 
 class Reader(Protocol):
-    """Whoever answers for a program what the table does not know, and is told what the table answered."""
+    """Answers for a program what the table does not know, and hears what the table answered."""
 
     def note(self, tensor: Tensor, frames: Sequence[FrameType], answer: Value, why: str) -> None:
         """The table has answered a read from these frames, innermost first."""
@@ -162,7 +162,7 @@ def read(tensor: Tensor) -> Value:
     return answer
 
 
-def truth_of(tensor: Tensor) -> bool | None:
+def known_truth(tensor: Tensor) -> bool | None:
     """What a check in C++ compares with true (`at::is_scalar_tensor_true`), where the operator at work is known."""
     known = _answer_of_composite(tensor)
     return None if known is None else bool(_note(tensor, _frames(inspect.currentframe()), *known))
@@ -228,7 +228,7 @@ def count(operator: str, tensor: Tensor, most: int, what: str, why: str = _MOST)
     """
     answer = None if _reader is None else _reader.count(tensor, _frames(inspect.currentframe()), most, what, why)
     if answer is None:
-        refuse_size_of(operator, tensor)
+        refuse_size(operator, tensor)
     return answer
 
 
@@ -249,7 +249,7 @@ def places_of_nonzero(tensor: Tensor) -> Tensor | None:
     return next((place for place in places if place is not None), None)
 
 
-def refuse_size_of(operator: str, tensor: Tensor, remedy: str = "") -> NoReturn:
+def refuse_size(operator: str, tensor: Tensor, remedy: str = "") -> NoReturn:
     """TraceError for an operator whose result is as large as the values of the tensor say."""
     what = f"the size of a result of {operator}, which depends on the values of {_describe_tensor(tensor)}"
     raise _make_unanswered_error(_frames(inspect.currentframe()), what, remedy)
@@ -304,7 +304,7 @@ def _make_unanswered_error(frames: list[FrameType], what: str, remedy: str = "")
     owner = next((type(owner).__name__ for owner in owners if isinstance(owner, torch.nn.Module)), "")
     module = f" (module {owner})" if owner else ""
     return TraceError(
-        f"the program reads {what} {where}{module}: on paper a tensor has no values",
+        f"the program reads {what} {where}{module}: planner does not compute values",
         allowed="control flow that does not depend on values of device tensors",
         remedy=remedy or "keep such decisions on the host, or plan this model with a variant that does not take them",
     )
@@ -404,7 +404,7 @@ class Composite:
     is_result: bool = False
     """What is read is the result: a program's reader answers that, as it does for what the program reads itself."""
     follow: Callable[..., None] | None = None
-    """Told of the result and the arguments, of a program: says what is known of it."""
+    """In a program, called with the result and the arguments: records what is known of it."""
 
 
 def _count_combinations(values: Tensor, r: int = 2, with_replacement: bool = False) -> int:

@@ -31,14 +31,14 @@ _STASHED_IF_SYNCHRONOUS = (
 """Of these nothing is marked where the caller waits at once."""
 _HOLD_INPUTS = ("allgather_into_tensor_coalesced", "all_gather_single_coalesced")
 """Of these what they fill is never marked."""
-_OF_ITS_INPUT = ("reduce_scatter", "_reduce_scatter", "alltoall", "all_to_all", "scatter")
+_SENDS_INPUT = ("reduce_scatter", "_reduce_scatter", "alltoall", "all_to_all", "scatter")
 """Collectives whose message is what a rank gives; of all others what it has in the end."""
 NAMES_AN_EVENT = frozenset({
     LaunchKind.RECORD, LaunchKind.WAIT, LaunchKind.HOST_WAIT_EVENT, LaunchKind.ISSUE, LaunchKind.KEEP,
     LaunchKind.RELEASE,
 })  # fmt: skip
 """`what` is the number of an event of the GPU."""
-_NOT_OF_A_STEP = (LaunchKind.ISSUE, LaunchKind.KEEP, LaunchKind.RELEASE, LaunchKind.COMPILE)
+_WITHOUT_TIME = (LaunchKind.ISSUE, LaunchKind.KEEP, LaunchKind.RELEASE, LaunchKind.COMPILE)
 """What holds memory back, and takes no time; compilation, which most iterations do not have."""
 _TRAINS = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER_STEP)
 
@@ -55,11 +55,11 @@ class Holding(Enum):
     end. A collective that is waited for at once runs on the current stream."""
 
 
-def tensors_in(*values: Any) -> Iterator[torch.Tensor]:
+def find_tensors(*values: Any) -> Iterator[torch.Tensor]:
     """Those on the device, in lists too."""
     for value in values:
         if isinstance(value, list | tuple):
-            yield from tensors_in(*value)
+            yield from find_tensors(*value)
         elif isinstance(value, torch.Tensor) and value.is_cuda:
             yield value
 
@@ -107,7 +107,7 @@ class Issued:
     holding: Holding
 
     def wait(self) -> None:
-        """The current stream waits for it, and what it keeps is given up."""
+        """The current stream waits for it, and what it keeps is released."""
         native = library.load()
         native.paper_note_launch(LaunchKind.WAIT, native.paper_current_stream(), self.end)
         native.paper_release(self.end)
@@ -145,8 +145,8 @@ def collective_launched(
     """A collective of a group of ranks (`allreduce`, as torch's process groups call it) with its arguments; inside, its
     operators are part of it. It runs after what is on the current stream, which waits for it at once, or if it
     `is_asynchronous` where it is waited for. None where nothing of the device takes part."""
-    given = 1 if name.startswith(_OF_ITS_INPUT) else 0
-    message = list(tensors_in(*arguments[given : given + 1]))
+    given = 1 if name.startswith(_SENDS_INPUT) else 0
+    message = list(find_tensors(*arguments[given : given + 1]))
     if not message:
         yield None
         return
@@ -165,7 +165,7 @@ def collective_launched(
     native.paper_note_launch(LaunchKind.RECORD, stream, done)
     issued = Issued(stream, done, _holding_of(name, holding, is_asynchronous=is_asynchronous))
     held = arguments[1:] if name in _HOLD_INPUTS and holding is Holding.USES else arguments
-    issued.hold(tensors_in(*held))
+    issued.hold(find_tensors(*held))
     with part_of_a_launch():
         yield issued
     if stream != current and not is_asynchronous:
@@ -223,7 +223,7 @@ class Places:
                 found.append((len(out), marks[positions.pop(0)]))
             if position > until:
                 break
-            if kind in _NOT_OF_A_STEP:
+            if kind in _WITHOUT_TIME:
                 continue
             if kind != LaunchKind.PLACE:
                 out.append((kind, stream, what))

@@ -55,9 +55,8 @@ from planner.tracing.launching.line import LaunchLine
 from planner.tracing.program import rank_process
 from planner.tracing.program.assumptions import About
 from planner.tracing.program.batch_sizes import LARGEST, VaryingSize
-from planner.tracing.program.device_traces import traces_of_devices
 from planner.tracing.program.rank_orders import Gpu as FoundGpu
-from planner.tracing.program.rank_orders import MoreGpusError, ProgramOrder, RankRun, malformed_error
+from planner.tracing.program.rank_orders import MoreGpusError, ProgramOrder, RankRun, divide_by_device, malformed_error
 from planner.tracing.program.rank_process import USUAL_LIMITS, WalledProgram
 from planner.tracing.rank_trace import Trace
 from planner.truth.calibration.interval import Calibration
@@ -226,7 +225,7 @@ def _order(work: ProgramInputs, rank: int, before: Sequence[RankRun] = ()) -> Pr
 def judge_devices(work: ProgramInputs, share: RankShare) -> list[JudgedShare]:
     """What the ranks will hold on each GPU that their process uses, and where they would run out of memory."""
     run = share.run
-    judge, traces = _judge_of(work, run), traces_of_devices(run.trace)
+    judge, traces = _judge_of(work, run), divide_by_device(run.trace)
     if len(traces) > max(len(run.devices), 1):
         raise malformed_error("its events are of more devices than it has used")
     devices = run.devices if len(traces) > 1 else (None,)

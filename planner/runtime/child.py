@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from planner.errors import PlannerError
-from planner.runtime.messages import FAULT, MEMORY, PROBLEM, AnswerWriter, Task, request_of, take_request
+from planner.runtime.messages import FAULT, MEMORY, PROBLEM, AnswerWriter, Task, take_request, task_file
 
 MAIN = "from planner.runtime import child; child.main()"
-"""What a fresh interpreter runs."""
 
 _scratch: str | None = None
 """Of this process, if it is a child: see Task.scratch."""
@@ -59,7 +58,7 @@ def divert_output() -> int:
 def start_anew(task: Task, answer: AnswerWriter, environment: Mapping[str, str]) -> NoReturn:
     """This process becomes a fresh interpreter that runs the task, with what it has written so far, and answers for
     it."""
-    with request_of(replace(task, scratch=_scratch or "")) as request:
+    with task_file(replace(task, scratch=_scratch or "")) as request:
         os.dup2(request, 0)
         os.dup2(answer.descriptor, 1)
     words = interpreter_words(MAIN, "0")

@@ -23,7 +23,7 @@ from types import MappingProxyType
 
 from planner.runtime import child, process_tree
 from planner.runtime.child import ROOT, interpreter_words
-from planner.runtime.messages import Task, request_of, take_request
+from planner.runtime.messages import Task, take_request, task_file
 
 _SERVER = "from planner.runtime import fork_server; fork_server.serve()"
 _NUMBER = struct.Struct("!q")
@@ -135,7 +135,7 @@ class ForkServer:
         errors, errors_end = os.pipe()
         control, control_end = socket.socketpair()
         try:
-            with request_of(task) as request:
+            with task_file(task) as request:
                 socket.send_fds(self._socket, [_FORK], [request, answer_end, errors_end, control_end.fileno()])
             pid = _NUMBER.unpack(control.recv(_NUMBER.size, socket.MSG_WAITALL))[0]
         except (OSError, struct.error):

@@ -19,7 +19,6 @@ class Limits:
     tasks: int = 256
     """Processes and threads at one time."""
     answer_bytes: int = 256 * MIB
-    """What it may write as its answer."""
 
 
 UNLIMITED = Limits(seconds=float("inf"), memory_bytes=2**62, tasks=2**31, answer_bytes=2**62)

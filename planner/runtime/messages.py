@@ -42,7 +42,7 @@ class AnswerWriter:
                 view = view[os.write(self.descriptor, view) :]
 
 
-def parts_of(answer: bytes) -> Iterator[tuple[str, bytes]]:
+def read_parts(answer: bytes) -> Iterator[tuple[str, bytes]]:
     """The parts of an answer, in order. Raises BrokenAnswerError at the first byte that belongs to none."""
     at = 0
     while at < len(answer):
@@ -71,7 +71,7 @@ class Task:
     """`module:name`; called with the argument and an :class:`AnswerWriter`."""
     argument: Any = None
     scratch: str = ""
-    """A folder for the child's temporary ones; whoever starts the child removes it behind its end."""
+    """A folder for the child's temporary ones; the caller removes it when the child has ended."""
 
     def resolve(self) -> Function:
         """The function itself; imports its module."""
@@ -81,7 +81,7 @@ class Task:
 
 
 @contextmanager
-def request_of(task: Task) -> Iterator[int]:
+def task_file(task: Task) -> Iterator[int]:
     """A file in memory with the task, to be a child's standard input; no file of the host, which code of users could
     write into."""
     descriptor = os.memfd_create("task", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)

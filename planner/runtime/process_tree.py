@@ -120,7 +120,7 @@ class Cgroup:
             if not set((parent / "cgroup.controllers").read_text().split()) >= _CONTROLLERS:
                 return None
             if not set((parent / "cgroup.subtree_control").read_text().split()) >= _CONTROLLERS:
-                # Refused (EBUSY) where processes are in the parent itself: then whoever made it did not mean this.
+                # Refused (EBUSY) where processes are in the parent itself: then it was not made for this.
                 (parent / "cgroup.subtree_control").write_text("+memory +pids")
             group = cls(parent / f"planner-{uuid.uuid4().hex}")
             group.folder.mkdir()

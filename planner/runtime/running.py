@@ -23,9 +23,9 @@ from planner.runtime.messages import (
     BrokenAnswerError,
     Task,
     ending,
-    parts_of,
     raise_failure,
-    request_of,
+    read_parts,
+    task_file,
 )
 from planner.runtime.process_tree import Cgroup
 from planner.runtime.walls import Walls
@@ -157,7 +157,7 @@ class _SpawnedProcess:
         descriptors: Sequence[int] = (),
     ) -> None:
         parent = 0 if front else os.getpid()
-        with request_of(task) as request:
+        with task_file(task) as request:
             self._child = child = subprocess.Popen(
                 [*front, *interpreter_words(MAIN, str(parent))],
                 stdin=request,
@@ -182,8 +182,6 @@ class _SpawnedProcess:
 
 
 class _Output:
-    """What the child has written so far."""
-
     def __init__(self, process: Process, limits: Limits, heard: Heard) -> None:
         self._process, self._limits, self._heard = process, limits, heard
         self.answer, self._errors = bytearray(), bytearray()
@@ -204,7 +202,7 @@ class _Output:
         return bool(chunk)
 
     def drain(self) -> None:
-        """Read what is still in the pipes; whoever else could write there has been killed."""
+        """Read what is still in the pipes; all other writers have been killed."""
         until = time.monotonic() + _DRAIN_SECONDS
         for descriptor in (self._process.answer, self._process.errors):
             os.set_blocking(descriptor, True)
@@ -221,7 +219,6 @@ class _Output:
 def _supervise(
     process: Process, limits: Limits, group: Cgroup | None, stopped: Callable[[], bool], heard: Heard
 ) -> Answer:
-    """Wait for the child's end and return what it left."""
     output = _Output(process, limits, heard)
     exceeded: Exception | None = None
     try:
@@ -245,7 +242,7 @@ def _supervise(
     parts: dict[str, bytes] = {}
     whole = True
     try:
-        parts.update(parts_of(bytes(output.answer)))
+        parts.update(read_parts(bytes(output.answer)))
     except BrokenAnswerError:
         whole = False
     return Answer(parts=parts, whole=whole, exit_code=code, last_lines=output.last_lines(), exceeded=exceeded)

@@ -53,7 +53,7 @@ DEEPSPEED = (
     }),
     *patch("program's deepspeed", "tests/running/test_deepspeed_programs.py", has_source=False, targets={
         "deepspeed.runtime.engine:DeepSpeedEngine.__init__ deepspeed.runtime.zero.partition_parameters:Init.__init__":
-            "from here on what a program's DeepSpeed gives up depends on when its events pass",
+            "from here on what a program's DeepSpeed frees depends on when its events pass",
     }),
     *patch("deepspeed memory", _STAGES_1_2, part="deepspeed", targets={
         "deepspeed.accelerator.cuda_accelerator:CUDA_Accelerator.available_memory":

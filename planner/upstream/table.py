@@ -34,13 +34,8 @@ TABLE: tuple[Entry, ...] = (
 )
 
 
-def groups() -> tuple[str, ...]:
-    """The names of all groups of patches, in the order of the table."""
-    return tuple(dict.fromkeys(entry.group for entry in TABLE if entry.kind is Kind.PATCH))
-
-
 @cache
-def _patches_of(group: str) -> Mapping[str, Entry]:
+def _group_patches(group: str) -> Mapping[str, Entry]:
     """By target: a traced step asks for thousands."""
     return {entry.target: entry for entry in TABLE if entry.kind is Kind.PATCH and entry.group == group}
 
@@ -60,13 +55,13 @@ def patch_targets(
     """
     from unittest import mock  # whose import takes longer than a stored plan
 
-    given, expected = {**(replaced or {}), **(wrapped or {})}, _patches_of(group)
+    given, expected = {**(replaced or {}), **(wrapped or {})}, _group_patches(group)
     if given.keys() != expected.keys():
         raise ValueError(f"patches of {group!r} differ from the table: {sorted(given.keys() ^ expected.keys())}")
     with ExitStack() as stack:
         for target, entry in expected.items():
             try:
-                owner, name = _owner_of(entry)
+                owner, name = _find_owner(entry)
             except ImportError as failure:
                 if entry.optional:
                     continue
@@ -87,7 +82,7 @@ def patch_targets(
         yield
 
 
-def _owner_of(entry: Entry) -> tuple[Any, str]:
+def _find_owner(entry: Entry) -> tuple[Any, str]:
     """The module or class that has the target, imported where it has to be, and the target's name in it.
 
     None for an owner that is not there. Raises ImportError for a module that is there and lacks something itself.

@@ -212,7 +212,7 @@ PIPELINES = (
     }),
     *mirror(_PIPELINES, targets={
         "torch.distributed.pipelining._backward:get_param_groups":
-            "walks over sets, whose order hinges on addresses: the order that is put in its place reads its results",
+            "walks over sets, whose order depends on addresses: the order that is put in its place reads its results",
     }),
 )  # fmt: skip
 

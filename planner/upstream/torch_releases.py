@@ -13,9 +13,6 @@ from pathlib import Path
 from planner.errors import TorchVersionError
 from planner.versions import minor_of
 
-CUDNN_ATTENTION = (2, 9)
-"""The first that takes cuDNN's attention by itself, and has rules for it in DTensor."""
-
 
 @dataclass(frozen=True, slots=True)
 class Feature:

@@ -67,7 +67,7 @@ def test_a_value_is_forgotten_once_the_device_has_written_over_it(write: Callabl
         on_device = torch.tensor([3, 1, 2]).to("cuda")
         write(on_device)
 
-        with pytest.raises(TraceError, match="on paper a tensor has no values"):
+        with pytest.raises(TraceError, match="planner does not compute values"):
             on_device.tolist()
 
 

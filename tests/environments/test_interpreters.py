@@ -68,8 +68,8 @@ def test_a_script_that_starts_another_python_stands_for_that(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("#!/bin/sh\necho no such thing >&2\nexit 3\n", "is no Python that answers: no such thing"),
-        ("#!/bin/sh\nexit 3\n", "is no Python that answers: it ended with 3"),
+        ("#!/bin/sh\necho no such thing >&2\nexit 3\n", "does not answer as a Python: no such thing"),
+        ("#!/bin/sh\nexit 3\n", "does not answer as a Python: it ended with 3"),
         ('#!/bin/sh\necho \'["/usr/bin/python3", "3.9.2", "2.8.0"]\'\n', "is Python 3.9.2"),
         ("#!/bin/sh\nexec sleep 30\n", "does not answer within 0.5 s"),
         ("#!/no/such/shell\n", "cannot be started: No such file or directory"),

@@ -66,7 +66,7 @@ def test_a_list_of_none_says_how_one_is_made(capsys: pytest.CaptureFixture[str])
 
 @pytest.mark.usefixtures("environments")
 def test_a_version_is_two_numbers() -> None:
-    with pytest.raises(PlannerError, match="is no version of torch"):
+    with pytest.raises(PlannerError, match="is not a version of torch"):
         find_environment("../x")
 
 
@@ -159,7 +159,7 @@ def test_what_was_installed_without_such_a_torch_is_no_environment(
 ) -> None:
     use_uv(tmp_path, monkeypatch, UV)
 
-    with pytest.raises(PlannerError, match="what was installed has no such torch"):
+    with pytest.raises(PlannerError, match="another torch was installed than was asked for"):
         make_environment("2.9", lambda _: None)
 
 

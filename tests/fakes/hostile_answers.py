@@ -36,7 +36,7 @@ HONEST = RankRun(
 )
 PARTS = {
     rank_orders.TRACE: rank_trace.dumps(HONEST.trace).encode(),
-    rank_orders.ABOUT: rank_orders.about_text(HONEST),
+    rank_orders.ABOUT: rank_orders.write_report(HONEST),
 }
 _PIECES = (
     "null", "true", "-1", "1e999", "1e308", "NaN", "-Infinity", "9" * 5000, "2" * 25, '""', '"\\ud800"', '"\\u0000"',

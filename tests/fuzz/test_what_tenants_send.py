@@ -89,7 +89,7 @@ def test_hostile_answers_of_programs_are_refused_soon() -> None:
 def read_answer(answer: Answer) -> RankRun:
     if "fault" in answer.parts:  # as run_rank says it of a walled program
         raise ProgramError("a fault")
-    return rank_process._result_of(replace(answer, is_foreign=True), USUAL_LIMITS, ORDER)
+    return rank_process._read_result(replace(answer, is_foreign=True), USUAL_LIMITS, ORDER)
 
 
 def test_a_program_chooses_no_status_of_its_request() -> None:
@@ -97,13 +97,13 @@ def test_a_program_chooses_no_status_of_its_request() -> None:
     said = json.dumps({"kinds": ["planner.service.http.problems:RequestError"], "fields": fields}).encode()
 
     with pytest.raises(ProgramError, match="ended its process"):
-        rank_process._result_of(Answer(parts={PROBLEM: said}, exit_code=1, is_foreign=True), USUAL_LIMITS, ORDER)
+        rank_process._read_result(Answer(parts={PROBLEM: said}, exit_code=1, is_foreign=True), USUAL_LIMITS, ORDER)
 
 
 def test_an_honest_answer_is_taken_and_a_real_tarball_too() -> None:
     about = json.dumps({"kind": "application/gzip", "query": {"command": "bash run.sh"}, "folders": []})
 
-    assert rank_process._result_of(Answer(parts=PARTS), USUAL_LIMITS, ORDER) == HONEST
+    assert rank_process._read_result(Answer(parts=PARTS), USUAL_LIMITS, ORDER) == HONEST
     assert read_run(packed({"./run.sh": b"python t.py"}), about).line.program == "t.py"
 
 

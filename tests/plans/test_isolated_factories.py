@@ -181,7 +181,7 @@ def test_control_flow_on_values_is_told_with_module_and_line(job_of: JobOf, serv
     line = next(i for i, text in enumerate(FACTORIES.splitlines(), 1) if "x.mean() > 0" in text)
     assert str(caught.value) == (
         "the program reads a value of a tensor of shape () and dtype bool "
-        f"at harmful.py:{line} in Gated.forward (module Gated): on paper a tensor has no values\n"
+        f"at harmful.py:{line} in Gated.forward (module Gated): planner does not compute values\n"
         "  allowed: control flow that does not depend on values of device tensors\n"
         "  change:  keep such decisions on the host, or plan this model with a variant that does not take them"
     )

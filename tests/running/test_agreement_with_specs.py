@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from program_runs import Run, replay_on_h100
+from program_runs import Program, Run, replay_on_h100
 
 from planner.job.layout import RankClass
 from planner.job.loading import load_job
@@ -100,9 +99,7 @@ def test_they_agree(run: Run, tmp_path: Path, command: str, spec: dict[str, obje
     ],
     ids=["convolutions", "recurrent network"],
 )
-def test_one_trace_is_judged_alike(
-    run: Run, program: Callable[[str], str], model: str, unknown: tuple[str, ...]
-) -> None:
+def test_one_trace_is_judged_alike(run: Run, program: Program, model: str, unknown: tuple[str, ...]) -> None:
     """As a program and as a spec: of both kinds recorded runs were off otherwise, so that their intervals differ."""
     command, gpu, none = f"python {program(STEPS.format(model=model))}", look_up("H100-SXM-80GB"), Calibration.none()
     found = run(command, steps=2)

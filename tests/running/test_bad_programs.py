@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 
 import pytest
-from program_runs import Run
+from program_runs import Program, Run
 
 from planner.errors import AllocatorConfError, PlannerError, ProgramError, TraceError
 from planner.events import Mark
@@ -16,7 +15,7 @@ from planner.tracing.program import rank_process
 from planner.tracing.program.rank_orders import Gpu, ProgramOrder
 from planner.tracing.program.rank_process import CrashedError
 
-Program = Callable[[str], str]
+Program = Program
 
 
 def test_an_error_of_its_own_is_shown_from_its_first_line(run: Run, program: Program) -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from program_runs import Run
+from program_runs import STEP, Program, Run
 
 HAS_IT = importlib.util.find_spec("bitsandbytes") is not None
 PROGRAM = """
@@ -58,22 +57,14 @@ def run(layer):
 run(real_layer), run(model_layer)
 assert run(real_layer) == run(model_layer)
 """
-STEP = """
-parameter = torch.nn.Parameter(torch.ones(8, 8, device="cuda"))
-optimizer = torch.optim.SGD([parameter], lr=0.1)
-parameter.sum().backward()
-optimizer.step()
-"""
 
 
 @pytest.mark.skipif(not HAS_IT, reason="bitsandbytes is not installed")
-def test_the_package_takes_what_its_models_take(run: Run, program: Callable[[str], str]) -> None:
+def test_the_package_takes_what_its_models_take(run: Run, program: Program) -> None:
     assert run(f"python {program(PROGRAM + STEP)}").iterations > 0
 
 
-def test_versions_that_look_for_cuda_themselves_have_it_too(
-    tmp_path: Path, run: Run, program: Callable[[str], str]
-) -> None:
+def test_versions_that_look_for_cuda_themselves_have_it_too(tmp_path: Path, run: Run, program: Program) -> None:
     """As 0.42 is laid out, which raises where a GPU has no library of its CUDA."""
     setup = tmp_path / "bitsandbytes" / "cuda_setup"
     setup.mkdir(parents=True)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from program_runs import Run
+from program_runs import Program, Run
 
 from planner.errors import ProgramError
 from planner.events import Alloc
@@ -35,7 +35,7 @@ for step in range(2):
 """
 
 
-def test_lines_that_go_one_way_or_another_are_found_and_tried(run: Run, program: Callable[[str], str]) -> None:
+def test_lines_that_go_one_way_or_another_are_found_and_tried(run: Run, program: Program) -> None:
     path = program(LINES)
     place = "/".join(path.split("/")[-2:])
 
@@ -71,7 +71,7 @@ for step in range(2):
 """
 
 
-def test_lines_whose_other_way_is_an_error_are_known_without_a_trial(run: Run, program: Callable[[str], str]) -> None:
+def test_lines_whose_other_way_is_an_error_are_known_without_a_trial(run: Run, program: Program) -> None:
     path = program(RAISING)
     place = "/".join(path.split("/")[-2:])
 
@@ -110,7 +110,7 @@ for step in range(2):
         "torch.equal(drawn.argmax(), torch.zeros_like(drawn.argmax()))", "(drawn.view(1, 3).t() == 0).all()",
     ],
 )  # fmt: skip
-def test_what_is_drawn_or_computed_equals_no_constant(run: Run, program: Callable[[str], str], expression: str) -> None:
+def test_what_is_drawn_or_computed_equals_no_constant(run: Run, program: Program, expression: str) -> None:
     run(f"python {program(COMPARED.format(expression=expression, answer=False))}")
 
 
@@ -127,7 +127,7 @@ def test_what_is_drawn_or_computed_equals_no_constant(run: Run, program: Callabl
     ],
 )  # fmt: skip
 def test_what_is_computed_equals_what_is_computed_and_constants_are_what_they_are(
-    run: Run, program: Callable[[str], str], expression: str
+    run: Run, program: Program, expression: str
 ) -> None:
     run(f"python {program(COMPARED.format(expression=expression, answer=True))}")
 
@@ -152,7 +152,7 @@ optimizer.step()
 """
 
 
-def test_ranks_that_compare_their_weights_find_them_equal(run: Run, program: Callable[[str], str]) -> None:
+def test_ranks_that_compare_their_weights_find_them_equal(run: Run, program: Program) -> None:
     """As Megatron-LM does with its norms of queries and keys."""
     assert run(f"torchrun --nproc-per-node 2 {program(WEIGHTS)}", rank=1).iterations == 1
 
@@ -182,9 +182,7 @@ assert seen == [True, False, False] * 2, seen
 """
 
 
-def test_the_gradient_of_a_loss_is_one_and_that_of_anything_else_is_not(
-    run: Run, program: Callable[[str], str]
-) -> None:
+def test_the_gradient_of_a_loss_is_one_and_that_of_anything_else_is_not(run: Run, program: Program) -> None:
     assert run(f"python {program(GRADIENT)}").iterations == 2
 
 

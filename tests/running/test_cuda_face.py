@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Callable
+import subprocess
 from pathlib import Path
 
 import pytest
-from program_runs import Run
+from program_runs import STEP, Program, Run
 
 from planner.allocator.replay import replay
+from planner.tracing.program import gpu_statistics
 
 WALK = """
 import inspect, json, sys, torch, torch.cuda as cuda
@@ -42,12 +43,6 @@ for name in cuda.__all__:
         found[name] = f"{type(error).__name__}: {error}".splitlines()[0]
 print(json.dumps(found), file=open(sys.argv[1], "w"))
 """
-STEP = """
-model = torch.nn.Linear(4, 4).cuda()
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-model(torch.zeros(2, 4, device="cuda")).sum().backward()
-optimizer.step()
-"""
 REFUSED = {"CUDAPluggableAllocator", "MemPool", "change_current_allocator", "use_mem_pool"}
 VALUES = {"amp", "default_generators", "graphs", "has_half", "has_magma", "jiterator", "memory", "nccl", "nvtx",
           "profiler", "random", "sparse", "streams", "tunable"}  # fmt: skip
@@ -58,7 +53,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("face")
 
 
-def test_every_public_name(run: Run, program: Callable[[str], str], folder: Path) -> None:
+def test_every_public_name(run: Run, program: Program, folder: Path) -> None:
     run(f"python {program(WALK + STEP)} {folder}/found.json")
 
     found = json.loads((folder / "found.json").read_text())
@@ -68,14 +63,14 @@ def test_every_public_name(run: Run, program: Callable[[str], str], folder: Path
     assert others == {"GreenContext": "TypeError: GreenContext: No constructor defined!"}  # as on a GPU
 
 
-def test_what_is_refused_says_what_it_stands_for(run: Run, program: Callable[[str], str]) -> None:
+def test_what_is_refused_says_what_it_stands_for(run: Run, program: Program) -> None:
     """Dynamo of torch 2.15 asks `use_mem_pool` for that wherever a compiled region enters something."""
     lines = "import torch\nassert callable(torch.cuda.use_mem_pool.__wrapped__)\n"
 
     assert run(f"python {program(lines + STEP)}").trace.events
 
 
-def test_figures_are_those_of_the_replayed_allocator(run: Run, program: Callable[[str], str]) -> None:
+def test_figures_are_those_of_the_replayed_allocator(run: Run, program: Program) -> None:
     lines = """
 import torch
 free, total = torch.cuda.mem_get_info()
@@ -111,7 +106,7 @@ assert torch.cuda.initial_seed() == 67280421310721  # nobody had set one
     assert run(f"python {program(lines + STEP)}").iterations == 1
 
 
-def test_a_stream_records_an_event(run: Run, program: Callable[[str], str]) -> None:
+def test_a_stream_records_an_event(run: Run, program: Program) -> None:
     lines = """
 import torch
 stream, event = torch.cuda.Stream(), torch.cuda.Event()
@@ -123,9 +118,7 @@ assert isinstance(torch.cuda.current_stream().record_event(), torch.cuda.Event)
     assert run(f"python {program(lines + STEP)}").iterations == 1
 
 
-def test_the_peaks_that_a_program_would_print_are_counted_since_it_last_reset_them(
-    run: Run, program: Callable[[str], str]
-) -> None:
+def test_the_peaks_that_a_program_would_print_are_counted_since_it_last_reset_them(run: Run, program: Program) -> None:
     lines = """
 import torch
 torch.empty(1 << 28, dtype=torch.uint8, device="cuda")
@@ -137,7 +130,7 @@ torch.cuda.reset_peak_memory_stats()
     assert found.counted["max_allocated_bytes"] < 1 << 28 == replay(found.trace.written_out()).peak_allocated_bytes
 
 
-def test_a_snapshot_has_the_replayed_segments_and_blocks(run: Run, program: Callable[[str], str], folder: Path) -> None:
+def test_a_snapshot_has_the_replayed_segments_and_blocks(run: Run, program: Program, folder: Path) -> None:
     path = folder / "snapshot.pickle"
     lines = f"""
 import torch
@@ -159,7 +152,7 @@ torch.cuda.memory._dump_snapshot({str(path)!r})
     assert sum(each["total_size"] for each in pickle.loads(path.read_bytes())["segments"]) >= 15 << 20
 
 
-def test_a_kernel_compiled_from_its_source_is_launched_as_nothing(run: Run, program: Callable[[str], str]) -> None:
+def test_a_kernel_compiled_from_its_source_is_launched_as_nothing(run: Run, program: Program) -> None:
     lines = """
 import torch
 fill = torch.cuda._compile_kernel("extern \\"C\\" __global__ void fill(float* x) { *x = 1; }", "fill")
@@ -176,7 +169,7 @@ assert torch.cuda.memory_allocated() == before
     ("config", "expected_bytes"), [(":4096:8", 32 << 20), (":4096:2:16:8", 8320 << 10), ("many", 32 << 20)]
 )
 def test_a_workspace_of_cublas_is_as_large_as_the_program_says_before_the_first_product(
-    run: Run, program: Callable[[str], str], config: str, expected_bytes: int
+    run: Run, program: Program, config: str, expected_bytes: int
 ) -> None:
     """`:KIB:COUNT` pairs are added (torch 2.13, aten/src/ATen/cuda/CublasHandlePool.cpp); others leave the default."""
     lines = f"""
@@ -191,9 +184,7 @@ assert torch.cuda.memory_allocated() - before == {expected_bytes} == torch._C._c
     assert run(f"python {program(lines + STEP)}").is_whole
 
 
-def test_workspaces_of_cublas_are_given_back_where_the_program_clears_them(
-    run: Run, program: Callable[[str], str]
-) -> None:
+def test_workspaces_of_cublas_are_given_back_where_the_program_clears_them(run: Run, program: Program) -> None:
     lines = """
 import torch
 left, out = torch.zeros(8, 8, device="cuda"), torch.zeros(8, 8, device="cuda")
@@ -206,3 +197,15 @@ assert torch.cuda.memory_allocated() - before == torch._C._cuda_getCublasWorkspa
 """
 
     assert run(f"python {program(lines + STEP)}").is_whole
+
+
+def test_nvidia_smi_lists_the_gpus_and_refuses_other_questions() -> None:
+    with gpu_statistics.nvidia_smi("NVIDIA H100 80GB HBM3", 81559 << 20, 2):
+        listed, asked = (
+            subprocess.run(["nvidia-smi", word], capture_output=True, text=True)
+            for word in ("-L", "--query-gpu=memory.used")
+        )
+
+    assert listed.stdout == "".join(f"GPU {index}: NVIDIA H100 80GB HBM3, 81559 MiB (on paper)\n" for index in range(2))
+    assert (asked.returncode, asked.stdout) == (2, "")
+    assert "--query-gpu=memory.used" in asked.stderr

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from program_runs import Run
+from program_runs import Program, Run
 
 from planner.step_work import Launch, LaunchKind
 from planner.tracing.program.rank_orders import RankRun
 
-Program = Callable[[str], str]
+Program = Program
 
 MODEL = """
 import torch

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
 
 import pytest
-from program_runs import Run
+from program_runs import Program, Run
 
 from planner.errors import TraceError
 from planner.tracing.program.assumptions import About
-from planner.tracing.program.packages.triton_interpreter import find_written
+from planner.tracing.program.packages.triton_package import find_written
 
 STEP = """
 model = torch.nn.Linear(32, 16).cuda()
@@ -31,7 +30,7 @@ def order(numbers: tuple[float, ...]) -> list[int]:
     return sorted(range(len(numbers)), key=lambda place: -numbers[place])
 
 
-def test_the_largest_numbers_lie_where_a_gpu_has_them(run: Run, program: Callable[[str], str]) -> None:
+def test_the_largest_numbers_lie_where_a_gpu_has_them(run: Run, program: Program) -> None:
     lines = f"""
 import torch
 torch.manual_seed(42)
@@ -46,9 +45,7 @@ assert torch.rand(10, device="cuda").topk(10).indices.tolist() == {order(NEXT)}
     assert [each.text for each in found.assumptions if each.about is About.VALUE] == []
 
 
-def test_whole_numbers_are_those_of_a_seed_and_differ_from_draw_to_draw(
-    run: Run, program: Callable[[str], str]
-) -> None:
+def test_whole_numbers_are_those_of_a_seed_and_differ_from_draw_to_draw(run: Run, program: Program) -> None:
     lines = """
 import torch
 torch.manual_seed(7)
@@ -73,7 +70,7 @@ assert sum(tokens) == 128 and max(tokens) < 24, tokens
 """
 
 
-def test_tokens_choose_experts_evenly_where_nobody_has_the_scores(run: Run, program: Callable[[str], str]) -> None:
+def test_tokens_choose_experts_evenly_where_nobody_has_the_scores(run: Run, program: Program) -> None:
     path = program(EXPERTS + STEP)
 
     found = run(f"python {path}")
@@ -120,7 +117,7 @@ assert last == 1  # an answer: what nobody has written is not known
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
-def test_triton_kernels_of_whole_numbers_are_run(run: Run, program: Callable[[str], str]) -> None:
+def test_triton_kernels_of_whole_numbers_are_run(run: Run, program: Program) -> None:
     found = run(f"python {program(KERNELS + STEP)}")
 
     said = [(each.text, each.count) for each in found.assumptions if each.about is About.VALUE]

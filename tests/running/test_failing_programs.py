@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
 
 import pytest
-from program_runs import Run
+from program_runs import Program, Run
 
 from planner.tracing.program.rank_process import CrashedError
 
-Program = Callable[[str], str]
+Program = Program
 
 TRAINS = """
 import sys, torch

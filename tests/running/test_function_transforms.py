@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
-from program_runs import Run
+from program_runs import Program, Run
 
 from planner.events import Alloc, Category, Role
 
@@ -34,7 +32,7 @@ for _ in range(4):
 """As PyTorch's tutorial on gradients of each sample has it."""
 
 
-def test_gradients_of_each_sample_are_planned(run: Run, program: Callable[[str], str]) -> None:
+def test_gradients_of_each_sample_are_planned(run: Run, program: Program) -> None:
     found = run(f"python {program(PER_SAMPLE)}")
 
     assert found.iterations == 3
@@ -85,5 +83,5 @@ for _ in range(3):
         "functionalize(model)(data)",
     ],
 )
-def test_every_transform_may_call_modules(run: Run, program: Callable[[str], str], lines: str, device: str) -> None:
+def test_every_transform_may_call_modules(run: Run, program: Program, lines: str, device: str) -> None:
     assert run(f"python {program(WHOLE.format(lines=lines, device=device))}").is_whole

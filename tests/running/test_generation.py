@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
-from program_runs import Run
+from program_runs import Program, Run
 
-Program = Callable[[str], str]
+Program = Program
 
 MODEL = """
 import torch

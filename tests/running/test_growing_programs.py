@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
-from program_runs import Run
+from program_runs import Program, Run, judge
 
 from planner.allocator.long_runs.growth import growth_of
 from planner.allocator.rules import Rules
-from planner.job.named_gpus import look_up
-from planner.planning.program import inputs_of, judge_program
 from planner.report.statement import Verdict
 from planner.report.verdict_text import verdict_sentences
-from planner.tracing.launching.line import parse
 from planner.tracing.program import rank_process
 from planner.tracing.program.run_length import steps_to_run
 
@@ -48,9 +44,7 @@ OUTPUT_BYTES = 64 * 1000 * 4
         ("best = output.detach()", 0, ""),
     ],
 )
-def test_what_a_program_keeps(
-    run: Run, program: Callable[[str], str], kept: str, bytes_per_step: int, maker: str
-) -> None:
+def test_what_a_program_keeps(run: Run, program: Program, kept: str, bytes_per_step: int, maker: str) -> None:
     found = run(f"python {program(LOOP.format(kept=kept))}", steps=9)
 
     growth = growth_of(found.trace.written_out(), Rules())
@@ -85,15 +79,14 @@ for step in {numbers}:
     ],
 )  # fmt: skip
 def test_the_verdict_on_a_leak_is_that_of_as_many_steps_as_the_program_runs(
-    program: Callable[[str], str], monkeypatch: pytest.MonkeyPatch,
+    program: Program, monkeypatch: pytest.MonkeyPatch,
     numbers: str, verdict: Verdict, said: str,
 ) -> None:  # fmt: skip
     server = rank_process.lasting_server()  # which has loaded PyTorch already
     in_a_child = partial(rank_process.run_rank, server=server)
     monkeypatch.setattr(rank_process, "run_rank", lambda order, limits, *_: in_a_child(order, limits))
-    words = ["python", program(LEAK.format(numbers=numbers))]
 
-    found = judge_program(inputs_of(parse(words), words, look_up("A100-SXM-40GB")))
+    found = judge("python", program(LEAK.format(numbers=numbers)), gpu="A100-SXM-40GB")
 
     (statement,) = found.rank_classes
     assert statement.growth is not None

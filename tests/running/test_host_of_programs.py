@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from measured_alone import printed_by
-from program_runs import Run
+from program_runs import Program, Run
 
 from planner.allocator.host.nodes import ProgramHost, state_program_hosts
 from planner.allocator.host.processes import PinnedRules
@@ -21,7 +20,7 @@ from planner.host_events import HostAlloc, HostBlock, HostCategory, HostEvent, H
 from planner.job.rank_sets import RankSet
 from planner.job.schema import DataLoader
 from planner.job.shorthand import read_host_memory
-from planner.tracing.program.host_memory import tensors_in
+from planner.tracing.program.host_memory import find_tensors
 from planner.tracing.program.rank_orders import RankRun
 from planner.units import GIB, MIB
 
@@ -82,7 +81,7 @@ def test_a_model_that_is_built_gathered_saved_and_loaded_on_the_host(run: Run, t
     assert found[Phase.FORWARD, 5].own.get(HostCategory.CHECKPOINT) is None
 
 
-def test_workers_read_ahead_what_there_is_of_batches(run: Run, program: Callable[[str], str]) -> None:
+def test_workers_read_ahead_what_there_is_of_batches(run: Run, program: Program) -> None:
     found = run(f"python {program(LOADING)}", steps=3)
 
     (started,) = (each for each in found.trace.host if isinstance(each, LoaderStarted))
@@ -93,7 +92,7 @@ def test_workers_read_ahead_what_there_is_of_batches(run: Run, program: Callable
     assert batches == 7 * 32768 + 8 * 4000  # pinned blocks of a power of two, and the one that is being pinned
 
 
-def test_what_stays_on_the_host_is_told_apart(run: Run, program: Callable[[str], str], tmp_path: Path) -> None:
+def test_what_stays_on_the_host_is_told_apart(run: Run, program: Program, tmp_path: Path) -> None:
     found = phases_of(run(f"python {program(STAYING)} {tmp_path}"))
 
     step = found[Phase.OPTIMIZER_STEP, 2]
@@ -170,7 +169,7 @@ def test_tensors_are_found_in_what_holds_itself() -> None:
     state: dict[str, Any] = {"weight": tensor, "rest": [other, ("text", 3)]}
     state["itself"] = state
 
-    assert [each.numel() for each in tensors_in(state)] == [1, 2]
+    assert [each.numel() for each in find_tensors(state)] == [1, 2]
 
 
 @pytest.mark.parametrize(("written", "size"), [("", 0), ("480GiB", 480 * GIB), (4096, 4096), ("0", 0)])

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
-from program_runs import Run
+from program_runs import Program, Run
 
 from planner.errors import ProgramError
 
-Program = Callable[[str], str]
+Program = Program
 
 TRAINS = """
     layer = torch.nn.Linear(4, 4).cuda()

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
-from program_runs import Run
+from program_runs import Program, Run
 
 from planner.errors import SpecError
 from planner.events import Mark
@@ -13,7 +11,7 @@ from planner.planning.program_spec import spec_text
 from planner.tracing.program.rank_orders import RankRun
 from planner.tracing.program.stopping import FORWARDS, Stopping
 
-Program = Callable[[str], str]
+Program = Program
 
 MODEL = """
 import sys, torch

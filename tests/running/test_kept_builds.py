@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from program_runs import Run
+from program_runs import Program, Run
 
 from planner.hardware.catalog import by_name
 from planner.runtime.overlay import OverlayError
@@ -28,7 +27,7 @@ if [ "$links" ]; then cp {built}/$(basename $folder)/$(basename $out) $out; else
 
 
 def test_in_a_folder_that_is_new_it_is_built_once(
-    run: Run, program: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = program("open(__file__ + '.written', 'w').close()\n1 / 0\n")
     written = Path(f"{path}.written")

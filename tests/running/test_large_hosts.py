@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
-from program_runs import Run
+from program_runs import Program, Run
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
@@ -78,18 +76,18 @@ model = torch.nn.Linear(16384, 4).cuda()
 """
 
 
-def test_a_model_is_built_on_the_host_without_memory(run: Run, program: Callable[[str], str]) -> None:
+def test_a_model_is_built_on_the_host_without_memory(run: Run, program: Program) -> None:
     found = run(f"python {program(BEGIN + BUILT + END)}")
 
     said = [each.text for each in found.assumptions if each.about is About.HOST]
     assert "initial random numbers of host tensors from 8 MiB on are left out: those read as zeros" in said
 
 
-def test_checkpoints_have_holes_and_every_value_of_the_host(run: Run, program: Callable[[str], str]) -> None:
+def test_checkpoints_have_holes_and_every_value_of_the_host(run: Run, program: Program) -> None:
     assert run(f"python {program(BEGIN + SAVED + END)}").seen == {"eval": 0, "save": 1, "load": 1}
 
 
-def test_what_a_program_writes_on_the_host_is_there(run: Run, program: Callable[[str], str]) -> None:
+def test_what_a_program_writes_on_the_host_is_there(run: Run, program: Program) -> None:
     found = run(f"python {program(BEGIN + NUMBERS + END)}")
 
     assert not [each for each in found.assumptions if "random numbers" in each.text]

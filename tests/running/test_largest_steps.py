@@ -6,15 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from program_runs import Run
+from program_runs import Program, Run, judge
 
 from planner.allocator.replay import replay
 from planner.events import Phase
-from planner.job.named_gpus import look_up
-from planner.planning.program import inputs_of, judge_program
-from planner.report.statement import ProgramStatement, Verdict
+from planner.report.statement import Verdict
 from planner.report.verdict_text import verdict_sentences
-from planner.tracing.launching.line import parse
 from planner.tracing.program.step_look_ahead import numbers_to_try
 
 HEAD = """
@@ -115,14 +112,8 @@ PROGRAMS = {
 }
 
 
-def judged(path: str, **options: object) -> ProgramStatement:
-    gpu = look_up("H100-SXM-80GB")
-    assert gpu is not None
-    return judge_program(inputs_of(parse(["python", path]), ("python", path), gpu, **options))
-
-
 @pytest.mark.parametrize("kind", PROGRAMS)
-def test_three_iterations_are_run_where_the_size_is_largest(run: Run, program: Callable[[str], str], kind: str) -> None:
+def test_three_iterations_are_run_where_the_size_is_largest(run: Run, program: Program, kind: str) -> None:
     lines, step = PROGRAMS[kind]
 
     found = run(f"python {program(HEAD + lines)}", batches=None, patience=None)
@@ -153,9 +144,7 @@ def test_the_first_step_of_the_largest_size_is_found_by_few_numbers(size: Callab
     assert len(found) <= 256
 
 
-def test_two_sizes_are_met_where_each_is_largest_and_where_both_together_are(
-    run: Run, program: Callable[[str], str]
-) -> None:
+def test_two_sizes_are_met_where_each_is_largest_and_where_both_together_are(run: Run, program: Program) -> None:
     lines = """
 for step in range(900):
     batch_size = (8, 24, 32)[step // 300]
@@ -181,7 +170,7 @@ for step in range(900):
     ],
     ids=["random", "network", "by itself", "endless"],
 )
-def test_what_cannot_be_known_ahead_is_not_judged(run: Run, program: Callable[[str], str], lines: str) -> None:
+def test_what_cannot_be_known_ahead_is_not_judged(run: Run, program: Program, lines: str) -> None:
     found = run(f"python {program(HEAD + lines)}", batches=None)
 
     assert found.steps_at == ()
@@ -199,7 +188,7 @@ def test_what_cannot_be_known_ahead_is_not_judged(run: Run, program: Callable[[s
     ids=["loop", "counter"],
 )
 def test_what_counts_in_lines_that_are_never_run_is_not_waited_for(
-    run: Run, program: Callable[[str], str], tmp_path: Path, elsewhere: str
+    run: Run, program: Program, tmp_path: Path, elsewhere: str
 ) -> None:
     (tmp_path / "elsewhere.py").write_text(elsewhere)
     lines = "def more():\n    import elsewhere\nbatches = [64] * 200\nwhile batches:\n    train(batches.pop())\n"
@@ -210,7 +199,7 @@ def test_what_counts_in_lines_that_are_never_run_is_not_waited_for(
 
 
 def test_the_program_sees_its_own_steps_until_then_and_nothing_of_the_search(
-    run: Run, program: Callable[[str], str], tmp_path: object
+    run: Run, program: Program, tmp_path: object
 ) -> None:
     told = f"{tmp_path}/told"
     lines = (
@@ -225,7 +214,7 @@ def test_the_program_sees_its_own_steps_until_then_and_nothing_of_the_search(
     assert numbers[:-usual] == [*range(len(numbers) - usual)]
 
 
-def test_a_probe_in_what_is_compiled_breaks_no_graph(run: Run, program: Callable[[str], str]) -> None:
+def test_a_probe_in_what_is_compiled_breaks_no_graph(run: Run, program: Program) -> None:
     lines = """
 @torch.compile(fullgraph=True)
 def cut(x, step):
@@ -240,9 +229,9 @@ for step in range(args.max_steps):
     assert run(f"python {program(HEAD + lines)}", batches=None).iterations
 
 
-def test_the_largest_step_is_a_moment_of_the_report(program: Callable[[str], str]) -> None:
+def test_the_largest_step_is_a_moment_of_the_report(program: Program) -> None:
     path = program(HEAD + "for step in range(args.max_steps):\n    batch_size = get_bs(step)\n    train(batch_size)\n")
-    found = judged(path)
+    found = judge("python", path)
 
     (ranks,) = found.rank_classes
     (moment,) = ranks.moments
@@ -251,19 +240,16 @@ def test_the_largest_step_is_a_moment_of_the_report(program: Callable[[str], str
     assert "batch_size = get_bs(step)" in moment.sentence
     assert (found.verdict, ranks.judged_iterations) == (Verdict.FITS, 0)
 
-    alone = judged(path, batches=0)
+    alone = judge("python", path, batches=0)
     assert (alone.verdict, alone.rank_classes[0].moments) == (Verdict.TIGHT, ())
     assert "more may be needed after iteration" in verdict_sentences(alone)[0]
 
 
-def test_every_rank_counts_to_the_same_steps(program: Callable[[str], str]) -> None:
+def test_every_rank_counts_to_the_same_steps(program: Program) -> None:
     lines = "for step in range(args.max_steps):\n    batch_size = get_bs(step)\n    train(batch_size)\n"
     path = program("import torch.distributed as dist\ndist.init_process_group('nccl')\n" + HEAD + lines)
-    gpu = look_up("H100-SXM-80GB")
-    assert gpu is not None
-    command = ["torchrun", "--nproc-per-node", "2", path]
 
-    found = judge_program(inputs_of(parse(command), command, gpu))
+    found = judge("torchrun", "--nproc-per-node", "2", path)
 
     (ranks,) = found.rank_classes
     assert (ranks.ranks, found.verdict) == ("0-1", Verdict.FITS)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from program_runs import Run
+from program_runs import Program, Run
 
 from planner.errors import ProgramError
 
-Program = Callable[[str], str]
+Program = Program
 
 
 def needs(run: Run, path: str) -> ProgramError:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 import pytest
-from program_runs import Run
+from program_runs import Program, Run
 
 from planner.events import Alloc, Category, Role
 from planner.job.loading import load_yaml
@@ -14,7 +13,7 @@ from planner.step_work import LaunchKind
 from planner.tracing.isolated import trace_isolated
 from planner.units import MIB
 
-Program = Callable[[str], str]
+Program = Program
 
 SPEC = """
 model:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from program_runs import Run
+from program_runs import Program, Run
 from told_events import told_events
 
 import planner.paper  # noqa: F401
@@ -129,7 +129,7 @@ def test_a_rotation_keeps_the_frequencies_alone_and_lays_its_result_by_batch_whe
     assert lines == ["+ rope 2x6x4x8 bfloat16", "+ rope 2x6x4x8 bfloat16", "- rope 2x6x4x8"]
 
 
-def test_a_program_finds_the_package_by_its_modules(run: Run, program: Callable[[str], str]) -> None:
+def test_a_program_finds_the_package_by_its_modules(run: Run, program: Program) -> None:
     lines = """
 import apex, torch
 from apex.multi_tensor_apply import multi_tensor_applier

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-from program_runs import Run
+from program_runs import STEP, Program, Run
 
 from planner.errors import ProgramError, TraceError
 from planner.events import Alloc
@@ -18,13 +17,6 @@ from planner.tracing.program.rank_orders import Gpu, ProgramOrder, RankRun
 from planner.tracing.program.rank_process import CrashedError, run_rank
 from planner.units import GIB
 
-STEP = """
-import torch
-parameter = torch.nn.Parameter(torch.ones(8, 8, device="cuda"))
-optimizer = torch.optim.SGD([parameter], lr=0.1)
-parameter.sum().backward()
-optimizer.step()
-"""
 ATTEND = """
 import torch
 x = torch.empty(1, 16, 2, 64, dtype=torch.bfloat16, device="cuda", requires_grad=True)
@@ -60,9 +52,7 @@ def said(found: RankRun) -> list[str]:
     return [f"{each.place}: {each.text}" for each in found.assumptions if each.about is About.PACKAGES]
 
 
-def test_an_import_that_nobody_catches_is_of_a_package_that_the_job_has(
-    run: Run, program: Callable[[str], str]
-) -> None:
+def test_an_import_that_nobody_catches_is_of_a_package_that_the_job_has(run: Run, program: Program) -> None:
     found = run(f"python {program('from flash_attn import flash_attn_func' + ATTEND + STEP)}")
 
     assert attends(found)
@@ -73,7 +63,7 @@ def test_an_import_that_nobody_catches_is_of_a_package_that_the_job_has(
 
 
 def test_a_caught_import_fails_and_the_report_says_what_would_change_it(
-    run: Run, program: Callable[[str], str], tmp_path: Path
+    run: Run, program: Program, tmp_path: Path
 ) -> None:
     path = program(GUARDED + STEP)
 
@@ -84,15 +74,12 @@ def test_a_caught_import_fails_and_the_report_says_what_would_change_it(
 
     assert (attends(without), attends(named), attends(listed)) == (False, True, True)
     assert [each.partition(": ")[2] for each in said(without)] == [
-        "flash-attn is not installed here, and the program goes its way without it; if the job has it: "
-        "--with flash-attn"
+        "flash-attn is not installed here, and the program goes on without it; if the job has it: --with flash-attn"
     ]
     assert "requirements-gpu.txt lists it" in said(listed)[0]
 
 
-def test_a_listed_package_that_is_installed_lacks_what_it_lacks(
-    run: Run, program: Callable[[str], str], tmp_path: Path
-) -> None:
+def test_a_listed_package_that_is_installed_lacks_what_it_lacks(run: Run, program: Program, tmp_path: Path) -> None:
     (tmp_path / "installed" / "kernels").mkdir(parents=True)
     (tmp_path / "installed" / "kernels" / "__init__.py").write_text("def get_kernel(name): ...\n")
     (tmp_path / "requirements.txt").write_text("kernels\n")
@@ -110,7 +97,7 @@ def test_a_project_file_lists_packages_too(tmp_path: Path) -> None:
     assert package_table.listed([tmp_path]) == {"torch": "pyproject.toml", "flash-attn": "pyproject.toml"}
 
 
-def test_transformers_uses_it_where_the_command_names_it(run: Run, program: Callable[[str], str]) -> None:
+def test_transformers_uses_it_where_the_command_names_it(run: Run, program: Program) -> None:
     path = program("""
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -149,16 +136,14 @@ optimizer.step()
         ("from kernels import get_kernel\nget_kernel('some/body')", "loads the kernels of some/body from a hub"),
     ],
 )
-def test_what_is_not_modelled_is_refused_by_name(
-    run: Run, program: Callable[[str], str], lines: str, message: str
-) -> None:
+def test_what_is_not_modelled_is_refused_by_name(run: Run, program: Program, lines: str, message: str) -> None:
     with pytest.raises(TraceError, match=message):
         run(f"python {program(lines)}")
 
 
 @pytest.mark.parametrize("error", ["(RuntimeError, OSError)", "Exception"])
 def test_a_program_that_catches_a_build_goes_its_way_without_the_extension(
-    run: Run, program: Callable[[str], str], error: str
+    run: Run, program: Program, error: str
 ) -> None:
     lines = f"""
 from torch.utils.cpp_extension import load_inline
@@ -172,10 +157,10 @@ assert not built
     found = run(f"python {program(lines + STEP)}")
 
     said = [each.text for each in found.assumptions if each.about is About.PACKAGES]
-    assert said == ["the extension mine is not built here, and the program goes its way without it"]
+    assert said == ["the extension mine is not built here, and the program goes on without it"]
 
 
-def test_state_spaces_take_what_their_extensions_do(run: Run, program: Callable[[str], str], tmp_path: Path) -> None:
+def test_state_spaces_take_what_their_extensions_do(run: Run, program: Program, tmp_path: Path) -> None:
     """Source: mamba-ssm 2.3.1, csrc/selective_scan/selective_scan.cpp; causal-conv1d 1.6.1, csrc/causal_conv1d.cpp."""
     for package in ("mamba_ssm", "causal_conv1d"):
         (tmp_path / package).mkdir()
@@ -205,7 +190,7 @@ torch.use_deterministic_algorithms(False)
     assert run(f"python {program(lines + STEP)}").iterations == 1
 
 
-def test_copies_of_kernels_on_a_hub_are_known_by_their_names(run: Run, program: Callable[[str], str]) -> None:
+def test_copies_of_kernels_on_a_hub_are_known_by_their_names(run: Run, program: Program) -> None:
     lines = """
 from kernels import get_kernel
 for copy in ("varunneal/flash-attention-3", "some/Flash_Attn3-hopper", "some/flash-attn"):
@@ -215,17 +200,17 @@ for copy in ("varunneal/flash-attention-3", "some/Flash_Attn3-hopper", "some/fla
     found = run(f"python {program(lines + STEP)}")
 
     assert [each.text for each in found.assumptions if "by their name" in each.text] == [
-        "the kernels of some/Flash_Attn3-hopper are taken for those of flash-attn 3, by their name",
-        "the kernels of some/flash-attn are taken for those of flash-attn 2, by their name",
+        "the kernels of some/Flash_Attn3-hopper are assumed to be those of flash-attn 3, by their name",
+        "the kernels of some/flash-attn are assumed to be those of flash-attn 2, by their name",
     ]
 
 
-def test_a_package_that_nobody_knows_is_refused_before_anything_runs(run: Run, program: Callable[[str], str]) -> None:
+def test_a_package_that_nobody_knows_is_refused_before_anything_runs(run: Run, program: Program) -> None:
     with pytest.raises(TraceError, match="no model of a package 'flash-atn'"):
         run(f"python {program(STEP)}", packages=("flash-atn",))
 
 
-def test_kernels_of_a_users_own(run: Run, program: Callable[[str], str], tmp_path: Path) -> None:
+def test_kernels_of_a_users_own(run: Run, program: Program, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("""
 import torch
 def register(kernels):
@@ -248,7 +233,7 @@ fast.twice(x), load(name="built", sources=[]).thrice(x), get_kernel("me/kernel")
     assert asked[:4] == [28, 56, 84, 112]
 
 
-def test_kernels_of_cutlass_are_launched_as_nothing(run: Run, program: Callable[[str], str], tmp_path: Path) -> None:
+def test_kernels_of_cutlass_are_launched_as_nothing(run: Run, program: Program, tmp_path: Path) -> None:
     """As nvidia-cutlass-dsl 4.8 is laid out: flash-attn 4 allocates with torch, and gives the kernel what it made."""
     files = {
         "__init__.py": "",
@@ -281,7 +266,7 @@ lengths.tolist()
     [(STEP, ""), ("import torch.utils.cpp_extension", "the program needs setuptools, which is not installed")],
 )
 def test_an_environment_without_setuptools_builds_nothing_and_trains(
-    program: Callable[[str], str], tmp_path: Path, lines: str, said: str
+    program: Program, tmp_path: Path, lines: str, said: str
 ) -> None:
     """As uv makes them; torch's module that builds extensions imports it at once (torch 2.13, utils/cpp_extension.py).
     The interpreter is a fresh one, which has not imported that yet."""
@@ -294,7 +279,7 @@ def test_an_environment_without_setuptools_builds_nothing_and_trains(
         assert run_rank(order).is_whole
 
 
-def test_management_library(run: Run, program: Callable[[str], str]) -> None:
+def test_management_library(run: Run, program: Program) -> None:
     lines = """
 import pynvml, torch
 held = torch.zeros(3 << 20, dtype=torch.uint8, device="cuda")
@@ -317,7 +302,7 @@ except pynvml.NVMLError as error:
     assert device == ["the utilization of the GPU was asked for and answered with 0"]
 
 
-def test_deepspeeds_adam_is_not_built(run: Run, program: Callable[[str], str]) -> None:
+def test_deepspeeds_adam_is_not_built(run: Run, program: Program) -> None:
     lines = """
 import torch
 from deepspeed.ops.adam import FusedAdam
@@ -340,7 +325,7 @@ def test_the_page_names_every_package_with_its_version() -> None:
     assert [each.name for each in package_table.PACKAGES if each.name not in page and not each.instead] == []
 
 
-def test_an_extension_that_cannot_be_loaded_is_to_be_described(run: Run, program: Callable[[str], str]) -> None:
+def test_an_extension_that_cannot_be_loaded_is_to_be_described(run: Run, program: Program) -> None:
     message = "libcudart.so.12: cannot open shared object file: No such file or directory"
 
     with pytest.raises(CrashedError, match="describe it with --kernels"):
@@ -357,7 +342,7 @@ def test_a_file_that_describes_nothing_is_refused(tmp_path: Path) -> None:
         kernels.read(str(tmp_path / "other.py"))
 
 
-def test_a_package_has_the_version_that_it_is_named_with(run: Run, program: Callable[[str], str]) -> None:
+def test_a_package_has_the_version_that_it_is_named_with(run: Run, program: Program) -> None:
     lines = """
 import importlib.metadata
 import flash_attn

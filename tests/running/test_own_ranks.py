@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from program_runs import Run
+from program_runs import Program, Run, judge
 
 from planner.errors import ProgramError, SpecError
-from planner.job.named_gpus import look_up
-from planner.planning.program import inputs_of, judge_program
 from planner.tracing.launching.line import parse
 from planner.tracing.program.rank_orders import MoreGpusError
 
-Program = Callable[[str], str]
+Program = Program
 
 TRAINS = """
 import os, torch, torch.distributed as dist
@@ -125,9 +122,7 @@ def spawning(count: int) -> str:
 
 
 def test_more_ranks_than_it_was_shown_gpus_are_shown_as_many(program: Program) -> None:
-    words = ["python", program(spawning(2))]
-
-    found = judge_program(inputs_of(parse(words), words, look_up("H100-SXM-80GB")))
+    found = judge("python", program(spawning(2)))
 
     assert (found.nodes, found.gpus_per_node, found.communicators) == (1, 2, (2,))
     assert sorted(each.ranks for each in found.rank_classes) == ["0", "1"]  # their batches differ

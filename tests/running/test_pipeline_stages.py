@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
-from program_runs import Run
+from program_runs import Program, Run
 
 from planner.errors import ProgramError, TorchVersionError
 from planner.events import Alloc
@@ -48,7 +46,7 @@ def said(found: RankRun) -> str:
     return " ".join(each.text for each in found.assumptions)
 
 
-def test_a_stage_takes_what_the_one_before_it_sends(run: Run, program: Callable[[str], str]) -> None:
+def test_a_stage_takes_what_the_one_before_it_sends(run: Run, program: Program) -> None:
     command = f"torchrun --nproc-per-node 2 {program(LINES)}"
 
     first = run(command)
@@ -59,7 +57,7 @@ def test_a_stage_takes_what_the_one_before_it_sends(run: Run, program: Callable[
     assert "is shaped as" not in said(last)
 
 
-def test_stages_that_were_not_run_are_taken_to_send_the_same(run: Run, program: Callable[[str], str]) -> None:
+def test_stages_that_were_not_run_are_taken_to_send_the_same(run: Run, program: Program) -> None:
     command = f"torchrun --nproc-per-node 4 {program(LINES)}"
 
     last = run(command, rank=3, heard=run(command).announced)
@@ -68,7 +66,7 @@ def test_stages_that_were_not_run_are_taken_to_send_the_same(run: Run, program: 
     assert "what stage 2 of the pipeline sends is shaped as what stage 0 sends" in said(last)
 
 
-def test_a_stage_without_any_before_it_is_told(run: Run, program: Callable[[str], str]) -> None:
+def test_a_stage_without_any_before_it_is_told(run: Run, program: Program) -> None:
     with pytest.raises(ProgramError, match="stage 1 of the pipeline waits for the shapes that stage 0 sends"):
         run(f"torchrun --nproc-per-node 2 {program(LINES)}", rank=1)
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from program_runs import Run
+from program_runs import Program, Run
 
 from planner.events import Alloc, Free, Mark, Phase
 from planner.tracing.program.assumptions import About
@@ -58,11 +56,11 @@ WHOLE = 2 * (512 * 512 + 512) * 4
 """Bytes of the parameters; an optimizer has twice as many."""
 
 
-def program_of(program: Callable[[str], str], text: str, backend: str = "cpu:gloo,cuda:nccl") -> str:
+def program_of(program: Program, text: str, backend: str = "cpu:gloo,cuda:nccl") -> str:
     return f"torchrun --nproc-per-node 2 {program(BEGIN.replace('{backend}', backend) + text)}"
 
 
-def test_a_gathered_state_dict_is_a_peak_of_the_save(run: Run, program: Callable[[str], str]) -> None:
+def test_a_gathered_state_dict_is_a_peak_of_the_save(run: Run, program: Program) -> None:
     found = run(program_of(program, SAVES.replace("{offload}", "False")), rank=1, steps=4)
 
     assert found.seen["save"] >= 1
@@ -70,7 +68,7 @@ def test_a_gathered_state_dict_is_a_peak_of_the_save(run: Run, program: Callable
     assert taken_by(found.trace.written_out(), Phase.CHECKPOINT_SAVE, 2) == 3 * WHOLE
 
 
-def test_one_that_goes_to_the_host_is_gathered_tensor_by_tensor(run: Run, program: Callable[[str], str]) -> None:
+def test_one_that_goes_to_the_host_is_gathered_tensor_by_tensor(run: Run, program: Program) -> None:
     found = run(program_of(program, SAVES.replace("{offload}", "True")), steps=4)
 
     assert taken_by(found.trace.written_out(), Phase.CHECKPOINT_SAVE, 2) < WHOLE
@@ -80,7 +78,7 @@ def test_one_that_goes_to_the_host_is_gathered_tensor_by_tensor(run: Run, progra
     ]
 
 
-def test_what_rank_0_sends_is_announced_by_what_a_rank_has(run: Run, program: Callable[[str], str]) -> None:
+def test_what_rank_0_sends_is_announced_by_what_a_rank_has(run: Run, program: Program) -> None:
     first, second = (run(program_of(program, RESUMES), rank=rank) for rank in (0, 1))
 
     taken = [taken_by(each.trace.written_out(), Phase.CHECKPOINT_LOAD, 0) for each in (first, second)]
@@ -89,9 +87,7 @@ def test_what_rank_0_sends_is_announced_by_what_a_rank_has(run: Run, program: Ca
     assert ["rank 0 announces the state dict" in each for each in said] == [False, True]
 
 
-def test_a_world_without_a_backend_for_the_host_cannot_save_in_the_background(
-    run: Run, program: Callable[[str], str]
-) -> None:
+def test_a_world_without_a_backend_for_the_host_cannot_save_in_the_background(run: Run, program: Program) -> None:
     found = run(program_of(program, SAVES.replace("{offload}", "False"), backend="nccl"), steps=4)
 
     assert "A CPU backend must be enabled for async save" in found.ending

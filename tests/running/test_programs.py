@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from program_runs import Run
+from program_runs import Program, Run
 
 from planner import paper
 from planner.allocator.replay import replay
@@ -46,7 +46,7 @@ def test_two_optimizers_and_workers_that_load_data(run: Run) -> None:
     assert ": a DataLoader's workers load in the program's own process" in texts(found)
 
 
-def test_a_collator_that_asks_its_worker_for_the_dataset(run: Run, program: Callable[[str], str]) -> None:
+def test_a_collator_that_asks_its_worker_for_the_dataset(run: Run, program: Program) -> None:
     lines = """
 import torch
 from torch.utils.data import DataLoader, TensorDataset, get_worker_info
@@ -89,9 +89,7 @@ def test_steps_that_were_asked_for(run: Run) -> None:
     assert (found.iterations, found.ending) == (5, "ended after 5 iterations, as asked for")
 
 
-def test_a_program_that_is_run_until_it_reads_its_peak_has_what_it_prints(
-    run: Run, program: Callable[[str], str]
-) -> None:
+def test_a_program_that_is_run_until_it_reads_its_peak_has_what_it_prints(run: Run, program: Program) -> None:
     """The read in its loop comes before the steps that were asked for, what it takes after its last one is left out."""
     path = program("""
 import torch
@@ -116,9 +114,7 @@ optimizer.step()
     assert 2 * 8192 * 1024 * 4 < found.counted["max_allocated_bytes"] < 1 << 28
 
 
-def test_an_optimizer_made_in_the_place_of_another_goes_on_with_its_iterations(
-    run: Run, program: Callable[[str], str]
-) -> None:
+def test_an_optimizer_made_in_the_place_of_another_goes_on_with_its_iterations(run: Run, program: Program) -> None:
     text = """
 import torch
 
@@ -155,7 +151,7 @@ def test_a_program_is_followed_to_its_second_evaluation(run: Run, tmp_path_facto
 
 
 def test_a_program_that_evaluated_at_its_start_is_not_watched_for_a_thousand_iterations(
-    run: Run, program: Callable[[str], str]
+    run: Run, program: Program
 ) -> None:
     path = program("""
 import torch
@@ -190,7 +186,7 @@ def test_strict_answers_nothing_that_is_not_known(run: Run) -> None:
         run("python {programs}/classifier.py", strict=True)
 
 
-def test_it_learns_its_own_memory(run: Run, program: Callable[[str], str]) -> None:
+def test_it_learns_its_own_memory(run: Run, program: Program) -> None:
     path = program("""
 import torch
 free, total = torch.cuda.mem_get_info()
@@ -220,7 +216,7 @@ def _is_bytes(event: Alloc) -> bool:
     return event.origin is not None and event.origin.dtype == "uint8" and event.origin.op == "aten.empty"
 
 
-def test_the_allocators_settings_are_those_of_its_first_memory(run: Run, program: Callable[[str], str]) -> None:
+def test_the_allocators_settings_are_those_of_its_first_memory(run: Run, program: Program) -> None:
     path = program("""
 import os
 os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
@@ -245,7 +241,7 @@ def test_the_same_program_has_the_same_events(run: Run) -> None:
     assert do_the_same(first, second)
 
 
-def test_what_building_a_model_drops_is_gone_before_its_first_forward(run: Run, program: Callable[[str], str]) -> None:
+def test_what_building_a_model_drops_is_gone_before_its_first_forward(run: Run, program: Program) -> None:
     """bitsandbytes' layers and their weights refer to each other: one that is replaced at once is garbage."""
     path = program("""
 import torch
@@ -267,9 +263,7 @@ print(held[0], file=open(__file__ + ".held", "w"))
     assert int(Path(f"{path}.held").read_text()) >> 20 == 1
 
 
-def test_a_program_that_switches_garbage_collection_off_keeps_its_cycles(
-    run: Run, program: Callable[[str], str]
-) -> None:
+def test_a_program_that_switches_garbage_collection_off_keeps_its_cycles(run: Run, program: Program) -> None:
     lines = """
 import gc, torch
 model = torch.nn.Linear(4, 4).cuda()

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from program_runs import Run
+from program_runs import Program, Run
 
 from planner.errors import ProgramError
 from planner.hardware import catalog
@@ -34,14 +33,14 @@ from planner.tracing.program import rank_orders
 from planner.tracing.program.rank_orders import RankRun
 from planner.tracing.rank_trace import Trace
 trace = rank_trace.dumps(Trace((Mark(Phase.FORWARD, 1), Alloc(0, 512, 0, None), Free(0)))).encode()
-about = rank_orders.about_text(RankRun(rank=0, ending="it is small", iterations=3))
+about = rank_orders.write_report(RankRun(rank=0, ending="it is small", iterations=3))
 for name in os.listdir("/proc/self/fd"):
     if int(name) > 2 and os.path.exists(f"/proc/self/fd/{name}") and "pipe:" in os.readlink(f"/proc/self/fd/{name}"):
         write(AnswerWriter(int(name)))
 os._exit(0)
 """
 MALFORMED = {
-    "bytes that are no answer": ("os.write(answer.descriptor, b'x' * 1000)", "what came is no answer"),
+    "bytes that are no answer": ("os.write(answer.descriptor, b'x' * 1000)", "the answer is not whole"),
     "a trace alone": ("answer.write('trace', trace)", "ended its process on rank 0 with exit code 0"),
     "a trace of unknown events": (
         "answer.write('trace', trace.replace(b'[\"f\",0]', b'[\"x\",0]')); answer.write('about', about)",
@@ -58,13 +57,13 @@ MALFORMED = {
     ),
     "a number that is a text": (
         "answer.write('trace', trace); answer.write('about', about.replace(b': 3', b': \"3\"'))",
-        "is no report of a run",
+        "is not a report of a run",
     ),
 }
 
 
 @pytest.mark.parametrize("what", MALFORMED)
-def test_an_answer_that_is_no_report_is_refused(run: Run, program: Callable[[str], str], what: str) -> None:
+def test_an_answer_that_is_no_report_is_refused(run: Run, program: Program, what: str) -> None:
     writes, problem = MALFORMED[what]
 
     with pytest.raises(ProgramError, match=problem):

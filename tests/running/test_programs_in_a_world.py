@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from program_runs import Run
+from program_runs import STEP, Program, Run
 
 from planner.errors import ProgramError
 from planner.events import Alloc, Category, Role
 
 COMMAND = "torchrun --nnodes 2 --nproc-per-node 2 {programs}/in_a_world.py"
-STEP = """
-model = torch.nn.Linear(4, 4).cuda()
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-model(torch.zeros(2, 4, device="cuda")).sum().backward()
-optimizer.step()
-"""
 
 
 def test_replicas_have_buckets_and_a_communicator(run: Run) -> None:
@@ -46,7 +39,7 @@ def test_shards_are_a_part_of_the_parameters(run: Run) -> None:
     assert (512, 256) in shapes  # of 2048 x 256, among four
 
 
-def test_groups_of_any_backend_meshes_and_objects(run: Run, program: Callable[[str], str]) -> None:
+def test_groups_of_any_backend_meshes_and_objects(run: Run, program: Program) -> None:
     path = program(f"""
 import torch, torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
@@ -74,7 +67,7 @@ dist.barrier()
     assert "what rank 0 would have sent is not known" in " ".join(each.text for each in found.assumptions)
 
 
-def test_what_else_a_group_is_asked_for(run: Run, program: Callable[[str], str], tmp_path: Path) -> None:
+def test_what_else_a_group_is_asked_for(run: Run, program: Program, tmp_path: Path) -> None:
     path = program(f"""
 import torch, torch.distributed as dist
 import torch.distributed.checkpoint as checkpoint
@@ -104,7 +97,7 @@ checkpoint.save(layer.state_dict(), checkpoint_id="{tmp_path}/saved")
     assert (tmp_path / "saved" / ".metadata").exists()
 
 
-def test_a_rank_uses_its_own_gpu(run: Run, program: Callable[[str], str]) -> None:
+def test_a_rank_uses_its_own_gpu(run: Run, program: Program) -> None:
     path = program(f"""
 import os, torch
 from torch.distributed.device_mesh import init_device_mesh
@@ -126,7 +119,7 @@ assert torch.cuda.memory_stats()["allocation.all.allocated"] == before + 1
     assert run(f"torchrun --nproc-per-node 4 {path}", rank=2).iterations == 1
 
 
-def test_who_waits_for_a_peer_is_told(run: Run, program: Callable[[str], str]) -> None:
+def test_who_waits_for_a_peer_is_told(run: Run, program: Program) -> None:
     path = program("""
 import torch.distributed as dist
 dist.init_process_group("gloo")
@@ -180,13 +173,11 @@ for step in range(2):
 """
 
 
-def test_single_messages_show_the_stages_of_a_pipeline(run: Run, program: Callable[[str], str]) -> None:
+def test_single_messages_show_the_stages_of_a_pipeline(run: Run, program: Program) -> None:
     assert run(f"torchrun --nproc-per-node 4 {program(STAGES)}").talkers == ((0, 2),)
 
 
-def test_numbers_that_a_rank_broadcasts_are_heard_by_those_that_run_after_it(
-    run: Run, program: Callable[[str], str]
-) -> None:
+def test_numbers_that_a_rank_broadcasts_are_heard_by_those_that_run_after_it(run: Run, program: Program) -> None:
     path = program(f"""
 import torch, torch.distributed as dist
 dist.init_process_group("nccl")
@@ -210,7 +201,7 @@ assert length.tolist() == [7], length
         run(command, rank=3)
 
 
-def test_a_script_of_the_old_launcher_gets_its_local_rank(run: Run, program: Callable[[str], str]) -> None:
+def test_a_script_of_the_old_launcher_gets_its_local_rank(run: Run, program: Program) -> None:
     path = program(
         "import argparse, torch, torch.distributed as dist\n"
         "parser = argparse.ArgumentParser()\n"

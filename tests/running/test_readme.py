@@ -6,12 +6,10 @@ import shlex
 from pathlib import Path
 
 import pytest
+from program_runs import judge
 
-from planner.job.named_gpus import look_up
-from planner.planning.program import inputs_of, judge_program
 from planner.report.plan_text import render
 from planner.report.style import Style
-from planner.tracing.launching.line import parse
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -22,9 +20,8 @@ def test_the_readme_shows_what_the_run_prints(monkeypatch: pytest.MonkeyPatch) -
     shown = readme.partition("$ planner run ")[2].partition("```")[0].splitlines()
     options, _, command = shown[0].partition(" -- ")
     assert options == "--gpu A100-SXM-40GB"
-    words = shlex.split(command)
 
-    found = judge_program(inputs_of(parse(words), words, look_up("A100-SXM-40GB")))
+    found = judge(*shlex.split(command), gpu="A100-SXM-40GB")
 
     printed = render(found, Style()).splitlines()
     assert len(shown) > 9

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
-from program_runs import Run
+from program_runs import Program, Run
 
 ROUTER = """
 import torch
@@ -47,7 +45,7 @@ COUNTS = {
 
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("counts", COUNTS)
-def test_counts_sum_to_the_choices(run: Run, program: Callable[[str], str], counts: str, ranks: int) -> None:
+def test_counts_sum_to_the_choices(run: Run, program: Program, counts: str, ranks: int) -> None:
     path = program(ROUTER.format(counts=COUNTS[counts], ranks=ranks))
 
     assert run(f"torchrun --nproc-per-node {ranks} {path}" if ranks > 1 else f"python {path}").iterations == 3

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
-from program_runs import Run
+from program_runs import Program, Run, judge
 
 from planner.allocator.replay import replay
 from planner.errors import ProgramError
 from planner.events import write_out_repeats
 from planner.job.named_gpus import look_up
 from planner.planning.judging import told_on
-from planner.planning.program import inputs_of, judge_program
 from planner.report.statement import Verdict
-from planner.tracing.launching.line import parse
-from planner.tracing.program.device_traces import traces_of_devices
+from planner.tracing.program.rank_orders import divide_by_device
 from planner.units import MIB
 
-Program = Callable[[str], str]
+Program = Program
 
 SPLIT = """
 import torch
@@ -81,17 +77,15 @@ def test_each_has_what_lies_on_it(run: Run, program: Program) -> None:
 
     assert (found.devices, found.iterations) == ((1, 3), 4)
     alone = run(f"python {program(SPLIT.format(first=1024, one=0, other=0))}", gpus=4, patience=60)
-    first, second = traces_of_devices(found.trace)
-    (both,) = traces_of_devices(alone.trace)
+    first, second = divide_by_device(found.trace)
+    (both,) = divide_by_device(alone.trace)
     peaks = [max(replay(list(trace.written_out())).allocated_bytes) for trace in (first, second, both)]
     assert min(peaks[:2]) > 20 * MIB
     assert sum(peaks[:2]) == peaks[2] + 2 * 32 * MIB  # cuBLAS has a workspace for each thread and device
 
 
 def test_the_verdict_is_that_of_the_fullest(program: Program) -> None:
-    words = ["python", program(LOPSIDED)]
-
-    found = judge_program(inputs_of(parse(words, node_gpus=2), words, look_up("A100-SXM-40GB")))
+    found = judge("python", program(LOPSIDED), gpu="A100-SXM-40GB", node_gpus=2)
 
     shown = [(each.ranks, dict(each.coordinates), each.verdict) for each in found.rank_classes]
     assert shown == [("0", {"cuda": 1}, Verdict.EXCEEDS), ("0", {"cuda": 0}, Verdict.FITS)]
@@ -114,7 +108,7 @@ def test_data_parallel_copies_parameters_and_gathers_outputs(run: Run, program: 
     found = run(f"python {program(PARALLEL)}", gpus=4, patience=60)
 
     assert (found.devices, found.iterations, found.ending) == ((0, 1, 2, 3), 6, "the program ran to its end")
-    traces = traces_of_devices(found.trace)
+    traces = divide_by_device(found.trace)
     first, *others = [max(replay(list(trace.written_out())).allocated_bytes) for trace in traces]
     assert first > max(others)
     assert max(others) - min(others) < MIB
@@ -128,7 +122,7 @@ def test_what_another_stream_uses_is_free_when_its_own_gpu_has_passed_it(run: Ru
 
     found = [run(f"python {program(LATE.format(makes=each))}", gpus=2, patience=60) for each in makes]
 
-    traces = [traces_of_devices(each.trace)[device] for device, each in enumerate(found)]
+    traces = [divide_by_device(each.trace)[device] for device, each in enumerate(found)]
     told = [told_on(gpu, 2, trace) for trace in traces]
     peaks = [max(replay(list(write_out_repeats(each.events, each.repeats))).reserved_bytes) for each in told]
     assert peaks[0] == peaks[1]

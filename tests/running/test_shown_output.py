@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 
 import pytest
-
-Program = Callable[[str], str]
+from program_runs import Program
 
 TRAINS = """
 import sys, torch

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
 from pathlib import Path
 from textwrap import dedent, indent
 
 import pytest
-from program_runs import Run
+from program_runs import Program, Run
 
 from planner.tracing.program.size_schedules import say_schedules, sizes_by_step
 
@@ -124,7 +123,7 @@ def test_the_sentence_quotes_the_line(tmp_path: Path) -> None:
     )
 
 
-def test_a_run_says_it_of_steps_that_were_not_run(run: Run, program: Callable[[str], str]) -> None:
+def test_a_run_says_it_of_steps_that_were_not_run(run: Run, program: Program) -> None:
     lines = """
 import torch
 model = torch.nn.Linear(64, 64).cuda()

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
-from program_runs import Run
+from program_runs import Program, Run
 
 from planner.errors import TraceError
 from planner.events import Alloc
@@ -41,9 +39,7 @@ MOST = "the most that there can be: how many there are depends on values"
         ("tokens.bincount(minlength=1000)", (1000,), "1,000 bins (as many as minlength asks for: no value is larger)"),
     ],
 )
-def test_as_large_as_it_can_be(
-    run: Run, program: Callable[[str], str], expression: str, shape: tuple[int, ...], said: str
-) -> None:
+def test_as_large_as_it_can_be(run: Run, program: Program, expression: str, shape: tuple[int, ...], said: str) -> None:
     path = program(PROGRAM.format(expression=expression) + f"assert chosen.shape == {shape}, chosen.shape\n")
 
     found = run(f"python {path}")
@@ -59,13 +55,13 @@ def test_as_large_as_it_can_be(
     [("tokens.bincount()", "say minlength"), ("torch.repeat_interleave(tokens)", "say output_size")],
 )
 def test_what_has_no_largest_size_is_refused_with_what_to_say(
-    run: Run, program: Callable[[str], str], expression: str, remedy: str
+    run: Run, program: Program, expression: str, remedy: str
 ) -> None:
     with pytest.raises(TraceError, match=rf"at program.py:8[^$]*change: *{remedy}: there is no largest"):
         run(f"python {program(PROGRAM.format(expression=expression))}")
 
 
-def test_the_backward_of_a_selection_is_as_large(run: Run, program: Callable[[str], str]) -> None:
+def test_the_backward_of_a_selection_is_as_large(run: Run, program: Program) -> None:
     found = run(f"python {program(PROGRAM.format(expression='None'))}")
 
     shapes = {each.origin.shape for each in found.trace.events if isinstance(each, Alloc) and each.origin}

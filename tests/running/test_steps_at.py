@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from program_runs import Run
+from program_runs import Program, Run
 
 from planner.errors import ProgramError
 from planner.tracing.program.rank_orders import RankRun
@@ -39,7 +39,7 @@ LOOPS = {
 
 
 @pytest.fixture
-def at(run: Run, program: Callable[[str], str], tmp_path: Path) -> Callable[..., tuple[RankRun, list[int]]]:
+def at(run: Run, program: Program, tmp_path: Path) -> Callable[..., tuple[RankRun, list[int]]]:
     def run_at(steps: tuple[int, ...], lines: str, head: str = HEAD) -> tuple[RankRun, list[int]]:
         """The run, and the numbers with which the program trained."""
         written = tmp_path / "seen"
@@ -99,7 +99,7 @@ Trainer().fit("long data" * 9)
     assert numbers[-6:] == [0, 1, 2, 900, 901, 902]
 
 
-def test_a_module_of_the_program_is_counted_too(run: Run, program: Callable[[str], str], tmp_path: Path) -> None:
+def test_a_module_of_the_program_is_counted_too(run: Run, program: Program, tmp_path: Path) -> None:
     (tmp_path / "loop.py").write_text("def fit(train):\n    for step in range(2000):\n        train(step)\n")
     written = tmp_path / "seen"
 

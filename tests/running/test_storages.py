@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from program_runs import Run
+from program_runs import Program, Run
 
 LINES = """
 import copy, io, os, tempfile, torch
@@ -46,7 +44,7 @@ assert torch.load(io.BytesIO(buffer.getvalue()), weights_only=False).weight.devi
 """
 
 
-def test_they_are_what_they_are_on_a_gpu(run: Run, program: Callable[[str], str]) -> None:
+def test_they_are_what_they_are_on_a_gpu(run: Run, program: Program) -> None:
     found = run(f"python {program(LINES)}")
 
     assert "what lies on the device is saved as nothing" in " ".join(each.text for each in found.assumptions)

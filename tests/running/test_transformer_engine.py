@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from program_runs import Run
+from program_runs import Program, Run
 from told_events import told_events
 
 import planner.paper
@@ -191,14 +191,14 @@ for step in range(3):
 
 
 @pytest.mark.skipif(not HAS_IT, reason="transformer-engine's Python part and onnxscript are not installed")
-def test_layers_of_the_package_keep_what_their_source_says(run: Run, program: Callable[[str], str]) -> None:
+def test_layers_of_the_package_keep_what_their_source_says(run: Run, program: Program) -> None:
     found = run(f"python {program(PROGRAM)}")
 
     assert found.iterations == 3
 
 
 @pytest.mark.skipif(HAS_IT, reason="transformer-engine's Python part is installed")
-def test_a_program_that_needs_it_is_told_what_to_install(run: Run, program: Callable[[str], str]) -> None:
+def test_a_program_that_needs_it_is_told_what_to_install(run: Run, program: Program) -> None:
     with pytest.raises(TraceError, match="which is not installed here") as caught:
         run(f"python {program('import transformer_engine.pytorch')}")
 

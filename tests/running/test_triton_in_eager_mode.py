@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
-from program_runs import Run
+from program_runs import Program, Run
 
 from planner.errors import TraceError
 from planner.events import Alloc, Free
@@ -43,7 +41,7 @@ assert double.cache and all(each.kwargs == {"BLOCK": 64} for each in double.cach
 
 
 def test_launches_are_nothing_and_timing_takes_its_buffer_once_for_each_configuration(
-    run: Run, program: Callable[[str], str]
+    run: Run, program: Program
 ) -> None:
     found = run(f"python {program(PROGRAM)}")
 
@@ -55,7 +53,7 @@ def test_launches_are_nothing_and_timing_takes_its_buffer_once_for_each_configur
     assert [each.count for each in found.assumptions if each.text.startswith("of several configurations")] == [4]
 
 
-def test_beside_a_compiled_model_launches_are_as_before(run: Run, program: Callable[[str], str]) -> None:
+def test_beside_a_compiled_model_launches_are_as_before(run: Run, program: Program) -> None:
     eager = run(f"python {program(PROGRAM)}")
     lines = PROGRAM.replace("x = model(", "x = compiled(").replace("flag =", "compiled = torch.compile(model)\nflag =")
 
@@ -66,7 +64,7 @@ def test_beside_a_compiled_model_launches_are_as_before(run: Run, program: Calla
         assert sum(each.requested_bytes == 256 << 20 for each in taken) == 4
 
 
-def test_a_compiled_kernel_says_nothing_of_itself(run: Run, program: Callable[[str], str]) -> None:
+def test_a_compiled_kernel_says_nothing_of_itself(run: Run, program: Program) -> None:
     lines = PROGRAM.replace("x.sum()", "double.fn.fn[(1,)](y, x, 4, BLOCK=4, even=True).n_regs\n    x.sum()")
 
     with pytest.raises(TraceError, match="asks a compiled Triton kernel for n_regs"):

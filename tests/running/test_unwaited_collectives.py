@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from program_runs import Run
+from program_runs import Program, Run
 
 LOOP = """\
 import sys, torch, torch.distributed as dist
@@ -54,7 +53,7 @@ def allocated(run: Run, path: str, written: Path, torch: str = "") -> list[int]:
     ],
 )  # fmt: skip
 def test_it_is_there_until_the_watchdog_has_looked(
-    run: Run, program: Callable[[str], str], tmp_path: Path, collective: str, after: str, kept: list[int]
+    run: Run, program: Program, tmp_path: Path, collective: str, after: str, kept: list[int]
 ) -> None:
     """Five iterations of some microseconds are over before it looks, but for those in which the host compiles."""
     assert allocated(run, program(LOOP.format(collective=collective, after=after)), tmp_path / "written") == kept
@@ -68,7 +67,7 @@ LONG = "square.mm(square)"
     ("after", "kept"), [("", [8, 12, 16, 20, 24]), ("weight.sum().item()", [8, 8, 8, 8, 8])], ids=["ahead", "waits"]
 )
 def test_of_a_host_that_waits_for_long_iterations_those_of_one_are_there(
-    run: Run, program: Callable[[str], str], tmp_path: Path, after: str, kept: list[int]
+    run: Run, program: Program, tmp_path: Path, after: str, kept: list[int]
 ) -> None:
     square = "square = torch.ones(40960, 40960, dtype=torch.bfloat16, device='cuda')"
     path = program(LOOP.format(collective=f"{REDUCED}; del work; {square}; {LONG}; del square", after=after))
@@ -79,6 +78,6 @@ def test_of_a_host_that_waits_for_long_iterations_those_of_one_are_there(
     assert [int(line) - WORKSPACE_MIB for line in written.read_text().split()] == kept
 
 
-def test_earlier_torch_kept_none(run: Run, program: Callable[[str], str], tmp_path: Path) -> None:
+def test_earlier_torch_kept_none(run: Run, program: Program, tmp_path: Path) -> None:
     path = program(LOOP.format(collective=f"{REDUCED}; del work", after=""))
     assert allocated(run, path, tmp_path / "written", torch="2.6") == [4, 4, 4, 4, 4]

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
-from program_runs import Run
+from program_runs import Program, Run
 
 from planner.errors import TraceError
 from planner.tracing.program.assumptions import About, Assumption
 from planner.tracing.program.rank_orders import RankRun
 
-Program = Callable[[str], str]
+Program = Program
 
 TRAINING = """
 import sys, torch, torch.distributed.checkpoint as checkpoint

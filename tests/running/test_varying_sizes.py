@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from program_runs import Run
+from program_runs import Program, Run, judge
 
 from planner.allocator.replay import replay
 from planner.events import Phase
-from planner.job.named_gpus import look_up
-from planner.planning.program import inputs_of, judge_program
 from planner.report.statement import Verdict
 from planner.report.verdict_text import verdict_sentences
-from planner.tracing.launching.line import parse
 
 CASES = [
     "shuffled by a generator", "shuffled by torch's own", "sampled with replacement", "batches of one length",
@@ -27,7 +23,7 @@ EPOCH = 10_000
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_largest_batch_of_an_epoch_is_met_early(run: Run, program: Callable[[str], str], case: str) -> None:
+def test_the_largest_batch_of_an_epoch_is_met_early(run: Run, program: Program, case: str) -> None:
     path = Path(__file__).parent / "programs" / "varying_sizes.py"
     named = program(f"import sys, runpy\nsys.argv[1:] = [{case!r}]\nrunpy.run_path({str(path)!r}, run_name='__main__')")
 
@@ -67,9 +63,7 @@ for batch in DataLoader(Crops(), batch_size=8, collate_fn=pad, shuffle=True):
 RANDOM = "random.randint(1, 500) + int(torch.randint(0, 500, ()))"
 
 
-def test_random_numbers_and_data_of_the_program_stay_what_they_were(
-    run: Run, program: Callable[[str], str], tmp_path: Path
-) -> None:
+def test_random_numbers_and_data_of_the_program_stay_what_they_were(run: Run, program: Program, tmp_path: Path) -> None:
     lines = LOOP.format(length=RANDOM).replace("class", "random.seed(1); torch.manual_seed(1)\nclass", 1)
     told = []
     for batches in (None, 0):
@@ -83,9 +77,7 @@ def test_random_numbers_and_data_of_the_program_stay_what_they_were(
     assert [int(length) for length, *_ in ahead[-2:]] == [max(lengths)] * 2
 
 
-def test_batches_that_are_made_on_the_gpu_are_drawn_ahead_too(
-    run: Run, program: Callable[[str], str], tmp_path: Path
-) -> None:
+def test_batches_that_are_made_on_the_gpu_are_drawn_ahead_too(run: Run, program: Program, tmp_path: Path) -> None:
     lines = LOOP.format(length="20 + 7 * index").replace("batch_first=True)", "batch_first=True).cuda()")
 
     found = run(f"python {program(lines)} {tmp_path / 'told'}", batches=None)
@@ -93,7 +85,7 @@ def test_batches_that_are_made_on_the_gpu_are_drawn_ahead_too(
     assert [drawn.drawn for drawn in found.drawn] == [10]
 
 
-def test_batches_of_one_size_are_left_alone(run: Run, program: Callable[[str], str], tmp_path: Path) -> None:
+def test_batches_of_one_size_are_left_alone(run: Run, program: Program, tmp_path: Path) -> None:
     lines = LOOP.format(length="30").replace("return 80", "return 83")
 
     found = run(f"python {program(lines)} {tmp_path / 'told'}", batches=None, patience=60)
@@ -102,15 +94,13 @@ def test_batches_of_one_size_are_left_alone(run: Run, program: Callable[[str], s
     assert [line.split()[0] for line in (tmp_path / "told").read_text().splitlines()] == ["30"] * 11
 
 
-def test_of_many_batches_so_many_are_drawn_as_are_asked_for(
-    run: Run, program: Callable[[str], str], tmp_path: Path
-) -> None:
+def test_of_many_batches_so_many_are_drawn_as_are_asked_for(run: Run, program: Program, tmp_path: Path) -> None:
     found = run(f"python {program(LOOP.format(length=RANDOM))} {tmp_path / 'told'}", batches=5)
 
     assert [(each.drawn, each.epoch) for each in found.drawn] == [(5, 10)]
 
 
-def test_loaders_of_one_loop_are_drawn_each(run: Run, program: Callable[[str], str], tmp_path: Path) -> None:
+def test_loaders_of_one_loop_are_drawn_each(run: Run, program: Program, tmp_path: Path) -> None:
     loader, _, steps = LOOP.format(length="20 + 7 * index").partition("for batch in ")
     _, _, steps = steps.partition("\n")
     lines = loader.replace("def __len__", "size = 80\n    def __len__").replace("return 80", "return self.size")
@@ -134,14 +124,11 @@ for _ in range(12):
 """
 
 
-def sentences(lines: str, program: Callable[[str], str], *more: str, **options: int) -> str:
-    statement = judge_program(
-        inputs_of(parse(["python", program(lines), *more]), [], look_up("H100-SXM-80GB"), **options)  # type: ignore[arg-type]
-    )
-    return "; ".join(statement.unseen)
+def sentences(lines: str, program: Program, *more: str, **options: int) -> str:
+    return "; ".join(judge("python", program(lines), *more, **options).unseen)
 
 
-def test_inputs_that_no_loader_gives_are_named_with_their_sizes(program: Callable[[str], str]) -> None:
+def test_inputs_that_no_loader_gives_are_named_with_their_sizes(program: Program) -> None:
     said = sentences(NO_LOADER, program)
 
     assert re.search(
@@ -163,18 +150,15 @@ def test_inputs_that_no_loader_gives_are_named_with_their_sizes(program: Callabl
     ],
 )
 def test_the_report_says_how_far_sizes_vary(
-    program: Callable[[str], str], tmp_path: Path, batches: int | None, expected: str
+    program: Program, tmp_path: Path, batches: int | None, expected: str
 ) -> None:
     said = sentences(LOOP.format(length=RANDOM), program, str(tmp_path / "told"), batches=batches)  # type: ignore[arg-type]
 
     assert re.search(expected, said)
 
 
-def test_what_the_median_and_the_largest_batch_take_are_moments_of_the_report(
-    program: Callable[[str], str], tmp_path: Path
-) -> None:
-    line = parse(["python", program(LOOP.format(length="index + 1")), str(tmp_path / "told")])
-    statement = judge_program(inputs_of(line, [], look_up("H100-SXM-80GB")))
+def test_what_the_median_and_the_largest_batch_take_are_moments_of_the_report(program: Program, tmp_path: Path) -> None:
+    statement = judge("python", program(LOOP.format(length="index + 1")), str(tmp_path / "told"))
 
     (ranks,) = statement.rank_classes
     assert [moment.name for moment in ranks.moments] == ["median batch", "largest batch"]
@@ -204,8 +188,8 @@ for epoch in range(9):
 """
 
 
-def test_the_largest_batch_of_an_evaluation_is_met_as_well(program: Callable[[str], str]) -> None:
-    statement = judge_program(inputs_of(parse(["python", program(EVALUATES)]), [], look_up("H100-SXM-80GB")))
+def test_the_largest_batch_of_an_evaluation_is_met_as_well(program: Program) -> None:
+    statement = judge("python", program(EVALUATES))
 
     (ranks,) = statement.rank_classes
     last = ranks.moments[-1]
@@ -214,7 +198,7 @@ def test_the_largest_batch_of_an_evaluation_is_met_as_well(program: Callable[[st
 
 
 def test_data_that_only_the_programs_own_process_can_draw_are_taken_as_they_come(
-    run: Run, program: Callable[[str], str], tmp_path: Path
+    run: Run, program: Program, tmp_path: Path
 ) -> None:
     lines = "import os\nowner = os.getpid()\n" + LOOP.format(length=RANDOM).replace(
         "Crops.drawn += 1", "assert os.getpid() == owner, 'another process'"
@@ -233,11 +217,9 @@ def test_data_that_only_the_programs_own_process_can_draw_are_taken_as_they_come
     [(NO_LOADER, None, Verdict.TIGHT), (NO_LOADER.replace("7 * number % 50", "0"), None, Verdict.FITS)],
 )
 def test_what_may_grow_beyond_what_was_seen_is_not_said_to_fit(
-    program: Callable[[str], str], lines: str, batches: int | None, verdict: Verdict
+    program: Program, lines: str, batches: int | None, verdict: Verdict
 ) -> None:
-    line = parse(["python", program(lines)])
-
-    statement = judge_program(inputs_of(line, [], look_up("H100-SXM-80GB"), batches=batches))
+    statement = judge("python", program(lines), batches=batches)
 
     assert statement.verdict is verdict
     (sentence,) = verdict_sentences(statement)

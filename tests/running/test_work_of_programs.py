@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 
-from program_runs import Run
+from program_runs import Program, Run
 
 from planner.events import Alloc, Category, Role
 from planner.step_work import LaunchKind
@@ -48,24 +47,20 @@ def products(run: RankRun) -> Counter[tuple[int, ...]]:
     )
 
 
-def test_an_encoder_that_runs_between_micro_batches_is_part_of_the_step(
-    run: Run, program: Callable[[str], str]
-) -> None:
+def test_an_encoder_that_runs_between_micro_batches_is_part_of_the_step(run: Run, program: Program) -> None:
     found = run(f"python {program(PROGRAM.format(micro_batches=4))}", steps=100)
 
     # Of each micro-batch the encoder's two products, the model's own and that of its weight's gradient.
     assert products(found) == {(64, 40): 4, (64, 48): 4 + 4, (48, 48): 4}
 
 
-def test_one_that_runs_once_between_steps_is_and_an_evaluation_beside_it_is_not(
-    run: Run, program: Callable[[str], str]
-) -> None:
+def test_one_that_runs_once_between_steps_is_and_an_evaluation_beside_it_is_not(run: Run, program: Program) -> None:
     found = run(f"python {program(PROGRAM.format(micro_batches=1))}", steps=100)
 
     assert products(found) == {(64, 40): 1, (64, 48): 1 + 1, (48, 48): 1}
 
 
-def test_what_a_module_holds_that_nobody_calls_is_a_parameter(run: Run, program: Callable[[str], str]) -> None:
+def test_what_a_module_holds_that_nobody_calls_is_a_parameter(run: Run, program: Program) -> None:
     found = run(f"python {program(PROGRAM.format(micro_batches=1))}")
 
     born = {each.block: each.requested_bytes for each in found.trace.events if isinstance(each, Alloc)}
@@ -88,7 +83,7 @@ for step in range(4):
 """
 
 
-def test_an_iteration_that_compiles_takes_as_long_as_one_that_does_not(run: Run, program: Callable[[str], str]) -> None:
+def test_an_iteration_that_compiles_takes_as_long_as_one_that_does_not(run: Run, program: Program) -> None:
     work = run(f"python {program(GROWING)}").trace.work
     assert work.launches
     assert LaunchKind.COMPILE not in {launch.kind for launch in work.launches}

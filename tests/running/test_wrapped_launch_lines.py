@@ -174,7 +174,7 @@ def test_a_container_has_folders_and_variables_of_its_own() -> None:
     assert (inside.program, inside.folder, inside.environment) == ("/host/job/t.py", "/host/job", {"A": "1"})
     assert (srun.program, entered.folder) == ("/host/job/t.py", "/host/job")
     assert (elsewhere.folder, elsewhere.environment) == ("", {"A": "1", "B": "2"})
-    assert elsewhere.notes == ("/opt/job of the container is taken to be the folder that is here",)
+    assert elsewhere.notes == ("/opt/job of the container is assumed to be the folder that is here",)
 
 
 def test_uv_runs_modules_and_files() -> None:
@@ -223,7 +223,7 @@ def test_a_script_uses_what_it_finds_and_what_it_is_given() -> None:
         ("bash run.sh", "echo hello", "the script has no launch line"),
         ("bash other.sh", "", "is not there"),
         ("docker run --gpus all img", "", "docker has no command to start in img: what its image starts is not known"),
-        ("docker build .", "", "starts 'docker', which is no launcher"),
+        ("docker build .", "", "starts 'docker', which is not a known launcher"),
         ("nice -Z python t.py", "", "unknown option --Z"),
         ("uv run --withal x t.py", "", "unknown option --withal"),
         ("ray job submit -- ", "", "no entrypoint"),

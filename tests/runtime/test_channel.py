@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from planner.errors import PlannerError
 from planner.runtime import messages
-from planner.runtime.messages import PROBLEM, Answer, AnswerWriter, BrokenAnswerError, parts_of
+from planner.runtime.messages import PROBLEM, Answer, AnswerWriter, BrokenAnswerError, read_parts
 from planner.service.http.problems import RequestError
 
 NAMES = st.text(st.characters(max_codepoint=127), max_size=255)
@@ -39,13 +39,13 @@ def written(parts: list[tuple[str, bytes]]) -> bytes:
 
 @given(parts=PARTS)
 def test_what_is_written_is_read(parts: list[tuple[str, bytes]]) -> None:
-    assert list(parts_of(written(parts))) == parts
+    assert list(read_parts(written(parts))) == parts
 
 
 def test_a_part_may_be_larger_than_the_pipe() -> None:
     parts = [("trace", bytes(2**20)), ("plan", b"")]
 
-    assert list(parts_of(written(parts))) == parts
+    assert list(read_parts(written(parts))) == parts
 
 
 @given(parts=PARTS.filter(bool), data=st.data())
@@ -58,7 +58,7 @@ def test_an_answer_that_was_cut_off_gives_its_whole_parts_and_says_so(
     found: list[tuple[str, bytes]] = []
 
     with pytest.raises(BrokenAnswerError, match="begins no part"):
-        found.extend(parts_of(whole[:cut]))
+        found.extend(read_parts(whole[:cut]))
 
     assert found == parts[:-1]
 
@@ -66,7 +66,7 @@ def test_an_answer_that_was_cut_off_gives_its_whole_parts_and_says_so(
 @given(answer=st.binary(max_size=400))
 def test_any_bytes_are_parts_or_said_to_be_none(answer: bytes) -> None:
     try:
-        found = list(parts_of(answer))
+        found = list(read_parts(answer))
     except BrokenAnswerError:
         return
     assert written(found) == answer

@@ -178,7 +178,7 @@ def test_what_is_no_tarball_of_a_program_is_refused(content: bytes, said: str) -
 @pytest.mark.parametrize(
     ("query", "said"),
     [
-        ({"command": "make train"}, "is no launcher"),
+        ({"command": "make train"}, "is not a known launcher"),
         ({"command": "python $X"}, "is a variable"),
         ({"command": "torchrun --nproc-per-node 64 t.py", "ranks": "all"}, "are too many to be run in one request"),
         ({"ranks": "9"}, "there is no rank 9"),
@@ -275,7 +275,7 @@ def test_what_not_everybody_may_read_is_not_read_for_a_caller(tmp_path: Path) ->
     with pytest.raises(PlannerError, match="that everybody may read"):
         read("python t.py", job / "closed")
     (job / "env.yaml").chmod(0o644)
-    with pytest.raises(PlannerError, match=r"env.yaml: is a str, and no mapping"):
+    with pytest.raises(PlannerError, match=r"env.yaml: must be a mapping, not a str"):
         read("ray job submit --runtime-env env.yaml -- python t.py")
 
 

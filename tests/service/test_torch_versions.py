@@ -205,7 +205,7 @@ def test_another_interpreter_gets_planner_and_makes_the_same_plan_under_the_same
         ("new", "'new' names no torch with its Python"),
         ("2.6=python3", "'2.6=python3' names no torch with its Python"),
         ("2.6=/nowhere/python", "cannot be started: No such file or directory"),
-        ("2.6=/bin/false", "is no Python that answers: it ended with 1"),
+        ("2.6=/bin/false", "does not answer as a Python: it ended with 1"),
         (f"2.6={sys.executable}", f"{sys.executable} has torch {identity.software()['torch']}, not 2.6"),
         (f"{OWN}, {OWN}={sys.executable}", f"torch {OWN} is named twice"),
         ("2.6", "no environment of torch 2.6 was made for this user"),

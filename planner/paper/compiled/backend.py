@@ -38,18 +38,18 @@ class PaperWrapper(PythonWrapperCodegen):
 
     def enter_context(self, ctx: Any) -> None:
         super().enter_context(ctx)  # type: ignore[no-untyped-call]
-        self.writeline(f"enter_origin({self.number_of(ctx)})")  # type: ignore[no-untyped-call]
+        self.writeline(f"enter_origin({self.origin_number(ctx)})")  # type: ignore[no-untyped-call]
 
-    def number_of(self, node: Any) -> int:
+    def origin_number(self, node: Any) -> int:
         """Of the module and operator of a node, among those of the code that is written."""
-        return self._origins.setdefault(of_node(node), len(self._origins))
+        return self._origins.setdefault(node_origin(node), len(self._origins))
 
     def generate_end(self, result: IndentedBuffer) -> None:
         super().generate_end(result)
         result.splice(
             f"""
-            origins = Origins({list(self._origins)!r}, {patches.of_this_compilation()!r},
-                              {padded_products.of_this_compilation()!r})
+            origins = Origins({list(self._origins)!r}, {patches.current_compilation()!r},
+                              {padded_products.current_compilation()!r})
             enter_origin, empty_strided_cuda = origins.enter, origins.empty_strided
             assert_size_stride = origins.assert_size_stride
             call = origins.within(call)
@@ -66,7 +66,7 @@ class PaperSubgraph(SubgraphPythonWrapperCodegen):
         while isinstance(outermost, PaperSubgraph):
             outermost = outermost.parent_wrapper
         assert isinstance(outermost, PaperWrapper)
-        self.writeline(f"enter_origin({outermost.number_of(ctx)})")  # type: ignore[no-untyped-call]
+        self.writeline(f"enter_origin({outermost.origin_number(ctx)})")  # type: ignore[no-untyped-call]
 
 
 @contextmanager
@@ -89,7 +89,7 @@ _NO_MODULES = ("_modules", "_orig_mod", "__self__", "__closure__", "cell_content
 """Parts of a path in which Dynamo says how it came there: a method's module, a variable around a function."""
 
 
-def of_node(node: Any) -> tuple[str, str]:
+def node_origin(node: Any) -> tuple[str, str]:
     """Path of the module, below the compiled one, and operator (`aten::mm`); empty where nothing is known.
 
     The module is the innermost of the stack; of what a backward does that of its forward.

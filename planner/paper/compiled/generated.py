@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch._inductor.config
@@ -15,37 +15,23 @@ from torch._library.simple_registry import singleton
 
 from planner.paper import work_records
 from planner.paper.compiled import padded_products
-from planner.paper.compiled.kernel_timing import UntimedKernel, untimed_kernel
+from planner.paper.compiled.kernel_timing import untimed_kernel
 from planner.paper.compiled.patches import ASSUMED
+from planner.paper.outside.operators import record_operator
+from planner.paper.recorder import Recorder
 
 with torch._inductor.config.patch(compile_threads=1):  # up to torch 2.8 it starts, where it is imported, processes
     from torch._inductor.async_compile import AsyncCompile
 
 
-class Scopes(Protocol):
-    """Whoever writes down of which module and operator an allocation is."""
-
-    def enter_below(self, path: str) -> int | None:
-        """The module at this path below the one that was entered last is at work; what was before."""
-
-    def return_to(self, scope: int | None) -> None:
-        """As it was before `enter_below`."""
-
-    def enter_operator(self, name: str) -> int:
-        """What is allocated now is this operator's; what was before."""
-
-    def leave_operator(self, before: int) -> None:
-        """As it was before `enter_operator`."""
+_recorder: Recorder | None = None
+"""Hears of which module and operator an allocation is."""
 
 
-_scopes: Scopes | None = None
-"""None: nobody writes anything down."""
-
-
-def tell(scopes: Scopes | None) -> None:
-    """From now on generated code tells these scopes; nobody with None."""
-    global _scopes
-    _scopes = scopes
+def tell(recorder: Recorder | None) -> None:
+    """From now on generated code tells this recorder; nobody with None."""
+    global _recorder
+    _recorder = recorder
 
 
 class Origins:
@@ -63,9 +49,9 @@ class Origins:
     def enter(self, number: int) -> None:
         """What follows is that of an origin, by its number."""
         path, self._operator = self._origins[number]
-        if _scopes is not None:
-            _scopes.return_to(self._before)
-            _scopes.enter_below(path)
+        if _recorder is not None:
+            _recorder.return_to(self._before)
+            _recorder.enter_below(path)
 
     def within(self, call: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """The generated function, after which all is as before."""
@@ -73,25 +59,22 @@ class Origins:
         def run(arguments: Any) -> Any:
             ASSUMED.update(self._assumed)
             padded_products.take_timings(self._timed)
-            outer, self._before = self._before, None if _scopes is None else _scopes.enter_below("")
+            outer, self._before = self._before, None if _recorder is None else _recorder.enter_below("")
             try:
                 return call(arguments)
             finally:
-                if _scopes is not None:
-                    _scopes.return_to(self._before)
+                if _recorder is not None:
+                    _recorder.return_to(self._before)
                 self._before, self._operator = outer, ""
 
         return run
 
     def empty_strided(self, size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
         """As `_empty_strided_cuda` (torch 2.13, torch/csrc/dynamo/guards.cpp), which builds for a CPU lack."""
-        if _scopes is None or not self._operator:
+        if _recorder is None or not self._operator:
             return torch.empty_strided(size, stride, dtype=dtype, device="cuda")
-        before = _scopes.enter_operator(self._operator)
-        try:
+        with record_operator(self._operator):
             return torch.empty_strided(size, stride, dtype=dtype, device="cuda")
-        finally:
-            _scopes.leave_operator(before)
 
     def assert_size_stride(self, tensor: torch.Tensor, size: Any, stride: Any, operator: str = "") -> None:
         """As the function of this name that generated code calls (torch 2.13, torch/csrc/dynamo/guards.cpp), but for
@@ -115,7 +98,7 @@ class Origins:
 class _UnrunKernel:
     """A kernel: it writes to what was allocated for it, and its launch is only noted."""
 
-    def __init__(self, name: str, source: str, untimed: UntimedKernel | None = None) -> None:
+    def __init__(self, name: str, source: str, untimed: Callable[..., None] | None = None) -> None:
         self._op, self._untimed = f"inductor::{name}", untimed
         signature = re.search(r"def \w+\(([^)]*)\)", source)
         self._names = [part.split(":")[0].strip() for part in signature[1].split(",")] if signature else []
@@ -124,7 +107,7 @@ class _UnrunKernel:
         """Of each buffer it reads or writes as many elements as it has to compute, or all."""
         if self._untimed is not None:
             untimed, self._untimed = self._untimed, None
-            untimed.run_configurations(*arguments, **options)
+            untimed(*arguments, **options)
         named = list(zip(self._names, arguments, strict=False))
         tensors = [(name, value) for name, value in named if isinstance(value, torch.Tensor)]
         numels = [value for name, value in named if name.endswith("numel") and isinstance(value, int)]
@@ -145,7 +128,7 @@ class _UnrunKernel:
 
 
 @cache
-def kernel_of(name: str, source: str) -> _UnrunKernel:
+def make_kernel(name: str, source: str) -> _UnrunKernel:
     """A kernel of Triton's. Equal code in several graphs is one kernel, which is timed once, as Inductor's modules of
     kernels are (torch 2.13, torch/_inductor/codecache.py, PyCodeCache)."""
     return _UnrunKernel(name, source, untimed_kernel(name, source))
@@ -155,7 +138,7 @@ class PaperCompile(AsyncCompile):
     """Compiles what runs on the host, and nothing for the device."""
 
     def triton(self, kernel_name: str, source_code: str, device_str: str = "cuda") -> Any:  # noqa: ARG002
-        return kernel_of(kernel_name, source_code)
+        return make_kernel(kernel_name, source_code)
 
 
 _OTHER_STRIDES = (

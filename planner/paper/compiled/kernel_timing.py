@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,36 +19,29 @@ import torch._inductor.config
 
 from planner.events import TIMING
 from planner.paper import work_records
-from planner.paper.benchmarking import TRITON_BUFFER_BYTES, benchmark
 from planner.paper.compiled.patches import ASSUMED
-from planner.paper.outside.operators import recorded_as
+from planner.paper.outside.operators import TRITON_BUFFER_BYTES, benchmark, record_operator
 
 _UNREAD = "the kernel {kernel} is launched without being timed: its configurations cannot be read ({error})"
 
 
-class UntimedKernel:
-    """A kernel of Inductor's before its first launch, with torch's `CachingAutotuner` of it."""
-
-    def __init__(self, tuner: Any) -> None:
-        self._tuner = tuner
-
-    def run_configurations(self, *arguments: Any, **options: Any) -> None:
-        """Torch's tuner times them all, with what the kernel is launched with."""
-        self._tuner.launchers = [_Launcher(config) for config in self._tuner.configs]
-        options.pop("stream", None)
-        with work_records.part_of_a_launch(), recorded_as_timing():
-            self._tuner.benchmark_all_configs(*arguments, **options)
+def _run_configurations(tuner: Any, *arguments: Any, **options: Any) -> None:
+    """Torch's `CachingAutotuner` of a kernel times all configurations, with what the kernel is launched with."""
+    tuner.launchers = [_Launcher(config) for config in tuner.configs]
+    options.pop("stream", None)
+    with work_records.part_of_a_launch(), recorded_as_timing():
+        tuner.benchmark_all_configs(*arguments, **options)
 
 
 def recorded_as_timing() -> AbstractContextManager[None]:
     """Inside, what is allocated is what a first run with an empty cache takes besides."""
     is_sure = torch._inductor.config.force_disable_caches
-    return nullcontext() if is_sure else recorded_as(TIMING.replace(".", "::"))
+    return nullcontext() if is_sure else record_operator(TIMING.replace(".", "::"))
 
 
-def untimed_kernel(name: str, source: str) -> UntimedKernel | None:
-    """Of a kernel as Inductor wrote it, below the heuristics that list its configurations; None where they list one,
-    which is not timed (torch/_inductor/runtime/triton_heuristics.py)."""
+def untimed_kernel(name: str, source: str) -> Callable[..., None] | None:
+    """What times a kernel at its first launch, by the heuristics above it in Inductor's code; None where they list one
+    configuration, which is not timed (torch/_inductor/runtime/triton_heuristics.py)."""
     from torch._inductor.runtime import hints, triton_heuristics
 
     functions = (node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef))
@@ -57,14 +51,14 @@ def untimed_kernel(name: str, source: str) -> UntimedKernel | None:
         return None
     names = {**vars(triton_heuristics), **vars(hints), "triton_heuristics": triton_heuristics, "__file__": f"{name}.py"}
     try:
-        tuner = eval(ast.unparse(heuristics), {**names, "AttrsDescriptor": _Alignment})(_kernel_of(kernel))
+        tuner = eval(ast.unparse(heuristics), {**names, "AttrsDescriptor": _Alignment})(_describe_kernel(kernel))
     except Exception as error:  # of heuristics that are not those read; the plan lacks no more than a buffer
         ASSUMED.add(_UNREAD.format(kernel=name, error=f"{type(error).__name__}: {error}"))
         return None
-    return UntimedKernel(tuner) if len(tuner.configs) > 1 else None
+    return partial(_run_configurations, tuner) if len(tuner.configs) > 1 else None
 
 
-def _kernel_of(definition: ast.FunctionDef) -> Any:
+def _describe_kernel(definition: ast.FunctionDef) -> Any:
     """What the tuner reads of `triton.JITFunction`: its name, and its arguments in order."""
     parameters = [argument.arg for argument in definition.args.args]
     scope: dict[str, Any] = {}

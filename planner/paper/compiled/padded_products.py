@@ -13,7 +13,7 @@ from torch._guards import CompileContext
 
 from planner.paper.compiled.kernel_timing import recorded_as_timing
 from planner.paper.compiled.patches import assume
-from planner.paper.outside.operators import recorded_as
+from planner.paper.outside.operators import record_operator
 
 Product = tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 """What torch calls a product that it has timed; bytes of what it holds meanwhile (random matrices of the same form),
@@ -45,7 +45,7 @@ def forget() -> None:
     _timed.clear()
 
 
-def of_this_compilation() -> list[Product]:
+def current_compilation() -> list[Product]:
     """What torch would have timed for the code that is written now."""
     return list(_by_compilation[CompileContext.current_compile_id()])
 
@@ -91,7 +91,7 @@ def take_timings(products: Sequence[Product]) -> None:
 
 
 def _allocated(sizes: Sequence[int]) -> list[Tensor]:
-    with recorded_as("inductor::pad_mm"):
+    with record_operator("inductor::pad_mm"):
         return [torch.empty(size, dtype=torch.uint8, device="cuda") for size in sizes]
 
 

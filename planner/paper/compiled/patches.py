@@ -151,7 +151,6 @@ def _argument(given: Any, numbers: dict[fx.Node, int]) -> Hashable:
 
 
 def _inputs(inputs: Sequence[Any]) -> Hashable:
-    """Their forms, and which of them share memory."""
     places: dict[int, int] = {}
     forms: list[Hashable] = []
     for given in inputs:
@@ -201,7 +200,7 @@ def assume(sentence: str) -> None:
     _by_compilation[CompileContext.current_compile_id()].add(sentence)
 
 
-def of_this_compilation() -> list[str]:
+def current_compilation() -> list[str]:
     """What was assumed for the code that is written now."""
     return sorted(_by_compilation[CompileContext.current_compile_id()])
 

@@ -7,7 +7,7 @@ import hashlib
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -136,7 +136,7 @@ def enable(
 ) -> Iterator[Compiling]:
     """Inside, `torch.compile` compiles for the paper GPU that is open (`paper.gpu`).
 
-    The recorder is told of which module and operator compiled allocations are. With `as_asked`, a function that was
+    The recorder hears of which module and operator compiled allocations are. With `as_asked`, a function that was
     compiled too often is an error, where torch would run it eagerly from then on, and so are strides of its own
     operators that they do not say. Nothing that was compiled is left in this process at the end. Raises TraceError
     where compiling takes longer than so many seconds.
@@ -144,7 +144,7 @@ def enable(
     import torch._inductor.codegen.common  # noqa: F401
     from torch._dynamo import trace_rules
 
-    from planner.paper.compiled import backend, cuda_graphs, generated, triton_kernels
+    from planner.paper.compiled import backend, generated, triton_kernels
 
     checking.enforce("compiling")
     with ExitStack() as stack:
@@ -156,10 +156,10 @@ def enable(
         stack.enter_context(_kept_folder())
         stack.enter_context(_settings(as_asked))
         stack.enter_context(backend.registered())
-        stack.enter_context(upstream.patch_targets("inductor", replaced=_replaced(), wrapped=_wrapped()))
+        stack.enter_context(upstream.patch_targets("inductor", replaced=_REPLACED, wrapped=_WRAPPED))
         stack.enter_context(triton_kernels.launched_as_nothing())
         stack.enter_context(generated.other_strides(go_on=not as_asked))
-        stack.enter_context(cuda_graphs.on_paper())
+        stack.enter_context(upstream.patch_targets("states of private pools", replaced=_PRIVATE_POOLS))
         generated.tell(recorder)
         stack.callback(generated.tell, None)
         limit = TimeLimit(seconds)
@@ -170,26 +170,40 @@ def enable(
         yield Compiling()
 
 
-def _replaced() -> dict[str, Any]:
-    return {
-        "torch.utils._triton:triton_hash_with_backend": lambda: "PAPER",
-        "torch._inductor.fx_passes.pad_mm:get_cached_should_pad": padded_products.cached_decision,
-        "torch._inductor.runtime.benchmarking:TritonBenchmarker.benchmark_gpu": kernel_timing.benchmark_gpu,
-        "torch._inductor.runtime.benchmarking:InductorBenchmarker.benchmark_gpu": kernel_timing.benchmark_gpu,
-        "torch._inductor.runtime.benchmarking:TorchProfilerBenchmarker.benchmark_gpu": kernel_timing.benchmark_gpu,
-    }
+def _set_pool_back(_device: int, _state: object, _stale: Sequence[int], live: Sequence[int]) -> None:
+    """Sets a private pool back to where it was when a graph had been captured: without a living tensor all is free."""
+    if live:
+        raise TraceError(
+            "a CUDA graph is captured after others were replayed whose results are alive",
+            allowed="a step that runs the same compiled parts in the same order each time",
+            remedy="compile without CUDA graphs (mode: default, or max-autotune-no-cudagraphs)",
+            place="train.compile.mode",
+        )
 
 
-def _wrapped() -> dict[str, Any]:
-    return {
-        "torch._dynamo.backends.distributed:SubmodCompiler.compile_submod": patches.compile_once,
-        "torch._dynamo.backends.distributed:deepcopy_to_fake_tensor": patches.copied_without_sources,
-        "torch._functorch._aot_autograd.runtime_wrappers:FakifiedOutWrapper.post_compile": patches.results_again,
-        "torch._inductor.fx_passes.joint_graph:UniformValueConstantFolder._deduce_value": patches.on_host,
-        "torch._inductor.fx_passes.pad_mm:_should_pad": padded_products.decide_by_rule,
-        "torch._inductor.fx_passes.pad_mm:_should_pad_bench": padded_products.decide_by_rule,
-        "torch._inductor.select_algorithm:AlgorithmSelectorCache.__call__": patches.choose_kernel,
-    }
+_PRIVATE_POOLS: Mapping[str, Any] = {
+    "torch._C:_cuda_getCheckpointState": lambda _device, _pool: object(),
+    "torch._C:_cuda_setCheckpointPoolState": _set_pool_back,
+}
+"""Of trees of CUDA graphs (torch 2.13, torch/_inductor/cudagraph_trees.py), whose states torch's allocator keeps."""
+
+
+_REPLACED: Mapping[str, Any] = {
+    "torch.utils._triton:triton_hash_with_backend": lambda: "PAPER",
+    "torch._inductor.fx_passes.pad_mm:get_cached_should_pad": padded_products.cached_decision,
+    "torch._inductor.runtime.benchmarking:TritonBenchmarker.benchmark_gpu": kernel_timing.benchmark_gpu,
+    "torch._inductor.runtime.benchmarking:InductorBenchmarker.benchmark_gpu": kernel_timing.benchmark_gpu,
+    "torch._inductor.runtime.benchmarking:TorchProfilerBenchmarker.benchmark_gpu": kernel_timing.benchmark_gpu,
+}
+_WRAPPED: Mapping[str, Any] = {
+    "torch._dynamo.backends.distributed:SubmodCompiler.compile_submod": patches.compile_once,
+    "torch._dynamo.backends.distributed:deepcopy_to_fake_tensor": patches.copied_without_sources,
+    "torch._functorch._aot_autograd.runtime_wrappers:FakifiedOutWrapper.post_compile": patches.results_again,
+    "torch._inductor.fx_passes.joint_graph:UniformValueConstantFolder._deduce_value": patches.on_host,
+    "torch._inductor.fx_passes.pad_mm:_should_pad": padded_products.decide_by_rule,
+    "torch._inductor.fx_passes.pad_mm:_should_pad_bench": padded_products.decide_by_rule,
+    "torch._inductor.select_algorithm:AlgorithmSelectorCache.__call__": patches.choose_kernel,
+}
 
 
 @contextmanager
@@ -254,7 +268,7 @@ def _forget() -> None:
     from planner.paper.compiled import generated
 
     torch._dynamo.reset()
-    generated.kernel_of.cache_clear()
+    generated.make_kernel.cache_clear()
     counters.clear()
     patches.forget()
     padded_products.forget()

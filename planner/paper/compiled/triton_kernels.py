@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from planner import cuda_on_paper, upstream
-from planner.paper.benchmarking import TRITON_BUFFER_BYTES
+from planner.paper.outside.operators import TRITON_BUFFER_BYTES
 
 _LAUNCHES = (
     "triton.runtime.jit:JITFunction.run",
@@ -29,7 +29,7 @@ def launched_as_nothing() -> Iterator[None]:
     is_early = not hasattr(driver, "_active")  # 3.2, that of torch 2.6
     # As it is before anybody asks: none, and in early Triton what will find one.
     place, unasked = ("active", driver.default) if is_early else ("_active", None)
-    if getattr(driver, place) is not unasked:  # whoever runs a program has put a driver there, and launches nothing
+    if getattr(driver, place) is not unasked:  # a program's run has put a driver there that launches nothing
         yield
         return
     with upstream.patch_targets("triton launches", replaced=dict.fromkeys(_LAUNCHES, _launch_nothing)):

@@ -13,7 +13,7 @@ from planner.paper.outside.operators import (
     bytes_of_sums,
     kernel,
     norms_of_tensors,
-    recorded_as,
+    record_operator,
     refuse,
     unknown_workspace,
 )
@@ -41,7 +41,7 @@ class _Norm(torch.autograd.Function):
     ) -> Tensor:  # fmt: skip
         given = given.contiguous()
         weight, bias = (None if tensor is None else tensor.contiguous() for tensor in (weight, bias))
-        with recorded_as("apex::norm_fwd"):
+        with record_operator("apex::norm_fwd"):
             dtype = weight.dtype if as_weight and weight is not None else given.dtype
             out = torch.empty_like(given, dtype=dtype)
             rows = given.numel() // columns
@@ -56,7 +56,7 @@ class _Norm(torch.autograd.Function):
     def backward(context: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         kept, weight, bias, _, spread = context.saved_tensors
         grad = grad.contiguous()
-        with recorded_as("apex::norm_bwd"):
+        with record_operator("apex::norm_bwd"):
             of_input = torch.empty_like(kept, dtype=context.dtype)
             gradients = [None if tensor is None else torch.empty_like(tensor) for tensor in (weight, bias)]
             count = sum(gradient is not None for gradient in gradients)
@@ -102,7 +102,7 @@ class FastLayerNormFN(torch.autograd.Function):
     ) -> Tensor:
         x, gamma, beta = x.contiguous(), gamma.contiguous(), beta.contiguous()
         rows = x.numel() // gamma.numel()
-        with recorded_as("apex::ln_fwd"):
+        with record_operator("apex::ln_fwd"):
             out = torch.empty_like(x, dtype=gamma.dtype)
             mean, spread = (torch.empty(rows, dtype=torch.float32, device=x.device) for _ in range(2))
         if memory_efficient:
@@ -115,7 +115,7 @@ class FastLayerNormFN(torch.autograd.Function):
     def backward(context: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         kept, gamma, _, _ = context.saved_tensors
         grad, columns = grad.contiguous(), gamma.numel()
-        with recorded_as("apex::ln_bwd"):
+        with record_operator("apex::ln_bwd"):
             gradients = torch.empty_like(kept), torch.empty_like(gamma), torch.empty_like(gamma)
             kernel = "apex's persistent layer norm, backward: beyond two blocks a multiprocessor"
             unknown_workspace("apex", kernel, 2 * bytes_of_sums(columns))
@@ -123,8 +123,6 @@ class FastLayerNormFN(torch.autograd.Function):
 
 
 class _FusedNorm(nn.Module):
-    """What the four modules share."""
-
     has_mean = True
     as_weight = False
 
@@ -274,7 +272,6 @@ multi_tensor_applier = MultiTensorApply(2048 * 32)
 
 
 def _in_place(_chunk_size: int, _noop: Tensor, lists: Sequence[Sequence[Tensor]], *_settings: Any) -> None:
-    """Writes to what it is given."""
     for tensor in itertools.chain.from_iterable(lists):
         torch.ops.paper.forget_value(tensor)
 
@@ -305,7 +302,6 @@ wgrad_gemm_accum_fp16 = wgrad_gemm_accum_fp32
 # scaled_upper_triang_masked_softmax,generic_scaled_masked_softmax}_cuda.cu.
 @kernel("apex::softmax_fwd")
 def _softmax(given: Tensor, *_mask_and_scale: Any) -> Tensor:
-    """Probabilities of the shape of the scores."""
     return torch.empty(given.shape, dtype=given.dtype, device=given.device)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.functional import pad
 
-from planner.paper.outside.operators import dense, floats, kernel, operator, recorded_as, refuse, rounded
+from planner.paper.outside.operators import dense, floats, kernel, operator, record_operator, refuse, rounded
 
 Tensor = torch.Tensor
 Maybe = Tensor | None
@@ -414,7 +414,7 @@ class _CrossEntropy(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         logits = dense(logits)
         rows = logits.size(0)
-        with recorded_as("flash_attn::cross_entropy_fwd"):
+        with record_operator("flash_attn::cross_entropy_fwd"):
             losses = floats(logits, rows)
             known = lse is not None and scale == 1.0 and smoothing == 0.0
             kept = lse.contiguous() if known and lse is not None else floats(logits, rows)
@@ -427,7 +427,7 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(context: Any, _losses: Tensor, _squares: Tensor) -> tuple[Tensor | None, ...]:
         logits = context.saved_tensors[0]
-        with recorded_as("flash_attn::cross_entropy_bwd"):
+        with record_operator("flash_attn::cross_entropy_bwd"):
             grad = logits if context.inplace else torch.empty_like(logits)
         return grad, None, None, None, None, None
 
@@ -541,7 +541,7 @@ def apply_rotary(
 ) -> Tensor:  # fmt: skip
     """A tensor like `x`, or `x` itself; what the embedding leaves as it is, is copied."""
     del seqlen_offsets, cu_seqlens, max_seqlen, interleaved, conjugate
-    with recorded_as("flash_attn::apply_rotary"):
+    with record_operator("flash_attn::apply_rotary"):
         kept = cos.contiguous(), sin.contiguous()
         out = x if inplace else torch.empty_like(x)
     turned = 2 * cos.size(-1)

@@ -24,7 +24,7 @@ Described = Callable[..., tuple[Sequence[Tensor], Sequence[int]]]
 
 
 @contextmanager
-def recorded_as(name: str) -> Iterator[None]:
+def record_operator(name: str) -> Iterator[None]:
     """What is allocated inside is this operator's (`flash_attn::fwd`)."""
     native = library.load()
     before = native.paper_enter_kernel(native.paper_name_index(name.encode()))
@@ -43,10 +43,10 @@ def kernel(name: str, describe: Described | None = None) -> Callable[[Function],
     def decorate(function: Function) -> Function:
         @functools.wraps(function)
         def call(*arguments: Any, **named: Any) -> Any:
-            with recorded_as(name), work_records.part_of_a_launch():
+            with record_operator(name), work_records.part_of_a_launch():
                 result = function(*arguments, **named)
-            reads, numbers = (describe or _arguments_of)(*arguments, **named)
-            work_records.note_kernel(name, reads, list(work_records.tensors_in(result)), scalars=numbers)
+            reads, numbers = (describe or _default_arguments)(*arguments, **named)
+            work_records.note_kernel(name, reads, list(work_records.find_tensors(result)), scalars=numbers)
             return result
 
         return call  # type: ignore[return-value]
@@ -54,9 +54,9 @@ def kernel(name: str, describe: Described | None = None) -> Callable[[Function],
     return decorate
 
 
-def _arguments_of(*arguments: Any, **named: Any) -> tuple[Sequence[Tensor], Sequence[int]]:
+def _default_arguments(*arguments: Any, **named: Any) -> tuple[Sequence[Tensor], Sequence[int]]:
     values = (*arguments, *named.values())
-    tensors = [tensor for tensor in work_records.tensors_in(*values) if tensor.dtype is not torch.uint8]
+    tensors = [tensor for tensor in work_records.find_tensors(*values) if tensor.dtype is not torch.uint8]
     return tensors, [int(value) for value in values if type(value) in (int, bool)]
 
 
@@ -144,3 +144,19 @@ def unknown_workspace(library_name: str, kernel_name: str, least_bytes: int) -> 
 def dense(tensor: Tensor) -> Tensor:
     """As a kernel of attention reads it: values of a head lie one after another."""
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+TRITON_BUFFER_BYTES = 256 * 2**20
+"""Of `triton.testing.do_bench` (Triton 3.9, backends/nvidia/driver.py, get_empty_cache_for_benchmark)."""
+
+
+def benchmark(call: Callable[[], Any], buffer_bytes: int, operator: str) -> float:
+    """Calls it, takes a buffer of this size, which empties the GPU's cache, as this operator's (`triton::do_bench`),
+    and calls it beside that, as `triton.testing.do_bench` and Inductor's `benchmark_gpu` do (torch 2.13,
+    torch/_inductor/runtime/benchmarking.py). All take the same time."""
+    call()
+    with record_operator(operator):
+        buffer = torch.empty(buffer_bytes // 4, dtype=torch.int32, device="cuda")
+    call()
+    del buffer
+    return 1.0

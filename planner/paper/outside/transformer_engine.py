@@ -66,7 +66,7 @@ DType = IntEnum(
     {"kByte": 0, "kInt32": 2, "kFloat32": 4, "kFloat16": 5, "kBFloat16": 6, "kFloat8E4M3": 7, "kFloat8E5M2": 8,
      "kFloat4E2M1": 10},
 )  # fmt: skip
-"""Those that Python is told of; since 2.17 the package compares them with its own."""
+"""Those that Python knows; since 2.17 the package compares them with its own."""
 _DTYPES = {
     DType.kByte: torch.uint8,
     DType.kInt32: torch.int32,
@@ -300,7 +300,7 @@ def _in_heads(call: SimpleNamespace) -> list[Tensor]:
     return [tensor.permute(order) for tensor in (call.q, call.k, call.v)]
 
 
-def _attention_of(names: tuple[str, ...]) -> Described:
+def _describe_attention(names: tuple[str, ...]) -> Described:
     def describe(*values: Any) -> tuple[Sequence[Tensor], Sequence[int]]:
         """Query, key and value, and whether a row sees only what is before it."""
         call = _named(names, values)
@@ -309,7 +309,7 @@ def _attention_of(names: tuple[str, ...]) -> Described:
     return describe
 
 
-@_described_kernel(_attention_of(_FORWARD))
+@_described_kernel(_describe_attention(_FORWARD))
 def fused_attn_fwd(*values: Any) -> list[Tensor]:
     """Result, statistics [batch, heads, rows, 1], seed."""
     call = _named(_FORWARD, values)
@@ -324,7 +324,7 @@ def fused_attn_fwd(*values: Any) -> list[Tensor]:
     return [out, statistics, seed]
 
 
-@_described_kernel(_attention_of(_BACKWARD))
+@_described_kernel(_describe_attention(_BACKWARD))
 def fused_attn_bwd(*values: Any) -> list[Tensor | None]:
     """Gradients of query, key and value, laid out together where these are; of a bias, of sinks: none."""
     call = _named(_BACKWARD, values)

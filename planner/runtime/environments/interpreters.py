@@ -89,7 +89,7 @@ def read_interpreter(python: str, *, needs_torch: bool = False) -> Interpreter:
         raise _refused(python, f"cannot be started: {error.strerror}") from None
     except (ValueError, TypeError):
         lines = (ended.stderr or ended.stdout).strip().splitlines() or [f"it ended with {ended.returncode}"]
-        raise _refused(python, f"is no Python that answers: {lines[-1]}") from None
+        raise _refused(python, f"does not answer as a Python: {lines[-1]}") from None
     if tuple(map(int, interpreter.python_version.split(".")[:2])) < OLDEST_PYTHON:
         raise _refused(python, f"is Python {interpreter.python_version}")
     if needs_torch and not interpreter.torch:

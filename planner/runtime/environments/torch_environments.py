@@ -26,7 +26,7 @@ def environment_folder(version: str) -> Path:
     """Where the environment of this torch lies, or would lie."""
     minor = minor_of(version)
     if not minor:
-        raise PlannerError(f"{version[:80]!r} is no version of torch", allowed="two numbers, as 2.8")
+        raise PlannerError(f"{version[:80]!r} is not a version of torch", allowed="two numbers, as 2.8")
     return user_cache() / "environments" / f"torch-{minor}"
 
 
@@ -82,7 +82,7 @@ def make_environment(version: str, progress: Progress) -> Interpreter:
         if find_environment(version) is None:
             _make(folder, minor, progress)
     if (interpreter := find_environment(version)) is None:
-        raise _failed(folder, minor, "what was installed has no such torch")
+        raise _failed(folder, minor, "another torch was installed than was asked for")
     return interpreter
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import NoReturn
@@ -14,19 +15,36 @@ from planner.job.launchers import LAUNCHER_OPTIONS, PLACE, count_of, read_option
 from planner.job.yaml_text import read_yaml
 
 TextOf = Callable[[str], str]
+"""The text of a file; raises SpecError where it cannot be read."""
 _YES = ("true", "y", "1")
 
 
-def launch_line_of(
-    words: Sequence[str], environment: Mapping[str, str], text_of: TextOf, node_gpus: int
-) -> list[str] | None:
+@dataclass(frozen=True, slots=True)
+class CommandContext:
+    """What a framework's command finds: variables, files, and the GPUs of a node (0: nobody has said)."""
+
+    environment: Mapping[str, str]
+    text_of: TextOf
+    node_gpus: int
+
+    def count_gpus(self, option: str) -> str:
+        """The GPUs of a node. Raises SpecError where neither the user nor this `option` says how many there are."""
+        if not self.node_gpus:
+            raise refused(
+                "how many ranks there are is not said, and this machine's GPUs do not decide it",
+                f"{option}, or planner run --gpus NUMBER",
+            )
+        return str(self.node_gpus)
+
+
+def framework_line(words: Sequence[str], found: CommandContext) -> list[str] | None:
     """The words that a framework's command comes to; None of other commands. Raises SpecError for a command of a
     framework that starts no training, and where how many ranks it starts is not said."""
     reader = _COMMANDS.get(words[0].rpartition("/")[2])
-    return None if reader is None else reader([*words[1:]], environment, text_of, node_gpus)
+    return None if reader is None else reader([*words[1:]], found)
 
 
-def _tune(words: list[str], _: Mapping[str, str], __: TextOf, ___: int) -> list[str]:
+def _tune(words: list[str], _: CommandContext) -> list[str]:
     """torchtune 0.7 (torchtune/_cli/run.py): a recipe of its own is a file, another one a module."""
     if words[:1] != ["run"]:
         _refuse("tune", words, "tune run [torchrun's options] RECIPE --config CONFIG")
@@ -44,23 +62,23 @@ def _tune(words: list[str], _: Mapping[str, str], __: TextOf, ___: int) -> list[
     return [*(["torchrun", *options] if options else ["python"]), *program, *arguments]
 
 
-def _llamafactory(words: list[str], environment: Mapping[str, str], _: TextOf, node_gpus: int) -> list[str]:
+def _llamafactory(words: list[str], found: CommandContext) -> list[str]:
     """LLaMA-Factory 0.9.6 (llamafactory/launcher.py)."""
     if words[:1] != ["train"]:
         _refuse("llamafactory-cli", words, "llamafactory-cli train CONFIG.yaml")
     module = ["-m", "llamafactory.launcher", *words[1:]]
-    several = node_gpus > 1 or (not node_gpus and environment.get("NPROC_PER_NODE", "1") != "1")
-    forced = any(environment.get(name, "").lower() in _YES for name in ("FORCE_TORCHRUN", "USE_MCA"))
-    if not forced and (not several or environment.get("USE_RAY", "").lower() in _YES):
+    several = found.node_gpus > 1 or (not found.node_gpus and found.environment.get("NPROC_PER_NODE", "1") != "1")
+    forced = any(found.environment.get(name, "").lower() in _YES for name in ("FORCE_TORCHRUN", "USE_MCA"))
+    if not forced and (not several or found.environment.get("USE_RAY", "").lower() in _YES):
         return ["python", *module]
-    nodes, processes = environment.get("NNODES", "1"), environment.get("NPROC_PER_NODE", "")
-    tuned = environment.get("OPTIM_TORCH", "1").lower() in _YES
+    nodes, processes = found.environment.get("NNODES", "1"), found.environment.get("NPROC_PER_NODE", "")
+    tuned = found.environment.get("OPTIM_TORCH", "1").lower() in _YES
     variables = ["PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", "TORCH_NCCL_AVOID_RECORD_STREAMS=1"]
-    counts = ["--nnodes", nodes, "--nproc_per_node", processes or _gpus(node_gpus, "NPROC_PER_NODE=NUMBER")]
+    counts = ["--nnodes", nodes, "--nproc_per_node", processes or found.count_gpus("NPROC_PER_NODE=NUMBER")]
     return [*(variables if tuned else []), "torchrun", *counts, *module]
 
 
-def _axolotl(words: list[str], _: Mapping[str, str], __: TextOf, ___: int) -> list[str]:
+def _axolotl(words: list[str], _: CommandContext) -> list[str]:
     """Axolotl 0.18 (axolotl/cli/main.py, cli/utils/train.py): what follows `--` is the launcher's."""
     if words[:1] != ["train"] or not words[1:]:
         _refuse("axolotl", words, "axolotl train CONFIG.yaml")
@@ -87,18 +105,18 @@ def _axolotl(words: list[str], _: Mapping[str, str], __: TextOf, ___: int) -> li
     return [*start[launcher], "-m", "axolotl.cli.train", *kept]
 
 
-def _swift(words: list[str], environment: Mapping[str, str], text_of: TextOf, _: int) -> list[str]:
+def _swift(words: list[str], found: CommandContext) -> list[str]:
     """ms-swift 4.6 (swift/cli/main.py): the first argument may be a file of arguments."""
     method = words[0].replace("_", "-") if words else ""
     if method not in ("pt", "sft", "rlhf", "infer"):
         _refuse("swift", words, "swift sft, swift pt, swift rlhf, swift infer")
-    arguments, variables = words[1:], []
+    arguments, variables, environment = words[1:], [], found.environment
     if arguments and arguments[0].endswith((".yaml", ".yml", ".json")):
-        config = read_yaml(text_of(arguments[0]), arguments[0]).plain()
+        config = read_yaml(found.text_of(arguments[0]), arguments[0]).plain()
         if not isinstance(config, Mapping):
-            raise SpecError("is no mapping", allowed="arguments of swift by their names", place=arguments[0])
+            raise SpecError("must be a mapping", allowed="arguments of swift by their names", place=arguments[0])
         settings = config.get("ENV") or {}
-        variables = [f"{name}={value}" for name, value in settings.items() if name not in environment]
+        variables = [f"{name}={value}" for name, value in settings.items() if name not in found.environment]
         environment = {**{str(name): str(value) for name, value in settings.items()}, **environment}
         given: list[str] = []
         for name, value in config.items():
@@ -114,15 +132,17 @@ def _swift(words: list[str], environment: Mapping[str, str], text_of: TextOf, _:
     return [*variables, *(["torchrun", *counts] if counts else ["python"]), "-m", f"swift.cli.{method}", *arguments]
 
 
-def _composer(words: list[str], environment: Mapping[str, str], _: TextOf, node_gpus: int) -> list[str]:
+def _composer(words: list[str], found: CommandContext) -> list[str]:
     """Composer 0.33 (composer/cli/launcher.py), whose ranks have torchrun's variables and NODE_RANK."""
     letters = {"n": "nproc", "v": "verbose", "m": "module_mode", "c": "command_mode"}
     alone = ("verbose", "module_mode", "command_mode")
     options, program = read_options(words, None, alone, "composer of Composer 0.33", short=letters)
     if "command_mode" in options:
         raise refused("composer has --command_mode", "a Python program, or a module after -m")
-    processes = count_of("-n", options.get("nproc") or environment.get("LOCAL_WORLD_SIZE") or _gpus(node_gpus, "-n N"))
-    said = options.get("world_size") or environment.get("WORLD_SIZE")
+    processes = count_of(
+        "-n", options.get("nproc") or found.environment.get("LOCAL_WORLD_SIZE") or found.count_gpus("-n N")
+    )
+    said = options.get("world_size") or found.environment.get("WORLD_SIZE")
     world = count_of("--world_size", said) if said else processes
     if world % processes:
         raise refused(f"{world} ranks, {processes} on each node", "as many ranks on each node")
@@ -130,7 +150,7 @@ def _composer(words: list[str], environment: Mapping[str, str], _: TextOf, node_
     return ["NODE_RANK=0", "torchrun", *counts, *(["-m"] if "module_mode" in options else []), *program]
 
 
-def _fabric(words: list[str], _: Mapping[str, str], __: TextOf, node_gpus: int) -> list[str]:
+def _fabric(words: list[str], found: CommandContext) -> list[str]:
     """Lightning 2.6 (lightning/fabric/cli.py); `lightning run model` is its older name."""
     rest = words[2:] if words[:2] == ["run", "model"] else words[1:] if words[:1] == ["run"] else []
     if not rest:
@@ -139,7 +159,7 @@ def _fabric(words: list[str], _: Mapping[str, str], __: TextOf, node_gpus: int) 
     devices, nodes = options.get("devices") or "1", options.get("num_nodes") or "1"
     listed = re.sub(r"[\[\]\s]", "", devices)
     if devices in ("auto", "-1"):
-        processes = "1" if devices == "auto" else _gpus(node_gpus, "--devices NUMBER")
+        processes = "1" if devices == "auto" else found.count_gpus("--devices NUMBER")
     else:
         processes = str(len(listed.strip(",").split(","))) if "," in listed or "[" in devices else devices
     settings = {"DEVICES": devices, "NUM_NODES": nodes, "ACCELERATOR": "", "STRATEGY": "", "PRECISION": ""}
@@ -148,7 +168,7 @@ def _fabric(words: list[str], _: Mapping[str, str], __: TextOf, node_gpus: int) 
     return ["LT_CLI_USED=1", *variables, "torchrun", "--nproc_per_node", processes, "--nnodes", nodes, *program]
 
 
-def _trl(words: list[str], _: Mapping[str, str], __: TextOf, ___: int) -> list[str]:
+def _trl(words: list[str], _: CommandContext) -> list[str]:
     """TRL 0.19 (trl/cli.py): a script of its own, by accelerate launch, which takes the options that are its own."""
     if not words or words[0] not in ("sft", "dpo", "grpo", "kto", "reward", "rloo"):
         _refuse("trl", words, "trl sft, dpo, grpo, kto, reward, rloo")
@@ -164,7 +184,7 @@ def _trl(words: list[str], _: Mapping[str, str], __: TextOf, ___: int) -> list[s
     return ["accelerate", "launch", *own, "-m", f"trl.scripts.{words[0]}", *kept]
 
 
-_COMMANDS: Mapping[str, Callable[[list[str], Mapping[str, str], TextOf, int], list[str]]] = {
+_COMMANDS: Mapping[str, Callable[[list[str], CommandContext], list[str]]] = {
     "tune": _tune,
     **dict.fromkeys(("llamafactory-cli", "lmf"), _llamafactory),
     "axolotl": _axolotl,
@@ -174,15 +194,6 @@ _COMMANDS: Mapping[str, Callable[[list[str], Mapping[str, str], TextOf, int], li
     "trl": _trl,
 }
 FRAMEWORKS = frozenset(_COMMANDS)
-
-
-def _gpus(node_gpus: int, option: str) -> str:
-    if not node_gpus:
-        raise refused(
-            "how many ranks there are is not said, and this machine's GPUs do not decide it",
-            f"{option}, or planner run --gpus NUMBER",
-        )
-    return str(node_gpus)
 
 
 def _refuse(name: str, words: Sequence[str], allowed: str) -> NoReturn:

@@ -13,13 +13,12 @@ from pathlib import Path, PurePosixPath
 from planner.errors import SpecError, shorten
 from planner.job.launchers import LAUNCHER_MODULES, PLACE, read_options, refused, take_variables
 from planner.tracing.launching import schedulers
-from planner.tracing.launching.frameworks import FRAMEWORKS, launch_line_of
-from planner.tracing.launching.schedulers import Allocation, Starter, Tasks, job_variables
-from planner.tracing.launching.shell_script import Statement, commands_of
-from planner.tracing.launching.shell_values import UNKNOWN, Shell, source_of
-from planner.tracing.launching.wrappers import WRAPPERS, mounts_of, on_host, read_wrapper
+from planner.tracing.launching.frameworks import FRAMEWORKS, CommandContext, TextOf, framework_line
+from planner.tracing.launching.schedulers import Starter, Tasks, job_variables
+from planner.tracing.launching.shell_script import Statement, follow_script
+from planner.tracing.launching.shell_values import UNKNOWN, Shell, unknown_source
+from planner.tracing.launching.wrappers import WRAPPERS, on_host, read_mounts, read_wrapper
 
-TextOf = Callable[[str], str]
 _SHELLS = ("bash", "sh", "dash", "zsh")
 _RUNNERS = ("torchrun", "deepspeed", "srun", "mpirun", "mpiexec", "orterun", "sbatch")
 _BARE = ("exec", "nohup", "time", "setsid", "command", "catchsegv", "builtin")
@@ -80,7 +79,8 @@ class Unwrapped:
     """Variables that a script finds when it is started."""
     environment: dict[str, str] = field(default_factory=dict)
     tasks: Tasks | None = None
-    allocation: Allocation | None = None
+    batch: Mapping[str, str | None] = field(default_factory=dict)
+    """Options of the batch script."""
     folder: str = ""
     notes: tuple[str, ...] = ()
     surrounding: Surrounding | None = None
@@ -93,8 +93,9 @@ class Unwrapped:
     def gpus(self) -> int:
         """That the launcher of a node sees, as far as anybody has said; else 0."""
         visible = self.environment.get("CUDA_VISIBLE_DEVICES", "")
-        of_job = next((each.gpus for each in (self.tasks, self.allocation and self.allocation.tasks) if each), None)
-        return self.node_gpus or (visible.count(",") + 1 if re.fullmatch(r"\d+(,\d+)*", visible) else of_job or 0)
+        if self.node_gpus or not re.fullmatch(r"\d+(,\d+)*", visible):
+            return self.node_gpus or (self.tasks.gpus if self.tasks else None) or 0
+        return visible.count(",") + 1
 
     def path_of(self, written: str) -> str:
         """Of a file that a command names, seen from where planner runs."""
@@ -105,7 +106,7 @@ class Unwrapped:
         """What a container has of this machine, and where it starts its command."""
         self.mounts |= mounts
         if folder.startswith("/") and on_host(folder, self.mounts) == folder and not UNKNOWN.search(folder):
-            self.notes += (f"{folder} of the container is taken to be the folder that is here",)
+            self.notes += (f"{folder} of the container is assumed to be the folder that is here",)
         else:
             self.enter(folder)
 
@@ -141,11 +142,14 @@ def unwrap(words: Sequence[str], text_of: TextOf, inherited: Mapping[str, str], 
         layers.words = [
             UNKNOWN.sub(lambda mark: _A_DATE if mark[1] in dates else mark[0], word) for word in layers.words
         ]
-        layers.notes += tuple(f"{date} is taken to be {_A_DATE} in the launch line" for date in sorted(dates))
+        layers.notes += tuple(f"{date} is assumed to be {_A_DATE} in the launch line" for date in sorted(dates))
     _refuse_unknown(layers.words)
     for name, value in layers.environment.items():
         if not re.fullmatch(r"[A-Za-z_]\w*", name) or not _can_be_started(value):
-            raise refused(f"{name[:80]!a} is no variable, or too long", f"NAME=value, of {_LONGEST_VALUE} characters")
+            raise refused(
+                f"{name[:80]!a} is not the name of a variable, or its value is too long",
+                f"NAME=value, of {_LONGEST_VALUE} characters",
+            )
     if not all(map(_can_be_started, (*layers.words, layers.folder))) or len(layers.environment) > _MOST_VARIABLES:
         raise refused("the command cannot be started", f"{_MOST_VARIABLES} variables, and words as a system has them")
     for name, value in [*layers.environment.items()]:
@@ -153,7 +157,7 @@ def unwrap(words: Sequence[str], text_of: TextOf, inherited: Mapping[str, str], 
             layers.environment[name] = _ADDRESSES[name.lower()]  # names of nodes are none here
         elif UNKNOWN.search(value):
             del layers.environment[name]
-            note = f"${name} comes from {source_of(value)}, which is not known here: the program runs without it"
+            note = f"${name} comes from {unknown_source(value)}, which is not known here: the program runs without it"
             layers.notes += (note,)
     return layers
 
@@ -209,7 +213,7 @@ def _env(layers: Unwrapped, words: list[str]) -> bool:
     return True
 
 
-def _run_of_environment(layers: Unwrapped, words: list[str]) -> bool:
+def _environment_tool(layers: Unwrapped, words: list[str]) -> bool:
     """`uv run`, `conda run`, and those without options that matter."""
     tool = PurePosixPath(layers.words[0]).name
     if words[:1] != ["run"]:
@@ -234,7 +238,6 @@ def _run_of_environment(layers: Unwrapped, words: list[str]) -> bool:
 
 
 def _wrapper(layers: Unwrapped, words: list[str]) -> bool:
-    """Containers, profilers, and what changes a process's priority or user."""
     inside = read_wrapper(PurePosixPath(layers.words[0]).name, words)
     if inside is None:
         return False
@@ -246,8 +249,8 @@ def _wrapper(layers: Unwrapped, words: list[str]) -> bool:
 
 def _framework(layers: Unwrapped, words: list[str]) -> bool:
     del words
-    known = {**layers.inherited, **layers.environment}
-    comes_to = launch_line_of(layers.words, known, layers.text_of, layers.gpus)
+    found = CommandContext({**layers.inherited, **layers.environment}, layers.text_of, layers.gpus)
+    comes_to = framework_line(layers.words, found)
     if comes_to is None:
         return False
     layers.notes += (f"{' '.join(layers.words[:2])} starts {shorten(' '.join(take_variables(comes_to)[1]), 120)}",)
@@ -256,21 +259,20 @@ def _framework(layers: Unwrapped, words: list[str]) -> bool:
 
 
 def _starter(layers: Unwrapped, words: list[str]) -> bool:
-    """srun and mpirun."""
     if layers.tasks is not None and layers.tasks.starter is not Starter.BATCH:
         raise refused(f"{layers.tasks.starter} starts another of its kind", "one of srun and mpirun")
     if PurePosixPath(layers.words[0]).name == "srun":
-        layers.tasks, options, layers.words = schedulers.read_srun(words, layers.allocation)
+        layers.tasks, options, layers.words = schedulers.read_srun(words, layers.batch)
         _take_slurm(layers, options)
     else:
-        layers.tasks, exports, layers.words = schedulers.read_mpirun(words, layers.allocation)
+        layers.tasks, exports, layers.words = schedulers.read_mpirun(words, layers.tasks)
         layers.environment.update(exports)
     return True
 
 
 def _take_slurm(layers: Unwrapped, options: Mapping[str, str | None]) -> None:
     layers.enter(options.get("chdir"))
-    layers.enter_container(mounts_of(options.get("container_mounts") or ""), options.get("container_workdir") or "")
+    layers.enter_container(read_mounts(options.get("container_mounts") or ""), options.get("container_workdir") or "")
     exports = (export.partition("=") for export in (options.get("export") or "").split(","))
     layers.environment.update({name: value for name, equals, value in exports if equals})
 
@@ -282,12 +284,12 @@ def _sbatch(layers: Unwrapped, words: list[str]) -> bool:
         raise refused("sbatch has no script", "sbatch SCRIPT")
     text = wrapped if wrapped is not None else layers.text_of(rest[0])
     place = "--wrap" if wrapped is not None else rest[0]
-    allocation = Allocation({**schedulers.read_script_options(text, place), **options})
-    layers.allocation, layers.tasks = allocation, allocation.tasks
-    known = {**allocation.tasks.settings, **job_variables(allocation.tasks.job_nodes, allocation.tasks.job_tasks)}
-    known |= {"SLURM_GPUS_ON_NODE": str(layers.node_gpus)} if layers.node_gpus and allocation.tasks.gpus is None else {}
+    layers.batch = {**schedulers.read_script_options(text, place), **options}
+    layers.tasks = tasks = schedulers.count_tasks(layers.batch, Starter.BATCH)
+    known = {**tasks.settings, **job_variables(tasks.job_nodes, tasks.job_tasks)}
+    known |= {"SLURM_GPUS_ON_NODE": str(layers.node_gpus)} if layers.node_gpus and tasks.gpus is None else {}
     layers.inherited = {**layers.inherited, **known}
-    _take_slurm(layers, allocation.options)
+    _take_slurm(layers, layers.batch)
     _run_script(layers, text, place, rest[1:])
     return True
 
@@ -331,7 +333,7 @@ def _run_script(layers: Unwrapped, text: str, place: str, arguments: Sequence[st
         gpus=layers.gpus, text_of=lambda path: layers.text_of(layers.path_of(path)),
         exists=(lambda path: os.path.exists(layers.path_of(path))) if layers.text_of is local_text else None,
     )  # fmt: skip
-    commands, ending = commands_of(text, shell)
+    commands, ending = follow_script(text, shell)
     launches = [command for command in commands if _launches(command.words)]
     if not launches:
         said = f": it says {ending.said[:200]!a}" if ending is not None and ending.said else ""
@@ -345,10 +347,10 @@ def _run_script(layers: Unwrapped, text: str, place: str, arguments: Sequence[st
             else "write the launch line that the script comes to",
             place=place,
         )
-    chosen = _chosen(launches, place)
+    chosen = _choose_launch(launches, place)
     for command in commands:
         if command is not chosen and command.words[0] not in _QUIET:
-            layers.notes += (f"{place}: not run: {_written(command)}",)
+            layers.notes += (f"{place}: not run: {_show_command(command)}",)
     for command in commands[: commands.index(chosen)]:
         layers.surrounding = _activation(command) or layers.surrounding
     layers.environment.update(chosen.exported)
@@ -356,19 +358,19 @@ def _run_script(layers: Unwrapped, text: str, place: str, arguments: Sequence[st
     layers.enter(chosen.folder)
 
 
-def _chosen(launches: Sequence[Statement], place: str) -> Statement:
+def _choose_launch(launches: Sequence[Statement], place: str) -> Statement:
     """The command that trains: one that starts ranks before others, and one that is run whatever happens before one
-    that hinges on something. Raises SpecError where several may be meant."""
+    that is run under a condition. Raises SpecError where several may be meant."""
     launches = [launch for launch in launches if _launches_ranks(launch.words)] or launches
     launches = [launch for launch in launches if not launch.perhaps] or launches
-    launches = [launch for launch in launches if not _BESIDE_TRAINING.search(_program_of(launch.words))] or launches
-    programs = {_program_of(launch.words) for launch in launches}
+    launches = [launch for launch in launches if not _BESIDE_TRAINING.search(_program_name(launch.words))] or launches
+    programs = {_program_name(launch.words) for launch in launches}
     perhaps = {launch.words for launch in launches if launch.perhaps}
     if len(programs) > 1 or len(perhaps) > 1:
         why = f", and {launches[-1].perhaps} decides which" if perhaps else ""
         raise SpecError(
             f"the script starts {len({launch.words for launch in launches})} programs{why}: "
-            + "; ".join(dict.fromkeys(_written(launch) for launch in launches[-_MOST_NAMED:])),
+            + "; ".join(dict.fromkeys(_show_command(launch) for launch in launches[-_MOST_NAMED:])),
             allowed="a script that starts one job",
             remedy="give the command of the one that is meant in the place of the script",
             place=place,
@@ -385,8 +387,7 @@ _BESIDE_TRAINING = re.compile(
 """In names of programs that stand beside the one that trains."""
 
 
-def _program_of(words: Sequence[str]) -> str:
-    """By the first words that say it: `train.py`, or what follows `-m`."""
+def _program_name(words: Sequence[str]) -> str:
     words = [part for word in words for part in word.split()]
     for word, following in zip(words, [*words[1:], ""], strict=True):
         if word in ("-m", "--module") and following not in LAUNCHER_MODULES:
@@ -396,14 +397,14 @@ def _program_of(words: Sequence[str]) -> str:
     return " ".join(words[:2])
 
 
-def _written(command: Statement) -> str:
+def _show_command(command: Statement) -> str:
     words = " ".join(UNKNOWN.sub(lambda match: match[1], word) for word in command.words)
     return words if len(words) <= 80 else f"{words[:80]}..."
 
 
 _QUIET = ("echo", "printf", "set", "date", "hostname", "nvidia-smi", "wait", "exit", "mkdir", "sleep", "trap", "pwd")
 """Commands that nobody has to be told were not run."""
-_OF_NAMES = frozenset({
+_START_NOTHING = frozenset({
     *_QUIET, "which", "pip", "pip3", "type", "hash", "pkill", "killall", "kill", "tee", "cat", "grep", "module", "ml",
     "source", ".", "alias", "rm", "cp", "mv", "ls", "ps", "apt", "apt-get", "git", "tail", "sed", "ln", "chmod",
     "scancel", "squeue", "docker-compose", "unset", "df", "lscpu", "free", "du", "ulimit", "rsync", "tar", "wget",
@@ -425,7 +426,7 @@ def _activation(statement: Statement) -> Surrounding | None:
 def _launches(words: Sequence[str]) -> bool:
     """Whether a command of a script starts a program, as far as its first words say."""
     words = [word for word in words if not re.match(r"[A-Za-z_]\w*=", word)]
-    if not words or words[0] in _OF_NAMES:
+    if not words or words[0] in _START_NOTHING:
         return False
     wraps = PurePosixPath(words[0]).name in (*_BARE, "env", *WRAPPERS)
     starts = range(len(words)) if wraps else (0,)
@@ -438,7 +439,7 @@ def _starts_program(words: Sequence[str]) -> bool:
     if re.fullmatch(r"python[0-9.]*", name):
         beside = words[1:2] == ["-m"] and words[2:3] in (["pip"], ["venv"], ["ensurepip"])
         return words[1:2] not in (["-c"], ["-V"], ["--version"]) and not beside
-    if _READERS.get(name) is _run_of_environment:
+    if _READERS.get(name) is _environment_tool:
         return words[1:2] == ["run"]
     return name.endswith((".py", ".sh")) or name in FRAMEWORKS or (name in _SHELLS and len(words) > 1)
 
@@ -477,7 +478,7 @@ def _without_addresses(words: Sequence[str]) -> list[str]:
 
 _READERS: Mapping[str, Callable[[Unwrapped, list[str]], bool]] = {
     "env": _env,
-    **dict.fromkeys(("uv", "conda", "mamba", "micromamba", *_PROJECT_TOOLS), _run_of_environment),
+    **dict.fromkeys(("uv", "conda", "mamba", "micromamba", *_PROJECT_TOOLS), _environment_tool),
     **dict.fromkeys(WRAPPERS, _wrapper),
     **dict.fromkeys(FRAMEWORKS, _framework),
     **dict.fromkeys(("srun", "mpirun", "mpiexec", "orterun"), _starter),

@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path, PurePosixPath
@@ -34,8 +34,9 @@ from planner.runtime.environments.interpreters import (
     python_of_conda,
     python_of_project,
 )
+from planner.tracing.launching.frameworks import TextOf
 from planner.tracing.launching.layers import Surrounding, Unwrapped, local_text, unwrap
-from planner.tracing.launching.schedulers import Starter, Tasks
+from planner.tracing.launching.schedulers import ADDRESS, Starter, Tasks
 
 _ALLOWED = (
     "python, torchrun, accelerate launch or deepspeed with the program and its arguments; tune run, llamafactory-cli "
@@ -119,7 +120,7 @@ class LaunchLine:
 
 def parse(
     words: Sequence[str],
-    text_of: Callable[[str], str] = local_text,
+    text_of: TextOf = local_text,
     inherited: Mapping[str, str] | None = None,
     *,
     nodes: int = 1,
@@ -165,14 +166,14 @@ def parse(
     return line
 
 
-def _launch_line(unwrapped: Unwrapped, text_of: Callable[[str], str], node_gpus: int) -> LaunchLine:
+def _launch_line(unwrapped: Unwrapped, text_of: TextOf, node_gpus: int) -> LaunchLine:
     """What is started, and on how many ranks; without what stood around it."""
     command, environment = list(unwrapped.words), unwrapped.environment
     name = PurePosixPath(command[0]).name if command else ""
     if name in ("torchrun", "deepspeed"):
-        return _of_launcher(Launcher(name), command[1:], text_of, unwrapped, node_gpus)
+        return _read_launcher(Launcher(name), command[1:], text_of, unwrapped, node_gpus)
     if name == "accelerate" and command[1:2] == ["launch"]:
-        return _of_launcher(Launcher.ACCELERATE, command[2:], text_of, unwrapped, node_gpus)
+        return _read_launcher(Launcher.ACCELERATE, command[2:], text_of, unwrapped, node_gpus)
     is_python = re.fullmatch(r"python[0-9.]*", name) is not None
     if not is_python and not name.endswith(".py"):
         looks = bool(command) and unwrapped.text_of is local_text
@@ -180,17 +181,13 @@ def _launch_line(unwrapped: Unwrapped, text_of: Callable[[str], str], node_gpus:
         if script and python_of_command(script, Path(), os.environ):  # what pip installs for a command of a package
             program, arguments = os.path.abspath(script), tuple(command[1:])
             return LaunchLine(launcher=Launcher.PYTHON, program=program, arguments=arguments)
-        is_task = unwrapped.surrounding is not None
+        remedy = "put the command that starts the ranks behind --"
+        if unwrapped.surrounding is not None:
+            remedy = "give the command that this task stands for"
         raise SpecError(
-            f"the command starts {command[0][:100] if command else 'nothing'!a}, which is no launcher that is"
-            " understood",
+            f"the command starts {command[0][:100] if command else 'nothing'!a}, which is not a known launcher",
             allowed=_ALLOWED,
-            remedy=_REMEDIES.get(name)
-            or (
-                "give the command that this task stands for"
-                if is_task
-                else "put the command that starts the ranks behind --"
-            ),
+            remedy=_REMEDIES.get(name, remedy),
             place=PLACE,
         )
     words = deque(command[1:] if is_python else command)
@@ -203,7 +200,7 @@ def _launch_line(unwrapped: Unwrapped, text_of: Callable[[str], str], node_gpus:
     rest = list(words)
     is_module = rest[:1] == ["-m"]
     if is_module and rest[1:2] and rest[1] in LAUNCHER_MODULES:
-        launched = _of_launcher(Launcher(LAUNCHER_MODULES[rest[1]]), rest[2:], text_of, unwrapped, node_gpus, rest[1])
+        launched = _read_launcher(Launcher(LAUNCHER_MODULES[rest[1]]), rest[2:], text_of, unwrapped, node_gpus, rest[1])
         return replace(launched, says_local_rank=rest[1] == OLD_LAUNCHER and "use_env" not in launched.options)
     if rest[:1] in (["-c"], ["-"]):
         raise refused("the program stands in the command itself", "a file, or a module after -m")
@@ -211,10 +208,10 @@ def _launch_line(unwrapped: Unwrapped, text_of: Callable[[str], str], node_gpus:
     return LaunchLine(launcher=Launcher.PYTHON, program=program, is_module=is_module, arguments=arguments)
 
 
-def _of_launcher(
+def _read_launcher(
     launcher: Launcher,
     words: Sequence[str],
-    text_of: Callable[[str], str],
+    text_of: TextOf,
     unwrapped: Unwrapped,
     node_gpus: int,
     module: str = "",
@@ -230,7 +227,7 @@ def _of_launcher(
             raise refused("deepspeed has --no_python", "a Python program, or a module after --module")
         named_nodes, gpus = deepspeed_size(options)
         if options.keys() & {"H", "hostfile"} and not (named_nodes and gpus):
-            named_nodes, gpus = _of_hosts(options, text_of, named_nodes, gpus)
+            named_nodes, gpus = _count_hosts(options, text_of, named_nodes, gpus)
             if tasks is not None and not named_nodes:  # the file is on the cluster alone: it lists the job's nodes
                 named_nodes = tasks.job_nodes if tasks.starter is Starter.BATCH else tasks.nodes
         processes = gpus or node_gpus or _missing("--num_gpus")
@@ -241,7 +238,7 @@ def _of_launcher(
         if (path := options.get("config_file")) is not None:
             config = read_yaml(text_of(path), path).plain()
             if not isinstance(config, Mapping):
-                raise SpecError("is no mapping", allowed="accelerate's config file", place=path)
+                raise SpecError("must be a mapping", allowed="accelerate's config file", place=path)
             given = {**config, **options}
         nodes = count_of("--num_machines", str(given.get("num_machines") or 1))
         said = given.get("num_processes") or nodes * node_gpus or _missing("--num_processes")
@@ -264,8 +261,8 @@ def _of_launcher(
     )
 
 
-def _of_hosts(
-    options: Mapping[str, str | None], text_of: Callable[[str], str], nodes: int | None, gpus: int | None
+def _count_hosts(
+    options: Mapping[str, str | None], text_of: TextOf, nodes: int | None, gpus: int | None
 ) -> tuple[int | None, int | None]:
     """Nodes and GPUs of each, of a file of hosts with their slots, as far as the command does not say them."""
     path = options.get("hostfile") or options.get("H") or ""
@@ -303,7 +300,7 @@ def _missing(name: str) -> NoReturn:
     )
 
 
-_ADDRESS, _PORT = "127.0.0.1", "29500"
+_PORT = "29500"
 
 
 def rank_variables(line: LaunchLine, rank: int) -> dict[str, str]:
@@ -329,7 +326,7 @@ def rank_variables(line: LaunchLine, rank: int) -> dict[str, str]:
         "RANK": str(rank),
         "LOCAL_RANK": str(local_rank),
         "WORLD_SIZE": str(line.world_size),
-        "MASTER_ADDR": options.get("master_addr") or _ADDRESS,
+        "MASTER_ADDR": options.get("master_addr") or ADDRESS,
         "MASTER_PORT": options.get("master_port") or _PORT,
     }
     if line.launcher is Launcher.DEEPSPEED:

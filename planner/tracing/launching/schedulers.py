@@ -15,7 +15,8 @@ from planner.job.json_text import read_json
 from planner.job.launchers import count_of, read_options, refused
 from planner.job.yaml_text import read_yaml
 
-_ADDRESS = "127.0.0.1"
+ADDRESS = "127.0.0.1"
+"""Where nodes meet: on paper nobody does."""
 
 
 class Starter(StrEnum):
@@ -38,7 +39,7 @@ class Tasks:
     """That each process sees; None: as many as there are processes on its node."""
     job_nodes: int = 1
     job_tasks: int = 1
-    """Of the allocation: a batch script's command is one process, and is told of these."""
+    """Of the allocation: a batch script's command is one process, and finds these in its environment."""
     settings: Mapping[str, str] = field(default_factory=dict)
     """Variables that the options of the job bring."""
 
@@ -81,8 +82,8 @@ class Tasks:
             "SLURM_LOCALID": str(local),
             "SLURM_NODEID": str(node),
             "SLURMD_NODENAME": f"node{node + 1}",
-            "SLURM_LAUNCH_NODE_IPADDR": _ADDRESS,
-            "SLURM_SRUN_COMM_HOST": _ADDRESS,
+            "SLURM_LAUNCH_NODE_IPADDR": ADDRESS,
+            "SLURM_SRUN_COMM_HOST": ADDRESS,
         }
 
 
@@ -133,23 +134,13 @@ _SLURM_WITH_VALUE = frozenset({
 _REFUSED = ("ntasks_per_gpu", "ntasks_per_socket", "het_group", "multi_prog", "array")
 
 
-@dataclass(frozen=True, slots=True)
-class Allocation:
-    """The options of a batch script: srun in it starts from these."""
-
-    options: Mapping[str, str | None]
-
-    @property
-    def tasks(self) -> Tasks:
-        return _tasks(self.options, Starter.BATCH)
-
-
-def read_srun(words: Sequence[str], allocation: Allocation | None) -> tuple[Tasks, dict[str, str | None], list[str]]:
-    """The processes of an srun line, its options, and the command that each runs."""
+def read_srun(words: Sequence[str], batch: Mapping[str, str | None]) -> tuple[Tasks, dict[str, str | None], list[str]]:
+    """The processes of an srun line, its options, and the command that each runs; it starts from the options of the
+    `batch` script around it."""
     own, command = read_options(
         words, _SLURM_WITH_VALUE, _SLURM_ALONE | {"multi_prog"}, "srun of Slurm 25.05", short=_SHORT
     )
-    inherited = dict(allocation.options) if allocation is not None else {}
+    inherited = dict(batch)
     if "nodes" in own and "ntasks" not in own:
         inherited.pop("ntasks", None)
     if "ntasks" in own and "ntasks_per_node" not in own and "nodes" not in own:
@@ -159,7 +150,7 @@ def read_srun(words: Sequence[str], allocation: Allocation | None) -> tuple[Task
             needed = -(-count_of("--ntasks", own["ntasks"]) // count_of("--ntasks-per-node", per_node))
             if needed < (_nodes(nodes) or 1):
                 inherited["nodes"] = str(needed)
-    return _tasks({**inherited, **own}, Starter.SRUN), own, command
+    return count_tasks({**inherited, **own}, Starter.SRUN), own, command
 
 
 def read_sbatch(words: Sequence[str]) -> tuple[dict[str, str | None], list[str]]:
@@ -181,7 +172,9 @@ def read_script_options(text: str, place: str) -> dict[str, str | None]:
             raise SpecError(f"the line cannot be read: {error}", place=f"{place}:{number}") from None
         options, rest = read_sbatch(words)
         if rest:
-            raise SpecError(f"{rest[0][:80]!a} is no option", allowed="options of sbatch", place=f"{place}:{number}")
+            raise SpecError(
+                f"{rest[0][:80]!a} is not an option", allowed="options of sbatch", place=f"{place}:{number}"
+            )
         written.update(options)
     return written
 
@@ -198,7 +191,8 @@ _SETTINGS = {
 """Variables that are set only if the option was given."""
 
 
-def _tasks(options: Mapping[str, str | None], starter: Starter) -> Tasks:
+def count_tasks(options: Mapping[str, str | None], starter: Starter) -> Tasks:
+    """The processes of these options of srun or of a batch script. Raises SpecError where Slurm decides how many."""
     for name in _REFUSED:
         if options.get(name) is not None or (name == "multi_prog" and name in options):
             raise refused(f"--{name.replace('_', '-')} is not read", "--nodes, --ntasks, --ntasks-per-node")
@@ -269,8 +263,9 @@ _MPI_ALONE = frozenset({
 _SEVERAL = {"mca": 2, "gmca": 2, "prtemca": 2, "pmixmca": 2}
 
 
-def read_mpirun(words: Sequence[str], allocation: Allocation | None) -> tuple[Tasks, dict[str, str], list[str]]:
-    """The processes of an mpirun line, variables that it gives them by value, and the command that each runs."""
+def read_mpirun(words: Sequence[str], whole: Tasks | None) -> tuple[Tasks, dict[str, str], list[str]]:
+    """The processes of an mpirun line, variables that it gives them by value, and the command that each runs.
+    `whole`: the tasks of the batch script around it."""
     rest, exports = _without_exports(words)
     options, command = read_options(rest, _MPI_WITH_VALUE, _MPI_ALONE, "mpirun of Open MPI 5.0", values=_SEVERAL)
     if ":" in command:
@@ -281,7 +276,6 @@ def read_mpirun(words: Sequence[str], allocation: Allocation | None) -> tuple[Ta
         hosts[name] = hosts.get(name, 0) + (count_of("-H", slots) if slots else 1)
     per_node = _per_node(options)
     written = next((options[name] for name in ("np", "n", "c") if options.get(name)), None)
-    whole = allocation.tasks if allocation is not None else None
     nodes = len(hosts) or (whole.job_nodes if whole is not None else 0)
     if written is not None:
         processes = count_of("-np", written)
@@ -356,10 +350,10 @@ def read_submit(words: Sequence[str], text_of: Callable[[str], str]) -> tuple[li
     if text := options.get("runtime_env_json"):
         path, runtime = "--runtime-env-json", read_json(text, "--runtime-env-json")
     if not isinstance(runtime, Mapping):
-        problem = f"is a {type(runtime).__name__}, and no mapping"
+        problem = f"must be a mapping, not a {type(runtime).__name__}"
         raise SpecError(problem, allowed="a runtime environment of Ray", place=path or "")
     variables = runtime.get("env_vars") or {}
     if not isinstance(variables, Mapping) or not all(isinstance(value, str) for value in variables.values()):
-        raise SpecError("env_vars are no texts", allowed="a mapping of names to texts", place="runtime_env.env_vars")
+        raise SpecError("env_vars must be strings", allowed="a mapping of names to texts", place="runtime_env.env_vars")
     folder = options.get("working_dir") or str(runtime.get("working_dir") or "")
     return entrypoint, dict(variables), "" if "://" in folder else folder

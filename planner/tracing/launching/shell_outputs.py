@@ -6,9 +6,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePosixPath
 
+from planner.tracing.launching.schedulers import ADDRESS
 from planner.tracing.launching.shell_values import UNKNOWN, Shell, arithmetic
 
-_ADDRESS = "127.0.0.1"
 _GPU_NAMES = re.compile(r"-L|--list-gpus|--query-gpu=\S+")
 _COUNTS_GPUS = re.compile(r"torch\.cuda\.device_count\(\)\s*\)?$")
 _MOST = 4096
@@ -16,7 +16,7 @@ _MOST = 4096
 Printer = Callable[[Sequence[str], str | None, Shell], str | None]
 
 
-def output_of(words: Sequence[str], given: str | None, shell: Shell) -> str | None:
+def command_output(words: Sequence[str], given: str | None, shell: Shell) -> str | None:
     """What a command prints when it is `given` this; None if that is not known here."""
     printer = _PRINTERS.get(PurePosixPath(words[0]).name)
     if printer is None or (words[0] not in ("echo", "printf") and any(UNKNOWN.search(word) for word in words)):
@@ -64,12 +64,12 @@ def _printf(words: Sequence[str], *_: object) -> str | None:
 def _srun(words: Sequence[str], given: str | None, shell: Shell) -> str | None:
     """`srun --nodes=1 -w NODE hostname --ip-address`: where nodes meet."""
     at = next((at for at, word in enumerate(words) if word in ("hostname", "echo")), None)
-    return output_of(words[at:], given, shell) if at is not None and "bash" not in words else None
+    return command_output(words[at:], given, shell) if at is not None and "bash" not in words else None
 
 
 def _hostname(words: Sequence[str], *_: object) -> str:
     is_address = any(word.startswith(("--ip", "--all-ip")) or word in ("-i", "-I") for word in words)
-    return f"{_ADDRESS}\n" if is_address else "node1\n"
+    return f"{ADDRESS}\n" if is_address else "node1\n"
 
 
 def _pwd(_: Sequence[str], __: str | None, shell: Shell) -> str | None:
@@ -99,7 +99,7 @@ def _seq(words: Sequence[str], *_: object) -> str | None:
     return "".join(f"{number}\n" for number in [*range(first, last + (1 if step > 0 else -1), step)][:_MOST])
 
 
-def _of_text(change: Callable[[Sequence[str], list[str]], str | None]) -> Printer:
+def _change_lines(change: Callable[[Sequence[str], list[str]], str | None]) -> Printer:
     """Of a command that changes the lines that it is given."""
 
     def printed(words: Sequence[str], given: str | None, _: Shell) -> str | None:
@@ -167,7 +167,7 @@ _PRINTERS: Mapping[str, Printer] = {
     "scontrol": _scontrol,
     "srun": _srun,
     "hostname": _hostname,
-    "getent": lambda words, *_: f"{_ADDRESS} node1\n" if words[:1] == ["hosts"] else None,
+    "getent": lambda words, *_: f"{ADDRESS} node1\n" if words[:1] == ["hosts"] else None,
     "pwd": _pwd,
     "nvidia-smi": _nvidia_smi,
     "python": _python,
@@ -186,12 +186,12 @@ _PRINTERS: Mapping[str, Printer] = {
     "expr": lambda words, _, shell: None if (value := arithmetic(" ".join(words), shell)) is None else f"{value}\n",
     "which": lambda words, *_: f"{words[-1]}\n" if words else None,
     "command": lambda words, *_: f"{words[1]}\n" if words[:1] == ["-v"] and words[1:] else None,
-    "wc": _of_text(_wc),
-    "tr": _of_text(_tr),
-    "cut": _of_text(_cut),
-    "awk": _of_text(_awk),
-    "head": _of_text(lambda words, lines: _ends(words, lines, last=False)),
-    "tail": _of_text(lambda words, lines: _ends(words, lines, last=True)),
-    "sort": _of_text(lambda _, lines: "".join(f"{line}\n" for line in sorted(lines))),
-    "xargs": _of_text(lambda words, lines: f"{' '.join(' '.join(lines).split())}\n" if not words else None),
+    "wc": _change_lines(_wc),
+    "tr": _change_lines(_tr),
+    "cut": _change_lines(_cut),
+    "awk": _change_lines(_awk),
+    "head": _change_lines(lambda words, lines: _ends(words, lines, last=False)),
+    "tail": _change_lines(lambda words, lines: _ends(words, lines, last=True)),
+    "sort": _change_lines(lambda _, lines: "".join(f"{line}\n" for line in sorted(lines))),
+    "xargs": _change_lines(lambda words, lines: f"{' '.join(' '.join(lines).split())}\n" if not words else None),
 }

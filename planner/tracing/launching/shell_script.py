@@ -1,7 +1,7 @@
 """Follows a shell script to the commands in it that programs run by: their words, as the shell would expand them.
 
 Nothing is run. Assignments, branches, loops, functions and `cd` are followed as far as what decides them is known. What
-only the job's machines know marks the commands and values that hinge on it, which are refused where they are needed.
+only the job's machines know marks the commands and values that depend on it, which are refused where they are needed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 
 from planner.errors import SpecError
-from planner.tracing.launching.shell_outputs import output_of
+from planner.tracing.launching.shell_outputs import command_output
 from planner.tracing.launching.shell_syntax import (
     Block,
     Case,
@@ -25,7 +25,7 @@ from planner.tracing.launching.shell_syntax import (
     Loop,
     Pipeline,
     Simple,
-    commands_in,
+    parse_commands,
 )
 from planner.tracing.launching.shell_values import (
     MARKS,
@@ -37,12 +37,11 @@ from planner.tracing.launching.shell_values import (
     is_true,
     refused,
     settled,
-    source_of,
     unknown,
+    unknown_source,
 )
 
 MOST_CHARACTERS = 1 << 20
-"""Of a script."""
 MOST_COMMANDS, _MOST_VARIABLES = 10_000, 1000
 _MOST_CALLS = 20
 """Functions and scripts in each other."""
@@ -69,7 +68,7 @@ class Ending:
     said: str
 
 
-def commands_of(text: str, shell: Shell) -> tuple[list[Statement], Ending | None]:
+def follow_script(text: str, shell: Shell) -> tuple[list[Statement], Ending | None]:
     """The commands of a script, in order, besides those of the shell itself; the end that it comes to, if that is not
     its last line. Raises SpecError for what is not read."""
     if len(text) > MOST_CHARACTERS:
@@ -77,7 +76,7 @@ def commands_of(text: str, shell: Shell) -> tuple[list[Statement], Ending | None
     run = _Run(shell)
     ending = None
     try:
-        run.of_text(text, shell.place)
+        run.run_text(text, shell.place)
     except _Leave as leave:
         ending = Ending(leave.line, run.said) if leave.kind == "exit" else None
     return run.statements, ending
@@ -94,7 +93,7 @@ class _Leave(Exception):  # noqa: N818 it is no error
 class _Run:
     def __init__(self, shell: Shell) -> None:
         self._shell = shell
-        shell.output_of = self._output
+        shell.command_output = self._output
         self.statements: list[Statement] = []
         self.said = ""
         self._functions: dict[str, Command] = {}
@@ -107,7 +106,7 @@ class _Run:
         self._given: str | None = None
         self._commands = self._calls = 0
 
-    def of_text(self, text: str, place: str) -> bool | None:
+    def run_text(self, text: str, place: str) -> bool | None:
         """What is not known in a text is a variable each."""
 
         def named(mark: re.Match[str]) -> str:
@@ -115,13 +114,13 @@ class _Run:
             self._shell.variables[name] = mark[0]
             return f"${{{name}}}"
 
-        return self.all_of(commands_in(UNKNOWN.sub(named, text).translate(MARKS), place))
+        return self.run_commands(parse_commands(UNKNOWN.sub(named, text).translate(MARKS), place))
 
-    def all_of(self, commands: Commands) -> bool | None:
+    def run_commands(self, commands: Commands) -> bool | None:
         status: bool | None = True
         for pipeline in commands:
             if pipeline.joint and status is None:
-                # A test whose result is not known: what hinges on it may be run, or not.
+                # A test whose result is not known: what depends on it may be run, or not.
                 self._either([(pipeline,)], self._tested)
             elif not pipeline.joint or status is (pipeline.joint == "&&"):
                 status = self._pipeline(pipeline)
@@ -149,9 +148,9 @@ class _Run:
                 return self._simple(command)
             case Block(body, is_subshell):
                 if not is_subshell:
-                    return self.all_of(body)
+                    return self.run_commands(body)
                 with self._apart():
-                    return self.all_of(body)
+                    return self.run_commands(body)
             case If():
                 return self._if(command)
             case Loop():
@@ -193,7 +192,7 @@ class _Run:
             self._restore(before)
             before = self._state()
             try:
-                self.all_of(body)
+                self.run_commands(body)
                 ends.append(self._state())
             except _Leave as leave:
                 left = leave
@@ -212,38 +211,29 @@ class _Run:
     def _condition(self, commands: Commands) -> tuple[bool | None, str]:
         """Whether a test holds, and how it is written."""
         self._is_assumed, self._tested = False, ""
-        status = self.all_of(commands)
+        status = self.run_commands(commands)
         return None if self._is_assumed else status, self._tested or "a command"
 
     def _if(self, command: If) -> bool | None:
         for number, (test, body) in enumerate(command.tests):
             holds, written = self._condition(test)
             if holds:
-                return self.all_of(body)
+                return self.run_commands(body)
             if holds is None:
                 rest = command.tests[number + 1 :]
                 otherwise = (Pipeline("", False, (If(rest, command.otherwise),)),) if rest else command.otherwise or ()
                 self._either([body, otherwise], f"if {written}", or_none=False)
                 return True
-        return self.all_of(command.otherwise) if command.otherwise is not None else True
+        return self.run_commands(command.otherwise) if command.otherwise is not None else True
 
     def _loop(self, loop: Loop) -> bool | None:
         if loop.test is not None:
             return self._while(loop, loop.test)
-        if loop.arithmetic:
-            start, test, step = loop.arithmetic
-            if start.strip():
-                arithmetic(start, self._shell)
-            while (holds := arithmetic(test, self._shell) if test.strip() else None) and self._turn(loop):
-                arithmetic(step, self._shell)
-            if holds is None:
-                self._either([loop.body], f"for (({test}))")
-            return True
         written = loop.words if loop.words is not None else ('"$@"',)
         for value in [value for word in written for value in expand(word, self._shell)]:
             self._shell.assign(loop.name, value)
             if UNKNOWN.search(value):
-                self._either([loop.body], f"for {loop.name} in {source_of(value)}")
+                self._either([loop.body], f"for {loop.name} in {unknown_source(value)}")
             elif not self._turn(loop):
                 break
         return True
@@ -258,10 +248,9 @@ class _Run:
                 return True
 
     def _turn(self, loop: Loop) -> bool:
-        """One iteration; whether there may be another."""
         self._count(loop.line)
         try:
-            self.all_of(loop.body)
+            self.run_commands(loop.body)
         except _Leave as leave:
             if leave.kind not in ("break", "continue"):
                 raise
@@ -272,11 +261,11 @@ class _Run:
         word = expand_one(command.word, self._shell)
         value = settled(word)
         if value is None:
-            self._either([body for _, body in command.branches], f"case {source_of(word)}")
+            self._either([body for _, body in command.branches], f"case {unknown_source(word)}")
             return True
         for patterns, body in command.branches:
             if any(fnmatchcase(value, expand_one(pattern, self._shell)) for pattern in patterns):
-                return self.all_of(body)
+                return self.run_commands(body)
         return True
 
     def _count(self, line: int) -> None:
@@ -321,7 +310,7 @@ class _Run:
         if value.startswith("(") and value.endswith(")"):
             elements = dict(shell.array(name)) if adds else {}
             number = len(elements)
-            for listed in commands_in(value[1:-1], shell.place):
+            for listed in parse_commands(value[1:-1], shell.place):
                 for part in listed.commands[0].words if isinstance(listed.commands[0], Simple) else ():
                     if keyed := re.fullmatch(r"\[(.*?)\]=(.*)", part, re.DOTALL):
                         elements[expand_one(keyed[1], shell)] = expand_one(keyed[2], shell)
@@ -372,7 +361,7 @@ class _Run:
             case (("cd" | "pushd"), [folder]):
                 if UNKNOWN.search(folder):
                     raise SpecError(
-                        f"cd leads to a folder that {source_of(folder)} decides",
+                        f"cd leads to a folder that {unknown_source(folder)} decides",
                         allowed="a folder by its path",
                         remedy="set it before the command (NAME=value ...), or write the launch line",
                         place=f"{shell.place}:{line}",
@@ -397,20 +386,20 @@ class _Run:
                     arithmetic(part, shell)
                 return True
             case "eval", parts:
-                return self._call(lambda: self.of_text(" ".join(parts), shell.place), line)
+                return self._call(lambda: self.run_text(" ".join(parts), shell.place), line)
             case "grep", [flags, *_] if re.fullmatch(r"-\w*q\w*", flags):
-                found = output_of(words, given, shell)
+                found = command_output(words, given, shell)
                 if found is not None:
                     self._is_assumed, self._tested = False, " ".join(words)
                     return bool(found)
             case (("source" | "."), [path, *arguments]) if (text := self._text(path)) is not None:
-                return self._call(lambda: self.of_text(text, path), line, arguments)
+                return self._call(lambda: self.run_text(text, path), line, arguments)
             case (("read" | "mapfile" | "readarray"), arguments):
                 self._read(name, [each for each in arguments if not each.startswith("-") and each], given, line)
                 return True
         if (function := self._functions.get(name)) is not None:
             return self._call(lambda: self._one(function), line, words[1:])
-        printed = output_of(words, given if given is not None else self._given, shell)
+        printed = command_output(words, given if given is not None else self._given, shell)
         if name in ("echo", "printf") and printed is not None:
             self.said = UNKNOWN.sub(lambda mark: mark[1], printed).strip() or self.said
         if self._printed is not None and not writes:
@@ -475,7 +464,7 @@ class _Run:
         assumed = self._is_assumed, self._tested
         try:
             with self._apart():
-                self.all_of(commands)
+                self.run_commands(commands)
             return "".join(self._printed or [])
         finally:
             self._printed, self._given = printed, before
@@ -483,7 +472,7 @@ class _Run:
 
     def _output(self, text: str) -> str:
         """What `$( )` comes to."""
-        output = self._capture(commands_in(text, self._shell.place))
+        output = self._capture(parse_commands(text, self._shell.place))
         return unknown(f"$({text})") if UNKNOWN.search(output) else output
 
 

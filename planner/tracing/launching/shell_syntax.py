@@ -46,7 +46,7 @@ class If:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """`while` and `until`, or with a `name` `for` over `words`; `arithmetic` are the parts of `for ((a; b; c))`."""
+    """`while` and `until`, or with a `name` `for` over `words`."""
 
     body: Commands
     line: int
@@ -54,7 +54,6 @@ class Loop:
     until: bool = False
     name: str = ""
     words: tuple[str, ...] | None = None
-    arithmetic: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +84,7 @@ class Pipeline:
 Commands = tuple[Pipeline, ...]
 
 
-def commands_in(text: str, place: str) -> Commands:
+def parse_commands(text: str, place: str) -> Commands:
     """Raises SpecError for what is no shell script."""
     parser = _Parser(text, place)
     commands = parser.list_until(frozenset())
@@ -318,7 +317,7 @@ class _Parser:
         self.advance()
         name, words = self._take_word(), None
         if name.startswith("(("):
-            return Loop(self._body(), line, name="for", arithmetic=tuple(f"{name[2:-2]};;".split(";")[:3]))
+            return Loop(self._body(), line, name="_", words=(f"${name}",))  # how often is not computed
         self._skip_lines()
         if self.token == "in":
             self.advance()

@@ -29,7 +29,7 @@ _PARTS = re.compile(f"(?:{UNKNOWN.pattern}|\\S)+".replace("([^", "(?:[^"))
 _MOST_NESTED = 20
 _PARAMETER = re.compile(r"([A-Za-z_]\w*|[0-9]+|[#?$!*@])(?:\[(.*?)\])?(.*)", re.DOTALL)
 _PLAIN_NAME = re.compile(r"[A-Za-z_]\w*|[0-9#?$!*@]")
-_OF_THE_JOB = re.compile(
+_JOB_NAMES = re.compile(
     r"\$(SLURM\w*|OMPI_\w*|PMI\w*|PBS\w*|LSB_\w*|LOCAL_RANK|RANK|NODE_RANK|WORLD_SIZE|MASTER_\w*|TMPDIR|HOSTNAME"
     r"|CUDA_VISIBLE_DEVICES|UID|EUID|OSTYPE|BASH\w*|SECONDS|LINENO|[?!])"
 )
@@ -57,7 +57,7 @@ class Shell:
     """Whether a file is there; None where nobody may look."""
     expanded: int = 0
     """Parts of words so far, and their characters."""
-    output_of: Output = field(default=lambda text: unknown(f"$({text})"))
+    command_output: Output = field(default=lambda text: unknown(f"$({text})"))
     """The output of commands."""
     nested: int = 0
 
@@ -98,7 +98,7 @@ def unknown(source: str) -> str:
     return f"\ue000{source if len(source) <= 60 else f'{source[:57]}...'}\ue001"
 
 
-def source_of(text: str) -> str:
+def unknown_source(text: str) -> str:
     """What would have given the first unknown value of a text."""
     match = UNKNOWN.search(text)
     return match[1] if match else text
@@ -112,7 +112,8 @@ def refused(problem: str, shell: Shell, allowed: str, line: int = 0) -> SpecErro
 def settled(text: str) -> str | None:
     """A text in which variables that nobody has set are empty, as they are for a shell; None if it is not known."""
     text = UNKNOWN.sub(
-        lambda match: "" if re.fullmatch(r"\$\w+", match[1]) and not _OF_THE_JOB.fullmatch(match[1]) else match[0], text
+        lambda match: "" if re.fullmatch(r"\$\w+", match[1]) and not _JOB_NAMES.fullmatch(match[1]) else match[0],
+        text,
     )
     return None if UNKNOWN.search(text) else text
 
@@ -123,17 +124,15 @@ def expand(word: str, shell: Shell) -> list[str]:
         first, last = int(match[2]), int(match[3])
         numbers = range(first, last + 1) if first <= last else range(first, last - 1, -1)
         return [f"{match[1]}{number}{match[4]}" for number in numbers]
-    return _Words(shell).of(word)
+    return _Words(shell).collect(word)
 
 
 def expand_one(word: str, shell: Shell) -> str:
     """The value of a word that is not split, as in an assignment."""
-    return " ".join(_Words(shell).of(word, splits=False))
+    return " ".join(_Words(shell).collect(word, splits=False))
 
 
 class _Words:
-    """Collects the words of an expansion."""
-
     def __init__(self, shell: Shell) -> None:
         self._shell = shell
         self._words: list[str] = []
@@ -141,7 +140,7 @@ class _Words:
         """The parts of one, until it ends."""
         self._length = 0
 
-    def of(self, text: str, *, splits: bool = True, in_quotes: bool = False) -> list[str]:
+    def collect(self, text: str, *, splits: bool = True, in_quotes: bool = False) -> list[str]:
         shell = self._shell
         shell.nested += 1
         if shell.nested > _MOST_NESTED:
@@ -159,7 +158,7 @@ class _Words:
             elif character == '"' and not in_quotes:
                 self._quoted(part[1:-1])
             elif character == "`":
-                self._add_value(_clean(shell.output_of(part[1:-1])), splits and not in_quotes)
+                self._add_value(shell.command_output(part[1:-1]).rstrip("\n"), splits and not in_quotes)
             elif character == "$" and text[at + 1 : at + 2] == "'" and not in_quotes:
                 end = end_of_part(text, at + 1, shell.place)
                 self._add(text[at + 2 : end - 1].replace("\\n", "\n").replace("\\t", "\t"))
@@ -170,7 +169,7 @@ class _Words:
                 value = arithmetic(part[3:-2], shell)
                 self._add(unknown(part) if value is None else str(value))
             elif part.startswith("$("):
-                self._add_value(_clean(shell.output_of(part[2:-1])), splits and not in_quotes)
+                self._add_value(shell.command_output(part[2:-1]).rstrip("\n"), splits and not in_quotes)
             elif part.startswith("${"):
                 self._parameter(part[2:-1], splits=splits, in_quotes=in_quotes)
             elif character == "<" and text[at + 1 : at + 2] == "(":
@@ -184,7 +183,7 @@ class _Words:
         return self._words
 
     def _quoted(self, text: str) -> None:
-        words = _Words(self._shell).of(text, splits=False, in_quotes=True)
+        words = _Words(self._shell).collect(text, splits=False, in_quotes=True)
         if words:
             self._add_all(words)
         elif not re.fullmatch(r"\$@|\$\{\w+\[@\][^}]*\}|\$\{@[^}]*\}", text):
@@ -232,10 +231,6 @@ class _Words:
         if self._word is not None:
             self._words.append("".join(self._word))
         self._word, self._length = None, 0
-
-
-def _clean(output: str) -> str:
-    return output.rstrip("\n")
 
 
 def _parameter(written: str, shell: Shell) -> str | list[str]:
@@ -296,22 +291,22 @@ def _operated(value: str, is_set: bool, rest: str, shell: Shell, name: str) -> s
     text = settled(value)
     if kind in ("-", "=", "?", "+") and sign:
         has = bool(text) if sign.startswith(":") else is_set
-        if text is None and name not in shell.variables and _OF_THE_JOB.fullmatch(source_of(value)):
+        if text is None and name not in shell.variables and _JOB_NAMES.fullmatch(unknown_source(value)):
             has = False  # what nobody here sets: a default says what the job has without it
         elif text is None:
             has = True
         if kind == "+":
-            return _quoted_value(written, shell) if has else ""
+            return expand_one(written, shell) if has else ""
         if has:
             return value
         if kind == "?":
-            said = _quoted_value(written, shell) or "it is not set"
+            said = expand_one(written, shell) or "it is not set"
             raise SpecError(
                 f"the script ends, for ${name} is not set: {said[:200]}", allowed=f"a value of {name}",
                 remedy=f"set it before the command ({name}=value ...), or give what the script asks for",
                 place=shell.place,
             )  # fmt: skip
-        default = _quoted_value(written, shell)
+        default = expand_one(written, shell)
         if kind == "=":
             shell.assign(name, default)
         return default
@@ -323,14 +318,14 @@ def _operated(value: str, is_set: bool, rest: str, shell: Shell, name: str) -> s
         return unknown(f"${{{name}{rest}}}") if first is None else text[first:][:size]
     if sign in ("/", "//"):
         pattern, _, new = written.partition("/")
-        pattern, new = _quoted_value(pattern, shell), _quoted_value(new, shell)
+        pattern, new = expand_one(pattern, shell), expand_one(new, shell)
         if re.search(r"[*?\[]", pattern) or not pattern:
             return unknown(f"${{{name}{rest}}}")
         return text.replace(pattern, new, 1 if sign == "/" else -1)
     if sign[0] in "^,":
         change = str.upper if sign[0] == "^" else str.lower
         return change(text) if len(sign) > 1 else change(text[:1]) + text[1:]
-    pattern = _quoted_value(written, shell)
+    pattern = expand_one(written, shell)
     ends = range(len(text) + 1)
     if sign.startswith("#"):
         cut = [end for end in ends if fnmatchcase(text[:end], pattern)]
@@ -339,62 +334,45 @@ def _operated(value: str, is_set: bool, rest: str, shell: Shell, name: str) -> s
     return text[: (cut[0] if sign == "%%" else cut[-1])] if cut else text
 
 
-def _quoted_value(written: str, shell: Shell) -> str:
-    return " ".join(_Words(shell).of(written, splits=False))
-
-
-_NUMBERS: Mapping[type, Callable[[int, int], int]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.BitAnd: operator.and_,
+_OPERATIONS: Mapping[type, Callable[[int, int], int]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
     ast.FloorDiv: lambda a, b: abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1),
     ast.Mod: lambda a, b: abs(a) % abs(b) * (1 if a >= 0 else -1),
-    ast.Pow: lambda a, b: a**b if 0 <= b < 64 and abs(a) < 1 << 31 else 1 // 0,
-    ast.LShift: lambda a, b: a << b if 0 <= b < 64 else 1 // 0,
-    ast.RShift: operator.rshift, ast.BitOr: operator.or_,
     ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
     ast.GtE: operator.ge,
 }  # fmt: skip
-_MOST_ARITHMETIC = 400
-"""Characters."""
-_CHANGE = re.compile(r"\s*([A-Za-z_]\w*)\s*(\+\+|--|[-+*/%]?=(?!=))(.*)", re.DOTALL)
+_LONGEST_ARITHMETIC = 400
+_CHANGE = re.compile(r"\s*([A-Za-z_]\w*)\s*(?:\+\+|--|[-+*/%]?=(?!=))")
 
 
 def arithmetic(written: str, shell: Shell) -> int | None:
-    """The value of `$(( ))`, whose assignments are done; None if it is not known."""
-    if (change := _CHANGE.fullmatch(written)) is not None:
-        name, sign, rest = change.groups()
-        old, by = _number(shell.variables.get(name, "0"), shell), 1 if sign in ("++", "--") else arithmetic(rest, shell)
-        value = by if sign == "=" else None if None in (old, by) else arithmetic(f"({old}) {sign[0]} ({by})", shell)
-        shell.assign(name, unknown(f"(({written}))") if value is None else str(value))
-        return old if sign in ("++", "--") else value
-    text = " ".join(_Words(shell).of(written, splits=False)).strip() or "0"
-    if len(text) > _MOST_ARITHMETIC or UNKNOWN.search(text) or re.search(r"[^\w\s+\-*/%()<>=!&|?:]", text):
+    """The value of `$(( ))` with + - * / % and comparisons; None if it is not known, as variables that it changes are
+    not afterwards."""
+    if (change := _CHANGE.match(written)) is not None:
+        shell.assign(change[1], unknown(f"(({written}))"))
         return None
-    text = re.sub(r"(?<![\w])0+(?=\d)", "", text.replace("\n", " "))
-    text = text.replace("&&", " and ").replace("||", " or ")
-    text = re.sub(r"!(?!=)", " not ", re.sub(r"(?<!/)/(?!/)", "//", text))
-    with suppress(SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError, KeyError, OverflowError):
-        return _evaluate(ast.parse(text.strip(), mode="eval").body, shell)
+    text = expand_one(written, shell).strip() or "0"
+    if len(text) > _LONGEST_ARITHMETIC or not re.fullmatch(r"[\w\s+\-*/%()<>=!]+", text):
+        return None
+    text = re.sub(r"(?<!\w)0+(?=\d)", "", text.replace("\n", " ")).replace("/", "//")
+    with suppress(SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError, KeyError):
+        return _evaluate(ast.parse(text, mode="eval").body, shell)
     return None
 
 
 def _evaluate(node: ast.expr, shell: Shell) -> int:
-    """Raises ValueError for what is not known."""
+    """Raises ValueError or KeyError for what is not known."""
     match node:
         case ast.Constant(int(number)):
             return number
-        case ast.Name(name):
-            if (known := _number(_value(name, shell), shell)) is not None:
-                return known
+        case ast.Name(name) if (known := _number(_value(name, shell), shell)) is not None:
+            return known
+        case ast.UnaryOp(ast.USub(), inner):
+            return -_evaluate(inner, shell)
         case ast.BinOp(left, kind, right) | ast.Compare(left, [kind], [right]):
-            result = int(_NUMBERS[type(kind)](_evaluate(left, shell), _evaluate(right, shell)))
+            result = int(_OPERATIONS[type(kind)](_evaluate(left, shell), _evaluate(right, shell)))
             if abs(result) < 1 << 63:
                 return result
-        case ast.BoolOp(kind, values):
-            numbers = [_evaluate(value, shell) for value in values]
-            return int(all(numbers) if isinstance(kind, ast.And) else any(numbers))
-        case ast.UnaryOp(kind, inner):
-            result = _evaluate(inner, shell)
-            return -result if isinstance(kind, ast.USub) else int(not result) if isinstance(kind, ast.Not) else result
     raise ValueError(node)
 
 

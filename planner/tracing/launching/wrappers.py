@@ -24,7 +24,6 @@ class Wrapper:
     subcommands: tuple[str, ...] = ()
     """One of which comes first; without any it is another command."""
     of_environment: str = ""
-    """Options that set a variable."""
     of_mounts: str = ""
     """Options that put a folder of the host into a container."""
     of_folder: str = ""
@@ -137,12 +136,12 @@ def read_wrapper(name: str, words: Sequence[str]) -> Inside | None:
             inside.variables |= {key: value for key, equals, value in (part.partition("=") for part in parts) if equals}
     for option in wrapper.of_mounts.split():
         for value in gathered.get(option, []):
-            inside.mounts |= mounts_of(value)
+            inside.mounts |= read_mounts(value)
     inside.folder = next((gathered[option][-1] for option in wrapper.of_folder.split() if option in gathered), "")
     return inside
 
 
-def mounts_of(written: str) -> dict[str, str]:
+def read_mounts(written: str) -> dict[str, str]:
     """Folders of the host by those of a container, of `host:container[:options]`, several of these between commas, or
     `type=bind,source=host,target=container`."""
     if "=" in written:

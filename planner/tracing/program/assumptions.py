@@ -45,7 +45,6 @@ class Assumptions:
         self._counts: Counter[tuple[About, str, str]] = Counter()
 
     def add(self, about: About, text: str, place: str = "") -> None:
-        """Once more."""
         self._counts[about, text, place] += 1
 
     def all(self) -> tuple[Assumption, ...]:
@@ -53,7 +52,7 @@ class Assumptions:
         return tuple(Assumption(*key, count) for key, count in self._counts.items())
 
 
-def place_of(frames: Iterable[FrameType]) -> str:
+def program_place(frames: Iterable[FrameType]) -> str:
     """The innermost line that is neither torch's nor planner's; empty if there is none."""
     for frame in frames:
         module = str(frame.f_globals.get("__name__", ""))
@@ -64,7 +63,7 @@ def place_of(frames: Iterable[FrameType]) -> str:
 
 def current_place() -> str:
     """The innermost line of the program that led here."""
-    return place_of(frame for frame, _ in traceback.walk_stack(sys._getframe()))
+    return program_place(frame for frame, _ in traceback.walk_stack(sys._getframe()))
 
 
 def short_path(path: str) -> str:
@@ -92,13 +91,13 @@ class Branch:
     """Whether the other answer raises an error at once (`assert`, `if ...: raise`), in a function that catches none."""
 
 
-def branch_at(frames: Sequence[FrameType], answer: object) -> Branch | None:
+def find_branch(frames: Sequence[FrameType], answer: object) -> Branch | None:
     """The branch that an answer decides; `frames` are those of the read, innermost first. Lines of libraries are none:
     what a program asks for itself is what may go either way."""
-    place = place_of(frames)
+    place = program_place(frames)
     if not isinstance(answer, bool) or not place:
         return None
-    frame = next(frame for frame in frames if place_of([frame]) == place)
+    frame = next(frame for frame in frames if program_place([frame]) == place)
     if any(folder in frame.f_code.co_filename for folder in _NOT_THE_PROGRAMS):
         return None
     jump = _find_jump(frame.f_code, frame.f_lasti)
@@ -143,7 +142,7 @@ def _raises(code: CodeType, jump: int, value: bool) -> bool:
 def is_compared(frames: Sequence[FrameType]) -> bool:
     """Whether what is read is compared at once with what stands beside it (`loss.item() == 1`), by the program or a
     library, and not within torch."""
-    return bool(frames) and bool(place_of(frames[:1])) and _compares(frames[0].f_code, frames[0].f_lasti)
+    return bool(frames) and bool(program_place(frames[:1])) and _compares(frames[0].f_code, frames[0].f_lasti)
 
 
 @cache

@@ -78,11 +78,10 @@ class LargestBatches:
     """By entry and dim (-1: all elements) the largest extent, the batch's size, its number, and the batch."""
 
     def take(self, shapes: dict[str, Shape], batch: Any) -> None:
-        """The next one."""
         number = len(self.seen)
         self.seen.append(shapes)
-        size = _size_of(shapes)
-        self._alike.setdefault(_bin_of(size), (number, batch))
+        size = _measure_size(shapes)
+        self._alike.setdefault(_size_bin(size), (number, batch))
         for name, shape in shapes.items():
             for dim, extent in enumerate((math.prod(shape), *shape), -1):
                 extents = (extent, size)
@@ -91,12 +90,12 @@ class LargestBatches:
 
     def chosen(self, size: VaryingSize) -> list[tuple[TriedBatch, Any]]:
         """Batches to run, as they grow: one of the median, one of the 99 %, those that are largest in any way."""
-        sizes = sorted(map(_size_of, self.seen))
+        sizes = sorted(map(_measure_size, self.seen))
         kept: dict[int, tuple[str, Any]] = {}
         for name, share in (("median batch", 0.5), ("99 % batch", 0.99)):
             usual = sizes[math.ceil(share * len(sizes)) - 1]
             if usual < sizes[-1]:
-                number, batch = self._alike[_bin_of(usual)]
+                number, batch = self._alike[_size_bin(usual)]
                 kept.setdefault(number, (name, batch))
         varied = [
             (name, dim) for name, dim in self._largest if len({_extent(each, name, dim) for each in self.seen}) > 1
@@ -111,7 +110,7 @@ class LargestBatches:
                 TriedBatch(
                     name=name,
                     shape=self.seen[number].get(size.name, ()),
-                    as_large=sum(each >= _size_of(self.seen[number]) for each in sizes),
+                    as_large=sum(each >= _measure_size(self.seen[number]) for each in sizes),
                 ),
                 batch,
             )
@@ -128,10 +127,10 @@ def _extent(shapes: Shapes, name: str, dim: int) -> int:
     return math.prod(shape) if dim < 0 else shape[dim] if dim < len(shape) else 0
 
 
-def _bin_of(size: int) -> int:
+def _size_bin(size: int) -> int:
     return round(math.log(max(size, 1)) / _BIN)
 
 
-def _size_of(shapes: Shapes) -> int:
+def _measure_size(shapes: Shapes) -> int:
     """The elements of the largest tensor."""
     return max(map(math.prod, shapes.values()), default=0)

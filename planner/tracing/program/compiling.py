@@ -24,7 +24,6 @@ class ProgramCompiling:
     after `init_process_group` in most programs, and who compiles nothing does not load Inductor."""
 
     def __init__(self, recorder: Recorder, seconds: float) -> None:
-        """`seconds` is all the time that the program has: how much of it is compiling is its own affair."""
         self._recorder, self._seconds = recorder, seconds
         self._stack = ExitStack()
         self._compiling: Compiling | None = None

@@ -30,7 +30,7 @@ _FIRST_SEED = 67280421310721
 
 @contextmanager
 def whole(memory: LiveMemory, management: ManagementLibrary) -> Iterator[None]:
-    """Inside, a program is told of its memory and of its GPU's state; to be entered inside `paper.gpu`."""
+    """Inside, questions of a program about its memory and its GPU are answered; to be entered inside `paper.gpu`."""
     starting = {"torch._C:_cuda_init": partial(_starting, memory)}
     answers = _answers(memory, management)
     with upstream.patch_targets("program's cuda", replaced=answers, wrapped=starting), _asked_for_room(memory):
@@ -100,15 +100,14 @@ def _memory_bindings(memory: LiveMemory) -> dict[str, Any]:
 
 
 def _management_functions(management: ManagementLibrary) -> dict[str, Any]:
-    """Functions of `torch.cuda` that ask NVIDIA's management library."""
     return {
-        "device_memory_used": lambda device=None: management.used_bytes(_index_of(device)),
+        "device_memory_used": lambda device=None: management.used_bytes(_device_index(device)),
         "memory_usage": lambda _device=None: management.idle("the share of time in which memory is read"),
         "utilization": lambda _device=None: management.idle("the utilization"),
         "temperature": lambda _device=None: management.idle("the temperature"),
         "power_draw": lambda _device=None: management.idle("the power"),
         "clock_rate": lambda _device=None: management.idle("a clock"),
-        "list_gpu_processes": lambda device=None: management.list_processes(_index_of(device)),
+        "list_gpu_processes": lambda device=None: management.list_processes(_device_index(device)),
     }
 
 
@@ -135,7 +134,7 @@ def _refusing(name: str, reason: str) -> Any:
     return refuse
 
 
-def _index_of(device: Any) -> int:
+def _device_index(device: Any) -> int:
     index = device if isinstance(device, int) else None if device is None else torch.device(device).index
     return torch.accelerator.current_device_index() if index is None else index
 

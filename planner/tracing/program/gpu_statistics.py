@@ -1,4 +1,4 @@
-"""What a program is told of its GPUs and their memory: torch.cuda's statistics, NVML and `nvidia-smi`."""
+"""Answers a program about its GPUs and their memory: torch.cuda's statistics, NVML and `nvidia-smi`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,6 @@ _FOLLOWED = (
 _INACTIVE = ("inactive_split", "inactive_split_bytes")
 _MEASURED = ("segment", "allocated_bytes", "reserved_bytes", "active_bytes", "requested_bytes")
 _measure = attrgetter("segments", "allocated", "reserved", "active", "requested")
-"""These statistics of an allocator, in this order."""
 
 
 @dataclass(slots=True)
@@ -81,7 +80,6 @@ class LiveMemory:
         self._frees = PendingFrees(self._prices)
         self.total_bytes, self._outside_bytes = total_bytes, outside_bytes
         self.conf = ""
-        """Once it is settled."""
         self.fraction = 1.0
         """Of the device, as the program has allowed itself at last."""
         self._allocator: CachingAllocator | None = None
@@ -95,7 +93,6 @@ class LiveMemory:
         self._lately = dict(self._ever)
         self._resets = 0
         self.when_read: Callable[[], None] = lambda: None
-        """Is called when the program reads these statistics."""
 
     def settle(self, conf: str | None = None) -> CachingAllocator:
         """The settings are read, if they were not before; `conf` stands for what the environment says.
@@ -303,67 +300,24 @@ def _segment(blocks: list[Block], waiting: set[int]) -> dict[str, Any]:
 
 
 _SCRIPT = """#!/bin/sh
-refuse() {{
-  echo "nvidia-smi of planner run knows -L, and --query-gpu of index, count, name, uuid, memory.total and" \\
-    "compute_cap with --format=csv, not: $1" >&2
-  exit 2
-}}
-fields= header=yes units=' MiB'
 for word; do
-  case $word in
-    -L) ;;
-    --query-gpu=*) fields=${{word#*=}} ;;
-    --format=csv*)
-      case $word in *noheader*) header= ;; esac
-      case $word in *nounits*) units= ;; esac ;;
-    *) refuse "$word" ;;
-  esac
+  [ "$word" = -L ] && continue
+  echo "nvidia-smi of planner run lists the GPUs (-L), and does not know: $word" >&2
+  exit 2
 done
-if [ -z "$fields" ]; then
-  cat <<'END'
+cat <<'END'
 {lines}
 END
-  exit 0
-fi
-value() {{
-  case $1 in
-    index) printf %s "$2" ;;
-    count) printf %s {count} ;;
-    name|gpu_name) printf %s '{product}' ;;
-    uuid|gpu_uuid) printf %s "GPU-paper-$2" ;;
-    memory.total) printf %s "{mib}$units" ;;
-    compute_cap) printf %s {capability} ;;
-    *) refuse "$1" ;;
-  esac
-}}
-words=$(printf %s "$fields" | tr -d ' ' | tr , ' ')
-titles=$(printf %s "$words" | sed 's/ /, /g; s/memory.total/memory.total [MiB]/')
-[ -z "$header" ] || printf '%s\\n' "$titles"
-index=0
-while [ $index -lt {count} ]; do
-  line=
-  for word in $words; do
-    shown=$(value "$word" $index) || exit 2
-    line="$line${{line:+, }}$shown"
-  done
-  printf '%s\\n' "$line"
-  index=$((index + 1))
-done
 """
 
 
 @contextmanager
-def nvidia_smi(product: str, total_bytes: int, count: int, capability: tuple[int, int]) -> Iterator[None]:
-    """Inside, `nvidia-smi` answers for the GPUs of a node, whose memory in use it does not know; what else it is asked
-    it refuses."""
-    mib = total_bytes // MIB
-    lines = "\n".join(f"GPU {index}: {product}, {mib} MiB (on paper)" for index in range(count))
-    text = _SCRIPT.format(
-        lines=lines, product=product, mib=mib, count=count, capability=f"{capability[0]}.{capability[1]}"
-    )
+def nvidia_smi(product: str, total_bytes: int, count: int) -> Iterator[None]:
+    """Inside, `nvidia-smi` lists the GPUs of a node: programs print it when they start, and end where there is none."""
+    lines = "\n".join(f"GPU {index}: {product}, {total_bytes // MIB} MiB (on paper)" for index in range(count))
     with temporary_folder("smi-") as folder:
         script = Path(folder, "nvidia-smi")
-        script.write_text(text, encoding="utf-8")
+        script.write_text(_SCRIPT.format(lines=lines), encoding="utf-8")
         script.chmod(0o700)
         with mock.patch.dict(os.environ, {"PATH": f"{folder}{os.pathsep}{os.environ.get('PATH', os.defpath)}"}):
             yield
@@ -395,9 +349,9 @@ class ManagementLibrary:
         self._product, self._gpus, self._memory, self._assumptions = product, gpus, memory, assumptions
 
     def used_bytes(self, index: int) -> int:
-        """As the device reports it; other GPUs of the node are taken to be as full as this one."""
+        """As the device reports it; other GPUs of the node are assumed to be as full as this one."""
         if index != torch.cuda.current_device():
-            self._assume("memory of another GPU of the node is taken to be as much as of this one")
+            self._assume("memory of another GPU of the node is assumed to be as much as of this one")
         return self._memory.total_bytes - self._memory.free_bytes()
 
     def idle(self, what: str) -> int:

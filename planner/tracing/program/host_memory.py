@@ -54,7 +54,6 @@ class HostMemory:
         self.assumed: list[str] = []
 
     def start(self) -> None:
-        """From here on."""
         if not self._blocks.start(SMALLEST_BYTES):
             self.assumed.append("the CPU's allocator is another than torch's own: tensors on the host are not counted")
 
@@ -75,7 +74,6 @@ class HostMemory:
             self._purposes.setdefault(block, category)
 
     def pass_moment(self, index: int) -> None:
-        """The program has come to this moment of its log."""
         self._place(index)
 
     def hold_while(self, owner: object, held: HostBlock) -> None:
@@ -113,7 +111,7 @@ class HostMemory:
                 return HostCategory.ACTIVATION
             return HostCategory.OTHER
 
-        def event_of(entry: HostRecord | HostEvent) -> HostEvent:
+        def make_event(entry: HostRecord | HostEvent) -> HostEvent:
             if not isinstance(entry, HostRecord):
                 return entry
             number = 2 * entry.block
@@ -121,7 +119,7 @@ class HostMemory:
                 return HostFree(number)
             return HostAlloc(number, _block(entry.bytes, category_of(entry.block), bool(entry.pinned)))
 
-        return tuple(condense([event_of(entry) for entry in sequence]))
+        return tuple(condense([make_event(entry) for entry in sequence]))
 
     def _in_order(self, marks: dict[int, Mark], until: int | None) -> Iterator[HostRecord | HostEvent]:
         records = self._blocks.records(self._blocks.now())
@@ -156,7 +154,7 @@ def _block(size: int, category: HostCategory, pinned: bool) -> HostBlock:
     return HostBlock(bytes=size, category=category, pinned=pinned)
 
 
-def tensors_in(value: Any, within: tuple[int, ...] = ()) -> Iterator[Tensor]:
+def find_tensors(value: Any, within: tuple[int, ...] = ()) -> Iterator[Tensor]:
     """The tensors in a batch or a checkpoint, through sequences and whatever has keys and values.
 
     `within`: the containers around it, which may hold themselves.
@@ -166,7 +164,7 @@ def tensors_in(value: Any, within: tuple[int, ...] = ()) -> Iterator[Tensor]:
     elif id(value) not in within:
         parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
         for part in parts:
-            yield from tensors_in(part, (*within, id(value)))
+            yield from find_tensors(part, (*within, id(value)))
 
 
 class HostWatcher:
@@ -246,7 +244,7 @@ class HostWatcher:
         @functools.wraps(real)
         def following(iterator: Any) -> Any:
             batch = real(iterator)
-            tensors = [tensor for tensor in tensors_in(batch) if tensor.device.type == "cpu"]
+            tensors = [tensor for tensor in find_tensors(batch) if tensor.device.type == "cpu"]
             for tensor in tensors:
                 self._memory.tell(tensor, HostCategory.BATCH)
             if (workers := self._workers.pop(iterator, None)) is not None:
@@ -308,7 +306,7 @@ class HostWatcher:
         return load
 
     def _tell_checkpoint(self, content: Any) -> None:
-        for tensor in tensors_in(content):
+        for tensor in find_tensors(content):
             self._memory.tell(tensor, HostCategory.CHECKPOINT)
 
 

@@ -20,10 +20,10 @@ _DEEPEST, _MOST_PARTS = 4, 4096
 """Of a batch: how deep its tensors lie, and how many parts are looked at of one."""
 
 
-def shapes_of(batch: Any) -> dict[str, Shape]:
+def read_shapes(batch: Any) -> dict[str, Shape]:
     """The shape of each entry that holds tensors. Several of one entry are as large as if they were padded to the
     largest of them, since a model that takes a list pads it; where that cannot be, they are all of their elements."""
-    return {name: shape for name, entry in _entries_of(batch) if (shape := _shape_of(entry))}
+    return {name: shape for name, entry in _list_entries(batch) if (shape := _merge_shapes(entry))}
 
 
 class InputSizes:
@@ -37,10 +37,9 @@ class InputSizes:
         """By the line that calls a model for training, and causes: the shapes of its inputs, each once, in order."""
 
     def take(self, module: nn.Module, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
-        """A forward has had these."""
-        names = _parameters_of(type(module).forward)
+        names = _parameter_names(type(module).forward)
         given = {names[at] if at < len(names) else f"input {at}": value for at, value in enumerate(arguments)}
-        shapes = shapes_of({**given, **named})
+        shapes = read_shapes({**given, **named})
         is_trained = torch.is_grad_enabled()
         if is_trained:
             self._seen[current_place(), self._causes()].setdefault(tuple(shapes.items()))
@@ -60,20 +59,20 @@ class InputSizes:
 
 
 @cache
-def _parameters_of(forward: Callable[..., Any]) -> list[str]:
+def _parameter_names(forward: Callable[..., Any]) -> list[str]:
     parameters = [*inspect.signature(forward).parameters.values()][1:]
     return [each.name for each in parameters if each.kind is not inspect.Parameter.VAR_POSITIONAL]
 
 
-def _entries_of(batch: Any) -> Iterator[tuple[str, Any]]:
+def _list_entries(batch: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(batch, Tensor):
         yield "", batch
     else:
-        yield from ((str(key), part) for key, part in _parts_of(batch))
+        yield from ((str(key), part) for key, part in _split_batch(batch))
 
 
-def _shape_of(entry: Any) -> Shape:
-    shapes = [shape for shape in _shapes_in(entry) if shape]
+def _merge_shapes(entry: Any) -> Shape:
+    shapes = [shape for shape in _walk_shapes(entry) if shape]
     if len(shapes) < 2:
         return shapes[0] if shapes else ()
     if len({len(shape) for shape in shapes}) == 1:
@@ -81,15 +80,15 @@ def _shape_of(entry: Any) -> Shape:
     return (sum(map(math.prod, shapes)),)
 
 
-def _shapes_in(value: Any, depth: int = 0) -> Iterator[Shape]:
+def _walk_shapes(value: Any, depth: int = 0) -> Iterator[Shape]:
     if isinstance(value, Tensor):
         yield tuple(value.shape)
     elif depth < _DEEPEST:
-        for _, part in _parts_of(value):
-            yield from _shapes_in(part, depth + 1)
+        for _, part in _split_batch(value):
+            yield from _walk_shapes(part, depth + 1)
 
 
-def _parts_of(value: Any) -> Iterator[tuple[Any, Any]]:
+def _split_batch(value: Any) -> Iterator[tuple[Any, Any]]:
     """Of a mapping, a sequence, or an object that holds tensors (a batch of a library's own class)."""
     if isinstance(value, Mapping):
         yield from islice(value.items(), _MOST_PARTS)

@@ -44,7 +44,6 @@ class JobOutline:
 
     @contextmanager
     def watch(self) -> Iterator[None]:
-        """Inside, a program is followed."""
         handles = (
             register_module_forward_pre_hook(self._begins),
             register_module_forward_hook(self._ends, with_kwargs=True, always_call=True),
@@ -70,7 +69,7 @@ class JobOutline:
             dtypes[_dtype(parameter)] += parameter.numel()
         return {
             "model": {
-                "class": _path(_class_of(inner)),
+                "class": _path(_model_class(inner)),
                 "config": _config(inner),
                 "attention": str(getattr(getattr(inner, "config", None), "_attn_implementation", None) or ""),
                 "recomputes": bool(getattr(inner, "is_gradient_checkpointing", False))
@@ -163,7 +162,7 @@ def _inner(root: nn.Module) -> nn.Module:
         module = inner
 
 
-def _class_of(module: nn.Module) -> type:
+def _model_class(module: nn.Module) -> type:
     """fully_shard makes a class of its own and the model's (torch 2.13, fsdp/_fully_shard/_fully_shard.py)."""
     return type(module).__bases__[-1] if isinstance(module, FSDPModule) else type(module)
 
@@ -175,12 +174,12 @@ def _path(kind: type) -> str:
 def _config(module: nn.Module) -> dict[str, Any] | None:
     """Of a transformers model, what differs from its class's defaults, and which model it is."""
     config: Any = getattr(module, "config", None)
-    if config is None or not _class_of(module).__module__.startswith("transformers."):
+    if config is None or not _model_class(module).__module__.startswith("transformers."):
         return None
     fields = json.loads(json.dumps(config.to_diff_dict(), default=str))
     for name in ("transformers_version", "_name_or_path", "dtype", "torch_dtype", "use_cache"):
         fields.pop(name, None)
-    return {**fields, "model_type": config.model_type, "architectures": [_class_of(module).__name__]}
+    return {**fields, "model_type": config.model_type, "architectures": [_model_class(module).__name__]}
 
 
 def _shapes(arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -28,11 +28,11 @@ from planner import upstream
 from planner.tracing.program.assumptions import About, Assumptions, short_path
 from planner.tracing.program.batch_sizes import DrawnBatches, LargestBatches, Shapes, TriedBatch, varying
 from planner.tracing.program.child_answers import fork_off
-from planner.tracing.program.input_sizes import shapes_of
+from planner.tracing.program.input_sizes import read_shapes
 
 SECONDS = 60.0
 """For all loaders of a program together, where it is not said how many batches are drawn; without those in which a
-processor was waited for, so that how many come does not hinge on who else is at work."""
+processor was waited for, so that other processes do not change how many come."""
 _EVALUATING = 0.25
 """Of what is left of them, for a loader that is gone through without gradients: it may come before the training."""
 _UNIFORM, _UNIFORM_SECONDS = 100, 5.0
@@ -97,7 +97,6 @@ class LookAhead:
 
     @contextmanager
     def watch(self) -> Iterator[None]:
-        """Inside, it looks ahead."""
         wrapped: dict[str, upstream.Wrapper] = {
             "torch.utils.data:DataLoader._get_iterator": self._looking,
             "torch.utils.data.dataloader:_BaseDataLoaderIter.__next__": self._giving,
@@ -134,7 +133,7 @@ class LookAhead:
     def _looking(self, real: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(real)
         def get_iterator(loader: Any) -> Any:
-            plan = self._plan_of(loader, real)
+            plan = self._find_plan(loader, real)
             iterator = real(loader)
             if plan is not None:
                 self._of_iterators[iterator] = plan
@@ -142,7 +141,7 @@ class LookAhead:
 
         return get_iterator
 
-    def _plan_of(self, loader: Any, make_iterator: Callable[..., Any]) -> _Plan | None:
+    def _find_plan(self, loader: Any, make_iterator: Callable[..., Any]) -> _Plan | None:
         """The one of this loader, or of the one before it in the same loop over as much data: some programs make a
         loader an epoch, and others go through all of theirs in one loop."""
         lines = ((frame.f_code, line) for frame, line in traceback.walk_stack(sys._getframe(1)))
@@ -189,7 +188,6 @@ class LookAhead:
         return found if isinstance(found, _Plan) else None
 
     def _draw(self, iterator: Iterator[Any], seconds: float, loader: Any) -> _Plan | str | None:
-        """The child's side."""
         batches, epoch = LargestBatches(), _length(loader)
         is_uniform, began = True, _seconds_at_work()
         while len(batches.seen) != self._batches:
@@ -198,13 +196,13 @@ class LookAhead:
             except StopIteration:
                 epoch = len(batches.seen)
                 break
-            batches.take(shapes_of(batch), batch)
+            batches.take(read_shapes(batch), batch)
             is_uniform = is_uniform and batches.seen[-1] == batches.seen[0]
             if _seconds_at_work() - began > (min(seconds, _UNIFORM_SECONDS) if is_uniform else seconds):
                 break
             if is_uniform and len(batches.seen) >= _UNIFORM and self._batches is None:
                 break
-        size = varying(batches.seen, _place_of(loader))
+        size = varying(batches.seen, _find_place(loader))
         if size is None:
             return None
         chosen = []
@@ -245,16 +243,16 @@ def _call_in_child(call: Callable[[], object], seconds: float) -> bytes:
 
 
 class _Pickler(pickle.Pickler):
-    """Tensors as their bytes: torch's own way is to save a file, which is a checkpoint to whoever watches."""
+    """Tensors as their bytes: torch's own way is to save a file, which would be counted as a checkpoint."""
 
     def reducer_override(self, value: Any) -> Any:
         if type(value) is not Tensor or value.device.type != "cpu" or value.layout is not torch.strided:
             return NotImplemented
         content = value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-        return _tensor_of, (content, value.dtype, tuple(value.shape))
+        return _make_tensor, (content, value.dtype, tuple(value.shape))
 
 
-def _tensor_of(content: bytes, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
+def _make_tensor(content: bytes, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
     tensor = torch.empty(shape, dtype=dtype)
     if content:
         tensor.reshape(-1).view(torch.uint8).copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
@@ -267,7 +265,7 @@ def _written(batch: Any) -> bytes:
     return file.getvalue()
 
 
-def _place_of(loader: Any) -> str:
+def _find_place(loader: Any) -> str:
     """Where its batches are made: by the program's own function that puts examples together, or else by its data."""
     collate, data = loader.collate_fn, type(loader.dataset)
     makers = (collate, *getattr(collate, "__dict__", {}).values(), data)  # a library's may call the program's

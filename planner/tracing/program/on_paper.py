@@ -24,7 +24,6 @@ from planner import (
     upstream,
 )
 from planner.errors import PlannerError, ProgramError
-from planner.hardware.architectures import find_architecture
 from planner.paper import values
 from planner.paper.device import Paper
 from planner.timing.step_time import price_for_clock
@@ -48,7 +47,7 @@ from planner.tracing.program.look_ahead import LookAhead
 from planner.tracing.program.own_ranks import Become, OwnRanks
 from planner.tracing.program.packages.libraries import Surroundings
 from planner.tracing.program.peers import World
-from planner.tracing.program.program_errors import crash_of, is_our_fault
+from planner.tracing.program.program_errors import describe_crash, is_our_fault
 from planner.tracing.program.rank_orders import Crash, ProgramOrder, RankRun
 from planner.tracing.program.size_schedules import say_schedules, sizes_by_step
 from planner.tracing.program.step_look_ahead import StepLookAhead
@@ -90,9 +89,7 @@ class Endings:
     """What ends the process of a rank; none of it returns."""
 
     finish: Callable[[RankRun], NoReturn]
-    """Is called with what the program did."""
     refuse: Callable[[PlannerError], NoReturn]
-    """Is called in a child of it."""
     become: Become | None = None
     """It goes on as a rank of another launch line; None where that is not possible."""
 
@@ -126,7 +123,6 @@ class ProgramRun:
             reached=lambda: self.inputs.forget(),
         )
         self._awaits_steps: tuple[int, float] | None = None
-        """Since which iteration and processor time it would be ended, but for its largest steps."""
         self.ranks = OwnRanks(order, self.assumptions, endings.become, self._end_rank)
         self.outline = JobOutline()
         self.host = HostMemory()
@@ -184,7 +180,7 @@ class ProgramRun:
         rounds = self._rounds()
         if rounds < ROUNDS_OF_A_FAILED:
             return
-        crash = crash_of(error)
+        crash = describe_crash(error)
         place = f" ({crash.place})" if crash.place else ""
         self._report(f"the program failed after {iterations_text(rounds)}: {crash.said}{place}", None, failed=(crash,))
 
@@ -228,13 +224,11 @@ class ProgramRun:
         return time.process_time() - began < self._stopping.longest_seconds
 
     def _end_at_steps(self) -> None:
-        """The last of its steps was run."""
         steps = ", ".join(f"{each.step:,}" for each in self.steps_at.peaks())
         found = f"{self._stopping.reason}; then its loop counted to step {steps}"
         self._report("ended after the steps that were asked for" if self.steps_at.is_asked else found, None)
 
     def _look_at_reading(self) -> None:
-        """The program reads how much memory it has taken."""
         if self._order.until_read and self._rounds() >= max(self._order.steps, 1):
             after = iterations_text(self._rounds())
             self._report(f"ended when it read the statistics of its memory after {after}, as asked for", None)
@@ -425,9 +419,7 @@ def _surrounded(order: ProgramOrder, run: ProgramRun, endings: Endings) -> Itera
     losses = run.answers.watching_losses
     with (
         cuda.whole(run.memory, run.management),
-        gpu_statistics.nvidia_smi(
-            order.gpu.product, order.gpu.total_bytes, order.line.gpus, find_architecture(order.gpu.arch).capability
-        ),
+        gpu_statistics.nvidia_smi(order.gpu.product, order.gpu.total_bytes, order.line.gpus),
         storages.on_paper(run.assumptions),
         storages.left_unwritten(run.assumptions),
         program_host.kept_inside(run.ranks, run.assumptions, run.host_watcher.start_workers, endings.refuse),

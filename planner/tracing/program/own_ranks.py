@@ -77,7 +77,7 @@ class OwnRanks:
             named = self._waiting[0]
             raise ProgramError(
                 f"the program trains beside {len(self._waiting)} processes of its own that reach the GPU"
-                f" ({_name_of(named)}), whose memory is not known",
+                f" ({_process_name(named)}), whose memory is not known",
                 allowed="processes that work on the host; ranks that the program starts and waits for",
                 remedy=_CHANGE,
                 place=self._order.line.program,
@@ -137,7 +137,7 @@ class OwnRanks:
     def look_at_command(self, words: Sequence[str], folder: str, environment: Mapping[str, str]) -> bool:
         """Before the program starts a command: whether it is one of the other ranks, which is not started. A command
         that launches ranks, or a program that trains, becomes this process; any other one works on the host."""
-        launched = self._launch_of(words, folder, environment)
+        launched = self._launch_events(words, folder, environment)
         if launched is None:
             return False
         own = next((name for name in _RANK if environment.get(name, "").isdigit()), "")
@@ -145,7 +145,7 @@ class OwnRanks:
             return self._look_at_rank(launched, int(environment[own]), environment)
         self._go_on_as(launched, environment)
 
-    def _launch_of(self, words: Sequence[str], folder: str, environment: Mapping[str, str]) -> LaunchLine | None:
+    def _launch_events(self, words: Sequence[str], folder: str, environment: Mapping[str, str]) -> LaunchLine | None:
         """What the command launches; None if it does not reach the GPU."""
         line = self._order.line
 
@@ -202,8 +202,8 @@ class OwnRanks:
 
 
 class _Joined:
-    """Stands for processes that are waited for (multiprocessing's Popen, torch's ProcessContext): whoever waits runs
-    them, in this process."""
+    """Stands for processes that are waited for (multiprocessing's Popen, torch's ProcessContext): waiting runs them, in
+    this process."""
 
     pid = 0
     processes = ()
@@ -253,7 +253,7 @@ def reaches_gpu(process: processes.BaseProcess) -> bool:
             waiting += [member for member in vars(function).values() if isinstance(member, FunctionType)]
         elif isinstance(function, FunctionType) and _is_programs(function) and function.__code__ not in seen:
             seen.add(function.__code__)
-            words, named = _words_of(function.__code__)
+            words, named = _collect_words(function.__code__)
             if any(map(_REACHES_GPU.match, words)):
                 return True
             for name in named:
@@ -270,26 +270,25 @@ def _is_programs(function: FunctionType) -> bool:
     return "site-packages" not in path and not path.startswith((os.path.dirname(os.__file__), "<frozen"))
 
 
-def _words_of(code: CodeType) -> tuple[list[str], set[str]]:
+def _collect_words(code: CodeType) -> tuple[list[str], set[str]]:
     """Names and texts in a function and in those within it, and its names alone."""
     words, named = [*code.co_names], set(code.co_names)
     for constant in code.co_consts:
         if isinstance(constant, str):
             words.append(constant)
         elif isinstance(constant, CodeType):
-            inner, inner_named = _words_of(constant)
+            inner, inner_named = _collect_words(constant)
             words += inner
             named |= inner_named
     return words, named
 
 
 def _starts_ranks(words: Sequence[str]) -> bool:
-    """Whether the command is a launcher's own."""
     first, *rest = (PurePath(word).name for word in words[:3])
     is_module = rest[:1] == ["-m"] and words[2] in LAUNCHER_MODULES
     return first in ("torchrun", "deepspeed") or [first, *rest[:1]] == ["accelerate", "launch"] or is_module
 
 
-def _name_of(process: processes.BaseProcess) -> str:
+def _process_name(process: processes.BaseProcess) -> str:
     target = vars(process).get("_target") or type(process)
     return str(getattr(target, "__qualname__", target))

@@ -43,7 +43,7 @@ _MESSAGES = ("send", "recv", "recv_anysource")
 
 
 class OwnStore(dist.HashStore):  # type: ignore[name-defined, misc]
-    """A store that only this process writes to: whoever waits for a peer's key is told so after seconds, not after the
+    """A store that only this process writes to: waiting for a peer's key is an error after seconds, not after the
     half hour that the program allows."""
 
     def __init__(self) -> None:
@@ -236,7 +236,7 @@ class World:
 
 
 def _from_somebody(real: Callable[..., Any]) -> Callable[..., Any]:
-    """A receive from whoever sends: the next rank does."""
+    """A receive from any rank: the next one sends."""
 
     def recv(tensor: Any, src: int | None = None, group: Any = None, tag: int = 0, group_src: int | None = None) -> Any:
         if src is None and group_src is None:

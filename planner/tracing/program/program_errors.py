@@ -1,4 +1,4 @@
-"""An error that a program raises: what is told of it, and whether it is the program's at all."""
+"""Describes an error that a program raises, and says whether it is the program's own or planner's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_LINES, MOST_CHARACTERS = 10, 1000
 _FROZEN = "<frozen"
 
 
-def crash_of(error: BaseException) -> Crash:
+def describe_crash(error: BaseException) -> Crash:
     """What the process tells of an error that the program has raised."""
     lines = "".join(traceback.format_exception_only(error)).splitlines()
     last = next((line for line in lines if type(error).__name__ in line), lines[0])

@@ -49,17 +49,17 @@ def own_files(
         except (OSError, SyntaxError, ValueError):
             continue
         files[path] = tree
-        for wanted in imports_of(tree):
+        for wanted in find_imports(tree):
             if surely and wanted.deferred:
                 continue
             if level := len(wanted.module) - len(wanted.module.lstrip(".")):
-                waiting += _files_of(path.parents[level - 1], wanted)
+                waiting += _imported_files(path.parents[level - 1], wanted)
             else:
-                waiting += (file for folder in folders for file in _files_of(folder, wanted))
+                waiting += (file for folder in folders for file in _imported_files(folder, wanted))
     return files
 
 
-def imports_of(tree: ast.AST, *, deferred: bool = False) -> Iterator[Import]:
+def find_imports(tree: ast.AST, *, deferred: bool = False) -> Iterator[Import]:
     """The imports of a file, but those that are for type checkers alone."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.Import):
@@ -68,7 +68,7 @@ def imports_of(tree: ast.AST, *, deferred: bool = False) -> Iterator[Import]:
             names = tuple(alias.name for alias in node.names)
             yield Import("." * node.level + (node.module or ""), names, node.lineno, deferred)
         elif not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)):
-            yield from imports_of(node, deferred=deferred or isinstance(node, _PERHAPS))
+            yield from find_imports(node, deferred=deferred or isinstance(node, _PERHAPS))
 
 
 def speak_of_training(files: dict[Path, ast.Module]) -> bool:
@@ -82,7 +82,7 @@ def speak_of_training(files: dict[Path, ast.Module]) -> bool:
     )  # fmt: skip
 
 
-def _files_of(folder: Path, wanted: Import) -> Iterator[Path]:
+def _imported_files(folder: Path, wanted: Import) -> Iterator[Path]:
     """Those of a folder that an import runs: packages on the way, the module, and names of it that are modules."""
     parts = wanted.module.lstrip(".").split(".") if wanted.module.strip(".") else []
     for stem in (*(parts[: end + 1] for end in range(len(parts))), *([*parts, name] for name in wanted.names)):
@@ -184,7 +184,7 @@ def training_loops(files: Mapping[Path, ast.Module]) -> list[TrainingLoop]:
     return [TrainingLoop(path, loop, is_inner(loop)) for path, loop in loops if id(loop) in training]
 
 
-def line_of(path: Path, node: ast.stmt | ast.expr) -> str:
+def source_line(path: Path, node: ast.stmt | ast.expr) -> str:
     """`folder/train.py:12`."""
     return f"{short_path(str(path))}:{node.lineno}"
 

@@ -163,8 +163,8 @@ def kept_inside(
     refuse: Callable[[PlannerError], NoReturn],
 ) -> Iterator[None]:
     """Inside, data is loaded in this process, `ranks` has the ranks that the program starts, its other processes have
-    no GPU, and the network is as where there is none. `loads` is told of iterators that load here, and of their loaders
-    with workers; `refuse` ends the program from a child."""
+    no GPU, and the network is as where there is none. `loads` gets iterators that load here, and their loaders with
+    workers; `refuse` ends the program from a child."""
 
     def loading(real: Callable[..., Any]) -> Callable[..., Any]:
         return lambda loader: load_here(loader) if loader.num_workers else real(loader)

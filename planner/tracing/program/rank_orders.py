@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from planner.errors import PlannerError, ProgramError
-from planner.events import Repeat
+from planner.events import Alloc, Free, FreeCompleted, Keep, Repeat, Role, Use
 from planner.job.json_text import is_plain_text, read_json
 from planner.job.size_limits import MOST_RANKS
 from planner.records import from_plain, shape, to_plain
@@ -87,7 +87,6 @@ class ProgramOrder:
     patience_seconds: float | None = None
     """How long it is watched when it is steady; None: as `planner.tracing.program.stopping` has it."""
     seconds: float = float("inf")
-    """All the time that it has."""
     strict: bool = False
     writes: bool = False
     """Whether what the program writes stays; else it is gone with its process."""
@@ -115,7 +114,6 @@ class Crash:
     said: str
     """Its class and the beginning of its message."""
     text: str
-    """Its traceback."""
     place: str = ""
     sought: tuple[str, ...] = ()
     """Packages that it looked for in vain."""
@@ -134,12 +132,10 @@ class RankRun:
     devices: tuple[int, ...] = ()
     """GPUs of the node that the process has taken memory of, as `cuda:1` counts them, in the order of the first."""
     trace: Trace = field(default=Trace(()), metadata=shape(skip=True))
-    """Of all its devices; :func:`planner.tracing.program.device_traces.traces_of_devices` divides it."""
+    """Of all its devices; :func:`divide_by_device` divides it."""
     ending: str
-    """How the run ended, for people."""
     iterations: int
     is_whole: bool = False
-    """Whether the program came to its own end."""
     failed: tuple[Crash, ...] = ()
     """The error that ended it, after it had trained."""
     said: str = ""
@@ -209,21 +205,16 @@ class MoreGpusError(ProgramError):
 def malformed_error(problem: str) -> ProgramError:
     """The refusal of an answer that planner's own side of the process cannot have written."""
     return ProgramError(
-        f"what the program's process answered is no report of a run: {problem}",
+        f"what the program's process answered is not a report of a run: {problem}",
         allowed="a program that leaves planner's own modules, memory and descriptors alone",
         remedy="run it without what reaches into planner",
         place=_PLACE,
     )
 
 
-def about_text(run: RankRun) -> bytes:
-    """The report of a run: all but its trace."""
-    return json.dumps(to_plain(run)).encode()
-
-
-def crash_text(crash: Crash) -> bytes:
-    """The part that says how a program crashed."""
-    return json.dumps(to_plain(crash)).encode()
+def write_report(report: RankRun | Crash) -> bytes:
+    """A run without its trace, or how a program crashed, as a part of the answer."""
+    return json.dumps(to_plain(report)).encode()
 
 
 def read_run(parts: Mapping[str, bytes], rank: int) -> RankRun:
@@ -285,3 +276,30 @@ def _check_limits(value: Any, name: str) -> None:
     elif isinstance(value, list):
         for member in value:
             _check_limits(member, name)
+
+
+_STREAM_BITS = 24
+"""Of a stream's number; above them is which device it is of (planner/paper/native/memory.cpp)."""
+_BLOCK_EVENTS = (Alloc, Free, FreeCompleted, Keep, Role, Use)
+"""All else is for every device: marks, waits, emptied caches, and launches, which one host makes."""
+
+
+def divide_by_device(trace: Trace) -> list[Trace]:
+    """What each device's allocator was told, in the order of their first blocks. With several of them nothing is
+    folded, and the time of an iteration is left out: it is that of all devices together."""
+    if not any(event.stream >> _STREAM_BITS for event in trace.events if isinstance(event, Alloc)):
+        return [trace]
+    events = list(trace.written_out())
+    owner = {event.block: event.stream >> _STREAM_BITS for event in events if isinstance(event, Alloc)}
+    work = replace(trace.work, launches=())
+    return [
+        replace(
+            trace,
+            events=tuple(
+                event for event in events if not isinstance(event, _BLOCK_EVENTS) or owner[event.block] == number
+            ),
+            repeats=(),
+            work=work,
+        )
+        for number in range(max(owner.values()) + 1)
+    ]

@@ -29,7 +29,7 @@ from planner.tracing import rank_trace
 from planner.tracing.isolated import exceeded_limit
 from planner.tracing.launching.line import LaunchLine, rank_variables
 from planner.tracing.program import rank_orders
-from planner.tracing.program.program_errors import MOST_CHARACTERS, MOST_LINES, crash_of, is_our_fault
+from planner.tracing.program.program_errors import MOST_CHARACTERS, MOST_LINES, describe_crash, is_our_fault
 from planner.tracing.program.rank_orders import ABOUT, CRASH, TRACE, ProgramOrder, RankRun, malformed_error
 from planner.units import GIB, show_bytes
 
@@ -57,7 +57,7 @@ class WalledProgram:
             os.chdir(self.folder)
             return
         _UNPACKED.mkdir()
-        # Whoever took it in has looked through its names (planner.service.http.run_requests).
+        # planner.service.http.run_requests has checked its names.
         try:
             with tarfile.open(fileobj=io.BytesIO(self.tarball)) as packed:
                 packed.extractall(_UNPACKED, filter="data")
@@ -93,7 +93,6 @@ _REMEDIES = {
     "No module named": _LACKING,
     "cannot import name": _LACKING,
 }
-"""By words of an error."""
 
 
 class CrashedError(ProgramError):
@@ -126,7 +125,9 @@ def run_rank(
     task = Task("planner.tracing.program.rank_process:answer_rank", (order, environment, walled))
     if walled is None:
         _refuse_absent(order)
-        return _result_of(running.run(task, limits, environment=environment, server=server, heard=heard), limits, order)
+        return _read_result(
+            running.run(task, limits, environment=environment, server=server, heard=heard), limits, order
+        )
     answer = running.run(task, limits, walls=walled.walls_with(environment), heard=heard)
     if messages.is_fault(answer):
         raise ProgramError(
@@ -135,7 +136,7 @@ def run_rank(
             remedy="if it does, report this line, and the program if you may",
             place=order.line.program,
         )
-    return _result_of(answer, limits, order)
+    return _read_result(answer, limits, order)
 
 
 def lasting_server() -> ForkServer:
@@ -154,10 +155,10 @@ def _refuse_absent(order: ProgramOrder) -> None:
         )
 
 
-def _result_of(answer: Answer, limits: Limits, order: ProgramOrder) -> RankRun:
+def _read_result(answer: Answer, limits: Limits, order: ProgramOrder) -> RankRun:
     said = "\n".join(answer.last_lines)
     try:
-        run = _run_of(answer, limits, order)
+        run = _read_run(answer, limits, order)
     except PlannerError as error:
         if said:
             error.add_note(said)
@@ -165,7 +166,7 @@ def _result_of(answer: Answer, limits: Limits, order: ProgramOrder) -> RankRun:
     return replace(run, said=said) if run.failed else run
 
 
-def _run_of(answer: Answer, limits: Limits, order: ProgramOrder) -> RankRun:
+def _read_run(answer: Answer, limits: Limits, order: ProgramOrder) -> RankRun:
     if (exceeded := exceeded_limit(answer, limits)) is not None:
         raise _limit_error(exceeded, order)
     error = messages.error_of(answer)
@@ -175,7 +176,7 @@ def _run_of(answer: Answer, limits: Limits, order: ProgramOrder) -> RankRun:
         raise _crash_error(answer.parts[CRASH], order)
     messages.raise_failure(answer)
     if answer.exit_code == 0 and not answer.whole:
-        raise malformed_error("what came is no answer")
+        raise malformed_error("the answer is not whole")
     if answer.exit_code or TRACE not in answer.parts or ABOUT not in answer.parts:
         raise ProgramError(
             f"the program ended its process on rank {order.rank} with {messages.ending(answer)}",
@@ -218,7 +219,7 @@ def _answer(order: ProgramOrder, answer: AnswerWriter, *, may_become: bool) -> N
     def finish(run: RankRun) -> NoReturn:
         _flush()
         answer.write(TRACE, rank_trace.dumps(run.trace).encode())
-        answer.write(ABOUT, rank_orders.about_text(run))
+        answer.write(ABOUT, rank_orders.write_report(run))
         os._exit(0)
 
     turn = os.eventfd(1)
@@ -242,7 +243,7 @@ def _answer(order: ProgramOrder, answer: AnswerWriter, *, may_become: bool) -> N
     except BaseException as error:
         if is_our_fault(error):
             raise
-        answer.write(CRASH, rank_orders.crash_text(crash_of(error)))
+        answer.write(CRASH, rank_orders.write_report(describe_crash(error)))
     finally:
         _flush()
         if os.getpid() != process:  # forked by the program, and none of its own: it has nothing to answer

@@ -16,7 +16,7 @@ from planner.tracing.program.program_files import (
     adds_one,
     called,
     last_name,
-    line_of,
+    source_line,
     training_loops,
 )
 
@@ -278,7 +278,7 @@ class _Flow:
         lines = self._lines[self._path]
         line = lines[node.lineno - 1].strip() if node.lineno <= len(lines) else ast.unparse(node)
         self.sizes[self._path, node.lineno, what] = SizeByStep(
-            what, line_of(self._path, node), line[:_MOST_CHARACTERS], value
+            what, source_line(self._path, node), line[:_MOST_CHARACTERS], value
         )
 
 

@@ -47,8 +47,7 @@ class StepLookAhead:
         self.is_child = False
 
     def note(self, line: int, value: object) -> None:
-        """It has this value now."""
-        if (size := _size_of(value)) is not None:
+        if (size := _measure_size(value)) is not None:
             self._now[line] = size
             self._met[line] = max(self._met.get(line, size), size)
 
@@ -168,11 +167,11 @@ def numbers_to_try(first: int, last: int, found: Mapping[int, Sizes]) -> Iterato
         yield (low + high) // 2
 
 
-def _size_of(value: Any) -> float | None:
+def _measure_size(value: Any) -> float | None:
     """A number, or the product of several; None of everything else."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return value
     if not isinstance(value, tuple | list) or not value:
         return None
-    parts = [_size_of(part) for part in value]
+    parts = [_measure_size(part) for part in value]
     return None if None in parts else math.prod(part for part in parts if part is not None)

@@ -40,7 +40,7 @@ class Moment:
 
 
 _FORWARDS = (Kind.FORWARD, Kind.EVAL, Kind.ASIDE)
-_OF_AN_ITERATION = (Kind.FORWARD, Kind.BACKWARD, Kind.STEP)
+_ITERATION_KINDS = (Kind.FORWARD, Kind.BACKWARD, Kind.STEP)
 _PHASES = {
     Kind.FORWARD: Phase.FORWARD,
     Kind.EVAL: Phase.EVAL,
@@ -60,7 +60,6 @@ class Moments:
     log: list[Moment] = field(default_factory=list)
     steps: Counter[int] = field(default_factory=Counter)
     forwards: int = 0
-    """Of every kind."""
     infers: bool = False
     """Whether the program was found to infer and never to train: each of its forwards is an iteration."""
     rounds: int = 0
@@ -76,7 +75,7 @@ class Moments:
     def add(self, position: int, kind: Kind, parameters: int = 0) -> None:
         if kind is Kind.STEP and self._closing is None and self.steps[parameters]:
             self._closing = next(moment.parameters for moment in reversed(self.log) if moment.kind is Kind.STEPPED)
-            self._ends = self._stepped_by(self._closing)
+            self._ends = self._find_steps(self._closing)
         if kind is Kind.STEPPED:
             self.steps[parameters] += 1
             self.rounds = max(self.rounds, self.steps[parameters])
@@ -104,9 +103,9 @@ class Moments:
         if self._closing is not None:
             return self._ends
         last = next((moment.parameters for moment in reversed(self.log) if moment.kind is Kind.STEPPED), None)
-        return [] if last is None else self._stepped_by(last)
+        return [] if last is None else self._find_steps(last)
 
-    def _stepped_by(self, parameters: int) -> list[int]:
+    def _find_steps(self, parameters: int) -> list[int]:
         return [
             index
             for index, moment in enumerate(self.log)
@@ -142,7 +141,7 @@ class Moments:
         ends = self.ends()
         if len(ends) < iterations or not iterations:
             return None
-        begins = _FORWARDS if self.infers else _OF_AN_ITERATION
+        begins = _FORWARDS if self.infers else _ITERATION_KINDS
         after = range(ends[iterations - 1] + 1, len(self.log))
         return next((index for index in after if self.log[index].kind in begins), None)
 
@@ -154,7 +153,7 @@ class Moments:
             kind = Kind.FORWARD if self.infers and moment.kind in _FORWARDS else moment.kind
             phase = self._purpose_of_gathering(index, done) if kind is Kind.GATHER else _PHASES.get(kind)
             if phase is not None:
-                iteration = done + 1 if kind in _OF_AN_ITERATION else done
+                iteration = done + 1 if kind in _ITERATION_KINDS else done
                 if (phase, iteration) != before:
                     yield index, phase, iteration
                 before = phase, iteration
@@ -185,7 +184,7 @@ _PATIENCE_SECONDS = (5.0, 60.0)
 """But no longer than the second; one that only infers as long again as it took so far, within these."""
 _EVALUATING, _EVALUATING_SECONDS = 15, 300.0
 """The end of an evaluation that has begun is waited for so many times longer, up to so long."""
-_OF_ALL_TIME = 0.7
+_SHARE_OF_TIME = 0.7
 """The rest of a rank's time is for writing down what it did."""
 
 
@@ -316,7 +315,7 @@ class Stopping:
 
     def is_late(self) -> bool:
         """Whether what is left of the time is for writing down what was progress."""
-        return self.passed() - self._began >= _OF_ALL_TIME * self.seconds
+        return self.passed() - self._began >= _SHARE_OF_TIME * self.seconds
 
     def _settles(self, iterations: int, highest: Callable[[], tuple[int, int]], *, waits: bool) -> bool:
         """Whether it is steady from this iteration on; each is looked at once."""

@@ -269,7 +269,7 @@ _ALIGNMENT = 8
 def with_holes(
     saves: Callable[[], None], as_if_read: Callable[[], AbstractContextManager[None]] = nullcontext
 ) -> Iterator[None]:
-    """Inside, safetensors files have holes, and torch's own are mapped when they are loaded. `saves` is told of each
+    """Inside, safetensors files have holes, and torch's own are mapped when they are loaded. `saves` is called for each
     safetensors file; `as_if_read` stands around each loading that the program did not ask to be mapped."""
 
     def write(_real: Any) -> Any:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from planner.errors import ProgramError
-from planner.tracing.program.program_files import TrainingLoop, adds_one, last_name, line_of, training_loops
+from planner.tracing.program.program_files import TrainingLoop, adds_one, last_name, source_line, training_loops
 from planner.tracing.program.rank_orders import PeaksAt
 from planner.tracing.program.size_schedules import SizeByStep
 from planner.tracing.program.step_look_ahead import Skip, StepLookAhead
@@ -125,7 +125,6 @@ class StepsAt:
             raise Skip
 
     def peaks(self) -> tuple[PeaksAt, ...]:
-        """The steps that were run so far."""
         return (*self._peaks_at, *([] if self._at is None else [self._peaks_now(self._at)]))
 
     def check(self) -> None:
@@ -209,7 +208,6 @@ class StepsAt:
         return True
 
     def left(self) -> None:
-        """A loop was left."""
         if self.ahead is not None and self.ahead.is_child:
             self.ahead.finish()
 
@@ -393,17 +391,17 @@ class _Changes(ast.NodeTransformer):
 
     def take(self, loop: TrainingLoop) -> None:
         """Its numbers, or else its counters, are those of the steps."""
-        place = line_of(loop.path, loop.node)
+        place = source_line(loop.path, loop.node)
         numbered = loop.numbered()
         if numbered is not None:
             call, name = numbered
             self._calls[id(call)] = ("numbered" if name == "enumerate" else "over", place)
         counters = [counter for counter in loop.increments() if _COUNTER.search(last_name(counter.target))]
         for counter in counters:
-            self._increments[id(counter)] = (line_of(loop.path, counter), numbered is None)
+            self._increments[id(counter)] = (source_line(loop.path, counter), numbered is None)
         if numbered is None and counters:
-            self._firsts[id(loop.node)] = [(counter.target, line_of(loop.path, counter)) for counter in counters]
-            place = line_of(loop.path, counters[0])
+            self._firsts[id(loop.node)] = [(counter.target, source_line(loop.path, counter)) for counter in counters]
+            place = source_line(loop.path, counters[0])
         self._loops[id(loop.node)] = place, loop
         if numbered is not None or counters:
             self.drivers += 1
@@ -414,7 +412,7 @@ class _Changes(ast.NodeTransformer):
         """A counter somewhere else: it drives if no loop does."""
         if _COUNTER.search(last_name(node.target)) and id(node) not in self._increments:
             drives = not self._calls and not self._firsts
-            self._increments[id(node)] = (line_of(path, node), drives)
+            self._increments[id(node)] = (source_line(path, node), drives)
             self.drivers += drives
             self.paths[path] = None
 

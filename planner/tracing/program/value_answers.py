@@ -20,7 +20,7 @@ from planner import upstream
 from planner.errors import ProgramError
 from planner.paper.recorder import Recorder
 from planner.paper.values import Value, known_value
-from planner.tracing.program.assumptions import About, Assumptions, Branch, branch_at, is_compared, place_of
+from planner.tracing.program.assumptions import About, Assumptions, Branch, find_branch, is_compared, program_place
 from planner.tracing.program.rank_orders import Announced, BroadcastNumber
 from planner.upstream import torch_releases
 
@@ -30,8 +30,8 @@ _BY_OPERATOR: tuple[tuple[tuple[str, ...], Value, str], ...] = (
     (("aten.any", "aten.isnan", "aten.isinf", "aten.ne"), False, "no value is out of order"),
     (("aten.argsort", "aten.topk", "aten.sort", "aten.max", "aten.min", "aten.multinomial"), 0, "the first index"),
 )  # fmt: skip
-"""What a truth value or a whole number is taken for that one of these operators has made, and why. `isfinite` ends in a
-product of truth values (torch 2.13, aten/src/ATen/native/TensorCompare.cpp)."""
+"""The value assumed for a truth value or a whole number that one of these operators has made, and why. `isfinite` ends
+in a product of truth values (torch 2.13, aten/src/ATen/native/TensorCompare.cpp)."""
 
 _UNEQUAL, _UNEQUAL_COUNT = 1.0009765625, 1_000_003
 """What is read where it is compared with a constant at once: no program names them."""
@@ -58,7 +58,7 @@ class AnswersByTable:
         if self._strict:
             return None
         answer, why = self._judge(tensor, frames)
-        if (branch := branch_at(frames, answer)) is not None:
+        if (branch := find_branch(frames, answer)) is not None:
             self.branches.setdefault(branch.place, branch)
             if branch.place == self._otherwise:
                 answer, why = not answer, "the other way is tried"
@@ -73,14 +73,14 @@ class AnswersByTable:
             self._assumptions.add(About.HOST, f"tensors of {dtype} that {mover} moves to the host are zeros there")
         elif not self._strict:
             self._assumptions.add(
-                About.VALUE, f"values of {dtype} that are copied to the host read as 0", place_of(frames)
+                About.VALUE, f"values of {dtype} that are copied to the host read as 0", program_place(frames)
             )
         return bool(mover) or not self._strict
 
     def assume(self, why: str, frames: Sequence[FrameType]) -> bool:
         """In the list; not under `strict`."""
         if not self._strict:
-            self._assumptions.add(About.VALUE, why, place_of(frames))
+            self._assumptions.add(About.VALUE, why, program_place(frames))
         return not self._strict
 
     def count(self, tensor: torch.Tensor, frames: Sequence[FrameType], most: int, what: str, why: str) -> int | None:
@@ -89,7 +89,7 @@ class AnswersByTable:
             return None
         made_by = self._recorder.operator_of(tensor) if tensor.dtype is torch.bool else ""
         count, why = (0, f"{made_by}: no value is out of order") if made_by in _NOWHERE else (most, why)
-        self._assumptions.add(About.VALUE, f"{count:,} {what} ({why})", place_of(frames))
+        self._assumptions.add(About.VALUE, f"{count:,} {what} ({why})", program_place(frames))
         return count
 
     def _judge(self, tensor: torch.Tensor, frames: Sequence[FrameType]) -> tuple[Value, str]:
@@ -116,7 +116,7 @@ class AnswersByTable:
         shown = f"{answer:.4g}" if isinstance(answer, float) else str(answer)
         many = "a value" if tensor.numel() == 1 else f"{tensor.numel()} values"
         dtype = str(tensor.dtype).removeprefix("torch.")
-        self._assumptions.add(About.VALUE, f"{many} of {dtype} read as {shown} ({why})", place_of(frames))
+        self._assumptions.add(About.VALUE, f"{many} of {dtype} read as {shown} ({why})", program_place(frames))
 
     def watching_losses(self, real: Callable[..., Any]) -> Callable[..., Any]:
         """A loss over classes that remembers how many there are, for `upstream.patch_targets`."""

@@ -43,16 +43,15 @@ class StepsByHand:
         self._steps = False
 
     def know(self, parameters: Iterable[Tensor]) -> None:
-        """Parameters that may be trained."""
         for parameter in parameters:
             if parameter.requires_grad:
-                self._parameters.setdefault(parameter, _versions_of(parameter))
+                self._parameters.setdefault(parameter, _read_versions(parameter))
 
     def backward_ended(self) -> None:
         """What there is now is what this backward has left."""
         self._waits = True
         for parameter in self._parameters:
-            self._parameters[parameter] = _versions_of(parameter)
+            self._parameters[parameter] = _read_versions(parameter)
 
     def is_made(self) -> bool:
         """Whether there was a step since the last backward; true once. A model that is gone was stepped, if ever."""
@@ -60,7 +59,7 @@ class StepsByHand:
             return False
         is_gone_after_a_step = self._steps and not self._parameters
         if not is_gone_after_a_step and all(
-            _versions_of(parameter) == left for parameter, left in self._parameters.items()
+            _read_versions(parameter) == left for parameter, left in self._parameters.items()
         ):
             return False
         self._waits, self._steps = False, True
@@ -71,7 +70,7 @@ class StepsByHand:
         return ((parameter, parameter.grad) for parameter in self._parameters if parameter.grad is not None)
 
 
-def _versions_of(parameter: Tensor) -> _Versions:
+def _read_versions(parameter: Tensor) -> _Versions:
     return parameter._version, None if parameter.grad is None else parameter.grad._version
 
 
@@ -126,7 +125,6 @@ class Watcher:
 
     @contextmanager
     def watch(self) -> Iterator[None]:
-        """Inside, the program is followed."""
         handles = (
             register_module_forward_pre_hook(self._forward_begins),
             register_module_forward_hook(self._forward_ends, with_kwargs=True, always_call=True),
@@ -306,7 +304,7 @@ class Watcher:
 
     def _part(self, optimizer: Optimizer) -> int:
         """The same for every step of the same parameters: DeepSpeed steps one optimizer in parts, with others each
-        time, and a program may make an optimizer in the place of one that it has given up."""
+        time, and a program may make an optimizer in the place of one that it has dropped."""
         firsts = tuple(id(group["params"][0]) for group in optimizer.param_groups if group["params"])
         owners = self._owners.setdefault(firsts, [])
         living = [owner() for owner in owners]

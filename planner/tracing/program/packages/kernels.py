@@ -11,10 +11,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
+import torch
+
 from planner import upstream
 from planner.errors import ProgramError, TraceError
-from planner.paper.outside import deepspeed_operators, flash_attention_2, flash_attention_3
+from planner.paper.outside import flash_attention_2, flash_attention_3
 from planner.paper.outside.operators import refuse
+from planner.tracing.program.cuda import forget_values
 from planner.tracing.program.packages import package_table
 
 _KNOWN = {
@@ -35,7 +38,7 @@ _say: Callable[[str], None] = lambda _sentence: None  # noqa: E731
 
 
 def tell(say: Callable[[str], None]) -> None:
-    """Whoever hears what is taken for something else from now on."""
+    """From now on `say` hears which kernels are assumed to be others."""
     global _say
     _say = say
 
@@ -49,7 +52,7 @@ def get_kernel(repo_id: str, *_arguments: Any, **_named: Any) -> ModuleType:
     name = repo_id.rpartition("/")[2].lower().replace("_", "-")
     for pattern, package, functions in _NAMED:
         if pattern.search(name):
-            _say(f"the kernels of {repo_id} are taken for those of {package}, by their name")
+            _say(f"the kernels of {repo_id} are assumed to be those of {package}, by their name")
             return _hub_module(repo_id, functions)
     return refuse(
         f"the program loads the kernels of {repo_id} from a hub",
@@ -70,6 +73,21 @@ def hub_patched() -> AbstractContextManager[None]:
     """Inside, the package `kernels`, which has just been imported, loads nothing from a hub."""
     replaced = dict.fromkeys(("kernels:get_kernel", "kernels.load:get_kernel"), get_kernel)
     return upstream.patch_targets("program's hub kernels", replaced=replaced)
+
+
+def cutlass_patched() -> AbstractContextManager[None]:
+    """Inside, `cutlass.cute.compile` (flash-attn 4, quack) compiles nothing, and its kernels are launched as nothing;
+    `cutlass.cute` has just been imported.
+
+    A kernel writes to tensors that it is given. Its own launcher has CUDA's runtime linked in, which asks the driver
+    for tables that are not documented (nvidia-cutlass-dsl 4.8, libcute_dsl_runtime.so).
+    """
+
+    def launch(*arguments: Any, **named: Any) -> None:
+        forget_values((*arguments, *named.values()))
+
+    replaced = {"cutlass.base_dsl.compiler:CompileCallable.__call__": lambda *_, **__: launch}
+    return upstream.patch_targets("program compiles with cutlass", replaced=replaced)
 
 
 def _module(name: str, contents: Mapping[str, Any]) -> ModuleType:
@@ -130,13 +148,13 @@ def read(path: str) -> Kernels:
 @contextmanager
 def not_built(own: Mapping[str, ModuleType]) -> Iterator[None]:
     """Inside, `torch.utils.cpp_extension` builds nothing; `own` has by name what a user described. A program that
-    catches what a build raises goes its way without the extension."""
+    catches what a build raises goes on without the extension."""
 
     def load(name: str, *_arguments: Any, **_named: Any) -> ModuleType:
         if name in own:
             return own[name]
         if package_table.is_guarded(package_table.frames(), package_table.NOT_BUILT):
-            _say(f"the extension {name} is not built here, and the program goes its way without it")
+            _say(f"the extension {name} is not built here, and the program goes on without it")
             raise RuntimeError(f"Error building extension '{name}'")
         return _refuse(name)
 
@@ -148,6 +166,26 @@ def not_built(own: Mapping[str, ModuleType]) -> Iterator[None]:
         yield
 
 
+def _nothing(*_arguments: Any, **_named: Any) -> None:
+    """Writes to what it is given, and allocates nothing."""
+
+
+# Source, DeepSpeed 0.19.8: ops/csrc/adam/{fused_adam_frontend,cpu_adam}.cpp, ops/csrc/lion/*.cpp,
+# ops/csrc/adagrad/cpu_adagrad.cpp, ops/csrc/utils/flatten_unflatten.cpp.
+_OF_DEEPSPEED: dict[str, dict[str, Callable[..., Any]]] = {
+    "fused_adam": {"multi_tensor_adam": _nothing},
+    "fused_lion": {"multi_tensor_lion": _nothing},
+    "cpu_adam": dict.fromkeys(("adam_update", "adam_rollback", "create_adam", "destroy_adam"), _nothing),
+    "cpu_lion": dict.fromkeys(("lion_update", "create_lion", "destroy_lion"), _nothing),
+    "cpu_adagrad": dict.fromkeys(("adagrad_update", "create_adagrad", "destroy_adagrad"), _nothing),
+    "utils": {
+        "flatten": torch._C._nn.flatten_dense_tensors,
+        "unflatten": torch._C._nn.unflatten_dense_tensors,
+    },
+}
+"""Extensions by the names of their builders (`NAME` in deepspeed/ops/op_builder)."""
+
+
 def deepspeed_builder(own: Mapping[str, ModuleType]) -> upstream.Wrapper:
     """`OpBuilder.load` of DeepSpeed 0.19 (op_builder/builder.py), which compiles at its first use."""
 
@@ -156,7 +194,7 @@ def deepspeed_builder(own: Mapping[str, ModuleType]) -> upstream.Wrapper:
             name = str(builder.name)
             if name in own:
                 return own[name]
-            return deepspeed_operators.by_name(name) or _refuse(name)
+            return _module(name, _OF_DEEPSPEED[name]) if name in _OF_DEEPSPEED else _refuse(name)
 
         return load
 
@@ -166,6 +204,6 @@ def deepspeed_builder(own: Mapping[str, ModuleType]) -> upstream.Wrapper:
 def _refuse(name: str) -> NoReturn:
     raise TraceError(
         f"the program builds an extension {name!a}, whose kernels are not modelled",
-        allowed=", ".join(deepspeed_operators.NAMES),
+        allowed=", ".join(_OF_DEEPSPEED),
         remedy="describe its allocations in a Python file: kernels.extension(name, ...) under --kernels (docs/run.md)",
     )

@@ -22,14 +22,12 @@ from planner.paper.compiled.switch import variable_set
 from planner.paper.recorder import Recorder
 from planner.tracing.program.assumptions import About, Assumptions
 from planner.tracing.program.gpu_statistics import ManagementLibrary
-from planner.tracing.program.packages import cutlass_package, kernels, package_table, stand_ins, triton_package
+from planner.tracing.program.packages import kernels, package_table, stand_ins, triton_package
 from planner.tracing.program.rank_orders import ProgramOrder
 from planner.training.wraps import deepspeed_engine
 
 
 class Surroundings:
-    """Of one program."""
-
     def __init__(
         self,
         order: ProgramOrder,
@@ -49,8 +47,8 @@ class Surroundings:
         here, line = Path.cwd(), self._order.line
         folders = dict.fromkeys((here if line.is_module else Path(line.program).resolve().parent, here))
         listed = package_table.listed(folders)
-        provided = stand_ins.provided_by(self._order.packages, listed)
-        versions = stand_ins.versions_of(self._order.packages)
+        provided = stand_ins.find_provided(self._order.packages, listed)
+        versions = stand_ins.named_versions(self._order.packages)
         with (
             self._stack,
             stand_ins.providing(
@@ -80,7 +78,7 @@ class Surroundings:
 
         patches: dict[str, Callable[[], AbstractContextManager[Any]]] = {
             "bitsandbytes.cuda_setup.main": _patched_search,
-            "cutlass.cute": cutlass_package.patched,
+            "cutlass.cute": kernels.cutlass_patched,
             "kernels": kernels.hub_patched,
             "torch.utils.cpp_extension": lambda: kernels.not_built(built),
             "deepspeed": lambda: deepspeed_engine.in_a_program(deepspeed_begins),
@@ -123,7 +121,6 @@ class _Library:
 
 
 def _patched_search() -> Any:
-    """Inside, the package finds this library."""
 
     def use_none(setup: Any) -> None:
         setup.initialized, setup.lib = True, _Library()

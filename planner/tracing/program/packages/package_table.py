@@ -17,8 +17,8 @@ from typing import Literal
 
 from planner.errors import ProgramError
 from planner.tracing.launching.line import LaunchLine
-from planner.tracing.program.assumptions import place_of
-from planner.tracing.program.program_files import imports_of, own_files
+from planner.tracing.program.assumptions import program_place
+from planner.tracing.program.program_files import find_imports, own_files
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,14 +233,14 @@ def listed(folders: Iterable[Path]) -> dict[str, str]:
                     text = file.read(_MOST_BYTES).decode("utf-8", errors="replace")
             except OSError:
                 continue
-            for line in text.splitlines() if path.suffix == ".txt" else _of_project(text):
+            for line in text.splitlines() if path.suffix == ".txt" else _project_dependencies(text):
                 if (name := _NAME.match(line)) is not None:
                     names.setdefault(canonical(name[1]), path.name)
     return names
 
 
-def _of_project(text: str) -> list[str]:
-    """Dependencies, also optional ones: whoever lists them installs them on the machines of the job."""
+def _project_dependencies(text: str) -> list[str]:
+    """Dependencies, optional ones too: a project that lists them is assumed to have them on its machines."""
     try:
         project = tomllib.loads(text).get("project", {})
     except tomllib.TOMLDecodeError:
@@ -313,10 +313,10 @@ def belongs_to_program(frame: FrameType) -> bool:
 def program_line(error: BaseException) -> str:
     """The innermost line of the program in the traceback of an error (`train.py:12`); empty if there is none."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if belongs_to_program(frame)]
-    return place_of(frames[::-1])
+    return program_place(frames[::-1])
 
 
-def is_of(frame: FrameType, package: str) -> bool:
+def runs_package(frame: FrameType, package: str) -> bool:
     """Whether the frame runs a module of this top-level package."""
     return str(frame.f_globals.get("__name__", "")).partition(".")[0] == package
 
@@ -428,7 +428,7 @@ def _imported(line: LaunchLine, own: Collection[str], folders: Collection[Path])
     modules = dict.fromkeys(
         statement.module.partition(".")[0]
         for tree in files.values()
-        for statement in imports_of(tree)
+        for statement in find_imports(tree)
         if not statement.deferred
     )
     for name in modules:

@@ -20,12 +20,12 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from planner.errors import TraceError
-from planner.tracing.program.assumptions import About, Assumptions, place_of
+from planner.tracing.program.assumptions import About, Assumptions, program_place
 from planner.tracing.program.packages import package_table
 from planner.tracing.program.packages.package_table import Offered, Package
 
 SOUGHT: list[str] = []
-"""Packages of the table that this process's program looked for in vain, whether it is told of or not."""
+"""Packages of the table that this process's program looked for and did not find."""
 _HOW = "describe its allocations in a Python file and name it with --kernels (docs/run.md)"
 
 
@@ -167,11 +167,11 @@ class Last(importlib.abc.MetaPathFinder):
         if package.module in self._provided:
             return True
         importing = package_table.frames()
-        if name != package.module or not importing or package_table.is_of(importing[0], "torch"):
+        if name != package.module or not importing or package_table.runs_package(importing[0], "torch"):
             return False
         if package.is_modelled and package.name not in SOUGHT:
             SOUGHT.append(package.name)
-        way, place = package_table.way(), place_of(importing)
+        way, place = package_table.way(), program_place(importing)
         if way == "asked" or package_table.is_guarded(importing):
             # Libraries ask for much that the program has no use for, and go another way for few.
             decides = way == "statement" and package.has_known_kernels
@@ -179,7 +179,7 @@ class Last(importlib.abc.MetaPathFinder):
                 instead = f"install {package.instead or package.name} here"
                 self._assumptions.add(
                     About.PACKAGES,
-                    f"{package.name} is not installed here, and the program goes its way without it; if the job has"
+                    f"{package.name} is not installed here, and the program goes on without it; if the job has"
                     f" it: {f'--with {package.name}' if package.is_modelled else instead}",
                     place,
                 )
@@ -224,7 +224,7 @@ def _modelled() -> str:
     return ", ".join(package.name for package in package_table.PACKAGES if package.is_modelled)
 
 
-def provided_by(named: Sequence[str], listed: Mapping[str, str]) -> dict[str, str]:
+def find_provided(named: Sequence[str], listed: Mapping[str, str]) -> dict[str, str]:
     """By top-level module why a package is provided: it was named, or the program's requirements list it.
 
     Raises TraceError for a name that is not modelled.
@@ -244,7 +244,7 @@ def provided_by(named: Sequence[str], listed: Mapping[str, str]) -> dict[str, st
     return reasons
 
 
-def versions_of(named: Sequence[str]) -> dict[str, str]:
+def named_versions(named: Sequence[str]) -> dict[str, str]:
     """By top-level module the version that a package is said to have (`flash-attn==2.7.4`), whatever is modelled."""
     pairs = (word.partition("==") for word in named if "==" in word)
     return {package_table.BY_NAME[package_table.canonical(name)].module: version for name, _, version in pairs}
