@@ -175,7 +175,7 @@ class Controller:
         self._queue.close()
 
     def live(self) -> bool:
-        """Whether every thread runs and none hangs. An API that is away is no reason to start anew."""
+        """Whether every thread runs and none hangs. An API that is away is not a reason to start anew."""
         oldest = min(follower.beat for follower in self._followers)
         return all(thread.is_alive() for thread in self._threads) and time.monotonic() - oldest < 2 * WATCH_SECONDS
 

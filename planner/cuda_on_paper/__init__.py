@@ -81,7 +81,7 @@ def load() -> None:
 def start_variables() -> dict[str, str]:
     """Of the environment with which a process is started in which torch finds CUDA on paper.
 
-    Raises TraceError where there is no compiler, or torch is no CUDA build.
+    Raises TraceError where there is no compiler, or torch is not a CUDA build.
     """
     torch_folder = find_torch()
     folder = build(torch_folder)

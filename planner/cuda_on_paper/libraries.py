@@ -57,7 +57,7 @@ _SIZE = re.compile(r"(int|size_t) ?\* ?\w+")
 """A parameter where a size is put."""
 _TEXTS = re.compile(r"(ErrorString|ErrorName|StatusString|ncclGetLastError)$")
 _ABOUT_HANDLES = re.compile(r"(Create|Destroy|Set|Get|Init|Attach|create|destroy|set|get|init)")
-"""What such a function does is no work for the device."""
+"""What such a function does is not work for the device."""
 _DECLARED = {
     _DRIVER: ("cuda.h", r"CUDAAPI\s+(cu[A-Z]\w*)\s*\(|#define\s+cu[A-Z]\w*\s+(cu[A-Z]\w*_v\d+)\s"),
     _RUNTIME: ("cuda_runtime_api.h", r"CUDARTAPI\s+(cuda[A-Z]\w*)\s*\("),

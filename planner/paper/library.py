@@ -34,7 +34,7 @@ _loaded: ctypes.CDLL | None = None
 def load() -> ctypes.CDLL:
     """Load the native library, building it when this torch has none yet; torch is imported, and finds CUDA on paper.
 
-    Raises TraceError if torch is missing, is no CUDA build, was imported before, or no compiler is there to build with.
+    Raises TraceError if torch is missing, not a CUDA build or imported before, or if no compiler is there.
     """
     global _loaded
     if _loaded is not None:

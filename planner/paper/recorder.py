@@ -423,7 +423,7 @@ class Recorder:
 def _launch_events(
     launch: tuple[int, ...], numbers: Mapping[int, int] | None = None, gpu_events: Mapping[int, int] | None = None
 ) -> Iterator[Launch | Keep]:
-    """As an event, with blocks and the GPU's events as they are numbered; nothing for what is no launch, or names a
+    """As an event, with blocks and the GPU's events as they are numbered; nothing for what is not a launch, or names a
     block that has no number."""
     kind, stream, what, _ = launch
     if gpu_events is not None and kind in work_records.NAMES_AN_EVENT:

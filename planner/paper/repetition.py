@@ -14,7 +14,7 @@ from planner.events import Alloc, Event, Free, FreeCompleted, Keep, Repeat, Role
 
 
 class DoesNotFoldError(Exception):
-    """What was folded is no repetition: trace it without folding."""
+    """What was folded is not a repetition: trace it without folding."""
 
 
 @dataclass(frozen=True, slots=True)

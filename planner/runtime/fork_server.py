@@ -89,7 +89,7 @@ class ForkServer:
                 return
             self.close()
             output = None
-            with contextlib.suppress(AttributeError, OSError, ValueError):  # a standard error that is no file
+            with contextlib.suppress(AttributeError, OSError, ValueError):  # a standard error that is not a file
                 output = sys.stderr.fileno()
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
             arguments = str(theirs.fileno()), self._preload

@@ -75,7 +75,7 @@ def trace_isolated(
         return rank_trace.loads(answer.parts.get(_TRACE, b"").decode())
     except ValueError:
         # The program could write there itself: nothing is believed of what came.
-        how = f"exit code {answer.exit_code}: its answer is no trace"
+        how = f"exit code {answer.exit_code}: its answer is not a trace"
         raise _error(f"{subject} ended its process with {how}") from None
 
 

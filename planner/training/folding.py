@@ -316,7 +316,7 @@ class MicroBatchHistory:
         def keep_example(given: Sequence[Tensor | None], kept_as_gradients: tuple[int, ...] = ()) -> None:
             where = self._run[kind, micro_batch] = (first, self._folder.place())
             self._runs[kind] += 1
-            # The first of a kind may find what never comes again, such as a workspace that is not there yet.
+            # The first of a kind may find what never recurs, such as a workspace that is not there yet.
             if self._runs[kind] == 1 or self._state(kind) != state or (kind, state) in self._examples:
                 return
             blocks = [self._folder.block_of(tensor) for tensor in given if tensor is not None]

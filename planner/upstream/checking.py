@@ -47,7 +47,7 @@ def enforce(part: str = "") -> None:
     """
     refused: list[Finding] = []
     for package, versions in read_digests().items():
-        folder = folder_of(package)
+        folder = find_folder(package)
         if folder is None:
             continue
         version = minor_of(importlib.metadata.version(package))
@@ -107,7 +107,7 @@ def _is_there(entry: Entry) -> bool:
     return True
 
 
-def folder_of(package: str) -> Path | None:
+def find_folder(package: str) -> Path | None:
     """Where an installed package lies; None if it is not installed."""
     spec = importlib.util.find_spec(package)
     return None if spec is None or spec.origin is None else Path(spec.origin).parent

@@ -91,7 +91,7 @@ def test_a_line_that_nobody_reads_to_its_end_is_cut_where_that_is_said(run: Run,
         (
             "import os\nos.environ['PYTORCH_ALLOC_CONF'] = 'nonsense:1'\nimport torch\ntorch.zeros(2).cuda()",
             AllocatorConfError,
-            "'nonsense' is no option of the allocator",
+            "'nonsense' is not an option of the allocator",
         ),
         (
             "import urllib.request\nurllib.request.urlopen('http://192.0.2.1/')",

@@ -51,7 +51,7 @@ def run(server: ForkServer | None, function: str, argument: object = None, **lim
 
 def test_it_answers_in_parts_and_what_it_prints_is_none(server: ForkServer | None) -> None:
     assert run(server, "echoes", {"a": 1}) == Answer(
-        parts={"first": b"1", "second": b"{'a': 1}"}, last_lines=("what a program prints is no answer",)
+        parts={"first": b"1", "second": b"{'a': 1}"}, last_lines=("what a program prints is not an answer",)
     )
 
 

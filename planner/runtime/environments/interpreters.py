@@ -71,7 +71,7 @@ def this_interpreter() -> Interpreter:
 def read_interpreter(python: str, *, needs_torch: bool = False) -> Interpreter:
     """The interpreter that this path starts, which may be a script that starts another one.
 
-    Raises PlannerError for what is no Python, for one that is older than planner's, and for one without torch where
+    Raises PlannerError for what is not a Python, for one that is older than planner's, and for one without torch where
     one is needed.
     """
     import subprocess  # a plan from the store asks nobody, and is not to wait for this

@@ -82,7 +82,7 @@ def follow_script(text: str, shell: Shell) -> tuple[list[Statement], Ending | No
     return run.statements, ending
 
 
-class _Leave(Exception):  # noqa: N818 it is no error
+class _Leave(Exception):  # noqa: N818 it is not an error
     """`break`, `continue`, `return`, `exit`."""
 
     def __init__(self, kind: str, line: int) -> None:

@@ -85,7 +85,7 @@ Commands = tuple[Pipeline, ...]
 
 
 def parse_commands(text: str, place: str) -> Commands:
-    """Raises SpecError for what is no shell script."""
+    """Raises SpecError for what is not a shell script."""
     parser = _Parser(text, place)
     commands = parser.list_until(frozenset())
     if parser.token is not None:

@@ -47,7 +47,7 @@ _TIMES = 2
 
 @dataclass(slots=True)
 class _Chosen:
-    """A batch to give, as bytes: on the host it is no tensor before its turn."""
+    """A batch to give, as bytes: on the host it is not a tensor before its turn."""
 
     about: TriedBatch
     content: bytes

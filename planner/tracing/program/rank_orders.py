@@ -233,7 +233,7 @@ def read_run(parts: Mapping[str, bytes], rank: int) -> RankRun:
 
 
 def read_crash(content: bytes) -> Crash:
-    """How the program crashed. Raises ProgramError for what is no report of that."""
+    """How the program crashed. Raises ProgramError for what is not a report of that."""
     try:
         return _read(Crash, content)
     except ValueError as error:
@@ -267,7 +267,7 @@ def _check_limits(value: Any, name: str) -> None:
         case list() | dict():
             is_within = len(value) <= _MOST_LISTED
     if not is_within:
-        raise ValueError(f"{name} is no {type(value).__name__} within its limits")
+        raise ValueError(f"{name} is not {type(value).__name__} within its limits")
     if isinstance(value, dict):
         for key, member in value.items():
             _check_limits(key, name)

@@ -179,7 +179,7 @@ class _Flow:
                 elif isinstance(node, ast.For) and self._depends(node.iter, scope):
                     self._bind(node.target, scope, node)
             case ast.If():
-                # `step % 100 == 0`: what is done now and then is no schedule.
+                # `step % 100 == 0`: what is done now and then is not a schedule.
                 is_periodic = any(isinstance(part, ast.Mod) for part in ast.walk(node.test))
                 under = conditional or (not is_periodic and self._depends(node.test, scope))
             case ast.Assign():

@@ -197,7 +197,7 @@ class Watcher:
         self.moments.add(self._recorder.now(), kind, parameters)
 
     def _noting(self, kind: Kind) -> Callable[[Any], Any]:
-        """What is done in the background, or on the way to something else that is noted, is no moment of its own."""
+        """What is done in the background, or on the way to something else that is noted, is not a moment of its own."""
 
         def wrap(real: Any) -> Any:
             @functools.wraps(real)

@@ -111,7 +111,7 @@ def from_config(model: schema.Model, dtype: torch.dtype) -> nn.Module:
     _prepare(config, use_cache=model.use_cache)
     build: Any = class_of(config, model.head, content.get("architectures"))
     if "SequenceClassification" in build.__name__ and getattr(config, "pad_token_id", None) is None:
-        # Decoders look for the last token that is no padding.
+        # Decoders look for the last token that is not padding.
         config.pad_token_id = 0
     # sdpa where the class has it; else what transformers chooses itself, which is eager.
     has_sdpa = getattr(build, "_supports_sdpa", False)
