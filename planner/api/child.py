@@ -39,9 +39,9 @@ def make_plan(job: Job, advice: bool) -> tuple[Plan, tuple[str, ...]]:
     """The plan, and sentences on where its figures come from."""
     source = _source()
     result = plan_job(job, source=source, processes=usable(), keep_traces=False)
-    result = add_eager(result, job, source=source)
+    result = add_eager(result, source)
     if advice:
-        result = add_advice(result, job, source=source)
+        result = add_advice(result, source=source)
     return result.plan, (*result.notes, *result.sources)
 
 

@@ -115,8 +115,8 @@ def _plan(
         source = TraceSource(cache=None if arguments.no_cache else TraceCache.of_user())
         result = plan_job(job, source=source, processes=usable(), keep_traces=keep_traces, progress=progress)
         if with_eager:
-            result = add_eager(result, job, source=source, progress=progress)
-        return add_advice(result, job, source=source, progress=progress) if with_advice else result
+            result = add_eager(result, source, progress)
+        return add_advice(result, source=source, progress=progress) if with_advice else result
 
 
 def add_check(commands: Commands) -> None:

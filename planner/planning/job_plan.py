@@ -28,9 +28,11 @@ from planner.truth.plan_comparison import class_of
 
 @dataclass(frozen=True, slots=True)
 class PlanningResult:
-    """A plan with what it was made from, to draw the memory over time."""
+    """A plan with what it was made from."""
 
     plan: Plan
+    job: Job
+    calibration: Calibration
     traces: tuple[RankTrace, ...]
     timelines: tuple[Timeline, ...]
     notes: tuple[str, ...] = ()
@@ -122,7 +124,7 @@ def _assemble(
     of_hosts = host.assumptions if job.cluster.host_memory else ()
     notes = (*notes_of(job, [rank_trace.trace for rank_trace in rank_traces], whole.rank_classes), *of_hosts)
     sources = (*outside_of(job).provenance, *interval_sources(whole.rank_classes), *applied.sentences)
-    return PlanningResult(whole, rank_traces, tuple(part.timeline for part in judged), notes, sources)
+    return PlanningResult(whole, job, calibration, rank_traces, tuple(part.timeline for part in judged), notes, sources)
 
 
 def _state_adapter(job: Job, rank_traces: Sequence[RankTrace]) -> TrainedAdapter | None:

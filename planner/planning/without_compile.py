@@ -7,14 +7,11 @@ from dataclasses import replace
 from planner.errors import PlannerError
 from planner.events import Category
 from planner.job.layout import Mesh, rank_classes
-from planner.job.schema import Job
 from planner.planning.job_plan import PlanningResult
 from planner.planning.judging import RankTrace, is_planned_as_eager, judge_trace
 from planner.planning.planned_classes import Progress
 from planner.planning.trace_source import USUAL_SOURCE, TraceSource
 from planner.report.statement import RankClassStatement, WithoutCompile
-from planner.truth.calibration.interval import Calibration
-from planner.truth.calibration.learning import measured_calibration
 from planner.units import show_bytes
 
 _SHOWN_SHARE = 0.005
@@ -24,23 +21,21 @@ _WORDS = {Category.ACTIVATION: "saved activations", Category.TEMPORARY: "tempora
 
 def add_eager(
     result: PlanningResult,
-    job: Job,
-    calibration: Calibration | None = None,
     source: TraceSource = USUAL_SOURCE,
     progress: Progress = lambda _: None,
 ) -> PlanningResult:
     """The plan of a compiled job with what the eager one takes, of the ranks that take most; others as they are."""
+    job = result.job
     if job.train.compile is None or is_planned_as_eager(job):
         return result
     compiled = max(result.plan.rank_classes, key=lambda rank_class: rank_class.peak.device_bytes)
     progress(f"tracing ranks {compiled.ranks} without torch.compile")
-    known = measured_calibration() if calibration is None else calibration
     eager_job = replace(job, train=replace(job.train, compile=None))
     rank = compiled.representative
     rank_class = next(ranks for ranks in rank_classes(Mesh.of(job.parallel)) if rank in ranks.ranks)
     try:
         trace = source.trace_rank(eager_job, rank)
-        eager = judge_trace(eager_job, RankTrace(rank_class, trace), known).statement
+        eager = judge_trace(eager_job, RankTrace(rank_class, trace), result.calibration).statement
     except PlannerError as error:
         sentence = f"Without torch.compile the step cannot be traced: {error.problem}."
         without = WithoutCompile(ranks=compiled.ranks, device_bytes=None, more_at_peak={}, sentence=sentence)

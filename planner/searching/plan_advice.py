@@ -18,8 +18,6 @@ from planner.searching.advice import USUAL_SECONDS, Advised, advise
 from planner.searching.axes import apply
 from planner.searching.exact_plans import PlansHere
 from planner.tracing.rank_trace import Trace
-from planner.truth.calibration.interval import Calibration
-from planner.truth.calibration.learning import measured_calibration
 from planner.units import show_bytes
 
 
@@ -53,23 +51,20 @@ class RememberedTraces(TraceSource):
 
 def add_advice(
     result: PlanningResult,
-    job: Job,
-    calibration: Calibration | None = None,
     *,
     progress: Progress = lambda _: None,
     source: TraceSource = USUAL_SOURCE,
     seconds: float = USUAL_SECONDS,
 ) -> PlanningResult:
-    """The plan with advice if it exceeds its GPUs; `job` and `calibration` are those that it was made from.
+    """The plan with advice if it exceeds its GPUs.
 
     No rank class of a change is traced after `seconds`; one that has begun is brought to its end.
     """
     if result.plan.verdict is not Verdict.EXCEEDS:
         return result
-    began = time.monotonic()
-    known = measured_calibration() if calibration is None else calibration
+    began, job = time.monotonic(), result.job
     remembered = RememberedTraces.of(source, job, result.traces)
-    plans = PlansHere(calibration=known, source=remembered, deadline=began + seconds)
+    plans = PlansHere(calibration=result.calibration, source=remembered, deadline=began + seconds)
     advised = advise(job, plans, progress=progress, seconds=seconds)
     took = time.monotonic() - began
     change, exact = advised.closest or ({}, None)

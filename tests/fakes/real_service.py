@@ -58,7 +58,7 @@ class PlansHere:
         with self._one:
             key = bundle_text(job)
             if key not in self._made:
-                result = add_advice(plan_job(job), job)
+                result = add_advice(plan_job(job))
                 found = result.plan
                 self._history.plans.put(found)
                 traces = {each.rank_class.representative: each.trace for each in result.traces}

@@ -21,7 +21,7 @@ _EAGER = _JOB.replace("compile: [model, loss], ", "")
 
 
 def planned_both_ways(job: Job) -> PlanningResult:
-    return add_eager(plan_job(job), job)
+    return add_eager(plan_job(job))
 
 
 @pytest.fixture(scope="module")

@@ -36,7 +36,7 @@ def test_its_advice_is_proven_by_a_plan_of_the_changed_job_within_the_time(name:
     assert found.plan.verdict is Verdict.EXCEEDS
     began = time.process_time()
 
-    advised = add_advice(found, job, seconds=600.0)
+    advised = add_advice(found, seconds=600.0)
 
     assert time.process_time() - began < USUAL_SECONDS
     assert advised.plan.advice

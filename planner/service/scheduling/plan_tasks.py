@@ -107,12 +107,12 @@ def _answer_plan(order: Order, made: PlanningResult, isolation: Isolation, answe
     answer.write(PLAN, pickle.dumps(made.plan))
     source = TraceSource(isolation)
     if order.job.train.compile is not None:
-        made = add_eager(made, order.job, order.calibration, source)
+        made = add_eager(made, source)
         answer.write(PLAN, pickle.dumps(made.plan))
     if made.plan.verdict is not Verdict.EXCEEDS:
         return
     try:
-        advised = add_advice(made, order.job, order.calibration, source=source)
+        advised = add_advice(made, source=source)
     except PlannerError:
         return
     answer.write(PLAN, pickle.dumps(advised.plan))
