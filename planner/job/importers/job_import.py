@@ -24,8 +24,8 @@ from planner.job.importers import (
     training_arguments,
 )
 from planner.job.importers.drafts import Draft, contradiction, read_yaml_file, unite_drafts
+from planner.job.importers.fine_tuning import Recipe, tell_accumulation, tell_adapter, tell_model
 from planner.job.importers.key_tables import WrittenKeys
-from planner.job.importers.recipes import Recipe, tell_accumulation, tell_adapter, tell_model
 from planner.job.json_text import file_text, read_json
 from planner.job.layout import AXES
 from planner.job.loading import document_of, list_choices, load_node

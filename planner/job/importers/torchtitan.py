@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from planner.errors import SpecError
+from planner.job.importers.fine_tuning import Recipe
 from planner.job.importers.key_tables import WrittenKeys, table
-from planner.job.importers.recipes import Recipe
 from planner.job.json_text import file_text
 from planner.job.nodes import Node, node_from_data
 
