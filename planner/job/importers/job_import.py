@@ -17,9 +17,9 @@ from planner.job.field_checks import FLOATING
 from planner.job.importers import (
     accelerate,
     deepspeed,
+    fine_tuning,
     fsdp,
     launch_lines,
-    recipes,
     torchtitan,
     training_arguments,
 )
@@ -75,11 +75,11 @@ class ImportedJob:
 
 _MODEL = "model.hf_config"
 _RECIPE_READERS: Mapping[str, Callable[[Path], Recipe]] = {
-    "training_arguments": recipes.read_trl,
-    "peft": recipes.read_peft,
+    "training_arguments": fine_tuning.read_trl,
+    "peft": fine_tuning.read_peft,
     "torchtitan": torchtitan.read,
-    "axolotl": recipes.read_axolotl,
-    "llama_factory": recipes.read_llama_factory,
+    "axolotl": fine_tuning.read_axolotl,
+    "llama_factory": fine_tuning.read_llama_factory,
 }
 """What reads the files of whole jobs, by the name that ImportSources has for them."""
 
