@@ -439,11 +439,11 @@ def _text(given: GivenJob, folder: Path | None) -> tuple[str | None, str]:
         return None, named
     path = folder / named
     if os.path.isdir(path):
-        for name in (recipes.ADAPTER_FILE, "config.json"):
+        for name in (fine_tuning.ADAPTER_FILE, "config.json"):
             if os.path.isfile(path / name):
                 return file_text(path / name, f"{named}/{name}"), f"{named}/{name}"
         raise SpecError(
-            f"{named} is a folder without a config.json or an {recipes.ADAPTER_FILE}",
+            f"{named} is a folder without a config.json or an {fine_tuning.ADAPTER_FILE}",
             allowed="a job spec, a bundle, a model's folder, or the name of a model",
             remedy="give the file",
         )
@@ -468,7 +468,7 @@ def _model_of(text: str, source: str, named: str) -> _Model | None:
     if isinstance(data, dict) and "model_type" in data:
         return _Model(source, "the model") if named != STANDARD_INPUT else None
     if isinstance(data, dict) and "peft_type" in data:
-        adapter = recipes.read_adapter(node_from_data(data, source))
+        adapter = fine_tuning.read_adapter(node_from_data(data, source))
         return _Model(adapter.base, source, adapter.adapter, {source: adapter.ignored})
     return None
 
