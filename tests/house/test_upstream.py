@@ -25,7 +25,7 @@ from planner.upstream.entries import Change, Entry, Kind
 
 REPOSITORY = Path(__file__).parents[2]
 ROOMS = ("paper", "running", "tracing", "training", "measuring")
-INSTALLED = [entry for entry in table.TABLE if checking.find_folder(entry.package) is not None]
+INSTALLED = [entry for entry in table.TABLE if checking.folder_of(entry.package) is not None]
 
 
 def text_of_packages() -> Iterator[tuple[Path, str]]:
@@ -127,7 +127,7 @@ def another_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(checking, "table", SimpleNamespace(TABLE=entries))
         digests = {entry.target: "1" for entry in entries}
         monkeypatch.setattr(checking, "read_digests", lambda: {"torch": {"9.1": digests}})
-        monkeypatch.setattr(checking, "find_folder", lambda _package: tmp_path)
+        monkeypatch.setattr(checking, "folder_of", lambda _package: tmp_path)
         monkeypatch.setattr(checking.importlib.metadata, "version", lambda _name: "9.2.0+cpu")
         checking.enforce.cache_clear()
 
