@@ -148,7 +148,7 @@ def read_by(reader: Reader) -> Iterator[None]:
 def read(tensor: Tensor) -> Value:
     """The answer for the nearest call site in the table; TraceError names the reader if there is none."""
     frames = _frames(inspect.currentframe())
-    for frame in frames:
+    for frame in _within_closure(frames):
         if _chosen_experts(frame) is not None:  # the loop over experts asks of each whether it is one
             return _note(tensor, frames, False, "an expert that is one: only ranks with a part of them meet others")
         if (known := _known_answer(frame)) is not None:
@@ -188,7 +188,7 @@ def copy_to_host(host: Tensor, device: Tensor) -> None:
         return
     if any(_module(frame).startswith("torch.nn.parallel.distributed") for frame in frames):
         return  # the reducer agrees on rebuilt buckets: the host's own numbers are the answer
-    for frame in frames:
+    for frame in _within_closure(frames):
         if (numbers := _expert_numbers(frame, host.numel())) is not None:
             host.copy_(numbers.view(host.shape))
             torch.ops.paper.remember_value(device, host)  # the backward reads it again, where no frame says for whom
@@ -262,6 +262,17 @@ def _frames(frame: FrameType | None) -> list[FrameType]:
             frames.append(frame)
         frame = frame.f_back
     return frames
+
+
+def _within_closure(frames: Sequence[FrameType]) -> Iterator[FrameType]:
+    """Up to the optimizer that a closure was handed to, as by Lightning: what the closure reads is not its own."""
+    within = "torch"
+    for frame in frames:
+        is_optimizers = _module(frame).startswith("torch.optim.")
+        if is_optimizers and within.partition(".")[0] != "torch" and frame.f_locals.get("closure") is not None:
+            return
+        yield frame
+        within = _module(frame)
 
 
 def _module(frame: FrameType) -> str:

@@ -287,6 +287,15 @@ REPOSITORIES: tuple[Repository, ...] = (
         data=("llava", "playground/data", "llava", "checkpoints/llava-v1.5-13b-pretrain"),
         command=_HUB + " PYTHONPATH=. bash scripts/v1_5/finetune.sh",
     ),
+    Repository(
+        kind="proteins", name="OpenFold, initial training", folder="openfold", gpu="A100-SXM-40GB", parameters=93.23,
+        options="--gpus 4 --ranks 0 --torch 2.6 --steps 2 --kernels kernels.py",
+        data=("structures", "data", "structures/kernels.py", "kernels.py"),
+        command="python train_openfold.py data/mmcifs data/alignments data/mmcifs out 2021-10-10 --config_preset "
+        "initial_training --train_chain_data_cache_path data/chain_data_cache.json --template_release_dates_cache_path "
+        "data/mmcif_cache.json --obsolete_pdbs_file_path data/obsolete.dat --precision bf16 --seed 42 --num_nodes 1 "
+        "--gpus 4",
+    ),
 )  # fmt: skip
 
 

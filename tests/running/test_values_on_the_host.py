@@ -156,3 +156,26 @@ assert grown < 8192, f"{grown} KiB more in 40 steps"
 
 def test_masks_that_come_and_go_leave_no_holes_in_the_heap(run: Run, program: Program) -> None:
     assert not run(f"python {program(MASKED + PLAIN + 'train()')}").failed
+
+
+CLOSURE = """
+import torch
+model = torch.nn.Linear(64, 64).cuda()
+optimizer = torch.optim.Adam(model.parameters())
+def step():
+    optimizer.zero_grad()
+    loss = model(torch.randn(32, 64, device="cuda")).sum()
+    if torch.isnan(loss) or torch.isinf(loss):
+        loss = loss.new_tensor(0.0, requires_grad=True)
+    loss.backward()
+    return loss
+for _ in range(4):
+    optimizer.step(step)
+"""
+
+
+def test_an_optimizer_does_not_read_what_its_closure_reads(run: Run, program: Callable[[str], str]) -> None:
+    found = run(f"python {program(CLOSURE)}")
+
+    assert any("read as False" in each.text for each in found.assumptions)
+    assert not any("step counter" in each.text for each in found.assumptions)
