@@ -174,7 +174,7 @@ for _ in range(4):
 """
 
 
-def test_an_optimizer_does_not_read_what_its_closure_reads(run: Run, program: Callable[[str], str]) -> None:
+def test_an_optimizer_does_not_read_what_its_closure_reads(run: Run, program: Program) -> None:
     found = run(f"python {program(CLOSURE)}")
 
     assert any("read as False" in each.text for each in found.assumptions)
