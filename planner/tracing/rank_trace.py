@@ -57,7 +57,7 @@ class EngineFigures:
     kv_token_bytes: int
     """One token of the KV cache, all layers."""
     assumed: tuple[str, ...] = ()
-    """What was assumed, as sentences."""
+    """What was taken for granted, as sentences."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +128,12 @@ def dumps(trace: Trace) -> str:
     about = {
         "buckets": dict(trace.buckets),
         "unknown_workspaces": trace.unknown_workspaces,
+        **({"other_kernels": trace.other_kernels} if trace.other_kernels else {}),
+        **({"other_cudnn": trace.other_cudnn} if trace.other_cudnn else {}),
         "sharded_dims": trace.sharded_dims,
         "parts": trace.parts,
+        **({"adapted": dict(trace.adapted)} if trace.adapted else {}),
+        **({"unified_bytes": trace.unified_bytes} if trace.unified_bytes else {}),
         "assumed": trace.assumed,
         "origins": len(origins),
         "events": len(events),
@@ -142,11 +146,7 @@ def dumps(trace: Trace) -> str:
         "seconds": trace.seconds,
         "kernels": len(trace.work.kernels),
         "launches": len(trace.work.launches),
-        "launch_repeats": trace.work.repeats,
-        "other_kernels": trace.other_kernels,
-        "other_cudnn": trace.other_cudnn,
-        "adapted": dict(trace.adapted),
-        "unified_bytes": trace.unified_bytes,
+        **({"launch_repeats": trace.work.repeats} if trace.work.repeats else {}),
         **({} if trace.engine is None else {"engine": asdict(trace.engine)}),
     }
     lines: list[Any] = [about]
@@ -158,12 +158,28 @@ def dumps(trace: Trace) -> str:
 
 
 def _row(event: Event, origins: dict[Origin, int]) -> list[Any]:
-    if isinstance(event, Alloc):
-        number = -1 if event.origin is None else origins.setdefault(event.origin, len(origins))
-        pool = [event.pool] if event.pool else []
-        return ["a", event.block, event.requested_bytes, event.stream, number, *pool]
-    letter, names = _WRITTEN[type(event)]
-    return [letter, *(getattr(event, name) for name in names)]
+    match event:
+        case Alloc(block, size, stream, origin, pool):
+            number = -1 if origin is None else origins.setdefault(origin, len(origins))
+            return ["a", block, size, stream, number, *([pool] if pool else [])]
+        case Free(block):
+            return ["f", block]
+        case Use(block, stream):
+            return ["u", block, stream]
+        case FreeCompleted(block):
+            return ["p", block]
+        case Keep(block, collective):
+            return ["k", block, collective]
+        case Launch(kind, stream, what):
+            return ["l", int(kind), stream, what]
+        case Role(block, category, name):
+            return ["r", block, category.value, name]
+        case Mark(phase, iteration):
+            return ["m", phase.value, iteration]
+        case Synchronize():
+            return ["s"]
+        case EmptyCache():
+            return ["e"]
 
 
 def _host_row(event: HostEvent) -> list[Any]:
@@ -258,16 +274,14 @@ def _event(row: Sequence[Any], origins: Sequence[Origin]) -> Event:
         _, block, size, stream, number, *pool = row
         origin = None if number == -1 else origins[_number(number)]
         return Alloc(_number(block), _number(size), _number(stream), origin, *map(_number, pool))
-    kind, columns = _known(_COLUMNS, row[0])
-    values: Event = kind(*(read(value) for read, value in zip(columns.values(), row[1:], strict=True)))
-    return values
+    return _read_row(_READERS, row)
 
 
 def _host_events(rows: Iterable[Sequence[Any]]) -> Iterator[HostEvent]:
     """Raises KeyError for a block or a loader that ends before it began."""
     blocks, loaders = set[int](), set[int]()
     for row in rows:
-        match event := _known(_HOST_READERS, row[0])(*row[1:]):
+        match event := _read_row(_HOST_READERS, row):
             case HostAlloc():
                 blocks.add(event.block)
             case HostFree():
@@ -279,13 +293,14 @@ def _host_events(rows: Iterable[Sequence[Any]]) -> Iterator[HostEvent]:
         yield event
 
 
-def _known(readers: Mapping[str, Read], letter: Any) -> Read:
-    if letter not in readers:
-        raise ValueError(f"no event: {letter!r:.40}")
-    return readers[letter]
+def _read_row(readers: Mapping[str, Callable[..., Read]], row: Sequence[Any]) -> Read:
+    if (read := readers.get(row[0])) is None:
+        raise ValueError(f"no event: {row[0]!r:.40}")
+    return read(*row[1:])
 
 
 def _repeat(first: Any, after: Any, times: Any, iterations: Any = 0, heirs: Sequence[Any] = ()) -> Repeat:
+    """Traces that were kept before repetitions had heirs say neither."""
     blocks = [_number(heir) for heir in heirs]
     pairs = tuple(zip(blocks[::2], blocks[1::2], strict=True))
     return Repeat(_number(first), _number(after), _number(times), _number(iterations), pairs)
@@ -335,23 +350,26 @@ def _text(value: Any) -> str:
     return value
 
 
-def _stream(value: Any) -> int:
-    return WHOLE_DEVICE if value == WHOLE_DEVICE else _number(value)
+def _read_mark(phase: Any, iteration: Any) -> Mark:
+    return Mark(Phase(phase), _number(iteration))
 
 
-_COLUMNS: dict[str, tuple[Callable[..., Any], Mapping[str, Callable[[Any], Any]]]] = {
-    "f": (Free, {"block": _number}),
-    "u": (Use, {"block": _number, "stream": _number}),
-    "p": (FreeCompleted, {"block": _number}),
-    "k": (Keep, {"block": _number, "collective": _number}),
-    "l": (Launch, {"kind": lambda kind: LaunchKind(_number(kind)), "stream": _stream, "what": _number}),
-    "r": (Role, {"block": _number, "category": Category, "name": _text}),
-    "m": (Mark, {"phase": Phase, "iteration": _number}),
-    "s": (Synchronize, {}),
-    "e": (EmptyCache, {}),
+def _launch(kind: Any, stream: Any, what: Any) -> Launch:
+    whole = stream == WHOLE_DEVICE
+    return Launch(LaunchKind(_number(kind)), WHOLE_DEVICE if whole else _number(stream), _number(what))
+
+
+_READERS: dict[str, Callable[..., Event]] = {
+    "f": lambda block: Free(_number(block)),
+    "u": lambda block, stream: Use(_number(block), _number(stream)),
+    "p": lambda block: FreeCompleted(_number(block)),
+    "k": lambda block, collective: Keep(_number(block), _number(collective)),
+    "l": _launch,
+    "r": lambda block, category, name: Role(_number(block), Category(category), _text(name)),
+    "m": _read_mark,
+    "s": Synchronize,
+    "e": EmptyCache,
 }
-"""Of each letter at the head of a row the event, and what its fields are read by. Allocations have an origin beside."""
-_WRITTEN = {kind: (letter, tuple(columns)) for letter, (kind, columns) in _COLUMNS.items()}
 _HOST_READERS: dict[str, Callable[..., HostEvent]] = {
     "a": lambda block, size, category, pinned, backing, name, count: HostAlloc(
         _number(block),
@@ -367,5 +385,5 @@ _HOST_READERS: dict[str, Callable[..., HostEvent]] = {
         spawned=_flag(spawned), tensors=tuple(map(_number, tensors)),
     ),
     "e": lambda loader: LoaderEnded(_number(loader)),
-    "m": lambda phase, iteration: Mark(Phase(phase), _number(iteration)),
+    "m": _read_mark,
 }  # fmt: skip
