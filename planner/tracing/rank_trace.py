@@ -57,7 +57,7 @@ class EngineFigures:
     kv_token_bytes: int
     """One token of the KV cache, all layers."""
     assumed: tuple[str, ...] = ()
-    """What was taken for granted, as sentences."""
+    """What was assumed, as sentences."""
 
 
 @dataclass(frozen=True, slots=True)
