@@ -30,7 +30,7 @@ plan: $(PLANS) ## plan the example in which DDP's buckets decide (it does not fi
 
 # What has deadlines of its own shares the processors with what steps aside for it, and so do the clusters, which mostly
 # wait: that is what only computes.
-DEADLINES := $(addprefix tests/running/test_,bad_programs.py host_processes.py programs_that_lie.py)
+DEADLINES := $(addprefix tests/running/test_,bad_programs.py host_processes.py)
 COMPUTED := $(addprefix tests/,bound calibrations commands/test_measure_and_compare_commands.py \
   commands/test_run_command.py decisions environments facts failures gpu_truth hardware host house importers layouts \
   long_run opinfo overheads plans replays reports rollout searching/test_brute_force.py specs starting steps timing \
@@ -60,7 +60,7 @@ test-fast: $(READY) ## the share of the tests that takes two minutes and needs o
 WHEEL := .venv-wheel
 OF_WHEEL := $(addprefix tests/,installed replays running/test_readme.py running/test_on_cuda.py running/test_drawn_numbers.py \
   running/test_triton_in_eager_mode.py running/test_compiled_programs.py \
-  running/test_programs_in_a_world.py traces/test_against_cpu_runs.py traces/test_architectures.py)
+  running/test_programs_in_a_world.py traces/test_cpu_runs.py traces/test_architectures.py)
 $(WHEEL)/.ready: $(READY) constraints.txt $(shell find planner -type f -not -name '*.pyc')
 	rm -rf $(WHEEL) && $(PYTHON) -m venv $(WHEEL)
 	nice -n 19 $(PYTHON) -m pip wheel --quiet --no-deps --wheel-dir $(WHEEL)/dist .

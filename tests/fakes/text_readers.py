@@ -20,8 +20,8 @@ from planner.job import hf_config, named_gpus, shorthand
 from planner.job.importers import (
     accelerate,
     deepspeed,
+    fine_tuning,
     launch_lines,
-    recipes,
     torchtitan,
 )
 from planner.job.json_text import read_json
@@ -116,12 +116,12 @@ TEXT_READERS: dict[str, tuple[Reader, Sequence[str]]] = {
     "JSON": (lambda text: read_json(text, "a text"), _JSON),
     "JSON with an open text": (lambda text: read_json('["' + text + "," * MOST_JSON_VALUES, "a text"), _JSON),
     "accelerate's config": (_file(accelerate.read), _BROUGHT),
-    "an axolotl file": (_file(recipes.read_axolotl), _BROUGHT),
-    "a LLaMA-Factory file": (_file(recipes.read_llama_factory), _BROUGHT),
+    "an axolotl file": (_file(fine_tuning.read_axolotl), _BROUGHT),
+    "a LLaMA-Factory file": (_file(fine_tuning.read_llama_factory), _BROUGHT),
     "a torchtitan file": (_file(torchtitan.read, ".toml"), ("[a]\n", "[[a]]\n", "a.", "1.", "a=1\n", '"""', "[", "{")),
-    "TrainingArguments": (_file(recipes.read_trl, ".json"), _JSON[:3]),
+    "TrainingArguments": (_file(fine_tuning.read_trl, ".json"), _JSON[:3]),
     "DeepSpeed's config": (_file(deepspeed.read, ".json"), _JSON[:3]),
-    "an adapter's config": (_file(recipes.read_peft, ".json"), _JSON[:3]),
+    "an adapter's config": (_file(fine_tuning.read_peft, ".json"), _JSON[:3]),
     "a launch line to import": (lambda text: launch_lines.read(text, Path()), _LAUNCH),
     "the words of a line": (lambda text: words_of(text, "a line"), _LAUNCH),
     "a command": (_command(), _LAUNCH),

@@ -138,7 +138,7 @@ def test_sigterm_while_a_trace_takes_minutes_ends_it_soon_and_its_caller_is_told
 
     assert (answer.status_code, code) == (503, 0), answer.text
     assert int(answer.headers["Retry-After"]) >= 1
-    assert answer.json()["problem"] == "the service ends"
+    assert answer.json()["problem"] == "the service is shutting down"
     assert port.service.processes.commands() == []
 
 

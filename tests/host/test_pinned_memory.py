@@ -60,5 +60,5 @@ def test_a_reserved_segment_is_there_once_anything_is_pinned() -> None:
 
 @pytest.mark.parametrize("value", ["-1", "1.5", "many", ""])
 def test_a_setting_that_is_no_number_is_refused(value: str) -> None:
-    with pytest.raises(AllocatorConfError, match=r"pinned_max_cached_size_mb.*no whole number"):
+    with pytest.raises(AllocatorConfError, match=r"pinned_max_cached_size_mb.*not a whole number"):
         PinnedRules.from_conf(f"pinned_max_cached_size_mb:{value}")

@@ -234,7 +234,7 @@ def test_the_flavors_gpu_decides_and_not_the_specs(start: Start, cluster: Cluste
     found = answer(cluster, workload(cluster, "moved", annotations={BUNDLE: spec_text("moved", TINY)}))
 
     assert found["state"] == "Ready"
-    assert "79.10 GiB on H100-SXM-80GB" in found["message"]
+    assert "79.10 GiB available (H100-SXM-80GB)" in found["message"]
 
 
 def test_a_job_that_does_not_fit_is_rejected_and_its_owner_hears_why(
@@ -250,7 +250,7 @@ def test_a_job_that_does_not_fit_is_rejected_and_its_owner_hears_why(
     reason, *more = found["message"].splitlines()
     assert (found["state"], "podSetUpdates" in found) == ("Rejected", False)
     assert reason.startswith("planner: refused: large does not fit: rank 0 needs ")
-    assert "more than the 14.56 GiB of T4-16GB" in reason
+    assert "14.56 GiB available (T4-16GB)" in reason
     assert any(line.startswith("planner: the smallest change that fits: train.") for line in more)
     event = until(lambda: cluster.get("/api/v1/events").get("items"))[0]
     about = {name: event["involvedObject"][name] for name in ("kind", "name", "uid")}

@@ -165,7 +165,7 @@ def test_a_job_that_does_not_fit_is_warned_unless_the_site_says_refuse(
     assert found["auditAnnotations"] == {"action": "warn", "verdict": "exceeds", "plan-id": plan_id}
     first, change, plan = found["warnings"]
     assert first.startswith("planner: large does not fit: rank 0 needs ")
-    assert " more than the 1.90 GiB of sm_90 (" in first
+    assert ", 1.90 GiB available (sm_90); peak in " in first
     assert change.startswith("planner: the smallest change that fits: ")
     assert plan == f"planner: the plan is {plan_id}"
 
@@ -490,7 +490,7 @@ def test_a_job_that_does_not_fit_its_mig_slice_is_refused_with_the_slice_that_fi
     assert not found["allowed"]
     reason, change = found["status"]["message"].splitlines()
     assert reason.startswith("planner: refused: large does not fit: rank 0 needs ")
-    assert "the 9.75 GiB of H100-SXM-80GB:1g.10gb" in reason
+    assert "9.75 GiB available (H100-SXM-80GB:1g.10gb)" in reason
     assert change.startswith("planner: the smallest change that fits: cluster.gpu: H100-SXM-80GB:1g.20gb (then ")
 
 

@@ -226,7 +226,7 @@ def test_device_bytes_are_the_reserved_peak_and_what_was_outside_at_the_end() ->
         (["measure"], "nothing says what to measure"),
         (["measure", "--", *TWO_RANKS], "no GPU that NVIDIA's driver knows"),
         (["measure", "--device", "cpu", "--output", "no/such/m.json", "--", *TWO_RANKS], "cannot be written"),
-        (["measure", "--device", "cpu", "--", "mytrainer", "x"], "no launcher that is understood"),
+        (["measure", "--device", "cpu", "--", "mytrainer", "x"], "is not a known launcher"),
         (["measure", "--device", "cpu", "--", "/no/python3", "x.py"], "cannot be started: No such file"),
         (["measure", "--device", "cuda:1", "--", *TWO_RANKS], "a program chooses its GPUs itself"),
         (["measure", "--rank", "1", "--", *TWO_RANKS], "measured in all its ranks"),

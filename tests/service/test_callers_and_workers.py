@@ -266,9 +266,9 @@ async def test_the_end_tells_those_whose_plan_takes_too_long_to_come_again(stack
         await asyncio.sleep(0.005)
     await stack.tracers.finish(0.05)
 
-    with pytest.raises(WorkerLostError, match="the service ends"):
+    with pytest.raises(WorkerLostError, match="the service is shutting down"):
         await waiting
-    with pytest.raises(WorkerLostError, match="the service ends"):
+    with pytest.raises(WorkerLostError, match="the service is shutting down"):
         await stack.plan_provider.plan(OTHER)
     assert stack.tracers.entry_count == 0
     assert stack.pool.killed == stack.pool.hired

@@ -60,7 +60,9 @@ class SearchGroups:
         try:
             answers: tuple[Answer, ...] | PlanRefused = await finish_before(self._end, work, None)
         except EndedFirstError:
-            raise WorkerLostError("the service ends", remedy="ask again: the search goes on where it was") from None
+            raise WorkerLostError(
+                "the service is shutting down", remedy="try again: the search continues where it was"
+            ) from None
         except WorkerLostError as lost:
             answers = PlanRefused(lost)
         return (Refused(answers.error.problem),) * len(group.jobs) if isinstance(answers, PlanRefused) else answers
