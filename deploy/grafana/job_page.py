@@ -87,13 +87,12 @@ PAGE = Page(
         )),
         ("Main memory", (
             View(title="Main memory of each node over time",
-                 tells="In use on the job's nodes, as node-exporter tells it, with whatever else runs there; what was "
-                       "predicted for the fullest node, and what the job says there is.",
+                 tells="In use on the job's nodes, as node-exporter tells it, with whatever else runs there; what the "
+                       "fullest node needs at least, and what the job says there is.",
                  queries=(
                      ('job_host:planner_host_memory_used:bytes{plan="$plan",system="$system",job_id="$job_id"}',
                       "{{host}}"),
-                     ('max(planner_predicted_host_bytes{plan="$plan"})', "predicted"),
-                     ('max(planner_predicted_host_highest_bytes{plan="$plan"})', "predicted at most"),
+                     ('max(planner_predicted_host_bytes{plan="$plan"})', "needed at least"),
                      ('max(planner_plan_host_capacity_bytes{plan="$plan"})', "there is"),
                  )),
             View(title="Main memory in use of what there is", unit=RATIO, decimals=1,

@@ -93,10 +93,8 @@ def decide(plan: Plan | ProgramStatement, policy: Policy) -> Decision:
     missing = ""
     if pool_decides(plan):
         certain = verdict is Verdict.EXCEEDS  # no OOM kill saves a system whose memory is shared
-    elif host_decides(plan) and plan.host is not None:
-        # The lower end of the interval leaves out what is only assumed.
-        certain = plan.host.fullest.peak.interval_bytes[0] > plan.host.capacity_bytes
-        missing = "it hinges on what is assumed of CUDA's libraries"
+    elif host_decides(plan):
+        certain = True  # a lower bound is more than there is
     else:
         # What exceeds by its bound exceeds for sure: the same job was refused while its plan was still to be made.
         bound = bound_of(plan.job) if isinstance(plan, Plan) and verdict is Verdict.EXCEEDS else None

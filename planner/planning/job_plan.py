@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from planner.allocator.host.nodes import TracedHost, state_hosts
+from planner.allocator.host.statement import HostStatement
 from planner.allocator.timeline import Timeline
 from planner.events import Event
 from planner.job import loading
@@ -102,7 +103,7 @@ def _assemble(
 ) -> PlanningResult:
     rank_traces = tuple(part.rank_trace for part in judged)
     provenance = identity.provenance_of(calibration)
-    host = state_hosts(job, [traced_host(job, rank_trace) for rank_trace in rank_traces])
+    host = state_job_hosts(job, rank_traces)
     applied = calibration_of(job, calibration)
     whole = Plan(
         plan_id=identity.plan_id_of(job, provenance),
@@ -134,10 +135,19 @@ def _state_adapter(job: Job, rank_traces: Sequence[RankTrace]) -> TrainedAdapter
     return TrainedAdapter(kind=adapter.kind, rank=adapter.r, modules=tuple(adapted), parameters=sum(adapted.values()))
 
 
-def traced_host(job: Job, rank_trace: RankTrace) -> TracedHost:
-    """What a trace says of the host."""
-    rank_class, trace = rank_trace.rank_class, rank_trace.trace
-    events = trace.host
-    if trace.engine is not None and job.post_training is not None:
-        events = with_sleeping_weights(events, trace.engine, job.post_training.rollout)
-    return TracedHost(rank_class.representative, rank_class.ranks, events, trace.host_assumed)
+def state_job_hosts(job: Job, rank_traces: Sequence[RankTrace]) -> HostStatement:
+    """What every node of the job holds at least on the host. Raises AllocatorConfError for settings of pinned memory
+    that are none."""
+    hosts = []
+    for rank_trace in rank_traces:
+        trace, events = rank_trace.trace, rank_trace.trace.host
+        if trace.engine is not None and job.post_training is not None:
+            events = with_sleeping_weights(events, trace.engine, job.post_training.rollout)
+        hosts.append(TracedHost(rank_trace.rank_class.ranks, events, trace.host_assumed))
+    return state_hosts(
+        hosts,
+        ranks_per_node=job.cluster.gpus_per_node,
+        capacity_bytes=job.cluster.host_memory,
+        conf=job.allocator.conf,
+        loader=job.train.data_loader,
+    )

@@ -8,6 +8,7 @@ from planner.allocator.host.statement import HostStatement, NodeStatement
 from planner.events import Phase
 from planner.hardware import catalog
 from planner.hardware.gpus import MemoryPool
+from planner.job.rank_sets import RankSet
 from planner.report.statement import PoolStatement, RankClassStatement
 from planner.verdict import decide, worst
 
@@ -17,7 +18,7 @@ def state_pool(
 ) -> PoolStatement | None:
     """The statement on the fullest ranks; None for a GPU that has memory of its own, or whose name says nothing.
 
-    A rank's share of the host is an equal part of what its node holds in that phase.
+    A rank's share of the host is an equal part of what its node holds at least in that phase.
     """
     known = catalog.by_name(gpu)
     if known is None or known.pool is None:
@@ -27,24 +28,19 @@ def state_pool(
 
 
 def _node_of(ranks: RankClassStatement, host: HostStatement) -> NodeStatement:
-    here = [node for node in host.nodes if any(on.representative == ranks.representative for on in node.local_ranks)]
+    here = [node for node in host.nodes if ranks.representative in RankSet.parse(node.ranks)]
     return max(here or host.nodes, key=lambda node: node.peak.bytes)
 
 
 def _state(pool: MemoryPool, ranks: RankClassStatement, node: NodeStatement, ranks_per_node: int) -> PoolStatement:
-    by_moment = {(phase.phase, phase.iteration): phase.bytes for phase in node.phases}
     runs_out, rows = False, []
     for phase, iteration, least, most in _on_device(ranks):
-        on_host = -(-by_moment.get((phase, iteration), node.peak.bytes) // ranks_per_node)
+        on_host = -(-node.bytes_in(phase, iteration) // ranks_per_node)
         # What is cached beyond the tensors is given back when cudaMalloc fails.
         runs_out = runs_out or least + on_host + pool.system_bytes > pool.total_bytes
         rows.append((most + on_host, least, most, on_host, phase, iteration))
     _, least, most, on_host, phase, iteration = max(rows, key=lambda row: row[0])
-    margins = (
-        ranks.peak.interval_bytes[1] - ranks.peak.device_bytes,
-        -(-(node.peak.interval_bytes[1] - node.peak.bytes) // ranks_per_node),
-    )
-    highest = most + on_host + sum(max(margin, 0) for margin in margins)
+    highest = most + on_host + max(ranks.peak.interval_bytes[1] - ranks.peak.device_bytes, 0)
     return PoolStatement(
         ranks=ranks.ranks,
         phase=phase,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from planner.allocator.host.nodes import ProgramHost, state_program_hosts
+from planner.allocator.host.nodes import TracedHost, state_hosts
 from planner.allocator.host.statement import HostStatement
 from planner.allocator.rules import Rules
 from planner.errors import PlannerError
@@ -21,7 +21,7 @@ from planner.job.layout import RankClass
 from planner.job.named_gpus import refuse_ranks_on_slice
 from planner.job.overhead import outside
 from planner.job.rank_sets import RankSet
-from planner.job.schema import Gpu, Software, cuda_of
+from planner.job.schema import DataLoader, Gpu, Software, cuda_of
 from planner.planning import identity
 from planner.planning.judging import Judge, add_growth, judge_first_runs, told_on, torch_difference
 from planner.planning.memory_pool import state_pool
@@ -350,20 +350,12 @@ def _state(
 def _state_hosts(runs: Sequence[RankRun], line: LaunchLine, capacity_bytes: int) -> HostStatement:
     """The statement about the nodes; `capacity_bytes` is what the program may use of each, 0 where nobody has said."""
     spoken = [(run, rank_set(ranks)) for run, ranks in speakers(runs, line.world_size)]
-    host = state_program_hosts(
-        [
-            ProgramHost(
-                representative=run.rank,
-                ranks=ranks,
-                events=run.trace.host,
-                transformers="transformers" in run.libraries,
-                assumed=run.trace.host_assumed,
-            )
-            for run, ranks in spoken
-        ],
+    host = state_hosts(
+        [TracedHost(ranks, run.trace.host, run.trace.host_assumed) for run, ranks in spoken],
         ranks_per_node=line.processes_per_node,
         capacity_bytes=capacity_bytes,
         conf=runs[0].allocator_conf,
+        loader=DataLoader(),
     )
     untried = [
         f"Of ranks {ranks} rank {run.rank} was run, and the others are taken to hold on the host what it does: what"

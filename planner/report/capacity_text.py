@@ -48,7 +48,7 @@ def _lines(document: Document) -> Iterator[str]:
             requested = totals["host_requested_bytes"]
             of_requested = f" of {show_bytes(requested)}" if requested else ""
             yield ""
-            yield f"Main memory of their nodes: {show_bytes(predicted)} predicted{of_requested}"
+            yield f"Main memory of their nodes: at least {show_bytes(predicted)}{of_requested}"
     if shared := document.get("shared"):
         yield ""
         yield "GPUs with more than one job, summed over their processes"

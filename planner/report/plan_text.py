@@ -381,47 +381,34 @@ def share_sentences(shared: SharedGpu) -> Iterator[str]:
 
 
 _HOST_NAMES = {
-    HostCategory.PROCESS: "processes and libraries",
-    HostCategory.WORKER: "workers that load data",
-    HostCategory.DATASET: "data set",
     HostCategory.BATCH: "batches read ahead",
+    HostCategory.DATASET: "data set",
     HostCategory.PINNED_CACHE: "pinned and kept",
-    HostCategory.SHARED: "shared by the ranks",
 }
 
 
 def _host(host: HostStatement, style: Style, asked_by: str) -> Iterator[str]:
-    """Every kind of node: what it holds at its highest point, and what there is; in short where nothing is judged.
-    `asked_by`: where somebody may say what a node has."""
+    """Every kind of node: what it holds at least at its highest point, and what there is; in short where nothing is
+    judged. `asked_by`: where somebody may say what a node has."""
 
     def row(label: str, count: int, more: str = "") -> str:
         return f"  {label:<{_LABEL}}{size(count):>{_SIZE}}{more}"
 
     for node in host.nodes:
         peak = node.peak
-        low, high = peak.interval_bytes
         if host.verdict is None:
-            yield f"host of {nodes_of(node)}: {size(peak.bytes)} of main memory, {size(low)} to {size(high)}"
+            yield f"host of {nodes_of(node)}: at least {size(peak.bytes)} of main memory"
             yield style.paint(f"  not checked: set {asked_by}", "dim")
             yield ""
             continue
         yield style.paint(f"host of {nodes_of(node)}", "bold")
-        yield f"  at the peak, {moment_of(peak.phase, peak.iteration)}: {size(peak.bytes)}"
-        for category in HostCategory:
-            if count := node.parts.get(category, 0):
-                name = _HOST_NAMES.get(category, category.value.replace("_", " "))
-                yield row(name, count, f"{count / peak.bytes:>7.1%}")
-        yield style.paint(row("node", peak.bytes), "bold")
-        yield row("  from what is assumed", low, f" to {size(high)}")
-        if node.file_bytes:
-            yield row("mapped files besides", node.file_bytes)
-        for ranks in node.local_ranks:
-            like = f"{ranks.count} {style.times} like rank {ranks.representative}"
-            yield row(like, ranks.resident_bytes, " resident each")
+        yield f"  at the peak, {moment_of(peak.phase, peak.iteration)}: at least {size(peak.bytes)}"
+        for category, count in node.parts.items():
+            name = _HOST_NAMES.get(category, category.value.replace("_", " "))
+            yield row(name, count, f"{count / peak.bytes:>7.1%}")
         yield row("capacity", host.capacity_bytes)
-        left = host.capacity_bytes - peak.bytes
-        label, color = ("over capacity", "red") if left < 0 else ("headroom", "green")
-        yield style.paint(row(label, abs(left)), color)
+        if (over := peak.bytes - host.capacity_bytes) > 0:
+            yield style.paint(row("over capacity", over), "red")
         yield ""
 
 

@@ -320,9 +320,9 @@ class PoolStatement:
     iteration: int
     device_bytes: int
     host_bytes: int
-    """The rank's part of what its node holds in main memory."""
+    """The rank's part of what its node holds at least in main memory."""
     highest_bytes: int
-    """Of both together, with the upper ends of what is not known better."""
+    """Of both together, with the upper end of what the device takes."""
     system_bytes: int
     """What the system holds at rest: it comes on top."""
     floor_bytes: int
@@ -372,8 +372,9 @@ class Statement:
 
     @property
     def host_verdict(self) -> Verdict:
-        """Of the nodes' memory; fits where nothing is said of it."""
-        return Verdict((self.host and self.host.verdict) or Verdict.FITS)
+        """Of the nodes' memory: exceeds, or fits where that is not known."""
+        exceeds = self.host is not None and self.host.verdict == "exceeds"
+        return Verdict.EXCEEDS if exceeds else Verdict.FITS
 
     @property
     def pool_verdict(self) -> Verdict:

@@ -228,17 +228,13 @@ def _peak_clause(worst: RankClassStatement, verdict: Verdict, gpu: str) -> _Clau
 
 
 def _host_clause(host: HostStatement | None) -> _Clause | None:
-    """Whether the fullest node has the memory; None where nothing is judged."""
+    """Whether the fullest node lacks memory, as far as is known; None where nothing is judged."""
     if host is None or host.verdict is None:
         return None
     node = host.fullest
-    needs = f"{nodes_of(node)} needs {size(node.peak.bytes)} of main memory, {size(host.capacity_bytes)} available"
-    if host.verdict == Verdict.FITS:
-        return "fits on the host", needs
-    if host.verdict == Verdict.EXCEEDS:
-        return "does not fit on the host", needs
-    most = size(max(node.peak.interval_bytes[1], node.peak.bytes + node.file_bytes))
-    return "fits narrowly on the host", f"{needs}, but {most} may be needed"
+    needs = f"{nodes_of(node)} needs at least {size(node.peak.bytes)} of main memory"
+    head = "does not fit on the host" if host.verdict == "exceeds" else "not known to exceed the host"
+    return head, f"{needs}, {size(host.capacity_bytes)} available"
 
 
 def _pool_clause(pool: PoolStatement | None) -> _Clause | None:
@@ -246,7 +242,7 @@ def _pool_clause(pool: PoolStatement | None) -> _Clause | None:
     if pool is None:
         return None
     shares = (
-        f"{size(pool.device_bytes)} on the device and {size(pool.host_bytes)} on the host"
+        f"{size(pool.device_bytes)} on the device and at least {size(pool.host_bytes)} on the host"
         f" ({ranks_text(pool.ranks)}, {moment_of(pool.phase, pool.iteration)})"
     )
     whole = f"the {size(pool.capacity_bytes)} that device and host share, {size(pool.system_bytes)} for the system"

@@ -10,7 +10,6 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol, TypeVar
 
-from planner.allocator.host.nodes import state_hosts
 from planner.errors import PlannerError
 from planner.hardware import catalog
 from planner.job.json_text import canonical_json
@@ -18,7 +17,7 @@ from planner.job.layout import Mesh, rank_classes
 from planner.job.loading import bundle
 from planner.job.schema import Job, multiprocessors_of
 from planner.planning import judging, planned_classes
-from planner.planning.job_plan import traced_host
+from planner.planning.job_plan import state_job_hosts
 from planner.planning.judging import RankTrace
 from planner.planning.memory_pool import state_pool
 from planner.planning.trace_source import USUAL_SOURCE, TraceSource
@@ -269,9 +268,10 @@ def _verdict_of_hosts(job: Job, statements: Sequence[RankClassStatement], traced
     gpu, cluster = catalog.by_name(job.cluster.gpu.name), job.cluster
     if not cluster.host_memory and (gpu is None or gpu.pool is None):
         return Verdict.FITS
-    host = state_hosts(job, [traced_host(job, trace) for trace in traced])
+    host = state_job_hosts(job, traced)
     pool = state_pool(cluster.gpu.name, statements, host, cluster.gpus_per_node)
-    return worst([Verdict(host.verdict or Verdict.FITS), pool.verdict if pool else Verdict.FITS])
+    on_hosts = Verdict.EXCEEDS if host.verdict == "exceeds" else Verdict.FITS
+    return worst([on_hosts, pool.verdict if pool else Verdict.FITS])
 
 
 def _summarize(statements: Sequence[RankClassStatement], *, whole: bool, host: Verdict = Verdict.FITS) -> Exact:

@@ -1,11 +1,11 @@
-"""Writes down what a traced step holds on the host, as the events of planner.host_events."""
+"""Writes down what a traced step or a program holds on the host, as the events of planner.host_events."""
 
 from __future__ import annotations
 
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from planner.events import Category, Mark, Phase
-from planner.host_events import BatchTaken, HostAlloc, HostBlock, HostCategory, HostEvent, HostFree
+from planner.host_events import BatchTaken, HostAlloc, HostCategory, HostEvent, HostFree
 from planner.paper.native_records import local_part
 
 SMALLEST_BYTES = 4096
@@ -33,65 +33,74 @@ def host_category(category: Category) -> HostCategory:
     return _CATEGORIES.get(category, HostCategory.OTHER)
 
 
-def when_gone(owner: Any, call: Callable[..., object], *arguments: object) -> None:
-    """Call it once `owner` is freed, but not at the end of the process."""
-    weakref.finalize(owner, call, *arguments).atexit = False
+class HostWriter(ABC):
+    """Blocks of one rank, in the order in which they are taken and freed; their numbers are odd."""
 
+    def __init__(self) -> None:
+        self._next = -1
 
-class HostLedger:
-    """Blocks of one rank, in the order in which they are taken and freed.
+    @abstractmethod
+    def write(self, event: HostEvent) -> None:
+        """This happened after all that was written before."""
 
-    Tensors are known by their storages, of which each is one block until it is freed. `pins_gradients`: gradients are
-    in pinned memory, whatever they were traced in.
-    """
-
-    def __init__(self, *, pins_gradients: bool = False) -> None:
-        self._pins_gradients = pins_gradients
-        self.events: list[HostEvent] = []
-        self._next = 0
-        self._held: dict[int, HostAlloc] = {}
-        """By the ids of storages that are alive."""
-        self._pinned: weakref.WeakSet[Any] = weakref.WeakSet()
-
-    def mark(self, phase: Phase, iteration: int) -> None:
-        self.events.append(Mark(phase, iteration))
-
-    def begin(self, held: HostBlock) -> int:
+    def begin(self, size: int, category: HostCategory, *, pinned: bool = False, count: int = 1) -> int:
         """The number of a block that is held from here on."""
-        self._next += 1
-        self.events.append(HostAlloc(self._next, held))
+        self._next += 2
+        self.write(HostAlloc(self._next, size, category, pinned, count))
         return self._next
 
     def end(self, block: int) -> None:
-        self.events.append(HostFree(block))
+        self.write(HostFree(block))
 
-    def hold_while(self, owner: object, held: HostBlock) -> None:
-        """The process holds this as long as `owner` lives."""
-        when_gone(owner, self.end, self.begin(held))
+    def hold_while(
+        self, owner: object, size: int, category: HostCategory, *, pinned: bool = False, count: int = 1
+    ) -> None:
+        """The process holds this as long as `owner` lives, but not beyond the end of the process."""
+        block = self.begin(size, category, pinned=pinned, count=count)
+        weakref.finalize(owner, self.end, block).atexit = False
+
+
+class HostLedger(HostWriter):
+    """Of a traced step. Tensors are known by their storages, of which each is one block until it is freed.
+
+    `pins_gradients`: gradients are in pinned memory, whatever they were traced in.
+    """
+
+    def __init__(self, *, pins_gradients: bool = False) -> None:
+        super().__init__()
+        self._pins_gradients = pins_gradients
+        self.events: list[HostEvent] = []
+        self._held: dict[int, tuple[int, HostCategory]] = {}
+        """The blocks of storages that are alive, by their ids."""
+        self._pinned: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def write(self, event: HostEvent) -> None:
+        self.events.append(event)
+
+    def mark(self, phase: Phase, iteration: int) -> None:
+        self.write(Mark(phase, iteration))
 
     @contextmanager
-    def hold(self, *blocks: HostBlock) -> Iterator[None]:
-        """Inside, the process holds these besides all else."""
-        numbers = [self.begin(block) for block in blocks]
+    def hold(self, category: HostCategory, *sizes: int) -> Iterator[None]:
+        """Inside, the process holds blocks of these bytes besides all else."""
+        blocks = [self.begin(size, category) for size in sizes]
         try:
             yield
         finally:
-            for number in reversed(numbers):
-                self.end(number)
+            for block in reversed(blocks):
+                self.end(block)
 
-    def assign(self, tensor: Tensor, category: Category, name: str = "") -> None:
-        """The storage of this tensor, if it lies on the host, is held for this from here until it is freed."""
+    def assign(self, tensor: Tensor, category: Category, _name: str = "") -> None:
+        """The storage of this tensor, if it lies on the host, is held for this from here until it is freed; what was
+        said of it first stands."""
         storage = _host_storage(tensor)
-        if storage is None:
+        if storage is None or id(storage) in self._held:
             return
-        purpose, known = host_category(category), self._held.get(id(storage))
-        if known is None:
-            pinned = storage in self._pinned or local_part(tensor).is_pinned()
-            pinned = pinned or (self._pins_gradients and purpose is HostCategory.GRADIENT)
-            self._take(storage, HostBlock(bytes=storage.nbytes(), category=purpose, pinned=pinned, name=name))
-            when_gone(storage, self._give_up, id(storage))
-        elif known.held.category is not purpose:
-            self._change(storage, category=purpose, name=name)
+        purpose = host_category(category)
+        pinned = storage in self._pinned or local_part(tensor).is_pinned()
+        pinned = pinned or (self._pins_gradients and purpose is HostCategory.GRADIENT)
+        self._take(storage, purpose, pinned=pinned)
+        weakref.finalize(storage, self._give_up, id(storage)).atexit = False
 
     def pin(self, tensor: Tensor) -> None:
         """The storage of this tensor is in pinned memory from here on: first taken there, then freed here."""
@@ -99,22 +108,19 @@ class HostLedger:
         if storage is None or storage in self._pinned:
             return
         self._pinned.add(storage)
-        if id(storage) in self._held:
-            self._change(storage, pinned=True)
+        if (known := self._held.get(id(storage))) is not None:
+            block, purpose = known
+            self._take(storage, purpose, pinned=True)
+            self.end(block)
 
     def take_batch(self, tensors: Iterable[Tensor]) -> None:
-        self.events.append(BatchTaken(tuple(tensor.nbytes for tensor in tensors)))
+        self.write(BatchTaken(tuple(tensor.nbytes for tensor in tensors)))
 
-    def _take(self, storage: torch.UntypedStorage, held: HostBlock) -> None:
-        self._held[id(storage)] = HostAlloc(self.begin(held), held)
+    def _take(self, storage: torch.UntypedStorage, purpose: HostCategory, *, pinned: bool) -> None:
+        self._held[id(storage)] = self.begin(storage.nbytes(), purpose, pinned=pinned), purpose
 
     def _give_up(self, key: int) -> None:
-        self.end(self._held.pop(key).block)
-
-    def _change(self, storage: torch.UntypedStorage, **changes: Any) -> None:
-        known = self._held[id(storage)]
-        self._take(storage, replace(known.held, **changes))
-        self.end(known.block)
+        self.end(self._held.pop(key)[0])
 
 
 def _host_storage(tensor: Tensor) -> torch.UntypedStorage | None:
@@ -127,12 +133,12 @@ def _host_storage(tensor: Tensor) -> torch.UntypedStorage | None:
 
 
 class NewStorages(TorchDispatchMode):
-    """Inside, `notes` hears of every storage of a device (`cpu`, `meta`) that an operator makes, or puts behind a
-    tensor, once as long as it lives. Of an operator on a DTensor the result is seen, and not what runs on its parts."""
+    """Inside, `notes` hears of every storage of the host that an operator makes, or puts behind a tensor, once as long
+    as it lives. Of an operator on a DTensor the result is seen, and not what runs on its parts."""
 
-    def __init__(self, device: str, notes: Callable[[torch.UntypedStorage], None]) -> None:
+    def __init__(self, notes: Callable[[torch.UntypedStorage], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._device, self._notes = device, notes
+        self._notes = notes
         self._known: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -146,9 +152,8 @@ class NewStorages(TorchDispatchMode):
 
     def _storages(self, values: Any) -> list[torch.UntypedStorage]:
         tensors = (local_part(value) for value in tree_leaves(values) if isinstance(value, Tensor))
-        mine = (
-            tensor
+        return [
+            tensor.untyped_storage()
             for tensor in tensors
-            if type(tensor) in (Tensor, torch.nn.Parameter) and tensor.device.type == self._device
-        )
-        return [tensor.untyped_storage() for tensor in mine]
+            if type(tensor) in (Tensor, torch.nn.Parameter) and tensor.device.type == "cpu"
+        ]

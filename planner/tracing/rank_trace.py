@@ -25,17 +25,7 @@ from planner.events import (
     Use,
     write_out_repeats,
 )
-from planner.host_events import (
-    Backing,
-    BatchTaken,
-    HostAlloc,
-    HostBlock,
-    HostCategory,
-    HostEvent,
-    HostFree,
-    LoaderEnded,
-    LoaderStarted,
-)
+from planner.host_events import BatchTaken, HostAlloc, HostCategory, HostEvent, HostFree
 from planner.job.json_text import is_plain_text
 from planner.step_work import NO_WORK, WHOLE_DEVICE, Launch, LaunchKind, StepWork, kernel_row, read_work
 from planner.timing.pending_frees import ToldEvents
@@ -184,17 +174,12 @@ def _row(event: Event, origins: dict[Origin, int]) -> list[Any]:
 
 def _host_row(event: HostEvent) -> list[Any]:
     match event:
-        case HostAlloc(block, held):
-            return ["a", block, held.bytes, held.category, held.pinned, held.backing, held.name, held.count]
+        case HostAlloc(block, size, category, pinned, count):
+            return ["a", block, size, category, pinned, count]
         case HostFree(block):
             return ["f", block]
         case BatchTaken(tensors):
             return ["b", *tensors]
-        case LoaderStarted():
-            flags = (event.pin_memory, event.spawned)
-            return ["l", event.loader, event.workers, event.ahead, *flags, *event.tensors]
-        case LoaderEnded(loader):
-            return ["e", loader]
         case Mark(phase, iteration):
             return ["m", phase.value, iteration]
 
@@ -278,18 +263,14 @@ def _event(row: Sequence[Any], origins: Sequence[Origin]) -> Event:
 
 
 def _host_events(rows: Iterable[Sequence[Any]]) -> Iterator[HostEvent]:
-    """Raises KeyError for a block or a loader that ends before it began."""
-    blocks, loaders = set[int](), set[int]()
+    """Raises KeyError for a block that ends before it began."""
+    blocks = set[int]()
     for row in rows:
         match event := _read_row(_HOST_READERS, row):
             case HostAlloc():
                 blocks.add(event.block)
             case HostFree():
                 blocks.remove(event.block)
-            case LoaderStarted():
-                loaders.add(event.loader)
-            case LoaderEnded():
-                loaders.remove(event.loader)
         yield event
 
 
@@ -371,19 +352,10 @@ _READERS: dict[str, Callable[..., Event]] = {
     "e": EmptyCache,
 }
 _HOST_READERS: dict[str, Callable[..., HostEvent]] = {
-    "a": lambda block, size, category, pinned, backing, name, count: HostAlloc(
-        _number(block),
-        HostBlock(
-            bytes=_number(size), category=HostCategory(category), pinned=_flag(pinned), backing=Backing(backing),
-            name=_text(name), count=_number(count),
-        ),
+    "a": lambda block, size, category, pinned, count: HostAlloc(
+        _number(block), _number(size), HostCategory(category), _flag(pinned), _number(count)
     ),
     "f": lambda block: HostFree(_number(block)),
     "b": lambda *tensors: BatchTaken(tuple(map(_number, tensors))),
-    "l": lambda loader, workers, ahead, pin_memory, spawned, *tensors: LoaderStarted(
-        loader=_number(loader), workers=_number(workers), ahead=_number(ahead), pin_memory=_flag(pin_memory),
-        spawned=_flag(spawned), tensors=tuple(map(_number, tensors)),
-    ),
-    "e": lambda loader: LoaderEnded(_number(loader)),
     "m": _read_mark,
-}  # fmt: skip
+}

@@ -11,7 +11,7 @@ from enum import StrEnum
 from planner.allocator.replay import replay
 from planner.allocator.rules import Rules
 from planner.events import Alloc, Mark, Phase
-from planner.host_events import HostAlloc, HostBlock, HostCategory, HostEvent, HostFree
+from planner.host_events import HostAlloc, HostCategory, HostEvent, HostFree
 from planner.job import overhead
 from planner.job.overhead import OutsideEstimate
 from planner.job.schema import Rollout
@@ -150,8 +150,9 @@ BACKED_UP = 1
 """The sleep level at which weights are kept on the host."""
 
 
-def backup_blocks(figures: EngineFigures) -> tuple[HostBlock, ...]:
-    """A block for each segment of the weights; those that small tensors share are as large as such segments are."""
+def backup_blocks(figures: EngineFigures) -> tuple[tuple[int, int], ...]:
+    """A block for each segment of the weights, those that small tensors share as large as such segments are: bytes, and
+    how many there are of them."""
     rules = Rules()
     own = Counter(
         rules.segment_size(rules.round_size(size))
@@ -161,11 +162,7 @@ def backup_blocks(figures: EngineFigures) -> tuple[HostBlock, ...]:
     shared = weights_in_allocator(figures.weight_tensors)[1] - sum(size * count for size, count in own.items())
     own[rules.large_segment_bytes] += shared // rules.large_segment_bytes
     own[rules.small_segment_bytes] += shared % rules.large_segment_bytes // rules.small_segment_bytes
-    return tuple(
-        HostBlock(bytes=size, category=HostCategory.PARAMETER, pinned=True, name="engine asleep", count=count)
-        for size, count in sorted(own.items(), reverse=True)
-        if count
-    )
+    return tuple((size, count) for size, count in sorted(own.items(), reverse=True) if count)
 
 
 def with_sleeping_weights(
@@ -189,7 +186,10 @@ def with_sleeping_weights(
         elif event.phase is Phase.ROLLOUT:
             runs = True
         elif runs:
-            asleep = [HostAlloc(number, block) for number, block in enumerate(blocks, unused)]
+            asleep = [
+                HostAlloc(number, size, HostCategory.PARAMETER, pinned=True, count=count)
+                for number, (size, count) in enumerate(blocks, unused)
+            ]
             unused, runs = unused + len(blocks), False
             merged += asleep
     return tuple(merged)

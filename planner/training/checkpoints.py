@@ -30,11 +30,12 @@ from torch.distributed.checkpoint.state_dict_saver import async_save, save
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import Optimizer
+from torch.utils._pytree import tree_leaves
 
 from planner import upstream
 from planner.errors import SpecError
 from planner.events import Category, Phase
-from planner.host_events import Backing, HostBlock, HostCategory
+from planner.host_events import HostCategory
 from planner.job import schema
 from planner.training import absent_peers
 from planner.training.host import CheckpointFiles, Host
@@ -249,29 +250,15 @@ class Loading:
     @contextmanager
     def held(self, state: Any) -> Iterator[None]:
         """Inside, the host holds what it reads of a state dict: all of it, or on its way to the device one tensor
-        after the other. What the program keeps of it stays."""
-        backing = Backing.FILE if self.spec.mmap else Backing.OWN
-        blocks = [
-            HostBlock(bytes=tensor.nbytes, category=HostCategory.CHECKPOINT, backing=backing, name=f"checkpoint.{name}")
-            for name, tensor in _distinct(state).items()
-        ]
-        if self._on_device:
-            blocks = [max(blocks, key=lambda block: block.bytes)] if blocks else []
-        with self.host.hold(*blocks):
+        after the other. What the program keeps of it stays. A file that is mapped is not held."""
+        distinct = {id(value): value.nbytes for value in tree_leaves(state) if isinstance(value, Tensor)}
+        sizes = [] if self.spec.mmap else list(distinct.values())
+        if self._on_device and sizes:
+            sizes = [max(sizes)]
+        with self.host.hold(HostCategory.CHECKPOINT, *sizes):
             yield
         if self.spec.keep_reference and not self._on_device:
-            self.host.keep(*blocks)
-
-
-def _distinct(state: Any, name: str = "") -> dict[str, Tensor]:
-    tensors: dict[str, Tensor] = {}
-    if isinstance(state, Tensor):
-        tensors[name] = state
-    children = state.items() if isinstance(state, dict) else enumerate(state) if isinstance(state, list) else ()
-    for key, value in children:
-        tensors.update(_distinct(value, f"{name}.{key}" if name else str(key)))
-    names = {id(tensor): key for key, tensor in reversed(tensors.items())}
-    return {key: tensors[key] for key in names.values()}
+            self.host.keep(HostCategory.CHECKPOINT, *sizes)
 
 
 def _first_states(optimizer: Optimizer) -> list[dict[str, Any]]:
@@ -319,7 +306,7 @@ def _load_shards(loading: Loading) -> None:
     with torch.no_grad():
         for tensor in loading.model.state_dict().values():
             local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-            with loading.host.hold(HostBlock(bytes=local.nbytes, category=HostCategory.CHECKPOINT, name="shard")):
+            with loading.host.hold(HostCategory.CHECKPOINT, local.nbytes):
                 local.copy_(torch.zeros((), dtype=local.dtype, device="cpu").expand(local.shape))
 
 
@@ -397,7 +384,7 @@ class ZerosReader(StorageReader):
                 planner.load_bytes(item, content)
                 continue
             target = planner.resolve_tensor(item).detach()
-            with self._host.hold(HostBlock(bytes=target.nbytes, category=HostCategory.CHECKPOINT, name="shard")):
+            with self._host.hold(HostCategory.CHECKPOINT, target.nbytes):
                 target.copy_(torch.zeros((), dtype=target.dtype).expand(target.shape))
             planner.commit_tensor(item, target)
         done: torch.futures.Future[None] = torch.futures.Future()

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu
 
-from planner.host_events import HostBlock, HostCategory
+from planner.host_events import HostCategory
 from planner.runtime.child import temporary_folder
 
 
@@ -75,12 +75,12 @@ class Host:
         """Inside, what autograd saves rests on the host until its backward."""
         return save_on_cpu(pin_memory=torch.cuda.is_available(), device_type="cuda")
 
-    def hold(self, *blocks: HostBlock) -> AbstractContextManager[None]:  # noqa: ARG002
-        """Inside, the process holds these blocks of the host's memory besides all else, in whatever phase that is."""
+    def hold(self, category: HostCategory, *sizes: int) -> AbstractContextManager[None]:  # noqa: ARG002
+        """Inside, the process holds blocks of these bytes on the host besides all else, in whatever phase that is."""
         return nullcontext()
 
-    def keep(self, *blocks: HostBlock) -> None:
-        """From here to the end of the job the process holds these blocks."""
+    def keep(self, category: HostCategory, *sizes: int) -> None:
+        """From here to the end of the job the process holds blocks of these bytes."""
 
     def take_batch(self, tensors: Iterable[Tensor]) -> None:
         """A micro-batch of these tensors was taken from the data loader."""

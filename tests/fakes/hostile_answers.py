@@ -32,7 +32,6 @@ HONEST = RankRun(
     memory_fraction=0.5,
     announced=(Announced(1, "[]"),),
     numbers=(BroadcastNumber((0, 1), 0, 0, (-5, 7)),),
-    libraries=("transformers",),
 )
 PARTS = {
     rank_orders.TRACE: rank_trace.dumps(HONEST.trace).encode(),

@@ -1,230 +1,189 @@
-"""Replays what one rank and its data loaders do on the host: the highest point of every phase."""
+"""Replays what one rank and its data loader do on the host: the highest point of every phase.
+
+Pinned memory is as torch's CachingHostAllocator takes it: rounded, never split, and kept when it is given up.
+"""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from planner.allocator.host import processes
-from planner.allocator.host.processes import Fact, PinnedMemory, PinnedRules
+from planner.errors import AllocatorConfError
 from planner.events import Mark, Phase
-from planner.host_events import (
-    Backing,
-    BatchTaken,
-    HostAlloc,
-    HostBlock,
-    HostCategory,
-    HostEvent,
-    HostFree,
-    LoaderEnded,
-    LoaderStarted,
-)
+from planner.host_events import BatchTaken, HostAlloc, HostCategory, HostEvent, HostFree
 from planner.job.schema import DataLoader
+from planner.units import MIB
 
-
-# torch 2.13, utils/data/dataloader.py: `num_workers * prefetch_factor` batches are asked for ahead
-# (`_MultiProcessingDataLoaderIter.__init__`, `_reset`), and the loop has one more. A worker puts them together in
-# shared memory (utils/data/_utils/collate.py); with `pin_memory` a thread of the rank copies each into pinned memory
-# and lets go of the other (_utils/pin_memory.py).
-def loader_blocks(loader: DataLoader, tensors: Iterable[int]) -> Iterator[HostBlock]:
-    """What one loader holds once it is read: `tensors` are the bytes of each tensor of a batch."""
-    sizes = [size for size in tensors if size]
-    if not loader.workers:
-        return _batches(sizes, 1, pinned=loader.pin_memory, name="in use")
-    ahead = loader.workers * loader.prefetch_factor + 1
-    worker_bytes = processes.WORKER.best_bytes + loader.worker_bytes
-    return _worker_blocks(sizes, ahead, loader.workers, worker_bytes, pins=loader.pin_memory)
-
-
-def _worker_blocks(
-    sizes: Sequence[int], ahead: int, workers: int, worker_bytes: int, *, pins: bool
-) -> Iterator[HostBlock]:
-    yield from _batches(sizes, ahead, pinned=pins, name="read ahead")
-    if pins:
-        yield from _batches(sizes, 1, pinned=False, name="being pinned")
-    held = worker_bytes + sum(sizes)
-    yield HostBlock(bytes=held, category=HostCategory.WORKER, name="data loader", count=workers)
-
-
-def _batches(sizes: Iterable[int], count: int, *, pinned: bool, name: str) -> Iterator[HostBlock]:
-    for size in sizes:
-        yield HostBlock(bytes=size, category=HostCategory.BATCH, pinned=pinned, name=name, count=count)
-
-
-def _worker_margins(workers: int, fact: Fact, batch: int) -> tuple[int, int]:
-    """How many bytes fewer, and more, the workers may take than is counted.
-
-    What a worker keeps of the samples that it put together is for the C library to say (glibc 2.39, malloc: memory of
-    freed blocks below 32 MiB may stay): none, one batch, or, measured at worst, four.
-    """
-    fewer, more = fact.best_bytes - fact.low_bytes + batch, fact.high_bytes - fact.best_bytes + 3 * batch
-    return workers * fewer, workers * more
+# torch 2.13, ATen/core/CachingHostAllocator.h: `allocate` rounds a request up to a power of two and looks for a free
+# block of that size alone (`get_free_block`); `maybe_cache_block` keeps what is freed. A block is taken again once the
+# copies out of it have passed, which is taken to be so by the next request.
+_ROUND, _CACHE = "pinned_max_round_threshold_mb", "pinned_max_cached_size_mb"
+_RESERVE = "pinned_reserve_segment_size_mb"
+_OPTION = re.compile(rf"({_ROUND}|{_CACHE}|{_RESERVE}):([^,]*)")
+_UNLIMITED = 2**64 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class HostPhase:
-    """A rank's memory at the highest point of one phase, in bytes.
+class PinnedRules:
+    """Settings of the allocator; the defaults are torch's (c10/core/AllocatorConfig.h): no limits."""
 
-    `own` is by category what the rank has for itself, its data loader's workers included; `node` and `files` are by
-    name what it shares with the other ranks of its node.
-    """
+    largest_rounded_bytes: int = _UNLIMITED
+    """`pinned_max_round_threshold_mb`: what is larger is taken as it is."""
+    largest_kept_bytes: int = _UNLIMITED
+    """`pinned_max_cached_size_mb`: what is larger is given back when it is freed, and not rounded."""
+    reserved_bytes: int = 0
+    """`pinned_reserve_segment_size_mb`: a segment that is taken at first use; what is asked for comes out of it."""
 
-    phase: Phase
-    iteration: int
-    own: Mapping[HostCategory, int]
-    node: Mapping[str, int] = field(default_factory=dict)
-    files: Mapping[str, int] = field(default_factory=dict)
+    @classmethod
+    def from_conf(cls, conf: str) -> PinnedRules:
+        """What `PYTORCH_ALLOC_CONF` says of pinned memory. Raises AllocatorConfError for what is not a number."""
+        options = {name: _megabytes(name, value) for name, value in _OPTION.findall("".join(conf.split()))}
+        return cls(options.get(_ROUND, _UNLIMITED), options.get(_CACHE, _UNLIMITED), options.get(_RESERVE, 0))
+
+    def block_bytes(self, requested_bytes: int) -> int:
+        """What a request takes: `size <= threshold && size <= cached` rounds up (`allocate`)."""
+        if requested_bytes <= 0:
+            return 0
+        if requested_bytes <= min(self.largest_rounded_bytes, self.largest_kept_bytes):
+            return 1 << (requested_bytes - 1).bit_length()
+        return requested_bytes
+
+
+class PinnedMemory:
+    """The pinned memory of one process: what is in use, and what is taken from the system for it."""
+
+    def __init__(self, rules: PinnedRules) -> None:
+        self._rules = rules
+        self._free: Counter[int] = Counter()
+        self.taken_bytes = 0
+        self.used_bytes = 0
+
+    def take(self, requested_bytes: int, count: int = 1) -> int:
+        """The bytes of each of so many blocks: those that were given up, and then new ones."""
+        size = self._rules.block_bytes(requested_bytes)
+        again = min(self._free[size], count)
+        self._free[size] -= again
+        self.taken_bytes += size * (count - again)
+        self.used_bytes += size * count
+        return size
+
+    def give_up(self, block_bytes: int, count: int = 1) -> None:
+        """The blocks are free; only what is too large to be kept goes back to the system."""
+        self.used_bytes -= block_bytes * count
+        if block_bytes > self._rules.largest_kept_bytes:
+            self.taken_bytes -= block_bytes * count
+        else:
+            self._free[block_bytes] += count
 
     @property
     def held_bytes(self) -> int:
-        """What cannot be given back: own and shared, without files."""
-        return sum(self.own.values()) + sum(self.node.values())
+        """What the process holds: what was taken, and at least the reserved segment once anything was."""
+        return max(self.taken_bytes, self._rules.reserved_bytes) if self.taken_bytes else 0
 
 
-@dataclass(frozen=True, slots=True)
-class RankTimeline:
-    """All phases of one rank, and how far its workers may be from what is counted: fewer and more bytes."""
+def _megabytes(option: str, value: str) -> int:
+    if not value.isascii() or not value.isdigit() or len(value) > 12:
+        raise AllocatorConfError(
+            f"{option}: {value[:40]!r} is not a whole number",
+            allowed="megabytes, such as 64",
+            place="PYTORCH_ALLOC_CONF",
+        )
+    return int(value) * MIB
 
-    phases: tuple[HostPhase, ...]
-    worker_margins: tuple[int, int] = (0, 0)
+
+Moment = tuple[Phase, int]
+HostTimeline = dict[Moment, Counter[HostCategory]]
+"""The bytes that a rank holds at the highest point of each phase of each iteration."""
 
 
-def replay_host(
-    events: Iterable[HostEvent], *, base: Sequence[HostBlock], loader: DataLoader, rules: PinnedRules
-) -> RankTimeline:
-    """What a rank holds in each phase, beside `base`, which it has from the beginning.
+def replay_host(events: Iterable[HostEvent], *, loader: DataLoader, rules: PinnedRules) -> HostTimeline:
+    """What a rank holds at least in each phase.
 
-    `loader` is that of batches that are taken (`BatchTaken`), whose settings a job says; others are events. It begins
-    to read ahead with the first batch that is taken from it; an evaluation has a loader of its own, which ends with it.
+    `loader` is that of batches that are taken (`BatchTaken`). It begins to read ahead with the first batch that is
+    taken from it; an evaluation has a loader of its own, which ends with it.
     """
     rank = _Rank(loader, rules)
-    rank.enter(Phase.LOAD, 0)  # whatever is marked later, a process begins with it
-    for block in base:
-        rank.hold(block)
     for event in events:
         match event:
             case Mark(phase, iteration):
                 rank.enter(phase, iteration)
-            case HostAlloc(number, held):
-                rank.alive[number] = (held, rank.hold(held))
+            case HostAlloc(number):
+                rank.take(number, event)
             case HostFree(number):
-                rank.give_up(rank.alive.pop(number))
+                rank.give_up(number)
             case BatchTaken(tensors):
                 rank.take_batch(tensors)
-            case LoaderStarted():
-                rank.start_loader(event)
-            case LoaderEnded(number):
-                for taken in rank.started.pop(number)[1]:
-                    rank.give_up(taken)
-    return RankTimeline(rank.finished(), rank.margins)
+    return rank.highest
 
 
 class _Rank:
     def __init__(self, loader: DataLoader, rules: PinnedRules) -> None:
         self._loader = loader
         self._pinned = PinnedMemory(rules)
-        self._own: Counter[HostCategory] = Counter()
-        self._shared: dict[Backing, Counter[str]] = {Backing.NODE: Counter(), Backing.FILE: Counter()}
-        self.alive: dict[int, tuple[HostBlock, int]] = {}
-        self._loading: dict[bool, list[tuple[HostBlock, int]]] = {}
-        self.started: dict[int, tuple[tuple[int, int], list[tuple[HostBlock, int]]]] = {}
-        self._now: HostPhase | None = None
-        self._phases: dict[tuple[Phase, int], HostPhase] = {}
-        self.margins = (0, 0)
+        self._held = Counter({HostCategory.DATASET: loader.dataset_bytes})
+        self._alive: dict[object, tuple[HostAlloc, int]] = {}
+        """With the bytes of each block as they are taken."""
+        self._loading: dict[bool, list[object]] = {}
+        """What was read ahead, of the training's loader and of the evaluation's (True)."""
+        self.highest: HostTimeline = {}
+        self.enter(Phase.LOAD, 0)  # whatever is marked later, a process begins with it
 
     def enter(self, phase: Phase, iteration: int) -> None:
+        self._moment = phase, iteration
         if phase is not Phase.EVAL:
-            for taken in self._loading.pop(True, ()):
-                self.give_up(taken)
-        self._close()
-        self._now = self._snapshot(phase, iteration)
+            for key in self._loading.pop(True, ()):
+                self.give_up(key)
+        self._look()
 
-    def hold(self, held: HostBlock) -> int:
-        """The bytes of each of the blocks, as they are taken."""
-        size = held.bytes
-        if held.backing is not Backing.OWN:
-            self._shared[held.backing][held.name] += held.bytes * held.count
-        else:
-            if held.pinned:
-                size = self._pinned.take(held.bytes, held.count)
-            self._own[held.category] += size * held.count
-        if self._now is not None and self._height() > _height_of(self._now):
-            self._now = self._snapshot(self._now.phase, self._now.iteration)
-        return size
+    def take(self, key: object, block: HostAlloc) -> None:
+        size = self._pinned.take(block.bytes, block.count) if block.pinned else block.bytes
+        self._alive[key] = block, size
+        self._held[block.category] += size * block.count
+        self._look()
 
+    def give_up(self, key: object) -> None:
+        block, size = self._alive.pop(key)
+        self._held[block.category] -= size * block.count
+        if block.pinned:
+            self._pinned.give_up(size, block.count)
+
+    # torch 2.13, utils/data/dataloader.py: `num_workers * prefetch_factor` batches are asked for ahead
+    # (`_MultiProcessingDataLoaderIter.__init__`, `_reset`), and the loop has one more. Workers put them together in
+    # shared memory (utils/data/_utils/collate.py); with `pin_memory` a thread of the rank copies each into pinned
+    # memory (_utils/pin_memory.py).
     def take_batch(self, tensors: Sequence[int]) -> None:
-        evaluates = self._now is not None and self._now.phase is Phase.EVAL
+        evaluates, loader = self._moment[0] is Phase.EVAL, self._loader
         if evaluates in self._loading:
             return
-        self._loading[evaluates] = [(block, self.hold(block)) for block in loader_blocks(self._loader, tensors)]
-        if not evaluates:
-            self.margins = _worker_margins(self._loader.workers, processes.WORKER, sum(tensors))
+        batches = loader.workers * loader.prefetch_factor + 1
+        blocks = [HostAlloc(0, size, HostCategory.BATCH, loader.pin_memory, batches) for size in tensors]
+        blocks.append(HostAlloc(0, loader.worker_bytes, HostCategory.DATASET, count=loader.workers))
+        self._loading[evaluates] = [(evaluates, place) for place in range(len(blocks))]
+        for key, block in zip(self._loading[evaluates], blocks, strict=True):
+            self.take(key, block)
 
-    def start_loader(self, started: LoaderStarted) -> None:
-        """What a program's loader holds besides the batch in hand: what is read ahead, and the workers."""
-        sizes = [size for size in started.tensors if size]
-        # A worker that is not a fork has read its libraries itself.
-        fact = processes.TORCH if started.spawned else processes.WORKER
-        blocks = _worker_blocks(sizes, started.ahead, started.workers, fact.best_bytes, pins=started.pin_memory)
-        margins = _worker_margins(started.workers, fact, sum(sizes))
-        self.started[started.loader] = margins, [(block, self.hold(block)) for block in blocks]
-        fewer, more = (sum(side) for side in zip(*(margins for margins, _ in self.started.values()), strict=True))
-        self.margins = max(self.margins[0], fewer), max(self.margins[1], more)
-
-    def finished(self) -> tuple[HostPhase, ...]:
-        self._close()
-        return tuple(self._phases.values())
-
-    def give_up(self, given: tuple[HostBlock, int]) -> None:
-        held, size = given
-        if held.backing is not Backing.OWN:
-            self._shared[held.backing][held.name] -= held.bytes * held.count
-            return
-        self._own[held.category] -= size * held.count
-        if held.pinned:
-            self._pinned.give_up(size, held.count)
-
-    def _height(self) -> tuple[int, int, int]:
-        """As `_height_of` has it."""
-        kept = self._pinned.held_bytes - self._pinned.used_bytes
-        used = self._own.total() + self._shared[Backing.NODE].total()
-        return used + kept, used, self._shared[Backing.FILE].total()
-
-    def _snapshot(self, phase: Phase, iteration: int) -> HostPhase:
-        own = {category: count for category, count in self._own.items() if count}
-        if kept := self._pinned.held_bytes - self._pinned.used_bytes:
-            own[HostCategory.PINNED_CACHE] = kept
-        node, files = ({name: count for name, count in shared.items() if count} for shared in self._shared.values())
-        return HostPhase(phase, iteration, own, node, files)
-
-    def _close(self) -> None:
-        """A phase of several micro-batches is marked more than once: its highest point counts."""
-        if self._now is None:
-            return
-        key = (self._now.phase, self._now.iteration)
-        before = self._phases.get(key)
-        if before is None or _height_of(self._now) > _height_of(before):
-            self._phases[key] = self._now
-
-
-def _height_of(phase: HostPhase) -> tuple[int, int, int]:
-    """What is held; of equals the moment at which more of it is in use, and then more of files is mapped."""
-    kept = phase.own.get(HostCategory.PINNED_CACHE, 0)
-    return phase.held_bytes, phase.held_bytes - kept, sum(phase.files.values())
+    def _look(self) -> None:
+        """Whether this is the highest point so far of a phase, which may be marked more than once; of equals the moment
+        at which more of it is in use."""
+        self._held[HostCategory.PINNED_CACHE] = kept = self._pinned.held_bytes - self._pinned.used_bytes
+        before = self.highest.get(self._moment)
+        if before is None or (self._held.total(), -kept) > (before.total(), -before[HostCategory.PINNED_CACHE]):
+            self.highest[self._moment] = +self._held
 
 
 def condense(events: Sequence[HostEvent]) -> Iterator[HostEvent]:
     """The events without blocks that never count: the highest points of all phases are the same.
 
-    Between two events of other kinds (a phase, a loader, pinned or shared memory) only plain blocks come and go. What
-    is taken and given up between them is left out, but for what is there when such blocks are at their highest.
+    Between two events of other kinds (a phase, pinned memory) only plain blocks come and go. What is taken and given up
+    between them is left out, but for what is there when such blocks are at their highest.
     """
     stretch: list[HostAlloc | HostFree] = []
     plain: dict[int, int] = {}
     for event in events:
-        if isinstance(event, HostAlloc) and _is_plain(event.held):
-            plain[event.block] = event.held.bytes * event.held.count
+        if isinstance(event, HostAlloc) and not event.pinned:
+            plain[event.block] = event.bytes
             stretch.append(event)
         elif isinstance(event, HostFree) and event.block in plain:
             stretch.append(event)
@@ -233,10 +192,6 @@ def condense(events: Sequence[HostEvent]) -> Iterator[HostEvent]:
             stretch.clear()
             yield event
     yield from _condense_stretch(stretch, plain)
-
-
-def _is_plain(held: HostBlock) -> bool:
-    return not held.pinned and held.backing is Backing.OWN
 
 
 def _condense_stretch(stretch: Sequence[HostAlloc | HostFree], sizes: Mapping[int, int]) -> Iterator[HostEvent]:

@@ -1,53 +1,27 @@
-"""What the nodes of a job will hold, and whether it fits: values, and the `host` object of a plan. Sizes are bytes."""
+"""What the nodes of a job hold at least, and whether that is too much: values, and the `host` object of a plan. Sizes
+are bytes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from planner.events import Phase
 from planner.host_events import HostCategory
 from planner.records import every, from_plain, shape, to_plain
 
-VERDICTS = ("fits", "tight", "exceeds")
-"""From best to worst."""
+HostVerdict = Literal["exceeds", "not_known_to_exceed"]
+"""A lower bound alone never says that something fits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostPeak:
-    """The highest point of a node: the sum over its ranks of what cannot be given back.
-
-    `interval_bytes`: between the bounds of what is only known so far, above all libraries and workers.
-    """
+    """What a node holds at least at the highest point of one phase of one iteration."""
 
     phase: Phase
     iteration: int
     bytes: int
-    interval_bytes: tuple[int, int]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostPhaseStatement:
-    """The highest point of one phase of one iteration."""
-
-    phase: Phase
-    iteration: int
-    bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankHost:
-    """The ranks of one class on a node: how many, and what each holds at its own highest point.
-
-    `resident_bytes` is RSS: with the pages of mapped files and of memory that the node shares, which every rank that
-    reads them is charged with; `worker_bytes` are processes of their own.
-    """
-
-    representative: int
-    count: int
-    resident_bytes: int
-    worker_bytes: int
 
 
 def _read_parts(parts: Mapping[str, int]) -> dict[HostCategory, int]:
@@ -56,24 +30,19 @@ def _read_parts(parts: Mapping[str, int]) -> dict[HostCategory, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeStatement:
-    """Nodes whose local ranks do the same. `parts` add up to the peak; `file_bytes` are pages of mapped files, which
-    the kernel gives back when memory is short, and which are not in the peak."""
+    """Nodes whose local ranks do the same. `parts` add up to the peak; of `phases` those are left out that hold what
+    the iteration before held."""
 
     nodes: str
     ranks: str
     peak: HostPeak
     parts: Mapping[HostCategory, int] = field(metadata=shape(write=every(HostCategory), read=_read_parts))
-    file_bytes: int
-    local_ranks: tuple[RankHost, ...]
-    phases: tuple[HostPhaseStatement, ...]
+    phases: tuple[HostPeak, ...]
 
-    def verdict(self, capacity_bytes: int) -> str:
-        """`exceeds` if the peak is more than there is, `tight` if the interval's upper end or the peak with all mapped
-        files is."""
-        if self.peak.bytes > capacity_bytes:
-            return "exceeds"
-        most = max(self.peak.interval_bytes[1], self.peak.bytes + self.file_bytes)
-        return "tight" if most > capacity_bytes else "fits"
+    def bytes_in(self, phase: Phase, iteration: int) -> int:
+        """What the node holds at least in that phase; 0 for one that it does not have."""
+        so_far = [point for point in self.phases if point.phase is phase and point.iteration <= iteration]
+        return max(so_far, key=lambda point: point.iteration).bytes if so_far else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,30 +54,23 @@ class HostStatement:
     assumptions: tuple[str, ...]
 
     @property
-    def verdict(self) -> str | None:
-        """That of the node that is worst off; None where nothing is judged."""
+    def verdict(self) -> HostVerdict | None:
+        """That of the fullest node; None where nothing is judged."""
         if not self.capacity_bytes or not self.nodes:
             return None
-        return max((node.verdict(self.capacity_bytes) for node in self.nodes), key=VERDICTS.index)
+        return "exceeds" if self.fullest.peak.bytes > self.capacity_bytes else "not_known_to_exceed"
 
     @property
     def fullest(self) -> NodeStatement:
         """The node with the highest peak."""
         return max(self.nodes, key=lambda node: node.peak.bytes)
 
-    @property
-    def headroom_bytes(self) -> int:
-        """What is left on the fullest node, negative if over."""
-        return self.capacity_bytes - self.fullest.peak.bytes
-
 
 def host_to_json(host: HostStatement) -> dict[str, Any]:
     """The `host` object of a plan: plain values, keys in order."""
-    judged = host.verdict is not None
     return {
         "verdict": host.verdict,
-        "capacity_bytes": host.capacity_bytes if judged else None,
-        "headroom_bytes": host.headroom_bytes if judged else None,
+        "capacity_bytes": host.capacity_bytes or None,
         "nodes": [to_plain(node) for node in host.nodes],
         "assumptions": list(host.assumptions),
     }

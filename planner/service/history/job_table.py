@@ -373,7 +373,6 @@ class Jobs(Store):
             host = None if row.nodes is None else HostSummary(
                 nodes=row.nodes, fullest_bytes=row.host_bytes, capacity_bytes=row.host_capacity_bytes,
                 predicted_bytes=row.host_predicted_bytes,
-                interval_bytes=(row.host_lowest_bytes, row.host_highest_bytes),
             )  # fmt: skip
             plan = ActivePlan(
                 summary=plan_summary(row), host=host, rank_classes=classes.get(row.plan_id, ()),

@@ -46,12 +46,11 @@ class PlanSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostSummary:
-    """The main memory of a plan's nodes. Bytes are those of the fullest node, `predicted_bytes` those of all nodes;
+    """The main memory that a plan's nodes take at least, the fullest node and all (`predicted_bytes`) of them;
     `capacity_bytes` is what one node has, 0 where the job does not say."""
 
     nodes: int
     fullest_bytes: int
-    interval_bytes: tuple[int, int]
     capacity_bytes: int
     predicted_bytes: int
 
@@ -214,12 +213,9 @@ def _row(plan: Plan | ProgramStatement, now: datetime) -> dict[str, Any]:
     }
     if plan.host is not None and plan.host.nodes:
         nodes = [(len(RankSet.parse(node.nodes)), node) for node in plan.host.nodes]
-        fullest = plan.host.fullest.peak
         sums |= {
             "nodes": sum(count for count, _ in nodes),
-            "host_bytes": fullest.bytes,
-            "host_lowest_bytes": fullest.interval_bytes[0],
-            "host_highest_bytes": fullest.interval_bytes[1],
+            "host_bytes": plan.host.fullest.peak.bytes,
             "host_capacity_bytes": plan.host.capacity_bytes,
             "host_predicted_bytes": sum(count * node.peak.bytes for count, node in nodes),
         }

@@ -118,7 +118,7 @@ PLANS = Table(
     *_columns(UtcMicroseconds, "stored_at", "used_at"),
     *_columns(Boolean, "calibrated", "advised"),
     *_columns(BigInteger, "ranks", "requested_bytes", "predicted_bytes"),
-    *_columns(BigInteger, "nodes", "host_bytes", "host_lowest_bytes", "host_highest_bytes", nullable=True),
+    *_columns(BigInteger, "nodes", "host_bytes", nullable=True),
     *_columns(BigInteger, "host_capacity_bytes", "host_predicted_bytes", nullable=True),
     *_columns(Double, "gpus", "gpu_fraction"),
     *_columns(BigInteger, "gpu_memory", "held_by_others_bytes"),

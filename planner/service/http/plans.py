@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Header, Query, Request, Response
 from pydantic import BaseModel, ConfigDict
 
+from planner.allocator.host.statement import HostVerdict
 from planner.job.loading import bundle
 from planner.report import statement
 from planner.report.statement import RUN_SCHEMA, Verdict
@@ -162,14 +163,12 @@ CHECK_SCHEMA = "planner.check/1"
 
 
 class CheckedHost(BaseModel):
-    """The main memory of the fullest node beside what the job says that there is."""
+    """What the fullest node holds at least in main memory, beside what the job says that there is."""
 
-    verdict: Verdict
+    verdict: HostVerdict
     nodes: str
     bytes: int
-    interval_bytes: tuple[int, int]
     capacity_bytes: int
-    headroom_bytes: int
 
 
 class CheckAnswer(Answer):
@@ -278,12 +277,10 @@ def _compute_figures(plan: statement.Plan) -> dict[str, Any]:
     if plan.host is not None and plan.host.verdict is not None:
         fullest = plan.host.fullest
         host = CheckedHost(
-            verdict=plan.host_verdict,
+            verdict=plan.host.verdict,
             nodes=fullest.nodes,
             bytes=fullest.peak.bytes,
-            interval_bytes=fullest.peak.interval_bytes,
             capacity_bytes=plan.host.capacity_bytes,
-            headroom_bytes=plan.host.headroom_bytes,
         )
     return {
         "verdict": plan.verdict,

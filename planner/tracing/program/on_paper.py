@@ -40,7 +40,7 @@ from planner.tracing.program.assumptions import About, Assumptions
 from planner.tracing.program.batch_sizes import Shapes
 from planner.tracing.program.compiling import ProgramCompiling
 from planner.tracing.program.gpu_statistics import LiveMemory, ManagementLibrary
-from planner.tracing.program.host_memory import HostMemory, HostWatcher
+from planner.tracing.program.host_memory import HostMemory
 from planner.tracing.program.input_sizes import InputSizes
 from planner.tracing.program.job_outline import JobOutline
 from planner.tracing.program.look_ahead import LookAhead
@@ -60,9 +60,6 @@ from planner.training import absent_peers
 
 _CONFS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """The first wins: torch 2.13, c10/core/AllocatorConfig.cpp."""
-
-_LIBRARIES = ("transformers",)
-"""Of those whose size in a process is known (planner.allocator.host.processes)."""
 
 _MOST_SEARCHED = 40
 """Files of a program that are searched for schedules and their loops, which takes a second."""
@@ -126,7 +123,6 @@ class ProgramRun:
         self.ranks = OwnRanks(order, self.assumptions, endings.become, self._end_rank)
         self.outline = JobOutline()
         self.host = HostMemory()
-        self.host_watcher = HostWatcher(self.host)
         recorder.host = self.host
         self.ahead = LookAhead(order.batches, self._rounds, lambda: self.watcher.moments.trains, self.assumptions)
         self.inputs = InputSizes(self._forward_had, self.steps_at.sizes_now)
@@ -361,7 +357,6 @@ class ProgramRun:
                 steps_at=self.steps_at.peaks(),
                 usual=int(self.steps_at.usual) if self.steps_at.counts else 0,
                 outline=self.outline.document(),
-                libraries=tuple(name for name in _LIBRARIES if name in sys.modules),
             )
         )
 
@@ -422,11 +417,11 @@ def _surrounded(order: ProgramOrder, run: ProgramRun, endings: Endings) -> Itera
         gpu_statistics.nvidia_smi(order.gpu.product, order.gpu.total_bytes, order.line.gpus),
         storages.on_paper(run.assumptions),
         storages.left_unwritten(run.assumptions),
-        program_host.kept_inside(run.ranks, run.assumptions, run.host_watcher.start_workers, endings.refuse),
+        program_host.kept_inside(run.ranks, run.assumptions, run.host.start_workers, endings.refuse),
         values.read_by(run.answers),
-        storages.with_holes(run.watcher.saves, run.host_watcher.as_if_read),
+        storages.with_holes(run.watcher.saves, run.host.as_if_read),
         run.ahead.watch(),
-        run.host_watcher.watch(),
+        run.host.watch(),
         run.watcher.watch(),
         run.outline.watch(),
         run.world.entered(),

@@ -172,8 +172,6 @@ class RankRun:
     memory_fraction: float = 1.0
     outline: Mapping[str, Any] = field(default_factory=dict)
     """What a spec could say of it (planner.tracing.program.job_outline)."""
-    libraries: tuple[str, ...] = ()
-    """That it has imported, of those whose size is known."""
     seconds: float = 0.0
     announced: tuple[Announced, ...] = ()
     numbers: tuple[BroadcastNumber, ...] = ()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import IO, Any, Self, cast
 
 import torch
@@ -14,13 +13,11 @@ from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter
 from torch.utils._pytree import tree_leaves
 
 from planner import upstream
-from planner.host_events import HostBlock, HostCategory
+from planner.host_events import HostCategory
 from planner.paper.native_records import local_part
 from planner.runtime.child import temporary_folder
 from planner.tracing.host_ledger import SMALLEST_BYTES, HostLedger, NewStorages
 from planner.training.host import CheckpointFiles
-
-_HELD = HostBlock(bytes=0, category=HostCategory.CHECKPOINT, name="saved")
 
 
 class UnwrittenFiles(CheckpointFiles):
@@ -36,12 +33,12 @@ class UnwrittenFiles(CheckpointFiles):
             f"torch.cuda._pin_memory_utils:{name}": lambda *_arguments: None for name in ("pin_memory", "unpin_memory")
         }
         self._open.enter_context(upstream.patch_targets("checkpoints not pinned", replaced=unpinned))
-        self._open.enter_context(NewStorages("cpu", self._hold))
+        self._open.enter_context(NewStorages(self._hold))
         return self
 
     def _hold(self, storage: torch.UntypedStorage) -> None:
         if storage.nbytes() >= SMALLEST_BYTES:
-            self._ledger.hold_while(storage, replace(_HELD, bytes=storage.nbytes()))
+            self._ledger.hold_while(storage, storage.nbytes(), HostCategory.CHECKPOINT)
 
     def __exit__(self, *_error: object) -> None:
         self._open.close()
@@ -51,7 +48,7 @@ class UnwrittenFiles(CheckpointFiles):
         tensors = (local_part(value) for value in tree_leaves(state) if isinstance(value, torch.Tensor))
         storages = (tensor.untyped_storage() for tensor in tensors if tensor.device.type == "cuda")
         copied = max((storage.nbytes() for storage in storages), default=0)
-        with self._ledger.hold(replace(_HELD, bytes=copied)), torch.serialization.skip_data():
+        with self._ledger.hold(HostCategory.CHECKPOINT, copied), torch.serialization.skip_data():
             torch.save(state, cast(IO[bytes], _Nowhere()))
 
     def save_pretrained(self, model: nn.Module, state: dict[str, Any] | None) -> None:

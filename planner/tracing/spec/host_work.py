@@ -15,9 +15,9 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from planner import upstream
-from planner.host_events import HostBlock, HostCategory
+from planner.host_events import HostCategory
 from planner.paper.native_records import local_part
-from planner.tracing.host_ledger import SMALLEST_BYTES, HostLedger, NewStorages, when_gone
+from planner.tracing.host_ledger import SMALLEST_BYTES, HostLedger
 from planner.training.host import CheckpointFiles, Host
 from planner.training.optimizers import copy_to_meta
 
@@ -30,14 +30,11 @@ class AbsentHost(HostLedger, Host):
 
     def __init__(self, *, pins_gradients: bool) -> None:
         super().__init__(pins_gradients=pins_gradients)
-        self.updates_in_place = False
-        """Whether optimizers on the host take no temporaries: DeepSpeedCPUAdam is one loop over all elements."""
         self.assumed: set[str] = set()
         """What of the host could not be found out, as sentences."""
         self._gradients: dict[Optimizer, list[tuple[Tensor, Tensor]]] = {}
         """Parameters on the host with the gradients that an optimizer at work does not see."""
-        self._temporary_bytes: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
-        self._temporaries: list[int] = []
+        self._stepped: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 
     def fill(self, parameter: Tensor) -> None:
         if parameter.device.type != "cpu":
@@ -54,12 +51,12 @@ class AbsentHost(HostLedger, Host):
             self._save, lambda saved: torch.empty(saved.shape, dtype=saved.dtype, device=saved.device)
         )
 
-    def keep(self, *blocks: HostBlock) -> None:
-        for block in blocks:
-            self.begin(block)
+    def keep(self, category: HostCategory, *sizes: int) -> None:
+        for size in sizes:
+            self.begin(size, category)
 
     def set_aside(self, storage: torch.UntypedStorage, category: HostCategory) -> int:
-        return self.begin(HostBlock(bytes=storage.nbytes(), category=category))
+        return self.begin(storage.nbytes(), category)
 
     def put_back(self, _storage: torch.UntypedStorage, content: int) -> None:
         self.end(content)
@@ -73,7 +70,7 @@ class AbsentHost(HostLedger, Host):
     def _save(self, tensor: Tensor) -> _Saved:
         saved = _Saved(tensor.device, tensor.shape, tensor.dtype)
         if tensor.nbytes:  # on the host it is pinned, until autograd drops it
-            self.hold_while(saved, HostBlock(bytes=tensor.nbytes, category=HostCategory.ACTIVATION, pinned=True))
+            self.hold_while(saved, tensor.nbytes, HostCategory.ACTIVATION, pinned=True)
         return saved
 
     def begin_step(self, optimizer: Optimizer, *_arguments: Any) -> None:
@@ -87,35 +84,29 @@ class AbsentHost(HostLedger, Host):
         if not hidden:
             return
         self._gradients[optimizer] = hidden
-        if optimizer not in self._temporary_bytes:
-            self._temporary_bytes[optimizer] = self._take_state(optimizer, [parameter for parameter, _ in hidden])
-        temporary = 0 if self.updates_in_place else self._temporary_bytes[optimizer]
-        if temporary:
-            held = HostBlock(bytes=temporary, category=HostCategory.TEMPORARY, name="optimizer step")
-            self._temporaries.append(self.begin(held))
+        if optimizer not in self._stepped:
+            self._stepped.add(optimizer)
+            self._take_state(optimizer, [parameter for parameter, _ in hidden])
 
     def end_step(self, optimizer: Optimizer, *_arguments: Any) -> None:
         """Gives the gradients back: DeepSpeed keeps them on the host for the next step."""
-        if optimizer not in self._gradients:  # such as the one that steps on meta
-            return
-        while self._temporaries:
-            self.end(self._temporaries.pop())
-        for parameter, grad in self._gradients.pop(optimizer):
+        for parameter, grad in self._gradients.pop(optimizer, ()):  # the one that steps on meta has none
             parameter.grad = grad
 
-    def _take_state(self, optimizer: Optimizer, parameters: list[Tensor]) -> int:
-        """Holds the state of these parameters from here on; what a step takes besides, in bytes."""
+    def _take_state(self, optimizer: Optimizer, parameters: list[Tensor]) -> None:
+        """Holds what the first step keeps of these parameters from here on."""
+        twin = copy_to_meta(optimizer, {parameter: local_part(parameter).shape for parameter in parameters})
         try:
-            state, temporary_bytes = _step_on_meta(optimizer, parameters)
+            twin.step()
         except Exception as error:  # any code of any optimizer
             name, reason = type(optimizer).__name__, str(error).partition("\n")[0][:200]
             self.assumed.add(
                 f"what {name} keeps on the host is not counted: it does not run on meta tensors ({reason})"
             )
-            return 0
-        sizes = (size for size in state if size >= SMALLEST_BYTES)
-        self.keep(*(HostBlock(bytes=size, category=HostCategory.OPTIMIZER_STATE) for size in sizes))
-        return temporary_bytes
+            return
+        values = (value for kept in twin.state.values() for value in kept.values())
+        state = (value.nbytes for value in values if isinstance(value, Tensor) and value.device.type == "meta")
+        self.keep(HostCategory.OPTIMIZER_STATE, *(size for size in state if size >= SMALLEST_BYTES))
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,30 +114,6 @@ class _Saved:
     device: torch.device
     shape: torch.Size
     dtype: torch.dtype
-
-
-def _step_on_meta(optimizer: Optimizer, parameters: list[Tensor]) -> tuple[list[int], int]:
-    """The sizes of the tensors that the first step keeps of these parameters, and what it takes besides at most."""
-    twin = copy_to_meta(optimizer, {parameter: local_part(parameter).shape for parameter in parameters})
-    now = highest = 0
-
-    def give_back(size: int) -> None:
-        nonlocal now
-        now -= size
-
-    def take(storage: torch.UntypedStorage) -> None:
-        nonlocal now, highest
-        now += storage.nbytes()
-        highest = max(highest, now)
-        when_gone(storage, give_back, storage.nbytes())
-
-    with torch.no_grad(), NewStorages("meta", take):
-        twin.step()
-    values = (value for kept in twin.state.values() for value in kept.values())
-    state = [value.nbytes for value in values if isinstance(value, Tensor) and value.device.type == "meta"]
-    # A fused kernel updates in place.
-    is_fused = any(group.get("fused") for group in optimizer.param_groups)
-    return state, 0 if is_fused else max(0, highest - sum(state))
 
 
 @contextmanager

@@ -181,7 +181,6 @@ def _planned_for(job: Job, recorder: Recorder, host: AbsentHost) -> Iterator[Non
     with triton_kernels.launched_as_nothing():
         deepspeed_engine.require("cuda", deepspeed_engine.find_stage(job))
         checking.enforce("deepspeed")
-        host.updates_in_place = True
         capacity = job.cluster.capacity_bytes
         left = recorder.requested_bytes()  # by another step of this process
 

@@ -65,11 +65,11 @@ function stepTime(plan) {
   return html("p", { class: "step-time" }, `A step takes about ${duration(step.seconds)} (${low} to ${high})${rate} (${parts}).`);
 }
 
-/** The main memory of the fullest node, where the job says what there is. */
+/** The main memory of the fullest node at least, where the job says what there is. */
 function hostSentence(host) {
   if (!host?.verdict) return "";
   const node = host.nodes.reduce((a, b) => (b.peak.bytes > a.peak.bytes ? b : a));
-  return ` On the host a node (${node.nodes}) needs ${size(node.peak.bytes)} of main memory, ${size(host.capacity_bytes)} available.`;
+  return ` On the host a node (${node.nodes}) needs at least ${size(node.peak.bytes)} of main memory, ${size(host.capacity_bytes)} available.`;
 }
 
 const notesOf = (notes) => notes.length > 0 && html("ul", { class: "notes" }, notes.map((each) => html("li", {}, each)));

@@ -8,9 +8,7 @@ from alembic import op
 revision = "0008"
 down_revision = "0007"
 
-_COLUMNS = (
-    "nodes", "host_bytes", "host_lowest_bytes", "host_highest_bytes", "host_capacity_bytes", "host_predicted_bytes",
-)  # fmt: skip
+_COLUMNS = ("nodes", "host_bytes", "host_capacity_bytes", "host_predicted_bytes")
 
 
 def upgrade() -> None:
