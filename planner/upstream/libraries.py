@@ -102,12 +102,9 @@ PROGRAM_HOST = (
         "os:putenv unsetenv": "GPUs of the machine stay hidden, whatever the program says of them",
     }),
     *patch("program host memory", _MEMORY, has_source=False, targets={
-        "torch:save load UntypedStorage.from_file":
-            "which tensors of the host are a checkpoint's, and which files are mapped",
+        "torch:UntypedStorage.from_file": "a file larger than this machine's memory is mapped too",
         "torch.serialization:_get_restore_location":
             "a program reads what is mapped here: each part is told as it is restored",
-        "torch.nn:Module._apply":
-            "every move and cast of a module goes through it: what it had on the host were parameters",
         "torch.utils.data.dataloader:_BaseDataLoaderIter.__next__": "how large a batch is, which workers read ahead",
     }),
     *patch("program batches", "tests/running/test_varying_sizes.py", has_source=False, targets={

@@ -64,12 +64,9 @@ def make_plan(
 
 
 def _host() -> HostStatement:
-    """Two nodes of 400 GiB, of which each is to take 300 GiB, and between 250 and 350."""
-    peak = HostPeak(phase=Phase.OPTIMIZER_STEP, iteration=1, bytes=300 * GIB, interval_bytes=(250 * GIB, 350 * GIB))
-    node = NodeStatement(
-        nodes="0-1", ranks="0-3", peak=peak, parts={HostCategory.PROCESS: 300 * GIB}, file_bytes=0, local_ranks=(),
-        phases=(),
-    )  # fmt: skip
+    """Two nodes of 400 GiB, of which each is to take 300 GiB at least."""
+    peak = HostPeak(phase=Phase.OPTIMIZER_STEP, iteration=1, bytes=300 * GIB)
+    node = NodeStatement(nodes="0-1", ranks="0-3", peak=peak, parts={HostCategory.OTHER: 300 * GIB}, phases=(peak,))
     return HostStatement(capacity_bytes=400 * GIB, nodes=(node,), assumptions=())
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.admission import gpu_requests, slurm, webhook, workload_kinds
-from planner.allocator.host.processes import PinnedRules
+from planner.allocator.host.replay import PinnedRules
 from planner.allocator.rules import Rules
 from planner.errors import SpecError
 from planner.hardware import catalog, mig

@@ -1,4 +1,4 @@
-"""Measures what real processes hold: steps of two ranks over gloo, loaded checkpoints, a data loader's workers.
+"""Measures what real processes hold: steps of two ranks over gloo, batches that a data loader has read ahead.
 
 `python tests/host/real_processes.py JOB.json FOLDER` prints one JSON object, in bytes. Every measurement is taken in
 processes that are forked from this one, which has imported all that they need. Blocks above 1 MiB go back to the system
@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from safetensors.torch import load_file, save_file
 from torch.distributed import fsdp  # noqa: F401  # what the step imports is there before anything is measured
 from torch.utils.data import DataLoader, Dataset
 
@@ -27,15 +26,14 @@ from planner.job.loading import load_document
 from planner.training import step
 from planner.training.observers import NullObserver
 
-MIB = 2**20
 WORKERS, PREFETCH, SAMPLES, SAMPLE_ELEMENTS = 2, 2, 16, 131072
 """A batch of 16 MiB: samples of 1 MiB."""
 
 
-def rollup(pid: int | str = "self") -> dict[str, int]:
-    """Bytes by the names of /proc/PID/smaps_rollup."""
-    rows = (line.split() for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:])
-    return {row[0].rstrip(":"): int(row[1]) * 1024 for row in rows}
+def resident() -> int:
+    """Bytes of this process."""
+    rows = (line.split() for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:])
+    return next(int(row[1]) * 1024 for row in rows if row[0] == "Rss:")
 
 
 def highest() -> int:
@@ -70,50 +68,12 @@ def train(job: dict[str, Any], rank: int, store: str) -> dict[str, int]:
     dist.init_process_group("gloo", rank=rank, world_size=2, init_method=f"file://{store}")
     small = {"layers": 1, "hidden": 64, "heads": 2, "kv_heads": 2, "ffn": 64, "vocab": 64}
     step.run(load_document({**job, "model": {"decoder": small}}), torch.device("cpu"), rank=rank)  # what it imports
-    watching = Watching(rollup()["Rss"])
+    watching = Watching(resident())
     kept = step.run(load_document(job), torch.device("cpu"), watching, rank=rank)
     watching.close()
     del kept
     dist.destroy_process_group()
     return watching.grown
-
-
-def load(how: str, folder: Path, barrier: Path, rank: int) -> dict[str, int]:
-    """Growth of this process, resident (Rss) and its share (Pss), while the other one has loaded as well."""
-    before = resident(folder)
-    loaders: dict[str, Callable[[], dict[str, torch.Tensor]]] = {
-        "torch": lambda: torch.load(folder / "weights.pt"),
-        "torch_mmap": lambda: torch.load(folder / "weights.pt", mmap=True),
-        "safetensors": lambda: load_file(folder / "weights.safetensors"),
-    }
-    state = loaders[how]()
-    float(sum(tensor.sum() for tensor in state.values()))  # every page is read
-    meet(barrier, f"loaded-{how}", rank)
-    after = resident(folder)
-    meet(barrier, f"seen-{how}", rank)
-    return {name: after[name] - before[name] for name in ("Rss", "Pss")}
-
-
-def resident(folder: Path) -> dict[str, int]:
-    """Bytes of this process: its own, and those of files of this folder, whole (Rss) and its share (Pss).
-
-    What it shares of libraries hinges on who else runs.
-    """
-    found, ours = dict.fromkeys(("Rss", "Pss"), rollup()["Anonymous"]), False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        name, _, value = line.partition(":")
-        if not name.isidentifier():  # a mapping: its addresses, its rights, its file
-            ours = line.endswith(tuple(str(each) for each in folder.iterdir()))
-        elif ours and name in found:
-            found[name] += int(value.split()[0]) * 1024
-    return found
-
-
-def meet(folder: Path, name: str, rank: int) -> None:
-    """Both processes are here."""
-    (folder / f"{name}-{rank}").touch()
-    while not (folder / f"{name}-{1 - rank}").exists():
-        time.sleep(0.01)
 
 
 class Samples(Dataset[torch.Tensor]):
@@ -125,15 +85,13 @@ class Samples(Dataset[torch.Tensor]):
 
 
 def read_ahead(_rank: int) -> dict[str, int]:
-    """Growth of the process and its workers, and the shared memory that they hold, mapped or not."""
-    before = rollup()["Pss_Anon"]
+    """The shared memory that the process and its workers hold, mapped or not."""
     batches = iter(DataLoader(Samples(), batch_size=SAMPLES, num_workers=WORKERS, prefetch_factor=PREFETCH))
     for _ in range(4):
         batch = next(batches)
     time.sleep(0.7)  # until all is read ahead
     workers = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-    grown = sum(rollup(each)["Pss_Anon"] for each in ("self", *workers)) - before
-    found = {"own": grown, "shared": shared_memory("self", *workers), "batch": batch.nbytes}
+    found = {"shared": shared_memory("self", *workers), "batch": batch.nbytes}
     del batch, batches
     return found
 
@@ -174,17 +132,9 @@ def warm_up() -> None:
 
 
 def main(job: dict[str, Any], folder: Path) -> None:
-    base = rollup()
     warm_up()
-    state = {f"weight.{number}": torch.full((4 * MIB,), float(number)) for number in range(8)}
-    torch.save(state, folder / "weights.pt")
-    save_file(state, folder / "weights.safetensors")
-    size = sum(tensor.nbytes for tensor in state.values())
-    del state
     gc.freeze()  # a collection in a forked process writes to all that this one has: whether one falls into it is chance
-    found: dict[str, Any] = {"process": base, "size": size, "loader": forked(read_ahead)[0]}
-    for how in ("torch", "torch_mmap", "safetensors"):
-        found[how] = forked(lambda rank, how=how: load(how, folder, folder, rank), 2)
+    found: dict[str, Any] = {"loader": forked(read_ahead)[0]}
     found["ranks"] = forked(lambda rank: train(job, rank, str(folder / "store")), 2)
     print(json.dumps(found))
 

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from planner.events import Mark, Phase
-from planner.host_events import Backing, BatchTaken, HostAlloc, HostBlock, HostCategory, HostEvent, HostFree
+from planner.host_events import BatchTaken, HostAlloc, HostCategory, HostEvent, HostFree
 from planner.tracing.rank_trace import Trace, dumps, loads
 
 EVENTS: list[HostEvent] = [
     Mark(Phase.LOAD),
-    HostAlloc(1, HostBlock(bytes=7, category=HostCategory.CHECKPOINT, backing=Backing.FILE, name="w", count=3)),
-    HostAlloc(2, HostBlock(bytes=9, category=HostCategory.GRADIENT, pinned=True)),
+    HostAlloc(1, 7, HostCategory.CHECKPOINT, count=3),
+    HostAlloc(2, 9, HostCategory.GRADIENT, pinned=True),
     HostFree(1),
     BatchTaken((8, 16)),
 ]
@@ -29,11 +29,11 @@ def test_events_come_back_from_their_rows() -> None:
     [
         pytest.param(["x", 1], id="no event"),
         pytest.param(["f", 1], id="given up and never taken"),
-        pytest.param(["a", 1, -1, "gradient", False, "own", "", 1], id="fewer bytes than none"),
-        pytest.param(["a", 1, 2**70, "gradient", False, "own", "", 1], id="more bytes than any machine has"),
-        pytest.param(["a", 1, 1, "gradient", 1, "own", "", 1], id="no truth value"),
-        pytest.param(["a", 1, 1, "weights", False, "own", "", 1], id="no category"),
-        pytest.param(["a", 1, 1, "gradient", False, "own", "", 1.5], id="no count"),
+        pytest.param(["a", 1, -1, "gradient", False, 1], id="fewer bytes than none"),
+        pytest.param(["a", 1, 2**70, "gradient", False, 1], id="more bytes than any machine has"),
+        pytest.param(["a", 1, 1, "gradient", 1, 1], id="no truth value"),
+        pytest.param(["a", 1, 1, "weights", False, 1], id="no category"),
+        pytest.param(["a", 1, 1, "gradient", False, 1.5], id="no count"),
         pytest.param(["b", "many"], id="no size of a tensor"),
         pytest.param(["m", "lunch", 1], id="no phase"),
     ],

@@ -7,12 +7,10 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.allocator.host.nodes import RankOnHost, node_kinds, sum_nodes
-from planner.allocator.host.processes import PinnedRules
-from planner.allocator.host.replay import RankTimeline, replay_host
-from planner.allocator.host.statement import HostPeak, HostPhaseStatement, NodeStatement, RankHost
+from planner.allocator.host.nodes import TracedHost, node_kinds, state_hosts
+from planner.allocator.host.statement import HostPeak, HostStatement, NodeStatement
 from planner.events import Mark, Phase
-from planner.host_events import Backing, HostAlloc, HostBlock, HostCategory, HostEvent, HostFree
+from planner.host_events import HostAlloc, HostCategory, HostFree
 from planner.job.rank_sets import RankSet
 from planner.job.schema import DataLoader
 
@@ -40,62 +38,53 @@ def test_kinds_of_nodes_do_not_grow_with_the_world() -> None:
     assert sum(len(kind.nodes) for kind in kinds) == world // 8
 
 
-def timeline(*events: HostEvent) -> RankTimeline:
-    return replay_host(events, base=(), loader=DataLoader(), rules=PinnedRules())
+def held(block: int, size: int) -> HostAlloc:
+    return HostAlloc(block, size, HostCategory.CHECKPOINT)
 
 
-def block(size: int, **more: object) -> HostBlock:
-    return HostBlock(bytes=size, category=HostCategory.CHECKPOINT, **more)  # type: ignore[arg-type]
+def state(*hosts: TracedHost, ranks_per_node: int, capacity_bytes: int = 0) -> HostStatement:
+    return state_hosts(
+        hosts, ranks_per_node=ranks_per_node, capacity_bytes=capacity_bytes, conf="", loader=DataLoader()
+    )
 
 
 def test_a_node_whose_ranks_differ_is_the_sum_of_its_real_ranks_phase_by_phase() -> None:
-    load, step = Mark(Phase.LOAD), Mark(Phase.OPTIMIZER_STEP, 1)
-    large = timeline(load, HostAlloc(1, block(100)), HostFree(1), step, HostAlloc(2, block(10)))
-    small = timeline(load, HostAlloc(1, block(7)), step, HostAlloc(2, block(50)))
-    ranks = [
-        RankOnHost(0, RankSet(((0, 0),)), large, (1, 2)),
-        RankOnHost(1, RankSet(((1, 3),)), small, (1, 2)),
-    ]
+    step = Mark(Phase.OPTIMIZER_STEP, 1)
+    large = TracedHost(RankSet(((0, 0),)), [held(1, 100), HostFree(1), step, held(2, 10)])
+    small = TracedHost(RankSet(((1, 3),)), [held(1, 7), step, held(2, 50)])
 
-    mixed, alike = sum_nodes(ranks, 2)
+    mixed, alike = state(large, small, ranks_per_node=2).nodes
 
+    load = HostPeak(phase=Phase.LOAD, iteration=0, bytes=107)
     assert mixed == NodeStatement(
         nodes="0",
         ranks="0-1",
-        # 100 and 7 at once, or 10 and 57; if each is at its highest point: 100 and 57, and 2 more each.
-        peak=HostPeak(phase=Phase.LOAD, iteration=0, bytes=107, interval_bytes=(105, 161)),
+        peak=load,
         parts={HostCategory.CHECKPOINT: 107},
-        file_bytes=0,
-        local_ranks=(
-            RankHost(representative=0, count=1, resident_bytes=100, worker_bytes=0),
-            RankHost(representative=1, count=1, resident_bytes=57, worker_bytes=0),
-        ),
-        phases=(
-            HostPhaseStatement(phase=Phase.LOAD, iteration=0, bytes=107),
-            HostPhaseStatement(phase=Phase.OPTIMIZER_STEP, iteration=1, bytes=67),
-        ),
+        phases=(load, HostPeak(phase=Phase.OPTIMIZER_STEP, iteration=1, bytes=67)),
     )
     assert (alike.nodes, alike.ranks, alike.peak.bytes) == ("1", "2-3", 114)
 
 
-def test_what_ranks_share_is_there_once_on_a_node_and_resident_in_each() -> None:
-    events = (
-        Mark(Phase.LOAD),
-        HostAlloc(1, block(1000, backing=Backing.FILE, name="weights")),
-        HostAlloc(2, block(200, backing=Backing.NODE, name="tokens")),
-        HostAlloc(3, block(5)),
+def test_the_rank_that_saves_finds_the_others_as_they_were_before() -> None:
+    trains = [held(1, 1000), HostFree(1), Mark(Phase.OPTIMIZER_STEP, 1), held(2, 10)]
+    saves = [Mark(Phase.CHECKPOINT_SAVE, 1), held(3, 500), HostFree(3)]
+
+    found = state(
+        TracedHost(RankSet(((0, 0),)), [*trains, *saves]), TracedHost(RankSet(((1, 7),)), trains), ranks_per_node=8
     )
 
-    (node,) = sum_nodes([RankOnHost(0, RankSet(((0, 7),)), timeline(*events), (0, 0))], 8)
+    (node,) = found.nodes
+    assert [(each.phase, each.bytes) for each in node.phases] == [
+        (Phase.LOAD, 8000), (Phase.OPTIMIZER_STEP, 80), (Phase.CHECKPOINT_SAVE, 580),
+    ]  # fmt: skip
+    assert (node.bytes_in(Phase.OPTIMIZER_STEP, 7), node.bytes_in(Phase.EVAL, 1)) == (80, 0)
+    assert found.verdict is None
 
-    assert (node.peak.bytes, node.file_bytes) == (200 + 8 * 5, 1000)
-    assert node.parts == {HostCategory.CHECKPOINT: 40, HostCategory.SHARED: 200}
-    assert node.local_ranks == (RankHost(representative=0, count=8, resident_bytes=1205, worker_bytes=0),)
 
+def test_a_node_exceeds_by_what_it_surely_holds_and_never_surely_fits() -> None:
+    host = TracedHost(RankSet(((0, 7),)), [held(1, 100)])
 
-def test_a_node_is_judged_by_its_peak_then_by_what_it_may_take() -> None:
-    (node,) = sum_nodes(
-        [RankOnHost(0, RankSet(((0, 0),)), timeline(Mark(Phase.LOAD), HostAlloc(1, block(100))), (0, 9))], 1
-    )
+    verdicts = [state(host, ranks_per_node=8, capacity_bytes=capacity).verdict for capacity in (799, 800)]
 
-    assert [node.verdict(capacity) for capacity in (99, 100, 108, 109)] == ["exceeds", "tight", "tight", "fits"]
+    assert verdicts == ["exceeds", "not_known_to_exceed"]

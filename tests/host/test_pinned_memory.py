@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from planner.allocator.host.processes import PinnedMemory, PinnedRules
+from planner.allocator.host.replay import PinnedMemory, PinnedRules
 from planner.errors import AllocatorConfError
 from planner.units import GIB, MIB
 

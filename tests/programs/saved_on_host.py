@@ -32,8 +32,8 @@ def on_paper() -> int:
     for each in trace(JOB, target="sm_90").host:
         if isinstance(each, Mark):
             saves = each.phase is Phase.CHECKPOINT_SAVE
-        elif isinstance(each, HostAlloc) and each.held.category is HostCategory.CHECKPOINT:
-            held[each.block] = each.held.bytes
+        elif isinstance(each, HostAlloc) and each.category is HostCategory.CHECKPOINT:
+            held[each.block] = each.bytes
         elif isinstance(each, HostFree):
             held.pop(each.block, 0)
         most = max(most, sum(held.values())) if saves else most

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from planner.events import Mark, Phase
-from planner.host_events import HostAlloc, HostBlock, HostCategory, HostEvent, HostFree
+from planner.host_events import HostAlloc, HostCategory, HostEvent, HostFree
 from planner.job.schema import Rollout
 from planner.tracing.rank_trace import EngineFigures
 from planner.tracing.rollout import backup_blocks, with_sleeping_weights
@@ -17,20 +17,21 @@ FIGURES = EngineFigures(
 SYNC, ROLLOUT, FORWARD = (Mark(phase, 1) for phase in (Phase.WEIGHT_SYNC, Phase.ROLLOUT, Phase.FORWARD))
 
 
-def _block(size: int, count: int) -> HostBlock:
-    return HostBlock(bytes=size, category=HostCategory.PARAMETER, pinned=True, name="engine asleep", count=count)
-
-
 def test_each_segment_has_a_pinned_copy() -> None:
-    assert backup_blocks(FIGURES) == (_block(32 * MIB, 2), _block(20 * MIB, 1), _block(2 * MIB, 1))
+    assert backup_blocks(FIGURES) == ((32 * MIB, 2), (20 * MIB, 1), (2 * MIB, 1))
 
 
 def test_they_are_there_from_a_rollouts_end_to_the_next_sync() -> None:
-    own: list[HostEvent] = [SYNC, HostAlloc(7, _block(MIB, 1)), ROLLOUT, FORWARD, replace(SYNC, iteration=2)]
+    own: list[HostEvent] = [
+        SYNC, HostAlloc(7, MIB, HostCategory.OTHER), ROLLOUT, FORWARD, replace(SYNC, iteration=2)
+    ]  # fmt: skip
 
     found = with_sleeping_weights(own, FIGURES, Rollout(sleep_level=1))
 
-    asleep = [HostAlloc(8 + at, each) for at, each in enumerate(backup_blocks(FIGURES))]
+    asleep = [
+        HostAlloc(8 + at, size, HostCategory.PARAMETER, pinned=True, count=count)
+        for at, (size, count) in enumerate(backup_blocks(FIGURES))
+    ]
     woken = [HostFree(each.block) for each in asleep]
     assert found == (*own[:4], *asleep, own[4], *woken)
 

@@ -106,8 +106,8 @@ def most_on_host(events: Sequence[HostEvent], phase: tuple[Phase, int]) -> int:
     for each in events:
         if isinstance(each, Mark):
             inside = (each.phase, each.iteration) == phase
-        elif isinstance(each, HostAlloc) and each.held.category is HostCategory.CHECKPOINT:
-            held[each.block] = each.held.bytes
+        elif isinstance(each, HostAlloc) and each.category is HostCategory.CHECKPOINT:
+            held[each.block] = each.bytes
         elif isinstance(each, HostFree):
             held.pop(each.block, 0)
         most = max(most, sum(held.values())) if inside else most
