@@ -403,9 +403,10 @@ def _host(host: HostStatement, style: Style, asked_by: str) -> Iterator[str]:
             continue
         yield style.paint(f"host of {nodes_of(node)}", "bold")
         yield f"  at the peak, {moment_of(peak.phase, peak.iteration)}: at least {size(peak.bytes)}"
-        for category, count in node.parts.items():
-            name = _HOST_NAMES.get(category, category.value.replace("_", " "))
-            yield row(name, count, f"{count / peak.bytes:>7.1%}")
+        for category in HostCategory:
+            if count := node.parts.get(category, 0):
+                name = _HOST_NAMES.get(category, category.value.replace("_", " "))
+                yield row(name, count, f"{count / peak.bytes:>7.1%}")
         yield row("capacity", host.capacity_bytes)
         if (over := peak.bytes - host.capacity_bytes) > 0:
             yield style.paint(row("over capacity", over), "red")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from planner.events import Category, Mark, Phase
-from planner.host_events import BatchTaken, HostAlloc, HostCategory, HostEvent, HostFree
+from planner.events import Category
+from planner.host_events import HostAlloc, HostCategory, HostEvent, HostFree
 from planner.paper.native_records import local_part
 
 SMALLEST_BYTES = 4096
@@ -59,27 +59,6 @@ class HostWriter(ABC):
         block = self.begin(size, category, pinned=pinned, count=count)
         weakref.finalize(owner, self.end, block).atexit = False
 
-
-class HostLedger(HostWriter):
-    """Of a traced step. Tensors are known by their storages, of which each is one block until it is freed.
-
-    `pins_gradients`: gradients are in pinned memory, whatever they were traced in.
-    """
-
-    def __init__(self, *, pins_gradients: bool = False) -> None:
-        super().__init__()
-        self._pins_gradients = pins_gradients
-        self.events: list[HostEvent] = []
-        self._held: dict[int, tuple[int, HostCategory]] = {}
-        """The blocks of storages that are alive, by their ids."""
-        self._pinned: weakref.WeakSet[Any] = weakref.WeakSet()
-
-    def write(self, event: HostEvent) -> None:
-        self.events.append(event)
-
-    def mark(self, phase: Phase, iteration: int) -> None:
-        self.write(Mark(phase, iteration))
-
     @contextmanager
     def hold(self, category: HostCategory, *sizes: int) -> Iterator[None]:
         """Inside, the process holds blocks of these bytes besides all else."""
@@ -89,47 +68,6 @@ class HostLedger(HostWriter):
         finally:
             for block in reversed(blocks):
                 self.end(block)
-
-    def assign(self, tensor: Tensor, category: Category, _name: str = "") -> None:
-        """The storage of this tensor, if it lies on the host, is held for this from here until it is freed; what was
-        said of it first stands."""
-        storage = _host_storage(tensor)
-        if storage is None or id(storage) in self._held:
-            return
-        purpose = host_category(category)
-        pinned = storage in self._pinned or local_part(tensor).is_pinned()
-        pinned = pinned or (self._pins_gradients and purpose is HostCategory.GRADIENT)
-        self._take(storage, purpose, pinned=pinned)
-        weakref.finalize(storage, self._give_up, id(storage)).atexit = False
-
-    def pin(self, tensor: Tensor) -> None:
-        """The storage of this tensor is in pinned memory from here on: first taken there, then freed here."""
-        storage = _host_storage(tensor)
-        if storage is None or storage in self._pinned:
-            return
-        self._pinned.add(storage)
-        if (known := self._held.get(id(storage))) is not None:
-            block, purpose = known
-            self._take(storage, purpose, pinned=True)
-            self.end(block)
-
-    def take_batch(self, tensors: Iterable[Tensor]) -> None:
-        self.write(BatchTaken(tuple(tensor.nbytes for tensor in tensors)))
-
-    def _take(self, storage: torch.UntypedStorage, purpose: HostCategory, *, pinned: bool) -> None:
-        self._held[id(storage)] = self.begin(storage.nbytes(), purpose, pinned=pinned), purpose
-
-    def _give_up(self, key: int) -> None:
-        self.end(self._held.pop(key)[0])
-
-
-def _host_storage(tensor: Tensor) -> torch.UntypedStorage | None:
-    """Whose Python object lives as long as the memory: torch 2.1 and later keep it (c10/core/impl/PyObjectSlot.h)."""
-    local = local_part(tensor)
-    if local.device.type != "cpu":
-        return None
-    storage = local.untyped_storage()
-    return storage if storage.nbytes() >= SMALLEST_BYTES else None
 
 
 class NewStorages(TorchDispatchMode):

@@ -1,7 +1,7 @@
 """Measures what real processes hold: steps of two ranks over gloo, batches that a data loader has read ahead.
 
-`python tests/host/real_processes.py JOB.json FOLDER` prints one JSON object, in bytes. Every measurement is taken in
-processes that are forked from this one, which has imported all that they need. Blocks above 1 MiB go back to the system
+`python tests/host/real_processes.py JOB.json FOLDER` prints one JSON object, in bytes. Ranks are
+forked from this process, which has imported all that they need. Blocks above 1 MiB go back to the system
 when they are freed (MALLOC_MMAP_THRESHOLD_, set by whoever starts this): otherwise glibc may keep those up to 32 MiB.
 """
 
@@ -12,7 +12,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -84,16 +85,14 @@ class Samples(Dataset[torch.Tensor]):
         return torch.full((SAMPLE_ELEMENTS,), index, dtype=torch.int64)
 
 
-def read_ahead(_rank: int) -> dict[str, int]:
+def read_ahead() -> dict[str, int]:
     """The shared memory that the process and its workers hold, mapped or not."""
     batches = iter(DataLoader(Samples(), batch_size=SAMPLES, num_workers=WORKERS, prefetch_factor=PREFETCH))
     for _ in range(4):
         batch = next(batches)
     time.sleep(0.7)  # until all is read ahead
     workers = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-    found = {"shared": shared_memory("self", *workers), "batch": batch.nbytes}
-    del batch, batches
-    return found
+    return {"shared": shared_memory("self", *workers), "batch": batch.nbytes}
 
 
 def shared_memory(*processes: str) -> int:
@@ -103,40 +102,11 @@ def shared_memory(*processes: str) -> int:
     return sum({each.st_ino: each.st_blocks * 512 for each in files}.values())
 
 
-def forked(work: Callable[[int], dict[str, int]], processes: int = 1) -> list[dict[str, int]]:
-    """What the work answers in so many processes at once."""
-    running = []
-    for rank in range(processes):
-        read, write = os.pipe()
-        child = os.fork()
-        if child == 0:
-            warm_up()  # pages of libraries, which a fork begins without
-            os.write(write, json.dumps(work(rank)).encode())
-            os._exit(0)
-        os.close(write)
-        running.append((child, read))
-    answers = []
-    for child, read in running:
-        with os.fdopen(read) as pipe:
-            answers.append(json.loads(pipe.read()))
-        os.waitpid(child, 0)
-    return answers
-
-
-def warm_up() -> None:
-    """Libraries and threads that a first step brings along."""
-    layer = torch.nn.Sequential(torch.nn.Embedding(64, 64), torch.nn.Linear(64, 64), torch.nn.SiLU())
-    optimizer = torch.optim.AdamW(layer.parameters())
-    torch.nn.functional.cross_entropy(layer(torch.arange(4)), torch.arange(4)).backward()
-    optimizer.step()
-
-
 def main(job: dict[str, Any], folder: Path) -> None:
-    warm_up()
     gc.freeze()  # a collection in a forked process writes to all that this one has: whether one falls into it is chance
-    found: dict[str, Any] = {"loader": forked(read_ahead)[0]}
-    found["ranks"] = forked(lambda rank: train(job, rank, str(folder / "store")), 2)
-    print(json.dumps(found))
+    with ProcessPoolExecutor(2, get_context("fork")) as pool:
+        ranks = list(pool.map(train, [job] * 2, range(2), [str(folder / "store")] * 2))
+    print(json.dumps({"ranks": ranks, "loader": read_ahead()}))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ def test_every_node_has_the_ranks_that_it_has(class_of: list[int], ranks_per_nod
     places = sorted(set(class_of))
     sets = [RankSet.of((rank, rank) for rank, each in enumerate(class_of) if each == place) for place in places]
 
-    found = {node: dict(kind.counts) for kind in node_kinds(sets, ranks_per_node) for node in kind.nodes}
+    found = {node: dict(counts) for nodes, counts in node_kinds(sets, ranks_per_node) for node in nodes}
 
     assert found == {
         node: dict(Counter(places.index(each) for each in class_of[first : first + ranks_per_node]))
@@ -32,10 +32,10 @@ def test_kinds_of_nodes_do_not_grow_with_the_world() -> None:
     world = 2**20
     kinds = node_kinds([RankSet(((0, world // 2 - 1),)), RankSet(((world // 2, world - 1),))], 8)
 
-    assert [(str(kind.nodes), kind.counts) for kind in kinds] == [
+    assert [(str(nodes), counts) for nodes, counts in kinds] == [
         ("0-65535", ((0, 8),)), ("65536-131071", ((1, 8),)),
     ]  # fmt: skip
-    assert sum(len(kind.nodes) for kind in kinds) == world // 8
+    assert sum(len(nodes) for nodes, _ in kinds) == world // 8
 
 
 def held(block: int, size: int) -> HostAlloc:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 from measured_alone import printed_by
 from program_runs import Program, Run
 
@@ -16,7 +14,6 @@ from planner.events import Mark, Phase
 from planner.host_events import HostAlloc, HostCategory, HostEvent, HostFree
 from planner.job.schema import DataLoader
 from planner.job.shorthand import read_host_memory
-from planner.tracing.program.host_memory import find_tensors
 from planner.tracing.program.rank_orders import RankRun
 from planner.units import GIB, MIB
 
@@ -105,14 +102,6 @@ def test_what_is_never_there_at_a_highest_point_is_left_out() -> None:
     assert list(condense(told)) == [
         held(1, 10), held(3, 20), HostFree(3), HostFree(1), Mark(Phase.FORWARD, 1), held(5, 1),
     ]  # fmt: skip
-
-
-def test_tensors_are_found_in_what_holds_itself() -> None:
-    tensor, other = torch.zeros(1), torch.zeros(2)
-    state: dict[str, Any] = {"weight": tensor, "rest": [other, ("text", 3)]}
-    state["itself"] = state
-
-    assert [each.numel() for each in find_tensors(state)] == [1, 2]
 
 
 @pytest.mark.parametrize(("written", "size"), [("", 0), ("480GiB", 480 * GIB), (4096, 4096), ("0", 0)])

@@ -14,17 +14,12 @@ from planner.host_events import HostAlloc, HostEvent
 from planner.job.rank_sets import RankSet
 from planner.job.schema import DataLoader
 
-
-@dataclass(frozen=True, slots=True)
-class NodeKind:
-    """Nodes whose local ranks are of the same classes. `counts` are pairs of a class's place in the list that was given
-    and the number of its ranks on each of these nodes."""
-
-    nodes: RankSet
-    counts: tuple[tuple[int, int], ...]
+NodeKind = tuple[RankSet, tuple[tuple[int, int], ...]]
+"""Nodes whose local ranks are of the same classes: pairs of a class's place in the list that was given and the number
+of its ranks on each of these nodes."""
 
 
-def node_kinds(classes: Sequence[RankSet], ranks_per_node: int) -> tuple[NodeKind, ...]:
+def node_kinds(classes: Sequence[RankSet], ranks_per_node: int) -> list[NodeKind]:
     """The kinds of nodes, by their first node; costs no more than the number of spans of the classes.
 
     Rank r is on node r // ranks_per_node, as torchrun numbers them.
@@ -42,8 +37,7 @@ def node_kinds(classes: Sequence[RankSet], ranks_per_node: int) -> tuple[NodeKin
                 spans[((place, ranks_per_node),)].append((begin + 1, end - 1))
     for node, here in groupby(sorted(edges.items()), key=lambda edge: edge[0][0]):
         spans[tuple((place, count) for (_, place), count in here)].append((node, node))
-    kinds = (NodeKind(RankSet.of(nodes), counts) for counts, nodes in spans.items())
-    return tuple(sorted(kinds, key=lambda kind: kind.nodes.spans))
+    return sorted(((RankSet.of(nodes), counts) for counts, nodes in spans.items()), key=lambda kind: kind[0].spans)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,17 +107,17 @@ def align(timelines: Sequence[HostTimeline]) -> Iterator[HostTimeline]:
 
 
 def _state_node(kind: NodeKind, timelines: Sequence[HostTimeline], ranks_per_node: int) -> NodeStatement:
-    sums: HostTimeline = {}
-    for place, count in kind.counts:
+    (nodes, counts), sums = kind, HostTimeline()
+    for place, count in counts:
         for moment, parts in timelines[place].items():
             sums.setdefault(moment, Counter()).update({category: size * count for category, size in parts.items()})
     phases = [
         HostPeak(phase=phase, iteration=iteration, bytes=parts.total()) for (phase, iteration), parts in sums.items()
     ]
     peak = max(phases, key=lambda point: point.bytes)
-    spans = [(first * ranks_per_node, (last + 1) * ranks_per_node - 1) for first, last in kind.nodes.spans]
+    spans = [(first * ranks_per_node, (last + 1) * ranks_per_node - 1) for first, last in nodes.spans]
     return NodeStatement(
-        nodes=str(kind.nodes),
+        nodes=str(nodes),
         ranks=str(RankSet.of(spans)),
         peak=peak,
         parts=dict(sums[peak.phase, peak.iteration]),

@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import IterableDataset
 
 from planner import upstream
@@ -123,10 +124,10 @@ class HostMemory(HostWriter):
             batch = real(iterator)
             if (loader := self._loaders.pop(iterator, None)) is not None:
                 # The batch in hand is the program's own: it is told as any block.
-                sizes = [tensor.nbytes for tensor in find_tensors(batch) if tensor.device.type == "cpu"]
                 pinned, ahead = bool(loader.pin_memory), _batches_ahead(loader)
-                for size in sizes:
-                    self.hold_while(iterator, size, HostCategory.BATCH, pinned=pinned, count=ahead)
+                for part in tree_leaves(dict(batch) if isinstance(batch, Mapping) else batch):
+                    if isinstance(part, Tensor) and part.device.type == "cpu":
+                        self.hold_while(iterator, part.nbytes, HostCategory.BATCH, pinned=pinned, count=ahead)
             return batch
 
         return following
@@ -149,19 +150,6 @@ class HostMemory(HostWriter):
             return restored
 
         return restoring
-
-
-def find_tensors(value: Any, within: tuple[int, ...] = ()) -> Iterator[Tensor]:
-    """The tensors in a batch, through sequences and whatever has keys and values.
-
-    `within`: the containers around it, which may hold themselves.
-    """
-    if isinstance(value, Tensor):
-        yield value
-    elif id(value) not in within:
-        parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
-        for part in parts:
-            yield from find_tensors(part, (*within, id(value)))
 
 
 def _mapping_any_size(real: Any) -> Any:

@@ -16,14 +16,14 @@ from planner import upstream
 from planner.host_events import HostCategory
 from planner.paper.native_records import local_part
 from planner.runtime.child import temporary_folder
-from planner.tracing.host_ledger import SMALLEST_BYTES, HostLedger, NewStorages
+from planner.tracing.host_ledger import SMALLEST_BYTES, HostWriter, NewStorages
 from planner.training.host import CheckpointFiles
 
 
 class UnwrittenFiles(CheckpointFiles):
     """The files of one checkpoint, of which there are none; what the host has meanwhile is written into a ledger."""
 
-    def __init__(self, ledger: HostLedger) -> None:
+    def __init__(self, ledger: HostWriter) -> None:
         super().__init__()
         self._ledger = ledger
 

@@ -15,26 +15,69 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from planner import upstream
-from planner.host_events import HostCategory
+from planner.events import Category, Mark, Phase
+from planner.host_events import BatchTaken, HostCategory, HostEvent
 from planner.paper.native_records import local_part
-from planner.tracing.host_ledger import SMALLEST_BYTES, HostLedger
+from planner.tracing.host_ledger import SMALLEST_BYTES, HostWriter, host_category
 from planner.training.host import CheckpointFiles, Host
 from planner.training.optimizers import copy_to_meta
 
 
-class AbsentHost(HostLedger, Host):
+class AbsentHost(HostWriter, Host):
     """A host on which nothing is filled, clipped or kept, but written down; see `planner.training.host.Host`.
 
-    Steps of optimizers pass over the parameters that rest on it: the state of these is taken once, in this ledger.
+    Tensors are known by their storages, of which each is one block until it is freed. `pins_gradients`: gradients are
+    in pinned memory, whatever they were traced in. Steps of optimizers pass over the parameters that rest here: the
+    state of these is taken once.
     """
 
     def __init__(self, *, pins_gradients: bool) -> None:
-        super().__init__(pins_gradients=pins_gradients)
+        super().__init__()
+        self._pins_gradients = pins_gradients
+        self.events: list[HostEvent] = []
         self.assumed: set[str] = set()
         """What of the host could not be found out, as sentences."""
+        self._held: dict[int, tuple[int, HostCategory]] = {}
+        """The blocks of storages that are alive, by their ids."""
+        self._pinned: weakref.WeakSet[Any] = weakref.WeakSet()
         self._gradients: dict[Optimizer, list[tuple[Tensor, Tensor]]] = {}
         """Parameters on the host with the gradients that an optimizer at work does not see."""
         self._stepped: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+
+    def write(self, event: HostEvent) -> None:
+        self.events.append(event)
+
+    def mark(self, phase: Phase, iteration: int) -> None:
+        self.write(Mark(phase, iteration))
+
+    def assign(self, tensor: Tensor, category: Category, _name: str = "") -> None:
+        """The storage of this tensor, if it lies on the host, is held for this from here until it is freed; what was
+        said of it first stands."""
+        storage = _host_storage(tensor)
+        if storage is None or id(storage) in self._held:
+            return
+        purpose = host_category(category)
+        pinned = storage in self._pinned or local_part(tensor).is_pinned()
+        pinned = pinned or (self._pins_gradients and purpose is HostCategory.GRADIENT)
+        self._held[id(storage)] = self.begin(storage.nbytes(), purpose, pinned=pinned), purpose
+        weakref.finalize(storage, self._give_up, id(storage)).atexit = False
+
+    def pin(self, tensor: Tensor) -> None:
+        """The storage of this tensor is in pinned memory from here on: first taken there, then freed here."""
+        storage = _host_storage(tensor)
+        if storage is None or storage in self._pinned:
+            return
+        self._pinned.add(storage)
+        if (known := self._held.get(id(storage))) is not None:
+            block, purpose = known
+            self._held[id(storage)] = self.begin(storage.nbytes(), purpose, pinned=True), purpose
+            self.end(block)
+
+    def _give_up(self, key: int) -> None:
+        self.end(self._held.pop(key)[0])
+
+    def take_batch(self, tensors: Iterable[Tensor]) -> None:
+        self.write(BatchTaken(tuple(tensor.nbytes for tensor in tensors)))
 
     def fill(self, parameter: Tensor) -> None:
         if parameter.device.type != "cpu":
@@ -95,8 +138,8 @@ class AbsentHost(HostLedger, Host):
 
     def _take_state(self, optimizer: Optimizer, parameters: list[Tensor]) -> None:
         """Holds what the first step keeps of these parameters from here on."""
-        twin = copy_to_meta(optimizer, {parameter: local_part(parameter).shape for parameter in parameters})
         try:
+            twin = copy_to_meta(optimizer, {parameter: local_part(parameter).shape for parameter in parameters})
             twin.step()
         except Exception as error:  # any code of any optimizer
             name, reason = type(optimizer).__name__, str(error).partition("\n")[0][:200]
@@ -107,6 +150,15 @@ class AbsentHost(HostLedger, Host):
         values = (value for kept in twin.state.values() for value in kept.values())
         state = (value.nbytes for value in values if isinstance(value, Tensor) and value.device.type == "meta")
         self.keep(HostCategory.OPTIMIZER_STATE, *(size for size in state if size >= SMALLEST_BYTES))
+
+
+def _host_storage(tensor: Tensor) -> torch.UntypedStorage | None:
+    """Whose Python object lives as long as the memory: torch 2.1 and later keep it (c10/core/impl/PyObjectSlot.h)."""
+    local = local_part(tensor)
+    if local.device.type != "cpu":
+        return None
+    storage = local.untyped_storage()
+    return storage if storage.nbytes() >= SMALLEST_BYTES else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,9 +190,9 @@ def leave_out_host_work(*, pins_gradients: bool = False) -> Iterator[AbsentHost]
             handle.remove()
 
 
-def _without_pinning(ledger: HostLedger, real: Any) -> Any:
+def _without_pinning(host: AbsentHost, real: Any) -> Any:
     def is_pinned(tensor: Tensor) -> bool:
-        ledger.pin(tensor)
+        host.pin(tensor)
         return True
 
     def reset(self: Any) -> None:
