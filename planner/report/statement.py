@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from planner.allocator.host.statement import HostStatement, host_from_json, host_to_json
+from planner.allocator.host.statement import HostStatement
 from planner.events import Category, Phase
 from planner.job.kinds import ANY, Kind
 from planner.records import every, from_document, shape, to_plain
@@ -352,9 +352,7 @@ class Statement:
     calibrated: bool
     """Whether the intervals come from measurements on this GPU and torch."""
     rank_classes: tuple[RankClassStatement, ...]
-    host: HostStatement | None = field(
-        default=None, metadata=shape(omit_default=True, write=host_to_json, read=host_from_json)
-    )
+    host: HostStatement | None = field(default=None, metadata=shape(omit_default=True))
     """What the nodes hold; None of what was made before that was counted."""
     pool: PoolStatement | None = field(default=None, metadata=shape(omit_default=True))
     """Where device and host share their memory: both together."""

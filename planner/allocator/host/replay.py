@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from planner.errors import AllocatorConfError
 from planner.events import Mark, Phase
@@ -195,19 +196,10 @@ def condense(events: Sequence[HostEvent]) -> Iterator[HostEvent]:
 
 
 def _condense_stretch(stretch: Sequence[HostAlloc | HostFree], sizes: Mapping[int, int]) -> Iterator[HostEvent]:
-    born: dict[int, int] = {}
-    passing: dict[int, tuple[int, int]] = {}
-    now = highest = 0
-    at = -1
-    for place, event in enumerate(stretch):
-        if isinstance(event, HostAlloc):
-            born[event.block] = place
-            now += sizes[event.block]
-        else:
-            now -= sizes[event.block]
-            if event.block in born:
-                passing[event.block] = born[event.block], place
-        if now > highest:
-            highest, at = now, place
-    left_out = {block for block, (first, after) in passing.items() if not first <= at < after}
-    return (event for event in stretch if event.block not in left_out)
+    steps = (sizes[event.block] if isinstance(event, HostAlloc) else -sizes[event.block] for event in stretch)
+    heights = list(accumulate(steps, initial=0))
+    at = heights.index(max(heights))
+    for part in (stretch[:at], stretch[at:]):
+        born = {event.block for event in part if isinstance(event, HostAlloc)}
+        passing = {event.block for event in part if isinstance(event, HostFree) and event.block in born}
+        yield from (event for event in part if event.block not in passing)

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from planner.events import Phase
 from planner.host_events import HostCategory
-from planner.records import every, from_plain, shape, to_plain
+from planner.records import every, shape
 
 HostVerdict = Literal["exceeds", "not_known_to_exceed"]
 """A lower bound alone never says that something fits."""
@@ -49,7 +49,9 @@ class NodeStatement:
 class HostStatement:
     """All nodes. `capacity_bytes` is 0 where the job does not say what a node has: then nothing is judged."""
 
-    capacity_bytes: int
+    capacity_bytes: int = field(
+        metadata=shape(then="verdict", write=lambda size: size or None, read=lambda size: size or 0)
+    )
     nodes: tuple[NodeStatement, ...]
     assumptions: tuple[str, ...]
 
@@ -64,19 +66,3 @@ class HostStatement:
     def fullest(self) -> NodeStatement:
         """The node with the highest peak."""
         return max(self.nodes, key=lambda node: node.peak.bytes)
-
-
-def host_to_json(host: HostStatement) -> dict[str, Any]:
-    """The `host` object of a plan: plain values, keys in order."""
-    return {
-        "verdict": host.verdict,
-        "capacity_bytes": host.capacity_bytes or None,
-        "nodes": [to_plain(node) for node in host.nodes],
-        "assumptions": list(host.assumptions),
-    }
-
-
-def host_from_json(document: Mapping[str, Any]) -> HostStatement:
-    """What :func:`host_to_json` wrote. Raises PlannerError, KeyError or TypeError for anything else."""
-    known = {key: document[key] for key in ("nodes", "assumptions")}
-    return from_plain(HostStatement, {**known, "capacity_bytes": document["capacity_bytes"] or 0}, "host")
