@@ -125,7 +125,7 @@ class HostMemory(HostWriter):
             if (loader := self._loaders.pop(iterator, None)) is not None:
                 # The batch in hand is the program's own: it is told as any block.
                 pinned, ahead = bool(loader.pin_memory), _batches_ahead(loader)
-                for part in tree_leaves(dict(batch) if isinstance(batch, Mapping) else batch):
+                for part in tree_leaves(list(batch.values()) if isinstance(batch, Mapping) else batch):
                     if isinstance(part, Tensor) and part.device.type == "cpu":
                         self.hold_while(iterator, part.nbytes, HostCategory.BATCH, pinned=pinned, count=ahead)
             return batch
