@@ -68,11 +68,6 @@ def test_buckets_are_rebuilt_in_the_second_iteration_each_as_large_as_the_cap_le
     assert all(cap <= size < cap + EMBEDDING for size in at_the_end(job)[:-1])
 
 
-@pytest.mark.parametrize("cap_mb", [0.1, 0.5, 1, 25])
-def test_buckets_hold_the_gradients_once_whatever_the_cap(planned: Planned, cap_mb: float) -> None:
-    assert sum(at_the_end(planned(ddp={"bucket_cap_mb": cap_mb}))) == P
-
-
 def test_a_smaller_cap_makes_more_buckets(planned: Planned) -> None:
     counts = [len(at_the_end(planned(ddp={"bucket_cap_mb": cap}))) for cap in (0.1, 0.5, 1, 25)]
 
@@ -144,13 +139,6 @@ def test_a_gradient_is_born_outside_its_bucket_and_moved_into_it(planned: Planne
     assert births.count("backward 2") == 21
 
 
-def test_without_views_gradients_live_until_they_are_set_to_none(planned: Planned) -> None:
-    job = planned(ddp={}, **SMALL)
-
-    lived = {(birth, death) for _, birth, death in blocks(job, Category.GRADIENT)}
-    assert ("backward 2", "optimizer_step 2") in lived
-
-
 def test_the_initial_sync_takes_a_flat_copy_of_the_parameters_and_leaves_nothing(planned: Planned) -> None:
     with_sync, without = (planned(ddp={"init_sync": each}) for each in (True, False))
 
@@ -194,14 +182,6 @@ def test_buffers_are_in_no_bucket(planned: Planned) -> None:
 
 def test_frozen_parameters_are_in_no_bucket(planned: Planned) -> None:
     assert at_the_end(planned("frozen", ddp={})) == [2 * WEIGHT]
-
-
-def test_buckets_of_bfloat16_parameters_are_half_as_large(planned: Planned) -> None:
-    assert at_the_end(planned(ddp={}, model={"parameter_dtype": "bfloat16"})) == [P // 2]
-
-
-def test_under_autocast_buckets_stay_float32(planned: Planned) -> None:
-    assert at_the_end(planned(ddp={}, precision="bf16_autocast")) == [P]
 
 
 @pytest.mark.parametrize("hook", ["fp16_compress", "bf16_compress"])
@@ -258,13 +238,6 @@ def test_the_number_of_ranks_changes_nothing_but_the_check_of_the_initial_sync(p
         assert asked_for(two, phase, iteration) == asked_for(many, phase, iteration)
     shapes = len(asked_for(many, Phase.LOAD, 0)) - len(asked_for(two, Phase.LOAD, 0))
     assert shapes == 512 - 2
-
-
-def test_the_communicators_memory_is_outside_the_allocator_and_of_more_than_one_rank_only(planned: Planned) -> None:
-    alone, together = planned(), planned(ddp={})
-
-    assert alone.statement.outside_allocator.nccl_bytes == 0
-    assert together.statement.outside_allocator.nccl_bytes > 0
 
 
 def test_adam_under_ddp_needs_five_times_the_parameters_or_four_with_views(planned: Planned) -> None:
