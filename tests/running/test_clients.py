@@ -46,12 +46,14 @@ def test_every_command_can_be_launched_and_every_driver_is_used() -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        "python {drivers}/evaluated_trainer.py",
-        "python {drivers}/peft_adapters.py {folder}/llama lora",
-        "deepspeed --num_gpus 4 {drivers}/deepspeed_engine.py --stage 1 --model {folder}/llama",
+        pytest.param("python {drivers}/evaluated_trainer.py", id="transformers: generation between steps"),
+        pytest.param("python {drivers}/peft_adapters.py {folder}/llama lora", id="PEFT", marks=pytest.mark.soak),
+        pytest.param(
+            "deepspeed --num_gpus 4 {drivers}/deepspeed_engine.py --stage 1 --model {folder}/llama",
+            id="DeepSpeed", marks=pytest.mark.soak,
+        ),
     ],
-    ids=["transformers: generation between steps", "PEFT", "DeepSpeed"],
-)
+)  # fmt: skip
 def test_some_run_here(run: Run, folder: Path, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
 
