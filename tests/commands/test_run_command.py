@@ -7,10 +7,10 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
+from program_runs import forked_ranks
 from standard_error import without_progress
 
 from planner import cli
@@ -22,7 +22,6 @@ from planner.report.plan_text import render
 from planner.report.statement import read_statement, to_json
 from planner.report.style import Style
 from planner.tracing.launching.line import parse
-from planner.tracing.program import rank_process
 from planner.units import GIB
 
 PROGRAMS = Path(__file__).parents[1] / "running/programs"
@@ -79,13 +78,12 @@ def planner(*words: str) -> Ended:
 
 
 @pytest.fixture
-def planner_here(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Ended]:
+def planner_here(capfd: pytest.CaptureFixture[str]) -> Callable[..., Ended]:
     """The command in this process, with children that have loaded PyTorch already."""
-    in_a_child = partial(rank_process.run_rank, server=rank_process.lasting_server())
-    monkeypatch.setattr(rank_process, "run_rank", lambda order, limits, *_: in_a_child(order, limits))
 
     def run(*words: str) -> Ended:
-        code = cli.main(list(words))
+        with forked_ranks():
+            code = cli.main(list(words))
         out, err = capfd.readouterr()
         return subprocess.CompletedProcess(words, code, out, err)
 

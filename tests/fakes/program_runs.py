@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
+from unittest import mock
 
 from planner.allocator.replay import replay
 from planner.allocator.timeline import Timeline
@@ -14,6 +17,7 @@ from planner.planning.judging import told_on
 from planner.planning.program import inputs_of, judge_program
 from planner.report.statement import ProgramStatement
 from planner.tracing.launching.line import parse
+from planner.tracing.program import rank_process
 from planner.tracing.program.rank_orders import RankRun
 from planner.tracing.rank_trace import Trace
 
@@ -36,8 +40,17 @@ def replay_on_h100(trace: Trace) -> Timeline:
     return replay(list(write_out_repeats(told.events, told.repeats)))
 
 
+@contextmanager
+def forked_ranks() -> Iterator[None]:
+    """Whatever runs ranks has them forked by the tests' own server, which has loaded PyTorch already."""
+    in_a_child = partial(rank_process.run_rank, server=rank_process.lasting_server())
+    with mock.patch.object(rank_process, "run_rank", lambda order, limits, *_, **__: in_a_child(order, limits)):
+        yield
+
+
 def judge(*words: str, gpu: str = "H100-SXM-80GB", node_gpus: int = 0, **asked: Any) -> ProgramStatement:
     """What `planner run` says of a command on so many of these GPUs."""
     found = look_up(gpu)
     assert found is not None
-    return judge_program(inputs_of(parse(words, node_gpus=node_gpus), words, found, **asked))
+    with forked_ranks():
+        return judge_program(inputs_of(parse(words, node_gpus=node_gpus), words, found, **asked))

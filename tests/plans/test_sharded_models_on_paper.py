@@ -15,8 +15,8 @@ from planner.units import GIB
 
 TESTS = Path(__file__).parents[1]
 TABLE = yaml.safe_load((TESTS / "data" / "architectures.yaml").read_text())["architectures"]
-LANGUAGE = ["llama", "gpt2", "bert", "mamba", "mixtral"]
-IMAGES = ["vit", "resnet", "convnext"]
+MODELS = ["llama", "mamba", "mixtral", "resnet"]
+LIKE_OTHERS = ["gpt2", "bert", "vit", "convnext"]
 PIXELS = {"pixel_values": Input(shape=(3, 32, 32))}
 GPU = Gpu(total_bytes=80 * GIB, arch="sm_90")
 X = {"x": Input(shape=(64,)), "labels": Input(shape=(), dtype="int64", maximum=10)}
@@ -54,7 +54,7 @@ def half(*, frozen: bool) -> Job:
     )
 
 
-@pytest.mark.parametrize("name", [*LANGUAGE, *IMAGES])
+@pytest.mark.parametrize("name", [*MODELS, *(pytest.param(each, marks=pytest.mark.soak) for each in LIKE_OTHERS)])
 def test_the_ranks_of_a_transformers_model_hold_together_what_one_alone_would(name: str) -> None:
     alone = architecture(name)
 
