@@ -15,7 +15,7 @@ from planner.events import Phase
 from planner.report.plan_text import render
 from planner.report.statement import NamedMoment, Plan, Verdict
 from planner.report.style import Style, size, style_of
-from planner.report.verdict_text import job_sentence, verdict_sentences
+from planner.report.verdict_text import verdict_sentences
 from planner.units import GIB, KIB
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -83,22 +83,6 @@ def test_every_rank_class_has_its_own_table(plan: Callable[..., Plan]) -> None:
     assert "ranks 8-15, like rank 8 (pp 1)\n" in text
 
 
-def test_a_class_of_one_rank_is_not_said_to_be_like_itself(plan: Callable[..., Plan]) -> None:
-    first = plan().rank_classes[0]
-    last = replace(first, representative=0, ranks="0", coordinates={})
-    text = render(replace(plan(), rank_classes=(replace(first, representative=1, ranks="1-7"), last)), Style())
-
-    assert [line for line in text.splitlines() if line.startswith("rank ")] == ["rank 0"]
-
-
-def test_a_single_process_has_no_line_for_nccl(plan: Callable[..., Plan]) -> None:
-    first = plan().rank_classes[0]
-    alone = replace(first, outside_allocator=replace(first.outside_allocator, nccl_bytes=0))
-
-    assert "NCCL" in render(plan(), Style())
-    assert "NCCL" not in render(replace(plan(), rank_classes=(alone,)), Style())
-
-
 def test_a_holder_without_a_module_is_called_by_its_operator_once(plan: Callable[..., Plan]) -> None:
     first = plan().rank_classes[0]
     holder = replace(first.holders[0], module="", op="aten._foreach_sqrt")
@@ -163,13 +147,6 @@ def test_only_a_verbose_report_says_where_its_figures_come_from(plan: Callable[.
 
     assert "Not counted: cuFFT." in short
     assert set(long.splitlines()) - set(short.splitlines()) == {"CUDA context: measured."}
-
-
-def test_the_check_is_one_line(plan: Callable[..., Plan]) -> None:
-    assert job_sentence(plan()) == (
-        "llama-8b-sft fits: ranks 0-7 need 66.58 GiB, 79.10 GiB available (H100-SXM-80GB); peak in backward of "
-        "iteration 2; uncalibrated; 19 of 20 jobs of this kind stayed below 71.58 GiB"
-    )
 
 
 class _Terminal(io.StringIO):
