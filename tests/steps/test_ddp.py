@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import torch.distributed as dist
 
 from planner.events import Phase
@@ -101,42 +96,3 @@ def test_a_checkpoint_goes_into_the_wrapped_model(factory_job: JobOf, run: Run, 
     run(factory_job(parallel=ddp(), checkpoint_load=CheckpointLoad(), iterations=1), watching)
 
     assert watching.marks[:2] == [(Phase.LOAD.value, 0), (Phase.CHECKPOINT_LOAD.value, 0)]
-
-
-ONE_OF_TWO = """
-import sys
-import torch
-import torch.distributed as dist
-from planner.job.schema import DpReplicate, Input, Job, Model, Parallel, Train
-from planner.training import step
-
-rank, folder = int(sys.argv[1]), sys.argv[2]
-dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", 2), rank=rank, world_size=2)
-job = Job(
-    model=Model(factory="shop:normed", factory_path=folder),
-    train=Train(
-        micro_batch_size=4,
-        inputs={"x": Input(shape=(16,)), "labels": Input(shape=(), dtype="int64", maximum=10)},
-        iterations=3,
-        gradient_accumulation_steps=2,
-    ),
-    parallel=Parallel(dp_replicate=DpReplicate(degree=2, gradient_as_bucket_view=True)),
-)
-outcome = step.run(job, torch.device("cpu"), rank=rank)
-torch.save([p.detach() for p in outcome.model.parameters()], f"{folder}/{rank}.pt")
-dist.destroy_process_group()
-"""
-
-
-def test_two_processes_end_with_the_same_parameters(factory_job: JobOf, tmp_path: Path) -> None:
-    factory_job()  # writes the module of the factories
-    environment = {**os.environ, "PYTHONPATH": str(Path(step.__file__).parents[2]), "OMP_NUM_THREADS": "1"}
-
-    both = [
-        subprocess.Popen([sys.executable, "-c", ONE_OF_TWO, str(rank), str(tmp_path)], env=environment)
-        for rank in range(2)
-    ]
-
-    assert [process.wait(timeout=60) for process in both] == [0, 0]
-    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
-    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
