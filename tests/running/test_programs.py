@@ -144,31 +144,6 @@ def test_a_program_is_followed_to_its_second_evaluation(run: Run, tmp_path_facto
     assert len(found.trace.events) * 3 < len(found.trace.written_out())
 
 
-def test_a_program_that_evaluated_at_its_start_is_not_watched_for_a_thousand_iterations(
-    run: Run, program: Program
-) -> None:
-    path = program("""
-import torch
-model = torch.nn.Linear(64, 64).cuda()
-optimizer = torch.optim.AdamW(model.parameters())
-for step in range(10000):
-    if step % 1000 == 0:
-        model.eval()
-        with torch.no_grad():
-            model(torch.zeros(8, 64, device="cuda"))
-        model.train()
-    model(torch.zeros(8, 64, device="cuda")).sum().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-""")
-
-    found = run(f"python {path}", patience=None)
-
-    steady, watched = 3, 6
-    assert (found.iterations, found.seen["eval"]) == (steady + watched, 1)
-    assert "not risen since iteration 2, and nothing new came in 6 iterations" in found.ending
-
-
 def test_strict_answers_nothing_that_is_not_known(run: Run) -> None:
     with pytest.raises(TraceError, match=r"reads a value of a tensor of shape \(\) and dtype bool at classifier.py:93"):
         run("python {programs}/classifier.py", strict=True)
