@@ -26,15 +26,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def test_there_are_many_of_many_projects() -> None:
-    unedited = [each for each in catalog.CLIENTS if not each.ours and not each.refused]
-
-    assert len(catalog.CLIENTS) >= 60
-    assert len({each.project for each in catalog.CLIENTS}) >= 24
-    assert len(unedited) >= 30
-    assert len({each.name for each in catalog.CLIENTS}) == len(catalog.CLIENTS)
-
-
 def test_every_command_can_be_launched_and_every_driver_is_used() -> None:
     for each in catalog.CLIENTS:
         parse(each.command.format(packages="p", drivers=CLIENTS / "drivers", bin="b", beside="x").split())
