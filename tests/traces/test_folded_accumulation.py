@@ -39,6 +39,7 @@ from planner.tracing.spec import step_trace as tracing
 from planner.training.loop import Loop
 from planner.truth.calibration.interval import Calibration
 
+pytestmark = [pytest.mark.soak] if soak.IS_WHOLE else []
 DECODER = Decoder(layers=2, hidden=64, heads=4, kv_heads=2, ffn=128, vocab=300)
 MANY = 8
 STEPS = (1, 2, 3, 4, MANY, 16)
