@@ -459,6 +459,6 @@ with paper.gpu(sys.argv[1]), compiled.enable():
 
 
 def test_code_for_one_gpu_is_not_taken_from_the_cache_for_another_of_no_name() -> None:
-    keys = [printed_on(arch, KEY, arch) for arch in ("sm_80", "sm_90", "sm_90/16")]
+    whole, part = (printed_on(arch, KEY, arch) for arch in ("sm_90", "sm_90/16"))
 
-    assert len(set(keys)) == 3
+    assert whole != part
