@@ -7,11 +7,11 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
-from program_runs import forked_ranks
-from standard_error import without_progress
+from program_runs import run_planner
 
 from planner import cli
 from planner.job.loading import load_job
@@ -80,14 +80,7 @@ def planner(*words: str) -> Ended:
 @pytest.fixture
 def planner_here(capfd: pytest.CaptureFixture[str]) -> Callable[..., Ended]:
     """The command in this process, with children that have loaded PyTorch already."""
-
-    def run(*words: str) -> Ended:
-        with forked_ranks():
-            code = cli.main(list(words))
-        out, err = capfd.readouterr()
-        return subprocess.CompletedProcess(words, code, out, err)
-
-    return run
+    return partial(run_planner, capfd)
 
 
 @pytest.mark.parametrize(("torch", "cuda"), [("2.6", "12.4"), ("2.10", "12.8"), ("2.13", "13.0")])
@@ -234,7 +227,7 @@ def test_the_traceback_of_a_program_is_marked_as_its_own(tmp_path: Path, planner
     ended = planner_here("run", "--allow-writes", "--", "python", str(path))
 
     assert (ended.returncode, ended.stdout) == (2, "")
-    lines = without_progress(ended.stderr).splitlines()
+    lines = ended.stderr.splitlines()
     assert lines[0] == "--- the program's own traceback ---"
     said = "the program ended with an error of its own on rank 0: KeyError: 'data'"
     assert lines[-3] == f"{tmp_path.name}/broken.py:1: {said}"

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 from unittest import mock
 
+import pytest
+from standard_error import without_progress
+
+from planner import cli
 from planner.allocator.replay import replay
 from planner.allocator.timeline import Timeline
 from planner.events import write_out_repeats
@@ -16,9 +20,11 @@ from planner.job.schema import Gpu
 from planner.planning.judging import told_on
 from planner.planning.program import inputs_of, judge_program
 from planner.report.statement import ProgramStatement
+from planner.runtime.limits import Limits
 from planner.tracing.launching.line import parse
 from planner.tracing.program import rank_process
-from planner.tracing.program.rank_orders import RankRun
+from planner.tracing.program.rank_orders import ProgramOrder, RankRun
+from planner.tracing.program.rank_process import WalledProgram
 from planner.tracing.rank_trace import Trace
 
 Run = Callable[..., RankRun]
@@ -43,9 +49,23 @@ def replay_on_h100(trace: Trace) -> Timeline:
 @contextmanager
 def forked_ranks() -> Iterator[None]:
     """Whatever runs ranks has them forked by the tests' own server, which has loaded PyTorch already."""
-    in_a_child = partial(rank_process.run_rank, server=rank_process.lasting_server())
-    with mock.patch.object(rank_process, "run_rank", lambda order, limits, *_, **__: in_a_child(order, limits)):
+    real, server = rank_process.run_rank, rank_process.lasting_server()
+
+    def run_rank(
+        order: ProgramOrder, limits: Limits, _: object = None, walled: WalledProgram | None = None, *heard: Any
+    ) -> RankRun:
+        return real(order, limits, server, walled, *heard)
+
+    with mock.patch.object(rank_process, "run_rank", run_rank):
         yield
+
+
+def run_planner(capfd: pytest.CaptureFixture[str], *words: str) -> subprocess.CompletedProcess[str]:
+    """The command in this process, its ranks forked; what is said of progress is left out."""
+    with forked_ranks():
+        code = cli.main(list(words))
+    out, err = capfd.readouterr()
+    return subprocess.CompletedProcess(words, code, out, without_progress(err))
 
 
 def judge(*words: str, gpu: str = "H100-SXM-80GB", node_gpus: int = 0, **asked: Any) -> ProgramStatement:
