@@ -146,12 +146,10 @@ def test_every_parameter_that_is_counted_is_trained(model_type: str) -> None:
 
 
 @pytest.mark.parametrize("head", ["sequence_classification", "token_classification", "question_answering"])
-@pytest.mark.parametrize("model_type", ["llama", "gemma3_text", "mixtral", "gpt2", "bert", "deepseek_v3"])
+@pytest.mark.parametrize("model_type", ["llama", "mixtral", "gpt2", "bert"])
 def test_another_head_has_the_body_at_least(model_type: str, head: str) -> None:
     content = SMALL[model_type]
     by_head = model(model_type, content, head=head)
-    if refused(by_head):
-        pytest.skip(f"transformers has no such class of {model_type}")
 
     assert 0 < elements_of(by_head) <= built_elements(by_head)
     assert elements_of(model(model_type, {**content, "tie_word_embeddings": True})) - elements_of(by_head) in (

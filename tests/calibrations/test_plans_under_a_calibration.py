@@ -59,17 +59,6 @@ def test_a_plan_for_a_measured_gpu_and_torch_is_calibrated_and_its_context_corre
     assert high - low < peak_of(before).interval_bytes[1] - peak_of(before).interval_bytes[0]
 
 
-@pytest.mark.parametrize("other", [{"gpu": "H200-SXM-141GB"}, {"torch": "2.12"}, {"gpu": ""}], ids=str)
-def test_a_plan_for_another_gpu_or_torch_is_as_if_nothing_had_been_measured(
-    known: Calibration, other: dict[str, str]
-) -> None:
-    before, after = planned(None, **other), planned(known, **other)
-
-    assert not after.plan.calibrated
-    assert after.plan.rank_classes == before.plan.rank_classes
-    assert after.notes == before.notes
-
-
 def test_the_report_says_what_was_corrected_and_from_how_many_measurements(known: Calibration) -> None:
     def said(found: PlanningResult) -> str:
         return " ".join(render(found.plan, Style(), notes=found.notes, sources=found.sources).split())
@@ -88,13 +77,6 @@ def test_measurements_decide_a_verdict_that_the_table_could_not(seen: Seen) -> N
     assert fits(seen(0.0, predicted_context_bytes=778 * MIB, measured_context_bytes=778 * MIB) for _ in range(60)) is (
         Verdict.FITS
     )
-
-
-def test_a_larger_context_leaves_less_for_the_allocator(seen: Seen) -> None:
-    measured = learn(seen(0.0, predicted_context_bytes=778 * MIB, measured_context_bytes=1300 * MIB) for _ in range(60))
-
-    assert planned(None, total=10 * GIB + 1100 * MIB).plan.verdict is Verdict.TIGHT
-    assert planned(measured, total=10 * GIB + 1100 * MIB).plan.verdict is Verdict.EXCEEDS
 
 
 def test_what_lives_outside_stays_what_the_table_says_so_that_it_can_be_learnt_again(known: Calibration) -> None:

@@ -15,7 +15,6 @@ import pytest
 from standard_error import without_progress
 
 from planner import cli
-from planner.job.loading import load_job
 
 REPOSITORY = Path(__file__).parents[2]
 SPEC = """
@@ -92,34 +91,6 @@ def test_json_has_exactly_the_keys_of_the_contract_in_its_order(job: Written, ca
     assert list(plan["seconds"]) == ["trace", "replay", "total"]
     assert plan["schema"] == "planner.plan/1"
     assert plan["job"]["schema"] == "planner.bundle/1"
-
-
-def test_json_is_alone_on_standard_output(job: Written, capsys: Shown) -> None:
-    cli.main(["plan", job("700MiB"), "--format", "json", "--no-advice"])
-
-    shown = capsys.readouterr()
-    assert (shown.out[0], shown.out[-2:], shown.err) == ("{", "}\n", "")
-    assert json.loads(shown.out)["verdict"] == "exceeds"
-
-
-def test_a_plan_id_fits_a_label_and_metadata_is_no_part_of_it(job: Written, capsys: Shown) -> None:
-    def identity(more: str) -> str:
-        path = Path(job())
-        path.write_text(path.read_text().replace("name: small", more))
-        cli.main(["plan", str(path), "--format", "json"])
-        return str(json.loads(capsys.readouterr().out)["plan_id"])
-
-    first, second = identity("name: small"), identity("name: other, team: nlp")
-    assert first == second
-    assert re.fullmatch(r"pl-[a-z2-7]{26}", first)
-
-
-def test_the_report_names_the_job_its_phases_its_categories_and_its_verdict(job: Written, capsys: Shown) -> None:
-    assert cli.main(["plan", job()]) == 0
-
-    said = capsys.readouterr().out
-    for word in ("small", "load", "forward", "backward", "parameter", "bucket", "Fits: "):
-        assert word in said
 
 
 def test_a_job_that_does_not_fit_ends_with_3_and_with_changes_that_help(job: Written, capsys: Shown) -> None:
@@ -260,19 +231,6 @@ def test_wrong_input_is_one_message_exit_code_2_and_no_traceback(
     assert shown.err
 
 
-def test_a_bundle_is_planned_as_its_spec_is(job: Written, tmp_path: Path, capsys: Shown) -> None:
-    cli.main(["spec", "--bundle", job()])
-    (tmp_path / "bundle.json").write_text(capsys.readouterr().out)
-
-    plans = []
-    for path in (job(), str(tmp_path / "bundle.json")):
-        assert cli.main(["plan", path, "--format", "json"]) == 0
-        plans.append(json.loads(capsys.readouterr().out))
-
-    assert plans[0]["plan_id"] == plans[1]["plan_id"]
-    assert plans[0]["rank_classes"] == plans[1]["rank_classes"]
-
-
 def test_the_command_itself(job: Written) -> None:
     ended = subprocess.run(
         [sys.executable, "-m", "planner", "check", job()], capture_output=True, text=True, cwd=REPOSITORY, timeout=120
@@ -280,11 +238,3 @@ def test_the_command_itself(job: Written) -> None:
 
     assert (ended.returncode, without_progress(ended.stderr)) == (0, "")
     assert ended.stdout.startswith("small fits: rank")
-
-
-def test_the_jobs_of_the_examples_load() -> None:
-    found = sorted((REPOSITORY / "examples").glob("*.yaml"))
-
-    assert len(found) >= 2
-    for path in found:
-        load_job(path)

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from standard_error import without_progress
+from program_runs import run_planner
 
 from planner import cli
 from planner.job.loading import load_job
@@ -22,7 +22,6 @@ from planner.report.plan_text import render
 from planner.report.statement import read_statement, to_json
 from planner.report.style import Style
 from planner.tracing.launching.line import parse
-from planner.tracing.program import rank_process
 from planner.units import GIB
 
 PROGRAMS = Path(__file__).parents[1] / "running/programs"
@@ -79,17 +78,9 @@ def planner(*words: str) -> Ended:
 
 
 @pytest.fixture
-def planner_here(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Ended]:
+def planner_here(capfd: pytest.CaptureFixture[str]) -> Callable[..., Ended]:
     """The command in this process, with children that have loaded PyTorch already."""
-    in_a_child = partial(rank_process.run_rank, server=rank_process.lasting_server())
-    monkeypatch.setattr(rank_process, "run_rank", lambda order, limits, *_: in_a_child(order, limits))
-
-    def run(*words: str) -> Ended:
-        code = cli.main(list(words))
-        out, err = capfd.readouterr()
-        return subprocess.CompletedProcess(words, code, out, err)
-
-    return run
+    return partial(run_planner, capfd)
 
 
 @pytest.mark.parametrize(("torch", "cuda"), [("2.6", "12.4"), ("2.10", "12.8"), ("2.13", "13.0")])
@@ -236,7 +227,7 @@ def test_the_traceback_of_a_program_is_marked_as_its_own(tmp_path: Path, planner
     ended = planner_here("run", "--allow-writes", "--", "python", str(path))
 
     assert (ended.returncode, ended.stdout) == (2, "")
-    lines = without_progress(ended.stderr).splitlines()
+    lines = ended.stderr.splitlines()
     assert lines[0] == "--- the program's own traceback ---"
     said = "the program ended with an error of its own on rank 0: KeyError: 'data'"
     assert lines[-3] == f"{tmp_path.name}/broken.py:1: {said}"

@@ -51,19 +51,6 @@ def test_it_prints_what_differs_from_the_defaults(spec: Path, capsys: pytest.Cap
     }
 
 
-@pytest.mark.parametrize("how", [[], ["--all"]], ids=["short", "all"])
-def test_what_it_prints_it_prints_again(
-    how: list[str], spec: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    cli.main(["spec", str(spec), *how])
-    first = capsys.readouterr().out
-    (tmp_path / "again.yaml").write_text(first, encoding="utf-8")
-
-    cli.main(["spec", str(tmp_path / "again.yaml"), *how])
-
-    assert capsys.readouterr().out == first
-
-
 def test_a_bundle_goes_in_wherever_a_spec_does(spec: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cli.main(["spec", "--bundle", str(spec)])
     bundle = capsys.readouterr().out

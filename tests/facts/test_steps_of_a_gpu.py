@@ -16,7 +16,7 @@ from planner.errors import FactsError, MeasureError
 from planner.hardware.facts import facts_folder, read_lines, state_of
 from planner.job.loading import load_document
 from planner.job.schema import Job
-from planner.planning.gpu_truth import gpu_of, learn_gpu, on_paper, usual_steps
+from planner.planning.gpu_truth import gpu_of, learn_gpu, on_paper
 from planner.planning.job_plan import plan_job
 from planner.truth.measuring import measurement_lines
 from planner.truth.measuring.measurement_lines import DeviceFacts, Measurement
@@ -110,13 +110,6 @@ def test_a_cpu_is_measured_by_the_same_child_and_teaches_nothing(tmp_path: Path)
         learn_gpu(tmp_path, [step()], lambda _: None, device="cpu")
 
     assert list(tmp_path.iterdir()) == []
-
-
-def test_there_are_ten_usual_steps_that_differ() -> None:
-    steps = usual_steps()
-
-    assert len({each.metadata.name for each in steps}) == len(steps) == 10
-    assert len({repr((each.model, each.train)) for each in steps}) == 10
 
 
 def test_steps_that_nobody_knows_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

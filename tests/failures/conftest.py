@@ -13,7 +13,6 @@ from planner.events import Event
 from planner.report.memory_viz import snapshot
 
 MODEL = "/home/someone/job/model.py"
-MODULE_CALL = "/usr/lib/python3/site-packages/torch/nn/modules/module.py"
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import io
 import json
 import lzma
 import textwrap
@@ -95,13 +94,3 @@ def test_what_is_quoted_stands_in_the_log() -> None:
     log = LogText("a  b\n> c \x1b[1md\x1b[0m e\n")
 
     assert (log.squashed, log.quote(0, 5, 100), log.quote(2, 4, 100)) == ("abcde", "a b > c d e", "c d")
-
-
-def test_standard_input_is_read_as_a_file_is(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    stdin = io.TextIOWrapper(io.BytesIO("Killed\n".encode("utf-16")), encoding="utf-8")
-    monkeypatch.setattr("sys.stdin", stdin)
-
-    assert cli.main(["explain", "-"]) == 0
-    assert "A process was killed" in capsys.readouterr().out

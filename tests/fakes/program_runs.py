@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
+import pytest
+from standard_error import without_progress
+
+from planner import cli
 from planner.allocator.replay import replay
 from planner.allocator.timeline import Timeline
 from planner.events import write_out_repeats
@@ -13,8 +20,11 @@ from planner.job.schema import Gpu
 from planner.planning.judging import told_on
 from planner.planning.program import inputs_of, judge_program
 from planner.report.statement import ProgramStatement
+from planner.runtime.limits import Limits
 from planner.tracing.launching.line import parse
-from planner.tracing.program.rank_orders import RankRun
+from planner.tracing.program import rank_process
+from planner.tracing.program.rank_orders import ProgramOrder, RankRun
+from planner.tracing.program.rank_process import WalledProgram
 from planner.tracing.rank_trace import Trace
 
 Run = Callable[..., RankRun]
@@ -36,8 +46,31 @@ def replay_on_h100(trace: Trace) -> Timeline:
     return replay(list(write_out_repeats(told.events, told.repeats)))
 
 
+@contextmanager
+def forked_ranks() -> Iterator[None]:
+    """Whatever runs ranks has them forked by the tests' own server, which has loaded PyTorch already."""
+    real, server = rank_process.run_rank, rank_process.lasting_server()
+
+    def run_rank(
+        order: ProgramOrder, limits: Limits, _: object = None, walled: WalledProgram | None = None, *heard: Any
+    ) -> RankRun:
+        return real(order, limits, server, walled, *heard)
+
+    with mock.patch.object(rank_process, "run_rank", run_rank):
+        yield
+
+
+def run_planner(capfd: pytest.CaptureFixture[str], *words: str) -> subprocess.CompletedProcess[str]:
+    """The command in this process, its ranks forked; what is said of progress is left out."""
+    with forked_ranks():
+        code = cli.main(list(words))
+    out, err = capfd.readouterr()
+    return subprocess.CompletedProcess(words, code, out, without_progress(err))
+
+
 def judge(*words: str, gpu: str = "H100-SXM-80GB", node_gpus: int = 0, **asked: Any) -> ProgramStatement:
     """What `planner run` says of a command on so many of these GPUs."""
     found = look_up(gpu)
     assert found is not None
-    return judge_program(inputs_of(parse(words, node_gpus=node_gpus), words, found, **asked))
+    with forked_ranks():
+        return judge_program(inputs_of(parse(words, node_gpus=node_gpus), words, found, **asked))

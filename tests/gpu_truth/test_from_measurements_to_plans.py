@@ -81,17 +81,6 @@ def test_a_plan_for_that_gpu_and_torch_is_calibrated(monkeypatch: pytest.MonkeyP
     assert there[1] - there[0] < here[1] - here[0]
 
 
-@pytest.mark.usefixtures("learnt")
-@pytest.mark.parametrize("other", [{"gpu": "H100-SXM-80GB"}, {"torch": "2.12"}], ids=str)
-def test_a_plan_for_another_gpu_or_torch_is_as_before(other: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    after = planned(**other)
-    monkeypatch.delenv("PLANNER_FACTS")
-    before = planned(**other)
-
-    assert not after.plan.calibrated
-    assert (after.plan.trace_id, after.plan.rank_classes) == (before.plan.trace_id, before.plan.rank_classes)
-
-
 def test_what_was_learnt_is_told_and_steps_left_out_lie_in_the_interval_of_the_others(
     learnt: tuple[LearntFacts, Path],
 ) -> None:

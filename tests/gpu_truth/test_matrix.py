@@ -13,43 +13,12 @@ from typing import Any
 
 import pytest
 
-from gpu_truth.matrix import GROUP_SECONDS, STEPS, Case, cases, expand
+from gpu_truth.matrix import GROUP_SECONDS, STEPS, cases, expand
 from planner.job.schema import Job
 
 ROOT = Path(__file__).parent.parent.parent
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "benchmarks")))}
 SHARE = "opinfo-share-07"
-
-
-def _steps() -> list[Case]:
-    return [case for case in cases() if case.job is not None]
-
-
-def test_there_are_at_least_forty_steps_of_every_kind() -> None:
-    names = [case.name for case in _steps()]
-    assert len(names) >= 40
-    assert len(set(names)) == len(names)
-    families = ("mlp", "resnet", "vit", "gpt2", "bert", "t5", "llama")
-    assert [family for family in families if not any(name.startswith(family) for name in names)] == []
-
-
-def test_precisions_optimizers_recomputation_ddp_eval_and_checkpoints_are_in_it() -> None:
-    trains = [case.job.train for case in _steps() if case.job]
-    assert {each.precision for each in trains} >= {"none", "bf16_autocast", "fp16_autocast"}
-    assert {each.optimizer.name for each in trains} >= {"SGD", "Adam", "AdamW", "Adafactor"}
-    ways = [each.optimizer.arguments for each in trains if each.optimizer.name == "AdamW"]
-    for way in ({"foreach": True}, {"fused": True}, {"foreach": False}):
-        assert way in ways
-    assert {each.recompute.mode for each in trains} >= {"none", "full"}
-    views = {
-        c.job.parallel.dp_replicate.gradient_as_bucket_view
-        for c in _steps()
-        if c.job and c.job.parallel.dp_replicate.degree > 1
-    }
-    assert views == {False, True}
-    assert any(each.eval for each in trains)
-    assert any(each.checkpoint_load for each in trains)
-    assert any(case.job.model.parameter_dtype == "bfloat16" for case in _steps() if case.job)
 
 
 def test_operators_stand_in_families_with_names_of_their_own() -> None:
@@ -132,33 +101,9 @@ def test_of_the_steps_one_of_each_kind_comes_first() -> None:
     assert any("expandable" in case.allocator_conf for case in first)
 
 
-def test_compiled_steps_graphs_streams_pools_and_unedited_programs_are_in_it() -> None:
-    compiled = [case.job.train.compile for case in _steps() if case.job and case.job.train.compile]
-    assert {each.mode for each in compiled} == {"default", "reduce-overhead"}
-    assert any("optimizer" in each.scope for each in compiled)
-    confs = {case.allocator_conf for case in _steps()}
-    assert {"expandable_segments:True", "per_process_memory_fraction:0.015"} <= confs
-    axes = {name for c in _steps() if c.job for name, size in _degrees(c.job).items() if size > 1}
-    assert axes == {"dp_replicate", "dp_shard", "tp", "cp", "pp", "ep"}
-    assert {case.probe for case in cases()} == {"", "device_bytes", "streams", "graph_pools"}
-    assert {case.environment.get("CUDA_MODULE_LOADING") for case in cases()} == {None, "LAZY", "EAGER"}
-    assert [case.name for case in cases() if case.program] == ["program-fine-tune", "program-fine-tune-long"]
-
-
 def _degrees(job: Job) -> dict[str, int]:
     axes = ("dp_replicate", "dp_shard", "tp", "cp", "pp", "ep")
     return {name: getattr(job.parallel, name).degree for name in axes}
-
-
-def test_convolutions_are_asked_in_both_layouts_with_and_without_benchmarking_over_batches() -> None:
-    found = [each for case in cases() if case.name.startswith("operators-resnet") for each in case.operators]
-    ways = {(e.get("dtype", "float32"), e.get("channels_last", False), e.get("benchmark", False)) for e in found}
-
-    assert ways == {
-        ("float32", False, False), ("bfloat16", False, False), ("bfloat16", True, False), ("bfloat16", False, True),
-    }  # fmt: skip
-    assert {each["tensors"][0][0] for each in found} == {16, 64, 256}
-    assert len({(tuple(map(tuple, each["tensors"])), *each["arguments"].values()) for each in found}) == 3 * 23
 
 
 def test_a_batch_is_that_of_every_tensor_which_shares_it() -> None:

@@ -8,6 +8,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pytest
+import soak
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from importing_folder import Folder
@@ -16,6 +18,7 @@ from planner.errors import SpecError
 from planner.job.importers.key_tables import table
 from planner.job.importers.training_arguments import TABLES
 
+pytestmark = [pytest.mark.soak] if soak.IS_WHOLE else []
 SCALARS = st.one_of(
     st.none(), st.booleans(), st.integers(-2, 9), st.floats(allow_nan=True), st.text(max_size=5),
     st.sampled_from(["auto", "no", "bf16", "fp16", "FSDP", "DEEPSPEED", "MULTI_GPU", "steps", "full_shard", "none"]),
@@ -96,7 +99,7 @@ SPEC = st.one_of(
     line=st.just("torchrun --nproc-per-node 2 train.py") | LINE,
     spec=st.none() | SPEC,
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=soak.share(300, in_ci=100), deadline=None)
 def test_it_is_adopted_or_refused(arguments: Any, config: Any, deepspeed: Any, line: str, spec: Any) -> None:
     with tempfile.TemporaryDirectory() as path:
         folder = Folder(Path(path))

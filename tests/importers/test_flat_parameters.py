@@ -55,15 +55,6 @@ def test_accelerates_settings_are_planned_as_they_are(
     assert not any("FSDP" in sentence for sentence in found.supposed)
 
 
-def test_hybrid_sharding_replicates_over_the_nodes(folder: Folder) -> None:
-    settings = {**WRAPPED, "fsdp_sharding_strategy": 5}
-
-    parallel = of_accelerate(folder, settings, num_machines=2).job.parallel
-
-    assert parallel.dp_replicate.degree == 2
-    assert parallel.dp_shard == DpShard(degree=4, **MIXED, reshard_after_forward=False)
-
-
 def test_it_is_said_that_accelerate_does_not_look_at_the_strategy(folder: Folder) -> None:
     settings = {**WRAPPED, "fsdp_reshard_after_forward": "SHARD_GRAD_OP"}
 

@@ -152,7 +152,7 @@ FULL = FACTORY.replace("finetuning_type: lora", "finetuning_type: full")
 @pytest.mark.parametrize(
     ("source", "written", "expected"),
     [
-        # `tests/torchtitan_on_paper.py` sets such a spec beside torchtitan's Trainer.
+        # `make beside-plans` sets such specs beside torchtitan's Trainer.
         ("torchtitan", TITAN, {
             "model.decoder": Decoder(layers=32, hidden=4096, heads=32, kv_heads=8, ffn=14336, vocab=128256),
             "train": Train(

@@ -167,14 +167,6 @@ def test_a_stretch_in_which_it_stood_lies_between_its_ends_and_the_peak() -> Non
     assert peaks.stretches()[1] == stretch("eval", (1, 1), 200, 300, 200)
 
 
-def test_each_figure_is_told_for_itself() -> None:
-    peaks = Peaks(Reading(Levels(allocated_bytes=300, reserved_bytes=300), same(100)))
-    peaks.close("step", 1, Reading(Levels(allocated_bytes=300, reserved_bytes=400), same(100)))
-
-    found = peaks.stretches()[1].at_least
-    assert (found.allocated_bytes, found.reserved_bytes) == (100, 400)
-
-
 def test_from_the_third_iteration_on_they_are_taken_together() -> None:
     peaks = Peaks(reading(100, 100))
 
@@ -249,23 +241,6 @@ def test_the_first_iterations_and_every_nth_are_reported_before_the_end(gpu: Gpu
 
     found = [(line["ranks"][0]["steps"], line["ended_at"] is not None) for line in lines(file)]
     assert found == [(1, False), (2, False), (4, False), (8, False), (9, True)]
-
-
-def test_memory_running_out_is_reported_and_still_an_error_of_the_training(gpu: Gpu, tmp_path: Path) -> None:
-    file = tmp_path / "memory.jsonl"
-
-    def training() -> None:
-        with report_memory(file=file, read=gpu.read, id="7") as memory:
-            memory.step()
-            gpu.use(900)
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB\nmore words")
-
-    with pytest.raises(torch.OutOfMemoryError):
-        training()
-
-    last = lines(file)[-1]
-    assert last["ranks"][0]["out_of_memory"] == "CUDA out of memory. Tried to allocate 2 GiB"
-    assert phases(last)[("step", 2)] == (900, 900)
 
 
 ASYNC = "Allocation on device 0 would exceed allowed memory. (out of memory)\nCurrently allocated : 1.00 GiB"
@@ -492,15 +467,6 @@ def test_the_plan_is_what_the_hook_left_unless_somebody_says_another() -> None:
     assert plan_of({**RAY_ENTRYPOINT, "PLANNER_PLAN_ID": "pl-z"}) == "pl-z"
 
 
-def test_a_reader_of_another_device_says_what_that_holds(gpu: Gpu, tmp_path: Path) -> None:
-    gpu.take(300)
-    with report_memory(file=tmp_path / "memory.jsonl", read=lambda: {**gpu.read(), "device_bytes": gpu.peak + 7}):
-        gpu.use(200)
-
-    (rank,) = lines(tmp_path / "memory.jsonl")[-1]["ranks"]
-    assert (rank["peak"]["allocated_bytes"], rank["device_bytes"], rank["device_bytes_by"]) == (500, 507, "process")
-
-
 # Nothing reaches the training
 
 
@@ -553,16 +519,6 @@ def test_an_address_that_is_none_does_not_stop_the_training(
         memory.step()
 
     assert [message for message in caplog.messages if "http://" in message]
-
-
-def test_a_file_that_cannot_be_written_does_not_stop_the_training(
-    gpu: Gpu, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with report_memory(file=tmp_path, read=gpu.read) as memory:
-        gpu.use(1)
-        memory.step()
-
-    assert [record.levelno for record in caplog.records] == [logging.WARNING]
 
 
 def test_a_misspelled_setting_is_told_before_the_training() -> None:

@@ -231,6 +231,8 @@ def test_a_larger_gpu_that_is_not_enough_alone_is_said_with_what_is(
     monkeypatch.setattr(
         advice, "larger_gpus", lambda job: [({"cluster.gpu": name}, on(job, size)) for name, size in larger.items()]
     )
+    for other in ("more_gpus", "adapters"):
+        monkeypatch.setattr(advice, other, lambda *_: [])
 
     first, *_ = advise(barely(job, told), PlansHere()).advice
 

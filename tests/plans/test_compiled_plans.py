@@ -13,7 +13,7 @@ from planner.planning.without_compile import add_eager
 from planner.report.statement import Verdict, from_json, to_json
 
 _JOB = """
-model: {decoder: {layers: 2, hidden: 64, heads: 2, kv_heads: 2, ffn: 160, vocab: 2001}}
+model: {decoder: {layers: 1, hidden: 64, heads: 2, kv_heads: 2, ffn: 160, vocab: 2001}}
 train: {micro_batch_size: 32, sequence_length: 128, precision: bf16_autocast, compile: [model, loss], iterations: 2}
 cluster: {gpu: H100-SXM-80GB}
 """

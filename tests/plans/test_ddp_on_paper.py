@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from planner.events import Alloc, Category, Phase, Role
-from planner.job.schema import Optimizer
 from planner.report.attribution import Life, lives, phase_spans
 
 Planned = Callable[..., Any]
@@ -49,38 +48,6 @@ def asked_for(job: Any, phase: Phase, iteration: int) -> list[int]:
     return [event.requested_bytes for event in events if isinstance(event, Alloc)]
 
 
-def test_there_is_one_bucket_with_everything_until_the_second_iteration(planned: Planned) -> None:
-    job = planned(ddp={"bucket_cap_mb": 0.25})
-
-    first = [block for block in blocks(job, Category.BUCKET) if block[1] == "load 0"]
-    assert first == [(P, "load 0", "forward 2")]
-    assert sizes(job, "bucket_sizes") == [P]
-
-
-def test_buckets_are_rebuilt_in_the_second_iteration_each_as_large_as_the_cap_lets_it(planned: Planned) -> None:
-    job = planned(ddp={"bucket_cap_mb": 0.25})
-
-    cap = 2**18
-    assert job.trace.buckets["has_rebuilt_buckets"] == 1
-    assert at_the_end(job) == sizes(job, "rebuilt_bucket_sizes")
-    assert sum(at_the_end(job)) == P
-    # A bucket is closed by the gradient that fills it.
-    assert all(cap <= size < cap + EMBEDDING for size in at_the_end(job)[:-1])
-
-
-@pytest.mark.parametrize("cap_mb", [0.1, 0.5, 1, 25])
-def test_buckets_hold_the_gradients_once_whatever_the_cap(planned: Planned, cap_mb: float) -> None:
-    assert sum(at_the_end(planned(ddp={"bucket_cap_mb": cap_mb}))) == P
-
-
-def test_a_smaller_cap_makes_more_buckets(planned: Planned) -> None:
-    counts = [len(at_the_end(planned(ddp={"bucket_cap_mb": cap}))) for cap in (0.1, 0.5, 1, 25)]
-
-    assert counts == sorted(counts, reverse=True)
-    assert counts[0] > 5
-    assert counts[-1] == 1
-
-
 def test_the_old_bucket_is_gone_before_the_new_ones_come(planned: Planned) -> None:
     found = lives(planned(ddp={}, **SMALL).trace.events).values()
 
@@ -97,58 +64,12 @@ def test_since_torch_2_8_the_old_bucket_stays_until_the_watchdog_has_looked(plan
     assert [death for _, birth, death in blocks(long, Category.BUCKET) if birth == "load 0"] == ["backward 3"]
 
 
-def test_where_unused_parameters_are_looked_for_buckets_have_the_cap_at_once_and_are_never_rebuilt(
-    planned: Planned,
-) -> None:
-    job = planned(ddp={"bucket_cap_mb": 0.25, "find_unused_parameters": True})
-
-    used_map = 4 * 21  # a number for each of the parameter tensors
-    assert job.trace.buckets["has_rebuilt_buckets"] == 0
-    assert at_the_end(job) == [*sizes(job, "bucket_sizes"), used_map]
-    assert len(sizes(job, "bucket_sizes")) > 5
-
-
-def test_parameters_that_are_never_used_have_room_in_a_bucket_and_no_gradient(planned: Planned) -> None:
-    held = planned("Half", ddp={"find_unused_parameters": True}).after("backward", 2)
-
-    assert held["bucket"] == 2 * WEIGHT + 512
-    assert held["gradient"] == WEIGHT
-
-
-def test_a_static_graph_needs_no_search_for_unused_parameters(planned: Planned) -> None:
-    job = planned("Half", ddp={"static_graph": True})
-
-    assert job.trace.buckets["static_graph"] == 1
-    assert job.after("backward", 2)["gradient"] == WEIGHT
-
-
-def test_a_static_graph_rebuilds_its_buckets_in_the_third_iteration(planned: Planned) -> None:
-    job = planned(ddp={"bucket_cap_mb": 0.25, "static_graph": True})
-
-    assert {birth for _, birth, death in blocks(job, Category.BUCKET) if death == "end"} == {"forward 3"}
-
-
-def test_views_save_the_gradients_at_the_end_of_the_backward_and_in_the_step(planned: Planned) -> None:
-    copy, view = (planned(ddp={"gradient_as_bucket_view": each}, **SMALL) for each in (False, True))
-
-    assert copy.phase("backward", 2).end_allocated_bytes - view.phase("backward", 2).end_allocated_bytes == P
-    steps = (job.phase("optimizer_step", 2).peak_allocated_bytes for job in (copy, view))
-    assert next(steps) - next(steps) == P
-
-
 def test_a_gradient_is_born_outside_its_bucket_and_moved_into_it(planned: Planned) -> None:
     """So with views a backward needs room for the gradients on their way, and for those that are set to None only."""
     job = planned(ddp={"gradient_as_bucket_view": True}, **SMALL)
 
     births = [birth for _, birth, death in blocks(job, Category.GRADIENT) if birth == death]
     assert births.count("backward 2") == 21
-
-
-def test_without_views_gradients_live_until_they_are_set_to_none(planned: Planned) -> None:
-    job = planned(ddp={}, **SMALL)
-
-    lived = {(birth, death) for _, birth, death in blocks(job, Category.GRADIENT)}
-    assert ("backward 2", "optimizer_step 2") in lived
 
 
 def test_the_initial_sync_takes_a_flat_copy_of_the_parameters_and_leaves_nothing(planned: Planned) -> None:
@@ -171,37 +92,6 @@ def test_parameters_of_two_dtypes_are_in_two_buckets(planned: Planned) -> None:
 
     assert sorted(at_the_end(job)) == sorted(sizes(job, "rebuilt_bucket_sizes")) == [WEIGHT, 2 * WEIGHT]
     assert sorted(job.trace.buckets["dtypes"].split(", ")) == ["double", "float"]
-
-
-def test_buffers_are_broadcast_before_each_forward_through_a_flat_copy(planned: Planned) -> None:
-    """Of a batch norm: mean and variance together; the count alone is its own flat copy."""
-    with_buffers, without = (planned("normed", ddp={"broadcast_buffers": each}) for each in (True, False))
-
-    for iteration in (1, 2, 3):
-        more = sorted(asked_for(with_buffers, Phase.FORWARD, iteration))
-        for size in asked_for(without, Phase.FORWARD, iteration):
-            more.remove(size)
-        assert more == [2 * 4 * 128]
-
-
-def test_buffers_are_in_no_bucket(planned: Planned) -> None:
-    job = planned("normed", ddp={})
-
-    trained = 2 * (WEIGHT + 4 * 128) + 2 * 4 * 128
-    assert at_the_end(job) == [trained]
-    assert job.after("load", 0)["parameter"] == trained + 2 * 4 * 128 + 512
-
-
-def test_frozen_parameters_are_in_no_bucket(planned: Planned) -> None:
-    assert at_the_end(planned("frozen", ddp={})) == [2 * WEIGHT]
-
-
-def test_buckets_of_bfloat16_parameters_are_half_as_large(planned: Planned) -> None:
-    assert at_the_end(planned(ddp={}, model={"parameter_dtype": "bfloat16"})) == [P // 2]
-
-
-def test_under_autocast_buckets_stay_float32(planned: Planned) -> None:
-    assert at_the_end(planned(ddp={}, precision="bf16_autocast")) == [P]
 
 
 @pytest.mark.parametrize("hook", ["fp16_compress", "bf16_compress"])
@@ -258,18 +148,3 @@ def test_the_number_of_ranks_changes_nothing_but_the_check_of_the_initial_sync(p
         assert asked_for(two, phase, iteration) == asked_for(many, phase, iteration)
     shapes = len(asked_for(many, Phase.LOAD, 0)) - len(asked_for(two, Phase.LOAD, 0))
     assert shapes == 512 - 2
-
-
-def test_the_communicators_memory_is_outside_the_allocator_and_of_more_than_one_rank_only(planned: Planned) -> None:
-    alone, together = planned(), planned(ddp={})
-
-    assert alone.statement.outside_allocator.nccl_bytes == 0
-    assert together.statement.outside_allocator.nccl_bytes > 0
-
-
-def test_adam_under_ddp_needs_five_times_the_parameters_or_four_with_views(planned: Planned) -> None:
-    def standing(view: bool) -> int:
-        held = planned(ddp={"gradient_as_bucket_view": view}, optimizer=Optimizer(name="Adam")).after("backward", 2)
-        return sum(held.get(c, 0) for c in ("parameter", "gradient", "bucket", "optimizer_state"))
-
-    assert (standing(False), standing(True)) == (5 * P, 4 * P)

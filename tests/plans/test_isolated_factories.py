@@ -135,11 +135,11 @@ def test_one_that_loops_is_ended_at_its_time_with_all_that_it_started(
 ) -> None:
     began = time.monotonic()
 
-    said = refusal(job_of("loops"), seconds=10)
+    said = refusal(job_of("loops"), seconds=5)
 
     assert said == (
-        "model.factory: harmful:loops was not traced within 10 s\n"
-        "  allowed: at most 10 s from its start to the end of its step\n"
+        "model.factory: harmful:loops was not traced within 5 s\n"
+        "  allowed: at most 5 s from its start to the end of its step\n"
         "  change:  see whether the factory loops or loads data; it has to return the module only"
     )
     assert time.monotonic() - began < 20

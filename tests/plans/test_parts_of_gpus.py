@@ -186,7 +186,7 @@ def test_ranks_that_talk_are_not_planned_on_slices() -> None:
         SMALL.replace("gpus_per_node: 1", "gpus_per_node: 2") + "parallel: {dp_replicate: {degree: 2, kind: ddp}}\n",
         "two",
     )
-    found = plan_on(two, "all", PlansHere())
+    found = plan_on(two, "all", PlansHere(deadline=0.0))
 
     assert not any(row.gpu.slice for row in found.rows)
     assert "MIG slices are left out" in render_gpus(found, Style())

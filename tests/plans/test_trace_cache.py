@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.job.schema import Allocator, Cluster, Decoder, Gpu, Job, Metadata, Model, Train
-from planner.planning import identity
+from planner.job.schema import Cluster, Decoder, Gpu, Job, Model, Train
 from planner.planning.job_plan import plan_job
 from planner.planning.trace_source import TraceCache, TraceSource
 from planner.report.statement import Plan, Seconds
@@ -52,35 +51,6 @@ def planned(job: Job, cache: TraceCache) -> Plan:
 def test_the_same_job_is_traced_once_and_has_the_same_plan(cache: TraceCache, traced: list[Job]) -> None:
     assert planned(JOB, cache) == planned(JOB, cache)
     assert traced == [JOB]
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
-        dataclasses.replace(JOB, allocator=Allocator(conf="expandable_segments:True")),
-        dataclasses.replace(JOB, cluster=Cluster(gpu=Gpu(total_bytes=40 << 30, arch="sm_90"))),
-        dataclasses.replace(JOB, metadata=Metadata(name="another")),
-    ],
-    ids=["allocator", "memory", "name"],
-)
-def test_what_no_trace_depends_on_needs_no_other(cache: TraceCache, traced: list[Job], changed: Job) -> None:
-    planned(JOB, cache)
-
-    assert planned(changed, cache) == dataclasses.replace(
-        plan_job(changed).plan, seconds=Seconds(trace=0, replay=0, total=0)
-    )
-    assert traced == [JOB, changed]  # the second is that of the plan without a cache
-
-
-def test_another_gpu_or_another_number_of_answers_needs_another(
-    cache: TraceCache, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    planned(JOB, cache)
-    assert cache.has(JOB, 0)
-
-    assert not cache.has(dataclasses.replace(JOB, cluster=Cluster(gpu=Gpu(total_bytes=80 << 30, arch="sm_80"))), 0)
-    monkeypatch.setattr(identity, "ANSWERS", identity.ANSWERS + 1)
-    assert not cache.has(JOB, 0)
 
 
 @pytest.mark.parametrize("content", [b"", b"no trace", None], ids=["empty", "other", "cut off"])

@@ -101,6 +101,6 @@ def test_advice_says_when_splitting_the_tokens_alone_makes_a_job_fit() -> None:
     between = Gpu(total_bytes=(whole + needed) // 2 // MIB * MIB, arch="sm_90")
     tight = replace(wanted, cluster=replace(wanted.cluster, gpu=between))
 
-    found = advise(tight, PlansHere()).advice
+    found = advise(tight, PlansHere(), widely=False).advice
 
     assert {"parallel.tp.sequence_parallel": True} in [each.change for each in found]

@@ -77,16 +77,6 @@ def test_a_stored_plan_comes_back_as_it_was(plan: Callable[..., Plan], verdict: 
     assert from_json(json.loads(json.dumps(to_json(original)))) == original
 
 
-def test_a_job_is_no_better_than_its_worst_rank_class(plan: Callable[..., Plan]) -> None:
-    fits, exceeds = plan(Verdict.FITS), plan(Verdict.EXCEEDS)
-    both = Plan(
-        plan_id="", trace_id="", calibrated=False, job={}, provenance=fits.provenance,
-        rank_classes=(*exceeds.rank_classes, *fits.rank_classes),
-    )  # fmt: skip
-
-    assert both.verdict is Verdict.EXCEEDS
-
-
 def test_another_schema_is_refused(plan: Callable[..., Plan]) -> None:
     with pytest.raises(PlannerError, match=r"schema: a document of schema 'planner.plan/2' is not a plan"):
         from_json({**to_json(plan()), "schema": "planner.plan/2"})

@@ -15,7 +15,7 @@ from planner.events import Phase
 from planner.report.plan_text import render
 from planner.report.statement import NamedMoment, Plan, Verdict
 from planner.report.style import Style, size, style_of
-from planner.report.verdict_text import job_sentence, verdict_sentences
+from planner.report.verdict_text import verdict_sentences
 from planner.units import GIB, KIB
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -53,10 +53,6 @@ def test_no_line_is_wider_than_the_terminal(
     assert max(map(len, text.splitlines())) <= width
 
 
-def test_ascii_is_ascii(plan: Callable[..., Plan]) -> None:
-    assert render(plan(Verdict.EXCEEDS), Style(unicode=False)).isascii()
-
-
 def test_colours_change_nothing_but_colours(plan: Callable[..., Plan]) -> None:
     plain, colored = (render(plan(Verdict.TIGHT), Style(color=color)) for color in (False, True))
 
@@ -72,31 +68,6 @@ def test_an_uncalibrated_plan_says_so_and_a_calibrated_one_names_its_calibration
     assert "Uncalibrated: nothing was measured" in render(uncalibrated, Style())
     assert "uncalibrated" not in render(calibrated, Style()).lower()
     assert "calibration h100-2025-11" in render(calibrated, Style())
-
-
-def test_every_rank_class_has_its_own_table(plan: Callable[..., Plan]) -> None:
-    first = plan().rank_classes[0]
-    last = replace(first, representative=8, ranks="8-15", coordinates={"pp": 1})
-    text = render(replace(plan(), rank_classes=(replace(first, coordinates={"pp": 0}), last)), Style())
-
-    assert "ranks 0-7, like rank 0 (pp 0)\n" in text
-    assert "ranks 8-15, like rank 8 (pp 1)\n" in text
-
-
-def test_a_class_of_one_rank_is_not_said_to_be_like_itself(plan: Callable[..., Plan]) -> None:
-    first = plan().rank_classes[0]
-    last = replace(first, representative=0, ranks="0", coordinates={})
-    text = render(replace(plan(), rank_classes=(replace(first, representative=1, ranks="1-7"), last)), Style())
-
-    assert [line for line in text.splitlines() if line.startswith("rank ")] == ["rank 0"]
-
-
-def test_a_single_process_has_no_line_for_nccl(plan: Callable[..., Plan]) -> None:
-    first = plan().rank_classes[0]
-    alone = replace(first, outside_allocator=replace(first.outside_allocator, nccl_bytes=0))
-
-    assert "NCCL" in render(plan(), Style())
-    assert "NCCL" not in render(replace(plan(), rank_classes=(alone,)), Style())
 
 
 def test_a_holder_without_a_module_is_called_by_its_operator_once(plan: Callable[..., Plan]) -> None:
@@ -165,13 +136,6 @@ def test_only_a_verbose_report_says_where_its_figures_come_from(plan: Callable[.
     assert set(long.splitlines()) - set(short.splitlines()) == {"CUDA context: measured."}
 
 
-def test_the_check_is_one_line(plan: Callable[..., Plan]) -> None:
-    assert job_sentence(plan()) == (
-        "llama-8b-sft fits: ranks 0-7 need 66.58 GiB, 79.10 GiB available (H100-SXM-80GB); peak in backward of "
-        "iteration 2; uncalibrated; 19 of 20 jobs of this kind stayed below 71.58 GiB"
-    )
-
-
 class _Terminal(io.StringIO):
     encoding = "UTF-8"
 
@@ -190,14 +154,6 @@ def test_sizes_are_gib_until_gib_would_show_nothing() -> None:
     assert [size(count) for count in (0, 512, 200 * KIB, GIB // 50, 3 * GIB)] == [
         "0.00 GiB", "512 B", "200.00 KiB", "0.02 GiB", "3.00 GiB",
     ]  # fmt: skip
-
-
-def test_bars_are_as_long_as_their_share() -> None:
-    assert Style().bar(0.5, 10) == "█████"
-    assert Style().bar(0.55, 10) == "█████▌"
-    assert Style().bar(0.0001, 10) == "▏"
-    assert Style(unicode=False).bar(0.5, 10) == "#####"
-    assert Style().stack([("a", "A", 1), ("b", "B", 2), ("c", "C", 1)], 8) == "aabbbbcc"
 
 
 def test_iterations_that_are_alike_are_shown_once(plan: Callable[..., Plan]) -> None:

@@ -191,8 +191,3 @@ def test_one_with_an_update_that_nobody_sees_is_followed_to_its_end(run: Run, pr
 def test_one_that_takes_too_long(run: Run, program: Program) -> None:
     with pytest.raises(ProgramError, match="not done with its first iterations within 1 s"):
         run(f"python {program('import time; time.sleep(60)')}", seconds=1)
-
-
-def test_one_that_is_not_there(run: Run) -> None:
-    with pytest.raises(ProgramError, match="there is no such program"):
-        run("python /nowhere/train.py")

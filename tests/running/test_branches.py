@@ -91,45 +91,40 @@ for step in range(2):
     drawn = torch.randn(3, device="cuda")
     loss = model(torch.zeros(2, 64, device="cuda")).sum()
     with torch.no_grad():
-        answer = bool({expression})
-    assert answer is {answer}
+        answers = [
+            {expressions}
+        ]
+    assert answers == [{answer}] * len(answers), [number for number, each in enumerate(answers) if each is not {answer}]
     loss.backward()
     optimizer.step()
 """
+UNEQUAL = [
+    "torch.equal(loss, one)", "torch.equal(torch.ones_like(loss), loss)", "torch.allclose(loss, one)",
+    "torch.equal(drawn, torch.ones(3).cuda())", "torch.all(loss == 1)", "(drawn == one).all()",
+    "(drawn == 0.5).any()", "(1 == drawn).all(0)", "loss == 0", "torch.allclose(torch.zeros_like(drawn), drawn)",
+    "torch.isclose(drawn, one).any()", "not (drawn != 0).all()", "not (loss != 1)", "(~(loss != one)).all()",
+    "(loss == 0) & (drawn > 0).all()", "loss.item() == 1", "loss.item() == 1.0", "not loss.item() != 1",
+    "float(loss) == 1.0", "drawn.argmax() == 0",
+    "torch.equal(drawn.argmax(), torch.zeros_like(drawn.argmax()))", "(drawn.view(1, 3).t() == 0).all()",
+]  # fmt: skip
+EQUAL = [
+    "torch.equal(loss, loss * 2 - loss)", "torch.allclose(drawn, drawn * 1)", "(drawn == drawn.abs()).all()",
+    "torch.isfinite(loss).all()", "torch.equal(torch.ones_like(loss), one)", "torch.ones_like(loss).item() == 1",
+    "(torch.zeros(3, device='cuda') == 0).all()", "(torch.zeros(9999, 9999, device='cuda').half() == 0).all()",
+    "torch.equal(torch.ones(3, device='cuda'), torch.ones(3).cuda())",
+    "not torch.allclose(torch.ones(3, device='cuda'), torch.zeros(3, device='cuda'))",
+    "torch.allclose(torch.ones_like(loss) / 2 + 0.5, one)",
+    "not loss != loss",
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "expression",
-    [
-        "torch.equal(loss, one)", "torch.equal(torch.ones_like(loss), loss)", "torch.allclose(loss, one)",
-        "torch.equal(drawn, torch.ones(3).cuda())", "torch.all(loss == 1)", "(drawn == one).all()",
-        "(drawn == 0.5).any()", "(1 == drawn).all(0)", "loss == 0", "torch.allclose(torch.zeros_like(drawn), drawn)",
-        "torch.isclose(drawn, one).any()", "not (drawn != 0).all()", "not (loss != 1)", "(~(loss != one)).all()",
-        "(loss == 0) & (drawn > 0).all()", "loss.item() == 1", "loss.item() == 1.0", "not loss.item() != 1",
-        "float(loss) == 1.0", "drawn.argmax() == 0",
-        "torch.equal(drawn.argmax(), torch.zeros_like(drawn.argmax()))", "(drawn.view(1, 3).t() == 0).all()",
-    ],
-)  # fmt: skip
-def test_what_is_drawn_or_computed_equals_no_constant(run: Run, program: Program, expression: str) -> None:
-    run(f"python {program(COMPARED.format(expression=expression, answer=False))}")
-
-
-@pytest.mark.parametrize(
-    "expression",
-    [
-        "torch.equal(loss, loss * 2 - loss)", "torch.allclose(drawn, drawn * 1)", "(drawn == drawn.abs()).all()",
-        "torch.isfinite(loss).all()", "torch.equal(torch.ones_like(loss), one)", "torch.ones_like(loss).item() == 1",
-        "(torch.zeros(3, device='cuda') == 0).all()", "(torch.zeros(9999, 9999, device='cuda').half() == 0).all()",
-        "torch.equal(torch.ones(3, device='cuda'), torch.ones(3).cuda())",
-        "not torch.allclose(torch.ones(3, device='cuda'), torch.zeros(3, device='cuda'))",
-        "torch.allclose(torch.ones_like(loss) / 2 + 0.5, one)",
-        "not loss != loss",
-    ],
-)  # fmt: skip
-def test_what_is_computed_equals_what_is_computed_and_constants_are_what_they_are(
-    run: Run, program: Program, expression: str
+@pytest.mark.parametrize(("expressions", "answer"), [(UNEQUAL, False), (EQUAL, True)], ids=["unequal", "equal"])
+def test_what_is_drawn_or_computed_equals_no_constant_and_what_is_computed_and_constants_equal_their_like(
+    run: Run, program: Program, expressions: list[str], answer: bool
 ) -> None:
-    run(f"python {program(COMPARED.format(expression=expression, answer=True))}")
+    lines = "\n            ".join(f"bool({each})," for each in expressions)
+
+    run(f"python {program(COMPARED.format(expressions=lines, answer=answer))}")
 
 
 WEIGHTS = """

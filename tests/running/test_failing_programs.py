@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
-from program_runs import Program, Run
+from program_runs import Program, Run, run_planner
 
 from planner.tracing.program.rank_process import CrashedError
 
@@ -50,15 +47,10 @@ def test_one_that_fails_in_its_first_step_has_no_report(run: Run, program: Progr
         run(f"python {path}")
 
 
-def test_the_command_prints_the_report_and_the_traceback(program: Program) -> None:
+def test_the_command_prints_the_report_and_the_traceback(program: Program, capfd: pytest.CaptureFixture[str]) -> None:
     path = program(TRAINS.format(steps=5) + "raise ValueError('no data')")
 
-    ended = subprocess.run(
-        [sys.executable, "-m", "planner", "run", "--patience", "60", "--", "python", path],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    ended = run_planner(capfd, "run", "--patience", "60", "--", "python", path)
 
     assert ended.returncode == 0, ended.stderr
     said = " ".join(ended.stdout.split())

@@ -21,29 +21,28 @@ LLAMA = MODEL.format(
 )  # fmt: skip
 
 
+OPTIONS = {
+    "max_new_tokens=12": 2,
+    "max_length=20": 2,
+    "max_new_tokens=12, do_sample=True, top_k=5, top_p=0.9, eos_token_id=[2, 150]": 2,
+    "max_new_tokens=12, do_sample=True, num_return_sequences=3": 6,
+    "max_new_tokens=12, num_beams=3": 2,
+    "max_new_tokens=12, num_beams=3, early_stopping=True, num_return_sequences=2": 4,
+    "max_new_tokens=12, num_beams=3, do_sample=True": 2,
+    "max_new_tokens=12, cache_implementation='static', disable_compile=True": 2,
+    "max_new_tokens=12, use_cache=False": 2,
+}
+"""With how many sequences each makes."""
+
+
 @pytest.mark.parametrize("model", [GPT2, pytest.param(LLAMA, marks=pytest.mark.soak)], ids=["GPT-2", "Llama"])
-@pytest.mark.parametrize(
-    ("options", "sequences"),
-    [
-        ("max_new_tokens=12", 2),
-        ("max_length=20", 2),
-        ("max_new_tokens=12, do_sample=True, top_k=5, top_p=0.9, eos_token_id=[2, 150]", 2),
-        ("max_new_tokens=12, do_sample=True, num_return_sequences=3", 6),
-        ("max_new_tokens=12, num_beams=3", 2),
-        ("max_new_tokens=12, num_beams=3, early_stopping=True, num_return_sequences=2", 4),
-        ("max_new_tokens=12, num_beams=3, do_sample=True", 2),
-        ("max_new_tokens=12, cache_implementation='static', disable_compile=True", 2),
-        ("max_new_tokens=12, use_cache=False", 2),
-    ],
-)
-def test_transformers_generate_up_to_their_limit(
-    run: Run, program: Program, model: str, options: str, sequences: int
-) -> None:
-    path = program(
-        f"{model}made = model.generate(prompt, {options})\nassert made.shape == ({sequences}, 20), made.shape"
+def test_transformers_generate_up_to_their_limit(run: Run, program: Program, model: str) -> None:
+    lines = "".join(
+        f"made = model.generate(prompt, {options})\nassert made.shape == ({sequences}, 20), made.shape\n"
+        for options, sequences in OPTIONS.items()
     )
 
-    assert run(f"python {path}", patience=60).iterations == 12
+    assert run(f"python {program(model + lines)}", patience=60).iterations == 12 * len(OPTIONS)
 
 
 LOOP = """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ from planner.allocator.long_runs.growth import growth_of
 from planner.allocator.rules import Rules
 from planner.report.statement import Verdict
 from planner.report.verdict_text import verdict_sentences
-from planner.tracing.program import rank_process
 from planner.tracing.program.run_length import steps_to_run
 
 LOOP = """
@@ -79,13 +77,8 @@ for step in {numbers}:
     ],
 )  # fmt: skip
 def test_the_verdict_on_a_leak_is_that_of_as_many_steps_as_the_program_runs(
-    program: Program, monkeypatch: pytest.MonkeyPatch,
-    numbers: str, verdict: Verdict, said: str,
-) -> None:  # fmt: skip
-    server = rank_process.lasting_server()  # which has loaded PyTorch already
-    in_a_child = partial(rank_process.run_rank, server=server)
-    monkeypatch.setattr(rank_process, "run_rank", lambda order, limits, *_: in_a_child(order, limits))
-
+    program: Program, numbers: str, verdict: Verdict, said: str
+) -> None:
     found = judge("python", program(LEAK.format(numbers=numbers)), gpu="A100-SXM-40GB")
 
     (statement,) = found.rank_classes

@@ -30,7 +30,11 @@ cluster: {{nodes: 1, gpus_per_node: 1, gpu: {gpu}}}
 
 @pytest.mark.parametrize(
     ("gpu", "missing"),
-    [("V100-SXM2-32GB", ["sm_70"]), ("GB10-128GB", []), ("MI300X-192GB", ["gfx942"])],
+    [
+        ("V100-SXM2-32GB", ["sm_70"]),
+        pytest.param("GB10-128GB", [], marks=pytest.mark.soak),
+        ("MI300X-192GB", ["gfx942"]),
+    ],
 )
 def test_gpus_for_which_torch_has_no_kernels_are_named(gpu: str, missing: list[str]) -> None:
     trace = trace_isolated(load_yaml(SPEC.format(gpu=gpu)))

@@ -83,12 +83,6 @@ def test_transformers_trainer(run: Run) -> None:
     assert "model.layers.1.mlp.up_proj" in modules
 
 
-def test_steps_that_were_asked_for(run: Run) -> None:
-    found = run("python {programs}/classifier.py --eval-every 1000", steps=5)
-
-    assert (found.iterations, found.ending) == (5, "ended after 5 iterations, as asked for")
-
-
 def test_a_program_that_is_run_until_it_reads_its_peak_has_what_it_prints(run: Run, program: Program) -> None:
     """The read in its loop comes before the steps that were asked for, what it takes after its last one is left out."""
     path = program("""
@@ -148,37 +142,6 @@ def test_a_program_is_followed_to_its_second_evaluation(run: Run, tmp_path_facto
     repeated = {each.iterations: each.times for each in found.trace.repeats}
     assert repeated[1] >= 15
     assert len(found.trace.events) * 3 < len(found.trace.written_out())
-
-
-def test_a_program_that_evaluated_at_its_start_is_not_watched_for_a_thousand_iterations(
-    run: Run, program: Program
-) -> None:
-    path = program("""
-import torch
-model = torch.nn.Linear(64, 64).cuda()
-optimizer = torch.optim.AdamW(model.parameters())
-for step in range(10000):
-    if step % 1000 == 0:
-        model.eval()
-        with torch.no_grad():
-            model(torch.zeros(8, 64, device="cuda"))
-        model.train()
-    model(torch.zeros(8, 64, device="cuda")).sum().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-""")
-
-    found = run(f"python {path}", patience=None)
-
-    steady, watched = 3, 6
-    assert (found.iterations, found.seen["eval"]) == (steady + watched, 1)
-    assert "not risen since iteration 2, and nothing new came in 6 iterations" in found.ending
-
-
-def test_a_program_that_ends_by_itself_is_whole(run: Run) -> None:
-    found = run("python {programs}/classifier.py --steps 2")
-
-    assert (found.iterations, found.ending) == (2, "the program ran to its end")
 
 
 def test_strict_answers_nothing_that_is_not_known(run: Run) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import base64
-import csv
-import io
 import lzma
 import subprocess
 import sys
@@ -28,7 +26,6 @@ import parameter_golf  # isort: skip
 import published_pages  # isort: skip
 import recorded_run  # isort: skip
 import run_programs  # isort: skip
-import speedrun  # isort: skip
 
 CODE = """
 class Hyperparameters:
@@ -83,28 +80,11 @@ def test_an_error_is_that_against_the_nearer_end_of_what_was_printed(peak_mib: f
     assert recorded_run.Figure("allocated", (100, 110), int(peak_mib * MIB)).error == pytest.approx(error)
 
 
-def test_what_was_printed_with_decimals_is_compared_with_them() -> None:
-    assert recorded_run.Figure("allocated", (200.5, 200.5), int(200.5049 * MIB), decimals=2).error == 0
-    printed = recorded_run.Figure("allocated", (200.5, 200.5), int(200.7 * MIB), decimals=2)
-    assert printed.error == pytest.approx(0.2 / 2.005)
-    assert printed.cells() == ["200.50", "200.70", "+0.100 %"]
-
-
 def test_a_nightly_runs_with_the_interpreter_of_the_release_after_it() -> None:
     pythons = run_programs.read_pythons("2.7=/seven/bin/python,2.10=/ten/bin/python")
 
     assert pythons[recorded_run.minor_version("2.7.0.dev20250110+cu126")] == "/seven/bin/python"
     assert pythons[recorded_run.minor_version("2.10.0+cu128")] == "/ten/bin/python"
-
-
-@pytest.mark.parametrize("text", ["/a/bin/python", "2=/a/bin/python", "2.7="])
-def test_interpreters_without_their_torch_are_refused(text: str) -> None:
-    with pytest.raises(run_programs.argparse.ArgumentTypeError, match="is not as"):
-        run_programs.read_pythons(text)
-
-
-def test_the_launcher_of_an_interpreter_is_found_before_others() -> None:
-    assert run_programs.start_with("/seven/bin/python", "")["PATH"].startswith("/seven/bin" + run_programs.os.pathsep)
 
 
 @dataclass
@@ -307,44 +287,7 @@ def test_files_come_out_of_a_checkout_at_a_commit(tmp_path: Path) -> None:
 # Scripts of speedruns
 
 
-def test_a_module_that_a_log_shows_behind_its_script_lies_beside_it(tmp_path: Path) -> None:
-    line = "-" * 40
-    text = f"import triton_kernels\n\n{line}\n# triton_kernels.py\n{line}\n\nx = 1\n"
-
-    program = speedrun.write_program("one.py", text, tmp_path / "programs")
-
-    assert program.read_text().split() == ["import", "triton_kernels"]
-    assert program.with_name("triton_kernels.py").read_text().split() == ["x", "=", "1"]
-
-
-def test_tokens_are_as_many_as_the_header_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(speedrun, "_TRAIN_TOKENS", 5000)
-    monkeypatch.setattr(speedrun, "_VALIDATION_TOKENS", 3000)
-
-    speedrun.write_data(tmp_path)
-
-    sizes = {path.name: path.stat().st_size for path in tmp_path.iterdir()}
-    assert sizes.pop("fineweb_val_000000.bin") == 256 * 4 + 3000 * 2
-    assert set(sizes.values()) == {256 * 4 + 5000 * 2}
-
-
 # Logs of parameter-golf
-
-
-@pytest.mark.parametrize(
-    ("torch", "obstacle"),
-    [("2.5", "torch 2.5 is older than planner knows"), ("2.6", ""), ("2.10", ""), ("", "nothing says its torch")],
-)
-def test_older_torches_and_rows_of_unknown_ones_cannot_be_run(torch: str, obstacle: str) -> None:
-    assert parameter_golf.find_obstacle("train.py", torch, "H100-SXM-80GB", 1) == obstacle
-
-
-def test_a_log_into_which_several_runs_wrote_is_left_out_by_name() -> None:
-    ruler = "=" * 100
-    run = f"import torch\nprint(1)\n{ruler}\nstep:1/9 train_loss:6.9\npeak memory allocated: 100 MiB\n"
-
-    assert [parameter_golf.count_scripts(run * runs) for runs in (1, 2, 5)] == [1, 2, 5]
-    assert parameter_golf.find_obstacle("train.py", "2.9", "H100-SXM-80GB", 1, runs=5) == "its log holds 5 runs"
 
 
 def test_settings_are_what_a_log_prints_under_the_names_of_the_script() -> None:
@@ -353,21 +296,6 @@ def test_settings_are_what_a_log_prints_under_the_names_of_the_script() -> None:
     assert parameter_golf.read_settings(CODE, head) == {
         "ITERATIONS": "9000", "TIE_EMBEDDINGS": "1", "WARMDOWN_FRAC": "0.667"
     }  # fmt: skip
-
-
-def test_settings_that_no_log_prints_are_those_of_the_command_on_the_page_beside_it() -> None:
-    page = 'DATA_PATH=./data WARMDOWN_FRAC=0.5 OTHER=1\n$env:ITERATIONS = "4"; later 9,000\nITERATIONS=8'
-
-    assert parameter_golf.read_command(CODE, page) == {"WARMDOWN_FRAC": "0.5", "ITERATIONS": "4"}
-    assert parameter_golf.read_command(CODE, "about ITERATIONS=20,000 of them, ITERATIONS = the number") == {}
-
-
-def test_a_setting_may_be_a_list_of_pairs_quoted_or_not_and_a_default_of_a_shell() -> None:
-    code = "a = env('LAYERS')\nb = env('BITS')\nc = env('FRACTION')\nd = env('OTHER')\n"
-
-    assert parameter_golf.read_command(
-        code, """`LAYERS="0,1,2" BITS=blocks.14.mlp.=5` and FRACTION="${FRACTION:-0.5}" OTHER=$X \\"""
-    ) == {"LAYERS": "0,1,2", "BITS": "blocks.14.mlp.=5", "FRACTION": "0.5"}  # fmt: skip
 
 
 def test_a_training_is_shortened_with_the_settings_that_count_its_steps() -> None:
@@ -385,65 +313,6 @@ print(torch.cuda.max_memory_allocated())
     assert parameter_golf.shorten_training(code, {}, 4)["ITERATIONS"] == "4"
     for needed in ("ITERATIONS", "else None", "max_memory_allocated"):
         assert parameter_golf.shorten_training(code.replace(needed, ""), {}, 5000) == {}
-
-
-@pytest.mark.parametrize(
-    ("code", "printed", "steps"),
-    [
-        ("for i in range(args.warmup_steps): train()", "", 20),
-        ("for i in range(args.warmup_steps): train()", "5", 5),
-        ("rate = step / args.warmup_steps if step < args.warmup_steps else 1", "150", 0),
-        ("for i in range(h.warmup_steps): train()\nif step < h.warmup_steps: pass", "5", 5),
-    ],
-)
-def test_steps_over_which_rates_grow_are_none_before_the_training(code: str, printed: str, steps: int) -> None:
-    assert parameter_golf.count_warmup_steps(code, printed) == steps
-
-
-def test_flash_attention_is_there_where_a_script_has_no_other_way() -> None:
-    optional = "try:\n    from flash_attn import flash_attn_func as attend\nexcept ImportError:\n    attend = None\n"
-
-    assert parameter_golf.needs_flash_attention("from flash_attn_interface import flash_attn_func\n")
-    assert parameter_golf.needs_flash_attention(optional + "y = attend(q, k, v)\n")
-    assert not parameter_golf.needs_flash_attention(optional + "y = sdpa(q, k, v) if attend is None else attend(q)\n")
-    assert not parameter_golf.needs_flash_attention(optional.replace("attend = None", "HAS_FLASH = False"))
-
-
-def test_a_later_script_and_a_title_say_what_else_may_have_been_set() -> None:
-    shown = "a = env('NUM_LAYERS', 9)\nb = env('TRIGRAM', '0')\nc = env('RATE', 0.5)\nd = env('DIM', 512)\n"
-    later = shown.replace("'0'", "'4096'").replace("0.5", "0.25") + "e = env('NEW', 1)\n"
-
-    assert parameter_golf.read_other_settings(shown, later, "2026-03-23_11L_Trigram", {"RATE": "0.5"}) == {
-        "TRIGRAM": "4096", "NUM_LAYERS": "11"
-    }  # fmt: skip
-    assert parameter_golf.read_other_settings(shown, shown, "2026-03-23_Trigram", {}) == {}
-
-
-def test_shell_scripts_beside_it_say_settings_as_far_as_they_agree() -> None:
-    long = "export ITERATIONS=9000 WARMDOWN_FRAC=0.5\ntorchrun train.py"
-    sanity = "export ITERATIONS=100 WARMDOWN_FRAC=0.5"
-
-    assert parameter_golf.read_launchers(CODE, [long, sanity]) == {"WARMDOWN_FRAC": "0.5"}
-
-
-@pytest.mark.parametrize(
-    ("process", "page", "is_by_python"),
-    [
-        ("python", "", True),
-        ("python", "torchrun --nproc_per_node=1 train_gpt.py", True),
-        ("/usr/bin/python3", "", False),
-        (r"C:\\Python311\\python.exe", "", False),
-        ("/usr/bin/python3", "python3 train_gpt.py", True),
-        ("", "python3 train_gpt.py", True),
-        ("", "torchrun train_gpt.py; python3 train_gpt.py", False),
-    ],
-)
-def test_the_name_of_its_process_says_whether_a_script_was_started_by_python(
-    process: str, page: str, is_by_python: bool
-) -> None:
-    log = f"|    0   N/A  N/A            1253      G   /usr/lib/xorg/Xorg    8MiB |\n|    0   N/A  N/A         1642051      C   {process}    14386MiB |\n"  # noqa: E501
-
-    assert parameter_golf.is_started_by_python(log, page) == is_by_python
 
 
 # Rows of parameter-golf's table, with the logs and pages of their repository
@@ -493,11 +362,6 @@ def test_what_its_page_alone_says_is_taken_and_said(golf: Golf) -> None:
     assert run.inferred == "only what lies beside its log, or the log alone, has its torch, GPU"
 
 
-@pytest.mark.parametrize("page", ["", "torch 2.8, then torch 2.9", "torch>=2.4"])
-def test_pages_that_say_several_versions_or_at_least_one_say_none(golf: Golf, page: str) -> None:
-    assert golf("step:1 train_loss:7", page).obstacle == "nothing says its torch"
-
-
 def test_a_run_that_only_evaluates_weights_that_it_loads_is_not_run(golf: Golf, tmp_path: Path) -> None:
     run = golf("Running PyTorch 2.9.1\neval_only: loading /scratch/final.pt, skipping training\nstep:0/0 val_loss:1.9")
     family = parameter_golf.ParameterGolf(tmp_path)
@@ -534,37 +398,7 @@ def test_a_report_says_the_words_that_its_script_takes() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("changed", "commit"),
-    [
-        ({}, "83dccc2"),
-        ({"commit": "refs/pull/350"}, "refs/pull/350/head"),
-        ({"commit": "926b3f4(not upstream)"}, ""),
-        ({"source": "fork report (variant of 83dccc2)"}, ""),
-    ],
-    ids=["commit", "pull request", "own commit", "variant"],
-)
-def test_code_that_was_not_published_has_no_commit(changed: dict[str, str], commit: str) -> None:
-    assert nanochat.read_commit(REPORT | changed) == commit
-
-
 # Runs of published pages
-
-
-@pytest.mark.parametrize(
-    ("text", "unit", "low", "high"),
-    [("871.44", MIB, 871.435, 871.445), ("25.74", GIB, 26_352.64, 26_362.88), ("31", GIB, 31_232.0, 32_256.0)],
-)
-def test_what_a_page_rounds_may_have_been_half_a_digit_more_or_less(
-    text: str, unit: int, low: float, high: float
-) -> None:
-    assert published_pages.printed(text, unit) == pytest.approx((low, high))
-
-
-def test_a_script_is_changed_where_the_page_says_and_nowhere_else() -> None:
-    assert published_pages.change("size = 32\nother = 32\n", [(r"(size = )\d+", r"\g<1>8")]) == "size = 8\nother = 32\n"
-    with pytest.raises(AssertionError, match="nothing in the script reads as"):
-        published_pages.change("size = 32\n", [("batch", "")])
 
 
 def test_what_was_held_is_that_of_the_last_end_of_its_phase() -> None:
@@ -594,15 +428,6 @@ ROW = {
 }  # fmt: skip
 
 
-def test_a_row_of_liger_ran_the_code_of_the_commits_that_added_it() -> None:
-    file = io.StringIO()
-    csv.writer(file, lineterminator="").writerow(ROW.values())
-    line = file.getvalue()
-    history = f"commit aaa\n\n-{line}\n+other,memory,line\ncommit bbb\n\n+{line}\ncommit ccc\n\n+{line}\n"
-
-    assert liger.read_commits(history)[tuple(ROW.values())] == ["bbb", "ccc"]
-
-
 def test_a_row_of_liger_says_its_measurement_and_the_release_of_its_day() -> None:
     run = liger.read_measurement(3, ROW)
 
@@ -612,43 +437,6 @@ def test_a_row_of_liger_says_its_measurement_and_the_release_of_its_day() -> Non
     assert liger.read_measurement(3, ROW | {"timestamp": "2025-11-11 06:22:59"}).torch == "2.9"
     assert liger.read_measurement(3, ROW | {"timestamp": "2026-06-15 22:13:03"}).torch == "2.12"
     assert liger.read_measurement(3, ROW | {"gpu_name": "Other"}).obstacle == "its GPU is not known"
-
-
-@pytest.mark.parametrize(
-    ("time", "code", "is_obstacle"),
-    [
-        ("2024-11-13", "from liger_kernel.chunked_loss.orpo_loss import Loss", True),
-        ("2024-11-13", "from liger_kernel.transformers.rope import rope", False),
-        ("2025-03-03", "compiled = torch.compile(module)", False),
-    ],
-)
-def test_rows_that_compiled_with_an_unknown_torch_are_not_run(time: str, code: str, is_obstacle: bool) -> None:
-    assert bool(liger.find_obstacle(time, code)) == is_obstacle
-
-
-def test_rows_along_another_axis_are_measured_by_a_process_of_their_own(tmp_path: Path) -> None:
-    along = [liger.read_measurement(3, ROW | {"kernel_name": "fused_moe", "x_name": name}) for name in ("T", "E")]
-
-    assert [run.arguments for run in along] == [(), ("--sweep-dim", "num_experts")]
-    assert len({run.process for run in along}) == len({liger.find_peaks(run, tmp_path) for run in along}) == 2
-
-
-def test_a_measurement_that_raised_an_error_has_no_figure_but_a_reason() -> None:
-    family, run = liger.Liger(None), liger.read_measurement(3, ROW)
-    result = {"answer": {}, "written": {"3": "TypeError: iteration over a 0-d tensor"}}
-
-    assert family.read_figures(run, result) == []
-    assert family.read_error(run, result) == "TypeError: iteration over a 0-d tensor"
-    (figure,) = family.read_figures(run, result | {"written": {"3": 49.13330078125}})
-    assert (figure.planned, figure.error) == (49.13330078125, 0)
-
-
-def test_a_script_is_that_of_the_kernel_and_the_provider() -> None:
-    code = 'run_benchmarks(**{"kernel_name": "rope", "kernel_providers": ["liger"]})'
-
-    assert liger.measures(code, "rope", "liger")
-    assert not liger.measures(code, "rope", "torch")
-    assert not liger.measures(code, "rope_2d", "liger")
 
 
 def test_rows_are_measured_in_the_order_of_the_script_after_what_it_measured_before() -> None:

@@ -47,8 +47,9 @@ def test_it_plans_to_the_peak_of_the_run(
     assert (job.train.precision, job.train.micro_batch_size, job.train.loss.name) == (precision, 4, "model")
     assert (job.parallel.dp_replicate, job.parallel.dp_shard) == split
     assert (job.train.optimizer.name, job.train.gradient_clipping) == ("AdamW", 1.0)
-    planned = plan_job(job).plan.rank_classes[0].peak
-    assert planned.allocated_bytes == pytest.approx(replay_on_h100(ran.trace).peak_allocated_bytes, rel=0.001)
+    planned, timeline = plan_job(job).plan.rank_classes[0].peak, replay_on_h100(ran.trace)
+    assert planned.allocated_bytes == pytest.approx(timeline.peak_allocated_bytes, rel=0.001)
+    assert planned.reserved_bytes == pytest.approx(timeline.peak_reserved_bytes, abs=2 << 20)
 
 
 def test_a_model_of_its_own_is_named_to_be_completed(run: Run) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
+from collections.abc import Callable
+from functools import partial
 
 import pytest
-from program_runs import Program
+from program_runs import Program, run_planner
 
 TRAINS = """
 import sys, torch
@@ -24,13 +25,15 @@ NEEDS_DATA = (
 )
 
 
-def planned(*command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "planner", "run", *command], capture_output=True, text=True, check=False
-    )
+Planned = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def test_it_is_shown_beside_the_answer(program: Program) -> None:
+@pytest.fixture
+def planned(capfd: pytest.CaptureFixture[str]) -> Planned:
+    return partial(run_planner, capfd, "run")
+
+
+def test_it_is_shown_beside_the_answer(program: Program, planned: Planned) -> None:
     path = program(TRAINS + 'print("done", end="")')
 
     shown = planned("--show-output", "--format", "json", "--", "python", path)
@@ -42,7 +45,7 @@ def test_it_is_shown_beside_the_answer(program: Program) -> None:
     assert silent.stderr == ""
 
 
-def test_lines_of_several_ranks_say_whose_they_are(program: Program) -> None:
+def test_lines_of_several_ranks_say_whose_they_are(program: Program, planned: Planned) -> None:
     path = program(TRAINS)
 
     shown = planned("--show-output", "--ranks", "0,3", "--", "torchrun", "--nproc-per-node", "4", path)
@@ -70,7 +73,9 @@ def test_lines_of_several_ranks_say_whose_they_are(program: Program) -> None:
         (TRAINS + "print('saving')\nraise OSError('full')", ["reading datadata", "no warm-up", "saving"], ""),
     ],
 )
-def test_its_last_lines_stand_before_an_error(program: Program, lines: str, said: list[str], problem: str) -> None:
+def test_its_last_lines_stand_before_an_error(
+    program: Program, planned: Planned, lines: str, said: list[str], problem: str
+) -> None:
     path = program(lines)
 
     found, shown = planned("--", "python", path), planned("--show-output", "--", "python", path)

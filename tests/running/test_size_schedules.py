@@ -7,7 +7,6 @@ from pathlib import Path
 from textwrap import dedent, indent
 
 import pytest
-from program_runs import Program, Run
 
 from planner.tracing.program.size_schedules import say_schedules, sizes_by_step
 
@@ -121,20 +120,3 @@ def test_the_sentence_quotes_the_line(tmp_path: Path) -> None:
     assert say_schedules(sizes_by_step({path: ast.parse(path.read_bytes())})) == (
         f"the size of the batch depends on the step at {tmp_path.name}/train.py:4 (bs = get_bs(step))",
     )
-
-
-def test_a_run_says_it_of_steps_that_were_not_run(run: Run, program: Program) -> None:
-    lines = """
-import torch
-model = torch.nn.Linear(64, 64).cuda()
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for step in range({steps}):
-    batch_size = 8 if step < 5 else 64
-    model(torch.zeros(batch_size, 64, device="cuda")).sum().backward()
-    optimizer.step()
-"""
-    (said,) = run(f"python {program(lines.format(steps=10))}").schedules
-    assert "the size of the batch depends on the step at" in said
-    assert "program.py:6 (batch_size = 8 if step < 5 else 64)" in said
-
-    assert run(f"python {program(lines.format(steps=6))}", steps=9).schedules == ()

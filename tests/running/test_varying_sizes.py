@@ -14,15 +14,20 @@ from planner.report.statement import Verdict
 from planner.report.verdict_text import verdict_sentences
 
 CASES = [
-    "shuffled by a generator", "shuffled by torch's own", "sampled with replacement", "batches of one length",
-    "batches of as many tokens", "padded to a multiple", "a stream", "cropped at random", "packed", "pictures", "pairs",
-    "workers", "accumulated", "grouped by the Trainer",
+    "shuffled by torch's own", "batches of as many tokens", "a stream", "cropped at random", "packed", "workers",
+    "accumulated",
+]  # fmt: skip
+LIKE_OTHERS_OR_LONG = [
+    "shuffled by a generator", "sampled with replacement", "batches of one length", "padded to a multiple", "pictures",
+    "pairs", "grouped by the Trainer",
 ]  # fmt: skip
 EPOCH = 10_000
 """Steps: more than an epoch of any of them has."""
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [*CASES, *(pytest.param(each, marks=pytest.mark.soak) for each in LIKE_OTHERS_OR_LONG)]
+)
 def test_the_largest_batch_of_an_epoch_is_met_early(run: Run, program: Program, case: str) -> None:
     path = Path(__file__).parent / "programs" / "varying_sizes.py"
     named = program(f"import sys, runpy\nsys.argv[1:] = [{case!r}]\nrunpy.run_path({str(path)!r}, run_name='__main__')")

@@ -123,12 +123,6 @@ def small_job(**changes: Any) -> Job:
 
 
 @given(valid_jobs)
-@settings(max_examples=150, deadline=None)
-def test_a_job_is_the_same_after_its_bundle(job: Job) -> None:
-    assert load_bundle(json.loads(bundle_text(job))) == job
-
-
-@given(valid_jobs)
 @settings(max_examples=100, deadline=None)
 def test_a_job_is_the_same_after_its_bundle_was_sorted_by_something(job: Job) -> None:
     again = load_bundle(json.loads(json.dumps(bundle(job), sort_keys=True)))
@@ -205,24 +199,6 @@ def test_a_document_without_a_schema_is_no_bundle() -> None:
     with pytest.raises(SpecError, match="the schema is None"):
         load_bundle({"model": {"factory": "m:build"}})
     assert load_document({"model": {"factory": "m:build"}, "cluster": {"gpu": "T4-16GB"}}).model.factory == "m:build"
-
-
-def test_names_are_no_part_of_the_identity_of_a_trace() -> None:
-    named = small_job(metadata=jobs.Metadata(name="a", team="b", queue="c"))
-
-    assert trace_id(named, SOFTWARE) == trace_id(small_job(), SOFTWARE)
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        small_job(train=jobs.Train(sequence_length=9)),
-        small_job(allocator=jobs.Allocator(conf="expandable_segments:True")),
-        small_job(software=jobs.Software(torch="2.12")),
-    ],
-)
-def test_whatever_else_differs_is_another_trace(other: Job) -> None:
-    assert trace_id(other, SOFTWARE) != trace_id(small_job(), SOFTWARE)
 
 
 def test_a_stored_bundle_with_the_key_that_said_whose_step_it_is_is_still_read() -> None:

@@ -26,7 +26,6 @@ from planner.job.schema import (
     Metadata,
     Model,
     Optimizer,
-    Parallel,
     Recompute,
     Train,
 )
@@ -140,13 +139,6 @@ def test_a_value_has_short_forms_and_a_type(load: Load, path: str, written: str,
     where = section if section in sections else "more"
 
     assert attrgetter(path)(load(**{where: sections[where]})) == meant
-
-
-@pytest.mark.parametrize("written", ["{dp_replicate: 8}", "{dp_replicate: {degree: 8}, dp_shard: 1, pp: 1}"])
-def test_a_lone_number_is_the_degree_of_an_axis(load: Load, written: str) -> None:
-    cluster = "cluster: {gpus_per_node: 8, gpu: T4-16GB}\n"
-
-    assert load(cluster=cluster, more=f"parallel: {written}\n").parallel == Parallel(dp_replicate=DpReplicate(degree=8))
 
 
 @pytest.mark.parametrize(

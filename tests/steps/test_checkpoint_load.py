@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
-from planner.events import Phase
 from planner.job.schema import CheckpointLoad, Decoder, Job
 from planner.training import step
 from planner.training.checkpoints import Loading
@@ -19,30 +17,6 @@ from planner.training.observers import NullObserver
 Run = Callable[..., step.Outcome]
 JobOf = Callable[..., Job]
 CPU = torch.device("cpu")
-
-
-def copies_alive(job: Job, run: Run, notebook: Any) -> int:
-    """How many tensors shaped like the first layer's weight are there in the first forward, its own not counted."""
-    found: list[int] = []
-
-    def at_mark(phase: Phase, iteration: int) -> None:
-        if phase is Phase.FORWARD and iteration == 1:
-            tensors = (thing for thing in gc.get_objects() if isinstance(thing, torch.Tensor))
-            found.append(sum(type(t) is torch.Tensor and t.shape == (32, 16) for t in tensors))
-
-    run(job, notebook(at_mark=at_mark))
-    return found[0]
-
-
-def test_the_state_dict_is_gone_when_training_begins_unless_it_is_kept(
-    factory_job: JobOf, run: Run, notebook: Any
-) -> None:
-    def load(**spec: Any) -> Job:
-        return factory_job(iterations=1, checkpoint_load=CheckpointLoad(**spec))
-
-    assert copies_alive(load(), run, notebook) == 0
-    assert copies_alive(load(map_location="device"), run, notebook) == 0
-    assert copies_alive(load(map_location="device", keep_reference=True), run, notebook) == 1
 
 
 def test_what_is_loaded_onto_the_device_is_told(factory_job: JobOf, run: Run, notebook: Any) -> None:

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import torch.distributed as dist
 
 from planner.events import Phase
-from planner.job.schema import CheckpointLoad, DpReplicate, Input, Job, Parallel
+from planner.job.schema import CheckpointLoad, DpReplicate, Job, Parallel
 from planner.training import step
 
 Run = Callable[..., step.Outcome]
@@ -35,27 +30,6 @@ def group_of_one() -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def sizes(outcome: step.Outcome, key: str) -> list[int]:
-    return [int(size) for size in outcome.ddp[key].split(", ")]
-
-
-WIDE = {"factory_arguments": {"width": 2**15}}
-"""The first layer's weight is 4 MiB."""
-WIDE_ROWS = {"x": Input(shape=(2**15,)), "labels": Input(shape=(), dtype="int64", maximum=10)}
-
-
-def test_buckets_are_rebuilt_in_the_second_iteration_to_the_cap(factory_job: JobOf, run: Run) -> None:
-    job = factory_job(model=WIDE, inputs=WIDE_ROWS, parallel=ddp(bucket_cap_mb=2), micro_batch_size=1, iterations=3)
-
-    outcome = run(job)
-
-    rest = 4 * (32 + 32 * 32 + 32 + 32 * 10 + 10)
-    weight = 4 * 32 * 2**15
-    assert outcome.ddp["has_rebuilt_buckets"] == 1
-    assert sorted(sizes(outcome, "rebuilt_bucket_sizes")) == [rest + weight]
-    assert outcome.ddp["bucket_cap_bytes"] == 2 * MIB
-
-
 def test_every_argument_arrives(factory_job: JobOf, run: Run) -> None:
     outcome = run(
         factory_job(
@@ -72,22 +46,10 @@ def test_every_argument_arrives(factory_job: JobOf, run: Run) -> None:
     }  # fmt: skip
 
 
-def test_a_static_graph_allows_unused_parameters(factory_job: JobOf, run: Run) -> None:
-    outcome = run(factory_job("Half", parallel=ddp(static_graph=True), iterations=3))
-
-    assert outcome.ddp["static_graph"] == 1
-
-
 def test_unused_parameters_are_waited_for_unless_they_are_looked_for(factory_job: JobOf, run: Run) -> None:
     run(factory_job("Half", parallel=ddp(find_unused_parameters=True), iterations=3))
     with pytest.raises(RuntimeError, match="Expected to have finished reduction"):
         run(factory_job("Half", parallel=ddp(), iterations=3))
-
-
-def test_frozen_parameters_are_in_no_bucket(factory_job: JobOf, run: Run) -> None:
-    outcome = run(factory_job("frozen", parallel=ddp(), iterations=3))
-
-    assert sizes(outcome, "rebuilt_bucket_sizes") == [4 * (32 * 32 + 32 + 32 * 10 + 10)]
 
 
 def test_buckets_and_communication_are_told(factory_job: JobOf, run: Run, notebook: Any) -> None:
@@ -101,20 +63,6 @@ def test_buckets_and_communication_are_told(factory_job: JobOf, run: Run, notebo
         ("bucket", "ddp"), ("communication", "buffers"),
         ("bucket", "ddp"), ("communication", "buffers"),
     ]  # fmt: skip
-
-
-def test_without_an_initial_sync_nothing_is_verified_or_broadcast(
-    factory_job: JobOf, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from torch.nn.parallel import distributed
-
-    synced: list[bool] = []
-    monkeypatch.setattr(distributed, "_sync_module_states", lambda **_: synced.append(True))
-
-    run(factory_job(parallel=ddp(init_sync=False), iterations=1))
-    assert synced == []
-    run(factory_job(parallel=ddp(), iterations=1))
-    assert synced == [True]
 
 
 def test_a_gradient_that_is_a_view_of_its_bucket_stays_a_bucket(factory_job: JobOf, run: Run, notebook: Any) -> None:
@@ -143,61 +91,8 @@ def test_communication_hooks_run_and_are_told(
     assert ("communication", name) in watching.regions
 
 
-@pytest.mark.parametrize(("no_sync", "reductions"), [(True, 2), (False, 6)])
-def test_accumulation_reduces_once_under_no_sync_else_with_every_micro_batch(
-    factory_job: JobOf, run: Run, notebook: Any, no_sync: bool, reductions: int
-) -> None:
-    watching = notebook()
-
-    job = factory_job(
-        parallel=ddp(no_sync=no_sync, comm_hook="fp16_compress"), gradient_accumulation_steps=3, iterations=2
-    )
-    run(job, watching)
-
-    assert watching.regions.count(("communication", "fp16_compress_hook")) == reductions
-
-
 def test_a_checkpoint_goes_into_the_wrapped_model(factory_job: JobOf, run: Run, notebook: Any) -> None:
     watching = notebook()
     run(factory_job(parallel=ddp(), checkpoint_load=CheckpointLoad(), iterations=1), watching)
 
     assert watching.marks[:2] == [(Phase.LOAD.value, 0), (Phase.CHECKPOINT_LOAD.value, 0)]
-
-
-ONE_OF_TWO = """
-import sys
-import torch
-import torch.distributed as dist
-from planner.job.schema import DpReplicate, Input, Job, Model, Parallel, Train
-from planner.training import step
-
-rank, folder = int(sys.argv[1]), sys.argv[2]
-dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", 2), rank=rank, world_size=2)
-job = Job(
-    model=Model(factory="shop:normed", factory_path=folder),
-    train=Train(
-        micro_batch_size=4,
-        inputs={"x": Input(shape=(16,)), "labels": Input(shape=(), dtype="int64", maximum=10)},
-        iterations=3,
-        gradient_accumulation_steps=2,
-    ),
-    parallel=Parallel(dp_replicate=DpReplicate(degree=2, gradient_as_bucket_view=True)),
-)
-outcome = step.run(job, torch.device("cpu"), rank=rank)
-torch.save([p.detach() for p in outcome.model.parameters()], f"{folder}/{rank}.pt")
-dist.destroy_process_group()
-"""
-
-
-def test_two_processes_end_with_the_same_parameters(factory_job: JobOf, tmp_path: Path) -> None:
-    factory_job()  # writes the module of the factories
-    environment = {**os.environ, "PYTHONPATH": str(Path(step.__file__).parents[2]), "OMP_NUM_THREADS": "1"}
-
-    both = [
-        subprocess.Popen([sys.executable, "-c", ONE_OF_TWO, str(rank), str(tmp_path)], env=environment)
-        for rank in range(2)
-    ]
-
-    assert [process.wait(timeout=60) for process in both] == [0, 0]
-    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
-    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))

@@ -16,39 +16,6 @@ Run = Callable[..., step.Outcome]
 JobOf = Callable[..., Job]
 
 
-def states(outcome: step.Outcome) -> set[str]:
-    return {key for state in outcome.optimizer.state.values() for key, value in state.items() if torch.is_tensor(value)}
-
-
-@pytest.mark.parametrize(
-    ("name", "arguments", "expected"),
-    [
-        ("SGD", {}, set()),
-        ("SGD", {"momentum": 0.9}, {"momentum_buffer"}),
-        ("Adam", {}, {"step", "exp_avg", "exp_avg_sq"}),
-        ("AdamW", {"fused": True}, {"step", "exp_avg", "exp_avg_sq"}),
-        ("AdamW", {"foreach": False, "betas": [0.9, 0.95], "amsgrad": True},
-         {"step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq"}),
-        ("RMSprop", {"alpha": 0.9}, {"step", "square_avg"}),
-        ("Adagrad", {}, {"step", "sum"}),
-        ("Adadelta", {}, {"step", "square_avg", "acc_delta"}),
-        ("Adamax", {}, {"step", "exp_avg", "exp_inf"}),
-        ("NAdam", {}, {"step", "mu_product", "exp_avg", "exp_avg_sq"}),
-        ("RAdam", {}, {"step", "exp_avg", "exp_avg_sq"}),
-        ("ASGD", {}, {"step", "eta", "mu", "ax"}),
-        ("Rprop", {}, {"step", "prev", "step_size"}),
-        ("Adafactor", {}, {"step", "row_var", "col_var", "variance"}),
-    ],
-)  # fmt: skip
-def test_an_optimizer_keeps_its_own_state(
-    factory_job: JobOf, run: Run, name: str, arguments: dict[str, Any], expected: set[str]
-) -> None:
-    outcome = run(factory_job(optimizer=Optimizer(name=name, arguments=arguments), iterations=1))
-
-    assert states(outcome) == expected
-    assert type(outcome.optimizer) is getattr(torch.optim, name)
-
-
 def test_arguments_arrive(factory_job: JobOf, run: Run) -> None:
     outcome = run(factory_job(optimizer=Optimizer(arguments={"lr": 0.5, "betas": [0.8, 0.9]}), iterations=1))
 

@@ -46,16 +46,6 @@ def test_every_tensor_that_stays_is_told_by_name(factory_job: JobOf, run: Run, n
     ]
 
 
-def test_a_frozen_parameter_has_no_gradient_and_no_optimizer_state(factory_job: JobOf, run: Run, notebook: Any) -> None:
-    watching = notebook()
-
-    run(factory_job("frozen", iterations=1), watching)
-
-    assert "0.weight" in watching.names("parameter")
-    assert set(watching.names("gradient")) == {"2.weight", "2.bias", "4.weight", "4.bias"}
-    assert {name.rsplit(".", 1)[0] for name in watching.names("optimizer_state")} == set(watching.names("gradient"))
-
-
 def test_a_follower_is_told_which_module_runs(factory_job: JobOf, run: Run, notebook: Any) -> None:
     watching = notebook(follows_modules=True)
 

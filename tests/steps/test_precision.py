@@ -16,12 +16,6 @@ JobOf = Callable[..., Job]
 CPU = torch.device("cpu")
 
 
-def gradients_and_activations(outcome: step.Outcome) -> set[torch.dtype]:
-    return {p.dtype for p in outcome.model.parameters()} | {
-        value.dtype for state in outcome.optimizer.state.values() for key, value in state.items() if key == "exp_avg"
-    }
-
-
 def test_fp16_with_a_scaler_takes_its_steps(decoder_job: JobOf, run: Run) -> None:
     before = run(decoder_job(iterations=0)).model.state_dict()
 
@@ -65,15 +59,3 @@ def test_autocast_that_turned_itself_off_is_an_error_and_not_another_program(mon
         Precision("bf16_autocast", CPU).autocast(),
     ):
         pass
-
-
-def test_pure_low_precision_keeps_everything_in_its_dtype(decoder_job: JobOf, run: Run) -> None:
-    outcome = run(decoder_job(model={"parameter_dtype": "bfloat16"}))
-
-    assert gradients_and_activations(outcome) == {torch.bfloat16}
-
-
-def test_autocast_keeps_parameters_and_states_in_float32(decoder_job: JobOf, run: Run) -> None:
-    outcome = run(decoder_job(precision="bf16_autocast"))
-
-    assert gradients_and_activations(outcome) == {torch.float32}

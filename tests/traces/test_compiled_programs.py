@@ -101,6 +101,7 @@ def test_compiled_modules_are_named_as_eager_ones_are() -> None:
     assert named <= {each.origin.module for each in eager.events if isinstance(each, Alloc) and each.origin}
 
 
+@pytest.mark.soak
 def test_processes_that_compile_at_a_time_share_a_cache(tmp_path: Path) -> None:
     """Both compile into an empty folder, which neither leaves damaged."""
 
@@ -131,27 +132,15 @@ def test_equal_blocks_are_compiled_once() -> None:
         assert account.graphs() == 1
 
 
-def test_what_is_fused_is_not_allocated() -> None:
-    def program(x: torch.Tensor) -> torch.Tensor:
-        return (x.sin() + x.cos()).exp().sum()
-
-    x = (256, 256)
-    with compiling() as (gpu, _):
-        given = torch.randn(x, device="cuda")
-        eager = allocated(gpu, lambda: program(given))
-        fused = allocated(gpu, lambda: torch.compile(program)(given))
-    assert [each.requested_bytes for each in eager] == [4 * 256 * 256] * 4 + [4]
-    assert max(each.requested_bytes for each in fused) < 4 * 256 * 256
-
-
 def test_reductions_are_split_for_the_multiprocessors_of_the_gpu(tmp_path: Path) -> None:
-    """A100 has 108 of them, V100 80 and T4 40, of which each holds half as many threads."""
+    """H100 has 132 of them, T4 40, of which each holds half as many threads."""
+    with compiling() as (gpu, _):
+        given = torch.randn(16 << 20, device="cuda")
+        here = [shape for op, _, shape in origins(gpu, lambda: torch.compile(torch.sum)(given)) if op != TIMING]
+    there, _, _ = compiled_on("sm_75", tmp_path, "torch.sum", "[torch.randn(16 << 20, device='cuda')]")
 
-    def parts(arch: str) -> list[list[int]]:
-        first, _, _ = compiled_on(arch, tmp_path, "torch.sum", "[torch.randn(16 << 20, device='cuda')]")
-        return [shape for _, shape, _ in first]
-
-    assert parts("sm_80") != parts("sm_75")
+    assert here
+    assert here != [tuple(shape) for op, shape, _ in there if op != TIMING]
 
 
 @pytest.mark.skipif(torch_releases.installed() == (2, 9), reason="torch 2.9's Dynamo cannot compile create_block_mask")
@@ -471,7 +460,6 @@ with paper.gpu(sys.argv[1]), compiled.enable():
 
 
 def test_code_for_one_gpu_is_not_taken_from_the_cache_for_another_of_no_name() -> None:
-    keys = [printed_on(arch, KEY, arch) for arch in ("sm_80", "sm_90", "sm_90/16", "sm_90")]
+    whole, part = (printed_on(arch, KEY, arch) for arch in ("sm_90", "sm_90/16"))
 
-    assert len(set(keys)) == 3
-    assert keys[1] == keys[3]
+    assert whole != part

@@ -7,14 +7,13 @@ from dataclasses import replace
 
 import pytest
 from cpu_runs import Both, assert_exact, both_ways
-from deepspeed_jobs import ADAMW, BF16, OFFLOAD, PAIRS, divided
+from deepspeed_jobs import BF16, PAIRS, divided
 from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.events import Alloc, Category, Event, Free, Role
 from planner.job.layout import Mesh, parts_of, rank_classes
 from planner.job.schema import Cluster, Gpu, Job, Parallel
-from planner.planning.planned_classes import trace_job
 from planner.tracing.spec.step_trace import trace
 from planner.training.wraps.deepspeed_engine import Partitions
 from planner.truth.measuring.measurement_lines import most_by_category
@@ -84,22 +83,6 @@ def test_parameters_are_there_twice_while_they_are_flattened_unless_the_gpu_is_t
     assert not_there < 2 * cut_of(job).total + 1024
 
 
-def test_offload_leaves_parameters_and_one_buffer_on_the_device() -> None:
-    job = divided(config={**BF16, **ADAMW}, **OFFLOAD)
-    cut, after = cut_of(job), at_the_end(trace(job).events)
-
-    assert after[Category.PARAMETER] == 2 * cut.total
-    assert after.get(Category.OPTIMIZER_STATE, 0) == 0
-    assert after[Category.BUCKET] == 2 * max(cut.sizes)
-
-
-def test_buckets_are_counted_in_elements_and_doubled_when_communication_overlaps() -> None:
-    one, two = (most_by_category(trace(divided(config=BF16, overlap_comm=each)).events) for each in (False, True))
-
-    assert one[Category.BUCKET] == 2 * 150_000
-    assert two[Category.BUCKET] == 2 * one[Category.BUCKET]
-
-
 def test_each_rank_does_what_the_first_of_its_class_does() -> None:
     job = divided(ranks=4, config=BF16)
     (only,) = rank_classes(Mesh.of(job.parallel))
@@ -110,12 +93,6 @@ def test_each_rank_does_what_the_first_of_its_class_does() -> None:
     for each in classes:
         most = [most_by_category(found[rank].events) for rank in each.ranks]
         assert all(one == most[0] for one in most)
-
-
-def test_a_plan_names_its_ranks() -> None:
-    found = trace_job(divided(ranks=3, layers=1, config=BF16))
-
-    assert {rank for each in found for rank in each.rank_class.ranks} == {0, 1, 2}
 
 
 @given(sizes=st.lists(st.integers(0, 500), min_size=1, max_size=12), ranks=st.integers(1, 12))

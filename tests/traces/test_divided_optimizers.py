@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +9,6 @@ from cpu_runs import Both, assert_exact, both_ways
 
 from planner.job.layout import Mesh, parts_of, rank_classes
 from planner.job.schema import Cluster, Decoder, DpReplicate, Gpu, Job, Metadata, Model, Optimizer, Parallel, Train
-from planner.planning.job_plan import plan_job
 from planner.tracing.spec.step_trace import trace
 
 
@@ -63,13 +61,3 @@ def test_each_rank_does_what_the_first_of_its_class_does() -> None:
     assert {rank: events[rank].events for rank in range(5)} == {
         rank: events[each.representative].events for each in classes for rank in each.ranks
     }
-
-
-def test_a_plan_has_each_part() -> None:
-    """The embedding and the head are the largest, of one shape, and go to the first two."""
-    job = divided("three", 3, layers=2)
-
-    plan = plan_job(replace(job, train=replace(job.train, iterations=1))).plan
-
-    assert [each.representative for each in plan.rank_classes] == [0, 2]
-    assert len({each.phases[-1].end_allocated_bytes for each in plan.rank_classes}) == 2

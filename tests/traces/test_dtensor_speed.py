@@ -71,12 +71,6 @@ def test_meshes_that_differ_are_not_equal(other: dict[str, Any]) -> None:
 
 
 @in_a_world
-def test_a_mesh_equals_nothing_else() -> None:
-    with dtensor_speed.cache_mesh_work():
-        assert mesh() != "mesh"
-
-
-@in_a_world
 def test_a_mesh_is_still_found_in_a_dictionary() -> None:
     with dtensor_speed.cache_mesh_work():
         assert {mesh(): "here"}[mesh()] == "here"
@@ -93,9 +87,6 @@ def test_afterwards_torch_compares_again(compared: list[Any]) -> None:
 
 
 LAYERS = 4
-
-Lists = Callable[[DeviceMesh], list[list[DTensor]]]
-"""For each kind of tensor one for each layer, kind by kind."""
 
 
 def parameters(mesh: DeviceMesh) -> list[list[DTensor]]:
@@ -246,19 +237,6 @@ def test_every_chunk_is_torchs(rows: int, number: int) -> None:
     assert [each.tolist() for each in found] == [each.tolist() for each in expected]
     assert [each.shape for each in found] == [each.shape for each in expected]
     assert [each.numel() and layout(each) for each in found[:]] == [each.numel() and layout(each) for each in expected]
-
-
-def test_another_dim_is_cut_as_well() -> None:
-    tensor = torch.arange(24.0).view(3, 8)
-
-    assert [each.tolist() for each in dtensor_speed.ShardChunks(tensor, 4, 1)] == [
-        each.tolist() for each in _fsdp_common._chunk_with_empty(tensor, 4, dim=1)
-    ]
-
-
-def test_there_is_none_beyond_the_last() -> None:
-    with pytest.raises(IndexError):
-        dtensor_speed.ShardChunks(torch.ones(4), 2, 0)[2]
 
 
 def test_fully_shard_takes_them_inside_and_its_own_afterwards() -> None:

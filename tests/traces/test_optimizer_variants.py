@@ -100,15 +100,6 @@ def test_torchao_takes_shards_and_bitsandbytes_refuses_them() -> None:
         trace(small(optimizer="bitsandbytes.AdamW8bit", ranks=2))
 
 
-def test_in_the_backward_never_all_gradients_are_there() -> None:
-    after, within = (trace(small(optimizer_in_backward=flag)).events for flag in (False, True))
-
-    whole = most_by_category(after)
-    assert whole[Category.GRADIENT] == whole[Category.PARAMETER]
-    assert most_by_category(within)[Category.GRADIENT] == 1000 * 128 * 4
-    assert most_by_category(within)[Category.OPTIMIZER_STATE] == whole[Category.OPTIMIZER_STATE]
-
-
 def test_a_state_that_is_born_within_a_reduction_is_no_communication() -> None:
     """fully_shard steps there: the hook of a shard is called by `foreach_reduce`."""
     after, within = (trace(small(optimizer_in_backward=flag, ranks=2)).events for flag in (False, True))

@@ -1,7 +1,7 @@
 """Reads torchtitan's TOML: its Trainer as planner plans it, Llama 3 by the built-in decoder.
 
 What its keys do is in torchtitan 0.2.2 (train.py, models/llama3/infra/parallelize.py, distributed/utils.py,
-distributed/activation_checkpoint.py). `tests/torchtitan_on_paper.py` sets such specs beside torchtitan's own Trainer.
+distributed/activation_checkpoint.py). `make beside-plans` sets such specs beside torchtitan's own Trainer.
 """
 
 from __future__ import annotations
