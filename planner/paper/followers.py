@@ -66,4 +66,4 @@ _FOLLOWERS: dict[str, Callable[[Tensors, Tensors, Numbers], None]] = {
     "aten::histc": lambda given, made, numbers: _follow_histc(given[0], made[0], *numbers[1:3]),
     "aten::index": lambda given, made, _: _follow_index(given[0], given[1:], made[0]),
 }
-"""Those of `is_followed_by_python` in native/followed_operators.cpp."""
+"""Those that are followed `ByPython` (native/followed_operators.cpp)."""

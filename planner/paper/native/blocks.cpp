@@ -43,7 +43,7 @@ void* taken(size_t bytes) {
 
 }  // namespace
 
-void* take_block(size_t bytes, int32_t stream, int64_t pool) {
+void* take_block(size_t bytes, int32_t stream, int32_t pool) {
   if (on_use != nullptr) on_use();
   void* address = taken(bytes);
   const int64_t block = record_alloc(bytes, stream, pool);

@@ -34,9 +34,9 @@ struct OpenPool {
 };
 std::mutex pool_mutex;
 std::vector<OpenPool> open_pools;
-std::map<PoolId, int64_t> pools;  // private ones by their numbers, from 1 on
+std::map<PoolId, int32_t> pools;  // private ones by their numbers, from 1 on
 
-int64_t pool_of(cudaStream_t stream) {
+int32_t pool_of(cudaStream_t stream) {
   std::lock_guard<std::mutex> lock(pool_mutex);
   for (const auto& open : open_pools)
     if (open.takes(stream)) return pools[open.pool];
@@ -45,7 +45,7 @@ int64_t pool_of(cudaStream_t stream) {
 
 void open_pool(int, PoolId pool, std::function<bool(cudaStream_t)> takes) {
   std::lock_guard<std::mutex> lock(pool_mutex);
-  pools.try_emplace(pool, static_cast<int64_t>(pools.size()) + 1);
+  pools.try_emplace(pool, static_cast<int32_t>(pools.size()) + 1);
   open_pools.push_back({pool, std::move(takes)});
 }
 

@@ -41,8 +41,8 @@ struct Known {
   std::string name;
   bool allocates_for_others = false;  // `empty`: an operator that calls it has asked for the memory
   bool is_kernel = false;             // of CUDA's, not one that calls others
-  bool is_range = false, is_followed_in_place = false, is_draw = false, is_mutable = false, is_copy = false;
-  bool is_reduction = false, is_followed_by_python = false;
+  bool is_range = false, is_mutable = false, is_copy = false;
+  Following following = Following::No;
 };
 
 const Known& known_of(const at::RecordFunction& function) {
@@ -57,10 +57,7 @@ const Known& known_of(const at::RecordFunction& function) {
   if (const auto named = function.operator_name()) known->op = c10::Dispatcher::singleton().findOp(*named);
   if (known->op.has_value()) {
     known->is_range = *function.operator_name() == range;
-    known->is_followed_in_place = is_followed_in_place(*known->op);
-    known->is_draw = is_draw(*known->op);
-    known->is_reduction = is_reduction(*known->op);
-    known->is_followed_by_python = is_followed_by_python(*known->op);
+    known->following = following(*known->op);
     const auto has = [&known](c10::DispatchKey key) { return known->op->hasKernelForDispatchKey(key); };
     const bool calls_others = has(c10::DispatchKey::CompositeImplicitAutograd);
     known->is_kernel =
@@ -110,8 +107,10 @@ std::unique_ptr<at::ObserverContext> enter_call(const at::RecordFunction& functi
   const auto& known = known_of(function);
   if (!known.op.has_value()) return nullptr;
   auto context = std::make_unique<CallContext>(known);
-  const bool matters = known.is_mutable || known.is_range || known.is_reduction || is_followed(*known.op) ||
-                       (known.is_followed_by_python && follows_values());
+  const auto kind = known.following;
+  const bool in_program = kind == Following::InProgram || kind == Following::ByPython;
+  const bool matters = known.is_mutable || known.is_range || kind == Following::Always ||
+                       kind == Following::Reduction || (in_program && follows_values());
   if (matters && !known.is_copy && are_plain(function.inputs()))
     context->arguments.assign(function.inputs().begin(), function.inputs().end());
   return context;
@@ -144,15 +143,15 @@ void leave_call(const at::RecordFunction& function, at::ObserverContext* entered
   }
   const auto& arguments = context->arguments;
   if (arguments.empty()) return;
-  if (known.is_followed_in_place) {
+  if (known.following == Following::InPlace) {
     if (is_on_device(arguments)) remember_change(*known.op, arguments);
   } else if (known.is_range) {
     if (arguments[3].toTensor().is_cuda()) remember_range(arguments);
   } else if (known.is_mutable) {
     forget_written(*known.op, arguments);
-    if (known.is_draw && follows_values() && is_on_device(arguments)) draw(*known.op, arguments);
+    if (known.following == Following::Draw && follows_values() && is_on_device(arguments)) draw(*known.op, arguments);
   } else if (is_on_device(results)) {
-    if (known.is_followed_by_python) return follow_by_python(*known.op, arguments, results);
+    if (known.following == Following::ByPython) return follow_by_python(*known.op, arguments, results);
     remember_result(*known.op, arguments, results);
   }
 }
