@@ -20,7 +20,6 @@ from planner.events import Alloc, EmptyCache, Event, Free, Origin, Role, Use
 from planner.paper import library
 from planner.paper.repetition import Copy, Folded
 
-
 ALLOC, FREE, USE, _EMPTY_CACHE = range(4)
 """Kinds of records, as native/trace.h numbers them."""
 RECORD = struct.Struct("=iiiiqqqii")

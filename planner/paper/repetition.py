@@ -143,12 +143,12 @@ class _EventWriter:
         began = self._at[again.first]
         inside = [each for each in self.repeats if each.first >= began]
         for time in range(1, again.times + 1):
-            names = {block: self._fresh() for block in born}
             old = {block: latest[heir] for block, heir in heirs.items()}
             moved = len(self.out) - began
             self.repeats += [Repeat(each.first + moved, each.after + moved, each.times) for each in inside]
-            for event in stretch:
-                self.out.append(rename_blocks(event, {**old, **names} if old else names, time))
+            copied, names = copy_stretch(stretch, self._unused, time, old)
+            self._unused += len(names)
+            self.out += copied
             latest = {block: names[block] for block in left}
         self._now.update({block: name for block, name in latest.items() if block != name})
 

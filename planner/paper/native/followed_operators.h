@@ -11,7 +11,7 @@ enum class Following {
   Always,     // comparisons
   InProgram,  // where values are followed: by these programs get from labels and masks to sizes; cheap, as those are small
   Reduction,  // many values become few
-  ByPython,   // where values are followed, Python says what is known of what it makes (paper/followers.py)
+  ByPython,   // where values are followed, Python says what is known of what it makes (paper/sized_by_values.py)
   InPlace,    // it writes to its first argument: masks of ones, labels that are padded
   Draw,       // numbers are drawn into its first argument
 };

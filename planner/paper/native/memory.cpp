@@ -15,7 +15,6 @@
 #include <vector>
 
 #include "blocks.h"
-#include "shared.h"
 #include "streams.h"
 #include "trace.h"
 
@@ -91,8 +90,6 @@ struct PaperAllocator final : torch::cuda::CUDAPluggableAllocator::CUDAPluggable
 };
 
 }  // namespace
-
-void* reserve_addresses(size_t bytes) { return paper_addresses(bytes); }
 
 void install_allocator() {
   const auto pluggable = std::make_shared<PaperAllocator>(&take, &give_back);

@@ -1,6 +1,5 @@
 #include "trace.h"
 
-#include "autograd.h"
 #include "launches.h"
 
 #include <ATen/SequenceNumber.h>
@@ -8,6 +7,7 @@
 
 #include <algorithm>
 #include <mutex>
+#include <set>
 #include <unordered_map>
 #include <unordered_set>
 #include <vector>
@@ -21,6 +21,7 @@ std::vector<std::string> names;
 std::unordered_map<std::string, int32_t> name_index;
 std::vector<int64_t> shapes;  // each: number of dims, then the sizes
 std::vector<int64_t> alloc_position;  // block -> its record
+std::set<std::string> unknown_workspaces;
 bool recording = false;
 int64_t allocated_bytes = 0;  // now, of what is written down, as the allocator counts them
 int64_t most_allocated_bytes = 0;
@@ -165,6 +166,16 @@ void name_workspace(int64_t block, const std::string& library) {
   record->op = index_of(library + (convolves ? "_convolution::workspace" : "::workspace"));
 }
 
+void workspace_is_unknown(const std::string& name) {
+  std::lock_guard<std::mutex> lock(trace_mutex);
+  unknown_workspaces.insert(name);
+}
+
+void forget_unknown_workspaces() {
+  std::lock_guard<std::mutex> lock(trace_mutex);
+  unknown_workspaces.clear();
+}
+
 bool is_recording() { return recording; }
 bool is_written_down() { return recording && compiling == 0; }
 
@@ -183,6 +194,17 @@ void start_following_autograd() {
 
 // The reading side, for ctypes.
 extern "C" {
+
+void paper_workspace_is_unknown(const char* name) { paper::workspace_is_unknown(name); }
+
+// Sorted, one per line; valid until the next call.
+const char* paper_unknown_workspaces() {
+  static std::string joined;
+  std::lock_guard<std::mutex> lock(paper::trace_mutex);
+  joined.clear();
+  for (const auto& name : paper::unknown_workspaces) joined += name + '\n';
+  return joined.c_str();
+}
 
 void paper_start() {
   std::lock_guard<std::mutex> lock(paper::trace_mutex);

@@ -41,7 +41,12 @@ void record_use(int64_t block, int32_t stream);
 void describe(int64_t block, const int64_t* sizes, size_t dims, int32_t dtype);
 // A library was given this block to work in, whoever asked for it.
 void name_workspace(int64_t block, const std::string& library);
+// Said once per trace and name: a library takes scratch memory of a size that nobody outside of it knows.
+void workspace_is_unknown(const std::string& name);
+void forget_unknown_workspaces();
 void start_following_autograd();
+// An autograd node has run in this process; see autograd.cpp.
+void backward_has_run();
 // Whether what happens now is written down: not before a trace, and not while something is compiled.
 bool is_written_down();
 bool is_recording();

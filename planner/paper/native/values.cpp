@@ -1,5 +1,6 @@
 // What is known of values while torch's own CUDA code runs: what came from the host, what operators make of it, and who
 // reads what nobody knows. Kernels compute nothing.
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/enum_tag.h>
@@ -14,14 +15,13 @@
 #include <unordered_map>
 
 #include "blocks.h"
-#include "copied_values.h"
 #include "followed_operators.h"
+#include "host_memory.h"
 #include "host_values.h"
 #include "launches.h"
 #include "memory.h"
 #include "streams.h"
 #include "trace.h"
-#include "workspaces.h"
 
 namespace paper {
 namespace {
@@ -153,6 +153,45 @@ void leave_call(const at::RecordFunction& function, at::ObserverContext* entered
   } else if (is_on_device(results)) {
     if (known.following == Following::ByPython) return follow_by_python(*known.op, arguments, results);
     remember_result(*known.op, arguments, results);
+  }
+}
+
+void bring_values(const at::Tensor& host, const at::Tensor& device) {
+  if (const auto value = remembered(device)) {
+    host.copy_(*value);
+    return;
+  }
+  const bool many = host.numel() > 1 && (host.is_floating_point() || host.is_complex());
+  if (many && host.is_contiguous()) {
+    write_zeros(host.storage().data_ptr(), host.mutable_data_ptr(), host.nbytes());
+  } else if (many) {
+    host.zero_();
+  }
+  static const auto read = c10::Dispatcher::singleton()
+                               .findSchemaOrThrow("paper::read_to_host", "")
+                               .typed<void(const at::Tensor&, const at::Tensor&)>();
+  read.call(host, device);
+}
+
+// What the device tensor holds, if that is known; else Python answers, or says that nobody can.
+at::Scalar read_scalar(const at::Tensor& device) {
+  if (const auto value = remembered(device)) return value->item();
+  static const auto read = c10::Dispatcher::singleton()
+                               .findSchemaOrThrow("paper::read_value", "")
+                               .typed<at::Scalar(const at::Tensor&)>();
+  return read.call(device);
+}
+
+// The copy is made, one of the tensors is of the device: what is known of the device's afterwards; what the host has got.
+void follow_copy(const at::Tensor& self, const at::Tensor& source) {
+  if (!self.is_cuda()) return bring_values(self, source);
+  const auto value = is_whole(self) ? constant(source) : on_host(source);
+  if (value.has_value()) {
+    at::AutoDispatchBelowAutograd below;
+    if (!remember_part(self, *value)) forget(self);
+  } else {
+    forget(self);
+    copy_presumption(self, source);
   }
 }
 

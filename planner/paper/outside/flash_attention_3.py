@@ -136,7 +136,7 @@ class _Attention(torch.autograd.Function):
         if splits < 1:
             refuse("flash-attn 3", f"num_splits={splits} leaves the number to a rule of the library", _ALLOWED)
         is_packed = k is None or v is None
-        q, k, v = _parts(first, query_heads) if is_packed else (first, k, v)
+        q, k, v = _parts(first, query_heads) if k is None or v is None else (first, k, v)
         if not has_lengths:
             max_q, max_k = q.size(1), k.size(1)
         out, lse = torch.ops.paper_flash_attn_3.forward(
@@ -151,21 +151,23 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def backward(context: Any, grad: Tensor, *_unused: Any) -> Any:
         q, k, v, out, lse, cu_q, _ = context.saved_tensors
+        made: tuple[Maybe, ...]
         if context.packed is None:
-            made = grads = [torch.empty_like(tensor) for tensor in (q, k, v)]
+            made = grads = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
         else:
             shape, query_heads = context.packed
             packed = q.new_empty(shape)
-            made, grads = [packed, None, None], _parts(packed, query_heads)
+            made, grads = (packed, None, None), _parts(packed, query_heads)
         torch.ops.paper_flash_attn_3.backward(
             grad, q, k, v, out, lse, *grads, cu_q, *context.lengths, *context.settings
         )
         return *made, *[None] * 12
 
 
-def _parts(qkv: Tensor, query_heads: int | None) -> tuple[Tensor, ...]:
+def _parts(qkv: Tensor, query_heads: int | None) -> tuple[Tensor, Tensor, Tensor]:
     if qkv.dim() == 5:
-        return tuple(qkv.unbind(-3))
+        q, k, v = qkv.unbind(-3)
+        return q, k, v
     if query_heads is None:
         raise ValueError("num_heads_q is needed where heads of query, key and value lie in one dim")
     kv_heads = (qkv.size(2) - query_heads) // 2
