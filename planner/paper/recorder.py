@@ -26,7 +26,7 @@ from planner.paper.native_records import (
     make_event,
     renumber,
 )
-from planner.paper.repetition import Again, Copy, Folded, Place, Repetition, write_out
+from planner.paper.repetition import Again, Copy, Folded, Place, write_out
 from planner.paper.work_records import Holding
 from planner.step_work import Launch, LaunchKind, StepWork
 
@@ -140,13 +140,9 @@ class Recorder:
         self._place(Place(self._places))
         return self._places
 
-    def repeat(self, first: int, after: int, times: int) -> None:
-        """What happened between two places happens here again, so many times, with iterations counted on."""
-        self._place(Repetition(first, after, times))
-
-    def repeat_stretch(self, first: int, after: int, times: int, iterations: int = 0) -> None:
-        """What happened between two places happens here so many times, `iterations` later, and leaves nothing."""
-        self._place(Again(first, after, times, iterations))
+    def repeat(self, first: int, after: int, times: int, iterations: int = 0, *, whole: bool = False) -> None:
+        """What happened between two places happens here so many times, as `Again` says."""
+        self._place(Again(first, after, times, iterations, whole))
 
     def is_closed(self, since: int) -> bool:
         """Whether since then (`now`) exactly those blocks were freed that were born since."""

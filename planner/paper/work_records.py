@@ -233,7 +233,7 @@ class Places:
             match event := self._events[what]:
                 case Place():
                     at[event.number] = len(out)
-                case Again() | Copy():
+                case Again(whole=False) | Copy():
                     stretch = out[at[event.first] : at[event.after]]
                     times = event.times if isinstance(event, Again) else 1
                     if at[event.after] < len(out):
