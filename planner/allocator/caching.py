@@ -129,13 +129,7 @@ class CachingAllocator:
             return self.malloc(event.block, event.requested_bytes, event.stream, event.pool) is not None
         if isinstance(event, Free):
             self.free(event.block)
-        else:
-            self.take_other(event)
-        return True
-
-    def take_other(self, event: Event) -> None:
-        """As `take`, of an event that neither allocates a block nor frees one."""
-        if isinstance(event, Use):
+        elif isinstance(event, Use):
             self.use(event.block, event.stream)
         elif isinstance(event, FreeCompleted):
             self.complete_free(event.block)
@@ -143,6 +137,7 @@ class CachingAllocator:
             self.synchronize()
         elif isinstance(event, EmptyCache):
             self.empty_cache()
+        return True
 
     def synchronize(self) -> None:
         """Every use of every block has passed."""

@@ -76,7 +76,7 @@ class Replay:
                 elif isinstance(event, Free):
                     free(event.block)
                 else:
-                    allocator.take_other(event)
+                    allocator.take(event)
                 add_requested(allocator.requested)
                 add_allocated(allocator.allocated)
                 add_active(allocator.active)
