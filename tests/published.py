@@ -106,7 +106,7 @@ def _what(metric: str) -> str:
 def _predicted(name: str, what: str, step: str) -> int:
     found = _planned(name)
     if what == "active":
-        return found.timelines[0].peak_active_bytes
+        return max(found.timelines[0].active_bytes)
     if what == "allocated":
         return found.timelines[0].peak_allocated_bytes
     phases = found.plan.rank_classes[0].phases

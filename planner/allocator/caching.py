@@ -129,13 +129,7 @@ class CachingAllocator:
             return self.malloc(event.block, event.requested_bytes, event.stream, event.pool) is not None
         if isinstance(event, Free):
             self.free(event.block)
-        else:
-            self.take_other(event)
-        return True
-
-    def take_other(self, event: Event) -> None:
-        """As `take`, of an event that neither allocates a block nor frees one."""
-        if isinstance(event, Use):
+        elif isinstance(event, Use):
             self.use(event.block, event.stream)
         elif isinstance(event, FreeCompleted):
             self.complete_free(event.block)
@@ -143,6 +137,7 @@ class CachingAllocator:
             self.synchronize()
         elif isinstance(event, EmptyCache):
             self.empty_cache()
+        return True
 
     def synchronize(self) -> None:
         """Every use of every block has passed."""
@@ -159,9 +154,7 @@ class CachingAllocator:
             for pool in [pool for (_, is_small), pool in sorted(self._pools.items()) if is_small == small]:
                 for block in pool.free_blocks():
                     if block.segment.expandable:
-                        known = self._expandable.ranges
                         self._expandable.shrink(block)
-                        self.segments += self._expandable.ranges - known
                     elif block.alone:
                         self._release(block)
 
@@ -237,11 +230,9 @@ class CachingAllocator:
                 self._live[stretch.block] = block
                 self.allocated += stretch.size
         if segment.expandable:
-            self._expandable.ranges += 1
             self._plain = False
-        self.segments += 1
         self.device.taken_bytes += home.mapped_bytes
-        self._account(home.mapped_bytes)
+        self._account(home.mapped_bytes, 1)
 
     def _nothing(self, name: int, stream: int) -> Block:
         block = Block(0, 0, self.pool(stream, True), Segment(0, 0))
@@ -302,19 +293,16 @@ class CachingAllocator:
         if self.allowed is not None and self.reserved + wanted > self.allowed:
             return None
         if self.rules.expandable_segments:
-            known = self._expandable.ranges
-            block = self._expandable.grow(pool, size)
-            self.segments += self._expandable.ranges - known
-            return block
+            return self._expandable.grow(pool, size)
         address = self.device.take(wanted)
         if address is None:
             return None
-        self.segments += 1
-        self._account(wanted)
+        self._account(wanted, 1)
         return Block(address, wanted, pool, Segment(address, wanted, mapped_bytes=wanted))
 
-    def _account(self, change: int) -> None:
+    def _account(self, change: int, segments: int) -> None:
         self.reserved += change
+        self.segments += segments
         if self.reserved > self.peak_reserved:
             self.peak_reserved = self.reserved
 
@@ -346,8 +334,7 @@ class CachingAllocator:
         """release_block: a segment goes back to the device."""
         block.pool.take(block)
         self.device.give_back(block.address, block.size)
-        self.segments -= 1
-        self._account(-block.size)
+        self._account(-block.size, -1)
 
     def _release_oversize(self, pool: Pool, size: int) -> bool:
         """release_available_cached_blocks: with `max_split_size_mb`, one or more of the blocks that are never cut."""

@@ -15,14 +15,15 @@ from planner.units import TIB
 
 
 class ExpandableSegments:
-    """Grows and shrinks the ranges of one device; `account` is told by how much the reserved bytes change.
+    """Grows and shrinks the ranges of one device; `account` is told by how much the reserved bytes change, and how many
+    ranges more there are.
 
     `device_bytes` decides how long a range is (9/8 of the device, as upstream); unknown: longer than any GPU.
     """
 
-    def __init__(self, rules: Rules, device: Device, device_bytes: int | None, account: Callable[[int], None]) -> None:
-        self.ranges = 0
-        """Ranges that exist now."""
+    def __init__(
+        self, rules: Rules, device: Device, device_bytes: int | None, account: Callable[[int, int], None]
+    ) -> None:
         self._rules = rules
         self._device = device
         self._account = account
@@ -83,7 +84,7 @@ class ExpandableSegments:
         if end < block.address + block.size:
             pool.put(split_block(block, end - start))
         self._device.unmap(start, end - start)
-        self._account(start - end)
+        self._account(start - end, 0)
         segment.mapped_bytes -= end - start
         block.mapped = False
         for neighbour in (block.before, block.after):
@@ -91,19 +92,9 @@ class ExpandableSegments:
                 del pool.unmapped[neighbour.address]
                 join(block, neighbour)
         if block.alone:
-            self.ranges -= 1
+            self._account(0, -1)
         else:
             pool.unmapped[block.address] = block
-
-    def leave_unmapped(self, segment: Segment, pool: Pool, address: int, before: Block | None) -> None:
-        """Adds a range whose part from `address` on, behind `before`, has no memory."""
-        self.ranges += 1
-        block = Block(address, segment.address + segment.size - address, pool, segment)
-        block.mapped = False
-        block.before = before
-        if before is not None:
-            before.after = block
-        pool.unmapped[address] = block
 
     def _candidate(self, pool: Pool, size: int) -> Block:
         """The lowest address at which free and unmapped blocks in a row make room for `size`."""
@@ -115,9 +106,11 @@ class ExpandableSegments:
                 return block
         page = self._rules.page_bytes(pool.small)
         length = -(-max(self._length, size) // page) * page  # on a device without an end a block may be of any size
-        segment = Segment(self._device.reserve_range(length), length, expandable=True)
-        self.leave_unmapped(segment, pool, segment.address, None)
-        return pool.unmapped[segment.address]
+        address = self._device.reserve_range(length)
+        block = pool.unmapped[address] = Block(address, length, pool, Segment(address, length, expandable=True))
+        block.mapped = False
+        self._account(0, 1)
+        return block
 
     def _map(self, block: Block, size: int) -> bool:
         """Puts memory under the first `size` bytes of an unmapped block, rounded up to whole pages."""
@@ -138,7 +131,7 @@ class ExpandableSegments:
                 join(block, neighbour)
         pool.put(block)
         segment.mapped_bytes += mapped
-        self._account(mapped)
+        self._account(mapped, 0)
         return True
 
 

@@ -47,7 +47,7 @@ class Replay:
         self.out_of_memory: OutOfMemory | None = None
         self._device_bytes = device_bytes
         self._requested, self._allocated, self._active = array("q"), array("q"), array("q")
-        self._reserved, self._segments = array("q"), array("q")
+        self._reserved = array("q")
         self._block_bytes: dict[int, int] = {}
         self._block_addresses: dict[int, int] = {}
 
@@ -59,7 +59,7 @@ class Replay:
         malloc, free = allocator.malloc, allocator.free
         block_bytes, block_addresses = self._block_bytes, self._block_addresses
         add_requested, add_allocated, add_active = self._requested.append, self._allocated.append, self._active.append
-        add_reserved, add_segments = self._reserved.append, self._segments.append
+        add_reserved = self._reserved.append
         event: Event | None = None
         try:
             for event in events:
@@ -76,12 +76,11 @@ class Replay:
                 elif isinstance(event, Free):
                     free(event.block)
                 else:
-                    allocator.take_other(event)
+                    allocator.take(event)
                 add_requested(allocator.requested)
                 add_allocated(allocator.allocated)
                 add_active(allocator.active)
                 add_reserved(allocator.reserved)
-                add_segments(allocator.segments)
                 if self.out_of_memory is not None:
                     return False
         except KeyError as missing:
@@ -99,7 +98,6 @@ class Replay:
             self._allocated,
             self._active,
             self._reserved,
-            self._segments,
             block_bytes=self._block_bytes,
             block_addresses=self._block_addresses,
             cache_releases=self.allocator.cache_releases,

@@ -53,8 +53,6 @@ class Timeline:
     """Those, and blocks given up that wait for a stream."""
     reserved_bytes: array[int]
     """In segments; of expandable ones what is mapped."""
-    segments: array[int]
-    """Number of segments; each range of expandable memory counts once."""
     block_bytes: Mapping[int, int]
     block_addresses: Mapping[int, int]
     cache_releases: int
@@ -64,16 +62,8 @@ class Timeline:
     """The most ever reserved, within events too."""
 
     @property
-    def peak_requested_bytes(self) -> int:
-        return max(self.requested_bytes, default=0)
-
-    @property
     def peak_allocated_bytes(self) -> int:
         return max(self.allocated_bytes, default=0)
-
-    @property
-    def peak_active_bytes(self) -> int:
-        return max(self.active_bytes, default=0)
 
     @property
     def peak_reserved_bytes(self) -> int:

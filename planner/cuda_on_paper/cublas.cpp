@@ -13,43 +13,21 @@ struct __nv_bfloat162;
 #include <cstring>
 
 #include "shared.h"
+#define ENTRY(...) LIBRARY_ENTRY(cublasStatus_t, __VA_ARGS__)
 #ifdef PAPER_LIBCUBLAS
 struct Handle {
   cublasMath_t math;
   cublasPointerMode_t pointers;
 };
-API cublasStatus_t cublasCreate_v2(cublasHandle_t* h) {
-  *h = (cublasHandle_t) new Handle{CUBLAS_DEFAULT_MATH, CUBLAS_POINTER_MODE_HOST};
-  return CUBLAS_STATUS_SUCCESS;
-}
-API cublasStatus_t cublasSetStream_v2(cublasHandle_t, cudaStream_t s) {
-  paper_library_stream((void*)s);
-  return CUBLAS_STATUS_SUCCESS;
-}
-API cublasStatus_t cublasSetWorkspace_v2(cublasHandle_t, void* memory, size_t) {
-  paper_works_in("cublas", memory);
-  return CUBLAS_STATUS_SUCCESS;
-}
-API cublasStatus_t cublasDestroy_v2(cublasHandle_t h) {
-  delete (Handle*)h;
-  return CUBLAS_STATUS_SUCCESS;
-}
-API cublasStatus_t cublasSetMathMode(cublasHandle_t h, cublasMath_t m) {
-  ((Handle*)h)->math = m;
-  return CUBLAS_STATUS_SUCCESS;
-}
-API cublasStatus_t cublasGetMathMode(cublasHandle_t h, cublasMath_t* m) {
-  *m = ((Handle*)h)->math;
-  return CUBLAS_STATUS_SUCCESS;
-}
-API cublasStatus_t cublasSetPointerMode_v2(cublasHandle_t h, cublasPointerMode_t m) {
-  ((Handle*)h)->pointers = m;
-  return CUBLAS_STATUS_SUCCESS;
-}
-API cublasStatus_t cublasGetPointerMode_v2(cublasHandle_t h, cublasPointerMode_t* m) {
-  *m = ((Handle*)h)->pointers;
-  return CUBLAS_STATUS_SUCCESS;
-}
+ENTRY(cublasCreate_v2, (cublasHandle_t* h),
+      *h = (cublasHandle_t) new Handle{CUBLAS_DEFAULT_MATH, CUBLAS_POINTER_MODE_HOST})
+ENTRY(cublasSetStream_v2, (cublasHandle_t, cudaStream_t s), paper_library_stream((void*)s))
+ENTRY(cublasSetWorkspace_v2, (cublasHandle_t, void* memory, size_t), paper_works_in("cublas", memory))
+ENTRY(cublasDestroy_v2, (cublasHandle_t h), delete (Handle*)h)
+ENTRY(cublasSetMathMode, (cublasHandle_t h, cublasMath_t m), ((Handle*)h)->math = m)
+ENTRY(cublasGetMathMode, (cublasHandle_t h, cublasMath_t* m), *m = ((Handle*)h)->math)
+ENTRY(cublasSetPointerMode_v2, (cublasHandle_t h, cublasPointerMode_t m), ((Handle*)h)->pointers = m)
+ENTRY(cublasGetPointerMode_v2, (cublasHandle_t h, cublasPointerMode_t* m), *m = ((Handle*)h)->pointers)
 // Of many matrices at once these say on the host too whether their arguments were in order.
 #define BATCHED(LETTER, T)                                                                                            \
   API cublasStatus_t cublas##LETTER##geqrfBatched(cublasHandle_t, int, int, T* const[], int, T* const[], int* info,   \
@@ -77,34 +55,18 @@ API cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t, const 
                                   cublasLtMatrixLayout_t, void*, cublasLtMatrixLayout_t, const cublasLtMatmulAlgo_t*,
                                   void* memory, size_t, cudaStream_t s) {
   paper_works_in("cublas", memory);
-  if (auto* l = paper_listener()) l->launched((void*)s);
+  paper_launched((void*)s);
   return CUBLAS_STATUS_SUCCESS;
 }
 API size_t cublasLtGetVersion() { return CUBLAS_VERSION; }
-API cublasStatus_t cublasLtCreate(cublasLtHandle_t* h) {
-  *h = (cublasLtHandle_t) "lt";
-  return CUBLAS_STATUS_SUCCESS;
-}
-#define MADE(NAME, ...)                  \
-  API cublasStatus_t NAME(__VA_ARGS__) { \
-    *d = (decltype(+*d))new char[256](); \
-    return CUBLAS_STATUS_SUCCESS;        \
-  }
+ENTRY(cublasLtCreate, (cublasLtHandle_t* h), *h = (cublasLtHandle_t) "lt")
+#define MADE(NAME, ...) ENTRY(NAME, (__VA_ARGS__), *d = (decltype(+*d))new char[256]())
 MADE(cublasLtMatmulDescCreate, cublasLtMatmulDesc_t* d, cublasComputeType_t, cudaDataType_t)
 MADE(cublasLtMatrixLayoutCreate, cublasLtMatrixLayout_t* d, cudaDataType, uint64_t, uint64_t, int64_t)
 MADE(cublasLtMatmulPreferenceCreate, cublasLtMatmulPreference_t* d)
-API cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t d) {
-  delete[] (char*)d;
-  return CUBLAS_STATUS_SUCCESS;
-}
-API cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t d) {
-  delete[] (char*)d;
-  return CUBLAS_STATUS_SUCCESS;
-}
-API cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t d) {
-  delete[] (char*)d;
-  return CUBLAS_STATUS_SUCCESS;
-}
+ENTRY(cublasLtMatmulDescDestroy, (cublasLtMatmulDesc_t d), delete[] (char*)d)
+ENTRY(cublasLtMatrixLayoutDestroy, (cublasLtMatrixLayout_t d), delete[] (char*)d)
+ENTRY(cublasLtMatmulPreferenceDestroy, (cublasLtMatmulPreference_t d), delete[] (char*)d)
 // One algorithm, without a workspace: torch takes the workspace before it asks, as large as it is set, whatever the
 // answer.
 API cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t, cublasLtMatrixLayout_t,

@@ -12,6 +12,7 @@
 
 #include "device.h"
 #include "shared.h"
+#define ENTRY(...) LIBRARY_ENTRY(CUresult, __VA_ARGS__)
 
 static std::mutex lock;
 using Guard = std::lock_guard<std::mutex>;
@@ -22,23 +23,11 @@ static int here() {
 }
 
 API CUresult cuInit(unsigned) { return CUDA_SUCCESS; }
-API CUresult cuDriverGetVersion(int* v) {
-  *v = CUDA_VERSION;
-  return CUDA_SUCCESS;
-}
-API CUresult cuDeviceGet(CUdevice* d, int i) {
-  *d = i;
-  return CUDA_SUCCESS;
-}
+ENTRY(cuDriverGetVersion, (int* v), *v = CUDA_VERSION)
+ENTRY(cuDeviceGet, (CUdevice* d, int i), *d = i)
 API CUresult cuDeviceGetCount(int* n) { return (CUresult)cudaGetDeviceCount(n); }
-API CUresult cuDeviceGetName(char* s, int n, CUdevice) {
-  snprintf(s, n, "%s", Device::get().name().c_str());
-  return CUDA_SUCCESS;
-}
-API CUresult cuDeviceTotalMem_v2(size_t* n, CUdevice) {
-  *n = Device::get().number("totalGlobalMem");
-  return CUDA_SUCCESS;
-}
+ENTRY(cuDeviceGetName, (char* s, int n, CUdevice), snprintf(s, n, "%s", Device::get().name().c_str()))
+ENTRY(cuDeviceTotalMem_v2, (size_t* n, CUdevice), *n = Device::get().number("totalGlobalMem"))
 API CUresult cuDeviceGetAttribute(int* v, CUdevice_attribute a, CUdevice d) {
   if (a == CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED) {
     *v = 1;
@@ -46,91 +35,45 @@ API CUresult cuDeviceGetAttribute(int* v, CUdevice_attribute a, CUdevice d) {
   }  // the runtime has no such name
   return (CUresult)cudaDeviceGetAttribute(v, (cudaDeviceAttr)a, d);  // both number attributes alike
 }
-API CUresult cuCtxGetCurrent(CUcontext* c) {
-  *c = (CUcontext)(1 + (size_t)here());
-  return CUDA_SUCCESS;
-}  // a context is its device's number
-API CUresult cuCtxSetCurrent(CUcontext c) {
-  if (c) cudaSetDevice((int)(size_t)c - 1);
-  return CUDA_SUCCESS;
-}
-API CUresult cuCtxGetDevice(CUdevice* d) {
-  *d = here();
-  return CUDA_SUCCESS;
-}
+ENTRY(cuCtxGetCurrent, (CUcontext* c), *c = (CUcontext)(1 + (size_t)here()))  // a context is its device's number
+ENTRY(cuCtxSetCurrent, (CUcontext c), if (c) cudaSetDevice((int)(size_t)c - 1))
+ENTRY(cuCtxGetDevice, (CUdevice* d), *d = here())
 API CUresult cuCtxPushCurrent_v2(CUcontext c) { return cuCtxSetCurrent(c); }
 API CUresult cuCtxPopCurrent_v2(CUcontext* c) { return c ? cuCtxGetCurrent(c) : CUDA_SUCCESS; }
-API CUresult cuDevicePrimaryCtxGetState(CUdevice, unsigned* flags, int* active) {
-  *flags = 0;
-  *active = 1;
-  return CUDA_SUCCESS;
-}
-API CUresult cuDevicePrimaryCtxRetain(CUcontext* c, CUdevice d) {
-  *c = (CUcontext)(1 + (size_t)d);
-  return CUDA_SUCCESS;
-}
-API CUresult cuGetErrorString(CUresult e, const char** s) {
-  *s = e ? "error on paper" : "no error";
-  return CUDA_SUCCESS;
-}
+ENTRY(cuDevicePrimaryCtxGetState, (CUdevice, unsigned* flags, int* active), *flags = 0, *active = 1)
+ENTRY(cuDevicePrimaryCtxRetain, (CUcontext* c, CUdevice d), *c = (CUcontext)(1 + (size_t)d))
+ENTRY(cuGetErrorString, (CUresult e, const char** s), *s = e ? "error on paper" : "no error")
 API CUresult cuGetErrorName(CUresult e, const char** s) { return cuGetErrorString(e, s); }
 
 // Modules that Triton and nvrtc made: loaded, never run.
-API CUresult cuModuleLoadData(CUmodule* m, const void*) {
-  *m = (CUmodule) "module";
-  return CUDA_SUCCESS;
-}
+ENTRY(cuModuleLoadData, (CUmodule* m, const void*), *m = (CUmodule) "module")
 API CUresult cuModuleLoadDataEx(CUmodule* m, const void*, unsigned, CUjit_option*, void**) {
   return cuModuleLoadData(m, nullptr);
 }
 API CUresult cuModuleLoad(CUmodule* m, const char*) { return cuModuleLoadData(m, nullptr); }
-API CUresult cuModuleGetFunction(CUfunction* f, CUmodule, const char* name) {
-  *f = (CUfunction)strdup(name);
-  return CUDA_SUCCESS;
-}
+ENTRY(cuModuleGetFunction, (CUfunction* f, CUmodule, const char* name), *f = (CUfunction)strdup(name))
 API CUresult cuModuleGetGlobal_v2(CUdeviceptr*, size_t*, CUmodule, const char*) { return CUDA_ERROR_NOT_FOUND; }
-API CUresult cuFuncGetAttribute(int* v, CUfunction_attribute a, CUfunction) {
-  *v = a == CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK ? 1024 : a == CU_FUNC_ATTRIBUTE_NUM_REGS ? 32 : 0;
-  return CUDA_SUCCESS;
-}
+ENTRY(cuFuncGetAttribute, (int* v, CUfunction_attribute a, CUfunction),
+      *v = a == CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK ? 1024 : a == CU_FUNC_ATTRIBUTE_NUM_REGS ? 32 : 0)
 API CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int* n, CUfunction f, int threads, size_t shared) {
   return (CUresult)cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(n, f, threads, shared, 0);
 }
-API CUresult cuOccupancyMaxPotentialClusterSize(int* n, CUfunction, const CUlaunchConfig*) {
-  *n = 8;
-  return CUDA_SUCCESS;
-}
-API CUresult cuOccupancyMaxActiveClusters(int* n, CUfunction, const CUlaunchConfig*) {
-  *n = (int)Device::get().number("multiProcessorCount") / 2;
-  return CUDA_SUCCESS;
-}
-API CUresult cuLibraryLoadData(CUlibrary* l, const void*, CUjit_option*, void**, unsigned, CUlibraryOption*, void**,
-                               unsigned) {
-  *l = (CUlibrary) "library";
-  return CUDA_SUCCESS;
-}
-API CUresult cuLibraryGetKernel(CUkernel* k, CUlibrary, const char* name) {
-  *k = (CUkernel)strdup(name);
-  return CUDA_SUCCESS;
-}
-API CUresult cuKernelGetFunction(CUfunction* f, CUkernel k) {
-  *f = (CUfunction)k;
-  return CUDA_SUCCESS;
-}
+ENTRY(cuOccupancyMaxPotentialClusterSize, (int* n, CUfunction, const CUlaunchConfig*), *n = 8)
+ENTRY(cuOccupancyMaxActiveClusters, (int* n, CUfunction, const CUlaunchConfig*),
+      *n = (int)Device::get().number("multiProcessorCount") / 2)
+ENTRY(cuLibraryLoadData, (CUlibrary* l, const void*, CUjit_option*, void**, unsigned, CUlibraryOption*, void**, unsigned),
+      *l = (CUlibrary) "library")
+ENTRY(cuLibraryGetKernel, (CUkernel* k, CUlibrary, const char* name), *k = (CUkernel)strdup(name))
+ENTRY(cuKernelGetFunction, (CUfunction* f, CUkernel k), *f = (CUfunction)k)
 API CUresult cuKernelGetAttribute(int* v, CUfunction_attribute a, CUkernel k, CUdevice) {
   return cuFuncGetAttribute(v, a, (CUfunction)k);
 }
 API CUresult cuLibraryUnload(CUlibrary) { return CUDA_SUCCESS; }
 API CUresult cuKernelSetAttribute(CUfunction_attribute, int, CUkernel, CUdevice) { return CUDA_SUCCESS; }
-static CUresult launched(CUstream s) {
-  if (auto* l = paper_listener()) l->launched((void*)s);
-  return CUDA_SUCCESS;
-}
-API CUresult cuLaunchKernelEx(const CUlaunchConfig* c, CUfunction, void**, void**) { return launched(c->hStream); }
-API CUresult cuLaunchKernel(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
-                            CUstream s, void**, void**) {
-  return launched(s);
-}
+ENTRY(cuLaunchKernelEx, (const CUlaunchConfig* c, CUfunction, void**, void**), paper_launched((void*)c->hStream))
+ENTRY(cuLaunchKernel,
+      (CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream s, void**, void**),
+      paper_launched((void*)s))
 API CUresult cuPointerGetAttribute(void* v, CUpointer_attribute a, CUdeviceptr p) {
   cudaPointerAttributes t;
   cudaPointerGetAttributes(&t, (void*)p);
@@ -160,18 +103,13 @@ static void drop(Physical* p) {
     delete p;
   }
 }
-API CUresult cuMemGetAllocationGranularity(size_t* n, const CUmemAllocationProp*, CUmemAllocationGranularity_flags) {
-  *n = 2 << 20;
-  return CUDA_SUCCESS;
-}
+ENTRY(cuMemGetAllocationGranularity, (size_t* n, const CUmemAllocationProp*, CUmemAllocationGranularity_flags),
+      *n = 2 << 20)
 API CUresult cuMemAddressReserve(CUdeviceptr* p, size_t bytes, size_t, CUdeviceptr, unsigned long long) {
   *p = (CUdeviceptr)paper_addresses(bytes);
   return *p ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
-API CUresult cuMemAddressFree(CUdeviceptr p, size_t bytes) {
-  paper_addresses_free((void*)p, bytes);
-  return CUDA_SUCCESS;
-}
+ENTRY(cuMemAddressFree, (CUdeviceptr p, size_t bytes), paper_addresses_free((void*)p, bytes))
 API CUresult cuMemCreate(CUmemGenericAllocationHandle* h, size_t bytes, const CUmemAllocationProp* prop,
                          unsigned long long) {
   if (!paper_take(bytes, prop->location.id)) return CUDA_ERROR_OUT_OF_MEMORY;

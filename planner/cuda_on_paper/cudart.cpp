@@ -20,6 +20,7 @@
 #include "cudart.h"
 #include "device.h"
 #include "shared.h"
+#define ENTRY(...) LIBRARY_ENTRY(cudaError_t, __VA_ARGS__)
 
 static std::mutex lock;
 using Guard = std::lock_guard<std::mutex>;
@@ -54,33 +55,24 @@ API int paper_unknown(const char* name, int error) {
 }
 static thread_local void* library_stream = nullptr;
 API void paper_library_stream(void* stream) { library_stream = stream; }
-API int paper_call() {
-  if (auto* l = paper_listener()) l->launched(library_stream);
-  return 0;
+API void paper_launched(void* stream) {
+  if (auto* l = paper_listener()) l->launched(stream);
 }
+API int paper_call() { return paper_launched(library_stream), 0; }
 
 // ---------------------------------------------------------------- the device
 API cudaError_t cudaGetDeviceCount(int* n) {
   *n = device_count();
   return *n ? cudaSuccess : fail(cudaErrorNoDevice);
 }
-API cudaError_t cudaGetDevice(int* d) {
-  *d = current_device;
-  return cudaSuccess;
-}
+ENTRY(cudaGetDevice, (int* d), *d = current_device)
 API cudaError_t cudaSetDevice(int d) {
   if (is_absent(d)) return fail(cudaErrorInvalidDevice);
   current_device = d;
   return cudaSuccess;
 }
-API cudaError_t cudaDriverGetVersion(int* v) {
-  *v = CUDART_VERSION;
-  return cudaSuccess;
-}
-API cudaError_t cudaRuntimeGetVersion(int* v) {
-  *v = CUDART_VERSION;
-  return cudaSuccess;
-}
+ENTRY(cudaDriverGetVersion, (int* v), *v = CUDART_VERSION)
+ENTRY(cudaRuntimeGetVersion, (int* v), *v = CUDART_VERSION)
 API cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int device) {  // a macro makes this _v2 in CUDA 12
   const Device& d = Device::get();
   memset(p, 0, sizeof *p);
@@ -124,109 +116,51 @@ API cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int device) {  // a m
 API cudaError_t cudaDeviceGetAttribute(int* v, cudaDeviceAttr a, int device) {
   cudaDeviceProp p;
   if (auto e = cudaGetDeviceProperties(&p, device)) return e;
-  switch (a) {
-    case cudaDevAttrMaxThreadsPerBlock:
-    case cudaDevAttrMaxBlockDimX:
-    case cudaDevAttrMaxBlockDimY:
-      *v = 1024;
-      break;
-    case cudaDevAttrMaxBlockDimZ:
-      *v = 64;
-      break;
-    case cudaDevAttrMaxGridDimX:
-      *v = 2147483647;
-      break;
-    case cudaDevAttrMaxGridDimY:
-    case cudaDevAttrMaxGridDimZ:
-      *v = 65535;
-      break;
-    case cudaDevAttrMaxSharedMemoryPerBlock:
-      *v = (int)p.sharedMemPerBlock;
-      break;
-    case cudaDevAttrMaxSharedMemoryPerBlockOptin:
-      *v = (int)p.sharedMemPerBlockOptin;
-      break;
-    case cudaDevAttrMaxSharedMemoryPerMultiprocessor:
-      *v = (int)p.sharedMemPerMultiprocessor;
-      break;
-    case cudaDevAttrReservedSharedMemoryPerBlock:
-      *v = (int)p.reservedSharedMemPerBlock;
-      break;
-    case cudaDevAttrMaxRegistersPerBlock:
-    case cudaDevAttrMaxRegistersPerMultiprocessor:
-      *v = p.regsPerBlock;
-      break;
-    case cudaDevAttrWarpSize:
-      *v = 32;
-      break;
-    case cudaDevAttrMultiProcessorCount:
-      *v = p.multiProcessorCount;
-      break;
-    case cudaDevAttrMaxThreadsPerMultiProcessor:
-      *v = p.maxThreadsPerMultiProcessor;
-      break;
-    case cudaDevAttrMaxBlocksPerMultiprocessor:
-      *v = p.maxBlocksPerMultiProcessor;
-      break;
-    case cudaDevAttrComputeCapabilityMajor:
-      *v = p.major;
-      break;
-    case cudaDevAttrComputeCapabilityMinor:
-      *v = p.minor;
-      break;
-    case cudaDevAttrL2CacheSize:
-      *v = p.l2CacheSize;
-      break;
-    case cudaDevAttrGlobalMemoryBusWidth:
-      *v = p.memoryBusWidth;
-      break;
-    case cudaDevAttrClockRate:
-      *v = (int)Device::get().number("smClockRateKHz");
-      break;
-    case cudaDevAttrMemoryClockRate:
-      *v = (int)Device::get().number("memClockRateKHz");
-      break;
-    case cudaDevAttrTotalConstantMemory:
-      *v = 65536;
-      break;
-    case cudaDevAttrTextureAlignment:
-      *v = 512;
-      break;
-    case cudaDevAttrPciBusId:
-      *v = p.pciBusID;
-      break;
-    case cudaDevAttrAsyncEngineCount:
-      *v = 3;
-      break;
-    case cudaDevAttrConcurrentKernels:
-    case cudaDevAttrUnifiedAddressing:
-    case cudaDevAttrCooperativeLaunch:
-    case cudaDevAttrManagedMemory:
-    case cudaDevAttrConcurrentManagedAccess:
-    case cudaDevAttrStreamPrioritiesSupported:
-    case cudaDevAttrMemoryPoolsSupported:
-    case cudaDevAttrHostRegisterSupported:
-    case cudaDevAttrCanMapHostMemory:
-      *v = 1;
-      break;
-    default:
-      *v = 0;  // what a GPU may lack: peers, fabrics, multicast, hardware decoders
-  }
+  const std::unordered_map<int, int> known{
+      {cudaDevAttrMaxThreadsPerBlock, 1024},
+      {cudaDevAttrMaxBlockDimX, 1024},
+      {cudaDevAttrMaxBlockDimY, 1024},
+      {cudaDevAttrMaxBlockDimZ, 64},
+      {cudaDevAttrMaxGridDimX, 2147483647},
+      {cudaDevAttrMaxGridDimY, 65535},
+      {cudaDevAttrMaxGridDimZ, 65535},
+      {cudaDevAttrMaxSharedMemoryPerBlock, (int)p.sharedMemPerBlock},
+      {cudaDevAttrMaxSharedMemoryPerBlockOptin, (int)p.sharedMemPerBlockOptin},
+      {cudaDevAttrMaxSharedMemoryPerMultiprocessor, (int)p.sharedMemPerMultiprocessor},
+      {cudaDevAttrReservedSharedMemoryPerBlock, (int)p.reservedSharedMemPerBlock},
+      {cudaDevAttrMaxRegistersPerBlock, p.regsPerBlock},
+      {cudaDevAttrMaxRegistersPerMultiprocessor, p.regsPerBlock},
+      {cudaDevAttrWarpSize, 32},
+      {cudaDevAttrMultiProcessorCount, p.multiProcessorCount},
+      {cudaDevAttrMaxThreadsPerMultiProcessor, p.maxThreadsPerMultiProcessor},
+      {cudaDevAttrMaxBlocksPerMultiprocessor, p.maxBlocksPerMultiProcessor},
+      {cudaDevAttrComputeCapabilityMajor, p.major},
+      {cudaDevAttrComputeCapabilityMinor, p.minor},
+      {cudaDevAttrL2CacheSize, p.l2CacheSize},
+      {cudaDevAttrGlobalMemoryBusWidth, p.memoryBusWidth},
+      {cudaDevAttrClockRate, (int)Device::get().number("smClockRateKHz")},
+      {cudaDevAttrMemoryClockRate, (int)Device::get().number("memClockRateKHz")},
+      {cudaDevAttrTotalConstantMemory, 65536},
+      {cudaDevAttrTextureAlignment, 512},
+      {cudaDevAttrPciBusId, p.pciBusID},
+      {cudaDevAttrAsyncEngineCount, 3},
+      {cudaDevAttrConcurrentKernels, 1},
+      {cudaDevAttrUnifiedAddressing, 1},
+      {cudaDevAttrCooperativeLaunch, 1},
+      {cudaDevAttrManagedMemory, 1},
+      {cudaDevAttrConcurrentManagedAccess, 1},
+      {cudaDevAttrStreamPrioritiesSupported, 1},
+      {cudaDevAttrMemoryPoolsSupported, 1},
+      {cudaDevAttrHostRegisterSupported, 1},
+      {cudaDevAttrCanMapHostMemory, 1},
+  };
+  const auto found = known.find(a);  // not there: what a GPU may lack: peers, fabrics, multicast, hardware decoders
+  *v = found == known.end() ? 0 : found->second;
   return cudaSuccess;
 }
-API cudaError_t cudaDeviceGetPCIBusId(char* s, int n, int d) {
-  snprintf(s, n, "0000:%02x:00.0", d + 1);
-  return cudaSuccess;
-}
-API cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
-  *least = 0;
-  *greatest = -5;
-  return cudaSuccess;
-}
-API cudaError_t cudaDeviceCanAccessPeer(int* can, int, int) {
-  *can = 1;
-  return cudaSuccess;
-}
+ENTRY(cudaDeviceGetPCIBusId, (char* s, int n, int d), snprintf(s, n, "0000:%02x:00.0", d + 1))
+ENTRY(cudaDeviceGetStreamPriorityRange, (int* least, int* greatest), *least = 0, *greatest = -5)
+ENTRY(cudaDeviceCanAccessPeer, (int* can, int, int), *can = 1)
 
 // ---------------------------------------------------------------- errors
 API cudaError_t cudaGetLastError() {
@@ -292,73 +226,41 @@ static void capture(cudaStream_t s, uint64_t graph) {
   ((Stream*)s)->capture = graph;
   if (auto* l = paper_listener()) l->captures(s, (int64_t)graph);
 }
-API cudaError_t cudaStreamCreateWithPriority(cudaStream_t* s, unsigned flags, int priority) {
-  *s = (cudaStream_t) new Stream{priority, flags};
-  return cudaSuccess;
-}
+ENTRY(cudaStreamCreateWithPriority, (cudaStream_t* s, unsigned flags, int priority),
+      *s = (cudaStream_t) new Stream{priority, flags})
 API cudaError_t cudaStreamCreateWithFlags(cudaStream_t* s, unsigned flags) {
   return cudaStreamCreateWithPriority(s, flags, 0);
 }
 API cudaError_t cudaStreamCreate(cudaStream_t* s) { return cudaStreamCreateWithPriority(s, 0, 0); }
-API cudaError_t cudaStreamGetPriority(cudaStream_t s, int* p) {
-  *p = handle_of(s) ? ((Stream*)s)->priority : 0;
-  return cudaSuccess;
-}
-API cudaError_t cudaStreamDestroy(cudaStream_t s) {
-  delete (Stream*)s;
-  return cudaSuccess;
-}
-API cudaError_t cudaStreamSynchronize(cudaStream_t s) {
-  if (auto* l = paper_listener()) l->host_waits(handle_of(s));
-  return cudaSuccess;
-}
-API cudaError_t cudaDeviceSynchronize() {
-  if (auto* l = paper_listener()) l->host_waits_for_device();
-  return cudaSuccess;
-}
+ENTRY(cudaStreamGetPriority, (cudaStream_t s, int* p), *p = handle_of(s) ? ((Stream*)s)->priority : 0)
+ENTRY(cudaStreamDestroy, (cudaStream_t s), delete (Stream*)s)
+ENTRY(cudaStreamSynchronize, (cudaStream_t s), if (auto* l = paper_listener()) l->host_waits(handle_of(s)))
+ENTRY(cudaDeviceSynchronize, (), if (auto* l = paper_listener()) l->host_waits_for_device())
 API cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned) {
   const auto* event = (Event*)e;
   if (handle_of(s) && !capture_of(s) && is_going_on(event->capture)) capture(s, event->capture);
   if (auto* l = paper_listener()) l->stream_waits(handle_of(s), event->number);
   return cudaSuccess;
 }
-API cudaError_t cudaEventCreateWithFlags(cudaEvent_t* e, unsigned) {
-  *e = (cudaEvent_t) new Event{current_device, 0};
-  return cudaSuccess;
-}
+ENTRY(cudaEventCreateWithFlags, (cudaEvent_t* e, unsigned), *e = (cudaEvent_t) new Event{current_device, 0})
 API cudaError_t cudaEventCreate(cudaEvent_t* e) { return cudaEventCreateWithFlags(e, 0); }
-API cudaError_t cudaEventDestroy(cudaEvent_t e) {
-  delete (Event*)e;
-  return cudaSuccess;
-}
+ENTRY(cudaEventDestroy, (cudaEvent_t e), delete (Event*)e)
 API cudaError_t cudaEventRecordWithFlags(cudaEvent_t e, cudaStream_t s, unsigned) {
   ((Event*)e)->capture = capture_of(s);
   if (auto* l = paper_listener()) ((Event*)e)->number = l->recorded(handle_of(s));
   return cudaSuccess;
 }
 API cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s) { return cudaEventRecordWithFlags(e, s, 0); }
-API cudaError_t cudaEventSynchronize(cudaEvent_t e) {
-  if (auto* l = paper_listener()) l->host_waits_for_event(((Event*)e)->number);
-  return cudaSuccess;
-}
-API cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t, cudaEvent_t) {
-  *ms = 0.01f;
-  return cudaSuccess;
-}  // equal for all: a search by time keeps the first
-API cudaError_t cudaLaunchHostFunc(cudaStream_t, cudaHostFn_t f, void* data) {
-  f(data);
-  return cudaSuccess;
-}
-API cudaError_t cudaStreamAddCallback(cudaStream_t s, cudaStreamCallback_t f, void* data, unsigned) {
-  f(s, cudaSuccess, data);
-  return cudaSuccess;
-}
+ENTRY(cudaEventSynchronize, (cudaEvent_t e),
+      if (auto* l = paper_listener()) l->host_waits_for_event(((Event*)e)->number))
+// Equal for all: a search by time keeps the first.
+ENTRY(cudaEventElapsedTime, (float* ms, cudaEvent_t, cudaEvent_t), *ms = 0.01f)
+ENTRY(cudaLaunchHostFunc, (cudaStream_t, cudaHostFn_t f, void* data), f(data))
+ENTRY(cudaStreamAddCallback, (cudaStream_t s, cudaStreamCallback_t f, void* data, unsigned), f(s, cudaSuccess, data))
 
 // ---------------------------------------------------------------- graphs: what is captured is heard with each replay
-API cudaError_t cudaStreamIsCapturing(cudaStream_t s, cudaStreamCaptureStatus* status) {
-  *status = capture_of(s) ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
-  return cudaSuccess;
-}
+ENTRY(cudaStreamIsCapturing, (cudaStream_t s, cudaStreamCaptureStatus* status),
+      *status = capture_of(s) ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone)
 API cudaError_t cudaStreamBeginCapture(cudaStream_t s, cudaStreamCaptureMode) {
   if (!handle_of(s)) return fail(cudaErrorStreamCaptureUnsupported);
   uint64_t graph;
@@ -394,21 +296,14 @@ API cudaError_t cudaStreamGetCaptureInfo_v2(cudaStream_t s, cudaStreamCaptureSta
   if (graph) *graph = (cudaGraph_t)captured;
   return cudaStreamIsCapturing(s, status);
 }
-API cudaError_t cudaGraphGetNodes(cudaGraph_t, cudaGraphNode_t*, size_t* count) {
-  *count = 1;  // torch warns of a graph without any; compiled kernels are not launched here
-  return cudaSuccess;
-}
-API cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long) {
-  *exec = (cudaGraphExec_t)graph;
-  return cudaSuccess;
-}
-API cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long) {
-  return cudaGraphInstantiateWithFlags(exec, graph, 0);
-}
-API cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t) {
-  if (auto* l = paper_listener()) l->replayed((int64_t)exec);
-  return cudaSuccess;
-}
+// Torch warns of a graph without any; compiled kernels are not launched here.
+ENTRY(cudaGraphGetNodes, (cudaGraph_t, cudaGraphNode_t*, size_t* count), *count = 1)
+ENTRY(cudaGraphInstantiateWithFlags, (cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long),
+      *exec = (cudaGraphExec_t)graph)
+ENTRY(cudaGraphInstantiate, (cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long),
+      *exec = (cudaGraphExec_t)graph)
+ENTRY(cudaGraphLaunch, (cudaGraphExec_t exec, cudaStream_t),
+      if (auto* l = paper_listener()) l->replayed((int64_t)exec))
 // Parts of a graph that the GPU chooses between.
 API cudaError_t cudaStreamBeginCaptureToGraph(cudaStream_t, cudaGraph_t, const cudaGraphNode_t*,
                                               const cudaGraphEdgeData*, size_t, cudaStreamCaptureMode) {
@@ -423,10 +318,6 @@ API cudaError_t cudaIpcGetEventHandle(cudaIpcEventHandle_t*, cudaEvent_t) { retu
 // ---------------------------------------------------------------- kernels: never run
 // A handle of a kernel is the address of its host function.
 static std::unordered_map<const void*, void*> variables;
-static cudaError_t launch(cudaStream_t stream) {
-  if (auto* l = paper_listener()) l->launched(handle_of(stream));
-  return cudaSuccess;
-}
 struct Configuration {
   dim3 grid, block;
   size_t shared;
@@ -458,16 +349,13 @@ API cudaError_t __cudaPopCallConfiguration(dim3* grid, dim3* block, size_t* shar
   *(cudaStream_t*)stream = c.stream;
   return cudaSuccess;
 }
-API cudaError_t __cudaGetKernel(cudaKernel_t* k, const void* host) {
-  *k = (cudaKernel_t)host;
-  return cudaSuccess;
-}
-API cudaError_t __cudaLaunchKernel(cudaKernel_t k, dim3, dim3, void**, size_t, cudaStream_t s) { return launch(s); }
-API cudaError_t cudaLaunchKernel(const void* f, dim3, dim3, void**, size_t, cudaStream_t s) { return launch(s); }
-API cudaError_t cudaLaunchCooperativeKernel(const void* f, dim3, dim3, void**, size_t, cudaStream_t s) {
-  return launch(s);
-}
-API cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* c, const void* f, void**) { return launch(c->stream); }
+ENTRY(__cudaGetKernel, (cudaKernel_t* k, const void* host), *k = (cudaKernel_t)host)
+#define LAUNCH(NAME, KERNEL) \
+  ENTRY(NAME, (KERNEL, dim3, dim3, void**, size_t, cudaStream_t s), paper_launched(handle_of(s)))
+LAUNCH(__cudaLaunchKernel, cudaKernel_t)
+LAUNCH(cudaLaunchKernel, const void*)
+LAUNCH(cudaLaunchCooperativeKernel, const void*)
+ENTRY(cudaLaunchKernelExC, (const cudaLaunchConfig_t* c, const void*, void**), paper_launched(handle_of(c->stream)))
 API cudaError_t cudaGetSymbolAddress(void** p, const void* host) {
   Guard g(lock);
   *p = variables[host];

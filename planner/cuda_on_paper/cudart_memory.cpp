@@ -13,6 +13,7 @@
 #include "cudart.h"
 #include "device.h"
 #include "shared.h"
+#define ENTRY(...) LIBRARY_ENTRY(cudaError_t, __VA_ARGS__)
 
 static const size_t KEPT = 1 << 16;  // a copy up to this size is made; a larger one is forgotten (its values: zeros)
 static const size_t SPACE = 16ull << 40;  // addresses for all GPUs of this process
@@ -141,10 +142,7 @@ API cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
 }
 API cudaError_t cudaMallocAsync(void** p, size_t bytes, cudaStream_t) { return cudaMalloc(p, bytes); }
 API cudaError_t cudaFreeAsync(void* p, cudaStream_t) { return cudaFree(p); }
-API cudaError_t cudaDeviceGetDefaultMemPool(cudaMemPool_t* pool, int) {
-  *pool = (cudaMemPool_t) "pool";
-  return cudaSuccess;
-}
+ENTRY(cudaDeviceGetDefaultMemPool, (cudaMemPool_t* pool, int), *pool = (cudaMemPool_t) "pool")
 API cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t, cudaMemPoolAttr, void* v) {
   Guard g(lock);
   *(uint64_t*)v = used[current_device];
@@ -195,10 +193,7 @@ API cudaError_t cudaHostUnregister(void* p) {
   pinned.erase((char*)p);
   return cudaSuccess;
 }
-API cudaError_t cudaHostGetDevicePointer(void** d, void* h, unsigned) {
-  *d = h;
-  return cudaSuccess;
-}
+ENTRY(cudaHostGetDevicePointer, (void** d, void* h, unsigned), *d = h)
 API cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* a, const void* p) {
   memset(a, 0, sizeof *a);
   a->type = cudaMemoryTypeUnregistered;

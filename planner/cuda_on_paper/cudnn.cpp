@@ -15,6 +15,7 @@
 #include "device.h"
 #include "real_cudnn.h"
 #include "shared.h"
+#define ENTRY(...) LIBRARY_ENTRY(cudnnStatus_t, __VA_ARGS__)
 
 #if CUDNN_VERSION < 90800  // what newer headers add (cudnn_graph.h of 9.8)
 constexpr auto CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR = static_cast<cudnnBackendDescriptorType_t>(38);
@@ -48,22 +49,10 @@ load() {  // the library itself is small; it loads its parts when they are first
 struct Handle {
   cudaStream_t stream;
 };
-API cudnnStatus_t cudnnCreate(cudnnHandle_t* h) {
-  *h = (cudnnHandle_t) new Handle{};
-  return CUDNN_STATUS_SUCCESS;
-}
-API cudnnStatus_t cudnnDestroy(cudnnHandle_t h) {
-  delete (Handle*)h;
-  return CUDNN_STATUS_SUCCESS;
-}
-API cudnnStatus_t cudnnSetStream(cudnnHandle_t h, cudaStream_t s) {
-  ((Handle*)h)->stream = s;
-  return CUDNN_STATUS_SUCCESS;
-}
-API cudnnStatus_t cudnnGetStream(cudnnHandle_t h, cudaStream_t* s) {
-  *s = ((Handle*)h)->stream;
-  return CUDNN_STATUS_SUCCESS;
-}
+ENTRY(cudnnCreate, (cudnnHandle_t* h), *h = (cudnnHandle_t) new Handle{})
+ENTRY(cudnnDestroy, (cudnnHandle_t h), delete (Handle*)h)
+ENTRY(cudnnSetStream, (cudnnHandle_t h, cudaStream_t s), ((Handle*)h)->stream = s)
+ENTRY(cudnnGetStream, (cudnnHandle_t h, cudaStream_t* s), *s = ((Handle*)h)->stream)
 
 // ---------------------------------------------------------------- the backend API
 static std::mutex lock;
@@ -160,10 +149,8 @@ API cudnnStatus_t cudnnBackendFinalize(cudnnBackendDescriptor_t d) {
   if (kind == CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR) set_device(d, CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP);
   return REAL(cudnnBackendFinalize)(d);
 }
-API cudnnStatus_t cudnnBackendExecute(cudnnHandle_t h, cudnnBackendDescriptor_t, cudnnBackendDescriptor_t) {
-  if (auto* l = paper_listener()) l->launched((void*)((Handle*)h)->stream);
-  return CUDNN_STATUS_SUCCESS;
-}
+ENTRY(cudnnBackendExecute, (cudnnHandle_t h, cudnnBackendDescriptor_t, cudnnBackendDescriptor_t),
+      paper_launched((void*)((Handle*)h)->stream))
 
 // ---------------------------------------------------------------- the older API: its sizes take a handle and have no
 // deviceless way

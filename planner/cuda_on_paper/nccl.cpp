@@ -6,6 +6,7 @@
 #include <nccl.h>
 
 #include "shared.h"
+#define ENTRY(...) LIBRARY_ENTRY(ncclResult_t, __VA_ARGS__)
 struct Comm {
   int size, rank;
 };
@@ -19,41 +20,20 @@ static size_t width(ncclDataType_t t) {
                                                                  : 4;
 }
 static ncclResult_t bring(void* to, const void* from, size_t bytes, cudaStream_t stream) {
-  if (auto* l = paper_listener()) l->launched((void*)stream);
+  paper_launched((void*)stream);
   if (to != from) cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream);
   return ncclSuccess;
 }
 static ncclComm_t made(int size, int rank) { return (ncclComm_t) new Comm{size, rank}; }
-API ncclResult_t ncclGetVersion(int* v) {
-  *v = NCCL_VERSION_CODE;
-  return ncclSuccess;
-}
-API ncclResult_t ncclCommInitRank(ncclComm_t* c, int size, ncclUniqueId, int rank) {
-  *c = made(size, rank);
-  return ncclSuccess;
-}
-API ncclResult_t ncclCommInitRankConfig(ncclComm_t* c, int size, ncclUniqueId, int rank, ncclConfig_t*) {
-  *c = made(size, rank);
-  return ncclSuccess;
-}
+ENTRY(ncclGetVersion, (int* v), *v = NCCL_VERSION_CODE)
+ENTRY(ncclCommInitRank, (ncclComm_t* c, int size, ncclUniqueId, int rank), *c = made(size, rank))
+ENTRY(ncclCommInitRankConfig, (ncclComm_t* c, int size, ncclUniqueId, int rank, ncclConfig_t*), *c = made(size, rank))
 // Its size follows from what the other ranks say.
 API ncclResult_t ncclCommSplit(ncclComm_t, int, int, ncclComm_t*, ncclConfig_t*) { return ncclInvalidUsage; }
-API ncclResult_t ncclCommCount(const ncclComm_t c, int* n) {
-  *n = ((Comm*)c)->size;
-  return ncclSuccess;
-}
-API ncclResult_t ncclCommUserRank(const ncclComm_t c, int* n) {
-  *n = ((Comm*)c)->rank;
-  return ncclSuccess;
-}
-API ncclResult_t ncclCommDestroy(ncclComm_t c) {
-  delete (Comm*)c;
-  return ncclSuccess;
-}
-API ncclResult_t ncclCommGetAsyncError(ncclComm_t, ncclResult_t* e) {
-  *e = ncclSuccess;
-  return ncclSuccess;
-}
+ENTRY(ncclCommCount, (const ncclComm_t c, int* n), *n = ((Comm*)c)->size)
+ENTRY(ncclCommUserRank, (const ncclComm_t c, int* n), *n = ((Comm*)c)->rank)
+ENTRY(ncclCommDestroy, (ncclComm_t c), delete (Comm*)c)
+ENTRY(ncclCommGetAsyncError, (ncclComm_t, ncclResult_t* e), *e = ncclSuccess)
 API ncclResult_t ncclAllReduce(const void* from, void* to, size_t n, ncclDataType_t type, ncclRedOp_t, ncclComm_t,
                                cudaStream_t stream) {
   return bring(to, from, n * width(type), stream);

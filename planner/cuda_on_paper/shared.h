@@ -3,7 +3,14 @@
 #include <cstddef>
 #include <cstdint>
 #define API extern "C" __attribute__((visibility("default")))
-API int paper_call();                                        // a library gives the device something to do
+// A function that does one thing and succeeds, which is zero in every library of CUDA.
+#define LIBRARY_ENTRY(STATUS, NAME, PARAMETERS, ...) \
+  API STATUS NAME PARAMETERS {                       \
+    __VA_ARGS__;                                     \
+    return (STATUS)0;                                \
+  }
+API void paper_launched(void* stream);                       // the device is given something to do
+API int paper_call();                                        // by a library, on its stream
 API void paper_library_stream(void* stream);                 // of its next calls on this thread
 API void paper_works_in(const char* library, void* memory);  // that it was given
 // An answer that decides memory, and that nobody can give; returns the error.

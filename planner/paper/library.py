@@ -64,7 +64,7 @@ def load() -> ctypes.CDLL:
 _RESULTS: dict[Any, str] = {
     None: "begin enter_launch host_stop install keep launch leave_launch note_launch release use workspace_is_unknown"
     " write_zeros",
-    ctypes.c_char_p: "host_record_format kernel_at_work launch_format name record_format unknown_workspaces",
+    ctypes.c_char_p: "host_record_format kernel_at_work name unknown_workspaces",
     ctypes.c_int64: "allocated_bytes block_at born_alive count first_timed_free host_block_at host_count"
     " kernel_table_length launch_count most_allocated_bytes new_event requested_bytes shape_count",
     ctypes.c_void_p: "host_records kernel_table launches records shapes",
@@ -75,7 +75,6 @@ _ARGUMENTS: dict[str, list[Any]] = {
     "host_block_at": [ctypes.c_void_p],
     "host_start": [ctypes.c_int64],
     "keep": [ctypes.c_int64, ctypes.c_int64],
-    "kind": [ctypes.c_char_p],
     "launch": [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32],
     "name_index": [ctypes.c_char_p],
     "note_launch": [ctypes.c_int32, ctypes.c_int32, ctypes.c_int64],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,14 +11,20 @@ from dataclasses import dataclass, replace
 from functools import cache
 from hashlib import blake2b
 from itertools import islice, pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
-from planner.events import Alloc, EmptyCache, Event, Free, Origin, Role, Synchronize, Use
+from planner.events import Alloc, EmptyCache, Event, Free, Origin, Role, Use
 from planner.paper import library
 from planner.paper.repetition import Copy, Folded
+
+ALLOC, FREE, USE, _EMPTY_CACHE = range(4)
+"""Kinds of records, as native/trace.h numbers them."""
+RECORD = struct.Struct("=iiiiqqqii")
+_MEMBERS = "kind", "op", "scope", "stream", "block", "bytes", "shape", "dtype", "pool"
+"""Of `Record` in native/trace.h."""
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
@@ -48,16 +55,6 @@ def kernel_at_work() -> str:
     """The operator whose kernel runs on this thread (`aten.normal`); empty between operators."""
     name: bytes = library.load().paper_kernel_at_work()
     return name.decode().replace("::", ".")
-
-
-class RecordKinds(NamedTuple):
-    """How the native library numbers the kinds of its records, by their names."""
-
-    alloc: int
-    free: int
-    use: int
-    synchronize: int
-    empty_cache: int
 
 
 class Origins:
@@ -106,20 +103,16 @@ def renumber(placed: Folded, numbers: Mapping[int, int]) -> Folded:
     return placed
 
 
-def make_event(
-    record: tuple[int, ...], kinds: RecordKinds, origins: Origins | None, numbers: Mapping[int, int] | None
-) -> Event:
-    kind, op, scope, stream, block, size, shape, dtype, _, pool = record
-    if numbers is not None and kind in (kinds.alloc, kinds.free, kinds.use):
+def make_event(record: tuple[int, ...], origins: Origins | None, numbers: Mapping[int, int] | None) -> Event:
+    kind, op, scope, stream, block, size, shape, dtype, pool = record
+    if numbers is not None and kind in (ALLOC, FREE, USE):
         block = numbers[block]
-    if kind == kinds.alloc:
+    if kind == ALLOC:
         origin = None if origins is None else origins.of(op, scope, shape, dtype)
         return Alloc(block, size, stream, origin, pool)
-    if kind == kinds.free:
+    if kind == FREE:
         return Free(block)
-    if kind == kinds.use:
-        return Use(block, stream)
-    return Synchronize() if kind == kinds.synchronize else EmptyCache()
+    return Use(block, stream) if kind == USE else EmptyCache()
 
 
 _MOST_STRETCHES = 1024
@@ -145,25 +138,22 @@ class Fold:
 class Records:
     """Native records as columns, and what follows for each block."""
 
-    def __init__(self, content: bytes, struct_format: str, kinds: RecordKinds, waits: Sequence[int]) -> None:
+    def __init__(self, content: bytes, waits: Sequence[int]) -> None:
         """`waits`: positions at which the host waits for the GPU, in order."""
-        names = ("kind", "op", "scope", "stream", "block", "bytes", "shape", "dtype", "backward", "pool")
-        codes = struct_format.lstrip("=")
-        table = np.frombuffer(
-            content, dtype=[(name, _STRUCT_CODES[code]) for name, code in zip(names, codes, strict=True)]
-        )
+        codes = RECORD.format.lstrip("=")
+        table = np.frombuffer(content, dtype=list(zip(_MEMBERS, map(_STRUCT_CODES.get, codes), strict=True)))
         self.count = len(table)
-        self._kinds, self._waits = kinds, waits
+        self._waits = waits
         self._compared = np.stack([table[name].astype(np.int64) for name in ("kind", "stream", "bytes", "pool")])
         """What two stretches have to have in common, record by record."""
         self._kind = self._compared[0]
-        allocs = self._kind == kinds.alloc
+        allocs = self._kind == ALLOC
         self.blocks = table["block"][allocs].astype(np.int64)
         """By the number of an allocation: the device's number of its block."""
         self._born_before = np.concatenate(([0], np.cumsum(allocs)))
         order = np.argsort(self.blocks, kind="stable")
         at = np.searchsorted(self.blocks, table["block"], sorter=order)
-        named = np.isin(self._kind, (kinds.alloc, kinds.free, kinds.use))
+        named = np.isin(self._kind, (ALLOC, FREE, USE))
         self._number = np.full(self.count, -1, dtype=np.int64)
         """For each record the number of the allocation that it names; -1 for those that name none."""
         self._number[named] = order[at[named]]
@@ -235,7 +225,7 @@ class Records:
     def _find_deaths(self) -> Any:
         """By the number of an allocation: where it is freed."""
         deaths = np.full(len(self.blocks), _NEVER, dtype=np.int64)
-        frees = np.flatnonzero(self._kind == self._kinds.free)
+        frees = np.flatnonzero(self._kind == FREE)
         deaths[self._number[frees]] = frees
         return deaths
 
@@ -246,7 +236,7 @@ class Records:
     def _same_but_for_order(self, number: Any, later: Any, shift: int, kind: Any) -> bool:
         """Whether only blocks that are freed one directly after the other come in another order: it is that of the
         threads of a process."""
-        freed = kind == self._kinds.free
+        freed = kind == FREE
         run = np.cumsum(~freed)
         one, other = number[freed] + shift, later[freed]
         rest = ~freed & (number >= 0)

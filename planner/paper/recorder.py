@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import struct
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -15,8 +14,19 @@ from torch.distributed import distributed_c10d
 
 from planner.events import TIMING, Alloc, Category, Event, Keep, Mark, Phase, Repeat, Role, write_out_repeats
 from planner.paper import library, native_records, work_records
-from planner.paper.native_records import Fold, Origins, RecordKinds, Records, find_folds, make_event, renumber
-from planner.paper.repetition import Again, Copy, Folded, Place, Repetition, write_out
+from planner.paper.native_records import (
+    ALLOC,
+    FREE,
+    RECORD,
+    USE,
+    Fold,
+    Origins,
+    Records,
+    find_folds,
+    make_event,
+    renumber,
+)
+from planner.paper.repetition import Again, Copy, Folded, Place, write_out
 from planner.paper.work_records import Holding
 from planner.step_work import Launch, LaunchKind, StepWork
 
@@ -53,8 +63,6 @@ class Recorder:
         self._holding = holding
         """What process groups do with the tensors of collectives."""
         self._native = library.load()
-        self._kinds = RecordKinds(*(self._native.paper_kind(name.encode()) for name in RecordKinds._fields))
-        self._record = struct.Struct(self._native.paper_record_format().decode())
         self.folds = False
         """Whether repetition may be told instead of being run; see `repeat` and `copy`."""
         self._placed: dict[int, list[Folded]] = defaultdict(list)
@@ -94,7 +102,7 @@ class Recorder:
     def plain_events(self, since: int) -> list[Event]:
         """What the allocator was told since then (`now`), without origins, roles and marks; blocks as the device
         numbers them."""
-        return [make_event(record, self._kinds, None, None) for record in self._records(since)]
+        return [make_event(record, None, None) for record in self._records(since)]
 
     def timed_events(self, since: int, launched: int) -> tuple[list[Event], int]:
         """As `plain_events`, with what was launched after the first so many launches; and how many there are by now.
@@ -107,18 +115,18 @@ class Recorder:
                 events += _launch_events(launch)
                 launch = next(following, None)
             if not self._is_of_timing(record):
-                events.append(make_event(record, self._kinds, None, None))
+                events.append(make_event(record, None, None))
         for rest in (launch, *following) if launch is not None else ():
             events += _launch_events(rest)
         return events, launched + len(launches)
 
     def _is_of_timing(self, record: tuple[int, ...]) -> bool:
         kind, operator, block = record[0], record[1], record[4]
-        if kind == self._kinds.alloc and operator == self._timing:
+        if kind == ALLOC and operator == self._timing:
             self._timed_blocks.add(block)
-        if block not in self._timed_blocks or kind not in (self._kinds.alloc, self._kinds.free, self._kinds.use):
+        if block not in self._timed_blocks or kind not in (ALLOC, FREE, USE):
             return False
-        if kind == self._kinds.free:
+        if kind == FREE:
             self._timed_blocks.discard(block)
         return True
 
@@ -132,21 +140,17 @@ class Recorder:
         self._place(Place(self._places))
         return self._places
 
-    def repeat(self, first: int, after: int, times: int) -> None:
-        """What happened between two places happens here again, so many times, with iterations counted on."""
-        self._place(Repetition(first, after, times))
-
-    def repeat_stretch(self, first: int, after: int, times: int, iterations: int = 0) -> None:
-        """What happened between two places happens here so many times, `iterations` later, and leaves nothing."""
-        self._place(Again(first, after, times, iterations))
+    def repeat(self, first: int, after: int, times: int, iterations: int = 0, *, whole: bool = False) -> None:
+        """What happened between two places happens here so many times, as `Again` says."""
+        self._place(Again(first, after, times, iterations, whole))
 
     def is_closed(self, since: int) -> bool:
         """Whether since then (`now`) exactly those blocks were freed that were born since."""
         alive: set[int] = set()
         for record in self._records(since):
-            if record[0] == self._kinds.alloc:
+            if record[0] == ALLOC:
                 alive.add(record[4])
-            elif record[0] == self._kinds.free:
+            elif record[0] == FREE:
                 if record[4] not in alive:
                     return False
                 alive.remove(record[4])
@@ -291,10 +295,10 @@ class Recorder:
 
         `iteration_ends`: where the iterations end, of which a stretch may have some.
         """
-        content = ctypes.string_at(self._native.paper_records(), until * self._record.size)
+        content = ctypes.string_at(self._native.paper_records(), until * RECORD.size)
         launches = work_records.read_launches() if self._times_matter(until) else []
         waits = [position for kind, _, _, position in launches if kind in _HOST_WAITS]
-        columns = Records(content, self._record.format, self._kinds, waits)
+        columns = Records(content, waits)
         folds = find_folds(columns, cuts)
         numbers = {int(block): number for number, block in enumerate(columns.blocks.tolist())}
         # A block may be older than a fold and still change its name after it: of what several repetitions hold, each
@@ -306,7 +310,7 @@ class Recorder:
             names.update(later[-1])
         events: list[Event] = []
         places: list[int] = []
-        for event in self._in_order(list(self._record.iter_unpack(content)), numbers, folds, later):
+        for event in self._in_order(list(RECORD.iter_unpack(content)), numbers, folds, later):
             if isinstance(event, Place):
                 places.append(len(events))
             else:
@@ -329,7 +333,6 @@ class Recorder:
         `numbers` are the names of blocks; after each of `folds` those of `later` are added to them.
         """
         origins = Origins(self._native, self._paths)
-        kinds = self._kinds
         launches = work_records.read_launches() if self._times_matter(len(records)) else []
         launched = 0
         gpu_events = work_records.number_events(launches)
@@ -355,10 +358,10 @@ class Recorder:
                 after += 1
             yield from self._between_records(position, launches[launched:after], numbers, gpu_events)
             launched = after
-            if record[0] == kinds.use and position and record == records[position - 1]:
+            if record[0] == USE and position and record == records[position - 1]:
                 continue  # said once for each rank's part of what was gathered
-            yield make_event(record, kinds, origins, numbers)
-            if record[0] != kinds.alloc:
+            yield make_event(record, origins, numbers)
+            if record[0] != ALLOC:
                 continue
             if record[4] in self._born_as:
                 yield renumber(self._born_as[record[4]], numbers)
@@ -411,12 +414,12 @@ class Recorder:
         count = self._native.paper_count() - since
         if count <= 0:
             return []
-        begin = self._native.paper_records() + since * self._record.size
-        return list(self._record.iter_unpack(ctypes.string_at(begin, count * self._record.size)))
+        begin = self._native.paper_records() + since * RECORD.size
+        return list(RECORD.iter_unpack(ctypes.string_at(begin, count * RECORD.size)))
 
     def _number_blocks(self, records: Iterable[tuple[int, ...]]) -> dict[int, int]:
         """The device counts its blocks for as long as the process lives; a trace says the same every time."""
-        born = (record[4] for record in records if record[0] == self._kinds.alloc)
+        born = (record[4] for record in records if record[0] == ALLOC)
         return {block: number for number, block in enumerate(born)}
 
 

@@ -25,22 +25,15 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Repetition:
-    """Everything between two places happens again, `times` times; iterations are counted on."""
-
-    first: int
-    after: int
-    times: int
-
-
-@dataclass(frozen=True, slots=True)
 class Again:
-    """What happened between two places happens here `times` times, so many `iterations` later, and leaves nothing."""
+    """What happened between two places happens here `times` times, so many `iterations` later, and leaves nothing. Or
+    it is a `whole` iteration: each leaves for the next what it found, and is one iteration later."""
 
     first: int
     after: int
     times: int
     iterations: int = 0
+    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +53,7 @@ class Copy:
     taken: tuple[tuple[int, int], ...] = ()
 
 
-Folded = Event | Place | Repetition | Again | Copy
+Folded = Event | Place | Again | Copy
 
 
 def write_out(events: Iterable[Folded], unused: int) -> tuple[list[Event], list[Repeat]]:
@@ -97,10 +90,8 @@ class _EventWriter:
             self.out.append(event if name == event.block else replace(event, block=name))
         elif isinstance(event, Place):
             self._at[event.number] = len(self.out)
-        elif isinstance(event, Repetition):
-            self._repeat_whole(event)
         elif isinstance(event, Again):
-            self._repeat_stretch(event)
+            (self._repeat_whole if event.whole else self._repeat_stretch)(event)
         elif isinstance(event, Copy):
             self._copy(event)
         else:
@@ -129,7 +120,7 @@ class _EventWriter:
         if times:
             self.repeats.append(Repeat(len(self.out) - len(stretch), len(self.out), times))
 
-    def _repeat_whole(self, again: Repetition) -> None:
+    def _repeat_whole(self, again: Again) -> None:
         stretch = self._stretch(again.first, again.after)
         born = {event.block: event for event in stretch if isinstance(event, Alloc)}
         freed = {event.block for event in stretch if isinstance(event, Free)}
@@ -143,12 +134,12 @@ class _EventWriter:
         began = self._at[again.first]
         inside = [each for each in self.repeats if each.first >= began]
         for time in range(1, again.times + 1):
-            names = {block: self._fresh() for block in born}
             old = {block: latest[heir] for block, heir in heirs.items()}
             moved = len(self.out) - began
             self.repeats += [Repeat(each.first + moved, each.after + moved, each.times) for each in inside]
-            for event in stretch:
-                self.out.append(rename_blocks(event, {**old, **names} if old else names, time))
+            copied, names = copy_stretch(stretch, self._unused, time, old)
+            self._unused += len(names)
+            self.out += copied
             latest = {block: names[block] for block in left}
         self._now.update({block: name for block, name in latest.items() if block != name})
 

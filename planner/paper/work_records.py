@@ -19,6 +19,8 @@ from planner.paper.native_records import block_of, dtype_name, dtype_number
 from planner.paper.repetition import Again, Copy, Place
 from planner.step_work import MESSAGES, Kernel, Launch, LaunchKind, RepeatedLaunches, StepWork
 
+_LAUNCH = struct.Struct("=iiqq")
+"""`Launch` in native/launches.h."""
 _FIRST_LANE = 1 << 20
 """Streams of communicators are numbered from here on."""
 _MOST_SHAPES = 3
@@ -231,7 +233,7 @@ class Places:
             match event := self._events[what]:
                 case Place():
                     at[event.number] = len(out)
-                case Again() | Copy():
+                case Again(whole=False) | Copy():
                     stretch = out[at[event.first] : at[event.after]]
                     times = event.times if isinstance(event, Again) else 1
                     if at[event.after] < len(out):
@@ -309,10 +311,9 @@ def _last_iteration(marks: Sequence[tuple[int, Mark]], end: int, *, recurs: bool
 def read_launches(since: int = 0) -> list[tuple[int, ...]]:
     """Those after the first so many: kind, stream, what, and how many records of memory there were."""
     native = library.load()
-    record = struct.Struct(native.paper_launch_format().decode())
     count = native.paper_launch_count() - since
-    begin = native.paper_launches() + since * record.size if count > 0 else 0
-    return list(record.iter_unpack(ctypes.string_at(begin, count * record.size))) if count > 0 else []
+    begin = native.paper_launches() + since * _LAUNCH.size if count > 0 else 0
+    return list(_LAUNCH.iter_unpack(ctypes.string_at(begin, count * _LAUNCH.size))) if count > 0 else []
 
 
 def read_kernels(since: int = 0) -> tuple[list[Kernel], int]:

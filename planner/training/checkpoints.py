@@ -7,7 +7,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,7 +39,7 @@ from planner.host_events import HostCategory
 from planner.job import schema
 from planner.training import absent_peers
 from planner.training.host import CheckpointFiles, Host
-from planner.training.observers import NullObserver, Observer
+from planner.training.observers import Observer, unless_silent
 from planner.training.optimizers import copy_to_meta
 from planner.upstream import torch_releases
 
@@ -159,12 +159,8 @@ class CheckpointSaver:
         return {"model": model, "optimizer": optimizer}
 
 
-@contextmanager
-def _tell_gathered(observer: Observer) -> Iterator[None]:
+def _tell_gathered(observer: Observer) -> AbstractContextManager[None]:
     """Inside, the observer hears of every whole tensor that torch gathers into a state dict."""
-    if isinstance(observer, NullObserver):
-        yield
-        return
 
     def wrap(real: Callable[..., Any]) -> Callable[..., Any]:
         def iterate(given: Any, *arguments: Any, **named: Any) -> Any:
@@ -175,8 +171,7 @@ def _tell_gathered(observer: Observer) -> Iterator[None]:
 
         return iterate
 
-    with upstream.patch_targets("state dicts told", wrapped={_ITERATE: wrap}):
-        yield
+    return unless_silent(observer, upstream.patch_targets("state dicts told", wrapped={_ITERATE: wrap}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

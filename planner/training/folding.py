@@ -36,17 +36,15 @@ class Folder(Protocol):
     def place(self) -> int:
         """Here a stretch of events begins or ends; the number of the place."""
 
-    def repeat(self, first: int, after: int, times: int) -> None:
-        """What happened between two places happens here again, so many times."""
+    def repeat(self, first: int, after: int, times: int, iterations: int = 0, *, whole: bool = False) -> None:
+        """What happened between two places happens here so many times, `iterations` later, and leaves nothing; or it is
+        a `whole` iteration, which leaves for the next what it found."""
 
     def now(self) -> int:
         """How much has happened so far."""
 
     def is_closed(self, since: int) -> bool:
         """Whether exactly the blocks allocated since then (`now`) were freed since then."""
-
-    def repeat_stretch(self, first: int, after: int, times: int, iterations: int = 0) -> None:
-        """What happened between two places happens here so many times, `iterations` later, and leaves nothing."""
 
     def copy(
         self,
@@ -191,7 +189,7 @@ class AccumulationFolder:
             return 0
         if self._one_iteration and example.iteration != iteration:
             return 0
-        self._folder.repeat_stretch(example.first, example.after, times, iteration - example.iteration)
+        self._folder.repeat(example.first, example.after, times, iteration - example.iteration)
         return times
 
     @contextmanager

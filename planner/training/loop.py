@@ -128,7 +128,7 @@ class Loop:
                     self._empty_cache()
                 settled = iteration > 1 and blocks.graphs_so_far() == known
                 if folder and settled and folding.iterations_are_alike(self.train, self.parallel):
-                    folder.repeat(began, folder.place(), last - iteration)
+                    folder.repeat(began, folder.place(), last - iteration, whole=True)
                     break
             if saving is not None:
                 self._saver.finish()

@@ -54,6 +54,11 @@ class NullObserver:
         return nullcontext()
 
 
+def unless_silent(observer: Observer, hooks: AbstractContextManager[None]) -> AbstractContextManager[None]:
+    """These hooks; none with an observer that watches nothing."""
+    return nullcontext() if isinstance(observer, NullObserver) else hooks
+
+
 # A functional collective allocates what it returns (torch 2.13, torch/csrc/distributed/c10d/Functional.cpp), and
 # the caller goes on with it: under tensor parallelism most of these tensors are kept for the backward.
 _FUNCTIONAL = "torch:ops._c10d_functional"
@@ -64,14 +69,12 @@ _NAMES = (
 )  # fmt: skip
 
 
-@contextmanager
-def observe_collectives(observer: Observer) -> Iterator[None]:
+def observe_collectives(observer: Observer) -> AbstractContextManager[None]:
     """Inside, the observer hears of every tensor that a functional collective returns."""
     wrapped: dict[str, upstream.Wrapper] = {
         f"{_FUNCTIONAL}.{name}": partial(_ObservedOperator, name=name, observer=observer) for name in _NAMES
     }
-    with upstream.patch_targets("collectives", wrapped=wrapped):
-        yield
+    return unless_silent(observer, upstream.patch_targets("collectives", wrapped=wrapped))
 
 
 class _ObservedOperator:

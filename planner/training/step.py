@@ -68,9 +68,8 @@ def run(
     world = World.of(spec.parallel, rank, device)
     torch.manual_seed(rank)
     with _collect_by_hand(), ExitStack() as following:
-        if not isinstance(observer, NullObserver):
-            for observe in (fsdp1.observe_fsdp, fsdp2.observe_fsdp, observers.observe_collectives):
-                following.enter_context(observe(observer))
+        for observe in (fsdp1.observe_fsdp, fsdp2.observe_fsdp, observers.observe_collectives):
+            following.enter_context(observe(observer))
         following.enter_context(deepspeed_engine.prepare_engine(spec, device, observer))
         following.enter_context(absent_peers.agree_about_checkpoints(spec.train))
         observer.mark(Phase.LOAD, 0)

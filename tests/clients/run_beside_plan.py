@@ -182,7 +182,7 @@ def planned(job: Job) -> Peaks:
 
 def peaks_of(events: Sequence[Event], conf: str) -> Peaks:
     found = replay(events, Rules.from_conf(conf))
-    return found.peak_requested_bytes, found.peak_allocated_bytes, found.peak_reserved_bytes
+    return max(found.requested_bytes), found.peak_allocated_bytes, found.peak_reserved_bytes
 
 
 def line_of(pair: Pair, run: Peaks, plan: Peaks) -> str:

@@ -138,7 +138,7 @@ for gpu in sys.argv[1:]:
         "model": {"decoder": {"layers": 1, "hidden": 64, "heads": 2, "kv_heads": 2, "ffn": 64, "vocab": 64}},
         "train": {"micro_batch_size": 1, "sequence_length": 32}, "cluster": {"gpus_per_node": 1, "gpu": gpu},
     }, "job.yaml")
-    print(replay(USUAL_SOURCE.trace_rank(job, 0).written_out()).peak_requested_bytes)
+    print(max(replay(USUAL_SOURCE.trace_rank(job, 0).written_out()).requested_bytes))
 """
 
 

@@ -112,10 +112,12 @@ def test_after_freeing_everything_and_emptying_the_cache_nothing_is_left(conf: s
     freed = {event.block for event in events if isinstance(event, Free)}
     left = [event.block for event in events if isinstance(event, Alloc) and event.block not in freed]
 
-    timeline = replay([*events, *map(Free, left), EmptyCache()], Rules.from_conf(conf))
+    run = Replay(Rules.from_conf(conf))
+    run.feed([*events, *map(Free, left), EmptyCache()])
+    timeline = run.timeline()
 
     assert timeline.requested_bytes[-1] == timeline.allocated_bytes[-1] == timeline.active_bytes[-1] == 0
-    assert (timeline.reserved_bytes[-1], timeline.segments[-1]) == (0, 0)
+    assert (timeline.reserved_bytes[-1], run.allocator.segments) == (0, 0)
 
 
 @given(events=programs(), cut=st.integers(0, 80))
@@ -133,7 +135,7 @@ def test_a_replay_fed_in_pieces_is_the_same(events: list[Event], cut: int) -> No
 def test_uses_that_pass_at_once_never_need_more_active_memory(events: list[Event]) -> None:
     late, at_once = replay(events), replay([event for event in events if not isinstance(event, Use)])
 
-    assert late.peak_active_bytes >= at_once.peak_active_bytes
+    assert max(late.active_bytes, default=0) >= max(at_once.active_bytes, default=0)
     assert at_once.active_bytes == at_once.allocated_bytes
 
 

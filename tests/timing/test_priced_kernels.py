@@ -9,8 +9,7 @@ import pytest
 from planner.hardware import catalog
 from planner.hardware.kernel_speeds import TRAINING_SHARES, product_speed
 from planner.step_work import Kernel, Launch, LaunchKind, StepWork
-from planner.timing.collective_seconds import seconds_of_collective
-from planner.timing.kernel_seconds import PricedGpu, operations_of
+from planner.timing.kernel_seconds import PricedGpu, operations_of, seconds_of_collective
 from planner.timing.step_time import time_step
 
 

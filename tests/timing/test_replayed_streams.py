@@ -6,7 +6,7 @@ import pytest
 
 from planner.step_work import WHOLE_DEVICE, Kernel, Launch, LaunchKind, RepeatedLaunches, StepWork
 from planner.timing.gpu_clock import HOST_NS, Prices, host_ns
-from planner.timing.stream_replay import replay_step
+from planner.timing.step_time import replay_step
 
 LONG, SHORT, SENT, RECEIVED = range(4)
 KERNELS = (

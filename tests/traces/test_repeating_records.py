@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections import deque
 from collections.abc import Sequence
 
@@ -12,10 +11,7 @@ import torch
 import planner.paper as paper
 from planner.allocator.replay import replay, replay_until_settled
 from planner.events import Alloc, Event, Free, Repeat, write_out_repeats
-from planner.paper.native_records import Fold, RecordKinds, Records, find_folds
-
-KINDS = RecordKinds(alloc=0, free=1, use=2, synchronize=3, empty_cache=4)
-RECORD = struct.Struct("=iiiiqqqiii")
+from planner.paper.native_records import ALLOC, FREE, RECORD, Fold, Records, find_folds
 
 
 def told(text: str) -> list[Event]:
@@ -35,14 +31,14 @@ def folds(text: str) -> list[Fold]:
     rows = b""
     for event in told(text):
         if isinstance(event, Alloc):
-            rows += RECORD.pack(KINDS.alloc, 0, 0, 0, event.block, event.requested_bytes, -1, -1, 0, 0)
+            rows += RECORD.pack(ALLOC, 0, 0, 0, event.block, event.requested_bytes, -1, -1, 0)
         elif isinstance(event, Free):
-            rows += RECORD.pack(KINDS.free, 0, 0, 0, event.block, 0, -1, -1, 0, 0)
+            rows += RECORD.pack(FREE, 0, 0, 0, event.block, 0, -1, -1, 0)
     cuts, at = [], 0
     for word in text.split():
         cuts += [at] if word == "|" else []
         at += word != "|"
-    return find_folds(Records(rows, RECORD.format, KINDS, []), cuts)
+    return find_folds(Records(rows, []), cuts)
 
 
 def spans(text: str) -> list[tuple[int, int, int, int]]:

@@ -321,8 +321,6 @@ class ComposedRun:
     empty where every length is replayed as it is."""
 
     steps: Steps
-    longest_at: int
-    """The first step with the longest batch, counted from 1; the last one where none was drawn."""
     drawn: int
     """Steps that were drawn or given, without one that was added for the longest batch."""
     rounding: str
@@ -378,8 +376,7 @@ def compose(job: Job, events: Sequence[Event]) -> ComposedRun:
     drawn, longest = draw_steps(train), longest_batch(train)
     steps = drawn if any(longest in step for step in drawn) else (*drawn, (longest,) * len(drawn[0]))
     steps, rounding = _rounded(steps, job, by_length)
-    at = next(number for number, step in enumerate(steps, 1) if longest in step)
-    return ComposedRun(steps, at, len(drawn), rounding, job, traced, by_length)
+    return ComposedRun(steps, len(drawn), rounding, job, traced, by_length)
 
 
 def _rounded(steps: Steps, job: Job, by_length: Mapping[Place, ByLength]) -> tuple[Steps, str]:

@@ -1,4 +1,4 @@
-"""What generated code calls on the paper GPU: allocations, kernels that compute nothing, checks of results."""
+"""Code that Inductor writes for the paper GPU, and what it calls: allocations, kernels that compute nothing, checks."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from typing import Any
 
 import torch
 import torch._inductor.config
+from torch._inductor.codegen import common
+from torch._inductor.codegen.wrapper import PythonWrapperCodegen, SubgraphPythonWrapperCodegen
+from torch._inductor.utils import IndentedBuffer
 from torch._library.simple_registry import singleton
 
 from planner.paper import work_records
-from planner.paper.compiled import padded_products
-from planner.paper.compiled.kernel_timing import untimed_kernel
+from planner.paper.compiled import kernel_timing, patches
 from planner.paper.compiled.patches import ASSUMED
 from planner.paper.outside.operators import record_operator
 from planner.paper.recorder import Recorder
@@ -38,7 +40,7 @@ class Origins:
     """The modules and operators of one generated function, and which of them is at work."""
 
     def __init__(
-        self, origins: Sequence[tuple[str, str]], assumed: Sequence[str], timed: Sequence[padded_products.Product] = ()
+        self, origins: Sequence[tuple[str, str]], assumed: Sequence[str], timed: Sequence[kernel_timing.Product] = ()
     ) -> None:
         """`origins`: paths of modules, below the compiled one, with operators. `assumed`: what was when compiling.
         `timed`: products that a GPU would have been timed for meanwhile."""
@@ -58,7 +60,7 @@ class Origins:
 
         def run(arguments: Any) -> Any:
             ASSUMED.update(self._assumed)
-            padded_products.take_timings(self._timed)
+            kernel_timing.take_timings(self._timed)
             outer, self._before = self._before, None if _recorder is None else _recorder.enter_below("")
             try:
                 return call(arguments)
@@ -131,7 +133,7 @@ class _UnrunKernel:
 def make_kernel(name: str, source: str) -> _UnrunKernel:
     """A kernel of Triton's. Equal code in several graphs is one kernel, which is timed once, as Inductor's modules of
     kernels are (torch 2.13, torch/_inductor/codecache.py, PyCodeCache)."""
-    return _UnrunKernel(name, source, untimed_kernel(name, source))
+    return _UnrunKernel(name, source, kernel_timing.untimed_kernel(name, source))
 
 
 class PaperCompile(AsyncCompile):
@@ -157,3 +159,98 @@ def other_strides(*, go_on: bool) -> Iterator[None]:
         yield
     finally:
         _goes_on = before
+
+
+# How Inductor writes code for the paper GPU, and which module and operator a node of a graph is of.
+class PaperWrapper(PythonWrapperCodegen):
+    """Inductor's own wrapper, with kernels that are not launched and allocations that are told."""
+
+    def __init__(self) -> None:
+        self._origins: dict[tuple[str, str], int] = {}
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    @classmethod
+    def create(
+        cls, is_subgraph: bool, subgraph_name: str | None, parent_wrapper: Any, *partition_signatures: Any
+    ) -> PythonWrapperCodegen:
+        if is_subgraph:
+            assert subgraph_name is not None
+            return PaperSubgraph(subgraph_name, parent_wrapper, *partition_signatures)  # which came with torch 2.7
+        return cls()
+
+    def write_header(self) -> None:
+        super().write_header()
+        self.imports.writeline("from planner.paper.compiled.generated import Origins, PaperCompile")
+        # The last of the header: what Inductor's own defines stands before.
+        self.header.writeline("async_compile = PaperCompile()")
+
+    def enter_context(self, ctx: Any) -> None:
+        super().enter_context(ctx)  # type: ignore[no-untyped-call]
+        self.writeline(f"enter_origin({self.origin_number(ctx)})")  # type: ignore[no-untyped-call]
+
+    def origin_number(self, node: Any) -> int:
+        """Of the module and operator of a node, among those of the code that is written."""
+        return self._origins.setdefault(node_origin(node), len(self._origins))
+
+    def generate_end(self, result: IndentedBuffer) -> None:
+        super().generate_end(result)
+        result.splice(
+            f"""
+            origins = Origins({list(self._origins)!r}, {patches.current_compilation()!r},
+                              {kernel_timing.untimed_products()!r})
+            enter_origin, empty_strided_cuda = origins.enter, origins.empty_strided
+            assert_size_stride = origins.assert_size_stride
+            call = origins.within(call)
+            """
+        )
+
+
+class PaperSubgraph(SubgraphPythonWrapperCodegen):
+    """A function inside of that code, such as what one CUDA graph captures."""
+
+    def enter_context(self, ctx: Any) -> None:
+        super().enter_context(ctx)  # type: ignore[no-untyped-call]
+        outermost = self.parent_wrapper
+        while isinstance(outermost, PaperSubgraph):
+            outermost = outermost.parent_wrapper
+        assert isinstance(outermost, PaperWrapper)
+        self.writeline(f"enter_origin({outermost.origin_number(ctx)})")  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def registered() -> Iterator[None]:
+    """Inside, code for a GPU is written by `PaperWrapper`; then all is as before."""
+    common.init_backend_registration()
+    before = common.device_codegens["cuda"]
+    common.register_backend_for_device("cuda", before.scheduling, PaperWrapper)
+    try:
+        yield
+    finally:
+        common.device_codegens["cuda"] = before
+
+
+_ROOT = re.compile(r"L\['\w+'\]")
+"""The module that is compiled: an argument of its forward."""
+_PART = re.compile(r"\._modules\['([^']+)'\]|\['([^']+)'\]|\[(\d+)\]|\.(\w+)")
+
+_NO_MODULES = ("_modules", "_orig_mod", "__self__", "__closure__", "cell_contents")
+"""Parts of a path in which Dynamo says how it came there: a method's module, a variable around a function."""
+
+
+def node_origin(node: Any) -> tuple[str, str]:
+    """Path of the module, below the compiled one, and operator (`aten::mm`); empty where nothing is known.
+
+    The module is the innermost of the stack; of what a backward does that of its forward.
+    """
+    original = node.meta.get("original_aten") or node.target
+    name = getattr(original, "name", None)
+    operator = str(name() if callable(name) else "").partition(".")[0]
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
+    return _dotted(list(stack.values())[-1][0]) if stack else "", operator
+
+
+def _dotted(path: str) -> str:
+    """`layers.0.attention` for `L['self']._modules['layers'].0._modules['attention']` and its like."""
+    root = _ROOT.match(path)
+    names = ["".join(groups) for groups in _PART.findall(path, root.end())] if root else []
+    return ".".join(name for name in names if name not in _NO_MODULES)

@@ -16,7 +16,7 @@ import torch
 
 from planner import upstream
 from planner.errors import TraceError
-from planner.paper.compiled import kernel_timing, padded_products, patches
+from planner.paper.compiled import kernel_timing, patches
 from planner.paper.recorder import Recorder
 from planner.runtime.child import temporary_folder
 from planner.runtime.user_cache import inductor_folder
@@ -144,7 +144,7 @@ def enable(
     import torch._inductor.codegen.common  # noqa: F401
     from torch._dynamo import trace_rules
 
-    from planner.paper.compiled import backend, generated, triton_kernels
+    from planner.paper.compiled import generated, triton_kernels
 
     checking.enforce("compiling")
     with ExitStack() as stack:
@@ -155,7 +155,7 @@ def enable(
         stack.callback(trace_rules.clear_lru_cache)
         stack.enter_context(_kept_folder())
         stack.enter_context(_settings(as_asked))
-        stack.enter_context(backend.registered())
+        stack.enter_context(generated.registered())
         stack.enter_context(upstream.patch_targets("inductor", replaced=_REPLACED, wrapped=_WRAPPED))
         stack.enter_context(triton_kernels.launched_as_nothing())
         stack.enter_context(generated.other_strides(go_on=not as_asked))
@@ -190,7 +190,7 @@ _PRIVATE_POOLS: Mapping[str, Any] = {
 
 _REPLACED: Mapping[str, Any] = {
     "torch.utils._triton:triton_hash_with_backend": lambda: "PAPER",
-    "torch._inductor.fx_passes.pad_mm:get_cached_should_pad": padded_products.cached_decision,
+    "torch._inductor.fx_passes.pad_mm:get_cached_should_pad": kernel_timing.cached_decision,
     "torch._inductor.runtime.benchmarking:TritonBenchmarker.benchmark_gpu": kernel_timing.benchmark_gpu,
     "torch._inductor.runtime.benchmarking:InductorBenchmarker.benchmark_gpu": kernel_timing.benchmark_gpu,
     "torch._inductor.runtime.benchmarking:TorchProfilerBenchmarker.benchmark_gpu": kernel_timing.benchmark_gpu,
@@ -200,8 +200,8 @@ _WRAPPED: Mapping[str, Any] = {
     "torch._dynamo.backends.distributed:deepcopy_to_fake_tensor": patches.copied_without_sources,
     "torch._functorch._aot_autograd.runtime_wrappers:FakifiedOutWrapper.post_compile": patches.results_again,
     "torch._inductor.fx_passes.joint_graph:UniformValueConstantFolder._deduce_value": patches.on_host,
-    "torch._inductor.fx_passes.pad_mm:_should_pad": padded_products.decide_by_rule,
-    "torch._inductor.fx_passes.pad_mm:_should_pad_bench": padded_products.decide_by_rule,
+    "torch._inductor.fx_passes.pad_mm:_should_pad": kernel_timing.decide_by_rule,
+    "torch._inductor.fx_passes.pad_mm:_should_pad_bench": kernel_timing.decide_by_rule,
     "torch._inductor.select_algorithm:AlgorithmSelectorCache.__call__": patches.choose_kernel,
 }
 
@@ -271,7 +271,7 @@ def _forget() -> None:
     generated.make_kernel.cache_clear()
     counters.clear()
     patches.forget()
-    padded_products.forget()
+    kernel_timing.forget_timings()
     DeviceProperties.create.cache_clear()
     codecache.CacheBase.get_system.cache_clear()
     codecache.PyCodeCache.cache_clear()

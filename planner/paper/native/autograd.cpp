@@ -3,9 +3,9 @@
 // That thread tells the caller that a graph is done, and only then gives the graph up (torch 2.11 to 2.13,
 // torch/csrc/autograd/engine.cpp, Engine::thread_main: what a task holds ends with the turn of the loop). A graph of
 // two empty tensors, run in the same thread, begins when that has happened.
-#include "autograd.h"
 
 #include "memory.h"
+#include "trace.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>

@@ -1,17 +1,72 @@
 #include "blocks.h"
 
+#include <c10/util/Exception.h>
+
 #include <algorithm>
 #include <mutex>
 #include <unordered_map>
 #include <vector>
 
-#include "address_space.h"
 #include "host_values.h"
 #include "memory.h"
+#include "shared.h"
 #include "trace.h"
 
 namespace paper {
 namespace {
+
+constexpr size_t kPieceBytes = size_t{1} << 42;
+constexpr size_t kAlignment = 512;
+
+struct Piece {
+  char* base;
+  size_t bytes;
+};
+
+// Addresses that are given out, and taken back to be given out again for as many bytes.
+class AddressSpace {
+ public:
+  char* take(size_t bytes) {
+    const size_t rounded = round(bytes);
+    TORCH_CHECK(rounded >= bytes, "the paper GPU has no address space for ", bytes, " bytes");
+    auto& given_back = given_back_[rounded];
+    if (!given_back.empty()) {
+      char* address = given_back.back();
+      given_back.pop_back();
+      return address;
+    }
+    while (current_ < pieces_.size() && rounded > pieces_[current_].bytes - next_) {
+      ++current_;
+      next_ = 0;
+    }
+    if (current_ == pieces_.size()) pieces_.push_back(reserve(std::max(rounded, kPieceBytes)));
+    char* address = pieces_[current_].base + next_;
+    next_ += rounded;
+    return address;
+  }
+
+  // To be taken again for as many bytes: a step asks for the same sizes over and over.
+  void give_back(char* address, size_t bytes) { given_back_[round(bytes)].push_back(address); }
+
+  void begin_again() {
+    current_ = next_ = 0;
+    given_back_.clear();
+  }
+
+ private:
+  static size_t round(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+  static Piece reserve(size_t bytes) {
+    void* addresses = paper_addresses(bytes);
+    TORCH_CHECK(addresses != nullptr, "the paper GPU has no address space for ", bytes, " bytes");
+    return {static_cast<char*>(addresses), bytes};
+  }
+
+  std::vector<Piece> pieces_;
+  std::unordered_map<size_t, std::vector<char*>> given_back_;
+  size_t current_ = 0;
+  size_t next_ = 0;
+};
 
 struct Held {
   int64_t block;
@@ -20,7 +75,7 @@ struct Held {
 };
 
 std::mutex block_mutex;
-AddressSpace space(&reserve_addresses);
+AddressSpace space;
 std::unordered_map<const void*, Held> blocks;
 size_t requested = 0;
 
@@ -43,7 +98,7 @@ void* taken(size_t bytes) {
 
 }  // namespace
 
-void* take_block(size_t bytes, int32_t stream, int64_t pool) {
+void* take_block(size_t bytes, int32_t stream, int32_t pool) {
   if (on_use != nullptr) on_use();
   void* address = taken(bytes);
   const int64_t block = record_alloc(bytes, stream, pool);
@@ -116,16 +171,15 @@ int64_t block_around(const void* address) {
   return -1;
 }
 
-size_t requested_bytes() {
-  std::lock_guard<std::mutex> lock(block_mutex);
-  return requested;
-}
-
 }  // namespace paper
 
 extern "C" {
 int64_t paper_block_at(const void* address) { return paper::block_at(address); }
 int32_t paper_device_numbered(int32_t number) { return paper::device_numbered(number); }
 void paper_on_use(void (*function)()) { paper::on_use = function; }
-int64_t paper_requested_bytes() { return static_cast<int64_t>(paper::requested_bytes()); }
+// What is in use now, as it was asked for.
+int64_t paper_requested_bytes() {
+  std::lock_guard<std::mutex> lock(paper::block_mutex);
+  return static_cast<int64_t>(paper::requested);
+}
 }

@@ -9,10 +9,8 @@
 
 namespace paper {
 
-// Addresses that nobody else has; null where there are none. Each way of allocating has its own.
-void* reserve_addresses(size_t bytes);
 // A block of so many bytes, asked for on a stream; its address.
-void* take_block(size_t bytes, int32_t stream, int64_t pool);
+void* take_block(size_t bytes, int32_t stream, int32_t pool);
 // An address that is none of a block is left alone.
 void give_back_block(void* address);
 // The device has a block: it gets the next number if it has none.

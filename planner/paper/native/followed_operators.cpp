@@ -4,7 +4,8 @@
 #include <ATen/ops/arange.h>
 
 #include <string>
-#include <unordered_set>
+#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "host_values.h"
@@ -27,45 +28,32 @@ void forget_written(const c10::OperatorHandle& op, const torch::jit::Stack& stac
 
 constexpr int64_t kLongestRange = int64_t{1} << 17;
 
-// Operators by which programs get from labels and masks to sizes: cheap on the host, where these are small.
-bool is_followed(const c10::OperatorHandle& op) {
-  static const std::unordered_set<std::string> comparisons = {
-      "aten::eq", "aten::ne", "aten::lt", "aten::le", "aten::gt", "aten::ge", "aten::isin",
+Following following(const c10::OperatorHandle& op) {
+  static const std::vector<std::pair<Following, std::vector<std::string>>> kinds = {
+      {Following::Always, {"eq", "ne", "lt", "le", "gt", "ge", "isin"}},
+      {Following::InProgram,
+       {"logical_and", "logical_or", "logical_xor", "logical_not", "bitwise_and", "bitwise_or", "bitwise_xor",
+        "bitwise_not", "add", "sub", "rsub", "mul", "remainder", "div", "abs", "neg", "clamp", "clamp_min", "clamp_max",
+        "maximum", "minimum", "where", "cat", "flip", "roll", "repeat", "tril", "triu", "masked_fill", "index_select",
+        "gather", "scatter"}},
+      {Following::Reduction,
+       {"sum", "prod", "amax", "amin", "all", "any", "max", "min", "argmax", "argmin", "mean", "linalg_vector_norm"}},
+      {Following::ByPython, {"topk", "multinomial", "histc", "index"}},
+      {Following::InPlace,
+       {"fill_", "zero_", "masked_fill_", "add_", "sub_", "mul_", "clamp_", "bitwise_and_", "bitwise_or_",
+        "logical_and_", "logical_or_", "logical_not_", "scatter_"}},
+      {Following::Draw, {"normal_", "uniform_", "random_"}},
   };
-  static const std::unordered_set<std::string> names = {
-      "aten::logical_and", "aten::logical_or", "aten::logical_xor", "aten::logical_not",
-      "aten::bitwise_and", "aten::bitwise_or", "aten::bitwise_xor", "aten::bitwise_not",
-      "aten::add", "aten::sub", "aten::rsub", "aten::mul", "aten::remainder", "aten::div", "aten::abs", "aten::neg",
-      "aten::clamp", "aten::clamp_min", "aten::clamp_max", "aten::maximum", "aten::minimum", "aten::where",
-      "aten::cat", "aten::flip", "aten::roll", "aten::repeat", "aten::tril", "aten::triu", "aten::masked_fill",
-      "aten::index_select", "aten::gather", "aten::scatter",
-  };
-  const auto& name = op.operator_name().name;
-  return !op.schema().is_mutable() && (comparisons.count(name) != 0 || (follows_values() && names.count(name) != 0));
-}
-
-// The same in place: masks of ones, labels that are padded.
-bool is_followed_in_place(const c10::OperatorHandle& op) {
-  static const std::unordered_set<std::string> names = {
-      "aten::fill_", "aten::zero_", "aten::masked_fill_", "aten::add_", "aten::sub_", "aten::mul_", "aten::clamp_",
-      "aten::bitwise_and_", "aten::bitwise_or_", "aten::logical_and_", "aten::logical_or_", "aten::logical_not_",
-      "aten::scatter_",
-  };
-  return names.count(op.operator_name().name) != 0;
-}
-
-bool is_reduction(const c10::OperatorHandle& op) {
-  static const std::unordered_set<std::string> names = {
-      "aten::sum", "aten::prod", "aten::amax",   "aten::amin",   "aten::all",  "aten::any",
-      "aten::max", "aten::min",  "aten::argmax", "aten::argmin", "aten::mean", "aten::linalg_vector_norm",
-  };
-  return !op.schema().is_mutable() && names.count(op.operator_name().name) != 0;
-}
-
-bool is_followed_by_python(const c10::OperatorHandle& op) {
-  static const std::unordered_set<std::string> names = {"aten::topk", "aten::multinomial", "aten::histc",
-                                                        "aten::index"};
-  return !op.schema().is_mutable() && names.count(op.operator_name().name) != 0;
+  static const auto by_name = [] {
+    std::unordered_map<std::string, Following> found;
+    for (const auto& [kind, names] : kinds)
+      for (const auto& name : names) found.emplace("aten::" + name, kind);
+    return found;
+  }();
+  const auto found = by_name.find(op.operator_name().name);
+  if (found == by_name.end()) return Following::No;
+  const bool writes = found->second == Following::InPlace || found->second == Following::Draw;
+  return writes || !op.schema().is_mutable() ? found->second : Following::No;
 }
 
 void follow_by_python(const c10::OperatorHandle& op, const torch::jit::Stack& arguments,
@@ -98,11 +86,6 @@ void remember_range(const torch::jit::Stack& arguments) {
   if (out.numel() > kLongestRange) return;
   remember(out, at::arange(arguments[0].toScalar(), arguments[1].toScalar(), arguments[2].toScalar(),
                            at::TensorOptions().dtype(out.scalar_type())));
-}
-
-bool is_draw(const c10::OperatorHandle& op) {
-  static const std::unordered_set<std::string> names = {"aten::normal_", "aten::uniform_", "aten::random_"};
-  return names.count(op.operator_name().name) != 0;
 }
 
 // Numbers that are drawn into a tensor: Python knows which generator draws them (random_numbers.py).

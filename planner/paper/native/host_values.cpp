@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <functional>
 #include <mutex>
 #include <unordered_map>
 #include <unordered_set>
@@ -25,18 +26,29 @@ constexpr size_t kLargestOtherResultBytes = size_t{1} << 16;
 // Of known values, whether they are all the same is looked for up to here: flags of sequences, masks of their tokens.
 constexpr int64_t kLargestUniform = int64_t{1} << 20;
 
+struct Contents {
+  std::optional<at::Tensor> value, draw;
+  std::optional<at::Scalar> fill;
+  std::optional<Presumption> presumption;
+  // Constants that were put together, as ranks do that compare their weights: what they are is not kept.
+  bool gathered = false;
+};
 std::mutex value_mutex;
-std::unordered_map<const void*, at::Tensor> values;
-std::unordered_map<const void*, at::Tensor> draws;
-std::unordered_map<const void*, at::Scalar> fills;
-std::unordered_map<const void*, Presumption> presumptions;
-// Constants that were put together, as ranks do that compare their weights: what they are is not kept.
-std::unordered_set<const void*> gathered;
-std::atomic<size_t> known_count{0};  // so that the common case, nothing known, takes no lock
+std::unordered_map<const void*, Contents> contents;  // by the address of a storage
+std::atomic<size_t> known_count{0};            // so that the common case, nothing known, takes no lock
 std::atomic<bool> follows{false};
 
-void count_known() {
-  known_count = values.size() + draws.size() + fills.size() + presumptions.size() + gathered.size();
+Contents contents_of(const at::Tensor& tensor) {
+  if (known_count == 0 || !tensor.has_storage()) return {};
+  std::lock_guard<std::mutex> lock(value_mutex);
+  const auto found = contents.find(tensor.storage().data());
+  return found == contents.end() ? Contents{} : found->second;
+}
+
+void change_contents(const at::Tensor& tensor, const std::function<void(Contents&)>& change) {
+  std::lock_guard<std::mutex> lock(value_mutex);
+  change(contents[tensor.storage().data()]);
+  known_count = contents.size();
 }
 
 bool fills_its_storage(const at::Tensor& tensor) {
@@ -54,9 +66,7 @@ int64_t reach(const at::Tensor& tensor) {
 void remember_beginning(const at::Tensor& device, const at::Tensor& host) {
   NotOfTheProgram kept;
   at::Tensor copy = host.expand(device.sizes()).to(device.scalar_type()).contiguous().clone().flatten();
-  std::lock_guard<std::mutex> lock(value_mutex);
-  values[device.storage().data()] = copy;
-  count_known();
+  change_contents(device, [&](Contents& of) { of.value = copy; });
 }
 
 }  // namespace
@@ -70,12 +80,9 @@ void remember(const at::Tensor& device, const at::Tensor& host) {
 }
 
 std::optional<at::Tensor> remembered(const at::Tensor& device) {
-  if (known_count == 0 || !device.has_storage()) return std::nullopt;
-  std::lock_guard<std::mutex> lock(value_mutex);
-  auto found = values.find(device.storage().data());
-  if (found == values.end() || found->second.scalar_type() != device.scalar_type()) return std::nullopt;
-  if (reach(device) > found->second.numel()) return std::nullopt;
-  return found->second.as_strided(device.sizes(), device.strides(), device.storage_offset());
+  const auto value = contents_of(device).value;
+  if (!value || value->scalar_type() != device.scalar_type() || reach(device) > value->numel()) return std::nullopt;
+  return value->as_strided(device.sizes(), device.strides(), device.storage_offset());
 }
 
 bool is_whole(const at::Tensor& tensor) { return at::isIntegralType(tensor.scalar_type(), /*includeBool=*/true); }
@@ -140,17 +147,10 @@ std::optional<Presumption> same_everywhere(const at::Tensor& tensor) {
   return Presumption{first.item()};
 }
 
-bool is_gathered(const at::Tensor& tensor) {
-  if (known_count == 0 || !tensor.has_storage()) return false;
-  std::lock_guard<std::mutex> lock(value_mutex);
-  return gathered.count(tensor.storage().data()) != 0;
-}
+bool is_gathered(const at::Tensor& tensor) { return contents_of(tensor).gathered; }
 
 void remember_gathered(const at::Tensor& device) {
-  if (!device.has_storage() || !fills_its_storage(device)) return;
-  std::lock_guard<std::mutex> lock(value_mutex);
-  gathered.insert(device.storage().data());
-  count_known();
+  if (device.has_storage() && fills_its_storage(device)) change_contents(device, [](Contents& of) { of.gathered = true; });
 }
 
 bool gathers_constants(const c10::OperatorHandle& op, const torch::jit::Stack& arguments) {
@@ -307,9 +307,7 @@ bool remember_known_change(const c10::OperatorHandle& op, const torch::jit::Stac
   if (!is_whole(self) && self.numel() != 1) {
     if (!fills_it || (name == "aten::fill_" && arguments[1].isTensor())) return false;
     forget(self);
-    std::lock_guard<std::mutex> lock(value_mutex);
-    fills[self.storage().data()] = name == "aten::zero_" ? at::Scalar(0) : arguments[1].toScalar();
-    count_known();
+    change_contents(self, [&](Contents& of) { of.fill = name == "aten::zero_" ? at::Scalar(0) : arguments[1].toScalar(); });
     return true;
   }
   if (self.nbytes() > largest_result_bytes(self)) return false;
@@ -359,43 +357,32 @@ bool remember_part(const at::Tensor& device, const at::Tensor& host) {
 
 void remember_draw(const at::Tensor& device, const at::Tensor& recipe) {
   if (!device.has_storage() || device.storage().data() == nullptr || !fills_its_storage(device)) return;
-  std::lock_guard<std::mutex> lock(value_mutex);
-  draws[device.storage().data()] = recipe;
-  count_known();
+  change_contents(device, [&](Contents& of) { of.draw = recipe; });
 }
 
 std::optional<at::Tensor> remembered_draw(const at::Tensor& device) {
   if (known_count == 0 || !device.has_storage() || !fills_its_storage(device)) return std::nullopt;
-  std::lock_guard<std::mutex> lock(value_mutex);
-  auto found = draws.find(device.storage().data());
-  return found == draws.end() ? std::nullopt : std::optional<at::Tensor>(found->second);
+  return contents_of(device).draw;
 }
 
 std::optional<at::Tensor> constant(const at::Tensor& tensor) {
   if (const auto value = on_host(tensor)) return value;
-  if (known_count == 0 || !tensor.has_storage()) return std::nullopt;
-  std::lock_guard<std::mutex> lock(value_mutex);
-  auto found = fills.find(tensor.storage().data());
-  if (found == fills.end()) return std::nullopt;
+  const auto fill = contents_of(tensor).fill;
+  if (!fill) return std::nullopt;
   const at::Tensor filled = at::detail::empty_cpu({}, tensor.scalar_type());
-  return filled.fill_(found->second).expand(tensor.sizes());
+  return filled.fill_(*fill).expand(tensor.sizes());
 }
 
 void presume(const at::Tensor& device, const Presumption& presumption) {
   if (!device.has_storage() || device.storage().data() == nullptr) return;
   if (device.nbytes() != device.storage().nbytes()) return forget(device);  // the rest of it may hold others
-  std::lock_guard<std::mutex> lock(value_mutex);
   const bool is_truth = device.scalar_type() == at::kBool;
-  presumptions[device.storage().data()] = {is_truth ? at::Scalar(presumption.value.toBool()) : presumption.value,
-                                           presumption.stands_for_any};
-  count_known();
+  const auto value = is_truth ? at::Scalar(presumption.value.toBool()) : presumption.value;
+  change_contents(device, [&](Contents& of) { of.presumption = {value, presumption.stands_for_any}; });
 }
 
 std::optional<Presumption> presumed(const at::Tensor& device) {
-  if (known_count == 0 || !device.has_storage() || !is_whole(device)) return std::nullopt;
-  std::lock_guard<std::mutex> lock(value_mutex);
-  auto found = presumptions.find(device.storage().data());
-  return found == presumptions.end() ? std::nullopt : std::optional<Presumption>(found->second);
+  return is_whole(device) ? contents_of(device).presumption : std::nullopt;
 }
 
 void copy_presumption(const at::Tensor& device, const at::Tensor& source) {
@@ -403,14 +390,9 @@ void copy_presumption(const at::Tensor& device, const at::Tensor& source) {
     if (is_whole(device)) presume(device, *presumption);
     return;
   }
-  if (is_gathered(source)) return remember_gathered(device);
-  if (known_count == 0 || !source.has_storage() || !fills_its_storage(device)) return;
-  std::lock_guard<std::mutex> lock(value_mutex);
-  if (auto found = fills.find(source.storage().data()); found != fills.end()) {
-    const at::Scalar filled = found->second;
-    fills[device.storage().data()] = filled;
-    count_known();
-  }
+  const auto given = contents_of(source);
+  if (given.gathered) return remember_gathered(device);
+  if (given.fill && fills_its_storage(device)) change_contents(device, [&](Contents& of) { of.fill = given.fill; });
 }
 
 void follow_values(bool follow) { follows = follow; }
@@ -419,12 +401,8 @@ bool follows_values() { return follows; }
 void forget(const void* address) {
   if (known_count == 0) return;
   std::lock_guard<std::mutex> lock(value_mutex);
-  values.erase(address);
-  draws.erase(address);
-  fills.erase(address);
-  presumptions.erase(address);
-  gathered.erase(address);
-  count_known();
+  contents.erase(address);
+  known_count = contents.size();
 }
 
 void forget(const at::Tensor& device) {

@@ -5,7 +5,6 @@
 #include <ATen/record_function.h>
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <map>
 #include <mutex>
@@ -198,8 +197,6 @@ void leave_operator(const at::RecordFunction& function, at::ObserverContext* ent
   note_launch(LaunchKind::Kernel, heard_stream, kernel_number(row));
 }
 
-constexpr std::array<char, 6> kLaunchFormat{'=', 'i', 'i', 'q', 'q', '\0'};
-
 }  // namespace
 
 int64_t kernel_number(const std::vector<int64_t>& row) {
@@ -274,7 +271,6 @@ void start_following_operators() {
 
 extern "C" {
 
-const char* paper_launch_format() { return paper::kLaunchFormat.data(); }
 int64_t paper_launch_count() { return static_cast<int64_t>(paper::launches.size()); }
 const paper::Launch* paper_launches() { return paper::launches.data(); }
 int64_t paper_kernel_table_length() { return static_cast<int64_t>(paper::kernel_table.size()); }

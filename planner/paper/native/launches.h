@@ -20,7 +20,7 @@ enum class LaunchKind : int32_t {
   Release,   // it gives up what it keeps
 };
 
-// Read from Python as a flat array of the format that `paper_launch_format` says.
+// Read from Python as a flat array (_LAUNCH in work_records.py).
 struct Launch {
   int32_t kind;
   int32_t stream;

@@ -5,7 +5,6 @@
 #include "shared.h"
 #include "streams.h"
 #include "trace.h"
-#include "workspaces.h"
 
 namespace paper {
 namespace {

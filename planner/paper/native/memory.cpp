@@ -15,7 +15,6 @@
 #include <vector>
 
 #include "blocks.h"
-#include "shared.h"
 #include "streams.h"
 #include "trace.h"
 
@@ -34,9 +33,9 @@ struct OpenPool {
 };
 std::mutex pool_mutex;
 std::vector<OpenPool> open_pools;
-std::map<PoolId, int64_t> pools;  // private ones by their numbers, from 1 on
+std::map<PoolId, int32_t> pools;  // private ones by their numbers, from 1 on
 
-int64_t pool_of(cudaStream_t stream) {
+int32_t pool_of(cudaStream_t stream) {
   std::lock_guard<std::mutex> lock(pool_mutex);
   for (const auto& open : open_pools)
     if (open.takes(stream)) return pools[open.pool];
@@ -45,7 +44,7 @@ int64_t pool_of(cudaStream_t stream) {
 
 void open_pool(int, PoolId pool, std::function<bool(cudaStream_t)> takes) {
   std::lock_guard<std::mutex> lock(pool_mutex);
-  pools.try_emplace(pool, static_cast<int64_t>(pools.size()) + 1);
+  pools.try_emplace(pool, static_cast<int32_t>(pools.size()) + 1);
   open_pools.push_back({pool, std::move(takes)});
 }
 
@@ -91,8 +90,6 @@ struct PaperAllocator final : torch::cuda::CUDAPluggableAllocator::CUDAPluggable
 };
 
 }  // namespace
-
-void* reserve_addresses(size_t bytes) { return paper_addresses(bytes); }
 
 void install_allocator() {
   const auto pluggable = std::make_shared<PaperAllocator>(&take, &give_back);

@@ -14,8 +14,6 @@ void install_allocator();
 int64_t block_at(const void* address);
 // The block that this address lies in, or -1.
 int64_t block_around(const void* address);
-// What is in use now, as it was asked for.
-size_t requested_bytes();
 
 c10::DeviceIndex current_device();
 // A stream as the allocator is told of it: 24 bits of its number, above them which of the process's devices it is of. They

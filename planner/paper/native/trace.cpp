@@ -1,14 +1,13 @@
 #include "trace.h"
 
-#include "autograd.h"
 #include "launches.h"
 
 #include <ATen/SequenceNumber.h>
 #include <ATen/record_function.h>
 
 #include <algorithm>
-#include <array>
 #include <mutex>
+#include <set>
 #include <unordered_map>
 #include <unordered_set>
 #include <vector>
@@ -22,6 +21,7 @@ std::vector<std::string> names;
 std::unordered_map<std::string, int32_t> name_index;
 std::vector<int64_t> shapes;  // each: number of dims, then the sizes
 std::vector<int64_t> alloc_position;  // block -> its record
+std::set<std::string> unknown_workspaces;
 bool recording = false;
 int64_t allocated_bytes = 0;  // now, of what is written down, as the allocator counts them
 int64_t most_allocated_bytes = 0;
@@ -40,7 +40,6 @@ int32_t compiling = 0;
 thread_local const std::string* kernel = nullptr;
 thread_local int32_t owner = -1;  // the operator that has asked for whatever follows: its name's index
 thread_local int32_t module_scope = 0;
-thread_local int32_t backward_depth = 0;
 
 // Which module was open when the forward operator with this (thread, sequence number) ran: the autograd
 // node that it left behind carries the same pair.
@@ -91,7 +90,6 @@ std::unique_ptr<at::ObserverContext> enter_function(const at::RecordFunction& fu
   }
   auto context = std::make_unique<NodeContext>();
   context->previous_scope = module_scope;
-  ++backward_depth;
   std::lock_guard<std::mutex> lock(trace_mutex);
   auto found = scope_of_node.find(node_key(function.forwardThreadId(), function.seqNr()));
   if (found != scope_of_node.end()) module_scope = found->second;
@@ -102,7 +100,6 @@ void leave_function(const at::RecordFunction&, at::ObserverContext* context) {
   auto* node = dynamic_cast<NodeContext*>(context);
   if (node == nullptr) return;
   module_scope = node->previous_scope;
-  --backward_depth;
 }
 
 }  // namespace
@@ -114,7 +111,7 @@ const std::string& kernel_at_work() {
   return kernel == nullptr ? none : *kernel;
 }
 
-int64_t record_alloc(size_t bytes, int32_t stream, int64_t pool) {
+int64_t record_alloc(size_t bytes, int32_t stream, int32_t pool) {
   std::lock_guard<std::mutex> lock(trace_mutex);
   const auto block = static_cast<int64_t>(alloc_position.size());
   const bool written = recording && compiling == 0;
@@ -122,7 +119,7 @@ int64_t record_alloc(size_t bytes, int32_t stream, int64_t pool) {
   if (!recording) return block;
   const int32_t op = owner >= 0 ? owner : index_of(kernel_at_work());
   const Record record{static_cast<int32_t>(Kind::Alloc), op, module_scope, stream, block, static_cast<int64_t>(bytes), -1,
-                      -1, backward_depth > 0, pool};
+                      -1, pool};
   if (written)
     write_down(record);
   else
@@ -137,7 +134,7 @@ void record_free(int64_t block) {
     const auto kept = keepers.find(block);
     const bool is_timed = used_elsewhere.count(block) > 0 || (kept != keepers.end() && kept->second > 0);
     if (is_timed && first_timed_free < 0) first_timed_free = static_cast<int64_t>(records.size());
-    write_down({static_cast<int32_t>(Kind::Free), 0, 0, 0, block, 0, -1, -1, 0});
+    write_down({static_cast<int32_t>(Kind::Free), 0, 0, 0, block, 0, -1, -1});
   } else if (const auto* record = record_of(block)) {
     unwritten.erase(unwritten.begin() + (record - unwritten.data()));
     alloc_position[block] = -1;
@@ -148,7 +145,7 @@ void record_use(int64_t block, int32_t stream) {
   std::lock_guard<std::mutex> lock(trace_mutex);
   if (!recording || block < 0 || alloc_position[block] < 0) return;
   if (records[alloc_position[block]].stream != stream) used_elsewhere.insert(block);
-  write_down({static_cast<int32_t>(Kind::Use), 0, 0, stream, block, 0, -1, -1, 0});
+  write_down({static_cast<int32_t>(Kind::Use), 0, 0, stream, block, 0, -1, -1});
 }
 
 void describe(int64_t block, const int64_t* sizes, size_t dims, int32_t dtype) {
@@ -169,6 +166,16 @@ void name_workspace(int64_t block, const std::string& library) {
   record->op = index_of(library + (convolves ? "_convolution::workspace" : "::workspace"));
 }
 
+void workspace_is_unknown(const std::string& name) {
+  std::lock_guard<std::mutex> lock(trace_mutex);
+  unknown_workspaces.insert(name);
+}
+
+void forget_unknown_workspaces() {
+  std::lock_guard<std::mutex> lock(trace_mutex);
+  unknown_workspaces.clear();
+}
+
 bool is_recording() { return recording; }
 bool is_written_down() { return recording && compiling == 0; }
 
@@ -186,42 +193,17 @@ void start_following_autograd() {
 }  // namespace paper
 
 // The reading side, for ctypes.
-namespace paper {
-namespace {
-
-// As Python's `struct` names a member.
-constexpr char code_of(int32_t Record::*) { return 'i'; }
-constexpr char code_of(int64_t Record::*) { return 'q'; }
-
-constexpr std::array<char, 12> kFormat{
-    '=', code_of(&Record::kind), code_of(&Record::op), code_of(&Record::scope), code_of(&Record::stream),
-    code_of(&Record::block), code_of(&Record::bytes), code_of(&Record::shape), code_of(&Record::dtype),
-    code_of(&Record::backward), code_of(&Record::pool), '\0'};
-
-constexpr size_t bytes_of_format() {
-  size_t bytes = 0;
-  for (const char code : kFormat) bytes += code == 'i' ? 4 : code == 'q' ? 8 : 0;
-  return bytes;
-}
-static_assert(bytes_of_format() == sizeof(Record), "a member of Record is not in its format");
-
-}  // namespace
-}  // namespace paper
-
 extern "C" {
 
-const char* paper_record_format() { return paper::kFormat.data(); }
+void paper_workspace_is_unknown(const char* name) { paper::workspace_is_unknown(name); }
 
-// The number of a kind of record; -1 if there is none of that name.
-int32_t paper_kind(const char* name) {
-  using paper::Kind;
-  static const std::unordered_map<std::string, Kind> kinds{{"alloc", Kind::Alloc},
-                                                           {"free", Kind::Free},
-                                                           {"use", Kind::Use},
-                                                           {"synchronize", Kind::Synchronize},
-                                                           {"empty_cache", Kind::EmptyCache}};
-  const auto found = kinds.find(name);
-  return found == kinds.end() ? -1 : static_cast<int32_t>(found->second);
+// Sorted, one per line; valid until the next call.
+const char* paper_unknown_workspaces() {
+  static std::string joined;
+  std::lock_guard<std::mutex> lock(paper::trace_mutex);
+  joined.clear();
+  for (const auto& name : paper::unknown_workspaces) joined += name + '\n';
+  return joined.c_str();
 }
 
 void paper_start() {
@@ -342,7 +324,7 @@ int32_t paper_enter_scope(int32_t scope) {
 void paper_empty_cache() {
   std::lock_guard<std::mutex> lock(paper::trace_mutex);
   if (paper::recording)
-    paper::write_down({static_cast<int32_t>(paper::Kind::EmptyCache), 0, 0, 0, -1, 0, -1, -1, 0});
+    paper::write_down({static_cast<int32_t>(paper::Kind::EmptyCache), 0, 0, 0, -1, 0, -1, -1});
 }
 
 }  // extern "C"

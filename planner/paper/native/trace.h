@@ -7,9 +7,10 @@
 
 namespace paper {
 
-enum class Kind : int32_t { Alloc, Free, Use, Synchronize, EmptyCache };
+// As native_records.py numbers them.
+enum class Kind : int32_t { Alloc, Free, Use, EmptyCache };
 
-// Read from Python as a flat array of the format that `paper_record_format` says.
+// Read from Python as a flat array (RECORD in native_records.py).
 struct Record {
   int32_t kind;
   int32_t op;      // index into the table of names
@@ -19,9 +20,9 @@ struct Record {
   int64_t bytes;
   int64_t shape;   // index into the table of shapes, -1 if not known
   int32_t dtype;   // c10::ScalarType, -1 if not known
-  int32_t backward; // 1 on a thread that runs an autograd node
-  int64_t pool = 0; // the private pool of a CUDA graph; 0 is the one of all
+  int32_t pool = 0; // the private pool of a CUDA graph; 0 is the one of all
 };
+static_assert(sizeof(Record) == 48, "RECORD in native_records.py has no such members");
 
 // The operator whose kernel is at work on this thread; empty between operators.
 struct KernelScope {
@@ -34,13 +35,18 @@ struct KernelScope {
 // None: empty.
 const std::string& kernel_at_work();
 
-int64_t record_alloc(size_t bytes, int32_t stream, int64_t pool = 0);
+int64_t record_alloc(size_t bytes, int32_t stream, int32_t pool = 0);
 void record_free(int64_t block);
 void record_use(int64_t block, int32_t stream);
 void describe(int64_t block, const int64_t* sizes, size_t dims, int32_t dtype);
 // A library was given this block to work in, whoever asked for it.
 void name_workspace(int64_t block, const std::string& library);
+// Said once per trace and name: a library takes scratch memory of a size that nobody outside of it knows.
+void workspace_is_unknown(const std::string& name);
+void forget_unknown_workspaces();
 void start_following_autograd();
+// An autograd node has run in this process; see autograd.cpp.
+void backward_has_run();
 // Whether what happens now is written down: not before a trace, and not while something is compiled.
 bool is_written_down();
 bool is_recording();

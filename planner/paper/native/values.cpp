@@ -1,5 +1,6 @@
 // What is known of values while torch's own CUDA code runs: what came from the host, what operators make of it, and who
 // reads what nobody knows. Kernels compute nothing.
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/enum_tag.h>
@@ -14,14 +15,13 @@
 #include <unordered_map>
 
 #include "blocks.h"
-#include "copied_values.h"
 #include "followed_operators.h"
+#include "host_memory.h"
 #include "host_values.h"
 #include "launches.h"
 #include "memory.h"
 #include "streams.h"
 #include "trace.h"
-#include "workspaces.h"
 
 namespace paper {
 namespace {
@@ -41,8 +41,8 @@ struct Known {
   std::string name;
   bool allocates_for_others = false;  // `empty`: an operator that calls it has asked for the memory
   bool is_kernel = false;             // of CUDA's, not one that calls others
-  bool is_range = false, is_followed_in_place = false, is_draw = false, is_mutable = false, is_copy = false;
-  bool is_reduction = false, is_followed_by_python = false;
+  bool is_range = false, is_mutable = false, is_copy = false;
+  Following following = Following::No;
 };
 
 const Known& known_of(const at::RecordFunction& function) {
@@ -57,10 +57,7 @@ const Known& known_of(const at::RecordFunction& function) {
   if (const auto named = function.operator_name()) known->op = c10::Dispatcher::singleton().findOp(*named);
   if (known->op.has_value()) {
     known->is_range = *function.operator_name() == range;
-    known->is_followed_in_place = is_followed_in_place(*known->op);
-    known->is_draw = is_draw(*known->op);
-    known->is_reduction = is_reduction(*known->op);
-    known->is_followed_by_python = is_followed_by_python(*known->op);
+    known->following = following(*known->op);
     const auto has = [&known](c10::DispatchKey key) { return known->op->hasKernelForDispatchKey(key); };
     const bool calls_others = has(c10::DispatchKey::CompositeImplicitAutograd);
     known->is_kernel =
@@ -110,8 +107,10 @@ std::unique_ptr<at::ObserverContext> enter_call(const at::RecordFunction& functi
   const auto& known = known_of(function);
   if (!known.op.has_value()) return nullptr;
   auto context = std::make_unique<CallContext>(known);
-  const bool matters = known.is_mutable || known.is_range || known.is_reduction || is_followed(*known.op) ||
-                       (known.is_followed_by_python && follows_values());
+  const auto kind = known.following;
+  const bool in_program = kind == Following::InProgram || kind == Following::ByPython;
+  const bool matters = known.is_mutable || known.is_range || kind == Following::Always ||
+                       kind == Following::Reduction || (in_program && follows_values());
   if (matters && !known.is_copy && are_plain(function.inputs()))
     context->arguments.assign(function.inputs().begin(), function.inputs().end());
   return context;
@@ -144,16 +143,55 @@ void leave_call(const at::RecordFunction& function, at::ObserverContext* entered
   }
   const auto& arguments = context->arguments;
   if (arguments.empty()) return;
-  if (known.is_followed_in_place) {
+  if (known.following == Following::InPlace) {
     if (is_on_device(arguments)) remember_change(*known.op, arguments);
   } else if (known.is_range) {
     if (arguments[3].toTensor().is_cuda()) remember_range(arguments);
   } else if (known.is_mutable) {
     forget_written(*known.op, arguments);
-    if (known.is_draw && follows_values() && is_on_device(arguments)) draw(*known.op, arguments);
+    if (known.following == Following::Draw && follows_values() && is_on_device(arguments)) draw(*known.op, arguments);
   } else if (is_on_device(results)) {
-    if (known.is_followed_by_python) return follow_by_python(*known.op, arguments, results);
+    if (known.following == Following::ByPython) return follow_by_python(*known.op, arguments, results);
     remember_result(*known.op, arguments, results);
+  }
+}
+
+void bring_values(const at::Tensor& host, const at::Tensor& device) {
+  if (const auto value = remembered(device)) {
+    host.copy_(*value);
+    return;
+  }
+  const bool many = host.numel() > 1 && (host.is_floating_point() || host.is_complex());
+  if (many && host.is_contiguous()) {
+    write_zeros(host.storage().data_ptr(), host.mutable_data_ptr(), host.nbytes());
+  } else if (many) {
+    host.zero_();
+  }
+  static const auto read = c10::Dispatcher::singleton()
+                               .findSchemaOrThrow("paper::read_to_host", "")
+                               .typed<void(const at::Tensor&, const at::Tensor&)>();
+  read.call(host, device);
+}
+
+// What the device tensor holds, if that is known; else Python answers, or says that nobody can.
+at::Scalar read_scalar(const at::Tensor& device) {
+  if (const auto value = remembered(device)) return value->item();
+  static const auto read = c10::Dispatcher::singleton()
+                               .findSchemaOrThrow("paper::read_value", "")
+                               .typed<at::Scalar(const at::Tensor&)>();
+  return read.call(device);
+}
+
+// The copy is made, one of the tensors is of the device: what is known of the device's afterwards; what the host has got.
+void follow_copy(const at::Tensor& self, const at::Tensor& source) {
+  if (!self.is_cuda()) return bring_values(self, source);
+  const auto value = is_whole(self) ? constant(source) : on_host(source);
+  if (value.has_value()) {
+    at::AutoDispatchBelowAutograd below;
+    if (!remember_part(self, *value)) forget(self);
+  } else {
+    forget(self);
+    copy_presumption(self, source);
   }
 }
 

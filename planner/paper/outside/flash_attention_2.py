@@ -132,18 +132,9 @@ def bwd(
     _slopes: Maybe, _dropout: float, _scale: float, _causal: bool, _left: int, _right: int, _softcap: float,
     deterministic: bool, _generator: Any = None, _seed: Maybe = None,
 ) -> list[Tensor]:  # fmt: skip
-    """Row sums and the query's gradient in float32, both for 128 rows at a time; with grouped heads also gradients of
-    every head's key and value, which are summed into those of the groups."""
-    _check(q, k, v)
-    batch, rows, heads, head_dim = q.shape
-    dq, dk, dv = (torch.empty_like(t) if g is None else g for t, g in ((q, dq), (k, dk), (v, dv)))
-    padded = rounded(rows, 128)
-    row_sums = floats(q, batch, heads, padded)
-    splits = _deterministic_splits(batch, heads) if deterministic else ()
-    in_float = floats(q, *splits, batch, padded, heads, _head_dim_of_accumulators(head_dim))
-    expanded = [] if k.size(2) == heads else [k.new_empty(batch, k.size(1), heads, head_dim) for _ in range(2)]
-    del in_float, expanded
-    return [dq, dk, dv, row_sums]
+    """Rows are padded to 128 in each sequence."""
+    batch, rows = q.shape[:2]
+    return _differentiate((q, k, v), (dq, dk, dv), batch, (batch,), rounded(rows, 128), deterministic)
 
 
 @kernel("flash_attn::varlen_bwd")
@@ -154,16 +145,27 @@ def varlen_bwd(
     _seed: Maybe = None,
 ) -> list[Tensor]:  # fmt: skip
     """As `bwd`, with 128 rows more for each sequence in place of rounding."""
+    batch = cu_q.numel() - 1
+    return _differentiate((q, k, v), (dq, dk, dv), batch, (), q.size(0) + 128 * batch, deterministic)
+
+
+def _differentiate(
+    given: tuple[Tensor, ...], grads: tuple[Maybe, ...], batch: int, outer: tuple[int, ...], rows: int,
+    deterministic: bool,
+) -> list[Tensor]:  # fmt: skip
+    """Row sums and the query's gradient in float32; with grouped heads also gradients of every head's key and value,
+    which are summed into those of the groups."""
+    q, k, v = given
     _check(q, k, v)
-    batch, heads, head_dim = cu_q.numel() - 1, q.size(1), q.size(2)
-    dq, dk, dv = (torch.empty_like(t) if g is None else g for t, g in ((q, dq), (k, dk), (v, dv)))
-    padded = q.size(0) + 128 * batch
-    row_sums = floats(q, heads, padded)
-    splits = _deterministic_splits(batch, heads) if deterministic else ()
-    in_float = floats(q, *splits, padded, heads, _head_dim_of_accumulators(head_dim))
-    expanded = [] if k.size(1) == heads else [k.new_empty(k.size(0), heads, head_dim) for _ in range(2)]
+    heads, head_dim = q.shape[-2:]
+    made = [torch.empty_like(t) if grad is None else grad for t, grad in zip(given, grads, strict=True)]
+    row_sums = floats(q, *outer, heads, rows)
+    multiprocessors = torch.cuda.get_device_properties().multi_processor_count
+    splits = (-(-multiprocessors // (batch * heads)),) if deterministic else ()
+    in_float = floats(q, *splits, *outer, rows, heads, _head_dim_of_accumulators(head_dim))
+    expanded = [] if k.size(-2) == heads else [k.new_empty(*k.shape[:-2], heads, head_dim) for _ in range(2)]
     del in_float, expanded
-    return [dq, dk, dv, row_sums]
+    return [*made, row_sums]
 
 
 def fwd_kvcache(*_arguments: Any, **_named: Any) -> Any:
@@ -173,10 +175,6 @@ def fwd_kvcache(*_arguments: Any, **_named: Any) -> Any:
         "decoding with a cache is not modelled",
         "flash_attn_func, flash_attn_varlen_func and their packed forms",
     )
-
-
-def _deterministic_splits(batch: int, heads: int) -> tuple[int]:
-    return (-(-torch.cuda.get_device_properties().multi_processor_count // (batch * heads)),)
 
 
 def _window(left: int, right: int, columns: int) -> tuple[int, int]:
@@ -195,11 +193,10 @@ def _flash_attn_forward(
     q: Tensor, k: Tensor, v: Tensor, dropout_p: float, softmax_scale: float, causal: bool, window_size_left: int,
     window_size_right: int, softcap: float, alibi_slopes: Tensor | None, return_softmax: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    out, lse, probabilities, seed = fwd(
+    return tuple(fwd(
         dense(q), dense(k), dense(v), None, alibi_slopes, dropout_p, softmax_scale, causal, window_size_left,
         window_size_right, softcap, return_softmax,
-    )  # fmt: skip
-    return out, lse, probabilities, seed
+    ))  # type: ignore[return-value]  # fmt: skip
 
 
 @operator("flash_attn::_flash_attn_varlen_forward")
@@ -210,12 +207,11 @@ def _flash_attn_varlen_forward(
     block_table: Tensor | None = None, leftpad_k: Tensor | None = None, seqused_k: Tensor | None = None,
     zero_tensors: bool = False, num_splits: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    out, lse, probabilities, seed = varlen_fwd(
+    return tuple(varlen_fwd(
         dense(q), dense(k), dense(v), None, cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, block_table,
         alibi_slopes, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, zero_tensors, causal, window_size_left,
         window_size_right, softcap, return_softmax, None, num_splits,
-    )  # fmt: skip
-    return out, lse, probabilities, seed
+    ))  # type: ignore[return-value]  # fmt: skip
 
 
 @operator("flash_attn::_flash_attn_backward", writes=("dq", "dk", "dv"))

@@ -125,20 +125,25 @@ def _backward_tiles(head_dim: int, causal: bool, local: bool, softcap: bool) -> 
 
 
 class _Attention(torch.autograd.Function):
-    """Dense or, with `cu_q`, of sequences one after another."""
+    """Dense or, with `cu_q`, of sequences one after another; without `k` all three are packed in the first."""
 
     @staticmethod
     def forward(
-        context: Any, q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor | None, cu_k: Tensor | None, max_q: int,
+        context: Any, first: Tensor, k: Maybe, v: Maybe, query_heads: int | None, cu_q: Maybe, cu_k: Maybe, max_q: int,
         max_k: int, causal: bool, window: Window, softcap: float, splits: int, deterministic: bool, with_lse: bool,
         has_lengths: bool,
     ) -> Any:  # fmt: skip
         if splits < 1:
             refuse("flash-attn 3", f"num_splits={splits} leaves the number to a rule of the library", _ALLOWED)
+        is_packed = k is None or v is None
+        q, k, v = _parts(first, query_heads) if k is None or v is None else (first, k, v)
+        if not has_lengths:
+            max_q, max_k = q.size(1), k.size(1)
         out, lse = torch.ops.paper_flash_attn_3.forward(
             q, k, v, cu_q, max_q, max_k, causal, *window, splits, has_lengths
         )
         context.save_for_backward(q, k, v, out, lse, cu_q, cu_k)
+        context.packed = (first.shape, query_heads) if is_packed else None
         context.lengths = max_q, max_k
         context.settings = causal, *window, softcap, deterministic, has_lengths
         return (out, lse) if with_lse else out
@@ -146,41 +151,23 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def backward(context: Any, grad: Tensor, *_unused: Any) -> Any:
         q, k, v, out, lse, cu_q, _ = context.saved_tensors
-        dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+        made: tuple[Maybe, ...]
+        if context.packed is None:
+            made = grads = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+        else:
+            shape, query_heads = context.packed
+            packed = q.new_empty(shape)
+            made, grads = (packed, None, None), _parts(packed, query_heads)
         torch.ops.paper_flash_attn_3.backward(
-            grad, q, k, v, out, lse, dq, dk, dv, cu_q, *context.lengths, *context.settings
+            grad, q, k, v, out, lse, *grads, cu_q, *context.lengths, *context.settings
         )
-        return dq, dk, dv, *[None] * 11
+        return *made, *[None] * 12
 
 
-class _PackedAttention(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        context: Any, qkv: Tensor, query_heads: int | None, causal: bool, window: Window, softcap: float,
-        deterministic: bool, with_lse: bool,
-    ) -> Any:  # fmt: skip
-        q, k, v = _parts(qkv, query_heads)
-        rows = q.size(1)
-        out, lse = torch.ops.paper_flash_attn_3.forward(q, k, v, None, rows, rows, causal, *window, 1, False)
-        context.save_for_backward(q, k, v, out, lse)
-        context.shape, context.query_heads = qkv.shape, query_heads
-        context.settings = causal, *window, softcap, deterministic, False
-        return (out, lse) if with_lse else out
-
-    @staticmethod
-    def backward(context: Any, grad: Tensor, *_unused: Any) -> Any:
-        q, k, v, out, lse = context.saved_tensors
-        packed = q.new_empty(context.shape)
-        rows = q.size(1)
-        torch.ops.paper_flash_attn_3.backward(
-            grad, q, k, v, out, lse, *_parts(packed, context.query_heads), None, rows, rows, *context.settings
-        )
-        return packed, *[None] * 6
-
-
-def _parts(qkv: Tensor, query_heads: int | None) -> tuple[Tensor, ...]:
+def _parts(qkv: Tensor, query_heads: int | None) -> tuple[Tensor, Tensor, Tensor]:
     if qkv.dim() == 5:
-        return tuple(qkv.unbind(-3))
+        q, k, v = qkv.unbind(-3)
+        return q, k, v
     if query_heads is None:
         raise ValueError("num_heads_q is needed where heads of query, key and value lie in one dim")
     kv_heads = (qkv.size(2) - query_heads) // 2
@@ -203,7 +190,7 @@ def flash_attn_func(
     del softmax_scale, pack_gqa, sm_margin
     _plain(attention_chunk, qv, q_descale, k_descale, v_descale)
     return _Attention.apply(
-        q, k, v, None, None, q.size(1), k.size(1), causal, tuple(window_size), softcap, num_splits, deterministic,
+        q, k, v, None, None, None, 0, 0, causal, tuple(window_size), softcap, num_splits, deterministic,
         return_attn_probs, False,
     )  # type: ignore[no-untyped-call]  # fmt: skip
 
@@ -221,7 +208,7 @@ def flash_attn_varlen_func(
     # Dynamo (torch 2.13, _dynamo/variables/higher_order_ops.py) takes no tensor twice, which torch 2.9 did.
     cu_seqlens_k = None if cu_seqlens_k is cu_seqlens_q else cu_seqlens_k
     return _Attention.apply(
-        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal, tuple(window_size), softcap,
+        q, k, v, None, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal, tuple(window_size), softcap,
         num_splits, deterministic, return_attn_probs, True,
     )  # type: ignore[no-untyped-call]  # fmt: skip
 
@@ -235,9 +222,10 @@ def flash_attn_qkvpacked_func(
     """As `flash_attn_func`, with all three in [batch, rows, 3, heads, head dim] or with heads one after another."""
     del softmax_scale, sm_margin
     _plain(attention_chunk, q_descale, k_descale, v_descale)
-    return _PackedAttention.apply(
-        qkv, num_heads_q, causal, tuple(window_size), softcap, deterministic, return_attn_probs
-    )  # type: ignore[no-untyped-call]
+    return _Attention.apply(
+        qkv, None, None, num_heads_q, None, None, 0, 0, causal, tuple(window_size), softcap, 1, deterministic,
+        return_attn_probs, False,
+    )  # type: ignore[no-untyped-call]  # fmt: skip
 
 
 def flash_attn_with_kvcache(*_arguments: Any, **_named: Any) -> Any:

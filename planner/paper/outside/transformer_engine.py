@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from enum import IntEnum
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import version
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -386,41 +386,25 @@ def rmsnorm_fwd(
     return _norm(input, weight, ln_out, quantizer, otype, has_mean=False)
 
 
-def _norm_backward(grad: Tensor, given: Tensor, weight: Tensor, sm_margin: int, *, has_mean: bool) -> list[Tensor]:
-    """Gradients of input and weight, with a mean also of the bias."""
-    grad, given, weight = grad.contiguous(), given.contiguous(), weight.contiguous()
+def _norm_backward(grad: Tensor, given: Tensor, *others: Any, has_mean: bool) -> list[Tensor]:
+    """Gradients of input and weight, with a mean also of the bias. Statistics, or another gradient that is added, stand
+    before the weight; behind it how many multiprocessors are left to others."""
+    *before, weight, sm_margin, _zero_centered = others
+    *kept, given, weight = [tensor.contiguous() for tensor in (*before, grad, given, weight)]
     grads = [torch.empty_like(given), torch.empty_like(weight)]
     if has_mean:
         grads.append(torch.empty_like(weight))
     columns = given.size(-1)
     blocks_a_row = 1 if not has_mean and columns <= _WHOLE_ROWS else 0
-    partial = rounded(bytes_of_sums(columns, blocks_a_row=blocks_a_row, spared=sm_margin), _ALIGNED)
+    partial_bytes = rounded(bytes_of_sums(columns, blocks_a_row=blocks_a_row, spared=sm_margin), _ALIGNED)
     kernel = f"TransformerEngine's {'layer' if has_mean else 'RMS'} norm, backward: beyond two blocks a multiprocessor"
-    unknown_workspace("transformer_engine", kernel, partial * (len(grads) - 1))
+    unknown_workspace("transformer_engine", kernel, partial_bytes * (len(grads) - 1))
+    del kept
     return grads
 
 
-@_kernel
-def layernorm_bwd(
-    grad: Tensor, given: Tensor, _mean: Tensor, _spread: Tensor, weight: Tensor, sm_margin: int, _zero_centered: bool
-) -> list[Tensor]:
-    return _norm_backward(grad, given, weight, sm_margin, has_mean=True)
-
-
-@_kernel
-def rmsnorm_bwd(
-    grad: Tensor, given: Tensor, _spread: Tensor, weight: Tensor, sm_margin: int, _zero_centered: bool
-) -> list[Tensor]:
-    return _norm_backward(grad, given, weight, sm_margin, has_mean=False)
-
-
-@_kernel
-def rmsnorm_bwd_add(
-    grad: Tensor, given: Tensor, added: Tensor, _spread: Tensor, weight: Tensor, sm_margin: int, _zero_centered: bool
-) -> list[Tensor]:
-    """As `rmsnorm_bwd`, with another gradient of the input added."""
-    added = added.contiguous()
-    return _norm_backward(grad, given, weight, sm_margin, has_mean=False)
+for _name, _has_mean in (("layernorm_bwd", True), ("rmsnorm_bwd", False), ("rmsnorm_bwd_add", False)):
+    EXTENSION[_name] = kernel(f"transformer_engine::{_name}")(partial(_norm_backward, has_mean=_has_mean))
 
 
 # Source, TransformerEngine 2.11: pytorch/csrc/extensions/gemm.cpp (gemm, te_general_grouped_gemm). Workspaces of

@@ -102,10 +102,8 @@ class ObservedDdp(DistributedDataParallel):
         if name == "power_sgd":
             self._compression = power_sgd.PowerSGDState(process_group=None, start_powerSGD_iter=_POWER_SGD_STARTS)
             self._register(self._compression, power_sgd.powerSGD_hook)
-        elif name == "fp16_compress":
-            self._register(None, default_hooks.fp16_compress_hook)
-        elif name == "bf16_compress":
-            self._register(None, default_hooks.bf16_compress_hook)
+        elif name in ("fp16_compress", "bf16_compress"):
+            self._register(None, getattr(default_hooks, f"{name}_hook"))
 
     def _register(self, state: Any, hook: Callable[..., Any]) -> None:
         self.register_comm_hook(state, _observe_hook(hook, self._observer))

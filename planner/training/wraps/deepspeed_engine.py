@@ -7,7 +7,7 @@ import importlib
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
@@ -23,7 +23,7 @@ from planner.events import Category
 from planner.job import deepspeed_config, schema
 from planner.training import absent_peers
 from planner.training.log_levels import raise_log_levels
-from planner.training.observers import NullObserver, Observer, in_region, surrounded
+from planner.training.observers import Observer, in_region, surrounded, unless_silent
 
 _PLACE = "parallel.deepspeed"
 _ZERO = "deepspeed.runtime.zero"
@@ -190,12 +190,8 @@ _COMMUNICATING = (
 """Methods that allocate what is sent and received."""
 
 
-@contextmanager
-def _observe_deepspeed(observer: Observer) -> Iterator[None]:
+def _observe_deepspeed(observer: Observer) -> AbstractContextManager[None]:
     """Inside, the observer hears what the engine's optimizer allocates in a step, and what it is for."""
-    if isinstance(observer, NullObserver):
-        yield
-        return
 
     def communicating(method: Callable[..., Any]) -> Callable[..., Any]:
         return in_region(method, observer, Category.COMMUNICATION, f"deepspeed.{method.__name__.strip('_')}")
@@ -223,8 +219,7 @@ def _observe_deepspeed(observer: Observer) -> Iterator[None]:
         f"{_STAGES_1_AND_2}._build_compact_grad_partition_buffer": partial(surrounded, after=tell_built),
         f"{_STAGES_1_AND_2}._optimizer_step": partial(surrounded, before=tell_before_step),
     }
-    with upstream.patch_targets("deepspeed roles", wrapped=wrapped):
-        yield
+    return unless_silent(observer, upstream.patch_targets("deepspeed roles", wrapped=wrapped))
 
 
 def _tell(observer: Observer, category: Category, name: str, tensors: Iterable[Tensor | None]) -> None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -30,7 +30,7 @@ from planner.errors import SpecError
 from planner.events import Category
 from planner.job import schema
 from planner.training.host import Host
-from planner.training.observers import Observer, path_in_job, surrounded
+from planner.training.observers import Observer, path_in_job, surrounded, unless_silent
 from planner.training.wraps.fsdp2 import find_groups
 
 _HANDLE = "torch.distributed.fsdp._flat_param:FlatParamHandle"
@@ -151,8 +151,7 @@ def flat_handles(model: nn.Module) -> list[Any]:
     return [unit._handle for unit in units if unit._handle is not None]
 
 
-@contextmanager
-def observe_fsdp(observer: Observer) -> Iterator[None]:
+def observe_fsdp(observer: Observer) -> AbstractContextManager[None]:
     """Inside, the observer hears which storages are flat parameters, gathered, and their gradients."""
     whole_dtype: torch.dtype | None = None
     """Of the gradient that is being reduced, as autograd made it."""
@@ -205,5 +204,4 @@ def observe_fsdp(observer: Observer) -> Iterator[None]:
         f"{_HANDLE}._alloc_padded_unsharded_flat_param": partial(surrounded, after=tell_gathered),
         f"{_HANDLE}._use_low_precision_shard": partial(surrounded, after=tell_lowered),
     }
-    with upstream.patch_targets("fsdp1 told", wrapped=wrapped):
-        yield
+    return unless_silent(observer, upstream.patch_targets("fsdp1 told", wrapped=wrapped))

@@ -7,7 +7,7 @@ shards are replicated (HSDP).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,7 @@ from planner import upstream
 from planner.errors import SpecError
 from planner.events import Category
 from planner.job import schema
-from planner.training.observers import Observer, in_region, surrounded
+from planner.training.observers import Observer, in_region, surrounded, unless_silent
 from planner.upstream import torch_releases
 
 _GROUP = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
@@ -93,8 +93,7 @@ def syncs(model: nn.Module, *, last: bool, no_sync: bool) -> None:
             module.set_requires_gradient_sync(last, recurse=False)
 
 
-@contextmanager
-def observe_fsdp(observer: Observer) -> Iterator[None]:
+def observe_fsdp(observer: Observer) -> AbstractContextManager[None]:
     """Inside, the observer hears which storages fully_shard takes for communication and for whole parameters."""
 
     def communicating(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -113,8 +112,7 @@ def observe_fsdp(observer: Observer) -> Iterator[None]:
         f"{_PARAMETER}.alloc_all_gather_outputs": partial(surrounded, after=tell_gathered),
         f"{_PARAMETER}.to_sharded_post_forward": partial(surrounded, after=tell_resharded),
     }
-    with upstream.patch_targets("fsdp told", wrapped=wrapped):
-        yield
+    return unless_silent(observer, upstream.patch_targets("fsdp told", wrapped=wrapped))
 
 
 def find_groups(model: nn.Module, groups: Sequence[str]) -> Iterator[nn.Module | list[nn.Module]]:
