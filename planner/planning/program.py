@@ -17,6 +17,7 @@ from planner.events import Alloc, Phase
 from planner.hardware import catalog
 from planner.hardware.gpus import GpuRecord
 from planner.job.kinds import Kind
+from planner.job.launching.line import LaunchLine
 from planner.job.layout import RankClass
 from planner.job.named_gpus import refuse_ranks_on_slice
 from planner.job.overhead import outside
@@ -51,7 +52,6 @@ from planner.report.statement import (
 )
 from planner.runtime.garbage_collection import pause_collection
 from planner.runtime.limits import Limits
-from planner.tracing.launching.line import LaunchLine
 from planner.tracing.program import rank_process
 from planner.tracing.program.assumptions import About
 from planner.tracing.program.batch_sizes import LARGEST, VaryingSize

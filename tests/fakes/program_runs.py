@@ -8,12 +8,12 @@ from typing import Any
 from planner.allocator.replay import replay
 from planner.allocator.timeline import Timeline
 from planner.events import write_out_repeats
+from planner.job.launching.line import parse
 from planner.job.named_gpus import look_up
 from planner.job.schema import Gpu
 from planner.planning.judging import told_on
 from planner.planning.program import inputs_of, judge_program
 from planner.report.statement import ProgramStatement
-from planner.tracing.launching.line import parse
 from planner.tracing.program.rank_orders import RankRun
 from planner.tracing.rank_trace import Trace
 

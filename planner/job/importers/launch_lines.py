@@ -15,7 +15,7 @@ from planner.job.importers import accelerate, training_arguments
 from planner.job.importers.drafts import Draft
 from planner.job.importers.key_tables import Key, WrittenKeys, table, tables
 from planner.job.importers.training_arguments import FLAGS_OF_SCRIPTS, TABLES
-from planner.job.launchers import (
+from planner.job.launching.launchers import (
     LAUNCHER_MODULES,
     LAUNCHER_OPTIONS,
     OLD_LAUNCHER,

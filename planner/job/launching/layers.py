@@ -11,13 +11,13 @@ from itertools import pairwise
 from pathlib import Path, PurePosixPath
 
 from planner.errors import SpecError, shorten
-from planner.job.launchers import LAUNCHER_MODULES, PLACE, read_options, refused, take_variables
-from planner.tracing.launching import schedulers
-from planner.tracing.launching.frameworks import FRAMEWORKS, CommandContext, TextOf, framework_line
-from planner.tracing.launching.schedulers import Starter, Tasks, job_variables
-from planner.tracing.launching.shell_script import Statement, follow_script
-from planner.tracing.launching.shell_values import UNKNOWN, Shell, unknown_source
-from planner.tracing.launching.wrappers import WRAPPERS, on_host, read_mounts, read_wrapper
+from planner.job.launching import schedulers
+from planner.job.launching.frameworks import FRAMEWORKS, CommandContext, TextOf, framework_line
+from planner.job.launching.launchers import LAUNCHER_MODULES, PLACE, read_options, refused, take_variables
+from planner.job.launching.schedulers import Starter, Tasks, job_variables
+from planner.job.launching.shell_script import Statement, follow_script
+from planner.job.launching.shell_values import UNKNOWN, Shell, unknown_source
+from planner.job.launching.wrappers import WRAPPERS, on_host, read_mounts, read_wrapper
 
 _SHELLS = ("bash", "sh", "dash", "zsh")
 _RUNNERS = ("torchrun", "deepspeed", "srun", "mpirun", "mpiexec", "orterun", "sbatch")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from planner.errors import SpecError
-from planner.job.launchers import LAUNCHER_OPTIONS, PLACE, count_of, read_options, refused
+from planner.job.launching.launchers import LAUNCHER_OPTIONS, PLACE, count_of, read_options, refused
 from planner.job.yaml_text import read_yaml
 
 TextOf = Callable[[str], str]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from planner.job.launchers import read_options, refused
+from planner.job.launching.launchers import read_options, refused
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ HOSTS = frozenset({"H", "hostfile", "i", "include", "e", "exclude"})
 
 
 def _read_options() -> dict[str, dict[str, Any]]:
-    content = packaged_json("launchers.json")
+    content = packaged_json("launching/launchers.json")
     return {
         launcher: {kind: frozenset(" ".join(names).split()) for kind, names in part.items() if isinstance(names, list)}
         | {"program": part["program"]}

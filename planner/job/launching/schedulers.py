@@ -12,7 +12,7 @@ from typing import Any
 
 from planner.errors import SpecError
 from planner.job.json_text import read_json
-from planner.job.launchers import count_of, read_options, refused
+from planner.job.launching.launchers import count_of, read_options, refused
 from planner.job.yaml_text import read_yaml
 
 ADDRESS = "127.0.0.1"

@@ -14,7 +14,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NoReturn
 
 from planner.errors import SpecError
-from planner.job.launchers import (
+from planner.job.launching.frameworks import TextOf
+from planner.job.launching.launchers import (
     HOSTS,
     LAUNCHER_MODULES,
     LAUNCHER_OPTIONS,
@@ -26,6 +27,8 @@ from planner.job.launchers import (
     refused,
     torchrun_size,
 )
+from planner.job.launching.layers import Surrounding, Unwrapped, local_text, unwrap
+from planner.job.launching.schedulers import ADDRESS, Starter, Tasks
 from planner.job.size_limits import MOST_RANKS
 from planner.job.yaml_text import read_yaml
 from planner.runtime.environments.interpreters import (
@@ -34,9 +37,6 @@ from planner.runtime.environments.interpreters import (
     python_of_conda,
     python_of_project,
 )
-from planner.tracing.launching.frameworks import TextOf
-from planner.tracing.launching.layers import Surrounding, Unwrapped, local_text, unwrap
-from planner.tracing.launching.schedulers import ADDRESS, Starter, Tasks
 
 _ALLOWED = (
     "python, torchrun, accelerate launch or deepspeed with the program and its arguments; tune run, llamafactory-cli "
