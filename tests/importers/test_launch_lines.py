@@ -33,6 +33,8 @@ def ranks(folder: Folder, line: str, **given: Any) -> tuple[int, int]:
         ("env NCCL_DEBUG=INFO torchrun --nproc-per-node 2 train.py", (1, 2)),
         ("torchrun \\\n  --nproc-per-node 2 \\\n  train.py --name 'a; b $HOME'", (1, 2)),
         ("python train.py", (1, 1)),
+        ("srun -N 2 --ntasks-per-node 4 python train.py", (2, 4)),
+        ("uv run torchrun --nproc-per-node 2 train.py", (1, 2)),
         ("deepspeed --num_gpus 4 train.py --deepspeed_config ds.json", (1, 4)),
         ("deepspeed --num_nodes 2 --num_gpus=8 --master_port 29500 train.py", (2, 8)),
         ("NCCL_DEBUG=INFO deepspeed --no_ssh --num_accelerators 2 train.py", (1, 2)),
