@@ -18,9 +18,9 @@ from planner.job.launching.frameworks import TextOf
 from planner.job.launching.launchers import (
     HOSTS,
     LAUNCHER_MODULES,
-    LAUNCHER_OPTIONS,
     OLD_LAUNCHER,
     PLACE,
+    TABLES,
     count_of,
     deepspeed_size,
     read_options,
@@ -217,7 +217,7 @@ def find_launch(unwrapped: Unwrapped) -> LaunchLine:
 
 
 def _read_launcher(launcher: Launcher, words: Sequence[str], module: str = "") -> LaunchLine:
-    options, rest = read_options(words, *LAUNCHER_OPTIONS.get(module, LAUNCHER_OPTIONS[launcher]))
+    options, rest = read_options(words, TABLES.get(module, TABLES[launcher]))
     program, arguments = _program(rest)
     if arguments[:1] == ("--",):  # argparse takes it for the end of the launcher's own
         arguments = arguments[1:]
