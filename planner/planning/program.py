@@ -24,7 +24,7 @@ from planner.job.overhead import outside
 from planner.job.rank_sets import RankSet
 from planner.job.schema import Gpu, Software, cuda_of
 from planner.planning import identity
-from planner.planning.judging import Judge, add_growth, judge_first_runs, told_on, torch_difference
+from planner.planning.judging import Judge, add_growth, judge_first_runs, name_moment, told_on, torch_difference
 from planner.planning.memory_pool import state_pool
 from planner.planning.notes import another_torch_notes, approximation_notes, interval_sources, workspace_notes
 from planner.planning.planned_classes import Progress
@@ -390,54 +390,45 @@ def try_branches(
 ) -> tuple[BranchStatement, ...]:
     """What would have come of the other answers, of the first lines that there are. `order` is the one of the run that
     was `taken`."""
-    statements = []
-    open_branches = [branch for branch in taken.branches if not branch.raises]
-    for branch in taken.branches:
+    tried = [branch for branch in taken.branches if not branch.raises][:MOST_BRANCHES]
+    again = replace(
+        order,
+        steps=order.steps if taken.is_whole else taken.iterations,
+        steps_at=order.steps_at or tuple(each.step for each in taken.steps_at),
+        usual=taken.usual,
+        seconds=_LONGER * taken.trace.seconds + MOST_SECONDS,
+    )
+
+    def find_outcome(branch: Branch) -> BranchStatement:
         statement = BranchStatement(place=branch.place, taken=branch.answer, outcome="")
-        if branch.raises:
-            statements.append(replace(statement, outcome="an error is raised there"))
-            continue
-        if branch not in open_branches[:MOST_BRANCHES]:
-            statements.append(replace(statement, outcome="not tried: others were"))
-            continue
-        if taken.trace.seconds > MOST_SECONDS:
-            statements.append(replace(statement, outcome="not tried: it takes long"))
-            continue
-        if order.writes:
-            statements.append(replace(statement, outcome=_WOULD_FIND_FILES))
-            continue
-        again = replace(
-            order,
-            otherwise=branch.place,
-            steps=order.steps if taken.is_whole else taken.iterations,
-            steps_at=order.steps_at or tuple(each.step for each in taken.steps_at),
-            usual=taken.usual,
-            seconds=_LONGER * taken.trace.seconds + MOST_SECONDS,
-        )
+        reasons = {
+            "an error is raised there": branch.raises,
+            "not tried: others were": branch not in tried,
+            "not tried: it takes long": taken.trace.seconds > MOST_SECONDS,
+            _WOULD_FIND_FILES: order.writes,
+        }
+        if any(reasons.values()):
+            return replace(statement, outcome=next(reason for reason, holds in reasons.items() if holds))
         try:
-            other = run(again)
+            other = run(replace(again, otherwise=branch.place))
         except PlannerError as error:
-            statements.append(replace(statement, outcome=f"the program ends: {error.problem}"))
-            continue
+            return replace(statement, outcome=f"the program ends: {error.problem}")
         if other.failed and not taken.failed:
-            statements.append(replace(statement, outcome=f"the program ends: {other.ending}"))
-            continue
+            return replace(statement, outcome=f"the program ends: {other.ending}")
         if are_alike(other.trace, taken.trace):
-            statements.append(replace(statement, outcome="the same memory"))
-            continue
+            return replace(statement, outcome="the same memory")
         before, after = judge(taken).peak, judge(other).peak
         ending = f"; it {other.ending.removeprefix('the program ')}" if other.is_whole and not taken.is_whole else ""
-        statements.append(
-            replace(
-                statement,
-                outcome=f"other memory{ending}",
-                allocated_bytes=before.allocated_bytes,
-                reserved_bytes=before.reserved_bytes,
-                other_allocated_bytes=after.allocated_bytes,
-                other_reserved_bytes=after.reserved_bytes,
-            )
+        return replace(
+            statement,
+            outcome=f"other memory{ending}",
+            allocated_bytes=before.allocated_bytes,
+            reserved_bytes=before.reserved_bytes,
+            other_allocated_bytes=after.allocated_bytes,
+            other_reserved_bytes=after.reserved_bytes,
         )
-    return tuple(statements)
+
+    return tuple(map(find_outcome, taken.branches))
 
 
 def _describe_unseen(seen: Mapping[str, int], idle_optimizers: int, *, has_rows: bool, infers: bool) -> Iterator[str]:
@@ -490,15 +481,7 @@ def _moment(name: str, phases: Sequence[PhaseStatement], statement: RankClassSta
     """The highest of these phases."""
     peak = max(phases, key=lambda phase: phase.peak_allocated_bytes)
     reserved = max(phase.peak_reserved_bytes for phase in phases)
-    return NamedMoment(
-        name=name,
-        phase=peak.phase,
-        iteration=peak.iteration,
-        allocated_bytes=peak.peak_allocated_bytes,
-        reserved_bytes=reserved,
-        device_bytes=reserved + statement.outside_allocator.total_bytes,
-        sentence=sentence,
-    )
+    return name_moment(statement, name, sentence, (peak.phase, peak.iteration), (peak.peak_allocated_bytes, reserved))
 
 
 def _describe_sizes(run: RankRun) -> Iterator[str]:
