@@ -53,7 +53,7 @@ from planner.report.statement import (
 from planner.runtime.garbage_collection import pause_collection
 from planner.runtime.limits import Limits
 from planner.tracing.program import rank_process
-from planner.tracing.program.assumptions import About
+from planner.tracing.program.assumptions import About, Branch
 from planner.tracing.program.batch_sizes import LARGEST, VaryingSize
 from planner.tracing.program.rank_orders import Gpu as FoundGpu
 from planner.tracing.program.rank_orders import MoreGpusError, ProgramOrder, RankRun, divide_by_device, malformed_error
