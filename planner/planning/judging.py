@@ -17,7 +17,7 @@ from planner.events import Event, Mark, Phase, Repeat
 from planner.job.kinds import ANY, Kind, Trait, is_compiled, kind_of_spec
 from planner.job.layout import Mesh, RankClass, axis_degrees, tokens_of_step
 from planner.job.overhead import OutsideEstimate, outside_of
-from planner.job.sampled_runs import longest_batch, steps_for_the_longest
+from planner.job.sampled_runs import steps_for_the_longest
 from planner.job.schema import Gpu, Job
 from planner.planning import identity, trace_variants
 from planner.planning.post_training import SharedGpuJudge
@@ -514,7 +514,7 @@ class _LengthsRun:
         degrees = axis_degrees(self.job.parallel)
         ranks = math.prod(degrees[axis] for axis in ("dp_replicate", "dp_shard", "ep"))  # with batches of their own
         sentence = (
-            f"The longest batch of {longest_batch(train)} tokens, expected {_once_in(steps_for_the_longest(train))}"
+            f"The longest batch of {train.sequence_length} tokens, expected {_once_in(steps_for_the_longest(train))}"
         )
         if ranks > 1:
             sentence += f", on one of {ranks} ranks {_once_in(steps_for_the_longest(train, ranks))}"

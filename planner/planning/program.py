@@ -22,7 +22,7 @@ from planner.job.layout import RankClass
 from planner.job.named_gpus import refuse_ranks_on_slice
 from planner.job.overhead import outside
 from planner.job.rank_sets import RankSet
-from planner.job.schema import Gpu, Software, cuda_of
+from planner.job.schema import Gpu, Software
 from planner.planning import identity
 from planner.planning.judging import Judge, add_growth, judge_first_runs, name_moment, told_on, torch_difference
 from planner.planning.memory_pool import state_pool
@@ -63,6 +63,7 @@ from planner.truth.calibration.interval import Calibration
 from planner.truth.calibration.learning import measured_calibration
 from planner.units import show_bytes
 from planner.verdict import worst
+from planner.versions import cuda_of
 
 HeardOfRank = Callable[[int, bytes], None]
 
