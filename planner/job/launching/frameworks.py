@@ -37,13 +37,6 @@ class CommandContext:
         return str(self.node_gpus)
 
 
-def framework_line(words: Sequence[str], found: CommandContext) -> list[str] | None:
-    """The words that a framework's command comes to; None of other commands. Raises SpecError for a command of a
-    framework that starts no training, and where how many ranks it starts is not said."""
-    reader = _COMMANDS.get(words[0].rpartition("/")[2])
-    return None if reader is None else reader([*words[1:]], found)
-
-
 def _tune(words: list[str], _: CommandContext) -> list[str]:
     """torchtune 0.7 (torchtune/_cli/run.py): a recipe of its own is a file, another one a module."""
     if words[:1] != ["run"]:
@@ -184,7 +177,7 @@ def _trl(words: list[str], _: CommandContext) -> list[str]:
     return ["accelerate", "launch", *own, "-m", f"trl.scripts.{words[0]}", *kept]
 
 
-_COMMANDS: Mapping[str, Callable[[list[str], CommandContext], list[str]]] = {
+FRAMEWORKS: Mapping[str, Callable[[list[str], CommandContext], list[str]]] = {
     "tune": _tune,
     **dict.fromkeys(("llamafactory-cli", "lmf"), _llamafactory),
     "axolotl": _axolotl,
@@ -193,7 +186,8 @@ _COMMANDS: Mapping[str, Callable[[list[str], CommandContext], list[str]]] = {
     **dict.fromkeys(("fabric", "lightning"), _fabric),
     "trl": _trl,
 }
-FRAMEWORKS = frozenset(_COMMANDS)
+"""Readers of what follows a framework's command: each gives the words that it comes to, and raises
+SpecError for a command that starts no training, and where how many ranks it starts is not said."""
 
 
 def _refuse(name: str, words: Sequence[str], allowed: str) -> NoReturn:

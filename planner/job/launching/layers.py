@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 
 from planner.errors import SpecError, shorten
 from planner.job.launching import schedulers
-from planner.job.launching.frameworks import FRAMEWORKS, CommandContext, TextOf, framework_line
+from planner.job.launching.frameworks import FRAMEWORKS, CommandContext, TextOf
 from planner.job.launching.launchers import LAUNCHER_MODULES, PLACE, TABLES, read_options, refused, take_variables
 from planner.job.launching.schedulers import Starter, Tasks, job_variables
 from planner.job.launching.shell_script import Statement, follow_script
@@ -225,11 +225,8 @@ def _wrapper(layers: Unwrapped, words: list[str]) -> bool:
 
 
 def _framework(layers: Unwrapped, words: list[str]) -> bool:
-    del words
     found = CommandContext({**layers.inherited, **layers.environment}, layers.text_of, layers.gpus)
-    comes_to = framework_line(layers.words, found)
-    if comes_to is None:
-        return False
+    comes_to = FRAMEWORKS[PurePosixPath(layers.words[0]).name](words, found)
     layers.notes += (f"{' '.join(layers.words[:2])} starts {shorten(' '.join(take_variables(comes_to)[1]), 120)}",)
     layers.words = comes_to
     return True
