@@ -75,7 +75,6 @@ class ProgramInputs:
     line: LaunchLine
     command: tuple[str, ...]
     gpu: Gpu
-    product: str
     software: Software
     ranks: str = "auto"
     steps: int = 0
@@ -115,15 +114,9 @@ def inputs_of(
         line=line,
         command=tuple(command),
         gpu=Gpu(name=gpu.name, total_bytes=gpu.total_bytes, arch=gpu.arch),
-        product=known.product if (known := catalog.by_name(gpu.name)) else "",
         software=Software(torch=torch, cuda=cuda_of(torch)),
         **others,
     )
-
-
-def judge_program(work: ProgramInputs, progress: Progress = lambda _: None) -> ProgramStatement:
-    """The statement on a program; as :func:`judge_runs`."""
-    return judge_runs(work, progress)[0]
 
 
 def judge_runs(
@@ -201,7 +194,7 @@ def _order(work: ProgramInputs, rank: int, before: Sequence[RankRun] = ()) -> Pr
         line=work.line,
         rank=rank,
         gpu=FoundGpu(
-            product=work.product,
+            product=known.product if (known := catalog.by_name(work.gpu.name)) else "",
             arch=work.gpu.arch,
             total_bytes=work.gpu.total_bytes,
             name=work.gpu.name,

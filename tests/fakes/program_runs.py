@@ -12,7 +12,7 @@ from planner.job.launching.line import parse
 from planner.job.named_gpus import look_up
 from planner.job.schema import Gpu
 from planner.planning.judging import told_on
-from planner.planning.program import inputs_of, judge_program
+from planner.planning.program import inputs_of, judge_runs
 from planner.report.statement import ProgramStatement
 from planner.tracing.program.rank_orders import RankRun
 from planner.tracing.rank_trace import Trace
@@ -40,4 +40,4 @@ def judge(*words: str, gpu: str = "H100-SXM-80GB", node_gpus: int = 0, **asked: 
     """What `planner run` says of a command on so many of these GPUs."""
     found = look_up(gpu)
     assert found is not None
-    return judge_program(inputs_of(parse(words, node_gpus=node_gpus), words, found, **asked))
+    return judge_runs(inputs_of(parse(words, node_gpus=node_gpus), words, found, **asked))[0]
