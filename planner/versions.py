@@ -20,3 +20,16 @@ def torch_at_hand() -> str:
         return minor_of(importlib.metadata.version("torch"))
     except importlib.metadata.PackageNotFoundError:
         return "2.13"
+
+
+NEWEST_CUDA = "13.0"
+_CUDA = {
+    "2.1": "12.1", "2.2": "12.1", "2.3": "12.1", "2.4": "12.1", "2.5": "12.4", "2.6": "12.4", "2.7": "12.6",
+    "2.8": "12.8", "2.9": "12.8", "2.10": "12.8",
+}  # fmt: skip
+"""Release notes of torch 2.1 to 2.11 (github.com/pytorch/pytorch/releases): from 2.11 on CUDA 13.0."""
+
+
+def cuda_of(torch: str) -> str:
+    """The CUDA of a release (`2.6`: `12.4`); of one that is not listed that of a spec that says nothing."""
+    return _CUDA.get(torch, NEWEST_CUDA)

@@ -42,8 +42,8 @@ def enter_for_command(arguments: argparse.Namespace) -> None:
 
 def _python_of(arguments: argparse.Namespace) -> Interpreter | None:
     """That of the command, if it has a torch at all."""
+    from planner.job.launching.line import find_python
     from planner.runtime.environments.interpreters import read_interpreter, this_interpreter
-    from planner.tracing.launching.line import find_python
 
     python = find_python(arguments.command, os.environ)
     if not python:

@@ -77,8 +77,8 @@ def run_measure(arguments: argparse.Namespace) -> int:
 
 def _measure_program(arguments: argparse.Namespace) -> int:
     """Without progress: the terminal is the program's."""
-    from planner.tracing.launching.line import Launcher, parse
-    from planner.tracing.launching.schedulers import Starter
+    from planner.job.launching.line import Launcher, parse
+    from planner.job.launching.schedulers import Starter
     from planner.truth.measuring.program import World, check_gpus, measure_program, write
 
     if arguments.job or arguments.set:

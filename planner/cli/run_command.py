@@ -186,11 +186,11 @@ class ShownOutput:
 
 
 def _inputs(arguments: argparse.Namespace) -> ProgramInputs:
+    from planner.job.launching.line import parse
     from planner.job.loading import read_gpu
     from planner.job.shorthand import read_host_memory
     from planner.planning.program import inputs_of
     from planner.planning.program_ranks import choose_ranks
-    from planner.tracing.launching.line import parse
     from planner.tracing.program.rank_process import USUAL_LIMITS
 
     for name, value, most in (

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ def read_json(text: str, source: str, *, constants: bool = True) -> Any:
     def object_of(pairs: list[tuple[str, Any]]) -> Any:
         members = dict(pairs)
         if len(members) < len(pairs):
-            twice = _first_repeated(name for name, _ in pairs)
+            twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
             raise SpecError(
                 f"the key `{shorten(twice, LONGEST_NAME)}` stands twice in one object",
                 remedy="keep one of them",
@@ -95,15 +96,6 @@ def number_too_long(written: str, place: str, name: str = "") -> SpecError:
         allowed=f"whole numbers up to 2**{MOST_WHOLE.bit_length() - 1}, others of up to {LONGEST_NUMBER} characters",
         place=place,
     )
-
-
-def _first_repeated(names: Iterable[str]) -> str:
-    before: set[str] = set()
-    for name in names:
-        if name in before:
-            return name
-        before.add(name)
-    raise AssertionError("every key is there once")
 
 
 def _most_values(text: str) -> int:

@@ -40,7 +40,7 @@ def read_dataclass(kind: type, node: Node, folder: Path | None) -> Any:
 
     `folder` is where relative paths start; None for a spec that may refer to nothing outside.
     """
-    written = short_forms.written_out(kind, node).mapping(short_forms.describe_allowed(kind))
+    written = short_forms.written_out(kind, node).mapping(short_forms.find_form(kind).allowed)
     fields = {field.name: field for field in dataclasses.fields(kind)}
     for key, child in written.items():
         if key not in fields:
@@ -57,9 +57,8 @@ def read_dataclass(kind: type, node: Node, folder: Path | None) -> Any:
             values[name] = _read_field(kind, name, hints[name], written[name], folder)
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             section = section_in(hints[name])
-            allowed = (
-                short_forms.describe_allowed(section) if section is not None else _allowed(kind, name, hints[name])
-            )
+            form = None if section is None else short_forms.find_form(section)
+            allowed = _allowed(kind, name, hints[name]) if form is None else form.allowed
             raise SpecError(f"{below(node.path, name)} is missing", allowed=allowed, place=node.place)
     return kind(**values)
 

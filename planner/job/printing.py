@@ -13,7 +13,7 @@ from planner.hardware import catalog
 from planner.job import hf_config
 from planner.job.loading import document
 from planner.job.schema import Job
-from planner.job.spec_keys import by_path, short_key
+from planner.job.spec_keys import by_path
 from planner.job.yaml_text import RESOLVERS
 
 
@@ -79,7 +79,7 @@ def _without_defaults(part: Any, written: Mapping[str, Any], path: str) -> dict[
         elif not key.required and dataclasses.replace(part, **{name: key.default}) == part:
             continue
         elif key.section is not None and isinstance(value, dict) and key.path not in _WHOLE:
-            inner, short = _without_defaults(getattr(part, name), value, key.path), short_key(key)
+            inner, short = _without_defaults(getattr(part, name), value, key.path), key.short
             short_form[name] = inner[short] if inner.keys() == {short} else inner
         else:
             short_form[name] = value

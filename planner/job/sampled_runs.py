@@ -105,15 +105,10 @@ def _draw(distribution: Distribution, sequences: int, steps: int, micro_batches:
     )
 
 
-def longest_batch(train: Train) -> int:
-    """The length of the longest batch that a run may have, in tokens; the specs' checks see to it that it may."""
-    return train.sequence_length
-
-
 def traced_lengths(train: Train) -> tuple[int, ...]:
     """The lengths of which a step is traced, ascending: all, or some of those that are drawn, shortest and longest
     among them."""
-    every = sorted({length for step in draw_steps(train) for length in step} | {longest_batch(train)})
+    every = sorted({length for step in draw_steps(train) for length in step} | {train.sequence_length})
     if len(every) <= _MOST_TRACED:
         return tuple(every)
     last = _MOST_TRACED - 1

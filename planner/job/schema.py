@@ -1,4 +1,4 @@
-"""The job spec as values: what a job is, with every default filled in; and the CUDA of a release of torch."""
+"""The job spec as values: what a job is, with every default filled in."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from planner.job.field_checks import (
 )  # fmt: skip
 from planner.job.parallel_schema import Cp, DpReplicate, DpShard, Ep, Parallel, Pp, Tp
 from planner.units import MIB
-from planner.versions import torch_at_hand
+from planner.versions import NEWEST_CUDA, torch_at_hand
 
 __all__ = ["Cp", "DpReplicate", "DpShard", "Ep", "Parallel", "Pp", "Tp"]  # described in a file of their own
 
@@ -555,7 +555,7 @@ class Software:
 
     torch: Annotated[str, like(_VERSION, "a version such as 2.13", 60)] = field(default_factory=torch_at_hand)
     """Version of PyTorch; by default that which plans the job."""
-    cuda: Annotated[str, like(_VERSION, "a version such as 13.0", 60)] = "13.0"
+    cuda: Annotated[str, like(_VERSION, "a version such as 13.0", 60)] = NEWEST_CUDA
     """Version of CUDA that PyTorch was built for."""
 
 
@@ -579,18 +579,6 @@ class Job:
     cluster: Cluster = field(default_factory=Cluster)
     software: Software = field(default_factory=Software)
     allocator: Allocator = field(default_factory=Allocator)
-
-
-_CUDA = {
-    "2.1": "12.1", "2.2": "12.1", "2.3": "12.1", "2.4": "12.1", "2.5": "12.4", "2.6": "12.4", "2.7": "12.6",
-    "2.8": "12.8", "2.9": "12.8", "2.10": "12.8",
-}  # fmt: skip
-"""Release notes of torch 2.1 to 2.11 (github.com/pytorch/pytorch/releases): from 2.11 on CUDA 13.0."""
-
-
-def cuda_of(torch: str) -> str:
-    """The CUDA of a release (`2.6`: `12.4`); of one that is not listed that of a spec that says nothing."""
-    return _CUDA.get(torch, Software().cuda)
 
 
 CHECKS: Mapping[tuple[type, str], Check] = {

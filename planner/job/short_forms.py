@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from planner.errors import SpecError
 from planner.job import named_gpus, schema
@@ -12,35 +12,35 @@ from planner.job.schema import tokens_of
 from planner.job.yaml_text import read_yaml
 
 
+@dataclass(frozen=True, slots=True)
+class ShortForm:
+    """What else may be written for a section of a spec."""
+
+    allowed: str = "a mapping"
+    """All that may be written, for messages."""
+    key: str = ""
+    """The key that a lone value stands for; empty: it is always a mapping, or rewritten."""
+    rewrite: Callable[[Node], Node] = lambda node: node
+
+
 def written_out(kind: type, node: Node) -> Node:
     """The node in the long form of the dataclass `kind`; itself if it is not in a short form."""
+    form = find_form(kind)
     if kind is schema.Gpu and isinstance(node.value, str) and named_gpus.are_figures(node.value):
         # Where only a text can be said, as behind an option, it may hold the mapping.
         try:
             node = placed(read_yaml(node.value, node.place), node.path, node.place)
         except SpecError as error:
-            allowed, remedy = _ALLOWED[schema.Gpu], "write it as one word, in quotes"
-            raise SpecError(error.problem, allowed=allowed, remedy=remedy, place=error.place) from None
-    key = single_key(kind)
-    if key and not (node.value is None or isinstance(node.value, dict | list)):
-        node = replace(node, value={key: node})
-    rewrite = _REWRITINGS.get(kind)
-    return rewrite(node) if rewrite else node
+            remedy = "write it as one word, in quotes"
+            raise SpecError(error.problem, allowed=form.allowed, remedy=remedy, place=error.place) from None
+    if form.key and not (node.value is None or isinstance(node.value, dict | list)):
+        node = replace(node, value={form.key: node})
+    return form.rewrite(node)
 
 
-def describe_allowed(kind: type) -> str:
-    """What may be written for the dataclass `kind`."""
-    return _ALLOWED.get(kind, "a mapping")
-
-
-def has_short_forms(kind: type) -> bool:
-    """Whether something else than a mapping may be written for the dataclass `kind`."""
-    return kind in _SINGLE_KEYS or (kind in _REWRITINGS and kind not in (schema.Train, schema.Adapter))
-
-
-def single_key(kind: type) -> str:
-    """The key that a lone value stands for; empty for a dataclass that is always a mapping."""
-    return _SINGLE_KEYS.get(kind, "")
+def find_form(kind: type) -> ShortForm:
+    """The short form of the dataclass `kind`."""
+    return _FORMS.get(kind, ShortForm())
 
 
 def _optimizer(node: Node) -> Node:
@@ -126,27 +126,15 @@ def _find_longest(lengths: dict[str, Node]) -> Node | None:
 ONE_OR_SEVERAL = ("train.compile.scope", "model.adapter.target_modules")
 """Lists that a lone name may stand for."""
 _AXES = (schema.DpReplicate, schema.DpShard, schema.Tp, schema.Pp, schema.Cp, schema.Ep)
-_SINGLE_KEYS = {
-    schema.Loss: "name",
-    schema.Optimizer: "name",
-    schema.Recompute: "mode",
-    schema.Gpu: "name",
-    **dict.fromkeys(_AXES, "degree"),
-}
-_REWRITINGS: dict[type, Callable[[Node], Node]] = {
-    schema.Optimizer: _optimizer,
-    schema.Recompute: _recompute,
-    schema.Compile: _compile,
-    schema.Adapter: _adapter,
-    schema.Gpu: _gpu,
-    schema.Train: _train,
-}
-_ALLOWED: dict[type, str] = {
-    schema.Model: "a mapping with one of hf_config, factory and decoder",
-    schema.Loss: "the name of a loss, or a mapping",
-    schema.Optimizer: "the name of a class of torch.optim, or a mapping",
-    schema.Recompute: "none, full, selective or {every: 2}",
-    schema.Compile: "true, false, some of [model, blocks, loss, optimizer], or a mapping",
-    schema.Gpu: "a name of the catalog, or {total_bytes: 79.1GiB, arch: sm_90}",
-    **dict.fromkeys(_AXES, "a degree, or a mapping"),
+_COMPILED = "true, false, some of [model, blocks, loss, optimizer], or a mapping"
+_FORMS: dict[type, ShortForm] = {
+    schema.Model: ShortForm("a mapping with one of hf_config, factory and decoder"),
+    schema.Train: ShortForm(rewrite=_train),
+    schema.Adapter: ShortForm(rewrite=_adapter),
+    schema.Loss: ShortForm("the name of a loss, or a mapping", "name"),
+    schema.Optimizer: ShortForm("the name of a class of torch.optim, or a mapping", "name", _optimizer),
+    schema.Recompute: ShortForm("none, full, selective or {every: 2}", "mode", _recompute),
+    schema.Compile: ShortForm(_COMPILED, rewrite=_compile),
+    schema.Gpu: ShortForm("a name of the catalog, or {total_bytes: 79.1GiB, arch: sm_90}", "name", _gpu),
+    **dict.fromkeys(_AXES, ShortForm("a degree, or a mapping", "degree")),
 }

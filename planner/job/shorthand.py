@@ -94,7 +94,7 @@ def _children(node: Node, folder: Path | None) -> dict[str, Node] | None:
         return {}
     if isinstance(node.value, str) and node.path in _INLINED:
         return node_from_data(_INLINED[node.path](node, folder), node.place, node.path).mapping()
-    if key is not None and (short := spec_keys.short_key(key)) and not isinstance(node.value, dict | list):
+    if key is not None and (short := key.short) and not isinstance(node.value, dict | list):
         return {short: replace(node, path=below(node.path, short))}
     if key is not None and key.section is not None and not isinstance(node.value, dict):
         node = short_forms.written_out(key.section, node)

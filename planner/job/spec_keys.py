@@ -46,6 +46,11 @@ class SpecKey:
     """The docstring of the field, or the first sentence of the section's."""
 
     @property
+    def short(self) -> str:
+        """The key below a section that a lone value stands for; empty if there is none."""
+        return "" if self.section is None else short_forms.find_form(self.section).key
+
+    @property
     def parent(self) -> str:
         """The section that has it; empty at the top."""
         return self.path.rpartition(".")[0]
@@ -103,11 +108,6 @@ def takes_a_mapping(key: SpecKey) -> bool:
     return any(typing.get_origin(hint) is Mapping for hint in (key.hint, *typing.get_args(key.hint)))
 
 
-def short_key(key: SpecKey) -> str:
-    """The key below a section that a lone value stands for; empty if there is none."""
-    return short_forms.single_key(key.section) if key.section is not None else ""
-
-
 def _docstrings(kind: type) -> dict[str, str]:
     """The text that follows each field in the source, as one line."""
     return {
@@ -163,10 +163,10 @@ def _section(key: SpecKey, section: type) -> dict[str, Any]:
     if typing.get_origin(key.hint) is Mapping:
         return {"type": "object", "additionalProperties": _object(f"{key.path}.{NAMED}", open_ended=False)}
     forms = [_object(key.path, open_ended=section is schema.Optimizer)]
-    if short := short_key(key):
+    if short := key.short:
         forms.append(_value_schema(by_path()[f"{key.path}.{short}"]))
         forms[0].pop("required", None)
-    elif short_forms.has_short_forms(section):
+    elif section is schema.Compile:
         forms.append({"type": ["boolean", "string", "array"]})
     if is_optional(key.hint) or section is schema.Gpu:
         forms.append({"type": "null"})

@@ -17,11 +17,11 @@ from planner.events import Event, Mark, Phase, Repeat
 from planner.job.kinds import ANY, Kind, Trait, is_compiled, kind_of_spec
 from planner.job.layout import Mesh, RankClass, axis_degrees, tokens_of_step
 from planner.job.overhead import OutsideEstimate, outside_of
-from planner.job.sampled_runs import longest_batch, steps_for_the_longest
+from planner.job.sampled_runs import steps_for_the_longest
 from planner.job.schema import Gpu, Job
-from planner.planning import identity, other_workspaces
-from planner.planning.first_runs import without_timing
+from planner.planning import identity, trace_variants
 from planner.planning.post_training import SharedGpuJudge
+from planner.planning.trace_variants import without_timing
 from planner.report.attribution import state_rank_class
 from planner.report.statement import (
     FirstRuns,
@@ -137,7 +137,7 @@ class Judge:
         where they are approximated, and runs of which they were not known are in the interval."""
         if trace.other_cudnn:
             return statement
-        varied = (replace(trace, events=events) for events in other_workspaces.vary(trace.events))
+        varied = (replace(trace, events=events) for events in trace_variants.vary_workspaces(trace.events))
         reserved = [self.replay(each)[0].timeline.peak_reserved_bytes for each in varied]
         return self._widened(statement, trace, min(reserved), max(reserved)) if reserved else statement
 
@@ -196,7 +196,7 @@ class Judge:
     def kind_of(self, trace: Trace) -> Kind:
         """That of a process that does as this trace does."""
         kind = replace(self.kind, compiled=is_compiled(trace.work))
-        has_other = trace.other_cudnn and other_workspaces.has_workspaces(trace.events)
+        has_other = trace.other_cudnn and trace_variants.has_workspaces(trace.events)
         return kind.having(Trait.OTHER_CUDNN) if has_other else kind
 
     def interval_of(self, trace: Trace, kind: Kind) -> Callable[[int], tuple[int, int]]:
@@ -397,16 +397,25 @@ def add_growth(
         statement = replace(
             statement, growth=stated, verdict=Verdict.EXCEEDS if stated.is_reached else statement.verdict
         )
-    moment = NamedMoment(
-        name="kept with every step",
-        phase=(end.phase if end else None) or peak.phase,
-        iteration=end.step if end else peak.iteration,
-        allocated_bytes=peak.allocated_bytes,
-        reserved_bytes=peak.reserved_bytes,
-        device_bytes=peak.device_bytes,
-        sentence=f"{sentence}.",
+    when = ((end.phase if end else None) or peak.phase, end.step if end else peak.iteration)
+    sizes = (peak.allocated_bytes, peak.reserved_bytes)
+    moment = name_moment(statement, "kept with every step", f"{sentence}.", when, sizes)
+    return replace(statement, moments=(*statement.moments, replace(moment, device_bytes=peak.device_bytes)))
+
+
+def name_moment(
+    statement: RankClassStatement, name: str, sentence: str, when: tuple[Phase, int], sizes: tuple[int, int]
+) -> NamedMoment:
+    """A moment of these ranks: `when` is its phase and iteration, `sizes` are its allocated and reserved bytes."""
+    return NamedMoment(
+        name=name,
+        phase=when[0],
+        iteration=when[1],
+        allocated_bytes=sizes[0],
+        reserved_bytes=sizes[1],
+        device_bytes=sizes[1] + statement.outside_allocator.total_bytes,
+        sentence=sentence,
     )
-    return replace(statement, moments=(*statement.moments, moment))
 
 
 def _evaluation_moments(job: Job, unlimited: SettledReplay, statement: RankClassStatement) -> list[NamedMoment]:
@@ -420,17 +429,8 @@ def _evaluation_moments(job: Job, unlimited: SettledReplay, statement: RankClass
         phases = [stated for stated in statement.phases if stated.phase is phase]
         if phases:
             highest = max(phases, key=lambda stated: stated.peak_allocated_bytes)
-            moments.append(
-                NamedMoment(
-                    name=name,
-                    phase=phase,
-                    iteration=highest.iteration,
-                    allocated_bytes=highest.peak_allocated_bytes,
-                    reserved_bytes=highest.peak_reserved_bytes,
-                    device_bytes=highest.peak_reserved_bytes + statement.outside_allocator.total_bytes,
-                    sentence=sentence,
-                )
-            )
+            sizes = (highest.peak_allocated_bytes, highest.peak_reserved_bytes)
+            moments.append(name_moment(statement, name, sentence, (phase, highest.iteration), sizes))
 
     if evaluation.gather:
         ranks = Mesh.of(job.parallel).world_size
@@ -514,21 +514,14 @@ class _LengthsRun:
         degrees = axis_degrees(self.job.parallel)
         ranks = math.prod(degrees[axis] for axis in ("dp_replicate", "dp_shard", "ep"))  # with batches of their own
         sentence = (
-            f"The longest batch of {longest_batch(train)} tokens, expected {_once_in(steps_for_the_longest(train))}"
+            f"The longest batch of {train.sequence_length} tokens, expected {_once_in(steps_for_the_longest(train))}"
         )
         if ranks > 1:
             sentence += f", on one of {ranks} ranks {_once_in(steps_for_the_longest(train, ranks))}"
         if run.worst_step > self.composed.drawn:
             sentence += f"; none of the {self.composed.drawn} steps drawn has one"
-        return NamedMoment(
-            name="longest batch",
-            phase=run.phases[index],
-            iteration=run.worst_step,
-            allocated_bytes=run.allocated_bytes[index],
-            reserved_bytes=reserved,
-            device_bytes=reserved + alone.outside_allocator.total_bytes,
-            sentence=f"{sentence}.",
-        )
+        when, sizes = (run.phases[index], run.worst_step), (run.allocated_bytes[index], reserved)
+        return name_moment(alone, "longest batch", f"{sentence}.", when, sizes)
 
     def _many_lengths(self, alone: RankClassStatement) -> NamedMoment:
         run, composed = self.unlimited, self.composed
@@ -550,14 +543,10 @@ class _LengthsRun:
         if self.capped.out_of_memory_step:
             phase = self.capped.out_of_memory_phase.value.replace("_", " ")
             parts.append(f"the memory runs out in step {self.capped.out_of_memory_step}, {phase}")
-        return NamedMoment(
-            name="after many lengths",
-            phase=last.phase,
-            iteration=last.step,
-            allocated_bytes=run.allocated_bytes[min(last.step, len(run.allocated_bytes)) - 1],
-            reserved_bytes=last.reserved_bytes,
-            device_bytes=last.reserved_bytes + alone.outside_allocator.total_bytes,
-            sentence="; ".join(parts) + ".",
+        allocated = run.allocated_bytes[min(last.step, len(run.allocated_bytes)) - 1]
+        sentence = "; ".join(parts) + "."
+        return name_moment(
+            alone, "after many lengths", sentence, (last.phase, last.step), (allocated, last.reserved_bytes)
         )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from planner.hardware import catalog
 from planner.job.kinds import SENTENCES
 from planner.job.schema import Compile, Job
-from planner.planning import identity, judging, other_workspaces, post_training
+from planner.planning import identity, judging, post_training, trace_variants
 from planner.report.statement import AnotherTorch, RankClassStatement
 from planner.tracing.rank_trace import Trace
 from planner.truth.calibration import recorded_errors
@@ -47,14 +47,14 @@ def workspace_notes(traces: Sequence[Trace]) -> list[str]:
     unknown = _unknown_workspaces(traces)
     notes = [f"Workspaces of unknown size, not counted: {'; '.join(unknown)}."] if unknown else []
     notes += sorted({trace.other_kernels for trace in traces if trace.other_kernels})
-    convolving = next((trace for trace in traces if other_workspaces.has_workspaces(trace.events)), None)
+    convolving = next((trace for trace in traces if trace_variants.has_workspaces(trace.events)), None)
     if convolving is not None and convolving.other_cudnn:
         own, asked = convolving.other_cudnn
         notes.append(f"cuDNN {asked} is asked about convolutions in the place of the job's {own}, which needs a GPU.")
     elif convolving is not None:
         notes.append(
             "Workspaces of convolutions are what cuDNN asks for without a GPU. With one it was seen to ask for up to"
-            f" {other_workspaces.LARGEST_DIFFERENCE:.0%} more or less: the interval is of replays with such."
+            f" {trace_variants.LARGEST_DIFFERENCE:.0%} more or less: the interval is of replays with such."
         )
     return notes
 

@@ -17,13 +17,14 @@ from planner.events import Alloc, Phase
 from planner.hardware import catalog
 from planner.hardware.gpus import GpuRecord
 from planner.job.kinds import Kind
+from planner.job.launching.line import LaunchLine
 from planner.job.layout import RankClass
 from planner.job.named_gpus import refuse_ranks_on_slice
 from planner.job.overhead import outside
 from planner.job.rank_sets import RankSet
-from planner.job.schema import DataLoader, Gpu, Software, cuda_of
+from planner.job.schema import DataLoader, Gpu, Software
 from planner.planning import identity
-from planner.planning.judging import Judge, add_growth, judge_first_runs, told_on, torch_difference
+from planner.planning.judging import Judge, add_growth, judge_first_runs, name_moment, told_on, torch_difference
 from planner.planning.memory_pool import state_pool
 from planner.planning.notes import another_torch_notes, approximation_notes, interval_sources, workspace_notes
 from planner.planning.planned_classes import Progress
@@ -51,9 +52,8 @@ from planner.report.statement import (
 )
 from planner.runtime.garbage_collection import pause_collection
 from planner.runtime.limits import Limits
-from planner.tracing.launching.line import LaunchLine
 from planner.tracing.program import rank_process
-from planner.tracing.program.assumptions import About
+from planner.tracing.program.assumptions import About, Branch
 from planner.tracing.program.batch_sizes import LARGEST, VaryingSize
 from planner.tracing.program.rank_orders import Gpu as FoundGpu
 from planner.tracing.program.rank_orders import MoreGpusError, ProgramOrder, RankRun, divide_by_device, malformed_error
@@ -63,6 +63,7 @@ from planner.truth.calibration.interval import Calibration
 from planner.truth.calibration.learning import measured_calibration
 from planner.units import show_bytes
 from planner.verdict import worst
+from planner.versions import cuda_of
 
 HeardOfRank = Callable[[int, bytes], None]
 
@@ -74,7 +75,6 @@ class ProgramInputs:
     line: LaunchLine
     command: tuple[str, ...]
     gpu: Gpu
-    product: str
     software: Software
     ranks: str = "auto"
     steps: int = 0
@@ -114,15 +114,9 @@ def inputs_of(
         line=line,
         command=tuple(command),
         gpu=Gpu(name=gpu.name, total_bytes=gpu.total_bytes, arch=gpu.arch),
-        product=known.product if (known := catalog.by_name(gpu.name)) else "",
         software=Software(torch=torch, cuda=cuda_of(torch)),
         **others,
     )
-
-
-def judge_program(work: ProgramInputs, progress: Progress = lambda _: None) -> ProgramStatement:
-    """The statement on a program; as :func:`judge_runs`."""
-    return judge_runs(work, progress)[0]
 
 
 def judge_runs(
@@ -200,7 +194,7 @@ def _order(work: ProgramInputs, rank: int, before: Sequence[RankRun] = ()) -> Pr
         line=work.line,
         rank=rank,
         gpu=FoundGpu(
-            product=work.product,
+            product=known.product if (known := catalog.by_name(work.gpu.name)) else "",
             arch=work.gpu.arch,
             total_bytes=work.gpu.total_bytes,
             name=work.gpu.name,
@@ -382,54 +376,45 @@ def try_branches(
 ) -> tuple[BranchStatement, ...]:
     """What would have come of the other answers, of the first lines that there are. `order` is the one of the run that
     was `taken`."""
-    statements = []
-    open_branches = [branch for branch in taken.branches if not branch.raises]
-    for branch in taken.branches:
+    tried = [branch for branch in taken.branches if not branch.raises][:MOST_BRANCHES]
+    again = replace(
+        order,
+        steps=order.steps if taken.is_whole else taken.iterations,
+        steps_at=order.steps_at or tuple(each.step for each in taken.steps_at),
+        usual=taken.usual,
+        seconds=_LONGER * taken.trace.seconds + MOST_SECONDS,
+    )
+
+    def find_outcome(branch: Branch) -> BranchStatement:
         statement = BranchStatement(place=branch.place, taken=branch.answer, outcome="")
-        if branch.raises:
-            statements.append(replace(statement, outcome="an error is raised there"))
-            continue
-        if branch not in open_branches[:MOST_BRANCHES]:
-            statements.append(replace(statement, outcome="not tried: others were"))
-            continue
-        if taken.trace.seconds > MOST_SECONDS:
-            statements.append(replace(statement, outcome="not tried: it takes long"))
-            continue
-        if order.writes:
-            statements.append(replace(statement, outcome=_WOULD_FIND_FILES))
-            continue
-        again = replace(
-            order,
-            otherwise=branch.place,
-            steps=order.steps if taken.is_whole else taken.iterations,
-            steps_at=order.steps_at or tuple(each.step for each in taken.steps_at),
-            usual=taken.usual,
-            seconds=_LONGER * taken.trace.seconds + MOST_SECONDS,
-        )
+        reasons = {
+            "an error is raised there": branch.raises,
+            "not tried: others were": branch not in tried,
+            "not tried: it takes long": taken.trace.seconds > MOST_SECONDS,
+            _WOULD_FIND_FILES: order.writes,
+        }
+        if any(reasons.values()):
+            return replace(statement, outcome=next(reason for reason, holds in reasons.items() if holds))
         try:
-            other = run(again)
+            other = run(replace(again, otherwise=branch.place))
         except PlannerError as error:
-            statements.append(replace(statement, outcome=f"the program ends: {error.problem}"))
-            continue
+            return replace(statement, outcome=f"the program ends: {error.problem}")
         if other.failed and not taken.failed:
-            statements.append(replace(statement, outcome=f"the program ends: {other.ending}"))
-            continue
+            return replace(statement, outcome=f"the program ends: {other.ending}")
         if are_alike(other.trace, taken.trace):
-            statements.append(replace(statement, outcome="the same memory"))
-            continue
+            return replace(statement, outcome="the same memory")
         before, after = judge(taken).peak, judge(other).peak
         ending = f"; it {other.ending.removeprefix('the program ')}" if other.is_whole and not taken.is_whole else ""
-        statements.append(
-            replace(
-                statement,
-                outcome=f"other memory{ending}",
-                allocated_bytes=before.allocated_bytes,
-                reserved_bytes=before.reserved_bytes,
-                other_allocated_bytes=after.allocated_bytes,
-                other_reserved_bytes=after.reserved_bytes,
-            )
+        return replace(
+            statement,
+            outcome=f"other memory{ending}",
+            allocated_bytes=before.allocated_bytes,
+            reserved_bytes=before.reserved_bytes,
+            other_allocated_bytes=after.allocated_bytes,
+            other_reserved_bytes=after.reserved_bytes,
         )
-    return tuple(statements)
+
+    return tuple(map(find_outcome, taken.branches))
 
 
 def _describe_unseen(seen: Mapping[str, int], idle_optimizers: int, *, has_rows: bool, infers: bool) -> Iterator[str]:
@@ -482,15 +467,7 @@ def _moment(name: str, phases: Sequence[PhaseStatement], statement: RankClassSta
     """The highest of these phases."""
     peak = max(phases, key=lambda phase: phase.peak_allocated_bytes)
     reserved = max(phase.peak_reserved_bytes for phase in phases)
-    return NamedMoment(
-        name=name,
-        phase=peak.phase,
-        iteration=peak.iteration,
-        allocated_bytes=peak.peak_allocated_bytes,
-        reserved_bytes=reserved,
-        device_bytes=reserved + statement.outside_allocator.total_bytes,
-        sentence=sentence,
-    )
+    return name_moment(statement, name, sentence, (peak.phase, peak.iteration), (peak.peak_allocated_bytes, reserved))
 
 
 def _describe_sizes(run: RankRun) -> Iterator[str]:

@@ -11,6 +11,7 @@ from typing import Protocol
 from planner.errors import PlannerError
 from planner.job.code_rules import CodeRules
 from planner.job.json_text import canonical_json
+from planner.job.launching.line import LaunchLine
 from planner.job.schema import Gpu, Job
 from planner.planning import identity
 from planner.planning.program_ranks import choose_ranks
@@ -21,7 +22,6 @@ from planner.service.errors import ProgramNotAllowedError
 from planner.service.torch_versions import ONLY_OWN, TorchVersions
 from planner.settings import Settings, split_list
 from planner.tracing.isolated import Isolation
-from planner.tracing.launching.line import LaunchLine
 from planner.tracing.program.rank_process import USUAL_LIMITS, WalledProgram
 from planner.truth.calibration.interval import Calibration
 

@@ -23,6 +23,7 @@ from planner.allocator.replay import replay
 from planner.allocator.rules import Rules
 from planner.events import Event
 from planner.job.importers.job_import import ImportSources, import_job
+from planner.job.launching.line import parse
 from planner.job.loading import load_yaml
 from planner.job.named_gpus import look_up
 from planner.job.schema import Job
@@ -31,7 +32,6 @@ from planner.planning.job_plan import plan_job
 from planner.planning.program import inputs_of
 from planner.planning.program_spec import spec_text
 from planner.runtime.fork_server import ForkServer
-from planner.tracing.launching.line import parse
 from planner.tracing.program.rank_orders import Gpu, ProgramOrder, RankRun
 from planner.tracing.program.rank_process import USUAL_LIMITS, lasting_server, run_rank
 

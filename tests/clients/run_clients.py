@@ -24,8 +24,8 @@ from planner.allocator.replay import replay
 from planner.allocator.rules import Rules
 from planner.errors import PlannerError
 from planner.hardware import catalog as gpus
+from planner.job.launching.line import parse
 from planner.runtime.fork_server import ForkServer
-from planner.tracing.launching.line import parse
 from planner.tracing.program.assumptions import About
 from planner.tracing.program.rank_orders import Gpu, ProgramOrder, RankRun
 from planner.tracing.program.rank_process import USUAL_LIMITS, CrashedError, lasting_server, run_rank

@@ -14,6 +14,7 @@ import pytest
 from program_runs import run_planner
 
 from planner import cli
+from planner.job.launching.line import parse
 from planner.job.loading import load_job
 from planner.job.named_gpus import look_up
 from planner.job.schema import Gpu, Software
@@ -21,7 +22,6 @@ from planner.planning.program import inputs_of
 from planner.report.plan_text import render
 from planner.report.statement import read_statement, to_json
 from planner.report.style import Style
-from planner.tracing.launching.line import parse
 from planner.units import GIB
 
 PROGRAMS = Path(__file__).parents[1] / "running/programs"

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from planner.admission import specs
 from planner.job import size_limits
+from planner.job.launching import layers, shell_script, shell_values
 from planner.runtime import messages
 from planner.service.history import job_table
 from planner.service.http import bodies, run_requests
 from planner.service.scheduling import plan_tasks
 from planner.settings import Settings
 from planner.tracing import rank_trace
-from planner.tracing.launching import layers, shell_script, shell_values
 from planner.tracing.program import rank_orders
 from planner.tracing.program.rank_process import USUAL_LIMITS
 from planner.units import show_bytes
@@ -56,21 +56,21 @@ CROSSINGS = (
     ),
     Crossing(
         "a launch line",
-        "planner/tracing/launching/line.py",
+        "planner/job/launching/line.py",
         f"{run_requests._MOST_WORDS:,} words, {run_requests._LONGEST_COMMAND:,} characters; {size_limits.MOST_RANKS:,}"
         f" ranks, {run_requests.MOST_RANKS} of them run",
         f"{TENANTS}::test_hostile_launch_lines_are_refused_soon_and_read_nothing_of_the_service",
     ),
     Crossing(
         "a script or a config file that the launch line names",
-        "planner/tracing/launching/shell_script.py",
+        "planner/job/launching/shell_script.py",
         f"of the program's own files, and readable by everybody; {show_bytes(run_requests.MOST_TEXT_BYTES)};"
         f" {shell_script.MOST_COMMANDS:,} commands; {shell_values.LONGEST_WORD:,} characters of a word, expanded",
         f"{TENANTS}::test_hostile_launch_lines_are_refused_soon_and_read_nothing_of_the_service",
     ),
     Crossing(
         "the environment that a launch line or a script sets",
-        "planner/tracing/launching/layers.py",
+        "planner/job/launching/layers.py",
         f"{layers._MOST_VARIABLES:,} variables of {layers._LONGEST_VALUE:,} bytes;"
         " set behind the walls",
         f"{TENANTS}::test_hostile_launch_lines_are_refused_soon_and_read_nothing_of_the_service",

@@ -15,13 +15,13 @@ from planner import cli
 from planner.allocator.replay import replay
 from planner.allocator.timeline import Timeline
 from planner.events import write_out_repeats
+from planner.job.launching.line import parse
 from planner.job.named_gpus import look_up
 from planner.job.schema import Gpu
 from planner.planning.judging import told_on
-from planner.planning.program import inputs_of, judge_program
+from planner.planning.program import inputs_of, judge_runs
 from planner.report.statement import ProgramStatement
 from planner.runtime.limits import Limits
-from planner.tracing.launching.line import parse
 from planner.tracing.program import rank_process
 from planner.tracing.program.rank_orders import ProgramOrder, RankRun
 from planner.tracing.program.rank_process import WalledProgram
@@ -73,4 +73,4 @@ def judge(*words: str, gpu: str = "H100-SXM-80GB", node_gpus: int = 0, **asked: 
     found = look_up(gpu)
     assert found is not None
     with forked_ranks():
-        return judge_program(inputs_of(parse(words, node_gpus=node_gpus), words, found, **asked))
+        return judge_runs(inputs_of(parse(words, node_gpus=node_gpus), words, found, **asked))[0]

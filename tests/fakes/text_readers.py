@@ -25,13 +25,13 @@ from planner.job.importers import (
     torchtitan,
 )
 from planner.job.json_text import read_json
-from planner.job.launchers import deepspeed_size, words_of
+from planner.job.launching.launchers import deepspeed_size, words_of
+from planner.job.launching.line import parse
 from planner.job.loading import load_job
 from planner.job.rank_sets import RankSet
 from planner.job.size_limits import MOST_JSON_VALUES
 from planner.job.yaml_text import read_yaml
 from planner.searching import axes
-from planner.tracing.launching.line import parse
 from planner.truth.failures.gpu_messages import find_messages
 from planner.truth.failures.host_messages import find_host_failures
 from planner.units import parse_bytes

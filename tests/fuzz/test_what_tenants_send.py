@@ -20,10 +20,10 @@ from hostile_tarballs import hostile_tarballs, packed
 from soak import share
 
 from planner.errors import PlannerError, ProgramError
+from planner.job.launching.line import parse
 from planner.runtime.messages import PROBLEM, Answer
 from planner.service.http.problems import problem
 from planner.service.http.run_requests import read_run
-from planner.tracing.launching.line import parse
 from planner.tracing.program import rank_process
 from planner.tracing.program.rank_orders import Gpu, ProgramOrder, RankRun
 from planner.tracing.program.rank_process import USUAL_LIMITS

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from planner.job.importers.key_tables import Key, tables
-from planner.job.launchers import OPTIONS
+from planner.job.launching.launchers import OPTIONS
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = DOCS / "reference" / "importers.md"

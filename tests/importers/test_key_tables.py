@@ -18,7 +18,7 @@ from transformers.training_args import OptimizerNames
 
 from planner.job.importers.key_tables import table, tables
 from planner.job.importers.training_arguments import TABLES
-from planner.job.launchers import OPTIONS
+from planner.job.launching.launchers import OPTIONS
 
 KEYS = tables()["TrainingArguments"].keys
 FIELDS = {field.name: field for field in dataclasses.fields(TrainingArguments)}

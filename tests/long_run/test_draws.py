@@ -6,7 +6,7 @@ import pytest
 
 from planner.job.loading import bundle, load_bundle, load_yaml
 from planner.job.printing import job_yaml, short_yaml
-from planner.job.sampled_runs import draw_steps, longest_batch, steps_for_the_longest, traced_lengths
+from planner.job.sampled_runs import draw_steps, steps_for_the_longest, traced_lengths
 from planner.job.schema import Job
 
 HISTOGRAM = "{histogram: {128: 0.6, 512: 0.3, 1k: 0.1}}"
@@ -58,7 +58,7 @@ def test_the_longest_batch_comes_as_often_as_its_share() -> None:
 
 def test_given_batches_are_the_run() -> None:
     job = job_of("{batches: [5, 9, 7, 9]}", ", gradient_accumulation_steps: 2")
-    assert (draw_steps(job.train), longest_batch(job.train)) == (((5, 9), (7, 9)), 9)
+    assert (draw_steps(job.train), job.train.sequence_length) == (((5, 9), (7, 9)), 9)
     assert steps_for_the_longest(job.train) == 1
 
 

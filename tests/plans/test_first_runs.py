@@ -8,8 +8,8 @@ from planner.events import TIMING, Alloc, Free, Mark, Origin, Phase, Repeat
 from planner.job.layout import RankClass
 from planner.job.rank_sets import RankSet
 from planner.job.schema import Cluster, Gpu, Job, Model
-from planner.planning.first_runs import without_timing
 from planner.planning.judging import RankTrace, judge_trace
+from planner.planning.trace_variants import without_timing
 from planner.report.plan_text import first_runs_sentence
 from planner.report.statement import FirstRuns
 from planner.tracing.rank_trace import Trace

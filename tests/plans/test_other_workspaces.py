@@ -10,7 +10,7 @@ from plan_makers import JOB
 from planner.events import Alloc, Event, Free, Mark, Origin, Phase
 from planner.job.layout import RankClass
 from planner.job.rank_sets import RankSet
-from planner.planning import judging, other_workspaces
+from planner.planning import judging, trace_variants
 from planner.planning.judging import RankTrace
 from planner.report.statement import RankClassStatement, Verdict
 from planner.tracing.rank_trace import Trace
@@ -59,15 +59,15 @@ def test_equal_workspaces_are_varied_alike_and_nothing_else_is() -> None:
         Alloc(3, 4 * MIB, origin=CONVOLUTION),
     )
 
-    varied = list(other_workspaces.vary(events))
+    varied = list(trace_variants.vary_workspaces(events))
 
     sizes = [[event.requested_bytes for event in each if isinstance(event, Alloc)] for each in varied]
     assert all(first == third and second == 8 * MIB for first, second, third, _ in sizes)
     assert len({first for first, *_ in sizes}) > 4
     assert all(abs(first / (8 * MIB) - 1) <= 0.0901 for first, *_ in sizes)
-    assert varied == list(other_workspaces.vary(events))  # the same each time
+    assert varied == list(trace_variants.vary_workspaces(events))  # the same each time
 
 
 @pytest.mark.parametrize("op", ["aten.mm", "cublas.workspace"])
 def test_a_step_without_convolutions_has_one_replay(op: str) -> None:
-    assert list(other_workspaces.vary(step(op))) == []
+    assert list(trace_variants.vary_workspaces(step(op))) == []

@@ -20,11 +20,12 @@ from planner import records
 from planner.hardware import catalog
 from planner.job.kinds import Kind
 from planner.job.overhead import outside
-from planner.job.schema import Gpu, Software, cuda_of
+from planner.job.schema import Gpu, Software
 from planner.truth.calibration import recorded_errors
 from planner.truth.calibration.interval import Calibration, interval
 from planner.truth.calibration.recorded_errors import ENOUGH_RUNS, RecordedError, band, bound, is_covered
 from planner.verdict import Verdict, decide
+from planner.versions import cuda_of
 
 PUBLISHED = KEPT.parent / "published_errors.json"
 DATA = ROOT / "planner" / "truth" / "calibration" / "recorded_errors.json"

@@ -10,7 +10,7 @@ import pytest
 from program_runs import Program, Run
 
 from planner.hardware import catalog
-from planner.tracing.launching.line import parse
+from planner.job.launching.line import parse
 from planner.tracing.program.rank_orders import Gpu, ProgramOrder, RankRun
 from planner.tracing.program.rank_process import USUAL_LIMITS, lasting_server, run_rank
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from program_runs import Program, Run, replay_on_h100
 
+from planner.job.launching.line import parse
 from planner.job.layout import RankClass
 from planner.job.loading import load_job
 from planner.job.named_gpus import look_up
@@ -17,7 +18,6 @@ from planner.planning.job_plan import plan_job
 from planner.planning.judging import RankTrace, judge_trace
 from planner.planning.program import inputs_of, judge_devices
 from planner.planning.program_ranks import RankShare
-from planner.tracing.launching.line import parse
 from planner.truth.calibration.interval import Calibration
 
 SPEC = """

@@ -10,7 +10,7 @@ from program_runs import Program, Run
 
 from planner.errors import AllocatorConfError, PlannerError, ProgramError, TraceError
 from planner.events import Mark
-from planner.tracing.launching.line import parse
+from planner.job.launching.line import parse
 from planner.tracing.program import rank_process
 from planner.tracing.program.rank_orders import Gpu, ProgramOrder
 from planner.tracing.program.rank_process import CrashedError

@@ -10,7 +10,7 @@ import pytest
 from program_runs import Run
 
 from planner.events import Category, Role
-from planner.tracing.launching.line import parse
+from planner.job.launching.line import parse
 
 CLIENTS = Path(__file__).parents[1] / "clients"
 sys.path.append(str(CLIENTS))

@@ -7,7 +7,7 @@ import shlex
 import pytest
 
 from planner.errors import SpecError
-from planner.tracing.launching.line import LaunchLine, parse
+from planner.job.launching.line import LaunchLine, parse
 
 SWIFT = "model: m\nlora_rank: 8\ndataset: [a, b]\nENV: {NPROC_PER_NODE: 2}\n"
 

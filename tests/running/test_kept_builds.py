@@ -8,9 +8,9 @@ import pytest
 from program_runs import Program, Run
 
 from planner.hardware.catalog import by_name
+from planner.job.launching.line import parse
 from planner.runtime.overlay import OverlayError
 from planner.runtime.user_cache import user_cache
-from planner.tracing.launching.line import parse
 from planner.tracing.program.rank_orders import Gpu, ProgramOrder
 from planner.tracing.program.rank_process import CrashedError, run_rank
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from planner.errors import SpecError
-from planner.tracing.launching.line import Launcher, LaunchLine, extra_arguments, parse, rank_variables
+from planner.job.launching.line import Launcher, LaunchLine, extra_arguments, parse, rank_variables
 
 
 def line(command: str) -> LaunchLine:

@@ -10,7 +10,7 @@ from program_runs import STEP, Program, Run
 
 from planner.errors import ProgramError, TraceError
 from planner.events import Alloc
-from planner.tracing.launching.line import parse
+from planner.job.launching.line import parse
 from planner.tracing.program.assumptions import About
 from planner.tracing.program.packages import kernels, package_table
 from planner.tracing.program.rank_orders import Gpu, ProgramOrder, RankRun

@@ -8,7 +8,7 @@ import pytest
 from program_runs import Program, Run, judge
 
 from planner.errors import ProgramError, SpecError
-from planner.tracing.launching.line import parse
+from planner.job.launching.line import parse
 from planner.tracing.program.rank_orders import MoreGpusError
 
 Program = Program

@@ -10,8 +10,8 @@ from program_runs import Program, Run
 
 from planner.errors import ProgramError
 from planner.hardware import catalog
+from planner.job.launching.line import parse
 from planner.runtime.walls import Walls
-from planner.tracing.launching.line import parse
 from planner.tracing.program.rank_orders import Gpu, ProgramOrder, RankRun
 from planner.tracing.program.rank_process import WalledProgram, run_rank
 

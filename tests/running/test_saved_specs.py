@@ -8,13 +8,13 @@ import pytest
 from program_runs import Run, replay_on_h100
 
 from planner.errors import SpecError
+from planner.job.launching.line import parse
 from planner.job.loading import load_yaml
 from planner.job.named_gpus import look_up
 from planner.job.schema import DpReplicate, DpShard, Job
 from planner.planning.job_plan import plan_job
 from planner.planning.program import inputs_of
 from planner.planning.program_spec import spec_text
-from planner.tracing.launching.line import parse
 from planner.tracing.program.rank_orders import RankRun
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from planner.errors import SpecError
-from planner.tracing.launching.line import LaunchLine, parse
+from planner.job.launching.line import LaunchLine, parse
 
 TUTORIAL = """#!/bin/bash
 #SBATCH --nodes=2

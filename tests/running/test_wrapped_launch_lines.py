@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import pytest
 
 from planner.errors import SpecError
-from planner.tracing.launching.line import LaunchLine, parse, rank_variables
+from planner.job.launching.line import LaunchLine, parse, rank_variables
 
 SLURM_SCRIPT = """#!/bin/bash
 #SBATCH --job-name=sft --nodes=2

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from planner.job.launching.line import parse
 from planner.job.schema import Gpu
 from planner.planning import identity
 from planner.service.orders import RunRequest, build_run_order
 from planner.service.torch_versions import OfferedTorch, TorchVersions
 from planner.settings import Settings
-from planner.tracing.launching.line import parse
 from planner.truth.calibration.interval import Calibration
 
 COMMAND = ("python", "train.py")

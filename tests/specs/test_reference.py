@@ -64,7 +64,7 @@ def _table(path: str, keys: list[SpecKey], meaning: str) -> str:
 
 def _value(key: SpecKey) -> str:
     if key.section is not None:
-        allowed = short_forms.describe_allowed(key.section)
+        allowed = short_forms.find_form(key.section).allowed
         mapping = typing.get_origin(key.hint) is Mapping
         return "a mapping of names to mappings" if mapping else f"{allowed}; below"
     assert key.check is not None

@@ -23,7 +23,7 @@ from planner.allocator.long_runs.stretches import (
 from planner.allocator.rules import Rules
 from planner.errors import TraceError
 from planner.events import Alloc, Event, Mark, Phase, first_unused_block, rename_all
-from planner.job.sampled_runs import Steps, draw_steps, first_steps, longest_batch, traced_lengths, traced_steps
+from planner.job.sampled_runs import Steps, draw_steps, first_steps, traced_lengths, traced_steps
 from planner.job.schema import Job
 
 
@@ -339,7 +339,7 @@ class ComposedRun:
     def worst_step_alone(self, number: int) -> tuple[Event, ...]:
         """The loading, the first steps, and then a step of the longest batches, under this number."""
         events, standing = list(self._traced.before), list(self._traced.standing)
-        longest = longest_batch(self._job.train)
+        longest = self._job.train.sequence_length
         ends = [self._traced.stretches[place][longest] for place in places_of(len(traced_steps(self._job)[0]))]
         for stretch in (*ends, self._traced.after):
             # What stands is in the place of what the stretch found when it was traced.
@@ -373,7 +373,7 @@ def compose(job: Job, events: Sequence[Event]) -> ComposedRun:
         place: ByLength({length: pattern_of(stretch) for length, stretch in stretches.items()})
         for place, stretches in traced.stretches.items()
     }
-    drawn, longest = draw_steps(train), longest_batch(train)
+    drawn, longest = draw_steps(train), train.sequence_length
     steps = drawn if any(longest in step for step in drawn) else (*drawn, (longest,) * len(drawn[0]))
     steps, rounding = _rounded(steps, job, by_length)
     return ComposedRun(steps, len(drawn), rounding, job, traced, by_length)

@@ -89,17 +89,12 @@ class Draft:
 
     def document(self, source: str, folder: Path | None = None) -> Node:
         """All of it, as a spec that was read; what it refers to starts at `folder`."""
-        tree: dict[str, Any] = {}
+        settings = []
         for path, node in {**self._by_default, **self._said}.items():
-            *parents, last = path.split(".")
-            level = tree
-            for parent in parents:
-                level = level.setdefault(parent, {})
-                if isinstance(level, Node):
-                    raise level.is_error(allowed="a mapping", remedy=f"write what it holds, such as {last}")
             is_whole = node.path == path or not isinstance(node.value, dict | list)
-            level[last] = replace(node, path=path) if is_whole else node_from_data(node.plain(), node.place, path)
-        return with_settings(_mapping(tree, source, ""), self._overriding, folder)
+            placed = replace(node, path=path) if is_whole else node_from_data(node.plain(), node.place, path)
+            settings.append(Setting(path, placed))
+        return with_settings(Node({}, "", source, source), [*settings, *self._overriding], folder)
 
 
 def contradiction(name: str, first: Node, second: Node) -> SpecError:
@@ -121,14 +116,6 @@ def unite_drafts(first: Mapping[str, Node], second: Mapping[str, Node]) -> dict[
         if name in second and first[name].plain() != second[name].plain():
             raise contradiction(name, first[name], second[name])
     return {**first, **second}
-
-
-def _mapping(tree: Mapping[str, Any], source: str, path: str) -> Node:
-    children = {
-        key: value if isinstance(value, Node) else _mapping(value, source, below(path, key))
-        for key, value in tree.items()
-    }
-    return Node(children, path, source, source)
 
 
 def _leaves(node: Node) -> Iterator[tuple[str, Node]]:

@@ -133,6 +133,7 @@ def import_job(given: ImportSources, folder: Path) -> ImportedJob:
     supposed += [*draft.supposed, *words.supposed]
     supposed += [sentence for recipe in sources.recipes for sentence in recipe.supposed]
     supposed += sources.arguments.supposed if sources.arguments is not None else ()
+    supposed += sources.launch.notes if sources.launch is not None else ()
     if config and not draft.has("model.parameter_dtype"):
         # As transformers 5 loads a model: in the dtype of its config.
         dtype = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")

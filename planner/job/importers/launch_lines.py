@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import dropwhile
-from pathlib import Path, PurePosixPath
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from planner.errors import SpecError
@@ -15,29 +13,21 @@ from planner.job.importers import accelerate, training_arguments
 from planner.job.importers.drafts import Draft
 from planner.job.importers.key_tables import Key, WrittenKeys, table, tables
 from planner.job.importers.training_arguments import FLAGS_OF_SCRIPTS, TABLES
-from planner.job.launchers import (
-    LAUNCHER_MODULES,
-    LAUNCHER_OPTIONS,
-    OLD_LAUNCHER,
+from planner.job.launching.launchers import (
     OPTIONS,
     PLACE,
     deepspeed_size,
-    read_options,
     refused,
-    take_variables,
     torchrun_size,
     unknown_option,
     words_of,
 )
+from planner.job.launching.layers import Unwrapped, local_text, unwrap
+from planner.job.launching.line import Launcher, LaunchLine, find_launch, place_tasks
 from planner.job.nodes import Node, node_from_data
 from planner.job.yaml_text import read_yaml
 
 _TRUE, _FALSE = ("true", "1", "yes", "y", "t"), ("false", "0", "no", "n", "f")
-_LAUNCHERS = (
-    "torchrun, python -m torch.distributed.run, accelerate launch, deepspeed, python SCRIPT; with srun and its options"
-    " before"
-)
-
 _CONFS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 _MATTER = (
     "CUBLAS_WORKSPACE_CONFIG",
@@ -52,47 +42,37 @@ _PREFIXES = ("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_")
 class Launch:
     """The parts of a launch line, as other sources have them."""
 
-    launcher: str
-    """torchrun | accelerate | deepspeed | python"""
-    options: Mapping[str, str | None]
-    """Of the launcher, by their names with underscores; None for those without a value."""
+    counts: tuple[int | None, int | None]
+    """Nodes and processes of each; None where the line does not say them."""
     allocator_conf: str
     accelerate: accelerate.Config | None
     arguments: WrittenKeys | None
     """Of a script that takes fields of TrainingArguments which matter."""
     not_read: Sequence[str]
     """Variables, options, and arguments of the script."""
+    notes: Sequence[str]
+    """Sentences on what around it was not run, or is not known."""
 
 
 def read(line: str, folder: Path) -> Launch:
     """A line's parts; paths in it start at `folder`.
 
-    Raises SpecError for what only a shell resolves, for launchers that are not known, and for whatever is not
-    understood.
+    Raises SpecError for what only a shell resolves, for launchers that are not known, for counts that are found while
+    it runs, and for whatever is not understood.
     """
-    words = words_of(line, PLACE)
-    environment, words = take_variables(words[1:] if words[:1] == ["env"] else words)
-    launcher, rest, srun = _launcher(words)
-    options: dict[str, str | None] = {}
-    script = [*dropwhile(lambda word: word.startswith("-"), rest)]
-    if launcher in LAUNCHER_OPTIONS:
-        named = OLD_LAUNCHER if OLD_LAUNCHER in words[: len(words) - len(rest)] else launcher
-        options, script = read_options(rest, *LAUNCHER_OPTIONS[named])
-    if not script:
-        raise refused(
-            "the line has no script",
-            f"{launcher} ... train.py ...",
-            "give the whole line, with the script and its arguments",
-        )
-    conf, variables = _judge_environment(environment)
-    fields, others = _fields_of(script[1:])
+    unwrapped = unwrap(words_of(line, PLACE), lambda path: local_text(str(folder / path)), {})
+    started, folder = find_launch(unwrapped), folder / unwrapped.folder
+    launcher, options = started.launcher, started.options
+    conf, variables = _judge_environment(unwrapped.environment)
+    fields, others = _fields_of(started.arguments)
     keys = table(*TABLES).keys
     # Other scripts have options for their data loaders under the same names.
     of_trainer = any(keys[name].matters and not keys[name].to.startswith("train.data_loader") for name in fields)
-    not_read = [*variables, *srun, *others]
+    not_read = [*variables, *others]
     not_read += [] if of_trainer else [f"--{name}" for name in fields]
-    config = None
-    if launcher == "accelerate":
+    config: accelerate.Config | None = None
+    counts: tuple[int | None, int | None] = None, None
+    if launcher is Launcher.ACCELERATE:
         top: dict[str, Any] = {}
         for name, value in options.items():
             if name in OPTIONS["accelerate"]["ignored"]:
@@ -103,71 +83,38 @@ def read(line: str, folder: Path) -> Launch:
     else:
         read_here = ("nnodes", "nproc_per_node", "num_nodes", "num_gpus", "num_accelerators")
         not_read += [f"--{name}" for name in options if name not in read_here]
+        counts = _count_ranks(started, unwrapped)
     return Launch(
-        launcher=launcher,
-        options=options,
+        counts=counts,
         allocator_conf=conf,
         accelerate=config,
         arguments=training_arguments.of_nodes(fields, folder) if of_trainer else None,
         not_read=not_read,
+        notes=unwrapped.notes,
     )
+
+
+def _count_ranks(started: LaunchLine, unwrapped: Unwrapped) -> tuple[int | None, int | None]:
+    """Nodes and processes of each, None where the line does not say them."""
+    nodes: int | None = 1
+    processes: int | None = 1
+    if started.launcher is Launcher.TORCHRUN:
+        nodes, processes = torchrun_size(started.options, unwrapped.environment)
+    elif started.launcher is Launcher.DEEPSPEED:
+        nodes, processes = deepspeed_size(started.options)
+    if unwrapped.tasks is None or nodes is None or processes is None:
+        return nodes, processes
+    placed = place_tasks(replace(started, nodes=nodes, processes_per_node=processes), unwrapped.tasks)
+    return placed.nodes, placed.processes_per_node
 
 
 def fill_draft(draft: Draft, launch: Launch) -> None:
-    """Nodes, processes, and the allocator's settings. Raises SpecError for counts that are found while it runs."""
+    """Nodes, processes, and the allocator's settings."""
     if launch.allocator_conf:
         draft.say_value("allocator.conf", launch.allocator_conf, PLACE)
-    sizes: Mapping[str, Any] = {
-        "python": lambda _: (1, 1), "torchrun": torchrun_size, "deepspeed": deepspeed_size,
-    }  # fmt: skip
-    if launch.launcher in sizes:
-        for key, count in zip(("nodes", "gpus_per_node"), sizes[launch.launcher](launch.options), strict=True):
-            if count is not None:
-                draft.say_value(f"cluster.{key}", count, PLACE)
-
-
-def _launcher(words: Sequence[str]) -> tuple[str, Sequence[str], list[str]]:
-    """The launcher, what follows it, and srun with its options before it."""
-    srun: list[str] = []
-    if words and PurePosixPath(words[0]).name == "srun":
-        index = next((index for index, word in enumerate(words) if _is_launcher(word)), None)
-        if index is None:
-            raise _no_launcher(words)
-        srun = ["srun", *(word for word in words[1:index] if word.startswith("-"))]
-        words = words[index:]
-    if not words or not _is_launcher(words[0]):
-        raise _no_launcher(words)
-    name, rest = PurePosixPath(words[0]).name, words[1:]
-    if name in ("torchrun", "deepspeed"):
-        return name, rest, srun
-    if name == "accelerate":
-        if rest[:1] != ["launch"]:
-            raise _no_launcher(words)
-        return name, rest[1:], srun
-    rest = [*dropwhile(lambda word: word in ("-u", "-O", "-B"), rest)]
-    if rest[:1] == ["-m"] and (launcher := LAUNCHER_MODULES.get("".join(rest[1:2]))) is not None:
-        return launcher, rest[2:], srun
-    if srun:
-        raise refused(
-            "srun starts python itself, and how many processes it starts stands elsewhere",
-            _LAUNCHERS,
-            "launch by torchrun, or write cluster and parallel in JOB.yaml instead of the launch line",
-        )
-    return "python", rest, srun
-
-
-def _is_launcher(word: str) -> bool:
-    name = PurePosixPath(word).name
-    return name in ("torchrun", "accelerate", "deepspeed") or re.fullmatch(r"python[0-9.]*", name) is not None
-
-
-def _no_launcher(words: Sequence[str]) -> SpecError:
-    first = words[0][:100] if words else "nothing"
-    return refused(
-        f"the line starts {first!a}, which is not a launcher that is understood",
-        _LAUNCHERS,
-        "give the line that starts the processes, or write cluster in JOB.yaml instead",
-    )
+    for key, count in zip(("nodes", "gpus_per_node"), launch.counts, strict=True):
+        if count is not None:
+            draft.say_value(f"cluster.{key}", count, PLACE)
 
 
 def _judge_environment(environment: Mapping[str, str]) -> tuple[str, list[str]]:

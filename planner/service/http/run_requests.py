@@ -17,7 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import Request
 
 from planner.errors import SpecError
-from planner.job.launchers import words_of
+from planner.job.launching.launchers import words_of
+from planner.job.launching.line import parse
 from planner.job.loading import read_gpu
 from planner.job.shorthand import read_host_memory
 from planner.planning.program_ranks import choose_ranks
@@ -27,7 +28,6 @@ from planner.service.http.dependencies import Dependencies
 from planner.service.http.problems import RequestError
 from planner.service.orders import RunRequest
 from planner.settings import split_list
-from planner.tracing.launching.line import parse
 from planner.units import MIB, show_bytes
 from planner.versions import minor_of
 

@@ -13,7 +13,7 @@ from planner.job.layout import Mesh, rank_classes
 from planner.job.schema import Job
 from planner.planning.job_plan import PlanningResult, plan_from_traces, plan_job
 from planner.planning.planned_classes import assign_ranks, parts_of_class
-from planner.planning.program import inputs_of, judge_program
+from planner.planning.program import inputs_of, judge_runs
 from planner.planning.trace_source import TraceSource
 from planner.planning.without_compile import add_eager
 from planner.report.statement import ProgramStatement, Verdict, to_json
@@ -77,7 +77,7 @@ def run_program(order: RunOrder, answer: AnswerWriter) -> None:
         host_memory_bytes=asked.host_memory_bytes, torch=asked.torch,
     )  # fmt: skip
     try:
-        statement = judge_program(work)
+        statement, _ = judge_runs(work)
     except (PlannerError, MemoryError):
         raise
     except Exception as error:  # what it says of its memory may contradict itself

@@ -24,10 +24,10 @@ from planner import (
     upstream,
 )
 from planner.errors import PlannerError, ProgramError
+from planner.job.launching.line import Launcher, accelerate_variables, extra_arguments
 from planner.paper import values
 from planner.paper.device import Paper
 from planner.timing.step_time import price_for_clock
-from planner.tracing.launching.line import Launcher, accelerate_variables, extra_arguments
 from planner.tracing.program import (
     cuda,
     gpu_statistics,

@@ -12,8 +12,8 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any, NoReturn
 
 from planner.errors import ProgramError, SpecError
-from planner.job.launchers import LAUNCHER_MODULES
-from planner.tracing.launching.line import Launcher, LaunchLine, parse
+from planner.job.launching.launchers import LAUNCHER_MODULES
+from planner.job.launching.line import Launcher, LaunchLine, parse
 from planner.tracing.program import program_files
 from planner.tracing.program.assumptions import About, Assumptions, current_place
 from planner.tracing.program.rank_orders import MoreGpusError, ProgramOrder

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from planner.tracing.launching.line import LaunchLine
+from planner.job.launching.line import LaunchLine
 from planner.tracing.program.assumptions import short_path
 
 _MOST_FILES = 200

@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 from planner.errors import PlannerError, ProgramError
 from planner.events import Alloc, Free, FreeCompleted, Keep, Repeat, Role, Use
 from planner.job.json_text import is_plain_text, read_json
+from planner.job.launching.line import LaunchLine
 from planner.job.size_limits import MOST_RANKS
 from planner.records import from_plain, shape, to_plain
 from planner.step_work import RepeatedLaunches
 from planner.tracing import rank_trace
-from planner.tracing.launching.line import LaunchLine
 from planner.tracing.program.assumptions import Assumption, Branch
 from planner.tracing.program.batch_sizes import DrawnBatches, VaryingSize
 from planner.tracing.rank_trace import Trace

@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Any
 
 from planner.errors import MeasureError
-from planner.job.launchers import take_variables
+from planner.job.launching.launchers import take_variables
 from planner.records import from_document, to_plain
 from planner.truth.measuring import nvml
 from planner.truth.measuring.measurement_lines import Levels

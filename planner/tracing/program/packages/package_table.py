@@ -16,7 +16,7 @@ from types import FrameType, MappingProxyType
 from typing import Literal
 
 from planner.errors import ProgramError
-from planner.tracing.launching.line import LaunchLine
+from planner.job.launching.line import LaunchLine
 from planner.tracing.program.assumptions import program_place
 from planner.tracing.program.program_files import find_imports, own_files
 

@@ -6,6 +6,7 @@ import re
 import shlex
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
@@ -19,21 +20,41 @@ HOSTS = frozenset({"H", "hostfile", "i", "include", "e", "exclude"})
 """Options of deepspeed that name hosts."""
 
 
+@dataclass(frozen=True, slots=True)
+class OptionTable:
+    """The options of a program, by their names with underscores."""
+
+    program: str
+    """How messages call it."""
+    alone: Collection[str]
+    """Those without a value."""
+    with_value: Collection[str] | None = None
+    """None: every other one."""
+    short: Mapping[str, str] | None = None
+    """Names by their letter, whose value may follow without a space."""
+    several: Mapping[str, int] = field(default_factory=dict)
+    """Those with more than one value."""
+
+
 def _read_options() -> dict[str, dict[str, Any]]:
-    content = packaged_json("launchers.json")
+    content = packaged_json("launching/launchers.json")
     return {
-        launcher: {kind: frozenset(" ".join(names).split()) for kind, names in part.items() if isinstance(names, list)}
-        | {"program": part["program"]}
+        launcher: {
+            kind: frozenset(" ".join(names).split()) if isinstance(names, list) else names
+            for kind, names in part.items()
+            if kind != "source"
+        }
         for launcher, part in content.items()
     }
 
 
 OPTIONS = _read_options()
 """By launcher and kind: options `with_value`, those that stand `alone`; of accelerate what becomes of some of them."""
-LAUNCHER_OPTIONS: Mapping[str, tuple[Collection[str] | None, Collection[str], str]] = {
-    launcher: (options.get("with_value"), options["alone"], options["program"]) for launcher, options in OPTIONS.items()
+_KINDS = ("program", "alone", "with_value", "short", "several")
+TABLES = {
+    launcher: OptionTable(**{kind: options[kind] for kind in _KINDS if kind in options})
+    for launcher, options in OPTIONS.items()
 }
-"""Of each launcher what `read_options` takes."""
 LAUNCHER_MODULES = {
     "torch.distributed.run": "torchrun",
     OLD_LAUNCHER: "torchrun",
@@ -44,23 +65,15 @@ LAUNCHER_MODULES = {
 
 
 def read_options(
-    words: Sequence[str],
-    with_value: Collection[str] | None,
-    alone: Collection[str],
-    program: str,
-    *,
-    short: Mapping[str, str] | None = None,
-    values: Mapping[str, int] | None = None,
-    gathered: dict[str, list[str]] | None = None,
+    words: Sequence[str], table: OptionTable, *, gathered: dict[str, list[str]] | None = None
 ) -> tuple[dict[str, str | None], list[str]]:
     """Options up to the command, by their names with underscores, and what follows.
 
-    `with_value` None: every option that is not alone has a value. `short`: names of one letter, whose value may follow
-    without a space. `values`: options with several. `gathered` gets all values of
-    options that may come often. Raises SpecError for an option that the program does not have.
+    `gathered` gets all values of options that may come often. Raises SpecError for an option that the program does not
+    have.
     """
     options: dict[str, str | None] = {}
-    rest, counts = deque(words), values or {}
+    rest, short, alone, with_value = deque(words), table.short, table.alone, table.with_value
     while rest and rest[0].startswith("-") and rest[0] not in ("-", "--"):
         word = rest.popleft()
         written, equals, value = word.lstrip("-").partition("=")
@@ -69,10 +82,10 @@ def read_options(
             # `-N2`, `-N 2`, `-N=2`; of letters that stand alone several may follow each other.
             written, value = word[1], word[2:]
             if written not in short:
-                raise unknown_option(written, program)
+                raise unknown_option(written, table.program)
             name = short[written]
             if name in alone and any(short.get(letter) not in alone for letter in value):
-                raise unknown_option(word.lstrip("-"), program)
+                raise unknown_option(word.lstrip("-"), table.program)
             equals = "=" if value and name not in alone else ""
             value = value.removeprefix("=")
         elif short is not None and with_value is not None and name not in alone and name not in with_value:
@@ -81,12 +94,12 @@ def read_options(
             name = begin[0] if len(begin) == 1 else name
         if name in alone:
             options[name] = value if equals else None
-        elif with_value is not None and name not in with_value and name not in counts:
-            raise unknown_option(written, program)
+        elif with_value is not None and name not in with_value and name not in table.several:
+            raise unknown_option(written, table.program)
         elif equals:
             options[name] = value
         else:
-            count = counts.get(name, 1)
+            count = table.several.get(name, 1)
             if len(rest) < count:
                 raise refused(f"--{written} has no value", f"--{written} VALUE", "write its value")
             options[name] = value = " ".join(rest.popleft() for _ in range(count))

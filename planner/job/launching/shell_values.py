@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from planner.errors import SpecError
-from planner.tracing.launching.shell_syntax import end_of_part
+from planner.job.launching.shell_syntax import end_of_part
 
 UNKNOWN = re.compile("\ue000([^\ue000\ue001]*)\ue001")
 """A value that is not known here, by what would have given it; the marks are no characters of any script."""

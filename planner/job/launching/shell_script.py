@@ -14,8 +14,8 @@ from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 
 from planner.errors import SpecError
-from planner.tracing.launching.shell_outputs import command_output
-from planner.tracing.launching.shell_syntax import (
+from planner.job.launching.shell_outputs import command_output
+from planner.job.launching.shell_syntax import (
     Block,
     Case,
     Command,
@@ -27,7 +27,7 @@ from planner.tracing.launching.shell_syntax import (
     Simple,
     parse_commands,
 )
-from planner.tracing.launching.shell_values import (
+from planner.job.launching.shell_values import (
     MARKS,
     UNKNOWN,
     Shell,

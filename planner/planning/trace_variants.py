@@ -1,12 +1,41 @@
-"""What is reserved where cuDNN asks for other workspaces than it does without a GPU."""
+"""Other ways in which a rank may run, as traces that are judged too: with Inductor's cache filled, and with other
+workspaces of cuDNN."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import accumulate
 
-from planner.events import Alloc, Event
+from planner.events import TIMING, Alloc, Event, Free, FreeCompleted, Keep, Role, Use
+from planner.tracing.rank_trace import Trace
+
+
+def without_timing(trace: Trace) -> Trace | None:
+    """The trace of a run whose cache is filled; None where nothing was timed."""
+    timed = {
+        event.block
+        for event in trace.events
+        if isinstance(event, Alloc) and event.origin is not None and event.origin.op == TIMING
+    }
+    if not timed:
+        return None
+    is_left_out = [_is_of(event, timed) for event in trace.events]
+    before = [0, *accumulate(is_left_out)]
+    return replace(
+        trace,
+        events=tuple(event for event, left_out in zip(trace.events, is_left_out, strict=True) if not left_out),
+        repeats=tuple(
+            replace(repeat, first=repeat.first - before[repeat.first], after=repeat.after - before[repeat.after])
+            for repeat in trace.repeats
+        ),
+    )
+
+
+def _is_of(event: Event, blocks: set[int]) -> bool:
+    return isinstance(event, Alloc | Free | Use | FreeCompleted | Keep | Role) and event.block in blocks
+
 
 _OF_CONVOLUTIONS = "cudnn_convolution.workspace"
 LARGEST_DIFFERENCE = 0.09
@@ -23,7 +52,7 @@ def has_workspaces(events: Sequence[Event]) -> bool:
     return any(_is_workspace(event) for event in events)
 
 
-def vary(events: Sequence[Event]) -> Iterator[tuple[Event, ...]]:
+def vary_workspaces(events: Sequence[Event]) -> Iterator[tuple[Event, ...]]:
     """The same with other workspaces of convolutions, equal ones alike; nothing where there are none."""
     places = [place for place, event in enumerate(events) if _is_workspace(event)]
     for seed in range(_REPLAYS if places else 0):

@@ -11,47 +11,24 @@ from itertools import pairwise
 from pathlib import Path, PurePosixPath
 
 from planner.errors import SpecError, shorten
-from planner.job.launchers import LAUNCHER_MODULES, PLACE, read_options, refused, take_variables
-from planner.tracing.launching import schedulers
-from planner.tracing.launching.frameworks import FRAMEWORKS, CommandContext, TextOf, framework_line
-from planner.tracing.launching.schedulers import Starter, Tasks, job_variables
-from planner.tracing.launching.shell_script import Statement, follow_script
-from planner.tracing.launching.shell_values import UNKNOWN, Shell, unknown_source
-from planner.tracing.launching.wrappers import WRAPPERS, on_host, read_mounts, read_wrapper
+from planner.job.launching import schedulers
+from planner.job.launching.frameworks import FRAMEWORKS, CommandContext, TextOf
+from planner.job.launching.launchers import LAUNCHER_MODULES, PLACE, TABLES, read_options, refused, take_variables
+from planner.job.launching.schedulers import Starter, Tasks, job_variables
+from planner.job.launching.shell_script import Statement, follow_script
+from planner.job.launching.shell_values import UNKNOWN, Shell, unknown_source
+from planner.job.launching.wrappers import WRAPPERS, on_host, read_mounts, read_wrapper
 
 _SHELLS = ("bash", "sh", "dash", "zsh")
 _RUNNERS = ("torchrun", "deepspeed", "srun", "mpirun", "mpiexec", "orterun", "sbatch")
 _BARE = ("exec", "nohup", "time", "setsid", "command", "catchsegv", "builtin")
 _PROJECT_TOOLS = ("poetry", "pdm", "pipenv", "pixi", "hatch", "rye")
-_PROJECT_ALONE = frozenset({
-    "frozen", "locked", "clean_env", "as_is", "no_lockfile_update", "no_install", "q", "quiet", "v", "verbose",
-    "skip_deps", "no_progress", "site_packages", "s",
-})  # fmt: skip
-"""Of `pixi run` 0.50, `pdm run` 2.26 and their kind; their other options have a value."""
 _MOST_LAYERS = 20
 _LONGEST_VALUE = 120_000
 """Bytes: Linux starts nothing with a word or a variable of 128 KiB (execve(2), MAX_ARG_STRLEN)."""
 _MOST_VARIABLES = 1000
 _DATE, _A_DATE = re.compile(r"(?:\$\(|`)\s*date\b"), "20260101"
 """In names of runs and files, where any date is right."""
-_UV_WITH_VALUE = frozenset({
-    "with", "with_editable", "with_requirements", "python", "p", "extra", "group", "only_group", "no_group", "package",
-    "project", "directory", "env_file", "index", "default_index", "index_url", "i", "extra_index_url", "find_links",
-    "f", "cache_dir", "config_file", "color", "link_mode", "resolution", "prerelease", "exclude_newer", "P",
-    "upgrade_package", "refresh_package", "reinstall_package", "index_strategy", "keyring_provider", "w", "no_extra",
-    "config_setting", "C", "python_platform", "torch_backend", "allow_insecure_host",
-})  # fmt: skip
-_UV_ALONE = frozenset({
-    "frozen", "locked", "isolated", "active", "no_sync", "no_project", "all_extras", "all_groups", "all_packages",
-    "dev", "no_dev", "only_dev", "no_default_groups", "offline", "quiet", "q", "verbose", "v", "exact", "no_cache",
-    "n", "managed_python", "no_managed_python", "native_tls", "no_config", "no_editable", "no_env_file", "refresh",
-    "upgrade", "U", "reinstall", "no_index", "no_build", "no_binary", "script", "s", "module", "m", "no_progress",
-    "no_sources", "compile_bytecode", "no_build_isolation", "no_python_downloads", "gui_script",
-})  # fmt: skip
-_CONDA_WITH_VALUE = frozenset({"n", "name", "p", "prefix", "cwd", "e", "r", "root_prefix"})
-_CONDA_ALONE = frozenset({
-    "no_capture_output", "live_stream", "v", "verbose", "dev", "debug_wrapper_scripts", "attach", "d", "detach",
-})  # fmt: skip
 _ADDRESSES: Mapping[str, str] = {
     "rdzv_endpoint": "127.0.0.1:29500", "master_addr": "127.0.0.1", "master_port": "29500", "rdzv_id": "none",
     "node_rank": "0", "machine_rank": "0", "main_process_ip": "127.0.0.1", "main_process_port": "29500",
@@ -221,7 +198,7 @@ def _environment_tool(layers: Unwrapped, words: list[str]) -> bool:
     options: dict[str, str | None] = {}
     rest = words[1:]
     if tool == "uv":
-        options, rest = read_options(rest, _UV_WITH_VALUE, _UV_ALONE, "uv run")
+        options, rest = read_options(rest, TABLES["uv"])
         layers.enter(options.get("directory"))
         if {"s", "script"} & options.keys():
             rest = ["python", *rest]
@@ -229,10 +206,10 @@ def _environment_tool(layers: Unwrapped, words: list[str]) -> bool:
             rest = ["python", "-m", *rest]
     elif tool in ("conda", "mamba", "micromamba"):
         tool = "conda"
-        options, rest = read_options(rest, _CONDA_WITH_VALUE, _CONDA_ALONE, "conda run")
+        options, rest = read_options(rest, TABLES["conda"])
         layers.enter(options.get("cwd"))
     elif tool in _PROJECT_TOOLS:
-        options, rest = read_options(rest, None, _PROJECT_ALONE, f"{tool} run")
+        options, rest = read_options(rest, TABLES["project"])
     layers.surrounding, layers.words = Surrounding(tool, options), rest
     return True
 
@@ -248,11 +225,8 @@ def _wrapper(layers: Unwrapped, words: list[str]) -> bool:
 
 
 def _framework(layers: Unwrapped, words: list[str]) -> bool:
-    del words
     found = CommandContext({**layers.inherited, **layers.environment}, layers.text_of, layers.gpus)
-    comes_to = framework_line(layers.words, found)
-    if comes_to is None:
-        return False
+    comes_to = FRAMEWORKS[PurePosixPath(layers.words[0]).name](words, found)
     layers.notes += (f"{' '.join(layers.words[:2])} starts {shorten(' '.join(take_variables(comes_to)[1]), 120)}",)
     layers.words = comes_to
     return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from planner.job.launchers import read_options, refused
+from planner.job.launching.launchers import OptionTable, read_options, refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,14 +113,8 @@ def read_wrapper(name: str, words: Sequence[str]) -> Inside | None:
         return None
     letters = {letter: letter for letter in wrapper.letters + wrapper.flags}
     gathered: dict[str, list[str]] = {}
-    _, rest = read_options(
-        words[1:] if wrapper.subcommands else words,
-        None,
-        {*wrapper.flags, *wrapper.alone.split(), "help", "version"},
-        wrapper.source,
-        short=letters,
-        gathered=gathered,
-    )
+    table = OptionTable(wrapper.source, {*wrapper.flags, *wrapper.alone.split(), "help", "version"}, short=letters)
+    rest = read_options(words[1:] if wrapper.subcommands else words, table, gathered=gathered)[1]
     command = rest[wrapper.skipped :]
     if wrapper.skipped and command[:1] == ["--"]:
         command = command[1:]

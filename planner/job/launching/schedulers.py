@@ -6,13 +6,13 @@ import re
 import shlex
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
 from planner.errors import SpecError
 from planner.job.json_text import read_json
-from planner.job.launchers import count_of, read_options, refused
+from planner.job.launching.launchers import TABLES, count_of, read_options, refused
 from planner.job.yaml_text import read_yaml
 
 ADDRESS = "127.0.0.1"
@@ -102,44 +102,13 @@ def job_variables(nodes: int, tasks: int) -> dict[str, str]:
     }
 
 
-# Options are those of Slurm 25.05 (srun(1), sbatch(1)), and of its container plugin pyxis.
-_SHORT = {
-    "A": "account", "c": "cpus_per_task", "C": "constraint", "d": "dependency", "D": "chdir", "e": "error",
-    "G": "gpus", "i": "input", "J": "job_name", "L": "licenses", "m": "distribution", "M": "clusters", "n": "ntasks",
-    "N": "nodes", "o": "output", "p": "partition", "q": "qos", "r": "relative", "S": "core_spec", "t": "time",
-    "T": "threads", "w": "nodelist", "x": "exclude", "a": "array", "F": "nodefile", "b": "begin", "W": "wait",
-    "B": "extra_node_info", "K": "kill_on_bad_exit", "l": "label", "u": "unbuffered", "v": "verbose", "Q": "quiet",
-    "E": "preserve_env", "O": "overcommit", "s": "oversubscribe", "X": "disable_status", "k": "no_kill", "H": "hold",
-}  # fmt: skip
-_SLURM_ALONE = frozenset({
-    "label", "unbuffered", "verbose", "quiet", "preserve_env", "overcommit", "oversubscribe", "disable_status",
-    "no_kill", "hold", "exclusive", "overlap", "exact", "whole", "pty", "spread_job", "contiguous", "reboot",
-    "use_min_nodes", "no_requeue", "requeue", "parsable", "test_only", "ignore_pbs", "quit_on_interrupt", "nice",
-    "container_mount_home", "no_container_mount_home", "container_writable", "container_readonly",
-    "container_remap_root", "no_container_remap_root", "kill_on_bad_exit", "propagate", "get_user_env", "immediate",
-    "no_container_entrypoint", "container_entrypoint", "x11",
-})  # fmt: skip
-"""Some take a value, which stands behind `=` then."""
-_SLURM_WITH_VALUE = frozenset({
-    "accel_bind", "acctg_freq", "bb", "bbf", "bcast", "cluster_constraint", "comment", "container", "container_image",
-    "container_mounts", "container_name", "container_save", "container_workdir", "container_env", "cores_per_socket",
-    "cpu_bind", "cpu_freq", "cpus_per_gpu", "deadline", "delay_boot", "epilog", "export", "export_file", "extra",
-    "gpu_bind", "gpu_freq", "gpus_per_node", "gpus_per_socket", "gpus_per_task", "gres", "gres_flags", "hint", "jobid",
-    "mail_type", "mail_user", "mem", "mem_bind", "mem_per_cpu", "mem_per_gpu", "mincpus", "mpi", "msg_timeout",
-    "network", "ntasks_per_core", "ntasks_per_gpu", "ntasks_per_node", "ntasks_per_socket", "open_mode", "power",
-    "prefer", "priority", "profile", "prolog", "reservation", "signal", "sockets_per_node", "switches", "task_epilog",
-    "task_prolog", "thread_spec", "threads_per_core", "time_min", "tmp", "tres_bind", "tres_per_task", "uid", "gid",
-    "wckey", "wrap", "het_group", "oom_kill_step", "segment", "wait_all_nodes", "batch", "mcs_label", "resv_ports",
-}) | frozenset(set(_SHORT.values()) - _SLURM_ALONE)  # fmt: skip
 _REFUSED = ("ntasks_per_gpu", "ntasks_per_socket", "het_group", "multi_prog", "array")
 
 
 def read_srun(words: Sequence[str], batch: Mapping[str, str | None]) -> tuple[Tasks, dict[str, str | None], list[str]]:
     """The processes of an srun line, its options, and the command that each runs; it starts from the options of the
     `batch` script around it."""
-    own, command = read_options(
-        words, _SLURM_WITH_VALUE, _SLURM_ALONE | {"multi_prog"}, "srun of Slurm 25.05", short=_SHORT
-    )
+    own, command = read_options(words, TABLES["srun"])
     inherited = dict(batch)
     if "nodes" in own and "ntasks" not in own:
         inherited.pop("ntasks", None)
@@ -155,7 +124,7 @@ def read_srun(words: Sequence[str], batch: Mapping[str, str | None]) -> tuple[Ta
 
 def read_sbatch(words: Sequence[str]) -> tuple[dict[str, str | None], list[str]]:
     """Options of the command line of sbatch, and the script with its arguments."""
-    return read_options(words, _SLURM_WITH_VALUE, _SLURM_ALONE, "sbatch of Slurm 25.05", short=_SHORT)
+    return read_options(words, replace(TABLES["srun"], program="sbatch of Slurm 25.05"))
 
 
 def read_script_options(text: str, place: str) -> dict[str, str | None]:
@@ -248,26 +217,11 @@ def _nodes(written: str | None) -> int | None:
     return count_of("--nodes", least)
 
 
-# Options are those of Open MPI 5.0 (mpirun(1)); those of other MPIs that are called alike are the same for counts.
-_COUNTS = ("np", "n", "c", "N", "npernode", "ppn", "map_by", "H", "host", "hosts", "x", "genv", "env")
-_MPI_WITH_VALUE = frozenset({
-    *_COUNTS, "bind_to", "hostfile", "machinefile", "f", "rankfile", "rank_by", "wdir", "wd", "output_filename",
-    "output", "stdin", "timeout", "path", "prefix", "tune", "am", "display", "launch_agent", "pernode_list", "cpu_set",
-    "default_hostfile", "runtime_options", "report_state_on_timeout", "mca_base_param_file_prefix", "launcher", "iface",
-})  # fmt: skip
-_MPI_ALONE = frozenset({
-    "allow_run_as_root", "oversubscribe", "nooversubscribe", "tag_output", "report_bindings", "display_map",
-    "display_allocation", "q", "quiet", "v", "verbose", "V", "timestamp_output", "pernode", "nolocal", "bynode",
-    "byslot", "disable_recovery", "enable_recovery", "noprefix", "use_hwthread_cpus", "l", "prepend_rank",
-})  # fmt: skip
-_SEVERAL = {"mca": 2, "gmca": 2, "prtemca": 2, "pmixmca": 2}
-
-
 def read_mpirun(words: Sequence[str], whole: Tasks | None) -> tuple[Tasks, dict[str, str], list[str]]:
     """The processes of an mpirun line, variables that it gives them by value, and the command that each runs.
     `whole`: the tasks of the batch script around it."""
     rest, exports = _without_exports(words)
-    options, command = read_options(rest, _MPI_WITH_VALUE, _MPI_ALONE, "mpirun of Open MPI 5.0", values=_SEVERAL)
+    options, command = read_options(rest, TABLES["mpirun"])
     if ":" in command:
         raise refused("mpirun starts several programs", "one program")
     hosts: dict[str, int] = {}  # with their slots, one where none is said
@@ -300,7 +254,7 @@ def read_mpirun(words: Sequence[str], whole: Tasks | None) -> tuple[Tasks, dict[
 
 def _without_exports(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     """`-x NAME=VALUE` may come often; without a value the variable is passed on as it is."""
-    rest, exports = deque(words), {}
+    rest, exports, table = deque(words), {}, TABLES["mpirun"]
     kept = []
     while rest and rest[0].startswith("-"):
         word = rest.popleft()
@@ -314,8 +268,8 @@ def _without_exports(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
         else:
             kept.append(word)
             name = word.lstrip("-").partition("=")[0].replace("-", "_")
-            if "=" not in word and name not in _MPI_ALONE:
-                kept += [rest.popleft() for _ in range(min(_SEVERAL.get(name, 1), len(rest)))]
+            if "=" not in word and name not in table.alone:
+                kept += [rest.popleft() for _ in range(min(table.several.get(name, 1), len(rest)))]
     return [*kept, *rest], exports
 
 
@@ -329,19 +283,10 @@ def _per_node(options: Mapping[str, str | None]) -> int | None:
     return count_of("--map-by ppr", match[1]) if match else None
 
 
-# Options are those of Ray 2.60 (dashboard/modules/job/cli.py). The entrypoint is one process on one node.
-_RAY_WITH_VALUE = frozenset({
-    "address", "job_id", "submission_id", "runtime_env", "runtime_env_json", "working_dir", "metadata_json",
-    "entrypoint_num_cpus", "entrypoint_num_gpus", "entrypoint_memory", "entrypoint_resources",
-    "entrypoint_label_selector", "log_style", "log_color", "headers", "verify",
-})  # fmt: skip
-_RAY_ALONE = frozenset({"no_wait", "verbose", "v"})
-
-
 def read_submit(words: Sequence[str], text_of: Callable[[str], str]) -> tuple[list[str], dict[str, str], str]:
     """The entrypoint behind `ray job submit`, its variables, and its folder on this machine; empty where that is a
     package somewhere else, or not named. Raises SpecError."""
-    options, entrypoint = read_options(words, _RAY_WITH_VALUE, _RAY_ALONE, "ray job submit of Ray 2.60")
+    options, entrypoint = read_options(words, TABLES["ray"])
     if not entrypoint:
         raise refused("ray job submit has no entrypoint", "ray job submit [options] -- COMMAND")
     runtime: Any = {}

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from planner.errors import SpecError
-from planner.job.launchers import LAUNCHER_OPTIONS, PLACE, count_of, read_options, refused
+from planner.job.launching.launchers import PLACE, TABLES, OptionTable, count_of, read_options, refused
 from planner.job.yaml_text import read_yaml
 
 TextOf = Callable[[str], str]
@@ -37,18 +37,11 @@ class CommandContext:
         return str(self.node_gpus)
 
 
-def framework_line(words: Sequence[str], found: CommandContext) -> list[str] | None:
-    """The words that a framework's command comes to; None of other commands. Raises SpecError for a command of a
-    framework that starts no training, and where how many ranks it starts is not said."""
-    reader = _COMMANDS.get(words[0].rpartition("/")[2])
-    return None if reader is None else reader([*words[1:]], found)
-
-
 def _tune(words: list[str], _: CommandContext) -> list[str]:
     """torchtune 0.7 (torchtune/_cli/run.py): a recipe of its own is a file, another one a module."""
     if words[:1] != ["run"]:
         _refuse("tune", words, "tune run [torchrun's options] RECIPE --config CONFIG")
-    rest = read_options(words[1:], *LAUNCHER_OPTIONS["torchrun"])[1]
+    rest = read_options(words[1:], TABLES["torchrun"])[1]
     if not rest:
         _refuse("tune run", rest, "tune run [torchrun's options] RECIPE --config CONFIG")
     options, (recipe, *arguments) = words[1 : len(words) - len(rest)], rest
@@ -136,7 +129,7 @@ def _composer(words: list[str], found: CommandContext) -> list[str]:
     """Composer 0.33 (composer/cli/launcher.py), whose ranks have torchrun's variables and NODE_RANK."""
     letters = {"n": "nproc", "v": "verbose", "m": "module_mode", "c": "command_mode"}
     alone = ("verbose", "module_mode", "command_mode")
-    options, program = read_options(words, None, alone, "composer of Composer 0.33", short=letters)
+    options, program = read_options(words, OptionTable("composer of Composer 0.33", alone, short=letters))
     if "command_mode" in options:
         raise refused("composer has --command_mode", "a Python program, or a module after -m")
     processes = count_of(
@@ -155,7 +148,7 @@ def _fabric(words: list[str], found: CommandContext) -> list[str]:
     rest = words[2:] if words[:2] == ["run", "model"] else words[1:] if words[:1] == ["run"] else []
     if not rest:
         _refuse("fabric", words, "fabric run [options] SCRIPT")
-    options, program = read_options(rest, None, (), "fabric run of Lightning 2.6")
+    options, program = read_options(rest, OptionTable("fabric run of Lightning 2.6", ()))
     devices, nodes = options.get("devices") or "1", options.get("num_nodes") or "1"
     listed = re.sub(r"[\[\]\s]", "", devices)
     if devices in ("auto", "-1"):
@@ -184,7 +177,7 @@ def _trl(words: list[str], _: CommandContext) -> list[str]:
     return ["accelerate", "launch", *own, "-m", f"trl.scripts.{words[0]}", *kept]
 
 
-_COMMANDS: Mapping[str, Callable[[list[str], CommandContext], list[str]]] = {
+FRAMEWORKS: Mapping[str, Callable[[list[str], CommandContext], list[str]]] = {
     "tune": _tune,
     **dict.fromkeys(("llamafactory-cli", "lmf"), _llamafactory),
     "axolotl": _axolotl,
@@ -193,7 +186,8 @@ _COMMANDS: Mapping[str, Callable[[list[str], CommandContext], list[str]]] = {
     **dict.fromkeys(("fabric", "lightning"), _fabric),
     "trl": _trl,
 }
-FRAMEWORKS = frozenset(_COMMANDS)
+"""Readers of what follows a framework's command: each gives the words that it comes to, and raises
+SpecError for a command that starts no training, and where how many ranks it starts is not said."""
 
 
 def _refuse(name: str, words: Sequence[str], allowed: str) -> NoReturn:

@@ -14,18 +14,21 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NoReturn
 
 from planner.errors import SpecError
-from planner.job.launchers import (
+from planner.job.launching.frameworks import TextOf
+from planner.job.launching.launchers import (
     HOSTS,
     LAUNCHER_MODULES,
-    LAUNCHER_OPTIONS,
     OLD_LAUNCHER,
     PLACE,
+    TABLES,
     count_of,
     deepspeed_size,
     read_options,
     refused,
     torchrun_size,
 )
+from planner.job.launching.layers import Surrounding, Unwrapped, local_text, unwrap
+from planner.job.launching.schedulers import ADDRESS, Starter, Tasks
 from planner.job.size_limits import MOST_RANKS
 from planner.job.yaml_text import read_yaml
 from planner.runtime.environments.interpreters import (
@@ -34,9 +37,6 @@ from planner.runtime.environments.interpreters import (
     python_of_conda,
     python_of_project,
 )
-from planner.tracing.launching.frameworks import TextOf
-from planner.tracing.launching.layers import Surrounding, Unwrapped, local_text, unwrap
-from planner.tracing.launching.schedulers import ADDRESS, Starter, Tasks
 
 _ALLOWED = (
     "python, torchrun, accelerate launch or deepspeed with the program and its arguments; tune run, llamafactory-cli "
@@ -132,24 +132,13 @@ def parse(
     Raises SpecError for a launcher or an option that is not known, and for a world whose size only the machine says.
     """
     unwrapped = unwrap(words, text_of, inherited or {}, node_gpus)
-    reads_here = lambda path: text_of(unwrapped.path_of(path))  # noqa: E731
     tasks = unwrapped.tasks
     # What a launcher is not told it asks the machine, which is one of the job's.
-    line = _launch_line(unwrapped, reads_here, unwrapped.gpus)
+    line = _count_ranks(find_launch(unwrapped), unwrapped, lambda path: text_of(unwrapped.path_of(path)))
     if tasks is None and line.launcher is Launcher.PYTHON:
         line = replace(line, nodes=nodes)
     if tasks is not None:
-        is_batch = tasks.starter is Starter.BATCH
-        starts_nodes = line.launcher is Launcher.DEEPSPEED and bool(line.options.keys() & HOSTS)
-        if is_batch and line.nodes > 1 and not starts_nodes:
-            raise refused(f"{line.launcher} is started on the first of {line.nodes} nodes only", "srun before it")
-        if not is_batch and line.launcher is Launcher.PYTHON:
-            line = replace(line, nodes=tasks.nodes, processes_per_node=tasks.per_node)
-        elif not is_batch and tasks.count != line.nodes:
-            raise refused(
-                f"{tasks.starter} starts {tasks.count} processes of {line.launcher}, which says {line.nodes} nodes",
-                "one process on each node",
-            )
+        line = place_tasks(line, tasks)
     if line.world_size > MOST_RANKS:
         raise refused(f"it starts {line.world_size} ranks", f"up to {MOST_RANKS:,}")
     line = replace(
@@ -166,14 +155,33 @@ def parse(
     return line
 
 
-def _launch_line(unwrapped: Unwrapped, text_of: TextOf, node_gpus: int) -> LaunchLine:
-    """What is started, and on how many ranks; without what stood around it."""
+def place_tasks(line: LaunchLine, tasks: Tasks) -> LaunchLine:
+    """The line as srun, mpirun or a batch script starts it. Raises SpecError where the two do not go together."""
+    is_batch = tasks.starter is Starter.BATCH
+    starts_nodes = line.launcher is Launcher.DEEPSPEED and bool(line.options.keys() & HOSTS)
+    if is_batch and line.nodes > 1 and not starts_nodes:
+        raise refused(f"{line.launcher} is started on the first of {line.nodes} nodes only", "srun before it")
+    if not is_batch and line.launcher is Launcher.PYTHON:
+        return replace(line, nodes=tasks.nodes, processes_per_node=tasks.per_node)
+    if not is_batch and tasks.count != line.nodes:
+        raise refused(
+            f"{tasks.starter} starts {tasks.count} processes of {line.launcher}, which says {line.nodes} nodes",
+            "one process on each node",
+        )
+    return line
+
+
+def find_launch(unwrapped: Unwrapped) -> LaunchLine:
+    """The launcher with its options, and the program; neither how many ranks there are nor what stood around it.
+
+    Raises SpecError for a launcher or an option that is not known, and for a line without a program.
+    """
     command, environment = list(unwrapped.words), unwrapped.environment
     name = PurePosixPath(command[0]).name if command else ""
     if name in ("torchrun", "deepspeed"):
-        return _read_launcher(Launcher(name), command[1:], text_of, unwrapped, node_gpus)
+        return _read_launcher(Launcher(name), command[1:])
     if name == "accelerate" and command[1:2] == ["launch"]:
-        return _read_launcher(Launcher.ACCELERATE, command[2:], text_of, unwrapped, node_gpus)
+        return _read_launcher(Launcher.ACCELERATE, command[2:])
     is_python = re.fullmatch(r"python[0-9.]*", name) is not None
     if not is_python and not name.endswith(".py"):
         looks = bool(command) and unwrapped.text_of is local_text
@@ -200,7 +208,7 @@ def _launch_line(unwrapped: Unwrapped, text_of: TextOf, node_gpus: int) -> Launc
     rest = list(words)
     is_module = rest[:1] == ["-m"]
     if is_module and rest[1:2] and rest[1] in LAUNCHER_MODULES:
-        launched = _read_launcher(Launcher(LAUNCHER_MODULES[rest[1]]), rest[2:], text_of, unwrapped, node_gpus, rest[1])
+        launched = _read_launcher(Launcher(LAUNCHER_MODULES[rest[1]]), rest[2:], rest[1])
         return replace(launched, says_local_rank=rest[1] == OLD_LAUNCHER and "use_env" not in launched.options)
     if rest[:1] in (["-c"], ["-"]):
         raise refused("the program stands in the command itself", "a file, or a module after -m")
@@ -208,20 +216,30 @@ def _launch_line(unwrapped: Unwrapped, text_of: TextOf, node_gpus: int) -> Launc
     return LaunchLine(launcher=Launcher.PYTHON, program=program, is_module=is_module, arguments=arguments)
 
 
-def _read_launcher(
-    launcher: Launcher,
-    words: Sequence[str],
-    text_of: TextOf,
-    unwrapped: Unwrapped,
-    node_gpus: int,
-    module: str = "",
-) -> LaunchLine:
-    environment, tasks = unwrapped.environment, unwrapped.tasks
-    options, rest = read_options(words, *LAUNCHER_OPTIONS.get(module, LAUNCHER_OPTIONS[launcher]))
+def _read_launcher(launcher: Launcher, words: Sequence[str], module: str = "") -> LaunchLine:
+    options, rest = read_options(words, TABLES.get(module, TABLES[launcher]))
+    program, arguments = _program(rest)
+    if arguments[:1] == ("--",):  # argparse takes it for the end of the launcher's own
+        arguments = arguments[1:]
+    return LaunchLine(
+        launcher=launcher,
+        program=program,
+        is_module=bool(({"module"} if launcher is Launcher.DEEPSPEED else {"m", "module"}) & options.keys()),
+        arguments=arguments,
+        options=options,
+        launcher_words=tuple(words[: len(words) - len(rest)]),
+    )
+
+
+def _count_ranks(line: LaunchLine, unwrapped: Unwrapped, text_of: TextOf) -> LaunchLine:
+    """With the nodes and processes that its options, its environment, its files and the GPUs of a node come to."""
+    launcher, options, tasks, node_gpus = line.launcher, line.options, unwrapped.tasks, unwrapped.gpus
+    if launcher is Launcher.PYTHON:
+        return line
     if launcher is Launcher.TORCHRUN:
         if {"no_python", "run_path"} & options.keys():
             raise refused("torchrun has --no-python or --run-path", "a Python program, or a module after -m")
-        nodes, processes = torchrun_size(options, environment, node_gpus)
+        nodes, processes = torchrun_size(options, unwrapped.environment, node_gpus)
     elif launcher is Launcher.DEEPSPEED:
         if "no_python" in options:
             raise refused("deepspeed has --no_python", "a Python program, or a module after --module")
@@ -246,19 +264,7 @@ def _read_launcher(
         if count % nodes:
             raise refused(f"{count} processes on {nodes} machines", "as many processes on each machine")
         processes = count // nodes
-    program, arguments = _program(rest)
-    if arguments[:1] == ("--",):  # argparse takes it for the end of the launcher's own
-        arguments = arguments[1:]
-    return LaunchLine(
-        launcher=launcher,
-        program=program,
-        is_module=bool(({"module"} if launcher is Launcher.DEEPSPEED else {"m", "module"}) & options.keys()),
-        arguments=arguments,
-        nodes=nodes,
-        processes_per_node=processes,
-        options=options,
-        launcher_words=tuple(words[: len(words) - len(rest)]),
-    )
+    return replace(line, nodes=nodes, processes_per_node=processes)
 
 
 def _count_hosts(

@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePosixPath
 
-from planner.tracing.launching.schedulers import ADDRESS
-from planner.tracing.launching.shell_values import UNKNOWN, Shell, arithmetic
+from planner.job.launching.schedulers import ADDRESS
+from planner.job.launching.shell_values import UNKNOWN, Shell, arithmetic
 
 _GPU_NAMES = re.compile(r"-L|--list-gpus|--query-gpu=\S+")
 _COUNTS_GPUS = re.compile(r"torch\.cuda\.device_count\(\)\s*\)?$")
