@@ -1,13 +1,11 @@
-"""What a program finds of other packages: stand-ins, kernels of a user's own, and installed packages that look for a
-GPU of the machine (early bitsandbytes) or lack their compiled part (TransformerEngine)."""
+"""What a program finds of other packages: stand-ins, kernels of a user's own, and installed packages that lack their
+compiled part (TransformerEngine)."""
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 import importlib.abc
 import importlib.machinery
-import mmap
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -77,7 +75,6 @@ class Surroundings:
             return upstream.patch_targets("deepspeed builds", wrapped=wrapped)
 
         patches: dict[str, Callable[[], AbstractContextManager[Any]]] = {
-            "bitsandbytes.cuda_setup.main": _patched_search,
             "cutlass.cute": kernels.cutlass_patched,
             "kernels": kernels.hub_patched,
             "torch.utils.cpp_extension": lambda: kernels.not_built(built),
@@ -91,42 +88,6 @@ class Surroundings:
 
     def _enter(self, patch: Callable[[], AbstractContextManager[Any]]) -> None:
         self._stack.enter_context(patch())
-
-
-# bitsandbytes 0.42 looks for CUDA on the machine, and stops. Everything that its kernels write to is allocated by its
-# own Python code with torch (functional.py), which runs as it is. Unified memory, in which paged optimizers keep their
-# state, is the host's here: no allocator of torch knows it on a GPU either.
-_NO_RESERVE = 0x4000
-"""MAP_NORESERVE of Linux, which Python 3.11 does not name."""
-
-
-class _Library:
-    """In the place of `bitsandbytes.cextension.lib`."""
-
-    compiled_with_cuda = True
-
-    def __init__(self) -> None:
-        self._unified: list[mmap.mmap] = []
-        self.cget_managed_ptr = partial(self._unified_memory)  # `restype` is set on it
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return lambda *_arguments: 0
-
-    def _unified_memory(self, size: ctypes.c_size_t) -> int:
-        """Memory that takes none before it is written to, which nobody does."""
-        self._unified.append(mmap.mmap(-1, max(size.value, 1), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE))
-        return ctypes.addressof(ctypes.c_char.from_buffer(self._unified[-1]))
-
-
-def _patched_search() -> Any:
-
-    def use_none(setup: Any) -> None:
-        setup.initialized, setup.lib = True, _Library()
-
-    target = "bitsandbytes.cuda_setup.main:CUDASetup.run_cuda_setup"
-    return upstream.patch_targets("program's early bitsandbytes", replaced={target: use_none})
 
 
 # Source, TransformerEngine 2.11: transformer_engine/common/__init__.py. The wheel `transformer-engine` alone has its
