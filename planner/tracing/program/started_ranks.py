@@ -27,7 +27,7 @@ _RANK = ("RANK", "LOCAL_RANK")
 _CHANGE = "let a launcher start the ranks: torchrun --nproc-per-node N behind --, or accelerate launch"
 
 
-class OwnRanks:
+class StartedRanks:
     """Of one program; `nodes` and `per_node` are those of its world as far as it is known. `end` ends the run of a rank
     whose function has returned, if it has trained or inferred."""
 
