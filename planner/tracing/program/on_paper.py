@@ -44,7 +44,7 @@ from planner.tracing.program.host_memory import HostMemory, HostWatcher
 from planner.tracing.program.input_sizes import InputSizes
 from planner.tracing.program.job_outline import JobOutline
 from planner.tracing.program.look_ahead import LookAhead
-from planner.tracing.program.packages.libraries import Surroundings
+from planner.tracing.program.packages.libraries import found_packages
 from planner.tracing.program.peers import World
 from planner.tracing.program.program_errors import describe_crash, is_our_fault
 from planner.tracing.program.rank_orders import Crash, ProgramOrder, RankRun
@@ -102,14 +102,13 @@ class ProgramRun:
         self._process = os.getpid()
         self._started_in = Path.cwd()
         self._began = time.perf_counter()
-        recorder = gpu.recorder
+        self.recorder = recorder = gpu.recorder
         self.assumptions = Assumptions()
         prices = partial(price_for_clock, gpu=order.gpu.name, arch=order.gpu.arch, gpus_per_node=order.line.gpus)
         self.memory = LiveMemory(recorder, _read_conf, order.gpu.total_bytes, order.gpu.outside_bytes, prices)
         self.memory.when_read = self._look_at_reading
         self.answers = AnswersByTable(recorder, self.assumptions, strict=order.strict, otherwise=order.otherwise)
         self.management = ManagementLibrary(order.gpu.product, order.line.gpus, self.memory, self.assumptions)
-        self.surroundings = Surroundings(order, self.management, self.assumptions, recorder)
         self.told = {**order.heard}
         self.neighbours = PipelineNeighbours(self.assumptions, self.told)
         self.compiling = ProgramCompiling(recorder, order.seconds)
@@ -429,7 +428,7 @@ def _surrounded(order: ProgramOrder, run: ProgramRun, endings: Endings) -> Itera
         run.watcher.watch(),
         run.outline.watch(),
         run.world.entered(),
-        run.surroundings.entered(),
+        found_packages(order, run.management, run.assumptions, run.recorder),
         run.neighbours.present(),
         absent_peers.take_every_step(),
         run.compiling.watch(),
