@@ -131,7 +131,13 @@ class ProgramRun:
         self.ahead = LookAhead(order.batches, self._rounds, lambda: self.watcher.moments.trains, self.assumptions)
         self.inputs = InputSizes(self._forward_had, self.steps_at.sizes_now)
         self.watcher = Watcher(
-            recorder, self._look, self._look_at_the_time, self._look_at_forwards, self.host.pass_moment, self.inputs
+            recorder,
+            self._look,
+            self._look_at_the_time,
+            self._look_at_forwards,
+            self.host.pass_moment,
+            self.inputs,
+            self.outline,
         )
         self._most_held = 0
         self.world = World(self.assumptions, BroadcastNumbers(self.told))
@@ -426,7 +432,6 @@ def _surrounded(order: ProgramOrder, run: ProgramRun, endings: Endings) -> Itera
         run.ahead.watch(),
         run.host_watcher.watch(),
         run.watcher.watch(),
-        run.outline.watch(),
         run.world.entered(),
         found_packages(order, run.management, run.assumptions, run.recorder),
         run.neighbours.present(),
