@@ -245,10 +245,10 @@ class _Flow:
                 return name not in _SIZE_OF_DATA and (
                     (_ATTRIBUTE, name) in self._depending or self._depends(node.value)
                 )
-            case ast.Call() if (name := called(node)) in _SIZE_OF_DATA:
+            case ast.Call() if called(node) in _SIZE_OF_DATA:
                 return False
-            case ast.Call() if name in self._own:
-                given = [*node.args, *(word.value for word in node.keywords)]
+            case ast.Call() if called(node) in self._own:
+                name, given = called(node), [*node.args, *(word.value for word in node.keywords)]
                 # A result that depends by an argument does so where one is given that depends.
                 by_argument = not self._parameters[name] or any(map(self._depends, given))
                 return (_RESULT, name) in self._depending and by_argument
