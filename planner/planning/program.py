@@ -168,7 +168,7 @@ def _run_ranks(work: ProgramInputs, progress: Progress, heard: HeardOfRank) -> t
         progress(f"running rank {rank} of {work.line.world_size}")
         order = _order(work, rank, runs)
         if runs:
-            order = replace(order, heard=runs[-1].announced, numbers=runs[-1].numbers)
+            order = replace(order, heard=runs[-1].told)
         found = rank_process.run_rank(order, work.limits, server, work.walled, partial(heard, rank))
         runs.append(replace(found, schedules=runs[0].schedules) if runs else found)
 

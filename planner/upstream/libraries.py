@@ -5,7 +5,6 @@ from __future__ import annotations
 from planner.upstream.entries import Change, mirror, patch, private
 
 _ARCHITECTURES = "tests/traces/test_architectures.py"
-_BITSANDBYTES = "tests/running/test_bitsandbytes.py"
 _HOST = "tests/running/test_bad_programs.py"
 _MEMORY = "tests/running/test_host_of_programs.py"
 _MIXTURES = "tests/traces/test_mixtures_on_paper.py"
@@ -133,10 +132,6 @@ OUTSIDE = (
     }),
     *patch("program builds", _OUTSIDE, has_source=False, targets={
         "torch.utils.cpp_extension:load load_inline": "compiles an extension for a GPU while the program runs",
-    }),
-    *patch("program's early bitsandbytes", _BITSANDBYTES, has_source=False, optional=True, targets={
-        "bitsandbytes.cuda_setup.main:CUDASetup.run_cuda_setup":
-            "up to 0.42 it stops where it finds no CUDA for the GPU",
     }),
     *patch("program's TransformerEngine", _TRANSFORMER_ENGINE, has_source=False, optional=True, targets={
         "transformer_engine.common:load_framework_extension":

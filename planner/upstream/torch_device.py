@@ -132,7 +132,7 @@ PROGRAMS = (
         "torch.nn.functional:cross_entropy nll_loss":
             "the loss of a model that has learnt nothing follows from its number of classes",
     }),
-    *patch("program outline", "tests/running/test_saved_specs.py", has_source=False, targets={
+    *patch("program watched", "tests/running/test_saved_specs.py", has_source=False, targets={
         "torch.nn.utils:clip_grad_norm_": "whether a program clips its gradients is told in its spec",
     }),
 )  # fmt: skip

@@ -12,7 +12,7 @@ from planner.runtime.messages import FAULT, MEMORY, PROBLEM, Answer
 from planner.tracing import rank_trace
 from planner.tracing.program import rank_orders
 from planner.tracing.program.assumptions import About, Assumption, Branch
-from planner.tracing.program.rank_orders import Announced, BroadcastNumber, RankRun
+from planner.tracing.program.rank_orders import RankRun
 from planner.tracing.rank_trace import Trace
 
 ORIGIN = Origin("aten.mm", "model.layers.0", (4, 4), "float32")
@@ -30,8 +30,7 @@ HONEST = RankRun(
     talkers=((0, 4),),
     branches=(Branch("t.py:2", True),),
     memory_fraction=0.5,
-    announced=(Announced(1, "[]"),),
-    numbers=(BroadcastNumber((0, 1), 0, 0, (-5, 7)),),
+    told={"stage 1": "[]", "broadcast [[0, 1], 0, 0]": "[-5, 7]"},
 )
 PARTS = {
     rank_orders.TRACE: rank_trace.dumps(HONEST.trace).encode(),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-from pathlib import Path
 
 import pytest
 from program_runs import STEP, Program, Run
@@ -62,26 +61,3 @@ assert run(real_layer) == run(model_layer)
 @pytest.mark.skipif(not HAS_IT, reason="bitsandbytes is not installed")
 def test_the_package_takes_what_its_models_take(run: Run, program: Program) -> None:
     assert run(f"python {program(PROGRAM + STEP)}").iterations > 0
-
-
-def test_versions_that_look_for_cuda_themselves_have_it_too(tmp_path: Path, run: Run, program: Program) -> None:
-    """As 0.42 is laid out, which raises where a GPU has no library of its CUDA."""
-    setup = tmp_path / "bitsandbytes" / "cuda_setup"
-    setup.mkdir(parents=True)
-    (setup / "__init__.py").write_text("")
-    search = "    def run_cuda_setup(self):\n        raise RuntimeError('no CUDA')\n"
-    (setup / "main.py").write_text(f"class CUDASetup:\n    lib = None\n{search}")
-    (setup.parent / "__init__.py").write_text("from .cextension import lib\n")
-    (setup.parent / "cextension.py").write_text(
-        "from bitsandbytes.cuda_setup.main import CUDASetup\nsetup = CUDASetup()\nsetup.run_cuda_setup()\n"
-        "lib = setup.lib\nlib.cadam32bit_grad_fp32\nlib.cget_managed_ptr.restype = int\n"
-    )
-    lines = """
-import ctypes, torch
-from bitsandbytes import lib
-assert lib.cdequantize_blockwise_bf16_nf4() == 0
-address = lib.cget_managed_ptr(ctypes.c_size_t(1 << 40))
-assert ctypes.c_char.from_address(address + (1 << 39)).value == bytes(1)
-"""
-
-    assert run(f"python {program(lines + STEP)}").iterations == 1

@@ -50,7 +50,7 @@ def test_a_stage_takes_what_the_one_before_it_sends(run: Run, program: Program) 
     command = f"torchrun --nproc-per-node 2 {program(LINES)}"
 
     first = run(command)
-    last = run(command, rank=1, heard=first.announced)
+    last = run(command, rank=1, heard=first.told)
 
     assert (8, 64) in shapes(first)  # the gradient of what it sends
     assert {(8, 64), (8, 10)} <= shapes(last)
@@ -60,7 +60,7 @@ def test_a_stage_takes_what_the_one_before_it_sends(run: Run, program: Program) 
 def test_stages_that_were_not_run_are_taken_to_send_the_same(run: Run, program: Program) -> None:
     command = f"torchrun --nproc-per-node 4 {program(LINES)}"
 
-    last = run(command, rank=3, heard=run(command).announced)
+    last = run(command, rank=3, heard=run(command).told)
 
     assert {(8, 64), (8, 10)} <= shapes(last)
     assert "what stage 2 of the pipeline sends is shaped as what stage 0 sends" in said(last)

@@ -226,6 +226,24 @@ print(held[0], file=open(__file__ + ".held", "w"))
     assert int(Path(f"{path}.held").read_text()) >> 20 == 1
 
 
+def test_a_program_that_catches_what_a_forward_raised_goes_on_with_its_phases(run: Run, program: Program) -> None:
+    lines = """
+import torch
+model = torch.nn.Linear(8, 8).cuda()
+optimizer = torch.optim.SGD(model.parameters())
+try:
+    model(torch.zeros(2, 3, device="cuda"))
+except RuntimeError:
+    pass
+for _ in range(3):
+    model(torch.zeros(2, 8, device="cuda")).sum().backward()
+    optimizer.step()
+"""
+    marks = [each for each in run(f"python {program(lines)}").trace.events if isinstance(each, Mark)]
+
+    assert [each.iteration for each in marks if each.phase is Phase.FORWARD] == [1, 2, 3]
+
+
 def test_a_program_that_switches_garbage_collection_off_keeps_its_cycles(run: Run, program: Program) -> None:
     lines = """
 import gc, torch

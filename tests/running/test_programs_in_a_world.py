@@ -188,8 +188,8 @@ assert length.tolist() == [7], length
 
     first = run(command)
 
-    assert [(each.source, each.values) for each in first.numbers] == [(0, (7,)), (0, (1, 3))]
-    assert run(command, rank=3, numbers=first.numbers).iterations == 1
+    assert first.told == {"broadcast [[0, 1, 2, 3], 0, 0]": "[1, 3]", "broadcast [[0, 1], 0, 0]": "[7]"}
+    assert run(command, rank=3, heard=first.told).iterations == 1
     with pytest.raises(ProgramError, match="AssertionError"):
         run(command, rank=3)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dis
 import sys
+import sysconfig
 import traceback
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -15,6 +16,9 @@ from pathlib import PurePath
 from types import CodeType, FrameType
 
 _LIBRARIES = ("torch", "planner", "runpy", "multiprocessing", "multiprocess", "concurrent", "subprocess")
+
+_INSTALLED = ("site-packages", "dist-packages")
+_STANDARD = sysconfig.get_path("stdlib")
 
 
 class About(StrEnum):
@@ -66,6 +70,12 @@ def current_place() -> str:
     return program_place(frame for frame, _ in traceback.walk_stack(sys._getframe()))
 
 
+def is_programs(code: CodeType) -> bool:
+    """Whether it is neither of an installed package nor Python's own."""
+    path = code.co_filename
+    return not any(part in path for part in _INSTALLED) and not path.startswith((_STANDARD, "<frozen"))
+
+
 def short_path(path: str) -> str:
     """From the folder of packages on, or the last two parts."""
     parts = PurePath(path).parts
@@ -78,7 +88,6 @@ _BETWEEN = frozenset({"CACHE", "UNARY_NOT", "TO_BOOL", "COPY", "NOT_TAKEN"})
 """What may come between a value and the jump that it decides (Python 3.11 to 3.14, module dis)."""
 _EQUALITIES = frozenset({"==", "!=", "bool(==)", "bool(!=)"})
 """Of COMPARE_OP, as dis writes it (Python 3.11 to 3.14)."""
-_NOT_THE_PROGRAMS = ("site-packages", "dist-packages")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +107,7 @@ def find_branch(frames: Sequence[FrameType], answer: object) -> Branch | None:
     if not isinstance(answer, bool) or not place:
         return None
     frame = next(frame for frame in frames if program_place([frame]) == place)
-    if any(folder in frame.f_code.co_filename for folder in _NOT_THE_PROGRAMS):
+    if not is_programs(frame.f_code):
         return None
     jump = _find_jump(frame.f_code, frame.f_lasti)
     return None if jump is None else Branch(place, answer, _raises(frame.f_code, jump, not answer))

@@ -60,17 +60,6 @@ def _asked_for_room(memory: LiveMemory) -> Iterator[None]:
 
 
 def _answers(memory: LiveMemory, management: ManagementLibrary) -> dict[str, Any]:
-    free = lambda _device=None: (memory.free_bytes(), memory.total_bytes)  # noqa: E731
-    refused = {name: _refusing(name, reason) for name, reason in _REFUSED.items()}
-    functions = {**refused, **_management_functions(management), "mem_get_info": free}
-    return {
-        **{f"torch._C:{name}": answer for name, answer in _memory_bindings(memory).items()},
-        **{f"torch.cuda:{name}": answer for name, answer in functions.items()},
-        "torch.cuda.memory:mem_get_info": free,
-    }
-
-
-def _memory_bindings(memory: LiveMemory) -> dict[str, Any]:
     def set_fraction(fraction: float, _device: int = 0) -> None:
         memory.fraction = float(fraction)
 
@@ -81,26 +70,26 @@ def _memory_bindings(memory: LiveMemory) -> dict[str, Any]:
         if not value:
             _refusing("caching_allocator_enable", "memory without its cache is not modelled")()
 
-    return {
-        "_cuda_memoryStats": lambda _device=0: memory.statistics(),
-        "_cuda_resetPeakMemoryStats": lambda _device=0: memory.reset_peaks(),
-        "_cuda_resetAccumulatedMemoryStats": lambda _device=0: memory.reset_accumulated(),
+    def free(_device: Any = None) -> tuple[int, int]:
+        return memory.free_bytes(), memory.total_bytes
+
+    bindings: dict[str, Any] = {
+        "_cuda_memoryStats _accelerator_getDeviceStats": lambda _device=0: memory.statistics(),
+        "_cuda_resetPeakMemoryStats _accelerator_resetPeakStats": lambda _device=0: memory.reset_peaks(),
+        "_cuda_resetAccumulatedMemoryStats _accelerator_resetAccumulatedStats": (
+            lambda _device=0: memory.reset_accumulated()
+        ),
         "_cuda_getMemoryFraction": lambda _device=0: memory.fraction,
         "_cuda_setMemoryFraction": set_fraction,
         "_cuda_memorySnapshot": lambda *_arguments: memory.snapshot(torch.accelerator.device_count()),
         "_cuda_cudaCachingAllocator_enable": set_caching,
-        "_cuda_cudaCachingAllocator_set_allocator_settings": settle,
+        "_cuda_cudaCachingAllocator_set_allocator_settings _accelerator_setAllocatorSettings": settle,
         "_accelerator_isAllocatorInitialized": lambda: True,
-        "_accelerator_getDeviceStats": lambda _device=0: memory.statistics(),
-        "_accelerator_getMemoryInfo": lambda _device=0: (memory.free_bytes(), memory.total_bytes),
-        "_accelerator_resetPeakStats": lambda _device=0: memory.reset_peaks(),
-        "_accelerator_resetAccumulatedStats": lambda _device=0: memory.reset_accumulated(),
-        "_accelerator_setAllocatorSettings": settle,
+        "_accelerator_getMemoryInfo": free,
     }
-
-
-def _management_functions(management: ManagementLibrary) -> dict[str, Any]:
-    return {
+    functions = {
+        **{name: _refusing(name, reason) for name, reason in _REFUSED.items()},
+        "mem_get_info": free,
         "device_memory_used": lambda device=None: management.used_bytes(_device_index(device)),
         "memory_usage": lambda _device=None: management.idle("the share of time in which memory is read"),
         "utilization": lambda _device=None: management.idle("the utilization"),
@@ -108,6 +97,11 @@ def _management_functions(management: ManagementLibrary) -> dict[str, Any]:
         "power_draw": lambda _device=None: management.idle("the power"),
         "clock_rate": lambda _device=None: management.idle("a clock"),
         "list_gpu_processes": lambda device=None: management.list_processes(_device_index(device)),
+    }
+    return {
+        **{f"torch._C:{name}": answer for names, answer in bindings.items() for name in names.split()},
+        **{f"torch.cuda:{name}": answer for name, answer in functions.items()},
+        "torch.cuda.memory:mem_get_info": free,
     }
 
 

@@ -9,19 +9,16 @@ import inspect
 import json
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+from torch.optim.optimizer import Optimizer
 
-from planner import upstream
 from planner.training.wraps.fsdp2 import parameter_groups
 
 _MOST_TEXT = 200
@@ -41,21 +38,6 @@ class JobOutline:
         self._output: weakref.ref[Tensor] | None = None
         self._keeps_output: list[bool] = []
         self._depth = 0
-
-    @contextmanager
-    def watch(self) -> Iterator[None]:
-        handles = (
-            register_module_forward_pre_hook(self._begins),
-            register_module_forward_hook(self._ends, with_kwargs=True, always_call=True),
-            register_optimizer_step_pre_hook(self._steps),
-        )
-        wrapped = {"torch.nn.utils:clip_grad_norm_": self._clipping}
-        try:
-            with upstream.patch_targets("program outline", wrapped=wrapped):
-                yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def document(self) -> dict[str, Any]:
         """What was noted, as values of JSON; empty if no module was trained."""
@@ -89,8 +71,9 @@ class JobOutline:
             "meshes": _meshes(parameters),
         }
 
-    def _begins(self, module: nn.Module, arguments: Any) -> None:
-        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+    def forward_begins(self, module: nn.Module, arguments: Any) -> None:
+        """Of any module, in a program that is not compiling."""
+        if not torch.is_grad_enabled():
             return
         self._depth += 1
         if self._depth > 1:
@@ -108,9 +91,9 @@ class JobOutline:
                 self._keeps_output.append(self._output() is not None)
             self._forwards += 1
 
-    def _ends(self, module: nn.Module, _arguments: Any, *named_and_output: Any) -> None:
+    def forward_ends(self, module: nn.Module, *named_and_output: Any) -> None:
         """The arguments by name are here, where global hooks are told them; not from a forward that raised."""
-        if torch.compiler.is_compiling() or not torch.is_grad_enabled() or not self._depth:
+        if not torch.is_grad_enabled() or not self._depth:
             return
         self._depth -= 1
         if self._depth == 0 and self._root is not None and module is self._root():
@@ -123,7 +106,8 @@ class JobOutline:
             largest = max(tensors, key=Tensor.numel, default=None)
             self._output = None if largest is None else weakref.ref(largest)
 
-    def _steps(self, optimizer: Optimizer, *_: Any) -> None:
+    def step_starts(self, optimizer: Optimizer) -> None:
+        """Of any optimizer."""
         if self._forwards:
             self._accumulation[self._forwards] += 1
         self._forwards = 0
@@ -143,7 +127,9 @@ class JobOutline:
                 "parameters": sum(len(group["params"]) for group in optimizer.param_groups),
             }
 
-    def _clipping(self, real: Callable[..., Any]) -> Callable[..., Any]:
+    def clipping(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        """What stands for `clip_grad_norm_`."""
+
         def clip(parameters: Any, max_norm: float, *arguments: Any, **named: Any) -> Any:
             self._clips = float(max_norm)
             return real(parameters, max_norm, *arguments, **named)

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from planner import upstream
-from planner.tracing.program.assumptions import About, Assumptions, short_path
+from planner.tracing.program.assumptions import About, Assumptions, is_programs, short_path
 from planner.tracing.program.batch_sizes import DrawnBatches, LargestBatches, Shapes, TriedBatch, varying
 from planner.tracing.program.child_answers import fork_off
 from planner.tracing.program.input_sizes import read_shapes
@@ -272,6 +272,6 @@ def _find_place(loader: Any) -> str:
     for maker in makers:
         for function in (maker, *(getattr(maker, name, None) for name in ("__call__", "__getitem__", "__iter__"))):
             code = getattr(function, "__code__", None)
-            if code is not None and "site-packages" not in code.co_filename and code.co_filename[:1] != "<":
+            if code is not None and is_programs(code):
                 return f"{short_path(code.co_filename)}:{code.co_firstlineno}"
     return ""

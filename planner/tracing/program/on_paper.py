@@ -44,12 +44,12 @@ from planner.tracing.program.host_memory import HostMemory
 from planner.tracing.program.input_sizes import InputSizes
 from planner.tracing.program.job_outline import JobOutline
 from planner.tracing.program.look_ahead import LookAhead
-from planner.tracing.program.own_ranks import Become, OwnRanks
-from planner.tracing.program.packages.libraries import Surroundings
+from planner.tracing.program.packages.libraries import found_packages
 from planner.tracing.program.peers import World
 from planner.tracing.program.program_errors import describe_crash, is_our_fault
 from planner.tracing.program.rank_orders import Crash, ProgramOrder, RankRun
 from planner.tracing.program.size_schedules import say_schedules, sizes_by_step
+from planner.tracing.program.started_ranks import Become, StartedRanks
 from planner.tracing.program.step_look_ahead import StepLookAhead
 from planner.tracing.program.stopping import FORWARDS, ROUNDS_OF_A_FAILED, Kind, Progress, Stopping, iterations_text
 from planner.tracing.program.training_steps import EACH, StepsAt, counted_anew, counting, driving_loops, run_changed
@@ -99,15 +99,15 @@ class ProgramRun:
         self._process = os.getpid()
         self._started_in = Path.cwd()
         self._began = time.perf_counter()
-        recorder = gpu.recorder
+        self.recorder = recorder = gpu.recorder
         self.assumptions = Assumptions()
         prices = partial(price_for_clock, gpu=order.gpu.name, arch=order.gpu.arch, gpus_per_node=order.line.gpus)
         self.memory = LiveMemory(recorder, _read_conf, order.gpu.total_bytes, order.gpu.outside_bytes, prices)
         self.memory.when_read = self._look_at_reading
         self.answers = AnswersByTable(recorder, self.assumptions, strict=order.strict, otherwise=order.otherwise)
         self.management = ManagementLibrary(order.gpu.product, order.line.gpus, self.memory, self.assumptions)
-        self.surroundings = Surroundings(order, self.management, self.assumptions, recorder)
-        self.neighbours = PipelineNeighbours(self.assumptions, order.heard)
+        self.told = {**order.heard}
+        self.neighbours = PipelineNeighbours(self.assumptions, self.told)
         self.compiling = ProgramCompiling(recorder, order.seconds)
         self._stopping = Stopping(order.steps, order.patience_seconds, order.seconds)
         self.steps_at = StepsAt(
@@ -120,18 +120,23 @@ class ProgramRun:
             reached=lambda: self.inputs.forget(),
         )
         self._awaits_steps: tuple[int, float] | None = None
-        self.ranks = OwnRanks(order, self.assumptions, endings.become, self._end_rank)
+        self.ranks = StartedRanks(order, self.assumptions, endings.become, self._end_rank)
         self.outline = JobOutline()
         self.host = HostMemory()
         recorder.host = self.host
         self.ahead = LookAhead(order.batches, self._rounds, lambda: self.watcher.moments.trains, self.assumptions)
         self.inputs = InputSizes(self._forward_had, self.steps_at.sizes_now)
         self.watcher = Watcher(
-            recorder, self._look, self._look_at_the_time, self._look_at_forwards, self.host.pass_moment, self.inputs
+            recorder,
+            self._look,
+            self._look_at_the_time,
+            self._look_at_forwards,
+            self.host.pass_moment,
+            self.inputs,
+            self.outline,
         )
         self._most_held = 0
-        self.numbers = BroadcastNumbers(order.numbers)
-        self.world = World(self.assumptions, self.numbers)
+        self.world = World(self.assumptions, BroadcastNumbers(self.told))
 
     def change_loops(self) -> dict[Path, ast.Module]:
         """The program's files in which loops may count to other steps than their own."""
@@ -348,8 +353,7 @@ class ProgramRun:
                 branches=tuple(self.answers.branches.values()),
                 allocator_conf=self.memory.conf,
                 memory_fraction=self.memory.fraction,
-                announced=self.neighbours.announced(),
-                numbers=self.numbers.sent(),
+                told=self.told,
                 schedules=schedules,
                 varying=self.inputs.varying(uncaused=self.steps_at.ahead is not None and not schedules),
                 drawn=self.ahead.drawn(),
@@ -423,9 +427,8 @@ def _surrounded(order: ProgramOrder, run: ProgramRun, endings: Endings) -> Itera
         run.ahead.watch(),
         run.host.watch(),
         run.watcher.watch(),
-        run.outline.watch(),
         run.world.entered(),
-        run.surroundings.entered(),
+        found_packages(order, run.management, run.assumptions, run.recorder),
         run.neighbours.present(),
         absent_peers.take_every_step(),
         run.compiling.watch(),

@@ -23,7 +23,7 @@ from planner import upstream
 from planner.errors import PlannerError, ProgramError
 from planner.paper import library
 from planner.tracing.program.assumptions import About, Assumptions, current_place
-from planner.tracing.program.own_ranks import OwnRanks, reaches_gpu
+from planner.tracing.program.started_ranks import StartedRanks, reaches_gpu
 
 _HERE = ("localhost", "127.", "::1", "0.0.0.0")
 _CLUSTER = ("gcs_server", "raylet")
@@ -36,7 +36,9 @@ _inside: list[_Outside] = []
 class _Outside:
     """What a program reaches for beyond its process."""
 
-    def __init__(self, ranks: OwnRanks, assumptions: Assumptions, refuse: Callable[[PlannerError], NoReturn]) -> None:
+    def __init__(
+        self, ranks: StartedRanks, assumptions: Assumptions, refuse: Callable[[PlannerError], NoReturn]
+    ) -> None:
         self.ranks, self._assumptions, self._refuse = ranks, assumptions, refuse
         self._process = os.getpid()
         self._on_use = ctypes.CFUNCTYPE(None)(self._refuse_use)
@@ -157,7 +159,7 @@ def _enter_child() -> None:
 
 @contextmanager
 def kept_inside(
-    ranks: OwnRanks,
+    ranks: StartedRanks,
     assumptions: Assumptions,
     loads: Callable[[Any, Any], None],
     refuse: Callable[[PlannerError], NoReturn],

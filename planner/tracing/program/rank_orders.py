@@ -34,24 +34,6 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True)
-class Announced:
-    """What a stage of a pipeline has told the next one of its outputs; only processes of the program read it."""
-
-    stage: int
-    content: str
-
-
-@dataclass(frozen=True, slots=True)
-class BroadcastNumber:
-    """Whole numbers that the rank `source` has broadcast over the group of these ranks: its `number`-th broadcast."""
-
-    ranks: tuple[int, ...]
-    source: int
-    number: int
-    values: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class PeaksAt:
     """The highest bytes of one step and those that follow it at once. `iteration` is the first of them, `why` says what
     is largest there."""
@@ -96,10 +78,8 @@ class ProgramOrder:
     """A file that describes kernels of the user's own."""
     otherwise: str = ""
     """A line (`train.py:12`) at which truth values are answered the other way."""
-    heard: tuple[Announced, ...] = ()
-    """From ranks that ran before."""
-    numbers: tuple[BroadcastNumber, ...] = ()
-    """That ranks broadcast which ran before."""
+    heard: Mapping[str, str] = field(default_factory=dict)
+    """What ranks that ran before have told (planner.tracing.program.value_answers)."""
 
     @property
     def ends_at_a_place(self) -> bool:
@@ -173,8 +153,8 @@ class RankRun:
     outline: Mapping[str, Any] = field(default_factory=dict)
     """What a spec could say of it (planner.tracing.program.job_outline)."""
     seconds: float = 0.0
-    announced: tuple[Announced, ...] = ()
-    numbers: tuple[BroadcastNumber, ...] = ()
+    told: Mapping[str, str] = field(default_factory=dict)
+    """What this rank and those that ran before it tell others; only processes of the program read it."""
 
 
 ABOUT, TRACE, CRASH = "about", "trace", "crash"
@@ -188,8 +168,8 @@ _MOST_REPEATED = 2**28
 """Events and launches of a trace beside those that are written: the recorder takes 56 bytes of each, 14 of the 16 GiB
 that a program may have."""
 _PLACE = "the program's answer"
-_SIGNED, _FREE = "values", "outline"
-"""What ranks tell each other may be negative; of what a spec could say of a program nothing is checked here."""
+_FREE = "outline"
+"""Of what a spec could say of a program nothing is checked here."""
 
 
 class MoreGpusError(ProgramError):
@@ -255,13 +235,12 @@ def _read(kind: type[_Report], content: bytes) -> _Report:
 
 
 def _check_limits(value: Any, name: str) -> None:
-    least = -_MOST_NUMBER if name == _SIGNED else 0
     is_within = True
     match value:
         case str():
             is_within = len(value) <= _MOST_TEXT and is_plain_text(value)
         case int() | float():
-            is_within = least <= value <= _MOST_NUMBER
+            is_within = 0 <= value <= _MOST_NUMBER
         case list() | dict():
             is_within = len(value) <= _MOST_LISTED
     if not is_within:

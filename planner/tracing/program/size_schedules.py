@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import linecache
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,6 +38,9 @@ _ROUNDS = 10
 _MOST_CHARACTERS, _MOST_PLACES = 80, 2
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
+_ATTRIBUTE, _RESULT = ".", "()"
+_Key = tuple[object, str]
+"""A variable of a scope, an attribute of any object, or the result of any function of the name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,20 +52,6 @@ class SizeByStep:
     text: str
     value: ast.expr | None = field(default=None, compare=False)
     """Whose value at a step is the size; None where it has no such expression, or hangs on steps before that one."""
-
-
-@dataclass(slots=True)
-class _Scope:
-    """A file, or a function in it: the names that it binds, how often, and those that depend on the step."""
-
-    outer: _Scope | None = None
-    bound: Counter[str] = field(default_factory=Counter)
-    depending: set[str] = field(default_factory=set)
-
-    def depends(self, name: str) -> bool:
-        if name in self.bound or self.outer is None:
-            return name in self.depending
-        return self.outer.depends(name)
 
 
 def sizes_by_step(files: Mapping[Path, ast.Module], drivers: Sequence[TrainingLoop] = ()) -> list[SizeByStep]:
@@ -77,9 +67,12 @@ def sizes_by_step(files: Mapping[Path, ast.Module], drivers: Sequence[TrainingLo
     ]
     own = {last_name(counter.target) for loop in drivers for counter in loop.increments()}
     elsewhere = {*_ELSEWHERE, *_counters_of_objects(files)}
-    sizes = _follow(files, _Flow(files, loops, elsewhere))
-    unknown = _follow(files, _Flow(files, around, elsewhere - own))
-    return [replace(size, value=None) if size in unknown else size for size in sizes]
+    lines = [line for path, tree in files.items() for line in _lines(path, tree.body, _Scope(tree))]
+    sizes = _Flow(lines, loops, elsewhere).follow()
+    unknown = _Flow(lines, around, elsewhere - own).follow()
+    kinds, order = [*_SIZES], [*files]
+    found = sorted(sizes, key=lambda line: (kinds.index(line[2]), order.index(line[0]), line[1]))
+    return [replace(sizes[key], value=None) if key in unknown else sizes[key] for key in found]
 
 
 def _counters_of_objects(files: Mapping[Path, ast.Module]) -> Iterator[str]:
@@ -87,18 +80,6 @@ def _counters_of_objects(files: Mapping[Path, ast.Module]) -> Iterator[str]:
         for node in ast.walk(tree):
             if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Attribute) and adds_one(node):
                 yield from {node.target.attr} if COUNTER.search(node.target.attr) else ()
-
-
-def _follow(files: Mapping[Path, ast.Module], flow: _Flow) -> list[SizeByStep]:
-    for _ in range(_ROUNDS):
-        before = flow.extent()
-        for path, tree in files.items():
-            flow.follow(path, tree)
-        if flow.extent() == before:
-            break
-    kinds, order = [*_SIZES], [*files]
-    lines = sorted(flow.sizes, key=lambda line: (kinds.index(line[2]), order.index(line[0]), line[1]))
-    return [flow.sizes[line] for line in lines]
 
 
 def say_schedules(sizes: Sequence[SizeByStep]) -> tuple[str, ...]:
@@ -110,176 +91,175 @@ def say_schedules(sizes: Sequence[SizeByStep]) -> tuple[str, ...]:
     )
 
 
-class _Flow:
-    """What depends on the step: variables by scope, attributes, parameters and results of functions by their names."""
+class _Scope:
+    """A file, or a function in it, with how often it binds each name."""
 
-    def __init__(self, files: Mapping[Path, ast.Module], loops: Sequence[TrainingLoop], attributes: set[str]) -> None:
+    def __init__(self, node: ast.Module | _Function, outer: _Scope | None = None) -> None:
+        self._outer = outer
+        inner = [*ast.walk(node)]
+        stored = (part.id for part in inner if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store))
+        self.bound = Counter([*_arguments(node), *stored])
+        for name in (name for part in inner if isinstance(part, ast.Global) for name in part.names):
+            del self.bound[name]
+
+    def find(self, name: str) -> _Key:
+        """The variable that the name means here."""
+        return (self, name) if name in self.bound or self._outer is None else self._outer.find(name)
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A statement without those within it. On the `tests` it depends whether its `function` comes to it."""
+
+    path: Path
+    node: ast.stmt
+    scope: _Scope
+    tests: tuple[ast.expr, ...]
+    function: str
+
+
+def _lines(
+    path: Path, body: list[ast.stmt], scope: _Scope, tests: tuple[ast.expr, ...] = (), function: str = ""
+) -> Iterator[_Line]:
+    for node in body:
+        if isinstance(node, _Function):
+            own = _Scope(node, scope)
+            yield _Line(path, node, own, (), node.name)
+            yield from _lines(path, node.body, own, (), node.name)
+        elif isinstance(node, ast.ClassDef):
+            yield from _lines(path, node.body, scope)
+        else:
+            yield _Line(path, node, scope, tests, function)
+            # `step % 100 == 0`: what is done now and then is not a schedule.
+            decides = isinstance(node, ast.If) and not any(isinstance(part, ast.Mod) for part in ast.walk(node.test))
+            within = (*tests, node.test) if isinstance(node, ast.If) and decides else tests
+            parts = [node, *getattr(node, "handlers", []), *getattr(node, "cases", [])]
+            for inner in (getattr(part, name, []) for part in parts for name in ("body", "orelse", "finalbody")):
+                yield from _lines(path, inner, scope, within, function)
+
+
+class _Flow:
+    """What depends on the step: variables by scope; attributes, parameters and results of functions by their names."""
+
+    def __init__(self, lines: Sequence[_Line], loops: Sequence[TrainingLoop], attributes: set[str]) -> None:
         """`attributes`: of objects that are counted up."""
-        self.sizes: dict[tuple[Path, int, str], SizeByStep] = {}
-        self._lines: dict[Path, list[str]] = {}
-        self._scopes: dict[int, _Scope] = {}
-        self._attributes = attributes.copy()
-        self._results: set[str] = set()
+        self._lines, self._loops = lines, {id(loop.node): loop for loop in loops}
+        self._sizes: dict[tuple[Path, int, str], SizeByStep] = {}
+        self._depending: set[_Key] = {(_ATTRIBUTE, name) for name in attributes}
+        self._own = {line.function for line in lines if isinstance(line.node, _Function)}
         self._parameters: defaultdict[str, set[int | str]] = defaultdict(set)
         """Of functions by their names: places and names of arguments that depend."""
-        self._loops = {id(loop.node): loop for loop in loops}
-        functions = (node for tree in files.values() for node in ast.walk(tree) if isinstance(node, _Function))
-        self._own = {function.name for function in functions}
 
-    def extent(self) -> int:
-        """How much is known to depend: it only grows."""
-        scopes = sum(len(scope.depending) for scope in self._scopes.values())
-        return scopes + len(self._attributes) + len(self._results) + sum(map(len, self._parameters.values()))
+    def follow(self) -> dict[tuple[Path, int, str], SizeByStep]:
+        """The sizes, by file, line and what they are."""
+        for _ in range(_ROUNDS):
+            before = len(self._depending), sum(map(len, self._parameters.values()))
+            for line in self._lines:
+                self._line = line
+                self._take(line.node, line.scope)
+            if (len(self._depending), sum(map(len, self._parameters.values()))) == before:
+                break
+        return self._sizes
 
-    def follow(self, path: Path, tree: ast.Module) -> None:
-        """One more round over a file."""
-        self._path = path
-        self._walk(tree.body, self._scope(tree, None), conditional=False, function="")
-
-    def _scope(self, node: ast.AST, outer: _Scope | None) -> _Scope:
-        if id(node) not in self._scopes:
-            bound = Counter(argument.arg for argument in (_arguments(node) if isinstance(node, _Function) else ()))
-            inner = list(ast.walk(node))
-            bound.update(name.id for name in inner if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store))
-            for statement in inner:
-                for name in statement.names if isinstance(statement, ast.Global) else ():
-                    del bound[name]
-            self._scopes[id(node)] = _Scope(outer, bound)
-        return self._scopes[id(node)]
-
-    def _walk(self, body: list[ast.stmt], scope: _Scope, *, conditional: bool, function: str) -> None:
-        """`conditional`: whether it depends on the step that these lines run; they are of the `function`."""
-        for statement in body:
-            self._statement(statement, scope, conditional=conditional, function=function)
-
-    def _statement(self, node: ast.stmt, scope: _Scope, *, conditional: bool, function: str) -> None:
+    def _take(self, node: ast.stmt, scope: _Scope) -> None:
         if isinstance(node, _Function):
-            inner = self._scope(node, scope)
-            names = [argument.arg for argument in _arguments(node)]
+            names = _arguments(node)
             first = names[:1] in (["self"], ["cls"])
-            for place, name in enumerate(names):
-                if {place - first, name} & self._parameters[node.name]:
-                    inner.depending.add(name)
-            self._walk(node.body, inner, conditional=False, function=node.name)
-            return
-        if isinstance(node, ast.ClassDef):
-            self._walk(node.body, scope, conditional=False, function="")
+            given = self._parameters[node.name]
+            self._depending |= {(scope, name) for place, name in enumerate(names) if {place - first, name} & given}
             return
         for child in ast.iter_child_nodes(node):  # none of the statements within it
             if isinstance(child, ast.expr | ast.withitem):
-                self._look(child.context_expr if isinstance(child, ast.withitem) else child, scope)
-        under = conditional
+                self._look(child.context_expr if isinstance(child, ast.withitem) else child)
         match node:
-            case ast.For() | ast.While():
-                loop = self._loops.get(id(node))
-                if loop is not None:
-                    counters = [counter.target for counter in loop.increments()]
-                    scope.depending.update(target.id for target in counters if isinstance(target, ast.Name))
-                    scope.depending.update({loop.target()} - {""})
-                elif isinstance(node, ast.For) and self._depends(node.iter, scope):
-                    self._bind(node.target, scope, node)
-            case ast.If():
-                # `step % 100 == 0`: what is done now and then is not a schedule.
-                is_periodic = any(isinstance(part, ast.Mod) for part in ast.walk(node.test))
-                under = conditional or (not is_periodic and self._depends(node.test, scope))
+            case ast.For() | ast.While() if (loop := self._loops.get(id(node))) is not None:
+                counters = [counter.target for counter in loop.increments()]
+                names = [target.id for target in counters if isinstance(target, ast.Name)]
+                self._depending |= {(scope, name) for name in (*names, loop.target()) if name}
+            case ast.For() if self._depends(node.iter):
+                self._bind(node.target)
             case ast.Assign():
-                self._assign(node.targets, node.value, scope, node, conditional)
-            case ast.AnnAssign(value=ast.expr() as value):
-                self._assign([node.target], value, scope, node, conditional)
-            case ast.AugAssign():
-                self._assign([node.target], node.value, scope, node, conditional)
-            case ast.Return(value=ast.expr() as value) if conditional or self._depends(value, scope):
-                self._results.add(function)
-        for name in ("body", "orelse", "finalbody"):
-            self._walk(getattr(node, name, []), scope, conditional=under, function=function)
-        for part in (*getattr(node, "handlers", []), *getattr(node, "cases", [])):
-            self._walk(part.body, scope, conditional=under, function=function)
+                self._assign(node.targets, node.value)
+            case ast.AnnAssign(value=ast.expr() as value) | ast.AugAssign(value=value):
+                self._assign([node.target], value)
+            case ast.Return(value=ast.expr() as value) if self._is_conditional() or self._depends(value):
+                self._depending.add((_RESULT, self._line.function))
 
-    def _assign(
-        self, targets: list[ast.expr], value: ast.expr, scope: _Scope, node: ast.stmt, conditional: bool
-    ) -> None:
-        depends = self._depends(value, scope)
-        if depends or conditional:
-            for target in targets:
-                if not depends and scope.bound[last_name(target)] == 1:
-                    continue  # it has one value, wherever it has one
-                if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and not conditional:
-                    for one, its in zip(target.elts, value.elts, strict=False):
-                        self._assign([one], its, scope, node, conditional)
-                else:
-                    hangs = {last_name(part) for part in ast.walk(value)} & {
-                        last_name(part) for part in ast.walk(target)
-                    }
-                    known = None if isinstance(node, ast.AugAssign) or hangs - {""} else value
-                    self._bind(target, scope, node, known, is_copy=bool(_what(last_name(value))))
+    def _is_conditional(self) -> bool:
+        return any(map(self._depends, self._line.tests))
 
-    def _bind(
-        self, target: ast.expr, scope: _Scope, node: ast.stmt, value: ast.expr | None = None, *, is_copy: bool = False
-    ) -> None:
+    def _assign(self, targets: list[ast.expr], value: ast.expr) -> None:
+        depends, conditional = self._depends(value), self._is_conditional()
+        for target in targets if depends or conditional else ():
+            if not depends and self._line.scope.bound[last_name(target)] == 1:
+                continue  # it has one value, wherever it has one
+            if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and not conditional:
+                for one, its in zip(target.elts, value.elts, strict=False):
+                    self._assign([one], its)
+                continue
+            names = [{last_name(part) for part in ast.walk(each)} - {""} for each in (target, value)]
+            is_known = not isinstance(self._line.node, ast.AugAssign) and names[0].isdisjoint(names[1])
+            self._bind(target, value if is_known else None, is_copy=bool(_what(last_name(value))))
+
+    def _bind(self, target: ast.expr, value: ast.expr | None = None, *, is_copy: bool = False) -> None:
         for part in ast.walk(target):
             if not isinstance(getattr(part, "ctx", None), ast.Store):
                 continue
             name = last_name(part)
             if isinstance(part, ast.Name):
-                scope.depending.add(name)
+                self._depending.add((self._line.scope, name))
             elif isinstance(part, ast.Attribute) and _what(name):
-                self._attributes.add(name)
+                self._depending.add((_ATTRIBUTE, name))
             if not is_copy:
-                self._note(name, node, value)
+                self._note(name, self._line.node, value)
 
-    def _look(self, expression: ast.expr, scope: _Scope) -> None:
+    def _look(self, expression: ast.expr) -> None:
         """Calls and items within an expression that make sizes of the step, or hand it on."""
         for part in ast.walk(expression):
-            if isinstance(part, ast.Subscript) and self._depends(part.slice, scope):
+            if isinstance(part, ast.Subscript) and self._depends(part.slice):
                 self._note(last_name(part.value), part, part if isinstance(part.ctx, ast.Load) else None)
             elif isinstance(part, ast.Call):
-                self._call(part, scope)
+                self._call(part)
 
-    def _call(self, call: ast.Call, scope: _Scope) -> None:
+    def _call(self, call: ast.Call) -> None:
         name = called(call)
-        given = [(place, value) for place, value in enumerate(call.args) if self._depends(value, scope)]
-        named = [(word.arg, word.value) for word in call.keywords if word.arg and self._depends(word.value, scope)]
-        for key, value in named:
+        given = {place: value for place, value in enumerate(call.args) if self._depends(value)}
+        named = {word.arg: word.value for word in call.keywords if word.arg and self._depends(word.value)}
+        for key, value in named.items():
             if not _what(last_name(value)):
                 self._note(key, call, value)
-        if given or named:
-            self._note(name, call, call)
-            if name in _MAKES_TENSORS and not all(_what(last_name(value)) for _, value in given):
-                first, *more = (value for _, value in given)
-                self._note("batch_size", call, None if more or isinstance(first, ast.Starred) else first)
-            if name in self._own:
-                self._parameters[name] |= {place for place, _ in given} | {key for key, _ in named}
+        if not (given or named):
+            return
+        self._note(name, call, call)
+        if name in _MAKES_TENSORS and not all(_what(last_name(value)) for value in given.values()):
+            first, *more = given.values()
+            self._note("batch_size", call, None if more or isinstance(first, ast.Starred) else first)
+        if name in self._own:
+            self._parameters[name] |= {*given, *named}
 
-    def _depends(self, node: ast.AST, scope: _Scope) -> bool:
+    def _depends(self, node: ast.AST) -> bool:
         match node:
             case ast.Name(id=name):
-                return scope.depends(name)
+                return self._line.scope.find(name) in self._depending
             case ast.Attribute(attr=name):
-                return name not in _SIZE_OF_DATA and (name in self._attributes or self._depends(node.value, scope))
+                return name not in _SIZE_OF_DATA and (
+                    (_ATTRIBUTE, name) in self._depending or self._depends(node.value)
+                )
             case ast.Call() if called(node) in _SIZE_OF_DATA:
                 return False
             case ast.Call() if called(node) in self._own:
-                own, given = called(node), [*node.args, *(word.value for word in node.keywords)]
+                name, given = called(node), [*node.args, *(word.value for word in node.keywords)]
                 # A result that depends by an argument does so where one is given that depends.
-                by_argument = not self._parameters[own] or any(self._depends(value, scope) for value in given)
-                return own in self._results and by_argument
-        return any(self._depends(child, scope) for child in ast.iter_child_nodes(node))
+                by_argument = not self._parameters[name] or any(map(self._depends, given))
+                return (_RESULT, name) in self._depending and by_argument
+        return any(map(self._depends, ast.iter_child_nodes(node)))
 
     def _note(self, name: str, node: ast.stmt | ast.expr, value: ast.expr | None) -> None:
-        what = _what(name)
-        if not what or (self._path, node.lineno, what) in self.sizes:
-            return
-        if self._path not in self._lines:
-            try:
-                text = self._path.read_text(encoding="utf-8", errors="replace")
-            except OSError:
-                text = ""
-            self._lines[self._path] = text.splitlines()
-        lines = self._lines[self._path]
-        line = lines[node.lineno - 1].strip() if node.lineno <= len(lines) else ast.unparse(node)
-        self.sizes[self._path, node.lineno, what] = SizeByStep(
-            what, source_line(self._path, node), line[:_MOST_CHARACTERS], value
-        )
+        path = self._line.path
+        if (what := _what(name)) and (path, node.lineno, what) not in self._sizes:
+            text = linecache.getline(str(path), node.lineno).strip() or ast.unparse(node)
+            place = source_line(path, node)
+            self._sizes[path, node.lineno, what] = SizeByStep(what, place, text[:_MOST_CHARACTERS], value)
 
 
 def _what(name: str) -> str:
@@ -289,5 +269,7 @@ def _what(name: str) -> str:
     return next((what for what, words in _SIZE.items() if words.search(name)), "")
 
 
-def _arguments(node: _Function) -> list[ast.arg]:
-    return [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+def _arguments(node: ast.Module | _Function) -> list[str]:
+    if isinstance(node, ast.Module):
+        return []
+    return [each.arg for each in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]

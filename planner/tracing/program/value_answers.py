@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import math
 import pickle
 from collections import Counter
@@ -21,7 +22,6 @@ from planner.errors import ProgramError
 from planner.paper.recorder import Recorder
 from planner.paper.values import Value, known_value
 from planner.tracing.program.assumptions import About, Assumptions, Branch, find_branch, is_compared, program_place
-from planner.tracing.program.rank_orders import Announced, BroadcastNumber
 from planner.upstream import torch_releases
 
 _BY_OPERATOR: tuple[tuple[tuple[str, ...], Value, str], ...] = (
@@ -147,24 +147,24 @@ def _longest_beam(tensor: Tensor, frames: Sequence[FrameType]) -> Value | None:
 
 _BEAM_SEARCH = ("transformers.generation.utils", "_beam_search")
 
+_BROADCAST, _ANNOUNCED = "broadcast ", "stage "
+"""What ranks tell each other: whole numbers, by the group, the source and how many came before; what a stage of a
+pipeline sends."""
 _MOST = 64
 """Elements; larger ones are data."""
 _WHOLE = (torch.int64, torch.int32, torch.bool)
 
 
 class BroadcastNumbers:
-    """Of one rank; `heard` is what those that ran before have broadcast."""
+    """Of one rank; `told` has what those that ran before have broadcast, and takes what this one does."""
 
-    def __init__(self, heard: Sequence[BroadcastNumber]) -> None:
-        self._sent = {(number.ranks, number.source, number.number): number.values for number in heard}
-        self._alike: dict[tuple[tuple[int, ...], int, int], tuple[int, ...]] = {}
-        for key, values in self._sent.items():
-            self._alike.setdefault(_placed(*key), values)
+    def __init__(self, told: dict[str, str]) -> None:
+        self._told = told
+        self._alike: dict[str, str] = {}
+        places = (json.loads(key.removeprefix(_BROADCAST)) for key in told if key.startswith(_BROADCAST))
+        for place in sorted(places):
+            self._alike.setdefault(_write_place(*place), told[_BROADCAST + json.dumps(place)])
         self._counts: Counter[tuple[int, ...]] = Counter()
-
-    def sent(self) -> tuple[BroadcastNumber, ...]:
-        """By this rank and those before it."""
-        return tuple(BroadcastNumber(*key, values) for key, values in sorted(self._sent.items()))
 
     def pass_on(self, group: dist.ProcessGroup, tensors: Sequence[Tensor], root: int) -> None:
         """A broadcast over the group: kept if it is this rank's, filled in if another's was heard."""
@@ -173,22 +173,22 @@ class BroadcastNumbers:
         self._counts[ranks] += 1
         if len(tensors) != 1 or tensors[0].dtype not in _WHOLE or tensors[0].numel() > _MOST:
             return
-        key = (ranks, source, number)
+        key = _BROADCAST + json.dumps([ranks, source, number])
         if root == group.rank():
             values = known_value(tensors[0])
             if values is not None:
-                self._sent[key] = tuple(map(int, values.flatten().tolist()))
+                self._told[key] = json.dumps([*map(int, values.flatten().tolist())])
             return
-        heard = self._sent.get(key, self._alike.get(_placed(*key), ()))
+        heard = json.loads(self._told.get(key, self._alike.get(_write_place(ranks, source, number), "[]")))
         if len(heard) == tensors[0].numel():
             with torch.no_grad():
                 tensors[0].copy_(torch.tensor(heard, dtype=tensors[0].dtype).view(tensors[0].shape))
 
 
-def _placed(ranks: tuple[int, ...], source: int, number: int) -> tuple[tuple[int, ...], int, int]:
+def _write_place(ranks: Sequence[int], source: int, number: int) -> str:
     """A broadcast by where its ranks stand to each other: the source of a group that was not run is taken to say what
     that of another such group has said."""
-    return tuple(rank - ranks[0] for rank in ranks), source - ranks[0], number
+    return json.dumps([[rank - ranks[0] for rank in ranks], source - ranks[0], number])
 
 
 # Before its first step a stage of torch.distributed.pipelining is told the shapes of its inputs by the stage before
@@ -198,16 +198,12 @@ _STAGE = "torch.distributed.pipelining.stage:PipelineStage"
 
 
 class PipelineNeighbours:
-    """Answers for the stages that other ranks have. `heard` is what the ranks that ran before have announced."""
+    """Answers for the stages that other ranks have. `told` has what the ranks that ran before have announced, and takes
+    what this one does."""
 
-    def __init__(self, assumptions: Assumptions, heard: Sequence[Announced]) -> None:
-        self._assumptions = assumptions
-        self._sent: dict[int, str] = {stage.stage: stage.content for stage in heard}
+    def __init__(self, assumptions: Assumptions, told: dict[str, str]) -> None:
+        self._assumptions, self._told = assumptions, told
         self._votes = WeakIdKeyDictionary()
-
-    def announced(self) -> tuple[Announced, ...]:
-        """By this rank and those before it, for the ranks that follow."""
-        return tuple(Announced(stage, content) for stage, content in sorted(self._sent.items()))
 
     @contextmanager
     def present(self) -> Iterator[None]:
@@ -215,7 +211,7 @@ class PipelineNeighbours:
 
         def send(stage: Any, meta: Any, to_stage: int) -> None:
             if to_stage > stage.stage_index:
-                self._sent[stage.stage_index] = base64.b64encode(pickle.dumps(meta)).decode()
+                self._told[f"{_ANNOUNCED}{stage.stage_index}"] = base64.b64encode(pickle.dumps(meta)).decode()
 
         def result(stage: Any, received_result: torch.Tensor | None = None) -> torch.Tensor:
             return self._votes[stage] if received_result is None else received_result
@@ -238,7 +234,8 @@ class PipelineNeighbours:
             from torch.distributed.pipelining._utils import _derive_grad_metas, _StageBackwardMeta
 
             return _StageBackwardMeta(backward_metas=_derive_grad_metas(stage._stage_meta.outputs))
-        nearest = max((sender for sender in self._sent if sender <= from_stage), default=None)
+        senders = (int(key.removeprefix(_ANNOUNCED)) for key in self._told if key.startswith(_ANNOUNCED))
+        nearest = max((sender for sender in senders if sender <= from_stage), default=None)
         if nearest is None:
             raise ProgramError(
                 f"stage {stage.stage_index} of the pipeline waits for the shapes that stage {from_stage} sends",
@@ -249,7 +246,7 @@ class PipelineNeighbours:
             self._assumptions.add(
                 About.PEERS, f"what stage {from_stage} of the pipeline sends is shaped as what stage {nearest} sends"
             )
-        return pickle.loads(base64.b64decode(self._sent[nearest]))
+        return pickle.loads(base64.b64decode(self._told[f"{_ANNOUNCED}{nearest}"]))
 
     def _vote(self, stage: Any, has_backward: bool, received_acc: torch.Tensor | None = None) -> torch.Tensor:
         """Whether shapes have to be announced at all: every other stage votes as this one does."""

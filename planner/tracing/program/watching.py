@@ -20,6 +20,7 @@ from planner import upstream
 from planner.events import Category
 from planner.paper.recorder import Recorder
 from planner.tracing.program.input_sizes import InputSizes
+from planner.tracing.program.job_outline import JobOutline
 from planner.tracing.program.stopping import Kind, Moments
 from planner.training import observers, optimizers
 from planner.training.wraps import fsdp1, fsdp2
@@ -95,7 +96,7 @@ class Watcher:
     """Follows one program. `infers` is called before each forward until an optimizer is made or a backward begins; then
     `trains` before each forward that is trained, each backward and each optimizer step, `evaluates` before each other
     forward: they may end it all. `tells` hears of every moment, by its index,
-    `inputs` of what outermost forwards were given."""
+    `inputs` of what outermost forwards were given, `outline` of every forward and step."""
 
     def __init__(
         self,
@@ -105,9 +106,10 @@ class Watcher:
         infers: Callable[[], None],
         tells: Callable[[int], None],
         inputs: InputSizes,
+        outline: JobOutline,
     ) -> None:
         self.moments = Moments()
-        self._recorder, self._tells, self._inputs = recorder, tells, inputs
+        self._recorder, self._tells, self._inputs, self._outline = recorder, tells, inputs, outline
         self._trains, self._evaluates, self._infers = trains, evaluates, infers
         self._optimizers: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
         """How often each has stepped, of those that there are."""
@@ -153,6 +155,7 @@ class Watcher:
             "torch.nn.parallel.distributed:DistributedDataParallel._ddp_init_helper": telling_buckets,
             "torch.autograd:_engine_run_backward": self._around_backward,
             "torch.optim:Optimizer.__init__": knowing_optimizers,
+            "torch.nn.utils:clip_grad_norm_": self._outline.clipping,
             "torch:save": self._noting(Kind.SAVE),
             "torch:load": self._noting(Kind.LOAD),
             **{f"{_STATE_DICT}:{name}": self._noting(kind) for name, kind in _STATE_DICT_FUNCTIONS.items()},
@@ -216,7 +219,7 @@ class Watcher:
 
         return wrap
 
-    def _forward_begins(self, module: nn.Module, _arguments: Any) -> None:
+    def _forward_begins(self, module: nn.Module, arguments: Any) -> None:
         if torch.compiler.is_compiling():  # what is compiled says itself of which module an allocation is
             return
         depth = getattr(self._open, "depth", 0)
@@ -224,15 +227,17 @@ class Watcher:
             self._root_begins(module)
         self._open.depth = depth + 1
         self._recorder.enter(self._paths.get(module, ""))
+        self._outline.forward_begins(module, arguments)
 
-    def _forward_ends(self, module: nn.Module, arguments: Any, named: Any, _output: Any) -> None:
+    def _forward_ends(self, module: nn.Module, arguments: Any, *named_and_output: Any) -> None:
         if torch.compiler.is_compiling():
             return
         if getattr(self._open, "depth", 0):
             self._open.depth -= 1
             self._recorder.leave()
-            if not self._open.depth and not self._backward:
-                self._inputs.take(module, arguments, named)
+            if not self._open.depth and not self._backward and len(named_and_output) > 1:  # it has not raised
+                self._inputs.take(module, arguments, named_and_output[0])
+        self._outline.forward_ends(module, *named_and_output)
 
     def _root_begins(self, module: nn.Module) -> None:
         if not self._roots:
@@ -290,6 +295,7 @@ class Watcher:
             if parameter.grad is not None:
                 self._recorder.assign(parameter.grad, Category.GRADIENT, self._names.get(parameter, ""))
         self._tell(Kind.STEP, self._part(optimizer))
+        self._outline.step_starts(optimizer)
 
     def _step_ends(self, optimizer: Optimizer, *_arguments: Any) -> None:
         for wrapped in optimizers.stateful_optimizers(optimizer):

@@ -99,6 +99,9 @@ class _Nowhere(io.RawIOBase):
     def tell(self) -> int:
         return self._at
 
+    def close(self) -> None:
+        """Stays open: torch closes it before it asks how long it is."""
+
 
 class _Nothing(FileSystem):
     @contextmanager
@@ -120,17 +123,7 @@ class _Transforms:
     """Streams as they are: torch's own cannot be sought in, where bytes are left out."""
 
     def transform_save_stream(self, _write_item: Any, raw_stream: Any) -> tuple[Any, list[str]]:
-        return _Unclosed(raw_stream), []
-
-
-class _Unclosed:
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    def close(self) -> None: ...
+        return raw_stream, []
 
 
 class _Writer(FileSystemWriter):

@@ -1,15 +1,13 @@
-"""What a program finds of other packages: stand-ins, kernels of a user's own, and installed packages that look for a
-GPU of the machine (early bitsandbytes) or lack their compiled part (TransformerEngine)."""
+"""What a program finds of other packages: stand-ins, kernels of a user's own, and installed packages that lack their
+compiled part (TransformerEngine)."""
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 import importlib.abc
 import importlib.machinery
-import mmap
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -27,106 +25,62 @@ from planner.tracing.program.rank_orders import ProgramOrder
 from planner.training.wraps import deepspeed_engine
 
 
-class Surroundings:
-    def __init__(
-        self,
-        order: ProgramOrder,
-        library: ManagementLibrary,
-        assumptions: Assumptions,
-        recorder: Recorder,
-    ) -> None:
-        self._order, self._library, self._assumptions, self._recorder = order, library, assumptions, recorder
-        self._launches = triton_package.Launches(assumptions)
-        self._stack = ExitStack()
-
-    @contextmanager
-    def entered(self) -> Iterator[None]:
-        """Inside, packages are found, nothing is built, and kernels of Triton are launched as nothing."""
-        own = kernels.read(self._order.kernels)
-        kernels.tell(partial(self._assumptions.add, About.PACKAGES))
-        here, line = Path.cwd(), self._order.line
-        folders = dict.fromkeys((here if line.is_module else Path(line.program).resolve().parent, here))
-        listed = package_table.listed(folders)
-        provided = stand_ins.find_provided(self._order.packages, listed)
-        versions = stand_ins.named_versions(self._order.packages)
-        with (
-            self._stack,
-            stand_ins.providing(
-                provided, versions, {"pynvml": self._library.module(), **own.modules}, self._assumptions
-            ),
-            _without_libraries(),
-            _followed(self._patches(own.built)),
-        ):
-            try:
-                yield
-            except PlannerError:
+@contextmanager
+def found_packages(
+    order: ProgramOrder, library: ManagementLibrary, assumptions: Assumptions, recorder: Recorder
+) -> Iterator[None]:
+    """Inside, packages are found, nothing is built, and kernels of Triton are launched as nothing."""
+    own = kernels.read(order.kernels)
+    kernels.tell(partial(assumptions.add, About.PACKAGES))
+    here, line = Path.cwd(), order.line
+    folders = dict.fromkeys((here if line.is_module else Path(line.program).resolve().parent, here))
+    listed = package_table.listed(folders)
+    provided = stand_ins.find_provided(order.packages, listed)
+    versions = stand_ins.named_versions(order.packages)
+    modules = {"pynvml": library.module(), **own.modules}
+    with (
+        stand_ins.providing(provided, versions, modules, assumptions),
+        _without_libraries(),
+        _patched_when_imported(_list_patches(own.built, triton_package.Launches(assumptions), recorder)),
+    ):
+        try:
+            yield
+        except PlannerError:
+            raise
+        except Exception as error:
+            lacking = package_table.error_of(error, line, own.modules.keys(), listed, folders)
+            if lacking is None:
                 raise
-            except Exception as error:
-                lacking = package_table.error_of(error, line, own.modules.keys(), listed, folders)
-                if lacking is None:
-                    raise
-                raise lacking from error
-
-    def _patches(self, built: Mapping[str, ModuleType]) -> dict[str, Callable[[], None]]:
-        def deepspeed_begins() -> None:
-            # It frees on one stream what another uses, and waits for events: its cache depends on when those pass.
-            self._recorder.waits = True
-
-        def builders() -> AbstractContextManager[None]:
-            wrapped = {"deepspeed.ops.op_builder.builder:OpBuilder.load": kernels.deepspeed_builder(built)}
-            return upstream.patch_targets("deepspeed builds", wrapped=wrapped)
-
-        patches: dict[str, Callable[[], AbstractContextManager[Any]]] = {
-            "bitsandbytes.cuda_setup.main": _patched_search,
-            "cutlass.cute": kernels.cutlass_patched,
-            "kernels": kernels.hub_patched,
-            "torch.utils.cpp_extension": lambda: kernels.not_built(built),
-            "deepspeed": lambda: deepspeed_engine.in_a_program(deepspeed_begins),
-            "deepspeed.ops.op_builder.builder": builders,
-            "triton": self._launches.patched,
-        }
-        if not stand_ins.runs_as_installed(_EXTENSION):
-            patches["transformer_engine.common"] = _transformer_engine_patched
-        return {name: partial(self._enter, patch) for name, patch in patches.items()}
-
-    def _enter(self, patch: Callable[[], AbstractContextManager[Any]]) -> None:
-        self._stack.enter_context(patch())
+            raise lacking from error
 
 
-# bitsandbytes 0.42 looks for CUDA on the machine, and stops. Everything that its kernels write to is allocated by its
-# own Python code with torch (functional.py), which runs as it is. Unified memory, in which paged optimizers keep their
-# state, is the host's here: no allocator of torch knows it on a GPU either.
-_NO_RESERVE = 0x4000
-"""MAP_NORESERVE of Linux, which Python 3.11 does not name."""
+Patch = Callable[[], AbstractContextManager[Any]]
 
 
-class _Library:
-    """In the place of `bitsandbytes.cextension.lib`."""
+def _list_patches(
+    built: Mapping[str, ModuleType], launches: triton_package.Launches, recorder: Recorder
+) -> dict[str, Patch]:
+    """By the modules that have to be imported before."""
 
-    compiled_with_cuda = True
+    def deepspeed_begins() -> None:
+        # It frees on one stream what another uses, and waits for events: its cache depends on when those pass.
+        recorder.waits = True
 
-    def __init__(self) -> None:
-        self._unified: list[mmap.mmap] = []
-        self.cget_managed_ptr = partial(self._unified_memory)  # `restype` is set on it
+    def builders() -> AbstractContextManager[None]:
+        wrapped = {"deepspeed.ops.op_builder.builder:OpBuilder.load": kernels.deepspeed_builder(built)}
+        return upstream.patch_targets("deepspeed builds", wrapped=wrapped)
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return lambda *_arguments: 0
-
-    def _unified_memory(self, size: ctypes.c_size_t) -> int:
-        """Memory that takes none before it is written to, which nobody does."""
-        self._unified.append(mmap.mmap(-1, max(size.value, 1), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE))
-        return ctypes.addressof(ctypes.c_char.from_buffer(self._unified[-1]))
-
-
-def _patched_search() -> Any:
-
-    def use_none(setup: Any) -> None:
-        setup.initialized, setup.lib = True, _Library()
-
-    target = "bitsandbytes.cuda_setup.main:CUDASetup.run_cuda_setup"
-    return upstream.patch_targets("program's early bitsandbytes", replaced={target: use_none})
+    patches: dict[str, Patch] = {
+        "cutlass.cute": kernels.cutlass_patched,
+        "kernels": kernels.hub_patched,
+        "torch.utils.cpp_extension": lambda: kernels.not_built(built),
+        "deepspeed": lambda: deepspeed_engine.in_a_program(deepspeed_begins),
+        "deepspeed.ops.op_builder.builder": builders,
+        "triton": launches.patched,
+    }
+    if not stand_ins.runs_as_installed(_EXTENSION):
+        patches["transformer_engine.common"] = _transformer_engine_patched
+    return patches
 
 
 # Source, TransformerEngine 2.11: transformer_engine/common/__init__.py. The wheel `transformer-engine` alone has its
@@ -159,7 +113,7 @@ def _transformer_engine_patched() -> Any:
 
 
 class _Loader(importlib.abc.Loader):
-    def __init__(self, real: Any, then: Callable[[], None]) -> None:
+    def __init__(self, real: Any, then: Callable[[], object]) -> None:
         self._real, self._then = real, then
 
     def __getattr__(self, name: str) -> Any:
@@ -175,29 +129,28 @@ class _Loader(importlib.abc.Loader):
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    def __init__(self, then: Mapping[str, Callable[[], None]]) -> None:
-        self._then = then
+    def __init__(self, enter: Callable[[str], object], names: Collection[str]) -> None:
+        self._enter, self._names = enter, names
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        if name not in self._then:
-            return None
-        for finder in sys.meta_path:
-            spec = None if finder is self else finder.find_spec(name, path, target)
-            if spec is not None:
-                if spec.loader is not None:
-                    spec.loader = _Loader(spec.loader, self._then[name])
-                return spec
-        return None
+        finders = [finder for finder in sys.meta_path if finder is not self] if name in self._names else []
+        spec = next(filter(None, (finder.find_spec(name, path, target) for finder in finders)), None)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader, partial(self._enter, name))
+        return spec
 
 
 @contextmanager
-def _followed(then: Mapping[str, Callable[[], None]]) -> Iterator[None]:
-    """Inside, each function is called when the module of its name has been imported."""
-    finder = _Finder(then)
-    for name in then.keys() & sys.modules.keys():
-        then[name]()
-    sys.meta_path.insert(0, finder)
-    try:
+def _patched_when_imported(patches: Mapping[str, Patch]) -> Iterator[None]:
+    """Inside, each patch holds from the import of its module on."""
+    with ExitStack() as stack:
+
+        def enter(name: str) -> None:
+            stack.enter_context(patches[name]())
+
+        for name in patches.keys() & sys.modules.keys():
+            enter(name)
+        finder = _Finder(enter, patches.keys())
+        sys.meta_path.insert(0, finder)
+        stack.callback(sys.meta_path.remove, finder)
         yield
-    finally:
-        sys.meta_path.remove(finder)

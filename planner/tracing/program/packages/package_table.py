@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import re
 import sys
-import sysconfig
 import tomllib
 import traceback
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -17,7 +16,7 @@ from typing import Literal
 
 from planner.errors import ProgramError
 from planner.job.launching.line import LaunchLine
-from planner.tracing.program.assumptions import program_place
+from planner.tracing.program.assumptions import is_programs, program_place
 from planner.tracing.program.program_files import find_imports, own_files
 
 
@@ -257,7 +256,6 @@ NOT_BUILT = frozenset({"RuntimeError", "ImportError", "OSError"})
 """Errors of a build of an extension that did not succeed (torch 2.13, utils/cpp_extension.py)."""
 _EVERYTHING = frozenset({"Exception", "BaseException"})
 _OURS = str(Path(__file__).parents[3])
-_STANDARD = sysconfig.get_paths()["stdlib"]
 
 
 def frames() -> list[FrameType]:
@@ -304,15 +302,9 @@ def is_caught(path: str, line: int, *, is_import: bool = True, errors: frozenset
     )
 
 
-def belongs_to_program(frame: FrameType) -> bool:
-    """Not to an installed package, nor to Python."""
-    path = frame.f_code.co_filename
-    return "site-packages" not in path and "dist-packages" not in path and not path.startswith(_STANDARD)
-
-
 def program_line(error: BaseException) -> str:
     """The innermost line of the program in the traceback of an error (`train.py:12`); empty if there is none."""
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if belongs_to_program(frame)]
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if is_programs(frame.f_code)]
     return program_place(frames[::-1])
 
 

@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from planner.errors import TraceError
-from planner.tracing.program.assumptions import About, Assumptions, program_place
+from planner.tracing.program.assumptions import About, Assumptions, is_programs, program_place
 from planner.tracing.program.packages import package_table
 from planner.tracing.program.packages.package_table import Offered, Package
 
@@ -175,7 +175,7 @@ class Last(importlib.abc.MetaPathFinder):
         if way == "asked" or package_table.is_guarded(importing):
             # Libraries ask for much that the program has no use for, and go another way for few.
             decides = way == "statement" and package.has_known_kernels
-            if decides or package_table.belongs_to_program(importing[0]):
+            if decides or is_programs(importing[0].f_code):
                 instead = f"install {package.instead or package.name} here"
                 self._assumptions.add(
                     About.PACKAGES,

@@ -15,7 +15,7 @@ from planner.errors import ProgramError, SpecError
 from planner.job.launching.launchers import LAUNCHER_MODULES
 from planner.job.launching.line import Launcher, LaunchLine, parse
 from planner.tracing.program import program_files
-from planner.tracing.program.assumptions import About, Assumptions, current_place
+from planner.tracing.program.assumptions import About, Assumptions, current_place, is_programs
 from planner.tracing.program.rank_orders import MoreGpusError, ProgramOrder
 
 Become = Callable[[LaunchLine, Mapping[str, str]], NoReturn]
@@ -27,7 +27,7 @@ _RANK = ("RANK", "LOCAL_RANK")
 _CHANGE = "let a launcher start the ranks: torchrun --nproc-per-node N behind --, or accelerate launch"
 
 
-class OwnRanks:
+class StartedRanks:
     """Of one program; `nodes` and `per_node` are those of its world as far as it is known. `end` ends the run of a rank
     whose function has returned, if it has trained or inferred."""
 
@@ -251,7 +251,7 @@ def reaches_gpu(process: processes.BaseProcess) -> bool:
         function = getattr(function, "__func__", function)
         if isinstance(function, type) and "site-packages" not in str(getattr(function, "__module__", "")):
             waiting += [member for member in vars(function).values() if isinstance(member, FunctionType)]
-        elif isinstance(function, FunctionType) and _is_programs(function) and function.__code__ not in seen:
+        elif isinstance(function, FunctionType) and is_programs(function.__code__) and function.__code__ not in seen:
             seen.add(function.__code__)
             words, named = _collect_words(function.__code__)
             if any(map(_REACHES_GPU.match, words)):
@@ -263,11 +263,6 @@ def reaches_gpu(process: processes.BaseProcess) -> bool:
                 else:
                     waiting.append(value)
     return False
-
-
-def _is_programs(function: FunctionType) -> bool:
-    path = function.__code__.co_filename
-    return "site-packages" not in path and not path.startswith((os.path.dirname(os.__file__), "<frozen"))
 
 
 def _collect_words(code: CodeType) -> tuple[list[str], set[str]]:
