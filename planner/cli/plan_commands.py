@@ -26,7 +26,6 @@ from planner.cli.options import (
     tracing_options,
     write_file,
 )
-from planner.cli.search_commands import SECONDS_OF_A_GRID, run_on_gpus
 from planner.errors import PlannerError
 from planner.progress import show_progress
 
@@ -54,9 +53,6 @@ def add_plan(commands: Commands) -> None:
         "--rank", type=int, help="of which rank --snapshot is (default: the one with the least headroom)"
     )
     parser.add_argument("--no-advice", action="store_true", help="do not look for changes that would make it fit")
-    parser.add_argument(
-        "--on", default="", metavar="GPUS", help="all, or H100,A100:3g.20gb: the verdict on each of them, in one table"
-    )
 
 
 def run_plan(arguments: argparse.Namespace) -> int:
@@ -64,8 +60,6 @@ def run_plan(arguments: argparse.Namespace) -> int:
     from planner.report.plan_text import render
     from planner.report.statement import to_json
 
-    if arguments.on:
-        return run_on_gpus(arguments, arguments.on, SECONDS_OF_A_GRID)
     if arguments.rank is not None and not arguments.snapshot:
         raise PlannerError(
             "--rank says of which rank --snapshot is, and there is none",
