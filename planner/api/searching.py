@@ -18,8 +18,7 @@ from planner.progress import show_progress
 from planner.report.style import Style
 from planner.searching import engine, extremes, results, sweeping
 from planner.searching.engine import Row, SearchResult
-from planner.searching.exact_plans import Exact
-from planner.searching.exact_processes import ExactPlans
+from planner.searching.exact_plans import Exact, ExactPlans
 from planner.searching.requests import DEGREE_WORDS, SearchRequest, axes_of, axes_of_degrees, read_gpus, written_axes
 from planner.searching.space import Space
 from planner.searching.weighing import objective_of

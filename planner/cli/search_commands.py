@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from planner.cli.options import Commands
     from planner.progress import ProgressLine
     from planner.searching.engine import SearchResult
-    from planner.searching.exact_processes import ExactPlans
+    from planner.searching.exact_plans import ExactPlans
     from planner.searching.requests import SearchRequest
 
 
@@ -125,7 +125,7 @@ def _planning(arguments: argparse.Namespace, seconds: float) -> Iterator[tuple[E
     from planner.planning.preload import usable
     from planner.planning.trace_source import TraceCache, TraceSource
     from planner.progress import show_progress
-    from planner.searching.exact_processes import ExactPlans
+    from planner.searching.exact_plans import ExactPlans
 
     source = TraceSource(cache=None if arguments.no_cache else TraceCache.of_user())
     with show_progress() as progress:

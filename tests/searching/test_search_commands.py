@@ -71,7 +71,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         said = capsys.readouterr()
         return code, said.out, said.err.replace(str(path), "JOB")
 
-    monkeypatch.setattr("planner.searching.exact_processes.ExactPlans", Supposed)
+    monkeypatch.setattr("planner.searching.exact_plans.ExactPlans", Supposed)
     return command
 
 
