@@ -97,20 +97,18 @@ def _plan(
     arguments: argparse.Namespace, *, with_advice: bool, with_eager: bool = False, keep_traces: bool = False
 ) -> PlanningResult:
     """The answer for the job that is named; raises what planning raises."""
-    from planner.planning.job_plan import plan_job
     from planner.planning.preload import usable
     from planner.planning.trace_source import TraceCache, TraceSource
-    from planner.planning.without_compile import add_eager
-    from planner.searching.plan_advice import add_advice
+    from planner.searching.plan_advice import plan_with_advice
 
     job = job_of(arguments)
     with show_progress() as progress:
         progress("loading PyTorch")
         source = TraceSource(cache=None if arguments.no_cache else TraceCache.of_user())
-        result = plan_job(job, source=source, processes=usable(), keep_traces=keep_traces, progress=progress)
-        if with_eager:
-            result = add_eager(result, source, progress)
-        return add_advice(result, source=source, progress=progress) if with_advice else result
+        return plan_with_advice(
+            job, source, processes=usable(), keep_traces=keep_traces, eager=with_eager, advice=with_advice,
+            progress=progress,
+        )  # fmt: skip
 
 
 def add_check(commands: Commands) -> None:
