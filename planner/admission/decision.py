@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +12,7 @@ from planner.errors import PlannerError
 from planner.hardware import catalog
 from planner.job.bound.lower_bound import Bound, lower_bound
 from planner.job.loading import load_bundle
+from planner.job.schema import Job
 from planner.records import shape, to_plain
 from planner.report.statement import Plan, ProgramStatement, Verdict, change_text
 from planner.report.verdict_text import (
@@ -21,6 +23,7 @@ from planner.report.verdict_text import (
     pool_decides,
     smallest_change,
 )
+from planner.searching.axes import apply, fault_of
 from planner.truth.calibration.recorded_errors import judge_at_risk
 from planner.units import show_bytes
 
@@ -47,7 +50,8 @@ class Decision:
     reason: str
     """One line: what does not fit, by how much, on which rank."""
     change: str = ""
-    """The smallest change that a plan has shown to fit; empty where none is needed or none is known."""
+    """The smallest change that a plan has shown to fit, or with `by_bound` whose lower bound does; empty where none is
+    needed or none is known."""
     by_bound: bool = field(default=False, metadata=shape(skip=True))
     """Whether the verdict stands on the job's lower bound: then the plan of that id may not be made yet."""
 
@@ -69,7 +73,8 @@ class Decision:
     @property
     def way_out(self) -> str:
         """The line with the change; empty without one."""
-        return f"planner: the smallest change that fits: {self.change}" if self.change else ""
+        which = "that may fit, by its lower bound" if self.by_bound else "that fits"
+        return f"planner: the smallest change {which}: {self.change}" if self.change else ""
 
     def to_json(self) -> dict[str, str]:
         """One object for hooks that are not written in Python."""
@@ -130,10 +135,45 @@ def decide_by_bound(bundle: Mapping[str, Any], least: int, capacity: int, policy
     return Decision(
         action=policy.exceeds,
         reason=_printable(bound_sentence(bundle, least, capacity)) + _slices_with(gpu_of(bundle), least),
+        change=_change_by_bound(bundle, capacity),
         plan_id=plan_id,
         verdict="exceeds",
         by_bound=True,
     )
+
+
+def _change_by_bound(bundle: Mapping[str, Any], capacity: int) -> str:
+    """Of the usual changes, and all of them together, the fewest after which the lower bound is below the capacity, the
+    cheapest for the training first; else a GPU. No plan has shown any of them to fit."""
+    job = load_bundle(bundle)
+    for count in range(1, len(_savings(job)) + 1):
+        for together in itertools.combinations(_savings(job), count):
+            change = {key: value for each in together for key, value in each.items()}
+            changed = apply(job, change)
+            least = lower_bound(changed).least_bytes
+            if least <= capacity and fault_of(changed) is None:
+                return f"{change_text(change)} (then at least {show_bytes(least)})"
+    known, least = catalog.by_name(job.cluster.gpu.name), lower_bound(job).least_bytes
+    if known is None or known.slice:  # of slices the reason says it
+        return ""
+    alike = (gpu for gpu in catalog.gpus().values() if gpu.arch[:2] == known.arch[:2])  # sm_90, gfx942
+    larger = (gpu for gpu in alike if gpu.total_bytes >= least)
+    smallest = min(larger, key=lambda gpu: gpu.total_bytes, default=None)
+    return f"cluster.gpu: {smallest.name} (it has {show_bytes(smallest.total_bytes)})" if smallest else ""
+
+
+def _savings(job: Job) -> list[dict[str, Any]]:
+    train, parallel = job.train, job.parallel
+    replicas, size = parallel.dp_replicate.degree, train.micro_batch_size
+    changes: list[dict[str, Any]] = []
+    if train.recompute.mode != "full":
+        changes.append({"train.recompute": "full"})
+    if size > 1:
+        accumulated = {"train.gradient_accumulation_steps": train.gradient_accumulation_steps * size}
+        changes.append({"train.micro_batch_size": 1, **accumulated})
+    if replicas > 1 and parallel.dp_shard.degree == 1 and parallel.deepspeed is None:
+        changes.append({"parallel.dp_replicate.degree": 1, "parallel.dp_shard.degree": replicas})
+    return changes
 
 
 def _slices_with(name: str, least: int) -> str:

@@ -16,6 +16,7 @@ from planner.admission.service_query import ask, bind
 from planner.job.bound.lower_bound import lower_bound
 from planner.job.loading import bundle, load_document
 from planner.report.statement import read_statement
+from planner.searching.axes import apply
 from planner.units import GIB
 
 JOB = load_document(
@@ -38,6 +39,8 @@ REASON = (
     "sft-8b does not fit: a rank needs at least 184.84 GiB, 79.10 GiB available (H100-SXM-80GB) "
     "(parameters, optimizer state, CUDA context, and gradients or what a forward saves)"
 )
+
+CHANGE = "train.recompute: full, parallel.dp_replicate.degree: 1, parallel.dp_shard.degree: 8 (then at least 28.31 GiB)"
 
 
 def test_the_service_says_so_at_once(answering: Any) -> None:
@@ -67,7 +70,36 @@ def test_a_hopeless_job_is_refused_or_warned_of_as_the_site_has_it(
 
     found = ask(lambda: BUNDLE, policy, "ray")
 
-    assert found == Decision(action=action, reason=REASON, plan_id="pl-x", verdict="exceeds", by_bound=True)
+    assert found == Decision(
+        action=action, reason=REASON, change=CHANGE, plan_id="pl-x", verdict="exceeds", by_bound=True
+    )
+    assert found.text.splitlines()[1] == f"planner: the smallest change that may fit, by its lower bound: {CHANGE}"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"train.recompute": "full"}, "parallel.dp_replicate.degree: 1, parallel.dp_shard.degree: 8"),
+        (
+            {"train.recompute": "full", "parallel.dp_replicate.degree": 1, "cluster.gpus_per_node": 1},
+            "cluster.gpu: H20-SXM-141GB (it has ",
+        ),
+        (
+            {
+                "train.recompute": "full",
+                "parallel.dp_replicate.degree": 1,
+                "cluster.gpus_per_node": 1,
+                "cluster.gpu": "H100-SXM-80GB:1g.10gb",
+            },
+            "",
+        ),
+    ],
+)
+def test_the_fewest_changes_are_named_and_else_a_gpu(changes: dict[str, Any], said: str) -> None:
+    job = bundle(apply(JOB, changes))
+    found = ask(lambda: job, Policy(server="http://127.0.0.1:1"), "kubernetes")
+
+    assert (found.by_bound, found.change.startswith(said), bool(found.change)) == (True, True, bool(said))
 
 
 @pytest.mark.parametrize("answer", [Action.ADMIT, Action.HOLD])

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from planner.events import Alloc, Category, Event, Phase
 from planner.report.memory_viz import snapshot
 from planner.report.statement import (
+    Holder,
     OutsideAllocator,
     Peak,
     PhaseStatement,
@@ -45,7 +47,12 @@ def plan() -> Plan:
         at_peak={Category.PARAMETER: 60 * GIB},
         phases=(phase(Phase.LOAD, 0, 20 * GIB, 20 * GIB), phase(Phase.FORWARD, 2, 50 * GIB, 45 * GIB)),
         outside_allocator=OutsideAllocator(cuda_context_bytes=512 * MIB, nccl_bytes=GIB),
-        holders=(),
+        holders=tuple(
+            Holder(
+                bytes=size * MIB, category=Category.PARAMETER, module="", op="", shape=(size, MIB // 4), dtype="float32"
+            )
+            for size in (100, 200, 300)
+        ),
     )  # fmt: skip
     return Plan(
         plan_id="pl-a", trace_id="t", calibrated=False, job={}, rank_classes=(rank_class,),
@@ -120,10 +127,30 @@ def test_the_first_phase_that_holds_more_than_planned_is_named(plan: Plan) -> No
     assert "forward is the first phase" in parting.sentence
 
 
+def test_twice_the_planned_states_before_the_forward_are_those_of_half_the_ranks(plan: Plan) -> None:
+    found = explain(snapshot=held_in_forward(40 * GIB, GIB), plan=plan)
+
+    (parting,) = [each for each in found.partings if each.kind == "other_world"]
+    assert (parting.planned_bytes, parting.found_bytes) == (20 * GIB, 40 * GIB)
+
+
+def test_a_snapshot_of_another_job_is_said_to_be_one(plan: Plan) -> None:
+    of_this = [Alloc(0, 200 * MIB), Alloc(1, 7 * MIB)]
+
+    assert "another_job" in kinds(explain(snapshot=held_in_forward(20 * GIB, GIB), plan=plan))
+    assert "another_job" not in kinds(explain(snapshot=pickle.dumps(snapshot(of_this)), plan=plan))
+
+
 def test_a_rank_that_one_asks_for_and_the_plan_does_not_have_is_said(plan: Plan, message: Message) -> None:
     found = explain(as_planned(message), plan=plan, rank=99)
 
     assert kinds(found)[0] == "other_world"
+
+
+def test_a_plan_without_shapes_says_nothing_of_another_job(plan: Plan) -> None:
+    bare = replace(plan, rank_classes=(replace(plan.rank_classes[0], holders=()),))
+
+    assert "another_job" not in kinds(explain(snapshot=held_in_forward(20 * GIB, GIB), plan=bare))
 
 
 def held_in_forward(before_bytes: int, more_bytes: int) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -20,11 +21,19 @@ from planner.truth.failures.log_text import LogText
 from planner.truth.failures.messages import Cause, Form, GpuFailure, HostFailure
 from planner.truth.failures.snapshot_failure import SnapshotFailure, explain_failures
 from planner.truth.plan_comparison import Predicted, class_of
+from planner.units import MIB
 
 _ALIKE = 0.01
 """Within which share two figures are taken to be the same: what a plan of an eager language model is off by at most."""
 _SAME_GPU = 0.02
 """The total of one type of GPU differs by less between drivers (planner/hardware/gpus.py)."""
+_KNOWN_SIZES = 3
+_TELLING_BYTES = MIB
+"""Smaller allocations have sizes that many jobs have."""
+_DTYPE_BYTES = {
+    "float64": 8, "int64": 8, "float32": 4, "int32": 4, "bfloat16": 2, "float16": 2, "int16": 2, "int8": 1, "uint8": 1,
+    "bool": 1,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +41,7 @@ class Parting:
     """One thing in which plan and failure differ; bytes are None where it is not a figure."""
 
     kind: str
-    """other_gpu, other_world, other_process, outside_allocator, not_pytorch, phase, allocated,
+    """another_job, other_gpu, other_world, other_process, outside_allocator, not_pytorch, phase, allocated,
     fragmentation, none"""
     planned_bytes: int | None
     found_bytes: int | None
@@ -52,15 +61,32 @@ def _set_beside(
         partings.append(Parting("other_world", None, None, sentence))
         failed = None
     statement = class_of(plan, failed or 0)
+    if snapshot is not None:
+        partings += _of_another_job(statement, snapshot)
     if message is not None:
         partings += _of_the_device(statement, *message)
     if snapshot is not None:
-        partings += _of_phases(statement, snapshot)
+        partings += [*_of_the_world(statement, snapshot), *_of_phases(statement, snapshot)]
     partings += _of_sums(statement, failure, snapshot)
     if not partings:
         sentence = f"nothing that is told differs from the plan, which says {statement.verdict.value}"
         partings.append(Parting("none", statement.peak.allocated_bytes, None, sentence))
     return tuple(partings)
+
+
+def _of_another_job(statement: RankClassStatement, snapshot: SnapshotFailure) -> Iterator[Parting]:
+    sizes = {
+        math.prod(holder.shape) * _DTYPE_BYTES[holder.dtype]
+        for holder in statement.holders
+        if holder.shape and holder.dtype in _DTYPE_BYTES
+    }
+    telling = {held_bytes for held_bytes in sizes if held_bytes >= _TELLING_BYTES}
+    if len(telling) >= _KNOWN_SIZES and not telling & snapshot.sizes:
+        sentence = (
+            f"none of the {len(telling)} largest sizes that the plan holds at its peak was ever asked for in the "
+            "snapshot: it is of another job, or of another rank"
+        )
+        yield Parting("another_job", None, None, sentence)
 
 
 def _of_the_device(statement: RankClassStatement, failure: GpuFailure, judged: Judgement) -> Iterator[Parting]:
@@ -85,6 +111,27 @@ def _of_the_device(statement: RankClassStatement, failure: GpuFailure, judged: J
             "the allocator: another process, or more outside than was planned"
         )
         yield Parting("not_pytorch", expected, unknown, sentence)
+
+
+def _of_the_world(statement: RankClassStatement, snapshot: SnapshotFailure) -> Iterator[Parting]:
+    """A job that is sharded over fewer ranks holds a multiple of parameters and states before its forward."""
+    held = snapshot.before_forward_bytes
+    ends = [
+        phase.end_allocated_bytes
+        for phase in statement.phases
+        if phase.phase in (Phase.LOAD, Phase.OPTIMIZER_STEP) and phase.end_allocated_bytes
+    ]
+    if not held or any(abs(held - end) <= 0.05 * end for end in ends):
+        return
+    for planned in ends:
+        times = round(held / planned)
+        if times >= 2 and abs(held - times * planned) <= 0.02 * held:
+            sentence = (
+                f"before its forward it held {times} times the {size(planned)} that are planned: as of a job that is "
+                f"sharded over a {times}th of the ranks"
+            )
+            yield Parting("other_world", planned, held, sentence)
+            return
 
 
 def _of_phases(statement: RankClassStatement, snapshot: SnapshotFailure) -> Iterator[Parting]:

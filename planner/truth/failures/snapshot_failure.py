@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from planner.allocator.blocks import Device
@@ -16,6 +16,7 @@ from planner.allocator.rules import Rules
 from planner.allocator.snapshot import snapshot_of_bytes
 from planner.allocator.verify import allocations_before, start_allocator, verify
 from planner.events import Alloc, Event, Free, Phase
+from planner.records import shape
 from planner.report.recorded_snapshot import frames_of, module_line, operator_of, own_line, phase_of
 from planner.report.style import size
 from planner.truth.failures.causes import SMALLEST_SHARE
@@ -71,19 +72,22 @@ class _Watch:
         """Whether a history was recorded at all: else nothing is known of when a block was made."""
         self.phase_peaks: dict[Phase, int] = {}
         """Bytes by phase."""
+        self.before_forward_bytes: int | None = None
+        """What was held when the recorded run first came to a forward: parameters, and states if there were any."""
         self._phase: Phase | None = None
+        self._before = 0
         born = [event.block for event in recording.events if isinstance(event, Alloc)]
         frames = [frames_of(entry) for entry in trace if entry["action"] == "alloc"]
         self._frames: dict[int, Frames] = dict(zip(born, frames, strict=True))
         self._phases = {block: phase_of(its_frames) for block, its_frames in self._frames.items()}
         at_end = _frames_by_address(segments, recording.device)
         freed = {event.block for event in recording.events if isinstance(event, Free)}
-        self._at_start: set[int] = set()
+        self._at_start: dict[int, int] = {}
         for segment in recording.start:
             address = segment.address
             for piece in segment.stretches:
                 if piece.block is not None:
-                    self._at_start.add(piece.block)
+                    self._at_start[piece.block] = piece.requested_bytes
                     # A block that was given up later may have had a follower at its address.
                     self._frames[piece.block] = [] if piece.block in freed else at_end.get(address, [])
                 address += piece.size
@@ -91,13 +95,20 @@ class _Watch:
 
     def look(self, index: int, allocator: CachingAllocator) -> None:
         """After event `index`; -1 is before the first."""
+        before, self._before = self._before, allocator.allocated
         if index < 0:
             return
         event = self.recording.events[index]
         if isinstance(event, Alloc):
             self._phase = self._phases[event.block] or self._phase
+            if self._phase is Phase.FORWARD and self.before_forward_bytes is None:
+                self.before_forward_bytes = before
         if self._phase is not None:
             self.phase_peaks[self._phase] = max(self.phase_peaks.get(self._phase, 0), allocator.allocated)
+
+    def sizes(self) -> frozenset[int]:
+        asked = (event.requested_bytes for event in self.recording.events if isinstance(event, Alloc))
+        return frozenset((*self._at_start.values(), *asked))
 
     def state(self, allocator: CachingAllocator, size_bytes: int | None, stream: int) -> AllocatorState:
         """The state now; `size_bytes` and `stream` are of the request that failed, None where it is not known."""
@@ -276,6 +287,9 @@ class SnapshotFailure:
     """Whether the replay up to here made every recorded decision."""
     phase_peaks: Mapping[Phase, int]
     """The most allocated while each phase allocated, as far as frames tell phases."""
+    before_forward_bytes: int | None = None
+    """Held when the recorded run first came to a forward; None where frames show no forward."""
+    sizes: frozenset[int] = field(default=frozenset(), metadata=shape(skip=True))
     notes: tuple[str, ...] = ()
 
 
@@ -379,6 +393,8 @@ def _explain(
         conf=conf,
         exact=exact,
         phase_peaks={phase: watch.phase_peaks[phase] for phase in Phase if phase in watch.phase_peaks},
+        before_forward_bytes=watch.before_forward_bytes,
+        sizes=watch.sizes(),
         notes=tuple(notes),
     )
 
