@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from planner.admission import specs
 from planner.admission.client import UnreachableError
-from planner.admission.gpu_requests import combine, plan_part
+from planner.admission.gpu_requests import combine, no_claim, plan_part
 from planner.admission.kubernetes_api import NOT_FOUND, ApiError, part, path_of, text_of
 from planner.admission.workload_kinds import JobPods, asks_for_gpus, is_part_of_job, read_job_pods
 from planner.errors import SpecError
@@ -74,13 +75,15 @@ class Submission:
         return self.uid or f"{self.namespace}.{self.name}"
 
 
-def read_submission(job: Mapping[str, Any], namespace: str = "") -> Submission:
-    """What the object asks for. What is not as the API has it asks for nothing."""
+def read_submission(job: Mapping[str, Any], namespace: str = "", api: Callable[[], Api] | None = None) -> Submission:
+    """What the object asks for. What is not as the API has it asks for nothing; claims of devices are looked up in the
+    `api`."""
     metadata = part(job, "metadata")
-    asked = read_job_pods(job)
+    of = namespace or text_of(metadata.get("namespace"))
+    asked = read_job_pods(job, no_claim if api is None else partial(_find_claim, api, of))
     return Submission(
         kind=text_of(job.get("kind")),
-        namespace=namespace or text_of(metadata.get("namespace")),
+        namespace=of,
         name=text_of(metadata.get("name")) or text_of(metadata.get("generateName")),
         uid=text_of(metadata.get("uid")),
         annotations=part(metadata, "annotations"),
@@ -88,6 +91,19 @@ def read_submission(job: Mapping[str, Any], namespace: str = "") -> Submission:
         asks_for_gpus=any(pods.asks for pods in asked.pods) or asks_for_gpus(job.get("spec")),
         is_part_of_job=is_part_of_job(metadata),
     )
+
+
+_CLAIMS = {"ResourceClaim": "resourceclaims", "ResourceClaimTemplate": "resourceclaimtemplates"}
+
+
+def _find_claim(api: Callable[[], Api], namespace: str, kind: str, name: str) -> Mapping[str, Any]:
+    """Its spec; empty where it cannot be read: then what it asks for is not known."""
+    if not _DNS_NAME.fullmatch(name):
+        return {}
+    try:
+        return part(api().get(path_of("resource.k8s.io", "v1", _CLAIMS[kind], name, namespace=namespace)), "spec")
+    except ApiError:
+        return {}
 
 
 def carries_spec(annotations: Mapping[str, Any]) -> bool:

@@ -261,7 +261,7 @@ def decide(review: Review, policy: Policy, api: Callable[[], Api]) -> tuple[Deci
 
     Raises SettingError if no service is set.
     """
-    submitted = kubernetes.read_submission(review.job, review.namespace)
+    submitted = kubernetes.read_submission(review.job, review.namespace, api)
     if submitted.is_part_of_job:
         return None, []
     if not submitted.carries_spec and kubernetes.RUN in submitted.annotations:

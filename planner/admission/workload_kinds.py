@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from planner.admission.gpu_requests import GpuRequest, read_gpu_requests
+from planner.admission.gpu_requests import FindClaim, GpuRequest, no_claim, read_gpu_requests
 from planner.admission.kubernetes_api import MOST, items, number, part, parts, text_of
 
 _ANY_GPU = re.compile(r"[^/]+/(.*gpu.*|(.*[-.])?(mig-.*|i915.*|xe))")
@@ -220,7 +220,7 @@ def kind_of(api_version: Any, kind: Any) -> Kind | None:
     return KINDS.get((text_of(api_version).rpartition("/")[0], text_of(kind)))
 
 
-def read_job_pods(job: Mapping[str, Any]) -> JobPods:
+def read_job_pods(job: Mapping[str, Any], find_claim: FindClaim = no_claim) -> JobPods:
     """The pods, ranks and command of an object of the table; of any other one nothing."""
     kind, version = kind_of(job.get("apiVersion"), job.get("kind")), text_of(job.get("apiVersion")).rpartition("/")[2]
     if kind is None or version not in kind.versions:
@@ -236,7 +236,7 @@ def read_job_pods(job: Mapping[str, Any]) -> JobPods:
                 count = min(count * _count(passed, number_of), MOST)
             said = (number(_value_at(passed, path), 0) for path in kind.processes)
             processes = next(filter(None, said), kind.processes_otherwise)
-            pods.append(pods_of(template, count, processes))
+            pods.append(pods_of(template, count, processes, find_claim))
     command = _command_at(job, kind.launcher) or _command_of(pods)
     runtime = part(job, *kind.runtime.split(".")) if kind.runtime else {}
     return JobPods(
@@ -260,10 +260,10 @@ def _unsaid(kind: Kind, job: Mapping[str, Any], command: Sequence[str]) -> Itera
         yield "command"
 
 
-def pods_of(template: Mapping[str, Any], count: int, processes: int = 0) -> Pods:
+def pods_of(template: Mapping[str, Any], count: int, processes: int = 0, find_claim: FindClaim = no_claim) -> Pods:
     """So many pods of a template."""
     spec = part(template, "spec")
-    requests = read_gpu_requests(spec, part(template, "metadata", "annotations"))
+    requests = read_gpu_requests(spec, part(template, "metadata", "annotations"), find_claim)
     asking = {request.container for request in requests}
     containers = parts(spec, "containers")
     commands = [words for container in containers if _calls_mpi(words := _words(container))]

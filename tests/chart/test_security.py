@@ -25,12 +25,16 @@ CONTAINER = {
 
 NEEDS_KUBERNETES = {
     "RayService head": "the autoscaler creates and removes workers",
-    "Deployment jobs-planner-webhook": "ConfigMaps with specs",
+    "Deployment jobs-planner-webhook": "ConfigMaps with specs, claims of GPUs",
     "Deployment jobs-planner-kueue": "workloads, and their owners",
 }
 
 MAY = {
-    "webhook": {("", "configmaps", "get")},
+    "webhook": {
+        ("", "configmaps", "get"),
+        ("resource.k8s.io", "resourceclaims", "get"),
+        ("resource.k8s.io", "resourceclaimtemplates", "get"),
+    },
     "kueue": {
         ("", "configmaps", "get"),
         ("", "events", "create"),

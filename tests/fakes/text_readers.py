@@ -5,12 +5,13 @@ What JSON, snapshots and measurements are read by stands in tests/fakes/input_re
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from planner.admission import gpu_requests, webhook, workload_kinds
+from planner.admission import gpu_requests, slurm, webhook, workload_kinds
 from planner.allocator.host.processes import PinnedRules
 from planner.allocator.rules import Rules
 from planner.errors import SpecError
@@ -60,6 +61,10 @@ def _command(*before: str) -> Reader:
 def _script(command: str, *arguments: str) -> Reader:
     """`planner run` of a command that names a script of that text."""
     return lambda text: parse([*command.split(), *arguments], lambda _: text)
+
+
+def _selector(text: str) -> Any:
+    return re.search(gpu_requests._ATTRIBUTE.format("productName"), text)
 
 
 _YAML = (
@@ -135,6 +140,8 @@ TEXT_READERS: dict[str, tuple[Reader, Sequence[str]]] = {
     "a MIG profile": (lambda text: mig.without_profile(text + "1g.10gb"), _GPU),
     "Slurm's gres": (gpu_requests.read_gres, _GPU),
     "a resource's name": (workload_kinds.is_gpu_resource, ("nvidia.com/", "gpu", "mig-", "-", "xe", "i915")),
+    "a selector of devices": (_selector, ("productName", "productName == ", 'productName == "', " ", '"')),
+    "held jobs": (slurm.held_jobs, ("1|planner:held:\n", "|", "\n", "planner:held:")),
     "a duration": (webhook.seconds_left, ("1", "1s")),
     "a size": (parse_bytes, ("1", " ", "1.", "G")),
     "an axis": (

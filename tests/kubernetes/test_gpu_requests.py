@@ -1,4 +1,4 @@
-"""What a pod or a Slurm job asks for of GPUs is read with the slice of each, and whether others use them too."""
+"""What a pod or a Slurm job asks for of GPUs is read with the part of each: slices, fractions, sizes, turns."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from planner.admission.gpu_requests import GpuRequest, combine, read_gpu_requests, read_gres
+from planner.units import GIB, MIB
 
 H100 = "NVIDIA-H100-80GB-HBM3"
 
@@ -36,12 +37,12 @@ def pod(*containers: Mapping[str, Any], product: str = "", **more: Any) -> dict[
             GpuRequest(resource="nvidia.com/mig-1g.10gb.me", count=2, profile="1g.10gb"),
         ),
         ({"nvidia.com/gpu.shared": 1}, GpuRequest(resource="nvidia.com/gpu.shared", count=1, shared=True)),
-        ({"nvidia.com/gpu": 1, "nvidia.com/gpumem": 3000}, GpuRequest(count=1, shared=True)),
-        ({"nvidia.com/gpu": 2, "nvidia.com/gpumem-percentage": 50}, GpuRequest(count=2, shared=True)),
+        ({"nvidia.com/gpu": 1, "nvidia.com/gpumem": 3000}, GpuRequest(count=1, memory_bytes=3000 * MIB)),
+        ({"nvidia.com/gpu": 2, "nvidia.com/gpumem-percentage": 50}, GpuRequest(count=2, fraction=0.5)),
         ({"nvidia.com/gpu": 1, "nvidia.com/gpumem": 0}, GpuRequest(count=1)),
         (
             {"volcano.sh/vgpu-number": 1, "volcano.sh/vgpu-memory": 1024},
-            GpuRequest(resource="volcano.sh/vgpu-number", count=1, shared=True),
+            GpuRequest(resource="volcano.sh/vgpu-number", count=1, memory_bytes=GIB),
         ),
     ],
 )  # fmt: skip
@@ -50,7 +51,7 @@ def test_resources_say_which_part(limits: Mapping[str, Any], request_: GpuReques
 
     assert found == GpuRequest(
         container="train", resource=request_.resource, count=request_.count, profile=request_.profile,
-        shared=request_.shared,
+        fraction=request_.fraction, memory_bytes=request_.memory_bytes, shared=request_.shared,
     )  # fmt: skip
 
 
@@ -66,20 +67,80 @@ def test_requests_count_where_no_limit_is_written() -> None:
 
 
 @pytest.mark.parametrize(
-    ("annotations", "count"),
-    [({"gpu-fraction": "0.5"}, 1), ({"gpu-memory": "2000", "gpu-fraction-num-devices": "2"}, 2)],
+    ("annotations", "name", "fraction", "memory_bytes", "count"),
+    [
+        ({"gpu-fraction": "0.5"}, "side", 0.5, 0, 1),
+        ({"gpu-fraction": "0.5", "gpu-fraction-container-name": "train"}, "train", 0.5, 0, 1),
+        ({"gpu-memory": "2000", "gpu-fraction-num-devices": "2"}, "side", 1.0, 2000 * MIB, 2),
+    ],
 )
-def test_a_share_that_annotations_say_is_one_of_the_first_container(annotations: Mapping[str, str], count: int) -> None:
+def test_annotations_of_kai_are_those_of_one_container(
+    annotations: Mapping[str, str], name: str, fraction: float, memory_bytes: int, count: int
+) -> None:
     (found,) = read_gpu_requests(pod(container(name="side"), container()), annotations)
 
-    assert found == GpuRequest(container="side", count=count, shared=True)
+    assert found == GpuRequest(container=name, count=count, fraction=fraction, memory_bytes=memory_bytes)
 
 
-def test_a_client_of_mps_shares_its_gpu() -> None:
-    env = {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=4G"}
-    (found,) = read_gpu_requests(pod(container({"nvidia.com/gpu": 1}, env=env)), {})
+@pytest.mark.parametrize("written", ["", "half", "-0.5", "2", ".", "1e9", None, 0.5])
+def test_a_fraction_that_is_none_asks_for_nothing(written: Any) -> None:
+    assert read_gpu_requests(pod(container()), {"gpu-fraction": written}) == ()
 
-    assert found.shared
+
+@pytest.mark.parametrize(("written", "memory_bytes"), [("0=4G", 4 * GIB), ("0=4G,1=512M", 512 * MIB), ("nonsense", 0)])
+def test_the_limit_of_mps_is_that_of_the_gpu_that_may_be_used_least(written: str, memory_bytes: int) -> None:
+    env = {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": written}
+    (found,) = read_gpu_requests(pod(container({"nvidia.com/gpu.shared": 1}, env=env)), {})
+
+    assert (found.memory_bytes, found.shared) == (memory_bytes, not memory_bytes)
+
+
+CLAIM = {
+    "devices": {
+        "requests": [
+            {
+                "name": "slice",
+                "exactly": {
+                    "deviceClassName": "mig.nvidia.com",
+                    "count": 2,
+                    "selectors": [
+                        {"cel": {"expression": "device.attributes['gpu.nvidia.com'].profile == '1g.10gb'"}}
+                    ],
+                },
+            },
+            {"name": "nic", "exactly": {"deviceClassName": "rdma.example.com"}},
+        ]
+    }
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("claim", "kind", "spec"),
+    [
+        ({"name": "gpus", "resourceClaimName": "mine"}, "ResourceClaim", CLAIM),
+        ({"name": "gpus", "resourceClaimTemplateName": "mine"}, "ResourceClaimTemplate", {"spec": CLAIM}),
+    ],
+)
+def test_a_claim_of_dra_is_looked_up_and_read(claim: Mapping[str, str], kind: str, spec: Mapping[str, Any]) -> None:
+    def find_claim(asked: str, name: str) -> Mapping[str, Any]:
+        return spec if (asked, name) == (kind, "mine") else {}
+
+    found = read_gpu_requests(pod(container(claims=[{"name": "gpus"}]), resourceClaims=[claim]), {}, find_claim)
+
+    assert found == (GpuRequest(container="train", resource="mig.nvidia.com", count=2, profile="1g.10gb"),)
+
+
+def test_a_claim_of_the_first_version_with_a_limit_of_mps() -> None:
+    request_ = {"name": "gpu", "deviceClassName": "gpu.nvidia.com"}
+    parameters = {"sharing": {"strategy": "MPS", "mpsConfig": {"defaultPinnedDeviceMemoryLimit": "10Gi"}}}
+    devices = {"requests": [request_], "config": [{"requests": ["gpu"], "opaque": {"parameters": parameters}}]}
+    claims = [{"name": "gpus", "resourceClaimName": "mine"}]
+
+    found = read_gpu_requests(
+        pod(container(claims=[{"name": "gpus"}]), resourceClaims=claims), {}, lambda *_: {"devices": devices}
+    )
+
+    assert found == (GpuRequest(container="train", resource="gpu.nvidia.com", count=1, memory_bytes=10 * GIB),)
 
 
 @pytest.mark.parametrize(
@@ -133,8 +194,8 @@ def test_a_slice_of_slurm_is_one_of_the_catalog() -> None:
     assert gpu.name == "H100-SXM-80GB:1g.10gb"
 
 
-def test_of_several_slices_a_job_has_to_fit_the_smallest() -> None:
-    small, large = (GpuRequest(count=1, product=H100, profile=profile) for profile in ("1g.10gb", "3g.40gb"))
+def test_of_several_parts_a_job_has_to_fit_the_smallest() -> None:
+    half, quarter = GpuRequest(count=1, fraction=0.5), GpuRequest(count=1, fraction=0.25)
 
-    assert combine([large, small]) == small
+    assert combine([half, quarter]) == quarter
     assert combine([]) is None

@@ -79,8 +79,9 @@ def granted(name: str) -> set[tuple[str, str, str]]:
     }
 
 
-def test_the_webhook_may_read_config_maps_by_name_and_nothing_else() -> None:
-    assert granted("webhook.yaml") == {("get", "", "configmaps")}
+def test_the_webhook_may_read_config_maps_and_claims_by_name_and_nothing_else() -> None:
+    claims = {("get", "resource.k8s.io", kind) for kind in ("resourceclaims", "resourceclaimtemplates")}
+    assert granted("webhook.yaml") == {("get", "", "configmaps"), *claims}
 
 
 def test_the_kueue_controller_may_do_what_it_does_and_nothing_else() -> None:

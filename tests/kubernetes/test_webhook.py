@@ -494,12 +494,14 @@ def test_a_job_that_does_not_fit_its_mig_slice_is_refused_with_the_slice_that_fi
     assert change.startswith("planner: the smallest change that fits: cluster.gpu: H100-SXM-80GB:1g.20gb (then ")
 
 
-def test_who_shares_a_gpu_is_told_that_the_spec_says_how_much_of_it(
-    start: Start, make_job: Make, make_review: Make, spec_text: Callable[..., str]
+def test_half_of_a_gpu_is_planned_as_half_of_it(
+    start: Start, service: Any, make_job: Make, make_review: Make, spec_text: Callable[..., str]
 ) -> None:
     job = make_job("Job", {BUNDLE: spec_text("half")}, name="half", gpus=0, of_pods={"gpu-fraction": "0.5"})
 
     found = start().review(make_review(job))
 
     assert found["auditAnnotations"]["verdict"] == "fits"
-    assert found["warnings"][0].startswith("planner: others use its GPUs too, and it is planned as if alone")
+    assert "planner: planned for 0.5 of each GPU, as its containers ask" in found["warnings"]
+    plan = service.history.plans.get(found["auditAnnotations"]["plan-id"])
+    assert plan.rank_classes[0].capacity_bytes == plan.job["cluster"]["gpu"]["total_bytes"] // 2
