@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from planner.api import (
         Check,
-        Comparisons,
         JobWords,
         Largest,
         Plan,
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 
 _CALLBACKS = ("lightning_callback", "report_memory", "trainer_callback")
 __all__ = [
-    "Check", "Comparisons", "JobWords", "Largest", "Plan", "Search", "Sweep", "check", "compare", "lightning_callback",
+    "Check", "JobWords", "Largest", "Plan", "Search", "Sweep", "check", "compare", "lightning_callback",
     "max", "plan", "report_memory", "search", "sweep", "trainer_callback",
 ]  # fmt: skip
 

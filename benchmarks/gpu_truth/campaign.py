@@ -126,8 +126,6 @@ class _Run:
         """What was measured; what failed, by name; how much comes back."""
         missing = [*self.failed, *(case.name for case in self.waiting)]
         self._tell(f"{self._measured} measured, {len(missing)} not: {_shorten(missing) or 'none'}")
-        if refused := self._results.refused_operators():
-            self._tell(f"{len(refused)} operators were refused: {_shorten(refused)}")
         if self._results.dropped:
             self._tell(f"{self._results.dropped} lines were left out: the files are full")
         for path in sorted(self._results.folder.iterdir()):

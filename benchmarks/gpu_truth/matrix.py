@@ -1,4 +1,4 @@
-"""The matrix of `make gpu-truth`: its cases in the order of their value, read from matrix.yaml and operators.yaml."""
+"""The matrix of `make gpu-truth`: its cases in the order of their value, read from matrix.yaml."""
 
 from __future__ import annotations
 
@@ -21,24 +21,23 @@ SHARES = 24
 _SIZES = ("micro_batch_size", "sequence_length")
 _AS_A_WHOLE = ("hf_config", "optimizer", "factory_arguments", "decoder", "inputs")
 _SECTIONS = ("model", "train", "parallel", "allocator")
-DEVICE, DATABASE, WORKSPACES, ALONE, COMPILED, PROGRAMS, STEPS = (
-    "what a process holds outside the allocator", "torch's operator database", "workspaces and operators",
+DEVICE, DATABASE, ALONE, COMPILED, PROGRAMS, STEPS = (
+    "what a process holds outside the allocator", "torch's operator database",
     "steps that want the GPU for themselves", "compiled steps", "programs as they are", "steps",
 )  # fmt: skip
 GROUP_SECONDS = {
-    DEVICE: 12.0, DATABASE: 35.0, WORKSPACES: 25.0, ALONE: 40.0, COMPILED: 80.0, PROGRAMS: 60.0, STEPS: 20.0,
+    DEVICE: 12.0, DATABASE: 35.0, ALONE: 40.0, COMPILED: 80.0, PROGRAMS: 60.0, STEPS: 20.0,
 }  # fmt: skip
 """Groups in the order of their value, and seconds that a case of each is expected to take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One process: a job, a family of operators, a share of torch's operator database, a probe or a program."""
+    """One process: a job, a share of torch's operator database, a probe or a program."""
 
     name: str
     group: str
     job: Job | None = None
-    operators: tuple[Mapping[str, Any], ...] = ()
     share: tuple[int, int] | None = None
     """Every n-th operator of the database, and n."""
     probe: str = ""
@@ -57,19 +56,19 @@ class Case:
     @property
     def is_on_paper(self) -> bool:
         """Whether the paper GPU can do the same: steps and operators."""
-        return self.job is not None or bool(self.operators) or self.share is not None
+        return self.job is not None or self.share is not None
 
 
 def cases(*, small: bool = False) -> list[Case]:
     """All cases, what tells most first; of the steps one of each kind before the others, that whose history is kept.
     `small`: a rehearsal."""
-    found = [*_probes(), *_shares(), *_families(small), *_steps(small), *_programs(small)]
+    found = [*_probes(), *_shares(), *_steps(small), *_programs(small)]
     order = list(GROUP_SECONDS)
     return sorted(found, key=lambda case: (order.index(case.group), case.group == STEPS and not case.snapshot))
 
 
 def _probes() -> Iterator[Case]:
-    for entry in _document("matrix")["probes"]:
+    for entry in _document()["probes"]:
         yield Case(
             name=entry["name"],
             group=DEVICE,
@@ -85,39 +84,8 @@ def _shares() -> Iterator[Case]:
         yield Case(name=f"opinfo-share-{each:02}", group=DATABASE, share=(each, SHARES))
 
 
-def _families(small: bool) -> Iterator[Case]:
-    for family, entries in _document("operators").items():
-        expanded = tuple(each for entry in entries for each in expand(entry, small=small))
-        yield Case(name=f"operators-{family}", group=WORKSPACES, operators=expanded)
-
-
-def expand(entry: Mapping[str, Any], *, small: bool = False) -> Iterator[Mapping[str, Any]]:
-    """An entry for each of its `batches`, in each of its `variants`.
-
-    A batch is the first dim of the first tensor, and of the tensors that are as long. `small`: one batch, of two.
-    """
-    plain = {key: value for key, value in entry.items() if key not in ("batches", "variants")}
-    for suffix, changes in entry.get("variants", {"": {}}).items():
-        for batch in _batches(entry, small):
-            parts = [plain["name"], *([suffix] if suffix else []), *([f"batch-{batch}"] if batch else [])]
-            made = {**plain, **(changes or {}), "name": "-".join(parts)}
-            if batch is not None:
-                before = plain["tensors"][0][0]
-                made["tensors"] = [_with_batch(each, before, batch) for each in plain["tensors"]]
-            yield made
-
-
-def _batches(entry: Mapping[str, Any], small: bool) -> tuple[int | None, ...]:
-    given = tuple(entry.get("batches", ()))
-    return ((2,) if small else given) if given else (None,)
-
-
-def _with_batch(tensor: Any, before: int, batch: int) -> Any:
-    return [batch, *tensor[1:]] if isinstance(tensor, list) and tensor[0] == before else tensor
-
-
 def _steps(small: bool) -> Iterator[Case]:
-    document = _document("matrix")
+    document = _document()
     for entry in document["cases"]:
         job, alone = _job(entry, document["models"][entry["of"]], small), entry.get("alone", False)
         group = COMPILED if job.train.compile is not None else ALONE if alone else STEPS
@@ -125,14 +93,14 @@ def _steps(small: bool) -> Iterator[Case]:
 
 
 def _programs(small: bool) -> Iterator[Case]:
-    for entry in _document("matrix")["programs"]:
+    for entry in _document()["programs"]:
         command = entry["small" if small else "command"]
         yield Case(name=entry["name"], group=PROGRAMS, program=tuple(map(str, command)))
 
 
 @cache
-def _document(name: str) -> dict[str, Any]:
-    text = Path(__file__).with_name(f"{name}.yaml").read_text(encoding="utf-8")
+def _document() -> dict[str, Any]:
+    text = Path(__file__).with_name("matrix.yaml").read_text(encoding="utf-8")
     return dict(yaml.safe_load(text))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,6 @@ import torch
 
 from gpu_truth import operator_conformance
 from gpu_truth.matrix import Case, cases
-from gpu_truth.operators import Operator, phases_of_steps
 from gpu_truth.probes import PROBES
 from planner.errors import MeasureError
 from planner.runtime.messages import AnswerWriter
@@ -49,19 +48,8 @@ def _measured(case: Case, asked: Mapping[str, Any], out: Path, device: torch.dev
         yield replace(_about_device(case.name, device), operator={"share": list(case.share)})  # says that it is whole
     elif case.probe:
         yield _probe(case, device, history)
-    elif case.program:
-        yield _program(case, out, device)
     else:
-        whole = _about_device(case.name, device)
-        yield from family(
-            case, whole, lambda entry: Operator(entry, device, small=asked["small"]), lambda: _forget(device)
-        )
-
-
-def _forget(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-        torch._C._cuda_clearCublasWorkspaces()
+        yield _program(case, out, device)
 
 
 def _probe(case: Case, device: torch.device, history: Path | None) -> Measurement:
@@ -81,25 +69,6 @@ def _program(case: Case, out: Path, device: torch.device) -> Measurement:
         raise MeasureError(f"the program ended with exit code {found.exit_code}")
     plain = {**asdict(found), "command": ["python", *case.program]}
     return replace(_about_device(case.name, device), seconds=found.seconds, operator={"program": plain})
-
-
-def family(
-    case: Case, whole: Measurement, operator: Callable[[Mapping[str, Any]], Operator], forget: Callable[[], None]
-) -> Iterator[Measurement]:
-    """A line for each operator of a family; the last, `whole`, says that all of them were asked. `forget` gives up what
-    the ones before have left: cached blocks, and the workspaces of handles."""
-    for entry in case.operators:
-        named = replace(whole, case=f"operator-{entry['name']}")
-        try:
-            forget()
-            ready = operator(entry)
-            cold = ready.cold()
-            steps = ready.run()
-        except Exception as error:  # an operator that this torch refuses is an answer too
-            yield replace(named, error=f"{type(error).__name__}: {error}".splitlines()[0][:500])
-            continue
-        yield replace(named, operator={**steps, "first_run": cold}, phases=phases_of_steps(steps))
-    yield replace(whole, operator={"family": [entry["name"] for entry in case.operators]})
 
 
 def _about_device(name: str, device: torch.device) -> Measurement:

@@ -88,15 +88,8 @@ def render(found: OperatorComparison, *, most: int = 40) -> str:
 
 
 def _by_name(measurements: Sequence[Measurement]) -> dict[str, Sequence[Mapping[str, Any]]]:
-    """The last of each operator: what was measured again stands below. Those of the matrix have one sample each."""
-    found = {each.operator["name"]: each.operator["samples"] for each in measurements if "samples" in each.operator}
-    return found | {each.case: [_as_sample(each.operator)] for each in measurements if "entry" in each.operator}
-
-
-def _as_sample(operator: Mapping[str, Any]) -> Mapping[str, Any]:
-    entry = operator["entry"]
-    parts = {part: operator[part] for part in _PARTS if part in operator}
-    return {"dtype": entry.get("dtype", "float32"), "number": 0, "inputs": entry["tensors"], **parts}
+    """The last of each operator: what was measured again stands below."""
+    return {each.operator["name"]: each.operator["samples"] for each in measurements if "samples" in each.operator}
 
 
 def _pairs(

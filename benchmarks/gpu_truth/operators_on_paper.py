@@ -1,4 +1,4 @@
-"""The operators of the matrix on the paper GPU, by the instrument that measures them on a real one."""
+"""torch's operator database on the paper GPU, by the instrument that measures them on a real one."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ from typing import Any
 from planner import paper  # before torch
 
 # isort: split
-import torch
 
 from gpu_truth import operator_conformance
 from gpu_truth.campaign import PAPER
 from gpu_truth.matrix import Case, cases
-from gpu_truth.one_case import about, family
-from gpu_truth.operators import Operator
+from gpu_truth.one_case import about
 from planner.paper.device import Paper
 from planner.runtime.messages import AnswerWriter
 from planner.truth.measuring import measurement_lines
@@ -26,16 +24,12 @@ _USUAL_ARCH = "sm_90"
 
 
 def measure_one(asked: Mapping[str, Any], _: AnswerWriter) -> None:
-    """The child's side of one share of the database, or one family; the device is `paper:sm_90`, say."""
+    """The child's side of one share of the database; the device is `paper:sm_90`, say."""
     case = next(each for each in cases(small=asked["small"]) if each.name == asked["name"])
     arch = asked["device"].partition(":")[2] or _USUAL_ARCH
     with paper.gpu(arch) as gpu:
         facts = DeviceFacts(kind=PAPER, name=PAPER, arch=arch)
-        lines = (
-            _share(case, gpu, facts, small=asked["small"])
-            if case.share
-            else measure_family(case, gpu, facts, small=asked["small"])
-        )
+        lines = _share(case, gpu, facts, small=asked["small"])
         measurement_lines.append(Path(asked["out"]) / f"{case.name}.jsonl", lines)
 
 
@@ -44,12 +38,3 @@ def _share(case: Case, gpu: Paper, facts: DeviceFacts, *, small: bool = False) -
     extent = operator_conformance.REHEARSAL if small else operator_conformance.WHOLE
     yield from operator_conformance.measure_share(case.share, gpu.device, facts, paper=gpu.recorder, extent=extent)
     yield replace(about(case.name, facts), operator={"share": list(case.share)})
-
-
-def measure_family(case: Case, gpu: Paper, facts: DeviceFacts, *, small: bool = False) -> Iterator[Measurement]:
-    """The lines of a family of operators."""
-
-    def operator(entry: Mapping[str, Any]) -> Operator:
-        return Operator(entry, gpu.device, small=small, paper=gpu.recorder)
-
-    yield from family(case, about(case.name, facts), operator, torch._C._cuda_clearCublasWorkspaces)

@@ -24,7 +24,6 @@ MOST_FILES = 8
 _SNAPSHOT_BYTES = 6 * MIB
 """So much of them is kept, smallest first: they go into the repository."""
 _SPARE_BYTES = MIB // 2
-_OPERATOR = "operator-"
 
 
 class Results:
@@ -54,11 +53,6 @@ class Results:
     def finished(self) -> set[str]:
         """Cases with an answer."""
         return {str(each["case"]) for each in self.documents() if not each["error"]}
-
-    def refused_operators(self) -> list[str]:
-        """Operators of finished families that raised an error when they were asked last, each with it."""
-        errors = {str(each["case"]): str(each["error"]) for each in self.documents()}
-        return [f"{case} ({error})" for case, error in errors.items() if error and case.startswith(_OPERATOR)]
 
     def append(self, lines: str) -> None:
         """The lines of a case."""

@@ -2,8 +2,7 @@
 -- machine that submits:  CliFilterPlugins=lua
 --
 -- A job names its spec in its comment:  #SBATCH --comment=planner:job.yaml
--- In its place the comment then carries the plan's id, or why there is none; of a job that is submitted held until its
--- plan is made ([slurm] hold_seconds in the policy), `held:` and the id. This runs on the submitter's side and can
+-- In its place the comment then carries the plan's id, or why there is none. This runs on the submitter's side and can
 -- be gone around (slurmrestd does); job_submit.lua looks at what arrives.
 
 -- The site's:
@@ -60,11 +59,6 @@ function slurm_cli_pre_submit(options, offset)
     action, verdict, plan, text = BROKEN, "broken", "", "planner: the job is not checked"
   end
   say((text:gsub("%s+$", "")))
-  if action == "hold" and verdict == "held" then -- released by planner-verdicts.service
-    options["hold"] = "yes"
-    options["comment"] = comment:gsub("planner:%S+", (("planner:held:" .. plan):gsub("%%", "%%%%")), 1)
-    return slurm.SUCCESS
-  end
   if action ~= "admit" and action ~= "warn" then
     say("planner: nothing was submitted")
     return slurm.ERROR

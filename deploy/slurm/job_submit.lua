@@ -42,18 +42,6 @@ local function by_file(job, plan)
   return slurm.SUCCESS
 end
 
--- A job that waits for its plan; planner-verdicts.service lets go of it.
-local function held(job, plan)
-  local file = io.open(VERDICTS .. "/" .. plan, "r")
-  if file then
-    file:close()
-    return by_file(job, plan)
-  end
-  job.priority = 0
-  job.admin_comment = "planner: held until there is a verdict of " .. plan
-  return slurm.SUCCESS
-end
-
 function slurm_job_submit(job, parts, uid)
   local note = (job.comment or ""):match("planner:(%S+)")
   if not note then
@@ -65,10 +53,6 @@ function slurm_job_submit(job, parts, uid)
   local plan = note:match("^pl%-" .. ("[a-z2-7]"):rep(26) .. "$")
   if plan then
     return by_file(job, plan)
-  end
-  local waits = note:match("^held:(pl%-" .. ("[a-z2-7]"):rep(26) .. ")$")
-  if waits then
-    return held(job, waits)
   end
   for _, each in ipairs({ "pending", "unreachable", "unplannable", "broken" }) do
     if note == each then

@@ -5,11 +5,11 @@ is called by people, through `planner.plan`, `planner.check`, `planner.search`, 
 """
 
 from planner.api.given import JobWords
-from planner.api.planning import Check, Comparisons, Plan, check, compare, plan
+from planner.api.planning import Check, Plan, check, compare, plan
 from planner.api.searching import Largest, Search, Sweep, search, sweep
 from planner.api.searching import largest as max  # as the command is called
 
 __all__ = [
-    "Check", "Comparisons", "JobWords", "Largest", "Plan", "Search", "Sweep", "check", "compare", "max", "plan",
+    "Check", "JobWords", "Largest", "Plan", "Search", "Sweep", "check", "compare", "max", "plan",
     "search", "sweep",
 ]  # fmt: skip

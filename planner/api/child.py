@@ -11,14 +11,13 @@ from planner.job.schema import Job
 from planner.planning.job_plan import PlanningResult, events_without_clock, plan_job
 from planner.planning.preload import PRELOAD, usable
 from planner.planning.trace_source import TraceCache, TraceSource
-from planner.planning.without_compile import add_eager
 from planner.report.class_timeline import timelines_of
 from planner.report.html_pages import render_page
 from planner.report.memory_viz import write_snapshot
 from planner.report.statement import Plan
 from planner.runtime import running
 from planner.runtime.fork_server import ForkServer
-from planner.searching.plan_advice import add_advice
+from planner.searching.plan_advice import plan_with_advice
 from planner.truth import plan_comparison
 from planner.truth.plan_comparison import Comparison
 
@@ -37,11 +36,7 @@ def server() -> ForkServer:
 
 def make_plan(job: Job, advice: bool) -> tuple[Plan, tuple[str, ...]]:
     """The plan, and sentences on where its figures come from."""
-    source = _source()
-    result = plan_job(job, source=source, processes=usable(), keep_traces=False)
-    result = add_eager(result, source)
-    if advice:
-        result = add_advice(result, source=source)
+    result = plan_with_advice(job, _source(), processes=usable(), advice=advice)
     return result.plan, (*result.notes, *result.sources)
 
 

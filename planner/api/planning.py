@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from html import escape
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -22,7 +21,7 @@ from planner.report.statement import Advice, RankClassStatement, Verdict
 from planner.report.style import Style
 from planner.report.verdict_text import bound_sentence, deciding, job_sentence
 from planner.truth import plan_comparison
-from planner.truth.plan_comparison import Comparison, to_json
+from planner.truth.plan_comparison import Comparison
 
 
 @dataclass(frozen=True)
@@ -145,31 +144,6 @@ def check(job: JobSource, *, settings: Mapping[str, Any] | None = None, **words:
     return Check(made.verdict, job_sentence(made), Plan(given.job, made, (*given.taken, *notes)))
 
 
-@dataclass(frozen=True)
-class Comparisons:
-    """One for each measurement; it prints as `planner compare` does."""
-
-    each: tuple[Comparison, ...]
-
-    def __iter__(self) -> Iterator[Comparison]:
-        return iter(self.each)
-
-    def __len__(self) -> int:
-        return len(self.each)
-
-    def __getitem__(self, number: int) -> Comparison:
-        return self.each[number]
-
-    def to_dict(self) -> list[dict[str, Any]]:
-        return [to_json(comparison) for comparison in self.each]
-
-    def __str__(self) -> str:
-        return plan_comparison.format_comparisons(self.each, as_json=False)
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{escape(str(self))}</pre>"
-
-
 def compare(
     predicted: Plan | JobSource,
     measured: str | os.PathLike[str],
@@ -178,14 +152,15 @@ def compare(
     rank: int | None = None,
     settings: Mapping[str, Any] | None = None,
     **words: Unpack[JobWords],
-) -> Comparisons:
-    """Set a plan, or a job that is planned for it, beside a file of measurements or a recorded snapshot.
+) -> tuple[Comparison, ...]:
+    """Set a plan, or a job that is planned for it, beside a file of measurements or a recorded snapshot: one comparison
+    for each measurement, which prints as `planner compare` does.
 
     `case` and `rank` choose among the measurements. Raises PlannerError for a file that is neither or has none of
     them, and what :func:`planner.plan` raises.
     """
     if isinstance(predicted, Plan):
         path = Path(measured)
-        return Comparisons(tuple(plan_comparison.run_compare(predicted.statement, path, case=case, rank=rank)))
+        return tuple(plan_comparison.run_compare(predicted.statement, path, case=case, rank=rank))
     given = read_job(predicted, settings, **words)
-    return Comparisons(tuple(call("compare_job", given.job, os.fspath(measured), case, rank)))
+    return tuple(call("compare_job", given.job, os.fspath(measured), case, rank))

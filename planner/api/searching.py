@@ -11,7 +11,6 @@ from typing import Any, Unpack
 
 from planner.api.given import JobSource, JobWords, read_job
 from planner.errors import SpecError
-from planner.job import named_gpus
 from planner.job.schema import Job
 from planner.planning.preload import usable
 from planner.planning.trace_source import TraceCache, TraceSource
@@ -19,9 +18,8 @@ from planner.progress import show_progress
 from planner.report.style import Style
 from planner.searching import engine, extremes, results, sweeping
 from planner.searching.engine import Row, SearchResult
-from planner.searching.exact_plans import Exact
-from planner.searching.exact_processes import ExactPlans
-from planner.searching.requests import DEGREE_WORDS, SearchRequest, axes_of, axes_of_degrees, written_axes
+from planner.searching.exact_plans import Exact, ExactPlans
+from planner.searching.requests import DEGREE_WORDS, SearchRequest, axes_of, axes_of_degrees, read_gpus, written_axes
 from planner.searching.space import Space
 from planner.searching.weighing import objective_of
 
@@ -44,7 +42,7 @@ class Search(_Printed):
 
     @property
     def candidates(self) -> tuple[Row, ...]:
-        """With `exact` (device_bytes, headroom_bytes, verdict), `cost`, and `candidate.change`, `candidate.job`."""
+        """With `exact` (device_bytes, headroom_bytes, verdict), and `candidate.change`, `candidate.job`."""
         return tuple(self.result.rows)
 
     @property
@@ -196,12 +194,10 @@ def sweep(
 
 
 def _free(words: JobWords) -> tuple[JobWords, list[str]]:
-    """The words without GPUs and degrees, and the degrees as axes; the GPU that is named stays."""
+    """The words without GPUs and degrees, and the degrees as axes; the GPU that is named stays. Raises SpecError."""
     left: Any = {name: value for name, value in words.items() if name not in ("gpus", *DEGREE_WORDS)}
-    count = named_gpus.parse(str(words["gpus"]), "gpus")
-    if count.name:
-        left.setdefault("gpu", count.name)
-    return left, axes_of_degrees({word: words.get(word) for word in DEGREE_WORDS})
+    named = read_gpus(str(words["gpus"]), [str(words["gpu"])] if words.get("gpu") else []).name
+    return left | ({"gpu": named} if named else {}), axes_of_degrees({word: words.get(word) for word in DEGREE_WORDS})
 
 
 def _positive(seconds: float) -> float:

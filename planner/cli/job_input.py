@@ -21,8 +21,7 @@ def enter_for_command(arguments: argparse.Namespace) -> None:
     """Goes on in the Python that the command behind `--` names, or in that of `--torch`; returns where it is this one,
     or has no torch. Raises PlannerError where the torch that is asked for is not to be had."""
     from planner.progress import show_progress
-    from planner.runtime.environments.handover import go_on_as, stays_here
-    from planner.runtime.environments.interpreters import this_interpreter
+    from planner.runtime.environments.interpreters import go_on_as, stays_here, this_interpreter
     from planner.runtime.environments.torch_environments import make_environment
     from planner.versions import minor_of
 
@@ -69,7 +68,7 @@ def enter_for_job(job: Job, arguments: argparse.Namespace, standard_input: str =
 
     if minor_of(job.software.torch) == installed_torch() and not software()["torch"].endswith("+cpu"):
         return
-    from planner.runtime.environments.handover import go_on_as, stays_here
+    from planner.runtime.environments.interpreters import go_on_as, stays_here
     from planner.runtime.environments.torch_environments import find_environment
 
     python = None if stays_here() else find_environment(job.software.torch)

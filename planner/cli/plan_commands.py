@@ -26,7 +26,6 @@ from planner.cli.options import (
     tracing_options,
     write_file,
 )
-from planner.cli.search_commands import SECONDS_OF_A_GRID, run_on_gpus
 from planner.errors import PlannerError
 from planner.progress import show_progress
 
@@ -54,9 +53,6 @@ def add_plan(commands: Commands) -> None:
         "--rank", type=int, help="of which rank --snapshot is (default: the one with the least headroom)"
     )
     parser.add_argument("--no-advice", action="store_true", help="do not look for changes that would make it fit")
-    parser.add_argument(
-        "--on", default="", metavar="GPUS", help="all, or H100,A100:3g.20gb: the verdict on each of them, in one table"
-    )
 
 
 def run_plan(arguments: argparse.Namespace) -> int:
@@ -64,8 +60,6 @@ def run_plan(arguments: argparse.Namespace) -> int:
     from planner.report.plan_text import render
     from planner.report.statement import to_json
 
-    if arguments.on:
-        return run_on_gpus(arguments, arguments.on, SECONDS_OF_A_GRID)
     if arguments.rank is not None and not arguments.snapshot:
         raise PlannerError(
             "--rank says of which rank --snapshot is, and there is none",
@@ -103,20 +97,18 @@ def _plan(
     arguments: argparse.Namespace, *, with_advice: bool, with_eager: bool = False, keep_traces: bool = False
 ) -> PlanningResult:
     """The answer for the job that is named; raises what planning raises."""
-    from planner.planning.job_plan import plan_job
     from planner.planning.preload import usable
     from planner.planning.trace_source import TraceCache, TraceSource
-    from planner.planning.without_compile import add_eager
-    from planner.searching.plan_advice import add_advice
+    from planner.searching.plan_advice import plan_with_advice
 
     job = job_of(arguments)
     with show_progress() as progress:
         progress("loading PyTorch")
         source = TraceSource(cache=None if arguments.no_cache else TraceCache.of_user())
-        result = plan_job(job, source=source, processes=usable(), keep_traces=keep_traces, progress=progress)
-        if with_eager:
-            result = add_eager(result, source, progress)
-        return add_advice(result, source=source, progress=progress) if with_advice else result
+        return plan_with_advice(
+            job, source, processes=usable(), keep_traces=keep_traces, eager=with_eager, advice=with_advice,
+            progress=progress,
+        )  # fmt: skip
 
 
 def add_check(commands: Commands) -> None:

@@ -78,10 +78,6 @@ def add_run(commands: Commands) -> None:
         "program the largest early (default: an epoch, at most 60 s in all; none where steps are asked for)",
     )  # fmt: skip
     parser.add_argument(
-        "--no-look-ahead", action="store_const", const=0, dest="batches", help="as --batches 0: the program is given "
-        "its batches in their order",
-    )  # fmt: skip
-    parser.add_argument(
         "--until-read", action="store_true", help="after --steps go on until the program reads the statistics of its "
         "memory (torch.cuda.max_memory_allocated), and end there: peaks are those that it prints",
     )  # fmt: skip

@@ -31,12 +31,8 @@ if TYPE_CHECKING:
     from planner.cli.options import Commands
     from planner.progress import ProgressLine
     from planner.searching.engine import SearchResult
-    from planner.searching.exact_processes import ExactPlans
+    from planner.searching.exact_plans import ExactPlans
     from planner.searching.requests import SearchRequest
-
-
-SECONDS_OF_A_GRID = 600.0
-"""For all of its points."""
 
 
 def _add_time(parser: argparse.ArgumentParser, usual: float) -> None:
@@ -129,7 +125,7 @@ def _planning(arguments: argparse.Namespace, seconds: float) -> Iterator[tuple[E
     from planner.planning.preload import usable
     from planner.planning.trace_source import TraceCache, TraceSource
     from planner.progress import show_progress
-    from planner.searching.exact_processes import ExactPlans
+    from planner.searching.exact_plans import ExactPlans
 
     source = TraceSource(cache=None if arguments.no_cache else TraceCache.of_user())
     with show_progress() as progress:
@@ -171,7 +167,7 @@ def add_search(commands: Commands) -> None:
 def run_search(arguments: argparse.Namespace) -> int:
     """`planner search`: 0, 3, 130 if it was interrupted, or what reading raises."""
     from planner.searching.engine import search
-    from planner.searching.results import estimate_lines, render_search, row_lines, search_to_json
+    from planner.searching.results import render_search, row_lines, search_to_json
     from planner.searching.weighing import objective_of
 
     _shift_words(arguments)
@@ -188,11 +184,7 @@ def run_search(arguments: argparse.Namespace) -> int:
         shown: set[int] = set()
 
         def show_news(result: SearchResult) -> None:
-            """The roofline's order once, and every row as it comes."""
             news = [row for row in result.rows if row.candidate.index not in shown]
-            if result.not_planned and not shown:
-                _show(progress, estimate_lines(result.not_planned, style(sys.stderr)))
-                shown.add(-1)
             shown.update(row.candidate.index for row in news)
             _show(progress, (line for row in news for line in row_lines(row, style(sys.stderr))))
 
@@ -216,12 +208,11 @@ def add_extremes(commands: Commands) -> None:
     largest.add_argument("--step", type=int, default=0, metavar="N", help="sizes are multiples of it")
     fewest = add_command(
         commands, "min", run_min, tracing_options(), job_options(),
-        help="find the fewest GPUs on which a job fits in some layout, or the smallest GPU or MIG slice",
+        help="find the fewest GPUs on which a job fits in some layout",
         description="Tries numbers of GPUs from one on, each in every layout, with and without recomputation and with"
-        " smaller micro-batches; the global batch stays. `gpu` plans the job as it is on every GPU and MIG slice. Ends"
-        " with 0, or 3 if none is enough.",
+        " smaller micro-batches; the global batch stays. Ends with 0, or 3 if none is enough.",
     )  # fmt: skip
-    fewest.add_argument("axes", nargs="*", metavar="AXIS", help="gpus, which may be left out, or gpu")
+    fewest.add_argument("axes", nargs="*", metavar="AXIS", help="gpus, which may be left out")
     fewest.add_argument("--most", type=int, default=1024, metavar="N", help="GPUs to try (default: %(default)s)")
     fewest.add_argument("--global-batch", type=int, metavar="N", help="sequences of an optimizer step (default: kept)")
     for parser in (largest, fewest):
@@ -253,13 +244,12 @@ def run_min(arguments: argparse.Namespace) -> int:
 
     _shift_words(arguments)
     arguments.axes = arguments.axes or ["gpus"]
-    word = _one_axis(arguments, "gpus, gpu")
-    if word == "gpu":
-        return run_on_gpus(arguments, "all", _seconds_of(arguments))
+    word = _one_axis(arguments, "gpus")
     if word != "gpus":
         raise SpecError(
-            f"planner min does not know {word[:80]!a}", allowed="gpus, gpu",
-            remedy=did_you_mean(word, ["gpus", "gpu"]) or "planner search --objective memory finds the least memory",
+            f"planner min does not know {word[:80]!a}", allowed="gpus",
+            remedy="planner sweep JOB gpu=all plans every GPU and MIG slice" if word == "gpu"
+            else did_you_mean(word, ["gpus"]) or "planner search --objective memory finds the least memory",
         )  # fmt: skip
     if arguments.most < 1:
         raise SpecError(f"--most is {arguments.most}", allowed="a whole number from 1", place="--most")
@@ -274,27 +264,16 @@ def run_min(arguments: argparse.Namespace) -> int:
     return _ending(result.stopped, found=bool(result.gpus))
 
 
-def run_on_gpus(arguments: argparse.Namespace, written: str, seconds: float) -> int:
-    """The job on each of the GPUs that a word names: 0 where it fits on one of them, 3, or 130."""
-    from planner.searching.every_gpu import gpu_line, gpus_to_json, plan_on, render_gpus
-
-    job = job_of(arguments)
-    with _planning(arguments, seconds) as (plans, progress):
-        found = plan_on(job, written, plans, progress, lambda row: _show(progress, [gpu_line(row, style(sys.stderr))]))
-    print_answer(arguments, lambda: gpus_to_json(found), lambda: render_gpus(found, style()))
-    return _ending(found.stopped, found=any(row.point.verdict in ("fits", "tight") for row in found.rows))
-
-
 def add_sweep(commands: Commands) -> None:
     """Adds the parser of `planner sweep`."""
     parser = add_command(
         commands, "sweep", run_sweep, tracing_options(), job_options(),
         help="plan every point of a grid, such as micro_batch_size=1..8 sequence_length=2k..64k:x2",
         description="Plans every point of a grid, everything else as the job says it. 1..8 are eight, 1..64:8 takes"
-        " steps, 1..64:x2 doubles. Ends with 0, whatever fits.",
+        " steps, 1..64:x2 doubles; gpu=all are all GPUs and MIG slices. Ends with 0, whatever fits.",
     )  # fmt: skip
     parser.add_argument("axes", nargs="*", metavar="AXIS=VALUES", help="micro_batch_size=1..8")
-    _add_time(parser, SECONDS_OF_A_GRID)
+    _add_time(parser, 600.0)
     parser.add_argument("--format", choices=("text", "json", "csv"), default="text", help="csv has a line a point")
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from planner.errors import PlannerError, SpecError
+from planner.hardware import catalog
 from planner.job import consistency, spec_keys
 from planner.job.consistency import with_scope
 from planner.job.foreign_words import find_optimizer
@@ -210,6 +211,9 @@ def _values(name: str, text: str, step: str, place: str) -> list[Any]:
         return [_count(text)]
     if not text:
         raise SpecError(f"{place} has an empty value", allowed="values between the commas", remedy="delete the comma")
+    if name == "gpu" and text == "all":
+        every = [*catalog.gpus().values(), *(part for parts in catalog.slices().values() for part in parts)]
+        return [gpu.name for gpu in sorted(every, key=lambda gpu: (gpu.total_bytes, gpu.multiprocessors, gpu.name))]
     if name in ("optimizer", "gpu", "lora", "allocator"):
         return [text]
     value = read_yaml(text, place).plain()

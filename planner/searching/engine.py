@@ -13,7 +13,7 @@ from planner.job.schema import Gpu, Job
 from planner.report.statement import Verdict
 from planner.searching.exact_plans import Answers, Exact, OutOfTimeError, Plans, Refused, plan_in_turn
 from planner.searching.space import Candidate, Space
-from planner.searching.weighing import MOST_LOOKED_AT, Cost, Objective, Progress, Scales, Weighed, weigh
+from planner.searching.weighing import MOST_LOOKED_AT, Objective, Progress, Scales, Weighed, weigh
 
 _SIZES = ("micro_batch_size", "sequence_length")
 
@@ -76,10 +76,6 @@ class Waiting:
         """Of all groups."""
         return sum(len(group) for _, group in (*self._likely, *self._doubtful))
 
-    def best(self, count: int) -> list[Weighed]:
-        """Of the first groups by rank the first candidates, of those that are likely to fit."""
-        return [group[0] for _, group in heapq.nsmallest(count, self._likely)]
-
     def take(self, last: Rank, enough: bool) -> list[Weighed]:
         """The group to plan next; none where nothing that waits ranks before `last`. `enough`: as many were found as
         are wanted, so that only what could displace them counts."""
@@ -125,8 +121,6 @@ class Waiting:
 
 _WEIGHING_SHARE = 0.5
 """Of the time, at most, for looking through candidates."""
-_FIRST_ORDER_SECONDS = 3.0
-"""Until the order of those that were looked at so far is told; they are spread evenly."""
 
 _TRACE_SECONDS = 3.0
 """An 8B model by FSDP2, with its replay; tensor parallelism and pipelines are slower (docs/results/performance.md)."""
@@ -138,21 +132,12 @@ class Row:
 
     candidate: Candidate
     exact: Exact
-    cost: Cost | None
     value: float
     """Of the objective."""
 
     @property
     def rank(self) -> tuple[float, int]:
         return self.value, self.candidate.index
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """A candidate without a plan, and its cost by the roofline: whether it fits is not known."""
-
-    candidate: Candidate
-    cost: Cost
 
 
 @dataclass(slots=True)
@@ -168,8 +153,6 @@ class SearchResult:
     """Candidates that a plan decided."""
     traced: int = 0
     """Plans that were made for them: those that share a trace are one."""
-    not_planned: list[Estimate] = field(default_factory=list)
-    """Of those that wait the best by the roofline, where the objective is cost; empty where none could be better."""
     left_by_roofline: int = 0
     """Candidates that were not planned since the roofline says that they are slower than the last one that was found;
     that is not a bound."""
@@ -224,8 +207,6 @@ def search(
 
     def tell(what: str) -> None:
         result.doing, result.seconds = what, time.monotonic() - began
-        if not run.waiting and not result.not_planned and result.seconds > _FIRST_ORDER_SECONDS:
-            run.estimate(Waiting([sorted(group, key=lambda each: each.rank) for group in scales.groups.values()]))
         progress(what)
         watch(result)
 
@@ -263,19 +244,11 @@ class _Run:
     began: float
     until: float
     exceeded: Exceeded = field(default_factory=Exceeded)
-    waiting: Waiting | None = None
-
-    def estimate(self, waiting: Waiting) -> None:
-        """The best of those that wait, by the roofline."""
-        if self.objective is Objective.COST:
-            best = ((self._candidate(weighed), weighed.cost) for weighed in waiting.best(self.top))
-            self.result.not_planned = [Estimate(candidate, cost) for candidate, cost in best if cost is not None]
 
     def decide(self, groups: Sequence[list[Weighed]]) -> None:
         """Plan what is likely to fit, the best first, until enough is found; then what could still be better."""
-        self.waiting = waiting = Waiting(groups)
+        waiting = Waiting(groups)
         result = self.result
-        self.estimate(waiting)
 
         def next_group() -> tuple[list[Weighed], list[Job]] | None:
             while taken := waiting.take(self._last_rank(), len(result.rows) >= self.top):
@@ -289,19 +262,16 @@ class _Run:
 
         def tell(planned: int) -> None:
             result.traces_left = waiting.count + planned
-            self.estimate(waiting)
             self._tell_progress()
 
         try:
             for group, answers in plan_in_turn(self.plans, next_group, tell=tell):
                 self._take(group, answers, waiting)
-            result.not_planned = []
             if self.objective is Objective.COST and not self.any_fit:
                 result.left_by_roofline = waiting.candidates
         except OutOfTimeError:
             result.stopped = "time"
             result.undecided = waiting.better_than(self._last_rank())
-            self.estimate(waiting)
 
     def _last_rank(self) -> Rank:
         """What a candidate has to be better than."""
@@ -324,7 +294,7 @@ class _Run:
                 result.refused[answer.reason] = result.refused.get(answer.reason, 0) + 1
                 continue
             value = self.objective.of(weighed.cost, answer)
-            row = Row(candidate=self._candidate(weighed), exact=answer, cost=weighed.cost, value=value)
+            row = Row(candidate=self._candidate(weighed), exact=answer, value=value)
             if answer.whole:
                 waiting.learn(weighed.least_bytes, answer.device_bytes)
             if answer.fits:

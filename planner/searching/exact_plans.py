@@ -1,15 +1,21 @@
-"""Exact plans of candidates that share a trace: what they say, whatever makes them, and answers that are kept."""
+"""Exact plans of candidates that share a trace: what they say, who makes them, and answers that are kept.
+
+Those of :class:`ExactPlans` are made by children of a fork server, which loads PyTorch once: the bytes are those of a
+fresh process.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import pickle
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol, TypeVar
 
+from planner import cuda_on_paper
 from planner.errors import PlannerError
 from planner.hardware import catalog
 from planner.job.json_text import canonical_json
@@ -20,11 +26,15 @@ from planner.planning import judging, planned_classes
 from planner.planning.job_plan import state_job_hosts
 from planner.planning.judging import RankTrace
 from planner.planning.memory_pool import state_pool
+from planner.planning.preload import PRELOAD
 from planner.planning.trace_source import USUAL_SOURCE, TraceSource
 from planner.report.statement import RankClassStatement, Verdict, slowest_step
-from planner.runtime import messages
+from planner.runtime import messages, running
+from planner.runtime.fork_server import ForkServer
+from planner.runtime.limits import UNLIMITED
 from planner.runtime.messages import Answer as ChildAnswer
-from planner.runtime.messages import AnswerWriter
+from planner.runtime.messages import AnswerWriter, Task
+from planner.runtime.running import StoppedError
 from planner.truth.calibration.interval import Calibration
 from planner.verdict import worst
 
@@ -226,6 +236,52 @@ def answers_of(answer: ChildAnswer, jobs: int) -> Answers:
         return (Refused(f"planning it ended with {messages.ending(answer)}"),) * jobs
     answers: Answers = pickle.loads(answer.parts[_ANSWERS])
     return answers
+
+
+@dataclass(slots=True)
+class ExactPlans:
+    """Plans groups in so many processes at a time; to be used as a context, at whose end no child is left."""
+
+    processes: int
+    calibration: Calibration = field(default_factory=Calibration.none)
+    source: TraceSource = USUAL_SOURCE
+    deadline: float = float("inf")
+    """By time.monotonic()."""
+    count: int = 0
+    """Groups planned so far."""
+    _server: ForkServer = field(default_factory=lambda: cuda_on_paper.lasting_server(PRELOAD))
+    _stopped: threading.Event = field(default_factory=threading.Event)
+    _pool: ThreadPoolExecutor | None = None
+
+    def __enter__(self) -> ExactPlans:
+        self._pool = ThreadPoolExecutor(self.processes)
+        self._pool.submit(self._server.start)  # while candidates are still being looked through
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped.set()
+        assert self._pool is not None
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the deadline has come."""
+        return self._stopped.is_set() or time.monotonic() >= self.deadline
+
+    def submit(self, jobs: Sequence[Job], *, whole: bool = False) -> Future[Answers]:
+        assert self._pool is not None
+        return self._pool.submit(self._plan, Group(tuple(jobs), self.calibration, self.source, whole))
+
+    def _plan(self, group: Group) -> Answers:
+        if self.is_over:
+            raise OutOfTimeError
+        task = Task(f"{__name__}:plan_group", group)
+        answer = running.run(task, UNLIMITED, server=self._server, stopped=lambda: self.is_over)
+        if isinstance(answer.exceeded, StoppedError):
+            raise OutOfTimeError
+        messages.raise_failure(answer)
+        self.count += 1
+        return answers_of(answer, len(group.jobs))
 
 
 def plan_here(group: Group, is_over: Callable[[], bool] = lambda: False) -> Answers:

@@ -9,10 +9,11 @@ from dataclasses import dataclass, field, replace
 from planner.job.printing import short_yaml
 from planner.job.schema import Job
 from planner.planning.identity import traced_part
-from planner.planning.job_plan import PlanningResult
+from planner.planning.job_plan import PlanningResult, plan_job
 from planner.planning.judging import RankTrace
 from planner.planning.planned_classes import Progress
 from planner.planning.trace_source import USUAL_SOURCE, TraceSource
+from planner.planning.without_compile import add_eager
 from planner.report.statement import AdviceTried, Verdict, change_text
 from planner.searching.advice import USUAL_SECONDS, Advised, advise
 from planner.searching.axes import apply
@@ -80,6 +81,23 @@ def add_advice(
     spec = short_yaml(apply(job, advised.advice[0].change)) if advised.advice else ""
     plan = replace(result.plan, advice=advised.advice, advice_tried=tried, fitting_spec=spec, seconds=seconds_of_plan)
     return replace(result, plan=plan, notes=(*result.notes, what_was_tried(advised, took)))
+
+
+def plan_with_advice(
+    job: Job,
+    source: TraceSource,
+    *,
+    processes: int,
+    keep_traces: bool = False,
+    eager: bool = True,
+    advice: bool = True,
+    progress: Progress = lambda _: None,
+) -> PlanningResult:
+    """The plan of a job as people are shown it: of a compiled one beside its eager step, and with advice."""
+    result = plan_job(job, source=source, processes=processes, keep_traces=keep_traces, progress=progress)
+    if eager:
+        result = add_eager(result, source, progress)
+    return add_advice(result, source=source, progress=progress) if advice else result
 
 
 def what_was_tried(advised: Advised, seconds: float) -> str:

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from planner.report.style import Style, size
-from planner.searching.engine import Estimate, Row, SearchResult
+from planner.searching.engine import Row, SearchResult
 from planner.searching.exact_plans import Exact
 from planner.searching.extremes import Fewest, Largest
 from planner.searching.space import Candidate
 from planner.searching.sweeping import Point, Sweep
-from planner.searching.weighing import ASSUMPTIONS, FASTEST, Objective
+from planner.searching.weighing import FASTEST, Objective
 
 SEARCH, MAX, MIN, SWEEP = "planner.search/1", "planner.max/1", "planner.min/1", "planner.sweep/1"
 
@@ -28,9 +28,6 @@ def search_to_json(result: SearchResult) -> dict[str, Any]:
         "stopped": result.stopped,
         "candidates": [row_to_json(row, best) for row in result.rows],
         "closest": None if result.closest is None else row_to_json(result.closest, best),
-        "not_planned": [
-            {"change": each.candidate.change, "roofline_cost": cost} for each, cost in _relative(result.not_planned)
-        ],
         "space": {
             "candidates": scales.size,
             "looked_at": scales.looked_at,
@@ -44,7 +41,6 @@ def search_to_json(result: SearchResult) -> dict[str, Any]:
             "undecided": result.undecided,
         },
         "global_batch": result.space.global_batch,
-        "assumptions": list(ASSUMPTIONS) if result.objective is Objective.COST else [],
         "seconds": {name: None if took is None else round(took, 3) for name, took in seconds.items()},
     }
 
@@ -143,13 +139,11 @@ def render_search(result: SearchResult, style: Style) -> str:
     lines.append("")
     if result.rows:
         lines += [*_table(result, style), ""]
-    if result.not_planned:
-        lines += [*estimate_lines(result.not_planned, style), ""]
     lines += [line for sentence in _sentences(result) for line in textwrap.wrap(sentence, style.width)]
     if result.objective is Objective.COST and result.rows:
         assumed = (
             "Tokens a second are of each GPU, by the kernels of the traced step (docs/results/step-times.md has its"
-            f" error). A roofline decides which candidates are traced: {'; '.join(ASSUMPTIONS)}."
+            " error). A roofline decides which candidates are traced (docs/search.md)."
         )
         lines += [style.paint(line, "dim") for line in textwrap.wrap(assumed, style.width)]
     return "\n".join(lines) + "\n"
@@ -169,20 +163,6 @@ def row_lines(row: Row, style: Style) -> Iterator[str]:
     first, *more = textwrap.wrap(shown_change(row.candidate), style.width - len(head) - 9) or [""]
     yield f"{head}{style.paint(f'{verdict:<7}', _COLORS[verdict])}  {first}"
     yield from (" " * (len(head) + 9) + line for line in more)
-
-
-def estimate_lines(estimates: Sequence[Estimate], style: Style) -> Iterator[str]:
-    """Candidates without a plan, in the order of the roofline."""
-    yield style.paint("Not planned, in the order of the roofline; whether they fit is not known", "bold")
-    for each, cost in _relative(estimates):
-        first, *more = textwrap.wrap(shown_change(each.candidate), style.width - 12) or [""]
-        yield f"  {f'{cost:.2f} {style.times}':>8}  {first}"
-        yield from (" " * 12 + line for line in more)
-
-
-def _relative(estimates: Sequence[Estimate]) -> Iterator[tuple[Estimate, float]]:
-    """Each with its cost over that of the first."""
-    return ((each, round(each.cost.per_token / estimates[0].cost.per_token, 4)) for each in estimates)
 
 
 def shown_change(candidate: Candidate) -> str:

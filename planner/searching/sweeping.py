@@ -48,14 +48,8 @@ class Sweep:
     stopped: str = ""
 
 
-def sweep(
-    space: Space,
-    plans: Plans,
-    progress: Progress = lambda _: None,
-    decided: Callable[[Point], None] = lambda _: None,
-) -> Sweep:
-    """Plans every point; `decided` is told each as soon as something is said of it. Raises SpecError for more points
-    than anybody waits for."""
+def sweep(space: Space, plans: Plans, progress: Progress = lambda _: None) -> Sweep:
+    """Plans every point. Raises SpecError for more points than anybody waits for."""
     if space.size > MOST_POINTS:
         raise SpecError(
             f"the sweep has {space.size:,} points, each of which is planned",
@@ -72,10 +66,8 @@ def sweep(
         candidate, rule, explanation, bound = look_at(space, number)
         if candidate is None or bound is None:
             point.refused = explanation or rule
-            decided(point)
         elif bound.exceeds:
             point.least_bytes = bound.least_bytes
-            decided(point)
         else:
             groups.setdefault(space.traced_key(candidate), []).append((point, candidate.job))
     total, waiting = sum(map(len, groups.values())), iter(groups.values())
@@ -95,7 +87,6 @@ def sweep(
                     point.refused = answer.reason
                 else:
                     point.exact = answer
-                decided(point)
     except OutOfTimeError:
         result.stopped = "time"
     except KeyboardInterrupt:

@@ -1,4 +1,7 @@
-"""Ranks candidates without planning any: by rules, the lower bound, and a roofline of the training step."""
+"""Ranks candidates without planning any: by rules, the lower bound, and a roofline of the training step.
+
+The roofline orders candidates and is never shown: what it assumes of overlap and groups, docs/search.md says.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +22,6 @@ from planner.job.schema import Job
 from planner.searching.exact_plans import Exact
 from planner.searching.space import Candidate, Space, broken_rule
 
-ASSUMPTIONS = (
-    "matrix products reach 60 % of the data sheet's dense peak, attention 30 %, memory and links 75 %",
-    "groups lie in nodes from the inside out: tp, cp, ep, dp_shard, dp_replicate, pp",
-    "between nodes each GPU has 50 GB/s from Hopper on, 25 GB/s on A100, 12.5 GB/s before and on cards without NVLink",
-    "traffic of data parallelism hides behind the computation as far as there is any; that of tp, cp and ep does not",
-    "a pipeline's bubble is (ranks - 1) / micro-batches, over the stages of a rank; a third of it where the backward is"
-    " split",
-)
 MATMUL, ATTENTION, MOVING = 0.6, 0.3, 0.75
 _STREAM_PASSES, _INNER_PASSES = 40, 40
 """Times that a number of the residual stream, or of what lies inside of a block, goes through memory in the forward of
@@ -45,34 +40,9 @@ _STEP_BYTES = {True: 28, False: 60}
 """Of an element's optimizer step with two states in float32: fused, and operator after operator."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cost:
-    """Parts of a step at the roofline, in seconds of a machine that reaches it: only their ratios mean anything."""
-
-    compute: float
-    memory: float
-    blocking: float
-    """Collectives that nothing hides: tensor, context and expert parallelism, gathers of an offload."""
-    exposed: float
-    """What the computation does not hide of data parallelism."""
-    bubble: float
-    optimizer: float
-    gpus: int
-    tokens: int
-
-    @property
-    def step(self) -> float:
-        """All of it."""
-        return self.compute + self.memory + self.blocking + self.exposed + self.bubble + self.optimizer
-
-    @property
-    def per_token(self) -> float:
-        """GPU time of a token: what jobs with other batches and other numbers of GPUs are compared by."""
-        return self.step * self.gpus / self.tokens
-
-
-def cost_of(job: Job) -> Cost | None:
-    """The cost of an optimizer step; None where the model's sizes or the GPU's speeds are not known."""
+def cost_of(job: Job) -> float | None:
+    """The GPU time of a token at the roofline, in seconds of a machine that reaches it: only ratios mean anything. None
+    where the model's sizes or the GPU's speeds are not known."""
     shape, speed = shape_of(job.model), speed_of(job.cluster.gpu.name)
     if shape is None or speed is None or not job.train.sequence_length:
         return None
@@ -87,23 +57,13 @@ class _Step:
     shape: Shape
     speed: Speed
 
-    def cost(self) -> Cost:
-        train, degrees = self.job.train, axis_degrees(self.job.parallel)
-        count = train.gradient_accumulation_steps
-        compute, memory = count * self._compute(), count * self._memory()
-        blocking = count * self._blocking()
-        busy = compute + memory
+    def cost(self) -> float:
+        count = self.job.train.gradient_accumulation_steps
+        busy, blocking = count * (self._compute() + self._memory()), count * self._blocking()
+        # Tensor, context and expert parallelism are not hidden; of data parallelism what the computation does not hide.
         exposed = max(self._data_parallel(count) - busy, 0.0)
-        return Cost(
-            compute=compute,
-            memory=memory,
-            blocking=blocking,
-            exposed=exposed,
-            bubble=self._bubble() * (busy + blocking),
-            optimizer=self._optimizer(),
-            gpus=math.prod(degrees.values()),
-            tokens=tokens_of_step(self.job),
-        )
+        step = busy + blocking + exposed + self._bubble() * (busy + blocking) + self._optimizer()
+        return step * math.prod(axis_degrees(self.job.parallel).values()) / tokens_of_step(self.job)
 
     @property
     def _tokens(self) -> float:
@@ -251,19 +211,19 @@ class Objective(StrEnum):
     MEMORY = "memory"
     HEADROOM = "headroom"
 
-    def least(self, cost: Cost | None, bound: Bound) -> float:
+    def least(self, cost: float | None, bound: Bound) -> float:
         """What a plan of a candidate says at best: by a bound, of cost by the roofline and what steps were seen to
         take of it."""
         if self is Objective.COST:
-            return 0.0 if cost is None else FASTEST * cost.per_token
+            return 0.0 if cost is None else FASTEST * cost
         return bound.least_bytes if self is Objective.MEMORY else bound.least_bytes - bound.capacity_bytes
 
-    def of(self, cost: Cost | None, exact: Exact) -> float:
+    def of(self, cost: float | None, exact: Exact) -> float:
         """What a plan says."""
         if self is Objective.COST and exact.tokens_per_second:
             return 1 / exact.tokens_per_second
         if self is Objective.COST:
-            return 0.0 if cost is None else cost.per_token
+            return cost or 0.0
         return exact.device_bytes if self is Objective.MEMORY else -exact.headroom_bytes
 
 
@@ -348,7 +308,7 @@ class Weighed:
     number: int
     least_bytes: int
     capacity_bytes: int
-    cost: Cost | None
+    cost: float | None
     effort: float = 1.0
     """Of its plan, beside others."""
     unusual: int = 0

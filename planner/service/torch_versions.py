@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from planner.errors import PlannerError, SettingError
 from planner.planning import identity
 from planner.runtime.child import interpreter_words
-from planner.runtime.environments.handover import bring_code
-from planner.runtime.environments.interpreters import read_interpreter
+from planner.runtime.environments.interpreters import bring_code, read_interpreter
 from planner.runtime.environments.torch_environments import find_environment
 from planner.settings import PREFIX, split_list
 from planner.versions import minor_of

@@ -68,6 +68,9 @@ class Comparison:
     categories: tuple[Figure, ...] = ()
     notes: tuple[str, ...] = ()
 
+    def __str__(self) -> str:
+        return render(self)
+
 
 def to_json(comparison: Comparison) -> dict[str, Any]:
     return {"schema": SCHEMA, **to_plain(comparison)}

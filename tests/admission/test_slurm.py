@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 import urllib.parse
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,7 @@ import pytest
 
 from planner.admission import slurm
 from planner.admission.client import Client, PlanFound
-from planner.admission.policy import Action, Policy
-from planner.admission.slurm import HeldJob, HeldJobs, held_jobs
+from planner.admission.policy import Policy
 from planner.admission.specs import bundle_of_file
 from planner.service.local_ray import free_ports, instance_folder
 
@@ -74,10 +73,9 @@ class Slurm:
 
     def set_up(self, policy: Mapping[str, str], **controller: str) -> None:
         """The scripts as a site would edit them. Slurm reads both anew for each submission."""
-        held = [f"hold_seconds = {policy['hold_seconds']}"] if "hold_seconds" in policy else []
-        lines = [f"{name} = {value}" for name, value in policy.items() if name != "hold_seconds"]
+        lines = [f"{name} = {value}" for name, value in policy.items()]
         (self.folder / "admission.ini").write_text(
-            "\n".join(["[admission]", *lines, "[slurm]", f"verdicts = {self.verdicts}", *held, ""])
+            "\n".join(["[admission]", *lines, "[slurm]", f"verdicts = {self.verdicts}", ""])
         )
         self._install(
             "cli_filter.lua",
@@ -305,128 +303,6 @@ def test_a_plan_that_takes_too_long(
     assert "the plan is not ready after 1 s" in ended.stderr
     if code == 0:
         assert cluster.job(job_id(ended))["Comment"] == "planner:pending"
-
-
-@pytest.fixture
-def held(site: Any, service: Any, sbatch: Run, job_file: JobFile, cluster: Slurm) -> Iterator[Callable[..., str]]:
-    """Submits a job whose plan is not ready, at a site that holds such jobs, and gives its id."""
-
-    def submit(name: str, gpu: str, **policy: str) -> str:
-        for old in cluster.verdicts.glob("pl-*"):
-            old.unlink()  # every slow job has the same plan here
-        service.plan_provider.slow.add(name)
-        job_file(name, gpu)
-        site(pending="hold", wait_seconds="1", **{"hold_seconds": "600", **policy})
-        ended = sbatch(comment=f"planner:{name}.yaml for the paper")
-        assert "the plan is not ready after 1 s; the job is submitted held" in ended.stderr
-        job = job_id(ended)
-        found = cluster.job(job)
-        assert found["JobState"].startswith("PENDING Reason=JobHeld"), found["JobState"]
-        assert re.fullmatch(r"planner:held:pl-[a-z2-7]{26} for the paper", found["Comment"])
-        return job
-
-    yield submit
-    service.plan_provider.slow.clear()
-
-
-def as_planned(service: Any, cluster: Slurm, job: str, path: Path) -> None:
-    """The plan is there now: under the id that the fake plan_provider gave to whatever is slow."""
-    service.plan_provider.slow.clear()
-    made = Client(service.url, service.token, timeout_seconds=60).plan(bundle_of_file(path), 60)
-    assert isinstance(made, PlanFound)
-    waits = re.search("pl-[a-z2-7]{26}", cluster.job(job)["Comment"])
-    assert waits is not None
-    _until("a verdict lies there", (cluster.verdicts / made.plan["plan_id"]).exists, cluster.folder)
-    (cluster.verdicts / made.plan["plan_id"]).replace(cluster.verdicts / waits[0])
-
-
-def test_a_held_job_is_released_when_its_plan_fits(
-    held: Callable[..., str], keep_verdicts: Any, cluster: Slurm, service: Any, tmp_path: Path
-) -> None:
-    job = held("waits", "80GiB")
-    keep_verdicts()
-    as_planned(service, cluster, job, tmp_path / "waits.yaml")
-
-    _until("the job ran", lambda: "JobState=COMPLETED" in _shown(cluster, job), cluster.folder)
-    assert re.fullmatch("planner:pl-[a-z2-7]{26} for the paper", cluster.job(job)["Comment"])
-    assert cluster.job(job)["AdminComment"].startswith("planner: fits, pl-")
-
-
-def test_a_held_job_that_does_not_fit_is_cancelled_and_says_why(
-    held: Callable[..., str], keep_verdicts: Any, cluster: Slurm, service: Any, tmp_path: Path
-) -> None:
-    job = held("waits-large", "1.89GiB")
-    keep_verdicts()
-    as_planned(service, cluster, job, tmp_path / "waits-large.yaml")
-
-    _until("the job is cancelled", lambda: "JobState=CANCELLED" in _shown(cluster, job), cluster.folder)
-    assert "planner: refused: waits-large does not fit" in cluster.job(job)["AdminComment"]
-
-
-def test_a_held_job_that_never_gets_a_plan_goes_on_as_one_that_cannot_be_planned(
-    held: Callable[..., str], keep_verdicts: Any, cluster: Slurm
-) -> None:
-    job = held("waits-long", "80GiB", hold_seconds="1")
-    keep_verdicts()
-
-    _until("the job ran", lambda: "JobState=COMPLETED" in _shown(cluster, job), cluster.folder)
-    assert cluster.job(job)["Comment"] == "planner:pending for the paper"
-    assert cluster.job(job)["AdminComment"] == "planner: the job was not checked: no plan of it after 1 s"
-
-
-def _shown(cluster: Slurm, job: str) -> str:
-    return cluster.run("scontrol", "show", "job", job, cwd=cluster.folder).stdout
-
-
-def test_what_waits_is_read_from_the_queue_and_nothing_else() -> None:
-    plan = "pl-" + "a" * 26
-    listed = (
-        f"7|planner:held:{plan} mine\n7|planner:held:{plan} mine\n8|planner:{plan}\n9|(null)\nx|planner:held:{plan}\n"
-    )
-
-    assert held_jobs(listed) == [HeldJob("7", f"planner:held:{plan} mine", plan)]
-
-
-@pytest.mark.parametrize(("unplannable", "commands"), [("admit", ["release", "update"]), ("refuse", ["update", "7"])])
-def test_what_a_policy_says_of_the_unplannable_is_done_to_who_waited_for_long(
-    answering: Any, tmp_path: Path, unplannable: str, commands: list[str]
-) -> None:
-    plan, ran, clock = "pl-" + "a" * 26, [], [0.0]
-
-    def run(command: Sequence[str]) -> str:
-        ran.append(command)
-        return f"7|planner:held:{plan}\n" if command[0] == "squeue" else ""
-
-    policy = Policy(unplannable=Action(unplannable))
-    jobs = HeldJobs(tmp_path, Client(answering.url), policy, seconds=60, run=run, now=lambda: clock[0])
-    jobs.update()
-    clock[0] = 59.0
-    jobs.update()
-    assert [command[0] for command in ran] == ["squeue", "squeue"]
-    clock[0] = 60.0
-    jobs.update()
-
-    assert [command[1] for command in ran[3:]] == commands
-
-
-def test_the_lines_of_a_refusal_stand_apart_in_a_cancelled_jobs_comment(answering: Any, tmp_path: Path) -> None:
-    plan, ran = "pl-" + "a" * 26, []
-    refused = [
-        "refuse",
-        "exceeds",
-        "planner: refused: x does not fit (uncalibrated)",
-        "planner: the smallest change: y",
-    ]
-    (tmp_path / plan).write_text("\n".join(refused) + "\n")
-
-    def run(command: Sequence[str]) -> str:
-        ran.append(list(command))
-        return f"7|planner:held:{plan}\n" if command[0] == "squeue" else ""
-
-    HeldJobs(tmp_path, Client(answering.url), Policy(), run=run).update()
-
-    said = "planner: refused: x does not fit (uncalibrated); planner: the smallest change: y"
-    assert ran[1:] == [["scontrol", "update", "JobId=7", f"AdminComment={said}"], ["scancel", "7"]]
 
 
 def test_the_controller_refuses_unchecked_jobs_where_the_site_wants_it(

@@ -81,6 +81,9 @@ WRONG: dict[str, tuple[Any, str]] = {
     "degrees that no layout has": (
         lambda: planner.search(SPEC, gpus=8, tp=3), "no layout of 8 GPUs has tp 3",
     ),
+    "a GPU twice": (
+        lambda: planner.search(SPEC, gpus="4xH100", gpu="A100"), "gpus names H100, and gpu A100",
+    ),
     "a GPU that is none": (
         lambda: planner.search(SPEC, gpus="8xH1000"), "there is no GPU `H1000` in the catalog",
     ),

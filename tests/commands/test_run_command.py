@@ -200,7 +200,7 @@ def test_a_schedule_is_said_and_its_steps_are_run(tmp_path: Path, planner_here: 
     path.write_text(GROWS)
 
     unasked = planner_here("run", "--allow-writes", "--", "python", str(path))
-    short = planner_here("run", "--allow-writes", "--no-look-ahead", "--", "python", str(path))
+    short = planner_here("run", "--allow-writes", "--batches", "0", "--", "python", str(path))
     told = planner_here("run", "--allow-writes", "--steps-at", "0,900", "--format", "json", "--", "python", str(path))
 
     said = " ".join(short.stdout.split())

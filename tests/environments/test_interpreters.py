@@ -14,7 +14,7 @@ from own_caches import use_cache
 
 from planner import cli
 from planner.errors import PlannerError
-from planner.runtime.environments import handover, interpreters
+from planner.runtime.environments import interpreters
 from planner.runtime.environments.interpreters import Interpreter, read_interpreter, this_interpreter
 
 SPEC = """
@@ -98,7 +98,7 @@ def test_a_python_without_torch_is_refused_where_one_is_needed(tmp_path: Path) -
 
 def test_another_python_gets_planner_and_yaml_and_nothing_else_of_ours(tmp_path: Path, cache: Path) -> None:
     python = make_fake_environment(tmp_path / "job") / "bin/python"
-    folder = handover.bring_code()
+    folder = interpreters.bring_code()
 
     code = "import planner.job.loading, yaml, json; print(json.dumps([planner.__file__, yaml.__file__]))"
     ended = subprocess.run(
@@ -113,11 +113,11 @@ def test_another_python_gets_planner_and_yaml_and_nothing_else_of_ours(tmp_path:
 
 @pytest.mark.usefixtures("cache")
 def test_code_is_brought_again_where_a_link_leads_elsewhere() -> None:
-    folder = handover.bring_code()
+    folder = interpreters.bring_code()
     (folder / "yaml").unlink()
     (folder / "yaml").symlink_to("/nowhere")
 
-    assert handover.bring_code() == folder
+    assert interpreters.bring_code() == folder
     assert (folder / "yaml/__init__.py").exists()
 
 

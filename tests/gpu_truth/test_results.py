@@ -43,15 +43,6 @@ def test_cut_off_within_a_line_the_lines_before_it_stay(tmp_path_factory: pytest
     assert [each["case"] for each in again.documents()] == [*["a", "b", "c"][:kept], "d"]
 
 
-def test_an_operator_that_was_refused_is_named_until_it_runs(tmp_path: Path) -> None:
-    results = Results(tmp_path)
-    results.append(lines("operator-a", error="no kernel") + lines("operators"))
-    assert results.refused_operators() == ["operator-a (no kernel)"]
-
-    results.append(lines("operator-a"))
-    assert results.refused_operators() == []
-
-
 def test_no_file_grows_beyond_the_limit_and_there_are_no_more_than_eight(tmp_path: Path) -> None:
     most = 2**19 + 10 * len(LINE)  # half a MiB is left free in each
     results = Results(tmp_path, file_bytes=most)

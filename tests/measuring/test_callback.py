@@ -21,12 +21,8 @@ import torch
 from quiet_server import QuietServer
 
 from planner.truth.measuring.job_reports import job_of, plan_of
-from planner.truth.measuring.measurement_lines import Levels
 from planner.truth.measuring.memory_report import (
     MemoryReport,
-    Peaks,
-    PhasePeaks,
-    Reading,
     lightning_callback,
     report_memory,
     trainer_callback,
@@ -114,83 +110,8 @@ def gpu() -> Gpu:
     return Gpu()
 
 
-def same(count: int) -> Levels:
-    return Levels(requested_bytes=count, allocated_bytes=count, active_bytes=count, reserved_bytes=count)
-
-
-def reading(peak: int, current: int) -> Reading:
-    return Reading(same(peak), same(current))
-
-
-def stretch(phase: str, iterations: tuple[int, int], least: int, most: int | None, end: int) -> PhasePeaks:
-    return PhasePeaks(
-        phase=phase,
-        first_iteration=iterations[0],
-        last_iteration=iterations[1],
-        at_least=same(least),
-        at_most=None if most is None else same(most),
-        end=same(end),
-    )
-
-
 def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
-def phases(document: Mapping[str, Any]) -> dict[tuple[str, int], tuple[int, int]]:
-    """Allocated bytes at least and at most, by phase and iteration."""
-    return {
-        (each["phase"], each["first_iteration"]): (
-            each["at_least"]["allocated_bytes"],
-            each["at_most"]["allocated_bytes"],
-        )
-        for each in document["ranks"][0]["phases"]
-    }
-
-
-# What an unreset counter tells
-
-
-def test_a_stretch_in_which_the_peak_rose_peaked_there() -> None:
-    peaks = Peaks(reading(100, 100))
-
-    peaks.close("step", 1, reading(300, 200))
-
-    assert peaks.stretches() == (stretch("load", (0, 0), 100, 100, 100), stretch("step", (1, 1), 300, 300, 200))
-
-
-def test_a_stretch_in_which_it_stood_lies_between_its_ends_and_the_peak() -> None:
-    peaks = Peaks(reading(300, 100))
-
-    peaks.close("eval", 1, reading(300, 200))
-
-    assert peaks.stretches()[1] == stretch("eval", (1, 1), 200, 300, 200)
-
-
-def test_from_the_third_iteration_on_they_are_taken_together() -> None:
-    peaks = Peaks(reading(100, 100))
-
-    for iteration in range(1, 6):
-        peaks.close("step", iteration, reading(100 + iteration, 100))
-
-    assert [(each.first_iteration, each.last_iteration) for each in peaks.stretches()] == [
-        (0, 0),
-        (1, 1),
-        (2, 2),
-        (3, 5),
-    ]
-    assert peaks.stretches()[-1] == stretch("step", (3, 5), 105, 105, 100)
-
-
-def test_a_reset_by_the_training_code_is_seen_and_said() -> None:
-    peaks = Peaks(reading(500, 100))
-
-    peaks.close("step", 1, reading(250, 100))
-    peaks.close("step", 2, reading(400, 100))
-
-    assert peaks.resets_seen == 1
-    assert peaks.highest == same(500)
-    assert peaks.stretches()[1:] == (stretch("step", (1, 1), 250, None, 100), stretch("step", (2, 2), 400, 400, 100))
 
 
 # A plain loop
@@ -200,34 +121,34 @@ def train(memory: MemoryReport, gpu: Gpu, iterations: int = 4) -> None:
     """Optimizer state of 50 is born in the first iteration, activations of 200 in each."""
     for iteration in range(iterations):
         gpu.use(200)
-        memory.after("backward")
         gpu.take(50 if iteration == 0 else 0)
         memory.step()
-    with memory.evaluation():
-        gpu.use(400)
+    gpu.use(400)
 
 
-def test_a_plain_loop_reports_its_phases_to_a_file(gpu: Gpu, tmp_path: Path) -> None:
+def test_a_plain_loop_reports_its_peak_to_a_file(gpu: Gpu, tmp_path: Path) -> None:
     gpu.take(100)
 
     with report_memory(file=tmp_path / "rank{rank}.jsonl", read=gpu.read, id="7") as memory:
         train(memory, gpu)
 
     last = lines(tmp_path / "rank0.jsonl")[-1]
-    assert phases(last) == {
-        ("load", 0): (100, 100),
-        ("backward", 1): (300, 300),
-        ("step", 1): (150, 300),
-        ("backward", 2): (350, 350),
-        ("step", 2): (150, 350),
-        ("step", 3): (150, 350),
-        ("eval", 3): (550, 550),
-        ("end", 3): (150, 550),
-    }
     rank = last["ranks"][0]
     assert rank["peak"] == {f"{name}_bytes": 550 for name in FIGURES}
     assert (rank["rank"], rank["world_size"], rank["steps"], rank["cache_releases"]) == (0, 1, 4, 2)
     assert last["started_at"] <= last["ended_at"]
+
+
+def test_a_reset_by_the_training_code_is_seen_and_loses_no_peak(gpu: Gpu, tmp_path: Path) -> None:
+    with report_memory(file=tmp_path / "memory.jsonl", read=gpu.read) as memory:
+        gpu.use(500)
+        memory.step()
+        gpu.peak = gpu.current
+        gpu.use(400)
+        memory.step()
+
+    (rank,) = lines(tmp_path / "memory.jsonl")[-1]["ranks"]
+    assert (rank["peak"]["allocated_bytes"], rank["resets_seen"]) == (500, 1)
 
 
 def test_the_first_iterations_and_every_nth_are_reported_before_the_end(gpu: Gpu, tmp_path: Path) -> None:
@@ -303,7 +224,6 @@ def test_the_gpu_is_named_as_its_driver_does_and_its_bytes_are_told(
     rank = last["ranks"][0]
     assert rank["gpu"] == {"name": "NVIDIA H100 80GB HBM3", "uuid": "GPU-6b2e0a5c-1f", "total_bytes": 1000}
     assert (rank["device_bytes"], rank["device_bytes_by"]) == (700, "device")
-    assert [each["device_bytes"] for each in rank["phases"]] == [700, 700, 700]
 
 
 def test_nothing_is_reset_and_no_context_is_made(gpu: Gpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -316,7 +236,6 @@ def test_nothing_is_reset_and_no_context_is_made(gpu: Gpu, tmp_path: Path, monke
             train(memory, gpu)
 
     assert called == []
-    assert phases(lines(tmp_path / "memory.jsonl")[-1])[("eval", 3)] == (450, 450)
 
 
 # The service
@@ -347,7 +266,7 @@ def test_the_service_gets_the_job_with_its_plan(
         "gpu_uuids": [],
     }
     assert body["hosts"] == [body["ranks"][0]["host"]]
-    assert phases(body)[("eval", 3)] == (550, 550)
+    assert body["ranks"][0]["peak"]["reserved_bytes"] == 550
     assert "s3cret" not in caplog.text + json.dumps(body)
 
 
@@ -487,10 +406,7 @@ def test_what_fails_inside_is_one_line_in_the_log(caplog: pytest.LogCaptureFixtu
 
     with report_memory(file=tmp_path / "memory.jsonl", read=broken) as memory:
         for _ in range(5):
-            memory.after("backward")
             memory.step()
-        with memory.evaluation():
-            pass
 
     assert caplog.messages == ["planner: memory is not reported, training goes on: RuntimeError: the driver is gone"]
 
@@ -508,7 +424,7 @@ def test_a_device_that_dies_on_the_way_leaves_what_was_known(gpu: Gpu, tmp_path:
 
     last = lines(tmp_path / "memory.jsonl")[-1]
     assert last["ended_at"] is not None
-    assert phases(last)[("step", 1)] == (300, 300)
+    assert last["ranks"][0]["peak"]["allocated_bytes"] == 300
 
 
 @pytest.mark.parametrize("server", ["file:///etc/passwd", "planner:8000"])
@@ -566,18 +482,6 @@ raise torch.OutOfMemoryError("CUDA out of memory")
 # The frameworks
 
 
-TRAINER_PHASES = {
-    ("load", 0): (100, 100),
-    ("step", 1): (300, 300),
-    ("optimizer_step", 1): (150, 300),
-    ("step", 2): (350, 350),
-    ("optimizer_step", 2): (150, 350),
-    ("eval", 2): (550, 550),
-    ("step", 3): (150, 550),
-    ("end", 3): (150, 550),
-}
-
-
 def test_the_trainer_calls_it_by_its_own_handler(gpu: Gpu, tmp_path: Path) -> None:
     """transformers' CallbackHandler, driven in the Trainer's order: two micro-batches an iteration."""
     transformers = pytest.importorskip("transformers.trainer_callback")
@@ -607,8 +511,7 @@ def test_the_trainer_calls_it_by_its_own_handler(gpu: Gpu, tmp_path: Path) -> No
 
     assert isinstance(callback, transformers.TrainerCallback)
     last = lines(tmp_path / "memory.jsonl")[-1]
-    assert phases(last) == TRAINER_PHASES
-    assert last["ranks"][0]["steps"] == 3
+    assert (last["ranks"][0]["peak"]["allocated_bytes"], last["ranks"][0]["steps"]) == (550, 3)
 
 
 def test_lightning_calls_it_in_its_documented_order(gpu: Gpu, tmp_path: Path) -> None:
@@ -618,40 +521,19 @@ def test_lightning_calls_it_in_its_documented_order(gpu: Gpu, tmp_path: Path) ->
     gpu.take(100)
 
     callback.on_fit_start(trainer, module)
-    callback.on_validation_start(trainer, module)
-    gpu.use(10)
-    callback.on_validation_end(trainer, module)
     for batch in range(6):
         callback.on_train_batch_start(trainer, module, None, batch)
         gpu.use(150)
-        callback.on_before_backward(trainer, module, None)
         gpu.use(200)
-        callback.on_after_backward(trainer, module)
         if batch % 2:
             gpu.take(50 if batch == 1 else 0)
             trainer.global_step += 1
         callback.on_train_batch_end(trainer, module, None, None, batch)
-    callback.on_validation_start(trainer, module)
     gpu.use(400)
-    callback.on_validation_end(trainer, module)
     callback.on_fit_end(trainer, module)
 
     last = lines(tmp_path / "memory.jsonl")[-1]
-    assert phases(last) == {
-        ("load", 0): (100, 100),
-        ("eval", 0): (110, 110),
-        ("forward", 1): (250, 300),
-        ("backward", 1): (300, 300),
-        ("optimizer_step", 1): (150, 300),
-        ("step", 1): (150, 300),
-        ("forward", 2): (150, 350),
-        ("backward", 2): (350, 350),
-        ("optimizer_step", 2): (150, 350),
-        ("step", 2): (150, 350),
-        ("step", 3): (150, 350),
-        ("eval", 3): (550, 550),
-        ("end", 3): (150, 550),
-    }
+    assert (last["ranks"][0]["peak"]["allocated_bytes"], last["ranks"][0]["steps"]) == (550, 3)
 
 
 def test_an_exception_in_lightning_is_reported(gpu: Gpu, tmp_path: Path) -> None:

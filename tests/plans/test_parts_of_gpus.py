@@ -7,17 +7,19 @@ from dataclasses import replace
 import pytest
 
 from planner.errors import SpecError
+from planner.hardware import catalog
 from planner.job.loading import job_on_gpu, load_yaml
 from planner.job.overhead import outside_of
 from planner.job.schema import Job
 from planner.planning.job_plan import plan_job
 from planner.planning.memory_pool import state_pool
 from planner.report.statement import Plan, from_json, to_json
-from planner.report.style import Style
 from planner.report.verdict_text import job_sentence, verdict_sentences
-from planner.searching.every_gpu import gpus_to_json, plan_on, render_gpus
+from planner.searching.axes import parse
 from planner.searching.exact_plans import PlansHere
 from planner.searching.plan_advice import add_advice
+from planner.searching.space import Space
+from planner.searching.sweeping import sweep
 from planner.truth.calibration.interval import Calibration
 from planner.units import GIB
 from planner.verdict import Verdict
@@ -150,35 +152,29 @@ def test_a_pool_of_a_gpu_that_is_described_by_figures_is_not_known(plan: Plan) -
     assert state_pool("", plan.rank_classes, plan.host, 1) is None
 
 
-def test_every_gpu_in_one_table_agrees_with_a_plan_on_each(job: Job) -> None:
+def test_a_sweep_over_gpus_agrees_with_a_plan_on_each(job: Job) -> None:
     plans = PlansHere(calibration=Calibration.none())
-    named = "H100,A100-SXM-40GB,A100-SXM-80GB,H100:1g.10gb,GB10,T4"
-    found = plan_on(job, named, plans)
+    axis = parse("gpu=H100,A100-SXM-40GB,A100-SXM-80GB,H100:1g.10gb,GB10,T4")
+    found = sweep(Space(base=job, axes=(axis,)), plans)
 
     assert plans.count == 4  # sm_75, sm_80, sm_90 and sm_121
-    for row in found.rows:
-        alone = plan_job(job_on_gpu(job, row.gpu.name), Calibration.none()).plan
-        exact = row.point.exact
+    for point in found.points:
+        name = point.labels[0]
+        alone = plan_job(job_on_gpu(job, name), Calibration.none()).plan
+        exact = point.exact
         assert exact is not None
         assert exact.verdict is alone.verdict
         # By its own multiprocessors a slice takes no more than by those of its GPU, and hardly less.
         more = exact.device_bytes - alone.rank_classes[0].peak.device_bytes
-        assert more == 0 if not row.gpu.slice else 0 <= more <= 256 * 2**20
+        assert more == 0 if ":" not in name else 0 <= more <= 256 * 2**20
 
 
-def test_all_are_all_gpus_and_slices_by_their_memory_and_the_smallest_is_named(job: Job) -> None:
-    found = plan_on(replace(job, train=replace(job.train, micro_batch_size=48)), "all", PlansHere())
-    sizes = [row.gpu.total_bytes for row in found.rows]
-    document = gpus_to_json(found)
+def test_all_are_all_gpus_and_slices_by_their_memory() -> None:
+    gpus = [catalog.by_name(label) for label in parse("gpu=all").labels]
+    sizes = [gpu.total_bytes for gpu in gpus if gpu is not None]
 
     assert sizes == sorted(sizes)
-    assert len(sizes) > 80
-    assert found.smallest is not None
-    assert found.smallest.name == document["smallest"]
-    before = found.rows[: [row.gpu for row in found.rows].index(found.smallest)]
-    assert before
-    assert all(row.point.verdict != "fits" for row in before)
-    assert f"The smallest on which it fits: {found.smallest.name}." in render_gpus(found, Style())
+    assert len(sizes) == len(gpus) > 80
 
 
 def test_ranks_that_talk_are_not_planned_on_slices() -> None:
@@ -186,7 +182,6 @@ def test_ranks_that_talk_are_not_planned_on_slices() -> None:
         SMALL.replace("gpus_per_node: 1", "gpus_per_node: 2") + "parallel: {dp_replicate: {degree: 2, kind: ddp}}\n",
         "two",
     )
-    found = plan_on(two, "all", PlansHere(deadline=0.0))
+    found = sweep(Space(base=two, axes=(parse("gpu=H100:1g.10gb"),)), PlansHere())
 
-    assert not any(row.gpu.slice for row in found.rows)
-    assert "MIG slices are left out" in render_gpus(found, Style())
+    assert found.points[0].verdict == "refused"

@@ -62,7 +62,7 @@ class SupposedPlans:
     def exact(self, job: Job) -> Exact:
         device, allocated = self.bytes_of(job)
         capacity, cost = job.cluster.gpu.total_bytes, cost_of(job)
-        rate = 0.0 if cost is None else 1 / (cost.per_token * self.slowness_of(job))
+        rate = 0.0 if cost is None else 1 / (cost * self.slowness_of(job))
         return Exact(
             verdict=Verdict.EXCEEDS if device > capacity else Verdict.FITS,
             device_bytes=device,

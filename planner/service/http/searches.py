@@ -9,7 +9,6 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
-from pydantic import Field
 
 from planner.planning.planned_classes import refuse_unplannable
 from planner.searching import requests
@@ -48,11 +47,8 @@ class Search(Answer):
     """Why it is `stopped`: time, cancelled, interrupted (the service ended)."""
     candidates: list[dict[str, Any]]
     closest: dict[str, Any] | None
-    not_planned: list[dict[str, Any]] = Field(default_factory=list)
-    """Of those whose plans are not made the best by the roofline: whether they fit is not known."""
     space: dict[str, Any]
     global_batch: int
-    assumptions: list[str]
     seconds: dict[str, float | None]
     progress: dict[str, Any]
     problem: dict[str, str] | None

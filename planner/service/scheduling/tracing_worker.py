@@ -16,7 +16,7 @@ from planner.job.schema import Job
 from planner.planning.preload import PRELOAD
 from planner.planning.trace_source import TraceSource
 from planner.runtime import messages, running
-from planner.runtime.environments.handover import bring_code
+from planner.runtime.environments.interpreters import bring_code
 from planner.runtime.fork_server import ForkServer, ServerLostError
 from planner.runtime.limits import Limit, LimitExceededError, Limits
 from planner.runtime.messages import MEMORY, Answer, Task

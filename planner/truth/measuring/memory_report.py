@@ -4,7 +4,7 @@
     Trainer(..., callbacks=[trainer_callback()])
     lightning.Trainer(..., callbacks=[lightning_callback()])
 
-Each keeps the memory that its rank takes phase by phase, and sends it now and then. It only reads: no counter is
+Each keeps the most memory that its rank took, and sends it now and then. It only reads: no counter is
 reset, nothing is allocated, no kernel is waited for. Reports leave in a thread of their own, and what goes wrong here
 is one line in the log, never an exception in the training.
 """
@@ -18,8 +18,8 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
@@ -32,93 +32,9 @@ from planner.truth.measuring.job_reports import ReportSender, job_of, plan_of, t
 from planner.truth.measuring.measurement_lines import FIGURES, Levels
 from planner.truth.measuring.software import allocator_conf, software
 
-FINE_ITERATIONS = 2
-"""Iterations told one by one: optimizer state is born in the first, the second is the usual peak, later ones alike."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """The allocator's counters at a moment; `device_bytes` is 0 where the driver was not asked."""
-
-    peak: Levels
-    current: Levels
-    device_bytes: int = 0
-
-    @classmethod
-    def of(cls, stats: Mapping[str, int], device_bytes: int = 0) -> Reading:
-        return cls(Levels.of(stats, "peak"), Levels.of(stats, "current"), device_bytes)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PhasePeaks:
-    """A phase of one iteration, or of all from `first_iteration` on; bytes.
-
-    Its peak lies between `at_least` and `at_most`, each figure for itself; `at_most` is None if somebody reset the
-    peaks meanwhile. `end` and `device_bytes` are of its end (the highest, of the driver's).
-    """
-
-    phase: str
-    first_iteration: int
-    last_iteration: int
-    at_least: Levels
-    at_most: Levels | None
-    end: Levels
-    device_bytes: int = 0
-
-
-class Peaks:
-    """What is known so far. A stretch lies between two readings and is named at its end."""
-
-    def __init__(self, first: Reading, phase: str = "load") -> None:
-        """`first` ends the first stretch, which began with the process."""
-        self._before = first
-        self._stretches: dict[tuple[str, int], PhasePeaks] = {}
-        self.resets_seen = 0
-        self._add(phase, 0, first, first.peak, first.peak)
-
-    @property
-    def highest(self) -> Levels:
-        """The highest ever read, each figure at its own moment."""
-        return functools.reduce(Levels.highest, (stretch.at_least for stretch in self._stretches.values()))
-
-    @property
-    def device_bytes(self) -> int:
-        return max(stretch.device_bytes for stretch in self._stretches.values())
-
-    def stretches(self) -> tuple[PhasePeaks, ...]:
-        return tuple(self._stretches.values())
-
-    def close(self, phase: str, iteration: int, now: Reading) -> None:
-        """What ran since the last reading was this phase of this iteration."""
-        before, self._before = self._before, now
-        ends = before.current.highest(now.current)
-        rose = {name: getattr(now.peak, name) - getattr(before.peak, name) for name in FIGURES}
-        if min(rose.values()) < 0:
-            self.resets_seen += 1
-            self._add(phase, iteration, now, ends.highest(now.peak), None)
-            return
-        least = Levels(**{name: getattr(now.peak if rose[name] else ends, name) for name in FIGURES})
-        self._add(phase, iteration, now, least, now.peak)
-
-    def _add(self, phase: str, iteration: int, now: Reading, least: Levels, most: Levels | None) -> None:
-        first = min(iteration, FINE_ITERATIONS + 1)
-        device_bytes = now.device_bytes
-        known = self._stretches.get((phase, first))
-        if known is not None:
-            least, device_bytes = known.at_least.highest(least), max(known.device_bytes, device_bytes)
-            most = None if most is None or known.at_most is None else known.at_most.highest(most)
-        self._stretches[(phase, first)] = PhasePeaks(
-            phase=phase,
-            first_iteration=first,
-            last_iteration=iteration,
-            at_least=least,
-            at_most=most,
-            end=now.current,
-            device_bytes=device_bytes,
-        )
-
-
 SCHEMA = "planner.job/1"
+_FIRST_ITERATIONS = 2
+"""Reported each: optimizer state is born in the first, the second is the usual peak, later ones are alike."""
 Reader = Callable[[], Mapping[str, int]]
 _P = ParamSpec("_P")
 
@@ -179,7 +95,10 @@ class MemoryReport:
         self.iteration = 0
         """Optimizer steps that have ended."""
         self._settings = settings
-        self._peaks: Peaks | None = None
+        self._highest: Levels | None = None
+        """The highest ever read, each figure at its own moment; None where no CUDA memory was seen."""
+        self._last = Levels()
+        self._most_device_bytes = self._resets = 0
         self._outbox: ReportSender | None = None
         self._job: tuple[str, str] | None = None
         self._facts: dict[str, Any] = {}
@@ -191,11 +110,12 @@ class MemoryReport:
 
     @_quiet
     def begin(self) -> None:
-        """The model may be on the device already, or not yet. What was so far is the phase `load`."""
+        """The model may be on the device already, or not yet."""
         if self._started and not self._ended:
             return
         self._started, self._ended, self._process = _now(), "", os.getpid()
-        self.iteration, self._peaks, self._facts, self._out_of_memory = 0, None, {}, ""
+        self.iteration, self._highest, self._facts, self._out_of_memory = 0, None, {}, ""
+        self._last, self._most_device_bytes, self._resets = Levels(), 0, 0
         atexit.register(self._at_exit)
         settings = self._settings
         self._job = job_of(os.environ)
@@ -210,44 +130,17 @@ class MemoryReport:
         if not destinations:
             self._tell_once("memory is reported to nobody: give a file or a server")
         self._outbox = ReportSender(tuple(destinations))
-        self._close("load", 0, with_device=True)
-
-    @_quiet
-    def after(self, phase: str) -> None:
-        """What ran since the last call was this phase of the iteration: forward, backward, optimizer_step; or load.
-
-        From the third iteration on nothing is read here, as those are alike.
-        """
-        if self.iteration < FINE_ITERATIONS:
-            self._close(phase, 0 if phase == "load" else self.iteration + 1)
+        self._look(with_device=True)
 
     @_quiet
     def step(self) -> None:
-        """An optimizer step has ended; what no other call has named is the phase `step`."""
+        """An optimizer step has ended."""
         self.iteration += 1
-        fine, every = self.iteration <= FINE_ITERATIONS, self._settings.every
-        due = fine or (every > 0 and self.iteration % every == 0)
-        self._close("step", self.iteration, with_device=due)
+        every = self._settings.every
+        due = self.iteration <= _FIRST_ITERATIONS or (every > 0 and self.iteration % every == 0)
+        self._look(with_device=due)
         if due:
             self._report()
-
-    @_quiet
-    def evaluated(self) -> None:
-        """What ran since the last call was an evaluation."""
-        self._close("eval", self.iteration, with_device=True)
-
-    @_quiet
-    def evaluation_begins(self) -> None:
-        """What ran since the last call was none."""
-        self._close("step", self.iteration) if self.iteration else self._close("load", 0)
-
-    @contextmanager
-    def evaluation(self) -> Iterator[None]:
-        self.evaluation_begins()
-        try:
-            yield
-        finally:
-            self.evaluated()
 
     @_quiet
     def end(self, error: BaseException | None = None) -> None:
@@ -257,9 +150,8 @@ class MemoryReport:
         self._ended = _now()
         atexit.unregister(self._at_exit)
         self._out_of_memory = _out_of_memory_words(error)
-        last = ("end", self.iteration) if error is None else ("step", self.iteration + 1)
         with suppress(Exception):  # what was known before is reported even if the device is gone
-            self._close(*last, with_device=True)
+            self._look(with_device=True)
         self._report()
         if self._outbox is not None:
             self._outbox.finish(self._settings.wait_seconds)
@@ -273,18 +165,17 @@ class MemoryReport:
 
     def document(self) -> dict[str, Any]:
         """What is known now, as it is reported; empty where no CUDA memory was seen."""
-        peaks, settings = self._peaks, self._settings
-        if peaks is None:
+        highest, settings = self._highest, self._settings
+        if highest is None:
             return {}
         system, job = self._job or ("", "")
         rank = {
             **self._facts,
             "steps": self.iteration,
-            "peak": asdict(peaks.highest),
-            "device_bytes": peaks.device_bytes,
+            "peak": asdict(highest),
+            "device_bytes": self._most_device_bytes,
             "device_bytes_by": self._counted_by,
-            "phases": [asdict(stretch) for stretch in peaks.stretches()],
-            "resets_seen": peaks.resets_seen,
+            "resets_seen": self._resets,
             "cache_releases": self._stats.get("num_alloc_retries", 0),
             "out_of_memory": self._out_of_memory,
         }
@@ -306,23 +197,22 @@ class MemoryReport:
         """The process ends and nobody said so: the Trainer, for one, tells its callbacks of no exception."""
         self.end(getattr(sys, "last_value", None))
 
-    def _close(self, phase: str, iteration: int, *, with_device: bool = False) -> None:
+    def _look(self, *, with_device: bool) -> None:
         # Never makes a CUDA context: a process that has none has no CUDA memory.
         read = self._settings.read or (torch.cuda.memory_stats if torch.cuda.is_initialized() else dict)
         stats: Mapping[str, int] = read()
         if not stats:
-            if iteration:
+            if self.iteration:
                 self._tell_once("this process uses no CUDA memory: nothing is reported")
             return
-        self._stats = stats
-        now = Reading.of(stats, self._device_bytes() if with_device else 0)
-        if self._peaks is None:
+        self._stats, peak = stats, Levels.of(stats, "peak")
+        if self._highest is None:
             self._facts = _facts()
-            if phase == "load":
-                self._peaks = Peaks(now)
-                return
-            self._peaks = Peaks(Reading(Levels(), Levels()))  # CUDA was not in use when the training began
-        self._peaks.close(phase, iteration, now)
+        # A counter that fell was set back by the training.
+        self._resets += any(getattr(peak, name) < getattr(self._last, name) for name in FIGURES)
+        self._last, self._highest = peak, peak.highest(self._highest or peak)
+        if with_device:
+            self._most_device_bytes = max(self._most_device_bytes, self._device_bytes())
 
     def _device_bytes(self) -> int:
         """As the driver counts this process; where it does not, what is in use on the whole device."""
@@ -424,27 +314,13 @@ class _Hooks:
 
 
 class _TrainerHooks(_Hooks):
-    """In the Trainer's order: begin, (step begin, [substep end], optimizer step, step end, [evaluate]), end.
-
-    `on_evaluate` comes after an evaluation, and none before it: what ran since the step's end is the evaluation.
-    """
-
     framework = "trainer"
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
         self.memory.begin()
 
-    def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
-        self.memory.after("step")
-
-    def on_optimizer_step(self, *_: Any, **__: Any) -> None:
-        self.memory.after("optimizer_step")
-
     def on_step_end(self, *_: Any, **__: Any) -> None:
         self.memory.step()
-
-    def on_evaluate(self, *_: Any, **__: Any) -> None:
-        self.memory.evaluated()
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
         self.memory.end()
@@ -462,23 +338,10 @@ class _LightningHooks(_Hooks):
     def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
         self._steps = getattr(trainer, "global_step", 0)
 
-    def on_before_backward(self, *_: Any) -> None:
-        self.memory.after("forward")
-
-    def on_after_backward(self, *_: Any) -> None:
-        self.memory.after("backward")
-
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
         if getattr(trainer, "global_step", self._steps + 1) == self._steps:
             return
-        self.memory.after("optimizer_step")
         self.memory.step()
-
-    def on_validation_start(self, *_: Any) -> None:
-        self.memory.evaluation_begins()
-
-    def on_validation_end(self, *_: Any) -> None:
-        self.memory.evaluated()
 
     def on_exception(self, trainer: Any, module: Any, exception: BaseException, *_: Any) -> None:  # noqa: ARG002
         self.memory.end(exception)

@@ -122,7 +122,6 @@ function resultOf(found, space, job, replan) {
   return html("section", { class: "card", "aria-label": "Candidates" },
     pictureOf(rows),
     sortableTable("Candidates that fit", columns, rows, { empty: closestText(found.closest) }),
-    found.assumptions.length > 0 && html("details", {}, html("summary", {}, "What the ranking assumes"), html("ul", {}, found.assumptions.map((each) => html("li", {}, each)))),
     html("details", {}, html("summary", {}, "What was left out"),
       html("ul", {}, html("li", {}, `${space.exceed_by_bound.toLocaleString("en")} exceed by their lower bound, ${space.left_out_as_larger} as larger than one that exceeds, ${space.refused} cannot be planned, ${space.undecided} undecided`),
         counts.map((each) => html("li", {}, each)))));
