@@ -53,13 +53,13 @@ _LOCK = 0x706C616E  # "plan": the advisory lock under which one of many processe
 
 
 def is_current(connection: Connection, place: str) -> bool:
-    """Whether there is nothing to do. Raises HistoryUnavailableError for a schema that no version of this planner has."""
+    """Whether there is nothing to do. Raises HistoryUnavailableError for a schema that this planner does not know."""
     scripts = ScriptDirectory.from_config(_config())
     current = _current_version(connection)
     known = {script.revision for script in scripts.walk_revisions()}
     if current is not None and current not in known:
         raise HistoryUnavailableError(
-            f"its schema {current} is not one of this planner: a newer one wrote it, or one from before the first release",
+            f"its schema {current} is not one of this planner: a newer one wrote it, or one before the first release",
             allowed=", ".join(sorted(known)),
             remedy="name a new database, or update this planner",
             place=place,
