@@ -8,13 +8,13 @@ from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import BigInteger, ColumnElement, Row, Select, and_, case, func, or_, select, type_coerce
+from sqlalchemy import BigInteger, ColumnElement, Row, Select, case, func, or_, select, type_coerce
 
 from planner.hardware.catalog import by_name
 from planner.hardware.gpus import GpuRecord
 from planner.job.schema import Cluster, Gpu
 from planner.service.history.database import Database
-from planner.service.history.job_table import Outcome, ended_since, is_open, rank_of_job, whose_memory
+from planner.service.history.job_table import Outcome, ended_since, fullest_ranks, is_open, rank_of_job, whose_memory
 from planner.service.history.plan_table import RankClassSummary, select_rank_classes
 from planner.service.history.schema import JOBS, MEASURED_RANKS, PLANS, microseconds
 from planner.verdict import Verdict, decide
@@ -216,19 +216,13 @@ def read_needs(
         .order_by(JOBS.c.updated_at, JOBS.c.system, JOBS.c.job_id)
         .limit(limit)
     )
-    peaks = (
-        select(JOBS.c.system, JOBS.c.job_id, func.max(MEASURED_RANKS.c.device_bytes).label("device_bytes"))
-        .join(MEASURED_RANKS, rank_of_job)
-        .where(and_(asked, MEASURED_RANKS.c.device_bytes.is_not(None)))
-        .group_by(JOBS.c.system, JOBS.c.job_id)
-    )
     with database.reading() as connection:
         count = connection.execute(select(func.count()).select_from(JOBS).where(asked)).scalar_one()
         rows = connection.execute(chosen).all()
-        measured = {(row.system, row.job_id): row.device_bytes for row in connection.execute(peaks)}
+        measured = fullest_ranks(connection, [(row.system, row.job_id) for row in rows])
         classes = select_rank_classes(connection, list(dict.fromkeys(row.plan_id for row in rows)))
     needs = tuple(
-        _need(row, of_plan, measured.get((row.system, row.job_id), 0))
+        _need(row, of_plan, measured.get((row.system, row.job_id), (0, 0, 0))[1])
         for row in rows
         if (of_plan := classes.get(row.plan_id))
     )
