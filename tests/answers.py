@@ -177,7 +177,7 @@ def exchanges(job: dict[str, Any], in_yaml: str) -> Sequence[tuple[str, str, str
         ("no-job", "GET", "/v1/jobs/slurm/1", {}),
         ("jobs", "GET", "/v1/jobs", {}),
         ("capacity", "GET", "/v1/capacity", {}),
-        ("capacity-on", "GET", "/v1/capacity?on=H100-SXM-80GB&add_nodes=2", {}),
+        ("capacity-on", "GET", "/v1/capacity?on=H100-SXM-80GB", {}),
         ("capacity-without-a-zone", "GET", "/v1/capacity?since=2026-01-31T12:00:00", {}),
         ("spec-of-words", "POST", "/v1/specs", {"json": {"model": "Qwen/Qwen3-8B", "words": words}}),
         ("spec-of-nothing", "POST", "/v1/specs", {"json": {}}),

@@ -323,8 +323,6 @@ def ask(
     token: str = "",
     since: str = "",
     on: Sequence[str] = (),
-    add_nodes: int | None = None,
-    gpus_per_node: int = 8,
     seconds: float = 10.0,
 ) -> Mapping[str, Any]:
     """What `GET /v1/capacity` answers within so many seconds.
@@ -338,8 +336,6 @@ def ask(
     question = [("on", gpu) for gpu in on]
     if since:
         question.append(("since", moment(since, datetime.now(UTC)).isoformat()))
-    if add_nodes is not None:
-        question += [("add_nodes", str(add_nodes)), ("gpus_per_node", str(gpus_per_node))]
     try:
         client = Client(server, token, timeout_seconds=seconds)
     except ValueError as error:

@@ -45,8 +45,6 @@ def add_capacity(commands: Commands) -> None:
     parser.add_argument("--server", default=os.environ.get("PLANNER_SERVER", ""), metavar="URL", help="PLANNER_SERVER")
     parser.add_argument("--since", default="", metavar="TIME", help="ended jobs too: 30d, 12h, 2026-01-31T12:00:00Z")
     parser.add_argument("--on", action="append", default=[], metavar="GPU", help="what would be on it; several times")
-    parser.add_argument("--add-nodes", type=int, metavar="N", help="what new nodes with the first of --on change")
-    parser.add_argument("--gpus-per-node", type=int, default=8, metavar="N", help="(default: %(default)s)")
     parser.add_argument("--timeout", type=float, default=10.0, metavar="SECONDS", help="(default: %(default)s)")
     add_format(parser)
 
@@ -58,7 +56,7 @@ def run_capacity(arguments: argparse.Namespace) -> int:
 
     document = client.ask(
         arguments.server, token=os.environ.get("PLANNER_TOKEN", ""), since=arguments.since, on=arguments.on,
-        add_nodes=arguments.add_nodes, gpus_per_node=arguments.gpus_per_node, seconds=arguments.timeout,
+        seconds=arguments.timeout,
     )  # fmt: skip
     print_answer(arguments, lambda: document, lambda: render_capacity(document))
     return DONE

@@ -21,7 +21,7 @@ no job is bound to a plan (those that have ended are counted with --since 30d); 
 
 
 def render_capacity(document: Document) -> str:
-    """Groups and their sums, then what was asked besides: jobs on other GPUs, what queues need, new nodes."""
+    """Groups and their sums, then what was asked besides: jobs on other GPUs, what queues need."""
     return "\n".join(_lines(document)) + "\n"
 
 
@@ -68,16 +68,6 @@ def _lines(document: Document) -> Iterator[str]:
         yield "What waits needs"
         rows = [[need["queue"], need["gpu"] or "none of these", need["jobs"], _gpus(need["gpus"])] for need in needs]
         yield from _table(["queue", "gpu", "jobs", "gpus"], rows, words=2)
-    if added := document.get("added"):
-        yield ""
-        yield (
-            f"{added['nodes']} more nodes with {added['gpus']} {added['gpu']}: {added['started_jobs']} waiting jobs "
-            f"start on {_gpus(added['started_gpus'])} of them, {added['idle_gpus']} stay idle"
-        )
-        yield (
-            f"{added['waiting_jobs']} jobs still wait for {_gpus(added['waiting_gpus'])} GPUs; "
-            f"{added['too_large_jobs']} are too large for this type"
-        )
     if document.get("left_out"):
         yield ""
         yield f"{document['left_out']} more jobs were not looked at"

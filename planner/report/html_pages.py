@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from html import escape
 from importlib import resources
 
 from planner.report.class_timeline import ClassTimeline, timeline_to_json
 from planner.report.statement import Plan, RankClassStatement, Verdict, change_text
-from planner.report.style import DARK, LIGHT, STACKED, Style, css_variables, size
+from planner.report.style import LIGHT, STACKED, Style, category_colors, size
 from planner.report.verdict_text import describe, name_of, verdict_sentences
+
+_STYLES = ("page/page.css", "page/charts.css")
+_SCRIPTS = ("page/dom.js", "page/units.js", "page/timeline.js")
+"""As the service's page has them (planner/service/web/assets.py)."""
 
 
 def render_page(plan: Plan, classes: Sequence[ClassTimeline]) -> str:
@@ -22,12 +27,18 @@ def render_page(plan: Plan, classes: Sequence[ClassTimeline]) -> str:
     }
     # "<" would end the script element if a module were called "</script>".
     embedded = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
-    template = resources.files("planner.report").joinpath("timeline_page.html").read_text(encoding="utf-8")
-    filled = template.replace("{{name}}", escape(name_of(plan.job)))
+    styles, scripts = ("\n".join(map(_read, names)) for names in (_STYLES, _SCRIPTS))
+    # A module of the service's page is a part of one script here: nothing is imported by a file.
+    scripts = re.sub(r"^import .*\n|^export (?=\w)", "", scripts, flags=re.MULTILINE)
+    filled = _read("timeline_page.html").replace("{{name}}", escape(name_of(plan.job)))
     filled = filled.replace("{{verdict}}", escape(" ".join(verdict_sentences(plan))))
     filled = filled.replace("{{about}}", escape(" · ".join(describe(plan.job, Style()))))
-    filled = filled.replace("{{light}}", css_variables(LIGHT)).replace("{{dark}}", css_variables(DARK))
+    filled = filled.replace("{{styles}}", category_colors() + styles).replace("{{scripts}}", scripts)
     return filled.replace("{{data}}", embedded)
+
+
+def _read(name: str) -> str:
+    return resources.files("planner.report").joinpath(name).read_text(encoding="utf-8")
 
 
 _VERDICTS = {Verdict.FITS: "#2f7d4f", Verdict.TIGHT: "#a9700c", Verdict.EXCEEDS: "#c0392b"}

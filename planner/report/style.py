@@ -127,6 +127,9 @@ DARK = {
 }  # fmt: skip
 
 
-def css_variables(colors: Mapping[Category, str]) -> str:
-    """`--parameter: #4f79a8; ...`, for a style sheet."""
-    return " ".join(f"--{category.value}: {color};" for category, color in colors.items())
+def category_colors() -> str:
+    """A style sheet with the colours of categories, for light and for dark screens: `--parameter: #4f79a8; ...`."""
+    light, dark = (
+        " ".join(f"--{category.value}: {color};" for category, color in colors.items()) for colors in (LIGHT, DARK)
+    )
+    return f":root {{ {light} }}\n@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"

@@ -107,9 +107,8 @@ def verdict_sentences(statement: Statement) -> list[str]:
 def job_sentence(statement: Statement) -> str:
     """What decides, in one sentence that names the job: `JOB does not fit: ranks 0-7 need ...`, with the moment of the
     peak."""
-    name = name_of(statement.job) if isinstance(statement, Plan) else _run_name(statement)
     head, text = _clauses(statement)[0]
-    sentence = f"{name} {head}: {text}"
+    sentence = f"{_names(statement)[0]} {head}: {text}"
     if pool_decides(statement):
         return sentence
     if host_decides(statement) and statement.host is not None:
@@ -140,16 +139,12 @@ def smallest_change(advice: Sequence[Advice]) -> Advice | None:
     return min(advice, key=lambda entry: (len(entry.change), entry.verdict is not Verdict.FITS), default=None)
 
 
-def _run_name(statement: Statement) -> str:
-    assert isinstance(statement, ProgramStatement)
-    return statement.metadata.get("name") or "the job"
-
-
-def _gpu_name(statement: Statement) -> str:
+def _names(statement: Statement) -> tuple[str, str]:
+    """Of the job and of its GPU."""
     if isinstance(statement, Plan):
-        return gpu_of(statement.job)
+        return name_of(statement.job), gpu_of(statement.job)
     assert isinstance(statement, ProgramStatement)
-    return statement.gpu
+    return statement.metadata.get("name") or "the job", statement.gpu
 
 
 _BOUND_PARTS = "(parameters, optimizer state, CUDA context, and gradients or what a forward saves)"
@@ -194,7 +189,7 @@ def _gpu_clause(statement: Statement) -> _Clause:
         # What is too much already in the steps that were seen is said as of any other job.
         is_full_later = worst.growth is not None and worst.growth.is_reached and worst.headroom_bytes >= 0
         growing = [(worst.growth, ranks_text(worst.ranks))] if is_full_later and worst.growth is not None else []
-    head, peak = _peak_clause(worst, verdict, _gpu_name(statement))
+    head, peak = _peak_clause(worst, verdict, _names(statement)[1])
     if not growing:
         return head, peak
     growth, ranks = min(growing, key=lambda each: each[0].full_in_step)

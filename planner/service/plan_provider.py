@@ -238,18 +238,17 @@ class PlanProvider:
         order, text = await asyncio.to_thread(self._look_up, job)
         if text is not None:
             return PlanAnswer(plan_id=order.plan_id, trace_id=order.trace_id, text=text, from_store=True)
-        made = await self._make(order, seconds, keep)
-        if made is None:
-            return PlanAnswer(plan_id=order.plan_id, trace_id=order.trace_id)
+        answer = await self._make(order, seconds, keep)
+        if answer.is_pending:
+            return answer
 
         def take_over() -> str:
-            plan = KnownPlan.read(made.text, order.plan_id)
-            if made.stored and not order.runs_code:
+            plan = KnownPlan.read(answer.text, order.plan_id)
+            if answer.stored and not order.runs_code:
                 self._plans.put(order.plan_id, plan)
             return plan.with_metadata(job.metadata)
 
-        text = await asyncio.to_thread(take_over)
-        return PlanAnswer(plan_id=order.plan_id, trace_id=order.trace_id, text=text, stored=made.stored)
+        return dataclasses.replace(answer, text=await asyncio.to_thread(take_over))
 
     async def run(self, asked: RunRequest, *, seconds: float | None, keep: bool) -> PlanAnswer:
         """The run of a program, made now; `seconds` and `keep` are those of :meth:`plan`.
@@ -258,17 +257,14 @@ class PlanProvider:
         """
         calibration = await asyncio.to_thread(self._calibration.current)
         order = await asyncio.to_thread(build_run_order, asked, calibration, self._settings, self._torches)
-        made = await self._make(order, seconds, keep)
-        if made is None:
-            return PlanAnswer(plan_id=order.plan_id, trace_id=order.trace_id)
-        return PlanAnswer(plan_id=order.plan_id, trace_id=order.trace_id, text=made.text, stored=made.stored)
+        return await self._make(order, seconds, keep)
 
     def bound(self, job: Job) -> Bound:
         """What the job takes at least, by the calibration in use; it may read from the database, so: in a thread."""
         known = self._calibration.current().applied_to(job.cluster.gpu.name, job.software.torch)
         return lower_bound(job, outside_bytes=known.correct_outside(outside_of(job)).low_bytes)
 
-    async def _make(self, order: Order | RunOrder, seconds: float | None, keep: bool) -> PlanMade | None:
+    async def _make(self, order: Order | RunOrder, seconds: float | None, keep: bool) -> PlanAnswer:
         outcome = await self._tracing.make(order, seconds, keep)
         if isinstance(outcome, PlanRefused):
             raise outcome.error
@@ -278,7 +274,8 @@ class PlanProvider:
                 f"{what} within {seconds:g} s",
                 remedy="give it more time, or Prefer: respond-async, with which it goes on",
             )
-        return outcome
+        made = outcome or PlanMade(text="")
+        return PlanAnswer(plan_id=order.plan_id, trace_id=order.trace_id, text=made.text, stored=made.stored)
 
     def _look_up(self, job: Job) -> tuple[Order, str | None]:
         """In a thread: it reads the store, and a job may be large."""

@@ -53,13 +53,16 @@ def run_serve(host: str = HOST, port: int = PORT, database: str = "") -> None:
         with _signals(ended):
             refuse_without(NEEDED, extra="service", user="the service")
             settings = _read_settings(database)
+            start_logging(settings.log_level)
+            _log.info("planner is loading")
             read_torch_versions(settings.torch_versions)
             if not 0 < port < 2**16:
                 raise PlannerError(f"{port} is not a port", allowed="1 to 65535", place="--port")
             from planner.service.history.store import History
 
             # The store is brought to this schema, or refused, before anything is started.
-            History.open(settings.database).close()
+            with History.open(settings.database) as history:
+                _log.info("the history %s is open", history.place)
             if not ended.is_set():
                 _serve(settings, host, port, out, ended)
     finally:
@@ -86,7 +89,6 @@ def _serve(settings: Settings, host: str, port: int, out: TextIO, ended: threadi
         lines: Any = _OwnLinesOnly(sys.stderr)
         stack.enter_context(contextlib.redirect_stderr(lines))
         stack.enter_context(contextlib.redirect_stdout(lines))
-        start_logging(settings.log_level)
         serving = _on_a_ray_that_runs if os.environ.get("RAY_ADDRESS") else _on_its_own_ray
         lost_parts = stack.enter_context(serving(settings, host, port, ended))
         address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

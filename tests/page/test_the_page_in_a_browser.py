@@ -17,7 +17,10 @@ from real_service import TOKEN, RealService
 from screenshots import photograph_if_asked
 from torch.distributed.pipelining.schedules import Schedule1F1B, ScheduleGPipe
 
-from planner.job.loading import load_bundle
+from planner.job.loading import load_bundle, load_yaml
+from planner.planning.job_plan import plan_job
+from planner.report.class_timeline import timelines_of
+from planner.report.html_pages import render_page
 from planner.report.plan_text import step_sentence
 from planner.report.style import size
 from planner.service.history.job_table import JobChange, MeasuredRank
@@ -139,6 +142,25 @@ def test_a_moment_of_the_timeline_says_who_holds_what(page: Browser) -> None:
     )  # fmt: skip
     middle = int(page.find(".chart").get_attribute("aria-valuenow") or 0)
     assert 0.3 * end < middle < 0.7 * end
+
+
+def test_the_page_of_a_report_draws_the_same_without_a_service(tab: Browser, tmp_path: Path) -> None:
+    result = plan_job(load_yaml(TINY.format(name="report", batch=2), "report"))
+    events = [each.trace.events for each in result.traces]
+    (tmp_path / "page.html").write_text(render_page(result.plan, timelines_of(result.plan, events, result.timelines)))
+    tab.complaints()
+    tab.driver.get(f"file://{tmp_path}/page.html")
+    (ranks,) = result.plan.rank_classes
+    peak = tab.find(".chart").get_attribute("aria-valuetext")
+
+    assert tab.text(".chart .peak-bytes") == f"peak {size(ranks.peak.allocated_bytes)}"
+    assert f"device\n{size(ranks.peak.device_bytes)}" in tab.text(".figures")
+    assert tab.text("#shown > .scroll tbody tr").startswith(ranks.holders[0].category.value.replace("_", " "))
+    tab.find(".chart").send_keys(Keys.HOME)
+    assert tab.find(".chart").get_attribute("aria-valuetext") != peak
+    assert tab.text(".held p").startswith("load: allocated ")
+    assert violations(tab) == []
+    assert tab.complaints() == []
 
 
 def test_the_peak_is_marked_with_its_bytes_and_wide_enough_to_be_seen(page: Browser) -> None:
@@ -303,12 +325,10 @@ def test_capacity_has_what_jobs_ask_for_and_take_and_what_would_fit_elsewhere(
     assert row.startswith(f"nlp h100 H100-SXM-80GB 1 1 {size(ranks.capacity_bytes)} {size(ranks.device_bytes)} ")
     page.find("#capacity-gpu option[value='T4-16GB']")
     page.fill("#capacity-gpu", "T4-16GB")
-    page.fill("#capacity-nodes", "1")
     page.click("#capacity-form button")
     said = page.text("#capacity-elsewhere")
-    told = httpx.get(f"{page.url}/v1/capacity?on=T4-16GB&add_nodes=1").json()
+    told = httpx.get(f"{page.url}/v1/capacity?on=T4-16GB").json()
     assert f"Open jobs on T4-16GB (14.56 GiB): {told['on'][0]['jobs']['fits']:g} fit, " in said
-    assert f"1 node with 8 T4-16GB would start {told['added']['started_jobs']} waiting job" in said
     assert "fits slurm/1 waiting H100-SXM-80GB 1 " in said
     assert violations(page) == []
 

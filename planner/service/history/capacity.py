@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import bisect
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import BigInteger, ColumnElement, Row, Select, and_, case, func, or_, select, type_coerce
+from sqlalchemy import BigInteger, ColumnElement, Row, Select, case, func, or_, select, type_coerce
 
 from planner.hardware.catalog import by_name
 from planner.hardware.gpus import GpuRecord
 from planner.job.schema import Cluster, Gpu
 from planner.service.history.database import Database
-from planner.service.history.job_table import Outcome, ended_since, is_open, rank_of_job, whose_memory
+from planner.service.history.job_table import Outcome, ended_since, fullest_ranks, is_open, rank_of_job, whose_memory
 from planner.service.history.plan_table import RankClassSummary, select_rank_classes
 from planner.service.history.schema import JOBS, MEASURED_RANKS, PLANS, microseconds
 from planner.verdict import Verdict, decide
@@ -217,19 +216,13 @@ def read_needs(
         .order_by(JOBS.c.updated_at, JOBS.c.system, JOBS.c.job_id)
         .limit(limit)
     )
-    peaks = (
-        select(JOBS.c.system, JOBS.c.job_id, func.max(MEASURED_RANKS.c.device_bytes).label("device_bytes"))
-        .join(MEASURED_RANKS, rank_of_job)
-        .where(and_(asked, MEASURED_RANKS.c.device_bytes.is_not(None)))
-        .group_by(JOBS.c.system, JOBS.c.job_id)
-    )
     with database.reading() as connection:
         count = connection.execute(select(func.count()).select_from(JOBS).where(asked)).scalar_one()
         rows = connection.execute(chosen).all()
-        measured = {(row.system, row.job_id): row.device_bytes for row in connection.execute(peaks)}
+        measured = fullest_ranks(connection, [(row.system, row.job_id) for row in rows])
         classes = select_rank_classes(connection, list(dict.fromkeys(row.plan_id for row in rows)))
     needs = tuple(
-        _need(row, of_plan, measured.get((row.system, row.job_id), 0))
+        _need(row, of_plan, measured.get((row.system, row.job_id), (0, 0, 0))[1])
         for row in rows
         if (of_plan := classes.get(row.plan_id))
     )
@@ -288,22 +281,6 @@ class QueueNeed:
     gpus: int | float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AddedNodes:
-    """New nodes, and the jobs that wait: those that would start, still wait, or are too large for this GPU."""
-
-    gpu: str
-    nodes: int
-    gpus: int
-    started_jobs: int
-    started_gpus: int | float
-    idle_gpus: int
-    waiting_jobs: int
-    """Those that would fit, and for which there are not enough GPUs."""
-    waiting_gpus: int | float
-    too_large_jobs: int
-
-
 def capacity_on(need: JobNeed, gpu: GpuRecord) -> int:
     """What a rank may use there: as if the job were planned for that GPU."""
     allowed = int(need.own_fraction * gpu.total_bytes) + need.outside_bytes
@@ -355,80 +332,6 @@ def queue_needs(needs: Sequence[JobNeed], candidates: Sequence[GpuRecord]) -> tu
         QueueNeed(queue=queue, gpu=name, jobs=len(of_jobs), gpus=_rounded(sum(of_jobs)))
         for (queue, name), of_jobs in sorted(counts.items())
     )
-
-
-def simulate_added_nodes(needs: Sequence[JobNeed], gpu: GpuRecord, nodes: int, gpus_per_node: int) -> AddedNodes:
-    """The waiting jobs in their order, each started if there is room for it; later ones may pass one that has none.
-
-    A job of more ranks than a node has GPUs takes whole nodes and, for what is left, a part of one. Each rank takes a
-    GPU, or of those that others share the fullest that have its share left.
-    """
-    free = _FreeGpus(nodes, gpus_per_node)
-    started: list[float] = []
-    waiting: list[float] = []
-    too_large = 0
-    for need in needs:
-        if not need.waits:
-            continue
-        if verdict_on(need, gpu) is Verdict.EXCEEDS:
-            too_large += 1
-            continue
-        share = _cluster_on(need, gpu).gpu_share
-        (started if free.place(need.ranks, share) else waiting).append(need.ranks * share)
-    return AddedNodes(
-        gpu=gpu.name, nodes=nodes, gpus=nodes * gpus_per_node, started_jobs=len(started),
-        started_gpus=_rounded(sum(started)), idle_gpus=free.idle, waiting_jobs=len(waiting),
-        waiting_gpus=_rounded(sum(waiting)), too_large_jobs=too_large,
-    )  # fmt: skip
-
-
-class _FreeGpus:
-    def __init__(self, nodes: int, gpus_per_node: int) -> None:
-        self._nodes = [0] * gpus_per_node + [nodes]
-        """How many have so many GPUs left that nobody uses."""
-        self._shared: list[tuple[float, int]] = []
-        """What is left of GPUs that are shared, and of how many at one place; the fullest first."""
-
-    @property
-    def idle(self) -> int:
-        return sum(left * count for left, count in enumerate(self._nodes))
-
-    def place(self, ranks: int, share: float) -> bool:
-        found = next((one for one in self._shared if one[0] >= share - _EVEN and one[1] >= ranks), None)
-        if found is not None:
-            self._shared.remove(found)
-            self._leave_shared(found[0], found[1] - ranks)
-            self._leave_shared(found[0] - share, ranks)
-            return True
-        if not self._take_whole(ranks):
-            return False
-        self._leave_shared(1 - share, ranks)
-        return True
-
-    def _leave_shared(self, left: float, gpus: int) -> None:
-        if left > _EVEN and gpus:
-            bisect.insort(self._shared, (left, gpus))
-
-    def _take_whole(self, ranks: int) -> bool:
-        gpus_per_node = len(self._nodes) - 1
-        whole, rest = divmod(ranks, gpus_per_node)
-        after = list(self._nodes)
-        after[gpus_per_node] -= whole
-        after[0] += whole
-        if rest:
-            fullest = next((left for left in range(rest, gpus_per_node + 1) if after[left] > 0), None)
-            if fullest is None:
-                return False
-            after[fullest] -= 1
-            after[fullest - rest] += 1
-        if after[gpus_per_node] < 0:
-            return False
-        self._nodes = after
-        return True
-
-
-_EVEN = 1e-6
-"""Of a GPU: quarters, and shares in bytes, add up to a whole one."""
 
 
 MOST_SHARED = 200

@@ -41,7 +41,7 @@ from sqlalchemy.pool import ConnectionPoolEntry, QueuePool
 
 from planner.distribution import install_command
 from planner.service.history.errors import HistoryError, HistoryUnavailableError, translate_errors
-from planner.service.history.schema import VERSION_TABLE
+from planner.service.history.schema import METADATA, VERSION_TABLE
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -53,30 +53,37 @@ _LOCK = 0x706C616E  # "plan": the advisory lock under which one of many processe
 
 
 def is_current(connection: Connection, place: str) -> bool:
-    """Whether there is nothing to do. Raises HistoryUnavailableError if a newer planner wrote the schema."""
+    """Whether there is nothing to do. Raises HistoryUnavailableError for a schema that this planner does not know."""
     scripts = ScriptDirectory.from_config(_config())
-    options = {"version_table": VERSION_TABLE}
-    current = MigrationContext.configure(connection, opts=options).get_current_revision()
+    current = _current_version(connection)
     known = {script.revision for script in scripts.walk_revisions()}
     if current is not None and current not in known:
         raise HistoryUnavailableError(
-            f"its schema {current} is newer than this planner",
+            f"its schema {current} is not one of this planner: a newer one wrote it, or one before the first release",
             allowed=", ".join(sorted(known)),
-            remedy="update this planner, or give it a database of its own",
+            remedy="name a new database, or update this planner",
             place=place,
         )
     return current == scripts.get_current_head()
 
 
-def migrate(connection: Connection, place: str, revision: str = "head") -> None:
-    """Every step up to `revision`, inside the transaction of `connection`: all of them or none."""
+def migrate(connection: Connection, place: str) -> None:
+    """Bring the database to the newest schema inside the transaction of `connection`: all of it or nothing."""
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
     if is_current(connection, place):
         return
     config = _config()
     config.attributes["connection"] = connection
-    command.upgrade(config, revision)
+    if _current_version(connection) is not None:
+        command.upgrade(config, "head")
+        return
+    METADATA.create_all(connection, checkfirst=False)
+    command.stamp(config, "head")
+
+
+def _current_version(connection: Connection) -> str | None:
+    return MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE}).get_current_revision()
 
 
 def _config() -> Config:

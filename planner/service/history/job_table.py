@@ -330,7 +330,7 @@ class Jobs(Store):
             query = query.where(JOBS.c.plan_id == label(plan_id))
         with self._database.reading() as connection:
             rows = connection.execute(query).all()
-            fullest = _fullest_ranks(connection, [(row.system, row.job_id) for row in rows])
+            fullest = fullest_ranks(connection, [(row.system, row.job_id) for row in rows])
         summaries_of_jobs = []
         for row in rows:
             count, measured, predicted = fullest.get((row.system, row.job_id), (0, None, None))
@@ -498,7 +498,7 @@ def _is_of_some(jobs: Sequence[tuple[str, str]]) -> ColumnElement[bool]:
     return tuple_(MEASURED_RANKS.c.system, MEASURED_RANKS.c.job_id).in_(jobs)
 
 
-def _fullest_ranks(
+def fullest_ranks(
     connection: Connection, jobs: Sequence[tuple[str, str]]
 ) -> dict[tuple[str, str], tuple[int, int, int]]:
     """How many ranks told their device bytes, the most of them, and what was predicted for that rank."""

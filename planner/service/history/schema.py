@@ -1,5 +1,4 @@
-"""The current tables and their column types; migrations/ brings a database to them. A test holds the two equal, but
-for the order of columns."""
+"""The current tables and their column types, as a new database gets them; migrations/ brings an older one to them."""
 
 from __future__ import annotations
 

@@ -10,7 +10,6 @@ from fastapi import APIRouter, Query
 
 from planner.job.named_gpus import look_up
 from planner.service.history.capacity import (
-    AddedNodes,
     Capacity,
     CapacitySums,
     JobsOnGpu,
@@ -18,12 +17,10 @@ from planner.service.history.capacity import (
     SharedGpu,
     judge_on,
     queue_needs,
-    simulate_added_nodes,
     sum_capacity,
 )
 from planner.service.http.dependencies import Injected, refuse_without_zone
 from planner.service.http.openapi import Answer
-from planner.service.http.problems import RequestError
 
 router = APIRouter(tags=["capacity"])
 MOST_GPUS = 16
@@ -39,9 +36,8 @@ class CapacityDocument(Answer):
     """GPUs that several open jobs name as theirs."""
     on: list[JobsOnGpu] | None = None
     needs: list[QueueNeed] | None = None
-    added: AddedNodes | None = None
     left_out: int | None = None
-    """Jobs that were not looked at for `on`, `needs` and `added`, because there are too many."""
+    """Jobs that were not looked at for `on` and `needs`, because there are too many."""
 
 
 @router.get(
@@ -60,18 +56,13 @@ async def capacity(
         list[str],
         Query(max_length=MOST_GPUS, description="types of GPU, as the catalog has them: what would be on them"),
     ] = [],  # noqa: B006  FastAPI copies it
-    add_nodes: Annotated[int | None, Query(ge=1, le=10_000, description="new nodes with the first of `on`")] = None,
-    gpus_per_node: Annotated[int, Query(ge=1, le=64, description="of the new nodes")] = 8,
 ) -> dict[str, Any]:
     """Requested, predicted and measured bytes, headroom, and wrong verdicts.
 
-    With `on`, also what would be there: each job's verdict on these GPUs, and which of them the waiting jobs need. With
-    `add_nodes`, what new nodes of the first of them would change. Reckoned from stored plans: planning a job for that
-    GPU says it exactly.
+    With `on`, also what would be there: each job's verdict on these GPUs, and which of them the waiting jobs need.
+    Reckoned from stored plans: planning a job for that GPU says it exactly.
     """
     refuse_without_zone(since, "query.since")
-    if add_nodes is not None and not on:
-        raise RequestError(422, "of which GPU the new nodes are is not said", remedy="name it", place="query.on")
     kinds = [look_up(name, place="query.on") for name in on]
     rows = await asyncio.to_thread(deps.history.capacity, since)
     document: dict[str, Any] = {
@@ -89,6 +80,4 @@ async def capacity(
             "needs": await asyncio.to_thread(queue_needs, needs, kinds),
             "left_out": left_out,
         }
-        if add_nodes is not None:
-            document["added"] = await asyncio.to_thread(simulate_added_nodes, needs, kinds[0], add_nodes, gpus_per_node)
     return document

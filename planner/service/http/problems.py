@@ -94,29 +94,18 @@ def problem(error: PlannerError) -> Response:
 
 def install(app: FastAPI) -> None:
     """Whatever an endpoint raises becomes a problem; a traceback goes to the log only."""
-    app.add_exception_handler(PlannerError, _handle_planner_error)
-    app.add_exception_handler(HTTPException, _http)
-    app.add_exception_handler(RequestValidationError, _handle_invalid_parameter)
-    app.add_exception_handler(Exception, _handle_unforeseen_error)
+    for kind in (PlannerError, HTTPException, RequestValidationError, Exception):
+        app.add_exception_handler(kind, _handle)
 
 
-async def _handle_planner_error(_: Request, error: Exception) -> Response:
-    assert isinstance(error, PlannerError)
+async def _handle(_: Request, error: Exception) -> Response:
+    if isinstance(error, HTTPException):
+        error = RequestError(error.status_code, error.detail, headers=error.headers)
+    elif isinstance(error, RequestValidationError):
+        first: Mapping[str, Any] = next(iter(error.errors()), {})
+        place = ".".join(str(part) for part in first.get("loc", ()))
+        error = RequestError(422, str(first.get("msg", "this cannot be read")), place=place)
+    elif not isinstance(error, PlannerError):
+        _log.error("a fault of planner itself", exc_info=error)
+        error = RequestError(500, "a fault of planner itself", remedy="report it, with X-Request-ID")
     return problem(error)
-
-
-async def _http(_: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    return problem(RequestError(error.status_code, error.detail, headers=error.headers))
-
-
-async def _handle_invalid_parameter(_: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
-    first: Mapping[str, Any] = next(iter(error.errors()), {})
-    place = ".".join(str(part) for part in first.get("loc", ()))
-    return problem(RequestError(422, str(first.get("msg", "this cannot be read")), place=place))
-
-
-async def _handle_unforeseen_error(_: Request, error: Exception) -> Response:
-    _log.error("a fault of planner itself", exc_info=error)
-    return problem(RequestError(500, "a fault of planner itself", remedy="report it, with X-Request-ID"))

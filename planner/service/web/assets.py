@@ -8,7 +8,7 @@ from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
 
-from planner.report.style import DARK, LIGHT, css_variables
+from planner.report.style import category_colors
 
 MEDIA_TYPES = {
     "css": "text/css; charset=utf-8",
@@ -19,7 +19,8 @@ MEDIA_TYPES = {
 }
 """By suffix. A file of another suffix is not served."""
 CATEGORY_COLORS = "page/category-colors.css"
-_FOLDERS = ("page", "swagger-ui")
+_FOLDERS = (("planner.service.web", "page"), ("planner.report", "page"), ("planner.service.web", "swagger-ui"))
+"""Package and folder: what the page draws with is the report's too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,25 +36,22 @@ def find(name: str) -> Asset | None:
     return _read(name) if name in names() else None
 
 
-@cache
 def names() -> frozenset[str]:
-    listed = ((folder, file.name) for folder in _FOLDERS for file in _root().joinpath(folder).iterdir())
-    served = (f"{folder}/{name}" for folder, name in listed if _suffix(name) in MEDIA_TYPES)
-    return frozenset([*served, CATEGORY_COLORS])
+    return frozenset([*_files(), CATEGORY_COLORS])
+
+
+@cache
+def _files() -> dict[str, Traversable]:
+    listed = (
+        (folder, file) for package, folder in _FOLDERS for file in resources.files(package).joinpath(folder).iterdir()
+    )
+    return {f"{folder}/{file.name}": file for folder, file in listed if _suffix(file.name) in MEDIA_TYPES}
 
 
 @cache
 def _read(name: str) -> Asset:
-    if name == CATEGORY_COLORS:
-        dark = f"@media (prefers-color-scheme: dark) {{ :root {{ {css_variables(DARK)} }} }}"
-        content = f":root {{ {css_variables(LIGHT)} }}\n{dark}\n".encode()
-    else:
-        content = _root().joinpath(name).read_bytes()
+    content = category_colors().encode() if name == CATEGORY_COLORS else _files()[name].read_bytes()
     return Asset(content, MEDIA_TYPES[_suffix(name)], f'"{hashlib.sha256(content).hexdigest()[:32]}"')
-
-
-def _root() -> Traversable:
-    return resources.files("planner.service.web")
 
 
 def _suffix(name: str) -> str:

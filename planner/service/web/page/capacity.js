@@ -63,31 +63,25 @@ function sharedGpus(rows) {
 
 function otherGpus(gpus, problem) {
   const gpu = html("select", { id: "capacity-gpu" }, gpuOptions(gpus, gpus[0].name));
-  const nodes = html("input", { id: "capacity-nodes", type: "number", min: 1 });
-  const perNode = html("input", { id: "capacity-per-node", type: "number", min: 1, value: 8 });
   const form = html("form", { id: "capacity-form" },
     html("div", { class: "fields" },
-      html("p", {}, html("label", { for: gpu.id }, "Type of GPU"), gpu),
-      html("p", {}, html("label", { for: nodes.id }, "New nodes, if any"), nodes),
-      html("p", {}, html("label", { for: perNode.id }, "GPUs of a new node"), perNode)),
+      html("p", {}, html("label", { for: gpu.id }, "Type of GPU"), gpu)),
     html("p", { class: "actions" }, html("button", { type: "submit", class: "main" }, "Show")));
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
     clearProblem(problem);
-    const asked = new URLSearchParams({ on: gpu.value, gpus_per_node: perNode.value });
-    if (nodes.value) asked.set("add_nodes", nodes.value);
     try {
-      fill(byId("capacity-elsewhere"), elsewhere(await read(`v1/capacity?${asked}`)));
+      fill(byId("capacity-elsewhere"), elsewhere(await read(`v1/capacity?on=${encodeURIComponent(gpu.value)}`)));
     } catch (fault) {
       fill(byId("capacity-elsewhere"));
-      showProblem(problem, fault, { fields: { "query.on": gpu, "query.add_nodes": nodes, "query.gpus_per_node": perNode } });
+      showProblem(problem, fault, { fields: { "query.on": gpu } });
     }
   });
-  return section("On other GPUs", "The open jobs on another type of GPU, and what new nodes of it would start. Reckoned from stored plans; planning a job for that GPU says it exactly.",
+  return section("On other GPUs", "The open jobs on another type of GPU. Reckoned from stored plans; planning a job for that GPU says it exactly.",
     form, html("div", { id: "capacity-elsewhere", role: "status" }));
 }
 
-function elsewhere({ on: [kind], added, left_out: leftOut }) {
+function elsewhere({ on: [kind], left_out: leftOut }) {
   const { fits, tight, exceeds } = kind.jobs;
   const columns = [
     { name: "verdict", value: (row) => row.verdict, cell: verdict },
@@ -100,8 +94,6 @@ function elsewhere({ on: [kind], added, left_out: leftOut }) {
   ];
   return [
     html("p", {}, `Open jobs on ${kind.gpu} (${size(kind.total_bytes)}): ${fits} fit, ${tight} fit tightly, ${exceeds} do not.`),
-    added && html("p", {}, `${counted(added.nodes, "node")} with ${added.gpus} ${added.gpu} would start ${counted(added.started_jobs, "waiting job")} on ${added.started_gpus} of them; ${added.idle_gpus} stay idle. ` +
-      `${counted(added.waiting_jobs, "job")} would still wait, ${added.too_large_jobs} are too large for this type.`),
     leftOut > 0 && html("p", {}, `${counted(leftOut, "more job")} were not looked at.`),
     sortableTable("The jobs there, those that need most first", columns, kind.listed, { empty: "No job is open." }),
   ];

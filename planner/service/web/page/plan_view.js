@@ -1,12 +1,14 @@
 /** A plan: its verdict, ranks against capacity, memory over time, phases, holders, advice, and what else it could be. */
 
-import { byId, fill, html, swatch, table } from "./dom.js";
+import { pause, Problem, read } from "./api.js";
+import { byId, fill, html, table } from "./dom.js";
 import { markChosen, rankBars } from "./rank_bars.js";
-import { timelineView } from "./timeline_view.js";
+import { chartOf, holdersTable } from "./timeline.js";
 import { capital, changeText, decimals, duration, moment, ranksText, size, words } from "./units.js";
 import { whatIf } from "./what_if.js";
 import { pipelineView } from "./pipeline.js";
 
+const TRIES = 5; // a trace is stored soon after its plan was told
 const VERDICTS = { fits: "Fits", tight: "Fits narrowly", exceeds: "Does not fit" };
 
 /** Shows the plan in place of the one before; `replan(request)` plans a changed job (see POST /v1/specs). */
@@ -81,6 +83,27 @@ function classView(plan, index) {
   return [html("h3", {}, `${capital(ranksText(each.ranks))}${place ? ` (${place})` : ""}`), timelineView(plan, each), phases(each), holders(each)];
 }
 
+/** Memory of a rank class over time, fetched when it is looked at. */
+function timelineView(plan, rankClass) {
+  const where = html("div", { class: "timeline" }, html("p", { class: "quiet", role: "status" }, "Drawing memory over time."));
+  fetchTimeline(plan.plan_id, rankClass.representative)
+    .then((found) => fill(where, chartOf(found)))
+    .catch((fault) => where.replaceChildren(html("p", { class: "quiet" },
+      `Memory over time is not shown: ${fault.message}. ${fault.said?.remedy || ""}`)));
+  return where;
+}
+
+async function fetchTimeline(planId, rank) {
+  for (let times = 1; ; times += 1) {
+    try {
+      return await read(`v1/plans/${planId}/timeline?rank=${rank}`);
+    } catch (fault) {
+      if (!(fault instanceof Problem) || fault.status !== 404 || times === TRIES) throw fault;
+      await pause(times / 2);
+    }
+  }
+}
+
 function phases(each) {
   const rows = each.phases.map((phase) => [
     moment(phase.phase, phase.iteration), size(phase.peak_allocated_bytes), size(phase.peak_reserved_bytes),
@@ -89,12 +112,7 @@ function phases(each) {
 }
 
 function holders(each) {
-  const rows = each.holders.slice(0, 25).map((holder) => [
-    html("span", {}, swatch(holder.category), words(holder.category)), size(holder.bytes), holder.module, holder.op,
-    holder.shape.join(" × ") + (holder.count > 1 ? ` (${holder.count})` : ""), holder.dtype]);
-  return html("details", {}, html("summary", {}, "Who holds the peak"),
-    table("Largest holders at the allocated peak",
-      [["category"], ["bytes", "number"], ["module", "code"], ["operator", "code"], ["shape"], ["dtype"]], rows));
+  return html("details", {}, html("summary", {}, "Who holds the peak"), holdersTable(each.holders.slice(0, 25)));
 }
 
 function adviceView(plan, replan) {

@@ -3,7 +3,7 @@
 import { send } from "./api.js";
 import { byId, fill, html } from "./dom.js";
 import { clearProblem, showProblem } from "./problem.js";
-import { chartOf } from "./timeline_view.js";
+import { chartOf } from "./timeline.js";
 import { size } from "./units.js";
 
 const CONFS = ["expandable_segments:True", "max_split_size_mb:128", "roundup_power2_divisions:4"];

@@ -1,13 +1,14 @@
-/** Draws bytes by category over the allocator's events, stacked, with phases, reserved bytes and the capacity. */
+/** Draws bytes by category over the allocator's events, stacked, and says who holds them: in the page of the service, and
+ * in that of `planner plan --timeline`, which planner/report/html_pages.py writes with this file in it. */
 
-import { html, svg } from "./dom.js";
-import { GIB, size, words } from "./units.js";
+import { fill, html, svg, swatch, table } from "./dom.js";
+import { GIB, moment, size, words } from "./units.js";
 
 const PAD = { left: 58, right: 12, top: 10, bottom: 38 };
 const HEIGHT = 340;
 
 /** A chart in `node`. `look(index)` points at a moment; `looked(index)` is told of it, `textAt` says it in words. */
-export class TimelineChart {
+class TimelineChart {
   constructor(found, looked, textAt) {
     Object.assign(this, { found, looked, textAt, index: 0 });
     this.picture = svg("svg", { "aria-hidden": "true" });
@@ -78,7 +79,7 @@ export class TimelineChart {
       ...this.phases(), ...this.grid(top, width), ...this.layers(),
       svg("path", { class: "reserved", d: this.line(found.reserved_bytes) }),
       ...(near ? [svg("line", { class: "capacity", x1: PAD.left, x2: width - PAD.right, y1: this.y(limit), y2: this.y(limit) })] : []),
-      this.cursor, ...this.peak(width));
+      this.cursor, ...(found.at.length ? this.peak(width) : []));
     this.placeCursor();
   }
 
@@ -158,7 +159,7 @@ export class TimelineChart {
 }
 
 /** The moment of the series in which most is allocated. */
-export function peakOf(found) {
+function peakOf(found) {
   const index = found.at.findIndex((event) => event >= found.peak.event);
   return index < 0 ? found.at.length - 1 : index;
 }
@@ -168,4 +169,69 @@ function stepOf(top) {
   const rough = top / 5;
   const power = 10 ** Math.floor(Math.log10(rough));
   return [1, 2, 5, 10].map((each) => each * power).find((each) => each >= rough);
+}
+
+/** The chart of a timeline, its legend, and below it what is held at the moment that is pointed at. */
+export function chartOf(found, heading = "h4") {
+  const held = html("div", { class: "held" });
+  const chart = new TimelineChart(found, (index) => fill(held, heldAt(found, index)), (index) => textAt(found, index));
+  queueMicrotask(() => chart.look(peakOf(found)));
+  return [
+    html(heading, {}, "Memory over time"),
+    html("p", { class: "quiet" }, "Point at a moment, or move through them with the arrow keys. Time runs in events of the allocator; short phases, and the highest moment of each, are drawn wider."),
+    chart.node, legend(found), held];
+}
+
+function legend(found) {
+  const limit = Math.max(found.capacity_bytes - found.outside_bytes, 0);
+  return html("p", { class: "legend" },
+    Object.keys(found.allocated_bytes).map((name) => html("span", {}, swatch(name), words(name))),
+    html("span", {}, html("i", { class: "mark rule" }), "reserved"),
+    found.capacity_bytes > 0 && html("span", {}, html("i", { class: "mark capacity" }), `capacity less outside, ${size(limit)}`));
+}
+
+/** The phase of a moment; of a recorded snapshot, which has none, its event. */
+function momentAt(found, index) {
+  const phase = found.phases.find((each) => found.at[index] < each.last) || found.phases.at(-1);
+  return phase ? moment(phase.phase, phase.iteration) : `event ${found.at[index].toLocaleString("en")}`;
+}
+
+const allocatedAt = (found, index) => Object.values(found.allocated_bytes).reduce((sum, sizes) => sum + sizes[index], 0);
+
+/** A moment in words, for who does not see it. */
+function textAt(found, index) {
+  const [first] = found.held[index];
+  const holder = first ? `; most in ${holderText(found.who[first[0]])}` : "";
+  return `${momentAt(found, index)}: allocated ${size(allocatedAt(found, index))}, reserved ${size(found.reserved_bytes[index])}${holder}`;
+}
+
+const holderText = (who) => `${words(who.category)} ${who.module || who.op || ""}`.trim();
+
+function heldAt(found, index) {
+  const reserved = found.reserved_bytes[index];
+  const rows = found.held[index].map(([holder, bytes, count]) => {
+    const who = found.who[holder];
+    return html("tr", {},
+      html("td", { class: "number" }, size(bytes)),
+      html("td", {}, found.phases.length > 0 && swatch(who.category), found.phases.length > 0 && words(who.category)),
+      html("td", { class: "code" }, [who.module, who.op].filter(Boolean).join(" · ")),
+      html("td", {}, `${count > 1 ? `${count} of ` : ""}${who.shape.join(" × ")} ${who.dtype}`));
+  });
+  return [
+    html("p", {}, html("b", {}, momentAt(found, index)),
+      `: allocated ${size(allocatedAt(found, index))}, reserved ${size(reserved)}`,
+      found.outside_bytes > 0 && `, on the device ${size(reserved + found.outside_bytes)}`),
+    html("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Largest holders at this moment" },
+      html("table", {}, html("caption", {}, "Largest holders at this moment"),
+        html("thead", {}, html("tr", {}, ["bytes", "category", "module and operator", "blocks"].map((name) => html("th", { scope: "col" }, name)))),
+        html("tbody", {}, rows)))];
+}
+
+/** The largest holders at the allocated peak, as a plan's rank class has them. */
+export function holdersTable(holders) {
+  const rows = holders.map((holder) => [
+    html("span", {}, swatch(holder.category), words(holder.category)), size(holder.bytes), holder.module, holder.op,
+    holder.shape.join(" × ") + (holder.count > 1 ? ` (${holder.count})` : ""), holder.dtype]);
+  return table("Largest holders at the allocated peak",
+    [["category"], ["bytes", "number"], ["module", "code"], ["operator", "code"], ["shape"], ["dtype"]], rows);
 }
