@@ -58,7 +58,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture
 def own_cluster(tmp_path: Path) -> Iterator[Cluster]:
-    """For a test that ends its watches, or stops it."""
+    """For a test that ends its watches, stops it, or sets another policy."""
     with cluster_with_kueue(tmp_path) as found:
         yield found
 
@@ -179,14 +179,12 @@ Start = Callable[..., Running]
 
 @contextlib.contextmanager
 def controllers(service: Any, cluster: Cluster, folder: Path) -> Iterator[Start]:
-    """One at a time, each under its policy; they have to end in order and without having been surprised."""
-    running: dict[tuple[str, float], Running] = {}
+    """Starts one, unless it runs; they have to end in order and without having been surprised."""
+    running: list[Running] = []
 
     def begin(policy: str = REFUSES, *, seconds: float = 60) -> Running:
-        if (policy, seconds) in running and running[policy, seconds].process.poll() is None:
-            return running[policy, seconds]
-        for each in running.values():
-            each.end()
+        if running and running[-1].process.poll() is None:
+            return running[-1]
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -199,13 +197,14 @@ def controllers(service: Any, cluster: Cluster, folder: Path) -> Iterator[Start]
             process = subprocess.Popen(
                 [*command, "--host", "127.0.0.1"], stdout=output, stderr=output, env={**clean, **own}
             )
-        found = running[policy, seconds] = Running(process, port, log)
+        found = Running(process, port, log)
+        running.append(found)
         until(lambda: found.probe("/readyz") == 200 or process.poll() is not None)
         assert process.poll() is None, log.read_text()
         return found
 
     yield begin
-    for each in running.values():
+    for each in running:
         each.end()
 
 
@@ -350,11 +349,11 @@ def test_what_the_controller_may_not_read_is_as_if_it_were_not_there(
     assert "403" in running.log.read_text()
 
 
-def test_a_workload_without_a_spec_or_with_one_of_no_use_is_the_policys(start: Start, cluster: Cluster) -> None:
-    start("unplanned = refuse\nunplannable = admit")
+def test_a_workload_without_a_spec_or_with_one_of_no_use_is_the_policys(start_own: Start, own_cluster: Cluster) -> None:
+    start_own("unplanned = refuse\nunplannable = admit")
 
-    without = answer(cluster, workload(cluster, "without-a-spec"))
-    useless = answer(cluster, workload(cluster, "of-no-use", annotations={BUNDLE: "model: 7"}))
+    without = answer(own_cluster, workload(own_cluster, "without-a-spec"))
+    useless = answer(own_cluster, workload(own_cluster, "of-no-use", annotations={BUNDLE: "model: 7"}))
 
     assert (without["state"], useless["state"]) == ("Rejected", "Ready")
     assert without["message"].startswith("planner: refused: the job carries no spec")
@@ -362,28 +361,28 @@ def test_a_workload_without_a_spec_or_with_one_of_no_use_is_the_policys(start: S
 
 
 def test_a_plan_that_takes_too_long_is_the_policys(
-    start: Start, cluster: Cluster, service: Any, spec_text: Make
+    start_own: Start, own_cluster: Cluster, service: Any, spec_text: Make
 ) -> None:
     service.plan_provider.slow.add("slow")
-    start("pending = hold", seconds=1)
+    start_own("pending = hold", seconds=1)
 
-    found = answer(cluster, workload(cluster, "slow", annotations={BUNDLE: spec_text("slow")}))
+    found = answer(own_cluster, workload(own_cluster, "slow", annotations={BUNDLE: spec_text("slow")}))
 
     assert (found["state"], found["requeueAfterSeconds"]) == ("Retry", 30)
     assert "the plan is not ready after " in found["message"]
 
 
 def test_plans_that_are_not_ready_hold_nobody_else_up(
-    start: Start, cluster: Cluster, service: Any, spec_text: Make
+    start_own: Start, own_cluster: Cluster, service: Any, spec_text: Make
 ) -> None:
     service.plan_provider.slow.add("stuck")
-    start("pending = hold")
-    stuck = [workload(cluster, f"stuck-{each}", annotations={BUNDLE: spec_text("stuck")}) for each in range(20)]
+    start_own("pending = hold")
+    stuck = [workload(own_cluster, f"stuck-{each}", annotations={BUNDLE: spec_text("stuck")}) for each in range(20)]
 
-    found = answer(cluster, workload(cluster, "after", annotations={BUNDLE: spec_text()}))
+    found = answer(own_cluster, workload(own_cluster, "after", annotations={BUNDLE: spec_text()}))
 
     assert found["state"] == "Ready"
-    assert {state(cluster, path)["state"] for path in stuck} == {"Pending"}
+    assert {state(own_cluster, path)["state"] for path in stuck} == {"Pending"}
 
 
 def test_only_a_workload_with_reserved_quota_is_answered(start: Start, cluster: Cluster, spec_text: Make) -> None:
@@ -470,26 +469,26 @@ def test_what_happened_while_the_api_server_was_away_is_answered_when_it_is_back
     until(lambda: running.probe("/readyz") == 0)
     assert running.probe("/livez") == 200
     own_cluster.change(("kueue.x-k8s.io/v1beta2/workloads", "nlp", "early"), {"status": status("h100", ("fits",))})
-    own_cluster.start_own()
+    own_cluster.start()
 
     assert answer(own_cluster, path)["state"] == "Ready"
 
 
 def test_a_controller_that_was_killed_goes_on_where_it_was_and_answers_nothing_twice(
-    start: Start, cluster: Cluster, spec_text: Make
+    start_own: Start, own_cluster: Cluster, spec_text: Make
 ) -> None:
-    first = start()
-    done = workload(cluster, "done", annotations={BUNDLE: spec_text()})
-    before = answer(cluster, done)
+    first = start_own()
+    done = workload(own_cluster, "done", annotations={BUNDLE: spec_text()})
+    before = answer(own_cluster, done)
     first.process.kill()
     first.process.wait(20)
-    fresh = workload(cluster, "fresh", annotations={BUNDLE: spec_text()})
+    fresh = workload(own_cluster, "fresh", annotations={BUNDLE: spec_text()})
 
-    start()
+    start_own()
 
-    assert answer(cluster, fresh)["state"] == "Ready"
-    assert state(cluster, done) == before
-    assert len([each for each in cluster.requests if each.subresource == "status" and each.name == "done"]) == 1
+    assert answer(own_cluster, fresh)["state"] == "Ready"
+    assert state(own_cluster, done) == before
+    assert len([each for each in own_cluster.requests if each.subresource == "status" and each.name == "done"]) == 1
 
 
 def test_a_check_that_is_made_later_is_answered_for_workloads_that_wait_already(

@@ -10,6 +10,7 @@ import pytest
 from fastapi.testclient import TestClient
 from filled_history import fill_history, make_plan
 from stopped_clock import Clock
+from stored import new_history
 
 from planner.report.statement import Plan
 from planner.service.history.counters import Counters
@@ -26,7 +27,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def url(tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path}/history.db"
+    return new_history(tmp_path)
 
 
 @pytest.fixture

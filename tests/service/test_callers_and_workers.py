@@ -5,23 +5,20 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-from typing import Any
 
 import pytest
-from plan_makers import JOB, OTHER, ServiceStack, metadata, named, never, on_stack, trace_of, when
-from stored import get_traces
+from plan_makers import JOB, OTHER, ServiceStack, metadata, named, never, on_stack, when
 
 from planner.errors import TraceError
 from planner.job.schema import Train
 from planner.runtime.limits import Limit, LimitExceededError, Limits
 from planner.service.errors import (
     BusyError,
-    DeadlineError,
     TraceLimitError,
     WorkerLostError,
 )
 from planner.service.metrics import JOBS_REFUSED, TRACE_RETRIES
-from planner.service.orders import PlanRefused, WorkerResult, build_order
+from planner.service.orders import WorkerResult, build_order
 from planner.service.scheduling.worker_pool import WorkerDiedError
 from planner.truth.calibration.interval import Calibration
 from planner.units import GIB

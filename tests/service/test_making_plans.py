@@ -11,7 +11,6 @@ import pytest
 from plan_makers import (
     JOB,
     STAGES,
-    UNEVEN,
     UNEVEN_STAGES,
     ServiceStack,
     StackRunner,

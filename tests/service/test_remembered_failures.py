@@ -7,7 +7,7 @@ import dataclasses
 from typing import Any
 
 import pytest
-from plan_makers import CODE, JOB, OTHER, STAGES, ServiceStack, StackRunner, named, never, on_stack
+from plan_makers import JOB, OTHER, STAGES, ServiceStack, StackRunner, never, on_stack
 
 from planner.errors import PlannerError, TraceError
 from planner.job.schema import Allocator

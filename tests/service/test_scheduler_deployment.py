@@ -4,25 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import os
-import signal
-import time
-from pathlib import Path
 from typing import Any
 
 import pytest
-from plan_makers import CountedEvents
 
 from planner.job.schema import Cluster, Decoder, Gpu, Job, Model, Optimizer, Train
 from planner.runtime.limits import Limit, Limits
-from planner.service.errors import TraceLimitError, WorkerLostError
-from planner.service.history.store import History
-from planner.service.metrics import TRACE_RETRIES
+from planner.service.errors import WorkerLostError
 from planner.service.orders import PlanMade, build_order
-from planner.service.plan_provider import CalibrationInUse, PlanProvider
-from planner.service.scheduling.plan_scheduler import PlanScheduler
 from planner.service.scheduling.tracing_worker import TracingWorker
-from planner.settings import Settings
 from planner.tracing.isolated import Isolation
 from planner.truth.calibration.interval import Calibration
 from planner.units import GIB

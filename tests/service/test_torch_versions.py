@@ -259,5 +259,3 @@ def planned(worker: TracingWorker, order: Any) -> Plan:
 
 def without_seconds(plan: Plan) -> dict[str, Any]:
     return {key: value for key, value in to_json(plan).items() if key != "seconds"}
-
-

@@ -21,6 +21,8 @@ SMALL: dict[str, Any] = {
     "model": {"decoder": {"layers": 2, "hidden": 128, "heads": 4, "kv_heads": 2, "ffn": 384, "vocab": 1000}},
     "train": {"micro_batch_size": 4, "sequence_length": 64, "iterations": 2},
 }
+
+
 def finished(client: httpx.Client, location: str) -> dict[str, Any]:
     until = time.monotonic() + 90
     while True:
@@ -78,12 +80,8 @@ def test_what_was_measured_is_listed(client: httpx.Client) -> None:
     ("body", "status", "problem"),
     [
         ({"plan_id": "pl-" + "a" * 26}, 404, "there is no plan 'pl-aaaaaaaaaaaaaaaaaaaaaaaaaa'"),
-        ({"plan_id": 7}, 404, "there is no plan '7'"),
-        ({}, 422, "a validation is of one thing"),
         ({"job": SMALL, "device": "tpu"}, 422, "'tpu' is not a device"),
-        ({"job": SMALL, "ranks": [1]}, 422, "1 cannot be one of the ranks"),
         ({"job": []}, 422, "the job is not an object"),
-        ({"job": SMALL, "seconds": 1}, 422, "there is no key `seconds`"),
         ({"job": {**SMALL, "model": {"factory": "os:getcwd"}}}, 403, "this service runs no code of its users"),
         ({"job": {**SMALL, "cluster": {"gpu": "H100-SXM-80GB", "nodes": 2}}}, 422, None),
     ],
