@@ -111,8 +111,8 @@ class Slurm:
 
 
 @pytest.fixture(scope="module")
-def cluster(prometheus_server: Any) -> Iterator[Slurm]:
-    found = {name: prometheus_server.program(name) for name in PROGRAMS}
+def cluster(program: Callable[[str], str]) -> Iterator[Slurm]:
+    found = {name: program(name) for name in PROGRAMS}
     with instance_folder() as folder, contextlib.ExitStack() as stack:
         controller, node = free_ports(2)
         (folder / "munge.key").write_bytes(os.urandom(128))

@@ -43,13 +43,6 @@ def client(history: History) -> TestClient:
     return TestClient(interface(Dependencies(settings=Settings(), history=history, plan_provider=plan_provider)))
 
 
-@pytest.fixture(scope="session")
-def program(prometheus_server: Any) -> Callable[[str], str]:
-    """The path of a program of this machine; in CI it has to be there."""
-    found: Callable[[str], str] = prometheus_server.program
-    return found
-
-
 @pytest.fixture
 def plan() -> Callable[..., Plan]:
     return make_plan

@@ -1,4 +1,4 @@
-"""Every question of docs/monitoring.md and of the reference of metrics, asked of a real Prometheus under deployed rules."""
+"""Every question of docs/monitoring.md and of the reference of metrics, asked of a real Prometheus under our rules."""
 
 from __future__ import annotations
 
