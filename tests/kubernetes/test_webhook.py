@@ -390,7 +390,7 @@ def test_a_service_that_hangs_costs_less_than_the_api_server_waits(
 
 
 def test_the_certificate_is_read_anew_when_it_changes(start: Start) -> None:
-    webhook = start()
+    webhook = start("tight = admit")
     first = webhook.serial()
     webhook.authority.issue(webhook.certificate, webhook.key)
     second = webhook.serial()
