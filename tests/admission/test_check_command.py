@@ -51,25 +51,6 @@ def test_a_job_that_does_not_fit_does_not_run_and_its_owner_is_told_why(service:
     )
 
 
-def test_without_a_service_it_is_planned_here(job_file: JobFile) -> None:
-    ended = check(job_file("large", "1.9GiB"), *launch())
-
-    assert (ended.returncode, ended.stdout) == (3, "")
-    assert "planner: refused: large does not fit: rank 0 needs 2." in ended.stderr
-    assert "the smallest change that fits: train.recompute: full" in ended.stderr
-
-
-def test_an_operators_file_may_only_warn_of_uncalibrated_plans(service: Any, job_file: JobFile, tmp_path: Path) -> None:
-    (tmp_path / "site.ini").write_text("[admission]\nrefuse_uncalibrated = no\n")
-    ended = check(
-        job_file("large", "1.9GiB"), "--server", service.url, "--policy", tmp_path / "site.ini", *launch(),
-        PLANNER_TOKEN=service.token,
-    )  # fmt: skip
-
-    assert (ended.returncode, ended.stdout[:3]) == (0, "ran")
-    assert "planner: warning: large does not fit" in ended.stderr
-
-
 @pytest.mark.parametrize(
     ("options", "policy", "code", "out"),
     [
@@ -95,14 +76,6 @@ def test_without_a_command_the_verdict_is_the_answer(service: Any, job_file: Job
     assert (ended.returncode, ended.stderr) == (3, "")
     said = json.loads(ended.stdout)
     assert (said["schema"], said["action"], said["verdict"]) == ("planner.admission/1", "refuse", "exceeds")
-
-
-def test_a_spec_that_is_wrong_runs_nothing(service: Any, tmp_path: Path) -> None:
-    (tmp_path / "bad.yaml").write_text("train: {precision: bf16}\n")
-    ended = check(tmp_path / "bad.yaml", "--server", service.url, *launch(), PLANNER_TOKEN=service.token)
-
-    assert (ended.returncode, ended.stdout) == (2, "")
-    assert "bad.yaml" in ended.stderr
 
 
 @pytest.mark.parametrize(("command", "code"), [("/nowhere/torchrun", 127), ("/etc/passwd", 126)])

@@ -172,20 +172,6 @@ def test_only_http_is_spoken() -> None:
         Client("file:///etc/passwd")
 
 
-@pytest.mark.parametrize(
-    ("answer", "action"),
-    [(Action.ADMIT, Action.WARN), (Action.HOLD, Action.HOLD), (Action.REFUSE, Action.REFUSE)],
-)
-@pytest.mark.parametrize("what", ["pending", "unreachable"])
-def test_without_a_verdict_the_policy_decides(answering: Any, what: str, answer: Action, action: Action) -> None:
-    answering.says(202 if what == "pending" else 404, {"plan_id": "pl-x"} if what == "pending" else b"gone")
-    policy = Policy(server=answering.url, wait_seconds=0, **{what: answer})
-
-    found = ask(lambda: BUNDLE, policy, "ray")
-
-    assert (found.action, found.verdict) == (action, what)
-
-
 @pytest.mark.parametrize(("answer", "action"), [(Action.ADMIT, Action.WARN), (Action.REFUSE, Action.REFUSE)])
 def test_a_spec_that_cannot_be_used_is_the_policys_too(answer: Action, action: Action) -> None:
     def broken() -> Any:

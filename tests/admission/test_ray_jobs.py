@@ -1,19 +1,16 @@
-"""The hook of `ray job submit`: what it may read, and a real submission to a real Ray."""
+"""The hook of `ray job submit`: what it may read, and what it does. A real Ray calls it in tests/journey."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
-import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from ray_head import RayHead
-from ray_head import ray_head as running_ray
 
 from planner.admission import ray_jobs, specs
 from planner.errors import SpecError
@@ -61,6 +58,19 @@ def test_a_site_that_is_set_up_wrongly_stops_nobodys_job(
 
     assert hook({ray_jobs.SPEC: "small.yaml"}) == {ray_jobs.SPEC: "small.yaml"}
     assert "the job is not checked: PLANNER_ADMISSION_TIGHT: 'perhaps' is not a policy" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("unreachable", ["admit", "refuse"])
+def test_a_submission_while_the_service_is_down(
+    hook: Any, job_file: JobFile, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], unreachable: str
+) -> None:
+    monkeypatch.setenv("PLANNER_SERVER", "http://127.0.0.1:1")
+    monkeypatch.setenv("PLANNER_ADMISSION_UNREACHABLE", unreachable)
+    ends = pytest.raises(SystemExit) if unreachable == "refuse" else contextlib.nullcontext()
+    with ends:
+        hook({ray_jobs.BUNDLE: bundle_text(load_job(job_file()))})
+
+    assert "cannot be reached" in capsys.readouterr().err
 
 
 @pytest.fixture
@@ -133,66 +143,3 @@ def test_a_bundle_that_travels_reads_nothing_at_all(folder: Path) -> None:
 
     with pytest.raises(SpecError):
         specs.bundle_of_text(json.dumps({**job, "cluster": {"gpu": "H100-SXM-80GB"}}))
-
-
-@pytest.fixture(scope="module")
-def ray_head() -> Iterator[RayHead]:
-    with running_ray() as found:
-        yield found
-
-
-@pytest.fixture
-def submit(ray_head: RayHead, service: Any, tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    def run(metadata: dict[str, str], **environment: str) -> subprocess.CompletedProcess[str]:
-        settings = {
-            "RAY_JOB_SUBMIT_HOOK": "planner.admission.ray_jobs:check",
-            "PLANNER_SERVER": service.url,
-            "PLANNER_TOKEN": service.token,
-            "PLANNER_ADMISSION_REFUSE_UNCALIBRATED": "yes",
-        }
-        return ray_head.submit(
-            "--submission-id", f"job-{time.time_ns()}", "--metadata-json", json.dumps(metadata),
-            folder=tmp_path, entrypoint=("echo", "hello"), environment={**settings, **environment},
-        )  # fmt: skip
-
-    return run
-
-
-def test_a_real_submission_that_fits_is_submitted_with_its_plan(
-    submit: Any, ray_head: RayHead, service: Any, job_file: JobFile
-) -> None:
-    job_file()
-    ended = submit({ray_jobs.SPEC: "small.yaml"})
-
-    assert ended.returncode == 0, ended.stderr
-    assert "planner: small fits: rank 0 needs" in ended.stderr
-    found = re.search(r"Job '(job-\d+)' submitted successfully", ended.stdout)
-    assert found is not None
-    plan_id = ray_head.jobs()[found[1]]["metadata"][ray_jobs.PLAN]
-    assert service.history.jobs.get("ray", found[1]).plan_id == plan_id
-
-
-def test_a_real_submission_that_does_not_fit_submits_nothing(submit: Any, ray_head: RayHead, job_file: JobFile) -> None:
-    job_file("large", "1.9GiB")
-    before = set(ray_head.jobs())
-    ended = submit({ray_jobs.SPEC: "large.yaml"})
-
-    assert ended.returncode == 3, ended.stderr
-    assert "planner: refused: large does not fit: rank 0 needs" in ended.stderr
-    assert "planner: the smallest change that fits: train.recompute: full" in ended.stderr
-    assert "planner: nothing was submitted" in ended.stderr
-    assert "Traceback" not in ended.stderr
-    assert set(ray_head.jobs()) == before
-
-
-@pytest.mark.parametrize(("unreachable", "code"), [("admit", 0), ("refuse", 3)])
-def test_a_real_submission_while_the_service_is_down(
-    submit: Any, job_file: JobFile, unreachable: str, code: int
-) -> None:
-    job_file()
-    ended = submit(
-        {ray_jobs.SPEC: "small.yaml"}, PLANNER_SERVER="http://127.0.0.1:1", PLANNER_ADMISSION_UNREACHABLE=unreachable
-    )
-
-    assert ended.returncode == code, ended.stderr
-    assert "cannot be reached" in ended.stderr

@@ -16,7 +16,6 @@ from planner.api import child
 from planner.errors import SpecError, TraceError
 from planner.report.statement import Verdict
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
 SPEC: dict[str, Any] = {
     "metadata": {"name": "<small>"},
     "model": {"decoder": {"layers": 2, "hidden": 64, "heads": 4, "kv_heads": 2, "ffn": 128, "vocab": 300}},

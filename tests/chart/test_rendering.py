@@ -21,34 +21,6 @@ DEPLOY = REPOSITORY / "deploy"
 OLDEST, NEWEST = "1.28", "1.37"
 """What Chart.yaml admits, and the newest that kubernetes-validate 1.37 knows."""
 
-STORES = {"NetworkPolicy": 4, "Secret": 3, "Service": 2, "ServiceAccount": 4, "StatefulSet": 2}
-HOOK = {"ClusterRole": 1, "ClusterRoleBinding": 1, "ConfigMap": 1, "Deployment": 1}
-WEBHOOK = {"Certificate": 1, "PodDisruptionBudget": 1, "ValidatingWebhookConfiguration": 1}
-MADE = {
-    "air-gapped": {
-        **STORES, **WEBHOOK, "AdmissionCheck": 1, "ClusterRole": 2, "ClusterRoleBinding": 2, "ConfigMap": 5,
-        "Deployment": 2, "NetworkPolicy": 6, "PodMonitor": 1, "PrometheusRule": 1, "RayService": 1, "Service": 3,
-        "ServiceAccount": 6, "ServiceMonitor": 1,
-    },
-    "embedded": {**STORES, "RayService": 1},
-    "external": {"NetworkPolicy": 2, "PodDisruptionBudget": 1, "RayService": 1, "ServiceAccount": 2},
-    "gpu-validators": {**STORES, "RayService": 1},
-    "kueue": {**STORES, **HOOK, "AdmissionCheck": 1, "NetworkPolicy": 5, "RayService": 1, "ServiceAccount": 5},
-    "monitoring": {
-        **STORES, "ConfigMap": 3, "PodMonitor": 1, "PrometheusRule": 1, "RayService": 1, "ServiceMonitor": 1,
-    },
-    "small": {"PersistentVolumeClaim": 1, "RayService": 1, "ServiceAccount": 2},
-    "webhook-cert-manager": {
-        **STORES, **HOOK, **WEBHOOK, "Issuer": 1, "NetworkPolicy": 5, "RayService": 1, "Service": 3,
-        "ServiceAccount": 5,
-    },
-    "webhook-given-certificate": {
-        **STORES, "ClusterRole": 1, "ConfigMap": 1, "Deployment": 1, "NetworkPolicy": 5, "PodDisruptionBudget": 1,
-        "RayService": 1, "RoleBinding": 2, "Service": 3, "ServiceAccount": 5, "ValidatingWebhookConfiguration": 1,
-    },
-}  # fmt: skip
-"""How many objects of each kind every set of values makes."""
-
 
 def manifest_pods(found: tuple[Document, ...]) -> list[tuple[str, Document]]:
     """Ray's pods and its Service as objects of their own: Kubernetes never sees them inside of a RayService."""
@@ -65,11 +37,6 @@ def test_helm_lints_without_a_warning(name: str) -> None:
 
     assert [each["error"] for each in report["messages"] if each["severity"] > 1] == []
     assert report["errors"] == []
-
-
-@pytest.mark.parametrize("name", VALUE_SETS)
-def test_a_set_of_values_makes_what_it_is_for(name: str) -> None:
-    assert Counter(each["kind"] for each in rendered(name)) == MADE[name]
 
 
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
@@ -96,12 +63,6 @@ def test_every_custom_resource_has_only_fields_that_its_operator_knows(name: str
         jsonschema.validate(each, json.loads(own_schema(each).read_text(encoding="utf-8")))
 
 
-def test_no_schema_is_there_for_nothing() -> None:
-    kinds = {each["kind"].lower() for name in VALUE_SETS for each in rendered(name)}
-
-    assert {path.stem for path in SCHEMAS.glob("*.json")} <= kinds
-
-
 @pytest.mark.parametrize("name", VALUE_SETS)
 def test_no_two_objects_are_the_same(name: str) -> None:
     named = Counter(
@@ -111,25 +72,10 @@ def test_no_two_objects_are_the_same(name: str) -> None:
     assert [each for each, count in named.items() if count > 1] == []
 
 
-@pytest.mark.parametrize("name", VALUE_SETS)
-def test_objects_carry_the_labels_that_helm_recommends(name: str) -> None:
-    for each in rendered(name):
-        labels = each["metadata"]["labels"]
-        assert labels["app.kubernetes.io/instance"] == "jobs"
-        assert {"helm.sh/chart", "app.kubernetes.io/name", "app.kubernetes.io/version", "app.kubernetes.io/managed-by",
-                "app.kubernetes.io/component"} <= labels.keys()  # fmt: skip
-
-
 def test_the_labels_of_ray_pods_do_not_change_with_the_version() -> None:
     """Another label would be another cluster, and every plan in progress would be lost for a patch release."""
     for pod in rendered_chart.pods(rendered("gpu-validators")):
         assert not {"helm.sh/chart", "app.kubernetes.io/version"} & pod.labels.keys()
-
-
-@pytest.mark.parametrize("name", VALUE_SETS)
-def test_templates_leave_no_blanks_at_the_ends_of_lines(name: str) -> None:
-    for path, text in rendered_chart.manifests(rendered_chart.values_of(name)).items():
-        assert [line for line in text.splitlines() if line != line.rstrip()] == [], path
 
 
 def serve_config(name: str) -> dict[str, Any]:

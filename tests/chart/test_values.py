@@ -83,10 +83,6 @@ def test_values_that_cannot_be_are_refused_with_their_place(values: dict[str, An
     assert message in str(refusal.value)
 
 
-def test_a_chart_above_may_have_globals_of_its_own() -> None:
-    assert rendered_chart.objects({"global": {"company": {"region": "eu"}}})
-
-
 def objects_of(schema: Any, place: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
     """Every schema of an object, with its place."""
     if isinstance(schema, dict):
@@ -184,12 +180,6 @@ def test_the_readme_has_the_table_of_the_values_as_they_are(values_table: Module
     assert "| `ray.workers.max` | `4` |" in readme
 
 
-def test_the_readme_names_every_set_of_values() -> None:
-    readme = (CHART / "README.md").read_text(encoding="utf-8")
-
-    assert [path.name for path in (CHART / "ci").iterdir() if f"`{path.name}`" not in readme] == []
-
-
 def test_notes_tell_what_to_do_next() -> None:
     notes = rendered_chart.notes(rendered_chart.values_of("kueue"))
 
@@ -197,16 +187,3 @@ def test_notes_tell_what_to_do_next() -> None:
     assert "wait --for=condition=Ready --timeout=10m rayservice/jobs-planner" in notes
     assert "get secret jobs-planner-token" in notes
     assert "{admissionChecks: [{name: planner-fits}]}" in notes
-
-
-def test_notes_warn_who_lets_everybody_write() -> None:
-    assert "Nobody is asked for a token" in rendered_chart.notes(rendered_chart.values_of("small"))
-
-
-@pytest.mark.parametrize("name", ["webhook-cert-manager", "webhook-given-certificate"])
-def test_notes_tell_what_becomes_of_a_job_that_does_not_fit(name: str) -> None:
-    becomes = {"webhook-cert-manager": "is admitted with a warning.", "webhook-given-certificate": "is refused."}
-
-    said = " ".join(rendered_chart.notes(rendered_chart.values_of(name)).split())
-
-    assert becomes[name] in said

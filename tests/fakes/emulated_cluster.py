@@ -179,7 +179,7 @@ class Cluster:
         self._server = kmock.Server(self._emulator, port=self._port)
         await self._server.__aenter__()
         self._port = self._server.port
-        self.kubeconfig.write_text(yaml.safe_dump(_kubeconfig(self.url)))
+        self.kubeconfig.write_text(yaml.safe_dump(kubeconfig(self.url)))
 
     async def _stop(self) -> None:
         server, self._server = self._server, None
@@ -204,7 +204,7 @@ class Cluster:
                 raise AssertionError(error.read().decode()) from None
 
 
-def _kubeconfig(url: str) -> dict[str, Any]:
+def kubeconfig(url: str) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "Config",

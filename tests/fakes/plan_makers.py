@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
+from stored import new_history
+
 from planner.events import Alloc, Category, Free, Mark, Phase, Role
 from planner.job.layout import Mesh, rank_classes
 from planner.job.schema import Cluster, Decoder, DpShard, Gpu, Input, Job, Metadata, Model, Parallel, Pp, Train
@@ -219,7 +221,7 @@ class StackRunner:
     """Runs stacks that are closed after the test's own coroutine."""
 
     def __init__(self, path: Path) -> None:
-        self.url = f"sqlite:///{path / 'history.db'}"
+        self.url = new_history(path)
 
     def __call__(
         self,

@@ -1,8 +1,12 @@
-"""What a history holds, as values that only tests ask for."""
+"""Histories to begin with, and what they hold, as values that only tests ask for."""
 
 from __future__ import annotations
 
+import functools
+import shutil
+import tempfile
 from collections.abc import Mapping
+from pathlib import Path
 
 from sqlalchemy import select
 
@@ -13,6 +17,21 @@ from planner.service.history.schema import CHECKS
 from planner.service.history.store import History
 from planner.tracing import rank_trace
 from planner.tracing.rank_trace import Trace
+
+_FOLDER = tempfile.TemporaryDirectory(prefix="planner-history-")
+
+
+@functools.cache
+def _empty_history() -> Path:
+    path = Path(_FOLDER.name) / "history.db"
+    with History.open(f"sqlite:///{path}"):
+        return path
+
+
+def new_history(folder: Path) -> str:
+    """The URL of an empty history in that folder: its tables are made once in a process, and copied."""
+    shutil.copy(_empty_history(), folder / "history.db")
+    return f"sqlite:///{folder}/history.db"
 
 
 def put_traces(history: History, trace_id: str, traces: Mapping[int, Trace]) -> None:

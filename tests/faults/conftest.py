@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
-import shutil
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -56,18 +54,3 @@ def service(postgresql: Any) -> Iterator[Service]:
 @pytest.fixture(scope="session")
 def eventually() -> Callable[..., Any]:
     return until
-
-
-@pytest.fixture(scope="session")
-def program() -> Callable[[str], str]:
-    """The path of a program of this machine; in CI it has to be there, elsewhere the test is skipped without it."""
-
-    def find(name: str) -> str:
-        found = shutil.which(name)
-        if found is None and os.environ.get("CI"):
-            pytest.fail(f"{name} is not installed")
-        if found is None:
-            pytest.skip(f"{name} is not installed")
-        return found
-
-    return find

@@ -23,12 +23,13 @@ READY_SECONDS = 60.0
 """What a start takes on a machine that has little else to do; on a busier one, some times the first start."""
 VITAL = ("gcs_server", "planner", "raylet", "ray::DashboardAgent", "ray::RuntimeEnvAgent")
 """Without these it ends. `planner` is `planner serve` itself; the others end with one of these."""
-MENDED = ["ray::ServeReplica:planner:Validations", "ray::TracingWorker"]
+MENDED = ["ray::TracingWorker"]
 KILLED_ELSEWHERE = [
     "haproxy", "ray::ServeReplica:planner:Planner", "ray::ServeReplica:planner:Tracers", "ray::ServeController",
-    "ray::ProxyActor",
+    "ray::ServeReplica:planner:Validations", "ray::ProxyActor",
 ]  # fmt: skip
-"""In test_killed_in_the_middle.py, while it has work, but for the last, to which nobody talks."""
+"""While it has work, in test_killed_in_the_middle.py and the tests of validations, but for the last: nobody talks to
+it."""
 EXAMPLE = Path(__file__).parents[2] / "examples" / "gpt2-xl.yaml"
 
 
@@ -93,7 +94,8 @@ def test_one_without_which_it_ends_is_killed_and_it_starts_again(
 
 
 @pytest.mark.parametrize("name", [pytest.param(each, marks=pytest.mark.soak) for each in KILLED_ELSEWHERE] + MENDED)
-def test_one_that_is_mended_is_killed_and_it_is_ready_again(service: Any, name: str) -> None:
+def test_one_that_is_mended_is_killed_and_it_is_ready_again(service: Any, new_job: NewJob, name: str) -> None:
+    asked = service.begin(new_job(24, iterations=30, optimizer={"name": "RAdam"}))  # traced for some seconds
     killed = service.processes.kill(name)
     began = time.monotonic()
     service.processes.wait_for(name, besides=killed)
@@ -101,6 +103,7 @@ def test_one_that_is_mended_is_killed_and_it_is_ready_again(service: Any, name: 
     print(f"{name}: ready after {time.monotonic() - began:.1f} s")
 
     assert time.monotonic() - began < most_seconds(service)
+    assert name != "ray::TracingWorker" or asked.result().status_code == 200
 
 
 def test_whatever_else_belongs_to_it_is_killed_and_it_goes_on(service: Any) -> None:

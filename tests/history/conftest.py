@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from filled_history import make_plan, make_rank_class
 from postgresql_server import postgresql as postgresql
 from stopped_clock import Clock
+from stored import new_history
 
 from planner.report.statement import (
     Advice,
     Plan,
     Verdict,
 )
+from planner.service.history import schema
 from planner.service.history.store import History
 from planner.units import GIB
 
@@ -32,10 +35,24 @@ def shared_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture(params=["sqlite file", pytest.param("sqlite in memory", marks=pytest.mark.soak), "postgresql"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The URL of an empty database."""
+    """The URL of a database with the tables of a history."""
     if request.param == "postgresql":
-        return str(request.getfixturevalue("postgresql").new_database())
-    return "sqlite://" if request.param == "sqlite in memory" else f"sqlite:///{tmp_path}/history.db"
+        return _emptied(request.getfixturevalue("postgresql_history"))
+    return "sqlite://" if request.param == "sqlite in memory" else new_history(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def postgresql_history(postgresql: Any) -> str:
+    """The URL of a PostgreSQL database that one test after the other has: a new one for each is gigabytes in all."""
+    url = str(postgresql.new_database())
+    with History.open(url):
+        return url
+
+
+def _emptied(url: str) -> str:
+    with History.open(url) as history, history._database.writing() as connection:
+        connection.exec_driver_sql(f"TRUNCATE {', '.join(schema.METADATA.tables)}")
+    return url
 
 
 @pytest.fixture

@@ -26,8 +26,8 @@ def version(database: Database) -> str:
         return str(connection.exec_driver_sql(f"SELECT version_num FROM {schema.VERSION_TABLE}").scalar_one())
 
 
-def test_an_empty_database_gets_the_tables_of_the_schema_and_no_others(url: str) -> None:
-    with History.open(url) as history, history._database.reading() as connection:
+def test_an_empty_database_gets_the_tables_of_the_schema_and_no_others(shared_url: str) -> None:
+    with History.open(shared_url) as history, history._database.reading() as connection:
         options = {"version_table": schema.VERSION_TABLE, "compare_type": True}
         context = MigrationContext.configure(connection, opts=options)
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import prometheus_server
 import pytest
 from planner_serve import Service, serving
 from ray_head import RayHead, ray_head
@@ -55,7 +56,7 @@ class Cluster:
 
 
 @pytest.fixture(scope="session")
-def cluster(prometheus_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     folder = tmp_path_factory.mktemp("journey")
     (jobs := folder / "jobs").mkdir()
     rules = [RULES / "recording.rules.yml", RULES / "alerts.rules.yml"]

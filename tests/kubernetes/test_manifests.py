@@ -68,33 +68,6 @@ def test_pods_have_no_more_than_they_need(name: str) -> None:
     assert {mount["name"] for mount in container["volumeMounts"]} == named
 
 
-def granted(name: str) -> set[tuple[str, str, str]]:
-    """Verb, group and resource, each one by itself."""
-    return {
-        (verb, group, resource)
-        for rule in one(name, "ClusterRole")["rules"]
-        for group in rule["apiGroups"]
-        for resource in rule["resources"]
-        for verb in rule["verbs"]
-    }
-
-
-def test_the_webhook_may_read_config_maps_and_claims_by_name_and_nothing_else() -> None:
-    claims = {("get", "resource.k8s.io", kind) for kind in ("resourceclaims", "resourceclaimtemplates")}
-    assert granted("webhook.yaml") == {("get", "", "configmaps"), *claims}
-
-
-def test_the_kueue_controller_may_do_what_it_does_and_nothing_else() -> None:
-    """That it needs no more is what the tests of the controller look at, request by request."""
-    kueue = "kueue.x-k8s.io"
-    reads = {(verb, kueue, kind) for verb in ("get", "list", "watch") for kind in ("workloads", "admissionchecks")}
-    writes = {("patch", kueue, "workloads/status"), ("patch", kueue, "admissionchecks/status")}
-    owners = {("get", kind.group, kind.plural) for kind in KINDS.values()}
-    rest = {("get", kueue, "resourceflavors"), ("get", "", "configmaps"), ("create", "", "events")}
-
-    assert granted("kueue.yaml") == reads | writes | owners | rest
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_the_rights_are_bound_to_the_pods_own_account(name: str) -> None:
     binding, account = one(name, "ClusterRoleBinding"), one(name, "ServiceAccount")["metadata"]

@@ -14,6 +14,7 @@ import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from soak import share
 
 from planner.admission import webhook
 from planner.admission.decision import Decision
@@ -135,7 +136,9 @@ def posted(body: bytes, policy: Policy, query: str = "") -> httpx.Response:
 NOWHERE = Policy(server="http://127.0.0.1:1", timeout_seconds=0.2, wait_seconds=0)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=share(300, in_ci=100), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(review=REVIEWS)
 def test_whatever_a_review_holds_the_answer_is_a_review_or_a_problem(
     review: Any, caplog: pytest.LogCaptureFixture
@@ -155,7 +158,7 @@ def test_whatever_a_review_holds_the_answer_is_a_review_or_a_problem(
     assert "Traceback" not in found.text
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=share(200, in_ci=100), deadline=None)
 @given(body=st.binary(max_size=300) | JSON.map(lambda value: json.dumps(value).encode()))
 def test_whatever_arrives_is_answered(body: bytes) -> None:
     found = posted(body, NOWHERE)

@@ -20,7 +20,6 @@ from planner.admission.kubernetes import (
 from planner.admission.workload_kinds import JobPods, Pods
 from planner.errors import SpecError
 from planner.hardware import catalog
-from planner.job.loading import job_on_gpu
 
 H100 = "NVIDIA-H100-80GB-HBM3"
 
@@ -79,12 +78,6 @@ def test_a_claim_of_something_unknown_asks_for_a_gpu() -> None:
     spec = {"containers": [container], "resourceClaims": [{"name": "devices", "resourceClaimName": "mine"}]}
 
     assert read_submission({"apiVersion": "v1", "kind": "Pod", "spec": spec}).asks_for_gpus
-
-
-def test_a_share_that_an_annotation_says_asks_for_a_gpu() -> None:
-    metadata, spec = {"annotations": {"gpu-fraction": "0.5"}}, {"containers": [{"name": "main"}]}
-
-    assert read_submission({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}).asks_for_gpus
 
 
 def test_a_job_is_known_by_its_uid_and_without_one_by_its_name() -> None:
@@ -172,9 +165,3 @@ def test_a_label_names_a_gpu_or_its_mig_slice_and_none_that_takes_turns(product:
     found = catalog.by_node_label(product)
 
     assert (found.name if found else "") == name
-
-
-def test_the_same_job_on_another_gpu(spec_text: Callable[..., str]) -> None:
-    there, here = read(spec_text(gpu="T4-16GB"), "spec"), read(spec_text(gpu="H100-SXM-80GB"), "spec")
-
-    assert job_on_gpu(here, "T4-16GB") == there

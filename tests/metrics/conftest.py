@@ -10,6 +10,7 @@ import pytest
 from fastapi.testclient import TestClient
 from filled_history import fill_history, make_plan
 from stopped_clock import Clock
+from stored import new_history
 
 from planner.report.statement import Plan
 from planner.service.history.counters import Counters
@@ -26,7 +27,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def url(tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path}/history.db"
+    return new_history(tmp_path)
 
 
 @pytest.fixture
@@ -40,13 +41,6 @@ def client(history: History) -> TestClient:
     """The whole interface; nobody plans here."""
     plan_provider: Any = None
     return TestClient(interface(Dependencies(settings=Settings(), history=history, plan_provider=plan_provider)))
-
-
-@pytest.fixture(scope="session")
-def program(prometheus_server: Any) -> Callable[[str], str]:
-    """The path of a program of this machine; in CI it has to be there."""
-    found: Callable[[str], str] = prometheus_server.program
-    return found
 
 
 @pytest.fixture

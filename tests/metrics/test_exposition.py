@@ -239,9 +239,6 @@ def test_capacity_that_does_not_fit_is_added_up(history: History, plan: Callable
         assert sum(getattr(row, name) for row in seen.capacity) == sum(getattr(row, name) for row in everything)
 
 
-JOB = {"plan_id": f"pl-{1:026d}", "system": "ray", "job_id": "a"}
-
-
 def gpus(history: History) -> set[tuple[str, str, str]]:
     return {key[1:2] + key[4:] for key in values(history, "planner_job_gpu_info")}
 

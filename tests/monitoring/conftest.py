@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import prometheus_server
 import pytest
 from filled_history import count, fill_history
 from scraped import exporting, serving
@@ -41,14 +42,7 @@ def exported() -> str:
 
 
 @pytest.fixture(scope="session")
-def program(prometheus_server: Any) -> Callable[[str], str]:
-    """The path of a program of this machine; in CI it has to be there."""
-    found: Callable[[str], str] = prometheus_server.program
-    return found
-
-
-@pytest.fixture(scope="session")
-def prometheus(prometheus_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Has scraped for some seconds, while requests were counted, and every rule was evaluated since."""
     folder = tmp_path_factory.mktemp("monitoring")
     rules = [RULES / "recording.rules.yml", RULES / "alerts.rules.yml"]

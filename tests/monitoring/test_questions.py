@@ -1,4 +1,4 @@
-"""Every question of docs/monitoring.md, asked of a real Prometheus under the deployed rules."""
+"""Every question of docs/monitoring.md and of the reference of metrics, asked of a real Prometheus under our rules."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import re
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
+from planner.service.metrics import METRICS, STORE_UP
 from planner.units import GIB
 
-PAGE = (Path(__file__).parents[2] / "docs" / "monitoring.md").read_text(encoding="utf-8")
-QUESTIONS = re.findall(r"```promql\n(.*?)```", PAGE, re.DOTALL)
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = "".join((DOCS / name).read_text(encoding="utf-8") for name in ("monitoring.md", "reference/metrics.md"))
+QUESTIONS = re.findall(r"```promql\n(.*?)```", PAGES, re.DOTALL)
 CLOSER = {"30d:1h": "10s:1s", "7d:1h": "10s:1s", "40 * 2^30": "43 * 2^30"}
 """Whole hours have to pass before some have an answer, and the plans here are larger than one asks for."""
 
@@ -22,7 +25,7 @@ def question(words: str) -> str:
 
 
 @pytest.mark.parametrize("asked", QUESTIONS, ids=lambda text: " ".join(text.split())[:60])
-def test_every_question_of_the_page_has_an_answer(prometheus: Any, asked: str) -> None:
+def test_every_question_of_the_pages_has_an_answer(prometheus: Any, asked: str) -> None:
     for long, short in CLOSER.items():
         asked = asked.replace(long, short)
     prometheus.waits_for(asked, 15)
@@ -40,3 +43,22 @@ def test_plans_for_a_smaller_gpu(prometheus: Any) -> None:
 
     assert prometheus.ask(asked) == []  # both take up to 41 GiB
     assert set(prometheus.figures(asked.replace("40 * 2^30", "43 * 2^30"), "name").values()) == {4}
+
+
+def test_only_what_does_not_fit_is_found_not_to_fit(prometheus: Any) -> None:
+    found = prometheus.figures(question("> on (plan)"), "plan", "rank_class")
+
+    assert set(found) == {(f"pl-{2:026d}", "0"), (f"pl-{2:026d}", "2")}
+
+
+def test_it_takes_every_metric(prometheus: Any) -> None:
+    names = [f"{each.name}_count" if each.kind == "histogram" else each.name for each in (STORE_UP, *METRICS)]
+
+    assert [name for name in names if not prometheus.ask(name)] == []
+    assert prometheus.figures("up", "job") == {("planner",): 1, ("gpus",): 1}
+
+
+def test_no_label_of_ours_collides_with_its_own(prometheus: Any) -> None:
+    names = httpx.get(f"{prometheus.base_url}/api/v1/labels").json()["data"]
+
+    assert [name for name in names if name.startswith("exported_")] == []

@@ -143,6 +143,13 @@ def test_a_moment_of_the_timeline_says_who_holds_what(page: Browser) -> None:
     middle = int(page.find(".chart").get_attribute("aria-valuenow") or 0)
     assert 0.3 * end < middle < 0.7 * end
 
+    assert page.text(".chart .peak-bytes") == f"peak {size(drawn['peak']['allocated_bytes'])}"
+    at = drawn["at"].index(drawn["peak"]["event"])
+    chart = page.find(".chart").size["width"]
+    assert (drawn["places"][at + 1] - drawn["places"][at]) * chart > 4
+    mark = float(page.find(".chart circle.peak").get_attribute("cx") or 0)
+    assert drawn["places"][at] * chart < mark < drawn["places"][at + 1] * chart + 70
+
 
 def test_the_page_of_a_report_draws_the_same_without_a_service(tab: Browser, tmp_path: Path) -> None:
     result = plan_job(load_yaml(TINY.format(name="report", batch=2), "report"))
@@ -161,19 +168,6 @@ def test_the_page_of_a_report_draws_the_same_without_a_service(tab: Browser, tmp
     assert tab.text(".held p").startswith("load: allocated ")
     assert violations(tab) == []
     assert tab.complaints() == []
-
-
-def test_the_peak_is_marked_with_its_bytes_and_wide_enough_to_be_seen(page: Browser) -> None:
-    plan_spec(page, "peak")
-    shown_verdict(page, "peak")
-    drawn = httpx.get(f"{page.url}/v1/plans/{page.text('.about a')}/timeline").json()
-
-    assert page.text(".chart .peak-bytes") == f"peak {size(drawn['peak']['allocated_bytes'])}"
-    at = drawn["at"].index(drawn["peak"]["event"])
-    chart = page.find(".chart").size["width"]
-    assert (drawn["places"][at + 1] - drawn["places"][at]) * chart > 4
-    mark = float(page.find(".chart circle.peak").get_attribute("cx") or 0)
-    assert drawn["places"][at] * chart < mark < drawn["places"][at + 1] * chart + 70
 
 
 def test_a_changed_value_is_planned_again_beside_what_it_was(page: Browser, service: RealService) -> None:
@@ -278,6 +272,8 @@ def test_a_stored_plan_is_read_without_a_token_and_planned_from_what_is_shown(
     stored = service.history.plans.get(plan_id)
     assert stored is not None
     assert shown == load_bundle(stored.job)
+    assert stored.step is not None
+    assert page.text(".step-time") == step_sentence(stored.step)
 
 
 def test_a_plan_of_before_is_dimmed_while_another_is_made_and_gone_where_there_is_none(
@@ -298,16 +294,6 @@ def test_a_plan_of_before_is_dimmed_while_another_is_made_and_gone_where_there_i
     page.run("location.hash = '#plans/pl-' + 'z'.repeat(26)")
     assert "there is no plan" in page.text("#plan-problem [role=alert]").lower()
     assert page.all("#plan-result > *") == []
-
-
-def test_a_plan_says_how_long_a_step_takes(page: Browser, service: RealService) -> None:
-    plan_spec(page, "step time", batch=4)
-    shown_verdict(page, "step time")
-
-    plan = service.history.plans.get(page.text(".about a"))
-    assert plan is not None
-    assert plan.step is not None
-    assert page.text(".step-time") == step_sentence(plan.step)
 
 
 def test_capacity_has_what_jobs_ask_for_and_take_and_what_would_fit_elsewhere(
@@ -510,6 +496,9 @@ def test_every_view_is_accessible(page: Browser, snapshot: Path, dark: bool) -> 
     for each in page.all("details"):
         page.run("arguments[0].open = true", each)
     assert violations(page) == []
+    page.look(size=PHONE, dark=dark)
+    assert page.run("return document.documentElement.scrollWidth") == PHONE[0]
+    page.look(dark=dark)
 
     page.click('nav a[href="#snapshot"]')
     page.find("#snapshot-file").send_keys(str(snapshot))
@@ -522,12 +511,3 @@ def test_every_view_is_accessible(page: Browser, snapshot: Path, dark: bool) -> 
     assert violations(page) == []
     background = page.run("return getComputedStyle(document.body).backgroundColor")
     assert (sum(map(int, re.findall(r"\d+", background))) < 200) is dark
-
-
-def test_it_is_as_wide_as_a_phone(page: Browser) -> None:
-    page.look(size=PHONE)
-    plan_spec(page, "phone")
-    shown_verdict(page, "phone")
-    page.find(".held tbody tr")
-
-    assert page.run("return document.documentElement.scrollWidth") == PHONE[0]

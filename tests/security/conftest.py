@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from filled_history import make_plan
 from starlette.testclient import TestClient
+from stored import new_history
 
 from planner.report.statement import Plan
 from planner.service.history.counters import Counters
@@ -23,7 +24,7 @@ TOKENS = ("a-token-of-this-test", "another-token-of-this-test")
 
 @pytest.fixture
 def history(tmp_path: Path) -> Iterator[History]:
-    with History.open(f"sqlite:///{tmp_path}/history.db") as opened:
+    with History.open(new_history(tmp_path)) as opened:
         yield opened
 
 

@@ -16,6 +16,7 @@ import pytest
 from plan_makers import StackRunner
 from planner_serve import until
 from starlette.testclient import TestClient
+from stored import new_history
 
 from planner.job.bound.lower_bound import Bound, lower_bound
 from planner.job.loading import load_document
@@ -116,7 +117,7 @@ def plan_provider(example_plan: Plan) -> FakePlanProvider:
 
 @pytest.fixture
 def history(tmp_path: Path) -> Iterator[History]:
-    with History.open(f"sqlite:///{tmp_path / 'history.sqlite'}") as opened:
+    with History.open(new_history(tmp_path)) as opened:
         yield opened
 
 

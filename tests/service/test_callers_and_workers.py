@@ -5,23 +5,20 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-from typing import Any
 
 import pytest
-from plan_makers import JOB, OTHER, ServiceStack, metadata, named, never, on_stack, trace_of, when
-from stored import get_traces
+from plan_makers import JOB, OTHER, ServiceStack, metadata, named, never, on_stack, when
 
 from planner.errors import TraceError
 from planner.job.schema import Train
 from planner.runtime.limits import Limit, LimitExceededError, Limits
 from planner.service.errors import (
     BusyError,
-    DeadlineError,
     TraceLimitError,
     WorkerLostError,
 )
 from planner.service.metrics import JOBS_REFUSED, TRACE_RETRIES
-from planner.service.orders import PlanRefused, WorkerResult, build_order
+from planner.service.orders import WorkerResult, build_order
 from planner.service.scheduling.worker_pool import WorkerDiedError
 from planner.truth.calibration.interval import Calibration
 from planner.units import GIB
@@ -125,51 +122,6 @@ async def test_a_caller_that_goes_takes_nothing_from_another(stack: ServiceStack
 
 
 @on_stack()
-async def test_a_caller_is_told_when_its_time_is_over_and_the_worker_is_freed(stack: ServiceStack) -> None:
-    stack.pool.does = never
-    with pytest.raises(DeadlineError, match=r"not ready within 0\.2 s"):
-        await stack.plan_provider.plan(JOB, seconds=0.2)
-    await stack.settled()
-
-    assert (stack.pool.stopped, stack.pool.killed) == (1, 0)
-
-
-@on_stack()
-async def test_a_check_that_is_pending_goes_on_and_is_stored(stack: ServiceStack) -> None:
-    go = asyncio.Event()
-    stack.pool.does = lambda _: when(go)
-    pending = await stack.plan_provider.plan(JOB, keep=True, seconds=0.05)
-    still = await stack.plan_provider.plan(JOB, keep=True, seconds=0.05)
-    go.set()
-    await stack.settled()
-    found = await stack.plan_provider.plan(JOB, keep=True, seconds=5)
-
-    assert pending.is_pending
-    assert still == pending
-    assert not found.is_pending
-    assert (found.plan_id, found.from_store) == (pending.plan_id, True)
-    assert (stack.pool.asked, stack.pool.killed) == (["plan"], 0)
-
-
-@on_stack()
-async def test_a_refusal_that_nobody_waited_for_is_told_to_who_asks_again(stack: ServiceStack) -> None:
-    async def refuses(method: str) -> Any:
-        await asyncio.sleep(0.1 if method == "plan" else 0)
-        return PlanRefused(TraceError("no kernel", place="layer")) if method == "plan" else None
-
-    stack.pool.does = refuses
-    assert (await stack.plan_provider.plan(JOB, keep=True, seconds=0.02)).is_pending
-    await stack.settled()
-    with pytest.raises(TraceError, match="layer: no kernel"):
-        await stack.plan_provider.plan(JOB, keep=True, seconds=0.02)
-
-    assert (stack.pool.asked, stack.pool.killed) == (["plan"], 0)
-    with pytest.raises(TraceError, match="layer: no kernel"):  # and to everybody else
-        await stack.plan_provider.plan(JOB)
-    assert stack.pool.asked == ["plan"]
-
-
-@on_stack()
 async def test_a_worker_that_dies_is_replaced_and_its_work_done_again(stack: ServiceStack) -> None:
     async def dies_once(method: str) -> None:
         if method == "plan" and stack.pool.asked.count("plan") == 1:
@@ -243,19 +195,6 @@ async def test_a_plan_whose_advice_takes_too_long_goes_without(stack: ServiceSta
 
     assert (found["verdict"], found["advice"], stack.pool.killed) == ("exceeds", [], 0)
     assert stack.counted["time"] == 1
-
-
-@on_stack()
-async def test_the_end_waits_for_what_is_being_made(stack: ServiceStack) -> None:
-    async def slow(method: str) -> None:
-        await asyncio.sleep(0.1 if method == "plan" else 0)
-
-    stack.pool.does = slow
-    pending = await stack.plan_provider.plan(JOB, keep=True, seconds=0.01)
-    await stack.tracers.finish()
-
-    assert stack.history.plans.text(pending.plan_id) is not None
-    assert get_traces(stack.history, pending.trace_id) == {0: trace_of(0)}
 
 
 @on_stack()

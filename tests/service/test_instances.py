@@ -7,16 +7,14 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from planner.service import local_ray
 from planner.service.local_ray import LOCK, VARIABLE, instance_folder, sweep_dead_instances
 
-Eventually = Callable[..., Any]
 PROGRAM = textwrap.dedent("""
     import os, subprocess, sys, time
     from pathlib import Path

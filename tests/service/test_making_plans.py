@@ -11,7 +11,6 @@ import pytest
 from plan_makers import (
     JOB,
     STAGES,
-    UNEVEN,
     UNEVEN_STAGES,
     ServiceStack,
     StackRunner,
@@ -33,18 +32,6 @@ from planner.service.orders import PlanRefused
 from planner.truth.calibration import interval
 from planner.truth.calibration.interval import Calibration, Correction, Estimate
 from planner.units import GIB
-
-
-@on_stack()
-async def test_a_plan_is_made_once_and_then_found(stack: ServiceStack) -> None:
-    first = await stack.plan_provider.plan(JOB)
-    await stack.settled()
-    again = await stack.plan_provider.plan(JOB)
-
-    assert (first.from_store, again.from_store, first.stored) == (False, True, True)
-    assert again.text == first.text == stack.history.plans.text(first.plan_id)
-    assert stack.pool.asked == ["plan"]
-    assert get_traces(stack.history, first.trace_id) == {0: trace_of(0)}
 
 
 @on_stack()
@@ -161,18 +148,6 @@ async def test_ranks_whose_shards_are_of_another_size_are_traced_besides(stack: 
     assert stack.pool.asked == ["trace"] * 4 + ["judge"]
     assert [each["ranks"] for each in json.loads(found.text)["rank_classes"]] == ["0-2", "3", "4-6", "7"]
     assert get_traces(stack.history, found.trace_id) == {rank: trace_of(rank, dims=(10,)) for rank in (0, 3, 4, 7)}
-
-
-@on_stack()
-async def test_stored_traces_of_uneven_shards_make_a_plan_under_another_calibration(stack: ServiceStack) -> None:
-    first = await stack.plan_provider.plan(UNEVEN)
-    await stack.settled()
-    stack.calibrate(Calibration(id="by hand", reserved_error=0.01))
-    second = await stack.plan_provider.plan(UNEVEN)
-
-    assert first.plan_id != second.plan_id
-    assert stack.pool.asked == ["plan", "judge"]
-    assert [each["ranks"] for each in json.loads(second.text)["rank_classes"]] == ["0-2", "3"]
 
 
 @on_stack()

@@ -7,7 +7,7 @@ import dataclasses
 from typing import Any
 
 import pytest
-from plan_makers import CODE, JOB, OTHER, STAGES, ServiceStack, StackRunner, named, never, on_stack
+from plan_makers import JOB, OTHER, STAGES, ServiceStack, StackRunner, never, on_stack
 
 from planner.errors import PlannerError, TraceError
 from planner.job.schema import Allocator
@@ -105,14 +105,6 @@ def test_othersoftware_tries_again(run_stack: StackRunner, monkeypatch: pytest.M
 
 
 @on_stack()
-async def test_metadata_are_no_part_of_what_failed(stack: ServiceStack) -> None:
-    stack.pool.does = refuses
-    await refused(stack, named("mine"))
-    await refused(stack, named("yours"))
-    assert stack.pool.asked == ["plan"]
-
-
-@on_stack()
 async def test_what_is_wrong_with_a_job_is_not_with_another_of_the_same_trace(stack: ServiceStack) -> None:
     stack.pool.does = refuses
     await refused(stack)
@@ -132,14 +124,6 @@ def test_what_may_work_the_next_time_is_not_remembered(run_stack: StackRunner) -
         assert (await stack.plan_provider.plan(JOB)).stored
 
     run_stack(story)
-
-
-@on_stack(factories="shop:*")
-async def test_code_of_users_may_be_other_code_the_next_time(stack: ServiceStack) -> None:
-    stack.pool.does = refuses
-    await refused(stack, CODE)
-    await refused(stack, CODE)
-    assert stack.pool.asked == ["plan", "plan"]
 
 
 def test_a_store_that_does_not_answer_forgets_and_stops_nobody(

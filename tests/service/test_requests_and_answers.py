@@ -265,10 +265,10 @@ def test_readiness_says_what_is_missing(asgi: Asgi) -> None:
 
 
 def test_a_service_whose_database_was_moved_away_is_not_ready_until_it_is_back(asgi: Asgi, tmp_path: Path) -> None:
-    client, file = asgi(), tmp_path / "history.sqlite"
+    client, file = asgi(), tmp_path / "history.db"
     assert client.get("/readyz").status_code == 200
 
-    moved = file.rename(tmp_path / "moved.sqlite")
+    moved = file.rename(tmp_path / "moved.db")
     answer = client.get("/readyz")
     assert (answer.status_code, "moved or deleted" in answer.text) == (503, True)
 

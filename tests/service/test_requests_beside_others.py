@@ -77,24 +77,6 @@ def test_probes_and_stored_plans_are_answered_while_writes_take_all_places(held:
     run(app, story)
 
 
-def test_a_refused_request_is_counted_with_its_route(counted: list[tuple[str, Any]], asgi: Asgi) -> None:
-    run(
-        asgi(most_at_once=0).app,
-        lambda client: _ask_all(client, "/v1/plans/pl-x", "/v1/plans/pl-x/timeline", "/nowhere"),
-    )
-
-    requests = [labels for name, labels in counted if name == "planner_requests_total"]
-    assert requests == [
-        {"route": route, "method": "GET", "status": "429"}
-        for route in ("/v1/plans/{plan_id}", "/v1/plans/{plan_id}/timeline", "other")
-    ]
-
-
-async def _ask_all(client: httpx.AsyncClient, *paths: str) -> None:
-    for path in paths:
-        await client.get(path)
-
-
 def test_probes_are_answered_while_every_thread_of_other_requests_hangs(asgi: Asgi) -> None:
     go = threading.Event()
 

@@ -4,25 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import os
-import signal
-import time
-from pathlib import Path
 from typing import Any
 
 import pytest
-from plan_makers import CountedEvents
 
 from planner.job.schema import Cluster, Decoder, Gpu, Job, Model, Optimizer, Train
 from planner.runtime.limits import Limit, Limits
-from planner.service.errors import TraceLimitError, WorkerLostError
-from planner.service.history.store import History
-from planner.service.metrics import TRACE_RETRIES
+from planner.service.errors import WorkerLostError
 from planner.service.orders import PlanMade, build_order
-from planner.service.plan_provider import CalibrationInUse, PlanProvider
-from planner.service.scheduling.plan_scheduler import PlanScheduler
 from planner.service.scheduling.tracing_worker import TracingWorker
-from planner.settings import Settings
 from planner.tracing.isolated import Isolation
 from planner.truth.calibration.interval import Calibration
 from planner.units import GIB
@@ -46,44 +36,6 @@ def test_a_trace_that_takes_too_much_memory_is_ended() -> None:
     worker.close()
 
     assert found.exceeded.limit is Limit.MEMORY
-
-
-@pytest.mark.usefixtures("ray_session")
-def test_killed_in_the_middle_and_past_its_limit_it_is_replaced_and_every_job_answered(tmp_path: Path) -> None:
-    from planner.service.app import tracers
-
-    async def process_at_work(made: PlanScheduler) -> int:
-        while made.levels()["busy"] == 0:
-            await asyncio.sleep(0.05)
-        (member,) = made._workers._busy
-        return await member.worker.process()
-
-    async def story(history: History) -> None:
-        counters: Any = CountedEvents()
-        made = tracers(settings, history, 1, counters)
-        made.start()
-        plan_provider = PlanProvider(settings, history, made, CalibrationInUse(history))
-        while not made.levels()["workers"]:
-            await asyncio.sleep(0.05)
-
-        asked = asyncio.create_task(plan_provider.plan(AN_HOUR))
-        process = await process_at_work(made)
-        await asyncio.sleep(0.5)
-        began = time.monotonic()
-        os.kill(process, signal.SIGKILL)
-        with pytest.raises(TraceLimitError):  # the second worker traced it as long as it may
-            await asked
-        assert time.monotonic() - began >= 4
-        found = await plan_provider.plan(DECODER)
-        await made.finish()
-
-        assert not found.is_pending
-        assert history.plans.text(found.plan_id) == found.text
-        assert (counters.events[TRACE_RETRIES], counters.events["time"]) == (1, 1)
-
-    settings = Settings(database=f"sqlite:///{tmp_path / 'history.db'}", trace_workers=1, trace_seconds=4.0)
-    with History.open(settings.database) as history:
-        asyncio.run(story(history))
 
 
 class HandOfTracers:

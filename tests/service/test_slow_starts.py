@@ -101,11 +101,6 @@ def test_a_ray_that_is_late_is_started_again_and_that_is_said(
     ]
 
 
-def test_a_ray_that_never_starts_ends_the_service_by_its_name(serve_on: Callable[..., list[str] | None]) -> None:
-    with pytest.raises(StartError, match="Ray does not start"):
-        serve_on(late=100)
-
-
 def test_a_service_that_is_told_to_end_meanwhile_does_not_try_again(
     serve_on: Callable[..., list[str] | None], said: Callable[[], list[str]]
 ) -> None:

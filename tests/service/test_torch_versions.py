@@ -259,20 +259,3 @@ def planned(worker: TracingWorker, order: Any) -> Plan:
 
 def without_seconds(plan: Plan) -> dict[str, Any]:
     return {key: value for key, value in to_json(plan).items() if key != "seconds"}
-
-
-TORCHES = os.environ.get("PLANNER_TEST_TORCHES", "")
-"""As PLANNER_TORCH_VERSIONS; environments with torch are gigabytes."""
-
-
-@pytest.mark.skipif(TORCHES.count(",") < 1, reason="PLANNER_TEST_TORCHES names no two environments of other torches")
-def test_a_worker_plans_with_each_torch_that_is_offered() -> None:
-    torches = read_torch_versions(TORCHES)
-    worker = TracingWorker(Limits(), Isolation(), torches)
-
-    orders = [build_order(running(each.minor), NONE, torches) for each in torches.offered]
-    plans = [planned(worker, each) for each in orders]
-
-    assert [each.provenance.torch for each in plans] == [each.versions["torch"] for each in torches.offered]
-    assert [(each.plan_id, each.trace_id) for each in plans] == [(each.plan_id, each.trace_id) for each in orders]
-    worker.close()

@@ -21,11 +21,6 @@ SMALL: dict[str, Any] = {
     "model": {"decoder": {"layers": 2, "hidden": 128, "heads": 4, "kv_heads": 2, "ffn": 384, "vocab": 1000}},
     "train": {"micro_batch_size": 4, "sequence_length": 64, "iterations": 2},
 }
-TWO_RANKS = {
-    **SMALL,
-    "parallel": {"dp_replicate": 2},
-    "cluster": {"nodes": 1, "gpus_per_node": 2, "gpu": "H100-SXM-80GB"},
-}
 
 
 def finished(client: httpx.Client, location: str) -> dict[str, Any]:
@@ -73,23 +68,6 @@ def test_a_step_of_one_process_is_measured_beside_its_plan(measured: Measured) -
     assert exact == {"parameter": 0.0, "gradient": 0.0, "optimizer_state": 0.0}
 
 
-@pytest.mark.soak
-def test_two_ranks_of_ddp_over_gloo_are_measured_beside_their_plan(client: httpx.Client) -> None:
-    answer = client.post(
-        "/v1/validations", json={"job": TWO_RANKS, "device": "cpu", "mode": "real_peers", "ranks": [0, 1]}
-    )
-    done = finished(client, answer.headers["Location"])
-
-    assert (done["state"], done["problem"], done["mode"]) == ("done", "", "real_peers")
-    assert done["error_percent"] < 0.5
-    assert [(each["rank"], each["peers"]) for each in done["result"]["ranks"]] == [(0, "present"), (1, "present")]
-    for rank in done["result"]["ranks"]:
-        off = {each["name"]: abs(each["predicted"] - each["measured"]) for each in rank["comparison"]["categories"]}
-        # gloo's thread may be the last to hold the reducer's map of used parameters, which then counts as a bucket.
-        assert off.pop("bucket") < 1024
-        assert off == {"parameter": 0, "gradient": 0, "optimizer_state": 0}
-
-
 def test_what_was_measured_is_listed(client: httpx.Client) -> None:
     refused = client.post("/v1/validations", json={"job": _on("B200-SXM-180GB")}).json()
     listed = client.get("/v1/validations", params={"state": "refused", "gpu": "B200-SXM-180GB"}).json()
@@ -102,12 +80,8 @@ def test_what_was_measured_is_listed(client: httpx.Client) -> None:
     ("body", "status", "problem"),
     [
         ({"plan_id": "pl-" + "a" * 26}, 404, "there is no plan 'pl-aaaaaaaaaaaaaaaaaaaaaaaaaa'"),
-        ({"plan_id": 7}, 404, "there is no plan '7'"),
-        ({}, 422, "a validation is of one thing"),
         ({"job": SMALL, "device": "tpu"}, 422, "'tpu' is not a device"),
-        ({"job": SMALL, "ranks": [1]}, 422, "1 cannot be one of the ranks"),
         ({"job": []}, 422, "the job is not an object"),
-        ({"job": SMALL, "seconds": 1}, 422, "there is no key `seconds`"),
         ({"job": {**SMALL, "model": {"factory": "os:getcwd"}}}, 403, "this service runs no code of its users"),
         ({"job": {**SMALL, "cluster": {"gpu": "H100-SXM-80GB", "nodes": 2}}}, 422, None),
     ],

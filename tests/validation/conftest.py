@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from stored import new_history
 
 from planner.job.schema import Cluster, Decoder, DpReplicate, Gpu, Input, Job, Metadata, Model, Parallel, Train
 from planner.service.history.store import History
@@ -56,7 +57,7 @@ def strange() -> MakeJob:
 
 @pytest.fixture
 def history(tmp_path: Path) -> Iterator[History]:
-    with History.open(f"sqlite:///{tmp_path}/history.db") as opened:
+    with History.open(new_history(tmp_path)) as opened:
         yield opened
 
 

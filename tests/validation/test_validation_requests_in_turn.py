@@ -104,12 +104,6 @@ def test_it_is_pending_then_running_then_done(history: History, job: MakeJob) ->
     assert shown["result"] == result().document
 
 
-def test_what_ran_on_a_processor_is_of_no_gpu_even_if_one_was_asked_for(history: History, job: MakeJob) -> None:
-    with at_work(history, Runs(result("cpu"))) as here:
-        asked = here.start(request(job()))
-        assert when(history, asked.validation_id, ValidationState.DONE).gpu == "cpu"
-
-
 @pytest.mark.parametrize(
     ("fault", "problem"),
     [
@@ -148,16 +142,6 @@ def test_a_measurement_that_cannot_be_believed_has_failed_and_is_shown(history: 
         failed = when(history, asked.validation_id, ValidationState.FAILED)
     assert (failed.problem, failed.error_percent) == ("its runs disagree", None)
     assert requests.validation_json(failed)["result"]["ranks"]
-
-
-def test_a_cluster_without_such_a_gpu_refuses_at_once(history: History, job: MakeJob) -> None:
-    runs = Runs()
-    with at_work(history, runs, [Node(name="a", cpus=4, gpus=1, kind="A100", labelled=True)]) as here:
-        refused = here.start(request(job()))
-    assert refused.state is ValidationState.REFUSED
-    assert "what is there: 1 x A100" in refused.problem
-    assert history.validations.get(refused.validation_id) == refused
-    assert runs.seen == []
 
 
 def test_more_than_may_wait_are_told_to_come_again(history: History, job: MakeJob) -> None:
