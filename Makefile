@@ -30,12 +30,11 @@ plan: $(PLANS) ## plan the example in which DDP's buckets decide (it does not fi
 
 # What has deadlines of its own shares the processors with what steps aside for it, and so do the clusters, which mostly
 # wait: that is what only computes.
-DEADLINES := $(addprefix tests/running/test_,bad_programs.py host_processes.py)
-COMPUTED := $(addprefix tests/,bound calibrations commands/test_measure_and_compare_commands.py \
-  commands/test_run_command.py decisions environments facts failures gpu_truth hardware host house importers layouts \
-  long_run opinfo overheads plans replays reports rollout searching/test_brute_force.py specs starting steps timing \
-  traces) \
-  $(filter-out $(DEADLINES),$(wildcard tests/running/test_*.py))
+DEADLINES := $(addprefix tests/tracing/running/test_,bad_programs.py host_processes.py)
+COMPUTED := $(addprefix tests/,allocator cli/test_measure_and_compare_commands.py cli/test_run_command.py hardware house \
+  job paper planning report runtime/environments searching/test_brute_force.py timing tracing/records tracing/traces training \
+  truth/calibrations truth/facts truth/failures truth/gpu_truth) \
+  $(filter-out $(DEADLINES),$(wildcard tests/tracing/running/test_*.py))
 # What starts servers meets the deadlines of others (a port, a raylet that must answer) on a machine that is full: a test
 # that fails is run once more, and said to have been.
 ONCE_MORE := --reruns 1 --rerun-show-tracebacks -r fER
@@ -51,16 +50,16 @@ test-clusters: $(READY)
 	$(BIN)/python -m pytest $(ONCE_MORE) -m "cluster and not soak" $(CLUSTERS) $(LOG)
 
 # What needs no server, no cluster and no browser.
-FAST := $(addprefix tests/,calibrations commands decisions failures hardware house importers layouts overheads records \
-  replays reports searching specs timing)
+FAST := $(addprefix tests/,allocator/replays cli hardware house job/importers job/layouts job/specs paper/decisions report \
+  searching timing tracing/records truth/calibrations truth/failures)
 test-fast: $(READY) ## the share of the tests that takes two minutes and needs only Python
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not cluster and not soak" $(FAST)
 
 # With planner as its wheel has it.
 WHEEL := .venv-wheel
-OF_WHEEL := $(addprefix tests/,installed replays running/test_readme.py running/test_on_cuda.py running/test_drawn_numbers.py \
-  running/test_triton_in_eager_mode.py running/test_compiled_programs.py \
-  running/test_programs_in_a_world.py traces/test_cpu_runs.py traces/test_architectures.py)
+OF_WHEEL := $(addprefix tests/,house/installed allocator/replays \
+  $(addprefix tracing/running/test_,readme.py on_cuda.py drawn_numbers.py triton_in_eager_mode.py compiled_programs.py \
+  programs_in_a_world.py) tracing/traces/test_cpu_runs.py tracing/traces/test_architectures.py)
 $(WHEEL)/.ready: $(READY) constraints.txt $(shell find planner -type f -not -name '*.pyc')
 	rm -rf $(WHEEL) && $(PYTHON) -m venv $(WHEEL)
 	nice -n 19 $(PYTHON) -m pip wheel --quiet --no-deps --wheel-dir $(WHEEL)/dist .
@@ -71,10 +70,10 @@ test-wheel: $(WHEEL)/.ready ## a share of the tests with planner's wheel
 
 soak: $(READY) ## the rest of the tests, and all cases of those of which CI takes a share (half an hour)
 	PLANNER_SOAK=whole OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "soak and not cluster"
-	PLANNER_SOAK=whole OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile tests/fuzz
+	PLANNER_SOAK=whole OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile tests/service/fuzz
 	PLANNER_SOAK=whole $(BIN)/python -m pytest -m cluster
 
-CORE := $(addprefix tests/,bound layouts overheads plans replays reports specs steps traces)
+CORE := $(addprefix tests/,allocator/replays hardware/overheads job/bound job/layouts job/specs planning/plans report tracing/traces training)
 TORCH ?= 2.9.1
 test-torch: ## the core of the suite with another torch (TORCH=2.9.1, any from 2.6 on)
 	$(PYTHON) -m venv .venv-torch-$(TORCH)
@@ -90,33 +89,33 @@ torch-versions: $(READY) ## plan twenty examples with the torch of each of PYTHO
 	$(BIN)/python tests/house/test_torch_page.py
 
 fuzz: $(READY) ## every reader with many more hostile inputs than CI takes (EXAMPLES: how many, other ones each time)
-	PLANNER_FUZZ_EXAMPLES=$(or $(EXAMPLES),100000) $(BIN)/python -m pytest tests/fuzz
+	PLANNER_FUZZ_EXAMPLES=$(or $(EXAMPLES),100000) $(BIN)/python -m pytest tests/service/fuzz
 
-CPU_RUNS := $(wildcard tests/traces/test_*cpu_runs.py) $(addprefix tests/traces/test_,$(addsuffix .py,adapters deepspeed deepspeed_stage3 divided_optimizers optimizer_variants))
+CPU_RUNS := $(wildcard tests/tracing/traces/test_*cpu_runs.py) $(addprefix tests/tracing/traces/test_,$(addsuffix .py,adapters deepspeed deepspeed_stage3 divided_optimizers optimizer_variants))
 cpu-runs: $(READY) ## measure the recorded CPU runs again (tests/data/cpu_runs), as other software than theirs needs
 	PLANNER_CPU_RUNS=record OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(CPU_RUNS)
 
 CLIENTS := .venv-clients
 CLIENTS_READY := $(CLIENTS)/.ready
-$(CLIENTS_READY): $(READY) tests/clients/requirements.txt
+$(CLIENTS_READY): $(READY) tests/slow/clients/requirements.txt
 	$(PYTHON) -m venv $(CLIENTS)
 	ls -d $(abspath $(VENV))/lib/python3*/site-packages >$$(echo $(CLIENTS)/lib/python3*/site-packages)/tested.pth
-	$(CLIENTS)/bin/python -m pip install --quiet --no-deps -r tests/clients/requirements.txt
+	$(CLIENTS)/bin/python -m pip install --quiet --no-deps -r tests/slow/clients/requirements.txt
 	$(CLIENTS)/bin/python -m pip install --quiet --no-deps --upgrade --target $(CLIENTS)/beside/triton triton==3.7.1
 	$(CLIENTS)/bin/python -m pip install --quiet --no-deps --upgrade --target $(CLIENTS)/beside/torchao torchao==0.15.0
 	@touch $@
 
-clients: $(CLIENTS_READY) ## run rank 0 of other people's programs on paper (tests/clients), for docs/results/programs.md: 1 GB, 15 minutes
-	PYTHONPATH=$(CURDIR) OMP_NUM_THREADS=1 $(CLIENTS)/bin/python tests/clients/run_clients.py $(CLIENTS)/materials
+clients: $(CLIENTS_READY) ## run rank 0 of other people's programs on paper (tests/slow/clients), for docs/results/programs.md: 1 GB, 15 minutes
+	PYTHONPATH=$(CURDIR) OMP_NUM_THREADS=1 $(CLIENTS)/bin/python tests/slow/clients/run_clients.py $(CLIENTS)/materials
 
 screenshots: $(READY) ## pictures of the page for docs/images, as its tests see it (needs chromium and chromium-driver)
-	PLANNER_SCREENSHOTS=yes OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/page
+	PLANNER_SCREENSHOTS=yes OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/service/page
 
 beside-plans: $(CLIENTS_READY) ## programs on paper beside the plans of their specs, for docs/results/programs.md: 5 minutes
-	PYTHONPATH=$(CURDIR) OMP_NUM_THREADS=1 $(CLIENTS)/bin/python tests/clients/run_beside_plan.py $(CLIENTS)/materials
+	PYTHONPATH=$(CURDIR) OMP_NUM_THREADS=1 $(CLIENTS)/bin/python tests/slow/clients/run_beside_plan.py $(CLIENTS)/materials
 
 opinfo: $(READY) ## all of torch's operator database on the paper GPU beside the host (three minutes)
-	PLANNER_OPINFO=whole OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/opinfo
+	PLANNER_OPINFO=whole OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/paper/opinfo
 
 lint: $(READY) ## style, types, and the house's layers
 	$(BIN)/ruff check
@@ -141,11 +140,11 @@ accuracy: $(READY) ## predicted against recorded, for every truth at hand
 	$(BIN)/python tests/accuracy.py
 
 programs: $(READY) ## recorded programs on paper beside their peaks (FAMILIES, ROWS; CHECKOUTS: folder of git directories; PYTHONS: 2.9=/a/bin/python,...; RECORD=yes for docs/results/recorded-runs.md)
-	$(BIN)/python tests/recorded_programs/run_programs.py $(ROWS) $(if $(FAMILIES),--families $(FAMILIES)) \
+	$(BIN)/python tests/tracing/recorded_programs/run_programs.py $(ROWS) $(if $(FAMILIES),--families $(FAMILIES)) \
 	  $(if $(CHECKOUTS),--checkouts $(CHECKOUTS)) $(if $(PYTHONS),--pythons $(PYTHONS)) $(if $(RECORD),--record)
 
 step-times: $(READY) ## published times of steps beside planner's model (COUNT: of each family), for docs/results/step-times.md
-	OMP_NUM_THREADS=1 $(BIN)/python tests/programs/step_times.py $(if $(COUNT),--count $(COUNT))
+	OMP_NUM_THREADS=1 $(BIN)/python tests/tracing/programs/step_times.py $(if $(COUNT),--count $(COUNT))
 
 CAMPAIGN := $(CURDIR):$(CURDIR)/benchmarks
 gpu-truth: ## measure the matrix of cases on the GPU of this machine (torch, transformers, PyYAML are enough)

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 FOLDER = Path(__file__).parent / "peer_jobs"
-PROGRAMS = FOLDER.parent.parent / "tests" / "programs"
+PROGRAMS = FOLDER.parent.parent / "tests" / "tracing" / "programs"
 CONTEXT = 128
 """Tokens of the recorded program lm24-train-ctx128."""
 TOOLS = ("planner", "MemTracker", "accelerate", "DeepSpeed", "SimuMax")
@@ -27,7 +27,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerJob:
-    """One of spec (a job spec of planner), program (a recorded one of tests/programs) and simumax says what it is."""
+    """One of spec (a job spec of planner), program (one of tests/tracing/programs) and simumax says what it is."""
 
     name: str
     source: str
@@ -60,5 +60,5 @@ def find(name: str) -> PeerJob:
 
 
 def recorded_programs() -> None:
-    """Makes tests/programs importable."""
+    """Makes tests/tracing/programs importable."""
     sys.path.insert(0, str(PROGRAMS))

@@ -115,7 +115,7 @@ def _of_spec(spec: Job, mesh: DeviceMesh | None) -> Training:
 
 
 def _of_program(job: PeerJob) -> Training:
-    """The loop of tests/programs/recorded_language_models.py with its tensors on the CPU."""
+    """The loop of tests/tracing/programs/recorded_language_models.py with its tensors on the CPU."""
     model = peer_models.module_of(job)
     from recorded_language_models import VOCABULARY, MediumAdam, medium_loss
 

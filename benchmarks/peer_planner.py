@@ -19,7 +19,7 @@ def _of_spec(job: PeerJob) -> int:
 
 
 def _of_program(job: PeerJob) -> int:
-    """The stretch that was recorded, as tests/traces/test_recorded_programs.py runs it; the GPU was no Hopper."""
+    """What was recorded, as tests/tracing/traces/test_recorded_programs.py runs it; the GPU was not a Hopper."""
     import planner.paper as paper  # before torch
     from planner.allocator.replay import replay
     from planner.events import Alloc, Free

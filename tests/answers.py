@@ -120,7 +120,9 @@ def program(files: Mapping[str, str], line: str, options: Sequence[str]) -> str:
     """What `planner run` says of one command line, beside the tests' programs and these files."""
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made, "programs")
-        shutil.copytree(ROOT / "tests" / "running" / "programs", folder, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            ROOT / "tests" / "tracing" / "running" / "programs", folder, ignore=shutil.ignore_patterns("__pycache__")
+        )
         shutil.copy(ROOT / "examples" / "programs" / "fine_tune.py", folder / "example_fine_tune.py")
         for name, text in files.items():
             (folder / name).write_text(text, encoding="utf-8")

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from planner.upstream.entries import Change, mirror, patch, private
 
-_ARCHITECTURES = "tests/traces/test_architectures.py"
-_HOST = "tests/running/test_bad_programs.py"
-_MEMORY = "tests/running/test_host_of_programs.py"
-_MIXTURES = "tests/traces/test_mixtures_on_paper.py"
-_OUTSIDE = "tests/running/test_outside_packages.py"
-_STAGES_1_2 = "tests/traces/test_deepspeed.py"
-_STAGE_3 = "tests/traces/test_deepspeed_stage3.py"
-_TRANSFORMER_ENGINE = "tests/running/test_transformer_engine.py"
-_TRITON = "tests/running/test_triton_in_eager_mode.py"
+_ARCHITECTURES = "tests/tracing/traces/test_architectures.py"
+_HOST = "tests/tracing/running/test_bad_programs.py"
+_MEMORY = "tests/tracing/running/test_host_of_programs.py"
+_MIXTURES = "tests/tracing/traces/test_mixtures_on_paper.py"
+_OUTSIDE = "tests/tracing/running/test_outside_packages.py"
+_STAGES_1_2 = "tests/tracing/traces/test_deepspeed.py"
+_STAGE_3 = "tests/tracing/traces/test_deepspeed_stage3.py"
+_TRANSFORMER_ENGINE = "tests/tracing/running/test_transformer_engine.py"
+_TRITON = "tests/tracing/running/test_triton_in_eager_mode.py"
 
 TRANSFORMERS = (
     *patch("hub offline", _ARCHITECTURES, has_source=False, targets={
@@ -50,7 +50,7 @@ DEEPSPEED = (
         "deepspeed.runtime.zero.stage3:assert_ints_same_as_other_ranks":
             "ranks ask whether they go the same way; absent peers agree",
     }),
-    *patch("program's deepspeed", "tests/running/test_deepspeed_programs.py", has_source=False, targets={
+    *patch("program's deepspeed", "tests/tracing/running/test_deepspeed_programs.py", has_source=False, targets={
         "deepspeed.runtime.engine:DeepSpeedEngine.__init__ deepspeed.runtime.zero.partition_parameters:Init.__init__":
             "from here on what a program's DeepSpeed frees depends on when its events pass",
     }),
@@ -79,17 +79,17 @@ DEEPSPEED = (
 )  # fmt: skip
 
 PROGRAM_HOST = (
-    *patch("program host", "tests/running/test_programs.py", has_source=False, targets={
+    *patch("program host", "tests/tracing/running/test_programs.py", has_source=False, targets={
         "torch.utils.data:DataLoader._get_iterator": "its workers are processes; they load the same in this one",
     }),
     *patch("program host", _HOST, has_source=False, targets={
         "torch.utils.data.dataloader:_MultiProcessingDataLoaderIter":
             "libraries make it themselves, where they have loaders of their own",
     }),
-    *private("tests/running/test_programs.py", has_source=False, targets={
+    *private("tests/tracing/running/test_programs.py", has_source=False, targets={
         "torch.utils.data._utils.worker:_worker_info WorkerInfo": "what loads in this process finds itself in a worker",
     }),
-    *patch("program host", "tests/running/test_own_ranks.py", has_source=False, targets={
+    *patch("program host", "tests/tracing/running/test_own_ranks.py", has_source=False, targets={
         "torch.multiprocessing.spawn:spawn start_processes":
             "of the ranks that a program starts this process is the one that is planned",
         "torch.multiprocessing:spawn start_processes": "as torch.multiprocessing.spawn has them",
@@ -106,7 +106,7 @@ PROGRAM_HOST = (
             "a program reads what is mapped here: each part is told as it is restored",
         "torch.utils.data.dataloader:_BaseDataLoaderIter.__next__": "how large a batch is, which workers read ahead",
     }),
-    *patch("program batches", "tests/running/test_varying_sizes.py", has_source=False, targets={
+    *patch("program batches", "tests/tracing/running/test_varying_sizes.py", has_source=False, targets={
         "torch.utils.data:DataLoader._get_iterator": "what its epoch will give is drawn ahead, in a child process",
         "torch.utils.data.dataloader:_BaseDataLoaderIter.__next__":
             "the largest batch of an epoch is given early, in the place of another one",

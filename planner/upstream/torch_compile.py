@@ -6,9 +6,9 @@ from functools import partial
 
 from planner.upstream import entries
 
-_COMPILED = "tests/traces/test_compiled_programs.py"
-_GRAPHS = "tests/traces/test_cuda_graphs.py"
-_PROGRAMS = "tests/running/test_compiled_programs.py"
+_COMPILED = "tests/tracing/traces/test_compiled_programs.py"
+_GRAPHS = "tests/tracing/traces/test_cuda_graphs.py"
+_PROGRAMS = "tests/tracing/running/test_compiled_programs.py"
 
 patch = partial(entries.patch, part="compiling")
 override = partial(entries.override, part="compiling")

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from planner.upstream.entries import Change, patch, private, wrapped
 
-_COMPILED = "tests/running/test_compiled_programs.py"
-_HOST = "tests/running/test_large_hosts.py"
-_MEASURED = "tests/measuring/test_measured_programs.py"
-_RUN = "tests/running/test_programs.py"
-_STAGE_3 = "tests/traces/test_deepspeed_stage3.py"
-_STORAGES = "tests/running/test_storages.py"
+_COMPILED = "tests/tracing/running/test_compiled_programs.py"
+_HOST = "tests/tracing/running/test_large_hosts.py"
+_MEASURED = "tests/truth/measuring/test_measured_programs.py"
+_RUN = "tests/tracing/running/test_programs.py"
+_STAGE_3 = "tests/tracing/traces/test_deepspeed_stage3.py"
+_STORAGES = "tests/tracing/running/test_storages.py"
 
 PRIVATE = (
-    *private("tests/traces/test_kernels_sized_by_data.py", has_source=False, targets={
+    *private("tests/tracing/traces/test_kernels_sized_by_data.py", has_source=False, targets={
         "torch._C:_current_autograd_node": "which backward reads a value that a tensor on paper lacks",
     }),
-    *private("tests/running/test_function_transforms.py", has_source=False, targets={
+    *private("tests/tracing/running/test_function_transforms.py", has_source=False, targets={
         "torch._C._functorch:is_functorch_wrapped_tensor get_unwrapped": "whose memory a tensor inside a transform has",
         "torch._C:_has_storage": "whether a tensor has memory of its own",
     }),
@@ -29,26 +29,27 @@ PRIVATE = (
 )  # fmt: skip
 
 ON_CUDA = (
-    *patch("cuda face of a step", "tests/running/test_on_cuda.py", has_source=False, targets={
+    *patch("cuda face of a step", "tests/tracing/running/test_on_cuda.py", has_source=False, targets={
         "torch.cuda:set_device": "a spec's step runs on the first device, whatever its rank",
         "torch.cuda:memory_allocated max_memory_allocated memory_reserved max_memory_reserved reset_peak_memory_stats "
         "memory_stats": "an allocator that is put in the place of torch's own keeps no statistics",
         "torch:UntypedStorage.copy_":
             "async_save copies storages, which have no dtype: as bytes they would be values that somebody reads",
     }),
-    *patch("cuda face of a step", "tests/traces/test_kernel_timing.py", has_source=False, optional=True, targets={
+    *patch("cuda face of a step", "tests/tracing/traces/test_kernel_timing.py", has_source=False, optional=True,
+        targets={
         "torch.accelerator:memory_allocated max_memory_allocated": "the same, which Inductor asks for",
     }),
     *patch("cuda face of a step", "tests/house/test_upstream.py", change=Change.REPORTED, targets={
         "torch._tensor_str:_str": "prints the values of a tensor, and a tensor on paper has none",
     }),
-    *private("tests/running/test_on_cuda.py", has_source=False, optional=True, targets={
+    *private("tests/tracing/running/test_on_cuda.py", has_source=False, optional=True, targets={
         "torch._C:_cuda_clearCublasWorkspaces": "workspaces that an earlier trace of this process has left",
     }),
-    *private("tests/running/test_varying_sizes.py", has_source=False, targets={
+    *private("tests/tracing/running/test_varying_sizes.py", has_source=False, targets={
         "torch.cuda:_is_in_bad_fork": "a child that looks ahead goes on with CUDA on paper, which survives a fork",
     }),
-    *patch("program's cuda", "tests/running/test_on_cuda.py", has_source=False, optional=True, targets={
+    *patch("program's cuda", "tests/tracing/running/test_on_cuda.py", has_source=False, optional=True, targets={
         "torch._C:_cuda_memoryStats _cuda_resetPeakMemoryStats _cuda_resetAccumulatedMemoryStats "
         "_cuda_getMemoryFraction _cuda_setMemoryFraction _cuda_memorySnapshot _accelerator_getDeviceStats "
         "_accelerator_resetPeakStats _accelerator_resetAccumulatedStats _accelerator_isAllocatorInitialized "
@@ -57,7 +58,7 @@ ON_CUDA = (
         "torch._C:_cuda_cudaCachingAllocator_enable _cuda_cudaCachingAllocator_set_allocator_settings "
         "_accelerator_setAllocatorSettings": "settings are those of planner's replay",
     }),
-    *patch("program's cuda", "tests/running/test_bad_programs.py", has_source=False, optional=True, targets={
+    *patch("program's cuda", "tests/tracing/running/test_bad_programs.py", has_source=False, optional=True, targets={
         "torch._C:_cuda_init":
             "settings are read, and refused, when CUDA starts, and its generators begin with the same numbers",
         "torch.cuda:MemPool use_mem_pool CUDAPluggableAllocator change_current_allocator":
@@ -65,10 +66,10 @@ ON_CUDA = (
         "torch.cuda:device_memory_used memory_usage utilization temperature power_draw clock_rate list_gpu_processes":
             "they ask NVIDIA's management library, which says what planner's replay knows",
     }),
-    *patch("events", "tests/running/test_deepspeed_programs.py", has_source=False, targets={
+    *patch("events", "tests/tracing/running/test_deepspeed_programs.py", has_source=False, targets={
         "torch.cuda.streams:Event.query": "an event is done at once on paper, but for a program that is to wait for it",
     }),
-    *patch("program's cuda", "tests/running/test_on_cuda.py", has_source=False, targets={
+    *patch("program's cuda", "tests/tracing/running/test_on_cuda.py", has_source=False, targets={
         "torch.cuda:mem_get_info": "asks the CUDA runtime what is free, which knows nothing of planner's allocator",
         "torch.cuda.memory:mem_get_info": "the same",
     }),
@@ -88,8 +89,8 @@ MEASURED_PROGRAMS = (
 )  # fmt: skip
 
 PROGRAMS = (
-    *patch("program watched", "tests/running/test_programs_in_a_world.py", change=Change.REPORTED, has_source=False,
-        targets={
+    *patch("program watched", "tests/tracing/running/test_programs_in_a_world.py", change=Change.REPORTED,
+        has_source=False, targets={
         "torch.nn.parallel.distributed:DistributedDataParallel._ddp_init_helper":
             "there DDP allocates its buckets, which are told as such",
     }),
@@ -132,7 +133,7 @@ PROGRAMS = (
         "torch.nn.functional:cross_entropy nll_loss":
             "the loss of a model that has learnt nothing follows from its number of classes",
     }),
-    *patch("program watched", "tests/running/test_saved_specs.py", has_source=False, targets={
+    *patch("program watched", "tests/tracing/running/test_saved_specs.py", has_source=False, targets={
         "torch.nn.utils:clip_grad_norm_": "whether a program clips its gradients is told in its spec",
     }),
 )  # fmt: skip

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from planner.upstream.entries import Change, mirror, override, patch, private
 
-_ABSENT = "tests/measuring/test_absent_peers.py"
-_CPU_RUNS = "tests/traces/test_cpu_runs.py"
-_FOLDING = "tests/traces/test_folding.py"
-_NOT_PINNED = "tests/traces/test_optimizer_variants.py"
-_PIPELINES = "tests/traces/test_pipelined_cpu_runs.py"
-_RESUMED = "tests/bound/test_lower_bound.py"
-_RUN = "tests/running/test_programs_in_a_world.py"
-_RUN_CHECKPOINTS = "tests/running/test_program_checkpoints.py"
-_SAVES = "tests/traces/test_checkpoint_cpu_runs.py"
-_SMALL = "tests/plans/test_small_worlds.py"
-_SPEED = "tests/traces/test_dtensor_speed.py"
+_ABSENT = "tests/truth/measuring/test_absent_peers.py"
+_CPU_RUNS = "tests/tracing/traces/test_cpu_runs.py"
+_FOLDING = "tests/tracing/traces/test_folding.py"
+_NOT_PINNED = "tests/tracing/traces/test_optimizer_variants.py"
+_PIPELINES = "tests/tracing/traces/test_pipelined_cpu_runs.py"
+_RESUMED = "tests/job/bound/test_lower_bound.py"
+_RUN = "tests/tracing/running/test_programs_in_a_world.py"
+_RUN_CHECKPOINTS = "tests/tracing/running/test_program_checkpoints.py"
+_SAVES = "tests/tracing/traces/test_checkpoint_cpu_runs.py"
+_SMALL = "tests/planning/plans/test_small_worlds.py"
+_SPEED = "tests/tracing/traces/test_dtensor_speed.py"
 
 ABSENT_PEERS = (
     *patch("every step is taken", _ABSENT, targets={
@@ -188,7 +188,7 @@ DDP = (
         "torch.nn.parallel.distributed:DistributedDataParallel._get_ddp_logging_data":
             "the reducer's own account of its buckets",
     }),
-    *private("tests/traces/test_divided_optimizers.py", targets={
+    *private("tests/tracing/traces/test_divided_optimizers.py", targets={
         "torch.distributed.optim.zero_redundancy_optimizer:ZeroRedundancyOptimizer._partition_parameters":
             "which replica has which part of the state",
     }),

@@ -1,4 +1,4 @@
-"""The hook of `ray job submit`: what it may read, and what it does. A real Ray calls it in tests/journey."""
+"""The hook of `ray job submit`: what it may read, and what it does. A real Ray calls it in tests/service/journey."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-TABLES = Path(__file__).parent.parent / "bad_specs"
+TABLES = Path(__file__).parents[1] / "job" / "bad_specs"
 _POSITION = re.compile(r"^[\w./-]+?(:\d+:\d+)?: ")
 
 

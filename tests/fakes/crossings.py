@@ -18,9 +18,11 @@ from planner.tracing.program import rank_orders
 from planner.tracing.program.rank_process import USUAL_LIMITS
 from planner.units import show_bytes
 
-TENANTS = "tests/fuzz/test_what_tenants_send.py"
-ANY = "tests/fuzz/test_any_input.py"
-BODIES = "tests/fuzz/test_hostile_bodies.py::test_every_hostile_body_is_answered_soon_and_by_no_fault_of_planner"
+TENANTS = "tests/service/fuzz/test_what_tenants_send.py"
+ANY = "tests/service/fuzz/test_any_input.py"
+BODIES = (
+    "tests/service/fuzz/test_hostile_bodies.py::test_every_hostile_body_is_answered_soon_and_by_no_fault_of_planner"
+)
 
 
 @dataclass(frozen=True, slots=True)

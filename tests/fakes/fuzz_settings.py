@@ -1,4 +1,4 @@
-"""How many examples the tests of tests/fuzz take."""
+"""How many examples the tests of tests/service/fuzz take."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from planner.admission import gpu_requests, slurm, webhook, workload_kinds
+from planner.admission import gpu_requests, webhook, workload_kinds
 from planner.allocator.host.replay import PinnedRules
 from planner.allocator.rules import Rules
 from planner.errors import SpecError
@@ -141,7 +141,6 @@ TEXT_READERS: dict[str, tuple[Reader, Sequence[str]]] = {
     "Slurm's gres": (gpu_requests.read_gres, _GPU),
     "a resource's name": (workload_kinds.is_gpu_resource, ("nvidia.com/", "gpu", "mig-", "-", "xe", "i915")),
     "a selector of devices": (_selector, ("productName", "productName == ", 'productName == "', " ", '"')),
-    "held jobs": (slurm.held_jobs, ("1|planner:held:\n", "|", "\n", "planner:held:")),
     "a duration": (webhook.seconds_left, ("1", "1s")),
     "a size": (parse_bytes, ("1", " ", "1.", "G")),
     "an axis": (

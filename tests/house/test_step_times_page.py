@@ -15,7 +15,7 @@ from planner.hardware.kernel_speeds import TRAINING_SHARES
 def test_the_page_is_that_of_what_is_kept() -> None:
     page = step_times.PAGE.read_text(encoding="utf-8")
     assert page == step_times.write_page(step_times.read_all()), (
-        "write it anew: python tests/programs/step_times.py --page"
+        "write it anew: python tests/tracing/programs/step_times.py --page"
     )
 
 

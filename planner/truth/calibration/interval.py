@@ -88,7 +88,7 @@ def small_sample_factor(count: int) -> float:
     """By how much the largest of few deviations is stretched: 1 from SMALL_SAMPLE on, more the fewer there are.
 
     The exponent is a choice: with it three residuals or more cover 95 % of fresh ones that are normal or Laplace, wider
-    than the prior or not (tests/calibrations/test_coverage.py).
+    than the prior or not (tests/truth/calibrations/test_coverage.py).
     """
     return math.pow(max(1.0, (SMALL_SAMPLE + 1) / (count + 1)), 0.75)
 

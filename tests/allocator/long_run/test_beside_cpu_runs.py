@@ -1,0 +1,146 @@
+"""Runs of many steps on a CPU, seen by torch's profiler, beside the same runs put together from a few on paper."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import soak
+from cpu_runs import without_libraries
+
+from planner.allocator.long_runs.replayed_run import compose
+from planner.allocator.rules import Rules
+from planner.events import Event, Phase
+from planner.job.loading import load_yaml
+from planner.job.schema import Job
+from planner.tracing.spec.step_trace import trace
+from planner.truth.measuring.measurement_lines import phases_of
+
+pytestmark = [pytest.mark.soak] if soak.IS_WHOLE else []
+STEPS = soak.share(2000, 60)
+PERCENTILES = f"""
+model: {{decoder: {{layers: 1, hidden: 32, heads: 2, kv_heads: 2, ffn: 64, vocab: 100}}}}
+train:
+  micro_batch_size: 2
+  sequence_length: {{p50: 64, p99: 100, max: 256, steps: {STEPS}}}
+  optimizer: {{name: SGD, lr: 0.1, momentum: 0.9}}
+cluster: {{gpu: null}}
+"""
+ACCUMULATED = """
+model: {decoder: {layers: 1, hidden: 32, heads: 2, kv_heads: 2, ffn: 64, vocab: 100}}
+train:
+  sequence_length: {histogram: {32: 0.6, 100: 0.3, 160: 0.1}, steps: 12}
+  gradient_accumulation_steps: 4
+  optimizer: {name: SGD, lr: 0.1}
+cluster: {gpu: null}
+"""
+EVALUATED = """
+model:
+  hf_config:
+    architectures: [LlamaForCausalLM]
+    model_type: llama
+    hidden_size: 32
+    intermediate_size: 64
+    num_attention_heads: 2
+    num_key_value_heads: 2
+    num_hidden_layers: 2
+    vocab_size: 100
+train:
+  micro_batch_size: 2
+  sequence_length: 32
+  optimizer: {name: SGD, lr: 0.1}
+  iterations: 1
+  eval: {micro_batch_size: 2, every: 1, batches: 14, gather: logits, generate: {max_new_tokens: 20, batch: 3}}
+cluster: {gpu: null}
+"""
+GENERATED_WITHOUT_CACHE = """
+model: {decoder: {layers: 1, hidden: 32, heads: 2, kv_heads: 2, ffn: 64, vocab: 2000}}
+train:
+  sequence_length: 16
+  optimizer: {name: SGD, lr: 0.1}
+  iterations: 1
+  eval: {every: 1, gather: loss, batches: 3, generate: {max_new_tokens: 20, use_cache: false}}
+cluster: {gpu: null}
+"""
+RETAINED = """
+model: {decoder: {layers: 1, hidden: 32, heads: 2, kv_heads: 2, ffn: 64, vocab: 100}}
+train: {sequence_length: 16, optimizer: {name: SGD, lr: 0.1}, retains: output}
+cluster: {gpu: null}
+"""
+JOBS = [PERCENTILES, ACCUMULATED, EVALUATED, GENERATED_WITHOUT_CACHE, RETAINED]
+
+
+@pytest.fixture(scope="module")
+def real() -> dict[str, dict[str, Any]]:
+    root = Path(__file__).parents[3]
+    program = root / "tests" / "tracing" / "programs" / "peaks_of_steps.py"
+    environment = {**os.environ, "PYTHONPATH": str(root), "KINETO_LOG_LEVEL": "99", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(program), *JOBS]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr
+    found = dict(zip(JOBS, json.loads(done.stdout), strict=True))
+    for each in found.values():
+        assert each["net_bytes"] == each["live_bytes"], "a free was missed: the run tells nothing"
+    return found
+
+
+def peaks_by_step(measured: dict[str, Any]) -> list[int]:
+    highest: dict[int, int] = {}
+    for iteration, _, peak, _ in measured["phases"]:
+        highest[iteration] = max(highest.get(iteration, 0), peak)
+    return [highest[iteration] for iteration in sorted(highest) if iteration]
+
+
+def traced(spec: str) -> tuple[Job, list[Event]]:
+    job = load_yaml(spec)
+    return job, without_libraries(trace(job, target="sm_90").written_out())
+
+
+def put_together(spec: str) -> Sequence[int]:
+    """The peak of each step."""
+    return list(compose(*traced(spec)).replay(Rules()).requested_bytes)
+
+
+def in_order(peaks: Sequence[int]) -> list[int]:
+    """Numbers of the steps, those that take less first."""
+    return sorted(range(len(peaks)), key=peaks.__getitem__)
+
+
+def test_the_predicted_worst_step_is_the_worst_step(real: dict[str, dict[str, Any]]) -> None:
+    """Ten steps are traced, and every step of the run takes more and less than the others as it does for real."""
+    measured = peaks_by_step(real[PERCENTILES])
+    predicted = put_together(PERCENTILES)[:STEPS]
+
+    assert predicted.index(max(predicted)) == measured.index(max(measured))
+    assert in_order(predicted) == in_order(measured)
+
+
+def test_micro_batches_of_an_accumulation_differ_within_a_step(real: dict[str, dict[str, Any]]) -> None:
+    """But for the first two steps, of which three micro-batches stand for four."""
+    predicted, measured = put_together(ACCUMULATED)[2:12], peaks_by_step(real[ACCUMULATED])[2:]
+
+    assert in_order(predicted) == in_order(measured)
+    assert len(set(predicted)) == len(set(measured)) > 1
+
+
+@pytest.mark.parametrize("spec", [EVALUATED, GENERATED_WITHOUT_CACHE, RETAINED])
+def test_what_grows_within_a_job_grows_as_it_does_for_real(real: dict[str, dict[str, Any]], spec: str) -> None:
+    """What is retained is there when a step ends; what is gathered and cached makes the peak of an evaluation."""
+    found = [
+        [each.iteration, each.phase, each.peak.requested_bytes, each.end.requested_bytes]
+        for each in phases_of(traced(spec)[1])
+    ]
+    measured = real[spec]["phases"]
+    assert [each[:2] for each in found] == [each[:2] for each in measured]
+    assert grown(found) == grown(measured)
+
+
+def grown(phases: Sequence[Sequence[Any]]) -> list[Any]:
+    of_steps = [end for _, phase, _, end in phases if phase == Phase.OPTIMIZER_STEP]
+    return of_steps + [peak for _, phase, peak, _ in phases if phase in (Phase.EVAL, Phase.GENERATE)]

@@ -1,0 +1,113 @@
+"""Measures what real processes hold: steps of two ranks over gloo, batches that a data loader has read ahead.
+
+`python tests/planning/host/real_processes.py JOB.json FOLDER` prints one JSON object, in bytes. Ranks are
+forked from this process, which has imported all that they need. Blocks above 1 MiB go back to the system
+when they are freed (MALLOC_MMAP_THRESHOLD_, set by whoever starts this): otherwise glibc may keep those up to 32 MiB.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import fsdp  # noqa: F401  # what the step imports is there before anything is measured
+from torch.utils.data import DataLoader, Dataset
+
+from planner.events import Category, Phase
+from planner.job.loading import load_document
+from planner.training import step
+from planner.training.observers import NullObserver
+
+WORKERS, PREFETCH, SAMPLES, SAMPLE_ELEMENTS = 2, 2, 16, 131072
+"""A batch of 16 MiB: samples of 1 MiB."""
+
+
+def resident() -> int:
+    """Bytes of this process."""
+    rows = (line.split() for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:])
+    return next(int(row[1]) * 1024 for row in rows if row[0] == "Rss:")
+
+
+def highest() -> int:
+    """The most that was resident since `forget_highest`."""
+    status = Path("/proc/self/status").read_text()
+    return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM"))
+
+
+def forget_highest() -> None:
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+class Watching(NullObserver):
+    """What the process grew by at the highest point of each phase."""
+
+    def __init__(self, before: int) -> None:
+        self.before, self.grown, self._open = before, {}, ""
+
+    def mark(self, phase: Phase, iteration: int) -> None:
+        self.close()
+        self._open = f"{phase.value} {iteration}"
+        forget_highest()
+
+    def close(self) -> None:
+        if self._open:
+            self.grown[self._open] = highest() - self.before
+
+    def assign(self, tensor: torch.Tensor, category: Category, name: str = "") -> None: ...
+
+
+def train(job: dict[str, Any], rank: int, store: str) -> dict[str, int]:
+    dist.init_process_group("gloo", rank=rank, world_size=2, init_method=f"file://{store}")
+    small = {"layers": 1, "hidden": 64, "heads": 2, "kv_heads": 2, "ffn": 64, "vocab": 64}
+    step.run(load_document({**job, "model": {"decoder": small}}), torch.device("cpu"), rank=rank)  # what it imports
+    watching = Watching(resident())
+    kept = step.run(load_document(job), torch.device("cpu"), watching, rank=rank)
+    watching.close()
+    del kept
+    dist.destroy_process_group()
+    return watching.grown
+
+
+class Samples(Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return 10_000
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((SAMPLE_ELEMENTS,), index, dtype=torch.int64)
+
+
+def read_ahead() -> dict[str, int]:
+    """The shared memory that the process and its workers hold, mapped or not."""
+    batches = iter(DataLoader(Samples(), batch_size=SAMPLES, num_workers=WORKERS, prefetch_factor=PREFETCH))
+    for _ in range(4):
+        batch = next(batches)
+    time.sleep(0.7)  # until all is read ahead
+    workers = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    return {"shared": shared_memory("self", *workers), "batch": batch.nbytes}
+
+
+def shared_memory(*processes: str) -> int:
+    """Bytes of the files of shared memory that these processes have open."""
+    opened = [each for process in processes for each in Path(f"/proc/{process}/fd").iterdir() if each.is_symlink()]
+    files = [each.stat() for each in opened if os.readlink(each).startswith("/dev/shm/")]
+    return sum({each.st_ino: each.st_blocks * 512 for each in files}.values())
+
+
+def main(job: dict[str, Any], folder: Path) -> None:
+    gc.freeze()  # a collection in a forked process writes to all that this one has: whether one falls into it is chance
+    with ProcessPoolExecutor(2, get_context("fork")) as pool:
+        ranks = list(pool.map(train, [job] * 2, range(2), [str(folder / "store")] * 2))
+    print(json.dumps({"ranks": ranks, "loader": read_ahead()}))
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]), Path(sys.argv[2]))

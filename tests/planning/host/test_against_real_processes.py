@@ -1,0 +1,88 @@
+"""What is said of the host, against processes of this machine: never more than they hold, but for 1 percent.
+
+Ranks here are on a CPU, where parameters, gradients and the optimizer's state rest as they do on the host of a GPU that
+offloads them; nothing is pinned, as that takes CUDA (test_pinned_memory.py has that part by torch's source).
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from measured_alone import printed_by
+
+from planner.allocator.host.replay import HostTimeline, PinnedRules, replay_host
+from planner.events import Phase
+from planner.host_events import BatchTaken, HostCategory
+from planner.job.loading import load_document
+from planner.job.schema import DataLoader
+from planner.tracing.host_ledger import SMALLEST_BYTES
+from planner.tracing.spec.step_trace import trace
+
+HERE = Path(__file__).parent
+JOB: dict[str, Any] = {
+    "model": {
+        "decoder": {"layers": 2, "hidden": 1536, "heads": 12, "kv_heads": 12, "ffn": 6144, "vocab": 2048},
+    },
+    "train": {"sequence_length": 16, "iterations": 1, "optimizer": {"name": "AdamW"}},
+    "parallel": {"dp_shard": {"degree": 2, "offload": "cpu"}},
+    "cluster": {"gpus_per_node": 2, "gpu": "H100-SXM-80GB"},
+}
+NOT_PINNED = PinnedRules(largest_rounded_bytes=0, largest_kept_bytes=0)
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    on_cpu = {**JOB, "parallel": {"dp_shard": 2}}
+    files = tmp_path_factory.mktemp("files")
+    found: dict[str, Any] = printed_by(HERE / "real_processes.py", json.dumps(on_cpu), str(files))
+    return found
+
+
+@pytest.fixture(scope="module")
+def offloaded() -> HostTimeline:
+    return replay_host(trace(load_document(JOB)).host, loader=DataLoader(), rules=NOT_PINNED)
+
+
+@pytest.mark.parametrize(
+    ("phase", "iteration", "share"),
+    [
+        # All but the temporaries of an optimizer on the host.
+        pytest.param(Phase.OPTIMIZER_STEP, 1, 0.9, id="parameters, gradients and states in the optimizer step"),
+        pytest.param(Phase.LOAD, 0, 0.99, id="shards once the model is built"),
+    ],
+)
+def test_each_rank_holds_at_least_what_is_said(
+    measured: dict[str, Any], offloaded: HostTimeline, phase: Phase, iteration: int, share: float
+) -> None:
+    said = offloaded[phase, iteration].total()
+
+    for rank in measured["ranks"]:
+        assert share * rank[f"{phase.value} {iteration}"] < said < 1.01 * rank[f"{phase.value} {iteration}"]
+
+
+def test_batches_that_are_read_ahead_are_as_large_as_they_are(measured: dict[str, Any]) -> None:
+    found, loader = measured["loader"], DataLoader(workers=2, prefetch_factor=2)
+    held = replay_host([BatchTaken((found["batch"],))], loader=loader, rules=NOT_PINNED)
+
+    assert held[Phase.LOAD, 0] == {HostCategory.BATCH: pytest.approx(found["shared"], rel=0.05)}
+
+
+def test_pinned_blocks_are_those_of_the_same_step_rounded(offloaded: HostTimeline) -> None:
+    """The same tensors; the parameters and gradients of each are in blocks of the next power of two."""
+    pinned = replay_host(trace(load_document(JOB)).host, loader=DataLoader(), rules=PinnedRules())
+    sizes = [1 << (each - 1).bit_length() for each in _shards()]
+
+    assert pinned[Phase.OPTIMIZER_STEP, 1] == {
+        **offloaded[Phase.OPTIMIZER_STEP, 1], HostCategory.PARAMETER: sum(sizes), HostCategory.GRADIENT: sum(sizes),
+    }  # fmt: skip
+
+
+def _shards() -> list[int]:
+    """Bytes of each parameter's half; a norm's is less than a page, and lies in what the C library has taken anyway."""
+    hidden, ffn, vocab = 1536, 6144, 2048
+    layer = [hidden * hidden] * 4 + [hidden * ffn] * 3 + [hidden] * 2
+    every = (*layer, *layer, vocab * hidden, vocab * hidden, hidden)
+    return [each * 4 // 2 for each in every if each * 4 // 2 >= SMALLEST_BYTES]

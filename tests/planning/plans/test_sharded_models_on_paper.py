@@ -1,0 +1,51 @@
+"""fully_shard of models that are not the built-in decoder: together the ranks hold what one rank alone would."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import yaml
+
+from planner.job.schema import Cluster, DpShard, Gpu, Input, Job, Model, Parallel, Train
+from planner.tracing.spec.step_trace import trace
+from planner.truth.measuring.measurement_lines import most_by_category
+from planner.units import GIB
+
+TESTS = Path(__file__).parents[2]
+TABLE = yaml.safe_load((TESTS / "data" / "architectures.yaml").read_text())["architectures"]
+MODELS = ["llama", "mamba", "mixtral", "resnet"]
+LIKE_OTHERS = ["gpt2", "bert", "vit", "convnext"]
+GPU = Gpu(total_bytes=80 * GIB, arch="sm_90")
+
+
+def sharded(job: Job, ranks: int) -> Job:
+    return dataclasses.replace(
+        job,
+        parallel=Parallel(dp_shard=DpShard(degree=ranks)),
+        cluster=Cluster(gpus_per_node=ranks, gpu=GPU),
+    )
+
+
+def architecture(name: str) -> Job:
+    entry = TABLE[name]
+    written = entry.get("inputs", {})
+    inputs = {each: Input(**{**written[each], "shape": tuple(written[each]["shape"])}) for each in written}
+    return Job(
+        model=Model(hf_config=entry["config"], head=entry.get("head", "")),
+        train=Train(micro_batch_size=2, sequence_length=16, inputs=inputs, iterations=1),
+        cluster=Cluster(gpu=GPU),
+    )
+
+
+@pytest.mark.parametrize("name", [*MODELS, *(pytest.param(each, marks=pytest.mark.soak) for each in LIKE_OTHERS)])
+def test_the_ranks_of_a_transformers_model_hold_together_what_one_alone_would(name: str) -> None:
+    alone = architecture(name)
+
+    whole = most_by_category(trace(alone).events)
+    parts = [most_by_category(trace(sharded(alone, 2), rank).events) for rank in (0, 1)]
+
+    assert sum(each["optimizer_state"] for each in parts) == whole["optimizer_state"]
+    # What is reduced is padded to the first rank's size on every rank.
+    assert {2 * each["gradient"] for each in parts} == {parts[0]["optimizer_state"]}
