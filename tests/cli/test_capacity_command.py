@@ -26,7 +26,7 @@ nlp     q      H100-SXM-80GB     1     4  320.00 GiB  158.00 GiB  162.00 GiB  77
 vision  q2     H100-SXM-80GB     1     1   80.00 GiB   40.00 GiB   40.00 GiB          -             -              -
 all                              2     5  400.00 GiB  198.00 GiB  202.00 GiB  77.00 GiB           1/1          1 gpu
 
-Main memory of their nodes: 1.17 TiB predicted of 1.56 TiB
+Main memory of their nodes: at least 1.17 TiB of 1.56 TiB
 """
 WHAT_IF = """\
 

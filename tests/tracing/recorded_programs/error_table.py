@@ -45,10 +45,10 @@ _HEAD = """# Intervals
 
 How far plans were from what was recorded, by kind of job, and the interval that follows from it. Plans and reports
 read the same rows (`planner/truth/calibration/recorded_errors.json`, which
-`tests/tracing/recorded_programs/error_table.py` writes with this page). A run counts with its reserved peak, or with its
-allocated peak where nothing else was recorded. Its error is recorded / planned - 1, against the nearer end of what was printed. *Below*: what 19 of 20 runs
-stayed below. *Covered*: runs that lie in the interval which the runs of all other sources give, or those of all other
-families.
+`tests/tracing/recorded_programs/error_table.py` writes with this page). A run counts with its reserved peak, or its
+allocated peak where nothing else was recorded. Its error is recorded / planned - 1, against the nearer end of what was
+printed. *Below*: what 19 of 20 runs stayed below. *Covered*: runs that lie in the interval which the runs of all other
+sources give, or those of all other families.
 
 The interval of a kind is the shortest that holds 95 % of its runs and one further run. A kind with fewer than 39 runs
 (few) has a wider one: its own range, stretched, and the interval of the next wider kind for the share of runs that is
