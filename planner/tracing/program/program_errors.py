@@ -18,8 +18,10 @@ _FROZEN = "<frozen"
 
 def describe_crash(error: BaseException) -> Crash:
     """What the process tells of an error that the program has raised."""
-    lines = "".join(traceback.format_exception_only(error)).splitlines()
+    lines = "".join(traceback.format_exception_only(error)).rstrip("\n").splitlines()
     last = next((line for line in lines if type(error).__name__ in line), lines[0])
+    if last.endswith(": "):  # a compiler's error stands below the source that it prints first
+        last += lines[-1]
     return Crash(
         said=shorten(last, MOST_CHARACTERS),
         place=program_line(error),

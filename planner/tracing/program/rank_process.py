@@ -92,6 +92,8 @@ _REMEDIES = {
     "undefined symbol": _UNLOADED,
     "No module named": _LACKING,
     "cannot import name": _LACKING,
+    "nvrtc: error: invalid value for --gpu-architecture": "this torch cannot compile kernels for this GPU, and could "
+    "not on a real one: --torch with the release that the job has (2.7 for a V100), or another --gpu",
 }
 
 

@@ -15,8 +15,6 @@ from planner.tracing.program import rank_process
 from planner.tracing.program.rank_orders import Gpu, ProgramOrder
 from planner.tracing.program.rank_process import CrashedError
 
-Program = Program
-
 
 def test_an_error_of_its_own_is_shown_from_its_first_line(run: Run, program: Program) -> None:
     path = program("def train():\n    raise ValueError('no data')\n\n\ntrain()\n")
@@ -55,6 +53,16 @@ def test_of_a_long_error_the_last_ten_lines_are_shown_whole(run: Run, program: P
     shown = caught.value.text.splitlines()
     assert shown[1:] == [f"  - frame {number} of many" for number in range(290, 300)]
     assert re.fullmatch(r"\.\.\. \d{3} lines before these", shown[0])
+
+
+def test_a_compiler_that_does_not_know_the_gpu_is_said_below_its_source(run: Run, program: Program) -> None:
+    error = "nvrtc: error: invalid value for --gpu-architecture (-arch)"
+    message = f"\n__global__ void kernel() {{}}\n{error}\n"
+
+    with pytest.raises(CrashedError, match=f"RuntimeError: {re.escape(error)}") as caught:
+        run(f"python {program(f'raise RuntimeError({message!r})')}")
+
+    assert "could not on a real one: --torch with the release that the job has (2.7 for a V100)" in caught.value.remedy
 
 
 def test_a_line_that_nobody_reads_to_its_end_is_cut_where_that_is_said(run: Run, program: Program) -> None:

@@ -10,8 +10,6 @@ from program_runs import Program, Run
 from planner.step_work import Launch, LaunchKind
 from planner.tracing.program.rank_orders import RankRun
 
-Program = Program
-
 MODEL = """
 import torch
 layers = [torch.nn.Linear(64, 64, bias=False) for _ in range(4)]

@@ -7,8 +7,6 @@ from program_runs import Program, Run, run_planner
 
 from planner.tracing.program.rank_process import CrashedError
 
-Program = Program
-
 TRAINS = """
 import sys, torch
 layer = torch.nn.Linear(1024, 1024).cuda()

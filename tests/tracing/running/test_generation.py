@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 from program_runs import Program, Run
 
-Program = Program
-
 MODEL = """
 import torch
 from transformers import {config}, {model}

@@ -7,8 +7,6 @@ from program_runs import Program, Run
 
 from planner.errors import ProgramError
 
-Program = Program
-
 TRAINS = """
     layer = torch.nn.Linear(4, 4).cuda()
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)

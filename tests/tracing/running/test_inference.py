@@ -11,8 +11,6 @@ from planner.planning.program_spec import spec_text
 from planner.tracing.program.rank_orders import RankRun
 from planner.tracing.program.stopping import FORWARDS, Stopping
 
-Program = Program
-
 MODEL = """
 import sys, torch
 model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.ReLU(), torch.nn.Linear(256, 8)).cuda().eval()

@@ -9,8 +9,6 @@ from program_runs import Program, Run
 
 from planner.errors import ProgramError
 
-Program = Program
-
 
 def needs(run: Run, path: str) -> ProgramError:
     with pytest.raises(ProgramError) as caught:

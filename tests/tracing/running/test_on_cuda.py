@@ -13,8 +13,6 @@ from planner.step_work import LaunchKind
 from planner.tracing.isolated import trace_isolated
 from planner.units import MIB
 
-Program = Program
-
 SPEC = """
 model:
   decoder: {{layers: 2, hidden: 512, heads: 4, kv_heads: 2, ffn: 1024, vocab: 4096}}

@@ -11,8 +11,6 @@ from planner.errors import ProgramError, SpecError
 from planner.job.launching.line import parse
 from planner.tracing.program.rank_orders import MoreGpusError
 
-Program = Program
-
 TRAINS = """
 import os, torch, torch.distributed as dist
 def train(rank, world):

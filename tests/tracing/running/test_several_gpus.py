@@ -14,8 +14,6 @@ from planner.report.statement import Verdict
 from planner.tracing.program.rank_orders import divide_by_device
 from planner.units import MIB
 
-Program = Program
-
 SPLIT = """
 import torch
 class Split(torch.nn.Module):

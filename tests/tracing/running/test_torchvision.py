@@ -7,8 +7,6 @@ from program_runs import Program, Run
 
 from planner.events import Alloc
 
-Program = Program
-
 TRAINING = """
 import torch, torchvision
 

@@ -9,8 +9,6 @@ from planner.errors import TraceError
 from planner.tracing.program.assumptions import About, Assumption
 from planner.tracing.program.rank_orders import RankRun
 
-Program = Program
-
 TRAINING = """
 import sys, torch, torch.distributed.checkpoint as checkpoint
 model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.BatchNorm1d(64)).cuda()

@@ -44,15 +44,22 @@ export function worstIndex(plan) {
   return rooms.indexOf(Math.min(...rooms));
 }
 
+/** What decides, as planner/report/verdict_text.py says it. */
 function sentenceOf(plan) {
   const worst = plan.rank_classes[worstIndex(plan)];
   const [low, high] = worst.peak.interval_bytes;
-  const who = ranksText(worst.ranks);
-  const needs = `${capital(who)} ${who.startsWith("ranks") ? "need" : "needs"} ${size(worst.peak.device_bytes)}, ${size(worst.capacity_bytes)} available`;
   const times = worst.cache_releases;
   const releases = times && plan.verdict !== "exceeds" ? ` It fits only after ${times} cache release${times > 1 ? "s" : ""}.` : "";
   const known = plan.calibrated ? "95 % interval" : "uncalibrated interval";
-  return `${needs}. The peak is in ${moment(worst.peak.phase, worst.peak.iteration)}; ${known} ${size(low)} to ${size(high)}.${releases}${hostSentence(plan.host)}`;
+  return `${capital(needsOf(worst))}. The peak is in ${moment(worst.peak.phase, worst.peak.iteration)}; ${known} ${size(low)} to ${size(high)}.${releases}${poolSentence(plan.pool)}${hostSentence(plan.host)}`;
+}
+
+function needsOf(worst) {
+  const who = ranksText(worst.ranks), s = who.startsWith("ranks") ? "" : "s", room = size(worst.capacity_bytes);
+  const { growth, peak } = worst;
+  if (worst.verdict !== "exceeds" || peak.device_bytes > worst.capacity_bytes) return `${who} need${s} ${size(peak.device_bytes)}, ${room} available`;
+  if (growth) return `each step keeps ${size(growth.bytes_per_step)} on ${who}, and the memory is full in step ${growth.full_in_step}`;
+  return `${who} run${s} out of ${room} because free memory is fragmented`;
 }
 
 /** Of the slowest class; planner/report/plan_text.py says it so. */
@@ -66,6 +73,10 @@ function stepTime(plan) {
     .filter(([, seconds]) => seconds).map(([name, seconds]) => `${name} ${duration(seconds)}`).join(", ");
   return html("p", { class: "step-time" }, `A step takes about ${duration(step.seconds)} (${low} to ${high})${rate} (${parts}).`);
 }
+
+/** Where device and host share one memory. */
+const poolSentence = (pool) => pool
+  ? ` Device and host share ${size(pool.capacity_bytes)}: at once they hold ${size(pool.device_bytes)} and at least ${size(pool.host_bytes)}.` : "";
 
 /** The main memory of the fullest node at least, where the job says what there is. */
 function hostSentence(host) {
