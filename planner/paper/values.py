@@ -18,6 +18,7 @@ from typing import Any, NoReturn, Protocol
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from planner.errors import TraceError
 from planner.paper import native_records
@@ -266,13 +267,21 @@ def _frames(frame: FrameType | None) -> list[FrameType]:
 
 def _within_closure(frames: Sequence[FrameType]) -> Iterator[FrameType]:
     """Up to the optimizer that a closure was handed to, as by Lightning: what the closure reads is not its own."""
-    within = "torch"
+    called: FrameType | None = None
     for frame in frames:
-        is_optimizers = _module(frame).startswith("torch.optim.")
-        if is_optimizers and within.partition(".")[0] != "torch" and frame.f_locals.get("closure") is not None:
+        if called is not None and _calls_closure(frame, called):
             return
         yield frame
-        within = _module(frame)
+        called = frame
+
+
+def _calls_closure(frame: FrameType, called: FrameType) -> bool:
+    closure = frame.f_locals.get("closure")
+    if closure is None or not isinstance(frame.f_locals.get("self"), Optimizer):
+        return False
+    package = _module(called).partition(".")[0]
+    is_foreign = package not in ("torch", _module(frame).partition(".")[0])
+    return is_foreign or getattr(closure, "__code__", None) is called.f_code
 
 
 def _module(frame: FrameType) -> str:

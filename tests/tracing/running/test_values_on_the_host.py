@@ -172,8 +172,24 @@ for _ in range(4):
 """
 
 
-def test_an_optimizer_does_not_read_what_its_closure_reads(run: Run, program: Program) -> None:
-    found = run(f"python {program(CLOSURE)}")
+OWN_OPTIMIZER = """
+import torch
+class Own(torch.optim.Optimizer):
+    def __init__(self, parameters):
+        super().__init__(parameters, {})
+    def step(self, closure=None):
+        with torch.enable_grad():
+            loss = closure()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.data.sub_(parameter.grad, alpha=1e-3)
+        return loss
+"""
+
+
+@pytest.mark.parametrize("text", [CLOSURE, OWN_OPTIMIZER + CLOSURE.replace("torch.optim.Adam", "Own")])
+def test_an_optimizer_does_not_read_what_its_closure_reads(text: str, run: Run, program: Program) -> None:
+    found = run(f"python {program(text)}")
 
     assert any("read as False" in each.text for each in found.assumptions)
     assert not any("step counter" in each.text for each in found.assumptions)
