@@ -106,7 +106,7 @@ def test_another_python_gets_planner_and_yaml_and_nothing_else_of_ours(tmp_path:
         env={}, capture_output=True, text=True, check=False,
     )  # fmt: skip
 
-    assert [Path(each).parents[2] for each in json.loads(ended.stdout)] == [folder, folder]
+    assert [Path(each).parents[1] for each in json.loads(ended.stdout)] == [folder, folder]
     assert "No module named 'pytest'" in ended.stderr
     assert folder.parent == cache / "brought"
 

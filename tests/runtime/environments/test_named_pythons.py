@@ -47,7 +47,7 @@ def found(command: str, machine: Path, **variables: str) -> str:
     }  # fmt: skip
     words = shlex.split(command.replace("MACHINE", str(machine)))
     python = find_python(words, environment)
-    return str(Path(python).parents[2].relative_to(machine)) if python else ""
+    return str(Path(python).parents[1].relative_to(machine)) if python else ""
 
 
 @pytest.mark.parametrize(
