@@ -276,6 +276,8 @@ def _within_closure(frames: Sequence[FrameType]) -> Iterator[FrameType]:
 
 
 def _calls_closure(frame: FrameType, called: FrameType) -> bool:
+    if "closure" not in frame.f_code.co_varnames:  # asked of every frame of every read: locals are costly
+        return False
     closure = frame.f_locals.get("closure")
     if closure is None or not isinstance(frame.f_locals.get("self"), Optimizer):
         return False

@@ -136,8 +136,8 @@ def _state_adapter(job: Job, rank_traces: Sequence[RankTrace]) -> TrainedAdapter
 
 
 def state_job_hosts(job: Job, rank_traces: Sequence[RankTrace]) -> HostStatement:
-    """What every node of the job holds at least on the host. Raises AllocatorConfError for settings of pinned memory
-    that are none."""
+    """What every node of the job holds at least on the host. Raises AllocatorConfError for wrong settings of pinned
+    memory."""
     hosts = []
     for rank_trace in rank_traces:
         trace, events = rank_trace.trace, rank_trace.trace.host

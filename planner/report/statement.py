@@ -371,8 +371,7 @@ class Statement:
     @property
     def host_verdict(self) -> Verdict:
         """Of the nodes' memory: exceeds, or fits where that is not known."""
-        exceeds = self.host is not None and self.host.verdict == "exceeds"
-        return Verdict.EXCEEDS if exceeds else Verdict.FITS
+        return Verdict.EXCEEDS if self.host is not None and self.host.exceeds else Verdict.FITS
 
     @property
     def pool_verdict(self) -> Verdict:

@@ -228,7 +228,7 @@ def _host_clause(host: HostStatement | None) -> _Clause | None:
         return None
     node = host.fullest
     needs = f"{nodes_of(node)} needs at least {size(node.peak.bytes)} of main memory"
-    head = "does not fit on the host" if host.verdict == "exceeds" else "not known to exceed the host"
+    head = "does not fit on the host" if host.exceeds else "not known to exceed the host"
     return head, f"{needs}, {size(host.capacity_bytes)} available"
 
 

@@ -326,7 +326,7 @@ def _verdict_of_hosts(job: Job, statements: Sequence[RankClassStatement], traced
         return Verdict.FITS
     host = state_job_hosts(job, traced)
     pool = state_pool(cluster.gpu.name, statements, host, cluster.gpus_per_node)
-    on_hosts = Verdict.EXCEEDS if host.verdict == "exceeds" else Verdict.FITS
+    on_hosts = Verdict.EXCEEDS if host.exceeds else Verdict.FITS
     return worst([on_hosts, pool.verdict if pool else Verdict.FITS])
 
 

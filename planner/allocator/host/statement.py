@@ -63,6 +63,11 @@ class HostStatement:
         return "exceeds" if self.fullest.peak.bytes > self.capacity_bytes else "not_known_to_exceed"
 
     @property
+    def exceeds(self) -> bool:
+        """Whether the fullest node surely needs more than there is; False where nothing is judged."""
+        return self.verdict == "exceeds"
+
+    @property
     def fullest(self) -> NodeStatement:
         """The node with the highest peak."""
         return max(self.nodes, key=lambda node: node.peak.bytes)
