@@ -377,11 +377,11 @@ def _name(document: Document) -> str:
 def run_controller(*, policy_file: Path | None, host: str, health_port: int, workers: int) -> None:
     """Answers until SIGTERM. Raises PlannerError if it is not set up to work."""
     logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
-    ends = {signal.SIGTERM, signal.SIGINT}
-    signal.pthread_sigmask(signal.SIG_BLOCK, ends)  # before any thread: all of them inherit it
     policy = Policy.read(os.environ, policy_file, USUAL)
     service_query.client_of(policy, kubernetes.SYSTEM)
     controller = Controller(Api(), policy, workers=workers)
+    ends = {signal.SIGTERM, signal.SIGINT}
+    signal.pthread_sigmask(signal.SIG_BLOCK, ends)  # before any thread: all of them inherit it
     health = serve_health(host, health_port, controller.live, controller.ready)
     controller.start()
     signal.sigwait(ends)

@@ -554,5 +554,10 @@ def test_a_controller_that_is_not_set_up_says_so_and_ends(
     for name, value in {**base, **change}.items():
         monkeypatch.setenv(name, value)
 
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
     assert cli.main(["kueue", "--health-port", "0"]) == 2
+    assert (
+        signal.pthread_sigmask(signal.SIG_BLOCK, []) == blocked
+    )  # else every later child of this process inherits them
     assert said in capsys.readouterr().err
