@@ -73,7 +73,7 @@ def stages(path: Path) -> dict[str, float]:
     clock.lap("replay, statement")
     if found.plan.verdict is Verdict.EXCEEDS:
         _advise(job, clock)
-    render(found.plan, Style(), notes=found.notes)
+    render(found.plan, Style())
     clock.lap("render")
     return clock.laps
 

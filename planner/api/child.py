@@ -34,10 +34,9 @@ def server() -> ForkServer:
     return cuda_on_paper.lasting_server(PRELOAD)
 
 
-def make_plan(job: Job, advice: bool) -> tuple[Plan, tuple[str, ...]]:
-    """The plan, and sentences on where its figures come from."""
-    result = plan_with_advice(job, _source(), processes=usable(), advice=advice)
-    return result.plan, (*result.notes, *result.sources)
+def make_plan(job: Job, advice: bool) -> Plan:
+    """The plan as people are shown it."""
+    return plan_with_advice(job, _source(), processes=usable(), advice=advice).plan
 
 
 def timeline_page(job: Job) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Unpack
@@ -34,8 +34,13 @@ class Plan:
     job: Job
     statement: statement.Plan
     """The plan with all of its figures."""
-    notes: tuple[str, ...] = ()
-    """What was taken where nobody said it, and where figures come from."""
+    taken: tuple[str, ...] = ()
+    """What was assumed of the job where nothing was said."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was assumed of the job and for its plan, and where figures come from."""
+        return (*self.taken, *self.statement.notes, *self.statement.sources)
 
     @property
     def verdict(self) -> Verdict:
@@ -88,7 +93,7 @@ class Plan:
         call("snapshot", self.job, os.fspath(path), rank)
 
     def __str__(self) -> str:
-        return render(self.statement, Style(), notes=self.notes)
+        return render(replace(self.statement, notes=(*self.taken, *self.statement.notes)), Style())
 
     def __repr__(self) -> str:
         return f"<Plan {job_sentence(self.statement)}>"
@@ -127,8 +132,7 @@ def plan(
     Raises SpecError for what is not a job, TraceError or AllocatorConfError for what cannot be planned.
     """
     given = read_job(job, settings, **words)
-    made, notes = call("make_plan", given.job, advice)
-    return Plan(given.job, made, (*given.taken, *notes))
+    return Plan(given.job, call("make_plan", given.job, advice), tuple(given.taken))
 
 
 def check(job: JobSource, *, settings: Mapping[str, Any] | None = None, **words: Unpack[JobWords]) -> Check:
@@ -140,8 +144,8 @@ def check(job: JobSource, *, settings: Mapping[str, Any] | None = None, **words:
     bound = lower_bound(given.job)
     if bound.exceeds:
         return Check(Verdict.EXCEEDS, bound_sentence(bundle(given.job), bound.least_bytes, bound.capacity_bytes), None)
-    made, notes = call("make_plan", given.job, False)
-    return Check(made.verdict, job_sentence(made), Plan(given.job, made, (*given.taken, *notes)))
+    made = call("make_plan", given.job, False)
+    return Check(made.verdict, job_sentence(made), Plan(given.job, made, tuple(given.taken)))
 
 
 def compare(

@@ -88,7 +88,7 @@ def run_plan(arguments: argparse.Namespace) -> int:
     print_answer(
         arguments,
         lambda: to_json(plan),
-        lambda: render(plan, style(), notes=result.notes, sources=result.sources, verbose=arguments.verbose),
+        lambda: render(plan, style(), verbose=arguments.verbose),
     )
     return exit_code(plan.verdict)
 

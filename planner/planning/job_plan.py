@@ -36,10 +36,6 @@ class PlanningResult:
     calibration: Calibration
     traces: tuple[RankTrace, ...]
     timelines: tuple[Timeline, ...]
-    notes: tuple[str, ...] = ()
-    """Sentences for people: what was assumed, and what was not counted."""
-    sources: tuple[str, ...] = ()
-    """Where the figures outside the allocator and the intervals come from, and which corrections were applied."""
 
     def events_of(self, rank: int) -> tuple[Event, ...]:
         """What was predicted for a rank, by the trace of its class; nothing for a rank that the job does not have."""
@@ -104,28 +100,28 @@ def _assemble(
     rank_traces = tuple(part.rank_trace for part in judged)
     provenance = identity.provenance_of(calibration)
     host = state_job_hosts(job, rank_traces)
-    applied = calibration_of(job, calibration)
+    applied, of_hosts = calibration_of(job, calibration), host.assumptions if job.cluster.host_memory else ()
+    statements = tuple(part.statement for part in judged)
     whole = Plan(
         plan_id=identity.plan_id_of(job, provenance),
         trace_id=identity.trace_id_of(job),
         calibrated=applied.calibrated,
         job=loading.bundle(job),
         adapter=_state_adapter(job, rank_traces),
-        rank_classes=tuple(part.statement for part in judged),
+        rank_classes=statements,
         another_torch=another_torch_than(job.software.torch, special_parts(job)),
         host=host,
-        pool=state_pool(job.cluster.gpu.name, [part.statement for part in judged], host, job.cluster.gpus_per_node),
+        pool=state_pool(job.cluster.gpu.name, statements, host, job.cluster.gpus_per_node),
         provenance=provenance,
+        notes=(*notes_of(job, [rank_trace.trace for rank_trace in rank_traces], statements), *of_hosts),
+        sources=(*outside_of(job).provenance, *interval_sources(statements), *applied.sentences),
         seconds=Seconds(
             trace=round(sum(rank_trace.trace.seconds for rank_trace in rank_traces), 3),
             replay=round(replay_seconds, 3),
             total=round(total_seconds, 3),
         ),
     )
-    of_hosts = host.assumptions if job.cluster.host_memory else ()
-    notes = (*notes_of(job, [rank_trace.trace for rank_trace in rank_traces], whole.rank_classes), *of_hosts)
-    sources = (*outside_of(job).provenance, *interval_sources(whole.rank_classes), *applied.sentences)
-    return PlanningResult(whole, job, calibration, rank_traces, tuple(part.timeline for part in judged), notes, sources)
+    return PlanningResult(whole, job, calibration, rank_traces, tuple(part.timeline for part in judged))
 
 
 def _state_adapter(job: Job, rank_traces: Sequence[RankTrace]) -> TrainedAdapter | None:

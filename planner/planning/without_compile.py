@@ -41,8 +41,8 @@ def add_eager(
         without = WithoutCompile(ranks=compiled.ranks, device_bytes=None, more_at_peak={}, sentence=sentence)
     else:
         without = _compare(compiled, eager)
-    notes = (*result.notes, without.sentence)
-    return replace(result, plan=replace(result.plan, without_compile=without), notes=notes)
+    notes = (*result.plan.notes, without.sentence)
+    return replace(result, plan=replace(result.plan, without_compile=without, notes=notes))
 
 
 def _compare(compiled: RankClassStatement, eager: RankClassStatement) -> WithoutCompile:

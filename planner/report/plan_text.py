@@ -55,12 +55,9 @@ def render(
     statement: Plan | ProgramStatement,
     style: Style,
     *,
-    notes: Sequence[str] = (),
-    sources: Sequence[str] = (),
     verbose: bool = True,
 ) -> str:
-    """The whole report, the verdict first. `notes` are sentences on what was assumed and not counted, besides those of
-    a run; `sources` on where figures come from, which only a `verbose` report has."""
+    """The whole report, the verdict first. Only a `verbose` one says where figures come from."""
     if isinstance(statement, Plan):
         name, parts, asked_by = name_of(statement.job), describe(statement.job, style), "cluster.host_memory"
         if (adapter := statement.adapter) is not None:
@@ -69,7 +66,6 @@ def render(
     else:
         name, parts, asked_by = " ".join(statement.command), _describe_run(statement, style), "--host-memory"
         grounds = [*_program_lines(statement, style)]
-        notes, sources = (*statement.notes, *notes), (*statement.sources, *sources)
     lines = [*_verdict(statement, style), ""]
     lines += [style.paint(name, "bold"), *(style.paint(line, "dim") for line in wrap_parts(parts, style)), ""]
     for rank_class in statement.rank_classes:
@@ -85,9 +81,8 @@ def render(
     shared = deciding(statement).shared
     kept = () if shared is None else shared.kept
     lines += sentence_lines([f"{sentence[0].upper()}{sentence[1:]}." for sentence in kept], style)
-    provenance = (
-        style.paint(line, "dim") for line in _provenance(statement, [*notes, *(sources if verbose else ())], style)
-    )
+    notes = [*statement.notes, *(statement.sources if verbose else ())]
+    provenance = (style.paint(line, "dim") for line in _provenance(statement, notes, style))
     parts = [*lines, *grounds]
     return join_lines([*parts, *([""] if parts[-1] else []), *provenance])
 

@@ -357,6 +357,10 @@ class Statement:
     pool: PoolStatement | None = field(default=None, metadata=shape(omit_default=True))
     """Where device and host share their memory: both together."""
     provenance: Provenance
+    notes: tuple[str, ...] = ()
+    """What was assumed, and what was not counted, as sentences."""
+    sources: tuple[str, ...] = ()
+    """Where the figures outside the allocator and the intervals come from, and which corrections were applied."""
     seconds: Seconds = Seconds()
 
     @property
@@ -401,7 +405,7 @@ class Plan(Statement):
     schema: ClassVar[str] = PLAN_SCHEMA
     keys: ClassVar[str] = (
         "schema plan_id trace_id verdict calibrated job adapter rank_classes host pool advice without_compile"
-        " another_torch advice_tried fitting_spec provenance seconds"
+        " another_torch advice_tried fitting_spec provenance notes sources seconds"
     )
     job: Mapping[str, Any]
     adapter: TrainedAdapter | None = field(default=None, metadata=shape(omit_default=True))
@@ -484,10 +488,6 @@ class ProgramStatement(Statement):
     out_of_memory: tuple[str, ...]
     """Where ranks would run out of memory, in CUDA's words; the program is not told, and goes on."""
     branches: tuple[BranchStatement, ...] = ()
-    notes: tuple[str, ...] = ()
-    """What was assumed, and what was not counted."""
-    sources: tuple[str, ...] = ()
-    """Where the figures outside the allocator and the intervals come from."""
 
 
 def to_json(statement: Statement) -> dict[str, Any]:

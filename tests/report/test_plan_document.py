@@ -16,7 +16,7 @@ from planner.report.statement import OutsideAllocator, Plan, Verdict, from_json,
 from planner.verdict import decide
 
 KEYS = {
-    "": "schema plan_id trace_id verdict calibrated job rank_classes advice provenance seconds",
+    "": "schema plan_id trace_id verdict calibrated job rank_classes advice provenance notes sources seconds",
     "rank_classes": "representative ranks coordinates peak capacity_bytes headroom_bytes verdict cache_releases "
     "at_peak phases outside_allocator holders kind",
     "kind": "compiled program traits several_ranks",

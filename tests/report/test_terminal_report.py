@@ -19,7 +19,7 @@ from planner.report.verdict_text import verdict_sentences
 from planner.units import GIB, KIB
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-NOTES = ["CUDA context of H100, measured with torch 2.8 to 2.10: published.json nvidia_smi_overhead-0 to -42."]
+NOTES = ("CUDA context of H100, measured with torch 2.8 to 2.10: published.json nvidia_smi_overhead-0 to -42.",)
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ NOTES = ["CUDA context of H100, measured with torch 2.8 to 2.10: published.json 
 def test_the_report_reads_as_the_golden_file(
     plan: Callable[..., Plan], name: str, verdict: Verdict, style: Style
 ) -> None:
-    text = render(plan(verdict), style, notes=NOTES)
+    text = render(replace(plan(verdict), notes=NOTES), style)
 
     golden = GOLDEN / f"{name}.txt"
     if os.environ.get("UPDATE_GOLDEN"):
@@ -48,7 +48,7 @@ def test_the_report_reads_as_the_golden_file(
 def test_no_line_is_wider_than_the_terminal(
     plan: Callable[..., Plan], width: int, unicode: bool, verdict: Verdict
 ) -> None:
-    text = render(plan(verdict), Style(width=width, unicode=unicode), notes=NOTES)
+    text = render(replace(plan(verdict), notes=NOTES), Style(width=width, unicode=unicode))
 
     assert max(map(len, text.splitlines())) <= width
 
@@ -129,8 +129,8 @@ def test_the_report_begins_with_the_verdict_the_smallest_change_and_how_sure_it_
 
 
 def test_only_a_verbose_report_says_where_its_figures_come_from(plan: Callable[..., Plan]) -> None:
-    notes, sources = ["Not counted: cuFFT."], ["CUDA context: measured."]
-    short, long = (render(plan(), Style(), notes=notes, sources=sources, verbose=verbose) for verbose in (False, True))
+    noted = replace(plan(), notes=("Not counted: cuFFT.",), sources=("CUDA context: measured.",))
+    short, long = (render(noted, Style(), verbose=verbose) for verbose in (False, True))
 
     assert "Not counted: cuFFT." in short
     assert set(long.splitlines()) - set(short.splitlines()) == {"CUDA context: measured."}

@@ -30,7 +30,7 @@ def planned() -> PlanningResult:
 
 
 def test_it_says_what_was_compiled_and_what_was_assumed(planned: PlanningResult) -> None:
-    notes = " ".join(planned.notes)
+    notes = " ".join(planned.plan.notes)
     assert "Compiled on paper by inductor" in notes
     assert "faster padded" in notes
 
@@ -38,7 +38,7 @@ def test_it_says_what_was_compiled_and_what_was_assumed(planned: PlanningResult)
 def test_it_says_what_the_eager_step_would_take_and_of_what(planned: PlanningResult) -> None:
     said = planned.plan.without_compile
     assert said is not None
-    assert said.sentence in planned.notes
+    assert said.sentence in planned.plan.notes
     assert " more; at the peak: " in said.sentence
     assert "saved activations +" in said.sentence
     peak, eager = planned.plan.rank_classes[0].peak, plan_job(load_yaml(_EAGER)).plan.rank_classes[0].peak
@@ -48,7 +48,7 @@ def test_it_says_what_the_eager_step_would_take_and_of_what(planned: PlanningRes
 
 def test_the_plans_document_says_it_too_and_comes_back_with_it(planned: PlanningResult) -> None:
     document = to_json(planned.plan)
-    assert document["without_compile"]["sentence"] in planned.notes
+    assert document["without_compile"]["sentence"] in planned.plan.notes
     assert from_json(json.loads(json.dumps(document))) == planned.plan
 
 
@@ -60,10 +60,10 @@ def test_the_eager_step_is_planned_where_the_job_says_so_and_never_refused() -> 
     assert found.plan.rank_classes[0].peak.allocated_bytes == eager.plan.rank_classes[0].peak.allocated_bytes
     assert found.plan.rank_classes[0].headroom_bytes < 0
     assert (found.plan.verdict, found.plan.without_compile) == (Verdict.TIGHT, None)
-    assert any(each.startswith("Planned as the eager step, as the job says") for each in found.notes)
+    assert any(each.startswith("Planned as the eager step, as the job says") for each in found.plan.notes)
 
 
 def test_no_sentence_speaks_of_a_job_that_is_not_compiled() -> None:
     eager = planned_both_ways(load_yaml(_EAGER))
-    assert "ompile" not in " ".join(eager.notes)
+    assert "ompile" not in " ".join(eager.plan.notes)
     assert "without_compile" not in to_json(eager.plan)

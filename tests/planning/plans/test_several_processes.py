@@ -45,7 +45,7 @@ def test_two_make_the_same_plan(alone: PlanningResult) -> None:
     found = planned(JOB, 2, keep_traces=False)
 
     assert _without_seconds(found) == _without_seconds(alone)
-    assert found.notes == alone.notes
+    assert found.plan.notes == alone.plan.notes
     assert (found.traces, found.timelines) == ((), ())
 
 

@@ -42,7 +42,7 @@ def shapes(planned: PlanningResult) -> set[tuple[int, ...]]:
 
 
 def note(planned: PlanningResult) -> str:
-    return next(each for each in planned.notes if each.startswith("Assumed batches"))
+    return next(each for each in planned.plan.notes if each.startswith("Assumed batches"))
 
 
 def test_a_cache_that_is_left_on_stays_with_the_output_through_the_backward() -> None:
@@ -78,7 +78,7 @@ def test_what_a_job_of_other_inputs_takes_is_not_said() -> None:
         replace(job(), model=Model(decoder=None, hf_config={"model_type": "resnet"}), train=Train(micro_batch_size=1))
     )
 
-    assert not any(each.startswith("Assumed batches") for each in planned.notes)
+    assert not any(each.startswith("Assumed batches") for each in planned.plan.notes)
 
 
 @pytest.mark.parametrize("recompute", ["none", "full"])

@@ -61,7 +61,7 @@ def test_a_plan_for_a_measured_gpu_and_torch_is_calibrated_and_its_context_corre
 
 def test_the_report_says_what_was_corrected_and_from_how_many_measurements(known: Calibration) -> None:
     def said(found: PlanningResult) -> str:
-        return " ".join(render(found.plan, Style(), notes=found.notes, sources=found.sources).split())
+        return " ".join(render(found.plan, Style()).split())
 
     assert "from 15 measurements. CUDA context corrected by +9.6%, from 15 measurements" in said(planned(known))
     assert f"calibration {known.id}" in said(planned(known))
@@ -104,7 +104,7 @@ def test_a_plan_by_another_torch_says_so_and_is_as_much_wider_as_the_two_were_se
     assert said is not None
     assert (said.asked, said.planned_with, said.difference) == ("2.1", own, 0.25)
     assert "25.0% wider to either side" in said.sentence
-    assert any(note.startswith(said.sentence) and "`planner torch 2.1`" in note for note in other.notes)
+    assert any(note.startswith(said.sentence) and "`planner torch 2.1`" in note for note in other.plan.notes)
     assert from_json(to_json(other.plan)) == other.plan
 
 

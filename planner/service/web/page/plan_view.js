@@ -25,7 +25,7 @@ export function showPlan(plan, notes, replan) {
     html("span", { class: "name" }, (plan.job || plan).metadata?.name || "unnamed job"));
   fill(where,
     html("section", { class: "card", "aria-labelledby": "verdict" }, heading,
-      html("p", { class: "sentence" }, sentenceOf(plan)), stepTime(plan), notesOf(notes),
+      html("p", { class: "sentence" }, sentenceOf(plan)), stepTime(plan), notesOf([...notes, ...(plan.notes ?? [])]),
       html("h3", {}, "Ranks against capacity"), ranks),
     adviceView(plan, replan),
     html("section", { class: "card", "aria-label": "One rank class" }, chosen),
