@@ -19,6 +19,7 @@ from planner.report.verdict_text import (
     bound_sentence,
     gpu_of,
     host_decides,
+    is_smallest,
     job_sentence,
     pool_decides,
     smallest_change,
@@ -52,6 +53,8 @@ class Decision:
     change: str = ""
     """The smallest change that a plan has shown to fit, or with `by_bound` whose lower bound does; empty where none is
     needed or none is known."""
+    is_smallest: bool = field(default=True, metadata=shape(skip=True))
+    """False: there was no time to plan all changes."""
     by_bound: bool = field(default=False, metadata=shape(skip=True))
     """Whether the verdict stands on the job's lower bound: then the plan of that id may not be made yet."""
 
@@ -74,7 +77,8 @@ class Decision:
     def way_out(self) -> str:
         """The line with the change; empty without one."""
         which = "that may fit, by its lower bound" if self.by_bound else "that fits"
-        return f"planner: the smallest change {which}: {self.change}" if self.change else ""
+        which = f"the smallest change {which}" if self.is_smallest else f"a change {which}, perhaps not the smallest"
+        return f"planner: {which}: {self.change}" if self.change else ""
 
     def to_json(self) -> dict[str, str]:
         """One object for hooks that are not written in Python."""
@@ -108,7 +112,10 @@ def decide(plan: Plan | ProgramStatement, policy: Policy) -> Decision:
     change = ""
     if smallest is not None:
         change = _printable(f"{change_text(smallest.change)} (then {show_bytes(smallest.device_bytes)})")
-    return Decision(action=action, reason=reason, change=change, plan_id=plan.plan_id, verdict=verdict.value)
+    return Decision(
+        action=action, reason=reason, change=change, is_smallest=is_smallest(plan), plan_id=plan.plan_id,
+        verdict=verdict.value,
+    )  # fmt: skip
 
 
 def _action(verdict: Verdict, certain: bool, policy: Policy) -> Action:

@@ -11,7 +11,7 @@ from importlib import resources
 from planner.report.class_timeline import ClassTimeline, timeline_to_json
 from planner.report.statement import Plan, RankClassStatement, Verdict, change_text
 from planner.report.style import LIGHT, STACKED, Style, category_colors, size
-from planner.report.verdict_text import describe, name_of, verdict_sentences
+from planner.report.verdict_text import advice_heading, describe, name_of, verdict_sentences
 
 _STYLES = ("page/page.css", "page/charts.css")
 _SCRIPTS = ("page/dom.js", "page/units.js", "page/timeline.js")
@@ -78,7 +78,7 @@ def _card_parts(plan: Plan, notes: Sequence[str]) -> Iterator[str]:
     )
     yield f'<div style="font-size: .85em">{marks}</div>'
     if plan.advice:
-        yield "<div>Single changes that make it fit, each verified by a plan:</div><ul>"
+        yield f"<div>{advice_heading(plan)}:</div><ul>"
         for advice in plan.advice:
             yield f"<li>{escape(change_text(advice.change))}: {size(advice.device_bytes)}, {advice.verdict.value}</li>"
         yield "</ul>"

@@ -30,9 +30,12 @@ from planner.report.statement import (
 )
 from planner.report.style import Style, join_lines, sentence_lines, shorten_to, size, wrap, wrap_parts
 from planner.report.verdict_text import (
+    advice_heading,
     confidence_sentence,
     deciding,
     describe,
+    frees_its_cache,
+    is_smallest,
     moment_of,
     name_of,
     nodes_of,
@@ -94,9 +97,10 @@ def _verdict(statement: Plan | ProgramStatement, style: Style) -> Iterator[str]:
     advice = statement.advice if isinstance(statement, Plan) else ()
     if (change := smallest_change(advice)) is not None:
         arrow = "→" if style.unicode else "->"
-        yield from wrap(
-            f"Smallest change: {change_text(change.change)} {arrow} {size(change.device_bytes)}.", style.width
-        )
+        head = "Smallest change" if is_smallest(statement) else "A change that fits, perhaps not the smallest"
+        if frees_its_cache(statement):
+            head = "Without freeing the cache"
+        yield from wrap(f"{head}: {change_text(change.change)} {arrow} {size(change.device_bytes)}.", style.width)
     yield from wrap(confidence_sentence(statement), style.width)
 
 
@@ -414,7 +418,7 @@ def _advice(plan: Plan, style: Style) -> Iterator[str]:
     indent = 2 + _SIZE + 9
     if len(plan.advice) > 1:
         yield ""
-        yield style.paint("Single changes that make it fit, each verified by a plan", "bold")
+        yield style.paint(advice_heading(plan), "bold")
     for entry in plan.advice if len(plan.advice) > 1 else ():
         verdict = style.paint(f"{entry.verdict.value:<7}", _VERDICT_COLORS[entry.verdict])
         first, *more = textwrap.wrap(change_text(entry.change), style.width - indent - 2)

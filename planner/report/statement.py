@@ -308,6 +308,8 @@ class AdviceTried:
     in_time: bool
     closest_change: Mapping[str, Any] = field(default_factory=dict)
     closest_lacks_bytes: int = 0
+    not_planned: tuple[str, ...] = field(default=(), metadata=shape(omit_default=True))
+    """Changes for which there was no time, or kinds of them: with any left, no advice is known to be the smallest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

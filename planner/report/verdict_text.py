@@ -139,6 +139,24 @@ def smallest_change(advice: Sequence[Advice]) -> Advice | None:
     return min(advice, key=lambda entry: (len(entry.change), entry.verdict is not Verdict.FITS), default=None)
 
 
+def is_smallest(statement: Statement) -> bool:
+    """Whether all was planned that could be a smaller change than what its advice says."""
+    tried = statement.advice_tried if isinstance(statement, Plan) else None
+    return tried is None or not tried.not_planned
+
+
+def frees_its_cache(statement: Statement) -> bool:
+    """Whether it fits, and only because the allocator frees its cache."""
+    releases = any(rank_class.cache_releases for rank_class in statement.rank_classes)
+    return statement.verdict is Verdict.TIGHT and releases
+
+
+def advice_heading(plan: Plan) -> str:
+    """Of the changes that are advised."""
+    what = "avoid freeing the cache" if frees_its_cache(plan) else "make it fit"
+    return f"Changes that {what}, each verified by a plan"
+
+
 def _names(statement: Statement) -> tuple[str, str]:
     """Of the job and of its GPU."""
     if isinstance(statement, Plan):

@@ -209,6 +209,8 @@ def _steps(job: Job, *wanted: Change) -> Iterator[Step]:
 USUAL_SECONDS = 20.0
 _LAYOUTS = 2
 """Other layouts that are said."""
+_TOGETHER, _LAYOUTS_NAME = "several of these changes together", "other layouts of these GPUs"
+"""Names of what is left where the time is over."""
 _STEPS_SHARE, _LAYOUTS_SHARE = 0.5, 0.75
 """Of the time, until changes of the job in its own layout, and other layouts, have to be tried."""
 
@@ -227,8 +229,10 @@ class Advised:
     """Candidates with another layout that were looked at."""
     closest: tuple[Change, Exact] | None = None
     """Of what does not fit, the change that lacks the fewest bytes."""
-    in_time: bool = True
     tried: list[str] = field(default_factory=list)
+    """What was planned."""
+    not_planned: list[str] = field(default_factory=list)
+    """What would have been planned, had there been time."""
     excluded: list[tuple[Change, int]] = field(default_factory=list)
     """Of each kind of change the strongest that the bound excludes, with the bytes that it takes at least."""
 
@@ -240,82 +244,91 @@ def advise(
     progress: Progress = lambda _: None,
     seconds: float = USUAL_SECONDS,
     widely: bool = True,
+    frees_cache: bool = False,
 ) -> Advised:
-    """The single changes that make a job fit that does not; where none does alone, the cheapest changes that do so
-    together.
+    """The single changes that make a job fit that does not, the cheapest for the training tried first; where none does
+    alone, the cheapest changes that do so together.
 
     `widely`: where none of those does, other layouts of its GPUs; and where none of those does, larger GPUs, more of
     them, and adapters, each with other changes where it is not enough alone. `seconds` divide the time between them;
-    the deadline itself is that of `plans`.
+    the deadline itself is that of `plans`. `frees_cache`: the job fits, but only by freeing its allocator's cache; the
+    cheapest change that makes this needless, without computing anything twice.
     """
-    trial = _Trial(job, plans, progress)
+    trial = _Trial(job, plans, progress, frees_cache=frees_cache)
     advised, began = trial.advised, time.monotonic()
-    own: Step = ({}, job)
-    try:
-        trial.find_first(larger_slices(job))
-        if not trial.nothing_helps():
-            trial.try_singles()
-            trial.find_first(smaller_micro_batches(job), began + seconds * _STEPS_SHARE)
+    if frees_cache:
+        trial.find_first(step for step in single(job) if "train.recompute" not in step[0])
+        return advised
+    trial.find_first(larger_slices(job))
+    if not trial.nothing_helps():
+        trial.try_singles()
+        until = float("inf") if advised.advice else began + seconds * _STEPS_SHARE
+        if advised.advice or not trial.surely_exceeds_with_all():
+            trial.find_first(smaller_micro_batches(job), until)
+            own: Step = ({}, job)
             if not advised.advice and not trial.combine(own):
                 # Fewer changes may fit where all of them do not: an allocator's cache is not a sum.
-                trial.find_first(
-                    (together(own, row) for row in rows(job, trial.refused)), began + seconds * _STEPS_SHARE
-                )
-        if widely and not advised.advice and Mesh.of(job.parallel).world_size > 1:
-            trial.search_layouts(began + seconds * _LAYOUTS_SHARE)
-        if widely and not advised.advice:
-            # What keeps the training as it is first; each is answered by itself.
-            for wider in (larger_gpus(job), more_gpus(job), adapters(job, "lora"), adapters(job, "qlora")):
-                steps = list(wider)
-                if not trial.find_first(steps):
-                    trial.find_first_combined([step for step in steps if "train.recompute" not in step[0]])
-    except OutOfTimeError:
-        advised.in_time = False
-    if not advised.advice and trial.everything is not None:
-        advised.advice = (trial.everything,)
+                row_by_row = (together(own, row) for row in rows(job, trial.refused))
+                trial.find_first(row_by_row, until, left=_TOGETHER)
+    if widely and not advised.advice and Mesh.of(job.parallel).world_size > 1:
+        trial.search_layouts(began + seconds * _LAYOUTS_SHARE)
+    if widely and not advised.advice:
+        # What keeps the training as it is first; each is answered by itself.
+        for wider in (larger_gpus(job), more_gpus(job), adapters(job, "lora"), adapters(job, "qlora")):
+            steps = list(wider)
+            if not trial.find_first(steps):
+                trial.find_first_combined([step for step in steps if "train.recompute" not in step[0]])
     return advised
 
 
 @dataclass(slots=True)
 class _Trial:
-    """Plans changes of one job, and keeps those that fit."""
+    """Plans changes of one job, and keeps those that are enough. Where the time is over it goes on without plans, and
+    notes what it would have planned."""
 
     job: Job
     plans: Plans
     progress: Progress
+    frees_cache: bool = False
     advised: Advised = field(default_factory=Advised)
     refused: set[str] = field(default_factory=set)
     """Keys whose change this job cannot be run with at any size: a model without blocks has none to recompute."""
-    everything: Advice | None = None
-    """All changes at once, where they are enough."""
     answers: dict[str, Answer] = field(default_factory=dict)
     """By the text of a change."""
 
     def nothing_helps(self) -> bool:
-        """With all changes at once the tensors are more than there is room for: so it is with any of them."""
-        *_, everything = ((), *rows(self.job, ()))
-        if not everything:
+        """With all changes at once it exceeds by its bound: so it does with any of them."""
+        step = self.with_all(({}, self.job))
+        if not step[0] or not self.exceeds_by_bound(step):
             return False
-        step = together(({}, self.job), everything)
-        if self.exceeds_by_bound(step):
-            self._exclude(step)
-            return True
-        # Where it cannot be run with all of them, it is not known yet with which of them it can.
-        (answer,) = self.plan([step])
-        self.everything = _advice_of(step[0], answer)
+        self._exclude(step)
+        return True
+
+    def surely_exceeds_with_all(self) -> bool:
+        """With all changes at once the tensors are more than there is room for: so it is with fewer of them. Where it
+        cannot be run with all of them, it is not known yet with which of them it can."""
+        step = self.with_all(({}, self.job))
+        answer = self.plan([step])[0] if step[0] else None
         return isinstance(answer, Exact) and answer.surely_exceeds
+
+    def with_all(self, start: Step) -> Step:
+        """All changes on top of another."""
+        *_, everything = ((), *rows(start[1], self.refused))
+        return together(start, everything)
 
     def try_singles(self) -> None:
         """Each change by itself; all that fit are advice."""
         steps = [step for step in single(self.job) if not self.exceeds_by_bound(step)]
         for (change, _), answer in zip(steps, self.plan(steps), strict=True):
-            if isinstance(answer, Refused):
+            if answer is None:
+                self._leave(change_text(change))
+            elif isinstance(answer, Refused):
                 self.refused.update(change)
-            elif advice := _advice_of(change, answer):
+            elif advice := self.advice_of(change, answer):
                 self.advised.advice += (advice,)
 
-    def plan(self, steps: Iterable[Step]) -> list[Answer]:
-        """What plans say of them, several planned at a time; each change is planned once."""
+    def plan(self, steps: Iterable[Step]) -> list[Answer | None]:
+        """What plans say of them, several planned at a time; each change is planned once. None: there was no time."""
         named = [(change_text(change), change, job) for change, job in steps]
         waiting = iter([step for step in named if step[0] not in self.answers])
 
@@ -323,34 +336,36 @@ class _Trial:
             if (step := next(waiting, None)) is None:
                 return None
             name, change, job = step
-            self._tell(name)
+            self.progress(f"trying {name}")
             return (name, change), [job]
 
-        for (name, change), (answer,) in plan_in_turn(self.plans, next_group, whole=True):
-            self.advised.planned += 1
-            self.answers[name] = answer
-            if isinstance(answer, Exact) and not answer.fits:
-                self._remember(change, answer)
-        return [self.answers[name] for name, _, _ in named]
+        try:
+            for (name, change), (answer,) in plan_in_turn(self.plans, next_group, whole=True):
+                self.advised.planned += 1
+                self.advised.tried.append(name)
+                self.answers[name] = answer
+                if isinstance(answer, Exact) and not answer.fits:
+                    self._remember(change, answer)
+        except OutOfTimeError:
+            pass
+        return [self.answers.get(name) for name, _, _ in named]
 
     def prove(self, step: Step) -> Advice | None:
-        """The change as advice, where it is enough."""
-        if self.exceeds_by_bound(step):
-            return None
-        (answer,) = self.plan([step])
-        return _advice_of(step[0], answer)
+        """The change as advice, where a plan shows that it is enough."""
+        return None if self.exceeds_by_bound(step) else self.advice_of(step[0], self.plan([step])[0])
 
-    def find_first(self, steps: Iterable[Step], until: float = float("inf")) -> bool:
-        """Those up to the first that fits, one after the other; whether one does."""
+    def find_first(self, steps: Iterable[Step], until: float = float("inf"), left: str = "") -> bool:
+        """Those up to the first that is enough, one after the other; whether one is. `left` names those for which
+        there is no time (default: their changes)."""
         excluded = None
         for step in steps:
-            if time.monotonic() >= until:
-                self.advised.in_time = False
-                break
             if self.exceeds_by_bound(step):
                 excluded = step
                 continue
-            if advice := self.prove(step):
+            answer = self.plan([step])[0] if time.monotonic() < until else None
+            if answer is None:
+                self._leave(left or change_text(step[0]))
+            elif advice := self.advice_of(step[0], answer):
                 self.advised.advice += (advice,)
                 return True
         self._exclude(excluded)
@@ -371,37 +386,41 @@ class _Trial:
             return found is not None
 
         chain = list(rows(start[1], self.refused))
-        try:
-            if chain and fits(chain[-1]):
-                row = chain[bisect_left(chain, True, hi=len(chain) - 1, key=fits)]
-                for part in reversed(row[:-1]):
-                    fewer = tuple(other for other in row if other is not part)
-                    row = fewer if fits(fewer) else row
-        finally:
-            if proven is not None:
-                self.advised.advice += (proven,)
+        if chain and fits(chain[-1]):
+            row = chain[bisect_left(chain, True, hi=len(chain) - 1, key=fits)]
+            for part in reversed(row[:-1]):
+                fewer = tuple(other for other in row if other is not part)
+                row = fewer if fits(fewer) else row
+        if chain and self.plans.is_over:
+            self._leave(_fewer(start[0]) if proven is not None else _TOGETHER)
+        if proven is not None:
+            self.advised.advice += (proven,)
         return proven is not None
 
     def find_first_combined(self, steps: Sequence[Step]) -> None:
         """The first of steps, each of which leaves more room than those before it, that fits with other changes."""
 
         def fits_with_all(step: Step) -> bool:
-            *_, everything = ((), *rows(step[1], self.refused))
-            return self.prove(together(step, everything)) is not None
+            return self.prove(self.with_all(step)) is not None
 
         if (place := bisect_left(steps, True, key=fits_with_all)) < len(steps):
             self.combine(steps[place])
+        elif steps and self.plans.is_over and not lower_bound(self.with_all(steps[-1])[1]).exceeds:
+            self._leave(f"{', '.join(steps[0][0])} with other changes")
 
     def search_layouts(self, until: float) -> None:
         """Other layouts of the same GPUs, the cheapest by the roofline first where it knows the model."""
         job, advised = self.job, self.advised
         gpus, per_node = job.cluster.nodes * job.cluster.gpus_per_node, job.cluster.gpus_per_node
+        if self.plans.is_over:
+            self._leave(_LAYOUTS_NAME)
+            return
         try:
             axes = least_axes(job, gpus, per_node)
             if job.parallel.deepspeed is None and job.model.adapter is None:
                 axes.append(axis_of("offload", list(dict.fromkeys([job.parallel.dp_shard.offload, "cpu"]))))
             space = Space(base=job, axes=tuple(axes), global_batch=global_batch_of(job))
-            self._tell(f"{space.size:,} candidates with other layouts")
+            self.progress(f"trying {space.size:,} candidates with other layouts")
             result = search(
                 space, self.plans, objective=Objective.MEMORY if cost_of(job) is None else Objective.COST,
                 top=_LAYOUTS, any_fit=True, progress=self.progress, until=until,
@@ -411,16 +430,24 @@ class _Trial:
         advised.planned += result.planned
         advised.by_bound += result.scales.beyond_bound
         advised.layouts = result.scales.looked_at
-        advised.in_time = advised.in_time and not result.stopped
+        advised.tried += [f"{result.planned:,} of {space.size:,} candidates with other layouts"] * bool(result.planned)
+        if result.stopped:
+            self._leave(_LAYOUTS_NAME)
         if result.closest is not None:
             self._remember(result.closest.candidate.change, result.closest.exact)
         for row in result.rows:
-            if advice := _advice_of(row.candidate.change, row.exact):
+            if advice := self.advice_of(row.candidate.change, row.exact):
                 advised.advice += (advice,)
 
-    def _tell(self, what: str) -> None:
-        self.advised.tried.append(what)
-        self.progress(f"trying {what}")
+    def advice_of(self, change: Change, answer: Answer | None) -> Advice | None:
+        """The change as advice, where it is enough."""
+        if not isinstance(answer, Exact) or not answer.fits or (self.frees_cache and answer.cache_releases):
+            return None
+        return Advice(change=change, device_bytes=answer.device_bytes, verdict=answer.verdict)
+
+    def _leave(self, what: str) -> None:
+        if what not in self.advised.not_planned:
+            self.advised.not_planned.append(what)
 
     def _remember(self, change: Change, exact: Exact) -> None:
         """What a plan said of something that does not fit."""
@@ -438,8 +465,6 @@ class _Trial:
             self.advised.excluded.append((step[0], lower_bound(step[1]).least_bytes))
 
 
-def _advice_of(change: Change, answer: Answer) -> Advice | None:
-    """The change as advice, where it is enough."""
-    if isinstance(answer, Refused) or not answer.fits:
-        return None
-    return Advice(change=change, device_bytes=answer.device_bytes, verdict=answer.verdict)
+def _fewer(change: Change) -> str:
+    """What is left where changes together were proven, and fewer of them were not planned."""
+    return f"fewer changes besides {', '.join(change)}" if change else "fewer of these changes together"

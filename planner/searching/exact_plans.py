@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import pickle
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -50,6 +52,8 @@ class Exact:
     headroom_bytes: int
     capacity_bytes: int
     rank_classes: int
+    cache_releases: int = 0
+    """The most of any rank class."""
     whole: bool = True
     """False: one rank class exceeds its GPU, and the others were not planned."""
     step_seconds: float = 0.0
@@ -193,9 +197,43 @@ class Group:
     """Plan every rank class even where one exceeds already."""
 
 
+class _Overdue(BaseException):
+    """Not an Exception: what a trace catches of a job's code is none of it."""
+
+
+_AGAIN_SECONDS = 5.0
+"""A finalizer in which it was raised has swallowed it: then it is raised once more."""
+
+
+@contextmanager
+def _ended_at(deadline: float) -> Iterator[None]:
+    """Ends what runs inside at this time of the monotonic clock, as Ctrl-C would, with OutOfTimeError; only the main
+    thread can be ended."""
+    if deadline == float("inf") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    ends = True
+
+    def end(*_: object) -> None:
+        if ends:
+            raise _Overdue
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, max(deadline - time.monotonic(), 0.001), _AGAIN_SECONDS)
+    try:
+        yield
+    except _Overdue:
+        raise OutOfTimeError from None
+    finally:
+        ends = False
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+
+
 @dataclass(slots=True)
 class PlansHere:
-    """Plans groups in this process, one after the other; the trace of a rank that has begun is brought to its end."""
+    """Plans groups in this process, one after the other. In the main thread a trace that has begun is ended at the
+    deadline: nothing may be traced in this process after that."""
 
     calibration: Calibration = field(default_factory=Calibration.none)
     source: TraceSource = USUAL_SOURCE
@@ -215,7 +253,8 @@ class PlansHere:
             if self.is_over:
                 raise OutOfTimeError
             group = Group(tuple(jobs), self.calibration, self.source, whole)
-            future.set_result(plan_here(group, lambda: self.is_over))
+            with _ended_at(self.deadline):
+                future.set_result(plan_here(group, lambda: self.is_over))
             self.count += 1
         except OutOfTimeError as error:
             future.set_exception(error)
@@ -340,6 +379,7 @@ def _summarize(statements: Sequence[RankClassStatement], *, whole: bool, host: V
         headroom_bytes=min(one.headroom_bytes for one in statements),
         capacity_bytes=fullest.capacity_bytes,
         rank_classes=len(statements),
+        cache_releases=max(one.cache_releases for one in statements),
         whole=whole,
         step_seconds=slowest.seconds if slowest else 0.0,
         tokens_per_second=slowest.tokens_per_second if slowest else 0.0,

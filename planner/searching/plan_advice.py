@@ -1,4 +1,4 @@
-"""Adds advice to the plan of a job that does not fit."""
+"""Adds advice to the plan of a job that does not fit, or only by freeing its cache."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from planner.planning.planned_classes import Progress
 from planner.planning.trace_source import USUAL_SOURCE, TraceSource
 from planner.planning.without_compile import add_eager
 from planner.report.statement import AdviceTried, Verdict, change_text
+from planner.report.verdict_text import frees_its_cache
 from planner.searching.advice import USUAL_SECONDS, Advised, advise
 from planner.searching.axes import apply
 from planner.searching.exact_plans import PlansHere
@@ -57,30 +58,35 @@ def add_advice(
     source: TraceSource = USUAL_SOURCE,
     seconds: float = USUAL_SECONDS,
 ) -> PlanningResult:
-    """The plan with advice if it exceeds its GPUs.
+    """The plan with advice if it exceeds its GPUs, or fits only by freeing the cache of its allocator.
 
-    No rank class of a change is traced after `seconds`; one that has begun is brought to its end.
+    After `seconds` a trace that has begun is ended (in a process's main thread).
     """
-    if result.plan.verdict is not Verdict.EXCEEDS:
+    frees_cache = frees_its_cache(result.plan)
+    if result.plan.verdict is not Verdict.EXCEEDS and not frees_cache:
         return result
     began, job = time.monotonic(), result.job
     remembered = RememberedTraces.of(source, job, result.traces)
     plans = PlansHere(calibration=result.calibration, source=remembered, deadline=began + seconds)
-    advised = advise(job, plans, progress=progress, seconds=seconds)
+    advised = advise(job, plans, progress=progress, seconds=seconds, frees_cache=frees_cache)
     took = time.monotonic() - began
     change, exact = advised.closest or ({}, None)
     tried = AdviceTried(
         planned=advised.planned,
         by_bound=advised.by_bound,
         layouts=advised.layouts,
-        in_time=advised.in_time,
+        in_time=not advised.not_planned,
         closest_change=change,
         closest_lacks_bytes=0 if exact is None else -exact.headroom_bytes,
+        not_planned=tuple(advised.not_planned),
     )
     seconds_of_plan = replace(result.plan.seconds, total=round(result.plan.seconds.total + took, 3))
     spec = short_yaml(apply(job, advised.advice[0].change)) if advised.advice else ""
-    plan = replace(result.plan, advice=advised.advice, advice_tried=tried, fitting_spec=spec, seconds=seconds_of_plan)
-    return replace(result, plan=plan, notes=(*result.notes, what_was_tried(advised, took)))
+    notes = (*result.plan.notes, what_was_tried(advised, took, frees_cache=frees_cache))
+    plan = replace(
+        result.plan, advice=advised.advice, advice_tried=tried, fitting_spec=spec, notes=notes, seconds=seconds_of_plan
+    )
+    return replace(result, plan=plan)
 
 
 def plan_with_advice(
@@ -100,18 +106,26 @@ def plan_with_advice(
     return add_advice(result, source=source, progress=progress) if advice else result
 
 
-def what_was_tried(advised: Advised, seconds: float) -> str:
-    """In sentences; where nothing was found, with each change and what it takes."""
-    text = f"Advice: {advised.planned} changes were planned in {seconds:.0f} s"
+_MOST_NAMED = 12
+"""Of changes that were not planned."""
+
+
+def what_was_tried(advised: Advised, seconds: float, *, frees_cache: bool = False) -> str:
+    """In sentences: what was planned and what was not; where nothing was found, with each change and what it takes."""
+    text = f"Advice: {advised.planned} change{'s were' if advised.planned != 1 else ' was'} planned in {seconds:.0f} s"
     if advised.by_bound:
         text += f", {advised.by_bound} excluded by their lower bound"
     if advised.layouts:
         text += f", {advised.layouts:,} candidates with other layouts looked at"
-    if not advised.in_time:
-        text += "; then the time was over"
+    text += "."
+    if left := advised.not_planned:
+        more = f"; and {len(left) - _MOST_NAMED} more" if len(left) > _MOST_NAMED else ""
+        text += f" The time was over, and not planned are: {'; '.join(left[:_MOST_NAMED])}{more}."
     if advised.advice:
-        return f"{text}."
-    text += ". Nothing was found that makes it fit."
+        return text
+    if advised.planned or not left:
+        found = "None of those planned" if left else "None of them" if frees_cache else "Nothing was found that"
+        text += f" {found} {'avoids freeing the cache' if frees_cache else 'makes it fit'}."
     if advised.closest is not None:
         change, exact = advised.closest
         text += f" Closest came {change_text(change)}, which lacks {show_bytes(-exact.headroom_bytes)}."

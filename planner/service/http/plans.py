@@ -72,9 +72,9 @@ class Plan(Answer):
     """Of a job whose release of torch is not offered: the one that it was planned with, and the relative difference by
     which its interval is wider."""
     provenance: dict[str, str]
-    notes: list[str] = []
+    notes: list[str]
     """What was assumed, and what was not counted."""
-    sources: list[str] = []
+    sources: list[str]
     """Where the figures outside the allocator and the intervals come from."""
     seconds: dict[str, float]
 
@@ -320,8 +320,8 @@ class Run(Answer):
     host: dict[str, Any] | None = None
     assumptions: list[dict[str, Any]]
     provenance: dict[str, str]
-    notes: list[str] = []
-    sources: list[str] = []
+    notes: list[str]
+    sources: list[str]
     seconds: dict[str, float]
 
 

@@ -16,7 +16,7 @@ from planner.planning.planned_classes import assign_ranks, parts_of_class
 from planner.planning.program import inputs_of, judge_runs
 from planner.planning.trace_source import TraceSource
 from planner.planning.without_compile import add_eager
-from planner.report.statement import ProgramStatement, Verdict, to_json
+from planner.report.statement import ProgramStatement, to_json
 from planner.runtime.messages import AnswerWriter
 from planner.searching.plan_advice import add_advice
 from planner.service.orders import Order, RunOrder
@@ -109,13 +109,12 @@ def _answer_plan(order: Order, made: PlanningResult, isolation: Isolation, answe
     if order.job.train.compile is not None:
         made = add_eager(made, source)
         answer.write(PLAN, pickle.dumps(made.plan))
-    if made.plan.verdict is not Verdict.EXCEEDS:
-        return
     try:
         advised = add_advice(made, source=source)
     except PlannerError:
         return
-    answer.write(PLAN, pickle.dumps(advised.plan))
+    if advised is not made:
+        answer.write(PLAN, pickle.dumps(advised.plan))
 
 
 @contextmanager

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import textwrap
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,6 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
+from planner.admission.decision import decide
+from planner.admission.policy import Policy
 from planner.job.loading import document, load_document
 from planner.job.overhead import outside_of
 from planner.job.schema import Allocator, Decoder, Gpu, Input, Job, Optimizer, Recompute
@@ -20,7 +24,7 @@ from planner.report.statement import Advice, Verdict, change_text
 from planner.report.style import Style
 from planner.searching import advice
 from planner.searching.advice import Advised, advise, more_gpus
-from planner.searching.exact_plans import PlansHere
+from planner.searching.exact_plans import OutOfTimeError, PlansHere
 from planner.searching.plan_advice import add_advice, what_was_tried
 from planner.truth.calibration.interval import Calibration
 from planner.units import GIB, MIB, show_bytes
@@ -212,15 +216,16 @@ def test_of_changes_that_are_enough_only_together_none_could_be_left_away(
         assert told(changed(small, without)).planned.plan.verdict is Verdict.EXCEEDS
 
 
-def test_where_the_time_ends_before_a_shorter_row_is_found_all_changes_at_once_are_said(
+def test_where_the_time_ends_before_a_shorter_row_is_found_the_shortest_proven_is_said_and_that_it_is_not_all(
     job_of: JobOf, told: Told, needs: Needs
 ) -> None:
     job = crowded(job_of)
     small = on(job, least(changed(job, ALL_OF_THEM), needs, told))
 
-    found = advise(small, FewPlans(most=3), widely=False)
+    found = advise(small, FewPlans(most=8), widely=False)
 
-    assert ([dict(each.change) for each in found.advice], found.in_time) == ([ALL_OF_THEM], False)
+    assert [dict(each.change) for each in found.advice] == [ALL_OF_THEM]
+    assert found.not_planned[-1] == "fewer of these changes together"
 
 
 def test_a_larger_gpu_that_is_not_enough_alone_is_said_with_what_is(
@@ -377,14 +382,17 @@ def test_what_is_tried_is_told_while_it_goes_on(job_of: JobOf, needs: Needs) -> 
     assert "trying train.recompute: full" in said
 
 
-def test_of_what_all_changes_at_once_cannot_mend_only_that_is_tried_and_said(job_of: JobOf, told: Told) -> None:
+def test_of_what_all_changes_at_once_cannot_mend_no_others_together_are_tried(job_of: JobOf, told: Told) -> None:
     job = barely(roomy(job_of, micro_batch_size=2), told)
 
     found = tried(job)
 
-    assert (found.advice, found.planned) == ((), 1)
+    *singles, together = found.tried
+    assert (found.advice, found.not_planned) == ((), [])
+    assert singles == [change_text(change) for change, _ in advice.single(job)]
+    assert together.count(": ") > len(singles) - 1
     assert found.closest is not None
-    assert list(found.closest[0]) == found.tried[0].replace(": ", ", ").split(", ")[::2]
+    assert change_text(found.closest[0]) == together
 
 
 def test_what_came_closest_is_said_with_the_bytes_that_it_lacks(job_of: JobOf, told: Told) -> None:
@@ -470,3 +478,95 @@ def test_twice_the_gpus_share_the_global_batch_where_it_can_be_divided(
     found, _ = next(more_gpus(load_document(spec)))
 
     assert found == change
+
+
+def test_singles_are_planned_before_all_of_them_at_once_and_what_was_left_is_said(job_of: JobOf, needs: Needs) -> None:
+    job = crowded(job_of)
+    small = on(job, needs(changed(job, {"train.recompute": "selective"})))
+
+    found = advise(small, FewPlans(most=5))
+
+    singles = ["allocator.conf: expandable_segments:True", "train.optimizer.fused: true", "train.loss.chunks: 8",
+               "train.recompute: selective", "train.recompute: full"]  # fmt: skip
+    assert [dict(each.change) for each in found.advice][:1] == [{"train.recompute": "selective"}]
+    assert found.tried == singles
+    assert found.not_planned == [change_text(change) for change, _ in advice.smaller_micro_batches(small)]
+
+
+def test_a_search_that_was_cut_says_neither_nothing_nor_what_it_did_not_plan(job_of: JobOf, told: Told) -> None:
+    job = barely(roomy(job_of, micro_batch_size=2, ddp=None), told)
+
+    found = advise(replace(job, cluster=replace(job.cluster, gpu=replace(job.cluster.gpu, name="A100-SXM-40GB"))),
+                   FewPlans(most=1))  # fmt: skip
+
+    said = what_was_tried(found, 20.0)
+    assert (found.tried, found.planned) == (["allocator.conf: expandable_segments:True"], 1)
+    planned, left = said.split("Planned: ")[1], said.split("not planned are: ")[1].split(". ")[0]
+    assert "Nothing" not in said
+    assert "None of those planned makes it fit." in said
+    assert planned.startswith("allocator.conf: expandable_segments:True.")
+    assert left.startswith("train.optimizer.fused: true; train.loss.chunks: 8; train.recompute: selective")
+    assert "several of these changes together" in found.not_planned
+
+
+def test_with_no_time_at_all_nothing_is_said_to_be_planned(job_of: JobOf, needs: Needs) -> None:
+    job = crowded(job_of)
+
+    said = what_was_tried(advise(on(job, needs(job) - 2 * MIB), FewPlans(most=0), widely=False), 447.0)
+
+    assert said == (
+        "Advice: 0 changes were planned in 447 s. The time was over, and not planned are: allocator.conf:"
+        " expandable_segments:True; train.optimizer.fused: true; train.loss.chunks: 8; train.recompute: selective;"
+        " train.recompute: full; train.micro_batch_size: 10, train.gradient_accumulation_steps: 2;"
+        " train.micro_batch_size: 5, train.gradient_accumulation_steps: 4; several of these changes together."
+    )
+
+
+def test_only_of_a_whole_search_a_change_is_called_the_smallest(job_of: JobOf, needs: Needs) -> None:
+    job = roomy(job_of)
+    plan = add_advice(plan_job(on(job, needs(job) - 4 * MIB)), seconds=600.0).plan
+    assert plan.advice_tried is not None
+    cut = replace(plan, advice_tried=replace(plan.advice_tried, not_planned=("train.recompute: full",)))
+
+    assert "Smallest change: " in render(plan, Style())
+    assert "Smallest change: " not in render(cut, Style())
+    assert "A change that fits, perhaps not the smallest: " in render(cut, Style())
+    ways_out = [decide(each, Policy()).way_out.partition(": ")[2] for each in (plan, cut)]
+    assert [way.partition(":")[0] for way in ways_out] == [
+        "the smallest change that fits", "a change that fits, perhaps not the smallest",
+    ]  # fmt: skip
+
+
+def test_a_trial_ends_at_its_time(job_of: JobOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    def trace_forever(*_: Any, **__: Any) -> Any:
+        while True:
+            try:
+                time.sleep(0.01)
+            except Exception:  # as code of a job may
+                continue
+
+    monkeypatch.setattr(planned_classes, "trace_class", trace_forever)
+    job = on(roomy(job_of), 300 * MIB)
+
+    future = PlansHere(deadline=time.monotonic() + 0.05).submit([job])
+
+    assert isinstance(future.exception(), OutOfTimeError)
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+def test_a_job_that_fits_only_by_freeing_its_cache_is_advised_what_avoids_that(job_of: JobOf, needs: Needs) -> None:
+    """Its optimizer step has temporaries of the size of its parameters, which a fused one has not."""
+    wide = Decoder(layers=4, hidden=512, heads=4, kv_heads=4, ffn=1024, vocab=512)
+    job = job_of(model={"decoder": wide}, micro_batch_size=16, sequence_length=64, iterations=2)
+    size = needs(job)
+    plans = (plan_job(on(job, size - missing * MIB)) for missing in range(2, 200, 2))
+    narrow = next(each for each in plans if each.plan.rank_classes[0].cache_releases)
+    assert narrow.plan.verdict is Verdict.TIGHT
+
+    advised = add_advice(narrow, seconds=600.0).plan
+
+    (only,) = advised.advice
+    assert "train.recompute" not in only.change
+    after = plan_job(changed(narrow.job, dict(only.change))).plan
+    assert (after.rank_classes[0].cache_releases, after.verdict) == (0, only.verdict)
+    assert f"Without freeing the cache: {change_text(only.change)} → " in render(advised, Style(width=120))

@@ -4,7 +4,7 @@ import { pause, Problem, read } from "./api.js";
 import { byId, fill, html, table } from "./dom.js";
 import { markChosen, rankBars } from "./rank_bars.js";
 import { chartOf, holdersTable } from "./timeline.js";
-import { capital, changeText, decimals, duration, moment, ranksText, size, words } from "./units.js";
+import { capital, changeText, counted, decimals, duration, moment, ranksText, size, words } from "./units.js";
 import { whatIf } from "./what_if.js";
 import { pipelineView } from "./pipeline.js";
 
@@ -134,7 +134,8 @@ function adviceView(plan, replan) {
     html("button", { type: "button", class: "quiet", "aria-label": `Plan with ${changeText(each.change)}`,
       onclick: () => replan({ job: plan.job, set: each.change }) }, "Plan it")));
   return html("section", { class: "card", "aria-labelledby": "advice" },
-    html("h3", { id: "advice" }, "Single changes that make it fit, each verified by a plan"), html("ul", { class: "advice" }, items));
+    html("h3", { id: "advice" }, `Changes that ${plan.verdict === "exceeds" ? "make it fit" : "avoid freeing the cache"}, each verified by a plan`),
+    html("ul", { class: "advice" }, items));
 }
 
 function adviceTried(plan) {
@@ -142,7 +143,9 @@ function adviceTried(plan) {
   if (!tried || plan.verdict !== "exceeds") return null;
   const closest = Object.keys(tried.closest_change).length
     ? ` Closest: ${changeText(tried.closest_change)}, which lacks ${size(tried.closest_lacks_bytes)}.` : "";
-  return html("p", { class: "card" }, `No single change makes it fit: ${tried.planned} were planned, ${tried.by_bound} excluded by their lower bound.${closest}`);
+  const left = tried.not_planned?.length ? ` The time was over, and not planned are: ${tried.not_planned.join("; ")}.` : "";
+  const found = left ? "No change that was planned makes it fit" : "No change was found that makes it fit";
+  return html("p", { class: "card" }, `${found}: ${counted(tried.planned, "change")} planned, ${tried.by_bound} excluded by their lower bound.${left}${closest}`);
 }
 
 function about(plan) {
