@@ -26,6 +26,9 @@ class Settings:
     """Where the history lies: `sqlite:///FILE`, or `postgresql://...` if replicas on several nodes share it."""
     token_sha256: str = field(default="", repr=False)
     """SHA-256 (hexadecimal) of the bearer token that writes need; empty: nobody is asked. Several, with commas."""
+    hosts: str = ""
+    """Names with commas (`planner.example.org`) by which callers may reach it besides localhost and IP addresses;
+    empty: any, but for `planner serve` on an address that only its own machine reaches: none."""
     factories: str = ""
     """Which code jobs may bring (`model.factory`): patterns with commas, such as `ourmodels.*` or `shop.nets:build_*`;
     empty: none. It runs behind walls on this cluster, or not at all."""
@@ -45,9 +48,10 @@ class Settings:
     program_data: str = ""
     """Folders, with commas, that every program may read: data, weights."""
     program_seconds: float = 600.0
-    """The longest that one rank of a program may take to the end of its first iterations."""
+    """The longest that all ranks of a program together may take to the end of their first iterations."""
     trace_workers: int = 0
-    """Processes that trace, each with PyTorch loaded; 0: one for every CPU that the cluster has, at most 8."""
+    """Processes that trace specs, each with PyTorch loaded; 0: one for every CPU that the cluster has, at most 8. With
+    `programs` half as many, and at least one, run programs besides."""
     torch_versions: str = ""
     """Releases of torch that jobs are planned with besides this Python's, with commas: `2.6=/opt/torch-2.6/bin/python`,
     or `2.6`, whose environment planner has made for this user. A job is planned with the nearest to its own."""

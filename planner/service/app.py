@@ -49,6 +49,8 @@ TRACERS = "Tracers"
 MOST_WORKERS = 8
 WORKER_CPUS = 0.5
 """Of a node: a trace keeps one busy, but for most of the time there is none."""
+RUNNER_CPUS = 0.1
+"""As other deployments have: on a node of one CPU everything finds room."""
 WARMING_SECONDS = 60.0
 """What a process takes at most to load PyTorch on a machine that is busy."""
 LEVEL_SECONDS = 1.0
@@ -87,11 +89,17 @@ class RayWorker:
     requests, so everything is submitted to them outside of any: callers that leave end their work by :meth:`stop`.
     """
 
-    def __init__(self, limits: Limits, isolation: Isolation, torches: TorchVersions = ONLY_OWN) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        isolation: Isolation,
+        torches: TorchVersions = ONLY_OWN,
+        cpus: float = WORKER_CPUS,
+    ) -> None:
         self._work = 0
         # What is asked beside the work has a thread of its own. The decorator's types know nothing of groups.
         decorate: Any = ray.remote
-        actor = decorate(num_cpus=WORKER_CPUS, max_restarts=0, concurrency_groups={"live": 1, "ask": 1})(TracingWorker)
+        actor = decorate(num_cpus=cpus, max_restarts=0, concurrency_groups={"live": 1, "ask": 1})(TracingWorker)
         self._actor: Any = contextvars.Context().run(
             actor.options(scheduling_strategy="SPREAD").remote, limits, isolation, torches
         )
@@ -135,11 +143,22 @@ def tracers(
 ) -> PlanScheduler:
     limits = Limits(seconds=settings.trace_seconds, memory_bytes=settings.trace_memory_bytes)
     isolation = code_isolation(settings)
-    workers = Workers(
-        lambda: RayWorker(limits, isolation, torches), count, counters,
-        most_wait_seconds=settings.trace_seconds * 2 + WARMING_SECONDS,
-    )  # fmt: skip
-    return PlanScheduler(settings, history, workers, counters, torches)
+
+    def pool(count: int, cpus: float, seconds: float) -> Workers:
+        most_wait_seconds = seconds * 2 + WARMING_SECONDS
+        return Workers(
+            lambda: RayWorker(limits, isolation, torches, cpus), count, counters, most_wait_seconds=most_wait_seconds
+        )
+
+    runners = max(count // 2, 1) if settings.programs else 0
+    return PlanScheduler(
+        settings,
+        history,
+        pool(count, WORKER_CPUS, settings.trace_seconds),
+        pool(runners, RUNNER_CPUS, settings.program_seconds),
+        counters,
+        torches,
+    )
 
 
 class PlanSchedulerDeployment:
@@ -163,8 +182,14 @@ class PlanSchedulerDeployment:
     async def plan_group(self, group: Group) -> tuple[Answer, ...]:
         return await self._scheduler.groups.plan(group)
 
+    async def end_run(self, plan_id: str) -> bool:
+        return self._scheduler.end_run(plan_id)
+
     async def levels(self) -> dict[str, int]:
         return self._scheduler.levels()
+
+    async def unready(self) -> PlanRefused | None:
+        return self._scheduler.unready()
 
     async def end(self) -> None:
         """Make no more plans: those that are being made have some seconds, those that wait for the rest are told."""
@@ -215,17 +240,25 @@ class TracingHandle:
 
     async def count_workers(self) -> int:
         levels: dict[str, int] = await self._handle.levels.remote()
-        return levels["workers"]
+        return levels["planning"]
+
+    async def end_run(self, plan_id: str) -> bool:
+        try:
+            async with asyncio.timeout(HANDED_OVER_SECONDS):
+                ended: bool = await self._ask_twice(lambda: self._handle.end_run.remote(plan_id))
+                return ended
+        except TimeoutError as silence:
+            raise WorkerLostError("the planning scheduler does not respond", remedy="try again") from silence
 
     async def ready(self) -> None:
-        """Returns when a process can trace. Raises WorkerLostError if none can."""
+        """Returns when a job can be planned. Raises WorkerLostError or BusyError if none can."""
         try:
             async with asyncio.timeout(READY_SECONDS):
-                workers = await self.count_workers()
+                unready: PlanRefused | None = await self._handle.unready.remote()
         except (TimeoutError, *AWAY) as silence:
             raise WorkerLostError("the planning scheduler does not respond", remedy="wait; it starts") from silence
-        if not workers:
-            raise WorkerLostError("no tracing process is ready", remedy="wait; they load PyTorch")
+        if unready is not None:
+            raise unready.error
 
     async def _ask_twice(self, ask: Callable[[], Any]) -> Any:
         died = False

@@ -37,6 +37,10 @@ class WorkerLostError(ServiceError):
     """The process that traced the job died, twice, or none can be started: the same job may succeed later."""
 
 
+class RunEndedError(ServiceError):
+    """The run was ended by a request (DELETE) before it was done."""
+
+
 class ProgramNotAllowedError(ServiceError):
     """Whoever runs this service has not allowed programs, or not from that folder."""
 
@@ -53,6 +57,16 @@ _REMEDY = (
     "fewer layers, micro-batches (train.gradient_accumulation_steps) or iterations: the figures of many micro-batches "
     "are those of a few"
 )
+
+
+def run_seconds_error(seconds: float) -> TraceLimitError:
+    """The error of a run whose ranks together take longer than the service allows."""
+    return TraceLimitError(
+        f"the ranks of the program were not all run within {seconds:g} s",
+        allowed=f"at most {seconds:g} s for all ranks of a run together (PLANNER_PROGRAM_SECONDS)",
+        remedy="fewer ranks or steps in one request",
+        place="ranks",
+    )
 
 
 def trace_limit_error(exceeded: LimitExceededError) -> TraceLimitError:

@@ -230,4 +230,4 @@ def _error(status: int, problem: str) -> str:
         "title": known.phrase, "status": status, "detail": problem, "problem": problem,
     }  # fmt: skip
     again = f" hdr Retry-After {RETRY_SECONDS}" if status in (502, 503) else ""
-    return f"    http-error status {status} content-type {MEDIA_TYPE} string '{json.dumps(members)}'{again}"
+    return f"    http-error status {status} content-type {MEDIA_TYPE} string '{json.dumps(members)}'{again} hdr X-Content-Type-Options nosniff"

@@ -14,7 +14,6 @@ from planner.job.json_text import canonical_json
 from planner.job.launching.line import LaunchLine
 from planner.job.schema import Gpu, Job
 from planner.planning import identity
-from planner.planning.program_ranks import choose_ranks
 from planner.report.statement import Plan, ProgramStatement
 from planner.runtime.limits import LimitExceededError, Limits
 from planner.runtime.walls import Walls
@@ -26,7 +25,7 @@ from planner.tracing.program.rank_process import USUAL_LIMITS, WalledProgram
 from planner.truth.calibration.interval import Calibration
 
 START_SECONDS = 30.0
-"""For each rank of a program: a process of its own has to start, and to be ended."""
+"""Beyond the limit of a program: processes of its own have to start, and to be ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,8 +74,8 @@ class RunOrder:
 
     @property
     def seconds(self) -> float:
-        ranks = len(choose_ranks(self.request.ranks, self.request.line.world_size))
-        return ranks * (self.limits.seconds + START_SECONDS)
+        """What all of its ranks may take together."""
+        return self.limits.seconds + START_SECONDS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +113,9 @@ class PlanMaker(Protocol):
 
         With `keep` the work goes on when nobody waits any more; without, it ends then, also if this is cancelled.
         """
+
+    async def end_run(self, plan_id: str) -> bool:
+        """End the run of this id, with its processes, if it is being made or waits; whether there was one."""
 
 
 def refuse_code(job: Job, settings: Settings) -> None:

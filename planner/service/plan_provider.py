@@ -259,6 +259,10 @@ class PlanProvider:
         order = await asyncio.to_thread(build_run_order, asked, calibration, self._settings, self._torches)
         return await self._make(order, seconds, keep)
 
+    async def end_run(self, plan_id: str) -> bool:
+        """End the run of this id, with its processes, if it is being made or waits; whether there was one."""
+        return await self._tracing.end_run(plan_id)
+
     def bound(self, job: Job) -> Bound:
         """What the job takes at least, by the calibration in use; it may read from the database, so: in a thread."""
         known = self._calibration.current().applied_to(job.cluster.gpu.name, job.software.torch)

@@ -22,6 +22,7 @@ from planner.distribution import refuse_without
 from planner.errors import PlannerError, SettingError
 from planner.service import local_ray
 from planner.service.errors import StartError
+from planner.service.http.hosts import LOCALHOST, is_loopback
 from planner.service.logs import start_logging
 from planner.service.torch_versions import read_torch_versions
 from planner.settings import Settings
@@ -52,7 +53,7 @@ def run_serve(host: str = HOST, port: int = PORT, database: str = "") -> None:
     try:
         with _signals(ended):
             refuse_without(NEEDED, extra="service", user="the service")
-            settings = _read_settings(database)
+            settings = _read_settings(database, host)
             start_logging(settings.log_level)
             _log.info("planner is loading")
             read_torch_versions(settings.torch_versions)
@@ -69,9 +70,12 @@ def run_serve(host: str = HOST, port: int = PORT, database: str = "") -> None:
         sys.stdout = out
 
 
-def _read_settings(database: str) -> Settings:
-    """What the environment says, with this database if one is named, found from wherever a replica runs."""
+def _read_settings(database: str, host: str) -> Settings:
+    """What the environment says, with this database if one is named, found from wherever a replica runs. Where only
+    this machine reaches the host, no other name of it is expected: web pages must not reach it by names of theirs."""
     settings = Settings.read({"database": database} if database else {}, os.environ)
+    if is_loopback(host) and not settings.hosts:
+        settings = replace(settings, hosts=LOCALHOST)
     prefix, _, file = settings.database.partition(":///")
     if settings.database in ("sqlite://", "sqlite:///", "sqlite:///:memory:"):
         raise SettingError(

@@ -242,8 +242,11 @@ class StackRunner:
         pool, clock = FakePool(), [0.0]
         with History.open(self.url) as history:
             counters: Any = CountedEvents()
-            workers = Workers(lambda: FakeWorker(pool), settings.trace_workers, counters, most_wait_seconds=5)
-            tracers = PlanScheduler(settings, history, workers, counters, torches)
+            counts = settings.trace_workers, int(settings.programs)
+            workers, runners = (
+                Workers(lambda: FakeWorker(pool), count, counters, most_wait_seconds=5) for count in counts
+            )
+            tracers = PlanScheduler(settings, history, workers, runners, counters, torches)
             tracers.start()
             calibration = CalibrationInUse(history, now=lambda: clock[0])
             provider = PlanProvider(settings, history, tracers, calibration, torches=torches)

@@ -21,6 +21,9 @@ from planner.service.plan_provider import PlanProvider
 from planner.service.torch_versions import ONLY_OWN, TorchVersions
 from planner.settings import Settings
 
+MOST_AT_ONCE = 256
+"""Reads, and as many timelines and writes, in one replica. Those that wait for a trace are bounded by `trace_queue`,
+long answers by turns of their own; the rest takes milliseconds."""
 MOST_WAITING = 16
 
 
@@ -37,7 +40,9 @@ class Dependencies:
     tracers_ready: Callable[[], Awaitable[None]] | None = None
     """Returns when tracing processes can be reached, and raises where they cannot."""
     bodies: Turns = field(default_factory=lambda: Turns("bodies", at_once=2, waiting=MOST_WAITING))
-    """Bodies that are read in a process of their own."""
+    """Large bodies that are read, each in a process of its own."""
+    small_bodies: Turns = field(default_factory=lambda: Turns("small bodies", at_once=2, waiting=MOST_AT_ONCE))
+    """As `bodies`: as many may wait as there are places for those who send them."""
     drawings: Turns = field(default_factory=lambda: Turns("timelines and replays", at_once=1, waiting=MOST_WAITING))
 
 
@@ -67,14 +72,20 @@ def code_runners_only(
     _require(request, settings.code_token_sha256, missing)
 
 
+def split_authorization(header: str) -> tuple[str, str]:
+    """The scheme and the token, however many blanks are around it."""
+    scheme, _, token = header.partition(" ")
+    return scheme, token.strip()
+
+
 def _require(request: Request, known: str, missing: str) -> None:
     if not known:
         return
-    scheme, _, token = request.headers.get("authorization", "").partition(" ")
-    digest = hashlib.sha256(token.strip().encode("utf-8", "surrogateescape")).hexdigest()
+    scheme, token = split_authorization(request.headers.get("authorization", ""))
+    digest = hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
     # Takes as long for a wrong token as for a right one, whichever of several it is.
     matches = [hmac.compare_digest(digest, one) for one in known.lower().split(",")]
-    if scheme.lower() == "bearer" and token.strip() and any(matches):
+    if scheme.lower() == "bearer" and token and any(matches):
         return
     raise RequestError(
         401,

@@ -17,16 +17,14 @@ from planner.service.history.counters import Counters
 from planner.service.http import capacity, catalog, jobs, operations, plans, problems, searches, validations
 from planner.service.http.bodies import LimitedBodies
 from planner.service.http.body_readers import SpecBody
-from planner.service.http.dependencies import Dependencies, writers_only
+from planner.service.http.dependencies import MOST_AT_ONCE, Dependencies, split_authorization, writers_only
+from planner.service.http.hosts import refuse_host
 from planner.service.http.job_reports import JobBody
 from planner.service.http.limits import PROBES, Places
 from planner.service.http.openapi import PROBLEM_CONTENT, Problem
 from planner.service.http.problems import RequestError, problem
 from planner.service.metrics import REQUEST_SECONDS, REQUESTS
 
-MOST_AT_ONCE = 256
-"""Reads, and as many timelines and writes, in one replica. Those that wait for a trace are bounded by `trace_queue`,
-long answers by turns of their own; the rest takes milliseconds."""
 _UNROUTED = "other"
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _log = logging.getLogger("planner.service")
@@ -35,8 +33,9 @@ _log = logging.getLogger("planner.service")
 class RequestLog:
     """ASGI middleware, the outermost: nothing leaves without being counted, and no exception leaves at all."""
 
-    def __init__(self, app: ASGIApp, counters: Counters | None, most_at_once: int = MOST_AT_ONCE) -> None:
-        self._app, self._counters, self._most = app, counters, most_at_once
+    def __init__(self, app: ASGIApp, dependencies: Dependencies, most_at_once: int = MOST_AT_ONCE) -> None:
+        self._app, self._settings, self._counters = app, dependencies.settings, dependencies.counters
+        self._most = most_at_once
         self._places = Places(most_at_once)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -49,19 +48,26 @@ class RequestLog:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                message = {**message, "headers": [*message["headers"], (b"x-content-type-options", b"nosniff")]}
             await send(message)
 
-        give_back = self._places.take(scope["method"], scope["path"])
+        headers = dict(scope["headers"])
+        _, token = split_authorization(headers.get(b"authorization", b"").decode("latin-1"))
+        give_back = self._places.take(scope["method"], scope["path"], token)
         try:
-            if give_back is None:
+            try:
+                refuse_host(headers, self._settings)
+                if give_back is None:
+                    raise RequestError(
+                        429,
+                        "too many requests at once",
+                        allowed=f"{self._most} of this kind (reads, timelines, writes) in each replica, of which one "
+                        f"token may have {self._most // 2} writes",
+                        remedy="retry after 1 s",
+                        headers={"Retry-After": "1"},
+                    )
+            except RequestError as refusal:
                 scope["route"] = _find_route(scope)
-                refusal = RequestError(
-                    429,
-                    "too many requests at once",
-                    allowed=f"{self._most} of this kind (reads, timelines, writes) in each replica",
-                    remedy="retry after 1 s",
-                    headers={"Retry-After": "1"},
-                )
                 await problem(refusal)(scope, receive, send_and_note_status)
                 return
             await self._app(scope, receive, send_and_note_status)
@@ -138,7 +144,7 @@ def interface(dependencies: Dependencies, most_at_once: int = MOST_AT_ONCE) -> A
     problems.install(app)
     setattr(app, "openapi", lambda: _describe_api(app))  # noqa: B010  FastAPI's own way to extend it
     bounded = LimitedBodies(app, dependencies.settings.body_bytes)
-    return RequestLog(bounded, dependencies.counters, most_at_once)
+    return RequestLog(bounded, dependencies, most_at_once)
 
 
 def _describe_api(app: FastAPI) -> dict[str, Any]:

@@ -78,7 +78,7 @@ async def bind(system: str, job_id: str, request: Request, deps: Injected) -> Bo
     Every rank may tell what it knows, in any order; telling the same again changes nothing.
     """
     whose = json.dumps([system, job_id])
-    change = await read_body(deps.bodies, read_change, await receive_content(request, JSON), whose)
+    change = await read_body(deps, read_change, await receive_content(request, JSON), whose)
     bound = await write_in_turn(_bind, deps, system, job_id, change)
     request.state.plan_id = bound.plan_id
     return _job_document(bound)

@@ -20,22 +20,28 @@ _Result = TypeVar("_Result")
 
 class Places:
     """How many requests of a kind may be under way in one replica: quick reads are not refused because writes or
-    drawings take long."""
+    drawings take long, and writes of others not because one token has all places for them."""
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._taken: Counter[str] = Counter()
+        self._taken: Counter[tuple[str, str]] = Counter()
 
-    def take(self, method: str, path: str) -> Callable[[], None] | None:
+    def take(self, method: str, path: str, token: str = "") -> Callable[[], None] | None:
+        """What gives the place back; None where there is none. `token` is what the caller shows, if anything."""
         if path in PROBES:
             return lambda: None
         kind = "writes" if method not in READS else "drawings" if path.endswith(DRAWN) else "reads"
-        if self._taken[kind] >= self._most:
+        bounds = {(kind, ""): self._most}
+        if kind == "writes" and token:
+            bounds[kind, token] = max(self._most // 2, 1)
+        if any(self._taken[place] >= most for place, most in bounds.items()):
             return None
-        self._taken[kind] += 1
+        self._taken.update(bounds.keys())
 
         def give_back() -> None:
-            self._taken[kind] -= 1
+            self._taken.subtract(bounds.keys())
+            for place in [place for place in bounds if not self._taken[place]]:
+                del self._taken[place]
 
         return give_back
 

@@ -73,6 +73,7 @@ _CODES = {
     404: "there is none of that id",
     408: "the body took too long to arrive",
     409: "it contradicts what is stored",
+    410: "it was ended by a request before it was done",
     413: "the body is too large",
     415: "a content type that is not read here",
     422: "the job, or a value, cannot be used",

@@ -37,36 +37,38 @@ async def livez() -> Health:
 
 @router.get("/readyz", summary="Can jobs be planned?", responses=problems())
 async def readyz(deps: Injected) -> Health:
-    """200 if the history and the tracing processes can be reached, else 503 that says which cannot."""
-    faults = [fault for fault in await asyncio.gather(_history(deps), _tracers(deps)) if fault]
+    """200 if the history can be reached and a job gets a tracing process, else 503 that says why not, and what to do."""
+    faults = [fault for fault in await asyncio.gather(_history(deps), _tracers(deps)) if fault is not None]
     if faults:
-        raise RequestError(503, "; ".join(faults), place="readyz")
+        remedy = "; ".join(fault.remedy for fault in faults if fault.remedy)
+        raise RequestError(503, "; ".join(fault.problem for fault in faults), remedy=remedy, place="readyz")
     return Health(status="ready")
 
 
-async def _history(deps: Dependencies) -> str:
+async def _history(deps: Dependencies) -> PlannerError | None:
     try:
         await asyncio.wait_for(_PROBES.call(deps.history.probe), PROBE_SECONDS)
     except TimeoutError:
-        return f"the history {deps.history.place} does not answer"
+        return PlannerError(f"the history {deps.history.place} does not answer")
     except PlannerError as error:
-        return f"the history {deps.history.place} cannot be used: {error.problem}"
-    return ""
+        problem = f"the history {deps.history.place} cannot be used: {error.problem}"
+        return PlannerError(problem, remedy=error.remedy)
+    return None
 
 
-async def _tracers(deps: Dependencies) -> str:
+async def _tracers(deps: Dependencies) -> PlannerError | None:
     if deps.tracers_ready is None:
-        return ""
+        return None
     try:
         await asyncio.wait_for(deps.tracers_ready(), PROBE_SECONDS)
     except TimeoutError:
-        return "the tracing processes do not answer"
+        return PlannerError("the tracing processes do not answer")
     except PlannerError as error:
-        return error.problem
+        return error
     except Exception as error:  # whatever Ray says of a deployment that is not there
         _log.warning("the tracing processes cannot be reached: %s", error)
-        return "the tracing processes cannot be reached"
-    return ""
+        return PlannerError("the tracing processes cannot be reached")
+    return None
 
 
 metrics_router = APIRouter(tags=["operations"])
@@ -96,7 +98,6 @@ _POLICY = (
 """Of everything that a browser shows. `data:` is for the images in the style sheet of Swagger UI."""
 _HEADERS = {
     "Content-Security-Policy": _POLICY,
-    "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",  # asked for again, and answered with 304 unless planner was upgraded
 }

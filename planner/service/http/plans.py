@@ -345,7 +345,7 @@ def _query() -> list[dict[str, Any]]:
     "/v1/runs",
     summary="Run a program on paper",
     response_model=Run,
-    responses=_made("it is being run") | problems(*WRITES, 403, 504),
+    responses=_made("it is being run") | problems(*WRITES, 403, 410, 504),
     openapi_extra=takes(
         {
             **in_json(RunBody.model_json_schema(), EXAMPLE),
@@ -362,14 +362,40 @@ async def run(request: Request, deps: Injected) -> Response:
     with its users (`path` in a JSON body). It is run each time it is asked for; equal requests at one time are one.
     `Prefer: wait=N` ends the work after N seconds with 504; `Prefer: respond-async, wait=N` answers 202 by then, and
     the run goes on: `GET /v1/runs/{plan_id}` has it when it is done, and the same request sent again waits for it, or
-    says why it failed.
+    says why it failed. `DELETE` of the same path ends it.
     """
-    refuse_programs(deps.settings)
-    code_runners_only(request, "a bearer token for code of users is needed to have a program run")
+    _refuse_runs(request, deps)
     wanted, asked = read_prefer_header(request), await receive_run(request, deps)
     seconds = wanted.wait or 0.0 if wanted.respond_async else wanted.wait
     answer = await deps.plan_provider.run(asked, seconds=seconds, keep=wanted.respond_async)
     return _respond(request, answer, f"/v1/runs/{answer.plan_id}", "planner.run.pending/1", wanted, {})
+
+
+def _refuse_runs(request: Request, deps: Dependencies) -> None:
+    refuse_programs(deps.settings)
+    code_runners_only(request, "a bearer token for code of users is needed to have a program run")
+
+
+class EndedRun(Answer):
+    plan_id: str
+
+
+@run_router.delete(
+    "/v1/runs/{plan_id}",
+    summary="End a run",
+    response_model=EndedRun,
+    responses=problems(401, 403, 404),
+    openapi_extra={"security": [{"bearer": []}, {}]},
+)
+async def end_run(plan_id: str, request: Request, deps: Injected) -> EndedRun:
+    """Its processes are killed at once, and one that waits for its turn is not started. Those who wait for it are
+    answered 410. One that is done stays as it is."""
+    _refuse_runs(request, deps)
+    if not await deps.plan_provider.end_run(plan_id):
+        raise RequestError(
+            404, f"no run {plan_id[:40]!a} is under way", remedy=f"GET {request.url.path[:80]}: it may be done"
+        )
+    return EndedRun(schema="planner.run.ended/1", plan_id=plan_id)
 
 
 @run_router.get("/v1/runs/{plan_id}", summary="A run that was made", response_model=Run, responses=problems(404))

@@ -19,6 +19,7 @@ from planner.service.errors import (
     BusyError,
     DeadlineError,
     ProgramNotAllowedError,
+    RunEndedError,
     TraceLimitError,
     WorkerLostError,
 )
@@ -52,6 +53,7 @@ _STATUS: Mapping[type[PlannerError], int] = {
     HistoryUnavailableError: 503,
     BusyError: 429,
     DeadlineError: 504,
+    RunEndedError: 410,
     FactoryNotAllowedError: 403,
     ProgramNotAllowedError: 403,
     TraceLimitError: 422,

@@ -15,7 +15,13 @@ from typing import Any
 from planner.errors import PlannerError
 from planner.job.layout import Mesh, rank_classes
 from planner.runtime.limits import Limit
-from planner.service.errors import BusyError, WorkerLostError, trace_limit_error
+from planner.service.errors import (
+    BusyError,
+    RunEndedError,
+    WorkerLostError,
+    run_seconds_error,
+    trace_limit_error,
+)
 from planner.service.history.counters import Counters
 from planner.service.history.plan_table import document_text
 from planner.service.history.store import History, Retention
@@ -60,10 +66,12 @@ class PlanScheduler:
         settings: Settings,
         history: History,
         workers: Workers,
+        runners: Workers,
         counters: Counters,
         torches: TorchVersions = ONLY_OWN,
     ) -> None:
-        self._settings, self._history, self._workers = settings, history, workers
+        """`runners` run programs and nothing else: however many programs there are, none keeps a spec waiting."""
+        self._settings, self._history, self._workers, self._runners = settings, history, workers, runners
         self._counters, self._torches = counters, torches
         self._entries: dict[str, _Entry] = {}
         self._held: dict[str, tuple[float, Outcome]] = {}
@@ -75,6 +83,7 @@ class PlanScheduler:
 
     def start(self) -> None:
         self._workers.start()
+        self._runners.start()
         self._forgetting = asyncio.create_task(self._forget_now_and_then())
 
     async def make(self, order: Order | RunOrder, seconds: float | None, keep: bool) -> Outcome | None:
@@ -85,15 +94,16 @@ class PlanScheduler:
         if (held := self._held.pop(order.plan_id, None)) is not None:
             return held[1]
         entry = self._entries.get(order.plan_id)
+        workers, count = self._workers_for(order), len(self._entries_like(order))
         if entry is not None:
             self._counters.add(JOBS_JOINED, {})
-        elif len(self._entries) >= self._workers.count + self._settings.trace_queue:
+        elif count >= workers.count + self._settings.trace_queue:
             self._counters.add(JOBS_REFUSED, {})
-            turns = len(self._entries) / max(self._workers.count, 1)
+            turns = count / max(workers.count, 1)
             return PlanRefused(
                 BusyError(
-                    f"the planning queue is full ({len(self._entries)} jobs)",
-                    allowed=f"{self._workers.count} at once and {self._settings.trace_queue} that wait",
+                    f"the planning queue is full ({count} jobs)",
+                    allowed=f"{workers.count} at once and {self._settings.trace_queue} that wait",
                     remedy="try again later",
                     retry_after_seconds=min(max(math.ceil(turns * self._mean_seconds), 1), MOST_RETRY_SECONDS),
                 )
@@ -115,6 +125,16 @@ class PlanScheduler:
             if not entry.waiting and not entry.keep and not entry.outcome.done():
                 self._abandon(entry)
 
+    def end_run(self, plan_id: str) -> bool:
+        """End the run of this id, with its processes, if it is being made or waits; whether there was one. Those who
+        wait for it are answered."""
+        entry = self._entries.get(plan_id)
+        if entry is None or not isinstance(entry.order, RunOrder):
+            return False
+        self._tell(entry, PlanRefused(RunEndedError("the run was ended by a request", remedy="POST /v1/runs anew")))
+        self._abandon(entry)
+        return True
+
     @property
     def entry_count(self) -> int:
         return len(self._entries)
@@ -122,7 +142,34 @@ class PlanScheduler:
     def levels(self) -> dict[str, int]:
         """How many workers there are, of which so many work, and how many plans wait for one."""
         waiting = sum(not entry.started for entry in self._entries.values())
-        return {"workers": self._workers.alive, "busy": self._workers.busy, "waiting": waiting}
+        pools = self._workers, self._runners
+        return {
+            "workers": sum(pool.alive for pool in pools),
+            "planning": self._workers.alive,
+            "busy": sum(pool.busy for pool in pools),
+            "waiting": waiting,
+        }
+
+    def unready(self) -> PlanRefused | None:
+        """Why a job that comes now is not planned soon; None where it is."""
+        if not self._workers.alive:
+            return PlanRefused(WorkerLostError("no tracing process is ready", remedy="wait; they load PyTorch"))
+        waiting = [each for each in self._entries.values() if not each.started and isinstance(each.order, Order)]
+        longest = time.monotonic() - min((each.began for each in waiting), default=math.inf)
+        if longest <= self._settings.trace_seconds:
+            return None
+        return PlanRefused(
+            BusyError(
+                f"no tracing process is free: {len(waiting)} jobs wait, the first for {longest:.0f} s",
+                remedy="raise PLANNER_TRACE_WORKERS, or lower PLANNER_TRACE_SECONDS",
+            )
+        )
+
+    def _workers_for(self, order: Order | RunOrder) -> Workers:
+        return self._runners if isinstance(order, RunOrder) else self._workers
+
+    def _entries_like(self, order: Order | RunOrder) -> list[_Entry]:
+        return [each for each in self._entries.values() if type(each.order) is type(order)]
 
     async def finish(self, seconds: float | None = None) -> None:
         """Wait for plans being made, at most so long; refuse the rest, and end the workers."""
@@ -137,6 +184,7 @@ class PlanScheduler:
         if self._forgetting is not None:
             self._forgetting.cancel()
         self._workers.close()
+        self._runners.close()
 
     def _abandon(self, entry: _Entry) -> None:
         self._remove(entry)
@@ -180,7 +228,7 @@ class PlanScheduler:
             return
         entry.outcome.set_result(outcome)
         if isinstance(outcome, PlanRefused):
-            nowhere_else = not isinstance(outcome.error, BusyError | WorkerLostError)
+            nowhere_else = not isinstance(outcome.error, BusyError | WorkerLostError | RunEndedError)
         else:
             nowhere_else = entry.order.runs_code or not outcome.stored
         if not entry.waiting and nowhere_else:
@@ -252,7 +300,7 @@ class PlanScheduler:
         else:
             seconds = self._settings.trace_seconds + (CODE_START_SECONDS if order.runs_code else 0.0)
             torch = order.job.software.torch
-        result: WorkerResult | PlanRefused | None = await self._workers.call(
+        result: WorkerResult | PlanRefused | None = await self._workers_for(order).call(
             method, *arguments, seconds=seconds, torch=self._torches.loaded_for(torch), on_start=entry.start
         )
         if isinstance(result, PlanRefused):
@@ -260,7 +308,10 @@ class PlanScheduler:
         if result is not None and result.exceeded is not None:
             reason = "time" if result.exceeded.limit is Limit.SECONDS else "memory"
             self._counters.add(WORKERS_KILLED, {"reason": reason})
-            error = trace_limit_error(result.exceeded)
+            is_late_run = isinstance(order, RunOrder) and result.exceeded.limit is Limit.SECONDS
+            error = (
+                run_seconds_error(self._settings.program_seconds) if is_late_run else trace_limit_error(result.exceeded)
+            )
             if result.plan is None and result.run is None:
                 raise error
             _log.warning("plan %s goes without advice: %s", entry.order.plan_id, error.problem)

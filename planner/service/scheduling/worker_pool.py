@@ -92,6 +92,13 @@ class _Member:
     async def stop(self) -> None:
         await self._finish(self.worker.stop(), SLACK_SECONDS)
 
+    async def answers(self) -> bool:
+        try:
+            await self._finish(self.worker.ready(), SLACK_SECONDS)
+        except WorkerDiedError:
+            return False
+        return True
+
     async def _finish(self, work: Coroutine[Any, Any, Any], most_seconds: float) -> Any:
         self.due = asyncio.get_running_loop().time() + most_seconds
         try:
@@ -145,6 +152,9 @@ class Workers:
         died = False
         while True:
             member = await self._acquire(behind, torch)
+            if died and not await member.answers():  # what ended the first may have ended this one too, unnoticed yet
+                self._replace(member)
+                continue
             on_start()
             slack = SLACK_SECONDS + (START_SECONDS if member.load(torch) else 0.0)
             try:
