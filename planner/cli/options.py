@@ -67,7 +67,11 @@ def add_risk(parser: argparse.ArgumentParser) -> None:
 
 def add_verbose(parser: argparse.ArgumentParser) -> None:
     """Adds --verbose."""
-    parser.add_argument("--verbose", action="store_true", help="say where the figures of the report come from, too")
+    parser.add_argument(
+        "--verbose",
+        action="store_true",
+        help="say where figures come from, and of every rank class what is said of the fullest",
+    )
 
 
 def at_risk(arguments: argparse.Namespace, statement: Judged) -> Judged:
