@@ -93,7 +93,7 @@ class Plan:
         call("snapshot", self.job, os.fspath(path), rank)
 
     def __str__(self) -> str:
-        return render(replace(self.statement, notes=(*self.taken, *self.statement.notes)), Style())
+        return render(replace(self.statement, notes=(*self.taken, *self.statement.notes)), Style(), verbose=False)
 
     def __repr__(self) -> str:
         return f"<Plan {job_sentence(self.statement)}>"

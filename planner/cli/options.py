@@ -60,13 +60,18 @@ def add_risk(parser: argparse.ArgumentParser) -> None:
     """Adds --risk."""
     parser.add_argument(
         "--risk", metavar="SHARE",
-        help="judge by what this share of jobs of the kind exceeds, as 1%% (default: 5%%, the interval's upper end)",
+        help="judge by what this share of jobs of the kind exceeds, as 1%% (default: 5%%, the interval's upper end); a"
+        " job of which larger sizes may come than were seen then ends with 3",
     )  # fmt: skip
 
 
 def add_verbose(parser: argparse.ArgumentParser) -> None:
     """Adds --verbose."""
-    parser.add_argument("--verbose", action="store_true", help="say where the figures of the report come from, too")
+    parser.add_argument(
+        "--verbose",
+        action="store_true",
+        help="say where figures come from, and of every rank class what is said of the fullest",
+    )
 
 
 def at_risk(arguments: argparse.Namespace, statement: Judged) -> Judged:
@@ -86,11 +91,19 @@ def print_answer(arguments: argparse.Namespace, document: Callable[[], Any], tex
         print(text().rstrip("\n"))
 
 
-def exit_code(verdict: str) -> int:
-    """What a verdict ends with; a tight one is said on standard error."""
-    if verdict == "tight":
+def exit_code(arguments: argparse.Namespace, statement: Statement) -> int:
+    """What a verdict ends with; a tight one is said on standard error. Where its figures are a lower bound nobody knows
+    with what risk it fits: who names a risk gets the code of what does not fit."""
+    from planner.report.verdict_text import is_lower_bound
+
+    if statement.verdict != "tight":
+        return EXCEEDS if statement.verdict == "exceeds" else DONE
+    if not is_lower_bound(statement):
         print("warning: it fits only narrowly (tight)", file=sys.stderr)
-    return EXCEEDS if verdict == "exceeds" else DONE
+        return DONE
+    asked = "" if arguments.risk is None else f"; with --risk {arguments.risk} that does not fit"
+    print(f"warning: it may not fit (tight): sizes vary or grow, and larger ones were not seen{asked}", file=sys.stderr)
+    return DONE if arguments.risk is None else EXCEEDS
 
 
 def write_file(path: Path, write: Callable[[], object]) -> None:

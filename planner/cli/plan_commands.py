@@ -90,7 +90,7 @@ def run_plan(arguments: argparse.Namespace) -> int:
         lambda: to_json(plan),
         lambda: render(plan, style(), verbose=arguments.verbose),
     )
-    return exit_code(plan.verdict)
+    return exit_code(arguments, plan)
 
 
 def _plan(
@@ -140,7 +140,7 @@ def run_check(arguments: argparse.Namespace) -> int:
 
         plan = at_risk(arguments, _plan(arguments, with_advice=False).plan)
         print(job_sentence(plan))
-        return exit_code(plan.verdict)
+        return exit_code(arguments, plan)
     from planner.admission import command_hook
     from planner.admission.service_query import binds
 

@@ -145,7 +145,7 @@ def run_program(arguments: argparse.Namespace) -> int:
             raise SpecError(f"cannot be written: {error.strerror}", allowed="a file", place=place) from None
     statement = at_risk(arguments, statement)
     print_answer(arguments, lambda: to_json(statement), lambda: render(statement, style(), verbose=arguments.verbose))
-    return exit_code(statement.verdict)
+    return exit_code(arguments, statement)
 
 
 def _print_block(name: str, text: str) -> None:

@@ -435,9 +435,11 @@ def _describe_unseen(seen: Mapping[str, int], idle_optimizers: int, *, has_rows:
 
 
 def _batch_moments(run: RankRun, statement: RankClassStatement) -> Iterator[NamedMoment]:
-    """What the chosen batches of its data take."""
+    """What the chosen batches of its data take: of those of one iteration (gradients accumulate) its figures are those
+    of the last, which is the largest."""
     for loader in run.drawn:
-        for batch in loader.tried:
+        largest = {(batch.iteration, batch.evaluates): batch for batch in loader.tried}
+        for batch in largest.values():
             peaks = [
                 phase
                 for phase in statement.phases
@@ -450,7 +452,7 @@ def _batch_moments(run: RankRun, statement: RankClassStatement) -> Iterator[Name
                 peaks,
                 statement,
                 f"{loader.size.name or 'The batch'} is {list(batch.shape)}: of {loader.drawn:,} batches"
-                f" {batch.as_large:,} {'is' if batch.as_large == 1 else 'are'} as large.",
+                f" {batch.as_large:,} {'is' if batch.as_large == 1 else 'are'} at least as large.",
             )
 
 

@@ -26,8 +26,8 @@ def render_capacity(document: Document) -> str:
 
 
 def _lines(document: Document) -> Iterator[str]:
-    head = ["team", "queue", "gpu", "jobs", "gpus", "asked for", "predicted", "headroom", "measured", "wrong/judged",
-            "out of memory"]  # fmt: skip
+    head = ["team", "queue", "gpu", "jobs", "gpus", "asked for", "predicted", "headroom", "measured (of GPUs)",
+            "wrong/judged", "out of memory"]  # fmt: skip
     totals = document["totals"]
     rows: list[list[object]] = [
         _group(row, row["team"] or "-", row["queue"] or "-", row["gpu"]) for row in document["rows"]
@@ -74,7 +74,9 @@ def _lines(document: Document) -> Iterator[str]:
 
 
 def _group(row: Document, team: str, queue: str, gpu: str) -> list[object]:
-    measured = show_bytes(row["measured_bytes"]) if row["measured_gpus"] else "-"
+    measured = "-"
+    if row["measured_gpus"]:
+        measured = f"{show_bytes(row['measured_bytes'])} ({row['measured_gpus']} of {_gpus(row['gpus'])})"
     wrong = f"{row['wrong_verdicts']}/{row['judged']}" if row["judged"] else "-"
     sizes = [show_bytes(row[f"{name}_bytes"]) for name in ("requested", "predicted", "headroom")]
     # A service of before counts no such jobs.

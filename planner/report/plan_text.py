@@ -60,7 +60,8 @@ def render(
     *,
     verbose: bool = True,
 ) -> str:
-    """The whole report, the verdict first. Only a `verbose` one says where figures come from."""
+    """The whole report, the verdict first. Only a `verbose` one says where figures come from, and of all rank classes
+    what it says of the one that decides."""
     if isinstance(statement, Plan):
         name, parts, asked_by = name_of(statement.job), describe(statement.job, style), "cluster.host_memory"
         if (adapter := statement.adapter) is not None:
@@ -71,17 +72,20 @@ def render(
         grounds = [*_program_lines(statement, style)]
     lines = [*_verdict(statement, style), ""]
     lines += [style.paint(name, "bold"), *(style.paint(line, "dim") for line in wrap_parts(parts, style)), ""]
-    for rank_class in statement.rank_classes:
+    decides = deciding(statement)
+    for rank_class in statement.rank_classes if verbose else (decides,):
         lines += [*_rank_class(rank_class, statement, style), ""]
+    if not verbose and len(statement.rank_classes) > 1:
+        lines += [*_other_ranks([each for each in statement.rank_classes if each is not decides], style), ""]
     if statement.host is not None:
         lines += _host(statement.host, style, asked_by)
     if statement.step is not None:
         lines += [*wrap(step_sentence(statement.step), style.width)]
-    if (first := deciding(statement).first_runs) is not None:
+    if (first := decides.first_runs) is not None:
         lines += [*wrap(first_runs_sentence(first), style.width)]
-    if (lead := deciding(statement).host_lead) is not None:
-        lines += [*wrap(host_lead_sentence(lead, deciding(statement).peak.reserved_bytes), style.width)]
-    shared = deciding(statement).shared
+    if (lead := decides.host_lead) is not None:
+        lines += [*wrap(host_lead_sentence(lead, decides.peak.reserved_bytes), style.width)]
+    shared = decides.shared
     kept = () if shared is None else shared.kept
     lines += sentence_lines([f"{sentence[0].upper()}{sentence[1:]}." for sentence in kept], style)
     notes = [*statement.notes, *(statement.sources if verbose else ())]
@@ -160,6 +164,22 @@ def _rank_class(statement: RankClassStatement, whole: Statement, style: Style) -
     yield from _categories(statement, style)
     yield ""
     yield from _holders(statement.holders, style)
+
+
+def _other_ranks(rank_classes: Sequence[RankClassStatement], style: Style) -> Iterator[str]:
+    """A line for each."""
+    labels = [
+        ranks_text(each.ranks) + (f", {each.verdict.value}" if each.verdict is not Verdict.FITS else "")
+        for each in rank_classes
+    ]
+    room = style.width - 2 - 3 * _SIZE
+    rows = [
+        (shorten_to(label, room, style), (each.peak.allocated_bytes, each.peak.reserved_bytes, each.peak.device_bytes))
+        for label, each in zip(labels, rank_classes, strict=True)
+    ]
+    head, *lines = _table(_LABEL, ("other ranks (--verbose)", "allocated", "reserved", "device"), rows)
+    yield style.paint(head, "dim")
+    yield from lines
 
 
 def _table(width: int, head: Sequence[str], rows: Sequence[tuple[str, Sequence[int]]]) -> list[str]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TextIO
 
 from planner.events import Category
-from planner.units import GIB, show_bytes
+from planner.units import GIB, TIB, show_bytes
 
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 _COLORS = {
@@ -104,8 +104,8 @@ def join_lines(lines: Sequence[str]) -> str:
 
 
 def size(count: int) -> str:
-    """Bytes for a screen: GiB, and a smaller unit only where GiB would show nothing."""
-    return show_bytes(count) if 0 < abs(count) < GIB // 100 else f"{count / GIB:.2f} GiB"
+    """Bytes for a screen: GiB, a smaller unit only where GiB would show nothing, and TiB of sums."""
+    return f"{count / GIB:.2f} GiB" if count == 0 or GIB // 100 <= abs(count) < TIB else show_bytes(count)
 
 
 STACKED = (

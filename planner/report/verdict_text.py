@@ -145,6 +145,12 @@ def is_smallest(statement: Statement) -> bool:
     return tried is None or not tried.not_planned
 
 
+def is_lower_bound(statement: Statement) -> bool:
+    """Whether it is tight because larger sizes may come than those that were seen."""
+    worst = deciding(statement)
+    return statement.verdict is worst.verdict is Verdict.TIGHT and worst.judged_iterations > 0
+
+
 def frees_its_cache(statement: Statement) -> bool:
     """Whether it fits, and only because the allocator frees its cache."""
     releases = any(rank_class.cache_releases for rank_class in statement.rank_classes)

@@ -21,13 +21,13 @@ from planner.service.history.job_table import JobChange
 from planner.service.history.store import History
 
 TABLE = """\
-team    queue  gpu            jobs  gpus   asked for   predicted    headroom   measured  wrong/judged  out of memory
-nlp     q      H100-SXM-80GB     1     4  320.00 GiB  158.00 GiB  162.00 GiB  77.00 GiB           1/1          1 gpu
-vision  q2     H100-SXM-80GB     1     1   80.00 GiB   40.00 GiB   40.00 GiB          -             -              -
-all                              2     5  400.00 GiB  198.00 GiB  202.00 GiB  77.00 GiB           1/1          1 gpu
+team    queue  gpu            jobs  gpus   asked for   predicted    headroom  measured (of GPUs)  wrong/judged  out of memory
+nlp     q      H100-SXM-80GB     1     4  320.00 GiB  158.00 GiB  162.00 GiB  77.00 GiB (2 of 4)           1/1          1 gpu
+vision  q2     H100-SXM-80GB     1     1   80.00 GiB   40.00 GiB   40.00 GiB                   -             -              -
+all                              2     5  400.00 GiB  198.00 GiB  202.00 GiB  77.00 GiB (2 of 5)           1/1          1 gpu
 
 Main memory of their nodes: at least 1.17 TiB of 1.56 TiB
-"""
+"""  # noqa: E501
 WHAT_IF = """\
 
 On A100-SXM-40GB (39.39 GiB): 0 fits (0 GPUs), 2 tight (5 GPUs), 0 exceeds (0 GPUs)

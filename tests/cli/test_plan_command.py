@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import pickle
 import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ import pytest
 from standard_error import without_progress
 
 from planner import cli
+from planner.cli.options import exit_code
+from planner.report.statement import Verdict, from_json
 
 REPOSITORY = Path(__file__).parents[2]
 SPEC = """
@@ -73,7 +77,7 @@ RANK_CLASS = {
 }
 PLAN = [
     "schema", "plan_id", "trace_id", "verdict", "calibrated", "job", "rank_classes", "host", "advice", "provenance",
-    "seconds",
+    "notes", "sources", "seconds",
 ]  # fmt: skip
 
 
@@ -238,3 +242,37 @@ def test_the_command_itself(job: Written) -> None:
 
     assert (ended.returncode, without_progress(ended.stderr)) == (0, "")
     assert ended.stdout.startswith("small fits: rank")
+
+
+def test_json_has_the_notes_and_sources_that_the_text_has(job: Written, capsys: Shown) -> None:
+    path = job()
+    cli.main(["plan", path, "--format", "json"])
+    plan = json.loads(capsys.readouterr().out)
+    cli.main(["plan", path, "--verbose"])
+
+    text = " ".join(capsys.readouterr().out.split())
+    assert plan["sources"]
+    assert [each for each in (*plan["notes"], *plan["sources"]) if " ".join(each.split()) not in text] == []
+
+
+@pytest.mark.parametrize(
+    ("seen", "risk", "code", "said"),
+    [
+        (0, None, 0, "warning: it fits only narrowly (tight)\n"),
+        (0, "5%", 0, "warning: it fits only narrowly (tight)\n"),
+        (6, None, 0, "warning: it may not fit (tight): sizes vary or grow, and larger ones were not seen\n"),
+        (6, "5%", 3, "warning: it may not fit (tight): sizes vary or grow, and larger ones were not seen; with --risk"
+         " 5% that does not fit\n"),
+    ],
+)  # fmt: skip
+def test_a_figure_that_is_a_lower_bound_is_said_apart_and_at_no_risk_known_to_fit(
+    job: Written, capsys: Shown, seen: int, risk: str | None, code: int, said: str
+) -> None:
+    cli.main(["plan", job(), "--format", "json"])
+    plan = from_json(json.loads(capsys.readouterr().out))
+    (known,) = plan.rank_classes
+    tight = replace(plan, rank_classes=(replace(known, verdict=Verdict.TIGHT, judged_iterations=seen),))
+
+    assert exit_code(argparse.Namespace(risk=risk), tight) == code
+
+    assert capsys.readouterr().err == said

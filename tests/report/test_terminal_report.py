@@ -183,3 +183,27 @@ def test_of_many_iterations_the_first_the_last_and_that_of_the_peak_are_shown(pl
         line.split()[1] if "iteration " in line[:12] else line.strip() for line in lines if "iteration" in line[:35]
     ]
     assert shown == ["1", "2", "3", "16 iterations between", "20", "8 iterations between", "29", "30"]
+
+
+def test_of_many_rank_classes_the_one_that_decides_is_shown_and_a_line_of_each_other(plan: Callable[..., Plan]) -> None:
+    whole = plan()
+    (first,) = whole.rank_classes
+    lower = replace(first.peak, device_bytes=first.peak.device_bytes - GIB)
+    stages = [
+        replace(first, representative=8 * stage, ranks=f"{8 * stage}-{8 * stage + 7}", peak=lower) for stage in range(8)
+    ]
+    stages[5] = replace(stages[5], peak=first.peak, verdict=Verdict.TIGHT)
+    several = replace(whole, rank_classes=tuple(stages))
+
+    short, whole_text = (render(several, Style(width=100), verbose=verbose) for verbose in (False, True))
+
+    titles = [line for line in short.splitlines() if ", like rank " in line]
+    assert [title.partition(",")[0] for title in titles] == ["ranks 40-47"]
+    rows = [line for line in short.splitlines() if line.startswith("  ranks ")]
+    assert [row.split() for row in rows] == [
+        ["ranks", each.ranks, *size(lower.allocated_bytes).split(), *size(lower.reserved_bytes).split(),
+         *size(lower.device_bytes).split()]
+        for each in stages if each is not stages[5]
+    ]  # fmt: skip
+    assert len(short.splitlines()) < len(render(whole, Style(width=100)).splitlines()) + 12
+    assert whole_text.count(", like rank ") == 8

@@ -3,9 +3,10 @@
 export const GIB = 2 ** 30;
 const MIB = 2 ** 20;
 
-/** Bytes: GiB, and a smaller unit only where GiB would show nothing. */
+/** Bytes: GiB, a smaller unit only where GiB would show nothing, and TiB of sums. */
 export function size(bytes) {
   const absolute = Math.abs(bytes);
+  if (absolute >= 1024 * GIB) return `${(bytes / GIB / 1024).toFixed(2)} TiB`;
   if (bytes === 0 || absolute >= GIB / 100) return `${(bytes / GIB).toFixed(2)} GiB`;
   return absolute < MIB ? `${(bytes / 1024).toFixed(1)} KiB` : `${(bytes / MIB).toFixed(1)} MiB`;
 }

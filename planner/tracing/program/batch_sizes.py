@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,8 +13,10 @@ Shape = tuple[int, ...]
 Shapes = Mapping[str, Shape]
 """By entry of a batch, or by argument of a forward."""
 
-_BIN = math.log(1.1)
-"""Batches whose sizes differ by less are alike: one of them is kept, for the median and the 99 %."""
+_SHARES = {"median batch": 0.5, "99 % batch": 0.99}
+"""Batches of which so many are at most as large."""
+_MOST_NEAR = 8
+"""Batches of other sizes that are kept around each of them, as it lies among those seen so far."""
 _MOST_LARGEST = 4
 """Batches that are each the largest in another way: of tensors of their own, and of dims of these."""
 
@@ -72,8 +75,10 @@ class LargestBatches:
     """Takes the batches of an epoch one after the other, and keeps the few that stand for all."""
 
     seen: list[dict[str, Shape]] = field(default_factory=list)
-    _alike: dict[int, tuple[int, Any]] = field(default_factory=dict)
-    """By the logarithm of the size a batch, with its number."""
+    _sizes: list[int] = field(default_factory=list)
+    """Of all that were seen, ascending."""
+    _near: dict[str, list[tuple[int, int, Any]]] = field(default_factory=lambda: {name: [] for name in _SHARES})
+    """Around each share: a batch's size, its number, and the batch."""
     _largest: dict[tuple[str, int], tuple[int, int, int, Any]] = field(default_factory=dict)
     """By entry and dim (-1: all elements) the largest extent, the batch's size, its number, and the batch."""
 
@@ -81,7 +86,12 @@ class LargestBatches:
         number = len(self.seen)
         self.seen.append(shapes)
         size = _measure_size(shapes)
-        self._alike.setdefault(_size_bin(size), (number, batch))
+        insort(self._sizes, size)
+        for name, near in self._near.items():
+            if size not in (each for each, *_ in near):
+                near.append((size, number, batch))
+                near.sort(key=lambda each: self._distance(each[0], _SHARES[name]))
+                del near[_MOST_NEAR:]
         for name, shape in shapes.items():
             for dim, extent in enumerate((math.prod(shape), *shape), -1):
                 extents = (extent, size)
@@ -90,12 +100,10 @@ class LargestBatches:
 
     def chosen(self, size: VaryingSize) -> list[tuple[TriedBatch, Any]]:
         """Batches to run, as they grow: one of the median, one of the 99 %, those that are largest in any way."""
-        sizes = sorted(map(_measure_size, self.seen))
         kept: dict[int, tuple[str, Any]] = {}
-        for name, share in (("median batch", 0.5), ("99 % batch", 0.99)):
-            usual = sizes[math.ceil(share * len(sizes)) - 1]
-            if usual < sizes[-1]:
-                number, batch = self._alike[_size_bin(usual)]
+        for name, share in _SHARES.items():
+            usual, number, batch = min(self._near[name], key=lambda each: self._distance(each[0], share))
+            if usual < self._sizes[-1]:
                 kept.setdefault(number, (name, batch))
         varied = [
             (name, dim) for name, dim in self._largest if len({_extent(each, name, dim) for each in self.seen}) > 1
@@ -110,13 +118,19 @@ class LargestBatches:
                 TriedBatch(
                     name=name,
                     shape=self.seen[number].get(size.name, ()),
-                    as_large=sum(each >= _measure_size(self.seen[number]) for each in sizes),
+                    as_large=len(self._sizes) - bisect_left(self._sizes, _measure_size(self.seen[number])),
                 ),
                 batch,
             )
             for number, (name, batch) in kept.items()
         ]
         return sorted(tried, key=lambda pair: (pair[0].name == LARGEST, -pair[0].as_large))
+
+    def _distance(self, size: int, share: float) -> int:
+        """How many batches lie between one of this size and the share."""
+        place = math.ceil(share * len(self._sizes)) - 1
+        first, end = bisect_left(self._sizes, size), bisect_right(self._sizes, size)
+        return max(first - place, place - end + 1, 0)
 
     def _largest_shape(self, name: str) -> Shape:
         return max((shapes[name] for shapes in self.seen if name in shapes), key=math.prod)
@@ -125,10 +139,6 @@ class LargestBatches:
 def _extent(shapes: Shapes, name: str, dim: int) -> int:
     shape = shapes.get(name, ())
     return math.prod(shape) if dim < 0 else shape[dim] if dim < len(shape) else 0
-
-
-def _size_bin(size: int) -> int:
-    return round(math.log(max(size, 1)) / _BIN)
 
 
 def _measure_size(shapes: Shapes) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from planner.allocator.replay import replay
 from planner.events import Phase
 from planner.report.statement import Verdict
 from planner.report.verdict_text import verdict_sentences
+from planner.tracing.program.batch_sizes import LargestBatches, varying
 
 CASES = [
     "shuffled by torch's own", "batches of as many tokens", "a stream", "cropped at random", "packed", "workers",
@@ -167,8 +169,49 @@ def test_what_the_median_and_the_largest_batch_take_are_moments_of_the_report(pr
 
     (ranks,) = statement.rank_classes
     assert [moment.name for moment in ranks.moments] == ["median batch", "largest batch"]
-    assert re.fullmatch(r"The batch is \[8, 80, 16\]: of 10 batches 1 is as large\.", ranks.moments[-1].sentence)
+    assert re.fullmatch(
+        r"The batch is \[8, 80, 16\]: of 10 batches 1 is at least as large\.", ranks.moments[-1].sentence
+    )
     assert ranks.moments[-1].allocated_bytes == ranks.peak.allocated_bytes
+
+
+ACCUMULATES = """
+import torch
+from torch.utils.data import DataLoader
+model = torch.nn.Linear(16, 64).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+texts = [torch.zeros(1 + 7 * index % 400, 16) for index in range(400)]
+def pad(examples):
+    return torch.nn.utils.rnn.pad_sequence(examples, batch_first=True)
+for epoch in range(9):
+    for number, batch in enumerate(DataLoader(texts, batch_size=4, collate_fn=pad), start=1):
+        model(batch.cuda()).sum().backward()
+        if number % 20 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+"""
+
+
+def test_of_batches_of_one_step_only_the_largest_has_its_figures(program: Program) -> None:
+    (ranks,) = judge("python", program(ACCUMULATES)).rank_classes
+
+    assert [moment.name for moment in ranks.moments] == ["largest batch"]
+    assert ranks.moments[0].allocated_bytes == ranks.peak.allocated_bytes
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_batches_of_the_median_and_of_the_99_percent_are_those(seed: int) -> None:
+    chance, batches = random.Random(seed), LargestBatches()
+    sizes = [int(chance.lognormvariate(6, 0.05)) for _ in range(500)]
+    for number, size in enumerate(sizes):
+        batches.take({"x": (size,)}, number)
+
+    said = varying(batches.seen)
+    assert said is not None
+    found = {about.name: sizes[number] for about, number in batches.chosen(said)}
+
+    ordered = sorted(sizes)
+    assert found == {"median batch": ordered[249], "99 % batch": ordered[494], "largest batch": ordered[-1]}
 
 
 EVALUATES = """

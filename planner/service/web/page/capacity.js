@@ -35,13 +35,14 @@ function byTeam({ rows, totals }) {
     number("asked for", (row) => row.requested_bytes, size),
     number("predicted", (row) => row.predicted_bytes, size),
     number("headroom", (row) => row.headroom_bytes, size),
-    number("measured", (row) => (row.measured_gpus ? row.measured_bytes : null), known(size)),
+    { name: "measured (of GPUs)", kind: "number", value: (row) => row.measured_bytes,
+      cell: (row) => (row.measured_gpus ? `${size(row.measured_bytes)} (${row.measured_gpus} of ${row.gpus})` : "") },
     number("GPU hours", (row) => row.gpu_seconds / 3600, (hours) => decimals(hours, 1)),
     { name: "wrong verdicts", kind: "number", value: (row) => row.wrong_verdicts, cell: (row) => (row.judged ? `${row.wrong_verdicts} of ${row.judged}` : "") },
     number("out of memory", (row) => row.ran_out_gpu + row.ran_out_host),
   ];
   const { headroom_bytes: left } = totals;
-  const sum = `${counted(totals.jobs, "open job")} on ${counted(totals.gpus, "GPU")}: ${size(totals.requested_bytes)} asked for, ${size(totals.predicted_bytes)} predicted to be taken, ${size(Math.abs(left))} ${left < 0 ? "more" : "less"}.`;
+  const sum = `${counted(totals.jobs, "open job")} on ${counted(totals.gpus, "GPU")}: ${size(totals.requested_bytes)} asked for, ${size(totals.predicted_bytes)} predicted to be taken: ${size(Math.abs(left))} ${left < 0 ? "are missing" : "are not needed"}.`;
   return section("By team", sum, sortableTable("Jobs by team, queue and GPU", columns, rows,
     { empty: "No job is bound to a plan: hooks and the callback bind them (PUT /v1/jobs)." }));
 }
