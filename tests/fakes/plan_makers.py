@@ -24,7 +24,7 @@ from planner.service.history.store import History
 from planner.service.orders import Order, RunOrder, WorkerResult, build_order
 from planner.service.plan_provider import LOOK_SECONDS, CalibrationInUse, PlanAnswer, PlanProvider
 from planner.service.scheduling.plan_scheduler import PlanScheduler
-from planner.service.scheduling.worker_pool import Workers
+from planner.service.scheduling.worker_pool import WorkerDiedError, Workers
 from planner.service.torch_versions import ONLY_OWN, TorchVersions
 from planner.settings import Settings
 from planner.tracing import rank_trace
@@ -122,13 +122,19 @@ class FakeWorker:
         pool.hired += 1
         pool.workers.append(self)
         self.gone = asyncio.Event()
+        self.dead = False
+        """Whether its process has ended, which nobody has noticed yet unless it is `gone`."""
 
     async def ready(self) -> None:
+        if self.dead:
+            raise WorkerDiedError("it has ended")
         if self._pool.broken:
             raise self._pool.broken
 
     async def call(self, method: str, *arguments: Any) -> Any:
         self._pool.asked.append(method)
+        if self.dead:
+            raise WorkerDiedError("it has ended")
         *given, seconds = arguments
         try:
             async with asyncio.timeout(seconds):
