@@ -59,6 +59,10 @@ UNEVEN_STAGES = dataclasses.replace(
 )
 
 
+MOST_SECONDS = 120.0
+"""What a story may take on a machine that is busy, and so what may wait in one."""
+
+
 def ran(order: RunOrder, judged: Plan) -> ProgramStatement:
     """The statement on a program whose ranks hold what those of a plan do."""
     return ProgramStatement(
@@ -217,6 +221,11 @@ class ServiceStack:
         while sum(entry.waiting for entry in self.tracers._entries.values()) < callers:
             await asyncio.sleep(0.005)
 
+    def grow_older(self, seconds: float) -> None:
+        """As if what is being made had been asked for so much earlier."""
+        for entry in self.tracers._entries.values():
+            entry.began -= seconds
+
     async def settled(self) -> None:
         """Until nothing is being made."""
         while self.tracers.entry_count or self.tracers.levels()["busy"]:
@@ -236,7 +245,7 @@ class StackRunner:
         torches: TorchVersions = ONLY_OWN,
         **settings: Any,
     ) -> None:
-        asyncio.run(asyncio.wait_for(self._run(story, settings, torches), 15))
+        asyncio.run(asyncio.wait_for(self._run(story, settings, torches), MOST_SECONDS))
 
     async def _run(
         self,
@@ -244,13 +253,13 @@ class StackRunner:
         given: dict[str, Any],
         torches: TorchVersions,
     ) -> None:
-        settings = Settings(database=self.url, **{"trace_workers": 1, "trace_seconds": 5.0, **given})
+        settings = Settings(database=self.url, **{"trace_workers": 1, "trace_seconds": MOST_SECONDS, **given})
         pool, clock = FakePool(), [0.0]
         with History.open(self.url) as history:
             counters: Any = CountedEvents()
             counts = settings.trace_workers, int(settings.programs)
             workers, runners = (
-                Workers(lambda: FakeWorker(pool), count, counters, most_wait_seconds=5) for count in counts
+                Workers(lambda: FakeWorker(pool), count, counters, most_wait_seconds=MOST_SECONDS) for count in counts
             )
             tracers = PlanScheduler(settings, history, workers, runners, counters, torches)
             tracers.start()

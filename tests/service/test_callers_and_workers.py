@@ -153,25 +153,24 @@ async def test_work_is_not_given_up_where_its_second_worker_was_dead_before(stac
     assert (found.stored, len(killed), stack.pool.hired) == (True, 2, 4)
 
 
-@on_stack(trace_seconds=0.05)
+@on_stack(trace_seconds=60.0)
 async def test_jobs_that_wait_longer_than_any_trace_takes_make_it_not_ready(stack: ServiceStack) -> None:
-    go = asyncio.Event()
+    stack.pool.does = never
+    waiting = [asyncio.create_task(stack.plan_provider.plan(job)) for job in (JOB, OTHER)]
+    await stack.asked()
+    await stack.waited_for_by(2)
+    assert stack.tracers.unready() is None
 
-    async def is_slow(_: str) -> WorkerResult:
-        await asyncio.shield(asyncio.ensure_future(go.wait()))
-        return WorkerResult()
-
-    await stack.plan_provider.plan(dataclasses.replace(JOB, train=Train(sequence_length=256)))  # a worker is there
-    stack.pool.does = is_slow
-    waiting = [asyncio.create_task(stack.plan_provider.plan(job, seconds=10)) for job in (JOB, OTHER)]
-    while (unready := stack.tracers.unready()) is None:
-        await asyncio.sleep(0.005)
+    stack.grow_older(1000)
+    unready = stack.tracers.unready()
     for each in waiting:
         each.cancel()
-    go.set()
 
-    assert unready.error.problem.startswith("no tracing process is free: 1 jobs wait, the first for")
-    assert unready.error.remedy == "raise PLANNER_TRACE_WORKERS, or lower PLANNER_TRACE_SECONDS"
+    assert unready is not None
+    assert (unready.error.problem, unready.error.remedy) == (
+        "no tracing process is free: 1 jobs wait, the first for 1000 s",
+        "raise PLANNER_TRACE_WORKERS, or lower PLANNER_TRACE_SECONDS",
+    )
     await stack.settled()
     assert stack.tracers.unready() is None
 

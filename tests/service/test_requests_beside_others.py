@@ -289,9 +289,7 @@ def test_hundreds_of_small_bodies_are_read_in_turn_and_none_is_refused(
     report = {"plan_id": example_plan.plan_id, "outcome": "failed"}
 
     async def story(client: httpx.AsyncClient) -> None:
-        answers = await asyncio.gather(
-            *(client.put(f"/v1/jobs/slurm/{n}", json=report) for n in range(100))
-        )
+        answers = await asyncio.gather(*(client.put(f"/v1/jobs/slurm/{n}", json=report) for n in range(100)))
         assert {answer.status_code for answer in answers} == {200}
 
     run(asgi(most_at_once=100).app, story)
