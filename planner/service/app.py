@@ -183,7 +183,7 @@ class PlanSchedulerDeployment:
         return await self._scheduler.groups.plan(group)
 
     async def end_run(self, plan_id: str) -> bool:
-        return self._scheduler.end_run(plan_id)
+        return await self._scheduler.end_run(plan_id)
 
     async def levels(self) -> dict[str, int]:
         return self._scheduler.levels()

@@ -229,5 +229,6 @@ def _error(status: int, problem: str) -> str:
         "type": f"urn:planner:problem:{known.name.lower().replace('_', '-')}",
         "title": known.phrase, "status": status, "detail": problem, "problem": problem,
     }  # fmt: skip
-    again = f" hdr Retry-After {RETRY_SECONDS}" if status in (502, 503) else ""
-    return f"    http-error status {status} content-type {MEDIA_TYPE} string '{json.dumps(members)}'{again} hdr X-Content-Type-Options nosniff"
+    headers = " hdr X-Content-Type-Options nosniff"
+    headers += f" hdr Retry-After {RETRY_SECONDS}" if status in (502, 503) else ""
+    return f"    http-error status {status} content-type {MEDIA_TYPE} string '{json.dumps(members)}'{headers}"

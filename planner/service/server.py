@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import json
 import logging
 import os
@@ -22,7 +23,6 @@ from planner.distribution import refuse_without
 from planner.errors import PlannerError, SettingError
 from planner.service import local_ray
 from planner.service.errors import StartError
-from planner.service.http.hosts import LOCALHOST, is_loopback
 from planner.service.logs import start_logging
 from planner.service.torch_versions import read_torch_versions
 from planner.settings import Settings
@@ -74,8 +74,8 @@ def _read_settings(database: str, host: str) -> Settings:
     """What the environment says, with this database if one is named, found from wherever a replica runs. Where only
     this machine reaches the host, no other name of it is expected: web pages must not reach it by names of theirs."""
     settings = Settings.read({"database": database} if database else {}, os.environ)
-    if is_loopback(host) and not settings.hosts:
-        settings = replace(settings, hosts=LOCALHOST)
+    if _is_loopback(host) and not settings.hosts:
+        settings = replace(settings, hosts="localhost")
     prefix, _, file = settings.database.partition(":///")
     if settings.database in ("sqlite://", "sqlite:///", "sqlite:///:memory:"):
         raise SettingError(
@@ -84,6 +84,13 @@ def _read_settings(database: str, host: str) -> Settings:
             place="database",
         )
     return replace(settings, database=f"sqlite:///{Path(file).resolve()}") if prefix == "sqlite" else settings
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _serve(settings: Settings, host: str, port: int, out: TextIO, ended: threading.Event) -> None:

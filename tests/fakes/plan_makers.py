@@ -24,7 +24,7 @@ from planner.service.history.store import History
 from planner.service.orders import Order, RunOrder, WorkerResult, build_order
 from planner.service.plan_provider import LOOK_SECONDS, CalibrationInUse, PlanAnswer, PlanProvider
 from planner.service.scheduling.plan_scheduler import PlanScheduler
-from planner.service.scheduling.worker_pool import Workers
+from planner.service.scheduling.worker_pool import WorkerDiedError, Workers
 from planner.service.torch_versions import ONLY_OWN, TorchVersions
 from planner.settings import Settings
 from planner.tracing import rank_trace
@@ -57,6 +57,10 @@ UNEVEN_STAGES = dataclasses.replace(
     parallel=Parallel(pp=Pp(degree=2), dp_shard=DpShard(degree=4)),
     cluster=dataclasses.replace(GPU, gpus_per_node=8),
 )
+
+
+MOST_SECONDS = 120.0
+"""What a story may take on a machine that is busy, and so what may wait in one."""
 
 
 def ran(order: RunOrder, judged: Plan) -> ProgramStatement:
@@ -122,13 +126,19 @@ class FakeWorker:
         pool.hired += 1
         pool.workers.append(self)
         self.gone = asyncio.Event()
+        self.dead = False
+        """Whether its process has ended, which nobody has noticed yet unless it is `gone`."""
 
     async def ready(self) -> None:
+        if self.dead:
+            raise WorkerDiedError("it has ended")
         if self._pool.broken:
             raise self._pool.broken
 
     async def call(self, method: str, *arguments: Any) -> Any:
         self._pool.asked.append(method)
+        if self.dead:
+            raise WorkerDiedError("it has ended")
         *given, seconds = arguments
         try:
             async with asyncio.timeout(seconds):
@@ -211,6 +221,11 @@ class ServiceStack:
         while sum(entry.waiting for entry in self.tracers._entries.values()) < callers:
             await asyncio.sleep(0.005)
 
+    def grow_older(self, seconds: float) -> None:
+        """As if what is being made had been asked for so much earlier."""
+        for entry in self.tracers._entries.values():
+            entry.began -= seconds
+
     async def settled(self) -> None:
         """Until nothing is being made."""
         while self.tracers.entry_count or self.tracers.levels()["busy"]:
@@ -230,7 +245,7 @@ class StackRunner:
         torches: TorchVersions = ONLY_OWN,
         **settings: Any,
     ) -> None:
-        asyncio.run(asyncio.wait_for(self._run(story, settings, torches), 15))
+        asyncio.run(asyncio.wait_for(self._run(story, settings, torches), MOST_SECONDS))
 
     async def _run(
         self,
@@ -238,13 +253,13 @@ class StackRunner:
         given: dict[str, Any],
         torches: TorchVersions,
     ) -> None:
-        settings = Settings(database=self.url, **{"trace_workers": 1, "trace_seconds": 5.0, **given})
+        settings = Settings(database=self.url, **{"trace_workers": 1, "trace_seconds": MOST_SECONDS, **given})
         pool, clock = FakePool(), [0.0]
         with History.open(self.url) as history:
             counters: Any = CountedEvents()
             counts = settings.trace_workers, int(settings.programs)
             workers, runners = (
-                Workers(lambda: FakeWorker(pool), count, counters, most_wait_seconds=5) for count in counts
+                Workers(lambda: FakeWorker(pool), count, counters, most_wait_seconds=MOST_SECONDS) for count in counts
             )
             tracers = PlanScheduler(settings, history, workers, runners, counters, torches)
             tracers.start()

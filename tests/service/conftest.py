@@ -84,6 +84,7 @@ class FakePlanProvider:
     pending: bool = False
     asked: list[tuple[Job, float | None]] = field(default_factory=list)
     ran: list[tuple[RunRequest, float | None]] = field(default_factory=list)
+    under_way: list[str] = field(default_factory=list)
 
     async def plan(self, job: Job, *, seconds: float | None, keep: bool) -> PlanAnswer:
         self.asked.append((job, seconds))
@@ -102,6 +103,9 @@ class FakePlanProvider:
             raise self.fault
         text = "" if keep and self.pending else self.text
         return PlanAnswer(plan_id="pl-" + "a" * 26, trace_id="run-1", text=text)
+
+    async def end_run(self, plan_id: str) -> bool:
+        return plan_id in self.under_way
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ import dataclasses
 import json
 
 import pytest
-from plan_makers import JOB, OTHER, ServiceStack, metadata, named, never, on_stack, when
+from plan_makers import JOB, OTHER, FakeWorker, ServiceStack, metadata, named, never, on_stack, when
 
 from planner.errors import TraceError
 from planner.job.schema import Train
@@ -131,6 +131,48 @@ async def test_a_worker_that_dies_is_replaced_and_its_work_done_again(stack: Ser
     found = await stack.plan_provider.plan(JOB)
 
     assert (found.stored, stack.pool.asked.count("plan"), stack.counted[TRACE_RETRIES]) == (True, 2, 1)
+
+
+@on_stack(trace_workers=2)
+async def test_work_is_not_given_up_where_its_second_worker_was_dead_before(stack: ServiceStack) -> None:
+    """All workers are killed at once, and the death of an idle one is noticed late, as on a busy machine."""
+    killed: list[FakeWorker] = []
+
+    async def dies_with_all(_: str) -> None:
+        if not killed:
+            killed.extend(stack.pool.workers)
+            for each in killed:
+                each.dead = True
+            raise WorkerDiedError("killed")
+
+    while stack.tracers.levels()["planning"] < 2:
+        await asyncio.sleep(0.005)
+    stack.pool.does = dies_with_all
+    found = await stack.plan_provider.plan(JOB)
+
+    assert (found.stored, len(killed), stack.pool.hired) == (True, 2, 4)
+
+
+@on_stack(trace_seconds=60.0)
+async def test_jobs_that_wait_longer_than_any_trace_takes_make_it_not_ready(stack: ServiceStack) -> None:
+    stack.pool.does = never
+    waiting = [asyncio.create_task(stack.plan_provider.plan(job)) for job in (JOB, OTHER)]
+    await stack.asked()
+    await stack.waited_for_by(2)
+    assert stack.tracers.unready() is None
+
+    stack.grow_older(1000)
+    unready = stack.tracers.unready()
+    for each in waiting:
+        each.cancel()
+
+    assert unready is not None
+    assert (unready.error.problem, unready.error.remedy) == (
+        "no tracing process is free: 1 jobs wait, the first for 1000 s",
+        "raise PLANNER_TRACE_WORKERS, or lower PLANNER_TRACE_SECONDS",
+    )
+    await stack.settled()
+    assert stack.tracers.unready() is None
 
 
 @on_stack()

@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 
 from planner.report.statement import Plan
 from planner.service.history.store import History
-from planner.service.http import bodies, job_reports, operations, plans
+from planner.service.http import bodies, body_readers, operations, plans
 from planner.service.http.dependencies import MOST_WAITING
 from planner.service.http.openapi import EXAMPLE_JOB
 
@@ -23,6 +23,7 @@ Story = Callable[[httpx.AsyncClient], Coroutine[Any, Any, None]]
 PROBES = ("/livez", "/readyz", "/metrics")
 MOST = 3
 """Requests that read, and requests that write, at once in these tests."""
+MOST_ALLOWED = "3 of this kind (reads, timelines, writes) in each replica, of which one token may have 1 writes"
 
 
 def run(app: Any, story: Story) -> None:
@@ -70,9 +71,30 @@ def test_probes_and_stored_plans_are_answered_while_writes_take_all_places(held:
         waits.go.set()
 
         assert (refused.status_code, refused.headers["Retry-After"]) == (429, "1")
-        assert refused.json()["allowed"] == "3 of this kind (reads, timelines, writes) in each replica"
+        assert refused.json()["allowed"] == MOST_ALLOWED
         assert [answer.status_code for answer in read] == [200] * 4
         assert [answer.status_code for answer in await asyncio.gather(*writers)] == [200] * MOST
+
+    run(app, story)
+
+
+def test_one_token_does_not_get_all_places_for_writes(held: Any) -> None:
+    waits, app = held
+
+    async def story(client: httpx.AsyncClient) -> None:
+        def plan(authorization: str) -> Any:
+            return client.post("/v1/plans", json=EXAMPLE_JOB, headers={"Authorization": authorization})
+
+        first = asyncio.create_task(plan("Bearer one"))
+        await waits.waited_for_by(1)
+        refused = [await plan(authorization) for authorization in ("Bearer one", "bearer   one ")]
+        other = asyncio.create_task(plan("Bearer two"))
+        await waits.waited_for_by(2)
+        waits.go.set()
+
+        assert [(answer.status_code, answer.json()["allowed"]) for answer in refused] == [(429, MOST_ALLOWED)] * 2
+        assert [answer.status_code for answer in await asyncio.gather(first, other)] == [200, 200]
+        assert (await plan("Bearer one")).status_code == 200
 
     run(app, story)
 
@@ -228,18 +250,49 @@ def test_a_body_that_stops_gives_its_place_back(asgi: Asgi, monkeypatch: pytest.
     assert (sent[0]["status"], json.loads(sent[1]["body"])["problem"]) == (408, "the body stopped for 0.1 s")
 
 
-def test_a_large_report_of_a_job_is_read_in_another_process(
-    asgi: Asgi, history: History, example_plan: Plan, monkeypatch: pytest.MonkeyPatch
+REPORT = {"ranks": [{"rank": 0, "out_of_memory": "CUDA out of memory. Tried to allocate " * 2000}]}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("PUT", "/v1/jobs/slurm/7", json.dumps(REPORT)),
+        ("PUT", "/v1/jobs/slurm/7", json.dumps({"outcome": "failed"})),
+        ("POST", "/v1/plans", json.dumps(EXAMPLE_JOB)),
+        ("POST", "/v1/checks", json.dumps(EXAMPLE_JOB)),
+        ("POST", "/v1/searches", "[" * 16_000),
+        ("POST", "/v1/validations", "[" * 16_000),
+        ("POST", "/v1/specs", json.dumps({"model": "gpt2"})),
+    ],
+    ids=["large report", "small report", "job", "check", "search", "validation", "spec"],
+)
+def test_no_body_is_read_on_the_event_loop(
+    asgi: Asgi, monkeypatch: pytest.MonkeyPatch, method: str, path: str, body: str
 ) -> None:
-    def never(*_: Any) -> None:
+    """Of this process: bodies are read in others, which have the reader as it is."""
+
+    def never(*_: Any, **__: Any) -> None:
         raise AssertionError("it is read on the event loop")
 
-    monkeypatch.setattr(job_reports, "build_change", never)
-    history.plans.put(example_plan)
-    report = {"rank": 0, "out_of_memory": "CUDA out of memory. Tried to allocate " * 2000}
-    answer = asgi().put("/v1/jobs/slurm/7", json={"plan_id": example_plan.plan_id, "ranks": [report]})
+    client = asgi()
+    expected = client.request(method, path, content=body, headers={"Content-Type": "application/json"})
+    monkeypatch.setattr(body_readers, "read_json", never)
+    answer = client.request(method, path, content=body, headers={"Content-Type": "application/json"})
 
-    assert (answer.status_code, answer.json()["outcome"]) == (200, "out_of_memory")
+    assert (answer.status_code, answer.status_code < 500) == (expected.status_code, True)
+
+
+def test_hundreds_of_small_bodies_are_read_in_turn_and_none_is_refused(
+    asgi: Asgi, history: History, example_plan: Plan
+) -> None:
+    history.plans.put(example_plan)
+    report = {"plan_id": example_plan.plan_id, "outcome": "failed"}
+
+    async def story(client: httpx.AsyncClient) -> None:
+        answers = await asyncio.gather(*(client.put(f"/v1/jobs/slurm/{n}", json=report) for n in range(100)))
+        assert {answer.status_code for answer in answers} == {200}
+
+    run(asgi(most_at_once=100).app, story)
 
 
 def test_a_message_of_megabytes_is_refused_before_it_is_read(asgi: Asgi) -> None:

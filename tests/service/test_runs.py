@@ -15,16 +15,19 @@ from typing import Any
 import httpx
 import pytest
 from hostile_tarballs import FOUND_BEFORE
-from plan_makers import ServiceStack, StackRunner, on_stack, when
+from plan_makers import JOB, ServiceStack, StackRunner, never, on_stack, when
 from starlette.testclient import TestClient
 
 from planner.errors import PlannerError, ProgramError
 from planner.report.statement import read_statement
-from planner.service.errors import BusyError, ProgramCrashedError
+from planner.runtime.limits import Limit, LimitExceededError
+from planner.service.errors import BusyError, ProgramCrashedError, RunEndedError, TraceLimitError
 from planner.service.http.problems import RequestError
 from planner.service.http.run_requests import read_run
-from planner.service.orders import RunRequest
+from planner.service.orders import START_SECONDS, RunRequest, WorkerResult, build_run_order
 from planner.service.scheduling import plan_tasks
+from planner.settings import Settings
+from planner.truth.calibration.interval import Calibration
 from planner.units import MIB
 
 Asgi = Callable[..., TestClient]
@@ -236,10 +239,85 @@ def test_a_run_that_is_not_waited_for_goes_on_and_equal_ones_are_one(run_stack: 
         assert (await stack.plan_provider.run(asked, seconds=5, keep=False)).plan_id == first.plan_id
         assert stack.pool.asked == ["run", "run"]  # what a folder holds may have changed
 
-    run_stack(story)
+    run_stack(story, programs=True)
 
 
-@on_stack(trace_queue=1)
+@on_stack(programs=True, trace_queue=1)
+async def test_programs_that_sleep_keep_no_spec_waiting(stack: ServiceStack) -> None:
+    async def sleeps(method: str) -> None:
+        await (never(method) if method == "run" else asyncio.sleep(0))
+
+    stack.pool.does = sleeps
+    for steps in ("1", "2"):  # one runs, the other fills the queue of runs
+        asked = request(tarball({"t.py": b"1"}), steps=steps)
+        assert (await stack.plan_provider.run(asked, seconds=0.01, keep=True)).is_pending
+
+    assert (await stack.plan_provider.plan(JOB)).stored
+    assert (stack.tracers.unready(), stack.tracers.levels()["waiting"]) == (None, 1)
+    await stack.tracers.finish(0)
+
+
+@on_stack(programs=True)
+async def test_a_run_is_ended_by_a_request_whether_it_runs_or_waits(stack: ServiceStack) -> None:
+    stack.pool.does = never
+    asked = [request(tarball({"t.py": b"1"}), steps=str(steps)) for steps in (1, 2)]
+    pending = [await stack.plan_provider.run(each, seconds=0.01, keep=True) for each in asked]
+    waits = [asyncio.create_task(stack.plan_provider.run(each, seconds=10, keep=False)) for each in asked]
+    await stack.waited_for_by(2)
+
+    assert [await stack.plan_provider.end_run(each.plan_id) for each in pending] == [True, True]
+    for each in waits:
+        with pytest.raises(RunEndedError, match="was ended by a request"):
+            await each
+    await stack.settled()
+    assert (stack.pool.asked, stack.pool.stopped, stack.tracers.levels()["workers"]) == (["run"], 1, 2)
+    assert not await stack.plan_provider.end_run(pending[0].plan_id)
+    stack.pool.does = None
+    assert (await stack.plan_provider.run(asked[0], seconds=5, keep=False)).plan_id == pending[0].plan_id
+
+
+@on_stack()
+async def test_a_plan_is_not_ended_as_a_run(stack: ServiceStack) -> None:
+    stack.pool.does = never
+    pending = await stack.plan_provider.plan(JOB, seconds=0.01, keep=True)
+
+    assert not await stack.plan_provider.end_run(pending.plan_id)
+    await stack.tracers.finish(0)
+
+
+@on_stack(programs=True, program_seconds=0.1)
+async def test_all_ranks_of_a_run_have_one_limit_of_time(stack: ServiceStack) -> None:
+    sixteen = request(tarball({"t.py": b"1"}), command="torchrun --nproc-per-node 16 t.py", ranks="all")
+    order = build_run_order(sixteen, Calibration.none(), Settings(program_seconds=600.0))
+    assert order.seconds == 600.0 + START_SECONDS
+
+    async def takes_too_long(_: str) -> WorkerResult:
+        return WorkerResult(exceeded=LimitExceededError(Limit.SECONDS, order.limits, order.seconds))
+
+    stack.pool.does = takes_too_long
+    with pytest.raises(TraceLimitError) as caught:
+        await stack.plan_provider.run(sixteen, seconds=5, keep=False)
+    assert (caught.value.problem, caught.value.allowed) == (
+        "the ranks of the program were not all run within 0.1 s",
+        "at most 0.1 s for all ranks of a run together (PLANNER_PROGRAM_SECONDS)",
+    )
+
+
+def test_who_may_have_a_program_run_may_end_it(asgi: Asgi, plan_provider: Any) -> None:
+    path = f"/v1/runs/pl-{'a' * 26}"
+    assert asgi().delete(path).status_code == 403
+    assert asgi(programs=True, code_token_sha256="0" * 64).delete(path).status_code == 401
+    assert asgi(programs=True, token_sha256="0" * 64).delete(path).status_code == 401
+
+    unknown = asgi(programs=True).delete(path)
+    plan_provider.under_way.append(path.rpartition("/")[2])
+    ended = asgi(programs=True).delete(path)
+
+    assert (unknown.status_code, "is under way" in unknown.json()["problem"]) == (404, True)
+    assert (ended.status_code, ended.json()) == (200, {"schema": "planner.run.ended/1", "plan_id": f"pl-{'a' * 26}"})
+
+
+@on_stack(programs=True, trace_queue=1)
 async def test_more_runs_than_may_wait_are_told_to_come_again(stack: ServiceStack) -> None:
     go = asyncio.Event()
     stack.pool.does = lambda _: when(go)
@@ -287,7 +365,7 @@ def test_a_tarball_whose_headers_say_what_no_file_has_is_refused(name: str) -> N
     assert caught.value.status == 422
 
 
-@on_stack()
+@on_stack(programs=True)
 async def test_a_run_of_which_too_much_is_to_be_said_is_not_kept(stack: ServiceStack) -> None:
     answer = await stack.plan_provider.run(request(tarball({"t.py": b"1"})), seconds=5, keep=False)
     assert not answer.is_pending

@@ -12,14 +12,6 @@ from planner.settings import Settings, split_list
 LOCALHOST = "localhost"
 
 
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches what listens there."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == LOCALHOST
-
-
 def refuse_host(headers: Mapping[bytes, bytes], settings: Settings) -> None:
     """Raises RequestError (421) for a Host header with a name that the settings do not expect.
 

@@ -13,7 +13,6 @@ from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from planner import distribution
-from planner.service.history.counters import Counters
 from planner.service.http import capacity, catalog, jobs, operations, plans, problems, searches, validations
 from planner.service.http.bodies import LimitedBodies
 from planner.service.http.body_readers import SpecBody

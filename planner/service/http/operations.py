@@ -37,7 +37,7 @@ async def livez() -> Health:
 
 @router.get("/readyz", summary="Can jobs be planned?", responses=problems())
 async def readyz(deps: Injected) -> Health:
-    """200 if the history can be reached and a job gets a tracing process, else 503 that says why not, and what to do."""
+    """200 if the history can be reached and jobs get tracing processes, else 503 that says why, and what to do."""
     faults = [fault for fault in await asyncio.gather(_history(deps), _tracers(deps)) if fault is not None]
     if faults:
         remedy = "; ".join(fault.remedy for fault in faults if fault.remedy)

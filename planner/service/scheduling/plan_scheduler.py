@@ -125,7 +125,7 @@ class PlanScheduler:
             if not entry.waiting and not entry.keep and not entry.outcome.done():
                 self._abandon(entry)
 
-    def end_run(self, plan_id: str) -> bool:
+    async def end_run(self, plan_id: str) -> bool:
         """End the run of this id, with its processes, if it is being made or waits; whether there was one. Those who
         wait for it are answered."""
         entry = self._entries.get(plan_id)

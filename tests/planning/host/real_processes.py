@@ -87,12 +87,21 @@ class Samples(Dataset[torch.Tensor]):
 
 def read_ahead() -> dict[str, int]:
     """The shared memory that the process and its workers hold, mapped or not."""
-    batches = iter(DataLoader(Samples(), batch_size=SAMPLES, num_workers=WORKERS, prefetch_factor=PREFETCH))
+    loader = DataLoader(Samples(), batch_size=SAMPLES, num_workers=WORKERS, prefetch_factor=PREFETCH)
+    batches: Any = iter(loader)
     for _ in range(4):
         batch = next(batches)
-    time.sleep(0.7)  # until all is read ahead
+    while ready_batches(batches) < WORKERS * PREFETCH:  # its caller has a limit of time
+        time.sleep(0.01)
     workers = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
     return {"shared": shared_memory("self", *workers), "batch": batch.nbytes}
+
+
+def ready_batches(batches: Any) -> int:
+    """Those that workers have read, in the queue and beyond it (torch/utils/data/dataloader.py,
+    _MultiProcessingDataLoaderIter). A batch lies in shared memory before it is put into the queue."""
+    beyond = sum(len(info) == 2 for info in batches._task_info.values())
+    return int(batches._worker_result_queue.qsize()) + beyond
 
 
 def shared_memory(*processes: str) -> int:
