@@ -17,6 +17,12 @@ _KIB = 1024
 _BLOCK_BYTES = 512
 """The unit of st_blocks (stat(2))."""
 _MEMORY_FILES = ("/memfd:", "/dev/shm/", "/dev/zero", "/SYSV")
+_SHARED_ANONYMOUS = b"/dev/zero (deleted)"
+"""How /proc/PID/maps names memory that is shared and belongs to no file."""
+_SOCKET_BUFFER_BYTES = 212_992
+"""net.core.wmem_default and rmem_default (net/core/sock.c); the walls refuse to enlarge them."""
+_PIPE_BYTES = 65_536
+"""pipe(7); the walls refuse to enlarge it."""
 _MOST_KILL_ROUNDS = 20
 
 
@@ -43,16 +49,21 @@ def usage(root: int, *, proportional: bool = False) -> Usage:
     not `proportional`, which takes longer: the kernel looks at each page."""
     memory = tasks = 0
     memory_files: dict[tuple[int, int], int] = {}
+    buffers: dict[str, int] = {}
     shared = 0
-    for process in members(root):
+    processes = members(root)
+    for process in processes:
         status = _status(process)
         shares = _status(process, "smaps_rollup") if proportional else {}
         memory += sum(shares.get(f"Pss_{kind}", status.get(f"Rss{kind}", 0)) for kind in ("Anon", "File"))
         shared += status.get("RssShmem", 0)
+        memory += status.get("VmPTE", 0)
         tasks += status.get("Threads", 0)
-        memory_files.update(_open_memory_files(process))
+        memory_files.update(_mapped_without_file(process))
+        _add_open_memory(process, memory_files, buffers)
     # A memory file that is mapped is seen twice: as shared pages and as an open file.
-    return Usage(memory * _KIB + max(shared * _KIB, sum(memory_files.values())), tasks)
+    pages = memory * _KIB + max(shared * _KIB, sum(memory_files.values()))
+    return Usage(pages + sum(buffers.values()) + _queued_bytes(processes, buffers), tasks)
 
 
 def kill(root: int) -> None:
@@ -88,14 +99,50 @@ def _status(process: int, file: str = "status") -> dict[str, int]:
     return fields
 
 
-def _open_memory_files(process: int) -> Iterator[tuple[tuple[int, int], int]]:
-    """Open files whose pages are memory that no mapping shows: device and inode, and their bytes."""
+def _add_open_memory(process: int, memory_files: dict[tuple[int, int], int], buffers: dict[str, int]) -> None:
+    """Open files whose pages are memory that no mapping shows, by device and inode, and what the kernel may keep for
+    each socket and pipe at most, by its name."""
     with contextlib.suppress(OSError):
         for entry in os.scandir(f"/proc/{process}/fd"):
             with contextlib.suppress(OSError):
-                if os.readlink(entry.path).startswith(_MEMORY_FILES):
+                name = os.readlink(entry.path)
+                if name.startswith(_MEMORY_FILES):
                     stat = os.stat(entry.path)
+                    memory_files[stat.st_dev, stat.st_ino] = stat.st_blocks * _BLOCK_BYTES
+                elif name.startswith(("socket:", "pipe:")):
+                    buffers[name] = _SOCKET_BUFFER_BYTES if name.startswith("socket:") else _PIPE_BYTES
+
+
+def _mapped_without_file(process: int) -> Iterator[tuple[tuple[int, int], int]]:
+    """All pages of shared anonymous memory, those included that are mapped by no process any more (MADV_DONTNEED,
+    munmap of a part). Only root may ask (proc(5), map_files)."""
+    if os.geteuid() != 0:
+        return
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{process}/maps").read_bytes().splitlines():
+            if line.endswith(_SHARED_ANONYMOUS):
+                first, _, last = line.split()[0].partition(b"-")
+                with contextlib.suppress(OSError):  # its names have no leading zeros
+                    stat = os.stat(f"/proc/{process}/map_files/{int(first, 16):x}-{int(last, 16):x}")
                     yield (stat.st_dev, stat.st_ino), stat.st_blocks * _BLOCK_BYTES
+
+
+def _queued_bytes(processes: list[int], buffers: dict[str, int]) -> int:
+    """What waits in TCP connections, whose buffers grow by themselves: all of a network that is the tree's own, closed
+    and passed sockets included; of this process's network those that the tree has open."""
+    for process in reversed(processes):  # the first of them stands outside the walls
+        with contextlib.suppress(OSError):
+            own = not os.path.samefile(f"/proc/{process}/ns/net", "/proc/self/ns/net")
+            if not own and not buffers:
+                return 0
+            lines = [
+                line.split()
+                for name in ("tcp", "tcp6")
+                for line in Path(f"/proc/{process}/net/{name}").read_text().splitlines()[1:]
+            ]
+            queues = [fields[4].split(":") for fields in lines if own or f"socket:[{fields[9]}]" in buffers]
+            return sum(int(sent, 16) + int(received, 16) for sent, received in queues)
+    return 0
 
 
 _ROOT = Path("/sys/fs/cgroup")

@@ -11,6 +11,7 @@ import functools
 import math
 import os
 import platform
+import re
 import shutil
 import site
 import socket
@@ -39,10 +40,14 @@ _MOST_OVERLAID = 100_000
 _MOST_CLOSED = 256
 """Of them, and of its folders, those that not everybody may read: each is named in a command, of 2 MiB at most."""
 NOBODY = 65534
+_MORE_TASKS = 16
+_COUNTS_NAMESPACES = (5, 14)
+"""Linux that counts the tasks of each user namespace for RLIMIT_NPROC (kernel/ucount.c)."""
 _TOOLS = ("bwrap", "prlimit", "setpriv")
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64")
 _ETC = ("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/alternatives", "/etc/localtime")
-_HIDDEN_FOLDERS = ("/proc/sys", "/proc/irq", "/proc/bus", "/proc/fs", "/proc/acpi", "/proc/scsi")
+_KERNEL_SETTINGS = "/proc/sys"
+_HIDDEN_FOLDERS = (_KERNEL_SETTINGS, "/proc/irq", "/proc/bus", "/proc/fs", "/proc/acpi", "/proc/scsi")
 _HIDDEN_FILES = (
     "/proc/cmdline", "/proc/config.gz", "/proc/diskstats", "/proc/iomem", "/proc/ioports", "/proc/kallsyms",
     "/proc/kcore", "/proc/keys", "/proc/kmsg", "/proc/modules", "/proc/partitions", "/proc/sysrq-trigger",
@@ -109,18 +114,20 @@ class Walls:
         self._refuse_unreadable()
         seconds = math.ceil(limits.seconds) * (os.cpu_count() or 1)
         # --data counts private writable pages when they are asked for, touched or not, but not the paper GPU's
-        # addresses. No --nproc: it counts all that runs under this user.
+        # addresses.
         resources = (
             "prlimit", f"--cpu={seconds}", f"--data={limits.memory_bytes}", "--nofile=1024", f"--fsize={FILE_BYTES}",
-            "--core=0", "--",
+            "--core=0", *_task_limit(limits), "--",
         )  # fmt: skip
         front = overlay.front_of_command(self.overlaid, OVERLAY_BYTES) if self.overlaid else ()
         own = [f"{name}={value}" for name, value in self.variables.items()]
-        inside = (*resources, *_drop_root(), *(("env", *own) if own else ()))
+        inside = (*resources, *(("env", *own) if own else ()))
         with _as_pipe(filter_program(memory_files=self.network)) as program:
             yield WalledStart((*front, *self._bubblewrap(program), *inside), environment(), (program,))
 
     def _bubblewrap(self, program: int) -> tuple[str, ...]:
+        """As root it ends with a second bubblewrap that nobody starts: the kernel counts the tasks of a user namespace,
+        and in one that root starts the code would still own root's files under /proc."""
         python = (sys.prefix, sys.base_prefix, *site.getsitepackages())
         # planner itself with what was brought along with it; not the folder in which planner's checkout lies. Of the
         # cache the native libraries alone: beside them lie traces of other jobs.
@@ -134,18 +141,24 @@ class Walls:
         above = {str(parent) for path in (*readable, *covered[2:3]) for parent in Path(path).parents} - {"/"}
         parents = [part for path in sorted(above, key=_depth) for part in ("--perms", "0755", "--dir", path)]
         binds = [part for path in readable for part in ("--ro-bind", path, path)]
-        hidden = [
-            part for path in filter(os.path.isdir, _HIDDEN_FOLDERS) for part in ("--tmpfs", path, "--remount-ro", path)
+        is_root = os.geteuid() == 0
+        # bubblewrap itself reads /proc/sys
+        folders = [
+            path for path in _HIDDEN_FOLDERS if os.path.isdir(path) and not (is_root and path == _KERNEL_SETTINGS)
         ]
+        hidden = [part for path in folders for part in ("--tmpfs", path, "--remount-ro", path)]
         hidden += [part for path in filter(os.path.exists, _HIDDEN_FILES) for part in ("--ro-bind", "/dev/null", path)]
         devices = [part for path in self.devices for part in ("--dev-bind-try", path, path)]
         shared = ["--share-net", "--ro-bind", "/sys", "/sys"] if self.network else []
+        system_calls = ("--seccomp", str(program))
         return (
-            "bwrap", *_namespaces(), *shared, "--die-with-parent", "--new-session", "--seccomp", str(program),
+            "bwrap", *_namespaces(), *shared, "--die-with-parent", "--new-session", *(() if is_root else system_calls),
             "--perms", "1777", "--size", str(TMP_BYTES), "--tmpfs", "/tmp", *parents, *binds, *covered,
             "--proc", "/proc", *hidden, "--dev", "/dev",
+            "--dev-bind", "/dev/full", "/dev/zero",  # it reads as zeros, too, and cannot be mapped as shared memory
             "--perms", "1777", "--size", str(TMP_BYTES), "--tmpfs", "/dev/shm", *devices,
             "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp", "--",
+            *((*_DROP_ROOT, *_INNER, *system_calls, "--") if is_root else ()),
         )  # fmt: skip
 
     def _refuse_unreadable(self) -> None:
@@ -188,7 +201,7 @@ def _problem_here(as_root: bool) -> str:
         return f"not installed: {', '.join(missing)}"
     try:
         with _as_pipe(filter_program()) as program:
-            trial = [*Walls(as_root=as_root)._bubblewrap(program), *_drop_root(), "true"]
+            trial = [*Walls(as_root=as_root)._bubblewrap(program), "true"]
             ended = subprocess.run(
                 trial, capture_output=True, timeout=_TRIAL_SECONDS, check=False, pass_fds=(program,), env=environment()
             )
@@ -226,13 +239,21 @@ def _namespaces() -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def _drop_root() -> tuple[str, ...]:
-    if os.geteuid() != 0:
-        return ()
-    return (
-        "setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--inh-caps=-all",
-        "--bounding-set=-all", "--no-new-privs", "--",
-    )  # fmt: skip
+_DROP_ROOT = (
+    "setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--inh-caps=-all", "--bounding-set=-all",
+    "--no-new-privs", "--",
+)  # fmt: skip
+_INNER = (
+    "bwrap", "--unshare-user", "--uid", str(NOBODY), "--gid", str(NOBODY), "--die-with-parent", "--dev-bind", "/", "/",
+    "--tmpfs", _KERNEL_SETTINGS, "--remount-ro", _KERNEL_SETTINGS,
+)  # fmt: skip
+
+
+def _task_limit(limits: Limits) -> tuple[str, ...]:
+    """The kernel's own bound, in which the watcher still sees that there are too many. Linux before 5.14 counts all
+    that runs under this user."""
+    release = tuple(int(part) for part in re.findall(r"\d+", platform.release())[:2])
+    return (f"--nproc={limits.tasks + _MORE_TASKS}",) if release >= _COUNTS_NAMESPACES else ()
 
 
 def _list_closed(folder: str) -> Iterator[str]:
@@ -281,7 +302,7 @@ _LOAD, _EQUAL, _ANY_BIT, _AT_LEAST, _RETURN = 0x20, 0x15, 0x45, 0x35, 0x06
 """BPF_LD|BPF_W|BPF_ABS, BPF_JMP with BPF_JEQ, BPF_JSET, BPF_JGE and BPF_K, BPF_RET|BPF_K (linux/bpf_common.h)."""
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 """SECCOMP_RET_ALLOW, _KILL_PROCESS, _ERRNO (linux/seccomp.h)."""
-_NUMBER_AT, _ARCHITECTURE_AT, _FIRST_ARGUMENT_AT = 0, 4, 16
+_NUMBER_AT, _ARCHITECTURE_AT, _FIRST_ARGUMENT_AT, _SECOND_ARGUMENT_AT, _THIRD_ARGUMENT_AT = 0, 4, 16, 24, 32
 """Offsets in struct seccomp_data (linux/seccomp.h)."""
 _X32_BIT = 0x40000000
 _NEW_NAMESPACES = 0x7E020080
@@ -310,6 +331,11 @@ _MEMORY_FILES: dict[str, tuple[int, int]] = {
 }  # fmt: skip
 """Memory that no page of the process shows."""
 _CLONE, _CLONE3, _SOCKET = (56, 220), (435, 435), (41, 198)
+_FCNTL, _SETSOCKOPT = (72, 25), (54, 208)
+_F_SETPIPE_SZ = 1031
+"""linux/fcntl.h"""
+_BUFFER_SIZES = (7, 8, 32, 33)
+"""SO_SNDBUF, SO_RCVBUF and both with FORCE (asm-generic/socket.h)."""
 
 
 _ARCHITECTURES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
@@ -336,6 +362,19 @@ def filter_program(*, memory_files: bool = False, machine: str = "") -> bytes:
     # Its flags lie in memory, where no filter sees them; without it the C library takes clone.
     instructions += [(_EQUAL, 0, 1, _CLONE3[column]), _refuse(errno.ENOSYS)]
     instructions += [
+        (_EQUAL, 0, 4, _FCNTL[column]),
+        (_LOAD, 0, 0, _SECOND_ARGUMENT_AT),
+        (_EQUAL, 0, 1, _F_SETPIPE_SZ),
+        _refuse(errno.EPERM),
+        (_RETURN, 0, 0, _ALLOW),
+        # Libraries that ask for larger buffers work with those that they have: the call succeeds and does nothing.
+        (_EQUAL, 0, 5 + len(_BUFFER_SIZES), _SETSOCKOPT[column]),
+        (_LOAD, 0, 0, _SECOND_ARGUMENT_AT),
+        (_EQUAL, 0, 1 + len(_BUFFER_SIZES), socket.SOL_SOCKET),
+        (_LOAD, 0, 0, _THIRD_ARGUMENT_AT),
+        *[(_EQUAL, len(_BUFFER_SIZES) - at, 0, size) for at, size in enumerate(_BUFFER_SIZES)],
+        (_RETURN, 0, 0, _ALLOW),
+        _refuse(0),
         (_EQUAL, 0, 4, _CLONE[column]),
         (_LOAD, 0, 0, _FIRST_ARGUMENT_AT),
         (_ANY_BIT, 0, 1, _NEW_NAMESPACES),

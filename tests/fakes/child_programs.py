@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import json
+import mmap
 import os
 import signal
 import socket
@@ -143,6 +145,52 @@ def forks(count: int, _: AnswerWriter) -> None:
         if os.fork() == 0:
             time.sleep(600)
     time.sleep(600)
+
+
+def forks_until_refused(most: int, answer: AnswerWriter) -> None:
+    """How many of its children were started; never more than `most`."""
+    started = 0
+    with contextlib.suppress(BlockingIOError):
+        while started < most:
+            if os.fork() == 0:
+                time.sleep(600)
+            started += 1
+    answer.write("found", json.dumps(started).encode())
+
+
+def fills_page_tables(mebibytes: int, _: AnswerWriter) -> None:
+    """Reads one page of each 2 MiB: of the process no page is counted but those of its tables."""
+    with mmap.mmap(-1, mebibytes * MIB * 512, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, mmap.PROT_READ) as empty:
+        for at in range(0, len(empty), 2 * MIB):
+            empty[at]
+        time.sleep(600)
+
+
+def hides_shared_memory(mebibytes: int, _: AnswerWriter) -> None:
+    """Written, and dropped from the process's own tables: the pages stay."""
+    hoard = mmap.mmap(-1, mebibytes * MIB)
+    for at in range(0, len(hoard), 16 * MIB):
+        hoard[at : at + 16 * MIB] = b"x" * 16 * MIB
+        hoard.madvise(mmap.MADV_DONTNEED, at, 16 * MIB)
+    time.sleep(600)
+
+
+def asks_for_larger_buffers(_: Any, answer: AnswerWriter) -> None:
+    found: dict[str, Any] = {}
+    with socket.socketpair()[0] as end:
+        before = end.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 * before)
+        found["socket grows"] = end.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) > before
+    reading, _ = os.pipe()
+    for name, tried in (
+        ("pipe", lambda: fcntl.fcntl(reading, fcntl.F_SETPIPE_SZ, MIB)),
+        ("zeros", lambda: mmap.mmap(os.open("/dev/zero", os.O_RDWR), MIB)),
+    ):
+        try:
+            found[name] = str(tried())
+        except OSError as error:
+            found[name] = type(error).__name__
+    answer.write("found", json.dumps(found).encode())
 
 
 def shares(mebibytes: int, answer: AnswerWriter) -> None:

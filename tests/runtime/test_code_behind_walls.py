@@ -116,8 +116,6 @@ def test_it_reaches_nothing_outside(
 @pytest.mark.parametrize(
     ("function", "argument", "limit"),
     [
-        ("starts_threads", 100, Limit.TASKS),  # of 8 MiB each: less than the memory
-        ("forks", 200, Limit.TASKS),
         ("answers_much", 100, Limit.ANSWER),
         ("sleeps", "/tmp", Limit.SECONDS),
     ],
@@ -128,6 +126,53 @@ def test_what_it_takes_is_bounded(run: Any, programs: Path, function: str, argum
 
     assert isinstance(exceeded, LimitExceededError)
     assert exceeded.limit is limit
+
+
+@WHO
+@pytest.mark.parametrize("function", ["starts_threads", "forks"])  # threads of 8 MiB each: less than the memory
+def test_tasks_beyond_their_limit_are_not_given_at_all(run: Any, programs: Path, function: str) -> None:
+    answer = run(task(function, 200), LIMITS, programs)
+
+    # Whichever comes first: the kernel starts no more, or the watcher sees too many.
+    refused = b"can't start new thread" if function == "starts_threads" else b"Resource temporarily unavailable"
+    if refused not in answer.parts.get("fault", b""):
+        assert isinstance(answer.exceeded, LimitExceededError)
+        assert answer.exceeded.limit is Limit.TASKS
+
+
+@WHO
+def test_the_kernel_counts_its_tasks_without_the_watcher(run: Any, programs: Path) -> None:
+    answer = run(task("forks_until_refused", 500), LIMITS, programs)
+
+    if answer.exceeded is None:
+        assert json.loads(answer.parts["found"]) <= LIMITS.tasks + 16
+    assert answer.exceeded is None or answer.exceeded.limit is Limit.TASKS
+
+
+@WHO
+def test_memory_of_the_kernel_is_bounded_too(run: Any, programs: Path) -> None:
+    limits = Limits(seconds=60, memory_bytes=512 * MIB, tasks=64)
+
+    tables = run(task("fills_page_tables", 4096), limits, programs).exceeded
+
+    assert isinstance(tables, LimitExceededError)
+    assert tables.limit is Limit.MEMORY
+
+
+@WHO
+def test_buffers_of_pipes_and_sockets_keep_their_size(run: Any, programs: Path) -> None:
+    answer = run(task("asks_for_larger_buffers"), LIMITS, programs)
+
+    assert json.loads(answer.parts["found"]) == {"socket grows": False, "pipe": "PermissionError", "zeros": "OSError"}
+
+
+def test_shared_memory_that_no_process_maps_any_more_counts(programs: Path) -> None:
+    limits = Limits(seconds=60, memory_bytes=512 * MIB, tasks=64)
+
+    exceeded = run_as_root(task("hides_shared_memory", 2048), limits, programs).exceeded
+
+    assert isinstance(exceeded, LimitExceededError)
+    assert exceeded.limit is Limit.MEMORY
 
 
 @WHO
