@@ -55,7 +55,9 @@ _PATTERNS = (
     ),
     (re.compile(rf"(--(?<![\w-]--)[\w.-]{{0,40}}{_WORD}\s{{1,3}})(?!-|\*\*\*){_VALUE}", re.IGNORECASE), rf"\1{MASK}"),
 )
-_ASSIGNED = re.compile(r"(?<![\w.$-])([A-Z_][A-Z0-9_]*=)(\"[^\"]*\"|'[^']*'|[^\s\"',;&|]+)")
+_ASSIGNED = re.compile(r"(?<![\w.$-])([A-Za-z_]\w*)=(\"[^\"]*\"|'[^']*'|[^\s\"',;&|]+)")
+_SHELL = re.compile(r"-\w*c")
+"""The option of a shell before a command that is one word."""
 _ENTRY = re.compile(r"([\"'])([A-Z_][A-Z0-9_]*)(\1\s*:\s*)\1((?:(?!\1)[^\\]|\\.)*)\1")
 """Of a JSON object: `"NAME": "value"`."""
 
@@ -120,16 +122,21 @@ class CommandMask:
             if before.startswith("-") and "=" not in before and _NAME.search(before) and not is_option:
                 self._note(before, word)
                 yield MASK
-            elif equals and (_NAME.search(name) if is_option else self._is_variable(name)):
+            elif equals and not _SHELL.fullmatch(before) and self._is_secret(name, is_option):
                 yield f"{name}={self._mask_value(name, value)}"
             else:
-                entries = _ENTRY.sub(self._mask_entry, word)
-                yield _ASSIGNED.sub(lambda found: found[1] + self._mask_value(found[1][:-1], found[2]), entries)
+                yield _ASSIGNED.sub(self._mask_assigned, _ENTRY.sub(self._mask_entry, word))
             before = word
 
-    def _is_variable(self, name: str) -> bool:
+    def _is_secret(self, name: str, is_option: bool) -> bool:
+        if is_option:
+            return _NAME.search(name) is not None
         is_named = re.fullmatch(r"[A-Za-z_]\w*", name) is not None
         return is_named and (name.isupper() or name in self._environment or _NAME.search(name) is not None)
+
+    def _mask_assigned(self, found: re.Match[str]) -> str:
+        name, value = found.groups()
+        return f"{name}={self._mask_value(name, value)}" if self._is_secret(name, is_option=False) else found[0]
 
     def _mask_entry(self, found: re.Match[str]) -> str:
         quote, name, between, value = found.groups()
