@@ -6,6 +6,7 @@ A plan is computed with the true values; only what is stored or shown of it is m
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
@@ -67,6 +68,11 @@ def mask_text(text: str) -> str:
     for pattern, masked in _PATTERNS:
         text = pattern.sub(masked, text)
     return text
+
+
+def mask_json(value: Any) -> Any:
+    """A value of JSON, masked by the names of its keys too."""
+    return json.loads(mask_text(json.dumps(value)))
 
 
 def mask_variable(name: str, value: str) -> str:

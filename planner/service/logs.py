@@ -1,4 +1,4 @@
-"""Formats the service's logs: one JSON object a line, with request and plan ids, never a body or a token, and masked."""
+"""Formats the service's logs: one JSON object a line, with request and plan ids, without bodies and secrets."""
 
 from __future__ import annotations
 

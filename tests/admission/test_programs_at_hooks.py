@@ -109,8 +109,9 @@ def test_ray_sends_the_working_directory_and_the_entrypoint(
     path, _, query = asked.path.partition("?")
     assert path == "/v1/runs"
     assert urllib.parse.parse_qs(query) == {
-        "command": ["env 'MODE=a b' 'PLANNER_TOKEN=***' torchrun --nproc-per-node 8 train.py"], "gpu": ["H100-SXM-80GB"],
-    }  # fmt: skip
+        "command": ["env 'MODE=a b' 'PLANNER_TOKEN=***' torchrun --nproc-per-node 8 train.py"],
+        "gpu": ["H100-SXM-80GB"],
+    }
     with tarfile.open(fileobj=io.BytesIO(asked.body)) as sent:
         assert sent.getnames() == ["train.py"]
 

@@ -43,7 +43,10 @@ def test_a_schema_that_this_planner_does_not_know_is_refused_and_left_as_it_is(s
     with pytest.raises(HistoryUnavailableError, match=f"its schema {other} is not one of this planner") as refused:
         History.open(shared_url)
 
-    assert (refused.value.allowed, refused.value.remedy) == ("initial, masked", "name a new database, or update this planner")
+    assert (refused.value.allowed, refused.value.remedy) == (
+        "initial, masked",
+        "name a new database, or update this planner",
+    )
     assert version(opened(shared_url)) == other
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from alembic import op
 from sqlalchemy import Connection, Table, select, update
 
-from planner.job.masking import CommandMask, map_texts, mask_text
+from planner.job.masking import CommandMask, mask_json, mask_text
 from planner.service.history import schema
 from planner.service.history.database import batches
 
@@ -39,7 +39,7 @@ def upgrade() -> None:
         connection.exec_driver_sql("PRAGMA secure_delete = ON")  # what is overwritten stays in no free page
     _rewrite(connection, schema.PLAN_DOCUMENTS, ("document",), _mask_document)
     for table, names in _TEXTS.items():
-        _rewrite(connection, table, names, lambda value: map_texts(value, mask_text))
+        _rewrite(connection, table, names, mask_json)
 
 
 def _rewrite(connection: Connection, table: Table, names: tuple[str, ...], change: Callable[[Any], Any]) -> None:
