@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import json
-import os
 import re
 import shlex
-import stat
-import tarfile
 import urllib.parse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -103,10 +99,6 @@ RUN = "run"
 """The mark: `planner: run` in Ray's metadata, `planner:run=SCRIPT` in Slurm's comment; in Kubernetes an annotation."""
 USUAL_GPU = "PLANNER_GPU"
 """A variable of the hook: the GPU that programs are run for, where the submission does not say."""
-MOST_FILES_BYTES = 8 * 2**20
-"""Of a packed folder: what the service takes."""
-_MOST_FILES = 10_000
-_LEFT_OUT = frozenset({".git", ".venv", "__pycache__", "node_modules", "wandb", ".mypy_cache", ".ipynb_checkpoints"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,28 +130,6 @@ def of_slurm(script: str, folder: Path, environment: Mapping[str, str], site: Ma
     return ProgramAsk(command=("sbatch", script), gpu=gpu, path=str(folder.resolve()))
 
 
-def of_ray(
-    entrypoint: Sequence[str],
-    metadata: Mapping[str, Any],
-    working_dir: str | None,
-    runtime_env_json: str | None,
-    environment: Mapping[str, str],
-) -> ProgramAsk:
-    """An entrypoint with its working directory, packed as Ray itself uploads it. Raises SpecError."""
-    if not entrypoint:
-        raise SpecError("the job has no entrypoint", allowed="ray job submit ... -- COMMAND")
-    if not working_dir or not Path(working_dir).is_dir():
-        # Nothing is sent that Ray would not upload.
-        raise SpecError("the job uploads no folder of its own", allowed="--working-dir FOLDER", place="working_dir")
-    gpu = metadata.get("planner.gpu") or environment.get(USUAL_GPU, "")
-    runtime = read_json(runtime_env_json, "--runtime-env-json") if runtime_env_json else {}
-    variables = runtime.get("env_vars") if isinstance(runtime, dict) else None
-    words: list[str] = []
-    if isinstance(variables, dict) and variables:
-        words = ["env", *(f"{name}={value}" for name, value in variables.items())]
-    return ProgramAsk(command=(*words, *entrypoint), gpu=str(gpu), tarball=packed(Path(working_dir)))
-
-
 def of_kubernetes(annotations: Mapping[str, Any], mark: str, command: Sequence[str], gpu: str, name: str) -> ProgramAsk:
     """The command of the container that asks for GPUs, in the folder that the annotation names. Raises SpecError."""
     path = annotations.get(mark)
@@ -170,30 +140,3 @@ def of_kubernetes(annotations: Mapping[str, Any], mark: str, command: Sequence[s
             "no container that asks for GPUs says its command", remedy="write its command and args", place=mark
         )
     return ProgramAsk(command=tuple(command), gpu=gpu, path=path, labels={"name": name})
-
-
-def packed(folder: Path) -> bytes:
-    """A gzipped tarball of the folder's files, without links and without what no program reads. Raises SpecError."""
-    content = io.BytesIO()
-    count = 0
-    with tarfile.open(fileobj=content, mode="w:gz") as tar:
-        for parent, folders, files in os.walk(folder):
-            folders[:] = sorted(set(folders) - _LEFT_OUT)
-            for name in sorted(files):
-                path = Path(parent, name)
-                if not stat.S_ISREG(path.lstat().st_mode):
-                    continue
-                count += 1
-                tar.add(path, str(path.relative_to(folder)), recursive=False)
-                if count > _MOST_FILES or content.tell() > MOST_FILES_BYTES:
-                    raise SpecError(
-                        f"the working directory is too large to be sent: {str(folder)[:200]}",
-                        allowed=f"{_MOST_FILES:,} files, 8 MiB packed",
-                        remedy="keep data and weights elsewhere, or plan the job by a spec",
-                        place="working_dir",
-                    )
-    if len(content.getvalue()) > MOST_FILES_BYTES or not count:
-        raise SpecError(
-            "the working directory is empty, or too large to be sent", allowed="8 MiB packed", place="working_dir"
-        )
-    return content.getvalue()

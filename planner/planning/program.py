@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,7 @@ from planner.hardware.gpus import GpuRecord
 from planner.job.kinds import Kind
 from planner.job.launching.line import LaunchLine
 from planner.job.layout import RankClass
+from planner.job.masking import CommandMask
 from planner.job.named_gpus import refuse_ranks_on_slice
 from planner.job.overhead import outside
 from planner.job.rank_sets import RankSet
@@ -284,7 +285,7 @@ def _state(
     first, traces = runs[0], [run.trace for run in runs]
     seen = {kind: max(run.seen.get(kind, 0) for run in runs) for kind in first.seen}
     host = _state_hosts(runs, work.line, work.host_memory_bytes)
-    return ProgramStatement(
+    statement = ProgramStatement(
         command=work.command,
         gpu=work.gpu.name or work.gpu.arch,
         nodes=work.line.nodes,
@@ -339,6 +340,8 @@ def _state(
         ),
         seconds=seconds,
     )
+    shown = {each.name: getattr(statement, each.name) for each in fields(statement)}
+    return replace(statement, **CommandMask(work.command, work.line.environment).mask_run(shown))
 
 
 def _state_hosts(runs: Sequence[RankRun], line: LaunchLine, capacity_bytes: int) -> HostStatement:

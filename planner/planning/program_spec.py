@@ -10,6 +10,7 @@ from typing import Any
 
 from planner.errors import PlannerError, SpecError
 from planner.job.loading import load_document
+from planner.job.masking import CommandMask
 from planner.job.printing import plain_yaml, short_yaml
 from planner.planning.program import ProgramInputs
 from planner.tracing.program.rank_orders import RankRun
@@ -50,7 +51,7 @@ def spec_text(run: RankRun, work: ProgramInputs) -> str:
     except PlannerError as error:
         body = plain_yaml(document)
         draft.open.append(f"it cannot be planned as it is: {error.one_line}")
-    head = [f"What planner run saw of: {shlex.join(work.command)}"]
+    head = [f"What planner run saw of: {shlex.join(CommandMask(work.command, work.line.environment).words)}"]
     if draft.open:
         head += ["Not said here, or to be completed:", *(f"- {sentence}" for sentence in draft.open)]
     return "".join(f"# {' '.join(line.split())}\n" for line in head) + body

@@ -1,4 +1,4 @@
-"""Formats the service's logs: one JSON object a line, with request and plan ids, never a body or a token."""
+"""Formats the service's logs: one JSON object a line, with request and plan ids, without bodies and secrets."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import logging
 import sys
 import traceback
 from datetime import UTC, datetime
+
+from planner.job.masking import mask_text
 
 _OWN = (
     "request_id", "plan_id", "trace_id", "validation_id", "search_id", "method", "route", "status", "seconds",
@@ -25,7 +27,7 @@ class JsonLines(logging.Formatter):
         }
         if record.exc_info:
             line["error"] = "".join(traceback.format_exception(*record.exc_info))
-        return json.dumps(line, default=str)
+        return mask_text(json.dumps(line, default=str))
 
 
 def start_logging(level: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import tarfile
 import urllib.parse
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from typing import Any
 import pytest
 from answering import Answering
 from kubernetes_jobs import KINDS, pod_template
+from ray._private.ray_constants import get_runtime_env_default_excludes
+from ray._private.runtime_env.packaging import create_package
 
 from planner.admission import ray_jobs, slurm
 from planner.admission.kubernetes_api import Api
@@ -97,7 +100,7 @@ def test_ray_sends_the_working_directory_and_the_entrypoint(
 
     ray_jobs.check(
         metadata_json=metadata, working_dir=str(folder), entrypoint=("torchrun", "--nproc-per-node", "8", "train.py"),
-        runtime_env_json='{"env_vars": {"MODE": "a b"}}', entrypoint_num_gpus=8,
+        runtime_env_json='{"env_vars": {"MODE": "a b", "PLANNER_TOKEN": "canary"}}', entrypoint_num_gpus=8,
     )  # fmt: skip
 
     assert metadata[ray_jobs.PLAN] == runs["fits"]["plan_id"]
@@ -106,10 +109,57 @@ def test_ray_sends_the_working_directory_and_the_entrypoint(
     path, _, query = asked.path.partition("?")
     assert path == "/v1/runs"
     assert urllib.parse.parse_qs(query) == {
-        "command": ["env 'MODE=a b' torchrun --nproc-per-node 8 train.py"], "gpu": ["H100-SXM-80GB"],
-    }  # fmt: skip
+        "command": ["env 'MODE=a b' 'PLANNER_TOKEN=***' torchrun --nproc-per-node 8 train.py"],
+        "gpu": ["H100-SXM-80GB"],
+    }
     with tarfile.open(fileobj=io.BytesIO(asked.body)) as sent:
         assert sent.getnames() == ["train.py"]
+
+
+def test_ray_sends_what_ray_itself_would_upload(
+    answering: Answering, runs: Plans, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = (
+        "train.py", ".env", "keys/id.pem", "keys/name.txt", "data/a.bin", "data/keep/b.bin", "lib/c.py",
+        "lib/scratch/d.txt", "excluded/e.bin", ".git/HEAD", "venv/bin/python", "__pycache__/t.pyc", "wandb/run.log",
+    )  # fmt: skip
+    folder = tmp_path / "job"
+    for name in files:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(name)
+    (folder / "empty").mkdir()
+    (folder / ".gitignore").write_text(".env\n*.pem\n")
+    (folder / ".rayignore").write_text("data/\n")
+    (folder / "lib" / ".gitignore").write_text("scratch\n")
+    (tmp_path / "runtime.yaml").write_text("excludes: [excluded]\nworking_dir: " + str(folder))
+    monkeypatch.setenv("PLANNER_SERVER", answering.url)
+    answering.says(200, runs["fits"])
+
+    ray_jobs.check(metadata_json={"planner": "run"}, entrypoint=("python", "train.py"),
+                   runtime_env=str(tmp_path / "runtime.yaml"))  # fmt: skip
+
+    create_package(
+        str(folder), tmp_path / "ray.zip", include_gitignore=True,
+        excludes=[*get_runtime_env_default_excludes(), "excluded"],
+    )  # fmt: skip
+    (asked,) = answering.asked
+    with tarfile.open(fileobj=io.BytesIO(asked.body)) as sent, zipfile.ZipFile(tmp_path / "ray.zip") as uploaded:
+        assert sorted(sent.getnames()) == sorted(name.rstrip("/") for name in uploaded.namelist())
+        assert sorted(sent.getnames()) == [
+            ".gitignore", ".rayignore", "empty", "keys/name.txt", "lib/.gitignore", "lib/c.py", "train.py",
+            "wandb/run.log",
+        ]  # fmt: skip
+
+
+def test_ray_sends_nothing_where_its_rules_cannot_be_followed(
+    answering: Answering, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for runtime_env in ('{"excludes": "*.pem"}', '{"excludes": [1]}', "[]", "{", '"text"'):
+        ray_jobs.check(metadata_json={"planner": "run"}, entrypoint=("python", "train.py"), working_dir=str(folder),
+                       runtime_env_json=runtime_env)  # fmt: skip
+
+    assert capsys.readouterr().err.count("planner: warning") == 5
+    assert answering.asked == []
 
 
 def test_ray_sends_no_folder_that_the_job_does_not_upload(

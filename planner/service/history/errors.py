@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from sqlalchemy import exc
 
 from planner.errors import PlannerError
+from planner.job.masking import mask_text
 
 
 class HistoryError(PlannerError):
@@ -92,4 +93,4 @@ def checked_label(text: str, place: str) -> str:
 
 def label(value: object) -> str:
     """Whatever stands in a spec, as text that every database takes."""
-    return _CONTROL.sub(" ", str(value))[:LONGEST]
+    return mask_text(_CONTROL.sub(" ", str(value)))[:LONGEST]

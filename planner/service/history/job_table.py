@@ -13,6 +13,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, and_, exists, func, or_, select, tuple_, update
 
+from planner.job.masking import mask_text
 from planner.job.rank_sets import RankSet
 from planner.report.statement import Verdict
 from planner.service.history.counters import add
@@ -176,7 +177,7 @@ def merge_failure(before: Row[Any], change: JobChange, *, runs_again: bool) -> d
     is_first = cause is None and change.cause is not None
     is_better = cause == Cause.UNKNOWN.value and change.cause not in (None, Cause.UNKNOWN)
     if change.cause is not None and (is_first or is_better):
-        return {"cause": change.cause.value, "failure": change.failure or failure}
+        return {"cause": change.cause.value, "failure": mask_text(change.failure) or failure}
     return {"cause": cause, "failure": failure}
 
 
@@ -298,7 +299,7 @@ class Jobs(Store):
                     predicted = next((device for ranks_of, device in predictions if rank in ranks_of), 0)
                     row = to_row(peaks, system=system, job_id=job_id, predicted_bytes=predicted)
                     if rank in change.reports:
-                        row["report"] = compact_json(change.reports[rank])
+                        row["report"] = mask_text(compact_json(change.reports[rank]))
                     changes = {name: value for name, value in row.items() if name not in _RANK_KEYS}
                     statement = upsert(connection, MEASURED_RANKS, {"report": "", **row})
                     connection.execute(statement.on_conflict_do_update(index_elements=_RANK_KEYS, set_=changes))
@@ -420,8 +421,8 @@ def _merge_change(before: Row[Any], change: JobChange, world_size: int, now: dat
         until = now + timedelta(seconds=change.lease_seconds)
         lapses_at = until if lapses_at is None else max(lapses_at, until)
     return {
-        "team": before.team if change.team is None else change.team,
-        "queue": before.queue if change.queue is None else change.queue,
+        "team": before.team if change.team is None else label(change.team),
+        "queue": before.queue if change.queue is None else label(change.queue),
         "hosts": _unite_names(before.hosts, change.hosts, world_size),
         "gpu_uuids": _unite_names(before.gpu_uuids, change.gpu_uuids, world_size),
         "started_at": min((moment for moment in starts if moment is not None), default=None),

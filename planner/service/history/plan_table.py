@@ -12,6 +12,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, Select, delete, func, insert, select, update
 
 from planner.events import Category
+from planner.job.masking import map_texts, mask_text
 from planner.job.rank_sets import RankSet
 from planner.job.schema import Cluster, Gpu
 from planner.report.statement import Plan, ProgramStatement, RankClassStatement, Verdict, from_json, to_json
@@ -179,7 +180,7 @@ def select_rank_classes(connection: Connection, plan_ids: Sequence[str]) -> dict
 
 def document_text(plan: Plan | ProgramStatement) -> str:
     """As it is stored and answered: `planner.plan/1`, or `planner.run/1`."""
-    return compact_json(to_json(plan))
+    return mask_text(compact_json(to_json(plan)))
 
 
 def _replace(connection: Connection, row: Mapping[str, Any]) -> bool:
@@ -297,7 +298,7 @@ class Failures(Store):
     def put(self, failure: Failure) -> None:
         now = self._now()
         with self._database.writing() as connection:
-            put(connection, FAILURES, to_row(failure, failed_at=now, used_at=now))
+            put(connection, FAILURES, map_texts(to_row(failure), mask_text) | {"failed_at": now, "used_at": now})
 
     def get(self, plan_id: str) -> Failure | None:
         row = self._read_one(select(FAILURES).where(FAILURES.c.plan_id == label(plan_id)))

@@ -12,6 +12,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, func, select, update
 
+from planner.job.masking import mask_json, mask_text
 from planner.report.statement import Verdict
 from planner.service.history.counters import add, observe_value
 from planner.service.history.database import Store, put, read_record, to_row, upsert
@@ -101,7 +102,10 @@ class Searches(Store):
         """Store the search as it now is; without `answers` those that are there stay. Whether it was stored: with
         `unless_cancelled` one that somebody cancelled stays so."""
         checked_name(search.search_id, "search_id")
-        row = to_row(search, answers=answers or {})
+        # As it was asked for it is there as long as it may have to be run again.
+        request = search.request if search.goes_on else mask_json(search.request)
+        document, answered = mask_json(search.document), mask_json(answers or {})
+        row = to_row(search, request=request, document=document, answers=answered)
         kept = ("search_id",) if answers is not None else ("search_id", "answers")
         changes = {name: value for name, value in row.items() if name not in kept}
         with self._database.writing() as connection:
@@ -202,8 +206,10 @@ class Validations(Store):
         checked_label(validation.plan_id, "plan_id")
         names = {name: label(getattr(validation, name)) for name in ("mode", "gpu", "torch")}
         # NUL is the one character that a text of PostgreSQL cannot have.
-        problem = validation.problem.encode("utf-8", "replace").decode().replace("\0", " ")
-        row = to_row(validation, state=validation.state.value, problem=problem, **names)
+        problem = mask_text(validation.problem.encode("utf-8", "replace").decode().replace("\0", " "))
+        # What was asked for is there as it came as long as it may have to be run.
+        result = mask_json(validation.result) if validation.state.final else validation.result
+        row = to_row(validation, state=validation.state.value, problem=problem, result=result, **names)
         over = [state.value for state in ValidationState if state.final]
         with self._database.writing() as connection:
             statement = upsert(connection, VALIDATIONS, row).on_conflict_do_update(

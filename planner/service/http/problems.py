@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from planner.errors import FactoryNotAllowedError, PlannerError, shorten
+from planner.job.masking import mask_text
 from planner.service.errors import (
     BusyError,
     DeadlineError,
@@ -84,7 +85,7 @@ def problem(error: PlannerError) -> Response:
         "place": error.place,
         "traceback": getattr(error, "traceback", ""),
     }
-    members = {name: value for name, value in members.items() if value}
+    members = {name: mask_text(value) if isinstance(value, str) else value for name, value in members.items() if value}
     # What arrived is quoted in places: a lone surrogate in it must not break the answer.
     text, most = json.dumps(members, ensure_ascii=True), MOST_BYTES
     while len(text) > MOST_BYTES:

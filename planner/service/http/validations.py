@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -10,6 +11,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse
 
 from planner.job.loading import load_bundle
+from planner.job.masking import MASK
 from planner.job.schema import Job
 from planner.planning.planned_classes import refuse_unplannable
 from planner.searching.requests import read_job_member
@@ -180,6 +182,13 @@ def _job_of_plan(plan_id: Any, history: History) -> Job:
             422,
             f"{plan_id} is the run of a program, and a validation measures the step of a spec",
             remedy="the callback in the training reports what the program takes (docs/python.md)",
+            place="plan_id",
+        )
+    if MASK in json.dumps(document["job"]):
+        raise RequestError(
+            422,
+            f"the job of {plan_id} has masked secrets, and does not run without them",
+            allowed="the job itself (job), which is validated with its true values",
             place="plan_id",
         )
     return load_bundle(document["job"], "the plan's job")

@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 
-from planner.errors import PlannerError, ProgramError, SpecError
+from planner.errors import PlannerError, ProgramError, SpecError, restored
 from planner.job.layout import Mesh, rank_classes
+from planner.job.masking import CommandMask, map_texts
 from planner.job.schema import Job
 from planner.planning.job_plan import PlanningResult, plan_from_traces, plan_job
 from planner.planning.planned_classes import assign_ranks, parts_of_class
@@ -78,8 +79,11 @@ def run_program(order: RunOrder, answer: AnswerWriter) -> None:
     )  # fmt: skip
     try:
         statement, _ = judge_runs(work)
-    except (PlannerError, MemoryError):
+    except MemoryError:
         raise
+    except PlannerError as error:  # others read it too, in a warning of a hook
+        mask = CommandMask(asked.command, asked.line.environment).mask
+        raise restored(type(error), map_texts(vars(error), mask)) from None
     except Exception as error:  # what it says of its memory may contradict itself
         raise ProgramError(
             f"the program's records cannot be planned: {type(error).__name__}: {error}",
