@@ -111,7 +111,7 @@ def near_models(name: str, count: int = 6) -> list[str]:
     Publishers are not compared."""
     if len(name) > LONGEST_NAME:
         return []
-    short = name.rpartition("/")[2].casefold()
+    short = re.sub(r"[\s_]+", "-", name.rpartition("/")[2].strip().casefold())
     names = [name for model in models().values() for name in (model.name, *model.also)]
     called = {name.rpartition("/")[2].casefold(): name for name in names}
     longer = [other for other in called if re.match(re.escape(short) + r"[-_.a-z]", other) and len(short) > 2]
@@ -218,7 +218,8 @@ def _unknown_model(node: Node, looked_in: str) -> SpecError:
     if not looked_in:
         given, remedy = "the content of a config.json", "send the content of its config.json as model.hf_config"
     else:
-        given, name = "the path of a config.json", node.value if "/" in node.value else f"PUBLISHER/{node.value}"
+        given = "the path of a config.json"
+        name = node.value if "/" in node.value else f"PUBLISHER/{node.value.replace(' ', '-')}"
         fetch = f"`hf download {shorten(name, LONGEST_NAME)} config.json`"
         remedy = f"{fetch}, and planner finds it by its name; or write the path of that file in the place of the name"
     if len(near) == 1:

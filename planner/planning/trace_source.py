@@ -18,7 +18,7 @@ from planner.planning.preload import PRELOAD, TRACER
 from planner.runtime.limits import UNLIMITED
 from planner.runtime.user_cache import traces_folder
 from planner.tracing import rank_trace
-from planner.tracing.isolated import USUAL_ISOLATION, Isolation, trace_isolated
+from planner.tracing.isolated import USUAL_ISOLATION, Isolation, settings_put_aside, trace_isolated
 from planner.tracing.rank_trace import Trace
 from planner.units import GIB, MIB
 
@@ -93,11 +93,13 @@ class TraceSource:
     def trace_rank(self, job: Job, rank: int, target: str = "") -> Trace:
         """What one rank does. Raises SpecError or TraceError where it cannot be traced."""
         if job.model.factory:  # what the code of a factory does, no cache knows
-            return trace_isolated(job, rank, target, self.isolation)
+            with settings_put_aside():
+                return trace_isolated(job, rank, target, self.isolation)
         known = self.cache.load(job, rank, target) if self.cache else None
         if known is not None:
             return known
-        made = _trace(job, rank, target)
+        with settings_put_aside():
+            made = _trace(job, rank, target)
         if self.cache is not None:
             self.cache.store(job, rank, target, made)
         return made

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from planner import cuda_on_paper
@@ -31,6 +34,34 @@ class Isolation:
 
 
 USUAL_ISOLATION = Isolation()
+
+_SETTINGS = ("CUBLAS", "CUDNN_", "NVIDIA_", "PYTORCH_", "TORCH_", "TORCHINDUCTOR_", "TORCHDYNAMO_")
+"""Beginnings of variables by which a shell changes what torch and CUDA's libraries allocate
+(`CUBLAS_WORKSPACE_CONFIG`, torch 2.13 aten/src/ATen/cuda/CublasHandlePool.cpp)."""
+_FOLDERS = ("TORCH_HOME", "TORCHINDUCTOR_CACHE_DIR")
+_lock = threading.Lock()
+_put_aside: dict[str, str] = {}
+_tracing = 0
+
+
+@contextmanager
+def settings_put_aside() -> Iterator[None]:
+    """Within it this process, and those that it starts, have no variables that decide what torch allocates: the trace
+    of a spec follows from the spec and the software, which are what it is stored under. The allocator's settings come
+    in by `allocator.conf`. Threads may share it: the last one puts the variables back."""
+    global _tracing
+    with _lock:
+        _tracing += 1
+        for name in [name for name in os.environ if name.startswith(_SETTINGS) and name not in _FOLDERS]:
+            _put_aside[name] = os.environ.pop(name)
+    try:
+        yield
+    finally:
+        with _lock:
+            _tracing -= 1
+            if not _tracing:
+                os.environ.update(_put_aside)
+                _put_aside.clear()
 
 
 _TRACE = "trace"

@@ -56,18 +56,30 @@ class Assumptions:
         return tuple(Assumption(*key, count) for key, count in self._counts.items())
 
 
-def program_place(frames: Iterable[FrameType]) -> str:
-    """The innermost line that is neither torch's nor planner's; empty if there is none."""
+def program_frame(frames: Iterable[FrameType]) -> FrameType | None:
+    """The innermost frame that is neither torch's nor planner's."""
     for frame in frames:
         module = str(frame.f_globals.get("__name__", ""))
         if module.partition(".")[0] not in _LIBRARIES and not frame.f_code.co_filename.startswith("<"):
-            return f"{short_path(frame.f_code.co_filename)}:{frame.f_lineno}"
-    return ""
+            return frame
+    return None
+
+
+def program_place(frames: Iterable[FrameType]) -> str:
+    """The line of that frame, for people; empty if there is none. A line may hold several calls."""
+    frame = program_frame(frames)
+    return "" if frame is None else f"{short_path(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+def current_frame() -> FrameType | None:
+    """The innermost frame of the program that led here."""
+    return program_frame(frame for frame, _ in traceback.walk_stack(sys._getframe()))
 
 
 def current_place() -> str:
-    """The innermost line of the program that led here."""
-    return program_place(frame for frame, _ in traceback.walk_stack(sys._getframe()))
+    """The line of that frame, for people."""
+    frame = current_frame()
+    return program_place(() if frame is None else (frame,))
 
 
 def is_programs(code: CodeType) -> bool:
@@ -103,14 +115,11 @@ class Branch:
 def find_branch(frames: Sequence[FrameType], answer: object) -> Branch | None:
     """The branch that an answer decides; `frames` are those of the read, innermost first. Lines of libraries are none:
     what a program asks for itself is what may go either way."""
-    place = program_place(frames)
-    if not isinstance(answer, bool) or not place:
-        return None
-    frame = next(frame for frame in frames if program_place([frame]) == place)
-    if not is_programs(frame.f_code):
+    frame = program_frame(frames)
+    if not isinstance(answer, bool) or frame is None or not is_programs(frame.f_code):
         return None
     jump = _find_jump(frame.f_code, frame.f_lasti)
-    return None if jump is None else Branch(place, answer, _raises(frame.f_code, jump, not answer))
+    return None if jump is None else Branch(program_place([frame]), answer, _raises(frame.f_code, jump, not answer))
 
 
 @cache

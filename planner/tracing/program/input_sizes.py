@@ -6,14 +6,17 @@ import inspect
 import math
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
-from itertools import islice
+from itertools import count, islice
+from types import CodeType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
 
-from planner.tracing.program.assumptions import current_place
+from planner.tracing.program.assumptions import current_frame, program_place
 from planner.tracing.program.batch_sizes import Shape, Shapes, VaryingSize, varying
 
 _DEEPEST, _MOST_PARTS = 4, 4096
@@ -26,6 +29,17 @@ def read_shapes(batch: Any) -> dict[str, Shape]:
     return {name: shape for name, entry in _list_entries(batch) if (shape := _merge_shapes(entry))}
 
 
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A call of a model in the program: one line may hold several (`criterion(model(x), y)`), and one instruction
+    calls several models where it stands in a loop."""
+
+    module: int
+    code: CodeType | None
+    instruction: int
+    place: str
+
+
 class InputSizes:
     """Of one program; `tells` hears the shapes of each outermost forward, and whether it is a part of
     training (it makes gradients possible)."""
@@ -33,8 +47,10 @@ class InputSizes:
     def __init__(self, tells: Callable[[Shapes, bool], None], causes: Callable[[], Hashable] = tuple) -> None:
         """`causes`: what the program's own lines say just now on which shapes hang."""
         self._tells, self._causes = tells, causes
-        self._seen: defaultdict[tuple[str, Hashable], dict[tuple[tuple[str, Shape], ...], None]] = defaultdict(dict)
-        """By the line that calls a model for training, and causes: the shapes of its inputs, each once, in order."""
+        self._seen: defaultdict[tuple[_Call, Hashable], dict[tuple[tuple[str, Shape], ...], None]] = defaultdict(dict)
+        """By the call of a model for training, and causes: the shapes of its inputs, each once, in order."""
+        self._modules = WeakIdKeyDictionary()
+        self._next = count()
 
     def take(self, module: nn.Module, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         names = _parameter_names(type(module).forward)
@@ -42,8 +58,16 @@ class InputSizes:
         shapes = read_shapes({**given, **named})
         is_trained = torch.is_grad_enabled()
         if is_trained:
-            self._seen[current_place(), self._causes()].setdefault(tuple(shapes.items()))
+            self._seen[self._call_of(module), self._causes()].setdefault(tuple(shapes.items()))
         self._tells(shapes, is_trained)
+
+    def _call_of(self, module: nn.Module) -> _Call:
+        if module not in self._modules:
+            self._modules[module] = next(self._next)
+        frame, number = current_frame(), self._modules[module]
+        if frame is None:
+            return _Call(number, None, 0, "")
+        return _Call(number, frame.f_code, frame.f_lasti, program_place([frame]))
 
     def forget(self) -> None:
         """What came so far was to warm up."""
@@ -51,10 +75,10 @@ class InputSizes:
 
     def varying(self, *, uncaused: bool = False) -> VaryingSize | None:
         """The input of the most elements that was not always as large; with `uncaused` where nothing else differs."""
-        seen: defaultdict[tuple[str, Hashable], list[Shapes]] = defaultdict(list)
-        for (place, causes), shapes in self._seen.items():
-            seen[place, causes if uncaused else ()] += map(dict, shapes)
-        found = [varying(shapes, place) for (place, _), shapes in seen.items()]
+        seen: defaultdict[tuple[_Call, Hashable], list[Shapes]] = defaultdict(list)
+        for (call, causes), shapes in self._seen.items():
+            seen[call, causes if uncaused else ()] += map(dict, shapes)
+        found = [varying(shapes, call.place) for (call, _), shapes in seen.items()]
         return max(filter(None, found), key=lambda size: size.different, default=None)
 
 

@@ -114,6 +114,8 @@ def test_the_families_of_the_last_two_years_are_known(name: str) -> None:
         ("Llama-3.1-8B-Instrct", ["meta-llama/Llama-3.1-8B"]),
         ("mistrall-7B-v0.1", ["mistralai/Mistral-7B-v0.1"]),
         ("Mistral-7B", ["mistralai/Mistral-7B-v0.1", "mistralai/Mistral-7B-v0.3"]),
+        ("mistral 7b", ["mistralai/Mistral-7B-v0.1", "mistralai/Mistral-7B-v0.3"]),
+        ("qwen3_8b", ["Qwen/Qwen3-8B"]),
         ("bert-base", ["bert-base-uncased"]),
     ],
 )

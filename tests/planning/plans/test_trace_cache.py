@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -14,6 +17,7 @@ from planner.planning.job_plan import plan_job
 from planner.planning.trace_source import TraceCache, TraceSource
 from planner.report.statement import Plan, Seconds
 from planner.runtime.user_cache import NONE, inductor_folder
+from planner.tracing.isolated import settings_put_aside
 from planner.tracing.spec import step_trace as tracing
 from planner.tracing.spec.step_trace import trace
 
@@ -114,3 +118,39 @@ def test_what_inductor_compiled_lies_below_the_folder_that_is_named_for_traces(t
     assert inductor_folder({"XDG_CACHE_HOME": str(tmp_path)}) == tmp_path / "planner/inductor"
     assert inductor_folder({"PLANNER_CACHE": "/scratch/traces"}) == Path("/scratch/traces/inductor")
     assert inductor_folder({"PLANNER_CACHE": NONE}) is None
+
+
+DECODER = """
+model: {decoder: {layers: 1, hidden: 32, heads: 2, kv_heads: 2, ffn: 64, vocab: 64}}
+train: {micro_batch_size: 1, sequence_length: 16}
+cluster: {gpu: H100-SXM-80GB}
+"""
+
+
+@pytest.mark.parametrize(
+    "setting", ["CUBLAS_WORKSPACE_CONFIG=:65536:8", "PYTORCH_NO_CUDA_MEMORY_CACHING=1", "TORCH_BLAS_PREFER_CUBLASLT=1"]
+)
+def test_what_the_shell_says_of_torch_is_in_no_plan_of_a_spec(setting: str) -> None:
+    name, _, value = setting.partition("=")
+    command = [sys.executable, "-m", "planner", "plan", "-", "--format", "json"]
+    peaks = []
+    for more in ({}, {name: value}):
+        variables = {**os.environ, "PLANNER_CACHE": NONE, **more}
+        done = subprocess.run(command, input=DECODER, env=variables, capture_output=True, text=True, check=True)
+        peaks.append([ranks["peak"] for ranks in json.loads(done.stdout)["rank_classes"]])
+
+    assert peaks[0] == peaks[1]
+
+
+def test_settings_that_were_put_aside_come_back_when_the_last_thread_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+    monkeypatch.setenv("TORCH_HOME", "/models")
+    first, second = settings_put_aside(), settings_put_aside()
+    seen = []
+    for step in (first.__enter__, second.__enter__, lambda: first.__exit__(None, None, None)):
+        step()
+        seen.append((os.environ.get("CUBLAS_WORKSPACE_CONFIG"), os.environ["TORCH_HOME"]))
+    second.__exit__(None, None, None)
+
+    assert seen == [(None, "/models")] * 3
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"

@@ -273,3 +273,42 @@ def test_what_may_grow_beyond_what_was_seen_is_not_said_to_fit(
     (sentence,) = verdict_sentences(statement)
     assert sentence.startswith("May not fit: " if verdict is Verdict.TIGHT else "Fits: ")
     assert (verdict is Verdict.TIGHT) == ("needed after iteration 12, as sizes vary" in sentence)
+
+
+CALLS = """
+import torch
+def call(module, *given):
+    return module(*given)
+model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 64 * 64, 10)).cuda()
+criterion = torch.nn.CrossEntropyLoss()
+first, second = torch.nn.Linear(16, 32).cuda(), torch.nn.Linear(32, 16).cuda()
+optimizer = torch.optim.AdamW([*model.parameters(), *first.parameters(), *second.parameters()])
+for number in range(12):
+    x = torch.rand(8, 3, 64, 64).cuda()
+    y = x[:, 0, 0, 0].long()
+    {step}
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        "criterion(model(x), y).backward()",
+        "call(criterion, call(model, x), y).backward()",
+        "part = x[:, 0, 0, :16]\n    for each in (first, second): part = each(part)\n    part.sum().backward()",
+    ],
+    ids=["a model and its loss in one line", "by one function", "several models in a loop"],
+)
+def test_different_models_called_at_one_place_are_no_input_that_varies(program: Program, step: str) -> None:
+    statement = judge("python", program(CALLS.format(step=step)))
+
+    assert statement.verdict is Verdict.FITS
+    assert not [sentence for sentence in statement.unseen if "sizes of inputs vary" in sentence]
+
+
+def test_an_input_that_varies_beside_its_loss_in_one_line_is_named(program: Program) -> None:
+    lines = NO_LOADER.replace("    model(", "    torch.nn.Flatten()(model(").replace(".sum()", ").sum()")
+
+    assert re.search(r"input \(\S+py:7\) is \[8, 100, 16\] to \[8, 149, 16\], in 12 shapes", sentences(lines, program))
