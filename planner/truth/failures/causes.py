@@ -25,6 +25,22 @@ CONTEXT_BYTES = max(gpu.context.largest for gpu in GPUS if gpu.context is not No
 """What a bare CUDA context takes at most, of the GPUs on which it was measured: nobody can give it up."""
 
 
+_WORDS_OF = {
+    "XPU": ("oneCCL", "oneAPI's", "xpu-smi", "sycl::malloc_host"),
+    "HIP": ("RCCL", "ROCm's", "rocm-smi", "hipHostMalloc"),
+    "NPU": ("HCCL", "CANN's", "npu-smi", "aclrtMallocHost"),
+    "MUSA": ("MCCL", "MUSA's", "mthreads-gmi", "musaHostAlloc"),
+}
+"""What other vendors call NCCL, CUDA's libraries, nvidia-smi and cudaHostAlloc."""
+
+
+def in_words_of(vendor: str, text: str) -> str:
+    """A hint with the names of the vendor's libraries and tools; CUDA's for any other."""
+    for ours, theirs in zip(("NCCL", "CUDA's", "nvidia-smi", "cudaHostAlloc"), _WORDS_OF.get(vendor, ()), strict=False):
+        text = text.replace(ours, theirs)
+    return text
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
     """`held` says who held what, in bytes, as far as the message tells; `alone` are the causes without which it would
@@ -49,7 +65,12 @@ def judge(failure: GpuFailure) -> Judgement:
     if free is None:
         return _judge_without_free(tried, total, allocated, failure)
     this_process, others, in_container = _own_process(failure)
+    candidates = _candidates(failure) if this_process is None else []
     listed = sum(process.bytes for process in others)
+    # Where several of those that are listed may be this one, others hold at least the rest.
+    surely_others = listed - max((process.bytes for process in candidates), default=0)
+    if candidates:
+        listed = 0
     outside = unlisted = None
     if reserved is not None:
         outside = None if this_process is None else max(this_process - reserved, 0)
@@ -64,18 +85,20 @@ def judge(failure: GpuFailure) -> Judgement:
     ]
     if not limited:  # nobody else counts against the limit
         could_give_up += [
-            (Cause.OTHER_PROCESS, listed),
+            (Cause.OTHER_PROCESS, surely_others),
             (Cause.OUTSIDE_ALLOCATOR, (outside or 0) - CONTEXT_BYTES),
             (Cause.NOT_PYTORCH, (unlisted or 0) - CONTEXT_BYTES),
         ]
     sufficient = [(cause, count) for cause, count in could_give_up if count >= max(missing, 1)]
+    if candidates and any(cause is Cause.OTHER_PROCESS for cause, _ in sufficient):  # what is not PyTorch's includes it
+        sufficient = [row for row in sufficient if row[0] is not Cause.NOT_PYTORCH]
     sufficient.sort(key=lambda candidate: -candidate[1])
     # Neither free nor allocated, where the form does not say what is reserved (cudaMallocAsync).
     not_told = None if reserved is not None else total - free - allocated
     unexplained = 0 if not_told is None else not_told - CONTEXT_BYTES
     most = min(total, failure.allowed_bytes or total)
     large = [cause for cause, count in sufficient if count * SMALLEST_SHARE >= most]
-    tensors = allocated - failure.private_pool_bytes
+    tensors = max(allocated - failure.private_pool_bytes, 0)
     cause = Cause.FULL if tensors * SMALLEST_SHARE >= most else Cause.SINGLE_REQUEST
     if limited:
         cause = Cause.LIMIT
@@ -97,14 +120,23 @@ def judge(failure: GpuFailure) -> Judgement:
         "not_listed" if this_process is not None else "not_pytorch": unlisted,
         "not_told": not_told,
     }
-    notes = ["the process that the message lists is this one: in a container it does not know its own number"]
-    notes = [*(notes if in_container else ()), *_notes_on(cause, total, tried, free, not_told or 0)]
+    notes = [*_notes_on(cause, total, tried, free, not_told or 0)]
+    if in_container:
+        notes.insert(
+            0, "the process that the message lists is this one: in a container it does not know its own number"
+        )
+    if candidates:
+        notes.insert(
+            0,
+            f"which of the listed processes is this one is not said ({len(candidates)} hold as much as PyTorch has "
+            f"reserved): others hold at least {size(surely_others)}",
+        )
     return Judgement(
         cause=cause,
         missing_bytes=missing,
         held={name: count for name, count in held.items() if count is not None},
         alone=tuple(cause for cause, _ in sufficient) if missing else (),
-        contradictions=tuple(_contradictions(failure, this_process, listed, total, free)),
+        contradictions=tuple(_contradictions(failure, this_process, sum(each.bytes for each in others), total, free)),
         notes=tuple(notes),
     )
 
@@ -134,8 +166,8 @@ def _judge_without_figures(failure: GpuFailure) -> Judgement:
     if tried is not None and tried >= (total or ONE_EXABYTE):
         return Judgement(cause=Cause.SINGLE_REQUEST, missing_bytes=tried)
     if failure.form in (Form.NCCL, Form.LIBRARY, Form.DRIVER):
-        notes = [*_notes_without_figures(failure)]
-        return Judgement(cause=Cause.OUTSIDE_ALLOCATOR, missing_bytes=tried, notes=tuple(notes))
+        notes = tuple(in_words_of(failure.vendor, note) for note in _notes_without_figures(failure))
+        return Judgement(cause=Cause.OUTSIDE_ALLOCATOR, missing_bytes=tried, notes=notes)
     if failure.form is Form.FRAMEWORK and failure.who.startswith("the engine's share"):
         note = "weights and activations leave too little of the share that the engine may take for its KV cache"
         return Judgement(cause=Cause.LIMIT, missing_bytes=tried, notes=(note,))
@@ -144,8 +176,8 @@ def _judge_without_figures(failure: GpuFailure) -> Judgement:
         return Judgement(
             cause=Cause.OTHER_PROCESS,
             missing_bytes=max((tried or 0) - (free or 0), 0),
-            held={"free": free or 0},
-            notes=(note,),
+            held={"free": free or 0, "other_processes": max((total or 0) - (free or 0), 0)},
+            notes=(note, "the CUDA context of this process is counted with the others'"),
         )
     note = "it says that GPU memory ran out, and not who held what"
     if failure.form is Form.UNKNOWN:
@@ -178,10 +210,16 @@ def _own_process(failure: GpuFailure) -> tuple[int | None, tuple[ProcessBytes, .
     this_process, others = failure.this_process_bytes, failure.other_processes
     if this_process is not None or not others or not failure.reserved_bytes:
         return this_process, others, False
-    large = [process for process in others if process.bytes >= failure.reserved_bytes - failure.rounding_bytes]
+    large = _candidates(failure)
     if len(large) != 1:
         return None, others, False
     return large[0].bytes, tuple(process for process in others if process is not large[0]), True
+
+
+def _candidates(failure: GpuFailure) -> list[ProcessBytes]:
+    """Those of the listed processes that may be this one: they hold at least what PyTorch has reserved."""
+    least = (failure.reserved_bytes or 0) - failure.rounding_bytes
+    return [process for process in failure.other_processes if process.bytes >= least > 0]
 
 
 def _contradictions(failure: GpuFailure, this_process: int | None, listed: int, total: int, free: int) -> Iterator[str]:
@@ -197,12 +235,14 @@ def _contradictions(failure: GpuFailure, this_process: int | None, listed: int, 
         yield f"reserved {size(reserved)} and free {size(free)} are more than the GPU's {size(total)}"
     if reserved is not None and reserved < allocated - off:
         yield f"less is reserved ({size(reserved)}) than allocated ({size(allocated)})"
-    if this_process is None:
-        return
-    if reserved is not None and this_process < reserved - off:
+    if this_process is not None and reserved is not None and this_process < reserved - off:
         yield f"this process is said to hold {size(this_process)}, and PyTorch has reserved {size(reserved)} in it"
-    if this_process + listed + free > total + off:
-        yield f"the processes' {size(this_process + listed)} and what is free are more than the GPU has"
+    # Where no process is known to be this one, it is one that is listed if any can be.
+    own = this_process if this_process is not None else 0 if _candidates(failure) else held
+    if (listed or this_process is not None) and own + listed + free > total + off:
+        yield f"the processes' {size(own + listed)} and what is free are more than the GPU has"
+    if failure.private_pool_bytes > allocated + off:
+        yield f"private pools hold {size(failure.private_pool_bytes)} of {size(allocated)} allocated"
 
 
 def _notes_on(cause: Cause, total: int, tried: int, free: int, not_told: int) -> Iterator[str]:

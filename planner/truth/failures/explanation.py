@@ -185,7 +185,8 @@ LOOKED_FOR = (
     "looked for: torch's out of memory messages (CUDA, HIP, XPU, NPU, MPS and others), those of the driver, NCCL, "
     "CUDA's "
     "libraries and other frameworks; kills by the kernel, Slurm, PBS, LSF, Grid Engine, HTCondor, Kubernetes, YARN and "
-    "Ray; exit codes 137 and -9, SIGKILL and the shell's `Killed`; allocations of the host that failed; or a snapshot"
+    "Ray; exit codes 137, -9, 135 and -7, SIGKILL, SIGBUS and the shell's `Killed`; "
+    "allocations of the host that failed; or a snapshot"
 )
 _OF_MEMORY = re.compile(r"(?i)out[ -]of[ -]memory|\boom\b|memory (?:limit|exceeded)|not enough memory|\bkilled\b")
 
@@ -205,7 +206,7 @@ class Explanation:
     @property
     def cause(self) -> Cause:
         """Of what was said, the first whose cause is known, since the rest follows from it; else the snapshot's."""
-        by_line = [(failure.line, judged.cause) for failure, judged in self.messages]
+        by_line = [(failure.line, judged.cause) for failure, judged in self.messages if not failure.caught]
         by_line += [(failure.line, failure.cause) for failure in self.host]
         causes = [cause for _, cause in sorted(by_line)] + [failure.cause for failure in self.snapshots]
         return next((cause for cause in causes if cause is not Cause.UNKNOWN), Cause.UNKNOWN)
@@ -234,7 +235,7 @@ def explain(
             remedy="give the whole log, with the lines above the last one",
             place=place,
         )
-    figured = next((pair for pair in messages if pair[0].total_bytes is not None), None)
+    figured = next((pair for pair in messages if pair[0].total_bytes is not None and not pair[0].caught), None)
     snapshots = () if snapshot is None else explain_failures(snapshot, place, figured[0] if figured else None)
     explained = Explanation(messages=messages, host=host, snapshots=snapshots, other_reason=other_reason(log.text))
     if plan is None:

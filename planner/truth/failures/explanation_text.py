@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from planner.report.recorded_snapshot import short_path
 from planner.report.style import Style, join_lines, sentence_lines, size
-from planner.truth.failures.causes import ONE_EXABYTE, Judgement
+from planner.truth.failures.causes import ONE_EXABYTE, Judgement, in_words_of
 from planner.truth.failures.explanation import Explanation
 from planner.truth.failures.gpu_messages import innermost_own
 from planner.truth.failures.messages import Cause, Form, GpuFailure, HostFailure
@@ -67,6 +66,19 @@ _KILLED = (
     "The kernel's log (dmesg -T | grep -i oom), the scheduler's record of the job (sacct, kubectl describe pod) or the "
     "container's limit says whether it did."
 )
+_ENDED = {
+    "bus error": "A process ended with a bus error (SIGBUS, exit codes 135 and -7). Mostly shared memory was full: "
+    "/dev/shm (a container's --shm-size, an emptyDir of medium Memory); df -h /dev/shm says how large it is. A mapped "
+    "file that was cut short ends so, too.",
+    "ray": "A worker of Ray ended, and Ray lists what may have been the reason without saying which it was. The "
+    "worker's own log, `ray logs`, and the kernel's log (dmesg -T | grep -i oom) say more.",
+}
+"""What is said where nobody else gives a reason."""
+_STATE = (
+    "The snapshot records no request that failed: it says what was held when it was taken, not that memory ran out. "
+    "Give the job's log beside the snapshot: torch's message says what was asked for and what was free."
+)
+_CAUGHT = "The log says that the program caught this and went on; of a failure it says nothing."
 _OVERFLOW = (
     "A request of more than 1 EiB has the size of a shape that went wrong (an overflow, a negative number, a wrong "
     "index): "
@@ -98,13 +110,21 @@ def _conclusion(explanation: Explanation) -> str:
     asked = max((failure.tried_bytes or 0 for failure, _ in explanation.messages), default=0)
     if explanation.cause is Cause.SINGLE_REQUEST and asked >= ONE_EXABYTE:
         return _OVERFLOW
-    if explanation.cause is not Cause.UNKNOWN or explanation.messages or explanation.snapshots:
-        return f"{_IN_WORDS[explanation.cause]} {_advice(explanation)}".strip()
+    failed = [failure for failure, _ in explanation.messages if not failure.caught]
+    recorded = failed or explanation.host or any(snapshot.recorded for snapshot in explanation.snapshots)
+    if explanation.cause is Cause.UNKNOWN and not recorded:
+        return _STATE if explanation.snapshots else _CAUGHT
+    if explanation.cause is not Cause.UNKNOWN or failed or explanation.snapshots:
+        vendor = next((failure.vendor for failure in failed), "")
+        return in_words_of(vendor, f"{_IN_WORDS[explanation.cause]} {_advice(explanation)}".strip())
     if any(failure.certain for failure in explanation.host):
         return "The host's memory ran out: of the machine, or of a limit, is not said."
     if explanation.other_reason:
         return f'A process was killed, and the log gives a reason other than memory: "{explanation.other_reason}".'
-    return _KILLED
+    said_by = {failure.said_by for failure in explanation.host}
+    return next(
+        (sentence for who, sentence in _ENDED.items() if said_by <= {who, "exit code"} and who in said_by), _KILLED
+    )
 
 
 def _indented(sentences: Iterable[str], style: Style) -> Iterator[str]:
@@ -120,7 +140,8 @@ def _message(failure: GpuFailure, judged: Judgement, style: Style) -> Iterator[s
         Form.DEVICE: f"as torch's {failure.vendor} backend says it",
         Form.FRAMEWORK: f"as of {failure.who}",
     }.get(failure.form, f"as {failure.form.value} says it")
-    yield style.paint(f"{where}{gpu}: {form}", "bold")
+    caught = ", and the program went on" if failure.caught else ""
+    yield style.paint(f"{where}{gpu}: {form}{caught}", "bold")
     if failure.form in (Form.UNKNOWN, Form.PLAIN, Form.FRAMEWORK, Form.DRIVER, Form.LIBRARY):
         yield from _indented([failure.text[:_QUOTED]], style)
     if failure.tried_bytes is not None:
@@ -133,11 +154,13 @@ def _message(failure: GpuFailure, judged: Judgement, style: Style) -> Iterator[s
         yield _row("missing", size(judged.missing_bytes))
     own = innermost_own(failure.frames)
     if own is not None:
-        yield _row("raised at", f"{short_path(own.file)}:{own.line} {own.function}")
-    whole = sum(judged.held.values())
+        yield _row("raised at", f"{own.file}:{own.line} {own.function}")
+    whole = failure.total_bytes or failure.allowed_bytes or sum(judged.held.values())
     for name, count in sorted(judged.held.items(), key=lambda row: -row[1]):
         share = count / whole if whole else 0.0
-        yield f"  {_HELD[name]:<{_LABEL}}{size(count):>12} {share:>6.1%}  {style.bar(share, 30)}".replace("%", " %")
+        yield f"  {_HELD[name]:<{_LABEL}}{size(count):>12} {share:>6.1%}  {style.bar(min(share, 1.0), 30)}".replace(
+            "%", " %"
+        )
     # What would have covered what was missing, where that is more than the cause, or too little to be called one.
     alone = "; ".join(_GIVEN_UP[cause] for cause in judged.alone)
     if judged.cause in judged.alone:
@@ -201,8 +224,8 @@ def snapshot_lines(failure: SnapshotFailure, style: Style) -> Iterator[str]:
 
 def _host(failure: HostFailure, style: Style) -> Iterator[str]:
     what = f"{failure.said_by} says it of the host"
-    if failure.said_by in _SAYS_HOW:
-        what = "a process was killed"
+    if not failure.certain and failure.said_by in (*_SAYS_HOW, *_ENDED):
+        what = "a process ended" if failure.said_by in _ENDED else "a process was killed"
     yield style.paint(f"line {failure.line}: {what}", "bold")
     yield from _indented([failure.text], style)
     if failure.process:

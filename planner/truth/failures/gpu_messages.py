@@ -76,6 +76,11 @@ _OTHERS = tuple(
             r"""(?:Cuda|CUDA|HIP) failure (?:\d+)? 'out of memory'
             (?:(?:(?!Cuda failure).){0,1000}? Failed to CUDA (?:host)?(?:c|m)?alloc(?:async)? @tried)?""",
         ),
+        (
+            # torch asks NVML who holds what only where cudaMalloc failed; where NVML fails too, it prints only this.
+            Form.PLAIN, "",
+            r'NVML_SUCCESS == .{1,100}? INTERNAL ASSERT FAILED at"?[^"]{0,200}? CUDACachingAllocator\.cpp',
+        ),
         (Form.NCCL, "NCCL", r"Failed to CUDA (?:c|m)?alloc(?:async)? @tried"),
         (
             Form.LIBRARY, "",
@@ -96,7 +101,8 @@ _OTHERS = tuple(
             Form.FRAMEWORK, "TensorFlow",
             r"""OOM when allocating tensor with shape \[[\d,]{0,200}\]
             |Allocator (?:\(\w{1,40}\))? ran out of memory trying to allocate @tried
-            |failed to allocate [\d.]+[KMGT]?i?B? \(@tried_2\) from device""",
+            |failed to allocate [\d.]+[KMGT]?i?B? \(@tried_2\) from device
+            |cuMemAllocAsync failed to allocate @tried_3:.{0,300}?Free memory/Total memory: @free/@total""",
         ),
         (
             Form.FRAMEWORK, "JAX",
@@ -115,7 +121,7 @@ _OTHERS = tuple(
             Form.FRAMEWORK, "the engine's share of the GPU (vLLM)",
             r"""No available memory for the cache blocks
             |(?:reserved for KV Cache is|Available KV cache memory:) -\d
-            |(?:@tried KV cache is needed, which)? is larger than the
+            |(?:(?<!\d)@tried KV cache is needed, which)? is larger than the
             (?:maximum number of tokens that can be stored in|available) KV cache""",
         ),
         (
@@ -134,6 +140,8 @@ _OTHERS = tuple(
             (?:out of memory|OUT_OF_MEMORY|OutOfMemory)
             |(?:cuda runtime error \(2\)|error=2): out of memory
             |cuda(?:Malloc|MallocAsync|MallocManaged|MemAlloc|HostAlloc)\w{0,20} failed: out of memory
+            |(?:CUresult|cudaError(?:_t)?|hipError(?:_t)?) error:? (?:result=)? 2(?!\d)
+            |cuMemCreate CUDA_ERROR_OUT_OF_MEMORY
             |cudaErrorMemoryAllocation|(?<!on host:) CUDA_ERROR_OUT_OF_MEMORY|hipErrorOutOfMemory
             |(?:UR_RESULT|PI|ZE_RESULT|SYCL|VK)_ERROR_OUT_OF_(?:DEVICE_MEMORY|RESOURCES|POOL_MEMORY)
             |kIOGPUCommandBufferCallbackErrorOutOfMemory
@@ -144,6 +152,25 @@ _OTHERS = tuple(
         ),
     )
 )  # fmt: skip
+_CAUGHT_BEFORE = words(r"errors? (?:during|in|while) autotuning")
+_CAUGHT_BACK = 300
+"""Characters without white space before a message in which it is said that it was caught, with a logger's prefix."""
+_CAUGHT_AFTER = words(
+    r"""Ignoring this choice|for benchmark choice|\(may not be an issue|indicates that this is not a failure
+    |(?:attempting to|trying to) recover from OOM|skipping (?:this)? batch"""
+)
+_CAUGHT_WITHIN = 1500
+"""Characters without white space after a message in which it is said that it was caught."""
+_VENDORS = tuple(
+    (vendor, words(pattern))
+    for vendor, pattern in (
+        ("XPU", r"^(?:XPU|UR_RESULT|PI_ERROR|ZE_RESULT|SYCL)"),
+        ("HIP", r"^(?:hip|ROCm|rocblas|miopen)"),
+        ("NPU", r"^(?:NPU|EL0004|rtMalloc)|207001|ACL_ERROR"),
+        ("MUSA", r"^MUSA"),
+    )
+)
+"""Who speaks, where it is not CUDA and torch's allocator does not say it."""
 _SOURCE_LINE = re.compile(r"\s*(?:except|raise|from|import|class|if|elif|return)\b")
 
 
@@ -195,14 +222,18 @@ def _is_repeated(log: LogText, match: re.Match[str]) -> bool:
 def _tell_apart(log: LogText, failures: dict[int, GpuFailure]) -> list[GpuFailure]:
     # A log says the same again and again: in the traceback, in the launcher's summary, and once for the driver.
     different: dict[tuple[object, ...], GpuFailure] = {}
-    for at, failure in sorted(failures.items()):
+    places = sorted(failures)
+    for at, before, after in zip(places, [0, *places], [*places[1:], len(log.squashed)], strict=False):
+        failure = failures[at]
         place = log.original(at)
         rank = _rank_before(log.text, place)
-        key = (failure.form, failure.text, rank)
+        caught = _CAUGHT_BEFORE.search(log.squashed, max(before, at - _CAUGHT_BACK), at) is not None
+        caught = caught or _CAUGHT_AFTER.search(log.squashed, at, min(after, at + _CAUGHT_WITHIN)) is not None
+        key = (failure.form, failure.text, rank, caught)
         if key in different:
             continue
         frames = _frames_before(log.text, place)
-        different[key] = replace(failure, line=log.line_of(at), rank=rank, frames=frames)
+        different[key] = replace(failure, line=log.line_of(at), rank=rank, frames=frames, caught=caught)
         if len(different) == MOST_MESSAGES:
             break
     return list(different.values())
@@ -291,14 +322,21 @@ def _form_of(window: str, vendor: str, figures: dict[str, int]) -> Form:
 def _read_other(form: Form, who: str, match: re.Match[str], log: LogText) -> GpuFailure:
     groups: Mapping[str, str | None] = match.groupdict()
     total = read_size(match, "total")
-    unit = total[0] * 100 // round(float(match["total"]) * 100) if total else 1  # vLLM writes it once: (3.5/23.5 GiB)
-    tried, free, allocated = (
-        read_size(match, name, unit) or read_size(match, f"{name}_2") for name in ("tried", "free", "allocated")
+    # vLLM writes the unit once: (3.5/23.5 GiB).
+    written = round(float(match["total"].replace(",", "")) * 100) if total else 0
+    unit = total[0] * 100 // written if total and written else 1
+    sizes = {
+        name: read_size(match, name, unit) or read_size(match, f"{name}_2") or read_size(match, f"{name}_3")
+        for name in ("tried", "free", "total", "allocated")
+    }
+    tried, free, total, allocated = (
+        size if size is not None and size[0] < _NOT_KNOWN_BYTES else None for size in sizes.values()
     )
     return GpuFailure(
         form=form,
         text=log.rest_of_line(match.start(), _QUOTED),
         line=0,
+        vendor=next((vendor for vendor, pattern in _VENDORS if pattern.search(match[0])), ""),
         who=(groups.get("who") or "").upper() or who,
         device=int(groups["device"] or 0) if groups.get("device") else None,
         tried_bytes=tried and tried[0],

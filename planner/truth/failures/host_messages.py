@@ -36,6 +36,22 @@ def _row(said_by: str, cause: Cause, pattern: str, unit: int = 1) -> _Words:
 
 _KILLED = r"""(?:\(oom_kill_allocating_task\))?: Kill(?:ed)? process \d{1,10}\((?P<process>[^)]{0,64})\)
     (?P<pages>(?:(?![Oo]ut of memory|oom-kill|invoked oom).){0,300})"""
+
+
+def _by_signal(number: int, name: str, said: str) -> str:
+    """The ways in which launchers, shells and libraries say that a signal ended a process."""
+    return rf"""Signal {number}\({name}\) received|Signals\.{name}: {number}
+        |(?:exited on|(?:terminated|died) with|(?:terminated|killed) by|due to|received|on) (?:an?)? (?:uncaught)?
+        (?:signal:?)? (?:{name}|{number}\({said}\)|{number}\({name}\)|signal {number}(?!\d)|{said}(?![a-z]))"""
+
+
+def _exit_code(codes: str) -> str:
+    return (
+        r"(?i:\b(?:exit(?:ed)?|return(?:ed)?|finished|terminated|status)[ _-]?(?:with )?(?:a )?(?:non-?zero )?"
+        r"(?:error |exit |return )?_?(?:code|status)?s?\"?\s{0,4}(?:is|of|:|=)?\s{0,4}\(?(?:" + codes + "))"
+    )
+
+
 # A row whose cause is UNKNOWN tells of an end that has other reasons too.
 _SENTENCES = (
     _row("kernel", Cause.HOST_LIMIT, "Memory cgroup out of memory" + _KILLED),
@@ -147,12 +163,8 @@ _SENTENCES = (
     _row("windows", Cause.HOST, r"(?i:paging file is too small|WinError1455|os error1455|out of virtual memory)"),
     _row("notebook", Cause.HOST, r"crashed after using all available RAM|tried to allocate more memory than is"
          r" available"),
-    _row(
-        "signal", Cause.UNKNOWN,
-        r"""Signal 9\(SIGKILL\) received|Signals\.SIGKILL: 9|signal:killed
-        |(?:exited on|(?:terminated|died) with|(?:terminated|killed) by|due to|received|on) (?:an?)? (?:uncaught)?
-        (?:signal:?)? (?:SIGKILL|9\(Killed\)|9\(SIGKILL\)|signal 9(?!\d)|Killed(?![a-z]))""",
-    ),
+    _row("signal", Cause.UNKNOWN, _by_signal(9, "SIGKILL", "Killed") + "|signal:killed"),
+    _row("bus error", Cause.UNKNOWN, _by_signal(7, "SIGBUS", "Bus error")),
     _row("slurm", Cause.UNKNOWN, r"srun: error: [^:]{1,100}: tasks?[\d,-]{1,100}: Killed"),
 )  # fmt: skip
 # Words that need their line, or the white space around them.
@@ -162,18 +174,16 @@ _LINES = tuple(
         ("slurm", Cause.HOST_LIMIT, r"(?<![\w])OUT_OF_ME(?:MORY\b|\+|\b)"),
         # Docker says of every container whether it was: "OOMKilled": false.
         ("kubernetes", Cause.HOST_LIMIT, r"\bOOMKilled\b(?!\"?\s?[:=]\s?\"?false)"),
-        ("kernel", Cause.UNKNOWN, r"(?P<process>[\w.-]{1,64}) invoked oom-killer"),
+        ("kernel", Cause.UNKNOWN, r"(?<![\w.-])(?P<process>[\w.-]{1,64}) invoked oom-killer"),
         (
             "python", Cause.HOST,
             r"(?<![A-Za-z])(?:_Array)?MemoryError(?::(?!\s*std::bad_alloc: out_of_memory)(?:\s*Unable to allocate\s+"
             r"(?P<requested>\d[\d.]{0,20})\s?(?P<requested_unit>[KMGT]?i?B))?|\s*$)",
         ),
         ("python", Cause.HOST, r"\bCannot allocate memory\b|: out of memory \(allocated \d"),
-        (
-            "exit code", Cause.UNKNOWN,
-            r"(?i:\b(?:exit(?:ed)?|return(?:ed)?|finished|terminated|status)[ _-]?(?:with )?(?:a )?(?:non-?zero )?"
-            r"(?:error |exit |return )?_?(?:code|status)?s?\"?\s{0,4}(?:is|of|:|=)?\s{0,4}\(?(?:137\b|-9\b))",
-        ),
+        ("exit code", Cause.UNKNOWN, _exit_code(r"137\b|-9\b")),
+        ("bus error", Cause.UNKNOWN, _exit_code(r"135\b|-7\b")),
+        ("bus error", Cause.UNKNOWN, r"(?:^|[\])%|]\s{0,8}|line \d{1,6}:\s{1,8}\d{1,10} )Bus error\b"),
         (
             "shell", Cause.UNKNOWN,
             r"(?:^|[\])%|]\s{0,8}|line \d{1,6}:\s{1,8}\d{1,10} )Killed(?:\s{2,}\S[^\n]{0,200})?\s*$"

@@ -97,6 +97,8 @@ class GpuFailure:
     other_processes: tuple[ProcessBytes, ...] = ()
     rounding_bytes: int = 0
     """By how much sums of the figures may be off, as they were printed with two decimals."""
+    caught: bool = False
+    """The log says that the program went on: a choice of autotuning, a request that is tried again."""
     who: str = ""
     """Which library asked, where it was not torch's allocator."""
     frames: tuple[Frame, ...] = ()

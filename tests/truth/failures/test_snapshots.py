@@ -237,7 +237,7 @@ def test_a_snapshot_without_a_history_says_what_was_held() -> None:
 def test_the_log_is_asked_for_where_a_snapshot_alone_does_not_say_why() -> None:
     told = " ".join(render("oom.pickle", explain("", without_history(FULL[:2])), Style()).split())
 
-    assert "Why is not known from this. Give the job's log beside the snapshot" in told
+    assert "not that memory ran out. Give the job's log beside the snapshot" in told
 
 
 def test_a_small_request_is_told_with_the_segment_that_it_takes(failed: Failed) -> None:
