@@ -37,7 +37,7 @@ def version() -> str:
 
 
 def install_command(extra: str) -> str:
-    """What a person types to get what the extra brings and this Python lacks. It names the packages rather than planner,
+    """What a person types to get what the extra brings and this Python lacks. It names packages rather than planner,
     which is on no index: what an index has under its name is not ours."""
     below = EXTRAS["plan"] if extra in ("deepspeed", "service") else ()
     missing = [each for each in (*below, *EXTRAS[extra]) if not _is_installed(each)]
