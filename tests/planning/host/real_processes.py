@@ -11,7 +11,6 @@ import gc
 import json
 import os
 import sys
-import time
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -87,12 +86,15 @@ class Samples(Dataset[torch.Tensor]):
 
 def read_ahead() -> dict[str, int]:
     """The shared memory that the process and its workers hold, mapped or not."""
-    batches = iter(DataLoader(Samples(), batch_size=SAMPLES, num_workers=WORKERS, prefetch_factor=PREFETCH))
+    batches: Any = iter(DataLoader(Samples(), batch_size=SAMPLES, num_workers=WORKERS, prefetch_factor=PREFETCH))
     for _ in range(4):
         batch = next(batches)
-    time.sleep(0.7)  # until all is read ahead
+    # Got from the queue, all that is read ahead is there, however long the workers take.
+    ahead = [batches._worker_result_queue.get() for _ in range(batches._tasks_outstanding)]
     workers = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-    return {"shared": shared_memory("self", *workers), "batch": batch.nbytes}
+    found = {"shared": shared_memory("self", *workers), "batch": batch.nbytes}
+    del ahead
+    return found
 
 
 def shared_memory(*processes: str) -> int:
