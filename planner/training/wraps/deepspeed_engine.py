@@ -360,7 +360,7 @@ def wrap_model(spec: schema.Job, model: nn.Module, optimizer: torch.optim.Optimi
 def release(engine: Any, device: torch.device) -> None:
     """Ends the engine of a step that is over: its hooks on parameters would keep it, and all that it has, for the life
     of the process (0.19.8, stage_1_and_2.py and stage3.py, `_grad_acc_hooks`)."""
-    with _use_deepspeed(device, engine.zero_optimization_stage()):
+    with _use_deepspeed(device):
         _imported_deepspeed().comm.init_distributed(dist_backend=torch.distributed.get_backend(), verbose=False)
         engine.destroy()
 
