@@ -8,7 +8,7 @@ PLANS := $(VENV)/.plans
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup plan answers test test-fast test-timed test-computed test-clusters test-wheel soak test-torch torch-versions fuzz cpu-runs clients beside-plans screenshots opinfo check check-in-turn check-computed lint bench accuracy programs step-times gpu-truth gpu-facts rehearse-gpu-truth validate-gpu clean
+.PHONY: help setup plan answers test test-fast test-timed test-computed test-clusters test-wheel test-readme soak test-torch torch-versions fuzz cpu-runs clients beside-plans screenshots opinfo check check-in-turn check-computed test-of-wheel lint bench accuracy programs step-times gpu-truth gpu-facts rehearse-gpu-truth validate-gpu clean
 
 help: ## what can be done here
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -63,10 +63,20 @@ OF_WHEEL := $(addprefix tests/,house/installed allocator/replays \
 $(WHEEL)/.ready: $(READY) constraints.txt $(shell find planner -type f -not -name '*.pyc')
 	rm -rf $(WHEEL) && $(PYTHON) -m venv $(WHEEL)
 	nice -n 19 $(PYTHON) -m pip wheel --quiet --no-deps --wheel-dir $(WHEEL)/dist .
-	nice -n 19 .ci/install "$$(ls $(WHEEL)/dist/*.whl)[service] pytest pytest-rerunfailures hypothesis httpx peft deepspeed" $(WHEEL)
+	nice -n 19 .ci/install "$$(ls $(WHEEL)/dist/*.whl)[service] pytest pytest-rerunfailures hypothesis httpx deepspeed" $(WHEEL)
 	@touch $@
 test-wheel: $(WHEEL)/.ready ## a share of the tests with planner's wheel
-	OMP_NUM_THREADS=1 nice -n 19 $(WHEEL)/bin/pytest $(ONCE_MORE) -p no:cacheprovider -m "not soak" $(OF_WHEEL) $(LOG)
+	OMP_NUM_THREADS=1 nice -n 19 $(WHEEL)/bin/pytest $(ONCE_MORE) -p no:cacheprovider -m "not soak" --ignore=$(OF_README) $(OF_WHEEL) $(LOG)
+
+# In what README's install makes: the extra `plan` alone, from the same wheel.
+README := .venv-readme
+OF_README := tests/house/installed/test_commands_of_pages.py
+$(README)/.ready: $(WHEEL)/.ready
+	rm -rf $(README) && $(PYTHON) -m venv $(README)
+	nice -n 19 .ci/install "$$(ls $(WHEEL)/dist/*.whl)[plan] pytest hypothesis httpx" $(README)
+	@touch $@
+test-readme: $(README)/.ready ## the commands of README and docs in the environment that README's install makes
+	OMP_NUM_THREADS=1 nice -n 19 $(README)/bin/python -m pytest -p no:cacheprovider $(OF_README) $(LOG)
 
 soak: $(READY) ## the rest of the tests, and all cases of those of which CI takes a share (half an hour)
 	PLANNER_SOAK=whole OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "soak and not cluster"
@@ -125,10 +135,12 @@ lint: $(READY) ## style, types, and the house's layers
 
 check: $(READY) ## what CI runs: the tests, some with the wheel, and lint
 	@rm -f $(VENV)/test-*.log
-	@$(MAKE) --no-print-directory --keep-going --jobs 3 ELSEWHERE="$(OF_WHEEL)" check-in-turn check-computed test-wheel; code=$$?; \
+	@$(MAKE) --no-print-directory --keep-going --jobs 3 ELSEWHERE="$(OF_WHEEL)" check-in-turn check-computed test-of-wheel; code=$$?; \
 	  grep -E '^(FAILED|ERROR|RERUN) |allowed_skips|^[0-9]+ [a-z]+.* in [0-9.]+s' $(VENV)/test-*.log | cut -c-500; exit $$code
 check-in-turn: $(READY)
 	@$(MAKE) --no-print-directory test-timed; code=$$?; $(MAKE) --no-print-directory test-clusters && exit $$code
+test-of-wheel:  # one after the other: the second is installed from the wheel of the first
+	@$(MAKE) --no-print-directory --keep-going test-wheel test-readme
 check-computed: $(READY)
 	@nice -n 19 $(MAKE) --no-print-directory lint
 	@$(MAKE) --no-print-directory test-computed
@@ -163,4 +175,4 @@ validate-gpu: $(READY) ## run JOB's step on the GPUs of this machine through Ray
 	$(BIN)/planner validate $(or $(JOB),examples/gpt2-xl.yaml) $(if $(GPU),--gpu $(GPU))
 
 clean: ## remove the virtual environment and caches
-	rm -rf $(VENV) .rehearsal .venv-torch-* .venv-wheel .venv-clients .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .rehearsal .venv-torch-* .venv-wheel .venv-readme .venv-clients .mypy_cache .ruff_cache .pytest_cache .hypothesis

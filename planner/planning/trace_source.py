@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from planner import cuda_on_paper
+from planner.job.packages import refuse_missing_packages
 from planner.job.schema import Job
 from planner.planning import identity
 from planner.planning.preload import PRELOAD, TRACER
@@ -92,6 +93,7 @@ class TraceSource:
 
     def trace_rank(self, job: Job, rank: int, target: str = "") -> Trace:
         """What one rank does. Raises SpecError or TraceError where it cannot be traced."""
+        refuse_missing_packages(job)
         if job.model.factory:  # what the code of a factory does, no cache knows
             with settings_put_aside():
                 return trace_isolated(job, rank, target, self.isolation)

@@ -13,6 +13,7 @@ from torch import nn
 
 from planner.events import Phase
 from planner.job import schema
+from planner.job.packages import refuse_missing_packages
 from planner.training import (
     absent_peers,
     blocks,
@@ -62,6 +63,7 @@ def run(
     of `load` and of each iteration only, so that frees come at the same places in every run; random numbers start from
     a seed that depends on nothing but the rank. Raises SpecError for whatever of the job cannot be used.
     """
+    refuse_missing_packages(spec)
     observer = NullObserver() if observer is None else observer
     host = Host() if host is None else host
     blocks.forget_compiled(spec.train.compile)

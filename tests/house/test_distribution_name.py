@@ -17,7 +17,7 @@ EXTRAS = PROJECT["optional-dependencies"]
 FOLDERS = ("benchmarks", "deploy", "docs", "examples", "helm", "planner", "tests")
 OF_ANOTHER = re.compile(r"pip3? install\b[^\n`]*?[\s'\"]planner(?![\w./-])|(?<![\w-])planner\[[a-z]+[\],]")
 
-BY_NAME = re.compile(rf"pip3? install\b[^\n`]*{distribution.NAME}[^\n`]*")
+BY_NAME = re.compile(rf"pip3? install\b[^\n`]*(?:{distribution.NAME}|\{{NAME\}})[^\n`]*")
 
 
 def texts() -> Iterator[tuple[str, str]]:
@@ -33,18 +33,16 @@ def test_nobody_is_told_to_install_another_package() -> None:
     assert [(name, found[0]) for name, text in texts() for found in OF_ANOTHER.finditer(text)] == []
 
 
-def test_documents_install_from_a_checkout_or_a_wheel_until_the_name_is_on_an_index() -> None:
-    """An extra of an installed planner is added by name without asking an index, so remedies in the code may say so."""
-    documents = [(name, text) for name, text in texts() if not name.startswith(("planner/", "tests/"))]
-    named = [(name, found[0]) for name, text in documents for found in BY_NAME.finditer(text)]
+def test_people_install_from_a_checkout_or_a_wheel_until_the_name_is_on_an_index() -> None:
+    known = list(texts())
 
-    assert named == [("docs/operations.md", "pip install 'gpu-memory-planner[EXTRA]'")]
-    assert "pip install '.[plan]'" in dict(documents)["README.md"]
+    assert [(name, found[0]) for name, text in known for found in BY_NAME.finditer(text)] == []
+    assert "pip install '.[plan]'" in dict(known)["README.md"]
 
 
 def test_the_pattern_finds_what_it_is_for() -> None:
     wrong = ["pip install planner", "pip install 'planner[plan]'", "planner[plan,service]", "pip3 install -U planner\n"]
-    right = ["pip install gpu-memory-planner", "'gpu-memory-planner[plan]'", "pip install ./planner-0.1.0.whl"]
+    right = ["gpu-memory-planner", "'gpu-memory-planner[plan]'", "pip install ./planner-0.1.0.whl"]
 
     assert [bool(OF_ANOTHER.search(each)) for each in wrong + right] == [True] * 4 + [False] * 3
 
@@ -62,6 +60,14 @@ def test_environments_of_a_torch_get_what_planning_needs() -> None:
     assert {*distribution.PLANNING} == {*PROJECT["dependencies"], *others}
 
 
+def test_remedies_name_what_the_extras_bring() -> None:
+    brought = {name: [each for each in extra if "planner" not in each] for name, extra in EXTRAS.items()}
+
+    assert {name: list(each) for name, each in distribution.EXTRAS.items()} == {
+        name: extra for name, extra in brought.items() if name != "dev"
+    }
+
+
 def test_extras_are_built_on_this_projects_own() -> None:
     own = [each for extra in EXTRAS.values() for each in extra if "planner" in each]
 
@@ -71,8 +77,8 @@ def test_extras_are_built_on_this_projects_own() -> None:
 
 def test_every_remedy_names_an_extra_that_there_is() -> None:
     sources = [path.read_text(encoding="utf-8") for path in (REPOSITORY / "planner").rglob("*.py")]
-    said = re.compile(r'install_command\("(\w+)"\)|refuse_without\(.*extra="(\w+)"')
+    said = re.compile(r'install_command\("(\w+)"\)|refuse_without\([^=]*extra="(\w+)"')
     named = {found[1] or found[2] for text in sources for found in said.finditer(text)}
 
-    assert named == {"completion", "deepspeed", "kubernetes", "peft", "plan", "postgresql", "service"}
+    assert named == {"completion", "deepspeed", "kubernetes", "plan", "postgresql", "service"}
     assert named <= EXTRAS.keys()

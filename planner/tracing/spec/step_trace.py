@@ -175,11 +175,10 @@ _AVAILABLE = "deepspeed.accelerator.cuda_accelerator:CUDA_Accelerator.available_
 @contextmanager
 def _planned_for(job: Job, recorder: Recorder, host: AbsentHost) -> Iterator[None]:
     """Inside, the engine finds as much memory free as the job's GPU would have, and writes nothing large on the host;
-    its Triton kernels find a driver. Raises SpecError where DeepSpeed is not installed, TraceError for one that planner
-    does not know.
+    its Triton kernels find a driver. Raises TraceError for a DeepSpeed that planner does not know.
     """
     with triton_kernels.launched_as_nothing():
-        deepspeed_engine.require("cuda", deepspeed_engine.find_stage(job))
+        deepspeed_engine.import_for("cuda")
         checking.enforce("deepspeed")
         capacity = job.cluster.capacity_bytes
         left = recorder.requested_bytes()  # by another step of this process

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from planner.distribution import install_command
 from planner.errors import SpecError
 from planner.job import schema
 
@@ -103,15 +102,10 @@ _PLACE = "model.adapter"
 def add_adapters(model: nn.Module, spec: schema.Adapter) -> nn.Module:
     """The model with the adapter's layers in place; they alone need gradients.
 
-    Adapters of a bfloat16 or float16 model are float32, as `get_peft_model` makes them. Raises SpecError without peft,
-    and for modules that the model does not have, in peft's words.
+    Adapters of a bfloat16 or float16 model are float32, as `get_peft_model` makes them. Raises SpecError for
+    modules that the model does not have, in peft's words.
     """
-    try:
-        peft: Any = importlib.import_module("peft")
-    except ImportError as missing:
-        raise SpecError(
-            "an adapter needs peft, which is not installed here", remedy=install_command("peft"), place=_PLACE
-        ) from missing
+    peft: Any = importlib.import_module("peft")
     all_linear = schema.ALL_LINEAR in spec.target_modules
     config = peft.LoraConfig(
         r=spec.r,

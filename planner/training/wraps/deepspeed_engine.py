@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 
 from planner import upstream
-from planner.distribution import install_command
 from planner.errors import SpecError
 from planner.events import Category
 from planner.job import deepspeed_config, schema
@@ -53,10 +52,10 @@ _WORLD: dict[str, Callable[[Any], Any]] = {
 
 
 @contextmanager
-def _use_deepspeed(device: torch.device, stage: int) -> Iterator[None]:
+def _use_deepspeed(device: torch.device) -> Iterator[None]:
     """Inside, DeepSpeed runs on this type of device, in the world of torch.distributed; afterwards all that it keeps
-    for a process is as before. Raises SpecError where it is not installed."""
-    require(device.type, stage)
+    for a process is as before."""
+    import_for(device.type)
     with ExitStack() as after:
         if not torch.distributed.is_initialized():
             after.enter_context(absent_peers.join(0, 1))  # a world of one rank
@@ -99,17 +98,10 @@ def _imported_deepspeed() -> Any:
     return importlib.import_module("deepspeed")
 
 
-def require(device_type: str, stage: int) -> None:
-    """Imports the package for this type of device. Raises SpecError where it is not installed."""
-    try:
-        with raise_log_levels("DeepSpeed"), mock.patch.dict(os.environ, {"DS_ACCELERATOR": device_type}):
-            _imported_deepspeed()
-    except ImportError as missing:
-        raise SpecError(
-            f"ZeRO stage {stage} is run by DeepSpeed {deepspeed_config.VERSION} itself, which is not installed here",
-            remedy=install_command("deepspeed"),
-            place=_PLACE,
-        ) from missing
+def import_for(device_type: str) -> None:
+    """Imports the package for this type of device, which it looks for only then."""
+    with raise_log_levels("DeepSpeed"), mock.patch.dict(os.environ, {"DS_ACCELERATOR": device_type}):
+        _imported_deepspeed()
 
 
 def _restoring(owner: Any) -> Callable[[], None]:
@@ -315,7 +307,7 @@ def prepare_engine(spec: schema.Job, device: torch.device, observer: Observer) -
     if not uses_engine(spec):
         yield
         return
-    with _use_deepspeed(device, find_stage(spec)), _observe_deepspeed(observer), warnings.catch_warnings():
+    with _use_deepspeed(device), _observe_deepspeed(observer), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of torch, whose collectives have new names
         yield
 
@@ -368,7 +360,7 @@ def wrap_model(spec: schema.Job, model: nn.Module, optimizer: torch.optim.Optimi
 def release(engine: Any, device: torch.device) -> None:
     """Ends the engine of a step that is over: its hooks on parameters would keep it, and all that it has, for the life
     of the process (0.19.8, stage_1_and_2.py and stage3.py, `_grad_acc_hooks`)."""
-    with _use_deepspeed(device, engine.zero_optimization_stage()):
+    with _use_deepspeed(device):
         _imported_deepspeed().comm.init_distributed(dist_backend=torch.distributed.get_backend(), verbose=False)
         engine.destroy()
 

@@ -22,6 +22,7 @@ from planner.job.loading import load_job
 from planner.job.schema import Cluster, DpReplicate, Job, Model, Parallel
 from planner.paper import host_memory
 from planner.planning import identity
+from planner.planning.trace_source import USUAL_SOURCE
 from planner.step_work import Launch
 from planner.timing.gpu_clock import Prices
 from planner.timing.pending_frees import complete_frees
@@ -206,11 +207,11 @@ def test_without_deepspeed_it_says_what_to_install(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "deepspeed", None)
 
     with pytest.raises(SpecError) as caught:
-        trace(divided(stage=stage))
+        USUAL_SOURCE.trace_rank(divided(stage=stage), 0)
 
     assert str(caught.value) == (
-        f"parallel.deepspeed: ZeRO stage {stage} is run by DeepSpeed 0.19.8 itself, which is not installed here\n"
-        "  change:  pip install 'gpu-memory-planner[deepspeed]'"
+        "parallel.deepspeed: DeepSpeed 0.19.8, which runs ZeRO, needs what is not installed: deepspeed\n"
+        "  change:  pip install 'deepspeed>=0.19.8,<0.20'"
     )
 
 

@@ -1,0 +1,18 @@
+"""The packages whose own code the training step of a job runs, beside torch and transformers."""
+
+from __future__ import annotations
+
+from planner.distribution import refuse_without
+from planner.job import deepspeed_config
+from planner.job.schema import Job
+
+
+def refuse_missing_packages(job: Job) -> None:
+    """Raises SpecError for a package that is not installed in this Python: before anything is compiled or traced."""
+    if job.model.adapter is not None:
+        refuse_without(("peft",), extra="plan", user="an adapter", place="model.adapter")
+    if job.parallel.deepspeed is not None:
+        engine = f"DeepSpeed {deepspeed_config.VERSION}"
+        refuse_without(
+            ("deepspeed",), extra="deepspeed", user=f"{engine}, which runs ZeRO,", place="parallel.deepspeed"
+        )
