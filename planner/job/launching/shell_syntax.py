@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from planner.errors import SpecError
 
 _MOST_NESTED = 40
+_MOST_WRITTEN = 50_000
+"""Commands of a text, run or not: what is far beyond any script is not read to its end."""
 """Compound commands and substitutions in each other."""
 _OPERATOR = re.compile(r"&&|\|\||;;&|;;|;&|\|&|[;&|\n()]")
 _REDIRECTION = re.compile(r"[0-9]*(?:<<<|<<-|<<|<>|<&|>>|>&|>\||[<>])|&>>?")
@@ -181,6 +183,7 @@ class _Parser:
     _depth: int = 0
     _begins: int = 0
     _counted: int = 0
+    _written: int = 0
     _documents: list[tuple[str, bool]] = field(default_factory=list)
     """Here-documents whose lines are still to come, by what ends them."""
     _given: str | None = None
@@ -260,6 +263,9 @@ class _Parser:
         return Pipeline(joint, is_negated, tuple(commands))
 
     def _command(self) -> Command:
+        self._written += 1
+        if self._written > _MOST_WRITTEN:
+            raise self.error(f"the script has too many commands: more than {_MOST_WRITTEN}")
         command = self._compound()
         if command is None:
             return self._simple()
