@@ -78,7 +78,7 @@ def test_a_job_goes_all_the_way_and_one_that_does_not_fit_no_step(cluster: Any, 
     told = cluster.command("capacity", "--server", cluster.service.url)
     assert told.stdout.splitlines()[1].split() == [
         "nlp", "h100", "H100-SXM-80GB", "1", "1", *sizes(row, "requested", "predicted", "headroom", "measured"),
-        "-", "-",
+        "(1", "of", "1)", "-", "-",
     ]  # fmt: skip
 
     # The metrics know that one was refused; nobody ever ran it.
