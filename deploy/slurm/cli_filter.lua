@@ -6,11 +6,14 @@
 -- be gone around (slurmrestd does); job_submit.lua looks at what arrives.
 
 -- The site's:
-local PLANNER = "/usr/bin/python3 -m planner.admission.slurm"
+local PLANNER = "/usr/bin/python3 -P -m planner.admission.slurm" -- -P: no module of the folder where it starts
 local POLICY = "/etc/planner/admission.ini"
 local LIMIT_SECONDS = 30 -- above wait_seconds of the policy; whatever hangs is ended then
 local BROKEN = "admit" -- or refuse: a job with a spec, while the command above does not work
 
+local ASKING = { -- which GPUs a job asks for, and how many
+  "gres", "gpus", "gpus-per-node", "gpus-per-task", "nodes", "ntasks", "ntasks-per-node", "constraint",
+}
 local plans = {}
 
 local function quoted(text)
@@ -21,13 +24,23 @@ local function say(text)
   io.stderr:write(text, "\n")
 end
 
+-- In /: nothing of the submission folder runs on this machine. $folder is that folder.
 local function command(arguments)
-  return string.format("timeout -k 1 %d %s --policy %s %s", LIMIT_SECONDS, PLANNER, quoted(POLICY), arguments)
+  return string.format(
+    'folder=$(pwd -P) && cd / && exec timeout -k 1 %d %s --policy %s %s',
+    LIMIT_SECONDS, PLANNER, quoted(POLICY), arguments
+  )
 end
 
 -- action, verdict, plan id, text; nil if the planner's side does not work
-local function ask(spec, gres)
-  local pipe = io.popen(command("submit --gres " .. quoted(gres) .. " -- " .. quoted(spec)))
+local function ask(spec, options)
+  local asking = ""
+  for _, name in ipairs(ASKING) do
+    if (options[name] or "") ~= "" then
+      asking = asking .. " --" .. name .. "=" .. quoted(options[name])
+    end
+  end
+  local pipe = io.popen(command('submit --folder "$folder"' .. asking .. " -- " .. quoted(spec)))
   if not pipe then
     return nil
   end
@@ -47,13 +60,7 @@ function slurm_cli_pre_submit(options, offset)
   if not spec or (options["type"] == "srun" and os.getenv("SLURM_JOB_ID")) then
     return slurm.SUCCESS -- no spec, or a step of a job that runs
   end
-  local gres = options["gres"] or ""
-  for _, name in ipairs({ "gpus", "gpus-per-node", "gpus-per-task" }) do
-    if (options[name] or "") ~= "" then -- [type:]number: a type may be a MIG slice
-      gres = gres .. ",gpu:" .. options[name]
-    end
-  end
-  local action, verdict, plan, text = ask(spec, gres)
+  local action, verdict, plan, text = ask(spec, options)
   if not action then
     say("planner: warning: the job is not checked: the planner's command does not work here")
     action, verdict, plan, text = BROKEN, "broken", "", "planner: the job is not checked"

@@ -6,8 +6,9 @@
 PLANNER_SERVER=${PLANNER_SERVER:-http://planner.example:8642}
 export PLANNER_SERVER
 (
+  cd / || exit 0 # no module of the folder where slurmctld runs
   sleep "${PLANNER_EPILOG_SECONDS:-30}"
   sacct --noheader --parsable2 --jobs "$SLURM_JOB_ID" --format JobID,State,ExitCode |
-    timeout 60 python3 -m planner explain - --job "slurm/$SLURM_JOB_ID"
+    timeout 60 python3 -P -m planner explain - --job "slurm/$SLURM_JOB_ID"
 ) >/dev/null 2>&1 </dev/null &
 exit 0

@@ -1,7 +1,7 @@
 -- Slurm's job_submit/lua: looks at the verdict that lies ready for a job's plan. Beside slurm.conf, on the controller:
 --   JobSubmitPlugins=lua
 -- slurmctld runs this holding its locks: it reads one small local file and never waits for a network. The files are
--- kept by planner-verdicts.service (python3 -m planner.admission.slurm verdicts FOLDER).
+-- kept by planner-verdicts.service (python3 -P -m planner.admission.slurm verdicts FOLDER).
 
 -- The site's:
 local VERDICTS = "/var/spool/planner/verdicts"

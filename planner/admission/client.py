@@ -126,8 +126,14 @@ class Client:
 
     def bind(self, system: str, job_id: str, facts: Mapping[str, Any]) -> None:
         """Tells the service of a job (`PUT /v1/jobs`), such as the plan it was admitted with."""
-        path = "/".join(urllib.parse.quote(part, safe="") for part in (system, job_id))
-        self._ask("PUT", f"/v1/jobs/{path}", facts)
+        self._ask("PUT", _path_of_job(system, job_id), facts)
+
+    def plan_id_of_job(self, system: str, job_id: str) -> str:
+        """The plan that a job is bound to; empty for a job that the service does not know. Raises UnreachableError."""
+        try:
+            return _text(self._ask("GET", _path_of_job(system, job_id)).document, "plan_id")
+        except UnplannableError:
+            return ""
 
     def plan_of(self, plan_id: str) -> Mapping[str, Any]:
         """A plan that was made before. Raises UnplannableError if the service does not have it."""
@@ -300,6 +306,10 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
     def redirect_request(self, *_: Any) -> None:
         return None
+
+
+def _path_of_job(system: str, job_id: str) -> str:
+    return "/v1/jobs/" + "/".join(urllib.parse.quote(part, safe="") for part in (system, job_id))
 
 
 def _text(document: Mapping[str, Any], name: str) -> str:

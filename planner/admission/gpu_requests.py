@@ -1,6 +1,6 @@
-"""Reads what a pod, or a Slurm job, asks for of GPUs: how many, which, and which part of each.
+"""Reads what a pod asks for of GPUs: how many, which, and which part of each.
 
-Parts are MIG slices (`nvidia.com/mig-1g.10gb`, a DRA claim, a gres), fractions and sizes (KAI's annotations, HAMi's and
+Parts are MIG slices (`nvidia.com/mig-1g.10gb`, a DRA claim), fractions and sizes (KAI's annotations, HAMi's and
 Volcano's resources, the limit of CUDA's Multi-Process Service), or an unsaid share of a GPU that takes turns.
 """
 
@@ -9,9 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
-from planner.admission.kubernetes_api import MOST, number, part, parts, text_of
+from planner.admission.kubernetes_api import items, number, part, parts, text_of
+from planner.errors import SpecError
 from planner.hardware import catalog, mig
 from planner.hardware.gpus import GpuRecord
 from planner.job import named_gpus
@@ -42,6 +44,24 @@ where none is named; memory in MiB. KAI counts them, and does not enforce them."
 _MPS_LIMIT = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
 """`0=4G,1=512M`, in G or M: what a client of MPS may have of a GPU, with what CUDA itself takes (NVIDIA's MPS guide,
 appendix of environment variables)."""
+MODEL = (
+    r"((geforce|quadro|tesla|titan|gtx|rtx)[a-z0-9]*"
+    r"|(a|b|gb|gh|h|k|l|m|mi|p|t|v)[0-9]{2,4}[a-z]*|a2|l4|p4|t4|[1-5]0[5-9]0(ti)?)"
+)
+"""A word of a resource that is called by its product: `nvidia.com/a100`, `rtxa6000` (NRP, GPU pods: requesting special
+GPUs), `gpu-v100` (kubernetes-sigs/kueue, resource transformations), `v100-sxm2-16gb` (Volcano), `amd.com/mi300x`."""
+_PRODUCT = re.compile(
+    rf"(nvidia|amd)[.]com/((gpu|[a-z]{{2}}[0-9]{{3}}(gl)?)[-._])?(?P<product>(.*[-._])?{MODEL}([-._].*)?)"
+)
+"""The chip's name in front is that of PCI's list: `nvidia.com/TU104GL_Tesla_T4` (NVIDIA/kubevirt-gpu-device-plugin)."""
+_VGPU = re.compile(r"(?:grid[-_])?(.*?)[-_](?:[0-9][-_])?([0-9]{1,3})[qbca]")
+"""`GRID_T4-2Q`, `NVIDIA_A10-24Q`, `GRID_A100-1-10C`: so many GB of one (NVIDIA's vGPU user guide, its types)."""
+MOST_CONTAINERS, MOST_CLAIMS, _MOST_REQUESTS = 1_000, 64, 4_096
+"""Of one job: so many are read in hundredths of a second, and no training has more."""
+_MOST_IN_CLAIM, _LONGEST_EXPRESSION = 32, 10 * 1024
+"""Requests of a claim, selectors of a request, characters of one (kubernetes/api, resource/v1/types.go)."""
+_MOST_PRODUCTS, _LONGEST = 16, 120
+"""Of one job, of which something is said; characters of a name."""
 _QUANTITY = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?)([kKMGT]i?)?")
 _UNITS = {"": 1, "K": 10**3, "KI": KIB, "M": 10**6, "MI": MIB, "G": 10**9, "GI": GIB, "T": 10**12, "TI": TIB}
 
@@ -72,12 +92,25 @@ class GpuRequest:
         """The GPU or slice of the catalog: that of its product, else of the GPU that is planned; None where neither
         says which."""
         named = self.product or planned
-        known = catalog.by_node_label(named) or catalog.by_name(named)
-        if known is None and len(meant := catalog.by_any_name(named[:100])) > 0:
-            known = next((gpu for gpu in meant if gpu.usual), meant[0])
+        meant = gpus_meant(named)
+        known = next((gpu for gpu in meant if gpu.usual), next(iter(meant), None))
         if known is None or not self.profile:
             return known
         return catalog.slice_of(known, self.profile)
+
+
+@lru_cache(512)
+def gpus_meant(product: str) -> tuple[GpuRecord, ...]:
+    """The GPUs of the catalog that a node's label, or a name as people write it, may mean."""
+    known = catalog.by_node_label(product) or catalog.by_name(product)
+    return (known,) if known is not None else tuple(catalog.by_any_name(product[:100]))
+
+
+@lru_cache(512)
+def product_in(resource: str) -> str:
+    """The product by which a resource is called; empty for any other resource."""
+    found = _PRODUCT.fullmatch(resource[:200].lower())
+    return found["product"] if found else ""
 
 
 FindClaim = Callable[[str, str], Mapping[str, Any]]
@@ -94,25 +127,52 @@ def read_gpu_requests(
     """What each container of a pod's `spec` asks for, in their order; none where it asks for no GPU.
 
     `annotations` are the pod's (`template.metadata.annotations`). What is not as the API has it asks for nothing.
+    Raises SpecError for more than any training has.
     """
-    product = text_of(part(pod, "nodeSelector").get(catalog.PRODUCT_LABEL))
-    claims = {text_of(claim.get("name")): _find_claim(claim, find_claim) for claim in parts(pod, "resourceClaims")}
-    containers = parts(pod, "containers")
+    product = _product_of_nodes(pod)
+    containers, claimed = parts(pod, "containers"), parts(pod, "resourceClaims")
+    refuse_more("containers", len(containers), MOST_CONTAINERS)
+    refuse_more("claims of devices", len(claimed), MOST_CLAIMS)
+    claims = {text_of(claim.get("name")): tuple(_of_devices(_find_claim(claim, find_claim))) for claim in claimed}
     requests: list[GpuRequest] = []
     for place, container in enumerate(containers):
         found = [*_of_resources(container), *_of_claims(container, claims), *_of_kai(container, place, annotations)]
         limit = _mps_limit(container)
         for request in found:
             shared = request.shared or product.endswith(_SHARED.replace(".", "-").upper())
-            request = replace(
-                request, container=text_of(container.get("name")), product=request.product or product, shared=shared
-            )
+            # The label of the nodes says more than a resource: `a100` is one of four.
+            of = product if request.resource.partition("/")[2] and product else request.product or product
+            request = replace(request, container=text_of(container.get("name")), product=of, shared=shared)
             if limit:
                 request = replace(request, memory_bytes=min(request.memory_bytes or limit, limit))
             if request.fraction < 1 or request.memory_bytes:
                 request = replace(request, shared=False)
             requests.append(request)
+        refuse_more("requests for GPUs", len(requests), _MOST_REQUESTS)
     return tuple(requests)
+
+
+def refuse_more(what: str, count: int, most: int) -> None:
+    """Raises SpecError for more than `most`: what one job asks for must not keep others waiting."""
+    if count > most:
+        raise SpecError(f"the job has {count:,} {what}", allowed=f"at most {most:,}")
+
+
+def _product_of_nodes(pod: Mapping[str, Any]) -> str:
+    """The product label of the nodes that the pod may be on; empty where they may have different ones."""
+    if selected := text_of(part(pod, "nodeSelector").get(catalog.PRODUCT_LABEL)):
+        return selected
+    affinity = part(pod, "affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution")
+    products: set[str] = set()
+    for term in parts(affinity, "nodeSelectorTerms"):  # one of them has to hold
+        named = [
+            text_of(value)
+            for each in parts(term, "matchExpressions")
+            if (each.get("key"), each.get("operator")) == (catalog.PRODUCT_LABEL, "In")
+            for value in items(each.get("values"))
+        ]
+        products.update(named or [""])
+    return products.pop() if len(products) == 1 else ""
 
 
 def _of_resources(container: Mapping[str, Any]) -> Iterator[GpuRequest]:
@@ -121,27 +181,20 @@ def _of_resources(container: Mapping[str, Any]) -> Iterator[GpuRequest]:
     asked = {**part(resources, "requests"), **part(resources, "limits")}
     for name, value in asked.items():
         whole = str(name).removesuffix(_SHARED)
-        shared = whole != name
-        if whole.startswith(_MIG):
-            request = GpuRequest(resource=name, count=number(value), profile=mig.profile_in(whole), shared=shared)
-        elif whole in (GPU, _VOLCANO_NUMBER):
-            memory, percentage = (
-                (_HAMI_MEMORY, _HAMI_PERCENTAGE) if whole == GPU else (_VOLCANO_MEMORY, _VOLCANO_PERCENTAGE)
-            )
-            hundredths = number(asked.get(percentage)) or 100
-            request = GpuRequest(
-                resource=name,
-                count=number(value),
-                fraction=min(hundredths, 100) / 100,
-                memory_bytes=number(asked.get(memory)) * MIB,
-                shared=shared,
-            )
-        elif whole == AMD_GPU:
-            request = GpuRequest(resource=name, count=number(value), shared=shared)
-        else:
+        request = GpuRequest(resource=name, count=number(value), product=product_in(whole), shared=whole != name)
+        if not request.count:
             continue
-        if request.count:
+        if whole.startswith(_MIG):
+            yield replace(request, product="", profile=mig.profile_in(whole))
+        elif virtual := _VGPU.fullmatch(request.product):
+            yield replace(request, product=virtual[1], memory_bytes=int(virtual[2]) * GIB)
+        elif whole == AMD_GPU:
             yield request
+        elif request.product or whole in (GPU, _VOLCANO_NUMBER):
+            is_volcano = whole == _VOLCANO_NUMBER
+            memory = number(asked.get(_VOLCANO_MEMORY if is_volcano else _HAMI_MEMORY)) * MIB
+            hundredths = number(asked.get(_VOLCANO_PERCENTAGE if is_volcano else _HAMI_PERCENTAGE)) or 100
+            yield replace(request, fraction=min(hundredths, 100) / 100, memory_bytes=memory)
 
 
 def _of_kai(container: Mapping[str, Any], place: int, annotations: Mapping[str, Any]) -> Iterator[GpuRequest]:
@@ -178,36 +231,50 @@ _DEVICE_CLASSES = ("gpu.nvidia.com", "mig.nvidia.com", "gpu.amd.com")
 _ATTRIBUTE = r"{}\s*==\s*['\"]([^'\"]{{1,80}})['\"]"
 
 
-def _of_claims(container: Mapping[str, Any], claims: Mapping[str, Mapping[str, Any]]) -> Iterator[GpuRequest]:
-    """resource.k8s.io v1 and v1beta2 (`exactly`) and v1beta1, with the attributes and the configuration of NVIDIA's
-    driver (NVIDIA/k8s-dra-driver-gpu, demo/specs)."""
-    for used in parts(container, "resources", "claims"):
-        devices, only = claims.get(text_of(used.get("name")), {}), text_of(used.get("request"))
-        for asked in parts(devices, "requests"):
-            name = text_of(asked.get("name"))
-            exact = part(asked, "exactly") or next(iter(parts(asked, "firstAvailable")), asked)
-            kind = text_of(exact.get("deviceClassName"))
-            if kind not in _DEVICE_CLASSES or (only and only.partition("/")[0] != name):
-                continue
-            selectors = " ".join(
-                text_of(part(selector, "cel").get("expression")) for selector in parts(exact, "selectors")
-            )
-            product, profile = (
-                re.search(_ATTRIBUTE.format(attribute), selectors) for attribute in ("productName", "profile")
-            )
-            capacity = part(exact, "capacity", "requests").get("memory")
-            yield GpuRequest(
+def _of_claims(
+    container: Mapping[str, Any], claims: Mapping[str, Sequence[tuple[str, GpuRequest]]]
+) -> Iterator[GpuRequest]:
+    used = (
+        (text_of(each.get("name")), text_of(each.get("request"))) for each in parts(container, "resources", "claims")
+    )
+    for claim, only in dict.fromkeys(used):
+        for name, request in claims.get(claim, ()):
+            if not only or only.partition("/")[0] == name:
+                yield request
+
+
+def _of_devices(devices: Mapping[str, Any]) -> Iterator[tuple[str, GpuRequest]]:
+    """The requests of a claim by their names: resource.k8s.io v1 and v1beta2 (`exactly`) and v1beta1, with the
+    attributes and the configuration of NVIDIA's driver (NVIDIA/k8s-dra-driver-gpu, demo/specs)."""
+    for asked in parts(devices, "requests")[:_MOST_IN_CLAIM]:
+        name = text_of(asked.get("name"))
+        exact = part(asked, "exactly") or next(iter(parts(asked, "firstAvailable")), asked)
+        kind = text_of(exact.get("deviceClassName"))
+        if kind not in _DEVICE_CLASSES:
+            continue
+        selectors = " ".join(
+            text_of(part(selector, "cel").get("expression"))[:_LONGEST_EXPRESSION]
+            for selector in parts(exact, "selectors")[:_MOST_IN_CLAIM]
+        )
+        product, profile = (
+            re.search(_ATTRIBUTE.format(attribute), selectors) for attribute in ("productName", "profile")
+        )
+        capacity = part(exact, "capacity", "requests").get("memory")
+        yield (
+            name,
+            GpuRequest(
                 resource=kind,
                 count=number(exact.get("count"), 1),
                 product=product[1] if product else "",
                 profile=mig.profile_in(profile[1]) if profile else "",
                 memory_bytes=_bytes(capacity) or _limit_of_config(devices, name),
-            )
+            ),
+        )
 
 
 def _limit_of_config(devices: Mapping[str, Any], request: str) -> int:
     """Of MPS, as NVIDIA's driver is told for a request."""
-    for config in parts(devices, "config"):
+    for config in parts(devices, "config")[:_MOST_IN_CLAIM]:
         named = config.get("requests")
         if isinstance(named, list) and named and request not in named:
             continue
@@ -215,31 +282,6 @@ def _limit_of_config(devices: Mapping[str, Any], request: str) -> int:
         if limit := _bytes(part(sharing, "mpsConfig").get("defaultPinnedDeviceMemoryLimit")):
             return limit
     return 0
-
-
-_GRES = re.compile(r"(?:gres[:/])?gpu(?::([^:,=]+))?(?:[:=]([0-9]{1,8}))?", re.IGNORECASE)
-
-
-def read_gres(written: str) -> tuple[GpuRequest, ...]:
-    """What Slurm's --gres, --gpus or tres_per_node says: `gpu:2`, `gpu:1g.10gb:1`, `gpu:a100_3g.20gb:1`,
-    `gres/gpu:h100=8`."""
-    requests = []
-    for word in written.split(","):
-        match = _GRES.fullmatch(word.strip()[:200])
-        if match is None:
-            continue
-        kind, count = match[1] or "", match[2]
-        if count is None and kind.isdecimal():
-            kind, count = "", kind
-        requests.append(
-            GpuRequest(
-                resource="gpu",
-                count=min(int(count or 1), MOST),
-                product=mig.without_profile(kind).replace("_", " ").strip(),
-                profile=mig.profile_in(kind),
-            )
-        )
-    return tuple(request for request in requests if request.count)
 
 
 def combine(requests: Sequence[GpuRequest]) -> GpuRequest | None:
@@ -253,12 +295,31 @@ def combine(requests: Sequence[GpuRequest]) -> GpuRequest | None:
     return min(requests, key=room, default=None)
 
 
+def other_gpus(products: Sequence[str], job: Job, go: str) -> list[str]:
+    """A sentence for each product (a node's label, a name) that the GPU of the spec is not: `go` it."""
+    planned, sentences = job.cluster.gpu.name, []
+    for product in products[:_MOST_PRODUCTS]:
+        meant = gpus_meant(product)
+        if planned and meant and planned.partition(":")[0] not in {gpu.whole or gpu.name for gpu in meant}:
+            called = meant[0].name if len(meant) == 1 else meant[0].model
+            named = product if product == called else f"{product[:_LONGEST]} ({called})"
+            sentences.append(f"{go} {named}, and the spec plans {planned}")
+    return sentences
+
+
+def count_gpus(count: int) -> str:
+    return f"{count} GPU{'s' if count != 1 else ''}"
+
+
 def plan_part(job: Job, requests: Sequence[GpuRequest]) -> tuple[Job, list[str]]:
     """The job on the part of a GPU that is asked for, and what its owner should know about that. Raises SpecError for
     several ranks on MIG slices."""
     asked, cluster = combine(requests), job.cluster
-    if asked is None or not asked.is_part:
+    if asked is None:
         return job, []
+    if not asked.is_part:
+        unsaid = f"{asked.resource} does not say which slice it is: planned as the spec says"
+        return job, [unsaid] if asked.resource.startswith(_MIG) else []
     gpu, notes, share = asked.gpu(cluster.gpu.name), [], ""
     if asked.profile and gpu is None:
         of = asked.product or cluster.gpu.name or "the GPU of the spec"

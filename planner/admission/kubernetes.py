@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from planner.admission import specs
 from planner.admission.client import UnreachableError
-from planner.admission.gpu_requests import combine, no_claim, plan_part
+from planner.admission.gpu_requests import (
+    MOST_CLAIMS,
+    FindClaim,
+    combine,
+    count_gpus,
+    no_claim,
+    other_gpus,
+    plan_part,
+    refuse_more,
+)
 from planner.admission.kubernetes_api import NOT_FOUND, ApiError, part, path_of, text_of
 from planner.admission.workload_kinds import JobPods, asks_for_gpus, is_part_of_job, read_job_pods
 from planner.errors import SpecError
-from planner.hardware import catalog
 from planner.job.schema import Job
 
 if TYPE_CHECKING:
@@ -36,31 +44,54 @@ _DNS_NAME = re.compile(r"(?=.{1,253}\Z)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9](
 _KEY = re.compile(r"[-._a-zA-Z0-9]{1,253}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Submission:
-    """A job as it was submitted; its annotations are as unread as they came."""
+    """A job as it was submitted. Its pods are read when something about them is asked; then SpecError is raised for
+    more of them than any training has."""
 
-    kind: str
+    document: Mapping[str, Any]
     namespace: str
-    name: str
-    uid: str
-    annotations: Mapping[str, Any]
-    asked: JobPods
-    asks_for_gpus: bool = False
-    """Of any kind, anywhere in it: also of a kind of job that is not known here."""
-    is_part_of_job: bool = False
-    """Made by the controller of a job that was asked about when it was submitted."""
+    find_claim: FindClaim = no_claim
+
+    @cached_property
+    def asked(self) -> JobPods:
+        return read_job_pods(self.document, self.find_claim)
+
+    @property
+    def asks_for_gpus(self) -> bool:
+        """Of any kind, anywhere in it: also of a kind of job that is not known here."""
+        return any(pods.asks for pods in self.asked.pods) or asks_for_gpus(self.document.get("spec"))
+
+    @property
+    def is_part_of_job(self) -> bool:
+        """Made by the controller of a job that was asked about when it was submitted."""
+        return is_part_of_job(self._metadata)
+
+    @property
+    def kind(self) -> str:
+        return text_of(self.document.get("kind"))
+
+    @property
+    def name(self) -> str:
+        return text_of(self._metadata.get("name")) or text_of(self._metadata.get("generateName"))
+
+    @property
+    def uid(self) -> str:
+        return text_of(self._metadata.get("uid"))
+
+    @property
+    def annotations(self) -> Mapping[str, Any]:
+        """As unread as they came."""
+        return part(self._metadata, "annotations")
+
+    @property
+    def _metadata(self) -> Mapping[str, Any]:
+        return part(self.document, "metadata")
 
     @property
     def carries_spec(self) -> bool:
         """Whether it says so; `job_of` finds out whether that can be used."""
         return carries_spec(self.annotations)
-
-    @property
-    def products(self) -> tuple[str, ...]:
-        """The product labels that its GPUs have to have, each once."""
-        requests = (request for pods in self.asked.pods for request in pods.requests)
-        return tuple(dict.fromkeys(request.product for request in requests if request.product))
 
     @property
     def gpu(self) -> str:
@@ -78,32 +109,33 @@ class Submission:
 def read_submission(job: Mapping[str, Any], namespace: str = "", api: Callable[[], Api] | None = None) -> Submission:
     """What the object asks for. What is not as the API has it asks for nothing; claims of devices are looked up in the
     `api`."""
-    metadata = part(job, "metadata")
-    of = namespace or text_of(metadata.get("namespace"))
-    asked = read_job_pods(job, no_claim if api is None else partial(_find_claim, api, of))
-    return Submission(
-        kind=text_of(job.get("kind")),
-        namespace=of,
-        name=text_of(metadata.get("name")) or text_of(metadata.get("generateName")),
-        uid=text_of(metadata.get("uid")),
-        annotations=part(metadata, "annotations"),
-        asked=asked,
-        asks_for_gpus=any(pods.asks for pods in asked.pods) or asks_for_gpus(job.get("spec")),
-        is_part_of_job=is_part_of_job(metadata),
-    )
+    of = namespace or text_of(part(job, "metadata").get("namespace"))
+    return Submission(document=job, namespace=of, find_claim=no_claim if api is None else _claims_in(api, of))
 
 
 _CLAIMS = {"ResourceClaim": "resourceclaims", "ResourceClaimTemplate": "resourceclaimtemplates"}
 
 
-def _find_claim(api: Callable[[], Api], namespace: str, kind: str, name: str) -> Mapping[str, Any]:
-    """Its spec; empty where it cannot be read: then what it asks for is not known."""
-    if not _DNS_NAME.fullmatch(name):
-        return {}
-    try:
-        return part(api().get(path_of("resource.k8s.io", "v1", _CLAIMS[kind], name, namespace=namespace)), "spec")
-    except ApiError:
-        return {}
+def _claims_in(api: Callable[[], Api], namespace: str) -> FindClaim:
+    """Finds claims of one job: each is asked for once, and none more when the API does not answer."""
+    known: dict[tuple[str, str], Mapping[str, Any]] = {}
+    is_away = False
+
+    def find(kind: str, name: str) -> Mapping[str, Any]:
+        """Its spec; empty where it cannot be read: then what it asks for is not known."""
+        nonlocal is_away
+        if is_away or not _DNS_NAME.fullmatch(name):
+            return {}
+        if (kind, name) not in known:
+            refuse_more("claims of devices", len(known) + 1, MOST_CLAIMS)
+            path = path_of("resource.k8s.io", "v1", _CLAIMS[kind], name, namespace=namespace)
+            try:
+                known[kind, name] = part(api().get(path), "spec")
+            except ApiError as error:
+                known[kind, name], is_away = {}, not error.status
+        return known[kind, name]
+
+    return find
 
 
 def carries_spec(annotations: Mapping[str, Any]) -> bool:
@@ -111,8 +143,8 @@ def carries_spec(annotations: Mapping[str, Any]) -> bool:
     return BUNDLE in annotations or CONFIGMAP in annotations
 
 
-_MOST_PRODUCTS, _LONGEST = 16, 120
-"""Of one job, of which something is said; characters of a name."""
+_MOST_RESOURCES, _LONGEST = 4, 120
+"""Of one job, that are named; characters of a name."""
 
 
 def job_of(annotations: Mapping[str, Any], namespace: str, api: Callable[[], Api]) -> Job:
@@ -174,37 +206,36 @@ def bundle_of(
     annotations: Mapping[str, Any],
     namespace: str,
     api: Callable[[], Api],
-    asked: JobPods,
+    read_pods: Callable[[], JobPods],
     *,
     gpu: str = "",
-    products: Sequence[str] = (),
 ) -> tuple[Mapping[str, Any], list[str]]:
     """The bundle of the job that annotations carry, on this GPU or on the part of one that its pods ask for, and what
     its owner should know about that. Raises SpecError and UnreachableError as :func:`job_of`."""
     from planner.job.loading import bundle, job_on_gpu
 
     job = job_of(annotations, namespace, api)
-    job, notes = plan_part(job_on_gpu(job, gpu) if gpu else job, asked.requests)
-    return bundle(job), [*differences(asked, job, products=products), *notes]
+    job = job_on_gpu(job, gpu) if gpu else job
+    try:
+        asked = read_pods()
+    except SpecError as error:  # more of them must not be a way around the plan
+        return bundle(job), [f"{error.problem}, more than are read: planned as the spec says"]
+    job, notes = plan_part(job, asked.requests)
+    return bundle(job), [*differences(asked, job), *notes]
 
 
-def differences(asked: JobPods, job: Job, *, products: Sequence[str] = ()) -> list[str]:
-    """What the pods ask for and the plan is not of: one sentence each, that names both. Pods without GPUs say nothing.
-
-    `products` are labels of the nodes that the pods will be on.
-    """
+def differences(asked: JobPods, job: Job) -> list[str]:
+    """What the pods ask for and the plan is not of: one sentence each, that names both. Pods without GPUs say
+    nothing."""
     sentences = []
     planned = job.cluster.nodes * job.cluster.gpus_per_node
-    count = f"the spec plans {planned} GPU{'s' if planned != 1 else ''}"
+    count = f"the spec plans {count_gpus(planned)}"
     if asked.gpus and asked.gpus != planned:
-        sentences.append(f"the pods ask for {asked.gpus} {' and '.join(asked.resources)}, and {count}")
+        named = " and ".join(asked.resources[:_MOST_RESOURCES])
+        sentences.append(f"the pods ask for {asked.gpus} {named}, and {count}")
     elif asked.gpus and asked.ranks != planned:
         sentences.append(f"the job starts {asked.ranks} rank{'s' if asked.ranks != 1 else ''}, and {count}")
-    gpu = job.cluster.gpu.name
-    for product in products[:_MOST_PRODUCTS]:
-        known = catalog.by_node_label(product)
-        if known and gpu and known.name != gpu:
-            sentences.append(f"the pods go to {product} ({known.name}), and the spec plans {gpu}")
+    sentences += other_gpus(asked.products, job, "the pods go to")
     if asked.unsaid:
         sentences.append(f"{asked.runtime[:_LONGEST]} alone says the job's {', '.join(asked.unsaid)}: not compared")
     return sentences

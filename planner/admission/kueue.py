@@ -292,7 +292,7 @@ class Controller:
         annotations = job.annotations if job and job.carries_spec else workload.annotations
         if not kubernetes.carries_spec(annotations):
             reason = f"the job carries no spec: annotate it, or its pods, with {kubernetes.BUNDLE}"
-            if any(pods.asks for pods in workload.asked.pods) and self._policy.unplanned is Action.REFUSE:
+            if self._policy.unplanned is Action.REFUSE and workload.asks_for_gpus:
                 return decide_without_verdict("unplanned", self._policy.unplanned, reason), []
             return Decision(action=Action.ADMIT, reason=f"not checked; {reason}", verdict="unplanned"), []
 
@@ -304,7 +304,7 @@ class Controller:
 
         def bundle() -> Mapping[str, Any]:
             job, said = kubernetes.bundle_of(
-                annotations, workload.namespace, lambda: self._api, workload.asked, gpu=gpu
+                annotations, workload.namespace, lambda: self._api, lambda: workload.asked, gpu=gpu
             )
             notes.extend([*gpu_notes, *said])
             return job

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from planner.admission.decision import Decision
-from planner.admission.gpu_requests import AMD_GPU, GPU
 from planner.admission.kubernetes import JOB, PLAN, carries_spec
 from planner.admission.kubernetes_api import number, part, parts
 from planner.admission.policy import Action
-from planner.admission.workload_kinds import JobPods, pods_of
+from planner.admission.workload_kinds import JobPods, is_gpu_resource, pods_of
+from planner.errors import SpecError
 from planner.hardware import catalog
 
 GROUP = "kueue.x-k8s.io"
@@ -92,6 +92,14 @@ class Workload:
         return JobPods(pods=tuple(pods))
 
     @property
+    def asks_for_gpus(self) -> bool:
+        """Of any kind; also what is too large to be looked through."""
+        try:
+            return any(pods.asks for pods in self.asked.pods)
+        except SpecError:
+            return True
+
+    @property
     def annotations(self) -> Mapping[str, Any]:
         """Of the first pod template that carries a spec; Kueue does not copy those of the job itself."""
         return next(filter(carries_spec, map(_pod_annotations, self._pod_sets)), {})
@@ -99,7 +107,8 @@ class Workload:
     @property
     def gpu_flavors(self) -> tuple[str, ...]:
         """The ResourceFlavors that its GPUs come from, each once."""
-        flavors = (part(assigned, "flavors").get(gpu) for assigned in self._assignments for gpu in (GPU, AMD_GPU))
+        named = (item for assigned in self._assignments for item in part(assigned, "flavors").items())
+        flavors = (flavor for resource, flavor in named if is_gpu_resource(str(resource)))
         return tuple(dict.fromkeys(flavor for flavor in flavors if isinstance(flavor, str)))
 
     def waits_for(self, checks: Iterable[str]) -> list[str]:

@@ -57,7 +57,8 @@ class Policy:
     """The share of jobs of a kind (`1%`) that may take more than the bound by which a job is tight; 0: the upper end of
     its interval, which 5 % exceed."""
     pending: Action = Action.ADMIT
-    """admit (with a warning), hold or refuse: a job whose plan is not ready after `wait_seconds`."""
+    """admit (with a warning), hold or refuse: a job whose plan is not ready after `wait_seconds`. Where nothing is read
+    for it, what is read for `unreachable`: neither job was checked."""
     unreachable: Action = Action.ADMIT
     """admit (with a warning), hold or refuse: the service does not answer."""
     unplannable: Action = Action.ADMIT
@@ -84,17 +85,17 @@ class Policy:
         if unknown := [name for name in stated if name not in _FIELDS]:
             allowed = ", ".join((*_FIELDS, "token_file"))
             raise SettingError(f"there is no setting {unknown[0]!r}", allowed=allowed, place=str(path))
-        values = dict(defaults or {})
-        for name in _FIELDS:
-            if name in stated:
-                values[name] = _value(name, stated[name], f"{SECTION}.{name}")
-            elif (text := environment.get(PREFIX + name.upper())) is not None:
-                values[name] = _value(name, text, PREFIX + name.upper())
+        values: dict[str, Any] = {}
+        given = {name: text for name in _FIELDS if (text := environment.get(PREFIX + name.upper())) is not None}
+        for layer in (
+            dict(defaults or {}),
+            {name: _value(name, text, PREFIX + name.upper()) for name, text in given.items()},
+            {name: _value(name, text, f"{SECTION}.{name}") for name, text in stated.items()},
+        ):
+            values |= {name: layer[of] for name, of in _AS.items() if of in layer} | layer
         # As the callback in the training has them.
         for name in ("server", "token"):
             values.setdefault(name, _value(name, environment.get(f"PLANNER_{name.upper()}", ""), name))
-        if "unplanned" in values:
-            values.setdefault("unplannable", values["unplanned"])
         return cls(**values)
 
 
@@ -107,6 +108,8 @@ _ALLOWED = {
     "unplannable": (Action.ADMIT, Action.REFUSE),
     "unplanned": (Action.ADMIT, Action.REFUSE),
 }
+_AS = {"pending": "unreachable", "unplannable": "unplanned"}
+"""What is not said, and whose action it then has: wherever the second one is said, in the file before anywhere else."""
 _FLAGS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 

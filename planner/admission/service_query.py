@@ -79,6 +79,19 @@ def binds(decision: Decision) -> bool:
     return bool(decision.plan_id) and decision.verdict != "pending" and not decision.by_bound
 
 
+def bind_new(policy: Policy, system: str, job_id: str, decision: Decision) -> str:
+    """As :func:`bind`, for a job that is created only now: one that has a plan already keeps it."""
+    if not binds(decision):
+        return ""
+    try:
+        known = client_of(policy, system).plan_id_of_job(system, job_id)
+    except PlannerError as error:
+        return f"the job is not bound to its plan: {error.problem}"
+    if known and known != decision.plan_id:
+        return f"the job {job_id[:100]!a} is not bound to {decision.plan_id}: it has the plan {known[:100]!a} already"
+    return bind(policy, system, job_id, decision)
+
+
 def bind(policy: Policy, system: str, job_id: str, decision: Decision, facts: Mapping[str, Any] | None = None) -> str:
     """Tells the service which plan a job was admitted with; what went wrong, or nothing.
 

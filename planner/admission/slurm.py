@@ -30,16 +30,22 @@ SWEEP_SECONDS = 600.0
 _PAGE, _NEWEST = 1000, 100
 """Plans of one question: all of them, and those since the last one."""
 _NOT_SET_UP = 2
+ASKING = (
+    "gres", "gpus", "gpus-per-node", "gpus-per-task", "nodes", "ntasks", "ntasks-per-node", "constraint",
+)  # fmt: skip
+"""Options of sbatch that say which GPUs a job asks for, and how many."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """One of the three commands; 2 with a line on stderr if it is not set up to work."""
-    parser = argparse.ArgumentParser(prog="python -m planner.admission.slurm", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -P -m planner.admission.slurm", description=__doc__)
     parser.add_argument("--policy", type=Path, metavar="FILE.ini")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     submit = commands.add_parser("submit", help="decide on a job; prints action, verdict, plan id, then the text")
-    submit.add_argument("spec", metavar="SPEC", help="within the working directory; or run=SCRIPT, a batch script")
-    submit.add_argument("--gres", default="", help="what the job asks for of GPUs, such as gpu:1g.10gb:1")
+    submit.add_argument("spec", metavar="SPEC", help="within the submission folder; or run=SCRIPT, a batch script")
+    submit.add_argument("--folder", type=Path, default=Path(), help="where the job is submitted (default: here)")
+    for option in ASKING:
+        submit.add_argument(f"--{option}", default="", help="as of sbatch")
     submit.set_defaults(run=_submit)
     bind = commands.add_parser("bind", help="tell the service which plan a job was admitted with")
     bind.add_argument("job_id")
@@ -62,10 +68,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _submit(given: argparse.Namespace, policy: Policy, site: Mapping[str, str]) -> int:
     kind, is_run, script = given.spec.partition("=")
+    notes: list[str] = []
     if is_run and kind == specs.RUN:
-        decision = service_query.ask_run(lambda: specs.of_slurm(script, Path.cwd(), os.environ, site), policy, SYSTEM)
+        decision = service_query.ask_run(lambda: specs.of_slurm(script, given.folder, os.environ, site), policy, SYSTEM)
     else:
-        decision = service_query.ask(lambda: _bundle_on(given.spec, given.gres), policy, SYSTEM)
+        decision = service_query.ask(lambda: _bundle_on(given, site, notes), policy, SYSTEM)
     folder, plan_id = site.get("verdicts", ""), decision.plan_id
     made = decision.verdict in ("fits", "tight", "exceeds") and not decision.by_bound
     if folder and decision.admits and made and PLAN_ID.fullmatch(plan_id) and Path(folder).is_dir():
@@ -74,18 +81,27 @@ def _submit(given: argparse.Namespace, policy: Policy, site: Mapping[str, str]) 
             time.sleep(0.1)
     # Of a job that is only warned of by its lower bound no verdict lies ready at the controller yet.
     verdict = "pending" if decision.by_bound else decision.verdict
-    print("\n".join((decision.action.value, verdict, plan_id, decision.text)))
+    warnings = (f"planner: warning: {note}" for note in notes)
+    print("\n".join((decision.action.value, verdict, plan_id, decision.text, *warnings)))
     return 0
 
 
-def _bundle_on(spec: str, gres: str) -> Mapping[str, Any]:
-    """The bundle of a spec, on the MIG slices that the job asks for. Raises SpecError."""
-    from planner.admission.gpu_requests import plan_part, read_gres
+def _bundle_on(given: argparse.Namespace, site: Mapping[str, str], notes: list[str]) -> Mapping[str, Any]:
+    """The bundle of a spec, on the MIG slices that the job asks for; `notes` gets where the two differ. Raises
+    SpecError."""
+    from planner.admission.gpu_requests import count_gpus, other_gpus, plan_part
+    from planner.admission.slurm_requests import read_options
     from planner.job.loading import bundle, load_bundle
 
-    written = specs.bundle_within(spec, [Path.cwd()])
-    requests = [request for request in read_gres(gres) if request.profile]
-    return bundle(plan_part(load_bundle(written), requests)[0]) if requests else written
+    written = specs.bundle_within(given.spec, [given.folder])
+    asked = read_options({name: getattr(given, name.replace("-", "_")) for name in ASKING})
+    job, said = plan_part(load_bundle(written), [request for request in asked.requests if request.profile])
+    planned = job.cluster.nodes * job.cluster.gpus_per_node
+    if asked.gpus and asked.gpus != planned:
+        notes.append(f"the job asks for {count_gpus(asked.gpus)}, and the spec plans {count_gpus(planned)}")
+    products = asked.products or tuple(filter(None, [site.get("gpu", "")]))
+    notes.extend([*other_gpus(products, job, "the job goes to"), *said])
+    return bundle(job) if said else written
 
 
 def _bind(given: argparse.Namespace, policy: Policy, _: Mapping[str, str]) -> int:

@@ -31,7 +31,7 @@ from planner.admission import kubernetes, service_query, specs
 from planner.admission.decision import Decision, decide_without_verdict
 from planner.admission.kubernetes_api import Api, ApiError
 from planner.admission.policy import Action, Policy
-from planner.errors import PlannerError, SettingError
+from planner.errors import PlannerError, SettingError, SpecError
 
 SCHEMA = "admission.k8s.io/v1"
 LONGEST_WARNING = 256
@@ -142,18 +142,21 @@ def _warnings(decision: Decision, notes: Sequence[str]) -> list[str]:
 class Certificate:
     """A certificate and its key. `context` is for the listening socket: each handshake looks at the files."""
 
-    def __init__(self, certificate: Path, key: Path) -> None:
-        """Raises SettingError if there is nothing to begin with."""
-        self._files = (certificate, key)
+    def __init__(self, certificate: Path, key: Path, client_ca: Path | None = None) -> None:
+        """`client_ca`: who signs the certificates of clients, which are then asked for one; probes have none. Raises
+        SettingError if there is nothing to begin with."""
+        self._pair, self._client_ca = (certificate, key), client_ca
+        self._files = (*self._pair, *([client_ca] if client_ca is not None else []))
         self._changing = threading.Lock()
         self._problem = ""
         try:
             self._stamp = self._look()
             self._newest = self._read()
         except (OSError, ssl.SSLError) as error:
-            where = f"{certificate}, {key}"
             raise SettingError(
-                f"the certificate cannot be used: {error}", allowed="two files in PEM that belong together", place=where
+                f"the certificate cannot be used: {error}",
+                allowed="two files in PEM that belong together, and the clients' CA in PEM",
+                place=", ".join(map(str, self._files)),
             ) from None
         self.context = self._read()
         # OpenSSL calls it at every handshake, also of a client that names no server.
@@ -181,8 +184,49 @@ class Certificate:
     def _read(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.load_cert_chain(*self._files)
+        context.load_cert_chain(*self._pair)
+        if self._client_ca is not None:
+            context.verify_mode = ssl.CERT_OPTIONAL
+            context.load_verify_locations(self._client_ca)
         return context
+
+
+@dataclass(frozen=True, slots=True)
+class Clients:
+    """Who may ask for reviews: whose certificate the clients' CA signed, for this name if there is one."""
+
+    ca: Path
+    name: str = ""
+
+    def include(self, names: Sequence[str]) -> bool:
+        """Whether a client with these names in its verified certificate is one of them."""
+        return self.name in names if self.name else bool(names)
+
+
+def _names_in(certificate: Any) -> tuple[str, ...]:
+    """The common name and the DNS names, as `getpeercert` has them; none without a verified certificate."""
+    given = certificate or {}
+    subject = (item for part_of in given.get("subject", ()) for item in part_of)
+    return tuple(value for kind, value in (*subject, *given.get("subjectAltName", ())) if kind in ("commonName", "DNS"))
+
+
+def _with_client_names(protocol: Any) -> Any:
+    """The protocol of uvicorn, whose requests have the names of their connection's certificate in their scope."""
+
+    class WithClientNames(protocol):  # type: ignore[misc]
+        app: Any
+
+        def connection_made(self, transport: asyncio.Transport) -> None:
+            super().connection_made(transport)
+            app = self.app
+            names = _names_in(transport.get_extra_info("peercert"))
+
+            async def named(scope: Any, receive: Any, send: Any) -> None:
+                await app({**scope, _CLIENT_NAMES: names}, receive, send)
+
+            self.app = named
+
+    return WithClientNames
 
 
 USUAL = {"exceeds": Action.WARN}
@@ -190,8 +234,9 @@ USUAL = {"exceeds": Action.WARN}
 MOST_BYTES = 4 * 2**20
 """Of a review: an object of the API has at most 3 MiB, and there is one."""
 _BODY_SECONDS = 5.0
-_THREADS = 32
 _MOST_AT_ONCE = 256
+_CLIENT_NAMES = "planner.client_names"
+_SAID_AGAIN_SECONDS = 60.0
 
 _log = logging.getLogger("planner.admission")
 
@@ -199,9 +244,11 @@ _log = logging.getLogger("planner.admission")
 class Webhook:
     """Decides on reviews. `api` gives the cluster's API, and is asked for only if a job names a ConfigMap."""
 
-    def __init__(self, policy: Policy, api: Callable[[], Api]) -> None:
-        self._policy, self._api = policy, api
-        self._threads = ThreadPoolExecutor(_THREADS, "review")
+    def __init__(self, policy: Policy, api: Callable[[], Api], clients: Clients | None = None) -> None:
+        self._policy, self._api, self._clients = policy, api, clients
+        # One for each: none waits for another one's plan.
+        self._threads = ThreadPoolExecutor(_MOST_AT_ONCE, "review")
+        self._said_at = -_SAID_AGAIN_SECONDS
 
     def app(self) -> Starlette:
         """The ASGI application."""
@@ -211,7 +258,9 @@ class Webhook:
     async def _validate(self, request: Request) -> Response:
         began = time.monotonic()
         try:
-            review = read(await _body(request))
+            self._check_client(request)
+            body = await _body(request)
+            review = await asyncio.get_running_loop().run_in_executor(self._threads, read, body)
         except ReviewError as error:  # RFC 9457
             kind = {"type": "urn:planner:problem:review", "title": "The review cannot be read", "status": error.status}
             document = {**kind, "detail": error.one_line, **error.parts}
@@ -230,6 +279,17 @@ class Webhook:
         bind = decision.admits and not review.dry_run
         task = BackgroundTask(self._bind, job.job_id, decision) if bind else None
         return _json(200, answer(review.uid, decision, notes), task)
+
+    def _check_client(self, request: Request) -> None:
+        """Raises ReviewError for one that shows no certificate, or another one's."""
+        if self._clients is None or self._clients.include(request.scope.get(_CLIENT_NAMES, ())):
+            return
+        whose = f" for {self._clients.name}" if self._clients.name else ""
+        allowed = f"a certificate{whose} that {self._clients.ca} signed"
+        if time.monotonic() - self._said_at >= _SAID_AGAIN_SECONDS:
+            _log.warning("a review was refused: its client does not show %s", allowed)
+            self._said_at = time.monotonic()
+        raise ReviewError("the client is not the API server", allowed, status=401)
 
     async def _within(self, seconds: float, review: Review) -> tuple[Decision | None, list[str]]:
         """The decision, in time: a plan may take half of it, every other answer of the service less than that."""
@@ -251,7 +311,7 @@ class Webhook:
             ), []
 
     async def _bind(self, job_id: str, decision: Decision) -> None:
-        work = functools.partial(service_query.bind, self._policy, kubernetes.SYSTEM, job_id, decision)
+        work = functools.partial(service_query.bind_new, self._policy, kubernetes.SYSTEM, job_id, decision)
         if problem := await asyncio.get_running_loop().run_in_executor(self._threads, work):
             _log.warning("%s", problem)
 
@@ -273,26 +333,32 @@ def decide(review: Review, policy: Policy, api: Callable[[], Api]) -> tuple[Deci
             kubernetes.SYSTEM,
         ), []
     if not submitted.carries_spec:
-        asked = submitted.asked
-        if policy.unplanned is Action.ADMIT or not (submitted.asks_for_gpus or asked.may_ask_by_runtime):
-            return None, []
-        reason = f"the job asks for GPUs and carries no spec: annotate it with {kubernetes.BUNDLE}"
-        if not submitted.asks_for_gpus:
-            reason = (
-                f"{asked.runtime} may ask for GPUs and the job carries no spec: annotate it with {kubernetes.BUNDLE}, "
-                "or write how many GPUs a node has (0 for none) into trainer.resourcesPerNode.limits"
-            )
-        return decide_without_verdict("unplanned", policy.unplanned, reason), []
+        reason = "" if policy.unplanned is Action.ADMIT else _why_it_needs_a_spec(submitted)
+        return decide_without_verdict("unplanned", policy.unplanned, reason) if reason else None, []
     notes: list[str] = []
 
     def bundle() -> Mapping[str, Any]:
-        job, said = kubernetes.bundle_of(
-            submitted.annotations, submitted.namespace, api, submitted.asked, products=submitted.products
-        )
+        job, said = kubernetes.bundle_of(submitted.annotations, submitted.namespace, api, lambda: submitted.asked)
         notes.extend(said)
         return job
 
     return service_query.ask(bundle, policy, kubernetes.SYSTEM), notes
+
+
+def _why_it_needs_a_spec(submitted: kubernetes.Submission) -> str:
+    """Empty where it asks for no GPU."""
+    try:
+        if submitted.asks_for_gpus:
+            return f"the job asks for GPUs and carries no spec: annotate it with {kubernetes.BUNDLE}"
+        if submitted.asked.may_ask_by_runtime:
+            return (
+                f"{submitted.asked.runtime} may ask for GPUs and the job carries no spec: annotate it with "
+                f"{kubernetes.BUNDLE}, or write how many GPUs a node has (0 for none) into "
+                "trainer.resourcesPerNode.limits"
+            )
+    except SpecError as error:  # what is too large to be looked through may ask for some
+        return f"{error.one_line}; and it carries no spec: annotate it with {kubernetes.BUNDLE}"
+    return ""
 
 
 async def _body(request: Request) -> bytes:
@@ -323,19 +389,24 @@ def _json(status: int, document: Mapping[str, Any], task: BackgroundTask | None 
     return Response(json.dumps(document), status, media_type="application/json", background=task)
 
 
-def serve_webhook(*, host: str, port: int, certificate: Path, key: Path, policy_file: Path | None) -> None:
-    """Serves until SIGTERM. Raises PlannerError if it is not set up to work."""
+def serve_webhook(
+    *, host: str, port: int, certificate: Path, key: Path, policy_file: Path | None, clients: Clients | None = None
+) -> None:
+    """Serves until SIGTERM, any client if `clients` is None. Raises PlannerError if it is not set up to work."""
     logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     policy = Policy.read(os.environ, policy_file, USUAL)
     service_query.client_of(policy, kubernetes.SYSTEM)
-    reloaded = Certificate(certificate, key)
+    reloaded = Certificate(certificate, key, clients.ca if clients else None)
+    if clients is None:
+        _log.warning("any client may ask for reviews: --client-ca FILE.crt asks for certificates")
     config = uvicorn.Config(
-        Webhook(policy, cluster).app(), host=host, port=port, ssl_certfile=certificate,
+        Webhook(policy, cluster, clients).app(), host=host, port=port, ssl_certfile=certificate,
         ssl_keyfile=key, lifespan="off", access_log=False, log_level="warning", server_header=False,
         limit_concurrency=_MOST_AT_ONCE, timeout_graceful_shutdown=10,
     )  # fmt: skip
     config.load()
     config.ssl = reloaded.context
+    config.http_protocol_class = _with_client_names(config.http_protocol_class)
     uvicorn.Server(config).run()
 
 

@@ -12,13 +12,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from planner.admission.gpu_requests import FindClaim, GpuRequest, no_claim, read_gpu_requests
+from planner.admission.gpu_requests import (
+    MODEL,
+    MOST_CONTAINERS,
+    FindClaim,
+    GpuRequest,
+    no_claim,
+    read_gpu_requests,
+    refuse_more,
+)
 from planner.admission.kubernetes_api import MOST, items, number, part, parts, text_of
 
-_ANY_GPU = re.compile(r"[^/]+/(.*gpu.*|(.*[-.])?(mig-.*|i915.*|xe))")
-"""Resources that are GPUs or parts of them, of whatever maker: `amd.com/gpu`, `nvidia.com/mig-1g.10gb`."""
+_ANY_GPU = re.compile(
+    r"(?i)([^/]+/(.*gpu.*|(.*[-.])?(mig-.*|i915.*|xe))"
+    rf"|(nvidia|amd)[.]com/(.*[-._])?{MODEL}([-._].*)?)"
+)
+"""Resources that are GPUs or parts of them, of whatever maker: `amd.com/gpu`, `nvidia.com/mig-1g.10gb`. The chart has
+the same, for RE2."""
 _ASKING = ("limits", "requests")
-_MOST_PARTS = 100_000
+_MOST_PARTS = 20_000
 _MPI = re.compile(r"(?:^|[\s/;&|])(?:mpirun|mpiexec|orterun)(?:\s|$)")
 
 
@@ -210,6 +222,11 @@ class JobPods:
         return tuple(dict.fromkeys(request.resource for request in self.requests))
 
     @property
+    def products(self) -> tuple[str, ...]:
+        """Which GPUs they are, as labels of nodes and names of resources say it, each once."""
+        return tuple(dict.fromkeys(request.product for request in self.requests if request.product))
+
+    @property
     def may_ask_by_runtime(self) -> bool:
         """Whether GPUs that are not in the object may be in its runtime."""
         return GPUS in self.unsaid
@@ -221,17 +238,20 @@ def kind_of(api_version: Any, kind: Any) -> Kind | None:
 
 
 def read_job_pods(job: Mapping[str, Any], find_claim: FindClaim = no_claim) -> JobPods:
-    """The pods, ranks and command of an object of the table; of any other one nothing."""
+    """The pods, ranks and command of an object of the table; of any other one nothing. Raises SpecError for more of
+    them than any training has."""
     kind, version = kind_of(job.get("apiVersion"), job.get("kind")), text_of(job.get("apiVersion")).rpartition("/")[2]
     if kind is None or version not in kind.versions:
         return JobPods()
-    pods = []
+    pods, containers = [], 0
     for place in kind.pods:
         for passed in _objects_at({"": job}, "", place.path.split(".") if place.path else []):
             template, count = passed[place.path], 1
             if place.resources:
                 container = {**template, "resources": part(template, place.resources)}
                 template = {"spec": {"containers": [container]}}
+            containers += len(items(part(template, "spec").get("containers")))
+            refuse_more("containers", containers, MOST_CONTAINERS)
             for number_of in place.counts:
                 count = min(count * _count(passed, number_of), MOST)
             said = (number(_value_at(passed, path), 0) for path in kind.processes)

@@ -122,10 +122,13 @@ def add_check(commands: Commands) -> None:
         description="Plans a job, here or by a planner service, and prints the verdict in one line. Exit code as for "
         "plan. With a command it runs that command if the job may run; else it ends with 3.",
     )  # fmt: skip
-    parser.add_argument("--server", metavar="URL", help="ask the planner service there; PyTorch is not needed then")
+    parser.add_argument(
+        "--server", metavar="URL",
+        help="ask the planner service there, without PyTorch (default: the policy's, PLANNER_SERVER; '': plan here)",
+    )  # fmt: skip
     parser.add_argument(
         "--run-unchecked", action="store_true",
-        help="run the command also where the service cannot be reached, unless the operator's file refuses that",
+        help="run the command also where the service has no plan in time, unless the operator's file refuses that",
     )  # fmt: skip
     parser.add_argument("--policy", type=Path, metavar="FILE.ini", help="the operator's (default: docs/admission.md)")
     add_format(parser)
@@ -135,7 +138,8 @@ def add_check(commands: Commands) -> None:
 def run_check(arguments: argparse.Namespace) -> int:
     """`planner check`: 0 or 3, or what planning raises; or what the command ends with."""
     as_json = arguments.format == "json"
-    if arguments.server is None and not arguments.command and not as_json:
+    policy = _policy(arguments)
+    if not policy.server and not arguments.command and not as_json:
         from planner.report.verdict_text import job_sentence
 
         plan = at_risk(arguments, _plan(arguments, with_advice=False).plan)
@@ -144,7 +148,6 @@ def run_check(arguments: argparse.Namespace) -> int:
     from planner.admission import command_hook
     from planner.admission.service_query import binds
 
-    policy = _policy(arguments)
     decision = _decide(arguments, policy)
     if as_json:
         print(json.dumps(decision.to_json(), indent=2))
@@ -179,15 +182,14 @@ def _policy(arguments: argparse.Namespace) -> Policy:
     policy = Policy.read(environment, arguments.policy, usual)
     if arguments.risk is not None:
         policy = dataclasses.replace(policy, risk=parse_risk(arguments.risk, "--risk"))
-    # Only who names a server asks one: the environment's is for the callback, and for hooks.
-    return policy if arguments.server is not None else dataclasses.replace(policy, server="")
+    return policy if arguments.server != "" else dataclasses.replace(policy, server="")
 
 
 def _decide(arguments: argparse.Namespace, policy: Policy) -> Decision:
     from planner.admission import command_hook, service_query
     from planner.admission.decision import decide
 
-    if arguments.server is not None:
+    if policy.server:
         from planner.job.loading import bundle as bundle_of
 
         bundle = bundle_of(job_of(arguments, is_traced=False))

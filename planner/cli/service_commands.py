@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from planner.cli.options import DONE, add_command, add_format, print_answer
 from planner.distribution import refuse_without
+from planner.errors import PlannerError
 
 if TYPE_CHECKING:
     from planner.cli.options import Commands
@@ -74,20 +75,28 @@ def add_webhook(commands: Commands) -> None:
     parser.add_argument("--port", type=int, default=8443, help="(default: %(default)s)")
     parser.add_argument("--certificate", type=Path, required=True, metavar="FILE.crt", help="PEM; read anew on change")
     parser.add_argument("--key", type=Path, required=True, metavar="FILE.key")
+    parser.add_argument(
+        "--client-ca", type=Path, metavar="FILE.crt",
+        help="review only for clients whose certificate this CA signed; PEM, read anew on change",
+    )  # fmt: skip
+    parser.add_argument("--client-name", default="", metavar="NAME", help="and whose certificate is for this name")
     parser.add_argument("--policy", type=Path, metavar="FILE.ini")
 
 
 def run_webhook(arguments: argparse.Namespace) -> int:
     """`planner webhook`: 0, or PlannerError for what it cannot work with."""
     refuse_without(("kubernetes", "starlette", "uvicorn"), extra="kubernetes", user="the webhook")
-    from planner.admission.webhook import serve_webhook
+    from planner.admission.webhook import Clients, serve_webhook
 
+    if arguments.client_name and arguments.client_ca is None:
+        raise PlannerError("a name says nothing without a CA", remedy="add --client-ca FILE.crt", place="--client-name")
     serve_webhook(
         host=arguments.host,
         port=arguments.port,
         certificate=arguments.certificate,
         key=arguments.key,
         policy_file=arguments.policy,
+        clients=Clients(arguments.client_ca, arguments.client_name) if arguments.client_ca else None,
     )
     return DONE
 

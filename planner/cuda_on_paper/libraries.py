@@ -154,7 +154,7 @@ def _build(torch_folder: Path, folder: Path) -> None:
     with tempfile.TemporaryDirectory(dir=folder) as built, ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         compile_one(_RUNTIME)  # which the others are linked with
         list(pool.map(compile_one, order[1:]))
-    flags = _read([sys.executable, "-c", "import torch; print(torch._C._cuda_getArchFlags())"])
+    flags = _read([sys.executable, "-P", "-c", "import torch; print(torch._C._cuda_getArchFlags())"])
     (folder / COMPILED_FOR).write_text(" ".join(re.findall(r"\bsm_(\d+)", flags)), encoding="utf-8")
     (folder / PRELOAD).write_text(":".join(f"{folder}/{names[stem]}" for stem in order), encoding="utf-8")
 

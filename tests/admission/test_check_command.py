@@ -70,6 +70,47 @@ def test_a_service_that_is_down(
     assert "the planner service at http://127.0.0.1:1 cannot be reached" in ended.stderr
 
 
+@pytest.mark.parametrize(
+    ("options", "policy", "code", "out"),
+    [
+        ((), {}, 3, ""),
+        (("--run-unchecked",), {}, 0, "ran \n"),
+        ((), {"PLANNER_ADMISSION_UNREACHABLE": "admit"}, 0, "ran \n"),
+        ((), {"PLANNER_ADMISSION_PENDING": "admit"}, 0, "ran \n"),
+        (("--run-unchecked",), {"PLANNER_ADMISSION_PENDING": "refuse"}, 3, ""),
+    ],
+    ids=["nobody says more", "to be run all the same", "as unreachable", "the operator admits", "the operator refuses"],
+)
+def test_a_command_whose_plan_is_not_ready_runs_only_if_somebody_says_so(
+    answering: Any, job_file: JobFile, options: tuple[str, ...], policy: dict[str, str], code: int, out: str
+) -> None:
+    for _ in range(2):
+        answering.says(202, {"plan_id": "", "verdict": "pending"})
+    variables = {"PLANNER_ADMISSION_WAIT_SECONDS": "0", **policy}
+    ended = check(job_file(), "--server", answering.url, *options, *launch(), **variables)
+
+    assert (ended.returncode, ended.stdout) == (code, out), ended.stderr
+    assert "the plan is not ready after 0 s" in ended.stderr
+
+
+@pytest.mark.parametrize("command", [(), ("--format", "json"), launch()], ids=["a line", "json", "a command"])
+def test_the_service_of_the_environment_is_asked(service: Any, job_file: JobFile, command: tuple[str, ...]) -> None:
+    variables = {"PLANNER_SERVER": service.url, "PLANNER_TOKEN": service.token}
+    ended = check(job_file("large", "1.9GiB"), *command, **variables)
+
+    assert ended.returncode == 3, ended.stderr
+    assert (
+        "the smallest change that fits" in ended.stdout + ended.stderr or '"change": "train.recompute' in ended.stdout
+    )
+
+
+def test_an_empty_server_plans_here_whatever_the_environment_says(job_file: JobFile) -> None:
+    ended = check(job_file(), "--server", "", PLANNER_SERVER="http://127.0.0.1:1")
+
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.startswith("small fits: ")
+
+
 def test_without_a_command_the_verdict_is_the_answer(service: Any, job_file: JobFile) -> None:
     ended = check(job_file("large", "1.9GiB"), "--server", service.url, "--format", "json", PLANNER_TOKEN=service.token)
 

@@ -126,6 +126,7 @@ def test_what_the_operators_file_says_stands_and_the_environment_fills_the_rest(
         server="https://planner.example",
         token="secret",
         unreachable=Action.REFUSE,
+        pending=Action.REFUSE,
         refuse_uncalibrated=True,
         wait_seconds=2.5,
         tight=Action.ADMIT,
@@ -168,6 +169,27 @@ def test_the_operators_risk_moves_the_bound_below_which_a_job_fits(
 
     assert (usual.verdict, careful.verdict) == ("fits", "tight")
     assert decided(make_plan(make_rank_class(90 * GIB, "exceeds")), Policy(risk=0.5)).verdict == "exceeds"
+
+
+@pytest.mark.parametrize(
+    ("text", "environment", "pending"),
+    [
+        ("", {}, "admit"),
+        ("unreachable = refuse", {}, "refuse"),
+        ("unreachable = hold", {}, "hold"),
+        ("unreachable = refuse\npending = admit", {}, "admit"),
+        ("", {"PLANNER_ADMISSION_UNREACHABLE": "refuse"}, "refuse"),
+        ("unreachable = refuse", {"PLANNER_ADMISSION_PENDING": "admit"}, "refuse"),
+        ("", {"PLANNER_ADMISSION_UNREACHABLE": "refuse", "PLANNER_ADMISSION_PENDING": "hold"}, "hold"),
+    ],
+)
+def test_a_plan_that_is_not_ready_is_treated_as_a_service_that_does_not_answer_unless_it_is_said_otherwise(
+    tmp_path: Path, text: str, environment: dict[str, str], pending: str
+) -> None:
+    file = tmp_path / "admission.ini"
+    file.write_text(f"[admission]\n{text}\n")
+
+    assert Policy.read(environment, file).pending == pending
 
 
 @pytest.mark.parametrize(

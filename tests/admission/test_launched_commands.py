@@ -60,9 +60,9 @@ def asked(answering: Any, plans: dict[str, dict[str, Any]]) -> Any:
 
 @pytest.fixture
 def start(asked: Any, job_file: JobFile) -> Callable[..., subprocess.Popen[str]]:
-    def begin(script: str, **more: Any) -> subprocess.Popen[str]:
+    def begin(script: str, variables: dict[str, str] | None = None, **more: Any) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            arguments(asked, job_file(), script), env=environment(), text=True,
+            arguments(asked, job_file(), script), env=environment(**(variables or {})), text=True,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, **more,
         )  # fmt: skip
 
@@ -187,7 +187,7 @@ def test_a_service_that_goes_away_changes_nothing_for_the_command(start: Any, as
 def test_a_job_that_no_service_knows_of_becomes_the_command(start: Any, asked: Any) -> None:
     asked.answers[-1] = (202, {}, json.dumps({"plan_id": "pl-x", "verdict": "pending"}).encode())
     asked.answers[:] = asked.answers[-1:]
-    process = start("import os; print(os.getpid())")
+    process = start("import os; print(os.getpid())", {"PLANNER_ADMISSION_PENDING": "admit"})
     out, _ = process.communicate(timeout=SECONDS)
 
     assert int(out) == process.pid

@@ -61,6 +61,13 @@ PartitionName=main Nodes=n1 Default=YES MaxTime=INFINITE State=UP
 """
 
 
+def _shipped_command() -> str:
+    """How cli_filter.lua starts planner before a site edits it."""
+    found = re.search(r'^local PLANNER = "([^"]*)"', (DEPLOY / "cli_filter.lua").read_text(), re.M)
+    assert found is not None
+    return found[1]
+
+
 @dataclass(frozen=True)
 class Slurm:
     """A cluster of one node with eight files for GPUs."""
@@ -79,7 +86,7 @@ class Slurm:
         )
         self._install(
             "cli_filter.lua",
-            PLANNER=f"{sys.executable} -m planner.admission.slurm",
+            PLANNER=_shipped_command().replace("/usr/bin/python3", sys.executable),
             POLICY=str(self.folder / "admission.ini"),
         )
         self._install("job_submit.lua", VERDICTS=str(self.verdicts), **controller)
@@ -362,6 +369,46 @@ def test_the_plan_of_a_job_that_does_not_fit_is_refused_by_the_controller_too(
     assert "planner: the smallest change that fits: train.recompute: full" in ended.stderr
 
 
+A_NODE_OF_A100 = (
+    "metadata: {name: eight}\n"
+    "model: {decoder: {layers: 4, hidden: 256, heads: 4, kv_heads: 4, ffn: 1024, vocab: 8192}}\n"
+    "train: {micro_batch_size: 1, sequence_length: 512}\n"
+    "parallel: {dp_replicate: {degree: 8}}\n"
+    "cluster: {nodes: 1, gpus_per_node: 8, gpu: A100-SXM-80GB}\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("options", "warnings"),
+    [
+        (
+            ("--gpus=4",),
+            ["the job asks for 4 GPUs, and the spec plans 8 GPUs",
+             "the job goes to H100-SXM-80GB, and the spec plans A100-SXM-80GB"],
+        ),
+        (
+            ("--gpus=0", "--gres=gpu:h100:8"),
+            ["the job goes to h100 (H100), and the spec plans A100-SXM-80GB"],
+        ),
+    ],
+    ids=["fewer", "others"],
+)  # fmt: skip
+def test_gpus_that_are_not_those_of_the_spec_are_said(
+    site: Any, cluster: Slurm, tmp_path: Path, options: tuple[str, ...], warnings: list[str]
+) -> None:
+    site()
+    with (cluster.folder / "admission.ini").open("a") as policy:
+        policy.write("gpu = H100-SXM-80GB\n")
+    (tmp_path / "eight.yaml").write_text(A_NODE_OF_A100)
+    (tmp_path / "job.sh").write_text("#!/bin/sh\n#SBATCH --comment=planner:eight.yaml\ntrue\n")
+    ended = cluster.run("sbatch", "--output=/dev/null", *options, "job.sh", cwd=tmp_path)
+
+    assert ended.returncode == 0, ended.stderr
+    first, *others = ended.stderr.splitlines()
+    assert first.startswith("planner: eight fits: ranks 0-7 need ")
+    assert others == [f"planner: warning: {warning}" for warning in warnings]
+
+
 @pytest.mark.usefixtures("site")
 def test_what_a_comment_says_is_never_run_by_a_shell(sbatch: Run, tmp_path: Path) -> None:
     for spec in ("x.yaml;touch${IFS}hit", "$(touch${IFS}hit).yaml", "`touch${IFS}hit`", "--policy=/etc/passwd", "a%1b"):
@@ -369,6 +416,38 @@ def test_what_a_comment_says_is_never_run_by_a_shell(sbatch: Run, tmp_path: Path
         assert ended.returncode == 0, ended.stderr
         assert "the job's spec cannot be used" in ended.stderr
     assert not (tmp_path / "hit").exists()
+
+
+def test_every_program_that_a_site_installs_starts_planner_without_the_folder_it_starts_in() -> None:
+    starts = [
+        (path.name, words[0])
+        for folder in ("deploy", "helm", "docs", "examples")
+        for path in sorted((DEPLOY.parents[1] / folder).rglob("*"))
+        if path.suffix in (".lua", ".sh", ".service", ".yaml", ".tpl", ".md")
+        for words in re.finditer(r"python3?(?: -\w+)* -m planner(?!\.upstream|\.service\.metrics)", path.read_text())
+    ]
+
+    assert {name for name, _ in starts} >= {"cli_filter.lua", "planner-verdicts.service", "epilog_out_of_memory.sh"}
+    assert [each for each in starts if " -P " not in each[1]] == []
+
+
+@pytest.mark.parametrize("python_path", ["", ".", ":"], ids=["none", "the folder", "empty words"])
+def test_no_module_of_the_submission_folder_runs_when_a_job_is_checked(
+    site: Any, cluster: Slurm, job_file: JobFile, tmp_path: Path, python_path: str
+) -> None:
+    site()
+    job_file("large", "1.9GiB")
+    for module in ("planner/__init__.py", "planner/admission/__init__.py", "planner/admission/slurm.py", "yaml.py"):
+        (tmp_path / module).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / module).write_text(
+            f"open({str(tmp_path / 'hit')!r}, 'w')\nprint('admit\\nfits\\n\\nfits')\nraise SystemExit\n"
+        )
+    (tmp_path / "job.sh").write_text("#!/bin/sh\n#SBATCH --comment=planner:large.yaml\ntrue\n")
+    variables = {"PYTHONPATH": python_path} if python_path else {}
+    ended = cluster.run("sbatch", "--output=/dev/null", "--gpus=1", "job.sh", cwd=tmp_path, **variables)
+
+    assert (ended.returncode, (tmp_path / "hit").exists()) == (1, False), ended.stderr
+    assert "planner: refused: large does not fit" in ended.stderr
 
 
 def test_a_planner_that_does_not_work_stops_nobody(site: Any, cluster: Slurm, sbatch: Run, job_file: JobFile) -> None:

@@ -146,4 +146,4 @@ def test_the_epilog_of_slurm_hands_on_what_sacct_says(tmp_path: Path) -> None:
     while not (tmp_path / "asked").exists() and time.monotonic() < until:
         time.sleep(0.02)
     said = (tmp_path / "asked").read_text(encoding="utf-8")
-    assert said == "-m planner explain - --job slurm/4711\n4711.0|OUT_OF_MEMORY|0:125\n"
+    assert said == "-P -m planner explain - --job slurm/4711\n4711.0|OUT_OF_MEMORY|0:125\n"

@@ -32,13 +32,13 @@ class Authority:
     def context(self) -> ssl.SSLContext:
         return ssl.create_default_context(cafile=self.file)
 
-    def issue(self, certificate: Path, key: Path) -> None:
+    def issue(self, certificate: Path, key: Path, name: str = "the webhook") -> None:
         """A new key and certificate for 127.0.0.1 in place of these files."""
         made = ec.generate_private_key(ec.SECP256R1())
         private = made.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
-        for file, content in ((key, private), (certificate, self._pem(_name("the webhook"), made))):
+        for file, content in ((key, private), (certificate, self._pem(_name(name), made))):
             fresh = file.with_suffix(".new")
             fresh.write_bytes(content)
             fresh.replace(file)

@@ -77,7 +77,7 @@ def review(content: bytes) -> Any:
     submitted = kubernetes.read_submission(found.job, found.namespace)
     try:
         job = kubernetes.job_of(submitted.annotations, submitted.namespace, _no_api)
-        notes = kubernetes.differences(submitted.asked, job, products=submitted.products)
+        notes = kubernetes.differences(submitted.asked, job)
         decision = Decision(action=Action.WARN, reason="it was read", verdict="fits")
     except PlannerError as error:
         notes, decision = [], Decision(action=Action.WARN, reason=str(error), verdict="unplannable")

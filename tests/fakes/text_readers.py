@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from planner.admission import gpu_requests, webhook, workload_kinds
+from planner.admission import gpu_requests, slurm_requests, webhook, workload_kinds
 from planner.allocator.host.replay import PinnedRules
 from planner.allocator.rules import Rules
 from planner.errors import SpecError
@@ -138,7 +138,8 @@ TEXT_READERS: dict[str, tuple[Reader, Sequence[str]]] = {
     "a number of GPUs behind a name": (lambda text: named_gpus.parse("H100" + text + "!"), _GPU),
     "a GPU's name": (lambda text: (catalog.by_any_name(text), catalog.by_node_label(text)), _GPU),
     "a MIG profile": (lambda text: mig.without_profile(text + "1g.10gb"), _GPU),
-    "Slurm's gres": (gpu_requests.read_gres, _GPU),
+    "Slurm's gres": (slurm_requests.read_gres, _GPU),
+    "a resource's product": (gpu_requests.product_in, ("nvidia.com/", "gpu", "tu104gl", "_", "-", "a100", "rtx", "2q")),
     "a resource's name": (workload_kinds.is_gpu_resource, ("nvidia.com/", "gpu", "mig-", "-", "xe", "i915")),
     "a selector of devices": (_selector, ("productName", "productName == ", 'productName == "', " ", '"')),
     "a duration": (webhook.seconds_left, ("1", "1s")),

@@ -45,5 +45,8 @@
 {{- fail "webhook.certificate.source given: set existingSecret and caBundle" -}}
 {{- end -}}
 {{- end -}}
+{{- if and .Values.webhook.clientCertificate.required (not .Values.webhook.clientCertificate.caConfigMap) -}}
+{{- fail "webhook.clientCertificate.caConfigMap: name the ConfigMap with the CA of the API server's client certificate, or set webhook.clientCertificate.required to false where the API server cannot show one (docs/admission.md)" -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}

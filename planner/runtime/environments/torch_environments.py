@@ -123,14 +123,14 @@ def _commands(temporary: Path, minor: str) -> list[list[str]]:
         install = [*uv, "pip", "install", "--python", python, *best, *_sources_of_pip()]
         make = [*uv, "venv", "--quiet", "--relocatable", "--python", sys.executable, made]
     else:
-        install, make = [python, "-m", "pip", "install"], [sys.executable, "-m", "venv", made]
+        install, make = [python, "-P", "-m", "pip", "install"], [sys.executable, "-P", "-m", "venv", made]
     return [make, *([*install, *wanted] for wanted in installs)]
 
 
 def _uv() -> list[str]:
     if program := shutil.which("uv"):
         return [program]
-    return [sys.executable, "-m", "uv"] if importlib.util.find_spec("uv") else []
+    return [sys.executable, "-P", "-m", "uv"] if importlib.util.find_spec("uv") else []
 
 
 def _sources_of_pip() -> list[str]:
@@ -138,7 +138,7 @@ def _sources_of_pip() -> list[str]:
     if any(map(os.environ.get, _OF_UV)) or not importlib.util.find_spec("pip"):
         return []
     config = subprocess.run(
-        [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False
+        [sys.executable, "-P", "-m", "pip", "config", "list"], capture_output=True, text=True, check=False
     )
     words: list[str] = []
     for line in config.stdout.splitlines():

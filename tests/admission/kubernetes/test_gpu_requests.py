@@ -1,13 +1,16 @@
-"""What a pod or a Slurm job asks for of GPUs is read with the part of each: slices, fractions, sizes, turns."""
+"""What a pod asks for of GPUs is read with the part of each: slices, fractions, sizes, turns."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 
-from planner.admission.gpu_requests import GpuRequest, combine, read_gpu_requests, read_gres
+from planner.admission.gpu_requests import GpuRequest, combine, plan_part, read_gpu_requests
+from planner.errors import SpecError
+from planner.hardware import catalog
+from planner.job.loading import load_yaml
 from planner.units import GIB, MIB
 
 H100 = "NVIDIA-H100-80GB-HBM3"
@@ -53,6 +56,91 @@ def test_resources_say_which_part(limits: Mapping[str, Any], request_: GpuReques
         container="train", resource=request_.resource, count=request_.count, profile=request_.profile,
         fraction=request_.fraction, memory_bytes=request_.memory_bytes, shared=request_.shared,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("resource", "product", "gpu"),
+    [
+        ("nvidia.com/a40", "a40", "A40-48GB"),
+        ("nvidia.com/A100", "a100", "A100-SXM-80GB"),
+        ("nvidia.com/rtxa6000", "rtxa6000", "RTX-A6000-48GB"),
+        ("nvidia.com/rtx8000", "rtx8000", ""),
+        ("nvidia.com/gh200", "gh200", "GH200-96GB"),
+        ("nvidia.com/gpu-v100", "v100", "V100-SXM2-16GB"),
+        ("nvidia.com/gpu-a100-80gb", "a100-80gb", "A100-SXM-80GB"),
+        ("nvidia.com/v100-sxm2-16gb", "v100-sxm2-16gb", "V100-SXM2-16GB"),
+        ("nvidia.com/1080ti", "1080ti", ""),
+        ("nvidia.com/TU104GL_Tesla_T4", "tesla_t4", "T4-16GB"),
+        ("nvidia.com/GA100GL_A30_PCIE", "a30_pcie", "A30-PCIE-24GB"),
+        ("nvidia.com/GH100_H200_SXM_141GB", "h200_sxm_141gb", "H200-SXM-141GB"),
+        ("amd.com/mi300x", "mi300x", "MI300X-192GB"),
+    ],
+)
+def test_a_resource_that_is_called_by_its_product_is_that_gpu(resource: str, product: str, gpu: str) -> None:
+    (found,) = read_gpu_requests(pod(container({resource: 4})), {})
+    known = found.gpu()
+
+    assert found == GpuRequest(container="train", resource=resource, count=4, product=product)
+    assert (known.name if known else "") == gpu
+
+
+@pytest.mark.parametrize(
+    ("resource", "product", "gib"),
+    [("nvidia.com/GRID_T4-2Q", "t4", 2), ("nvidia.com/NVIDIA_A10-24Q", "nvidia_a10", 24),
+     ("nvidia.com/GRID_A100-1-10C", "a100", 10)],
+)  # fmt: skip
+def test_a_virtual_gpu_has_the_memory_that_its_name_says(resource: str, product: str, gib: int) -> None:
+    (found,) = read_gpu_requests(pod(container({resource: 1})), {})
+
+    assert found == GpuRequest(container="train", resource=resource, count=1, product=product, memory_bytes=gib * GIB)
+
+
+def test_products_take_turns_and_have_limits_as_gpus_do() -> None:
+    shared, limited = (
+        read_gpu_requests(pod(container(limits)), {})[0]
+        for limits in ({"nvidia.com/a100.shared": 1}, {"nvidia.com/gpu-v100": 1, "nvidia.com/gpumem": 3000})
+    )
+
+    assert (shared.product, shared.shared) == ("a100", True)
+    assert (limited.product, limited.memory_bytes) == ("v100", 3000 * MIB)
+
+
+@pytest.mark.parametrize(
+    "resource",
+    ["nvidia.com/hostdev", "nvidia.com/rdma_shared_device_a", "nvidia.com/sriov_p0", "nvidia.com/cx6", "nvidia.com/bf3",
+     "nvidia.com/gpucores", "nvidia.com/gpumem-percentage", "amd.com/sev", "example.com/v100"],
+)  # fmt: skip
+def test_networks_and_amounts_are_not_gpus(resource: str) -> None:
+    assert read_gpu_requests(pod(container({resource: 1})), {}) == ()
+
+
+A100_80 = "NVIDIA-A100-SXM4-80GB"
+
+
+def affinity(*values: list[str]) -> dict[str, Any]:
+    terms = [
+        {"matchExpressions": [{"key": "nvidia.com/gpu.product", "operator": "In", "values": each}]} for each in values
+    ]
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    return {"affinity": {"nodeAffinity": required}}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "product"),
+    [
+        ({"product": A100_80}, A100_80),
+        (affinity([A100_80]), A100_80),
+        (affinity([A100_80], [A100_80]), A100_80),
+        (affinity([A100_80, "NVIDIA-A100-80GB-PCIe"]), "a100"),
+        (affinity([A100_80], ["NVIDIA-A100-80GB-PCIe"]), "a100"),
+        ({"affinity": {"nodeAffinity": 3}}, "a100"),
+        ({}, "a100"),
+    ],
+)
+def test_nodes_of_one_product_say_more_than_the_resource(nodes: dict[str, Any], product: str) -> None:
+    (found,) = read_gpu_requests(pod(container({"nvidia.com/a100": 1}), **nodes), {})
+
+    assert found.product == product
 
 
 @pytest.mark.parametrize("limits", [{}, {"cpu": 8}, {"nvidia.com/gpu": 0}, {"nvidia.com/gpu": "x"}, None])
@@ -130,6 +218,30 @@ def test_a_claim_of_dra_is_looked_up_and_read(claim: Mapping[str, str], kind: st
     assert found == (GpuRequest(container="train", resource="mig.nvidia.com", count=2, profile="1g.10gb"),)
 
 
+def test_a_job_with_more_than_any_training_has_is_not_read() -> None:
+    gpus = {"nvidia.com/gpu": 1}
+    claims = [{"name": f"c{place}", "resourceClaimName": f"c{place}"} for place in range(65)]
+    used = container(claims=[{"name": f"c{place}"} for place in range(64)])
+    devices = {"requests": [{"name": f"r{place}", "deviceClassName": "gpu.nvidia.com"} for place in range(32)]}
+    for asked, said in (
+        (pod(*[container(gpus)] * 1_001), "1,001 containers"),
+        (pod(resourceClaims=claims), "65 claims of devices"),
+        (pod(*[used] * 3, resourceClaims=claims[:64]), "requests for GPUs"),
+    ):
+        with pytest.raises(SpecError, match=said):
+            read_gpu_requests(asked, {}, lambda *_: {"devices": devices})
+
+
+def test_a_product_is_looked_up_in_the_catalog_once_for_all_that_ask_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    by_any_name = catalog.by_any_name
+    monkeypatch.setattr(catalog, "by_any_name", lambda name: asked.append(name) or by_any_name(name))
+    requests = read_gpu_requests(pod(*[container({"nvidia.com/gpu": 1})] * 1_000, product="Nobody-Knows-It"), {})
+
+    assert combine(requests) == requests[0]
+    assert asked == ["Nobody-Knows-It"]
+
+
 def test_a_claim_of_the_first_version_with_a_limit_of_mps() -> None:
     request_ = {"name": "gpu", "deviceClassName": "gpu.nvidia.com"}
     parameters = {"sharing": {"strategy": "MPS", "mpsConfig": {"defaultPinnedDeviceMemoryLimit": "10Gi"}}}
@@ -169,29 +281,13 @@ def test_a_label_of_nodes_whose_gpus_take_turns_is_shared() -> None:
     assert found.shared
 
 
-@pytest.mark.parametrize(
-    ("written", "requests"),
-    [
-        ("gpu", [(1, "", "")]),
-        ("gpu:2", [(2, "", "")]),
-        ("gpu:h100:8", [(8, "h100", "")]),
-        ("gpu:1g.10gb:1", [(1, "", "1g.10gb")]),
-        ("gpu:a100_3g.20gb:1,lustre:1", [(1, "a100", "3g.20gb")]),
-        ("gres/gpu:nvidia_h100_80gb_hbm3_1g.10gb=2", [(2, "nvidia h100 80gb hbm3", "1g.10gb")]),
-        ("mps:100", []),
-        ("", []),
-    ],
-)
-def test_a_gres_of_slurm(written: str, requests: list[tuple[int, str, str]]) -> None:
-    assert [(found.count, found.product, found.profile) for found in read_gres(written)] == requests
+def test_a_slice_whose_name_does_not_say_its_size_is_planned_as_the_spec_says(spec_text: Callable[..., str]) -> None:
+    job = load_yaml(spec_text())
+    requests = read_gpu_requests(pod(container({"nvidia.com/mig-small": 1})), {})
 
-
-def test_a_slice_of_slurm_is_one_of_the_catalog() -> None:
-    (found,) = read_gres("gpu:nvidia_h100_80gb_hbm3_1g.10gb:1")
-    gpu = found.gpu()
-
-    assert gpu is not None
-    assert gpu.name == "H100-SXM-80GB:1g.10gb"
+    assert plan_part(job, requests) == (
+        job, ["nvidia.com/mig-small does not say which slice it is: planned as the spec says"],
+    )  # fmt: skip
 
 
 def test_of_several_parts_a_job_has_to_fit_the_smallest() -> None:

@@ -145,6 +145,16 @@ def test_a_message_is_not_longer_than_kueue_takes() -> None:
 
 
 @pytest.mark.parametrize(
+    "resource", ["nvidia.com/gpu", "amd.com/gpu", "nvidia.com/a100", "nvidia.com/gpu-v100", "nvidia.com/mig-1g.10gb"]
+)
+def test_the_flavor_of_any_resource_that_is_a_gpu_is_that_of_the_gpus(resource: str) -> None:
+    assigned = {"name": "main", "count": 1, "flavors": {"cpu": "any", resource: "of the GPUs"}}
+    document = {"status": {"admission": {"podSetAssignments": [assigned]}}}
+
+    assert Workload(document).gpu_flavors == ("of the GPUs",)
+
+
+@pytest.mark.parametrize(
     ("flavor", "gpu"),
     [
         ({"spec": {"nodeLabels": {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}}}, "H100-SXM-80GB"),

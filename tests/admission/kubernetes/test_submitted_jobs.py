@@ -17,6 +17,7 @@ from planner.admission.kubernetes import (
     read,
     read_submission,
 )
+from planner.admission.kubernetes_api import ApiError
 from planner.admission.workload_kinds import JobPods, Pods
 from planner.errors import SpecError
 from planner.hardware import catalog
@@ -24,9 +25,9 @@ from planner.hardware import catalog
 H100 = "NVIDIA-H100-80GB-HBM3"
 
 
-def asks(gpus: int, ranks: int = 0, resource: str = "nvidia.com/gpu") -> JobPods:
+def asks(gpus: int, ranks: int = 0, resource: str = "nvidia.com/gpu", product: str = "") -> JobPods:
     """One pod that asks for so many."""
-    request = GpuRequest(count=gpus, resource=resource)
+    request = GpuRequest(count=gpus, resource=resource, product=product)
     return JobPods(pods=(Pods(count=1, requests=(request,) if gpus else (), processes=ranks),))
 
 
@@ -47,6 +48,7 @@ ASKING = {
     "a part of a GPU": {"kind": "Job", "spec": {"template": {"spec": container_of("nvidia.com/mig-1g.10gb")}}},
     "another vendor's": {"kind": "Job", "spec": {"template": {"spec": container_of("amd.com/gpu")}}},
     "a shared one": {"kind": "Job", "spec": {"template": {"spec": container_of("nvidia.com/gpu.shared", "2")}}},
+    "one of a product": {"kind": "Job", "spec": {"template": {"spec": container_of("nvidia.com/a100")}}},
     "Intel's": {"kind": "Job", "spec": {"template": {"spec": container_of("gpu.intel.com/i915")}}},
     "a TrainJob": {
         "kind": "TrainJob",
@@ -87,6 +89,40 @@ def test_a_job_is_known_by_its_uid_and_without_one_by_its_name() -> None:
     assert read_submission({"metadata": metadata}).job_id == "nlp.sft"
 
 
+@pytest.mark.parametrize(("status", "requests"), [(0, 1), (403, 2), (200, 2)], ids=["away", "refused", "there"])
+def test_each_claim_of_a_job_is_asked_for_once_and_none_more_of_an_api_that_is_away(status: int, requests: int) -> None:
+    paths: list[str] = []
+
+    def get(path: str) -> dict[str, Any]:
+        paths.append(path)
+        if status != 200:
+            raise ApiError(status, "no")
+        return {"spec": {"spec": {"devices": {"requests": [{"name": "gpu", "deviceClassName": "gpu.nvidia.com"}]}}}}
+
+    claims = [{"name": name, "resourceClaimTemplateName": name} for name in ("a", "b")]
+    container = {"name": "main", "resources": {"claims": [{"name": "a"}, {"name": "b"}]}}
+    template = {"spec": {"template": {"spec": {"containers": [container] * 10, "resourceClaims": claims}}}}
+    job = {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "spec": {"replicatedJobs": [{"name": str(place), "template": template} for place in range(20)]},
+    }
+    found = read_submission(job, "nlp", lambda: SimpleNamespace(get=get))
+
+    assert found.asked.gpus == (400 if status == 200 else 0)
+    assert len(paths) == requests
+
+
+def test_nothing_of_a_jobs_pods_is_read_before_somebody_asks_about_them() -> None:
+    container = {"name": "main", "resources": {"limits": {"nvidia.com/gpu": 1}}}
+    job = {"apiVersion": "v1", "kind": "Pod", "metadata": {"uid": "1"}, "spec": {"containers": [container] * 2_500}}
+    found = read_submission(job)
+
+    assert (found.job_id, found.carries_spec, found.is_part_of_job) == ("1", False, False)
+    with pytest.raises(SpecError, match="2,500 containers"):
+        assert found.asks_for_gpus
+
+
 @pytest.mark.parametrize(
     ("named", "path", "key"),
     [
@@ -119,14 +155,15 @@ def test_annotations_that_cannot_be_used_are_named(annotations: dict[str, Any]) 
 def test_pods_that_ask_for_what_the_spec_plans_differ_in_nothing(spec_text: Callable[..., str]) -> None:
     planned = read(spec_text(gpu="H100-SXM-80GB"), "spec")
 
-    assert differences(asks(1), planned, products=(H100,)) == []
-    assert differences(asks(0), planned, products=("NVIDIA-Unheard-Of",)) == []
+    assert differences(asks(1, product=H100), planned) == []
+    assert differences(asks(1, product="NVIDIA-Unheard-Of"), planned) == []
+    assert differences(asks(0), planned) == []
 
 
 def test_other_gpus_or_more_of_them_are_said_with_both_figures(spec_text: Callable[..., str]) -> None:
     planned = read(spec_text(gpu="H100-SXM-80GB"), "spec")
 
-    assert differences(asks(16), planned, products=("Tesla-T4",)) == [
+    assert differences(asks(16, product="Tesla-T4"), planned) == [
         "the pods ask for 16 nvidia.com/gpu, and the spec plans 1 GPU",
         "the pods go to Tesla-T4 (T4-16GB), and the spec plans H100-SXM-80GB",
     ]
@@ -139,6 +176,29 @@ def test_gpus_of_another_maker_and_ranks_that_are_not_one_for_each_gpu_are_said(
         "the pods ask for 8 amd.com/gpu, and the spec plans 1 GPU"
     ]
     assert differences(asks(1, ranks=4), planned) == ["the job starts 4 ranks, and the spec plans 1 GPU"]
+
+
+def test_a_product_that_may_be_several_gpus_differs_only_from_others(spec_text: Callable[..., str]) -> None:
+    for gpu, sentences in (
+        ("A100-PCIE-40GB", []),
+        ("A100-SXM-80GB", []),
+        ("H100-SXM-80GB", ["the pods go to a100 (A100), and the spec plans H100-SXM-80GB"]),
+    ):
+        assert differences(asks(1, product="a100"), read(spec_text(gpu=gpu), "spec")) == sentences
+
+
+def test_a_pytorch_job_that_asks_for_a_product_has_its_gpus_and_ranks() -> None:
+    resources = {"limits": {"nvidia.com/a40": 4, "cpu": "16"}, "requests": {"nvidia.com/a40": 4, "cpu": "12"}}
+    command = ["torchrun", "--nproc-per-node=4", "train.py"]
+    container = {"name": "pytorch", "command": command, "resources": resources}
+    master = {"replicas": 1, "template": {"spec": {"containers": [container]}}}
+    found = read_submission(
+        {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "spec": {"pytorchReplicaSpecs": {"Master": master}}}
+    )
+
+    assert (found.asked.gpus, found.asked.ranks, found.asked.resources, found.gpu) == (
+        4, 4, ("nvidia.com/a40",), "A40-48GB",
+    )  # fmt: skip
 
 
 def test_every_product_is_a_gpu_of_the_catalog() -> None:

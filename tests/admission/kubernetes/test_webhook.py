@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import http.client
 import json
 import os
@@ -39,9 +40,14 @@ class Running:
     certificate: Path
     key: Path
     log: Path
+    shown: tuple[Path, Path] | None = None
+    """The certificate and key that clients show."""
 
     def connection(self) -> http.client.HTTPSConnection:
-        return http.client.HTTPSConnection("127.0.0.1", self.port, timeout=60, context=self.authority.context)
+        context = self.authority.context
+        if self.shown is not None:
+            context.load_cert_chain(*self.shown)
+        return http.client.HTTPSConnection("127.0.0.1", self.port, timeout=60, context=context)
 
     def ask(
         self, method: str, path: str, body: bytes | None = None, kind: str = "application/json"
@@ -79,10 +85,11 @@ def start(service: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[St
     """Starts webhooks under a policy; a policy that was started before is the same webhook."""
     running: dict[str, tuple[Running, subprocess.Popen[bytes]]] = {}
 
-    def begin(policy: str = "", **environment: str) -> Running:
-        known = policy + repr(sorted(environment.items()))
+    def begin(policy: str = "", options: tuple[str, ...] = (), **environment: str) -> Running:
+        known = policy + repr((options, sorted(environment.items())))
         if known not in running:
-            running[known] = _begin(tmp_path_factory.mktemp("webhook"), service, policy, environment)
+            folder = tmp_path_factory.mktemp("webhook")
+            running[known] = _begin(folder, service, policy, environment, options)
         return running[known][0]
 
     yield begin
@@ -95,7 +102,7 @@ def start(service: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[St
 
 
 def _begin(
-    folder: Path, service: Any, policy: str, environment: dict[str, str]
+    folder: Path, service: Any, policy: str, environment: dict[str, str], options: tuple[str, ...]
 ) -> tuple[Running, subprocess.Popen[bytes]]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -107,7 +114,7 @@ def _begin(
     command = [
         *(sys.executable, "-m", "planner", "webhook", "--host", "127.0.0.1", "--port", str(port)),
         *("--certificate", str(found.certificate), "--key", str(found.key)),
-        *("--policy", str(folder / "admission.ini")),
+        *("--policy", str(folder / "admission.ini"), *options),
     ]
     with found.log.open("wb") as log:
         process = subprocess.Popen(
@@ -136,6 +143,84 @@ def test_who_does_not_trust_its_ca_does_not_speak_with_it(start: Start) -> None:
 
     with pytest.raises(ssl.SSLCertVerificationError):
         connection.request("GET", "/livez")
+
+
+@pytest.fixture(scope="module")
+def clients(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], tuple[Path, Path]]:
+    """Certificates of clients, by who signed them and for which name."""
+    folder = tmp_path_factory.mktemp("clients")
+    authorities = {}
+    for name in ("control plane", "somebody"):
+        (folder / name).mkdir()
+        authorities[name] = Authority(folder / name)
+
+    def issue(signer: str, name: str) -> tuple[Path, Path]:
+        files = authorities[signer].folder / f"{name}.crt", authorities[signer].folder / f"{name}.key"
+        authorities[signer].issue(*files, name)
+        return files
+
+    return issue
+
+
+@pytest.mark.parametrize(
+    ("signer", "name", "status"),
+    [("control plane", "kube-apiserver", 200), ("control plane", "kubelet", 401), ("", "", 401),
+     ("somebody", "kube-apiserver", 0)],
+    ids=["the API server", "another client of its CA", "no certificate", "another CA"],
+)  # fmt: skip
+def test_only_the_api_server_is_answered_where_clients_have_to_show_a_certificate(
+    start: Start, service: Any, make_job: Make, make_review: Make, spec_text: Callable[..., str],
+    clients: Callable[[str, str], tuple[Path, Path]], signer: str, name: str, status: int,
+) -> None:  # fmt: skip
+    ca = clients("control plane", "kube-apiserver")[0].parent / "ca.crt"
+    running = start(options=("--client-ca", str(ca), "--client-name", "kube-apiserver"))
+    job = make_job("Job", {BUNDLE: spec_text()}, name=f"shown-{status}-{name}")
+    asking = dataclasses.replace(running, shown=clients(signer, name) if signer else None)
+    body = json.dumps(make_review(job)).encode()
+
+    if not status:
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            asking.ask("POST", "/validate?timeout=30s", body)
+    else:
+        found, answered = asking.ask("POST", "/validate?timeout=30s", body)
+        assert (found, isinstance(answered, dict) and "response" in answered) == (status, status == 200)
+    if status == 200:
+        until(lambda: service.history.jobs.get("kubernetes", job["metadata"]["uid"]))
+    else:
+        assert service.history.jobs.get("kubernetes", job["metadata"]["uid"]) is None
+    assert running.ask("GET", "/readyz") == (200, "ok\n")  # a probe of the kubelet shows none
+
+
+def test_a_job_keeps_the_plan_that_it_was_created_with(
+    start: Start, service: Any, make_job: Make, make_review: Make, spec_text: Callable[..., str]
+) -> None:
+    first, second = (make_job("Job", {BUNDLE: spec_text(name)}, name="bound") for name in ("small", "other"))
+    second["metadata"]["annotations"][BUNDLE] = spec_text("other").replace("layers: 4", "layers: 5")
+    uid = first["metadata"]["uid"]
+    webhook = start()
+
+    plan_id = webhook.review(make_review(first))["auditAnnotations"]["plan-id"]
+    until(lambda: service.history.jobs.get("kubernetes", uid))
+    other = webhook.review(make_review(second))["auditAnnotations"]["plan-id"]
+    until(lambda: f"is not bound to {other}: it has the plan" in webhook.log.read_text())
+
+    assert other != plan_id
+    assert service.history.jobs.get("kubernetes", uid).plan_id == plan_id
+
+
+def test_a_job_of_more_containers_than_are_read_is_planned_as_its_spec_says(
+    start: Start, make_job: Make, make_review: Make, spec_text: Callable[..., str]
+) -> None:
+    """Or a container more were a way around a site that refuses."""
+    job = make_job("Job", {BUNDLE: spec_text("large", TINY)}, name="crowded")
+    pod = job["spec"]["template"]["spec"]
+    pod["containers"] = [{**pod["containers"][0], "name": f"c{place}"} for place in range(2_500)]
+
+    found = start(REFUSES).review(make_review(job))
+    warned = start().review(make_review(job))
+
+    assert (found["allowed"], found["auditAnnotations"]["verdict"]) == (False, "exceeds")
+    assert "planner: the job has 2,500 containers, more than are read: planned as the spec says" in warned["warnings"]
 
 
 @pytest.mark.parametrize("kind", KINDS)

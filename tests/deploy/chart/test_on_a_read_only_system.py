@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import yaml
+from certificate_authority import Authority
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -132,13 +133,15 @@ def test_the_webhook_of_the_chart_opens_in_its_pod(tmp_path: Path) -> None:
     found = rendered("webhook-cert-manager")
     (container,) = next(pod.containers for pod in pods(found) if pod.owner.endswith("-webhook"))
     mounts = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
-    folders = {name: tmp_path / name for name in ("certificate", "policy", "token")}
+    folders = {name: tmp_path / name for name in ("certificate", "policy", "token", "clients")}
     for folder in folders.values():
         folder.mkdir()
     (name, *_) = only(found, "Certificate")["spec"]["dnsNames"]
     self_signed(name, folders["certificate"])
     (folders["policy"] / "admission.ini").write_text(only(found, "ConfigMap")["data"]["admission.ini"])
     (folders["token"] / "token").write_text("t" * 40)
+    shown = tmp_path / "client.crt", tmp_path / "client.key"
+    Authority(folders["clients"]).issue(*shown, "planner-webhook-client")
     job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "tiny", "namespace": "default"}}
     job["metadata"]["annotations"] = {"planner.dev/bundle": yaml.safe_dump(JOB)}
     request = {
@@ -152,6 +155,7 @@ def test_the_webhook_of_the_chart_opens_in_its_pod(tmp_path: Path) -> None:
         "port": 8443,
         "ready": container["readinessProbe"]["httpGet"]["path"],
         "certificate": f"{mounts['certificate']}/tls.crt",
+        "shown": [f"/mnt/{file.name}" for file in shown],
         "review": {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request},
     }
     (tmp_path / "given.json").write_text(json.dumps(given))

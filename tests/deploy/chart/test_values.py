@@ -72,6 +72,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"webhook": {"enabled": True, "certificate": {"source": "given"}}},
         "webhook.certificate.source given: set existingSecret and caBundle",
     ),
+    ({"webhook": {"enabled": True}}, "webhook.clientCertificate.caConfigMap: name the ConfigMap with the CA"),
 ]
 
 

@@ -135,7 +135,7 @@ def test_everything_that_is_referred_to_is_there_or_given(name: str) -> None:
     found = rendered(name)
     there = {(each["kind"], each["metadata"]["name"]) for each in found}
     there |= {("Secret", each["spec"]["secretName"]) for each in of_kind(found, "Certificate")}
-    there |= {("Secret", secret) for secret in GIVEN.get(name, ())}
+    there |= {("Secret", secret) for secret in GIVEN.get(name, ())} | {("ConfigMap", "api-server-ca")}
     options = only(found, "RayService")["spec"]["rayClusterConfig"].get("gcsFaultToleranceOptions", {})
     wanted = {each for pod in pods(found) for each in references(pod)}
     if "redisPassword" in options:
@@ -262,7 +262,8 @@ def test_doors_ask_the_service_where_it_is() -> None:
 @pytest.mark.parametrize("name", ["webhook-cert-manager", "kueue"])
 def test_a_door_starts_anew_when_its_policy_changes(name: str) -> None:
     hook = "webhook" if name.startswith("webhook") else "kueue"
-    changed = {**rendered_chart.values_of(name), hook: {"enabled": True, "policy": {"tight": "refuse"}}}
+    changed = rendered_chart.values_of(name)
+    changed[hook] = {**changed[hook], "policy": {"tight": "refuse"}}
 
     def stamp(found: tuple[Document, ...]) -> str:
         return str(only(found, "Deployment")["spec"]["template"]["metadata"]["annotations"]["planner.dev/policy"])
@@ -287,6 +288,20 @@ def test_the_api_server_finds_the_webhook_and_trusts_its_certificate() -> None:
     assert "jobs-planner-webhook.mlops.svc" in certificate["spec"]["dnsNames"]
     assert configuration["metadata"]["annotations"]["cert-manager.io/inject-ca-from"] == "mlops/jobs-planner-webhook"
     assert certificate["spec"]["issuerRef"] == {"kind": "Issuer", "name": only(found, "Issuer")["metadata"]["name"]}
+
+
+def test_the_webhook_answers_only_who_shows_a_certificate_unless_somebody_says_that_none_can() -> None:
+    ((strict_args, strict_volumes), (open_args, open_volumes)) = (
+        (found.containers[0]["args"], {volume["name"]: volume for volume in found.spec["volumes"]})
+        for name in ("webhook-cert-manager", "webhook-given-certificate")
+        for found in pods(rendered(name))
+        if found.owner == "Deployment jobs-planner-webhook"
+    )
+
+    assert {"--client-ca=/etc/planner/clients/ca.crt", "--client-name=planner-webhook-client"} <= set(strict_args)
+    assert strict_volumes["clients"]["configMap"] == {"name": "api-server-ca"}
+    assert [each for each in open_args if each.startswith("--client")] == []
+    assert "clients" not in open_volumes
 
 
 def test_a_given_certificate_is_believed_by_what_signed_it() -> None:

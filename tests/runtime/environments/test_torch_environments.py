@@ -110,8 +110,8 @@ def test_without_uv_it_is_made_by_venv_and_pip(monkeypatch: pytest.MonkeyPatch) 
 
     made, installed = torch_environments._commands(Path("/x"), "2.8")
 
-    assert made == [sys.executable, "-m", "venv", "/x/made"]
-    assert installed[:5] == ["/x/made/bin/python", "-m", "pip", "install", "torch==2.8.*"]
+    assert made == [sys.executable, "-P", "-m", "venv", "/x/made"]
+    assert installed[:6] == ["/x/made/bin/python", "-P", "-m", "pip", "install", "torch==2.8.*"]
 
 
 def write_cudnn(folder: Path, version: str) -> Path:
@@ -130,7 +130,7 @@ def test_a_torch_whose_cudnn_needs_a_gpu_gets_another_one_which_is_asked(
     write_cudnn(tmp_path / "site/nvidia/cudnn", "9.1.0")
     beside = write_cudnn(environments / "torch-2.6" / torch_environments.CUDNN_FOLDER / "nvidia/cudnn", "9.10.2")
 
-    assert installed[4:] == ["--no-deps", "--target", "/x/made/cudnn", "nvidia-cudnn-cu12==9.10.2.21"]
+    assert installed[5:] == ["--no-deps", "--target", "/x/made/cudnn", "nvidia-cudnn-cu12==9.10.2.21"]
     assert cuda_on_paper._find_cudnn(tmp_path / "site/torch") == {
         "PAPER_CUDNN": f"{beside}/lib/libcudnn.so.9", "PAPER_OTHER_CUDNN": "9.1.0 9.10.2",
     }  # fmt: skip
