@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planner.admission import specs
+from planner.admission import gpu_requests, specs
 from planner.job import size_limits
 from planner.job.launching import layers, shell_script, shell_values
 from planner.runtime import messages
@@ -126,7 +126,8 @@ CROSSINGS = (
     Crossing(
         "an object that Kubernetes reviews, and its annotations",
         "planner/admission/webhook.py",
-        f"{show_bytes(specs.MOST_BYTES)} of a spec; what is not as the API has it asks for nothing",
+        f"{show_bytes(specs.MOST_BYTES)} of a spec, {gpu_requests.MOST_CONTAINERS:,} containers, "
+        f"{gpu_requests.MOST_CLAIMS} claims; what is not as the API has it asks for nothing",
         f"{ANY}::test_a_text_with_bytes_cut_out_and_put_in",
     ),
 )  # fmt: skip
