@@ -95,13 +95,14 @@ def _bundle_on(given: argparse.Namespace, site: Mapping[str, str], notes: list[s
 
     written = specs.bundle_within(given.spec, [given.folder])
     asked = read_options({name: getattr(given, name.replace("-", "_")) for name in ASKING})
-    job, said = plan_part(load_bundle(written), [request for request in asked.requests if request.profile])
+    slices = [request for request in asked.requests if request.profile]
+    job, said = plan_part(load_bundle(written), slices)
     planned = job.cluster.nodes * job.cluster.gpus_per_node
     if asked.gpus and asked.gpus != planned:
         notes.append(f"the job asks for {count_gpus(asked.gpus)}, and the spec plans {count_gpus(planned)}")
     products = asked.products or tuple(filter(None, [site.get("gpu", "")]))
     notes.extend([*other_gpus(products, job, "the job goes to"), *said])
-    return bundle(job) if said else written
+    return bundle(job) if slices else written
 
 
 def _bind(given: argparse.Namespace, policy: Policy, _: Mapping[str, str]) -> int:

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from planner.errors import SpecError
 
 _MOST_NESTED = 40
+"""Compound commands and substitutions in each other."""
 _MOST_WRITTEN = 50_000
 """Commands of a text, run or not: what is far beyond any script is not read to its end."""
-"""Compound commands and substitutions in each other."""
 _OPERATOR = re.compile(r"&&|\|\||;;&|;;|;&|\|&|[;&|\n()]")
 _REDIRECTION = re.compile(r"[0-9]*(?:<<<|<<-|<<|<>|<&|>>|>&|>\||[<>])|&>>?")
 _CLOSING = {"(": ")", "{": "}"}
@@ -149,10 +149,12 @@ def end_of_nested(text: str, at: int, place: str = "", depth: int = 0) -> int:
     return _find(text, closing, at, place, start) + 1
 
 
-def syntax_error(problem: str, place: str, text: str = "", at: int = 0) -> SpecError:
+def syntax_error(
+    problem: str, place: str, text: str = "", at: int = 0, allowed: str = "a script that bash reads"
+) -> SpecError:
     return SpecError(
         problem,
-        allowed="a script that bash reads",
+        allowed=allowed,
         remedy="write the launch line that the script comes to",
         place=f"{place}:{text.count(chr(10), 0, at) + 1}" if text else place,
     )
@@ -192,8 +194,8 @@ class _Parser:
         self.text = self.text.replace("\r\n", "\n")
         self.advance()
 
-    def error(self, problem: str) -> SpecError:
-        return syntax_error(problem, self.place, self.text, self._begins)
+    def error(self, problem: str, **stated: str) -> SpecError:
+        return syntax_error(problem, self.place, self.text, self._begins, **stated)
 
     def advance(self) -> None:
         text = self.text
@@ -265,7 +267,7 @@ class _Parser:
     def _command(self) -> Command:
         self._written += 1
         if self._written > _MOST_WRITTEN:
-            raise self.error(f"the script has too many commands: more than {_MOST_WRITTEN}")
+            raise self.error("the script has too many commands", allowed=f"up to {_MOST_WRITTEN:,} commands")
         command = self._compound()
         if command is None:
             return self._simple()
