@@ -16,11 +16,12 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import chain, pairwise
 
 from planner.truth.failures.causes import ONE_EXABYTE
 from planner.truth.failures.log_text import LogText
 from planner.truth.failures.messages import Form, Frame, GpuFailure, ProcessBytes
-from planner.truth.failures.rules import Rule, Searched, Words, apart, read_size
+from planner.truth.failures.rules import Found, Rule, Searched, Words, read_size
 
 MOST_MESSAGES = 1000
 """Of one log, that are told apart; each rank of a large job has one."""
@@ -48,6 +49,7 @@ _BEGINS = Words(
     |Allocation on device (?:\d{1,6})?(?:would exceed|$)
     """
 )
+_TORCH = Rule(Form.UNKNOWN, "torch", _BEGINS)
 _FIGURES = {
     "tried": Words(r"(?:Tried to allocate|Requested:) @tried"),
     "total": Words(r"total capac?i?ty of @total | @total_2 total capacity | Device limit: @total_3"),
@@ -179,53 +181,19 @@ def find_messages(text: str | LogText) -> list[GpuFailure]:
     """Every message in the text, in its order, at most MOST_MESSAGES and equal ones of a rank once; what begins as one
     and has no figures of torch's is there with the form UNKNOWN."""
     log = text if isinstance(text, LogText) else LogText(text)
-    squashed = log.squashed
-    begins = [match for match in _BEGINS.find(log.sentences) if not _is_repeated(log, match)]
-    failures: dict[int, GpuFailure] = {}
-    ends_by_start: dict[int, int] = {}
-    known: dict[str, tuple[GpuFailure, int]] = {}  # the same words come often
-    ends = [*(match.start() for match in begins[1:]), len(squashed)]
-    for match, following in zip(begins, ends, strict=False):
-        start = match.start()
-        window = squashed[start : min(following, start + _LONGEST_MESSAGE)]
-        if window not in known:
-            failure, length = _read_torch(window, match)
-            whole = failure.form is Form.PLAIN
-            quoted = log.rest_of_line(start, _QUOTED) if whole else log.quote(start, start + length, _QUOTED)
-            known[window] = replace(failure, text=quoted), length
-        failures[start], length = known[window]
-        ends_by_start[start] = start + length
-    starts = list(ends_by_start)
-    others = (
-        (match.start(), match.end() - 1, rule, match) for rule in _OTHERS for match in rule.words.find(log.sentences)
-    )
-    for first, _, rule, match in apart(others):
-        before = bisect_right(starts, first) - 1
-        if before < 0 or first >= ends_by_start[starts[before]]:
-            failures[first] = _read_other(rule, match, log)
-    return _tell_apart(log, failures)
-
-
-def _is_repeated(log: LogText, match: re.Match[str]) -> bool:
-    """Whether it is a line of a program's source, or the name of an error before the words themselves."""
-    if match["plain"] is None:
-        return False
-    source = log.lines[log.line_of(match.start()) - 1]
-    return bool(_SOURCE_LINE.match(source)) or _BEGINS.pattern.match(log.squashed, match.end()) is not None
-
-
-def _tell_apart(log: LogText, failures: dict[int, GpuFailure]) -> list[GpuFailure]:
-    # A log says the same again and again: in the traceback, in the launcher's summary, and once for the driver.
-    different: dict[tuple[object, ...], GpuFailure] = {}
-    places = sorted(failures)
     caught_before = [match.end() for match in _CAUGHT_BEFORE.find(log.sentences)]
     caught_after = [match.start() for match in _CAUGHT_AFTER.find(log.sentences)]
-    for at, before, after in zip(places, [0, *places], [*places[1:], len(log.squashed)], strict=False):
-        failure = failures[at]
+    # A log says the same again and again: in the traceback, in the launcher's summary, and once for the driver.
+    different: dict[tuple[object, ...], GpuFailure] = {}
+    before = 0
+    for (at, failure), (after, _) in pairwise(chain(_failures(log), ((len(log.squashed), None),))):
+        if failure is None:
+            break
         place = log.original(at)
         rank = _rank_before(log.text, place)
         caught = _stands_between(caught_before, max(before, at - _CAUGHT_BACK), at)
         caught = caught or _stands_between(caught_after, at, min(after, at + _CAUGHT_WITHIN))
+        before = at
         key = (failure.form, failure.text, rank, caught)
         if key in different:
             continue
@@ -234,6 +202,39 @@ def _tell_apart(log: LogText, failures: dict[int, GpuFailure]) -> list[GpuFailur
         if len(different) == MOST_MESSAGES:
             break
     return list(different.values())
+
+
+def _failures(log: LogText) -> Iterator[tuple[int, GpuFailure]]:
+    """Each with its place, as the log has them."""
+    begins = [match for match in _BEGINS.find(log.sentences) if not _is_repeated(log, match)]
+    following = dict(pairwise([*(match.start() for match in begins), len(log.squashed)]))
+    found: list[Found] = [(match.start(), match.end(), _TORCH, match) for match in begins]
+    found += [(match.start(), match.end(), rule, match) for rule in _OTHERS for match in rule.words.find(log.sentences)]
+    known: dict[str, tuple[GpuFailure, int]] = {}  # the same words come often
+    end = 0
+    for at, last, rule, match in sorted(found, key=lambda each: (each[0], each[2] is not _TORCH, -each[1])):
+        if rule is not _TORCH:
+            if at >= end:
+                end = last
+                yield at, _read_other(rule, match, log)
+            continue
+        window = log.squashed[at : min(following[at], at + _LONGEST_MESSAGE)]
+        if window not in known:
+            failure, length = _read_torch(window, match)
+            whole = failure.form is Form.PLAIN
+            quoted = log.rest_of_line(at, _QUOTED) if whole else log.quote(at, at + length, _QUOTED)
+            known[window] = replace(failure, text=quoted), length
+        failure, length = known[window]
+        end = max(end, at + length)
+        yield at, failure
+
+
+def _is_repeated(log: LogText, match: re.Match[str]) -> bool:
+    """Whether it is a line of a program's source, or the name of an error before the words themselves."""
+    if match["plain"] is None:
+        return False
+    source = log.lines[log.line_of(match.start()) - 1]
+    return bool(_SOURCE_LINE.match(source)) or _BEGINS.pattern.match(log.squashed, match.end()) is not None
 
 
 def _stands_between(places: list[int], first: int, last: int) -> bool:

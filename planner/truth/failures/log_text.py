@@ -18,8 +18,8 @@ _ESCAPES = re.compile(r"(?:\x1b|\\u001b|\\x1b|\\033|\\e|\^\[|␛)(?:\[[0-9;?]{0,
 _ENTITIES = {"&quot;": '"', "&#34;": '"', "&#39;": "'", "&#x27;": "'", "&lt;": "<", "&gt;": ">", "&amp;": "&"}
 _ENTITY = re.compile("|".join(_ENTITIES))
 _QUOTES = str.maketrans("\u2018\u2019\u201c\u201d\u2032", "''\"\"'")
-_PREFIX = re.compile(
-    r"\s*(?:"
+_PREFIXES = re.compile(
+    r"(?:\s*(?:"
     r"(?:>\s?)+"  # quoted in a thread
     r"|\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?(?: -)?\s"  # docker, kubectl
     r"|\d{1,5}: "  # srun --label
@@ -28,9 +28,8 @@ _PREFIX = re.compile(
     r"|\[\d{1,6},\d{1,6}\]<std(?:err|out)>:"  # mpirun --tag-output
     r"|(?:[\w.-]{1,80}\s*\|\s)"  # docker compose, stern
     r"|[\w.-]{0,60}\d: "  # pdsh
-    r")"
+    r")){0,4}"
 )
-_MOST_PREFIXES = 4
 _TOKEN = re.compile(r"\S+")
 _WRITTEN_BREAK = "\\n"
 """A log inside of JSON has its line breaks written out."""
@@ -58,11 +57,10 @@ class LogText:
         self.text = _ENTITY.sub(lambda match: _ENTITIES[match[0]], text).translate(_QUOTES)
         self.lines = self.text.split("\n")
         self._line_starts = [0, *accumulate(len(line) + 1 for line in self.lines)]
-        self._prefixes = [_prefix_length(line) for line in self.lines]
-        squashed = [
-            "".join(line[prefix:].replace(_WRITTEN_BREAK, "  ").split())
-            for line, prefix in zip(self.lines, self._prefixes, strict=True)
-        ]
+        self._broken = self.text.replace(_WRITTEN_BREAK, "  ").split("\n")
+        ends = [match.end() for match in map(_PREFIXES.match, self.lines) if match is not None]
+        self._prefixes = ends
+        squashed = ["".join(line[end:].split()) for line, end in zip(self._broken, ends, strict=True)]
         self.squashed = "".join(squashed)
         self.sentences, self.written = Searched(self.squashed), Searched(self.text)
         self._squashed_starts = [0, *accumulate(map(len, squashed))]
@@ -80,7 +78,7 @@ class LogText:
         """The position in `text` of a position of `squashed`."""
         line = self.line_of(position) - 1
         if self._tokens[0] != line:
-            tokens = list(_TOKEN.finditer(self.lines[line].replace(_WRITTEN_BREAK, "  "), self._prefixes[line]))
+            tokens = list(_TOKEN.finditer(self._broken[line], self._prefixes[line]))
             ends = accumulate(len(token[0]) for token in tokens)
             self._tokens = line, [0, *ends], [token.start() for token in tokens]
         _, starts, places = self._tokens
@@ -104,13 +102,3 @@ class LogText:
 
     def _quote(self, begin: int, end: int, most: int) -> str:
         return " ".join(self.text[begin : min(end, begin + 2 * most)].split())[:most]
-
-
-def _prefix_length(line: str) -> int:
-    at = 0
-    for _ in range(_MOST_PREFIXES):
-        match = _PREFIX.match(line, at)
-        if match is None:
-            break
-        at = match.end()
-    return at

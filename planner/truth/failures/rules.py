@@ -20,6 +20,8 @@ from planner.truth.failures.messages import Cause, Form
 from planner.units import KIB
 
 _SHORTEST_WORD = 3
+_OFTEN = ("memory", "process", "failed")
+"""Words that logs of healthy jobs have in every line: others are looked for first, however short."""
 _FEW = 8
 """Places of a word at which no rarer one is looked for."""
 _BESIDE = 64
@@ -34,14 +36,14 @@ class Searched:
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self._folded = text.lower()
-        if len(self._folded) != len(text):  # one letter of Turkish becomes two
-            self._folded = text.replace("\u0130", "I").lower()
+        self.folded = text.lower()
+        if len(self.folded) != len(text):  # one letter of Turkish becomes two
+            self.folded = text.replace("\u0130", "I").lower()
         self._places: dict[str, list[int]] = {}
 
     def places(self, word: str) -> list[int]:
         if word not in self._places:
-            found = re.finditer(re.escape(word), self._folded) if word in self._folded else ()
+            found = re.finditer(re.escape(word), self.folded) if word in self.folded else ()
             self._places[word] = [match.start() for match in found]
         return self._places[word]
 
@@ -58,9 +60,8 @@ class Words:
         self.pattern = re.compile(pattern, flags)
         parsed = parser.parse(pattern, flags)
         self.longest = int(parsed.getwidth()[1])
-        # The longest first, as it is the rarest.
-        clauses = sorted(_clauses(parsed), key=_shortest, reverse=True)
-        self.clauses = [clause for clause in clauses if _shortest(clause) >= _SHORTEST_WORD]
+        clauses = sorted(_clauses(parsed), key=_rarity, reverse=True)
+        self.clauses = [clause for clause in clauses if min(map(len, clause)) >= _SHORTEST_WORD]
 
     def find(self, searched: Searched) -> Iterator[re.Match[str]]:
         """What `finditer` finds."""
@@ -85,7 +86,10 @@ class Words:
         return sorted(fewest or ())
 
     def first(self, searched: Searched) -> re.Match[str] | None:
-        return next(self.find(searched), None)
+        """The first of a short text."""
+        if any(all(word not in searched.folded for word in clause) for clause in self.clauses):
+            return None
+        return self.pattern.search(searched.text)
 
 
 class Lines(Words):
@@ -133,15 +137,16 @@ def _clauses(parsed: Iterable[Any]) -> Iterator[frozenset[str]]:
         elif part in (parts.MAX_REPEAT, parts.MIN_REPEAT) and content[0] > 0:
             yield from _clauses(content[2])
         elif part is parts.BRANCH:
-            longest = [max(_clauses(branch), key=_shortest, default=frozenset()) for branch in content[1]]
+            longest = [max(_clauses(branch), key=_rarity, default=frozenset()) for branch in content[1]]
             if all(longest):
                 yield frozenset().union(*longest)
     if run:
         yield frozenset((run,))
 
 
-def _shortest(clause: frozenset[str]) -> int:
-    return min(map(len, clause), default=0)
+def _rarity(clause: frozenset[str]) -> int:
+    """The longer a word, the rarer it is."""
+    return min((len(word) if word not in _OFTEN else _SHORTEST_WORD for word in clause), default=0)
 
 
 def read_size(match: re.Match[str], name: str, unit: int = 1) -> tuple[int, int] | None:
