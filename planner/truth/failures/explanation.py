@@ -189,7 +189,21 @@ LOOKED_FOR = (
     "allocations of the host that failed; or a snapshot"
 )
 _QUOTED = 200
-_OF_MEMORY = Lines(r"(?i)out[ -]of[ -]memory|\boom\b|memory (?:limit|exceeded)|not enough memory|\bkilled\b")
+_NEAR = (
+    (
+        Lines(r"out of resources?: (?:shared|tensor) memory"),
+        "is of a multiprocessor's own memory, of which one kernel asks for too much: neither the GPU's nor the host's",
+    ),
+    (
+        Lines(r"_OUT_OF_RESOURCES\b|too many resources requested for launch"),
+        "says that something of the device ran out, which may be memory or another resource",
+    ),
+    (
+        Lines(r"(?i)out[ -]of[ -]memory|\boom\b|memory (?:limit|exceeded)|not enough memory|\bkilled\b"),
+        "speaks of it in words that are not known",
+    ),
+)
+"""What a log speaks of that is not read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,12 +261,12 @@ def explain(
 
 def _nearest_words(log: LogText) -> str:
     """The last line that speaks of memory or of a kill in words that are not known."""
-    *_, match = [None, *_OF_MEMORY.find(log.written)]
-    if match is None:
-        return ""
-    number = log.line_at(match.start())
-    quoted = log.lines_of(match.start(), match.end(), _QUOTED)
-    return f'; line {number} speaks of it in words that are not known: "{quoted}"'
+    for near, what in _NEAR:
+        *_, match = [None, *near.find(log.written)]
+        if match is not None:
+            quoted = log.lines_of(match.start(), match.end(), _QUOTED)
+            return f'; line {log.line_at(match.start())} {what}: "{quoted}"'
+    return ""
 
 
 def to_json(explanation: Explanation) -> dict[str, Any]:

@@ -40,16 +40,15 @@ _NOT_KNOWN_BYTES = 1 << 62
 _BEGINS = Words(
     r"""
     (?P<vendor>CUDA|HIP|XPU|NPU|MUSA|MLU|GCU|DCU|HPU|MACA|SDAA|PPU)(?:backend)? out of (?:the)? memory
-    (?=[.!:;,(\[]|Tried)
+    (?=[.!:;,(\[]|Tried|occurred)
     |(?P<mps>MPS) backend out of memory
     |[Oo]ut of memory\. Tried to allocate
     |(?P<block>can NOT allocate memory block with size larger than)
     |(?<!memory\.)(?<!\)\.)(?<!B!) Tried to allocate (?=\d)
     |(?P<plain>(?<!lang\.)(?<!exceptions\.) OutOfMemoryError: (?!Container|Java|GC|Task|Worker|Actor|Memory on))
-    |Allocation on device (?:\d{1,6})?(?:would exceed|$)
+    |Allocation on device (?:\d{1,6})?(?:would exceed|Traceback|$)
     """
 )
-_TORCH = Rule(Form.UNKNOWN, "torch", _BEGINS)
 _FIGURES = {
     "tried": Words(r"(?:Tried to allocate|Requested:) @tried"),
     "total": Words(r"total capac?i?ty of @total | @total_2 total capacity | Device limit: @total_3"),
@@ -71,6 +70,7 @@ _PROCESS = Words(r"(?:Process (?P<process>\d{1,10})|[Tt]his process) has @held m
 _MORE_THAN_AN_EXABYTE = Words("Tried to allocate more than 1EB")
 
 # What others say, with or without the size that they asked for: form, who, words.
+_TORCH = Rule(Form.UNKNOWN, "torch", _BEGINS)
 _OTHERS = tuple(
     Rule(form, who, Words(pattern))
     for form, who, pattern in (
@@ -81,35 +81,51 @@ _OTHERS = tuple(
         ),
         (
             # torch asks NVML who holds what only where cudaMalloc failed; where NVML fails too, it prints only this.
-            Form.PLAIN, "",
+            Form.PLAIN, "NVML",
             r'NVML_SUCCESS == .{1,100}? INTERNAL ASSERT FAILED at"?[^"]{0,200}? CUDACachingAllocator\.cpp',
         ),
         (Form.NCCL, "NCCL", r"Failed to CUDA (?:c|m)?alloc(?:async)? @tried"),
         (
             Form.LIBRARY, "",
             r"""(?P<who>CUBLAS|CUDNN|CUSOLVER|CUSPARSE|CUFFT|CURAND|HIPBLAS|HIPFFT|MIOPEN)
-            _(?:STATUS_)?(?:ALLOC_FAILED|MEMORY_ERROR|INTERNAL_ALLOC)""",
+            _(?:STATUS_)?(?:ALLOC_FAILED|MEMORY_ERROR|INTERNAL_ALLOC|INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED)""",
         ),
         (Form.LIBRARY, "rocBLAS", r"(?:rocblas|ROCBLAS)_(?:status|STATUS)_(?:memory_error|MEMORY_ERROR|ALLOC_FAILED)"),
         (Form.LIBRARY, "MIOpen", r"miopenStatusAllocFailed"),
         (Form.LIBRARY, "bitsandbytes", r"Error out of memory at line \d{1,6} in file [^,;]{0,80}?\.c(?:pp|uh?)?"),
         (
             Form.LIBRARY, "CUDA's allocator in C++",
-            r"""std::bad_alloc: (?:out_of_memory: CUDA error|cudaErrorMemoryAllocation)
+            r"""std::bad_alloc: (?:(?:out_of_memory:)? (?:CUDA error|RMM failure)|cudaErrorMemoryAllocation)
             (?:.{0,40}? Free memory: @free - Requested memory: @tried)?""",
         ),
         (Form.LIBRARY, "CuPy", r"cupy[\w.]{0,60} OutOfMemoryError: Out of memory allocating @tried"),
-        (Form.LIBRARY, "TensorRT", r"Requested amount of GPU memory \(@tried\) could not be allocated"),
+        (
+            Form.LIBRARY, "TensorRT",
+            r"""Requested amount of GPU memory \(@tried\) could not be allocated
+            |Tactic Device request: @tried_2 Available: @free
+            |Error Code \d{1,4}: OutOfMemory \(no further information\)""",
+        ),
+        (
+            Form.FRAMEWORK, "ONNX Runtime, whose arena may be of the host's memory",
+            r"""(?<=AllocateRawInternal)(?:\([^)]{0,200}\))? (?:Failed to allocate memory for requested buffer of size @tried
+            |Available memory of @free is smaller than requested bytes of @tried_2)""",
+        ),
+        (Form.FRAMEWORK, "llama.cpp", r"allocating @tried on device (?P<device>\d{1,4}): cudaMalloc failed: out of memory"),
+        (
+            Form.FRAMEWORK, "MLX",
+            r"Attempting to allocate @tried which is greater than the maximum allowed buffer size of @total",
+        ),
         (
             Form.FRAMEWORK, "TensorFlow",
-            r"""OOM when allocating tensor with shape \[[\d,]{0,200}\]
+            r"""OOM when allocating tensor with shape \[[\d,]{0,200}\] (?!and type \w{1,20} on [\w:/]{0,80}?device:CPU)
             |Allocator (?:\(\w{1,40}\))? ran out of memory trying to allocate @tried
             |failed to allocate [\d.]{1,20}[KMGT]?i?B? \(@tried_2\) from device
             |cuMemAllocAsync failed to allocate @tried_3:.{0,300}?Free memory/Total memory: @free/@total""",
         ),
         (
             Form.FRAMEWORK, "JAX",
-            r"RESOURCE_EXHAUSTED: [\w:]{0,80}? Out of memory (?:while trying to allocate|allocating) @tried",
+            r"""Out of memory (?:while trying to allocate|allocating) @tried
+            |RESOURCE_EXHAUSTED: [\w:]{0,80}? Failed to allocate request for [\w.]{1,20} \(@tried_2\)""",
         ),
         (Form.FRAMEWORK, "XLA", r"Ran out of memory in memory space hbm\. Used @tried of @total"
          r"|Attempting to reserve @tried_2 at the bottom of memory"),
@@ -128,6 +144,10 @@ _OTHERS = tuple(
             (?:maximum number of tokens that can be stored in|available) KV cache""",
         ),
         (
+            Form.FRAMEWORK, "the engine's share of the GPU (TGI)",
+            r"Not enough memory to handle \d{1,12} (?:total|prefill) tokens",
+        ),
+        (
             Form.FRAMEWORK, "the engine's share of the GPU (SGLang)",
             r"Not enough memory\. Please try to (?:in|de)crease --mem-|alloc_\w{1,40} runs out of memory",
         ),
@@ -139,14 +159,21 @@ _OTHERS = tuple(
         (Form.FRAMEWORK, "Accelerate", r"No executable batch size found, reached zero"),
         (
             Form.DRIVER, "",
-            r"""(?:CUDA|HIP|Hip|MUSA|XPU|NPU|ROCm|Triton|Metal)(?:driver|runtime)?[Ee]rror [^.'"]{0,60}?
-            (?:out of memory|OUT_OF_MEMORY|OutOfMemory)
-            |(?:cuda runtime error \(2\)|error=2): out of memory
-            |cuda(?:Malloc|MallocAsync|MallocManaged|MemAlloc|HostAlloc)\w{0,20} failed: out of memory
+            r"""(?:CUDA|HIP|Hip|MUSA|XPU|NPU|ROCm|Triton|Metal)(?:driver|runtime)?[Ee]rror [^.'"]{0,100}?
+            (?:out of memory|OUT_OF_MEMORY|OutOfMemory)""",
+        ),
+        (
+            Form.DRIVER, "",
+            r"""(?:cuda runtime error \(2\)|error=2): out of memory
+            |(?:size @tried \()? cuda(?:Malloc|MallocAsync|MallocManaged|MemAlloc|HostAlloc)\w{0,20} (?:failed:|error) out of memory
+            |Failed to cudaMalloc @tried_2 (?:on device \d{1,4})? \(error 2 out of memory
+            |Cuda Runtime \(out of memory\)|CUDA failed with error out of memory|cudaSuccess \(2 vs\. 0\) out of memory
+            |Gpu API call \(out of memory\)
+            |CL_MEM_OBJECT_ALLOCATION_FAILURE
             |(?:CUresult|cudaError(?:_t)?|hipError(?:_t)?) error:? (?:result=)? 2(?!\d)
             |cuMemCreate CUDA_ERROR_OUT_OF_MEMORY
             |cudaErrorMemoryAllocation|(?<!on host:) CUDA_ERROR_OUT_OF_MEMORY|hipErrorOutOfMemory
-            |(?:UR_RESULT|PI|ZE_RESULT|SYCL|VK)_ERROR_OUT_OF_(?:DEVICE_MEMORY|RESOURCES|POOL_MEMORY)
+            |(?:UR_RESULT|PI|ZE_RESULT|SYCL|VK)_ERROR_OUT_OF_(?:DEVICE|POOL)_MEMORY
             |kIOGPUCommandBufferCallbackErrorOutOfMemory
             |EL0004
             |(?:[Aa]lloc|rtMalloc)[\w,:]{0,80}(?:result|code|ret|retCode)[=:]?
@@ -155,12 +182,14 @@ _OTHERS = tuple(
         ),
     )
 )  # fmt: skip
+RULES = (_TORCH, *_OTHERS)
 _CAUGHT_BEFORE = Words(r"errors? (?:during|in|while) autotuning")
 _CAUGHT_BACK = 300
 """Characters without white space before a message in which it is said that it was caught, with a logger's prefix."""
 _CAUGHT_AFTER = Words(
     r"""Ignoring this choice|for benchmark choice|\(may not be an issue|indicates that this is not a failure
-    |(?:attempting to|trying to) recover from OOM|skipping (?:this)? batch"""
+    |(?:attempting to|trying to) recover from OOM|skipping (?:this)? batch|insufficient to use tactic|Skipping tactic
+    |Batch size \d{1,9} failed, trying batch size"""
 )
 _CAUGHT_WITHIN = 1500
 """Characters without white space after a message in which it is said that it was caught."""

@@ -18,6 +18,8 @@ from planner.truth.failures.rules import Found, Lines, Rule, Words, apart, read_
 from planner.units import KIB, MIB
 
 _QUOTED = 300
+_CERTAIN = ("kernel", "systemd")
+"""Who says that memory ran out, also where it does not say of what: the machine's, or a limit's."""
 
 
 def _row(said_by: str, cause: Cause, pattern: str, unit: int = 1) -> Rule:
@@ -51,7 +53,12 @@ _SENTENCES = (
         "kernel", Cause.HOST,
         r"oom-kill: constraint= CONSTRAINT_NONE|System OOM encountered, victim process: (?P<process>[^,]{1,64}),",
     ),
-    _row("systemd", Cause.HOST, r"systemd-oomd[^:]{0,40}: Killed|earlyoom[^:]{0,40}: (?:low memory|sending SIG)"),
+    _row(
+        "systemd", Cause.HOST,
+        r"""systemd-oomd[^:]{0,40}: Killed|systemd-oomd killed \d{0,6} (?:some)? process
+        |earlyoom[^:]{0,40}: (?:low memory|sending SIG)""",
+    ),
+    _row("systemd", Cause.UNKNOWN, r"of this unit has been killed by the OOM killer|Failed with result 'oom-kill'"),
     _row(
         "slurm", Cause.HOST_LIMIT,
         r"""Detected \d{1,6} oom[-_]?kill (?:event(?:s|\(s\))?)? in (?:StepId=|step)[\w.]
@@ -103,7 +110,8 @@ _SENTENCES = (
         "ray", Cause.HOST,
         r"""Workers?\(tasks/actors\) killed due to memory pressure \(OOM\)
         |(?:Tasks?|Workers?|Actors?)(?:(?!killed).){0,100} killed due to the node running low on memory
-        |Memory on the node .{0,400}? was (?:running was)? @used / @limit""",
+        |Memory on the node .{0,400}? was (?:running was)? @used / @limit
+        |System memory low at node .{1,100}? Used memory \(@used_2\) / total capacity \(@limit_2\)""",
     ),
     _row(
         "ray", Cause.HOST,
@@ -130,7 +138,8 @@ _SENTENCES = (
     ),
     _row(
         "torch", Cause.HOST_LIMIT,
-        r"""out of shared memory|Insufficient shared memory
+        r"""(?:is killed by signal: Bus error\. It is possible that dataloader's workers are)? out of shared memory
+        |Insufficient shared memory
         |unable to (?:mmap|allocate|write|open shared memory)(?:(?!too many open).){0,200}?
         (?:No space left on device|Cannot allocate memory)\((?:28|12)\)
         |unable to write to file </torch_|unable to allocate shared memory \(shm\)""",
@@ -148,8 +157,16 @@ _SENTENCES = (
         "the driver", Cause.HOST,
         r"could not allocate pinned host memory of size: @requested|failed to alloc @requested_2 on host",
     ),
+    _row(
+        "tensorflow", Cause.HOST,
+        r"OOM when allocating tensor with shape \[[\d,]{0,200}\] and type \w{1,20} on [\w:/]{0,80}? device:CPU",
+    ),
+    _row(
+        "ollama", Cause.HOST,
+        r"model requires more system memory (?:\(@requested\))? than is (?:currently)? available (?:\(@limit\)|@limit_2)?",
+    ),
     _row("python", Cause.HOST, r"(?i:errno12|os error 12).{0,3} Cannot allocate memory"),
-    _row("c++", Cause.HOST, r"std::bad_alloc (?!: out_of_memory|: cudaError)|memory allocation of @requested failed"),
+    _row("c++", Cause.HOST, r"std::bad_alloc (?!: (?:out_of_memory|cudaError|CUDA error|RMM failure))|memory allocation of @requested failed"),
     _row("windows", Cause.HOST, r"(?i:paging file is too small|WinError1455|os error1455|out of virtual memory)"),
     _row("notebook", Cause.HOST, r"crashed after using all available RAM|tried to allocate more memory than is"
          r" available"),
@@ -167,7 +184,7 @@ _LINES = tuple(
         ("kernel", Cause.UNKNOWN, r"(?<![\w.-])(?P<process>[\w.-]{1,64}) invoked oom-killer"),
         (
             "python", Cause.HOST,
-            r"(?<![A-Za-z])(?:_Array)?MemoryError(?::(?!\s{0,8}std::bad_alloc: out_of_memory)(?:\s{0,8}Unable to allocate\s{1,8}"
+            r"(?<![A-Za-z])(?:_Array)?MemoryError(?::(?!\s{0,8}std::bad_alloc:)(?:\s{0,8}Unable to allocate\s{1,8}"
             r"(?P<requested>\d[\d.]{0,20})\s?(?P<requested_unit>[KMGT]?i?B))?|\s{0,8}$)",
         ),
         ("python", Cause.HOST, r"\bCannot allocate memory\b|: out of memory \(allocated \d"),
@@ -181,6 +198,7 @@ _LINES = tuple(
         ),
     )
 )  # fmt: skip
+RULES = (*_SENTENCES, *_LINES)
 _LIMIT = Lines(r"memory: usage (\d{1,15})kB, limit (\d{1,15})kB")
 _PAGES = re.compile(r"(?:anon|file|shmem)-rss:(\d{1,15})kB")
 _OF_A_REASON = Lines(
@@ -212,7 +230,7 @@ def find_host_failures(text: str | LogText) -> list[HostFailure]:
             resident_bytes=sum(map(int, pages)) * KIB if pages else used,
             limit_bytes=limit,
             requested_bytes=requested,
-            certain=cause is not Cause.UNKNOWN or rule.who == "kernel",
+            certain=cause is not Cause.UNKNOWN or rule.who in _CERTAIN,
         )
         failures.setdefault((rule.who, failure.text), failure)
     return list(failures.values())
@@ -220,12 +238,11 @@ def find_host_failures(text: str | LogText) -> list[HostFailure]:
 
 def _matches(log: LogText) -> Iterator[Found]:
     """With places in the text."""
-    for rule in _SENTENCES:
-        for match in rule.words.find(log.sentences):
-            yield log.original(match.start()), log.original(match.end() - 1), rule, match
-    for rule in _LINES:
-        for match in rule.words.find(log.written):
-            yield match.start(), match.end() - 1, rule, match
+    for rule in RULES:
+        in_lines = isinstance(rule.words, Lines)
+        for match in rule.words.find(log.written if in_lines else log.sentences):
+            first, last = match.start(), match.end() - 1
+            yield *((first, last) if in_lines else (log.original(first), log.original(last))), rule, match
 
 
 def other_reason(log: LogText) -> str:

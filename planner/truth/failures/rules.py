@@ -65,14 +65,19 @@ class Words:
 
     def find(self, searched: Searched) -> Iterator[re.Match[str]]:
         """What `finditer` finds."""
+        for begin, end in self.windows(searched):
+            yield from self.pattern.finditer(searched.text, begin, end)
+
+    def windows(self, searched: Searched) -> Iterator[tuple[int, int]]:
+        """First and last places of what the regular expression is given; they do not overlap."""
         begin = end = 0
         reach = self.longest + _BESIDE
         for place in self._rarest(searched):
             if place - reach > end:
-                yield from self.pattern.finditer(searched.text, begin, end)
+                yield begin, end
                 begin = place - reach
-            end = place + reach
-        yield from self.pattern.finditer(searched.text, begin, end)
+            end = min(place + reach, len(searched.text))
+        yield max(begin, 0), end
 
     def _rarest(self, searched: Searched) -> list[int]:
         """The places of the words of one clause, in their order; none where the text lacks another clause's."""
