@@ -7,6 +7,7 @@ No shape but `failures`, `kills` and `words` has anything to explain: most of a 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import random
@@ -47,10 +48,14 @@ def training() -> Iterator[str]:
             f"{_RANDOM.random():.4f} lr 1.2e-05 mem 61.25GiB(77.4%) tokens/s 12,345 mfu 41.2%\n"
         )
         if step % 50 == 0:
-            yield "[rank0]: Traceback (most recent call last):\n" + "".join(
-                f'[rank0]:   File "/job/model_{layer}.py", line {layer}, in forward\n[rank0]:     return self.up(x)\n'
-                for layer in range(20)
-            ) + "[rank0]: ValueError: exit code 1, retrying with the next batch\n"
+            yield (
+                "[rank0]: Traceback (most recent call last):\n"
+                + "".join(
+                    f'[rank0]:   File "/job/model_{layer}.py", line {layer}, in forward\n[rank0]:     up(x)\n'
+                    for layer in range(20)
+                )
+                + "[rank0]: ValueError: exit code 1, retrying with the next batch\n"
+            )
 
 
 def json_lines() -> Iterator[str]:
@@ -62,7 +67,8 @@ def json_lines() -> Iterator[str]:
 def progress() -> Iterator[str]:
     for step in itertools.count():
         share = step % 100
-        yield f"\rEpoch 1:  {share}%|{'█' * (share // 10)}{' ' * (10 - share // 10)}| {step}/99999 [00:08<00:24,  8.08it/s]"
+        drawn = "█" * (share // 10) + " " * (10 - share // 10)
+        yield f"\rEpoch 1:  {share}%|{drawn}| {step}/99999 [00:08<00:24,  8.08it/s]"
 
 
 def short_lines() -> Iterator[str]:
@@ -120,10 +126,8 @@ def text_of(shape: str, size: int) -> str:
 def measure(text: str) -> float:
     """Processor seconds a MB."""
     began = time.process_time()
-    try:
+    with contextlib.suppress(PlannerError):
         explain(text)
-    except PlannerError:
-        pass
     return (time.process_time() - began) / len(text) * 1e6
 
 

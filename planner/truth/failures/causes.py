@@ -182,8 +182,8 @@ def _judge_without_figures(failure: GpuFailure) -> Judgement:
     note = "it says that GPU memory ran out, and not who held what"
     if failure.who == "NVML":
         note = (
-            "torch asks NVML who holds the GPU's memory only where a request has failed, and NVML failed too: the GPU's "
-            "memory ran out, and who held what is not said"
+            "torch asks NVML who holds the GPU's memory only where a request has failed, and NVML failed too: memory "
+            "of the GPU ran out, and who held what is not said"
         )
     if failure.form is Form.UNKNOWN:
         note = "it begins as a message of being out of memory, and does not say who held what in words that are known"

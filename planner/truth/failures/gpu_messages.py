@@ -106,11 +106,14 @@ _OTHERS = tuple(
             |Error Code \d{1,4}: OutOfMemory \(no further information\)""",
         ),
         (
-            Form.FRAMEWORK, "ONNX Runtime, whose arena may be of the host's memory",
-            r"""(?<=AllocateRawInternal)(?:\([^)]{0,200}\))? (?:Failed to allocate memory for requested buffer of size @tried
-            |Available memory of @free is smaller than requested bytes of @tried_2)""",
+            Form.FRAMEWORK, "ONNX Runtime",
+            r"""Failed to allocate memory for requested buffer of size @tried
+            |Available memory of @free is smaller than requested bytes of @tried_2""",
         ),
-        (Form.FRAMEWORK, "llama.cpp", r"allocating @tried on device (?P<device>\d{1,4}): cudaMalloc failed: out of memory"),
+        (
+            Form.FRAMEWORK, "llama.cpp",
+            r"allocating @tried on device (?P<device>\d{1,4}): cudaMalloc failed: out of memory",
+        ),
         (
             Form.FRAMEWORK, "MLX",
             r"Attempting to allocate @tried which is greater than the maximum allowed buffer size of @total",
@@ -165,7 +168,8 @@ _OTHERS = tuple(
         (
             Form.DRIVER, "",
             r"""(?:cuda runtime error \(2\)|error=2): out of memory
-            |(?:size @tried \()? cuda(?:Malloc|MallocAsync|MallocManaged|MemAlloc|HostAlloc)\w{0,20} (?:failed:|error) out of memory
+            |(?:size @tried \()? cuda(?:Malloc|MallocAsync|MallocManaged|MemAlloc|HostAlloc)\w{0,20}
+            (?:failed:|error) out of memory
             |Failed to cudaMalloc @tried_2 (?:on device \d{1,4})? \(error 2 out of memory
             |Cuda Runtime \(out of memory\)|CUDA failed with error out of memory|cudaSuccess \(2 vs\. 0\) out of memory
             |Gpu API call \(out of memory\)

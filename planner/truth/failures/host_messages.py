@@ -163,10 +163,14 @@ _SENTENCES = (
     ),
     _row(
         "ollama", Cause.HOST,
-        r"model requires more system memory (?:\(@requested\))? than is (?:currently)? available (?:\(@limit\)|@limit_2)?",
+        r"model requires more system memory (?:\(@requested\))? than is available (?:\(@limit\))?",
     ),
     _row("python", Cause.HOST, r"(?i:errno12|os error 12).{0,3} Cannot allocate memory"),
-    _row("c++", Cause.HOST, r"std::bad_alloc (?!: (?:out_of_memory|cudaError|CUDA error|RMM failure))|memory allocation of @requested failed"),
+    _row(
+        "c++", Cause.HOST,
+        r"""std::bad_alloc (?!: (?:out_of_memory|cudaError|CUDA error|RMM failure))
+        |memory allocation of @requested failed""",
+    ),
     _row("windows", Cause.HOST, r"(?i:paging file is too small|WinError1455|os error1455|out of virtual memory)"),
     _row("notebook", Cause.HOST, r"crashed after using all available RAM|tried to allocate more memory than is"
          r" available"),

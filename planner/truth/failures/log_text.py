@@ -17,7 +17,8 @@ _ESCAPES = re.compile(r"(?:\x1b|\\u001b|\\x1b|\\033|\\e|\^\[|␛)(?:\[[0-9;?]{0,
 """Colours and cursor movements, as bytes of a terminal or written out (JSON, `cat -v`)."""
 _ENTITIES = {"&quot;": '"', "&#34;": '"', "&#39;": "'", "&#x27;": "'", "&lt;": "<", "&gt;": ">", "&amp;": "&"}
 _ENTITY = re.compile("|".join(_ENTITIES))
-_QUOTES = str.maketrans("\u2018\u2019\u201c\u201d\u2032", "''\"\"'")
+_DRAWN = str.maketrans("\u2018\u2019\u201c\u201d\u2032│┃║\0", "''\"\"'    ")
+"""Quotes of a word processor, and what a panel draws at both sides of a text."""
 _PREFIXES = re.compile(
     r"(?:\s*(?:"
     r"(?:>\s?)+"  # quoted in a thread
@@ -54,7 +55,7 @@ class LogText:
 
     def __init__(self, raw: str) -> None:
         text = _ESCAPES.sub("", raw.replace("\r\n", "\n").replace("\r", " ").replace("\b", ""))
-        self.text = _ENTITY.sub(lambda match: _ENTITIES[match[0]], text).translate(_QUOTES)
+        self.text = _ENTITY.sub(lambda match: _ENTITIES[match[0]], text).translate(_DRAWN)
         self.lines = self.text.split("\n")
         self._line_starts = [0, *accumulate(len(line) + 1 for line in self.lines)]
         self._broken = self.text.replace(_WRITTEN_BREAK, "  ").split("\n")
