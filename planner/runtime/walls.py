@@ -9,6 +9,7 @@ import contextlib
 import errno
 import functools
 import math
+import mmap
 import os
 import platform
 import re
@@ -122,7 +123,8 @@ class Walls:
         front = overlay.front_of_command(self.overlaid, OVERLAY_BYTES) if self.overlaid else ()
         own = [f"{name}={value}" for name, value in self.variables.items()]
         inside = (*resources, *(("env", *own) if own else ()))
-        with _as_pipe(filter_program(memory_files=self.network)) as program:
+        rules = filter_program(memory_files=self.network, shared_memory=self.network or bool(self.devices))
+        with _as_pipe(rules) as program:
             yield WalledStart((*front, *self._bubblewrap(program), *inside), environment(), (program,))
 
     def _bubblewrap(self, program: int) -> tuple[str, ...]:
@@ -298,11 +300,13 @@ def _list_closed(folder: str) -> Iterator[str]:
 # Numbers are those of linux/arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h (6.18).
 _INSTRUCTION = struct.Struct("=HBBI")
 """struct sock_filter (linux/filter.h)."""
-_LOAD, _EQUAL, _ANY_BIT, _AT_LEAST, _RETURN = 0x20, 0x15, 0x45, 0x35, 0x06
-"""BPF_LD|BPF_W|BPF_ABS, BPF_JMP with BPF_JEQ, BPF_JSET, BPF_JGE and BPF_K, BPF_RET|BPF_K (linux/bpf_common.h)."""
+_LOAD, _AND, _EQUAL, _ANY_BIT, _AT_LEAST, _RETURN = 0x20, 0x54, 0x15, 0x45, 0x35, 0x06
+"""BPF_LD|BPF_W|BPF_ABS, BPF_ALU|BPF_AND|BPF_K, BPF_JMP with BPF_JEQ, BPF_JSET, BPF_JGE and BPF_K, BPF_RET|BPF_K
+(linux/bpf_common.h)."""
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 """SECCOMP_RET_ALLOW, _KILL_PROCESS, _ERRNO (linux/seccomp.h)."""
-_NUMBER_AT, _ARCHITECTURE_AT, _FIRST_ARGUMENT_AT, _SECOND_ARGUMENT_AT, _THIRD_ARGUMENT_AT = 0, 4, 16, 24, 32
+_NUMBER_AT, _ARCHITECTURE_AT = 0, 4
+_FIRST_ARGUMENT_AT, _SECOND_ARGUMENT_AT, _THIRD_ARGUMENT_AT, _FOURTH_ARGUMENT_AT = 16, 24, 32, 40
 """Offsets in struct seccomp_data (linux/seccomp.h)."""
 _X32_BIT = 0x40000000
 _NEW_NAMESPACES = 0x7E020080
@@ -324,14 +328,16 @@ _NUMBERS: dict[str, tuple[int, int]] = {
     "process_vm_writev": (311, 271), "ptrace": (101, 117), "quotactl": (179, 60), "reboot": (169, 142),
     "request_key": (249, 218), "semget": (64, 190), "setdomainname": (171, 162), "sethostname": (170, 161),
     "setns": (308, 268), "settimeofday": (164, 170), "swapoff": (168, 225), "swapon": (167, 224), "syslog": (103, 116),
-    "umount2": (166, 39), "unshare": (272, 97), "userfaultfd": (323, 282),
+    "umount2": (166, 39), "unshare": (272, 97), "userfaultfd": (323, 282), "vmsplice": (278, 75),
 }  # fmt: skip
 _MEMORY_FILES: dict[str, tuple[int, int]] = {
     "memfd_create": (319, 279), "memfd_secret": (447, 447), "shmat": (30, 196), "shmget": (29, 194),
 }  # fmt: skip
-"""Memory that no page of the process shows."""
+"""Memory that no page of the process shows; so do pages in a pipe (vmsplice)."""
 _CLONE, _CLONE3, _SOCKET = (56, 220), (435, 435), (41, 198)
-_FCNTL, _SETSOCKOPT = (72, 25), (54, 208)
+_FCNTL, _SETSOCKOPT, _MMAP = (72, 25), (54, 208), (9, 222)
+_SHARED_WITHOUT_FILE = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS
+"""Its pages stay until the last mapping of it is gone, also those that no process maps any more (MADV_DONTNEED)."""
 _F_SETPIPE_SZ = 1031
 """linux/fcntl.h"""
 _BUFFER_SIZES = (7, 8, 32, 33)
@@ -342,8 +348,9 @@ _ARCHITECTURES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
 """AUDIT_ARCH_... (linux/audit.h), and the column of the numbers above."""
 
 
-def filter_program(*, memory_files: bool = False, machine: str = "") -> bytes:
-    """The filter as the kernel reads it; `memory_files` admits memfd and System V shared memory, as NCCL uses them.
+def filter_program(*, memory_files: bool = False, shared_memory: bool = False, machine: str = "") -> bytes:
+    """The filter as the kernel reads it; `memory_files` admits memfd and System V shared memory, as NCCL uses them,
+    `shared_memory` mappings without a file that are shared, as CUDA's pinned memory is.
 
     Raises LookupError for a machine whose numbers are not known here.
     """
@@ -361,6 +368,15 @@ def filter_program(*, memory_files: bool = False, machine: str = "") -> bytes:
         instructions += [(_EQUAL, 0, 1, number), _refuse(errno.EPERM)]
     # Its flags lie in memory, where no filter sees them; without it the C library takes clone.
     instructions += [(_EQUAL, 0, 1, _CLONE3[column]), _refuse(errno.ENOSYS)]
+    if not shared_memory:
+        instructions += [
+            (_EQUAL, 0, 5, _MMAP[column]),
+            (_LOAD, 0, 0, _FOURTH_ARGUMENT_AT),
+            (_AND, 0, 0, _SHARED_WITHOUT_FILE),
+            (_EQUAL, 0, 1, _SHARED_WITHOUT_FILE),
+            _refuse(errno.EPERM),
+            (_RETURN, 0, 0, _ALLOW),
+        ]
     instructions += [
         (_EQUAL, 0, 4, _FCNTL[column]),
         (_LOAD, 0, 0, _SECOND_ARGUMENT_AT),
