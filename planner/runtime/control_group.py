@@ -50,6 +50,14 @@ class ControlGroup:
         return None
 
     @classmethod
+    def can_be_made(cls) -> bool:
+        """Whether this process may make one."""
+        group = cls.create(Limits())
+        if group is not None:
+            group.kill()
+        return group is not None
+
+    @classmethod
     def _make(cls, settings: dict[Path, dict[str, int]]) -> ControlGroup | None:
         group = cls(tuple(settings))
         try:

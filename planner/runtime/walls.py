@@ -27,6 +27,7 @@ from pathlib import Path
 from planner.errors import PlannerError
 from planner.runtime import overlay
 from planner.runtime.child import ROOT
+from planner.runtime.control_group import ControlGroup
 from planner.runtime.limits import Limits
 from planner.runtime.user_cache import user_cache
 from planner.units import MIB
@@ -94,7 +95,7 @@ class Walls:
 
     def refusal(self) -> WallsError | None:
         """Why code is not run here; None if the walls stand. Tried once in a process."""
-        problem = _problem_here(self.as_root)
+        problem = _try_here(self.as_root).problem
         if not problem:
             return None
         return WallsError(
@@ -106,6 +107,16 @@ class Walls:
             place=self.place,
         )
 
+    def weakness(self) -> str:
+        """What these walls do not bound on this machine; empty where they bound all."""
+        cause = _try_here(self.as_root).counts_no_tasks
+        if not cause or ControlGroup.can_be_made():
+            return ""
+        return (
+            f"processes and threads of code of users are only looked at, not bounded by the kernel: {cause}; allow "
+            "user namespaces (user.max_user_namespaces, kernel.apparmor_restrict_unprivileged_userns)"
+        )
+
     @contextlib.contextmanager
     def prepare_start(self, limits: Limits) -> Iterator[WalledStart]:
         """The command line in front of a child's, and what goes with it. Raises WallsError where there are none."""
@@ -113,21 +124,23 @@ class Walls:
         if refusal is not None:
             raise refusal
         self._refuse_unreadable()
+        counts_tasks = not _try_here(self.as_root).counts_no_tasks
         seconds = math.ceil(limits.seconds) * (os.cpu_count() or 1)
         # --data counts private writable pages when they are asked for, touched or not, but not the paper GPU's
         # addresses.
         resources = (
             "prlimit", f"--cpu={seconds}", f"--data={limits.memory_bytes}", "--nofile=1024", f"--fsize={FILE_BYTES}",
-            "--core=0", *_task_limit(limits), "--",
+            "--core=0", *(_task_limit(limits) if counts_tasks else ()), "--",
         )  # fmt: skip
         front = overlay.front_of_command(self.overlaid, OVERLAY_BYTES) if self.overlaid else ()
         own = [f"{name}={value}" for name, value in self.variables.items()]
         inside = (*resources, *(("env", *own) if own else ()))
         rules = filter_program(memory_files=self.network, shared_memory=self.network or bool(self.devices))
         with _as_pipe(rules) as program:
-            yield WalledStart((*front, *self._bubblewrap(program), *inside), environment(), (program,))
+            command = self._bubblewrap(program, counts_tasks=counts_tasks)
+            yield WalledStart((*front, *command, *inside), environment(), (program,))
 
-    def _bubblewrap(self, program: int) -> tuple[str, ...]:
+    def _bubblewrap(self, program: int, *, counts_tasks: bool) -> tuple[str, ...]:
         """As root it ends with a second bubblewrap that nobody starts: the kernel counts the tasks of a user namespace,
         and in one that root starts the code would still own root's files under /proc."""
         python = (sys.prefix, sys.base_prefix, *site.getsitepackages())
@@ -144,9 +157,10 @@ class Walls:
         parents = [part for path in sorted(above, key=_depth) for part in ("--perms", "0755", "--dir", path)]
         binds = [part for path in readable for part in ("--ro-bind", path, path)]
         is_root = os.geteuid() == 0
+        is_twofold = is_root and counts_tasks
         # bubblewrap itself reads /proc/sys
         folders = [
-            path for path in _HIDDEN_FOLDERS if os.path.isdir(path) and not (is_root and path == _KERNEL_SETTINGS)
+            path for path in _HIDDEN_FOLDERS if os.path.isdir(path) and not (is_twofold and path == _KERNEL_SETTINGS)
         ]
         hidden = [part for path in folders for part in ("--tmpfs", path, "--remount-ro", path)]
         hidden += [part for path in filter(os.path.exists, _HIDDEN_FILES) for part in ("--ro-bind", "/dev/null", path)]
@@ -154,13 +168,14 @@ class Walls:
         shared = ["--share-net", "--ro-bind", "/sys", "/sys"] if self.network else []
         system_calls = ("--seccomp", str(program))
         return (
-            "bwrap", *_namespaces(), *shared, "--die-with-parent", "--new-session", *(() if is_root else system_calls),
+            "bwrap", *_namespaces(), *shared, "--die-with-parent", "--new-session",
+            *(() if is_twofold else system_calls),
             "--perms", "1777", "--size", str(TMP_BYTES), "--tmpfs", "/tmp", *parents, *binds, *covered,
             "--proc", "/proc", *hidden, "--dev", "/dev",
             "--dev-bind", "/dev/full", "/dev/zero",  # it reads as zeros, too, and cannot be mapped as shared memory
             "--perms", "1777", "--size", str(TMP_BYTES), "--tmpfs", "/dev/shm", *devices,
             "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp", "--",
-            *((*_DROP_ROOT, *_INNER, *system_calls, "--") if is_root else ()),
+            *(_DROP_ROOT if is_root else ()), *((*_INNER, *system_calls, "--") if is_twofold else ()),
         )  # fmt: skip
 
     def _refuse_unreadable(self) -> None:
@@ -193,17 +208,34 @@ def environment() -> dict[str, str]:
     }
 
 
-@functools.cache
-def _problem_here(as_root: bool) -> str:
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    problem: str = ""
     """Why there are no walls; empty if there are."""
+    counts_no_tasks: str = ""
+    """Why the kernel does not count the tasks of what runs in them; empty if it does."""
+
+
+@functools.cache
+def _try_here(as_root: bool) -> _Trial:
     if os.geteuid() == 0 and not as_root:
-        return "the service runs as root (PLANNER_FACTORIES_AS_ROOT says that this is meant)"
+        return _Trial("the service runs as root (PLANNER_FACTORIES_AS_ROOT says that this is meant)")
     missing = [tool for tool in _TOOLS if shutil.which(tool) is None]
     if missing:
-        return f"not installed: {', '.join(missing)}"
+        return _Trial(f"not installed: {', '.join(missing)}")
+    walls = Walls(as_root=as_root)
+    problem = _try(walls, counts_tasks=True)
+    # Root needs a user namespace for nothing else.
+    if problem and os.geteuid() == 0 and not _try(walls, counts_tasks=False):
+        return _Trial(counts_no_tasks=problem)
+    return _Trial(problem)
+
+
+def _try(walls: Walls, *, counts_tasks: bool) -> str:
+    """What is said where they do not stand."""
     try:
         with _as_pipe(filter_program()) as program:
-            trial = [*Walls(as_root=as_root)._bubblewrap(program), "true"]
+            trial = [*walls._bubblewrap(program, counts_tasks=counts_tasks), "true"]
             ended = subprocess.run(
                 trial, capture_output=True, timeout=_TRIAL_SECONDS, check=False, pass_fds=(program,), env=environment()
             )

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import without_user_namespaces
 from ordinary_user import ROOT, USER, as_user
 from runtime_children import task
 
@@ -34,10 +35,15 @@ ASKED = """
 import pickle, sys
 sys.path.append(sys.argv[1])
 from planner.runtime import process_tree, running
+from planner.runtime.control_group import ControlGroup
 request = pickle.load(sys.stdin.buffer)
 if not request.pop("watched", True):
     process_tree.usage = lambda *_, **__: process_tree.Usage()
-sys.stdout.buffer.write(pickle.dumps(running.run(**request)))
+if not request.pop("grouped", True):
+    ControlGroup.create = lambda *_: None
+asks_weakness = request.pop("asks_weakness", False)
+answer = running.run(**request)
+sys.stdout.buffer.write(pickle.dumps((answer, request["walls"].weakness()) if asks_weakness else answer))
 """
 
 
@@ -61,8 +67,12 @@ def run_as_user(asked: Task, limits: Limits, folder: Path, *, watched: bool = Tr
 
 
 def asked_as_user(request: dict[str, Any], folder: Path) -> Answer:
+    return asked_from(as_user(folder), request)
+
+
+def asked_from(front: list[str], request: dict[str, Any]) -> Any:
     ended = subprocess.run(
-        [*as_user(folder), sys.executable, "-P", "-c", ASKED, str(ROOT)],
+        [*front, sys.executable, "-P", "-c", ASKED, str(ROOT)],
         input=pickle.dumps(request), capture_output=True, check=False, timeout=120,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr.decode()
@@ -163,9 +173,8 @@ def test_memory_of_the_kernel_is_bounded_too(run: Any, programs: Path, function:
 
 def test_a_control_group_bounds_memory_without_the_watcher(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     limits = Limits(seconds=60, memory_bytes=128 * MIB, tasks=64)
-    if (group := ControlGroup.create(limits)) is None:
+    if not ControlGroup.can_be_made():
         pytest.skip("no control group may be made here")
-    group.kill()
     monkeypatch.setattr(process_tree, "usage", lambda *_, **__: Usage())
 
     exceeded = run_as_root(task("fills_page_tables", 4096), limits, programs).exceeded
@@ -248,6 +257,25 @@ def test_root_runs_no_code_unless_it_is_meant(programs: Path) -> None:
         running.run(task("echoes"), LIMITS, walls=Walls(readable=(str(programs),)))
 
 
+@pytest.mark.parametrize("grouped", [True, False])
+def test_where_nobody_may_make_user_namespaces_root_runs_code_and_says_what_is_not_bounded(
+    grouped: bool, programs: Path
+) -> None:
+    request = {
+        "task": task("forks", 200), "limits": LIMITS, "walls": Walls(readable=(str(programs),), as_root=True),
+        "environment": {"PYTHONPATH": str(programs)}, "grouped": grouped, "asks_weakness": True,
+    }  # fmt: skip
+
+    answer, weakness = asked_from([sys.executable, without_user_namespaces.__file__], request)
+
+    assert answer.exceeded is not None, answer
+    assert answer.exceeded.limit is Limit.TASKS
+    if grouped and ControlGroup.can_be_made():
+        assert weakness == ""
+    else:
+        assert "are only looked at, not bounded by the kernel: bwrap: Creating new namespace failed" in weakness
+
+
 @pytest.mark.parametrize("missing", ["bwrap", "prlimit", "setpriv"])
 def test_where_there_are_no_walls_code_is_refused(
     missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -255,12 +283,12 @@ def test_where_there_are_no_walls_code_is_refused(
     for tool in {"bwrap", "prlimit", "setpriv"} - {missing}:
         (tmp_path / tool).symlink_to(f"/usr/bin/{tool}")
     monkeypatch.setenv("PATH", str(tmp_path))
-    walls._problem_here.cache_clear()
+    walls._try_here.cache_clear()
     try:
         with pytest.raises(WallsError, match=f"code of users is not run here: not installed: {missing}"):
             running.run(task("echoes"), LIMITS, walls=Walls(as_root=True))
     finally:
-        walls._problem_here.cache_clear()
+        walls._try_here.cache_clear()
 
 
 def test_a_folder_that_nobody_may_read_is_named(tmp_path: Path) -> None:
