@@ -23,6 +23,11 @@ _EVENTS = (
 """Files of a group that count how often the kernel ended a process for its memory, or refused a task."""
 _ENTER = 'while [ "$1" != -- ]; do echo 0 >"$1"; shift; done 2>/dev/null; shift; exec "$@"'
 """A shell that puts itself into each group and becomes the command: nothing is started outside of them."""
+_DELEGATED = "user.delegate"
+"""The attribute of a group in which a service may make others (Delegate=, systemd 251)."""
+_PREFIX = "planner-"
+_ABANDONED_SECONDS = 3600.0
+"""After which an empty group is one of a service that was killed; others are entered at once."""
 _REMOVE_TRIES = 50
 _REMOVE_PAUSE_SECONDS = 0.01
 
@@ -42,7 +47,7 @@ class ControlGroup:
             return None
         with contextlib.suppress(OSError):
             of_controllers = _read_memberships(memberships or Path("/proc/self/cgroup").read_text())
-            name = f"planner-{uuid.uuid4().hex}"
+            name = f"{_PREFIX}{uuid.uuid4().hex}"
             for prepare in (_prepare_version_2, _prepare_version_1):
                 settings = prepare(root, of_controllers, name, limits)
                 if settings and (group := cls._make(settings)) is not None:
@@ -62,6 +67,7 @@ class ControlGroup:
         group = cls(tuple(settings))
         try:
             for folder, values in settings.items():
+                _remove_abandoned(folder.parent)
                 folder.mkdir()
                 for file, value in values.items():
                     with contextlib.suppress(*(() if file in _REQUIRED else (OSError,))):
@@ -112,15 +118,18 @@ _REQUIRED = ("memory.max", "memory.limit_in_bytes", "pids.max")
 def _prepare_version_2(
     root: Path, of_controllers: dict[str, str], name: str, limits: Limits
 ) -> dict[Path, dict[str, int]]:
-    """What to write into which new folder; empty where the group of this process has not both controllers."""
-    parent = root / of_controllers.get("", "")
-    with contextlib.suppress(OSError):
-        if set((parent / "cgroup.controllers").read_text().split()).issuperset(_CONTROLLERS):
-            if not set((parent / "cgroup.subtree_control").read_text().split()).issuperset(_CONTROLLERS):
-                # Refused (EBUSY) where processes are in the parent itself: then it was not made for this.
-                (parent / "cgroup.subtree_control").write_text("+memory +pids")
-            values = {"memory.max": limits.memory_bytes, "pids.max": limits.tasks}
-            return {parent / name: {**values, "memory.swap.max": 0, "memory.oom.group": 1}}
+    """What to write into which new folder; empty where none may be made: below the group of this process, or beside it
+    in one that was delegated, since a group that bounds others has no processes itself."""
+    own = root / of_controllers.get("", "")
+    for parent in (own, own.parent):
+        with contextlib.suppress(OSError):
+            if parent == own.parent and os.getxattr(parent, _DELEGATED) != b"1":
+                continue
+            if set((parent / "cgroup.controllers").read_text().split()).issuperset(_CONTROLLERS):
+                if not set((parent / "cgroup.subtree_control").read_text().split()).issuperset(_CONTROLLERS):
+                    (parent / "cgroup.subtree_control").write_text("+memory +pids")  # EBUSY if processes are in it
+                values = {"memory.max": limits.memory_bytes, "pids.max": limits.tasks}
+                return {parent / name: {**values, "memory.swap.max": 0, "memory.oom.group": 1}}
     return {}
 
 
@@ -142,6 +151,13 @@ def _read_memberships(text: str) -> dict[str, str]:
     """The group of a process by controller, without the first slash; by "" that of version 2."""
     rows = [line.split(":", 2) for line in text.splitlines()]
     return {controller: row[2].lstrip("/") for row in rows for controller in row[1].split(",")}
+
+
+def _remove_abandoned(parent: Path) -> None:
+    for folder in parent.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):  # EBUSY where there is a process in it
+            if time.time() - folder.stat().st_mtime > _ABANDONED_SECONDS:
+                os.rmdir(folder)
 
 
 def _end_group(folder: Path) -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,19 @@ def test_controllers_that_are_there_are_not_asked_for_again(parent: Path) -> Non
     assert (parent / "cgroup.subtree_control").read_text() == "memory pids"
 
 
+@pytest.mark.parametrize("delegated", [True, False])
+def test_a_group_is_made_beside_the_service_where_that_was_delegated(parent: Path, delegated: bool) -> None:
+    own = parent / "subgroup"  # DelegateSubgroup= of systemd: it has the service's processes, and no controllers
+    own.mkdir()
+    (own / "cgroup.controllers").write_text("memory pids")
+    (own / "cgroup.subtree_control").mkdir()  # cannot be written
+    os.setxattr(parent, "user.delegate", b"1" if delegated else b"0")
+
+    group = ControlGroup.create(LIMITS, parent.parent, "0::/service/subgroup\n")
+
+    assert [folder.parent for folder in (group.folders if group is not None else ())] == [parent] * delegated
+
+
 @pytest.mark.parametrize("controllers", ["", "cpu memory", "pids"])
 def test_without_a_controller_for_each_limit_there_is_none(parent: Path, controllers: str) -> None:
     (parent / "cgroup.controllers").write_text(controllers)
@@ -144,6 +158,19 @@ def test_a_group_that_went_away_says_and_does_nothing(tmp_path: Path) -> None:
 
     assert group.exceeded() is None
     assert not group.add(os.getpid())
+
+
+def test_empty_groups_of_a_killed_service_are_removed(parent: Path) -> None:
+    for name, hours in {"planner-old": 2, "planner-new": 0, "another": 2}.items():
+        (parent / name).mkdir()
+        os.utime(parent / name, times=(time.time() - hours * 3600,) * 2)
+
+    group = ControlGroup.create(LIMITS, parent.parent, VERSION_2)
+
+    assert group is not None
+    assert {each.name for each in parent.iterdir() if each.is_dir()} == {
+        "planner-new", "another", group.folders[0].name,
+    }  # fmt: skip
 
 
 def test_all_of_its_processes_end_and_start_no_others(tmp_path: Path) -> None:
