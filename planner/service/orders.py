@@ -141,6 +141,16 @@ def code_isolation(settings: Settings) -> Isolation:
     )
 
 
+def describe_walls(settings: Settings) -> str:
+    """What the operator has to know of the sandbox for code of users on this node; empty where it is whole, or not
+    needed."""
+    if not (settings.factories or settings.programs):
+        return ""
+    walls = Walls(as_root=settings.factories_as_root, place="model.factory" if settings.factories else "program")
+    refusal = walls.refusal()
+    return f"{refusal.problem}; change: {refusal.remedy}" if refusal is not None else walls.weakness()
+
+
 def _code_rules(settings: Settings) -> CodeRules:
     return CodeRules(settings.factory_patterns, settings.factory_folder)
 

@@ -16,7 +16,7 @@ from planner.job.schema import Job
 from planner.runtime import messages, running
 from planner.runtime.fork_server import ForkServer
 from planner.runtime.limits import Limit, LimitExceededError, Limits
-from planner.runtime.messages import MEMORY, Answer, AnswerWriter, Task
+from planner.runtime.messages import AnswerWriter, Task
 from planner.runtime.walls import Walls
 from planner.tracing import rank_trace
 from planner.tracing.rank_trace import Trace
@@ -90,7 +90,7 @@ def trace_isolated(
         gpu = PaperGpu.of(job.cluster.gpu, job.cluster.gpus_per_node, target)
         environment |= cuda_on_paper.start_variables() | cuda_on_paper.gpu_variables(gpu)
     answer = running.run(task, limits, walls=isolation.walls, server=server, environment=environment)
-    if (exceeded := exceeded_limit(answer, limits)) is not None:
+    if (exceeded := messages.exceeded_limit(answer, limits)) is not None:
         raise _limit_error(exceeded, subject, compiles=job.train.compile is not None)
     error = messages.error_of(answer)
     if error is not None:
@@ -118,13 +118,6 @@ def answer_trace(argument: tuple[Job, int, str, CodeRules], answer: AnswerWriter
     job, rank, target, rules = argument
     build.allow(rules)
     answer.write(_TRACE, rank_trace.dumps(trace(job, rank, target)).encode())
-
-
-def exceeded_limit(answer: Answer, limits: Limits) -> LimitExceededError | None:
-    """The limit for which a child was ended, or that it ran into by itself; None if there is none."""
-    if isinstance(answer.exceeded, LimitExceededError):
-        return answer.exceeded
-    return LimitExceededError(Limit.MEMORY, limits) if MEMORY in answer.parts else None
 
 
 def _limit_error(exceeded: LimitExceededError, subject: str, *, compiles: bool) -> SpecError:

@@ -37,8 +37,8 @@ class Dependencies:
     searches: Any = None
     torches: TorchVersions = ONLY_OWN
     counters: Counters | None = None
-    tracers_ready: Callable[[], Awaitable[None]] | None = None
-    """Returns when tracing processes can be reached, and raises where they cannot."""
+    tracers_ready: Callable[[], Awaitable[str]] | None = None
+    """Returns when tracing processes can be reached, with a warning if there is one, and raises where they cannot."""
     bodies: Turns = field(default_factory=lambda: Turns("bodies", at_once=2, waiting=MOST_WAITING))
     """Large bodies that are read, each in a process of its own."""
     small_bodies: Turns = field(default_factory=lambda: Turns("small bodies", at_once=2, waiting=MOST_AT_ONCE))

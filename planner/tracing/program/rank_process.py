@@ -27,7 +27,6 @@ from planner.runtime.running import Heard
 from planner.runtime.user_cache import kept_folders
 from planner.runtime.walls import Walls
 from planner.tracing import rank_trace
-from planner.tracing.isolated import exceeded_limit
 from planner.tracing.program import rank_orders
 from planner.tracing.program.program_errors import MOST_CHARACTERS, MOST_LINES, describe_crash, is_our_fault
 from planner.tracing.program.rank_orders import ABOUT, CRASH, TRACE, ProgramOrder, RankRun, malformed_error
@@ -169,7 +168,7 @@ def _read_result(answer: Answer, limits: Limits, order: ProgramOrder) -> RankRun
 
 
 def _read_run(answer: Answer, limits: Limits, order: ProgramOrder) -> RankRun:
-    if (exceeded := exceeded_limit(answer, limits)) is not None:
+    if (exceeded := messages.exceeded_limit(answer, limits)) is not None:
         raise _limit_error(exceeded, order)
     error = messages.error_of(answer)
     if error is not None:
