@@ -134,7 +134,7 @@ REST = "rest"
 """A degree: the GPUs that no other axis takes."""
 PRECISIONS = ("bf16", "fp16", "fp32")
 _USUAL_TOKENS = 2048
-_WITHOUT_BF16 = ("sm_60", "sm_70", "sm_75")
+_WITHOUT_BF16 = ("sm_60", "sm_61", "sm_70", "sm_75")
 """No bfloat16 in tensor cores before Ampere; Pascal has none of those (CUDA C++ programming guide, compute
 capabilities)."""
 _OPTIONS = {"dp_shard": "--fsdp", "dp_replicate": "--ddp", **{axis: f"--{axis}" for axis in ("tp", "pp", "cp", "ep")}}
