@@ -36,7 +36,9 @@ from planner.planning.program_ranks import (
     more_ranks,
     rank_set,
     share_ranks,
+    show_named_gpus,
     speakers,
+    tell_asked_gpus,
 )
 from planner.report.attribution import phase_spans
 from planner.report.statement import (
@@ -178,6 +180,11 @@ def _run_ranks(work: ProgramInputs, progress: Progress, heard: HeardOfRank) -> t
         run(first)
     except MoreGpusError as error:
         work = replace(work, line=replace(work.line, node_gpus=error.gpus))
+        run(first)
+    except rank_process.CrashedError as error:
+        if (shown := show_named_gpus(work.line, error.text)) is None:
+            raise
+        work = replace(work, line=shown)
         run(first)
     if nodes := runs[0].nodes:
         work = replace(work, line=work.line.with_ranks(nodes, runs[0].processes_per_node))
@@ -330,6 +337,7 @@ def _state(
         branches=branches,
         notes=(
             *workspace_notes(traces),
+            *(() if work.walled is not None else tell_asked_gpus(work.line)),
             *approximation_notes(each.statement for each in judged),
             *another_torch_notes(work.software.torch),
             *(host.assumptions if work.host_memory_bytes else ()),

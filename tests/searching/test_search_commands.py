@@ -239,6 +239,24 @@ def test_sweep_writes_a_line_a_point(run: Run) -> None:
         assert bool(row["device_bytes"]) != bool(row["least_bytes"])
 
 
+@pytest.mark.parametrize(
+    ("axis", "precision"),
+    [("gpu=all", "bf16_autocast"), ("gpu=A100:1g.5gb,H100", "bf16_autocast"), ("gpu=V100,T4", "fp16_autocast")],
+)
+def test_a_sweep_of_gpus_needs_no_other_gpu(run: Run, axis: str, precision: str) -> None:
+    code, out, said = run("sweep", "Qwen/Qwen3-0.6B", axis, "--seq", "128", "--format", "csv")
+
+    assert code == 0
+    assert {row["verdict"] for row in csv.DictReader(io.StringIO(out))} <= {"fits", "exceeds"}
+    assert f"train.precision {precision}" in said
+
+
+def test_a_search_over_gpus_needs_no_other_gpu(run: Run) -> None:
+    code, out, _ = run("search", "Qwen/Qwen3-0.6B", "gpu=T4,H100", "--gpus", "2", "--seq", "128", "--top", "1")
+
+    assert (code, out.splitlines()[0]) == (0, "1 candidate by the time of a step, each proven by a plan")
+
+
 def test_sweep_prints_a_grid(run: Run) -> None:
     code, out, _ = run("sweep", "JOB", "micro_batch_size=1..4", "sequence_length=64,128")
 
