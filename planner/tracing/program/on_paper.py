@@ -109,7 +109,7 @@ class ProgramRun:
         self.told = {**order.heard}
         self.neighbours = PipelineNeighbours(self.assumptions, self.told)
         self.compiling = ProgramCompiling(recorder, order.seconds)
-        self._stopping = Stopping(order.steps, order.patience_seconds, order.seconds)
+        self._stopping = Stopping(order.steps, order.patience_seconds, order.seconds, self._count_sizes)
         self.steps_at = StepsAt(
             order.steps_at,
             order.usual,
@@ -125,7 +125,7 @@ class ProgramRun:
         self.host = HostMemory()
         recorder.host = self.host
         self.ahead = LookAhead(order.batches, self._rounds, lambda: self.watcher.moments.trains, self.assumptions)
-        self.inputs = InputSizes(self._forward_had, self.steps_at.sizes_now)
+        self.inputs = InputSizes(self._forward_had, lambda: self.watcher.moments.rounds, self.steps_at.sizes_now)
         self.watcher = Watcher(
             recorder,
             self._look,
@@ -272,8 +272,10 @@ class ProgramRun:
             checkpoints=moments.count(Kind.SAVE),
             idle=self.watcher.idle_optimizers(),
             waits=self.ahead.waits,
-            sizes=1 if (varying := self.inputs.varying()) is None else varying.different,
         )
+
+    def _count_sizes(self) -> int:
+        return 1 if (varying := self.inputs.varying()) is None else varying.different
 
     def _forward_had(self, shapes: Shapes, is_trained: bool) -> None:
         moments = self.watcher.moments
