@@ -5,10 +5,10 @@ from __future__ import annotations
 import inspect
 import math
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from itertools import islice
+from itertools import chain, groupby, islice
 from types import CodeType
 from typing import Any
 from weakref import ref
@@ -39,7 +39,9 @@ class _Place:
     line: str
 
 
-_Given = tuple[Hashable, tuple[tuple[str, Shape], ...]]
+Causes = tuple[tuple[int, float], ...]
+"""What the program's own lines say just now on which shapes hang, by the number of each."""
+_Given = tuple[Causes, tuple[tuple[str, Shape], ...]]
 """Causes, and the shapes of inputs."""
 
 
@@ -48,10 +50,9 @@ class InputSizes:
     makes gradients possible). `tells` hears the shapes of each outermost forward, and whether it is such a part."""
 
     def __init__(
-        self, tells: Callable[[Shapes, bool], None], step: Callable[[], int], causes: Callable[[], Hashable] = tuple
+        self, tells: Callable[[Shapes, bool], None], step: Callable[[], int], causes: Callable[[], Causes] = tuple
     ) -> None:
-        """`step`: the number of the one that goes on; `causes`: what the program's own lines say just now on which
-        shapes hang."""
+        """`step`: the number of the one that goes on."""
         self._tells, self._step, self._causes = tells, step, causes
         self._models: defaultdict[_Place, list[ref[nn.Module]]] = defaultdict(list)
         """A model that a program makes anew has the number of one that it has dropped."""
@@ -86,16 +87,36 @@ class InputSizes:
         self._seen.clear()
 
     def varying(self, *, uncaused: bool = False) -> VaryingSize | None:
-        """The input of the most shapes whose sizes are not the same in every step; with `uncaused` where nothing else
-        differs."""
+        """The input of the most shapes whose sizes are not the same in every step; with `uncaused` where what the
+        lines say does not explain it."""
         found = []
         for (place, _), steps in self._seen.items():
-            seen: defaultdict[Hashable, defaultdict[int, list[Shapes]]] = defaultdict(lambda: defaultdict(list))
-            for step, inputs in steps.items():
-                for causes, shapes in inputs:
-                    seen[causes if uncaused else ()][step].append(dict(shapes))
-            found += [varying([*each.values()], place.line) for each in seen.values()]
-        return max(filter(None, found), key=lambda size: size.different, default=None)
+            size = varying([[dict(shapes) for _, shapes in step] for step in steps.values()], place.line)
+            if size is not None and not (uncaused and _explains(steps.values())):
+                found.append(size)
+        return max(found, key=lambda size: size.different, default=None)
+
+
+def _explains(steps: Iterable[Iterable[_Given]]) -> bool:
+    """Whether sizes are the same wherever the lines say the same; where they say it in one step only, sizes grow or
+    shrink with what one of them says, or all together."""
+    seen: defaultdict[Causes, list[list[Shapes]]] = defaultdict(list)
+    for step in steps:
+        for causes, each in groupby(step, key=lambda given: given[0]):
+            seen[causes].append([dict(shapes) for _, shapes in each])
+    if any(varying(each) for each in seen.values()):
+        return False
+    if all(len(each) > 1 for each in seen.values()):
+        return True
+    sizes = [max(math.prod(shape) for shapes in each[0] for shape in shapes.values()) for each in seen.values()]
+    said = [{**dict(causes), "all": math.prod(value for _, value in causes)} for causes in seen]
+    return any(_follows([each.get(line, 0) for each in said], sizes) for line in dict.fromkeys(chain(*said)))
+
+
+def _follows(values: Iterable[float], sizes: Iterable[int]) -> bool:
+    pairs = sorted({*zip(values, sizes, strict=True)})
+    ordered = [size for _, size in pairs]
+    return len(dict(pairs)) == len(pairs) and ordered in (sorted(ordered), sorted(ordered, reverse=True))
 
 
 def _find_place(module: nn.Module) -> _Place:

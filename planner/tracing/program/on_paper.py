@@ -315,6 +315,7 @@ class ProgramRun:
         for sentence in self.compiling.assumed():
             self.assumptions.add(About.COMPILING, sentence)
         schedules: tuple[str, ...] = ()
+        is_looked_ahead = self.steps_at.ahead is not None and not is_whole
         steps_to_run = len(over) if is_whole else 0
         if not (is_whole or moments.infers or self._order.steps_at):  # what later steps may have that were not seen
             files = program_files.own_files(self._order.line, self._started_in, _MOST_SEARCHED)
@@ -357,7 +358,7 @@ class ProgramRun:
                 memory_fraction=self.memory.fraction,
                 told=self.told,
                 schedules=schedules,
-                varying=self.inputs.varying(uncaused=self.steps_at.ahead is not None and not schedules),
+                varying=self.inputs.varying(uncaused=is_looked_ahead and not schedules),
                 drawn=self.ahead.drawn(),
                 steps_to_run=steps_to_run,
                 steps_at=self.steps_at.peaks(),

@@ -275,6 +275,50 @@ def test_what_may_grow_beyond_what_was_seen_is_not_said_to_fit(
     assert (verdict is Verdict.TIGHT) == ("needed after iteration 12, as sizes vary" in sentence)
 
 
+OWN_LINE = """
+import itertools, random, torch
+model = torch.nn.Linear(16, 64).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+chance = random.Random(3)
+def draw(step):
+    return chance.randint(1, 500)
+def growing():
+    batch_size = 8
+    while True:
+        yield chance.randint(1, 500)
+{before}
+for number in range({steps}):
+    {rows}
+    model(torch.rand(rows, 16).cuda()).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("steps", [12, 5000])
+@pytest.mark.parametrize(
+    ("before", "rows"),
+    [
+        ("examples = iter([draw(0) for number in range(5000)])", "rows = next(examples)"),
+        ("examples = iter([draw(0) for number in range(90)])", "rows = torch.rand(next(examples), 2).shape[0]"),
+        ("", "rows = torch.rand(draw(number), 2).shape[0]"),
+        (
+            "examples = iter([8 + 7 * number for number in range(40)])",
+            "rows = torch.rand(next(examples) + 0 * number, 2).shape[0]",
+        ),
+        ("examples = growing()", "seq_len = 64 + number; rows = next(examples)"),
+    ],
+    ids=["an iterator", "tensors of an iterator", "drawn by the step", "an iterator that ends", "beside a schedule"],
+)
+def test_sizes_that_the_step_does_not_decide_are_named(program: Program, steps: int, before: str, rows: str) -> None:
+    statement = judge("python", program(OWN_LINE.format(steps=steps, before=before, rows=rows)))
+
+    assert statement.verdict is Verdict.TIGHT
+    assert re.search(
+        r"the sizes of inputs vary: input \(\S+program\.py:\d+\) is \[\d+, 16\] to", "; ".join(statement.unseen)
+    )
+
+
 CALLS = """
 import copy, functools, random, torch
 from torch import nn
