@@ -353,7 +353,8 @@ async def run(request: Request, deps: Injected) -> Response:
     """What every rank of a training program will hold: it is run, unedited, on a GPU that is not there.
 
     Its files are a tarball (the body; the command stands in the header `X-Planner-Run`, as JSON), or lie in a folder
-    that the service shares with its users (`path` in a JSON body). It is run each time it is asked for; equal requests at one time are one.
+    that the service shares with its users (`path` in a JSON body). It is run each time it is asked for; equal requests
+    at one time are one.
     `Prefer: wait=N` ends the work after N seconds with 504; `Prefer: respond-async, wait=N` answers 202 by then, and
     the run goes on: `GET /v1/runs/{plan_id}` has it when it is done, and the same request sent again waits for it, or
     says why it failed. `DELETE` of the same path ends it.

@@ -1,4 +1,4 @@
-"""Reads what a run of a program is asked with: a tarball and a header, or a JSON body with a path in a shared folder."""
+"""Reads what a run of a program is asked with: a tarball and a header, or JSON with a path in a shared folder."""
 
 from __future__ import annotations
 
