@@ -70,6 +70,11 @@ def mask_text(text: str) -> str:
     return text
 
 
+def has_secrets(text: str) -> bool:
+    """Whether something in the text is masked where it is kept or shown."""
+    return mask_text(text) != text
+
+
 def mask_json(value: Any) -> Any:
     """A value of JSON, masked by the names of its keys too."""
     return json.loads(mask_text(json.dumps(value)))

@@ -162,7 +162,9 @@ class FakeWorker:
         return None if self._pool.does is None else await self._pool.does(method)
 
     def run(self, order: RunOrder) -> WorkerResult:
-        judged = self._judged(build_order(JOB, order.calibration), {0: rank_trace.dumps(trace_of(0, self._pool.size))})
+        judged = self._judged(
+            build_order(JOB, order.calibration, b"key"), {0: rank_trace.dumps(trace_of(0, self._pool.size))}
+        )
         return WorkerResult(run=ran(order, judged))
 
     def plan(self, order: Order) -> WorkerResult:

@@ -314,7 +314,7 @@ async def test_a_plan_is_not_ended_as_a_run(stack: ServiceStack) -> None:
 @on_stack(programs=True, program_seconds=0.1)
 async def test_all_ranks_of_a_run_have_one_limit_of_time(stack: ServiceStack) -> None:
     sixteen = request(tarball({"t.py": b"1"}), command="torchrun --nproc-per-node 16 t.py", ranks="all")
-    order = build_run_order(sixteen, Calibration.none(), Settings(program_seconds=600.0))
+    order = build_run_order(sixteen, Calibration.none(), Settings(program_seconds=600.0), b"key")
     assert order.seconds == 600.0 + START_SECONDS
 
     async def takes_too_long(_: str) -> WorkerResult:

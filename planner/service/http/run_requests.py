@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gzip
+import hashlib
 import io
 import json
 import os
@@ -25,7 +26,7 @@ from planner.job.shorthand import read_host_memory
 from planner.planning.program_ranks import choose_ranks
 from planner.service.http.bodies import media_type, read_beside, receive_content
 from planner.service.http.body_readers import JSON, explain_body_error, read_object
-from planner.service.http.dependencies import Dependencies
+from planner.service.http.dependencies import Dependencies, split_authorization
 from planner.service.http.problems import RequestError
 from planner.service.orders import RunRequest
 from planner.settings import split_list
@@ -277,7 +278,9 @@ async def receive_run(request: Request, deps: Dependencies) -> RunRequest:
     content = await receive_content(request, JSON, *TAR_TYPES)
     about = json.dumps({"kind": kind, "header": header, "folders": split_list(deps.settings.program_folders)})
     asked = await read_beside(deps.bodies, read_run, content, about, _REMEDY)
-    return asked if kind == JSON else dataclasses.replace(asked, tarball=content)
+    _, token = split_authorization(request.headers.get("authorization", ""))
+    tenant = hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest() if token else ""
+    return dataclasses.replace(asked, tenant=tenant, tarball=b"" if kind == JSON else content)
 
 
 def read_run(content: bytes, about: str) -> RunRequest:
