@@ -7,7 +7,7 @@ import hmac
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from planner.errors import PlannerError
 from planner.job.code_rules import CodeRules
@@ -58,6 +58,7 @@ class Order:
     calibration: Calibration
     trace_id: str
     plan_id: str
+    tenant: ClassVar[str] = ""
 
     @property
     def runs_code(self) -> bool:
@@ -76,6 +77,10 @@ class RunOrder:
     trace_id: str
     plan_id: str
     runs_code: bool = True
+
+    @property
+    def tenant(self) -> str:
+        return self.request.tenant
 
     @property
     def seconds(self) -> float:

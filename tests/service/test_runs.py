@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 from hostile_tarballs import FOUND_BEFORE
-from plan_makers import JOB, ServiceStack, StackRunner, never, on_stack, when
+from plan_makers import JOB, CountedEvents, FakePool, FakeWorker, ServiceStack, StackRunner, never, on_stack, when
 from starlette.testclient import TestClient
 
 from planner.errors import PlannerError, ProgramError
@@ -26,6 +26,8 @@ from planner.service.http.problems import RequestError
 from planner.service.http.run_requests import read_run
 from planner.service.orders import START_SECONDS, RunRequest, WorkerResult, build_run_order
 from planner.service.scheduling import plan_tasks
+from planner.service.scheduling.plan_scheduler import count_runners
+from planner.service.scheduling.worker_pool import Workers
 from planner.settings import Settings
 from planner.truth.calibration.interval import Calibration
 from planner.units import MIB
@@ -281,6 +283,88 @@ async def test_programs_that_sleep_keep_no_spec_waiting(stack: ServiceStack) -> 
     assert (await stack.plan_provider.plan(JOB)).stored
     assert (stack.tracers.unready(), stack.tracers.levels()["waiting"]) == (None, 1)
     await stack.tracers.finish(0)
+
+
+TWO_TOKENS = f"{'a' * 64},{'b' * 64}"
+
+
+def asked_by(tenant: str, steps: int) -> RunRequest:
+    return dataclasses.replace(request(tarball({"t.py": b"1"}), steps=steps), tenant=tenant)
+
+
+async def never_for(stack: ServiceStack, *requests: RunRequest) -> None:
+    """These are asked for, and never done."""
+    stack.pool.does = never
+    for each in requests:
+        assert (await stack.plan_provider.run(each, seconds=0.01, keep=True)).is_pending
+    stack.pool.does = None
+
+
+@pytest.mark.parametrize(
+    ("workers", "tokens", "runners"),
+    [(1, "", (1, 1)), (8, "a" * 64, (4, 4)), (1, TWO_TOKENS, (2, 1)), (8, TWO_TOKENS, (4, 2)), (6, TWO_TOKENS, (3, 2))],
+)
+def test_of_several_tokens_each_has_at_most_half_of_the_workers_that_run_programs(
+    workers: int, tokens: str, runners: tuple[int, int]
+) -> None:
+    assert count_runners(Settings(programs=True, token_sha256=tokens), workers) == runners
+    assert count_runners(Settings(programs=True, token_sha256="c" * 64, code_token_sha256=tokens), workers) == runners
+    assert count_runners(Settings(token_sha256=tokens), workers) == (0, 0)
+
+
+@on_stack(programs=True, trace_workers=4, token_sha256=TWO_TOKENS)
+async def test_programs_that_sleep_leave_workers_to_other_tokens(stack: ServiceStack) -> None:
+    await never_for(stack, *(asked_by("one", steps) for steps in range(1, 6)))
+
+    made = await stack.plan_provider.run(asked_by("other", 1), seconds=60, keep=False)
+
+    assert (made.stored, stack.tracers.levels()["busy"], stack.tracers.levels()["waiting"]) == (True, 1, 4)
+    await stack.tracers.finish(0)
+
+
+@on_stack(programs=True, trace_workers=1, trace_queue=4, token_sha256=TWO_TOKENS)
+async def test_one_token_has_half_of_the_queue_of_runs(stack: ServiceStack) -> None:
+    await never_for(stack, *(asked_by("one", steps) for steps in range(1, 4)))
+
+    with pytest.raises(BusyError) as caught:
+        await stack.plan_provider.run(asked_by("one", 4), seconds=60, keep=False)
+
+    assert caught.value.allowed == "2 at once and 4 that wait, of which one token may have 3"
+    assert (await stack.plan_provider.run(asked_by("other", 1), seconds=60, keep=False)).stored
+    await stack.tracers.finish(0)
+
+
+def test_the_tenant_with_the_least_work_under_way_comes_first() -> None:
+    done: list[str] = []
+    pool = FakePool()
+    asked = {"first of one": "one", "second of one": "one", "third of one": "one", "first of another": "another"}
+    gates = {name: asyncio.Event() for name in asked}
+
+    async def work(name: str) -> WorkerResult:
+        await gates[name].wait()
+        done.append(name)
+        return WorkerResult()
+
+    async def story() -> None:
+        pool.does = work
+        counters: Any = CountedEvents()
+        workers = Workers(lambda: FakeWorker(pool), 2, counters, most_wait_seconds=60.0)
+        workers.start()
+        while workers.alive < 2:
+            await asyncio.sleep(0)
+        calls = []
+        for name, tenant in asked.items():
+            calls.append(asyncio.create_task(workers.call(name, seconds=60.0, tenant=tenant)))
+            await asyncio.sleep(0)
+        for name in ("second of one", "first of another", "third of one", "first of one"):
+            gates[name].set()
+            while name not in done:
+                await asyncio.sleep(0)
+        await asyncio.gather(*calls)
+        workers.close()
+
+    asyncio.run(asyncio.wait_for(story(), 60))
+    assert pool.asked == ["first of one", "second of one", "first of another", "third of one"]
 
 
 @on_stack(programs=True)
