@@ -481,7 +481,8 @@ def test_who_refuses_while_the_service_is_away_refuses_while_planner_does_not_wo
 ) -> None:
     job_file()
     site(**stated)
-    cluster._install("cli_filter.lua", PLANNER="/nowhere/python3 -m planner.admission.slurm")
+    policy = str(cluster.folder / "admission.ini")
+    cluster._install("cli_filter.lua", PLANNER="/nowhere/python3 -m planner.admission.slurm", POLICY=policy)
     ended = sbatch(comment="planner:small.yaml", **environment)
 
     assert (ended.returncode, "planner: nothing was submitted" in ended.stderr) == (code, code == 1)
