@@ -32,8 +32,8 @@ _NAME = re.compile(rf"{_WORD}$|^-*auth$", re.IGNORECASE)
 _VALUE = r"[^\s\"'\\,;&)}\]]+"
 _WORDS = ("token", "pass", "secret", "credential", "authorization", "key")
 _FORMS = (
-    "hf_", "gho_", "ghp_", "ghs_", "ghu_", "ghr_", "github_pat_", "glpat-", "sk-", "xox", "akia", "asia", "aiza", "npm_",
-    "pypi-", "eyj",
+    "hf_", "gho_", "ghp_", "ghs_", "ghu_", "ghr_", "github_pat_", "glpat-", "sk-", "xox", "akia", "asia", "aiza",
+    "npm_", "pypi-", "eyj",
 )  # fmt: skip
 _PATTERNS = (
     # scheme://user:password@host, and https://token@host
