@@ -18,8 +18,9 @@ _SHOWN = re.compile(
     r"|CUBLAS_WORKSPACE_CONFIG|(?:TORCH_)?NCCL_\w+"
 )
 """Variables whose values are shown, since they decide memory."""
-_SHORTEST, _SHORTEST_NAMED = 8, 4
-"""Characters of a value that is masked wherever it stands; of one whose name says that it is a secret."""
+_SHORTEST, _SHORTEST_NAMED, _LONG = 8, 4, 16
+"""Characters of a value that is masked wherever it stands; of one whose name says that it is a secret; of one that is
+masked within a word."""
 
 _TOKENIZERS = ("bos", "eos", "pad", "unk", "cls", "sep", "mask", "image", "video", "audio", "stop", "per", "special")
 _WORD = (
@@ -125,8 +126,8 @@ class CommandMask:
         masked = tuple(self._mask_words(words))
         """Before what a later word says is known."""
         # Longest first: one value may be a part of another.
-        values = sorted((re.escape(value) for value in self._values), key=len, reverse=True)
-        self._known = re.compile(rf"(?<![\w-])(?:{'|'.join(values)})(?![\w-])") if values else None
+        values = sorted(self._values, key=len, reverse=True)
+        self._known = re.compile("|".join(map(_value_pattern, values))) if values else None
         self.words = tuple(map(self.mask, masked))
 
     def mask(self, text: str) -> str:
@@ -179,6 +180,12 @@ class CommandMask:
         shortest = _SHORTEST_NAMED if _NAME.search(name) else _SHORTEST
         if len(value) >= shortest and not value.startswith("/") and not _SHOWN.fullmatch(name):
             self._values.add(value)
+
+
+def _value_pattern(value: str) -> str:
+    """A short value is masked as a word of its own, a long one within others too."""
+    found = re.escape(value)
+    return found if len(value) >= _LONG else rf"(?<![\w-]){found}(?![\w-])"
 
 
 _FREE_TEXTS = ("ending", "unseen", "assumptions", "branches", "out_of_memory", "notes")
