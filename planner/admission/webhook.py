@@ -403,7 +403,7 @@ def serve_webhook(
     service_query.client_of(policy, kubernetes.SYSTEM)
     reloaded = Certificate(certificate, key, clients.ca if clients else None)
     if clients is None:
-        _log.warning("--any-client: whoever reaches this port may have jobs planned and bound")
+        _log.warning("--any-client: every client that reaches this port may have jobs planned and bound")
     config = uvicorn.Config(
         Webhook(policy, cluster, clients).app(), host=host, port=port, ssl_certfile=certificate,
         ssl_keyfile=key, lifespan="off", access_log=False, log_level="warning", server_header=False,

@@ -80,7 +80,7 @@ def add_webhook(commands: Commands) -> None:
         help="review only for clients whose certificate this CA signed; PEM, read anew on change",
     )  # fmt: skip
     parser.add_argument(
-        "--any-client", action="store_true", help="instead: review for whoever reaches the port, which nothing checks"
+        "--any-client", action="store_true", help="instead: review for every client that reaches the port"
     )
     parser.add_argument("--client-name", default="", metavar="NAME", help="and whose certificate is for this name")
     parser.add_argument("--policy", type=Path, metavar="FILE.ini")
