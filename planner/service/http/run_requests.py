@@ -243,8 +243,8 @@ _Label = Annotated[str, Field(max_length=_LONGEST_LABEL)]
 
 
 HEADER = "X-Planner-Run"
-"""In it a tarball's request says what a JSON body says, without a path. The query is no place for a command: proxies
-keep it in their logs."""
+"""In it a tarball's request says what a JSON body says, without a path. Not in the query, which proxies keep in
+their logs."""
 _IN_HEADER = f'the header {HEADER}: {{"command": "python train.py", "gpu": "H100-SXM-80GB"}}'
 
 

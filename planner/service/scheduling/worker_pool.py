@@ -165,7 +165,7 @@ class Workers:
 
         `torch` is the release that it takes, if that is not the workers' own: an idle worker that has loaded it is
         preferred. `behind`: it waits, however long, until no other work waits for a worker. Of several tenants that
-        wait, the one of whom the fewest workers do work comes first. Work that is cancelled is ended, and its worker
+        wait, the one whose work the fewest workers do comes first. Work that is cancelled is ended, and its worker
         stays. Raises BusyError if no worker gets free in time, WorkerLostError, and what the
         method raises.
         """
