@@ -34,7 +34,7 @@ from planner.service.logs import start_logging
 from planner.service.orders import Order, Outcome, PlanRefused, RunOrder, code_isolation, describe_walls
 from planner.service.plan_provider import CalibrationInUse, PlanProvider
 from planner.service.scheduling import search_runner
-from planner.service.scheduling.plan_scheduler import PlanScheduler
+from planner.service.scheduling.plan_scheduler import PlanScheduler, count_runners
 from planner.service.scheduling.search_runner import SearchRunner
 from planner.service.scheduling.tracing_worker import TracingWorker
 from planner.service.scheduling.worker_pool import WorkerDiedError, Workers, publish_levels
@@ -144,18 +144,18 @@ def tracers(
     limits = Limits(seconds=settings.trace_seconds, memory_bytes=settings.trace_memory_bytes)
     isolation = code_isolation(settings)
 
-    def pool(count: int, cpus: float, seconds: float) -> Workers:
+    def pool(count: int, most_of_one: int, cpus: float, seconds: float) -> Workers:
         most_wait_seconds = seconds * 2 + WARMING_SECONDS
         return Workers(
-            lambda: RayWorker(limits, isolation, torches, cpus), count, counters, most_wait_seconds=most_wait_seconds
-        )
+            lambda: RayWorker(limits, isolation, torches, cpus), count, counters, most_wait_seconds=most_wait_seconds,
+            most_of_one=most_of_one,
+        )  # fmt: skip
 
-    runners = max(count // 2, 1) if settings.programs else 0
     return PlanScheduler(
         settings,
         history,
-        pool(count, WORKER_CPUS, settings.trace_seconds),
-        pool(runners, RUNNER_CPUS, settings.program_seconds),
+        pool(count, count, WORKER_CPUS, settings.trace_seconds),
+        pool(*count_runners(settings, count), RUNNER_CPUS, settings.program_seconds),
         counters,
         torches,
     )

@@ -227,7 +227,7 @@ async def test_a_trace_that_takes_too_much_memory_is_ended(stack: ServiceStack) 
 async def test_a_plan_whose_advice_takes_too_long_goes_without(stack: ServiceStack) -> None:
     async def ends_before_advice(_: str) -> WorkerResult:
         (worker,) = stack.pool.workers
-        order = build_order(JOB, Calibration.none())
+        order = build_order(JOB, Calibration.none(), b"key")
         exceeded = LimitExceededError(Limit.SECONDS, Limits(seconds=0.2), 0.2)
         return WorkerResult(plan=worker.plan(order).plan, exceeded=exceeded)
 

@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 
 from planner.report.statement import Plan
 from planner.service.history.store import History
-from planner.service.http import bodies, body_readers, operations, plans
+from planner.service.http import bodies, body_readers, limits, operations, plans
 from planner.service.http.dependencies import MOST_WAITING
 from planner.service.http.openapi import EXAMPLE_JOB
 
@@ -114,6 +114,35 @@ def test_probes_are_answered_while_every_thread_of_other_requests_hangs(asgi: As
         assert [answer.status_code for answer in answers] == [200] * 3
 
     run(asgi().app, story)
+
+
+@pytest.mark.parametrize(("stale_seconds", "status"), [(15.0, 200), (-1.0, 503)], ids=["lately ready", "long ago"])
+def test_a_look_that_takes_long_is_answered_by_what_was_found_lately_and_is_one_for_all(
+    asgi: Asgi, monkeypatch: pytest.MonkeyPatch, stale_seconds: float, status: int
+) -> None:
+    monkeypatch.setattr(limits, "SOON_SECONDS", 0.01)
+    monkeypatch.setattr(limits, "STALE_SECONDS", stale_seconds)
+    monkeypatch.setattr(operations, "PROBE_SECONDS", 0.1)
+    looks, answers = [], asyncio.Event()
+
+    async def ready() -> None:
+        looks.append(answers.is_set())
+        await answers.wait()
+
+    async def story(client: httpx.AsyncClient) -> None:
+        answers.set()
+        while (await client.get("/readyz")).status_code != 200 or not looks:
+            pass
+        answers.clear()
+        looks.clear()
+
+        asked = await asyncio.gather(*(client.get("/readyz") for _ in range(3)))
+
+        assert ([answer.status_code for answer in asked], looks) == ([status] * 3, [False])
+        while (await client.get("/readyz")).status_code == 200:  # until what that look finds is there
+            await asyncio.sleep(0.01)
+
+    run(asgi(tracers_ready=ready).app, story)
 
 
 def test_a_probe_is_answered_while_scrapes_of_many_forms_wait(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections.abc import Awaitable, Callable
 
@@ -40,13 +41,19 @@ async def livez() -> Health:
 @router.get("/readyz", summary="Can jobs be planned?", responses=problems(), response_model_exclude_defaults=True)
 async def readyz(deps: Injected) -> Health:
     """200 if the history can be reached and jobs get tracing processes, else 503 that says why, and what to do. Where
-    only code of users cannot be run, or not be bounded, it is 200 with a `warning`."""
-    found = await asyncio.gather(_history(deps), _tracers(deps))
-    faults = [fault for fault in found if isinstance(fault, PlannerError)]
-    if faults:
+    only code of users cannot be run, or not be bounded, it is 200 with a `warning`.
+
+    Where that is not known within half a second, as under load, it is what was known last, at most 15 s ago.
+    """
+    states = await deps.readiness.find(functools.partial(_look, deps))
+    if faults := [state for state in states if isinstance(state, PlannerError)]:
         remedy = "; ".join(fault.remedy for fault in faults if fault.remedy)
         raise RequestError(503, "; ".join(fault.problem for fault in faults), remedy=remedy, place="readyz")
-    return Health(status="ready", warning="; ".join(filter(None, map(str, found))))
+    return Health(status="ready", warning="; ".join(filter(None, map(str, states))))
+
+
+async def _look(deps: Dependencies) -> list[PlannerError | str]:
+    return await asyncio.gather(_history(deps), _tracers(deps))
 
 
 async def _history(deps: Dependencies) -> PlannerError | str:

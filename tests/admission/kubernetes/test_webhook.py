@@ -114,7 +114,7 @@ def _begin(
     command = [
         *(sys.executable, "-m", "planner", "webhook", "--host", "127.0.0.1", "--port", str(port)),
         *("--certificate", str(found.certificate), "--key", str(found.key)),
-        *("--policy", str(folder / "admission.ini"), *options),
+        *("--policy", str(folder / "admission.ini"), *(options or ("--any-client",))),
     ]
     with found.log.open("wb") as log:
         process = subprocess.Popen(
@@ -534,8 +534,21 @@ def test_a_webhook_that_is_not_set_up_says_so_and_ends(
         monkeypatch.setenv(name, value)
     files = ["--certificate", str(tmp_path / certificate), "--key", str(tmp_path / "tls.key")]
 
-    assert cli.main(["webhook", "--port", "0", *files]) == 2
+    assert cli.main(["webhook", "--port", "0", "--any-client", *files]) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [([], "nothing says which clients may ask"), (["--any-client", "--client-ca", "ca.crt"], "both say who may ask")],
+)
+def test_whose_reviews_are_answered_is_said_or_the_webhook_does_not_start(
+    options: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["webhook", "--certificate", "tls.crt", "--key", "tls.key", *options]) == 2
+
+    shown = capsys.readouterr().err
+    assert (said in shown, "--client-ca FILE.crt, or --any-client" in shown) == (True, True)
 
 
 def test_a_job_that_does_not_fit_its_mig_slice_is_refused_with_the_slice_that_fits(

@@ -50,7 +50,7 @@ def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_hostile_tarballs_are_refused_soon() -> None:
-    about = json.dumps({"kind": "application/x-tar", "query": {"command": "bash t.py"}, "folders": []})
+    about = json.dumps({"kind": "application/x-tar", "header": '{"command": "bash t.py"}', "folders": []})
 
     refused = refusals(hostile_tarballs(COUNT), lambda content: read_run(content, about))
 
@@ -58,7 +58,7 @@ def test_hostile_tarballs_are_refused_soon() -> None:
 
 
 def test_hostile_launch_lines_are_refused_soon_and_read_nothing_of_the_service(shared: Path) -> None:
-    about = json.dumps({"kind": "application/json", "query": {}, "folders": [str(shared.parent)]})
+    about = json.dumps({"kind": "application/json", "header": "", "folders": [str(shared.parent)]})
 
     def read(launch: HostileLaunch) -> object:
         for name, text in launch.files.items():
@@ -101,7 +101,7 @@ def test_a_program_chooses_no_status_of_its_request() -> None:
 
 
 def test_an_honest_answer_is_taken_and_a_real_tarball_too() -> None:
-    about = json.dumps({"kind": "application/gzip", "query": {"command": "bash run.sh"}, "folders": []})
+    about = json.dumps({"kind": "application/gzip", "header": '{"command": "bash run.sh"}', "folders": []})
 
     assert rank_process._read_result(Answer(parts=PARTS), USUAL_LIMITS, ORDER) == HONEST
     assert read_run(packed({"./run.sh": b"python t.py"}), about).line.program == "t.py"
