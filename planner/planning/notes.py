@@ -96,7 +96,7 @@ def newer_software_notes(installed: Mapping[str, str], parts: frozenset[str] = S
     sentence = f"Planned with {named}; planner is tested with {tested}, and no recording of what is newer was compared."
     if "torch" in newer:
         differ = largest_difference(TESTED["torch"], newer["torch"], parts)
-        sentence += f" Plans of torch {TESTED['torch']} and {newer['torch']} were seen to differ by at most {differ:.1%}."
+        sentence += f" Plans of torch {TESTED['torch']} and {newer['torch']} were seen to differ by up to {differ:.1%}."
     return [f"{sentence} `pip install --constraint constraints.txt '.[plan]'` in a checkout installs what is tested."]
 
 

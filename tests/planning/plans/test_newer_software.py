@@ -1,4 +1,4 @@
-"""README's install brings the newest torch and transformers: a plan says once that they are newer than what is tested."""
+"""README's install brings the newest torch and transformers: a plan says once that they are newer than the tested."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def test_of_what_is_tested_nothing_is_said() -> None:
 @pytest.mark.usefixtures("newer_transformers")
 def test_a_plan_says_it() -> None:
     assert notes_of_a_plan() == [
-        "Planned with transformers 5.24; planner is tested with transformers 5.23, and no recording of what is newer was"
-        f" compared. {INSTALL}"
+        "Planned with transformers 5.24; planner is tested with transformers 5.23, and no recording of what is newer"
+        f" was compared. {INSTALL}"
     ]
 
 
@@ -76,6 +76,6 @@ def test_of_a_newer_torch_it_says_how_far_plans_were_seen_to_differ() -> None:
 
     assert said == [
         "Planned with torch 2.15 and transformers 5.24; planner is tested with torch 2.13 and transformers 5.23, and no"
-        " recording of what is newer was compared. Plans of torch 2.13 and 2.15 were seen to differ by at most 3.8%."
+        " recording of what is newer was compared. Plans of torch 2.13 and 2.15 were seen to differ by up to 3.8%."
         f" {INSTALL}"
     ]
