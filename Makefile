@@ -38,7 +38,8 @@ COMPUTED := $(addprefix tests/,allocator cli/test_measure_and_compare_commands.p
 # What starts servers meets the deadlines of others (a port, a raylet that must answer) on a machine that is full: a test
 # that fails is run once more, and said to have been.
 ONCE_MORE := --reruns 1 --rerun-show-tracebacks -r fER
-LOG = 2>&1 | tee $(VENV)/$@.log
+# The slowest are listed: CI has to stay short.
+LOG = --durations=30 --durations-min=2 2>&1 | tee $(VENV)/$@.log
 test: test-timed ## the tests that CI runs
 	@$(MAKE) --no-print-directory --jobs 2 test-computed test-clusters
 test-timed: $(READY)
