@@ -27,7 +27,13 @@ from planner.job.schema import DataLoader, Gpu, Software
 from planner.planning import identity
 from planner.planning.judging import Judge, add_growth, judge_first_runs, name_moment, told_on, torch_difference
 from planner.planning.memory_pool import state_pool
-from planner.planning.notes import another_torch_notes, approximation_notes, interval_sources, workspace_notes
+from planner.planning.notes import (
+    another_torch_notes,
+    approximation_notes,
+    interval_sources,
+    newer_software_notes,
+    workspace_notes,
+)
 from planner.planning.planned_classes import Progress
 from planner.planning.program_ranks import (
     RankShare,
@@ -339,6 +345,7 @@ def _state(
             *workspace_notes(traces),
             *(() if work.walled is not None else tell_asked_gpus(work.line)),
             *approximation_notes(each.statement for each in judged),
+            *newer_software_notes({"torch": identity.installed_torch()}),
             *another_torch_notes(work.software.torch),
             *(host.assumptions if work.host_memory_bytes else ()),
         ),
