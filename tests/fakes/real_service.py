@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -43,11 +44,14 @@ class PlansHere:
         self._made: dict[str, PlanAnswer] = {}
         self.slow: set[str] = set()
         """Names of jobs whose plans are not ready as long as they are here."""
+        self.asked: Counter[str] = Counter()
+        """How often a plan was asked for, by the job's name."""
 
     def bound(self, job: Job) -> Bound:
         return lower_bound(job)
 
     async def plan(self, job: Job, *, seconds: float | None, keep: bool) -> PlanAnswer:
+        self.asked[job.metadata.name] += 1
         if keep and job.metadata.name in self.slow:
             await asyncio.sleep(min(seconds or 0.0, 1.0))
         if keep and job.metadata.name in self.slow:
