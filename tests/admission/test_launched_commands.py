@@ -21,7 +21,7 @@ import pytest
 from planner.admission import command_hook
 from planner.admission.policy import Policy
 
-SECONDS = 120.0
+SECONDS = 600.0
 """Until which a test gives up; nothing waits for it."""
 JobFile = Callable[..., Path]
 

@@ -197,7 +197,7 @@ class Cluster:
         body = None if document is None else json.dumps(document).encode()
         request = urllib.request.Request(self.url + path, body, {"Content-Type": kind}, method=method)
         try:
-            with urllib.request.urlopen(request, timeout=10) as answer:
+            with urllib.request.urlopen(request, timeout=300) as answer:
                 return dict(json.load(answer))
         except urllib.error.HTTPError as error:
             with error:
@@ -246,7 +246,7 @@ async def _end(emulator: _Emulator) -> None:
     await asyncio.gather(*left, return_exceptions=True)
 
 
-def until(true: Callable[[], Any], seconds: float = 60.0) -> Any:
+def until(true: Callable[[], Any], seconds: float = 300.0) -> Any:
     """What it returns as soon as that is true; fails after so many seconds."""
     end = time.monotonic() + seconds
     while not (found := true()):

@@ -162,7 +162,7 @@ class Running:
     def probe(self, path: str) -> int:
         """The status; 0 for one that is not a success, or for nobody there."""
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=60) as answer:
                 return int(answer.status)
         except OSError:
             return 0
