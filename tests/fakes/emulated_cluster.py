@@ -190,7 +190,7 @@ class Cluster:
             await server.__aexit__(None, None, None)
 
     def _call(self, work: Coroutine[Any, Any, None]) -> None:
-        asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
+        asyncio.run_coroutine_threadsafe(work, self._loop).result(300)
 
     def _send(self, method: str, path: str, document: Any) -> dict[str, Any]:
         kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
@@ -225,14 +225,14 @@ def emulated_cluster(folder: Path) -> Iterator[Cluster]:
     async def enter() -> _Emulator:
         return await _Emulator().__aenter__()
 
-    emulator = asyncio.run_coroutine_threadsafe(enter(), loop).result(30)
+    emulator = asyncio.run_coroutine_threadsafe(enter(), loop).result(300)
     found = Cluster(folder / "kubeconfig.yaml", loop, emulator)
     found.start()
     try:
         yield found
     finally:
         found.stop()
-        asyncio.run_coroutine_threadsafe(_end(emulator), loop).result(30)
+        asyncio.run_coroutine_threadsafe(_end(emulator), loop).result(300)
         loop.call_soon_threadsafe(loop.stop)
         thread.join(10)
         loop.close()

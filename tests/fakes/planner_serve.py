@@ -129,7 +129,7 @@ class Service:
         """A request under way, when this returns: a process traces it."""
         asked = self._pool.submit(self.post, job)
         time.sleep(0.5)  # what `ps` calls a process that traces is not to be relied on
-        assert not asked.done()
+        assert not asked.done(), asked.result().text
         return asked
 
     def all_at_once(self, jobs: list[Job]) -> list[httpx.Response]:

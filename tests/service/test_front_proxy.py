@@ -60,7 +60,7 @@ class Replica:
                     self.close_connection = True
                     return
                 if self.path == "/slow":
-                    replica.may_answer.wait(60)
+                    replica.may_answer.wait()
                 self._answer(200, replica.name.encode())
 
             do_POST = do_GET  # noqa: N815

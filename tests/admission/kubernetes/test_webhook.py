@@ -96,7 +96,7 @@ def start(service: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[St
     yield begin
     for _, process in running.values():
         process.terminate()
-    codes = {process.wait(20) for _, process in running.values()}
+    codes = {process.wait(300) for _, process in running.values()}
     assert codes <= {0, -15}  # uvicorn ends in order, and then by the signal itself
     for found, _ in running.values():
         assert "Traceback" not in found.log.read_text()

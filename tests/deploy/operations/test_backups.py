@@ -96,7 +96,7 @@ def busy(database: str) -> Iterator[Busy]:
         finally:
             enough.set()
             for each in writers:
-                each.join(30)
+                each.join()
 
 
 def backed_up(database: str, command: str, folder: Path, environment: Mapping[str, str]) -> tuple[set[str], set[str]]:
