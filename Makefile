@@ -28,13 +28,10 @@ plan: $(PLANS) ## plan the example in which DDP's buckets decide (it does not fi
 	@echo
 	$(BIN)/planner check examples/nemotron-4b-ddp-bucket-view.yaml
 
-# What has deadlines of its own shares the processors with what steps aside for it, and so do the clusters, which mostly
-# wait: that is what only computes.
-DEADLINES := $(addprefix tests/tracing/running/test_,bad_programs.py host_processes.py)
+# The clusters, which mostly wait, share the processors with what steps aside for them: that is what only computes.
 COMPUTED := $(addprefix tests/,allocator cli/test_measure_and_compare_commands.py cli/test_run_command.py hardware house \
-  job paper planning report runtime/environments searching/test_brute_force.py timing tracing/records tracing/traces training \
-  truth/calibrations truth/facts truth/failures truth/gpu_truth) \
-  $(filter-out $(DEADLINES),$(wildcard tests/tracing/running/test_*.py))
+  job paper planning report runtime/environments searching/test_brute_force.py timing tracing/records tracing/running tracing/traces \
+  training truth/calibrations truth/facts truth/failures truth/gpu_truth)
 # What starts servers meets the deadlines of others (a port, a raylet that must answer) on a machine that is full: a test
 # that fails is run once more, and said to have been.
 ONCE_MORE := --reruns 1 --rerun-show-tracebacks -r fER

@@ -106,7 +106,7 @@ class Slurm:
     def run(self, *command: str, cwd: Path, **more: str) -> subprocess.CompletedProcess[str]:
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "PLANNER_"))}
         return subprocess.run(
-            list(command), capture_output=True, text=True, timeout=60, cwd=cwd,
+            list(command), capture_output=True, text=True, timeout=300, cwd=cwd,
             env={**environment, "SLURM_CONF": str(self.folder / "slurm.conf"), **more},
         )  # fmt: skip
 
@@ -161,7 +161,7 @@ def _start(stack: contextlib.ExitStack, folder: Path, command: list[str]) -> Non
     stack.callback(end)
 
 
-def _until(what: str, holds: Callable[[], bool], folder: Path, seconds: float = 40) -> None:
+def _until(what: str, holds: Callable[[], bool], folder: Path, seconds: float = 300) -> None:
     until = time.monotonic() + seconds
     while not holds():
         if time.monotonic() > until:

@@ -30,7 +30,7 @@ from planner.runtime.walls import Walls, WallsError
 from planner.tracing.isolated import Isolation, trace_isolated
 from planner.units import GIB, MIB
 
-LIMITS = Limits(seconds=60, memory_bytes=GIB, tasks=64, answer_bytes=8 * MIB)
+LIMITS = Limits(seconds=600, memory_bytes=GIB, tasks=64, answer_bytes=8 * MIB)
 ASKED = """
 import pickle, sys
 sys.path.append(sys.argv[1])
@@ -73,7 +73,7 @@ def asked_as_user(request: dict[str, Any], folder: Path) -> Answer:
 def asked_from(front: list[str], request: dict[str, Any]) -> Any:
     ended = subprocess.run(
         [*front, sys.executable, "-P", "-c", ASKED, str(ROOT)],
-        input=pickle.dumps(request), capture_output=True, check=False, timeout=120,
+        input=pickle.dumps(request), capture_output=True, check=False, timeout=900,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr.decode()
     return pickle.loads(ended.stdout)
@@ -163,7 +163,7 @@ def test_the_kernel_counts_its_tasks_without_the_watcher(run: Any, programs: Pat
 @WHO
 @pytest.mark.parametrize(("function", "argument"), [("fills_page_tables", 4096), ("hides_sockets", 1000)])
 def test_memory_of_the_kernel_is_bounded_too(run: Any, programs: Path, function: str, argument: int) -> None:
-    limits = Limits(seconds=60, memory_bytes=128 * MIB, tasks=64)
+    limits = Limits(seconds=600, memory_bytes=128 * MIB, tasks=64)
 
     exceeded = run(task(function, argument), limits, programs).exceeded
 
@@ -323,7 +323,7 @@ def factory_job(folder: Path, name: str) -> Job:
 
 
 def isolation(folder: Path) -> Isolation:
-    limits = Limits(seconds=120, memory_bytes=2 * GIB)
+    limits = Limits(seconds=600, memory_bytes=2 * GIB)
     return Isolation(
         limits=limits, walls=Walls(readable=(str(folder),), as_root=True), code=CodeRules(("shop",), str(folder))
     )

@@ -52,11 +52,13 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     class Supposed(supposed):  # type: ignore[misc]
         def __init__(self, processes: int, deadline: float = float("inf"), **_: Any) -> None:
             super().__init__(bytes_of, processes)
-            self.deadline = deadline
+            self.seconds_left = deadline - time.monotonic()
 
         @property
         def is_over(self) -> bool:
-            return time.monotonic() >= self.deadline
+            """Each look at the clock takes a tenth of a millisecond."""
+            self.seconds_left -= 1e-4
+            return self.seconds_left <= 0
 
         def __enter__(self) -> Supposed:
             return self
@@ -112,13 +114,11 @@ def test_search_where_nothing_fits_ends_with_3_and_names_what_came_closest(run: 
 
 
 def test_a_space_of_a_thousand_million_is_ended_by_the_time_and_says_how_far_it_came(run: Run) -> None:
-    began = time.monotonic()
     code, out, _ = run(
         "search", "JOB", "--gpus", "512", "--global-batch", "65536", "--time", "2", "--objective", "memory",
         "sequence_length=64..6400:64", "loss_chunks=1..128:1", "precision=none,bf16_autocast",
     )  # fmt: skip
 
-    assert time.monotonic() - began < 30
     assert code in (0, 3)
     assert ", spread evenly over " in out
     size = int(out.split("spread evenly over ")[1].split()[0].replace(",", ""))

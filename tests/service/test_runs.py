@@ -15,7 +15,18 @@ from typing import Any
 import httpx
 import pytest
 from hostile_tarballs import FOUND_BEFORE
-from plan_makers import JOB, CountedEvents, FakePool, FakeWorker, ServiceStack, StackRunner, never, on_stack, when
+from plan_makers import (
+    JOB,
+    MOST_SECONDS,
+    CountedEvents,
+    FakePool,
+    FakeWorker,
+    ServiceStack,
+    StackRunner,
+    never,
+    on_stack,
+    when,
+)
 from starlette.testclient import TestClient
 
 from planner.errors import PlannerError, ProgramError
@@ -252,19 +263,18 @@ def test_a_run_that_is_not_waited_for_goes_on_and_equal_ones_are_one(run_stack: 
     asked = request(tarball({"t.py": b"1"}))
 
     async def story(stack: ServiceStack) -> None:
-        async def slow(method: str) -> None:
-            await asyncio.sleep(0.1 if method == "run" else 0)
-
-        stack.pool.does = slow
-        first, second = await asyncio.gather(
-            stack.plan_provider.run(asked, seconds=0.01, keep=True),
-            stack.plan_provider.run(asked, seconds=5, keep=False),
-        )
+        go = asyncio.Event()
+        stack.pool.does = lambda _: when(go)
+        first = await stack.plan_provider.run(asked, seconds=0.01, keep=True)
+        waiting = asyncio.create_task(stack.plan_provider.run(asked, seconds=MOST_SECONDS, keep=False))
+        await stack.waited_for_by(1)
+        go.set()
+        second = await waiting
         assert first.is_pending
         assert not second.is_pending
         assert (first.plan_id, stack.pool.asked) == (second.plan_id, ["run"])
         assert stack.history.plans.text(first.plan_id) == second.text
-        assert (await stack.plan_provider.run(asked, seconds=5, keep=False)).plan_id == first.plan_id
+        assert (await stack.plan_provider.run(asked, seconds=MOST_SECONDS, keep=False)).plan_id == first.plan_id
         assert stack.pool.asked == ["run", "run"]  # what a folder holds may have changed
 
     run_stack(story, programs=True)
@@ -372,7 +382,7 @@ async def test_a_run_is_ended_by_a_request_whether_it_runs_or_waits(stack: Servi
     stack.pool.does = never
     asked = [request(tarball({"t.py": b"1"}), steps=str(steps)) for steps in (1, 2)]
     pending = [await stack.plan_provider.run(each, seconds=0.01, keep=True) for each in asked]
-    waits = [asyncio.create_task(stack.plan_provider.run(each, seconds=10, keep=False)) for each in asked]
+    waits = [asyncio.create_task(stack.plan_provider.run(each, seconds=MOST_SECONDS, keep=False)) for each in asked]
     await stack.waited_for_by(2)
 
     assert [await stack.plan_provider.end_run(each.plan_id) for each in pending] == [True, True]
@@ -383,7 +393,7 @@ async def test_a_run_is_ended_by_a_request_whether_it_runs_or_waits(stack: Servi
     assert (stack.pool.asked, stack.pool.stopped, stack.tracers.levels()["workers"]) == (["run"], 1, 2)
     assert not await stack.plan_provider.end_run(pending[0].plan_id)
     stack.pool.does = None
-    assert (await stack.plan_provider.run(asked[0], seconds=5, keep=False)).plan_id == pending[0].plan_id
+    assert (await stack.plan_provider.run(asked[0], seconds=MOST_SECONDS, keep=False)).plan_id == pending[0].plan_id
 
 
 @on_stack()
@@ -406,7 +416,7 @@ async def test_all_ranks_of_a_run_have_one_limit_of_time(stack: ServiceStack) ->
 
     stack.pool.does = takes_too_long
     with pytest.raises(TraceLimitError) as caught:
-        await stack.plan_provider.run(sixteen, seconds=5, keep=False)
+        await stack.plan_provider.run(sixteen, seconds=MOST_SECONDS, keep=False)
     assert (caught.value.problem, caught.value.allowed) == (
         "the ranks of the program were not all run within 0.1 s",
         "at most 0.1 s for all ranks of a run together (PLANNER_PROGRAM_SECONDS)",
@@ -477,7 +487,7 @@ def test_a_tarball_whose_headers_say_what_no_file_has_is_refused(name: str) -> N
 
 @on_stack(programs=True)
 async def test_a_run_of_which_too_much_is_to_be_said_is_not_kept(stack: ServiceStack) -> None:
-    answer = await stack.plan_provider.run(request(tarball({"t.py": b"1"})), seconds=5, keep=False)
+    answer = await stack.plan_provider.run(request(tarball({"t.py": b"1"})), seconds=MOST_SECONDS, keep=False)
     assert not answer.is_pending
     found = read_statement(json.loads(answer.text))
     plan_tasks.refuse_large(found)

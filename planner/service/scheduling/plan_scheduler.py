@@ -19,7 +19,6 @@ from planner.service.errors import (
     BusyError,
     RunEndedError,
     WorkerLostError,
-    run_seconds_error,
     trace_limit_error,
 )
 from planner.service.history.counters import Counters
@@ -329,10 +328,8 @@ class PlanScheduler:
         if result is not None and result.exceeded is not None:
             reason = "time" if result.exceeded.limit is Limit.SECONDS else "memory"
             self._counters.add(WORKERS_KILLED, {"reason": reason})
-            is_late_run = isinstance(order, RunOrder) and result.exceeded.limit is Limit.SECONDS
-            error = (
-                run_seconds_error(self._settings.program_seconds) if is_late_run else trace_limit_error(result.exceeded)
-            )
+            run_seconds = self._settings.program_seconds if isinstance(order, RunOrder) else None
+            error = trace_limit_error(result.exceeded, run_seconds)
             if result.plan is None and result.run is None:
                 raise error
             _log.warning("plan %s goes without advice: %s", entry.order.plan_id, error.problem)

