@@ -172,7 +172,7 @@ def test_memory_of_the_kernel_is_bounded_too(run: Any, programs: Path, function:
 
 
 def test_a_control_group_bounds_memory_without_the_watcher(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    limits = Limits(seconds=60, memory_bytes=128 * MIB, tasks=64)
+    limits = Limits(seconds=600, memory_bytes=128 * MIB, tasks=64)
     if ControlGroup.can_be_made():  # else the watcher is what there is
         monkeypatch.setattr(process_tree, "usage", lambda *_, **__: Usage())
 
