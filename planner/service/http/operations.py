@@ -53,7 +53,7 @@ async def readyz(deps: Injected) -> Health:
 
 
 async def _look(deps: Dependencies) -> list[PlannerError | str]:
-    return await asyncio.gather(_history(deps), _tracers(deps))
+    return list(await asyncio.gather(_history(deps), _tracers(deps)))
 
 
 async def _history(deps: Dependencies) -> PlannerError | str:
