@@ -55,7 +55,7 @@ def blocks_of(tensor: torch.Tensor) -> list[int]:
 
 
 def block_of(tensor: torch.Tensor) -> int | None:
-    """The first of :func:`blocks_of`, which a tensor that is no wrapper has alone."""
+    """The first of :func:`blocks_of`: the only one, but for wrappers."""
     return next(iter(blocks_of(tensor)), None)
 
 
