@@ -87,6 +87,8 @@ _LACKING = "install the version of the package that the program wants: it needs 
 _LACKING_GPU = re.compile(r"invalid device ordinal \(cuda:(\d{1,3}) of (\d{1,3})\)")
 """As planner/paper/native/device.cpp and planner/cuda_on_paper/cudart.cpp say it."""
 _REMEDIES = {
+    "ENGINEHEUR_DESCRIPTOR: cudnn Finalize failed": "torch's own cuDNN (before 9.8) says its workspaces to a GPU "
+    "alone: `planner torch 2.7` makes an environment with a newer one, which is asked in its place from then on",
     "cannot open shared object file": _UNLOADED,
     "undefined symbol": _UNLOADED,
     "No module named": _LACKING,
