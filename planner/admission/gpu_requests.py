@@ -15,7 +15,7 @@ from typing import Any
 from planner.admission.kubernetes_api import items, number, part, parts, text_of
 from planner.errors import SpecError
 from planner.hardware import catalog, mig
-from planner.hardware.gpus import GpuRecord
+from planner.hardware.gpu_records import GpuRecord
 from planner.job import named_gpus
 from planner.job.schema import Gpu, Job
 from planner.units import GIB, KIB, MIB, TIB, show_bytes

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from functools import cache
 
 from planner.hardware import mig
-from planner.hardware.gpus import GPUS, GpuRecord
+from planner.hardware.gpu_records import GpuRecord
+from planner.hardware.gpus import GPUS
 
 PRODUCT_LABEL = "nvidia.com/gpu.product"
 """The node label that names a GPU; its values are `GpuRecord.node_label`."""

@@ -15,7 +15,7 @@ from planner.allocator.rules import Rules
 from planner.errors import PlannerError
 from planner.events import Alloc, Phase
 from planner.hardware import catalog
-from planner.hardware.gpus import GpuRecord
+from planner.hardware.gpu_records import GpuRecord
 from planner.job.kinds import Kind
 from planner.job.launching.line import LaunchLine
 from planner.job.layout import RankClass
@@ -24,16 +24,9 @@ from planner.job.named_gpus import refuse_ranks_on_slice
 from planner.job.overhead import outside
 from planner.job.rank_sets import RankSet
 from planner.job.schema import DataLoader, Gpu, Software
-from planner.planning import identity
+from planner.planning import identity, notes
 from planner.planning.judging import Judge, add_growth, judge_first_runs, name_moment, told_on, torch_difference
 from planner.planning.memory_pool import state_pool
-from planner.planning.notes import (
-    another_torch_notes,
-    approximation_notes,
-    interval_sources,
-    newer_software_notes,
-    workspace_notes,
-)
 from planner.planning.planned_classes import Progress
 from planner.planning.program_ranks import (
     RankShare,
@@ -342,16 +335,16 @@ def _state(
         provenance=identity.provenance_of(work.calibration),
         branches=branches,
         notes=(
-            *workspace_notes(traces),
+            *notes.workspace_notes(traces),
             *(() if work.walled is not None else tell_asked_gpus(work.line)),
-            *approximation_notes(each.statement for each in judged),
-            *newer_software_notes({"torch": identity.installed_torch()}),
-            *another_torch_notes(work.software.torch),
+            *notes.approximation_notes(each.statement for each in judged),
+            *notes.newer_software_notes({"torch": identity.installed_torch()}),
+            *notes.another_torch_notes(work.software.torch),
             *(host.assumptions if work.host_memory_bytes else ()),
         ),
         sources=(
             *outside(work.gpu, work.software, first.communicators).provenance,
-            *interval_sources(each.statement for each in judged),
+            *notes.interval_sources(each.statement for each in judged),
         ),
         seconds=seconds,
     )

@@ -9,7 +9,7 @@ import pytest
 from planner.errors import SpecError
 from planner.hardware import catalog
 from planner.hardware.architectures import ARCHITECTURES
-from planner.hardware.gpus import GpuRecord
+from planner.hardware.gpu_records import GpuRecord
 from planner.job import named_gpus
 
 NAMES = list(catalog.gpus())
