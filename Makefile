@@ -28,17 +28,15 @@ plan: $(PLANS) ## plan the example in which DDP's buckets decide (it does not fi
 	@echo
 	$(BIN)/planner check examples/nemotron-4b-ddp-bucket-view.yaml
 
-# What has deadlines of its own shares the processors with what steps aside for it, and so do the clusters, which mostly
-# wait: that is what only computes.
-DEADLINES := $(addprefix tests/tracing/running/test_,bad_programs.py host_processes.py)
+# The clusters, which mostly wait, share the processors with what steps aside for them: that is what only computes.
 COMPUTED := $(addprefix tests/,allocator cli/test_measure_and_compare_commands.py cli/test_run_command.py hardware house \
-  job paper planning report runtime/environments searching/test_brute_force.py timing tracing/records tracing/traces training \
-  truth/calibrations truth/facts truth/failures truth/gpu_truth) \
-  $(filter-out $(DEADLINES),$(wildcard tests/tracing/running/test_*.py))
+  job paper planning report runtime/environments searching/test_brute_force.py timing tracing/records tracing/running tracing/traces \
+  training truth/calibrations truth/facts truth/failures truth/gpu_truth)
 # What starts servers meets the deadlines of others (a port, a raylet that must answer) on a machine that is full: a test
 # that fails is run once more, and said to have been.
 ONCE_MORE := --reruns 1 --rerun-show-tracebacks -r fER
-LOG = 2>&1 | tee $(VENV)/$@.log
+# The slowest are listed: CI has to stay short.
+LOG = --durations=30 --durations-min=2 2>&1 | tee $(VENV)/$@.log
 test: test-timed ## the tests that CI runs
 	@$(MAKE) --no-print-directory --jobs 2 test-computed test-clusters
 test-timed: $(READY)
@@ -61,10 +59,15 @@ OF_WHEEL := $(addprefix tests/,house/installed allocator/replays \
   $(addprefix tracing/running/test_,readme.py on_cuda.py drawn_numbers.py triton_in_eager_mode.py compiled_programs.py \
   programs_in_a_world.py) tracing/traces/test_cpu_runs.py tracing/traces/test_architectures.py)
 $(WHEEL)/.ready: $(READY) constraints.txt $(shell find planner -type f -not -name '*.pyc')
-	rm -rf $(WHEEL) && $(PYTHON) -m venv $(WHEEL)
+	rm -rf $(WHEEL) && mkdir $(WHEEL)
 	nice -n 19 $(PYTHON) -m pip wheel --quiet --no-deps --wheel-dir $(WHEEL)/dist .
-	nice -n 19 .ci/install "$$(ls $(WHEEL)/dist/*.whl)[service] pytest pytest-rerunfailures hypothesis httpx deepspeed" $(WHEEL)
+	$(call copy_environment,$(WHEEL))
+	nice -n 19 .ci/install "--exact $$(ls $(WHEEL)/dist/*.whl)[service] pytest pytest-rerunfailures hypothesis httpx deepspeed" $(WHEEL)
 	@touch $@
+# By hard links, with the paths of the copy: uv then leaves in it exactly what is asked for (`--exact`). Of torch, which
+# takes most of a minute to install and compile, nothing is done again.
+copy_environment = cp -al $(wildcard $(addprefix $(VENV)/,bin lib lib64 pyvenv.cfg)) $(1) && \
+  sed -i 's|$(abspath $(VENV))|$(abspath $(1))|g' $$(grep -lIF '$(abspath $(VENV))' $(1)/bin/* $(1)/pyvenv.cfg)
 test-wheel: $(WHEEL)/.ready ## a share of the tests with planner's wheel
 	OMP_NUM_THREADS=1 nice -n 19 $(WHEEL)/bin/pytest $(ONCE_MORE) -p no:cacheprovider -m "not soak" --ignore=$(OF_README) $(OF_WHEEL) $(LOG)
 
@@ -72,8 +75,8 @@ test-wheel: $(WHEEL)/.ready ## a share of the tests with planner's wheel
 README := .venv-readme
 OF_README := tests/house/installed/test_commands_of_pages.py
 $(README)/.ready: $(WHEEL)/.ready
-	rm -rf $(README) && $(PYTHON) -m venv $(README)
-	nice -n 19 .ci/install "$$(ls $(WHEEL)/dist/*.whl)[plan] pytest hypothesis httpx" $(README)
+	rm -rf $(README) && mkdir $(README) && $(call copy_environment,$(README))
+	nice -n 19 .ci/install "--exact $$(ls $(WHEEL)/dist/*.whl)[plan] pytest hypothesis httpx" $(README)
 	@touch $@
 test-readme: $(README)/.ready ## the commands of README and docs in the environment that README's install makes
 	OMP_NUM_THREADS=1 nice -n 19 $(README)/bin/python -m pytest -p no:cacheprovider $(OF_README) $(LOG)

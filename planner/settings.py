@@ -51,7 +51,8 @@ class Settings:
     """The longest that all ranks of a program together may take to the end of their first iterations."""
     trace_workers: int = 0
     """Processes that trace specs, each with PyTorch loaded; 0: one for every CPU that the cluster has, at most 8. With
-    `programs` half as many, and at least one, run programs besides."""
+    `programs` half as many run programs besides, and at least one; where several tokens may have programs run at least
+    two, of which one token has at most half at a time."""
     torch_versions: str = ""
     """Releases of torch that jobs are planned with besides this Python's, with commas: `2.6=/opt/torch-2.6/bin/python`,
     or `2.6`, whose environment planner has made for this user. A job is planned with the nearest to its own."""

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
+from collections.abc import Mapping
 from functools import cache
+
+TESTED = {"torch": "2.13", "transformers": "5.23"}
+"""As constraints.txt pins them (tests/planning/plans/test_newer_software.py)."""
 
 
 def minor_of(version: str) -> str:
@@ -13,13 +17,23 @@ def minor_of(version: str) -> str:
     return f"{found[1]}.{found[2]}" if found else ""
 
 
+def newer_than_tested(installed: Mapping[str, str]) -> dict[str, str]:
+    """Of these versions, by package, major and minor of those that are newer than what planner is tested with."""
+    found = {name: minor_of(installed.get(name, "")) for name in TESTED}
+    return {name: minor for name, minor in found.items() if minor and _numbers(minor) > _numbers(TESTED[name])}
+
+
+def _numbers(minor: str) -> tuple[int, ...]:
+    return tuple(map(int, minor.split(".")))
+
+
 @cache
 def torch_at_hand() -> str:
-    """Major and minor of the torch that is installed here; 2.13, which planner is tested with, where none is."""
+    """Major and minor of the torch that is installed here; that which planner is tested with, where none is."""
     try:
         return minor_of(importlib.metadata.version("torch"))
     except importlib.metadata.PackageNotFoundError:
-        return "2.13"
+        return TESTED["torch"]
 
 
 NEWEST_CUDA = "13.0"

@@ -9,7 +9,6 @@
 local PLANNER = "/usr/bin/python3 -P -m planner.admission.slurm" -- -P: no module of the folder where it starts
 local POLICY = "/etc/planner/admission.ini"
 local LIMIT_SECONDS = 30 -- above wait_seconds of the policy; whatever hangs is ended then
-local BROKEN = "admit" -- or refuse: a job with a spec, while the command above does not work
 
 local ASKING = { -- which GPUs a job asks for, and how many
   "gres", "gpus", "gpus-per-node", "gpus-per-task", "nodes", "ntasks", "ntasks-per-node", "constraint",
@@ -30,6 +29,22 @@ local function command(arguments)
     'folder=$(pwd -P) && cd / && exec timeout -k 1 %d %s --policy %s %s',
     LIMIT_SECONDS, PLANNER, quoted(POLICY), arguments
   )
+end
+
+-- What the policy has for a service that does not answer, read here as planner reads it: the file, then the environment
+local function unreachable()
+  local file = io.open(POLICY, "r")
+  local section, action
+  for line in file and file:lines() or function() end do
+    section = line:match("^%[(.-)%]") or section
+    if section == "admission" then
+      action = line:match("^unreachable%s*[=:]%s*(%a+)") or action
+    end
+  end
+  if file then
+    file:close()
+  end
+  return (action or os.getenv("PLANNER_ADMISSION_UNREACHABLE") or "admit"):lower()
 end
 
 -- action, verdict, plan id, text; nil if the planner's side does not work
@@ -63,7 +78,7 @@ function slurm_cli_pre_submit(options, offset)
   local action, verdict, plan, text = ask(spec, options)
   if not action then
     say("planner: warning: the job is not checked: the planner's command does not work here")
-    action, verdict, plan, text = BROKEN, "broken", "", "planner: the job is not checked"
+    action, verdict, plan, text = unreachable(), "broken", "", "planner: the job is not checked"
   end
   say((text:gsub("%s+$", "")))
   if action ~= "admit" and action ~= "warn" then

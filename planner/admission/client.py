@@ -117,9 +117,9 @@ class Client:
 
         Raises UnreachableError, and UnplannableError for a program that cannot be run, or not by this service.
         """
-        path, body, kind = asked.request()
-        headers = {"Prefer": "respond-async, ", "Content-Type": kind}
-        reply = self._ask_patiently(path, body, headers, self._now() + wait_seconds)
+        body, headers = asked.request()
+        until = self._now() + wait_seconds
+        reply = self._ask_patiently("/v1/runs", body, {"Prefer": "respond-async, ", **headers}, until)
         if reply.status == 200:
             return PlanFound(plan=reply.document)
         return PlanPending(plan_id=_text(reply.document, "plan_id"))

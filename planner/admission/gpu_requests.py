@@ -15,7 +15,7 @@ from typing import Any
 from planner.admission.kubernetes_api import items, number, part, parts, text_of
 from planner.errors import SpecError
 from planner.hardware import catalog, mig
-from planner.hardware.gpus import GpuRecord
+from planner.hardware.gpu_records import GpuRecord
 from planner.job import named_gpus
 from planner.job.schema import Gpu, Job
 from planner.units import GIB, KIB, MIB, TIB, show_bytes
@@ -25,6 +25,14 @@ _SHARED = ".shared"
 """Behind a resource of which several containers take turns (NVIDIA/k8s-device-plugin, sharing.timeSlicing and
 sharing.mps with renameByDefault), and in capitals behind such a node's product label."""
 _MIG = "nvidia.com/mig-"
+_AMD_PARTITION = re.compile(r"(amd[.]com/)?([a-z]px)_nps[0-9]{1,2}")
+"""`amd.com/cpx_nps4`, or the node's label where partitions are amd.com/gpu (ROCm/k8s-device-plugin, mixed and single
+resource_naming_strategy)."""
+_AMD_PARTITIONS = {"spx": 1, "dpx": 2, "tpx": 3, "qpx": 4, "cpx": 8}
+"""Into how many a GPU is partitioned; each has its share of the memory, however that is partitioned (Linux 6.9,
+drivers/gpu/drm/amd/amdgpu/amdgpu_amdkfd.c, amdgpu_amdkfd_xcp_memory_size). cpx makes six of an MI300A: more each."""
+_AMD_PRODUCT_LABEL, _AMD_PARTITION_LABEL = "amd.com/gpu.product-name", "amd.com/compute-memory-partition"
+"""Of ROCm's node labeller."""
 _HAMI_MEMORY, _HAMI_PERCENTAGE = "nvidia.com/gpumem", "nvidia.com/gpumem-percentage"
 """MiB, and hundredths, of each GPU: Project-HAMi/HAMi@4707fb0, charts/hami/values.yaml. 0 is unsaid."""
 _VOLCANO_NUMBER, _VOLCANO_MEMORY, _VOLCANO_PERCENTAGE = (
@@ -129,7 +137,8 @@ def read_gpu_requests(
     `annotations` are the pod's (`template.metadata.annotations`). What is not as the API has it asks for nothing.
     Raises SpecError for more than any training has.
     """
-    product = _product_of_nodes(pod)
+    product = _label_of_nodes(pod, catalog.PRODUCT_LABEL) or _label_of_nodes(pod, _AMD_PRODUCT_LABEL)
+    partition = _label_of_nodes(pod, _AMD_PARTITION_LABEL)
     containers, claimed = parts(pod, "containers"), parts(pod, "resourceClaims")
     refuse_more("containers", len(containers), MOST_CONTAINERS)
     refuse_more("claims of devices", len(claimed), MOST_CLAIMS)
@@ -143,6 +152,8 @@ def read_gpu_requests(
             # The label of the nodes says more than a resource: `a100` is one of four.
             of = product if request.resource.partition("/")[2] and product else request.product or product
             request = replace(request, container=text_of(container.get("name")), product=of, shared=shared)
+            if request.resource == AMD_GPU:
+                request = replace(request, fraction=_amd_share(partition) or 1.0)
             if limit:
                 request = replace(request, memory_bytes=min(request.memory_bytes or limit, limit))
             if request.fraction < 1 or request.memory_bytes:
@@ -158,9 +169,9 @@ def refuse_more(what: str, count: int, most: int) -> None:
         raise SpecError(f"the job has {count:,} {what}", allowed=f"at most {most:,}")
 
 
-def _product_of_nodes(pod: Mapping[str, Any]) -> str:
-    """The product label of the nodes that the pod may be on; empty where they may have different ones."""
-    if selected := text_of(part(pod, "nodeSelector").get(catalog.PRODUCT_LABEL)):
+def _label_of_nodes(pod: Mapping[str, Any], label: str) -> str:
+    """A label of the nodes that the pod may be on; empty where they may have different ones."""
+    if selected := text_of(part(pod, "nodeSelector").get(label)):
         return selected
     affinity = part(pod, "affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution")
     products: set[str] = set()
@@ -168,11 +179,18 @@ def _product_of_nodes(pod: Mapping[str, Any]) -> str:
         named = [
             text_of(value)
             for each in parts(term, "matchExpressions")
-            if (each.get("key"), each.get("operator")) == (catalog.PRODUCT_LABEL, "In")
+            if (each.get("key"), each.get("operator")) == (label, "In")
             for value in items(each.get("values"))
         ]
         products.update(named or [""])
     return products.pop() if len(products) == 1 else ""
+
+
+def _amd_share(partition: str) -> float:
+    """Of a GPU's memory; 0 for what does not say a known partition."""
+    found = _AMD_PARTITION.fullmatch(partition[:_LONGEST].lower())
+    parts_of_gpu = _AMD_PARTITIONS.get(found[2]) if found else None
+    return 1 / parts_of_gpu if parts_of_gpu else 0.0
 
 
 def _of_resources(container: Mapping[str, Any]) -> Iterator[GpuRequest]:
@@ -188,8 +206,8 @@ def _of_resources(container: Mapping[str, Any]) -> Iterator[GpuRequest]:
             yield replace(request, product="", profile=mig.profile_in(whole))
         elif virtual := _VGPU.fullmatch(request.product):
             yield replace(request, product=virtual[1], memory_bytes=int(virtual[2]) * GIB)
-        elif whole == AMD_GPU:
-            yield request
+        elif share := 1.0 if whole == AMD_GPU else _amd_share(whole):
+            yield replace(request, fraction=share)
         elif request.product or whole in (GPU, _VOLCANO_NUMBER):
             is_volcano = whole == _VOLCANO_NUMBER
             memory = number(asked.get(_VOLCANO_MEMORY if is_volcano else _HAMI_MEMORY)) * MIB
@@ -256,8 +274,9 @@ def _of_devices(devices: Mapping[str, Any]) -> Iterator[tuple[str, GpuRequest]]:
             text_of(part(selector, "cel").get("expression"))[:_LONGEST_EXPRESSION]
             for selector in parts(exact, "selectors")[:_MOST_IN_CLAIM]
         )
-        product, profile = (
-            re.search(_ATTRIBUTE.format(attribute), selectors) for attribute in ("productName", "profile")
+        product, profile, partition = (
+            re.search(_ATTRIBUTE.format(attribute), selectors)
+            for attribute in ("productName", "profile", "computePartition")
         )
         capacity = part(exact, "capacity", "requests").get("memory")
         yield (
@@ -267,6 +286,7 @@ def _of_devices(devices: Mapping[str, Any]) -> Iterator[tuple[str, GpuRequest]]:
                 count=number(exact.get("count"), 1),
                 product=product[1] if product else "",
                 profile=mig.profile_in(profile[1]) if profile else "",
+                fraction=1 / _AMD_PARTITIONS.get(partition[1].lower(), 1) if partition else 1.0,
                 memory_bytes=_bytes(capacity) or _limit_of_config(devices, name),
             ),
         )

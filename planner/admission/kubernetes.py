@@ -236,6 +236,9 @@ def differences(asked: JobPods, job: Job) -> list[str]:
     elif asked.gpus and asked.ranks != planned:
         sentences.append(f"the job starts {asked.ranks} rank{'s' if asked.ranks != 1 else ''}, and {count}")
     sentences += other_gpus(asked.products, job, "the pods go to")
+    sentences += [
+        f"planner does not know {name[:_LONGEST]}: its GPUs are not counted" for name in asked.unread[:_MOST_RESOURCES]
+    ]
     if asked.unsaid:
         sentences.append(f"{asked.runtime[:_LONGEST]} alone says the job's {', '.join(asked.unsaid)}: not compared")
     return sentences

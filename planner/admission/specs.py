@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
-import urllib.parse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -112,14 +110,12 @@ class ProgramAsk:
     labels: Mapping[str, str] = field(default_factory=dict)
     """`name`, `team`, `queue`, as far as they are known."""
 
-    def request(self) -> tuple[str, bytes, str]:
-        """Path with query, body and content type of its request to the service."""
-        named = {**({"gpu": self.gpu} if self.gpu else {}), **self.labels}
+    def request(self) -> tuple[bytes, Mapping[str, str]]:
+        """Body and headers of its request to the service. The command stands in no address: proxies log those."""
+        asked = {"command": list(self.command), **({"gpu": self.gpu} if self.gpu else {}), **self.labels}
         if self.tarball:
-            query = urllib.parse.urlencode({"command": shlex.join(self.command), **named})
-            return f"/v1/runs?{query}", self.tarball, "application/gzip"
-        body = {"command": list(self.command), "path": self.path, **named}
-        return "/v1/runs", json.dumps(body).encode(), "application/json"
+            return self.tarball, {"Content-Type": "application/gzip", "X-Planner-Run": json.dumps(asked)}
+        return json.dumps({**asked, "path": self.path}).encode(), {"Content-Type": "application/json"}
 
 
 def of_slurm(script: str, folder: Path, environment: Mapping[str, str], site: Mapping[str, str]) -> ProgramAsk:

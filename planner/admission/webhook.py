@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import functools
 import json
@@ -233,6 +234,8 @@ USUAL = {"exceeds": Action.WARN}
 """What the policy's file leaves open: a webhook that refuses is a site's own choice."""
 MOST_BYTES = 4 * 2**20
 """Of a review: an object of the API has at most 3 MiB, and there is one."""
+LARGE_BYTES = MOST_BYTES // 8
+"""Reviews beyond it are parsed one at a time: `json.loads` lets no other thread run for 50 ms a MiB."""
 _BODY_SECONDS = 5.0
 _MOST_AT_ONCE = 256
 _CLIENT_NAMES = "planner.client_names"
@@ -248,6 +251,7 @@ class Webhook:
         self._policy, self._api, self._clients = policy, api, clients
         # One for each: none waits for another one's plan.
         self._threads = ThreadPoolExecutor(_MOST_AT_ONCE, "review")
+        self._large = asyncio.Semaphore(1)
         self._said_at = -_SAID_AGAIN_SECONDS
 
     def app(self) -> Starlette:
@@ -260,7 +264,8 @@ class Webhook:
         try:
             self._check_client(request)
             body = await _body(request)
-            review = await asyncio.get_running_loop().run_in_executor(self._threads, read, body)
+            async with self._large if len(body) > LARGE_BYTES else contextlib.nullcontext():
+                review = await asyncio.get_running_loop().run_in_executor(self._threads, read, body)
         except ReviewError as error:  # RFC 9457
             kind = {"type": "urn:planner:problem:review", "title": "The review cannot be read", "status": error.status}
             document = {**kind, "detail": error.one_line, **error.parts}
@@ -398,7 +403,7 @@ def serve_webhook(
     service_query.client_of(policy, kubernetes.SYSTEM)
     reloaded = Certificate(certificate, key, clients.ca if clients else None)
     if clients is None:
-        _log.warning("any client may ask for reviews: --client-ca FILE.crt asks for certificates")
+        _log.warning("--any-client: every client that reaches this port may have jobs planned and bound")
     config = uvicorn.Config(
         Webhook(policy, cluster, clients).app(), host=host, port=port, ssl_certfile=certificate,
         ssl_keyfile=key, lifespan="off", access_log=False, log_level="warning", server_header=False,

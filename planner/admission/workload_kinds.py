@@ -6,6 +6,7 @@ One table, which one function reads; docs/admission.md shows it. A path is writt
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +25,7 @@ from planner.admission.gpu_requests import (
 from planner.admission.kubernetes_api import MOST, items, number, part, parts, text_of
 
 _ANY_GPU = re.compile(
-    r"(?i)([^/]+/(.*gpu.*|(.*[-.])?(mig-.*|i915.*|xe))"
+    r"(?i)([^/]+/(.*gpu.*|(.*[-.])?(mig-.*|i915.*|xe))|amd[.]com/[a-z]px_nps[0-9]+"
     rf"|(nvidia|amd)[.]com/(.*[-._])?{MODEL}([-._].*)?)"
 )
 """Resources that are GPUs or parts of them, of whatever maker: `amd.com/gpu`, `nvidia.com/mig-1g.10gb`. The chart has
@@ -185,6 +186,8 @@ class Pods:
     """Of the container that calls mpirun, else of the first that asks for GPUs; as far as it says one."""
     asks: bool = field(default=False, compare=False)
     """For a GPU of any kind, also one that is not counted."""
+    unread: tuple[str, ...] = field(default=(), compare=False)
+    """Resources that are GPUs, and claims, of containers of which no request could be read."""
 
     @property
     def gpus(self) -> int:
@@ -215,6 +218,11 @@ class JobPods:
     def requests(self) -> tuple[GpuRequest, ...]:
         """For GPUs, of the containers of all pods."""
         return tuple(request for pods in self.pods for request in pods.requests)
+
+    @property
+    def unread(self) -> tuple[str, ...]:
+        """Resources and claims whose GPUs are not counted, each once."""
+        return tuple(dict.fromkeys(name for pods in self.pods for name in pods.unread))
 
     @property
     def resources(self) -> tuple[str, ...]:
@@ -294,7 +302,17 @@ def pods_of(template: Mapping[str, Any], count: int, processes: int = 0, find_cl
         processes=processes,
         command=next(iter(commands), ()),
         asks=bool(requests) or asks_for_gpus(spec),
+        unread=() if requests else tuple(itertools.chain.from_iterable(map(_gpus_named, containers))),
     )
+
+
+def _gpus_named(container: Mapping[str, Any]) -> Iterator[str]:
+    """Resources of a container that are GPUs, and its claims: what they are of, another object says."""
+    resources = part(container, "resources")
+    for name, count in (item for asking in _ASKING for item in part(resources, asking).items()):
+        if is_gpu_resource(str(name)) and str(count) != "0":
+            yield f"the resource {name}"
+    yield from (f"the claim {text_of(claim.get('name'))}" for claim in parts(resources, "claims"))
 
 
 def is_part_of_job(metadata: Mapping[str, Any]) -> bool:

@@ -19,7 +19,15 @@ from planner.report.style import Style
 from planner.searching import engine, extremes, results, sweeping
 from planner.searching.engine import Row, SearchResult
 from planner.searching.exact_plans import Exact, ExactPlans
-from planner.searching.requests import DEGREE_WORDS, SearchRequest, axes_of, axes_of_degrees, read_gpus, written_axes
+from planner.searching.requests import (
+    DEGREE_WORDS,
+    SearchRequest,
+    axes_of,
+    axes_of_degrees,
+    gpu_of_base,
+    read_gpus,
+    written_axes,
+)
 from planner.searching.space import Space
 from planner.searching.weighing import objective_of
 
@@ -143,8 +151,8 @@ def search(
     if gpus:
         words, degrees = _free(words)
     request = SearchRequest(
-        job=read_job(job, settings, **words).job, gpus=gpus, axes=(*degrees, *written_axes(axes)), objective=wanted,
-        top=top, global_batch=global_batch, seconds=_positive(seconds),
+        job=read_job(job, settings, **_on_gpu(words, axes)).job, gpus=gpus, axes=(*degrees, *written_axes(axes)),
+        objective=wanted, top=top, global_batch=global_batch, seconds=_positive(seconds),
     )  # fmt: skip
     space = request.space()
     with _planning(seconds) as (plans, progress):
@@ -188,9 +196,16 @@ def sweep(
     varied = axes_of(written_axes(axes), sweeping.STEP)
     if not varied:
         raise SpecError("nothing is varied", allowed='axes with their values: {"micro_batch_size": [1, 2, 4]}')
-    space = Space(base=read_job(job, settings, **words).job, axes=tuple(varied))
+    space = Space(base=read_job(job, settings, **_on_gpu(words, axes)).job, axes=tuple(varied))
     with _planning(_positive(seconds)) as (plans, progress):
         return Sweep(sweeping.sweep(space, plans, progress))
+
+
+def _on_gpu(words: JobWords, axes: Varied) -> JobWords:
+    """The words with the GPU of the job that the axes vary. Raises SpecError."""
+    varied = axes_of(written_axes(axes))
+    gpu = gpu_of_base(varied, str(words.get("gpus") or ""), str(words.get("gpu") or ""))
+    return words | {"gpu": gpu} if gpu else words
 
 
 def _free(words: JobWords) -> tuple[JobWords, list[str]]:

@@ -23,6 +23,7 @@ _MOST_CHARACTERS = 16 * 2**20
 _MOST_TOLD = 2**18
 """Characters that the service takes (planner/service/http/job_reports.py): the end of the log."""
 _SNAPSHOTS = (".pickle", ".pkl")
+_ZIP = b"PK\x03\x04"
 _PICKLE = b"\x80"
 """A pickle begins with its protocol since protocol 2, compressed or not."""
 
@@ -116,6 +117,10 @@ def _read(failures: list[str]) -> tuple[str, bytes | None]:
             packed = Path(name).read_bytes()
         else:
             packed = read_packed(Path(name))
+        if packed.startswith(_ZIP):
+            raise PlannerError(
+                "it is a ZIP", allowed="a text, a pickle; .gz and .xz of them", remedy="unzip it", place=name
+            )
         content = unpack(packed, name) if packed else b""
         if Path(name).suffix in _SNAPSHOTS or content.startswith(_PICKLE):
             snapshots.append(content)

@@ -30,6 +30,8 @@ from planner.progress import show_progress
 if TYPE_CHECKING:
     from planner.cli.options import Commands
     from planner.planning.program import ProgramInputs
+    from planner.report.statement import ProgramStatement
+    from planner.tracing.program.rank_orders import RankRun
 
 _GPU = "H100-SXM-80GB"
 _VERSION = re.compile(r"[0-9]{1,2}\.[0-9]{1,2}")
@@ -135,17 +137,27 @@ def run_program(arguments: argparse.Namespace) -> int:
         for failure in run.failed:
             _print_block("the program's own traceback", failure.text)
     if arguments.save_spec:
-        from planner.planning.program_spec import spec_text
-
-        text = spec_text(runs[0], work)
-        try:
-            Path(arguments.save_spec).write_text(text, encoding="utf-8")
-        except OSError as error:
-            place = str(Path(arguments.save_spec))
-            raise SpecError(f"cannot be written: {error.strerror}", allowed="a file", place=place) from None
+        statement = replace(
+            statement, notes=(*statement.notes, _save_spec(arguments.save_spec, work, statement, runs[0]))
+        )
     statement = at_risk(arguments, statement)
     print_answer(arguments, lambda: to_json(statement), lambda: render(statement, style(), verbose=arguments.verbose))
     return exit_code(arguments, statement)
+
+
+def _save_spec(file: str, work: ProgramInputs, statement: ProgramStatement, run: RankRun) -> str:
+    """A sentence on the saved spec: what it plans to, beside the program."""
+    from planner.planning.program_spec import compare_peaks, spec_text
+    from planner.planning.trace_source import TraceCache, TraceSource
+
+    text = spec_text(run, work)
+    with show_progress() as progress:
+        compared = compare_peaks(text, statement, TraceSource(cache=TraceCache.of_user()), progress)
+    try:
+        Path(file).write_text(f"# {compared}\n{text}", encoding="utf-8")
+    except OSError as error:
+        raise SpecError(f"cannot be written: {error.strerror}", allowed="a file", place=file) from None
+    return compared
 
 
 def _print_block(name: str, text: str) -> None:

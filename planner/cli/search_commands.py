@@ -44,10 +44,17 @@ def _add_time(parser: argparse.ArgumentParser, usual: float) -> None:
 def _request(arguments: argparse.Namespace, axes: Sequence[str] = (), **more: Any) -> SearchRequest:
     """The job, on as many GPUs as were asked for; degrees beside --gpus fix axes. Raises SpecError."""
     from planner.searching.axes import split_values
-    from planner.searching.requests import DEGREE_WORDS, SearchRequest, axes_of_degrees, read_gpus
+    from planner.searching.requests import (
+        DEGREE_WORDS,
+        SearchRequest,
+        axes_of,
+        axes_of_degrees,
+        gpu_of_base,
+        read_gpus,
+    )
 
     names = tuple(name.strip() for name in split_values(arguments.gpu) if name.strip())
-    given = _with(arguments, gpu=names[0] if names else "")
+    given = _with(arguments, gpu=gpu_of_base(axes_of(axes), arguments.gpus, names[0] if names else ""))
     degrees: dict[str, object] = {}
     if arguments.gpus:
         for word in DEGREE_WORDS:
@@ -279,7 +286,7 @@ def add_sweep(commands: Commands) -> None:
 
 def run_sweep(arguments: argparse.Namespace) -> int:
     """`planner sweep`: 0, 130 if it was interrupted, or what reading raises."""
-    from planner.searching.requests import axes_of
+    from planner.searching.requests import axes_of, gpu_of_base
     from planner.searching.results import csv_of, render_sweep, sweep_to_json
     from planner.searching.space import Space
     from planner.searching.sweeping import STEP, sweep
@@ -293,7 +300,8 @@ def run_sweep(arguments: argparse.Namespace) -> int:
             remedy=f"planner sweep {arguments.job or 'JOB'} micro_batch_size=1..8",
         )
     seconds = _seconds_of(arguments)
-    space = Space(base=job_of(arguments), axes=tuple(axes))
+    given = _with(arguments, gpu=gpu_of_base(axes, arguments.gpus, arguments.gpu))
+    space = Space(base=job_of(given), axes=tuple(axes))
     with _planning(arguments, seconds) as (plans, progress):
         result = sweep(space, plans, progress)
     if arguments.format == "csv":

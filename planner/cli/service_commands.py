@@ -79,6 +79,9 @@ def add_webhook(commands: Commands) -> None:
         "--client-ca", type=Path, metavar="FILE.crt",
         help="review only for clients whose certificate this CA signed; PEM, read anew on change",
     )  # fmt: skip
+    parser.add_argument(
+        "--any-client", action="store_true", help="instead: review for every client that reaches the port"
+    )
     parser.add_argument("--client-name", default="", metavar="NAME", help="and whose certificate is for this name")
     parser.add_argument("--policy", type=Path, metavar="FILE.ini")
 
@@ -90,6 +93,14 @@ def run_webhook(arguments: argparse.Namespace) -> int:
 
     if arguments.client_name and arguments.client_ca is None:
         raise PlannerError("a name says nothing without a CA", remedy="add --client-ca FILE.crt", place="--client-name")
+    if (arguments.client_ca is None) is not arguments.any_client:
+        raise PlannerError(
+            "nothing says which clients may ask for reviews" if arguments.client_ca is None else "both say who may ask",
+            allowed="--client-ca FILE.crt, or --any-client",
+            remedy="docs/admission.md says how the API server gets a certificate; where it cannot, --any-client, and "
+            "let only the control plane's addresses reach the port",
+            place="--client-ca",
+        )
     serve_webhook(
         host=arguments.host,
         port=arguments.port,

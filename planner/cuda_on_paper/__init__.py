@@ -180,9 +180,8 @@ def take_gpu(gpu: PaperGpu) -> None:
             f"this process has another GPU on paper than one with the kernels of {gpu.arch}",
             allowed="one architecture in a process",
         )
-    if has_gpu():
-        return
-    _taken.update(gpu_variables(gpu))
+    if not has_gpu():
+        _taken.update(gpu_variables(gpu))
     for name, value in _taken.items():
         os.putenv(name, value)  # for CUDA's libraries in this process: those that it starts have GPUs of their own
 

@@ -38,8 +38,10 @@ static size_t capacity() { return Device::get().number("totalGlobalMem"); }
 static bool reserve_space(size_t least) {
   least += GRANULE;
   for (size_t size = std::max(SPACE, least);; size = std::max(size / 2, least)) {
-    // Shared: private writable addresses count as data of the process, touched or not, which may be limited.
-    void* space = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    // As a stack: other private writable addresses count as data of the process (RLIMIT_DATA), touched or not, and pages
+    // of shared ones stay when no process maps them any more.
+    const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_GROWSDOWN;
+    void* space = mmap(nullptr, size, PROT_READ | PROT_WRITE, flags, -1, 0);
     if (space == MAP_FAILED && size == least) return false;
     if (space == MAP_FAILED) continue;
     madvise(space, size, MADV_NOHUGEPAGE);
@@ -71,13 +73,13 @@ API void paper_forget(void* p, size_t bytes) {  // whole pages are dropped, the 
     memset(p, 0, bytes);
     return;
   }
-  madvise((void*)a, b - a, MADV_REMOVE);
+  madvise((void*)a, b - a, MADV_DONTNEED);
   memset(p, 0, a - from);
   memset((void*)b, 0, to - b);
 }
 API void paper_addresses_free(void* address, size_t bytes) {
   bytes = round_up(bytes);
-  madvise(address, bytes, MADV_REMOVE);
+  madvise(address, bytes, MADV_DONTNEED);
   Guard g(lock);
   auto h = holes.emplace((char*)address, bytes).first;
   if (auto n = std::next(h); n != holes.end() && h->first + h->second == n->first) {

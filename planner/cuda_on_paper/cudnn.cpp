@@ -58,24 +58,27 @@ ENTRY(cudnnGetStream, (cudnnHandle_t h, cudaStream_t* s), *s = ((Handle*)h)->str
 static std::mutex lock;
 static std::map<void*, cudnnBackendDescriptorType_t> kinds;  // alive descriptors that need the device
 static std::map<void*, int64_t> workspaces;                  // bytes of plans whose kernels are not compiled
+// Null where cuDNN does not take it: before 9.8 there is no such descriptor, and no other way to ask without a GPU.
 static cudnnBackendDescriptor_t device() {
   static cudnnBackendDescriptor_t d = [] {
-    cudnnBackendDescriptor_t n;
+    cudnnBackendDescriptor_t n = nullptr;
     const std::string& json = Device::get().json;
     cudnnStatus_t e = REAL(cudnnBackendCreateDescriptor)(CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR, &n);
     if (!e)
       e = REAL(cudnnBackendSetAttribute)(n, CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION, CUDNN_TYPE_CHAR, json.size(),
                                          json.data());
     if (!e) e = REAL(cudnnBackendFinalize)(n);
-    if (e)
-      fprintf(stderr, "paper: cuDNN does not take the description of the device: %s\n", REAL(cudnnGetErrorString)(e));
-    return n;
+    if (!e) return n;
+    fprintf(stderr, "paper: cuDNN does not take the description of the device: %s\n", REAL(cudnnGetErrorString)(e));
+    return cudnnBackendDescriptor_t(nullptr);
   }();
   return d;
 }
-static cudnnStatus_t set_device(cudnnBackendDescriptor_t d, cudnnBackendAttributeName_t a) {
+static cudnnStatus_t finalize_on_device(cudnnBackendDescriptor_t d, cudnnBackendAttributeName_t a) {
   cudnnBackendDescriptor_t p = device();
-  return REAL(cudnnBackendSetAttribute)(d, a, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &p);
+  if (!p) return CUDNN_STATUS_NOT_SUPPORTED;
+  REAL(cudnnBackendSetAttribute)(d, a, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &p);
+  return REAL(cudnnBackendFinalize)(d);
 }
 API cudnnStatus_t cudnnBackendCreateDescriptor(cudnnBackendDescriptorType_t kind, cudnnBackendDescriptor_t* d) {
   cudnnStatus_t e = REAL(cudnnBackendCreateDescriptor)(kind, d);
@@ -144,9 +147,10 @@ API cudnnStatus_t cudnnBackendFinalize(cudnnBackendDescriptor_t d) {
     kind = k == kinds.end() ? CUDNN_BACKEND_POINTWISE_DESCRIPTOR : k->second;
     if (workspaces.count(d)) return CUDNN_STATUS_SUCCESS;
   }
-  if (kind == CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR) set_device(d, CUDNN_ATTR_ENGINEHEUR_DEVICEPROP);
-  if (kind == CUDNN_BACKEND_ENGINE_DESCRIPTOR) set_device(d, CUDNN_ATTR_ENGINE_DEVICEPROP);
-  if (kind == CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR) set_device(d, CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP);
+  if (kind == CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR) return finalize_on_device(d, CUDNN_ATTR_ENGINEHEUR_DEVICEPROP);
+  if (kind == CUDNN_BACKEND_ENGINE_DESCRIPTOR) return finalize_on_device(d, CUDNN_ATTR_ENGINE_DEVICEPROP);
+  if (kind == CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR)
+    return finalize_on_device(d, CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP);
   return REAL(cudnnBackendFinalize)(d);
 }
 ENTRY(cudnnBackendExecute, (cudnnHandle_t h, cudnnBackendDescriptor_t, cudnnBackendDescriptor_t),

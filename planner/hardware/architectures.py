@@ -33,17 +33,21 @@ class Architecture:
     hipblas_workspace_bytes: int = 0
     """Of a handle in ROCm builds of torch (torch 2.13 aten/src/ATen/cuda/CublasHandlePool.cpp); 0 for NVIDIA's GPUs."""
     l2_cache_bytes: int
-    """L2_cache_size of the reference GPU: deviceQuery of a T4 and of an RTX 5090 (NVIDIA/nccl#1637), a B200's 126.5 MiB
-    in pytorch/ao#4002, a B300's of 148 multiprocessors in a public study, a P100 in OpenXLA's target_config/specs/
-    p100.txtpb, an MI300X as torch 2.6 says it (ROCm/legacy-rocm-build#4203), one half of an MI250X in ROCm's table,
-    else the architectures' white papers."""
+    """L2_cache_size of the reference GPU: deviceQuery of a GTX 1080 Ti (2883584 bytes), a T4 and an RTX 5090
+    (NVIDIA/nccl#1637), a B200's 126.5 MiB in pytorch/ao#4002, a B300's of 148 multiprocessors in a public study, a P100
+    in OpenXLA's target_config/specs/p100.txtpb, an MI300X as torch 2.6 says it (ROCm/legacy-rocm-build#4203), one half
+    of an MI250X in ROCm's table, else the architectures' white papers."""
 
 
 _ALL = (
-    # A block of a P100 has 48 KiB and no more to opt in to; no tensor cores, and no bfloat16.
+    # A block of Pascal's GPUs has 48 KiB and no more to opt in to; no tensor cores, and no bfloat16.
     Architecture(
         arch="sm_60", capability=(6, 0), reference_gpu="P100-PCIE-16GB", multiprocessors=56, l2_cache_bytes=4 * MIB,
         shared_memory_per_block_bytes=48 * KIB,
+    ),
+    Architecture(
+        arch="sm_61", capability=(6, 1), reference_gpu="GTX1080Ti-11GB", multiprocessors=28,
+        l2_cache_bytes=2816 * KIB, shared_memory_per_block_bytes=48 * KIB,
     ),
     Architecture(
         arch="sm_70", capability=(7, 0), reference_gpu="V100-SXM2-16GB", multiprocessors=80, l2_cache_bytes=6 * MIB,

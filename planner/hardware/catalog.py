@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from functools import cache
 
 from planner.hardware import mig
-from planner.hardware.gpus import GPUS, GpuRecord
+from planner.hardware.gpu_records import GpuRecord
+from planner.hardware.gpus import GPUS
 
 PRODUCT_LABEL = "nvidia.com/gpu.product"
 """The node label that names a GPU; its values are `GpuRecord.node_label`."""
@@ -149,12 +150,22 @@ SPEEDS = {
     "P100-SXM2-16GB": Speed(teraflops=10.6, memory_gb_s=732, link_gb_s=80, host_gb_s=_PCIE_3,
                             source="NVIDIA P100 data sheet (2016): single precision, in which its products sum; "
                                    "NVLink of 160 GB/s"),
+    "P40-24GB": Speed(teraflops=11.8, memory_gb_s=346, link_gb_s=_PCIE_3, host_gb_s=_PCIE_3,
+                      source="NVIDIA P40 data sheet (2017): single precision, in which its products sum"),
+    "GTX1080-8GB": Speed(teraflops=8.9, memory_gb_s=320, link_gb_s=_PCIE_3, host_gb_s=_PCIE_3,
+                         source="NVIDIA GeForce GTX 1080 whitepaper (2016): single precision, at 1733 MHz"),
+    "GTX1080Ti-11GB": Speed(teraflops=11.3, memory_gb_s=484, link_gb_s=_PCIE_3, host_gb_s=_PCIE_3,
+                            source="NVIDIA's page of the GTX 1080 Ti (2017): single precision, at 1582 MHz"),
+    "TITAN-Xp-12GB": Speed(teraflops=12.1, memory_gb_s=548, link_gb_s=_PCIE_3, host_gb_s=_PCIE_3,
+                           source="NVIDIA's page of the TITAN Xp (2017): single precision, at 1582 MHz"),
     "V100-SXM2-16GB": Speed(teraflops=125, memory_gb_s=900, link_gb_s=150, host_gb_s=_PCIE_3,
                             source="NVIDIA V100 data sheet (2020): SXM2"),
     "V100-PCIE-16GB": Speed(teraflops=112, memory_gb_s=900, link_gb_s=_PCIE_3, host_gb_s=_PCIE_3,
                             source="NVIDIA V100 data sheet (2020): PCIe"),
     "V100S-PCIE-32GB": Speed(teraflops=130, memory_gb_s=1134, link_gb_s=_PCIE_3, host_gb_s=_PCIE_3,
                              source="NVIDIA V100 data sheet (2020): V100S"),
+    "TITAN-V-12GB": Speed(teraflops=110, memory_gb_s=653, link_gb_s=_PCIE_3, host_gb_s=_PCIE_3,
+                          source="NVIDIA's page of the TITAN V (2017)"),
     "T4-16GB": Speed(teraflops=65, memory_gb_s=320, link_gb_s=_PCIE_3, host_gb_s=_PCIE_3,
                      source="NVIDIA T4 data sheet (2019)"),
     "A2-16GB": Speed(teraflops=18.1, memory_gb_s=200, link_gb_s=_PCIE_4 / 2, host_gb_s=_PCIE_4 / 2,
@@ -185,15 +196,27 @@ SPEEDS = {
     "RTX-A5000-24GB": Speed(teraflops=111.1, memory_gb_s=768, link_gb_s=_PCIE_4, host_gb_s=_PCIE_4,
                             source="NVIDIA RTX A5000 data sheet (2021), half of its figure with sparsity, without "
                                    "bridge"),
+    "RTX-A5500-24GB": Speed(teraflops=136.4, memory_gb_s=768, link_gb_s=_PCIE_4, host_gb_s=_PCIE_4,
+                            source="NVIDIA RTX A5500 data sheet (2022), half of its figure with sparsity, without "
+                                   "bridge"),
     "RTX-A6000-48GB": Speed(teraflops=154.8, memory_gb_s=768, link_gb_s=_PCIE_4, host_gb_s=_PCIE_4,
                             source="NVIDIA RTX A6000 data sheet (2020), half of its figure with sparsity, without "
                                    "bridge"),
     "RTX2080Ti-11GB": Speed(teraflops=53.8, memory_gb_s=616, link_gb_s=_PCIE_3, host_gb_s=_PCIE_3,
                             source="NVIDIA Turing architecture whitepaper (2018), FP32 accumulate, reference card "
                                    "without bridge"),
+    "Quadro-RTX-6000-24GB": Speed(teraflops=130.5, memory_gb_s=672, link_gb_s=_PCIE_3, host_gb_s=_PCIE_3,
+                                  source="NVIDIA Turing architecture whitepaper (2018), Quadro RTX 6000, without "
+                                         "bridge"),
+    "Quadro-RTX-8000-48GB": Speed(teraflops=130.5, memory_gb_s=672, link_gb_s=_PCIE_3, host_gb_s=_PCIE_3,
+                                  source="NVIDIA Quadro RTX 8000 data sheet (2019), without bridge"),
+    "TITAN-RTX-24GB": Speed(teraflops=130.5, memory_gb_s=672, link_gb_s=_PCIE_3, host_gb_s=_PCIE_3,
+                            source="NVIDIA's page of the TITAN RTX (2018), at 1770 MHz, without bridge"),
     "RTX3060-12GB": Speed(teraflops=25.5, memory_gb_s=360, link_gb_s=_PCIE_4, host_gb_s=_PCIE_4,
                           source="NVIDIA GA102 architecture whitepaper (2020), FP32 accumulate, at 1777 MHz "
                                  "(TechPowerUp)"),
+    "RTX3080-10GB": Speed(teraflops=59.5, memory_gb_s=760, link_gb_s=_PCIE_4, host_gb_s=_PCIE_4,
+                          source="NVIDIA GA102 architecture whitepaper (2020), FP32 accumulate"),
     "RTX3090-24GB": Speed(teraflops=71, memory_gb_s=936, link_gb_s=_PCIE_4, host_gb_s=_PCIE_4,
                           source="NVIDIA GA102 architecture whitepaper (2020), FP32 accumulate"),
     "RTX3090Ti-24GB": Speed(teraflops=80, memory_gb_s=1008, link_gb_s=_PCIE_4, host_gb_s=_PCIE_4,

@@ -2,50 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from planner.hardware.gpu_records import GpuRecord, MeasuredCommunicator, MeasuredContext, MemoryPool
 from planner.units import GIB, KIB, parse_bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredContext:
-    """A bare CUDA context as NVML or nvidia-smi shows it, in MiB: usual, smallest and largest value seen.
-
-    It is what the driver takes when a process first touches the GPU; it grows with the number of multiprocessors and
-    differs between driver and CUDA versions.
-    """
-
-    usual: int
-    smallest: int
-    largest: int
-    software: str
-    source: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredCommunicator:
-    """What one NCCL communicator of `ranks` ranks adds to a process, in MiB: usual, smallest and largest value seen."""
-
-    ranks: int
-    usual: int
-    smallest: int
-    largest: int
-    software: str
-    source: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryPool:
-    """Memory that a GPU and the processors of its host share: what one takes the other does not have. In bytes, for
-    each GPU."""
-
-    total_bytes: int
-    system_bytes: int
-    """What the system holds of it at rest."""
-    floor_bytes: int
-    """With less than that left hosts have stopped answering, without an error and without an OOM kill."""
-    source: str
-
 
 _GRACE = (
     "The GPU and the Grace processor see each other's memory, but it is two: the capacity is that of the GPU's own HBM,"
@@ -61,61 +19,8 @@ _SPARK = MemoryPool(
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuRecord:
-    """One GPU.
-
-    `total_bytes` is what `torch.cuda.get_device_properties().total_memory` reports, which is the "total capacity" of
-    torch's out-of-memory messages and less than nvidia-smi's total: the driver and ECC take their part. The same GPU
-    differs by up to 200 MiB between drivers; here stands the least that several reports of current drivers agree on, so
-    that a verdict errs to the safe side. Figures in GiB come from messages with two decimals: good to 5 MiB.
-    """
-
-    name: str
-    """As jobs write it, in `cluster.gpu`."""
-    model: str
-    """GPUs of one model take the same context and communicators, whatever their memory and socket."""
-    arch: str
-    """`sm_90`, ...; `ARCHITECTURES` has what it decides."""
-    total_bytes: int
-    provenance: str
-    """Who reported `total_bytes`, with which software."""
-    multiprocessors: int
-    """Vendors' data sheets: CUDA cores by the 64 or 128 of a multiprocessor; of AMD's GPUs compute units. Of A10G
-    and B200 as `torch.cuda.get_device_properties().multi_processor_count` says it."""
-    product: str = ""
-    """As nvidia-smi and `get_device_properties().name` say it; empty for other vendors' GPUs."""
-    aliases: tuple[str, ...] = ()
-    """How schedulers call it, letters of either case: first Ray's accelerator type (ray/util/accelerators/
-    accelerators.py of Ray 2.60, where it has one), then what Slurm's gres types usually say. One alias may name several
-    GPUs."""
-    usual: bool = False
-    """Of the GPUs that share an alias, the one that people mean who say no more: the variant that most public clouds
-    rent out and most published jobs name."""
-    context: MeasuredContext | None = None
-    """Measured on this GPU; None: not measured."""
-    communicators: tuple[MeasuredCommunicator, ...] = ()
-    """Measured on several of this GPU."""
-    pool: MemoryPool | None = None
-    """Where it has no memory of its own."""
-    note: str = ""
-    """What else has to be known of its memory, for people; said with every plan."""
-    whole: str = ""
-    """Of a MIG slice: the name of the GPU that it is a part of."""
-    slice: str = ""
-    """Of a MIG slice: its profile, such as `1g.10gb`."""
-
-    @property
-    def node_label(self) -> str:
-        """The value of the node label nvidia.com/gpu.product; empty for other vendors' GPUs.
-
-        NVIDIA's GPU feature discovery sets it: the product's name with dashes for its spaces
-        (NVIDIA/k8s-device-plugin, internal/lm/resource.go, productLabel).
-        """
-        return self.product.replace(" ", "-")
-
-
-_PRO_6000 = ("RTX-PRO-6000", "RTX_PRO_6000", "PRO-6000")
+_PRO_6000 = ("RTX-PRO-6000", "RTX_PRO_6000", "PRO-6000", "RTX-PRO-6000-Blackwell", "RTX6000BW")
+"""The last as NRP and Slurm sites call it."""
 
 # Contexts and communicators are measured on few of them; planner/job/overhead.py says what that means for the others.
 # `published.json` is the collection of published measurements kept beside the repository (`PLANNER_TRUTH`). Of it are
@@ -137,6 +42,32 @@ GPUS = (
         name="P100-SXM2-16GB", model="P100", arch="sm_60", total_bytes=parse_bytes("15.89GiB"),
         provenance="as P100-PCIE-16GB: of one chip and memory", multiprocessors=56, product="Tesla P100-SXM2-16GB",
         aliases=("P100",),
+    ),
+    GpuRecord(
+        name="P40-24GB", model="P40", arch="sm_61", total_bytes=parse_bytes("22906MiB"),
+        provenance=(
+            "with ECC: 22919 MiB in nvidia-smi (driver 470), less what current drivers take besides; without it 24438 "
+            "MiB as llama.cpp lists it, 23.87 GiB in ToTheBeginning/PuLID#110"
+        ),
+        multiprocessors=30, product="Tesla P40", aliases=("P40",),
+    ),
+    GpuRecord(
+        name="GTX1080-8GB", model="GTX-1080", arch="sm_61", total_bytes=parse_bytes("8118MiB"),
+        provenance="get_device_properties of GeForce GTX 1080 in a public README (8192 MiB in nvidia-smi)",
+        multiprocessors=20, product="NVIDIA GeForce GTX 1080", aliases=("GTX1080", "GTX_1080", "1080"),
+    ),
+    GpuRecord(
+        name="GTX1080Ti-11GB", model="GTX-1080-Ti", arch="sm_61", total_bytes=parse_bytes("10.90GiB"),
+        provenance=(
+            "out-of-memory messages of GeForce GTX 1080 Ti (11264 MiB in nvidia-smi), torch 2.x; get_device_properties "
+            "with torch 2.5.1 says 11172 MiB, on older drivers 11177 and 11178"
+        ),
+        multiprocessors=28, product="NVIDIA GeForce GTX 1080 Ti", aliases=("GTX1080Ti", "GTX_1080_Ti", "1080Ti"),
+    ),
+    GpuRecord(
+        name="TITAN-Xp-12GB", model="TITAN-Xp", arch="sm_61", total_bytes=parse_bytes("12186MiB"),
+        provenance="get_device_properties of NVIDIA TITAN Xp with torch 2.3.1 in a public log; older ones 12193 MiB",
+        multiprocessors=30, product="NVIDIA TITAN Xp", aliases=("TITAN-Xp", "TITAN_Xp"),
     ),
     GpuRecord(
         name="V100-SXM2-16GB", model="V100", arch="sm_70", total_bytes=parse_bytes("16160MiB"),
@@ -168,6 +99,11 @@ GPUS = (
         name="V100S-PCIE-32GB", model="V100S", arch="sm_70", total_bytes=parse_bytes("31.73GiB"),
         provenance="as V100-SXM2-32GB; get_device_properties with torch 2.1 in a public job log says 32501 MiB",
         multiprocessors=80, product="Tesla V100S-PCIE-32GB", aliases=("V100S",),
+    ),
+    GpuRecord(
+        name="TITAN-V-12GB", model="TITAN-V", arch="sm_70", total_bytes=parse_bytes("12064MiB"),
+        provenance="get_device_properties of NVIDIA TITAN V with torch 1.12.0 in a public log",
+        multiprocessors=80, product="NVIDIA TITAN V", aliases=("TITAN-V", "TITAN_V"),
     ),
     GpuRecord(
         name="T4-16GB", model="T4", arch="sm_75", total_bytes=parse_bytes("14.56GiB"),
@@ -246,6 +182,11 @@ GPUS = (
         multiprocessors=64, product="NVIDIA RTX A5000", aliases=("RTX-A5000", "RTX_A5000", "A5000"),
     ),
     GpuRecord(
+        name="RTX-A5500-24GB", model="RTX-A5500", arch="sm_86", total_bytes=parse_bytes("24090MiB"),
+        provenance="get_device_properties of NVIDIA RTX A5500 with torch 2.7.1 in a public log",
+        multiprocessors=80, product="NVIDIA RTX A5500", aliases=("RTX-A5500", "RTX_A5500", "A5500"),
+    ),
+    GpuRecord(
         name="RTX-A6000-48GB", model="RTX-A6000", arch="sm_86", total_bytes=parse_bytes("47.40GiB"),
         provenance=(
             "out-of-memory messages of RTX A6000 in several public run logs, torch 2.x; others 47.41 to 47.54 GiB "
@@ -262,12 +203,48 @@ GPUS = (
         multiprocessors=68, product="NVIDIA GeForce RTX 2080 Ti", aliases=("RTX2080Ti", "RTX_2080_Ti", "2080Ti"),
     ),
     GpuRecord(
+        name="Quadro-RTX-6000-24GB", model="Quadro-RTX-6000", arch="sm_75", total_bytes=parse_bytes("23.46GiB"),
+        provenance=(
+            "out-of-memory message of an RTX 6000 of 24 GB in a public run log, torch 2.x, 2026; with ECC nvidia-smi "
+            "says 23040 MiB instead of 24576"
+        ),
+        multiprocessors=72, product="Quadro RTX 6000", aliases=("Quadro-RTX-6000", "Quadro_RTX_6000"),
+    ),
+    GpuRecord(
+        name="Quadro-RTX-8000-48GB", model="Quadro-RTX-8000", arch="sm_75", total_bytes=parse_bytes("48380MiB"),
+        provenance=(
+            "get_device_properties of Quadro RTX 8000 with torch 2.12 in a public README (49152 MiB in nvidia-smi); "
+            "47.26 GiB in an out-of-memory message, older drivers 48593 and 48601 MiB"
+        ),
+        multiprocessors=72, product="Quadro RTX 8000", aliases=("Quadro-RTX-8000", "RTX8000", "RTX_8000"),
+    ),
+    GpuRecord(
+        name="TITAN-RTX-24GB", model="TITAN-RTX", arch="sm_75", total_bytes=parse_bytes("23.46GiB"),
+        provenance=(
+            "as Quadro-RTX-6000-24GB: nvidia-smi says the same 24576 MiB of TITAN RTX; get_device_properties on older "
+            "drivers 24190 and, with torch 1.13.1, 24212 MiB"
+        ),
+        multiprocessors=72, product="NVIDIA TITAN RTX", aliases=("TITAN-RTX", "TITAN_RTX"),
+    ),
+    GpuRecord(
         name="RTX3060-12GB", model="RTX-3060", arch="sm_86", total_bytes=parse_bytes("11910MiB"),
         provenance=(
             "get_device_properties of GeForce RTX 3060 with torch 2.10 in a public issue, 11.63 GiB in out-of-memory "
             "messages; older drivers 12036 to 12053 MiB"
         ),
         multiprocessors=28, product="NVIDIA GeForce RTX 3060", aliases=("RTX3060", "RTX_3060", "3060"),
+    ),
+    GpuRecord(
+        name="RTX3080-10GB", model="RTX-3080", arch="sm_86", total_bytes=parse_bytes("10002MiB"),
+        provenance=(
+            "get_device_properties of GeForce RTX 3080 with torch 2.6.0 in a public log (10240 MiB in nvidia-smi); "
+            "with torch 1.13.1 10009 MiB"
+        ),
+        multiprocessors=68, product="NVIDIA GeForce RTX 3080", aliases=("RTX3080", "RTX_3080", "3080"),
+        note=(
+            "RTX 3080: the card of 10 GB; for that of 12 GB, which has the same name, write "
+            "cluster.gpu: {total_bytes: 11910MiB, arch: sm_86}."
+        ),
     ),
     GpuRecord(
         name="RTX3090-24GB", model="RTX-3090", arch="sm_86", total_bytes=parse_bytes("23.56GiB"),

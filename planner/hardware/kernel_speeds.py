@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from planner.hardware.catalog import speed_of
-from planner.hardware.gpus import GpuRecord
+from planner.hardware.gpu_records import GpuRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

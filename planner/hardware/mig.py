@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from planner.units import MIB
 
 if TYPE_CHECKING:
-    from planner.hardware.gpus import GpuRecord
+    from planner.hardware.gpu_records import GpuRecord
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,9 @@ _SHOWN = re.compile(
     r"|CUBLAS_WORKSPACE_CONFIG|(?:TORCH_)?NCCL_\w+"
 )
 """Variables whose values are shown, since they decide memory."""
-_SHORTEST, _SHORTEST_NAMED = 8, 4
-"""Characters of a value that is masked wherever it stands; of one whose name says that it is a secret."""
+_SHORTEST, _SHORTEST_NAMED, _LONG = 8, 4, 16
+"""Characters of a value that is masked wherever it stands; of one whose name says that it is a secret; of one that is
+masked within a word."""
 
 _TOKENIZERS = ("bos", "eos", "pad", "unk", "cls", "sep", "mask", "image", "video", "audio", "stop", "per", "special")
 _WORD = (
@@ -30,13 +31,19 @@ _WORD = (
 """How the name of a secret ends; `pad_token` and its kind are words of a tokenizer."""
 _NAME = re.compile(rf"{_WORD}$|^-*auth$", re.IGNORECASE)
 _VALUE = r"[^\s\"'\\,;&)}\]]+"
+_WORDS = ("token", "pass", "secret", "credential", "authorization", "key")
+_FORMS = (
+    "hf_", "gho_", "ghp_", "ghs_", "ghu_", "ghr_", "github_pat_", "glpat-", "sk-", "xox", "akia", "asia", "aiza",
+    "npm_", "pypi-", "eyj",
+)  # fmt: skip
 _PATTERNS = (
     # scheme://user:password@host, and https://token@host
-    (re.compile(r"://(?:[^\s/:@\"'\\]{0,200}:[^\s@\"'\\]{0,200}|[^\s/:@\"'\\]{1,200})@"), f"://{MASK}@"),
-    (re.compile(r"(bearer\s+)[\w.~+/=-]{16,}", re.IGNORECASE), rf"\1{MASK}"),
+    (("://",), re.compile(r"://(?:[^\s/:@\"'\\]{0,200}:[^\s@\"'\\]{0,200}|[^\s/:@\"'\\]{1,200})@"), f"://{MASK}@"),
+    (("bearer",), re.compile(r"(bearer\s+)[\w.~+/=-]{16,}", re.IGNORECASE), rf"\1{MASK}"),
     # Tokens by the forms that their makers document: Hugging Face, GitHub, GitLab, OpenAI and Anthropic, Slack, AWS,
     # Google, npm, PyPI; and a JSON Web Token (RFC 7519).
     (
+        _FORMS,
         re.compile(
             r"(?:hf_[A-Za-z0-9]{20,}|gh[opsur]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}"
             r"|sk-(?<!\wsk-)(?:proj-|ant-)?\w{20,}|xox[abeprs]-[\w-]{10,}|A(?:KIA|SIA)[A-Z0-9]{16}|AIza[\w-]{30,}"
@@ -47,6 +54,7 @@ _PATTERNS = (
     # name=value, name: value, "name": "value", --name value; a bare value of a quoted name is a number or a word of
     # JSON.
     (
+        _WORDS,
         re.compile(
             rf"({_WORD}(?:\\?[\"']\s{{0,3}}:\s{{0,3}}\\?[\"']|\s{{0,3}}=\s{{0,3}}\\?[\"']?|:\s{{0,3}}))"
             rf"(?!\*\*\*){_VALUE}",
@@ -54,8 +62,14 @@ _PATTERNS = (
         ),
         rf"\1{MASK}",
     ),
-    (re.compile(rf"(--(?<![\w-]--)[\w.-]{{0,40}}{_WORD}\s{{1,3}})(?!-|\*\*\*){_VALUE}", re.IGNORECASE), rf"\1{MASK}"),
+    (
+        _WORDS,
+        re.compile(rf"(--(?<![\w-]--)[\w.-]{{0,40}}{_WORD}\s{{1,3}})(?!-|\*\*\*){_VALUE}", re.IGNORECASE),
+        rf"\1{MASK}",
+    ),
 )
+"""What a text has at least one of, in small letters, for the pattern to match: most texts have none, and patterns take
+half a millisecond a KiB, of logs and problems on an event loop."""
 _ASSIGNED = re.compile(r"(?<![\w.$-])([A-Za-z_]\w*)=(\"[^\"]*\"|'[^']*'|[^\s\"',;&|]+)")
 _SHELL = re.compile(r"-\w*c")
 """The option of a shell before a command that is one word."""
@@ -65,9 +79,16 @@ _ENTRY = re.compile(r"([\"'])([A-Z_][A-Z0-9_]*)(\1\s*:\s*)\1((?:(?!\1)[^\\]|\\.)
 
 def mask_text(text: str) -> str:
     """The text without what has the form of a secret. JSON stays JSON."""
-    for pattern, masked in _PATTERNS:
-        text = pattern.sub(masked, text)
+    folded = text.casefold()
+    for literals, pattern, masked in _PATTERNS:
+        if any(literal in folded for literal in literals):
+            text = pattern.sub(masked, text)
     return text
+
+
+def has_secrets(text: str) -> bool:
+    """Whether something in the text is masked where it is kept or shown."""
+    return mask_text(text) != text
 
 
 def mask_json(value: Any) -> Any:
@@ -105,8 +126,8 @@ class CommandMask:
         masked = tuple(self._mask_words(words))
         """Before what a later word says is known."""
         # Longest first: one value may be a part of another.
-        values = sorted((re.escape(value) for value in self._values), key=len, reverse=True)
-        self._known = re.compile(rf"(?<![\w-])(?:{'|'.join(values)})(?![\w-])") if values else None
+        values = sorted(self._values, key=len, reverse=True)
+        self._known = re.compile("|".join(map(_value_pattern, values))) if values else None
         self.words = tuple(map(self.mask, masked))
 
     def mask(self, text: str) -> str:
@@ -159,6 +180,12 @@ class CommandMask:
         shortest = _SHORTEST_NAMED if _NAME.search(name) else _SHORTEST
         if len(value) >= shortest and not value.startswith("/") and not _SHOWN.fullmatch(name):
             self._values.add(value)
+
+
+def _value_pattern(value: str) -> str:
+    """A short value is masked as a word of its own, a long one within others too."""
+    found = re.escape(value)
+    return found if len(value) >= _LONG else rf"(?<![\w-]){found}(?![\w-])"
 
 
 _FREE_TEXTS = ("ending", "unseen", "assumptions", "branches", "out_of_memory", "notes")

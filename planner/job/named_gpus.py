@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from planner.errors import SpecError
 from planner.hardware import catalog
-from planner.hardware.gpus import GpuRecord
+from planner.hardware.gpu_records import GpuRecord
 from planner.hardware.mig import profile_in, without_profile
 from planner.job.nodes import nearest
 from planner.job.size_limits import LONGEST_NAME, MOST_RANKS

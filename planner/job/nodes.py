@@ -68,6 +68,10 @@ class Node:
             node = node.value[key]
         return node
 
+    def first_written(self, *paths: str) -> str:
+        """The first of these dotted paths that the document says; the last where it says none."""
+        return next((path for path in paths if self.nearest_to(path).path == path), paths[-1])
+
     def fault(self, path: str, problem: str, *, allowed: str = "", remedy: str = "") -> SpecError:
         """A fault of the value at a dotted path, or of the nearest to it that was written."""
         return self.nearest_to(path).error(problem, allowed=allowed, remedy=remedy)

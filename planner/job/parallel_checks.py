@@ -50,16 +50,16 @@ def check_pipeline(job: Job, document: Node) -> None:
         train.gradient_accumulation_steps,
         pipeline_schedules.stage_count(pp),
     )
-    rounds = max(1, count // pp.degree)
+    rounds, place = max(1, count // pp.degree), document.first_written(path, "parallel.pp.degree")
     document.refuse_job_if(
         schedule.as_many_as_stages and count < stages,
-        path,
+        place,
         f"{pp.schedule} over {stages} stages needs at least {stages} micro-batches, and there are {count}",
         allowed=f"{path} from {stages}",
     )
     document.refuse_job_if(
         schedule.in_rounds and count % rounds,
-        path,
+        place,
         f"{pp.schedule} over {pp.degree} ranks runs {count} micro-batches in {rounds} rounds, which do not divide them",
         allowed=f"{path} a multiple of {pp.degree}",
     )

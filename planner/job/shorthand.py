@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -49,6 +50,14 @@ def parse(written: str) -> Setting:
         raise SpecError(error.problem, allowed=error.allowed, remedy=error.remedy, place=place) from None
 
 
+def in_options(error: SpecError) -> SpecError:
+    """A fault of an option, with the options in the place of the keys that they say."""
+    if not error.place.startswith("--") or error.place.startswith("--set"):
+        return error
+    allowed, remedy = (_KEY.sub(lambda key: _OPTION_OF[key[0]], text) for text in (error.allowed, error.remedy))
+    return type(error)(error.problem, allowed=allowed, remedy=remedy, place=error.place)
+
+
 def setting(path: str, value: object, place: str) -> Setting:
     """A value that an option stands for."""
     return Setting(path, node_from_data(value, place, path))
@@ -81,7 +90,8 @@ def _with(node: Node, keys: list[str], value: Node, folder: Path | None) -> Node
             remedy="set the whole value",
             place=value.place,
         )
-    child = children.get(keys[0], Node({}, below(node.path, keys[0]), value.place, value.place))
+    # A mapping that an option made stands nowhere: what is missing in it is not that option's fault.
+    child = children.get(keys[0], Node({}, below(node.path, keys[0]), node.place, value.place))
     return replace(node, value={**children, keys[0]: _with(child, keys[1:], value, folder)})
 
 
@@ -134,11 +144,19 @@ REST = "rest"
 """A degree: the GPUs that no other axis takes."""
 PRECISIONS = ("bf16", "fp16", "fp32")
 _USUAL_TOKENS = 2048
-_WITHOUT_BF16 = ("sm_60", "sm_70", "sm_75")
+WITHOUT_BF16 = ("sm_60", "sm_61", "sm_70", "sm_75")
 """No bfloat16 in tensor cores before Ampere; Pascal has none of those (CUDA C++ programming guide, compute
 capabilities)."""
 _OPTIONS = {"dp_shard": "--fsdp", "dp_replicate": "--ddp", **{axis: f"--{axis}" for axis in ("tp", "pp", "cp", "ep")}}
 """What says the degree of an axis."""
+_OPTION_OF = {
+    "train.sequence_length": "--seq", "train.micro_batch_size": "--batch", "train.optimizer": "--optimizer",
+    "train.gradient_accumulation_steps": "--accumulate", "train.recompute": "--recompute",
+    "train.precision": "--precision", "parallel.dp_shard.offload": "--offload", "cluster.gpu": "--gpu",
+    **{f"parallel.{axis}.degree": option for axis, option in _OPTIONS.items()},
+}  # fmt: skip
+"""What says a key of the spec."""
+_KEY = re.compile("|".join(rf"\b{re.escape(key)}\b(?![.])" for key in _OPTION_OF))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,9 +213,9 @@ class Meaning:
     supposed: list[str] = field(default_factory=list)
     """What is not given, and what is assumed."""
 
-    def put(self, path: str, value: object, place: str) -> None:
-        """A value that an option stands for."""
-        self.settings.append(setting(path, value, place))
+    def put(self, path: str, value: object, place: str = "") -> None:
+        """A value that an option stands for: the key's own, or `place`."""
+        self.settings.append(setting(path, value, place or _OPTION_OF[path]))
 
     def count(self, path: str) -> int:
         """A count, 1 where it is not said or no count: the reader of specs says what is wrong with it."""
@@ -235,19 +253,19 @@ def of_spec(words: Shorthand, document: Node) -> Meaning:
     _put_gpus(words, meaning)
     if words.seq:
         is_number = words.seq.removeprefix("-").isdecimal() and len(words.seq) < 20
-        meaning.put("train.sequence_length", int(words.seq) if is_number else words.seq, "--seq")
+        meaning.put("train.sequence_length", int(words.seq) if is_number else words.seq)
     if words.batch is not None:
-        meaning.put("train.micro_batch_size", words.batch, "--batch")
+        meaning.put("train.micro_batch_size", words.batch)
     if words.accumulate is not None:
-        meaning.put("train.gradient_accumulation_steps", words.accumulate, "--accumulate")
+        meaning.put("train.gradient_accumulation_steps", words.accumulate)
     if words.optimizer:
         optimizer = foreign_words.find_optimizer(words.optimizer) or {"name": words.optimizer}
-        meaning.put("train.optimizer", optimizer, "--optimizer")
+        meaning.put("train.optimizer", optimizer)
     if words.recompute:
         is_every = words.recompute.isdecimal() and len(words.recompute) < 7
-        meaning.put("train.recompute", {"every": int(words.recompute)} if is_every else words.recompute, "--recompute")
+        meaning.put("train.recompute", {"every": int(words.recompute)} if is_every else words.recompute)
     if words.offload and words.zero is None:
-        meaning.put("parallel.dp_shard.offload", "cpu", "--offload")
+        meaning.put("parallel.dp_shard.offload", "cpu")
     adapters = {kind: text for kind in ("lora", "qlora", "dora") if (text := getattr(words, kind)) is not None}
     if len(adapters) > 1:
         names = " and ".join(f"--{kind}" for kind in adapters)
@@ -263,7 +281,7 @@ def of_spec(words: Shorthand, document: Node) -> Meaning:
             place="--offload",
         )
     if words.precision:
-        meaning.put("train.precision", _precision(words.precision, words, meaning), "--precision")
+        meaning.put("train.precision", _precision(words.precision, words, meaning))
     return meaning
 
 
@@ -286,7 +304,7 @@ def of_model(words: Shorthand, document: Node, config: Mapping[str, Any], others
         meaning.put("train.sequence_length", tokens, "the usual length")
         meaning.supposed.append(f"sequences of {tokens} tokens (--seq)")
     # As most people train: an adapter beside a model in bfloat16, everything else mixed with parameters in float32.
-    asked = words.precision or ("fp16" if meaning.arch in _WITHOUT_BF16 else "bf16")
+    asked = words.precision or ("fp16" if meaning.arch in WITHOUT_BF16 else "bf16")
     if not words.precision and "train.precision" not in given:
         precision = _precision(asked, words, meaning)
         meaning.put("train.precision", precision, "the usual precision")
@@ -349,7 +367,7 @@ def _put_degrees(words: Shorthand, meaning: Meaning) -> None:
                 remedy=f"write {_OPTIONS[axis]} 4; the job or the model stands before the options",
                 place=_OPTIONS[axis],
             )
-        meaning.put(f"parallel.{axis}.degree", int(written), _OPTIONS[axis])
+        meaning.put(f"parallel.{axis}.degree", int(written))
     resting = [axis for axis, written in degrees.items() if written == REST]
     if len(resting) > 1:
         names = " and ".join(_OPTIONS[axis] for axis in resting)
@@ -365,7 +383,7 @@ def _put_degrees(words: Shorthand, meaning: Meaning) -> None:
                 remedy="change --gpus or the degrees",
                 place=_OPTIONS[axis],
             )
-        meaning.put(f"parallel.{axis}.degree", world // others, _OPTIONS[axis])
+        meaning.put(f"parallel.{axis}.degree", world // others)
     if words.gpus and degrees and not resting and meaning.world != meaning.ranks():
         raise SpecError(
             f"there are {meaning.world} GPUs, and {meaning.ranks()} ranks",

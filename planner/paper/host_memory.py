@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from planner.paper import library
-from planner.paper.native_records import local_part
+from planner.paper.native_records import inner_tensors
 
 
 class HostRecord(NamedTuple):
@@ -47,15 +47,12 @@ class HostBlocks:
         """How much has happened since `start`."""
         return int(self._native.paper_host_count())
 
-    def block_of(self, tensor: torch.Tensor) -> int | None:
-        """The block behind a tensor of the host; None for one that was not written down, or that wraps others."""
-        local = local_part(tensor)
-        if type(local) not in (torch.Tensor, torch.nn.Parameter):
-            return None
-        if local.device.type != "cpu" or local.layout is not torch.strided:
-            return None
-        block: int = self._native.paper_host_block_at(local.untyped_storage().data_ptr())
-        return block if block >= 0 else None
+    def blocks_of(self, tensor: torch.Tensor) -> list[int]:
+        """The blocks behind a tensor of the host that were written down; none for one that wraps others unseen."""
+        parts = (part for part in inner_tensors(tensor) if type(part) in (torch.Tensor, torch.nn.Parameter))
+        on_host = (part for part in parts if part.device.type == "cpu" and part.layout is torch.strided)
+        blocks = (self._native.paper_host_block_at(part.untyped_storage().data_ptr()) for part in on_host)
+        return [int(block) for block in blocks if block >= 0]
 
     def records(self, until: int) -> list[HostRecord]:
         """Everything since `start`, up to a moment."""

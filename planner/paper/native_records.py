@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from planner.events import Alloc, EmptyCache, Event, Free, Origin, Role, Use
 from planner.paper import library
@@ -27,6 +28,9 @@ _MEMBERS = "kind", "op", "scope", "stream", "block", "bytes", "shape", "dtype", 
 """Of `Record` in native/trace.h."""
 
 
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
     """Of a DTensor the part on this rank, of one inside torch.func's transforms what it wraps; any other itself."""
     while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
@@ -35,13 +39,34 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
     return part
 
 
-def block_of(tensor: torch.Tensor) -> int | None:
-    """The block behind a tensor on the paper GPU; None for one that has none, as a sparse one."""
+def inner_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Those that have the memory behind a tensor: its local part, of a wrapper subclass (quantized ones, a collective
+    that is waited for later) all that it flattens to."""
     local = local_part(tensor)
-    if local.device.type != "cuda" or not torch._C._has_storage(local):
-        return None
-    block: int = library.load().paper_block_at(local.untyped_storage().data_ptr())
-    return block if block >= 0 else None
+    if type(local) in _PLAIN or not is_traceable_wrapper_subclass(local):
+        return [local]
+    names, _ = local.__tensor_flatten__()
+    return [part for name in names for part in inner_tensors(getattr(local, name))]
+
+
+def blocks_of(tensor: torch.Tensor) -> list[int]:
+    """The blocks behind a tensor on the paper GPU; none for one that has none, as a sparse one."""
+    return [block for part in inner_tensors(tensor) if (block := _block_of_part(part)) >= 0]
+
+
+def block_of(tensor: torch.Tensor) -> int | None:
+    """The first of :func:`blocks_of`: the only one, but for wrappers."""
+    return next(iter(blocks_of(tensor)), None)
+
+
+def _block_of_part(part: torch.Tensor) -> int:
+    if part.device.type != "cuda" or not torch._C._has_storage(part):
+        return -1
+    try:
+        address = part.untyped_storage().data_ptr()
+    except RuntimeError:  # of a wrapper that does not say what it wraps
+        return -1
+    return int(library.load().paper_block_at(address))
 
 
 def operator_of(tensor: torch.Tensor) -> str:

@@ -191,16 +191,14 @@ class Recorder:
         return int(self._native.paper_count())
 
     def assign(self, tensor: torch.Tensor, category: Category, name: str = "") -> None:
-        """The storage of `tensor` belongs to `category`: since its birth if nothing was said of it before."""
-        block = self.block_of(tensor)
-        if block is None:
-            if self.host is not None:
-                self.host.assign(tensor, category, name)
-            return
-        before = self._category.get(block)
-        if before is category or (before is Category.BUCKET and category is Category.GRADIENT):
-            return
-        self._assign_block(block, category, name)
+        """The memory of `tensor` belongs to `category`: since its birth if nothing was said of it before."""
+        blocks = native_records.blocks_of(tensor)
+        if not blocks and self.host is not None:
+            self.host.assign(tensor, category, name)
+        for block in blocks:
+            before = self._category.get(block)
+            if before is not category and not (before is Category.BUCKET and category is Category.GRADIENT):
+                self._assign_block(block, category, name)
 
     def is_assigned(self, tensor: torch.Tensor) -> bool:
         """Whether something was said of the storage of `tensor`."""

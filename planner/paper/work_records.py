@@ -15,7 +15,7 @@ import torch
 
 from planner.events import Mark, Phase
 from planner.paper import library
-from planner.paper.native_records import block_of, dtype_name, dtype_number
+from planner.paper.native_records import blocks_of, dtype_name, dtype_number
 from planner.paper.repetition import Again, Copy, Place
 from planner.step_work import MESSAGES, Kernel, Launch, LaunchKind, RepeatedLaunches, StepWork
 
@@ -117,8 +117,7 @@ class Issued:
     def hold(self, tensors: Iterable[torch.Tensor]) -> None:
         """It takes part in deciding when their memory is free."""
         native = library.load()
-        blocks = (block for tensor in tensors if (block := block_of(tensor)) is not None)
-        for block in dict.fromkeys(blocks):
+        for block in dict.fromkeys(block for tensor in tensors for block in blocks_of(tensor)):
             if self.holding is Holding.KEEPS:
                 native.paper_keep(block, self.end)
             elif self.holding is Holding.USES:

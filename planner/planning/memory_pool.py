@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from planner.allocator.host.statement import HostStatement, NodeStatement
 from planner.events import Phase
 from planner.hardware import catalog
-from planner.hardware.gpus import MemoryPool
+from planner.hardware.gpu_records import MemoryPool
 from planner.job.rank_sets import RankSet
 from planner.report.statement import PoolStatement, RankClassStatement
 from planner.verdict import decide, worst

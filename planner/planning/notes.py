@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from planner.hardware import catalog
 from planner.job.kinds import SENTENCES
@@ -12,8 +12,8 @@ from planner.report.statement import AnotherTorch, RankClassStatement
 from planner.tracing.rank_trace import Trace
 from planner.truth.calibration import recorded_errors
 from planner.units import show_bytes
-from planner.upstream.torch_releases import SPECIAL_PARTS
-from planner.versions import minor_of
+from planner.upstream.torch_releases import SPECIAL_PARTS, largest_difference
+from planner.versions import TESTED, minor_of, newer_than_tested
 
 _PADDING = {
     "none": "sequences of one length without an attention mask (train.padding: none)",
@@ -39,7 +39,9 @@ def notes_of(job: Job, traces: Sequence[Trace], rank_classes: Sequence[RankClass
         notes.append(f"The job may use {share}, its CUDA context included (cluster.gpu_fraction, cluster.gpu_memory).")
     if (known := catalog.by_name(job.cluster.gpu.name)) is not None and known.note:
         notes.append(known.note)
-    return (*notes, *another_torch_notes(job.software.torch, judging.special_parts(job)))
+    parts = judging.special_parts(job)
+    notes += newer_software_notes(identity.software(), parts)
+    return (*notes, *another_torch_notes(job.software.torch, parts))
 
 
 def workspace_notes(traces: Sequence[Trace]) -> list[str]:
@@ -81,6 +83,21 @@ def interval_sources(rank_classes: Iterable[RankClassStatement]) -> list[str]:
 
 def _unknown_workspaces(traces: Sequence[Trace]) -> list[str]:
     return sorted({name for trace in traces for name in trace.unknown_workspaces})
+
+
+def newer_software_notes(installed: Mapping[str, str], parts: frozenset[str] = SPECIAL_PARTS) -> list[str]:
+    """The note where something is newer than what planner is tested with, and what follows; `parts` as
+    `torch_difference`."""
+    newer = newer_than_tested(installed)
+    if not newer:
+        return []
+    named = " and ".join(f"{name} {version}" for name, version in newer.items())
+    tested = " and ".join(f"{name} {TESTED[name]}" for name in newer)
+    sentence = f"Planned with {named}; planner is tested with {tested}, and no recording of what is newer was compared."
+    if "torch" in newer:
+        differ = largest_difference(TESTED["torch"], newer["torch"], parts)
+        sentence += f" Plans of torch {TESTED['torch']} and {newer['torch']} were seen to differ by up to {differ:.1%}."
+    return [f"{sentence} `pip install --constraint constraints.txt '.[plan]'` in a checkout installs what is tested."]
 
 
 def another_torch_notes(asked: str, parts: frozenset[str] = SPECIAL_PARTS) -> list[str]:

@@ -6,6 +6,8 @@ import contextlib
 import importlib
 import os
 
+from planner.tracing.isolated import drop_shell_variables
+
 PRELOAD = f"{__name__}:load"
 TRACER = f"{__name__}:load_tracer"
 """For children of fork servers: what every plan needs, and what traces most jobs."""
@@ -31,7 +33,9 @@ _MODULES = (
 
 
 def load_tracer() -> None:
-    """Import what traces most jobs: sooner than all that some of them need."""
+    """Import what traces most jobs, sooner than all that some of them need, without the shell's variables: torch reads
+    some while it is imported."""
+    drop_shell_variables()
     from planner.tracing.spec import step_trace  # noqa: F401
 
 

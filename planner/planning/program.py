@@ -15,7 +15,7 @@ from planner.allocator.rules import Rules
 from planner.errors import PlannerError
 from planner.events import Alloc, Phase
 from planner.hardware import catalog
-from planner.hardware.gpus import GpuRecord
+from planner.hardware.gpu_records import GpuRecord
 from planner.job.kinds import Kind
 from planner.job.launching.line import LaunchLine
 from planner.job.layout import RankClass
@@ -24,10 +24,9 @@ from planner.job.named_gpus import refuse_ranks_on_slice
 from planner.job.overhead import outside
 from planner.job.rank_sets import RankSet
 from planner.job.schema import DataLoader, Gpu, Software
-from planner.planning import identity
+from planner.planning import identity, notes
 from planner.planning.judging import Judge, add_growth, judge_first_runs, name_moment, told_on, torch_difference
 from planner.planning.memory_pool import state_pool
-from planner.planning.notes import another_torch_notes, approximation_notes, interval_sources, workspace_notes
 from planner.planning.planned_classes import Progress
 from planner.planning.program_ranks import (
     RankShare,
@@ -36,7 +35,9 @@ from planner.planning.program_ranks import (
     more_ranks,
     rank_set,
     share_ranks,
+    show_named_gpus,
     speakers,
+    tell_asked_gpus,
 )
 from planner.report.attribution import phase_spans
 from planner.report.statement import (
@@ -178,6 +179,11 @@ def _run_ranks(work: ProgramInputs, progress: Progress, heard: HeardOfRank) -> t
         run(first)
     except MoreGpusError as error:
         work = replace(work, line=replace(work.line, node_gpus=error.gpus))
+        run(first)
+    except rank_process.CrashedError as error:
+        if (shown := show_named_gpus(work.line, error.text)) is None:
+            raise
+        work = replace(work, line=shown)
         run(first)
     if nodes := runs[0].nodes:
         work = replace(work, line=work.line.with_ranks(nodes, runs[0].processes_per_node))
@@ -329,14 +335,16 @@ def _state(
         provenance=identity.provenance_of(work.calibration),
         branches=branches,
         notes=(
-            *workspace_notes(traces),
-            *approximation_notes(each.statement for each in judged),
-            *another_torch_notes(work.software.torch),
+            *notes.workspace_notes(traces),
+            *(() if work.walled is not None else tell_asked_gpus(work.line)),
+            *notes.approximation_notes(each.statement for each in judged),
+            *notes.newer_software_notes({"torch": identity.installed_torch()}),
+            *notes.another_torch_notes(work.software.torch),
             *(host.assumptions if work.host_memory_bytes else ()),
         ),
         sources=(
             *outside(work.gpu, work.software, first.communicators).provenance,
-            *interval_sources(each.statement for each in judged),
+            *notes.interval_sources(each.statement for each in judged),
         ),
         seconds=seconds,
     )

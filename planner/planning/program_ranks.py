@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import ast
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
+from pathlib import Path
 
 from planner.errors import SpecError
 from planner.events import Event, Free
+from planner.job.launching.line import LaunchLine
+from planner.job.launching.named_counts import named_count
 from planner.job.rank_sets import RankSet
 from planner.report.statement import ranks_text
+from planner.tracing.program.program_files import called, own_files, source_line
 from planner.tracing.program.rank_orders import RankRun
 from planner.tracing.rank_trace import Trace
 
@@ -152,3 +158,37 @@ def _with_frees_in_order(events: Sequence[Event]) -> Iterator[Event]:
         freed.clear()
         yield event
     yield from map(Free, sorted(freed))
+
+
+_SPEAKS_OF_GPUS = re.compile(r"gpu|cuda|device", re.IGNORECASE)
+_ALL_GPUS = (-1, "auto", "-1")
+"""Lightning's Trainer(devices=...)."""
+
+
+def show_named_gpus(line: LaunchLine, traceback: str) -> LaunchLine | None:
+    """The line with the GPUs that the program's own arguments name, after it has ended with an error about GPUs; None
+    where somebody has said how many there are, or nothing does."""
+    named = named_count(line.arguments)
+    if line.node_gpus or not line.may_start_ranks or named is None or not _SPEAKS_OF_GPUS.search(traceback):
+        return None
+    note = f"the program did not start with one GPU and is shown {named.gpus}, as its {named.written} says"
+    return replace(line, node_gpus=named.gpus, notes=(*line.notes, note))
+
+
+def tell_asked_gpus(line: LaunchLine) -> Iterator[str]:
+    """A sentence on a program of one rank whose files ask how many GPUs there are, which nobody has said."""
+    if line.node_gpus or not line.may_start_ranks or line.world_size > 1:
+        return
+    for path, tree in own_files(line, Path(line.folder) if line.folder else None).items():
+        for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+            every = (
+                isinstance(each.value, ast.Constant) and each.value.value in _ALL_GPUS
+                for each in call.keywords
+                if each.arg == "devices"
+            )
+            if called(call) == "device_count" or any(every):
+                yield (
+                    f"The program asks how many GPUs there are ({source_line(path, call)}) and is planned with one:"
+                    " --gpus N says it."
+                )
+                return

@@ -9,12 +9,21 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from planner.errors import PlannerError, SpecError
-from planner.job.loading import load_document
+from planner.events import Category
+from planner.job.loading import load_document, load_yaml
 from planner.job.masking import CommandMask
 from planner.job.printing import plain_yaml, short_yaml
+from planner.planning.job_plan import plan_job
+from planner.planning.planned_classes import Progress
 from planner.planning.program import ProgramInputs
+from planner.planning.trace_source import TraceSource
+from planner.report.statement import ProgramStatement
 from planner.tracing.program.rank_orders import RankRun
+from planner.units import show_bytes
 
+_ALIKE = 0.01
+"""By how much allocated peaks of a spec and its program differ where the spec says all (tests: 0.001)."""
+_MOST_PARTS = 3
 _PRECISIONS = {"bfloat16": "bf16_autocast", "float16": "fp16_autocast"}
 
 
@@ -55,6 +64,32 @@ def spec_text(run: RankRun, work: ProgramInputs) -> str:
     if draft.open:
         head += ["Not said here, or to be completed:", *(f"- {sentence}" for sentence in draft.open)]
     return "".join(f"# {' '.join(line.split())}\n" for line in head) + body
+
+
+def compare_peaks(text: str, run: ProgramStatement, source: TraceSource, progress: Progress = lambda _: None) -> str:
+    """A sentence: what the saved spec plans to beside the run of its program, or why it cannot be planned yet."""
+    try:
+        job = load_yaml(text)
+        if job.model.factory:
+            return "The saved spec was not planned: model.factory is to be completed."
+        progress("planning the saved spec")
+        plan = plan_job(job, source=source).plan
+    except PlannerError as error:
+        return f"The saved spec cannot be planned as it is: {error.one_line}"
+    of_spec, of_run = (max(each.rank_classes, key=lambda ranks: ranks.peak.device_bytes) for each in (plan, run))
+    figures = [
+        f"{show_bytes(ranks.peak.allocated_bytes)} allocated, {show_bytes(ranks.peak.reserved_bytes)} reserved"
+        for ranks in (of_spec, of_run)
+    ]
+    sentence = f"The saved spec plans to a peak of {figures[0]}; that of the program is {figures[1]}."
+    if abs(of_spec.peak.allocated_bytes / of_run.peak.allocated_bytes - 1) <= _ALIKE:
+        return sentence
+    parts = sorted(Category, key=lambda part: -abs(of_spec.at_peak.get(part, 0) - of_run.at_peak.get(part, 0)))
+    different = (
+        f"{part.value} {show_bytes(of_spec.at_peak.get(part, 0))} for {show_bytes(of_run.at_peak.get(part, 0))}"
+        for part in parts[:_MOST_PARTS]
+    )
+    return f"{sentence} The spec does not say all of the program: at the peak {', '.join(different)}."
 
 
 class _Draft:
@@ -122,11 +157,23 @@ class _Draft:
         train["gradient_accumulation_steps"] = outline["accumulation"]
         if outline["clips"]:
             train["gradient_clipping"] = outline["clips"]
-        if outline["model"]["recomputes"]:
-            train["recompute"] = "full"
-            self.open.append("blocks are recomputed: each of them, in full, as far as was seen")
+        self._write_recompute(outline["model"]["recomputed"], outline["model"]["wrapped"])
         if outline["keeps_output"]:
             train["loss"] = {**train.get("loss", {}), "keep_output": True}
+
+    def _write_recompute(self, recomputed: Sequence[bool], wrapped: int) -> None:
+        """Of each block whether it is, and how many modules torch wraps for it."""
+        blocks = len(recomputed)
+        for every in range(1, blocks + 1):
+            if list(recomputed) == [at % every == every - 1 for at in range(blocks)]:
+                self.train["recompute"] = "full" if every == 1 else {"every": every}
+                self.open.append(f"{sum(recomputed)} of {blocks} blocks recompute: in full, as far as was seen")
+                return
+        if wrapped or any(recomputed):
+            self.open.append(
+                f"{sum(recomputed)} of {blocks} blocks recompute ({wrapped} wrapped modules), which train.recompute"
+                " cannot say: it is none"
+            )
 
     def write_optimizer(self, optimizers: Sequence[Mapping[str, Any]]) -> None:
         if not optimizers:

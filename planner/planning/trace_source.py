@@ -19,7 +19,7 @@ from planner.planning.preload import PRELOAD, TRACER
 from planner.runtime.limits import UNLIMITED
 from planner.runtime.user_cache import traces_folder
 from planner.tracing import rank_trace
-from planner.tracing.isolated import USUAL_ISOLATION, Isolation, settings_put_aside, trace_isolated
+from planner.tracing.isolated import USUAL_ISOLATION, Isolation, shell_put_aside, trace_isolated
 from planner.tracing.rank_trace import Trace
 from planner.units import GIB, MIB
 
@@ -95,13 +95,11 @@ class TraceSource:
         """What one rank does. Raises SpecError or TraceError where it cannot be traced."""
         refuse_missing_packages(job)
         if job.model.factory:  # what the code of a factory does, no cache knows
-            with settings_put_aside():
-                return trace_isolated(job, rank, target, self.isolation)
+            return trace_isolated(job, rank, target, self.isolation)
         known = self.cache.load(job, rank, target) if self.cache else None
         if known is not None:
             return known
-        with settings_put_aside():
-            made = _trace(job, rank, target)
+        made = _trace(job, rank, target)
         if self.cache is not None:
             self.cache.store(job, rank, target, made)
         return made
@@ -127,6 +125,7 @@ def _trace(job: Job, rank: int, target: str) -> Trace:
     if not is_free or not cuda_on_paper.can_take(target or job.cluster.gpu.target):
         server = cuda_on_paper.lasting_server(PRELOAD if job.model.hf_config else TRACER)
         return trace_isolated(job, rank, target, _NO_LIMITS, server=server)
-    from planner.tracing.spec.step_trace import trace
+    with shell_put_aside():
+        from planner.tracing.spec.step_trace import trace
 
-    return trace(job, rank, target)
+        return trace(job, rank, target)

@@ -11,6 +11,7 @@ import signal
 import sys
 import tempfile
 import traceback
+from _thread import stack_size, start_new_thread
 from collections.abc import Mapping
 from dataclasses import replace
 from os import execve  # that of a program under `planner run` changes the environment
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from planner.errors import PlannerError
-from planner.runtime.messages import FAULT, MEMORY, PROBLEM, AnswerWriter, Task, take_request, task_file
+from planner.runtime.messages import FAULT, MEMORY, PROBLEM, TASKS, AnswerWriter, Task, take_request, task_file
 
 MAIN = "from planner.runtime import child; child.main()"
 
@@ -27,6 +28,8 @@ _scratch: str | None = None
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 """linux/prctl.h"""
 _MOST_TRACEBACK_CHARACTERS = 8000
+_LEAST_STACK_BYTES = 32_768
+"""threading.stack_size"""
 _FRAME_OF_TORCH = "frame #"
 """torch's own errors list dozens of addresses in its libraries behind what they say."""
 
@@ -92,7 +95,18 @@ def run(task: Task, answer: int) -> None:
         # Threads or exit handlers of foreign code could keep the process, or change what it has answered.
         with contextlib.suppress(Exception):
             sys.stderr.flush()
+            if not _starts_a_thread():
+                writer.write(TASKS, b"")
         os._exit(code)
+
+
+def _starts_a_thread() -> bool:
+    stack_size(_LEAST_STACK_BYTES)  # so that memory does not decide
+    try:
+        start_new_thread(lambda: None, ())
+    except RuntimeError:
+        return False
+    return True
 
 
 def temporary_folder(prefix: str) -> tempfile.TemporaryDirectory[str]:

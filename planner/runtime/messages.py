@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from planner.errors import PlannerError, restored
+from planner.runtime.limits import Limit, LimitExceededError, Limits
 
 _NAME_BYTES = 1
 _CONTENT_BYTES = 8
@@ -59,6 +60,8 @@ def read_parts(answer: bytes) -> Iterator[tuple[str, bytes]]:
 PROBLEM, MEMORY, FAULT = "problem", "memory", "fault"
 """Parts that the child writes where the function does not return: what is wrong with its input (a PlannerError), that
 memory ran out, or the traceback of anything else."""
+TASKS = "tasks"
+"""A part that says that the kernel refused another thread when the function was over."""
 
 Function = Callable[[Any, AnswerWriter], None]
 
@@ -169,6 +172,17 @@ def _loaded(name: str) -> type[PlannerError] | None:
     module, _, name = name.partition(":")
     kind = vars(sys.modules[module]).get(name) if module in sys.modules else None
     return kind if isinstance(kind, type) and issubclass(kind, PlannerError) else None
+
+
+def exceeded_limit(answer: Answer, limits: Limits) -> LimitExceededError | None:
+    """The limit for which a child was ended, or that it reached by itself; None if there is none."""
+    if isinstance(answer.exceeded, LimitExceededError):
+        return answer.exceeded
+    if MEMORY in answer.parts:
+        return LimitExceededError(Limit.MEMORY, limits, limits.memory_bytes)
+    if TASKS in answer.parts and answer.is_foreign:  # elsewhere the kernel's limit is that of the user
+        return LimitExceededError(Limit.TASKS, limits, limits.tasks)
+    return None
 
 
 def raise_failure(answer: Answer) -> None:

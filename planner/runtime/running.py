@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from planner.runtime import process_tree
 from planner.runtime.child import MAIN, interpreter_words
+from planner.runtime.control_group import ControlGroup
 from planner.runtime.fork_server import ForkServer
 from planner.runtime.limits import UNLIMITED, Limit, LimitExceededError, Limits
 from planner.runtime.messages import (
@@ -27,7 +28,6 @@ from planner.runtime.messages import (
     read_parts,
     task_file,
 )
-from planner.runtime.process_tree import Cgroup
 from planner.runtime.walls import Walls
 
 _RESULT = "result"
@@ -105,17 +105,18 @@ def run(
 
 def _start(
     task: Task, limits: Limits, server: ForkServer | None, walls: Walls | None, environment: Mapping[str, str] | None
-) -> tuple[Process, Cgroup | None]:
+) -> tuple[Process, ControlGroup | None]:
     """The child, and the group that the kernel holds memory and tasks of, where there is one."""
-    group = Cgroup.create(limits)
+    group = ControlGroup.create(limits)
+    enter = group.enter() if group is not None else ()
     try:
         process: Process
         if walls is not None:
             with walls.prepare_start(limits) as prepared:
                 variables = {**prepared.environment, **(environment or {})}
-                process = _SpawnedProcess(task, variables, front=prepared.command, descriptors=prepared.descriptors)
+                process = _SpawnedProcess(task, variables, enter, prepared.command, prepared.descriptors)
         else:
-            process = server.fork(task) if server is not None else _SpawnedProcess(task, environment)
+            process = server.fork(task) if server is not None else _SpawnedProcess(task, environment, enter)
     except BaseException:
         if group is not None:
             group.kill()
@@ -145,21 +146,21 @@ class Process(Protocol):
 class _SpawnedProcess:
     """An interpreter that runs the task, in a session of its own; it ends with this thread.
 
-    `front` is put before its command line: walls. Then the walls see to its end, for its parent is theirs.
+    `enter` and `walls` are put before its command line. Walls see to its end, for its parent is theirs.
     """
 
     def __init__(
         self,
         task: Task,
         environment: Mapping[str, str] | None,
-        *,
-        front: Sequence[str] = (),
+        enter: Sequence[str] = (),
+        walls: Sequence[str] = (),
         descriptors: Sequence[int] = (),
     ) -> None:
-        parent = 0 if front else os.getpid()
+        parent = 0 if walls else os.getpid()
         with task_file(task) as request:
             self._child = child = subprocess.Popen(
-                [*front, *interpreter_words(MAIN, str(parent))],
+                [*enter, *walls, *interpreter_words(MAIN, str(parent))],
                 stdin=request,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -217,7 +218,7 @@ class _Output:
 
 
 def _supervise(
-    process: Process, limits: Limits, group: Cgroup | None, stopped: Callable[[], bool], heard: Heard
+    process: Process, limits: Limits, group: ControlGroup | None, stopped: Callable[[], bool], heard: Heard
 ) -> Answer:
     output = _Output(process, limits, heard)
     exceeded: Exception | None = None
@@ -227,8 +228,8 @@ def _supervise(
         exceeded = end
     finally:
         if group is not None:
-            if exceeded is None and group.ran_out_of_memory():
-                exceeded = LimitExceededError(Limit.MEMORY, limits, limits.memory_bytes)
+            if exceeded is None and (limit := group.exceeded()) is not None:
+                exceeded = _exceeded(limit, limits)
             group.kill()
         process_tree.kill(process.pid)
     while (code := process.poll()) is None:
@@ -249,7 +250,7 @@ def _supervise(
 
 
 def _watch(
-    process: Process, limits: Limits, output: _Output, group: Cgroup | None, stopped: Callable[[], bool]
+    process: Process, limits: Limits, output: _Output, group: ControlGroup | None, stopped: Callable[[], bool]
 ) -> None:
     deadline, looked = time.monotonic() + limits.seconds, 0.0
     with selectors.DefaultSelector() as selector:
@@ -267,13 +268,23 @@ def _watch(
                 raise StoppedError
             if now > deadline:
                 raise LimitExceededError(Limit.SECONDS, limits, limits.seconds)
-            if group is None and limits != UNLIMITED and now - looked >= _LOOK_SECONDS:
-                looked = now
+            if limits == UNLIMITED or now - looked < _LOOK_SECONDS:
+                continue
+            looked = now
+            if group is not None:
+                if (limit := group.exceeded()) is not None:
+                    raise _exceeded(limit, limits)
+            else:
                 used = process_tree.usage(process.pid)
                 if used.tasks > limits.tasks:
                     raise LimitExceededError(Limit.TASKS, limits, used.tasks)
-                if used.memory_bytes > limits.memory_bytes:
+                if used.other_bytes <= limits.memory_bytes < used.memory_bytes:
                     used = process_tree.usage(process.pid, proportional=True)
                     looked += _SELDOM * (time.monotonic() - now)
                 if used.memory_bytes > limits.memory_bytes:
                     raise LimitExceededError(Limit.MEMORY, limits, used.memory_bytes)
+
+
+def _exceeded(limit: Limit, limits: Limits) -> LimitExceededError:
+    """The error of a limit that the kernel did not let it exceed."""
+    return LimitExceededError(limit, limits, limits.tasks if limit is Limit.TASKS else limits.memory_bytes)

@@ -9,6 +9,7 @@ import contextlib
 import errno
 import functools
 import math
+import mmap
 import os
 import platform
 import re
@@ -26,6 +27,7 @@ from pathlib import Path
 from planner.errors import PlannerError
 from planner.runtime import overlay
 from planner.runtime.child import ROOT
+from planner.runtime.control_group import ControlGroup
 from planner.runtime.limits import Limits
 from planner.runtime.user_cache import user_cache
 from planner.units import MIB
@@ -93,7 +95,7 @@ class Walls:
 
     def refusal(self) -> WallsError | None:
         """Why code is not run here; None if the walls stand. Tried once in a process."""
-        problem = _problem_here(self.as_root)
+        problem = _try_here(self.as_root).problem
         if not problem:
             return None
         return WallsError(
@@ -105,6 +107,16 @@ class Walls:
             place=self.place,
         )
 
+    def weakness(self) -> str:
+        """What these walls do not bound on this machine; empty where they bound all."""
+        cause = _try_here(self.as_root).counts_no_tasks
+        if not cause or ControlGroup.can_be_made():
+            return ""
+        return (
+            f"processes and threads of code of users are only looked at, not bounded by the kernel: {cause}; allow "
+            "user namespaces (user.max_user_namespaces, kernel.apparmor_restrict_unprivileged_userns)"
+        )
+
     @contextlib.contextmanager
     def prepare_start(self, limits: Limits) -> Iterator[WalledStart]:
         """The command line in front of a child's, and what goes with it. Raises WallsError where there are none."""
@@ -112,20 +124,23 @@ class Walls:
         if refusal is not None:
             raise refusal
         self._refuse_unreadable()
+        counts_tasks = not _try_here(self.as_root).counts_no_tasks
         seconds = math.ceil(limits.seconds) * (os.cpu_count() or 1)
         # --data counts private writable pages when they are asked for, touched or not, but not the paper GPU's
         # addresses.
         resources = (
             "prlimit", f"--cpu={seconds}", f"--data={limits.memory_bytes}", "--nofile=1024", f"--fsize={FILE_BYTES}",
-            "--core=0", *_task_limit(limits), "--",
+            "--core=0", *(_task_limit(limits) if counts_tasks else ()), "--",
         )  # fmt: skip
         front = overlay.front_of_command(self.overlaid, OVERLAY_BYTES) if self.overlaid else ()
         own = [f"{name}={value}" for name, value in self.variables.items()]
         inside = (*resources, *(("env", *own) if own else ()))
-        with _as_pipe(filter_program(memory_files=self.network)) as program:
-            yield WalledStart((*front, *self._bubblewrap(program), *inside), environment(), (program,))
+        rules = filter_program(memory_files=self.network, shared_memory=self.network or bool(self.devices))
+        with _as_pipe(rules) as program:
+            command = self._bubblewrap(program, counts_tasks=counts_tasks)
+            yield WalledStart((*front, *command, *inside), environment(), (program,))
 
-    def _bubblewrap(self, program: int) -> tuple[str, ...]:
+    def _bubblewrap(self, program: int, *, counts_tasks: bool) -> tuple[str, ...]:
         """As root it ends with a second bubblewrap that nobody starts: the kernel counts the tasks of a user namespace,
         and in one that root starts the code would still own root's files under /proc."""
         python = (sys.prefix, sys.base_prefix, *site.getsitepackages())
@@ -142,9 +157,10 @@ class Walls:
         parents = [part for path in sorted(above, key=_depth) for part in ("--perms", "0755", "--dir", path)]
         binds = [part for path in readable for part in ("--ro-bind", path, path)]
         is_root = os.geteuid() == 0
+        is_twofold = is_root and counts_tasks
         # bubblewrap itself reads /proc/sys
         folders = [
-            path for path in _HIDDEN_FOLDERS if os.path.isdir(path) and not (is_root and path == _KERNEL_SETTINGS)
+            path for path in _HIDDEN_FOLDERS if os.path.isdir(path) and not (is_twofold and path == _KERNEL_SETTINGS)
         ]
         hidden = [part for path in folders for part in ("--tmpfs", path, "--remount-ro", path)]
         hidden += [part for path in filter(os.path.exists, _HIDDEN_FILES) for part in ("--ro-bind", "/dev/null", path)]
@@ -152,13 +168,14 @@ class Walls:
         shared = ["--share-net", "--ro-bind", "/sys", "/sys"] if self.network else []
         system_calls = ("--seccomp", str(program))
         return (
-            "bwrap", *_namespaces(), *shared, "--die-with-parent", "--new-session", *(() if is_root else system_calls),
+            "bwrap", *_namespaces(), *shared, "--die-with-parent", "--new-session",
+            *(() if is_twofold else system_calls),
             "--perms", "1777", "--size", str(TMP_BYTES), "--tmpfs", "/tmp", *parents, *binds, *covered,
             "--proc", "/proc", *hidden, "--dev", "/dev",
             "--dev-bind", "/dev/full", "/dev/zero",  # it reads as zeros, too, and cannot be mapped as shared memory
             "--perms", "1777", "--size", str(TMP_BYTES), "--tmpfs", "/dev/shm", *devices,
             "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp", "--",
-            *((*_DROP_ROOT, *_INNER, *system_calls, "--") if is_root else ()),
+            *(_DROP_ROOT if is_root else ()), *((*_INNER, *system_calls, "--") if is_twofold else ()),
         )  # fmt: skip
 
     def _refuse_unreadable(self) -> None:
@@ -191,17 +208,34 @@ def environment() -> dict[str, str]:
     }
 
 
-@functools.cache
-def _problem_here(as_root: bool) -> str:
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    problem: str = ""
     """Why there are no walls; empty if there are."""
+    counts_no_tasks: str = ""
+    """Why the kernel does not count the tasks of what runs in them; empty if it does."""
+
+
+@functools.cache
+def _try_here(as_root: bool) -> _Trial:
     if os.geteuid() == 0 and not as_root:
-        return "the service runs as root (PLANNER_FACTORIES_AS_ROOT says that this is meant)"
+        return _Trial("the service runs as root (PLANNER_FACTORIES_AS_ROOT says that this is meant)")
     missing = [tool for tool in _TOOLS if shutil.which(tool) is None]
     if missing:
-        return f"not installed: {', '.join(missing)}"
+        return _Trial(f"not installed: {', '.join(missing)}")
+    walls = Walls(as_root=as_root)
+    problem = _try(walls, counts_tasks=True)
+    # Root needs a user namespace for nothing else.
+    if problem and os.geteuid() == 0 and not _try(walls, counts_tasks=False):
+        return _Trial(counts_no_tasks=problem)
+    return _Trial(problem)
+
+
+def _try(walls: Walls, *, counts_tasks: bool) -> str:
+    """What is said where they do not stand."""
     try:
         with _as_pipe(filter_program()) as program:
-            trial = [*Walls(as_root=as_root)._bubblewrap(program), "true"]
+            trial = [*walls._bubblewrap(program, counts_tasks=counts_tasks), "true"]
             ended = subprocess.run(
                 trial, capture_output=True, timeout=_TRIAL_SECONDS, check=False, pass_fds=(program,), env=environment()
             )
@@ -298,11 +332,13 @@ def _list_closed(folder: str) -> Iterator[str]:
 # Numbers are those of linux/arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h (6.18).
 _INSTRUCTION = struct.Struct("=HBBI")
 """struct sock_filter (linux/filter.h)."""
-_LOAD, _EQUAL, _ANY_BIT, _AT_LEAST, _RETURN = 0x20, 0x15, 0x45, 0x35, 0x06
-"""BPF_LD|BPF_W|BPF_ABS, BPF_JMP with BPF_JEQ, BPF_JSET, BPF_JGE and BPF_K, BPF_RET|BPF_K (linux/bpf_common.h)."""
+_LOAD, _AND, _EQUAL, _ANY_BIT, _AT_LEAST, _RETURN = 0x20, 0x54, 0x15, 0x45, 0x35, 0x06
+"""BPF_LD|BPF_W|BPF_ABS, BPF_ALU|BPF_AND|BPF_K, BPF_JMP with BPF_JEQ, BPF_JSET, BPF_JGE and BPF_K, BPF_RET|BPF_K
+(linux/bpf_common.h)."""
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 """SECCOMP_RET_ALLOW, _KILL_PROCESS, _ERRNO (linux/seccomp.h)."""
-_NUMBER_AT, _ARCHITECTURE_AT, _FIRST_ARGUMENT_AT, _SECOND_ARGUMENT_AT, _THIRD_ARGUMENT_AT = 0, 4, 16, 24, 32
+_NUMBER_AT, _ARCHITECTURE_AT = 0, 4
+_FIRST_ARGUMENT_AT, _SECOND_ARGUMENT_AT, _THIRD_ARGUMENT_AT, _FOURTH_ARGUMENT_AT = 16, 24, 32, 40
 """Offsets in struct seccomp_data (linux/seccomp.h)."""
 _X32_BIT = 0x40000000
 _NEW_NAMESPACES = 0x7E020080
@@ -324,14 +360,16 @@ _NUMBERS: dict[str, tuple[int, int]] = {
     "process_vm_writev": (311, 271), "ptrace": (101, 117), "quotactl": (179, 60), "reboot": (169, 142),
     "request_key": (249, 218), "semget": (64, 190), "setdomainname": (171, 162), "sethostname": (170, 161),
     "setns": (308, 268), "settimeofday": (164, 170), "swapoff": (168, 225), "swapon": (167, 224), "syslog": (103, 116),
-    "umount2": (166, 39), "unshare": (272, 97), "userfaultfd": (323, 282),
+    "umount2": (166, 39), "unshare": (272, 97), "userfaultfd": (323, 282), "vmsplice": (278, 75),
 }  # fmt: skip
 _MEMORY_FILES: dict[str, tuple[int, int]] = {
     "memfd_create": (319, 279), "memfd_secret": (447, 447), "shmat": (30, 196), "shmget": (29, 194),
 }  # fmt: skip
-"""Memory that no page of the process shows."""
+"""Memory that no page of the process shows; so do pages in a pipe (vmsplice)."""
 _CLONE, _CLONE3, _SOCKET = (56, 220), (435, 435), (41, 198)
-_FCNTL, _SETSOCKOPT = (72, 25), (54, 208)
+_FCNTL, _SETSOCKOPT, _MMAP = (72, 25), (54, 208), (9, 222)
+_SHARED_WITHOUT_FILE = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS
+"""Its pages stay until the last mapping of it is gone, also those that no process maps any more (MADV_DONTNEED)."""
 _F_SETPIPE_SZ = 1031
 """linux/fcntl.h"""
 _BUFFER_SIZES = (7, 8, 32, 33)
@@ -342,8 +380,9 @@ _ARCHITECTURES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
 """AUDIT_ARCH_... (linux/audit.h), and the column of the numbers above."""
 
 
-def filter_program(*, memory_files: bool = False, machine: str = "") -> bytes:
-    """The filter as the kernel reads it; `memory_files` admits memfd and System V shared memory, as NCCL uses them.
+def filter_program(*, memory_files: bool = False, shared_memory: bool = False, machine: str = "") -> bytes:
+    """The filter as the kernel reads it; `memory_files` admits memfd and System V shared memory, as NCCL uses them,
+    `shared_memory` mappings without a file that are shared, as CUDA's pinned memory is.
 
     Raises LookupError for a machine whose numbers are not known here.
     """
@@ -361,6 +400,15 @@ def filter_program(*, memory_files: bool = False, machine: str = "") -> bytes:
         instructions += [(_EQUAL, 0, 1, number), _refuse(errno.EPERM)]
     # Its flags lie in memory, where no filter sees them; without it the C library takes clone.
     instructions += [(_EQUAL, 0, 1, _CLONE3[column]), _refuse(errno.ENOSYS)]
+    if not shared_memory:
+        instructions += [
+            (_EQUAL, 0, 5, _MMAP[column]),
+            (_LOAD, 0, 0, _FOURTH_ARGUMENT_AT),
+            (_AND, 0, 0, _SHARED_WITHOUT_FILE),
+            (_EQUAL, 0, 1, _SHARED_WITHOUT_FILE),
+            _refuse(errno.EPERM),
+            (_RETURN, 0, 0, _ALLOW),
+        ]
     instructions += [
         (_EQUAL, 0, 4, _FCNTL[column]),
         (_LOAD, 0, 0, _SECOND_ARGUMENT_AT),

@@ -9,12 +9,14 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from planner.errors import SpecError
+from planner.hardware import catalog
 from planner.job import named_gpus
 from planner.job.json_text import canonical_json
 from planner.job.layout import AXES
 from planner.job.loading import BUNDLE_SCHEMA, bundle, job_on_gpu, load_bundle, load_document
 from planner.job.nodes import did_you_mean
 from planner.job.schema import Job
+from planner.job.shorthand import WITHOUT_BF16
 from planner.searching.axes import DOUBLING, Axis, axis_of, parse
 from planner.searching.space import Space, global_batch_of, usual_axes
 from planner.searching.weighing import Objective, objective_of, refuse_inapplicable
@@ -207,6 +209,19 @@ def axes_of(written: Sequence[str], step: str = DOUBLING) -> list[Axis]:
                             place="axes")  # fmt: skip
         axes[axis.name] = axis
     return list(axes.values())
+
+
+def gpu_of_base(axes: Sequence[Axis], words_gpus: str, words_gpu: str) -> str:
+    """Which GPU the job stands on before it is varied: what the words say, else, of an axis of GPUs, the first whole
+    one that computes in bfloat16, since what is supposed of the job holds for every point. Raises SpecError."""
+    named = words_gpu or (named_gpus.parse(words_gpus).name if words_gpus else "")
+    values = [label for axis in axes if axis.name == "gpu" for label in axis.labels]
+    if named or not values:
+        return words_gpu
+    records = {label: catalog.by_name(label) for label in values}
+    whole = [label for label, gpu in records.items() if gpu is None or not gpu.slice] or values
+    modern = (label for label in whole if (gpu := records[label]) is None or gpu.arch not in WITHOUT_BF16)
+    return next(modern, whole[0])
 
 
 def _whole(given: Any, place: str, most: int) -> int:

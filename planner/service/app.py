@@ -31,10 +31,10 @@ from planner.service.history.store import History
 from planner.service.http.dependencies import Dependencies
 from planner.service.http.interface import interface
 from planner.service.logs import start_logging
-from planner.service.orders import Order, Outcome, PlanRefused, RunOrder, code_isolation
+from planner.service.orders import Order, Outcome, PlanRefused, RunOrder, code_isolation, describe_walls
 from planner.service.plan_provider import CalibrationInUse, PlanProvider
 from planner.service.scheduling import search_runner
-from planner.service.scheduling.plan_scheduler import PlanScheduler
+from planner.service.scheduling.plan_scheduler import PlanScheduler, count_runners
 from planner.service.scheduling.search_runner import SearchRunner
 from planner.service.scheduling.tracing_worker import TracingWorker
 from planner.service.scheduling.worker_pool import WorkerDiedError, Workers, publish_levels
@@ -144,18 +144,18 @@ def tracers(
     limits = Limits(seconds=settings.trace_seconds, memory_bytes=settings.trace_memory_bytes)
     isolation = code_isolation(settings)
 
-    def pool(count: int, cpus: float, seconds: float) -> Workers:
+    def pool(count: int, most_of_one: int, cpus: float, seconds: float) -> Workers:
         most_wait_seconds = seconds * 2 + WARMING_SECONDS
         return Workers(
-            lambda: RayWorker(limits, isolation, torches, cpus), count, counters, most_wait_seconds=most_wait_seconds
-        )
+            lambda: RayWorker(limits, isolation, torches, cpus), count, counters, most_wait_seconds=most_wait_seconds,
+            most_of_one=most_of_one,
+        )  # fmt: skip
 
-    runners = max(count // 2, 1) if settings.programs else 0
     return PlanScheduler(
         settings,
         history,
-        pool(count, WORKER_CPUS, settings.trace_seconds),
-        pool(runners, RUNNER_CPUS, settings.program_seconds),
+        pool(count, count, WORKER_CPUS, settings.trace_seconds),
+        pool(*count_runners(settings, count), RUNNER_CPUS, settings.program_seconds),
         counters,
         torches,
     )
@@ -174,6 +174,9 @@ class PlanSchedulerDeployment:
         self._scheduler = tracers(settings, self._history, count, self._counters, torches)
         self._scheduler.start()
         self._publishing = asyncio.create_task(self._publish_levels())
+        self._warning = await asyncio.to_thread(describe_walls, settings)
+        if self._warning:
+            _log.warning("%s", self._warning)
 
     async def make(self, order: Order | RunOrder, seconds: float | None, keep: bool) -> Outcome | None:
         return await self._scheduler.make(order, seconds, keep)
@@ -188,8 +191,8 @@ class PlanSchedulerDeployment:
     async def levels(self) -> dict[str, int]:
         return self._scheduler.levels()
 
-    async def unready(self) -> PlanRefused | None:
-        return self._scheduler.unready()
+    async def readiness(self) -> PlanRefused | str:
+        return self._scheduler.unready() or self._warning
 
     async def end(self) -> None:
         """Make no more plans: those that are being made have some seconds, those that wait for the rest are told."""
@@ -250,15 +253,17 @@ class TracingHandle:
         except TimeoutError as silence:
             raise WorkerLostError("the planning scheduler does not respond", remedy="try again") from silence
 
-    async def ready(self) -> None:
-        """Returns when a job can be planned. Raises WorkerLostError or BusyError if none can."""
+    async def ready(self) -> str:
+        """Returns when a job can be planned, with what the operator has to know besides. Raises WorkerLostError or
+        BusyError if none can."""
         try:
             async with asyncio.timeout(READY_SECONDS):
-                unready: PlanRefused | None = await self._handle.unready.remote()
+                readiness: PlanRefused | str = await self._handle.readiness.remote()
         except (TimeoutError, *AWAY) as silence:
             raise WorkerLostError("the planning scheduler does not respond", remedy="wait; it starts") from silence
-        if unready is not None:
-            raise unready.error
+        if isinstance(readiness, PlanRefused):
+            raise readiness.error
+        return readiness
 
     async def _ask_twice(self, ask: Callable[[], Any]) -> Any:
         died = False

@@ -59,20 +59,15 @@ _REMEDY = (
 )
 
 
-def run_seconds_error(seconds: float) -> TraceLimitError:
-    """The error of a run whose ranks together take longer than the service allows."""
-    return TraceLimitError(
-        f"the ranks of the program were not all run within {seconds:g} s",
-        allowed=f"at most {seconds:g} s for all ranks of a run together (PLANNER_PROGRAM_SECONDS)",
-        remedy="fewer ranks or steps in one request",
-        place="ranks",
-    )
-
-
-def trace_limit_error(exceeded: LimitExceededError) -> TraceLimitError:
-    """The error of a job whose trace exceeded a limit of the service."""
-    limits = exceeded.limits
+def trace_limit_error(exceeded: LimitExceededError, run_seconds: float | None = None) -> TraceLimitError:
+    """The error of a job whose trace exceeded a limit of the service, or of a run, whose ranks may take `run_seconds`
+    together."""
+    limits, place, remedy = exceeded.limits, "job", _REMEDY
     match exceeded.limit:
+        case Limit.SECONDS if run_seconds is not None:
+            problem = f"the ranks of the program were not all run within {run_seconds:g} s"
+            allowed = f"at most {run_seconds:g} s for all ranks of a run together (PLANNER_PROGRAM_SECONDS)"
+            place, remedy = "ranks", "fewer ranks or steps in one request"
         case Limit.SECONDS:
             problem = f"the job was not traced within {limits.seconds:g} s"
             allowed = f"at most {limits.seconds:g} s for a trace"
@@ -84,4 +79,4 @@ def trace_limit_error(exceeded: LimitExceededError) -> TraceLimitError:
         case Limit.ANSWER:
             problem = "the trace of the job is too large"
             allowed = f"at most {show_bytes(limits.answer_bytes)} of text"
-    return TraceLimitError(problem, allowed=allowed, remedy=_REMEDY, place="job")
+    return TraceLimitError(problem, allowed=allowed, remedy=remedy, place=place)

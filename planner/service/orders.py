@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import hmac
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from planner.errors import PlannerError
 from planner.job.code_rules import CodeRules
 from planner.job.json_text import canonical_json
 from planner.job.launching.line import LaunchLine
+from planner.job.loading import bundle
+from planner.job.masking import has_secrets
 from planner.job.schema import Gpu, Job
 from planner.planning import identity
 from planner.report.statement import Plan, ProgramStatement
@@ -43,6 +46,8 @@ class RunRequest:
     folder: str = ""
     tarball: bytes = b""
     torch: str = ""
+    tenant: str = ""
+    """A digest of the token that its caller shows; empty: none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +58,7 @@ class Order:
     calibration: Calibration
     trace_id: str
     plan_id: str
+    tenant: ClassVar[str] = ""
 
     @property
     def runs_code(self) -> bool:
@@ -71,6 +77,10 @@ class RunOrder:
     trace_id: str
     plan_id: str
     runs_code: bool = True
+
+    @property
+    def tenant(self) -> str:
+        return self.request.tenant
 
     @property
     def seconds(self) -> float:
@@ -141,14 +151,28 @@ def code_isolation(settings: Settings) -> Isolation:
     )
 
 
+def describe_walls(settings: Settings) -> str:
+    """What the operator has to know of the sandbox for code of users on this node; empty where it is whole, or not
+    needed."""
+    if not (settings.factories or settings.programs):
+        return ""
+    walls = Walls(as_root=settings.factories_as_root, place="model.factory" if settings.factories else "program")
+    refusal = walls.refusal()
+    return f"{refusal.problem}; change: {refusal.remedy}" if refusal is not None else walls.weakness()
+
+
 def _code_rules(settings: Settings) -> CodeRules:
     return CodeRules(settings.factory_patterns, settings.factory_folder)
 
 
 def build_run_order(
-    request: RunRequest, calibration: Calibration, settings: Settings, torches: TorchVersions = ONLY_OWN
+    request: RunRequest, calibration: Calibration, settings: Settings, key: bytes, torches: TorchVersions = ONLY_OWN
 ) -> RunOrder:
-    """The program as it is ordered. What lies in a folder may be another program tomorrow, under the same name."""
+    """The program as it is ordered. What lies in a folder may be another program tomorrow, under the same name.
+
+    Its ids are known to everybody, and its command may have secrets: with `key` nobody else can try which command has
+    these ids, and nobody with another token can have the service try.
+    """
     limits = Limits(
         seconds=settings.program_seconds,
         memory_bytes=settings.trace_memory_bytes,
@@ -158,6 +182,7 @@ def build_run_order(
     parts = {
         "files": hashlib.sha256(request.tarball).hexdigest() if request.tarball else request.folder,
         "command": list(request.command),
+        "tenant": request.tenant,
         "gpu": asdict(request.gpu),
         "ranks": request.ranks,
         "steps": request.steps,
@@ -168,7 +193,7 @@ def build_run_order(
         **({"host_memory": request.host_memory_bytes} if request.host_memory_bytes else {}),
         **({"runs torch": request.torch} if request.torch else {}),
     }
-    trace_id = "run-" + hashlib.sha256(canonical_json(parts).encode()).hexdigest()
+    trace_id = "run-" + _seal(key, canonical_json(parts))
     readable = tuple(str(Path(folder).resolve()) for folder in split_list(settings.program_data))
     walls = Walls(readable=readable, as_root=settings.factories_as_root)
     return RunOrder(
@@ -181,9 +206,23 @@ def build_run_order(
     )
 
 
-def build_order(job: Job, calibration: Calibration, torches: TorchVersions = ONLY_OWN) -> Order:
-    """The job as it is ordered; no time is lost on it: a fifth of a millisecond. Metadata are no part of the names."""
-    versions = torches.nearest(job.software.torch).versions
+def build_order(job: Job, calibration: Calibration, key: bytes, torches: TorchVersions = ONLY_OWN) -> Order:
+    """The job as it is ordered; no time is lost on it: a millisecond. Metadata are no part of the names.
+
+    They are those that the command line gives, except for a job with secrets: see :func:`build_run_order`.
+    """
+    versions, provenance = torches.nearest(job.software.torch).versions, identity.provenance_of(calibration)
     trace_id = identity.trace_id_of(job, versions)
-    plan_id = identity.plan_id_of(job, identity.provenance_of(calibration), versions)
+    plan_id = identity.plan_id_of(job, provenance, versions)
+    if has_secrets(canonical_json(bundle(job))):
+        trace_id, plan_id = _seal(key, trace_id), identity.plan_id(_seal(key, plan_id), provenance)
     return Order(job=job, calibration=calibration, trace_id=trace_id, plan_id=plan_id)
+
+
+def scope_search(job: Job, scope: str, key: bytes) -> str:
+    """What decides the answer of a search besides what is asked for, and its id: see :func:`build_run_order`."""
+    return _seal(key, scope) if has_secrets(canonical_json(bundle(job))) else scope
+
+
+def _seal(key: bytes, text: str) -> str:
+    return hmac.new(key, text.encode(), hashlib.sha256).hexdigest()

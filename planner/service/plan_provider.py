@@ -256,7 +256,8 @@ class PlanProvider:
         Raises SpecError, ProgramError, TraceError and the errors of this package.
         """
         calibration = await asyncio.to_thread(self._calibration.current)
-        order = await asyncio.to_thread(build_run_order, asked, calibration, self._settings, self._torches)
+        key = self._history.id_key
+        order = await asyncio.to_thread(build_run_order, asked, calibration, self._settings, key, self._torches)
         return await self._make(order, seconds, keep)
 
     async def end_run(self, plan_id: str) -> bool:
@@ -285,7 +286,7 @@ class PlanProvider:
         """In a thread: it reads the store, and a job may be large."""
         refuse_unplannable(job)
         refuse_code(job, self._settings)
-        order = build_order(job, self._calibration.current(), self._torches)
+        order = build_order(job, self._calibration.current(), self._history.id_key, self._torches)
         if order.runs_code:
             return order, None
         plan_id = order.plan_id

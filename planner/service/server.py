@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import json
 import logging
 import os
@@ -73,9 +72,11 @@ def run_serve(host: str = HOST, port: int = PORT, database: str = "") -> None:
 def _read_settings(database: str, host: str) -> Settings:
     """What the environment says, with this database if one is named, found from wherever a replica runs. Where only
     this machine reaches the host, no other name of it is expected: web pages must not reach it by names of theirs."""
+    from planner.service.http.hosts import LOCALHOST, is_loopback
+
     settings = Settings.read({"database": database} if database else {}, os.environ)
-    if _is_loopback(host) and not settings.hosts:
-        settings = replace(settings, hosts="localhost")
+    if is_loopback(host) and not settings.hosts:
+        settings = replace(settings, hosts=LOCALHOST)
     prefix, _, file = settings.database.partition(":///")
     if settings.database in ("sqlite://", "sqlite:///", "sqlite:///:memory:"):
         raise SettingError(
@@ -84,13 +85,6 @@ def _read_settings(database: str, host: str) -> Settings:
             place="database",
         )
     return replace(settings, database=f"sqlite:///{Path(file).resolve()}") if prefix == "sqlite" else settings
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _serve(settings: Settings, host: str, port: int, out: TextIO, ended: threading.Event) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from planner.hardware.catalog import Speed
-from planner.hardware.gpus import GpuRecord
+from planner.hardware.gpu_records import GpuRecord
 from planner.hardware.kernel_speeds import (
     KERNEL_SECONDS,
     MEMORY_SHARE,

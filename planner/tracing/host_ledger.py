@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from planner.events import Category
 from planner.host_events import HostAlloc, HostCategory, HostEvent, HostFree
-from planner.paper.native_records import local_part
+from planner.paper.native_records import inner_tensors
 
 SMALLEST_BYTES = 4096
 """A page. What is smaller (an optimizer's counters of steps) lies in what the C library has taken anyway."""
@@ -89,7 +89,7 @@ class NewStorages(TorchDispatchMode):
         return result
 
     def _storages(self, values: Any) -> list[torch.UntypedStorage]:
-        tensors = (local_part(value) for value in tree_leaves(values) if isinstance(value, Tensor))
+        tensors = (part for value in tree_leaves(values) if isinstance(value, Tensor) for part in inner_tensors(value))
         return [
             tensor.untyped_storage()
             for tensor in tensors

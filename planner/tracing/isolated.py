@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -16,7 +17,7 @@ from planner.job.schema import Job
 from planner.runtime import messages, running
 from planner.runtime.fork_server import ForkServer
 from planner.runtime.limits import Limit, LimitExceededError, Limits
-from planner.runtime.messages import MEMORY, Answer, AnswerWriter, Task
+from planner.runtime.messages import AnswerWriter, Task
 from planner.runtime.walls import Walls
 from planner.tracing import rank_trace
 from planner.tracing.rank_trace import Trace
@@ -35,31 +36,48 @@ class Isolation:
 
 USUAL_ISOLATION = Isolation()
 
-_SETTINGS = ("CUBLAS", "CUDNN_", "NVIDIA_", "PYTORCH_", "TORCH_", "TORCHINDUCTOR_", "TORCHDYNAMO_")
-"""Beginnings of variables by which a shell changes what torch and CUDA's libraries allocate
-(`CUBLAS_WORKSPACE_CONFIG`, torch 2.13 aten/src/ATen/cuda/CublasHandlePool.cpp)."""
-_FOLDERS = ("TORCH_HOME", "TORCHINDUCTOR_CACHE_DIR")
+_NEEDED = re.compile(
+    r"(PLANNER_|PAPER_|PYTHON|PYTEST_|COV_|COVERAGE_|LC_|XDG_).*"
+    r"|PATH|HOME|USER|LOGNAME|SHELL|TERM|COLUMNS|NO_COLOR|TZ|LANG|LANGUAGE|TMPDIR|TEMP|TMP|VIRTUAL_ENV|CONDA_PREFIX"
+    r"|CC|CXX|CUDA_HOME|CUDA_PATH|LD_LIBRARY_PATH|LD_PRELOAD|TRITON_LIBCUDA_PATH"
+    r"|TORCH_HOME|TORCHINDUCTOR_CACHE_DIR|TRITON_HOME|TRITON_CACHE_DIR|TRANSFORMERS_(CACHE|OFFLINE)"
+    r"|HF_(HOME|HUB_CACHE|MODULES_CACHE|TOKEN|TOKEN_PATH|ENDPOINT|HUB_OFFLINE)"
+    r"|((https?|all|no)_proxy|(HTTPS?|ALL|NO)_PROXY|SSL_CERT_(FILE|DIR)|(REQUESTS|CURL)_CA_BUNDLE)"
+)
+"""Variables of a shell that say where things lie and how they are reached and shown. All others may decide what torch
+and CUDA's libraries allocate (`CUBLAS_WORKSPACE_CONFIG`, torch 2.13 aten/src/ATen/cuda/CublasHandlePool.cpp)."""
+_ALWAYS = {"OMP_NUM_THREADS": "1"}
 _lock = threading.Lock()
 _put_aside: dict[str, str] = {}
 _tracing = 0
 
 
+def drop_shell_variables() -> Mapping[str, str]:
+    """What this process had of variables that no spec has said, which it and those that it starts no longer have: the
+    trace of a spec follows from the spec and the software, which are what it is stored under. The allocator's settings
+    come in by `allocator.conf`."""
+    dropped = {name: os.environ.pop(name) for name in list(os.environ) if not _NEEDED.fullmatch(name)}
+    os.environ.update(_ALWAYS)
+    return dropped
+
+
 @contextmanager
-def settings_put_aside() -> Iterator[None]:
-    """Within it this process, and those that it starts, have no variables that decide what torch allocates: the trace
-    of a spec follows from the spec and the software, which are what it is stored under. The allocator's settings come
-    in by `allocator.conf`. Threads may share it: the last one puts the variables back."""
+def shell_put_aside() -> Iterator[None]:
+    """Within it the variables that :func:`drop_shell_variables` drops are gone. Threads may share it: the last one puts
+    them back."""
     global _tracing
     with _lock:
         _tracing += 1
-        for name in [name for name in os.environ if name.startswith(_SETTINGS) and name not in _FOLDERS]:
-            _put_aside[name] = os.environ.pop(name)
+        if _tracing == 1:
+            _put_aside.update(drop_shell_variables())
     try:
         yield
     finally:
         with _lock:
             _tracing -= 1
             if not _tracing:
+                for name in _ALWAYS:
+                    os.environ.pop(name, None)
                 os.environ.update(_put_aside)
                 _put_aside.clear()
 
@@ -85,12 +103,13 @@ def trace_isolated(
     if job.model.factory:
         isolation.code.refuse_name(job.model.factory, job.model.factory_path)
     task = Task("planner.tracing.isolated:answer_trace", (job, rank, target, isolation.code))
-    environment = {} if isolation.walls is not None else dict(os.environ)
-    if server is None:
-        gpu = PaperGpu.of(job.cluster.gpu, job.cluster.gpus_per_node, target)
-        environment |= cuda_on_paper.start_variables() | cuda_on_paper.gpu_variables(gpu)
-    answer = running.run(task, limits, walls=isolation.walls, server=server, environment=environment)
-    if (exceeded := exceeded_limit(answer, limits)) is not None:
+    with shell_put_aside():
+        environment = {} if isolation.walls is not None else dict(os.environ)
+        if server is None:
+            gpu = PaperGpu.of(job.cluster.gpu, job.cluster.gpus_per_node, target)
+            environment |= cuda_on_paper.start_variables() | cuda_on_paper.gpu_variables(gpu)
+        answer = running.run(task, limits, walls=isolation.walls, server=server, environment=environment)
+    if (exceeded := messages.exceeded_limit(answer, limits)) is not None:
         raise _limit_error(exceeded, subject, compiles=job.train.compile is not None)
     error = messages.error_of(answer)
     if error is not None:
@@ -118,13 +137,6 @@ def answer_trace(argument: tuple[Job, int, str, CodeRules], answer: AnswerWriter
     job, rank, target, rules = argument
     build.allow(rules)
     answer.write(_TRACE, rank_trace.dumps(trace(job, rank, target)).encode())
-
-
-def exceeded_limit(answer: Answer, limits: Limits) -> LimitExceededError | None:
-    """The limit for which a child was ended, or that it ran into by itself; None if there is none."""
-    if isinstance(answer.exceeded, LimitExceededError):
-        return answer.exceeded
-    return LimitExceededError(Limit.MEMORY, limits) if MEMORY in answer.parts else None
 
 
 def _limit_error(exceeded: LimitExceededError, subject: str, *, compiles: bool) -> SpecError:

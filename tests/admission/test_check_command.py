@@ -22,7 +22,7 @@ def check(*arguments: object, **environment: str) -> subprocess.CompletedProcess
     mine["PLANNER_ADMISSION_WAIT_SECONDS"] = "60"  # this machine may be busy with other tests
     return subprocess.run(
         [sys.executable, "-m", "planner", "check", *map(str, arguments)],
-        capture_output=True, text=True, timeout=120, env={**mine, **environment},
+        capture_output=True, text=True, timeout=6000, env={**mine, **environment},
     )  # fmt: skip
 
 
@@ -135,7 +135,7 @@ def test_asking_a_service_takes_no_torch(service: Any, job_file: JobFile) -> Non
     )
     ended = subprocess.run(
         [sys.executable, "-c", script],
-        capture_output=True, text=True, timeout=60, env={**os.environ, "PLANNER_TOKEN": service.token},
+        capture_output=True, text=True, timeout=600, env={**os.environ, "PLANNER_TOKEN": service.token},
     )  # fmt: skip
 
     assert (ended.returncode, ended.stderr) == (0, "")

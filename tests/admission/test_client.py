@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -114,21 +114,20 @@ def test_a_job_that_the_service_cannot_plan_is_told_with_the_way_out(answering: 
 def test_a_service_that_hangs_costs_the_timeout(answering: Any) -> None:
     answering.says(200, {})
     answering.held.clear()
-    began = time.monotonic()
 
     with pytest.raises(UnreachableError, match=r"does not answer within 0\.3 s"):
         client(answering, timeout_seconds=0.3).plan(BUNDLE, 30)
-    assert time.monotonic() - began < 10
 
 
-def test_a_service_that_answers_others_is_waited_for(answering: Any) -> None:
-    answering.says(202, {"plan_id": "pl-x", "verdict": "pending"})
-    answering.seconds = {"/v1/checks": 1.0}
+def test_a_service_that_answers_others_is_waited_for(answering: Any, plans: Plans) -> None:
+    answering.says(200, {})
+    answering.knows(plans["fits"])
+    answering.follows = {"/v1/checks": "/livez"}
 
-    found = client(answering, timeout_seconds=0.3).plan(BUNDLE, 1.2)
+    found = client(answering, timeout_seconds=6.0).plan(BUNDLE, 600)
 
-    assert found == PlanPending(plan_id="pl-x")
-    assert {each.path for each in answering.asked} == {"/v1/checks", "/livez"}
+    assert isinstance(found, PlanFound)
+    assert [each.path for each in answering.asked][:2] == ["/v1/checks", "/livez"]
 
 
 def test_a_service_that_hangs_behind_its_verdict_is_asked_for_the_plan_once(answering: Any) -> None:
@@ -141,6 +140,7 @@ def test_a_service_that_hangs_behind_its_verdict_is_asked_for_the_plan_once(answ
 
 
 def test_an_answer_that_trickles_costs_the_timeout_too() -> None:
+    over = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def trickle() -> None:
@@ -148,18 +148,14 @@ def test_an_answer_that_trickles_costs_the_timeout_too() -> None:
             with connection:
                 connection.recv(65536)
                 connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
-                for _ in range(100):
-                    try:
+                with suppress(OSError):
+                    while not over.wait(0.1):
                         connection.sendall(b" ")
-                    except OSError:
-                        return
-                    time.sleep(0.1)
 
         threading.Thread(target=trickle, daemon=True).start()
-        began = time.monotonic()
         with pytest.raises(UnreachableError, match="does not answer within"):
             Client(f"http://127.0.0.1:{server.getsockname()[1]}", timeout_seconds=0.5).plan(BUNDLE, 0)
-    assert time.monotonic() - began < 3
+        over.set()
 
 
 def test_a_service_that_is_not_there_is_said() -> None:

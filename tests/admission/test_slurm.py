@@ -106,7 +106,7 @@ class Slurm:
     def run(self, *command: str, cwd: Path, **more: str) -> subprocess.CompletedProcess[str]:
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "PLANNER_"))}
         return subprocess.run(
-            list(command), capture_output=True, text=True, timeout=60, cwd=cwd,
+            list(command), capture_output=True, text=True, timeout=300, cwd=cwd,
             env={**environment, "SLURM_CONF": str(self.folder / "slurm.conf"), **more},
         )  # fmt: skip
 
@@ -161,7 +161,7 @@ def _start(stack: contextlib.ExitStack, folder: Path, command: list[str]) -> Non
     stack.callback(end)
 
 
-def _until(what: str, holds: Callable[[], bool], folder: Path, seconds: float = 40) -> None:
+def _until(what: str, holds: Callable[[], bool], folder: Path, seconds: float = 300) -> None:
     until = time.monotonic() + seconds
     while not holds():
         if time.monotonic() > until:
@@ -202,10 +202,10 @@ def keep_verdicts(cluster: Slurm) -> Iterator[Callable[[], None]]:
 
 @pytest.fixture
 def sbatch(cluster: Slurm, tmp_path: Path) -> Run:
-    def run(*more: str, comment: str = "", script: str = "true") -> subprocess.CompletedProcess[str]:
+    def run(*more: str, comment: str = "", script: str = "true", **variables: str) -> subprocess.CompletedProcess[str]:
         asked = f"#SBATCH --comment='{comment}'\n" if comment else ""
         (tmp_path / "job.sh").write_text(f"#!/bin/sh\n{asked}{script}\n")
-        return cluster.run("sbatch", "--output=/dev/null", "--gpus=1", *more, "job.sh", cwd=tmp_path)
+        return cluster.run("sbatch", "--output=/dev/null", "--gpus=1", *more, "job.sh", cwd=tmp_path, **variables)
 
     return run
 
@@ -458,6 +458,34 @@ def test_a_planner_that_does_not_work_stops_nobody(site: Any, cluster: Slurm, sb
 
     assert "the job is not checked: the planner's command does not work here" in ended.stderr
     assert cluster.job(job_id(ended))["Comment"] == "planner:broken"
+
+
+@pytest.mark.parametrize(
+    ("stated", "environment", "code"),
+    [
+        ({"unreachable": "refuse"}, {}, 1),
+        ({"unreachable": "hold"}, {}, 1),
+        ({"unreachable": "admit"}, {"PLANNER_ADMISSION_UNREACHABLE": "refuse"}, 0),
+        ({}, {"PLANNER_ADMISSION_UNREACHABLE": "refuse"}, 1),
+    ],
+    ids=["refuse", "hold", "the file before the environment", "the environment"],
+)
+def test_who_refuses_while_the_service_is_away_refuses_while_planner_does_not_work(
+    site: Any,
+    cluster: Slurm,
+    sbatch: Run,
+    job_file: JobFile,
+    stated: dict[str, str],
+    environment: dict[str, str],
+    code: int,
+) -> None:
+    job_file()
+    site(**stated)
+    policy = str(cluster.folder / "admission.ini")
+    cluster._install("cli_filter.lua", PLANNER="/nowhere/python3 -m planner.admission.slurm", POLICY=policy)
+    ended = sbatch(comment="planner:small.yaml", **environment)
+
+    assert (ended.returncode, "planner: nothing was submitted" in ended.stderr) == (code, code == 1)
 
 
 def test_files_of_plans_that_the_service_has_forgotten_go_and_come_back_with_them(

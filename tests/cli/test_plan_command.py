@@ -237,7 +237,7 @@ def test_wrong_input_is_one_message_exit_code_2_and_no_traceback(
 
 def test_the_command_itself(job: Written) -> None:
     ended = subprocess.run(
-        [sys.executable, "-m", "planner", "check", job()], capture_output=True, text=True, cwd=REPOSITORY, timeout=120
+        [sys.executable, "-m", "planner", "check", job()], capture_output=True, text=True, cwd=REPOSITORY, timeout=600
     )
 
     assert (ended.returncode, without_progress(ended.stderr)) == (0, "")

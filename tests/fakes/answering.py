@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-import time
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -96,8 +96,11 @@ class Answering:
     """Set: requests are answered."""
     hangs_at: str = ""
     """From the first request to such a path on none is answered."""
-    seconds: dict[str, float] = field(default_factory=dict)
-    """What answers take, by path."""
+    follows: dict[str, str] = field(default_factory=dict)
+    """Paths that are answered only after a request to another one was."""
+
+    answered: dict[str, threading.Event] = field(default_factory=lambda: defaultdict(threading.Event))
+    """Set, by path, once a request was answered."""
 
     def says(self, status: int, document: Any, **headers: str) -> None:
         body = document if isinstance(document, bytes) else json.dumps(document).encode()
@@ -122,8 +125,9 @@ def answering_service() -> Iterator[Answering]:
             found.asked.append(Asked(self.command, self.path, dict(self.headers), body))
             if found.hangs_at and self.path.startswith(found.hangs_at):
                 found.held.clear()
-            found.held.wait(20)
-            time.sleep(found.seconds.get(self.path, 0))
+            found.held.wait()
+            if self.path in found.follows:
+                found.answered[found.follows[self.path]].wait()
             status, headers, answer = found.answers.pop(0) if len(found.answers) > 1 else found.answers[0]
             self.send_response(status)
             for name, value in {"Content-Type": "application/json", **headers}.items():
@@ -131,6 +135,7 @@ def answering_service() -> Iterator[Answering]:
             self.send_header("Content-Length", str(len(answer)))
             self.end_headers()
             self.wfile.write(answer)
+            found.answered[self.path].set()
 
         do_GET = do_POST = do_PUT = do_PATCH = answer  # noqa: N815  names of http.server
 

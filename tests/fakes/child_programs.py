@@ -166,28 +166,48 @@ def fills_page_tables(mebibytes: int, _: AnswerWriter) -> None:
         time.sleep(600)
 
 
-def hides_shared_memory(mebibytes: int, _: AnswerWriter) -> None:
-    """Written, and dropped from the process's own tables: the pages stay."""
-    hoard = mmap.mmap(-1, mebibytes * MIB)
-    for at in range(0, len(hoard), 16 * MIB):
-        hoard[at : at + 16 * MIB] = b"x" * 16 * MIB
-        hoard.madvise(mmap.MADV_DONTNEED, at, 16 * MIB)
+def hides_sockets(count: int, answer: AnswerWriter) -> None:
+    """With what they have received, on their way to another process: no process has them open."""
+    carrier = socket.socketpair()
+    for _ in range(count // 100):
+        pairs = [socket.socketpair() for _ in range(100)]
+        for sending, _ in pairs:
+            sending.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    sending.send(b"x" * 4096)
+        socket.send_fds(carrier[0], [b"x"], [receiving.fileno() for _, receiving in pairs])
+        for pair in pairs:
+            for end in pair:
+                end.close()
+    answer.write("found", b"all are under way")
     time.sleep(600)
 
 
-def asks_for_larger_buffers(_: Any, answer: AnswerWriter) -> None:
+def asks_for_memory_that_nothing_shows(_: Any, answer: AnswerWriter) -> None:
+    """Buffers of the kernel, and pages that stay when no process maps them any more."""
     found: dict[str, Any] = {}
     with socket.socketpair()[0] as end:
         before = end.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 * before)
         found["socket grows"] = end.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) > before
-    reading, _ = os.pipe()
+    reading, writing = os.pipe()
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def puts_pages_into_the_pipe() -> None:
+        if libc.vmsplice(writing, (ctypes.c_size_t * 2)(id(found), 1), 1, 0) < 0:
+            raise OSError(ctypes.get_errno(), "vmsplice")
+
     for name, tried in (
         ("pipe", lambda: fcntl.fcntl(reading, fcntl.F_SETPIPE_SZ, MIB)),
         ("zeros", lambda: mmap.mmap(os.open("/dev/zero", os.O_RDWR), MIB)),
+        ("shared", lambda: mmap.mmap(-1, MIB)),
+        ("pages in a pipe", puts_pages_into_the_pipe),
+        ("private", lambda: mmap.mmap(-1, MIB, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)),
     ):
         try:
-            found[name] = str(tried())
+            tried()
+            found[name] = "given"
         except OSError as error:
             found[name] = type(error).__name__
     answer.write("found", json.dumps(found).encode())
@@ -294,10 +314,12 @@ def _own_tree() -> set[int]:
     return found
 
 
-def makes_a_temporary_folder(ending: str, answer: AnswerWriter) -> None:
+def makes_a_temporary_folder(argument: tuple[str, str], _: AnswerWriter) -> None:
+    """Its name is told by a link, which is whole as soon as it is there."""
+    ending, link = argument
     with temporary_folder("test-") as folder:
         Path(folder, "file").write_text("of the test")
-        answer.write("folder", folder.encode())
+        Path(link).symlink_to(folder)
         if ending == "ends its process":
             os._exit(0)
-        time.sleep(60 if ending == "takes too long" else 0)
+        time.sleep(600 if ending == "takes too long" else 0)

@@ -40,7 +40,7 @@ def choices(prometheus: Any, name: str, **wanted: str) -> dict[str, str]:
         asked = re.fullmatch(r"label_values\((.+), (\w+)\)", query)
         assert asked, query
         answer = httpx.get(
-            f"{prometheus.base_url}/api/v1/label/{asked[2]}/values", params={"match[]": asked[1]}, timeout=10
+            f"{prometheus.base_url}/api/v1/label/{asked[2]}/values", params={"match[]": asked[1]}, timeout=300
         ).json()
         assert answer["data"], query
         first = variable["allValue"] if variable.get("includeAll") else answer["data"][0]

@@ -190,14 +190,14 @@ class Cluster:
             await server.__aexit__(None, None, None)
 
     def _call(self, work: Coroutine[Any, Any, None]) -> None:
-        asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
+        asyncio.run_coroutine_threadsafe(work, self._loop).result(300)
 
     def _send(self, method: str, path: str, document: Any) -> dict[str, Any]:
         kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
         body = None if document is None else json.dumps(document).encode()
         request = urllib.request.Request(self.url + path, body, {"Content-Type": kind}, method=method)
         try:
-            with urllib.request.urlopen(request, timeout=10) as answer:
+            with urllib.request.urlopen(request, timeout=300) as answer:
                 return dict(json.load(answer))
         except urllib.error.HTTPError as error:
             with error:
@@ -225,14 +225,14 @@ def emulated_cluster(folder: Path) -> Iterator[Cluster]:
     async def enter() -> _Emulator:
         return await _Emulator().__aenter__()
 
-    emulator = asyncio.run_coroutine_threadsafe(enter(), loop).result(30)
+    emulator = asyncio.run_coroutine_threadsafe(enter(), loop).result(300)
     found = Cluster(folder / "kubeconfig.yaml", loop, emulator)
     found.start()
     try:
         yield found
     finally:
         found.stop()
-        asyncio.run_coroutine_threadsafe(_end(emulator), loop).result(30)
+        asyncio.run_coroutine_threadsafe(_end(emulator), loop).result(300)
         loop.call_soon_threadsafe(loop.stop)
         thread.join(10)
         loop.close()
@@ -246,7 +246,7 @@ async def _end(emulator: _Emulator) -> None:
     await asyncio.gather(*left, return_exceptions=True)
 
 
-def until(true: Callable[[], Any], seconds: float = 60.0) -> Any:
+def until(true: Callable[[], Any], seconds: float = 300.0) -> Any:
     """What it returns as soon as that is true; fails after so many seconds."""
     end = time.monotonic() + seconds
     while not (found := true()):

@@ -151,7 +151,7 @@ def answer_of(reader: Reader, content: bytes) -> str:
 
 def _planned(job: Job) -> str:
     refuse_unplannable(job)
-    return build_order(job, Calibration.none()).plan_id
+    return build_order(job, Calibration.none(), b"key").plan_id
 
 
 def _of_file(content: bytes, read: Callable[[Path], Any]) -> Any:

@@ -23,7 +23,7 @@ from planner.runtime.limits import Limit, LimitExceededError, Limits
 from planner.service.history.store import History
 from planner.service.orders import Order, RunOrder, WorkerResult, build_order
 from planner.service.plan_provider import LOOK_SECONDS, CalibrationInUse, PlanAnswer, PlanProvider
-from planner.service.scheduling.plan_scheduler import PlanScheduler
+from planner.service.scheduling.plan_scheduler import PlanScheduler, count_runners
 from planner.service.scheduling.worker_pool import WorkerDiedError, Workers
 from planner.service.torch_versions import ONLY_OWN, TorchVersions
 from planner.settings import Settings
@@ -59,7 +59,7 @@ UNEVEN_STAGES = dataclasses.replace(
 )
 
 
-MOST_SECONDS = 120.0
+MOST_SECONDS = 600.0
 """What a story may take on a machine that is busy, and so what may wait in one."""
 
 
@@ -162,7 +162,9 @@ class FakeWorker:
         return None if self._pool.does is None else await self._pool.does(method)
 
     def run(self, order: RunOrder) -> WorkerResult:
-        judged = self._judged(build_order(JOB, order.calibration), {0: rank_trace.dumps(trace_of(0, self._pool.size))})
+        judged = self._judged(
+            build_order(JOB, order.calibration, b"key"), {0: rank_trace.dumps(trace_of(0, self._pool.size))}
+        )
         return WorkerResult(run=ran(order, judged))
 
     def plan(self, order: Order) -> WorkerResult:
@@ -257,9 +259,12 @@ class StackRunner:
         pool, clock = FakePool(), [0.0]
         with History.open(self.url) as history:
             counters: Any = CountedEvents()
-            counts = settings.trace_workers, int(settings.programs)
+            counts = (settings.trace_workers, settings.trace_workers), count_runners(settings, settings.trace_workers)
             workers, runners = (
-                Workers(lambda: FakeWorker(pool), count, counters, most_wait_seconds=MOST_SECONDS) for count in counts
+                Workers(
+                    lambda: FakeWorker(pool), count, counters, most_wait_seconds=MOST_SECONDS, most_of_one=most_of_one
+                )
+                for count, most_of_one in counts
             )
             tracers = PlanScheduler(settings, history, workers, runners, counters, torches)
             tracers.start()

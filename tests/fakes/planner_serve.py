@@ -20,7 +20,7 @@ import httpx
 
 from planner.service.local_ray import free_ports
 
-BACK_SECONDS = 90.0
+BACK_SECONDS = 600.0
 """What dies is back within seconds; PyTorch has to be loaded anew, on a machine that may have other work."""
 
 Job = dict[str, Any]
@@ -43,10 +43,10 @@ class Processes:
 
     def kill(self, name: str) -> list[int]:
         """At once, all that have the name; which they were."""
-        found = self.wait_for(name, seconds=30)
+        found = self.wait_for(name)
         for pid in found:
             os.kill(pid, signal.SIGKILL)
-        until(lambda: not self.numbers() & {*found}, f"{name} cannot be killed", 10)
+        until(lambda: not self.numbers() & {*found}, f"{name} cannot be killed")
         return found
 
     def end(self) -> None:
@@ -113,23 +113,23 @@ class Service:
         """The header that says who asks."""
         return {"Authorization": f"Bearer {self.token}"} if self.token else {}
 
-    def post(self, job: Job, path: str = "/v1/plans", seconds: float = 120) -> httpx.Response:
+    def post(self, job: Job, path: str = "/v1/plans", seconds: float = BACK_SECONDS) -> httpx.Response:
         return httpx.post(f"{self.url}{path}", json=job, timeout=seconds, headers=self.authorization)
 
     def send(self, path: str, **sent: Any) -> httpx.Response:
-        return httpx.post(f"{self.url}{path}", timeout=120, **sent)
+        return httpx.post(f"{self.url}{path}", timeout=BACK_SECONDS, **sent)
 
     def get(self, path: str) -> httpx.Response:
-        return httpx.get(f"{self.url}{path}", timeout=30)
+        return httpx.get(f"{self.url}{path}", timeout=BACK_SECONDS)
 
     def put(self, path: str, body: dict[str, Any]) -> httpx.Response:
-        return httpx.put(f"{self.url}{path}", json=body, timeout=30, headers=self.authorization)
+        return httpx.put(f"{self.url}{path}", json=body, timeout=BACK_SECONDS, headers=self.authorization)
 
     def begin(self, job: Job) -> Future[httpx.Response]:
         """A request under way, when this returns: a process traces it."""
         asked = self._pool.submit(self.post, job)
         time.sleep(0.5)  # what `ps` calls a process that traces is not to be relied on
-        assert not asked.done()
+        assert not asked.done(), asked.result().text
         return asked
 
     def all_at_once(self, jobs: list[Job]) -> list[httpx.Response]:
@@ -170,7 +170,7 @@ class Service:
         """The ids of the plans in the store, each of which is whole."""
         program = Path(__file__).with_name("whole_plans.py")
         command = [*self.inside, sys.executable, str(program), self.database]
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=BACK_SECONDS, check=False)
         assert ended.returncode == 0, ended.stderr
         return set(ended.stdout.split())
 

@@ -83,7 +83,7 @@ class Server:
     def _run(self, program: str, *arguments: str) -> None:
         subprocess.run(
             [str(self.binaries / program), *arguments],
-            check=True, user=self.user, cwd=self.folder, timeout=60,
+            check=True, user=self.user, cwd=self.folder, timeout=600,
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
 

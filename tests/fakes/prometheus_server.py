@@ -36,7 +36,7 @@ class Prometheus:
     base_url: str
 
     def ask(self, query: str) -> list[dict[str, Any]]:
-        answer = httpx.get(f"{self.base_url}/api/v1/query", params={"query": query}, timeout=10)
+        answer = httpx.get(f"{self.base_url}/api/v1/query", params={"query": query}, timeout=300)
         document = answer.json()
         assert document["status"] == "success", document
         found: list[dict[str, Any]] = document["data"]["result"]
@@ -52,10 +52,10 @@ class Prometheus:
 
     def rules(self) -> list[dict[str, Any]]:
         """Every rule and how its last evaluation went."""
-        document = httpx.get(f"{self.base_url}/api/v1/rules", timeout=10).json()
+        document = httpx.get(f"{self.base_url}/api/v1/rules", timeout=300).json()
         return [rule for group in document["data"]["groups"] for rule in group["rules"]]
 
-    def waits_for(self, query: str, seconds: float = 30) -> None:
+    def waits_for(self, query: str, seconds: float = 300) -> None:
         deadline = time.monotonic() + seconds
         while not self.ask(query):
             assert time.monotonic() < deadline, f"{query} has no result; targets: {self._targets()}"
@@ -89,14 +89,14 @@ def scraping(folder: Path, targets: dict[str, int], rules: Sequence[Path] = ()) 
     finally:
         process.terminate()
         try:
-            process.wait(timeout=10)
+            process.wait(timeout=300)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
 
 
 def _wait_until_ready(prometheus: Prometheus, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 300
     while time.monotonic() < deadline and process.poll() is None:
         try:
             if httpx.get(f"{prometheus.base_url}/-/ready").status_code == 200:

@@ -21,7 +21,7 @@ from planner.service.local_ray import free_ports, instance_folder
 RAY = str(Path(sys.executable).with_name("ray"))
 _AUTH = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "b" * 64}
 _HEADERS = {"Authorization": f"Bearer {_AUTH['RAY_AUTH_TOKEN']}"}
-START_SECONDS = 90.0
+START_SECONDS = 600.0
 
 
 @dataclass(frozen=True)
@@ -36,18 +36,18 @@ class RayHead:
         """`ray job submit` in that folder, with nothing of our own surroundings that planner or Ray would heed."""
         return subprocess.run(
             [RAY, "job", "submit", "--address", self.address, "--no-wait", *arguments, "--", *entrypoint],
-            capture_output=True, text=True, timeout=60, cwd=folder,
+            capture_output=True, text=True, timeout=600, cwd=folder,
             env={**_without(os.environ, "RAY_", "PLANNER_"), **_AUTH, **environment},
         )  # fmt: skip
 
     def jobs(self) -> dict[str, dict[str, Any]]:
         """What Ray knows of each job that was submitted, by its submission id."""
-        said = httpx.get(f"{self.address}/api/jobs/", headers=_HEADERS, timeout=10).json()
+        said = httpx.get(f"{self.address}/api/jobs/", headers=_HEADERS, timeout=120).json()
         return {job["submission_id"]: job for job in said if job["submission_id"]}
 
     def log(self, submission_id: str) -> str:
         """What the job has printed so far."""
-        answer = httpx.get(f"{self.address}/api/jobs/{submission_id}/logs", headers=_HEADERS, timeout=10)
+        answer = httpx.get(f"{self.address}/api/jobs/{submission_id}/logs", headers=_HEADERS, timeout=120)
         return str(answer.json()["logs"])
 
 
@@ -88,7 +88,7 @@ def _wait_for_jobs(head: RayHead, process: subprocess.Popen[str], log: Path) -> 
     until = time.monotonic() + START_SECONDS
     while time.monotonic() < until and process.poll() is None:
         try:
-            if httpx.get(f"{head.address}/api/jobs/", headers=_HEADERS, timeout=5).status_code == 200:
+            if httpx.get(f"{head.address}/api/jobs/", headers=_HEADERS, timeout=60).status_code == 200:
                 return
         except httpx.TransportError:
             pass

@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -43,20 +44,28 @@ class PlansHere:
         self._made: dict[str, PlanAnswer] = {}
         self.slow: set[str] = set()
         """Names of jobs whose plans are not ready as long as they are here."""
+        self.asked: Counter[str] = Counter()
+        """How often a plan was asked for, by the job's name."""
+        self.begun = self.ended = 0
+        """Plans that were not known when they were asked for, and those of them that are there or have failed."""
 
     def bound(self, job: Job) -> Bound:
         return lower_bound(job)
 
     async def plan(self, job: Job, *, seconds: float | None, keep: bool) -> PlanAnswer:
+        self.asked[job.metadata.name] += 1
         if keep and job.metadata.name in self.slow:
             await asyncio.sleep(min(seconds or 0.0, 1.0))
         if keep and job.metadata.name in self.slow:
             return PlanAnswer(plan_id="pl-" + "b" * 26, trace_id="0" * 64)
-        return await asyncio.to_thread(self._plan, job)
+        key = bundle_text(job)
+        if key in self._made:
+            return self._made[key]
+        self.begun += 1
+        return await asyncio.to_thread(self._plan, key, job)
 
-    def _plan(self, job: Job) -> PlanAnswer:
-        with self._one:
-            key = bundle_text(job)
+    def _plan(self, key: str, job: Job) -> PlanAnswer:
+        with self._one, self._ending():
             if key not in self._made:
                 result = add_advice(plan_job(job))
                 found = result.plan
@@ -67,6 +76,13 @@ class PlansHere:
                     plan_id=found.plan_id, trace_id=found.trace_id, text=json.dumps(to_json(found))
                 )
             return self._made[key]
+
+    @contextmanager
+    def _ending(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            self.ended += 1
 
 
 class GroupsHere:

@@ -19,7 +19,7 @@ def is_running(process: int) -> bool:
         return False
 
 
-def wait_for(path: Path, seconds: float = 60) -> str:
+def wait_for(path: Path, seconds: float = 300) -> str:
     until = time.monotonic() + seconds
     while not path.exists():
         assert time.monotonic() < until, f"{path.name} does not come"
@@ -27,7 +27,7 @@ def wait_for(path: Path, seconds: float = 60) -> str:
     return path.read_text()
 
 
-def all_end(processes: list[int], seconds: float = 20) -> bool:
+def all_end(processes: list[int], seconds: float = 300) -> bool:
     until = time.monotonic() + seconds
     while any(map(is_running, processes)) and time.monotonic() < until:
         time.sleep(0.02)

@@ -36,7 +36,7 @@ def serving(history: History, counters: Counters) -> Iterator[int]:
         yield port
     finally:
         server.should_exit = True
-        thread.join(timeout=10)
+        thread.join(timeout=300)
 
 
 @contextmanager

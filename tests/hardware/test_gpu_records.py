@@ -9,7 +9,7 @@ import pytest
 from planner.errors import SpecError
 from planner.hardware import catalog
 from planner.hardware.architectures import ARCHITECTURES
-from planner.hardware.gpus import GpuRecord
+from planner.hardware.gpu_records import GpuRecord
 from planner.job import named_gpus
 
 NAMES = list(catalog.gpus())
@@ -43,6 +43,10 @@ def test_an_architecture_has_the_multiprocessors_of_its_reference_gpu(arch: str)
 PEAKS = [
     ("P100-PCIE-16GB", 128, 1.3),
     ("P100-SXM2-16GB", 128, 1.48),
+    ("P40-24GB", 256, 1.531),
+    ("GTX1080-8GB", 256, 1.733),
+    ("GTX1080Ti-11GB", 256, 1.582),
+    ("TITAN-Xp-12GB", 256, 1.582),
     ("V100S-PCIE-32GB", 1024, 1.597),
     ("A2-16GB", 1024, 1.77),
     ("A16-16GB", 1024, 1.755),
@@ -53,7 +57,12 @@ PEAKS = [
     ("RTX-A5000-24GB", 1024, 1.695),
     ("RTX-A6000-48GB", 1024, 1.8),
     ("RTX2080Ti-11GB", 512, 1.545),
+    ("Quadro-RTX-6000-24GB", 1024, 1.77),
+    ("Quadro-RTX-8000-48GB", 1024, 1.77),
+    ("TITAN-RTX-24GB", 1024, 1.77),
+    ("RTX-A5500-24GB", 1024, 1.665),
     ("RTX3060-12GB", 512, 1.777),
+    ("RTX3080-10GB", 512, 1.71),
     ("RTX3090Ti-24GB", 512, 1.86),
     ("RTX4060Ti-16GB", 512, 2.535),
     ("RTX4070Ti-12GB", 512, 2.61),

@@ -6,7 +6,7 @@ import pytest
 
 from planner.errors import SpecError
 from planner.hardware import catalog, mig
-from planner.hardware.gpus import GpuRecord
+from planner.hardware.gpu_records import GpuRecord
 from planner.job import named_gpus
 from planner.units import MIB
 

@@ -99,11 +99,11 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def known_digests(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     digests = {entry.target: checking.digest(entry, folder) for entry in (entry_of("first"), entry_of("Kept._second"))}
-    monkeypatch.setattr(checking, "read_digests", lambda: {"torch": {"9.1": digests}})
+    monkeypatch.setattr(checking, "read_digests", lambda: {"torch": {"2.4": digests}})
 
 
 @pytest.mark.usefixtures("known_digests")
-@pytest.mark.parametrize("version", ["9.1", "9.2"])
+@pytest.mark.parametrize("version", ["2.4", "2.5"])
 def test_a_source_that_is_the_same_is_accepted_in_any_version(folder: Path, version: str) -> None:
     (folder / "somewhere.py").write_text(SOURCE.replace("a remark", "another remark\n\n"))
 
@@ -111,14 +111,14 @@ def test_a_source_that_is_the_same_is_accepted_in_any_version(folder: Path, vers
 
 
 @pytest.mark.usefixtures("known_digests")
-@pytest.mark.parametrize("version", ["9.1", "9.2"])
+@pytest.mark.parametrize("version", ["2.4", "2.5"])
 def test_a_source_that_changed_or_went_is_found(folder: Path, version: str) -> None:
     (folder / "somewhere.py").write_text(SOURCE.replace("return 2", "return 3").replace("first", "last"))
 
     found = checking.compare([entry_of("first"), entry_of("Kept._second")], "torch", version, folder)
 
     assert [each.problem for each in found] == ["is not there", "has changed"]
-    assert checking.compare([entry_of("first", optional=True)], "torch", "9.2", folder) == []
+    assert checking.compare([entry_of("first", optional=True)], "torch", "2.5", folder) == []
 
 
 @pytest.fixture
@@ -128,9 +128,9 @@ def another_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     def of(*entries: Entry) -> None:
         monkeypatch.setattr(checking, "table", SimpleNamespace(TABLE=entries))
         digests = {entry.target: "1" for entry in entries}
-        monkeypatch.setattr(checking, "read_digests", lambda: {"torch": {"9.1": digests}})
+        monkeypatch.setattr(checking, "read_digests", lambda: {"torch": {"2.4": digests}})
         monkeypatch.setattr(checking, "find_folder", lambda _package: tmp_path)
-        monkeypatch.setattr(checking.importlib.metadata, "version", lambda _name: "9.2.0+cpu")
+        monkeypatch.setattr(checking.importlib.metadata, "version", lambda _name: "2.5.0+cpu")
         checking.enforce.cache_clear()
 
     yield of
@@ -144,8 +144,8 @@ def test_a_change_that_could_make_plans_wrong_is_refused_on_entry(another_torch:
         pass
 
     assert str(caught.value) == (
-        "torch 9.2.0+cpu is not as planner knows it, and its plans could be wrong: torch.somewhere.first is not there\n"
-        "  allowed: torch 9.1\n"
+        "torch 2.5.0+cpu is not as planner knows it, and its plans could be wrong: torch.somewhere.first is not there\n"
+        "  allowed: torch 2.4\n"
         "  change:  install one of these versions of torch"
     )
 
@@ -159,9 +159,9 @@ def test_another_inductor_is_refused_by_who_compiles_alone(another_torch: Any) -
         pass
 
     assert str(caught.value) == (
-        "torch 9.2.0+cpu is not as planner knows it, and its plans could be wrong: torch.somewhere.inductor is not"
+        "torch 2.5.0+cpu is not as planner knows it, and its plans could be wrong: torch.somewhere.inductor is not"
         " there\n"
-        "  allowed: torch 9.1\n"
+        "  allowed: torch 2.4\n"
         "  change:  install one of these versions of torch"
     )
 
@@ -208,8 +208,8 @@ def test_any_other_change_is_one_warning(another_torch: Any, caplog: pytest.LogC
         pass
 
     unknown, changed = (record.getMessage() for record in caplog.records)
-    assert unknown == "planner knows torch 9.1, not 9.2"
-    assert changed.startswith("torch 9.2 is not as planner knows it, and plans may say less: torch.somewhere.name_0 is")
+    assert unknown == "planner knows torch 2.4, not 2.5"
+    assert changed.startswith("torch 2.5 is not as planner knows it, and plans may say less: torch.somewhere.name_0 is")
     assert changed.endswith("and 2 more")
 
 

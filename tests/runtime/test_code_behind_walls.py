@@ -13,48 +13,67 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import without_user_namespaces
 from ordinary_user import ROOT, USER, as_user
 from runtime_children import task
 
 from planner.errors import SpecError
 from planner.job.code_rules import CodeRules
 from planner.job.schema import Cluster, Gpu, Input, Job, Model, Train
-from planner.runtime import running, walls
+from planner.runtime import process_tree, running, walls
+from planner.runtime.control_group import ControlGroup
 from planner.runtime.limits import Limit, LimitExceededError, Limits
-from planner.runtime.messages import Answer, Task
+from planner.runtime.messages import Answer, Task, exceeded_limit
+from planner.runtime.process_tree import Usage
 from planner.runtime.user_cache import user_cache
 from planner.runtime.walls import Walls, WallsError
 from planner.tracing.isolated import Isolation, trace_isolated
 from planner.units import GIB, MIB
 
-LIMITS = Limits(seconds=60, memory_bytes=GIB, tasks=64, answer_bytes=8 * MIB)
+LIMITS = Limits(seconds=600, memory_bytes=GIB, tasks=64, answer_bytes=8 * MIB)
 ASKED = """
 import pickle, sys
 sys.path.append(sys.argv[1])
-from planner.runtime import running
-sys.stdout.buffer.write(pickle.dumps(running.run(**pickle.load(sys.stdin.buffer))))
+from planner.runtime import process_tree, running
+from planner.runtime.control_group import ControlGroup
+request = pickle.load(sys.stdin.buffer)
+if not request.pop("watched", True):
+    process_tree.usage = lambda *_, **__: process_tree.Usage()
+if not request.pop("grouped", True):
+    ControlGroup.create = lambda *_: None
+asks_weakness = request.pop("asks_weakness", False)
+answer = running.run(**request)
+sys.stdout.buffer.write(pickle.dumps((answer, request["walls"].weakness()) if asks_weakness else answer))
 """
 
 
-def run_as_root(asked: Task, limits: Limits, folder: Path) -> Answer:
-    return running.run(
-        asked, limits, walls=Walls(readable=(str(folder),), as_root=True), environment={"PYTHONPATH": str(folder)}
-    )
+def run_as_root(asked: Task, limits: Limits, folder: Path, *, watched: bool = True) -> Answer:
+    """Not `watched`: by the limits of the child's own process alone."""
+    walls = Walls(readable=(str(folder),), as_root=True)
+    with pytest.MonkeyPatch.context() as patch:
+        if not watched:
+            patch.setattr(process_tree, "usage", lambda *_, **__: Usage())
+            patch.setattr(ControlGroup, "create", lambda *_: None)
+        return running.run(asked, limits, walls=walls, environment={"PYTHONPATH": str(folder)})
 
 
-def run_as_user(asked: Task, limits: Limits, folder: Path) -> Answer:
-    """From a process that is nobody of importance, and may read what an interpreter needs."""
+def run_as_user(asked: Task, limits: Limits, folder: Path, *, watched: bool = True) -> Answer:
+    """From a process that is nobody of importance, has no control group, and may read what an interpreter needs."""
     request = {
         "task": asked, "limits": limits, "walls": Walls(readable=(str(folder),)),
-        "environment": {"PYTHONPATH": str(folder)},
+        "environment": {"PYTHONPATH": str(folder)}, "watched": watched,
     }  # fmt: skip
     return asked_as_user(request, folder)
 
 
 def asked_as_user(request: dict[str, Any], folder: Path) -> Answer:
+    return asked_from(as_user(folder), request)
+
+
+def asked_from(front: list[str], request: dict[str, Any]) -> Any:
     ended = subprocess.run(
-        [*as_user(folder), sys.executable, "-P", "-c", ASKED, str(ROOT)],
-        input=pickle.dumps(request), capture_output=True, check=False, timeout=120,
+        [*front, sys.executable, "-P", "-c", ASKED, str(ROOT)],
+        input=pickle.dumps(request), capture_output=True, check=False, timeout=900,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr.decode()
     return pickle.loads(ended.stdout)
@@ -118,71 +137,66 @@ def test_it_reaches_nothing_outside(
     [
         ("answers_much", 100, Limit.ANSWER),
         ("sleeps", "/tmp", Limit.SECONDS),
+        ("eats", 4000, Limit.MEMORY),
+        ("starts_threads", 200, Limit.TASKS),  # of 8 MiB each: less than the memory
+        ("forks", 200, Limit.TASKS),
     ],
 )
 def test_what_it_takes_is_bounded(run: Any, programs: Path, function: str, argument: object, limit: Limit) -> None:
     limits = LIMITS if limit is not Limit.SECONDS else Limits(seconds=5)
-    exceeded = run(task(function, argument), limits, programs).exceeded
+    exceeded = exceeded_limit(run(task(function, argument), limits, programs), limits)
 
-    assert isinstance(exceeded, LimitExceededError)
+    assert exceeded is not None
     assert exceeded.limit is limit
 
 
 @WHO
-@pytest.mark.parametrize("function", ["starts_threads", "forks"])  # threads of 8 MiB each: less than the memory
-def test_tasks_beyond_their_limit_are_not_given_at_all(run: Any, programs: Path, function: str) -> None:
-    answer = run(task(function, 200), LIMITS, programs)
-
-    # Whichever comes first: the kernel starts no more, or the watcher sees too many.
-    refused = b"can't start new thread" if function == "starts_threads" else b"Resource temporarily unavailable"
-    if refused not in answer.parts.get("fault", b""):
-        assert isinstance(answer.exceeded, LimitExceededError)
-        assert answer.exceeded.limit is Limit.TASKS
-
-
-@WHO
 def test_the_kernel_counts_its_tasks_without_the_watcher(run: Any, programs: Path) -> None:
-    answer = run(task("forks_until_refused", 500), LIMITS, programs)
+    answer = run(task("forks_until_refused", 500), LIMITS, programs, watched=False)
 
-    if answer.exceeded is None:
-        assert json.loads(answer.parts["found"]) <= LIMITS.tasks + 16
-    assert answer.exceeded is None or answer.exceeded.limit is Limit.TASKS
-
-
-@WHO
-def test_memory_of_the_kernel_is_bounded_too(run: Any, programs: Path) -> None:
-    limits = Limits(seconds=60, memory_bytes=512 * MIB, tasks=64)
-
-    tables = run(task("fills_page_tables", 4096), limits, programs).exceeded
-
-    assert isinstance(tables, LimitExceededError)
-    assert tables.limit is Limit.MEMORY
+    assert json.loads(answer.parts["found"]) <= LIMITS.tasks + 16
+    exceeded = exceeded_limit(answer, LIMITS)
+    assert exceeded is not None
+    assert exceeded.limit is Limit.TASKS
 
 
 @WHO
-def test_buffers_of_pipes_and_sockets_keep_their_size(run: Any, programs: Path) -> None:
-    answer = run(task("asks_for_larger_buffers"), LIMITS, programs)
+@pytest.mark.parametrize(("function", "argument"), [("fills_page_tables", 4096), ("hides_sockets", 1000)])
+def test_memory_of_the_kernel_is_bounded_too(run: Any, programs: Path, function: str, argument: int) -> None:
+    limits = Limits(seconds=600, memory_bytes=128 * MIB, tasks=64)
 
-    assert json.loads(answer.parts["found"]) == {"socket grows": False, "pipe": "PermissionError", "zeros": "OSError"}
+    exceeded = run(task(function, argument), limits, programs).exceeded
+
+    assert isinstance(exceeded, LimitExceededError)
+    assert exceeded.limit is Limit.MEMORY
 
 
-def test_shared_memory_that_no_process_maps_any_more_counts(programs: Path) -> None:
-    limits = Limits(seconds=60, memory_bytes=512 * MIB, tasks=64)
+def test_a_control_group_bounds_memory_without_the_watcher(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = Limits(seconds=600, memory_bytes=128 * MIB, tasks=64)
+    if ControlGroup.can_be_made():  # else the watcher is what there is
+        monkeypatch.setattr(process_tree, "usage", lambda *_, **__: Usage())
 
-    exceeded = run_as_root(task("hides_shared_memory", 2048), limits, programs).exceeded
+    exceeded = run_as_root(task("fills_page_tables", 4096), limits, programs).exceeded
 
     assert isinstance(exceeded, LimitExceededError)
     assert exceeded.limit is Limit.MEMORY
 
 
 @WHO
+def test_it_gets_no_memory_that_no_process_shows(run: Any, programs: Path) -> None:
+    answer = run(task("asks_for_memory_that_nothing_shows"), LIMITS, programs)
+
+    assert json.loads(answer.parts["found"]) == {
+        "socket grows": False, "pipe": "PermissionError", "zeros": "OSError", "shared": "PermissionError",
+        "pages in a pipe": "PermissionError", "private": "given",
+    }  # fmt: skip
+
+
+@WHO
 def test_memory_beyond_its_limit_is_not_given_at_all(run: Any, programs: Path) -> None:
-    small = run(task("eats", 4000), LIMITS, programs)
     large = run(task("asks_for_one_large_block", 4), LIMITS, programs)
     memory_file = run(task("fills_a_memory_file", 3000), LIMITS, programs)
 
-    # Whichever comes first: the kernel gives no more, or whoever watches sees too much.
-    assert "memory" in small.parts or isinstance(small.exceeded, LimitExceededError)
     assert large.parts == {"refused": b"no memory"}
     assert memory_file.parts == {"refused": b"PermissionError"}
 
@@ -242,6 +256,25 @@ def test_root_runs_no_code_unless_it_is_meant(programs: Path) -> None:
         running.run(task("echoes"), LIMITS, walls=Walls(readable=(str(programs),)))
 
 
+@pytest.mark.parametrize("grouped", [True, False])
+def test_where_nobody_may_make_user_namespaces_root_runs_code_and_says_what_is_not_bounded(
+    grouped: bool, programs: Path
+) -> None:
+    request = {
+        "task": task("forks", 200), "limits": LIMITS, "walls": Walls(readable=(str(programs),), as_root=True),
+        "environment": {"PYTHONPATH": str(programs)}, "grouped": grouped, "asks_weakness": True,
+    }  # fmt: skip
+
+    answer, weakness = asked_from([sys.executable, without_user_namespaces.__file__], request)
+
+    assert answer.exceeded is not None, answer
+    assert answer.exceeded.limit is Limit.TASKS
+    if grouped and ControlGroup.can_be_made():
+        assert weakness == ""
+    else:
+        assert "are only looked at, not bounded by the kernel: bwrap: Creating new namespace failed" in weakness
+
+
 @pytest.mark.parametrize("missing", ["bwrap", "prlimit", "setpriv"])
 def test_where_there_are_no_walls_code_is_refused(
     missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -249,12 +282,12 @@ def test_where_there_are_no_walls_code_is_refused(
     for tool in {"bwrap", "prlimit", "setpriv"} - {missing}:
         (tmp_path / tool).symlink_to(f"/usr/bin/{tool}")
     monkeypatch.setenv("PATH", str(tmp_path))
-    walls._problem_here.cache_clear()
+    walls._try_here.cache_clear()
     try:
         with pytest.raises(WallsError, match=f"code of users is not run here: not installed: {missing}"):
             running.run(task("echoes"), LIMITS, walls=Walls(as_root=True))
     finally:
-        walls._problem_here.cache_clear()
+        walls._try_here.cache_clear()
 
 
 def test_a_folder_that_nobody_may_read_is_named(tmp_path: Path) -> None:
@@ -290,7 +323,7 @@ def factory_job(folder: Path, name: str) -> Job:
 
 
 def isolation(folder: Path) -> Isolation:
-    limits = Limits(seconds=120, memory_bytes=2 * GIB)
+    limits = Limits(seconds=600, memory_bytes=2 * GIB)
     return Isolation(
         limits=limits, walls=Walls(readable=(str(folder),), as_root=True), code=CodeRules(("shop",), str(folder))
     )

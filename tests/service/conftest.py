@@ -158,17 +158,17 @@ def asgi(
 
 @pytest.fixture
 def client(service: Service) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=service.base_url, timeout=60) as found:
+    with httpx.Client(base_url=service.base_url, timeout=300) as found:
         yield found
 
 
-def wait_until_ready(base_url: str, seconds: float = 120.0) -> None:
+def wait_until_ready(base_url: str, seconds: float = 600.0) -> None:
     """Returns when jobs are planned there: PyTorch is loaded in some seconds."""
     until = time.monotonic() + seconds
     said = ""
     while time.monotonic() < until:
         with suppress(httpx.TransportError):
-            answer = httpx.get(f"{base_url}/readyz", timeout=10)
+            answer = httpx.get(f"{base_url}/readyz", timeout=60)
             if answer.status_code == 200:
                 return
             said = answer.text

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from plan_makers import CODE, ServiceStack, StackRunner, on_stack
+from plan_makers import CODE, MOST_SECONDS, ServiceStack, StackRunner, on_stack, when
 from starlette.testclient import TestClient
 from stored import get_traces
 
@@ -58,15 +58,16 @@ async def test_code_is_run_each_time(stack: ServiceStack) -> None:
 
 @on_stack(factories="shop")
 async def test_what_code_made_for_a_check_that_went_is_told_once(stack: ServiceStack) -> None:
-    async def slow(method: str) -> None:
-        await asyncio.sleep(0.1 if method == "plan" else 0)
-
-    stack.pool.does = slow
+    go = asyncio.Event()
+    stack.pool.does = lambda _: when(go)
     assert (await stack.plan_provider.plan(CODE, keep=True, seconds=0.02)).is_pending
+    go.set()
     await stack.settled()
-    assert not (await stack.plan_provider.plan(CODE, keep=True, seconds=0.02)).is_pending
+    go.clear()
+    assert not (await stack.plan_provider.plan(CODE, keep=True, seconds=MOST_SECONDS)).is_pending
     assert stack.pool.asked == ["plan"]
     assert (await stack.plan_provider.plan(CODE, keep=True, seconds=0.02)).is_pending
+    go.set()
 
 
 @pytest.mark.parametrize(

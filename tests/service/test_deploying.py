@@ -92,12 +92,12 @@ def test_it_is_deployed_as_the_file_says_and_answers(
     client: ServeControllerClient = _get_global_client()
     client.deploy_apps(ServeDeploySchema.model_validate({"applications": found["applications"]}), _blocking=False)
     try:
-        until = time.monotonic() + 60
+        until = time.monotonic() + 600
         while (status := serve.status().applications["deployed"].status) != "RUNNING":
             assert status != "DEPLOY_FAILED", serve.status().applications["deployed"].message
             assert time.monotonic() < until
             time.sleep(0.25)
-        answer = httpx.get(f"{service.base_url}/deployed/livez", timeout=10)
+        answer = httpx.get(f"{service.base_url}/deployed/livez", timeout=60)
         assert (answer.status_code, answer.json()) == (200, {"status": "alive"})
     finally:
         serve.delete("deployed")

@@ -60,7 +60,7 @@ class Replica:
                     self.close_connection = True
                     return
                 if self.path == "/slow":
-                    replica.may_answer.wait(60)
+                    replica.may_answer.wait()
                 self._answer(200, replica.name.encode())
 
             do_POST = do_GET  # noqa: N815
@@ -91,7 +91,7 @@ class Front:
     process: Callable[[], int]
 
     def post(self, path: str, body: bytes = b"{}") -> httpx.Response:
-        return httpx.post(f"{self.url}{path}", content=body, timeout=30)
+        return httpx.post(f"{self.url}{path}", content=body, timeout=300)
 
 
 @pytest.fixture
@@ -159,7 +159,7 @@ def test_what_a_replica_drops_is_asked_of_another(front: Front, eventually: Even
     with good.listening(front.ports[0]), bad.listening(front.ports[1]):
         eventually(lambda: front.post("/v1/plans").status_code == 200 and bad.asked, "only one is asked")
         bad.asked.clear()
-        with httpx.Client(base_url=front.url, timeout=30) as one_connection:
+        with httpx.Client(base_url=front.url, timeout=300) as one_connection:
             answers = [one_connection.post("/v1/plans", content=b"x" * 20_000) for _ in range(20)]
 
     assert bad.asked
@@ -188,7 +188,7 @@ def test_what_the_idle_replica_drops_is_asked_of_a_busy_one(front: Front, eventu
 
 def test_where_there_is_no_other_the_caller_is_told_to_come_again(front: Front, eventually: Eventually) -> None:
     bad = Replica("bad", resets=True)
-    with bad.listening(front.ports[0]), httpx.Client(base_url=front.url, timeout=30) as one_connection:
+    with bad.listening(front.ports[0]), httpx.Client(base_url=front.url, timeout=300) as one_connection:
         eventually(lambda: one_connection.post("/v1/plans") and bad.asked, "not found")
         answers = [one_connection.post("/v1/plans", content=b"x" * 20_000) for _ in range(20)]
 
@@ -214,7 +214,7 @@ def test_what_ray_serve_says_of_itself_is_not_said_to_callers(front: Front, even
         eventually(lambda: front.post("/v1/plans").status_code == 200, "not found")
         replica.asked.clear()
         paths = ("/-/routes", "/-/healthz", "/%2D/routes", "/%2d%2Froutes")
-        answers = [httpx.get(f"{front.url}{path}", timeout=30) for path in paths]
+        answers = [httpx.get(f"{front.url}{path}", timeout=300) for path in paths]
 
     assert {(each.status_code, each.json()["problem"]) for each in answers} == {(404, "there is no such path")}
     assert replica.asked == []

@@ -35,7 +35,7 @@ def test_who_does_not_wait_is_told_and_finds_the_plan_later(client: httpx.Client
     answer = client.post("/v1/checks", json=job, headers={"Prefer": "wait=0"})
     assert (answer.status_code, answer.json()["verdict"]) == (202, "pending")
 
-    until = time.monotonic() + 60
+    until = time.monotonic() + 300
     while client.get(f"/v1/plans/{answer.json()['plan_id']}").status_code == 404:
         assert time.monotonic() < until
         time.sleep(0.1)
@@ -49,7 +49,7 @@ def test_a_deadline_that_passes_is_504_and_frees_the_process(client: httpx.Clien
     late = client.post("/v1/plans", json=job, headers={"Prefer": "wait=0"})
     assert (late.status_code, late.json()["type"]) == (504, "urn:planner:problem:deadline")
 
-    assert client.post("/v1/plans", json=named("next", micro_batch_size=8), timeout=60).status_code == 200
+    assert client.post("/v1/plans", json=named("next", micro_batch_size=8), timeout=300).status_code == 200
 
 
 def test_a_request_keeps_its_id_once(client: httpx.Client) -> None:

@@ -138,6 +138,6 @@ def test_a_store_that_does_not_answer_forgets_and_stops_nobody(
         stack.pool.does = refuses
         assert parts(await refused(stack)) == parts(REFUSAL)
         stack.pool.does = None
-        assert (await asyncio.wait_for(stack.plan_provider.plan(JOB), 5)).stored
+        assert (await asyncio.wait_for(stack.plan_provider.plan(JOB), 300)).stored
 
     run_stack(story)

@@ -27,6 +27,8 @@ from planner.service.errors import (
 )
 from planner.service.history.store import History
 from planner.service.http.openapi import EXAMPLE_JOB, EXAMPLE_YAML
+from planner.service.orders import describe_walls
+from planner.settings import Settings
 
 Asgi = Callable[..., TestClient]
 TOKEN = "correct horse battery staple"
@@ -262,6 +264,37 @@ def test_readiness_says_what_is_missing(asgi: Asgi) -> None:
     assert asgi().get("/readyz").json() == {"status": "ready"}
     answer = asgi(tracers_ready=hangs_up).get("/readyz")
     assert (answer.status_code, answer.json()["problem"]) == (503, "no tracing process is ready")
+
+
+def test_a_service_that_cannot_run_code_of_users_is_ready_and_says_so(asgi: Asgi) -> None:
+    async def runs_no_code() -> str:
+        return "code of users is not run here"
+
+    answer = asgi(tracers_ready=runs_no_code).get("/readyz")
+    assert (answer.status_code, answer.json()) == (
+        200, {"status": "ready", "warning": "code of users is not run here"},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("settings", "warning"),
+    [
+        ({}, ""),
+        ({"factories": "shop.*", "factories_as_root": True}, ""),
+        (
+            {"factories": "shop.*"},
+            "code of users is not run here: the service runs as root (PLANNER_FACTORIES_AS_ROOT says that this is "
+            "meant); change: leave PLANNER_FACTORIES empty, or set the node up (docs/security.md)",
+        ),
+        (
+            {"programs": True},
+            "code of users is not run here: the service runs as root (PLANNER_FACTORIES_AS_ROOT says that this is "
+            "meant); change: set the node up (docs/security.md), or run the program with the command line",
+        ),
+    ],
+)
+def test_what_the_sandbox_lacks_is_said_where_it_is_needed(settings: dict[str, Any], warning: str) -> None:
+    assert describe_walls(Settings(**settings)) == warning
 
 
 def test_a_service_whose_database_was_moved_away_is_not_ready_until_it_is_back(asgi: Asgi, tmp_path: Path) -> None:

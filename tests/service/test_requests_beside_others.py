@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 
 from planner.report.statement import Plan
 from planner.service.history.store import History
-from planner.service.http import bodies, body_readers, operations, plans
+from planner.service.http import bodies, body_readers, limits, operations, plans
 from planner.service.http.dependencies import MOST_WAITING
 from planner.service.http.openapi import EXAMPLE_JOB
 
@@ -29,7 +29,7 @@ MOST_ALLOWED = "3 of this kind (reads, timelines, writes) in each replica, of wh
 def run(app: Any, story: Story) -> None:
     async def with_client() -> None:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://planner") as client:
-            await asyncio.wait_for(story(client), 30)
+            await asyncio.wait_for(story(client), 300)
 
     asyncio.run(with_client())
 
@@ -116,6 +116,35 @@ def test_probes_are_answered_while_every_thread_of_other_requests_hangs(asgi: As
     run(asgi().app, story)
 
 
+@pytest.mark.parametrize(("stale_seconds", "status"), [(15.0, 200), (-1.0, 503)], ids=["lately ready", "long ago"])
+def test_a_look_that_takes_long_is_answered_by_what_was_found_lately_and_is_one_for_all(
+    asgi: Asgi, monkeypatch: pytest.MonkeyPatch, stale_seconds: float, status: int
+) -> None:
+    monkeypatch.setattr(limits, "SOON_SECONDS", 0.01)
+    monkeypatch.setattr(limits, "STALE_SECONDS", stale_seconds)
+    monkeypatch.setattr(operations, "PROBE_SECONDS", 0.1)
+    looks, answers = [], asyncio.Event()
+
+    async def ready() -> None:
+        looks.append(answers.is_set())
+        await answers.wait()
+
+    async def story(client: httpx.AsyncClient) -> None:
+        answers.set()
+        while (await client.get("/readyz")).status_code != 200 or not looks:
+            pass
+        answers.clear()
+        looks.clear()
+
+        asked = await asyncio.gather(*(client.get("/readyz") for _ in range(3)))
+
+        assert ([answer.status_code for answer in asked], looks) == ([status] * 3, [False])
+        while (await client.get("/readyz")).status_code == 200:  # until what that look finds is there
+            await asyncio.sleep(0.01)
+
+    run(asgi(tracers_ready=ready).app, story)
+
+
 def test_a_probe_is_answered_while_scrapes_of_many_forms_wait(
     asgi: Asgi, history: History, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,7 +209,7 @@ def test_metrics_that_many_ask_for_at_once_are_read_once(
     def read_when_all_asked(totals: Any) -> Any:
         nonlocal read
         read += 1
-        assert all_asked.wait(20)
+        assert all_asked.wait(300)
         return figures(totals)
 
     async def count(*arguments: Any) -> Any:
@@ -204,13 +233,13 @@ def test_metrics_that_many_ask_for_at_once_are_read_once(
 def test_of_many_timelines_a_few_wait_and_the_others_are_told_to_come_again(
     asgi: Asgi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    at_once, most = 0, 0
+    at_once, most, go = 0, 0, asyncio.Event()
 
     async def draw(*_: Any, **__: Any) -> dict[str, Any]:
         nonlocal at_once, most
         at_once += 1
         most = max(most, at_once)
-        await asyncio.sleep(0.01)
+        await go.wait()
         at_once -= 1
         return {}
 
@@ -220,7 +249,11 @@ def test_of_many_timelines_a_few_wait_and_the_others_are_told_to_come_again(
 
     async def story(client: httpx.AsyncClient) -> None:
         path = f"/v1/plans/pl-{'a' * 26}/timeline"
-        answers = await asyncio.gather(*(client.get(path) for _ in range(many)))
+        asked = [asyncio.create_task(client.get(path)) for _ in range(many)]
+        while sum(each.done() for each in asked) < many - MOST_WAITING - 1:
+            await asyncio.sleep(0.005)
+        go.set()
+        answers = await asyncio.gather(*asked)
         statuses = [answer.status_code for answer in answers]
         refused = next(answer for answer in answers if answer.status_code == 429)
 
@@ -245,7 +278,7 @@ def test_a_body_that_stops_gives_its_place_back(asgi: Asgi, monkeypatch: pytest.
 
     headers = [(b"content-type", b"application/json"), (b"content-length", b"100000")]
     scope = {"type": "http", "method": "POST", "path": "/v1/plans", "headers": headers, "query_string": b""}
-    asyncio.run(asyncio.wait_for(asgi().app(scope, receive, send), 10))
+    asyncio.run(asyncio.wait_for(asgi().app(scope, receive, send), 300))
 
     assert (sent[0]["status"], json.loads(sent[1]["body"])["problem"]) == (408, "the body stopped for 0.1 s")
 

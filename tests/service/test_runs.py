@@ -15,7 +15,18 @@ from typing import Any
 import httpx
 import pytest
 from hostile_tarballs import FOUND_BEFORE
-from plan_makers import JOB, ServiceStack, StackRunner, never, on_stack, when
+from plan_makers import (
+    JOB,
+    MOST_SECONDS,
+    CountedEvents,
+    FakePool,
+    FakeWorker,
+    ServiceStack,
+    StackRunner,
+    never,
+    on_stack,
+    when,
+)
 from starlette.testclient import TestClient
 
 from planner.errors import PlannerError, ProgramError
@@ -26,12 +37,20 @@ from planner.service.http.problems import RequestError
 from planner.service.http.run_requests import read_run
 from planner.service.orders import START_SECONDS, RunRequest, WorkerResult, build_run_order
 from planner.service.scheduling import plan_tasks
+from planner.service.scheduling.plan_scheduler import count_runners
+from planner.service.scheduling.worker_pool import Workers
 from planner.settings import Settings
 from planner.truth.calibration.interval import Calibration
 from planner.units import MIB
 
 Asgi = Callable[..., TestClient]
-GZIP = {"Content-Type": "application/gzip"}
+
+
+def packed(**asked: Any) -> dict[str, str]:
+    """The headers of a tarball."""
+    return {"Content-Type": "application/gzip", "X-Planner-Run": json.dumps(asked)}
+
+
 PROGRAM = b"""
 import torch
 
@@ -46,15 +65,15 @@ for _ in range(4):
 
 
 def tarball(files: dict[str, bytes], *more: tarfile.TarInfo) -> bytes:
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w:gz") as tar:
+    written = io.BytesIO()
+    with tarfile.open(fileobj=written, mode="w:gz") as tar:
         for name, content in files.items():
             about = tarfile.TarInfo(name)
             about.size = len(content)
             tar.addfile(about, io.BytesIO(content))
         for each in more:
             tar.addfile(each)
-    return packed.getvalue()
+    return written.getvalue()
 
 
 def special(name: str, kind: bytes, target: str = "") -> tarfile.TarInfo:
@@ -63,8 +82,9 @@ def special(name: str, kind: bytes, target: str = "") -> tarfile.TarInfo:
     return found
 
 
-def request(content: bytes, **query: str) -> RunRequest:
-    about = {"kind": "application/gzip", "query": {"command": "python t.py", **query}, "folders": []}
+def request(content: bytes, **asked: object) -> RunRequest:
+    header = json.dumps({"command": "python t.py", **asked})
+    about = {"kind": "application/gzip", "header": header, "folders": []}
     return read_run(content, json.dumps(about))
 
 
@@ -72,7 +92,7 @@ def test_a_program_is_run_kept_and_bound_to_its_job(client: httpx.Client) -> Non
     sent = tarball({"./train.py": PROGRAM})
     asked = {"command": "python train.py", "team": "nlp", "name": "tiny"}
 
-    answer = client.post("/v1/runs", params=asked, content=sent, headers=GZIP)
+    answer = client.post("/v1/runs", content=sent, headers=packed(**asked))
 
     assert answer.status_code == 200, answer.text
     found = answer.json()
@@ -88,14 +108,14 @@ def test_a_program_is_run_kept_and_bound_to_its_job(client: httpx.Client) -> Non
     refused = client.post("/v1/validations", json={"plan_id": found["plan_id"]})
     assert (refused.status_code, "is the run of a program" in refused.json()["problem"]) == (422, True)
 
-    crashed = client.post("/v1/runs", params=asked, content=tarball({"train.py": b"1 / 0"}), headers=GZIP)
+    crashed = client.post("/v1/runs", content=tarball({"train.py": b"1 / 0"}), headers=packed(**asked))
     assert (crashed.status_code, crashed.headers["content-type"]) == (422, "application/problem+json")
     assert "ZeroDivisionError: division by zero" in crashed.json()["problem"]
     assert 'File "train.py", line 1' in crashed.json()["traceback"]
 
 
 def test_programs_are_run_where_the_operator_says_so_and_for_whom(asgi: Asgi, plan_provider: Any) -> None:
-    sent = {"params": {"command": "python t.py"}, "content": tarball({"t.py": b""}), "headers": GZIP}
+    sent: dict[str, Any] = {"content": tarball({"t.py": b""}), "headers": packed(command="python t.py")}
 
     assert asgi().post("/v1/runs", **sent).status_code == 403
     assert asgi(programs=True, code_token_sha256="0" * 64).post("/v1/runs", **sent).status_code == 401
@@ -132,7 +152,7 @@ def test_a_file_that_the_command_names_is_read_from_the_programs_files_only(tmp_
     (tmp_path / "job" / "own.yaml").write_text("num_processes: 4")
 
     def world(config: str) -> int:
-        about = json.dumps({"kind": "application/json", "query": {}, "folders": [str(tmp_path)]})
+        about = json.dumps({"kind": "application/json", "header": "", "folders": [str(tmp_path)]})
         command = ["accelerate", "launch", "--config_file", config, "t.py"]
         return read_run(json.dumps({"command": command, "path": str(tmp_path / "job")}).encode(), about).line.world_size
 
@@ -140,10 +160,10 @@ def test_a_file_that_the_command_names_is_read_from_the_programs_files_only(tmp_
     for config in ("link.yaml", "../secret.yaml", str(tmp_path / "secret.yaml"), "/proc/self/environ", "none.yaml"):
         with pytest.raises(PlannerError, match="is not in the folder of the program"):
             world(config)
-    packed = tarball({"./own.yaml": b"num_processes: 8"})
-    assert request(packed, command="accelerate launch --config_file own.yaml t.py").line.world_size == 8
+    sent = tarball({"./own.yaml": b"num_processes: 8"})
+    assert request(sent, command="accelerate launch --config_file own.yaml t.py").line.world_size == 8
     with pytest.raises(PlannerError, match="is not in the tarball"):
-        request(packed, command="accelerate launch --config_file /etc/hostname t.py")
+        request(sent, command="accelerate launch --config_file /etc/hostname t.py")
 
 
 @pytest.mark.parametrize(
@@ -179,7 +199,7 @@ def test_what_is_no_tarball_of_a_program_is_refused(content: bytes, said: str) -
 
 
 @pytest.mark.parametrize(
-    ("query", "said"),
+    ("asked", "said"),
     [
         ({"command": "make train"}, "is not a known launcher"),
         ({"command": "python $X"}, "is a variable"),
@@ -192,13 +212,29 @@ def test_what_is_no_tarball_of_a_program_is_refused(content: bytes, said: str) -
         ({"path": "/tmp"}, "a tarball came with a path"),
     ],
 )
-def test_what_cannot_be_run_is_said(query: dict[str, str], said: str) -> None:
+def test_what_cannot_be_run_is_said(asked: dict[str, str], said: str) -> None:
     with pytest.raises(PlannerError, match=said):
-        request(tarball({"t.py": b"1"}), **query)
+        request(tarball({"t.py": b"1"}), **asked)
 
 
 def test_a_program_may_name_the_torch_that_it_runs_with() -> None:
     assert request(tarball({"t.py": b"1"}), torch="2.8.1+cu128").torch == "2.8"
+
+
+def test_a_command_in_the_address_is_refused_with_the_place_where_it_belongs(asgi: Asgi, plan_provider: Any) -> None:
+    headers = {"Content-Type": "application/gzip"}
+    asked = {"command": "env HF_TOKEN=canary python t.py"}
+
+    answer = asgi(programs=True).post("/v1/runs", params=asked, content=tarball({"t.py": b""}), headers=headers)
+
+    said = answer.json()
+    assert (answer.status_code, said["place"], "X-Planner-Run" in said["allowed"]) == (422, "query", True)
+    assert ("canary" in answer.text, plan_provider.ran) == (False, [])
+
+
+def test_a_command_of_a_tarball_may_have_any_letters_and_lines() -> None:
+    words = ["python", "t.py", "--note", "größer\nals eins"]
+    assert request(tarball({"t.py": b"1"}), command=words).command == tuple(words)
 
 
 def test_bodies_that_are_no_program_are_problems(asgi: Asgi, plan_provider: Any) -> None:
@@ -209,14 +245,17 @@ def test_bodies_that_are_no_program_are_problems(asgi: Asgi, plan_provider: Any)
         assert found.headers["content-type"] == "application/problem+json"
         return int(found.status_code)
 
-    assert answers(content=b"x" * 5000, headers=GZIP, params={"command": "python t.py"}) == 413
-    assert answers(content=b"", headers=GZIP, params={"command": "python t.py"}) == 400
+    assert answers(content=b"x" * 5000, headers=packed(command="python t.py")) == 413
+    assert answers(content=b"", headers=packed(command="python t.py")) == 400
     assert answers(content=b"x", headers={"Content-Type": "text/plain"}) == 415
-    assert answers(content=tarball({"t.py": b""}), headers=GZIP) == 422
+    assert answers(content=tarball({"t.py": b""}), headers={"Content-Type": "application/gzip"}) == 422
+    for header in ("[]", "{", '"python t.py"', "[" * 10_000):
+        headers = {"Content-Type": "application/gzip", "X-Planner-Run": header}
+        assert answers(content=tarball({"t.py": b""}), headers=headers) == 422
     assert answers(json={"command": "python t.py", "path": "/"}, params={"gpu": "H100"}) == 422
     assert plan_provider.ran == []
     plan_provider.fault = ProgramCrashedError("it ended", "Traceback ...", place="t.py")
-    crashed = client.post("/v1/runs", content=tarball({"t.py": b""}), headers=GZIP, params={"command": "python t.py"})
+    crashed = client.post("/v1/runs", content=tarball({"t.py": b""}), headers=packed(command="python t.py"))
     assert (crashed.status_code, crashed.json()["traceback"]) == (422, "Traceback ...")
 
 
@@ -224,19 +263,18 @@ def test_a_run_that_is_not_waited_for_goes_on_and_equal_ones_are_one(run_stack: 
     asked = request(tarball({"t.py": b"1"}))
 
     async def story(stack: ServiceStack) -> None:
-        async def slow(method: str) -> None:
-            await asyncio.sleep(0.1 if method == "run" else 0)
-
-        stack.pool.does = slow
-        first, second = await asyncio.gather(
-            stack.plan_provider.run(asked, seconds=0.01, keep=True),
-            stack.plan_provider.run(asked, seconds=5, keep=False),
-        )
+        go = asyncio.Event()
+        stack.pool.does = lambda _: when(go)
+        first = await stack.plan_provider.run(asked, seconds=0.01, keep=True)
+        waiting = asyncio.create_task(stack.plan_provider.run(asked, seconds=MOST_SECONDS, keep=False))
+        await stack.waited_for_by(1)
+        go.set()
+        second = await waiting
         assert first.is_pending
         assert not second.is_pending
         assert (first.plan_id, stack.pool.asked) == (second.plan_id, ["run"])
         assert stack.history.plans.text(first.plan_id) == second.text
-        assert (await stack.plan_provider.run(asked, seconds=5, keep=False)).plan_id == first.plan_id
+        assert (await stack.plan_provider.run(asked, seconds=MOST_SECONDS, keep=False)).plan_id == first.plan_id
         assert stack.pool.asked == ["run", "run"]  # what a folder holds may have changed
 
     run_stack(story, programs=True)
@@ -257,12 +295,94 @@ async def test_programs_that_sleep_keep_no_spec_waiting(stack: ServiceStack) -> 
     await stack.tracers.finish(0)
 
 
+TWO_TOKENS = f"{'a' * 64},{'b' * 64}"
+
+
+def asked_by(tenant: str, steps: int) -> RunRequest:
+    return dataclasses.replace(request(tarball({"t.py": b"1"}), steps=steps), tenant=tenant)
+
+
+async def never_for(stack: ServiceStack, *requests: RunRequest) -> None:
+    """These are asked for, and never done."""
+    stack.pool.does = never
+    for each in requests:
+        assert (await stack.plan_provider.run(each, seconds=0.01, keep=True)).is_pending
+    stack.pool.does = None
+
+
+@pytest.mark.parametrize(
+    ("workers", "tokens", "runners"),
+    [(1, "", (1, 1)), (8, "a" * 64, (4, 4)), (1, TWO_TOKENS, (2, 1)), (8, TWO_TOKENS, (4, 2)), (6, TWO_TOKENS, (3, 2))],
+)
+def test_of_several_tokens_each_has_at_most_half_of_the_workers_that_run_programs(
+    workers: int, tokens: str, runners: tuple[int, int]
+) -> None:
+    assert count_runners(Settings(programs=True, token_sha256=tokens), workers) == runners
+    assert count_runners(Settings(programs=True, token_sha256="c" * 64, code_token_sha256=tokens), workers) == runners
+    assert count_runners(Settings(token_sha256=tokens), workers) == (0, 0)
+
+
+@on_stack(programs=True, trace_workers=4, token_sha256=TWO_TOKENS)
+async def test_programs_that_sleep_leave_workers_to_other_tokens(stack: ServiceStack) -> None:
+    await never_for(stack, *(asked_by("one", steps) for steps in range(1, 6)))
+
+    made = await stack.plan_provider.run(asked_by("other", 1), seconds=60, keep=False)
+
+    assert (made.stored, stack.tracers.levels()["busy"], stack.tracers.levels()["waiting"]) == (True, 1, 4)
+    await stack.tracers.finish(0)
+
+
+@on_stack(programs=True, trace_workers=1, trace_queue=4, token_sha256=TWO_TOKENS)
+async def test_one_token_has_half_of_the_queue_of_runs(stack: ServiceStack) -> None:
+    await never_for(stack, *(asked_by("one", steps) for steps in range(1, 4)))
+
+    with pytest.raises(BusyError) as caught:
+        await stack.plan_provider.run(asked_by("one", 4), seconds=60, keep=False)
+
+    assert caught.value.allowed == "2 at once and 4 that wait, of which one token may have 3"
+    assert (await stack.plan_provider.run(asked_by("other", 1), seconds=60, keep=False)).stored
+    await stack.tracers.finish(0)
+
+
+def test_the_tenant_with_the_least_work_under_way_comes_first() -> None:
+    done: list[str] = []
+    pool = FakePool()
+    asked = {"first of one": "one", "second of one": "one", "third of one": "one", "first of another": "another"}
+    gates = {name: asyncio.Event() for name in asked}
+
+    async def work(name: str) -> WorkerResult:
+        await gates[name].wait()
+        done.append(name)
+        return WorkerResult()
+
+    async def story() -> None:
+        pool.does = work
+        counters: Any = CountedEvents()
+        workers = Workers(lambda: FakeWorker(pool), 2, counters, most_wait_seconds=60.0)
+        workers.start()
+        while workers.alive < 2:
+            await asyncio.sleep(0)
+        calls = []
+        for name, tenant in asked.items():
+            calls.append(asyncio.create_task(workers.call(name, seconds=60.0, tenant=tenant)))
+            await asyncio.sleep(0)
+        for name in ("second of one", "first of another", "third of one", "first of one"):
+            gates[name].set()
+            while name not in done:
+                await asyncio.sleep(0)
+        await asyncio.gather(*calls)
+        workers.close()
+
+    asyncio.run(asyncio.wait_for(story(), 60))
+    assert pool.asked == ["first of one", "second of one", "first of another", "third of one"]
+
+
 @on_stack(programs=True)
 async def test_a_run_is_ended_by_a_request_whether_it_runs_or_waits(stack: ServiceStack) -> None:
     stack.pool.does = never
     asked = [request(tarball({"t.py": b"1"}), steps=str(steps)) for steps in (1, 2)]
     pending = [await stack.plan_provider.run(each, seconds=0.01, keep=True) for each in asked]
-    waits = [asyncio.create_task(stack.plan_provider.run(each, seconds=10, keep=False)) for each in asked]
+    waits = [asyncio.create_task(stack.plan_provider.run(each, seconds=MOST_SECONDS, keep=False)) for each in asked]
     await stack.waited_for_by(2)
 
     assert [await stack.plan_provider.end_run(each.plan_id) for each in pending] == [True, True]
@@ -273,7 +393,7 @@ async def test_a_run_is_ended_by_a_request_whether_it_runs_or_waits(stack: Servi
     assert (stack.pool.asked, stack.pool.stopped, stack.tracers.levels()["workers"]) == (["run"], 1, 2)
     assert not await stack.plan_provider.end_run(pending[0].plan_id)
     stack.pool.does = None
-    assert (await stack.plan_provider.run(asked[0], seconds=5, keep=False)).plan_id == pending[0].plan_id
+    assert (await stack.plan_provider.run(asked[0], seconds=MOST_SECONDS, keep=False)).plan_id == pending[0].plan_id
 
 
 @on_stack()
@@ -288,7 +408,7 @@ async def test_a_plan_is_not_ended_as_a_run(stack: ServiceStack) -> None:
 @on_stack(programs=True, program_seconds=0.1)
 async def test_all_ranks_of_a_run_have_one_limit_of_time(stack: ServiceStack) -> None:
     sixteen = request(tarball({"t.py": b"1"}), command="torchrun --nproc-per-node 16 t.py", ranks="all")
-    order = build_run_order(sixteen, Calibration.none(), Settings(program_seconds=600.0))
+    order = build_run_order(sixteen, Calibration.none(), Settings(program_seconds=600.0), b"key")
     assert order.seconds == 600.0 + START_SECONDS
 
     async def takes_too_long(_: str) -> WorkerResult:
@@ -296,7 +416,7 @@ async def test_all_ranks_of_a_run_have_one_limit_of_time(stack: ServiceStack) ->
 
     stack.pool.does = takes_too_long
     with pytest.raises(TraceLimitError) as caught:
-        await stack.plan_provider.run(sixteen, seconds=5, keep=False)
+        await stack.plan_provider.run(sixteen, seconds=MOST_SECONDS, keep=False)
     assert (caught.value.problem, caught.value.allowed) == (
         "the ranks of the program were not all run within 0.1 s",
         "at most 0.1 s for all ranks of a run together (PLANNER_PROGRAM_SECONDS)",
@@ -339,7 +459,7 @@ def test_what_not_everybody_may_read_is_not_read_for_a_caller(tmp_path: Path) ->
     (job / "closed").chmod(0o700)
 
     def read(command: str, folder: Path = job) -> RunRequest:
-        about = json.dumps({"kind": "application/json", "query": {}, "folders": [str(tmp_path)]})
+        about = json.dumps({"kind": "application/json", "header": "", "folders": [str(tmp_path)]})
         return read_run(json.dumps({"command": command, "path": str(folder)}).encode(), about)
 
     assert read("bash sub/run.sh").line.environment == {"SECRET": "canary"}
@@ -367,7 +487,7 @@ def test_a_tarball_whose_headers_say_what_no_file_has_is_refused(name: str) -> N
 
 @on_stack(programs=True)
 async def test_a_run_of_which_too_much_is_to_be_said_is_not_kept(stack: ServiceStack) -> None:
-    answer = await stack.plan_provider.run(request(tarball({"t.py": b"1"})), seconds=5, keep=False)
+    answer = await stack.plan_provider.run(request(tarball({"t.py": b"1"})), seconds=MOST_SECONDS, keep=False)
     assert not answer.is_pending
     found = read_statement(json.loads(answer.text))
     plan_tasks.refuse_large(found)

@@ -106,7 +106,7 @@ def ask(client: Any, wait: int = 20, **more: Any) -> Any:
 
 
 def eventually(client: Any, location: str, done: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    until = time.monotonic() + 60
+    until = time.monotonic() + 300
     while not done(found := client.get(location).json()):
         assert time.monotonic() < until, found
         time.sleep(0.05)

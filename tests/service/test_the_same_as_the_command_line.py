@@ -58,7 +58,7 @@ def test_a_warm_worker_plans_as_a_fresh_command_line_does(tmp_path: Path) -> Non
 
 
 def planned_by(worker: TracingWorker, number: int, file: Path) -> str:
-    found = worker.plan(number + 1, build_order(load_job(file), Calibration.none()), 300.0)
+    found = worker.plan(number + 1, build_order(load_job(file), Calibration.none(), b"key"), 300.0)
     assert isinstance(found, WorkerResult), found
     assert found.plan is not None, found
     return without_seconds(to_json(found.plan))

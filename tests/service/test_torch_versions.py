@@ -76,12 +76,12 @@ def test_an_environment_of_our_own_release_that_is_offered_is_preferred() -> Non
 
 
 def test_what_is_planned_with_our_own_torch_is_named_as_if_nothing_else_was_offered() -> None:
-    assert build_order(JOB, NONE, offered(older(4))) == build_order(JOB, NONE)
+    assert build_order(JOB, NONE, b"key", offered(older(4))) == build_order(JOB, NONE, b"key")
 
 
 def test_no_two_torches_share_a_trace_or_a_plan() -> None:
     job = running(older(4))
-    orders = [build_order(job, NONE, each) for each in (ONLY_OWN, offered(older(4)), offered(older(5)))]
+    orders = [build_order(job, NONE, b"key", each) for each in (ONLY_OWN, offered(older(4)), offered(older(5)))]
 
     assert len({each.trace_id for each in orders}) == len({each.plan_id for each in orders}) == len(orders)
 
@@ -177,8 +177,8 @@ def worker() -> Iterator[TracingWorker]:
 
 
 def test_a_torch_that_does_not_start_is_said_and_the_worker_stays(worker: TracingWorker) -> None:
-    refused = worker.plan(1, build_order(running(older(4)), NONE), 60.0)
-    made = worker.plan(2, build_order(JOB, NONE), 60.0)
+    refused = worker.plan(1, build_order(running(older(4)), NONE, b"key"), 60.0)
+    made = worker.plan(2, build_order(JOB, NONE, b"key"), 60.0)
 
     assert isinstance(refused, PlanRefused)
     assert isinstance(refused.error, WorkerLostError)
@@ -193,7 +193,7 @@ def test_another_interpreter_gets_planner_and_makes_the_same_plan_under_the_same
     assert here.nearest(OWN).python == sys.executable
     another = TracingWorker(Limits(), Isolation(), here)
 
-    brought, usual = (planned(each, build_order(job, NONE)) for each in (another, worker))
+    brought, usual = (planned(each, build_order(job, NONE, b"key")) for each in (another, worker))
 
     assert without_seconds(brought) == without_seconds(usual)
     another.close()

@@ -24,7 +24,7 @@ SMALL: dict[str, Any] = {
 
 
 def finished(client: httpx.Client, location: str) -> dict[str, Any]:
-    until = time.monotonic() + 90
+    until = time.monotonic() + 6000
     while True:
         found: dict[str, Any] = client.get(location).json()
         if found["state"] not in ("pending", "running"):
@@ -101,7 +101,7 @@ def test_if_the_process_that_runs_validations_is_killed_they_have_failed_and_new
 
     runner = serve.get_deployment_handle("Validations", "planner").process.remote().result(timeout_s=30)
     location = client.post("/v1/validations", json={"job": SMALL, "device": "cpu"}).headers["Location"]
-    until = time.monotonic() + 60
+    until = time.monotonic() + 600
     while client.get(location).json()["state"] == "pending" and time.monotonic() < until:
         time.sleep(0.05)
     os.kill(runner, signal.SIGKILL)
@@ -114,7 +114,7 @@ def test_if_the_process_that_runs_validations_is_killed_they_have_failed_and_new
     )
     again = client.post("/v1/validations", json={"job": _on("L4-24GB")})
     assert (again.status_code, again.json()["state"]) == (202, "refused")
-    until = time.monotonic() + 20
+    until = time.monotonic() + 300
     while (left := _measuring_processes()) and time.monotonic() < until:
         time.sleep(0.1)
     assert left == []

@@ -46,7 +46,7 @@
 {{- end -}}
 {{- end -}}
 {{- if and .Values.webhook.clientCertificate.required (not .Values.webhook.clientCertificate.caConfigMap) -}}
-{{- fail "webhook.clientCertificate.caConfigMap: name the ConfigMap with the CA of the API server's client certificate, or set webhook.clientCertificate.required to false where the API server cannot show one (docs/admission.md)" -}}
+{{- fail "webhook.clientCertificate.caConfigMap: name the ConfigMap with the CA of the API server's client certificate, or set webhook.clientCertificate.required: false where the API server cannot show one (docs/admission.md); releases without either answered anybody" -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

@@ -383,6 +383,13 @@ def read(given: GivenJob, folder: Path | None) -> ImportedJob:
 
     Without a folder no file is read: then `named` is a model that planner knows or `-`, and there are no sources.
     """
+    try:
+        return _read_given(given, folder)
+    except SpecError as error:
+        raise shorthand.in_options(error) from None
+
+
+def _read_given(given: GivenJob, folder: Path | None) -> ImportedJob:
     settings = [shorthand.parse(written) if isinstance(written, str) else written for written in given.settings]
     if given.sources is not None:
         assert folder is not None

@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import BigInteger, ColumnElement, Row, Select, case, func, or_, select, type_coerce
 
 from planner.hardware.catalog import by_name
-from planner.hardware.gpus import GpuRecord
+from planner.hardware.gpu_records import GpuRecord
 from planner.job.schema import Cluster, Gpu
 from planner.service.history.database import Database
 from planner.service.history.job_table import Outcome, ended_since, fullest_ranks, is_open, rank_of_job, whose_memory

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import zlib
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -11,6 +12,7 @@ from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
+    Connection,
     Dialect,
     Double,
     ForeignKey,
@@ -21,6 +23,7 @@ from sqlalchemy import (
     MetaData,
     Table,
     Text,
+    event,
 )
 from sqlalchemy.types import TypeDecorator
 
@@ -236,6 +239,16 @@ CALIBRATIONS = Table(
     *_columns(CompressedJson, "document"),
     Index("calibrations_by_time", "stored_at"),
 )
+
+KEYS = Table("keys", METADATA, _key("name"), *_columns(LargeBinary, "value"))
+"""Drawn once for each database, and never shown: ids of what has secrets are keyed with them."""
+IDS = "ids"
+
+
+@event.listens_for(KEYS, "after_create")
+def _draw_key(table: Table, connection: Connection, **_: Any) -> None:
+    connection.execute(table.insert().values(name=IDS, value=secrets.token_bytes(32)))
+
 
 TOTALS = Table("totals", METADATA, _key("name"), _key("labels"), *_columns(Double, "value"))
 """What only ever grows, of all processes together; it does not age."""

@@ -18,7 +18,9 @@ from planner.service.history.schema import (
     CALIBRATIONS,
     CHECKS,
     FAILURES,
+    IDS,
     JOBS,
+    KEYS,
     PLANS,
     SEARCHES,
     TRACES,
@@ -141,6 +143,9 @@ class History:
         self.calibrations = Calibrations(database, now)
         self.totals = Totals(database, now)
         self._writability = Writability(database)
+        with database.reading() as connection:
+            self.id_key = connection.execute(select(KEYS.c.value).where(KEYS.c.name == IDS)).scalar_one()
+        """What ids of what has secrets are keyed with: the same for all processes on this database."""
 
     @classmethod
     def open(cls, url: str, now: Callable[[], datetime] = _clock) -> History:

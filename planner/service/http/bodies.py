@@ -6,6 +6,7 @@ import asyncio
 import atexit
 import functools
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -24,6 +25,8 @@ from planner.units import GIB
 
 LIMITS = Limits(seconds=10.0, memory_bytes=2 * GIB, tasks=16)
 """For one body. What is allowed in a body is read within a second on a machine that is not busy."""
+_WAITERS = ThreadPoolExecutor(8, "body")
+"""Threads that wait for a reading process, more than there are turns: none of those that read the history."""
 _Read = TypeVar("_Read")
 Reader = Callable[[bytes, str], _Read]
 """A function of a module that reads a body; what its text says besides is its own: a media type, a setting."""
@@ -50,9 +53,10 @@ async def read_body(dependencies: Dependencies, reader: Reader[_Read], body: byt
 async def call_beside(reader: Reader[_Read], body: bytes, kind: str, remedy: str = _REMEDY) -> _Read:
     """As :func:`read_beside`, of a caller whose turn it is."""
     stopped, function = False, f"{reader.__module__}:{reader.__name__}"
-    work = asyncio.ensure_future(
-        asyncio.to_thread(running.call, function, body, kind, limits=LIMITS, server=_server(), stopped=lambda: stopped)
+    read_it = functools.partial(
+        running.call, function, body, kind, limits=LIMITS, server=_server(), stopped=lambda: stopped
     )
+    work = asyncio.get_running_loop().run_in_executor(_WAITERS, read_it)
     try:
         read: _Read = await asyncio.shield(work)
         return read

@@ -20,9 +20,12 @@ from planner.job.schema import Job
 from planner.job.shorthand import Shorthand
 from planner.job.size_limits import LARGEST_YAML
 from planner.planning.judging import told_on
+from planner.planning.planned_classes import refuse_unplannable
 from planner.report.class_timeline import ClassTimeline, timeline_to_json
 from planner.report.recorded_snapshot import explain
 from planner.report.statement import from_json
+from planner.searching import requests
+from planner.searching.requests import SearchRequest
 from planner.service.http.problems import RequestError
 from planner.tracing import rank_trace
 
@@ -209,6 +212,14 @@ def read_spec_request(content: bytes, _: str = "") -> dict[str, Any]:
         "taken": list(imported.supposed),
         "notes": list(imported.chosen),
     }
+
+
+def read_search(content: bytes, most_seconds: str) -> SearchRequest:
+    """Layouts of a job may be many: whether they can be is found out here too."""
+    asked = requests.read(read_object(content), float(most_seconds))
+    refuse_unplannable(asked.job)
+    asked.space()
+    return asked
 
 
 def read_replay(content: bytes, conf: str) -> dict[str, Any]:

@@ -21,7 +21,7 @@ def refuse_host(headers: Mapping[bytes, bytes], settings: Settings) -> None:
     expected = split_list(settings.hosts)
     written = headers.get(b"host", b"").decode("latin-1")
     name = _name_in(written)
-    if not expected or _is_address(name) or name == LOCALHOST or name.endswith(f".{LOCALHOST}"):
+    if not expected or _read_address(name) is not None or name == LOCALHOST or name.endswith(f".{LOCALHOST}"):
         return
     if name not in (each.lower() for each in expected):
         raise RequestError(
@@ -40,9 +40,14 @@ def _name_in(written: str) -> str:
         return ""
 
 
-def _is_address(name: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches it."""
+    address = _read_address(host)
+    return host == LOCALHOST if address is None else address.is_loopback
+
+
+def _read_address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
-        ipaddress.ip_address(name)
+        return ipaddress.ip_address(name)
     except ValueError:
-        return False
-    return True
+        return None

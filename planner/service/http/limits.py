@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Hashable
+from collections.abc import AsyncIterator, Callable, Coroutine, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
@@ -71,6 +72,37 @@ class Turns:
                 yield
         finally:
             self._count -= 1
+
+
+SOON_SECONDS = 0.5
+"""Of the second within which a prober is to be answered."""
+STALE_SECONDS = 15.0
+"""Probers ask every 5 to 10 s."""
+
+
+class LatestFinding:
+    """What is found by looking, one look at a time: on a busy machine, asking the database and other processes takes
+    seconds. For one event loop."""
+
+    def __init__(self) -> None:
+        self._look: asyncio.Task[None] | None = None
+        self._found: Any = None
+        self._found_at = -math.inf
+
+    async def find(self, look: Callable[[], Coroutine[Any, Any, _Result]]) -> _Result:
+        """What this look, or the one under way, finds; what the last one found if that takes long."""
+        if self._look is None or self._look.done():
+            self._look = asyncio.create_task(self._note(look))
+        loop = asyncio.get_running_loop()
+        done, _ = await asyncio.wait({self._look}, timeout=SOON_SECONDS)
+        if done or loop.time() - self._found_at > STALE_SECONDS:
+            await asyncio.shield(self._look)
+        found: _Result = self._found
+        return found
+
+    async def _note(self, look: Callable[[], Coroutine[Any, Any, _Result]]) -> None:
+        self._found = await look()
+        self._found_at = asyncio.get_running_loop().time()
 
 
 _WRITERS = ThreadPoolExecutor(2, "write")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections.abc import Awaitable, Callable
 
@@ -27,25 +28,35 @@ _log = logging.getLogger("planner.service")
 
 class Health(BaseModel):
     status: str
+    warning: str = ""
+    """What does not work, and what to do, while all else does."""
 
 
-@router.get("/livez", summary="Is this replica alive?")
+@router.get("/livez", summary="Is this replica alive?", response_model_exclude_defaults=True)
 async def livez() -> Health:
     """Answers as long as the replica can answer at all."""
     return Health(status="alive")
 
 
-@router.get("/readyz", summary="Can jobs be planned?", responses=problems())
+@router.get("/readyz", summary="Can jobs be planned?", responses=problems(), response_model_exclude_defaults=True)
 async def readyz(deps: Injected) -> Health:
-    """200 if the history can be reached and jobs get tracing processes, else 503 that says why, and what to do."""
-    faults = [fault for fault in await asyncio.gather(_history(deps), _tracers(deps)) if fault is not None]
-    if faults:
+    """200 if the history can be reached and jobs get tracing processes, else 503 that says why, and what to do. Where
+    only code of users cannot be run, or not be bounded, it is 200 with a `warning`.
+
+    Where that is not known within half a second, as under load, it is what was known last, at most 15 s ago.
+    """
+    states = await deps.readiness.find(functools.partial(_look, deps))
+    if faults := [state for state in states if isinstance(state, PlannerError)]:
         remedy = "; ".join(fault.remedy for fault in faults if fault.remedy)
         raise RequestError(503, "; ".join(fault.problem for fault in faults), remedy=remedy, place="readyz")
-    return Health(status="ready")
+    return Health(status="ready", warning="; ".join(filter(None, map(str, states))))
 
 
-async def _history(deps: Dependencies) -> PlannerError | None:
+async def _look(deps: Dependencies) -> list[PlannerError | str]:
+    return list(await asyncio.gather(_history(deps), _tracers(deps)))
+
+
+async def _history(deps: Dependencies) -> PlannerError | str:
     try:
         await asyncio.wait_for(_PROBES.call(deps.history.probe), PROBE_SECONDS)
     except TimeoutError:
@@ -53,14 +64,14 @@ async def _history(deps: Dependencies) -> PlannerError | None:
     except PlannerError as error:
         problem = f"the history {deps.history.place} cannot be used: {error.problem}"
         return PlannerError(problem, remedy=error.remedy)
-    return None
+    return ""
 
 
-async def _tracers(deps: Dependencies) -> PlannerError | None:
+async def _tracers(deps: Dependencies) -> PlannerError | str:
     if deps.tracers_ready is None:
-        return None
+        return ""
     try:
-        await asyncio.wait_for(deps.tracers_ready(), PROBE_SECONDS)
+        return await asyncio.wait_for(deps.tracers_ready(), PROBE_SECONDS)
     except TimeoutError:
         return PlannerError("the tracing processes do not answer")
     except PlannerError as error:
@@ -68,7 +79,6 @@ async def _tracers(deps: Dependencies) -> PlannerError | None:
     except Exception as error:  # whatever Ray says of a deployment that is not there
         _log.warning("the tracing processes cannot be reached: %s", error)
         return PlannerError("the tracing processes cannot be reached")
-    return None
 
 
 metrics_router = APIRouter(tags=["operations"])

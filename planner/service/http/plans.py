@@ -36,7 +36,7 @@ from planner.service.http.dependencies import (
 from planner.service.http.limits import write_in_turn
 from planner.service.http.openapi import A_JOB, WAITS, WRITES, Answer, in_json, prefer, problems, takes
 from planner.service.http.problems import RequestError
-from planner.service.http.run_requests import EXAMPLE, RunBody, receive_run
+from planner.service.http.run_requests import EXAMPLE, HEADER, RunBody, receive_run
 from planner.service.orders import refuse_programs
 from planner.service.plan_provider import PlanAnswer
 
@@ -325,20 +325,14 @@ class Run(Answer):
     seconds: dict[str, float]
 
 
-def _query() -> list[dict[str, Any]]:
-    """The keys of the body, for a tarball; there a command is one text."""
-    properties = RunBody.model_json_schema()["properties"]
-    return [
-        {
-            "name": name,
-            "in": "query",
-            "required": False,
-            "description": "of a tarball (required)" if name == "command" else "of a tarball",
-            "schema": {"type": "string"} if name == "command" else properties[name],
-        }
-        for name in properties
-        if name != "path"
-    ]
+_BODY = in_json(RunBody.model_json_schema(), EXAMPLE)
+_IN_HEADER = {
+    "name": HEADER,
+    "in": "header",
+    "required": False,
+    "description": "Of a tarball (required): what a JSON body says, without a path.",
+    "content": _BODY,
+}
 
 
 @run_router.post(
@@ -348,18 +342,19 @@ def _query() -> list[dict[str, Any]]:
     responses=_made("it is being run") | problems(*WRITES, 403, 410, 504),
     openapi_extra=takes(
         {
-            **in_json(RunBody.model_json_schema(), EXAMPLE),
+            **_BODY,
             "application/gzip": _TARBALL,
             "application/x-tar": _TARBALL,
         }
     )
-    | {"parameters": [*_query(), prefer(WAITS)]},
+    | {"parameters": [_IN_HEADER, prefer(WAITS)]},
 )
 async def run(request: Request, deps: Injected) -> Response:
     """What every rank of a training program will hold: it is run, unedited, on a GPU that is not there.
 
-    Its files are a tarball (the body; the command stands in the query), or lie in a folder that the service shares
-    with its users (`path` in a JSON body). It is run each time it is asked for; equal requests at one time are one.
+    Its files are a tarball (the body; the command stands in the header `X-Planner-Run`, as JSON), or lie in a folder
+    that the service shares with its users (`path` in a JSON body). It is run each time it is asked for; equal requests
+    at one time are one.
     `Prefer: wait=N` ends the work after N seconds with 504; `Prefer: respond-async, wait=N` answers 202 by then, and
     the run goes on: `GET /v1/runs/{plan_id}` has it when it is done, and the same request sent again waits for it, or
     says why it failed. `DELETE` of the same path ends it.

@@ -1,9 +1,10 @@
-"""Reads what a run of a program is asked with: a tarball and a query, or a JSON body with a path in a shared folder."""
+"""Reads what a run of a program is asked with: a tarball and a header, or JSON with a path in a shared folder."""
 
 from __future__ import annotations
 
 import dataclasses
 import gzip
+import hashlib
 import io
 import json
 import os
@@ -17,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import Request
 
 from planner.errors import SpecError
+from planner.job.json_text import read_json
 from planner.job.launching.launchers import words_of
 from planner.job.launching.line import parse
 from planner.job.loading import read_gpu
@@ -24,7 +26,7 @@ from planner.job.shorthand import read_host_memory
 from planner.planning.program_ranks import choose_ranks
 from planner.service.http.bodies import media_type, read_beside, receive_content
 from planner.service.http.body_readers import JSON, explain_body_error, read_object
-from planner.service.http.dependencies import Dependencies
+from planner.service.http.dependencies import Dependencies, split_authorization
 from planner.service.http.problems import RequestError
 from planner.service.orders import RunRequest
 from planner.settings import split_list
@@ -240,8 +242,14 @@ EXAMPLE: dict[str, Any] = {
 _Label = Annotated[str, Field(max_length=_LONGEST_LABEL)]
 
 
+HEADER = "X-Planner-Run"
+"""In it a tarball's request says what a JSON body says, without a path. Not in the query, which proxies keep in
+their logs."""
+_IN_HEADER = f'the header {HEADER}: {{"command": "python train.py", "gpu": "H100-SXM-80GB"}}'
+
+
 class RunBody(BaseModel):
-    """A program's command and what it is judged for. In a query all values are texts."""
+    """A program's command and what it is judged for."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"example": EXAMPLE})
     command: str | list[str]
@@ -263,15 +271,16 @@ class RunBody(BaseModel):
 
 
 async def receive_run(request: Request, deps: Dependencies) -> RunRequest:
-    kind, query = media_type(request), request.query_params.multi_items()
-    if kind == JSON and query:
-        raise RequestError(422, "with a JSON body there is no query", allowed="its keys in the body", place="query")
-    if len(dict(query)) < len(query):
-        raise RequestError(422, "the query names something twice", allowed="each once", place="query")
+    if request.query_params:
+        allowed = f"the keys in a JSON body; of a tarball in {_IN_HEADER}"
+        raise RequestError(422, "a run has no query, which proxies log", allowed=allowed, place="query")
+    kind, header = media_type(request), request.headers.get(HEADER, "")
     content = await receive_content(request, JSON, *TAR_TYPES)
-    about = json.dumps({"kind": kind, "query": dict(query), "folders": split_list(deps.settings.program_folders)})
+    about = json.dumps({"kind": kind, "header": header, "folders": split_list(deps.settings.program_folders)})
     asked = await read_beside(deps.bodies, read_run, content, about, _REMEDY)
-    return asked if kind == JSON else dataclasses.replace(asked, tarball=content)
+    _, token = split_authorization(request.headers.get("authorization", ""))
+    tenant = hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest() if token else ""
+    return dataclasses.replace(asked, tenant=tenant, tarball=b"" if kind == JSON else content)
 
 
 def read_run(content: bytes, about: str) -> RunRequest:
@@ -279,7 +288,7 @@ def read_run(content: bytes, about: str) -> RunRequest:
     context = json.loads(about)
     in_json = context["kind"] == JSON
     try:
-        body = RunBody.model_validate(read_object(content) if in_json else context["query"])
+        body = RunBody.model_validate(read_object(content) if in_json else _read_header(context["header"]))
     except ValidationError as error:
         raise explain_body_error(error, RunBody) from None
     if in_json:
@@ -288,8 +297,17 @@ def read_run(content: bytes, about: str) -> RunRequest:
         folder = SharedFolder(body.path, context["folders"])
         return dataclasses.replace(_request(body, folder.text_of), folder=folder.path)
     if body.path:
-        raise RequestError(422, "a tarball came with a path", allowed="one of them", place="query.path")
+        raise RequestError(422, "a tarball came with a path", allowed="one of them", place="path")
     return _request(body, Tarball(content).text_of)
+
+
+def _read_header(written: str) -> dict[str, Any]:
+    if not written:
+        raise RequestError(422, "the command of the tarball is missing", allowed=_IN_HEADER, place=HEADER)
+    document = read_json(written.encode("latin-1").decode("utf-8", "replace"), HEADER, constants=False)
+    if not isinstance(document, dict):
+        raise RequestError(422, "it must be a JSON object", allowed=_IN_HEADER, place=HEADER)
+    return document
 
 
 def _request(body: RunBody, text_of: Callable[[str], str]) -> RunRequest:

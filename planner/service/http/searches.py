@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
-from planner.planning.planned_classes import refuse_unplannable
-from planner.searching import requests
-from planner.searching.requests import MOST_TOP, USUAL_SECONDS, USUAL_TOP, SearchRequest
+from planner.searching.requests import MOST_TOP, USUAL_SECONDS, USUAL_TOP
 from planner.searching.weighing import Objective
 from planner.service.history.records import SearchState
-from planner.service.http.bodies import receive_object
+from planner.service.http.bodies import read_body, receive_content
+from planner.service.http.body_readers import JSON, read_search
 from planner.service.http.dependencies import Dependencies, Injected, read_prefer_header
 from planner.service.http.openapi import EXAMPLE_JOB, WRITES, Answer, in_json, problems, takes
 from planner.service.http.problems import RequestError
@@ -98,8 +96,8 @@ async def search(request: Request, deps: Injected) -> JSONResponse:
     for its end, at most N seconds. It goes on if its client is gone.
     """
     wanted = read_prefer_header(request)
-    body = await receive_object(request)
-    asked = await asyncio.to_thread(_request, body, deps)
+    asked = await read_body(deps, read_search, await receive_content(request, JSON), str(deps.settings.search_seconds))
+    refuse_code(asked.job, deps.settings)
     if deps.searches is None:
         raise RequestError(501, "this service searches nothing", remedy="deploy planner with its Searches deployment")
     document = await deps.searches.start(asked)
@@ -109,15 +107,6 @@ async def search(request: Request, deps: Injected) -> JSONResponse:
     if document["state"] in _GOES_ON:
         return JSONResponse(document, 202, {**headers, "Retry-After": "1"})
     return JSONResponse(document, 200, headers)
-
-
-def _request(body: Mapping[str, Any], deps: Dependencies) -> SearchRequest:
-    """In a thread: a job may be large, and its layouts many."""
-    asked = requests.read(body, deps.settings.search_seconds)
-    refuse_unplannable(asked.job)
-    refuse_code(asked.job, deps.settings)
-    asked.space()
-    return asked
 
 
 @router.get(

@@ -19,7 +19,6 @@ from planner.service.errors import (
     BusyError,
     RunEndedError,
     WorkerLostError,
-    run_seconds_error,
     trace_limit_error,
 )
 from planner.service.history.counters import Counters
@@ -31,7 +30,7 @@ from planner.service.plan_provider import RememberedFailures
 from planner.service.scheduling.search_runner import SearchGroups
 from planner.service.scheduling.worker_pool import Workers
 from planner.service.torch_versions import ONLY_OWN, TorchVersions
-from planner.settings import Settings
+from planner.settings import Settings, split_list
 
 HELD_SECONDS = 600.0
 """How long an answer is kept that nobody waited for and that the store does not have."""
@@ -56,6 +55,16 @@ class _Entry:
 
     def start(self) -> None:
         self.started = True
+
+
+def count_runners(settings: Settings, workers: int) -> tuple[int, int]:
+    """How many processes run programs where so many trace specs, and how many of them one tenant may have: with several
+    tokens half, so that a tenant whose programs sleep leaves some to the others."""
+    if not settings.programs:
+        return 0, 0
+    is_shared = len({*split_list(settings.code_token_sha256 or settings.token_sha256)}) > 1
+    count = max(workers // 2, 2 if is_shared else 1)
+    return count, math.ceil(count / 2) if is_shared else count
 
 
 class PlanScheduler:
@@ -94,20 +103,11 @@ class PlanScheduler:
         if (held := self._held.pop(order.plan_id, None)) is not None:
             return held[1]
         entry = self._entries.get(order.plan_id)
-        workers, count = self._workers_for(order), len(self._entries_like(order))
         if entry is not None:
             self._counters.add(JOBS_JOINED, {})
-        elif count >= workers.count + self._settings.trace_queue:
+        elif (full := self._queue_is_full(order)) is not None:
             self._counters.add(JOBS_REFUSED, {})
-            turns = count / max(workers.count, 1)
-            return PlanRefused(
-                BusyError(
-                    f"the planning queue is full ({count} jobs)",
-                    allowed=f"{workers.count} at once and {self._settings.trace_queue} that wait",
-                    remedy="try again later",
-                    retry_after_seconds=min(max(math.ceil(turns * self._mean_seconds), 1), MOST_RETRY_SECONDS),
-                )
-            )
+            return PlanRefused(full)
         else:
             entry = _Entry(order, began=now)
             same_trace = [other for other in self._entries.values() if other.order.trace_id == order.trace_id]
@@ -165,11 +165,26 @@ class PlanScheduler:
             )
         )
 
+    def _queue_is_full(self, order: Order | RunOrder) -> BusyError | None:
+        """Why the order cannot even wait: for all, or for one tenant, who may have as large a part of the queue as of
+        the workers."""
+        workers = self._workers_for(order)
+        tenants = [each.order.tenant for each in self._entries.values() if type(each.order) is type(order)]
+        count, places = len(tenants), workers.count + self._settings.trace_queue
+        most = max(places * workers.most_of_one // max(workers.count, 1), 1)
+        if count < places and tenants.count(order.tenant) < most:
+            return None
+        of_one = f", of which one token may have {most}" if most < places else ""
+        turns = count / max(workers.count, 1)
+        return BusyError(
+            f"the planning queue is full ({count} jobs)",
+            allowed=f"{workers.count} at once and {self._settings.trace_queue} that wait{of_one}",
+            remedy="try again later",
+            retry_after_seconds=min(max(math.ceil(turns * self._mean_seconds), 1), MOST_RETRY_SECONDS),
+        )
+
     def _workers_for(self, order: Order | RunOrder) -> Workers:
         return self._runners if isinstance(order, RunOrder) else self._workers
-
-    def _entries_like(self, order: Order | RunOrder) -> list[_Entry]:
-        return [each for each in self._entries.values() if type(each.order) is type(order)]
 
     async def finish(self, seconds: float | None = None) -> None:
         """Wait for plans being made, at most so long; refuse the rest, and end the workers."""
@@ -301,17 +316,20 @@ class PlanScheduler:
             seconds = self._settings.trace_seconds + (CODE_START_SECONDS if order.runs_code else 0.0)
             torch = order.job.software.torch
         result: WorkerResult | PlanRefused | None = await self._workers_for(order).call(
-            method, *arguments, seconds=seconds, torch=self._torches.loaded_for(torch), on_start=entry.start
+            method,
+            *arguments,
+            seconds=seconds,
+            torch=self._torches.loaded_for(torch),
+            tenant=order.tenant,
+            on_start=entry.start,
         )
         if isinstance(result, PlanRefused):
             raise result.error
         if result is not None and result.exceeded is not None:
             reason = "time" if result.exceeded.limit is Limit.SECONDS else "memory"
             self._counters.add(WORKERS_KILLED, {"reason": reason})
-            is_late_run = isinstance(order, RunOrder) and result.exceeded.limit is Limit.SECONDS
-            error = (
-                run_seconds_error(self._settings.program_seconds) if is_late_run else trace_limit_error(result.exceeded)
-            )
+            run_seconds = self._settings.program_seconds if isinstance(order, RunOrder) else None
+            error = trace_limit_error(result.exceeded, run_seconds)
             if result.plan is None and result.run is None:
                 raise error
             _log.warning("plan %s goes without advice: %s", entry.order.plan_id, error.problem)

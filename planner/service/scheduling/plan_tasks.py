@@ -108,6 +108,7 @@ def refuse_large(statement: ProgramStatement) -> None:
 
 def _answer_plan(order: Order, made: PlanningResult, isolation: Isolation, answer: AnswerWriter) -> None:
     """The plan as soon as it is known: what is said besides may take longer than there is time."""
+    made = replace(made, plan=replace(made.plan, plan_id=order.plan_id, trace_id=order.trace_id))
     answer.write(PLAN, pickle.dumps(made.plan))
     source = TraceSource(isolation)
     if order.job.train.compile is not None:

@@ -27,7 +27,7 @@ from planner.service.errors import BusyError, WorkerLostError
 from planner.service.history.errors import HistoryUnavailableError
 from planner.service.history.records import CANCELLED, INTERRUPTED, Search, SearchState
 from planner.service.history.store import History
-from planner.service.orders import PlanRefused
+from planner.service.orders import PlanRefused, scope_search
 from planner.service.plan_provider import CalibrationInUse
 from planner.service.scheduling.worker_pool import EndedFirstError, Workers, finish_before
 from planner.service.torch_versions import ONLY_OWN, TorchVersions
@@ -164,7 +164,8 @@ class SearchRunner:
         calibration = self._calibration.current()
         space = request.space()
         versions = self._torches.nearest(request.job.software.torch).versions
-        search_id = request.search_id(identity.search_scope(calibration, versions))
+        scope = identity.search_scope(calibration, versions)
+        search_id = request.search_id(scope_search(request.job, scope, self._history.id_key))
         with self._lock:
             stored = self._history.searches.get(search_id)
             is_code = bool(request.job.model.factory)

@@ -18,8 +18,8 @@ from planner.planning.trace_source import TraceSource
 from planner.runtime import messages, running
 from planner.runtime.environments.interpreters import bring_code
 from planner.runtime.fork_server import ForkServer, ServerLostError
-from planner.runtime.limits import Limit, LimitExceededError, Limits
-from planner.runtime.messages import MEMORY, Answer, Task
+from planner.runtime.limits import LimitExceededError, Limits
+from planner.runtime.messages import Answer, Task
 from planner.runtime.running import StoppedError
 from planner.searching import exact_plans
 from planner.searching.exact_plans import Group
@@ -142,9 +142,7 @@ class TracingWorker:
             return answer
         if isinstance(answer.exceeded, StoppedError):
             return WorkerResult()
-        exceeded = answer.exceeded if isinstance(answer.exceeded, LimitExceededError) else None
-        if MEMORY in answer.parts:
-            exceeded = LimitExceededError(Limit.MEMORY, limits, limits.memory_bytes)
+        exceeded = messages.exceeded_limit(answer, limits)
         if exceeded is None and answer.exit_code:
             raise ChildProcessError(f"the tracing process ended with {messages.ending(answer)}")
         if exceeded is None and not {PLAN, TRACES, RUN, UNREADABLE} & answer.parts.keys():

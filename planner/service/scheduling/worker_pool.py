@@ -75,6 +75,8 @@ class _Member:
     loaded: deque[str] = field(default_factory=lambda: deque(maxlen=MOST_OTHERS))
     due: float = math.inf
     """The loop's time by which its present work has ended."""
+    tenant: str = ""
+    """Whose work it does."""
 
     def load(self, torch: str) -> bool:
         """Note that it is asked for this release now; whether it has to load it first."""
@@ -107,16 +109,32 @@ class _Member:
             raise WorkerDiedError("it died" if self.watch.done() else "it does not answer") from None
 
 
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    tenant: str
+    place: asyncio.Future[_Member] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+
 class Workers:
     """As many as were asked for, from the start to :meth:`close`. Lives on one event loop."""
 
-    def __init__(self, hire: Callable[[], Worker], count: int, counters: Counters, *, most_wait_seconds: float) -> None:
-        self.count = count
+    def __init__(
+        self,
+        hire: Callable[[], Worker],
+        count: int,
+        counters: Counters,
+        *,
+        most_wait_seconds: float,
+        most_of_one: int | None = None,
+    ) -> None:
+        """`most_of_one` workers do work of one tenant at a time, also where others are idle: work cannot be put aside
+        when another tenant's comes."""
+        self.count, self.most_of_one = count, count if most_of_one is None else most_of_one
         self._hire, self._counters, self._most_wait_seconds = hire, counters, most_wait_seconds
         self._idle: deque[_Member] = deque()
         self._busy: list[_Member] = []
         # Who waits for a worker; the second queue is served when nobody waits in the first.
-        self._queues: tuple[deque[asyncio.Future[_Member]], deque[asyncio.Future[_Member]]] = deque(), deque()
+        self._queues: tuple[deque[_Waiting], deque[_Waiting]] = deque(), deque()
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
@@ -139,19 +157,21 @@ class Workers:
         seconds: float,
         torch: str = "",
         behind: bool = False,
+        tenant: str = "",
         on_start: Callable[[], None] = lambda: None,
     ) -> Any:
         """What this method of a worker returns, which has its work done within `seconds`; that of another worker, once
         more, if the first dies or does not answer some time after that. `on_start` is called when a worker is free.
 
         `torch` is the release that it takes, if that is not the workers' own: an idle worker that has loaded it is
-        preferred. `behind`: it waits, however long, until no other work waits for a worker. Work that is cancelled is
-        ended, and its worker stays. Raises BusyError if no worker gets free in time, WorkerLostError, and what the
+        preferred. `behind`: it waits, however long, until no other work waits for a worker. Of several tenants that
+        wait, the one whose work the fewest workers do comes first. Work that is cancelled is ended, and its worker
+        stays. Raises BusyError if no worker gets free in time, WorkerLostError, and what the
         method raises.
         """
         died = False
         while True:
-            member = await self._acquire(behind, torch)
+            member = await self._acquire(behind, torch, tenant)
             if died and not await member.answers():  # what ended the first may have ended this one too, unnoticed yet
                 self._replace(member)
                 continue
@@ -198,15 +218,22 @@ class Workers:
         else:
             self._release(member)
 
-    async def _acquire(self, behind: bool, torch: str) -> _Member:
-        if self._idle:
+    def _count_work_of(self, tenant: str) -> int:
+        return sum(member.tenant == tenant for member in self._busy)
+
+    def _assign(self, member: _Member, tenant: str) -> _Member:
+        self._busy.append(member)
+        member.tenant = tenant
+        return member
+
+    async def _acquire(self, behind: bool, torch: str, tenant: str) -> _Member:
+        if self._idle and self._count_work_of(tenant) < self.most_of_one:
             member = next((member for member in self._idle if torch in member.loaded), self._idle[0])
             self._idle.remove(member)
-            self._busy.append(member)
-            return member
-        place: asyncio.Future[_Member] = asyncio.get_running_loop().create_future()
-        queue = self._queues[behind]
-        queue.append(place)
+            return self._assign(member, tenant)
+        waiting, queue = _Waiting(tenant), self._queues[behind]
+        place = waiting.place
+        queue.append(waiting)
         try:
             async with asyncio.timeout(None if behind else self._most_wait_seconds):
                 return await place
@@ -222,22 +249,23 @@ class Workers:
             ) from None
         finally:
             with contextlib.suppress(ValueError):
-                queue.remove(place)
+                queue.remove(waiting)
 
     def _release(self, member: _Member) -> None:
-        """To the one of the highest priority that has waited longest."""
+        """To the one of the highest priority, of the tenant with the least work under way, that has waited longest."""
         if member in self._busy:
             self._busy.remove(member)
         if member.watch.done():  # it died between two pieces of work
             self._replace(member)
             return
         for queue in self._queues:
-            while queue:
-                place = queue.popleft()
-                if not place.done():
-                    self._busy.append(member)
-                    place.set_result(member)
-                    return
+            work = {waiting.tenant: self._count_work_of(waiting.tenant) for waiting in queue}
+            may = [each for each in queue if not each.place.done() and work[each.tenant] < self.most_of_one]
+            if may:
+                chosen = min(may, key=lambda waiting: work[waiting.tenant])
+                queue.remove(chosen)
+                chosen.place.set_result(self._assign(member, chosen.tenant))
+                return
         self._idle.append(member)
 
     def _replace(self, member: _Member) -> None:
@@ -256,7 +284,7 @@ class Workers:
         task.add_done_callback(self._tasks.discard)
 
     async def _engage_worker(self) -> None:
-        pause = 1.0
+        pause, failed = 1.0, False
         while True:
             worker: Worker | None = None
             try:
@@ -272,7 +300,9 @@ class Workers:
                 if worker is not None:
                     worker.kill()
                 _log.error("no tracing process starts: %s", fault or type(fault).__name__)
-                self._refuse_waiting(fault)
+                if failed:  # the first time, what ended a process that worked may have ended this one too
+                    self._refuse_waiting(fault)
+                failed = True
             await asyncio.sleep(pause)
             pause = min(2 * pause, MOST_PAUSE_SECONDS)
         member = _Member(worker, asyncio.ensure_future(worker.wait_until_dead()))
@@ -291,9 +321,9 @@ class Workers:
             return
         problem = str(fault).splitlines()[0] if str(fault) else type(fault).__name__
         for queue in self._queues:
-            for place in queue:
-                if not place.done():
-                    place.set_exception(
+            for waiting in queue:
+                if not waiting.place.done():
+                    waiting.place.set_exception(
                         WorkerLostError(f"no tracing process can be started: {problem}", remedy="see the service's log")
                     )
             queue.clear()

@@ -98,8 +98,8 @@ def run(request: Mapping[str, Any], limits: Limits, walls: Walls | None = None) 
         answer = running.run(task, limits, walls=walls, environment=build_environment(conf, walled=walls is not None))
     except PlannerError as refused:
         return dict(refused.parts)
-    if isinstance(answer.exceeded, LimitExceededError):
-        return {"problem": _too_much(answer.exceeded)}
+    if MEMORY not in answer.parts and (exceeded := messages.exceeded_limit(answer, limits)) is not None:
+        return {"problem": _too_much(exceeded)}
     if (error := messages.error_of(answer)) is not None:
         parts = {"problem": error.problem, **error.parts}
         return {name: text[:_MOST_CHARACTERS] for name, text in parts.items()} | {"of_a_peer": False}

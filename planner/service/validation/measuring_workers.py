@@ -18,7 +18,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from planner.errors import MeasureError, PlannerError
 from planner.hardware import catalog
-from planner.hardware.gpus import GpuRecord
+from planner.hardware.gpu_records import GpuRecord
 from planner.job.schema import Gpu
 from planner.runtime.limits import Limits
 from planner.runtime.walls import Walls

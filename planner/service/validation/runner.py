@@ -100,7 +100,7 @@ class ValidationRunner:
 
         Raises BusyError if too many wait, HistoryError if it cannot be stored.
         """
-        order = build_order(request.job, self._calibration.current(), self._torches)
+        order = build_order(request.job, self._calibration.current(), self._history.id_key, self._torches)
         request = dataclasses.replace(request, plan_id=request.plan_id or order.plan_id)
         gpu = request.job.cluster.gpu
         validation = Validation(

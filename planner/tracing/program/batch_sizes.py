@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 LARGEST = "largest batch"
@@ -54,20 +56,35 @@ class DrawnBatches:
     tried: tuple[TriedBatch, ...] = ()
 
 
-def varying(seen: Sequence[Shapes], place: str = "") -> VaryingSize | None:
-    """The largest tensor that varies, of batches in their order; None where none does. A last batch with fewer
-    examples than all others is no other size."""
+def varying(steps: Sequence[Sequence[Shapes]], place: str = "") -> VaryingSize | None:
+    """The largest tensor that is not of the same sizes in every step, by what was seen in each; None if there is none.
+    The first step and the last may have been seen in part. Of one step alone it is not known whether its sizes come
+    again."""
     found = []
-    for name in dict.fromkeys(name for shapes in seen for name in shapes):
-        every = dict.fromkeys(shapes[name] for shapes in seen if name in shapes)
-        if len(every) > 1 and not _is_cut(*every):
+    for name in dict.fromkeys(name for step in steps for shapes in step for name in shapes):
+        seen = [shapes for step in steps if (shapes := [each[name] for each in step if name in each])]
+        every = dict.fromkeys(chain(*seen))
+        uncut = _uncut(every)
+        if not _repeats([{uncut[shape] for shape in shapes} for shapes in seen]):
             smallest, largest = min(every, key=math.prod), max(every, key=math.prod)
             found.append(VaryingSize(name=name, smallest=smallest, largest=largest, different=len(every), place=place))
     return max(found, key=lambda size: math.prod(size.largest), default=None)
 
 
-def _is_cut(first: Shape, *others: Shape) -> bool:
-    return len(others) == 1 and len(first) == len(others[0]) and others[0][1:] == first[1:] and others[0][0] < first[0]
+def _repeats(steps: Sequence[set[Shape]]) -> bool:
+    whole = max(steps, key=len)
+    is_same = all(step == whole for step in steps[1:-1]) and steps[0] <= whole and steps[-1] <= whole
+    return is_same and (len(whole) == 1 or steps.count(whole) > 1)
+
+
+def _uncut(shapes: Iterable[Shape]) -> dict[Shape, Shape]:
+    """By each shape the one that stands for it: a last batch with fewer examples than all others is no other size."""
+    others: defaultdict[Shape, list[Shape]] = defaultdict(list)
+    for shape in shapes:
+        others[shape[1:]].append(shape)
+    return {
+        shape: each[0] if len(each) == 2 and each[1] < each[0] else shape for each in others.values() for shape in each
+    }
 
 
 @dataclass(slots=True)

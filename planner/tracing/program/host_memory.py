@@ -51,8 +51,7 @@ class HostMemory(HostWriter):
 
     def assign(self, tensor: Tensor, category: Category, _name: str = "") -> None:
         """This tensor, if it lies on the host, belongs to `category`."""
-        block = self._blocks.block_of(tensor)
-        if block is not None:
+        for block in self._blocks.blocks_of(tensor):
             self._purposes.setdefault(block, host_category(category))
 
     def write(self, event: HostEvent | int) -> None:

@@ -14,14 +14,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import Optimizer
 
+from planner.training.blocks import find_blocks
 from planner.training.wraps.fsdp2 import parameter_groups
 
 _MOST_TEXT = 200
+_WRAPPED = "_checkpoint_wrapped_module"
+"""By torch, of what recomputes (torch 2.13, distributed/algorithms/_checkpoint/checkpoint_wrapper.py)."""
 
 
 class JobOutline:
@@ -54,8 +58,8 @@ class JobOutline:
                 "class": _path(_model_class(inner)),
                 "config": _config(inner),
                 "attention": str(getattr(getattr(inner, "config", None), "_attn_implementation", None) or ""),
-                "recomputes": bool(getattr(inner, "is_gradient_checkpointing", False))
-                or any(type(module).__name__ == "CheckpointWrapper" for module in inner.modules()),
+                "recomputed": _recomputed(inner),
+                "wrapped": sum(isinstance(module, CheckpointWrapper) for module in inner.modules()),
                 "dtypes": dict(dtypes),
                 "frozen": sum(not parameter.requires_grad for parameter in parameters),
             },
@@ -168,6 +172,14 @@ def _config(module: nn.Module) -> dict[str, Any] | None:
     return {**fields, "model_type": config.model_type, "architectures": [_model_class(module).__name__]}
 
 
+def _recomputed(model: nn.Module) -> list[bool]:
+    """Of each block, whether it is recomputed: by transformers all of them, by torch those inside a wrapper."""
+    wrappers = [module for module in model.modules() if isinstance(module, CheckpointWrapper)]
+    inside = {module for wrapper in wrappers for module in wrapper.modules()}
+    everywhere = bool(getattr(model, "is_gradient_checkpointing", False))
+    return [everywhere or block in inside for block in find_blocks(model)]
+
+
 def _shapes(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: {"shape": list(tensor.shape), "dtype": _dtype(tensor)}
@@ -210,7 +222,7 @@ def _fsdp(model: nn.Module) -> dict[str, Any] | None:
     path, first = next(((path, group) for path, group in firsts.items() if path), next(iter(firsts.items())))
     policy = states[path]._mp_policy  # of a group up to torch 2.14, then of each parameter; of the state in all
     return {
-        "modules": list(sharded),
+        "modules": [path.replace(f".{_WRAPPED}", "") for path in sharded],
         "policy_of": path,
         "mesh": list(first.mesh_info.mesh.shape),
         "reshards": first.post_forward_mesh_info is not None,

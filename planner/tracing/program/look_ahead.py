@@ -202,7 +202,7 @@ class LookAhead:
                 break
             if is_uniform and len(batches.seen) >= _UNIFORM and self._batches is None:
                 break
-        size = varying(batches.seen, _find_place(loader))
+        size = varying([[shapes] for shapes in batches.seen], _find_place(loader))
         if size is None:
             return None
         chosen = []

@@ -109,7 +109,7 @@ class ProgramRun:
         self.told = {**order.heard}
         self.neighbours = PipelineNeighbours(self.assumptions, self.told)
         self.compiling = ProgramCompiling(recorder, order.seconds)
-        self._stopping = Stopping(order.steps, order.patience_seconds, order.seconds)
+        self._stopping = Stopping(order.steps, order.patience_seconds, order.seconds, self._count_sizes)
         self.steps_at = StepsAt(
             order.steps_at,
             order.usual,
@@ -125,7 +125,7 @@ class ProgramRun:
         self.host = HostMemory()
         recorder.host = self.host
         self.ahead = LookAhead(order.batches, self._rounds, lambda: self.watcher.moments.trains, self.assumptions)
-        self.inputs = InputSizes(self._forward_had, self.steps_at.sizes_now)
+        self.inputs = InputSizes(self._forward_had, lambda: self.watcher.moments.rounds, self.steps_at.sizes_now)
         self.watcher = Watcher(
             recorder,
             self._look,
@@ -272,8 +272,10 @@ class ProgramRun:
             checkpoints=moments.count(Kind.SAVE),
             idle=self.watcher.idle_optimizers(),
             waits=self.ahead.waits,
-            sizes=1 if (varying := self.inputs.varying()) is None else varying.different,
         )
+
+    def _count_sizes(self) -> int:
+        return 1 if (varying := self.inputs.varying()) is None else varying.different
 
     def _forward_had(self, shapes: Shapes, is_trained: bool) -> None:
         moments = self.watcher.moments
@@ -313,6 +315,7 @@ class ProgramRun:
         for sentence in self.compiling.assumed():
             self.assumptions.add(About.COMPILING, sentence)
         schedules: tuple[str, ...] = ()
+        is_looked_ahead = self.steps_at.ahead is not None and not is_whole
         steps_to_run = len(over) if is_whole else 0
         if not (is_whole or moments.infers or self._order.steps_at):  # what later steps may have that were not seen
             files = program_files.own_files(self._order.line, self._started_in, _MOST_SEARCHED)
@@ -355,7 +358,7 @@ class ProgramRun:
                 memory_fraction=self.memory.fraction,
                 told=self.told,
                 schedules=schedules,
-                varying=self.inputs.varying(uncaused=self.steps_at.ahead is not None and not schedules),
+                varying=self.inputs.varying(uncaused=is_looked_ahead and not schedules),
                 drawn=self.ahead.drawn(),
                 steps_to_run=steps_to_run,
                 steps_at=self.steps_at.peaks(),

@@ -27,7 +27,6 @@ from planner.runtime.running import Heard
 from planner.runtime.user_cache import kept_folders
 from planner.runtime.walls import Walls
 from planner.tracing import rank_trace
-from planner.tracing.isolated import exceeded_limit
 from planner.tracing.program import rank_orders
 from planner.tracing.program.program_errors import MOST_CHARACTERS, MOST_LINES, describe_crash, is_our_fault
 from planner.tracing.program.rank_orders import ABOUT, CRASH, TRACE, ProgramOrder, RankRun, malformed_error
@@ -88,6 +87,8 @@ _LACKING = "install the version of the package that the program wants: it needs 
 _LACKING_GPU = re.compile(r"invalid device ordinal \(cuda:(\d{1,3}) of (\d{1,3})\)")
 """As planner/paper/native/device.cpp and planner/cuda_on_paper/cudart.cpp say it."""
 _REMEDIES = {
+    "ENGINEHEUR_DESCRIPTOR: cudnn Finalize failed": "torch's own cuDNN (before 9.8) says its workspaces to a GPU "
+    "alone: `planner torch 2.7` makes an environment with a newer one, which is asked in its place from then on",
     "cannot open shared object file": _UNLOADED,
     "undefined symbol": _UNLOADED,
     "No module named": _LACKING,
@@ -169,7 +170,7 @@ def _read_result(answer: Answer, limits: Limits, order: ProgramOrder) -> RankRun
 
 
 def _read_run(answer: Answer, limits: Limits, order: ProgramOrder) -> RankRun:
-    if (exceeded := exceeded_limit(answer, limits)) is not None:
+    if (exceeded := messages.exceeded_limit(answer, limits)) is not None:
         raise _limit_error(exceeded, order)
     error = messages.error_of(answer)
     if error is not None:

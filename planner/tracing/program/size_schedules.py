@@ -38,9 +38,11 @@ _ROUNDS = 10
 _MOST_CHARACTERS, _MOST_PLACES = 80, 2
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
+_Comprehension = ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp
 _ATTRIBUTE, _RESULT = ".", "()"
 _Key = tuple[object, str]
-"""A variable of a scope, an attribute of any object, or the result of any function of the name."""
+"""A variable of a scope, a comprehension or a lambda, an attribute of any object, or the result of any function of the
+name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +99,35 @@ class _Scope:
     def __init__(self, node: ast.Module | _Function, outer: _Scope | None = None) -> None:
         self._outer = outer
         inner = [*ast.walk(node)]
-        stored = (part.id for part in inner if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store))
-        self.bound = Counter([*_arguments(node), *stored])
+        stored = (part for part in inner if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store))
+        self.within: dict[int, _Key] = outer.within if outer else dict(_inner_variables(inner))
+        self.bound = Counter([*_arguments(node), *(part.id for part in stored if id(part) not in self.within)])
         for name in (name for part in inner if isinstance(part, ast.Global) for name in part.names):
             del self.bound[name]
 
-    def find(self, name: str) -> _Key:
+    def find(self, node: ast.Name) -> _Key:
         """The variable that the name means here."""
-        return (self, name) if name in self.bound or self._outer is None else self._outer.find(name)
+        if id(node) in self.within:
+            return self.within[id(node)]
+        return (self, node.id) if node.id in self.bound or self._outer is None else self._outer.find(node)
+
+
+def _inner_variables(nodes: Sequence[ast.AST]) -> Iterator[tuple[int, _Key]]:
+    """Of names by their ids the variables of comprehensions and lambdas, inner ones last; `nodes`: outer ones first."""
+    for node in nodes:
+        bound: set[str] = set()
+        if isinstance(node, ast.Lambda):
+            bound |= {*_arguments(node)}
+        elif isinstance(node, _Comprehension):
+            bound |= {part.id for each in node.generators for part in _names(each.target)}
+        outside = {id(part) for part in _names(node.generators[0].iter)} if isinstance(node, _Comprehension) else ()
+        yield from (
+            (id(part), (node, part.id)) for part in _names(node) if part.id in bound and id(part) not in outside
+        )
+
+
+def _names(node: ast.AST) -> Iterator[ast.Name]:
+    return (part for part in ast.walk(node) if isinstance(part, ast.Name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +243,8 @@ class _Flow:
                 self._note(last_name(part.value), part, part if isinstance(part.ctx, ast.Load) else None)
             elif isinstance(part, ast.Call):
                 self._call(part)
+            elif isinstance(part, ast.comprehension) and self._depends(part.iter):
+                self._depending |= {self._line.scope.find(name) for name in _names(part.target)}
 
     def _call(self, call: ast.Call) -> None:
         name = called(call)
@@ -239,8 +264,8 @@ class _Flow:
 
     def _depends(self, node: ast.AST) -> bool:
         match node:
-            case ast.Name(id=name):
-                return self._line.scope.find(name) in self._depending
+            case ast.Name():
+                return self._line.scope.find(node) in self._depending
             case ast.Attribute(attr=name):
                 return name not in _SIZE_OF_DATA and (
                     (_ATTRIBUTE, name) in self._depending or self._depends(node.value)
@@ -269,7 +294,7 @@ def _what(name: str) -> str:
     return next((what for what, words in _SIZE.items() if words.search(name)), "")
 
 
-def _arguments(node: ast.Module | _Function) -> list[str]:
+def _arguments(node: ast.Module | _Function | ast.Lambda) -> list[str]:
     if isinstance(node, ast.Module):
         return []
     return [each.arg for each in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]

@@ -137,6 +137,8 @@ class StartedRanks:
     def look_at_command(self, words: Sequence[str], folder: str, environment: Mapping[str, str]) -> bool:
         """Before the program starts a command: whether it is one of the other ranks, which is not started. A command
         that launches ranks, or a program that trains, becomes this process; any other one works on the host."""
+        if words[1:3] == ["-m", "submitit.local._local"]:
+            self._refuse_submission(environment.get("SUBMITIT_LOCAL_NTASKS", ""))
         launched = self._launch_events(words, folder, environment)
         if launched is None:
             return False
@@ -144,6 +146,16 @@ class StartedRanks:
         if launched.launcher is Launcher.PYTHON and own and environment[own] != os.environ.get(own):
             return self._look_at_rank(launched, int(environment[own]), environment)
         self._go_on_as(launched, environment)
+
+    def _refuse_submission(self, count: str) -> NoReturn:
+        """What submitit starts, it reads from a file that is written after that (submitit 1.5, core/core.py)."""
+        tasks = count if count.isdecimal() else "N"
+        raise ProgramError(
+            f"the program submits its work by submitit, which starts {tasks} processes of it: none is started",
+            allowed="ranks that a launcher starts, or the program by torch.multiprocessing",
+            remedy=f"torchrun --nproc-per-node {tasks} behind --, with the script whose main the submitted job calls",
+            place=current_place() or self._order.line.program,
+        )
 
     def _launch_events(self, words: Sequence[str], folder: str, environment: Mapping[str, str]) -> LaunchLine | None:
         """What the command launches; None if it does not reach the GPU."""

@@ -14,6 +14,7 @@ from itertools import pairwise
 from typing import Any
 
 from planner.tracing.program.child_answers import fork_off
+from planner.tracing.program.input_sizes import Causes
 from planner.tracing.program.size_schedules import SizeByStep, say_schedules
 
 _SECONDS = 15.0
@@ -51,7 +52,7 @@ class StepLookAhead:
             self._now[line] = size
             self._met[line] = max(self._met.get(line, size), size)
 
-    def sizes_now(self) -> tuple[tuple[int, float], ...]:
+    def sizes_now(self) -> Causes:
         """The values that the lines had last."""
         return tuple(sorted(self._now.items()))
 
@@ -124,20 +125,23 @@ class StepLookAhead:
     def _try(self, now: int, last: int) -> Iterator[int]:
         began = time.perf_counter()
         for number in numbers_to_try(now, last, self._found):
-            for _ in range(_TIMES):
-                self._met = {}
-                yield number
-                if self._met:
-                    break
+            yield from self._meet(number)
             self._found[number] = self._met
             if time.perf_counter() - began > _SECONDS:
                 break
         for number in {now, *(step for step, _ in self._largest().values())}:
+            yield from self._meet(number)
+            before = self._found.get(number, {})
+            again = self._met or dict.fromkeys(before)  # whatever led to them can be had once only
+            self._doubtful |= {line for line in again.keys() & before.keys() if again[line] != before[line]}
+        self.finish()
+
+    def _meet(self, number: int) -> Iterator[int]:
+        for _ in range(_TIMES):
             self._met = {}
             yield number
-            before = self._found.get(number, {})
-            self._doubtful |= {line for line in self._met.keys() & before.keys() if self._met[line] != before[line]}
-        self.finish()
+            if self._met:
+                break
 
 
 def numbers_to_try(first: int, last: int, found: Mapping[int, Sizes]) -> Iterator[int]:

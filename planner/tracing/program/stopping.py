@@ -191,14 +191,13 @@ _SHARE_OF_TIME = 0.7
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
     """What a program has done. Evaluations and checkpoints are over; `idle` optimizers have not stepped twice; it
-    `waits` for the largest of its batches, which it is given early; of its inputs came so many `sizes`."""
+    `waits` for the largest of its batches, which it is given early."""
 
     iterations: int
     evaluations: int = 0
     checkpoints: int = 0
     idle: int = 0
     waits: bool = False
-    sizes: int = 1
 
     @property
     def is_whole(self) -> bool:
@@ -209,11 +208,12 @@ class Progress:
 class Stopping:
     """`steps` 0: once it is steady (from the third iteration on one changes neither peak), until everything was seen,
     or until patience ends (None: by how many iterations it took until then). `seconds` is all the time that there is;
-    the clocks are asked for seconds, of a processor and of the day."""
+    `sizes` tells how many came of its inputs; the clocks are asked for seconds, of a processor and of the day."""
 
     steps: int = 0
     patience_seconds: float | None = None
     seconds: float = float("inf")
+    sizes: Callable[[], int] = lambda: 1
     worked: Callable[[], float] = time.process_time
     passed: Callable[[], float] = time.perf_counter
     reason: str = ""
@@ -230,7 +230,6 @@ class Stopping:
     """Seconds of a processor until it was steady, or had inferred for the first time as often as is looked for."""
     _inferred: tuple[int, ...] | None = None
     """The highest figures of a program that only infers, when they were looked at last."""
-    _sizes: int = 1
     _began: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -254,7 +253,6 @@ class Stopping:
         if self.steps:
             self.reason = f"ended after {iterations_text(self.steps)}, as asked for"
             return progress.iterations >= self.steps
-        self._sizes = progress.sizes
         waits = progress.waits and not self.is_late()
         if not self._steady and not self._settles(progress.iterations, highest, waits=waits):
             return progress.iterations >= MOST and not waits
@@ -330,7 +328,7 @@ class Stopping:
         return True
 
     def _since(self) -> str:
-        sizes = f" with inputs of {self._sizes} sizes" if self._sizes > 1 else ""
+        sizes = f" with inputs of {sizes} sizes" if (sizes := self.sizes()) > 1 else ""
         return f"its peak has not risen since iteration {self._steady - 1}{sizes}"
 
 

@@ -9,7 +9,7 @@ import importlib.machinery
 import math
 import re
 import sys
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import length_hint
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from planner.errors import ProgramError
+from planner.tracing.program.input_sizes import Causes
 from planner.tracing.program.program_files import TrainingLoop, adds_one, last_name, source_line, training_loops
 from planner.tracing.program.rank_orders import PeaksAt
 from planner.tracing.program.size_schedules import SizeByStep
@@ -194,7 +195,7 @@ class StepsAt:
             self.ahead.note(line, value)
         return value
 
-    def sizes_now(self) -> Hashable:
+    def sizes_now(self) -> Causes:
         """The values of all such lines, as they were last."""
         return () if self.ahead is None else self.ahead.sizes_now()
 

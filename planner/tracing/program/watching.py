@@ -225,6 +225,8 @@ class Watcher:
         depth = getattr(self._open, "depth", 0)
         if depth == 0 and not self._backward:
             self._root_begins(module)
+        if depth == 0:
+            self._open.began = self._recorder.now()
         self._open.depth = depth + 1
         self._recorder.enter(self._paths.get(module, ""))
         self._outline.forward_begins(module, arguments)
@@ -236,7 +238,8 @@ class Watcher:
             self._open.depth -= 1
             self._recorder.leave()
             if not self._open.depth and not self._backward and len(named_and_output) > 1:  # it has not raised
-                self._inputs.take(module, arguments, named_and_output[0])
+                allocates = self._recorder.now() > self._open.began
+                self._inputs.take(module, arguments, named_and_output[0], allocates=allocates)
         self._outline.forward_ends(module, *named_and_output)
 
     def _root_begins(self, module: nn.Module) -> None:

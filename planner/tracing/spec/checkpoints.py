@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from planner import upstream
 from planner.host_events import HostCategory
-from planner.paper.native_records import local_part
+from planner.paper.native_records import inner_tensors
 from planner.runtime.child import temporary_folder
 from planner.tracing.host_ledger import SMALLEST_BYTES, HostWriter, NewStorages
 from planner.training.host import CheckpointFiles
@@ -45,7 +45,8 @@ class UnwrittenFiles(CheckpointFiles):
 
     def save(self, state: dict[str, Any]) -> None:
         """torch.save copies one storage of the device after the other to the host (torch 2.13, serialization.py)."""
-        tensors = (local_part(value) for value in tree_leaves(state) if isinstance(value, torch.Tensor))
+        leaves = (value for value in tree_leaves(state) if isinstance(value, torch.Tensor))
+        tensors = (part for leaf in leaves for part in inner_tensors(leaf))
         storages = (tensor.untyped_storage() for tensor in tensors if tensor.device.type == "cuda")
         copied = max((storage.nbytes() for storage in storages), default=0)
         with self._ledger.hold(HostCategory.CHECKPOINT, copied), torch.serialization.skip_data():

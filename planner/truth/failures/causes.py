@@ -180,6 +180,11 @@ def _judge_without_figures(failure: GpuFailure) -> Judgement:
             notes=(note, "the CUDA context of this process is counted with the others'"),
         )
     note = "it says that GPU memory ran out, and not who held what"
+    if failure.who == "NVML":
+        note = (
+            "torch asks NVML who holds the GPU's memory only where a request has failed, and NVML failed too: memory "
+            "of the GPU ran out, and who held what is not said"
+        )
     if failure.form is Form.UNKNOWN:
         note = "it begins as a message of being out of memory, and does not say who held what in words that are known"
     return Judgement(cause=Cause.UNKNOWN, missing_bytes=tried, notes=(note,))

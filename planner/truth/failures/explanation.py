@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,6 +18,7 @@ from planner.truth.failures.gpu_messages import find_messages, innermost_own
 from planner.truth.failures.host_messages import find_host_failures, other_reason
 from planner.truth.failures.log_text import LogText
 from planner.truth.failures.messages import Cause, Form, GpuFailure, HostFailure
+from planner.truth.failures.rules import Lines
 from planner.truth.failures.snapshot_failure import SnapshotFailure, explain_failures
 from planner.truth.plan_comparison import Predicted, class_of
 from planner.units import MIB
@@ -188,7 +188,22 @@ LOOKED_FOR = (
     "Ray; exit codes 137, -9, 135 and -7, SIGKILL, SIGBUS and the shell's `Killed`; "
     "allocations of the host that failed; or a snapshot"
 )
-_OF_MEMORY = re.compile(r"(?i)out[ -]of[ -]memory|\boom\b|memory (?:limit|exceeded)|not enough memory|\bkilled\b")
+_QUOTED = 200
+_NEAR = (
+    (
+        Lines(r"out of resources?: (?:shared|tensor) memory"),
+        "is of a multiprocessor's own memory, of which one kernel asks for too much: neither the GPU's nor the host's",
+    ),
+    (
+        Lines(r"_OUT_OF_RESOURCES\b|too many resources requested for launch"),
+        "says that something of the device ran out, which may be memory or another resource",
+    ),
+    (
+        Lines(r"(?i)out[ -]of[ -]memory|\boom\b|memory (?:limit|exceeded)|not enough memory|\bkilled\b"),
+        "speaks of it in words that are not known",
+    ),
+)
+"""What a log speaks of that is not read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,7 +252,7 @@ def explain(
         )
     figured = next((pair for pair in messages if pair[0].total_bytes is not None and not pair[0].caught), None)
     snapshots = () if snapshot is None else explain_failures(snapshot, place, figured[0] if figured else None)
-    explained = Explanation(messages=messages, host=host, snapshots=snapshots, other_reason=other_reason(log.text))
+    explained = Explanation(messages=messages, host=host, snapshots=snapshots, other_reason=other_reason(log))
     if plan is None:
         return explained
     partings = _set_beside(plan, rank, figured, snapshots[0] if snapshots else None)
@@ -246,10 +261,11 @@ def explain(
 
 def _nearest_words(log: LogText) -> str:
     """The last line that speaks of memory or of a kill in words that are not known."""
-    for number, line in reversed([*enumerate(log.lines, 1)]):
-        if match := _OF_MEMORY.search(line):
-            quoted = " ".join(line[max(0, match.start() - 100) : match.end() + 100].split())
-            return f'; line {number} speaks of it in words that are not known: "{quoted}"'
+    for near, what in _NEAR:
+        *_, match = [None, *near.find(log.written)]
+        if match is not None:
+            quoted = log.lines_of(match.start(), match.end(), _QUOTED)
+            return f'; line {log.line_at(match.start())} {what}: "{quoted}"'
     return ""
 
 

@@ -84,6 +84,8 @@ _OVERFLOW = (
     "index): "
     "a fault of the program, and no lack of memory."
 )
+_OF_EITHER = ("ONNX Runtime", "JAX")
+"""Who says the same of the host's memory, where it computes there."""
 _SAYS_HOW = ("exit code", "signal", "shell")
 
 
@@ -114,6 +116,9 @@ def _conclusion(explanation: Explanation) -> str:
     recorded = failed or explanation.host or any(snapshot.recorded for snapshot in explanation.snapshots)
     if explanation.cause is Cause.UNKNOWN and not recorded:
         return _STATE if explanation.snapshots else _CAUGHT
+    if explanation.cause is Cause.UNKNOWN and failed and all(failure.who in _OF_EITHER for failure in failed):
+        where = f"the GPU's, or the host's where {failed[0].who} computes there"
+        return f"Memory ran out: {where}. Why is not known from this."
     if explanation.cause is not Cause.UNKNOWN or failed or explanation.snapshots:
         vendor = next((failure.vendor for failure in failed), "")
         return in_words_of(vendor, f"{_IN_WORDS[explanation.cause]} {_advice(explanation)}".strip())

@@ -11,27 +11,19 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
-from planner.truth.failures.log_text import LogText, read_size, words
+from planner.truth.failures.log_text import LogText
 from planner.truth.failures.messages import Cause, HostFailure
+from planner.truth.failures.rules import Found, Lines, Rule, Words, apart, read_size
 from planner.units import KIB, MIB
 
 _QUOTED = 300
+_CERTAIN = ("kernel", "systemd")
+"""Who says that memory ran out, also where it does not say of what: the machine's, or a limit's."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Words:
-    """`unit` counts figures that are written without one."""
-
-    said_by: str
-    cause: Cause
-    pattern: re.Pattern[str]
-    unit: int = 1
-
-
-def _row(said_by: str, cause: Cause, pattern: str, unit: int = 1) -> _Words:
-    return _Words(said_by, cause, words(pattern), unit)
+def _row(said_by: str, cause: Cause, pattern: str, unit: int = 1) -> Rule:
+    return Rule(cause, said_by, Words(pattern), unit)
 
 
 _KILLED = r"""(?:\(oom_kill_allocating_task\))?: Kill(?:ed)? process \d{1,10}\((?P<process>[^)]{0,64})\)
@@ -61,7 +53,12 @@ _SENTENCES = (
         "kernel", Cause.HOST,
         r"oom-kill: constraint= CONSTRAINT_NONE|System OOM encountered, victim process: (?P<process>[^,]{1,64}),",
     ),
-    _row("systemd", Cause.HOST, r"systemd-oomd[^:]{0,40}: Killed|earlyoom[^:]{0,40}: (?:low memory|sending SIG)"),
+    _row(
+        "systemd", Cause.HOST,
+        r"""systemd-oomd[^:]{0,40}: Killed|systemd-oomd killed \d{0,6} (?:some)? process
+        |earlyoom[^:]{0,40}: (?:low memory|sending SIG)""",
+    ),
+    _row("systemd", Cause.UNKNOWN, r"of this unit has been killed by the OOM killer|Failed with result 'oom-kill'"),
     _row(
         "slurm", Cause.HOST_LIMIT,
         r"""Detected \d{1,6} oom[-_]?kill (?:event(?:s|\(s\))?)? in (?:StepId=|step)[\w.]
@@ -72,7 +69,7 @@ _SENTENCES = (
     ),
     _row(
         "slurm", Cause.HOST_LIMIT,
-        r"""(?:[Jj]ob|[Ss]tep)[\d._]{0,40}(?:\([\d.]+\))? exceeded (?:job|step)? (?:virtual)? memory limit
+        r"""(?:[Jj]ob|[Ss]tep)[\d._]{0,40}(?:\([\d.]{1,20}\))? exceeded (?:job|step)? (?:virtual)? memory limit
         (?:\(@used > @limit\))?""",
         KIB,
     ),
@@ -113,7 +110,8 @@ _SENTENCES = (
         "ray", Cause.HOST,
         r"""Workers?\(tasks/actors\) killed due to memory pressure \(OOM\)
         |(?:Tasks?|Workers?|Actors?)(?:(?!killed).){0,100} killed due to the node running low on memory
-        |Memory on the node .{0,400}? was (?:running was)? @used / @limit""",
+        |Memory on the node .{0,400}? was (?:running was)? @used / @limit
+        |System memory low at node .{1,100}? Used memory \(@used_2\) / total capacity \(@limit_2\)""",
     ),
     _row(
         "ray", Cause.HOST,
@@ -140,7 +138,8 @@ _SENTENCES = (
     ),
     _row(
         "torch", Cause.HOST_LIMIT,
-        r"""out of shared memory|Insufficient shared memory
+        r"""(?:is killed by signal: Bus error\. It is possible that dataloader's workers are)? out of shared memory
+        |Insufficient shared memory
         |unable to (?:mmap|allocate|write|open shared memory)(?:(?!too many open).){0,200}?
         (?:No space left on device|Cannot allocate memory)\((?:28|12)\)
         |unable to write to file </torch_|unable to allocate shared memory \(shm\)""",
@@ -158,8 +157,20 @@ _SENTENCES = (
         "the driver", Cause.HOST,
         r"could not allocate pinned host memory of size: @requested|failed to alloc @requested_2 on host",
     ),
+    _row(
+        "tensorflow", Cause.HOST,
+        r"OOM when allocating tensor with shape \[[\d,]{0,200}\] and type \w{1,20} on [\w:/]{0,80}? device:CPU",
+    ),
+    _row(
+        "ollama", Cause.HOST,
+        r"model requires more system memory (?:\(@requested\))? than is available (?:\(@limit\))?",
+    ),
     _row("python", Cause.HOST, r"(?i:errno12|os error 12).{0,3} Cannot allocate memory"),
-    _row("c++", Cause.HOST, r"std::bad_alloc (?!: out_of_memory|: cudaError)|memory allocation of @requested failed"),
+    _row(
+        "c++", Cause.HOST,
+        r"""std::bad_alloc (?!: (?:out_of_memory|cudaError|CUDA error|RMM failure))
+        |memory allocation of @requested failed""",
+    ),
     _row("windows", Cause.HOST, r"(?i:paging file is too small|WinError1455|os error1455|out of virtual memory)"),
     _row("notebook", Cause.HOST, r"crashed after using all available RAM|tried to allocate more memory than is"
          r" available"),
@@ -169,7 +180,7 @@ _SENTENCES = (
 )  # fmt: skip
 # Words that need their line, or the white space around them.
 _LINES = tuple(
-    _Words(said_by, cause, re.compile(pattern, re.MULTILINE))
+    Rule(cause, said_by, Lines(pattern))
     for said_by, cause, pattern in (
         ("slurm", Cause.HOST_LIMIT, r"(?<![\w])OUT_OF_ME(?:MORY\b|\+|\b)"),
         # Docker says of every container whether it was: "OOMKilled": false.
@@ -177,8 +188,8 @@ _LINES = tuple(
         ("kernel", Cause.UNKNOWN, r"(?<![\w.-])(?P<process>[\w.-]{1,64}) invoked oom-killer"),
         (
             "python", Cause.HOST,
-            r"(?<![A-Za-z])(?:_Array)?MemoryError(?::(?!\s*std::bad_alloc: out_of_memory)(?:\s*Unable to allocate\s+"
-            r"(?P<requested>\d[\d.]{0,20})\s?(?P<requested_unit>[KMGT]?i?B))?|\s*$)",
+            r"(?<![A-Za-z])(?:_Array)?MemoryError(?::(?!\s{0,8}std::bad_alloc:)(?:\s{0,8}Unable to allocate\s{1,8}"
+            r"(?P<requested>\d[\d.]{0,20})\s?(?P<requested_unit>[KMGT]?i?B))?|\s{0,8}$)",
         ),
         ("python", Cause.HOST, r"\bCannot allocate memory\b|: out of memory \(allocated \d"),
         ("exit code", Cause.UNKNOWN, _exit_code(r"137\b|-9\b")),
@@ -186,15 +197,16 @@ _LINES = tuple(
         ("bus error", Cause.UNKNOWN, r"(?:^|[\])%|]\s{0,8}|line \d{1,6}:\s{1,8}\d{1,10} )Bus error\b"),
         (
             "shell", Cause.UNKNOWN,
-            r"(?:^|[\])%|]\s{0,8}|line \d{1,6}:\s{1,8}\d{1,10} )Killed(?:\s{2,}\S[^\n]{0,200})?\s*$"
+            r"(?:^|[\])%|]\s{0,8}|line \d{1,6}:\s{1,8}\d{1,10} )Killed(?:\s{2,40}\S[^\n]{0,200})?\s{0,40}$"
             r"|^zsh: killed\s|\[\d{1,4}\]\s{0,4}[+-]?\s{1,8}(?:\d{1,10} )?[Kk]illed\b",
         ),
     )
 )  # fmt: skip
-_LIMIT = re.compile(r"memory: usage (\d{1,15})kB, limit (\d{1,15})kB")
+RULES = (*_SENTENCES, *_LINES)
+_LIMIT = Lines(r"memory: usage (\d{1,15})kB, limit (\d{1,15})kB")
 _PAGES = re.compile(r"(?:anon|file|shmem)-rss:(\d{1,15})kB")
-_OF_A_REASON = re.compile(
-    r"DUE TO (?:TIME LIMIT|PREEMPTION|NODE FAILURE)|TERM_(?:RUNLIMIT|OWNER|PREEMPT)|walltime \d+ exceeded limit"
+_OF_A_REASON = Lines(
+    r"DUE TO (?:TIME LIMIT|PREEMPTION|NODE FAILURE)|TERM_(?:RUNLIMIT|OWNER|PREEMPT)|walltime \d{1,12} exceeded limit"
     r"|DEADLINE_?EXCEEDED|[Pp]reempted"
 )
 
@@ -202,49 +214,44 @@ _OF_A_REASON = re.compile(
 def find_host_failures(text: str | LogText) -> list[HostFailure]:
     """Everything that is said of a host's memory, in the order of the text, equal words once."""
     log = text if isinstance(text, LogText) else LogText(text)
-    limits = [(match.start(), int(match[2]) * KIB) for match in _LIMIT.finditer(log.text)]
+    limits = [(match.start(), int(match[2]) * KIB) for match in _LIMIT.find(log.written)]
     failures: dict[tuple[str, str], HostFailure] = {}
-    end = -1
-    for place, row, match, last in sorted(_matches(log), key=lambda found: (found[0], -found[3])):
-        if place <= end:  # a part of what was read already
-            continue
-        end = last
+    for place, last, rule, match in apart(_matches(log)):
         groups: Mapping[str, str | None] = match.groupdict()
         process = groups.get("process") or ""
         pages = _PAGES.findall(groups.get("pages") or "")
-        used, limit, requested = (_bytes(match, name, row.unit) for name in ("used", "limit", "requested"))
+        used, limit, requested = (_bytes(match, name, rule.unit) for name in ("used", "limit", "requested"))
         before = bisect_right(limits, (place, 0)) - 1
-        if limit is None and before >= 0 and process and row.cause is Cause.HOST_LIMIT:
+        cause = Cause(rule.says)
+        if limit is None and before >= 0 and process and cause is Cause.HOST_LIMIT:
             limit = limits[before][1]
         failure = HostFailure(
-            said_by=row.said_by,
-            cause=row.cause,
+            said_by=rule.who,
+            cause=cause,
             text=log.lines_of(place, last, _QUOTED),
             line=log.line_at(place),
             process=process,
             resident_bytes=sum(map(int, pages)) * KIB if pages else used,
             limit_bytes=limit,
             requested_bytes=requested,
-            certain=row.cause is not Cause.UNKNOWN or row.said_by == "kernel",
+            certain=cause is not Cause.UNKNOWN or rule.who in _CERTAIN,
         )
-        failures.setdefault((row.said_by, failure.text), failure)
+        failures.setdefault((rule.who, failure.text), failure)
     return list(failures.values())
 
 
-def _matches(log: LogText) -> Iterator[tuple[int, _Words, re.Match[str], int]]:
-    """Where it begins in the text, words, match, and its last character in the text."""
-    for row in _SENTENCES:
-        for match in row.pattern.finditer(log.squashed):
-            place = log.original(match.start())
-            yield place, row, match, log.original(match.end() - 1)
-    for row in _LINES:
-        for match in row.pattern.finditer(log.text):
-            yield match.start(), row, match, match.end() - 1
+def _matches(log: LogText) -> Iterator[Found]:
+    """With places in the text."""
+    for rule in RULES:
+        in_lines = isinstance(rule.words, Lines)
+        for match in rule.words.find(log.written if in_lines else log.sentences):
+            first, last = match.start(), match.end() - 1
+            yield *((first, last) if in_lines else (log.original(first), log.original(last))), rule, match
 
 
-def other_reason(text: str) -> str:
+def other_reason(log: LogText) -> str:
     """What a log itself gives as the reason for which a process was killed, other than memory; else empty."""
-    match = _OF_A_REASON.search(text)
+    match = _OF_A_REASON.first(log.written)
     return match[0] if match else ""
 
 

@@ -10,16 +10,17 @@ import re
 from bisect import bisect_right
 from itertools import accumulate
 
-from planner.units import KIB
+from planner.truth.failures.rules import Searched
 
 _BYTE_ORDER_MARKS = {b"\xef\xbb\xbf": "utf-8-sig", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 _ESCAPES = re.compile(r"(?:\x1b|\\u001b|\\x1b|\\033|\\e|\^\[|␛)(?:\[[0-9;?]{0,20}[A-Za-z]|\][^\x07\n]{0,200}\x07)")
 """Colours and cursor movements, as bytes of a terminal or written out (JSON, `cat -v`)."""
 _ENTITIES = {"&quot;": '"', "&#34;": '"', "&#39;": "'", "&#x27;": "'", "&lt;": "<", "&gt;": ">", "&amp;": "&"}
 _ENTITY = re.compile("|".join(_ENTITIES))
-_QUOTES = str.maketrans("\u2018\u2019\u201c\u201d\u2032", "''\"\"'")
-_PREFIX = re.compile(
-    r"\s*(?:"
+_DRAWN = str.maketrans("\u2018\u2019\u201c\u201d\u2032│┃║\0", "''\"\"'    ")
+"""Quotes of a word processor, and what a panel draws at both sides of a text."""
+_PREFIXES = re.compile(
+    r"(?:\s*(?:"
     r"(?:>\s?)+"  # quoted in a thread
     r"|\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?(?: -)?\s"  # docker, kubectl
     r"|\d{1,5}: "  # srun --label
@@ -28,10 +29,10 @@ _PREFIX = re.compile(
     r"|\[\d{1,6},\d{1,6}\]<std(?:err|out)>:"  # mpirun --tag-output
     r"|(?:[\w.-]{1,80}\s*\|\s)"  # docker compose, stern
     r"|[\w.-]{0,60}\d: "  # pdsh
-    r")"
+    r")){0,4}"
 )
-_MOST_PREFIXES = 4
-_TOKEN = re.compile(r"(?:(?!\\n|(?<=\\)n)\S)+")
+_TOKEN = re.compile(r"\S+")
+_WRITTEN_BREAK = "\\n"
 """A log inside of JSON has its line breaks written out."""
 
 
@@ -54,15 +55,15 @@ class LogText:
 
     def __init__(self, raw: str) -> None:
         text = _ESCAPES.sub("", raw.replace("\r\n", "\n").replace("\r", " ").replace("\b", ""))
-        self.text = _ENTITY.sub(lambda match: _ENTITIES[match[0]], text).translate(_QUOTES)
+        self.text = _ENTITY.sub(lambda match: _ENTITIES[match[0]], text).translate(_DRAWN)
         self.lines = self.text.split("\n")
         self._line_starts = [0, *accumulate(len(line) + 1 for line in self.lines)]
-        self._prefixes = [_prefix_length(line) for line in self.lines]
-        squashed = [
-            "".join(_TOKEN.findall(line, prefix) if "\\n" in line else line[prefix:].split())
-            for line, prefix in zip(self.lines, self._prefixes, strict=True)
-        ]
+        self._broken = self.text.replace(_WRITTEN_BREAK, "  ").split("\n")
+        ends = [match.end() for match in map(_PREFIXES.match, self.lines) if match is not None]
+        self._prefixes = ends
+        squashed = ["".join(line[end:].split()) for line, end in zip(self._broken, ends, strict=True)]
         self.squashed = "".join(squashed)
+        self.sentences, self.written = Searched(self.squashed), Searched(self.text)
         self._squashed_starts = [0, *accumulate(map(len, squashed))]
         self._tokens: tuple[int, list[int], list[int]] = (-1, [], [])
 
@@ -78,7 +79,7 @@ class LogText:
         """The position in `text` of a position of `squashed`."""
         line = self.line_of(position) - 1
         if self._tokens[0] != line:
-            tokens = list(_TOKEN.finditer(self.lines[line], self._prefixes[line]))
+            tokens = list(_TOKEN.finditer(self._broken[line], self._prefixes[line]))
             ends = accumulate(len(token[0]) for token in tokens)
             self._tokens = line, [0, *ends], [token.start() for token in tokens]
         _, starts, places = self._tokens
@@ -102,36 +103,3 @@ class LogText:
 
     def _quote(self, begin: int, end: int, most: int) -> str:
         return " ".join(self.text[begin : min(end, begin + 2 * most)].split())[:most]
-
-
-def _prefix_length(line: str) -> int:
-    at = 0
-    for _ in range(_MOST_PREFIXES):
-        match = _PREFIX.match(line, at)
-        if match is None:
-            break
-        at = match.end()
-    return at
-
-
-_SIZE = r"(?P<NAME>\d[\d,]{0,24}(?:\.\d{1,9})?)(?P<NAME_unit>[KMGTkmgt]i?[bB]?|bytes|byte|B)?"
-_UNITS = {"b": 1, "k": KIB, "m": KIB**2, "g": KIB**3, "t": KIB**4}
-"""By the first letter: torch's MPS, PaddlePaddle and PBS, too, write GB and count 2**30."""
-
-
-def words(pattern: str) -> re.Pattern[str]:
-    """A regular expression for `LogText.squashed`, of any case, written with the white space that a reader sees;
-    `@tried` is a size with its unit, that `read_size` reads."""
-    sizes = re.sub(r"@(\w+)", lambda match: _SIZE.replace("NAME", match[1]), pattern)
-    return re.compile("".join(sizes.split()), re.IGNORECASE)
-
-
-def read_size(match: re.Match[str], name: str, unit: int = 1) -> tuple[int, int] | None:
-    """Bytes, and half of the last printed digit; None where it is not told. `unit` counts what has none beside it."""
-    if not (written := match.groupdict().get(name)):
-        return None
-    if letter := (match.groupdict().get(f"{name}_unit") or "")[:1]:
-        unit = _UNITS[letter.lower()]
-    whole, _, decimals = written.replace(",", "").partition(".")
-    count = int(whole + decimals) * unit // 10 ** len(decimals)
-    return count, unit // (2 * 10 ** len(decimals)) if decimals else 0

@@ -116,8 +116,8 @@ class HostFailure:
     """One thing that was said of a host's memory. Bytes are None where the words hold none."""
 
     said_by: str
-    """kernel, systemd, slurm, pbs, lsf, sge, condor, kubernetes, ray, yarn, java, nccl, python, c++, torch, windows,
-    notebook; `exit code`, `signal` and `shell` where only the kill itself is told"""
+    """kernel, systemd, slurm, pbs, lsf, sge, condor, kubernetes, ray, yarn, java, nccl, python, c++, torch, tensorflow,
+    ollama, windows, notebook; `exit code`, `signal` and `shell` where only the kill itself is told"""
     cause: Cause
     text: str
     line: int

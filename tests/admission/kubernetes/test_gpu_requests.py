@@ -64,12 +64,13 @@ def test_resources_say_which_part(limits: Mapping[str, Any], request_: GpuReques
         ("nvidia.com/a40", "a40", "A40-48GB"),
         ("nvidia.com/A100", "a100", "A100-SXM-80GB"),
         ("nvidia.com/rtxa6000", "rtxa6000", "RTX-A6000-48GB"),
-        ("nvidia.com/rtx8000", "rtx8000", ""),
+        ("nvidia.com/rtx8000", "rtx8000", "Quadro-RTX-8000-48GB"),
         ("nvidia.com/gh200", "gh200", "GH200-96GB"),
         ("nvidia.com/gpu-v100", "v100", "V100-SXM2-16GB"),
         ("nvidia.com/gpu-a100-80gb", "a100-80gb", "A100-SXM-80GB"),
         ("nvidia.com/v100-sxm2-16gb", "v100-sxm2-16gb", "V100-SXM2-16GB"),
-        ("nvidia.com/1080ti", "1080ti", ""),
+        ("nvidia.com/1080ti", "1080ti", "GTX1080Ti-11GB"),
+        ("nvidia.com/rtx6000bw", "rtx6000bw", "RTX-PRO-6000-Server-96GB"),
         ("nvidia.com/TU104GL_Tesla_T4", "tesla_t4", "T4-16GB"),
         ("nvidia.com/GA100GL_A30_PCIE", "a30_pcie", "A30-PCIE-24GB"),
         ("nvidia.com/GH100_H200_SXM_141GB", "h200_sxm_141gb", "H200-SXM-141GB"),
@@ -93,6 +94,25 @@ def test_a_virtual_gpu_has_the_memory_that_its_name_says(resource: str, product:
     (found,) = read_gpu_requests(pod(container({resource: 1})), {})
 
     assert found == GpuRequest(container="train", resource=resource, count=1, product=product, memory_bytes=gib * GIB)
+
+
+@pytest.mark.parametrize(
+    ("resource", "share"),
+    [("amd.com/spx_nps1", 1), ("amd.com/dpx_nps2", 1 / 2), ("amd.com/qpx_nps1", 1 / 4), ("amd.com/cpx_nps4", 1 / 8),
+     ("amd.com/cpx_nps1", 1 / 8)],
+)  # fmt: skip
+def test_a_partition_of_an_amd_gpu_is_a_gpu_with_its_share_of_the_memory(resource: str, share: float) -> None:
+    (found,) = read_gpu_requests(pod(container({resource: 16})), {})
+
+    assert found == GpuRequest(container="train", resource=resource, count=16, fraction=share)
+
+
+def test_labels_of_nodes_say_which_amd_gpu_it_is_and_how_it_is_partitioned() -> None:
+    labels = {"amd.com/gpu.product-name": "AMD_Instinct_MI300X_OAM", "amd.com/compute-memory-partition": "dpx_nps1"}
+    (found,) = read_gpu_requests({"containers": [container({"amd.com/gpu": 2})], "nodeSelector": labels}, {})
+    known = found.gpu()
+
+    assert (found.count, found.fraction, known.name if known else "") == (2, 0.5, "MI300X-192GB")
 
 
 def test_products_take_turns_and_have_limits_as_gpus_do() -> None:
@@ -240,6 +260,19 @@ def test_a_product_is_looked_up_in_the_catalog_once_for_all_that_ask_for_it(monk
 
     assert combine(requests) == requests[0]
     assert asked == ["Nobody-Knows-It"]
+
+
+def test_a_claim_of_an_amd_partition_has_its_share() -> None:
+    expression = "device.attributes['gpu.amd.com'].computePartition == 'cpx'"
+    request_ = {"deviceClassName": "gpu.amd.com", "selectors": [{"cel": {"expression": expression}}]}
+    claims = [{"name": "gpus", "resourceClaimName": "mine"}]
+    devices = {"requests": [{"name": "gpu", "exactly": request_}]}
+
+    found = read_gpu_requests(
+        pod(container(claims=[{"name": "gpus"}]), resourceClaims=claims), {}, lambda *_: {"devices": devices}
+    )
+
+    assert found == (GpuRequest(container="train", resource="gpu.amd.com", count=1, fraction=1 / 8),)
 
 
 def test_a_claim_of_the_first_version_with_a_limit_of_mps() -> None:

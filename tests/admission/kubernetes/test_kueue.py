@@ -162,7 +162,7 @@ class Running:
     def probe(self, path: str) -> int:
         """The status; 0 for one that is not a success, or for nobody there."""
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=60) as answer:
                 return int(answer.status)
         except OSError:
             return 0
@@ -170,7 +170,7 @@ class Running:
     def end(self) -> None:
         if self.process.poll() is None:
             self.process.terminate()
-        assert self.process.wait(20) in (0, -signal.SIGKILL)
+        assert self.process.wait(300) in (0, -signal.SIGKILL)
         assert "Traceback" not in self.log.read_text()
 
 
@@ -481,7 +481,7 @@ def test_a_controller_that_was_killed_goes_on_where_it_was_and_answers_nothing_t
     done = workload(own_cluster, "done", annotations={BUNDLE: spec_text()})
     before = answer(own_cluster, done)
     first.process.kill()
-    first.process.wait(20)
+    first.process.wait(300)
     fresh = workload(own_cluster, "fresh", annotations={BUNDLE: spec_text()})
 
     start_own()

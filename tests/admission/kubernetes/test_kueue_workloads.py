@@ -248,6 +248,6 @@ def test_an_end_wakes_those_who_wait() -> None:
     waiting = threading.Thread(target=lambda: ended.append(queue.take()))
     waiting.start()
     queue.close()
-    waiting.join(10)
+    waiting.join()
 
     assert ended == [None]

@@ -6,7 +6,6 @@ import asyncio
 import json
 import logging
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -179,15 +178,12 @@ def test_whatever_takes_too_long_is_answered_in_time_by_the_policy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ended = threading.Event()
-    monkeypatch.setattr("planner.admission.service_query.ask", lambda *_: ended.wait(20))
+    monkeypatch.setattr("planner.admission.service_query.ask", lambda *_: ended.wait())
     body = json.dumps(make_review(make_job("Job", {"planner.dev/bundle": "x"}))).encode()
 
-    began = time.monotonic()
     found = posted(body, NOWHERE, "?timeout=1s").json()["response"]
-    took = time.monotonic() - began
     ended.set()
 
-    assert took < 5
     assert (found["allowed"], found["auditAnnotations"]["verdict"]) == (True, "unreachable")
     assert found["warnings"] == ["planner: there is no answer within 0.5 s; admitted unchecked"]
 
@@ -234,3 +230,37 @@ def test_a_fault_of_our_own_is_answered_by_the_policy_for_no_answer(
 
     assert (found["allowed"], found["auditAnnotations"]["verdict"]) == (True, "unreachable")
     assert "ZeroDivisionError" in caplog.text
+
+
+def test_of_large_reviews_one_is_parsed_at_a_time_and_small_ones_do_not_wait_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    go, begun = threading.Event(), []
+
+    def read(body: bytes) -> webhook.Review:
+        if len(body) > webhook.LARGE_BYTES:
+            begun.append(body)
+            go.wait(60)
+        return webhook.Review(uid="u", operation="UPDATE", namespace="n", kind="Job", dry_run=False, job={})
+
+    monkeypatch.setattr(webhook, "read", read)
+    app = Webhook(NOWHERE, no_cluster).app()
+
+    async def story() -> None:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="https://planner") as client:
+
+            def ask(size: int) -> Any:
+                headers = {"Content-Type": "application/json"}
+                return client.post("/validate", content=b" " * size, headers=headers)
+
+            large = [asyncio.create_task(ask(webhook.LARGE_BYTES + 1)) for _ in range(3)]
+            while not begun:
+                await asyncio.sleep(0)
+            small = [await ask(100) for _ in range(3)]
+            at_once = len(begun)
+            go.set()
+
+            answered = [each.status_code for each in (*small, *await asyncio.gather(*large))]
+            assert (answered, at_once, len(begun)) == ([200] * 6, 1, 3)
+
+    asyncio.run(asyncio.wait_for(story(), 60))

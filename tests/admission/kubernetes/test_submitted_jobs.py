@@ -48,6 +48,7 @@ ASKING = {
     "a part of a GPU": {"kind": "Job", "spec": {"template": {"spec": container_of("nvidia.com/mig-1g.10gb")}}},
     "another vendor's": {"kind": "Job", "spec": {"template": {"spec": container_of("amd.com/gpu")}}},
     "a shared one": {"kind": "Job", "spec": {"template": {"spec": container_of("nvidia.com/gpu.shared", "2")}}},
+    "AMD's partition": {"kind": "Job", "spec": {"template": {"spec": container_of("amd.com/cpx_nps4", 8)}}},
     "one of a product": {"kind": "Job", "spec": {"template": {"spec": container_of("nvidia.com/a100")}}},
     "Intel's": {"kind": "Job", "spec": {"template": {"spec": container_of("gpu.intel.com/i915")}}},
     "a TrainJob": {
@@ -176,6 +177,34 @@ def test_gpus_of_another_maker_and_ranks_that_are_not_one_for_each_gpu_are_said(
         "the pods ask for 8 amd.com/gpu, and the spec plans 1 GPU"
     ]
     assert differences(asks(1, ranks=4), planned) == ["the job starts 4 ranks, and the spec plans 1 GPU"]
+
+
+@pytest.mark.parametrize("resource", ["gpu.intel.com/i915", "amd.com/zpx_nps9", "example.com/vgpu-number"])
+def test_a_resource_of_gpus_that_is_not_read_is_named_and_not_none(
+    spec_text: Callable[..., str], resource: str
+) -> None:
+    job = {"apiVersion": "batch/v1", "kind": "Job", "spec": {"template": {"spec": container_of(resource, 4)}}}
+
+    assert differences(read_submission(job).asked, read(spec_text(), "spec")) == [
+        f"planner does not know the resource {resource}: its GPUs are not counted"
+    ]
+
+
+def test_resources_beside_gpus_that_are_read_are_not_named(spec_text: Callable[..., str]) -> None:
+    container = {"name": "main", "resources": {"limits": {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 3000}}}
+    job = {"apiVersion": "v1", "kind": "Pod", "spec": {"containers": [container]}}
+
+    assert differences(read_submission(job).asked, read(spec_text(), "spec")) == []
+
+
+def test_a_claim_that_cannot_be_read_is_named(spec_text: Callable[..., str]) -> None:
+    container = {"name": "main", "resources": {"claims": [{"name": "devices"}]}}
+    spec = {"containers": [container], "resourceClaims": [{"name": "devices", "resourceClaimName": "mine"}]}
+    asked = read_submission({"apiVersion": "v1", "kind": "Pod", "spec": spec}).asked
+
+    assert differences(asked, read(spec_text(), "spec")) == [
+        "planner does not know the claim devices: its GPUs are not counted"
+    ]
 
 
 def test_a_product_that_may_be_several_gpus_differs_only_from_others(spec_text: Callable[..., str]) -> None:

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 300.0
 
 
 def main(given: dict[str, Any]) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def until_ready(hook: subprocess.Popen[bytes], trust: ssl.SSLContext, given: dic
 def ask(trust: ssl.SSLContext, given: dict[str, Any], *request: str) -> tuple[int, bytes]:
     connection = http.client.HTTPConnection(given["name"])
     # The name is the Service's, which nobody resolves here.
-    plain = socket.create_connection(("127.0.0.1", given["port"]), timeout=20)
+    plain = socket.create_connection(("127.0.0.1", given["port"]), timeout=300)
     connection.sock = trust.wrap_socket(plain, server_hostname=given["name"])
     try:
         connection.request(*request, headers={"Content-Type": "application/json"})

@@ -15,7 +15,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-PATIENCE_SECONDS = 240.0
+PATIENCE_SECONDS = 600.0
 PROGRAMS = Path(sys.executable).parent
 
 
@@ -48,7 +48,7 @@ def run(*command: str | Path) -> None:
 
 def status(address: str) -> int:
     try:
-        with urllib.request.urlopen(address, timeout=10) as answer:
+        with urllib.request.urlopen(address, timeout=60) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as error:
         return error.code

@@ -113,7 +113,7 @@ def test_doors_take_the_arguments_that_the_chart_gives_them(name: str) -> None:
     assert program == "planner"
 
     said = subprocess.run(
-        [sys.executable, "-m", "planner", command, "--help"], capture_output=True, text=True, timeout=60,
+        [sys.executable, "-m", "planner", command, "--help"], capture_output=True, text=True, timeout=600,
         cwd=REPOSITORY, check=True,
     ).stdout  # fmt: skip
 

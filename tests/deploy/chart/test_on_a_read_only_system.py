@@ -87,7 +87,7 @@ def test_the_service_runs_in_the_pod_that_the_chart_describes(tmp_path: Path) ->
     ended = subprocess.run(
         [*walls, "env", "-i", *(f"{name}={value}" for name, value in environment.items()),
          sys.executable, str(Path(__file__).with_name("in_a_pod.py"))],
-        input=json.dumps(given), capture_output=True, text=True, timeout=400,
+        input=json.dumps(given), capture_output=True, text=True, timeout=900,
     )  # fmt: skip
 
     assert ended.returncode == 0, ended.stderr[-3000:]
@@ -167,7 +167,7 @@ def test_the_webhook_of_the_chart_opens_in_its_pod(tmp_path: Path) -> None:
         [*walls[:-1], "--tmpfs", "/etc", *stores, "--remount-ro", "/etc", "--", "env", "-i",
          f"PATH={Path(sys.executable).parent}:/usr/bin:/bin", f"PYTHONPATH={REPOSITORY}",
          sys.executable, str(program), "/mnt/given.json"],
-        capture_output=True, text=True, timeout=120,
+        capture_output=True, text=True, timeout=6000,
     )  # fmt: skip
 
     assert ended.returncode == 0, ended.stderr[-3000:]
@@ -198,7 +198,7 @@ def test_the_redis_of_the_chart_asks_for_its_password(tmp_path: Path) -> None:
         ["bwrap", "--unshare-all", "--unshare-user", "--uid", "999", "--gid", "999", "--cap-drop", "ALL",
          "--die-with-parent", *system, "--proc", "/proc", "--dev", "/dev", *stores,
          "--ro-bind", str(tmp_path), mounts["password"], "--remount-ro", "/", "--", "bash", "-c", script],
-        capture_output=True, text=True, timeout=60,
+        capture_output=True, text=True, timeout=600,
     )  # fmt: skip
 
     said = ended.stdout.split("\n")

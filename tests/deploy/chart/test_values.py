@@ -73,6 +73,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "webhook.certificate.source given: set existingSecret and caBundle",
     ),
     ({"webhook": {"enabled": True}}, "webhook.clientCertificate.caConfigMap: name the ConfigMap with the CA"),
+    ({"webhook": {"enabled": True}}, "or set webhook.clientCertificate.required: false where the API server cannot"),
 ]
 
 

@@ -300,7 +300,8 @@ def test_the_webhook_answers_only_who_shows_a_certificate_unless_somebody_says_t
 
     assert {"--client-ca=/etc/planner/clients/ca.crt", "--client-name=planner-webhook-client"} <= set(strict_args)
     assert strict_volumes["clients"]["configMap"] == {"name": "api-server-ca"}
-    assert [each for each in open_args if each.startswith("--client")] == []
+    assert "--any-client" not in strict_args
+    assert [each for each in open_args if each.startswith(("--client", "--any"))] == ["--any-client"]
     assert "clients" not in open_volumes
 
 

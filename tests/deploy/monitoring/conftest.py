@@ -76,4 +76,4 @@ def being_asked(counters: Counters) -> Iterator[None]:
         yield
     finally:
         enough.set()
-        asking.join(timeout=10)
+        asking.join()

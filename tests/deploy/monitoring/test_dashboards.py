@@ -30,7 +30,7 @@ EACH_PANEL = pytest.mark.parametrize("panel", [pytest.param(p, id=f"{n}-{p['titl
 
 def test_the_script_makes_what_is_committed(tmp_path: Path) -> None:
     pytest.importorskip("grafana_foundation_sdk")
-    subprocess.run([sys.executable, str(GRAFANA / "make.py"), str(tmp_path)], check=True, timeout=60)
+    subprocess.run([sys.executable, str(GRAFANA / "make.py"), str(tmp_path)], check=True, timeout=300)
 
     made = {str(path.relative_to(tmp_path)): path.read_text(encoding="utf-8") for path in tmp_path.rglob("*.*")}
     dashboards = [f"deploy/grafana/dashboards/{name}.json" for name in DASHBOARDS]

@@ -29,7 +29,7 @@ ALERTS = [rule["alert"] for rule in rules() if "alert" in rule]
 
 
 def promtool(program: Callable[[str], str], *arguments: str) -> str:
-    found = subprocess.run([program("promtool"), *arguments], capture_output=True, text=True, timeout=60, cwd=HERE)
+    found = subprocess.run([program("promtool"), *arguments], capture_output=True, text=True, timeout=300, cwd=HERE)
     assert found.returncode == 0, found.stdout + found.stderr
     return found.stdout + found.stderr
 

@@ -36,7 +36,7 @@ def commands(database: str) -> list[str]:
 def run(command: str, folder: Path, **environment: str) -> None:
     ended = subprocess.run(
         ["bash", "-euc", command], cwd=folder, env={**os.environ, **environment},
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
 
@@ -56,7 +56,7 @@ class Busy:
         assert not self.faults
 
     def tells(self, writer: int, enough: threading.Event) -> None:
-        with httpx.Client(base_url=self.url, timeout=30) as client:
+        with httpx.Client(base_url=self.url, timeout=300) as client:
             for number in range(100_000):
                 if enough.is_set():
                     return
@@ -96,7 +96,7 @@ def busy(database: str) -> Iterator[Busy]:
         finally:
             enough.set()
             for each in writers:
-                each.join(30)
+                each.join()
 
 
 def backed_up(database: str, command: str, folder: Path, environment: Mapping[str, str]) -> tuple[set[str], set[str]]:
@@ -111,7 +111,7 @@ def backed_up(database: str, command: str, folder: Path, environment: Mapping[st
 
 
 def is_whole_and_goes_on(database: str, before: set[str], begun: set[str]) -> None:
-    with answering(database) as url, httpx.Client(base_url=url, timeout=30) as client:
+    with answering(database) as url, httpx.Client(base_url=url, timeout=300) as client:
         told = {job_id: client.get(f"/v1/jobs/slurm/{job_id}") for job_id in sorted(begun)}
         there = {job_id for job_id, answer in told.items() if answer.status_code == 200}
 

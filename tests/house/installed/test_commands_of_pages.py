@@ -1,34 +1,50 @@
 """Every planner command of README.md and docs/ runs in the environment that README's install makes.
 
-A comment with `needs: ...` marks a command that needs what neither the page nor that install brings; its options are
-parsed. `make test-readme` runs this file where the extra `plan` alone is installed.
+Small files of the names that a page gives are brought (tests/fakes/page_files.py). A comment with `needs: ...` marks a
+command that needs more than these and that install; its options are parsed. `make test-readme` runs this file where the
+extra `plan` alone is installed.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import json
 import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
+from page_files import REPOSITORY, write_files
 
 from planner.cli.shell import _parse
 
-REPOSITORY = Path(__file__).parents[3]
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```(?:console|bash|sh)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"(?:^|[|&;]\s*)\s*(?:[A-Z_]+=\S+ )*planner (?P<words>[^|;&]*)")
 DONE, DOES_NOT_FIT = 0, 3
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 256, "intermediate_size": 512,
-    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 1024,
+ONLY_PARSED = {
+    "docs/calibration.md: planner gpu-truth --out FACTS": "the GPU, with nothing else on it",
+    "docs/calibration.md: PLANNER_FACTS=FACTS planner plan job.yaml": "FACTS",
+    "docs/monitoring.md: planner capacity": "a service",
+    "docs/monitoring.md: planner capacity --since 30d --on A100-SXM-40GB": "a service",
+    "docs/monitoring.md: planner capacity --on A100-SXM-40GB --on H100-SXM-80GB --on H200-SXM-141GB": "a service",
+    "docs/out-of-memory.md: planner explain train.log --job slurm/4711 --server URL":
+        "a service, which stores how the job ended",
+    "docs/run.md: PYTHONPATH=Megatron-LM planner run --gpu B200-SXM-180GB": "Megatron-LM",
+    "docs/run.md: planner measure -- torchrun --nproc-per-node 8 train.py": "8 GPUs; writes measured.json",
+    "docs/search.md: planner search meta-llama/Llama-3.1-70B --gpus 64xH100": "120 s",
+    "docs/search.md: planner search job.yaml --gpus 64 --gpu H100,A100": "120 s",
+    "docs/search.md: planner sweep job.yaml micro_batch_size=1..8": "minutes",
+    "docs/torch.md: planner run --torch 2.8 -- torchrun --nproc-per-node 8 train.py": "torch 2.8",
+    "docs/torch.md: planner torch 2.6 2.8": "5 GB each; makes environments for specs; alone: lists them",
+    "docs/torch.md: planner plan --set software.torch=2.8 job.yaml": "torch 2.8",
+    "docs/torch.md: planner serve": "the extra service",
 }  # fmt: skip
-"""The `config.json` of the job that README shows: a small one, so that its plans take seconds."""
+"""By page and command, of a long one its beginning: what it needs that is not there."""
 
 
 @dataclass(frozen=True)
@@ -68,13 +84,15 @@ def name_of(each: Shown) -> str:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With the job of README, its config and the examples: what README says is there."""
-    made = tmp_path_factory.mktemp("checkout")
-    readme = (REPOSITORY / "README.md").read_text(encoding="utf-8")
-    (made / "job.yaml").write_text(readme.partition("$ cat job.yaml\n")[2].partition("$ ")[0])
-    (made / "config.json").write_text(json.dumps(CONFIG))
-    (made / "examples").symlink_to(REPOSITORY / "examples")
+def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """By page, with what its commands read; each finds what those before it wrote."""
+
+    @cache
+    def made(page: str) -> Path:
+        folder = tmp_path_factory.mktemp("checkout")
+        write_files(folder, page)
+        return folder
+
     return made
 
 
@@ -84,8 +102,12 @@ def test_only_the_extra_that_readme_installs_is_there() -> None:
     assert [name for name in others if importlib.util.find_spec(name)] == []
 
 
-def test_commands_that_need_more_are_few() -> None:
-    assert (len(RUN), len(SHOWN) - len(RUN)) == (10, 29)
+def test_commands_that_are_only_parsed_say_what_they_need() -> None:
+    found = [(name_of(each), each.needs) for each in SHOWN if each.needs]
+
+    assert [(name[: len(known)], needs) for (name, needs), known in zip(found, ONLY_PARSED, strict=True)] == list(
+        ONLY_PARSED.items()
+    )
 
 
 @pytest.mark.parametrize("each", SHOWN, ids=name_of)
@@ -98,10 +120,10 @@ def test_the_options_of_every_command_exist(each: Shown) -> None:
 
 
 @pytest.mark.parametrize("each", RUN, ids=name_of)
-def test_every_command_runs(each: Shown, folder: Path) -> None:
-    line = re.sub(r">\s*job\.(\w+)", r"> written.\1", each.line)  # the others read the one of README
+def test_every_command_runs(each: Shown, folder_of: Callable[[str], Path]) -> None:
+    line = re.sub(r"(> |--save-spec )job\.", r"\1written.", each.line)  # the others read the one of README
     ended = subprocess.run(
-        ["bash", "-o", "pipefail", "-c", line], cwd=folder, capture_output=True, text=True, check=False,
+        ["bash", "-o", "pipefail", "-c", line], cwd=folder_of(each.page), capture_output=True, text=True, check=False,
         env={"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "HOME": str(Path.home()), "HF_HUB_OFFLINE": "1"},
     )  # fmt: skip
 

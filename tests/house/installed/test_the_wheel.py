@@ -27,7 +27,7 @@ def command(*words: object, folder: Path) -> subprocess.CompletedProcess[str]:
     """The command that the wheel has installed, in a folder without planner's sources."""
     planner = Path(sys.executable).with_name("planner")
     return subprocess.run(
-        [planner, *map(str, words)], cwd=folder, capture_output=True, text=True, check=False, timeout=300
+        [planner, *map(str, words)], cwd=folder, capture_output=True, text=True, check=False, timeout=900
     )
 
 

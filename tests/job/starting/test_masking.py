@@ -52,6 +52,12 @@ def test_what_a_program_says_of_a_value_is_masked() -> None:
     )
 
 
+def test_a_long_value_is_masked_within_a_word_too() -> None:
+    mask = CommandMask(["env", "A=longer-than-sixteen", "B=not-so-long", "python", "t.py"])
+
+    assert mask.mask("xlonger-than-sixteenlonger-than-sixteen not-so-longer") == "x****** not-so-longer"
+
+
 def test_json_stays_json_and_keeps_what_is_no_secret() -> None:
     document = {
         "hf_token": "abcd", "pad_token": "<pad>", "seconds_per_token": 0.1, "text": 'said "password": "abcd"',

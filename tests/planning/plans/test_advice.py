@@ -353,23 +353,23 @@ def test_an_answer_has_advice_only_if_the_job_exceeds(job_of: JobOf, needs: Need
     job = roomy(job_of)
     small = on(job, needs(job) - 4 * MIB)
 
-    assert add_advice(plan_job(job)).plan.advice == ()
+    assert add_advice(plan_job(job), seconds=600.0).plan.advice == ()
     assert plan_job(small).plan.advice == ()
-    assert add_advice(plan_job(small)).plan.advice == advice_for(small, told)
+    assert add_advice(plan_job(small), seconds=600.0).plan.advice == advice_for(small, told)
 
 
 def test_an_answer_ends_with_a_whole_spec_that_fits(job_of: JobOf, needs: Needs, told: Told) -> None:
     job = roomy(job_of)
     small = on(job, needs(job) - 4 * MIB)
 
-    plan = add_advice(plan_job(small)).plan
+    plan = add_advice(plan_job(small), seconds=600.0).plan
 
     written = load_document(yaml.safe_load(plan.fitting_spec))
     assert written == changed(small, dict(plan.advice[0].change))
     assert told(written).planned.plan.verdict is plan.advice[0].verdict
     shown = render(plan, Style()).partition(", as a spec:\n")[2]
     assert textwrap.dedent(shown.partition("\n\n")[0]) + "\n" == plan.fitting_spec
-    assert add_advice(plan_job(job)).plan.fitting_spec == ""
+    assert add_advice(plan_job(job), seconds=600.0).plan.fitting_spec == ""
 
 
 def test_what_is_tried_is_told_while_it_goes_on(job_of: JobOf, needs: Needs) -> None:
@@ -422,7 +422,7 @@ def test_larger_gpus_more_of_them_and_adapters_are_said_where_the_state_alone_is
         "cluster": {"gpu": {"total_bytes": 10 * GIB, "arch": "sm_90"}},
     }
     job = load_document(spec)
-    found = add_advice(plan_job(job)).plan
+    found = add_advice(plan_job(job), seconds=600.0).plan
 
     assert [list(each.change) for each in found.advice] == [
         ["cluster.gpu"],

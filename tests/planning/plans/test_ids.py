@@ -43,7 +43,7 @@ UNTRACED = {
 def ids(job: Job = JOB) -> dict[str, str]:
     return {
         "trace": identity.trace_id_of(job),
-        "plan": build_order(job, NONE).plan_id,
+        "plan": build_order(job, NONE, b"key").plan_id,
         "search": identity.search_scope(NONE),
     }
 
@@ -107,7 +107,7 @@ def test_another_catalog_is_another_plan_of_the_same_trace(monkeypatch: pytest.M
 
 
 def test_a_plan_says_the_number_of_answers_and_the_ids_by_which_it_was_ordered() -> None:
-    made, order = plan_job(JOB, NONE).plan, build_order(JOB, NONE)
+    made, order = plan_job(JOB, NONE).plan, build_order(JOB, NONE, b"key")
 
     assert (made.plan_id, made.trace_id) == (order.plan_id, order.trace_id)
     assert made.provenance.allocator_rules == str(identity.ANSWERS)

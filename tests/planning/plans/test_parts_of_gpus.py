@@ -97,7 +97,7 @@ def test_a_slice_has_the_context_of_the_whole_gpu_at_most_and_its_own_traces(job
 def test_a_job_that_does_not_fit_its_slice_is_told_the_slice_that_does(job: Job) -> None:
     big = replace(job, train=replace(job.train, micro_batch_size=112))
     small = job_on_gpu(big, "H100-SXM-80GB:1g.10gb")
-    result = add_advice(plan_job(small, Calibration.none()))
+    result = add_advice(plan_job(small, Calibration.none()), seconds=600.0)
 
     assert result.plan.verdict is Verdict.EXCEEDS
     assert result.plan.advice[0].change == {"cluster.gpu": "H100-SXM-80GB:1g.20gb"}

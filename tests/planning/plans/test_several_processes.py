@@ -60,7 +60,7 @@ def test_with_the_traces_if_they_are_kept(alone: PlanningResult) -> None:
 def imported_late(job: Job, answer: AnswerWriter) -> None:
     """In a child: which modules of planner itself a plan imports that the server has not loaded before."""
     before = set(sys.modules)
-    add_advice(plan_job(job))
+    add_advice(plan_job(job), seconds=600.0)
     answer.write("late", "\n".join(sorted(set(sys.modules) - before)).encode())
 
 

@@ -17,7 +17,7 @@ from planner.planning.job_plan import plan_job
 from planner.planning.trace_source import TraceCache, TraceSource
 from planner.report.statement import Plan, Seconds
 from planner.runtime.user_cache import NONE, inductor_folder
-from planner.tracing.isolated import settings_put_aside
+from planner.tracing.isolated import shell_put_aside
 from planner.tracing.spec import step_trace as tracing
 from planner.tracing.spec.step_trace import trace
 
@@ -125,32 +125,87 @@ model: {decoder: {layers: 1, hidden: 32, heads: 2, kv_heads: 2, ffn: 64, vocab: 
 train: {micro_batch_size: 1, sequence_length: 16}
 cluster: {gpu: H100-SXM-80GB}
 """
+SHELL = {
+    "CUBLAS_WORKSPACE_CONFIG": ":65536:8", "PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "TORCH_BLAS_PREFER_CUBLASLT": "1",
+    "DISABLE_ADDMM_CUDA_LT": "1", "CUDA_VISIBLE_DEVICES": "3", "CUDA_LAUNCH_BLOCKING": "1", "NCCL_BUFFSIZE": "1",
+    "NVIDIA_TF32_OVERRIDE": "0", "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "7", "RANK": "3", "LOCAL_RANK": "3",
+    "WORLD_SIZE": "16", "USE_TORCH": "0", "ACCELERATE_MIXED_PRECISION": "fp16", "MODEL_WIDTH": "4096",
+}  # fmt: skip
+"""What a job's own shell may have set."""
 
 
-@pytest.mark.parametrize(
-    "setting", ["CUBLAS_WORKSPACE_CONFIG=:65536:8", "PYTORCH_NO_CUDA_MEMORY_CACHING=1", "TORCH_BLAS_PREFER_CUBLASLT=1"]
-)
-def test_what_the_shell_says_of_torch_is_in_no_plan_of_a_spec(setting: str) -> None:
-    name, _, value = setting.partition("=")
+def planned_in_shell(spec: str, shell: dict[str, str], cache: str = NONE) -> dict[str, object]:
     command = [sys.executable, "-m", "planner", "plan", "-", "--format", "json"]
-    peaks = []
-    for more in ({}, {name: value}):
-        variables = {**os.environ, "PLANNER_CACHE": NONE, **more}
-        done = subprocess.run(command, input=DECODER, env=variables, capture_output=True, text=True, check=True)
-        peaks.append([ranks["peak"] for ranks in json.loads(done.stdout)["rank_classes"]])
+    variables = {**{name: value for name, value in os.environ.items() if name not in SHELL}, **shell}
+    done = subprocess.run(
+        command, input=spec, env={**variables, "PLANNER_CACHE": cache}, capture_output=True, text=True, check=True
+    )
+    document: dict[str, object] = json.loads(done.stdout)
+    del document["seconds"]
+    return document
 
-    assert peaks[0] == peaks[1]
+
+def test_the_plan_of_a_spec_is_the_same_in_every_shell(tmp_path: Path) -> None:
+    anew = planned_in_shell(DECODER, SHELL, str(tmp_path))
+
+    assert [path.suffix for path in tmp_path.iterdir()] == [".trace"]
+    assert planned_in_shell(DECODER, {}, str(tmp_path)) == anew
+    assert planned_in_shell(DECODER, {}) == anew
 
 
-def test_settings_that_were_put_aside_come_back_when_the_last_thread_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
-    monkeypatch.setenv("TORCH_HOME", "/models")
-    first, second = settings_put_aside(), settings_put_aside()
+def test_a_factory_sees_of_the_shell_what_one_behind_walls_does(tmp_path: Path) -> None:
+    (tmp_path / "sized_by_shell.py").write_text(
+        "import os\nfrom torch import nn\ndef make():\n"
+        "    return nn.Linear(8, int(os.environ.get('MODEL_WIDTH', 8)), bias=False)\n"
+    )
+    spec = (
+        "model: {factory: 'sized_by_shell:make'}\n"
+        "train: {micro_batch_size: 1, inputs: {x: {shape: [8]}}, loss: {name: sum}, optimizer: {name: SGD}}\n"
+        "cluster: {gpu: H100-SXM-80GB}\n"
+    )
+
+    shells = {"PYTHONPATH": str(tmp_path)}, {"PYTHONPATH": str(tmp_path), **SHELL}
+
+    assert planned_in_shell(spec, shells[0]) == planned_in_shell(spec, shells[1])
+
+
+def test_a_process_that_traces_has_what_it_needs_of_the_shell_until_the_last_thread_is_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    needed = {
+        "TORCH_HOME": "/models", "HF_HOME": "/hf", "HF_HUB_OFFLINE": "1", "https_proxy": "http://127.0.0.1:1",
+        "LD_LIBRARY_PATH": "/lib", "TMPDIR": "/tmp", "XDG_CACHE_HOME": "/cache", "VIRTUAL_ENV": "/venv", "LC_ALL": "C",
+        "PYTHONPATH": "/code", "PLANNER_CACHE": "none",
+    }  # fmt: skip
+    for name, value in {**SHELL, **needed}.items():
+        monkeypatch.setenv(name, value)
+    first, second = shell_put_aside(), shell_put_aside()
     seen = []
     for step in (first.__enter__, second.__enter__, lambda: first.__exit__(None, None, None)):
         step()
-        seen.append((os.environ.get("CUBLAS_WORKSPACE_CONFIG"), os.environ["TORCH_HOME"]))
+        seen.append({name: os.environ[name] for name in (*SHELL, *needed) if name in os.environ})
     second.__exit__(None, None, None)
 
-    assert seen == [(None, "/models")] * 3
-    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
+    assert seen == [{**needed, "OMP_NUM_THREADS": "1"}] * 3
+    assert {name: os.environ[name] for name in SHELL} == SHELL
+
+
+def test_variables_of_a_gpu_on_paper_come_back_for_each_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An MI300X's own hipBLAS workspace, by a process whose shell names another."""
+    script = (
+        "import ctypes, os\n"
+        "from planner import cuda_on_paper\n"
+        "from planner.tracing.isolated import shell_put_aside\n"
+        "getenv = ctypes.CDLL(None).getenv\n"
+        "getenv.restype = ctypes.c_char_p\n"
+        "for _ in range(2):\n"
+        "    with shell_put_aside():\n"
+        "        cuda_on_paper.take_any_gpu('gfx942')\n"
+        "        print(getenv(b'CUBLAS_WORKSPACE_CONFIG').decode())\n"
+        "print(os.environ['CUBLAS_WORKSPACE_CONFIG'])\n"
+    )
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+
+    assert done.stdout.split() == [":131072:1", ":131072:1", ":16:8"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +18,6 @@ def test_postgresql_stops_and_comes_back(service: Any, postgresql: Any, new_job:
     binding = {"plan_id": before.json()["plan_id"], "team": "nlp"}
     postgresql.stop()
     try:
-        began = time.monotonic()
         status, problem = service.readiness()
         from_cache = service.post(known)
         by_id = service.get(f"/v1/plans/{before.json()['plan_id']}")
@@ -31,7 +29,6 @@ def test_postgresql_stops_and_comes_back(service: Any, postgresql: Any, new_job:
         made = [service.post(each) for each in while_away]
         check = service.post(known, "/v1/checks")
         alive = service.get("/livez")
-        seconds = time.monotonic() - began
     finally:
         postgresql.start()
 
@@ -48,7 +45,6 @@ def test_postgresql_stops_and_comes_back(service: Any, postgresql: Any, new_job:
         assert (refused.status_code, refused.headers["Retry-After"]) == (503, "5")
         assert refused.headers["Content-Type"] == "application/problem+json"
     assert (by_id.status_code, by_id.content) in ((200, before.content), (503, by_id.content))
-    assert seconds < 45, "whoever waits for a database that is away is told soon"
 
     service.wait_until_ready()
     after = service.post(new_job())

@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
+from machine_speed import slowness
 from soak import share
 
 pytestmark = pytest.mark.cluster
@@ -21,13 +22,16 @@ NewJob = Callable[..., dict[str, Any]]
 ATTACKER = Path(__file__).parents[2] / "fakes" / "attacker.py"
 SECONDS = share(120, in_ci=12)
 MOST_SECONDS = 1.0
-"""What the median answer may take meanwhile; an attacker has the machine's processors as well as the service."""
+"""What the median answer may take meanwhile, on a machine that has nothing else to do; an attacker has its processors
+as well as the service."""
 MOST_REFUSED = 0.05
-"""Of the answers of each path: a probe that gets no processor for three seconds says so."""
+"""Of the answers of each path: a probe that gets no processor for three seconds says so. On a slower machine as many
+times as many."""
 
 
 def test_probes_metrics_and_stored_plans_are_answered_within_a_second(service: Any, new_job: NewJob) -> None:
-    with httpx.Client(base_url=service.url, timeout=60, headers=service.authorization) as client:
+    slower = slowness(time.perf_counter)
+    with httpx.Client(base_url=service.url, timeout=300, headers=service.authorization) as client:
         plan_id = client.post("/v1/plans", json=new_job()).json()["plan_id"]
         address = service.url.removeprefix("http://")
         command = [sys.executable, str(ATTACKER), address, service.token, plan_id, str(SECONDS)]
@@ -45,12 +49,12 @@ def test_probes_metrics_and_stored_plans_are_answered_within_a_second(service: A
         service.wait_until_idle()
     for path, found in asked.items():
         seconds = sorted(each for _, each in found)
-        late = sum(each > MOST_SECONDS for each in seconds)
+        late = sum(each > slower * MOST_SECONDS for each in seconds)
         print(f"{path}: {len(found)}, median {median(seconds):.3f} s, longest {seconds[-1]:.3f} s, {late} late")
     print(json.dumps(answers))
 
-    assert _share(asked, lambda status, _: status != 200) <= MOST_REFUSED
-    assert {path for path, found in asked.items() if median(seconds for _, seconds in found) >= MOST_SECONDS} == set()
+    assert _share(asked, lambda status, _: status != 200) <= slower * MOST_REFUSED
+    assert [path for path in paths if median(each for _, each in asked[path]) >= slower * MOST_SECONDS] == []
     assert again.status_code == 200
     assert not [kind for kind, counted in answers.items() if "500" in counted]
 

@@ -85,7 +85,7 @@ def deployed(redis: str, postgresql: Any, session_of: Any, planner_serve: Any) -
             "--dashboard-agent-listen-port", agent, "--metrics-export-port", exporter, "--disable-usage-stats",
         ]  # fmt: skip
         process, processes = stack.enter_context(session_of(*start, **surroundings))
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=600)
         assert process.returncode == 0, out + err
         address = _address_of_the(processes)
         joining = {**surroundings, "RAY_ADDRESS": address}

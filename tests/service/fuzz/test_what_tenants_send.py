@@ -17,6 +17,7 @@ from fuzz_settings import ASKED, EXAMPLES
 from hostile_answers import HONEST, PARTS, hostile_answers
 from hostile_launches import HostileLaunch, as_body, hostile_launches
 from hostile_tarballs import hostile_tarballs, packed
+from machine_speed import takes_too_long
 from soak import share
 
 from planner.errors import PlannerError, ProgramError
@@ -50,7 +51,7 @@ def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_hostile_tarballs_are_refused_soon() -> None:
-    about = json.dumps({"kind": "application/x-tar", "query": {"command": "bash t.py"}, "folders": []})
+    about = json.dumps({"kind": "application/x-tar", "header": '{"command": "bash t.py"}', "folders": []})
 
     refused = refusals(hostile_tarballs(COUNT), lambda content: read_run(content, about))
 
@@ -58,7 +59,7 @@ def test_hostile_tarballs_are_refused_soon() -> None:
 
 
 def test_hostile_launch_lines_are_refused_soon_and_read_nothing_of_the_service(shared: Path) -> None:
-    about = json.dumps({"kind": "application/json", "query": {}, "folders": [str(shared.parent)]})
+    about = json.dumps({"kind": "application/json", "header": "", "folders": [str(shared.parent)]})
 
     def read(launch: HostileLaunch) -> object:
         for name, text in launch.files.items():
@@ -101,7 +102,7 @@ def test_a_program_chooses_no_status_of_its_request() -> None:
 
 
 def test_an_honest_answer_is_taken_and_a_real_tarball_too() -> None:
-    about = json.dumps({"kind": "application/gzip", "query": {"command": "bash run.sh"}, "folders": []})
+    about = json.dumps({"kind": "application/gzip", "header": '{"command": "bash run.sh"}', "folders": []})
 
     assert rank_process._read_result(Answer(parts=PARTS), USUAL_LIMITS, ORDER) == HONEST
     assert read_run(packed({"./run.sh": b"python t.py"}), about).line.program == "t.py"
@@ -122,7 +123,7 @@ def refusals(sent: Iterable[Any], read: Callable[[Any], object]) -> int:
             assert len(answer.body) <= MOST_ANSWER
             said = bytes(answer.body).decode()
             refused += 1
-        assert time.process_time() - began < MOST_SECONDS, repr(each)[:500]
+        assert not takes_too_long(time.process_time() - began, MOST_SECONDS), repr(each)[:500]
         assert CANARY not in said, repr(each)[:500]
     assert resident_bytes() - before < MOST_GROWTH
     assert os.environ.get("A") is None

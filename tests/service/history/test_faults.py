@@ -30,14 +30,14 @@ def disk(tmp_path: Path) -> Iterator[Path]:
         ["mount", "-t", "tmpfs", "-o", "size=4m", "planner-test", str(folder)],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=300,
     )
     if made.returncode != 0:
         pytest.skip(f"no disk can be made here: {made.stderr.strip()}")
     try:
         yield folder
     finally:
-        subprocess.run(["umount", "--lazy", str(folder)], timeout=30, check=True)
+        subprocess.run(["umount", "--lazy", str(folder)], timeout=300, check=True)
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ def test_processes_open_a_new_database_and_store_the_same_at_the_same_moment(
         )
         for number in range(WRITERS)
     ]  # fmt: skip
-    ends = [writer.communicate(json.dumps(to_json(plan())), timeout=60)[1] for writer in writers]
+    ends = [writer.communicate(json.dumps(to_json(plan())), timeout=600)[1] for writer in writers]
 
     assert ends == [""] * WRITERS
     assert [writer.returncode for writer in writers] == [0] * WRITERS

@@ -32,7 +32,7 @@ def test_an_empty_database_gets_the_tables_of_the_schema_and_no_others(shared_ur
         context = MigrationContext.configure(connection, opts=options)
 
         assert compare_metadata(context, schema.METADATA) == []
-        assert context.get_current_revision() == "masked"
+        assert context.get_current_revision() == "keyed"
 
 
 @pytest.mark.parametrize("other", ["9999", "0009"])
@@ -44,7 +44,7 @@ def test_a_schema_that_this_planner_does_not_know_is_refused_and_left_as_it_is(s
         History.open(shared_url)
 
     assert (refused.value.allowed, refused.value.remedy) == (
-        "initial, masked",
+        "initial, keyed, masked",
         "name a new database, or update this planner",
     )
     assert version(opened(shared_url)) == other
@@ -68,7 +68,7 @@ def test_a_schema_that_cannot_be_made_whole_is_not_made_at_all(
         assert not connection.dialect.has_table(connection, schema.VERSION_TABLE)
         assert not connection.dialect.has_table(connection, "plans")
     with History.open(shared_url) as history:
-        assert version(history._database) == "masked"
+        assert version(history._database) == "keyed"
 
 
 def test_tables_of_somebody_else_are_not_taken_over(shared_url: str) -> None:

@@ -51,7 +51,7 @@ class Cluster:
     def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """`planner` with these arguments, as a person runs it."""
         return subprocess.run(
-            [sys.executable, "-m", "planner", *arguments], capture_output=True, text=True, timeout=60, check=False
+            [sys.executable, "-m", "planner", *arguments], capture_output=True, text=True, timeout=300, check=False
         )
 
 

@@ -17,7 +17,7 @@ from planner.job.loading import load_job
 from planner.training.models.build import build
 from planner.truth.measuring.memory_report import report_memory
 
-LONGEST_SECONDS = 120.0
+LONGEST_SECONDS = 600.0
 FIGURES = ("requested", "allocated", "active", "reserved")
 
 

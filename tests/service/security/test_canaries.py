@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import shutil
 import sqlite3
@@ -136,11 +137,9 @@ def test_canaries_are_nowhere(guarded: Guarded) -> None:
     texts = [trained, run("bash closed.sh"), run("ray job submit --runtime-env closed.sh -- python spy.py")]
     texts += [run(f"python spy.py $SERVICE_SECRET --of {guarded.folder}/store/kept.txt")]
     for then in (TRAINS, "raise ValueError(repr(read))", "raise ValueError(str(seen))", "os._exit(seen)"):
-        query = {"command": "python t.py", "gpu": "T4"}
-        content = tarball(t=program(guarded.folder, then))
-        texts.append(
-            service.send("/v1/runs", params=query, content=content, headers={"Content-Type": "application/gzip"}).text
-        )
+        asked = json.dumps({"command": "python t.py", "gpu": "T4"})
+        headers = {"Content-Type": "application/gzip", "X-Planner-Run": asked}
+        texts.append(service.send("/v1/runs", content=tarball(t=program(guarded.folder, then)), headers=headers).text)
     models = (
         {"factory": "os:getenv", "factory_arguments": {"key": "SERVICE_SECRET"}},
         {"factory": "spy:model", "factory_path": str(guarded.job)},

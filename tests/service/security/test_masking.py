@@ -7,6 +7,7 @@ import logging
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from filled_history import make_plan
 
@@ -89,6 +90,17 @@ def test_a_search_that_goes_on_keeps_what_it_has_to_be_run_with_and_does_not_sho
     stored = history.searches.get("s")
     assert stored is not None
     assert (stored.request, CANARY in str(stored.document)) == (request, False)
+
+
+def test_a_plan_whose_job_is_masked_is_not_validated_by_its_id(asgi: Any, history: History) -> None:
+    plan = make_plan()
+    job = {**plan.job, "model": {"factory_arguments": {"hf_token": CANARY}}}
+    history.plans.put(replace(plan, job=job))
+
+    answer = asgi().post("/v1/validations", json={"plan_id": plan.plan_id})
+
+    assert (answer.status_code, answer.json()["place"]) == (422, "plan_id")
+    assert answer.json()["problem"] == f"the job of {plan.plan_id} has masked secrets, and does not run without them"
 
 
 def test_what_an_older_planner_stored_is_masked_by_the_migration(tmp_path: Path) -> None:

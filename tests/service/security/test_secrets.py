@@ -42,7 +42,7 @@ def test_a_token_is_compared_with_all_that_are_known_by_hashes_and_in_constant_t
 def test_nothing_that_is_answered_measured_or_logged_has_a_token_or_its_hash(
     client: TestClient, stored: Plan, tokens: tuple[str, ...], caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.DEBUG)
+    caplog.set_level(logging.DEBUG, "planner.service")
     right, wrong = ({"Authorization": f"Bearer {token}"} for token in (tokens[0], f"{tokens[0]}-wrong"))
     answers = [
         client.put(JOB, json={"plan_id": stored.plan_id}, headers=right),

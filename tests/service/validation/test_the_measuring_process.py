@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from runtime_children import all_end
+from stopped_clock import LimitClock
 
 from planner.job.loading import bundle
 from planner.job.schema import Job
@@ -22,7 +22,7 @@ from planner.units import GIB, MIB
 MakeJob = Callable[..., Job]
 
 
-def measured(job: Job, *, seconds: float = 60.0, memory_bytes: int = 4 * GIB) -> dict[str, Any]:
+def measured(job: Job, *, seconds: float = 600.0, memory_bytes: int = 4 * GIB) -> dict[str, Any]:
     request = {"job": bundle(job), "rank": 0, "world_size": 1, "device": "cpu", "code": {"patterns": None}}
     return measuring_process.run(request, Limits(seconds=seconds, memory_bytes=memory_bytes))
 
@@ -67,36 +67,21 @@ def test_what_a_program_answers_in_the_place_of_the_process_is_not_believed(stra
     assert measured(strange("lie")) == {"problem": "the measuring process ended with exit code 0: without a word"}
 
 
-class Clock:
-    """Goes as it should until the measuring process hangs; then its time is over."""
+def test_a_step_that_hangs_is_ended_with_all_that_it_started(strange: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    hung: list[int] = []
 
-    def __init__(self) -> None:
-        self.hung: list[int] = []
-
-    def monotonic(self) -> float:
-        return time.monotonic() + (1000 if self.hung else 0)
-
-    def sleep(self, seconds: float) -> None:
-        time.sleep(seconds)
-
-    def look(self, child: int) -> Usage:
+    def look(child: int) -> Usage:
         if len(alive_in_session(child)) == 2:  # and the one that it has started
-            self.hung = alive_in_session(child)
+            hung[:] = alive_in_session(child)
         return Usage(0, 0)
 
-
-def test_a_step_that_hangs_is_ended_with_all_that_it_started(strange: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock()
-    monkeypatch.setattr(running, "time", clock)
-    monkeypatch.setattr(running.process_tree, "usage", clock.look)
+    monkeypatch.setattr(running, "time", LimitClock(lambda: bool(hung)))
+    monkeypatch.setattr(running.process_tree, "usage", look)
     assert measured(strange("hang"), seconds=300) == {
         "problem": "the measured step was not done within 300 s, and was ended"
     }
-    assert len(clock.hung) == 2
-    until = time.monotonic() + 10
-    while any(os.path.exists(f"/proc/{each}") for each in clock.hung) and time.monotonic() < until:
-        time.sleep(0.05)
-    assert [each for each in clock.hung if os.path.exists(f"/proc/{each}")] == []
+    assert len(hung) == 2
+    assert all_end(hung)
 
 
 def test_a_step_that_eats_the_hosts_memory_is_ended(strange: MakeJob) -> None:

@@ -25,7 +25,7 @@ def run() -> Run:
     gpu = Gpu(product=known.product, arch=known.arch, total_bytes=known.total_bytes, outside_bytes=2**30)
 
     def run_command(
-        command: str, *, seconds: float = 120, patience: float | None = 0, is_known: bool = False, gpus: int = 0,
+        command: str, *, seconds: float = 600, patience: float | None = 0, is_known: bool = False, gpus: int = 0,
         **asked: Any,
     ) -> RankRun:  # fmt: skip
         order = ProgramOrder(

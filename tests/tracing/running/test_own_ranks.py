@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from program_runs import Program, Run, judge
+from program_runs import STEP, Program, Run, judge
 
 from planner.errors import ProgramError, SpecError
 from planner.job.launching.line import parse
@@ -130,6 +130,59 @@ def test_more_ranks_than_it_was_shown_gpus_are_shown_as_many(program: Program) -
 
     assert (found.nodes, found.gpus_per_node, found.communicators) == (1, 2, (2,))
     assert sorted(each.ranks for each in found.rank_classes) == ["0", "1"]  # their batches differ
+
+
+ASKS = (
+    TRAINS
+    + """
+import argparse
+parser = argparse.ArgumentParser()
+parser.add_argument("-d", "--devices", "--num-gpus", dest="gpus")
+gpus = parser.parse_args().gpus
+gpus = len(gpus.split(",")) if "," in gpus else int(gpus)
+assert gpus <= torch.cuda.device_count()
+if __name__ == '__main__': torch.multiprocessing.spawn(train, args=(gpus,), nprocs=gpus)
+"""
+)
+
+
+@pytest.mark.parametrize("words", [["-d", "2"], ["--devices=0,1"], ["--num-gpus", "2"]])
+def test_a_program_that_finds_fewer_gpus_than_its_option_names_is_shown_as_many(
+    program: Program, words: list[str]
+) -> None:
+    found = judge("python", program(ASKS), *words)
+
+    assert (found.nodes, found.gpus_per_node, found.communicators) == (1, 2, (2,))
+    assert f"is shown 2, as its {' '.join(words)} says" in " ".join(each.text for each in found.assumptions)
+
+
+def test_an_error_that_has_nothing_to_do_with_gpus_is_not_tried_again(program: Program) -> None:
+    counts = "open(__file__ + '.count', 'a').write('x')\nimport torch\nraise ValueError('a fault of mine')"
+    path = program(counts)
+
+    with pytest.raises(ProgramError, match="a fault of mine"):
+        judge("python", path, "--num-gpus", "2", writes=True)
+    assert Path(path + ".count").read_text() == "x"
+
+
+@pytest.mark.parametrize(("gpus", "told"), [(0, True), (1, False)])
+def test_a_program_that_asks_how_many_gpus_there_are_hears_of_the_option(
+    program: Program, gpus: int, told: bool
+) -> None:
+    path = program("import torch\nprint(torch.cuda.device_count())\n" + STEP)
+
+    assert any("--gpus N says it" in note for note in judge("python", path, node_gpus=gpus).notes) is told
+
+
+def test_work_that_submitit_would_start_is_refused_before_it_is_started(run: Run, program: Program) -> None:
+    path = program(
+        "import os, subprocess, sys\n"
+        "subprocess.Popen([sys.executable, '-m', 'submitit.local._local', 'jobs'],"
+        " env={**os.environ, 'SUBMITIT_LOCAL_NTASKS': '32'})"
+    )
+
+    with pytest.raises(ProgramError, match="submitit, which starts 32 processes of it: none is started"):
+        run(f"python {path}")
 
 
 def test_more_ranks_than_gpus(run: Run, program: Program) -> None:

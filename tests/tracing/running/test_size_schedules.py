@@ -47,6 +47,8 @@ def of_loop(batch: str, before: str = "") -> list[str]:
         ),
         ("x = load(step)", "def load(now):\n    bs = table[now // 900]\n    return read(bs)"),
         ("x = loader.send((bs_schedule[step // 900], 1))", ""),
+        ("x = [torch.rand(rows, 16) for rows in rows_at(step)]", ""),
+        ("x = (lambda rows: torch.rand(rows * step, 16))(8)", ""),
     ],
 )
 def test_a_batch_by_the_step_is_found(batch: str, before: str) -> None:
@@ -76,6 +78,9 @@ def test_other_sizes_are_named_as_what_they_are(batch: str, what: str) -> None:
         ("bs = get_bs(0)\nx = batch", "def get_bs(step):\n    return table[step]\nfirst = get_bs(9)"),
         ("x = batch\nprint(step, seq_len)", "seq_len = 128"),
         ("if step == 0:\n    max_len = longest(batch)\nx = batch", ""),
+        ("x = torch.rand(next(examples), 16)", "examples = iter([draw() for step in range(90)])"),
+        ("x = [torch.rand(step, 16) for step in range(1, 9)]", ""),
+        ("x = torch.rand(next(examples), 16)", "examples = map(lambda step: 8 * step, draws())"),
     ],
 )
 def test_what_does_not_change_with_the_step_is_not_named(batch: str, before: str) -> None:

@@ -206,7 +206,7 @@ def test_the_batches_of_the_median_and_of_the_99_percent_are_those(seed: int) ->
     for number, size in enumerate(sizes):
         batches.take({"x": (size,)}, number)
 
-    said = varying(batches.seen)
+    said = varying([[shapes] for shapes in batches.seen])
     assert said is not None
     found = {about.name: sizes[number] for about, number in batches.chosen(said)}
 
@@ -275,40 +275,210 @@ def test_what_may_grow_beyond_what_was_seen_is_not_said_to_fit(
     assert (verdict is Verdict.TIGHT) == ("needed after iteration 12, as sizes vary" in sentence)
 
 
-CALLS = """
-import torch
-def call(module, *given):
-    return module(*given)
-model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 64 * 64, 10)).cuda()
-criterion = torch.nn.CrossEntropyLoss()
-first, second = torch.nn.Linear(16, 32).cuda(), torch.nn.Linear(32, 16).cuda()
-optimizer = torch.optim.AdamW([*model.parameters(), *first.parameters(), *second.parameters()])
-for number in range(12):
-    x = torch.rand(8, 3, 64, 64).cuda()
-    y = x[:, 0, 0, 0].long()
-    {step}
+OWN_LINE = """
+import itertools, random, torch
+model = torch.nn.Linear(16, 64).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+chance = random.Random(3)
+def draw(step):
+    return chance.randint(1, 500)
+def growing():
+    batch_size = 8
+    while True:
+        yield chance.randint(1, 500)
+{before}
+for number in range({steps}):
+    {rows}
+    model(torch.rand(rows, 16).cuda()).sum().backward()
     optimizer.step()
     optimizer.zero_grad()
 """
+
+
+@pytest.mark.parametrize("steps", [12, 5000])
+@pytest.mark.parametrize(
+    ("before", "rows"),
+    [
+        ("examples = iter([draw(0) for number in range(5000)])", "rows = next(examples)"),
+        ("examples = iter([draw(0) for number in range(90)])", "rows = torch.rand(next(examples), 2).shape[0]"),
+        ("", "rows = torch.rand(draw(number), 2).shape[0]"),
+        (
+            "examples = iter([8 + 7 * number for number in range(40)])",
+            "rows = torch.rand(next(examples) + 0 * number, 2).shape[0]",
+        ),
+        ("examples = growing()", "seq_len = 64 + number; rows = next(examples)"),
+    ],
+    ids=["an iterator", "tensors of an iterator", "drawn by the step", "an iterator that ends", "beside a schedule"],
+)
+def test_sizes_that_the_step_does_not_decide_are_named(program: Program, steps: int, before: str, rows: str) -> None:
+    statement = judge("python", program(OWN_LINE.format(steps=steps, before=before, rows=rows)))
+
+    assert statement.verdict is Verdict.TIGHT
+    assert re.search(
+        r"the sizes of inputs vary: input \(\S+program\.py:\d+\) is \[\d+, 16\] to", "; ".join(statement.unseen)
+    )
+
+
+CALLS = """
+import copy, functools, random, torch
+from torch import nn
+def call(module, *given):
+    return module(*given)
+def through(function):
+    @functools.wraps(function)
+    def inner(*given):
+        return function(*given)
+    return inner
+class Trainer:
+    def __init__(self):
+        self.model, self.criterion = model, criterion
+    def loss(self, x, y):
+        return self.criterion(self.model(x), y)
+model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 64 * 64, 10)).cuda()
+criterion = nn.CrossEntropyLoss()
+first, second, head = nn.Linear(16, 32).cuda(), nn.Linear(32, 16).cuda(), nn.Linear(16, 64).cuda()
+optimizer = torch.optim.AdamW([*model.parameters(), *first.parameters(), *second.parameters(), *head.parameters()])
+trainer, random, numbers = Trainer(), random.Random(1), iter(range(12))
+def step_of(number, x, y, part):
+    {step}
+for _ in range(12):
+    x = torch.rand(8, 3, 64, 64).cuda()
+    y = x[:, 0, 0, 0].long()
+    step_of(next(numbers), x, y, x[:, 0, 0, :16])
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def judge_calls(program: Program, step: str, **options: int) -> tuple[Verdict, list[str]]:
+    """The verdict, and what is said of inputs whose sizes vary."""
+    statement = judge("python", program(CALLS.format(step=step)), **options)
+    return statement.verdict, [said for said in statement.unseen if "sizes of inputs vary" in said]
 
 
 @pytest.mark.parametrize(
     "step",
     [
         "criterion(model(x), y).backward()",
+        "criterion(input=model(input=x), target=y).backward()",
         "call(criterion, call(model, x), y).backward()",
-        "part = x[:, 0, 0, :16]\n    for each in (first, second): part = each(part)\n    part.sum().backward()",
+        "call(nn.CrossEntropyLoss(), call(model, x), y).backward()",
+        "for each in (first, second): part = each(part)\n    part.sum().backward()",
+        "sum(each(part).sum() for each, part in ((first, part), (second, part.repeat(1, 2)))).backward()",
+        "[criterion(output, y) for output in [model(x)]][0].backward()",
+        "(lambda given: criterion(model(given), y))(x).backward()",
+        "functools.partial(call, criterion)(functools.partial(call, model)(x), y).backward()",
+        "criterion(\n        model(\n            x\n        ),\n        y,\n    ).backward()",
+        "through(criterion)(through(model)(x), y).backward()",
+        "trainer.loss(x, y).backward()",
+        "functools.reduce(lambda given, each: each(given), (first, second), part).sum().backward()",
     ],
-    ids=["a model and its loss in one line", "by one function", "several models in a loop"],
-)
+    ids=[
+        "one line", "named arguments", "one function", "one function and a new loss", "a loop", "a generator",
+        "a comprehension", "a lambda", "partial functions", "several lines", "a decorator", "a method", "reduce",
+    ],
+)  # fmt: skip
 def test_different_models_called_at_one_place_are_no_input_that_varies(program: Program, step: str) -> None:
-    statement = judge("python", program(CALLS.format(step=step)))
+    assert judge_calls(program, step) == (Verdict.FITS, [])
 
-    assert statement.verdict is Verdict.FITS
-    assert not [sentence for sentence in statement.unseen if "sizes of inputs vary" in sentence]
+
+SCALES = "sum(head(part[:1].expand({rows}, 16)).sum() for scale in {scales}).backward()"
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        SCALES.format(rows="scale * scale", scales="range(1, 11)"),
+        SCALES.format(rows="scale * scale", scales="random.sample(range(1, 11), 10)"),
+        SCALES.format(rows="3 if number % 4 == 3 else 8, scale", scales="(1, 5, 9)"),
+        "for rows in (900, 400, 100): head(part[:1].expand(rows, 16)).sum().backward()",
+        "sum(call(head, part[:1].expand(rows, 16)).sum() for rows in (9, 400) if rows < 10 or number).backward()",
+    ],
+    ids=["scales", "scales in any order", "a cut batch", "a backward each", "a first step in part"],
+)  # fmt: skip
+def test_sizes_that_come_again_in_every_step_are_no_input_that_varies(program: Program, step: str) -> None:
+    assert judge_calls(program, step) == (Verdict.FITS, [])
+
+
+@pytest.mark.parametrize(
+    ("step", "sizes"),
+    [
+        (SCALES.format(rows="scale * (8 + number)", scales="(1, 5, 9)"), r"\[8, 16\] to \[\d+, 16\], in"),
+        (SCALES.format(rows="100 * scale", scales="(random.randint(1, 10),)"), r"\[\d00, 16\] to \[\d+00, 16\], in"),
+        (SCALES.format(rows="100 * scale", scales="range(1, 2 + number // 2)"), r"\[100, 16\] to \[\d00, 16\], in"),
+        (SCALES.format(rows="100 + scale", scales="(number // 3, 20)"), r"\[100, 16\] to \[120, 16\], in"),
+        (
+            "for _ in range(4): head(part[:1].expand(random.randint(1, 500), 16)).sum().backward()",
+            r"\[\d+, 16\] to \[\d+, 16\], in \d\d",
+        ),
+        ("nn.Flatten()(head(part[:1].expand(9 + number, 16))).sum().backward()", r"\[9, 16\] to \[\d\d, 16\], in"),
+        (
+            "head(part)[:1].expand(9 + number, 64).backward(torch.ones(9 + number, 64).cuda())\n"
+            "    copy.deepcopy(head)(part[:1].expand(9 + number, 16)).sum().backward()",
+            r"\[9, 16\] to \[\d\d, 16\], in",
+        ),
+        (
+            "head(part).sum().backward()\n    nn.Flatten()(part[:1].expand(9 + number, 16))",
+            r"\[9, 16\] to \[\d\d, 16\], in",
+        ),
+    ],
+    ids=[
+        "scales of batches that vary", "one of the scales", "more scales with each step", "other scales in later steps",
+        "batches of one step", "a model", "a copy of a model in each step", "a module that is made in each step",
+    ],
+)  # fmt: skip
+def test_sizes_that_are_others_in_other_steps_vary(program: Program, step: str, sizes: str) -> None:
+    verdict, said = judge_calls(program, step)
+
+    assert verdict is Verdict.TIGHT
+    assert re.search(rf"input \(\S+program\.py:\d+\) is {sizes}", "; ".join(said))
+
+
+def test_of_one_step_alone_it_is_not_known_whether_its_sizes_come_again(program: Program) -> None:
+    step = SCALES.format(rows="scale * scale", scales="range(1, 11)")
+    once = program(CALLS.format(step=step).replace("in range(12):\n    x", "in range(1):\n    x"))
+
+    assert judge("python", once).verdict is Verdict.TIGHT
+    assert judge_calls(program, step, steps=2) == (Verdict.FITS, [])
 
 
 def test_an_input_that_varies_beside_its_loss_in_one_line_is_named(program: Program) -> None:
     lines = NO_LOADER.replace("    model(", "    torch.nn.Flatten()(model(").replace(".sum()", ").sum()")
 
     assert re.search(r"input \(\S+py:7\) is \[8, 100, 16\] to \[8, 149, 16\], in 12 shapes", sentences(lines, program))
+
+
+HOST_MODULES = """
+import torch
+class Crop(torch.nn.Module):
+    def forward(self, image):
+        return image[:20]
+class Upload(torch.nn.Module):
+    def forward(self, image):
+        return image.cuda()[:20]
+crop, upload, scale = Crop(), Upload(), torch.nn.Linear(16, 16)
+model = torch.nn.Linear(16, 64).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+sizes = iter(range(20, 140, 7))
+for _ in range(12):
+    image = torch.rand(next(sizes), 16)
+    {batch}
+    model(batch).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(
+    ("batch", "expected"),
+    [
+        ("batch = crop(image).cuda()", Verdict.FITS),
+        ("batch = crop(scale(image)).detach().cuda()", Verdict.FITS),
+        ("batch = crop(image=image).cuda()", Verdict.FITS),
+        ("batch = upload(image)", Verdict.TIGHT),
+        ("batch = crop(image.cuda())", Verdict.TIGHT),
+    ],
+    ids=["no parameters", "with parameters", "named", "a module that moves it to the GPU", "a tensor on the GPU"],
+)
+def test_what_a_module_on_the_host_is_given_decides_nothing(program: Program, batch: str, expected: Verdict) -> None:
+    assert judge("python", program(HOST_MODULES.format(batch=batch))).verdict is expected

@@ -9,7 +9,6 @@ import pickle
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -18,8 +17,10 @@ from typing import Any
 
 import pytest
 import torch
+from planner_serve import until
 from quiet_server import QuietServer
 
+from planner.truth.measuring import job_reports
 from planner.truth.measuring.job_reports import job_of, plan_of
 from planner.truth.measuring.memory_report import (
     MemoryReport,
@@ -70,7 +71,7 @@ class Service:
             def do_PUT(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 service.got.append((self.path, self.headers["Authorization"], body))
-                service.silent.wait(10)
+                service.silent.wait()
                 self.send_response(service.codes.pop(0) if service.codes else 204)
                 self.end_headers()
 
@@ -97,6 +98,11 @@ def _no_job_around(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
     for name in ("RAY_SUBMISSION_ID", "RAY_JOB_ID", "JOB_NAME", "TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(autouse=True)
+def _a_service_on_a_busy_machine_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(job_reports.to_service.__kwdefaults__, "seconds", 600.0)
 
 
 @pytest.fixture(autouse=True)
@@ -155,10 +161,10 @@ def test_the_first_iterations_and_every_nth_are_reported_before_the_end(gpu: Gpu
     file = tmp_path / "memory.jsonl"
 
     with report_memory(file=file, read=gpu.read, id="7", every=4) as memory:
-        for _ in range(9):
+        for reports in (1, 2, 2, 3, 3, 3, 3, 4, 4):
             gpu.use(1)
             memory.step()
-            time.sleep(0.02)
+            until(lambda n=reports: file.exists() and file.read_text().count("\n") == n, "no report is written")
 
     found = [(line["ranks"][0]["steps"], line["ended_at"] is not None) for line in lines(file)]
     assert found == [(1, False), (2, False), (4, False), (8, False), (9, True)]
@@ -298,12 +304,12 @@ def test_a_service_that_refuses_is_complained_of_once(
     service.codes = [401] * 20
 
     with report_memory(server=service.address, id="7", read=gpu.read, every=1) as memory:
-        for _ in range(6):
+        gpu.use(1)
+        for reports in range(1, 7):
             memory.step()
-            gpu.use(1)
-            time.sleep(0.02)
+            until(lambda n=reports: len(service.got) == n, "no report arrives")
 
-    assert len(service.got) > 2
+    assert len(service.got) == 7
     assert caplog.messages == [
         "planner: a memory report was not delivered, training goes on: HTTP Error 401: Unauthorized"
     ]
@@ -312,24 +318,22 @@ def test_a_service_that_refuses_is_complained_of_once(
 def test_a_service_that_hangs_does_not_slow_the_training(
     gpu: Gpu, service: Service, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Nothing is answered until the training is over: no step waits for it, and the end no longer than its time."""
     service.silent.clear()
     memory = report_memory(server=service.address, id="7", read=gpu.read, every=1, wait_seconds=0.2)
     gpu.take(1)
 
-    began = time.monotonic()
     memory.begin()
     for _ in range(100):
         memory.step()
-    trained = time.monotonic() - began
     memory.end()
-    ended = time.monotonic() - began
+    unanswered = len(service.got)
     service.silent.set()
     for thread in threading.enumerate():
         if thread.name == "planner-report":
-            thread.join(5)
+            thread.join()
 
-    assert trained < 5  # a hundred steps, of which none waits its 0.2 s
-    assert ended < 10
+    assert unanswered <= 1
     assert caplog.messages == ["planner: the last report was not delivered within 0.2 s"]
 
 

@@ -5,6 +5,7 @@ import os
 
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -12,6 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 parser = argparse.ArgumentParser()
 parser.add_argument("kind", choices=("ddp", "fsdp"))
+parser.add_argument("--recompute", default="", help="layers that recompute, wrapped by torch (0,1)")
 options = parser.parse_args()
 
 dist.init_process_group("nccl")
@@ -32,13 +34,21 @@ config = LlamaConfig(
     num_key_value_heads=2,
     max_position_embeddings=128,
 )
+
+
+def wrap_layers(model):
+    for layer in filter(None, options.recompute.split(",")):
+        model.model.layers[int(layer)] = checkpoint_wrapper(model.model.layers[int(layer)])
+    return model
+
+
 if options.kind == "ddp":
-    bare = LlamaForCausalLM(config).to(device)
+    bare = wrap_layers(LlamaForCausalLM(config)).to(device)
     model = DistributedDataParallel(bare, device_ids=[local_rank])
 else:
     mesh = init_device_mesh("cuda", (world,))
     with torch.device("meta"):
-        model = bare = LlamaForCausalLM(config)
+        model = bare = wrap_layers(LlamaForCausalLM(config))
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     for layer in model.model.layers:
         fully_shard(layer, mesh=mesh, mp_policy=policy)
