@@ -193,9 +193,13 @@ FollowedCall::FollowedCall(const FollowedOperator& followed, c10::ArrayRef<const
   if (!is_followed_) return;
   arguments_.assign(arguments.begin(), arguments.end());
   if (of_.is_computed) before_ = arguments_;
+  const auto outputs = written(arguments_);
+  if (outputs.empty()) return;
   for (size_t i = 0; i < before_.size(); ++i) {
-    if (!of_.written[i] || of_.overwritten[i]) continue;
-    const bool known = change_tensors(before_[i], [](const at::Tensor& tensor) -> std::optional<at::Tensor> {
+    if (of_.overwritten[i]) continue;
+    const bool known = change_tensors(before_[i], [&](const at::Tensor& tensor) -> std::optional<at::Tensor> {
+      const auto is_written = [&](const at::Tensor& output) { return tensor.is_alias_of(output); };
+      if (std::none_of(outputs.begin(), outputs.end(), is_written)) return tensor;
       if (!is_small_enough(tensor)) return std::nullopt;
       const auto value = on_host(tensor);
       ComputingOnHost copied;
@@ -241,7 +245,6 @@ bool FollowedCall::compute(const std::vector<at::Tensor>& returned) {
   for (size_t i = 0; i < stack.size(); ++i) {
     if (stack[i].isGenerator()) return false;
     if (stack[i].isDevice()) stack[i] = c10::Device(c10::kCPU);
-    if (of_.written[i] && !of_.overwritten[i]) continue;
     const bool fresh = of_.overwritten[i], compares = is_equality(of_.name);
     const bool known = change_tensors(stack[i], [&](const at::Tensor& tensor) -> std::optional<at::Tensor> {
       if (fresh) return empty_on_host(tensor.sizes(), tensor.scalar_type());
@@ -323,8 +326,11 @@ void FollowedCall::follow(const std::vector<c10::IValue>& results) {
       std::all_of(given.begin(), given.end(), [](const at::Tensor& tensor) { return constant(tensor) || is_unkept(tensor); });
   forget_all(returned);
   if (presumed) return remember(made[0], *presumed);
-  if (are_known) return std::for_each(made.begin(), made.end(), remember_unkept), void();
   if (of_.is_python_asked) return ask_python(of_, arguments_, made);
+  if (are_known) {
+    for (const auto& tensor : made) remember_unkept(tensor);
+    return;
+  }
   if (made.size() == 2 && is_in(kPlaces, of_.name)) remember(made[1], place_among(arguments_[0].toTensor(), made[1]));
 }
 

@@ -47,7 +47,7 @@ class FollowedCall {
 
   const FollowedOperator& of_;
   torch::jit::Stack arguments_;
-  torch::jit::Stack before_;  // what is written to on the host, as it was; empty if that is not known
+  torch::jit::Stack before_;  // with what is written to on the host, as it was; empty if that is not known
   bool matters_ = false, is_followed_ = false;
 };
 
