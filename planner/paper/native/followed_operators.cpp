@@ -29,8 +29,8 @@ const Names kKeepUniform = {"aten::all", "aten::any", "aten::max", "aten::min", 
                             "aten::sum", "aten::gather", "aten::index", "aten::index_select", "aten::masked_fill"};
 // What is known of their results whatever they are given Python says (paper/sized_by_values.py).
 const Names kAskPython = {"aten::topk", "aten::multinomial", "aten::histc"};
-// Checks of truth values: all hold, and none of what is looked for is there.
-const Names kChecks = {"aten::all", "aten::any"};
+// Checks: all hold, and none of what is looked for is there.
+const Names kChecks = {"aten::all", "aten::any", "aten::isnan"};
 const Names kChoose = {"aten::gather", "aten::index", "aten::index_select"};
 // What they give is no value of what they are given, or is followed by itself.
 const Names kNotComputed = {"aten::copy_", "aten::_local_scalar_dense"};
