@@ -45,10 +45,6 @@ bool is_equality(const std::string& name) { return is_in(kEquality, name); }
 
 bool is_comparison(const std::string& name) { return is_equality(name) || is_in(kOrder, name); }
 
-bool is_either(const std::string& name) { return name == "aten::logical_or" || name == "aten::bitwise_or"; }
-
-bool is_both(const std::string& name) { return name == "aten::logical_and" || name == "aten::bitwise_and"; }
-
 // Calls `change` with every tensor in the value, and puts what it gives in its place; false where it gives nothing.
 bool change_tensors(c10::IValue& value, const std::function<std::optional<at::Tensor>(const at::Tensor&)>& change) {
   if (value.isTensor()) {
@@ -120,6 +116,19 @@ Uniform place_among(const at::Tensor& reduced, const at::Tensor& result) {
   return {among / 2, /*is_certain=*/false, /*stands_for_any=*/among > 0};
 }
 
+// What decides alone: true in `a | b`, false (or zero) in `a & b`, whatever the other one is.
+std::optional<Uniform> decide(const std::string& name, const torch::jit::Stack& arguments, const at::Tensor& result) {
+  const bool either = name == "aten::logical_or" || name == "aten::bitwise_or";
+  const bool both = name == "aten::logical_and" || name == "aten::bitwise_and";
+  if (!both && !(either && result.scalar_type() == at::kBool)) return std::nullopt;
+  std::optional<Uniform> decided;
+  for (const auto& tensor : tensors_of(torch::jit::Stack{arguments[0], arguments[1]})) {
+    const auto value = uniform(tensor);
+    if (value && value->value.toBool() == either && (!decided || value->is_certain)) decided = value;
+  }
+  return decided;
+}
+
 // What a comparison, a reduction or a choice of unknown values gives in a healthy step.
 std::optional<Uniform> presume(const std::string& name, const torch::jit::Stack& arguments, const at::Tensor& result) {
   if (!arguments[0].isTensor() || !arguments[0].toTensor().defined()) return std::nullopt;
@@ -136,10 +145,6 @@ std::optional<Uniform> presume(const std::string& name, const torch::jit::Stack&
     return Uniform{name == "aten::ne" || (name == "aten::isin" && arguments[3].toBool())};
   }
   if (is_in(kPlaces, name) && result.scalar_type() == at::kLong && result.numel() != 0) return place_among(first, result);
-  if (has_second && result.scalar_type() == at::kBool && (is_either(name) || is_both(name))) {
-    for (const auto& value : {uniform(first), uniform(second)})
-      if (value && value->value.toBool() == is_either(name)) return value;  // decides alone
-  }
   if (is_in(kChecks, name) && result.scalar_type() == at::kBool) return Uniform{name == "aten::all"};
   return std::nullopt;
 }
@@ -319,8 +324,9 @@ void FollowedCall::follow(const std::vector<c10::IValue>& results) {
     return tensor.defined() && tensor.is_cuda() && tensor.layout() == at::kStrided && tensor.numel() != 0;
   });
   if (!follows_values() || made.empty()) return forget_all(returned);
-  if (made.size() == 1 && follow_uniform(made[0])) return;
-  const auto presumed = made.size() == 1 ? presume(of_.name, arguments_, made[0]) : std::nullopt;
+  auto presumed = made.size() == 1 ? decide(of_.name, arguments_, made[0]) : std::nullopt;
+  if (!presumed && made.size() == 1 && follow_uniform(made[0])) return;
+  if (!presumed && made.size() == 1) presumed = presume(of_.name, arguments_, made[0]);
   const auto given = tensors_of(arguments_);
   const bool are_known = of_.is_computed && !of_.is_mutable && !given.empty() &&
       std::all_of(given.begin(), given.end(), [](const at::Tensor& tensor) { return constant(tensor) || is_unkept(tensor); });

@@ -138,7 +138,9 @@ at::Scalar read_scalar(const at::Tensor& device) {
 // The copy is made, one of the tensors is of the device: what is known of the device's afterwards; what the host has got.
 void follow_copy(const at::Tensor& self, const at::Tensor& source) {
   if (!self.is_cuda()) return bring_values(self, source);
-  if (const auto value = on_host(source)) {
+  if (source.requires_grad()) {  // what is trained is drawn, and changes
+    forget(self);
+  } else if (const auto value = on_host(source)) {
     remember(self, *value);
   } else if (const auto same = uniform(source)) {
     remember(self, *same);

@@ -89,6 +89,8 @@ class AnswersByTable:
 
     def _judge(self, tensor: torch.Tensor, frames: Sequence[FrameType]) -> tuple[Value, str]:
         is_truth = tensor.dtype is torch.bool
+        if (longest := _longest_beam(tensor, frames)) is not None:
+            return longest, "beams go on to the largest length"
         if (presumed := torch.ops.paper.presumed(tensor)) is not None:
             return presumed, _HEALTHY if is_truth else _PRESUMED
         if tensor.is_floating_point() or tensor.is_complex():
@@ -96,8 +98,6 @@ class AnswersByTable:
                 why = f"the loss over {self.classes:,} classes of a model that has learnt nothing"
                 return math.log(self.classes), why
             return (_UNEQUAL, _NO_CONSTANT) if is_compared(frames) else (1.0, "any finite number")
-        if (longest := _longest_beam(tensor, frames)) is not None:
-            return longest, "beams go on to the largest length"
         if not is_truth and is_compared(frames):
             return _UNEQUAL_COUNT, _NO_CONSTANT
         made_by = self._recorder.operator_of(tensor)

@@ -20,7 +20,7 @@ from planner.tracing.rank_trace import Trace
 
 LINES = """
 import torch
-model = torch.nn.Linear(64, 64, device="cuda")
+model = torch.nn.Linear(64, 64).cuda()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for step in range(2):
     loss = model(torch.zeros(2, 64, device="cuda")).sum()
@@ -48,7 +48,7 @@ def test_lines_that_go_one_way_or_another_are_found_and_tried(run: Run, program:
 
 RAISING = """
 import torch
-model = torch.nn.Linear(64, 64, device="cuda")
+model = torch.nn.Linear(64, 64).cuda()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 def check(loss):
     assert (loss < 1e9).all(), f"too large: {loss}"
@@ -84,7 +84,7 @@ def test_lines_whose_other_way_is_an_error_are_known_without_a_trial(run: Run, p
 
 COMPARED = """
 import torch
-model = torch.nn.Linear(64, 64, device="cuda")
+model = torch.nn.Linear(64, 64).cuda()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 one = torch.tensor(1.0, device="cuda")
 for step in range(2):
@@ -140,7 +140,7 @@ dist.all_gather(gathered, mine)
 for each in gathered:
     for theirs, norm in zip(each.unbind()[::2], norms):
         assert torch.all(theirs == norm.weight.data)
-model = torch.nn.Linear(64, 64, device="cuda")
+model = torch.nn.Linear(64, 64).cuda()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 model(torch.zeros(2, 64, device="cuda")).sum().backward()
 optimizer.step()

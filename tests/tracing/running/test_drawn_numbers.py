@@ -62,7 +62,7 @@ assert 400 < len(labels.nonzero()) < 600
 
 EXPERTS = """
 import torch
-router = torch.nn.Linear(32, 16, device="cuda")
+router = torch.nn.Linear(32, 16).cuda()
 chosen = router(torch.ones(64, 32, device="cuda")).topk(2).indices
 mask = torch.nn.functional.one_hot(chosen, 16).permute(2, 1, 0)
 tokens = [len(torch.where(mask[expert])[1]) for expert in range(16)]

@@ -11,7 +11,7 @@ from planner.tracing.program.rank_orders import RankRun
 
 TRAINING = """
 import sys, torch, torch.distributed.checkpoint as checkpoint
-model = torch.nn.Sequential(torch.nn.Linear(64, 64, device="cuda"), torch.nn.BatchNorm1d(64, device="cuda"))
+model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.BatchNorm1d(64)).cuda()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 def train():
     for _ in range(3):
@@ -158,7 +158,7 @@ def test_masks_that_come_and_go_leave_no_holes_in_the_heap(run: Run, program: Pr
 
 CLOSURE = """
 import torch
-model = torch.nn.Linear(64, 64, device="cuda")
+model = torch.nn.Linear(64, 64).cuda()
 optimizer = torch.optim.Adam(model.parameters())
 def step():
     optimizer.zero_grad()
