@@ -215,10 +215,12 @@ def read_spec_request(content: bytes, _: str = "") -> dict[str, Any]:
 
 
 def read_search(content: bytes, most_seconds: str) -> SearchRequest:
-    """Layouts of a job may be many: whether they can be is found out here too."""
+    """Layouts of a job may be many: whether they can be is found out here too, but for code of users, which may be
+    refused for that first."""
     asked = requests.read(read_object(content), float(most_seconds))
     refuse_unplannable(asked.job)
-    asked.space()
+    if not asked.job.model.factory:
+        asked.space()
     return asked
 
 

@@ -98,6 +98,8 @@ async def search(request: Request, deps: Injected) -> JSONResponse:
     wanted = read_prefer_header(request)
     asked = await read_body(deps, read_search, await receive_content(request, JSON), str(deps.settings.search_seconds))
     refuse_code(asked.job, deps.settings)
+    if asked.job.model.factory:
+        await asyncio.to_thread(asked.space)
     if deps.searches is None:
         raise RequestError(501, "this service searches nothing", remedy="deploy planner with its Searches deployment")
     document = await deps.searches.start(asked)

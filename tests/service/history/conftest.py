@@ -51,7 +51,7 @@ def postgresql_history(postgresql: Any) -> str:
 
 def _emptied(url: str) -> str:
     with History.open(url) as history, history._database.writing() as connection:
-        connection.exec_driver_sql(f"TRUNCATE {', '.join(schema.METADATA.tables)}")
+        connection.exec_driver_sql(f"TRUNCATE {', '.join(set(schema.METADATA.tables) - {schema.KEYS.name})}")
     return url
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,8 @@ from stopped_clock import LimitClock
 
 from planner.job.loading import bundle
 from planner.job.schema import Job
-from planner.runtime import running
+from planner.runtime import process_tree, running
 from planner.runtime.limits import Limits
-from planner.runtime.process_tree import Usage
 from planner.service.validation import measuring_process
 from planner.truth.measuring import measurement_lines
 from planner.units import GIB, MIB
@@ -69,14 +69,15 @@ def test_what_a_program_answers_in_the_place_of_the_process_is_not_believed(stra
 
 def test_a_step_that_hangs_is_ended_with_all_that_it_started(strange: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
     hung: list[int] = []
+    before = process_tree.members(os.getpid())
 
-    def look(child: int) -> Usage:
-        if len(alive_in_session(child)) == 2:  # and the one that it has started
-            hung[:] = alive_in_session(child)
-        return Usage(0, 0)
+    def is_hung() -> bool:
+        for child in process_tree.members(os.getpid()) if not hung else ():
+            if child not in before and len(alive_in_session(child)) == 2:  # and the one that it has started
+                hung[:] = alive_in_session(child)
+        return bool(hung)
 
-    monkeypatch.setattr(running, "time", LimitClock(lambda: bool(hung)))
-    monkeypatch.setattr(running.process_tree, "usage", look)
+    monkeypatch.setattr(running, "time", LimitClock(is_hung))
     assert measured(strange("hang"), seconds=300) == {
         "problem": "the measured step was not done within 300 s, and was ended"
     }
