@@ -194,6 +194,7 @@ def _count(x: Tensor, distinct: Callable[..., Tensor], dim: int | None = None) -
     most = x.numel() if dim is None else x.size(dim)
     if dim is None and distinct is torch.unique and not x.is_floating_point() and x.element_size() <= _FEW_BYTES:
         most = min(most, 2 if x.dtype is torch.bool else 1 << 8 * x.element_size())
+    most = min(most, torch.ops.paper.places(x) or most)
     return values.count("aten.unique", x, most, "distinct values" if dim is None else "distinct slices")
 
 
@@ -280,7 +281,7 @@ def _follow_topk(x: Tensor, indices: Tensor, k: int, dim: int, largest: bool) ->
 def _follow_multinomial(x: Tensor, drawn: Tensor) -> None:
     """One draw may be any place."""
     if drawn.size(-1) == 1 and torch.ops.paper.follows_values():
-        torch.ops.paper.presume(drawn, x.size(-1) // 2, True)
+        torch.ops.paper.presume_place(drawn, x.size(-1))
 
 
 def _follow_histc(x: Tensor, counts: Tensor, min: float, max: float) -> None:

@@ -59,10 +59,17 @@ void define_value_operators(torch::Library& own) {
   own.def("remember_value(Tensor device, Tensor host) -> ()",
           [](const at::Tensor& device, const at::Tensor& host) { remember(device, host); });
   own.def("forget_value(Tensor device) -> ()", [](const at::Tensor& device) { forget(device); });
-  own.def("presume(Tensor device, Scalar value, bool stands_for_any=False) -> ()",
-          [](const at::Tensor& device, const at::Scalar& value, bool stands_for_any) {
-            remember(device, {value, /*is_certain=*/false, stands_for_any});
-          });
+  own.def("presume(Tensor device, Scalar value) -> ()",
+          [](const at::Tensor& device, const at::Scalar& value) { remember(device, {value, /*is_certain=*/false}); });
+  // A place among so many.
+  own.def("presume_place(Tensor device, int among) -> ()", [](const at::Tensor& device, int64_t among) {
+    remember(device, {among / 2, /*is_certain=*/false, /*stands_for_any=*/true, among});
+  });
+  // How many values there can be; 0 if nobody says.
+  own.def("places(Tensor device) -> int", [](const at::Tensor& device) {
+    const auto presumed = uniform(device);
+    return presumed ? presumed->among : 0;
+  });
   own.def("presumed(Tensor device) -> Scalar?", [](const at::Tensor& device) -> std::optional<at::Scalar> {
     const auto presumed = uniform(device);
     return presumed ? std::optional<at::Scalar>(presumed->value) : std::nullopt;

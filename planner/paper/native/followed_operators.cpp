@@ -113,7 +113,7 @@ bool is_same_view(const at::Tensor& one, const at::Tensor& other) {
 // A place in the middle, of which nobody knows more; the first, where all are alike.
 Uniform place_among(const at::Tensor& reduced, const at::Tensor& result) {
   const auto among = uniform(reduced) ? 0 : reduced.numel() / result.numel();
-  return {among / 2, /*is_certain=*/false, /*stands_for_any=*/among > 0};
+  return {among / 2, /*is_certain=*/false, /*stands_for_any=*/among > 0, among};
 }
 
 // What decides alone: true in `a | b`, false (or zero) in `a & b`, whatever the other one is.
@@ -288,6 +288,7 @@ bool FollowedCall::follow_uniform(const at::Tensor& made) {
       const auto value = uniform(tensor);
       if (!value) return std::nullopt;
       result.is_certain = result.is_certain && value->is_certain;
+      if (value->stands_for_any) result.among = result.stands_for_any ? 0 : value->among;
       result.stands_for_any = result.stands_for_any || value->stands_for_any;
       if (of_.name == "aten::cat" && first && first->toComplexDouble() != value->value.toComplexDouble()) return std::nullopt;
       first = value->value;

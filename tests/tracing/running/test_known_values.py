@@ -3,6 +3,7 @@ healthy step."""
 
 from __future__ import annotations
 
+import pytest
 from program_runs import Program, Run
 
 from planner.events import Alloc
@@ -98,3 +99,78 @@ assert scaler.get_scale() == 65536.0
 
 def test_predicates_of_unknown_values_say_what_a_healthy_step_has(run: Run, program: Program) -> None:
     assert run(f"python {program(HEALTHY)}").iterations == 3
+
+
+PLACES = """
+import torch
+chosen = torch.randn(32, 10, device="cuda").argmax(1)
+assert len(chosen.unique()) == len((chosen + 3).view(4, 8).unique()) == 10
+assert len(torch.rand(32, 10, device="cuda").multinomial(1).unique()) == 10
+"""
+
+
+def test_places_among_ten_are_no_more_than_ten(run: Run, program: Program) -> None:
+    assert run(f"python {program(PLACES + STEP)}").iterations == 2
+
+
+SIGHT = """
+import torch
+from transformers import {name}Config, {name}ForConditionalGeneration
+config = {name}Config(
+    text_config=dict(
+        hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=16, vocab_size=1000, bos_token_id=0, eos_token_id=1,
+        rope_parameters={{"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 10000.0}},
+    ),
+    vision_config=dict(depth=2, hidden_size=32, intermediate_size=64, num_heads=2, out_hidden_size=64, {vision}),
+    image_token_id=990, video_token_id=991, vision_start_token_id=992, vision_end_token_id=993,
+)
+model = {name}ForConditionalGeneration(config).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+grid = torch.tensor([[1, 16, 16], [1, 8, 24]])
+images = [7, 7]
+for tokens in (grid.prod(-1) // 4).tolist():
+    images += [992, *[990] * tokens, 993, 7, 7]
+ids = torch.tensor([images])
+batch = dict(
+    input_ids=ids, labels=ids, attention_mask=torch.ones_like(ids), image_grid_thw=grid,
+    mm_token_type_ids=(ids == 990).int(), pixel_values=torch.randn(int(grid.prod(-1).sum()), 3 * 2 * {patch} * {patch}),
+)
+for _ in range(2):
+    model(**{{name: part.cuda() for name, part in batch.items()}}).loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+SEEING = {
+    "Qwen2_5_VL": ("fullatt_block_indexes=[1], window_size=112", 14),
+    "Qwen3VL": ("deepstack_visual_indexes=[0], num_position_embeddings=256", 16),
+}
+
+
+@pytest.mark.parametrize("name", SEEING)
+def test_models_that_size_images_by_their_grid_are_trained(run: Run, program: Program, name: str) -> None:
+    vision, patch = SEEING[name]
+
+    found = run(f"python {program(SIGHT.format(name=name, vision=vision, patch=patch))}", strict=True)
+
+    assert found.iterations == 2
+
+
+FLOAT16 = """
+import deepspeed, torch
+layers = [torch.nn.Linear(64, 64, bias=False) for _ in range(4)]
+model = torch.nn.Sequential(*layers)
+engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config={{
+    "train_micro_batch_size_per_gpu": 2, "zero_optimization": {{"stage": {stage}}}, "fp16": {{"enabled": True}},
+    "optimizer": {{"type": "AdamW", "params": {{"lr": 1e-4, "torch_adam": True}}}},
+}})
+for _ in range(3):
+    engine.backward(engine(torch.randn(2, 64, device="cuda").half()).sum())
+    engine.step()
+assert engine.global_steps == 3 and engine.skipped_steps == 0, (engine.global_steps, engine.skipped_steps)
+"""
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_no_step_of_deepspeed_in_float16_is_skipped(run: Run, program: Program, stage: int) -> None:
+    assert run(f"torchrun --nproc-per-node 2 {program(FLOAT16.format(stage=stage))}").iterations == 3
