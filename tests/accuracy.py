@@ -25,7 +25,7 @@ from planner.truth.measuring.measurement_lines import Measurement
 from planner.versions import minor_of
 
 _HERE = Path(__file__).parent
-sys.path[:0] = [str(_HERE / folder) for folder in ("traces", "programs", "fakes")]
+sys.path[:0] = [str(_HERE / folder) for folder in ("tracing/traces", "tracing/programs", "fakes")]
 _GPU = _HERE / "data" / "gpu"
 
 

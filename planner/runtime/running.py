@@ -227,11 +227,11 @@ def _supervise(
     except (LimitExceededError, StoppedError) as end:
         exceeded = end
     finally:
+        if group is not None and exceeded is None and (limit := group.exceeded()) is not None:
+            exceeded = _exceeded(limit, limits)
+        process_tree.kill(process.pid)  # first: what a forked child started before it was in the group is in its tree only
         if group is not None:
-            if exceeded is None and (limit := group.exceeded()) is not None:
-                exceeded = _exceeded(limit, limits)
             group.kill()
-        process_tree.kill(process.pid)
     while (code := process.poll()) is None:
         time.sleep(_LOOK_SECONDS / 4)
     if exceeded is None:

@@ -107,7 +107,8 @@ def test_the_service_of_the_environment_is_asked(service: Any, job_file: JobFile
 def test_an_empty_server_plans_here_whatever_the_environment_says(job_file: JobFile) -> None:
     ended = check(job_file(), "--server", "", PLANNER_SERVER="http://127.0.0.1:1")
 
-    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.returncode == 0
+    assert "127.0.0.1" not in ended.stderr
     assert ended.stdout.startswith("small fits: ")
 
 

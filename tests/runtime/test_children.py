@@ -21,6 +21,7 @@ from stopped_clock import LimitClock
 from planner.admission.kubernetes_api import ApiError
 from planner.errors import SpecError
 from planner.runtime import messages, running
+from planner.runtime.control_group import ControlGroup
 from planner.runtime.fork_server import ForkServer
 from planner.runtime.limits import Limit, LimitExceededError, Limits
 from planner.runtime.messages import FAULT, PROBLEM, Answer
@@ -164,6 +165,22 @@ def test_one_that_nobody_wants_any_more_is_ended(server: ForkServer | None, tmp_
     threading.Thread(target=lambda: (wait_for(tmp_path / "started"), stop.set()), daemon=True).start()
 
     answer = running.run(task("sleeps", str(tmp_path)), LIMITS, server=server, stopped=stop.is_set)
+
+    assert isinstance(answer.exceeded, StoppedError)
+    assert all_end([int(each) for each in (tmp_path / "started").read_text().split()])
+
+
+def test_what_it_started_before_it_was_in_its_control_group_is_ended_too(
+    server: ForkServer | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add = ControlGroup.add
+
+    def add_late(group: ControlGroup, pid: int) -> bool:
+        wait_for(tmp_path / "started")
+        return add(group, pid)
+
+    monkeypatch.setattr(ControlGroup, "add", add_late)
+    answer = running.run(task("sleeps", str(tmp_path)), LIMITS, server=server, stopped=(tmp_path / "started").exists)
 
     assert isinstance(answer.exceeded, StoppedError)
     assert all_end([int(each) for each in (tmp_path / "started").read_text().split()])
