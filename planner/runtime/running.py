@@ -229,7 +229,7 @@ def _supervise(
     finally:
         if group is not None and exceeded is None and (limit := group.exceeded()) is not None:
             exceeded = _exceeded(limit, limits)
-        process_tree.kill(process.pid)  # first: what a forked child started before it was in the group is in its tree only
+        process_tree.kill(process.pid)  # first: what a child started before it was in the group is in its tree only
         if group is not None:
             group.kill()
     while (code := process.poll()) is None:
