@@ -34,6 +34,7 @@ def install() -> torch.library.Library:
     """Register the operators of this file with torch, once for the process. What is returned has to stay."""
     aten = torch.library.Library("aten", "IMPL")
     for operator, kernel in _KERNELS.items():
+        torch.ops.paper.runs_in_python(f"aten::{operator.partition('.')[0]}")
         key = "SparseCUDA" if operator in _OF_SPARSE else "CUDA"
         aten.impl(operator, _recorded(operator, kernel), key)
     return aten
@@ -59,15 +60,15 @@ def nonzero(x: Tensor) -> Tensor:
         return _places_of_nonzero(x, 0)
     found = known_value(x)
     if found is not None:
-        where = found.nonzero()
-        places = _places_of_nonzero(x, len(where))
-        places.t().copy_(where.t().contiguous())
-        return places
+        return _remember(_places_of_nonzero(x, int(found.count_nonzero())), found.nonzero())
     if (routed := values.places_of_nonzero(x)) is not None:
-        out = _places_of_nonzero(x, routed.size(0))
-        out.copy_(routed)
-        return out
+        return _remember(_places_of_nonzero(x, routed.size(0)), routed)
     return _places_of_nonzero(x, values.count_nonzero("aten.nonzero", x))
+
+
+def _remember(result: Tensor, known: Tensor) -> Tensor:
+    torch.ops.paper.remember_value(result, known)
+    return result
 
 
 def _places_of_nonzero(x: Tensor, count: int) -> Tensor:
@@ -176,9 +177,8 @@ def bincount(x: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Te
         bins = max(minlength, int(known.max()) + 1) if x.numel() else minlength
     if weights is None:
         counts = torch.zeros(bins, dtype=torch.int64, device="cuda")
-        if torch.ops.paper.follows_values():
-            shares = values.equal_shares(x.numel(), bins)
-            torch.ops.paper.remember_value(counts, shares if known is None else known.bincount(minlength=minlength))
+        if known is None and torch.ops.paper.follows_values():
+            torch.ops.paper.remember_value(counts, values.equal_shares(x.numel(), bins))
         return counts
     sums = torch.zeros(bins, dtype=torch.float32 if weights.dtype is torch.float32 else torch.float64, device="cuda")
     torch.ops.paper.forget_value(sums)
@@ -194,6 +194,7 @@ def _count(x: Tensor, distinct: Callable[..., Tensor], dim: int | None = None) -
     most = x.numel() if dim is None else x.size(dim)
     if dim is None and distinct is torch.unique and not x.is_floating_point() and x.element_size() <= _FEW_BYTES:
         most = min(most, 2 if x.dtype is torch.bool else 1 << 8 * x.element_size())
+    most = min(most, torch.ops.paper.places(x) or most)
     return values.count("aten.unique", x, most, "distinct values" if dim is None else "distinct slices")
 
 
@@ -222,9 +223,6 @@ def _distinct(
     found.resize_(count)
     if return_counts:
         counts.resize_(count)
-        if (known := torch.ops.paper.known_value(x)) is not None:
-            repeats = torch.unique_consecutive if is_sorted else torch.unique
-            counts.copy_(repeats(known, return_counts=True)[-1])
     return found, inverse, counts
 
 
@@ -274,22 +272,6 @@ def follow(operator: str, tensors: Tensors, results: Tensors, numbers: Numbers) 
     _FOLLOWERS[operator](tensors, results, numbers)
 
 
-def _follow_index(x: Tensor, places: Sequence[Tensor | None], result: Tensor) -> None:
-    """What is known of whole numbers that are picked."""
-    if torch.ops.paper.follows_values() and not result.is_floating_point():
-        if (found := known_value(x)) is not None:
-            _follow_places(result, found, places)
-        elif (everywhere := torch.ops.paper.presumed(x)) is not None:
-            torch.ops.paper.presume(result, everywhere)
-
-
-def _follow_places(result: Tensor, x: Tensor, places: Sequence[Tensor | None]) -> None:
-    """Of whole numbers that are known, those at known places are known."""
-    found = [None if place is None else known_value(place) for place in places]
-    if all(given is None or place is not None for place, given in zip(found, places, strict=True)):
-        torch.ops.paper.remember_value(result, torch.ops.aten.index.Tensor(x, found))
-
-
 def _follow_topk(x: Tensor, indices: Tensor, k: int, dim: int, largest: bool) -> None:
     """Of numbers that were drawn, the places are known."""
     if (places := random_numbers.find_largest(x, k, dim, largest)) is not None:
@@ -299,7 +281,7 @@ def _follow_topk(x: Tensor, indices: Tensor, k: int, dim: int, largest: bool) ->
 def _follow_multinomial(x: Tensor, drawn: Tensor) -> None:
     """One draw may be any place."""
     if drawn.size(-1) == 1 and torch.ops.paper.follows_values():
-        torch.ops.paper.presume(drawn, x.size(-1) // 2, True)
+        torch.ops.paper.presume_place(drawn, x.size(-1))
 
 
 def _follow_histc(x: Tensor, counts: Tensor, min: float, max: float) -> None:
@@ -319,6 +301,5 @@ _FOLLOWERS: dict[str, Callable[[Tensors, Tensors, Numbers], None]] = {
     ),
     "aten::multinomial": lambda given, made, _: _follow_multinomial(given[0], made[0]),
     "aten::histc": lambda given, made, numbers: _follow_histc(given[0], made[0], *numbers[1:3]),
-    "aten::index": lambda given, made, _: _follow_index(given[0], given[1:], made[0]),
 }
-"""Those that are followed `ByPython` (native/followed_operators.cpp)."""
+"""Those that are asked for by name (native/followed_operators.cpp)."""

@@ -482,6 +482,7 @@ def install_composites() -> torch.library.Library:
         operator = getattr(torch.ops.aten, composite.operator).default
         implicit = torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), "CompositeImplicitAutograd")
         key = keys.CompositeImplicitAutograd if implicit else keys.CompositeExplicitAutograd
+        torch.ops.paper.runs_in_python(operator.name().partition(".")[0])
         # An implicit one is differentiated by what it calls: it is entered above autograd, and where there is none.
         for above in ("AutogradCUDA", "CUDA") if implicit else ("CUDA",):
             own.impl(composite.operator, _make_kernel(composite, operator, key), above)

@@ -7,7 +7,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "host_values.h"
+#include "known_values.h"
 #include "memory.h"
 #include "shared.h"
 #include "trace.h"

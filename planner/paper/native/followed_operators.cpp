@@ -1,135 +1,344 @@
 #include "followed_operators.h"
 
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/arange.h>
+#include <ATen/core/enum_tag.h>
 
-#include <string>
-#include <unordered_map>
-#include <utility>
-#include <vector>
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <optional>
+#include <unordered_set>
 
-#include "host_values.h"
+#include "asked_values.h"
+#include "known_values.h"
 
 namespace paper {
+namespace {
 
-void forget_written(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
-  const auto& arguments = op.schema().arguments();
-  for (size_t i = 0; i < arguments.size(); ++i) {
-    const auto* alias = arguments[i].alias_info();
-    if (alias == nullptr || !alias->isWrite()) continue;
-    const auto& value = stack[stack.size() - arguments.size() + i];
-    if (value.isTensor() && value.toTensor().defined() && value.toTensor().is_cuda()) forget(value.toTensor());
-    if (!value.isTensorList()) continue;
-    for (const auto& item : value.toListRef()) {
-      if (item.toTensor().defined() && item.toTensor().is_cuda()) forget(item.toTensor());
+using Names = std::unordered_set<std::string>;
+
+const Names kOverwrite = {"aten::fill_", "aten::zero_", "aten::_foreach_zero_", "aten::_cummax_helper",
+                          "aten::_cummin_helper"};
+const Names kDraw = {"aten::normal_", "aten::uniform_", "aten::random_"};
+const Names kEquality = {"aten::eq", "aten::ne", "aten::isin"};
+const Names kOrder = {"aten::lt", "aten::le", "aten::gt", "aten::ge"};
+// Those that give places: the last of their results.
+const Names kPlaces = {"aten::argmax", "aten::argmin", "aten::max",  "aten::min",
+                       "aten::median", "aten::nanmedian", "aten::mode", "aten::kthvalue"};
+// Of values that are all the same they make that one, or of some of them at places.
+const Names kKeepUniform = {"aten::all", "aten::any", "aten::max", "aten::min", "aten::amax", "aten::amin", "aten::cat",
+                            "aten::sum", "aten::gather", "aten::index", "aten::index_select", "aten::masked_fill"};
+// What is known of their results whatever they are given Python says (paper/sized_by_values.py).
+const Names kAskPython = {"aten::topk", "aten::multinomial", "aten::histc"};
+// Checks: all hold, and none of what is looked for is there.
+const Names kChecks = {"aten::all", "aten::any", "aten::isnan"};
+const Names kChoose = {"aten::gather", "aten::index", "aten::index_select"};
+// What they give is no value of what they are given, or is followed by itself.
+const Names kNotComputed = {"aten::copy_", "aten::_local_scalar_dense"};
+// Whether a gradient is not finite: none is. It writes that to its second argument, which stays as it was.
+const std::string kFindsInfinite = "aten::_amp_foreach_non_finite_check_and_unscale";
+
+Names kernels_in_python;
+
+bool is_in(const Names& names, const std::string& name) { return names.count(name) != 0; }
+
+bool is_equality(const std::string& name) { return is_in(kEquality, name); }
+
+bool is_comparison(const std::string& name) { return is_equality(name) || is_in(kOrder, name); }
+
+// Calls `change` with every tensor in the value, and puts what it gives in its place; false where it gives nothing.
+bool change_tensors(c10::IValue& value, const std::function<std::optional<at::Tensor>(const at::Tensor&)>& change) {
+  if (value.isTensor()) {
+    if (!value.toTensor().defined()) return true;
+    const auto changed = change(value.toTensor());
+    if (changed) value = *changed;
+    return changed.has_value();
+  }
+  if (value.isTensorList()) {
+    std::vector<at::Tensor> changed;
+    for (const at::Tensor& tensor : value.toTensorVector()) {
+      const auto one = change(tensor);
+      if (!one) return false;
+      changed.push_back(*one);
     }
-  }
-}
-
-constexpr int64_t kLongestRange = int64_t{1} << 17;
-
-Following following(const c10::OperatorHandle& op) {
-  static const std::vector<std::pair<Following, std::vector<std::string>>> kinds = {
-      {Following::Always, {"eq", "ne", "lt", "le", "gt", "ge", "isin"}},
-      {Following::InProgram,
-       {"logical_and", "logical_or", "logical_xor", "logical_not", "bitwise_and", "bitwise_or", "bitwise_xor",
-        "bitwise_not", "add", "sub", "rsub", "mul", "remainder", "div", "abs", "neg", "clamp", "clamp_min", "clamp_max",
-        "maximum", "minimum", "where", "cat", "flip", "roll", "repeat", "tril", "triu", "masked_fill", "index_select",
-        "gather", "scatter"}},
-      {Following::Reduction,
-       {"sum", "prod", "amax", "amin", "all", "any", "max", "min", "argmax", "argmin", "mean", "linalg_vector_norm"}},
-      {Following::ByPython, {"topk", "multinomial", "histc", "index"}},
-      {Following::InPlace,
-       {"fill_", "zero_", "masked_fill_", "add_", "sub_", "mul_", "clamp_", "bitwise_and_", "bitwise_or_",
-        "logical_and_", "logical_or_", "logical_not_", "scatter_"}},
-      {Following::Draw, {"normal_", "uniform_", "random_"}},
-  };
-  static const auto by_name = [] {
-    std::unordered_map<std::string, Following> found;
-    for (const auto& [kind, names] : kinds)
-      for (const auto& name : names) found.emplace("aten::" + name, kind);
-    return found;
-  }();
-  const auto found = by_name.find(op.operator_name().name);
-  if (found == by_name.end()) return Following::No;
-  const bool writes = found->second == Following::InPlace || found->second == Following::Draw;
-  return writes || !op.schema().is_mutable() ? found->second : Following::No;
-}
-
-void follow_by_python(const c10::OperatorHandle& op, const torch::jit::Stack& arguments,
-                      const torch::jit::Stack& results) {
-  using Tensors = c10::List<std::optional<at::Tensor>>;
-  using Numbers = c10::List<std::optional<at::Scalar>>;
-  static const auto follow = c10::Dispatcher::singleton()
-                                 .findSchemaOrThrow("paper::follow", "")
-                                 .typed<void(c10::string_view, Tensors, at::TensorList, Numbers)>();
-  Tensors tensors;
-  Numbers numbers;
-  for (const auto& argument : arguments) {
-    if (argument.isTensor()) {
-      tensors.push_back(argument.toTensor());
-    } else if (argument.isOptionalTensorList()) {
-      for (const std::optional<at::Tensor>& each : argument.toOptionalTensorList()) tensors.push_back(each);
-    } else {
-      numbers.push_back(argument.isScalar() ? std::optional<at::Scalar>(argument.toScalar()) : std::nullopt);
+    value = changed;
+  } else if (value.isOptionalTensorList()) {
+    c10::List<std::optional<at::Tensor>> changed;
+    for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorList()) {
+      const auto one = tensor && tensor->defined() ? change(*tensor) : std::optional<at::Tensor>();
+      if (tensor && tensor->defined() && !one) return false;
+      changed.push_back(one);
     }
+    value = changed;
   }
-  std::vector<at::Tensor> made;
-  for (const auto& result : results) made.push_back(result.toTensor());
-  follow.call(op.operator_name().name, tensors, made, numbers);
+  return true;
 }
 
-// Positions: `arange` into a tensor that it has made.
-void remember_range(const torch::jit::Stack& arguments) {
-  const auto& out = arguments[3].toTensor();
-  if (!follows_values() || !at::isIntegralType(out.scalar_type(), /*includeBool=*/false)) return;
-  if (out.numel() > kLongestRange) return;
-  remember(out, at::arange(arguments[0].toScalar(), arguments[1].toScalar(), arguments[2].toScalar(),
-                           at::TensorOptions().dtype(out.scalar_type())));
-}
-
-// Numbers that are drawn into a tensor: Python knows which generator draws them (random_numbers.py).
-void draw(const c10::OperatorHandle& op, const torch::jit::Stack& arguments) {
-  static const auto draw =
-      c10::Dispatcher::singleton()
-          .findSchemaOrThrow("paper::draw", "")
-          .typed<void(const at::Tensor&, c10::string_view, c10::List<std::optional<at::Scalar>>)>();
-  const auto self = arguments[0].toTensor();
-  c10::List<std::optional<at::Scalar>> numbers;
-  for (size_t i = 1; i < arguments.size(); ++i) {
-    if (op.schema().arguments()[i].name() == "generator") continue;
-    numbers.push_back(arguments[i].isNone() ? std::nullopt : std::optional<at::Scalar>(arguments[i].toScalar()));
-  }
-  draw.call(self, toString(op.operator_name()), numbers);
-}
-
-void define_value_operators(torch::Library& own) {
-  // Values that are not there: Python decides whether that matters. Of several floats zeros are on the host by then.
-  own.def("read_to_host(Tensor host, Tensor device) -> ()");
-  own.def("read_value(Tensor device) -> Scalar");
-  // How torch numbers a dtype, in its own order.
-  own.def("dtype_number(ScalarType dtype) -> int", [](at::ScalarType dtype) { return static_cast<int64_t>(dtype); });
-  // For kernels in Python: what came from the host and still holds, and the end of that.
-  own.def("known_value(Tensor device) -> Tensor?", [](const at::Tensor& device) { return remembered(device); });
-  own.def("remember_value(Tensor device, Tensor host) -> ()",
-          [](const at::Tensor& device, const at::Tensor& host) { remember(device, host); });
-  own.def("constant_value(Tensor device) -> Tensor?", [](const at::Tensor& device) { return constant(device); });
-  own.def("presume(Tensor device, Scalar value, bool stands_for_any=False) -> ()",
-          [](const at::Tensor& device, const at::Scalar& value, bool stands_for_any) {
-            presume(device, {value, stands_for_any});
-          });
-  own.def("presumed(Tensor device) -> Scalar?", [](const at::Tensor& device) -> std::optional<at::Scalar> {
-    const auto presumption = presumed(device);
-    return presumption ? std::optional<at::Scalar>(presumption->value) : std::nullopt;
+std::vector<at::Tensor> tensors_of(c10::IValue value) {
+  std::vector<at::Tensor> tensors;
+  change_tensors(value, [&](const at::Tensor& tensor) {
+    tensors.push_back(tensor);
+    return tensor;
   });
-  own.def("draw(Tensor device, str operator, Scalar?[] numbers) -> ()");
-  own.def("follow(str operator, Tensor?[] tensors, Tensor[] results, Scalar?[] numbers) -> ()");
-  own.def("remember_draw(Tensor device, Tensor recipe) -> ()",
-          [](const at::Tensor& device, const at::Tensor& recipe) { remember_draw(device, recipe); });
-  own.def("known_draw(Tensor device) -> Tensor?", [](const at::Tensor& device) { return remembered_draw(device); });
-  own.def("follow_values(bool follow) -> ()", [](bool follow) { follow_values(follow); });
-  own.def("follows_values() -> bool", []() { return follows_values(); });
-  own.def("forget_value(Tensor device) -> ()", [](const at::Tensor& device) { forget(device); });
+  return tensors;
+}
+
+std::vector<at::Tensor> tensors_of(const torch::jit::Stack& values) {
+  std::vector<at::Tensor> tensors;
+  for (const auto& value : values)
+    for (auto& tensor : tensors_of(value)) tensors.push_back(tensor);
+  return tensors;
+}
+
+bool is_plain(const at::Tensor& tensor) {  // subclasses come back as what they are made of
+  return !tensor.defined() || !(tensor.key_set().has(c10::DispatchKey::Python) ||
+                                tensor.key_set().has(c10::DispatchKey::FuncTorchBatched));
+}
+
+// False where the host has no kernel for these dtypes.
+bool run_on_host(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  ComputingOnHost computed;
+  try {
+    op.callBoxed(&stack);
+  } catch (const std::exception&) {
+    return false;
+  }
+  return true;
+}
+
+bool is_same_view(const at::Tensor& one, const at::Tensor& other) {
+  return one.is_alias_of(other) && one.storage_offset() == other.storage_offset() && one.sizes() == other.sizes() &&
+         one.strides() == other.strides() && one.scalar_type() == other.scalar_type();
+}
+
+// A place in the middle, of which nobody knows more; the first, where all are alike.
+Uniform place_among(const at::Tensor& reduced, const at::Tensor& result) {
+  const auto among = uniform(reduced) ? 0 : reduced.numel() / result.numel();
+  return {among / 2, /*is_certain=*/false, /*stands_for_any=*/among > 0, among};
+}
+
+// What decides alone: true in `a | b`, false (or zero) in `a & b`, whatever the other one is.
+std::optional<Uniform> decide(const std::string& name, const torch::jit::Stack& arguments, const at::Tensor& result) {
+  const bool either = name == "aten::logical_or" || name == "aten::bitwise_or";
+  const bool both = name == "aten::logical_and" || name == "aten::bitwise_and";
+  if (!both && !(either && result.scalar_type() == at::kBool)) return std::nullopt;
+  std::optional<Uniform> decided;
+  for (const auto& tensor : tensors_of(torch::jit::Stack{arguments[0], arguments[1]})) {
+    const auto value = uniform(tensor);
+    if (value && value->value.toBool() == either && (!decided || value->is_certain)) decided = value;
+  }
+  return decided;
+}
+
+// What a comparison, a reduction or a choice of unknown values gives in a healthy step.
+std::optional<Uniform> presume(const std::string& name, const torch::jit::Stack& arguments, const at::Tensor& result) {
+  if (!arguments[0].isTensor() || !arguments[0].toTensor().defined()) return std::nullopt;
+  const at::Tensor& first = arguments[0].toTensor();
+  const bool has_second = arguments.size() > 1 && arguments[1].isTensor() && arguments[1].toTensor().defined();
+  const at::Tensor second = has_second ? arguments[1].toTensor() : at::Tensor();
+  if (is_comparison(name) && has_second && is_same_view(first, second)) {  // `x != x`: no value is NaN
+    return Uniform{name == "aten::eq" || name == "aten::le" || name == "aten::ge"};
+  }
+  if (is_equality(name) && first.scalar_type() != at::kBool) {  // what is drawn or computed equals no constant
+    const bool one_is_constant = constant(first).has_value();
+    const bool other_is_constant = !has_second || constant(second).has_value();
+    if (one_is_constant == other_is_constant || is_unkept(first) || is_unkept(second)) return std::nullopt;
+    return Uniform{name == "aten::ne" || (name == "aten::isin" && arguments[3].toBool())};
+  }
+  if (is_in(kPlaces, name) && result.scalar_type() == at::kLong && result.numel() != 0) return place_among(first, result);
+  if (is_in(kChecks, name) && result.scalar_type() == at::kBool) return Uniform{name == "aten::all"};
+  return std::nullopt;
+}
+
+}  // namespace
+
+void run_in_python(std::string name) { kernels_in_python.insert(std::move(name)); }
+
+FollowedOperator::FollowedOperator(const c10::OperatorHandle& handle) : op(handle), name(handle.schema().name()) {
+  const auto has = [this](c10::DispatchKey key) { return op.hasKernelForDispatchKey(key); };
+  const auto& schema = op.schema();
+  const bool has_kernel = has(c10::DispatchKey::CUDA) && !has(c10::DispatchKey::CompositeImplicitAutograd);
+  const bool has_composite = has(c10::DispatchKey::CompositeExplicitAutograd);
+  is_kernel = has_kernel && !has_composite;
+  calls_others = !has_kernel && name.rfind("aten::", 0) == 0;
+  draws = is_in(kDraw, name);
+  const bool is_view = std::any_of(schema.returns().begin(), schema.returns().end(), [](const c10::Argument& value) {
+    return value.alias_info() != nullptr && !value.alias_info()->isWrite();
+  });
+  const bool runs_kernel = has_kernel && !is_view && !op.hasTag(at::Tag::inplace_view);
+  is_forgotten = runs_kernel && !is_in(kernels_in_python, name);
+  is_computed = runs_kernel && (has(c10::DispatchKey::CPU) || has_composite) && name.rfind("aten::", 0) == 0 &&
+                !op.hasTag(at::Tag::nondeterministic_seeded) && name.rfind("aten::empty", 0) != 0 &&
+                !is_in(kNotComputed, name);
+  for (const auto& argument : schema.arguments()) {
+    // The statistics of a normalization are written to though its schema does not say so.
+    const bool writes = argument.alias_info() != nullptr ? argument.alias_info()->isWrite()
+                                                         : argument.name().rfind("running_", 0) == 0;
+    written.push_back(writes && !op.hasTag(at::Tag::inplace_view));
+    overwritten.push_back(written.back() && (argument.kwarg_only() || is_in(kOverwrite, name)));
+    is_mutable = is_mutable || written.back();
+  }
+  is_pointwise = op.hasTag(at::Tag::pointwise);
+  if (name.back() == '_') name.pop_back();
+  has_rule = is_comparison(name) || is_in(kPlaces, name) || is_in(kChecks, name);
+  is_python_asked = is_in(kAskPython, name) && !is_mutable;
+}
+
+FollowedCall::FollowedCall(const FollowedOperator& followed, c10::ArrayRef<const c10::IValue> arguments) : of_(followed) {
+  if (of_.calls_others) return;  // which are followed themselves
+  bool is_given = false, is_any_known = false;  // tensors that the operator reads
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    for (const auto& tensor : tensors_of(arguments[i])) {
+      if (!is_plain(tensor)) return;
+      is_given = is_given || !of_.overwritten[i];
+      is_any_known = is_any_known || is_known(tensor);
+    }
+  }
+  is_followed_ = of_.has_rule || of_.is_mutable || of_.is_python_asked || !is_given || is_any_known;
+  matters_ = is_followed_ || of_.is_forgotten;
+  if (!is_followed_) return;
+  arguments_.assign(arguments.begin(), arguments.end());
+  if (of_.is_computed) before_ = arguments_;
+  const auto outputs = written(arguments_);
+  if (outputs.empty()) return;
+  for (size_t i = 0; i < before_.size(); ++i) {
+    if (of_.overwritten[i]) continue;
+    const bool known = change_tensors(before_[i], [&](const at::Tensor& tensor) -> std::optional<at::Tensor> {
+      const auto is_written = [&](const at::Tensor& output) { return tensor.is_alias_of(output); };
+      if (std::none_of(outputs.begin(), outputs.end(), is_written)) return tensor;
+      if (!is_small_enough(tensor)) return std::nullopt;
+      const auto value = on_host(tensor);
+      ComputingOnHost copied;
+      return value ? std::optional<at::Tensor>(value->clone()) : std::nullopt;
+    });
+    if (!known) {
+      before_.clear();
+      return;
+    }
+  }
+}
+
+// The tensors that the call has written to.
+std::vector<at::Tensor> FollowedCall::written(const torch::jit::Stack& arguments) const {
+  std::vector<at::Tensor> tensors;
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (!of_.written[i] || (of_.name == kFindsInfinite && i == 1)) continue;
+    for (auto& tensor : tensors_of(arguments[i])) tensors.push_back(tensor);
+  }
+  return tensors;
+}
+
+// What the call has written to and made: kernels fill what they call others for.
+void FollowedCall::forget_all(const std::vector<at::Tensor>& returned) {
+  for (const auto& tensor : written(arguments_)) forget(tensor);
+  if (!of_.is_forgotten || of_.is_mutable) return;
+  for (const auto& tensor : returned) forget(tensor);
+}
+
+bool FollowedCall::compute(const std::vector<at::Tensor>& returned) {
+  if (before_.empty() && !arguments_.empty()) return false;
+  auto devices = written(arguments_);
+  devices.insert(devices.end(), returned.begin(), returned.end());
+  const auto is_kept = [](const at::Tensor& tensor) {
+    return tensor.is_cuda() && tensor.layout() == at::kStrided && is_small_enough(tensor);
+  };
+  if (devices.empty() || !std::all_of(devices.begin(), devices.end(), is_kept)) return false;
+  if (!follows_values()) {  // single answers of whole numbers
+    const auto given = tensors_of(arguments_);
+    if (of_.is_mutable || given.size() != 1 || devices.size() != 1 || devices[0].numel() != 1 || !is_whole(given[0])) return false;
+  }
+  torch::jit::Stack stack(before_);
+  for (size_t i = 0; i < stack.size(); ++i) {
+    if (stack[i].isGenerator()) return false;
+    if (stack[i].isDevice()) stack[i] = c10::Device(c10::kCPU);
+    const bool fresh = of_.overwritten[i], compares = is_equality(of_.name);
+    const bool known = change_tensors(stack[i], [&](const at::Tensor& tensor) -> std::optional<at::Tensor> {
+      if (fresh) return empty_on_host(tensor.sizes(), tensor.scalar_type());
+      return compares ? constant(tensor) : on_host(tensor);
+    });
+    if (!known) return false;
+  }
+  const torch::jit::Stack given(stack);
+  if (!run_on_host(of_.op, stack)) return false;
+  auto hosts = written(given);
+  for (const auto& tensor : tensors_of(stack)) hosts.push_back(tensor);
+  const bool agree = std::equal(devices.begin(), devices.end(), hosts.begin(), hosts.end(),
+                                [](const at::Tensor& device, const at::Tensor& host) {
+                                  return device.sizes() == host.sizes() && device.scalar_type() == host.scalar_type();
+                                });
+  if (!agree) return false;
+  for (size_t i = 0; i < devices.size(); ++i) remember(devices[i], hosts[i]);
+  return true;
+}
+
+bool FollowedCall::follow_uniform(const at::Tensor& made) {
+  const bool fills = !of_.overwritten.empty() && of_.overwritten[0];
+  if (!of_.is_pointwise && !is_in(kKeepUniform, of_.name) && !fills) return false;
+  Uniform result{0, /*is_certain=*/true};
+  std::optional<at::Scalar> first;
+  int64_t elements = 0;
+  torch::jit::Stack stack(arguments_);
+  const bool chooses = is_in(kChoose, of_.name);
+  if (chooses) stack.resize(1);
+  for (size_t i = 0; i < stack.size(); ++i) {
+    const bool fresh = of_.overwritten[i];
+    const bool known = change_tensors(stack[i], [&](const at::Tensor& tensor) -> std::optional<at::Tensor> {
+      const at::Tensor one = empty_on_host(at::DimVector(tensor.dim(), 1), tensor.scalar_type());
+      if (fresh) return one;
+      elements = std::max(elements, tensor.numel());
+      const auto value = uniform(tensor);
+      if (!value) return std::nullopt;
+      result.is_certain = result.is_certain && value->is_certain;
+      if (value->stands_for_any) result.among = result.stands_for_any ? 0 : value->among;
+      result.stands_for_any = result.stands_for_any || value->stands_for_any;
+      if (of_.name == "aten::cat" && first && first->toComplexDouble() != value->value.toComplexDouble()) return std::nullopt;
+      first = value->value;
+      ComputingOnHost filled;
+      return one.fill_(value->value);
+    });
+    if (!known) return false;
+  }
+  if (result.stands_for_any && is_comparison(of_.name)) return false;
+  if (!chooses && !run_on_host(of_.op, stack)) return false;
+  {
+    ComputingOnHost read;
+    result.value = tensors_of(stack)[0].flatten()[0].item();
+  }
+  if (of_.name == "aten::sum") result.value = result.value.to<double>() * static_cast<double>(elements / made.numel());
+  if (!result.value.isComplex() && !std::isfinite(result.value.to<double>())) return false;
+  if (is_whole(made)) result.value = result.value.to<int64_t>();
+  remember(made, result);
+  return true;
+}
+
+void FollowedCall::follow(const std::vector<c10::IValue>& results) {
+  if (!matters_) return;
+  const auto returned = tensors_of(results);
+  if (!is_followed_) return forget_all(returned);
+  if (of_.draws) {
+    forget_all(returned);
+    if (follows_values()) ask_python_of_draw(of_, arguments_);
+    return;
+  }
+  if (compute(returned)) return;
+  std::vector<at::Tensor> made;
+  std::copy_if(returned.begin(), returned.end(), std::back_inserter(made), [](const at::Tensor& tensor) {
+    return tensor.defined() && tensor.is_cuda() && tensor.layout() == at::kStrided && tensor.numel() != 0;
+  });
+  if (!follows_values() || made.empty()) return forget_all(returned);
+  auto presumed = made.size() == 1 ? decide(of_.name, arguments_, made[0]) : std::nullopt;
+  if (!presumed && made.size() == 1 && follow_uniform(made[0])) return;
+  if (!presumed && made.size() == 1) presumed = presume(of_.name, arguments_, made[0]);
+  const auto given = tensors_of(arguments_);
+  const bool are_known = of_.is_computed && !of_.is_mutable && !given.empty() &&
+      std::all_of(given.begin(), given.end(), [](const at::Tensor& tensor) { return constant(tensor) || is_unkept(tensor); });
+  forget_all(returned);
+  if (presumed) return remember(made[0], *presumed);
+  if (of_.is_python_asked) return ask_python(of_, arguments_, made);
+  if (are_known) {
+    for (const auto& tensor : made) remember_unkept(tensor);
+    return;
+  }
+  if (made.size() == 2 && is_in(kPlaces, of_.name)) remember(made[1], place_among(arguments_[0].toTensor(), made[1]));
 }
 
 }  // namespace paper

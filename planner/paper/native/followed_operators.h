@@ -1,31 +1,54 @@
-// Operators of which it is followed what they make of values that are known.
+// What is known of an operator's results: the same operator, run by torch's own kernel on the host, where all that it is
+// given is known; else what a healthy step has there.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <torch/library.h>
+#include <ATen/core/stack.h>
+
+#include <string>
+#include <vector>
 
 namespace paper {
 
-enum class Following {
-  No,
-  Always,     // comparisons
-  InProgram,  // where values are followed: by these programs get from labels and masks to sizes; cheap, as those are small
-  Reduction,  // many values become few
-  ByPython,   // where values are followed, Python says what is known of what it makes (paper/sized_by_values.py)
-  InPlace,    // it writes to its first argument: masks of ones, labels that are padded
-  Draw,       // numbers are drawn into its first argument
+// What is the same for every call of an operator.
+struct FollowedOperator {
+  explicit FollowedOperator(const c10::OperatorHandle& handle);
+
+  c10::OperatorHandle op;
+  std::string name;          // `aten::add`, also of `add_`
+  bool is_kernel = false;    // of CUDA's, not one that calls others
+  bool calls_others = false;  // and does nothing else
+  bool is_mutable = false;   // writes values: `detach_` and its kind write none
+  bool is_computed = false;  // the host has a kernel, which gives the same for the same
+  bool is_forgotten = false;  // what its kernel makes is known only if it is computed
+  bool is_pointwise = false;
+  bool has_rule = false;     // something is known of its results whatever it is given
+  bool draws = false;        // numbers into its first argument
+  bool is_python_asked = false;
+  std::vector<bool> written, overwritten;  // by argument
 };
-Following following(const c10::OperatorHandle& op);
-// Asks Python.
-void follow_by_python(const c10::OperatorHandle& op, const torch::jit::Stack& arguments,
-                      const torch::jit::Stack& results);
-// What an operator writes to has other values now; of one that is called with these arguments.
-void forget_written(const c10::OperatorHandle& op, const torch::jit::Stack& arguments);
-// Positions: `arange` into a tensor that it has made.
-void remember_range(const torch::jit::Stack& arguments);
-// Numbers that were drawn into a tensor: Python knows which generator draws them (kernels/random_numbers.py).
-void draw(const c10::OperatorHandle& op, const torch::jit::Stack& arguments);
-// Those of the namespace `paper`, for Python.
-void define_value_operators(torch::Library& own);
+
+// The kernel of this operator for CUDA is one of planner's in Python, which says itself what is known of its results.
+void run_in_python(std::string name);
+
+// One call of it.
+class FollowedCall {
+ public:
+  // Before the kernel runs.
+  FollowedCall(const FollowedOperator& followed, c10::ArrayRef<const c10::IValue> arguments);
+  // After it has.
+  void follow(const std::vector<c10::IValue>& results);
+
+ private:
+  std::vector<at::Tensor> written(const torch::jit::Stack& arguments) const;
+  bool compute(const std::vector<at::Tensor>& returned);
+  bool follow_uniform(const at::Tensor& made);
+  void forget_all(const std::vector<at::Tensor>& returned);
+
+  const FollowedOperator& of_;
+  torch::jit::Stack arguments_;
+  torch::jit::Stack before_;  // with what is written to on the host, as it was; empty if that is not known
+  bool matters_ = false, is_followed_ = false;
+};
 
 }  // namespace paper

@@ -14,10 +14,10 @@
 #include <optional>
 #include <unordered_map>
 
+#include "asked_values.h"
 #include "blocks.h"
-#include "followed_operators.h"
 #include "host_memory.h"
-#include "host_values.h"
+#include "known_values.h"
 #include "launches.h"
 #include "memory.h"
 #include "streams.h"
@@ -37,34 +37,25 @@ class WithoutWarnings {
 
 // What is the same for every call of an operator.
 struct Known {
-  std::optional<c10::OperatorHandle> op;
+  std::optional<FollowedOperator> followed;
   std::string name;
   bool allocates_for_others = false;  // `empty`: an operator that calls it has asked for the memory
   bool is_kernel = false;             // of CUDA's, not one that calls others
-  bool is_range = false, is_mutable = false, is_copy = false;
-  Following following = Following::No;
 };
 
 const Known& known_of(const at::RecordFunction& function) {
   thread_local std::unordered_map<const char*, std::pair<std::string, std::unique_ptr<Known>>> cache;
   auto& [name, known] = cache[function.name()];
   if (known != nullptr && name == function.name()) return *known;
-  static const c10::OperatorName range("aten::arange", "start_out");
   name = function.name();
   known = std::make_unique<Known>();
   known->name = name;
   known->allocates_for_others = name.rfind("aten::empty", 0) == 0 || name.rfind("aten::resize_", 0) == 0;
-  if (const auto named = function.operator_name()) known->op = c10::Dispatcher::singleton().findOp(*named);
-  if (known->op.has_value()) {
-    known->is_range = *function.operator_name() == range;
-    known->following = following(*known->op);
-    const auto has = [&known](c10::DispatchKey key) { return known->op->hasKernelForDispatchKey(key); };
-    const bool calls_others = has(c10::DispatchKey::CompositeImplicitAutograd);
-    known->is_kernel =
-        has(c10::DispatchKey::CUDA) && !calls_others && !has(c10::DispatchKey::CompositeExplicitAutograd);
-    // `detach_` and its kind write to no value; of what only calls others those are heard of.
-    known->is_mutable = known->op->schema().is_mutable() && !known->op->hasTag(at::Tag::inplace_view) && !calls_others;
-    known->is_copy = name == "aten::copy_";
+  const auto named = function.operator_name();
+  const auto op = named ? c10::Dispatcher::singleton().findOp(*named) : std::nullopt;
+  if (op) {
+    known->followed.emplace(*op);
+    known->is_kernel = known->followed->is_kernel;
   }
   return *known;
 }
@@ -85,34 +76,15 @@ struct CallContext final : at::ObserverContext {
   }
   const Known& known;
   std::optional<KernelScope> scope;
-  torch::jit::Stack arguments;
+  std::optional<FollowedCall> call;
 };
-
-// Whether all tensors are ones of the paper GPU or of the host: subclasses come back as what they hold.
-bool are_plain(const c10::ArrayRef<const c10::IValue>& values) {
-  const auto is_plain = [](const at::Tensor& tensor) {
-    return !tensor.defined() || !tensor.key_set().has(c10::DispatchKey::Python);
-  };
-  for (const auto& value : values) {
-    if (value.isTensor() && !is_plain(value.toTensor())) return false;
-    if (value.isTensorList())
-      for (const at::Tensor& tensor : value.toTensorVector())
-        if (!is_plain(tensor)) return false;
-  }
-  return true;
-}
 
 std::unique_ptr<at::ObserverContext> enter_call(const at::RecordFunction& function) {
   if (!is_recording()) return nullptr;
   const auto& known = known_of(function);
-  if (!known.op.has_value()) return nullptr;
+  if (!known.followed.has_value()) return nullptr;
   auto context = std::make_unique<CallContext>(known);
-  const auto kind = known.following;
-  const bool in_program = kind == Following::InProgram || kind == Following::ByPython;
-  const bool matters = known.is_mutable || known.is_range || kind == Following::Always ||
-                       kind == Following::Reduction || (in_program && follows_values());
-  if (matters && !known.is_copy && are_plain(function.inputs()))
-    context->arguments.assign(function.inputs().begin(), function.inputs().end());
+  if (known.name != "aten::copy_") context->call.emplace(*known.followed, function.inputs());
   return context;
 }
 
@@ -121,13 +93,6 @@ void describe_result(const at::Tensor& tensor, bool in_kernel) {
   if (!tensor.defined() || !tensor.is_cuda() || tensor.key_set().has(c10::DispatchKey::Python)) return;
   const bool is_part = tensor.has_storage() && tensor.nbytes() < tensor.storage().nbytes();
   if (!in_kernel || !is_part) describe_tensor(tensor);
-}
-
-// Not what vmap wraps: the tensor inside was followed by itself.
-bool is_on_device(const torch::jit::Stack& values) {
-  if (values.empty() || !values[0].isTensor()) return false;
-  const auto& tensor = values[0].toTensor();
-  return tensor.defined() && tensor.is_cuda() && !tensor.key_set().has(c10::DispatchKey::FuncTorchBatched);
 }
 
 void leave_call(const at::RecordFunction& function, at::ObserverContext* entered) {
@@ -141,23 +106,11 @@ void leave_call(const at::RecordFunction& function, at::ObserverContext* entered
     if (value.isTensorList())
       for (const at::Tensor& tensor : value.toTensorVector()) describe_result(tensor, in_kernel);
   }
-  const auto& arguments = context->arguments;
-  if (arguments.empty()) return;
-  if (known.following == Following::InPlace) {
-    if (is_on_device(arguments)) remember_change(*known.op, arguments);
-  } else if (known.is_range) {
-    if (arguments[3].toTensor().is_cuda()) remember_range(arguments);
-  } else if (known.is_mutable) {
-    forget_written(*known.op, arguments);
-    if (known.following == Following::Draw && follows_values() && is_on_device(arguments)) draw(*known.op, arguments);
-  } else if (is_on_device(results)) {
-    if (known.following == Following::ByPython) return follow_by_python(*known.op, arguments, results);
-    remember_result(*known.op, arguments, results);
-  }
+  if (context->call) context->call->follow(results);
 }
 
 void bring_values(const at::Tensor& host, const at::Tensor& device) {
-  if (const auto value = remembered(device)) {
+  if (const auto value = on_host(device)) {
     host.copy_(*value);
     return;
   }
@@ -175,7 +128,7 @@ void bring_values(const at::Tensor& host, const at::Tensor& device) {
 
 // What the device tensor holds, if that is known; else Python answers, or says that nobody can.
 at::Scalar read_scalar(const at::Tensor& device) {
-  if (const auto value = remembered(device)) return value->item();
+  if (const auto value = on_host(device)) return value->item();
   static const auto read = c10::Dispatcher::singleton()
                                .findSchemaOrThrow("paper::read_value", "")
                                .typed<at::Scalar(const at::Tensor&)>();
@@ -185,13 +138,16 @@ at::Scalar read_scalar(const at::Tensor& device) {
 // The copy is made, one of the tensors is of the device: what is known of the device's afterwards; what the host has got.
 void follow_copy(const at::Tensor& self, const at::Tensor& source) {
   if (!self.is_cuda()) return bring_values(self, source);
-  const auto value = is_whole(self) ? constant(source) : on_host(source);
-  if (value.has_value()) {
-    at::AutoDispatchBelowAutograd below;
-    if (!remember_part(self, *value)) forget(self);
+  if (source.requires_grad()) {  // what is trained is drawn, and changes
+    forget(self);
+  } else if (const auto value = on_host(source)) {
+    remember(self, *value);
+  } else if (const auto same = uniform(source)) {
+    remember(self, *same);
+  } else if (is_unkept(source)) {
+    remember_unkept(self);
   } else {
     forget(self);
-    copy_presumption(self, source);
   }
 }
 

@@ -24,18 +24,13 @@ from planner.paper.values import Value, known_value
 from planner.tracing.program.assumptions import About, Assumptions, Branch, find_branch, is_compared, program_place
 from planner.upstream import torch_releases
 
-_BY_OPERATOR: tuple[tuple[tuple[str, ...], Value, str], ...] = (
-    (("aten.all", "aten.isfinite", "aten.equal"), True, "a check of everything holds"),
-    (("aten.mul", "aten.logical_not", "aten.bitwise_not"), True, "a value is finite"),
-    (("aten.any", "aten.isnan", "aten.isinf", "aten.ne"), False, "no value is out of order"),
-    (("aten.argsort", "aten.topk", "aten.sort", "aten.max", "aten.min", "aten.multinomial"), 0, "the first index"),
-)  # fmt: skip
-"""The value assumed for a truth value or a whole number that one of these operators has made, and why. `isfinite` ends
-in a product of truth values (torch 2.13, aten/src/ATen/native/TensorCompare.cpp)."""
+_PLACES = ("aten.argsort", "aten.topk", "aten.sort", "aten.max", "aten.min", "aten.multinomial")
+"""Operators that give places: the first is read."""
 
 _UNEQUAL, _UNEQUAL_COUNT = 1.0009765625, 1_000_003
 """What is read where it is compared with a constant at once: no program names them."""
 _NO_CONSTANT = "what is drawn or computed equals no constant"
+_HEALTHY = "checks hold: values are finite, and what is drawn or computed equals no constant"
 _PRESUMED = "a place in the middle, which programs do not name, or what follows from values that equal no constant"
 _NOWHERE = ("aten.any", "aten.isnan", "aten.isinf")
 """Operators whose truth values hold nowhere in a healthy run: nothing is selected by them."""
@@ -94,21 +89,20 @@ class AnswersByTable:
 
     def _judge(self, tensor: torch.Tensor, frames: Sequence[FrameType]) -> tuple[Value, str]:
         is_truth = tensor.dtype is torch.bool
+        if (longest := _longest_beam(tensor, frames)) is not None:
+            return longest, "beams go on to the largest length"
         if (presumed := torch.ops.paper.presumed(tensor)) is not None:
-            return presumed, _NO_CONSTANT if is_truth else _PRESUMED
+            return presumed, _HEALTHY if is_truth else _PRESUMED
         if tensor.is_floating_point() or tensor.is_complex():
             if self.classes > 1:
                 why = f"the loss over {self.classes:,} classes of a model that has learnt nothing"
                 return math.log(self.classes), why
             return (_UNEQUAL, _NO_CONSTANT) if is_compared(frames) else (1.0, "any finite number")
-        if (longest := _longest_beam(tensor, frames)) is not None:
-            return longest, "beams go on to the largest length"
         if not is_truth and is_compared(frames):
             return _UNEQUAL_COUNT, _NO_CONSTANT
         made_by = self._recorder.operator_of(tensor)
-        for operators, answer, why in _BY_OPERATOR:
-            if made_by in operators and isinstance(answer, bool) == is_truth:
-                return answer, f"{made_by}: {why}"
+        if not is_truth and made_by in _PLACES:
+            return 0, f"{made_by}: the first index"
         return (False, "nothing is out of order") if is_truth else (1, "any count")
 
     def note(self, tensor: torch.Tensor, frames: Sequence[FrameType], answer: Value, why: str) -> None:

@@ -35,11 +35,11 @@ def test_floats_read_as_zeros_whatever_lay_there(run: Run, program: Program, ele
 from pathlib import Path
 for _ in range(3):
     torch.full(({elements},), 7.0)  # and given back at once
-    read = torch.ones({elements}, device="cuda").cpu()
+    read = torch.rand({elements}, device="cuda").cpu()
     there = torch.full(({elements} + 5,), 7.0)
-    there[2:-3].copy_(torch.ones({elements}, device="cuda"))
+    there[2:-3].copy_(torch.rand({elements}, device="cuda"))
     strided = torch.full(({elements}, 2), 7.0)
-    strided[:, 1].copy_(torch.ones({elements}, device="cuda"))
+    strided[:, 1].copy_(torch.rand({elements}, device="cuda"))
     assert not read.any(), read
     assert not there[2:-3].any() and (there[:2] == 7).all() and (there[-3:] == 7).all()
     assert not strided[:, 1].any() and (strided[:, 0] == 7).all()
@@ -105,7 +105,7 @@ READS = {
 
 @pytest.mark.parametrize(("read", "said"), READS.items())
 def test_what_a_program_reads_is_refused_under_strict(run: Run, program: Program, read: str, said: str) -> None:
-    path = program(f"{PLAIN}\nloss = torch.ones(8, device='cuda')\n{read}\ntrain()\n")
+    path = program(f"{PLAIN}\nloss = torch.rand(8, device='cuda')\n{read}\ntrain()\n")
 
     assert any(said in each.text for each in assumed(run(f"python {path}"), About.VALUE))
     with pytest.raises(TraceError, match=r"reads the values of a tensor .* at program.py:15"):
