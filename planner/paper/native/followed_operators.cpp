@@ -106,7 +106,7 @@ bool run_on_host(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
 }
 
 bool is_same_view(const at::Tensor& one, const at::Tensor& other) {
-  return one.is_alias_of(other) && one.storage_offset() == other.storage_offset() && one.sizes() == other.sizes() &&
+  return share_storage(one, other) && one.storage_offset() == other.storage_offset() && one.sizes() == other.sizes() &&
          one.strides() == other.strides() && one.scalar_type() == other.scalar_type();
 }
 
@@ -203,7 +203,7 @@ FollowedCall::FollowedCall(const FollowedOperator& followed, c10::ArrayRef<const
   for (size_t i = 0; i < before_.size(); ++i) {
     if (of_.overwritten[i]) continue;
     const bool known = change_tensors(before_[i], [&](const at::Tensor& tensor) -> std::optional<at::Tensor> {
-      const auto is_written = [&](const at::Tensor& output) { return tensor.is_alias_of(output); };
+      const auto is_written = [&](const at::Tensor& output) { return share_storage(tensor, output); };
       if (std::none_of(outputs.begin(), outputs.end(), is_written)) return tensor;
       if (!is_small_enough(tensor)) return std::nullopt;
       const auto value = on_host(tensor);
@@ -239,7 +239,7 @@ bool FollowedCall::compute(const std::vector<at::Tensor>& returned) {
   auto devices = written(arguments_);
   devices.insert(devices.end(), returned.begin(), returned.end());
   const auto is_kept = [](const at::Tensor& tensor) {
-    return tensor.is_cuda() && tensor.layout() == at::kStrided && is_small_enough(tensor);
+    return is_strided(tensor) && tensor.is_cuda() && is_small_enough(tensor);
   };
   if (devices.empty() || !std::all_of(devices.begin(), devices.end(), is_kept)) return false;
   if (!follows_values()) {  // single answers of whole numbers
@@ -282,11 +282,11 @@ bool FollowedCall::follow_uniform(const at::Tensor& made) {
   for (size_t i = 0; i < stack.size(); ++i) {
     const bool fresh = of_.overwritten[i];
     const bool known = change_tensors(stack[i], [&](const at::Tensor& tensor) -> std::optional<at::Tensor> {
+      const auto value = fresh ? std::optional<Uniform>(Uniform{0}) : uniform(tensor);
+      if (!value) return std::nullopt;
       const at::Tensor one = empty_on_host(at::DimVector(tensor.dim(), 1), tensor.scalar_type());
       if (fresh) return one;
       elements = std::max(elements, tensor.numel());
-      const auto value = uniform(tensor);
-      if (!value) return std::nullopt;
       result.is_certain = result.is_certain && value->is_certain;
       if (value->stands_for_any) result.among = result.stands_for_any ? 0 : value->among;
       result.stands_for_any = result.stands_for_any || value->stands_for_any;
@@ -322,7 +322,7 @@ void FollowedCall::follow(const std::vector<c10::IValue>& results) {
   if (compute(returned)) return;
   std::vector<at::Tensor> made;
   std::copy_if(returned.begin(), returned.end(), std::back_inserter(made), [](const at::Tensor& tensor) {
-    return tensor.defined() && tensor.is_cuda() && tensor.layout() == at::kStrided && tensor.numel() != 0;
+    return is_strided(tensor) && tensor.is_cuda() && tensor.numel() != 0;
   });
   if (!follows_values() || made.empty()) return forget_all(returned);
   auto presumed = made.size() == 1 ? decide(of_.name, arguments_, made[0]) : std::nullopt;

@@ -35,7 +35,7 @@ std::atomic<size_t> known_storages{0};  // so that the common case, nothing know
 std::atomic<bool> follows{false};
 
 bool has_contents(const at::Tensor& tensor) {
-  return tensor.defined() && tensor.is_cuda() && tensor.has_storage() && tensor.storage().data() != nullptr;
+  return is_strided(tensor) && tensor.is_cuda() && tensor.has_storage() && tensor.storage().data() != nullptr;
 }
 
 Contents contents_of(const at::Tensor& tensor) {
@@ -129,6 +129,14 @@ c10::DispatchKeySet keys_of_modes() {
 
 ComputingOnHost::ComputingOnHost() : keys_(c10::DispatchKeySet(c10::DispatchKey::BackendSelect), keys_of_modes()) {}
 
+bool is_strided(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.layout() == at::kStrided && !tensor.is_nested();
+}
+
+bool share_storage(const at::Tensor& one, const at::Tensor& other) {
+  return is_strided(one) && is_strided(other) && one.has_storage() && other.has_storage() && one.is_alias_of(other);
+}
+
 at::Tensor empty_on_host(at::IntArrayRef sizes, at::ScalarType dtype) { return at::detail::empty_cpu(sizes, dtype); }
 
 bool is_whole(const at::Tensor& tensor) { return at::isIntegralType(tensor.scalar_type(), /*includeBool=*/true); }
@@ -213,7 +221,7 @@ std::optional<at::Tensor> on_host(const at::Tensor& tensor) {
 
 std::optional<Uniform> uniform(const at::Tensor& tensor) {
   if (const auto given = contents_of(tensor).uniform) return given;
-  if (!tensor.defined() || tensor.numel() == 0 || tensor.numel() > kMostCompared) return std::nullopt;
+  if (!is_strided(tensor) || tensor.numel() == 0 || tensor.numel() > kMostCompared) return std::nullopt;
   const auto value = on_host(tensor);
   if (!value) return std::nullopt;
   ComputingOnHost compared;

@@ -52,6 +52,9 @@ bool is_unkept(const at::Tensor& tensor);
 // Whether anything of the above is.
 bool is_known(const at::Tensor& tensor);
 
+// Neither sparse nor nested.
+bool is_strided(const at::Tensor& tensor);
+bool share_storage(const at::Tensor& one, const at::Tensor& other);
 at::Tensor empty_on_host(at::IntArrayRef sizes, at::ScalarType dtype);
 // What a result may take to be kept.
 bool is_small_enough(const at::Tensor& result);

@@ -90,7 +90,7 @@ std::unique_ptr<at::ObserverContext> enter_call(const at::RecordFunction& functi
 
 // A kernel that fills its result part by part has views of it before it returns it.
 void describe_result(const at::Tensor& tensor, bool in_kernel) {
-  if (!tensor.defined() || !tensor.is_cuda() || tensor.key_set().has(c10::DispatchKey::Python)) return;
+  if (!is_strided(tensor) || !tensor.is_cuda() || tensor.key_set().has(c10::DispatchKey::Python)) return;
   const bool is_part = tensor.has_storage() && tensor.nbytes() < tensor.storage().nbytes();
   if (!in_kernel || !is_part) describe_tensor(tensor);
 }
@@ -138,7 +138,7 @@ at::Scalar read_scalar(const at::Tensor& device) {
 // The copy is made, one of the tensors is of the device: what is known of the device's afterwards; what the host has got.
 void follow_copy(const at::Tensor& self, const at::Tensor& source) {
   if (!self.is_cuda()) return bring_values(self, source);
-  if (source.requires_grad()) {  // what is trained is drawn, and changes
+  if (source.is_cpu() && source.requires_grad()) {  // what is trained was drawn, and changes
     forget(self);
   } else if (const auto value = on_host(source)) {
     remember(self, *value);

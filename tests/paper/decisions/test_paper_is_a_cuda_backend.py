@@ -52,6 +52,17 @@ def test_a_small_value_from_the_host_comes_back_as_it_was() -> None:
         assert on_device.tolist() == [7, 1, 2]
 
 
+def test_sparse_and_nested_tensors_are_followed_without_a_warning(capfd: pytest.CaptureFixture[str]) -> None:
+    with paper.gpu("sm_90"):
+        places, numbers = torch.tensor([[0, 1], [1, 0]]).to("cuda"), torch.ones(2).to("cuda")
+        dense = torch.zeros(2, 2).to("cuda")
+        dense.addmm_(torch.sparse_coo_tensor(places, numbers, (2, 2), check_invariants=False), dense)
+        nested = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)], device="cuda") * 2
+
+        assert nested.size(0) == 2
+    assert "RecordFunction" not in capfd.readouterr().err
+
+
 WRITES: dict[str, Callable[[torch.Tensor], object]] = {
     "in place": lambda t: t.add_(1),
     "through a view": lambda t: t[:1].zero_(),
