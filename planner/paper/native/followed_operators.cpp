@@ -32,8 +32,6 @@ const Names kAskPython = {"aten::topk", "aten::multinomial", "aten::histc"};
 // Checks: all hold, and none of what is looked for is there.
 const Names kChecks = {"aten::all", "aten::any", "aten::isnan"};
 const Names kChoose = {"aten::gather", "aten::index", "aten::index_select"};
-// What they give is no value of what they are given, or is followed by itself.
-const Names kNotComputed = {"aten::copy_", "aten::_local_scalar_dense"};
 // Whether a gradient is not finite: none is. It writes that to its second argument, which stays as it was.
 const std::string kFindsInfinite = "aten::_amp_foreach_non_finite_check_and_unscale";
 
@@ -167,8 +165,7 @@ FollowedOperator::FollowedOperator(const c10::OperatorHandle& handle) : op(handl
   const bool runs_kernel = has_kernel && !is_view && !op.hasTag(at::Tag::inplace_view);
   is_forgotten = runs_kernel && !is_in(kernels_in_python, name);
   is_computed = runs_kernel && (has(c10::DispatchKey::CPU) || has_composite) && name.rfind("aten::", 0) == 0 &&
-                !op.hasTag(at::Tag::nondeterministic_seeded) && name.rfind("aten::empty", 0) != 0 &&
-                !is_in(kNotComputed, name);
+                !op.hasTag(at::Tag::nondeterministic_seeded) && name.rfind("aten::empty", 0) != 0;
   for (const auto& argument : schema.arguments()) {
     // The statistics of a normalization are written to though its schema does not say so.
     const bool writes = argument.alias_info() != nullptr ? argument.alias_info()->isWrite()
@@ -328,13 +325,12 @@ void FollowedCall::follow(const std::vector<c10::IValue>& results) {
   auto presumed = made.size() == 1 ? decide(of_.name, arguments_, made[0]) : std::nullopt;
   if (!presumed && made.size() == 1 && follow_uniform(made[0])) return;
   if (!presumed && made.size() == 1) presumed = presume(of_.name, arguments_, made[0]);
-  const auto given = tensors_of(arguments_);
-  const bool are_known = of_.is_computed && !of_.is_mutable && !given.empty() &&
-      std::all_of(given.begin(), given.end(), [](const at::Tensor& tensor) { return constant(tensor) || is_unkept(tensor); });
   forget_all(returned);
   if (presumed) return remember(made[0], *presumed);
   if (of_.is_python_asked) return ask_python(of_, arguments_, made);
-  if (are_known) {
+  const auto given = tensors_of(arguments_);
+  const auto is_constant = [](const at::Tensor& tensor) { return constant(tensor) || is_unkept(tensor); };
+  if (of_.is_computed && !of_.is_mutable && !given.empty() && std::all_of(given.begin(), given.end(), is_constant)) {
     for (const auto& tensor : made) remember_unkept(tensor);
     return;
   }

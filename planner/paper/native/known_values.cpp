@@ -117,6 +117,13 @@ Contents without_values(const Contents& before) {
   return after;
 }
 
+// What is known of the whole storage; of a part of it nothing is then, as the rest may hold others.
+void set_whole(const at::Tensor& device, Contents after) {
+  if (!has_contents(device)) return;
+  if (!fills_its_storage(device)) return forget(device);
+  set_contents(device.storage().data(), std::move(after));
+}
+
 // All above those of backends, but for views that are conjugate or negative.
 c10::DispatchKeySet keys_of_modes() {
   using c10::DispatchKey;
@@ -171,19 +178,16 @@ void remember(const at::Tensor& device, const Uniform& uniform) {
     ComputingOnHost filled;
     return remember(device, empty_on_host({}, device.scalar_type()).fill_(uniform.value));
   }
-  if (!fills_its_storage(device)) return forget(device);  // the rest of it may hold others
   Contents after;
   after.uniform = uniform;
   if (device.scalar_type() == at::kBool) after.uniform->value = uniform.value.toBool();
-  set_contents(device.storage().data(), std::move(after));
+  set_whole(device, std::move(after));
 }
 
 void remember_unkept(const at::Tensor& device) {
-  if (!has_contents(device)) return;
-  if (!fills_its_storage(device)) return forget(device);
   Contents after;
   after.is_unkept = true;
-  set_contents(device.storage().data(), std::move(after));
+  set_whole(device, std::move(after));
 }
 
 void remember_draw(const at::Tensor& device, const at::Tensor& recipe) {

@@ -40,7 +40,6 @@ struct Known {
   std::optional<FollowedOperator> followed;
   std::string name;
   bool allocates_for_others = false;  // `empty`: an operator that calls it has asked for the memory
-  bool is_kernel = false;             // of CUDA's, not one that calls others
 };
 
 const Known& known_of(const at::RecordFunction& function) {
@@ -53,10 +52,7 @@ const Known& known_of(const at::RecordFunction& function) {
   known->allocates_for_others = name.rfind("aten::empty", 0) == 0 || name.rfind("aten::resize_", 0) == 0;
   const auto named = function.operator_name();
   const auto op = named ? c10::Dispatcher::singleton().findOp(*named) : std::nullopt;
-  if (op) {
-    known->followed.emplace(*op);
-    known->is_kernel = known->followed->is_kernel;
-  }
+  if (op) known->followed.emplace(*op);
   return *known;
 }
 
@@ -67,11 +63,11 @@ thread_local int tensors_in_making = 0;
 struct CallContext final : at::ObserverContext {
   explicit CallContext(const Known& of) : known(of) {
     if (kernels_at_work == 0 && (!known.allocates_for_others || kernel_at_work().empty())) scope.emplace(known.name);
-    kernels_at_work += known.is_kernel;
+    kernels_at_work += known.followed->is_kernel;
     tensors_in_making += known.allocates_for_others;
   }
   ~CallContext() override {
-    kernels_at_work -= known.is_kernel;
+    kernels_at_work -= known.followed->is_kernel;
     tensors_in_making -= known.allocates_for_others;
   }
   const Known& known;
@@ -100,7 +96,7 @@ void leave_call(const at::RecordFunction& function, at::ObserverContext* entered
   if (context == nullptr) return;
   const auto& known = context->known;
   const auto& results = function.outputs();
-  const bool in_kernel = kernels_at_work > known.is_kernel;
+  const bool in_kernel = kernels_at_work > known.followed->is_kernel;
   for (const auto& value : results) {
     if (value.isTensor()) describe_result(value.toTensor(), in_kernel);
     if (value.isTensorList())

@@ -22,6 +22,7 @@ from planner import cuda_on_paper
 import torch
 from conformance import WHOLE
 from torch.utils import _pytree as pytree
+from value_readers import KnowsNothing
 
 from gpu_truth.operator_samples import OperatorSample, dtypes_of, entries, samples_of
 from planner.errors import TraceError
@@ -34,22 +35,6 @@ _DRAWN = ("randint_like",)
 """Whole numbers as CUDA's generator draws them from the seed, which are not the host's."""
 _MOST_APART = 1e-3
 """Of results in float32, whose sums the host may add in another order by where they lie."""
-
-
-class KnowsNothing:
-    """The reader of a program in which only known values are followed."""
-
-    def note(self, *_: object) -> None: ...
-
-    def answer(self, *_: object) -> None: ...
-
-    def copy(self, *_: object) -> bool:
-        return False
-
-    def assume(self, *_: object) -> bool:
-        return False
-
-    def count(self, *_: object) -> None: ...
 
 
 def compare(extent: str) -> dict[str, Any]:

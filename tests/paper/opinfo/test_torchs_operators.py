@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 _HERE = Path(__file__).parent
+_ROOT = _HERE.parents[2]
 sys.path.insert(0, str(_HERE))
 
 from conformance import SHARE, WHOLE, Difference  # noqa: E402
@@ -31,10 +32,10 @@ def run(script: str) -> Any:
         capture_output=True,
         text=True,
         check=True,
-        cwd=_HERE.parents[2],
+        cwd=_ROOT,
         env={
             **os.environ,
-            "PYTHONPATH": os.pathsep.join(map(str, (_HERE.parents[2], _HERE.parents[2] / "benchmarks"))),
+            "PYTHONPATH": os.pathsep.join(str(_ROOT / folder) for folder in (".", "benchmarks", "tests/fakes")),
             "OMP_NUM_THREADS": "1",
         },
     )

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from value_readers import KnowsNothing
 
 import planner.paper as paper
 from planner.errors import TraceError
@@ -17,19 +18,6 @@ from planner.paper import values
 
 def random(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, device="cuda")
-
-
-class KnowsNothing:
-    """The reader of a program: values that came from the host are followed, no other is answered."""
-
-    def note(self, *_: object) -> None: ...
-
-    def answer(self, *_: object) -> None: ...
-
-    def copy(self, *_: object) -> bool:
-        return False
-
-    def count(self, *_: object) -> None: ...
 
 
 class KnowsOne(KnowsNothing):
