@@ -28,7 +28,7 @@ plan: $(PLANS) ## plan the example in which DDP's buckets decide (it does not fi
 	@echo
 	$(BIN)/planner check examples/nemotron-4b-ddp-bucket-view.yaml
 
-# The clusters, which mostly wait, share the processors with what steps aside for them: that is what only computes.
+# The clusters, which mostly wait, run beside what only computes.
 COMPUTED := $(addprefix tests/,allocator cli/test_measure_and_compare_commands.py cli/test_run_command.py hardware house \
   job paper planning report runtime/environments searching/test_brute_force.py timing tracing/records tracing/running tracing/traces \
   training truth/calibrations truth/facts truth/failures truth/gpu_truth)
@@ -42,7 +42,7 @@ test: test-timed ## the tests that CI runs
 test-timed: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ONCE_MORE) -n 2 --dist loadfile -m "not cluster and not soak" $(COMPUTED:%=--ignore=%) $(ELSEWHERE:%=--ignore=%) $(LOG)
 test-computed: $(READY)
-	OMP_NUM_THREADS=1 nice -n 19 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not cluster and not soak" $(filter-out $(ELSEWHERE),$(COMPUTED)) $(ELSEWHERE:%=--ignore=%) $(LOG)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not cluster and not soak" $(filter-out $(ELSEWHERE),$(COMPUTED)) $(ELSEWHERE:%=--ignore=%) $(LOG)
 CLUSTERS := $(sort $(dir $(shell grep -rlE 'mark\.cluster|def ray_session' tests/*/)))
 test-clusters: $(READY)
 	$(BIN)/python -m pytest $(ONCE_MORE) -m "cluster and not soak" $(CLUSTERS) $(LOG)
@@ -60,26 +60,26 @@ OF_WHEEL := $(addprefix tests/,house/installed allocator/replays \
   programs_in_a_world.py) tracing/traces/test_cpu_runs.py tracing/traces/test_architectures.py)
 $(WHEEL)/.ready: $(READY) constraints.txt $(shell find planner -type f -not -name '*.pyc')
 	rm -rf $(WHEEL) && mkdir $(WHEEL)
-	nice -n 19 $(PYTHON) -m pip wheel --quiet --no-deps --wheel-dir $(WHEEL)/dist .
+	$(PYTHON) -m pip wheel --quiet --no-deps --wheel-dir $(WHEEL)/dist .
 	$(call copy_environment,$(WHEEL))
-	nice -n 19 .ci/install "--exact $$(ls $(WHEEL)/dist/*.whl)[service] pytest pytest-rerunfailures hypothesis httpx deepspeed" $(WHEEL)
+	.ci/install "--exact $$(ls $(WHEEL)/dist/*.whl)[service] pytest pytest-rerunfailures hypothesis httpx deepspeed" $(WHEEL)
 	@touch $@
 # By hard links, with the paths of the copy: uv then leaves in it exactly what is asked for (`--exact`). Of torch, which
 # takes most of a minute to install and compile, nothing is done again.
 copy_environment = cp -al $(wildcard $(addprefix $(VENV)/,bin lib lib64 pyvenv.cfg)) $(1) && \
   sed -i 's|$(abspath $(VENV))|$(abspath $(1))|g' $$(grep -lIF '$(abspath $(VENV))' $(1)/bin/* $(1)/pyvenv.cfg)
 test-wheel: $(WHEEL)/.ready ## a share of the tests with planner's wheel
-	OMP_NUM_THREADS=1 nice -n 19 $(WHEEL)/bin/pytest $(ONCE_MORE) -p no:cacheprovider -m "not soak" --ignore=$(OF_README) $(OF_WHEEL) $(LOG)
+	OMP_NUM_THREADS=1 $(WHEEL)/bin/pytest $(ONCE_MORE) -p no:cacheprovider -m "not soak" --ignore=$(OF_README) $(OF_WHEEL) $(LOG)
 
 # In what README's install makes: the extra `plan` alone, from the same wheel.
 README := .venv-readme
 OF_README := tests/house/installed/test_commands_of_pages.py
 $(README)/.ready: $(WHEEL)/.ready
 	rm -rf $(README) && mkdir $(README) && $(call copy_environment,$(README))
-	nice -n 19 .ci/install "--exact $$(ls $(WHEEL)/dist/*.whl)[plan] pytest hypothesis httpx" $(README)
+	.ci/install "--exact $$(ls $(WHEEL)/dist/*.whl)[plan] pytest hypothesis httpx" $(README)
 	@touch $@
 test-readme: $(README)/.ready ## the commands of README and docs in the environment that README's install makes
-	OMP_NUM_THREADS=1 nice -n 19 $(README)/bin/python -m pytest -p no:cacheprovider $(OF_README) $(LOG)
+	OMP_NUM_THREADS=1 $(README)/bin/python -m pytest -p no:cacheprovider $(OF_README) $(LOG)
 
 soak: $(READY) ## the rest of the tests, and all cases of those of which CI takes a share (half an hour)
 	PLANNER_SOAK=whole OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "soak and not cluster"
@@ -145,7 +145,7 @@ check-in-turn: $(READY)
 test-of-wheel:  # one after the other: the second is installed from the wheel of the first
 	@$(MAKE) --no-print-directory --keep-going test-wheel test-readme
 check-computed: $(READY)
-	@nice -n 19 $(MAKE) --no-print-directory lint
+	@$(MAKE) --no-print-directory lint
 	@$(MAKE) --no-print-directory test-computed
 
 bench: $(READY) ## speeds, as ratios within one run
