@@ -200,6 +200,28 @@ class Recorder:
             if before is not category and not (before is Category.BUCKET and category is Category.GRADIENT):
                 self._assign_block(block, category, name)
 
+    def first_allocation(self, since: int, until: int) -> int:
+        """Where something was allocated first between two moments (`now`); `until` if nothing was."""
+        births = (at for at, record in enumerate(self._records_between(since, until), since) if record[0] == ALLOC)
+        return next(births, until)
+
+    def assign_batch(self, tensors: Iterable[torch.Tensor], since: int, until: int) -> int:
+        """Between two moments (`now`) a batch was put on the device, these tensors among it: where that began, `until`
+        if it was not. What was allocated from there on and stayed belongs to the batch."""
+        given = {block for tensor in tensors for block in native_records.blocks_of(tensor)}
+        if not given:
+            return until
+        born: dict[int, int] = {}
+        for position, record in enumerate(self._records_between(since, until), since):
+            if record[0] == ALLOC and (born or record[4] in given):
+                born[record[4]] = position
+            elif record[0] == FREE:
+                born.pop(record[4], None)
+        for block in born:
+            if block not in self._category:
+                self._assign_block(block, Category.INPUT, "")
+        return min(born.values(), default=until)
+
     def is_assigned(self, tensor: torch.Tensor) -> bool:
         """Whether something was said of the storage of `tensor`."""
         return self.block_of(tensor) in self._category
@@ -409,11 +431,13 @@ class Recorder:
         self._category[block] = category
 
     def _records(self, since: int = 0) -> list[tuple[int, ...]]:
-        count = self._native.paper_count() - since
-        if count <= 0:
-            return []
+        return list(self._records_between(since, self._native.paper_count()))
+
+    def _records_between(self, since: int, until: int) -> Iterator[tuple[int, ...]]:
+        if until <= since:
+            return iter(())
         begin = self._native.paper_records() + since * RECORD.size
-        return list(RECORD.iter_unpack(ctypes.string_at(begin, count * RECORD.size)))
+        return RECORD.iter_unpack(ctypes.string_at(begin, (until - since) * RECORD.size))
 
     def _number_blocks(self, records: Iterable[tuple[int, ...]]) -> dict[int, int]:
         """The device counts its blocks for as long as the process lives; a trace says the same every time."""

@@ -219,9 +219,15 @@ class Places:
         at: dict[int, int] = {}
         found: list[tuple[int, Mark]] = []
         positions = sorted(marks)
+
+        def begin(mark: Mark) -> None:
+            found.append((len(out), mark))
+            if mark.phase is Phase.OPTIMIZER_STEP:  # DDP's reducer waits in C++ for what it has issued
+                out.append((LaunchKind.WAIT_ALL, 0, 0))
+
         for kind, stream, what, position in read_launches():
             while positions and positions[0] <= position:
-                found.append((len(out), marks[positions.pop(0)]))
+                begin(marks[positions.pop(0)])
             if position > until:
                 break
             if kind in _WITHOUT_TIME:
@@ -241,9 +247,7 @@ class Places:
                     if stretch and times:
                         out.append((_AGAIN, len(stretch), times))
                 case Mark():
-                    found.append((len(out), event))
-                    if event.phase is Phase.OPTIMIZER_STEP:  # DDP's reducer waits in C++ for what it has issued
-                        out.append((LaunchKind.WAIT_ALL, 0, 0))
+                    begin(event)
         stretches = _last_iteration(found, len(out), recurs=bool(marks))
         kernels, _ = read_kernels()
         used = {number: number for number in range(len(kernels))} if names_all else dict[int, int]()

@@ -36,7 +36,7 @@ def load_tracer() -> None:
     """Import what traces most jobs, sooner than all that some of them need, without the shell's variables: torch reads
     some while it is imported."""
     drop_shell_variables()
-    from planner.tracing.spec import step_trace  # noqa: F401
+    from planner.tracing import spec_program  # noqa: F401
 
 
 def load() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -69,7 +69,8 @@ def run(
     blocks.forget_compiled(spec.train.compile)
     world = World.of(spec.parallel, rank, device)
     torch.manual_seed(rank)
-    with _collect_by_hand(), ExitStack() as following:
+    by_hand = nullcontext() if isinstance(observer, NullObserver) else _collect_by_hand()
+    with by_hand, ExitStack() as following:
         for observe in (fsdp1.observe_fsdp, fsdp2.observe_fsdp, observers.observe_collectives):
             following.enter_context(observe(observer))
         following.enter_context(deepspeed_engine.prepare_engine(spec, device, observer))

@@ -89,10 +89,16 @@ MEASURED_PROGRAMS = (
 )  # fmt: skip
 
 PROGRAMS = (
-    *patch("program watched", "tests/tracing/running/test_programs_in_a_world.py", change=Change.REPORTED,
+    *patch("ddp roles", "tests/tracing/running/test_programs_in_a_world.py", change=Change.REPORTED,
         has_source=False, targets={
         "torch.nn.parallel.distributed:DistributedDataParallel._ddp_init_helper":
             "there DDP allocates its buckets, which are told as such",
+        "torch.nn.parallel.distributed:DistributedDataParallel._build_params_for_reducer":
+            "from here to the reducer DDP verifies and broadcasts parameters and buffers",
+        "torch.nn.parallel.distributed:DistributedDataParallel._sync_buffers":
+            "there DDP flattens the buffers that it sends before a forward",
+        "torch.nn.parallel.distributed:DistributedDataParallel.register_comm_hook":
+            "what a hook allocates serves communication",
     }),
     *patch("program watched", _RUN, has_source=False, targets={
         "torch.autograd:_engine_run_backward":

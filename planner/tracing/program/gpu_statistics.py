@@ -124,7 +124,10 @@ class LiveMemory:
         return highest
 
     def counted(self) -> dict[str, int]:
-        """The peaks in bytes that the program would print now, since it last reset them, and how often it did."""
+        """The peaks in bytes that the program would print now, since it last reset them, and how often it did; nothing
+        where nobody has asked for a figure of its memory so far."""
+        if not self._read:
+            return {}
         self._catch_up()
         peaks = {f"max_{name}": self._statistics[name, "all"].peak for name in self._ever}
         return {**peaks, "resets": self._resets}

@@ -16,7 +16,7 @@ from functools import cached_property, partial
 from importlib.machinery import PathFinder
 from importlib.util import find_spec, module_from_spec
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from planner import (
     cuda_on_paper,
@@ -56,7 +56,7 @@ from planner.tracing.program.training_steps import EACH, StepsAt, counted_anew, 
 from planner.tracing.program.value_answers import AnswersByTable, BroadcastNumbers, PipelineNeighbours
 from planner.tracing.program.watching import WHOLE_EVERY, Watcher, assign_uncalled_modules
 from planner.tracing.rank_trace import Trace
-from planner.training import absent_peers
+from planner.training import absent_peers, dtensor_speed
 
 _CONFS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """The first wins: torch 2.13, c10/core/AllocatorConfig.cpp."""
@@ -337,6 +337,7 @@ class ProgramRun:
                     other_cudnn=cuda_on_paper.other_cudnn(),
                     host=self.host.events(phases, after),
                     host_assumed=tuple(self.host.assumed),
+                    **self.watcher.division,
                     seconds=time.perf_counter() - self._began,
                 ),
                 ending=ending,
@@ -393,8 +394,10 @@ def run_program(order: ProgramOrder, endings: Endings) -> None:
         changed = run.change_loops()
         if changed:
             stack.enter_context(counting(run.steps_at, changed))
+        left: Mapping[str, Any] = {}
+        """What the program has at its end: it lives until the report, as it does in a process that ends."""
         try:
-            _run_main(order, changed, run.steps_at)
+            left = _run_main(order, changed, run.steps_at)
             run.ranks.run_waiting()
         except SystemExit as leaving:
             if leaving.code not in (None, 0):
@@ -414,6 +417,7 @@ def run_program(order: ProgramOrder, endings: Endings) -> None:
                 run.end_failed(error)
             raise
         run.end_whole("ran to its end")
+        del left
 
 
 @contextmanager
@@ -431,6 +435,8 @@ def _surrounded(order: ProgramOrder, run: ProgramRun, endings: Endings) -> Itera
         run.host.watch(),
         run.watcher.watch(),
         run.world.entered(),
+        dtensor_speed.cache_mesh_work(),
+        dtensor_speed.make_chunks_lazily(),
         found_packages(order, run.management, run.assumptions, run.recorder),
         run.neighbours.present(),
         absent_peers.take_every_step(),
@@ -470,8 +476,9 @@ def _refuse_absent_module(name: str) -> None:
     )
 
 
-def _run_main(order: ProgramOrder, changed: Mapping[Path, ast.Module], steps: StepsAt) -> None:
-    """As `python` would: the program is `__main__`, its folder (of a module: this one) first in the path."""
+def _run_main(order: ProgramOrder, changed: Mapping[Path, ast.Module], steps: StepsAt) -> Mapping[str, Any]:
+    """As `python` would: the program is `__main__`, its folder (of a module: this one) first in the path. What its
+    module has at the end."""
     line = order.line
     _take_python_path()
     arguments = [*extra_arguments(line, order.rank), *line.arguments]
@@ -479,10 +486,8 @@ def _run_main(order: ProgramOrder, changed: Mapping[Path, ast.Module], steps: St
     if line.is_module:
         sys.path.insert(0, os.getcwd())
         _refuse_absent_module(line.program)
-        runpy.run_module(line.program, run_name="__main__", alter_sys=True)
-        return
+        return runpy.run_module(line.program, run_name="__main__", alter_sys=True)
     sys.path.insert(0, str(Path(line.program).resolve().parent))
     if (tree := changed.get(Path.cwd() / line.program)) is not None:
-        run_changed(line.program, tree, steps)
-    else:
-        runpy.run_path(line.program, run_name="__main__")
+        return run_changed(line.program, tree, steps)
+    return runpy.run_path(line.program, run_name="__main__")

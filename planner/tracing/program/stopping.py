@@ -6,7 +6,7 @@ import time
 from bisect import bisect
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import islice
 
@@ -59,6 +59,8 @@ class Moments:
 
     log: list[Moment] = field(default_factory=list)
     steps: Counter[int] = field(default_factory=Counter)
+    backward_ends: dict[int, int] = field(default_factory=dict)
+    """Of each backward, by its index, the position at which it has ended."""
     forwards: int = 0
     infers: bool = False
     """Whether the program was found to infer and never to train: each of its forwards is an iteration."""
@@ -85,6 +87,18 @@ class Moments:
         if not self.log or self.log[-1].kind is not kind:
             self._begun[kind].append(len(self.log))
         self.log.append(Moment(position, kind, parameters))
+
+    def end_before(self, index: int) -> int | None:
+        """Where the step or the backward before the moment of this index has ended, 0 before all moments; None after
+        other kinds of moments."""
+        if not index:
+            return 0
+        before = self.log[index - 1]
+        return before.position if before.kind is Kind.STEPPED else self.backward_ends.get(index - 1)
+
+    def begin_at(self, index: int, position: int) -> None:
+        """The moment of this index was earlier than it was seen, and after the one before it."""
+        self.log[index] = replace(self.log[index], position=position)
 
     @property
     def trains(self) -> bool:

@@ -341,14 +341,15 @@ def counting(steps: StepsAt, changed: Mapping[Path, ast.Module]) -> Iterator[Non
         sys.meta_path.remove(finder)
 
 
-def run_changed(program: str, tree: ast.Module, steps: StepsAt) -> None:
-    """As `runpy.run_path(program, run_name="__main__")` would the file."""
+def run_changed(program: str, tree: ast.Module, steps: StepsAt) -> Mapping[str, Any]:
+    """As `runpy.run_path(program, run_name="__main__")` would the file; what its module has at the end."""
     main = ModuleType("__main__")
     main.__file__ = program
     steps.files.add(str(Path.cwd() / program))
     setattr(main, _NAME, steps)  # a global of each: what is compiled refuses builtins that are not Python's
     sys.modules["__main__"] = main
     exec(compile(tree, program, "exec"), vars(main))
+    return vars(main)
 
 
 class _Finder(importlib.abc.MetaPathFinder):

@@ -7,24 +7,28 @@ import gc
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FlatParameter
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
 from planner import upstream
 from planner.events import Category
 from planner.paper.recorder import Recorder
+from planner.tracing.program.ddp_roles import DdpRoles
+from planner.tracing.program.divided_models import describe_division
 from planner.tracing.program.input_sizes import InputSizes
 from planner.tracing.program.job_outline import JobOutline
 from planner.tracing.program.stopping import Kind, Moments
 from planner.training import observers, optimizers
 from planner.training.wraps import fsdp1, fsdp2
-from planner.training.wraps.ddp import ObservedReducer
 
 _Versions = tuple[int, int | None]
 """How often a parameter and its gradient were written to; None: it has no gradient."""
@@ -90,6 +94,8 @@ _YOUNG, _ALL = 1, 2
 """Generations of Python's collector: up to the first one has it what was born since it last ran."""
 _OFTEN = 2
 """State is born in an optimizer's first step."""
+_SETTLED = 3
+"""Steps after which models and optimizers stay divided as they are: DDP makes its buckets anew in the second."""
 
 
 class Watcher:
@@ -116,6 +122,7 @@ class Watcher:
         self._owners: dict[tuple[int, ...], list[ref[Optimizer]]] = {}
         """Those of the same parameters, by what names these."""
         self._by_hand = StepsByHand()
+        self._ddp = DdpRoles(recorder)
         self._paths = WeakIdKeyDictionary()
         self._roots = WeakIdKeyDictionary()
         self._names = WeakIdKeyDictionary()
@@ -124,6 +131,8 @@ class Watcher:
         self._backward_ended = 0
         """The recorder's position at the end of the last one."""
         self._noted = False
+        self.division: dict[str, Any] = {}
+        """How models and optimizers are divided over the ranks, as fields of a trace."""
 
     @contextmanager
     def watch(self) -> Iterator[None]:
@@ -142,17 +151,7 @@ class Watcher:
 
             return init
 
-        def telling_buckets(real: Any) -> Any:
-            def init_helper(module: Any, *arguments: Any, **named: Any) -> Any:
-                with self._recorder.region(Category.BUCKET, "ddp"):
-                    result = real(module, *arguments, **named)
-                module.reducer = ObservedReducer(module.reducer, self._recorder)
-                return result
-
-            return init_helper
-
         wrapped = {
-            "torch.nn.parallel.distributed:DistributedDataParallel._ddp_init_helper": telling_buckets,
             "torch.autograd:_engine_run_backward": self._around_backward,
             "torch.optim:Optimizer.__init__": knowing_optimizers,
             "torch.nn.utils:clip_grad_norm_": self._outline.clipping,
@@ -163,6 +162,7 @@ class Watcher:
         try:
             with (
                 upstream.patch_targets("program watched", wrapped=wrapped),
+                self._ddp.watch(),
                 fsdp1.observe_fsdp(self._recorder),
                 fsdp2.observe_fsdp(self._recorder),
                 observers.observe_collectives(self._recorder),
@@ -195,9 +195,12 @@ class Watcher:
         """How many have parameters, and have not stepped twice."""
         return sum(steps < _OFTEN for optimizer, steps in self._optimizers.items() if list(_parameters(optimizer)))
 
-    def _tell(self, kind: Kind, parameters: int = 0) -> None:
-        self._tells(len(self.moments.log))
+    def _tell(self, kind: Kind, parameters: int = 0) -> int:
+        """The index of the moment."""
+        index = len(self.moments.log)
+        self._tells(index)
         self.moments.add(self._recorder.now(), kind, parameters)
+        return index
 
     def _noting(self, kind: Kind) -> Callable[[Any], Any]:
         """What is done in the background, or on the way to something else that is noted, is not a moment of its own."""
@@ -240,6 +243,7 @@ class Watcher:
             if not self._open.depth and not self._backward and len(named_and_output) > 1:  # it has not raised
                 allocates = self._recorder.now() > self._open.began
                 self._inputs.take(module, arguments, named_and_output[0], allocates=allocates)
+                self._begin_with_its_batch(self._open.moment, (arguments, named_and_output[0]))
         self._outline.forward_ends(module, *named_and_output)
 
     def _root_begins(self, module: nn.Module) -> None:
@@ -250,6 +254,10 @@ class Watcher:
             for path, inner in module.named_modules():
                 self._paths.setdefault(inner, path)
             self._by_hand.know(module.parameters())
+            for name, parameter in module.named_parameters():
+                # FSDP1 tells of its flat parameters itself.
+                if parameter.requires_grad and parameter not in self._names and not isinstance(parameter, FlatParameter):
+                    parameter.register_post_accumulate_grad_hook(partial(self._accumulated, name))
             for name, tensor in (*module.named_parameters(), *module.named_buffers()):
                 self._names.setdefault(tensor, name)
                 self._recorder.assign(tensor, Category.PARAMETER, name)
@@ -262,9 +270,22 @@ class Watcher:
         if not only_infers:
             (self._trains if is_trained else self._evaluates)()
         if is_trained:
-            self._tell(Kind.FORWARD)
+            self._open.moment = self._tell(Kind.FORWARD)
         else:
-            self._tell(Kind.EVAL if not module.training and self._is_trained(module) else Kind.ASIDE)
+            is_evaluation = not module.training and self._is_trained(module)
+            self._open.moment = self._tell(Kind.EVAL if is_evaluation else Kind.ASIDE)
+
+    def _begin_with_its_batch(self, index: int, inputs: Any) -> None:
+        """A forward begins when what it is given is put on the device, after the step or the backward before it."""
+        since = self.moments.end_before(index)
+        if since is not None:
+            tensors = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.is_cuda]
+            seen = self.moments.log[index].position
+            self.moments.begin_at(index, self._recorder.assign_batch(tensors, since, seen))
+
+    def _accumulated(self, name: str, parameter: Tensor) -> None:
+        if parameter.grad is not None:
+            self._recorder.assign(parameter.grad, Category.GRADIENT, name)
 
     def _is_trained(self, root: nn.Module) -> bool:
         """A teacher is not, nor a mean of what is trained."""
@@ -277,17 +298,19 @@ class Watcher:
                 return real(*arguments, **options)
             self.notice_step_by_hand()
             self._trains()
-            self._tell(Kind.BACKWARD)
+            began = self._tell(Kind.BACKWARD)
             self._backward = True
             try:
                 return real(*arguments, **options)
             finally:
                 self._backward = False
                 self._recorder.settle()
-                if not self._optimizers:  # whose steps say themselves which gradients there are
+                self.moments.backward_ends[began] = self._recorder.now()
+                self._ddp.assign_compression()
+                for parameter, gradient in self._by_hand.gradients():
+                    self._recorder.assign(gradient, Category.GRADIENT, self._names.get(parameter, ""))
+                if not self._optimizers:  # whose steps say themselves when an iteration ends
                     self._backward_ended = self._recorder.now()
-                    for parameter, gradient in self._by_hand.gradients():
-                        self._recorder.assign(gradient, Category.GRADIENT, self._names.get(parameter, ""))
                     self._by_hand.backward_ended()
 
         return run
@@ -297,7 +320,10 @@ class Watcher:
         for parameter in _parameters(optimizer):
             if parameter.grad is not None:
                 self._recorder.assign(parameter.grad, Category.GRADIENT, self._names.get(parameter, ""))
-        self._tell(Kind.STEP, self._part(optimizer))
+        index = self._tell(Kind.STEP, self._part(optimizer))
+        since = self.moments.end_before(index)
+        if since is not None:  # clipping is a part of the step
+            self.moments.begin_at(index, self._recorder.first_allocation(since, self._recorder.now()))
         self._outline.step_starts(optimizer)
 
     def _step_ends(self, optimizer: Optimizer, *_arguments: Any) -> None:
@@ -308,7 +334,9 @@ class Watcher:
                     if isinstance(value, Tensor):
                         self._recorder.assign(value, Category.OPTIMIZER_STATE, f"{name}.{key}" if name else str(key))
         self._tell(Kind.STEPPED, self._part(optimizer))
-        self._optimizers[optimizer] = self._optimizers.get(optimizer, 0) + 1
+        steps = self._optimizers[optimizer] = self._optimizers.get(optimizer, 0) + 1
+        if steps <= _SETTLED:
+            self.division |= describe_division(list(self._roots), optimizer)
         _collect_garbage()
 
     def _part(self, optimizer: Optimizer) -> int:

@@ -106,7 +106,7 @@ class ObservedDdp(DistributedDataParallel):
             self._register(None, getattr(default_hooks, f"{name}_hook"))
 
     def _register(self, state: Any, hook: Callable[..., Any]) -> None:
-        self.register_comm_hook(state, _observe_hook(hook, self._observer))
+        self.register_comm_hook(state, observe_hook(hook, self._observer))
 
 
 class ObservedReducer:
@@ -123,7 +123,9 @@ class ObservedReducer:
             return self._reducer._rebuild_buckets()
 
 
-def _observe_hook(hook: Callable[..., Any], observer: Observer) -> Callable[..., Any]:
+def observe_hook(hook: Callable[..., Any], observer: Observer) -> Callable[..., Any]:
+    """The hook, whose tensors the observer hears to serve communication."""
+
     def observed_hook(state: Any, bucket: Any) -> Any:
         with observer.region(Category.COMMUNICATION, hook.__name__):
             return hook(state, bucket)

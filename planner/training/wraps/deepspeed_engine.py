@@ -367,8 +367,8 @@ def release(engine: Any, device: torch.device) -> None:
 
 def parts(engine: Any) -> tuple[int, ...]:
     """For each rank the kind of its partition under stages 1 and 2; under stage 3 all are alike, and there are none."""
-    groups = getattr(engine.optimizer, "bit16_groups", None)
-    if groups is None:
+    groups = getattr(getattr(engine, "optimizer", None), "bit16_groups", None)
+    if groups is None or len(groups) > 1:
         return ()
     (group,) = groups
     ranks = torch.distributed.get_world_size(engine.optimizer.dp_process_group)

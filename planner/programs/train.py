@@ -1,0 +1,22 @@
+"""Trains what a spec says, as one rank: `torchrun ... -m planner.programs.train BUNDLE`, where the bundle is JSON as
+`planner spec --bundle` prints it."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+
+from planner.job.json_text import read_json
+from planner.job.loading import load_bundle
+from planner.training import step
+
+job = load_bundle(read_json(sys.argv[1], "the bundle"), "the bundle")
+rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
+torch.cuda.set_device(local_rank % torch.cuda.device_count())
+if int(os.environ["WORLD_SIZE"]) > 1:
+    dist.init_process_group("nccl")
+
+trained = step.run(job, torch.device("cuda"), rank=rank)

@@ -1,0 +1,40 @@
+"""How models and optimizers of a program are divided over its ranks, and what of them no event says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import Optimizer
+
+from planner.training import optimizers
+from planner.training.models.adapters import trained_elements
+from planner.training.wraps import deepspeed_engine, fsdp2
+
+
+def describe_division(roots: Sequence[nn.Module], stepped: Optimizer) -> dict[str, Any]:
+    """Fields of a trace. `roots` are the outermost modules that were called, `stepped` an optimizer that has stepped.
+
+    What there is nothing of is left out.
+    """
+    modules = [module for root in roots for module in root.modules()]
+    division = {
+        "buckets": next((_account_of(module) for module in modules if isinstance(module, DistributedDataParallel)), {}),
+        "sharded_dims": tuple(sorted({size for root in roots for size in fsdp2.sharded_dims(root)})),
+        "parts": optimizers.parts(stepped) or next(filter(None, map(deepspeed_engine.parts, modules)), ()),
+        "adapted": next(filter(None, map(trained_elements, roots)), {}),
+        "unified_bytes": optimizers.unified_bytes(stepped),
+    }
+    return {name: value for name, value in division.items() if value}
+
+
+def _account_of(model: DistributedDataParallel) -> dict[str, Any]:
+    """What DDP's reducer says of itself, without its clock: a trace of the same program is the same at any time."""
+    account = model._get_ddp_logging_data()  # type: ignore[no-untyped-call]
+    return {
+        name: value
+        for name, value in account.items()
+        if isinstance(value, str | int | float | bool) and "_time" not in name
+    }

@@ -1,0 +1,84 @@
+"""A spec's program and the step that is made by hand for it tell an allocator the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from planner.job.layout import Mesh, rank_classes
+from planner.job.schema import Cluster, Cp, DpShard, Job, Optimizer, Parallel, Recompute, Tp
+from planner.planning.job_plan import plan_from_traces
+from planner.planning.judging import RankTrace
+from planner.report.statement import RankClassStatement
+from planner.tracing import spec_program
+from planner.tracing.rank_trace import Trace
+from planner.tracing.spec import step_trace
+
+MakeJob = Callable[..., Job]
+TraceRank = Callable[[Job], Trace]
+
+
+def plan_first_class(job: Job, trace_rank: TraceRank) -> RankClassStatement:
+    first = rank_classes(Mesh.of(job.parallel))[0]
+    return plan_from_traces(job, [RankTrace(first, trace_rank(job))]).plan.rank_classes[0]
+
+
+def sharded(job: Job, ranks: int, replicas: int = 1, **shard: Any) -> Job:
+    parallel = replace(
+        job.parallel,
+        dp_replicate=replace(job.parallel.dp_replicate, degree=replicas),
+        dp_shard=DpShard(degree=ranks, **shard),
+    )
+    return replace(job, parallel=parallel, cluster=replace(job.cluster, gpus_per_node=ranks * replicas))
+
+
+JOBS: dict[str, Callable[[MakeJob], Job]] = {
+    "one GPU": lambda job_of: job_of(),
+    "pictures": lambda job_of: job_of("normed"),
+    "clipped, bf16": lambda job_of: job_of(precision="bf16_autocast", gradient_clipping=1.0),
+    "scaled, fp16": lambda job_of: job_of(precision="fp16_autocast"),
+    "accumulated": lambda job_of: job_of(gradient_accumulation_steps=3),
+    "gradients that stay": lambda job_of: job_of(zero_grad_set_to_none=False),
+    "recomputed": lambda job_of: job_of(recompute=Recompute(mode="full")),
+    "outputs that are kept": lambda job_of: job_of(retains="output"),
+    "DDP": lambda job_of: job_of(ddp={}),
+    "DDP, views": lambda job_of: job_of(ddp={"gradient_as_bucket_view": True, "static_graph": True}),
+    "DDP, accumulated": lambda job_of: job_of(ddp={}, gradient_accumulation_steps=2),
+    "DDP, compressed": lambda job_of: job_of(ddp={"comm_hook": "power_sgd"}),
+    "FSDP2": lambda job_of: sharded(job_of(precision="fsdp_mixed"), 4),
+    "FSDP2, kept, accumulated": lambda job_of: sharded(
+        job_of(gradient_accumulation_steps=2), 4, reshard_after_forward=False, no_sync=True
+    ),
+    "FSDP2, fused": lambda job_of: sharded(job_of(optimizer=Optimizer(arguments={"fused": True})), 2, prefetch=1),
+    "HSDP": lambda job_of: sharded(job_of(precision="fsdp_mixed", gradient_clipping=1.0), 2, replicas=2),
+}
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_both_take_the_same_memory(job_of: MakeJob, name: str) -> None:
+    job = JOBS[name](job_of)
+    program, by_hand = (plan_first_class(job, trace) for trace in (spec_program.trace, step_trace.trace))
+
+    assert (program.peak, program.verdict) == (by_hand.peak, by_hand.verdict)
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_both_name_what_it_is_for(job_of: MakeJob, name: str) -> None:
+    job = JOBS[name](job_of)
+    program, by_hand = (plan_first_class(job, trace) for trace in (spec_program.trace, step_trace.trace))
+
+    assert {category: size for category, size in program.at_peak.items() if size} == {
+        category: size for category, size in by_hand.at_peak.items() if size
+    }
+
+
+@pytest.mark.parametrize(
+    "parallel", [Parallel(tp=Tp(degree=2)), Parallel(cp=Cp(degree=2)), Parallel(dp_shard=DpShard(degree=2, offload="cpu"))]
+)
+def test_what_has_no_program_yet_is_traced_step_by_step(job_of: MakeJob, parallel: Parallel) -> None:
+    job = replace(job_of(), parallel=parallel, cluster=Cluster(gpus_per_node=2))
+
+    assert not spec_program.has_program(job)
