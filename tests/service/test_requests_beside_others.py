@@ -215,8 +215,8 @@ def test_metrics_that_many_ask_for_at_once_are_read_once(
     async def count(*arguments: Any) -> Any:
         nonlocal asked
         asked += 1
-        if asked == 50:
-            all_asked.set()
+        if asked == 50:  # which waits for the reading, too, when the loop comes to its next piece of work
+            asyncio.get_running_loop().call_soon(all_asked.set)
         return await call(*arguments)
 
     monkeypatch.setattr(type(history.totals), "figures", read_when_all_asked)

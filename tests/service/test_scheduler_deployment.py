@@ -32,7 +32,7 @@ AN_HOUR = dataclasses.replace(
 
 def test_a_trace_that_takes_too_much_memory_is_ended() -> None:
     worker = TracingWorker(Limits(memory_bytes=100 * 2**20), Isolation())
-    found: Any = worker.trace(1, AN_HOUR, 0, 60.0)
+    found: Any = worker.trace(1, AN_HOUR, 0, 3600.0)
     worker.close()
 
     assert found.exceeded.limit is Limit.MEMORY

