@@ -17,6 +17,6 @@ job = load_bundle(read_json(sys.argv[1], "the bundle"), "the bundle")
 rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
 torch.cuda.set_device(local_rank % torch.cuda.device_count())
 if int(os.environ["WORLD_SIZE"]) > 1:
-    dist.init_process_group("nccl")
+    dist.init_process_group("cpu:gloo,cuda:nccl")  # checkpoints are saved in the background over the host
 
 trained = step.run(job, torch.device("cuda"), rank=rank)

@@ -40,12 +40,10 @@ def trace_rank(job: Job, rank: int = 0, target: str = "") -> Trace:
 
 
 def has_program(job: Job) -> bool:
-    """Whether the job is run as a program: DDP, FSDP2 and HSDP, without what only a step made by hand does so far."""
+    """Whether the job is run as a program: without what only a step made by hand does so far."""
     train, parallel = job.train, job.parallel
-    is_divided_otherwise = any(axis.degree > 1 for axis in (parallel.tp, parallel.pp, parallel.cp, parallel.ep))
-    is_more = (
+    by_hand = (
         job.post_training,
-        job.model.adapter,
         train.compile,
         train.lengths,
         train.eval,
@@ -54,12 +52,12 @@ def has_program(job: Job) -> bool:
         train.activation_offload,
         train.optimizer_in_backward,
         train.gradient_accumulation_steps > _MOST_MICRO_BATCHES,
+        parallel.pp.degree > 1,
         parallel.deepspeed,
         parallel.dp_shard.offload,
         parallel.dp_shard.kind == "fsdp1" and parallel.dp_shard.degree > 1,
-        parallel.dp_replicate.zero_redundancy_optimizer,
     )
-    return not (is_divided_otherwise or any(is_more))
+    return not any(by_hand)
 
 
 def trace(job: Job, rank: int = 0, target: str = "") -> Trace:

@@ -89,12 +89,14 @@ class Moments:
         self.log.append(Moment(position, kind, parameters))
 
     def end_before(self, index: int) -> int | None:
-        """Where the step or the backward before the moment of this index has ended, 0 before all moments; None after
-        other kinds of moments."""
+        """Where what was before the moment of this index has ended, as far as that is known: not of forwards, nor of a
+        backward or a step that is still at work. 0 before all moments."""
         if not index:
             return 0
         before = self.log[index - 1]
-        return before.position if before.kind is Kind.STEPPED else self.backward_ends.get(index - 1)
+        if before.kind in (*_FORWARDS, Kind.BACKWARD, Kind.STEP):
+            return self.backward_ends.get(index - 1)
+        return before.position
 
     def begin_at(self, index: int, position: int) -> None:
         """The moment of this index was earlier than it was seen, and after the one before it."""

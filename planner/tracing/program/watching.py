@@ -13,9 +13,11 @@ from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.fsdp import FlatParameter
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -294,7 +296,8 @@ class Watcher:
 
     def _around_backward(self, real: Any) -> Any:
         def run(*arguments: Any, **options: Any) -> Any:
-            if self._backward:  # a block that is recomputed inside another backward
+            # A block is recomputed inside another backward, or a compiler traces one.
+            if self._backward or _is_traced():
                 return real(*arguments, **options)
             self.notice_step_by_hand()
             self._trains()
@@ -360,6 +363,10 @@ def assign_uncalled_modules(recorder: Recorder) -> None:
         for name, tensor in (*nn.Module.named_parameters(root), *nn.Module.named_buffers(root)):
             if tensor.is_cuda and not recorder.is_assigned(tensor):
                 recorder.assign(tensor, Category.PARAMETER, name)
+
+
+def _is_traced() -> bool:
+    return any(isinstance(mode, FakeTensorMode) for mode in _get_current_dispatch_mode_stack())
 
 
 def _collect_garbage(generation: int = _ALL) -> None:

@@ -60,7 +60,7 @@ def _line_of_error(error: Exception) -> str:
     lines = [
         f" at {Path(frame.f_code.co_filename).name}:{line}"
         for frame, line in traceback.walk_tb(error.__traceback__)
-        if frame.f_globals.get("__name__", "").partition(".")[0] not in ("torch", "planner")
+        if frame.f_globals.get("__package__", "").partition(".")[0] not in ("torch", "planner")
     ]
     return lines[-1] if lines else ""
 
