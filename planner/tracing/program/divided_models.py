@@ -32,7 +32,7 @@ def describe_division(roots: Sequence[nn.Module], stepped: Optimizer) -> dict[st
 
 def _account_of(model: DistributedDataParallel) -> dict[str, Any]:
     """What DDP's reducer says of itself, without its clock: a trace of the same program is the same at any time."""
-    account = model._get_ddp_logging_data()  # type: ignore[no-untyped-call]
+    account = model._get_ddp_logging_data()
     return {
         name: value
         for name, value in account.items()

@@ -256,10 +256,7 @@ class Watcher:
             for path, inner in module.named_modules():
                 self._paths.setdefault(inner, path)
             self._by_hand.know(module.parameters())
-            for name, parameter in module.named_parameters():
-                # FSDP1 tells of its flat parameters itself.
-                if parameter.requires_grad and parameter not in self._names and not isinstance(parameter, FlatParameter):
-                    parameter.register_post_accumulate_grad_hook(partial(self._accumulated, name))
+            self._follow_gradients(module)
             for name, tensor in (*module.named_parameters(), *module.named_buffers()):
                 self._names.setdefault(tensor, name)
                 self._recorder.assign(tensor, Category.PARAMETER, name)
@@ -285,9 +282,17 @@ class Watcher:
             seen = self.moments.log[index].position
             self.moments.begin_at(index, self._recorder.assign_batch(tensors, since, seen))
 
-    def _accumulated(self, name: str, parameter: Tensor) -> None:
-        if parameter.grad is not None:
-            self._recorder.assign(parameter.grad, Category.GRADIENT, name)
+    def _follow_gradients(self, module: nn.Module) -> None:
+        """Of parameters that were in no other module; of flat ones FSDP1's observer hears."""
+
+        def accumulated(name: str, parameter: Tensor) -> None:
+            if parameter.grad is not None:
+                self._recorder.assign(parameter.grad, Category.GRADIENT, name)
+
+        for name, parameter in module.named_parameters():
+            is_new = parameter not in self._names and not isinstance(parameter, FlatParameter)
+            if is_new and parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(partial(accumulated, name))
 
     def _is_trained(self, root: nn.Module) -> bool:
         """A teacher is not, nor a mean of what is trained."""

@@ -40,9 +40,7 @@ def sharded(job: Job, ranks: int, replicas: int = 1, **shard: Any) -> Job:
 
 def divided(job: Job, **axes: Any) -> Job:
     ranks = job.cluster.gpus_per_node * math.prod(axis.degree for axis in axes.values())
-    return replace(
-        job, parallel=replace(job.parallel, **axes), cluster=replace(job.cluster, gpus_per_node=ranks)
-    )
+    return replace(job, parallel=replace(job.parallel, **axes), cluster=replace(job.cluster, gpus_per_node=ranks))
 
 
 def with_config(job: Job, config: dict[str, Any], **model: Any) -> Job:
