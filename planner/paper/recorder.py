@@ -31,6 +31,8 @@ from planner.paper.work_records import Holding
 from planner.step_work import Launch, LaunchKind, StepWork
 
 _HOST_WAITS = (LaunchKind.HOST_WAIT, LaunchKind.HOST_WAIT_EVENT)
+_FLOAT_SIZES = (2, 4, 8)
+"""Bytes of a number in a batch."""
 _WORKSPACES = tuple(
     f"{owner}::workspace" for owner in ("cublas", "cudnn", "cudnn_convolution", "cufft", "cusolver", "cutlass")
 )
@@ -205,18 +207,23 @@ class Recorder:
         births = (at for at, record in enumerate(self._records_between(since, until), since) if record[0] == ALLOC)
         return next(births, until)
 
-    def assign_batch(self, tensors: Iterable[torch.Tensor], since: int, until: int) -> int:
+    def assign_batch(self, tensors: Sequence[torch.Tensor], since: int, until: int) -> int:
         """Between two moments (`now`) a batch was put on the device, these tensors among it: where that began, `until`
-        if it was not. What was allocated from there on and stayed belongs to the batch."""
-        given = {block for tensor in tensors for block in native_records.blocks_of(tensor)}
-        if not given:
+        if it was not. What was allocated from there on and stayed belongs to the batch.
+
+        One that came later stands for a tensor of as many numbers: fully_shard casts what a forward is given.
+        """
+        if not tensors:
             return until
+        given = {block for tensor in tensors for block in native_records.blocks_of(tensor)}
+        uncast = {tensor.numel() * size for tensor in tensors if tensor.is_floating_point() for size in _FLOAT_SIZES}
         born: dict[int, int] = {}
         for position, record in enumerate(self._records_between(since, until), since):
-            if record[0] == ALLOC and (born or record[4] in given):
-                born[record[4]] = position
-            elif record[0] == FREE:
-                born.pop(record[4], None)
+            kind, *_, block, size, _, _, _ = record
+            if kind == ALLOC and (born or block in given or size in uncast):
+                born[block] = position
+            elif kind == FREE:
+                born.pop(block, None)
         for block in born:
             if block not in self._category:
                 self._assign_block(block, Category.INPUT, "")

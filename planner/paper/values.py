@@ -133,12 +133,12 @@ _reader: Reader | None = None
 
 
 @contextmanager
-def read_by(reader: Reader) -> Iterator[None]:
+def read_by(reader: Reader | None) -> Iterator[None]:
     """Inside, `reader` answers what the table of call sites does not, and values that came from the host are followed
-    through operators."""
+    through operators; with None neither is done."""
     global _reader
     before, _reader = _reader, reader
-    torch.ops.paper.follow_values(True)
+    torch.ops.paper.follow_values(reader is not None)
     try:
         yield
     finally:

@@ -451,13 +451,16 @@ def _batch_moments(run: RankRun, statement: RankClassStatement) -> Iterator[Name
     for loader in run.drawn:
         largest = {(batch.iteration, batch.evaluates): batch for batch in loader.tried}
         for batch in largest.values():
-            peaks = [
+            alike = [
                 phase
                 for phase in statement.phases
-                if phase.iteration == batch.iteration and batch.evaluates == (phase.phase is Phase.EVAL)
+                if phase.iteration <= batch.iteration and batch.evaluates == (phase.phase is Phase.EVAL)
             ]
-            if not peaks:
+            if not alike or not batch.iteration:
                 continue
+            # An iteration that repeats the one before it is not stated again.
+            last = alike[-1].iteration
+            peaks = [phase for phase in alike if phase.iteration == last]
             yield _moment(
                 batch.name,
                 peaks,

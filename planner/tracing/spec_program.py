@@ -14,7 +14,7 @@ from typing import NoReturn
 from unittest import mock
 
 from planner import cuda_on_paper
-from planner.errors import PlannerError
+from planner.errors import PlannerError, ProgramError
 from planner.job import loading
 from planner.job.launching.line import Launcher, LaunchLine, rank_variables
 from planner.job.schema import Job
@@ -76,11 +76,16 @@ def trace(job: Job, rank: int = 0, target: str = "") -> Trace:
         torch=job.software.torch,
         steps=_TO_ITS_END,
         batches=0,
+        has_made_up_data=True,
     )
     runs: list[RankRun] = []
     with _as_started(order):
         try:
             run_program(order, Endings(runs.append, _refuse))  # type: ignore[arg-type]
+        except ProgramError as error:
+            if job.model.factory:  # code of the user's has ended the process before it trained
+                raise SystemExit(0) from error
+            raise
         except (PlannerError, MemoryError):
             raise
         except Exception as error:

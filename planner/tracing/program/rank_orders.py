@@ -70,6 +70,8 @@ class ProgramOrder:
     """How long it is watched when it is steady; None: as `planner.tracing.program.stopping` has it."""
     seconds: float = float("inf")
     strict: bool = False
+    has_made_up_data: bool = False
+    """Whether its batches are made up: of no value that follows from them anything is known."""
     writes: bool = False
     """Whether what the program writes stays; else it is gone with its process."""
     packages: tuple[str, ...] = ()

@@ -17,9 +17,9 @@ from planner.planning.job_plan import plan_job
 from planner.planning.trace_source import TraceCache, TraceSource
 from planner.report.statement import Plan, Seconds
 from planner.runtime.user_cache import NONE, inductor_folder
+from planner.tracing import spec_program
 from planner.tracing.isolated import shell_put_aside
-from planner.tracing.spec import step_trace as tracing
-from planner.tracing.spec.step_trace import trace
+from planner.tracing.spec_program import trace_rank as trace
 
 JOB = Job(
     model=Model(decoder=Decoder(layers=1, hidden=32, heads=2, kv_heads=2, ffn=64, vocab=64)),
@@ -37,13 +37,13 @@ def cache(tmp_path: Path) -> TraceCache:
 def traced(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
     """The jobs that were traced, in this process."""
     found: list[Job] = []
-    real = tracing._trace
+    real = spec_program.trace_rank
 
-    def watched(job: Job, *arguments: object, folded: bool) -> object:
+    def watched(job: Job, rank: int, target: str) -> object:
         found.append(job)
-        return real(job, *arguments, folded=folded)  # type: ignore[arg-type]
+        return real(job, rank, target)
 
-    monkeypatch.setattr(tracing, "_trace", watched)
+    monkeypatch.setattr(spec_program, "trace_rank", watched)
     return found
 
 

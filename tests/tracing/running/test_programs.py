@@ -239,7 +239,7 @@ for _ in range(3):
     model(torch.zeros(2, 8, device="cuda")).sum().backward()
     optimizer.step()
 """
-    marks = [each for each in run(f"python {program(lines)}").trace.events if isinstance(each, Mark)]
+    marks = [each for each in run(f"python {program(lines)}").trace.written_out() if isinstance(each, Mark)]
 
     assert [each.iteration for each in marks if each.phase is Phase.FORWARD] == [1, 2, 3]
 
