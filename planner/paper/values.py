@@ -399,8 +399,6 @@ def known_value(tensor: Tensor) -> Tensor | None:
     """Its values on the host, if they are known: a view of them, which may be written to."""
     if not tensor.is_cuda:
         return tensor
-    if not tensor.numel():
-        return torch.empty(tensor.shape, dtype=tensor.dtype)
     found: Tensor | None = torch.ops.paper.known_value(tensor)
     return found
 

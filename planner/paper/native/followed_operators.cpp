@@ -6,6 +6,7 @@
 #include <cmath>
 #include <functional>
 #include <optional>
+#include <unordered_map>
 #include <unordered_set>
 
 #include "asked_values.h"
@@ -32,6 +33,12 @@ const Names kAskPython = {"aten::topk", "aten::multinomial", "aten::histc"};
 // Checks: all hold, and none of what is looked for is there.
 const Names kChecks = {"aten::all", "aten::any", "aten::isnan"};
 const Names kChoose = {"aten::gather", "aten::index", "aten::index_select"};
+// Where their masks stand among the arguments, and what those choose where they hold and where they do not.
+struct Choice {
+  size_t mask, held, otherwise;
+};
+const std::unordered_map<std::string, Choice> kMasked = {
+    {"aten::where", {0, 1, 2}}, {"aten::masked_fill", {1, 2, 0}}, {"aten::_index_put_impl", {1, 2, 0}}};
 // Whether a gradient is not finite: none is. It writes that to its second argument, which stays as it was.
 const std::string kFindsInfinite = "aten::_amp_foreach_non_finite_check_and_unscale";
 
@@ -114,8 +121,28 @@ Uniform place_among(const at::Tensor& reduced, const at::Tensor& result) {
   return {among / 2, /*is_certain=*/false, /*stands_for_any=*/among > 0, among};
 }
 
+bool is_finite(const at::Scalar& value) { return value.isComplex() || std::isfinite(value.to<double>()); }
+
+// A mask that is the same everywhere chooses all of one side, whatever the other one is.
+std::optional<Uniform> choose(const std::string& name, const torch::jit::Stack& arguments) {
+  const auto found = kMasked.find(name);
+  if (found == kMasked.end() || arguments.size() < 3) return std::nullopt;
+  const auto masks = tensors_of(arguments[found->second.mask]);
+  if (masks.size() != 1 || masks[0].scalar_type() != at::kBool) return std::nullopt;
+  const auto mask = uniform(masks[0]);
+  if (!mask) return std::nullopt;
+  const bool holds = mask->value.toBool();
+  if (holds && name == "aten::_index_put_impl" && arguments[3].toBool()) return std::nullopt;  // it adds
+  const auto& side = arguments[holds ? found->second.held : found->second.otherwise];
+  auto chosen = side.isTensor() ? uniform(side.toTensor()) : std::optional<Uniform>(Uniform{side.toScalar(), true});
+  if (!chosen || !is_finite(chosen->value)) return std::nullopt;
+  chosen->is_certain = chosen->is_certain && mask->is_certain;
+  return chosen;
+}
+
 // What decides alone: true in `a | b`, false (or zero) in `a & b`, whatever the other one is.
 std::optional<Uniform> decide(const std::string& name, const torch::jit::Stack& arguments, const at::Tensor& result) {
+  if (const auto chosen = choose(name, arguments)) return chosen;
   const bool either = name == "aten::logical_or" || name == "aten::bitwise_or";
   const bool both = name == "aten::logical_and" || name == "aten::bitwise_and";
   if (!both && !(either && result.scalar_type() == at::kBool)) return std::nullopt;
@@ -273,6 +300,7 @@ bool FollowedCall::follow_uniform(const at::Tensor& made) {
   Uniform result{0, /*is_certain=*/true};
   std::optional<at::Scalar> first;
   int64_t elements = 0;
+  bool is_one = true;  // element that stands for all
   torch::jit::Stack stack(arguments_);
   const bool chooses = is_in(kChoose, of_.name);
   if (chooses) stack.resize(1);
@@ -280,7 +308,10 @@ bool FollowedCall::follow_uniform(const at::Tensor& made) {
     const bool fresh = of_.overwritten[i];
     const bool known = change_tensors(stack[i], [&](const at::Tensor& tensor) -> std::optional<at::Tensor> {
       const auto value = fresh ? std::optional<Uniform>(Uniform{0}) : uniform(tensor);
-      if (!value) return std::nullopt;
+      if (!value) {  // many that are known, which may come to the same
+        is_one = !of_.is_pointwise || !is_small_enough(made);
+        return is_one ? std::nullopt : on_host(tensor);
+      }
       const at::Tensor one = empty_on_host(at::DimVector(tensor.dim(), 1), tensor.scalar_type());
       if (fresh) return one;
       elements = std::max(elements, tensor.numel());
@@ -298,11 +329,12 @@ bool FollowedCall::follow_uniform(const at::Tensor& made) {
   if (!chooses && !run_on_host(of_.op, stack)) return false;
   {
     ComputingOnHost read;
-    result.value = tensors_of(stack)[0].flatten()[0].item();
+    const at::Tensor all = tensors_of(stack)[0].flatten();
+    if (!is_one && !all.eq(all[0]).all().item<bool>()) return false;
+    result.value = all[0].item();
   }
   if (of_.name == "aten::sum") result.value = result.value.to<double>() * static_cast<double>(elements / made.numel());
-  if (!result.value.isComplex() && !std::isfinite(result.value.to<double>())) return false;
-  if (is_whole(made)) result.value = result.value.to<int64_t>();
+  if (!is_finite(result.value)) return false;
   remember(made, result);
   return true;
 }
