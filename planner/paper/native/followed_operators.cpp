@@ -156,6 +156,12 @@ std::optional<Uniform> decide(const std::string& name, const torch::jit::Stack& 
 
 // What a comparison, a reduction or a choice of unknown values gives in a healthy step.
 std::optional<Uniform> presume(const std::string& name, const torch::jit::Stack& arguments, const at::Tensor& result) {
+  if (name == "aten::cat") {  // a prompt and what was chosen after it
+    for (const auto& part : tensors_of(arguments[0])) {
+      const auto place = uniform(part);
+      if (place && place->stands_for_any) return Uniform{place->value, /*is_certain=*/false, /*stands_for_any=*/true};
+    }
+  }
   if (!arguments[0].isTensor() || !arguments[0].toTensor().defined()) return std::nullopt;
   const at::Tensor& first = arguments[0].toTensor();
   const bool has_second = arguments.size() > 1 && arguments[1].isTensor() && arguments[1].toTensor().defined();

@@ -122,6 +122,8 @@ for name, length in CHOSEN.items():
     assert mask.int().sum().item() == 24 and mask.cpu().all(), name
     rows = [row[of_row] for row, of_row in zip(tokens.cpu(), mask.cpu())]
     assert [len(row) for row in rows] == [6, 6, 6, 6], name
+sequences = torch.cat([torch.full((4, 2), 7, device="cuda"), tokens], 1)
+assert not {0, 1, 2, 3} & {*sequences.flatten().tolist()} and not {0, 1, 2, 3} & {*sequences[1, 2:].tolist()}
 """
 
 
