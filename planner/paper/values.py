@@ -219,6 +219,9 @@ def count_nonzero(operator: str, tensor: Tensor) -> int:
     if entered is not None and entered[0].count is not None:
         composite, arguments, named = entered
         return composite.count(*arguments, **named)  # type: ignore[misc]
+    if (among := torch.ops.paper.places(tensor)) > 1 and tensor.dtype is torch.bool:
+        each = -(-tensor.numel() // among)
+        return count(operator, tensor, each, "places selected", f"each value is one of {among:,}, evenly")
     return count(operator, tensor, tensor.numel(), "places selected")
 
 

@@ -29,9 +29,11 @@ const Names kPlaces = {"aten::argmax", "aten::argmin", "aten::max",  "aten::min"
 const Names kKeepUniform = {"aten::all", "aten::any", "aten::max", "aten::min", "aten::amax", "aten::amin", "aten::cat",
                             "aten::sum", "aten::gather", "aten::index", "aten::index_select", "aten::masked_fill"};
 // What is known of their results whatever they are given Python says (paper/sized_by_values.py).
-const Names kAskPython = {"aten::topk", "aten::multinomial", "aten::histc"};
+const Names kAskPython = {"aten::topk", "aten::sort", "aten::multinomial", "aten::histc"};
 // Checks: all hold, and none of what is looked for is there.
 const Names kChecks = {"aten::all", "aten::any", "aten::isnan"};
+// Of places among so many.
+const Names kExtremes = {"aten::max", "aten::amax", "aten::min", "aten::amin"};
 const Names kChoose = {"aten::gather", "aten::index", "aten::index_select"};
 // Where their masks stand among the arguments, and what those choose where they hold and where they do not.
 struct Choice {
@@ -173,7 +175,9 @@ std::optional<Uniform> presume(const std::string& name, const torch::jit::Stack&
     const bool one_is_constant = constant(first).has_value();
     const bool other_is_constant = !has_second || constant(second).has_value();
     if (one_is_constant == other_is_constant || is_unkept(first) || is_unkept(second)) return std::nullopt;
-    return Uniform{name == "aten::ne" || (name == "aten::isin" && arguments[3].toBool())};
+    Uniform answer{name == "aten::ne" || (name == "aten::isin" && arguments[3].toBool())};
+    if (const auto place = uniform(one_is_constant ? second : first); place && name == "aten::eq") answer.among = place->among;
+    return answer;
   }
   if (is_in(kPlaces, name) && result.scalar_type() == at::kLong && result.numel() != 0) return place_among(first, result);
   if (is_in(kChecks, name) && result.scalar_type() == at::kBool) return Uniform{name == "aten::all"};
@@ -340,6 +344,10 @@ bool FollowedCall::follow_uniform(const at::Tensor& made) {
     result.value = all[0].item();
   }
   if (of_.name == "aten::sum") result.value = result.value.to<double>() * static_cast<double>(elements / made.numel());
+  if (result.among > 0 && is_in(kExtremes, of_.name)) {
+    const bool is_largest = of_.name == "aten::max" || of_.name == "aten::amax";
+    result = {is_largest ? result.among - 1 : 0, /*is_certain=*/false};
+  }
   if (!is_finite(result.value)) return false;
   remember(made, result);
   return true;

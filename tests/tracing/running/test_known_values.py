@@ -136,6 +136,10 @@ import torch
 chosen = torch.randn(32, 10, device="cuda").argmax(1)
 assert len(chosen.unique()) == len((chosen + 3).view(4, 8).unique()) == 10
 assert len(torch.rand(32, 10, device="cuda").multinomial(1).unique()) == 10
+assert chosen.min().item() == 0 and chosen.max().item() == 9 and chosen.amax().item() == 9
+assert torch.nn.functional.one_hot(chosen).shape == (32, 10)
+tokens = [len(torch.where(chosen == expert)[0]) for expert in range(10)]
+assert tokens == [4] * 10, tokens
 """
 
 
