@@ -1,8 +1,8 @@
 """Numbers that a program draws on the device, as CUDA's kernels draw them from a seed: sizes may follow from them.
 
-Whole numbers are drawn at once. Of others is kept how they were drawn; only `topk` and `sort` ask for them. Other kernels that
-draw (dropout, `multinomial`, `bernoulli_`) do not move the generator on, and a generator that a program hands over is
-assumed to be that of the device: then numbers are some of the same distribution.
+Whole numbers are drawn at once. Of others is kept how they were drawn; only `topk` and `sort` ask for them. Other
+kernels that draw (dropout, `multinomial`, `bernoulli_`) do not move the generator on, and a generator that a program
+hands over is assumed to be that of the device: then numbers are some of the same distribution.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Libraries whose sizes follow from values that only the GPU has: TRL's generation, RT-DETR's denoising, torchmetrics."""
+"""Libraries whose sizes follow from values of the GPU: generation in TRL, denoising in RT-DETR, torchmetrics."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from planner.tracing.program.rank_orders import RankRun
 
 def shapes_of(found: RankRun) -> set[tuple[tuple[int, ...], int]]:
     """Every tensor that was made, by shape and bytes."""
-    allocs = (event for event in found.trace.events if isinstance(event, Alloc) and event.origin is not None)
-    return {(event.origin.shape, event.requested_bytes) for event in allocs if event.origin is not None}
+    return {
+        (event.origin.shape, event.requested_bytes)
+        for event in found.trace.events
+        if isinstance(event, Alloc) and event.origin is not None
+    }
 
 
 GRPO = """
@@ -41,7 +44,7 @@ GRPOTrainer(
 
 
 def test_completions_of_grpo_are_as_long_as_they_may_be(run: Run, program: Program) -> None:
-    """Four of 24 tokens after a prompt of seven, with 32 features in float32, of which those of completions are scored."""
+    """Four of 24 tokens after a prompt of seven, with 32 features in float32: those of the completions are scored."""
     found = run(f"env PYTHONPATH={{beside}} python {program(GRPO)}")
 
     assert found.iterations == 2

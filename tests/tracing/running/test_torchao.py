@@ -1,4 +1,4 @@
-"""Programs with torchao: state, weights and what is gathered have the bytes of the inner tensors that they flatten to."""
+"""Programs with torchao: state, weights and what is gathered have the bytes of the tensors that they flatten to."""
 
 from __future__ import annotations
 
@@ -14,9 +14,14 @@ Bytes = set[tuple[str, str, int]]
 
 def bytes_of(found: RankRun, category: Category) -> Bytes:
     """Every block that is of this category at any time, by name and dtype."""
-    born = {event.block: event for event in found.trace.events if isinstance(event, Alloc)}
-    roles = [event for event in found.trace.events if isinstance(event, Role) and event.category is category]
-    return {(role.name, getattr(born[role.block].origin, "dtype", ""), born[role.block].requested_bytes) for role in roles}
+    events = found.trace.events
+    born = {
+        event.block: (event.origin.dtype, event.requested_bytes)
+        for event in events
+        if isinstance(event, Alloc) and event.origin is not None
+    }
+    roles = (event for event in events if isinstance(event, Role) and event.category is category)
+    return {(role.name, *born[role.block]) for role in roles}
 
 
 OPTIMIZERS = """
@@ -127,7 +132,9 @@ def test_weights_that_ranks_gather_in_float8(run: Run, program: Program) -> None
     own = {(f"{layer}.weight", "float32", 4 * WEIGHT // 2) for layer in range(3)}
     gathered = {(f"{layer}.weight (gathered)", "float8_e4m3fn", WEIGHT) for layer in range(3)}
     moments = {(f"{name}.{each}", *sizes) for name, *sizes in own for each in ("exp_avg", "exp_avg_sq")}
-    sent = {each for each in bytes_of(found, Category.COMMUNICATION) if each[0] == "foreach_all_gather" and each[2] > 64}
+    sent = {
+        each for each in bytes_of(found, Category.COMMUNICATION) if each[0] == "foreach_all_gather" and each[2] > 64
+    }
     assert bytes_of(found, Category.PARAMETER) == own | gathered
     assert bytes_of(found, Category.OPTIMIZER_STATE) == moments
     assert sent == {("foreach_all_gather", "float8_e4m3fn", WEIGHT)}
@@ -163,4 +170,8 @@ def test_products_in_mxfp8(run: Run, program: Program) -> None:
         "torchao.triton_to_mxfp8_dim0": data | {("uint8", elements // 32) for _, elements in data},
         "torchao.mxfp8_quantize": data | {("float8_e8m0fnu", elements // 32) for _, elements in data},
     }
-    assert bytes_of(found, Category.PARAMETER) == bytes_of(found, Category.GRADIENT) == {("weight", "bfloat16", 2 * WEIGHT)}
+    assert (
+        bytes_of(found, Category.PARAMETER)
+        == bytes_of(found, Category.GRADIENT)
+        == {("weight", "bfloat16", 2 * WEIGHT)}
+    )
