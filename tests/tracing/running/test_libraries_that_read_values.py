@@ -38,7 +38,8 @@ GRPOTrainer(
     train_dataset=Dataset.from_list([{"prompt": "a b c d e f g"}] * 8),
     args=GRPOConfig(
         output_dir=os.path.dirname(__file__), per_device_train_batch_size=4, num_generations=4,
-        max_completion_length=24, max_steps=2, report_to=[], save_strategy="no", bf16=False, gradient_checkpointing=False,
+        max_completion_length=24, max_steps=2, report_to=[], save_strategy="no",
+        bf16=False, gradient_checkpointing=False,
     ),
 ).train()
 """
