@@ -6,6 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PLANS := $(VENV)/.plans
 READY := $(VENV)/.ready
+BESIDE := tests/tracing/running/beside.txt
 
 .DEFAULT_GOAL := help
 .PHONY: help setup plan answers test test-fast test-timed test-computed test-clusters test-wheel test-readme soak test-torch torch-versions fuzz cpu-runs clients beside-plans screenshots opinfo check check-in-turn check-computed test-of-wheel lint bench accuracy programs step-times gpu-truth gpu-facts rehearse-gpu-truth validate-gpu clean
@@ -19,8 +20,9 @@ $(PLANS): pyproject.toml constraints.txt
 	.ci/install '--editable .[plan]'
 	$(BIN)/python -c 'from planner.planning.trace_source import build_paper_gpu; build_paper_gpu()'
 	@touch $@
-$(READY): $(PLANS)
+$(READY): $(PLANS) $(BESIDE)
 	.ci/install '--editable .[dev]'
+	.ci/install '--no-compile-bytecode --no-deps --target $(VENV)/beside --requirement $(BESIDE)'
 	@touch $@
 
 plan: $(PLANS) ## plan the example in which DDP's buckets decide (it does not fit: exit code 3 is expected)

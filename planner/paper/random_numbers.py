@@ -1,8 +1,8 @@
 """Numbers that a program draws on the device, as CUDA's kernels draw them from a seed: sizes may follow from them.
 
-Whole numbers are drawn at once. Of others is kept how they were drawn; only `topk` asks for them. Other kernels that
-draw (dropout, `multinomial`, `bernoulli_`) do not move the generator on, and a generator that a program hands over is
-assumed to be that of the device: then numbers are some of the same distribution.
+Whole numbers are drawn at once. Of others is kept how they were drawn; only `topk` and `sort` ask for them. Other
+kernels that draw (dropout, `multinomial`, `bernoulli_`) do not move the generator on, and a generator that a program
+hands over is assumed to be that of the device: then numbers are some of the same distribution.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SCALE = 2.0**-32
 _SMALL_RANGE = 1 << 28
 """Whole numbers below it take 32 bits."""
 _MOST_WHOLE, _MOST = 1 << 20, 1 << 22
-"""Numbers that are drawn here: whole ones, and those that `topk` asks for."""
+"""Numbers that are drawn here: whole ones, and those that an order is asked of."""
 _KINDS = ("aten::normal_", "aten::uniform_")
 
 
@@ -59,6 +59,12 @@ def find_largest(x: Tensor, k: int, dim: int, largest: bool) -> Tensor | None:
         drawn = torch.rand(x.shape, generator=torch.Generator().manual_seed(0))  # every time the same: a step repeats
     places: Tensor = drawn.topk(k, dim, largest).indices
     return places
+
+
+def find_order(x: Tensor, dim: int, descending: bool) -> Tensor | None:
+    """Where drawn numbers lie once they are sorted; None for others."""
+    drawn = _draw_again(x) if x.numel() <= _MOST else None
+    return None if drawn is None else drawn.sort(dim=dim, descending=descending, stable=True).indices
 
 
 def _advance(count: int, unrolled: int) -> tuple[int, int]:

@@ -168,13 +168,15 @@ def unique_slices_in_a_row(
 
 @_decided("bincount")
 def bincount(x: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
-    known = known_value(x)
-    if known is None and minlength == 0:
-        values.refuse_size("aten.bincount", x, remedy="say minlength: there is no largest number of bins")
-    if known is None:
-        bins = values.count("aten.bincount", x, minlength, "bins", "as many as minlength asks for: no value is larger")
-    else:
+    known, among = known_value(x), torch.ops.paper.places(x)
+    if known is not None:
         bins = max(minlength, int(known.max()) + 1) if x.numel() else minlength
+    elif among > minlength:
+        bins = values.count("aten.bincount", x, among, "bins", f"each value is one of {among:,}")
+    elif minlength == 0:
+        values.refuse_size("aten.bincount", x, remedy="say minlength: there is no largest number of bins")
+    else:
+        bins = values.count("aten.bincount", x, minlength, "bins", "as many as minlength asks for: no value is larger")
     if weights is None:
         counts = torch.zeros(bins, dtype=torch.int64, device="cuda")
         if known is None and torch.ops.paper.follows_values():
@@ -278,6 +280,12 @@ def _follow_topk(x: Tensor, indices: Tensor, k: int, dim: int, largest: bool) ->
         torch.ops.paper.remember_value(indices, places)
 
 
+def _follow_sort(x: Tensor, indices: Tensor, dim: int, descending: bool) -> None:
+    """So are those of drawn numbers in their order: how a program shuffles."""
+    if (places := random_numbers.find_order(x, dim, descending)) is not None:
+        torch.ops.paper.remember_value(indices, places)
+
+
 def _follow_multinomial(x: Tensor, drawn: Tensor) -> None:
     """One draw may be any place."""
     if drawn.size(-1) == 1 and torch.ops.paper.follows_values():
@@ -299,6 +307,7 @@ _FOLLOWERS: dict[str, Callable[[Tensors, Tensors, Numbers], None]] = {
     "aten::topk": lambda given, made, numbers: _follow_topk(
         given[0], made[1], int(numbers[0]), int(numbers[1]), bool(numbers[2])
     ),
+    "aten::sort": lambda given, made, numbers: _follow_sort(given[0], made[1], int(numbers[-2]), bool(numbers[-1])),
     "aten::multinomial": lambda given, made, _: _follow_multinomial(given[0], made[0]),
     "aten::histc": lambda given, made, numbers: _follow_histc(given[0], made[0], *numbers[1:3]),
 }

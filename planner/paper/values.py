@@ -219,6 +219,9 @@ def count_nonzero(operator: str, tensor: Tensor) -> int:
     if entered is not None and entered[0].count is not None:
         composite, arguments, named = entered
         return composite.count(*arguments, **named)  # type: ignore[misc]
+    if (among := torch.ops.paper.places(tensor)) > 1 and tensor.dtype is torch.bool:
+        each = -(-tensor.numel() // among)
+        return count(operator, tensor, each, "places selected", f"each value is one of {among:,}, evenly")
     return count(operator, tensor, tensor.numel(), "places selected")
 
 
@@ -399,8 +402,6 @@ def known_value(tensor: Tensor) -> Tensor | None:
     """Its values on the host, if they are known: a view of them, which may be written to."""
     if not tensor.is_cuda:
         return tensor
-    if not tensor.numel():
-        return torch.empty(tensor.shape, dtype=tensor.dtype)
     found: Tensor | None = torch.ops.paper.known_value(tensor)
     return found
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -28,7 +30,9 @@ from planner.tracing.program.rank_process import WalledProgram
 from planner.tracing.rank_trace import Trace
 
 Run = Callable[..., RankRun]
-"""Runs a command as one rank of its world; `{programs}` in it is the folder of the tests' programs."""
+"""Runs a command as one rank of its world; `{programs}` in it is the folder of the tests' programs, `{beside}` that of
+the packages of tests/tracing/running/beside.txt."""
+BESIDE = Path(sys.prefix, "beside")
 Program = Callable[[str], str]
 """Writes a program of these lines; its path."""
 STEP = """

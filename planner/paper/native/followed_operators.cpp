@@ -6,6 +6,7 @@
 #include <cmath>
 #include <functional>
 #include <optional>
+#include <unordered_map>
 #include <unordered_set>
 
 #include "asked_values.h"
@@ -28,10 +29,18 @@ const Names kPlaces = {"aten::argmax", "aten::argmin", "aten::max",  "aten::min"
 const Names kKeepUniform = {"aten::all", "aten::any", "aten::max", "aten::min", "aten::amax", "aten::amin", "aten::cat",
                             "aten::sum", "aten::gather", "aten::index", "aten::index_select", "aten::masked_fill"};
 // What is known of their results whatever they are given Python says (paper/sized_by_values.py).
-const Names kAskPython = {"aten::topk", "aten::multinomial", "aten::histc"};
+const Names kAskPython = {"aten::topk", "aten::sort", "aten::multinomial", "aten::histc"};
 // Checks: all hold, and none of what is looked for is there.
 const Names kChecks = {"aten::all", "aten::any", "aten::isnan"};
+// Of places among so many.
+const Names kExtremes = {"aten::max", "aten::amax", "aten::min", "aten::amin"};
 const Names kChoose = {"aten::gather", "aten::index", "aten::index_select"};
+// Where their masks stand among the arguments, and what those choose where they hold and where they do not.
+struct Choice {
+  size_t mask, held, otherwise;
+};
+const std::unordered_map<std::string, Choice> kMasked = {
+    {"aten::where", {0, 1, 2}}, {"aten::masked_fill", {1, 2, 0}}, {"aten::_index_put_impl", {1, 2, 0}}};
 // Whether a gradient is not finite: none is. It writes that to its second argument, which stays as it was.
 const std::string kFindsInfinite = "aten::_amp_foreach_non_finite_check_and_unscale";
 
@@ -114,8 +123,28 @@ Uniform place_among(const at::Tensor& reduced, const at::Tensor& result) {
   return {among / 2, /*is_certain=*/false, /*stands_for_any=*/among > 0, among};
 }
 
+bool is_finite(const at::Scalar& value) { return value.isComplex() || std::isfinite(value.to<double>()); }
+
+// A mask that is the same everywhere chooses all of one side, whatever the other one is.
+std::optional<Uniform> choose(const std::string& name, const torch::jit::Stack& arguments) {
+  const auto found = kMasked.find(name);
+  if (found == kMasked.end() || arguments.size() < 3) return std::nullopt;
+  const auto masks = tensors_of(arguments[found->second.mask]);
+  if (masks.size() != 1 || masks[0].scalar_type() != at::kBool) return std::nullopt;
+  const auto mask = uniform(masks[0]);
+  if (!mask) return std::nullopt;
+  const bool holds = mask->value.toBool();
+  if (holds && name == "aten::_index_put_impl" && arguments[3].toBool()) return std::nullopt;  // it adds
+  const auto& side = arguments[holds ? found->second.held : found->second.otherwise];
+  auto chosen = side.isTensor() ? uniform(side.toTensor()) : std::optional<Uniform>(Uniform{side.toScalar(), true});
+  if (!chosen || !is_finite(chosen->value)) return std::nullopt;
+  chosen->is_certain = chosen->is_certain && mask->is_certain;
+  return chosen;
+}
+
 // What decides alone: true in `a | b`, false (or zero) in `a & b`, whatever the other one is.
 std::optional<Uniform> decide(const std::string& name, const torch::jit::Stack& arguments, const at::Tensor& result) {
+  if (const auto chosen = choose(name, arguments)) return chosen;
   const bool either = name == "aten::logical_or" || name == "aten::bitwise_or";
   const bool both = name == "aten::logical_and" || name == "aten::bitwise_and";
   if (!both && !(either && result.scalar_type() == at::kBool)) return std::nullopt;
@@ -129,6 +158,12 @@ std::optional<Uniform> decide(const std::string& name, const torch::jit::Stack& 
 
 // What a comparison, a reduction or a choice of unknown values gives in a healthy step.
 std::optional<Uniform> presume(const std::string& name, const torch::jit::Stack& arguments, const at::Tensor& result) {
+  if (name == "aten::cat") {  // a prompt and what was chosen after it
+    for (const auto& part : tensors_of(arguments[0])) {
+      const auto place = uniform(part);
+      if (place && place->stands_for_any) return Uniform{place->value, /*is_certain=*/false, /*stands_for_any=*/true};
+    }
+  }
   if (!arguments[0].isTensor() || !arguments[0].toTensor().defined()) return std::nullopt;
   const at::Tensor& first = arguments[0].toTensor();
   const bool has_second = arguments.size() > 1 && arguments[1].isTensor() && arguments[1].toTensor().defined();
@@ -140,7 +175,9 @@ std::optional<Uniform> presume(const std::string& name, const torch::jit::Stack&
     const bool one_is_constant = constant(first).has_value();
     const bool other_is_constant = !has_second || constant(second).has_value();
     if (one_is_constant == other_is_constant || is_unkept(first) || is_unkept(second)) return std::nullopt;
-    return Uniform{name == "aten::ne" || (name == "aten::isin" && arguments[3].toBool())};
+    Uniform answer{name == "aten::ne" || (name == "aten::isin" && arguments[3].toBool())};
+    if (const auto place = uniform(one_is_constant ? second : first); place && name == "aten::eq") answer.among = place->among;
+    return answer;
   }
   if (is_in(kPlaces, name) && result.scalar_type() == at::kLong && result.numel() != 0) return place_among(first, result);
   if (is_in(kChecks, name) && result.scalar_type() == at::kBool) return Uniform{name == "aten::all"};
@@ -273,6 +310,7 @@ bool FollowedCall::follow_uniform(const at::Tensor& made) {
   Uniform result{0, /*is_certain=*/true};
   std::optional<at::Scalar> first;
   int64_t elements = 0;
+  bool is_one = true;  // element that stands for all
   torch::jit::Stack stack(arguments_);
   const bool chooses = is_in(kChoose, of_.name);
   if (chooses) stack.resize(1);
@@ -280,7 +318,10 @@ bool FollowedCall::follow_uniform(const at::Tensor& made) {
     const bool fresh = of_.overwritten[i];
     const bool known = change_tensors(stack[i], [&](const at::Tensor& tensor) -> std::optional<at::Tensor> {
       const auto value = fresh ? std::optional<Uniform>(Uniform{0}) : uniform(tensor);
-      if (!value) return std::nullopt;
+      if (!value) {  // many that are known, which may come to the same
+        is_one = !of_.is_pointwise || !is_small_enough(made);
+        return is_one ? std::nullopt : on_host(tensor);
+      }
       const at::Tensor one = empty_on_host(at::DimVector(tensor.dim(), 1), tensor.scalar_type());
       if (fresh) return one;
       elements = std::max(elements, tensor.numel());
@@ -298,11 +339,16 @@ bool FollowedCall::follow_uniform(const at::Tensor& made) {
   if (!chooses && !run_on_host(of_.op, stack)) return false;
   {
     ComputingOnHost read;
-    result.value = tensors_of(stack)[0].flatten()[0].item();
+    const at::Tensor all = tensors_of(stack)[0].flatten();
+    if (!is_one && !all.eq(all[0]).all().item<bool>()) return false;
+    result.value = all[0].item();
   }
   if (of_.name == "aten::sum") result.value = result.value.to<double>() * static_cast<double>(elements / made.numel());
-  if (!result.value.isComplex() && !std::isfinite(result.value.to<double>())) return false;
-  if (is_whole(made)) result.value = result.value.to<int64_t>();
+  if (result.among > 0 && is_in(kExtremes, of_.name)) {
+    const bool is_largest = of_.name == "aten::max" || of_.name == "aten::amax";
+    result = {is_largest ? result.among - 1 : 0, /*is_certain=*/false};
+  }
+  if (!is_finite(result.value)) return false;
   remember(made, result);
   return true;
 }

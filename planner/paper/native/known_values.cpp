@@ -180,7 +180,13 @@ void remember(const at::Tensor& device, const Uniform& uniform) {
   }
   Contents after;
   after.uniform = uniform;
-  if (device.scalar_type() == at::kBool) after.uniform->value = uniform.value.toBool();
+  if (device.scalar_type() == at::kBool) {
+    after.uniform->value = uniform.value.toBool();
+  } else if (is_whole(device)) {
+    after.uniform->value = uniform.value.toLong();
+  } else if (device.is_floating_point()) {
+    after.uniform->value = uniform.value.toDouble();
+  }
   set_whole(device, std::move(after));
 }
 
@@ -216,6 +222,7 @@ void forget(const void* address) {
 
 std::optional<at::Tensor> on_host(const at::Tensor& tensor) {
   if (!tensor.defined() || !tensor.is_cuda()) return tensor;
+  if (is_strided(tensor) && tensor.numel() == 0) return empty_on_host(tensor.sizes(), tensor.scalar_type());
   const auto of = contents_of(tensor);
   if (!of.bytes.defined() || reach(tensor) > of.bytes.numel()) return std::nullopt;
   ComputingOnHost kept;

@@ -26,7 +26,7 @@ struct Uniform {
   at::Scalar value;
   bool is_certain = false;       // somebody has filled it; else it is what a healthy step has there
   bool stands_for_any = false;   // a place in the middle, of which nobody knows more: it equals no constant
-  int64_t among = 0;             // so many values there can be; 0 if nobody says
+  int64_t among = 0;             // so many values there can be, or a truth value holds for one of so many; 0 if nobody says
 };
 
 // The device tensor now holds what the host tensor holds, if that is small enough to be kept; the rest of its storage is

@@ -19,7 +19,6 @@ _EIGENVECTORS = "a GPU copies eigenvectors into a result that lies by rows (Batc
 _NORMS = "a GPU chooses polynomials by norms that it reads (LinearAlgebra.cpp, mexp)"
 _BOUNDS = "a GPU reads the bounds where none are given (cuda/SummaryOps.cu, _histc_cuda)"
 _THRUST = "Thrust reads on the host what no device has counted, in rows of more than 2048 (cuda/TensorModeKernel.cu)"
-_MAGMA = "MAGMA factorizes on the host what no device has computed (cuda/linalg/BatchLinearAlgebra.cpp)"
 _HERMITIAN = "complex numbers with `hermitian=True` are not supported on a GPU"
 _COMPILED = "compiled on a GPU when it is called (ATen/cuda/jiterator.cu)"
 _NO_BFLOAT16 = "its backward is not implemented for bfloat16 on a host"
@@ -39,7 +38,6 @@ KNOWN: dict[str, tuple[frozenset[Difference], str]] = {
         ("matrix_exp", Difference.STOPS_ON_VALUES, _NORMS),
         ("histc", Difference.STOPS_ON_VALUES, _BOUNDS),
         ("mode", Difference.REFUSES, _THRUST),
-        ("linalg.ldl_factor", Difference.REFUSES, _MAGMA),
         ("linalg.ldl_solve", Difference.REFUSES, _HERMITIAN),
         ("unique unique_consecutive", Difference.STRIDES, _SLICES),
         ("nonzero_static", Difference.STRIDES, _PLACES),

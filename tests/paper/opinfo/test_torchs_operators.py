@@ -71,12 +71,13 @@ def test_nothing_is_in_the_list_that_does_not_differ(found: dict[str, dict[str, 
     assert {operator: frozenset(found.get(operator, {})) for operator in expected} == expected
 
 
-LEAST_KNOWN = 750
-"""Of 818 operators, in place or not, of which CI runs a sample: those whose results are always known."""
+LEAST_KNOWN = {SHARE: 750, WHOLE: 740}
+"""Of 818 operators, in place or not, those whose results are always known. Among all samples more are drawn, or have
+no kernel on the host, than among two of each dtype."""
 
 
 def test_what_operators_make_of_known_inputs_is_what_the_host_makes_of_them_or_unknown() -> None:
     contents = run("known_contents.py")
 
     assert contents["wrong"] == {}
-    assert len(contents["known"]) >= LEAST_KNOWN
+    assert len(contents["known"]) >= LEAST_KNOWN[EXTENT]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from program_runs import Program, Run
+from program_runs import BESIDE, Program, Run
 
 from planner.hardware import catalog
 from planner.job.launching.line import parse
@@ -19,17 +19,17 @@ PROGRAMS = Path(__file__).parent / "programs"
 
 @pytest.fixture
 def run() -> Run:
-    """On an H100; what the programs write stays, in folders of the tests."""
-    known = catalog.by_name("H100-SXM-80GB")
-    assert known is not None
-    gpu = Gpu(product=known.product, arch=known.arch, total_bytes=known.total_bytes, outside_bytes=2**30)
+    """What the programs write stays, in folders of the tests."""
 
     def run_command(
-        command: str, *, seconds: float = 600, patience: float | None = 0, is_known: bool = False, gpus: int = 0,
-        **asked: Any,
+        command: str, *, gpu_name: str = "H100-SXM-80GB", seconds: float = 600, patience: float | None = 0,
+        is_known: bool = False, gpus: int = 0, **asked: Any,
     ) -> RankRun:  # fmt: skip
+        known = catalog.by_name(gpu_name)
+        assert known is not None
+        gpu = Gpu(product=known.product, arch=known.arch, total_bytes=known.total_bytes, outside_bytes=2**30)
         order = ProgramOrder(
-            line=parse(command.format(programs=PROGRAMS).split(), node_gpus=gpus),
+            line=parse(command.format(programs=PROGRAMS, beside=BESIDE).split(), node_gpus=gpus),
             gpu=replace(gpu, name=known.name if is_known else ""),
             patience_seconds=patience,
             writes=True,

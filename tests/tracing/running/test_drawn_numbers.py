@@ -30,7 +30,7 @@ def order(numbers: tuple[float, ...]) -> list[int]:
     return sorted(range(len(numbers)), key=lambda place: -numbers[place])
 
 
-def test_the_largest_numbers_lie_where_a_gpu_has_them(run: Run, program: Program) -> None:
+def test_numbers_are_in_the_order_that_a_gpu_has_them_in(run: Run, program: Program) -> None:
     lines = f"""
 import torch
 torch.manual_seed(42)
@@ -38,6 +38,10 @@ assert torch.randn(10, device="cuda").topk(10).indices.tolist() == {order(NORMAL
 torch.manual_seed(0)
 assert torch.rand(10, device="cuda").topk(10).indices.tolist() == {order(UNIFORM)}
 assert torch.rand(10, device="cuda").topk(10).indices.tolist() == {order(NEXT)}
+torch.manual_seed(0)
+assert torch.rand(10, device="cuda").argsort(descending=True).tolist() == {order(UNIFORM)}
+kept = torch.rand(8, 100, device="cuda").argsort(1)[:, :25]
+assert len(torch.zeros(8, 100, device="cuda").scatter(1, kept, 1).nonzero()) == 200
 """
 
     found = run(f"python {program(lines + STEP)}")

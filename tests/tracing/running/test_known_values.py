@@ -101,11 +101,45 @@ def test_predicates_of_unknown_values_say_what_a_healthy_step_has(run: Run, prog
     assert run(f"python {program(HEALTHY)}").iterations == 3
 
 
+MASKED = """
+import torch
+tokens = torch.randn(4, 6, 100, device="cuda").argmax(-1)
+ends = torch.isin(tokens, torch.tensor([2, 3], device="cuda"))
+first, is_over = ends.int().argmax(1), ends.any(1)
+assigned = torch.full((4,), 6, device="cuda")
+assigned[is_over] = first[is_over]
+CHOSEN = {
+    "assigned where it is over": assigned,
+    "where": torch.where(is_over, first, 6),
+    "where not": torch.where(~is_over, 6, first),
+    "filled": torch.full((4,), 6, device="cuda").masked_fill(is_over, 1),
+    "filled where not": first.masked_fill(~is_over, 6),
+    "assigned where it is not over": first.clone(),
+}
+CHOSEN["assigned where it is not over"][~is_over] = 6
+for name, length in CHOSEN.items():
+    mask = torch.arange(6, device="cuda") < length[:, None]
+    assert mask.int().sum().item() == 24 and mask.cpu().all(), name
+    rows = [row[of_row] for row, of_row in zip(tokens.cpu(), mask.cpu())]
+    assert [len(row) for row in rows] == [6, 6, 6, 6], name
+sequences = torch.cat([torch.full((4, 2), 7, device="cuda"), tokens], 1)
+assert not {0, 1, 2, 3} & {*sequences.flatten().tolist()} and not {0, 1, 2, 3} & {*sequences[1, 2:].tolist()}
+"""
+
+
+def test_what_a_mask_of_a_healthy_step_chooses_is_followed(run: Run, program: Program) -> None:
+    assert run(f"python {program(MASKED + STEP)}").iterations == 2
+
+
 PLACES = """
 import torch
 chosen = torch.randn(32, 10, device="cuda").argmax(1)
 assert len(chosen.unique()) == len((chosen + 3).view(4, 8).unique()) == 10
 assert len(torch.rand(32, 10, device="cuda").multinomial(1).unique()) == 10
+assert chosen.min().item() == 0 and chosen.max().item() == 9 and chosen.amax().item() == 9
+assert torch.nn.functional.one_hot(chosen).shape == (32, 10)
+tokens = [len(torch.where(chosen == expert)[0]) for expert in range(10)]
+assert tokens == [4] * 10, tokens
 """
 
 

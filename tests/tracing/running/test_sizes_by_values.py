@@ -36,6 +36,8 @@ MOST = "the most that there can be: how many there are depends on values"
         ("(tokens > 3).unique()", (2,), f"2 distinct values ({MOST})"),
         ("tokens.unique_consecutive()", (50,), f"50 distinct values ({MOST})"),
         ("x.unique(dim=0)", (6, 32), f"6 distinct slices ({MOST})"),
+        ("torch.where(x.view(12, 16).argmax(0) == 3)[0]", (2,), "2 places selected (each value is one of 12, evenly)"),
+        ("x.argmax(1).bincount()", (32,), "32 bins (each value is one of 32)"),
         ("tokens.bincount(minlength=1000)", (1000,), "1,000 bins (as many as minlength asks for: no value is larger)"),
     ],
 )
