@@ -1,0 +1,215 @@
+"""Composes the steps of a program over all batches of its data, in their order, from the few steps that were run.
+
+A step depends on the extents of its batch, and on those of the next one where that is moved to the GPU at its end.
+Which bytes follow which extents is found by comparing the steps that were run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import combinations_with_replacement, pairwise
+
+from planner.allocator.long_runs.replayed_run import PartedRun
+from planner.allocator.long_runs.stretches import (
+    Between,
+    Pattern,
+    Place,
+    Sized,
+    SizeRule,
+    Stretch,
+    off_line,
+    pattern_of,
+    places_of,
+    rule_of,
+    saturated_rule_of,
+)
+from planner.events import Alloc, Event, Free, FreeCompleted, Mark, Phase, Synchronize, Use
+
+Extents = tuple[int, ...]
+"""Of a batch, those that are not the same in all batches."""
+
+_FIRST = 2
+"""Iterations that do what later ones do not: optimizer state is born, buckets are made anew."""
+_FEWEST = 4
+"""Sizes of steps that do the same: two points decide a line, and more tell it from chance."""
+_MOST_AHEAD = 2
+"""Batches that a program may take before those that it trains on."""
+_MOST_EXTENTS = 6
+_DEGREES = {1: 1, 2: 3, 3: 3}
+"""Of products of extents, by their number (attention's scores: `batch * length * length`); else two are multiplied."""
+_MOST_INEXACT = 0.02
+"""Of the bytes of a step by how much they may be off, as sizes that follow no rule are interpolated: with more it is
+not composed."""
+
+
+class CannotComposeError(Exception):
+    """The steps that were run do not tell what others do; why, as a clause."""
+
+
+def compose_batches(events: Sequence[Event], given: Sequence[Extents], order: Sequence[Extents]) -> PartedRun:
+    """The run over all batches of `order`; the program was `given` the first few of them, and then others.
+
+    Raises CannotComposeError.
+    """
+    if len(order[0]) > _MOST_EXTENTS:
+        raise CannotComposeError(f"batches vary in {len(order[0])} ways")
+    if not any(isinstance(event, Use) for event in events):  # nothing is waited for
+        events = [event for event in events if not isinstance(event, Synchronize)]
+    starts, per_iteration = _find_starts(events, len(given))
+    places = places_of(per_iteration)[:-1]
+    units = list(_cut_units(events, starts, places))
+    alike = {place: _find_alike([unit for unit in units if unit.place is place]) for place in dict.fromkeys(places)}
+    first = alike[places[0]][0]
+    found = {
+        ahead: {place: _SizesByExtents.of(alike[place], given[ahead:]) for place in alike}
+        for ahead in range(min(_MOST_AHEAD, len(given) - len(starts)) + 1)
+    }
+    ahead = min(found, key=lambda ahead: max(sizes.inexact for sizes in found[ahead].values()))
+    by_place = found[ahead]
+    if (inexact := max(sizes.inexact for sizes in by_place.values())) > _MOST_INEXACT:
+        raise CannotComposeError(f"sizes of a step's memory do not follow from those of its batch ({inexact:.0%} off)")
+    batches = order[first.number + ahead :]
+    parts = [
+        (places[number % per_iteration], own, following)
+        for number, (own, following) in enumerate(pairwise((*batches, *batches[-1:])))
+    ]
+    return PartedRun(
+        before=tuple(events[: first.start]),
+        standing=first.inherited,
+        steps=list(zip(*(parts[place::per_iteration] for place in range(per_iteration)), strict=False)),
+        stretch_at=lambda part: by_place[part[0]].at(part[1], part[2]),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Unit:
+    """What was done with one batch: from its forward to the next. `start` is the index of its first event."""
+
+    number: int
+    place: Place
+    start: int
+    inherited: tuple[int, ...]
+    sized: Sized
+
+
+def _find_starts(events: Sequence[Event], given: int) -> tuple[list[tuple[int, int]], int]:
+    """Where what is done with each batch begins, with the iteration; and how many batches an iteration has."""
+    forwards = [
+        (index, event.iteration)
+        for index, event in enumerate(events)
+        if isinstance(event, Mark) and event.phase is Phase.FORWARD
+    ]
+    iterations = [*{iteration: (index, iteration) for index, iteration in reversed(forwards)}.values()][::-1]
+    for starts in (forwards, iterations):
+        *counts, _ = [*Counter(iteration for _, iteration in starts).values(), 0][:-1] or [0]
+        if len(starts) <= given <= len(starts) + 1 + _MOST_AHEAD and len(set(counts)) == 1:
+            return starts, counts[0]
+    raise CannotComposeError("its batches are not used one by one")
+
+
+def _cut_units(events: Sequence[Event], starts: Sequence[tuple[int, int]], places: Sequence[Place]) -> Iterator[_Unit]:
+    """Those after the first iterations, but for the last one, which was seen in part."""
+    first = next((number for number, (_, iteration) in enumerate(starts) if iteration > _FIRST), len(starts))
+    cuts = [index for index, _ in starts[first:]]
+    if len(cuts) <= _FEWEST:
+        raise CannotComposeError(f"{max(len(cuts) - 1, 0)} steps were run that are like all others")
+    touched: dict[int, int] = {}
+    freed: dict[int, int] = {}
+    for index, event in enumerate(events):
+        if isinstance(event, Free):
+            touched[event.block] = freed[event.block] = index
+        elif isinstance(event, Use | FreeCompleted):
+            touched[event.block] = index
+    standing: dict[int, None] = {}
+    found: list[tuple[int, ...]] = []
+    """At each cut what is touched after it, but for what stays for good."""
+    for before, cut in pairwise((0, *cuts)):
+        standing |= {event.block: None for event in events[before:cut] if isinstance(event, Alloc)}
+        standing = {block: None for block in standing if touched.get(block, -1) >= cut}
+        if not found:
+            standing = {block: None for block in standing if freed.get(block, cuts[-1]) < cuts[-1]}
+        found.append(tuple(standing))
+    for at, (start, end) in enumerate(pairwise(cuts)):
+        stretch = Stretch(tuple(events[start:end]), found[at], found[at + 1])
+        number = first + at
+        yield _Unit(number, places[number % len(places)], start, found[at], pattern_of(stretch))
+
+
+def _find_alike(units: Sequence[_Unit]) -> list[_Unit]:
+    """Those that do what the largest does, at enough sizes; or else what the largest others do."""
+    alike: defaultdict[Pattern, list[_Unit]] = defaultdict(list)
+    for unit in units:
+        alike[unit.sized.pattern].append(unit)
+    for group in sorted(alike.values(), key=lambda group: -max(sum(unit.sized.sizes) for unit in group)):
+        if len({tuple(unit.sized.sizes) for unit in group}) >= _FEWEST:
+            return group
+    raise CannotComposeError("steps of other sizes do other things")
+
+
+@dataclass(frozen=True, slots=True)
+class _SizesByExtents:
+    """The sizes of what a unit takes, at any extents of its batch and of the next."""
+
+    pattern: Pattern
+    rules: Sequence[tuple[int, SizeRule | Between]]
+    """Each with the product of extents (`_products`) that it is of."""
+    rule_of_blocks: Sequence[int]
+    inexact: float
+    """By how much the bytes of a unit may be off, relative."""
+
+    @classmethod
+    def of(cls, units: Sequence[_Unit], batches: Sequence[Extents]) -> _SizesByExtents:
+        """By what these units took; `batches` are those of all units."""
+        products = [_products(*batches[unit.number : unit.number + 2]) for unit in units]
+        columns = list(zip(*(unit.sized.sizes for unit in units), strict=True))
+        numbers = {column: number for number, column in enumerate(dict.fromkeys(columns))}
+        found = [_find_rule(products, column) for column in numbers]
+        of_blocks = [numbers[column] for column in columns]
+        largest = max(sum(unit.sized.sizes) for unit in units)
+        inexact = sum(found[number][1] for number in of_blocks) / max(largest, 1)
+        return cls(units[0].sized.pattern, [rule for rule, _ in found], of_blocks, float(inexact))
+
+    def at(self, own: Extents, following: Extents) -> Sized:
+        products = _products(own, following)
+        sizes = [max(rule.at(products[product]), 0) for product, rule in self.rules]
+        return Sized(self.pattern, [sizes[number] for number in self.rule_of_blocks])
+
+
+def _products(*batches: Extents) -> list[int]:
+    """Of the extents of one batch with each other, and the same of the next."""
+    own, *following = batches
+    ways = range(len(own))
+    factors = [
+        factors
+        for degree in range(1, _DEGREES.get(len(own), 2) + 1)
+        for factors in combinations_with_replacement(ways, degree)
+        if degree == 1 or len({*factors}) > 1  # a rule has squares
+    ]
+    return [math.prod(batch[way] for way in each) for batch in (own, *(following or [own])) for each in factors]
+
+
+def _find_rule(
+    products: Sequence[Sequence[int]], sizes: Sequence[int]
+) -> tuple[tuple[int, SizeRule | Between], Fraction]:
+    """The first product of which these sizes follow by a rule, or else the one between which they are interpolated
+    best; and how many bytes that may be off."""
+    known: list[tuple[int, list[int], list[int], int]] = []
+    for product, values in enumerate(zip(*products, strict=True)):
+        largest = dict(sorted(zip(values, sizes, strict=True)))
+        wrong = max(largest[value] - size for value, size in zip(values, sizes, strict=True))
+        known.append((product, [*largest], [*largest.values()], wrong))
+    for find in (rule_of, saturated_rule_of):
+        for product, values, largest_sizes, wrong in known:
+            if not wrong and (rule := find(values, largest_sizes)) is not None:
+                return (product, rule), Fraction(0)
+    off, product = min(
+        (max([Fraction(wrong), *off_line(values, largest_sizes)]), product)
+        for product, values, largest_sizes, wrong in known
+        if len(values) > 1
+    )
+    _, values, largest_sizes, _ = known[product]
+    return (product, Between(values, largest_sizes, straight=True)), off
