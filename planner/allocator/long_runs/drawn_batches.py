@@ -50,8 +50,11 @@ class CannotComposeError(Exception):
     """The steps that were run do not tell what others do; why, as a clause."""
 
 
-def compose_batches(events: Sequence[Event], given: Sequence[Extents], order: Sequence[Extents]) -> PartedRun:
-    """The run over all batches of `order`; the program was `given` the first few of them, and then others.
+def compose_batches(
+    events: Sequence[Event], given: Sequence[Extents], order: Sequence[Extents], most_steps: int = 0
+) -> PartedRun:
+    """The run over all batches of `order`, of which the program was `given` the first few, and then others; of no more
+    than `most_steps`, if it is not 0.
 
     Raises CannotComposeError.
     """
@@ -77,10 +80,12 @@ def compose_batches(events: Sequence[Event], given: Sequence[Extents], order: Se
         (places[number % per_iteration], own, following)
         for number, (own, following) in enumerate(pairwise((*batches, *batches[-1:])))
     ]
+    steps = list(zip(*(parts[place::per_iteration] for place in range(per_iteration)), strict=False))
+    _, iteration = starts[first.number]
     return PartedRun(
         before=tuple(events[: first.start]),
         standing=first.inherited,
-        steps=list(zip(*(parts[place::per_iteration] for place in range(per_iteration)), strict=False)),
+        steps=steps[: max(most_steps - iteration + 1, 0)] if most_steps else steps,
         stretch_at=lambda part: by_place[part[0]].at(part[1], part[2]),
     )
 
@@ -209,7 +214,6 @@ def _find_rule(
     off, product = min(
         (max([Fraction(wrong), *off_line(values, largest_sizes)]), product)
         for product, values, largest_sizes, wrong in known
-        if len(values) > 1
     )
     _, values, largest_sizes, _ = known[product]
     return (product, Between(values, largest_sizes, straight=True)), off
