@@ -41,9 +41,10 @@ _MOST_AHEAD = 2
 _MOST_EXTENTS = 6
 _DEGREES = {1: 1, 2: 3, 3: 3}
 """Of products of extents, by their number (attention's scores: `batch * length * length`); else two are multiplied."""
-_MOST_INEXACT = 0.02
-"""Of the bytes of a step by how much they may be off, as sizes that follow no rule are interpolated: with more it is
-not composed."""
+_MOST_OFF = 0.02
+"""Of the bytes of a step, where sizes follow no rule and are interpolated: with more it is not composed."""
+_MOST_UNKNOWN = 0.1
+"""Of batches, those near which steps did something that too few others did."""
 
 
 class CannotComposeError(Exception):
@@ -64,17 +65,16 @@ def compose_batches(
         events = [event for event in events if not isinstance(event, Synchronize)]
     starts, per_iteration = _find_starts(events, len(given))
     places = places_of(per_iteration)[:-1]
-    units = list(_cut_units(events, starts, places))
-    alike = {place: _find_alike([unit for unit in units if unit.place is place]) for place in dict.fromkeys(places)}
-    first = alike[places[0]][0]
+    units = _leave_alike(list(_cut_units(events, starts, places)), places)
+    first = next(unit for unit in units if unit.place is places[0])
     found = {
-        ahead: {place: _SizesByExtents.of(alike[place], given[ahead:]) for place in alike}
+        ahead: {place: _Doing.of([unit for unit in units if unit.place is place], given[ahead:]) for place in {*places}}
         for ahead in range(min(_MOST_AHEAD, len(given) - len(starts)) + 1)
     }
-    ahead = min(found, key=lambda ahead: max(sizes.inexact for sizes in found[ahead].values()))
+    ahead = min(found, key=lambda ahead: max(doing.off for doing in found[ahead].values()))
     by_place = found[ahead]
-    if (inexact := max(sizes.inexact for sizes in by_place.values())) > _MOST_INEXACT:
-        raise CannotComposeError(f"sizes of a step's memory do not follow from those of its batch ({inexact:.0%} off)")
+    for doing in by_place.values():
+        doing.check(order[first.number + ahead :])
     batches = order[first.number + ahead :]
     parts = [
         (places[number % per_iteration], own, following)
@@ -99,6 +99,11 @@ class _Unit:
     start: int
     inherited: tuple[int, ...]
     sized: Sized
+
+    @property
+    def ends(self) -> tuple[int, int]:
+        """How many blocks it finds, and how many it leaves."""
+        return self.sized.pattern.inherited, len(self.sized.pattern.left)
 
 
 def _find_starts(events: Sequence[Event], given: int) -> tuple[list[tuple[int, int]], int]:
@@ -144,30 +149,31 @@ def _cut_units(events: Sequence[Event], starts: Sequence[tuple[int, int]], place
         yield _Unit(number, places[number % len(places)], start, found[at], pattern_of(stretch))
 
 
-def _find_alike(units: Sequence[_Unit]) -> list[_Unit]:
-    """Those that do what the largest does, at enough sizes; or else what the largest others do."""
-    alike: defaultdict[Pattern, list[_Unit]] = defaultdict(list)
-    for unit in units:
-        alike[unit.sized.pattern].append(unit)
-    for group in sorted(alike.values(), key=lambda group: -max(sum(unit.sized.sizes) for unit in group)):
-        if len({tuple(unit.sized.sizes) for unit in group}) >= _FEWEST:
-            return group
-    raise CannotComposeError("steps of other sizes do other things")
+def _leave_alike(units: Sequence[_Unit], places: Sequence[Place]) -> list[_Unit]:
+    """Those that find and leave as many blocks as most others at their place: what is done now and then is left out."""
+    most: dict[Place, tuple[int, int]] = {}
+    for (place, ends), _ in Counter((unit.place, unit.ends) for unit in units).most_common():
+        most.setdefault(place, ends)
+    for place, following in pairwise((*places, places[0])):
+        if most[place][1] != most[following][0]:
+            raise CannotComposeError("steps leave other blocks than they find")
+    return [unit for unit in units if most[unit.place] == unit.ends]
 
 
 @dataclass(frozen=True, slots=True)
-class _SizesByExtents:
-    """The sizes of what a unit takes, at any extents of its batch and of the next."""
+class _Alike:
+    """Units that do the same with blocks of other sizes, which follow the extents of their batches and the next."""
 
     pattern: Pattern
     rules: Sequence[tuple[int, SizeRule | Between]]
     """Each with the product of extents (`_products`) that it is of."""
     rule_of_blocks: Sequence[int]
-    inexact: float
+    batches: frozenset[Extents]
+    off: float
     """By how much the bytes of a unit may be off, relative."""
 
     @classmethod
-    def of(cls, units: Sequence[_Unit], batches: Sequence[Extents]) -> _SizesByExtents:
+    def of(cls, units: Sequence[_Unit], batches: Sequence[Extents]) -> _Alike:
         """By what these units took; `batches` are those of all units."""
         products = [_products(*batches[unit.number : unit.number + 2]) for unit in units]
         columns = list(zip(*(unit.sized.sizes for unit in units), strict=True))
@@ -175,13 +181,60 @@ class _SizesByExtents:
         found = [_find_rule(products, column) for column in numbers]
         of_blocks = [numbers[column] for column in columns]
         largest = max(sum(unit.sized.sizes) for unit in units)
-        inexact = sum(found[number][1] for number in of_blocks) / max(largest, 1)
-        return cls(units[0].sized.pattern, [rule for rule, _ in found], of_blocks, float(inexact))
+        return cls(
+            units[0].sized.pattern,
+            [rule for rule, _ in found],
+            of_blocks,
+            frozenset(batches[unit.number] for unit in units),
+            float(sum(found[number][1] for number in of_blocks) / max(largest, 1)),
+        )
+
+    @property
+    def is_ruled(self) -> bool:
+        """Whether rules were found at enough sizes, to hold at others."""
+        return len(self.batches) >= _FEWEST
 
     def at(self, own: Extents, following: Extents) -> Sized:
         products = _products(own, following)
         sizes = [max(rule.at(products[product]), 0) for product, rule in self.rules]
         return Sized(self.pattern, [sizes[number] for number in self.rule_of_blocks])
+
+
+class _Doing:
+    """What is done at a place with a batch of any extents: as with the nearest that was seen."""
+
+    def __init__(self, alike: Sequence[_Alike]) -> None:
+        self._alike = alike
+        self.off = max((each.off for each in alike if each.is_ruled), default=1.0)
+        self._nearest: dict[Extents, _Alike] = {}
+
+    @classmethod
+    def of(cls, units: Sequence[_Unit], batches: Sequence[Extents]) -> _Doing:
+        patterns: defaultdict[Pattern, list[_Unit]] = defaultdict(list)
+        for unit in units:
+            patterns[unit.sized.pattern].append(unit)
+        return cls([_Alike.of(each, batches) for each in patterns.values()])
+
+    def check(self, order: Sequence[Extents]) -> None:
+        """Raises CannotComposeError for batches of which it is not known what is done with them."""
+        if self.off > _MOST_OFF:
+            raise CannotComposeError("sizes of blocks do not follow from those of batches")
+        unknown = sum(not (near := self._find(own)).is_ruled and own not in near.batches for own in order)
+        if unknown > _MOST_UNKNOWN * len(order):
+            raise CannotComposeError(f"at {unknown:,} of {len(order):,} sizes steps may do something else")
+
+    def at(self, own: Extents, following: Extents) -> Sized:
+        return self._find(own).at(own, following)
+
+    def _find(self, own: Extents) -> _Alike:
+        if own not in self._nearest:
+            near = (
+                (max(abs(math.log((extent + 1) / (seen + 1))) for extent, seen in zip(own, batch, strict=True)), number)
+                for number, alike in enumerate(self._alike)
+                for batch in alike.batches
+            )
+            self._nearest[own] = self._alike[min(near)[1]]
+        return self._nearest[own]
 
 
 def _products(*batches: Extents) -> list[int]:
