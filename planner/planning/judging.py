@@ -128,7 +128,7 @@ class Judge:
             host_interval_bytes=(min(reserved, *between), max(reserved, *between)),
         )
         kind = statement.kind.having(Trait.HOST_AHEAD)
-        widened = self._widened(replace(statement, kind=kind), trace, reserved, *lead.host_interval_bytes)
+        widened = self.widen(replace(statement, kind=kind), trace, reserved, *lead.host_interval_bytes)
         return replace(widened, host_lead=lead)
 
     def add_other_workspaces(self, statement: RankClassStatement, trace: Trace) -> RankClassStatement:
@@ -138,9 +138,9 @@ class Judge:
             return statement
         varied = (replace(trace, events=events) for events in trace_variants.vary_workspaces(trace.events))
         reserved = [self.replay(each)[0].timeline.peak_reserved_bytes for each in varied]
-        return self._widened(statement, trace, min(reserved), max(reserved)) if reserved else statement
+        return self.widen(statement, trace, min(reserved), max(reserved)) if reserved else statement
 
-    def _widened(self, statement: RankClassStatement, trace: Trace, *reserved_bytes: int) -> RankClassStatement:
+    def widen(self, statement: RankClassStatement, trace: Trace, *reserved_bytes: int) -> RankClassStatement:
         """With an interval that covers those of these reserved bytes as well, and the verdict of that."""
         between = self.interval_of(trace, statement.kind)
         others = [between(reserved + self.held.total_bytes) for reserved in reserved_bytes]

@@ -58,14 +58,15 @@ class LongRun:
         return cls(capped, run.replay(rules) if capped.out_of_memory_step else capped)
 
     def judge(
-        self, alone: RankClassStatement, interval: Callable[[int], tuple[int, int]], unseen: int = 0
+        self, alone: RankClassStatement, interval: Callable[[int], tuple[int, int]], unseen: int = 0, off: float = 0.0
     ) -> RankClassStatement:
-        """The statement on the fullest step alone, as it is among all others; `unseen` steps come after them."""
+        """The statement on the fullest step alone, as it is among all others; `unseen` steps come after them, and
+        the bytes of steps may be `off` by as much, relative."""
         peak, capped = alone.peak, self.capped
         reserved = max(peak.reserved_bytes, self.unlimited.peak_reserved_bytes)
         device = reserved + alone.outside_allocator.total_bytes
         low, high = interval(device)
-        high += self.estimate_growth(unseen)
+        high += self.estimate_growth(unseen) + math.ceil(off * reserved)
         together = decide(
             runs_out=bool(capped.out_of_memory_step),
             highest_bytes=high,

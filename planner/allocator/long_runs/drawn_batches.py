@@ -27,7 +27,7 @@ from planner.allocator.long_runs.stretches import (
     rule_of,
     saturated_rule_of,
 )
-from planner.events import Alloc, Event, Free, FreeCompleted, Mark, Phase, Synchronize, Use
+from planner.events import Alloc, Event, Free, FreeCompleted, Mark, Origin, Phase, Synchronize, Use
 
 Extents = tuple[int, ...]
 """Of a batch, those that are not the same in all batches."""
@@ -41,7 +41,7 @@ _MOST_AHEAD = 2
 _MOST_EXTENTS = 6
 _DEGREES = {1: 1, 2: 3, 3: 3}
 """Of products of extents, by their number (attention's scores: `batch * length * length`); else two are multiplied."""
-_MOST_OFF = 0.02
+_MOST_OFF = 0.05
 """Of the bytes of a step, where sizes follow no rule and are interpolated: with more it is not composed."""
 _MOST_UNKNOWN = 0.1
 """Of batches, those near which steps did something that too few others did."""
@@ -87,6 +87,7 @@ def compose_batches(
         standing=first.inherited,
         steps=steps[: max(most_steps - iteration + 1, 0)] if most_steps else steps,
         stretch_at=lambda part: by_place[part[0]].at(part[1], part[2]),
+        off=max(doing.off for doing in by_place.values()),
     )
 
 
@@ -129,20 +130,25 @@ def _cut_units(events: Sequence[Event], starts: Sequence[tuple[int, int]], place
         raise CannotComposeError(f"{max(len(cuts) - 1, 0)} steps were run that are like all others")
     touched: dict[int, int] = {}
     freed: dict[int, int] = {}
+    kinds: dict[int, tuple[str, str, str]] = {}
     for index, event in enumerate(events):
-        if isinstance(event, Free):
+        if isinstance(event, Alloc):
+            origin = event.origin or Origin()
+            kinds[event.block] = (origin.module, origin.op, origin.dtype)
+        elif isinstance(event, Free):
             touched[event.block] = freed[event.block] = index
         elif isinstance(event, Use | FreeCompleted):
             touched[event.block] = index
     standing: dict[int, None] = {}
     found: list[tuple[int, ...]] = []
-    """At each cut what is touched after it, but for what stays for good."""
+    """At each cut what is touched after it, but for what stays for good; gradients may be older or younger than what
+    else accumulates."""
     for before, cut in pairwise((0, *cuts)):
         standing |= {event.block: None for event in events[before:cut] if isinstance(event, Alloc)}
         standing = {block: None for block in standing if touched.get(block, -1) >= cut}
         if not found:
             standing = {block: None for block in standing if freed.get(block, cuts[-1]) < cuts[-1]}
-        found.append(tuple(standing))
+        found.append(tuple(sorted(standing, key=kinds.__getitem__)))
     for at, (start, end) in enumerate(pairwise(cuts)):
         stretch = Stretch(tuple(events[start:end]), found[at], found[at + 1])
         number = first + at

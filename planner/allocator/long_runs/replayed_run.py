@@ -188,6 +188,8 @@ class PartedRun:
     standing: Sequence[int]
     steps: Sequence[Sequence[Part]]
     stretch_at: Callable[[Part], Sized]
+    off: float = 0.0
+    """By how much the bytes of a step may be off, relative."""
 
     def replay(
         self, rules: Rules, capacity_bytes: int | None = None, *, device_bytes: int | None = None
