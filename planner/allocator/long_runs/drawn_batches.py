@@ -16,6 +16,7 @@ from itertools import combinations_with_replacement, pairwise
 from planner.allocator.long_runs.replayed_run import PartedRun
 from planner.allocator.long_runs.stretches import (
     Between,
+    Deed,
     Pattern,
     Place,
     Sized,
@@ -209,17 +210,36 @@ class _Alike:
 class _Doing:
     """What is done at a place with a batch of any extents: as with the nearest that was seen."""
 
-    def __init__(self, alike: Sequence[_Alike]) -> None:
+    def __init__(self, alike: Sequence[_Alike], off: float) -> None:
         self._alike = alike
-        self.off = max((each.off for each in alike if each.is_ruled), default=1.0)
+        self.off = max((off, *(each.off for each in alike if each.is_ruled)))
         self._nearest: dict[Extents, _Alike] = {}
 
     @classmethod
     def of(cls, units: Sequence[_Unit], batches: Sequence[Extents]) -> _Doing:
+        """Of units that do something else, but too few for rules, those are left out that take nearly as much as the
+        rules say of others."""
         patterns: defaultdict[Pattern, list[_Unit]] = defaultdict(list)
         for unit in units:
             patterns[unit.sized.pattern].append(unit)
-        return cls([_Alike.of(each, batches) for each in patterns.values()])
+        groups = [(_Alike.of(each, batches), each) for each in patterns.values()]
+        ruled = [alike for alike, _ in groups if alike.is_ruled]
+        if not ruled:
+            raise CannotComposeError("steps of other sizes do other things")
+        kept, most_off = [*ruled], 0.0
+        doing = cls(ruled, 0.0)
+        for alike, few in groups:
+            if alike.is_ruled:
+                continue
+            off = 0.0
+            for unit in few:
+                peak = _measure_peak(unit.sized)
+                off = max(off, abs(_measure_peak(doing.at(*batches[unit.number : unit.number + 2])) - peak) / peak)
+            if off > _MOST_OFF:
+                kept.append(alike)
+            else:
+                most_off = max(most_off, off)
+        return cls(kept, most_off)
 
     def check(self, order: Sequence[Extents]) -> None:
         """Raises CannotComposeError for batches of which it is not known what is done with them."""
@@ -241,6 +261,20 @@ class _Doing:
             )
             self._nearest[own] = self._alike[min(near)[1]]
         return self._nearest[own]
+
+
+def _measure_peak(unit: Sized) -> int:
+    """The most bytes of its own blocks at a time."""
+    sizes, first = unit.sizes, unit.pattern.inherited
+    held = peak = 1
+    made = iter(sizes)
+    for deed, block, _, _ in unit.pattern.steps:
+        if deed is Deed.ALLOC:
+            held += next(made)
+            peak = max(peak, held)
+        elif deed is Deed.FREE and block >= first:
+            held -= sizes[block - first]
+    return peak
 
 
 def _products(*batches: Extents) -> list[int]:
