@@ -11,7 +11,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import combinations_with_replacement, pairwise
+from functools import cache
+from itertools import combinations, combinations_with_replacement, pairwise
 
 from planner.allocator.long_runs.replayed_run import PartedRun
 from planner.allocator.long_runs.stretches import (
@@ -40,8 +41,8 @@ _FEWEST = 4
 _MOST_AHEAD = 2
 """Batches that a program may take before those that it trains on."""
 _MOST_EXTENTS = 6
-_DEGREES = {1: 1, 2: 3, 3: 3}
-"""Of products of extents, by their number (attention's scores: `batch * length * length`); else two are multiplied."""
+_PADDINGS = (1, 8, 16)
+"""Of a length that stands beside the unpadded one: masks of attention, and their gradients."""
 _MOST_OFF = 0.05
 """Of the bytes of a step, where sizes follow no rule and are interpolated: with more it is not composed."""
 _MOST_UNKNOWN = 0.1
@@ -277,17 +278,27 @@ def _measure_peak(unit: Sized) -> int:
     return peak
 
 
-def _products(*batches: Extents) -> list[int]:
-    """Of the extents of one batch with each other, and the same of the next."""
-    own, *following = batches
-    ways = range(len(own))
-    factors = [
-        factors
-        for degree in range(1, _DEGREES.get(len(own), 2) + 1)
-        for factors in combinations_with_replacement(ways, degree)
-        if degree == 1 or len({*factors}) > 1  # a rule has squares
+def _products(own: Extents, following: Extents | None = None) -> list[int]:
+    """Of the extents of one batch with each other, one of them padded, and the same of the next; squares of one extent
+    are left to rules."""
+    return [product for batch in (own, following or own) for product in _products_of(batch)]
+
+
+@cache
+def _products_of(batch: Extents) -> list[int]:
+    ways = range(len(batch))
+    padded = [[-(-extent // padding) * padding for extent in batch] for padding in _PADDINGS]
+    pairs = [
+        first[one] * second[other]
+        for first, second in ((padded[0], each) for each in padded)
+        for one in ways
+        for other in ways
+        if one != other or first is not second
     ]
-    return [math.prod(batch[way] for way in each) for batch in (own, *(following or [own])) for each in factors]
+    both = [each[one] * each[other] for each in padded[1:] for one, other in combinations(ways, 2)]
+    three = [combination for combination in combinations_with_replacement(ways, 3) if len({*combination}) > 1]
+    triples = [math.prod(batch[way] for way in each) for each in three] if len(batch) <= 3 else []
+    return [*batch, *pairs, *both, *triples]
 
 
 def _find_rule(
@@ -297,16 +308,15 @@ def _find_rule(
     best; and how many bytes that may be off."""
     known: list[tuple[int, list[int], list[int], int]] = []
     for product, values in enumerate(zip(*products, strict=True)):
-        largest = dict(sorted(zip(values, sizes, strict=True)))
-        wrong = max(largest[value] - size for value, size in zip(values, sizes, strict=True))
-        known.append((product, [*largest], [*largest.values()], wrong))
+        by_value = dict(sorted(zip(values, sizes, strict=True)))
+        wrong = max(by_value[value] - size for value, size in zip(values, sizes, strict=True))
+        known.append((product, [*by_value], [*by_value.values()], wrong))
     for find in (rule_of, saturated_rule_of):
-        for product, values, largest_sizes, wrong in known:
-            if not wrong and (rule := find(values, largest_sizes)) is not None:
+        for product, at, largest, wrong in known:
+            if not wrong and (rule := find(at, largest)) is not None:
                 return (product, rule), Fraction(0)
     off, product = min(
-        (max([Fraction(wrong), *off_line(values, largest_sizes)]), product)
-        for product, values, largest_sizes, wrong in known
+        (max([Fraction(wrong), *off_line(at, largest)]), product) for product, at, largest, wrong in known
     )
-    _, values, largest_sizes, _ = known[product]
-    return (product, Between(values, largest_sizes, straight=True)), off
+    _, at, largest, _ = known[product]
+    return (product, Between(at, largest, straight=True)), off
