@@ -14,9 +14,9 @@ from planner.tracing.program.batch_sizes import LARGEST, VaryingSize
 from planner.tracing.program.rank_orders import RankRun
 from planner.tracing.rank_trace import Trace
 
-_MOST_GROWTH = 1.0
-"""What an epoch adds to what is reserved of its largest batches alone, relative, at most: 11.79 GiB became 23.31 with
-lognormal lengths over 1,250 batches; of 21 programs in tests/tracing/running and beside them 0.43 was the most."""
+_MOST_GROWTH = 1.5
+"""What an epoch may add to what is reserved of its largest batches alone, relative. The most that was seen: 1.38, of a
+Llama of two layers under DDP, 60 batches of lognormal lengths, torch 2.13 (0.93 GiB became 2.21)."""
 
 
 def add_all_batches(
@@ -38,7 +38,7 @@ def add_all_batches(
         most = int((1 + _MOST_GROWTH) * statement.peak.reserved_bytes)
         return judge.widen(statement, trace, most), (
             f"what the allocator caches over {loader.drawn:,} batches of other sizes was not replayed ({cannot}): the"
-            " interval allows for as much again as was reserved"
+            f" interval allows for {_MOST_GROWTH:.0%} more to be reserved"
         )
     long = LongRun.replay(batches, judge.rules, judge.room_bytes, judge.gpu.total_bytes)
     unseen = max(loader.epoch - len(loader.order), 0)

@@ -7,6 +7,7 @@ Which bytes follow which extents is found by comparing the steps that were run.
 from __future__ import annotations
 
 import math
+from bisect import bisect
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -45,6 +46,8 @@ _PADDINGS = (1, 8, 16)
 """Of a length that stands beside the unpadded one: masks of attention, and their gradients."""
 _MOST_OFF = 0.05
 """Of the bytes of a step, where sizes follow no rule and are interpolated: with more it is not composed."""
+_MOST_KEPT = 0.1
+"""All blocks that are kept for several steps together, beside the largest of all blocks."""
 _MOST_UNKNOWN = 0.1
 """Of batches, those near which steps did something that too few others did."""
 
@@ -65,6 +68,7 @@ def compose_batches(
         raise CannotComposeError(f"batches vary in {len(order[0])} ways")
     if not any(isinstance(event, Use) for event in events):  # nothing is waited for
         events = [event for event in events if not isinstance(event, Synchronize)]
+    events = _leave_out_kept(events, *_find_starts(events, len(given)))
     starts, per_iteration = _find_starts(events, len(given))
     places = places_of(per_iteration)[:-1]
     units = _leave_alike(list(_cut_units(events, starts, places)), places)
@@ -78,6 +82,11 @@ def compose_batches(
     for doing in by_place.values():
         doing.check(order[first.number + ahead :])
     batches = order[first.number + ahead :]
+    seen = [given[unit.number + ahead] for unit in units]
+    if any(
+        extent > max(every) for extent, every in zip(map(max, *order, order[0]), zip(*seen, strict=True), strict=True)
+    ):
+        raise CannotComposeError("larger batches come than were run")
     parts = [
         (places[number % per_iteration], own, following)
         for number, (own, following) in enumerate(pairwise((*batches, *batches[-1:])))
@@ -122,6 +131,24 @@ def _find_starts(events: Sequence[Event], given: int) -> tuple[list[tuple[int, i
         if len(starts) <= given <= len(starts) + 1 + _MOST_AHEAD and len(set(counts)) == 1:
             return starts, counts[0]
     raise CannotComposeError("its batches are not used one by one")
+
+
+def _leave_out_kept(events: Sequence[Event], starts: Sequence[tuple[int, int]], per_iteration: int) -> Sequence[Event]:
+    """The events without those of blocks that one step makes and a much later one frees: losses that are logged now
+    and then. Raises CannotComposeError where they are large."""
+    cuts = [index for index, _ in starts]
+    born = {event.block: index for index, event in enumerate(events) if isinstance(event, Alloc)}
+    kept = {
+        event.block
+        for index, event in enumerate(events)
+        if isinstance(event, Free)
+        and cuts[0] <= born[event.block] < index < cuts[-1]
+        and bisect(cuts, index) - bisect(cuts, born[event.block]) > per_iteration + 1
+    }
+    sizes = {event.block: event.requested_bytes for event in events if isinstance(event, Alloc)}
+    if sum(sizes[block] for block in kept) > _MOST_KEPT * max(sizes.values()):
+        raise CannotComposeError("steps keep blocks that much later ones free")
+    return [event for event in events if getattr(event, "block", -1) not in kept] if kept else events
 
 
 def _cut_units(events: Sequence[Event], starts: Sequence[tuple[int, int]], places: Sequence[Place]) -> Iterator[_Unit]:

@@ -31,7 +31,7 @@ class Block(nn.Module):
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return x + self.out(mixed.transpose(1, 2).flatten(2)).relu()
 model = nn.Sequential(nn.Embedding(512, 64), Block(), Block(), nn.Linear(64, 512)).cuda()
-optimizer = torch.optim.AdamW(model.parameters())
+optimizer, kept = torch.optim.AdamW(model.parameters()), []
 for number, ids in enumerate(DataLoader(texts, batch_size=4, collate_fn=pad), 1):
     ids = ids.cuda()
     F.cross_entropy(model(ids)[:, :-1].flatten(0, 1), ids[:, 1:].flatten()).backward()
@@ -40,11 +40,13 @@ for number, ids in enumerate(DataLoader(texts, batch_size=4, collate_fn=pad), 1)
         optimizer.zero_grad()
     {besides}
 """
+LOGS = """kept = [*(kept if number % 10 else []), ids.float().mean()]
+    print(sum(kept).item() if number % 10 == 9 else number)"""
 LOGNORMAL = "chance.lognormvariate(math.log(300), {})"
 
 
 def lines(
-    length: str = LOGNORMAL.format(0.8), texts: int = 1600, multiple: int = 1, accumulated: int = 1, besides: str = ""
+    length: str = LOGNORMAL.format(0.8), texts: int = 1000, multiple: int = 1, accumulated: int = 1, besides: str = ""
 ) -> str:
     return PROGRAM.format(length=length, texts=texts, multiple=multiple, accumulated=accumulated, besides=besides)
 
@@ -58,13 +60,15 @@ def rank_of(statement: ProgramStatement) -> RankClassStatement:
     "named",
     [
         lines(),
-        lines(LOGNORMAL.format(0.4)),
+        pytest.param(lines(LOGNORMAL.format(0.4)), marks=pytest.mark.soak),
         pytest.param(lines(LOGNORMAL.format(1.2)), marks=pytest.mark.soak),
         pytest.param(lines("chance.uniform(16, 2048)"), marks=pytest.mark.soak),
-        lines("chance.gauss(2000, 200) if chance.random() < 0.2 else chance.gauss(200, 30)"),
+        pytest.param(
+            lines("chance.gauss(2000, 200) if chance.random() < 0.2 else chance.gauss(200, 30)"), marks=pytest.mark.soak
+        ),
         lines(multiple=64),
         lines(accumulated=4),
-        lines(besides="print(number) if number % 10 else print(ids.float().sum().item())"),
+        lines(besides=LOGS),
     ],
     ids=["lognormal", "narrow", "wide", "uniform", "bimodal", "padded", "accumulated", "logged"],
 )
@@ -74,6 +78,41 @@ def test_the_cache_is_as_large_as_after_the_whole_epoch_in_its_order(program: Pr
     planned = rank_of(judge("python", script))
     whole = rank_of(judge("python", script, steps=EPOCH))
 
-    assert planned.moments[-1].name == "after many lengths"
-    assert planned.moments[-1].reserved_bytes == pytest.approx(whole.peak.reserved_bytes, rel=0.001)
-    assert planned.peak.reserved_bytes == planned.moments[-1].reserved_bytes
+    with_the_largest_early = max(phase.peak_reserved_bytes for phase in planned.phases)
+    assert planned.peak.reserved_bytes == pytest.approx(
+        max(whole.peak.reserved_bytes, with_the_largest_early), rel=0.001
+    )
+
+
+def test_what_more_is_cached_over_the_epoch_is_a_moment_of_its_own(program: Program) -> None:
+    planned = rank_of(judge("python", program(lines())))
+
+    moment = planned.moments[-1]
+    assert moment.name == "after many lengths"
+    assert (
+        moment.reserved_bytes
+        == planned.peak.reserved_bytes
+        > max(phase.peak_reserved_bytes for phase in planned.phases)
+    )
+    assert moment.sentence.startswith("After 250 steps, with batches in their order, ")
+
+
+BY_CHANCE = "rows = torch.zeros(4 * random.Random(number).randint(1, 2000), 64).cuda(); model[1:](rows[None]).sum()"
+
+
+def test_where_memory_does_not_follow_from_batches_the_interval_allows_for_more(program: Program) -> None:
+    statement = judge("python", program(lines(besides=BY_CHANCE, texts=400)))
+
+    planned = rank_of(statement)
+    outside = planned.outside_allocator.total_bytes
+    assert planned.peak.interval_bytes[1] >= 2.5 * planned.peak.reserved_bytes + outside
+    assert [said for said in statement.unseen if "was not replayed" in said] == [
+        "what the allocator caches over 100 batches of other sizes was not replayed (sizes of blocks do not follow from"
+        " those of batches): the interval allows for 150% more to be reserved"
+    ]
+
+
+def test_a_program_that_is_run_to_its_end_is_judged_as_it_was(program: Program) -> None:
+    statement = judge("python", program(lines(texts=80)), batches=20, steps=EPOCH)
+
+    assert "after many lengths" not in [moment.name for moment in rank_of(statement).moments]
