@@ -47,7 +47,7 @@ _PADDINGS = (1, 8, 16)
 _MOST_OFF = 0.05
 """Of the bytes of a step, where sizes follow no rule and are interpolated: with more it is not composed."""
 _MOST_KEPT = 0.1
-"""All blocks that are kept for several steps together, beside the largest of all blocks."""
+"""Blocks that are kept for several steps, all of them together, beside the largest of all blocks."""
 _MOST_UNKNOWN = 0.1
 """Of batches, those near which steps did something that too few others did."""
 
@@ -134,21 +134,27 @@ def _find_starts(events: Sequence[Event], given: int) -> tuple[list[tuple[int, i
 
 
 def _leave_out_kept(events: Sequence[Event], starts: Sequence[tuple[int, int]], per_iteration: int) -> Sequence[Event]:
-    """The events without those of blocks that one step makes and a much later one frees: losses that are logged now
-    and then. Raises CannotComposeError where they are large."""
+    """The events without small blocks that one step makes and a much later one frees, and others of their kind: losses
+    that are logged now and then."""
     cuts = [index for index, _ in starts]
-    born = {event.block: index for index, event in enumerate(events) if isinstance(event, Alloc)}
-    kept = {
-        event.block
+    born = {event.block: (index, event) for index, event in enumerate(events) if isinstance(event, Alloc)}
+    kept = [
+        born[event.block][1]
         for index, event in enumerate(events)
         if isinstance(event, Free)
-        and cuts[0] <= born[event.block] < index < cuts[-1]
-        and bisect(cuts, index) - bisect(cuts, born[event.block]) > per_iteration + 1
+        and cuts[0] <= born[event.block][0] < index < cuts[-1]
+        and bisect(cuts, index) - bisect(cuts, born[event.block][0]) > per_iteration
+    ]
+    largest = max(event.requested_bytes for _, event in born.values())
+    if sum(event.requested_bytes for event in kept) > _MOST_KEPT * largest:
+        return events
+    kinds = {(event.origin, event.requested_bytes) for event in kept}
+    left_out = {
+        block
+        for block, (index, event) in born.items()
+        if index >= cuts[0] and (event.origin, event.requested_bytes) in kinds
     }
-    sizes = {event.block: event.requested_bytes for event in events if isinstance(event, Alloc)}
-    if sum(sizes[block] for block in kept) > _MOST_KEPT * max(sizes.values()):
-        raise CannotComposeError("steps keep blocks that much later ones free")
-    return [event for event in events if getattr(event, "block", -1) not in kept] if kept else events
+    return [event for event in events if getattr(event, "block", -1) not in left_out] if kinds else events
 
 
 def _cut_units(events: Sequence[Event], starts: Sequence[tuple[int, int]], places: Sequence[Place]) -> Iterator[_Unit]:

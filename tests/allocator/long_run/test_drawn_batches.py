@@ -139,7 +139,7 @@ def by_chance(_: Extents, chance: random.Random = random.Random(1)) -> list[int]
     ("sizes", "given", "order", "why"),
     [
         (by_chance, draw(5)[:SEEN], draw(5), "sizes of blocks do not follow from those of batches"),
-        (linear, draw(5)[:4], draw(5), "1 steps were run that are like all others"),
+        (linear, draw(5)[:4], draw(5), "2 steps were run that are like all others"),
         (linear, draw(5)[:SEEN], [*draw(5), (99_999,)], "larger batches come than were run"),
         (linear, draw(5, 7)[:SEEN], draw(5, 7), "batches vary in 7 ways"),
     ],
