@@ -252,7 +252,7 @@ class _Doing:
     @classmethod
     def of(cls, units: Sequence[_Unit], batches: Sequence[Extents]) -> _Doing:
         """Of units that do something else, but too few for rules, those are left out that take nearly as much as the
-        rules say of others."""
+        rules say of others, beside what the largest takes."""
         patterns: defaultdict[Pattern, list[_Unit]] = defaultdict(list)
         for unit in units:
             patterns[unit.sized.pattern].append(unit)
@@ -261,14 +261,15 @@ class _Doing:
         if not ruled:
             raise CannotComposeError("steps of other sizes do other things")
         kept, most_off = [*ruled], 0.0
+        highest = max(_measure_peak(unit.sized) for unit in units)
         doing = cls(ruled, 0.0)
         for alike, few in groups:
             if alike.is_ruled:
                 continue
             off = 0.0
             for unit in few:
-                peak = _measure_peak(unit.sized)
-                off = max(off, abs(_measure_peak(doing.at(*batches[unit.number : unit.number + 2])) - peak) / peak)
+                composed = doing.at(*batches[unit.number : unit.number + 2])
+                off = max(off, abs(_measure_peak(composed) - _measure_peak(unit.sized)) / highest)
             if off > _MOST_OFF:
                 kept.append(alike)
             else:
