@@ -9,7 +9,6 @@ from itertools import pairwise
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from planner.allocator.long_runs.growth import find_end, growth_of
-from planner.allocator.long_runs.replayed_run import ComposedRun, ReplayedRun, compose
 from planner.allocator.replay import SettledReplay, replay_until_settled
 from planner.allocator.rules import Rules
 from planner.allocator.timeline import Timeline
@@ -17,9 +16,9 @@ from planner.events import Event, Mark, Phase, Repeat
 from planner.job.kinds import ANY, Kind, Trait, is_compiled, kind_of_spec
 from planner.job.layout import Mesh, RankClass, axis_degrees, tokens_of_step
 from planner.job.overhead import OutsideEstimate, outside_of
-from planner.job.sampled_runs import steps_for_the_longest
 from planner.job.schema import Gpu, Job
 from planner.planning import identity, trace_variants
+from planner.planning.long_runs import LengthsRun, name_moment
 from planner.planning.post_training import SharedGpuJudge
 from planner.planning.trace_variants import without_timing
 from planner.report.attribution import state_rank_class
@@ -39,7 +38,7 @@ from planner.timing.step_time import INTERVAL, price_for_clock, time_step
 from planner.tracing.rank_trace import EngineFigures, Trace
 from planner.truth.calibration.interval import AppliedCorrection, Calibration, interval
 from planner.upstream.torch_releases import SPECIAL_PARTS, largest_difference
-from planner.verdict import Verdict, decide, worst
+from planner.verdict import Verdict, decide
 from planner.versions import minor_of
 
 _HOST_FACTORS = (0.5, 2.0)
@@ -129,7 +128,7 @@ class Judge:
             host_interval_bytes=(min(reserved, *between), max(reserved, *between)),
         )
         kind = statement.kind.having(Trait.HOST_AHEAD)
-        widened = self._widened(replace(statement, kind=kind), trace, reserved, *lead.host_interval_bytes)
+        widened = self.widen(replace(statement, kind=kind), trace, reserved, *lead.host_interval_bytes)
         return replace(widened, host_lead=lead)
 
     def add_other_workspaces(self, statement: RankClassStatement, trace: Trace) -> RankClassStatement:
@@ -139,9 +138,9 @@ class Judge:
             return statement
         varied = (replace(trace, events=events) for events in trace_variants.vary_workspaces(trace.events))
         reserved = [self.replay(each)[0].timeline.peak_reserved_bytes for each in varied]
-        return self._widened(statement, trace, min(reserved), max(reserved)) if reserved else statement
+        return self.widen(statement, trace, min(reserved), max(reserved)) if reserved else statement
 
-    def _widened(self, statement: RankClassStatement, trace: Trace, *reserved_bytes: int) -> RankClassStatement:
+    def widen(self, statement: RankClassStatement, trace: Trace, *reserved_bytes: int) -> RankClassStatement:
         """With an interval that covers those of these reserved bytes as well, and the verdict of that."""
         between = self.interval_of(trace, statement.kind)
         others = [between(reserved + self.held.total_bytes) for reserved in reserved_bytes]
@@ -306,8 +305,8 @@ def _judge_run(job: Job, rank_trace: RankTrace, judge: Judge) -> JudgedTrace:
     told = judge.told(rank_trace.trace)
     trace, run = rank_trace.trace.as_told(told), None
     if job.train.lengths is not None:
-        run = _LengthsRun.replay(job, trace, judge)
-        events = run.composed.worst_step_alone(run.unlimited.worst_step)
+        run = LengthsRun.replay(job, trace.written_out(), judge.rules, judge.room_bytes)
+        events = run.composed.worst_step_alone(run.long.unlimited.worst_step)
         trace = replace(trace, events=events, repeats=())
     unlimited, capped = judge.replay(trace)
     statement = judge.state(rank_trace.rank_class, unlimited.events, (unlimited.timeline, capped.timeline), trace)
@@ -403,21 +402,6 @@ def add_growth(
     return replace(statement, moments=(*statement.moments, replace(moment, device_bytes=peak.device_bytes)))
 
 
-def name_moment(
-    statement: RankClassStatement, name: str, sentence: str, when: tuple[Phase, int], sizes: tuple[int, int]
-) -> NamedMoment:
-    """A moment of these ranks: `when` is its phase and iteration, `sizes` are its allocated and reserved bytes."""
-    return NamedMoment(
-        name=name,
-        phase=when[0],
-        iteration=when[1],
-        allocated_bytes=sizes[0],
-        reserved_bytes=sizes[1],
-        device_bytes=sizes[1] + statement.outside_allocator.total_bytes,
-        sentence=sentence,
-    )
-
-
 def _evaluation_moments(job: Job, unlimited: SettledReplay, statement: RankClassStatement) -> list[NamedMoment]:
     """One for what is gathered and one for what is generated, in the highest of the evaluations."""
     moments: list[NamedMoment] = []
@@ -465,96 +449,3 @@ def _more_with_each(replayed: SettledReplay, phase: Phase) -> int:
     ]
     more = sorted(after - before for before, after in pairwise(at))
     return more[len(more) // 2] if more else 0
-
-
-@dataclass(frozen=True, slots=True)
-class _LengthsRun:
-    """A run of batches of different lengths, replayed as the job would run within the room that there is."""
-
-    job: Job
-    composed: ComposedRun
-    capped: ReplayedRun
-    unlimited: ReplayedRun
-    """What it would have taken; the same, where the memory does not run out."""
-
-    @classmethod
-    def replay(cls, job: Job, trace: Trace, judge: Judge) -> _LengthsRun:
-        """The run of a job with `train.lengths`, of whose steps this is the trace."""
-        composed = compose(job, trace.written_out())
-        capped = composed.replay(judge.rules, judge.room_bytes, device_bytes=judge.gpu.total_bytes)
-        return cls(job, composed, capped, composed.replay(judge.rules) if capped.out_of_memory_step else capped)
-
-    def judge(self, alone: RankClassStatement, interval: Callable[[int], tuple[int, int]]) -> RankClassStatement:
-        """The statement on the worst step alone, as it is after all the steps before it."""
-        peak, capped = alone.peak, self.capped
-        reserved = max(peak.reserved_bytes, self.unlimited.peak_reserved_bytes)
-        device = reserved + alone.outside_allocator.total_bytes
-        between = interval(device)
-        together = decide(
-            runs_out=bool(capped.out_of_memory_step),
-            highest_bytes=between[1],
-            capacity_bytes=alone.capacity_bytes,
-            cache_releases=capped.cache_releases,
-        )
-        return replace(
-            alone,
-            peak=replace(peak, reserved_bytes=reserved, device_bytes=device, interval_bytes=between),
-            verdict=worst([alone.verdict, together]),
-            cache_releases=max(alone.cache_releases, capped.cache_releases),
-            moments=(self._longest_batch(alone), self._many_lengths(alone)),
-        )
-
-    def _longest_batch(self, alone: RankClassStatement) -> NamedMoment:
-        run, train = self.unlimited, self.job.train
-        index = run.allocated_bytes.index(max(run.allocated_bytes))
-        reserved = max(
-            (growth.reserved_bytes for growth in run.growths if growth.step <= run.worst_step),
-            default=alone.peak.reserved_bytes,
-        )
-        degrees = axis_degrees(self.job.parallel)
-        ranks = math.prod(degrees[axis] for axis in ("dp_replicate", "dp_shard", "ep"))  # with batches of their own
-        sentence = (
-            f"The longest batch of {train.sequence_length} tokens, expected {_once_in(steps_for_the_longest(train))}"
-        )
-        if ranks > 1:
-            sentence += f", on one of {ranks} ranks {_once_in(steps_for_the_longest(train, ranks))}"
-        if run.worst_step > self.composed.drawn:
-            sentence += f"; none of the {self.composed.drawn} steps drawn has one"
-        when, sizes = (run.phases[index], run.worst_step), (run.allocated_bytes[index], reserved)
-        return name_moment(alone, "longest batch", f"{sentence}.", when, sizes)
-
-    def _many_lengths(self, alone: RankClassStatement) -> NamedMoment:
-        run, composed = self.unlimited, self.composed
-        last = run.growths[-1]
-        more = run.peak_reserved_bytes - alone.peak.reserved_bytes
-        by = f"{size(more)} more than the longest batch alone" if more > 0 else "no more than the longest batch alone"
-        lengths = len({length for step in composed.steps for length in step})
-        grew = [growth.step for growth in run.growths]
-        shown = f"steps {', '.join(map(str, grew[-_MOST_STEPS:]))}"
-        shown += f" (and in {len(grew) - _MOST_STEPS} before)" if len(grew) > _MOST_STEPS else ""
-        parts = [
-            f"After {len(composed.steps)} steps of {lengths} lengths {size(last.reserved_bytes)} are reserved, {by}",
-            f"new maxima came in {shown}",
-        ]
-        if composed.rounding:
-            parts.append(composed.rounding)
-        if run.left_out:
-            parts.append(f"{run.left_out} of the steps were not replayed, which would take too long")
-        if self.capped.out_of_memory_step:
-            phase = self.capped.out_of_memory_phase.value.replace("_", " ")
-            parts.append(f"the memory runs out in step {self.capped.out_of_memory_step}, {phase}")
-        allocated = run.allocated_bytes[min(last.step, len(run.allocated_bytes)) - 1]
-        sentence = "; ".join(parts) + "."
-        return name_moment(
-            alone, "after many lengths", sentence, (last.phase, last.step), (allocated, last.reserved_bytes)
-        )
-
-
-_MOST_STEPS = 8
-"""Steps with a new maximum that a sentence names."""
-
-
-def _once_in(steps: float) -> str:
-    if steps == float("inf"):
-        return "never"
-    return "in every step" if round(steps) <= 1 else f"once in {round(steps)} steps"

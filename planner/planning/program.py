@@ -25,9 +25,10 @@ from planner.job.overhead import outside
 from planner.job.rank_sets import RankSet
 from planner.job.schema import DataLoader, Gpu, Software
 from planner.planning import identity, notes
-from planner.planning.judging import Judge, add_growth, judge_first_runs, name_moment, told_on, torch_difference
+from planner.planning.judging import Judge, add_growth, judge_first_runs, told_on, torch_difference
 from planner.planning.memory_pool import state_pool
 from planner.planning.planned_classes import Progress
+from planner.planning.program_batches import add_all_batches, batch_moments, describe_sizes, moment_of_phases
 from planner.planning.program_ranks import (
     RankShare,
     are_alike,
@@ -44,7 +45,6 @@ from planner.report.statement import (
     AssumptionStatement,
     BranchStatement,
     NamedMoment,
-    PhaseStatement,
     ProgramStatement,
     RankClassStatement,
     Seconds,
@@ -56,7 +56,6 @@ from planner.runtime.garbage_collection import pause_collection
 from planner.runtime.limits import Limits
 from planner.tracing.program import rank_process
 from planner.tracing.program.assumptions import About, Branch
-from planner.tracing.program.batch_sizes import LARGEST, VaryingSize
 from planner.tracing.program.rank_orders import Gpu as FoundGpu
 from planner.tracing.program.rank_orders import MoreGpusError, ProgramOrder, RankRun, divide_by_device, malformed_error
 from planner.tracing.program.rank_process import USUAL_LIMITS, WalledProgram
@@ -99,11 +98,13 @@ class ProgramInputs:
 
 @dataclass(frozen=True, slots=True)
 class JudgedShare:
-    """What ranks will hold, and where they would run out of memory (empty if they do not)."""
+    """What ranks will hold, where they would run out of memory (empty if they do not), and why not all of their
+    batches were replayed (empty if they were)."""
 
     share: RankShare
     statement: RankClassStatement
     fails: str
+    unreplayed: str
 
 
 def inputs_of(
@@ -264,21 +265,22 @@ def _judge_run(judge: Judge, share: RankShare, trace: Trace, device: int | None)
     statement = judge.state(ranks, unlimited.events, (unlimited.timeline, capped.timeline), trace)
     statement = judge.add_host_lead(statement, trace, told)
     statement = judge.add_other_workspaces(statement, trace.as_told(told))
-    statement = replace(statement, moments=(*_batch_moments(run, statement), *_step_moments(run, statement)))
+    statement = replace(statement, moments=(*batch_moments(run, statement), *_step_moments(run, statement)))
+    statement, unreplayed = add_all_batches(statement, run, trace.as_told(told), judge)
     if run.schedules or (run.varying is not None and not run.drawn):
         verdict = worst([statement.verdict, Verdict.TIGHT])
         statement = replace(statement, judged_iterations=run.iterations, verdict=verdict)
     statement = add_growth(statement, unlimited.events, unlimited.repeats, judge.rules, run.steps_to_run)
     failed = capped.timeline.out_of_memory
     if failed is None:
-        return JudgedShare(share, statement, "")
+        return JudgedShare(share, statement, "", unreplayed)
     span = next(span for span in phase_spans(capped.events) if failed.event_index < span.last)
     where = share.named if device is None else f"{share.named}, cuda:{device},"
     fails = (
         f"The first allocation that fails on {where} is in iteration {span.iteration}, "
         f"{span.phase.value.replace('_', ' ')} (the program is not told, and goes on): {failed.message()}"
     )
-    return JudgedShare(share, statement, fails)
+    return JudgedShare(share, statement, fails, unreplayed)
 
 
 def _state(
@@ -308,7 +310,8 @@ def _state(
                 has_rows=any(phase.phase is Phase.EVAL for each in judged for phase in each.statement.phases),
                 infers=all(run.infers for run in runs),
             ),
-            *_describe_sizes(first),
+            *describe_sizes(first),
+            *dict.fromkeys(each.unreplayed for each in judged if each.unreplayed),
             *_describe_later_steps(first, work.steps_at),
             *_describe_failures(runs),
         ),
@@ -445,63 +448,13 @@ def _describe_unseen(seen: Mapping[str, int], idle_optimizers: int, *, has_rows:
         yield f"{'an optimizer' if idle_optimizers == 1 else f'{idle_optimizers} optimizers'} did not step twice"
 
 
-def _batch_moments(run: RankRun, statement: RankClassStatement) -> Iterator[NamedMoment]:
-    """What the chosen batches of its data take: of those of one iteration (gradients accumulate) its figures are those
-    of the last, which is the largest."""
-    for loader in run.drawn:
-        largest = {(batch.iteration, batch.evaluates): batch for batch in loader.tried}
-        for batch in largest.values():
-            alike = [
-                phase
-                for phase in statement.phases
-                if phase.iteration <= batch.iteration and batch.evaluates == (phase.phase is Phase.EVAL)
-            ]
-            if not alike or not batch.iteration:
-                continue
-            # An iteration that repeats the one before it is not stated again.
-            last = alike[-1].iteration
-            peaks = [phase for phase in alike if phase.iteration == last]
-            yield _moment(
-                batch.name,
-                peaks,
-                statement,
-                f"{loader.size.name or 'The batch'} is {list(batch.shape)}: of {loader.drawn:,} batches"
-                f" {batch.as_large:,} {'is' if batch.as_large == 1 else 'are'} at least as large.",
-            )
-
-
 def _step_moments(run: RankRun, statement: RankClassStatement) -> Iterator[NamedMoment]:
     """What the steps take at which its sizes are largest."""
     until = [*(step.iteration for step in run.steps_at[1:]), run.iterations + 1]
     for step, end in zip(run.steps_at, until, strict=False):
         peaks = [phase for phase in statement.phases if step.iteration <= phase.iteration < end]
         if step.why and peaks:
-            yield _moment(f"step {step.step:,}", peaks, statement, step.why)
-
-
-def _moment(name: str, phases: Sequence[PhaseStatement], statement: RankClassStatement, sentence: str) -> NamedMoment:
-    """The highest of these phases."""
-    peak = max(phases, key=lambda phase: phase.peak_allocated_bytes)
-    reserved = max(phase.peak_reserved_bytes for phase in phases)
-    return name_moment(statement, name, sentence, (peak.phase, peak.iteration), (peak.peak_allocated_bytes, reserved))
-
-
-def _describe_sizes(run: RankRun) -> Iterator[str]:
-    """That sizes vary, and how far that is in the figures."""
-    for loader in run.drawn:
-        epoch = f" of {loader.epoch:,} batches" if loader.epoch > loader.drawn else " batches"
-        yield f"the sizes of batches vary: {_say_size(loader.size)} among {loader.drawn:,}{epoch} drawn ahead"
-        if loader.drawn != loader.epoch:
-            yield "larger ones may come, and are in no figure (--batches draws more)"
-        if not all(batch.iteration for batch in loader.tried if batch.name == LARGEST):
-            yield "the largest batch was not given to the program: it is in no figure"
-    if run.varying is not None and not run.drawn:
-        yield f"the sizes of inputs vary: {_say_size(run.varying)}; larger ones may come, and are in no figure"
-
-
-def _say_size(size: VaryingSize) -> str:
-    name, place = size.name or "the batch", f" ({size.place})" if size.place else ""
-    return f"{name}{place} is {list(size.smallest)} to {list(size.largest)}, in {size.different:,} shapes"
+            yield moment_of_phases(f"step {step.step:,}", peaks, statement, step.why)
 
 
 def _describe_later_steps(run: RankRun, asked: Sequence[int]) -> Iterator[str]:

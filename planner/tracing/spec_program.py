@@ -23,6 +23,8 @@ from planner.tracing.program.rank_orders import Gpu, ProgramOrder, RankRun
 from planner.tracing.rank_trace import Trace
 from planner.tracing.spec import failures, step_trace
 
+from planner.training import absent_peers  # isort: skip
+
 import torch  # isort: skip
 import torch.distributed as dist  # isort: skip
 
@@ -119,6 +121,7 @@ def _as_started(order: ProgramOrder) -> Iterator[None]:
         finally:
             if dist.is_initialized():
                 dist.destroy_process_group()
+                absent_peers.forget()
             torch.cuda.set_device(0)
             sys.argv[:], sys.path[:] = arguments, folders
             gc.set_threshold(*threshold)

@@ -6,6 +6,7 @@ from array import array
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from planner.allocator.blocks import Device
 from planner.allocator.caching import CachingAllocator
@@ -126,10 +127,9 @@ MOST_EVENTS = 4_000_000
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """A step in which more was reserved than ever before. `length` is that of its longest batch."""
+    """A step in which more was reserved than ever before."""
 
     step: int
-    length: int
     phase: Phase
     reserved_bytes: int
 
@@ -166,8 +166,8 @@ class ReplayedRun:
 
 
 _State = int
-_Part = tuple[Place | None, int]
-"""A stretch by its place and its length; without a place a release of the cache."""
+Part = tuple[Any, ...]
+"""A stretch, by its place and what its sizes depend on; an empty one is a release of the cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,66 +179,75 @@ class _Outcome:
     cache_releases: int
 
 
-class _Run:
+@dataclass(frozen=True, slots=True)
+class PartedRun:
+    """The events `before` the steps that are composed, the blocks that the first of these finds, and the parts of each,
+    which `stretch_at` makes."""
+
+    before: Sequence[Event]
+    standing: Sequence[int]
+    steps: Sequence[Sequence[Part]]
+    stretch_at: Callable[[Part], Sized]
+    off: float = 0.0
+    """By how much the bytes of a step may be off, relative."""
+
+    def replay(
+        self, rules: Rules, capacity_bytes: int | None = None, *, device_bytes: int | None = None
+    ) -> ReplayedRun:
+        """The whole run through the allocator, until the memory runs out; the arguments are those of
+        `planner.allocator.replay`. Of a run that would take too long the last step is looked at all the same."""
+        return _Replay(self, CachingAllocator(rules, Device(capacity_bytes), device_bytes)).take()
+
+
+class _Replay:
     """A run that goes on stretch by stretch.
 
-    What a stretch does hinges on its length and on the state of the allocator, of which there are few: a stretch that
+    What a stretch does hinges on its sizes and on the state of the allocator, of which there are few: a stretch that
     began in the same state before is not replayed again. Where the run comes to one that did not, the allocator is
     brought to that state on the shortest way that is known.
     """
 
-    def __init__(
-        self,
-        traced: TracedRun,
-        by_length: Mapping[Place, ByLength],
-        allocator: CachingAllocator,
-        empty_cache_every: int,
-    ) -> None:
-        self.allocator = allocator
+    def __init__(self, parted: PartedRun, allocator: CachingAllocator) -> None:
+        self._parted, self.allocator = parted, allocator
         self.run = ReplayedRun()
-        self._traced, self._by_length, self._every = traced, by_length, empty_cache_every
-        self._player = Player(allocator, list(traced.standing), first_unused_block(traced.before))
-        self._known: dict[_State, dict[_Part, _Outcome]] = defaultdict(dict)
+        self._player = Player(allocator, list(parted.standing), first_unused_block(parted.before))
+        self._known: dict[_State, dict[Part, _Outcome]] = defaultdict(dict)
         self._at: _State | None = None
         """Where the run is; None where the age of blocks counts, and nothing is known of other times."""
         self._allocator_at: _State | None = None
         self._peaks = Peaks()
 
-    def take(self, steps: Steps, first_steps: int) -> ReplayedRun:
-        """Replays these steps, of which the first are in the trace as they are, until the memory runs out. Of a run
-        that would take too long the last step is looked at all the same."""
-        run, number = self.run, 1
+    def take(self) -> ReplayedRun:
+        run, steps = self.run, self._parted.steps
         try:
-            self._begin(steps)
-            for number, step in enumerate(steps[first_steps:], first_steps + 1):
-                if self._player.played >= MOST_EVENTS and number < len(steps):
+            self._begin()
+            for left, step in zip(range(len(steps), 0, -1), steps, strict=True):
+                if self._player.played >= MOST_EVENTS and left > 1:
                     run.left_out += 1
                     continue
-                parts: list[_Part] = list(zip(places_of(len(step)), (*step, max(step)), strict=True))
-                if self._every and number % self._every == 0:
-                    parts.append((None, 0))
-                replayed = [self._take_part(part, number) for part in parts]
+                number = len(run.allocated_bytes) + run.left_out + 1
+                replayed = [self._take_part(part, number) for part in step]
                 run.replayed += any(replayed)
                 self._end_step()
         except OutOfMemoryError as failed:
             run.out_of_memory_phase = failed.phase
-            run.out_of_memory_step = number if number > first_steps else len(run.allocated_bytes) + 1
+            run.out_of_memory_step = len(run.allocated_bytes) + run.left_out + 1
         return run
 
-    def _begin(self, steps: Steps) -> None:
+    def _begin(self) -> None:
         allocator = self.allocator
         number, phase = 0, Phase.LOAD
-        for event in self._traced.before:
+        for event in self._parted.before:
             if isinstance(event, Mark):
-                if event.iteration > 1 and event.iteration != number:
+                if event.iteration > 1 and event.iteration > number:
                     self._end_step()
                     self.run.replayed += 1
-                number, phase = event.iteration, event.phase
+                number, phase = max(event.iteration, number), event.phase
                 continue
             reserved = allocator.peak_reserved
             self._player.play_as_it_is(event, phase)
             if allocator.peak_reserved > reserved:
-                self._grow(max(number, 1), max(steps[max(number, 1) - 1]), phase)
+                self._grow(max(number, 1), phase)
             self._peaks = self._peaks.higher(Peaks(allocator.allocated, allocator.requested, phase))
         self._end_step()
         self.run.replayed += 1
@@ -252,7 +261,7 @@ class _Run:
         run.phases.append(peaks.phase)
         self._peaks = Peaks()
 
-    def _take_part(self, part: _Part, number: int) -> bool:
+    def _take_part(self, part: Part, number: int) -> bool:
         """Whether it had to be replayed."""
         before = self._at
         outcome = None if before is None else self._known[before].get(part)
@@ -277,7 +286,7 @@ class _Run:
             return
         assert start is not None
         assert end is not None
-        came_from: dict[_State, tuple[_State, _Part]] = {}
+        came_from: dict[_State, tuple[_State, Part]] = {}
         waiting = deque([start])
         while end not in came_from:
             here = waiting.popleft()
@@ -285,7 +294,7 @@ class _Run:
                 if outcome.after is not None and outcome.after not in came_from:
                     came_from[outcome.after] = (here, part)
                     waiting.append(outcome.after)
-        way: list[_Part] = []
+        way: list[Part] = []
         here = end
         while not way or here != start:
             here, part = came_from[here]
@@ -295,20 +304,18 @@ class _Run:
         self._allocator_at = self._player.state()
         assert self._allocator_at == end, "a stretch did something else in the same state"
 
-    def _replay(self, part: _Part, number: int) -> Peaks:
-        place, length = part
-        if place is None:
+    def _replay(self, part: Part, number: int) -> Peaks:
+        if not part:
             self.allocator.empty_cache()
             return Peaks()
-        stretch = self._by_length[place].at(length)
-        return self._player.play(stretch, lambda phase: self._grow(number, length, phase))
+        return self._player.play(self._parted.stretch_at(part), lambda phase: self._grow(number, phase))
 
-    def _grow(self, step: int, length: int, phase: Phase) -> None:
+    def _grow(self, step: int, phase: Phase) -> None:
         """Of one step the last is kept."""
         growths = self.run.growths
         if growths and growths[-1].step == step:
             growths.pop()
-        growths.append(Growth(step, length, phase, self.allocator.peak_reserved))
+        growths.append(Growth(step, phase, self.allocator.peak_reserved))
 
 
 _PARTS = 4
@@ -331,10 +338,19 @@ class ComposedRun:
     def replay(
         self, rules: Rules, capacity_bytes: int | None = None, *, device_bytes: int | None = None
     ) -> ReplayedRun:
-        """The whole run through the allocator; the arguments are those of `planner.allocator.replay`."""
-        allocator = CachingAllocator(rules, Device(capacity_bytes), device_bytes)
-        run = _Run(self._traced, self._by_length, allocator, self._job.train.empty_cache_every)
-        return run.take(self.steps, first_steps(self._job))
+        """The whole run; the arguments are those of `PartedRun.replay`."""
+        first, every = first_steps(self._job), self._job.train.empty_cache_every
+        steps: list[Sequence[Part]] = [
+            (
+                *zip(places_of(len(step)), (*step, max(step)), strict=True),
+                *([()] if every and not number % every else []),
+            )
+            for number, step in enumerate(self.steps[first:], first + 1)
+        ]
+        parted = PartedRun(
+            self._traced.before, self._traced.standing, steps, lambda part: self._by_length[part[0]].at(part[1])
+        )
+        return parted.replay(rules, capacity_bytes, device_bytes=device_bytes)
 
     def worst_step_alone(self, number: int) -> tuple[Event, ...]:
         """The loading, the first steps, and then a step of the longest batches, under this number."""

@@ -6,7 +6,7 @@ import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
 from fractions import Fraction
 
@@ -199,6 +199,8 @@ class SizeRule:
     constant: Fraction
     linear: Fraction
     square: Fraction
+    most: int | None = None
+    """Where it ends to rise: kernels that split their work take no more parts than the GPU runs at a time."""
 
     @property
     def is_constant(self) -> bool:
@@ -208,7 +210,8 @@ class SizeRule:
     def at(self, length: int) -> int:
         """Bytes at this length; a broken number of them, which no traced length has, is rounded up."""
         x = -(-length // self.padding) * self.padding
-        return math.ceil(self.constant + x * (self.linear + x * self.square))
+        size = math.ceil(self.constant + x * (self.linear + x * self.square))
+        return size if self.most is None else min(size, self.most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +224,9 @@ class Between:
     straight: bool
 
     def at(self, length: int) -> int:
-        """Bytes at this length, no shorter than the shortest traced one, and no longer than the longest."""
+        """Bytes at this length, of a shorter one than all that were traced those of the shortest, of a longer one those
+        of the longest."""
+        length = min(max(length, self.lengths[0]), self.lengths[-1])
         after = bisect_left(self.lengths, length)
         if not self.straight or self.lengths[after] == length:
             return self.sizes[after]
@@ -236,11 +241,16 @@ _FEWEST_STRAIGHT = 4
 def between(lengths: Sequence[int], sizes: Sequence[int]) -> Between:
     """Sizes that no rule tells. They are taken to be straight between if every traced one but the outermost is nearly
     on the line between its neighbours."""
-    inner = range(1, len(lengths) - 1)
+    off = off_line(lengths, sizes)
     straight = len(lengths) >= _FEWEST_STRAIGHT and all(
-        abs(_on_line(lengths, sizes, at - 1, at + 1, lengths[at]) - sizes[at]) <= _NEARLY * sizes[at] for at in inner
+        difference <= _NEARLY * size for difference, size in zip(off, sizes[1:-1], strict=True)
     )
     return Between(lengths, sizes, straight)
+
+
+def off_line(lengths: Sequence[int], sizes: Sequence[int]) -> list[Fraction]:
+    """How far each size but the outermost is from the line between its neighbours."""
+    return [abs(_on_line(lengths, sizes, at - 1, at + 1, lengths[at]) - sizes[at]) for at in range(1, len(lengths) - 1)]
 
 
 def _on_line(lengths: Sequence[int], sizes: Sequence[int], first: int, last: int, length: int) -> Fraction:
@@ -262,6 +272,15 @@ def rule_of(lengths: Sequence[int], sizes: Sequence[int]) -> SizeRule | None:
             if all(rule.at(length) == size for length, size in zip(lengths, sizes, strict=True)):
                 return rule
     return None
+
+
+def saturated_rule_of(lengths: Sequence[int], sizes: Sequence[int]) -> SizeRule | None:
+    """As `rule_of`, for sizes that rise until they stay the same."""
+    rising = sum(size < sizes[-1] for size in sizes)
+    if {*sizes[rising:]} != {sizes[-1]} or (rule := rule_of(lengths[:rising], sizes[:rising])) is None:
+        return None
+    saturated = replace(rule, most=sizes[-1])
+    return saturated if saturated.at(lengths[rising]) == sizes[-1] else None
 
 
 def _through(points: Sequence[tuple[int, int]], degree: int, padding: int) -> SizeRule:

@@ -54,6 +54,12 @@ class DrawnBatches:
     drawn: int
     epoch: int
     tried: tuple[TriedBatch, ...] = ()
+    trains: bool = False
+    """Whether gradients were made where it was gone through."""
+    order: tuple[tuple[int, ...], ...] = ()
+    """The extents that vary (`varying_extents`) of the batches that were drawn, in their order."""
+    given: tuple[tuple[int, ...], ...] = ()
+    """The same of those that the program was given until it was ended."""
 
 
 def varying(steps: Sequence[Sequence[Shapes]], place: str = "") -> VaryingSize | None:
@@ -69,6 +75,17 @@ def varying(steps: Sequence[Sequence[Shapes]], place: str = "") -> VaryingSize |
             smallest, largest = min(every, key=math.prod), max(every, key=math.prod)
             found.append(VaryingSize(name=name, smallest=smallest, largest=largest, different=len(every), place=place))
     return max(found, key=lambda size: math.prod(size.largest), default=None)
+
+
+def varying_extents(batches: Sequence[Shapes]) -> list[tuple[str, int]]:
+    """The entries and dims that are not the same in all batches; of several that are always alike, the first."""
+    ways = dict.fromkeys((name, dim) for batch in batches for name, shape in batch.items() for dim in range(len(shape)))
+    columns = {tuple(_extent(batch, *way) for batch in batches): way for way in reversed(ways)}
+    return [way for column, way in reversed(columns.items()) if len(set(column)) > 1]
+
+
+def read_extents(batch: Shapes, ways: Sequence[tuple[str, int]]) -> tuple[int, ...]:
+    return tuple(_extent(batch, *way) for way in ways)
 
 
 def _repeats(steps: Sequence[set[Shape]]) -> bool:

@@ -15,7 +15,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -26,7 +26,15 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 from planner import upstream
 from planner.tracing.program.assumptions import About, Assumptions, is_programs, short_path
-from planner.tracing.program.batch_sizes import DrawnBatches, LargestBatches, Shapes, TriedBatch, varying
+from planner.tracing.program.batch_sizes import (
+    DrawnBatches,
+    LargestBatches,
+    Shapes,
+    TriedBatch,
+    read_extents,
+    varying,
+    varying_extents,
+)
 from planner.tracing.program.child_answers import fork_off
 from planner.tracing.program.input_sizes import read_shapes
 
@@ -41,6 +49,8 @@ _BATCHES, _ROUNDS = 6, 4
 """That come first: of the loader, and steps of the optimizer, whose state is born in the first of them."""
 _AHEAD = 2
 """That a program may fetch before it uses the first (accelerate, Lightning)."""
+_MOST_ORDERED = 5_000
+"""Batches whose extents are kept in their order."""
 _TIMES = 2
 """Each is given so often: where gradients accumulate, one of two finds them there already."""
 
@@ -59,6 +69,10 @@ class _Plan:
 
     drawn: DrawnBatches
     chosen: list[_Chosen]
+    ways: Sequence[tuple[str, int]]
+    """The extents that vary."""
+    extents: list[tuple[int, ...]] = field(default_factory=list)
+    """Of the batches that were given."""
     given: int = 0
     """Of the program's own batches and of those in their place."""
     round: int = -2
@@ -120,7 +134,10 @@ class LookAhead:
     def drawn(self) -> tuple[DrawnBatches, ...]:
         """Of each loader whose sizes vary, with the batches that were given."""
         plans = dict.fromkeys(plan for plan in self._plans.values() if plan is not None)
-        return tuple(replace(plan.drawn, tried=tuple(each.about for each in plan.chosen)) for plan in plans)
+        return tuple(
+            replace(plan.drawn, tried=tuple(each.about for each in plan.chosen), given=tuple(plan.extents))
+            for plan in plans
+        )
 
     def forward_ended(self, shapes: Shapes, iteration: int, *, evaluates: bool) -> None:
         """A forward has had inputs of these shapes: perhaps a batch that was given is one of them."""
@@ -159,16 +176,23 @@ class LookAhead:
             plan = self._of_iterators.get(iterator)
             if plan is None:
                 return batch
-            plan.given, plan.round = plan.given + 1, self._rounds()
-            if not plan.left or plan.given <= plan.usual or (self._trains() and plan.round < min(plan.usual, _ROUNDS)):
-                return batch
-            chosen = plan.chosen[plan.turn // _TIMES]
-            plan.turn, plan.last_given = plan.turn + 1, plan.given
-            chosen.about = replace(chosen.about, iteration=plan.round + 1)
-            batch = pickle.loads(chosen.content)
-            return pin_memory(batch, iterator._pin_memory_device) if iterator._pin_memory else batch
+            batch = self._choose(plan, batch, iterator)
+            if len(plan.extents) < _MOST_ORDERED:
+                plan.extents.append(read_extents(read_shapes(batch), plan.ways))
+            return batch
 
         return following
+
+    def _choose(self, plan: _Plan, batch: Any, iterator: Any) -> Any:
+        """The batch, or one that is given in its place."""
+        plan.given, plan.round = plan.given + 1, self._rounds()
+        if not plan.left or plan.given <= plan.usual or (self._trains() and plan.round < min(plan.usual, _ROUNDS)):
+            return batch
+        chosen = plan.chosen[plan.turn // _TIMES]
+        plan.turn, plan.last_given = plan.turn + 1, plan.given
+        chosen.about = replace(chosen.about, iteration=plan.round + 1)
+        batch = pickle.loads(chosen.content)
+        return pin_memory(batch, iterator._pin_memory_device) if iterator._pin_memory else batch
 
     def _look(self, loader: Any, make_iterator: Callable[..., Any]) -> _Plan | None:
         began = time.perf_counter()
@@ -209,7 +233,15 @@ class LookAhead:
         for about, batch in batches.chosen(size):
             with suppress(Exception):  # a batch that no process can hand to another
                 chosen.append(_Chosen(about, _written(batch)))
-        return _Plan(DrawnBatches(size=size, drawn=len(batches.seen), epoch=epoch), chosen)
+        ways = varying_extents(batches.seen)
+        drawn = DrawnBatches(
+            size=size,
+            drawn=len(batches.seen),
+            epoch=epoch,
+            trains=torch.is_grad_enabled(),
+            order=tuple(read_extents(each, ways) for each in batches.seen[:_MOST_ORDERED]),
+        )
+        return _Plan(drawn, chosen, ways)
 
 
 def _length(items: Any) -> int:
