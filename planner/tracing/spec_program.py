@@ -81,7 +81,7 @@ def trace(job: Job, rank: int = 0, target: str = "") -> Trace:
         has_made_up_data=True,
     )
     runs: list[RankRun] = []
-    with _as_started(order):
+    with _as_started(order), step_trace.quiet_libraries():
         try:
             run_program(order, Endings(runs.append, _refuse))  # type: ignore[arg-type]
         except ProgramError as error:

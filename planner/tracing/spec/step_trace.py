@@ -56,7 +56,7 @@ def trace(job: Job, rank: int = 0, target: str = "", *, folded: bool = True) -> 
         job = replace(job, train=replace(job.train, compile=None))
     if job.train.lengths is not None:
         job = as_traced(job)
-    with pause_collection(), _quiet_libraries():
+    with pause_collection(), quiet_libraries():
         try:
             result = _trace(job, rank, target, folded=folded)
         except (DoesNotFoldError, NoExampleError, UnlikePartsError):
@@ -243,7 +243,7 @@ _LIBRARIES = ("accelerate", "deepspeed", "DeepSpeed", "huggingface_hub", "peft",
 
 
 @contextmanager
-def _quiet_libraries() -> Iterator[None]:
+def quiet_libraries() -> Iterator[None]:
     """Inside, Python's warnings are not shown, and of the libraries' own logs errors alone."""
     # Loggers of modules that have a level of their own do not ask the one above.
     own = [
