@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -51,7 +52,8 @@ class CodeRules:
     def refuse_foreign(self, factory: str, callable_: Callable[..., Any]) -> None:
         """Raises FactoryNotAllowedError for a callable that an allowed module has only imported: `models:os.system` is
         none of its own."""
-        home = str(getattr(callable_, "__module__", "") or type(callable_).__module__)
+        wrapped = inspect.unwrap(callable_)  # planner stands in for some of Python's functions
+        home = str(getattr(wrapped, "__module__", "") or type(wrapped).__module__)
         if self.patterns is None or any(fnmatchcase(home, pattern.partition(":")[0]) for pattern in self.patterns):
             return
         raise FactoryNotAllowedError(
