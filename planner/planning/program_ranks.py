@@ -11,7 +11,7 @@ from itertools import product
 from pathlib import Path
 
 from planner.errors import SpecError
-from planner.events import Event, Free
+from planner.events import Category, Event, Free, Role
 from planner.job.launching.line import LaunchLine
 from planner.job.launching.named_counts import named_count
 from planner.job.rank_sets import RankSet
@@ -142,10 +142,16 @@ def are_alike(trace: Trace, other: Trace) -> bool:
 
 def do_the_same(events: Sequence[Event], others: Sequence[Event]) -> bool:
     """Whether two ranks tell the allocator the same. Blocks that are given up one directly after the other may come in
-    another order: it is that of the threads of a process."""
-    return len(events) == len(others) and all(
-        one == other for one, other in zip(_with_frees_in_order(events), _with_frees_in_order(others), strict=True)
+    another order: it is that of the threads of a process. The last batch has no role yet where a rank was ended before
+    its forward."""
+    known, others_known = ([each for each in all_ if not _is_of_a_batch(each)] for all_ in (events, others))
+    return len(known) == len(others_known) and all(
+        one == other for one, other in zip(_with_frees_in_order(known), _with_frees_in_order(others_known), strict=True)
     )
+
+
+def _is_of_a_batch(event: Event) -> bool:
+    return isinstance(event, Role) and event.category is Category.INPUT
 
 
 def _with_frees_in_order(events: Sequence[Event]) -> Iterator[Event]:

@@ -55,6 +55,7 @@ def has_program(job: Job) -> bool:
         train.optimizer_in_backward,
         train.gradient_accumulation_steps > _MOST_MICRO_BATCHES,
         parallel.pp.degree > 1,
+        parallel.ep.degree > 1,
         parallel.deepspeed,
         parallel.dp_shard.offload,
         parallel.dp_shard.kind == "fsdp1" and parallel.dp_shard.degree > 1,

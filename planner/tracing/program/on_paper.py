@@ -291,19 +291,19 @@ class ProgramRun:
             return
         self.ranks.refuse_waiting()
         recorder, moments = self._gpu.recorder, self.watcher.moments
-        until = None if after is None else moments.log[after].position
+        until = None if after is None else moments.seen_at(after)
         recorder.settle()
         last = recorder.now() if until is None else until
         phases = tuple(moments.phases())
         # Each is placed before what is there already: of several at one position the first comes last.
         for index, phase, iteration in reversed(phases):
-            if until is None or moments.log[index].position < until:
+            if after is None or index < after:
                 recorder.mark_at(moments.log[index].position, phase, iteration)
         assign_uncalled_modules(recorder)
         self.memory.settle()
         over = [index for index in moments.ends() if after is None or index < after]
         ends = [moments.log[index].position for index in over]
-        events, repeats = recorder.repeating_events(last, moments.cuts(last), ends)
+        events, repeats = recorder.repeating_events(last, moments.cuts(after), ends)
         collected = _COLLECTED_OFTEN if moments.infers else _COLLECTED
         for sentence, is_true in (
             (_BY_HAND, self.watcher.steps_by_hand),

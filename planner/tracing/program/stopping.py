@@ -61,6 +61,8 @@ class Moments:
     steps: Counter[int] = field(default_factory=Counter)
     backward_ends: dict[int, int] = field(default_factory=dict)
     """Of each backward, by its index, the position at which it has ended."""
+    _seen: dict[int, int] = field(default_factory=dict)
+    """Of moments that were earlier than they were seen, by their indices."""
     forwards: int = 0
     infers: bool = False
     """Whether the program was found to infer and never to train: each of its forwards is an iteration."""
@@ -100,7 +102,12 @@ class Moments:
 
     def begin_at(self, index: int, position: int) -> None:
         """The moment of this index was earlier than it was seen, and after the one before it."""
+        self._seen.setdefault(index, self.log[index].position)
         self.log[index] = replace(self.log[index], position=position)
+
+    def seen_at(self, index: int) -> int:
+        """The position at which the moment of this index was seen."""
+        return self._seen.get(index, self.log[index].position)
 
     @property
     def trains(self) -> bool:
@@ -128,11 +135,15 @@ class Moments:
             if moment.kind is Kind.STEPPED and moment.parameters == parameters
         ]
 
-    def cuts(self, until: int) -> list[int]:
-        """Positions between which a program may do the same again: where its forwards begin, or else its backwards."""
+    def cuts(self, after: int | None) -> list[int]:
+        """Positions between which a program may do the same again: where its forwards begin, or else its backwards, up
+        to the moment of this index."""
+        log = self.log[:after]
         training = Kind.FORWARD if self._begun[Kind.FORWARD] else Kind.BACKWARD
-        kinds = (training, Kind.EVAL, Kind.ASIDE)
-        return sorted({moment.position for moment in self.log if moment.kind in kinds and moment.position < until})
+        forwards = {moment.position for moment in log if moment.kind in (training, Kind.EVAL, Kind.ASIDE)}
+        # A checkpoint that takes no memory of the device would be folded away with the forward after it.
+        checkpoints = {moment.position for moment in log if moment.kind in (Kind.SAVE, Kind.LOAD, Kind.GATHER)}
+        return sorted(forwards - checkpoints)
 
     def evaluations(self, until: int | None = None) -> int:
         """How many evaluations began, up to a position: what lies between two trainings counts once."""

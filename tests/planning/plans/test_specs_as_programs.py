@@ -51,11 +51,6 @@ LLAMA = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 512, "hidden_size": 128,
     "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2,
 }  # fmt: skip
-MIXTURE = {
-    "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "vocab_size": 512, "hidden_size": 128,
-    "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2,
-    "num_local_experts": 4, "num_experts_per_tok": 2,
-}  # fmt: skip
 JOBS: dict[str, Callable[[MakeJob], Job]] = {
     "one GPU": lambda job_of: job_of(),
     "pictures": lambda job_of: job_of("normed"),
@@ -79,7 +74,6 @@ JOBS: dict[str, Callable[[MakeJob], Job]] = {
     "TP": lambda job_of: divided(job_of(), tp=Tp(degree=2, sequence_parallel=True, loss_parallel=True)),
     "TP, FSDP2": lambda job_of: divided(sharded(job_of(gradient_clipping=1.0), 2), tp=Tp(degree=2)),
     "CP": lambda job_of: divided(job_of(precision="bf16_autocast", sequence_length=256), cp=Cp(degree=2)),
-    "experts": lambda job_of: divided(with_config(job_of(), MIXTURE), ep=Ep(degree=2)),
     "LoRA": lambda job_of: with_config(job_of(precision="bf16_autocast"), LLAMA, adapter=Adapter()),
     "QLoRA": lambda job_of: with_config(job_of(), LLAMA, adapter=Adapter(kind="qlora"), parameter_dtype="bfloat16"),
 }
@@ -105,6 +99,7 @@ def test_both_name_what_it_is_for(job_of: MakeJob, name: str) -> None:
 def test_what_has_no_program_yet_is_traced_step_by_step(job_of: MakeJob) -> None:
     jobs = [
         divided(job_of(), pp=Pp(degree=2)),
+        divided(job_of(), ep=Ep(degree=2)),
         sharded(job_of(), 2, offload="cpu"),
         sharded(job_of(), 2, kind="fsdp1"),
         job_of(compile=Compile()),

@@ -94,5 +94,5 @@ def test_a_checkpoint_in_parts_is_one() -> None:
 
 
 def test_a_program_is_cut_where_its_forwards_begin() -> None:
-    assert seen("efbfb1efb1").cuts(until=8) == [0, 1, 3, 6, 7]
-    assert seen("b1b1").cuts(until=4) == [0, 2]
+    assert seen("efbfb1efb1").cuts(9) == [0, 1, 3, 6, 7]
+    assert seen("b1b1").cuts(None) == [0, 2]
