@@ -60,9 +60,14 @@ def _line_of_error(error: Exception) -> str:
     lines = [
         f" at {Path(frame.f_code.co_filename).name}:{line}"
         for frame, line in traceback.walk_tb(error.__traceback__)
-        if frame.f_globals.get("__package__", "").partition(".")[0] not in ("torch", "planner")
+        if _package_of(frame) not in ("torch", "planner", "runpy")
     ]
     return lines[-1] if lines else ""
+
+
+def _package_of(frame: FrameType) -> str:
+    """Also of a program, whose module is called `__main__`."""
+    return str(frame.f_globals.get("__package__") or frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
 def _compiling_error(error: Exception, summary: str, module: str) -> TraceError | None:

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from planner.errors import TraceError
 from planner.job.layout import Mesh, rank_classes
-from planner.job.schema import Adapter, Compile, Cp, DpShard, Ep, Eval, Job, Model, Optimizer, Pp, Recompute, Tp
+from planner.job.schema import Adapter, Compile, Cp, DpShard, Ep, Eval, Input, Job, Model, Optimizer, Pp, Recompute, Tp
 from planner.planning.job_plan import plan_from_traces
 from planner.planning.judging import RankTrace
 from planner.report.statement import RankClassStatement
@@ -94,6 +95,17 @@ def test_both_name_what_it_is_for(job_of: MakeJob, name: str) -> None:
     program, by_hand = (plan_first_class(job, trace) for trace in (spec_program.trace, step_trace.trace))
 
     assert program.at_peak == pytest.approx(by_hand.at_peak, abs=LOSS_GRADIENTS)
+
+
+def test_both_say_the_same_of_an_error_within_torch(job_of: MakeJob) -> None:
+    job = job_of("mlp", inputs={"x": Input(shape=(64,)), "labels": Input(shape=(), dtype="int64", maximum=128)})
+
+    said = []
+    for trace in (spec_program.trace, step_trace.trace):
+        with pytest.raises(TraceError) as caught:
+            trace(job)
+        said.append(str(caught.value))
+    assert said[0] == said[1]
 
 
 def test_what_has_no_program_yet_is_traced_step_by_step(job_of: MakeJob) -> None:
