@@ -7,7 +7,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import product, zip_longest
 from pathlib import Path
 
 from planner.errors import SpecError
@@ -144,14 +144,8 @@ def do_the_same(events: Sequence[Event], others: Sequence[Event]) -> bool:
     """Whether two ranks tell the allocator the same. Blocks that are given up one directly after the other may come in
     another order: it is that of the threads of a process. The last batch has no role yet where a rank was ended before
     its forward."""
-    known, others_known = ([each for each in all_ if not _is_of_a_batch(each)] for all_ in (events, others))
-    return len(known) == len(others_known) and all(
-        one == other for one, other in zip(_with_frees_in_order(known), _with_frees_in_order(others_known), strict=True)
-    )
-
-
-def _is_of_a_batch(event: Event) -> bool:
-    return isinstance(event, Role) and event.category is Category.INPUT
+    pairs = zip_longest(_with_frees_in_order(events), _with_frees_in_order(others))
+    return all(one == other for one, other in pairs)
 
 
 def _with_frees_in_order(events: Sequence[Event]) -> Iterator[Event]:
@@ -159,6 +153,8 @@ def _with_frees_in_order(events: Sequence[Event]) -> Iterator[Event]:
     for event in events:
         if isinstance(event, Free):
             freed.append(event.block)
+            continue
+        if isinstance(event, Role) and event.category is Category.INPUT:
             continue
         yield from map(Free, sorted(freed))
         freed.clear()

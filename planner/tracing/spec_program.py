@@ -72,7 +72,7 @@ def trace(job: Job, rank: int = 0, target: str = "") -> Trace:
     began = time.perf_counter()
     cuda_on_paper.take_any_gpu(target or job.cluster.gpu.target)
     order = ProgramOrder(
-        line=launch_line(job),
+        line=_launch_line(job),
         rank=rank,
         gpu=Gpu(product="", arch=job.cluster.gpu.arch, total_bytes=_ROOMY_BYTES, name=job.cluster.gpu.name),
         target=target or job.cluster.gpu.target,
@@ -96,7 +96,7 @@ def trace(job: Job, rank: int = 0, target: str = "") -> Trace:
     return replace(runs[0].trace, seconds=time.perf_counter() - began)
 
 
-def launch_line(job: Job) -> LaunchLine:
+def _launch_line(job: Job) -> LaunchLine:
     """How the program of a spec is started on the job's nodes."""
     return LaunchLine(
         launcher=Launcher.TORCHRUN,

@@ -6,13 +6,12 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
-from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState
 
 from planner import upstream
 from planner.events import Category
 from planner.paper.recorder import Recorder
-from planner.training.wraps.ddp import ObservedReducer, observe_hook
+from planner.training.wraps.ddp import ObservedReducer, compression_tensors, observe_hook
 
 _DDP = "torch.nn.parallel.distributed:DistributedDataParallel"
 
@@ -37,11 +36,8 @@ class DdpRoles:
     def assign_compression(self) -> None:
         """What hooks keep from one iteration to the next: PowerSGD its factors and errors."""
         for state in self._compressions:
-            kept = {"p": state.p_memory_dict, "q": state.q_memory_dict, "error": state.error_dict}
-            for name, tensors in kept.items():
-                for bucket, tensor in tensors.items():
-                    if isinstance(tensor, Tensor):
-                        self._recorder.assign(tensor, Category.COMMUNICATION, f"power_sgd.{name}.{bucket}")
+            for name, tensor in compression_tensors(state):
+                self._recorder.assign(tensor, Category.COMMUNICATION, name)
 
     def _begin_sync(self, real: Callable[..., Any]) -> Callable[..., Any]:
         """From here to the reducer the constructor verifies and broadcasts parameters and buffers."""

@@ -12,6 +12,7 @@ from torch.optim.optimizer import Optimizer
 from planner.training import optimizers
 from planner.training.models.adapters import trained_elements
 from planner.training.wraps import deepspeed_engine, fsdp2
+from planner.training.wraps.ddp import leave_out_clock
 
 
 def describe_division(roots: Sequence[nn.Module], stepped: Optimizer) -> dict[str, Any]:
@@ -20,8 +21,9 @@ def describe_division(roots: Sequence[nn.Module], stepped: Optimizer) -> dict[st
     What there is nothing of is left out.
     """
     modules = [module for root in roots for module in root.modules()]
+    replicas = (module for module in modules if isinstance(module, DistributedDataParallel))
     division = {
-        "buckets": next((_account_of(module) for module in modules if isinstance(module, DistributedDataParallel)), {}),
+        "buckets": leave_out_clock(next(map(_account_of, replicas), {})),
         "sharded_dims": tuple(sorted({size for root in roots for size in fsdp2.sharded_dims(root)})),
         "parts": optimizers.parts(stepped) or next(filter(None, map(deepspeed_engine.parts, modules)), ()),
         "adapted": next(filter(None, map(trained_elements, roots)), {}),
@@ -31,10 +33,4 @@ def describe_division(roots: Sequence[nn.Module], stepped: Optimizer) -> dict[st
 
 
 def _account_of(model: DistributedDataParallel) -> dict[str, Any]:
-    """What DDP's reducer says of itself, without its clock: a trace of the same program is the same at any time."""
-    account = model._get_ddp_logging_data()
-    return {
-        name: value
-        for name, value in account.items()
-        if isinstance(value, str | int | float | bool) and "_time" not in name
-    }
+    return dict(model._get_ddp_logging_data())

@@ -393,8 +393,8 @@ def run_program(order: ProgramOrder, endings: Endings) -> None:
         changed = run.change_loops()
         if changed:
             stack.enter_context(counting(run.steps_at, changed))
+        # What the program has at its end lives until the report, as it does in a process that ends.
         left: Mapping[str, Any] = {}
-        """What the program has at its end: it lives until the report, as it does in a process that ends."""
         try:
             left = _run_main(order, changed, run.steps_at)
             run.ranks.run_waiting()

@@ -130,8 +130,6 @@ class Watcher:
         self._names = WeakIdKeyDictionary()
         self._open = threading.local()
         self._backward = False
-        self._backward_ended = 0
-        """The recorder's position at the end of the last one."""
         self._noted = False
         self.division: dict[str, Any] = {}
         """How models and optimizers are divided over the ranks, as fields of a trace."""
@@ -184,7 +182,7 @@ class Watcher:
         """What follows is no part of a step: one that no optimizer of torch.optim has made is over now."""
         if self._optimizers or not self._by_hand.is_made():
             return
-        self.moments.add(self._backward_ended, Kind.STEP, _BY_HAND)
+        self.moments.add(next(reversed(self.moments.backward_ends.values())), Kind.STEP, _BY_HAND)
         self._tell(Kind.STEPPED, _BY_HAND)
         _collect_garbage()
 
@@ -318,7 +316,6 @@ class Watcher:
                 for parameter, gradient in self._by_hand.gradients():
                     self._recorder.assign(gradient, Category.GRADIENT, self._names.get(parameter, ""))
                 if not self._optimizers:  # whose steps say themselves when an iteration ends
-                    self._backward_ended = self._recorder.now()
                     self._by_hand.backward_ended()
 
         return run

@@ -36,6 +36,7 @@ from planner.training import absent_peers, dtensor_speed, optimizers, step
 from planner.training.folding import NoExampleError
 from planner.training.log_levels import raise_log_levels
 from planner.training.wraps import deepspeed_engine
+from planner.training.wraps.ddp import leave_out_clock
 from planner.upstream import checking, torch_releases
 
 _ALWAYS_CUDNN = (2, 9)
@@ -92,12 +93,7 @@ def _trace(job: Job, rank: int, target: str, *, folded: bool) -> Trace:
                     events, repeats = _write_out_evaluations(job, events, repeats)
                 result = Trace(
                     tuple(events),
-                    # Without its clock: a trace of the same job is the same at any time.
-                    buckets={
-                        key: value
-                        for key, value in outcome.ddp.items()
-                        if isinstance(value, str | int | float | bool) and "_time" not in key
-                    },
+                    buckets=leave_out_clock(outcome.ddp),
                     unknown_workspaces=gpu.unknown_workspaces(),
                     other_kernels=gpu.other_kernels,
                     other_cudnn=cuda_on_paper.other_cudnn(),

@@ -7,7 +7,7 @@ are reduced over a process group that the caller has initialised.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -76,12 +76,7 @@ class ObservedDdp(DistributedDataParallel):
 
     def communication_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """What the communication hook keeps from one iteration to the next (PowerSGD: factors and errors)."""
-        if self._compression is None:
-            return
-        state = self._compression
-        for name, tensors in (("p", state.p_memory_dict), ("q", state.q_memory_dict), ("error", state.error_dict)):
-            for bucket, tensor in tensors.items():
-                yield f"power_sgd.{name}.{bucket}", tensor
+        return iter(()) if self._compression is None else compression_tensors(self._compression)
 
     def _build_params_for_reducer(self) -> Any:
         built = super()._build_params_for_reducer()  # type: ignore[no-untyped-call]
@@ -107,6 +102,22 @@ class ObservedDdp(DistributedDataParallel):
 
     def _register(self, state: Any, hook: Callable[..., Any]) -> None:
         self.register_comm_hook(state, observe_hook(hook, self._observer))
+
+
+def leave_out_clock(account: Mapping[str, Any]) -> dict[str, Any]:
+    """A reducer's account of itself as it is at any time: a trace of the same job is the same."""
+    return {
+        name: value
+        for name, value in account.items()
+        if isinstance(value, str | int | float | bool) and "_time" not in name
+    }
+
+
+def compression_tensors(state: power_sgd.PowerSGDState) -> Iterator[tuple[str, torch.Tensor]]:
+    """What PowerSGD keeps from one iteration to the next: factors and errors, by name."""
+    for name, tensors in (("p", state.p_memory_dict), ("q", state.q_memory_dict), ("error", state.error_dict)):
+        for bucket, tensor in tensors.items():
+            yield f"power_sgd.{name}.{bucket}", tensor
 
 
 class ObservedReducer:
