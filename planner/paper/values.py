@@ -76,6 +76,7 @@ _MOVERS = (
     ("accelerate.utils.modeling", "*"),
     ("accelerate.utils.offload", "*"),
     ("peft.utils.save_and_load", "*"),
+    ("planner.training.host", "*"),
     ("safetensors.torch", "*"),
     ("transformers.cache_utils", "*"),
     ("transformers.modeling_utils", "save_pretrained"),

@@ -41,6 +41,7 @@ from planner.training import absent_peers
 from planner.training.host import CheckpointFiles, Host
 from planner.training.observers import Observer, unless_silent
 from planner.training.optimizers import copy_to_meta
+from planner.training.phases import named_phase
 from planner.upstream import torch_releases
 
 # What is gathered, copied and staged is torch's own work. Where files go the step's host decides. What async_save has
@@ -69,6 +70,7 @@ class CheckpointSaver:
         self._observer.mark(Phase.CHECKPOINT_SAVE, iteration)
         self.finish()
         with (
+            named_phase(Phase.CHECKPOINT_SAVE),
             self._host.checkpoint_files() as files,
             _tell_gathered(self._observer),
             absent_peers.naming_devices(),

@@ -106,6 +106,8 @@ PROGRAMS = (
         "torch.optim:Optimizer.__init__":
             "a program is watched until each of its optimizers has stepped, and for one that has not there is no hook",
         "torch:save load": "that a program saves or loads a checkpoint is told in its report",
+        "torch.autograd.profiler:record_function.__enter__ record_function.__exit__":
+            "a program names its phases by them (planner.training.phases)",
     }),
     *patch("program storages", _STORAGES, has_source=False, targets={
         "torch:UntypedStorage.__new__":

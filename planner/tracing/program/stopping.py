@@ -28,15 +28,20 @@ class Kind(StrEnum):
     SAVE = "save"
     GATHER = "gather"
     """A state dict is made by torch's own functions: to be saved, or to be loaded into."""
+    NAMED = "named"
+    """The program names a phase itself: what happens up to the end of it is no other."""
+    NAMED_ENDED = "named phase ended"
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """`position` is the recorder's count of native records; `parameters` names the optimizer's part that steps."""
+    """`position` is the recorder's count of native records; `parameters` names the optimizer's part that steps, `phase`
+    is the one that the program names."""
 
     position: int
     kind: Kind
     parameters: int = 0
+    phase: Phase | None = None
 
 
 _FORWARDS = (Kind.FORWARD, Kind.EVAL, Kind.ASIDE)
@@ -76,7 +81,7 @@ class Moments:
     _begun: defaultdict[Kind, list[int]] = field(default_factory=lambda: defaultdict(list))
     """Indices of moments before which another kind was."""
 
-    def add(self, position: int, kind: Kind, parameters: int = 0) -> None:
+    def add(self, position: int, kind: Kind, parameters: int = 0, phase: Phase | None = None) -> None:
         if kind is Kind.STEP and self._closing is None and self.steps[parameters]:
             self._closing = next(moment.parameters for moment in reversed(self.log) if moment.kind is Kind.STEPPED)
             self._ends = self._find_steps(self._closing)
@@ -88,7 +93,7 @@ class Moments:
         self.forwards += kind in _FORWARDS
         if not self.log or self.log[-1].kind is not kind:
             self._begun[kind].append(len(self.log))
-        self.log.append(Moment(position, kind, parameters))
+        self.log.append(Moment(position, kind, parameters, phase))
 
     def end_before(self, index: int) -> int | None:
         """Where what was before the moment of this index has ended, as far as that is known: not of forwards, nor of a
@@ -173,12 +178,20 @@ class Moments:
         return next((index for index in after if self.log[index].kind in begins), None)
 
     def phases(self) -> Iterator[tuple[int, Phase, int]]:
-        """The index of the moment at which each phase begins, and its iteration."""
-        ends, done = set(self.ends()), 0
+        """The index of the moment at which each phase begins, and its iteration. One that the program names begins as
+        often as it is named."""
+        ends, done, named, backward_end = set(self.ends()), 0, 0, 0
         before: tuple[Phase, int] | None = None
         for index, moment in enumerate(self.log):
             kind = Kind.FORWARD if self.infers and moment.kind in _FORWARDS else moment.kind
-            phase = self._purpose_of_gathering(index, done) if kind is Kind.GATHER else _PHASES.get(kind)
+            backward_end = self.backward_ends.get(index, backward_end)
+            named += (kind is Kind.NAMED) - (kind is Kind.NAMED_ENDED)
+            if kind is Kind.NAMED:
+                phase, before = moment.phase, None
+            elif named or (kind is Kind.STEP and moment.position < backward_end):  # a parameter's, within its backward
+                phase = None
+            else:
+                phase = self._purpose_of_gathering(index, done) if kind is Kind.GATHER else _PHASES.get(kind)
             if phase is not None:
                 iteration = done + 1 if kind in _ITERATION_KINDS else done
                 if (phase, iteration) != before:

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
 from planner import upstream
-from planner.events import Category
+from planner.events import Category, Phase
 from planner.paper.recorder import Recorder
 from planner.tracing.program.ddp_roles import DdpRoles
 from planner.tracing.program.divided_models import describe_division
@@ -30,6 +30,7 @@ from planner.tracing.program.input_sizes import InputSizes
 from planner.tracing.program.job_outline import JobOutline
 from planner.tracing.program.stopping import Kind, Moments
 from planner.training import observers, optimizers
+from planner.training.phases import find_phase
 from planner.training.wraps import fsdp1, fsdp2
 
 _Versions = tuple[int, int | None]
@@ -154,6 +155,8 @@ class Watcher:
         wrapped = {
             "torch.autograd:_engine_run_backward": self._around_backward,
             "torch.optim:Optimizer.__init__": knowing_optimizers,
+            "torch.autograd.profiler:record_function.__enter__": self._entering,
+            "torch.autograd.profiler:record_function.__exit__": self._leaving,
             "torch.nn.utils:clip_grad_norm_": self._outline.clipping,
             "torch:save": self._noting(Kind.SAVE),
             "torch:load": self._noting(Kind.LOAD),
@@ -195,12 +198,31 @@ class Watcher:
         """How many have parameters, and have not stepped twice."""
         return sum(steps < _OFTEN for optimizer, steps in self._optimizers.items() if list(_parameters(optimizer)))
 
-    def _tell(self, kind: Kind, parameters: int = 0) -> int:
+    def _tell(self, kind: Kind, parameters: int = 0, phase: Phase | None = None) -> int:
         """The index of the moment."""
         index = len(self.moments.log)
         self._tells(index)
-        self.moments.add(self._recorder.now(), kind, parameters)
+        self.moments.add(self._recorder.now(), kind, parameters, phase)
         return index
+
+    def _entering(self, real: Any) -> Any:
+        """What stands for `record_function.__enter__`: a program may name its phases."""
+
+        def enter(named: Any) -> Any:
+            if (phase := find_phase(named.name)) is not None:
+                self.notice_step_by_hand()
+                self._tell(Kind.NAMED, phase=phase)
+            return real(named)
+
+        return enter
+
+    def _leaving(self, real: Any) -> Any:
+        def leave(named: Any, *error: Any) -> Any:
+            if find_phase(named.name) is not None:
+                self._tell(Kind.NAMED_ENDED)
+            return real(named, *error)
+
+        return leave
 
     def _noting(self, kind: Kind) -> Callable[[Any], Any]:
         """What is done in the background, or on the way to something else that is noted, is not a moment of its own."""
@@ -321,6 +343,8 @@ class Watcher:
         return run
 
     def _step_starts(self, optimizer: Optimizer, *_arguments: Any) -> None:
+        if _is_without_memory(optimizer):
+            return
         self._trains()
         for parameter in _parameters(optimizer):
             if parameter.grad is not None:
@@ -332,6 +356,8 @@ class Watcher:
         self._outline.step_starts(optimizer)
 
     def _step_ends(self, optimizer: Optimizer, *_arguments: Any) -> None:
+        if _is_without_memory(optimizer):
+            return
         for wrapped in optimizers.stateful_optimizers(optimizer):
             for parameter, state in wrapped.state.items():
                 name = self._names.get(parameter, "") if isinstance(parameter, Tensor) else ""
@@ -374,6 +400,11 @@ def _is_traced() -> bool:
 def _collect_garbage(generation: int = _ALL) -> None:
     if gc.isenabled():  # a program that has switched it off keeps its cycles, as on a GPU
         gc.collect(generation)
+
+
+def _is_without_memory(optimizer: Optimizer) -> bool:
+    """A twin that steps on the meta device, to say what state there will be, trains nothing."""
+    return next((parameter.is_meta for parameter in _parameters(optimizer)), False)
 
 
 def _parameters(optimizer: Optimizer) -> Iterator[Tensor]:

@@ -87,10 +87,10 @@ def _trace(job: Job, rank: int, target: str, *, folded: bool) -> Trace:
                 _compiling(job, gpu.recorder) as assumed,
             ):
                 gpu.recorder.host = host
-                outcome = step.run(job, gpu.device, gpu.recorder, rank=rank, host=host)
+                outcome = step.run(job, gpu.device, gpu.recorder, rank=rank, host=host, shortened=folded)
                 events, repeats = gpu.recorder.folded_events()
                 if folded:
-                    events, repeats = _write_out_evaluations(job, events, repeats)
+                    events, repeats = write_out_evaluations(job, events, repeats)
                 result = Trace(
                     tuple(events),
                     buckets=leave_out_clock(outcome.ddp),
@@ -252,7 +252,7 @@ def quiet_libraries() -> Iterator[None]:
         yield
 
 
-def _write_out_evaluations(job: Job, events: list[Event], repeats: list[Repeat]) -> tuple[list[Event], list[Repeat]]:
+def write_out_evaluations(job: Job, events: list[Event], repeats: list[Repeat]) -> tuple[list[Event], list[Repeat]]:
     """The events with every evaluation step and every generated token, and what still repeats of them.
 
     Raises UnlikePartsError where what was run does not tell what was not.
