@@ -54,9 +54,7 @@ def has_program(job: Job) -> bool:
     by_hand = (
         job.post_training,
         parallel.pp.degree > 1,
-        parallel.ep.degree > 1,
         parallel.deepspeed,
-        parallel.dp_shard.offload,
     )
     return not any(by_hand)
 
@@ -64,9 +62,9 @@ def has_program(job: Job) -> bool:
 def trace(job: Job, rank: int = 0, target: str = "") -> Trace:
     """What `rank` does on a paper GPU whose kernels are those of `target` (default: the job's GPU).
 
-    Of long accumulations and evaluations it runs the parts from which the others follow, where they do. Raises SpecError
-    for what the job names and torch or transformers do not know, TraceError for a step that cannot be traced, with its
-    module and operator.
+    Of long accumulations and evaluations it runs the parts from which the others follow, where they do. Raises
+    SpecError for what the job names and torch or transformers do not know, TraceError for a step that cannot be traced,
+    with its module and operator.
     """
     began = time.perf_counter()
     if job.train.compile is not None and job.train.compile.planned_as == "eager":

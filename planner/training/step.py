@@ -97,6 +97,7 @@ def run(
                 kept = _load_checkpoint(spec.train.checkpoint_load, loop)
         with tensor_parallel.losses(spec.parallel.tp):
             loop.run()
+        blocks.require_graphs(spec.train.compile)
     model, by_engine = loop.model, deepspeed_engine.uses_engine(spec)
     return Outcome(
         model=model,

@@ -340,6 +340,7 @@ class ProgramRun:
                     other_cudnn=cuda_on_paper.other_cudnn(),
                     host=self.host.events(phases, after),
                     host_assumed=tuple(self.host.assumed),
+                    assumed=self.compiling.assumed(),
                     **self.watcher.division,
                     seconds=time.perf_counter() - self._began,
                 ),

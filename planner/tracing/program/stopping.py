@@ -66,6 +66,8 @@ class Moments:
     steps: Counter[int] = field(default_factory=Counter)
     backward_ends: dict[int, int] = field(default_factory=dict)
     """Of each backward, by its index, the position at which it has ended."""
+    steps_in_backward: set[int] = field(default_factory=set)
+    """Indices of steps of a parameter or two, each as soon as the backward has its gradient."""
     _seen: dict[int, int] = field(default_factory=dict)
     """Of moments that were earlier than they were seen, by their indices."""
     forwards: int = 0
@@ -180,15 +182,14 @@ class Moments:
     def phases(self) -> Iterator[tuple[int, Phase, int]]:
         """The index of the moment at which each phase begins, and its iteration. One that the program names begins as
         often as it is named."""
-        ends, done, named, backward_end = set(self.ends()), 0, 0, 0
+        ends, done, named = set(self.ends()), 0, 0
         before: tuple[Phase, int] | None = None
         for index, moment in enumerate(self.log):
             kind = Kind.FORWARD if self.infers and moment.kind in _FORWARDS else moment.kind
-            backward_end = self.backward_ends.get(index, backward_end)
             named += (kind is Kind.NAMED) - (kind is Kind.NAMED_ENDED)
             if kind is Kind.NAMED:
                 phase, before = moment.phase, None
-            elif named or (kind is Kind.STEP and moment.position < backward_end):  # a parameter's, within its backward
+            elif named or index in self.steps_in_backward:
                 phase = None
             else:
                 phase = self._purpose_of_gathering(index, done) if kind is Kind.GATHER else _PHASES.get(kind)
