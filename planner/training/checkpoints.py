@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import mmap
 import threading
 import warnings
 from collections.abc import Callable
@@ -193,7 +194,8 @@ class Loading:
     def _tensor(self, shape: torch.Size, dtype: torch.dtype) -> Tensor:
         """One that the file has, read into the host's memory; where the file is mapped it takes none."""
         if self.spec.mmap:
-            return torch.zeros((), dtype=dtype, device="cpu").expand(shape)
+            mapped = mmap.mmap(-1, max(shape.numel() * dtype.itemsize, 1))
+            return torch.frombuffer(mapped, dtype=torch.uint8).view(dtype).view(shape)
         read = torch.zeros(shape, dtype=dtype, device="cpu")
         return read.to(self.device) if self._on_device else read
 

@@ -44,6 +44,7 @@ class HostMemory(HostWriter):
         self._placed: defaultdict[int, list[HostEvent | int]] = defaultdict(list)
         """By the number of records before it; a number is the index of one of the program's moments."""
         self.assumed: list[str] = []
+        self._batch: BatchTaken | None = None
         self._loading = threading.local()
         self._loaders: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
         """With workers, by their iterators that have given no batch yet."""
@@ -59,7 +60,12 @@ class HostMemory(HostWriter):
     def write(self, event: HostEvent | int) -> None:
         self._placed[self._blocks.now()].append(event)
 
-    pass_moment = write
+    def pass_moment(self, index: int) -> None:
+        """The program's moment of this index is now."""
+        self.write(index)
+        if self._batch is not None:
+            self.write(self._batch)
+            self._batch = None
 
     def events(self, phases: Iterable[tuple[int, Phase, int]], until: int | None) -> tuple[HostEvent, ...]:
         """Everything up to the moment of this index. `phases`: at which moments they begin, and their iterations."""
@@ -113,8 +119,9 @@ class HostMemory(HostWriter):
             self._blocks.stop()
 
     def take_batch(self, tensors: Iterable[Tensor]) -> None:
-        """The program of a spec says what it would take of a data loader (planner.training.host)."""
-        self.write(BatchTaken(tuple(tensor.nbytes for tensor in tensors)))
+        """The program of a spec says what it would take of a data loader (planner.training.host): for the forward that
+        begins next."""
+        self._batch = BatchTaken(tuple(tensor.nbytes for tensor in tensors))
 
     @contextmanager
     def as_if_read(self) -> Iterator[None]:
