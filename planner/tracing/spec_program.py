@@ -25,7 +25,7 @@ from planner.tracing.program import micro_batches
 from planner.tracing.program.on_paper import Endings, run_program  # before torch
 from planner.tracing.program.rank_orders import Gpu, ProgramOrder, RankRun
 from planner.tracing.rank_trace import Trace
-from planner.tracing.spec import failures, step_trace
+from planner.tracing.spec import engine, failures, step_trace
 
 from planner.training import absent_peers  # isort: skip
 
@@ -52,7 +52,6 @@ def has_program(job: Job) -> bool:
     """Whether the job is run as a program: without what only a step made by hand does so far."""
     parallel = job.parallel
     by_hand = (
-        job.post_training,
         parallel.pp.degree > 1,
         parallel.deepspeed,
     )
@@ -75,7 +74,8 @@ def trace(job: Job, rank: int = 0, target: str = "") -> Trace:
         result = _trace(job, rank, target, shortened=True)
     except (DoesNotFoldError, UnlikePartsError):
         result = _trace(job, rank, target, shortened=False)
-    return replace(result, seconds=time.perf_counter() - began)
+    figures = None if job.post_training is None else engine.engine_figures(job, target)
+    return replace(result, engine=figures, seconds=time.perf_counter() - began)
 
 
 def _trace(job: Job, rank: int, target: str, *, shortened: bool) -> Trace:
@@ -152,6 +152,7 @@ def _as_started(order: ProgramOrder) -> Iterator[None]:
                 dist.destroy_process_group()
                 absent_peers.forget()
             torch.cuda.set_device(0)
+            torch._C._host_emptyCache()  # pinned memory that torch keeps: the next program takes its own
             sys.argv[:], sys.path[:] = arguments, folders
             gc.set_threshold(*threshold)
             gc.unfreeze()

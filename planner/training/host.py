@@ -87,14 +87,18 @@ class Host:
 
     def set_aside(self, storage: torch.UntypedStorage, category: HostCategory) -> Any:  # noqa: ARG002
         """What a storage of the device holds, kept on the host while the storage is empty."""
+        if storage.device.type != "cpu":
+            return storage.cpu()
         # Where a CPU stands for the device, Python's memory is the host's: it is not counted as the device's.
-        here = storage if storage.device.type == "cpu" else storage.cpu()
-        return bytearray(ctypes.string_at(here.data_ptr(), here.nbytes()))
+        return bytearray(ctypes.string_at(storage.data_ptr(), storage.nbytes()))
 
     def put_back(self, storage: torch.UntypedStorage, content: Any) -> None:
         """The storage holds again what was kept."""
-        content_bytes = torch.frombuffer(content, dtype=torch.uint8)
-        torch.tensor([], dtype=torch.uint8, device=storage.device).set_(storage).copy_(content_bytes)
+        if isinstance(content, torch.UntypedStorage):
+            kept = torch.tensor([], dtype=torch.uint8).set_(content)
+        else:
+            kept = torch.frombuffer(content, dtype=torch.uint8)
+        torch.tensor([], dtype=torch.uint8, device=storage.device).set_(storage).copy_(kept)
 
     def checkpoint_files(self) -> CheckpointFiles:
         """Where the next checkpoint is written."""

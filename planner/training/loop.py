@@ -266,7 +266,7 @@ class Loop:
         count = len(shown_batches(spec)) if shortened else batches
         latest: dict[str, Tensor] = {}
         for number in range(1, count + 1):
-            with self._phase(Phase.EVAL, iteration):
+            with self.phase(Phase.EVAL, iteration):
                 # What the last step has left goes when this one's takes its place.
                 latest = self._evaluate_batch(spec)
                 for name, tensor in latest.items():
@@ -277,10 +277,11 @@ class Loop:
                     latest = {}
                     self._empty_cache()
         if spec.gather:
-            with self._phase(Phase.EVAL, iteration):
+            with self.phase(Phase.EVAL, iteration):
                 self._take_to_host(gathered)
 
-    def _phase(self, phase: Phase, iteration: int) -> AbstractContextManager[object]:
+    def phase(self, phase: Phase, iteration: int) -> AbstractContextManager[object]:
+        """What is done inside belongs to this phase."""
         self.observer.mark(phase, iteration)
         return named_phase(phase)
 
@@ -307,13 +308,13 @@ class Loop:
     def _generate(self, spec: schema.Generate, iteration: int, *, shortened: bool) -> None:
         """Greedy generation of all tokens, or, `shortened`, of those from which the others follow."""
         model, count = self.bare_model, spec.max_new_tokens
-        with self._phase(Phase.GENERATE, iteration):
+        with self.phase(Phase.GENERATE, iteration):
             prompt_tokens = spec.prompt_tokens or self.train.sequence_length
             tokens = inputs.prompts(self.feed, spec.batch, prompt_tokens, self.device, self.observer)
             token, cache = self._next_token(model, tokens, None, use_cache=spec.use_cache)
             tokens = torch.cat((tokens, token), dim=1)
         for part in shown_tokens(count) if shortened else map(Part, range(1, count)):
-            with self._phase(Phase.GENERATE, iteration):
+            with self.phase(Phase.GENERATE, iteration):
                 fed = token if part.count == 1 else token.expand(-1, part.count)
                 if part.count > 1:  # so many tokens at once: the cache grows to where the next are shown
                     tokens = torch.cat((tokens, fed[:, 1:]), dim=1)
@@ -322,7 +323,7 @@ class Loop:
                 )
                 tokens = torch.cat((tokens, token), dim=1)
         # The last token is as those before it: what it found goes when all is over.
-        with self._phase(Phase.GENERATE, iteration):
+        with self.phase(Phase.GENERATE, iteration):
             del token, tokens, cache
 
     def _next_token(self, model: nn.Module, tokens: Tensor, cache: object, *, use_cache: bool) -> tuple[Tensor, object]:

@@ -140,20 +140,21 @@ class PostTrainingPhases:
     def before(self, iteration: int) -> None:
         """Weights, answers, scores; then the trainer comes back."""
         loop = self._loop
-        loop.observer.mark(Phase.WEIGHT_SYNC, iteration)
-        self._send_weights()
-        loop.observer.mark(Phase.ROLLOUT, iteration)
+        with loop.phase(Phase.WEIGHT_SYNC, iteration):
+            self._send_weights()
+        with loop.phase(Phase.ROLLOUT, iteration):
+            pass
         if "reference" in self._frozen:
-            loop.observer.mark(Phase.REFERENCE_FORWARD, iteration)
-            self._run_reference(self._frozen["reference"])
+            with loop.phase(Phase.REFERENCE_FORWARD, iteration):
+                self._run_reference(self._frozen["reference"])
         if "reward" in self._frozen:
-            loop.observer.mark(Phase.REWARD_FORWARD, iteration)
-            self._run_reward(self._frozen["reward"])
-        loop.observer.mark(Phase.FORWARD, iteration)
-        self._wake_parameters()
-        if self._states.rests:
-            self._states.come_back()
-            observers.tell_optimizer_state(loop.optimizer, loop.bare_model, loop.observer)
+            with loop.phase(Phase.REWARD_FORWARD, iteration):
+                self._run_reward(self._frozen["reward"])
+        with loop.phase(Phase.FORWARD, iteration):
+            self._wake_parameters()
+            if self._states.rests:
+                self._states.come_back()
+                observers.tell_optimizer_state(loop.optimizer, loop.bare_model, loop.observer)
 
     def after(self) -> None:
         self._rest_trainer()

@@ -59,6 +59,6 @@ def test_a_checkpoint_on_the_host_of_another_device_takes_no_memory_there() -> N
     state = loading.model_state()
 
     assert {name: (t.shape, t.device, t.untyped_storage().nbytes()) for name, t in state.items()} == {
-        "weight": (torch.Size([1000, 1000]), CPU, 4),
-        "bias": (torch.Size([1000]), CPU, 4),
+        "weight": (torch.Size([1000, 1000]), CPU, 4_000_000),
+        "bias": (torch.Size([1000]), CPU, 4_000),
     }

@@ -25,19 +25,31 @@ def launched_as_nothing() -> Iterator[None]:
     """Inside, a launch does nothing (what a kernel writes to was allocated before it), and Triton's driver is that of
     the GPU on paper: which arguments a kernel writes to is found by Triton's own front end.
     """
-    driver = importlib.import_module("triton.runtime.driver").driver
-    is_early = not hasattr(driver, "_active")  # 3.2, that of torch 2.6
-    # As it is before anybody asks: none, and in early Triton what will find one.
-    place, unasked = ("active", driver.default) if is_early else ("_active", None)
+    driver, place, unasked = _find_driver()
     if getattr(driver, place) is not unasked:  # a program's run has put a driver there that launches nothing
         yield
         return
-    with upstream.patch_targets("triton launches", replaced=dict.fromkeys(_LAUNCHES, _launch_nothing)):
-        driver.set_active(make_driver(_launch_nothing))
-        try:
-            yield
-        finally:
-            setattr(driver, place, unasked)  # asked for again, it is found anew
+    launches = upstream.patch_targets("triton launches", replaced=dict.fromkeys(_LAUNCHES, _launch_nothing))
+    with launches, driver_on_paper(_launch_nothing):
+        yield
+
+
+@contextmanager
+def driver_on_paper(benchmarker: Callable[..., Any]) -> Iterator[None]:
+    """Inside, Triton's driver is that of the GPU on paper; `benchmarker` times kernels."""
+    driver, place, unasked = _find_driver()
+    driver.set_active(make_driver(benchmarker))
+    try:
+        yield
+    finally:
+        setattr(driver, place, unasked)  # asked for again, it is found anew
+
+
+def _find_driver() -> tuple[Any, str, Any]:
+    """Triton's, where it keeps the active one, and what is there before anybody asks: none, and in early Triton (3.2,
+    that of torch 2.6) what will find one."""
+    driver: Any = importlib.import_module("triton.runtime.driver").driver
+    return (driver, "_active", None) if hasattr(driver, "_active") else (driver, "active", driver.default)
 
 
 def _launch_nothing(*_arguments: Any, **_options: Any) -> None: ...

@@ -113,6 +113,7 @@ class HostMemory(HostWriter):
             with (
                 upstream.patch_targets("program host memory", wrapped=wrapped),
                 mock.patch.object(Host, "take_batch", lambda _host, tensors: self.take_batch(tensors)),
+                mock.patch.object(Host, "set_aside", self._knowing_what_rests(Host.set_aside)),
             ):
                 yield
         finally:
@@ -150,6 +151,16 @@ class HostMemory(HostWriter):
             return batch
 
         return following
+
+    def _knowing_what_rests(self, real: Any) -> Any:
+        def set_aside(host: Host, storage: torch.UntypedStorage, category: HostCategory) -> Any:
+            kept = real(host, storage, category)
+            if isinstance(kept, torch.UntypedStorage):
+                for block in self._blocks.blocks_of(torch.tensor([], dtype=torch.uint8).set_(kept)):
+                    self._purposes.setdefault(block, category)
+            return kept
+
+        return set_aside
 
     def _knowing_activations(self, real: Any) -> Any:
         def init(saving: Any, *arguments: Any, **named: Any) -> None:

@@ -46,6 +46,10 @@ class Moment:
 
 _FORWARDS = (Kind.FORWARD, Kind.EVAL, Kind.ASIDE)
 _ITERATION_KINDS = (Kind.FORWARD, Kind.BACKWARD, Kind.STEP)
+_BETWEEN_ITERATIONS = (
+    Phase.LOAD, Phase.CHECKPOINT_LOAD, Phase.CHECKPOINT_SAVE, Phase.EVAL, Phase.GENERATE,
+)  # fmt: skip
+"""They belong to the iteration that is over; the others to the one that follows."""
 _PHASES = {
     Kind.FORWARD: Phase.FORWARD,
     Kind.EVAL: Phase.EVAL,
@@ -194,7 +198,7 @@ class Moments:
             else:
                 phase = self._purpose_of_gathering(index, done) if kind is Kind.GATHER else _PHASES.get(kind)
             if phase is not None:
-                iteration = done + 1 if kind in _ITERATION_KINDS else done
+                iteration = done if phase in _BETWEEN_ITERATIONS else done + 1
                 if (phase, iteration) != before:
                     yield index, phase, iteration
                 before = phase, iteration

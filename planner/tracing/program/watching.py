@@ -97,6 +97,8 @@ _CLIPPING = (
     "torch.nn.utils.clip_grad:_clip_grads_with_norm_",
     "torch.distributed.fsdp:FullyShardedDataParallel.clip_grad_norm_",
 )
+_OWNERS = {Phase.REFERENCE_FORWARD: "reference.", Phase.REWARD_FORWARD: "reward."}
+"""What the names begin with of parameters whose module is called in one of these phases first."""
 _BY_HAND = 0
 """Stands for the optimizer of a program that has none of torch.optim."""
 WHOLE_EVERY = 64
@@ -142,6 +144,7 @@ class Watcher:
         self._open = threading.local()
         self._backward = False
         self._noted = False
+        self._named_phase: Phase | None = None
         self.division: dict[str, Any] = {}
         """How models and optimizers are divided over the ranks, as fields of a trace."""
 
@@ -225,6 +228,7 @@ class Watcher:
             if (phase := find_phase(named.name)) is not None:
                 self.notice_step_by_hand()
                 self._tell(Kind.NAMED, phase=phase)
+                self._named_phase = phase
             return real(named)
 
         return enter
@@ -233,6 +237,7 @@ class Watcher:
         def leave(named: Any, *error: Any) -> Any:
             if find_phase(named.name) is not None:
                 self._tell(Kind.NAMED_ENDED)
+                self._named_phase = None
             return real(named, *error)
 
         return leave
@@ -291,8 +296,10 @@ class Watcher:
             self._by_hand.know(module.parameters())
             self._follow_gradients(module)
             for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-                self._names.setdefault(tensor, name)
+                name = self._names.setdefault(tensor, _OWNERS.get(self._named_phase, "") + name)
                 self._recorder.assign(tensor, Category.PARAMETER, name)
+        elif not self._are_assigned(module):
+            self._assign_returned(module)
         self.notice_step_by_hand()
         only_infers = not self._optimizers and not self.moments.trains
         if only_infers:
@@ -306,6 +313,25 @@ class Watcher:
         else:
             is_evaluation = not module.training and self._is_trained(module)
             self._open.moment = self._tell(Kind.EVAL if is_evaluation else Kind.ASIDE)
+
+    def _are_assigned(self, module: nn.Module) -> bool:
+        first = next(module.parameters(), None)
+        return first is None or not first.is_cuda or self._recorder.is_assigned(first)
+
+    def _assign_returned(self, module: nn.Module) -> None:
+        """What rested on the host has come back to memory of its own, and what its optimizers keep with it."""
+        for tensor in (*module.parameters(), *module.buffers()):
+            self._recorder.assign(tensor, Category.PARAMETER, self._names.get(tensor, ""))
+        for optimizer in self._optimizers:
+            self._assign_state(optimizer)
+
+    def _assign_state(self, optimizer: Optimizer) -> None:
+        for wrapped in optimizers.stateful_optimizers(optimizer):
+            for parameter, state in wrapped.state.items():
+                name = self._names.get(parameter, "") if isinstance(parameter, Tensor) else ""
+                for key, value in state.items() if isinstance(state, dict) else ():
+                    if isinstance(value, Tensor):
+                        self._recorder.assign(value, Category.OPTIMIZER_STATE, f"{name}.{key}" if name else str(key))
 
     def _begin_with_its_batch(self, index: int, inputs: Any) -> None:
         """A forward begins when what it is given is put on the device, after the step or the backward before it."""
@@ -384,12 +410,7 @@ class Watcher:
     def _step_ends(self, optimizer: Optimizer, *_arguments: Any) -> None:
         if optimizer in self._hosts:
             self._hosts.pop(optimizer).__exit__(None, None, None)
-        for wrapped in optimizers.stateful_optimizers(optimizer):
-            for parameter, state in wrapped.state.items():
-                name = self._names.get(parameter, "") if isinstance(parameter, Tensor) else ""
-                for key, value in state.items() if isinstance(state, dict) else ():
-                    if isinstance(value, Tensor):
-                        self._recorder.assign(value, Category.OPTIMIZER_STATE, f"{name}.{key}" if name else str(key))
+        self._assign_state(optimizer)
         if self._is_no_training(optimizer):
             return
         self._tell(Kind.STEPPED, self._part(optimizer))

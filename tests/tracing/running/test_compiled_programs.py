@@ -51,7 +51,8 @@ def test_dynamo_without_torch_compile_is_refused_by_name(run: Run, tmp_path: Pat
 def test_a_program_may_compile_for_as_long_as_it_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[float] = []
 
-    def enable(_recorder: object, *, seconds: float) -> AbstractContextManager[None]:
+    def enable(_recorder: object, *, seconds: float, as_asked: bool) -> AbstractContextManager[None]:
+        assert not as_asked
         asked.append(seconds)
         return nullcontext()
 

@@ -13,6 +13,7 @@ import math
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import torch
@@ -74,10 +75,9 @@ class Launches:
         """`triton.set_allocator`: from here on kernels take scratch memory whose size only the compiled ones know."""
         self._scratch = True
 
-    def patched(self) -> Any:
+    @contextmanager
+    def patched(self) -> Iterator[None]:
         """Triton's own classes launch nothing, inside; Triton has been imported."""
-        driver = importlib.import_module("triton.runtime.driver").driver
-        driver.set_active(triton_kernels.make_driver(self.timed))
 
         def run(kernel: Any, *arguments: Any, **named: Any) -> Launched:
             return self.launch(kernel, *arguments, **named)
@@ -88,7 +88,9 @@ class Launches:
             "triton:set_allocator": self.set_allocator,
             "triton.runtime.jit:JITFunction.run": run,
         }
-        return upstream.patch_targets("program launches triton", replaced=replaced)
+        launches = upstream.patch_targets("program launches triton", replaced=replaced)
+        with triton_kernels.driver_on_paper(self.timed), launches:
+            yield
 
 
 _MOST_BLOCKS, _MOST_NUMBERS = 1024, 1 << 20
