@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -56,8 +56,20 @@ STANDARD_DEVIATION = 0.02
 """Of the small random values that stand for trained ones."""
 
 
+class HostListener(Protocol):
+    """Writes down what of the host a run on paper does not see by itself."""
+
+    def take_batch(self, tensors: Iterable[Tensor]) -> None:
+        """A micro-batch of these tensors was taken from the data loader."""
+
+    def name_block(self, tensor: Tensor, category: HostCategory) -> None:
+        """The memory of this tensor, which lies on the host, is for this."""
+
+
 class Host:
     """How a step treats the host's side of what it offloads: for real; what is held is there, and not told."""
+
+    listener: ClassVar[HostListener | None] = None
 
     def fill(self, parameter: Tensor) -> None:
         """Gives a parameter, on the device or on the host, small random values."""
@@ -84,11 +96,16 @@ class Host:
 
     def take_batch(self, tensors: Iterable[Tensor]) -> None:
         """A micro-batch of these tensors was taken from the data loader."""
+        if Host.listener is not None:
+            Host.listener.take_batch(tensors)
 
-    def set_aside(self, storage: torch.UntypedStorage, category: HostCategory) -> Any:  # noqa: ARG002
+    def set_aside(self, storage: torch.UntypedStorage, category: HostCategory) -> Any:
         """What a storage of the device holds, kept on the host while the storage is empty."""
         if storage.device.type != "cpu":
-            return storage.cpu()
+            kept = storage.cpu()
+            if Host.listener is not None:
+                Host.listener.name_block(torch.tensor([], dtype=torch.uint8).set_(kept), category)
+            return kept
         # Where a CPU stands for the device, Python's memory is the host's: it is not counted as the device's.
         return bytearray(ctypes.string_at(storage.data_ptr(), storage.nbytes()))
 

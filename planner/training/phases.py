@@ -1,4 +1,4 @@
-"""Names the phases of a training job, for whoever watches it: by `record_function`, which profilers show too."""
+"""Names the phases of a training job by `record_function`, which profilers show as well as planner."""
 
 from __future__ import annotations
 

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from unittest import mock
 from weakref import WeakKeyDictionary
 
 import torch
@@ -54,8 +53,12 @@ class HostMemory(HostWriter):
 
     def assign(self, tensor: Tensor, category: Category, _name: str = "") -> None:
         """This tensor, if it lies on the host, belongs to `category`."""
+        self.name_block(tensor, host_category(category))
+
+    def name_block(self, tensor: Tensor, category: HostCategory) -> None:
+        """As `assign`, in the words of the host."""
         for block in self._blocks.blocks_of(tensor):
-            self._purposes.setdefault(block, host_category(category))
+            self._purposes.setdefault(block, category)
 
     def write(self, event: HostEvent | int) -> None:
         self._placed[self._blocks.now()].append(event)
@@ -110,13 +113,11 @@ class HostMemory(HostWriter):
         if not self._blocks.start(SMALLEST_BYTES):
             self.assumed.append("the CPU's allocator is another than torch's own: tensors on the host are not counted")
         try:
-            with (
-                upstream.patch_targets("program host memory", wrapped=wrapped),
-                mock.patch.object(Host, "take_batch", lambda _host, tensors: self.take_batch(tensors)),
-                mock.patch.object(Host, "set_aside", self._knowing_what_rests(Host.set_aside)),
-            ):
+            Host.listener = self
+            with upstream.patch_targets("program host memory", wrapped=wrapped):
                 yield
         finally:
+            Host.listener = None
             self._blocks.stop()
 
     def take_batch(self, tensors: Iterable[Tensor]) -> None:
@@ -152,16 +153,6 @@ class HostMemory(HostWriter):
 
         return following
 
-    def _knowing_what_rests(self, real: Any) -> Any:
-        def set_aside(host: Host, storage: torch.UntypedStorage, category: HostCategory) -> Any:
-            kept = real(host, storage, category)
-            if isinstance(kept, torch.UntypedStorage):
-                for block in self._blocks.blocks_of(torch.tensor([], dtype=torch.uint8).set_(kept)):
-                    self._purposes.setdefault(block, category)
-            return kept
-
-        return set_aside
-
     def _knowing_activations(self, real: Any) -> Any:
         def init(saving: Any, *arguments: Any, **named: Any) -> None:
             real(saving, *arguments, **named)
@@ -171,8 +162,7 @@ class HostMemory(HostWriter):
                 packed = pack(tensor)
                 for part in tree_leaves(packed):
                     if isinstance(part, Tensor):
-                        for block in self._blocks.blocks_of(part):
-                            self._purposes.setdefault(block, HostCategory.ACTIVATION)
+                        self.name_block(part, HostCategory.ACTIVATION)
                 return packed
 
             saving.pack_hook = pack_and_assign

@@ -97,7 +97,7 @@ _CLIPPING = (
     "torch.nn.utils.clip_grad:_clip_grads_with_norm_",
     "torch.distributed.fsdp:FullyShardedDataParallel.clip_grad_norm_",
 )
-_OWNERS = {Phase.REFERENCE_FORWARD: "reference.", Phase.REWARD_FORWARD: "reward."}
+_OWNERS: dict[Phase | None, str] = {Phase.REFERENCE_FORWARD: "reference.", Phase.REWARD_FORWARD: "reward."}
 """What the names begin with of parameters whose module is called in one of these phases first."""
 _BY_HAND = 0
 """Stands for the optimizer of a program that has none of torch.optim."""
