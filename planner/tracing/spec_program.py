@@ -15,13 +15,14 @@ from unittest import mock
 
 from planner import cuda_on_paper
 from planner.errors import PlannerError, ProgramError
-from planner.job import loading
+from planner.job import deepspeed_config, loading
 from planner.job.launching.line import Launcher, LaunchLine, rank_variables
 from planner.job.schema import Job
 from planner.tracing.program.on_paper import Endings, run_program  # before torch
 from planner.tracing.program.rank_orders import Gpu, ProgramOrder, RankRun
 from planner.tracing.rank_trace import Trace
 from planner.tracing.spec import failures, step_trace
+from planner.upstream import checking
 
 from planner.training import absent_peers  # isort: skip
 
@@ -56,7 +57,7 @@ def has_program(job: Job) -> bool:
         train.gradient_accumulation_steps > _MOST_MICRO_BATCHES,
         parallel.pp.degree > 1,
         parallel.ep.degree > 1,
-        parallel.deepspeed,
+        parallel.deepspeed and ((zero := deepspeed_config.zero_of(job)).offload or zero.offload_param),
         parallel.dp_shard.offload,
         parallel.dp_shard.kind == "fsdp1" and parallel.dp_shard.degree > 1,
     )
@@ -71,10 +72,14 @@ def trace(job: Job, rank: int = 0, target: str = "") -> Trace:
     """
     began = time.perf_counter()
     cuda_on_paper.take_any_gpu(target or job.cluster.gpu.target)
+    total_bytes = _ROOMY_BYTES
+    if job.parallel.deepspeed:
+        checking.enforce("deepspeed")
+        total_bytes = job.cluster.capacity_bytes or total_bytes  # it asks whether parameters can be flattened there
     order = ProgramOrder(
         line=_launch_line(job),
         rank=rank,
-        gpu=Gpu(product="", arch=job.cluster.gpu.arch, total_bytes=_ROOMY_BYTES, name=job.cluster.gpu.name),
+        gpu=Gpu(product="", arch=job.cluster.gpu.arch, total_bytes=total_bytes, name=job.cluster.gpu.name),
         target=target or job.cluster.gpu.target,
         torch=job.software.torch,
         steps=_TO_ITS_END,

@@ -25,7 +25,7 @@ from planner.training.host import Host
 from planner.training.inputs import Feed, MicroBatch
 from planner.training.loss_functions import Objective
 from planner.training.observers import Observer
-from planner.training.wraps import context_parallel, deepspeed_engine, fsdp2
+from planner.training.wraps import context_parallel, fsdp2
 from planner.training.wraps.ddp import ObservedDdp, fewest_iterations
 
 if TYPE_CHECKING:
@@ -360,11 +360,9 @@ class EngineLoop(Loop):
         engine: Any = self.model
         for micro_batch in self._micro_batches(iteration):
             self._micro_batch(iteration)
-            deepspeed_engine.tell_whole(engine, self.observer)
             if micro_batch == self.train.gradient_accumulation_steps:
                 self.observer.mark(Phase.OPTIMIZER_STEP, iteration)
             engine.step()
-        deepspeed_engine.tell_state(engine, self.observer)
 
     def _leave_out(self, micro_batches: int) -> None:
         engine: Any = self.model

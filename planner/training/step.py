@@ -146,7 +146,7 @@ def _load(
     optimizer = optimizers.build(spec.train.optimizer, bare.parameters(), maker)
     optimizers.keep_embeddings_in_full(optimizer, bare)
     if by_engine:
-        model = deepspeed_engine.wrap_model(spec, bare, optimizer, observer)
+        model = deepspeed_engine.wrap_model(spec, bare, optimizer)
     else:
         blocks.compile_optimizer(optimizer, spec.train.compile)
     common: dict[str, Any] = {
