@@ -144,7 +144,7 @@ def as_traced(job: Job) -> Job:
     evaluation = job.train.eval
     train = replace(
         job.train,
-        lengths=replace(lengths, batches=flat),
+        lengths=Lengths(batches=flat, pad_to_multiple_of=lengths.pad_to_multiple_of),
         gradient_accumulation_steps=len(steps[0]),
         iterations=len(steps),
         empty_cache_every=0,

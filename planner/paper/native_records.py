@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from planner.events import Alloc, EmptyCache, Event, Free, Origin, Role, Use
 from planner.paper import library
-from planner.paper.repetition import Copy, Folded
+from planner.paper.repetition import Copy, DoesNotFoldError, Folded
 
 ALLOC, FREE, USE, _EMPTY_CACHE = range(4)
 """Kinds of records, as native/trace.h numbers them."""
@@ -160,6 +160,16 @@ class Fold:
     """(found, left), as in planner.events.Repeat, by the device's numbers of blocks."""
 
 
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """What is between `first` and `middle`, and again between that and `end`, would happen `times` more times."""
+
+    first: int
+    middle: int
+    end: int
+    times: int
+
+
 class Records:
     """Native records as columns, and what follows for each block."""
 
@@ -269,6 +279,18 @@ class Records:
         if not np.all(alike):
             return False
         return bool(np.array_equal(one[np.lexsort((one, run[freed]))], other[np.lexsort((other, run[freed]))]))
+
+
+def fold_left_out(records: Records, left_out: Sequence[LeftOut]) -> list[Fold]:
+    """Stretches that stand for what was left out. Raises DoesNotFoldError for two that do not do the same."""
+    folds: list[Fold] = []
+    for stretches in left_out:
+        ends = [stretches.first, stretches.middle, stretches.end]
+        fold = _fold(records, ends, [records.signature(first, after) for first, after in pairwise(ends)], 0, 1)
+        if fold is None:
+            raise DoesNotFoldError("micro-batches are not alike")
+        folds.append(replace(fold, times=fold.times + stretches.times))
+    return folds
 
 
 def find_folds(records: Records, cuts: Sequence[int]) -> list[Fold]:

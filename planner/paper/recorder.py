@@ -20,9 +20,11 @@ from planner.paper.native_records import (
     RECORD,
     USE,
     Fold,
+    LeftOut,
     Origins,
     Records,
     find_folds,
+    fold_left_out,
     make_event,
     renumber,
 )
@@ -309,24 +311,27 @@ class Recorder:
             name, self._groups[group], arguments, is_asynchronous=is_asynchronous, holding=self._holding
         )
 
-    def work(self, until: int | None = None) -> StepWork:
-        """What the device computes in the last whole iteration before a moment (`now`); where times matter all of its
-        kernels are named, as launches among the events number them."""
+    def work(self, until: int | None = None, left_out: Sequence[LeftOut] = (), *, recurs: bool = False) -> StepWork:
+        """What the device computes in the last whole iteration before a moment (`now`), with what was left out of it
+        and, if that `recurs`, a forward without gradients; where times matter all of its kernels are named, as launches
+        among the events number them."""
         until = self.now() if until is None else until
-        return self._between.work(self._hindsight, until, names_all=self._times_matter(until))
+        names_all = self._times_matter(until)
+        return self._between.work(self._hindsight, until, left_out, names_all=names_all, recurs=recurs)
 
     def repeating_events(
-        self, until: int, cuts: Sequence[int], iteration_ends: Sequence[int]
+        self, until: int, cuts: Sequence[int], iteration_ends: Sequence[int], left_out: Sequence[LeftOut] = ()
     ) -> tuple[list[Event], list[Repeat]]:
-        """As `folded_events`, of what nobody told to be a repetition: stretches between `cuts` (`now`) are compared.
+        """As `folded_events`, of what nobody told to be a repetition: stretches between `cuts` (`now`) are compared,
+        or, where something was left out, those that stand for it.
 
-        `iteration_ends`: where the iterations end, of which a stretch may have some.
+        `iteration_ends`: where the iterations end, of which a stretch may have some. Raises DoesNotFoldError.
         """
         content = ctypes.string_at(self._native.paper_records(), until * RECORD.size)
         launches = work_records.read_launches() if self._times_matter(until) else []
         waits = [position for kind, _, _, position in launches if kind in _HOST_WAITS]
         columns = Records(content, waits)
-        folds = find_folds(columns, cuts)
+        folds = fold_left_out(columns, left_out) if left_out else find_folds(columns, cuts)
         numbers = {int(block): number for number, block in enumerate(columns.blocks.tolist())}
         # A block may be older than a fold and still change its name after it: of what several repetitions hold, each
         # repetition frees the oldest, and the others move up.

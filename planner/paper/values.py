@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from planner.errors import TraceError
-from planner.paper import native_records
+from planner.paper import library, native_records
 from planner.upstream import checking
 
 Value = float | int | bool
@@ -76,6 +76,7 @@ _MOVERS = (
     ("accelerate.utils.modeling", "*"),
     ("accelerate.utils.offload", "*"),
     ("peft.utils.save_and_load", "*"),
+    ("planner.training.host", "*"),
     ("safetensors.torch", "*"),
     ("transformers.cache_utils", "*"),
     ("transformers.modeling_utils", "save_pretrained"),
@@ -203,12 +204,22 @@ def copy_to_host(host: Tensor, device: Tensor) -> None:
         return
     answer = None if _reader is None else _reader.answer(device, frames)
     if answer is None and (mover := _mover(frames)):
-        answer = 0
         if _reader is not None:
             _reader.copy(device, frames, mover)
+        _write_zeros(host)
+        return
     if answer is None:
         raise _make_unanswered_error(frames, what)
     host.fill_(answer)
+
+
+def _write_zeros(host: Tensor) -> None:
+    """Large memory of its own takes no page for them."""
+    storage = host.untyped_storage()
+    if host.nbytes == storage.nbytes():
+        library.load().paper_write_zeros(storage._cdata)
+    else:
+        host.zero_()
 
 
 def count_nonzero(operator: str, tensor: Tensor) -> int:

@@ -15,7 +15,7 @@ import torch
 
 from planner.events import Mark, Phase
 from planner.paper import library
-from planner.paper.native_records import blocks_of, dtype_name, dtype_number
+from planner.paper.native_records import LeftOut, blocks_of, dtype_name, dtype_number
 from planner.paper.repetition import Again, Copy, Place
 from planner.step_work import MESSAGES, Kernel, Launch, LaunchKind, RepeatedLaunches, StepWork
 
@@ -211,23 +211,34 @@ class Places:
         """What was filled in; None if nothing was."""
         return self._events[number]
 
-    def work(self, marks: Mapping[int, Mark], until: int, *, names_all: bool) -> StepWork:
+    def work(
+        self, marks: Mapping[int, Mark], until: int, left_out: Sequence[LeftOut], *, names_all: bool, recurs: bool
+    ) -> StepWork:
         """The work of the last whole iteration before the position `until`; empty where there is none. `marks`: by
         position, those that were made in hindsight. With `names_all` every kernel that was launched at any time is
-        named, and keeps its number."""
+        named, and keeps its number. `recurs`: see `_last_iteration`."""
         out: list[tuple[int, ...]] = []
         at: dict[int, int] = {}
         found: list[tuple[int, Mark]] = []
-        positions = sorted(marks)
+        repeated = {stretches.middle: stretches for stretches in left_out}
+        begun: dict[int, int] = {}
+        positions = sorted({*marks, *repeated, *(stretches.first for stretches in left_out)})
 
         def begin(mark: Mark) -> None:
             found.append((len(out), mark))
             if mark.phase is Phase.OPTIMIZER_STEP:  # DDP's reducer waits in C++ for what it has issued
                 out.append((LaunchKind.WAIT_ALL, 0, 0))
 
+        def reach(position: int) -> None:
+            begun[position] = len(out)
+            if (stretches := repeated.get(position)) is not None and begun[stretches.first] < len(out):
+                out.append((_AGAIN, len(out) - begun[stretches.first], stretches.times))
+            if position in marks:
+                begin(marks[position])
+
         for kind, stream, what, position in read_launches():
             while positions and positions[0] <= position:
-                begin(marks[positions.pop(0)])
+                reach(positions.pop(0))
             if position > until:
                 break
             if kind in _WITHOUT_TIME:
@@ -248,7 +259,7 @@ class Places:
                         out.append((_AGAIN, len(stretch), times))
                 case Mark():
                     begin(event)
-        stretches = _last_iteration(found, len(out), recurs=bool(marks))
+        stretches = _last_iteration(found, len(out), recurs=recurs)
         kernels, _ = read_kernels()
         used = {number: number for number in range(len(kernels))} if names_all else dict[int, int]()
         rows, repeats = _fold([row for begin, end in stretches for row in out[begin:end]])

@@ -1,5 +1,5 @@
-"""Trains what a spec says, as one rank: `torchrun ... -m planner.programs.train BUNDLE`, where the bundle is JSON as
-`planner spec --bundle` prints it."""
+"""Trains what a spec says, as one rank: `torchrun ... -m planner.programs.train BUNDLE [--shortened]`, where the bundle
+is JSON as `planner spec --bundle` prints it; shortened, a long evaluation stops when the rest of it is known."""
 
 from __future__ import annotations
 
@@ -19,4 +19,4 @@ torch.cuda.set_device(local_rank % torch.cuda.device_count())
 if int(os.environ["WORLD_SIZE"]) > 1 or job.parallel.deepspeed:  # whose engine is in a world at all times
     dist.init_process_group("cpu:gloo,cuda:nccl")  # checkpoints are saved in the background over the host
 
-trained = step.run(job, torch.device("cuda"), rank=rank)
+trained = step.run(job, torch.device("cuda"), rank=rank, shortened="--shortened" in sys.argv[2:])

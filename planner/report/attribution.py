@@ -51,6 +51,14 @@ class PhaseSpan:
     last: int
 
 
+_LASTING = {
+    Phase.FORWARD: Category.ACTIVATION,
+    Phase.CHECKPOINT_LOAD: Category.OTHER,
+    Phase.CHECKPOINT_SAVE: Category.OTHER,
+}
+"""What is without a role and alive at the end of the phase in which it was born."""
+
+
 def phase_spans(events: Sequence[Event]) -> list[PhaseSpan]:
     """From Mark to Mark. What comes before the first Mark belongs to the loading, iteration 0."""
     marks = [(index, event) for index, event in enumerate(events) if type(event) is Mark]
@@ -63,7 +71,8 @@ def phase_spans(events: Sequence[Event]) -> list[PhaseSpan]:
 def lives(events: Sequence[Event]) -> dict[int, Life]:
     """The life of every block.
 
-    A block without a role is an activation if it is born in a forward phase and alive at its end, else temporary.
+    A block without a role is an activation if it is born in a forward phase and alive at its end, other if it is born
+    in that of a checkpoint and alive at its end, else temporary.
     A role that follows its block's birth with nothing but roles between them holds from birth.
     """
     known: dict[int, Life] = {}
@@ -88,10 +97,10 @@ def lives(events: Sequence[Event]) -> dict[int, Life]:
                 assert isinstance(event, Free)
                 if event.block in known:
                     known[event.block].death = index
-        if span.phase is Phase.FORWARD:
+        if span.phase in _LASTING:
             for life in born:
                 if life.death >= span.last:
-                    life.unnamed = Category.ACTIVATION
+                    life.unnamed = _LASTING[span.phase]
     return known
 
 
@@ -101,7 +110,7 @@ def alive_at(events: Sequence[Event], moment: int) -> list[Life]:
     They are those of `lives` that are alive then, found without the others: of a long sequence those are few.
     """
     known: dict[int, Life] = {}
-    began, in_forward = 0, False
+    began, lasting = 0, Category.TEMPORARY
     latest = 0  # of the events that are not roles
     for index, event in enumerate(events):
         kind = type(event)
@@ -116,16 +125,15 @@ def alive_at(events: Sequence[Event], moment: int) -> list[Life]:
         if kind is Alloc:
             assert isinstance(event, Alloc)
             life = Life(event.block, event.requested_bytes, event.origin or NO_ORIGIN, index, len(events))
-            if in_forward:
-                life.unnamed = Category.ACTIVATION
+            life.unnamed = lasting
             known[event.block] = life
         elif kind is Free:
             assert isinstance(event, Free)
             known.pop(event.block, None)
         elif kind is Mark:
             assert isinstance(event, Mark)
-            began, in_forward = index, event.phase is Phase.FORWARD
-    if in_forward:  # what the rest of this forward frees is temporary
+            began, lasting = index, _LASTING.get(event.phase, Category.TEMPORARY)
+    if lasting is not Category.TEMPORARY:  # what the rest of this phase frees is
         for index in range(moment + 1, len(events)):
             event = events[index]
             if isinstance(event, Mark):

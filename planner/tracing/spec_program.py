@@ -14,10 +14,14 @@ from typing import NoReturn
 from unittest import mock
 
 from planner import cuda_on_paper
+from planner.allocator.long_runs.series import UnlikePartsError
 from planner.errors import PlannerError, ProgramError
-from planner.job import deepspeed_config, loading
+from planner.job import loading
 from planner.job.launching.line import Launcher, LaunchLine, rank_variables
+from planner.job.sampled_runs import as_traced
 from planner.job.schema import Job
+from planner.paper.repetition import DoesNotFoldError
+from planner.tracing.program import micro_batches
 from planner.tracing.program.on_paper import Endings, run_program  # before torch
 from planner.tracing.program.rank_orders import Gpu, ProgramOrder, RankRun
 from planner.tracing.rank_trace import Trace
@@ -29,10 +33,13 @@ from planner.training import absent_peers  # isort: skip
 import torch  # isort: skip
 import torch.distributed as dist  # isort: skip
 
+_COUNTS_MICRO_BATCHES = ("power_sgd",)
+"""Communication hooks that take other memory after some reductions."""
+_SETTLED_REDUCTIONS = 3
+"""The reducer rebuilds its buckets in the second, and with a static graph takes its map of used parameters in the third
+(torch 2.13, torch/csrc/distributed/c10d/reducer.cpp)."""
 _ROOMY_BYTES = 1 << 40
 """Of a GPU that is never full: what a rank allocates does not depend on what fits."""
-_MOST_MICRO_BATCHES = 4
-"""Of a step, each of which is run."""
 _TO_ITS_END = 1 << 40
 """Steps that no program comes to: a spec says how many it makes."""
 
@@ -44,22 +51,10 @@ def trace_rank(job: Job, rank: int = 0, target: str = "") -> Trace:
 
 def has_program(job: Job) -> bool:
     """Whether the job is run as a program: without what only a step made by hand does so far."""
-    train, parallel = job.train, job.parallel
+    parallel = job.parallel
     by_hand = (
         job.post_training,
-        train.compile,
-        train.lengths,
-        train.eval,
-        train.checkpoint_load,
-        train.checkpoint_save,
-        train.activation_offload,
-        train.optimizer_in_backward,
-        train.gradient_accumulation_steps > _MOST_MICRO_BATCHES,
         parallel.pp.degree > 1,
-        parallel.ep.degree > 1,
-        parallel.deepspeed and ((zero := deepspeed_config.zero_of(job)).offload or zero.offload_param),
-        parallel.dp_shard.offload,
-        parallel.dp_shard.kind == "fsdp1" and parallel.dp_shard.degree > 1,
     )
     return not any(by_hand)
 
@@ -67,17 +62,31 @@ def has_program(job: Job) -> bool:
 def trace(job: Job, rank: int = 0, target: str = "") -> Trace:
     """What `rank` does on a paper GPU whose kernels are those of `target` (default: the job's GPU).
 
-    Raises SpecError for what the job names and torch or transformers do not know, TraceError for a step that cannot be
-    traced, with its module and operator.
+    Of long accumulations and evaluations it runs the parts from which the others follow, where they do. Raises
+    SpecError for what the job names and torch or transformers do not know, TraceError for a step that cannot be traced,
+    with its module and operator.
     """
     began = time.perf_counter()
+    if job.train.compile is not None and job.train.compile.planned_as == "eager":
+        job = replace(job, train=replace(job.train, compile=None))
+    if job.train.lengths is not None:
+        job = as_traced(job)
+    try:
+        result = _trace(job, rank, target, shortened=True)
+    except (DoesNotFoldError, UnlikePartsError):
+        result = _trace(job, rank, target, shortened=False)
+    return replace(result, seconds=time.perf_counter() - began)
+
+
+def _trace(job: Job, rank: int, target: str, *, shortened: bool) -> Trace:
+    run_job, left_out = leave_micro_batches_out(job) if shortened else (job, 0)
     cuda_on_paper.take_any_gpu(target or job.cluster.gpu.target)
     total_bytes = _ROOMY_BYTES
     if job.parallel.deepspeed:
         checking.enforce("deepspeed")
         total_bytes = job.cluster.capacity_bytes or total_bytes  # it asks whether parameters can be flattened there
     order = ProgramOrder(
-        line=_launch_line(job),
+        line=_launch_line(run_job, shortened=shortened),
         rank=rank,
         gpu=Gpu(product="", arch=job.cluster.gpu.arch, total_bytes=total_bytes, name=job.cluster.gpu.name),
         target=target or job.cluster.gpu.target,
@@ -85,6 +94,9 @@ def trace(job: Job, rank: int = 0, target: str = "") -> Trace:
         steps=_TO_ITS_END,
         batches=0,
         has_made_up_data=True,
+        compiles_as_asked=True,
+        micro_batches=run_job.train.gradient_accumulation_steps,
+        micro_batches_left_out=left_out,
     )
     runs: list[RankRun] = []
     with _as_started(order), step_trace.quiet_libraries():
@@ -94,20 +106,39 @@ def trace(job: Job, rank: int = 0, target: str = "") -> Trace:
             if job.model.factory:  # code of the user's has ended the process before it trained
                 raise SystemExit(0) from error
             raise
-        except (PlannerError, MemoryError):
+        except (PlannerError, MemoryError, DoesNotFoldError):
             raise
         except Exception as error:
             raise failures.untraceable(error) from error
-    return replace(runs[0].trace, seconds=time.perf_counter() - began)
+    (run,) = runs
+    events, repeats = list(run.trace.events), list(run.trace.repeats)
+    if shortened:
+        events, repeats = step_trace.write_out_evaluations(job, events, repeats)
+    return replace(run.trace, events=tuple(events), repeats=tuple(repeats))
 
 
-def _launch_line(job: Job) -> LaunchLine:
+def leave_micro_batches_out(job: Job) -> tuple[Job, int]:
+    """The job with fewer micro-batches to an iteration, where those say what the others do, and how many fewer."""
+    train, replicate = job.train, job.parallel.dp_replicate
+    reduced_each_time = replicate.degree > 1 and not replicate.no_sync
+    run = micro_batches.FEWEST + (_SETTLED_REDUCTIONS - 1 if reduced_each_time else 0)
+    left_out = train.gradient_accumulation_steps - run
+    if left_out < 1 or train.lengths or train.retains or replicate.comm_hook in _COUNTS_MICRO_BATCHES:
+        return job, 0
+    parallel = job.parallel
+    if parallel.deepspeed:
+        config = {**parallel.deepspeed, **dict.fromkeys(("gradient_accumulation_steps", "train_batch_size"), "auto")}
+        parallel = replace(parallel, deepspeed=config)
+    return replace(job, train=replace(train, gradient_accumulation_steps=run), parallel=parallel), left_out
+
+
+def _launch_line(job: Job, *, shortened: bool) -> LaunchLine:
     """How the program of a spec is started on the job's nodes."""
     return LaunchLine(
         launcher=Launcher.TORCHRUN,
         program="planner.programs.train",
         is_module=True,
-        arguments=(json.dumps(loading.bundle(job)),),
+        arguments=(json.dumps(loading.bundle(job)), *(["--shortened"] if shortened else [])),
         nodes=job.cluster.nodes,
         processes_per_node=job.cluster.gpus_per_node,
     )

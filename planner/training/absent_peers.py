@@ -155,6 +155,11 @@ def take_every_step() -> Iterator[None]:
         yield
 
 
+def are_here() -> bool:
+    """Whether the other ranks of this process's world are absent."""
+    return dist.is_initialized() and isinstance(dist.group.WORLD, AbsentPeers)
+
+
 def agree_to(vote: Tensor) -> Tensor:
     """A vote as the peers see it: those who are absent agree to everything; others have voted."""
     if dist.get_backend() != BACKEND:

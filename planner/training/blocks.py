@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from planner.errors import SpecError
+from planner.errors import SpecError, TraceError
 from planner.job import schema
 from planner.training.host import Host
 from planner.training.observers import path_in_job
@@ -249,6 +249,18 @@ def forget_compiled(spec: schema.Compile | None) -> None:
     """A step that compiles begins as in a fresh process: with nothing compiled."""
     if spec is not None:
         torch.compiler.reset()
+
+
+def require_graphs(spec: schema.Compile | None) -> None:
+    """Raises TraceError where the job asks for a compiled step and nothing was compiled: a plan is never that of the
+    eager step instead."""
+    if spec is not None and not graphs_so_far()[0]:
+        raise TraceError(
+            f"torch.compile captured nothing of the step ({', '.join(spec.scope)})",
+            allowed="a step of which Dynamo captures graphs",
+            remedy="delete it to plan the eager step",
+            place="train.compile",
+        )
 
 
 def graphs_so_far() -> tuple[int, int]:

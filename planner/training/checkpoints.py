@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import io
+import mmap
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,17 +31,16 @@ from torch.distributed.checkpoint.state_dict_saver import async_save, save
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import Optimizer
-from torch.utils._pytree import tree_leaves
 
 from planner import upstream
 from planner.errors import SpecError
 from planner.events import Category, Phase
-from planner.host_events import HostCategory
 from planner.job import schema
 from planner.training import absent_peers
 from planner.training.host import CheckpointFiles, Host
 from planner.training.observers import Observer, unless_silent
 from planner.training.optimizers import copy_to_meta
+from planner.training.phases import named_phase
 from planner.upstream import torch_releases
 
 # What is gathered, copied and staged is torch's own work. Where files go the step's host decides. What async_save has
@@ -69,6 +69,7 @@ class CheckpointSaver:
         self._observer.mark(Phase.CHECKPOINT_SAVE, iteration)
         self.finish()
         with (
+            named_phase(Phase.CHECKPOINT_SAVE),
             self._host.checkpoint_files() as files,
             _tell_gathered(self._observer),
             absent_peers.naming_devices(),
@@ -191,11 +192,12 @@ class Loading:
         return self.spec.map_location == "device" or self.device.type == "cpu"
 
     def _tensor(self, shape: torch.Size, dtype: torch.dtype) -> Tensor:
-        """One that the file has. On the host it is zeros without storage of its own, so that a plan of a large model
-        needs no such memory there; the device sees the same copies."""
-        if self._on_device:
-            return torch.empty(shape, dtype=dtype, device=self.device).zero_()
-        return torch.zeros((), dtype=dtype, device="cpu").expand(shape)
+        """One that the file has, read into the host's memory; where the file is mapped it takes none."""
+        if self.spec.mmap:
+            mapped = mmap.mmap(-1, max(shape.numel() * dtype.itemsize, 1))
+            return torch.frombuffer(mapped, dtype=torch.uint8).view(dtype).view(shape)
+        read = torch.zeros(shape, dtype=dtype, device="cpu")
+        return read.to(self.device) if self._on_device else read
 
     def model_state(self) -> dict[str, Tensor]:
         """The model's state dict as it comes from the file, whole tensors."""
@@ -242,19 +244,6 @@ class Loading:
             return value
         return self._tensor(value.shape, value.dtype)
 
-    @contextmanager
-    def held(self, state: Any) -> Iterator[None]:
-        """Inside, the host holds what it reads of a state dict: all of it, or on its way to the device one tensor
-        after the other. What the program keeps of it stays. A file that is mapped is not held."""
-        distinct = {id(value): value.nbytes for value in tree_leaves(state) if isinstance(value, Tensor)}
-        sizes = [] if self.spec.mmap else list(distinct.values())
-        if self._on_device and sizes:
-            sizes = [max(sizes)]
-        with self.host.hold(HostCategory.CHECKPOINT, *sizes):
-            yield
-        if self.spec.keep_reference and not self._on_device:
-            self.host.keep(HostCategory.CHECKPOINT, *sizes)
-
 
 def _first_states(optimizer: Optimizer) -> list[dict[str, Any]]:
     """For each parameter, whole, what a step of a twin on the meta device makes."""
@@ -281,10 +270,9 @@ def _load_state_dict(loading: Loading) -> Any:
     state: dict[str, Any] = {"model": loading.model_state()}
     if loading.spec.optimizer:
         state["optimizer"] = loading.optimizer_state(by_names=False)
-    with loading.held(state):
-        loading.model.load_state_dict(state["model"])
-        if loading.spec.optimizer:
-            loading.optimizer.load_state_dict(state["optimizer"])
+    loading.model.load_state_dict(state["model"])
+    if loading.spec.optimizer:
+        loading.optimizer.load_state_dict(state["optimizer"])
     return state
 
 
@@ -301,8 +289,7 @@ def _load_shards(loading: Loading) -> None:
     with torch.no_grad():
         for tensor in loading.model.state_dict().values():
             local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-            with loading.host.hold(HostCategory.CHECKPOINT, local.nbytes):
-                local.copy_(torch.zeros((), dtype=local.dtype, device="cpu").expand(local.shape))
+            local.copy_(torch.zeros(local.shape, dtype=local.dtype, device="cpu"))
 
 
 def _load_full(loading: Loading) -> Any:
@@ -312,8 +299,7 @@ def _load_full(loading: Loading) -> Any:
     state: dict[str, Any] = {"model": loading.model_state() if reads else {}}
     if loading.spec.optimizer:
         state["optimizer"] = loading.optimizer_state(by_names=True) if reads else {}
-    with loading.held(state):
-        _set(loading, state, StateDictOptions(full_state_dict=True, broadcast_from_rank0=broadcast))
+    _set(loading, state, StateDictOptions(full_state_dict=True, broadcast_from_rank0=broadcast))
     return state
 
 
@@ -324,7 +310,7 @@ def _load_distributed(loading: Loading) -> Any:
         state["model"], state["optimizer"] = get_state_dict(loading.model, loading.optimizer)
     else:
         state["model"] = get_model_state_dict(loading.model)
-    load(state, storage_reader=ZerosReader(state, loading.host))
+    load(state, storage_reader=ZerosReader(state))
     _set(loading, state, StateDictOptions())
     return state
 
@@ -351,9 +337,8 @@ class ZerosReader(StorageReader):
     A rank finds what its own state dict has.
     """
 
-    def __init__(self, state: dict[str, Any], host: Host) -> None:
+    def __init__(self, state: dict[str, Any]) -> None:
         self._flat, _ = flatten_state_dict(state)
-        self._host = host
 
     def reset(self, checkpoint_id: Any = None) -> None: ...
 
@@ -379,8 +364,7 @@ class ZerosReader(StorageReader):
                 planner.load_bytes(item, content)
                 continue
             target = planner.resolve_tensor(item).detach()
-            with self._host.hold(HostCategory.CHECKPOINT, target.nbytes):
-                target.copy_(torch.zeros((), dtype=target.dtype).expand(target.shape))
+            target.copy_(torch.zeros(target.shape, dtype=target.dtype))
             planner.commit_tensor(item, target)
         done: torch.futures.Future[None] = torch.futures.Future()
         done.set_result(None)

@@ -25,6 +25,7 @@ from planner.training.host import Host
 from planner.training.inputs import Feed, MicroBatch
 from planner.training.loss_functions import Objective
 from planner.training.observers import Observer
+from planner.training.phases import named_phase
 from planner.training.wraps import context_parallel, fsdp2
 from planner.training.wraps.ddp import ObservedDdp, fewest_iterations
 
@@ -92,6 +93,8 @@ class Loop:
     """Its PostTrainingPhases, if it has any: another model's forwards and a rollout between iterations."""
     feeds: Mapping[int, Feed] = field(default_factory=dict)
     """Batches by their length, of a run in which it differs."""
+    shortened: bool = False
+    """Whether of a long evaluation only some steps and tokens are run (planner.job.sampled_runs)."""
 
     def __post_init__(self) -> None:
         self._losses: list[Tensor] = []
@@ -242,9 +245,9 @@ class Loop:
     def _evaluate(self, spec: schema.Eval, iteration: int) -> None:
         """Without a graph: the model in eval mode, as the job evaluates, then back to training.
 
-        Where repetition is folded, only the steps and tokens from which the others follow (planner.job.sampled_runs).
+        Where it is shortened, only the steps and tokens from which the others follow (planner.job.sampled_runs).
         """
-        shortened = folding.find_folder(self.observer) is not None
+        shortened = self.shortened
         self.model.eval()
         try:
             self._evaluate_batches(spec, iteration, shortened=shortened)
@@ -263,19 +266,23 @@ class Loop:
         count = len(shown_batches(spec)) if shortened else batches
         latest: dict[str, Tensor] = {}
         for number in range(1, count + 1):
-            self.observer.mark(Phase.EVAL, iteration)
-            # What the last step has left goes when this one's takes its place.
-            latest = self._evaluate_batch(spec)
-            for name, tensor in latest.items():
-                gathered[name] = torch.cat((gathered[name], tensor), dim=0) if name in gathered else tensor
-            whole = spec.accumulation_steps
-            if whole and number % whole == 0 and not shortened:
-                self._take_to_host(gathered)
-                latest = {}
-                self._empty_cache()
+            with self._phase(Phase.EVAL, iteration):
+                # What the last step has left goes when this one's takes its place.
+                latest = self._evaluate_batch(spec)
+                for name, tensor in latest.items():
+                    gathered[name] = torch.cat((gathered[name], tensor), dim=0) if name in gathered else tensor
+                whole = spec.accumulation_steps
+                if whole and number % whole == 0 and not shortened:
+                    self._take_to_host(gathered)
+                    latest = {}
+                    self._empty_cache()
         if spec.gather:
-            self.observer.mark(Phase.EVAL, iteration)
-            self._take_to_host(gathered)
+            with self._phase(Phase.EVAL, iteration):
+                self._take_to_host(gathered)
+
+    def _phase(self, phase: Phase, iteration: int) -> AbstractContextManager[object]:
+        self.observer.mark(phase, iteration)
+        return named_phase(phase)
 
     def _evaluate_batch(self, spec: schema.Eval) -> dict[str, Tensor]:
         with torch.no_grad():
@@ -300,20 +307,23 @@ class Loop:
     def _generate(self, spec: schema.Generate, iteration: int, *, shortened: bool) -> None:
         """Greedy generation of all tokens, or, `shortened`, of those from which the others follow."""
         model, count = self.bare_model, spec.max_new_tokens
-        self.observer.mark(Phase.GENERATE, iteration)
-        prompt_tokens = spec.prompt_tokens or self.train.sequence_length
-        tokens = inputs.prompts(self.feed, spec.batch, prompt_tokens, self.device, self.observer)
-        token, cache = self._next_token(model, tokens, None, use_cache=spec.use_cache)
-        tokens = torch.cat((tokens, token), dim=1)
-        for part in shown_tokens(count) if shortened else map(Part, range(1, count)):
-            self.observer.mark(Phase.GENERATE, iteration)
-            fed = token if part.count == 1 else token.expand(-1, part.count)
-            if part.count > 1:  # so many tokens at once: the cache grows to where the next are shown
-                tokens = torch.cat((tokens, fed[:, 1:]), dim=1)
-            token, cache = self._next_token(model, fed if spec.use_cache else tokens, cache, use_cache=spec.use_cache)
+        with self._phase(Phase.GENERATE, iteration):
+            prompt_tokens = spec.prompt_tokens or self.train.sequence_length
+            tokens = inputs.prompts(self.feed, spec.batch, prompt_tokens, self.device, self.observer)
+            token, cache = self._next_token(model, tokens, None, use_cache=spec.use_cache)
             tokens = torch.cat((tokens, token), dim=1)
+        for part in shown_tokens(count) if shortened else map(Part, range(1, count)):
+            with self._phase(Phase.GENERATE, iteration):
+                fed = token if part.count == 1 else token.expand(-1, part.count)
+                if part.count > 1:  # so many tokens at once: the cache grows to where the next are shown
+                    tokens = torch.cat((tokens, fed[:, 1:]), dim=1)
+                token, cache = self._next_token(
+                    model, fed if spec.use_cache else tokens, cache, use_cache=spec.use_cache
+                )
+                tokens = torch.cat((tokens, token), dim=1)
         # The last token is as those before it: what it found goes when all is over.
-        self.observer.mark(Phase.GENERATE, iteration)
+        with self._phase(Phase.GENERATE, iteration):
+            del token, tokens, cache
 
     def _next_token(self, model: nn.Module, tokens: Tensor, cache: object, *, use_cache: bool) -> tuple[Tensor, object]:
         with self.precision.autocast():

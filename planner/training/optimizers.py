@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.nn.utils import clip_grad_norm_, clip_grads_with_norm_, get_total_norm
 from torch.optim.optimizer import Optimizer
 
 from planner.errors import SpecError
@@ -42,15 +41,15 @@ def clip(parameters: Iterable[nn.Parameter], limit: float) -> None:
     """Gradients scaled, in place, so that their norm is `limit` at most."""
     groups = _group_by_mesh(parameters)
     if len(groups) < 2:
-        clip_grad_norm_(groups[0] if groups else [], limit)
+        nn.utils.clip_grad_norm_(groups[0] if groups else [], limit)
         return
     total = torch.linalg.vector_norm(torch.stack([_norm(group) for group in groups]))
     for group in groups:
-        clip_grads_with_norm_(group, limit, total)
+        nn.utils.clip_grads_with_norm_(group, limit, total)
 
 
 def _norm(group: Sequence[nn.Parameter]) -> Tensor:
-    norm = get_total_norm([parameter.grad for parameter in group if parameter.grad is not None])
+    norm = nn.utils.get_total_norm([parameter.grad for parameter in group if parameter.grad is not None])
     if not isinstance(norm, DTensor):
         return norm
     # It remarks that one number is reduced along one axis after the other.

@@ -30,6 +30,7 @@ from planner.training.loss_functions import Objective
 from planner.training.models import adapters
 from planner.training.models.build import build, materialize
 from planner.training.observers import ModuleFollower, NullObserver, Observer
+from planner.training.phases import named_phase
 from planner.training.wraps import context_parallel, deepspeed_engine, expert_parallel, fsdp1, fsdp2, tensor_parallel
 from planner.training.wraps.ddp import ObservedDdp
 
@@ -54,10 +55,16 @@ class Outcome:
 
 
 def run(
-    spec: schema.Job, device: torch.device, observer: Observer | None = None, *, rank: int = 0, host: Host | None = None
+    spec: schema.Job,
+    device: torch.device,
+    observer: Observer | None = None,
+    *,
+    rank: int = 0,
+    host: Host | None = None,
+    shortened: bool = False,
 ) -> Outcome:
     """One job's training step on this device, all phases in order; `host` does what is done on the host, by default
-    for real.
+    for real. `shortened`: of a long evaluation only the parts are run from which the others follow.
 
     With a world larger than one the caller has initialised torch.distributed. Cyclic garbage is collected at the end
     of `load` and of each iteration only, so that frees come at the same places in every run; random numbers start from
@@ -77,6 +84,7 @@ def run(
         following.enter_context(absent_peers.agree_about_checkpoints(spec.train))
         observer.mark(Phase.LOAD, 0)
         loop, adapted = _load(spec, world, device, observer, host)
+        loop.shortened = shortened
         if spec.post_training is not None:
             loop.others = post_training.PostTrainingPhases(loop, spec, world)
         if isinstance(observer, ModuleFollower) and observer.follows_modules:
@@ -85,9 +93,11 @@ def run(
         kept = None
         if spec.train.checkpoint_load is not None:
             observer.mark(Phase.CHECKPOINT_LOAD, 0)
-            kept = _load_checkpoint(spec.train.checkpoint_load, loop)
+            with named_phase(Phase.CHECKPOINT_LOAD):
+                kept = _load_checkpoint(spec.train.checkpoint_load, loop)
         with tensor_parallel.losses(spec.parallel.tp):
             loop.run()
+        blocks.require_graphs(spec.train.compile)
     model, by_engine = loop.model, deepspeed_engine.uses_engine(spec)
     return Outcome(
         model=model,

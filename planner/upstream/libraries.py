@@ -113,6 +113,7 @@ PROGRAM_HOST = (
         "torch.serialization:_get_restore_location":
             "a program reads what is mapped here: each part is told as it is restored",
         "torch.utils.data.dataloader:_BaseDataLoaderIter.__next__": "how large a batch is, which workers read ahead",
+        "torch.autograd.graph:save_on_cpu.__init__": "what is saved on the host are activations",
     }),
     *patch("program batches", "tests/tracing/running/test_varying_sizes.py", has_source=False, targets={
         "torch.utils.data:DataLoader._get_iterator": "what its epoch will give is drawn ahead, in a child process",

@@ -106,6 +106,8 @@ PROGRAMS = (
         "torch.optim:Optimizer.__init__":
             "a program is watched until each of its optimizers has stepped, and for one that has not there is no hook",
         "torch:save load": "that a program saves or loads a checkpoint is told in its report",
+        "torch.autograd.profiler:record_function.__enter__ record_function.__exit__":
+            "a program names its phases by them (planner.training.phases)",
     }),
     *patch("program storages", _STORAGES, has_source=False, targets={
         "torch:UntypedStorage.__new__":
@@ -141,5 +143,9 @@ PROGRAMS = (
     }),
     *patch("program watched", "tests/tracing/running/test_saved_specs.py", has_source=False, targets={
         "torch.nn.utils:clip_grad_norm_": "whether a program clips its gradients is told in its spec",
+        "torch.nn.utils:get_total_norm clip_grads_with_norm_":
+            "gradients on the host that nobody has written are neither read nor scaled",
+        "torch.distributed.fsdp:FullyShardedDataParallel.clip_grad_norm_": "it clips by itself",
+        "torch.nn.utils.clip_grad:_get_total_norm _clip_grads_with_norm_": "clip_grad_norm_ calls them by these names",
     }),
 )  # fmt: skip

@@ -23,8 +23,8 @@ class ProgramCompiling:
     """Switches compiling on when it is first asked for: Dynamo lists torch's functions as they are then, which is
     after `init_process_group` in most programs, and who compiles nothing does not load Inductor."""
 
-    def __init__(self, recorder: Recorder, seconds: float) -> None:
-        self._recorder, self._seconds = recorder, seconds
+    def __init__(self, recorder: Recorder, seconds: float, *, as_asked: bool = False) -> None:
+        self._recorder, self._seconds, self._as_asked = recorder, seconds, as_asked
         self._stack = ExitStack()
         self._compiling: Compiling | None = None
         self._skipped: set[str] = set()
@@ -55,7 +55,8 @@ class ProgramCompiling:
                 # First: it starts no processes that compile.
                 importlib.import_module("planner.paper.compiled.generated")
                 seconds = min(self._seconds, threading.TIMEOUT_MAX)
-                self._compiling = self._stack.enter_context(enable(self._recorder, seconds=seconds))
+                compiling = enable(self._recorder, as_asked=self._as_asked, seconds=seconds)
+                self._compiling = self._stack.enter_context(compiling)
             return real(*arguments, **options)
 
         return compile_

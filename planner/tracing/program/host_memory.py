@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 from weakref import WeakKeyDictionary
 
 import torch
@@ -21,9 +22,10 @@ from torch.utils.data import IterableDataset
 from planner import upstream
 from planner.allocator.host.replay import condense
 from planner.events import Category, Mark, Phase
-from planner.host_events import HostAlloc, HostCategory, HostEvent, HostFree
+from planner.host_events import BatchTaken, HostAlloc, HostCategory, HostEvent, HostFree
 from planner.paper.host_memory import HostBlocks, HostRecord
 from planner.tracing.host_ledger import SMALLEST_BYTES, HostWriter, host_category
+from planner.training.host import Host
 
 _MAP_NORESERVE = 0x4000
 """Of Linux; Python's `mmap` does not name it."""
@@ -42,6 +44,7 @@ class HostMemory(HostWriter):
         self._placed: defaultdict[int, list[HostEvent | int]] = defaultdict(list)
         """By the number of records before it; a number is the index of one of the program's moments."""
         self.assumed: list[str] = []
+        self._batch: BatchTaken | None = None
         self._loading = threading.local()
         self._loaders: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
         """With workers, by their iterators that have given no batch yet."""
@@ -57,7 +60,12 @@ class HostMemory(HostWriter):
     def write(self, event: HostEvent | int) -> None:
         self._placed[self._blocks.now()].append(event)
 
-    pass_moment = write
+    def pass_moment(self, index: int) -> None:
+        """The program's moment of this index is now."""
+        self.write(index)
+        if self._batch is not None:
+            self.write(self._batch)
+            self._batch = None
 
     def events(self, phases: Iterable[tuple[int, Phase, int]], until: int | None) -> tuple[HostEvent, ...]:
         """Everything up to the moment of this index. `phases`: at which moments they begin, and their iterations."""
@@ -67,6 +75,7 @@ class HostMemory(HostWriter):
     def _in_order(self, marks: dict[int, Mark], until: int | None) -> Iterator[HostEvent]:
         records = self._blocks.records(self._blocks.now())
         begun: set[int] = set()
+        purpose = HostCategory.OTHER
         for position in range(len(records) + 1):
             for placed in self._placed.get(position, ()):
                 if not isinstance(placed, int):
@@ -75,14 +84,16 @@ class HostMemory(HostWriter):
                     return
                 elif placed in marks:
                     yield marks[placed]
+                    is_of_checkpoint = marks[placed].phase in (Phase.CHECKPOINT_LOAD, Phase.CHECKPOINT_SAVE)
+                    purpose = HostCategory.CHECKPOINT if is_of_checkpoint else HostCategory.OTHER
             if position < len(records):
-                yield from self._event(records[position], begun)
+                yield from self._event(records[position], begun, purpose)
 
-    def _event(self, record: HostRecord, begun: set[int]) -> Iterator[HostEvent]:
+    def _event(self, record: HostRecord, begun: set[int], otherwise: HostCategory) -> Iterator[HostEvent]:
         """Torch's blocks have even numbers."""
         if record.taken:
             begun.add(record.block)
-            category = self._purposes.get(record.block, HostCategory.OTHER)
+            category = self._purposes.get(record.block, otherwise)
             yield HostAlloc(2 * record.block, record.bytes, category, bool(record.pinned))
         elif record.block in begun:
             yield HostFree(2 * record.block)
@@ -94,14 +105,23 @@ class HostMemory(HostWriter):
             "torch.utils.data.dataloader:_BaseDataLoaderIter.__next__": self._knowing_batches,
             "torch:UntypedStorage.from_file": _mapping_any_size,
             "torch.serialization:_get_restore_location": self._knowing_parts,
+            "torch.autograd.graph:save_on_cpu.__init__": self._knowing_activations,
         }
         if not self._blocks.start(SMALLEST_BYTES):
             self.assumed.append("the CPU's allocator is another than torch's own: tensors on the host are not counted")
         try:
-            with upstream.patch_targets("program host memory", wrapped=wrapped):
+            with (
+                upstream.patch_targets("program host memory", wrapped=wrapped),
+                mock.patch.object(Host, "take_batch", lambda _host, tensors: self.take_batch(tensors)),
+            ):
                 yield
         finally:
             self._blocks.stop()
+
+    def take_batch(self, tensors: Iterable[Tensor]) -> None:
+        """The program of a spec says what it would take of a data loader (planner.training.host): for the forward that
+        begins next."""
+        self._batch = BatchTaken(tuple(tensor.nbytes for tensor in tensors))
 
     @contextmanager
     def as_if_read(self) -> Iterator[None]:
@@ -130,6 +150,23 @@ class HostMemory(HostWriter):
             return batch
 
         return following
+
+    def _knowing_activations(self, real: Any) -> Any:
+        def init(saving: Any, *arguments: Any, **named: Any) -> None:
+            real(saving, *arguments, **named)
+            pack = saving.pack_hook
+
+            def pack_and_assign(tensor: Tensor) -> Any:
+                packed = pack(tensor)
+                for part in tree_leaves(packed):
+                    if isinstance(part, Tensor):
+                        for block in self._blocks.blocks_of(part):
+                            self._purposes.setdefault(block, HostCategory.ACTIVATION)
+                return packed
+
+            saving.pack_hook = pack_and_assign
+
+        return init
 
     def _knowing_parts(self, real: Any) -> Any:
         """Of a file that is mapped here, and that the program reads."""

@@ -44,6 +44,7 @@ from planner.tracing.program.host_memory import HostMemory
 from planner.tracing.program.input_sizes import InputSizes
 from planner.tracing.program.job_outline import JobOutline
 from planner.tracing.program.look_ahead import LookAhead
+from planner.tracing.program.micro_batches import find_left_out
 from planner.tracing.program.packages.libraries import found_packages
 from planner.tracing.program.peers import World
 from planner.tracing.program.program_errors import describe_crash, is_our_fault
@@ -108,7 +109,7 @@ class ProgramRun:
         self.management = ManagementLibrary(order.gpu.product, order.line.gpus, self.memory, self.assumptions)
         self.told = {**order.heard}
         self.neighbours = PipelineNeighbours(self.assumptions, self.told)
-        self.compiling = ProgramCompiling(recorder, order.seconds)
+        self.compiling = ProgramCompiling(recorder, order.seconds, as_asked=order.compiles_as_asked)
         self._stopping = Stopping(order.steps, order.patience_seconds, order.seconds, self._count_sizes)
         self.steps_at = StepsAt(
             order.steps_at,
@@ -303,7 +304,9 @@ class ProgramRun:
         self.memory.settle()
         over = [index for index in moments.ends() if after is None or index < after]
         ends = [moments.log[index].position for index in over]
-        events, repeats = recorder.repeating_events(last, moments.cuts(after), ends)
+        order = self._order
+        left_out = find_left_out(moments, phases, order.micro_batches, order.micro_batches_left_out)
+        events, repeats = recorder.repeating_events(last, moments.cuts(after), ends, left_out)
         collected = _COLLECTED_OFTEN if moments.infers else _COLLECTED
         for sentence, is_true in (
             (_BY_HAND, self.watcher.steps_by_hand),
@@ -331,12 +334,13 @@ class ProgramRun:
                 trace=Trace(
                     tuple(events),
                     repeats=tuple(repeats),
-                    work=recorder.work(last),
+                    work=recorder.work(last, left_out, recurs=moments.count(Kind.ASIDE) > 0),
                     unknown_workspaces=self._gpu.unknown_workspaces(),
                     other_kernels=self._gpu.other_kernels,
                     other_cudnn=cuda_on_paper.other_cudnn(),
                     host=self.host.events(phases, after),
                     host_assumed=tuple(self.host.assumed),
+                    assumed=self.compiling.assumed(),
                     **self.watcher.division,
                     seconds=time.perf_counter() - self._began,
                 ),

@@ -72,6 +72,12 @@ class ProgramOrder:
     strict: bool = False
     has_made_up_data: bool = False
     """Whether its batches are made up: of no value that follows from them anything is known."""
+    compiles_as_asked: bool = False
+    """Whether what is compiled too often, or with strides of its own, is an error, where torch would run it eagerly."""
+    micro_batches: int = 0
+    """Forwards and backwards of an iteration that is an accumulation of more, of which two are like all that are left
+    out."""
+    micro_batches_left_out: int = 0
     writes: bool = False
     """Whether what the program writes stays; else it is gone with its process."""
     packages: tuple[str, ...] = ()

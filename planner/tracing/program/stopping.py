@@ -28,15 +28,20 @@ class Kind(StrEnum):
     SAVE = "save"
     GATHER = "gather"
     """A state dict is made by torch's own functions: to be saved, or to be loaded into."""
+    NAMED = "named"
+    """The program names a phase itself: what happens up to the end of it is no other."""
+    NAMED_ENDED = "named phase ended"
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """`position` is the recorder's count of native records; `parameters` names the optimizer's part that steps."""
+    """`position` is the recorder's count of native records; `parameters` names the optimizer's part that steps, `phase`
+    is the one that the program names."""
 
     position: int
     kind: Kind
     parameters: int = 0
+    phase: Phase | None = None
 
 
 _FORWARDS = (Kind.FORWARD, Kind.EVAL, Kind.ASIDE)
@@ -61,6 +66,8 @@ class Moments:
     steps: Counter[int] = field(default_factory=Counter)
     backward_ends: dict[int, int] = field(default_factory=dict)
     """Of each backward, by its index, the position at which it has ended."""
+    steps_in_backward: set[int] = field(default_factory=set)
+    """Indices of steps of a parameter or two, each as soon as the backward has its gradient."""
     _seen: dict[int, int] = field(default_factory=dict)
     """Of moments that were earlier than they were seen, by their indices."""
     forwards: int = 0
@@ -76,7 +83,7 @@ class Moments:
     _begun: defaultdict[Kind, list[int]] = field(default_factory=lambda: defaultdict(list))
     """Indices of moments before which another kind was."""
 
-    def add(self, position: int, kind: Kind, parameters: int = 0) -> None:
+    def add(self, position: int, kind: Kind, parameters: int = 0, phase: Phase | None = None) -> None:
         if kind is Kind.STEP and self._closing is None and self.steps[parameters]:
             self._closing = next(moment.parameters for moment in reversed(self.log) if moment.kind is Kind.STEPPED)
             self._ends = self._find_steps(self._closing)
@@ -88,7 +95,7 @@ class Moments:
         self.forwards += kind in _FORWARDS
         if not self.log or self.log[-1].kind is not kind:
             self._begun[kind].append(len(self.log))
-        self.log.append(Moment(position, kind, parameters))
+        self.log.append(Moment(position, kind, parameters, phase))
 
     def end_before(self, index: int) -> int | None:
         """Where what was before the moment of this index has ended, as far as that is known: not of forwards, nor of a
@@ -173,12 +180,19 @@ class Moments:
         return next((index for index in after if self.log[index].kind in begins), None)
 
     def phases(self) -> Iterator[tuple[int, Phase, int]]:
-        """The index of the moment at which each phase begins, and its iteration."""
-        ends, done = set(self.ends()), 0
+        """The index of the moment at which each phase begins, and its iteration. One that the program names begins as
+        often as it is named."""
+        ends, done, named = set(self.ends()), 0, 0
         before: tuple[Phase, int] | None = None
         for index, moment in enumerate(self.log):
             kind = Kind.FORWARD if self.infers and moment.kind in _FORWARDS else moment.kind
-            phase = self._purpose_of_gathering(index, done) if kind is Kind.GATHER else _PHASES.get(kind)
+            named += (kind is Kind.NAMED) - (kind is Kind.NAMED_ENDED)
+            if kind is Kind.NAMED:
+                phase, before = moment.phase, None
+            elif named or index in self.steps_in_backward:
+                phase = None
+            else:
+                phase = self._purpose_of_gathering(index, done) if kind is Kind.GATHER else _PHASES.get(kind)
             if phase is not None:
                 iteration = done + 1 if kind in _ITERATION_KINDS else done
                 if (phase, iteration) != before:

@@ -45,24 +45,42 @@ def take_large_anew() -> None:
         _libc().mallopt(_MMAP_THRESHOLD, _MAPPED_BYTES)
 
 
-def is_unwritten(address: int, size: int) -> bool:
-    """Whether these bytes are zeros because nobody has written there; False for small ones, and for those of a file."""
-    if size < LARGE_BYTES or not hasattr(_libc(), "mincore"):
-        return False
-    page = mmap.PAGESIZE
-    first, after = -(-address // page) * page, (address + size) // page * page
-    pages = ctypes.create_string_buffer((after - first) // page)
-    if _libc().mincore(ctypes.c_void_p(first), ctypes.c_size_t(after - first), pages) != 0 or any(pages.raw):
-        return False
-    edges = ctypes.string_at(address, first - address) + ctypes.string_at(after, address + size - after)
-    if any(edges):
-        return False
+class UnwrittenMemory:
+    """Finds memory that nobody has written. Which spans are anonymous is looked up anew where one is not known."""
+
+    def __init__(self) -> None:
+        self._spans: list[tuple[int, int]] = []
+
+    def holds(self, storage: torch.UntypedStorage) -> bool:
+        """Whether a storage of the host is such memory; False for small ones, and for those of a file."""
+        return storage.device.type == "cpu" and self.has(storage.data_ptr(), storage.nbytes())
+
+    def has(self, address: int, size: int) -> bool:
+        """Whether these bytes are zeros because nobody has written there."""
+        if size < LARGE_BYTES or not hasattr(_libc(), "mincore"):
+            return False
+        page = mmap.PAGESIZE
+        first, after = -(-address // page) * page, (address + size) // page * page
+        pages = ctypes.create_string_buffer((after - first) // page)
+        if _libc().mincore(ctypes.c_void_p(first), ctypes.c_size_t(after - first), pages) != 0:
+            return False
+        if pages.raw.count(0) < len(pages.raw):
+            return False
+        edges = ctypes.string_at(address, first - address) + ctypes.string_at(after, address + size - after)
+        return not any(edges) and self._is_anonymous(first)
+
+    def _is_anonymous(self, address: int) -> bool:
+        if not any(begin <= address < end for begin, end in self._spans):
+            self._spans = list(_anonymous_spans())
+        return any(begin <= address < end for begin, end in self._spans)
+
+
+def _anonymous_spans() -> Iterator[tuple[int, int]]:
     for line in Path("/proc/self/maps").read_text().splitlines():
         span, _, _, _, inode, *_ = line.split()
-        begin, end = (int(bound, 16) for bound in span.split("-"))
-        if begin <= first < end:
-            return inode == "0"  # anonymous
-    return False
+        if inode == "0":
+            begin, end = (int(bound, 16) for bound in span.split("-"))
+            yield begin, end
 
 
 _RANDOM = ("normal_", "uniform_")
@@ -112,6 +130,8 @@ def left_unwritten(assumptions: Assumptions) -> Iterator[None]:
             yield
     finally:
         operators._destroy()
+        for operator in torch._ops.get_cached_ops():  # Dynamo would call a kernel that is gone
+            operator._dispatch_cache.clear()
 
 
 def _real(name: str) -> Callable[..., Tensor]:
@@ -149,11 +169,8 @@ def _is_left_out(tensor: Tensor) -> bool:
 
 
 def _is_tensor_unwritten(tensor: Tensor) -> bool:
-    return _has_memory(tensor) and tensor.nbytes >= LARGE_BYTES and _is_storage_unwritten(tensor.untyped_storage())
-
-
-def _is_storage_unwritten(storage: torch.UntypedStorage) -> bool:
-    return storage.device.type == "cpu" and is_unwritten(storage.data_ptr(), storage.nbytes())
+    is_large = _has_memory(tensor) and tensor.nbytes >= LARGE_BYTES
+    return is_large and UnwrittenMemory().holds(tensor.untyped_storage())
 
 
 def _zeros(size: Sequence[int], **options: Any) -> Tensor:
@@ -188,7 +205,7 @@ def on_paper(assumptions: Assumptions) -> Iterator[None]:
         def is_hole(storage: Any) -> bool:
             if copies.get(id(storage)) is storage:
                 return True
-            return isinstance(storage, torch.UntypedStorage) and _is_storage_unwritten(storage)
+            return isinstance(storage, torch.UntypedStorage) and UnwrittenMemory().holds(storage)
 
         def save(content: Any, archive: Any, *arguments: Any, **named: Any) -> Any:
             return real(content, _Archive(archive, is_hole), *arguments, **named)
@@ -313,7 +330,7 @@ def _write_safetensors(tensors: Mapping[str, Any], filename: Any, metadata: Any)
         file.write(len(text).to_bytes(8, "little") + text)
         for name in names:
             address, size = tensors[name].data_ptr, tensors[name].data_len
-            if is_unwritten(address, size):
+            if UnwrittenMemory().has(address, size):
                 file.seek(size, os.SEEK_CUR)
             elif size:
                 file.write((ctypes.c_char * size).from_address(address))

@@ -6,7 +6,7 @@ import functools
 import gc
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary, ref
@@ -22,14 +22,16 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
 from planner import upstream
-from planner.events import Category
+from planner.events import Category, Phase
 from planner.paper.recorder import Recorder
+from planner.tracing.program import unwritten_host
 from planner.tracing.program.ddp_roles import DdpRoles
 from planner.tracing.program.divided_models import describe_division
 from planner.tracing.program.input_sizes import InputSizes
 from planner.tracing.program.job_outline import JobOutline
 from planner.tracing.program.stopping import Kind, Moments
 from planner.training import observers, optimizers
+from planner.training.phases import find_phase
 from planner.training.wraps import fsdp1, fsdp2
 
 _Versions = tuple[int, int | None]
@@ -88,6 +90,13 @@ _STATE_DICT_FUNCTIONS = {
     "_load_model_state_dict": Kind.LOAD,
     "_load_optim_state_dict": Kind.LOAD,
 }
+_CLIPPING = (
+    "torch.nn.utils:get_total_norm",
+    "torch.nn.utils:clip_grads_with_norm_",
+    "torch.nn.utils.clip_grad:_get_total_norm",
+    "torch.nn.utils.clip_grad:_clip_grads_with_norm_",
+    "torch.distributed.fsdp:FullyShardedDataParallel.clip_grad_norm_",
+)
 _BY_HAND = 0
 """Stands for the optimizer of a program that has none of torch.optim."""
 WHOLE_EVERY = 64
@@ -123,6 +132,8 @@ class Watcher:
         """How often each has stepped, of those that there are."""
         self._owners: dict[tuple[int, ...], list[ref[Optimizer]]] = {}
         """Those of the same parameters, by what names these."""
+        self._hosts: WeakKeyDictionary[Optimizer, AbstractContextManager[Any]] = WeakKeyDictionary()
+        """What is around the steps that are at work."""
         self._by_hand = StepsByHand()
         self._ddp = DdpRoles(recorder)
         self._paths = WeakIdKeyDictionary()
@@ -154,7 +165,10 @@ class Watcher:
         wrapped = {
             "torch.autograd:_engine_run_backward": self._around_backward,
             "torch.optim:Optimizer.__init__": knowing_optimizers,
+            "torch.autograd.profiler:record_function.__enter__": self._entering,
+            "torch.autograd.profiler:record_function.__exit__": self._leaving,
             "torch.nn.utils:clip_grad_norm_": self._outline.clipping,
+            **dict.fromkeys(_CLIPPING, unwritten_host.clipping),
             "torch:save": self._noting(Kind.SAVE),
             "torch:load": self._noting(Kind.LOAD),
             **{f"{_STATE_DICT}:{name}": self._noting(kind) for name, kind in _STATE_DICT_FUNCTIONS.items()},
@@ -171,6 +185,8 @@ class Watcher:
         finally:
             for handle in handles:
                 handle.remove()
+            for host in self._hosts.values():  # around a step that has raised
+                host.__exit__(None, None, None)
 
     def saves(self) -> None:
         """A checkpoint is written by other means than torch.save."""
@@ -200,12 +216,31 @@ class Watcher:
         """How many have parameters, and have not stepped twice."""
         return sum(steps < _OFTEN for optimizer, steps in self._optimizers.items() if list(_parameters(optimizer)))
 
-    def _tell(self, kind: Kind, parameters: int = 0) -> int:
+    def _tell(self, kind: Kind, parameters: int = 0, phase: Phase | None = None) -> int:
         """The index of the moment."""
         index = len(self.moments.log)
         self._tells(index)
-        self.moments.add(self._recorder.now(), kind, parameters)
+        self.moments.add(self._recorder.now(), kind, parameters, phase)
         return index
+
+    def _entering(self, real: Any) -> Any:
+        """What stands for `record_function.__enter__`: a program may name its phases."""
+
+        def enter(named: Any) -> Any:
+            if (phase := find_phase(named.name)) is not None:
+                self.notice_step_by_hand()
+                self._tell(Kind.NAMED, phase=phase)
+            return real(named)
+
+        return enter
+
+    def _leaving(self, real: Any) -> Any:
+        def leave(named: Any, *error: Any) -> Any:
+            if find_phase(named.name) is not None:
+                self._tell(Kind.NAMED_ENDED)
+            return real(named, *error)
+
+        return leave
 
     def _noting(self, kind: Kind) -> Callable[[Any], Any]:
         """What is done in the background, or on the way to something else that is noted, is not a moment of its own."""
@@ -293,8 +328,9 @@ class Watcher:
                 self._recorder.assign(parameter.grad, Category.GRADIENT, name)
 
         for name, parameter in module.named_parameters():
-            is_new = parameter not in self._names and not isinstance(parameter, FlatParameter)
-            if is_new and parameter.requires_grad:
+            # fully_shard waits for a gradient that goes to the host if the parameter has a hook.
+            is_followed = parameter.is_cuda and not isinstance(parameter, FlatParameter)
+            if parameter.requires_grad and is_followed and parameter not in self._names:
                 parameter.register_post_accumulate_grad_hook(partial(accumulated, name))
 
     def _is_trained(self, root: nn.Module) -> bool:
@@ -326,23 +362,41 @@ class Watcher:
         return run
 
     def _step_starts(self, optimizer: Optimizer, *_arguments: Any) -> None:
+        if self._is_no_training(optimizer):
+            return
         self._trains()
         for parameter in _parameters(optimizer):
+            name = self._names.get(parameter, "")
             if parameter.grad is not None:
-                self._recorder.assign(parameter.grad, Category.GRADIENT, self._names.get(parameter, ""))
+                self._recorder.assign(parameter.grad, Category.GRADIENT, name)
+            if parameter.device.type == "cpu":  # where it may have been pinned in the meantime
+                self._recorder.assign(parameter, Category.PARAMETER, name)
+        self._hosts[optimizer] = unwritten_host.beside(_parameters(optimizer))
         index = self._tell(Kind.STEP, self._part(optimizer))
         since = self.moments.end_before(index)
-        if since is not None:  # clipping is a part of the step
+        if self._backward:
+            self.moments.steps_in_backward.add(index)
+        elif since is not None:  # clipping is a part of the step
             self.moments.begin_at(index, self._recorder.first_allocation(since, self._recorder.now()))
         self._outline.step_starts(optimizer)
+        self._hosts[optimizer].__enter__()
+
+    def _is_no_training(self, optimizer: Optimizer) -> bool:
+        """A twin that steps on the meta device to say what state there will be trains nothing, nor does an optimizer
+        that steps while its state dict is made (torch 2.13, checkpoint/state_dict.py, _init_optim_state)."""
+        return self._noted or next((parameter.is_meta for parameter in _parameters(optimizer)), False)
 
     def _step_ends(self, optimizer: Optimizer, *_arguments: Any) -> None:
+        if optimizer in self._hosts:
+            self._hosts.pop(optimizer).__exit__(None, None, None)
         for wrapped in optimizers.stateful_optimizers(optimizer):
             for parameter, state in wrapped.state.items():
                 name = self._names.get(parameter, "") if isinstance(parameter, Tensor) else ""
                 for key, value in state.items() if isinstance(state, dict) else ():
                     if isinstance(value, Tensor):
                         self._recorder.assign(value, Category.OPTIMIZER_STATE, f"{name}.{key}" if name else str(key))
+        if self._is_no_training(optimizer):
+            return
         self._tell(Kind.STEPPED, self._part(optimizer))
         steps = self._optimizers[optimizer] = self._optimizers.get(optimizer, 0) + 1
         if steps <= _SETTLED:

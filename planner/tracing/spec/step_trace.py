@@ -17,7 +17,7 @@ from planner import (
     upstream,
 )
 from planner.allocator.long_runs.series import Series, UnlikePartsError, write_out
-from planner.errors import PlannerError, TraceError
+from planner.errors import PlannerError
 from planner.events import Event, Phase, Repeat, write_out_repeats
 from planner.hardware.architectures import find_architecture
 from planner.job.layout import Mesh
@@ -87,10 +87,10 @@ def _trace(job: Job, rank: int, target: str, *, folded: bool) -> Trace:
                 _compiling(job, gpu.recorder) as assumed,
             ):
                 gpu.recorder.host = host
-                outcome = step.run(job, gpu.device, gpu.recorder, rank=rank, host=host)
+                outcome = step.run(job, gpu.device, gpu.recorder, rank=rank, host=host, shortened=folded)
                 events, repeats = gpu.recorder.folded_events()
                 if folded:
-                    events, repeats = _write_out_evaluations(job, events, repeats)
+                    events, repeats = write_out_evaluations(job, events, repeats)
                 result = Trace(
                     tuple(events),
                     buckets=leave_out_clock(outcome.ddp),
@@ -139,11 +139,7 @@ def _prefers_cudnn_attention(arch: str, software: Software) -> bool:
 @contextmanager
 def _compiling(job: Job, recorder: Recorder) -> Iterator[Callable[[], tuple[str, ...]]]:
     """Inside, torch.compile compiles where the job asks for it; gives what tells what was assumed where a GPU would
-    have been timed.
-
-    Raises TraceError for what cannot be compiled, and for a step in which nothing was compiled: a plan is never that of
-    the eager step instead.
-    """
+    have been timed. Raises TraceError for what cannot be compiled."""
     if job.train.compile is None:
         with upstream.patch_targets("not compiled", replaced={_BEGINS_TO_COMPILE: failures.refuse_compiling}):
             yield tuple
@@ -153,13 +149,6 @@ def _compiling(job: Job, recorder: Recorder) -> Iterator[Callable[[], tuple[str,
 
     with compiled.enable(recorder, as_asked=True) as account:
         yield account.assumed
-        if not account.graphs():
-            raise TraceError(
-                f"torch.compile captured nothing of the step ({', '.join(job.train.compile.scope)})",
-                allowed="a step of which Dynamo captures graphs",
-                remedy="delete it to plan the eager step",
-                place="train.compile",
-            )
 
 
 # Stage 3 waits for the third last event of its gathers and of its reductions (0.19.8, partitioned_param_coordinator.py,
@@ -252,7 +241,7 @@ def quiet_libraries() -> Iterator[None]:
         yield
 
 
-def _write_out_evaluations(job: Job, events: list[Event], repeats: list[Repeat]) -> tuple[list[Event], list[Repeat]]:
+def write_out_evaluations(job: Job, events: list[Event], repeats: list[Repeat]) -> tuple[list[Event], list[Repeat]]:
     """The events with every evaluation step and every generated token, and what still repeats of them.
 
     Raises UnlikePartsError where what was run does not tell what was not.

@@ -151,7 +151,7 @@ def shard(model: nn.Module, spec: schema.DpShard, world: World, *, mixed: bool) 
 
 def fullest(world: World) -> int:
     """The rank along `ep` that gets the most tokens: where peers are absent this one, for which the plan is made."""
-    if world.degree("ep") == 1 or dist.get_backend() != absent_peers.BACKEND:
+    if world.degree("ep") == 1 or not absent_peers.are_here():
         return 0
     return world.coordinate("ep")
 

@@ -22,7 +22,7 @@ from planner.planning.job_plan import plan_job
 from planner.report.statement import Plan, Verdict, from_json, to_json
 from planner.report.verdict_text import job_sentence, verdict_sentences
 from planner.tracing import rank_trace
-from planner.tracing.spec.step_trace import trace
+from planner.tracing.spec_program import trace_rank as trace
 from planner.units import GIB
 
 HIDDEN, FFN, VOCAB, LAYERS = 256, 512, 1000, 2
@@ -59,13 +59,17 @@ def test_fsdp2_keeps_parameters_gradients_and_states_on_the_host() -> None:
     found = phases_of(job(dp_shard={"degree": 2, "offload": "cpu"}))
 
     shard = (PARAMETERS - NORMS * HIDDEN) * 4 // 2  # a norm's half is less than a page
-    assert found[Phase.OPTIMIZER_STEP, 1] == {
+    tables = 2 * VOCAB * HIDDEN * 4 // 2
+    pinned = shard - tables + 2 * 2**19  # torch rounds what it pins up to a power of two: here two shards of 512,000
+    step = found[Phase.OPTIMIZER_STEP, 1]
+    assert {**step, HostCategory.OTHER: 0} == {
         HostCategory.BATCH: 2 * BATCH,
-        HostCategory.PARAMETER: shard,
-        HostCategory.GRADIENT: shard,
+        HostCategory.PARAMETER: pinned,
+        HostCategory.GRADIENT: pinned,
         HostCategory.OPTIMIZER_STATE: 2 * shard,
+        HostCategory.OTHER: 0,
     }
-    assert found[Phase.LOAD, 0] == {HostCategory.PARAMETER: shard}
+    assert tables <= step[HostCategory.OTHER] < tables + 16 * 1024  # what AdamW computes on the way, of the largest
 
 
 def test_plain_sgd_keeps_no_state() -> None:
@@ -75,14 +79,11 @@ def test_plain_sgd_keeps_no_state() -> None:
 
 
 def test_activations_rest_in_pinned_memory_from_the_forward_on_and_torch_keeps_their_blocks() -> None:
-    found = phases_of(job({"activation_offload": True}, dp_shard=2), PinnedRules())
+    found = phases_of(job({"activation_offload": True}, dp_shard=2))
 
-    forward, backward = found[Phase.FORWARD, 2], found[Phase.OPTIMIZER_STEP, 2]
-    assert forward[HostCategory.ACTIVATION] == found[Phase.FORWARD, 1][HostCategory.ACTIVATION]
-    assert backward == {
-        HostCategory.PINNED_CACHE: forward[HostCategory.ACTIVATION],
-        HostCategory.BATCH: forward[HostCategory.BATCH],
-    }
+    forward, step = found[Phase.FORWARD, 2], found[Phase.OPTIMIZER_STEP, 2]
+    assert forward[HostCategory.ACTIVATION] == found[Phase.FORWARD, 1][HostCategory.ACTIVATION] > 0
+    assert step == forward
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
@@ -107,9 +108,10 @@ def test_a_checkpoint_is_on_the_host_of_each_rank_while_it_is_loaded_unless_it_i
     mapped = phases_of(job({"checkpoint_load": {"mmap": True}}, dp_replicate=2))[Phase.CHECKPOINT_LOAD, 0]
     kept = phases_of(job({"checkpoint_load": {"keep_reference": True}}, dp_replicate=2))[Phase.FORWARD, 1]
 
-    assert read == {HostCategory.CHECKPOINT: 4 * PARAMETERS}
+    large = 4 * (PARAMETERS - NORMS * HIDDEN)  # a norm is less than a page
+    assert read == {HostCategory.CHECKPOINT: large}
     assert not mapped
-    assert kept[HostCategory.CHECKPOINT] == 4 * PARAMETERS
+    assert kept[HostCategory.CHECKPOINT] == large
 
 
 def test_an_evaluation_has_workers_of_its_own_beside_those_of_the_training() -> None:

@@ -11,7 +11,25 @@ import pytest
 
 from planner.errors import TraceError
 from planner.job.layout import Mesh, rank_classes
-from planner.job.schema import Adapter, Compile, Cp, DpShard, Ep, Eval, Input, Job, Model, Optimizer, Pp, Recompute, Tp
+from planner.job.schema import (
+    Adapter,
+    CheckpointLoad,
+    CheckpointSave,
+    Compile,
+    Cp,
+    DpShard,
+    Ep,
+    Eval,
+    Generate,
+    Input,
+    Job,
+    Lengths,
+    Model,
+    Optimizer,
+    Pp,
+    Recompute,
+    Tp,
+)
 from planner.planning.job_plan import plan_from_traces
 from planner.planning.judging import RankTrace
 from planner.report.statement import RankClassStatement
@@ -59,6 +77,10 @@ LLAMA = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 512, "hidden_size": 128,
     "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2,
 }  # fmt: skip
+MIXTRAL = {
+    **LLAMA, "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+}  # fmt: skip
 JOBS: dict[str, Callable[[MakeJob], Job]] = {
     "one GPU": lambda job_of: job_of(),
     "pictures": lambda job_of: job_of("normed"),
@@ -83,6 +105,30 @@ JOBS: dict[str, Callable[[MakeJob], Job]] = {
     "TP, FSDP2": lambda job_of: divided(sharded(job_of(gradient_clipping=1.0), 2), tp=Tp(degree=2)),
     "CP": lambda job_of: divided(job_of(precision="bf16_autocast", sequence_length=256), cp=Cp(degree=2)),
     "LoRA": lambda job_of: with_config(job_of(precision="bf16_autocast"), LLAMA, adapter=Adapter()),
+    "experts": lambda job_of: divided(with_config(job_of(), MIXTRAL), ep=Ep(degree=2, imbalance=1.5)),
+    "FSDP1": lambda job_of: sharded(job_of(gradient_clipping=1.0), 2, kind="fsdp1"),
+    "FSDP2, offloaded": lambda job_of: sharded(job_of(gradient_clipping=1.0), 2, offload="cpu"),
+    "activations that are offloaded": lambda job_of: job_of(activation_offload=True),
+    "steps within the backward": lambda job_of: job_of(optimizer_in_backward=True),
+    "accumulated 16 times": lambda job_of: job_of(gradient_accumulation_steps=16),
+    "DDP, accumulated 16 times": lambda job_of: job_of(ddp={}, gradient_accumulation_steps=16),
+    "compiled": lambda job_of: job_of(compile=Compile(scope=("blocks",))),
+    "evaluated": lambda job_of: job_of(eval=Eval(every=1, micro_batch_size=2)),
+    "evaluated for long": lambda job_of: with_config(
+        job_of(eval=Eval(every=2, micro_batch_size=2, batches=40, gather="logits")), LLAMA
+    ),
+    "generated": lambda job_of: with_config(
+        job_of(eval=Eval(every=2, micro_batch_size=2, generate=Generate(max_new_tokens=40))), LLAMA
+    ),
+    "checkpoints that are saved": lambda job_of: sharded(job_of(checkpoint_save=CheckpointSave(every=1)), 2),
+    "checkpoints in the background": lambda job_of: sharded(
+        job_of(checkpoint_save=CheckpointSave(every=1, kind="dcp_async")), 2
+    ),
+    "a checkpoint that is loaded": lambda job_of: job_of(checkpoint_load=CheckpointLoad(optimizer=True)),
+    "a checkpoint by shards": lambda job_of: sharded(
+        job_of(checkpoint_load=CheckpointLoad(kind="dcp", optimizer=True)), 2
+    ),
+    "lengths that differ": lambda job_of: job_of(lengths=Lengths(p50=16, p99=30)),
     "QLoRA": lambda job_of: with_config(job_of(), LLAMA, adapter=Adapter(kind="qlora"), parameter_dtype="bfloat16"),
     "DeepSpeed 1, fp16, accumulated": lambda job_of: by_engine(
         job_of(ddp={"degree": 2}, gradient_accumulation_steps=2, gradient_clipping=1.0), 1, fp16={"enabled": True}
@@ -135,18 +181,8 @@ def test_both_say_the_same_of_an_error_within_torch(job_of: MakeJob) -> None:
 
 
 def test_what_has_no_program_yet_is_traced_step_by_step(job_of: MakeJob) -> None:
-    optimizer = {"optimizer": {"type": "AdamW"}}
-    offloaded = by_engine(job_of(ddp={}), 2, **BF16, **optimizer)
-    offloaded.parallel.deepspeed["zero_optimization"]["offload_optimizer"] = {"device": "cpu"}
     jobs = [
         divided(job_of(), pp=Pp(degree=2)),
-        divided(job_of(), ep=Ep(degree=2)),
-        sharded(job_of(), 2, offload="cpu"),
-        sharded(job_of(), 2, kind="fsdp1"),
-        offloaded,
-        job_of(compile=Compile()),
-        job_of(eval=Eval()),
-        job_of(gradient_accumulation_steps=64),
     ]
 
     assert not any(map(spec_program.has_program, jobs))

@@ -203,8 +203,9 @@ def test_a_process_that_traced_before_traces_the_same() -> None:
     assert torch.nn.functional.linear is linear
 
 
-def test_an_engine_is_gone_with_its_trace() -> None:
-    trace(divided())
+@pytest.mark.parametrize("stage", [1, 2])
+def test_an_engine_is_gone_with_its_trace(stage: int) -> None:
+    trace(divided(stage=stage))
     gc.collect()
 
     assert not any(type(each).__name__ == "DeepSpeedEngine" for each in gc.get_objects())
