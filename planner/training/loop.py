@@ -169,14 +169,10 @@ class Loop:
         steps, folder, micro_batch = self.train.gradient_accumulation_steps, self._folder, 1
         while micro_batch <= steps:
             repeated = folder.tell(iteration, micro_batch) if folder else 0
-            if repeated:
-                self._leave_out(repeated)
-            else:
+            if not repeated:
                 with folder.watch(iteration, micro_batch) if folder else nullcontext():
                     yield micro_batch
             micro_batch += repeated or 1
-
-    def _leave_out(self, micro_batches: int) -> None: ...
 
     def _micro_batch(self, iteration: int) -> None:
         self.observer.mark(Phase.FORWARD, iteration)
@@ -373,10 +369,6 @@ class EngineLoop(Loop):
             if micro_batch == self.train.gradient_accumulation_steps:
                 self.observer.mark(Phase.OPTIMIZER_STEP, iteration)
             engine.step()
-
-    def _leave_out(self, micro_batches: int) -> None:
-        engine: Any = self.model
-        engine.micro_steps += micro_batches
 
     def _scale_to_one(self, loss: Tensor) -> Tensor:
         return loss

@@ -98,14 +98,14 @@ def run(
         with tensor_parallel.losses(spec.parallel.tp):
             loop.run()
         blocks.require_graphs(spec.train.compile)
-    model, by_engine = loop.model, deepspeed_engine.uses_engine(spec)
+    model = loop.model
     return Outcome(
         model=model,
         optimizer=loop.optimizer,
         adapted=adapted,
         ddp=model.account() if isinstance(model, ObservedDdp) else {},
         sharded_dims=fsdp2.sharded_dims(loop.bare_model),
-        parts=deepspeed_engine.parts(model) if by_engine else optimizers.parts(loop.optimizer),
+        parts=optimizers.parts(loop.optimizer),
         kept=(loop, kept),
     )
 

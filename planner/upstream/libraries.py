@@ -55,14 +55,10 @@ DEEPSPEED = (
         "deepspeed.runtime.engine:DeepSpeedEngine.__init__ deepspeed.runtime.zero.partition_parameters:Init.__init__":
             "from here on what a program's DeepSpeed frees depends on when its events pass",
         "deepspeed.runtime.engine:DeepSpeedEngine.backward": "reduces after torch's backward has ended",
+        "deepspeed.runtime.engine:DeepSpeedEngine.step": "computes on the host with what is offloaded",
     }),
     *patch("program's deepspeed", _STAGES_1_2, has_source=False, optional=True, targets={
-        "deepspeed.accelerator.cuda_accelerator:pynvml": "is kept from the first run of a process on",
-    }),
-    *patch("deepspeed memory", _STAGES_1_2, part="deepspeed", targets={
-        "deepspeed.accelerator.cuda_accelerator:CUDA_Accelerator.available_memory":
-            "asks NVML of the machine that plans; stages 1 and 2 flatten on the device if the GPU that is planned for "
-            "has the memory",
+        "deepspeed.accelerator.cuda_accelerator:pynvml": "stages 1 and 2 flatten on the device if it says that there is room, and it is kept from the first run on",
     }),
     *patch("deepspeed roles", _PROGRAMS, change=Change.REPORTED, has_source=False, optional=True, targets={
         "deepspeed.runtime.engine:DeepSpeedEngine.__init__ DeepSpeedEngine._configure_optimizer DeepSpeedEngine.step":

@@ -53,7 +53,8 @@ _WORLD: dict[str, Callable[[Any], Any]] = {
 def _use_deepspeed(device: torch.device) -> Iterator[None]:
     """Inside, DeepSpeed runs on this type of device, in the world of torch.distributed; afterwards all that it keeps
     for a process is as before."""
-    import_for(device.type)
+    with raise_log_levels("DeepSpeed"), mock.patch.dict(os.environ, {"DS_ACCELERATOR": device.type}):
+        _imported_deepspeed()
     with ExitStack() as after:
         if not torch.distributed.is_initialized():
             after.enter_context(absent_peers.join(0, 1))  # a world of one rank
@@ -86,12 +87,6 @@ def peers_agree() -> Iterator[None]:
 
 def _imported_deepspeed() -> Any:
     return importlib.import_module("deepspeed")
-
-
-def import_for(device_type: str) -> None:
-    """Imports the package for this type of device, which it looks for only then."""
-    with raise_log_levels("DeepSpeed"), mock.patch.dict(os.environ, {"DS_ACCELERATOR": device_type}):
-        _imported_deepspeed()
 
 
 def _restoring(owner: Any) -> Callable[[], None]:

@@ -66,13 +66,6 @@ def with_config(job: Job, config: dict[str, Any], **model: Any) -> Job:
     return replace(job, model=Model(hf_config=config, **model))
 
 
-def by_engine(job: Job, stage: int, **config: Any) -> Job:
-    sizes = {"reduce_bucket_size": 50_000, **({"stage3_param_persistence_threshold": 1_000} if stage == 3 else {})}
-    deepspeed = {"zero_optimization": {"stage": stage, **sizes}, "gradient_clipping": "auto", **config}
-    return replace(job, parallel=replace(job.parallel, deepspeed=deepspeed))
-
-
-BF16 = {"bf16": {"enabled": True}}
 LLAMA = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 512, "hidden_size": 128,
     "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2,
@@ -130,14 +123,6 @@ JOBS: dict[str, Callable[[MakeJob], Job]] = {
     ),
     "lengths that differ": lambda job_of: job_of(lengths=Lengths(p50=16, p99=30)),
     "QLoRA": lambda job_of: with_config(job_of(), LLAMA, adapter=Adapter(kind="qlora"), parameter_dtype="bfloat16"),
-    "DeepSpeed 1, fp16, accumulated": lambda job_of: by_engine(
-        job_of(ddp={"degree": 2}, gradient_accumulation_steps=2, gradient_clipping=1.0), 1, fp16={"enabled": True}
-    ),
-    "DeepSpeed 2": lambda job_of: by_engine(job_of(ddp={}), 2, **BF16),
-    "DeepSpeed 3, accumulated": lambda job_of: by_engine(
-        with_config(job_of(ddp={"degree": 2}, gradient_accumulation_steps=2), LLAMA), 3, **BF16
-    ),
-    "DeepSpeed, one GPU": lambda job_of: by_engine(job_of(), 2, **BF16),
 }
 
 
@@ -156,17 +141,6 @@ def test_both_name_what_it_is_for(job_of: MakeJob, name: str) -> None:
     program, by_hand = (plan_first_class(job, trace) for trace in (spec_program.trace, step_trace.trace))
 
     assert program.at_peak == pytest.approx(by_hand.at_peak, abs=LOSS_GRADIENTS)
-
-
-@pytest.mark.parametrize("name", [name for name in JOBS if name.startswith("DeepSpeed")])
-def test_what_an_engine_reduces_after_its_backward_belongs_to_it(job_of: MakeJob, name: str) -> None:
-    job = JOBS[name](job_of)
-    program, by_hand = (
-        {(each.phase, each.iteration): each.peak_allocated_bytes for each in plan_first_class(job, trace).phases}
-        for trace in (spec_program.trace, step_trace.trace)
-    )
-
-    assert program == pytest.approx(by_hand, abs=LOSS_GRADIENTS)
 
 
 def test_both_say_the_same_of_an_error_within_torch(job_of: MakeJob) -> None:
