@@ -42,17 +42,11 @@ class ZeroConfig:
     stage: int
     dtype: str
     """Of the parameters, and of their gradients."""
-    communication_dtype: str
     reduce_bucket_elements: int = _BUCKET
-    reduce_scatter: bool = True
-    overlap_comm: bool = False
     offload: bool = False
     """The partition of the optimizer rests on the host."""
-    accumulates_in_fp32: bool = False
-    """In stage 2: the gradient of the partition is kept in fp32 from the first micro-batch on."""
-    pinned: bool = True
-    checks_overflow: bool = True
-    computes_norm: bool = True
+    offload_param: bool = False
+    """Those of the parameters do."""
     optimizer: Optimizer = field(default_factory=Optimizer)
     """That of the config, or else of the job."""
 
@@ -108,24 +102,20 @@ def zero_of(job: Job, place: str = _PLACE) -> ZeroConfig:
             raise offload.error(
                 key, f"is {_format_value(offload.values[key])}, which is not planned", allowed=str(only)
             )
-    offloads, pinned = device == "cpu", offload.flag("pin_memory", True)
-    in_fp32 = _accumulates_in_fp32(config, dtype, stage, offload=offloads)
+    offloads = device == "cpu"
+    _check_accumulation(config, dtype, stage, offload=offloads)
     chosen = _optimizer(config, job, offload=offloads)
-    computes_norm = zero.flag("compute_grad_norm", True)
-    if not computes_norm and (offloads or job.train.gradient_clipping):
+    for part, key in ((offload, "pin_memory"), (zero, "reduce_scatter"), (zero, "overlap_comm")):
+        part.flag(key, False)
+    config.dtype("communication_data_type")
+    if not zero.flag("compute_grad_norm", True) and (offloads or job.train.gradient_clipping):
         raise zero.error("compute_grad_norm", "is false, and clipping or offload_optimizer needs the norm")
     return ZeroConfig(
         stage=int(stage),
         dtype=dtype,
-        communication_dtype=config.dtype("communication_data_type") or dtype,
         reduce_bucket_elements=elements(zero, "reduce_bucket_size", job),
-        reduce_scatter=zero.flag("reduce_scatter", True),
-        overlap_comm=zero.flag("overlap_comm", stage == 3),
         offload=offloads,
-        accumulates_in_fp32=in_fp32,
-        pinned=pinned,
-        checks_overflow=is_fp16 or (is_bf16 and bf16.flag("check_grad_overflow", True)),
-        computes_norm=computes_norm,
+        offload_param=zero.part("offload_param").values.get("device", "none") != "none",
         optimizer=chosen,
     )
 
@@ -187,15 +177,14 @@ def _format_resolved(value: Any) -> str:
     return "write the value: nothing in a job says it, nor does transformers resolve it" if value == "auto" else ""
 
 
-def _accumulates_in_fp32(config: Part, dtype: str, stage: int, *, offload: bool) -> bool:
+def _check_accumulation(config: Part, dtype: str, stage: int, *, offload: bool) -> None:
     types = config.part("data_types")
     for key in sorted(types.values.keys() - {"grad_accum_dtype", "param_dtype", "buffer_dtype"}):
         raise types.error(key, "is not planned", allowed="grad_accum_dtype")
     accumulation = types.dtype("grad_accum_dtype")
-    if accumulation in (None, dtype):
-        return False
-    if accumulation == "float32" and (stage == 3 or (stage == 2 and not offload)):
-        return True
+    is_in_fp32 = accumulation == "float32" and (stage == 3 or (stage == 2 and not offload))
+    if is_in_fp32 or accumulation in (None, dtype):
+        return
     where = "with offload_optimizer" if stage == 2 else "in stage 1 (of bfloat16: BF16_Optimizer)"
     raise types.error(
         "grad_accum_dtype",

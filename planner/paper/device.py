@@ -35,12 +35,11 @@ class Paper:
 
 
 @contextmanager
-def gpu(target: str, *, torch_version: str = "", waits: bool = False) -> Iterator[Paper]:
+def gpu(target: str, *, torch_version: str = "") -> Iterator[Paper]:
     """A paper GPU of the architecture `target` (`sm_90`): that of this process (`planner.cuda_on_paper.take_gpu`), or
     one with room for everything if it has none yet.
 
-    `torch_version` is the one that the job runs with (empty: the installed one); with `waits`, streams and events write
-    down where the host waits for them, and are never done before (`Recorder.waits`).
+    `torch_version` is the one that the job runs with (empty: the installed one).
 
     Raises TraceError for an unknown architecture or another than that of this process, if torch was imported before
     planner.paper, or if it is not the torch that planner knows.
@@ -50,7 +49,7 @@ def gpu(target: str, *, torch_version: str = "", waits: bool = False) -> Iterato
     prepare()
     library.load().paper_begin()
     torch._C._cuda_clearCublasWorkspaces()  # of what this process traced before
-    recorder = Recorder(waits=waits, holding=_holding_of_nccl(torch_version or torch.__version__))
+    recorder = Recorder(holding=_holding_of_nccl(torch_version or torch.__version__))
     recorder.start()
     queries = {"torch.cuda.streams:Event.query": lambda _event: not recorder.waits}
     with upstream.patch_targets("events", replaced=queries):

@@ -69,24 +69,16 @@ _LARGE_BYTES = 64 << 20
 
 
 class UntouchedHost(TorchFunctionMode):
-    """Inside, large tensors of the host are not filled, copied or computed with; `pin` gets what is pinned."""
-
-    def __init__(self, pin: Callable[[Tensor], None]) -> None:
-        super().__init__()
-        self._pin = pin
+    """Inside, large tensors of the host are not filled, copied or computed with."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        named = kwargs or {}
         instead = _INSTEAD.get(func)
         if instead is not None and _is_large(args[0]):
-            return instead(func, *args, **(kwargs or {}))
-        if func is Tensor.pin_memory:
-            self._pin(args[0])
-            return args[0]
-        if func is torch.zeros:
-            # Zeros are zeros without being written, as long as they are new.
-            tensor = torch.empty(*args, **(kwargs or {}))
-            return tensor if _is_large(tensor) else tensor.zero_()
-        return func(*args, **(kwargs or {}))
+            return instead(func, *args, **named)
+        if func is torch.full and named.get("fill_value") == 0:
+            return torch.zeros(*args, **{name: value for name, value in named.items() if name != "fill_value"})
+        return func(*args, **named)
 
 
 def _is_large(tensor: Any) -> bool:

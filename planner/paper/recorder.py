@@ -61,8 +61,8 @@ class Recorder:
     block_of = staticmethod(native_records.block_of)
     operator_of = staticmethod(native_records.operator_of)
 
-    def __init__(self, *, waits: bool = False, holding: Holding = Holding.KEEPS) -> None:
-        self.waits = waits
+    def __init__(self, *, holding: Holding = Holding.KEEPS) -> None:
+        self.waits = False
         """Whether an event that is asked is not done, so that the program has to wait (planner.paper.device)."""
         self._holding = holding
         """What process groups do with the tensors of collectives."""

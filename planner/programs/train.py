@@ -16,7 +16,7 @@ from planner.training import step
 job = load_bundle(read_json(sys.argv[1], "the bundle"), "the bundle")
 rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
 torch.cuda.set_device(local_rank % torch.cuda.device_count())
-if int(os.environ["WORLD_SIZE"]) > 1:
+if int(os.environ["WORLD_SIZE"]) > 1 or job.parallel.deepspeed:  # whose engine is in a world at all times
     dist.init_process_group("cpu:gloo,cuda:nccl")  # checkpoints are saved in the background over the host
 
 trained = step.run(job, torch.device("cuda"), rank=rank, shortened="--shortened" in sys.argv[2:])

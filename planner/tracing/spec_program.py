@@ -26,6 +26,7 @@ from planner.tracing.program.on_paper import Endings, run_program  # before torc
 from planner.tracing.program.rank_orders import Gpu, ProgramOrder, RankRun
 from planner.tracing.rank_trace import Trace
 from planner.tracing.spec import engine, failures, step_trace
+from planner.upstream import checking
 
 from planner.training import absent_peers  # isort: skip
 
@@ -53,7 +54,6 @@ def has_program(job: Job) -> bool:
     parallel = job.parallel
     by_hand = (
         parallel.pp.degree > 1,
-        parallel.deepspeed,
     )
     return not any(by_hand)
 
@@ -81,10 +81,14 @@ def trace(job: Job, rank: int = 0, target: str = "") -> Trace:
 def _trace(job: Job, rank: int, target: str, *, shortened: bool) -> Trace:
     run_job, left_out = leave_micro_batches_out(job) if shortened else (job, 0)
     cuda_on_paper.take_any_gpu(target or job.cluster.gpu.target)
+    total_bytes = _ROOMY_BYTES
+    if job.parallel.deepspeed:
+        checking.enforce("deepspeed")
+        total_bytes = job.cluster.capacity_bytes or total_bytes  # it asks whether parameters can be flattened there
     order = ProgramOrder(
         line=_launch_line(run_job, shortened=shortened),
         rank=rank,
-        gpu=Gpu(product="", arch=job.cluster.gpu.arch, total_bytes=_ROOMY_BYTES, name=job.cluster.gpu.name),
+        gpu=Gpu(product="", arch=job.cluster.gpu.arch, total_bytes=total_bytes, name=job.cluster.gpu.name),
         target=target or job.cluster.gpu.target,
         torch=job.software.torch,
         steps=_TO_ITS_END,
@@ -121,7 +125,11 @@ def leave_micro_batches_out(job: Job) -> tuple[Job, int]:
     left_out = train.gradient_accumulation_steps - run
     if left_out < 1 or train.lengths or train.retains or replicate.comm_hook in _COUNTS_MICRO_BATCHES:
         return job, 0
-    return replace(job, train=replace(train, gradient_accumulation_steps=run)), left_out
+    parallel = job.parallel
+    if parallel.deepspeed:
+        config = {**parallel.deepspeed, **dict.fromkeys(("gradient_accumulation_steps", "train_batch_size"), "auto")}
+        parallel = replace(parallel, deepspeed=config)
+    return replace(job, train=replace(train, gradient_accumulation_steps=run), parallel=parallel), left_out
 
 
 def _launch_line(job: Job, *, shortened: bool) -> LaunchLine:

@@ -172,12 +172,11 @@ class AccumulationFolder:
     def __init__(self, folder: Folder, module: nn.Module, train: schema.Train, parallel: schema.Parallel) -> None:
         self._folder, self._states = folder, _AllocationState(module)
         # What is reduced in the last one only makes that one another kind.
-        last_differs = parallel.dp_replicate.no_sync or parallel.dp_shard.no_sync or parallel.deepspeed is not None
+        last_differs = parallel.dp_replicate.no_sync or parallel.dp_shard.no_sync
         self._equal = train.gradient_accumulation_steps - last_differs
-        # The reducer of DistributedDataParallel and DeepSpeed's engine remember earlier iterations; under NO_SHARD each
-        # micro-batch uses the gradient of this iteration on another stream.
-        remembers = parallel.deepspeed is not None or parallel.dp_shard.no_shard
-        self._one_iteration = parallel.dp_replicate.degree > 1 or remembers
+        # The reducer of DistributedDataParallel remembers earlier iterations; under NO_SHARD each micro-batch uses the
+        # gradient of this iteration on another stream.
+        self._one_iteration = parallel.dp_replicate.degree > 1 or parallel.dp_shard.no_shard
         reduced_each_time = parallel.dp_replicate.degree > 1 and not parallel.dp_replicate.no_sync
         self._first_reduced = _SETTLED_REDUCTIONS + 1 if reduced_each_time else 2
         self._example: _MicroBatchExample | None = None

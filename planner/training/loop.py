@@ -26,7 +26,7 @@ from planner.training.inputs import Feed, MicroBatch
 from planner.training.loss_functions import Objective
 from planner.training.observers import Observer
 from planner.training.phases import named_phase
-from planner.training.wraps import context_parallel, deepspeed_engine, fsdp2
+from planner.training.wraps import context_parallel, fsdp2
 from planner.training.wraps.ddp import ObservedDdp, fewest_iterations
 
 if TYPE_CHECKING:
@@ -169,14 +169,10 @@ class Loop:
         steps, folder, micro_batch = self.train.gradient_accumulation_steps, self._folder, 1
         while micro_batch <= steps:
             repeated = folder.tell(iteration, micro_batch) if folder else 0
-            if repeated:
-                self._leave_out(repeated)
-            else:
+            if not repeated:
                 with folder.watch(iteration, micro_batch) if folder else nullcontext():
                     yield micro_batch
             micro_batch += repeated or 1
-
-    def _leave_out(self, micro_batches: int) -> None: ...
 
     def _micro_batch(self, iteration: int) -> None:
         self.observer.mark(Phase.FORWARD, iteration)
@@ -371,15 +367,9 @@ class EngineLoop(Loop):
         engine: Any = self.model
         for micro_batch in self._micro_batches(iteration):
             self._micro_batch(iteration)
-            deepspeed_engine.tell_whole(engine, self.observer)
             if micro_batch == self.train.gradient_accumulation_steps:
                 self.observer.mark(Phase.OPTIMIZER_STEP, iteration)
             engine.step()
-        deepspeed_engine.tell_state(engine, self.observer)
-
-    def _leave_out(self, micro_batches: int) -> None:
-        engine: Any = self.model
-        engine.micro_steps += micro_batches
 
     def _scale_to_one(self, loss: Tensor) -> Tensor:
         return loss

@@ -98,14 +98,14 @@ def run(
         with tensor_parallel.losses(spec.parallel.tp):
             loop.run()
         blocks.require_graphs(spec.train.compile)
-    model, by_engine = loop.model, deepspeed_engine.uses_engine(spec)
+    model = loop.model
     return Outcome(
         model=model,
         optimizer=loop.optimizer,
         adapted=adapted,
         ddp=model.account() if isinstance(model, ObservedDdp) else {},
         sharded_dims=fsdp2.sharded_dims(loop.bare_model),
-        parts=deepspeed_engine.parts(model) if by_engine else optimizers.parts(loop.optimizer),
+        parts=optimizers.parts(loop.optimizer),
         kept=(loop, kept),
     )
 
@@ -156,7 +156,7 @@ def _load(
     optimizer = optimizers.build(spec.train.optimizer, bare.parameters(), maker)
     optimizers.keep_embeddings_in_full(optimizer, bare)
     if by_engine:
-        model = deepspeed_engine.wrap_model(spec, bare, optimizer, observer)
+        model = deepspeed_engine.wrap_model(spec, bare, optimizer)
     else:
         blocks.compile_optimizer(optimizer, spec.train.compile)
     common: dict[str, Any] = {

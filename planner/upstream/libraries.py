@@ -8,6 +8,7 @@ _ARCHITECTURES = "tests/tracing/traces/test_architectures.py"
 _HOST = "tests/tracing/running/test_bad_programs.py"
 _MEMORY = "tests/tracing/running/test_host_of_programs.py"
 _MIXTURES = "tests/tracing/traces/test_mixtures_on_paper.py"
+_PROGRAMS = "tests/tracing/running/test_deepspeed_programs.py"
 _OUTSIDE = "tests/tracing/running/test_outside_packages.py"
 _STAGES_1_2 = "tests/tracing/traces/test_deepspeed.py"
 _STAGE_3 = "tests/tracing/traces/test_deepspeed_stage3.py"
@@ -50,16 +51,22 @@ DEEPSPEED = (
         "deepspeed.runtime.zero.stage3:assert_ints_same_as_other_ranks":
             "ranks ask whether they go the same way; absent peers agree",
     }),
-    *patch("program's deepspeed", "tests/tracing/running/test_deepspeed_programs.py", has_source=False, targets={
+    *patch("program's deepspeed", _PROGRAMS, has_source=False, targets={
         "deepspeed.runtime.engine:DeepSpeedEngine.__init__ deepspeed.runtime.zero.partition_parameters:Init.__init__":
             "from here on what a program's DeepSpeed frees depends on when its events pass",
+        "deepspeed.runtime.engine:DeepSpeedEngine.backward": "reduces after torch's backward has ended",
+        "deepspeed.runtime.engine:DeepSpeedEngine.step": "computes on the host with what is offloaded",
     }),
-    *patch("deepspeed memory", _STAGES_1_2, part="deepspeed", targets={
-        "deepspeed.accelerator.cuda_accelerator:CUDA_Accelerator.available_memory":
-            "asks NVML of the machine that plans; stages 1 and 2 flatten on the device if the GPU that is planned for "
-            "has the memory",
+    *patch("program's deepspeed", _STAGES_1_2, has_source=False, optional=True, targets={
+        "deepspeed.accelerator.cuda_accelerator:pynvml": "stages 1 and 2 flatten on the device if it says that there is room, and it is kept from the first run on",
     }),
-    *patch("deepspeed roles", _STAGE_3, change=Change.REPORTED, part="deepspeed", targets={
+    *patch("deepspeed roles", _PROGRAMS, change=Change.REPORTED, has_source=False, optional=True, targets={
+        "deepspeed.runtime.engine:DeepSpeedEngine.__init__ DeepSpeedEngine._configure_optimizer DeepSpeedEngine.step":
+            "takes a model's parameters and gradients away; makes partitions and states",
+        "deepspeed.runtime.zero.stage3:DeepSpeedZeroOptimizer_Stage3._create_fp16_partitions_with_defragmentation":
+            "joins the partitions of parameters",
+    }),
+    *patch("deepspeed roles", _STAGE_3, change=Change.REPORTED, optional=True, part="deepspeed", targets={
         "deepspeed.runtime.zero.partitioned_param_coordinator:PartitionedParameterCoordinator."
         "_PartitionedParameterCoordinator__all_gather_params_":
             "allocates what is gathered, which is told as communication",
@@ -67,14 +74,11 @@ DEEPSPEED = (
         "DeepSpeedZeroOptimizer_Stage3._DeepSpeedZeroOptimizer_Stage3__avg_scatter_contiguous_grads":
             "allocates what is reduced, which is told as communication",
     }),
-    *patch("deepspeed roles", _STAGES_1_2, change=Change.REPORTED, part="deepspeed", targets={
-        "deepspeed.runtime.zero.stage_1_and_2:DeepSpeedZeroOptimizer.setup_buckets "
-        "DeepSpeedZeroOptimizer.copy_grads_in_partition DeepSpeedZeroOptimizer._optimizer_step":
-            "allocates buckets and gradients of the partition, which are told by what they are for",
-    }),
     *patch("deepspeed roles", _STAGES_1_2, change=Change.REPORTED, optional=True, part="deepspeed", targets={
-        "deepspeed.runtime.zero.stage_1_and_2:DeepSpeedZeroOptimizer._build_compact_grad_partition_buffer":
-            "allocates gradients of the partition since DeepSpeed 0.19",
+        "deepspeed.runtime.zero.stage_1_and_2:DeepSpeedZeroOptimizer.setup_buckets "
+        "DeepSpeedZeroOptimizer.copy_grads_in_partition DeepSpeedZeroOptimizer._optimizer_step "
+        "DeepSpeedZeroOptimizer._build_compact_grad_partition_buffer":
+            "allocates buckets and gradients of the partition, which are told by what they are for",
     }),
 )  # fmt: skip
 

@@ -214,7 +214,5 @@ def _estimate_deepspeed_state_bytes(job: Job, elements: int, ranks: int, *, trai
     partition = 0 if zero.offload else elements * _FLOAT
     state = 0 if zero.offload else elements * state_bytes(zero.optimizer, _FLOAT)
     if zero.stage == 3:
-        config = deepspeed_config.Part(job.parallel.deepspeed or {}, "", "").part("zero_optimization")
-        is_offloaded = config.part("offload_param").values.get("device", "none") != "none"
-        return 0 if is_offloaded else parameters // ranks, 0, (partition + state) // ranks
+        return 0 if zero.offload_param else parameters // ranks, 0, (partition + state) // ranks
     return parameters, partition // ranks, (partition + state) // ranks

@@ -197,6 +197,11 @@ class Watcher:
             self.notice_step_by_hand()
             self._tell(Kind.SAVE)
 
+    def extend_backward(self) -> None:
+        """The last backward ends here, not where torch's own has ended."""
+        if (ends := self.moments.backward_ends) and not self._backward:
+            ends[next(reversed(ends))] = self._recorder.now()
+
     def notice_step_by_hand(self) -> None:
         """What follows is no part of a step: one that no optimizer of torch.optim has made is over now."""
         if self._optimizers or not self._by_hand.is_made():

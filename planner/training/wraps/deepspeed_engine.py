@@ -1,4 +1,4 @@
-"""DeepSpeed's own ZeRO stages around a model: its import, partitions, engine, and what its tensors are for."""
+"""DeepSpeed's own ZeRO stages around a model: its import, partitions and engine."""
 
 from __future__ import annotations
 
@@ -6,31 +6,30 @@ import copy
 import importlib
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 from unittest import mock
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from planner import upstream
 from planner.errors import SpecError
-from planner.events import Category
 from planner.job import deepspeed_config, schema
 from planner.training import absent_peers
 from planner.training.log_levels import raise_log_levels
-from planner.training.observers import Observer, in_region, surrounded, unless_silent
+from planner.training.observers import Observer
+from planner.training.wraps.deepspeed_roles import ZERO, observe_engines
 
 _PLACE = "parallel.deepspeed"
-_ZERO = "deepspeed.runtime.zero"
 _KEEP_A_WORLD = (
     "deepspeed.accelerator.real_accelerator",
     "deepspeed.comm.comm",
-    f"{_ZERO}.parameter_offload",
-    f"{_ZERO}.partition_parameters",
+    f"{ZERO}.parameter_offload",
+    f"{ZERO}.partition_parameters",
     "deepspeed.utils.groups",
 )
 """Modules whose globals a run changes (0.19.8)."""
@@ -38,11 +37,10 @@ _COUNTING = ("Init", "InsertPostInitMethodToModuleSubClasses", "AllGatherCoalesc
 """Classes of partition_parameters.py that count on themselves."""
 
 _COMPARISONS = tuple(
-    f"{_ZERO}.{module}:assert_ints_same_as_other_ranks"
+    f"{ZERO}.{module}:assert_ints_same_as_other_ranks"
     for module in ("partition_parameters", "partitioned_param_coordinator", "stage3")
 )
 """Where ranks ask whether they go the same way; absent peers agree."""
-_BEGINNINGS = ("deepspeed.runtime.engine:DeepSpeedEngine.__init__", f"{_ZERO}.partition_parameters:Init.__init__")
 _WORLD: dict[str, Callable[[Any], Any]] = {
     # deepspeed.zero.Init leaves its own in the place of it.
     "torch.nn.functional:linear": lambda real: real,
@@ -55,20 +53,22 @@ _WORLD: dict[str, Callable[[Any], Any]] = {
 def _use_deepspeed(device: torch.device) -> Iterator[None]:
     """Inside, DeepSpeed runs on this type of device, in the world of torch.distributed; afterwards all that it keeps
     for a process is as before."""
-    import_for(device.type)
+    with raise_log_levels("DeepSpeed"), mock.patch.dict(os.environ, {"DS_ACCELERATOR": device.type}):
+        _imported_deepspeed()
     with ExitStack() as after:
         if not torch.distributed.is_initialized():
             after.enter_context(absent_peers.join(0, 1))  # a world of one rank
         for name in _KEEP_A_WORLD:
             after.callback(_restoring(importlib.import_module(name)))
-        partitions: Any = importlib.import_module(f"{_ZERO}.partition_parameters")
+        partitions: Any = importlib.import_module(f"{ZERO}.partition_parameters")
         for name in _COUNTING:
             after.callback(_restoring(getattr(partitions, name)))
         after.enter_context(upstream.patch_targets("deepspeed world", wrapped=_WORLD))
-        # A launcher says which device of its node a process has: this one sees its own alone.
-        after.enter_context(mock.patch.dict(os.environ, {"LOCAL_RANK": os.environ.get("LOCAL_RANK", "0")}))
+        # A launcher's process may see its own device alone, which is no longer the one of its number.
+        own = torch.cuda.current_device() if device.type == "cuda" else 0
+        after.enter_context(mock.patch.dict(os.environ, {"LOCAL_RANK": str(own)}))
         if torch.distributed.get_backend() == absent_peers.BACKEND:
-            after.enter_context(_peers_agree())
+            after.enter_context(peers_agree())
         after.enter_context(raise_log_levels("DeepSpeed"))  # it logs its whole config
         accelerators: Any = importlib.import_module("deepspeed.accelerator.real_accelerator")
         wanted = importlib.import_module(f"deepspeed.accelerator.{device.type}_accelerator")
@@ -79,29 +79,14 @@ def _use_deepspeed(device: torch.device) -> Iterator[None]:
 
 
 @contextmanager
-def _peers_agree() -> Iterator[None]:
+def peers_agree() -> Iterator[None]:
     """Inside, absent peers go the way of this rank wherever DeepSpeed compares them. Imports DeepSpeed."""
     with upstream.patch_targets("deepspeed peers", replaced=dict.fromkeys(_COMPARISONS, lambda _numbers: None)):
         yield
 
 
-@contextmanager
-def in_a_program(begins: Callable[[], None]) -> Iterator[None]:
-    """Inside, a program's own DeepSpeed has peers that agree; `begins` is called before an engine is made or a model is
-    divided. That the package is imported says nothing: libraries do so wherever it is installed."""
-    telling = partial(surrounded, before=lambda *_arguments, **_named: begins())
-    with _peers_agree(), upstream.patch_targets("program's deepspeed", wrapped=dict.fromkeys(_BEGINNINGS, telling)):
-        yield
-
-
 def _imported_deepspeed() -> Any:
     return importlib.import_module("deepspeed")
-
-
-def import_for(device_type: str) -> None:
-    """Imports the package for this type of device, which it looks for only then."""
-    with raise_log_levels("DeepSpeed"), mock.patch.dict(os.environ, {"DS_ACCELERATOR": device_type}):
-        _imported_deepspeed()
 
 
 def _restoring(owner: Any) -> Callable[[], None]:
@@ -171,110 +156,6 @@ class Partitions:
         return tuple(map(ordered.index, shapes))
 
 
-_COORDINATOR = f"{_ZERO}.partitioned_param_coordinator:PartitionedParameterCoordinator"
-_STAGE_3 = f"{_ZERO}.stage3:DeepSpeedZeroOptimizer_Stage3"
-_STAGES_1_AND_2 = f"{_ZERO}.stage_1_and_2:DeepSpeedZeroOptimizer"
-_COMMUNICATING = (
-    f"{_COORDINATOR}._PartitionedParameterCoordinator__all_gather_params_",
-    f"{_STAGE_3}._DeepSpeedZeroOptimizer_Stage3__avg_scatter_grads",
-    f"{_STAGE_3}._DeepSpeedZeroOptimizer_Stage3__avg_scatter_contiguous_grads",
-)
-"""Methods that allocate what is sent and received."""
-
-
-def _observe_deepspeed(observer: Observer) -> AbstractContextManager[None]:
-    """Inside, the observer hears what the engine's optimizer allocates in a step, and what it is for."""
-
-    def communicating(method: Callable[..., Any]) -> Callable[..., Any]:
-        return in_region(method, observer, Category.COMMUNICATION, f"deepspeed.{method.__name__.strip('_')}")
-
-    def tell_buckets(_result: Any, divided: Any) -> None:
-        _tell_buckets(divided, observer)
-
-    def tell_partition(_result: Any, divided: Any, *_arguments: Any) -> None:
-        accumulated = getattr(divided, "accumulated_grads_in_cpu", {}).values()
-        _tell(observer, Category.GRADIENT, "deepspeed.accumulated", accumulated)
-        _tell(observer, Category.GRADIENT, "deepspeed.partition", [divided.grads_in_partition])
-
-    def tell_built(built: Any, *_arguments: Any, **_named: Any) -> None:
-        observer.assign(built.flat_partition, Category.GRADIENT, "deepspeed.fp32_partition")
-
-    def tell_before_step(divided: Any, group: int) -> None:
-        if not divided.cpu_offload:
-            gradient = divided.single_partition_of_fp32_groups[group].grad
-            _tell(observer, Category.GRADIENT, "deepspeed.fp32_partition", [gradient])
-
-    wrapped: dict[str, Callable[[Any], Any]] = {
-        **dict.fromkeys(_COMMUNICATING, communicating),
-        f"{_STAGES_1_AND_2}.setup_buckets": partial(surrounded, after=tell_buckets),
-        f"{_STAGES_1_AND_2}.copy_grads_in_partition": partial(surrounded, after=tell_partition),
-        f"{_STAGES_1_AND_2}._build_compact_grad_partition_buffer": partial(surrounded, after=tell_built),
-        f"{_STAGES_1_AND_2}._optimizer_step": partial(surrounded, before=tell_before_step),
-    }
-    return unless_silent(observer, upstream.patch_targets("deepspeed roles", wrapped=wrapped))
-
-
-def _tell(observer: Observer, category: Category, name: str, tensors: Iterable[Tensor | None]) -> None:
-    for tensor in tensors:
-        if tensor is not None:
-            observer.assign(tensor, category, name)
-
-
-def _tell_parameters(model: nn.Module, observer: Observer) -> None:
-    """The parameters of a model that the engine is about to take, and from then on their gradients."""
-
-    def tell_gradient(name: str, parameter: Tensor) -> None:
-        _tell(observer, Category.GRADIENT, name, [parameter.grad])
-
-    for name, parameter in model.named_parameters():
-        _tell(observer, Category.PARAMETER, name, [getattr(parameter, "ds_tensor", None)])
-        if parameter.requires_grad:
-            # Before the engine's own hook, which takes the gradient away.
-            parameter.register_post_accumulate_grad_hook(partial(tell_gradient, name))
-
-
-def _tell_flat(divided: Any, observer: Observer) -> None:
-    """Where the engine's optimizer keeps the parameters and this rank's partitions."""
-    tell = partial(_tell, observer)
-    if not hasattr(divided, "bit16_groups_flat"):  # stage 3
-        masters = divided.fp32_partitioned_groups_flat
-        tell(Category.PARAMETER, "deepspeed.partitions", divided.fp16_partitioned_groups_flat)
-        tell(Category.OPTIMIZER_STATE, "deepspeed.fp32_partitions", masters)
-        tell(Category.GRADIENT, "deepspeed.fp32_partitions", [master.grad for master in masters])
-        tell(Category.PARAMETER, "deepspeed.offload", divided.param_groups_fp16_flat_cpu_memory)
-        tell(Category.GRADIENT, "deepspeed.partitions", [divided.grad_partitions_flat_buffer])
-        _tell_buckets(divided, observer)
-        return
-    masters = divided.single_partition_of_fp32_groups
-    tell(Category.PARAMETER, "deepspeed.flat", divided.bit16_groups_flat)
-    tell(Category.OPTIMIZER_STATE, "deepspeed.fp32_partition", masters)
-    if divided.cpu_offload:  # master weights with their gradients, and buffers on the way there and back
-        tell(Category.BUCKET, "deepspeed.offload", [divided.temp_grad_buffer_for_gpu_offload])
-        tell(Category.GRADIENT, "deepspeed.fp32_partition", [master.grad for master in masters])
-        tell(Category.PARAMETER, "deepspeed.offload", divided.param_buffer_of_bit16_for_cpu_offload_groups)
-        tell(Category.BUCKET, "deepspeed.offload", [divided.temp_grad_buffer_for_cpu_offload])
-
-
-def _tell_buckets(divided: Any, observer: Observer) -> None:
-    for bucket in divided.ipg_buckets.values():
-        buffers = bucket.buffer if isinstance(bucket.buffer, list) else [bucket.buffer]
-        _tell(observer, Category.BUCKET, "deepspeed.ipg", buffers)
-
-
-def tell_whole(engine: Any, observer: Observer) -> None:
-    """Under stage 3, parameters that are too small to be divided: from their first use on they stay whole."""
-    whole = [parameter.data for parameter in getattr(engine.optimizer, "persistent_parameters", ())]
-    _tell(observer, Category.PARAMETER, "deepspeed.persistent", whole)
-
-
-def tell_state(engine: Any, observer: Observer) -> None:
-    """What the optimizer inside the engine's keeps of this rank's partitions."""
-    for state in engine.optimizer.optimizer.state.values():
-        for key, value in state.items():
-            if isinstance(value, Tensor):
-                observer.assign(value, Category.OPTIMIZER_STATE, f"deepspeed.{key}")
-
-
 _TRAINERS_CONFIG = "transformers.integrations.deepspeed:_hf_deepspeed_config_weak_ref"
 
 
@@ -307,7 +188,7 @@ def prepare_engine(spec: schema.Job, device: torch.device, observer: Observer) -
     if not uses_engine(spec):
         yield
         return
-    with _use_deepspeed(device), _observe_deepspeed(observer), warnings.catch_warnings():
+    with _use_deepspeed(device), observe_engines(observer), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of torch, whose collectives have new names
         yield
 
@@ -345,15 +226,13 @@ class _TrainerConfig:
         return True
 
 
-def wrap_model(spec: schema.Job, model: nn.Module, optimizer: torch.optim.Optimizer, observer: Observer) -> Any:
+def wrap_model(spec: schema.Job, model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
     """The engine around the model, whose own optimizer divides what the job's optimizer steps. Raises SpecError for
     a config that DeepSpeed refuses, in its words."""
-    _tell_parameters(model, observer)
     with _translate_refusals():
         engine, *_ = _imported_deepspeed().initialize(
             model=model, optimizer=optimizer, config=deepspeed_config.engine_config(spec)
         )
-    _tell_flat(engine.optimizer, observer)
     return engine
 
 

@@ -9,6 +9,7 @@ from program_runs import Program, Run
 
 from planner.step_work import Launch, LaunchKind
 from planner.tracing.program.rank_orders import RankRun
+from planner.truth.measuring.measurement_lines import most_by_category
 
 MODEL = """
 import torch
@@ -26,6 +27,30 @@ for _ in range(3):
     engine.backward(engine(torch.ones(2, 64, device="cuda")).sum())
     engine.step()
 """
+DIVIDED = f"""
+import deepspeed
+{MODEL}
+engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config={{
+    "train_micro_batch_size_per_gpu": 2, "bf16": {{"enabled": True}}, "gradient_clipping": 1.0,
+    "zero_optimization": {{"stage": STAGE, "reduce_bucket_size": 5000, "stage3_param_persistence_threshold": 0}},
+    "optimizer": {{"type": "AdamW", "params": {{"lr": 1e-4, "torch_adam": True}}}},
+}})
+for _ in range(3):
+    engine.backward(engine(torch.ones(2, 64, device="cuda", dtype=torch.bfloat16)).sum())
+    engine.step()
+"""
+NAMED = ("parameter", "gradient", "optimizer_state", "bucket")
+ELEMENTS = 4 * 64 * 64
+BUCKET_BYTES = 2 * 5000
+MOST = {
+    # Two bytes a parameter and its gradient, four its master, that one's gradient, and each of two moments.
+    0: (2 * ELEMENTS, 6 * ELEMENTS, 12 * ELEMENTS, 0),
+    # Half of it on each of two ranks, but of parameters: these are there twice while they are flattened.
+    1: (4 * ELEMENTS, 3 * ELEMENTS, 6 * ELEMENTS, BUCKET_BYTES),
+    2: (4 * ELEMENTS, 3 * ELEMENTS, 6 * ELEMENTS, BUCKET_BYTES),
+    # Whole until the first of four is divided.
+    3: (2 * ELEMENTS + ELEMENTS // 4, 3 * ELEMENTS, 6 * ELEMENTS, BUCKET_BYTES),
+}
 BY_ACCELERATE = f"""
 import accelerate
 {MODEL}
@@ -71,6 +96,14 @@ def test_an_engine_is_known_whatever_its_command_says(run: Run, program: Program
 
     assert unnamed.trace.events == named.trace.events
     assert waits_in(unnamed) > 0
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_what_an_engine_holds_is_named(run: Run, program: Program, stage: int) -> None:
+    found = run(f"torchrun --nproc-per-node 2 {program(DIVIDED.replace('STAGE', str(stage)))}", steps=3)
+
+    most = most_by_category(found.trace.written_out())
+    assert tuple(most.get(name, 0) for name in NAMED) == MOST[stage]
 
 
 def test_an_engine_that_accelerates_config_names_is_known(run: Run, program: Program, tmp_path: Path) -> None:

@@ -20,16 +20,20 @@ from planner.paper.compiled.switch import variable_set
 from planner.paper.recorder import Recorder
 from planner.tracing.program.assumptions import About, Assumptions
 from planner.tracing.program.gpu_statistics import ManagementLibrary
-from planner.tracing.program.packages import kernels, package_table, stand_ins, triton_package
+from planner.tracing.program.packages import deepspeed_package, kernels, package_table, stand_ins, triton_package
 from planner.tracing.program.rank_orders import ProgramOrder
-from planner.training.wraps import deepspeed_engine
 
 
 @contextmanager
 def found_packages(
-    order: ProgramOrder, library: ManagementLibrary, assumptions: Assumptions, recorder: Recorder
+    order: ProgramOrder,
+    library: ManagementLibrary,
+    assumptions: Assumptions,
+    recorder: Recorder,
+    extend_backward: Callable[[], None],
 ) -> Iterator[None]:
-    """Inside, packages are found, nothing is built, and kernels of Triton are launched as nothing."""
+    """Inside, packages are found, nothing is built, and kernels of Triton are launched as nothing. `extend_backward` is
+    called where DeepSpeed's part of a backward ends."""
     own = kernels.read(order.kernels)
     kernels.tell(partial(assumptions.add, About.PACKAGES))
     here, line = Path.cwd(), order.line
@@ -37,11 +41,14 @@ def found_packages(
     listed = package_table.listed(folders)
     provided = stand_ins.find_provided(order.packages, listed)
     versions = stand_ins.named_versions(order.packages)
-    modules = {"pynvml": library.module(), **own.modules}
+    pynvml = library.module()
+    modules = {"pynvml": pynvml, **own.modules}
+    patches = _list_patches(own.built, triton_package.Launches(assumptions))
+    patches["deepspeed"] = lambda: deepspeed_package.watched(recorder, pynvml, extend_backward)
     with (
         stand_ins.providing(provided, versions, modules, assumptions),
         _without_libraries(),
-        _patched_when_imported(_list_patches(own.built, triton_package.Launches(assumptions), recorder)),
+        _patched_when_imported(patches),
     ):
         try:
             yield
@@ -57,14 +64,8 @@ def found_packages(
 Patch = Callable[[], AbstractContextManager[Any]]
 
 
-def _list_patches(
-    built: Mapping[str, ModuleType], launches: triton_package.Launches, recorder: Recorder
-) -> dict[str, Patch]:
+def _list_patches(built: Mapping[str, ModuleType], launches: triton_package.Launches) -> dict[str, Patch]:
     """By the modules that have to be imported before."""
-
-    def deepspeed_begins() -> None:
-        # It frees on one stream what another uses, and waits for events: its cache depends on when those pass.
-        recorder.waits = True
 
     def builders() -> AbstractContextManager[None]:
         wrapped = {"deepspeed.ops.op_builder.builder:OpBuilder.load": kernels.deepspeed_builder(built)}
@@ -74,7 +75,6 @@ def _list_patches(
         "cutlass.cute": kernels.cutlass_patched,
         "kernels": kernels.hub_patched,
         "torch.utils.cpp_extension": lambda: kernels.not_built(built),
-        "deepspeed": lambda: deepspeed_engine.in_a_program(deepspeed_begins),
         "deepspeed.ops.op_builder.builder": builders,
         "triton": launches.patched,
     }

@@ -1,0 +1,68 @@
+"""DeepSpeed as a program has it: peers that agree, engines whose tensors are named, the memory of the paper GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial, wraps
+from types import ModuleType
+from typing import Any
+from weakref import WeakSet
+
+import torch
+
+from planner import upstream
+from planner.paper.host_memory import UntouchedHost
+from planner.paper.recorder import Recorder
+from planner.training.observers import surrounded
+from planner.training.wraps import deepspeed_engine
+from planner.training.wraps.deepspeed_roles import ENGINE, ZERO, observe_engines
+
+
+@contextmanager
+def watched(recorder: Recorder, pynvml: ModuleType, extend_backward: Callable[[], None]) -> Iterator[None]:
+    """Inside, engines are followed from when one is made or a model is divided: that the package is imported says
+    nothing, libraries do so wherever it is installed. What they keep on the host they do not compute with. Engines that
+    are left in the end are destroyed.
+
+    `extend_backward` is called where an engine's backward ends: it reduces after that of torch.
+    """
+    engines: WeakSet[Any] = WeakSet()
+
+    def begins(*_arguments: Any, **_named: Any) -> None:
+        # It frees on one stream what another uses: its cache depends on when events pass. Stage 3 waits for the third
+        # last of its gathers and of its reductions, unless it has passed already (0.19.8,
+        # partitioned_param_coordinator.py, stage3.py).
+        recorder.waits = True
+
+    def made(_result: None, engine: Any, *_arguments: Any, **_named: Any) -> None:
+        engines.add(engine)
+
+    def ended(*_arguments: Any, **_named: Any) -> None:
+        extend_backward()
+
+    wrapped = {
+        f"{ENGINE}.__init__": lambda real: surrounded(_on_untouched_host(real), before=begins, after=made),
+        f"{ENGINE}.backward": lambda real: surrounded(_on_untouched_host(real), after=ended),
+        f"{ENGINE}.step": _on_untouched_host,
+        f"{ZERO}.partition_parameters:Init.__init__": partial(surrounded, before=begins),
+    }
+    # Of this run: the module keeps what it has found at its first import.
+    replaced = {"deepspeed.accelerator.cuda_accelerator:pynvml": pynvml}
+    with (
+        deepspeed_engine.peers_agree(),
+        observe_engines(recorder),
+        upstream.patch_targets("program's deepspeed", wrapped=wrapped, replaced=replaced),
+    ):
+        yield
+        for engine in list(engines):
+            deepspeed_engine.release(engine, torch.device("cuda"))
+
+
+def _on_untouched_host(method: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(method)
+    def call(*arguments: Any, **named: Any) -> Any:
+        with UntouchedHost():
+            return method(*arguments, **named)
+
+    return call
