@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from planner.events import Alloc, EmptyCache, Event, Free, Origin, Role, Use
 from planner.paper import library
-from planner.paper.repetition import Copy, DoesNotFoldError, Folded
+from planner.paper.repetition import DoesNotFoldError, Folded
 
 ALLOC, FREE, USE, _EMPTY_CACHE = range(4)
 """Kinds of records, as native/trace.h numbers them."""
@@ -123,8 +123,6 @@ def _dtype_names() -> dict[int, str]:
 def renumber(placed: Folded, numbers: Mapping[int, int]) -> Folded:
     if isinstance(placed, Role):
         return Role(numbers[placed.block], placed.category, placed.name)
-    if isinstance(placed, Copy):
-        return replace(placed, bound=tuple((numbers[block], numbers[there]) for block, there in placed.bound))
     return placed
 
 

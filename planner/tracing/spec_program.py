@@ -53,7 +53,6 @@ def has_program(job: Job) -> bool:
     parallel = job.parallel
     by_hand = (
         job.post_training,
-        parallel.pp.degree > 1,
         parallel.ep.degree > 1,
         parallel.deepspeed,
         parallel.dp_shard.offload,
@@ -64,9 +63,9 @@ def has_program(job: Job) -> bool:
 def trace(job: Job, rank: int = 0, target: str = "") -> Trace:
     """What `rank` does on a paper GPU whose kernels are those of `target` (default: the job's GPU).
 
-    Of long accumulations and evaluations it runs the parts from which the others follow, where they do. Raises SpecError
-    for what the job names and torch or transformers do not know, TraceError for a step that cannot be traced, with its
-    module and operator.
+    Of long accumulations and evaluations it runs the parts from which the others follow, where they do. Raises
+    SpecError for what the job names and torch or transformers do not know, TraceError for a step that cannot be traced,
+    with its module and operator.
     """
     began = time.perf_counter()
     if job.train.compile is not None and job.train.compile.planned_as == "eager":
@@ -95,6 +94,7 @@ def _trace(job: Job, rank: int, target: str, *, shortened: bool) -> Trace:
         compiles_as_asked=True,
         micro_batches=run_job.train.gradient_accumulation_steps,
         micro_batches_left_out=left_out,
+        folds_pipelines=shortened and job.parallel.pp.degree > 1,
     )
     runs: list[RankRun] = []
     with _as_started(order), step_trace.quiet_libraries():
@@ -121,7 +121,8 @@ def leave_micro_batches_out(job: Job) -> tuple[Job, int]:
     reduced_each_time = replicate.degree > 1 and not replicate.no_sync
     run = micro_batches.FEWEST + (_SETTLED_REDUCTIONS - 1 if reduced_each_time else 0)
     left_out = train.gradient_accumulation_steps - run
-    if left_out < 1 or train.lengths or train.retains or replicate.comm_hook in _COUNTS_MICRO_BATCHES:
+    counts = train.lengths or train.retains or replicate.comm_hook in _COUNTS_MICRO_BATCHES
+    if left_out < 1 or counts or job.parallel.pp.degree > 1:
         return job, 0
     return replace(job, train=replace(train, gradient_accumulation_steps=run)), left_out
 

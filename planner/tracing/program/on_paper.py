@@ -10,7 +10,7 @@ import runpy
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 from importlib.machinery import PathFinder
@@ -28,6 +28,7 @@ from planner.job.launching.line import Launcher, accelerate_variables, extra_arg
 from planner.paper import values
 from planner.paper.device import Paper
 from planner.timing.step_time import price_for_clock
+from planner.tracing.pipeline_folding import PipelineFolding
 from planner.tracing.program import (
     cuda,
     gpu_statistics,
@@ -436,6 +437,7 @@ def _surrounded(order: ProgramOrder, run: ProgramRun, endings: Endings) -> Itera
         run.ahead.watch(),
         run.host.watch(),
         run.watcher.watch(),
+        PipelineFolding(run.recorder, run.watcher.around_unrun).watch() if order.folds_pipelines else nullcontext(),
         run.world.entered(),
         dtensor_speed.cache_mesh_work(),
         dtensor_speed.make_chunks_lazily(),

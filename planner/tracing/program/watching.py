@@ -31,7 +31,7 @@ from planner.tracing.program.job_outline import JobOutline
 from planner.tracing.program.stopping import Kind, Moments
 from planner.training import observers, optimizers
 from planner.training.phases import find_phase
-from planner.training.wraps import fsdp1, fsdp2
+from planner.training.wraps import fsdp1, fsdp2, pipelines
 
 _Versions = tuple[int, int | None]
 """How often a parameter and its gradient were written to; None: it has no gradient."""
@@ -168,12 +168,21 @@ class Watcher:
                 self._ddp.watch(),
                 fsdp1.observe_fsdp(self._recorder),
                 fsdp2.observe_fsdp(self._recorder),
+                pipelines.observe_pipelines(self._recorder),
                 observers.observe_collectives(self._recorder),
             ):
                 yield
         finally:
             for handle in handles:
                 handle.remove()
+
+    @contextmanager
+    def around_unrun(self, phase: Phase) -> Iterator[None]:
+        """Around a forward or a backward that is written down without being run, since another one was."""
+        index = self._tell(Kind(phase.value))
+        yield
+        if phase is Phase.BACKWARD:
+            self.moments.backward_ends[index] = self._recorder.now()
 
     def saves(self) -> None:
         """A checkpoint is written by other means than torch.save."""

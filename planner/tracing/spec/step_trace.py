@@ -29,11 +29,11 @@ from planner.paper.host_memory import UntouchedHost
 from planner.paper.recorder import Recorder
 from planner.paper.repetition import DoesNotFoldError
 from planner.runtime.garbage_collection import pause_collection
+from planner.tracing.pipeline_folding import PipelineFolding
 from planner.tracing.rank_trace import Trace
 from planner.tracing.spec import engine, failures, host_work
 from planner.tracing.spec.host_work import AbsentHost
 from planner.training import absent_peers, dtensor_speed, optimizers, step
-from planner.training.folding import NoExampleError
 from planner.training.log_levels import raise_log_levels
 from planner.training.wraps import deepspeed_engine
 from planner.training.wraps.ddp import leave_out_clock
@@ -60,7 +60,7 @@ def trace(job: Job, rank: int = 0, target: str = "", *, folded: bool = True) -> 
     with pause_collection(), quiet_libraries():
         try:
             result = _trace(job, rank, target, folded=folded)
-        except (DoesNotFoldError, NoExampleError, UnlikePartsError):
+        except (DoesNotFoldError, UnlikePartsError):
             result = _trace(job, rank, target, folded=False)
         figures = None if job.post_training is None else engine.engine_figures(job, target)
     return replace(result, engine=figures, seconds=time.perf_counter() - began)
@@ -82,6 +82,7 @@ def _trace(job: Job, rank: int, target: str, *, folded: bool) -> Trace:
                 absent_peers.tell_collectives(gpu.recorder.hear_collective),
                 host_work.leave_out_host_work(pins_gradients=pins_gradients) as host,
                 _planned_for(job, gpu.recorder, host) if by_engine else nullcontext(),
+                PipelineFolding(gpu.recorder).watch() if folded and job.parallel.pp.degree > 1 else nullcontext(),
                 dtensor_speed.cache_mesh_work(),
                 dtensor_speed.make_chunks_lazily(),
                 _compiling(job, gpu.recorder) as assumed,
@@ -110,7 +111,7 @@ def _trace(job: Job, rank: int, target: str, *, folded: bool) -> Trace:
                 if by_engine:
                     deepspeed_engine.release(outcome.model, gpu.device)
                 del outcome
-        except (PlannerError, DoesNotFoldError, NoExampleError, UnlikePartsError, MemoryError):
+        except (PlannerError, DoesNotFoldError, UnlikePartsError, MemoryError):
             raise
         except Exception as error:
             raise failures.untraceable(error) from error

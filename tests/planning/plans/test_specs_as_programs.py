@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 
 from planner.errors import TraceError
 from planner.job.layout import Mesh, rank_classes
+from planner.job.pipeline_schedules import SCHEDULES
 from planner.job.schema import Adapter, Compile, Cp, DpShard, Ep, Eval, Input, Job, Model, Optimizer, Pp, Recompute, Tp
 from planner.planning.job_plan import plan_from_traces
 from planner.planning.judging import RankTrace
@@ -44,6 +46,12 @@ def divided(job: Job, **axes: Any) -> Job:
     return replace(job, parallel=replace(job.parallel, **axes), cluster=replace(job.cluster, gpus_per_node=ranks))
 
 
+def pipelined(schedule: str, job_of: MakeJob, **train: Any) -> Job:
+    job = divided(job_of(gradient_accumulation_steps=8, **train), pp=Pp(degree=2, schedule=schedule))
+    assert job.model.decoder is not None
+    return replace(job, model=replace(job.model, decoder=replace(job.model.decoder, layers=6)))
+
+
 def with_config(job: Job, config: dict[str, Any], **model: Any) -> Job:
     return replace(job, model=Model(hf_config=config, **model))
 
@@ -75,6 +83,12 @@ JOBS: dict[str, Callable[[MakeJob], Job]] = {
     "TP": lambda job_of: divided(job_of(), tp=Tp(degree=2, sequence_parallel=True, loss_parallel=True)),
     "TP, FSDP2": lambda job_of: divided(sharded(job_of(gradient_clipping=1.0), 2), tp=Tp(degree=2)),
     "CP": lambda job_of: divided(job_of(precision="bf16_autocast", sequence_length=256), cp=Cp(degree=2)),
+    **{f"PP, {schedule}": partial(pipelined, schedule) for schedule in SCHEDULES},
+    "PP, FSDP2, TP": lambda job_of: divided(
+        sharded(pipelined("Interleaved1F1B", job_of, precision="fsdp_mixed", recompute=Recompute(mode="full")), 2),
+        tp=Tp(degree=2, sequence_parallel=True, loss_parallel=True),
+    ),
+    "PP, scaled, fp16": lambda job_of: pipelined("1F1B", job_of, precision="fp16_autocast", gradient_clipping=1.0),
     "LoRA": lambda job_of: with_config(job_of(precision="bf16_autocast"), LLAMA, adapter=Adapter()),
     "QLoRA": lambda job_of: with_config(job_of(), LLAMA, adapter=Adapter(kind="qlora"), parameter_dtype="bfloat16"),
 }
@@ -110,7 +124,6 @@ def test_both_say_the_same_of_an_error_within_torch(job_of: MakeJob) -> None:
 
 def test_what_has_no_program_yet_is_traced_step_by_step(job_of: MakeJob) -> None:
     jobs = [
-        divided(job_of(), pp=Pp(degree=2)),
         divided(job_of(), ep=Ep(degree=2)),
         sharded(job_of(), 2, offload="cpu"),
         sharded(job_of(), 2, kind="fsdp1"),
