@@ -248,7 +248,7 @@ class Recorder:
         born: dict[int, int] = {}
         for position, record in enumerate(self._records_between(since, until), since):
             kind, *_, block, size, _, _, _ = record
-            if kind == ALLOC and (born or block in given or size in uncast):
+            if kind == ALLOC and (born or block in given or (size in uncast and block not in self._category)):
                 born[block] = position
             elif kind == FREE:
                 born.pop(block, None)

@@ -210,6 +210,10 @@ PIPELINES = (
         "_PipelineStageBase.backward_weight_one_chunk _PipelineStageBase.backward_maybe_with_nosync":
             "what stages receive, and gradients that they add up themselves, are told",
     }),
+    *patch("pipelines told", _RUN, has_source=False, targets={
+        "torch.distributed.pipelining.schedules:PipelineScheduleSingle.step PipelineScheduleMulti.step":
+            "what a schedule is given is told as input: it is divided before a forward has it",
+    }),
     *patch("pipelines folded", _FOLDING, optional=True, targets={
         "torch.distributed.pipelining.stage:_PipelineStageBase.forward_one_chunk "
         "_PipelineStageBase.backward_one_chunk _PipelineStageBase.backward_weight_one_chunk":

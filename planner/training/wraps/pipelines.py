@@ -6,13 +6,16 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from planner import upstream
 from planner.events import Category
 from planner.training.observers import Observer, surrounded, tell_all_gradients, unless_silent
 from planner.training.wraps import fsdp2
 
+_SCHEDULES = "torch.distributed.pipelining.schedules"
+_OF_STAGES = ("PipelineScheduleSingle", "PipelineScheduleMulti")
 _STAGE = "torch.distributed.pipelining.stage:_PipelineStageBase"
 
 
@@ -44,6 +47,11 @@ def observe_pipelines(observer: Observer) -> AbstractContextManager[None]:
         _, groups = result
         _put_in_order(groups or [], stage.submod)
 
+    def tell_batch(_schedule: Any, *arguments: Any, target: Any = None, **_named: Any) -> None:
+        for leaf in tree_leaves((arguments, target)):
+            if isinstance(leaf, Tensor):
+                observer.assign(leaf, Category.INPUT)
+
     afterwards = {
         "get_fwd_recv_ops": tell_activations,
         "get_bwd_recv_ops": tell_gradients,
@@ -52,6 +60,7 @@ def observe_pipelines(observer: Observer) -> AbstractContextManager[None]:
         "backward_maybe_with_nosync": put_in_order,
     }
     wrapped = {f"{_STAGE}.{name}": partial(surrounded, after=tell) for name, tell in afterwards.items()}
+    wrapped |= {f"{_SCHEDULES}:{name}.step": partial(surrounded, before=tell_batch) for name in _OF_STAGES}
     return unless_silent(observer, upstream.patch_targets("pipelines told", wrapped=wrapped))
 
 
