@@ -244,11 +244,17 @@ class Recorder:
         if not tensors:
             return until
         given = {block for tensor in tensors for block in native_records.blocks_of(tensor)}
-        uncast = {tensor.numel() * size for tensor in tensors if tensor.is_floating_point() for size in _FLOAT_SIZES}
+        records = list(enumerate(self._records_between(since, until), since))
+        here = {record[4] for _, record in records if record[0] == ALLOC}
+        uncast = {
+            tensor.numel() * size
+            for tensor in tensors
+            for size in _FLOAT_SIZES
+            if tensor.is_floating_point() and here.isdisjoint(native_records.blocks_of(tensor))
+        }
         born: dict[int, int] = {}
-        for position, record in enumerate(self._records_between(since, until), since):
-            kind, *_, block, size, _, _, _ = record
-            if kind == ALLOC and (born or block in given or (size in uncast and block not in self._category)):
+        for position, (kind, *_, block, size, _, _, _) in records:
+            if kind == ALLOC and (born or block in given or size in uncast):
                 born[block] = position
             elif kind == FREE:
                 born.pop(block, None)

@@ -168,7 +168,7 @@ class Watcher:
                 self._ddp.watch(),
                 fsdp1.observe_fsdp(self._recorder),
                 fsdp2.observe_fsdp(self._recorder),
-                pipelines.observe_pipelines(self._recorder),
+                pipelines.observe_pipelines(self._recorder, self._end_backwards),
                 observers.observe_collectives(self._recorder),
             ):
                 yield
@@ -183,6 +183,11 @@ class Watcher:
         yield
         if phase is Phase.BACKWARD:
             self.moments.backward_ends[index] = self._recorder.now()
+
+    def _end_backwards(self) -> None:
+        """What was done since the last one belongs to it."""
+        if self.moments.backward_ends:
+            self.moments.backward_ends[next(reversed(self.moments.backward_ends))] = self._recorder.now()
 
     def saves(self) -> None:
         """A checkpoint is written by other means than torch.save."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
@@ -19,9 +20,12 @@ _OF_STAGES = ("PipelineScheduleSingle", "PipelineScheduleMulti")
 _STAGE = "torch.distributed.pipelining.stage:_PipelineStageBase"
 
 
-def observe_pipelines(observer: Observer) -> AbstractContextManager[None]:
-    """Inside, the observer hears which storages stages take for what they receive, and of gradients of which no hook of
-    autograd's hears."""
+def observe_pipelines(
+    observer: Observer, end_backwards: Callable[[], None] = lambda: None
+) -> AbstractContextManager[None]:
+    """Inside, the observer hears what a schedule is given, which storages stages take for what they receive, and of
+    gradients of which no hook of autograd's hears. `end_backwards` is called when all backwards of an iteration have
+    ended, and their gradients are reduced."""
 
     def tell_received(received: Any, name: str) -> None:
         for info in received:
@@ -52,6 +56,9 @@ def observe_pipelines(observer: Observer) -> AbstractContextManager[None]:
             if isinstance(leaf, Tensor):
                 observer.assign(leaf, Category.INPUT)
 
+    def tell_end(*_arguments: Any, **_named: Any) -> None:
+        end_backwards()
+
     afterwards = {
         "get_fwd_recv_ops": tell_activations,
         "get_bwd_recv_ops": tell_gradients,
@@ -60,7 +67,7 @@ def observe_pipelines(observer: Observer) -> AbstractContextManager[None]:
         "backward_maybe_with_nosync": put_in_order,
     }
     wrapped = {f"{_STAGE}.{name}": partial(surrounded, after=tell) for name, tell in afterwards.items()}
-    wrapped |= {f"{_SCHEDULES}:{name}.step": partial(surrounded, before=tell_batch) for name in _OF_STAGES}
+    wrapped |= {f"{_SCHEDULES}:{name}.step": partial(surrounded, before=tell_batch, after=tell_end) for name in _OF_STAGES}
     return unless_silent(observer, upstream.patch_targets("pipelines told", wrapped=wrapped))
 
 
