@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from importlib.machinery import PathFinder
 from importlib.util import find_spec, module_from_spec
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -307,7 +308,10 @@ class ProgramRun:
         ends = [moments.log[index].position for index in over]
         order = self._order
         left_out = find_left_out(moments, phases, order.micro_batches, order.micro_batches_left_out)
-        events, repeats = recorder.repeating_events(last, moments.cuts(after), ends, left_out)
+        # What comes after an iteration begins with its batch, which is put on the device before its forward.
+        begun = [recorder.first_allocation(end, until) for end, until in pairwise([*ends, last])]
+        cuts = sorted({*moments.cuts(after), *begun})
+        events, repeats = recorder.repeating_events(last, cuts, ends, left_out)
         collected = _COLLECTED_OFTEN if moments.infers else _COLLECTED
         for sentence, is_true in (
             (_BY_HAND, self.watcher.steps_by_hand),
