@@ -25,7 +25,7 @@ _ACCUMULATE = (_BACKWARD, _BACKWARD_WEIGHT)
 _STAGE = "torch.distributed.pipelining.stage:_PipelineStageBase"
 _SCHEDULE = "torch.distributed.pipelining.schedules:_PipelineSchedule"
 
-Around = Callable[[Phase], AbstractContextManager[None]]
+Around = Callable[[Phase, Sequence[Tensor]], AbstractContextManager[None]]
 
 
 def folds_micro_batches() -> bool:
@@ -155,9 +155,9 @@ class _MicroBatches:
 
 
 class PipelineFolding:
-    """Of all stages of this process. `around` surrounds what is not run."""
+    """Of all stages of this process. `around` surrounds what is not run, with what it is given."""
 
-    def __init__(self, recorder: Recorder, around: Around = lambda _phase: nullcontext()) -> None:
+    def __init__(self, recorder: Recorder, around: Around = lambda *_: nullcontext()) -> None:
         self._recorder, self._around = recorder, around
         self._schedules: WeakSet[Any] = WeakSet()
         self._stages: WeakKeyDictionary[Any, _MicroBatches] = WeakKeyDictionary()
@@ -206,7 +206,7 @@ class PipelineFolding:
                 end((output,))
                 return output
             taken = args if stage.is_first else stage._retrieve_recv_activations(fwd_chunk_id)
-            with self._around(Phase.FORWARD):
+            with self._around(Phase.FORWARD, taken):
                 (output,), _ = micro_batches.leave_out(_FORWARD, fwd_chunk_id)
             stage.fwd_cache[fwd_chunk_id] = (output,), list(taken)
             return output
@@ -246,7 +246,7 @@ class PipelineFolding:
 
     def _leave_backward_out(self, stage: Any, kind: str, micro_batch: int, loss: Tensor | None) -> None:
         received = None if stage.is_last else stage._retrieve_recv_grads(micro_batch)
-        with self._around(Phase.BACKWARD):
+        with self._around(Phase.BACKWARD, ()):
             given, example = self._of(stage).leave_out(kind, micro_batch)
             output, taken = stage.fwd_cache.pop(micro_batch)
             if kind == _BACKWARD_INPUT:
@@ -262,7 +262,7 @@ class PipelineFolding:
         def backward_weight_one_chunk(stage: Any, bwd_chunk_id: int, last_backward: bool = False) -> None:
             micro_batches = self._of(stage)
             if micro_batches.was_left_out(_BACKWARD_INPUT, bwd_chunk_id):
-                with self._around(Phase.BACKWARD):
+                with self._around(Phase.BACKWARD, ()):
                     micro_batches.leave_out(_BACKWARD_WEIGHT, bwd_chunk_id)
                     stage.backward_state.pop(bwd_chunk_id)
                 return

@@ -31,6 +31,7 @@ from planner.training import absent_peers  # isort: skip
 
 import torch  # isort: skip
 import torch.distributed as dist  # isort: skip
+from torch._subclasses.fake_tensor import FakeTensorMode  # isort: skip
 
 _COUNTS_MICRO_BATCHES = ("power_sgd",)
 """Communication hooks that take other memory after some reductions."""
@@ -147,10 +148,15 @@ def _refuse(error: PlannerError) -> NoReturn:
 def _as_started(order: ProgramOrder) -> Iterator[None]:
     """Inside, this process is as the launcher would start the rank's; afterwards as it was."""
     arguments, folders, threshold = sys.argv[:], sys.path[:], gc.get_threshold()
-    with mock.patch.dict(os.environ, rank_variables(order.line, order.rank)):
+    variables = rank_variables(order.line, order.rank)
+    # What torch keeps of tensors without memory on `cuda` is on the device that was the current one then.
+    forget = FakeTensorMode.cache_clear if variables["LOCAL_RANK"] != "0" else lambda: None
+    with mock.patch.dict(os.environ, variables):
+        forget()
         try:
             yield
         finally:
+            forget()
             if dist.is_initialized():
                 dist.destroy_process_group()
                 absent_peers.forget()

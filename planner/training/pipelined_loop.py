@@ -276,8 +276,11 @@ class Stage(PipelineStage):
 
     def forward_one_chunk(self, *arguments: Any, **named: Any) -> Any:
         self._mark(Phase.FORWARD)
+        return super().forward_one_chunk(*arguments, **named)
+
+    def forward_maybe_with_nosync(self, *arguments: Any, **named: Any) -> Any:
         with self._loop.precision.autocast():
-            output = super().forward_one_chunk(*arguments, **named)
+            output = super().forward_maybe_with_nosync(*arguments, **named)
         expected = self._expected
         # The buffers of the next stage were made from what was expected of this one.
         if not self.is_last and (output.shape, output.dtype) != (expected.shape, expected.dtype):

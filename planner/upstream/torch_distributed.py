@@ -114,6 +114,10 @@ DTENSOR_SPEED = (
             "caches of a thread too, which forget the last world",
         "torch._C:_clear_DTensor_sharding_propagator_cache": "as above, of each thread in C++ (since torch 2.10)",
     }),
+    *private(_FOLDING, has_source=False, targets={
+        "torch._subclasses.fake_tensor:FakeTensorMode.cache_clear":
+            "what it keeps of DTensors' operators is on the device of the last rank",
+    }),
     *private(_CPU_RUNS, targets={
         "torch.distributed.tensor.parallel.loss:_disable_custom_loss_ops _enable_custom_loss_ops":
             "torch's own context does not clean up after an error",
@@ -203,6 +207,10 @@ PIPELINES = (
         "torch.distributed.pipelining.stage:PipelineStage._warmup_backward_result "
         "_PipelineStageBase.forward_one_chunk _PipelineStageBase.backward_one_chunk "
         "_PipelineStageBase.backward_weight_one_chunk": "a stage tells of its phases",
+    }),
+    *override(_PIPELINES, has_source=False, targets={
+        "torch.distributed.pipelining.stage:_PipelineStageBase.forward_maybe_with_nosync":
+            "a stage computes its forward under autocast",
     }),
     *patch("pipelines told", _PIPELINES, optional=True, targets={
         "torch.distributed.pipelining.stage:_PipelineStageBase.get_fwd_recv_ops "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -168,7 +168,11 @@ class Watcher:
                 self._ddp.watch(),
                 fsdp1.observe_fsdp(self._recorder),
                 fsdp2.observe_fsdp(self._recorder),
-                pipelines.observe_pipelines(self._recorder, self._end_backwards),
+                pipelines.observe_pipelines(
+                    self._recorder,
+                    begin_backward=partial(self._tell, Kind.BACKWARD),
+                    end_backwards=self._end_backwards,
+                ),
                 observers.observe_collectives(self._recorder),
             ):
                 yield
@@ -177,12 +181,14 @@ class Watcher:
                 handle.remove()
 
     @contextmanager
-    def around_unrun(self, phase: Phase) -> Iterator[None]:
-        """Around a forward or a backward that is written down without being run, since another one was."""
+    def around_unrun(self, phase: Phase, inputs: Sequence[Tensor]) -> Iterator[None]:
+        """Around a forward of `inputs` or a backward that is written down without being run, since another one was."""
         index = self._tell(Kind(phase.value))
         yield
         if phase is Phase.BACKWARD:
             self.moments.backward_ends[index] = self._recorder.now()
+        else:
+            self._begin_with_its_batch(index, inputs)
 
     def _end_backwards(self) -> None:
         """What was done since the last one belongs to it."""

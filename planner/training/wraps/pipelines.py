@@ -21,7 +21,7 @@ _STAGE = "torch.distributed.pipelining.stage:_PipelineStageBase"
 
 
 def observe_pipelines(
-    observer: Observer, end_backwards: Callable[[], None] = lambda: None
+    observer: Observer, *, begin_backward: Callable[[], object] = object, end_backwards: Callable[[], object] = object
 ) -> AbstractContextManager[None]:
     """Inside, the observer hears what a schedule is given, which storages stages take for what they receive, and of
     gradients of which no hook of autograd's hears. `end_backwards` is called when all backwards of an iteration have
@@ -56,18 +56,17 @@ def observe_pipelines(
             if isinstance(leaf, Tensor):
                 observer.assign(leaf, Category.INPUT)
 
-    def tell_end(*_arguments: Any, **_named: Any) -> None:
-        end_backwards()
-
-    afterwards = {
-        "get_fwd_recv_ops": tell_activations,
-        "get_bwd_recv_ops": tell_gradients,
-        "backward_one_chunk": tell_whole,
-        "backward_weight_one_chunk": tell_added_up,
-        "backward_maybe_with_nosync": put_in_order,
+    step = partial(surrounded, before=tell_batch, after=lambda *_arguments, **_named: end_backwards())
+    wrapped = {
+        f"{_STAGE}.get_fwd_recv_ops": partial(surrounded, after=tell_activations),
+        f"{_STAGE}.get_bwd_recv_ops": partial(surrounded, after=tell_gradients),
+        f"{_STAGE}.backward_one_chunk": partial(
+            surrounded, before=lambda *_arguments, **_named: begin_backward(), after=tell_whole
+        ),
+        f"{_STAGE}.backward_weight_one_chunk": partial(surrounded, after=tell_added_up),
+        f"{_STAGE}.backward_maybe_with_nosync": partial(surrounded, after=put_in_order),
+        **{f"{_SCHEDULES}:{name}.step": step for name in _OF_STAGES},
     }
-    wrapped = {f"{_STAGE}.{name}": partial(surrounded, after=tell) for name, tell in afterwards.items()}
-    wrapped |= {f"{_SCHEDULES}:{name}.step": partial(surrounded, before=tell_batch, after=tell_end) for name in _OF_STAGES}
     return unless_silent(observer, upstream.patch_targets("pipelines told", wrapped=wrapped))
 
 
