@@ -244,11 +244,13 @@ class Records:
         return tuple(pairs) if set(outside.tolist()) <= moving else None
 
     def stand_ins(self, fold: Fold) -> Iterator[tuple[int, int]]:
-        """Each block of the repetitions with the one of the first that stands for it, by the device's numbers."""
+        """Each block that is alive after the repetitions with the one of the first that stands for it, by the device's
+        numbers."""
         began, born = self.births_before(fold.first), self.births_before(fold.after) - self.births_before(fold.first)
         if not born:
             return
-        for number in range(began + born, self.births_before(fold.end)):
+        later = np.arange(began + born, self.births_before(fold.end))
+        for number in later[self._deaths[later] >= fold.end].tolist():
             yield int(self.blocks[number]), int(self.blocks[began + (number - began) % born])
         # What is alive at the end is called as what the first had left.
         lasting = np.flatnonzero(np.isin(self.blocks, [left for _, left in fold.heirs])).tolist()

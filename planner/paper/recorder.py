@@ -421,8 +421,9 @@ class Recorder:
             after = launched
             while after < len(launches) and launches[after][3] <= position:
                 after += 1
-            yield from self._between_records(position, launches[launched:after], numbers, gpu_events)
-            launched = after
+            if after > launched or position in self._placed:
+                yield from self._between_records(position, launches[launched:after], numbers, gpu_events)
+                launched = after
             if record[0] == USE and position and record == records[position - 1]:
                 continue  # said once for each rank's part of what was gathered
             yield make_event(record, origins, numbers)

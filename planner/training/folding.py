@@ -67,7 +67,7 @@ class AllocationState:
     def __init__(self, module: nn.Module) -> None:
         self._sharded = [child for child in module.modules() if isinstance(child, FSDPModule)]
         self._flat = flat_handles(module)
-        self._module = module
+        self._parameters = [child._parameters for child in module.modules()]
 
     def now(self, *, whole: bool, gradients: bool) -> tuple[Any, ...]:
         """Which parameters are gathered, and what fully_shard and FullyShardedDataParallel keep for later.
@@ -79,7 +79,8 @@ class AllocationState:
         state += [_sharding_state(module._get_fsdp_state(), whole=whole) for module in self._sharded]
         state += [_flat_state(handle, whole=whole) for handle in self._flat]
         if gradients:
-            state += [parameter.grad is None for parameter in self._module.parameters()]
+            parameters = (parameter for each in self._parameters for parameter in each.values())
+            state += [parameter is None or parameter.grad is None for parameter in parameters]
         return tuple(state)
 
 

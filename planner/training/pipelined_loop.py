@@ -280,7 +280,7 @@ class Stage(PipelineStage):
 
     def forward_maybe_with_nosync(self, *arguments: Any, **named: Any) -> Any:
         with self._loop.precision.autocast():
-            output = super().forward_maybe_with_nosync(*arguments, **named)
+            output = super().forward_maybe_with_nosync(*arguments, **named)  # type: ignore[no-untyped-call]
         expected = self._expected
         # The buffers of the next stage were made from what was expected of this one.
         if not self.is_last and (output.shape, output.dtype) != (expected.shape, expected.dtype):
