@@ -62,14 +62,16 @@ def load() -> ctypes.CDLL:
 
 
 _RESULTS: dict[Any, str] = {
-    None: "begin enter_launch host_stop install keep launch leave_launch note_launch release use workspace_is_unknown"
-    " write_zeros",
+    None: "adopt_block begin enter_launch host_stop install keep launch leave_launch note_launch release use"
+    " workspace_is_unknown write_zeros",
+    ctypes.c_bool: "write_again",
     ctypes.c_char_p: "host_record_format kernel_at_work name unknown_workspaces",
     ctypes.c_int64: "allocated_bytes block_at born_alive count first_timed_free host_block_at host_count"
     " kernel_table_length launch_count most_allocated_bytes new_event requested_bytes shape_count",
     ctypes.c_void_p: "host_records kernel_table launches records shapes",
 }
 _ARGUMENTS: dict[str, list[Any]] = {
+    "adopt_block": [ctypes.c_int64],
     "block_at": [ctypes.c_void_p],
     "born_alive": [ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64],
     "host_block_at": [ctypes.c_void_p],
@@ -82,6 +84,14 @@ _ARGUMENTS: dict[str, list[Any]] = {
     "release": [ctypes.c_int64],
     "use": [ctypes.c_int64, ctypes.c_int32],
     "workspace_is_unknown": [ctypes.c_char_p],
+    "write_again": [
+        ctypes.c_void_p,
+        ctypes.c_void_p,
+        ctypes.c_int64,
+        ctypes.c_void_p,
+        ctypes.c_int64,
+        ctypes.c_void_p,
+    ],
     "write_zeros": [ctypes.c_void_p],
 }
 

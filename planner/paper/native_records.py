@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from planner.events import Alloc, EmptyCache, Event, Free, Origin, Role, Use
 from planner.paper import library
-from planner.paper.repetition import Copy, DoesNotFoldError, Folded
+from planner.paper.repetition import DoesNotFoldError, Folded
 
 ALLOC, FREE, USE, _EMPTY_CACHE = range(4)
 """Kinds of records, as native/trace.h numbers them."""
@@ -123,8 +123,6 @@ def _dtype_names() -> dict[int, str]:
 def renumber(placed: Folded, numbers: Mapping[int, int]) -> Folded:
     if isinstance(placed, Role):
         return Role(numbers[placed.block], placed.category, placed.name)
-    if isinstance(placed, Copy):
-        return replace(placed, bound=tuple((numbers[block], numbers[there]) for block, there in placed.bound))
     return placed
 
 
@@ -246,11 +244,13 @@ class Records:
         return tuple(pairs) if set(outside.tolist()) <= moving else None
 
     def stand_ins(self, fold: Fold) -> Iterator[tuple[int, int]]:
-        """Each block of the repetitions with the one of the first that stands for it, by the device's numbers."""
+        """Each block that is alive after the repetitions with the one of the first that stands for it, by the device's
+        numbers."""
         began, born = self.births_before(fold.first), self.births_before(fold.after) - self.births_before(fold.first)
         if not born:
             return
-        for number in range(began + born, self.births_before(fold.end)):
+        later = np.arange(began + born, self.births_before(fold.end))
+        for number in later[self._deaths[later] >= fold.end].tolist():
             yield int(self.blocks[number]), int(self.blocks[began + (number - began) % born])
         # What is alive at the end is called as what the first had left.
         lasting = np.flatnonzero(np.isin(self.blocks, [left for _, left in fold.heirs])).tolist()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ctypes
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol
+from itertools import chain
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -28,7 +29,7 @@ from planner.paper.native_records import (
     make_event,
     renumber,
 )
-from planner.paper.repetition import Again, Copy, Folded, Place, write_out
+from planner.paper.repetition import Again, DoesNotFoldError, Folded, Place, write_out
 from planner.paper.work_records import Holding
 from planner.step_work import Launch, LaunchKind, StepWork
 
@@ -39,6 +40,22 @@ _WORKSPACES = tuple(
     f"{owner}::workspace" for owner in ("cublas", "cudnn", "cudnn_convolution", "cufft", "cusolver", "cutlass")
 )
 """As native/gemms.cpp, native/convolution.cpp and the kernels name those who ask for them."""
+
+
+class Stretch(NamedTuple):
+    """Records and launches, each from the first to before another one."""
+
+    first: int
+    first_launch: int
+    after: int
+    after_launch: int
+
+
+class Births(NamedTuple):
+    """Blocks in the order in which they are allocated, and of each its bytes and its stream."""
+
+    blocks: Sequence[int] = ()
+    kinds: tuple[tuple[int, int], ...] = ()
 
 
 class HostListener(Protocol):
@@ -68,13 +85,15 @@ class Recorder:
         """What process groups do with the tensors of collectives."""
         self._native = library.load()
         self.folds = False
-        """Whether repetition may be told instead of being run; see `repeat` and `copy`."""
+        """Whether repetition may be told instead of being run; see `repeat`."""
         self._placed: dict[int, list[Folded]] = defaultdict(list)
         self._groups: dict[dist.ProcessGroup, work_records.RankGroup] = {}
         """Process groups over which collectives were issued."""
         self._places = 0
         self._born_as: dict[int, Role] = {}
         self._category: dict[int, Category] = {}
+        self._guessed: set[int] = set()
+        """Blocks whose category follows from where they are allocated, until something is said of them."""
         self._scopes: dict[str, int] = {"": 0}
         self._paths = [""]
         """Of scopes, by their numbers."""
@@ -160,30 +179,37 @@ class Recorder:
                 alive.remove(record[4])
         return not alive
 
-    def copy(
-        self,
-        first: int,
-        after: int,
-        parents: Iterable[tuple[int, int, int]],
-        given: Sequence[int],
-        make: Callable[[], Sequence[torch.Tensor]],
-        taken: Sequence[tuple[int, int]] = (),
-    ) -> tuple[int, Sequence[torch.Tensor]]:
-        """What happened between two places happens here once more, for another micro-batch; the copy's number.
+    def here(self) -> tuple[int, int]:
+        """How many records and launches there are by now."""
+        return self.now(), int(self._native.paper_launch_count())
 
-        `parents`: stretches whose blocks it refers to, and the copies that stand for them here. `given`: blocks of the
-        stretch that this time are those of the tensors that `make` makes, in their order. `taken`: blocks from
-        elsewhere, and those that stand for them here.
+    def births(self, stretch: Stretch) -> Births:
+        """The blocks that are born in a stretch."""
+        rows = [row for row in self._records_between(stretch.first, stretch.after) if row[0] == ALLOC]
+        return Births([row[4] for row in rows], tuple((row[5], row[3]) for row in rows))
+
+    def write_again(self, stretch: Stretch, births: Births, names: Mapping[int, int], kept: Collection[int]) -> Births:
+        """What was written down in a stretch happens once more, with new blocks for its `births`: those. `names` are
+        blocks that stand for others of earlier stretches; those of `kept` are freed by their tensors.
+
+        Raises DoesNotFoldError if it frees what is neither its own nor named.
         """
-        self._places += 1
-        number, position, noted = self._places, self._native.paper_count(), self._between.note()
-        tensors = make()
-        there = [self.block_of(tensor) for tensor in tensors]
-        bound = tuple((block, mine) for block, mine in zip(given, there, strict=True) if mine is not None)
-        copy = Copy(first, after, number, tuple(parents), bound, tuple(taken))
-        self._placed[position].append(copy)
-        self._between.fill(noted, copy)
-        return number, tensors
+        count = len(births.blocks)
+        born = (ctypes.c_int64 * count)()
+        pairs = (ctypes.c_int64 * (2 * len(names)))(*chain.from_iterable(names.items()))
+        others = (ctypes.c_int64 * len(kept))(*kept)
+        place = (ctypes.c_int64 * 4)(stretch.first, stretch.after, stretch.first_launch, stretch.after_launch)
+        if not self._native.paper_write_again(place, pairs, len(names), others, len(kept), born):
+            raise DoesNotFoldError("it frees what is not its own")
+        for old, new in zip(births.blocks, born, strict=True):
+            if (role := self._born_as.get(old)) is not None:
+                self._assign_block(new, role.category, role.name)
+        return births._replace(blocks=born[:])
+
+    def tensor_of(self, block: int, like: torch.Tensor) -> torch.Tensor:
+        """A tensor whose memory is a block that `write_again` has written down: it frees it."""
+        self._native.paper_adopt_block(block)
+        return torch.empty(like.shape, dtype=like.dtype, device="cuda")
 
     def _place(self, event: Folded) -> None:
         self._placed[self._native.paper_count()].append(event)
@@ -218,10 +244,16 @@ class Recorder:
         if not tensors:
             return until
         given = {block for tensor in tensors for block in native_records.blocks_of(tensor)}
-        uncast = {tensor.numel() * size for tensor in tensors if tensor.is_floating_point() for size in _FLOAT_SIZES}
+        records = list(enumerate(self._records_between(since, until), since))
+        here = {record[4] for _, record in records if record[0] == ALLOC}
+        uncast = {
+            tensor.numel() * size
+            for tensor in tensors
+            for size in _FLOAT_SIZES
+            if tensor.is_floating_point() and here.isdisjoint(native_records.blocks_of(tensor))
+        }
         born: dict[int, int] = {}
-        for position, record in enumerate(self._records_between(since, until), since):
-            kind, *_, block, size, _, _, _ = record
+        for position, (kind, *_, block, size, _, _, _) in records:
             if kind == ALLOC and (born or block in given or size in uncast):
                 born[block] = position
             elif kind == FREE:
@@ -229,6 +261,7 @@ class Recorder:
         for block in born:
             if block not in self._category:
                 self._assign_block(block, Category.INPUT, "")
+                self._guessed.add(block)
         return min(born.values(), default=until)
 
     def is_assigned(self, tensor: torch.Tensor) -> bool:
@@ -388,8 +421,9 @@ class Recorder:
             after = launched
             while after < len(launches) and launches[after][3] <= position:
                 after += 1
-            yield from self._between_records(position, launches[launched:after], numbers, gpu_events)
-            launched = after
+            if after > launched or position in self._placed:
+                yield from self._between_records(position, launches[launched:after], numbers, gpu_events)
+                launched = after
             if record[0] == USE and position and record == records[position - 1]:
                 continue  # said once for each rank's part of what was gathered
             yield make_event(record, origins, numbers)
@@ -436,10 +470,11 @@ class Recorder:
 
     def _assign_block(self, block: int, category: Category, name: str) -> None:
         role = Role(block, category, name)
-        if block in self._category:
+        if block in self._category and block not in self._guessed:
             self._place(role)
         else:
             self._born_as[block] = role
+        self._guessed.discard(block)
         self._category[block] = category
 
     def _records(self, since: int = 0) -> list[tuple[int, ...]]:

@@ -16,7 +16,7 @@ import torch
 from planner.events import Mark, Phase
 from planner.paper import library
 from planner.paper.native_records import LeftOut, blocks_of, dtype_name, dtype_number
-from planner.paper.repetition import Again, Copy, Place
+from planner.paper.repetition import Again, Place
 from planner.step_work import MESSAGES, Kernel, Launch, LaunchKind, RepeatedLaunches, StepWork
 
 _LAUNCH = struct.Struct("=iiqq")
@@ -249,9 +249,8 @@ class Places:
             match event := self._events[what]:
                 case Place():
                     at[event.number] = len(out)
-                case Again(whole=False) | Copy():
+                case Again(whole=False, times=times):
                     stretch = out[at[event.first] : at[event.after]]
-                    times = event.times if isinstance(event, Again) else 1
                     if at[event.after] < len(out):
                         out += stretch
                         times -= 1

@@ -32,6 +32,7 @@ from planner.training import absent_peers  # isort: skip
 
 import torch  # isort: skip
 import torch.distributed as dist  # isort: skip
+from torch._subclasses.fake_tensor import FakeTensorMode  # isort: skip
 
 _COUNTS_MICRO_BATCHES = ("power_sgd",)
 """Communication hooks that take other memory after some reductions."""
@@ -42,20 +43,6 @@ _ROOMY_BYTES = 1 << 40
 """Of a GPU that is never full: what a rank allocates does not depend on what fits."""
 _TO_ITS_END = 1 << 40
 """Steps that no program comes to: a spec says how many it makes."""
-
-
-def trace_rank(job: Job, rank: int = 0, target: str = "") -> Trace:
-    """What `rank` does, by the job's program, or step by step where it has none. Raises what these two raise."""
-    return (trace if has_program(job) else step_trace.trace)(job, rank, target)
-
-
-def has_program(job: Job) -> bool:
-    """Whether the job is run as a program: without what only a step made by hand does so far."""
-    parallel = job.parallel
-    by_hand = (
-        parallel.pp.degree > 1,
-    )
-    return not any(by_hand)
 
 
 def trace(job: Job, rank: int = 0, target: str = "") -> Trace:
@@ -97,6 +84,7 @@ def _trace(job: Job, rank: int, target: str, *, shortened: bool) -> Trace:
         compiles_as_asked=True,
         micro_batches=run_job.train.gradient_accumulation_steps,
         micro_batches_left_out=left_out,
+        folds_pipelines=shortened and job.parallel.pp.degree > 1,
     )
     runs: list[RankRun] = []
     with _as_started(order), step_trace.quiet_libraries():
@@ -123,7 +111,8 @@ def leave_micro_batches_out(job: Job) -> tuple[Job, int]:
     reduced_each_time = replicate.degree > 1 and not replicate.no_sync
     run = micro_batches.FEWEST + (_SETTLED_REDUCTIONS - 1 if reduced_each_time else 0)
     left_out = train.gradient_accumulation_steps - run
-    if left_out < 1 or train.lengths or train.retains or replicate.comm_hook in _COUNTS_MICRO_BATCHES:
+    counts = train.lengths or train.retains or replicate.comm_hook in _COUNTS_MICRO_BATCHES
+    if left_out < 1 or counts or job.parallel.pp.degree > 1:
         return job, 0
     parallel = job.parallel
     if parallel.deepspeed:
@@ -152,10 +141,15 @@ def _refuse(error: PlannerError) -> NoReturn:
 def _as_started(order: ProgramOrder) -> Iterator[None]:
     """Inside, this process is as the launcher would start the rank's; afterwards as it was."""
     arguments, folders, threshold = sys.argv[:], sys.path[:], gc.get_threshold()
-    with mock.patch.dict(os.environ, rank_variables(order.line, order.rank)):
+    variables = rank_variables(order.line, order.rank)
+    # What torch keeps of tensors without memory on `cuda` is on the device that was the current one then.
+    forget = FakeTensorMode.cache_clear if variables["LOCAL_RANK"] != "0" else lambda: None
+    with mock.patch.dict(os.environ, variables):
+        forget()
         try:
             yield
         finally:
+            forget()
             if dist.is_initialized():
                 dist.destroy_process_group()
                 absent_peers.forget()

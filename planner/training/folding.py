@@ -1,15 +1,13 @@
-"""Folds repetition: equal iterations and micro-batches are run once and then copied."""
+"""Folds repetition: equal iterations and micro-batches are run once and then repeated."""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from planner.job import schema
@@ -20,10 +18,6 @@ from planner.training.wraps.fsdp2 import parameter_groups
 
 _COUNTS_STEPS = ("RAdam",)
 """Optimizers that take other memory after some steps: its rectification begins when enough of them were taken."""
-
-
-class NoExampleError(Exception):
-    """A micro-batch whose forward was copied reaches a backward that has no example."""
 
 
 @runtime_checkable
@@ -46,21 +40,6 @@ class Folder(Protocol):
     def is_closed(self, since: int) -> bool:
         """Whether exactly the blocks allocated since then (`now`) were freed since then."""
 
-    def copy(
-        self,
-        first: int,
-        after: int,
-        parents: Iterable[tuple[int, int, int]],
-        given: Sequence[int],
-        make: Callable[[], Sequence[Tensor]],
-        taken: Sequence[tuple[int, int]] = (),
-    ) -> tuple[int, Sequence[Tensor]]:
-        """What happened between two places happens here once more, giving the tensors that `make` makes and
-        using, in place of blocks from elsewhere, others."""
-
-    def block_of(self, tensor: Tensor) -> int | None:
-        """The block behind a tensor."""
-
     def settle(self) -> None:
         """Wait until autograd's threads have freed the graph of the backward that has just ended."""
 
@@ -82,11 +61,13 @@ def iterations_are_alike(train: schema.Train, parallel: schema.Parallel) -> bool
     return not counts and not replicated and train.optimizer.name not in _COUNTS_STEPS
 
 
-class _AllocationState:
+class AllocationState:
+    """What decides which memory a forward or a backward of a module takes."""
+
     def __init__(self, module: nn.Module) -> None:
         self._sharded = [child for child in module.modules() if isinstance(child, FSDPModule)]
         self._flat = flat_handles(module)
-        self._module = module
+        self._parameters = [child._parameters for child in module.modules()]
 
     def now(self, *, whole: bool, gradients: bool) -> tuple[Any, ...]:
         """Which parameters are gathered, and what fully_shard and FullyShardedDataParallel keep for later.
@@ -98,7 +79,8 @@ class _AllocationState:
         state += [_sharding_state(module._get_fsdp_state(), whole=whole) for module in self._sharded]
         state += [_flat_state(handle, whole=whole) for handle in self._flat]
         if gradients:
-            state += [parameter.grad is None for parameter in self._module.parameters()]
+            parameters = (parameter for each in self._parameters for parameter in each.values())
+            state += [parameter is None or parameter.grad is None for parameter in parameters]
         return tuple(state)
 
 
@@ -170,7 +152,7 @@ class AccumulationFolder:
     """Knows a micro-batch that left everything as it was, once one has been run."""
 
     def __init__(self, folder: Folder, module: nn.Module, train: schema.Train, parallel: schema.Parallel) -> None:
-        self._folder, self._states = folder, _AllocationState(module)
+        self._folder, self._states = folder, AllocationState(module)
         # What is reduced in the last one only makes that one another kind.
         last_differs = parallel.dp_replicate.no_sync or parallel.dp_shard.no_sync
         self._equal = train.gradient_accumulation_steps - last_differs
@@ -206,134 +188,3 @@ class AccumulationFolder:
 
     def _state(self) -> tuple[Any, ...]:
         return self._states.now(whole=True, gradients=True)
-
-
-FORWARD, LOSS, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT = "F", "L", "B", "I", "W"
-BACKWARDS = (BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT)
-_ACCUMULATE = (BACKWARD, BACKWARD_WEIGHT)
-
-
-@dataclass(frozen=True, slots=True)
-class ActionExample:
-    """Where a micro-batch's action was run, and which of its blocks it gave to the schedule."""
-
-    first: int
-    after: int
-    like: tuple[Tensor | None, ...]
-    given: tuple[int, ...]
-    received: tuple[int | None, ...]
-    """Blocks of what other stages had sent for it."""
-    kept_as_gradients: tuple[int, ...]
-    """Inputs that hold what was given as their gradient."""
-    uses: tuple[tuple[int, int], ...]
-    """Where earlier actions of the same micro-batch were run whose blocks it uses."""
-
-
-KeepExample = Callable[..., None]
-
-
-class MicroBatchHistory:
-    """What one stage knows of its micro-batches: which were run, which were copied, and examples of each action."""
-
-    def __init__(self, folder: Folder, module: nn.Module, device: torch.device) -> None:
-        self._folder, self._device = folder, device
-        self._states = _AllocationState(module)
-        self._examples: dict[tuple[Any, ...], ActionExample] = {}
-        self._run: dict[tuple[str, int], tuple[int, int]] = {}
-        self._copied: dict[tuple[str, int], int] = {}
-        self._received: defaultdict[int, tuple[int | None, ...]] = defaultdict(tuple)
-        self._runs: Counter[str] = Counter()
-        self._must_run: frozenset[int] = frozenset()
-        self._first_iteration = True
-
-    def begin(self, order: Sequence[tuple[str, int]]) -> None:
-        """An iteration begins; `order`: kinds and micro-batches of this stage's backward actions, as they come.
-
-        The first to accumulate finds no gradients, so it is run; of the rest the first of each kind is an example.
-        """
-        firsts = [[m for kind, m in order if kind == wanted][:2] for wanted in BACKWARDS]
-        accumulating = [m for kind, m in order if kind in _ACCUMULATE][:1]
-        every = [m for few in firsts for m in few] if self._first_iteration else []
-        self._must_run = frozenset(every + accumulating)
-        self._first_iteration = False
-        self._run.clear()
-        self._copied.clear()
-        self._received.clear()
-
-    def receive(self, micro_batch: int, tensors: Sequence[Tensor]) -> None:
-        """What other stages have sent for a micro-batch: each time it is allocated anew, also for a copied action."""
-        self._received[micro_batch] += tuple(self._folder.block_of(_local(tensor)) for tensor in tensors)
-
-    def was_copied(self, kind: str, micro_batch: int) -> bool:
-        return (kind, micro_batch) in self._copied
-
-    def find_example(self, kind: str, micro_batch: int, after: Sequence[str] = ()) -> ActionExample | None:
-        """The stretch that can be told in the place of this action; None if it has to be run.
-
-        `after`: the kinds of action of the same micro-batch whose blocks it uses.
-        """
-        copied_before = any(self.was_copied(before, micro_batch) for before in after)
-        if (kind == FORWARD and micro_batch in self._must_run) or (after and not copied_before):
-            return None
-        example = self._examples.get((kind, self._state(kind)))
-        if example is None and copied_before:
-            raise NoExampleError(f"{kind}{micro_batch}")
-        return example
-
-    def copy_action(self, kind: str, micro_batch: int, after: Sequence[str] = ()) -> list[Tensor | None]:
-        """The action is told; what it gives the schedule. Raises NoExampleError without an example of this state."""
-        example = self._examples.get((kind, self._state(kind)))
-        if example is None:
-            raise NoExampleError(f"{kind}{micro_batch}")
-        copied_before = [before for before in after if self.was_copied(before, micro_batch)]
-        parents = [
-            (*where, self._copied[before, micro_batch])
-            for before, where in zip(copied_before, example.uses, strict=True)
-        ]
-        wanted = [tensor for tensor in example.like if tensor is not None]
-        pairs = zip(example.received, self._received[micro_batch], strict=True)
-        number, made = self._folder.copy(
-            example.first,
-            example.after,
-            parents,
-            example.given,
-            lambda: [torch.empty(like.shape, dtype=like.dtype, device=self._device) for like in wanted],
-            [(block, here) for block, here in pairs if block is not None and here is not None],
-        )
-        self._copied[kind, micro_batch] = number
-        given = iter(made)
-        return [None if like is None else next(given) for like in example.like]
-
-    def run(self, kind: str, micro_batch: int, after: Sequence[str] = ()) -> KeepExample:
-        """Before an action that is run. What is returned is called at its end, with the tensors that it gave the
-        schedule and which of its inputs keep one as their gradient; it becomes an example if it left everything as it
-        was."""
-        state, first = self._state(kind), self._folder.place()
-
-        def keep_example(given: Sequence[Tensor | None], kept_as_gradients: tuple[int, ...] = ()) -> None:
-            where = self._run[kind, micro_batch] = (first, self._folder.place())
-            self._runs[kind] += 1
-            # The first of a kind may find what never recurs, such as a workspace that is not there yet.
-            if self._runs[kind] == 1 or self._state(kind) != state or (kind, state) in self._examples:
-                return
-            blocks = [self._folder.block_of(tensor) for tensor in given if tensor is not None]
-            known = tuple(block for block in blocks if block is not None)
-            if len(known) < len(blocks):
-                return
-            self._examples[kind, state] = ActionExample(
-                *where,
-                like=tuple(None if tensor is None else _local(tensor).detach().to("meta") for tensor in given),
-                given=known,
-                received=self._received[micro_batch],
-                kept_as_gradients=kept_as_gradients,
-                uses=tuple(self._run[key] for earlier in after if (key := (earlier, micro_batch)) in self._run),
-            )
-
-        return keep_example
-
-    def _state(self, kind: str) -> tuple[Any, ...]:
-        return self._states.now(whole=kind in BACKWARDS, gradients=kind in _ACCUMULATE)
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return getattr(tensor, "_local_tensor", tensor)

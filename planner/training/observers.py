@@ -105,8 +105,8 @@ def in_region(function: Callable[..., Any], observer: Observer, category: Catego
 def surrounded(
     method: Callable[..., Any],
     *,
-    before: Callable[..., None] | None = None,
-    after: Callable[..., None] | None = None,
+    before: Callable[..., object] | None = None,
+    after: Callable[..., object] | None = None,
 ) -> Callable[..., Any]:
     """The method; `before` is called with its arguments, `after` with what it has returned and its arguments."""
 

@@ -13,33 +13,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
-from torch.distributed.pipelining._backward import _get_grad_fn_or_grad_acc
 from torch.distributed.pipelining.schedules import get_schedule_class
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from planner.errors import SpecError
-from planner.events import Category, Phase
+from planner.events import Phase
 from planner.job import pipeline_schedules, schema
 from planner.training import absent_peers, observers
 from planner.training.device_mesh import World
-from planner.training.folding import (
-    BACKWARD,
-    BACKWARD_INPUT,
-    BACKWARD_WEIGHT,
-    BACKWARDS,
-    FORWARD,
-    LOSS,
-    Folder,
-    MicroBatchHistory,
-    find_folder,
-)
 from planner.training.inputs import Feed
 from planner.training.log_levels import raise_log_levels
 from planner.training.loop import AUTOCAST_DTYPES, Loop
 from planner.training.models.build import build
-from planner.training.observers import Observer
-from planner.training.wraps import fsdp2
 from planner.upstream import torch_releases
 
 
@@ -223,8 +209,6 @@ class PipelinedLoop(Loop):
     world: World
     parts: Sequence[Part]
     iteration: int = 0
-    under_way: Any = None
-    """The stage and the micro-batch of the latest forward."""
     _stages: list[Stage] = field(init=False)
     _schedule: Any = field(init=False)
 
@@ -257,43 +241,12 @@ class PipelinedLoop(Loop):
         batch = self._batch(self.feed, self.train.micro_batch_size * self.train.gradient_accumulation_steps)
         taken = tuple(batch.arguments.values()) if any(part.first for part in self.parts) else ()
         last = any(part.last for part in self.parts)
-        for stage in self._stages:
-            if stage.micro:
-                stage.micro.begin(self._backwards(stage))
         unreturned = {"return_outputs": False} if torch_releases.since(2, 10) else {}
         self._schedule.step(*taken, target=batch.target if last else None, losses=[] if last else None, **unreturned)
 
     def _loss(self, output: Tensor, target: Tensor) -> Tensor:
-        stage, micro_batch = self.under_way
-        micro: MicroBatchHistory | None = stage.micro
-        if micro and micro.was_copied(FORWARD, micro_batch):
-            (copied,) = micro.copy_action(LOSS, micro_batch, (FORWARD,))
-            assert copied is not None
-            return copied
-        keep_example = micro.run(LOSS, micro_batch, (FORWARD,)) if micro else None
         with self.precision.autocast():
-            loss = self.objective.compute_from_output(output, target) / self.train.gradient_accumulation_steps
-        if keep_example:
-            keep_example((loss,))
-        return loss
-
-    def _backwards(self, stage: Stage) -> list[tuple[str, int]]:
-        orders = getattr(self._schedule, "pipeline_order_with_comms", None) or getattr(
-            self._schedule, "pipeline_order", None
-        )
-        if orders is None:  # GPipe and 1F1B of torch before 2.10 take the micro-batches one after the other.
-            return [(BACKWARD, micro_batch) for micro_batch in range(self.train.gradient_accumulation_steps)]
-        actions = (
-            part
-            for action in orders[self.world.coordinate("pp")]
-            if action
-            for part in getattr(action, "sub_actions", None) or (action,)
-        )
-        return [
-            (kind, action.microbatch_index)
-            for action in actions
-            if action.stage_index == stage.stage_index and (kind := action.computation_type.value) in BACKWARDS
-        ]
+            return self.objective.compute_from_output(output, target) / self.train.gradient_accumulation_steps
 
     def _clip(self, trained: Sequence[nn.Parameter], limit: float) -> None:
         """The norm over the parameters of all stages, as torchtitan's `clip_grad_norm_` has it."""
@@ -306,18 +259,11 @@ class PipelinedLoop(Loop):
         clip_grads_with_norm_(trained, limit, norm)
 
 
-def folds_micro_batches() -> bool:
-    """Whether equal micro-batches are run once: what stages of other versions keep between them is not known."""
-    return (2, 11) <= torch_releases.installed() < (2, 15)
-
-
 class Stage(PipelineStage):
-    """torch's stage, which tells an observer what its buffers are for and when its phases begin."""
+    """torch's stage, whose forward is computed in the precision of the loop, which hears when phases begin."""
 
     def __init__(self, loop: PipelinedLoop, part: Part) -> None:
         self._loop, self._expected = loop, part.output_example(loop.spec)
-        folder = find_folder(loop.observer) if folds_micro_batches() else None
-        self.micro = MicroBatchHistory(folder, part.module, loop.device) if folder else None
         super().__init__(
             part.module,
             part.index,
@@ -328,18 +274,13 @@ class Stage(PipelineStage):
             group=loop.world.group("pp"),
         )
 
-    @property
-    def _observer(self) -> Observer:
-        return self._loop.observer
+    def forward_one_chunk(self, *arguments: Any, **named: Any) -> Any:
+        self._mark(Phase.FORWARD)
+        return super().forward_one_chunk(*arguments, **named)
 
-    def forward_one_chunk(self, fwd_chunk_id: int, args: Any, *rest: Any, **named: Any) -> Any:
-        self._observer.mark(Phase.FORWARD, self._loop.iteration)
-        self._loop.under_way = (self, fwd_chunk_id)
-        if self.micro and self.micro.find_example(FORWARD, fwd_chunk_id) is not None:
-            return self._copy_forward(self.micro, fwd_chunk_id, args)
-        keep_example = self.micro.run(FORWARD, fwd_chunk_id) if self.micro else None
+    def forward_maybe_with_nosync(self, *arguments: Any, **named: Any) -> Any:
         with self._loop.precision.autocast():
-            output = super().forward_one_chunk(fwd_chunk_id, args, *rest, **named)
+            output = super().forward_maybe_with_nosync(*arguments, **named)  # type: ignore[no-untyped-call]
         expected = self._expected
         # The buffers of the next stage were made from what was expected of this one.
         if not self.is_last and (output.shape, output.dtype) != (expected.shape, expected.dtype):
@@ -347,114 +288,19 @@ class Stage(PipelineStage):
                 f"stage {self.stage_index} gives {tuple(output.shape)} {output.dtype}, "
                 f"expected were {tuple(expected.shape)} {expected.dtype}"
             )
-        if keep_example:
-            keep_example((output,))
         return output
 
-    def backward_one_chunk(
-        self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
-    ) -> None:
-        self._observer.mark(Phase.BACKWARD, self._loop.iteration)
-        kind = BACKWARD if full_backward else BACKWARD_INPUT
-        if self.micro and self.micro.was_copied(FORWARD, bwd_chunk_id):
-            self._copy_backward(self.micro, kind, bwd_chunk_id, loss)
-            return
-        keep_example = self.micro.run(kind, bwd_chunk_id, after=(FORWARD, LOSS)) if self.micro else None
-        taken = self.fwd_cache[bwd_chunk_id][1] if keep_example else ()
-        super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
-        if keep_example:
-            given = self.bwd_cache[bwd_chunk_id]
-            kept = [i for i, grad in enumerate(given) if grad is not None and taken[i].grad is grad]
-            keep_example(given, tuple(kept))
-        fsdp2.tell_whole_gradients(self.submod, self._observer)
+    def backward_one_chunk(self, *arguments: Any, **named: Any) -> None:
+        self._mark(Phase.BACKWARD)
+        super().backward_one_chunk(*arguments, **named)
 
-    def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
-        self._observer.mark(Phase.BACKWARD, self._loop.iteration)
-        after = (FORWARD, LOSS, BACKWARD_INPUT)
-        if self.micro and self.micro.was_copied(BACKWARD_INPUT, bwd_chunk_id):
-            self.micro.copy_action(BACKWARD_WEIGHT, bwd_chunk_id, after)
-            self.backward_state.pop(bwd_chunk_id)
-            return
-        keep_example = self.micro.run(BACKWARD_WEIGHT, bwd_chunk_id, after) if self.micro else None
-        super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
-        observers.tell_all_gradients(self._loop.bare_model, self._observer)
-        if keep_example:
-            keep_example(())
-        fsdp2.tell_whole_gradients(self.submod, self._observer)
+    def backward_weight_one_chunk(self, *arguments: Any, **named: Any) -> None:
+        self._mark(Phase.BACKWARD)
+        super().backward_weight_one_chunk(*arguments, **named)
 
-    def backward_maybe_with_nosync(self, *arguments: Any, **named: Any) -> Any:
-        gradients, groups = super().backward_maybe_with_nosync(*arguments, **named)
-        if isinstance(self._observer, Folder):
-            self._observer.settle()
-        _put_in_order(groups or [], self.submod)
-        return gradients, groups
-
-    def _copy_forward(self, micro: MicroBatchHistory, micro_batch: int, args: Any) -> Tensor:
-        taken = args if self.is_first else self._retrieve_recv_activations(micro_batch)
-        (output,) = micro.copy_action(FORWARD, micro_batch)
-        assert output is not None
-        self.fwd_cache[micro_batch] = (output,), list(taken)
-        return output
-
-    def _copy_backward(self, micro: MicroBatchHistory, kind: str, micro_batch: int, loss: Tensor | None) -> None:
-        example = micro.find_example(kind, micro_batch, (FORWARD, LOSS))
-        assert example is not None
-        received = None if self.is_last else self._retrieve_recv_grads(micro_batch)
-        given = tuple(micro.copy_action(kind, micro_batch, (FORWARD, LOSS)))
-        output, taken = self.fwd_cache.pop(micro_batch)
-        if kind == BACKWARD_INPUT:
-            for index in example.kept_as_gradients:
-                taken[index].grad = given[index]
-            kept = (loss,) if self.is_last else output
-            self.backward_state[micro_batch] = (taken, None, kept, received)
-            self.dw_runner[micro_batch] = lambda: None
-        self.bwd_cache[micro_batch] = given
-
-    def _retrieve_recv_activations(self, fwd_chunk_id: int) -> Any:
-        return self._received(fwd_chunk_id, super()._retrieve_recv_activations(fwd_chunk_id))
-
-    def _retrieve_recv_grads(self, bwd_chunk_id: int) -> Any:
-        return self._received(bwd_chunk_id, super()._retrieve_recv_grads(bwd_chunk_id))
-
-    def _received(self, micro_batch: int, tensors: Any) -> Any:
-        if self.micro:
-            self.micro.receive(micro_batch, [tensor for tensor in tensors if tensor is not None])
-        return tensors
+    def _mark(self, phase: Phase) -> None:
+        self._loop.observer.mark(phase, self._loop.iteration)
 
     def _warmup_backward_result(self, received_result: Tensor | None = None) -> Tensor:
         # Every stage has its shapes from the start, and absent peers say nothing of theirs.
         return absent_peers.agree_to(super()._warmup_backward_result(received_result))
-
-    def get_fwd_recv_ops(self, fwd_chunk_id: int) -> Any:
-        ops = super().get_fwd_recv_ops(fwd_chunk_id)
-        self._tell(self.args_recv_info[fwd_chunk_id], "received activations")
-        return ops
-
-    def get_bwd_recv_ops(self, bwd_chunk_id: int) -> Any:
-        ops = super().get_bwd_recv_ops(bwd_chunk_id)
-        self._tell(self.grad_recv_info.get(bwd_chunk_id, ()), "received gradients")
-        return ops
-
-    def _tell(self, received: Any, name: str) -> None:
-        """Of buffers that stand since the first step, or from torch 2.15 on are there for one micro-batch."""
-        for info in received:
-            # Before torch 2.12 the first stage has a placeholder of the batch's tensors there.
-            if getattr(info, "buffer", None) is not None:
-                self._observer.assign(info.buffer, Category.COMMUNICATION, name)
-
-
-def _put_in_order(groups: list[dict[str, Any]], module: nn.Module) -> None:
-    """Parameters whose gradients are still to be computed, as the module has them.
-
-    torch walks over sets of autograd's nodes here (torch 2.13, pipelining/_backward.py), whose order depends on
-    addresses: the same step would allocate in another order in each run.
-    """
-    place = {_get_grad_fn_or_grad_acc(weight): index for index, weight in enumerate(module.parameters())}
-    for group in groups:
-        group["params"] = sorted(group["params"], key=lambda node: place.get(node, len(place)))
-        if "grads" in group:
-            pairs = sorted(
-                zip(group["intermediates"], group["grads"], strict=True), key=lambda pair: pair[0]._sequence_nr()
-            )
-            group["intermediates"], group["grads"] = ([pair[side] for pair in pairs] for side in (0, 1))
-    groups.sort(key=lambda group: min((place.get(node, len(place)) for node in group["params"]), default=len(place)))

@@ -31,7 +31,15 @@ from planner.training.models import adapters
 from planner.training.models.build import build, materialize
 from planner.training.observers import ModuleFollower, NullObserver, Observer
 from planner.training.phases import named_phase
-from planner.training.wraps import context_parallel, deepspeed_engine, expert_parallel, fsdp1, fsdp2, tensor_parallel
+from planner.training.wraps import (
+    context_parallel,
+    deepspeed_engine,
+    expert_parallel,
+    fsdp1,
+    fsdp2,
+    pipelines,
+    tensor_parallel,
+)
 from planner.training.wraps.ddp import ObservedDdp
 
 
@@ -80,6 +88,8 @@ def run(
     with by_hand, ExitStack() as following:
         for observe in (fsdp1.observe_fsdp, fsdp2.observe_fsdp, observers.observe_collectives):
             following.enter_context(observe(observer))
+        if spec.parallel.pp.degree > 1:
+            following.enter_context(pipelines.observe_pipelines(observer))
         following.enter_context(deepspeed_engine.prepare_engine(spec, device, observer))
         following.enter_context(absent_peers.agree_about_checkpoints(spec.train))
         observer.mark(Phase.LOAD, 0)

@@ -114,6 +114,10 @@ DTENSOR_SPEED = (
             "caches of a thread too, which forget the last world",
         "torch._C:_clear_DTensor_sharding_propagator_cache": "as above, of each thread in C++ (since torch 2.10)",
     }),
+    *private(_FOLDING, has_source=False, targets={
+        "torch._subclasses.fake_tensor:FakeTensorMode.cache_clear":
+            "what it keeps of DTensors' operators is on the device of the last rank",
+    }),
     *private(_CPU_RUNS, targets={
         "torch.distributed.tensor.parallel.loss:_disable_custom_loss_ops _enable_custom_loss_ops":
             "torch's own context does not clean up after an error",
@@ -202,9 +206,33 @@ PIPELINES = (
     *override(_PIPELINES, optional=True, targets={
         "torch.distributed.pipelining.stage:PipelineStage._warmup_backward_result "
         "_PipelineStageBase.forward_one_chunk _PipelineStageBase.backward_one_chunk "
-        "_PipelineStageBase.backward_weight_one_chunk _PipelineStageBase.backward_maybe_with_nosync "
-        "_PipelineStageBase.get_fwd_recv_ops _PipelineStageBase.get_bwd_recv_ops":
-            "a stage tells of its buffers and phases, and gives told micro-batches what it would have left",
+        "_PipelineStageBase.backward_weight_one_chunk": "a stage tells of its phases",
+    }),
+    *override(_PIPELINES, has_source=False, targets={
+        "torch.distributed.pipelining.stage:_PipelineStageBase.forward_maybe_with_nosync":
+            "a stage computes its forward under autocast",
+    }),
+    *patch("pipelines told", _PIPELINES, optional=True, targets={
+        "torch.distributed.pipelining.stage:_PipelineStageBase.get_fwd_recv_ops "
+        "_PipelineStageBase.get_bwd_recv_ops _PipelineStageBase.backward_one_chunk "
+        "_PipelineStageBase.backward_weight_one_chunk _PipelineStageBase.backward_maybe_with_nosync":
+            "what stages receive, and gradients that they add up themselves, are told",
+    }),
+    *patch("pipelines told", _RUN, has_source=False, targets={
+        "torch.distributed.pipelining.schedules:PipelineScheduleSingle.step PipelineScheduleMulti.step":
+            "what a schedule is given is told as input: it is divided before a forward has it",
+    }),
+    *patch("pipelines folded", _FOLDING, optional=True, targets={
+        "torch.distributed.pipelining.stage:_PipelineStageBase.forward_one_chunk "
+        "_PipelineStageBase.backward_one_chunk _PipelineStageBase.backward_weight_one_chunk":
+            "of a micro-batch that is not run a stage gives what it would have left",
+    }),
+    *patch("pipelines folded", _FOLDING, has_source=False, targets={
+        "torch.distributed.pipelining.schedules:_PipelineSchedule.__init__ _PipelineSchedule._maybe_compute_loss":
+            "a schedule keeps the loss of a micro-batch that is not run",
+        "torch.distributed.pipelining.stage:_PipelineStageBase.clear_runtime_states "
+        "_PipelineStageBase._retrieve_recv_activations _PipelineStageBase._retrieve_recv_grads":
+            "an iteration begins; what was sent for a micro-batch is there, whether it is run or not",
     }),
     *private(_PIPELINES, targets={
         "torch.distributed.pipelining._backward:_get_grad_fn_or_grad_acc":

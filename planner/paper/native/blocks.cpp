@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <mutex>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "known_values.h"
@@ -79,6 +80,9 @@ AddressSpace space;
 std::unordered_map<const void*, Held> blocks;
 size_t requested = 0;
 
+// Written down already: the next block that is taken is this one, unless it is -1.
+int64_t adopted = -1;
+
 // A graph that is replayed writes to the addresses that it was captured with: those of private pools come only once.
 bool once_pooled = false;
 
@@ -101,13 +105,16 @@ void* taken(size_t bytes) {
 void* take_block(size_t bytes, int32_t stream, int32_t pool) {
   if (on_use != nullptr) on_use();
   void* address = taken(bytes);
-  const int64_t block = record_alloc(bytes, stream, pool);
+  const int64_t known = std::exchange(adopted, -1);
+  const int64_t block = known < 0 ? record_alloc(bytes, stream, pool) : known;
   std::lock_guard<std::mutex> lock(block_mutex);
   blocks[address].block = block;
   blocks[address].pooled = pool != 0;
   once_pooled |= pool != 0;
   return address;
 }
+
+void adopt_block(int64_t block) { adopted = block; }
 
 void give_back_block(void* address) {
   forget(address);

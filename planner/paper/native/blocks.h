@@ -11,6 +11,8 @@ namespace paper {
 
 // A block of so many bytes, asked for on a stream; its address.
 void* take_block(size_t bytes, int32_t stream, int32_t pool);
+// The next block that is taken is this one, which was written down already.
+void adopt_block(int64_t block);
 // An address that is none of a block is left alone.
 void give_back_block(void* address);
 // The device has a block: it gets the next number if it has none.

@@ -127,6 +127,15 @@ int64_t record_alloc(size_t bytes, int32_t stream, int32_t pool) {
   return block;
 }
 
+int64_t record_alloc_again(int64_t position) {
+  std::lock_guard<std::mutex> lock(trace_mutex);
+  Record record = records[position];
+  record.block = static_cast<int64_t>(alloc_position.size());
+  alloc_position.push_back(static_cast<int64_t>(records.size()));
+  write_down(record);
+  return record.block;
+}
+
 void record_free(int64_t block) {
   std::lock_guard<std::mutex> lock(trace_mutex);
   if (!recording) return;

@@ -36,6 +36,8 @@ struct KernelScope {
 const std::string& kernel_at_work();
 
 int64_t record_alloc(size_t bytes, int32_t stream, int32_t pool = 0);
+// As the record at this position says, of a new block.
+int64_t record_alloc_again(int64_t position);
 void record_free(int64_t block);
 void record_use(int64_t block, int32_t stream);
 void describe(int64_t block, const int64_t* sizes, size_t dims, int32_t dtype);

@@ -10,11 +10,12 @@ import runpy
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 from importlib.machinery import PathFinder
 from importlib.util import find_spec, module_from_spec
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -28,6 +29,7 @@ from planner.job.launching.line import Launcher, accelerate_variables, extra_arg
 from planner.paper import values
 from planner.paper.device import Paper
 from planner.timing.step_time import price_for_clock
+from planner.tracing.pipeline_folding import PipelineFolding
 from planner.tracing.program import (
     cuda,
     gpu_statistics,
@@ -306,7 +308,10 @@ class ProgramRun:
         ends = [moments.log[index].position for index in over]
         order = self._order
         left_out = find_left_out(moments, phases, order.micro_batches, order.micro_batches_left_out)
-        events, repeats = recorder.repeating_events(last, moments.cuts(after), ends, left_out)
+        # What comes after an iteration begins with its batch, which is put on the device before its forward.
+        begun = [recorder.first_allocation(end, until) for end, until in pairwise([*ends, last])]
+        cuts = sorted({*moments.cuts(after), *begun})
+        events, repeats = recorder.repeating_events(last, cuts, ends, left_out)
         collected = _COLLECTED_OFTEN if moments.infers else _COLLECTED
         for sentence, is_true in (
             (_BY_HAND, self.watcher.steps_by_hand),
@@ -437,6 +442,7 @@ def _surrounded(order: ProgramOrder, run: ProgramRun, endings: Endings) -> Itera
         run.ahead.watch(),
         run.host.watch(),
         run.watcher.watch(),
+        PipelineFolding(run.recorder, run.watcher.around_unrun).watch() if order.folds_pipelines else nullcontext(),
         run.world.entered(),
         dtensor_speed.cache_mesh_work(),
         dtensor_speed.make_chunks_lazily(),

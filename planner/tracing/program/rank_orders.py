@@ -78,6 +78,8 @@ class ProgramOrder:
     """Forwards and backwards of an iteration that is an accumulation of more, of which two are like all that are left
     out."""
     micro_batches_left_out: int = 0
+    folds_pipelines: bool = False
+    """Whether of equal micro-batches of a pipeline few are run."""
     writes: bool = False
     """Whether what the program writes stays; else it is gone with its process."""
     packages: tuple[str, ...] = ()

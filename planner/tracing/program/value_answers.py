@@ -15,7 +15,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.utils.weak import WeakIdKeyDictionary
 
 from planner import upstream
 from planner.errors import ProgramError
@@ -197,7 +196,6 @@ class PipelineNeighbours:
 
     def __init__(self, assumptions: Assumptions, told: dict[str, str]) -> None:
         self._assumptions, self._told = assumptions, told
-        self._votes = WeakIdKeyDictionary()
 
     @contextmanager
     def present(self) -> Iterator[None]:
@@ -207,14 +205,11 @@ class PipelineNeighbours:
             if to_stage > stage.stage_index:
                 self._told[f"{_ANNOUNCED}{stage.stage_index}"] = base64.b64encode(pickle.dumps(meta)).decode()
 
-        def result(stage: Any, received_result: torch.Tensor | None = None) -> torch.Tensor:
-            return self._votes[stage] if received_result is None else received_result
-
         replaced = {
             "_send_meta": send,
             "_recv_meta": lambda stage, from_stage: self._receive(stage, from_stage),
-            "_warmup_forward_vote": lambda stage, *arguments, **named: self._vote(stage, *arguments, **named),
-            "_warmup_backward_result": result,
+            "_warmup_forward_vote": _vote,
+            "_warmup_backward_result": lambda _stage, received_result: received_result,
         }
         with upstream.patch_targets(
             "program pipelines",
@@ -242,21 +237,23 @@ class PipelineNeighbours:
             )
         return pickle.loads(base64.b64decode(self._told[f"{_ANNOUNCED}{nearest}"]))
 
-    def _vote(self, stage: Any, has_backward: bool, received_acc: torch.Tensor | None = None) -> torch.Tensor:
-        """Whether shapes have to be announced at all: every other stage votes as this one does."""
-        from torch.distributed.pipelining._utils import InferenceMode
 
-        own = 0 if InferenceMode.needs_dynamic(stage._user_meta, has_backward) else 1
-        vote = torch.tensor([own], dtype=torch.int32, device=stage.device)
-        self._votes[stage] = vote if received_acc is None else received_acc * vote
-        return self._votes[stage]  # type: ignore[no-any-return]
+def _vote(stage: Any, has_backward: bool, received_acc: torch.Tensor | None = None) -> torch.Tensor:
+    """Whether shapes have to be announced at all: every other stage votes as this one does."""
+    from torch.distributed.pipelining._utils import InferenceMode
+
+    own = 0 if InferenceMode.needs_dynamic(stage._user_meta, has_backward) else 1
+    vote = torch.tensor([own], dtype=torch.int32)  # on the host: it is gone before the first forward
+    return vote if received_acc is None else received_acc * vote
 
 
 def _requiring_release(real: Callable[..., None]) -> Callable[..., None]:
-    """A stage is refused where its version of torch agrees with its neighbours otherwise than described here."""
+    """A stage that is not given its shapes is refused where its version of torch agrees on them with its neighbours
+    otherwise than described here."""
 
     def make(*arguments: Any, **options: Any) -> None:
-        torch_releases.require("pipelines of a program", place="PipelineStage")
+        if options.get("output_args") is None:
+            torch_releases.require("pipelines of a program", place="PipelineStage")
         real(*arguments, **options)
 
     return make

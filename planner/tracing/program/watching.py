@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
@@ -32,7 +32,7 @@ from planner.tracing.program.job_outline import JobOutline
 from planner.tracing.program.stopping import Kind, Moments
 from planner.training import observers, optimizers
 from planner.training.phases import find_phase
-from planner.training.wraps import fsdp1, fsdp2
+from planner.training.wraps import fsdp1, fsdp2, pipelines
 
 _Versions = tuple[int, int | None]
 """How often a parameter and its gradient were written to; None: it has no gradient."""
@@ -182,6 +182,11 @@ class Watcher:
                 self._ddp.watch(),
                 fsdp1.observe_fsdp(self._recorder),
                 fsdp2.observe_fsdp(self._recorder),
+                pipelines.observe_pipelines(
+                    self._recorder,
+                    begin_backward=partial(self._tell, Kind.BACKWARD),
+                    end_backwards=self._end_backwards,
+                ),
                 observers.observe_collectives(self._recorder),
             ):
                 yield
@@ -190,6 +195,21 @@ class Watcher:
                 handle.remove()
             for host in self._hosts.values():  # around a step that has raised
                 host.__exit__(None, None, None)
+
+    @contextmanager
+    def around_unrun(self, phase: Phase, inputs: Sequence[Tensor]) -> Iterator[None]:
+        """Around a forward of `inputs` or a backward that is written down without being run, since another one was."""
+        index = self._tell(Kind(phase.value))
+        yield
+        if phase is Phase.BACKWARD:
+            self.moments.backward_ends[index] = self._recorder.now()
+        else:
+            self._begin_with_its_batch(index, inputs)
+
+    def _end_backwards(self) -> None:
+        """What was done since the last one belongs to it."""
+        if self.moments.backward_ends:
+            self.moments.backward_ends[next(reversed(self.moments.backward_ends))] = self._recorder.now()
 
     def saves(self) -> None:
         """A checkpoint is written by other means than torch.save."""

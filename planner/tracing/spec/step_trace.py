@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -16,23 +17,27 @@ from planner import (
     upstream,
 )
 from planner.allocator.long_runs.series import Series, UnlikePartsError, write_out
-from planner.errors import PlannerError
+from planner.errors import PlannerError, TraceError
 from planner.events import Event, Phase, Repeat, write_out_repeats
 from planner.hardware.architectures import find_architecture
 from planner.job.layout import Mesh
 from planner.job.sampled_runs import as_traced, batches_on_device, shown_batches, shown_tokens
 from planner.job.schema import Job, Software
 from planner.paper import library
+from planner.paper.compiled import triton_kernels
+from planner.paper.host_memory import UntouchedHost
 from planner.paper.recorder import Recorder
 from planner.paper.repetition import DoesNotFoldError
 from planner.runtime.garbage_collection import pause_collection
+from planner.tracing.pipeline_folding import PipelineFolding
 from planner.tracing.rank_trace import Trace
 from planner.tracing.spec import engine, failures, host_work
+from planner.tracing.spec.host_work import AbsentHost
 from planner.training import absent_peers, dtensor_speed, optimizers, step
-from planner.training.folding import NoExampleError
 from planner.training.log_levels import raise_log_levels
+from planner.training.wraps import deepspeed_engine
 from planner.training.wraps.ddp import leave_out_clock
-from planner.upstream import torch_releases
+from planner.upstream import checking, torch_releases
 
 _ALWAYS_CUDNN = (2, 9)
 """Release of torch whose builds all have a cuDNN that attention prefers."""
@@ -55,26 +60,29 @@ def trace(job: Job, rank: int = 0, target: str = "", *, folded: bool = True) -> 
     with pause_collection(), quiet_libraries():
         try:
             result = _trace(job, rank, target, folded=folded)
-        except (DoesNotFoldError, NoExampleError, UnlikePartsError):
+        except (DoesNotFoldError, UnlikePartsError):
             result = _trace(job, rank, target, folded=False)
         figures = None if job.post_training is None else engine.engine_figures(job, target)
     return replace(result, engine=figures, seconds=time.perf_counter() - began)
 
 
 def _trace(job: Job, rank: int, target: str, *, folded: bool) -> Trace:
+    by_engine = deepspeed_engine.uses_engine(job)
     arch, software = target or job.cluster.gpu.target, job.software
     if job.parallel.cp.degree > 1 and _prefers_cudnn_attention(arch, software):
         torch_releases.require("context parallelism over cuDNN's attention", place="parallel.cp.degree")
     if job.parallel.ep.degree > 1:
         torch_releases.require("expert parallelism", place="parallel.ep")  # before its model is built
     pins_gradients = job.parallel.dp_shard.offload == "cpu" and not job.train.optimizer_in_backward
-    with paper.gpu(arch, torch_version=software.torch) as gpu, answer_memory_questions():
+    with paper.gpu(arch, torch_version=software.torch, waits=by_engine) as gpu, answer_memory_questions():
         gpu.recorder.folds = folded
         try:
             with (
                 absent_peers.join(rank, Mesh.of(job.parallel).world_size),
                 absent_peers.tell_collectives(gpu.recorder.hear_collective),
                 host_work.leave_out_host_work(pins_gradients=pins_gradients) as host,
+                _planned_for(job, gpu.recorder, host) if by_engine else nullcontext(),
+                PipelineFolding(gpu.recorder).watch() if folded and job.parallel.pp.degree > 1 else nullcontext(),
                 dtensor_speed.cache_mesh_work(),
                 dtensor_speed.make_chunks_lazily(),
                 _compiling(job, gpu.recorder) as assumed,
@@ -100,8 +108,10 @@ def _trace(job: Job, rank: int, target: str, *, folded: bool) -> Trace:
                     host=tuple(host.events),
                     host_assumed=tuple(sorted(host.assumed)),
                 )
+                if by_engine:
+                    deepspeed_engine.release(outcome.model, gpu.device)
                 del outcome
-        except (PlannerError, DoesNotFoldError, NoExampleError, UnlikePartsError, MemoryError):
+        except (PlannerError, DoesNotFoldError, UnlikePartsError, MemoryError):
             raise
         except Exception as error:
             raise failures.untraceable(error) from error
@@ -130,7 +140,11 @@ def _prefers_cudnn_attention(arch: str, software: Software) -> bool:
 @contextmanager
 def _compiling(job: Job, recorder: Recorder) -> Iterator[Callable[[], tuple[str, ...]]]:
     """Inside, torch.compile compiles where the job asks for it; gives what tells what was assumed where a GPU would
-    have been timed. Raises TraceError for what cannot be compiled."""
+    have been timed.
+
+    Raises TraceError for what cannot be compiled, and for a step in which nothing was compiled: a plan is never that of
+    the eager step instead.
+    """
     if job.train.compile is None:
         with upstream.patch_targets("not compiled", replaced={_BEGINS_TO_COMPILE: failures.refuse_compiling}):
             yield tuple
@@ -140,6 +154,39 @@ def _compiling(job: Job, recorder: Recorder) -> Iterator[Callable[[], tuple[str,
 
     with compiled.enable(recorder, as_asked=True) as account:
         yield account.assumed
+        if not account.graphs():
+            raise TraceError(
+                f"torch.compile captured nothing of the step ({', '.join(job.train.compile.scope)})",
+                allowed="a step of which Dynamo captures graphs",
+                remedy="delete it to plan the eager step",
+                place="train.compile",
+            )
+
+
+# Stage 3 waits for the third last event of its gathers and of its reductions (0.19.8, partitioned_param_coordinator.py,
+# stage3.py), unless it has passed already. On a paper GPU that waits (`paper.gpu`) no event has when it is asked: the
+# host waits, and the clock says for how long.
+_AVAILABLE = "deepspeed.accelerator.cuda_accelerator:CUDA_Accelerator.available_memory"
+
+
+@contextmanager
+def _planned_for(job: Job, recorder: Recorder, host: AbsentHost) -> Iterator[None]:
+    """Inside, the engine finds as much memory free as the job's GPU would have, and writes nothing large on the host;
+    its Triton kernels find a driver. Raises TraceError for a DeepSpeed that planner does not know.
+    """
+    with triton_kernels.launched_as_nothing():
+        deepspeed_engine.import_for("cuda")
+        checking.enforce("deepspeed")
+        capacity = job.cluster.capacity_bytes
+        left = recorder.requested_bytes()  # by another step of this process
+
+        def available(_accelerator: Any, _device: Any = None) -> int:
+            taken = recorder.requested_bytes() - left
+            return capacity - taken if capacity > 0 else sys.maxsize  # of a GPU without a size
+
+        memory = upstream.patch_targets("deepspeed memory", replaced={_AVAILABLE: available})
+        with memory, UntouchedHost(host.pin):
+            yield
 
 
 _OF_ANY_ACCELERATOR = ("memory_allocated", "max_memory_allocated")

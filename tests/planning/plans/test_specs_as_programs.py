@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 
 from planner.errors import TraceError
 from planner.job.layout import Mesh, rank_classes
+from planner.job.pipeline_schedules import SCHEDULES
 from planner.job.schema import (
     Adapter,
     CheckpointLoad,
@@ -62,6 +64,14 @@ def divided(job: Job, **axes: Any) -> Job:
     return replace(job, parallel=replace(job.parallel, **axes), cluster=replace(job.cluster, gpus_per_node=ranks))
 
 
+def pipelined(schedule: str, job_of: MakeJob, ranks: int = 1, tp: Tp | None = None, **train: Any) -> Job:
+    """Six layers over two stages or four, `ranks` along `dp_shard`."""
+    job = sharded(job_of(gradient_accumulation_steps=8, **train), ranks)
+    assert job.model.decoder is not None
+    longer = replace(job, model=replace(job.model, decoder=replace(job.model.decoder, layers=6)))
+    return divided(longer, pp=Pp(degree=2, schedule=schedule), tp=tp or Tp())
+
+
 def with_config(job: Job, config: dict[str, Any], **model: Any) -> Job:
     return replace(job, model=Model(hf_config=config, **model))
 
@@ -97,6 +107,16 @@ JOBS: dict[str, Callable[[MakeJob], Job]] = {
     "TP": lambda job_of: divided(job_of(), tp=Tp(degree=2, sequence_parallel=True, loss_parallel=True)),
     "TP, FSDP2": lambda job_of: divided(sharded(job_of(gradient_clipping=1.0), 2), tp=Tp(degree=2)),
     "CP": lambda job_of: divided(job_of(precision="bf16_autocast", sequence_length=256), cp=Cp(degree=2)),
+    **{f"PP, {schedule}": partial(pipelined, schedule) for schedule in SCHEDULES},
+    "PP, FSDP2, TP": lambda job_of: pipelined(
+        "Interleaved1F1B",
+        job_of,
+        ranks=2,
+        tp=Tp(degree=2, sequence_parallel=True, loss_parallel=True),
+        precision="fsdp_mixed",
+        recompute=Recompute(mode="full"),
+    ),
+    "PP, clipped, bf16": lambda job_of: pipelined("1F1B", job_of, precision="bf16_autocast", gradient_clipping=1.0),
     "LoRA": lambda job_of: with_config(job_of(precision="bf16_autocast"), LLAMA, adapter=Adapter()),
     "experts": lambda job_of: divided(with_config(job_of(), MIXTRAL), ep=Ep(degree=2, imbalance=1.5)),
     "FSDP1": lambda job_of: sharded(job_of(gradient_clipping=1.0), 2, kind="fsdp1"),
@@ -134,8 +154,9 @@ def test_both_take_the_same_memory(job_of: MakeJob, name: str) -> None:
     assert (program.peak, program.verdict) == (by_hand.peak, by_hand.verdict)
 
 
-# What divides a batch before its forward (CP) is input of a program.
-@pytest.mark.parametrize("name", [name for name in JOBS if name != "CP"])
+# What divides a batch before its forward (CP) is input of a program, and the gradient of a whole parameter a gradient
+# before it is added to that of earlier micro-batches.
+@pytest.mark.parametrize("name", [name for name in JOBS if name not in ("CP", "PP, FSDP2, TP")])
 def test_both_name_what_it_is_for(job_of: MakeJob, name: str) -> None:
     job = JOBS[name](job_of)
     program, by_hand = (plan_first_class(job, trace) for trace in (spec_program.trace, step_trace.trace))
@@ -156,7 +177,6 @@ def test_both_say_the_same_of_an_error_within_torch(job_of: MakeJob) -> None:
 
 def test_what_has_no_program_yet_is_traced_step_by_step(job_of: MakeJob) -> None:
     jobs = [
-        divided(job_of(), pp=Pp(degree=2)),
     ]
 
     assert not any(map(spec_program.has_program, jobs))

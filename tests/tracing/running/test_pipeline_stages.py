@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from program_runs import Program, Run
 
 from planner.errors import ProgramError, TorchVersionError
-from planner.events import Alloc
+from planner.events import Alloc, Category, Role
 from planner.tracing.program.assumptions import Assumptions
 from planner.tracing.program.rank_orders import RankRun
 from planner.tracing.program.value_answers import PipelineNeighbours
@@ -42,6 +44,16 @@ def shapes(found: RankRun) -> set[tuple[int, ...]]:
     return {each.origin.shape for each in found.trace.events if isinstance(each, Alloc) and each.origin}
 
 
+def received(found: RankRun) -> Counter[tuple[str, tuple[int, ...]]]:
+    """Blocks that were said to be received, by what they are called and shaped."""
+    births = {each.block: each.origin.shape for each in found.trace.events if isinstance(each, Alloc) and each.origin}
+    return Counter(
+        (each.name, births[each.block])
+        for each in found.trace.events
+        if isinstance(each, Role) and each.category is Category.COMMUNICATION
+    )
+
+
 def said(found: RankRun) -> str:
     return " ".join(each.text for each in found.assumptions)
 
@@ -55,6 +67,28 @@ def test_a_stage_takes_what_the_one_before_it_sends(run: Run, program: Program) 
     assert (8, 64) in shapes(first)  # the gradient of what it sends
     assert {(8, 64), (8, 10)} <= shapes(last)
     assert "is shaped as" not in said(last)
+
+
+def test_what_a_stage_receives_is_communication(run: Run, program: Program) -> None:
+    command = f"torchrun --nproc-per-node 3 {program(LINES)}"
+
+    middle = run(command, rank=1, heard=run(command).told)
+
+    assert received(middle) == {("received activations", (8, 64)): 4, ("received gradients", (8, 64)): 4}
+
+
+def test_gradients_that_a_schedule_adds_up_itself_are_named(run: Run, program: Program) -> None:
+    split = LINES.replace("Schedule1F1B", "ScheduleInterleavedZeroBubble").replace(
+        '    PipelineStage(part, rank, stages, torch.device("cuda", rank)), n_m',
+        '    [PipelineStage(part, rank, stages, torch.device("cuda", rank))], n_m',
+    )
+
+    found = run(f"torchrun --nproc-per-node 2 {program(split)}")
+
+    gradients = {
+        each.name for each in found.trace.events if isinstance(each, Role) and each.category is Category.GRADIENT
+    }
+    assert gradients == {"weight", "bias"}
 
 
 def test_stages_that_were_not_run_are_taken_to_send_the_same(run: Run, program: Program) -> None:

@@ -28,9 +28,10 @@ from planner.job.schema import (
     Train,
 )
 from planner.report.attribution import Attribution, attribute
+from planner.tracing import pipeline_folding, spec_program
+from planner.tracing.pipeline_folding import folds_micro_batches
+from planner.tracing.rank_trace import Trace
 from planner.tracing.spec import step_trace as tracing
-from planner.training import folding
-from planner.training.pipelined_loop import folds_micro_batches
 from planner.upstream import torch_releases
 
 DECODER = Decoder(layers=6, hidden=64, heads=4, kv_heads=2, ffn=128, vocab=300)
@@ -127,36 +128,37 @@ of_pipelines = pytest.mark.skipif(
 )
 def test_these_do_fold(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fold that is refused would be traced again in full, and no one would see why it takes so long."""
-    asked: list[bool] = []
-    real = tracing._trace
+    asked: list[dict[str, bool]] = []
+    way = spec_program if CASES[name].parallel.pp.degree > 1 else tracing
+    real = way._trace
 
-    def watched(*arguments: Any, folded: bool) -> Any:
-        asked.append(folded)
-        return real(*arguments, folded=folded)
+    def watched(*arguments: Any, **named: bool) -> Any:
+        asked.append(named)
+        return real(*arguments, **named)
 
-    monkeypatch.setattr(tracing, "_trace", watched)
-    tracing.trace(CASES[name], 0)
+    monkeypatch.setattr(way, "_trace", watched)
+    way.trace(CASES[name], 0)
 
-    assert asked == [True]
+    assert [any(each.values()) for each in asked] == [True]
 
 
 @of_pipelines
-def test_of_the_micro_batches_of_a_sharded_stage_three_are_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first, which finds everything new, the second, which is the example, and the first of the next iteration.
+def test_of_the_micro_batches_of_a_sharded_stage_few_are_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first, which finds everything new, the second, which is the example, and the first of later iterations.
 
     That gradients wait to be reduced is nothing to a forward: it is told then as before.
     """
-    ran: dict[folding.MicroBatchHistory, list[str]] = {}
-    real = folding.MicroBatchHistory.run
+    ran: dict[pipeline_folding._MicroBatches, list[str]] = {}
+    real = pipeline_folding._MicroBatches.run
 
-    def watched(micro: folding.MicroBatchHistory, kind: str, micro_batch: int, *after: Any, **named: Any) -> Any:
+    def watched(micro: pipeline_folding._MicroBatches, kind: str, micro_batch: int, *after: Any) -> Any:
         ran.setdefault(micro, []).append(f"{kind}{micro_batch}")
-        return real(micro, kind, micro_batch, *after, **named)
+        return real(micro, kind, micro_batch, *after)
 
-    monkeypatch.setattr(folding.MicroBatchHistory, "run", watched)
-    tracing.trace(CASES["interleaved, sharded"], 0)
+    monkeypatch.setattr(pipeline_folding._MicroBatches, "run", watched)
+    spec_program.trace(CASES["interleaved, sharded"], 0)
 
-    assert [sorted(each) for each in ran.values()] == [["B0", "B0", "B1", "F0", "F0", "F1"]] * 2
+    assert [sorted(each) for each in ran.values()] == [["B0", "B0", "B0", "B1", "F0", "F0", "F0", "F1"]] * 2
 
 
 def test_an_optimizer_that_counts_its_steps_is_run_step_by_step() -> None:
@@ -174,8 +176,15 @@ class _Memory:
 
 @cache
 def _memory(name: str, rank: int, *, folded: bool) -> _Memory:
-    events = tracing.trace(CASES[name], rank, folded=folded).events
+    events = _trace(CASES[name], rank, folded=folded).written_out()
     return _Memory(_peaks(events), attribute(events, replay(events, Rules())))
+
+
+def _trace(of: Job, rank: int, *, folded: bool) -> Trace:
+    """Of a pipeline by its program, of others by the step that is made by hand."""
+    if of.parallel.pp.degree > 1:
+        return spec_program.trace(of, rank) if folded else spec_program._trace(of, rank, "", shortened=False)
+    return tracing.trace(of, rank, folded=folded)
 
 
 def _peaks(events: tuple[Event, ...]) -> list[tuple[Any, ...]]:
