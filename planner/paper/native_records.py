@@ -17,15 +17,18 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from planner.events import Alloc, EmptyCache, Event, Free, Origin, Role, Use
+from planner.events import Alloc, EmptyCache, Event, Free, Mark, Origin, Role, Use
 from planner.paper import library
-from planner.paper.repetition import DoesNotFoldError, Folded
 
 ALLOC, FREE, USE, _EMPTY_CACHE = range(4)
 """Kinds of records, as native/trace.h numbers them."""
 RECORD = struct.Struct("=iiiiqqqii")
 _MEMBERS = "kind", "op", "scope", "stream", "block", "bytes", "shape", "dtype", "pool"
 """Of `Record` in native/trace.h."""
+
+
+class DoesNotFoldError(Exception):
+    """Parts of a step that were run do not say what those do that were left out: all of them have to be run."""
 
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -120,7 +123,7 @@ def _dtype_names() -> dict[int, str]:
     return {dtype_number(dtype): str(dtype).removeprefix("torch.") for dtype in dtypes}
 
 
-def renumber(placed: Folded, numbers: Mapping[int, int]) -> Folded:
+def renumber(placed: Mark | Role, numbers: Mapping[int, int]) -> Mark | Role:
     if isinstance(placed, Role):
         return Role(numbers[placed.block], placed.category, placed.name)
     return placed

@@ -13,13 +13,14 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from planner.events import TIMING, Alloc, Category, Event, Keep, Mark, Phase, Repeat, Role, write_out_repeats
+from planner.events import TIMING, Category, Event, Keep, Mark, Phase, Repeat, Role
 from planner.paper import library, native_records, work_records
 from planner.paper.native_records import (
     ALLOC,
     FREE,
     RECORD,
     USE,
+    DoesNotFoldError,
     Fold,
     LeftOut,
     Origins,
@@ -29,7 +30,6 @@ from planner.paper.native_records import (
     make_event,
     renumber,
 )
-from planner.paper.repetition import Again, DoesNotFoldError, Folded, Place, write_out
 from planner.paper.work_records import Holding
 from planner.step_work import Launch, LaunchKind, StepWork
 
@@ -84,12 +84,9 @@ class Recorder:
         self._holding = holding
         """What process groups do with the tensors of collectives."""
         self._native = library.load()
-        self.folds = False
-        """Whether repetition may be told instead of being run; see `repeat`."""
-        self._placed: dict[int, list[Folded]] = defaultdict(list)
+        self._placed: dict[int, list[Mark | Role]] = defaultdict(list)
         self._groups: dict[dist.ProcessGroup, work_records.RankGroup] = {}
         """Process groups over which collectives were issued."""
-        self._places = 0
         self._born_as: dict[int, Role] = {}
         self._category: dict[int, Category] = {}
         self._guessed: set[int] = set()
@@ -157,28 +154,6 @@ class Recorder:
         """Wait until autograd's device thread has freed the graph of every backward that has ended."""
         self._native.paper_settle_backward()
 
-    def place(self) -> int:
-        """Here a stretch of events begins or ends; the number of the place."""
-        self._places += 1
-        self._place(Place(self._places))
-        return self._places
-
-    def repeat(self, first: int, after: int, times: int, iterations: int = 0, *, whole: bool = False) -> None:
-        """What happened between two places happens here so many times, as `Again` says."""
-        self._place(Again(first, after, times, iterations, whole))
-
-    def is_closed(self, since: int) -> bool:
-        """Whether since then (`now`) exactly those blocks were freed that were born since."""
-        alive: set[int] = set()
-        for record in self._records(since):
-            if record[0] == ALLOC:
-                alive.add(record[4])
-            elif record[0] == FREE:
-                if record[4] not in alive:
-                    return False
-                alive.remove(record[4])
-        return not alive
-
     def here(self) -> tuple[int, int]:
         """How many records and launches there are by now."""
         return self.now(), int(self._native.paper_launch_count())
@@ -211,10 +186,10 @@ class Recorder:
         self._native.paper_adopt_block(block)
         return torch.empty(like.shape, dtype=like.dtype, device="cuda")
 
-    def _place(self, event: Folded) -> None:
+    def _place(self, event: Mark | Role) -> None:
         self._placed[self._native.paper_count()].append(event)
-        if not isinstance(event, Role):
-            self._between.fill(self._between.note(), event)
+        if isinstance(event, Mark):
+            self._between.note(event)
 
     def now(self) -> int:
         """How much has happened since `start`."""
@@ -318,19 +293,9 @@ class Recorder:
         return int(self._native.paper_requested_bytes())
 
     def events(self, until: int | None = None) -> list[Event]:
-        """Everything since `start`, in order, up to a moment (`now`); blocks are numbered from 0.
-
-        Raises DoesNotFoldError if something that was told to be a repetition is none.
-        """
-        return list(write_out_repeats(*self.folded_events(until)))
-
-    def folded_events(self, until: int | None = None) -> tuple[list[Event], list[Repeat]]:
-        """As `events`, with stretches that repeat written once. Raises DoesNotFoldError."""
+        """Everything since `start`, in order, up to a moment (`now`); blocks are numbered from 0."""
         records = self._records()[:until]
-        events = list(self._in_order(records, self._number_blocks(records)))
-        if not self._places:
-            return events, []  # type: ignore[return-value]
-        return write_out(events, max((event.block for event in events if isinstance(event, Alloc)), default=-1) + 1)
+        return [event for event in self._in_order(records, self._number_blocks(records)) if event is not None]
 
     def hear_collective(
         self, name: str, group: dist.ProcessGroup, arguments: Sequence[Any]
@@ -355,8 +320,8 @@ class Recorder:
     def repeating_events(
         self, until: int, cuts: Sequence[int], iteration_ends: Sequence[int], left_out: Sequence[LeftOut] = ()
     ) -> tuple[list[Event], list[Repeat]]:
-        """As `folded_events`, of what nobody told to be a repetition: stretches between `cuts` (`now`) are compared,
-        or, where something was left out, those that stand for it.
+        """As `events`, with stretches that repeat written once: those between `cuts` (`now`) are compared, or, where
+        something was left out, those that stand for it.
 
         `iteration_ends`: where the iterations end, of which a stretch may have some. Raises DoesNotFoldError.
         """
@@ -376,10 +341,10 @@ class Recorder:
         events: list[Event] = []
         places: list[int] = []
         for event in self._in_order(list(RECORD.iter_unpack(content)), numbers, folds, later):
-            if isinstance(event, Place):
+            if event is None:
                 places.append(len(events))
             else:
-                events.append(event)  # type: ignore[arg-type]
+                events.append(event)
         repeats = [
             Repeat(first, after, fold.times, sum(fold.first < end <= fold.after for end in iteration_ends), passed_on)
             for fold, passed_on, first, after in zip(folds, heirs, places[::2], places[1::2], strict=True)
@@ -392,8 +357,8 @@ class Recorder:
         numbers: dict[int, int],
         folds: Sequence[Fold] = (),
         later: Sequence[Mapping[int, int]] = (),
-    ) -> Iterator[Folded]:
-        """What is folded away is left out; where the stretch that stands for it begins and ends there is a Place.
+    ) -> Iterator[Event | None]:
+        """What is folded away is left out; None is where the stretch that stands for it begins, and where it ends.
 
         `numbers` are the names of blocks; after each of `folds` those of `later` are added to them.
         """
@@ -407,7 +372,7 @@ class Recorder:
         position = -1
         while (position := position + 1) < len(records):
             if position in ends:
-                yield Place(0)
+                yield None
                 fold, names = ends[position]
                 numbers.update(names)
                 position = fold.end
@@ -416,7 +381,7 @@ class Recorder:
                 if position == len(records):
                     break
             if position in begins:
-                yield Place(0)
+                yield None
             record = records[position]
             after = launched
             while after < len(launches) and launches[after][3] <= position:
@@ -442,23 +407,17 @@ class Recorder:
         launches: Sequence[tuple[int, ...]],
         numbers: Mapping[int, int],
         gpu_events: Mapping[int, int],
-    ) -> Iterator[Folded]:
+    ) -> Iterator[Event]:
         """What Python placed before a record, and what was launched since the one before it, in their order."""
         placed = self._placed.get(position, ())
         if not launches:
             yield from (renumber(event, numbers) for event in placed)
             return
-        noted = [self._between.event(what) for kind, _, what, _ in launches if kind == LaunchKind.PLACE]
-        yield from (
-            renumber(event, numbers)
-            for event in placed
-            if not isinstance(event, Role) and not any(event is other for other in noted)
-        )
+        noted = [self._between.mark(what) for kind, _, what, _ in launches if kind == LaunchKind.PLACE]
+        yield from (event for event in placed if isinstance(event, Mark) and not any(event is other for other in noted))
         for launch in launches:
             if launch[0] == LaunchKind.PLACE:
-                event: Any = self._between.event(launch[2])
-                if event is not None:
-                    yield renumber(event, numbers)
+                yield self._between.mark(launch[2])
             else:
                 yield from _launch_events(launch, numbers, gpu_events)
         yield from (renumber(event, numbers) for event in placed if isinstance(event, Role))

@@ -16,7 +16,6 @@ import torch
 from planner.events import Mark, Phase
 from planner.paper import library
 from planner.paper.native_records import LeftOut, blocks_of, dtype_name, dtype_number
-from planner.paper.repetition import Again, Place
 from planner.step_work import MESSAGES, Kernel, Launch, LaunchKind, RepeatedLaunches, StepWork
 
 _LAUNCH = struct.Struct("=iiqq")
@@ -193,23 +192,18 @@ def number_events(launches: Iterable[tuple[int, ...]]) -> dict[int, int]:
 
 
 class Places:
-    """What the recorder wrote down between launches: marks, places, and what was folded away there."""
+    """The marks that the recorder wrote down between launches."""
 
     def __init__(self) -> None:
-        self._events: list[object] = []
+        self._marks: list[Mark] = []
 
-    def note(self) -> int:
-        """Here is one; its number, for `fill`."""
-        self._events.append(None)
-        library.load().paper_note_launch(LaunchKind.PLACE, 0, len(self._events) - 1)
-        return len(self._events) - 1
+    def note(self, mark: Mark) -> None:
+        """Here is one."""
+        self._marks.append(mark)
+        library.load().paper_note_launch(LaunchKind.PLACE, 0, len(self._marks) - 1)
 
-    def fill(self, number: int, event: object) -> None:
-        self._events[number] = event
-
-    def event(self, number: int) -> object:
-        """What was filled in; None if nothing was."""
-        return self._events[number]
+    def mark(self, number: int) -> Mark:
+        return self._marks[number]
 
     def work(
         self, marks: Mapping[int, Mark], until: int, left_out: Sequence[LeftOut], *, names_all: bool, recurs: bool
@@ -218,7 +212,6 @@ class Places:
         position, those that were made in hindsight. With `names_all` every kernel that was launched at any time is
         named, and keeps its number. `recurs`: see `_last_iteration`."""
         out: list[tuple[int, ...]] = []
-        at: dict[int, int] = {}
         found: list[tuple[int, Mark]] = []
         repeated = {stretches.middle: stretches for stretches in left_out}
         begun: dict[int, int] = {}
@@ -243,21 +236,10 @@ class Places:
                 break
             if kind in _WITHOUT_TIME:
                 continue
-            if kind != LaunchKind.PLACE:
+            if kind == LaunchKind.PLACE:
+                begin(self._marks[what])
+            else:
                 out.append((kind, stream, what))
-                continue
-            match event := self._events[what]:
-                case Place():
-                    at[event.number] = len(out)
-                case Again(whole=False, times=times):
-                    stretch = out[at[event.first] : at[event.after]]
-                    if at[event.after] < len(out):
-                        out += stretch
-                        times -= 1
-                    if stretch and times:
-                        out.append((_AGAIN, len(stretch), times))
-                case Mark():
-                    begin(event)
         stretches = _last_iteration(found, len(out), recurs=recurs)
         kernels, _ = read_kernels()
         used = {number: number for number in range(len(kernels))} if names_all else dict[int, int]()

@@ -36,7 +36,7 @@ def load_tracer() -> None:
     """Import what traces most jobs, sooner than all that some of them need, without the shell's variables: torch reads
     some while it is imported."""
     drop_shell_variables()
-    from planner.tracing import spec_program  # noqa: F401
+    from planner.tracing import job_program  # noqa: F401
 
 
 def load() -> None:
@@ -44,7 +44,7 @@ def load() -> None:
     of work. No step is run: autograd's threads do not survive a fork."""
     load_tracer()
     from planner import paper
-    from planner.training import folding, pipelined_loop  # noqa: F401
+    from planner.training import pipelined_loop  # noqa: F401
     from planner.training.models import transformers_models  # noqa: F401
     from planner.upstream import checking
 

@@ -126,6 +126,6 @@ def _trace(job: Job, rank: int, target: str) -> Trace:
         server = cuda_on_paper.lasting_server(PRELOAD if job.model.hf_config else TRACER)
         return trace_isolated(job, rank, target, _NO_LIMITS, server=server)
     with shell_put_aside():
-        from planner.tracing.spec_program import trace_rank
+        from planner.tracing import job_program
 
-        return trace_rank(job, rank, target)
+        return job_program.trace(job, rank, target)

@@ -94,10 +94,10 @@ def trace_isolated(
     *,
     server: ForkServer | None = None,
 ) -> Trace:
-    """As `spec_program.trace_rank`, in a child process: one that the `server` forks, or a fresh one.
+    """As `job_program.trace`, in a child process: one that the `server` forks, or a fresh one.
 
     Raises FactoryNotAllowedError for code that may not be called, SpecError for a program that takes more than its
-    limits or ends its process, and what `trace_rank` raises.
+    limits or ends its process, and what `job_program.trace` raises.
     """
     limits, subject = isolation.limits, job.model.factory or "the model"
     if job.model.factory:
@@ -130,13 +130,13 @@ def trace_isolated(
 
 
 def answer_trace(argument: tuple[Job, int, str, CodeRules], answer: AnswerWriter) -> None:
-    """The child's side: the trace as its one part. Raises what `trace_rank` raises."""
-    from planner.tracing.spec_program import trace_rank
+    """The child's side: the trace as its one part. Raises what `job_program.trace` raises."""
+    from planner.tracing import job_program
     from planner.training.models import build
 
     job, rank, target, rules = argument
     build.allow(rules)
-    answer.write(_TRACE, rank_trace.dumps(trace_rank(job, rank, target)).encode())
+    answer.write(_TRACE, rank_trace.dumps(job_program.trace(job, rank, target)).encode())
 
 
 def _limit_error(exceeded: LimitExceededError, subject: str, *, compiles: bool) -> SpecError:

@@ -10,13 +10,15 @@ from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
 from planner import upstream
 from planner.events import Phase
-from planner.paper.native_records import block_of, local_part
+from planner.paper.native_records import DoesNotFoldError, block_of, local_part
 from planner.paper.recorder import Births, Recorder, Stretch
-from planner.paper.repetition import DoesNotFoldError
-from planner.training.folding import AllocationState
+from planner.training import blocks
+from planner.training.wraps.fsdp1 import flat_handles
+from planner.training.wraps.fsdp2 import parameter_groups
 from planner.upstream import torch_releases
 
 _FORWARD, _LOSS, _BACKWARD, _BACKWARD_INPUT, _BACKWARD_WEIGHT = "F", "L", "B", "I", "W"
@@ -54,7 +56,7 @@ class _MicroBatches:
     """What one stage knows of its micro-batches: which were run, which were not, and examples of each action."""
 
     def __init__(self, recorder: Recorder, module: nn.Module) -> None:
-        self._recorder, self._states = recorder, AllocationState(module)
+        self._recorder, self._states = recorder, _AllocationState(module)
         self._examples: dict[tuple[Any, ...], _Example] = {}
         self._run: dict[tuple[str, int], Births] = {}
         self._unrun: dict[tuple[str, int], Births] = {}
@@ -293,3 +295,64 @@ def _backwards_of(schedule: Any, stage: Any) -> Iterator[tuple[str, int]]:
         for part in getattr(action, "sub_actions", None) or (action,):
             if part.stage_index == stage.stage_index and part.computation_type.value in _BACKWARDS:
                 yield part.computation_type.value, part.microbatch_index
+
+
+class _AllocationState:
+    """What decides which memory a forward or a backward of a module takes."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._sharded = [child for child in module.modules() if isinstance(child, FSDPModule)]
+        self._flat = flat_handles(module)
+        self._parameters = [child._parameters for child in module.modules()]
+
+    def now(self, *, whole: bool, gradients: bool) -> tuple[Any, ...]:
+        """Which parameters are gathered, and what fully_shard and FullyShardedDataParallel keep for later.
+
+        With `whole`, which gradients of whole parameters wait there to be reduced: only a backward looks at them.
+        With `gradients`, which parameters have a gradient. And how much was compiled.
+        """
+        state: list[Any] = [blocks.graphs_so_far()]
+        state += [_sharding_state(module._get_fsdp_state(), whole=whole) for module in self._sharded]
+        state += [_flat_state(handle, whole=whole) for handle in self._flat]
+        if gradients:
+            parameters = (parameter for each in self._parameters for parameter in each.values())
+            state += [parameter is None or parameter.grad is None for parameter in parameters]
+        return tuple(state)
+
+
+# torch 2.13, fsdp/_fully_shard/_fsdp_state.py, _fsdp_param_group.py.
+_KEPT_BY_GROUP = ("_all_gather_result", "_post_reduce_event", "_reshard_after_forward_event", "_all_reduce_state")
+_KEPT_BY_CONTEXT = ("all_gather_state", "reduce_scatter_state")
+
+
+def _sharding_state(state: Any, *, whole: bool) -> tuple[Any, ...]:
+    context = state._comm_ctx
+    return (
+        state._training_state,
+        tuple(getattr(context, name, None) is None for name in _KEPT_BY_CONTEXT),
+        len(getattr(context, "reduce_scatter_states", ())),
+        tuple(
+            (
+                group._training_state,
+                group._sharded_state,
+                tuple(getattr(group, name, None) is None for name in _KEPT_BY_GROUP),
+                tuple(
+                    (param.sharded_state, whole and param.unsharded_accumulated_grad is None)
+                    for param in group.fsdp_params
+                ),
+            )
+            for group in parameter_groups(state)
+        ),
+    )
+
+
+def _flat_state(handle: Any, *, whole: bool) -> tuple[Any, ...]:
+    """torch 2.13, fsdp/_flat_param.py: the whole parameter's storage is empty while it is not gathered."""
+    flat = handle.flat_param
+    gathered = getattr(flat, "_full_param_padded", None)
+    return (
+        gathered is not None and gathered.untyped_storage().nbytes(),
+        handle._prefetched,
+        hasattr(flat, "_saved_grad_shard"),
+        whole and flat.grad is None,
+    )

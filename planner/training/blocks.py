@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 
 import torch
 from torch import nn
+from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from planner.errors import SpecError, TraceError
 from planner.job import schema
-from planner.training.host import Host
 from planner.training.observers import path_in_job
 
 
@@ -181,20 +181,21 @@ def _keep_attention_and_every_second_matmul(
     return CheckpointPolicy.MUST_SAVE
 
 
-def apply_offload(model: nn.Module, *, wanted: bool, host: Host, pattern: str = "") -> None:
-    """Makes the blocks of the model offload, in place, to this host. Raises SpecError if it has no blocks."""
+def apply_offload(model: nn.Module, *, wanted: bool, pattern: str = "") -> None:
+    """Makes the blocks of the model offload what autograd saves to the host, in place. Raises SpecError if it has no
+    blocks."""
     if wanted:
         for block in _require_blocks(model, pattern, "offloaded", "train.activation_offload"):
-            _offload_block(block, host)
+            _offload_block(block)
 
 
-def _offload_block(block: nn.Module, host: Host) -> None:
+def _offload_block(block: nn.Module) -> None:
     original = block.forward
 
     def forward(*arguments: Any, **keywords: Any) -> Any:
         if not torch.is_grad_enabled():
             return original(*arguments, **keywords)
-        with host.saving_activations():
+        with save_on_cpu(pin_memory=torch.cuda.is_available(), device_type="cuda"):
             return original(*arguments, **keywords)
 
     block.forward = forward

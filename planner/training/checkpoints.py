@@ -37,7 +37,7 @@ from planner.errors import SpecError
 from planner.events import Category, Phase
 from planner.job import schema
 from planner.training import absent_peers
-from planner.training.host import CheckpointFiles, Host
+from planner.training.host import CheckpointFiles
 from planner.training.observers import Observer, unless_silent
 from planner.training.optimizers import copy_to_meta
 from planner.training.phases import named_phase
@@ -58,10 +58,9 @@ class CheckpointSaver:
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         observer: Observer,
-        host: Host,
     ) -> None:
         self._spec, self._model, self._optimizer = spec, model, optimizer
-        self._observer, self._host = observer, host
+        self._observer = observer
         self._rank = dist.get_rank() if dist.is_initialized() else 0
         self._finish_upload: Callable[[], None] | None = None
 
@@ -70,7 +69,7 @@ class CheckpointSaver:
         self.finish()
         with (
             named_phase(Phase.CHECKPOINT_SAVE),
-            self._host.checkpoint_files() as files,
+            CheckpointFiles() as files,
             _tell_gathered(self._observer),
             absent_peers.naming_devices(),
             warnings.catch_warnings(),
@@ -184,7 +183,6 @@ class Loading:
     optimizer: torch.optim.Optimizer
     device: torch.device
     observer: Observer
-    host: Host
 
     @property
     def _on_device(self) -> bool:

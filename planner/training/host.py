@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import save_on_cpu
 
 from planner.host_events import HostCategory
 from planner.runtime.child import temporary_folder
@@ -52,10 +51,6 @@ class CheckpointFiles:
         return self._open.pop_all().close
 
 
-STANDARD_DEVIATION = 0.02
-"""Of the small random values that stand for trained ones."""
-
-
 class HostListener(Protocol):
     """Writes down what of the host a run on paper does not see by itself."""
 
@@ -66,60 +61,40 @@ class HostListener(Protocol):
         """The memory of this tensor, which lies on the host, is for this."""
 
 
-class Host:
-    """How a step treats the host's side of what it offloads: for real; what is held is there, and not told."""
+_listeners: list[HostListener] = []
 
-    listener: ClassVar[HostListener | None] = None
 
-    def fill(self, parameter: Tensor) -> None:
-        """Gives a parameter, on the device or on the host, small random values."""
-        parameter.normal_(0.0, STANDARD_DEVIATION)
+@contextmanager
+def listening(listener: HostListener) -> Iterator[None]:
+    """Inside, it hears of what is done here."""
+    _listeners.append(listener)
+    try:
+        yield
+    finally:
+        _listeners.remove(listener)
 
-    def select_clipped(self, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
-        """Those of the parameters whose gradients take part in clipping."""
-        return list(parameters)
 
-    def take_result(self, tensor: Tensor) -> None:
-        """Copies a result to the host, where it is of no further use here."""
-        tensor.cpu()
+def take_batch(tensors: Iterable[Tensor]) -> None:
+    """A micro-batch of these tensors was taken from the data loader."""
+    for listener in _listeners:
+        listener.take_batch(tensors)
 
-    def saving_activations(self) -> AbstractContextManager[Any]:
-        """Inside, what autograd saves rests on the host until its backward."""
-        return save_on_cpu(pin_memory=torch.cuda.is_available(), device_type="cuda")
 
-    def hold(self, category: HostCategory, *sizes: int) -> AbstractContextManager[None]:  # noqa: ARG002
-        """Inside, the process holds blocks of these bytes on the host besides all else, in whatever phase that is."""
-        return nullcontext()
-
-    def keep(self, category: HostCategory, *sizes: int) -> None:
-        """From here to the end of the job the process holds blocks of these bytes."""
-
-    def take_batch(self, tensors: Iterable[Tensor]) -> None:
-        """A micro-batch of these tensors was taken from the data loader."""
-        if Host.listener is not None:
-            Host.listener.take_batch(tensors)
-
-    def set_aside(self, storage: torch.UntypedStorage, category: HostCategory) -> Any:
-        """What a storage of the device holds, kept on the host while the storage is empty."""
-        if storage.device.type != "cpu":
-            kept = storage.cpu()
-            if Host.listener is not None:
-                Host.listener.name_block(torch.tensor([], dtype=torch.uint8).set_(kept), category)
-            return kept
+def _set_aside(storage: torch.UntypedStorage, category: HostCategory) -> Any:
+    """What a storage of the device holds, kept on the host while the storage is empty."""
+    if storage.device.type == "cpu":
         # Where a CPU stands for the device, Python's memory is the host's: it is not counted as the device's.
         return bytearray(ctypes.string_at(storage.data_ptr(), storage.nbytes()))
+    kept = torch.tensor([], dtype=torch.uint8).set_(storage.cpu())
+    for listener in _listeners:
+        listener.name_block(kept, category)
+    return kept
 
-    def put_back(self, storage: torch.UntypedStorage, content: Any) -> None:
-        """The storage holds again what was kept."""
-        if isinstance(content, torch.UntypedStorage):
-            kept = torch.tensor([], dtype=torch.uint8).set_(content)
-        else:
-            kept = torch.frombuffer(content, dtype=torch.uint8)
-        torch.tensor([], dtype=torch.uint8, device=storage.device).set_(storage).copy_(kept)
 
-    def checkpoint_files(self) -> CheckpointFiles:
-        """Where the next checkpoint is written."""
-        return CheckpointFiles()
+def _put_back(storage: torch.UntypedStorage, content: Any) -> None:
+    """The storage holds again what was kept."""
+    kept = content if isinstance(content, Tensor) else torch.frombuffer(content, dtype=torch.uint8)
+    torch.tensor([], dtype=torch.uint8, device=storage.device).set_(storage).copy_(kept)
 
 
 # As verl's `offload_fsdp_model_to_cpu` and `offload_fsdp_optimizer` and their counterparts do (0.6,
@@ -128,10 +103,8 @@ class Host:
 class Resting:
     """Tensors that rest on the host at times. `find` names them each time: an optimizer's state is born in a step."""
 
-    def __init__(
-        self, find: Callable[[], Iterable[Tensor]], device: torch.device, host: Host, category: HostCategory
-    ) -> None:
-        self._find, self._device, self._host, self._category = find, device, host, category
+    def __init__(self, find: Callable[[], Iterable[Tensor]], device: torch.device, category: HostCategory) -> None:
+        self._find, self._device, self._category = find, device, category
         self._kept: list[tuple[torch.UntypedStorage, int, Any]] = []
 
     @property
@@ -144,14 +117,14 @@ class Resting:
             return
         for storage in self._storages():
             size = storage.nbytes()
-            self._kept.append((storage, size, self._host.set_aside(storage, self._category)))
+            self._kept.append((storage, size, _set_aside(storage, self._category)))
             storage.resize_(0)
 
     def come_back(self) -> None:
         """They take memory of the device again, in the order in which they left."""
         for storage, size, content in self._kept:
             storage.resize_(size)
-            self._host.put_back(storage, content)
+            _put_back(storage, content)
         self._kept.clear()
 
     def _storages(self) -> list[torch.UntypedStorage]:

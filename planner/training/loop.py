@@ -19,9 +19,7 @@ from planner.errors import SpecError
 from planner.events import Category, Phase
 from planner.job import schema
 from planner.job.sampled_runs import Part, Steps, batches_on_device, draw_steps, shown_batches, shown_tokens
-from planner.training import blocks, folding, inputs, observers, optimizers
-from planner.training.folding import find_accumulation_folder
-from planner.training.host import Host
+from planner.training import blocks, host, inputs, observers, optimizers
 from planner.training.inputs import Feed, MicroBatch
 from planner.training.loss_functions import Objective
 from planner.training.observers import Observer
@@ -85,7 +83,6 @@ class Loop:
     precision: Precision
     device: torch.device
     observer: Observer
-    host: Host
     splitting: context_parallel.Split = field(default=context_parallel.whole)
     compiled: Sequence[nn.Module] = ()
     """Modules whose forward is compiled."""
@@ -101,7 +98,6 @@ class Loop:
         self._lengths = chain.from_iterable(self._steps)
         if self.train.retains == "output":
             self.objective.outputs = []
-        self._folder = find_accumulation_folder(self.observer, self.bare_model, self.train, self.parallel)
 
     @cached_property
     def _steps(self) -> Steps:
@@ -111,12 +107,9 @@ class Loop:
         """All iterations; an evaluation after every `eval.every`, or after the last if none came before."""
         evaluation, saving, last = self.train.eval, self.train.checkpoint_save, self._iterations()
         with self._tell_accumulated_gradients(), optimizers.step_in_backward(self.optimizer, self._tell_state):
-            folder = None if self.others else folding.find_folder(self.observer)
             if self.others:
                 self.others.begin()
             for iteration in range(1, last + 1):
-                began = folder.place() if folder else 0
-                known = blocks.graphs_so_far()
                 if self.others:
                     self.others.before(iteration)
                 self._iterate(iteration)
@@ -129,10 +122,6 @@ class Loop:
                     self.others.after()
                 if self.train.empty_cache_every and iteration % self.train.empty_cache_every == 0:
                     self._empty_cache()
-                settled = iteration > 1 and blocks.graphs_so_far() == known
-                if folder and settled and folding.iterations_are_alike(self.train, self.parallel):
-                    folder.repeat(began, folder.place(), last - iteration, whole=True)
-                    break
             if saving is not None:
                 self._saver.finish()
 
@@ -155,24 +144,14 @@ class Loop:
         from planner.training.checkpoints import CheckpointSaver
 
         assert self.train.checkpoint_save is not None
-        return CheckpointSaver(self.train.checkpoint_save, self.bare_model, self.optimizer, self.observer, self.host)
+        return CheckpointSaver(self.train.checkpoint_save, self.bare_model, self.optimizer, self.observer)
 
     def _iterate(self, iteration: int) -> None:
-        for micro_batch in self._micro_batches(iteration):
+        for micro_batch in range(1, self.train.gradient_accumulation_steps + 1):
             with self._syncing(last=micro_batch == self.train.gradient_accumulation_steps):
                 self._micro_batch(iteration)
         self.observer.mark(Phase.OPTIMIZER_STEP, iteration)
         self._step()
-
-    def _micro_batches(self, iteration: int) -> Iterator[int]:
-        """Those of an accumulation that have to be run, counted from 1; of the others the observer is told."""
-        steps, folder, micro_batch = self.train.gradient_accumulation_steps, self._folder, 1
-        while micro_batch <= steps:
-            repeated = folder.tell(iteration, micro_batch) if folder else 0
-            if not repeated:
-                with folder.watch(iteration, micro_batch) if folder else nullcontext():
-                    yield micro_batch
-            micro_batch += repeated or 1
 
     def _micro_batch(self, iteration: int) -> None:
         self.observer.mark(Phase.FORWARD, iteration)
@@ -192,7 +171,7 @@ class Loop:
 
     def _batch(self, feed: Feed, samples: int) -> MicroBatch:
         batch = inputs.make(feed, samples, self.device, self.observer, own_loss=self.objective.own)
-        self.host.take_batch(batch.tensors())
+        host.take_batch(batch.tensors())
         return batch
 
     def _scale_to_one(self, loss: Tensor) -> Tensor:
@@ -228,11 +207,10 @@ class Loop:
         self.optimizer.zero_grad(set_to_none=self.train.zero_grad_set_to_none)
 
     def _clip(self, trained: Sequence[nn.Parameter], limit: float) -> None:
-        clipped = self.host.select_clipped(trained)
-        if isinstance(self.model, FullyShardedDataParallel) and clipped:
+        if isinstance(self.model, FullyShardedDataParallel):
             self.model.clip_grad_norm_(limit)
         else:
-            optimizers.clip(clipped, limit)
+            optimizers.clip(trained, limit)
 
     def _empty_cache(self) -> None:
         if self.device.type == "cuda":
@@ -298,7 +276,7 @@ class Loop:
 
     def _take_to_host(self, gathered: dict[str, Tensor]) -> None:
         for tensor in gathered.values():
-            self.host.take_result(tensor)
+            tensor.cpu()
         gathered.clear()
 
     def _generate(self, spec: schema.Generate, iteration: int, *, shortened: bool) -> None:
@@ -365,7 +343,7 @@ class EngineLoop(Loop):
 
     def _iterate(self, iteration: int) -> None:
         engine: Any = self.model
-        for micro_batch in self._micro_batches(iteration):
+        for micro_batch in range(1, self.train.gradient_accumulation_steps + 1):
             self._micro_batch(iteration)
             if micro_batch == self.train.gradient_accumulation_steps:
                 self.observer.mark(Phase.OPTIMIZER_STEP, iteration)

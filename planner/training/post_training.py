@@ -84,13 +84,13 @@ class _FrozenModel:
             repeated = blocks.find_blocks(module, model.blocks)
             mixed = spec.train.precision == "fsdp_mixed"
             fsdp2.shard(module, repeated, shard, world.sharding_mesh(), mixed=mixed)
-        materialize(module, loop.device, loop.host, offloaded=world.shards and section.offload)
+        materialize(module, loop.device, offloaded=world.shards and section.offload)
         module.eval()
         observers.tell_parameters(module, self._observer, f"{name}.")
         self._resting: Resting | None = None
         """None where it stays on the device, or its shards come and go one by one."""
         if section.offload and not world.shards:
-            self._resting = Resting(module.parameters, loop.device, loop.host, HostCategory.PARAMETER)
+            self._resting = Resting(module.parameters, loop.device, HostCategory.PARAMETER)
             self._resting.leave()
 
     def wake(self) -> None:
@@ -129,8 +129,8 @@ class PostTrainingPhases:
             for name, section in sections.items()
             if section is not None
         }
-        self._parameters = Resting(loop.bare_model.parameters, loop.device, loop.host, HostCategory.PARAMETER)
-        self._states = Resting(self._optimizer_states, loop.device, loop.host, HostCategory.OPTIMIZER_STATE)
+        self._parameters = Resting(loop.bare_model.parameters, loop.device, HostCategory.PARAMETER)
+        self._states = Resting(self._optimizer_states, loop.device, HostCategory.OPTIMIZER_STATE)
         self._dtype = getattr(torch, self._section.rollout.dtype)
 
     def begin(self) -> None:

@@ -24,7 +24,6 @@ from planner.training import (
     post_training,
 )
 from planner.training.device_mesh import World
-from planner.training.host import Host
 from planner.training.loop import EngineLoop, Loop, Precision
 from planner.training.loss_functions import Objective
 from planner.training.models import adapters
@@ -68,11 +67,10 @@ def run(
     observer: Observer | None = None,
     *,
     rank: int = 0,
-    host: Host | None = None,
     shortened: bool = False,
 ) -> Outcome:
-    """One job's training step on this device, all phases in order; `host` does what is done on the host, by default
-    for real. `shortened`: of a long evaluation only the parts are run from which the others follow.
+    """One job's training step on this device, all phases in order. `shortened`: of a long evaluation only the parts are
+    run from which the others follow.
 
     With a world larger than one the caller has initialised torch.distributed. Cyclic garbage is collected at the end
     of `load` and of each iteration only, so that frees come at the same places in every run; random numbers start from
@@ -80,7 +78,6 @@ def run(
     """
     refuse_missing_packages(spec)
     observer = NullObserver() if observer is None else observer
-    host = Host() if host is None else host
     blocks.forget_compiled(spec.train.compile)
     world = World.of(spec.parallel, rank, device)
     torch.manual_seed(rank)
@@ -93,7 +90,7 @@ def run(
         following.enter_context(deepspeed_engine.prepare_engine(spec, device, observer))
         following.enter_context(absent_peers.agree_about_checkpoints(spec.train))
         observer.mark(Phase.LOAD, 0)
-        loop, adapted = _load(spec, world, device, observer, host)
+        loop, adapted = _load(spec, world, device, observer)
         loop.shortened = shortened
         if spec.post_training is not None:
             loop.others = post_training.PostTrainingPhases(loop, spec, world)
@@ -120,9 +117,7 @@ def run(
     )
 
 
-def _load(
-    spec: schema.Job, world: World, device: torch.device, observer: Observer, host: Host
-) -> tuple[Loop, dict[str, int]]:
+def _load(spec: schema.Job, world: World, device: torch.device, observer: Observer) -> tuple[Loop, dict[str, int]]:
     """The loop with all that it needs, and what an adapter trains."""
     spec = deepspeed_engine.resolve_job(spec)
     shard, mixed = spec.parallel.dp_shard, spec.train.precision == "fsdp_mixed"
@@ -147,7 +142,7 @@ def _load(
         _split(module, spec, world)
         blocks.apply_recompute(module, spec.train.recompute, spec.model.blocks)
         compiled += blocks.compile_model(module, spec.train.compile, spec.model.blocks)
-        blocks.apply_offload(module, wanted=spec.train.activation_offload, host=host, pattern=spec.model.blocks)
+        blocks.apply_offload(module, wanted=spec.train.activation_offload, pattern=spec.model.blocks)
         if world.shards and not is_flat:
             if world.degree("ep") > 1:
                 expert_parallel.shard(module, shard, world, mixed=mixed)
@@ -155,9 +150,9 @@ def _load(
             fsdp2.shard(module, repeated, shard, world.sharding_mesh(), mixed=mixed)
     if is_flat:
         repeated = blocks.find_blocks(bare, spec.model.blocks)
-        bare = fsdp1.shard(bare, repeated, shard, world.device_mesh, device, host, mixed=mixed)
+        bare = fsdp1.shard(bare, repeated, shard, world.device_mesh, device, mixed=mixed)
     elif world.splits:
-        materialize(bare, device, host, offloaded=shard.offload == "cpu")
+        materialize(bare, device, offloaded=shard.offload == "cpu")
     observers.tell_parameters(bare, observer)
     replicate, model = spec.parallel.dp_replicate, bare
     if replicate.degree > 1 and not world.shards and not by_engine:
@@ -180,7 +175,6 @@ def _load(
         "precision": Precision("bf16_autocast" if shard.autocast else spec.train.precision, device),
         "device": device,
         "observer": observer,
-        "host": host,
         "compiled": compiled,
     }
     if is_pipelined:
@@ -201,7 +195,6 @@ def _load_checkpoint(spec: schema.CheckpointLoad, loop: Loop) -> Any:
         optimizer=loop.optimizer,
         device=loop.device,
         observer=loop.observer,
-        host=loop.host,
     )
     with absent_peers.naming_devices():
         state = checkpoints.LOADS[spec.kind](loading)

@@ -24,7 +24,7 @@ from planner.events import Category, Mark, Phase
 from planner.host_events import BatchTaken, HostAlloc, HostCategory, HostEvent, HostFree
 from planner.paper.host_memory import HostBlocks, HostRecord
 from planner.tracing.host_ledger import SMALLEST_BYTES, HostWriter, host_category
-from planner.training.host import Host
+from planner.training import host
 
 _MAP_NORESERVE = 0x4000
 """Of Linux; Python's `mmap` does not name it."""
@@ -113,11 +113,9 @@ class HostMemory(HostWriter):
         if not self._blocks.start(SMALLEST_BYTES):
             self.assumed.append("the CPU's allocator is another than torch's own: tensors on the host are not counted")
         try:
-            Host.listener = self
-            with upstream.patch_targets("program host memory", wrapped=wrapped):
+            with upstream.patch_targets("program host memory", wrapped=wrapped), host.listening(self):
                 yield
         finally:
-            Host.listener = None
             self._blocks.stop()
 
     def take_batch(self, tensors: Iterable[Tensor]) -> None:

@@ -6,8 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from planner.events import Phase
-from planner.paper.native_records import LeftOut
-from planner.paper.repetition import DoesNotFoldError
+from planner.paper.native_records import DoesNotFoldError, LeftOut
 from planner.tracing.program.stopping import Moments
 
 FEWEST = 4

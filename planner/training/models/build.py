@@ -16,17 +16,18 @@ from planner.errors import SpecError
 from planner.job import schema
 from planner.job.code_rules import ANY_CODE, CodeRules
 from planner.job.nodes import did_you_mean
-from planner.training.host import Host
 from planner.training.models import adapters, decoder
 
+STANDARD_DEVIATION = 0.02
+"""Of the small random values that stand for trained ones."""
 
-def materialize(model: nn.Module, device: torch.device, host: Host | None = None, *, offloaded: bool = False) -> None:
+
+def materialize(model: nn.Module, device: torch.device, *, offloaded: bool = False) -> None:
     """Memory on `device` for every parameter and buffer, in place; small random weights, buffers of zeros.
 
-    `host` fills them, by default for real. `offloaded`: parameters rest on the host, buffers do not, as fully_shard's
+    `offloaded`: parameters rest on the host, buffers do not, as fully_shard's
     CPUOffloadPolicy wants it. What is tied stays tied.
     """
-    host = Host() if host is None else host
     tied = tied_parameters(model)
     # From meta it gives each module a parameter of its own (torch 2.13).
     model.to_empty(device=torch.device("cpu") if offloaded else device)
@@ -36,7 +37,7 @@ def materialize(model: nn.Module, device: torch.device, host: Host | None = None
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.is_floating_point():
-                host.fill(_local(parameter))
+                _local(parameter).normal_(0.0, STANDARD_DEVIATION)
     moved: dict[Tensor, Tensor] = {}
     for module in model.modules():
         for name, buffer in module._buffers.items():

@@ -18,14 +18,41 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from planner.errors import SpecError
+from planner.hardware.architectures import find_architecture
 from planner.job import schema
 from planner.training.inputs import MicroBatch
+from planner.upstream import torch_releases
 
 if TYPE_CHECKING:
     from planner.training.device_mesh import World
 
+_ALWAYS_CUDNN = (2, 9)
+"""Release of torch whose builds all have a cuDNN that attention prefers."""
+
 Split = Callable[[MicroBatch], AbstractContextManager[None]]
 """Inside, a micro-batch is this rank's part of the sequence."""
+
+
+def require_release(job: schema.Job, arch: str) -> None:
+    """Raises TorchVersionError for a torch whose attention over cuDNN planner does not know, where it is preferred."""
+    if job.parallel.cp.degree > 1 and _prefers_cudnn_attention(arch, job.software):
+        torch_releases.require("context parallelism over cuDNN's attention", place="parallel.cp.degree")
+
+
+def _prefers_cudnn_attention(arch: str, software: schema.Software) -> bool:
+    """Data-centre Hopper and Blackwell do: under torch 2.9 where cuDNN is 9.9 or newer, as in all of its builds (10.3,
+    of the B300, not yet); since 2.10 where it is newer than 9.15.0, in builds for CUDA 13. Before nothing does.
+
+    Source: torch 2.9 and 2.13 aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (check_prefer_cudnn_attention; the
+    variable that it reads, TORCH_CUDNN_SDPA_PREFERRED or _DEPRIORITIZED, names the rule in a build).
+    """
+    capability = find_architecture(arch).capability
+    if not arch.startswith("sm_") or capability[0] not in (9, 10):
+        return False
+    release = tuple(map(int, software.torch.split(".")[:2]))
+    if release == _ALWAYS_CUDNN:
+        return capability[1] == 0
+    return release > _ALWAYS_CUDNN and int(software.cuda.partition(".")[0] or 0) >= 13
 
 
 def splitting(spec: schema.Cp, world: World) -> Split:

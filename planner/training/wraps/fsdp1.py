@@ -29,7 +29,7 @@ from planner import upstream
 from planner.errors import SpecError
 from planner.events import Category
 from planner.job import schema
-from planner.training.host import Host
+from planner.training.models.build import STANDARD_DEVIATION
 from planner.training.observers import Observer, path_in_job, surrounded, unless_silent
 from planner.training.wraps.fsdp2 import find_groups
 
@@ -43,7 +43,6 @@ def shard(
     spec: schema.DpShard,
     mesh: DeviceMesh,
     device: torch.device,
-    host: Host,
     *,
     mixed: bool,
 ) -> FullyShardedDataParallel:
@@ -62,7 +61,7 @@ def shard(
                 auto_wrap_policy=_wrap_policy(model, blocks, spec),
                 backward_prefetch=None if spec.backward_prefetch == "" else BackwardPrefetch[spec.backward_prefetch],
                 mixed_precision=_policy(spec) if mixed else None,
-                param_init_fn=_Materializer(device, host),
+                param_init_fn=_Materializer(device),
                 device_id=device,
                 sync_module_states=spec.sync_module_states,
                 forward_prefetch=spec.forward_prefetch,
@@ -119,8 +118,8 @@ class _Materializer:
     What it made it does not hold: a unit's parameters go when they have been made flat.
     """
 
-    def __init__(self, device: torch.device, host: Host) -> None:
-        self._device, self._host = device, host
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._made: dict[Tensor, weakref.ref[Tensor]] = {}
 
     def __call__(self, module: nn.Module) -> None:
@@ -141,7 +140,7 @@ class _Materializer:
             return torch.zeros_like(tensor, device=self._device)
         made = nn.Parameter(torch.empty_like(tensor, device=self._device), requires_grad=tensor.requires_grad)
         if made.is_floating_point():
-            self._host.fill(made)
+            made.normal_(0.0, STANDARD_DEVIATION)
         return made
 
 

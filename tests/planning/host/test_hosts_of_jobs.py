@@ -22,7 +22,7 @@ from planner.planning.job_plan import plan_job
 from planner.report.statement import Plan, Verdict, from_json, to_json
 from planner.report.verdict_text import job_sentence, verdict_sentences
 from planner.tracing import rank_trace
-from planner.tracing.spec_program import trace_rank as trace
+from planner.tracing.job_program import trace
 from planner.units import GIB
 
 HIDDEN, FFN, VOCAB, LAYERS = 256, 512, 1000, 2

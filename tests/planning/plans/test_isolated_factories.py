@@ -21,7 +21,7 @@ from planner.runtime import running
 from planner.runtime.fork_server import ForkServer
 from planner.runtime.limits import Limits
 from planner.tracing.isolated import Isolation, trace_isolated
-from planner.tracing.spec_program import trace_rank as trace
+from planner.tracing.job_program import trace
 from planner.units import GIB, MIB
 
 FACTORIES = """

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from planner.job.schema import Cluster, DpShard, Gpu, Input, Job, Model, Parallel, Train
-from planner.tracing.spec_program import trace_rank as trace
+from planner.tracing.job_program import trace
 from planner.truth.measuring.measurement_lines import most_by_category
 from planner.units import GIB
 

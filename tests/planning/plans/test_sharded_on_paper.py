@@ -25,7 +25,7 @@ from planner.job.schema import (
     Train,
 )
 from planner.tracing.rank_trace import Trace
-from planner.tracing.spec_program import trace_rank as trace
+from planner.tracing.job_program import trace
 from planner.truth.measuring.measurement_lines import most_by_category, phases_of
 
 DECODER = Decoder(layers=2, hidden=64, heads=2, kv_heads=2, ffn=128, vocab=256)

@@ -10,7 +10,7 @@ from planner.allocator.replay import replay
 from planner.allocator.rules import Rules
 from planner.job.layout import Mesh, rank_classes
 from planner.job.schema import Cluster, Cp, Decoder, DpShard, Gpu, Job, Model, Parallel, Tp, Train
-from planner.tracing.spec_program import trace_rank as trace
+from planner.tracing.job_program import trace
 from planner.units import GIB
 
 WORLDS = [

@@ -35,7 +35,7 @@ from planner.job.schema import (
 from planner.planning.job_plan import plan_from_traces
 from planner.planning.judging import RankTrace
 from planner.report.statement import RankClassStatement
-from planner.tracing import spec_program
+from planner.tracing import job_program
 from planner.tracing.rank_trace import Trace
 from planner.tracing.spec import step_trace
 
@@ -149,7 +149,7 @@ JOBS: dict[str, Callable[[MakeJob], Job]] = {
 @pytest.mark.parametrize("name", JOBS)
 def test_both_take_the_same_memory(job_of: MakeJob, name: str) -> None:
     job = JOBS[name](job_of)
-    program, by_hand = (plan_first_class(job, trace) for trace in (spec_program.trace, step_trace.trace))
+    program, by_hand = (plan_first_class(job, trace) for trace in (job_program.trace, step_trace.trace))
 
     assert (program.peak, program.verdict) == (by_hand.peak, by_hand.verdict)
 
@@ -159,7 +159,7 @@ def test_both_take_the_same_memory(job_of: MakeJob, name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in JOBS if name not in ("CP", "PP, FSDP2, TP")])
 def test_both_name_what_it_is_for(job_of: MakeJob, name: str) -> None:
     job = JOBS[name](job_of)
-    program, by_hand = (plan_first_class(job, trace) for trace in (spec_program.trace, step_trace.trace))
+    program, by_hand = (plan_first_class(job, trace) for trace in (job_program.trace, step_trace.trace))
 
     assert program.at_peak == pytest.approx(by_hand.at_peak, abs=LOSS_GRADIENTS)
 
@@ -168,7 +168,7 @@ def test_both_say_the_same_of_an_error_within_torch(job_of: MakeJob) -> None:
     job = job_of("mlp", inputs={"x": Input(shape=(64,)), "labels": Input(shape=(), dtype="int64", maximum=128)})
 
     said = []
-    for trace in (spec_program.trace, step_trace.trace):
+    for trace in (job_program.trace, step_trace.trace):
         with pytest.raises(TraceError) as caught:
             trace(job)
         said.append(str(caught.value))
@@ -179,4 +179,4 @@ def test_what_has_no_program_yet_is_traced_step_by_step(job_of: MakeJob) -> None
     jobs = [
     ]
 
-    assert not any(map(spec_program.has_program, jobs))
+    assert not any(map(job_program.has_program, jobs))

@@ -13,7 +13,7 @@ from planner.job.schema import Eval, Job, Optimizer, Recompute
 from planner.planning.job_plan import plan_job
 from planner.planning.trace_source import USUAL_SOURCE
 from planner.tracing.isolated import trace_isolated
-from planner.tracing.spec_program import trace_rank as trace
+from planner.tracing.job_program import trace
 
 JobOf = Callable[..., Job]
 SMALL: dict[str, Any] = {"micro_batch_size": 2, "sequence_length": 32, "iterations": 2}

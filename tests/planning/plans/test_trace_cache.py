@@ -17,9 +17,9 @@ from planner.planning.job_plan import plan_job
 from planner.planning.trace_source import TraceCache, TraceSource
 from planner.report.statement import Plan, Seconds
 from planner.runtime.user_cache import NONE, inductor_folder
-from planner.tracing import spec_program
+from planner.tracing import job_program
 from planner.tracing.isolated import shell_put_aside
-from planner.tracing.spec_program import trace_rank as trace
+from planner.tracing.job_program import trace
 
 JOB = Job(
     model=Model(decoder=Decoder(layers=1, hidden=32, heads=2, kv_heads=2, ffn=64, vocab=64)),
@@ -37,7 +37,7 @@ def cache(tmp_path: Path) -> TraceCache:
 def traced(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
     """The jobs that were traced, in this process."""
     found: list[Job] = []
-    real = spec_program.trace_rank
+    real = job_program.trace_rank
 
     def watched(job: Job, rank: int, target: str) -> object:
         found.append(job)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from planner.events import Alloc, Category, Event, Free, Role
 from planner.job.layout import Mesh, parts_of, rank_classes
 from planner.job.schema import Cluster, Gpu, Job, Parallel
-from planner.tracing.spec_program import trace_rank as trace
+from planner.tracing.job_program import trace
 from planner.training.wraps.deepspeed_engine import Partitions
 from planner.truth.measuring.measurement_lines import most_by_category
 

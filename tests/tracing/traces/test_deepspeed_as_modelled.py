@@ -15,7 +15,7 @@ from deepspeed_jobs import ADAMW, BF16, OFFLOAD, PAIRS, divided
 
 from planner.events import Category
 from planner.job.schema import Job
-from planner.tracing.spec_program import trace_rank as trace
+from planner.tracing.job_program import trace
 from planner.truth.measuring.measurement_lines import most_by_category, phases_of
 from planner.upstream import torch_releases
 

@@ -28,7 +28,7 @@ from planner.step_work import Launch
 from planner.timing.gpu_clock import Prices
 from planner.timing.pending_frees import complete_frees
 from planner.timing.step_time import price_for_clock
-from planner.tracing.spec_program import trace_rank as trace
+from planner.tracing.job_program import trace
 from planner.truth.measuring.measurement_lines import most_by_category, phases_of
 
 HOST = {"device": "cpu"}

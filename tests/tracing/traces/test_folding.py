@@ -156,7 +156,7 @@ def test_of_the_micro_batches_of_a_sharded_stage_few_are_run(monkeypatch: pytest
         return real(micro, kind, micro_batch, *after)
 
     monkeypatch.setattr(pipeline_folding._MicroBatches, "run", watched)
-    spec_program.trace(CASES["interleaved, sharded"], 0)
+    job_program.trace(CASES["interleaved, sharded"], 0)
 
     assert [sorted(each) for each in ran.values()] == [["B0", "B0", "B0", "B1", "F0", "F0", "F0", "F1"]] * 2
 
@@ -183,7 +183,7 @@ def _memory(name: str, rank: int, *, folded: bool) -> _Memory:
 def _trace(of: Job, rank: int, *, folded: bool) -> Trace:
     """Of a pipeline by its program, of others by the step that is made by hand."""
     if of.parallel.pp.degree > 1:
-        return spec_program.trace(of, rank) if folded else spec_program._trace(of, rank, "", shortened=False)
+        return job_program.trace(of, rank) if folded else job_program._trace(of, rank, "", shortened=False)
     return tracing.trace(of, rank, folded=folded)
 
 

@@ -41,7 +41,7 @@ def watched(recorder: Recorder, pynvml: ModuleType, extend_backward: Callable[[]
     def ended(*_arguments: Any, **_named: Any) -> None:
         extend_backward()
 
-    wrapped = {
+    wrapped: dict[str, upstream.Wrapper] = {
         f"{ENGINE}.__init__": lambda real: surrounded(_on_untouched_host(real), before=begins, after=made),
         f"{ENGINE}.backward": lambda real: surrounded(_on_untouched_host(real), after=ended),
         f"{ENGINE}.step": _on_untouched_host,

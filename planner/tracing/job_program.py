@@ -14,19 +14,23 @@ from typing import NoReturn
 from unittest import mock
 
 from planner import cuda_on_paper
-from planner.allocator.long_runs.series import UnlikePartsError
+from planner.allocator.long_runs.series import Series, UnlikePartsError, write_out
 from planner.errors import PlannerError, ProgramError
+from planner.events import Event, Phase, Repeat, write_out_repeats
 from planner.job import loading
 from planner.job.launching.line import Launcher, LaunchLine, rank_variables
-from planner.job.sampled_runs import as_traced
+from planner.job.sampled_runs import as_traced, batches_on_device, shown_batches, shown_tokens
 from planner.job.schema import Job
-from planner.paper.repetition import DoesNotFoldError
+from planner.paper.native_records import DoesNotFoldError
 from planner.tracing.program import micro_batches
 from planner.tracing.program.on_paper import Endings, run_program  # before torch
 from planner.tracing.program.rank_orders import Gpu, ProgramOrder, RankRun
 from planner.tracing.rank_trace import Trace
-from planner.tracing.spec import engine, failures, step_trace
-from planner.upstream import checking
+from planner.tracing.rollout_engine import engine_figures
+from planner.tracing.step_errors import untraceable
+from planner.training.log_levels import quiet_libraries
+from planner.training.wraps import context_parallel
+from planner.upstream import checking, torch_releases
 
 from planner.training import absent_peers  # isort: skip
 
@@ -39,6 +43,8 @@ _COUNTS_MICRO_BATCHES = ("power_sgd",)
 _SETTLED_REDUCTIONS = 3
 """The reducer rebuilds its buckets in the second, and with a static graph takes its map of used parameters in the third
 (torch 2.13, torch/csrc/distributed/c10d/reducer.cpp)."""
+_MOST_ITERATIONS = 10
+"""RAdam's step takes other memory from the sixth on, when its rectification begins."""
 _ROOMY_BYTES = 1 << 40
 """Of a GPU that is never full: what a rank allocates does not depend on what fits."""
 _TO_ITS_END = 1 << 40
@@ -61,13 +67,16 @@ def trace(job: Job, rank: int = 0, target: str = "") -> Trace:
         result = _trace(job, rank, target, shortened=True)
     except (DoesNotFoldError, UnlikePartsError):
         result = _trace(job, rank, target, shortened=False)
-    figures = None if job.post_training is None else engine.engine_figures(job, target)
+    figures = None if job.post_training is None else engine_figures(job, target)
     return replace(result, engine=figures, seconds=time.perf_counter() - began)
 
 
 def _trace(job: Job, rank: int, target: str, *, shortened: bool) -> Trace:
-    run_job, left_out = leave_micro_batches_out(job) if shortened else (job, 0)
+    run_job, left_out = _shorten(job) if shortened else (job, 0)
     cuda_on_paper.take_any_gpu(target or job.cluster.gpu.target)
+    context_parallel.require_release(job, target or job.cluster.gpu.target)
+    if job.parallel.ep.degree > 1:
+        torch_releases.require("expert parallelism", place="parallel.ep")  # before its model is built
     total_bytes = _ROOMY_BYTES
     if job.parallel.deepspeed:
         checking.enforce("deepspeed")
@@ -87,7 +96,7 @@ def _trace(job: Job, rank: int, target: str, *, shortened: bool) -> Trace:
         folds_pipelines=shortened and job.parallel.pp.degree > 1,
     )
     runs: list[RankRun] = []
-    with _as_started(order), step_trace.quiet_libraries():
+    with _as_started(order), quiet_libraries():
         try:
             run_program(order, Endings(runs.append, _refuse))  # type: ignore[arg-type]
         except ProgramError as error:
@@ -97,17 +106,40 @@ def _trace(job: Job, rank: int, target: str, *, shortened: bool) -> Trace:
         except (PlannerError, MemoryError, DoesNotFoldError):
             raise
         except Exception as error:
-            raise failures.untraceable(error) from error
+            raise untraceable(error) from error
     (run,) = runs
     events, repeats = list(run.trace.events), list(run.trace.repeats)
     if shortened:
-        events, repeats = step_trace.write_out_evaluations(job, events, repeats)
+        events, repeats = _write_out_evaluations(job, events, repeats)
     return replace(run.trace, events=tuple(events), repeats=tuple(repeats))
 
 
-def leave_micro_batches_out(job: Job) -> tuple[Job, int]:
-    """The job with fewer micro-batches to an iteration, where those say what the others do, and how many fewer."""
+def _write_out_evaluations(job: Job, events: list[Event], repeats: list[Repeat]) -> tuple[list[Event], list[Repeat]]:
+    """The events with every evaluation step and every generated token, and what still repeats of them.
+
+    Raises UnlikePartsError where what was run does not tell what was not.
+    """
+    evaluation = job.train.eval
+    if evaluation is None:
+        return events, repeats
+    batches = shown_batches(evaluation)
+    series = [Series(Phase.EVAL, batches, batches_on_device(evaluation))]
+    if evaluation.generate is not None:
+        new_tokens = evaluation.generate.max_new_tokens
+        series.append(Series(Phase.GENERATE, shown_tokens(new_tokens), new_tokens - 1, before=1))
+    for repeated in series:
+        if any(part.alike for part in repeated.parts):
+            events, repeats = write_out(list(write_out_repeats(events, repeats)), repeated), []
+    return events, repeats
+
+
+def _shorten(job: Job) -> tuple[Job, int]:
+    """The job with fewer iterations, and fewer micro-batches to each, where those say what the others do; and how many
+    fewer micro-batches."""
     train, replicate = job.train, job.parallel.dp_replicate
+    if not (train.eval or train.checkpoint_save or train.empty_cache_every or train.lengths or train.retains):
+        train = replace(train, iterations=min(train.iterations, _MOST_ITERATIONS))
+        job = replace(job, train=train)
     reduced_each_time = replicate.degree > 1 and not replicate.no_sync
     run = micro_batches.FEWEST + (_SETTLED_REDUCTIONS - 1 if reduced_each_time else 0)
     left_out = train.gradient_accumulation_steps - run

@@ -17,10 +17,9 @@ from planner.errors import PlannerError, SpecError
 from planner.events import Alloc, Free, Mark, Phase
 from planner.job.schema import Job, Model, Parallel, Rollout, Tp, Train
 from planner.tracing.rank_trace import EngineFigures
-from planner.tracing.spec import failures, host_work
+from planner.tracing.step_errors import untraceable
 from planner.training import absent_peers, dtensor_speed
 from planner.training.device_mesh import World
-from planner.training.host import Host
 from planner.training.models.build import build, materialize
 from planner.training.models.decoder import Decoder
 from planner.training.observers import Observer
@@ -126,15 +125,14 @@ def _activation_bytes(job: Job, rollout: Rollout, target: str) -> int:
         try:
             with (
                 absent_peers.join(0, job.parallel.tp.degree),
-                host_work.leave_out_host_work() as host,
                 dtensor_speed.cache_mesh_work(),
             ):
-                run_engine(job, rollout, gpu.device, gpu.recorder, host)
+                run_engine(job, rollout, gpu.device, gpu.recorder)
                 events = gpu.recorder.events()
         except (PlannerError, MemoryError):
             raise
         except Exception as error:
-            raise failures.untraceable(error) from error
+            raise untraceable(error) from error
     alive: dict[int, int] = {}
     now = before = highest = 0
     for event in events:
@@ -210,14 +208,14 @@ def _share(name: str, parameter: nn.Parameter, ranks: int, kv_heads: int, *, voc
 # top-k and top-p (0.11, v1/worker/gpu_model_runner.py, profile_run and _dummy_sampler_run). Here the model is the
 # transformers one or the built-in decoder: what vLLM fuses (the projections, norms, activations) is separate, and
 # allocates in parts.
-def run_engine(spec: Job, rollout: Rollout, device: torch.device, observer: Observer, host: Host) -> None:
+def run_engine(spec: Job, rollout: Rollout, device: torch.device, observer: Observer) -> None:
     """Load the engine's model, split as `spec.parallel.tp` says, and run it once. Raises SpecError for other models."""
     world = World.of(spec.parallel, 0, device)
     observer.mark(Phase.LOAD, 0)
     model = build(spec.model, torch.device("meta"))
     if world.degree("tp") > 1:
         tensor_parallel.split(model, spec.parallel.tp, world.device_mesh["tp"])
-    materialize(model, device, host)
+    materialize(model, device)
     model.eval()
     observer.mark(Phase.ROLLOUT, 0)
     tokens, longest = rollout.max_num_batched_tokens, rollout.max_model_len

@@ -1,1 +1,0 @@
-"""The trace of a job spec: planner's own training step on the paper GPU."""
