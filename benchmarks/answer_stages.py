@@ -51,7 +51,7 @@ def stages(path: Path) -> dict[str, float]:
     from planner.report.plan_text import render
     from planner.report.statement import Verdict
     from planner.report.style import Style
-    from planner.tracing.spec import step_trace  # noqa: F401
+    from planner.tracing import job_program  # noqa: F401
 
     clock.lap("import planner")
     paper.prepare()

@@ -40,7 +40,7 @@ def job_of(layers: int, replicas: int) -> Job:
 
 
 def on_paper() -> Callable[[Job], int]:
-    from planner.tracing.spec.step_trace import trace
+    from planner.tracing.job_program import trace
 
     return lambda job: len(trace(job, target="sm_90").events)
 

@@ -77,6 +77,7 @@ _MOVERS = (
     ("accelerate.utils.offload", "*"),
     ("peft.utils.save_and_load", "*"),
     ("planner.training.host", "*"),
+    ("planner.training.loop", "_take_to_host"),
     ("safetensors.torch", "*"),
     ("transformers.cache_utils", "*"),
     ("transformers.modeling_utils", "save_pretrained"),

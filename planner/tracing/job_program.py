@@ -40,9 +40,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode  # isort: skip
 
 _COUNTS_MICRO_BATCHES = ("power_sgd",)
 """Communication hooks that take other memory after some reductions."""
-_SETTLED_REDUCTIONS = 3
-"""The reducer rebuilds its buckets in the second, and with a static graph takes its map of used parameters in the third
-(torch 2.13, torch/csrc/distributed/c10d/reducer.cpp)."""
+_SETTLED = 3
+"""Micro-batches after which each does what the one before it did: DDP's reducer rebuilds its buckets in the second, and
+with a static graph takes its map of used parameters in the third (torch 2.13, torch/csrc/distributed/c10d/reducer.cpp);
+the limiter of FullyShardedDataParallel holds two events back (fsdp/_limiter_utils.py)."""
 _MOST_ITERATIONS = 10
 """RAdam's step takes other memory from the sixth on, when its rectification begins."""
 _ROOMY_BYTES = 1 << 40
@@ -51,12 +52,12 @@ _TO_ITS_END = 1 << 40
 """Steps that no program comes to: a spec says how many it makes."""
 
 
-def trace(job: Job, rank: int = 0, target: str = "") -> Trace:
+def trace(job: Job, rank: int = 0, target: str = "", *, shortened: bool = True) -> Trace:
     """What `rank` does on a paper GPU whose kernels are those of `target` (default: the job's GPU).
 
-    Of long accumulations and evaluations it runs the parts from which the others follow, where they do. Raises
-    SpecError for what the job names and torch or transformers do not know, TraceError for a step that cannot be traced,
-    with its module and operator.
+    `shortened`: of long accumulations and evaluations the parts are run from which the others follow, where they do.
+    Raises SpecError for what the job names and torch or transformers do not know, TraceError for a step that cannot be
+    traced, with its module and operator.
     """
     began = time.perf_counter()
     if job.train.compile is not None and job.train.compile.planned_as == "eager":
@@ -64,7 +65,7 @@ def trace(job: Job, rank: int = 0, target: str = "") -> Trace:
     if job.train.lengths is not None:
         job = as_traced(job)
     try:
-        result = _trace(job, rank, target, shortened=True)
+        result = _trace(job, rank, target, shortened=shortened)
     except (DoesNotFoldError, UnlikePartsError):
         result = _trace(job, rank, target, shortened=False)
     figures = None if job.post_training is None else engine_figures(job, target)
@@ -140,8 +141,8 @@ def _shorten(job: Job) -> tuple[Job, int]:
     if not (train.eval or train.checkpoint_save or train.empty_cache_every or train.lengths or train.retains):
         train = replace(train, iterations=min(train.iterations, _MOST_ITERATIONS))
         job = replace(job, train=train)
-    reduced_each_time = replicate.degree > 1 and not replicate.no_sync
-    run = micro_batches.FEWEST + (_SETTLED_REDUCTIONS - 1 if reduced_each_time else 0)
+    remembers = (replicate.degree > 1 and not replicate.no_sync) or job.parallel.dp_shard.kind == "fsdp1"
+    run = micro_batches.FEWEST + (_SETTLED - 1 if remembers else 0)
     left_out = train.gradient_accumulation_steps - run
     counts = train.lengths or train.retains or replicate.comm_hook in _COUNTS_MICRO_BATCHES
     if left_out < 1 or counts or job.parallel.pp.degree > 1:

@@ -17,8 +17,7 @@ from planner.planning.judging import RankTrace
 from planner.planning.trace_source import USUAL_SOURCE
 from planner.step_work import LaunchKind, StepWork
 from planner.timing.kernel_seconds import operations_of
-from planner.tracing import rank_trace
-from planner.tracing.spec import step_trace
+from planner.tracing import job_program, rank_trace
 from planner.truth.calibration.interval import Calibration
 
 LAYERS = 2
@@ -43,7 +42,7 @@ def counted(work: StepWork) -> Counter[str]:
 
 
 def test_an_iteration_has_three_products_of_every_linear_layer_and_attention_both_ways() -> None:
-    ops = counted(step_trace.trace(job()).work)
+    ops = counted(job_program.trace(job()).work)
     linear_layers = 7 * LAYERS + 1
     assert ops["aten::mm"] == 3 * linear_layers
     assert ops["aten::_cudnn_attention_forward"] == LAYERS
@@ -66,12 +65,12 @@ def test_attention_by_any_of_torchs_kernels_computes_half_of_the_square(arch: st
                                       Parallel(dp_shard=DpShard(degree=2))])  # fmt: skip
 def test_work_that_is_folded_is_that_of_running_it_all(parallel: Parallel) -> None:
     accumulating = job(parallel, gradient_accumulation_steps=5)
-    folded, whole = (step_trace.trace(accumulating, folded=folded).work for folded in (True, False))
+    folded, whole = (job_program.trace(accumulating, shortened=shortened).work for shortened in (True, False))
     assert counted(folded) == counted(whole)
 
 
 def test_ddp_reduces_every_gradient_once_on_a_stream_of_its_own() -> None:
-    work = step_trace.trace(job(Parallel(dp_replicate=DpReplicate(degree=4)))).work
+    work = job_program.trace(job(Parallel(dp_replicate=DpReplicate(degree=4)))).work
     reduced = [
         (work.kernels[launch.what], launch.stream)
         for launch in work.launches
@@ -84,33 +83,33 @@ def test_ddp_reduces_every_gradient_once_on_a_stream_of_its_own() -> None:
 
 
 def test_tensor_parallelism_waits_for_its_collectives() -> None:
-    work = step_trace.trace(job(Parallel(tp=Tp(degree=2)))).work
+    work = job_program.trace(job(Parallel(tp=Tp(degree=2)))).work
     assert any(op.startswith("nccl::") for op in counted(work))
     assert any(launch.kind == LaunchKind.WAIT_ALL for launch in work.launches)
 
 
 def test_a_stage_hears_once_of_every_micro_batch() -> None:
     parallel = Parallel(pp=Pp(degree=2, schedule="1F1B"))
-    ops = counted(step_trace.trace(job(parallel, gradient_accumulation_steps=4), rank=1).work)
+    ops = counted(job_program.trace(job(parallel, gradient_accumulation_steps=4), rank=1).work)
     assert (ops["nccl::recv"], ops["nccl::send"]) == (4, 4)
 
 
 def test_a_trace_that_was_kept_has_the_same_work() -> None:
-    trace = step_trace.trace(job(Parallel(dp_replicate=DpReplicate(degree=2)), gradient_accumulation_steps=9))
+    trace = job_program.trace(job(Parallel(dp_replicate=DpReplicate(degree=2)), gradient_accumulation_steps=9))
     assert trace.work.repeats
     assert rank_trace.loads(rank_trace.dumps(trace)).work == trace.work
 
 
 @pytest.mark.parametrize("repeats", [[[0, 1, 0]], [[0, 1, -9]], [[1, 1, 2]], [[0, 10**6, 2]], [[3, 5, 1], [4, 6, 1]]])
 def test_a_trace_whose_launches_repeat_as_none_do_is_refused(repeats: list[list[int]]) -> None:
-    about, *lines = rank_trace.dumps(step_trace.trace(job())).splitlines()
+    about, *lines = rank_trace.dumps(job_program.trace(job())).splitlines()
     changed = json.dumps({**json.loads(about), "launch_repeats": repeats})
     with pytest.raises(ValueError, match="repeat"):
         rank_trace.loads("\n".join((changed, *lines)))
 
 
 def test_a_trace_that_launches_a_kernel_that_is_not_there_is_refused() -> None:
-    text = rank_trace.dumps(dataclasses.replace(step_trace.trace(job()), events=(), repeats=(), host=()))
+    text = rank_trace.dumps(dataclasses.replace(job_program.trace(job()), events=(), repeats=(), host=()))
     torn = text.replace('"launches"', '"launched"', 1)
     with pytest.raises(ValueError, match="cut off"):
         rank_trace.loads(torn)
@@ -119,7 +118,7 @@ def test_a_trace_that_launches_a_kernel_that_is_not_there_is_refused() -> None:
 def test_a_statement_says_the_time_of_a_step_and_the_tokens_of_a_gpu() -> None:
     of_two = job(Parallel(dp_shard=DpShard(degree=2)), gradient_accumulation_steps=3)
     (rank_class,) = rank_classes(Mesh.of(of_two.parallel))
-    trace = step_trace.trace(of_two)
+    trace = job_program.trace(of_two)
     step = judging.judge_trace(of_two, RankTrace(rank_class, trace), Calibration.none()).statement.step
     assert step is not None
     low, high = step.interval_seconds
@@ -130,5 +129,5 @@ def test_a_statement_says_the_time_of_a_step_and_the_tokens_of_a_gpu() -> None:
 def test_a_gpu_of_unknown_speed_has_no_time() -> None:
     unknown = dataclasses.replace(job(), cluster=Cluster(gpus_per_node=1, gpu=Gpu(total_bytes=80 << 30, arch="sm_90")))
     (rank_class,) = rank_classes(Mesh.of(unknown.parallel))
-    trace = RankTrace(rank_class, step_trace.trace(unknown))
+    trace = RankTrace(rank_class, job_program.trace(unknown))
     assert judging.judge_trace(unknown, trace, Calibration.none()).statement.step is None

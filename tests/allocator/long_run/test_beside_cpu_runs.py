@@ -19,7 +19,7 @@ from planner.allocator.rules import Rules
 from planner.events import Event, Phase
 from planner.job.loading import load_yaml
 from planner.job.schema import Job
-from planner.tracing.spec.step_trace import trace
+from planner.tracing.job_program import trace
 from planner.truth.measuring.measurement_lines import phases_of
 
 pytestmark = [pytest.mark.soak] if soak.IS_WHOLE else []

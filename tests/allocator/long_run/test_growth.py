@@ -14,7 +14,7 @@ from planner.events import Alloc, Event, Free, Mark, Origin, Phase
 from planner.job.loading import load_yaml
 from planner.planning.job_plan import plan_job
 from planner.report.verdict_text import verdict_sentences
-from planner.tracing.spec.step_trace import trace
+from planner.tracing.job_program import trace
 from planner.training import step
 from planner.units import GIB, MIB
 

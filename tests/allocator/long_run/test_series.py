@@ -11,8 +11,8 @@ from planner.events import Alloc, Event, Free, Mark
 from planner.job.loading import load_yaml
 from planner.job.sampled_runs import shown_batches, shown_tokens
 from planner.job.schema import Eval, Job
-from planner.tracing.spec import step_trace
-from planner.tracing.spec.step_trace import trace
+from planner.tracing import job_program
+from planner.tracing.job_program import trace
 
 CASES = [
     "{every: 1, micro_batch_size: 2, batches: 30, gather: logits}",
@@ -53,19 +53,19 @@ def test_what_is_written_out_is_what_happens_when_all_of_it_is_run(
 ) -> None:
     job = job_of(evaluation)
     shortened: list[Series] = []
-    real = step_trace.write_out
+    real = job_program.write_out
 
     def write_out(events: Sequence[Event], series: Series) -> list[Event]:
         written = real(events, series)  # raises where the evaluation has to be run in full
         shortened.append(series)
         return written
 
-    monkeypatch.setattr(step_trace, "write_out", write_out)
+    monkeypatch.setattr(job_program, "write_out", write_out)
 
     found = trace(job)
 
     assert shortened
-    assert plain(found.written_out()) == plain(trace(job, folded=False).written_out())
+    assert plain(found.written_out()) == plain(trace(job, shortened=False).written_out())
 
 
 def test_short_evaluations_are_run_in_full() -> None:

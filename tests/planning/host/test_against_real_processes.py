@@ -19,7 +19,7 @@ from planner.host_events import BatchTaken, HostCategory
 from planner.job.loading import load_document
 from planner.job.schema import DataLoader
 from planner.tracing.host_ledger import SMALLEST_BYTES
-from planner.tracing.spec.step_trace import trace
+from planner.tracing.job_program import trace
 
 HERE = Path(__file__).parent
 JOB: dict[str, Any] = {

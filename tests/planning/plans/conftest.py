@@ -18,8 +18,8 @@ from planner.planning.preload import PRELOAD
 from planner.report.attribution import Life, lives, phase_spans
 from planner.report.statement import PhaseStatement, RankClassStatement
 from planner.runtime.fork_server import ForkServer
-from planner.tracing.rank_trace import Trace
 from planner.tracing.job_program import trace
+from planner.tracing.rank_trace import Trace
 from planner.units import GIB
 
 DECODER = Decoder(layers=2, hidden=128, heads=2, kv_heads=2, ffn=256, vocab=512)

@@ -24,8 +24,8 @@ from planner.job.schema import (
     Parallel,
     Train,
 )
-from planner.tracing.rank_trace import Trace
 from planner.tracing.job_program import trace
+from planner.tracing.rank_trace import Trace
 from planner.truth.measuring.measurement_lines import most_by_category, phases_of
 
 DECODER = Decoder(layers=2, hidden=64, heads=2, kv_heads=2, ffn=128, vocab=256)

@@ -37,13 +37,13 @@ def cache(tmp_path: Path) -> TraceCache:
 def traced(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
     """The jobs that were traced, in this process."""
     found: list[Job] = []
-    real = job_program.trace_rank
+    real = job_program.trace
 
     def watched(job: Job, rank: int, target: str) -> object:
         found.append(job)
         return real(job, rank, target)
 
-    monkeypatch.setattr(spec_program, "trace_rank", watched)
+    monkeypatch.setattr(job_program, "trace", watched)
     return found
 
 

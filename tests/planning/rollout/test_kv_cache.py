@@ -6,7 +6,7 @@ import pytest
 
 from planner.errors import SpecError
 from planner.job.schema import Decoder, Model
-from planner.tracing.spec.engine import KvShape, find_kv_shape
+from planner.tracing.rollout_engine import KvShape, find_kv_shape
 
 LLAMA = {"model_type": "llama", "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
          "hidden_size": 4096}  # fmt: skip

@@ -12,7 +12,7 @@ import planner.paper  # noqa: F401  # before torch
 from planner.job import hf_config
 from planner.job.schema import Model
 from planner.tracing.rollout import kv_blocks, weights_in_allocator
-from planner.tracing.spec.engine import KvShape, find_kv_shape
+from planner.tracing.rollout_engine import KvShape, find_kv_shape
 from planner.units import GIB
 
 LOGS = json.loads((Path(__file__).parents[2] / "data" / "engine_logs.json").read_text(encoding="utf-8"))
@@ -47,7 +47,7 @@ def _counted(log: dict[str, Any]) -> bool:
 
 @pytest.mark.parametrize("log", [each for each in LOGS if "weights_gib" in each], ids=_name)
 def test_the_weights_are_those_of_the_log(log: dict[str, Any]) -> None:
-    from planner.tracing.spec.engine import engine_tensor_bytes
+    from planner.tracing.rollout_engine import engine_tensor_bytes
 
     model = _model(log)
     sizes = engine_tensor_bytes(model, "bfloat16", log["tensor_parallel"], find_kv_shape(model).kv_heads)
@@ -58,7 +58,7 @@ def test_the_weights_are_those_of_the_log(log: dict[str, Any]) -> None:
 @pytest.mark.parametrize("log", [each for each in LOGS if "max_num_batched_tokens" in each], ids=_name)
 def test_the_profile_runs_activations_are_near_those_of_the_log(log: dict[str, Any]) -> None:
     from planner.job.loading import load_document
-    from planner.tracing.spec.engine import engine_figures
+    from planner.tracing.rollout_engine import engine_figures
 
     tokens, ranks = log["max_num_batched_tokens"], log["tensor_parallel"]
     rollout = {"tensor_parallel": ranks, "max_model_len": tokens}

@@ -35,7 +35,7 @@ _NEEDED = (
 
 
 def on_paper(job: Any, rank: int) -> dict[str, Any]:
-    from planner.tracing.spec.step_trace import trace
+    from planner.tracing.job_program import trace
 
     traced = trace(job, rank, target=ARCH)
     return {"events": traced.written_out(), "ddp": dict(traced.buckets), "host": traced.host}
@@ -69,7 +69,7 @@ def serve_paper() -> None:
     """Until there are no more lines."""
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # libraries print
-    for name in ("planner.tracing.spec.step_trace", "transformers"):
+    for name in ("planner.tracing.job_program", "transformers"):
         importlib.import_module(name)
     for line in sys.stdin:
         jobs, answers = json.loads(line)

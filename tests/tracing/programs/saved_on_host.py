@@ -25,7 +25,7 @@ JOB = Job(
 
 
 def on_paper() -> int:
-    from planner.tracing.spec.step_trace import trace
+    from planner.tracing.job_program import trace
 
     held: dict[int, int] = {}
     most, saves = 0, False

@@ -15,7 +15,7 @@ from planner.job.schema import Adapter, Cluster, Gpu, Job, Metadata, Model, Opti
 from planner.planning import identity
 from planner.planning.job_plan import plan_job
 from planner.report.statement import TrainedAdapter
-from planner.tracing.spec.step_trace import trace
+from planner.tracing.job_program import trace
 from planner.training.models.build import build, materialize
 
 _CONFIG = {

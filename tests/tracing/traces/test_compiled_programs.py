@@ -34,7 +34,7 @@ from planner.job.schema import (
 from planner.paper import compiled
 from planner.paper.compiled import Compiling, patches
 from planner.step_work import Launch
-from planner.tracing.spec.step_trace import trace
+from planner.tracing.job_program import trace
 from planner.training.blocks import compiled_backward
 from planner.upstream import torch_releases
 

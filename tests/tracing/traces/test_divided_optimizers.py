@@ -9,7 +9,7 @@ from cpu_runs import Both, assert_exact, both_ways
 
 from planner.job.layout import Mesh, parts_of, rank_classes
 from planner.job.schema import Cluster, Decoder, DpReplicate, Gpu, Job, Metadata, Model, Optimizer, Parallel, Train
-from planner.tracing.spec.step_trace import trace
+from planner.tracing.job_program import trace
 
 
 def divided(name: str, ranks: int, *, optimizer: str = "AdamW", layers: int = 3, **replicate: Any) -> Job:

@@ -18,7 +18,7 @@ from torch.distributed.tensor._sharding_prop import ShardingPropagator  # isort:
 
 from planner.job.layout import Mesh
 from planner.job.schema import Cluster, Decoder, DpReplicate, DpShard, Gpu, Job, Model, Optimizer, Parallel, Tp, Train
-from planner.tracing.spec import step_trace as tracing
+from planner.tracing import job_program as tracing
 from planner.training import absent_peers, dtensor_speed
 from planner.upstream import torch_releases
 

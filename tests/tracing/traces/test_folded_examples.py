@@ -10,7 +10,7 @@ import pytest
 import planner.paper  # noqa: F401 - before torch
 from planner.job.loading import load_job
 from planner.job.schema import Job
-from planner.tracing.spec import step_trace as tracing
+from planner.tracing import job_program as tracing
 from tests.tracing.traces.test_folded_accumulation import in_order
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -23,7 +23,7 @@ LAYERS = ("num_hidden_layers", "n_layer")
 )
 def test_every_event_is_as_if_all_had_been_run(name: str) -> None:
     accumulating = with_layers(load_job(EXAMPLES / f"{name}.yaml"), layers=2, steps=4)
-    folded, run = (tracing.trace(accumulating, target="sm_90", folded=each) for each in (True, False))
+    folded, run = (tracing.trace(accumulating, target="sm_90", shortened=each) for each in (True, False))
 
     assert folded.repeats
     assert in_order(folded.written_out()) == in_order(run.written_out())

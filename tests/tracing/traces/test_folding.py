@@ -28,10 +28,10 @@ from planner.job.schema import (
     Train,
 )
 from planner.report.attribution import Attribution, attribute
-from planner.tracing import pipeline_folding, spec_program
+from planner.tracing import job_program as tracing
+from planner.tracing import pipeline_folding
 from planner.tracing.pipeline_folding import folds_micro_batches
 from planner.tracing.rank_trace import Trace
-from planner.tracing.spec import step_trace as tracing
 from planner.upstream import torch_releases
 
 DECODER = Decoder(layers=6, hidden=64, heads=4, kv_heads=2, ffn=128, vocab=300)
@@ -107,12 +107,12 @@ EACH = [
 
 @pytest.mark.parametrize(("name", "rank"), EACH)
 def test_folded_or_not_every_phase_has_the_same_peaks(name: str, rank: int) -> None:
-    assert _memory(name, rank, folded=True).peaks == _memory(name, rank, folded=False).peaks
+    assert _memory(name, rank, shortened=True).peaks == _memory(name, rank, shortened=False).peaks
 
 
 @pytest.mark.parametrize(("name", "rank"), EACH)
 def test_folded_or_not_the_same_holders_have_the_peak(name: str, rank: int) -> None:
-    folded, run = (_memory(name, rank, folded=each).attribution for each in (True, False))
+    folded, run = (_memory(name, rank, shortened=each).attribution for each in (True, False))
 
     assert dataclasses.replace(folded, event=run.event) == run
 
@@ -129,15 +129,14 @@ of_pipelines = pytest.mark.skipif(
 def test_these_do_fold(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fold that is refused would be traced again in full, and no one would see why it takes so long."""
     asked: list[dict[str, bool]] = []
-    way = spec_program if CASES[name].parallel.pp.degree > 1 else tracing
-    real = way._trace
+    real = tracing._trace
 
     def watched(*arguments: Any, **named: bool) -> Any:
         asked.append(named)
         return real(*arguments, **named)
 
-    monkeypatch.setattr(way, "_trace", watched)
-    way.trace(CASES[name], 0)
+    monkeypatch.setattr(tracing, "_trace", watched)
+    tracing.trace(CASES[name], 0)
 
     assert [any(each.values()) for each in asked] == [True]
 
@@ -156,7 +155,7 @@ def test_of_the_micro_batches_of_a_sharded_stage_few_are_run(monkeypatch: pytest
         return real(micro, kind, micro_batch, *after)
 
     monkeypatch.setattr(pipeline_folding._MicroBatches, "run", watched)
-    job_program.trace(CASES["interleaved, sharded"], 0)
+    tracing.trace(CASES["interleaved, sharded"], 0)
 
     assert [sorted(each) for each in ran.values()] == [["B0", "B0", "B0", "B1", "F0", "F0", "F0", "F1"]] * 2
 
@@ -165,7 +164,7 @@ def test_an_optimizer_that_counts_its_steps_is_run_step_by_step() -> None:
     counting = dataclasses.replace(CASES["alone"].train, iterations=8, optimizer=Optimizer(name="RAdam"))
     of = dataclasses.replace(CASES["alone"], train=dataclasses.replace(counting, gradient_accumulation_steps=1))
 
-    assert _peaks(tracing.trace(of).events) == _peaks(tracing.trace(of, folded=False).events)
+    assert _peaks(tracing.trace(of).events) == _peaks(tracing.trace(of, shortened=False).events)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,16 +174,13 @@ class _Memory:
 
 
 @cache
-def _memory(name: str, rank: int, *, folded: bool) -> _Memory:
-    events = _trace(CASES[name], rank, folded=folded).written_out()
+def _memory(name: str, rank: int, *, shortened: bool) -> _Memory:
+    events = _trace(CASES[name], rank, shortened=shortened).written_out()
     return _Memory(_peaks(events), attribute(events, replay(events, Rules())))
 
 
-def _trace(of: Job, rank: int, *, folded: bool) -> Trace:
-    """Of a pipeline by its program, of others by the step that is made by hand."""
-    if of.parallel.pp.degree > 1:
-        return job_program.trace(of, rank) if folded else job_program._trace(of, rank, "", shortened=False)
-    return tracing.trace(of, rank, folded=folded)
+def _trace(of: Job, rank: int, *, shortened: bool) -> Trace:
+    return tracing.trace(of, rank, shortened=shortened)
 
 
 def _peaks(events: tuple[Event, ...]) -> list[tuple[Any, ...]]:

@@ -12,7 +12,6 @@ from planner import paper  # before torch
 from planner.events import TIMING, Alloc
 from planner.paper import compiled
 from planner.paper.compiled.kernel_timing import untimed_kernel
-from planner.tracing.spec import step_trace
 from planner.upstream import torch_releases
 
 import torch  # isort: skip
@@ -89,7 +88,7 @@ def test_a_kernel_of_one_configuration_is_not_timed() -> None:
 
 
 def test_what_a_kernel_changes_is_copied_for_its_timing() -> None:
-    with paper.gpu("sm_90") as gpu, step_trace.answer_memory_questions(), compiled.enable(gpu.recorder):
+    with paper.gpu("sm_90") as gpu, compiled.enable(gpu.recorder):
         room = torch.empty(64 * MIB, device="cuda")  # so that a copy raises no peak, else it goes to the host
         del room
         values = torch.empty(1 << 20, device="cuda")

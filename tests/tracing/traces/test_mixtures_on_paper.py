@@ -9,7 +9,7 @@ import pytest
 from planner.job.layout import Mesh, rank_classes, split_by_shards
 from planner.job.schema import Cluster, DpShard, Ep, Gpu, Job, Model, Parallel, Train
 from planner.planning.trace_source import USUAL_SOURCE
-from planner.tracing.spec.step_trace import trace
+from planner.tracing.job_program import trace
 from planner.truth.measuring.measurement_lines import phases_of
 
 MIXTRAL = {

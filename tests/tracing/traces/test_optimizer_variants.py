@@ -23,7 +23,7 @@ from planner.job.schema import (
     Recompute,
     Train,
 )
-from planner.tracing.spec.step_trace import trace
+from planner.tracing.job_program import trace
 from planner.truth.measuring.measurement_lines import most_by_category, phases_of
 
 _NAMES = ("bitsandbytes.AdamW8bit", "torchao.AdamW8bit", "torchao.AdamW4bit", "torchao.AdamWFp8")
