@@ -254,8 +254,8 @@ def refuse_inapplicable(objective: Objective, job: Job, place: str = "--objectiv
         )
 
 
-_TRACED_MICRO_BATCHES = 3
-"""Of many equal ones (planner/training/folding.py)."""
+_TRACED_MICRO_BATCHES = 4
+"""Of many equal ones (planner/tracing/program/micro_batches.py)."""
 _RECOMPUTED = {"none": 1.0, "full": 1.35, "selective": 1.2, "every": 1.2}
 _DTENSOR = 1.7
 """Operators on DTensors beside those on plain ones, by FSDP2 and TP plans of a 70B model."""

@@ -160,7 +160,7 @@ FSDP2 = (
     }),
     *private(_FOLDING, change=Change.REPORTED, targets={
         "torch.distributed.fsdp._fully_shard._fsdp_param_group:FSDPParamGroup.__init__":
-            "names what a group keeps between two micro-batches (planner/training/folding.py)",
+            "names what a group keeps between two micro-batches (planner/tracing/pipeline_folding.py)",
         "torch.distributed.fsdp._fully_shard._fsdp_state:FSDPState.__init__ FSDPState._init_shared_state":
             "as above, of a module",
     }),
