@@ -35,9 +35,10 @@ _NEEDED = (
 
 
 def on_paper(job: Any, rank: int) -> dict[str, Any]:
-    from planner.tracing.spec.step_trace import trace
+    from planner.tracing.spec import step_trace
+    from planner.tracing.spec_program import trace_rank
 
-    traced = trace(job, rank, target=ARCH)
+    traced = (trace_rank if job.parallel.deepspeed else step_trace.trace)(job, rank, target=ARCH)
     return {"events": traced.written_out(), "ddp": dict(traced.buckets), "host": traced.host}
 
 
@@ -69,7 +70,7 @@ def serve_paper() -> None:
     """Until there are no more lines."""
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # libraries print
-    for name in ("planner.tracing.spec.step_trace", "transformers"):
+    for name in ("planner.tracing.spec_program", "transformers"):
         importlib.import_module(name)
     for line in sys.stdin:
         jobs, answers = json.loads(line)
