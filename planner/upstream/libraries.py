@@ -58,7 +58,8 @@ DEEPSPEED = (
             "computes on the host with what is offloaded; here a step begins",
     }),
     *patch("program's deepspeed", _STAGES_1_2, has_source=False, optional=True, targets={
-        "deepspeed.accelerator.cuda_accelerator:pynvml": "stages 1 and 2 flatten on the device if it says that there is room, and it is kept from the first run on",
+        "deepspeed.accelerator.cuda_accelerator:pynvml":
+            "stages 1 and 2 flatten on the device if it says that there is room; it is kept from the first run on",
     }),
     *patch("deepspeed roles", _PROGRAMS, change=Change.REPORTED, has_source=False, optional=True, targets={
         "deepspeed.runtime.engine:DeepSpeedEngine.__init__ DeepSpeedEngine._configure_optimizer DeepSpeedEngine.step":

@@ -282,7 +282,9 @@ BERT = {
 
 
 def test_transformers_divides_its_models_itself_and_no_rank_holds_a_whole_one() -> None:
-    job = replace(divided(ranks=512, config=BF16), model=Model(hf_config=BERT), cluster=Cluster(nodes=64, gpus_per_node=8))
+    job = replace(
+        divided(ranks=512, config=BF16), model=Model(hf_config=BERT), cluster=Cluster(nodes=64, gpus_per_node=8)
+    )
 
     events = trace(job, target="sm_90").events
 
