@@ -54,18 +54,19 @@ DEEPSPEED = (
     *patch("program's deepspeed", _PROGRAMS, has_source=False, targets={
         "deepspeed.runtime.engine:DeepSpeedEngine.__init__ deepspeed.runtime.zero.partition_parameters:Init.__init__":
             "from here on what a program's DeepSpeed frees depends on when its events pass",
-        "deepspeed.runtime.engine:DeepSpeedEngine.backward": "reduces after torch's backward has ended",
-        "deepspeed.runtime.engine:DeepSpeedEngine.step": "computes on the host with what is offloaded",
+        "deepspeed.runtime.engine:DeepSpeedEngine.backward DeepSpeedEngine.step":
+            "computes on the host with what is offloaded; here a step begins",
     }),
     *patch("program's deepspeed", _STAGES_1_2, has_source=False, optional=True, targets={
         "deepspeed.accelerator.cuda_accelerator:pynvml":
-            "stages 1 and 2 flatten on the device if it says that there is room, and it is kept from the first run on",
+            "stages 1 and 2 flatten on the device if it says that there is room; it is kept from the first run on",
     }),
     *patch("deepspeed roles", _PROGRAMS, change=Change.REPORTED, has_source=False, optional=True, targets={
         "deepspeed.runtime.engine:DeepSpeedEngine.__init__ DeepSpeedEngine._configure_optimizer DeepSpeedEngine.step":
             "takes a model's parameters and gradients away; makes partitions and states",
         "deepspeed.runtime.zero.stage3:DeepSpeedZeroOptimizer_Stage3._create_fp16_partitions_with_defragmentation":
             "joins the partitions of parameters",
+        "deepspeed.runtime.zero.stage3:DeepSpeedZeroOptimizer_Stage3._optimizer_step": "steps with gradients in fp32",
     }),
     *patch("deepspeed roles", _STAGE_3, change=Change.REPORTED, optional=True, part="deepspeed", targets={
         "deepspeed.runtime.zero.partitioned_param_coordinator:PartitionedParameterCoordinator."

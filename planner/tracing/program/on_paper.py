@@ -446,7 +446,7 @@ def _surrounded(order: ProgramOrder, run: ProgramRun, endings: Endings) -> Itera
         run.world.entered(),
         dtensor_speed.cache_mesh_work(),
         dtensor_speed.make_chunks_lazily(),
-        found_packages(order, run.management, run.assumptions, run.recorder, run.watcher.extend_backward),
+        found_packages(order, run.management, run.assumptions, run.recorder, run.watcher.begin_step),
         run.neighbours.present(),
         absent_peers.take_every_step(),
         run.compiling.watch(),

@@ -143,6 +143,7 @@ class Watcher:
         self._names = WeakIdKeyDictionary()
         self._open = threading.local()
         self._backward = False
+        self._step_began = -1
         self._noted = False
         self._named_phase: Phase | None = None
         self.division: dict[str, Any] = {}
@@ -217,10 +218,9 @@ class Watcher:
             self.notice_step_by_hand()
             self._tell(Kind.SAVE)
 
-    def extend_backward(self) -> None:
-        """The last backward ends here, not where torch's own has ended."""
-        if (ends := self.moments.backward_ends) and not self._backward:
-            ends[next(reversed(ends))] = self._recorder.now()
+    def begin_step(self) -> None:
+        """The next step begins here, whatever is done before an optimizer steps."""
+        self._step_began = self._recorder.now()
 
     def notice_step_by_hand(self) -> None:
         """What follows is no part of a step: one that no optimizer of torch.optim has made is over now."""
@@ -423,7 +423,9 @@ class Watcher:
         if self._backward:
             self.moments.steps_in_backward.add(index)
         elif since is not None:  # clipping is a part of the step
-            self.moments.begin_at(index, self._recorder.first_allocation(since, self._recorder.now()))
+            is_told = self._step_began >= since
+            first = self._step_began if is_told else self._recorder.first_allocation(since, self._recorder.now())
+            self.moments.begin_at(index, first)
         self._outline.step_starts(optimizer)
         self._hosts[optimizer].__enter__()
 

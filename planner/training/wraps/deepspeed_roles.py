@@ -114,6 +114,12 @@ def observe_engines(observer: Observer) -> AbstractContextManager[None]:
             "partitions",
             lambda _divided, groups: [getattr(member, "ds_tensor", None) for member in tree_leaves(groups)],
         ),
+        f"{_STAGE_3}._optimizer_step": assigning(
+            "before",
+            Category.GRADIENT,
+            "fp32_partitions",
+            lambda divided, group: divided.fp32_partitioned_groups_flat[group].grad,
+        ),
         f"{_STAGES_1_AND_2}.setup_buckets": assigning(
             "after", Category.BUCKET, "ipg", lambda _result, divided: _buckets(divided)
         ),

@@ -20,12 +20,12 @@ from planner.training.wraps.deepspeed_roles import ENGINE, ZERO, observe_engines
 
 
 @contextmanager
-def watched(recorder: Recorder, pynvml: ModuleType, extend_backward: Callable[[], None]) -> Iterator[None]:
+def watched(recorder: Recorder, pynvml: ModuleType, begin_step: Callable[[], None]) -> Iterator[None]:
     """Inside, engines are followed from when one is made or a model is divided: that the package is imported says
     nothing, libraries do so wherever it is installed. What they keep on the host they do not compute with. Engines that
     are left in the end are destroyed.
 
-    `extend_backward` is called where an engine's backward ends: it reduces after that of torch.
+    `begin_step` is called where one of an engine begins: after torch's backward, it reduces in its own.
     """
     engines: WeakSet[Any] = WeakSet()
 
@@ -38,13 +38,13 @@ def watched(recorder: Recorder, pynvml: ModuleType, extend_backward: Callable[[]
     def made(_result: None, engine: Any, *_arguments: Any, **_named: Any) -> None:
         engines.add(engine)
 
-    def ended(*_arguments: Any, **_named: Any) -> None:
-        extend_backward()
+    def steps(*_arguments: Any, **_named: Any) -> None:
+        begin_step()
 
     wrapped: dict[str, upstream.Wrapper] = {
         f"{ENGINE}.__init__": lambda real: surrounded(_on_untouched_host(real), before=begins, after=made),
-        f"{ENGINE}.backward": lambda real: surrounded(_on_untouched_host(real), after=ended),
-        f"{ENGINE}.step": _on_untouched_host,
+        f"{ENGINE}.backward": _on_untouched_host,
+        f"{ENGINE}.step": lambda real: surrounded(_on_untouched_host(real), before=steps),
         f"{ZERO}.partition_parameters:Init.__init__": partial(surrounded, before=begins),
     }
     # Of this run: the module keeps what it has found at its first import.

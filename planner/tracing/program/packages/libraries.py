@@ -30,10 +30,10 @@ def found_packages(
     library: ManagementLibrary,
     assumptions: Assumptions,
     recorder: Recorder,
-    extend_backward: Callable[[], None],
+    begin_step: Callable[[], None],
 ) -> Iterator[None]:
-    """Inside, packages are found, nothing is built, and kernels of Triton are launched as nothing. `extend_backward` is
-    called where DeepSpeed's part of a backward ends."""
+    """Inside, packages are found, nothing is built, and kernels of Triton are launched as nothing. `begin_step` is
+    called where a step of DeepSpeed begins."""
     own = kernels.read(order.kernels)
     kernels.tell(partial(assumptions.add, About.PACKAGES))
     here, line = Path.cwd(), order.line
@@ -44,7 +44,7 @@ def found_packages(
     pynvml = library.module()
     modules = {"pynvml": pynvml, **own.modules}
     patches = _list_patches(own.built, triton_package.Launches(assumptions))
-    patches["deepspeed"] = lambda: deepspeed_package.watched(recorder, pynvml, extend_backward)
+    patches["deepspeed"] = lambda: deepspeed_package.watched(recorder, pynvml, begin_step)
     with (
         stand_ins.providing(provided, versions, modules, assumptions),
         _without_libraries(),
