@@ -103,7 +103,7 @@ def observe_engines(observer: Observer) -> AbstractContextManager[None]:
             for key, value in state.items():
                 assign(Category.OPTIMIZER_STATE, f"deepspeed.{key}", value)
 
-    wrapped = {
+    wrapped: dict[str, upstream.Wrapper] = {
         f"{ENGINE}.__init__": partial(surrounded, before=take_model, after=assign_kept),
         f"{ENGINE}._configure_optimizer": partial(surrounded, before=follow_gradients),
         f"{ENGINE}.step": partial(surrounded, before=assign_whole, after=assign_state),

@@ -41,7 +41,7 @@ def watched(recorder: Recorder, pynvml: ModuleType, begin_step: Callable[[], Non
     def steps(*_arguments: Any, **_named: Any) -> None:
         begin_step()
 
-    wrapped = {
+    wrapped: dict[str, upstream.Wrapper] = {
         f"{ENGINE}.__init__": lambda real: surrounded(_on_untouched_host(real), before=begins, after=made),
         f"{ENGINE}.backward": _on_untouched_host,
         f"{ENGINE}.step": lambda real: surrounded(_on_untouched_host(real), before=steps),
