@@ -7,7 +7,6 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
 
 from torch import nn
 
@@ -21,15 +20,6 @@ _NO_FAKE = re.compile(r"no fake impl registered for <CustomOpDef\(([\w:.]+)\)>")
 _PROGRAM = re.compile(r'from user code:\s+File "([^"]+)", line (\d+)')
 _READS_VALUE = ("Data-dependent", "data-dependent", "Dynamic control flow is not supported")
 _OVERWRITTEN = "of CUDAGraphs that has been overwritten"
-
-
-class CompilesByItselfError(Exception):
-    """A model compiles, and the job does not say that it does."""
-
-
-def refuse_compiling(*_arguments: Any, **_options: Any) -> NoReturn:
-    """Where torch begins to compile something (`CompilationCallbackHandler.install_callbacks`)."""
-    raise CompilesByItselfError
 
 
 def untraceable(error: Exception) -> TraceError:
@@ -73,13 +63,6 @@ def _package_of(frame: FrameType) -> str:
 def _compiling_error(error: Exception, summary: str, module: str) -> TraceError | None:
     """None if the error does not come from compiling. `module`: the module at work, as a part of a sentence."""
     text = str(error)
-    if CompilesByItselfError.__name__ in summary:  # as Dynamo passes it on
-        return TraceError(
-            f"the model compiles by itself{module}, and the job does not say that it compiles",
-            allowed="torch.compile in code of the model's own beside train.compile",
-            remedy="say in train.compile what else is compiled (loss, if nothing): then the model's own is as well",
-            place=_PLACE,
-        )
     if _OVERWRITTEN in summary:
         return TraceError(
             f"a CUDA graph writes over what is still used{module}: {summary[:300]}",

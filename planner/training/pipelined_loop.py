@@ -26,6 +26,7 @@ from planner.training.inputs import Feed
 from planner.training.log_levels import raise_log_levels
 from planner.training.loop import AUTOCAST_DTYPES, Loop
 from planner.training.models.build import build
+from planner.training.phases import named_phase
 from planner.upstream import torch_releases
 
 
@@ -238,7 +239,8 @@ class PipelinedLoop(Loop):
         self._step()
 
     def _run_micro_batches(self) -> None:
-        batch = self._batch(self.feed, self.train.micro_batch_size * self.train.gradient_accumulation_steps)
+        with named_phase(Phase.FORWARD):
+            batch = self._batch(self.feed, self.train.micro_batch_size * self.train.gradient_accumulation_steps)
         taken = tuple(batch.arguments.values()) if any(part.first for part in self.parts) else ()
         last = any(part.last for part in self.parts)
         unreturned = {"return_outputs": False} if torch_releases.since(2, 10) else {}

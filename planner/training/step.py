@@ -102,6 +102,7 @@ def run(
             observer.mark(Phase.CHECKPOINT_LOAD, 0)
             with named_phase(Phase.CHECKPOINT_LOAD):
                 kept = _load_checkpoint(spec.train.checkpoint_load, loop)
+                gc.collect()  # what torch gathers a state dict into has cycles
         with tensor_parallel.losses(spec.parallel.tp):
             loop.run()
         blocks.require_graphs(spec.train.compile)

@@ -11,7 +11,6 @@ from torch import nn
 from planner.job.schema import CheckpointLoad, Decoder, Job
 from planner.training import step
 from planner.training.checkpoints import Loading
-from planner.training.host import Host
 from planner.training.observers import NullObserver
 
 Run = Callable[..., step.Outcome]
@@ -53,7 +52,7 @@ def test_a_checkpoint_on_the_host_of_another_device_takes_no_memory_there() -> N
     model = nn.Linear(1000, 1000, device="meta")
     loading = Loading(
         spec=CheckpointLoad(), model=model, optimizer=torch.optim.SGD(model.parameters()), device=torch.device("meta"),
-        observer=NullObserver(), host=Host(),
+        observer=NullObserver(),
     )  # fmt: skip
 
     state = loading.model_state()

@@ -261,6 +261,9 @@ class Watcher:
     def _leaving(self, real: Any) -> Any:
         def leave(named: Any, *error: Any) -> Any:
             if find_phase(named.name) is not None:
+                if self._named_phase is Phase.CHECKPOINT_LOAD:
+                    for optimizer in self._optimizers:
+                        self._assign_state(optimizer)
                 self._tell(Kind.NAMED_ENDED)
                 self._named_phase = None
             return real(named, *error)
@@ -321,7 +324,8 @@ class Watcher:
             self._by_hand.know(module.parameters())
             self._follow_gradients(module)
             for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-                name = self._names.setdefault(tensor, _OWNERS.get(self._named_phase, "") + name)
+                owner = _OWNERS.get(self._named_phase, "")
+                name = self._names.setdefault(tensor, owner + observers.path_in_job(name))
                 self._recorder.assign(tensor, Category.PARAMETER, name)
         elif not self._are_assigned(module):
             self._assign_returned(module)
@@ -377,7 +381,7 @@ class Watcher:
             # fully_shard waits for a gradient that goes to the host if the parameter has a hook.
             is_followed = parameter.is_cuda and not isinstance(parameter, FlatParameter)
             if parameter.requires_grad and is_followed and parameter not in self._names:
-                parameter.register_post_accumulate_grad_hook(partial(accumulated, name))
+                parameter.register_post_accumulate_grad_hook(partial(accumulated, observers.path_in_job(name)))
 
     def _is_trained(self, root: nn.Module) -> bool:
         """A teacher is not, nor a mean of what is trained."""
@@ -437,9 +441,9 @@ class Watcher:
     def _step_ends(self, optimizer: Optimizer, *_arguments: Any) -> None:
         if optimizer in self._hosts:
             self._hosts.pop(optimizer).__exit__(None, None, None)
-        self._assign_state(optimizer)
         if self._is_no_training(optimizer):
             return
+        self._assign_state(optimizer)
         self._tell(Kind.STEPPED, self._part(optimizer))
         steps = self._optimizers[optimizer] = self._optimizers.get(optimizer, 0) + 1
         if steps <= _SETTLED:

@@ -108,7 +108,7 @@ def _most_embedded(events: Sequence[Event]) -> int:
 
 
 def _received_at_marks(events: Sequence[Event]) -> list[tuple[Phase, int]]:
-    """The live bytes that another rank has sent, where each action of the schedule begins."""
+    """The live bytes that another rank has sent, where another phase begins."""
     received = {each.block for each in events if isinstance(each, Role) and each.name.startswith(_RECEIVED)}
     sizes: dict[int, int] = {}
     found = []
@@ -117,6 +117,6 @@ def _received_at_marks(events: Sequence[Event]) -> list[tuple[Phase, int]]:
             sizes[event.block] = event.requested_bytes
         elif isinstance(event, Free):
             sizes.pop(event.block, None)
-        elif isinstance(event, Mark):
+        elif isinstance(event, Mark) and (not found or found[-1][0] is not event.phase):
             found.append((event.phase, sum(sizes.values())))
     return found
