@@ -45,10 +45,6 @@ PATCHES = (
         "torch._inductor.fx_passes.pad_mm:_should_pad torch._inductor.fx_passes.pad_mm:_should_pad_bench":
             "asks whether such a multiplication was timed, padded and not; a rule decides, and the report says so",
     }),
-    *patch("not compiled", _COMPILED, has_source=False, targets={
-        "torch._dynamo.callback:CompilationCallbackHandler.install_callbacks":
-            "a model that compiles something in a job that does not say so is refused there",
-    }),
     *patch("compiling told", _COMPILED, targets={
         "torch._dynamo.callback:CompilationCallbackHandler.install_callbacks":
             "what is allocated inside, while compiling, is not the program's",

@@ -29,20 +29,6 @@ PRIVATE = (
 )  # fmt: skip
 
 ON_CUDA = (
-    *patch("cuda face of a step", "tests/tracing/running/test_on_cuda.py", has_source=False, targets={
-        "torch.cuda:set_device": "a spec's step runs on the first device, whatever its rank",
-        "torch.cuda:memory_allocated max_memory_allocated memory_reserved max_memory_reserved reset_peak_memory_stats "
-        "memory_stats": "an allocator that is put in the place of torch's own keeps no statistics",
-        "torch:UntypedStorage.copy_":
-            "async_save copies storages, which have no dtype: as bytes they would be values that somebody reads",
-    }),
-    *patch("cuda face of a step", "tests/tracing/traces/test_kernel_timing.py", has_source=False, optional=True,
-        targets={
-        "torch.accelerator:memory_allocated max_memory_allocated": "the same, which Inductor asks for",
-    }),
-    *patch("cuda face of a step", "tests/house/test_upstream.py", change=Change.REPORTED, targets={
-        "torch._tensor_str:_str": "prints the values of a tensor, and a tensor on paper has none",
-    }),
     *private("tests/tracing/running/test_on_cuda.py", has_source=False, optional=True, targets={
         "torch._C:_cuda_clearCublasWorkspaces": "workspaces that an earlier trace of this process has left",
     }),

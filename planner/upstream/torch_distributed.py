@@ -147,13 +147,6 @@ FSDP2 = (
         "torch.distributed.fsdp._fully_shard._fsdp_common:_chunk_with_empty":
             "what is put in its place makes the same chunks, when they are asked for",
     }),
-    *patch("host not pinned", _NOT_PINNED, targets={
-        "torch.distributed.fsdp._fully_shard._fsdp_param:FSDPParam.reset_sharded_param":
-            "pins parameters that rest on the host, which would take their real memory where it is planned",
-    }),
-    *patch("said to be pinned", _NOT_PINNED, has_source=False, targets={
-        "torch:Tensor.is_pinned": "as above: what is said to be pinned is not pinned again",
-    }),
     *private(_CPU_RUNS, targets={
         "torch.distributed.fsdp._fully_shard._fully_shard:FSDPModule._get_fsdp_state":
             "sizes that do not divide, gathered parameters and waiting gradients are read from fully_shard's own state",
@@ -269,16 +262,9 @@ CHECKPOINTS = (
         "torch.distributed._state_dict_utils:_iterate_state_dict":
             "where whole tensors are gathered, which are told as a checkpoint's",
     }),
-    *patch("checkpoints not pinned", _SAVES, optional=True, part="checkpoints", targets={
-        "torch.cuda._pin_memory_utils:pin_memory unpin_memory":
-            "what async_save stages is pinned by the driver, which is not there",
-    }),
     *patch("program watched", _RUN_CHECKPOINTS, change=Change.REPORTED, has_source=False, targets={
         "torch.distributed.checkpoint.state_dict:_get_model_state_dict _get_optim_state_dict _load_model_state_dict "
         "_load_optim_state_dict": "where a program gathers a state dict or loads one, which begins a phase",
-    }),
-    *patch("tensors unwritten", _SAVES, has_source=False, part="checkpoints", targets={
-        "safetensors.torch:serialize_file": "writes a file of tensors that have no bytes",
     }),
     *mirror(_SAVES, change=Change.REPORTED, part="checkpoints", targets={
         "torch.distributed.checkpoint.filesystem:_write_files_from_queue":

@@ -133,7 +133,7 @@ WRAPPED = "--fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP --mixed_precision bf16
     [
         ("--mixed_precision bf16", True, False),
         (f"--use_fsdp --fsdp_version 2 {WRAPPED}", False, True),
-        ("--use_deepspeed --zero_stage 3 --mixed_precision bf16", False, False),
+        ("--use_deepspeed --zero_stage 3 --mixed_precision bf16", True, False),
     ],
     ids=["DDP", "FSDP2", "DeepSpeed stage 3"],
 )

@@ -8,7 +8,7 @@ import checkpoint_cases as cases
 import pytest
 from cpu_runs import Both, Run, assert_exact, both_ways
 
-from planner.events import Alloc, Event, Free, Mark, Phase, Role
+from planner.events import Alloc, Event, Free, Mark, Phase
 from planner.host_events import HostAlloc, HostCategory, HostEvent, HostFree
 from planner.truth.measuring.measurement_lines import MeasuredPhase
 
@@ -101,9 +101,3 @@ def most_on_host(events: Sequence[HostEvent], phase: tuple[Phase, int]) -> int:
             held.pop(each.block, 0)
         most = max(most, sum(held.values())) if inside else most
     return most
-
-
-def _as_large_as(events: Sequence[Event], block: int) -> list[int]:
-    sizes = {each.block: each.requested_bytes for each in events if isinstance(each, Alloc)}
-    told = {each.block for each in events if isinstance(each, Role) and each.name == "checkpoint"}
-    return [each for each in told if sizes[each] == sizes[block]]
