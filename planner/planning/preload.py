@@ -36,7 +36,9 @@ def load_tracer() -> None:
     """Import what traces most jobs, sooner than all that some of them need, without the shell's variables: torch reads
     some while it is imported."""
     drop_shell_variables()
+    from planner import programs  # noqa: F401
     from planner.tracing import job_program  # noqa: F401
+    from planner.training import step  # noqa: F401
 
 
 def load() -> None:
