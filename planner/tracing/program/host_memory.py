@@ -6,6 +6,7 @@ import functools
 import mmap
 import os
 import threading
+import weakref
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -23,21 +24,31 @@ from planner.allocator.host.replay import condense
 from planner.events import Category, Mark, Phase
 from planner.host_events import BatchTaken, HostAlloc, HostCategory, HostEvent, HostFree
 from planner.paper.host_memory import HostBlocks, HostRecord
-from planner.tracing.host_ledger import SMALLEST_BYTES, HostWriter, host_category
 from planner.training import host
 
 _MAP_NORESERVE = 0x4000
 """Of Linux; Python's `mmap` does not name it."""
 
 
-class HostMemory(HostWriter):
+SMALLEST_BYTES = 4096
+"""A page. What is smaller (an optimizer's counters of steps) lies in what the C library has taken anyway."""
+
+_CATEGORIES = {
+    Category.PARAMETER: HostCategory.PARAMETER,
+    Category.GRADIENT: HostCategory.GRADIENT,
+    Category.BUCKET: HostCategory.GRADIENT,
+    Category.OPTIMIZER_STATE: HostCategory.OPTIMIZER_STATE,
+}
+
+
+class HostMemory:
     """Follows one program's memory on the host; a `planner.paper.recorder.HostListener`.
 
     What a block is for is often known late: it counts from the block's birth, and what was said first stands.
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        self._next = -1
         self._blocks = HostBlocks()
         self._purposes: dict[int, HostCategory] = {}
         self._placed: defaultdict[int, list[HostEvent | int]] = defaultdict(list)
@@ -53,7 +64,7 @@ class HostMemory(HostWriter):
 
     def assign(self, tensor: Tensor, category: Category, _name: str = "") -> None:
         """This tensor, if it lies on the host, belongs to `category`."""
-        self.name_block(tensor, host_category(category))
+        self.name_block(tensor, _CATEGORIES.get(category, HostCategory.OTHER))
 
     def name_block(self, tensor: Tensor, category: HostCategory) -> None:
         """As `assign`, in the words of the host."""
@@ -118,6 +129,14 @@ class HostMemory(HostWriter):
         finally:
             self._blocks.stop()
 
+    def _hold_while(
+        self, owner: object, size: int, category: HostCategory, *, pinned: bool = False, count: int = 1
+    ) -> None:
+        """The process holds this as long as `owner` lives, but not beyond the end of the process; its number is odd."""
+        self._next += 2
+        self.write(HostAlloc(self._next, size, category, pinned, count))
+        weakref.finalize(owner, self.write, HostFree(self._next)).atexit = False
+
     def take_batch(self, tensors: Iterable[Tensor]) -> None:
         """The program of a spec says what it would take of a data loader (planner.training.host): for the forward that
         begins next."""
@@ -146,7 +165,7 @@ class HostMemory(HostWriter):
                 pinned, ahead = bool(loader.pin_memory), _batches_ahead(loader)
                 for part in tree_leaves(list(batch.values()) if isinstance(batch, Mapping) else batch):
                     if isinstance(part, Tensor) and part.device.type == "cpu":
-                        self.hold_while(iterator, part.nbytes, HostCategory.BATCH, pinned=pinned, count=ahead)
+                        self._hold_while(iterator, part.nbytes, HostCategory.BATCH, pinned=pinned, count=ahead)
             return batch
 
         return following
@@ -179,7 +198,7 @@ class HostMemory(HostWriter):
             def restored(storage: Any, location: Any) -> Any:
                 is_on_host = isinstance(storage, torch.UntypedStorage) and storage.device.type == "cpu"
                 if is_on_host and storage.nbytes() >= SMALLEST_BYTES:
-                    self.hold_while(storage, storage.nbytes(), HostCategory.CHECKPOINT)
+                    self._hold_while(storage, storage.nbytes(), HostCategory.CHECKPOINT)
                 return restore(storage, location)
 
             return restored

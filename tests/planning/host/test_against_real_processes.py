@@ -18,8 +18,8 @@ from planner.events import Phase
 from planner.host_events import BatchTaken, HostCategory
 from planner.job.loading import load_document
 from planner.job.schema import DataLoader
-from planner.tracing.host_ledger import SMALLEST_BYTES
 from planner.tracing.job_program import trace
+from planner.tracing.program.host_memory import SMALLEST_BYTES
 
 HERE = Path(__file__).parent
 JOB: dict[str, Any] = {
