@@ -64,6 +64,31 @@ assert torch.equal(read["values"], values)
 assert load_file(folder + "/all.safetensors", device="cuda")["weight"].device.type == "cuda"
 """
 
+OFFLOADED = """
+model = torch.nn.Linear(16384, 4096, bias=False).cuda()
+offloaded = torch.nn.Parameter(model.weight.detach().cpu())
+optimizer = torch.optim.AdamW([offloaded])
+for step in range(3):
+    model(torch.zeros(2, 16384, device="cuda")).sum().backward()
+    offloaded.grad = model.weight.grad.cpu()
+    norm = torch.nn.utils.clip_grad_norm_([offloaded], 1.0)
+    optimizer.step()
+    model.weight.data.copy_(offloaded)
+    model.weight.grad = None
+state = optimizer.state[offloaded]
+assert float(norm) == 0 and state["exp_avg"].shape == offloaded.shape and int(state["step"]) == 3
+assert taken() - began < 200 * MIB, taken() - began
+"""
+SMALL = """
+model = torch.nn.Linear(64, 64).cuda()
+here = torch.nn.Parameter(torch.ones(8 * MIB))
+optimizer = torch.optim.SGD([here, *model.parameters()], lr=0.5)
+model(torch.zeros(2, 64, device="cuda")).sum().backward()
+here.grad = torch.ones(8 * MIB)
+optimizer.step()
+assert here.tolist()[-1] == 0.5
+"""
+
 NUMBERS = """
 whole = torch.zeros(4, dtype=torch.int64)
 whole[:2] = 7
@@ -101,3 +126,11 @@ def test_what_a_compiler_traces_is_no_tensor_of_the_host(is_symbolic: bool) -> N
     assert not storages._is_tensor_unwritten(traced)
     assert not storages._is_left_out(traced)
     assert storages._is_left_out(real)
+
+
+def test_an_optimizer_on_the_host_of_what_came_from_the_gpu_computes_nothing(run: Run, program: Program) -> None:
+    assert run(f"python {program(BEGIN + OFFLOADED)}").iterations == 3
+
+
+def test_what_the_program_has_written_on_the_host_is_computed_with(run: Run, program: Program) -> None:
+    assert run(f"python {program(BEGIN + SMALL)}").iterations == 1
