@@ -45,6 +45,10 @@ def take_large_anew() -> None:
         _libc().mallopt(_MMAP_THRESHOLD, _MAPPED_BYTES)
 
 
+_MOST_PAGES = 4096
+"""That are there and have zeros: a copy from the paper GPU into a part of a buffer writes those at its edges."""
+
+
 class UnwrittenMemory:
     """Finds memory that nobody has written. Which spans are anonymous is looked up anew where one is not known."""
 
@@ -64,10 +68,13 @@ class UnwrittenMemory:
         pages = ctypes.create_string_buffer((after - first) // page)
         if _libc().mincore(ctypes.c_void_p(first), ctypes.c_size_t(after - first), pages) != 0:
             return False
-        if pages.raw.count(0) < len(pages.raw):
+        there = [index for index, is_there in enumerate(pages.raw) if is_there & 1] if any(pages.raw) else []
+        if len(there) > _MOST_PAGES:
             return False
-        edges = ctypes.string_at(address, first - address) + ctypes.string_at(after, address + size - after)
-        return not any(edges) and self._is_anonymous(first)
+        parts = [(address, first), (after, address + size)]  # less than a page each
+        parts += [(first + index * page, first + (index + 1) * page) for index in there]
+        is_zero = not any(any(ctypes.string_at(begin, end - begin)) for begin, end in parts)
+        return is_zero and self._is_anonymous(first)
 
     def _is_anonymous(self, address: int) -> bool:
         if not any(begin <= address < end for begin, end in self._spans):

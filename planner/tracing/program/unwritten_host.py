@@ -17,6 +17,10 @@ from planner.paper.native_records import local_part
 from planner.tracing.program.storages import LARGE_BYTES, UnwrittenMemory
 
 
+_PINNING = (torch.ops.aten._pin_memory.default, torch.ops.aten.is_pinned.default)
+"""Of memory of the host alone; what is copied then is left out as any copy is."""
+
+
 class UnwrittenHost(TorchDispatchMode):
     """Inside, an operator whose large tensors are all of the host and unwritten is not computed: what it would write to
     stays as it is, what it would make is memory of its size. Copies from the paper GPU are such tensors, and what an
@@ -33,13 +37,19 @@ class UnwrittenHost(TorchDispatchMode):
         tensors = [value for value in tree_leaves((args, named)) if isinstance(value, Tensor)]
         if any(is_traceable_wrapper_subclass(tensor) for tensor in tensors):
             return NotImplemented  # its parts come here by themselves
+        device = named.get("device")
+        leaves_host = (
+            func in _PINNING or any(tensor.is_cuda for tensor in tensors) or torch.device(device or "cpu").type != "cpu"
+        )
         large = [tensor for tensor in tensors if is_large_on_host(tensor)]
         written = [each.alias_info is not None and each.alias_info.is_write for each in func._schema.arguments]
         is_view = any(each.alias_info is not None for each in func._schema.returns) and not any(written)
-        if not large or is_view or not all(map(self._is_unwritten, large)):
+        if not large or is_view or leaves_host or not all(map(self._is_unwritten, large)):
             return func(*args, **named)
         if any(written):
             return args[written.index(True)] if func._schema.returns else None
+        if device is not None:
+            named = {**named, "device": "meta"}
         made = func(*tree_map_only(Tensor, _without_memory, args), **tree_map_only(Tensor, _without_memory, named))
         return tree_map_only(Tensor, _make, made)
 
