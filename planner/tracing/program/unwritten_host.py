@@ -16,7 +16,6 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from planner.paper.native_records import local_part
 from planner.tracing.program.storages import LARGE_BYTES, UnwrittenMemory
 
-
 _PINNING = (torch.ops.aten._pin_memory.default, torch.ops.aten.is_pinned.default)
 """Of memory of the host alone; what is copied then is left out as any copy is."""
 
