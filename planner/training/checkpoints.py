@@ -193,8 +193,9 @@ class Loading:
         """One that the file has, read into the host's memory; where the file is mapped it takes none."""
         if self.spec.mmap:
             mapped = mmap.mmap(-1, max(shape.numel() * dtype.itemsize, 1))
-            return torch.frombuffer(mapped, dtype=torch.uint8).view(dtype).view(shape)
-        read = torch.zeros(shape, dtype=dtype, device="cpu")
+            read = torch.frombuffer(mapped, dtype=torch.uint8).view(dtype).view(shape)
+        else:
+            read = torch.zeros(shape, dtype=dtype, device="cpu")
         return read.to(self.device) if self._on_device else read
 
     def model_state(self) -> dict[str, Tensor]:

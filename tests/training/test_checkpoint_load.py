@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -61,3 +62,14 @@ def test_a_checkpoint_on_the_host_of_another_device_takes_no_memory_there() -> N
         "weight": (torch.Size([1000, 1000]), CPU, 4_000_000),
         "bias": (torch.Size([1000]), CPU, 4_000),
     }
+
+
+@pytest.mark.parametrize("mmap", [False, True])
+def test_a_checkpoint_on_the_device_is_there_whether_its_file_is_mapped_or_not(mmap: bool) -> None:
+    model = nn.Linear(1000, 1000, device="meta")
+    loading = Loading(
+        spec=CheckpointLoad(map_location="device", mmap=mmap), model=model,
+        optimizer=torch.optim.SGD(model.parameters()), device=torch.device("meta"), observer=NullObserver(),
+    )  # fmt: skip
+
+    assert {tensor.device.type for tensor in loading.model_state().values()} == {"meta"}
