@@ -67,7 +67,7 @@ _RESULTS: dict[Any, str] = {
     ctypes.c_bool: "write_again",
     ctypes.c_char_p: "host_record_format kernel_at_work name unknown_workspaces",
     ctypes.c_int64: "allocated_bytes block_at born_alive count first_timed_free host_block_at host_count"
-    " kernel_table_length launch_count most_allocated_bytes new_event requested_bytes shape_count",
+    " kernel_table_length launch_count most_allocated_bytes new_event shape_count",
     ctypes.c_void_p: "host_records kernel_table launches records shapes",
 }
 _ARGUMENTS: dict[str, list[Any]] = {

@@ -288,10 +288,6 @@ class Recorder:
         finally:
             self._native.paper_end_compiling()
 
-    def requested_bytes(self) -> int:
-        """What the device holds now, as it was asked for."""
-        return int(self._native.paper_requested_bytes())
-
     def events(self, until: int | None = None) -> list[Event]:
         """Everything since `start`, in order, up to a moment (`now`); blocks are numbered from 0."""
         records = self._records()[:until]

@@ -221,23 +221,22 @@ class Loop:
 
         Where it is shortened, only the steps and tokens from which the others follow (planner.job.sampled_runs).
         """
-        shortened = self.shortened
         self.model.eval()
         try:
-            self._evaluate_batches(spec, iteration, shortened=shortened)
+            self._evaluate_batches(spec, iteration)
             if spec.generate is not None:
                 with torch.no_grad():
-                    self._generate(spec.generate, iteration, shortened=shortened)
+                    self._generate(spec.generate, iteration)
         finally:
             self.model.train()
 
     # What lives how long in an evaluation is that of transformers 5 (Trainer.evaluation_loop and EvalLoopContainer in
     # trainer.py and trainer_pt_utils.py, GenerationMixin._sample in generation/utils.py): what a step gathered lives
     # until the next has gathered its own, and what was gathered before is copied with each step.
-    def _evaluate_batches(self, spec: schema.Eval, iteration: int, *, shortened: bool) -> None:
+    def _evaluate_batches(self, spec: schema.Eval, iteration: int) -> None:
         gathered: dict[str, Tensor] = {}
         batches = spec.batches if spec.gather else batches_on_device(spec)
-        count = len(shown_batches(spec)) if shortened else batches
+        count = len(shown_batches(spec)) if self.shortened else batches
         latest: dict[str, Tensor] = {}
         for number in range(1, count + 1):
             with self.phase(Phase.EVAL, iteration):
@@ -246,7 +245,7 @@ class Loop:
                 for name, tensor in latest.items():
                     gathered[name] = torch.cat((gathered[name], tensor), dim=0) if name in gathered else tensor
                 whole = spec.accumulation_steps
-                if whole and number % whole == 0 and not shortened:
+                if whole and number % whole == 0 and not self.shortened:
                     self._take_to_host(gathered)
                     latest = {}
                     self._empty_cache()
@@ -279,15 +278,15 @@ class Loop:
             tensor.cpu()
         gathered.clear()
 
-    def _generate(self, spec: schema.Generate, iteration: int, *, shortened: bool) -> None:
-        """Greedy generation of all tokens, or, `shortened`, of those from which the others follow."""
+    def _generate(self, spec: schema.Generate, iteration: int) -> None:
+        """Greedy generation of all tokens, or, shortened, of those from which the others follow."""
         model, count = self.bare_model, spec.max_new_tokens
         with self.phase(Phase.GENERATE, iteration):
             prompt_tokens = spec.prompt_tokens or self.train.sequence_length
             tokens = inputs.prompts(self.feed, spec.batch, prompt_tokens, self.device, self.observer)
             token, cache = self._next_token(model, tokens, None, use_cache=spec.use_cache)
             tokens = torch.cat((tokens, token), dim=1)
-        for part in shown_tokens(count) if shortened else map(Part, range(1, count)):
+        for part in shown_tokens(count) if self.shortened else map(Part, range(1, count)):
             with self.phase(Phase.GENERATE, iteration):
                 fed = token if part.count == 1 else token.expand(-1, part.count)
                 if part.count > 1:  # so many tokens at once: the cache grows to where the next are shown

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import get_schedule_class
 from torch.distributed.tensor import DTensor
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from planner.errors import SpecError
 from planner.events import Phase
@@ -252,13 +251,13 @@ class PipelinedLoop(Loop):
 
     def _clip(self, trained: Sequence[nn.Parameter], limit: float) -> None:
         """The norm over the parameters of all stages, as torchtitan's `clip_grad_norm_` has it."""
-        norm = get_total_norm([parameter.grad for parameter in trained if parameter.grad is not None])
+        norm = nn.utils.get_total_norm([parameter.grad for parameter in trained if parameter.grad is not None])
         if isinstance(norm, DTensor):
             norm = norm.full_tensor()
         norm **= 2.0
         dist.all_reduce(norm, group=self.world.group("pp"))
         norm **= 0.5
-        clip_grads_with_norm_(trained, limit, norm)
+        nn.utils.clip_grads_with_norm_(trained, limit, norm)
 
 
 class Stage(PipelineStage):

@@ -78,7 +78,6 @@ struct Held {
 std::mutex block_mutex;
 AddressSpace space;
 std::unordered_map<const void*, Held> blocks;
-size_t requested = 0;
 
 // Written down already: the next block that is taken is this one, unless it is -1.
 int64_t adopted = -1;
@@ -96,7 +95,6 @@ void* taken(size_t bytes) {
   std::lock_guard<std::mutex> lock(block_mutex);
   void* address = space.take(bytes);
   blocks[address] = {-1, bytes};  // in use, before it is known as what
-  requested += bytes;
   return address;
 }
 
@@ -125,7 +123,6 @@ void give_back_block(void* address) {
     if (found == blocks.end()) return;
     block = found->second.block;
     const auto [_, bytes, pooled] = found->second;
-    requested -= bytes;
     blocks.erase(found);
     if (!pooled) space.give_back(static_cast<char*>(address), bytes);
     if (blocks.empty() && !once_pooled) space.begin_again();  // nothing is in use
@@ -184,9 +181,4 @@ extern "C" {
 int64_t paper_block_at(const void* address) { return paper::block_at(address); }
 int32_t paper_device_numbered(int32_t number) { return paper::device_numbered(number); }
 void paper_on_use(void (*function)()) { paper::on_use = function; }
-// What is in use now, as it was asked for.
-int64_t paper_requested_bytes() {
-  std::lock_guard<std::mutex> lock(paper::block_mutex);
-  return static_cast<int64_t>(paper::requested);
-}
 }

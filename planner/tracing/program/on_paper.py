@@ -111,7 +111,7 @@ class ProgramRun:
         self.management = ManagementLibrary(order.gpu.product, order.line.gpus, self.memory, self.assumptions)
         self.told = {**order.heard}
         self.neighbours = PipelineNeighbours(self.assumptions, self.told)
-        self.compiling = ProgramCompiling(recorder, order.seconds, as_asked=order.compiles_as_asked)
+        self.compiling = ProgramCompiling(recorder, order.seconds, as_asked=order.is_of_a_spec)
         self._stopping = Stopping(order.steps, order.patience_seconds, order.seconds, self._count_sizes)
         self.steps_at = StepsAt(
             order.steps_at,
@@ -437,7 +437,7 @@ def _surrounded(order: ProgramOrder, run: ProgramRun, endings: Endings) -> Itera
         storages.on_paper(run.assumptions),
         storages.left_unwritten(run.assumptions),
         program_host.kept_inside(run.ranks, run.assumptions, run.host.start_workers, endings.refuse),
-        values.read_by(None if order.has_made_up_data else run.answers),
+        values.read_by(None if order.is_of_a_spec else run.answers),
         storages.with_holes(run.watcher.saves, run.host.as_if_read),
         run.ahead.watch(),
         run.host.watch(),

@@ -70,10 +70,9 @@ class ProgramOrder:
     """How long it is watched when it is steady; None: as `planner.tracing.program.stopping` has it."""
     seconds: float = float("inf")
     strict: bool = False
-    has_made_up_data: bool = False
-    """Whether its batches are made up: of no value that follows from them anything is known."""
-    compiles_as_asked: bool = False
-    """Whether what is compiled too often, or with strides of its own, is an error, where torch would run it eagerly."""
+    is_of_a_spec: bool = False
+    """Whether its batches are made up, so that of no value that follows from them anything is known; and what is
+    compiled too often, or with strides of its own, is an error, where torch would run it eagerly."""
     micro_batches: int = 0
     """Forwards and backwards of an iteration that is an accumulation of more, of which two are like all that are left
     out."""

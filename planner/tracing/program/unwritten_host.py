@@ -36,17 +36,16 @@ class UnwrittenHost(TorchDispatchMode):
         tensors = [value for value in tree_leaves((args, named)) if isinstance(value, Tensor)]
         if any(is_traceable_wrapper_subclass(tensor) for tensor in tensors):
             return NotImplemented  # its parts come here by themselves
-        device = named.get("device")
-        leaves_host = (
-            func in _PINNING or any(tensor.is_cuda for tensor in tensors) or torch.device(device or "cpu").type != "cpu"
-        )
         large = [tensor for tensor in tensors if is_large_on_host(tensor)]
-        written = [each.alias_info is not None and each.alias_info.is_write for each in func._schema.arguments]
-        is_view = any(each.alias_info is not None for each in func._schema.returns) and not any(written)
-        if not large or is_view or leaves_host or not all(map(self._is_unwritten, large)):
+        device = named.get("device")
+        stays = not any(tensor.is_cuda for tensor in tensors) and torch.device(device or "cpu").type == "cpu"
+        if not large or not stays or func in _PINNING or not all(map(self._is_unwritten, large)):
             return func(*args, **named)
+        written = [each.alias_info is not None and each.alias_info.is_write for each in func._schema.arguments]
         if any(written):
             return args[written.index(True)] if func._schema.returns else None
+        if any(each.alias_info is not None for each in func._schema.returns):  # a view
+            return func(*args, **named)
         if device is not None:
             named = {**named, "device": "meta"}
         made = func(*tree_map_only(Tensor, _without_memory, args), **tree_map_only(Tensor, _without_memory, named))
