@@ -9,7 +9,7 @@ READY := $(VENV)/.ready
 BESIDE := tests/tracing/running/beside.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup plan answers test test-fast test-timed test-computed test-clusters test-wheel test-readme soak test-torch torch-versions fuzz cpu-runs clients beside-plans screenshots opinfo check check-in-turn check-computed test-of-wheel lint bench accuracy programs step-times gpu-truth gpu-facts rehearse-gpu-truth validate-gpu clean
+.PHONY: help setup plan answers test test-fast test-timed test-computed test-clusters test-wheel test-readme soak test-torch torch-versions fuzz cpu-runs clients screenshots opinfo check check-in-turn check-computed test-of-wheel lint bench accuracy programs step-times gpu-truth gpu-facts rehearse-gpu-truth validate-gpu clean
 
 help: ## what can be done here
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -125,9 +125,6 @@ clients: $(CLIENTS_READY) ## run rank 0 of other people's programs on paper (tes
 
 screenshots: $(READY) ## pictures of the page for docs/images, as its tests see it (needs chromium and chromium-driver)
 	PLANNER_SCREENSHOTS=yes OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/service/page
-
-beside-plans: $(CLIENTS_READY) ## programs on paper beside the plans of their specs, for docs/results/programs.md: 5 minutes
-	PYTHONPATH=$(CURDIR) OMP_NUM_THREADS=1 $(CLIENTS)/bin/python tests/slow/clients/run_beside_plan.py $(CLIENTS)/materials
 
 opinfo: $(READY) ## all of torch's operator database on the paper GPU beside the host (three minutes)
 	PLANNER_OPINFO=whole OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/paper/opinfo

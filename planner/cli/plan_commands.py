@@ -207,6 +207,9 @@ def add_spec(commands: Commands) -> None:
     )  # fmt: skip
     parser.add_argument("--all", action="store_true", help="print every key, with its default")
     parser.add_argument("--bundle", action="store_true", help="print one self-contained JSON object instead")
+    parser.add_argument(
+        "--program", action="store_true", help="print the training program that is planned, for torchrun, instead"
+    )
     parser.add_argument("--json-schema", action="store_true", help="print the JSON Schema of specs, for editors")
 
 
@@ -214,6 +217,7 @@ def run_spec(arguments: argparse.Namespace) -> int:
     """`planner spec`: 0, or SpecError."""
     from planner.job.loading import bundle_text
     from planner.job.printing import job_yaml, short_yaml
+    from planner.programs import program_text
 
     if arguments.json_schema:
         from planner.job.spec_keys import json_schema
@@ -221,6 +225,9 @@ def run_spec(arguments: argparse.Namespace) -> int:
         print(json.dumps(json_schema(), indent=2))
         return DONE
     job = job_of(arguments, is_traced=False)
+    if arguments.program:
+        print(program_text(job), end="")
+        return DONE
     print_spec = bundle_text if arguments.bundle else job_yaml if arguments.all else short_yaml
     print(print_spec(job), end="")
     return DONE

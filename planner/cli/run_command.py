@@ -8,7 +8,6 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from planner.cli.job_input import enter_for_command
@@ -30,8 +29,6 @@ from planner.progress import show_progress
 if TYPE_CHECKING:
     from planner.cli.options import Commands
     from planner.planning.program import ProgramInputs
-    from planner.report.statement import ProgramStatement
-    from planner.tracing.program.rank_orders import RankRun
 
 _GPU = "H100-SXM-80GB"
 _VERSION = re.compile(r"[0-9]{1,2}\.[0-9]{1,2}")
@@ -101,7 +98,6 @@ def add_run(commands: Commands) -> None:
         "not, between commas (flash-attn): stand-ins allocate what their kernels do",
     )  # fmt: skip
     parser.add_argument("--kernels", default="", metavar="FILE", help="a Python file that describes your own kernels")
-    parser.add_argument("--save-spec", metavar="FILE", help="write what a spec can say of the program (JOB.yaml)")
     parser.add_argument(
         "--show-output", action="store_true", help="show what the ranks that are run print, on standard error "
         "(default: the last 20 lines, if something goes wrong)",
@@ -136,28 +132,9 @@ def run_program(arguments: argparse.Namespace) -> int:
         shown.print_last([run.said] if run.said else [])
         for failure in run.failed:
             _print_block("the program's own traceback", failure.text)
-    if arguments.save_spec:
-        statement = replace(
-            statement, notes=(*statement.notes, _save_spec(arguments.save_spec, work, statement, runs[0]))
-        )
     statement = at_risk(arguments, statement)
     print_answer(arguments, lambda: to_json(statement), lambda: render(statement, style(), verbose=arguments.verbose))
     return exit_code(arguments, statement)
-
-
-def _save_spec(file: str, work: ProgramInputs, statement: ProgramStatement, run: RankRun) -> str:
-    """A sentence on the saved spec: what it plans to, beside the program."""
-    from planner.planning.program_spec import compare_peaks, spec_text
-    from planner.planning.trace_source import TraceCache, TraceSource
-
-    text = spec_text(run, work)
-    with show_progress() as progress:
-        compared = compare_peaks(text, statement, TraceSource(cache=TraceCache.of_user()), progress)
-    try:
-        Path(file).write_text(f"# {compared}\n{text}", encoding="utf-8")
-    except OSError as error:
-        raise SpecError(f"cannot be written: {error.strerror}", allowed="a file", place=file) from None
-    return compared
 
 
 def _print_block(name: str, text: str) -> None:

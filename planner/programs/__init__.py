@@ -1,1 +1,21 @@
-"""Training programs that a spec becomes: ordinary scripts, which a launcher starts on GPUs as well."""
+"""The training programs that specs are: ordinary scripts, run on paper by plans and on GPUs by `torchrun`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from planner.job.loading import bundle_text
+from planner.job.schema import Job
+
+_BUNDLE = "BUNDLE = sys.argv[1]\n"
+"""Of train.py, where a printed program has its job."""
+
+
+def program_text(job: Job) -> str:
+    """The program of a job, with the job in it: `torchrun JOB.py` trains it where planner is installed."""
+    text = Path(__file__).with_name("train.py").read_text(encoding="utf-8")
+    code = text[text.index("from __future__") :]
+    # A quote is in strings of JSON only, which may write it so.
+    written = bundle_text(job).strip().replace("'", "\\u0027")
+    program = code.replace(_BUNDLE, f"BUNDLE = r'''{written}'''\n")
+    return f'"""Trains the job below as one rank: `torchrun --nproc-per-node N THIS_FILE`."""\n\n{program}'

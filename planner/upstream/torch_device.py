@@ -127,8 +127,7 @@ PROGRAMS = (
         "torch.nn.functional:cross_entropy nll_loss":
             "the loss of a model that has learnt nothing follows from its number of classes",
     }),
-    *patch("program watched", "tests/tracing/running/test_saved_specs.py", has_source=False, targets={
-        "torch.nn.utils:clip_grad_norm_": "whether a program clips its gradients is told in its spec",
+    *patch("program watched", _RUN, has_source=False, targets={
         "torch.nn.utils:get_total_norm clip_grads_with_norm_":
             "gradients on the host that nobody has written are neither read nor scaled",
         "torch.distributed.fsdp:FullyShardedDataParallel.clip_grad_norm_": "it clips by itself",

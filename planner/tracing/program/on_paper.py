@@ -44,7 +44,6 @@ from planner.tracing.program.compiling import ProgramCompiling
 from planner.tracing.program.gpu_statistics import LiveMemory, ManagementLibrary
 from planner.tracing.program.host_memory import HostMemory
 from planner.tracing.program.input_sizes import InputSizes
-from planner.tracing.program.job_outline import JobOutline
 from planner.tracing.program.look_ahead import LookAhead
 from planner.tracing.program.micro_batches import find_left_out
 from planner.tracing.program.packages.libraries import found_packages
@@ -124,7 +123,6 @@ class ProgramRun:
         )
         self._awaits_steps: tuple[int, float] | None = None
         self.ranks = StartedRanks(order, self.assumptions, endings.become, self._end_rank)
-        self.outline = JobOutline()
         self.host = HostMemory()
         recorder.host = self.host
         self.ahead = LookAhead(order.batches, self._rounds, lambda: self.watcher.moments.trains, self.assumptions)
@@ -136,7 +134,6 @@ class ProgramRun:
             self._look_at_forwards,
             self.host.pass_moment,
             self.inputs,
-            self.outline,
         )
         self._most_held = 0
         self.world = World(self.assumptions, BroadcastNumbers(self.told))
@@ -373,7 +370,6 @@ class ProgramRun:
                 steps_to_run=steps_to_run,
                 steps_at=self.steps_at.peaks(),
                 usual=int(self.steps_at.usual) if self.steps_at.counts else 0,
-                outline=self.outline.document(),
             )
         )
 

@@ -159,8 +159,6 @@ class RankRun:
     allocator_conf: str = ""
     """Of the program itself, when it first took memory."""
     memory_fraction: float = 1.0
-    outline: Mapping[str, Any] = field(default_factory=dict)
-    """What a spec could say of it (planner.tracing.program.job_outline)."""
     seconds: float = 0.0
     told: Mapping[str, str] = field(default_factory=dict)
     """What this rank and those that ran before it tell others; only processes of the program read it."""
@@ -177,8 +175,6 @@ _MOST_REPEATED = 2**28
 """Events and launches of a trace beside those that are written: the recorder takes 56 bytes of each, 14 of the 16 GiB
 that a program may have."""
 _PLACE = "the program's answer"
-_FREE = "outline"
-"""Of what a spec could say of a program nothing is checked here."""
 
 
 class MoreGpusError(ProgramError):
@@ -257,8 +253,7 @@ def _check_limits(value: Any, name: str) -> None:
     if isinstance(value, dict):
         for key, member in value.items():
             _check_limits(key, name)
-            if key != _FREE:
-                _check_limits(member, key)
+            _check_limits(member, key)
     elif isinstance(value, list):
         for member in value:
             _check_limits(member, name)

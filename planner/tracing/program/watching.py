@@ -28,7 +28,6 @@ from planner.tracing.program import unwritten_host
 from planner.tracing.program.ddp_roles import DdpRoles
 from planner.tracing.program.divided_models import describe_division
 from planner.tracing.program.input_sizes import InputSizes
-from planner.tracing.program.job_outline import JobOutline
 from planner.tracing.program.stopping import Kind, Moments
 from planner.training import observers, optimizers
 from planner.training.phases import find_phase
@@ -115,7 +114,7 @@ class Watcher:
     """Follows one program. `infers` is called before each forward until an optimizer is made or a backward begins; then
     `trains` before each forward that is trained, each backward and each optimizer step, `evaluates` before each other
     forward: they may end it all. `tells` hears of every moment, by its index,
-    `inputs` of what outermost forwards were given, `outline` of every forward and step."""
+    `inputs` of what outermost forwards were given."""
 
     def __init__(
         self,
@@ -125,10 +124,9 @@ class Watcher:
         infers: Callable[[], None],
         tells: Callable[[int], None],
         inputs: InputSizes,
-        outline: JobOutline,
     ) -> None:
         self.moments = Moments()
-        self._recorder, self._tells, self._inputs, self._outline = recorder, tells, inputs, outline
+        self._recorder, self._tells, self._inputs = recorder, tells, inputs
         self._trains, self._evaluates, self._infers = trains, evaluates, infers
         self._optimizers: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
         """How often each has stepped, of those that there are."""
@@ -171,7 +169,6 @@ class Watcher:
             "torch.optim:Optimizer.__init__": knowing_optimizers,
             "torch.autograd.profiler:record_function.__enter__": self._entering,
             "torch.autograd.profiler:record_function.__exit__": self._leaving,
-            "torch.nn.utils:clip_grad_norm_": self._outline.clipping,
             **dict.fromkeys(_CLIPPING, unwritten_host.clipping),
             "torch:save": self._noting(Kind.SAVE),
             "torch:load": self._noting(Kind.LOAD),
@@ -290,7 +287,7 @@ class Watcher:
 
         return wrap
 
-    def _forward_begins(self, module: nn.Module, arguments: Any) -> None:
+    def _forward_begins(self, module: nn.Module, _arguments: Any) -> None:
         if torch.compiler.is_compiling():  # what is compiled says itself of which module an allocation is
             return
         depth = getattr(self._open, "depth", 0)
@@ -300,7 +297,6 @@ class Watcher:
             self._open.began = self._recorder.now()
         self._open.depth = depth + 1
         self._recorder.enter(self._paths.get(module, ""))
-        self._outline.forward_begins(module, arguments)
 
     def _forward_ends(self, module: nn.Module, arguments: Any, *named_and_output: Any) -> None:
         if torch.compiler.is_compiling():
@@ -312,7 +308,6 @@ class Watcher:
                 allocates = self._recorder.now() > self._open.began
                 self._inputs.take(module, arguments, named_and_output[0], allocates=allocates)
                 self._begin_with_its_batch(self._open.moment, (arguments, named_and_output[0]))
-        self._outline.forward_ends(module, *named_and_output)
 
     def _root_begins(self, module: nn.Module) -> None:
         if not self._roots:
@@ -430,7 +425,6 @@ class Watcher:
             is_told = self._step_began >= since
             first = self._step_began if is_told else self._recorder.first_allocation(since, self._recorder.now())
             self.moments.begin_at(index, first)
-        self._outline.step_starts(optimizer)
         self._hosts[optimizer].__enter__()
 
     def _is_no_training(self, optimizer: Optimizer) -> bool:
