@@ -44,7 +44,7 @@ class UnplannableError(PlannerError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanFound:
-    """A plan (`planner.plan/1`) with the metadata of the job that was asked about, or a run (`planner.run/1`)."""
+    """A plan (`planner.plan/2`), that of a spec with the metadata of the job that was asked about."""
 
     plan: Mapping[str, Any]
 
@@ -113,13 +113,13 @@ class Client:
         return ExceedsByBound(plan_id=plan_id, least_bytes=least, capacity_bytes=capacity)
 
     def run(self, asked: ProgramAsk, wait_seconds: float) -> PlanFound | PlanPending:
-        """A program's run (`planner.run/1`); Pending if it is not done after `wait_seconds`: it goes on.
+        """The plan of a program; Pending if it is not done after `wait_seconds`: it goes on.
 
         Raises UnreachableError, and UnplannableError for a program that cannot be run, or not by this service.
         """
         body, headers = asked.request()
         until = self._now() + wait_seconds
-        reply = self._ask_patiently("/v1/runs", body, {"Prefer": "respond-async, ", **headers}, until)
+        reply = self._ask_patiently("/v1/plans", body, {"Prefer": "respond-async, ", **headers}, until)
         if reply.status == 200:
             return PlanFound(plan=reply.document)
         return PlanPending(plan_id=_text(reply.document, "plan_id"))

@@ -14,10 +14,9 @@ from planner.job.bound.lower_bound import Bound, lower_bound
 from planner.job.loading import load_bundle
 from planner.job.schema import Job
 from planner.records import shape, to_plain
-from planner.report.statement import Plan, ProgramStatement, Verdict, change_text
+from planner.report.statement import Plan, Verdict, change_text, gpu_of
 from planner.report.verdict_text import (
     bound_sentence,
-    gpu_of,
     host_decides,
     is_smallest,
     job_sentence,
@@ -85,15 +84,15 @@ class Decision:
         return {"schema": SCHEMA, **to_plain(self)}
 
 
-def decide(plan: Plan | ProgramStatement, policy: Policy) -> Decision:
-    """What to do with the job of this plan, or of this run of a program, for which no change is known that would fit.
+def decide(plan: Plan, policy: Policy) -> Decision:
+    """What to do with the job of this plan; for a program no change is known that would fit.
 
     Raises PlannerError for a plan without ranks."""
     if not plan.rank_classes:
         raise PlannerError("the plan has no ranks")
     if policy.risk:
         plan = judge_at_risk(plan, policy.risk)
-    verdict, advice = plan.verdict, plan.advice if isinstance(plan, Plan) else ()
+    verdict = plan.verdict
     missing = ""
     if pool_decides(plan):
         certain = verdict is Verdict.EXCEEDS  # no OOM kill saves a system whose memory is shared
@@ -101,14 +100,14 @@ def decide(plan: Plan | ProgramStatement, policy: Policy) -> Decision:
         certain = True  # a lower bound is more than there is
     else:
         # What exceeds by its bound exceeds for sure: the same job was refused while its plan was still to be made.
-        bound = bound_of(plan.job) if isinstance(plan, Plan) and verdict is Verdict.EXCEEDS else None
+        bound = bound_of(plan.job) if plan.job and verdict is Verdict.EXCEEDS else None
         certain = plan.calibrated or (bound is not None and bound.least_bytes > bound.capacity_bytes)
         missing = "" if plan.calibrated else "nothing was measured on this GPU and torch"
     action = _action(verdict, certain, policy)
     reason = _printable(job_sentence(plan))
     if verdict is Verdict.EXCEEDS and action is Action.WARN and policy.exceeds is Action.REFUSE and missing:
         reason += f"; not refused, since {missing}"
-    smallest = smallest_change(advice) if verdict is Verdict.EXCEEDS else None
+    smallest = smallest_change(plan.advice) if verdict is Verdict.EXCEEDS else None
     change = ""
     if smallest is not None:
         change = _printable(f"{change_text(smallest.change)} (then {show_bytes(smallest.device_bytes)})")

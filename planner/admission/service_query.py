@@ -10,7 +10,7 @@ from planner.admission.decision import Decision, bound_of, decide, decide_by_bou
 from planner.admission.policy import Policy
 from planner.admission.specs import ProgramAsk
 from planner.errors import PlannerError, SettingError
-from planner.report.statement import read_statement
+from planner.report.statement import from_json
 
 
 def client_of(policy: Policy, system: str) -> Client:
@@ -38,7 +38,7 @@ def ask(bundle: Callable[[], Mapping[str, Any]], policy: Policy, system: str) ->
         if isinstance(plan, ExceedsByBound) and plan.least_bytes > plan.capacity_bytes:
             return decide_by_bound(job, plan.least_bytes, plan.capacity_bytes, policy, plan.plan_id)
         if isinstance(plan, PlanFound):
-            return decide(read_statement(plan.plan), policy)
+            return decide(from_json(plan.plan), policy)
         reason = f"the plan is not ready after {policy.wait_seconds:g} s"
         otherwise = decide_without_verdict("pending", policy.pending, reason, plan.plan_id)
     except (UnreachableError, UnplannableError) as error:  # also one whose trace takes too long: no way in for it
@@ -67,7 +67,7 @@ def ask_run(asked: Callable[[], ProgramAsk], policy: Policy, system: str) -> Dec
     try:
         run = client.run(asked(), policy.wait_seconds)
         if isinstance(run, PlanFound):
-            return decide(read_statement(run.plan), policy)
+            return decide(from_json(run.plan), policy)
     except PlannerError as error:
         return _decide_on_failure(error, "the job's program cannot be run on paper", policy)
     reason = f"the program is not run to its steady state after {policy.wait_seconds:g} s"

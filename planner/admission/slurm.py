@@ -17,7 +17,7 @@ from planner.admission.client import Client, UnreachableError
 from planner.admission.decision import Decision, decide
 from planner.admission.policy import Action, Policy, policy_file, section
 from planner.errors import PlannerError
-from planner.report.statement import read_statement
+from planner.report.statement import from_json
 
 SYSTEM = "slurm"
 PLAN_ID = re.compile(r"pl-[a-z2-7]{26}")
@@ -185,7 +185,7 @@ class Verdicts:
         lines = ["admit", "fits"]
         if verdict != "fits":
             try:
-                decision = decide(read_statement(self._client.plan_of(plan_id)), self._policy)
+                decision = decide(from_json(self._client.plan_of(plan_id)), self._policy)
             except UnreachableError:
                 raise
             except PlannerError:  # forgotten in this moment, or of another version: the others do not wait for it

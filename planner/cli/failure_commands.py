@@ -15,8 +15,8 @@ from planner.errors import PlannerError
 
 if TYPE_CHECKING:
     from planner.cli.options import Commands
+    from planner.report.statement import Plan
     from planner.truth.failures.snapshot_failure import SnapshotFailure
-    from planner.truth.plan_comparison import Predicted
 
 
 _MOST_CHARACTERS = 16 * 2**20
@@ -68,7 +68,7 @@ def run_explain(arguments: argparse.Namespace) -> int:
     return DONE
 
 
-def _plan_beside(arguments: argparse.Namespace, standard_input: str) -> Predicted:
+def _plan_beside(arguments: argparse.Namespace, standard_input: str) -> Plan:
     """The stored plan or run in the file --plan, or the plan of the job that it describes. Raises SpecError."""
     from planner.truth.plan_comparison import read_stored_plan
 

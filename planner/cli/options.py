@@ -9,17 +9,16 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO
 
 from planner.errors import PlannerError
 
 if TYPE_CHECKING:
-    from planner.report.statement import Statement
+    from planner.report.statement import Plan
     from planner.report.style import Style
 
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
-Judged = TypeVar("Judged", bound="Statement")
 DONE, OUR_FAULT, WRONG_INPUT, EXCEEDS = 0, 1, 2, 3
 INTERRUPTED, PIPE_CLOSED = 128 + 2, 128 + 13
 """As shells report a process that SIGINT or SIGPIPE ended."""
@@ -74,13 +73,13 @@ def add_verbose(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def at_risk(arguments: argparse.Namespace, statement: Judged) -> Judged:
-    """The statement as --risk has it judged; raises PlannerError for one that is not a share."""
+def at_risk(arguments: argparse.Namespace, plan: Plan) -> Plan:
+    """The plan as --risk has it judged; raises PlannerError for one that is not a share."""
     if arguments.risk is None:
-        return statement
+        return plan
     from planner.truth.calibration.recorded_errors import judge_at_risk, parse_risk
 
-    return judge_at_risk(statement, parse_risk(arguments.risk, "--risk"))
+    return judge_at_risk(plan, parse_risk(arguments.risk, "--risk"))
 
 
 def print_answer(arguments: argparse.Namespace, document: Callable[[], Any], text: Callable[[], str]) -> None:
@@ -91,14 +90,14 @@ def print_answer(arguments: argparse.Namespace, document: Callable[[], Any], tex
         print(text().rstrip("\n"))
 
 
-def exit_code(arguments: argparse.Namespace, statement: Statement) -> int:
+def exit_code(arguments: argparse.Namespace, plan: Plan) -> int:
     """What a verdict ends with; a tight one is said on standard error. Where its figures are a lower bound nobody knows
     with what risk it fits: who names a risk gets the code of what does not fit."""
     from planner.report.verdict_text import is_lower_bound
 
-    if statement.verdict != "tight":
-        return EXCEEDS if statement.verdict == "exceeds" else DONE
-    if not is_lower_bound(statement):
+    if plan.verdict != "tight":
+        return EXCEEDS if plan.verdict == "exceeds" else DONE
+    if not is_lower_bound(plan):
         print("warning: it fits only narrowly (tight)", file=sys.stderr)
         return DONE
     asked = "" if arguments.risk is None else f"; with --risk {arguments.risk} that does not fit"

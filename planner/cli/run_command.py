@@ -122,7 +122,7 @@ def run_program(arguments: argparse.Namespace) -> int:
     try:
         with show_progress() as progress:
             shown.clear = progress.clear
-            statement, runs = judge_runs(work, progress, shown)
+            plan, runs = judge_runs(work, progress, shown)
     except PlannerError as error:
         shown.print_last(getattr(error, "__notes__", ()))
         if isinstance(error, CrashedError):
@@ -132,9 +132,9 @@ def run_program(arguments: argparse.Namespace) -> int:
         shown.print_last([run.said] if run.said else [])
         for failure in run.failed:
             _print_block("the program's own traceback", failure.text)
-    statement = at_risk(arguments, statement)
-    print_answer(arguments, lambda: to_json(statement), lambda: render(statement, style(), verbose=arguments.verbose))
-    return exit_code(arguments, statement)
+    plan = at_risk(arguments, plan)
+    print_answer(arguments, lambda: to_json(plan), lambda: render(plan, style(), verbose=arguments.verbose))
+    return exit_code(arguments, plan)
 
 
 def _print_block(name: str, text: str) -> None:

@@ -45,7 +45,7 @@ from planner.report.statement import (
     AssumptionStatement,
     BranchStatement,
     NamedMoment,
-    ProgramStatement,
+    Plan,
     RankClassStatement,
     Seconds,
     StepStatement,
@@ -124,8 +124,8 @@ def inputs_of(
 
 def judge_runs(
     work: ProgramInputs, progress: Progress = lambda _: None, heard: HeardOfRank = lambda *_: None
-) -> tuple[ProgramStatement, Sequence[RankRun]]:
-    """The statement on a program, and the runs of its ranks on which it stands. `heard` gets what ranks print.
+) -> tuple[Plan, Sequence[RankRun]]:
+    """The plan of a program, and the runs of its ranks on which it stands. `heard` gets what ranks print.
 
     Raises SpecError for ranks that it does not have, ProgramError and TraceError for a rank that cannot be run.
     """
@@ -289,11 +289,11 @@ def _state(
     judged: Sequence[JudgedShare],
     branches: tuple[BranchStatement, ...],
     seconds: Seconds,
-) -> ProgramStatement:
+) -> Plan:
     first, traces = runs[0], [run.trace for run in runs]
     seen = {kind: max(run.seen.get(kind, 0) for run in runs) for kind in first.seen}
     host = _state_hosts(runs, work.line, work.host_memory_bytes)
-    statement = ProgramStatement(
+    plan = Plan(
         command=work.command,
         gpu=work.gpu.name or work.gpu.arch,
         nodes=work.line.nodes,
@@ -351,8 +351,8 @@ def _state(
         ),
         seconds=seconds,
     )
-    shown = {each.name: getattr(statement, each.name) for each in fields(statement)}
-    return replace(statement, **CommandMask(work.command, work.line.environment).mask_run(shown))
+    shown = {each.name: getattr(plan, each.name) for each in fields(plan)}
+    return replace(plan, **CommandMask(work.command, work.line.environment).mask_run(shown))
 
 
 def _state_hosts(runs: Sequence[RankRun], line: LaunchLine, capacity_bytes: int) -> HostStatement:

@@ -11,7 +11,7 @@ from importlib import resources
 from planner.report.class_timeline import ClassTimeline, timeline_to_json
 from planner.report.statement import Plan, RankClassStatement, Verdict, change_text
 from planner.report.style import LIGHT, STACKED, Style, category_colors, size
-from planner.report.verdict_text import advice_heading, describe, name_of, verdict_sentences
+from planner.report.verdict_text import advice_heading, describe, verdict_sentences
 
 _STYLES = ("page/page.css", "page/charts.css")
 _SCRIPTS = ("page/dom.js", "page/units.js", "page/timeline.js")
@@ -30,7 +30,7 @@ def render_page(plan: Plan, classes: Sequence[ClassTimeline]) -> str:
     styles, scripts = ("\n".join(map(_read, names)) for names in (_STYLES, _SCRIPTS))
     # A module of the service's page is a part of one script here: nothing is imported by a file.
     scripts = re.sub(r"^import .*\n|^export (?=\w)", "", scripts, flags=re.MULTILINE)
-    filled = _read("timeline_page.html").replace("{{name}}", escape(name_of(plan.job)))
+    filled = _read("timeline_page.html").replace("{{name}}", escape(plan.name))
     filled = filled.replace("{{verdict}}", escape(" ".join(verdict_sentences(plan))))
     filled = filled.replace("{{about}}", escape(" · ".join(describe(plan.job, Style()))))
     filled = filled.replace("{{styles}}", category_colors() + styles).replace("{{scripts}}", scripts)
@@ -56,7 +56,7 @@ def render_card(plan: Plan, notes: Sequence[str] = ()) -> str:
 def _card_parts(plan: Plan, notes: Sequence[str]) -> Iterator[str]:
     color = _VERDICTS[plan.verdict]
     yield '<div style="font-family: system-ui, sans-serif; max-width: 60em; line-height: 1.5">'
-    yield f'<div><b>{escape(name_of(plan.job))} <span style="color: {color}">{plan.verdict.value}</span></b></div>'
+    yield f'<div><b>{escape(plan.name)} <span style="color: {color}">{plan.verdict.value}</span></b></div>'
     yield f'<div style="opacity: .7">{escape(" · ".join(describe(plan.job, Style())))}</div>'
     yield f'<div style="color: {color}">{escape(" ".join(verdict_sentences(plan)))}</div>'
     yield '<table style="width: 100%; border-collapse: collapse; margin: .5em 0"><thead><tr>'

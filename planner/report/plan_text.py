@@ -18,10 +18,8 @@ from planner.report.statement import (
     HostLead,
     PhaseStatement,
     Plan,
-    ProgramStatement,
     RankClassStatement,
     SharedGpu,
-    Statement,
     StepTime,
     TrainedAdapter,
     Verdict,
@@ -37,7 +35,6 @@ from planner.report.verdict_text import (
     frees_its_cache,
     is_smallest,
     moment_of,
-    name_of,
     nodes_of,
     smallest_change,
     verdict_sentences,
@@ -55,21 +52,21 @@ _VERDICT_COLORS = {Verdict.FITS: "green", Verdict.TIGHT: "yellow", Verdict.EXCEE
 
 
 def render(
-    statement: Plan | ProgramStatement,
+    statement: Plan,
     style: Style,
     *,
     verbose: bool = True,
 ) -> str:
     """The whole report, the verdict first. Only a `verbose` one says where figures come from, and of all rank classes
     what it says of the one that decides."""
-    if isinstance(statement, Plan):
-        name, parts, asked_by = name_of(statement.job), describe(statement.job, style), "cluster.host_memory"
+    if statement.command:
+        name, parts, asked_by = " ".join(statement.command), _describe_run(statement, style), "--host-memory"
+        grounds = [*_program_lines(statement, style)]
+    else:
+        name, parts, asked_by = statement.name, describe(statement.job, style), "cluster.host_memory"
         if (adapter := statement.adapter) is not None:
             parts.append(adapter_sentence(adapter))
         grounds = [*_advice(statement, style)]
-    else:
-        name, parts, asked_by = " ".join(statement.command), _describe_run(statement, style), "--host-memory"
-        grounds = [*_program_lines(statement, style)]
     lines = [*_verdict(statement, style), ""]
     lines += [style.paint(name, "bold"), *(style.paint(line, "dim") for line in wrap_parts(parts, style)), ""]
     decides = deciding(statement)
@@ -94,12 +91,11 @@ def render(
     return join_lines([*parts, *([""] if parts[-1] else []), *provenance])
 
 
-def _verdict(statement: Plan | ProgramStatement, style: Style) -> Iterator[str]:
+def _verdict(statement: Plan, style: Style) -> Iterator[str]:
     """Whether it fits, the smallest change if not, and how sure that is."""
     color = _VERDICT_COLORS[statement.verdict]
     yield from (style.paint(line, color) for line in sentence_lines(verdict_sentences(statement), style))
-    advice = statement.advice if isinstance(statement, Plan) else ()
-    if (change := smallest_change(advice)) is not None:
+    if (change := smallest_change(statement.advice)) is not None:
         arrow = "→" if style.unicode else "->"
         head = "Smallest change" if is_smallest(statement) else "A change that fits, perhaps not the smallest"
         if frees_its_cache(statement):
@@ -146,7 +142,7 @@ def _seconds(seconds: float) -> str:
     return f"{seconds:,.1f} s" if seconds >= 10 else f"{seconds:.2f} s" if seconds >= 1 else f"{1000 * seconds:.0f} ms"
 
 
-def _rank_class(statement: RankClassStatement, whole: Statement, style: Style) -> Iterator[str]:
+def _rank_class(statement: RankClassStatement, whole: Plan, style: Style) -> Iterator[str]:
     title = ranks_text(statement.ranks)
     if len(whole.rank_classes) > 1:
         where = ", ".join(f"{axis} {at}" for axis, at in statement.coordinates.items())
@@ -450,7 +446,7 @@ def _advice(plan: Plan, style: Style) -> Iterator[str]:
         yield from (f"  {line}" for line in plan.fitting_spec.splitlines())
 
 
-def _provenance(statement: Statement, notes: Sequence[str], style: Style) -> Iterator[str]:
+def _provenance(statement: Plan, notes: Sequence[str], style: Style) -> Iterator[str]:
     made, seconds = statement.provenance, statement.seconds
     took = f"traced in {seconds.trace:.1f} s, replayed in {seconds.replay:.1f} s, {seconds.total:.1f} s in all"
     parts = [
@@ -465,7 +461,7 @@ def _provenance(statement: Statement, notes: Sequence[str], style: Style) -> Ite
     yield from wrap_parts(parts, style)
 
 
-def _describe_run(run: ProgramStatement, style: Style) -> list[str]:
+def _describe_run(run: Plan, style: Style) -> list[str]:
     gpus = run.nodes * run.gpus_per_node
     layout = run.gpu if gpus == 1 else f"{gpus} {style.times} {run.gpu}"
     nodes = f" on {run.nodes} nodes" if run.nodes > 1 else ""
@@ -474,7 +470,7 @@ def _describe_run(run: ProgramStatement, style: Style) -> list[str]:
     return [layout + nodes, ended, *([run.allocator_conf] if run.allocator_conf else [])]
 
 
-def _program_lines(run: ProgramStatement, style: Style) -> Iterator[str]:
+def _program_lines(run: Plan, style: Style) -> Iterator[str]:
     """Steps that were asked for, where memory runs out, and what the run rests on: of assumptions on values the most
     frequent."""
     if run.steps_at:

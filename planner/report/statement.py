@@ -1,4 +1,4 @@
-"""What is said of a job: a `Plan` of a spec (`planner.plan/1`) or a `ProgramStatement` of a run (`planner.run/1`).
+"""What is said of a job, a spec or a program: its plan (`planner.plan/2`).
 
 All sizes are bytes. The JSON objects are public contracts, key order included; stored ones come back through
 :func:`from_json`, equal to what they were.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 from planner.allocator.host.statement import HostStatement
 from planner.events import Category, Phase
@@ -19,7 +19,9 @@ from planner.verdict import Verdict as Verdict
 from planner.verdict import worst
 
 USUAL_RISK = 0.05
-PLAN_SCHEMA, RUN_SCHEMA = "planner.plan/1", "planner.run/1"
+PLAN_SCHEMA = "planner.plan/2"
+PLAN_SCHEMAS = (PLAN_SCHEMA, "planner.plan/1", "planner.run/1")
+"""The earlier ones were of specs and of programs: histories still have them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -343,54 +345,6 @@ class PoolStatement:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Statement:
-    """What is said of any job, whatever it was traced from: one statement per rank class, and its grounds."""
-
-    schema: ClassVar[str]
-    keys: ClassVar[str]
-    """Of the JSON object, in the contract's order."""
-    plan_id: str = ""
-    trace_id: str = ""
-    calibrated: bool
-    """Whether the intervals come from measurements on this GPU and torch."""
-    rank_classes: tuple[RankClassStatement, ...]
-    host: HostStatement | None = field(default=None, metadata=shape(omit_default=True))
-    """What the nodes hold; None of what was made before that was counted."""
-    pool: PoolStatement | None = field(default=None, metadata=shape(omit_default=True))
-    """Where device and host share their memory: both together."""
-    provenance: Provenance
-    notes: tuple[str, ...] = ()
-    """What was assumed, and what was not counted, as sentences."""
-    sources: tuple[str, ...] = ()
-    """Where the figures outside the allocator and the intervals come from, and which corrections were applied."""
-    seconds: Seconds = Seconds()
-
-    @property
-    def gpu_verdict(self) -> Verdict:
-        return worst(rank_class.verdict for rank_class in self.rank_classes)
-
-    @property
-    def step(self) -> StepTime | None:
-        """Of the slowest rank."""
-        return slowest_step(self.rank_classes)
-
-    @property
-    def host_verdict(self) -> Verdict:
-        """Of the nodes' memory: exceeds, or fits where that is not known."""
-        return Verdict.EXCEEDS if self.host is not None and self.host.exceeds else Verdict.FITS
-
-    @property
-    def pool_verdict(self) -> Verdict:
-        """Of device and host together; fits where each has its own."""
-        return Verdict.FITS if self.pool is None else self.pool.verdict
-
-    @property
-    def verdict(self) -> Verdict:
-        """The worst verdict of any rank, and of any node: a job runs only if all of them do."""
-        return worst([self.gpu_verdict, self.host_verdict, self.pool_verdict])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedAdapter:
     """What a job with an adapter trains: `parameters` elements beside the modules of these names."""
 
@@ -398,28 +352,6 @@ class TrainedAdapter:
     rank: int
     modules: tuple[str, ...]
     parameters: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan(Statement):
-    """The answer to a spec. `job` is the bundle, as plain JSON values."""
-
-    schema: ClassVar[str] = PLAN_SCHEMA
-    keys: ClassVar[str] = (
-        "schema plan_id trace_id verdict calibrated job adapter rank_classes host pool advice without_compile"
-        " another_torch advice_tried fitting_spec provenance notes sources seconds"
-    )
-    job: Mapping[str, Any]
-    adapter: TrainedAdapter | None = field(default=None, metadata=shape(omit_default=True))
-    advice: tuple[Advice, ...] = ()
-    without_compile: WithoutCompile | None = field(default=None, metadata=shape(omit_default=True))
-    """Of a compiled job, where it was asked for."""
-    another_torch: AnotherTorch | None = field(default=None, metadata=shape(omit_default=True))
-    """None where it was planned with the release that it runs with."""
-    advice_tried: AdviceTried | None = field(default=None, metadata=shape(omit_default=True))
-    """None where no advice was looked for."""
-    fitting_spec: str = field(default="", metadata=shape(omit_default=True))
-    """The job with the change that its advice says first, as a spec in YAML."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -456,58 +388,151 @@ class StepStatement:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProgramStatement(Statement):
-    """What a program was seen to do, and what its ranks will hold, the fullest first. Ranks without a run of their own
-    are like the representative of their class. `plan_id` is empty on the command line, which keeps nothing."""
+class Plan:
+    """What the ranks of a job will hold, and its grounds: of a spec (`job`), or of a program (`command`), whose fullest
+    ranks come first. Ranks without a trace of their own are like the representative of their class.
 
-    schema: ClassVar[str] = RUN_SCHEMA
-    keys: ClassVar[str] = (
-        "schema plan_id trace_id metadata verdict calibrated command gpu nodes gpus_per_node ending iterations repeated"
-        " counted seen unseen allocator_conf communicators rank_classes steps_at host pool out_of_memory assumptions"
-        " branches provenance notes sources seconds"
-    )
+    The fields have the order of the JSON object.
+    """
+
+    plan_id: str = ""
+    """Empty for a program on the command line, which keeps nothing."""
+    trace_id: str = field(default="", metadata=shape(then="verdict"))
+    calibrated: bool
+    """Whether the intervals come from measurements on this GPU and torch."""
+    job: Mapping[str, Any] = field(default_factory=dict)
+    """The bundle of a spec, as plain JSON values."""
+    command: tuple[str, ...] = ()
     metadata: Mapping[str, str] = field(default_factory=dict)
-    """Given with the request: `name`, `team`, `queue`."""
-    command: tuple[str, ...]
+    """Given with the request for a program: `name`, `team`, `queue`. Those of a spec are in `job`."""
     gpu: str
     nodes: int
     gpus_per_node: int
-    ending: str
-    iterations: int
+    allocator_conf: str = ""
+    adapter: TrainedAdapter | None = field(default=None, metadata=shape(omit_default=True))
+    ending: str = ""
+    iterations: int = 0
     repeated: int = 0
     """Of these, how many did for the allocator what those before them did: they are folded in the replay."""
     counted: Mapping[str, int] = field(default_factory=dict)
     """Peaks in bytes of the first rank that was run as `torch.cuda` would say them at its end: since the last of
     `resets` by the program itself."""
-    seen: Mapping[str, int]
+    seen: Mapping[str, int] = field(default_factory=dict)
     """Evaluations (`eval`), checkpoints saved and loaded, while it was watched."""
-    unseen: tuple[str, ...]
-    allocator_conf: str
+    unseen: tuple[str, ...] = ()
     communicators: tuple[int, ...] = ()
     """Sizes of the groups of a rank over which tensors of the device travelled."""
+    rank_classes: tuple[RankClassStatement, ...]
     steps_at: tuple[StepStatement, ...] = field(default=(), metadata=shape(omit_default=True))
-    assumptions: tuple[AssumptionStatement, ...]
-    out_of_memory: tuple[str, ...]
+    host: HostStatement | None = field(default=None, metadata=shape(omit_default=True))
+    """What the nodes hold; None of what was made before that was counted."""
+    pool: PoolStatement | None = field(default=None, metadata=shape(omit_default=True))
+    """Where device and host share their memory: both together."""
+    out_of_memory: tuple[str, ...] = ()
     """Where ranks would run out of memory, in CUDA's words; the program is not told, and goes on."""
+    assumptions: tuple[AssumptionStatement, ...] = ()
     branches: tuple[BranchStatement, ...] = ()
+    advice: tuple[Advice, ...] = ()
+    without_compile: WithoutCompile | None = field(default=None, metadata=shape(omit_default=True))
+    """Of a compiled job, where it was asked for."""
+    another_torch: AnotherTorch | None = field(default=None, metadata=shape(omit_default=True))
+    """None where it was planned with the release that it runs with."""
+    advice_tried: AdviceTried | None = field(default=None, metadata=shape(omit_default=True))
+    """None where no advice was looked for."""
+    fitting_spec: str = field(default="", metadata=shape(omit_default=True))
+    """The job with the change that its advice says first, as a spec in YAML."""
+    provenance: Provenance
+    notes: tuple[str, ...] = ()
+    """What was assumed, and what was not counted, as sentences."""
+    sources: tuple[str, ...] = ()
+    """Where the figures outside the allocator and the intervals come from, and which corrections were applied."""
+    seconds: Seconds = Seconds()
+
+    @property
+    def name(self) -> str:
+        """What people call the job."""
+        return self.metadata.get("name") or "the job" if self.command else name_of(self.job)
+
+    @property
+    def gpu_verdict(self) -> Verdict:
+        return worst(rank_class.verdict for rank_class in self.rank_classes)
+
+    @property
+    def step(self) -> StepTime | None:
+        """Of the slowest rank."""
+        return slowest_step(self.rank_classes)
+
+    @property
+    def host_verdict(self) -> Verdict:
+        """Of the nodes' memory: exceeds, or fits where that is not known."""
+        return Verdict.EXCEEDS if self.host is not None and self.host.exceeds else Verdict.FITS
+
+    @property
+    def pool_verdict(self) -> Verdict:
+        """Of device and host together; fits where each has its own."""
+        return Verdict.FITS if self.pool is None else self.pool.verdict
+
+    @property
+    def verdict(self) -> Verdict:
+        """The worst verdict of any rank, and of any node: a job runs only if all of them do."""
+        return worst([self.gpu_verdict, self.host_verdict, self.pool_verdict])
 
 
-def to_json(statement: Statement) -> dict[str, Any]:
-    """The statement as the JSON object of its contract: plain values, keys in the contract's order."""
-    document = {"schema": statement.schema, "verdict": statement.verdict.value, **to_plain(statement)}
-    return {key: document[key] for key in statement.keys.split() if key in document}
+def name_of(job: Mapping[str, Any]) -> str:
+    """Of the job of a bundle."""
+    return str(part_of(job, "metadata").get("name") or "unnamed job")
+
+
+def gpu_of(job: Mapping[str, Any]) -> str:
+    """Of the job of a bundle."""
+    gpu = part_of(job, "cluster").get("gpu")
+    if isinstance(gpu, Mapping):
+        return str(gpu.get("name") or gpu.get("arch") or "GPU")
+    return str(gpu or "GPU")
+
+
+def part_of(job: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """A group of a bundle; empty where it is not there."""
+    value = job.get(key)
+    return value if isinstance(value, Mapping) else {}
+
+
+_OF_SPECS = ("job", "advice")
+_OF_PROGRAMS = (
+    "command",
+    "metadata",
+    "ending",
+    "iterations",
+    "repeated",
+    "counted",
+    "seen",
+    "unseen",
+    "communicators",
+    "out_of_memory",
+    "assumptions",
+    "branches",
+)
+
+
+def to_json(plan: Plan) -> dict[str, Any]:
+    """The plan as the JSON object of its contract: plain values, keys in the contract's order."""
+    left_out = _OF_SPECS if plan.command else _OF_PROGRAMS
+    return {"schema": PLAN_SCHEMA, **{key: value for key, value in to_plain(plan).items() if key not in left_out}}
 
 
 def from_json(document: Mapping[str, Any]) -> Plan:
-    """The plan that :func:`to_json` wrote.
+    """The plan that :func:`to_json` wrote, or an earlier planner as `planner.plan/1` or `planner.run/1`.
 
     Raises PlannerError if the document is of another schema, lacks a key or has a value of a wrong type.
     """
+    if document.get("schema") in PLAN_SCHEMAS[1:]:
+        job = part_of(document, "job")
+        cluster = part_of(job, "cluster")
+        of_job = {
+            "gpu": gpu_of(job),
+            "nodes": cluster.get("nodes"),
+            "gpus_per_node": cluster.get("gpus_per_node"),
+            "allocator_conf": part_of(job, "allocator").get("conf"),
+        }
+        document = {**(of_job if job else {}), **document, "schema": PLAN_SCHEMA}
     return from_document(Plan, document, PLAN_SCHEMA, "plan", remedy="plan the job again", strict=False)
-
-
-def read_statement(document: Mapping[str, Any]) -> Plan | ProgramStatement:
-    """The plan, or the run if that is what the document is. Raises PlannerError as :func:`from_json`."""
-    if document.get("schema") != RUN_SCHEMA:
-        return from_json(document)
-    return from_document(ProgramStatement, document, RUN_SCHEMA, "run", remedy="run the program again", strict=False)

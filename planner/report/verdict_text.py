@@ -11,32 +11,22 @@ from planner.report.statement import (
     Advice,
     Plan,
     PoolStatement,
-    ProgramStatement,
     RankClassStatement,
-    Statement,
     Verdict,
+    gpu_of,
+    name_of,
+    part_of,
     ranks_text,
 )
 from planner.report.style import Style, size
 
 
-def name_of(job: Mapping[str, Any]) -> str:
-    return str(_part(job, "metadata").get("name") or "unnamed job")
-
-
-def gpu_of(job: Mapping[str, Any]) -> str:
-    gpu = _part(job, "cluster").get("gpu")
-    if isinstance(gpu, Mapping):
-        return str(gpu.get("name") or gpu.get("arch") or "GPU")
-    return str(gpu or "GPU")
-
-
 def describe(job: Mapping[str, Any], style: Style) -> list[str]:
     """Model, step, layout and GPUs."""
-    model, train, parallel, cluster = (_part(job, key) for key in ("model", "train", "parallel", "cluster"))
-    if config := _part(model, "hf_config"):
+    model, train, parallel, cluster = (part_of(job, key) for key in ("model", "train", "parallel", "cluster"))
+    if config := part_of(model, "hf_config"):
         model_name = str((config.get("architectures") or [config.get("model_type") or "transformers model"])[0])
-    elif decoder := _part(model, "decoder"):
+    elif decoder := part_of(model, "decoder"):
         model_name = f"decoder {decoder.get('layers')} {style.times} {decoder.get('hidden')}"
     else:
         model_name = str(model.get("factory") or "")
@@ -45,13 +35,13 @@ def describe(job: Mapping[str, Any], style: Style) -> list[str]:
         step += f" {style.times} {length}"
     if (precision := train.get("precision", "none")) != "none":
         step += f", {precision}"
-    step += "".join(f", {text}" for text in (_part(train, "optimizer").get("name"), _recompute(train)) if text)
+    step += "".join(f", {text}" for text in (part_of(train, "optimizer").get("name"), _recompute(train)) if text)
     axes = []
     for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep"):
         settings = parallel.get(axis, 1)
         degree = settings.get("degree", 1) if isinstance(settings, Mapping) else settings
         kind = settings.get("kind") if isinstance(settings, Mapping) else None
-        if axis == "dp_replicate" and _part(parallel, "dp_shard").get("degree", 1) != 1:
+        if axis == "dp_replicate" and part_of(parallel, "dp_shard").get("degree", 1) != 1:
             kind = None  # replicas of shards are fully_shard's own (HSDP): there is no DDP
         if degree != 1:
             axes.append(f"{axis} {degree}" + (f" ({kind})" if kind else ""))
@@ -64,13 +54,8 @@ def describe(job: Mapping[str, Any], style: Style) -> list[str]:
 
 
 def _recompute(train: Mapping[str, Any]) -> str:
-    mode = _part(train, "recompute").get("mode", "none")
+    mode = part_of(train, "recompute").get("mode", "none")
     return "" if mode == "none" else f"recompute {mode}"
-
-
-def _part(job: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    value = job.get(key)
-    return value if isinstance(value, Mapping) else {}
 
 
 def moment_of(phase: Phase, iteration: int) -> str:
@@ -79,7 +64,7 @@ def moment_of(phase: Phase, iteration: int) -> str:
     return f"{name} of iteration {iteration}" if iteration else name
 
 
-def deciding(statement: Statement) -> RankClassStatement:
+def deciding(statement: Plan) -> RankClassStatement:
     """The rank class that decides: the worst verdict, and of those the one with the least headroom."""
     order = list(Verdict)
     return max(
@@ -88,27 +73,27 @@ def deciding(statement: Statement) -> RankClassStatement:
     )
 
 
-def host_decides(statement: Statement) -> bool:
+def host_decides(statement: Plan) -> bool:
     """Whether the nodes' main memory is what makes the verdict worse than that of the GPUs."""
     return statement.host_verdict is statement.verdict is not statement.gpu_verdict
 
 
-def pool_decides(statement: Statement) -> bool:
+def pool_decides(statement: Plan) -> bool:
     """Whether it is only device and host together that make the verdict worse."""
     return statement.verdict not in (statement.gpu_verdict, statement.host_verdict)
 
 
-def verdict_sentences(statement: Statement) -> list[str]:
+def verdict_sentences(statement: Plan) -> list[str]:
     """Whether it fits and by how much: first what decides, then what else is judged (GPUs, host, memory that both
     share)."""
     return [f"{head[0].upper()}{head[1:]}: {text}." for head, text in _clauses(statement)]
 
 
-def job_sentence(statement: Statement) -> str:
+def job_sentence(statement: Plan) -> str:
     """What decides, in one sentence that names the job: `JOB does not fit: ranks 0-7 need ...`, with the moment of the
     peak."""
     head, text = _clauses(statement)[0]
-    sentence = f"{_names(statement)[0]} {head}: {text}"
+    sentence = f"{statement.name} {head}: {text}"
     if pool_decides(statement):
         return sentence
     if host_decides(statement) and statement.host is not None:
@@ -117,7 +102,7 @@ def job_sentence(statement: Statement) -> str:
     worst = deciding(statement)
     at = worst.peak if worst.shared is None else worst.shared.fullest()
     parts = [sentence, f"peak in {moment_of(at.phase, at.iteration)}"]
-    if isinstance(statement, Plan) and statement.another_torch is not None:
+    if statement.another_torch is not None:
         parts.append(f"planned with torch {statement.another_torch.planned_with}")
     if not statement.calibrated:
         parts.append("uncalibrated")
@@ -126,7 +111,7 @@ def job_sentence(statement: Statement) -> str:
     return "; ".join(parts)
 
 
-def confidence_sentence(statement: Statement) -> str:
+def confidence_sentence(statement: Plan) -> str:
     """How sure the figures of the GPUs are."""
     measured = f"Calibrated ({statement.provenance.calibration})"
     if not statement.calibrated:
@@ -139,19 +124,19 @@ def smallest_change(advice: Sequence[Advice]) -> Advice | None:
     return min(advice, key=lambda entry: (len(entry.change), entry.verdict is not Verdict.FITS), default=None)
 
 
-def is_smallest(statement: Statement) -> bool:
+def is_smallest(statement: Plan) -> bool:
     """Whether all was planned that could be a smaller change than what its advice says."""
-    tried = statement.advice_tried if isinstance(statement, Plan) else None
+    tried = statement.advice_tried
     return tried is None or not tried.not_planned
 
 
-def is_lower_bound(statement: Statement) -> bool:
+def is_lower_bound(statement: Plan) -> bool:
     """Whether it is tight because larger sizes may come than those that were seen."""
     worst = deciding(statement)
     return statement.verdict is worst.verdict is Verdict.TIGHT and worst.judged_iterations > 0
 
 
-def frees_its_cache(statement: Statement) -> bool:
+def frees_its_cache(statement: Plan) -> bool:
     """Whether it fits, and only because the allocator frees its cache."""
     releases = any(rank_class.cache_releases for rank_class in statement.rank_classes)
     return statement.verdict is Verdict.TIGHT and releases
@@ -161,14 +146,6 @@ def advice_heading(plan: Plan) -> str:
     """Of the changes that are advised."""
     what = "avoid freeing the cache" if frees_its_cache(plan) else "make it fit"
     return f"Changes that {what}, each verified by a plan"
-
-
-def _names(statement: Statement) -> tuple[str, str]:
-    """Of the job and of its GPU."""
-    if isinstance(statement, Plan):
-        return name_of(statement.job), gpu_of(statement.job)
-    assert isinstance(statement, ProgramStatement)
-    return statement.metadata.get("name") or "the job", statement.gpu
 
 
 _BOUND_PARTS = "(parameters, optimizer state, CUDA context, and gradients or what a forward saves)"
@@ -184,7 +161,7 @@ _Clause = tuple[str, str]
 """The verdict (`does not fit`), and why."""
 
 
-def _clauses(statement: Statement) -> list[_Clause]:
+def _clauses(statement: Plan) -> list[_Clause]:
     """On GPUs, host and pool, as far as they are judged; what decides comes first."""
     gpus, host, pool = _gpu_clause(statement), _host_clause(statement.host), _pool_clause(statement.pool)
     on_gpus = f"{gpus[0]} on the GPUs", gpus[1]
@@ -206,14 +183,14 @@ def _chance(worst: RankClassStatement) -> str:
     return f"{jobs - 1} of {jobs} jobs of this kind stayed below {size(worst.peak.interval_bytes[1])}"
 
 
-def _gpu_clause(statement: Statement) -> _Clause:
+def _gpu_clause(statement: Plan) -> _Clause:
     worst, verdict = deciding(statement), statement.gpu_verdict
     growing = [(each.growth, ranks_text(each.ranks)) for each in statement.rank_classes if each.growth is not None]
     if verdict is Verdict.EXCEEDS:
         # What is too much already in the steps that were seen is said as of any other job.
         is_full_later = worst.growth is not None and worst.growth.is_reached and worst.headroom_bytes >= 0
         growing = [(worst.growth, ranks_text(worst.ranks))] if is_full_later and worst.growth is not None else []
-    head, peak = _peak_clause(worst, verdict, _names(statement)[1])
+    head, peak = _peak_clause(worst, verdict, statement.gpu)
     if not growing:
         return head, peak
     growth, ranks = min(growing, key=lambda each: each[0].full_in_step)

@@ -31,7 +31,7 @@ from planner.service.history.store import History
 from planner.service.http.dependencies import Dependencies
 from planner.service.http.interface import interface
 from planner.service.logs import start_logging
-from planner.service.orders import Order, Outcome, PlanRefused, RunOrder, code_isolation, describe_walls
+from planner.service.orders import Order, Outcome, PlanRefused, code_isolation, describe_walls
 from planner.service.plan_provider import CalibrationInUse, PlanProvider
 from planner.service.scheduling import search_runner
 from planner.service.scheduling.plan_scheduler import PlanScheduler, count_runners
@@ -178,7 +178,7 @@ class PlanSchedulerDeployment:
         if self._warning:
             _log.warning("%s", self._warning)
 
-    async def make(self, order: Order | RunOrder, seconds: float | None, keep: bool) -> Outcome | None:
+    async def make(self, order: Order, seconds: float | None, keep: bool) -> Outcome | None:
         return await self._scheduler.make(order, seconds, keep)
 
     @_refusals_as_values
@@ -219,7 +219,7 @@ class TracingHandle:
     def __init__(self, handle: DeploymentHandle[Any]) -> None:
         self._handle = handle
 
-    async def make(self, order: Order | RunOrder, seconds: float | None, keep: bool) -> Outcome | None:
+    async def make(self, order: Order, seconds: float | None, keep: bool) -> Outcome | None:
         loop = asyncio.get_running_loop()
         until = None if seconds is None else loop.time() + seconds
 

@@ -7,7 +7,7 @@ import hmac
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 from planner.errors import PlannerError
 from planner.job.code_rules import CodeRules
@@ -17,7 +17,7 @@ from planner.job.loading import bundle
 from planner.job.masking import has_secrets
 from planner.job.schema import Gpu, Job
 from planner.planning import identity
-from planner.report.statement import Plan, ProgramStatement
+from planner.report.statement import Plan
 from planner.runtime.limits import LimitExceededError, Limits
 from planner.runtime.walls import Walls
 from planner.service.errors import ProgramNotAllowedError
@@ -28,7 +28,7 @@ from planner.tracing.program.rank_process import USUAL_LIMITS, WalledProgram
 from planner.truth.calibration.interval import Calibration
 
 START_SECONDS = 30.0
-"""Beyond the limit of a program: processes of its own have to start, and to be ended."""
+"""Beyond the limit of code of users: processes of its own have to start, and to be ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,41 +51,53 @@ class RunRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """A job to be planned under a calibration, with the names that its trace and its plan will have."""
-
-    job: Job
-    calibration: Calibration
-    trace_id: str
-    plan_id: str
-    tenant: ClassVar[str] = ""
-
-    @property
-    def runs_code(self) -> bool:
-        """Whether the job brings code, which may be other code tomorrow under the same name."""
-        return bool(self.job.model.factory)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunOrder:
-    """A program to be run under a calibration, with the names that it will have."""
+class WalledRun:
+    """A program as it is run: behind walls, within limits."""
 
     request: RunRequest
     walled: WalledProgram
     limits: Limits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """The job of a spec, or a program, to be planned under a calibration, with the names that its trace and its plan
+    will have."""
+
     calibration: Calibration
     trace_id: str
     plan_id: str
-    runs_code: bool = True
+    job: Job | None = None
+    program: WalledRun | None = None
+
+    @property
+    def runs_code(self) -> bool:
+        """Whether it brings code, which may be other code tomorrow under the same name."""
+        return self.job is None or bool(self.job.model.factory)
 
     @property
     def tenant(self) -> str:
-        return self.request.tenant
+        """Of a program; specs are everybody's."""
+        return self.program.request.tenant if self.program is not None else ""
 
     @property
-    def seconds(self) -> float:
-        """What all of its ranks may take together."""
-        return self.limits.seconds + START_SECONDS
+    def torch(self) -> str:
+        """The release that it runs with; empty: the service's own."""
+        if self.program is not None:
+            return self.program.request.torch
+        return self.spec.software.torch
+
+    @property
+    def spec(self) -> Job:
+        """The job of an order that is not of a program."""
+        assert self.job is not None
+        return self.job
+
+    def seconds(self, trace_seconds: float) -> float:
+        """What a worker may take for a call of it; `trace_seconds` are those of a trace of a spec."""
+        if self.program is not None:  # all of its ranks together
+            return self.program.limits.seconds + START_SECONDS
+        return trace_seconds + (START_SECONDS if self.runs_code else 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +120,6 @@ class WorkerResult:
     """What a worker brought to an end before it was done, or was ended for exceeding a limit."""
 
     plan: Plan | None = None
-    run: ProgramStatement | None = None
     traces: Mapping[int, str] = field(default_factory=dict)
     further: tuple[int, ...] = ()
     """Ranks of a traced class that have to be traced as well: their part of what is split is of another size."""
@@ -118,7 +129,7 @@ class WorkerResult:
 class PlanMaker(Protocol):
     """Whoever makes plans: the one that all replicas share, or in its place whatever a test needs."""
 
-    async def make(self, order: Order | RunOrder, seconds: float | None, keep: bool) -> Outcome | None:
+    async def make(self, order: Order, seconds: float | None, keep: bool) -> Outcome | None:
         """The plan; None if it is not ready after `seconds`.
 
         With `keep` the work goes on when nobody waits any more; without, it ends then, also if this is cancelled.
@@ -167,7 +178,7 @@ def _code_rules(settings: Settings) -> CodeRules:
 
 def build_run_order(
     request: RunRequest, calibration: Calibration, settings: Settings, key: bytes, torches: TorchVersions = ONLY_OWN
-) -> RunOrder:
+) -> Order:
     """The program as it is ordered. What lies in a folder may be another program tomorrow, under the same name.
 
     Its ids are known to everybody, and its command may have secrets: with `key` nobody else can try which command has
@@ -196,10 +207,9 @@ def build_run_order(
     trace_id = "run-" + _seal(key, canonical_json(parts))
     readable = tuple(str(Path(folder).resolve()) for folder in split_list(settings.program_data))
     walls = Walls(readable=readable, as_root=settings.factories_as_root)
-    return RunOrder(
-        request=request,
-        walled=WalledProgram(walls=walls, folder=request.folder, tarball=request.tarball),
-        limits=limits,
+    walled = WalledProgram(walls=walls, folder=request.folder, tarball=request.tarball)
+    return Order(
+        program=WalledRun(request=request, walled=walled, limits=limits),
         calibration=calibration,
         trace_id=trace_id,
         plan_id=identity.plan_id(trace_id, identity.provenance_of(calibration)),

@@ -30,7 +30,6 @@ from planner.service.orders import (
     PlanMade,
     PlanMaker,
     PlanRefused,
-    RunOrder,
     RunRequest,
     build_order,
     build_run_order,
@@ -149,7 +148,7 @@ class RememberedFailures:
             failure.problem, allowed=failure.allowed, remedy=failure.remedy, place=failure.place
         )
 
-    def remember(self, order: Order | RunOrder, error: PlannerError) -> None:
+    def remember(self, order: Order, error: PlannerError) -> None:
         """Store the failure if the job would fail so again: not one that brings code, which may be other code then."""
         kind, parts = type(error).__name__, {"problem": error.problem, **error.parts}
         if order.runs_code or kind not in LASTING or sum(map(len, parts.values())) > MOST_CHARACTERS:
@@ -228,14 +227,19 @@ class PlanProvider:
         self._plans = KnownPlans()
         self._failures = RememberedFailures(settings, history)
 
-    async def plan(self, job: Job, *, seconds: float | None = None, keep: bool = False) -> PlanAnswer:
-        """The plan of the job, from the store or made now.
+    async def plan(self, asked: Job | RunRequest, *, seconds: float | None = None, keep: bool = False) -> PlanAnswer:
+        """The plan of a job, from the store or made now; of a program, which is run now.
 
         With `keep` it is pending after `seconds`, goes on, and is stored. Else it ends then with DeadlineError, or if
         it is cancelled, and frees the process that traces for nobody else. Raises SpecError, TraceError,
-        AllocatorConfError and the errors of this package.
+        AllocatorConfError, ProgramError and the errors of this package.
         """
-        order, text = await asyncio.to_thread(self._look_up, job)
+        if isinstance(asked, RunRequest):
+            calibration = await asyncio.to_thread(self._calibration.current)
+            key = self._history.id_key
+            order = await asyncio.to_thread(build_run_order, asked, calibration, self._settings, key, self._torches)
+            return await self._make(order, seconds, keep)
+        order, text = await asyncio.to_thread(self._look_up, asked)
         if text is not None:
             return PlanAnswer(plan_id=order.plan_id, trace_id=order.trace_id, text=text, from_store=True)
         answer = await self._make(order, seconds, keep)
@@ -246,19 +250,9 @@ class PlanProvider:
             plan = KnownPlan.read(answer.text, order.plan_id)
             if answer.stored and not order.runs_code:
                 self._plans.put(order.plan_id, plan)
-            return plan.with_metadata(job.metadata)
+            return plan.with_metadata(asked.metadata)
 
         return dataclasses.replace(answer, text=await asyncio.to_thread(take_over))
-
-    async def run(self, asked: RunRequest, *, seconds: float | None, keep: bool) -> PlanAnswer:
-        """The run of a program, made now; `seconds` and `keep` are those of :meth:`plan`.
-
-        Raises SpecError, ProgramError, TraceError and the errors of this package.
-        """
-        calibration = await asyncio.to_thread(self._calibration.current)
-        key = self._history.id_key
-        order = await asyncio.to_thread(build_run_order, asked, calibration, self._settings, key, self._torches)
-        return await self._make(order, seconds, keep)
 
     async def end_run(self, plan_id: str) -> bool:
         """End the run of this id, with its processes, if it is being made or waits; whether there was one."""
@@ -269,12 +263,12 @@ class PlanProvider:
         known = self._calibration.current().applied_to(job.cluster.gpu.name, job.software.torch)
         return lower_bound(job, outside_bytes=known.correct_outside(outside_of(job)).low_bytes)
 
-    async def _make(self, order: Order | RunOrder, seconds: float | None, keep: bool) -> PlanAnswer:
+    async def _make(self, order: Order, seconds: float | None, keep: bool) -> PlanAnswer:
         outcome = await self._tracing.make(order, seconds, keep)
         if isinstance(outcome, PlanRefused):
             raise outcome.error
         if outcome is None and not keep:
-            what = "the program was not run" if isinstance(order, RunOrder) else "the plan was not ready"
+            what = "the program was not run" if order.program is not None else "the plan was not ready"
             raise DeadlineError(
                 f"{what} within {seconds:g} s",
                 remedy="give it more time, or Prefer: respond-async, with which it goes on",

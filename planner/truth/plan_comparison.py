@@ -18,12 +18,10 @@ from planner.job.named_gpus import look_up
 from planner.job.rank_sets import RankSet
 from planner.records import shape, to_plain
 from planner.report.statement import (
-    PLAN_SCHEMA,
-    RUN_SCHEMA,
+    PLAN_SCHEMAS,
     Plan,
-    ProgramStatement,
     RankClassStatement,
-    read_statement,
+    from_json,
 )
 from planner.truth.measuring import measurement_lines
 from planner.truth.measuring import program as measured_program
@@ -97,9 +95,6 @@ def _rows(figures: Iterable[Figure], *, indent: str = "") -> Iterator[str]:
         yield f"{name:30} {show_bytes(figure.predicted):>14} {show_bytes(figure.measured):>14} {error:>9}"
 
 
-Predicted = Plan | ProgramStatement
-"""What has rank classes, and the versions with which they were made."""
-
 _EXACT = tuple(
     category.value for category in (Category.PARAMETER, Category.GRADIENT, Category.BUCKET, Category.OPTIMIZER_STATE)
 )
@@ -136,7 +131,7 @@ def with_measurement(plan: Plan, measurement: Measurement, *, events: Sequence[E
     )
 
 
-def with_snapshot(plan: Predicted, snapshot: Snapshot, name: str, *, rank: int = 0) -> Comparison:
+def with_snapshot(plan: Plan, snapshot: Snapshot, name: str, *, rank: int = 0) -> Comparison:
     """The rank class of `rank` beside a recorded history: the peaks of the whole, of the device that held the most.
 
     Raises SnapshotError for a history that cannot be replayed, PlannerError if it is empty.
@@ -151,7 +146,7 @@ def with_snapshot(plan: Predicted, snapshot: Snapshot, name: str, *, rank: int =
     )
 
 
-def class_of(plan: Predicted, rank: int) -> RankClassStatement:
+def class_of(plan: Plan, rank: int) -> RankClassStatement:
     """The class of a rank. Raises PlannerError if there is none."""
     for ranks in plan.rank_classes:
         if rank in RankSet.parse(ranks.ranks):
@@ -209,14 +204,14 @@ def _notes(plan: Plan, measurement: Measurement) -> Iterator[str]:
         yield "measured with absent peers: NCCL's own memory is not in it"
 
 
-def _differing_torch(plan: Predicted, ran: str) -> Iterator[str]:
+def _differing_torch(plan: Plan, ran: str) -> Iterator[str]:
     """A note if the measurement ran with another minor version of torch."""
     planned = plan.provenance.torch
     if planned.split("+")[0].rsplit(".", 1)[0] != ran.split("+")[0].rsplit(".", 1)[0]:
         yield f"predicted with torch {planned}, measured with torch {ran}"
 
 
-def with_program(predicted: Predicted, measured: MeasuredProgram, *, rank: int | None = None) -> list[Comparison]:
+def with_program(predicted: Plan, measured: MeasuredProgram, *, rank: int | None = None) -> list[Comparison]:
     """One for each rank of the measured program, or of this rank; one that left no figures has a note of why.
 
     Raises PlannerError if no rank has figures, there is no such rank, or nothing was predicted for one.
@@ -251,9 +246,9 @@ def with_program(predicted: Predicted, measured: MeasuredProgram, *, rank: int |
     return [comparisons[number] for number in sorted(comparisons)]
 
 
-def _program_notes(predicted: Predicted, measured: MeasuredProgram, rank: MeasuredRank) -> Iterator[str]:
+def _program_notes(predicted: Plan, measured: MeasuredProgram, rank: MeasuredRank) -> Iterator[str]:
     yield from _differing_torch(predicted, rank.software.get("torch", ""))
-    if isinstance(predicted, ProgramStatement) and not _is_called(rank.gpu, predicted.gpu):
+    if predicted.command and not _is_called(rank.gpu, predicted.gpu):
         yield f"predicted for {predicted.gpu}, measured on {rank.gpu}"
     if measured.exit_code:
         yield f"the measured command ended with {measured.exit_code}: it may have ended before its peak"
@@ -288,7 +283,7 @@ def no_events(_: int) -> Sequence[Event]:
 
 
 def run_compare(
-    plan: Predicted,
+    plan: Plan,
     measured: Path,
     *,
     case: str = "",
@@ -306,7 +301,7 @@ def run_compare(
     program = _measured_program(measured)
     if program is not None:
         return with_program(plan, program, rank=rank)
-    if isinstance(plan, ProgramStatement):
+    if plan.command:
         raise PlannerError(
             f"{measured} is not a measured program, with which a run of a program can be compared",
             allowed="a file that planner measure -- COMMAND wrote, or a snapshot",
@@ -345,13 +340,13 @@ def format_comparisons(comparisons: Sequence[Comparison], *, as_json: bool) -> s
     return json.dumps(whole, indent=2) + "\n"
 
 
-def read_stored_plan(path: Path) -> Predicted | None:
+def read_stored_plan(path: Path) -> Plan | None:
     """What `planner plan` or `planner run --format json` wrote; None for any other file, which its own reader judges.
 
     Raises PlannerError for a plan that lacks something.
     """
     document = _read_object(path)
-    return read_statement(document) if document.get("schema") in (PLAN_SCHEMA, RUN_SCHEMA) else None
+    return from_json(document) if document.get("schema") in PLAN_SCHEMAS else None
 
 
 def _read_object(path: Path) -> Mapping[str, Any]:

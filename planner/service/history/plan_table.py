@@ -15,7 +15,7 @@ from planner.events import Category
 from planner.job.masking import map_texts, mask_text
 from planner.job.rank_sets import RankSet
 from planner.job.schema import Cluster, Gpu
-from planner.report.statement import Plan, ProgramStatement, RankClassStatement, Verdict, from_json, to_json
+from planner.report.statement import Plan, RankClassStatement, Verdict, from_json, to_json
 from planner.service.history.database import Store, batches, put, put_if_absent, read_record, to_row
 from planner.service.history.errors import HistoryError, label
 from planner.service.history.schema import FAILURES, PLAN_DOCUMENTS, PLANS, RANK_CLASSES, TRACES, compact_json
@@ -83,7 +83,7 @@ class RankClassSummary:
 
 
 class Plans(Store):
-    def put(self, plan: Plan | ProgramStatement) -> None:
+    def put(self, plan: Plan) -> None:
         """Store the plan; again, and at the same moment as others, is the same as once.
 
         The later plan of an id stands (its metadata are those of the last who asked), but one without advice does
@@ -116,10 +116,7 @@ class Plans(Store):
         return None if text is None else json.loads(text)
 
     def get(self, plan_id: str) -> Plan | None:
-        """The plan, equal to the one that was stored; None if there is none.
-
-        Raises PlannerError for the run of a program, which is of another schema.
-        """
+        """The plan, equal to the one that was stored; None if there is none."""
         document = self.document(plan_id)
         return None if document is None else from_json(document)
 
@@ -178,8 +175,8 @@ def select_rank_classes(connection: Connection, plan_ids: Sequence[str]) -> dict
     return {plan_id: tuple(of_plan) for plan_id, of_plan in classes.items()}
 
 
-def document_text(plan: Plan | ProgramStatement) -> str:
-    """As it is stored and answered: `planner.plan/1`, or `planner.run/1`."""
+def document_text(plan: Plan) -> str:
+    """As it is stored and answered."""
     return mask_text(compact_json(to_json(plan)))
 
 
@@ -197,15 +194,12 @@ def _replace(connection: Connection, row: Mapping[str, Any]) -> bool:
     return True
 
 
-def _row(plan: Plan | ProgramStatement, now: datetime) -> dict[str, Any]:
-    if isinstance(plan, Plan):
-        metadata, asked = plan.job.get("metadata", {}) or {}, plan.job.get("cluster", {})
-        gpu = asked.get("gpu", {}) or {}
-        gpu_type, advised = label(gpu.get("name") or gpu.get("arch") or "unnamed"), bool(plan.advice)
-        shares = {name: asked[name] for name in ("gpu_fraction", "gpu_memory", "held_by_others_bytes") if name in asked}
-        cluster = Cluster(gpu=Gpu(total_bytes=gpu.get("total_bytes", 0)), **shares)
-    else:
-        metadata, gpu_type, advised, cluster = plan.metadata, label(plan.gpu), False, Cluster()
+def _row(plan: Plan, now: datetime) -> dict[str, Any]:
+    asked = plan.job.get("cluster", {})
+    metadata = plan.job.get("metadata") or plan.metadata
+    total_bytes = (asked.get("gpu") or {}).get("total_bytes", 0)
+    shares = {name: asked[name] for name in ("gpu_fraction", "gpu_memory", "held_by_others_bytes") if name in asked}
+    cluster = Cluster(gpu=Gpu(total_bytes=total_bytes), **shares)
     counted = [(len(RankSet.parse(one.ranks)), one) for one in plan.rank_classes]
     sums = {
         "ranks": sum(count for count, _ in counted),
@@ -230,9 +224,9 @@ def _row(plan: Plan | ProgramStatement, now: datetime) -> dict[str, Any]:
         "used_at": now,
         "verdict": plan.verdict.value,
         "calibrated": plan.calibrated,
-        "advised": advised,
+        "advised": bool(plan.advice),
         **{name: label(metadata.get(name) or "") for name in ("name", "team", "queue")},
-        "gpu": gpu_type,
+        "gpu": label(plan.gpu),
         "gpus": sums["ranks"] * cluster.gpu_share,
         "gpu_fraction": cluster.gpu_fraction,
         "gpu_memory": cluster.gpu_memory,

@@ -115,7 +115,6 @@ _ROUTERS = (
     catalog.spec_router,
     plans.replay_router,
     catalog.router,
-    plans.run_router,
     plans.check_router,
     jobs.router,
     operations.router,

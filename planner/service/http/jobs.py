@@ -11,7 +11,7 @@ from fastapi import APIRouter, Query, Request
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 from planner.errors import PlannerError
-from planner.report.statement import read_statement
+from planner.report.statement import from_json
 from planner.service.history.errors import HistoryError, HistoryUnavailableError
 from planner.service.history.job_table import BoundJob, JobChange, JobSummary, whose_memory
 from planner.service.history.store import History
@@ -118,7 +118,7 @@ def _beside_plan(history: History, job: BoundJob) -> list[str]:
     if document is None:
         return []
     try:
-        return [parting.sentence for parting in explain(job.failure, plan=read_statement(document)).partings]
+        return [parting.sentence for parting in explain(job.failure, plan=from_json(document)).partings]
     except PlannerError:
         return []  # a plan of an earlier version, or words that this version does not know
 

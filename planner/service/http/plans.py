@@ -1,4 +1,4 @@
-"""Endpoints of plans, checks, runs of programs, timelines of plans and replays of snapshots."""
+"""Endpoints of plans, checks, timelines of plans and replays of snapshots."""
 
 from __future__ import annotations
 
@@ -18,27 +18,23 @@ from pydantic import BaseModel, ConfigDict
 from planner.allocator.host.statement import HostVerdict
 from planner.job.loading import bundle
 from planner.report import statement
-from planner.report.statement import RUN_SCHEMA, Verdict
+from planner.report.statement import Verdict
 from planner.report.verdict_text import bound_sentence, deciding, job_sentence
 from planner.service.history.errors import HistoryUnavailableError
 from planner.service.history.plan_table import PlanSummary
 from planner.service.history.records import Check
 from planner.service.http.bodies import call_beside, read_beside, receive_content, receive_job
-from planner.service.http.body_readers import JSON, read_replay, read_timeline
+from planner.service.http.body_readers import JSON, YAML, read_replay, read_timeline
 from planner.service.http.dependencies import (
     Dependencies,
     Injected,
-    PreferHeader,
-    code_runners_only,
     read_prefer_header,
     refuse_without_zone,
 )
 from planner.service.http.limits import write_in_turn
 from planner.service.http.openapi import A_JOB, WAITS, WRITES, Answer, in_json, prefer, problems, takes
 from planner.service.http.problems import RequestError
-from planner.service.http.run_requests import EXAMPLE, HEADER, RunBody, receive_run
-from planner.service.orders import refuse_programs
-from planner.service.plan_provider import PlanAnswer
+from planner.service.http.run_requests import EXAMPLE, HEADER, RunBody, receive_job_or_program, refuse_runs
 
 router = APIRouter(tags=["plans"])
 _log = logging.getLogger("planner.service")
@@ -56,16 +52,23 @@ class PendingPlan(Answer):
 
 
 class Plan(Answer):
-    """A plan, as `planner plan --format json` prints it; abridged here."""
+    """A plan, as `planner plan` or `planner run --format json` prints it; abridged here."""
 
     model_config = ConfigDict(extra="allow")
     plan_id: str
     trace_id: str
     verdict: Verdict
     calibrated: bool
-    job: dict[str, Any]
+    job: dict[str, Any] | None = None
+    """Of a spec: its bundle."""
+    command: list[str] | None = None
+    """Of a program."""
+    gpu: str
+    nodes: int
+    gpus_per_node: int
     rank_classes: list[dict[str, Any]]
-    advice: list[dict[str, Any]]
+    host: dict[str, Any] | None = None
+    advice: list[dict[str, Any]] | None = None
     without_compile: dict[str, Any] | None = None
     """Of a job under torch.compile: what the eager step takes, and what its peak has more."""
     another_torch: dict[str, Any] | None = None
@@ -87,36 +90,52 @@ def _made(description: str) -> dict[int | str, dict[str, Any]]:
     return {202: {"model": PendingPlan, "description": description}}
 
 
+_PROGRAM = RunBody.model_json_schema()
+_TARBALL = {"schema": {"type": "string", "format": "binary"}}
+_A_JOB_OR_PROGRAM = {
+    JSON: {"schema": {"anyOf": [A_JOB[JSON]["schema"], _PROGRAM]}},
+    YAML: A_JOB[YAML],
+    "application/gzip": _TARBALL,
+    "application/x-tar": _TARBALL,
+}
+_IN_HEADER = {
+    "name": HEADER,
+    "in": "header",
+    "required": False,
+    "description": "Of a tarball (required): what a JSON body says of a program, without a path.",
+    "content": in_json(_PROGRAM, EXAMPLE),
+}
+
+
 @router.post(
     "/v1/plans",
     summary="Plan a job",
     response_model=Plan,
-    responses=_made("it is being made") | problems(*WRITES, 403, 504),
-    openapi_extra=takes(A_JOB, WAITS),
+    responses=_made("it is being made") | problems(*WRITES, 401, 403, 410, 504),
+    openapi_extra=takes(_A_JOB_OR_PROGRAM) | {"parameters": [_IN_HEADER, prefer(WAITS)]},
 )
 async def plan(request: Request, deps: Injected) -> Response:
-    """What every rank of the job will hold, phase by phase, and whether it fits.
+    """What every rank of a job will hold, phase by phase, and whether it fits: of a spec, or of a program.
+
+    A program is run, unedited, on a GPU that is not there. Its files are a tarball (the body; the command stands in the
+    header `X-Planner-Run`, as JSON), or lie in a folder that the service shares with its users (`path` in a JSON body).
+    It is run each time it is asked for; equal requests at one time are one.
 
     `Prefer: wait=N` ends the work after N seconds with 504; `Prefer: respond-async, wait=N` answers 202 by then, and
-    the plan goes on being made. `X-Planner-From-Store` says whether it was there before, `X-Planner-Stored` whether
-    it is there now: a plan is answered even if the history cannot be reached.
+    the plan goes on being made: `GET /v1/plans/{plan_id}` has it when it is done, and the same request sent again waits
+    for it, or says why it failed. `DELETE` of the same path ends the run of a program. `X-Planner-From-Store` says
+    whether the plan was there before, `X-Planner-Stored` whether it is there now: a plan is answered even if the
+    history cannot be reached.
     """
-    wanted, job = read_prefer_header(request), await receive_job(request)
+    wanted, asked = read_prefer_header(request), await receive_job_or_program(request, deps)
     seconds = wanted.wait or 0.0 if wanted.respond_async else wanted.wait
-    answer = await deps.plan_provider.plan(job, seconds=seconds, keep=wanted.respond_async)
-    from_store = {"X-Planner-From-Store": _flag(answer.from_store)}
-    return _respond(request, answer, f"/v1/plans/{answer.plan_id}", "planner.plan.pending/1", wanted, from_store)
-
-
-def _respond(
-    request: Request, answer: PlanAnswer, location: str, pending: str, wanted: PreferHeader, more: Mapping[str, str]
-) -> Response:
-    """The plan or run that was made; 202 where it is being made, and will be found under its id."""
+    answer = await deps.plan_provider.plan(asked, seconds=seconds, keep=wanted.respond_async)
     request.state.plan_id = answer.plan_id
-    headers = {"Location": location, **wanted.headers}
+    headers = {"Location": f"/v1/plans/{answer.plan_id}", **wanted.headers}
     if answer.is_pending:
-        return _pending(PendingPlan(schema=pending, plan_id=answer.plan_id, trace_id=answer.trace_id), headers)
-    headers |= {"X-Planner-Stored": _flag(answer.stored), **more}
+        pending = PendingPlan(schema="planner.plan.pending/1", plan_id=answer.plan_id, trace_id=answer.trace_id)
+        return _pending(pending, headers)
+    headers |= {"X-Planner-Stored": _flag(answer.stored), "X-Planner-From-Store": _flag(answer.from_store)}
     return Response(answer.text, headers=headers, media_type=JSON)
 
 
@@ -138,10 +157,33 @@ async def plan_by_id(plan_id: str, request: Request, deps: Injected) -> Response
     return Response(text, media_type=JSON)
 
 
+class EndedRun(Answer):
+    plan_id: str
+
+
+@router.delete(
+    "/v1/plans/{plan_id}",
+    summary="End the run of a program",
+    response_model=EndedRun,
+    responses=problems(401, 403, 404),
+    openapi_extra={"security": [{"bearer": []}, {}]},
+)
+async def end_run(plan_id: str, request: Request, deps: Injected) -> EndedRun:
+    """Its processes are killed at once, and one that waits for its turn is not started. Those who wait for it are
+    answered 410. A plan that is made stays as it is."""
+    refuse_runs(request, deps)
+    if not await deps.plan_provider.end_run(plan_id):
+        raise RequestError(
+            404, f"no run {plan_id[:40]!a} is under way", remedy=f"GET {request.url.path[:80]}: it may be done"
+        )
+    return EndedRun(schema="planner.run.ended/1", plan_id=plan_id)
+
+
 def _stored_plan(deps: Dependencies, plan_id: str) -> str:
     text = deps.history.plans.text(plan_id)
     if text is None:
-        raise RequestError(404, f"there is no plan {plan_id[:40]!a}", remedy="plan the job: POST /v1/plans")
+        remedy = "plan the job: POST /v1/plans; a program may still run"
+        raise RequestError(404, f"there is no plan {plan_id[:40]!a}", remedy=remedy)
     return text
 
 
@@ -296,111 +338,6 @@ def _compute_figures(plan: statement.Plan) -> dict[str, Any]:
         "message": job_sentence(plan),
         "host": host,
     }
-
-
-run_router = APIRouter(tags=["runs"])
-_HEAD = f'{{"schema":"{RUN_SCHEMA}",'
-_TARBALL = {"schema": {"type": "string", "format": "binary"}}
-
-
-class Run(Answer):
-    """A program's run, as `planner run --format json` prints it; abridged here."""
-
-    model_config = ConfigDict(extra="allow")
-    plan_id: str
-    verdict: Verdict
-    calibrated: bool
-    command: list[str]
-    gpu: str
-    nodes: int
-    gpus_per_node: int
-    ending: str
-    iterations: int
-    rank_classes: list[dict[str, Any]]
-    host: dict[str, Any] | None = None
-    assumptions: list[dict[str, Any]]
-    provenance: dict[str, str]
-    notes: list[str]
-    sources: list[str]
-    seconds: dict[str, float]
-
-
-_BODY = in_json(RunBody.model_json_schema(), EXAMPLE)
-_IN_HEADER = {
-    "name": HEADER,
-    "in": "header",
-    "required": False,
-    "description": "Of a tarball (required): what a JSON body says, without a path.",
-    "content": _BODY,
-}
-
-
-@run_router.post(
-    "/v1/runs",
-    summary="Run a program on paper",
-    response_model=Run,
-    responses=_made("it is being run") | problems(*WRITES, 403, 410, 504),
-    openapi_extra=takes(
-        {
-            **_BODY,
-            "application/gzip": _TARBALL,
-            "application/x-tar": _TARBALL,
-        }
-    )
-    | {"parameters": [_IN_HEADER, prefer(WAITS)]},
-)
-async def run(request: Request, deps: Injected) -> Response:
-    """What every rank of a training program will hold: it is run, unedited, on a GPU that is not there.
-
-    Its files are a tarball (the body; the command stands in the header `X-Planner-Run`, as JSON), or lie in a folder
-    that the service shares with its users (`path` in a JSON body). It is run each time it is asked for; equal requests
-    at one time are one.
-    `Prefer: wait=N` ends the work after N seconds with 504; `Prefer: respond-async, wait=N` answers 202 by then, and
-    the run goes on: `GET /v1/runs/{plan_id}` has it when it is done, and the same request sent again waits for it, or
-    says why it failed. `DELETE` of the same path ends it.
-    """
-    _refuse_runs(request, deps)
-    wanted, asked = read_prefer_header(request), await receive_run(request, deps)
-    seconds = wanted.wait or 0.0 if wanted.respond_async else wanted.wait
-    answer = await deps.plan_provider.run(asked, seconds=seconds, keep=wanted.respond_async)
-    return _respond(request, answer, f"/v1/runs/{answer.plan_id}", "planner.run.pending/1", wanted, {})
-
-
-def _refuse_runs(request: Request, deps: Dependencies) -> None:
-    refuse_programs(deps.settings)
-    code_runners_only(request, "a bearer token for code of users is needed to have a program run")
-
-
-class EndedRun(Answer):
-    plan_id: str
-
-
-@run_router.delete(
-    "/v1/runs/{plan_id}",
-    summary="End a run",
-    response_model=EndedRun,
-    responses=problems(401, 403, 404),
-    openapi_extra={"security": [{"bearer": []}, {}]},
-)
-async def end_run(plan_id: str, request: Request, deps: Injected) -> EndedRun:
-    """Its processes are killed at once, and one that waits for its turn is not started. Those who wait for it are
-    answered 410. One that is done stays as it is."""
-    _refuse_runs(request, deps)
-    if not await deps.plan_provider.end_run(plan_id):
-        raise RequestError(
-            404, f"no run {plan_id[:40]!a} is under way", remedy=f"GET {request.url.path[:80]}: it may be done"
-        )
-    return EndedRun(schema="planner.run.ended/1", plan_id=plan_id)
-
-
-@run_router.get("/v1/runs/{plan_id}", summary="A run that was made", response_model=Run, responses=problems(404))
-async def run_by_id(plan_id: str, request: Request, deps: Injected) -> Response:
-    """The run, exactly as it was answered; 404 as long as it is being made, and if it failed."""
-    text = await asyncio.to_thread(deps.history.plans.text, plan_id)
-    if text is None or not text.startswith(_HEAD):
-        raise RequestError(404, f"there is no run {plan_id[:40]!a}", remedy="run the program: POST /v1/runs")
-    request.state.plan_id = plan_id
-    return Response(text, media_type=JSON)
 
 
 timeline_router = APIRouter(tags=["plans"])

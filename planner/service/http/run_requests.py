@@ -1,4 +1,4 @@
-"""Reads what a run of a program is asked with: a tarball and a header, or JSON with a path in a shared folder."""
+"""Reads what a plan is asked with: a spec, or a program as a tarball and a header, or as JSON with a shared folder."""
 
 from __future__ import annotations
 
@@ -10,25 +10,26 @@ import json
 import os
 import stat
 import tarfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import IO, Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import Request
 
-from planner.errors import SpecError
+from planner.errors import PlannerError, SpecError
 from planner.job.json_text import read_json
 from planner.job.launching.launchers import words_of
 from planner.job.launching.line import parse
 from planner.job.loading import read_gpu
+from planner.job.schema import Job
 from planner.job.shorthand import read_host_memory
 from planner.planning.program_ranks import choose_ranks
-from planner.service.http.bodies import media_type, read_beside, receive_content
-from planner.service.http.body_readers import JSON, explain_body_error, read_object
-from planner.service.http.dependencies import Dependencies, split_authorization
+from planner.service.http.bodies import SMALL, media_type, read_beside, read_body, receive_content
+from planner.service.http.body_readers import JSON, YAML_TYPES, explain_body_error, read_job, read_object
+from planner.service.http.dependencies import Dependencies, code_runners_only, split_authorization
 from planner.service.http.problems import RequestError
-from planner.service.orders import RunRequest
+from planner.service.orders import RunRequest, refuse_programs
 from planner.settings import split_list
 from planner.units import MIB, show_bytes
 from planner.versions import minor_of
@@ -270,35 +271,78 @@ class RunBody(BaseModel):
     queue: _Label = ""
 
 
-async def receive_run(request: Request, deps: Dependencies) -> RunRequest:
+async def receive_job_or_program(request: Request, deps: Dependencies) -> Job | RunRequest:
+    """What a body asks to plan: a spec, or a program (a tarball, or JSON with its `command`).
+
+    Raises SpecError for what cannot be planned, RequestError for a body that cannot be read, and what `refuse_runs`
+    raises for a program.
+    """
+    kind, header = media_type(request), request.headers.get(HEADER, "")
+    if kind in TAR_TYPES:
+        refuse_runs(request, deps)
+    content = await receive_content(request, JSON, *YAML_TYPES, *TAR_TYPES)
+    if kind in YAML_TYPES:
+        return await read_body(deps, read_job, content, kind)
+    refusal = _refusal(request, deps)
+    # Of folders nobody hears who may not have programs run.
+    folders = split_list(deps.settings.program_folders) if refusal is None else None
+    about = json.dumps({"kind": kind, "header": header, "folders": folders})
+    is_small = kind == JSON and len(content) <= SMALL
+    turns = deps.small_bodies if is_small else deps.bodies
+    asked = await read_beside(turns, read_job_or_program, content, about, _REMEDY)
+    if asked is None:
+        assert refusal is not None
+        raise refusal
+    if not isinstance(asked, RunRequest):
+        return asked
     if request.query_params:
         allowed = f"the keys in a JSON body; of a tarball in {_IN_HEADER}"
         raise RequestError(422, "a run has no query, which proxies log", allowed=allowed, place="query")
-    kind, header = media_type(request), request.headers.get(HEADER, "")
-    content = await receive_content(request, JSON, *TAR_TYPES)
-    about = json.dumps({"kind": kind, "header": header, "folders": split_list(deps.settings.program_folders)})
-    asked = await read_beside(deps.bodies, read_run, content, about, _REMEDY)
     _, token = split_authorization(request.headers.get("authorization", ""))
     tenant = hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest() if token else ""
     return dataclasses.replace(asked, tenant=tenant, tarball=b"" if kind == JSON else content)
 
 
-def read_run(content: bytes, about: str) -> RunRequest:
-    """The request in this content; of a tarball without the tarball, which its caller has."""
-    context = json.loads(about)
-    in_json = context["kind"] == JSON
+def refuse_runs(request: Request, deps: Dependencies) -> None:
+    """Raises ProgramNotAllowedError where no programs are run, RequestError (401) for who may not have them run."""
+    refuse_programs(deps.settings)
+    code_runners_only(request, "a bearer token for code of users is needed to have a program run")
+
+
+def _refusal(request: Request, deps: Dependencies) -> PlannerError | None:
     try:
-        body = RunBody.model_validate(read_object(content) if in_json else _read_header(context["header"]))
+        refuse_runs(request, deps)
+    except PlannerError as error:
+        return error
+    return None
+
+
+def read_job_or_program(content: bytes, about: str) -> Job | RunRequest | None:
+    """The request in this content; of a tarball without the tarball, which its caller has. None for a program whose
+    sender may not have it run."""
+    context = json.loads(about)
+    if context["kind"] != JSON:
+        body = _read_body(_read_header(context["header"]))
+        if body.path:
+            raise RequestError(422, "a tarball came with a path", allowed="one of them", place="path")
+        return _request(body, Tarball(content).text_of)
+    document = read_object(content)
+    if not document.keys() & {"command", "path"}:
+        return read_job(content, JSON)
+    if context["folders"] is None:
+        return None
+    body = _read_body(document)
+    if not body.path:
+        raise RequestError(422, "path is missing", allowed="a folder, or a tarball as the body", place="path")
+    folder = SharedFolder(body.path, context["folders"])
+    return dataclasses.replace(_request(body, folder.text_of), folder=folder.path)
+
+
+def _read_body(document: Mapping[str, Any]) -> RunBody:
+    try:
+        return RunBody.model_validate(document)
     except ValidationError as error:
         raise explain_body_error(error, RunBody) from None
-    if in_json:
-        if not body.path:
-            raise RequestError(422, "path is missing", allowed="a folder, or a tarball as the body", place="path")
-        folder = SharedFolder(body.path, context["folders"])
-        return dataclasses.replace(_request(body, folder.text_of), folder=folder.path)
-    if body.path:
-        raise RequestError(422, "a tarball came with a path", allowed="one of them", place="path")
-    return _request(body, Tarball(content).text_of)
 
 
 def _read_header(written: str) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from planner.service.history.counters import Counters
 from planner.service.history.plan_table import document_text
 from planner.service.history.store import History, Retention
 from planner.service.metrics import JOBS_JOINED, JOBS_REFUSED, JOBS_TRACED, WORKERS_KILLED
-from planner.service.orders import Order, Outcome, PlanMade, PlanRefused, RunOrder, WorkerResult
+from planner.service.orders import Order, Outcome, PlanMade, PlanRefused, WorkerResult
 from planner.service.plan_provider import RememberedFailures
 from planner.service.scheduling.search_runner import SearchGroups
 from planner.service.scheduling.worker_pool import Workers
@@ -36,8 +36,6 @@ HELD_SECONDS = 600.0
 """How long an answer is kept that nobody waited for and that the store does not have."""
 FORGET_SECONDS = 600.0
 MOST_RETRY_SECONDS = 60
-CODE_START_SECONDS = 30.0
-"""Beyond the limit of a trace, where a process of its own has to start and to be ended for it."""
 _log = logging.getLogger("planner.service")
 
 
@@ -45,7 +43,7 @@ _log = logging.getLogger("planner.service")
 class _Entry:
     """A plan in the making. `outcome` may be there before the work is: a trace is stored after its plan is told."""
 
-    order: Order | RunOrder
+    order: Order
     began: float
     keep: bool = False
     outcome: asyncio.Future[Outcome] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
@@ -95,7 +93,7 @@ class PlanScheduler:
         self._runners.start()
         self._forgetting = asyncio.create_task(self._forget_now_and_then())
 
-    async def make(self, order: Order | RunOrder, seconds: float | None, keep: bool) -> Outcome | None:
+    async def make(self, order: Order, seconds: float | None, keep: bool) -> Outcome | None:
         if self._ending:
             return PlanRefused(_ending())
         now = time.monotonic()
@@ -129,9 +127,9 @@ class PlanScheduler:
         """End the run of this id, with its processes, if it is being made or waits; whether there was one. Those who
         wait for it are answered."""
         entry = self._entries.get(plan_id)
-        if entry is None or not isinstance(entry.order, RunOrder):
+        if entry is None or entry.order.program is None:
             return False
-        self._tell(entry, PlanRefused(RunEndedError("the run was ended by a request", remedy="POST /v1/runs anew")))
+        self._tell(entry, PlanRefused(RunEndedError("the run was ended by a request", remedy="POST /v1/plans anew")))
         self._abandon(entry)
         return True
 
@@ -154,7 +152,7 @@ class PlanScheduler:
         """Why a job that comes now is not planned soon; None where it is."""
         if not self._workers.alive:
             return PlanRefused(WorkerLostError("no tracing process is ready", remedy="wait; they load PyTorch"))
-        waiting = [each for each in self._entries.values() if not each.started and isinstance(each.order, Order)]
+        waiting = [each for each in self._entries.values() if not each.started and each.order.program is None]
         longest = time.monotonic() - min((each.began for each in waiting), default=math.inf)
         if longest <= self._settings.trace_seconds:
             return None
@@ -165,11 +163,11 @@ class PlanScheduler:
             )
         )
 
-    def _queue_is_full(self, order: Order | RunOrder) -> BusyError | None:
+    def _queue_is_full(self, order: Order) -> BusyError | None:
         """Why the order cannot even wait: for all, or for one tenant, who may have as large a part of the queue as of
         the workers."""
         workers = self._workers_for(order)
-        tenants = [each.order.tenant for each in self._entries.values() if type(each.order) is type(order)]
+        tenants = [each.order.tenant for each in self._entries.values() if self._workers_for(each.order) is workers]
         count, places = len(tenants), workers.count + self._settings.trace_queue
         most = max(places * workers.most_of_one // max(workers.count, 1), 1)
         if count < places and tenants.count(order.tenant) < most:
@@ -183,8 +181,8 @@ class PlanScheduler:
             retry_after_seconds=min(max(math.ceil(turns * self._mean_seconds), 1), MOST_RETRY_SECONDS),
         )
 
-    def _workers_for(self, order: Order | RunOrder) -> Workers:
-        return self._runners if isinstance(order, RunOrder) else self._workers
+    def _workers_for(self, order: Order) -> Workers:
+        return self._workers if order.program is None else self._runners
 
     async def finish(self, seconds: float | None = None) -> None:
         """Wait for plans being made, at most so long; refuse the rest, and end the workers."""
@@ -216,7 +214,7 @@ class PlanScheduler:
             for other in same_trace:  # under another calibration: then the trace is in the store
                 if other.task is not None:
                     await asyncio.wait({other.task})
-            if isinstance(entry.order, RunOrder):  # all of its ranks on one worker, one after the other
+            if entry.order.program is not None:  # all of its ranks on one worker, one after the other
                 self._counters.add(JOBS_TRACED, {})
                 await self._store_and_tell(entry, await self._call(entry, "run", entry.order))
             else:
@@ -254,7 +252,7 @@ class PlanScheduler:
             texts = await self._stored_traces(order)
             if texts and await self._judge(entry, order, texts):
                 return
-        representatives = [rank_class.representative for rank_class in rank_classes(Mesh.of(order.job.parallel))]
+        representatives = [rank_class.representative for rank_class in rank_classes(Mesh.of(order.spec.parallel))]
         self._counters.add(JOBS_TRACED, {})
         if len(representatives) == 1:  # traced, judged and advised in one child, for the trace need not travel
             result = await self._call(entry, "plan", order)
@@ -292,7 +290,7 @@ class PlanScheduler:
                 if errors:
                     return
                 try:
-                    result = await self._call(entry, "trace", order.job, rank)
+                    result = await self._call(entry, "trace", order.spec, rank)
                 except PlannerError as error:
                     errors.append(error)
                     self._tell(entry, PlanRefused(error))
@@ -310,16 +308,11 @@ class PlanScheduler:
         """What a worker brings about. Raises its refusal, and TraceLimitError where a limit was exceeded before there
         was a plan."""
         order = entry.order
-        if isinstance(order, RunOrder):
-            seconds, torch = order.seconds, order.request.torch
-        else:
-            seconds = self._settings.trace_seconds + (CODE_START_SECONDS if order.runs_code else 0.0)
-            torch = order.job.software.torch
         result: WorkerResult | PlanRefused | None = await self._workers_for(order).call(
             method,
             *arguments,
-            seconds=seconds,
-            torch=self._torches.loaded_for(torch),
+            seconds=order.seconds(self._settings.trace_seconds),
+            torch=self._torches.loaded_for(order.torch),
             tenant=order.tenant,
             on_start=entry.start,
         )
@@ -328,15 +321,15 @@ class PlanScheduler:
         if result is not None and result.exceeded is not None:
             reason = "time" if result.exceeded.limit is Limit.SECONDS else "memory"
             self._counters.add(WORKERS_KILLED, {"reason": reason})
-            run_seconds = self._settings.program_seconds if isinstance(order, RunOrder) else None
+            run_seconds = None if order.program is None else self._settings.program_seconds
             error = trace_limit_error(result.exceeded, run_seconds)
-            if result.plan is None and result.run is None:
+            if result.plan is None:
                 raise error
             _log.warning("plan %s goes without advice: %s", entry.order.plan_id, error.problem)
         return result
 
     async def _store_and_tell(self, entry: _Entry, result: WorkerResult | None) -> None:
-        made = None if result is None else result.plan or result.run
+        made = None if result is None else result.plan
         if made is None:
             return
 

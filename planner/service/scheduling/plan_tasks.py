@@ -17,10 +17,10 @@ from planner.planning.planned_classes import assign_ranks, parts_of_class
 from planner.planning.program import inputs_of, judge_runs
 from planner.planning.trace_source import TraceSource
 from planner.planning.without_compile import add_eager
-from planner.report.statement import ProgramStatement, to_json
+from planner.report.statement import Plan, to_json
 from planner.runtime.messages import AnswerWriter
 from planner.searching.plan_advice import add_advice
-from planner.service.orders import Order, RunOrder
+from planner.service.orders import Order
 from planner.tracing import rank_trace
 from planner.tracing.isolated import Isolation
 from planner.units import MIB, show_bytes
@@ -30,13 +30,12 @@ PLAN, TRACES, FURTHER, UNREADABLE = "plan", "traces", "further", "unreadable"
 and that stored traces are damaged."""
 MOST_STATEMENT_BYTES = MIB
 """Of a run, which the history keeps and everybody may read: one of 16 ranks and 30 iterations has 300 KiB."""
-RUN = "run"
 
 
 def make_plan(argument: tuple[Order, Isolation], answer: AnswerWriter) -> None:
     order, isolation = argument
-    with _code_at_fault(order.job):
-        made = plan_job(order.job, order.calibration, source=TraceSource(isolation))
+    with _code_at_fault(order.spec):
+        made = plan_job(order.spec, order.calibration, source=TraceSource(isolation))
     _answer_plan(order, made, isolation, answer)
     if not order.runs_code:
         texts = {ranks.rank_class.representative: rank_trace.dumps(ranks.trace) for ranks in made.traces}
@@ -60,25 +59,27 @@ def judge_traces(argument: tuple[Order, Mapping[int, str], Isolation], answer: A
     """Answer the plan that follows from traces by representative; UNREADABLE if they are not those of the job."""
     order, texts, isolation = argument
     try:
-        traces = assign_ranks(order.job, {rank: rank_trace.loads(text) for rank, text in texts.items()})
+        traces = assign_ranks(order.spec, {rank: rank_trace.loads(text) for rank, text in texts.items()})
     except (ValueError, KeyError):
         answer.write(UNREADABLE, b"")
         return
-    with _code_at_fault(order.job):
-        made = plan_from_traces(order.job, traces, order.calibration)
+    with _code_at_fault(order.spec):
+        made = plan_from_traces(order.spec, traces, order.calibration)
     _answer_plan(order, made, isolation, answer)
 
 
-def run_program(order: RunOrder, answer: AnswerWriter) -> None:
-    """Run ranks of a program behind walls, one after the other, judge them, and answer the statement."""
-    asked = order.request
+def run_program(order: Order, answer: AnswerWriter) -> None:
+    """Run ranks of a program behind walls, one after the other, judge them, and answer the plan."""
+    assert order.program is not None
+    program = order.program
+    asked = program.request
     work = inputs_of(
         asked.line, asked.command, asked.gpu, ranks=asked.ranks, steps=asked.steps, strict=asked.strict,
-        limits=order.limits, calibration=order.calibration, walled=order.walled,
+        limits=program.limits, calibration=order.calibration, walled=program.walled,
         host_memory_bytes=asked.host_memory_bytes, torch=asked.torch,
     )  # fmt: skip
     try:
-        statement, _ = judge_runs(work)
+        plan, _ = judge_runs(work)
     except MemoryError:
         raise
     except PlannerError as error:  # others read it too, in a warning of a hook
@@ -91,13 +92,13 @@ def run_program(order: RunOrder, answer: AnswerWriter) -> None:
             remedy="if it does, report this, and the program if you may",
             place=asked.line.program,
         ) from error
-    named = replace(statement, plan_id=order.plan_id, trace_id=order.trace_id, metadata=asked.metadata)
+    named = replace(plan, plan_id=order.plan_id, trace_id=order.trace_id, metadata=asked.metadata)
     refuse_large(named)
-    answer.write(RUN, pickle.dumps(named))
+    answer.write(PLAN, pickle.dumps(named))
 
 
-def refuse_large(statement: ProgramStatement) -> None:
-    if (size := len(json.dumps(to_json(statement)))) > MOST_STATEMENT_BYTES:
+def refuse_large(plan: Plan) -> None:
+    if (size := len(json.dumps(to_json(plan)))) > MOST_STATEMENT_BYTES:
         raise ProgramError(
             f"what is to be said of the program takes {show_bytes(size)}, which is more than is kept",
             allowed=f"at most {show_bytes(MOST_STATEMENT_BYTES)} for a run",
@@ -111,7 +112,7 @@ def _answer_plan(order: Order, made: PlanningResult, isolation: Isolation, answe
     made = replace(made, plan=replace(made.plan, plan_id=order.plan_id, trace_id=order.trace_id))
     answer.write(PLAN, pickle.dumps(made.plan))
     source = TraceSource(isolation)
-    if order.job.train.compile is not None:
+    if order.spec.train.compile is not None:
         made = add_eager(made, source)
         answer.write(PLAN, pickle.dumps(made.plan))
     try:

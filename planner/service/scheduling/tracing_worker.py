@@ -24,8 +24,8 @@ from planner.runtime.running import StoppedError
 from planner.searching import exact_plans
 from planner.searching.exact_plans import Group
 from planner.service.errors import ProgramCrashedError, WorkerLostError, trace_limit_error
-from planner.service.orders import Order, PlanRefused, RunOrder, WorkerResult
-from planner.service.scheduling.plan_tasks import FURTHER, PLAN, RUN, TRACES, UNREADABLE
+from planner.service.orders import Order, PlanRefused, WorkerResult
+from planner.service.scheduling.plan_tasks import FURTHER, PLAN, TRACES, UNREADABLE
 from planner.service.torch_versions import ONLY_OWN, TorchVersions
 from planner.tracing.isolated import Isolation
 from planner.tracing.program.rank_process import CrashedError
@@ -101,7 +101,7 @@ class TracingWorker:
         self._stopped = max(self._stopped, work)
 
     def plan(self, work: int, order: Order, seconds: float) -> WorkerResult | PlanRefused:
-        return self._result_of_job(work, "make_plan", (order, self._isolation), order.job, seconds)
+        return self._result_of_job(work, "make_plan", (order, self._isolation), order.spec, seconds)
 
     def trace(self, work: int, job: Job, rank: int, seconds: float) -> WorkerResult | PlanRefused:
         return self._result_of_job(work, "trace_rank", (job, rank, self._isolation), job, seconds)
@@ -110,13 +110,13 @@ class TracingWorker:
         self, work: int, order: Order, texts: Mapping[int, str], seconds: float
     ) -> WorkerResult | PlanRefused | None:
         """The plan that follows from traces by representative; None if they are not those of the job's ranks."""
-        result = self._result_of_job(work, "judge_traces", (order, texts, self._isolation), order.job, seconds)
+        result = self._result_of_job(work, "judge_traces", (order, texts, self._isolation), order.spec, seconds)
         unreadable = isinstance(result, WorkerResult) and result.plan is None and result.exceeded is None
         return None if unreadable else result
 
-    def run(self, work: int, order: RunOrder, seconds: float) -> WorkerResult | PlanRefused:
-        limits = self._limits_beside(order.limits, seconds)
-        return self._result(work, Task(f"{_TASKS}:run_program", order), limits, order.request.torch)
+    def run(self, work: int, order: Order, seconds: float) -> WorkerResult | PlanRefused:
+        limits = self._limits_beside(order.program.limits if order.program else None, seconds)
+        return self._result(work, Task(f"{_TASKS}:run_program", order), limits, order.torch)
 
     def search(self, work: int, group: Group, seconds: float) -> tuple[exact_plans.Answer, ...] | PlanRefused:
         job = group.jobs[0]
@@ -145,11 +145,9 @@ class TracingWorker:
         exceeded = messages.exceeded_limit(answer, limits)
         if exceeded is None and answer.exit_code:
             raise ChildProcessError(f"the tracing process ended with {messages.ending(answer)}")
-        if exceeded is None and not {PLAN, TRACES, RUN, UNREADABLE} & answer.parts.keys():
+        if exceeded is None and not {PLAN, TRACES, UNREADABLE} & answer.parts.keys():
             raise ChildProcessError("the tracing process ended without an answer")
-        parts = {
-            name: pickle.loads(answer.parts[name]) for name in (PLAN, RUN, TRACES, FURTHER) if name in answer.parts
-        }
+        parts = {name: pickle.loads(answer.parts[name]) for name in (PLAN, TRACES, FURTHER) if name in answer.parts}
         return WorkerResult(**parts, exceeded=exceeded)
 
     def _answer(self, work: int, task: Task, limits: Limits, torch: str) -> Answer | PlanRefused:

@@ -17,7 +17,7 @@ from planner.job.loading import load_bundle
 from planner.job.overhead import outside
 from planner.job.rank_sets import RankSet
 from planner.job.schema import Gpu, Software
-from planner.report.statement import ProgramStatement, RankClassStatement, Verdict, read_statement
+from planner.report.statement import RankClassStatement, Verdict, from_json
 from planner.service.history.job_table import BoundJob
 from planner.service.history.store import History
 from planner.service.validation.validation_run import ALIKE
@@ -115,9 +115,9 @@ class _Predicted:
 
 
 def _predicted_of(document: Mapping[str, Any]) -> _Predicted:
-    """Of a `planner.plan/1` or a `planner.run/1`. Raises PlannerError for a document that cannot be read."""
-    plan = read_statement(document)
-    if isinstance(plan, ProgramStatement):
+    """Raises PlannerError for a document that cannot be read."""
+    plan = from_json(document)
+    if plan.command:
         known = catalog.by_name(plan.gpu)
         return _Predicted(
             gpu=Gpu(name=known.name, total_bytes=known.total_bytes, arch=known.arch) if known else Gpu(name=plan.gpu),

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import resources
-from typing import Any, TypeVar
+from typing import Any
 
 from planner.errors import PlannerError
 from planner.job.kinds import Kind
 from planner.records import from_plain
-from planner.report.statement import RankClassStatement, Statement
+from planner.report.statement import Plan, RankClassStatement
 from planner.verdict import Verdict, decide
 
 OUTSIDE_INTERVAL = 0.05
@@ -128,7 +128,6 @@ def is_covered(row: RecordedError, rows: Sequence[RecordedError], *, by_family: 
     return low - _ROUNDING <= row.error <= high + _ROUNDING
 
 
-Judged = TypeVar("Judged", bound=Statement)
 LEAST_RISK, MOST_RISK = 0.001, 0.5
 
 
@@ -148,9 +147,9 @@ def parse_risk(text: str, place: str, error: type[PlannerError] = PlannerError) 
     return share
 
 
-def judge_at_risk(statement: Judged, risk: float) -> Judged:
-    """The statement with intervals whose upper end this share of jobs of a kind exceeds, and the verdicts of those."""
-    return replace(statement, rank_classes=tuple(_judge(each, risk) for each in statement.rank_classes))
+def judge_at_risk(plan: Plan, risk: float) -> Plan:
+    """The plan with intervals whose upper end this share of jobs of a kind exceeds, and the verdicts of those."""
+    return replace(plan, rank_classes=tuple(_judge(each, risk) for each in plan.rank_classes))
 
 
 def _judge(rank_class: RankClassStatement, risk: float) -> RankClassStatement:

@@ -11,7 +11,7 @@ from planner.errors import PlannerError
 from planner.events import Phase
 from planner.job.rank_sets import RankSet
 from planner.records import to_plain
-from planner.report.statement import RankClassStatement
+from planner.report.statement import Plan, RankClassStatement
 from planner.report.style import size
 from planner.truth.failures.causes import CONTEXT_BYTES, Judgement, judge
 from planner.truth.failures.gpu_messages import find_messages, innermost_own
@@ -20,7 +20,7 @@ from planner.truth.failures.log_text import LogText
 from planner.truth.failures.messages import Cause, Form, GpuFailure, HostFailure
 from planner.truth.failures.rules import Lines
 from planner.truth.failures.snapshot_failure import SnapshotFailure, explain_failures
-from planner.truth.plan_comparison import Predicted, class_of
+from planner.truth.plan_comparison import class_of
 from planner.units import MIB
 
 _ALIKE = 0.01
@@ -49,7 +49,7 @@ class Parting:
 
 
 def _set_beside(
-    plan: Predicted, rank: int | None, message: tuple[GpuFailure, Judgement] | None, snapshot: SnapshotFailure | None
+    plan: Plan, rank: int | None, message: tuple[GpuFailure, Judgement] | None, snapshot: SnapshotFailure | None
 ) -> tuple[Parting, ...]:
     """Where they part, the weightiest first; one of kind `none` where nothing that is known differs."""
     failure = message[0] if message else None
@@ -231,7 +231,7 @@ def explain(
     text: str = "",
     snapshot: bytes | None = None,
     *,
-    plan: Predicted | None = None,
+    plan: Plan | None = None,
     rank: int | None = None,
     place: str = "the message",
 ) -> Explanation:
