@@ -64,10 +64,10 @@ def plan(number: int) -> Plan:
         plan_id=f"pl-{number:026d}",
         trace_id=f"{number:064x}",
         calibrated=False,
-        job={
-            "metadata": {"name": f"run-{number}", "team": f"team-{number % 40}", "queue": f"queue-{number % 5}"},
-            "cluster": {"gpu": {"name": ("H100-SXM-80GB", "A100-SXM-40GB", "B200-180GB")[number % 3]}},
-        },
+        gpu=("H100-SXM-80GB", "A100-SXM-40GB", "B200-180GB")[number % 3],
+        nodes=1,
+        gpus_per_node=8,
+        job={"metadata": {"name": f"run-{number}", "team": f"team-{number % 40}", "queue": f"queue-{number % 5}"}},
         rank_classes=tuple(_rank_class(each, place, number) for place, each in enumerate(ranks)),
         provenance=Provenance(planner="0", torch="0", allocator_rules="0", catalog="0", calibration="none"),
     )

@@ -86,7 +86,8 @@ def planned(statement: RankClassStatement) -> Plan:
 
     decoder = Decoder(layers=_LAYERS, hidden=64, heads=4, kv_heads=4, ffn=128, vocab=256)
     return Plan(
-        plan_id="pl-0", trace_id="0", calibrated=False, job=loading.bundle(Job(model=Model(decoder=decoder))),
+        plan_id="pl-0", trace_id="0", calibrated=False, gpu="", nodes=1, gpus_per_node=1,
+        job=loading.bundle(Job(model=Model(decoder=decoder))),
         rank_classes=(statement,),
         provenance=Provenance(planner="", torch="", allocator_rules="", catalog="", calibration=""),
     )  # fmt: skip

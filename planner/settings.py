@@ -41,7 +41,7 @@ class Settings:
     factory_folder: str = ""
     """Where the modules of factories may lie (`model.factory_path`); empty: only what is installed."""
     programs: bool = False
-    """Whether whole programs may be sent (POST /v1/runs). They run behind walls on this cluster, or not at all."""
+    """Whether whole programs may be sent (POST /v1/plans). They run behind walls on this cluster, or not at all."""
     program_folders: str = ""
     """Folders, with commas, of a file system that this service and its users share: a program may be named by a path in
     one of them; empty: programs come as tarballs only."""

@@ -188,7 +188,7 @@ def exchanges(job: dict[str, Any], in_yaml: str) -> Sequence[tuple[str, str, str
         ("validations", "GET", "/v1/validations", {}),
         ("calibration", "GET", "/v1/calibration", {}),
         ("replay-of-no-snapshot", "POST", "/v1/replays", {"content": b"no pickle"}),
-        ("run-of-no-tarball", "POST", "/v1/runs", {"content": b"x", "headers": {"content-type": "application/gzip"}}),
+        ("run-of-no-tarball", "POST", "/v1/plans", {"content": b"x", "headers": {"content-type": "application/gzip"}}),
         ("models", "GET", "/v1/models", {}),
         ("gpus", "GET", "/v1/gpus", {}),
         ("torches", "GET", "/v1/torches", {}),

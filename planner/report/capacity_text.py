@@ -16,7 +16,7 @@ _NO_JOBS = """\
 no job is bound to a plan (those that have ended are counted with --since 30d); a job is bound by
   planner check JOB.yaml --server $PLANNER_SERVER -- COMMAND    which starts it too
   the hooks of Slurm, Ray and Kubernetes                        docs/admission.md
-  PUT $PLANNER_SERVER/v1/jobs/SYSTEM/ID                         {"plan_id": "pl-..."}, of POST /v1/plans or /v1/runs\
+  PUT $PLANNER_SERVER/v1/jobs/SYSTEM/ID                         {"plan_id": "pl-..."}, of POST /v1/plans\
 """
 
 

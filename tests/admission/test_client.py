@@ -15,7 +15,7 @@ from planner.admission.policy import Action, Policy
 from planner.admission.service_query import ask, bind
 from planner.errors import SettingError, SpecError
 from planner.job.loading import bundle, load_document
-from planner.report.statement import read_statement
+from planner.report.statement import from_json
 
 Plans = dict[str, dict[str, Any]]
 BUNDLE = {"schema": "planner.bundle/1", "metadata": {"name": "mine"}}
@@ -223,7 +223,7 @@ def test_the_client_speaks_the_services_own_words(service: Any, job_document: di
 
     assert isinstance(found, PlanFound)
     assert found.plan["job"]["metadata"]["name"] == "spoken"
-    decision = decide(read_statement(found.plan), Policy())
+    decision = decide(from_json(found.plan), Policy())
     assert (decision.action, decision.verdict) == (Action.ADMIT, "fits")
     assert bind(Policy(server=service.url, token=service.token), "slurm", "4711", decision) == ""
     assert service.history.jobs.get("slurm", "4711").plan_id == decision.plan_id

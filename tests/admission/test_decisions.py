@@ -11,7 +11,7 @@ import pytest
 from planner.admission.decision import Decision, decide
 from planner.admission.policy import Action, Policy
 from planner.errors import PlannerError, SettingError
-from planner.report.statement import read_statement
+from planner.report.statement import from_json
 from planner.units import GIB
 
 Plans = dict[str, dict[str, Any]]
@@ -19,7 +19,7 @@ REFUSES_ALL = Policy(exceeds=Action.REFUSE, refuse_uncalibrated=True, tight=Acti
 
 
 def decided(plan: dict[str, Any], policy: Policy) -> Decision:
-    return decide(read_statement(plan), policy)
+    return decide(from_json(plan), policy)
 
 
 def test_who_does_not_fit_is_told_by_how_much_on_which_ranks_and_the_smallest_change(plans: Plans) -> None:

@@ -14,7 +14,7 @@ from planner.admission.policy import Action, Policy
 from planner.admission.service_query import ask, bind
 from planner.job.bound.lower_bound import lower_bound
 from planner.job.loading import bundle, load_document
-from planner.report.statement import read_statement
+from planner.report.statement import from_json
 from planner.searching.axes import apply
 from planner.units import GIB
 
@@ -141,9 +141,9 @@ def test_a_plan_of_a_hopeless_job_refuses_it_without_a_calibration_too(
     small = {**uncalibrated, "job": bundle(dataclasses.replace(JOB, parallel=JOB.parallel.__class__()))}
     small["job"]["model"]["decoder"]["layers"] = 1
 
-    assert decide(read_statement(uncalibrated), Policy()).action is Action.REFUSE
-    assert decide(read_statement(small), Policy()).action is Action.WARN
-    assert decide(read_statement(uncalibrated), Policy(exceeds=Action.WARN)).action is Action.WARN
+    assert decide(from_json(uncalibrated), Policy()).action is Action.REFUSE
+    assert decide(from_json(small), Policy()).action is Action.WARN
+    assert decide(from_json(uncalibrated), Policy(exceeds=Action.WARN)).action is Action.WARN
 
 
 def test_the_real_service_refuses_an_8b_job_before_its_plan_is_made(service: Any) -> None:

@@ -31,7 +31,7 @@ def runs(plans: Plans) -> Plans:
     def of(plan: dict[str, Any]) -> dict[str, Any]:
         kept = {name: each for name, each in plan.items() if name not in ("job", "advice")}
         run = {
-            "schema": "planner.run/1", "metadata": {"name": "sft"}, "command": ["python", "train.py"],
+            "schema": "planner.plan/2", "metadata": {"name": "sft"}, "command": ["python", "train.py"],
             "gpu": "H100-SXM-80GB", "nodes": 1, "gpus_per_node": 8, "ending": "it repeats itself", "iterations": 3,
             "seen": {}, "unseen": [], "allocator_conf": "", "assumptions": [], "out_of_memory": [],
         }  # fmt: skip
@@ -70,7 +70,7 @@ def test_slurm_asks_about_the_batch_script_in_the_folder_where_it_is_submitted(
     assert (action, verdict, plan_id) == ("refuse", "exceeds", runs["exceeds"]["plan_id"])
     assert text.startswith("planner: refused: sft does not fit: ranks 0-7 need 90.00 GiB, 80.00 GiB available")
     (asked,) = answering.asked
-    assert (asked.path, asked.headers["Prefer"]) == ("/v1/runs", "respond-async, wait=0")
+    assert (asked.path, asked.headers["Prefer"]) == ("/v1/plans", "respond-async, wait=0")
     assert asked.body == {"command": ["sbatch", "train.sbatch"], "path": str(folder), "gpu": "A100-SXM-80GB"}
 
 
@@ -106,7 +106,7 @@ def test_ray_sends_the_working_directory_and_the_entrypoint(
     assert metadata[ray_jobs.PLAN] == runs["fits"]["plan_id"]
     assert "planner: sft fits" in capsys.readouterr().err
     (asked,) = answering.asked
-    assert asked.path == "/v1/runs"  # and no query: proxies keep addresses in their logs
+    assert asked.path == "/v1/plans"  # and no query: proxies keep addresses in their logs
     assert json.loads(asked.headers["X-Planner-Run"]) == {
         "command": ["env", "MODE=a b", "PLANNER_TOKEN=***", "torchrun", "--nproc-per-node", "8", "train.py"],
         "gpu": "H100-SXM-80GB",

@@ -76,8 +76,8 @@ RANK_CLASS = {
     "kind": dict.fromkeys(["compiled", "program", "traits", "several_ranks"]),
 }
 PLAN = [
-    "schema", "plan_id", "trace_id", "verdict", "calibrated", "job", "rank_classes", "host", "advice", "provenance",
-    "notes", "sources", "seconds",
+    "schema", "plan_id", "trace_id", "verdict", "calibrated", "job", "gpu", "nodes", "gpus_per_node", "allocator_conf",
+    "rank_classes", "host", "advice", "provenance", "notes", "sources", "seconds",
 ]  # fmt: skip
 
 
@@ -93,7 +93,7 @@ def test_json_has_exactly_the_keys_of_the_contract_in_its_order(job: Written, ca
     assert list(found["at_peak"]) == CATEGORIES
     assert list(plan["provenance"]) == ["planner", "torch", "allocator_rules", "catalog", "calibration"]
     assert list(plan["seconds"]) == ["trace", "replay", "total"]
-    assert plan["schema"] == "planner.plan/1"
+    assert plan["schema"] == "planner.plan/2"
     assert plan["job"]["schema"] == "planner.bundle/1"
 
 

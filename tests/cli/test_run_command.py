@@ -19,7 +19,7 @@ from planner.job.named_gpus import look_up
 from planner.job.schema import Software
 from planner.planning.program import inputs_of
 from planner.report.plan_text import render
-from planner.report.statement import read_statement, to_json
+from planner.report.statement import from_json, to_json
 from planner.report.style import Style
 from planner.units import GIB
 
@@ -101,12 +101,12 @@ def test_json_is_one_object_on_standard_output() -> None:
     assert ended.returncode == 0, ended.stderr
     found = json.loads(ended.stdout)
     assert list(found) == [
-        "schema", "plan_id", "trace_id", "metadata", "verdict", "calibrated", "command", "gpu", "nodes",
-        "gpus_per_node", "ending", "iterations", "repeated", "counted", "seen", "unseen", "allocator_conf",
+        "schema", "plan_id", "trace_id", "verdict", "calibrated", "command", "metadata", "gpu", "nodes",
+        "gpus_per_node", "allocator_conf", "ending", "iterations", "repeated", "counted", "seen", "unseen",
         "communicators", "rank_classes", "host", "out_of_memory", "assumptions", "branches", "provenance", "notes",
         "sources", "seconds",
     ]  # fmt: skip
-    assert (found["schema"], found["command"], found["gpu"]) == ("planner.run/1", WORLD, "A10G-24GB")
+    assert (found["schema"], found["command"], found["gpu"]) == ("planner.plan/2", WORLD, "A10G-24GB")
     assert found["counted"]["max_allocated_bytes"] == found["rank_classes"][0]["peak"]["allocated_bytes"]
     assert [each["ranks"] for each in found["rank_classes"]] == ["0-3"]
     assert 0 < found["repeated"] < found["iterations"]
@@ -211,7 +211,7 @@ def test_a_schedule_is_said_and_its_steps_are_run(tmp_path: Path, planner_here: 
     at_first, later = (each["allocated_bytes"] for each in found["steps_at"])
     assert later == found["rank_classes"][0]["peak"]["allocated_bytes"]
     assert later - at_first == 2 * 7168 * 4096
-    again = read_statement(found)
+    again = from_json(found)
     assert to_json(again) == found
     printed = render(again, Style())
     assert "Where its loop was made to count to these steps, rank 0 holds at most:\n- step 0: 0." in printed

@@ -52,12 +52,16 @@ def rank_class(needs: int, verdict: str, ranks: str = "0-7", capacity: int = 80 
 def a_plan(*classes: dict[str, Any], calibrated: bool = True, advice: Any = ()) -> dict[str, Any]:
     order = ("fits", "tight", "exceeds")
     return {
-        "schema": "planner.plan/1",
+        "schema": "planner.plan/2",
         "plan_id": PLAN_ID,
         "trace_id": "0" * 64,
         "verdict": max((each["verdict"] for each in classes), key=order.index),
         "calibrated": calibrated,
         "job": bundle(load_document(JOB)),
+        "gpu": "H100-SXM-80GB",
+        "nodes": 1,
+        "gpus_per_node": 8,
+        "allocator_conf": "",
         "rank_classes": list(classes),
         "advice": list(advice),
         "provenance": dict.fromkeys(("planner", "torch", "allocator_rules", "catalog", "calibration"), "none"),

@@ -53,6 +53,9 @@ def make_plan(
         plan_id=f"pl-{number:026d}",
         trace_id=f"{number:064x}",
         calibrated=False,
+        gpu=gpu,
+        nodes=1,
+        gpus_per_node=8,
         job={"metadata": {"name": name, "team": team, "queue": queue}, "cluster": {"gpu": {"name": gpu}}},
         rank_classes=tuple(
             make_rank_class(ranks, (40 - place) * GIB + number, verdict, capacity)

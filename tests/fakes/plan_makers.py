@@ -18,10 +18,10 @@ from planner.job.layout import Mesh, rank_classes
 from planner.job.schema import Cluster, Decoder, DpShard, Gpu, Input, Job, Metadata, Model, Parallel, Pp, Train
 from planner.planning.job_plan import plan_from_traces
 from planner.planning.planned_classes import assign_ranks, parts_of_class
-from planner.report.statement import Advice, Plan, ProgramStatement, Verdict
+from planner.report.statement import Advice, Plan, Verdict
 from planner.runtime.limits import Limit, LimitExceededError, Limits
 from planner.service.history.store import History
-from planner.service.orders import Order, RunOrder, WorkerResult, build_order
+from planner.service.orders import Order, WorkerResult, build_order
 from planner.service.plan_provider import LOOK_SECONDS, CalibrationInUse, PlanAnswer, PlanProvider
 from planner.service.scheduling.plan_scheduler import PlanScheduler, count_runners
 from planner.service.scheduling.worker_pool import WorkerDiedError, Workers
@@ -63,11 +63,13 @@ MOST_SECONDS = 600.0
 """What a story may take on a machine that is busy, and so what may wait in one."""
 
 
-def ran(order: RunOrder, judged: Plan) -> ProgramStatement:
+def ran(order: Order, judged: Plan) -> Plan:
     """The statement on a program whose ranks hold what those of a plan do."""
-    return ProgramStatement(
-        plan_id=order.plan_id, trace_id=order.trace_id, metadata=order.request.metadata, command=order.request.command,
-        gpu=order.request.gpu.name, nodes=order.request.line.nodes, gpus_per_node=order.request.line.processes_per_node,
+    assert order.program is not None
+    request = order.program.request
+    return Plan(
+        plan_id=order.plan_id, trace_id=order.trace_id, metadata=request.metadata, command=request.command,
+        gpu=request.gpu.name, nodes=request.line.nodes, gpus_per_node=request.line.processes_per_node,
         ending="ended", iterations=3, seen={}, unseen=(), allocator_conf="", calibrated=False,
         rank_classes=judged.rank_classes, assumptions=(), out_of_memory=(), provenance=judged.provenance,
     )  # fmt: skip
@@ -161,17 +163,17 @@ class FakeWorker:
     async def _pool_does(self, method: str) -> Any:
         return None if self._pool.does is None else await self._pool.does(method)
 
-    def run(self, order: RunOrder) -> WorkerResult:
+    def run(self, order: Order) -> WorkerResult:
         judged = self._judged(
             build_order(JOB, order.calibration, b"key"), {0: rank_trace.dumps(trace_of(0, self._pool.size))}
         )
-        return WorkerResult(run=ran(order, judged))
+        return WorkerResult(plan=ran(order, judged))
 
     def plan(self, order: Order) -> WorkerResult:
-        first = self.trace(order.job, 0)
+        first = self.trace(order.spec, 0)
         texts = dict(first.traces)
         for rank in first.further:
-            texts |= self.trace(order.job, rank).traces
+            texts |= self.trace(order.spec, rank).traces
         return WorkerResult(plan=self._advised(self._judged(order, texts)), traces=texts)
 
     def trace(self, job: Job, rank: int) -> WorkerResult:
@@ -188,7 +190,7 @@ class FakeWorker:
 
     def _judged(self, order: Order, texts: Mapping[int, str]) -> Plan:
         found = {rank: rank_trace.loads(text) for rank, text in texts.items()}
-        return plan_from_traces(order.job, assign_ranks(order.job, found), order.calibration).plan
+        return plan_from_traces(order.spec, assign_ranks(order.spec, found), order.calibration).plan
 
     def _advised(self, plan: Plan) -> Plan:
         if plan.verdict is not Verdict.EXCEEDS or not self._pool.advises:

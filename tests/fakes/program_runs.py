@@ -22,7 +22,7 @@ from planner.job.named_gpus import look_up
 from planner.job.schema import Gpu
 from planner.planning.judging import told_on
 from planner.planning.program import inputs_of, judge_runs
-from planner.report.statement import ProgramStatement
+from planner.report.statement import Plan
 from planner.runtime.limits import Limits
 from planner.tracing.program import rank_process
 from planner.tracing.program.rank_orders import ProgramOrder, RankRun
@@ -72,7 +72,7 @@ def run_planner(capfd: pytest.CaptureFixture[str], *words: str) -> subprocess.Co
     return subprocess.CompletedProcess(words, code, out, without_progress(err))
 
 
-def judge(*words: str, gpu: str = "H100-SXM-80GB", node_gpus: int = 0, **asked: Any) -> ProgramStatement:
+def judge(*words: str, gpu: str = "H100-SXM-80GB", node_gpus: int = 0, **asked: Any) -> Plan:
     """What `planner run` says of a command on so many of these GPUs."""
     found = look_up(gpu)
     assert found is not None

@@ -136,6 +136,9 @@ def _plan(verdict: Verdict = Verdict.FITS) -> Plan:
         plan_id="pl-abcdefghijklmnopqrstuvwxyz",
         trace_id="0123456789abcdef",
         calibrated=False,
+        gpu="H100-SXM-80GB",
+        nodes=1,
+        gpus_per_node=8,
         job={
             "metadata": {"name": "llama-8b-sft"},
             "model": {"decoder": {"layers": 32, "hidden": 4096}},

@@ -16,7 +16,8 @@ from planner.report.statement import OutsideAllocator, Plan, Verdict, from_json,
 from planner.verdict import decide
 
 KEYS = {
-    "": "schema plan_id trace_id verdict calibrated job rank_classes advice provenance notes sources seconds",
+    "": "schema plan_id trace_id verdict calibrated job gpu nodes gpus_per_node allocator_conf rank_classes advice"
+    " provenance notes sources seconds",
     "rank_classes": "representative ranks coordinates peak capacity_bytes headroom_bytes verdict cache_releases "
     "at_peak phases outside_allocator holders kind",
     "kind": "compiled program traits several_ranks",
@@ -45,7 +46,7 @@ def test_the_keys_of_the_plan_are_the_contract(plan: Callable[..., Plan]) -> Non
     }
 
     assert {name: " ".join(part) for name, part in found.items()} == KEYS
-    assert document["schema"] == "planner.plan/1"
+    assert document["schema"] == "planner.plan/2"
 
 
 def test_every_size_is_a_whole_number_of_bytes(plan: Callable[..., Plan]) -> None:
@@ -77,9 +78,17 @@ def test_a_stored_plan_comes_back_as_it_was(plan: Callable[..., Plan], verdict: 
     assert from_json(json.loads(json.dumps(to_json(original)))) == original
 
 
+def test_a_plan_of_an_earlier_planner_is_read(plan: Callable[..., Plan]) -> None:
+    now = to_json(plan())
+    of_spec = {key: value for key, value in now.items() if key not in ("gpu", "nodes", "gpus_per_node")}
+
+    assert from_json({**of_spec, "schema": "planner.plan/1"}) == from_json(now)
+    assert from_json({**now, "schema": "planner.run/1"}) == from_json(now)
+
+
 def test_another_schema_is_refused(plan: Callable[..., Plan]) -> None:
-    with pytest.raises(PlannerError, match=r"schema: a document of schema 'planner.plan/2' is not a plan"):
-        from_json({**to_json(plan()), "schema": "planner.plan/2"})
+    with pytest.raises(PlannerError, match=r"schema: a document of schema 'planner.plan/3' is not a plan"):
+        from_json({**to_json(plan()), "schema": "planner.plan/3"})
 
 
 def test_a_plan_that_lacks_a_key_is_refused(plan: Callable[..., Plan]) -> None:

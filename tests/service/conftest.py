@@ -86,8 +86,11 @@ class FakePlanProvider:
     ran: list[tuple[RunRequest, float | None]] = field(default_factory=list)
     under_way: list[str] = field(default_factory=list)
 
-    async def plan(self, job: Job, *, seconds: float | None, keep: bool) -> PlanAnswer:
-        self.asked.append((job, seconds))
+    async def plan(self, asked: Job | RunRequest, *, seconds: float | None, keep: bool) -> PlanAnswer:
+        if isinstance(asked, RunRequest):
+            self.ran.append((asked, seconds))
+        else:
+            self.asked.append((asked, seconds))
         if self.fault is not None:
             raise self.fault
         found = json.loads(self.text)
@@ -96,13 +99,6 @@ class FakePlanProvider:
 
     def bound(self, job: Job) -> Bound:
         return lower_bound(job)
-
-    async def run(self, asked: RunRequest, *, seconds: float | None, keep: bool) -> PlanAnswer:
-        self.ran.append((asked, seconds))
-        if self.fault is not None:
-            raise self.fault
-        text = "" if keep and self.pending else self.text
-        return PlanAnswer(plan_id="pl-" + "a" * 26, trace_id="run-1", text=text)
 
     async def end_run(self, plan_id: str) -> bool:
         return plan_id in self.under_way

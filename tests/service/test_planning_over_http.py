@@ -23,7 +23,7 @@ def test_a_job_is_planned_once_and_then_answered_from_the_store(client: httpx.Cl
     again = client.post("/v1/plans", json=named("first", micro_batch_size=3))
 
     assert (first.status_code, again.status_code) == (200, 200)
-    assert first.json()["schema"] == "planner.plan/1"
+    assert first.json()["schema"] == "planner.plan/2"
     assert [each.headers["X-Planner-Stored"] for each in (first, again)] == ["true", "true"]
     assert [each.headers["X-Planner-From-Store"] for each in (first, again)] == ["false", "true"]
     assert again.content == first.content

@@ -1,4 +1,4 @@
-"""POST /v1/runs: programs as tarballs or in shared folders, behind walls, kept like plans."""
+"""POST /v1/plans: programs as tarballs or in shared folders, behind walls, kept like plans."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from plan_makers import (
 from starlette.testclient import TestClient
 
 from planner.errors import PlannerError, ProgramError
-from planner.report.statement import read_statement
-from planner.runtime.limits import Limit, LimitExceededError
+from planner.report.statement import from_json
+from planner.runtime.limits import Limit, LimitExceededError, Limits
 from planner.service.errors import BusyError, ProgramCrashedError, RunEndedError, TraceLimitError
 from planner.service.http.problems import RequestError
-from planner.service.http.run_requests import read_run
+from planner.service.http.run_requests import read_job_or_program
 from planner.service.orders import START_SECONDS, RunRequest, WorkerResult, build_run_order
 from planner.service.scheduling import plan_tasks
 from planner.service.scheduling.plan_scheduler import count_runners
@@ -84,19 +84,19 @@ def special(name: str, kind: bytes, target: str = "") -> tarfile.TarInfo:
 
 def request(content: bytes, **asked: object) -> RunRequest:
     header = json.dumps({"command": "python t.py", **asked})
-    about = {"kind": "application/gzip", "header": header, "folders": []}
-    return read_run(content, json.dumps(about))
+    about = {"kind": "application/gzip", "header": header, "folders": [], "query": False}
+    return read_job_or_program(content, json.dumps(about))
 
 
 def test_a_program_is_run_kept_and_bound_to_its_job(client: httpx.Client) -> None:
     sent = tarball({"./train.py": PROGRAM})
     asked = {"command": "python train.py", "team": "nlp", "name": "tiny"}
 
-    answer = client.post("/v1/runs", content=sent, headers=packed(**asked))
+    answer = client.post("/v1/plans", content=sent, headers=packed(**asked))
 
     assert answer.status_code == 200, answer.text
     found = answer.json()
-    assert (found["schema"], found["verdict"], found["command"]) == ("planner.run/1", "fits", ["python", "train.py"])
+    assert (found["schema"], found["verdict"], found["command"]) == ("planner.plan/2", "fits", ["python", "train.py"])
     # The parameters, their gradients and AdamW's two moments, 257 x 1,024 of float32 each.
     at_peak = found["rank_classes"][0]["at_peak"]
     assert (at_peak["parameter"], at_peak["optimizer_state"]) == (1_052_672, 2_105_344)
@@ -108,7 +108,7 @@ def test_a_program_is_run_kept_and_bound_to_its_job(client: httpx.Client) -> Non
     refused = client.post("/v1/validations", json={"plan_id": found["plan_id"]})
     assert (refused.status_code, "is the run of a program" in refused.json()["problem"]) == (422, True)
 
-    crashed = client.post("/v1/runs", content=tarball({"train.py": b"1 / 0"}), headers=packed(**asked))
+    crashed = client.post("/v1/plans", content=tarball({"train.py": b"1 / 0"}), headers=packed(**asked))
     assert (crashed.status_code, crashed.headers["content-type"]) == (422, "application/problem+json")
     assert "ZeroDivisionError: division by zero" in crashed.json()["problem"]
     assert 'File "train.py", line 1' in crashed.json()["traceback"]
@@ -117,9 +117,9 @@ def test_a_program_is_run_kept_and_bound_to_its_job(client: httpx.Client) -> Non
 def test_programs_are_run_where_the_operator_says_so_and_for_whom(asgi: Asgi, plan_provider: Any) -> None:
     sent: dict[str, Any] = {"content": tarball({"t.py": b""}), "headers": packed(command="python t.py")}
 
-    assert asgi().post("/v1/runs", **sent).status_code == 403
-    assert asgi(programs=True, code_token_sha256="0" * 64).post("/v1/runs", **sent).status_code == 401
-    assert asgi(programs=True).post("/v1/runs", **sent).status_code == 200
+    assert asgi().post("/v1/plans", **sent).status_code == 403
+    assert asgi(programs=True, code_token_sha256="0" * 64).post("/v1/plans", **sent).status_code == 401
+    assert asgi(programs=True).post("/v1/plans", **sent).status_code == 200
     ((asked, seconds),) = plan_provider.ran
     assert (asked.line.program, asked.gpu.name, asked.tarball, seconds) == (
         "t.py",
@@ -136,7 +136,7 @@ def test_a_program_in_a_shared_folder_is_named_by_its_path(asgi: Asgi, plan_prov
     client = asgi(programs=True, program_folders=str(tmp_path / "shared"))
 
     def answers(path: str) -> int:
-        return int(client.post("/v1/runs", json={"command": "python t.py", "path": path}).status_code)
+        return int(client.post("/v1/plans", json={"command": "python t.py", "path": path}).status_code)
 
     shared = tmp_path / "shared"
     assert answers(f"{shared}/job") == 200
@@ -152,9 +152,11 @@ def test_a_file_that_the_command_names_is_read_from_the_programs_files_only(tmp_
     (tmp_path / "job" / "own.yaml").write_text("num_processes: 4")
 
     def world(config: str) -> int:
-        about = json.dumps({"kind": "application/json", "header": "", "folders": [str(tmp_path)]})
+        about = json.dumps({"kind": "application/json", "header": "", "folders": [str(tmp_path)], "query": False})
         command = ["accelerate", "launch", "--config_file", config, "t.py"]
-        return read_run(json.dumps({"command": command, "path": str(tmp_path / "job")}).encode(), about).line.world_size
+        asked = read_job_or_program(json.dumps({"command": command, "path": str(tmp_path / "job")}).encode(), about)
+        assert isinstance(asked, RunRequest)
+        return asked.line.world_size
 
     assert world("own.yaml") == 4
     for config in ("link.yaml", "../secret.yaml", str(tmp_path / "secret.yaml"), "/proc/self/environ", "none.yaml"):
@@ -225,7 +227,7 @@ def test_a_command_in_the_address_is_refused_with_the_place_where_it_belongs(asg
     headers = {"Content-Type": "application/gzip"}
     asked = {"command": "env HF_TOKEN=canary python t.py"}
 
-    answer = asgi(programs=True).post("/v1/runs", params=asked, content=tarball({"t.py": b""}), headers=headers)
+    answer = asgi(programs=True).post("/v1/plans", params=asked, content=tarball({"t.py": b""}), headers=headers)
 
     said = answer.json()
     assert (answer.status_code, said["place"], "X-Planner-Run" in said["allowed"]) == (422, "query", True)
@@ -241,7 +243,7 @@ def test_bodies_that_are_no_program_are_problems(asgi: Asgi, plan_provider: Any)
     client = asgi(programs=True, body_bytes=4096)
 
     def answers(**sent: Any) -> int:
-        found = client.post("/v1/runs", **sent)
+        found = client.post("/v1/plans", **sent)
         assert found.headers["content-type"] == "application/problem+json"
         return int(found.status_code)
 
@@ -255,7 +257,7 @@ def test_bodies_that_are_no_program_are_problems(asgi: Asgi, plan_provider: Any)
     assert answers(json={"command": "python t.py", "path": "/"}, params={"gpu": "H100"}) == 422
     assert plan_provider.ran == []
     plan_provider.fault = ProgramCrashedError("it ended", "Traceback ...", place="t.py")
-    crashed = client.post("/v1/runs", content=tarball({"t.py": b""}), headers=packed(command="python t.py"))
+    crashed = client.post("/v1/plans", content=tarball({"t.py": b""}), headers=packed(command="python t.py"))
     assert (crashed.status_code, crashed.json()["traceback"]) == (422, "Traceback ...")
 
 
@@ -265,8 +267,8 @@ def test_a_run_that_is_not_waited_for_goes_on_and_equal_ones_are_one(run_stack: 
     async def story(stack: ServiceStack) -> None:
         go = asyncio.Event()
         stack.pool.does = lambda _: when(go)
-        first = await stack.plan_provider.run(asked, seconds=0.01, keep=True)
-        waiting = asyncio.create_task(stack.plan_provider.run(asked, seconds=MOST_SECONDS, keep=False))
+        first = await stack.plan_provider.plan(asked, seconds=0.01, keep=True)
+        waiting = asyncio.create_task(stack.plan_provider.plan(asked, seconds=MOST_SECONDS, keep=False))
         await stack.waited_for_by(1)
         go.set()
         second = await waiting
@@ -274,7 +276,7 @@ def test_a_run_that_is_not_waited_for_goes_on_and_equal_ones_are_one(run_stack: 
         assert not second.is_pending
         assert (first.plan_id, stack.pool.asked) == (second.plan_id, ["run"])
         assert stack.history.plans.text(first.plan_id) == second.text
-        assert (await stack.plan_provider.run(asked, seconds=MOST_SECONDS, keep=False)).plan_id == first.plan_id
+        assert (await stack.plan_provider.plan(asked, seconds=MOST_SECONDS, keep=False)).plan_id == first.plan_id
         assert stack.pool.asked == ["run", "run"]  # what a folder holds may have changed
 
     run_stack(story, programs=True)
@@ -288,7 +290,7 @@ async def test_programs_that_sleep_keep_no_spec_waiting(stack: ServiceStack) -> 
     stack.pool.does = sleeps
     for steps in ("1", "2"):  # one runs, the other fills the queue of runs
         asked = request(tarball({"t.py": b"1"}), steps=steps)
-        assert (await stack.plan_provider.run(asked, seconds=0.01, keep=True)).is_pending
+        assert (await stack.plan_provider.plan(asked, seconds=0.01, keep=True)).is_pending
 
     assert (await stack.plan_provider.plan(JOB)).stored
     assert (stack.tracers.unready(), stack.tracers.levels()["waiting"]) == (None, 1)
@@ -306,7 +308,7 @@ async def never_for(stack: ServiceStack, *requests: RunRequest) -> None:
     """These are asked for, and never done."""
     stack.pool.does = never
     for each in requests:
-        assert (await stack.plan_provider.run(each, seconds=0.01, keep=True)).is_pending
+        assert (await stack.plan_provider.plan(each, seconds=0.01, keep=True)).is_pending
     stack.pool.does = None
 
 
@@ -326,7 +328,7 @@ def test_of_several_tokens_each_has_at_most_half_of_the_workers_that_run_program
 async def test_programs_that_sleep_leave_workers_to_other_tokens(stack: ServiceStack) -> None:
     await never_for(stack, *(asked_by("one", steps) for steps in range(1, 6)))
 
-    made = await stack.plan_provider.run(asked_by("other", 1), seconds=60, keep=False)
+    made = await stack.plan_provider.plan(asked_by("other", 1), seconds=60, keep=False)
 
     assert (made.stored, stack.tracers.levels()["busy"], stack.tracers.levels()["waiting"]) == (True, 1, 4)
     await stack.tracers.finish(0)
@@ -337,10 +339,10 @@ async def test_one_token_has_half_of_the_queue_of_runs(stack: ServiceStack) -> N
     await never_for(stack, *(asked_by("one", steps) for steps in range(1, 4)))
 
     with pytest.raises(BusyError) as caught:
-        await stack.plan_provider.run(asked_by("one", 4), seconds=60, keep=False)
+        await stack.plan_provider.plan(asked_by("one", 4), seconds=60, keep=False)
 
     assert caught.value.allowed == "2 at once and 4 that wait, of which one token may have 3"
-    assert (await stack.plan_provider.run(asked_by("other", 1), seconds=60, keep=False)).stored
+    assert (await stack.plan_provider.plan(asked_by("other", 1), seconds=60, keep=False)).stored
     await stack.tracers.finish(0)
 
 
@@ -381,8 +383,8 @@ def test_the_tenant_with_the_least_work_under_way_comes_first() -> None:
 async def test_a_run_is_ended_by_a_request_whether_it_runs_or_waits(stack: ServiceStack) -> None:
     stack.pool.does = never
     asked = [request(tarball({"t.py": b"1"}), steps=str(steps)) for steps in (1, 2)]
-    pending = [await stack.plan_provider.run(each, seconds=0.01, keep=True) for each in asked]
-    waits = [asyncio.create_task(stack.plan_provider.run(each, seconds=MOST_SECONDS, keep=False)) for each in asked]
+    pending = [await stack.plan_provider.plan(each, seconds=0.01, keep=True) for each in asked]
+    waits = [asyncio.create_task(stack.plan_provider.plan(each, seconds=MOST_SECONDS, keep=False)) for each in asked]
     await stack.waited_for_by(2)
 
     assert [await stack.plan_provider.end_run(each.plan_id) for each in pending] == [True, True]
@@ -393,7 +395,7 @@ async def test_a_run_is_ended_by_a_request_whether_it_runs_or_waits(stack: Servi
     assert (stack.pool.asked, stack.pool.stopped, stack.tracers.levels()["workers"]) == (["run"], 1, 2)
     assert not await stack.plan_provider.end_run(pending[0].plan_id)
     stack.pool.does = None
-    assert (await stack.plan_provider.run(asked[0], seconds=MOST_SECONDS, keep=False)).plan_id == pending[0].plan_id
+    assert (await stack.plan_provider.plan(asked[0], seconds=MOST_SECONDS, keep=False)).plan_id == pending[0].plan_id
 
 
 @on_stack()
@@ -409,14 +411,14 @@ async def test_a_plan_is_not_ended_as_a_run(stack: ServiceStack) -> None:
 async def test_all_ranks_of_a_run_have_one_limit_of_time(stack: ServiceStack) -> None:
     sixteen = request(tarball({"t.py": b"1"}), command="torchrun --nproc-per-node 16 t.py", ranks="all")
     order = build_run_order(sixteen, Calibration.none(), Settings(program_seconds=600.0), b"key")
-    assert order.seconds == 600.0 + START_SECONDS
+    assert order.seconds(1.0) == 600.0 + START_SECONDS
 
     async def takes_too_long(_: str) -> WorkerResult:
-        return WorkerResult(exceeded=LimitExceededError(Limit.SECONDS, order.limits, order.seconds))
+        return WorkerResult(exceeded=LimitExceededError(Limit.SECONDS, Limits(), 630.0))
 
     stack.pool.does = takes_too_long
     with pytest.raises(TraceLimitError) as caught:
-        await stack.plan_provider.run(sixteen, seconds=MOST_SECONDS, keep=False)
+        await stack.plan_provider.plan(sixteen, seconds=MOST_SECONDS, keep=False)
     assert (caught.value.problem, caught.value.allowed) == (
         "the ranks of the program were not all run within 0.1 s",
         "at most 0.1 s for all ranks of a run together (PLANNER_PROGRAM_SECONDS)",
@@ -424,7 +426,7 @@ async def test_all_ranks_of_a_run_have_one_limit_of_time(stack: ServiceStack) ->
 
 
 def test_who_may_have_a_program_run_may_end_it(asgi: Asgi, plan_provider: Any) -> None:
-    path = f"/v1/runs/pl-{'a' * 26}"
+    path = f"/v1/plans/pl-{'a' * 26}"
     assert asgi().delete(path).status_code == 403
     assert asgi(programs=True, code_token_sha256="0" * 64).delete(path).status_code == 401
     assert asgi(programs=True, token_sha256="0" * 64).delete(path).status_code == 401
@@ -443,9 +445,9 @@ async def test_more_runs_than_may_wait_are_told_to_come_again(stack: ServiceStac
     stack.pool.does = lambda _: when(go)
     runs = [request(tarball({"t.py": b"1"}), steps=str(steps)) for steps in range(1, 5)]
     for each in runs[:2]:
-        assert (await stack.plan_provider.run(each, seconds=0.01, keep=True)).is_pending
+        assert (await stack.plan_provider.plan(each, seconds=0.01, keep=True)).is_pending
     with pytest.raises(BusyError):
-        await stack.plan_provider.run(runs[2], seconds=0.01, keep=True)
+        await stack.plan_provider.plan(runs[2], seconds=0.01, keep=True)
     go.set()
 
 
@@ -459,8 +461,8 @@ def test_what_not_everybody_may_read_is_not_read_for_a_caller(tmp_path: Path) ->
     (job / "closed").chmod(0o700)
 
     def read(command: str, folder: Path = job) -> RunRequest:
-        about = json.dumps({"kind": "application/json", "header": "", "folders": [str(tmp_path)]})
-        return read_run(json.dumps({"command": command, "path": str(folder)}).encode(), about)
+        about = json.dumps({"kind": "application/json", "header": "", "folders": [str(tmp_path)], "query": False})
+        return read_job_or_program(json.dumps({"command": command, "path": str(folder)}).encode(), about)
 
     assert read("bash sub/run.sh").line.environment == {"SECRET": "canary"}
     for path in ("run.sh", "env.yaml"):
@@ -487,9 +489,9 @@ def test_a_tarball_whose_headers_say_what_no_file_has_is_refused(name: str) -> N
 
 @on_stack(programs=True)
 async def test_a_run_of_which_too_much_is_to_be_said_is_not_kept(stack: ServiceStack) -> None:
-    answer = await stack.plan_provider.run(request(tarball({"t.py": b"1"})), seconds=MOST_SECONDS, keep=False)
+    answer = await stack.plan_provider.plan(request(tarball({"t.py": b"1"})), seconds=MOST_SECONDS, keep=False)
     assert not answer.is_pending
-    found = read_statement(json.loads(answer.text))
+    found = from_json(json.loads(answer.text))
     plan_tasks.refuse_large(found)
 
     with pytest.raises(ProgramError, match=r"takes 2\.\d\d MiB, which is more than is kept"):

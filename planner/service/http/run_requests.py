@@ -286,7 +286,7 @@ async def receive_job_or_program(request: Request, deps: Dependencies) -> Job | 
     refusal = _refusal(request, deps)
     # Of folders nobody hears who may not have programs run.
     folders = split_list(deps.settings.program_folders) if refusal is None else None
-    about = json.dumps({"kind": kind, "header": header, "folders": folders})
+    about = json.dumps({"kind": kind, "header": header, "folders": folders, "query": bool(request.query_params)})
     is_small = kind == JSON and len(content) <= SMALL
     turns = deps.small_bodies if is_small else deps.bodies
     asked = await read_beside(turns, read_job_or_program, content, about, _REMEDY)
@@ -295,9 +295,6 @@ async def receive_job_or_program(request: Request, deps: Dependencies) -> Job | 
         raise refusal
     if not isinstance(asked, RunRequest):
         return asked
-    if request.query_params:
-        allowed = f"the keys in a JSON body; of a tarball in {_IN_HEADER}"
-        raise RequestError(422, "a run has no query, which proxies log", allowed=allowed, place="query")
     _, token = split_authorization(request.headers.get("authorization", ""))
     tenant = hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest() if token else ""
     return dataclasses.replace(asked, tenant=tenant, tarball=b"" if kind == JSON else content)
@@ -321,16 +318,19 @@ def read_job_or_program(content: bytes, about: str) -> Job | RunRequest | None:
     """The request in this content; of a tarball without the tarball, which its caller has. None for a program whose
     sender may not have it run."""
     context = json.loads(about)
+    document = read_object(content) if context["kind"] == JSON else {}
+    if context["kind"] == JSON and not document.keys() & {"command", "path"}:
+        return read_job(content, JSON)
+    if context["folders"] is None:
+        return None
+    if context["query"]:
+        allowed = f"the keys in a JSON body; of a tarball in {_IN_HEADER}"
+        raise RequestError(422, "a run has no query, which proxies log", allowed=allowed, place="query")
     if context["kind"] != JSON:
         body = _read_body(_read_header(context["header"]))
         if body.path:
             raise RequestError(422, "a tarball came with a path", allowed="one of them", place="path")
         return _request(body, Tarball(content).text_of)
-    document = read_object(content)
-    if not document.keys() & {"command", "path"}:
-        return read_job(content, JSON)
-    if context["folders"] is None:
-        return None
     body = _read_body(document)
     if not body.path:
         raise RequestError(422, "path is missing", allowed="a folder, or a tarball as the body", place="path")

@@ -24,7 +24,7 @@ from planner.errors import PlannerError, ProgramError
 from planner.job.launching.line import parse
 from planner.runtime.messages import PROBLEM, Answer
 from planner.service.http.problems import problem
-from planner.service.http.run_requests import read_run
+from planner.service.http.run_requests import read_job_or_program
 from planner.tracing.program import rank_process
 from planner.tracing.program.rank_orders import Gpu, ProgramOrder, RankRun
 from planner.tracing.program.rank_process import USUAL_LIMITS
@@ -51,20 +51,22 @@ def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_hostile_tarballs_are_refused_soon() -> None:
-    about = json.dumps({"kind": "application/x-tar", "header": '{"command": "bash t.py"}', "folders": []})
+    about = json.dumps(
+        {"kind": "application/x-tar", "header": '{"command": "bash t.py"}', "folders": [], "query": False}
+    )
 
-    refused = refusals(hostile_tarballs(COUNT), lambda content: read_run(content, about))
+    refused = refusals(hostile_tarballs(COUNT), lambda content: read_job_or_program(content, about))
 
     assert refused > COUNT * 0.9
 
 
 def test_hostile_launch_lines_are_refused_soon_and_read_nothing_of_the_service(shared: Path) -> None:
-    about = json.dumps({"kind": "application/json", "header": "", "folders": [str(shared.parent)]})
+    about = json.dumps({"kind": "application/json", "header": "", "folders": [str(shared.parent)], "query": False})
 
     def read(launch: HostileLaunch) -> object:
         for name, text in launch.files.items():
             (shared / name).write_text(text, encoding="utf-8", errors="surrogateescape")
-        return read_run(as_body(launch, str(shared)), about)
+        return read_job_or_program(as_body(launch, str(shared)), about)
 
     refused = refusals([*spies(), *hostile_launches(COUNT)], read)
 
@@ -102,10 +104,12 @@ def test_a_program_chooses_no_status_of_its_request() -> None:
 
 
 def test_an_honest_answer_is_taken_and_a_real_tarball_too() -> None:
-    about = json.dumps({"kind": "application/gzip", "header": '{"command": "bash run.sh"}', "folders": []})
+    about = json.dumps(
+        {"kind": "application/gzip", "header": '{"command": "bash run.sh"}', "folders": [], "query": False}
+    )
 
     assert rank_process._read_result(Answer(parts=PARTS), USUAL_LIMITS, ORDER) == HONEST
-    assert read_run(packed({"./run.sh": b"python t.py"}), about).line.program == "t.py"
+    assert read_job_or_program(packed({"./run.sh": b"python t.py"}), about).line.program == "t.py"
 
 
 def refusals(sent: Iterable[Any], read: Callable[[Any], object]) -> int:

@@ -129,7 +129,7 @@ def test_canaries_are_nowhere(guarded: Guarded) -> None:
     service = guarded.service
 
     def run(command: str, **asked: Any) -> str:
-        answer = service.send("/v1/runs", json={"command": command, "path": str(guarded.job), "gpu": "T4", **asked})
+        answer = service.send("/v1/plans", json={"command": command, "path": str(guarded.job), "gpu": "T4", **asked})
         assert answer.status_code < 500, answer.text
         return answer.text
 
@@ -139,7 +139,7 @@ def test_canaries_are_nowhere(guarded: Guarded) -> None:
     for then in (TRAINS, "raise ValueError(repr(read))", "raise ValueError(str(seen))", "os._exit(seen)"):
         asked = json.dumps({"command": "python t.py", "gpu": "T4"})
         headers = {"Content-Type": "application/gzip", "X-Planner-Run": asked}
-        texts.append(service.send("/v1/runs", content=tarball(t=program(guarded.folder, then)), headers=headers).text)
+        texts.append(service.send("/v1/plans", content=tarball(t=program(guarded.folder, then)), headers=headers).text)
     models = (
         {"factory": "os:getenv", "factory_arguments": {"key": "SERVICE_SECRET"}},
         {"factory": "spy:model", "factory_path": str(guarded.job)},
@@ -156,6 +156,6 @@ def test_canaries_are_nowhere(guarded: Guarded) -> None:
 
     assert '"verdict":"fits"' in trained.replace(" ", "")
     assert "seen_" in stored
-    assert "/v1/runs" in logged
+    assert "/v1/plans" in logged
     everything = "\n".join([*texts, stored, logged])
     assert [canary for canary in (VARIABLE, FILE) if canary in everything] == []

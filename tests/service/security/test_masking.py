@@ -12,7 +12,7 @@ from typing import Any
 from filled_history import make_plan
 
 from planner.errors import PlannerError
-from planner.report.statement import ProgramStatement, Verdict, to_json
+from planner.report.statement import Plan, Verdict, to_json
 from planner.service.history.job_table import JobChange, Outcome
 from planner.service.history.plan_table import Failure
 from planner.service.history.records import Check, Search, SearchState, Validation, ValidationState
@@ -35,9 +35,9 @@ def everything(history: History) -> str:
         )
 
 
-def run_of_a_program() -> ProgramStatement:
+def run_of_a_program() -> Plan:
     plan = make_plan()
-    return ProgramStatement(
+    return Plan(
         plan_id="pl-" + "r" * 26, trace_id="run-1", calibrated=False, rank_classes=plan.rank_classes, host=plan.host,
         provenance=plan.provenance, command=("env", f"MY_LOGIN={CANARY}", "python", "t.py"), gpu="H100-SXM-80GB",
         nodes=1, gpus_per_node=4, ending=f"ValueError: {CANARY} is wrong", iterations=3, seen={}, unseen=(),

@@ -15,7 +15,7 @@ from planner.job.overhead import outside_of
 from planner.job.schema import Allocator, Job
 from planner.planning.job_plan import plan_from_traces
 from planner.planning.judging import RankTrace
-from planner.report.statement import Plan, ProgramStatement
+from planner.report.statement import Plan
 from planner.service.history.job_table import JobChange, MeasuredRank
 from planner.service.history.records import Validation, ValidationState
 from planner.service.history.store import History
@@ -64,7 +64,7 @@ def report(**more: Any) -> Mapping[str, Any]:
 
 def told(
     history: History,
-    plan: Plan | ProgramStatement,
+    plan: Plan,
     job_id: str = "1",
     rank: int = 0,
     *,
@@ -241,7 +241,7 @@ def test_a_job_planned_by_running_its_program_teaches_what_one_planned_by_a_spec
     history: History, job: MakeJob
 ) -> None:
     plan = planned(job())
-    ran = ProgramStatement(
+    ran = Plan(
         plan_id="pl-" + "r" * 26, trace_id="run-1", command=("python", "t.py"), gpu="H100-SXM-80GB", nodes=1,
         gpus_per_node=1, ending="ended", iterations=3, seen={}, unseen=(), allocator_conf="", calibrated=False,
         rank_classes=plan.rank_classes, assumptions=(), out_of_memory=(), provenance=plan.provenance,

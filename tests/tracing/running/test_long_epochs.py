@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from program_runs import Program, judge
 
-from planner.report.statement import ProgramStatement, RankClassStatement
+from planner.report.statement import Plan, RankClassStatement
 
 EPOCH = 10_000
 """Steps: more than an epoch of any of them has."""
@@ -51,7 +51,7 @@ def lines(
     return PROGRAM.format(length=length, texts=texts, multiple=multiple, accumulated=accumulated, besides=besides)
 
 
-def rank_of(statement: ProgramStatement) -> RankClassStatement:
+def rank_of(statement: Plan) -> RankClassStatement:
     (rank,) = statement.rank_classes
     return rank
 

@@ -55,7 +55,8 @@ def plan() -> Plan:
         ),
     )  # fmt: skip
     return Plan(
-        plan_id="pl-a", trace_id="t", calibrated=False, job={}, rank_classes=(rank_class,),
+        plan_id="pl-a", trace_id="t", calibrated=False, gpu="H100-SXM-80GB", nodes=1, gpus_per_node=1,
+        rank_classes=(rank_class,),
         provenance=Provenance(planner="1", torch="2.13.0", allocator_rules="r", catalog="c", calibration="none"),
     )  # fmt: skip
 

@@ -53,8 +53,9 @@ def plan() -> Plan:
     )  # fmt: skip
     provenance = Provenance(planner="0", torch="2.13.0+cpu", allocator_rules="a", catalog="b", calibration="none")
     return Plan(
-        plan_id="pl-a", trace_id="t", calibrated=False, job={}, rank_classes=(statement,), provenance=provenance
-    )
+        plan_id="pl-a", trace_id="t", calibrated=False, gpu="H100-SXM-80GB", nodes=1, gpus_per_node=1,
+        rank_classes=(statement,), provenance=provenance,
+    )  # fmt: skip
 
 
 def test_the_error_is_that_of_dnnmem() -> None:

@@ -15,7 +15,7 @@ from planner.events import Phase
 from planner.report.statement import (
     OutsideAllocator,
     Peak,
-    ProgramStatement,
+    Plan,
     Provenance,
     RankClassStatement,
     Verdict,
@@ -151,7 +151,7 @@ def document_of(path: str) -> dict[str, object]:
     return json.loads(Path(path).read_text())  # type: ignore[no-any-return]
 
 
-def statement_of_a_run(*, ranks: int) -> ProgramStatement:
+def statement_of_a_run(*, ranks: int) -> Plan:
     peak = Peak(
         phase=Phase.BACKWARD, iteration=2, allocated_bytes=300 * MIB, reserved_bytes=400 * MIB,
         device_bytes=900 * MIB, interval_bytes=(800 * MIB, 1000 * MIB),
@@ -161,7 +161,7 @@ def statement_of_a_run(*, ranks: int) -> ProgramStatement:
         capacity_bytes=40 * 2**30, verdict=Verdict.FITS, cache_releases=0, at_peak={}, phases=(),
         outside_allocator=OutsideAllocator(cuda_context_bytes=500 * MIB), holders=(),
     )  # fmt: skip
-    return ProgramStatement(
+    return Plan(
         command=TWO_RANKS, gpu="A100-SXM-40GB", nodes=1, gpus_per_node=ranks, ending="ended", iterations=3, seen={},
         unseen=(), allocator_conf="", calibrated=False, rank_classes=(rank_class,), assumptions=(), out_of_memory=(),
         provenance=Provenance(planner="1", torch="2.9.0", allocator_rules="1", catalog="1", calibration=""),

@@ -17,7 +17,6 @@ from planner.service.history.database import batches
 revision = "masked"
 down_revision = "initial"
 
-_RUN = "planner.run/1"
 _OVER = ("done", "stopped", "failed", "refused")
 """States of searches and validations that are not run again as they were stored."""
 _TEXTS = {
@@ -69,7 +68,7 @@ def _mask_document(text: str) -> str:
         document = json.loads(text)
     except ValueError:  # damaged
         return mask_text(text)
-    if document.get("schema") == _RUN:
+    if document.get("command"):
         document |= CommandMask(document["command"]).mask_run(document)
         text = schema.compact_json(document)
     return mask_text(text)
