@@ -81,7 +81,7 @@ class Plan:
         return self.statement.advice
 
     def to_dict(self) -> dict[str, Any]:
-        """As `planner plan --format json` prints it (planner.plan/1)."""
+        """As `planner plan --format json` prints it (planner.plan/2)."""
         return statement.to_json(self.statement)
 
     def write_timeline(self, path: str | os.PathLike[str]) -> None:

@@ -189,4 +189,4 @@ def _value_pattern(value: str) -> str:
 
 
 _FREE_TEXTS = ("ending", "unseen", "assumptions", "branches", "out_of_memory", "notes")
-"""Of `planner.run/1`, what may quote the program or its command."""
+"""Of a plan, what may quote its program or its command."""
