@@ -92,7 +92,7 @@ model: {decoder: {layers: 2, hidden: 256, heads: 4, kv_heads: 4, ffn: 1024, voca
 train: {micro_batch_size: 8, sequence_length: 512}
 cluster: {nodes: 1, gpus_per_node: 1, gpu: {total_bytes: 1200MiB, arch: sm_90}}
 """
-AS_TEXT = ("gpt2-xl", "llama-3-8b-pp4", "nemotron-4b-ddp", "own-model", "qwen3-8b-grpo")
+AS_TEXT = ("gpt2-xl", "llama-3-8b-pp4", "nemotron-4b-ddp", "own-model")
 
 
 def examples() -> Iterator[Answer]:

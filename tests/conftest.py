@@ -142,10 +142,7 @@ def adds_up(statement: RankClassStatement) -> None:
         assert sum(holder.bytes for holder in statement.holders) == peak.allocated_bytes
     assert max(phase.peak_allocated_bytes for phase in phases) == peak.allocated_bytes
     assert max(phase.peak_reserved_bytes for phase in phases) <= peak.reserved_bytes
-    if statement.shared is None:
-        assert peak.device_bytes == peak.reserved_bytes + statement.outside_allocator.total_bytes
-    else:  # the fullest phase, everybody together
-        assert peak.device_bytes == max(each.total_bytes for each in statement.shared.phases)
+    assert peak.device_bytes == peak.reserved_bytes + statement.outside_allocator.total_bytes
     assert peak.interval_bytes[0] <= peak.device_bytes <= peak.interval_bytes[1]
     for phase in phases:
         assert phase.end_allocated_bytes <= phase.peak_allocated_bytes <= phase.peak_reserved_bytes

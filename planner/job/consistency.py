@@ -26,7 +26,6 @@ from planner.job.training_checks import (
     check_evaluation,
     check_lengths,
     check_loss,
-    check_post_training,
     check_stepping,
     check_transformers_options,
     join_names,
@@ -122,7 +121,7 @@ def check(job: Job, document: Node) -> None:
     for check_part in (
         _check_size, _check_model, check_transformers_options, _check_cluster, check_pipeline, check_tensor_parallelism,
         check_context_parallelism, check_experts, check_flat_parameters, check_stepping, check_lengths,
-        check_evaluation, check_compile, check_loss, check_deepspeed, check_post_training, check_checkpoints,
+        check_evaluation, check_compile, check_loss, check_deepspeed, check_checkpoints,
         _check_sharding,
     ):  # fmt: skip
         check_part(job, document)

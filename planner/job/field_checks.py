@@ -77,7 +77,6 @@ Ranks = Annotated[int, whole(1, "ranks")]
 Samples = Annotated[int, whole(1, "samples")]
 Iterations = Annotated[int, whole(1, "iterations")]
 Tokens = Annotated[int, tokens(0)]
-SleepLevel = Annotated[int, Check("0, 1 or 2", lambda value: value in (0, 1, 2), least=0)]
 SomeTokens = Annotated[int, tokens(1)]
 HostBytes = Annotated[int, size(0, "a size from 0 to 1024TiB, such as 480GiB", MOST_HOST_BYTES)]
 NotNegative = Annotated[float, number("a number from 0", 0)]
@@ -89,7 +88,6 @@ Reshard = Annotated[
 Text = Annotated[str, Check(f"text of up to {_LONGEST_TEXT} characters", lambda value: len(value) <= _LONGEST_TEXT)]
 Path = Annotated[str, Check("a path", lambda value: len(value) <= 4000 and "\0" not in value)]
 Floating = Annotated[str, FLOATING]
-SixteenOrMore = Annotated[str, SIXTEEN_OR_MORE]
 PlainData = Annotated[Mapping[str, Any], anything("text, numbers, true, false, null, lists and mappings")]
 Config = Annotated[
     Mapping[str, Any] | None, anything("the name of a well-known model, the path of a config.json, or its content")

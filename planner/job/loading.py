@@ -19,7 +19,7 @@ from planner.job import consistency, deepspeed_config, foreign_words, hf_config,
 from planner.job.field_checks import Check
 from planner.job.json_text import canonical_json, file_text, read_json, without_floats
 from planner.job.nodes import Node, below, did_you_mean, node_from_data
-from planner.job.schema import CHECKS, Compile, DataLoader, FrozenModel, Gpu, Job, Model, Optimizer, Parallel
+from planner.job.schema import CHECKS, Compile, DataLoader, Gpu, Job, Model, Optimizer, Parallel
 from planner.job.size_limits import LARGEST_YAML, LONGEST_NAME
 from planner.job.spec_keys import is_optional, section_in
 from planner.job.yaml_text import read_yaml
@@ -29,7 +29,6 @@ _THOUSANDS = re.compile(r"([1-9][0-9]{0,8})[kK]")
 """`4k` tokens are 4096 wherever people write so of sequences."""
 _READERS = {
     (Model, "hf_config"): hf_config.read,
-    (FrozenModel, "config"): hf_config.read,
     (Parallel, "deepspeed"): deepspeed_config.read,
 }
 """What reads values that may be the path of a file."""
@@ -165,6 +164,8 @@ def _parts_of_bundle(document: Mapping[str, Any], source: str) -> Node:
     software = parts.get("software")
     if isinstance(software, Mapping) and software.get("step") == "torch":  # a key that stored bundles have, once
         parts["software"] = {key: value for key, value in software.items() if key != "step"}
+    if "post_training" in parts and parts["post_training"] is None:  # another, which said that there is none
+        del parts["post_training"]
     return node_from_data(parts, source)
 
 
@@ -269,7 +270,6 @@ def _hints(kind: type) -> dict[str, Any]:
 
 
 _ADDED: Mapping[str, Any] = {
-    "post_training": None,
     "train.data_loader": _plain(DataLoader(), DataLoader),
     "train.loss.chunk_head": False,
     "cluster.host_memory": 0,

@@ -224,7 +224,6 @@ def check_flat_parameters(job: Job, document: Node) -> None:
     degrees = axis_degrees(job.parallel)
     against = {
         **{f"parallel.{axis}": degrees[axis] > 1 for axis in ("tp", "pp", "cp", "ep")},
-        "post_training": job.post_training is not None,
         "train.checkpoint_load": train.checkpoint_load is not None,
         "train.checkpoint_save": train.checkpoint_save is not None,
         "train.optimizer_in_backward": train.optimizer_in_backward,

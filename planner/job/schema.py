@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, is_dataclass, replace
+from dataclasses import dataclass, field, is_dataclass
 from typing import Annotated
 
 from planner.hardware import catalog
 from planner.job.field_checks import (
     FLOATING,
-    SIXTEEN_OR_MORE,
     Check,
     Config,
     Count,
@@ -19,10 +18,7 @@ from planner.job.field_checks import (
     NotNegative,
     Path,
     PlainData,
-    Ranks,
     Samples,
-    SixteenOrMore,
-    SleepLevel,
     SomeTokens,
     Text,
     Tokens,
@@ -245,92 +241,6 @@ class Eval:
     """After how many evaluation steps what was gathered goes to the host (eval_accumulation_steps); 0: at the end."""
     generate: Generate | None = None
     """Text that is generated in an evaluation; null: none."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rollout:
-    """The engine that generates, on the trainer's GPUs. One on GPUs of its own is no part of the job."""
-
-    engine: Annotated[str, one_of("vllm", "sglang")] = "vllm"
-    """vllm | sglang"""
-    placement: Annotated[str, one_of("same_process", "own_process")] = "same_process"
-    """same_process: inside of the trainer's process (TRL's colocate, verl's FSDP workers until 0.6). own_process: a
-    process of its own on the same GPU, with a CUDA context of its own."""
-    tensor_parallel: Ranks = 1
-    """Ranks of one engine; the job's other ranks have engines of their own."""
-    gpu_memory_utilization: Annotated[float, number("a number from 0 to 1; 0: the largest that is safe", 0, 1)] = 0.0
-    """vLLM's share of the GPU's total; sglang's `mem_fraction_static`, a share of what is free as it starts. 0: the
-    largest that is safe, in steps of 0.01."""
-    max_model_len: Annotated[int, replace(tokens(1), allowed=tokens(0).allowed)] = 4096
-    """The longest sequence, prompt and answer."""
-    max_num_seqs: Annotated[int, whole(1, "sequences")] = 256
-    """Sequences that are generated at once."""
-    max_num_batched_tokens: Annotated[int, whole(1, "tokens")] = 8192
-    """Tokens of one forward, for which the engine profiles its activations; sglang's `chunked_prefill_size`."""
-    dtype: SixteenOrMore = "bfloat16"
-    """Of the engine's weights."""
-    kv_cache_dtype: Annotated[str, one_of("auto", "fp8", *SIXTEEN_OR_MORE.names)] = "auto"
-    """auto: as the weights."""
-    block_size: Annotated[int, whole(1, "tokens")] = 16
-    """Tokens of a block of the KV cache (sglang's `page_size`)."""
-    enforce_eager: bool = True
-    """false: decoding is captured in CUDA graphs, which take memory of their own."""
-    sleep_level: SleepLevel = 1
-    """0: the engine never sleeps. 1: while it sleeps its weights are on the host and its KV cache is gone. 2: both are
-    gone. On the GPU 1 and 2 are the same."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WeightSync:
-    """How the trainer's weights come to the engine after each step."""
-
-    bucket_bytes: Annotated[int, size(0, "a size from 0 to 4TiB, such as 512MiB")] = 0
-    """Tensors are gathered one by one and copied into a bucket of this size, which is then sent; 0: each tensor is
-    handed over as it is gathered."""
-    while_awake: Annotated[str, one_of("weights", "kv_cache")] = "weights"
-    """Which parts of the engine are awake meanwhile. weights: the KV cache is woken afterwards
-    (`wake_up(tags=["weights"])`). kv_cache: both."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainerOffload:
-    """What of the trainer rests on the host while others have the GPU."""
-
-    parameters: bool = False
-    """verl's `param_offload`; they come back for the weight sync, too."""
-    optimizer: bool = False
-    """verl's `optimizer_offload`: the optimizer's state."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FrozenModel:
-    """A model that only runs forward, in the trainer's process, sharded as the trainer's is."""
-
-    config: Config = None
-    """A transformers config, as `model.hf_config`; null: the job's own model."""
-    head: Annotated[str, like(r"[a-z0-9_]*", "a name such as sequence_classification")] = ""
-    """Which transformers head; empty: that of the job's model, and sequence_classification for a reward model."""
-    dtype: SixteenOrMore = "bfloat16"
-    """Of its parameters."""
-    offload: bool = True
-    """Its parameters rest on the host: of shards one by one (CPUOffloadPolicy), of a whole model between its phases."""
-    micro_batch_size: Samples = 1
-    """Samples of a rank in one forward."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PostTraining:
-    """Reinforcement learning with an engine on the trainer's GPUs: what is beside the trainer, and who gives way."""
-
-    rollout: Rollout = field(default_factory=Rollout)
-    weight_sync: WeightSync = field(default_factory=WeightSync)
-    trainer_offload: TrainerOffload = field(default_factory=TrainerOffload)
-    empty_cache: bool = True
-    """The trainer's allocator gives its cache back before each handover; false: what it once reserved stays so."""
-    reference: FrozenModel | None = None
-    """The policy as it was at first, for the KL penalty."""
-    reward: FrozenModel | None = None
-    """What scores the answers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -574,7 +484,6 @@ class Job:
     metadata: Metadata = field(default_factory=Metadata)
     model: Model
     train: Train = field(default_factory=Train)
-    post_training: PostTraining | None = None
     parallel: Parallel = field(default_factory=Parallel)
     cluster: Cluster = field(default_factory=Cluster)
     software: Software = field(default_factory=Software)

@@ -5,7 +5,6 @@ Each raises SpecError for the first contradiction; `document` is what the job wa
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from itertools import pairwise
 
@@ -240,68 +239,6 @@ def check_loss(job: Job, document: Node) -> None:
         refuse(degree > 1, path, problem, allowed=f"{axis}: 1")
     problem = "is true with train.compile, beside which it is not planned"
     refuse(job.train.compile is not None, path, problem, allowed="either of them")
-
-
-def check_post_training(job: Job, document: Node) -> None:
-    """What is beside the trainer on its GPUs."""
-    post_training, parallel, train, model = job.post_training, job.parallel, job.train, job.model
-    if post_training is None:
-        return
-    refuse = document.refuse_if
-    against = {
-        "a pipeline (parallel.pp)": parallel.pp.degree > 1,
-        "context parallelism (parallel.cp)": parallel.cp.degree > 1,
-        "expert parallelism (parallel.ep)": parallel.ep.degree > 1,
-        "DeepSpeed (parallel.deepspeed)": parallel.deepspeed is not None,
-        "ZeroRedundancyOptimizer (parallel.dp_replicate)": parallel.dp_replicate.zero_redundancy_optimizer,
-        "torch.compile (train.compile)": train.compile is not None,
-        "optimizer_in_backward (train)": train.optimizer_in_backward,
-        "an adapter (model.adapter)": model.adapter is not None,
-        "sequences of several lengths (train.lengths)": train.lengths is not None,
-    }
-    allowed = "dp_replicate, dp_shard and tp, with any torch.optim optimizer"
-    for name, is_there in against.items():
-        refuse(is_there, _POST, f"is not planned beside {name}", allowed=allowed)
-    problem = "is not planned for a factory's model"
-    refuse(model.factory, _POST, problem, allowed="model.hf_config or model.decoder")
-    problem = "is missing, and post-training takes tokens"
-    refuse(not train.sequence_length, "train.sequence_length", problem, allowed="a whole number from 1")
-    for name in ("reference", "reward"):
-        frozen = getattr(post_training, name)
-        has_no_use = frozen is not None and frozen.head and model.decoder is not None and frozen.config is None
-        problem, remedy = "is only used with a transformers config", f"give {_POST}.{name}.config"
-        refuse(has_no_use, f"{_POST}.{name}.head", problem, remedy=remedy)
-    _check_engine(job, document)
-    offload = post_training.trainer_offload
-    document.refuse_job_if(
-        parallel.dp_shard.offload == "cpu" and (offload.parameters or offload.optimizer),
-        f"{_POST}.trainer_offload",
-        "the trainer's parameters and states rest on the host already (parallel.dp_shard.offload: cpu)",
-        allowed="one of the two",
-        remedy="leave post_training.trainer_offload away",
-    )
-
-
-def _check_engine(job: Job, document: Node) -> None:
-    assert job.post_training is not None
-    rollout, refuse = job.post_training.rollout, document.refuse_if
-    degree, path = rollout.tensor_parallel, f"{_POST}.rollout.tensor_parallel"
-    ranks = math.prod(axis_degrees(job.parallel).values())
-    problem = f"is {degree}, and the job's {ranks} ranks do not fall into engines of {degree}"
-    refuse(ranks % degree, path, problem, allowed=f"a divisor of {ranks}")
-    config = job.model.hf_config or {}
-    heads = config.get("text_config", config).get("num_attention_heads", 0)
-    if job.model.decoder is not None:
-        heads = job.model.decoder.heads
-    problem = f"is {degree}, which does not divide the model's {heads} heads"
-    refuse(type(heads) is int and heads % degree, path, problem, allowed=f"a divisor of {heads}")
-    tokens, sequences = rollout.max_num_batched_tokens, rollout.max_num_seqs
-    refuse(
-        tokens < sequences,
-        f"{_POST}.rollout.max_num_batched_tokens",
-        f"is {tokens}, and {sequences} sequences give as many tokens a step",
-        allowed=f"a whole number from {sequences}",
-    )
 
 
 def check_transformers_options(job: Job, document: Node) -> None:

@@ -13,7 +13,7 @@ from planner import distribution
 from planner.hardware import catalog
 from planner.job import loading
 from planner.job.json_text import canonical_json
-from planner.job.schema import Allocator, DataLoader, Gpu, Job, Metadata, Rollout, WeightSync
+from planner.job.schema import Allocator, DataLoader, Gpu, Job, Metadata
 from planner.report.statement import Provenance
 from planner.truth.calibration.interval import Calibration
 from planner.versions import minor_of
@@ -51,33 +51,16 @@ def _software_of(job: Job, versions: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def traced_part(job: Job) -> Job:
-    """The job without what no trace depends on: names, how much memory there is, and what the allocator makes of it;
-    the engine's share, its place and its sleep."""
+    """The job without what no trace depends on: names, how much memory there is, and what the allocator makes of it."""
     # DeepSpeed asks how much is free before it decides where it flattens its parameters.
     capacity = 0 if job.parallel.deepspeed is None else job.cluster.capacity_bytes
     gpu = Gpu(total_bytes=capacity, arch=job.cluster.gpu.arch)
-    post_training, usual = job.post_training, Rollout()
-    if post_training is not None:
-        post_training = replace(
-            post_training,
-            rollout=replace(
-                post_training.rollout,
-                engine=usual.engine,
-                placement=usual.placement,
-                gpu_memory_utilization=usual.gpu_memory_utilization,
-                block_size=usual.block_size,
-                enforce_eager=usual.enforce_eager,
-                sleep_level=usual.sleep_level,
-            ),
-            weight_sync=replace(post_training.weight_sync, while_awake=WeightSync().while_awake),
-        )
     return replace(
         job,
         metadata=Metadata(),
         allocator=Allocator(),
         cluster=replace(job.cluster, gpu=gpu, held_by_others_bytes=0, host_memory=0, gpu_fraction=1.0, gpu_memory=0),
         train=replace(job.train, data_loader=DataLoader()),
-        post_training=post_training,
     )
 
 

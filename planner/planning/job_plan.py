@@ -21,7 +21,6 @@ from planner.planning.planned_classes import PlanningInputs, Progress, plan_clas
 from planner.planning.trace_source import USUAL_SOURCE, TraceSource
 from planner.report.statement import Plan, RankClassStatement, Seconds, TrainedAdapter
 from planner.report.verdict_text import deciding
-from planner.tracing.rollout import with_sleeping_weights
 from planner.truth.calibration.interval import Calibration
 from planner.truth.calibration.learning import measured_calibration
 from planner.truth.plan_comparison import class_of
@@ -138,14 +137,11 @@ def _state_adapter(job: Job, rank_traces: Sequence[RankTrace]) -> TrainedAdapter
 def state_job_hosts(job: Job, rank_traces: Sequence[RankTrace]) -> HostStatement:
     """What every node of the job holds at least on the host. Raises AllocatorConfError for wrong settings of pinned
     memory."""
-    hosts = []
-    for rank_trace in rank_traces:
-        trace, events = rank_trace.trace, rank_trace.trace.host
-        if trace.engine is not None and job.post_training is not None:
-            events = with_sleeping_weights(events, trace.engine, job.post_training.rollout)
-        hosts.append(TracedHost(rank_trace.rank_class.ranks, events, trace.host_assumed))
     return state_hosts(
-        hosts,
+        [
+            TracedHost(rank_trace.rank_class.ranks, rank_trace.trace.host, rank_trace.trace.host_assumed)
+            for rank_trace in rank_traces
+        ],
         ranks_per_node=job.cluster.gpus_per_node,
         capacity_bytes=job.cluster.host_memory,
         conf=job.allocator.conf,

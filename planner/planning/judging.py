@@ -19,7 +19,6 @@ from planner.job.overhead import OutsideEstimate, outside_of
 from planner.job.schema import Gpu, Job
 from planner.planning import identity, trace_variants
 from planner.planning.long_runs import LengthsRun, name_moment
-from planner.planning.post_training import SharedGpuJudge
 from planner.planning.trace_variants import without_timing
 from planner.report.attribution import state_rank_class
 from planner.report.statement import (
@@ -35,7 +34,7 @@ from planner.report.style import size
 from planner.runtime.garbage_collection import pause_collection
 from planner.timing.pending_frees import ToldEvents, complete_frees
 from planner.timing.step_time import INTERVAL, price_for_clock, time_step
-from planner.tracing.rank_trace import EngineFigures, Trace
+from planner.tracing.rank_trace import Trace
 from planner.truth.calibration.interval import AppliedCorrection, Calibration, interval
 from planner.upstream.torch_releases import SPECIAL_PARTS, largest_difference
 from planner.verdict import Verdict, decide
@@ -225,8 +224,6 @@ def judge_trace(job: Job, rank_trace: RankTrace, calibration: Calibration) -> Ju
     """One trace's replay and what follows from it."""
     judge = _judge_of(job, calibration)
     with pause_collection():
-        if rank_trace.trace.engine is not None:
-            return _judge_shared(job, rank_trace, rank_trace.trace.engine, judge)
         return _judge(job, rank_trace, judge)
 
 
@@ -236,7 +233,7 @@ def judge_elsewhere(
     """The statement on the same trace on another GPU than that of the `known` one: without a replay where that GPU has
     room for all that was reserved, or none for what was allocated. Moments beyond the usual step are left out."""
     judge, peak, trace = _judge_of(job, calibration), known.peak, rank_trace.trace
-    room, simple = judge.room_bytes, trace.engine is None and job.train.lengths is None and not trace.is_timed
+    room, simple = judge.room_bytes, job.train.lengths is None and not trace.is_timed
     sure = not known.cache_releases and (peak.reserved_bytes <= room or peak.allocated_bytes > room)
     if not (simple and sure) or judge.rules.garbage_collection_threshold:
         return judge_trace(job, rank_trace, calibration).statement
@@ -323,19 +320,6 @@ def _judge_run(job: Job, rank_trace: RankTrace, judge: Judge) -> JudgedTrace:
     statement = add_growth(statement, unlimited.events, unlimited.repeats, judge.rules)
     settled = replace(trace, events=unlimited.events, repeats=unlimited.repeats)
     return JudgedTrace(replace(rank_trace, trace=settled), statement, unlimited.timeline)
-
-
-def _judge_shared(job: Job, rank_trace: RankTrace, engine: EngineFigures, judge: Judge) -> JudgedTrace:
-    """As `_judge`, of a trainer that shares its GPU with an engine."""
-    trace = rank_trace.trace.as_told(judge.told(rank_trace.trace))
-    events = trace.written_out()
-    both = SharedGpuJudge(job, events, engine, judge.held, judge.interval_of(trace, judge.kind_of(trace))).judge()
-    alone = judge.state(rank_trace.rank_class, events, (both.timeline, both.timeline), trace)
-    low, high = zip(*(row.interval_bytes for row in both.shared.phases), strict=True)
-    peak = replace(alone.peak, device_bytes=both.shared.fullest().total_bytes, interval_bytes=(max(low), max(high)))
-    statement = replace(alone, peak=peak, verdict=both.verdict, cache_releases=both.cache_releases, shared=both.shared)
-    written = replace(rank_trace, trace=replace(trace, events=events, repeats=()))
-    return JudgedTrace(written, statement, both.timeline)
 
 
 def torch_difference(asked: str, parts: frozenset[str] = SPECIAL_PARTS) -> float:

@@ -62,10 +62,6 @@ def _state(pool: MemoryPool, ranks: RankClassStatement, node: NodeStatement, ran
 
 def _on_device(ranks: RankClassStatement) -> Iterator[tuple[Phase, int, int, int]]:
     """Each phase with the least and the most that its ranks take of the device."""
-    if ranks.shared is not None:
-        for row in ranks.shared.phases:
-            yield row.phase, row.iteration, row.total_bytes, row.total_bytes
-        return
     outside = ranks.outside_allocator.total_bytes
     for stated in ranks.phases:
         yield (

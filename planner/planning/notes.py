@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from planner.hardware import catalog
 from planner.job.kinds import SENTENCES
 from planner.job.schema import Compile, Job
-from planner.planning import identity, judging, post_training, trace_variants
+from planner.planning import identity, judging, trace_variants
 from planner.report.statement import AnotherTorch, RankClassStatement
 from planner.tracing.rank_trace import Trace
 from planner.truth.calibration import recorded_errors
@@ -24,9 +24,6 @@ _PADDING = {
 def notes_of(job: Job, traces: Sequence[Trace], rank_classes: Sequence[RankClassStatement]) -> tuple[str, ...]:
     """What was not counted, and what was assumed."""
     notes = [*workspace_notes(traces), *approximation_notes(rank_classes), *_describe_batches(job)]
-    figures = next((trace.engine for trace in traces if trace.engine is not None), None)
-    if figures is not None:
-        notes.append(f"Assumed for the engine: {'; '.join(post_training.assumptions_of(job, figures))}.")
     if job.train.compile is not None:
         notes.append(_describe_compiling(job.train.compile, traces))
     if unified := max((trace.unified_bytes for trace in traces), default=0):

@@ -19,7 +19,6 @@ from planner.report.statement import (
     PhaseStatement,
     Plan,
     RankClassStatement,
-    SharedGpu,
     StepTime,
     TrainedAdapter,
     Verdict,
@@ -39,7 +38,7 @@ from planner.report.verdict_text import (
     smallest_change,
     verdict_sentences,
 )
-from planner.units import GIB, MIB
+from planner.units import GIB
 
 _LABEL, _SIZE = 26, 12
 _MOST_ITERATIONS, _FIRST, _LAST = 12, 4, 2
@@ -82,9 +81,6 @@ def render(
         lines += [*wrap(first_runs_sentence(first), style.width)]
     if (lead := decides.host_lead) is not None:
         lines += [*wrap(host_lead_sentence(lead, decides.peak.reserved_bytes), style.width)]
-    shared = decides.shared
-    kept = () if shared is None else shared.kept
-    lines += sentence_lines([f"{sentence[0].upper()}{sentence[1:]}." for sentence in kept], style)
     notes = [*statement.notes, *(statement.sources if verbose else ())]
     provenance = (style.paint(line, "dim") for line in _provenance(statement, notes, style))
     parts = [*lines, *grounds]
@@ -149,10 +145,7 @@ def _rank_class(statement: RankClassStatement, whole: Plan, style: Style) -> Ite
         like = f", like rank {statement.representative}" if statement.ranks != str(statement.representative) else ""
         title += like + (f" ({where})" if where else "")
     yield style.paint(title, "bold")
-    if statement.shared is None:
-        yield from _device(statement, style, calibrated=whole.calibrated)
-    else:
-        yield from _shared_gpu(statement, statement.shared, style)
+    yield from _device(statement, style, calibrated=whole.calibrated)
     yield ""
     yield from _phases(statement, style)
     yield from _moments(statement, style)
@@ -348,51 +341,6 @@ def _device(statement: RankClassStatement, style: Style, *, calibrated: bool) ->
         yield style.paint(row("", "over capacity", -headroom), "red")
     else:
         yield style.paint(row(free_mark, "headroom", headroom), "green")
-
-
-def _shared_gpu(statement: RankClassStatement, shared: SharedGpu, style: Style) -> Iterator[str]:
-    yield "  on the device: the trainer's process, the engine's weights, its KV cache, the rest of the engine"
-    yield from table_lines(shared, statement.capacity_bytes, style)
-    low, high = statement.peak.interval_bytes
-    yield f"    {'fullest, interval':<{_LABEL}}{size(low):>{_SIZE}} to {size(high)}"
-    yield f"    {'capacity':<{_LABEL}}{size(statement.capacity_bytes):>{_SIZE}}"
-    yield from (f"  {sentence}" for sentence in share_sentences(shared))
-
-
-def table_lines(shared: SharedGpu, capacity_bytes: int, style: Style) -> Iterator[str]:
-    """A row for each phase of a GPU that is shared with an engine, the fullest of them marked."""
-    label, column = 19, 11
-    frozen = any(row.reference_bytes + row.reward_bytes >= MIB for row in shared.phases)
-    heads = ["trainer", *(["frozen"] if frozen else []), "weights", "KV cache", "the rest", "together"]
-    yield style.paint(f"  {'phase':<{label}}{''.join(f'{head:>{column}}' for head in heads)}", "dim")
-    fullest = shared.fullest()
-    for row in shared.phases:
-        trainer, apart = row.trainer_bytes + row.outside_bytes, row.reference_bytes + row.reward_bytes
-        counts = [
-            *([trainer, apart] if frozen else [trainer + apart]),
-            row.engine_weights_bytes,
-            row.engine_kv_cache_bytes,
-            row.engine_activation_bytes + row.engine_outside_bytes,
-            row.total_bytes,
-        ]
-        line = f"  {row.phase.value.replace('_', ' '):<{label}}"
-        line += "".join(f"{size(count) if count else '':>{column}}" for count in counts)
-        if row is fullest:
-            line += " ◂" if style.unicode else " <-"
-        color = "red" if row.total_bytes > capacity_bytes else "bold" if row is fullest else ""
-        yield style.paint(line, color) if color else line
-
-
-def share_sentences(shared: SharedGpu) -> Iterator[str]:
-    """The engine's share, its cache, and the largest shares."""
-    solved = " (found by planner)" if shared.solved else ""
-    blocks = f"{shared.kv_blocks:,} blocks of {size(shared.kv_block_bytes)}"
-    yield f"gpu_memory_utilization {shared.utilization:.2f}{solved}: {blocks}, {shared.kv_tokens:,} tokens"
-    if not shared.largest_utilization:
-        yield "no share goes: it exceeds with every one"
-        return
-    safe = f"{shared.largest_safe_utilization:.2f}" if shared.largest_safe_utilization else "none"
-    yield f"largest safe share: {safe}; largest that does not exceed: {shared.largest_utilization:.2f}"
 
 
 _HOST_NAMES = {

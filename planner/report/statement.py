@@ -95,50 +95,6 @@ class Holder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SharedPhase:
-    """A phase of a GPU that a trainer shares with an engine, in the iteration in which most is held; bytes."""
-
-    phase: Phase
-    iteration: int
-    trainer_bytes: int
-    """Reserved by the trainer's allocator, less what follows."""
-    reference_bytes: int
-    reward_bytes: int
-    """Parameters of the models that only run forward, while they are on the device."""
-    outside_bytes: int
-    """Of the trainer's process outside of its allocator."""
-    engine_weights_bytes: int
-    engine_kv_cache_bytes: int
-    engine_activation_bytes: int
-    engine_outside_bytes: int
-    """CUDA graphs, NCCL, what its process takes outside of torch."""
-    total_bytes: int
-    interval_bytes: tuple[int, int]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SharedGpu:
-    """What trainer and engine hold in all phases in their order, the engine, and the largest shares."""
-
-    phases: tuple[SharedPhase, ...]
-    utilization: float
-    solved: bool
-    kv_blocks: int
-    kv_tokens: int
-    kv_block_bytes: int
-    largest_safe_utilization: float
-    """The largest, in steps of 0.01, of which the plan says that it fits; 0: none."""
-    largest_utilization: float
-    """The largest that does not exceed, though it may be tight; 0: none."""
-    kept: tuple[str, ...]
-    """Where it exceeds: who does not give way, as sentences."""
-    assumed: tuple[str, ...]
-
-    def fullest(self) -> SharedPhase:
-        return max(self.phases, key=lambda phase: phase.total_bytes)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime:
     """How long an iteration takes, by the model of planner.timing, and how long its parts are at work, beside each
     other or not. `interval_seconds` is where 95 % of published steps lie that the model was compared with."""
@@ -206,9 +162,6 @@ class RankClassStatement:
     """As far as recorded runs of it were off goes the interval."""
     risk: float = field(default=USUAL_RISK, metadata=shape(omit_default=True))
     """The share of jobs of its kind that may take more than the upper end of the interval."""
-    shared: SharedGpu | None = field(default=None, metadata=shape(omit_default=True))
-    """Of a GPU that the trainer shares with an engine: then `peak.device_bytes` and its interval are those of the
-    fullest phase, everybody together; all else is of the trainer's process."""
     moments: tuple[NamedMoment, ...] = field(default=(), metadata=shape(omit_default=True))
     """What it takes beyond its usual step; the peak is that of the worst of them."""
     growth: GrowthStatement | None = field(default=None, metadata=shape(omit_default=True))

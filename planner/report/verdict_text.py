@@ -100,8 +100,7 @@ def job_sentence(statement: Plan) -> str:
         peak = statement.host.fullest.peak
         return f"{sentence}; peak in {moment_of(peak.phase, peak.iteration)}"
     worst = deciding(statement)
-    at = worst.peak if worst.shared is None else worst.shared.fullest()
-    parts = [sentence, f"peak in {moment_of(at.phase, at.iteration)}"]
+    parts = [sentence, f"peak in {moment_of(worst.peak.phase, worst.peak.iteration)}"]
     if statement.another_torch is not None:
         parts.append(f"planned with torch {statement.another_torch.planned_with}")
     if not statement.calibrated:

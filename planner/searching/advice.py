@@ -40,12 +40,9 @@ _SELECTIVE: Change = {"train.recompute": "selective"}
 def _savings(job: Job) -> list[Change]:
     """Every change that saves memory of any job, the cheapest for the training first: {} where this one has it, or
     cannot have it."""
-    train, parallel, post = job.train, job.parallel, job.post_training
+    train, parallel = job.train, job.parallel
     shard, replicate, tp, optimizer = parallel.dp_shard, parallel.dp_replicate, parallel.tp, train.optimizer
     save, evaluation, recompute = train.checkpoint_save, train.eval, train.recompute.mode
-    rests = post is not None and (
-        post.trainer_offload.parameters and post.trainer_offload.optimizer and post.empty_cache
-    )
     conf = ",".join(part for part in (job.allocator.conf, "expandable_segments:True") if part)
     fused: Change = {"train.optimizer.fused": True}
     if "foreach" in optimizer.arguments:
@@ -53,18 +50,6 @@ def _savings(job: Job) -> list[Change]:
     has_blocks = job.model.decoder is not None or (job.model.hf_config is not None and parallel.pp.degree == 1)
     tokens_divide = bool(train.sequence_length) and train.sequence_length % (tp.degree * parallel.cp.degree) == 0
     table: tuple[tuple[Any, Change], ...] = (
-        # The largest share that is safe.
-        (post and post.rollout.gpu_memory_utilization, {"post_training.rollout.gpu_memory_utilization": 0}),
-        (post and not post.rollout.sleep_level, {"post_training.rollout.sleep_level": 1}),
-        # What of the trainer may rest on the host while others have its GPU.
-        (
-            post and shard.offload != "cpu" and not rests,
-            {
-                "post_training.trainer_offload.parameters": True,
-                "post_training.trainer_offload.optimizer": True,
-                "post_training.empty_cache": True,
-            },
-        ),
         # What a save gathers goes to the host tensor by tensor.
         (
             save is not None and save.kind == "full_state_dict" and not save.cpu_offload,

@@ -26,7 +26,6 @@ from planner.tracing.program import micro_batches
 from planner.tracing.program.on_paper import Endings, run_program  # before torch
 from planner.tracing.program.rank_orders import Gpu, ProgramOrder, RankRun
 from planner.tracing.rank_trace import Trace
-from planner.tracing.rollout_engine import engine_figures
 from planner.tracing.step_errors import untraceable
 from planner.training.log_levels import quiet_libraries
 from planner.training.wraps import context_parallel
@@ -68,8 +67,7 @@ def trace(job: Job, rank: int = 0, target: str = "", *, shortened: bool = True) 
         result = _trace(job, rank, target, shortened=shortened)
     except (DoesNotFoldError, UnlikePartsError):
         result = _trace(job, rank, target, shortened=False)
-    figures = None if job.post_training is None else engine_figures(job, target)
-    return replace(result, engine=figures, seconds=time.perf_counter() - began)
+    return replace(result, seconds=time.perf_counter() - began)
 
 
 def _trace(job: Job, rank: int, target: str, *, shortened: bool) -> Trace:

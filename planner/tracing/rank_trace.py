@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from typing import Any, TypeVar
 
@@ -31,23 +31,6 @@ from planner.step_work import NO_WORK, WHOLE_DEVICE, Launch, LaunchKind, StepWor
 from planner.timing.pending_frees import ToldEvents
 
 Read = TypeVar("Read")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineFigures:
-    """One rank of an engine; bytes."""
-
-    weight_tensors: tuple[int, ...]
-    """The sizes of its parameters, as the engine joins and divides them, and of its table of rotations, in the order in
-    which they are made."""
-    kv_layers: int
-    """Layers with a KV cache, each of which is a tensor."""
-    activation_bytes: int
-    """What one forward of the engine's largest batch and its sampling ask for beyond the weights, at their peak."""
-    kv_token_bytes: int
-    """One token of the KV cache, all layers."""
-    assumed: tuple[str, ...] = ()
-    """What was assumed, as sentences."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +67,6 @@ class Trace:
 
     work: StepWork = NO_WORK
     """What the GPU computes in the last whole iteration that was run. Launches among the events name its kernels."""
-
-    engine: EngineFigures | None = None
-    """Of the inference engine beside the trainer; None without one."""
 
     @property
     def is_timed(self) -> bool:
@@ -137,7 +117,6 @@ def dumps(trace: Trace) -> str:
         "kernels": len(trace.work.kernels),
         "launches": len(trace.work.launches),
         **({"launch_repeats": trace.work.repeats} if trace.work.repeats else {}),
-        **({} if trace.engine is None else {"engine": asdict(trace.engine)}),
     }
     lines: list[Any] = [about]
     origin_rows = [(origin.op, origin.module, origin.shape, origin.dtype) for origin in origins]
@@ -224,7 +203,6 @@ def _read(text: str) -> Trace:
         adapted={_text(name): _number(count) for name, count in about.get("adapted", {}).items()},
         unified_bytes=_number(about.get("unified_bytes", 0)),
         work=work,
-        engine=_engine(**about["engine"]) if "engine" in about else None,
         **lists,
     )
 
@@ -303,14 +281,6 @@ def _seconds(value: Any) -> float:
     if type(value) not in (int, float) or not 0 <= value <= _MOST_NUMBER:
         raise ValueError("no time")
     return float(value)
-
-
-def _engine(*, weight_tensors: Any, assumed: Any, **sizes: Any) -> EngineFigures:
-    return EngineFigures(
-        weight_tensors=tuple(map(_number, weight_tensors)),
-        assumed=tuple(map(_text, assumed)),
-        **{name: _number(size) for name, size in sizes.items()},
-    )
 
 
 def _number(value: Any) -> int:

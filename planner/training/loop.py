@@ -86,8 +86,6 @@ class Loop:
     splitting: context_parallel.Split = field(default=context_parallel.whole)
     compiled: Sequence[nn.Module] = ()
     """Modules whose forward is compiled."""
-    others: Any = None
-    """Its PostTrainingPhases, if it has any: another model's forwards and a rollout between iterations."""
     feeds: Mapping[int, Feed] = field(default_factory=dict)
     """Batches by their length, of a run in which it differs."""
     shortened: bool = False
@@ -107,19 +105,13 @@ class Loop:
         """All iterations; an evaluation after every `eval.every`, or after the last if none came before."""
         evaluation, saving, last = self.train.eval, self.train.checkpoint_save, self._iterations()
         with self._tell_accumulated_gradients(), optimizers.step_in_backward(self.optimizer, self._tell_state):
-            if self.others:
-                self.others.begin()
             for iteration in range(1, last + 1):
-                if self.others:
-                    self.others.before(iteration)
                 self._iterate(iteration)
                 if evaluation is not None and _is_due(iteration, evaluation.every, last):
                     self._evaluate(evaluation, iteration)
                 if saving is not None and _is_due(iteration, saving.every, last):
                     self._saver.save(iteration)
                 gc.collect()
-                if self.others:
-                    self.others.after()
                 if self.train.empty_cache_every and iteration % self.train.empty_cache_every == 0:
                     self._empty_cache()
             if saving is not None:

@@ -21,7 +21,6 @@ from planner.training import (
     loss_functions,
     observers,
     optimizers,
-    post_training,
 )
 from planner.training.device_mesh import World
 from planner.training.loop import EngineLoop, Loop, Precision
@@ -92,8 +91,6 @@ def run(
         observer.mark(Phase.LOAD, 0)
         loop, adapted = _load(spec, world, device, observer)
         loop.shortened = shortened
-        if spec.post_training is not None:
-            loop.others = post_training.PostTrainingPhases(loop, spec, world)
         if isinstance(observer, ModuleFollower) and observer.follows_modules:
             following.enter_context(blocks.follow(loop.bare_model, observer.enter, observer.leave, loop.compiled))
         gc.collect()

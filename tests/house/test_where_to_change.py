@@ -21,7 +21,6 @@ QUESTIONS = [
     "measured facts",
     "an optimizer",
     "a parallelism",
-    "an inference engine beside the trainer",
     "a way of saving or loading checkpoints",
     "a launcher hook",
     "a metric",

@@ -169,7 +169,6 @@ def test_a_bundle_says_its_schema_first_and_every_section() -> None:
         "metadata",
         "model",
         "train",
-        "post_training",
         "parallel",
         "cluster",
         "software",
@@ -193,6 +192,12 @@ def test_a_bundle_without_some_defaults_still_gives_the_job() -> None:
     short = {"schema": "planner.bundle/1", "model": {"factory": "m:build"}, "cluster": {"gpu": "T4-16GB"}}
 
     assert load_bundle(short).train == jobs.Train()
+
+
+def test_a_bundle_of_an_earlier_planner_is_read_with_the_keys_that_say_nothing() -> None:
+    earlier = {**bundle(small_job()), "post_training": None}
+
+    assert load_bundle(earlier) == small_job()
 
 
 def test_a_document_without_a_schema_is_no_bundle() -> None:

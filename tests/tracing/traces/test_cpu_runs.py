@@ -9,7 +9,6 @@ from functools import cache
 import flat_sharded_cases
 import mixture_cases
 import plain_cases
-import post_training_cases
 import pytest
 import sharded_cases
 import split_cases
@@ -23,7 +22,6 @@ WORLDS = {
     "flat_sharded": ((flat_sharded_cases.PAIRS, 2), (flat_sharded_cases.FOURS, 4)),
     "split": ((split_cases.PAIRS, 2),),
     "mixtures": ((mixture_cases.ALONE, 1), (mixture_cases.PAIRS, 2), (mixture_cases.FOURS, 4)),
-    "post_training": ((post_training_cases.ALONE, 1), (post_training_cases.PAIRS, 2)),
 }
 REPLICATED = [each.metadata.name for each in plain_cases.REPLICATED]
 
