@@ -47,7 +47,7 @@ def with_scope(job: Job) -> Job:
 
 
 def check_compile(job: Job, document: Node) -> None:
-    """Raises SpecError for what is not planned compiled: the eager step is planned only where the job says so."""
+    """Raises SpecError for what is not planned compiled."""
     compiled, train, parallel = job.train.compile, job.train, job.parallel
     if compiled is None:
         return
@@ -57,8 +57,6 @@ def check_compile(job: Job, document: Node) -> None:
         raise scope.error(problem, allowed="one of model and blocks")
     if len(set(compiled.scope)) != len(compiled.scope):
         raise scope.error("names a part twice", allowed="each part once")
-    if compiled.planned_as == "eager":
-        return
     mode = document.nearest_to("train.compile.mode")
     if compiled.mode != "default" and compiled.backend != "inductor":
         raise mode.error(
@@ -66,7 +64,6 @@ def check_compile(job: Job, document: Node) -> None:
             allowed="default",
         )
     degrees = axis_degrees(parallel)
-    split = [f"parallel.{axis} {degree}" for axis, degree in degrees.items() if degree > 1]
     deepspeed = ["parallel.deepspeed"] if parallel.deepspeed is not None else []
     captures = compiled.mode in _CUDA_GRAPHS
     # A CUDA graph is captured again where its parameters have moved, and where what is gathered lies is not known.
@@ -76,26 +73,11 @@ def check_compile(job: Job, document: Node) -> None:
             f"is {compiled.mode}, which captures CUDA graphs, beside {' and '.join(beside)}, which is not planned",
             allowed="default, max-autotune-no-cudagraphs",
         )
-    # Hooks of DDP, FSDP2 and pipelines break a backward that is captured as a whole, each in its own way; a second
-    # micro-batch stops in the captured code (torch 2.13), for a reason not known.
-    steps = train.gradient_accumulation_steps
-    beside = split + deepspeed
-    beside += ["train.optimizer_in_backward"] if train.optimizer_in_backward else []
-    beside += [f"train.gradient_accumulation_steps {steps}"] if steps > 1 else []
-    beside += [f"mode: {compiled.mode}"] if captures else []
-    if compiled.autograd and beside:
-        raise document.fault(
-            "train.compile.autograd",
-            f"compiles the backward as a whole beside {' and '.join(beside)}, which is not planned",
-            allowed="one GPU, one micro-batch in a step, without CUDA graphs",
-            remedy="leave it out where the job does not set torch._dynamo.config.compiled_autograd",
-        )
     schedule = parallel.pp.schedule
     compiles_model = bool({"model", "blocks"} & set(compiled.scope)) or not compiled.scope
     compiles_optimizer = "optimizer" in compiled.scope
     against = {
         "parallel.deepspeed of stage 3": parallel.deepspeed is not None and zero_of(job).stage == 3,
-        "parallel.dp_shard.kind fsdp1": degrees["dp_shard"] > 1 and parallel.dp_shard.kind == "fsdp1",
         f"parallel.ep {degrees['ep']}": degrees["ep"] > 1,
         f"parallel.pp.schedule {schedule}": degrees["pp"] > 1 and SCHEDULES[schedule].splits_backward,
         "model.adapter qlora": job.model.adapter is not None and job.model.adapter.kind == "qlora",
@@ -112,7 +94,7 @@ def check_compile(job: Job, document: Node) -> None:
         f"is {', '.join(compiled.scope) or 'true'} beside {join_names(against)}, which is not planned compiled",
         allowed="dp_replicate, dp_shard, tp, cp, pp whose backward is whole, DeepSpeed to stage 2, recompute and"
         " adapters in full precision",
-        remedy="say `planned_as: eager` in it to plan the eager step, which takes other memory, never refused",
+        remedy="leave it out to plan the eager step, which takes other memory",
     )
 
 

@@ -19,10 +19,10 @@ _LONGEST_VALUE = 60
 
 @cache
 def _words(table: str) -> Mapping[str, Any]:
-    """`gone`: what to do instead of a key that specs had once. `keys`: what a spec writes, with VALUE where the value can be carried over, and an example where it cannot, as
-    when it is not a whole `number` though both are. `values`: of a section's key, remedies by value. `optimizers`: to
-    `train.optimizer`; adamw_bnb_8bit is not there: transformers' Trainer keeps the state of embeddings in 32 bits, and
-    others do not."""
+    """`gone`: what to do instead of a key that specs had once. `keys`: what a spec writes, with VALUE where the value
+    can be carried over, and an example where it cannot, as when it is not a whole `number` though both are. `values`:
+    of a section's key, remedies by value. `optimizers`: to `train.optimizer`; adamw_bnb_8bit is not there:
+    transformers' Trainer keeps the state of embeddings in 32 bits, and others do not."""
     content = packaged_json("foreign_words.json")
     return {name: meaning for names, meaning in content[table].items() for name in names.split()}
 

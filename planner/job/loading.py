@@ -8,7 +8,7 @@ import hashlib
 import json
 import re
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -126,6 +126,13 @@ def _remedy(value: Any, hint: Any, check: Check) -> str:
 
 
 BUNDLE_SCHEMA = "planner.bundle/1"
+_GONE: Mapping[str, Any] = {
+    "software.step": "torch",
+    "post_training": None,
+    "train.compile.autograd": False,
+    "train.compile.planned_as": "compiled",
+}
+"""Keys that bundles had once, where they say what is done now."""
 
 
 def load_job(path: Path) -> Job:
@@ -161,12 +168,22 @@ def _parts_of_bundle(document: Mapping[str, Any], source: str) -> Node:
     if document.get("schema") != BUNDLE_SCHEMA:
         raise SpecError(f"the schema is {document.get('schema')!r}", allowed=BUNDLE_SCHEMA, place=source)
     parts = {key: value for key, value in document.items() if key != "schema"}
-    software = parts.get("software")
-    if isinstance(software, Mapping) and software.get("step") == "torch":  # a key that stored bundles have, once
-        parts["software"] = {key: value for key, value in software.items() if key != "step"}
-    if "post_training" in parts and parts["post_training"] is None:  # another, which said that there is none
-        del parts["post_training"]
+    for path, usual in _GONE.items():
+        *sections, key = path.split(".")
+        section: Any = parts
+        for name in sections:
+            section = section.get(name) if isinstance(section, Mapping) else None
+        if isinstance(section, Mapping) and key in section and section[key] == usual:
+            parts = _without(parts, [*sections, key])
     return node_from_data(parts, source)
+
+
+def _without(parts: Mapping[str, Any], path: Sequence[str]) -> dict[str, Any]:
+    """The mapping without the key at this path."""
+    first, *rest = path
+    if not rest:
+        return {key: value for key, value in parts.items() if key != first}
+    return {**parts, first: _without(parts[first], rest)}
 
 
 def load_document(document: Mapping[str, Any], source: str = "the spec") -> Job:

@@ -224,8 +224,6 @@ def check_flat_parameters(job: Job, document: Node) -> None:
     degrees = axis_degrees(job.parallel)
     against = {
         **{f"parallel.{axis}": degrees[axis] > 1 for axis in ("tp", "pp", "cp", "ep")},
-        "train.checkpoint_load": train.checkpoint_load is not None,
-        "train.checkpoint_save": train.checkpoint_save is not None,
         "train.optimizer_in_backward": train.optimizer_in_backward,
     }
     problem, allowed = f"is not planned beside {section}.kind fsdp1", "fsdp1 with dp_replicate, or another kind"

@@ -345,10 +345,6 @@ class Compile:
     """Shapes as symbols; null: from the second shape on, as torch does by itself."""
     backend: Annotated[str, one_of("inductor", "aot_eager", "eager")] = "inductor"
     """inductor | aot_eager | eager"""
-    autograd: bool = False
-    """The backward as a whole is compiled too (compiled autograd), on one GPU, with one micro-batch in a step."""
-    planned_as: Annotated[str, one_of("compiled", "eager")] = "compiled"
-    """compiled; or eager: the eager step is planned in its place, and the verdict refuses nothing for it"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Checks what optimizer, checkpoints, evaluation, lengths, loss and post-training ask of the rest of a job.
+"""Checks what optimizer, checkpoints, evaluation, lengths and loss ask of the rest of a job.
 
 Each raises SpecError for the first contradiction; `document` is what the job was read from, for the places.
 """
@@ -12,7 +12,7 @@ from planner.job.layout import axis_degrees
 from planner.job.nodes import Node
 from planner.job.schema import PERCENTILES, CheckpointLoad, CheckpointSave, Generate, Job, Lengths, tokens_of
 
-_LOAD, _SAVE, _POST = "train.checkpoint_load", "train.checkpoint_save", "post_training"
+_LOAD, _SAVE = "train.checkpoint_load", "train.checkpoint_save"
 _SUM_TOLERANCE = 1e-6
 """How far shares may be from 1: people write `0.333`."""
 
@@ -23,7 +23,7 @@ def join_names(against: Mapping[str, bool]) -> str:
 
 
 def check_stepping(job: Job, document: Node) -> None:
-    """An optimizer that is divided or steps in the backward, four bits, and activations that are offloaded."""
+    """An optimizer that is divided or steps in the backward, and four bits."""
     train, degrees, refuse = job.train, axis_degrees(job.parallel), document.refuse_if
     others = [name for name, degree in degrees.items() if degree > 1 and name != "dp_replicate"]
     beside, divides = " and ".join(others), job.parallel.dp_replicate.zero_redundancy_optimizer
@@ -59,8 +59,6 @@ def check_stepping(job: Job, document: Node) -> None:
         f"is true beside {join_names(against)}, which needs the gradients after the backward",
         allowed="one micro-batch, not clipped, of a model that is whole or under dp_shard or tp",
     )
-    offloads, problem = train.activation_offload and degrees["pp"] > 1, "is true in a pipeline, which is not planned"
-    refuse(offloads, "train.activation_offload", problem, allowed="pp 1")
 
 
 def check_checkpoints(job: Job, document: Node) -> None:
@@ -143,7 +141,6 @@ def _check_generation(job: Job, generate: Generate, document: Node) -> None:
     against = {
         "parallel.cp, whose ranks have a part of each sequence": job.parallel.cp.degree > 1,
         "parallel.tp.sequence_parallel, which splits a single token": job.parallel.tp.sequence_parallel,
-        "train.compile, which compiles for each length anew": job.train.compile is not None,
         "a factory, of whose arguments nothing is known": bool(job.model.factory),
     }
     remedy = "delete it, or plan the generation by itself"
@@ -237,8 +234,6 @@ def check_loss(job: Job, document: Node) -> None:
         degree = axis_degrees(job.parallel)[axis]
         problem = f"is true with {axis}({degree}), beside which it is not planned"
         refuse(degree > 1, path, problem, allowed=f"{axis}: 1")
-    problem = "is true with train.compile, beside which it is not planned"
-    refuse(job.train.compile is not None, path, problem, allowed="either of them")
 
 
 def check_transformers_options(job: Job, document: Node) -> None:

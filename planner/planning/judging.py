@@ -245,7 +245,7 @@ def judge_elsewhere(
         known,
         peak=replace(peak, device_bytes=device, interval_bytes=between),
         capacity_bytes=judge.capacity_bytes,
-        verdict=_verdict_for(job, verdict),
+        verdict=verdict,
         cache_releases=0,
         outside_allocator=judge.outside,
         moments=(),
@@ -315,7 +315,6 @@ def _judge_run(job: Job, rank_trace: RankTrace, judge: Judge) -> JudgedTrace:
     statement = replace(
         statement,
         moments=(*statement.moments, *_evaluation_moments(job, unlimited, statement)),
-        verdict=_verdict_for(job, statement.verdict),
     )
     statement = add_growth(statement, unlimited.events, unlimited.repeats, judge.rules)
     settled = replace(trace, events=unlimited.events, repeats=unlimited.repeats)
@@ -337,16 +336,6 @@ def special_parts(job: Job) -> frozenset[str]:
     if job.model.adapter is not None:
         parts.add("lora")
     return frozenset(parts)
-
-
-def is_planned_as_eager(job: Job) -> bool:
-    """Whether the job compiles and asks for the plan of its eager step."""
-    return job.train.compile is not None and job.train.compile.planned_as == "eager"
-
-
-def _verdict_for(job: Job, verdict: Verdict) -> Verdict:
-    """Of what an eager step takes: what it takes compiled is not known."""
-    return Verdict.TIGHT if is_planned_as_eager(job) and verdict is Verdict.EXCEEDS else verdict
 
 
 def calibration_of(job: Job, calibration: Calibration) -> AppliedCorrection:

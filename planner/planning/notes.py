@@ -138,11 +138,6 @@ def _describe_batches(job: Job) -> list[str]:
 
 
 def _describe_compiling(compiled: Compile, traces: Sequence[Trace]) -> str:
-    if compiled.planned_as == "eager":
-        return (
-            f"Planned as the eager step, as the job says: what it takes compiled ({', '.join(compiled.scope)}) is not"
-            " known, and nothing is refused for what the eager step takes."
-        )
     torch = identity.installed_torch()
     sentence = f"Compiled on paper by {compiled.backend} of torch {torch}: {', '.join(compiled.scope)}."
     assumed = sorted({text for trace in traces for text in trace.assumed})

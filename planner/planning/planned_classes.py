@@ -17,7 +17,7 @@ from planner.allocator.rules import Rules
 from planner.errors import SpecError
 from planner.job.layout import Mesh, RankClass, first_rank_differs, parts_of, rank_classes, set_first_apart
 from planner.job.schema import Job
-from planner.planning.judging import JudgedTrace, RankTrace, is_planned_as_eager, judge_trace
+from planner.planning.judging import JudgedTrace, RankTrace, judge_trace
 from planner.planning.preload import PRELOAD
 from planner.planning.trace_source import USUAL_SOURCE, TraceSource
 from planner.runtime import messages, running
@@ -76,8 +76,7 @@ def trace_class(
     target: str = "",
 ) -> Iterator[RankTrace]:
     """The trace of one rank class, or of each of its parts."""
-    compiles = job.train.compile and not is_planned_as_eager(job)
-    progress(f"tracing ranks {rank_class.ranks}{', compiling' if compiles else ''}")
+    progress(f"tracing ranks {rank_class.ranks}{', compiling' if job.train.compile else ''}")
     trace = source.trace_rank(job, rank_class.representative, target)
     for part in parts_of_class(job, rank_class, trace):
         if part.representative != rank_class.representative:

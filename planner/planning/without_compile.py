@@ -8,7 +8,7 @@ from planner.errors import PlannerError
 from planner.events import Category
 from planner.job.layout import Mesh, rank_classes
 from planner.planning.job_plan import PlanningResult
-from planner.planning.judging import RankTrace, is_planned_as_eager, judge_trace
+from planner.planning.judging import RankTrace, judge_trace
 from planner.planning.planned_classes import Progress
 from planner.planning.trace_source import USUAL_SOURCE, TraceSource
 from planner.report.statement import RankClassStatement, WithoutCompile
@@ -26,7 +26,7 @@ def add_eager(
 ) -> PlanningResult:
     """The plan of a compiled job with what the eager one takes, of the ranks that take most; others as they are."""
     job = result.job
-    if job.train.compile is None or is_planned_as_eager(job):
+    if job.train.compile is None:
         return result
     compiled = max(result.plan.rank_classes, key=lambda rank_class: rank_class.peak.device_bytes)
     progress(f"tracing ranks {compiled.ranks} without torch.compile")

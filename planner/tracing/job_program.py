@@ -59,8 +59,6 @@ def trace(job: Job, rank: int = 0, target: str = "", *, shortened: bool = True) 
     traced, with its module and operator.
     """
     began = time.perf_counter()
-    if job.train.compile is not None and job.train.compile.planned_as == "eager":
-        job = replace(job, train=replace(job.train, compile=None))
     if job.train.lengths is not None:
         job = as_traced(job)
     try:

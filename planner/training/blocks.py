@@ -7,7 +7,7 @@ import inspect
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
@@ -229,15 +229,6 @@ def compile_optimizer(optimizer: torch.optim.Optimizer, spec: schema.Compile | N
     """Compiles the optimizer's step, in place, where the job says so."""
     if spec is not None and "optimizer" in spec.scope:
         optimizer.step = _compile(optimizer.step, spec)  # type: ignore[method-assign]
-
-
-def compiled_backward(spec: schema.Compile | None) -> AbstractContextManager[None]:
-    """Inside, a backward is captured as a whole and compiled, where the job says so (compiled autograd)."""
-    if spec is None or not spec.autograd:
-        return nullcontext()
-    from torch._dynamo import compiled_autograd
-
-    return compiled_autograd._enable(partial(_compile, spec=spec))
 
 
 def fewest_iterations(spec: schema.Compile | None) -> int:

@@ -171,8 +171,7 @@ class Loop:
         return loss / steps if steps > 1 else loss
 
     def _backward(self, loss: Tensor) -> None:
-        with blocks.compiled_backward(self.train.compile):
-            self.precision.scale_loss(loss).backward()
+        self.precision.scale_loss(loss).backward()
 
     def _syncing(self, *, last: bool) -> AbstractContextManager[None]:
         """What is reduced in the last micro-batch only, if the job accumulates under `no_sync`."""

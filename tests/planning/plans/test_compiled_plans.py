@@ -10,7 +10,7 @@ from planner.job.loading import load_yaml
 from planner.job.schema import Job
 from planner.planning.job_plan import PlanningResult, plan_job
 from planner.planning.without_compile import add_eager
-from planner.report.statement import Verdict, from_json, to_json
+from planner.report.statement import from_json, to_json
 
 _JOB = """
 model: {decoder: {layers: 1, hidden: 64, heads: 2, kv_heads: 2, ffn: 160, vocab: 2001}}
@@ -50,17 +50,6 @@ def test_the_plans_document_says_it_too_and_comes_back_with_it(planned: Planning
     document = to_json(planned.plan)
     assert document["without_compile"]["sentence"] in planned.plan.notes
     assert from_json(json.loads(json.dumps(document))) == planned.plan
-
-
-def test_the_eager_step_is_planned_where_the_job_says_so_and_never_refused() -> None:
-    written = _JOB.replace("[model, loss]", "{scope: [model, loss], planned_as: eager}")
-    tiny = written.replace("gpu: H100-SXM-80GB", "gpu: {total_bytes: 700MiB, arch: sm_90}")
-    found, eager = planned_both_ways(load_yaml(tiny)), plan_job(load_yaml(_EAGER))
-
-    assert found.plan.rank_classes[0].peak.allocated_bytes == eager.plan.rank_classes[0].peak.allocated_bytes
-    assert found.plan.rank_classes[0].headroom_bytes < 0
-    assert (found.plan.verdict, found.plan.without_compile) == (Verdict.TIGHT, None)
-    assert any(each.startswith("Planned as the eager step, as the job says") for each in found.plan.notes)
 
 
 def test_no_sentence_speaks_of_a_job_that_is_not_compiled() -> None:

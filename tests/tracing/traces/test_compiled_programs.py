@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,11 +35,11 @@ from planner.paper import compiled
 from planner.paper.compiled import Compiling, patches
 from planner.step_work import Launch
 from planner.tracing.job_program import trace
-from planner.training.blocks import compiled_backward
 from planner.upstream import torch_releases
 
 import torch  # isort: skip
 from torch import nn  # isort: skip
+from torch._dynamo import compiled_autograd  # isort: skip
 from torch._dynamo.backends.distributed import SubmodCompiler  # isort: skip
 
 _GPU = Gpu(name="H100", total_bytes=80 << 30, arch="sm_90")
@@ -251,10 +251,10 @@ def test_multiplications_of_eight_bits_are_those_of_cublaslt_eager_and_compiled(
 def test_a_backward_compiled_as_a_whole_leaves_the_same_gradients() -> None:
     """It is one graph more, and what a compiled block's backward gave to the next one's is within it."""
 
-    def of_backward(**asked: Any) -> tuple[int, list[int]]:
+    def of_backward(around: AbstractContextManager[Any]) -> tuple[int, list[int]]:
         layers = [nn.Linear(64, 64).cuda() for _ in range(3)]
         forward = [torch.compile(each) for each in layers]
-        with compiled_backward(Compile(scope=("blocks",), **asked)):
+        with around:
             x = torch.randn(4, 64, device="cuda")
             for each in forward:
                 x = each(x).sin()
@@ -262,9 +262,9 @@ def test_a_backward_compiled_as_a_whole_leaves_the_same_gradients() -> None:
         return account.graphs(), [each.grad.numel() for layer in layers for each in layer.parameters()]
 
     with compiling() as (_, account):
-        apart, some = of_backward()
+        apart, some = of_backward(nullcontext())
     with compiling() as (_, account):
-        whole, same = of_backward(autograd=True)
+        whole, same = of_backward(compiled_autograd._enable(torch.compile))
     assert whole == apart + 1
     assert some == same
 
