@@ -50,7 +50,7 @@ def draw(device: Tensor, operator: str, numbers: Sequence[float | None]) -> None
 def find_largest(x: Tensor, k: int, dim: int, largest: bool) -> Tensor | None:
     """Where the largest numbers lie: of drawn ones as they are, of others some places, drawn evenly, where that may be
     assumed."""
-    if x.numel() > _MOST or not torch.ops.paper.follows_values():
+    if x.numel() > _MOST:
         return None
     drawn = _draw_again(x)
     if drawn is None:

@@ -60,15 +60,10 @@ def nonzero(x: Tensor) -> Tensor:
         return _places_of_nonzero(x, 0)
     found = known_value(x)
     if found is not None:
-        return _remember(_places_of_nonzero(x, int(found.count_nonzero())), found.nonzero())
-    if (routed := values.places_of_nonzero(x)) is not None:
-        return _remember(_places_of_nonzero(x, routed.size(0)), routed)
+        places = _places_of_nonzero(x, int(found.count_nonzero()))
+        torch.ops.paper.remember_value(places, found.nonzero())
+        return places
     return _places_of_nonzero(x, values.count_nonzero("aten.nonzero", x))
-
-
-def _remember(result: Tensor, known: Tensor) -> Tensor:
-    torch.ops.paper.remember_value(result, known)
-    return result
 
 
 def _places_of_nonzero(x: Tensor, count: int) -> Tensor:
@@ -179,7 +174,7 @@ def bincount(x: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Te
         bins = values.count("aten.bincount", x, minlength, "bins", "as many as minlength asks for: no value is larger")
     if weights is None:
         counts = torch.zeros(bins, dtype=torch.int64, device="cuda")
-        if known is None and torch.ops.paper.follows_values():
+        if known is None:
             torch.ops.paper.remember_value(counts, values.equal_shares(x.numel(), bins))
         return counts
     sums = torch.zeros(bins, dtype=torch.float32 if weights.dtype is torch.float32 else torch.float64, device="cuda")
@@ -288,13 +283,13 @@ def _follow_sort(x: Tensor, indices: Tensor, dim: int, descending: bool) -> None
 
 def _follow_multinomial(x: Tensor, drawn: Tensor) -> None:
     """One draw may be any place."""
-    if drawn.size(-1) == 1 and torch.ops.paper.follows_values():
+    if drawn.size(-1) == 1:
         torch.ops.paper.presume_place(drawn, x.size(-1))
 
 
 def _follow_histc(x: Tensor, counts: Tensor, min: float, max: float) -> None:
     """Of whole numbers, those of every bin."""
-    if torch.ops.paper.follows_values() and not x.is_floating_point():
+    if not x.is_floating_point():
         bins = counts.numel()
         if (known := known_value(x)) is not None:
             torch.ops.paper.remember_value(counts, torch.histc(known.double(), bins, min, max).to(x.dtype))

@@ -358,6 +358,8 @@ def prompts(feed: Feed, batch: int, tokens: int, device: torch.device, observer:
 def to_device(tensor: Tensor, device: torch.device, observer: Observer, name: str) -> Tensor:
     """The tensor on the device, told as an input."""
     moved = tensor.to(device, non_blocking=True)
+    if hasattr(torch.ops.paper, "forget_value"):
+        torch.ops.paper.forget_value(moved)
     observer.assign(moved, Category.INPUT, name)
     return moved
 

@@ -24,6 +24,7 @@ std::optional<at::Scalar> as_number(const c10::IValue& value) {
 void ask_python(const FollowedOperator& followed, const torch::jit::Stack& arguments,
                 const std::vector<at::Tensor>& made) {
   static const auto ask = python_operator<void(c10::string_view, Tensors, at::TensorList, Numbers)>("paper::follow");
+  NotOfTheProgram computed;
   Tensors tensors;
   Numbers numbers;
   for (const auto& argument : arguments) {
@@ -39,6 +40,7 @@ void ask_python(const FollowedOperator& followed, const torch::jit::Stack& argum
 void ask_python_of_draw(const FollowedOperator& followed, const torch::jit::Stack& arguments) {
   static const auto ask = python_operator<void(const at::Tensor&, c10::string_view, Numbers)>("paper::draw");
   if (!arguments[0].toTensor().is_cuda()) return;
+  NotOfTheProgram drawn;
   Numbers numbers;
   for (size_t i = 1; i < arguments.size(); ++i) {
     if (followed.op.schema().arguments()[i].name() != "generator") numbers.push_back(as_number(arguments[i]));
@@ -78,8 +80,6 @@ void define_value_operators(torch::Library& own) {
   own.def("remember_draw(Tensor device, Tensor recipe) -> ()",
           [](const at::Tensor& device, const at::Tensor& recipe) { remember_draw(device, recipe); });
   own.def("known_draw(Tensor device) -> Tensor?", [](const at::Tensor& device) { return known_draw(device); });
-  own.def("follow_values(bool follow) -> ()", [](bool follow) { follow_values(follow); });
-  own.def("follows_values() -> bool", []() { return follows_values(); });
 }
 
 }  // namespace paper

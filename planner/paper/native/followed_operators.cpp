@@ -200,7 +200,8 @@ FollowedOperator::FollowedOperator(const c10::OperatorHandle& handle) : op(handl
     return value.alias_info() != nullptr && !value.alias_info()->isWrite();
   });
   const bool runs_kernel = has_kernel && !is_view && !op.hasTag(at::Tag::inplace_view);
-  is_forgotten = runs_kernel && !is_in(kernels_in_python, name);
+  is_in_python = is_in(kernels_in_python, name);
+  is_forgotten = runs_kernel && !is_in_python;
   is_computed = runs_kernel && (has(c10::DispatchKey::CPU) || has_composite) && name.rfind("aten::", 0) == 0 &&
                 !op.hasTag(at::Tag::nondeterministic_seeded) && name.rfind("aten::empty", 0) != 0;
   for (const auto& argument : schema.arguments()) {
@@ -276,10 +277,6 @@ bool FollowedCall::compute(const std::vector<at::Tensor>& returned) {
     return is_strided(tensor) && tensor.is_cuda() && is_small_enough(tensor);
   };
   if (devices.empty() || !std::all_of(devices.begin(), devices.end(), is_kept)) return false;
-  if (!follows_values()) {  // single answers of whole numbers
-    const auto given = tensors_of(arguments_);
-    if (of_.is_mutable || given.size() != 1 || devices.size() != 1 || devices[0].numel() != 1 || !is_whole(given[0])) return false;
-  }
   torch::jit::Stack stack(before_);
   for (size_t i = 0; i < stack.size(); ++i) {
     if (stack[i].isGenerator()) return false;
@@ -359,15 +356,14 @@ void FollowedCall::follow(const std::vector<c10::IValue>& results) {
   if (!is_followed_) return forget_all(returned);
   if (of_.draws) {
     forget_all(returned);
-    if (follows_values()) ask_python_of_draw(of_, arguments_);
-    return;
+    return ask_python_of_draw(of_, arguments_);
   }
   if (compute(returned)) return;
   std::vector<at::Tensor> made;
   std::copy_if(returned.begin(), returned.end(), std::back_inserter(made), [](const at::Tensor& tensor) {
     return is_strided(tensor) && tensor.is_cuda() && tensor.numel() != 0;
   });
-  if (!follows_values() || made.empty()) return forget_all(returned);
+  if (made.empty()) return forget_all(returned);
   auto presumed = made.size() == 1 ? decide(of_.name, arguments_, made[0]) : std::nullopt;
   if (!presumed && made.size() == 1 && follow_uniform(made[0])) return;
   if (!presumed && made.size() == 1) presumed = presume(of_.name, arguments_, made[0]);

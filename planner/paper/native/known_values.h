@@ -61,9 +61,4 @@ bool is_small_enough(const at::Tensor& result);
 // Whole numbers and truth values.
 bool is_whole(const at::Tensor& tensor);
 
-// Whether values are followed through operators, as in a program whose sizes are made of them. Otherwise only single
-// answers of whole numbers are: inputs that are made up decide nothing.
-void follow_values(bool follow);
-bool follows_values();
-
 }  // namespace paper

@@ -63,6 +63,7 @@ thread_local int tensors_in_making = 0;
 struct CallContext final : at::ObserverContext {
   explicit CallContext(const Known& of) : known(of) {
     if (kernels_at_work == 0 && (!known.allocates_for_others || kernel_at_work().empty())) scope.emplace(known.name);
+    if (known.followed->is_in_python) own.emplace();
     kernels_at_work += known.followed->is_kernel;
     tensors_in_making += known.allocates_for_others;
   }
@@ -72,6 +73,7 @@ struct CallContext final : at::ObserverContext {
   }
   const Known& known;
   std::optional<KernelScope> scope;
+  std::optional<NotOfTheProgram> own;
   std::optional<FollowedCall> call;
 };
 
