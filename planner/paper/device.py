@@ -72,7 +72,6 @@ def prepare() -> torch.library.Library:
     forked have it. What is returned has to stay."""
     library.load().paper_install()
     sized_by_values.install()
-    values.install_composites()
     own = torch.library.Library("paper", "FRAGMENT")
     own.impl("read_value", values.read, "CUDA")
     own.impl("read_to_host", values.copy_to_host, "CUDA")

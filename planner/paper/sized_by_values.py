@@ -3,6 +3,7 @@ read them. What these take besides their results is what CUDA's own take."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, TypeVar
@@ -19,6 +20,7 @@ Kernel = TypeVar("Kernel", bound=Callable[..., Any])
 _KERNELS: dict[str, Callable[..., Any]] = {}
 """By operator of torch, with its overload."""
 _OF_SPARSE = ("_coalesce",)
+_COMPOSITE = torch._C.DispatchKey.CompositeExplicitAutograd
 
 
 def _decided(operator: str) -> Callable[[Kernel], Kernel]:
@@ -82,6 +84,13 @@ def masked_select(x: Tensor, mask: Tensor) -> Tensor:
     shape = torch.broadcast_shapes(x.shape, mask.shape) or (1,)
     selected: Tensor = torch.ops.aten.index.Tensor(x.expand(shape), [mask.expand(shape)])
     return selected
+
+
+@_decided("masked_scatter_backward")
+def masked_scatter_backward(gradient: Tensor, mask: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Each scattered value has a place."""
+    with values.selecting(min(math.prod(sizes), mask.numel())):
+        return torch.ops.aten.masked_scatter_backward.default._op_dk(_COMPOSITE, gradient, mask, sizes)
 
 
 @_decided("repeat_interleave.Tensor")

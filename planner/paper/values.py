@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import inspect
 import sysconfig
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
-from functools import cache
-from math import comb, prod
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -26,6 +23,7 @@ from planner.paper import library, native_records
 Value = float | int | bool
 
 _KNOWN: tuple[tuple[str, str, Value, str], ...] = (
+    ("transformers.masking_utils", "*", True, "nothing is padded, and no sequences are packed"),
     ("transformers.utils.import_utils", "torch_compilable_check", True,
      "the inputs of a healthy step pass the model's own checks"),
     ("torch.nn.functional", "ctc_loss", 1, "targets on the host, for cuDNN: any label does"),
@@ -57,15 +55,23 @@ _NODES: dict[str, tuple[Value, str]] = {
 }
 """Autograd nodes whose backward reads a value in C++; what it would read in a healthy training step, and why."""
 
-_KERNELS: dict[str, tuple[Value, str]] = {
-    "aten.normal": (True, "no deviation is negative"),
-    "aten.linalg_eig": (True, "every number is finite"),
-    "aten._linalg_eigvals": (True, "every number is finite"),
-    "aten._linalg_svd": (0, "the decomposition converges"),
-    "aten.searchsorted": (0, "the places of the sorter lie within its rows"),
-    "aten.segment_reduce": (True, "lengths lie within the data"),
-}
-"""Operators whose kernels read what they have made meanwhile; what, in a healthy step, and why."""
+# Sources, torch 2.13: aten/src/ATen/native/Correlation.cpp, SpectralOps.cpp.
+_WEIGHTS = "no weight is negative, their sum is not zero, and there are more observations than the correction"
+_OPERATORS: tuple[tuple[str, str, Value, str], ...] = (
+    ("aten.cov", "aten.ge", True, _WEIGHTS),
+    ("aten.cov", "aten.ne", True, _WEIGHTS),
+    ("aten.cov", "aten.le", False, _WEIGHTS),
+    ("aten.istft", "aten.lt", False, "windows overlap without gaps"),
+    ("aten.normal", "", True, "no deviation is negative"),
+    ("aten._linalg_check_errors", "", False, "no matrix is singular, and decompositions converge"),
+    ("aten.linalg_eig", "", True, "every number is finite"),
+    ("aten._linalg_eigvals", "", True, "every number is finite"),
+    ("aten._linalg_svd", "", 0, "the decomposition converges"),
+    ("aten.searchsorted", "", 0, "the places of the sorter lie within its rows"),
+    ("aten.segment_reduce", "", True, "lengths lie within the data"),
+)
+"""Operators that read in C++ what they have made meanwhile, by which one (empty: any); what, in a healthy step, and
+why."""
 
 _MOST = "the most that there can be: how many there are depends on values"
 
@@ -157,12 +163,20 @@ def _known_answer(tensor: Tensor, frames: Sequence[FrameType]) -> tuple[Value, s
         for module, function, *known in _KNOWN:
             if _runs(frame, module, function):
                 return known[0], known[1]
-    return _answer_of_composite(tensor) or _NODES.get(node_name()) or _KERNELS.get(native_records.kernel_at_work())
+    return _answer_of_operator(tensor) or _NODES.get(node_name())
+
+
+def _answer_of_operator(tensor: Tensor) -> tuple[Value, str] | None:
+    at_work = native_records.operators_at_work()
+    for operator, made_by, *known in _OPERATORS:
+        if operator in at_work and made_by in ("", native_records.operator_of(tensor)):
+            return known[0], known[1]
+    return None
 
 
 def known_truth(tensor: Tensor) -> bool | None:
     """What a check in C++ compares with true (`at::is_scalar_tensor_true`), where the operator at work is known."""
-    known = _answer_of_composite(tensor)
+    known = _answer_of_operator(tensor)
     return None if known is None else bool(_note(tensor, _frames(inspect.currentframe()), *known))
 
 
@@ -184,14 +198,25 @@ def count_nonzero(operator: str, tensor: Tensor) -> int:
     """How many values are not zero, where the autograd node or the operator at work is in a table; else as `count`."""
     if (known := _NODES.get(node_name())) is not None:
         return int(_note(tensor, _frames(inspect.currentframe()), *known))
-    entered = _entered.get()
-    if entered is not None and entered[0].count is not None:
-        composite, arguments, named = entered
-        return composite.count(*arguments, **named)  # type: ignore[misc]
+    if (selected := _selected.get()) is not None:
+        return selected
     if (among := torch.ops.paper.places(tensor)) > 1 and tensor.dtype is torch.bool:
         each = -(-tensor.numel() // among)
         return count(operator, tensor, each, "places selected", f"each value is one of {among:,}, evenly")
     return count(operator, tensor, tensor.numel(), "places selected")
+
+
+_selected: ContextVar[int | None] = ContextVar("selected", default=None)
+
+
+@contextmanager
+def selecting(count: int) -> Iterator[None]:
+    """Inside, a mask that nobody knows selects so many."""
+    before = _selected.set(count)
+    try:
+        yield
+    finally:
+        _selected.reset(before)
 
 
 def count(operator: str, tensor: Tensor, most: int, what: str, why: str = _MOST) -> int:
@@ -287,91 +312,3 @@ def known_value(tensor: Tensor) -> Tensor | None:
         return tensor
     found: Tensor | None = torch.ops.paper.known_value(tensor)
     return found
-
-
-# No frame says in C++ who reads. Such an operator is entered by name, and then runs torch's own code. Sources, torch
-# 2.13: aten/src/ATen/native/Correlation.cpp, SpectralOps.cpp, Itertools.cpp, TensorCompare.cpp.
-@dataclass(frozen=True, slots=True)
-class Composite:
-    """An operator (`cov`), what it reads by the operator that made the value (`aten.ge`; `*`: any), and how many values
-    of a mask hold, from the operator's own arguments."""
-
-    operator: str
-    why: str
-    answers: Mapping[str, Value] = field(default_factory=dict)
-    count: Callable[..., int] | None = None
-    follow: Callable[..., None] | None = None
-    """Called with the result and the arguments: records what is known of it."""
-
-
-def _count_combinations(values: Tensor, r: int = 2, with_replacement: bool = False) -> int:
-    return comb(values.numel() + r - 1, r) if with_replacement else comb(values.numel(), r)
-
-
-def _count_scattered(_gradient: Tensor, mask: Tensor, sizes: Sequence[int]) -> int:
-    return min(prod(sizes), mask.numel())
-
-
-def _follow_closeness(close: Tensor, one: Tensor, other: Tensor, *tolerances: Any, **named: Any) -> None:
-    """As an equality: what is known is compared, and what is not is close to no constant."""
-    here, there = torch.ops.paper.constant_value(one), torch.ops.paper.constant_value(other)
-    if here is not None and there is not None:
-        torch.ops.paper.remember_value(close, torch.isclose(here, there, *tolerances, **named))
-    elif here is not None or there is not None:
-        torch.ops.paper.presume(close, False)
-
-
-_COMPOSITES = (
-    Composite(
-        "cov",
-        "no weight is negative, their sum is not zero, and there are more observations than the correction",
-        {"aten.ge": True, "aten.ne": True, "aten.le": False},
-    ),
-    Composite("_linalg_check_errors", "no matrix is singular, and decompositions converge", {"*": False}),
-    Composite("istft", "windows overlap without gaps", {"aten.lt": False}),
-    Composite("combinations", "as many as there are, whatever the values", count=_count_combinations),
-    Composite("masked_scatter_backward", "each scattered value has a place", count=_count_scattered),
-    Composite("isclose", "", follow=_follow_closeness),
-)
-
-_entered: ContextVar[tuple[Composite, tuple[Any, ...], Mapping[str, Any]] | None] = ContextVar("entered", default=None)
-"""The operator at work on this thread, with its arguments."""
-
-
-def _answer_of_composite(tensor: Tensor) -> tuple[Value, str] | None:
-    """What the operator at work on this thread reads of the tensor, and why; None if none is or it is not known."""
-    entered = _entered.get()
-    if entered is None:
-        return None
-    made_by = native_records.operator_of(tensor)
-    answer = entered[0].answers.get(made_by, entered[0].answers.get("*"))
-    return None if answer is None else (answer, entered[0].why)
-
-
-@cache
-def install_composites() -> torch.library.Library:
-    """Enter the operators of the table by name, once for the process."""
-    own, keys = torch.library.Library("aten", "IMPL"), torch._C.DispatchKey
-    for composite in _COMPOSITES:
-        operator = getattr(torch.ops.aten, composite.operator).default
-        implicit = torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), "CompositeImplicitAutograd")
-        key = keys.CompositeImplicitAutograd if implicit else keys.CompositeExplicitAutograd
-        torch.ops.paper.runs_in_python(operator.name().partition(".")[0])
-        # An implicit one is differentiated by what it calls: it is entered above autograd, and where there is none.
-        for above in ("AutogradCUDA", "CUDA") if implicit else ("CUDA",):
-            own.impl(composite.operator, _make_kernel(composite, operator, key), above)
-    return own
-
-
-def _make_kernel(composite: Composite, operator: Any, key: Any) -> Callable[..., Any]:
-    def run(*arguments: Any, **named: Any) -> Any:
-        before = _entered.set((composite, arguments, named))
-        try:
-            result = operator._op_dk(key, *arguments, **named)
-        finally:
-            _entered.reset(before)
-        if composite.follow is not None:
-            composite.follow(result, *arguments, **named)
-        return result
-
-    return run

@@ -57,12 +57,9 @@ void define_value_operators(torch::Library& own) {
   // How torch numbers a dtype, in its own order.
   own.def("dtype_number(ScalarType dtype) -> int", [](at::ScalarType dtype) { return static_cast<int64_t>(dtype); });
   own.def("known_value(Tensor device) -> Tensor?", [](const at::Tensor& device) { return on_host(device); });
-  own.def("constant_value(Tensor device) -> Tensor?", [](const at::Tensor& device) { return constant(device); });
   own.def("remember_value(Tensor device, Tensor host) -> ()",
           [](const at::Tensor& device, const at::Tensor& host) { remember(device, host); });
   own.def("forget_value(Tensor device) -> ()", [](const at::Tensor& device) { forget(device); });
-  own.def("presume(Tensor device, Scalar value) -> ()",
-          [](const at::Tensor& device, const at::Scalar& value) { remember(device, {value, /*is_certain=*/false}); });
   // A place among so many.
   own.def("presume_place(Tensor device, int among) -> ()", [](const at::Tensor& device, int64_t among) {
     remember(device, {among / 2, /*is_certain=*/false, /*stands_for_any=*/true, among});

@@ -20,7 +20,7 @@ using Names = std::unordered_set<std::string>;
 const Names kOverwrite = {"aten::fill_", "aten::zero_", "aten::_foreach_zero_", "aten::_cummax_helper",
                           "aten::_cummin_helper"};
 const Names kDraw = {"aten::normal_", "aten::uniform_", "aten::random_"};
-const Names kEquality = {"aten::eq", "aten::ne", "aten::isin"};
+const Names kEquality = {"aten::eq", "aten::ne", "aten::isin", "aten::isclose"};
 const Names kOrder = {"aten::lt", "aten::le", "aten::gt", "aten::ge"};
 // Those that give places: the last of their results.
 const Names kPlaces = {"aten::argmax", "aten::argmin", "aten::max",  "aten::min",
@@ -169,7 +169,7 @@ std::optional<Uniform> presume(const std::string& name, const torch::jit::Stack&
   const bool has_second = arguments.size() > 1 && arguments[1].isTensor() && arguments[1].toTensor().defined();
   const at::Tensor second = has_second ? arguments[1].toTensor() : at::Tensor();
   if (is_comparison(name) && has_second && is_same_view(first, second)) {  // `x != x`: no value is NaN
-    return Uniform{name == "aten::eq" || name == "aten::le" || name == "aten::ge"};
+    return Uniform{name != "aten::ne" && name != "aten::lt" && name != "aten::gt"};
   }
   if (is_equality(name) && first.scalar_type() != at::kBool) {  // what is drawn or computed equals no constant
     const bool one_is_constant = constant(first).has_value();
@@ -194,7 +194,7 @@ FollowedOperator::FollowedOperator(const c10::OperatorHandle& handle) : op(handl
   const bool has_kernel = has(c10::DispatchKey::CUDA) && !has(c10::DispatchKey::CompositeImplicitAutograd);
   const bool has_composite = has(c10::DispatchKey::CompositeExplicitAutograd);
   is_kernel = has_kernel && !has_composite;
-  calls_others = !has_kernel && name.rfind("aten::", 0) == 0;
+  calls_others = !has_kernel && name.rfind("aten::", 0) == 0 && !is_equality(name);
   draws = is_in(kDraw, name);
   const bool is_view = std::any_of(schema.returns().begin(), schema.returns().end(), [](const c10::Argument& value) {
     return value.alias_info() != nullptr && !value.alias_info()->isWrite();

@@ -53,6 +53,12 @@ def draws_of_a_distribution() -> torch.Tensor:
     return torch.distributions.MultivariateNormal(random(4), random(4, 4), validate_args=True).sample()
 
 
+def attended(mask: torch.Tensor) -> torch.Tensor:
+    """As attention takes a mask of padding."""
+    assert pytest.importorskip("transformers.masking_utils")._ignore_causal_mask_sdpa(mask, 8, 8, 0, 0)
+    return mask
+
+
 @pytest.mark.parametrize(
     ("run", "shape", "answers"),
     [
@@ -65,6 +71,7 @@ def draws_of_a_distribution() -> torch.Tensor:
         (gradient_of_a_trace, (4, 4), []),
         (lambda: torch.normal(random(4), random(4)), (4,), [True, True]),
         (draws_of_a_distribution, (4,), [True, True, True, False]),
+        (lambda: attended(random(4, 8) > 0), (4, 8), [True]),
         (lambda: torch.linalg.inv(random(4, 4)), (4, 4), [False]),
         (lambda: torch.linalg.eigvals(random(4, 4)), (4,), [True]),
         (lambda: torch.linalg.svdvals(random(4, 4)), (4,), []),  # a flag that was filled with zeros is known there
@@ -80,6 +87,7 @@ def draws_of_a_distribution() -> torch.Tensor:
         "trace",
         "normal",
         "distribution",
+        "mask",
         "inv",
         "eigvals",
         "svdvals",
