@@ -26,7 +26,6 @@ _KNOWN: tuple[tuple[str, str, Value, str], ...] = (
     ("transformers.masking_utils", "*", True, "nothing is padded, and no sequences are packed"),
     ("transformers.utils.import_utils", "torch_compilable_check", True,
      "the inputs of a healthy step pass the model's own checks"),
-    ("torch.nn.functional", "ctc_loss", 1, "targets on the host, for cuDNN: any label does"),
     ("torch.distributions.distribution", "__init__", True, "parameters are those of a distribution"),
     ("torch._tensor", "__format__", 0, "a number in the text of a message"),
     ("torch.distributed.algorithms.ddp_comm_hooks.*", "*", 1.0, "a norm that is not zero"),
@@ -42,6 +41,12 @@ _UNSEEN = ("planner.paper", "planner.tracing.program", "torch.overrides", "torch
 
 _MOVERS = ("torch.", "planner.")
 """Libraries that copy whole numbers to the host to move them; others read them there, but for single bytes."""
+
+_READS = (
+    "aten.to", "aten._to_copy", "aten.copy_", "aten.item", "aten._local_scalar_dense", "aten.is_nonzero",
+    "aten.allclose", "aten.equal",
+)  # fmt: skip
+"""Operators that a program calls to read values."""
 
 _PHASES = "the loss does not depend on the phases of eigenvectors, which are arbitrary"
 _NODES: dict[str, tuple[Value, str]] = {
@@ -66,7 +71,6 @@ _OPERATORS: tuple[tuple[str, str, Value, str], ...] = (
     ("aten._linalg_check_errors", "", False, "no matrix is singular, and decompositions converge"),
     ("aten.linalg_eig", "", True, "every number is finite"),
     ("aten._linalg_eigvals", "", True, "every number is finite"),
-    ("aten._linalg_svd", "", 0, "the decomposition converges"),
     ("aten.searchsorted", "", 0, "the places of the sorter lie within its rows"),
     ("aten.segment_reduce", "", True, "lengths lie within the data"),
 )
@@ -275,10 +279,13 @@ def _runs(frame: FrameType, module: str, function: str) -> bool:
 
 
 def _library(frames: Sequence[FrameType]) -> str:
-    """The module of a library that reads or copies here on its own account; empty for a program."""
-    if not frames or (is_programs(frames[0].f_code) and not _module(frames[0]).startswith("planner.")):
+    """The module of a library, or the operator of torch, that reads or copies here on its own account; empty for a
+    program."""
+    if not frames:
         return ""
-    return _module(frames[0])
+    if not is_programs(frames[0].f_code) or _module(frames[0]).startswith("planner."):
+        return _module(frames[0])
+    return next((name for name in native_records.operators_at_work()[:1] if name not in _READS), "")
 
 
 def _describe_tensor(tensor: Tensor) -> str:

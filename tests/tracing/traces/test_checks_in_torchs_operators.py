@@ -45,8 +45,14 @@ def gradient_of_what_is_scattered() -> torch.Tensor:
     return images.grad
 
 
-def gradient_of_a_trace() -> torch.Tensor:
-    return torch.autograd.grad(torch.trace(x := random(4, 4, trains=True)), x)[0]
+def gradient_of(run: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    x = torch.randn(4, 4, dtype=dtype, device="cuda", requires_grad=True)
+    return torch.autograd.grad(run(x).sum() * random(1)[0], x)[0]
+
+
+def written_down(x: torch.Tensor) -> torch.Tensor:
+    assert f"{x:.3f}" == "0.000"
+    return x
 
 
 def draws_of_a_distribution() -> torch.Tensor:
@@ -59,6 +65,10 @@ def attended(mask: torch.Tensor) -> torch.Tensor:
     return mask
 
 
+EIGENVECTORS = [True, True, True, False]
+"""What is given is finite, as are they; the loss does not depend on their phases; and a matrix is not singular."""
+
+
 @pytest.mark.parametrize(
     ("run", "shape", "answers"),
     [
@@ -68,7 +78,16 @@ def attended(mask: torch.Tensor) -> torch.Tensor:
         (lambda: torch.combinations(torch.randn(40, device="cuda"), 3), (9880, 3), []),
         (lambda: torch.combinations(torch.randn(6, device="cuda"), 2, with_replacement=True), (21, 2), []),
         (gradient_of_what_is_scattered, (5, 8), []),
-        (gradient_of_a_trace, (4, 4), []),
+        (lambda: gradient_of(torch.trace), (4, 4), [1.0]),
+        (lambda: gradient_of(torch.prod), (4, 4), [0]),
+        (lambda: gradient_of(lambda x: x.prod(0)), (4, 4), [0]),
+        (lambda: gradient_of(lambda x: x.cumprod(0)), (4, 4), [False]),
+        (lambda: gradient_of(lambda x: torch.linalg.eig(x).eigenvectors.abs()), (4, 4), EIGENVECTORS),
+        (lambda: gradient_of(lambda x: torch.linalg.eigh(x).eigenvectors.abs(), torch.complex64), (4, 4), [True]),
+        (lambda: gradient_of(lambda x: torch.linalg.svd(x).U.abs(), torch.complex64), (4, 4), [True]),
+        (lambda: torch.searchsorted(random(8), random(4), sorter=random(8).long()), (4,), [0, 0]),
+        (lambda: torch.segment_reduce(random(8), "sum", lengths=random(3).long()), (3,), [True, True]),
+        (lambda: written_down(random(1)[0]), (), [0]),
         (lambda: torch.normal(random(4), random(4)), (4,), [True, True]),
         (draws_of_a_distribution, (4,), [True, True, True, False]),
         (lambda: attended(random(4, 8) > 0), (4, 8), [True]),
@@ -85,6 +104,15 @@ def attended(mask: torch.Tensor) -> torch.Tensor:
         "with_replacement",
         "masked_scatter",
         "trace",
+        "prod",
+        "prod_of_a_dim",
+        "cumprod",
+        "eig",
+        "eigh",
+        "svd",
+        "searchsorted",
+        "segment_reduce",
+        "format",
         "normal",
         "distribution",
         "mask",
