@@ -276,6 +276,8 @@ def follow(
         known = _count_in_bins(x, made[0], *numbers[1:3])
     elif operator == "aten::multinomial" and made[0].size(-1) == 1:  # one draw may be any place
         torch.ops.paper.presume_place(made[0], x.size(-1))
+    elif operator in random_numbers.DRAWS:
+        random_numbers.draw(x, operator, numbers)
     if known is not None:
         torch.ops.paper.remember_value(made[-1], known)
 

@@ -191,11 +191,11 @@ void run_in_python(std::string name) { kernels_in_python.insert(std::move(name))
 FollowedOperator::FollowedOperator(const c10::OperatorHandle& handle) : op(handle), name(handle.schema().name()) {
   const auto has = [this](c10::DispatchKey key) { return op.hasKernelForDispatchKey(key); };
   const auto& schema = op.schema();
+  draws = is_in(kDraw, name);
   const bool has_kernel = has(c10::DispatchKey::CUDA) && !has(c10::DispatchKey::CompositeImplicitAutograd);
   const bool has_composite = has(c10::DispatchKey::CompositeExplicitAutograd);
   is_kernel = has_kernel && !has_composite;
   calls_others = !has_kernel && name.rfind("aten::", 0) == 0 && !is_equality(name);
-  draws = is_in(kDraw, name);
   const bool is_view = std::any_of(schema.returns().begin(), schema.returns().end(), [](const c10::Argument& value) {
     return value.alias_info() != nullptr && !value.alias_info()->isWrite();
   });
@@ -356,7 +356,8 @@ void FollowedCall::follow(const std::vector<c10::IValue>& results) {
   if (!is_followed_) return forget_all(returned);
   if (of_.draws) {
     forget_all(returned);
-    return ask_python_of_draw(of_, arguments_);
+    if (arguments_[0].toTensor().is_cuda()) ask_python(of_, arguments_, returned);
+    return;
   }
   if (compute(returned)) return;
   std::vector<at::Tensor> made;

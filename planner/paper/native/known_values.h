@@ -35,7 +35,7 @@ void remember(const at::Tensor& device, const at::Tensor& host);
 void remember(const at::Tensor& device, const Uniform& uniform);
 // It holds values that are known but too many to be kept, as weights that ranks compare.
 void remember_unkept(const at::Tensor& device);
-// It holds numbers that were drawn on the device, as `paper::draw` describes them. Python draws them again.
+// It holds numbers that were drawn on the device, as paper/random_numbers.py describes them. Python draws them again.
 void remember_draw(const at::Tensor& device, const at::Tensor& recipe);
 
 // Somebody wrote to it what nobody knows, or the storage at this address is gone.
