@@ -10,7 +10,7 @@ from functools import cache
 import torch
 
 from planner import cuda_on_paper, upstream
-from planner.paper import library, random_numbers, sized_by_values, values
+from planner.paper import library, sized_by_values, values
 from planner.paper.recorder import Recorder
 from planner.paper.work_records import Holding
 from planner.upstream import checking
@@ -72,10 +72,8 @@ def prepare() -> torch.library.Library:
     forked have it. What is returned has to stay."""
     library.load().paper_install()
     sized_by_values.install()
-    values.install_composites()
     own = torch.library.Library("paper", "FRAGMENT")
     own.impl("read_value", values.read, "CUDA")
     own.impl("read_to_host", values.copy_to_host, "CUDA")
-    own.impl("draw", random_numbers.draw, "CUDA")
     own.impl("follow", sized_by_values.follow, "CUDA")
     return own

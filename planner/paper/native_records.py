@@ -79,10 +79,10 @@ def operator_of(tensor: torch.Tensor) -> str:
     return "" if index < 0 else native.paper_name(index).decode().replace("::", ".")
 
 
-def kernel_at_work() -> str:
-    """The operator whose kernel runs on this thread (`aten.normal`); empty between operators."""
-    name: bytes = library.load().paper_kernel_at_work()
-    return name.decode().replace("::", ".")
+def operators_at_work() -> list[str]:
+    """The operators that run on this thread, those that were called first first (`aten.normal`)."""
+    names: bytes = library.load().paper_operators_at_work()
+    return names.decode().replace("::", ".").split()
 
 
 class Origins:

@@ -28,11 +28,12 @@ _SMALL_RANGE = 1 << 28
 """Whole numbers below it take 32 bits."""
 _MOST_WHOLE, _MOST = 1 << 20, 1 << 22
 """Numbers that are drawn here: whole ones, and those that an order is asked of."""
-_KINDS = ("aten::normal_", "aten::uniform_")
+DRAWS = ("aten::normal", "aten::uniform", "aten::random")
+_KINDS = ("aten::normal", "aten::uniform")
 
 
 def draw(device: Tensor, operator: str, numbers: Sequence[float | None]) -> None:
-    """`paper::draw`: an operator of the program fills a tensor with numbers that it draws."""
+    """An operator of the program (`aten::normal`) fills a tensor with numbers that it draws."""
     count = device.numel()
     if count == 0 or device.is_complex():
         return
@@ -50,7 +51,7 @@ def draw(device: Tensor, operator: str, numbers: Sequence[float | None]) -> None
 def find_largest(x: Tensor, k: int, dim: int, largest: bool) -> Tensor | None:
     """Where the largest numbers lie: of drawn ones as they are, of others some places, drawn evenly, where that may be
     assumed."""
-    if x.numel() > _MOST or not torch.ops.paper.follows_values():
+    if x.numel() > _MOST:
         return None
     drawn = _draw_again(x)
     if drawn is None:
@@ -101,7 +102,7 @@ def _draw_again(x: Tensor) -> Tensor | None:
     seed, offset, kind, *bounds = recipe.tolist()
     first, second = torch.tensor(bounds).view(torch.float64).tolist()
     words = _draw_words(x.numel(), seed, offset)
-    if _KINDS[kind] == "aten::uniform_":
+    if _KINDS[kind] == "aten::uniform":
         numbers = (words.float() * _SCALE + _SCALE / 2) * (second - first) + first
     else:
         numbers = _as_normal(words.view(-1, 2, _threads(x.numel()))).flatten() * second + first

@@ -3,6 +3,7 @@ read them. What these take besides their results is what CUDA's own take."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, TypeVar
@@ -15,10 +16,13 @@ from planner.paper.cub import radix_sort_bytes, reduction_bytes, scan_bytes
 from planner.paper.outside.operators import record_operator, scratch
 from planner.paper.values import known_value
 
+Distinct = tuple[Tensor, Tensor, Tensor]
+"""Values, of which value each is, and how many of each there are."""
 Kernel = TypeVar("Kernel", bound=Callable[..., Any])
 _KERNELS: dict[str, Callable[..., Any]] = {}
 """By operator of torch, with its overload."""
 _OF_SPARSE = ("_coalesce",)
+_COMPOSITE = torch._C.DispatchKey.CompositeExplicitAutograd
 
 
 def _decided(operator: str) -> Callable[[Kernel], Kernel]:
@@ -56,23 +60,9 @@ def _recorded(operator: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
 
 @_decided("nonzero")
 def nonzero(x: Tensor) -> Tensor:
-    if x.numel() == 0:
-        return _places_of_nonzero(x, 0)
-    found = known_value(x)
-    if found is not None:
-        return _remember(_places_of_nonzero(x, int(found.count_nonzero())), found.nonzero())
-    if (routed := values.places_of_nonzero(x)) is not None:
-        return _remember(_places_of_nonzero(x, routed.size(0)), routed)
-    return _places_of_nonzero(x, values.count_nonzero("aten.nonzero", x))
-
-
-def _remember(result: Tensor, known: Tensor) -> Tensor:
-    torch.ops.paper.remember_value(result, known)
-    return result
-
-
-def _places_of_nonzero(x: Tensor, count: int) -> Tensor:
     """They are counted; then there is room for the coordinates, dim by dim, and they are selected."""
+    known = known_value(x)
+    count = values.count_nonzero("aten.nonzero", x) if known is None else int(known.count_nonzero())
     kept = x.contiguous()
     counter = torch.empty((), dtype=torch.int32, device="cuda")
     scratch(reduction_bytes(x.numel()))
@@ -89,15 +79,22 @@ def masked_select(x: Tensor, mask: Tensor) -> Tensor:
     return selected
 
 
+@_decided("masked_scatter_backward")
+def masked_scatter_backward(gradient: Tensor, mask: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Each scattered value has a place."""
+    with values.selecting(min(math.prod(sizes), mask.numel())):
+        return torch.ops.aten.masked_scatter_backward.default._op_dk(_COMPOSITE, gradient, mask, sizes)
+
+
 @_decided("repeat_interleave.Tensor")
 def repeat_interleave(repeats: Tensor, *, output_size: int | None = None) -> Tensor:
     """Running sums of the repeats, then as many places as they come to."""
-    found = known_value(repeats)
-    if output_size is None and found is None:
+    known = known_value(repeats)
+    if output_size is None and known is None:
         values.refuse_size("aten.repeat_interleave", repeats, remedy="say output_size: there is no largest size")
+    size = int(known.sum()) if output_size is None and known is not None else output_size
     sums = torch.empty_like(repeats, dtype=torch.int64)
     kept = scratch(scan_bytes(repeats.numel(), 8))
-    size = int(found.sum()) if output_size is None and found is not None else output_size
     out = torch.empty(size or 0, dtype=repeats.dtype, device="cuda")
     del sums, kept
     return out
@@ -125,8 +122,7 @@ _FEW_BYTES = 2
 
 @_decided("_unique")
 def unique_of_old(x: Tensor, is_sorted: bool = True, return_inverse: bool = False) -> tuple[Tensor, Tensor]:  # noqa: ARG001
-    found, inverse, _ = _distinct(x, _count(x, torch.unique), return_inverse, False, is_sorted=False)
-    return found, inverse
+    return _distinct(torch.unique, x, return_inverse)[:2]
 
 
 @_decided("_unique2")
@@ -135,17 +131,17 @@ def unique(
     is_sorted: bool = True,  # noqa: ARG001
     return_inverse: bool = False,
     return_counts: bool = False,
-) -> tuple[Tensor, Tensor, Tensor]:
-    return _distinct(x, _count(x, torch.unique), return_inverse, return_counts, is_sorted=False)
+) -> Distinct:
+    return _distinct(torch.unique, x, return_inverse, return_counts)
 
 
 @_decided("unique_consecutive")
 def unique_in_a_row(
     x: Tensor, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
-    if dim is not None:
-        return unique_slices_in_a_row(x, dim, return_inverse, return_counts)
-    return _distinct(x, _count(x, torch.unique_consecutive), return_inverse, return_counts, is_sorted=True)
+) -> Distinct:
+    if dim is None:
+        return _distinct(torch.unique_consecutive, x, return_inverse, return_counts)
+    return unique_slices_in_a_row(x, dim, return_inverse, return_counts)
 
 
 @_decided("unique_dim")
@@ -155,15 +151,13 @@ def unique_slices(
     is_sorted: bool = True,  # noqa: ARG001
     return_inverse: bool = False,
     return_counts: bool = False,
-) -> tuple[Tensor, Tensor, Tensor]:
-    return _distinct_slices(x, dim, _count(x, torch.unique, dim), return_inverse, return_counts)
+) -> Distinct:
+    return _distinct_slices(torch.unique, x, dim, return_inverse, return_counts)
 
 
 @_decided("unique_dim_consecutive")
-def unique_slices_in_a_row(
-    x: Tensor, dim: int, return_inverse: bool = False, return_counts: bool = False
-) -> tuple[Tensor, Tensor, Tensor]:
-    return _distinct_slices(x, dim, _count(x, torch.unique_consecutive, dim), return_inverse, return_counts)
+def unique_slices_in_a_row(x: Tensor, dim: int, return_inverse: bool = False, return_counts: bool = False) -> Distinct:
+    return _distinct_slices(torch.unique_consecutive, x, dim, return_inverse, return_counts)
 
 
 @_decided("bincount")
@@ -179,7 +173,7 @@ def bincount(x: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Te
         bins = values.count("aten.bincount", x, minlength, "bins", "as many as minlength asks for: no value is larger")
     if weights is None:
         counts = torch.zeros(bins, dtype=torch.int64, device="cuda")
-        if known is None and torch.ops.paper.follows_values():
+        if known is None:
             torch.ops.paper.remember_value(counts, values.equal_shares(x.numel(), bins))
         return counts
     sums = torch.zeros(bins, dtype=torch.float32 if weights.dtype is torch.float32 else torch.float64, device="cuda")
@@ -187,7 +181,7 @@ def bincount(x: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Te
     return sums
 
 
-def _count(x: Tensor, distinct: Callable[..., Tensor], dim: int | None = None) -> int:
+def _count(distinct: Callable[..., Tensor], x: Tensor, dim: int | None = None) -> int:
     """How many values are distinct, or slices along a dim."""
     if (known := known_value(x)) is not None:
         return distinct(known).numel() if dim is None else distinct(known, dim=dim).size(dim)
@@ -201,15 +195,17 @@ def _count(x: Tensor, distinct: Callable[..., Tensor], dim: int | None = None) -
 
 
 def _distinct(
-    x: Tensor, count: int, return_inverse: bool, return_counts: bool, *, is_sorted: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+    distinct: Callable[..., Tensor], x: Tensor, return_inverse: bool, return_counts: bool = False
+) -> Distinct:
     """Sorted with their places, marked where they change, and the rest cut off: storages stay as large as the data."""
+    count = _count(distinct, x)
     items, nothing = x.numel(), torch.empty(0, dtype=torch.int64, device="cuda")
     if items == 0:
         inverse = torch.empty(x.shape, dtype=torch.int64, device="cuda") if return_inverse else nothing
         return x.new_empty(0), inverse, torch.empty_like(nothing)
-    kept = [] if is_sorted else [torch.empty(items, dtype=x.dtype, device="cuda")]
-    if not is_sorted:
+    kept = []
+    if distinct is torch.unique:
+        kept.append(torch.empty(items, dtype=x.dtype, device="cuda"))
         places = [torch.empty(items, dtype=torch.int32, device="cuda") for _ in range(2 if return_inverse else 0)]
         kept += places
         scratch(radix_sort_bytes(items, x.element_size(), 4 if return_inverse else 0, 8 * x.element_size()))
@@ -229,9 +225,10 @@ def _distinct(
 
 
 def _distinct_slices(
-    x: Tensor, dim: int, count: int, return_inverse: bool, return_counts: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+    distinct: Callable[..., Tensor], x: Tensor, dim: int, return_inverse: bool, return_counts: bool
+) -> Distinct:
     """Slices are laid out one after the other and their numbers sorted."""
+    count = _count(distinct, x, dim)
     items, nothing = x.size(dim), torch.empty(0, dtype=torch.int64, device="cuda")
     shape = list(x.shape)
     shape[dim] = count
@@ -265,50 +262,30 @@ def coalesce(x: Tensor) -> Tensor:
 
 
 # What is known of results of operators that torch's own code has run, where no rule for all of them says it.
-Tensors = Sequence[Tensor]
-Numbers = Sequence[float | int | bool]
+def follow(
+    operator: str, given: Sequence[Tensor], made: Sequence[Tensor], numbers: Sequence[float | int | bool]
+) -> None:
+    """The operator, of those that are asked for by name (native/followed_operators.cpp), has made this of these tensors
+    and numbers."""
+    x, known = given[0], None
+    if operator == "aten::topk":
+        known = random_numbers.find_largest(x, int(numbers[0]), int(numbers[1]), bool(numbers[2]))
+    elif operator == "aten::sort":  # how a program shuffles
+        known = random_numbers.find_order(x, int(numbers[-2]), bool(numbers[-1]))
+    elif operator == "aten::histc" and not x.is_floating_point():
+        known = _count_in_bins(x, made[0], *numbers[1:3])
+    elif operator == "aten::multinomial" and made[0].size(-1) == 1:  # one draw may be any place
+        torch.ops.paper.presume_place(made[0], x.size(-1))
+    elif operator in random_numbers.DRAWS:
+        random_numbers.draw(x, operator, numbers)
+    if known is not None:
+        torch.ops.paper.remember_value(made[-1], known)
 
 
-def follow(operator: str, tensors: Tensors, results: Tensors, numbers: Numbers) -> None:
-    """The operator has made these results of these tensors and numbers."""
-    _FOLLOWERS[operator](tensors, results, numbers)
-
-
-def _follow_topk(x: Tensor, indices: Tensor, k: int, dim: int, largest: bool) -> None:
-    """Of numbers that were drawn, the places are known."""
-    if (places := random_numbers.find_largest(x, k, dim, largest)) is not None:
-        torch.ops.paper.remember_value(indices, places)
-
-
-def _follow_sort(x: Tensor, indices: Tensor, dim: int, descending: bool) -> None:
-    """So are those of drawn numbers in their order: how a program shuffles."""
-    if (places := random_numbers.find_order(x, dim, descending)) is not None:
-        torch.ops.paper.remember_value(indices, places)
-
-
-def _follow_multinomial(x: Tensor, drawn: Tensor) -> None:
-    """One draw may be any place."""
-    if drawn.size(-1) == 1 and torch.ops.paper.follows_values():
-        torch.ops.paper.presume_place(drawn, x.size(-1))
-
-
-def _follow_histc(x: Tensor, counts: Tensor, min: float, max: float) -> None:
-    """Of whole numbers, those of every bin."""
-    if torch.ops.paper.follows_values() and not x.is_floating_point():
-        bins = counts.numel()
-        if (known := known_value(x)) is not None:
-            torch.ops.paper.remember_value(counts, torch.histc(known.double(), bins, min, max).to(x.dtype))
-        elif min < max and values.may_assume("bins of whole numbers that nobody has get as many as each other"):
-            torch.ops.paper.remember_value(counts, values.equal_shares(x.numel(), bins).to(x.dtype))
-
-
-_FOLLOWERS: dict[str, Callable[[Tensors, Tensors, Numbers], None]] = {
-    # by operator: its tensors, its results, its numbers
-    "aten::topk": lambda given, made, numbers: _follow_topk(
-        given[0], made[1], int(numbers[0]), int(numbers[1]), bool(numbers[2])
-    ),
-    "aten::sort": lambda given, made, numbers: _follow_sort(given[0], made[1], int(numbers[-2]), bool(numbers[-1])),
-    "aten::multinomial": lambda given, made, _: _follow_multinomial(given[0], made[0]),
-    "aten::histc": lambda given, made, numbers: _follow_histc(given[0], made[0], *numbers[1:3]),
-}
-"""Those that are asked for by name (native/followed_operators.cpp)."""
+def _count_in_bins(x: Tensor, counts: Tensor, low: float, high: float) -> Tensor | None:
+    bins = counts.numel()
+    if (known := known_value(x)) is not None:
+        return torch.histc(known.double(), bins, low, high).to(x.dtype)
+    if low < high and values.may_assume("bins of whole numbers that nobody has get as many as each other"):
+        return values.equal_shares(x.numel(), bins).to(x.dtype)
+    return None

@@ -86,6 +86,7 @@ def _trace(job: Job, rank: int, target: str, *, shortened: bool) -> Trace:
         torch=job.software.torch,
         steps=_TO_ITS_END,
         batches=0,
+        strict=True,
         is_of_a_spec=True,
         micro_batches=run_job.train.gradient_accumulation_steps,
         micro_batches_left_out=left_out,

@@ -23,6 +23,8 @@ from planner.training.observers import Observer
 
 TARGETS = ("labels", "target", "targets")
 """Names in `train.inputs` that the loss gets when the model's forward does not take them."""
+_MASK = "attention_mask"
+"""How names of masks end, whose gaps are those of `train.padding`."""
 DEFAULT_IMAGE_SIZE = 224
 DEFAULT_SAMPLES = 160_000
 """Ten seconds at 16 kHz, for models of raw audio; `train.inputs` says otherwise."""
@@ -358,6 +360,8 @@ def prompts(feed: Feed, batch: int, tokens: int, device: torch.device, observer:
 def to_device(tensor: Tensor, device: torch.device, observer: Observer, name: str) -> Tensor:
     """The tensor on the device, told as an input."""
     moved = tensor.to(device, non_blocking=True)
+    if not name.endswith(_MASK) and hasattr(torch.ops.paper, "forget_value"):
+        torch.ops.paper.forget_value(moved)  # of what is made up nothing follows, as no job has these values
     observer.assign(moved, Category.INPUT, name)
     return moved
 
@@ -365,7 +369,7 @@ def to_device(tensor: Tensor, device: torch.device, observer: Observer, name: st
 def _host(name: str, spec: Input, batch: int, *, padded: bool = False) -> Tensor:
     dtype = getattr(torch, spec.dtype)
     shape = (batch, *spec.shape)
-    if name.endswith("attention_mask"):
+    if name.endswith(_MASK):
         mask = torch.ones(shape, dtype=dtype)
         if padded:
             mask[1:, -1] = 0  # the first sequence is the longest of its batch

@@ -51,7 +51,7 @@ class Entry:
     optional: bool = False
     """Some of the known versions do not have it."""
     part: str = ""
-    """What of planner needs it (`compiling`, `experts`); empty: every plan. It is looked at when that is reached."""
+    """What of planner needs it (`compiling`, `deepspeed`); empty: every plan. It is looked at when that is reached."""
 
     @property
     def module(self) -> str:

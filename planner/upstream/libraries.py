@@ -7,7 +7,6 @@ from planner.upstream.entries import Change, mirror, patch, private
 _ARCHITECTURES = "tests/tracing/traces/test_architectures.py"
 _HOST = "tests/tracing/running/test_bad_programs.py"
 _MEMORY = "tests/tracing/running/test_host_of_programs.py"
-_MIXTURES = "tests/tracing/traces/test_mixtures_on_paper.py"
 _PROGRAMS = "tests/tracing/running/test_deepspeed_programs.py"
 _OUTSIDE = "tests/tracing/running/test_outside_packages.py"
 _STAGES_1_2 = "tests/tracing/traces/test_deepspeed.py"
@@ -30,10 +29,6 @@ TRANSFORMERS = (
     *private(_ARCHITECTURES, has_source=False, optional=True, targets={
         "transformers.modeling_utils:PreTrainedModel._from_config PreTrainedModel._resolve_parallel_plans":
             "a model from its config alone; its own plans for tensor and expert parallelism",
-    }),
-    *mirror(_MIXTURES, optional=True, part="experts", targets={
-        "transformers.integrations.moe:grouped_mm_experts_forward":
-            "whole numbers that it copies to the host are found by the names of its variables (paper/values.py)",
     }),
 )  # fmt: skip
 

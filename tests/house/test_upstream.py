@@ -178,19 +178,15 @@ def another_transformers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("another_transformers")
 def test_another_transformers_is_refused_by_who_reaches_what_changed_alone() -> None:
-    """As its experts do, whose numbers are known by the names of their variables, where they come to the host."""
-    pytest.importorskip("transformers")
-    experts: dict[str, Any] = {"__name__": "transformers.integrations.moe"}
-    exec("def ends(input, offs):\n    return offs.tolist()", experts)
-
-    with paper.gpu("sm_90"):
-        rows, offsets = torch.zeros(8, 4, device="cuda"), torch.zeros(2, dtype=torch.int32, device="cuda")
-        with pytest.raises(TraceError) as caught:
-            experts["ends"](rows, offsets)
+    """As jobs under DeepSpeed do, whose config takes the place of its Trainer's."""
+    pytest.importorskip("deepspeed")
+    checking.enforce()
+    with pytest.raises(TraceError) as caught:
+        checking.enforce("deepspeed")
 
     assert caught.value.problem.endswith(
         " is not as planner knows it, and its plans could be wrong:"
-        " transformers.integrations.moe.grouped_mm_experts_forward has changed"
+        " transformers.integrations.deepspeed.is_deepspeed_zero3_enabled has changed"
     )
 
 

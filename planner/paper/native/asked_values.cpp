@@ -10,57 +10,37 @@ namespace {
 using Tensors = c10::List<std::optional<at::Tensor>>;
 using Numbers = c10::List<std::optional<at::Scalar>>;
 
-template <typename Function>
-c10::TypedOperatorHandle<Function> python_operator(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Function>();
-}
-
-std::optional<at::Scalar> as_number(const c10::IValue& value) {
-  return value.isScalar() ? std::optional<at::Scalar>(value.toScalar()) : std::nullopt;
-}
-
 }  // namespace
 
 void ask_python(const FollowedOperator& followed, const torch::jit::Stack& arguments,
                 const std::vector<at::Tensor>& made) {
-  static const auto ask = python_operator<void(c10::string_view, Tensors, at::TensorList, Numbers)>("paper::follow");
+  static const auto ask = c10::Dispatcher::singleton()
+                              .findSchemaOrThrow("paper::follow", "")
+                              .typed<void(c10::string_view, Tensors, at::TensorList, Numbers)>();
+  NotOfTheProgram computed;
   Tensors tensors;
   Numbers numbers;
-  for (const auto& argument : arguments) {
-    if (argument.isTensor()) {
-      tensors.push_back(argument.toTensor());
-    } else {
-      numbers.push_back(as_number(argument));
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (arguments[i].isTensor()) {
+      tensors.push_back(arguments[i].toTensor());
+    } else if (followed.op.schema().arguments()[i].name() != "generator") {
+      numbers.push_back(arguments[i].isScalar() ? std::optional<at::Scalar>(arguments[i].toScalar()) : std::nullopt);
     }
   }
   ask.call(followed.name, tensors, made, numbers);
-}
-
-void ask_python_of_draw(const FollowedOperator& followed, const torch::jit::Stack& arguments) {
-  static const auto ask = python_operator<void(const at::Tensor&, c10::string_view, Numbers)>("paper::draw");
-  if (!arguments[0].toTensor().is_cuda()) return;
-  Numbers numbers;
-  for (size_t i = 1; i < arguments.size(); ++i) {
-    if (followed.op.schema().arguments()[i].name() != "generator") numbers.push_back(as_number(arguments[i]));
-  }
-  ask.call(arguments[0].toTensor(), toString(followed.op.operator_name()), numbers);
 }
 
 void define_value_operators(torch::Library& own) {
   // Values that are not there: Python decides whether that matters. Of several floats zeros are on the host by then.
   own.def("read_to_host(Tensor host, Tensor device) -> ()");
   own.def("read_value(Tensor device) -> Scalar");
-  own.def("draw(Tensor device, str operator, Scalar?[] numbers) -> ()");
   own.def("follow(str operator, Tensor?[] tensors, Tensor[] results, Scalar?[] numbers) -> ()");
   // How torch numbers a dtype, in its own order.
   own.def("dtype_number(ScalarType dtype) -> int", [](at::ScalarType dtype) { return static_cast<int64_t>(dtype); });
   own.def("known_value(Tensor device) -> Tensor?", [](const at::Tensor& device) { return on_host(device); });
-  own.def("constant_value(Tensor device) -> Tensor?", [](const at::Tensor& device) { return constant(device); });
   own.def("remember_value(Tensor device, Tensor host) -> ()",
           [](const at::Tensor& device, const at::Tensor& host) { remember(device, host); });
   own.def("forget_value(Tensor device) -> ()", [](const at::Tensor& device) { forget(device); });
-  own.def("presume(Tensor device, Scalar value) -> ()",
-          [](const at::Tensor& device, const at::Scalar& value) { remember(device, {value, /*is_certain=*/false}); });
   // A place among so many.
   own.def("presume_place(Tensor device, int among) -> ()", [](const at::Tensor& device, int64_t among) {
     remember(device, {among / 2, /*is_certain=*/false, /*stands_for_any=*/true, among});
@@ -78,8 +58,6 @@ void define_value_operators(torch::Library& own) {
   own.def("remember_draw(Tensor device, Tensor recipe) -> ()",
           [](const at::Tensor& device, const at::Tensor& recipe) { remember_draw(device, recipe); });
   own.def("known_draw(Tensor device) -> Tensor?", [](const at::Tensor& device) { return known_draw(device); });
-  own.def("follow_values(bool follow) -> ()", [](bool follow) { follow_values(follow); });
-  own.def("follows_values() -> bool", []() { return follows_values(); });
 }
 
 }  // namespace paper

@@ -9,10 +9,8 @@
 
 namespace paper {
 
-// What an operator has made, where no rule of all operators says it (paper/sized_by_values.py).
+// What an operator has made or drawn, where no rule of all operators says it (paper/sized_by_values.py).
 void ask_python(const FollowedOperator& followed, const torch::jit::Stack& arguments, const std::vector<at::Tensor>& made);
-// Numbers that were drawn into a tensor: Python knows which generator draws them (paper/random_numbers.py).
-void ask_python_of_draw(const FollowedOperator& followed, const torch::jit::Stack& arguments);
 void define_value_operators(torch::Library& own);
 
 }  // namespace paper

@@ -20,7 +20,7 @@ using Names = std::unordered_set<std::string>;
 const Names kOverwrite = {"aten::fill_", "aten::zero_", "aten::_foreach_zero_", "aten::_cummax_helper",
                           "aten::_cummin_helper"};
 const Names kDraw = {"aten::normal_", "aten::uniform_", "aten::random_"};
-const Names kEquality = {"aten::eq", "aten::ne", "aten::isin"};
+const Names kEquality = {"aten::eq", "aten::ne", "aten::isin", "aten::isclose"};
 const Names kOrder = {"aten::lt", "aten::le", "aten::gt", "aten::ge"};
 // Those that give places: the last of their results.
 const Names kPlaces = {"aten::argmax", "aten::argmin", "aten::max",  "aten::min",
@@ -169,7 +169,7 @@ std::optional<Uniform> presume(const std::string& name, const torch::jit::Stack&
   const bool has_second = arguments.size() > 1 && arguments[1].isTensor() && arguments[1].toTensor().defined();
   const at::Tensor second = has_second ? arguments[1].toTensor() : at::Tensor();
   if (is_comparison(name) && has_second && is_same_view(first, second)) {  // `x != x`: no value is NaN
-    return Uniform{name == "aten::eq" || name == "aten::le" || name == "aten::ge"};
+    return Uniform{name != "aten::ne" && name != "aten::lt" && name != "aten::gt"};
   }
   if (is_equality(name) && first.scalar_type() != at::kBool) {  // what is drawn or computed equals no constant
     const bool one_is_constant = constant(first).has_value();
@@ -191,16 +191,17 @@ void run_in_python(std::string name) { kernels_in_python.insert(std::move(name))
 FollowedOperator::FollowedOperator(const c10::OperatorHandle& handle) : op(handle), name(handle.schema().name()) {
   const auto has = [this](c10::DispatchKey key) { return op.hasKernelForDispatchKey(key); };
   const auto& schema = op.schema();
+  draws = is_in(kDraw, name);
   const bool has_kernel = has(c10::DispatchKey::CUDA) && !has(c10::DispatchKey::CompositeImplicitAutograd);
   const bool has_composite = has(c10::DispatchKey::CompositeExplicitAutograd);
   is_kernel = has_kernel && !has_composite;
-  calls_others = !has_kernel && name.rfind("aten::", 0) == 0;
-  draws = is_in(kDraw, name);
+  calls_others = !has_kernel && name.rfind("aten::", 0) == 0 && !is_equality(name);
   const bool is_view = std::any_of(schema.returns().begin(), schema.returns().end(), [](const c10::Argument& value) {
     return value.alias_info() != nullptr && !value.alias_info()->isWrite();
   });
   const bool runs_kernel = has_kernel && !is_view && !op.hasTag(at::Tag::inplace_view);
-  is_forgotten = runs_kernel && !is_in(kernels_in_python, name);
+  is_in_python = is_in(kernels_in_python, name);
+  is_forgotten = runs_kernel && !is_in_python;
   is_computed = runs_kernel && (has(c10::DispatchKey::CPU) || has_composite) && name.rfind("aten::", 0) == 0 &&
                 !op.hasTag(at::Tag::nondeterministic_seeded) && name.rfind("aten::empty", 0) != 0;
   for (const auto& argument : schema.arguments()) {
@@ -276,10 +277,6 @@ bool FollowedCall::compute(const std::vector<at::Tensor>& returned) {
     return is_strided(tensor) && tensor.is_cuda() && is_small_enough(tensor);
   };
   if (devices.empty() || !std::all_of(devices.begin(), devices.end(), is_kept)) return false;
-  if (!follows_values()) {  // single answers of whole numbers
-    const auto given = tensors_of(arguments_);
-    if (of_.is_mutable || given.size() != 1 || devices.size() != 1 || devices[0].numel() != 1 || !is_whole(given[0])) return false;
-  }
   torch::jit::Stack stack(before_);
   for (size_t i = 0; i < stack.size(); ++i) {
     if (stack[i].isGenerator()) return false;
@@ -359,7 +356,7 @@ void FollowedCall::follow(const std::vector<c10::IValue>& results) {
   if (!is_followed_) return forget_all(returned);
   if (of_.draws) {
     forget_all(returned);
-    if (follows_values()) ask_python_of_draw(of_, arguments_);
+    if (arguments_[0].toTensor().is_cuda()) ask_python(of_, arguments_, returned);
     return;
   }
   if (compute(returned)) return;
@@ -367,7 +364,7 @@ void FollowedCall::follow(const std::vector<c10::IValue>& results) {
   std::copy_if(returned.begin(), returned.end(), std::back_inserter(made), [](const at::Tensor& tensor) {
     return is_strided(tensor) && tensor.is_cuda() && tensor.numel() != 0;
   });
-  if (!follows_values() || made.empty()) return forget_all(returned);
+  if (made.empty()) return forget_all(returned);
   auto presumed = made.size() == 1 ? decide(of_.name, arguments_, made[0]) : std::nullopt;
   if (!presumed && made.size() == 1 && follow_uniform(made[0])) return;
   if (!presumed && made.size() == 1) presumed = presume(of_.name, arguments_, made[0]);

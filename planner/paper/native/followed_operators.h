@@ -22,6 +22,7 @@ struct FollowedOperator {
   bool is_computed = false;  // the host has a kernel, which gives the same for the same
   bool is_forgotten = false;  // what its kernel makes is known only if it is computed
   bool is_pointwise = false;
+  bool is_in_python = false;  // its kernel, which is one of planner's
   bool has_rule = false;     // something is known of its results whatever it is given
   bool draws = false;        // numbers into its first argument
   bool is_python_asked = false;

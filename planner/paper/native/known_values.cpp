@@ -32,7 +32,6 @@ std::mutex contents_mutex;
 std::unordered_map<const void*, Contents> contents;  // by the address of a storage
 size_t kept_bytes = 0;
 std::atomic<size_t> known_storages{0};  // so that the common case, nothing known, takes no lock
-std::atomic<bool> follows{false};
 
 bool has_contents(const at::Tensor& tensor) {
   return is_strided(tensor) && tensor.is_cuda() && tensor.has_storage() && tensor.storage().data() != nullptr;
@@ -144,7 +143,10 @@ bool share_storage(const at::Tensor& one, const at::Tensor& other) {
   return is_strided(one) && is_strided(other) && one.has_storage() && other.has_storage() && one.is_alias_of(other);
 }
 
-at::Tensor empty_on_host(at::IntArrayRef sizes, at::ScalarType dtype) { return at::detail::empty_cpu(sizes, dtype); }
+at::Tensor empty_on_host(at::IntArrayRef sizes, at::ScalarType dtype) {
+  NotOfTheProgram kept;
+  return at::detail::empty_cpu(sizes, dtype);
+}
 
 bool is_whole(const at::Tensor& tensor) { return at::isIntegralType(tensor.scalar_type(), /*includeBool=*/true); }
 
@@ -245,6 +247,7 @@ std::optional<at::Tensor> constant(const at::Tensor& tensor) {
   if (const auto value = on_host(tensor)) return value;
   const auto given = contents_of(tensor).uniform;
   if (!given || !given->is_certain) return std::nullopt;
+  ComputingOnHost kept;
   const at::Tensor filled = empty_on_host({}, tensor.scalar_type());
   return filled.fill_(given->value).expand(tensor.sizes());
 }
@@ -260,8 +263,5 @@ bool is_known(const at::Tensor& tensor) {
   std::lock_guard<std::mutex> lock(contents_mutex);
   return contents.count(tensor.storage().data()) != 0;
 }
-
-void follow_values(bool follow) { follows = follow; }
-bool follows_values() { return follows; }
 
 }  // namespace paper

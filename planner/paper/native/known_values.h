@@ -35,7 +35,7 @@ void remember(const at::Tensor& device, const at::Tensor& host);
 void remember(const at::Tensor& device, const Uniform& uniform);
 // It holds values that are known but too many to be kept, as weights that ranks compare.
 void remember_unkept(const at::Tensor& device);
-// It holds numbers that were drawn on the device, as `paper::draw` describes them. Python draws them again.
+// It holds numbers that were drawn on the device, as paper/random_numbers.py describes them. Python draws them again.
 void remember_draw(const at::Tensor& device, const at::Tensor& recipe);
 
 // Somebody wrote to it what nobody knows, or the storage at this address is gone.
@@ -60,10 +60,5 @@ at::Tensor empty_on_host(at::IntArrayRef sizes, at::ScalarType dtype);
 bool is_small_enough(const at::Tensor& result);
 // Whole numbers and truth values.
 bool is_whole(const at::Tensor& tensor);
-
-// Whether values are followed through operators, as in a program whose sizes are made of them. Otherwise only single
-// answers of whole numbers are: inputs that are made up decide nothing.
-void follow_values(bool follow);
-bool follows_values();
 
 }  // namespace paper

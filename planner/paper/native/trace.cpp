@@ -308,7 +308,6 @@ int32_t paper_operator_of(int64_t block) {
 }
 
 // The operator whose kernel is at work on this thread; empty between operators.
-const char* paper_kernel_at_work() { return paper::kernel_at_work().c_str(); }
 
 int64_t paper_shape_count() { return static_cast<int64_t>(paper::shapes.size()); }
 const int64_t* paper_shapes() { return paper::shapes.data(); }

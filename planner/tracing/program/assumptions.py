@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dis
 import sys
-import sysconfig
 import traceback
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -15,10 +14,9 @@ from itertools import takewhile
 from pathlib import PurePath
 from types import CodeType, FrameType
 
-_LIBRARIES = ("torch", "planner", "runpy", "multiprocessing", "multiprocess", "concurrent", "subprocess")
+from planner.paper.values import is_programs
 
-_INSTALLED = ("site-packages", "dist-packages")
-_STANDARD = sysconfig.get_path("stdlib")
+_LIBRARIES = ("torch", "planner", "runpy", "multiprocessing", "multiprocess", "concurrent", "subprocess")
 
 
 class About(StrEnum):
@@ -80,12 +78,6 @@ def current_place() -> str:
     """The line of that frame, for people."""
     frame = current_frame()
     return program_place(() if frame is None else (frame,))
-
-
-def is_programs(code: CodeType) -> bool:
-    """Whether it is neither of an installed package nor Python's own."""
-    path = code.co_filename
-    return not any(part in path for part in _INSTALLED) and not path.startswith((_STANDARD, "<frozen"))
 
 
 def short_path(path: str) -> str:

@@ -433,7 +433,7 @@ def _surrounded(order: ProgramOrder, run: ProgramRun, endings: Endings) -> Itera
         storages.on_paper(run.assumptions),
         storages.left_unwritten(run.assumptions),
         program_host.kept_inside(run.ranks, run.assumptions, run.host.start_workers, endings.refuse),
-        values.read_by(None if order.is_of_a_spec else run.answers),
+        values.read_by(run.answers),
         storages.with_holes(run.watcher.saves, run.host.as_if_read),
         run.ahead.watch(),
         run.host.watch(),

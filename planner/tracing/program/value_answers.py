@@ -19,7 +19,7 @@ from torch import Tensor
 from planner import upstream
 from planner.errors import ProgramError
 from planner.paper.recorder import Recorder
-from planner.paper.values import Value, known_value
+from planner.paper.values import HEALTHY, Reader, Value, known_value
 from planner.tracing.program.assumptions import About, Assumptions, Branch, find_branch, is_compared, program_place
 from planner.upstream import torch_releases
 
@@ -29,13 +29,12 @@ _PLACES = ("aten.argsort", "aten.topk", "aten.sort", "aten.max", "aten.min", "at
 _UNEQUAL, _UNEQUAL_COUNT = 1.0009765625, 1_000_003
 """What is read where it is compared with a constant at once: no program names them."""
 _NO_CONSTANT = "what is drawn or computed equals no constant"
-_HEALTHY = "checks hold: values are finite, and what is drawn or computed equals no constant"
 _PRESUMED = "a place in the middle, which programs do not name, or what follows from values that equal no constant"
 _NOWHERE = ("aten.any", "aten.isnan", "aten.isinf")
 """Operators whose truth values hold nowhere in a healthy run: nothing is selected by them."""
 
 
-class AnswersByTable:
+class AnswersByTable(Reader):
     """The reader of a program (planner.paper.values.Reader). With `strict` nothing is answered that is not known."""
 
     def __init__(self, recorder: Recorder, assumptions: Assumptions, *, strict: bool, otherwise: str = "") -> None:
@@ -48,7 +47,7 @@ class AnswersByTable:
         """Of the last loss over classes; 0 before the first."""
 
     def answer(self, tensor: torch.Tensor, frames: Sequence[FrameType]) -> Value | None:
-        """The value and, in the list, the reason for it; None under `strict`."""
+        """The value and, in the list, the reason for it. None under `strict`."""
         if self._strict:
             return None
         answer, why = self._judge(tensor, frames)
@@ -91,7 +90,7 @@ class AnswersByTable:
         if (longest := _longest_beam(tensor, frames)) is not None:
             return longest, "beams go on to the largest length"
         if (presumed := torch.ops.paper.presumed(tensor)) is not None:
-            return presumed, _HEALTHY if is_truth else _PRESUMED
+            return presumed, HEALTHY if is_truth else _PRESUMED
         if tensor.is_floating_point() or tensor.is_complex():
             if self.classes > 1:
                 why = f"the loss over {self.classes:,} classes of a model that has learnt nothing"

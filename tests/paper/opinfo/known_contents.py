@@ -22,7 +22,6 @@ from planner import cuda_on_paper
 import torch
 from conformance import WHOLE
 from torch.utils import _pytree as pytree
-from value_readers import KnowsNothing
 
 from gpu_truth.operator_samples import OperatorSample, dtypes_of, entries, samples_of
 from planner.errors import TraceError
@@ -42,7 +41,7 @@ def compare(extent: str) -> dict[str, Any]:
     wrong: dict[str, str] = {}
     known: dict[str, Counter[bool]] = {}
     cuda_on_paper.take_gpu(cuda_on_paper.PaperGpu("H100-SXM-80GB", "sm_90", 80 << 30))
-    with planner.paper.gpu("sm_90") as paper, values.read_by(KnowsNothing()):
+    with planner.paper.gpu("sm_90") as paper:
         for name, sample in _samples(extent):
             for expected, given in _run_on_both(sample, paper.device):
                 found = values.known_value(given)

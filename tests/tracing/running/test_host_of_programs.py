@@ -68,6 +68,25 @@ def test_a_model_that_is_built_gathered_saved_and_loaded_on_the_host(run: Run, t
     assert held[Phase.FORWARD, 5] < 2 * WEIGHTS
 
 
+KNOWN = """
+import torch
+model = torch.nn.Linear(8, 8).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+mask, places = torch.ones(1024, 2048, dtype=torch.bool, device="cuda"), torch.arange(1 << 20, device="cuda")
+for _ in range(3):
+    never = torch.logical_not(mask, out=torch.empty_like(mask))
+    assert (len(mask.nonzero()), len(never.nonzero()), len(places.unique())) == (1024 * 2048, 0, 1 << 20)
+    model(torch.zeros(4, 8, device="cuda")).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_what_is_known_of_the_gpu_is_no_memory_of_the_host(run: Run, program: Program) -> None:
+    found = run(f"python {program(KNOWN)}", steps=3)
+
+    assert all(each.bytes < MIB for each in found.trace.host if isinstance(each, HostAlloc))
+
+
 def test_workers_read_ahead_what_there_is_of_batches(run: Run, program: Program) -> None:
     found = run(f"python {program(LOADING)}", steps=3)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FrameType
 
 import pytest
@@ -13,18 +13,14 @@ from planner.errors import TraceError
 from planner.paper import values
 
 
-class Listener:
-    """The reader of a program, which answers nothing itself."""
+class Listener(values.Reader):
+    """It answers nothing itself, and writes down what the tables have answered."""
 
     def __init__(self) -> None:
         self.noted: list[tuple[values.Value, str]] = []
 
-    def note(self, _tensor: torch.Tensor, _frames: list[FrameType], answer: values.Value, why: str) -> None:
+    def note(self, tensor: torch.Tensor, frames: Sequence[FrameType], answer: values.Value, why: str) -> None:  # noqa: ARG002
         self.noted.append((answer, why))
-
-    def answer(self, *_: object) -> None: ...
-
-    def count(self, *_: object) -> None: ...
 
 
 def covariance_with_weights() -> torch.Tensor:
@@ -49,12 +45,28 @@ def gradient_of_what_is_scattered() -> torch.Tensor:
     return images.grad
 
 
-def gradient_of_a_trace() -> torch.Tensor:
-    return torch.autograd.grad(torch.trace(x := random(4, 4, trains=True)), x)[0]
+def gradient_of(run: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    x = torch.randn(4, 4, dtype=dtype, device="cuda", requires_grad=True)
+    return torch.autograd.grad(run(x).sum() * random(1)[0], x)[0]
+
+
+def written_down(x: torch.Tensor) -> torch.Tensor:
+    assert f"{x:.3f}" == "0.000"
+    return x
 
 
 def draws_of_a_distribution() -> torch.Tensor:
     return torch.distributions.MultivariateNormal(random(4), random(4, 4), validate_args=True).sample()
+
+
+def attended(mask: torch.Tensor) -> torch.Tensor:
+    """As attention takes a mask of padding."""
+    assert pytest.importorskip("transformers.masking_utils")._ignore_causal_mask_sdpa(mask, 8, 8, 0, 0)
+    return mask
+
+
+EIGENVECTORS = [True, True, True, False]
+"""What is given is finite, as are they; the loss does not depend on their phases; and a matrix is not singular."""
 
 
 @pytest.mark.parametrize(
@@ -66,9 +78,19 @@ def draws_of_a_distribution() -> torch.Tensor:
         (lambda: torch.combinations(torch.randn(40, device="cuda"), 3), (9880, 3), []),
         (lambda: torch.combinations(torch.randn(6, device="cuda"), 2, with_replacement=True), (21, 2), []),
         (gradient_of_what_is_scattered, (5, 8), []),
-        (gradient_of_a_trace, (4, 4), []),
+        (lambda: gradient_of(torch.trace), (4, 4), [1.0]),
+        (lambda: gradient_of(torch.prod), (4, 4), [0]),
+        (lambda: gradient_of(lambda x: x.prod(0)), (4, 4), [0]),
+        (lambda: gradient_of(lambda x: x.cumprod(0)), (4, 4), [False]),
+        (lambda: gradient_of(lambda x: torch.linalg.eig(x).eigenvectors.abs()), (4, 4), EIGENVECTORS),
+        (lambda: gradient_of(lambda x: torch.linalg.eigh(x).eigenvectors.abs(), torch.complex64), (4, 4), [True]),
+        (lambda: gradient_of(lambda x: torch.linalg.svd(x).U.abs(), torch.complex64), (4, 4), [True]),
+        (lambda: torch.searchsorted(random(8), random(4), sorter=random(8).long()), (4,), [0, 0]),
+        (lambda: torch.segment_reduce(random(8), "sum", lengths=random(3).long()), (3,), [True, True]),
+        (lambda: written_down(random(1)[0]), (), [0]),
         (lambda: torch.normal(random(4), random(4)), (4,), [True, True]),
         (draws_of_a_distribution, (4,), [True, True, True, False]),
+        (lambda: attended(random(4, 8) > 0), (4, 8), [True]),
         (lambda: torch.linalg.inv(random(4, 4)), (4, 4), [False]),
         (lambda: torch.linalg.eigvals(random(4, 4)), (4,), [True]),
         (lambda: torch.linalg.svdvals(random(4, 4)), (4,), []),  # a flag that was filled with zeros is known there
@@ -82,24 +104,32 @@ def draws_of_a_distribution() -> torch.Tensor:
         "with_replacement",
         "masked_scatter",
         "trace",
+        "prod",
+        "prod_of_a_dim",
+        "cumprod",
+        "eig",
+        "eigh",
+        "svd",
+        "searchsorted",
+        "segment_reduce",
+        "format",
         "normal",
         "distribution",
+        "mask",
         "inv",
         "eigvals",
         "svdvals",
         "qr",
     ],
 )
-def test_they_run_in_a_step_and_in_a_program_which_is_told_what_they_read(
+def test_they_run_and_what_they_read_is_written_down(
     run: Callable[[], torch.Tensor], shape: tuple[int, ...], answers: list[bool]
 ) -> None:
     listener = Listener()
-    with paper.gpu("sm_90"):
-        in_a_step = run().shape
-        with values.read_by(listener):
-            in_a_program = run().shape
+    with paper.gpu("sm_90"), values.read_by(listener):
+        found = run().shape
 
-    assert (in_a_step, in_a_program, [answer for answer, _ in listener.noted]) == (shape, shape, answers)
+    assert (found, [answer for answer, _ in listener.noted]) == (shape, answers)
 
 
 def test_they_are_differentiated_as_before() -> None:
@@ -111,12 +141,9 @@ def test_they_are_differentiated_as_before() -> None:
     assert x.grad.shape == (4, 32)
 
 
-def test_whether_all_is_close_holds_in_a_step_and_is_for_a_programs_reader_to_say() -> None:
-    with paper.gpu("sm_90"):
-        x = torch.randn(4, device="cuda")
-        assert torch.allclose(x, x + 1)
-        with values.read_by(Listener()), pytest.raises(TraceError, match="a value of a tensor"):
-            torch.allclose(x, x + 1)
+def test_whether_all_is_close_is_for_the_reader_to_say() -> None:
+    with paper.gpu("sm_90"), pytest.raises(TraceError, match="a value of a tensor"):
+        torch.allclose(x := random(4), x + 1)
 
 
 @pytest.mark.parametrize(
@@ -129,5 +156,5 @@ def test_whether_all_is_close_holds_in_a_step_and_is_for_a_programs_reader_to_sa
     ids=["normal", "searchsorted", "eigvals"],
 )
 def test_what_a_program_reads_of_their_results_is_for_its_reader_to_say(make: Callable[[], torch.Tensor]) -> None:
-    with paper.gpu("sm_90"), values.read_by(Listener()), pytest.raises(TraceError, match="a value of a tensor"):
+    with paper.gpu("sm_90"), pytest.raises(TraceError, match="a value of a tensor"):
         make()[0].item()

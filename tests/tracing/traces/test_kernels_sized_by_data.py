@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from value_readers import KnowsNothing
 
 import planner.paper as paper
 from planner.errors import TraceError
@@ -20,15 +18,9 @@ def random(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, device="cuda")
 
 
-class KnowsOne(KnowsNothing):
+class KnowsOne(values.Reader):
     def answer(self, *_: object) -> float:
         return 1.0
-
-
-@pytest.fixture
-def in_a_program() -> Iterator[None]:
-    with values.read_by(KnowsNothing()):
-        yield
 
 
 def test_a_mask_from_the_host_says_how_many_it_selects() -> None:
@@ -36,7 +28,6 @@ def test_a_mask_from_the_host_says_how_many_it_selects() -> None:
         assert torch.empty(4, 8, device="cuda")[torch.tensor([True, False, True, True]).cuda()].shape == (3, 8)
 
 
-@pytest.mark.usefixtures("in_a_program")
 def test_labels_from_the_host_say_how_many_of_them_count() -> None:
     tokens = torch.arange(4, 132).view(4, 32)
     tokens[:, 20:] = 0
@@ -58,7 +49,6 @@ def test_labels_from_the_host_say_how_many_of_them_count() -> None:
         assert counted(tokens.cuda()) == counted(tokens)
 
 
-@pytest.mark.usefixtures("in_a_program")
 def test_truth_values_that_decide_alone_need_no_others() -> None:
     with paper.gpu("sm_90"):
         unknown = torch.randn(4, device="cuda") > 0
@@ -70,7 +60,6 @@ def test_truth_values_that_decide_alone_need_no_others() -> None:
             (unknown | never).nonzero()
 
 
-@pytest.mark.usefixtures("in_a_program")
 def test_what_lies_at_known_places_is_known() -> None:
     with paper.gpu("sm_90"):
         rows = torch.tensor([[1, 1, 0], [0, 0, 0], [1, 0, 0]]).cuda()
@@ -79,7 +68,6 @@ def test_what_lies_at_known_places_is_known() -> None:
         assert len(rows[chosen].nonzero()) == len(rows.index_select(0, chosen).nonzero()) == 3
 
 
-@pytest.mark.usefixtures("in_a_program")
 def test_a_mask_that_was_scattered_to_known_places_selects_as_many() -> None:
     with paper.gpu("sm_90"):
         mask, places = torch.zeros(1, 64, dtype=torch.bool).cuda(), torch.tensor([[3, 17, 40]]).cuda()
@@ -88,7 +76,6 @@ def test_a_mask_that_was_scattered_to_known_places_selects_as_many() -> None:
         assert (mask == 1.0).nonzero().shape == (3, 2)
 
 
-@pytest.mark.usefixtures("in_a_program")
 def test_numbers_that_nobody_has_make_labels_unknown() -> None:
     with paper.gpu("sm_90"):
         labels = torch.ones(4, 8, dtype=torch.int64).cuda()
@@ -136,7 +123,6 @@ def test_a_fill_under_a_mask_reads_nothing() -> None:
         assert filled.shape == (4, 8)
 
 
-@pytest.mark.usefixtures("in_a_program")
 def test_values_are_forgotten_when_the_device_writes_over_them() -> None:
     with paper.gpu("sm_90"):
         counts = torch.tensor([1, 2, 3]).to("cuda")
@@ -178,7 +164,7 @@ def test_places_that_a_fill_named_are_taken_to_differ() -> None:
     """The backward of `index_fill` with a tensor, whose value is read, asks how many there are."""
     with paper.gpu("sm_90"), values.read_by(KnowsOne()):
         value = torch.randn((), device="cuda", requires_grad=True)
-        places = torch.randint(4, (3,), device="cuda")
+        places = random(3).long()
         torch.randn(4, 4, device="cuda").index_fill(0, places, value).sum().backward()
 
         assert value.grad is not None
@@ -196,4 +182,4 @@ def test_rows_that_stay_of_a_sparse_gradient_are_counted_where_its_places_are_kn
 
         assert (of_host._indices().shape, of_host._values().shape, of_host.is_coalesced()) == ((1, 2), (2, 8), True)
         with pytest.raises(TraceError, match=r"aten\.coalesce"):
-            sparse(torch.randint(100, (1, 4), device="cuda")).coalesce()
+            sparse(random(1, 4).long()).coalesce()

@@ -16,7 +16,8 @@ from typing import Literal
 
 from planner.errors import ProgramError
 from planner.job.launching.line import LaunchLine
-from planner.tracing.program.assumptions import is_programs, program_place
+from planner.paper.values import is_programs
+from planner.tracing.program.assumptions import program_place
 from planner.tracing.program.program_files import find_imports, own_files
 
 

@@ -112,7 +112,7 @@ def follow_launch(kernel: Any, arguments: Sequence[Any], named: Mapping[str, Any
     known or what the kernel writes does not depend on them."""
     given = {**dict(zip(kernel.arg_names, arguments, strict=False)), **named}
     tensors = {name: value for name, value in given.items() if isinstance(value, torch.Tensor) and value.is_cuda}
-    if not torch.ops.paper.follows_values() or not tensors or not _can_interpret():
+    if not tensors or not _can_interpret():
         return False
     if any(isinstance(given.get(name), tuple | list) for name in kernel.arg_names):
         return False

@@ -12,7 +12,9 @@
 
 #include <memory>
 #include <optional>
+#include <string>
 #include <unordered_map>
+#include <vector>
 
 #include "asked_values.h"
 #include "blocks.h"
@@ -56,6 +58,7 @@ const Known& known_of(const at::RecordFunction& function) {
   return *known;
 }
 
+thread_local std::vector<const std::string*> operators_at_work;
 thread_local int kernels_at_work = 0;
 thread_local int tensors_in_making = 0;
 
@@ -63,15 +66,19 @@ thread_local int tensors_in_making = 0;
 struct CallContext final : at::ObserverContext {
   explicit CallContext(const Known& of) : known(of) {
     if (kernels_at_work == 0 && (!known.allocates_for_others || kernel_at_work().empty())) scope.emplace(known.name);
+    operators_at_work.push_back(&known.name);
+    if (known.followed->is_in_python) own.emplace();
     kernels_at_work += known.followed->is_kernel;
     tensors_in_making += known.allocates_for_others;
   }
   ~CallContext() override {
+    operators_at_work.pop_back();
     kernels_at_work -= known.followed->is_kernel;
     tensors_in_making -= known.allocates_for_others;
   }
   const Known& known;
   std::optional<KernelScope> scope;
+  std::optional<NotOfTheProgram> own;
   std::optional<FollowedCall> call;
 };
 
@@ -189,6 +196,14 @@ void paper_install() {
                             .scopes({at::RecordScope::FUNCTION}));
   install_allocator();
   start_listening();
+}
+
+// Those that run on this thread, in the order of their calls.
+const char* paper_operators_at_work() {
+  thread_local std::string names;
+  names.clear();
+  for (const auto* name : paper::operators_at_work) names += *name + "\n";
+  return names.c_str();
 }
 
 // A trace begins: streams are numbered as in a process that traced nothing before.
