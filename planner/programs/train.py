@@ -1,10 +1,10 @@
-"""Trains what a spec says, as one rank: `torchrun ... -m planner.programs.train BUNDLE [--shortened]`, where the bundle
-is JSON as `planner spec --bundle` prints it; shortened, a long evaluation stops when the rest of it is known."""
+"""Trains what a spec says, as one rank: `torchrun ... -m planner.programs.train BUNDLE`, where the bundle is JSON as
+`planner spec --bundle` prints it. Shortened, a long evaluation stops when the rest of it is known."""
 
 from __future__ import annotations
 
+import argparse
 import os
-import sys
 
 import torch
 import torch.distributed as dist
@@ -13,10 +13,18 @@ from planner.job.json_text import read_json
 from planner.job.loading import load_bundle
 from planner.training import step
 
-job = load_bundle(read_json(sys.argv[1], "the bundle"), "the bundle")
-rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
-torch.cuda.set_device(local_rank % torch.cuda.device_count())
-if int(os.environ["WORLD_SIZE"]) > 1 or job.parallel.deepspeed:  # whose engine is in a world at all times
-    dist.init_process_group("cpu:gloo,cuda:nccl")  # checkpoints are saved in the background over the host
+parser = argparse.ArgumentParser()
+parser.add_argument("bundle")
+parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+parser.add_argument("--shortened", action="store_true")
+arguments = parser.parse_args()
 
-trained = step.run(job, torch.device("cuda"), rank=rank, shortened="--shortened" in sys.argv[2:])
+job, device = load_bundle(read_json(arguments.bundle, "the bundle"), "the bundle"), torch.device(arguments.device)
+if device.type == "cuda":
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+is_in_a_world = int(os.environ["WORLD_SIZE"]) > 1 or job.parallel.deepspeed  # whose engine is in one at all times
+if is_in_a_world and not dist.is_initialized():
+    # Checkpoints are saved in the background over the host.
+    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+
+trained = step.run(job, device, rank=int(os.environ["RANK"]), shortened=arguments.shortened)

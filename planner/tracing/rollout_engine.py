@@ -22,7 +22,7 @@ from planner.training import absent_peers, dtensor_speed
 from planner.training.device_mesh import World
 from planner.training.models.build import build, materialize
 from planner.training.models.decoder import Decoder
-from planner.training.observers import Observer
+from planner.paper.recorder import Recorder
 from planner.training.wraps import tensor_parallel
 
 # Attention keeps a key and a value of every KV head in every layer (vLLM 0.11, vllm/v1/kv_cache_interface.py,
@@ -208,16 +208,16 @@ def _share(name: str, parameter: nn.Parameter, ranks: int, kv_heads: int, *, voc
 # top-k and top-p (0.11, v1/worker/gpu_model_runner.py, profile_run and _dummy_sampler_run). Here the model is the
 # transformers one or the built-in decoder: what vLLM fuses (the projections, norms, activations) is separate, and
 # allocates in parts.
-def run_engine(spec: Job, rollout: Rollout, device: torch.device, observer: Observer) -> None:
+def run_engine(spec: Job, rollout: Rollout, device: torch.device, recorder: Recorder) -> None:
     """Load the engine's model, split as `spec.parallel.tp` says, and run it once. Raises SpecError for other models."""
     world = World.of(spec.parallel, 0, device)
-    observer.mark(Phase.LOAD, 0)
+    recorder.mark(Phase.LOAD, 0)
     model = build(spec.model, torch.device("meta"))
     if world.degree("tp") > 1:
         tensor_parallel.split(model, spec.parallel.tp, world.device_mesh["tp"])
     materialize(model, device)
     model.eval()
-    observer.mark(Phase.ROLLOUT, 0)
+    recorder.mark(Phase.ROLLOUT, 0)
     tokens, longest = rollout.max_num_batched_tokens, rollout.max_model_len
     ids = torch.zeros((max(tokens // longest, 1), min(tokens, longest)), dtype=torch.int64).to(device)
     with torch.no_grad():  # as inference_mode for memory; in that DTensor of 2.6 splits no composite operators

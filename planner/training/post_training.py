@@ -11,37 +11,33 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from planner.events import Category, Phase
+from planner.events import Phase
 from planner.host_events import HostCategory
 from planner.job import schema
 from planner.job.schema import FrozenModel
-from planner.training import blocks, inputs, observers
+from planner.training import blocks, inputs
 from planner.training.device_mesh import World
 from planner.training.host import Resting
 from planner.training.inputs import MicroBatch
 from planner.training.loop import Loop
 from planner.training.loss_functions import Objective
 from planner.training.models.build import build, materialize
-from planner.training.observers import ModuleFollower, Observer
+from planner.training.phases import named_phase
 from planner.training.wraps import fsdp2, tensor_parallel
 
 # As verl hands weights over (0.6, workers/fsdp_workers.py, rollout_mode; from 0.7 on workers/rollout/.../bucketed
 # weight transfer) and TRL (0.24, trainer/grpo_trainer.py, _move_model_to_vllm): each parameter is gathered with
 # `DTensor.full_tensor`, cast, and given to the engine, which copies it into its own. While one is gathered the one
 # before it is still held by the loop.
-_NAME = "weights for the engine"
-
-
 @torch.no_grad()
-def _send(model: nn.Module, dtype: torch.dtype, bucket_bytes: int, device: torch.device, observer: Observer) -> None:
+def _send(model: nn.Module, dtype: torch.dtype, bucket_bytes: int, device: torch.device) -> None:
     """Every parameter of the model, gathered and let go of again: one by one, or by way of a bucket."""
     if not bucket_bytes:
-        for whole in _whole_tensors(model, dtype, device):
-            observer.assign(whole, Category.COMMUNICATION, _NAME)
+        for _whole in _whole_tensors(model, dtype, device):
+            pass
         return
     # A bucket is there as long as the sync; a tensor larger than it is sent alone, by a bucket as large as it.
     bucket = torch.empty(bucket_bytes, dtype=torch.uint8, device=device)
-    observer.assign(bucket, Category.COMMUNICATION, _NAME)
     used = 0
     for tensor in _whole_tensors(model, dtype, device):
         size = tensor.numel() * tensor.element_size()
@@ -72,7 +68,7 @@ class _FrozenModel:
     """A model without gradients, on the device or at rest. Raises SpecError for a config without a model."""
 
     def __init__(self, name: str, section: FrozenModel, loop: Loop, spec: schema.Job, world: World) -> None:
-        self.name, self.samples, self._observer = name, section.micro_batch_size, loop.observer
+        self.samples = section.micro_batch_size
         model = _model_section(section, spec.model, is_reward=name == "reward")
         self.module = module = build(model, torch.device("meta"))
         self.feed = inputs.find_feed(module, replace(spec, model=model))
@@ -86,7 +82,6 @@ class _FrozenModel:
             fsdp2.shard(module, repeated, shard, world.sharding_mesh(), mixed=mixed)
         materialize(module, loop.device, offloaded=world.shards and section.offload)
         module.eval()
-        observers.tell_parameters(module, self._observer, f"{name}.")
         self._resting: Resting | None = None
         """None where it stays on the device, or its shards come and go one by one."""
         if section.offload and not world.shards:
@@ -96,7 +91,6 @@ class _FrozenModel:
     def wake(self) -> None:
         if self._resting is not None:
             self._resting.come_back()
-            observers.tell_parameters(self.module, self._observer, f"{self.name}.")
 
     def rest(self) -> None:
         """It gives back what its forward left, and the device's memory if it rests as a whole."""
@@ -137,24 +131,21 @@ class PostTrainingPhases:
         """Everything is loaded: the engine starts when the trainer rests."""
         self._rest_trainer()
 
-    def before(self, iteration: int) -> None:
+    def before(self) -> None:
         """Weights, answers, scores; then the trainer comes back."""
-        loop = self._loop
-        with loop.phase(Phase.WEIGHT_SYNC, iteration):
+        with named_phase(Phase.WEIGHT_SYNC):
             self._send_weights()
-        with loop.phase(Phase.ROLLOUT, iteration):
+        with named_phase(Phase.ROLLOUT):
             pass
         if "reference" in self._frozen:
-            with loop.phase(Phase.REFERENCE_FORWARD, iteration):
+            with named_phase(Phase.REFERENCE_FORWARD):
                 self._run_reference(self._frozen["reference"])
         if "reward" in self._frozen:
-            with loop.phase(Phase.REWARD_FORWARD, iteration):
+            with named_phase(Phase.REWARD_FORWARD):
                 self._run_reward(self._frozen["reward"])
-        with loop.phase(Phase.FORWARD, iteration):
-            self._wake_parameters()
-            if self._states.rests:
-                self._states.come_back()
-                observers.tell_optimizer_state(loop.optimizer, loop.bare_model, loop.observer)
+        with named_phase(Phase.FORWARD):
+            self._parameters.come_back()
+            self._states.come_back()
 
     def after(self) -> None:
         self._rest_trainer()
@@ -172,16 +163,11 @@ class PostTrainingPhases:
 
     def _send_weights(self) -> None:
         loop, rested = self._loop, self._parameters.rests
-        self._wake_parameters()
-        _send(loop.bare_model, self._dtype, self._section.weight_sync.bucket_bytes, loop.device, loop.observer)
+        self._parameters.come_back()
+        _send(loop.bare_model, self._dtype, self._section.weight_sync.bucket_bytes, loop.device)
         if rested:
             self._parameters.leave()
         self._hand_over()
-
-    def _wake_parameters(self) -> None:
-        if self._parameters.rests:
-            self._parameters.come_back()
-            observers.tell_parameters(self._loop.bare_model, self._loop.observer)
 
     def _optimizer_states(self) -> Iterator[Tensor]:
         for state in self._loop.optimizer.state.values():
@@ -189,7 +175,7 @@ class PostTrainingPhases:
 
     def _run_reference(self, frozen: _FrozenModel) -> None:
         """The log-probabilities of the answers are computed as the trainer's loss is."""
-        objective = Objective(self._spec.train.loss, frozen.feed, self._loop.device, self._loop.observer)
+        objective = Objective(self._spec.train.loss, frozen.feed, self._loop.device)
         self._run(frozen, objective, own_loss=objective.own)
 
     def _run_reward(self, frozen: _FrozenModel) -> None:
@@ -204,14 +190,9 @@ class PostTrainingPhases:
     def _run(self, frozen: _FrozenModel, forward: Callable[[nn.Module, MicroBatch], object], *, own_loss: bool) -> None:
         loop = self._loop
         frozen.wake()
-        follower = loop.observer if isinstance(loop.observer, ModuleFollower) else None
-        if follower is not None:
-            follower.enter(frozen.name)
         with torch.no_grad(), loop.precision.autocast():
-            batch = inputs.make(frozen.feed, frozen.samples, loop.device, loop.observer, own_loss=own_loss)
+            batch = inputs.make(frozen.feed, frozen.samples, loop.device, own_loss=own_loss)
             forward(frozen.module, batch)
-        if follower is not None:
-            follower.leave()
         frozen.rest()
         del batch
         self._hand_over()

@@ -1,4 +1,4 @@
-"""Records what a step asks of its allocator: on a GPU by counters and a snapshot, on the CPU by torch's profiler."""
+"""Records what a program asks of its allocator: on a GPU by counters and a snapshot, on the CPU by torch's profiler."""
 
 from __future__ import annotations
 
@@ -7,22 +7,76 @@ import lzma
 import pickle
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from planner.events import Alloc, Category, Event, Free, Mark, Origin, Phase, Role
+from planner import upstream
+from planner.events import BETWEEN_ITERATIONS, Alloc, Category, Event, Free, Mark, Origin, Phase, Role
+from planner.roles.modules import watch_training
+from planner.roles.recording import RoleRecorder
+from planner.training.phases import find_phase
 from planner.truth.measuring.measurement_lines import Levels, MeasuredPhase, Phases
 
 
+@contextmanager
+def hear_phases(begins: Callable[[Phase, int], None]) -> Iterator[None]:
+    """Inside, it is called with every phase that a program names, when that begins, and with its iteration: they are
+    counted from 1, 0 is before the first."""
+    steps = 0
+
+    def entering(real: Callable[..., Any]) -> Callable[..., Any]:
+        def enter(named: Any) -> Any:
+            nonlocal steps
+            if (phase := find_phase(named.name)) is not None:
+                begins(phase, steps if phase in BETWEEN_ITERATIONS else steps + 1)
+                steps += phase is Phase.OPTIMIZER_STEP
+            return real(named)
+
+        return enter
+
+    target = "torch.autograd.profiler:record_function.__enter__"
+    with upstream.patch_targets("phases heard", wrapped={target: entering}):
+        yield
+
+
+class ProgramRecorder(RoleRecorder, Protocol):
+    """Hears of a program's phases, and of what its memory is for."""
+
+    def mark(self, phase: Phase, iteration: int) -> None:
+        """A phase begins."""
+
+
+@contextmanager
+def recorded(recorder: ProgramRecorder, device: torch.device, *, by_deepspeed: bool) -> Iterator[None]:
+    """Inside, the recorder hears of a program on this device. Cyclic garbage is collected where the program says so
+    alone, so that frees come at the same places in every run."""
+    engines: Any = nullcontext()
+    if by_deepspeed:
+        from planner.roles.deepspeed import watch_engines
+
+        engines = watch_engines(recorder)
+    was_enabled = gc.isenabled()
+    gc.freeze()  # what was there before, garbage or not, is not looked at: a collection then takes milliseconds
+    gc.disable()
+    try:
+        with hear_phases(recorder.mark), watch_training(recorder, device.type), engines:
+            recorder.mark(Phase.LOAD, 0)
+            yield
+    finally:
+        gc.unfreeze()
+        if was_enabled:
+            gc.enable()
+
+
 class CudaWatch:
-    """An observer of a step on `device`; it allocates nothing there. `end()` closes the last phase."""
+    """Follows a program on `device`; it allocates nothing there. `end()` closes the last phase."""
 
     def __init__(self, device: torch.device, device_bytes: Callable[[], int]) -> None:
         """`device_bytes` says what the driver counts for this process."""
@@ -100,7 +154,7 @@ class HostRecording:
 
 
 class HostRecorder:
-    """An observer of a step on the CPU: run the step inside `profile()`, then ask for `build_recording()`."""
+    """Follows a program on the CPU: run it inside `profile()`, then ask for `build_recording()`."""
 
     def __init__(self) -> None:
         self._notes: list[Mark | _Assignment | _Region] = []
