@@ -1,22 +1,18 @@
-"""Names what modules hold, their gradients, and what optimizers keep; watches a whole training for a recorder."""
+"""Names what modules hold, their gradients, and what optimizers keep of them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FlatParameter
-from torch.nn.modules.module import register_module_forward_pre_hook
-from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
 from planner.events import Category
-from planner.roles import pipelines, replication, sharding
 from planner.roles.recording import RoleRecorder
+from planner.roles.sharding import path_in_job
 from planner.training import optimizers
 
 
@@ -37,9 +33,9 @@ class ModuleRoles:
             # where FullyShardedDataParallel reduces them.
             is_followed = parameter.device.type == self._device_type and not isinstance(parameter, FlatParameter)
             if parameter.requires_grad and is_followed and parameter not in self._names:
-                parameter.register_post_accumulate_grad_hook(partial(self._accumulated, sharding.path_in_job(name)))
+                parameter.register_post_accumulate_grad_hook(partial(self._accumulated, path_in_job(name)))
         for name, tensor in (*root.named_parameters(), *root.named_buffers()):
-            self._names.setdefault(tensor, owner + sharding.path_in_job(name))
+            self._names.setdefault(tensor, owner + path_in_job(name))
         self.take_again(root)
 
     def take_again(self, root: nn.Module) -> None:
@@ -54,7 +50,7 @@ class ModuleRoles:
     def begin_step(self, optimizer: Optimizer) -> None:
         for parameter in parameters_of(optimizer):
             self.assign_gradient(parameter)
-            if parameter.device.type == "cpu":  # where it may have been pinned in the meantime
+            if parameter.device.type != self._device_type:  # on the host it may have been pinned in the meantime
                 self._recorder.assign(parameter, Category.PARAMETER, self._names.get(parameter, ""))
 
     def assign_state(self, optimizer: Optimizer) -> None:
@@ -75,40 +71,3 @@ def parameters_of(optimizer: Optimizer) -> Iterator[Tensor]:
     """All that it steps."""
     members = (member for group in optimizer.param_groups for member in group["params"])
     return (member for member in members if isinstance(member, Tensor))
-
-
-@contextmanager
-def watch_parallelism(recorder: RoleRecorder) -> Iterator[None]:
-    """Inside, the recorder hears of what torch takes to replicate, to shard and to divide a model."""
-    with (
-        replication.watch_ddp(recorder),
-        replication.watch_collectives(recorder),
-        sharding.watch_flat_units(recorder),
-        sharding.watch_fully_shard(recorder),
-        pipelines.watch_stages(recorder),
-    ):
-        yield
-
-
-@contextmanager
-def watch_training(recorder: RoleRecorder, device_type: str) -> Iterator[None]:
-    """Inside, the recorder hears what the memory on a type of device is for."""
-    modules, is_root = ModuleRoles(recorder, device_type), WeakIdKeyDictionary()
-
-    def forward_begins(module: nn.Module, _arguments: Any) -> None:
-        if torch.compiler.is_compiling():
-            return
-        if module not in is_root:
-            is_root.update((inner, inner is module) for inner in module.modules())
-            modules.take(module)
-        elif is_root[module]:
-            modules.take_again(module)
-
-    with watch_parallelism(recorder), ExitStack() as hooks:
-        for handle in (
-            register_module_forward_pre_hook(forward_begins),
-            register_optimizer_step_pre_hook(lambda optimizer, *_: modules.begin_step(optimizer)),
-            register_optimizer_step_post_hook(lambda optimizer, *_: modules.assign_state(optimizer)),
-        ):
-            hooks.callback(handle.remove)
-        yield

@@ -1,4 +1,4 @@
-"""Names what DistributedDataParallel allocates, its buckets and what it sends, and what functional collectives return."""
+"""Names what DistributedDataParallel allocates, buckets and messages, and the results of functional collectives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names what FullyShardedDataParallel and fully_shard allocate: parameters, gathered or not, gradients, what is sent."""
+"""Names what FullyShardedDataParallel and fully_shard allocate: parameters, gathered or not, gradients, messages."""
 
 from __future__ import annotations
 

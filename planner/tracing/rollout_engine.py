@@ -14,7 +14,7 @@ import torch  # isort: skip
 from torch import Tensor, nn  # isort: skip
 
 from planner.errors import PlannerError, SpecError
-from planner.events import Alloc, Free, Mark, Phase
+from planner.events import Alloc, Free
 from planner.job.schema import Job, Model, Parallel, Rollout, Tp, Train
 from planner.tracing.rank_trace import EngineFigures
 from planner.tracing.step_errors import untraceable
@@ -22,7 +22,6 @@ from planner.training import absent_peers, dtensor_speed
 from planner.training.device_mesh import World
 from planner.training.models.build import build, materialize
 from planner.training.models.decoder import Decoder
-from planner.paper.recorder import Recorder
 from planner.training.wraps import tensor_parallel
 
 # Attention keeps a key and a value of every KV head in every layer (vLLM 0.11, vllm/v1/kv_cache_interface.py,
@@ -123,18 +122,17 @@ def _activation_bytes(job: Job, rollout: Rollout, target: str) -> int:
     """From the beginning of the rollout to its peak, in bytes asked for."""
     with paper.gpu(target, torch_version=job.software.torch) as gpu:
         try:
-            with (
-                absent_peers.join(0, job.parallel.tp.degree),
-                dtensor_speed.cache_mesh_work(),
-            ):
-                run_engine(job, rollout, gpu.device, gpu.recorder)
-                events = gpu.recorder.events()
+            with absent_peers.join(0, job.parallel.tp.degree), dtensor_speed.cache_mesh_work():
+                model = _load_engine(job, gpu.device)
+                loaded = gpu.recorder.now()
+                _run_engine(model, rollout, gpu.device)
+                events = gpu.recorder.plain_events(loaded)
         except (PlannerError, MemoryError):
             raise
         except Exception as error:
             raise untraceable(error) from error
     alive: dict[int, int] = {}
-    now = before = highest = 0
+    now = highest = 0
     for event in events:
         if isinstance(event, Alloc):
             alive[event.block] = event.requested_bytes
@@ -142,9 +140,7 @@ def _activation_bytes(job: Job, rollout: Rollout, target: str) -> int:
             highest = max(highest, now)
         elif isinstance(event, Free):
             now -= alive.pop(event.block)
-        elif isinstance(event, Mark) and event.phase is Phase.ROLLOUT:
-            before = highest = now
-    return highest - before
+    return highest
 
 
 # Counted from the model's real parameters, built without memory; how they are joined and divided follows vLLM's layers
@@ -208,16 +204,17 @@ def _share(name: str, parameter: nn.Parameter, ranks: int, kv_heads: int, *, voc
 # top-k and top-p (0.11, v1/worker/gpu_model_runner.py, profile_run and _dummy_sampler_run). Here the model is the
 # transformers one or the built-in decoder: what vLLM fuses (the projections, norms, activations) is separate, and
 # allocates in parts.
-def run_engine(spec: Job, rollout: Rollout, device: torch.device, recorder: Recorder) -> None:
-    """Load the engine's model, split as `spec.parallel.tp` says, and run it once. Raises SpecError for other models."""
+def _load_engine(spec: Job, device: torch.device) -> nn.Module:
+    """The engine's model, split as `spec.parallel.tp` says. Raises SpecError for other models."""
     world = World.of(spec.parallel, 0, device)
-    recorder.mark(Phase.LOAD, 0)
     model = build(spec.model, torch.device("meta"))
     if world.degree("tp") > 1:
         tensor_parallel.split(model, spec.parallel.tp, world.device_mesh["tp"])
     materialize(model, device)
-    model.eval()
-    recorder.mark(Phase.ROLLOUT, 0)
+    return model.eval()
+
+
+def _run_engine(model: nn.Module, rollout: Rollout, device: torch.device) -> None:
     tokens, longest = rollout.max_num_batched_tokens, rollout.max_model_len
     ids = torch.zeros((max(tokens // longest, 1), min(tokens, longest)), dtype=torch.int64).to(device)
     with torch.no_grad():  # as inference_mode for memory; in that DTensor of 2.6 splits no composite operators

@@ -25,6 +25,7 @@ from planner.training.models.build import build, materialize
 from planner.training.phases import named_phase
 from planner.training.wraps import fsdp2, tensor_parallel
 
+
 # As verl hands weights over (0.6, workers/fsdp_workers.py, rollout_mode; from 0.7 on workers/rollout/.../bucketed
 # weight transfer) and TRL (0.24, trainer/grpo_trainer.py, _move_model_to_vllm): each parameter is gathered with
 # `DTensor.full_tensor`, cast, and given to the engine, which copies it into its own. While one is gathered the one

@@ -18,7 +18,15 @@ from planner.training.loop import EngineLoop, Loop, Precision
 from planner.training.loss_functions import Objective
 from planner.training.models.build import build, materialize
 from planner.training.phases import named_phase
-from planner.training.wraps import context_parallel, ddp, deepspeed_engine, expert_parallel, fsdp1, fsdp2, tensor_parallel
+from planner.training.wraps import (
+    context_parallel,
+    ddp,
+    deepspeed_engine,
+    expert_parallel,
+    fsdp1,
+    fsdp2,
+    tensor_parallel,
+)
 
 
 @dataclass(slots=True)

@@ -68,7 +68,7 @@ MEASURED_PROGRAMS = (
         "torch.cuda.memory:_record_memory_history _dump_snapshot": "the allocator's history of a measured program",
     }),
     *patch("phases heard", "tests/truth/measuring/test_recorders.py", has_source=False, targets={
-        "torch.autograd.profiler:record_function.__enter__": "a program names its phases by it, and is measured in each",
+        "torch.autograd.profiler:record_function.__enter__": "a program is measured in each phase that it names by it",
     }),
     *wrapped(_MEASURED, change=Change.REPORTED, has_source=False, optional=True, part="measuring", targets={
         "torch.cuda:reset_peak_memory_stats torch.cuda.memory:reset_peak_memory_stats "

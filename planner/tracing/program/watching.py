@@ -23,8 +23,9 @@ from torch.utils.weak import WeakIdKeyDictionary
 from planner import upstream
 from planner.events import Category, Phase
 from planner.paper.recorder import Recorder
-from planner.roles.modules import ModuleRoles, parameters_of, watch_parallelism
+from planner.roles.modules import ModuleRoles, parameters_of
 from planner.roles.recording import surrounded
+from planner.roles.whole_training import watch_parallelism
 from planner.tracing.program import unwritten_host
 from planner.tracing.program.divided_models import describe_division
 from planner.tracing.program.input_sizes import InputSizes
@@ -74,7 +75,7 @@ class StepsByHand:
 
     def parameters(self) -> Iterable[Tensor]:
         """Those that may be trained."""
-        return self._parameters.keys()
+        return (parameter for parameter in self._parameters)
 
 
 def _read_versions(parameter: Tensor) -> _Versions:
@@ -168,7 +169,7 @@ class Watcher:
 
             return init
 
-        wrapped = {
+        wrapped: dict[str, upstream.Wrapper] = {
             "torch.autograd:_engine_run_backward": self._around_backward,
             "torch.optim:Optimizer.__init__": knowing_optimizers,
             "torch.autograd.profiler:record_function.__enter__": self._entering,

@@ -250,7 +250,7 @@ def _account_of(model: nn.Module) -> dict[str, Any]:
     """What DistributedDataParallel says of its buckets: their sizes, rebuilt or not, the hook's name."""
     if not isinstance(model, DistributedDataParallel):
         return {}
-    logged = model._get_ddp_logging_data()  # type: ignore[no-untyped-call]
+    logged = model._get_ddp_logging_data()
     return {key: value for key, value in logged.items() if isinstance(value, str | int | float | bool)}
 
 

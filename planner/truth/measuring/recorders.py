@@ -10,51 +10,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from planner import upstream
-from planner.events import BETWEEN_ITERATIONS, Alloc, Category, Event, Free, Mark, Origin, Phase, Role
-from planner.roles.modules import watch_training
-from planner.roles.recording import RoleRecorder
-from planner.training.phases import find_phase
+from planner.events import Alloc, Category, Event, Free, Mark, Origin, Phase, Role
+from planner.roles.whole_training import TrainingRecorder, watch_training
 from planner.truth.measuring.measurement_lines import Levels, MeasuredPhase, Phases
 
 
 @contextmanager
-def hear_phases(begins: Callable[[Phase, int], None]) -> Iterator[None]:
-    """Inside, it is called with every phase that a program names, when that begins, and with its iteration: they are
-    counted from 1, 0 is before the first."""
-    steps = 0
-
-    def entering(real: Callable[..., Any]) -> Callable[..., Any]:
-        def enter(named: Any) -> Any:
-            nonlocal steps
-            if (phase := find_phase(named.name)) is not None:
-                begins(phase, steps if phase in BETWEEN_ITERATIONS else steps + 1)
-                steps += phase is Phase.OPTIMIZER_STEP
-            return real(named)
-
-        return enter
-
-    target = "torch.autograd.profiler:record_function.__enter__"
-    with upstream.patch_targets("phases heard", wrapped={target: entering}):
-        yield
-
-
-class ProgramRecorder(RoleRecorder, Protocol):
-    """Hears of a program's phases, and of what its memory is for."""
-
-    def mark(self, phase: Phase, iteration: int) -> None:
-        """A phase begins."""
-
-
-@contextmanager
-def recorded(recorder: ProgramRecorder, device: torch.device, *, by_deepspeed: bool) -> Iterator[None]:
+def recorded(recorder: TrainingRecorder, device: torch.device, *, by_deepspeed: bool) -> Iterator[None]:
     """Inside, the recorder hears of a program on this device. Cyclic garbage is collected where the program says so
     alone, so that frees come at the same places in every run."""
     engines: Any = nullcontext()
@@ -66,7 +35,7 @@ def recorded(recorder: ProgramRecorder, device: torch.device, *, by_deepspeed: b
     gc.freeze()  # what was there before, garbage or not, is not looked at: a collection then takes milliseconds
     gc.disable()
     try:
-        with hear_phases(recorder.mark), watch_training(recorder, device.type), engines:
+        with watch_training(recorder, device.type), engines:
             recorder.mark(Phase.LOAD, 0)
             yield
     finally:
