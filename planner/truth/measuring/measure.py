@@ -65,6 +65,8 @@ class _World:
         """Inside, this process is as a launcher starts the program of a rank, in a process group that is there, and
         every optimizer step is taken."""
         variables = {"RANK": self.rank, "WORLD_SIZE": self.size, "LOCAL_RANK": device.index or 0}
+        if job.parallel.deepspeed:
+            variables |= {"DS_ACCELERATOR": device.type}
         arguments = [_PROGRAM, json.dumps(bundle(job)), "--device", device.type]
         with ExitStack() as stack:
             stack.enter_context(mock.patch.dict(os.environ, {name: str(value) for name, value in variables.items()}))
