@@ -31,7 +31,6 @@ from planner.job.schema import Job
 from planner.training import blocks, inputs, optimizers
 from planner.training.loop import Precision
 from planner.training.loss_functions import Objective
-from planner.training.observers import NullObserver
 from planner.training.wraps import fsdp2
 
 CPU = torch.device("cpu")
@@ -92,7 +91,7 @@ def _mesh(ranks: int) -> Iterator[DeviceMesh | None]:
 
 
 def _of_spec(spec: Job, mesh: DeviceMesh | None) -> Training:
-    train, watching = spec.train, NullObserver()
+    train = spec.train
     model = peer_models.of_spec(spec.model)
     feed = inputs.find_feed(model, spec)
     blocks.apply_recompute(model, train.recompute, spec.model.blocks)
@@ -101,10 +100,10 @@ def _of_spec(spec: Job, mesh: DeviceMesh | None) -> Training:
         found = blocks.find_blocks(model, spec.model.blocks)
         fsdp2.shard(model, found, spec.parallel.dp_shard, mesh, mixed=train.precision == "fsdp_mixed")
         optimizer, clipping = replace(optimizer, arguments={**optimizer.arguments, "foreach": False}), 0.0
-    objective, precision = Objective(train.loss, feed, CPU, watching), Precision(train.precision, CPU)
+    objective, precision = Objective(train.loss, feed, CPU), Precision(train.precision, CPU)
 
     def loss() -> Tensor:
-        batch = inputs.make(feed, train.micro_batch_size, CPU, watching, own_loss=objective.own)
+        batch = inputs.make(feed, train.micro_batch_size, CPU, own_loss=objective.own)
         with precision.autocast():
             return objective(model, batch)
 

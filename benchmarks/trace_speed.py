@@ -52,21 +52,15 @@ def under_mem_tracker() -> Callable[[Job], int]:
 
     from planner.events import Phase
     from planner.training import step
-    from planner.training.observers import NullObserver
-
-    class Resetting(NullObserver):
-        """Tells the tracker that an iteration begins, and nothing else: the step installs no hook of its own."""
-
-        def __init__(self, tracker: MemTracker) -> None:
-            self.tracker = tracker
-
-        def mark(self, phase: Phase, iteration: int) -> None:  # noqa: ARG002
-            if phase is Phase.FORWARD:
-                self.tracker.reset_mod_stats()
+    from planner.training.phases import hear_phases
 
     def run(job: Job) -> int:
-        with FakeTensorMode(), MemTracker() as tracker:
-            step.run(job, torch.device("cpu"), Resetting(tracker))
+        def reset_before_forwards(phase: Phase, _iteration: int) -> None:
+            if phase is Phase.FORWARD:
+                tracker.reset_mod_stats()
+
+        with FakeTensorMode(), MemTracker() as tracker, hear_phases(reset_before_forwards):
+            step.run(job, torch.device("cpu"))
             return int(tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"])
 
     return run

@@ -46,6 +46,11 @@ class Phase(StrEnum):
     REWARD_FORWARD = "reward_forward"
 
 
+BETWEEN_ITERATIONS = (
+    Phase.LOAD, Phase.CHECKPOINT_LOAD, Phase.CHECKPOINT_SAVE, Phase.EVAL, Phase.GENERATE,
+)  # fmt: skip
+"""They belong to the iteration that is over; the others to the one that follows."""
+
 TIMING = "inductor.timing"
 """The operator of blocks that only a run whose Inductor has an empty cache takes."""
 

@@ -30,8 +30,6 @@ class LaunchKind(IntEnum):
     """The stream waits for all that was launched before."""
     HOST_WAIT = 4
     """The host waits for the stream."""
-    PLACE = 5
-    """No launch: a place that the recorder remembers; not in the work of a step."""
     HOST_WAIT_EVENT = 6
     """The host waits for an event."""
     COMPILE = 7

@@ -30,9 +30,9 @@ def add_measure(commands: Commands) -> None:
     """Adds the parser of `planner measure`."""
     parser = add_command(
         commands, "measure", run_measure, job_argument(needed=False),
-        help="run the very same step, or a program as it is, for real and write down what it took",
+        help="run a job's program, or any program as it is, for real and write down what it took",
         usage="planner measure JOB --device DEVICE [options]\n       planner measure [options] -- COMMAND ...",
-        description="With a job: runs one rank's training step on a real device, its peers absent, and appends one "
+        description="With a job: runs the program of one rank on a real device, its peers absent, and appends one "
         "line of JSON to a file; running out of memory is a result. With a command (torchrun ... train.py): starts it "
         "as it stands on this machine's GPUs, writes down what every rank took, and ends with the command's exit code.",
     )  # fmt: skip

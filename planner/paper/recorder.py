@@ -61,20 +61,16 @@ class Births(NamedTuple):
 class HostListener(Protocol):
     """Writes down what lies on the host."""
 
-    def mark(self, phase: Phase, iteration: int) -> None:
-        """A phase begins."""
-
     def assign(self, tensor: torch.Tensor, category: Category, name: str = "") -> None:
         """This tensor, if it lies on the host, belongs to `category`."""
 
 
 class Recorder:
-    """Listens while a step runs on the paper GPU; an observer of the step, by shape.
+    """Listens while a program runs on the paper GPU; a `planner.roles.recording.RoleRecorder`.
 
     Positions are counts of native records: whatever Python adds (marks, roles) is placed between two of them.
     """
 
-    follows_modules = True
     block_of = staticmethod(native_records.block_of)
     operator_of = staticmethod(native_records.operator_of)
 
@@ -95,13 +91,12 @@ class Recorder:
         self._paths = [""]
         """Of scopes, by their numbers."""
         self._open: list[int] = []
-        self._between = work_records.Places()
         self._hindsight: dict[int, Mark] = {}
         self._timing = self._native.paper_name_index(TIMING.replace(".", "::").encode())
         self._timed_blocks: set[int] = set()
         """Of Inductor's timing, which a run with a filled cache does not have."""
         self.host: HostListener | None = None
-        """Hears of phases and of tensors on the host, of which the device knows nothing."""
+        """Hears of tensors on the host, of which the device knows nothing."""
 
     def start(self) -> None:
         self._native.paper_start()
@@ -109,13 +104,8 @@ class Recorder:
     def stop(self) -> None:
         self._native.paper_stop()
 
-    def mark(self, phase: Phase, iteration: int) -> None:
-        self._place(Mark(phase, iteration))
-        if self.host is not None:
-            self.host.mark(phase, iteration)
-
     def mark_at(self, position: int, phase: Phase, iteration: int) -> None:
-        """As `mark`, for a moment in the past (`now`): of a program one knows its iterations when they are over."""
+        """A phase began at this moment (`now`): of a program one knows its iterations when they are over."""
         self._placed[position].insert(0, Mark(phase, iteration))
         self._hindsight.setdefault(position, Mark(phase, iteration))
 
@@ -185,11 +175,6 @@ class Recorder:
         """A tensor whose memory is a block that `write_again` has written down: it frees it."""
         self._native.paper_adopt_block(block)
         return torch.empty(like.shape, dtype=like.dtype, device="cuda")
-
-    def _place(self, event: Mark | Role) -> None:
-        self._placed[self._native.paper_count()].append(event)
-        if isinstance(event, Mark):
-            self._between.note(event)
 
     def now(self) -> int:
         """How much has happened since `start`."""
@@ -311,7 +296,7 @@ class Recorder:
         among the events number them."""
         until = self.now() if until is None else until
         names_all = self._times_matter(until)
-        return self._between.work(self._hindsight, until, left_out, names_all=names_all, recurs=recurs)
+        return work_records.work_of_iteration(self._hindsight, until, left_out, names_all=names_all, recurs=recurs)
 
     def repeating_events(
         self, until: int, cuts: Sequence[int], iteration_ends: Sequence[int], left_out: Sequence[LeftOut] = ()
@@ -406,16 +391,9 @@ class Recorder:
     ) -> Iterator[Event]:
         """What Python placed before a record, and what was launched since the one before it, in their order."""
         placed = self._placed.get(position, ())
-        if not launches:
-            yield from (renumber(event, numbers) for event in placed)
-            return
-        noted = [self._between.mark(what) for kind, _, what, _ in launches if kind == LaunchKind.PLACE]
-        yield from (event for event in placed if isinstance(event, Mark) and not any(event is other for other in noted))
+        yield from (event for event in placed if isinstance(event, Mark))
         for launch in launches:
-            if launch[0] == LaunchKind.PLACE:
-                yield self._between.mark(launch[2])
-            else:
-                yield from _launch_events(launch, numbers, gpu_events)
+            yield from _launch_events(launch, numbers, gpu_events)
         yield from (renumber(event, numbers) for event in placed if isinstance(event, Role))
 
     def _times_matter(self, until: int) -> bool:
@@ -426,7 +404,7 @@ class Recorder:
     def _assign_block(self, block: int, category: Category, name: str) -> None:
         role = Role(block, category, name)
         if block in self._category and block not in self._guessed:
-            self._place(role)
+            self._placed[self._native.paper_count()].append(role)
         else:
             self._born_as[block] = role
         self._guessed.discard(block)
@@ -450,13 +428,13 @@ class Recorder:
 def _launch_events(
     launch: tuple[int, ...], numbers: Mapping[int, int] | None = None, gpu_events: Mapping[int, int] | None = None
 ) -> Iterator[Launch | Keep]:
-    """As an event, with blocks and the GPU's events as they are numbered; nothing for what is not a launch, or names a
-    block that has no number."""
+    """As an event, with blocks and the GPU's events as they are numbered; nothing for what names a block that has no
+    number."""
     kind, stream, what, _ = launch
     if gpu_events is not None and kind in work_records.NAMES_AN_EVENT:
         what = gpu_events[what]
     if kind == LaunchKind.KEEP:
         if numbers is None or stream in numbers:
             yield Keep(stream if numbers is None else numbers[stream], what)
-    elif kind != LaunchKind.PLACE:
+    else:
         yield Launch(kind, stream, what)

@@ -1,4 +1,4 @@
-"""What the paper GPU would compute: Python's own notes between the launches, and the work of one iteration."""
+"""What the paper GPU would compute: launches and kernels as they were written down, and the work of one iteration."""
 
 from __future__ import annotations
 
@@ -191,67 +191,47 @@ def number_events(launches: Iterable[tuple[int, ...]]) -> dict[int, int]:
     return numbers
 
 
-class Places:
-    """The marks that the recorder wrote down between launches."""
+def work_of_iteration(
+    marks: Mapping[int, Mark], until: int, left_out: Sequence[LeftOut], *, names_all: bool, recurs: bool
+) -> StepWork:
+    """The work of the last whole iteration before the position `until`; empty where there is none. `marks` are those
+    of phases, by position. With `names_all` every kernel that was launched at any time is
+    named, and keeps its number. `recurs`: see `_last_iteration`."""
+    out: list[tuple[int, ...]] = []
+    found: list[tuple[int, Mark]] = []
+    repeated = {stretches.middle: stretches for stretches in left_out}
+    begun: dict[int, int] = {}
+    positions = sorted({*marks, *repeated, *(stretches.first for stretches in left_out)})
 
-    def __init__(self) -> None:
-        self._marks: list[Mark] = []
+    def begin(mark: Mark) -> None:
+        found.append((len(out), mark))
+        if mark.phase is Phase.OPTIMIZER_STEP:  # DDP's reducer waits in C++ for what it has issued
+            out.append((LaunchKind.WAIT_ALL, 0, 0))
 
-    def note(self, mark: Mark) -> None:
-        """Here is one."""
-        self._marks.append(mark)
-        library.load().paper_note_launch(LaunchKind.PLACE, 0, len(self._marks) - 1)
+    def reach(position: int) -> None:
+        begun[position] = len(out)
+        if (stretches := repeated.get(position)) is not None and begun[stretches.first] < len(out):
+            out.append((_AGAIN, len(out) - begun[stretches.first], stretches.times))
+        if position in marks:
+            begin(marks[position])
 
-    def mark(self, number: int) -> Mark:
-        return self._marks[number]
-
-    def work(
-        self, marks: Mapping[int, Mark], until: int, left_out: Sequence[LeftOut], *, names_all: bool, recurs: bool
-    ) -> StepWork:
-        """The work of the last whole iteration before the position `until`; empty where there is none. `marks`: by
-        position, those that were made in hindsight. With `names_all` every kernel that was launched at any time is
-        named, and keeps its number. `recurs`: see `_last_iteration`."""
-        out: list[tuple[int, ...]] = []
-        found: list[tuple[int, Mark]] = []
-        repeated = {stretches.middle: stretches for stretches in left_out}
-        begun: dict[int, int] = {}
-        positions = sorted({*marks, *repeated, *(stretches.first for stretches in left_out)})
-
-        def begin(mark: Mark) -> None:
-            found.append((len(out), mark))
-            if mark.phase is Phase.OPTIMIZER_STEP:  # DDP's reducer waits in C++ for what it has issued
-                out.append((LaunchKind.WAIT_ALL, 0, 0))
-
-        def reach(position: int) -> None:
-            begun[position] = len(out)
-            if (stretches := repeated.get(position)) is not None and begun[stretches.first] < len(out):
-                out.append((_AGAIN, len(out) - begun[stretches.first], stretches.times))
-            if position in marks:
-                begin(marks[position])
-
-        for kind, stream, what, position in read_launches():
-            while positions and positions[0] <= position:
-                reach(positions.pop(0))
-            if position > until:
-                break
-            if kind in _WITHOUT_TIME:
-                continue
-            if kind == LaunchKind.PLACE:
-                begin(self._marks[what])
-            else:
-                out.append((kind, stream, what))
-        stretches = _last_iteration(found, len(out), recurs=recurs)
-        kernels, _ = read_kernels()
-        used = {number: number for number in range(len(kernels))} if names_all else dict[int, int]()
-        rows, repeats = _fold([row for begin, end in stretches for row in out[begin:end]])
-        events = number_events(rows)
-        launches = tuple(
-            Launch(
-                kind, stream, used.setdefault(what, len(used)) if kind == LaunchKind.KERNEL else events.get(what, what)
-            )
-            for kind, stream, what in rows
-        )
-        return StepWork(tuple(kernels[number] for number in used), launches, tuple(repeats))
+    for kind, stream, what, position in read_launches():
+        while positions and positions[0] <= position:
+            reach(positions.pop(0))
+        if position > until:
+            break
+        if kind not in _WITHOUT_TIME:
+            out.append((kind, stream, what))
+    stretches = _last_iteration(found, len(out), recurs=recurs)
+    kernels, _ = read_kernels()
+    used = {number: number for number in range(len(kernels))} if names_all else dict[int, int]()
+    rows, repeats = _fold([row for begin, end in stretches for row in out[begin:end]])
+    events = number_events(rows)
+    launches = tuple(
+        Launch(kind, stream, used.setdefault(what, len(used)) if kind == LaunchKind.KERNEL else events.get(what, what))
+        for kind, stream, what in rows
+    )
+    return StepWork(tuple(kernels[number] for number in used), launches, tuple(repeats))
 
 
 def _fold(rows: Iterable[tuple[int, ...]]) -> tuple[list[tuple[int, ...]], list[RepeatedLaunches]]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from planner.job.loading import bundle_text
 from planner.job.schema import Job
 
-_BUNDLE = "BUNDLE = sys.argv[1]\n"
+_BUNDLE = 'BUNDLE = ""\n'
 """Of train.py, where a printed program has its job."""
 
 

@@ -1,11 +1,10 @@
 """Trains what a spec says, as one rank: `torchrun ... -m planner.programs.train BUNDLE`, where the bundle is JSON as
-`planner spec --bundle` prints it. Without a GPU it trains on the CPU. `--shortened` leaves out the end of a long
-evaluation."""
+`planner spec --bundle` prints it. Shortened, a long evaluation stops when the rest of it is known."""
 
 from __future__ import annotations
 
+import argparse
 import os
-import sys
 
 import torch
 import torch.distributed as dist
@@ -14,16 +13,21 @@ from planner.job.json_text import read_json
 from planner.job.loading import load_bundle
 from planner.training import step
 
-BUNDLE = sys.argv[1]
+BUNDLE = ""
 
-job = load_bundle(read_json(BUNDLE, "the bundle"), "the bundle")
+parser = argparse.ArgumentParser()
+parser.add_argument("bundle", nargs="?", default=BUNDLE)
+parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=("cuda", "cpu"))
+parser.add_argument("--shortened", action="store_true")
+arguments = parser.parse_args()
+
+job, device = load_bundle(read_json(arguments.bundle, "the bundle"), "the bundle"), torch.device(arguments.device)
 rank, local_rank = int(os.environ.get("RANK", 0)), int(os.environ.get("LOCAL_RANK", 0))
-has_gpu = torch.cuda.is_available()
-if has_gpu:
+if device.type == "cuda":
     torch.cuda.set_device(local_rank % torch.cuda.device_count())
-if int(os.environ.get("WORLD_SIZE", 1)) > 1 or job.parallel.deepspeed:  # whose engine is in a world at all times
+is_in_a_world = int(os.environ.get("WORLD_SIZE", 1)) > 1 or job.parallel.deepspeed  # whose engine is always in one
+if is_in_a_world and not dist.is_initialized():
     # Checkpoints are saved in the background over the host.
-    dist.init_process_group("cpu:gloo,cuda:nccl" if has_gpu else "gloo")
+    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
 
-device = torch.device("cuda" if has_gpu else "cpu")
-trained = step.run(job, device, rank=rank, shortened="--shortened" in sys.argv)
+trained = step.run(job, device, rank=rank, shortened=arguments.shortened)

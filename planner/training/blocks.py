@@ -1,4 +1,4 @@
-"""Finds a model's repeated layers, and has them recompute or offload activations, be compiled, or tell their paths."""
+"""Finds a model's repeated layers, and has them recompute or offload activations, or be compiled."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import fnmatch
 import inspect
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
@@ -18,7 +17,6 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from planner.errors import SpecError, TraceError
 from planner.job import schema
-from planner.training.observers import path_in_job
 
 
 def find_blocks(model: nn.Module, pattern: str = "") -> list[nn.Module]:
@@ -82,36 +80,6 @@ def _require_blocks(model: nn.Module, pattern: str, verb: str, place: str, other
             place=place,
         )
     return modules
-
-
-@contextmanager
-def follow(
-    module: nn.Module, enter: Callable[[str], None], leave: Callable[[], None], compiled: Iterable[nn.Module] = ()
-) -> Iterator[None]:
-    """Inside, `enter(path)` and `leave()` surround every forward of a module below `module`.
-
-    Paths are those of `module.named_modules()`, with the root as the empty path. A recomputed block enters again, from
-    the thread in which the backward runs. Modules that are not below `module` say nothing, and those inside of one that
-    is `compiled` neither: a hook there would break what is compiled into pieces.
-    """
-
-    def before(path: str, _module: nn.Module, _arguments: Any) -> None:
-        enter(path)
-
-    def after(_module: nn.Module, _arguments: Any, _output: Any) -> None:
-        leave()
-
-    silent = {id(inside) for outer in compiled for inside in outer.modules() if inside is not outer}
-    handles = []
-    for path, child in module.named_modules():
-        if id(child) not in silent:
-            handles.append(child.register_forward_pre_hook(partial(before, path_in_job(path)), prepend=True))
-            handles.append(child.register_forward_hook(after, prepend=True, always_call=True))
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 _aten = torch.ops.aten
@@ -204,21 +172,18 @@ def _offload_block(block: nn.Module) -> None:
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-def compile_model(model: nn.Module, spec: schema.Compile | None, pattern: str = "") -> list[nn.Module]:
-    """Compiles the forward of the model or of each of its blocks, in place; the modules that were compiled.
-
-    Raises SpecError for blocks that are not found.
-    """
-    compiled: list[nn.Module] = []
+def compile_model(model: nn.Module, spec: schema.Compile | None, pattern: str = "") -> None:
+    """Compiles the forward of the model or of each of its blocks, in place. Raises SpecError for blocks that are not
+    found."""
     if spec is None:
-        return compiled
+        return
+    compiled: list[nn.Module] = []
     if "model" in spec.scope:
         compiled = [model]
     elif "blocks" in spec.scope:
         compiled = _require_blocks(model, pattern, "compiled", "train.compile.scope", other=", or compile the model")
     for module in compiled:
         module.forward = _compile(module.forward, spec)
-    return compiled
 
 
 def compile_loss(loss: _Function, spec: schema.Compile | None) -> _Function:

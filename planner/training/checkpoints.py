@@ -8,7 +8,6 @@ import threading
 import warnings
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,13 +31,11 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import Optimizer
 
-from planner import upstream
 from planner.errors import SpecError
-from planner.events import Category, Phase
+from planner.events import Phase
 from planner.job import schema
 from planner.training import absent_peers
 from planner.training.host import CheckpointFiles
-from planner.training.observers import Observer, unless_silent
 from planner.training.optimizers import copy_to_meta
 from planner.training.phases import named_phase
 from planner.upstream import torch_releases
@@ -46,31 +43,21 @@ from planner.upstream import torch_releases
 # What is gathered, copied and staged is torch's own work. Where files go the step's host decides. What async_save has
 # staged waits until the checkpoint after it, or until the end of the training: an upload that is still under way then
 # is waited for, as programs do (torchtitan, components/checkpoint.py).
-_ITERATE = "torch.distributed._state_dict_utils:_iterate_state_dict"
 
 
 class CheckpointSaver:
     """Saves the checkpoints of one rank."""
 
-    def __init__(
-        self,
-        spec: schema.CheckpointSave,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        observer: Observer,
-    ) -> None:
+    def __init__(self, spec: schema.CheckpointSave, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self._spec, self._model, self._optimizer = spec, model, optimizer
-        self._observer = observer
         self._rank = dist.get_rank() if dist.is_initialized() else 0
         self._finish_upload: Callable[[], None] | None = None
 
-    def save(self, iteration: int) -> None:
-        self._observer.mark(Phase.CHECKPOINT_SAVE, iteration)
+    def save(self) -> None:
         self.finish()
         with (
             named_phase(Phase.CHECKPOINT_SAVE),
             CheckpointFiles() as files,
-            _tell_gathered(self._observer),
             absent_peers.naming_devices(),
             warnings.catch_warnings(),
         ):
@@ -159,30 +146,14 @@ class CheckpointSaver:
         return {"model": model, "optimizer": optimizer}
 
 
-def _tell_gathered(observer: Observer) -> AbstractContextManager[None]:
-    """Inside, the observer hears of every whole tensor that torch gathers into a state dict."""
-
-    def wrap(real: Callable[..., Any]) -> Callable[..., Any]:
-        def iterate(given: Any, *arguments: Any, **named: Any) -> Any:
-            result = real(given, *arguments, **named)
-            if isinstance(given, DTensor) and isinstance(result, Tensor) and not isinstance(result, DTensor):
-                observer.assign(result, Category.OTHER, "checkpoint")
-            return result
-
-        return iterate
-
-    return unless_silent(observer, upstream.patch_targets("state dicts told", wrapped={_ITERATE: wrap}))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loading:
-    """What is loaded into what, and who is told."""
+    """What is loaded into what."""
 
     spec: schema.CheckpointLoad
     model: nn.Module
     optimizer: torch.optim.Optimizer
     device: torch.device
-    observer: Observer
 
     @property
     def _on_device(self) -> bool:
@@ -207,16 +178,14 @@ class Loading:
             local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
             key = local.untyped_storage()._cdata, tensor.shape
             if key not in copies:
-                copies[key] = self._copy(name, tensor)
+                copies[key] = self._copy(tensor)
             state[name] = copies[key]
         return state
 
-    def _copy(self, name: str, tensor: Tensor) -> Tensor:
+    def _copy(self, tensor: Tensor) -> Tensor:
         copy = self._tensor(tensor.shape, tensor.dtype)
-        if self._on_device:
-            if not isinstance(tensor, DTensor):
-                copy.copy_(tensor.detach())
-            self.observer.assign(copy, Category.OTHER, f"checkpoint.{name}")
+        if self._on_device and not isinstance(tensor, DTensor):
+            copy.copy_(tensor.detach())
         return copy
 
     def optimizer_state(self, *, by_names: bool) -> dict[str, Any]:

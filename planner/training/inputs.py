@@ -15,11 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from planner.errors import SpecError
-from planner.events import Category
 from planner.job import schema
 from planner.job.sampled_runs import draw_steps
 from planner.job.schema import Input
-from planner.training.observers import Observer
 
 TARGETS = ("labels", "target", "targets")
 """Names in `train.inputs` that the loss gets when the model's forward does not take them."""
@@ -332,7 +330,7 @@ def _image_tokens(config: Any, vision: Any) -> int:
     return math.ceil(_patches(vision) / getattr(config, "scale_factor", 1) ** 2)
 
 
-def make(feed: Feed, batch: int, device: torch.device, observer: Observer, *, own_loss: bool) -> MicroBatch:
+def make(feed: Feed, batch: int, device: torch.device, *, own_loss: bool) -> MicroBatch:
     """A micro-batch as a data loader hands it over: made on the host, then copied to the device.
 
     `own_loss`: with the labels that the model's own loss takes.
@@ -345,24 +343,23 @@ def make(feed: Feed, batch: int, device: torch.device, observer: Observer, *, ow
         ids[ids == feed.image_token] = 0
         ids[:, : feed.image_tokens] = feed.image_token
     return MicroBatch(
-        arguments={name: to_device(tensor, device, observer, name) for name, tensor in arguments.items()},
-        labels={name: to_device(_host(name, spec, batch), device, observer, name) for name, spec in labels.items()},
+        arguments={name: to_device(tensor, device, name) for name, tensor in arguments.items()},
+        labels={name: to_device(_host(name, spec, batch), device, name) for name, spec in labels.items()},
     )
 
 
-def prompts(feed: Feed, batch: int, tokens: int, device: torch.device, observer: Observer) -> Tensor:
+def prompts(feed: Feed, batch: int, tokens: int, device: torch.device) -> Tensor:
     """So many prompts of so many tokens on the device."""
-    name, spec = next(iter(feed.arguments.items()))
+    spec = next(iter(feed.arguments.values()))
     made = torch.randint(0, max(1, spec.maximum), (batch, tokens), dtype=getattr(torch, spec.dtype))
-    return to_device(made, device, observer, name)
+    return to_device(made, device)
 
 
-def to_device(tensor: Tensor, device: torch.device, observer: Observer, name: str) -> Tensor:
-    """The tensor on the device, told as an input."""
+def to_device(tensor: Tensor, device: torch.device, name: str = "") -> Tensor:
+    """The tensor on the device, as a data loader puts it there."""
     moved = tensor.to(device, non_blocking=True)
     if not name.endswith(_MASK) and hasattr(torch.ops.paper, "forget_value"):
         torch.ops.paper.forget_value(moved)  # of what is made up nothing follows, as no job has these values
-    observer.assign(moved, Category.INPUT, name)
     return moved
 
 

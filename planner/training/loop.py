@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
@@ -16,16 +16,15 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
 from planner.errors import SpecError
-from planner.events import Category, Phase
+from planner.events import Phase
 from planner.job import schema
 from planner.job.sampled_runs import Part, Steps, batches_on_device, draw_steps, shown_batches, shown_tokens
-from planner.training import blocks, host, inputs, observers, optimizers
+from planner.training import blocks, host, inputs, optimizers
 from planner.training.inputs import Feed, MicroBatch
 from planner.training.loss_functions import Objective
-from planner.training.observers import Observer
 from planner.training.phases import named_phase
 from planner.training.wraps import context_parallel, fsdp2
-from planner.training.wraps.ddp import ObservedDdp, fewest_iterations
+from planner.training.wraps.ddp import fewest_iterations
 
 if TYPE_CHECKING:
     from planner.training.checkpoints import CheckpointSaver
@@ -82,10 +81,7 @@ class Loop:
     feed: Feed
     precision: Precision
     device: torch.device
-    observer: Observer
     splitting: context_parallel.Split = field(default=context_parallel.whole)
-    compiled: Sequence[nn.Module] = ()
-    """Modules whose forward is compiled."""
     feeds: Mapping[int, Feed] = field(default_factory=dict)
     """Batches by their length, of a run in which it differs."""
     shortened: bool = False
@@ -104,13 +100,13 @@ class Loop:
     def run(self) -> None:
         """All iterations; an evaluation after every `eval.every`, or after the last if none came before."""
         evaluation, saving, last = self.train.eval, self.train.checkpoint_save, self._iterations()
-        with self._tell_accumulated_gradients(), optimizers.step_in_backward(self.optimizer, self._tell_state):
+        with optimizers.step_in_backward(self.optimizer):
             for iteration in range(1, last + 1):
-                self._iterate(iteration)
+                self._iterate()
                 if evaluation is not None and _is_due(iteration, evaluation.every, last):
-                    self._evaluate(evaluation, iteration)
+                    self._evaluate(evaluation)
                 if saving is not None and _is_due(iteration, saving.every, last):
-                    self._saver.save(iteration)
+                    self._saver.save()
                 gc.collect()
                 if self.train.empty_cache_every and iteration % self.train.empty_cache_every == 0:
                     self._empty_cache()
@@ -123,46 +119,37 @@ class Loop:
         fewest = max(fewest_iterations(self.parallel.dp_replicate), blocks.fewest_iterations(self.train.compile))
         return max(self.train.iterations, fewest, _FEWEST_GROWING if self.train.retains else 0)
 
-    def _tell_accumulated_gradients(self) -> AbstractContextManager[None]:
-        views = self.parallel.dp_replicate.gradient_as_bucket_view and self.parallel.dp_replicate.degree > 1
-        return observers.tell_accumulated_gradients(self.bare_model, self.observer, bucket_views=views)
-
-    def _tell_state(self, optimizer: torch.optim.Optimizer) -> None:
-        observers.tell_optimizer_state(optimizer, self.bare_model, self.observer)
-
     @cached_property
     def _saver(self) -> CheckpointSaver:
         # Jobs that save alone pay for the import of torch.distributed.checkpoint.
         from planner.training.checkpoints import CheckpointSaver
 
         assert self.train.checkpoint_save is not None
-        return CheckpointSaver(self.train.checkpoint_save, self.bare_model, self.optimizer, self.observer)
+        return CheckpointSaver(self.train.checkpoint_save, self.bare_model, self.optimizer)
 
-    def _iterate(self, iteration: int) -> None:
+    def _iterate(self) -> None:
         for micro_batch in range(1, self.train.gradient_accumulation_steps + 1):
             with self._syncing(last=micro_batch == self.train.gradient_accumulation_steps):
-                self._micro_batch(iteration)
-        self.observer.mark(Phase.OPTIMIZER_STEP, iteration)
-        self._step()
+                self._micro_batch()
+        with named_phase(Phase.OPTIMIZER_STEP):
+            self._step()
 
-    def _micro_batch(self, iteration: int) -> None:
-        self.observer.mark(Phase.FORWARD, iteration)
-        batch = self._batch(self.feeds[next(self._lengths)] if self._steps else self.feed, self.train.micro_batch_size)
-        with self.splitting(batch):
-            with self.precision.autocast():
-                loss = self.objective(self.model, batch)
-            loss = self._scale_to_one(loss)
-            self.observer.mark(Phase.BACKWARD, iteration)
-            self._backward(loss)
+    def _micro_batch(self) -> None:
+        with ExitStack() as split:
+            with named_phase(Phase.FORWARD):
+                feed = self.feeds[next(self._lengths)] if self._steps else self.feed
+                batch = self._batch(feed, self.train.micro_batch_size)
+                split.enter_context(self.splitting(batch))
+                with self.precision.autocast():
+                    loss = self.objective(self.model, batch)
+                loss = self._scale_to_one(loss)
+            with named_phase(Phase.BACKWARD):
+                self._backward(loss)
         if self.train.retains == "loss":
             self._losses.append(loss)
-        if isinstance(self.model, ObservedDdp):
-            for name, tensor in self.model.communication_tensors():
-                self.observer.assign(tensor, Category.COMMUNICATION, name)
-        observers.tell_gradients(self.bare_model, self.observer)
 
     def _batch(self, feed: Feed, samples: int) -> MicroBatch:
-        batch = inputs.make(feed, samples, self.device, self.observer, own_loss=self.objective.own)
+        batch = inputs.make(feed, samples, self.device, own_loss=self.objective.own)
         host.take_batch(batch.tensors())
         return batch
 
@@ -194,7 +181,6 @@ class Loop:
         else:
             scaler.step(self.optimizer)
             scaler.update()
-        self._tell_state(self.optimizer)
         self.optimizer.zero_grad(set_to_none=self.train.zero_grad_set_to_none)
 
     def _clip(self, trained: Sequence[nn.Parameter], limit: float) -> None:
@@ -207,30 +193,30 @@ class Loop:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _evaluate(self, spec: schema.Eval, iteration: int) -> None:
+    def _evaluate(self, spec: schema.Eval) -> None:
         """Without a graph: the model in eval mode, as the job evaluates, then back to training.
 
         Where it is shortened, only the steps and tokens from which the others follow (planner.job.sampled_runs).
         """
         self.model.eval()
         try:
-            self._evaluate_batches(spec, iteration)
+            self._evaluate_batches(spec)
             if spec.generate is not None:
                 with torch.no_grad():
-                    self._generate(spec.generate, iteration)
+                    self._generate(spec.generate)
         finally:
             self.model.train()
 
     # What lives how long in an evaluation is that of transformers 5 (Trainer.evaluation_loop and EvalLoopContainer in
     # trainer.py and trainer_pt_utils.py, GenerationMixin._sample in generation/utils.py): what a step gathered lives
     # until the next has gathered its own, and what was gathered before is copied with each step.
-    def _evaluate_batches(self, spec: schema.Eval, iteration: int) -> None:
+    def _evaluate_batches(self, spec: schema.Eval) -> None:
         gathered: dict[str, Tensor] = {}
         batches = spec.batches if spec.gather else batches_on_device(spec)
         count = len(shown_batches(spec)) if self.shortened else batches
         latest: dict[str, Tensor] = {}
         for number in range(1, count + 1):
-            with self.phase(Phase.EVAL, iteration):
+            with named_phase(Phase.EVAL):
                 # What the last step has left goes when this one's takes its place.
                 latest = self._evaluate_batch(spec)
                 for name, tensor in latest.items():
@@ -241,13 +227,8 @@ class Loop:
                     latest = {}
                     self._empty_cache()
         if spec.gather:
-            with self.phase(Phase.EVAL, iteration):
+            with named_phase(Phase.EVAL):
                 self._take_to_host(gathered)
-
-    def phase(self, phase: Phase, iteration: int) -> AbstractContextManager[object]:
-        """What is done inside belongs to this phase."""
-        self.observer.mark(phase, iteration)
-        return named_phase(phase)
 
     def _evaluate_batch(self, spec: schema.Eval) -> dict[str, Tensor]:
         with torch.no_grad():
@@ -269,16 +250,16 @@ class Loop:
             tensor.cpu()
         gathered.clear()
 
-    def _generate(self, spec: schema.Generate, iteration: int) -> None:
+    def _generate(self, spec: schema.Generate) -> None:
         """Greedy generation of all tokens, or, shortened, of those from which the others follow."""
         model, count = self.bare_model, spec.max_new_tokens
-        with self.phase(Phase.GENERATE, iteration):
+        with named_phase(Phase.GENERATE):
             prompt_tokens = spec.prompt_tokens or self.train.sequence_length
-            tokens = inputs.prompts(self.feed, spec.batch, prompt_tokens, self.device, self.observer)
+            tokens = inputs.prompts(self.feed, spec.batch, prompt_tokens, self.device)
             token, cache = self._next_token(model, tokens, None, use_cache=spec.use_cache)
             tokens = torch.cat((tokens, token), dim=1)
         for part in shown_tokens(count) if self.shortened else map(Part, range(1, count)):
-            with self.phase(Phase.GENERATE, iteration):
+            with named_phase(Phase.GENERATE):
                 fed = token if part.count == 1 else token.expand(-1, part.count)
                 if part.count > 1:  # so many tokens at once: the cache grows to where the next are shown
                     tokens = torch.cat((tokens, fed[:, 1:]), dim=1)
@@ -287,7 +268,7 @@ class Loop:
                 )
                 tokens = torch.cat((tokens, token), dim=1)
         # The last token is as those before it: what it found goes when all is over.
-        with self.phase(Phase.GENERATE, iteration):
+        with named_phase(Phase.GENERATE):
             del token, tokens, cache
 
     def _next_token(self, model: nn.Module, tokens: Tensor, cache: object, *, use_cache: bool) -> tuple[Tensor, object]:
@@ -328,16 +309,13 @@ def _is_due(iteration: int, every: int, last: int) -> bool:
 class EngineLoop(Loop):
     """As `Loop`; the model is DeepSpeed's own engine."""
 
-    def _tell_accumulated_gradients(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def _iterate(self, iteration: int) -> None:
+    def _iterate(self) -> None:
         engine: Any = self.model
         for micro_batch in range(1, self.train.gradient_accumulation_steps + 1):
-            self._micro_batch(iteration)
-            if micro_batch == self.train.gradient_accumulation_steps:
-                self.observer.mark(Phase.OPTIMIZER_STEP, iteration)
-            engine.step()
+            self._micro_batch()
+            last = micro_batch == self.train.gradient_accumulation_steps
+            with named_phase(Phase.OPTIMIZER_STEP) if last else nullcontext():
+                engine.step()
 
     def _scale_to_one(self, loss: Tensor) -> Tensor:
         return loss

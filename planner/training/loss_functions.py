@@ -14,7 +14,6 @@ from planner.job import schema
 from planner.training import blocks, inputs
 from planner.training.inputs import Feed, MicroBatch
 from planner.training.models.decoder import Decoder
-from planner.training.observers import Observer
 
 
 class Objective:
@@ -25,13 +24,12 @@ class Objective:
         spec: schema.Loss,
         feed: Feed,
         device: torch.device,
-        observer: Observer,
         compiled: schema.Compile | None = None,
     ) -> None:
         self.own = spec.name == "model" or (feed.own_loss and spec.name != "sum")
         self._name, self._chunks, self._in_chunks = spec.name, spec.chunks, spec.chunk_head
         self._dtype = getattr(torch, spec.dtype)
-        self._feed, self._device, self._observer = feed, device, observer
+        self._feed, self._device = feed, device
         self._keeps, self._kept = spec.keep_output, None
         self.outputs: list[Any] | None = None
         """Where each output of the training is appended; None: nowhere."""
@@ -74,16 +72,14 @@ class Objective:
 
     def _squares(self, prediction: Tensor, target: Tensor | None) -> Tensor:
         if target is None:
-            made = torch.zeros(prediction.shape)
-            target = inputs.to_device(made, self._device, self._observer, "target")
+            target = inputs.to_device(torch.zeros(prediction.shape), self._device)
         return functional.mse_loss(prediction.to(self._dtype), target.to(self._dtype))
 
     def _make_classes(self, logits: Tensor) -> Tensor:
         """Targets for logits of a shape found only now: classes in dim 1 of images, else in the last dim."""
         dim = 1 if logits.dim() >= 4 else logits.dim() - 1
         shape = (*logits.shape[:dim], *logits.shape[dim + 1 :])
-        classes = torch.randint(0, logits.shape[dim], shape)
-        return inputs.to_device(classes, self._device, self._observer, "labels")
+        return inputs.to_device(torch.randint(0, logits.shape[dim], shape), self._device)
 
 
 def cross_entropy(logits: Tensor, target: Tensor, dtype: torch.dtype, chunks: int = 1) -> Tensor:

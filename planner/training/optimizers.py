@@ -236,23 +236,16 @@ def _one_for_each(kind: Any, trained: list[nn.Parameter], arguments: dict[str, A
 
 
 @contextmanager
-def step_in_backward(optimizer: Optimizer, born: Callable[[Optimizer], None]) -> Iterator[None]:
-    """Inside, gradients are used up when they are accumulated, after whatever hooks were installed before.
-
-    `born` hears of each optimizer that has just made its state: fully_shard steps within its reduction, whose
-    communication the state is not.
-    """
+def step_in_backward(optimizer: Optimizer) -> Iterator[None]:
+    """Inside, gradients are used up when they are accumulated, after whatever hooks were installed before."""
     if not isinstance(optimizer, InBackwardOptimizer):
         yield
         return
 
     def use_up(parameter: Tensor) -> None:
         inside = optimizer.inside[parameter]
-        first = not inside.state
         inside.step()
         inside.zero_grad()
-        if first:
-            born(inside)
 
     handles = [parameter.register_post_accumulate_grad_hook(use_up) for parameter in optimizer.inside]
     try:

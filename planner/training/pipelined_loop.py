@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from planner.errors import SpecError
 from planner.events import Phase
 from planner.job import pipeline_schedules, schema
-from planner.training import absent_peers, observers
+from planner.training import absent_peers
 from planner.training.device_mesh import World
 from planner.training.inputs import Feed
 from planner.training.log_levels import raise_log_levels
@@ -208,7 +208,6 @@ class PipelinedLoop(Loop):
     spec: schema.Job
     world: World
     parts: Sequence[Part]
-    iteration: int = 0
     _stages: list[Stage] = field(init=False)
     _schedule: Any = field(init=False)
 
@@ -227,15 +226,12 @@ class PipelinedLoop(Loop):
         except ValueError as refusal:
             raise SpecError(f"{pp.schedule} refuses its stages: {refusal}", place="parallel.pp") from refusal
 
-    def _iterate(self, iteration: int) -> None:
-        self.iteration = iteration
-        self.observer.mark(Phase.FORWARD, iteration)
+    def _iterate(self) -> None:
         # Before it raises, a schedule logs all of its actions, which are thousands.
         with raise_log_levels("torch.distributed.pipelining.schedules", level=logging.CRITICAL):
             self._run_micro_batches()
-        observers.tell_gradients(self.bare_model, self.observer)
-        self.observer.mark(Phase.OPTIMIZER_STEP, iteration)
-        self._step()
+        with named_phase(Phase.OPTIMIZER_STEP):
+            self._step()
 
     def _run_micro_batches(self) -> None:
         with named_phase(Phase.FORWARD):
@@ -261,7 +257,7 @@ class PipelinedLoop(Loop):
 
 
 class Stage(PipelineStage):
-    """torch's stage, whose forward is computed in the precision of the loop, which hears when phases begin."""
+    """torch's stage, whose forward is computed in the precision of the loop."""
 
     def __init__(self, loop: PipelinedLoop, part: Part) -> None:
         self._loop, self._expected = loop, part.output_example(loop.spec)
@@ -276,8 +272,8 @@ class Stage(PipelineStage):
         )
 
     def forward_one_chunk(self, *arguments: Any, **named: Any) -> Any:
-        self._mark(Phase.FORWARD)
-        return super().forward_one_chunk(*arguments, **named)
+        with named_phase(Phase.FORWARD):
+            return super().forward_one_chunk(*arguments, **named)
 
     def forward_maybe_with_nosync(self, *arguments: Any, **named: Any) -> Any:
         with self._loop.precision.autocast():
@@ -292,15 +288,12 @@ class Stage(PipelineStage):
         return output
 
     def backward_one_chunk(self, *arguments: Any, **named: Any) -> None:
-        self._mark(Phase.BACKWARD)
-        super().backward_one_chunk(*arguments, **named)
+        with named_phase(Phase.BACKWARD):
+            super().backward_one_chunk(*arguments, **named)
 
     def backward_weight_one_chunk(self, *arguments: Any, **named: Any) -> None:
-        self._mark(Phase.BACKWARD)
-        super().backward_weight_one_chunk(*arguments, **named)
-
-    def _mark(self, phase: Phase) -> None:
-        self._loop.observer.mark(phase, self._loop.iteration)
+        with named_phase(Phase.BACKWARD):
+            super().backward_weight_one_chunk(*arguments, **named)
 
     def _warmup_backward_result(self, received_result: Tensor | None = None) -> Tensor:
         # Every stage has its shapes from the start, and absent peers say nothing of theirs.

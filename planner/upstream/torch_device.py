@@ -67,6 +67,9 @@ MEASURED_PROGRAMS = (
         "torch.cuda:_lazy_call": "a measured program's history begins when it first uses CUDA, not before",
         "torch.cuda.memory:_record_memory_history _dump_snapshot": "the allocator's history of a measured program",
     }),
+    *patch("phases heard", "tests/truth/measuring/test_recorders.py", has_source=False, targets={
+        "torch.autograd.profiler:record_function.__enter__": "a program is measured in each phase that it names by it",
+    }),
     *wrapped(_MEASURED, change=Change.REPORTED, has_source=False, optional=True, part="measuring", targets={
         "torch.cuda:reset_peak_memory_stats torch.cuda.memory:reset_peak_memory_stats "
         "torch.accelerator:reset_peak_memory_stats torch.accelerator.memory:reset_peak_memory_stats":
@@ -75,17 +78,6 @@ MEASURED_PROGRAMS = (
 )  # fmt: skip
 
 PROGRAMS = (
-    *patch("ddp roles", "tests/tracing/running/test_programs_in_a_world.py", change=Change.REPORTED,
-        has_source=False, targets={
-        "torch.nn.parallel.distributed:DistributedDataParallel._ddp_init_helper":
-            "there DDP allocates its buckets, which are told as such",
-        "torch.nn.parallel.distributed:DistributedDataParallel._build_params_for_reducer":
-            "from here to the reducer DDP verifies and broadcasts parameters and buffers",
-        "torch.nn.parallel.distributed:DistributedDataParallel._sync_buffers":
-            "there DDP flattens the buffers that it sends before a forward",
-        "torch.nn.parallel.distributed:DistributedDataParallel.register_comm_hook":
-            "what a hook allocates serves communication",
-    }),
     *patch("program watched", _RUN, has_source=False, targets={
         "torch.autograd:_engine_run_backward":
             "a program's backwards begin there, those of torch.autograd.grad too (autograd/__init__.py)",

@@ -125,7 +125,7 @@ DTENSOR_SPEED = (
 )  # fmt: skip
 
 FSDP2 = (
-    *patch("fsdp told", _CPU_RUNS, has_source=False, targets={
+    *patch("fsdp roles", _CPU_RUNS, has_source=False, targets={
         "torch.distributed.fsdp._fully_shard._fsdp_param_group:foreach_all_gather foreach_reduce":
             "allocates what is sent and received, which is told as communication (_fsdp_collectives.py)",
     }),
@@ -133,7 +133,7 @@ FSDP2 = (
         "torch.distributed.fsdp._fully_shard._fsdp_collectives:foreach_all_gather":
             "its buffers lie in one region of the trace",
     }),
-    *patch("fsdp told", _CPU_RUNS, targets={
+    *patch("fsdp roles", _CPU_RUNS, targets={
         "torch.distributed.fsdp._fully_shard._fsdp_param:FSDPParam.alloc_all_gather_outputs":
             "allocates whole parameters, which are told by their names",
         "torch.distributed.fsdp._fully_shard._fsdp_param:FSDPParam.to_sharded_post_forward":
@@ -160,7 +160,7 @@ FSDP2 = (
 )  # fmt: skip
 
 FSDP1 = (
-    *patch("fsdp1 told", _CPU_RUNS, change=Change.REPORTED, has_source=False, targets={
+    *patch("fsdp1 roles", _CPU_RUNS, change=Change.REPORTED, has_source=False, targets={
         "torch.distributed.fsdp._runtime_utils:_share_state_and_init_handle_attrs":
             "the first forward, in which units are known by their paths and flat parameters are told",
         "torch.distributed.fsdp._runtime_utils:_post_backward_hook": "the gradient of a whole flat parameter is there",
@@ -176,10 +176,17 @@ FSDP1 = (
 )  # fmt: skip
 
 DDP = (
-    *override(_CPU_RUNS, change=Change.REPORTED, targets={
-        "torch.nn.parallel.distributed:DistributedDataParallel._build_params_for_reducer "
-        "DistributedDataParallel._ddp_init_helper DistributedDataParallel._sync_buffers":
-            "the constructor's first exchange, its buckets and the broadcast of buffers are told apart",
+    *patch("ddp roles", _CPU_RUNS, change=Change.REPORTED, targets={
+        "torch.nn.parallel.distributed:DistributedDataParallel._ddp_init_helper":
+            "there DDP allocates its buckets, which are named so",
+        "torch.nn.parallel.distributed:DistributedDataParallel._build_params_for_reducer":
+            "from here to the reducer DDP verifies and broadcasts parameters and buffers",
+        "torch.nn.parallel.distributed:DistributedDataParallel._sync_buffers":
+            "there DDP flattens the buffers that it sends before a forward",
+    }),
+    *patch("ddp roles", _RUN, change=Change.REPORTED, has_source=False, targets={
+        "torch.nn.parallel.distributed:DistributedDataParallel.register_comm_hook":
+            "what a hook allocates serves communication",
     }),
     *private(_CPU_RUNS, targets={
         "torch.nn.parallel.distributed:DistributedDataParallel._get_ddp_logging_data":
@@ -191,7 +198,7 @@ DDP = (
     }),
     *private(_CPU_RUNS, change=Change.REPORTED, targets={
         "torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook:powerSGD_hook PowerSGDState.__init__":
-            "factors and errors are found in its dictionaries; two iterations are the fewest before it compresses",
+            "two iterations are the fewest before it compresses",
     }),
 )  # fmt: skip
 
@@ -199,21 +206,27 @@ PIPELINES = (
     *override(_PIPELINES, optional=True, targets={
         "torch.distributed.pipelining.stage:PipelineStage._warmup_backward_result "
         "_PipelineStageBase.forward_one_chunk _PipelineStageBase.backward_one_chunk "
-        "_PipelineStageBase.backward_weight_one_chunk": "a stage tells of its phases",
+        "_PipelineStageBase.backward_weight_one_chunk": "a stage names its phases",
     }),
     *override(_PIPELINES, has_source=False, targets={
         "torch.distributed.pipelining.stage:_PipelineStageBase.forward_maybe_with_nosync":
             "a stage computes its forward under autocast",
     }),
-    *patch("pipelines told", _PIPELINES, optional=True, targets={
+    *patch("pipeline roles", _PIPELINES, optional=True, targets={
         "torch.distributed.pipelining.stage:_PipelineStageBase.get_fwd_recv_ops "
         "_PipelineStageBase.get_bwd_recv_ops _PipelineStageBase.backward_one_chunk "
         "_PipelineStageBase.backward_weight_one_chunk _PipelineStageBase.backward_maybe_with_nosync":
             "what stages receive, and gradients that they add up themselves, are told",
     }),
-    *patch("pipelines told", _RUN, has_source=False, targets={
+    *patch("pipeline roles", _RUN, has_source=False, targets={
         "torch.distributed.pipelining.schedules:PipelineScheduleSingle.step PipelineScheduleMulti.step":
             "what a schedule is given is told as input: it is divided before a forward has it",
+    }),
+    *patch("program watched", _RUN, change=Change.REPORTED, has_source=False, optional=True, targets={
+        "torch.distributed.pipelining.stage:_PipelineStageBase.backward_one_chunk":
+            "what is received for a backward, and what it makes of that, belongs to it",
+        "torch.distributed.pipelining.schedules:PipelineScheduleSingle.step PipelineScheduleMulti.step":
+            "what is done after the backwards of a schedule belongs to them",
     }),
     *patch("pipelines folded", _FOLDING, optional=True, targets={
         "torch.distributed.pipelining.stage:_PipelineStageBase.forward_one_chunk "
@@ -257,10 +270,6 @@ CHECKPOINTS = (
     }),
     *private(_SAVES, part="checkpoints", targets={
         "torch.distributed._state_dict_utils:_TensorInfo": "how the announcement describes a tensor",
-    }),
-    *patch("state dicts told", _SAVES, change=Change.REPORTED, part="checkpoints", targets={
-        "torch.distributed._state_dict_utils:_iterate_state_dict":
-            "where whole tensors are gathered, which are told as a checkpoint's",
     }),
     *patch("program watched", _RUN_CHECKPOINTS, change=Change.REPORTED, has_source=False, targets={
         "torch.distributed.checkpoint.state_dict:_get_model_state_dict _get_optim_state_dict _load_model_state_dict "

@@ -23,7 +23,7 @@ from planner.upstream import checking, table, torch_releases
 from planner.upstream.entries import Change, Entry, Kind
 
 REPOSITORY = Path(__file__).parents[2]
-ROOMS = ("paper", "running", "tracing", "training", "measuring")
+ROOMS = ("paper", "roles", "tracing", "training")
 INSTALLED = [entry for entry in table.TABLE if checking.find_folder(entry.package) is not None]
 
 

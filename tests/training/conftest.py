@@ -1,16 +1,14 @@
-"""Jobs small enough for a test, and an observer that writes down what it is told."""
+"""Jobs small enough for a test, and their steps on the CPU."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
-from planner.events import Category, Phase
 from planner.job.schema import Decoder, Input, Job, Model, Train
 from planner.training import step
 
@@ -69,54 +67,7 @@ def factory_job(tmp_path: Any) -> Callable[..., Job]:
     return build
 
 
-@dataclass
-class Notebook:
-    """An observer that writes down what it is told, and calls `at_mark` at every mark."""
-
-    at_mark: Callable[[Phase, int], None] = lambda _phase, _iteration: None
-    follows_modules: bool = False
-    marks: list[tuple[str, int]] = field(default_factory=list)
-    roles: list[tuple[str, str, tuple[int, ...]]] = field(default_factory=list)
-    regions: list[tuple[str, str]] = field(default_factory=list)
-    paths: list[str] = field(default_factory=list)
-    depth: int = 0
-
-    def mark(self, phase: Phase, iteration: int) -> None:
-        self.marks.append((phase.value, iteration))
-        self.at_mark(phase, iteration)
-
-    def assign(self, tensor: torch.Tensor, category: Category, name: str = "") -> None:
-        self.roles.append((category.value, name, tuple(tensor.shape)))
-
-    @contextmanager
-    def region(self, category: Category, name: str = "") -> Iterator[None]:
-        assert self.depth == 0, "regions never nest"
-        self.depth += 1
-        self.regions.append((category.value, name))
-        yield
-        self.depth -= 1
-
-    def enter(self, path: str) -> None:
-        self.paths.append(path)
-
-    def leave(self) -> None:
-        self.paths.append("<")
-
-    def names(self, category: str) -> list[str]:
-        """Names told for a category, in order."""
-        return [name for told, name, _ in self.roles if told == category]
-
-
-@pytest.fixture
-def notebook() -> type[Notebook]:
-    return Notebook
-
-
 @pytest.fixture
 def run() -> Callable[..., step.Outcome]:
     """Runs a job's step on the cpu."""
-
-    def go(job: Job, observer: Any = None) -> step.Outcome:
-        return step.run(job, torch.device("cpu"), observer)
-
-    return go
+    return partial(step.run, device=torch.device("cpu"))

@@ -12,6 +12,7 @@ from planner.events import EmptyCache, Mark, Phase
 from planner.job.schema import Cluster, Decoder, Eval, Gpu, Job, Loss, Model, Optimizer, Train
 from planner.planning.job_plan import plan_job
 from planner.training import loop, step
+from planner.training.phases import hear_phases
 
 Run = Callable[..., step.Outcome]
 JobOf = Callable[..., Job]
@@ -31,7 +32,7 @@ def test_accumulated_micro_batches_make_one_step(factory_job: JobOf, run: Run) -
     assert {float(state["step"]) for state in outcome.optimizer.state.values()} == {2.0}
 
 
-def test_gradients_add_up_over_the_micro_batches_as_their_mean(factory_job: JobOf, run: Run, notebook: Any) -> None:
+def test_gradients_add_up_over_the_micro_batches_as_their_mean(factory_job: JobOf, run: Run) -> None:
     """With all-equal batches the accumulated gradient is that of one of them."""
 
     def gradient(steps: int) -> torch.Tensor:
@@ -51,10 +52,7 @@ def test_gradients_add_up_over_the_micro_batches_as_their_mean(factory_job: JobO
 
         torch.optim.SGD.step, loop.inputs.make = spy, same  # type: ignore[method-assign,assignment]
         try:
-            run(
-                factory_job(gradient_accumulation_steps=steps, iterations=1, optimizer=Optimizer(name="SGD")),
-                notebook(),
-            )
+            run(factory_job(gradient_accumulation_steps=steps, iterations=1, optimizer=Optimizer(name="SGD")))
         finally:
             torch.optim.SGD.step, loop.inputs.make = original, inputs  # type: ignore[method-assign]
         return kept[0]
@@ -92,59 +90,44 @@ def test_gradients_are_dropped_after_the_step_or_kept_as_zeros(factory_job: JobO
     assert all(parameter.grad is not None and not parameter.grad.any() for parameter in kept)
 
 
-def evaluations(job: Job, run: Run, notebook: Any) -> list[int]:
-    watching = notebook()
-    run(job, watching)
-    return [iteration for phase, iteration in watching.marks if phase == "eval"]
+def evaluations(job: Job, run: Run) -> list[int]:
+    found: list[int] = []
+    with hear_phases(lambda phase, iteration: found.append(iteration) if phase is Phase.EVAL else None):
+        run(job)
+    return found
 
 
-def test_evaluation_comes_after_every_so_many_iterations_and_at_least_once(
-    factory_job: JobOf, run: Run, notebook: Any
-) -> None:
-    assert evaluations(factory_job(iterations=4, eval=Eval(every=2)), run, notebook) == [2, 4]
-    assert evaluations(factory_job(iterations=3, eval=Eval(every=2)), run, notebook) == [2]
-    assert evaluations(factory_job(iterations=2, eval=Eval(every=100)), run, notebook) == [2]
-    assert evaluations(factory_job(iterations=2), run, notebook) == []
+def test_evaluation_comes_after_every_so_many_iterations_and_at_least_once(factory_job: JobOf, run: Run) -> None:
+    assert evaluations(factory_job(iterations=4, eval=Eval(every=2)), run) == [2, 4]
+    assert evaluations(factory_job(iterations=3, eval=Eval(every=2)), run) == [2]
+    assert evaluations(factory_job(iterations=2, eval=Eval(every=100)), run) == [2]
+    assert evaluations(factory_job(iterations=2), run) == []
 
 
-def test_evaluation_makes_no_graph_and_trains_nothing(factory_job: JobOf, run: Run, notebook: Any) -> None:
-    seen: list[tuple[bool, bool]] = []
-    in_eval = False
-
-    def at_mark(phase: Phase, _iteration: int) -> None:
-        nonlocal in_eval
-        in_eval = phase is Phase.EVAL
+def test_evaluation_makes_no_graph_trains_nothing_and_has_its_own_batch_size(factory_job: JobOf, run: Run) -> None:
+    seen: set[tuple[int, bool, bool]] = set()
 
     def look(module: Any, _arguments: Any, output: torch.Tensor) -> None:
-        if in_eval:
-            seen.append((output.requires_grad, module.training))
+        seen.add((len(output), output.requires_grad, module.training))
 
     handle = torch.nn.modules.module.register_module_forward_hook(look)
     try:
-        outcome = run(factory_job(eval=Eval(micro_batch_size=7)), notebook(at_mark=at_mark))
+        outcome = run(factory_job(eval=Eval(micro_batch_size=7)))
     finally:
         handle.remove()
 
-    assert set(seen) == {(False, False)}
+    assert seen == {(4, True, True), (7, False, False)}
     assert outcome.model.training
 
 
-def test_evaluation_has_its_own_batch_size(factory_job: JobOf, run: Run, notebook: Any) -> None:
-    watching = notebook()
-
-    run(factory_job(eval=Eval(micro_batch_size=7), iterations=1), watching)
-
-    assert [shape for told, name, shape in watching.roles if told == "input" and name == "x"] == [(4, 16), (7, 16)]
-
-
-def test_the_output_of_the_model_ends_before_the_backward(decoder_job: JobOf, run: Run, notebook: Any) -> None:
+def test_the_output_of_the_model_ends_before_the_backward(decoder_job: JobOf, run: Run) -> None:
     """With a sum as loss nothing needs the logits, and nobody holds them."""
     import weakref
 
     logits: list[Any] = []
     alive: list[bool] = []
 
-    def at_mark(phase: Phase, _iteration: int) -> None:
+    def note_backward(phase: Phase, _iteration: int) -> None:
         if phase is Phase.BACKWARD:
             alive.append(logits[-1]() is not None)
 
@@ -154,7 +137,8 @@ def test_the_output_of_the_model_ends_before_the_backward(decoder_job: JobOf, ru
 
     handle = torch.nn.modules.module.register_module_forward_hook(look)
     try:
-        run(decoder_job(loss=Loss(name="sum")), notebook(at_mark=at_mark))
+        with hear_phases(note_backward):
+            run(decoder_job(loss=Loss(name="sum")))
     finally:
         handle.remove()
 

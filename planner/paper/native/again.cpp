@@ -36,7 +36,7 @@ bool paper_write_again(const int64_t* stretch, const int64_t* names, int64_t nam
         paper_keep(name(launch.stream), launch.what);
       else if (kind == paper::LaunchKind::Release)
         paper_release(launch.what);
-      else if (kind != paper::LaunchKind::Place)
+      else
         paper::note_launch(kind, launch.stream, launch.what);
     }
   };

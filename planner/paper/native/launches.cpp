@@ -210,10 +210,10 @@ int64_t kernel_number(const std::vector<int64_t>& row) {
 }
 
 void note_launch(LaunchKind kind, int32_t stream, int64_t what) {
-  if (kind == LaunchKind::Place ? !is_recording() : !is_written_down()) return;
+  if (!is_written_down()) return;
   const auto position = static_cast<int64_t>(paper_count());
   std::lock_guard<std::mutex> lock(launch_mutex);
-  const auto graph = kind == LaunchKind::Place ? capturing.end() : capturing.find(stream);
+  const auto graph = capturing.find(stream);
   auto& to = graph == capturing.end() ? launches : graphs[graph->second];
   to.push_back({static_cast<int32_t>(kind), stream, what, position});
 }

@@ -12,8 +12,7 @@ enum class LaunchKind : int32_t {
   Wait,      // the stream waits for the event `what`
   WaitAll,   // the stream waits for everything launched so far
   HostWait,  // the host waits for the stream; for the whole device with stream -1
-  Place,     // no launch: what Python wrote down here, by its number
-  HostWaitEvent,  // the host waits for the event `what`
+  HostWaitEvent = 6,  // the host waits for the event `what`
   Compile,   // the host compiles
   Issue,     // a collective whose end is the event `what`; in the place of a stream, its group
   Keep,      // that collective keeps a block, which is in the place of a stream

@@ -12,7 +12,6 @@ from torch.optim.optimizer import Optimizer
 from planner.training import optimizers
 from planner.training.models.adapters import trained_elements
 from planner.training.wraps import deepspeed_engine, fsdp2
-from planner.training.wraps.ddp import leave_out_clock
 
 
 def describe_division(roots: Sequence[nn.Module], stepped: Optimizer) -> dict[str, Any]:
@@ -23,8 +22,8 @@ def describe_division(roots: Sequence[nn.Module], stepped: Optimizer) -> dict[st
     modules = [module for root in roots for module in root.modules()]
     replicas = (module for module in modules if isinstance(module, DistributedDataParallel))
     division = {
-        "buckets": leave_out_clock(next(map(_account_of, replicas), {})),
-        "sharded_dims": tuple(sorted({size for root in roots for size in fsdp2.sharded_dims(root)})),
+        "buckets": next(map(_account_of, replicas), {}),
+        "sharded_dims": _sharded_dims(roots),
         "parts": optimizers.parts(stepped) or next(filter(None, map(deepspeed_engine.parts, modules)), ()),
         "adapted": next(filter(None, map(trained_elements, roots)), {}),
         "unified_bytes": optimizers.unified_bytes(stepped),
@@ -33,4 +32,16 @@ def describe_division(roots: Sequence[nn.Module], stepped: Optimizer) -> dict[st
 
 
 def _account_of(model: DistributedDataParallel) -> dict[str, Any]:
-    return dict(model._get_ddp_logging_data())
+    """The reducer's account of its buckets as it is at any time: a trace of the same job is the same."""
+    account = model._get_ddp_logging_data()
+    return {
+        name: value
+        for name, value in account.items()
+        if isinstance(value, str | int | float | bool) and "_time" not in name
+    }
+
+
+def _sharded_dims(roots: Sequence[nn.Module]) -> tuple[int, ...]:
+    """The sizes of the dims that are split over the ranks, each once: where they do not divide, ranks differ."""
+    params = (param for root in roots for param in fsdp2.sharded_params(root))
+    return tuple(sorted({param._orig_size[param.fsdp_placement.dim] for param in params}))

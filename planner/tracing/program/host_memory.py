@@ -59,9 +59,6 @@ class HostMemory:
         self._loaders: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
         """With workers, by their iterators that have given no batch yet."""
 
-    def mark(self, phase: Phase, iteration: int) -> None:
-        """Phases of a program follow from its moments."""
-
     def assign(self, tensor: Tensor, category: Category, _name: str = "") -> None:
         """This tensor, if it lies on the host, belongs to `category`."""
         self.name_block(tensor, _CATEGORIES.get(category, HostCategory.OTHER))

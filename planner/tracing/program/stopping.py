@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import islice
 
-from planner.events import Phase
+from planner.events import BETWEEN_ITERATIONS, Phase
 
 
 class Kind(StrEnum):
@@ -46,10 +46,7 @@ class Moment:
 
 _FORWARDS = (Kind.FORWARD, Kind.EVAL, Kind.ASIDE)
 _ITERATION_KINDS = (Kind.FORWARD, Kind.BACKWARD, Kind.STEP)
-_BETWEEN_ITERATIONS = (
-    Phase.LOAD, Phase.CHECKPOINT_LOAD, Phase.CHECKPOINT_SAVE, Phase.EVAL, Phase.GENERATE,
-)  # fmt: skip
-"""They belong to the iteration that is over; the others to the one that follows."""
+_OF_MICRO_BATCHES = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER_STEP)
 _PHASES = {
     Kind.FORWARD: Phase.FORWARD,
     Kind.EVAL: Phase.EVAL,
@@ -184,21 +181,21 @@ class Moments:
         return next((index for index in after if self.log[index].kind in begins), None)
 
     def phases(self) -> Iterator[tuple[int, Phase, int]]:
-        """The index of the moment at which each phase begins, and its iteration. One that the program names begins as
-        often as it is named."""
+        """The index of the moment at which each phase begins, and its iteration. An evaluation, and what else is named
+        between micro-batches, begins as often as it is named."""
         ends, done, named = set(self.ends()), 0, 0
         before: tuple[Phase, int] | None = None
         for index, moment in enumerate(self.log):
             kind = Kind.FORWARD if self.infers and moment.kind in _FORWARDS else moment.kind
             named += (kind is Kind.NAMED) - (kind is Kind.NAMED_ENDED)
             if kind is Kind.NAMED:
-                phase, before = moment.phase, None
+                phase, before = moment.phase, before if moment.phase in _OF_MICRO_BATCHES else None
             elif named or index in self.steps_in_backward:
                 phase = None
             else:
                 phase = self._purpose_of_gathering(index, done) if kind is Kind.GATHER else _PHASES.get(kind)
             if phase is not None:
-                iteration = done if phase in _BETWEEN_ITERATIONS else done + 1
+                iteration = done if phase in BETWEEN_ITERATIONS else done + 1
                 if (phase, iteration) != before:
                     yield index, phase, iteration
                 before = phase, iteration

@@ -14,7 +14,6 @@ from weakref import WeakKeyDictionary, ref
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed.fsdp import FlatParameter
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
@@ -24,14 +23,14 @@ from torch.utils.weak import WeakIdKeyDictionary
 from planner import upstream
 from planner.events import Category, Phase
 from planner.paper.recorder import Recorder
+from planner.roles.modules import ModuleRoles, parameters_of
+from planner.roles.recording import surrounded
+from planner.roles.whole_training import watch_parallelism
 from planner.tracing.program import unwritten_host
-from planner.tracing.program.ddp_roles import DdpRoles
 from planner.tracing.program.divided_models import describe_division
 from planner.tracing.program.input_sizes import InputSizes
 from planner.tracing.program.stopping import Kind, Moments
-from planner.training import observers, optimizers
 from planner.training.phases import find_phase
-from planner.training.wraps import fsdp1, fsdp2, pipelines
 
 _Versions = tuple[int, int | None]
 """How often a parameter and its gradient were written to; None: it has no gradient."""
@@ -73,9 +72,9 @@ class StepsByHand:
         self._waits, self._steps = False, True
         return True
 
-    def gradients(self) -> Iterable[tuple[Tensor, Tensor]]:
-        """Parameters with the gradients that they have."""
-        return ((parameter, parameter.grad) for parameter in self._parameters if parameter.grad is not None)
+    def parameters(self) -> Iterable[Tensor]:
+        """Those that may be trained."""
+        return (parameter for parameter in self._parameters)
 
 
 def _read_versions(parameter: Tensor) -> _Versions:
@@ -89,6 +88,11 @@ _STATE_DICT_FUNCTIONS = {
     "_load_model_state_dict": Kind.LOAD,
     "_load_optim_state_dict": Kind.LOAD,
 }
+_PIPELINING = "torch.distributed.pipelining"
+_BACKWARD_OF_STAGES = f"{_PIPELINING}.stage:_PipelineStageBase.backward_one_chunk"
+_STEPS_OF_SCHEDULES = tuple(
+    f"{_PIPELINING}.schedules:{name}.step" for name in ("PipelineScheduleSingle", "PipelineScheduleMulti")
+)
 _CLIPPING = (
     "torch.nn.utils:get_total_norm",
     "torch.nn.utils:clip_grads_with_norm_",
@@ -135,10 +139,9 @@ class Watcher:
         self._hosts: WeakKeyDictionary[Optimizer, AbstractContextManager[Any]] = WeakKeyDictionary()
         """What is around the steps that are at work."""
         self._by_hand = StepsByHand()
-        self._ddp = DdpRoles(recorder)
+        self._modules = ModuleRoles(recorder)
         self._paths = WeakIdKeyDictionary()
         self._roots = WeakIdKeyDictionary()
-        self._names = WeakIdKeyDictionary()
         self._open = threading.local()
         self._backward = False
         self._step_began = -1
@@ -164,7 +167,7 @@ class Watcher:
 
             return init
 
-        wrapped = {
+        wrapped: dict[str, upstream.Wrapper] = {
             "torch.autograd:_engine_run_backward": self._around_backward,
             "torch.optim:Optimizer.__init__": knowing_optimizers,
             "torch.autograd.profiler:record_function.__enter__": self._entering,
@@ -173,19 +176,13 @@ class Watcher:
             "torch:save": self._noting(Kind.SAVE),
             "torch:load": self._noting(Kind.LOAD),
             **{f"{_STATE_DICT}:{name}": self._noting(kind) for name, kind in _STATE_DICT_FUNCTIONS.items()},
+            _BACKWARD_OF_STAGES: partial(surrounded, before=lambda *_, **_named: self._tell(Kind.BACKWARD)),
+            **dict.fromkeys(_STEPS_OF_SCHEDULES, partial(surrounded, after=lambda *_, **_named: self._end_backwards())),
         }
         try:
             with (
                 upstream.patch_targets("program watched", wrapped=wrapped),
-                self._ddp.watch(),
-                fsdp1.observe_fsdp(self._recorder),
-                fsdp2.observe_fsdp(self._recorder),
-                pipelines.observe_pipelines(
-                    self._recorder,
-                    begin_backward=partial(self._tell, Kind.BACKWARD),
-                    end_backwards=self._end_backwards,
-                ),
-                observers.observe_collectives(self._recorder),
+                watch_parallelism(self._recorder),
             ):
                 yield
         finally:
@@ -234,7 +231,7 @@ class Watcher:
 
     def idle_optimizers(self) -> int:
         """How many have parameters, and have not stepped twice."""
-        return sum(steps < _OFTEN for optimizer, steps in self._optimizers.items() if list(_parameters(optimizer)))
+        return sum(steps < _OFTEN for optimizer, steps in self._optimizers.items() if list(parameters_of(optimizer)))
 
     def _tell(self, kind: Kind, parameters: int = 0, phase: Phase | None = None) -> int:
         """The index of the moment."""
@@ -260,7 +257,7 @@ class Watcher:
             if find_phase(named.name) is not None:
                 if self._named_phase is Phase.CHECKPOINT_LOAD:
                     for optimizer in self._optimizers:
-                        self._assign_state(optimizer)
+                        self._modules.assign_state(optimizer)
                 self._tell(Kind.NAMED_ENDED)
                 self._named_phase = None
             return real(named, *error)
@@ -317,13 +314,11 @@ class Watcher:
             for path, inner in module.named_modules():
                 self._paths.setdefault(inner, path)
             self._by_hand.know(module.parameters())
-            self._follow_gradients(module)
-            for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-                owner = _OWNERS.get(self._named_phase, "")
-                name = self._names.setdefault(tensor, owner + observers.path_in_job(name))
-                self._recorder.assign(tensor, Category.PARAMETER, name)
-        elif not self._are_assigned(module):
-            self._assign_returned(module)
+            self._modules.take(module, _OWNERS.get(self._named_phase, ""))
+        elif not self._are_assigned(module):  # it rested on the host, and what its optimizers keep with it
+            self._modules.take_again(module)
+            for optimizer in self._optimizers:
+                self._modules.assign_state(optimizer)
         self.notice_step_by_hand()
         only_infers = not self._optimizers and not self.moments.trains
         if only_infers:
@@ -342,21 +337,6 @@ class Watcher:
         first = next(module.parameters(), None)
         return first is None or not first.is_cuda or self._recorder.is_assigned(first)
 
-    def _assign_returned(self, module: nn.Module) -> None:
-        """What rested on the host has come back to memory of its own, and what its optimizers keep with it."""
-        for tensor in (*module.parameters(), *module.buffers()):
-            self._recorder.assign(tensor, Category.PARAMETER, self._names.get(tensor, ""))
-        for optimizer in self._optimizers:
-            self._assign_state(optimizer)
-
-    def _assign_state(self, optimizer: Optimizer) -> None:
-        for wrapped in optimizers.stateful_optimizers(optimizer):
-            for parameter, state in wrapped.state.items():
-                name = self._names.get(parameter, "") if isinstance(parameter, Tensor) else ""
-                for key, value in state.items() if isinstance(state, dict) else ():
-                    if isinstance(value, Tensor):
-                        self._recorder.assign(value, Category.OPTIMIZER_STATE, f"{name}.{key}" if name else str(key))
-
     def _begin_with_its_batch(self, index: int, inputs: Any) -> None:
         """A forward begins when what it is given is put on the device, after the step or the backward before it."""
         since = self.moments.end_before(index)
@@ -365,22 +345,9 @@ class Watcher:
             seen = self.moments.log[index].position
             self.moments.begin_at(index, self._recorder.assign_batch(tensors, since, seen))
 
-    def _follow_gradients(self, module: nn.Module) -> None:
-        """Of parameters that were in no other module; of flat ones FSDP1's observer hears."""
-
-        def accumulated(name: str, parameter: Tensor) -> None:
-            if parameter.grad is not None:
-                self._recorder.assign(parameter.grad, Category.GRADIENT, name)
-
-        for name, parameter in module.named_parameters():
-            # fully_shard waits for a gradient that goes to the host if the parameter has a hook.
-            is_followed = parameter.is_cuda and not isinstance(parameter, FlatParameter)
-            if parameter.requires_grad and is_followed and parameter not in self._names:
-                parameter.register_post_accumulate_grad_hook(partial(accumulated, observers.path_in_job(name)))
-
     def _is_trained(self, root: nn.Module) -> bool:
         """A teacher is not, nor a mean of what is trained."""
-        known = {id(parameter) for optimizer in self._optimizers for parameter in _parameters(optimizer)}
+        known = {id(parameter) for optimizer in self._optimizers for parameter in parameters_of(optimizer)}
         return any(id(parameter) in known if known else parameter.requires_grad for parameter in root.parameters())
 
     def _around_backward(self, real: Any) -> Any:
@@ -398,9 +365,8 @@ class Watcher:
                 self._backward = False
                 self._recorder.settle()
                 self.moments.backward_ends[began] = self._recorder.now()
-                self._ddp.assign_compression()
-                for parameter, gradient in self._by_hand.gradients():
-                    self._recorder.assign(gradient, Category.GRADIENT, self._names.get(parameter, ""))
+                for parameter in self._by_hand.parameters():
+                    self._modules.assign_gradient(parameter)
                 if not self._optimizers:  # whose steps say themselves when an iteration ends
                     self._by_hand.backward_ended()
 
@@ -410,13 +376,8 @@ class Watcher:
         if self._is_no_training(optimizer):
             return
         self._trains()
-        for parameter in _parameters(optimizer):
-            name = self._names.get(parameter, "")
-            if parameter.grad is not None:
-                self._recorder.assign(parameter.grad, Category.GRADIENT, name)
-            if parameter.device.type == "cpu":  # where it may have been pinned in the meantime
-                self._recorder.assign(parameter, Category.PARAMETER, name)
-        self._hosts[optimizer] = unwritten_host.beside(_parameters(optimizer))
+        self._modules.begin_step(optimizer)
+        self._hosts[optimizer] = unwritten_host.beside(parameters_of(optimizer))
         index = self._tell(Kind.STEP, self._part(optimizer))
         since = self.moments.end_before(index)
         if self._backward:
@@ -430,14 +391,14 @@ class Watcher:
     def _is_no_training(self, optimizer: Optimizer) -> bool:
         """A twin that steps on the meta device to say what state there will be trains nothing, nor does an optimizer
         that steps while its state dict is made (torch 2.13, checkpoint/state_dict.py, _init_optim_state)."""
-        return self._noted or next((parameter.is_meta for parameter in _parameters(optimizer)), False)
+        return self._noted or next((parameter.is_meta for parameter in parameters_of(optimizer)), False)
 
     def _step_ends(self, optimizer: Optimizer, *_arguments: Any) -> None:
         if optimizer in self._hosts:
             self._hosts.pop(optimizer).__exit__(None, None, None)
         if self._is_no_training(optimizer):
             return
-        self._assign_state(optimizer)
+        self._modules.assign_state(optimizer)
         self._tell(Kind.STEPPED, self._part(optimizer))
         steps = self._optimizers[optimizer] = self._optimizers.get(optimizer, 0) + 1
         if steps <= _SETTLED:
@@ -474,8 +435,3 @@ def _is_traced() -> bool:
 def _collect_garbage(generation: int = _ALL) -> None:
     if gc.isenabled():  # a program that has switched it off keeps its cycles, as on a GPU
         gc.collect(generation)
-
-
-def _parameters(optimizer: Optimizer) -> Iterator[Tensor]:
-    members = (member for group in optimizer.param_groups for member in group["params"])
-    return (member for member in members if isinstance(member, Tensor))

@@ -21,9 +21,8 @@ from planner.errors import SpecError
 from planner.job import deepspeed_config, schema
 from planner.training import absent_peers
 from planner.training.log_levels import raise_log_levels
-from planner.training.observers import Observer
-from planner.training.wraps.deepspeed_roles import ZERO, observe_engines
 
+ZERO = "deepspeed.runtime.zero"
 _PLACE = "parallel.deepspeed"
 _KEEP_A_WORLD = (
     "deepspeed.accelerator.real_accelerator",
@@ -183,12 +182,12 @@ def resolve_job(spec: schema.Job) -> schema.Job:
 
 
 @contextmanager
-def prepare_engine(spec: schema.Job, device: torch.device, observer: Observer) -> Iterator[None]:
-    """Inside, a job that is run by the engine finds DeepSpeed in its world, and the observer hears what it sends."""
+def prepare_engine(spec: schema.Job, device: torch.device) -> Iterator[None]:
+    """Inside, a job that is run by the engine finds DeepSpeed in its world."""
     if not uses_engine(spec):
         yield
         return
-    with _use_deepspeed(device), observe_engines(observer), warnings.catch_warnings():
+    with _use_deepspeed(device), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of torch, whose collectives have new names
         yield
 

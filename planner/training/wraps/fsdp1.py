@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -25,16 +24,10 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.fsdp.wrap import CustomPolicy, size_based_auto_wrap_policy
 
-from planner import upstream
 from planner.errors import SpecError
-from planner.events import Category
 from planner.job import schema
 from planner.training.models.build import STANDARD_DEVIATION
-from planner.training.observers import Observer, path_in_job, surrounded, unless_silent
 from planner.training.wraps.fsdp2 import find_groups
-
-_HANDLE = "torch.distributed.fsdp._flat_param:FlatParamHandle"
-_RUNTIME = "torch.distributed.fsdp._runtime_utils"
 
 
 def shard(
@@ -148,59 +141,3 @@ def flat_handles(model: nn.Module) -> list[Any]:
     """torch's handles of all flat parameters."""
     units = FullyShardedDataParallel.fsdp_modules(model)
     return [unit._handle for unit in units if unit._handle is not None]
-
-
-def observe_fsdp(observer: Observer) -> AbstractContextManager[None]:
-    """Inside, the observer hears which storages are flat parameters, gathered, and their gradients."""
-    whole_dtype: torch.dtype | None = None
-    """Of the gradient that is being reduced, as autograd made it."""
-    names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
-
-    def tell(handle: Any, tensor: Tensor | None, category: Category, what: str = "") -> None:
-        if tensor is not None:
-            observer.assign(tensor, category, f"{names.get(handle, '_flat_param')} {what}".strip())
-
-    def tell_units(_root: Any, module: nn.Module) -> None:
-        for path, unit in module.named_modules():
-            if isinstance(unit, FullyShardedDataParallel) and unit._handle is not None:
-                names[unit._handle] = f"{path_in_job(path)}._flat_param".removeprefix(".")
-                tell(unit._handle, unit._handle.flat_param, Category.PARAMETER)
-
-    def tell_gathered(gathered: Any, handle: Any) -> None:
-        tell(handle, gathered, Category.PARAMETER, "(gathered)")
-
-    def tell_lowered(_result: Any, handle: Any) -> None:
-        category = Category.COMMUNICATION if handle.uses_sharded_strategy else Category.PARAMETER
-        tell(handle, handle.flat_param._mp_shard, category, "(low precision)")
-
-    def tell_whole_gradient(_state: Any, handle: Any, *_others: Any) -> None:
-        nonlocal whole_dtype
-        if (gradient := handle.flat_param.grad) is not None:
-            whole_dtype = gradient.dtype
-            tell(handle, gradient, Category.GRADIENT, "(whole)")
-
-    def sending(function: Callable[..., Any]) -> Callable[..., Any]:
-        def make_tensors(state: Any, gradient: Tensor) -> Any:
-            if gradient.dtype != whole_dtype:  # a copy in which it is reduced
-                observer.assign(gradient, Category.COMMUNICATION, "reduce_gradient")
-            with observer.region(Category.COMMUNICATION, "reduce_gradient"):
-                return function(state, gradient)
-
-        return make_tensors
-
-    def tell_accumulated(kept: Any, _state: Any, handle: Any, *_others: Any) -> None:
-        tell(handle, kept, Category.GRADIENT)
-
-    def tell_reduced(_result: Any, _state: Any, handle: Any) -> None:
-        tell(handle, handle.flat_param.grad, Category.GRADIENT)
-
-    wrapped: dict[str, upstream.Wrapper] = {
-        f"{_RUNTIME}:_share_state_and_init_handle_attrs": partial(surrounded, before=tell_units),
-        f"{_RUNTIME}:_post_backward_hook": partial(surrounded, before=tell_whole_gradient),
-        f"{_RUNTIME}:_get_reduce_scatter_tensors": sending,
-        f"{_RUNTIME}:_accumulate_sharded_grad": partial(surrounded, after=tell_accumulated),
-        f"{_RUNTIME}:_reduce_grad_no_shard": partial(surrounded, after=tell_reduced),
-        f"{_HANDLE}._alloc_padded_unsharded_flat_param": partial(surrounded, after=tell_gathered),
-        f"{_HANDLE}._use_low_precision_shard": partial(surrounded, after=tell_lowered),
-    }
-    return unless_silent(observer, upstream.patch_targets("fsdp1 told", wrapped=wrapped))

@@ -6,9 +6,7 @@ shards are replicated (HSDP).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
-from functools import partial
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -16,17 +14,9 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
-from planner import upstream
 from planner.errors import SpecError
-from planner.events import Category
 from planner.job import schema
-from planner.training.observers import Observer, in_region, surrounded, unless_silent
 from planner.upstream import torch_releases
-
-_GROUP = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
-_PARAMETER = "torch.distributed.fsdp._fully_shard._fsdp_param:FSDPParam"
-_COMMUNICATING = ("foreach_all_gather", "foreach_reduce")
-"""Functions that allocate what is sent and received (torch 2.13, fsdp/_fully_shard/_fsdp_collectives.py)."""
 
 
 def shard(
@@ -60,25 +50,12 @@ def shard(
     return root
 
 
-def sharded_dims(model: nn.Module) -> tuple[int, ...]:
-    """The sizes of the dims that are split over the ranks, each once: where they do not divide, ranks differ."""
-    return tuple(sorted({param._orig_size[param.fsdp_placement.dim] for param in _sharded_params(model)}))
-
-
-def _sharded_params(model: nn.Module) -> Iterator[Any]:
+def sharded_params(model: nn.Module) -> Iterator[Any]:
+    """What fully_shard keeps of each parameter that it shards."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             for group in parameter_groups(module._get_fsdp_state()):
                 yield from group.fsdp_params
-
-
-def tell_whole_gradients(model: nn.Module, observer: Observer) -> None:
-    """Gradients of whole parameters, which accumulate there until they are reduced: those of a pipeline's stage."""
-    for param in _sharded_params(model):
-        whole = getattr(param, "_unsharded_param", None)
-        for gradient in (param.unsharded_accumulated_grad, None if whole is None else whole.grad):
-            if gradient is not None:
-                observer.assign(gradient, Category.GRADIENT, f"{param._param_fqn or ''} (whole)".strip())
 
 
 def syncs(model: nn.Module, *, last: bool, no_sync: bool) -> None:
@@ -91,28 +68,6 @@ def syncs(model: nn.Module, *, last: bool, no_sync: bool) -> None:
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_requires_gradient_sync(last, recurse=False)
-
-
-def observe_fsdp(observer: Observer) -> AbstractContextManager[None]:
-    """Inside, the observer hears which storages fully_shard takes for communication and for whole parameters."""
-
-    def communicating(function: Callable[..., Any]) -> Callable[..., Any]:
-        return in_region(function, observer, Category.COMMUNICATION, function.__name__)
-
-    def tell_gathered(_result: Any, param: Any, *_arguments: Any) -> None:
-        for output in param.all_gather_outputs:
-            observer.assign(output, Category.PARAMETER, f"{param._param_fqn or ''} (gathered)".strip())
-
-    def tell_resharded(_result: Any, param: Any) -> None:
-        kept = param._sharded_post_forward_param_data
-        observer.assign(kept, Category.PARAMETER, f"{param._param_fqn or ''} (resharded)".strip())
-
-    wrapped: dict[str, Callable[[Any], Any]] = {
-        **{f"{_GROUP}:{name}": communicating for name in _COMMUNICATING},
-        f"{_PARAMETER}.alloc_all_gather_outputs": partial(surrounded, after=tell_gathered),
-        f"{_PARAMETER}.to_sharded_post_forward": partial(surrounded, after=tell_resharded),
-    }
-    return unless_silent(observer, upstream.patch_targets("fsdp told", wrapped=wrapped))
 
 
 def find_groups(model: nn.Module, groups: Sequence[str]) -> Iterator[nn.Module | list[nn.Module]]:

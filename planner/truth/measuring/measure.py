@@ -1,17 +1,24 @@
-"""Runs a job's step on a real device, and appends what it took to a file: `planner measure`."""
+"""Runs a job's program on a real device as one rank, and appends what it took to a file: `planner measure`."""
 
 from __future__ import annotations
 
 import datetime
 import gc
+import json
+import os
+import runpy
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from planner.errors import MeasureError
 from planner.events import Event
@@ -19,7 +26,7 @@ from planner.job.layout import Mesh
 from planner.job.loading import bundle, load_bundle
 from planner.job.schema import Job
 from planner.runtime.messages import AnswerWriter
-from planner.training import absent_peers, step
+from planner.training import absent_peers
 from planner.truth.measuring import measurement_lines, nvml, recorders
 from planner.truth.measuring.measurement_lines import (
     MeasuredPhase,
@@ -36,6 +43,7 @@ _MOST_RUNS = {"none": 3, "absent": 3, "present": 8}
 """On a CPU. A process group's threads give tensors back where the profiler does not look, or do not: it is a race."""
 _AGREEING = 2
 _A_MOMENT_BYTES = 1024
+_PROGRAM = "planner.programs.train"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,10 +61,17 @@ class _World:
     peers: str
 
     @contextmanager
-    def joined(self) -> Iterator[None]:
-        """Inside, the process group is there, and every optimizer step is taken."""
+    def joined(self, job: Job, device: torch.device) -> Iterator[None]:
+        """Inside, this process is as a launcher starts the program of a rank, in a process group that is there, and
+        every optimizer step is taken."""
+        variables: dict[str, Any] = {"RANK": self.rank, "WORLD_SIZE": self.size, "LOCAL_RANK": device.index or 0}
+        if job.parallel.deepspeed:
+            variables |= {"DS_ACCELERATOR": device.type}
+        arguments = [_PROGRAM, json.dumps(bundle(job)), "--device", device.type]
         with ExitStack() as stack:
-            if self.peers == "absent":
+            stack.enter_context(mock.patch.dict(os.environ, {name: str(value) for name, value in variables.items()}))
+            stack.enter_context(mock.patch.object(sys, "argv", arguments))
+            if self.peers == "absent" or (self.peers == "none" and job.parallel.deepspeed):
                 stack.enter_context(absent_peers.join(self.rank, self.size))
             stack.enter_context(absent_peers.take_every_step())
             yield
@@ -72,7 +87,7 @@ def measure(
     snapshot: Path | None = None,
     alone: bool = True,
 ) -> MeasuredStep:
-    """One rank's step for real. Running out of memory is a result.
+    """One rank's program for real. Running out of memory is a result.
 
     `peers`: `absent` for a process group that hallucinates the other ranks, `present` if the caller has initialised
     torch.distributed. `snapshot`: where the allocator's history goes (xz), on a GPU. `alone`: no other process uses
@@ -116,15 +131,16 @@ def _on_cuda(job: Job, device: torch.device, world: _World, snapshot: Path | Non
     watch = CudaWatch(device, device_bytes)
     seconds, ddp = 0.0, dict[str, Any]()
     out_of_memory: OutOfMemory | None = None
-    with recorders.record_history(snapshot), world.joined():
+    with recorders.record_history(snapshot), world.joined(job, device):
         began = time.perf_counter()
         try:
-            outcome = step.run(job, device, watch, rank=world.rank)
+            with recorders.recorded(watch, device, by_deepspeed=bool(job.parallel.deepspeed)):
+                left = _run_program()
             torch.cuda.synchronize(device)
-            ddp = _plain(outcome.ddp)
+            ddp = _account_of(left["trained"].model)
             watch.end()
             seconds = time.perf_counter() - began
-            del outcome
+            del left
         except torch.OutOfMemoryError as error:
             watch.end()
             phase, iteration = watch.now
@@ -149,15 +165,16 @@ def _on_cpu(job: Job, device: torch.device, world: _World) -> MeasuredStep:
     """Several runs, until two agree: the profiler can miss a free on a thread that it does not follow."""
     runs: list[_Run] = []
     began = time.perf_counter()
-    with world.joined():
+    with world.joined(job, device):
         while len(runs) < _MOST_RUNS[world.peers] and not _all_ranks(world, _enough(runs)):
             recorder = HostRecorder()
             gc.collect()
             with recorder.profile():
-                outcome = step.run(job, device, recorder, rank=world.rank)
+                with recorders.recorded(recorder, device, by_deepspeed=bool(job.parallel.deepspeed)):
+                    left = _run_program()
                 gc.collect()
-            ddp = _plain(outcome.ddp)
-            del outcome
+            ddp = _account_of(left["trained"].model)
+            del left
             recorded = recorder.build_recording()
             runs.append(_Run(phases_of(recorded.events), recorded, ddp))
     seconds = time.perf_counter() - began
@@ -176,6 +193,11 @@ def _on_cpu(job: Job, device: torch.device, world: _World) -> MeasuredStep:
         ),
     )
     return MeasuredStep(measurement=measurement, events=best.recorded.events)
+
+
+def _run_program() -> dict[str, Any]:
+    """Runs it to its end in this process, which is as its launcher would have started it: what its module has then."""
+    return runpy.run_module(_PROGRAM, run_name="__main__")
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +248,11 @@ def _about(job: Job, device: torch.device, world: _World) -> Measurement:
     )
 
 
-def _plain(logged: Mapping[str, Any]) -> dict[str, Any]:
+def _account_of(model: nn.Module) -> dict[str, Any]:
+    """What DistributedDataParallel says of its buckets: their sizes, rebuilt or not, the hook's name."""
+    if not isinstance(model, DistributedDataParallel):
+        return {}
+    logged = model._get_ddp_logging_data()
     return {key: value for key, value in logged.items() if isinstance(value, str | int | float | bool)}
 
 

@@ -160,7 +160,7 @@ class Phases:
         return tuple(self._phases.values())
 
 
-HOST_ONLY = (".step",)
+HOST_ONLY = ("step",)
 """State that optimizers keep on the host whatever the device is."""
 
 
@@ -195,7 +195,7 @@ def most_by_category(events: Sequence[Event]) -> dict[str, int]:
         elif isinstance(event, Free):
             if event.block in category:
                 now[category.pop(event.block)] -= sizes[event.block]
-        elif isinstance(event, Role) and not event.name.endswith(HOST_ONLY):
+        elif isinstance(event, Role) and event.name.rpartition(".")[2] not in HOST_ONLY:
             if event.block in category:
                 now[category[event.block]] -= sizes[event.block]
             category[event.block] = event.category

@@ -1,4 +1,4 @@
-"""Records what a step asks of its allocator: on a GPU by counters and a snapshot, on the CPU by torch's profiler."""
+"""Records what a program asks of its allocator: on a GPU by counters and a snapshot, on the CPU by torch's profiler."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import lzma
 import pickle
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,34 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from planner.events import Alloc, Category, Event, Free, Mark, Origin, Phase, Role
+from planner.roles.whole_training import TrainingRecorder, watch_training
 from planner.truth.measuring.measurement_lines import Levels, MeasuredPhase, Phases
 
 
+@contextmanager
+def recorded(recorder: TrainingRecorder, device: torch.device, *, by_deepspeed: bool) -> Iterator[None]:
+    """Inside, the recorder hears of a program on this device. Cyclic garbage is collected where the program says so
+    alone, so that frees come at the same places in every run."""
+    engines: Any = nullcontext()
+    if by_deepspeed:
+        from planner.roles.deepspeed import watch_engines
+
+        engines = watch_engines(recorder)
+    was_enabled = gc.isenabled()
+    gc.freeze()  # what was there before, garbage or not, is not looked at: a collection then takes milliseconds
+    gc.disable()
+    try:
+        with watch_training(recorder, device.type), engines:
+            recorder.mark(Phase.LOAD, 0)
+            yield
+    finally:
+        gc.unfreeze()
+        if was_enabled:
+            gc.enable()
+
+
 class CudaWatch:
-    """An observer of a step on `device`; it allocates nothing there. `end()` closes the last phase."""
+    """Follows a program on `device`; it allocates nothing there. `end()` closes the last phase."""
 
     def __init__(self, device: torch.device, device_bytes: Callable[[], int]) -> None:
         """`device_bytes` says what the driver counts for this process."""
@@ -100,7 +123,7 @@ class HostRecording:
 
 
 class HostRecorder:
-    """An observer of a step on the CPU: run the step inside `profile()`, then ask for `build_recording()`."""
+    """Follows a program on the CPU: run it inside `profile()`, then ask for `build_recording()`."""
 
     def __init__(self) -> None:
         self._notes: list[Mark | _Assignment | _Region] = []

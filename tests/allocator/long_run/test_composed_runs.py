@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
+from whole_runs import events_of_whole_run
 
-from planner import paper
 from planner.allocator.long_runs.replayed_run import ComposedRun, compose
 from planner.allocator.replay import replay
 from planner.allocator.rules import Rules
@@ -16,7 +16,6 @@ from planner.events import Event, Mark, Phase
 from planner.job.loading import load_yaml
 from planner.job.schema import Job
 from planner.tracing.job_program import trace
-from planner.training import step
 from planner.units import MIB
 
 CASES = {
@@ -40,11 +39,7 @@ cluster: {{gpu: H100-SXM-80GB}}
 def both(request: pytest.FixtureRequest) -> tuple[ComposedRun, Sequence[Event]]:
     """Put together, and run from the first step to the last."""
     job = job_of(CASES[request.param])
-    with paper.gpu("sm_90") as gpu:
-        outcome = step.run(job, gpu.device, gpu.recorder)
-        whole = tuple(gpu.recorder.events())
-        del outcome
-    return compose(job, trace(job).written_out()), whole
+    return compose(job, trace(job).written_out()), events_of_whole_run(job)
 
 
 def peaks(events: Sequence[Event], timeline: Timeline) -> list[tuple[int, int]]:

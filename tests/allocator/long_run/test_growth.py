@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from whole_runs import events_of_whole_run
 
-from planner import paper
 from planner.allocator.long_runs.growth import find_end, growth_of
 from planner.allocator.replay import replay
 from planner.allocator.rules import Rules
@@ -15,7 +15,6 @@ from planner.job.loading import load_yaml
 from planner.planning.job_plan import plan_job
 from planner.report.verdict_text import verdict_sentences
 from planner.tracing.job_program import trace
-from planner.training import step
 from planner.units import GIB, MIB
 
 SPEC = """
@@ -27,10 +26,7 @@ cluster: {gpu: {total_bytes: 2GiB, arch: sm_90}}
 
 def test_the_memory_is_full_in_the_step_in_which_the_whole_run_is_out_of_memory() -> None:
     room = 160 * MIB
-    with paper.gpu("sm_90") as gpu:
-        outcome = step.run(load_yaml(SPEC % ("output", 60)), gpu.device, gpu.recorder)
-        whole = gpu.recorder.events()
-        del outcome
+    whole = events_of_whole_run(load_yaml(SPEC % ("output", 60)))
     failed = replay(whole, capacity_bytes=room).out_of_memory
     assert failed is not None
     last = [each for each in whole[: failed.event_index] if isinstance(each, Mark)][-1]

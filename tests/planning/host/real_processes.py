@@ -22,10 +22,10 @@ import torch.distributed as dist
 from torch.distributed import fsdp  # noqa: F401  # what the step imports is there before anything is measured
 from torch.utils.data import DataLoader, Dataset
 
-from planner.events import Category, Phase
+from planner.events import Phase
 from planner.job.loading import load_document
 from planner.training import step
-from planner.training.observers import NullObserver
+from planner.training.phases import hear_phases
 
 WORKERS, PREFETCH, SAMPLES, SAMPLE_ELEMENTS = 2, 2, 16, 131072
 """A batch of 16 MiB: samples of 1 MiB."""
@@ -47,7 +47,7 @@ def forget_highest() -> None:
     Path("/proc/self/clear_refs").write_text("5")
 
 
-class Watching(NullObserver):
+class Watching:
     """What the process grew by at the highest point of each phase."""
 
     def __init__(self, before: int) -> None:
@@ -62,15 +62,15 @@ class Watching(NullObserver):
         if self._open:
             self.grown[self._open] = highest() - self.before
 
-    def assign(self, tensor: torch.Tensor, category: Category, name: str = "") -> None: ...
-
 
 def train(job: dict[str, Any], rank: int, store: str) -> dict[str, int]:
     dist.init_process_group("gloo", rank=rank, world_size=2, init_method=f"file://{store}")
     small = {"layers": 1, "hidden": 64, "heads": 2, "kv_heads": 2, "ffn": 64, "vocab": 64}
     step.run(load_document({**job, "model": {"decoder": small}}), torch.device("cpu"), rank=rank)  # what it imports
     watching = Watching(resident())
-    kept = step.run(load_document(job), torch.device("cpu"), watching, rank=rank)
+    watching.mark(Phase.LOAD, 0)
+    with hear_phases(watching.mark):
+        kept = step.run(load_document(job), torch.device("cpu"), rank=rank)
     watching.close()
     del kept
     dist.destroy_process_group()

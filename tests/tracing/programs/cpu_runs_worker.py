@@ -42,10 +42,14 @@ def on_paper(job: Any, rank: int) -> dict[str, Any]:
     from planner.tracing.job_program import trace
 
     on_node = dataclasses.replace(job.cluster, gpus_per_node=Mesh.of(job.parallel).world_size)
-    # What is refused in a spec, as what leaves the last rank less, is compared as well.
-    with mock.patch("planner.job.consistency.check"):
+    with _nothing_refused():
         traced = trace(dataclasses.replace(job, cluster=on_node), rank, target=ARCH)
     return {"events": (Mark(Phase.LOAD), *traced.written_out()), "ddp": dict(traced.buckets), "host": traced.host}
+
+
+def _nothing_refused() -> Any:
+    """What is refused in a spec, as what leaves the last rank less, is compared as well."""
+    return mock.patch("planner.job.consistency.check")
 
 
 def for_real(job: Any, rank: int) -> dict[str, Any]:
@@ -54,7 +58,8 @@ def for_real(job: Any, rank: int) -> dict[str, Any]:
     from planner.truth.measuring.measure import measure
 
     peers = "present" if torch.distributed.is_initialized() else "absent"
-    measured = measure(job, torch.device("cpu"), rank=rank, peers=peers)
+    with _nothing_refused():
+        measured = measure(job, torch.device("cpu"), rank=rank, peers=peers)
     return {"events": measured.events, "measurement": measured.measurement, "ddp": dict(measured.measurement.ddp)}
 
 

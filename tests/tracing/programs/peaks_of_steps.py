@@ -16,15 +16,16 @@ import torch
 from planner.job.loading import load_yaml
 from planner.training import step
 from planner.truth.measuring.measurement_lines import phases_of
-from planner.truth.measuring.recorders import HostRecorder
+from planner.truth.measuring.recorders import HostRecorder, recorded
 
 
 def measure(spec: str) -> dict[str, Any]:
     """One run of the job's step, seen by torch's profiler."""
-    recorder = HostRecorder()
+    recorder, device = HostRecorder(), torch.device("cpu")
     gc.collect()
     with recorder.profile():
-        outcome = step.run(load_yaml(spec), torch.device("cpu"), recorder)
+        with recorded(recorder, device, by_deepspeed=False):
+            outcome = step.run(load_yaml(spec), device)
         gc.collect()
     del outcome
     recording = recorder.build_recording()

@@ -44,19 +44,19 @@ def for_real() -> int:
     import torch
 
     from planner.training import step
-    from planner.training.observers import NullObserver
+    from planner.training.phases import hear_phases
 
     _save_once()
     before = 0
 
-    class Watching(NullObserver):
-        def mark(self, phase: Phase, iteration: int) -> None:
-            nonlocal before
-            if phase is Phase.CHECKPOINT_SAVE and iteration:
-                Path("/proc/self/clear_refs").write_text("5")  # the highest point is that from here on
-                before = _status("RssAnon")
+    def begin(phase: Phase, _iteration: int) -> None:
+        nonlocal before
+        if phase is Phase.CHECKPOINT_SAVE:
+            Path("/proc/self/clear_refs").write_text("5")  # the highest point is that from here on
+            before = _status("RssAnon")
 
-    kept: Any = step.run(JOB, torch.device("cpu"), Watching())
+    with hear_phases(begin):
+        kept: Any = step.run(JOB, torch.device("cpu"))
     assert kept.model is not None
     return _status("VmHWM") - _status("RssFile") - before
 

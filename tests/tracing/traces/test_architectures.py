@@ -13,6 +13,7 @@ import planner.paper as paper
 from planner.events import Alloc, Category, Free, Role
 from planner.job.schema import Input, Job, Model, Train
 from planner.planning.trace_source import USUAL_SOURCE
+from planner.roles.modules import ModuleRoles
 from planner.training import step
 
 TABLE = yaml.safe_load((Path(__file__).parents[2] / "data" / "architectures.yaml").read_text())["architectures"]
@@ -55,7 +56,8 @@ def bytes_of(category: Category, events: list[Any]) -> int:
 
 def run(entry: dict[str, Any], precision: str) -> tuple[step.Outcome, list[Any]]:
     with paper.gpu("sm_90") as gpu:
-        outcome = step.run(job_of(entry, precision), gpu.device, gpu.recorder)
+        outcome = step.run(job_of(entry, precision), gpu.device)
+        ModuleRoles(gpu.recorder).assign_state(outcome.optimizer)
         return outcome, gpu.recorder.events()
 
 

@@ -14,9 +14,10 @@ import torch
 from planner import upstream
 from planner.paper.host_memory import UntouchedHost
 from planner.paper.recorder import Recorder
-from planner.training.observers import surrounded
+from planner.roles.deepspeed import ENGINE, watch_engines
+from planner.roles.recording import surrounded
 from planner.training.wraps import deepspeed_engine
-from planner.training.wraps.deepspeed_roles import ENGINE, ZERO, observe_engines
+from planner.training.wraps.deepspeed_engine import ZERO
 
 
 @contextmanager
@@ -51,7 +52,7 @@ def watched(recorder: Recorder, pynvml: ModuleType, begin_step: Callable[[], Non
     replaced = {"deepspeed.accelerator.cuda_accelerator:pynvml": pynvml}
     with (
         deepspeed_engine.peers_agree(),
-        observe_engines(recorder),
+        watch_engines(recorder),
         upstream.patch_targets("program's deepspeed", wrapped=wrapped, replaced=replaced),
     ):
         yield

@@ -12,10 +12,10 @@ from torch.utils._pytree import tree_leaves
 
 from planner import upstream
 from planner.events import Category
-from planner.training.observers import Observer, in_region, surrounded, unless_silent
+from planner.roles.recording import RoleRecorder, in_region, surrounded
+from planner.training.wraps.deepspeed_engine import ZERO
 
 ENGINE = "deepspeed.runtime.engine:DeepSpeedEngine"
-ZERO = "deepspeed.runtime.zero"
 _COORDINATOR = f"{ZERO}.partitioned_param_coordinator:PartitionedParameterCoordinator"
 _STAGE_3 = f"{ZERO}.stage3:DeepSpeedZeroOptimizer_Stage3"
 _STAGES_1_AND_2 = f"{ZERO}.stage_1_and_2:DeepSpeedZeroOptimizer"
@@ -49,13 +49,13 @@ _KEPT = {
 fp16/fused_optimizer.py, fp16/unfused_optimizer.py, bf16_optimizer.py)."""
 
 
-def observe_engines(observer: Observer) -> AbstractContextManager[None]:
-    """Inside, the observer hears what engines and their optimizers allocate, and what it is for. Imports DeepSpeed."""
+def watch_engines(recorder: RoleRecorder) -> AbstractContextManager[None]:
+    """Inside, the recorder hears what engines and their optimizers allocate. Imports DeepSpeed."""
 
     def assign(category: Category, name: str, tensors: Any) -> None:
         for tensor in tree_leaves(tensors):
             if isinstance(tensor, Tensor):
-                observer.assign(tensor, category, name)
+                recorder.assign(tensor, category, name)
 
     def assigning(when: str, category: Category, name: str, find: Callable[..., Any]) -> Callable[[Any], Any]:
         """`find` is given what functions are that `surrounded` calls."""
@@ -64,7 +64,7 @@ def observe_engines(observer: Observer) -> AbstractContextManager[None]:
         )
 
     def communicating(method: Callable[..., Any]) -> Callable[..., Any]:
-        return in_region(method, observer, Category.COMMUNICATION, f"deepspeed.{method.__name__.strip('_')}")
+        return in_region(method, recorder, Category.COMMUNICATION, f"deepspeed.{method.__name__.strip('_')}")
 
     def assign_parameters(model: nn.Module) -> None:
         for name, parameter in model.named_parameters():
@@ -139,7 +139,7 @@ def observe_engines(observer: Observer) -> AbstractContextManager[None]:
             lambda divided, group: divided.single_partition_of_fp32_groups[group].grad,
         ),
     }
-    return unless_silent(observer, upstream.patch_targets("deepspeed roles", wrapped=wrapped))
+    return upstream.patch_targets("deepspeed roles", wrapped=wrapped)
 
 
 def _buckets(divided: Any) -> list[Any]:

@@ -1,0 +1,21 @@
+"""Every step of a job on the paper GPU, none left out and none folded, with the phases that it names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from planner import paper
+from planner.events import Event
+from planner.job.schema import Job
+from planner.training import step
+from planner.training.phases import hear_phases
+
+
+def events_of_whole_run(job: Job) -> Sequence[Event]:
+    with paper.gpu("sm_90") as gpu:
+        recorder = gpu.recorder
+        with hear_phases(lambda phase, iteration: recorder.mark_at(recorder.now(), phase, iteration)):
+            outcome = step.run(job, gpu.device)
+        events = recorder.events()
+        del outcome
+    return events
