@@ -83,7 +83,8 @@ def masked_select(x: Tensor, mask: Tensor) -> Tensor:
 def masked_scatter_backward(gradient: Tensor, mask: Tensor, sizes: Sequence[int]) -> Tensor:
     """Each scattered value has a place."""
     with values.selecting(min(math.prod(sizes), mask.numel())):
-        return torch.ops.aten.masked_scatter_backward.default._op_dk(_COMPOSITE, gradient, mask, sizes)
+        scattered: Tensor = torch.ops.aten.masked_scatter_backward.default._op_dk(_COMPOSITE, gradient, mask, sizes)
+    return scattered
 
 
 @_decided("repeat_interleave.Tensor")

@@ -161,17 +161,17 @@ def _presume_check(tensor: Tensor, frames: Sequence[FrameType]) -> tuple[Value, 
 def _known_answer(tensor: Tensor, frames: Sequence[FrameType]) -> tuple[Value, str] | None:
     """What a table says of the nearest call site, of the operator or the autograd node at work, and why."""
     for frame in frames:
-        for module, function, *known in _KNOWN:
+        for module, function, answer, why in _KNOWN:
             if _runs(frame, module, function):
-                return known[0], known[1]
+                return answer, why
     return _answer_of_operator(tensor) or _NODES.get(node_name())
 
 
 def _answer_of_operator(tensor: Tensor) -> tuple[Value, str] | None:
     at_work = native_records.operators_at_work()
-    for operator, made_by, *known in _OPERATORS:
+    for operator, made_by, answer, why in _OPERATORS:
         if operator in at_work and made_by in ("", native_records.operator_of(tensor)):
-            return known[0], known[1]
+            return answer, why
     return None
 
 
