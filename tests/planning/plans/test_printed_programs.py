@@ -41,10 +41,12 @@ def look(optimizer, *_):
         most[name] = max(most[name], count(tensors))
 
 register_optimizer_step_post_hook(look)
-trained = runpy.run_path(sys.argv[1], run_name="__main__")["trained"]
-buckets = trained.ddp.get("rebuilt_bucket_sizes", "0")
-most["bucket"] = sum(int(size) for size in str(buckets).split(","))
-with open(f"{sys.argv[2]}.{os.environ['RANK']}", "w") as answer:
+_, program, answers = sys.argv
+sys.argv = [program]
+trained = runpy.run_path(program, run_name="__main__")["trained"]
+account = getattr(trained.model, "_get_ddp_logging_data", dict)()
+most["bucket"] = sum(int(size) for size in str(account.get("rebuilt_bucket_sizes", 0)).split(","))
+with open(f"{answers}.{os.environ['RANK']}", "w") as answer:
     json.dump(most, answer)
 '''
 
