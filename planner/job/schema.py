@@ -96,6 +96,9 @@ class Adapter:
     load: Annotated[str, one_of("layers", "whole")] = "layers"
     """Of qlora. layers: each layer is packed as it is loaded, as transformers does; whole: all of the model is on the
     device in `parameter_dtype` before it is packed."""
+    upcast: bool = True
+    """Of qlora: what is not packed (embeddings, norms, the head) is cast to float32, by peft's
+    prepare_model_for_kbit_training, as most programs do; false for those that leave out this call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
