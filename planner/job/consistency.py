@@ -21,6 +21,7 @@ from planner.job.parallel_checks import (
 from planner.job.pipeline_schedules import SCHEDULES
 from planner.job.schema import ALL_LINEAR, AS_BUILT, Gpu, Job
 from planner.job.size_limits import MOST_RANK_CLASSES, MOST_RANKS
+from planner.job.trainer import check_trainer
 from planner.job.training_checks import (
     check_checkpoints,
     check_evaluation,
@@ -119,6 +120,12 @@ def check_compile(job: Job, document: Node) -> None:
 
 def check(job: Job, document: Node) -> None:
     """Raises SpecError for the first contradiction; `document` is what the job was read from, for the places."""
+    if job.trainer is not None:
+        _check_size(job, document)
+        _check_model(job, document)
+        check_gpu(job.cluster.gpu, document.nearest_to("cluster.gpu"))
+        check_trainer(job, document)
+        return
     for check_part in (
         _check_size, _check_model, check_transformers_options, _check_cluster, check_pipeline, check_tensor_parallelism,
         check_context_parallelism, check_experts, check_flat_parameters, check_stepping, check_lengths,

@@ -14,6 +14,7 @@ from torch import nn
 from planner.events import Phase
 from planner.job import schema
 from planner.job.packages import refuse_missing_packages
+from planner.job.trainer import refuse_trainer
 from planner.training import (
     absent_peers,
     blocks,
@@ -77,6 +78,7 @@ def run(
     a seed that depends on nothing but the rank. Raises SpecError for whatever of the job cannot be used.
     """
     refuse_missing_packages(spec)
+    refuse_trainer(spec)
     observer = NullObserver() if observer is None else observer
     blocks.forget_compiled(spec.train.compile)
     world = World.of(spec.parallel, rank, device)
