@@ -50,7 +50,7 @@ test-clusters: $(READY)
 	$(BIN)/python -m pytest $(ONCE_MORE) -m "cluster and not soak" $(CLUSTERS) $(LOG)
 
 # What needs no server, no cluster and no browser.
-FAST := $(addprefix tests/,allocator/replays cli hardware house job/importers job/layouts job/specs paper/decisions report \
+FAST := $(addprefix tests/,allocator/replays cli hardware house job/layouts job/specs paper/decisions report \
   searching timing tracing/records truth/calibrations truth/failures)
 test-fast: $(READY) ## the share of the tests that takes two minutes and needs only Python
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not cluster and not soak" $(FAST)

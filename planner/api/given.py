@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 from planner.errors import SpecError
-from planner.job.importers import job_import
-from planner.job.importers.job_import import STANDARD_INPUT, GivenJob, ImportedJob
+from planner.job import named_jobs
 from planner.job.loading import bundle
+from planner.job.named_jobs import STANDARD_INPUT, GivenJob, ImportedJob
 from planner.job.nodes import did_you_mean
 from planner.job.schema import Job
 from planner.job.shorthand import REST, Shorthand, setting
@@ -72,7 +72,7 @@ def read_job(job: JobSource, settings: Mapping[str, Any] | None = None, **words:
                 remedy=did_you_mean(name, list(JobWords.__annotations__)) or "settings={...} sets any key of a spec",
             )
     named, text = _named(job)
-    imported = job_import.read(
+    imported = named_jobs.read(
         GivenJob(
             named=named,
             standard_input=text,
@@ -138,7 +138,4 @@ def _joined(value: Any) -> str:
 
 
 def _taken(imported: ImportedJob) -> tuple[str, ...]:
-    ignored = tuple(
-        f"{source}: without effect on memory: {', '.join(names)}" for source, names in imported.ignored.items() if names
-    )
-    return (*ignored, *(f"taken: {sentence}" for sentence in imported.supposed), *imported.chosen)
+    return (*(f"taken: {sentence}" for sentence in imported.supposed), *imported.chosen)

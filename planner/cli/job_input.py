@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 from planner.errors import PlannerError, SpecError
 
 if TYPE_CHECKING:
-    from planner.job.importers.job_import import GivenJob
+    from planner.job.named_jobs import GivenJob
     from planner.job.schema import Job
+    from planner.job.shorthand import Setting
     from planner.runtime.environments.interpreters import Interpreter
 
 
@@ -77,66 +78,42 @@ def enter_for_job(job: Job, arguments: argparse.Namespace, standard_input: str =
         go_on_as(python, arguments.everything, standard_input)
 
 
-_SOURCES = (
-    "from_training_arguments",
-    "from_accelerate",
-    "from_deepspeed",
-    "from_torchrun",
-    "from_peft",
-    "from_torchtitan",
-    "from_axolotl",
-    "from_llama_factory",
-)
+_FILES = {
+    "from_training_arguments": "trainer.arguments",
+    "from_deepspeed": "trainer.arguments.deepspeed",
+    "from_accelerate": "trainer.accelerate",
+    "from_peft": "trainer.peft",
+}
+"""Options that name files, with the keys of a spec whose values these are."""
 
 
-def job_of(arguments: argparse.Namespace, *, is_traced: bool = True) -> Job:
+def job_of(arguments: argparse.Namespace, *, is_traced: bool = True, may_be_program: bool = False) -> Job:
     """The job; what was supposed is said on standard error. One that is traced is so with its own torch, if that is to
-    be found: then this process goes on there. Raises SpecError."""
-    from planner.job.importers.job_import import read
+    be found: then this process goes on there. Raises SpecError, also for one that is planned as a program unless it may
+    be one."""
+    from planner.job.named_jobs import read
+    from planner.job.trainer import refuse_trainer
 
     given = _given(arguments)
     imported = read(given, Path())
+    if not may_be_program:
+        refuse_trainer(imported.job)
     if is_traced:
         enter_for_job(imported.job, arguments, given.standard_input)
-    for source, names in imported.ignored.items():
-        if names:
-            say(f"{source}: without effect on memory: {', '.join(names)}")
-    if imported.not_read:
-        say(f"the launch line: not read: {', '.join(imported.not_read)}")
     for sentence in (*(f"taken: {text}" for text in imported.supposed), *(f"note: {text}" for text in imported.chosen)):
         say(sentence)
     return imported.job
 
 
 def _given(arguments: argparse.Namespace) -> GivenJob:
-    from planner.job.importers.job_import import STANDARD_INPUT, GivenJob, ImportSources, is_model
+    from planner.job.named_jobs import STANDARD_INPUT, GivenJob
     from planner.job.shorthand import Shorthand
 
-    named, model = arguments.job or "", getattr(arguments, "model", None)
-    sources = None  # where no file of another program is given
-    if any(getattr(arguments, name, None) for name in _SOURCES):
-        files = {name.removeprefix("from_"): getattr(arguments, name) for name in _SOURCES}
-        if named and is_model(named):
-            if model:
-                raise SpecError(
-                    f"{named} and --model {model} are both models",
-                    allowed="one model",
-                    remedy="delete one of the two",
-                )
-            named, model = "", named
-        sources = ImportSources(**files, model=model)
-    elif model:
-        if named:
-            raise SpecError(
-                f"--model {model} stands beside the job {named}",
-                allowed="a model in the place of JOB; --model with --from-...",
-                remedy=f"write --set model.hf_config={model} to plan the job with another model",
-            )
-        named = model
-    if not named and sources is None:
+    named = arguments.job or ""
+    if not named:
         raise SpecError(
             "nothing says which job",
-            allowed="JOB (a spec, a bundle, a model's name, or -), or --from-...",
+            allowed="JOB: a spec, a bundle, a model's name, or -",
             remedy=f"planner {arguments.name} Qwen/Qwen3-8B --gpus 4xH100 --fsdp, for a model that planner knows",
         )
     text = ""
@@ -149,14 +126,22 @@ def _given(arguments: argparse.Namespace) -> GivenJob:
         named=named,
         standard_input=text,
         words=Shorthand.of_words(arguments) if hasattr(arguments, "gpus") else Shorthand(),
-        settings=arguments.set,
-        sources=sources,
+        settings=[*_settings_of_files(arguments), *arguments.set],
     )
 
 
-def has_sources(arguments: argparse.Namespace) -> bool:
-    """Whether files of other programs say the job."""
-    return any(getattr(arguments, name, None) for name in (*_SOURCES, "model"))
+def _settings_of_files(arguments: argparse.Namespace) -> list[Setting]:
+    """The files of other programs, as they are."""
+    from planner.job.nodes import node_from_data
+    from planner.job.shorthand import setting
+    from planner.job.trainer import read_file
+
+    settings = []
+    for option, key in _FILES.items():
+        if (path := getattr(arguments, option, None)) is not None:
+            place = f"--{option.replace('_', '-')}"
+            settings.append(setting(key, read_file(node_from_data(str(path), place, key), Path()), str(path)))
+    return settings
 
 
 def say(line: str) -> None:

@@ -155,7 +155,7 @@ def job_options() -> argparse.ArgumentParser:
     )
     add_set(options)
     _add_words(options.add_argument_group("the job in a few words (with a model, or over what a spec says)"))
-    _add_sources(options.add_argument_group("out of what you already have (docs/importers.md)"))
+    _add_sources(options.add_argument_group("files of transformers, as they are, for its Trainer (docs/importers.md)"))
     return options
 
 
@@ -198,12 +198,9 @@ def _add_words(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_sources(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--from-training-arguments", type=Path, metavar="ARGS.json", help="of transformers")
-    group.add_argument("--from-accelerate", type=Path, metavar="CONFIG.yaml", help="as `accelerate config` writes it")
-    group.add_argument("--from-deepspeed", type=Path, metavar="DS.json", help="a ds_config.json")
-    group.add_argument("--from-torchrun", default="", metavar="LINE", help="'torchrun ... train.py ...', in quotes")
-    group.add_argument("--from-peft", type=Path, metavar="ADAPTER", help="an adapter_config.json, or its folder")
-    group.add_argument("--from-torchtitan", type=Path, metavar="JOB.toml", help="torchtitan's config")
-    group.add_argument("--from-axolotl", type=Path, metavar="CONFIG.yaml", help="Axolotl's config")
-    group.add_argument("--from-llama-factory", type=Path, metavar="CONFIG.yaml", help="of llamafactory-cli train")
-    group.add_argument("--model", metavar="NAME", help="the model's name, or its config.json, of transformers")
+    group.add_argument("--from-training-arguments", type=Path, metavar="ARGS.json", help="trainer.arguments")
+    group.add_argument("--from-deepspeed", type=Path, metavar="DS.json", help="trainer.arguments.deepspeed")
+    group.add_argument("--from-accelerate", type=Path, metavar="CONFIG.yaml", help="trainer.accelerate")
+    group.add_argument(
+        "--from-peft", type=Path, metavar="ADAPTER", help="trainer.peft: adapter_config.json, its folder"
+    )

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,7 +34,9 @@ if TYPE_CHECKING:
     from planner.admission.decision import Decision
     from planner.admission.policy import Policy
     from planner.cli.options import Commands
+    from planner.job.schema import Job
     from planner.planning.job_plan import PlanningResult
+    from planner.report.statement import Plan
 
 
 def add_plan(commands: Commands) -> None:
@@ -67,7 +70,18 @@ def run_plan(arguments: argparse.Namespace) -> int:
             place="--rank",
         )
     drawn = bool(arguments.timeline or arguments.snapshot)
-    result = _plan(arguments, with_advice=not arguments.no_advice, with_eager=True, keep_traces=drawn)
+    job = job_of(arguments, may_be_program=True)
+    if job.trainer is not None:
+        if drawn:
+            raise PlannerError(
+                "--timeline and --snapshot draw a step of a spec, and trainer is planned as a program",
+                remedy="leave them out",
+                place="trainer",
+            )
+        found = at_risk(arguments, _plan_program(job))
+        print_answer(arguments, lambda: to_json(found), lambda: render(found, style(), verbose=arguments.verbose))
+        return exit_code(arguments, found)
+    result = _plan(job, arguments, with_advice=not arguments.no_advice, with_eager=True, keep_traces=drawn)
     plan = at_risk(arguments, result.plan)
     if path := arguments.timeline:
         from planner.report.class_timeline import timelines_of
@@ -93,15 +107,28 @@ def run_plan(arguments: argparse.Namespace) -> int:
     return exit_code(arguments, plan)
 
 
+def _plan_program(job: Job) -> Plan:
+    """The answer for a job with `trainer`, by running its program."""
+    from planner.planning.program import judge_runs
+    from planner.planning.trainer_program import program_of
+
+    with tempfile.TemporaryDirectory(prefix="planner-") as folder, show_progress() as progress:
+        return judge_runs(program_of(job, Path(folder)), progress)[0]
+
+
 def _plan(
-    arguments: argparse.Namespace, *, with_advice: bool, with_eager: bool = False, keep_traces: bool = False
+    job: Job,
+    arguments: argparse.Namespace,
+    *,
+    with_advice: bool,
+    with_eager: bool = False,
+    keep_traces: bool = False,
 ) -> PlanningResult:
-    """The answer for the job that is named; raises what planning raises."""
+    """The answer for a job; raises what planning raises."""
     from planner.planning.preload import usable
     from planner.planning.trace_source import TraceCache, TraceSource
     from planner.searching.plan_advice import plan_with_advice
 
-    job = job_of(arguments)
     with show_progress() as progress:
         progress("loading PyTorch")
         source = TraceSource(cache=None if arguments.no_cache else TraceCache.of_user())
@@ -142,7 +169,10 @@ def run_check(arguments: argparse.Namespace) -> int:
     if not policy.server and not arguments.command and not as_json:
         from planner.report.verdict_text import job_sentence
 
-        plan = at_risk(arguments, _plan(arguments, with_advice=False).plan)
+        job = job_of(arguments, may_be_program=True)
+        of_program = job.trainer is not None
+        found = _plan_program(job) if of_program else _plan(job, arguments, with_advice=False).plan
+        plan = at_risk(arguments, found)
         print(job_sentence(plan))
         return exit_code(arguments, plan)
     from planner.admission import command_hook
@@ -194,7 +224,7 @@ def _decide(arguments: argparse.Namespace, policy: Policy) -> Decision:
 
         bundle = bundle_of(job_of(arguments, is_traced=False))
         return service_query.ask(lambda: bundle, policy, command_hook.SYSTEM)
-    return decide(_plan(arguments, with_advice=True).plan, policy)
+    return decide(_plan(job_of(arguments), arguments, with_advice=True).plan, policy)
 
 
 def add_spec(commands: Commands) -> None:
@@ -202,8 +232,8 @@ def add_spec(commands: Commands) -> None:
     parser = add_command(
         commands, "spec", run_spec, job_options(),
         help="print a job as a spec, also out of a model's name or what you already have",
-        description="Checks a job and prints it as a spec: what differs from the defaults. With --from-..., makes it"
-        " out of the files of other programs; JOB then says what they cannot, and need not be complete.",
+        description="Checks a job and prints it as a spec: what differs from the defaults. With --from-..., files of"
+        " transformers, accelerate, DeepSpeed and PEFT stand in it as they are.",
     )  # fmt: skip
     parser.add_argument("--all", action="store_true", help="print every key, with its default")
     parser.add_argument("--bundle", action="store_true", help="print one self-contained JSON object instead")
@@ -224,7 +254,7 @@ def run_spec(arguments: argparse.Namespace) -> int:
 
         print(json.dumps(json_schema(), indent=2))
         return DONE
-    job = job_of(arguments, is_traced=False)
+    job = job_of(arguments, is_traced=False, may_be_program=True)
     if arguments.program:
         print(program_text(job), end="")
         return DONE

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from planner.cli.job_input import has_sources, job_of, say
+from planner.cli.job_input import job_of, say
 from planner.cli.options import (
     DONE,
     EXCEEDS,
@@ -83,9 +83,9 @@ def _with(arguments: argparse.Namespace, **values: object) -> argparse.Namespace
 
 
 def _shift_words(arguments: argparse.Namespace) -> None:
-    """Tells the job from the axes, whichever stands first; where another program's file says the job, all are axes."""
+    """Tells the job from the axes, whichever stands first."""
     words = [word for word in (arguments.job, *arguments.axes) if word is not None]
-    job = None if has_sources(arguments) else next((word for word in words if not _is_axis(word)), None)
+    job = next((word for word in words if not _is_axis(word)), None)
     if job is not None:
         words.remove(job)
     arguments.job, arguments.axes = job, words

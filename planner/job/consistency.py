@@ -21,6 +21,7 @@ from planner.job.parallel_checks import (
 from planner.job.pipeline_schedules import SCHEDULES
 from planner.job.schema import ALL_LINEAR, AS_BUILT, Gpu, Job
 from planner.job.size_limits import MOST_RANK_CLASSES, MOST_RANKS
+from planner.job.trainer import check_trainer
 from planner.job.training_checks import (
     check_checkpoints,
     check_evaluation,
@@ -100,6 +101,12 @@ def check_compile(job: Job, document: Node) -> None:
 
 def check(job: Job, document: Node) -> None:
     """Raises SpecError for the first contradiction; `document` is what the job was read from, for the places."""
+    if job.trainer is not None:
+        _check_size(job, document)
+        _check_model(job, document)
+        check_gpu(job.cluster.gpu, document.nearest_to("cluster.gpu"))
+        check_trainer(job, document)
+        return
     for check_part in (
         _check_size, _check_model, check_transformers_options, _check_cluster, check_pipeline, check_tensor_parallelism,
         check_context_parallelism, check_experts, check_flat_parameters, check_stepping, check_lengths,
@@ -166,6 +173,8 @@ def _check_model(job: Job, document: Node) -> None:
     if (adapter := model.adapter) is not None:
         is_idle, problem = adapter.kind != "qlora", f"is {adapter.load}, and only qlora packs what it loads"
         refuse(adapter.load != "layers" and is_idle, "model.adapter.load", problem, allowed="layers")
+        problem, is_off = "is false, and only qlora upcasts", not adapter.upcast
+        refuse(is_off and is_idle, "model.adapter.upcast", problem, allowed="true")
         has_names = ALL_LINEAR in adapter.target_modules and len(adapter.target_modules) > 1
         problem, allowed = f"holds {ALL_LINEAR} beside names", f"{ALL_LINEAR} alone, or names"
         refuse(has_names, "model.adapter.target_modules", problem, allowed=allowed)

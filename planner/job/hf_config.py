@@ -97,7 +97,7 @@ def shipped(name: str, folder: Path | None) -> KnownModel | None:
 def describe_mirror(name: Any, folder: Path | None) -> list[str]:
     """In a sentence, the model for which the copy of a mirror is taken; none for any other name or value."""
     model = shipped(name, folder) if isinstance(name, str) and by_name(name) is None else None
-    return [] if model is None else [f"{name} is {model.name}, whose name it has (--model CONFIG.json for another)"]
+    return [] if model is None else [f"{name} is {model.name}, whose name it has (its config.json for another)"]
 
 
 def by_config(config: Mapping[str, Any]) -> KnownModel | None:
@@ -223,8 +223,7 @@ def _unknown_model(node: Node, looked_in: str) -> SpecError:
         fetch = f"`hf download {shorten(name, LONGEST_NAME)} config.json`"
         remedy = f"{fetch}, and planner finds it by its name; or write the path of that file in the place of the name"
     if len(near) == 1:
-        in_recipe = f" (--model {near[0]})" if node.path != "model.hf_config" else ""
-        remedy = f"did you mean `{near[0]}`{in_recipe}? For another model: {remedy}"
+        remedy = f"did you mean `{near[0]}`? For another model: {remedy}"
     return SpecError(
         f"there is no model {node.summary} among those that planner knows{looked_in}",
         allowed=f"{', '.join(near) or named}; or {given}",

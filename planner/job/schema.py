@@ -92,6 +92,9 @@ class Adapter:
     load: Annotated[str, one_of("layers", "whole")] = "layers"
     """Of qlora. layers: each layer is packed as it is loaded, as transformers does; whole: all of the model is on the
     device in `parameter_dtype` before it is packed."""
+    upcast: bool = True
+    """Of qlora: what is not packed (embeddings, norms, the head) is cast to float32, by peft's
+    prepare_model_for_kbit_training, as most programs do; false for those that leave out this call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -474,12 +477,25 @@ class Allocator:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Trainer:
+    """Training by transformers' Trainer, said in the words of the classes that own them: each a file or its content."""
+
+    arguments: PlainData = field(default_factory=dict)
+    """TrainingArguments, as `to_json_string()` writes them; `deepspeed` and `fsdp_config` may name a file."""
+    accelerate: PlainData = field(default_factory=dict)
+    """What `accelerate config` saves: `accelerate launch --config_file` starts the program."""
+    peft: PlainData = field(default_factory=dict)
+    """The config of an adapter (adapter_config.json, or its folder), which get_peft_model adds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """A whole job: everything that decides what memory each rank takes."""
 
     metadata: Metadata = field(default_factory=Metadata)
     model: Model
     train: Train = field(default_factory=Train)
+    trainer: Trainer | None = None
     parallel: Parallel = field(default_factory=Parallel)
     cluster: Cluster = field(default_factory=Cluster)
     software: Software = field(default_factory=Software)

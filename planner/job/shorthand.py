@@ -292,7 +292,8 @@ def of_model(words: Shorthand, document: Node, config: Mapping[str, Any], others
     given = {setting.path for setting in meaning.settings} | set(others)
     if document.nearest_to("model.adapter").path == "model.adapter":
         given.add("model.adapter")
-    if (world := meaning.world) > 1 and not any(path.startswith("parallel.") for path in given):
+    by_trainer = any(path.startswith("trainer") for path in given)
+    if (world := meaning.world) > 1 and not by_trainer and not any(path.startswith("parallel.") for path in given):
         meaning.put("parallel.dp_replicate.degree", world, "--gpus")
         meaning.supposed.append(f"DDP over {world} GPUs, each with the whole model (--fsdp shards it)")
     config = config.get("text_config", config)  # of a model that takes pictures too
@@ -303,6 +304,12 @@ def of_model(words: Shorthand, document: Node, config: Mapping[str, Any], others
             tokens = min(tokens, int(most or tokens) - 2)  # its positions begin behind the padding's index
         meaning.put("train.sequence_length", tokens, "the usual length")
         meaning.supposed.append(f"sequences of {tokens} tokens (--seq)")
+    if by_trainer:
+        if "model.parameter_dtype" not in given:
+            dtype = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
+            meaning.put("model.parameter_dtype", dtype, "the model's config")
+            meaning.supposed.append(f"the model in {dtype}, as from_pretrained of transformers 5 loads this config")
+        return meaning
     # As most people train: an adapter beside a model in bfloat16, everything else mixed with parameters in float32.
     asked = words.precision or ("fp16" if meaning.arch in WITHOUT_BF16 else "bf16")
     if not words.precision and "train.precision" not in given:

@@ -8,12 +8,13 @@ from planner.job.loading import bundle_text
 from planner.job.schema import Job
 
 _BUNDLE = 'BUNDLE = ""\n'
-"""Of train.py, where a printed program has its job."""
+"""Where a printed program has its job."""
 
 
 def program_text(job: Job) -> str:
     """The program of a job, with the job in it: `torchrun JOB.py` trains it where planner is installed."""
-    text = Path(__file__).with_name("train.py").read_text(encoding="utf-8")
+    name = "train.py" if job.trainer is None else "trainer.py"
+    text = Path(__file__).with_name(name).read_text(encoding="utf-8")
     code = text[text.index("from __future__") :]
     # A quote is in strings of JSON only, which may write it so.
     written = bundle_text(job).strip().replace("'", "\\u0027")

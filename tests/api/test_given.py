@@ -9,9 +9,9 @@ import pytest
 
 from planner.api.given import read_job
 from planner.errors import SpecError
-from planner.job.importers import job_import
-from planner.job.importers.job_import import GivenJob
+from planner.job import named_jobs
 from planner.job.loading import bundle, load_job
+from planner.job.named_jobs import GivenJob
 from planner.job.shorthand import REST, Shorthand
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -41,7 +41,7 @@ def test_words_are_those_of_the_command_line() -> None:
         gpus="4xH100", seq="4k", batch=2, fsdp=REST,
         lora="r=16,target=q_proj+v_proj", recompute="full",
     )  # fmt: skip
-    said = job_import.read(GivenJob(named="Qwen/Qwen3-8B", words=words), Path())
+    said = named_jobs.read(GivenJob(named="Qwen/Qwen3-8B", words=words), Path())
 
     assert found.job == said.job
     assert found.taken == (*(f"taken: {each}" for each in said.supposed), *said.chosen)

@@ -83,4 +83,4 @@ def test_a_shell_completes_commands_and_options(shell: str, capsys: pytest.Captu
 
     script = capsys.readouterr().out
     assert "planner" in script
-    assert [each for each in ("--gpus", "--from-torchtitan", *COMMANDS) if each not in script] == []
+    assert [each for each in ("--gpus", "--from-accelerate", *COMMANDS) if each not in script] == []

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
-from accelerate.commands.config import cluster
 from accelerate.commands.config.config_args import ClusterConfig
 from transformers import TrainingArguments
 
@@ -37,42 +34,7 @@ def accelerate_config(path: Path, **changed: Any) -> Path:
 FSDP_2 = {
     "fsdp_version": 2, "fsdp_reshard_after_forward": True, "fsdp_offload_params": False,
     "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "fsdp_transformer_layer_cls_to_wrap": "LlamaDecoderLayer",
-    "fsdp_state_dict_type": "SHARDED_STATE_DICT", "fsdp_cpu_ram_efficient_loading": True,
+    "fsdp_state_dict_type": "SHARDED_STATE_DICT", "fsdp_cpu_ram_efficient_loading": False,
     "fsdp_activation_checkpointing": False,
 }  # fmt: skip
 """The questionnaire's answers for FSDP 2."""
-ZERO = {
-    "zero_stage": 2, "offload_optimizer_device": "none", "offload_param_device": "none",
-    "gradient_accumulation_steps": 2, "gradient_clipping": 1.0, "zero3_init_flag": False,
-}  # fmt: skip
-"""The questionnaire's answers for DeepSpeed."""
-
-
-def accelerate_answers(path: Path, answers: Mapping[str, Any]) -> Path:
-    """What the questionnaire of `accelerate config` saves after these answers, by a part of each question.
-
-    Every question has its default, or the first of its choices; an answer to no question is a mistake of the test.
-    """
-    left = dict(answers)
-
-    def answer(question: str, usual: Any) -> Any:
-        found = next((part for part in left if part in question), None)
-        return usual if found is None else left.pop(found)
-
-    def ask_field(question: str, convert: Callable[[Any], Any] | None = None, default: Any = None, **_: Any) -> Any:
-        found = answer(question, None)
-        return default if found is None else found if convert is None else convert(found)
-
-    def ask_options(
-        question: str, options: Sequence[Any], convert: Callable[[Any], Any] | None = None, default: int = 0
-    ) -> Any:
-        found = answer(question, None)
-        chosen = default if found is None else [str(each) for each in options].index(found)
-        return chosen if convert is None else convert(chosen)
-
-    with mock.patch.multiple(
-        cluster, _ask_field=ask_field, _ask_options=ask_options, is_deepspeed_available=lambda: True
-    ):
-        cluster.get_cluster_input().to_yaml_file(path)
-    assert not left, f"nobody asked for {left}"
-    return path

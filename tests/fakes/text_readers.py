@@ -17,19 +17,15 @@ from planner.allocator.rules import Rules
 from planner.errors import SpecError
 from planner.hardware import catalog, mig
 from planner.job import hf_config, named_gpus, shorthand
-from planner.job.importers import (
-    accelerate,
-    deepspeed,
-    fine_tuning,
-    launch_lines,
-    torchtitan,
-)
 from planner.job.json_text import read_json
 from planner.job.launching.launchers import deepspeed_size, words_of
 from planner.job.launching.line import parse
 from planner.job.loading import load_job
+from planner.job.named_jobs import GivenJob, read
+from planner.job.nodes import node_from_data
 from planner.job.rank_sets import RankSet
 from planner.job.size_limits import MOST_JSON_VALUES
+from planner.job.trainer import read_file
 from planner.job.yaml_text import read_yaml
 from planner.searching import axes
 from planner.truth.failures.gpu_messages import find_messages
@@ -51,6 +47,14 @@ def _file(read: Callable[[Path], Any], suffix: str = ".yaml") -> Reader:
 
 def _no_file(path: str) -> str:
     raise SpecError(f"there is no file {path}")
+
+
+def _read_file(path: Path) -> Any:
+    return read_file(node_from_data(str(path), "a file", "trainer.arguments"), Path())
+
+
+def _read_job(path: Path) -> Any:
+    return read(GivenJob(named=str(path)), Path())
 
 
 def _command(*before: str) -> Reader:
@@ -115,14 +119,8 @@ TEXT_READERS: dict[str, tuple[Reader, Sequence[str]]] = {
     "YAML": (lambda text: read_yaml(text, "a text"), _YAML),
     "JSON": (lambda text: read_json(text, "a text"), _JSON),
     "JSON with an open text": (lambda text: read_json('["' + text + "," * MOST_JSON_VALUES, "a text"), _JSON),
-    "accelerate's config": (_file(accelerate.read), _BROUGHT),
-    "an axolotl file": (_file(fine_tuning.read_axolotl), _BROUGHT),
-    "a LLaMA-Factory file": (_file(fine_tuning.read_llama_factory), _BROUGHT),
-    "a torchtitan file": (_file(torchtitan.read, ".toml"), ("[a]\n", "[[a]]\n", "a.", "1.", "a=1\n", '"""', "[", "{")),
-    "TrainingArguments": (_file(fine_tuning.read_trl, ".json"), _JSON[:3]),
-    "DeepSpeed's config": (_file(deepspeed.read, ".json"), _JSON[:3]),
-    "an adapter's config": (_file(fine_tuning.read_peft, ".json"), _JSON[:3]),
-    "a launch line to import": (lambda text: launch_lines.read(text, Path()), _LAUNCH),
+    "a file of the Trainer's": (_file(_read_file), _BROUGHT),
+    "a job by its file": (_file(_read_job), _BROUGHT),
     "the words of a line": (lambda text: words_of(text, "a line"), _LAUNCH),
     "a command": (_command(), _LAUNCH),
     "a command of python": (_command("python"), ("-u ", "-W ", "A=1 ", "a ")),

@@ -16,7 +16,7 @@ ROOMS = [
     "planner",
     "planner.job",
     "planner.admission",
-    "planner.job.importers.job_import",
+    "planner.job.named_jobs",
     "planner.cli",
     "planner.service.history.store",
 ]

@@ -33,7 +33,7 @@ QUESTIONS = [
     "a moment when jobs die",
     "an allocator rule",
     "a form of a message that memory ran out",
-    "an importer of another tool's config",
+    "a file of another program in a spec",
     "a launcher or a wrapper of a launch line",
     "a patch of torch",
     "a family of recorded programs",

@@ -11,11 +11,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from planner.allocator.replay import replay_until_settled
 from planner.allocator.rules import Rules
 from planner.errors import SpecError
-from planner.job import printing, shorthand
-from planner.job.importers import job_import
-from planner.job.importers.job_import import STANDARD_INPUT, GivenJob
+from planner.job import named_jobs, printing, shorthand
 from planner.job.json_text import read_json
 from planner.job.loading import bundle, load_bundle, load_document, load_yaml
+from planner.job.named_jobs import STANDARD_INPUT, GivenJob
 from planner.job.schema import Job
 from planner.job.shorthand import Shorthand
 from planner.job.size_limits import LARGEST_YAML
@@ -204,7 +203,7 @@ def read_spec_request(content: bytes, _: str = "") -> dict[str, Any]:
         if body.spec and len(text) > LARGEST_YAML:
             raise too_large(LARGEST_YAML)
         given = GivenJob(named=STANDARD_INPUT, standard_input=text, words=words, settings=settings)
-    imported = job_import.read(given, None)
+    imported = named_jobs.read(given, None)
     return {
         "schema": "planner.spec/1",
         "spec": printing.short_yaml(imported.job),

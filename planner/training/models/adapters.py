@@ -17,15 +17,16 @@ _BLOCK, _SCALES = 64, 256
 
 # The weight is packed two to a byte; each 64 weights have a scale of one byte, each 256 scales one of float32, and
 # each layer the two tables and the offset that go with them. A forward and a backward each unpack the weight into a
-# copy in the dtype of the input and drop it; the input is not kept (bitsandbytes 0.49: bitsandbytes/functional.py,
-# autograd/_functions.py, nn/modules.py). The adapter's layer beside it clones the output first and casts its input
-# only outside of autocast (peft 0.21, peft/tuners/lora/bnb.py).
+# copy in the dtype of the product and drop it; the input is not kept, and the output has the dtype of the input
+# (bitsandbytes 0.49: bitsandbytes/functional.py, autograd/_functions.py, nn/modules.py). The adapter's layer beside it
+# clones the output first and casts its input only outside of autocast (peft 0.21, peft/tuners/lora/bnb.py).
 class Linear4bit(nn.Linear):
     """In place of a linear layer that is frozen."""
 
     def __init__(self, like: nn.Linear) -> None:
         nn.Module.__init__(self)
         self.in_features, self.out_features = like.in_features, like.out_features
+        self.compute_dtype = like.weight.dtype
         device, elements = like.weight.device, like.weight.numel()
         packed = torch.empty(-(-elements // 2), 1, dtype=torch.uint8, device=device)
         self.weight = nn.Parameter(packed, requires_grad=False)
@@ -44,15 +45,14 @@ class Linear4bit(nn.Linear):
 
     def unpack_weight(self, dtype: torch.dtype) -> Tensor:
         scales = torch.empty(self.absmax.shape, device=self.weight.device)  # the nested scales, unpacked first
-        weight = torch.empty(self.out_features, self.in_features, dtype=dtype, device=self.weight.device)
+        shape = self.out_features, self.in_features
+        weight = torch.empty(shape, dtype=self.compute_dtype, device=self.weight.device)
         del scales
-        return weight
+        return weight.to(dtype)
 
     def forward(self, given: Tensor) -> Tensor:
-        kind = given.device.type
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else given.dtype
-        result: Tensor = _UnpackedLinear.apply(given.to(dtype), self)  # type: ignore[no-untyped-call]
-        return result
+        result: Tensor = _UnpackedLinear.apply(given.to(self.compute_dtype), self)  # type: ignore[no-untyped-call]
+        return result.to(given.dtype)
 
 
 class _UnpackedLinear(torch.autograd.Function):
@@ -75,6 +75,13 @@ def quantize(model: nn.Module) -> None:
             if type(child) is nn.Linear and child is not head:
                 setattr(parent, name, Linear4bit(child))
             del child
+
+
+def prepare_for_training(model: nn.Module) -> nn.Module:
+    """By peft's `prepare_model_for_kbit_training`, which casts to float32 what is not packed. What is recomputed
+    `train.recompute` says."""
+    peft: Any = importlib.import_module("peft")
+    return peft.prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)  # type: ignore[no-any-return]
 
 
 def adapter_layer(peft_linear: Any) -> Any:

@@ -190,6 +190,8 @@ def build(model: schema.Model, device: torch.device) -> nn.Module:
     if by_layers:
         materialize(module, device)
     module = module.to(device)  # a model may name the host for a parameter of its own
+    if four_bits and adapter is not None and adapter.upcast:
+        module = adapters.prepare_for_training(module)
     return (module if adapter is None else adapters.add_adapters(module, adapter)).train()
 
 

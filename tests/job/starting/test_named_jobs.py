@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from importing_folder import LLAMA
+from config_files import LLAMA
 
 from planner import cli
 from planner.errors import SpecError
 from planner.job import hf_config
-from planner.job.importers.job_import import GivenJob, read
 from planner.job.loading import load_yaml
+from planner.job.named_jobs import GivenJob, read
 from planner.job.schema import Adapter, Job
 from planner.job.shorthand import Shorthand
 
@@ -54,12 +54,52 @@ def test_an_adapter_names_its_model(tmp_path: Path) -> None:
         assert job.model.hf_config["model_type"] == "qwen3"
 
 
-def test_what_does_not_matter_of_an_adapter_is_said(tmp_path: Path) -> None:
-    path = written(tmp_path / "adapter_config.json", ADAPTER)
+@pytest.mark.parametrize(
+    ("changed", "problem"),
+    [({"target_modules": "model.*q_proj"}, "target_modules is a pattern"), ({"peft_type": "IA3"}, "peft_type is IA3")],
+)
+def test_an_adapter_that_a_spec_has_no_words_for_is_taken_by_peft_itself(
+    tmp_path: Path, changed: Mapping[str, Any], problem: str
+) -> None:
+    path = written(tmp_path / "adapter_config.json", {**ADAPTER, **changed})
 
-    found = read(GivenJob(named=str(path), words=Shorthand(gpus="H100")), Path())
+    with pytest.raises(SpecError, match=problem) as refusal:
+        job_of(path)
 
-    assert found.ignored == {str(path): ("inference_mode", "peft_version")}
+    assert "--from-peft" in refusal.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "command"),
+    [
+        ("sft.yaml", "base_model: own/tiny\nadapter: lora\n", "axolotl train sft.yaml"),
+        ("sft.yaml", "model_name_or_path: own/tiny\nstage: sft\n", "llamafactory-cli train sft.yaml"),
+        ("sft.yaml", "model_name_or_path: own/tiny\nmax_length: 512\n", "trl sft --config sft.yaml"),
+        (
+            "sft.yaml",
+            "model: {_component_: torchtune.models.llama3.llama3_8b}\ntokenizer: {}\n",
+            "tune run lora_finetune_single_device --config sft.yaml",
+        ),
+        (
+            "llama.toml",
+            "[model]\nname = 'llama3'\n",
+            "torchrun --nproc-per-node 8 -m torchtitan.train --job.config_file llama.toml",
+        ),
+    ],
+)
+def test_a_recipe_of_another_tool_is_run_by_that_tool(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    text: str,
+    command: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).write_text(text, encoding="utf-8")
+
+    assert cli.main(["spec", name]) == 2
+    assert capsys.readouterr().err.endswith(f"change:  run the tool itself, on paper: planner run -- {command}\n")
 
 
 def test_a_model_of_the_hubs_cache_is_found_without_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

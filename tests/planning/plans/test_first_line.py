@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 
 from planner.events import Category
-from planner.job.importers.job_import import GivenJob, read
+from planner.job.named_jobs import GivenJob, read
 from planner.job.shorthand import REST, Shorthand
 from planner.planning.job_plan import plan_job
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.job.importers.job_import import GivenJob, read
+from planner.job.named_jobs import GivenJob, read
 from planner.job.shorthand import Shorthand
 from planner.planning import identity
 from planner.planning.job_plan import plan_job

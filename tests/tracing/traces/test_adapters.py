@@ -16,6 +16,7 @@ from planner.planning import identity
 from planner.planning.job_plan import plan_job
 from planner.report.statement import TrainedAdapter
 from planner.tracing.job_program import trace
+from planner.training.models.adapters import Linear4bit
 from planner.training.models.build import build, materialize
 
 _CONFIG = {
@@ -37,6 +38,10 @@ JOBS = [
     lora("default"),
     lora("dora", kind="dora"),
     lora("four-bits", kind="qlora"),
+    replace(
+        lora("four-bits-of-bfloat16", kind="qlora"),
+        model=Model(hf_config=_CONFIG, parameter_dtype="bfloat16", adapter=Adapter(r=4, kind="qlora")),
+    ),
 ]
 
 
@@ -87,6 +92,38 @@ def test_four_bits_take_half_a_byte_and_their_scales(runs: Both) -> None:
     assert whole - packed == 2 * (4 * sum(elements) - sum(elements) // 2 - sum(scales)) - tables - nested
 
 
+@pytest.mark.parametrize(("upcast", "beside"), [(True, torch.float32), (False, torch.bfloat16)])
+def test_what_is_not_packed_is_float32_as_peft_prepares_it_unless_the_job_says_no(
+    upcast: bool, beside: torch.dtype
+) -> None:
+    adapter = Adapter(r=4, kind="qlora", upcast=upcast)
+    model = build(Model(hf_config=_CONFIG, parameter_dtype="bfloat16", adapter=adapter), torch.device("cpu"))
+
+    dtypes = {name: each.dtype for name, each in model.named_parameters()}
+    kinds = {
+        "packed": {dtype for name, dtype in dtypes.items() if "_proj" in name and "lora_" not in name},
+        "adapters": {dtype for name, dtype in dtypes.items() if "lora_" in name},
+        "the rest": {dtype for name, dtype in dtypes.items() if "_proj" not in name},
+    }
+    assert kinds == {"packed": {torch.uint8}, "adapters": {torch.float32}, "the rest": {beside}}
+
+
+def test_a_layer_in_four_bits_multiplies_in_the_dtype_of_its_weight_and_returns_that_of_its_input() -> None:
+    """bitsandbytes 0.50, nn/modules.py: `matmul_4bit(x.to(compute_dtype), ...).to(inp_dtype)`."""
+    layer = Linear4bit(torch.nn.Linear(128, 64, dtype=torch.bfloat16))
+    given = torch.zeros(2, 128, requires_grad=True)
+
+    output = layer(given)
+    output.sum().backward()
+
+    assert given.grad is not None
+    assert (output.dtype, layer.unpack_weight(torch.bfloat16).dtype, given.grad.dtype) == (
+        torch.float32,
+        torch.bfloat16,
+        torch.float32,
+    )
+
+
 def test_stored_traces_hinge_on_the_version_of_peft() -> None:
     plain = replace(JOBS[0], model=replace(JOBS[0].model, adapter=None))
     other = {**identity.every_version(), "peft": "another"}
@@ -106,7 +143,7 @@ def test_what_is_tied_stays_tied_when_it_is_given_memory() -> None:
 
 
 def test_a_model_in_four_bits_that_is_loaded_whole_lies_there_unpacked_first() -> None:
-    four_bits, gpu = JOBS[-1], Gpu(total_bytes=2**36, arch="sm_90")
+    four_bits, gpu = lora("four-bits", kind="qlora"), Gpu(total_bytes=2**36, arch="sm_90")
 
     def at_load(load: str) -> int:
         model = replace(four_bits.model, adapter=Adapter(r=4, kind="qlora", load=load))

@@ -1,0 +1,96 @@
+"""A spec's `trainer`: files of transformers, accelerate, DeepSpeed and PEFT as they are.
+
+What their keys mean, the classes say that own them (planner.programs.trainer): here they are only brought together.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from planner.errors import SpecError
+from planner.job import hf_config
+from planner.job.json_text import file_text, read_json
+from planner.job.nodes import Node
+from planner.job.schema import Job, Parallel, Train
+from planner.job.yaml_text import read_yaml
+
+_ALLOWED_IN_TRAIN = ("sequence_length", "inputs", "padding")
+"""What a batch has; all else of `train` is said in `trainer.arguments`."""
+_WHERE = "trainer.arguments, the file of accelerate or that of DeepSpeed"
+
+
+def refuse_trainer(job: Job) -> None:
+    """Raises SpecError for a job with `trainer` where a step of the spec's own is wanted."""
+    if job.trainer is not None:
+        raise SpecError(
+            "trainer is planned as a program, which only planner plan and planner check do, on this machine",
+            allowed="a spec whose train and parallel say what a step does",
+            remedy="give it to planner plan, or write the job in train and parallel",
+            place="trainer",
+        )
+
+
+def check_trainer(job: Job, document: Node) -> None:
+    """Raises SpecError for keys of a spec with `trainer` that the files beside it decide."""
+    document.refuse_if(job.model.hf_config is None, "trainer", "is only used with model.hf_config")
+    adapter = job.model.adapter is not None
+    document.refuse_if(adapter, "model.adapter", "stands beside trainer", remedy="write it in trainer.peft")
+    for section, own, usual in (("train", job.train, Train()), ("parallel", job.parallel, Parallel())):
+        for field in fields(own):
+            if field.name in _ALLOWED_IN_TRAIN or getattr(own, field.name) == getattr(usual, field.name):
+                continue
+            raise document.fault(
+                f"{section}.{field.name}",
+                "stands beside trainer, whose files decide it",
+                allowed=", ".join(f"train.{name}" for name in _ALLOWED_IN_TRAIN),
+                remedy=f"write it in {_WHERE}, in their words",
+            )
+
+
+_FILES: Sequence[tuple[str, ...]] = (
+    ("deepspeed",),
+    ("fsdp_config",),
+    ("deepspeed_config", "deepspeed_config_file"),
+)
+"""Keys of TrainingArguments and of accelerate's config that may name a file."""
+
+
+def read_file(node: Node, folder: Path | None) -> Mapping[str, Any]:
+    """The content of a file of JSON or YAML relative to `folder`, or as it stands in the spec, with that of files which
+    it names. Raises SpecError for a file that is not there, or holds no mapping."""
+    content = node.plain()
+    if isinstance(node.value, str):
+        path = hf_config.named_path(node, folder)
+        path, folder = _in_folder(path), path.parent
+        content = _read(path, node)
+    if not isinstance(content, dict):
+        raise node.is_error(allowed="the path of a JSON or YAML file of keys and values, or its content as a mapping")
+    for *sections, last in _FILES:
+        part: Any = content
+        for section in sections:
+            part = part.get(section)
+            part = part if isinstance(part, dict) else {}
+        if isinstance(named := part.get(last), str) and named.endswith(".json"):
+            if folder is None:
+                raise node.error(f"names the file {named}", remedy="write its content in its place")
+            part[last] = _read(folder / named, node)
+    return content
+
+
+def _in_folder(path: Path) -> Path:
+    """A folder of an adapter stands for the file in it."""
+    return path / "adapter_config.json" if os.path.isdir(path) else path
+
+
+def _read(path: Path, node: Node) -> Any:
+    text = file_text(path, str(path), node.place)
+    if path.suffix.lower() in (".yaml", ".yml"):
+        return read_yaml(text, str(path)).plain()
+    content = read_json(text, str(path))
+    if not isinstance(content, dict):
+        raise SpecError("the file must hold a JSON object", allowed="one mapping of keys to values", place=str(path))
+    return content

@@ -1,0 +1,65 @@
+"""The program of a spec with `trainer`: how it is started, and what is run of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from planner.job.launching.line import parse
+from planner.job.loading import bundle
+from planner.job.printing import plain_yaml
+from planner.job.schema import Job
+from planner.planning.planned_classes import refuse_without_gpu
+from planner.planning.program import ProgramInputs, inputs_of
+
+PROGRAM = "planner.programs.trainer"
+
+
+def program_of(job: Job, folder: Path) -> ProgramInputs:
+    """What is run and judged of a job with `trainer`; files that it takes are written to `folder`. Raises SpecError."""
+    refuse_without_gpu(job)
+    words, cluster = command(job, folder), job.cluster
+    shown = [word.removeprefix(f"{folder}/") for word in words]
+    return inputs_of(
+        parse(words, nodes=cluster.nodes, node_gpus=cluster.gpus_per_node),
+        shown,
+        replace(cluster.gpu, total_bytes=cluster.capacity_bytes),
+        torch=job.software.torch,
+        batches=0,  # all are of one size
+        host_memory_bytes=cluster.host_memory,
+    )
+
+
+def command(job: Job, folder: Path) -> list[str]:
+    """How the program is started on the job's nodes; the files that it takes are written to `folder`."""
+    assert job.trainer is not None
+    nodes, ranks = job.cluster.nodes, job.cluster.nodes * job.cluster.gpus_per_node
+    spec = _write(folder / "job.json", json.dumps(bundle(job)))
+    conf = job.allocator.conf
+    words = ["env", f"PYTORCH_ALLOC_CONF={conf}"] if conf else []
+    if job.trainer.accelerate:
+        config = _write(folder / "accelerate.yaml", plain_yaml(dict(_with_files(job.trainer.accelerate, folder))))
+        words += ["accelerate", "launch", "--config_file", config]
+        words += ["--num_machines", str(nodes), "--num_processes", str(ranks)]
+    else:
+        words += ["torchrun", "--nnodes", str(nodes), "--nproc-per-node", str(job.cluster.gpus_per_node)]
+    return [*words, "-m", PROGRAM, spec]
+
+
+def _write(path: Path, text: str) -> str:
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def _with_files(config: Mapping[str, Any], folder: Path) -> Iterator[tuple[str, Any]]:
+    """accelerate's config, the file that it names written again."""
+    for key, value in config.items():
+        if key == "deepspeed_config" and isinstance(value, Mapping):
+            yield key, dict(_with_files(value, folder))
+        elif key == "deepspeed_config_file" and isinstance(value, Mapping):
+            yield key, _write(folder / "deepspeed.json", json.dumps(value))
+        else:
+            yield key, value

@@ -1,0 +1,220 @@
+"""Specs with `trainer`: the files of transformers, accelerate, DeepSpeed and PEFT as they are, run as a program."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from config_files import LLAMA, ZERO_2
+from foreign_files import FSDP_2, accelerate_config, training_arguments
+from program_runs import forked_ranks, judge, run_planner
+
+from planner import cli
+from planner.errors import ProgramError, SpecError
+from planner.events import Category
+from planner.job.loading import bundle, load_bundle, load_job
+from planner.job.schema import Job
+from planner.planning.job_plan import plan_job
+from planner.planning.program import judge_runs
+from planner.planning.trainer_program import command, program_of
+from planner.report.statement import ProgramStatement
+
+SCRIPT = Path(__file__).parent / "programs" / "fine_tune_by_flags.py"
+STEPS = 3
+FLAGS = {"per_device_train_batch_size": 2, "max_steps": STEPS, "report_to": "none", "save_strategy": "no"}
+
+
+def written(path: Path, content: Mapping[str, Any]) -> Path:
+    path.write_text(json.dumps(content), encoding="utf-8")
+    return path
+
+
+def spec_of(folder: Path, gpus: int, *, config: Mapping[str, Any] = LLAMA, **trainer: Any) -> Path:
+    """A spec of a small Llama over so many GPUs, its files beside it."""
+    written(folder / "config.json", config)
+    content = {
+        "model": {"hf_config": "config.json", "parameter_dtype": "bfloat16"},
+        "train": {"sequence_length": 128},
+        "trainer": trainer,
+        "cluster": {"gpu": "H100-SXM-80GB", "gpus_per_node": gpus},
+    }
+    path = folder / "job.yaml"
+    path.write_text(yaml.safe_dump(content), encoding="utf-8")
+    return path
+
+
+def planned(job: Job, folder: Path) -> ProgramStatement:
+    with forked_ranks():
+        return judge_runs(program_of(job, folder))[0]
+
+
+def bytes_of(statement: ProgramStatement) -> list[Any]:
+    """Of every rank class all phases, with the peaks of each."""
+    return [
+        (each.ranks, [(phase.phase, phase.iteration, phase.peak_allocated_bytes) for phase in each.phases])
+        for each in statement.rank_classes
+    ]
+
+
+def flags(**arguments: Any) -> list[str]:
+    return [word for name, value in arguments.items() for word in (f"--{name}", str(value))]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "arguments", "by_accelerate"),
+    [
+        (1, {"gradient_checkpointing": True}, False),
+        (2, {"bf16": True, "gradient_accumulation_steps": 2}, False),
+        (2, {"bf16": True, "deepspeed": "zero.json"}, False),
+        (2, {}, True),
+    ],
+    ids=["one", "ddp", "deepspeed", "accelerate-fsdp"],
+)
+def test_it_takes_the_bytes_of_a_script_with_the_same_arguments(
+    tmp_path: Path, gpus: int, arguments: Mapping[str, Any], by_accelerate: bool
+) -> None:
+    zero = written(tmp_path / "zero.json", ZERO_2)
+    config = accelerate_config(
+        tmp_path / "accelerate.yaml", num_processes=gpus, distributed_type="FSDP", fsdp_config=dict(FSDP_2)
+    )
+    start = ["torchrun", "--nproc-per-node", str(gpus)]
+    if by_accelerate:
+        start = ["accelerate", "launch", "--config_file", str(config)]
+    of_script = {**FLAGS, **arguments, **({"deepspeed": zero} if "deepspeed" in arguments else {})}
+    said = {"accelerate": "accelerate.yaml"} if by_accelerate else {}
+    job = load_job(spec_of(tmp_path, gpus, arguments={**FLAGS, **arguments}, **said))
+
+    found = planned(job, tmp_path)
+
+    line = [*start, str(SCRIPT), "--config", str(tmp_path / "config.json"), *flags(**of_script, output_dir="out")]
+    assert bytes_of(found) == bytes_of(judge(*line, node_gpus=gpus, batches=0))
+    assert found.rank_classes[0].phases[-1].iteration == STEPS
+
+
+def test_an_adapter_is_added_by_peft_itself(tmp_path: Path) -> None:
+    """Rank 4 beside both layers' queries, 64 x 64, and values, 32 x 64, in float32 as get_peft_model makes them."""
+    adapter = {"peft_type": "LORA", "r": 4, "target_modules": ["q_proj", "v_proj"], "task_type": "CAUSAL_LM"}
+    whole, adapted = (
+        planned(load_job(spec_of(tmp_path, 1, arguments=FLAGS, peft=peft)), tmp_path) for peft in ({}, adapter)
+    )
+
+    states = [one.rank_classes[0].at_peak[Category.OPTIMIZER_STATE] for one in (adapted, whole)]
+
+    assert states[0] < states[1]
+    assert states[0] >= 2 * 2 * 4 * (4 * (64 + 64) + 4 * (64 + 32))
+
+
+def test_a_bundle_holds_the_content_of_all_files(tmp_path: Path) -> None:
+    written(tmp_path / "zero.json", ZERO_2)
+    (tmp_path / "args.json").write_text(training_arguments(deepspeed="zero.json"), encoding="utf-8")
+    config = accelerate_config(tmp_path / "accelerate.yaml", distributed_type="DEEPSPEED", deepspeed_config={})
+    answers = yaml.safe_load(config.read_text(encoding="utf-8"))
+    answers["deepspeed_config"] = {"deepspeed_config_file": "zero.json"}
+    config.write_text(yaml.safe_dump(answers), encoding="utf-8")
+
+    job = load_job(spec_of(tmp_path, 8, arguments="args.json", accelerate="accelerate.yaml"))
+
+    assert job.trainer is not None
+    assert job.trainer.arguments["deepspeed"] == ZERO_2
+    assert job.trainer.accelerate["deepspeed_config"] == {"deepspeed_config_file": ZERO_2}
+    assert load_bundle(json.loads(json.dumps(bundle(job)))) == job
+    words = command(job, tmp_path)
+    assert words[:2] == ["accelerate", "launch"]
+    again = yaml.safe_load(Path(words[words.index("--config_file") + 1]).read_text(encoding="utf-8"))
+    assert json.loads(Path(again["deepspeed_config"]["deepspeed_config_file"]).read_text()) == ZERO_2
+
+
+@pytest.mark.parametrize(
+    ("trainer", "place", "says"),
+    [
+        ({"arguments": {"per_device_batch": 2}}, "trainer.arguments", "unexpected keyword argument 'per_device_batch'"),
+        ({"arguments": {"eval_strategy": "often"}}, "trainer.arguments", "often is not a valid IntervalStrategy"),
+        ({"arguments": FLAGS, "peft": {"rank": 4}}, "trainer.peft", "unexpected keyword argument 'rank'"),
+    ],
+)
+def test_what_a_class_does_not_know_it_says_itself(
+    tmp_path: Path, trainer: Mapping[str, Any], place: str, says: str
+) -> None:
+    with pytest.raises((SpecError, ProgramError), match=says) as refusal:
+        planned(load_job(spec_of(tmp_path, 1, **trainer)), tmp_path)
+
+    assert refusal.value.place == place
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ("train.micro_batch_size=4", "train.micro_batch_size stands beside trainer, whose files decide it"),
+        ("train.optimizer=SGD", "train.optimizer stands beside trainer, whose files decide it"),
+        ("parallel.dp_shard.degree=2", "parallel.dp_shard stands beside trainer, whose files decide it"),
+        ("model.adapter.r=4", "model.adapter stands beside trainer"),
+        ("trainer.arguments=missing.json", "missing.json\n  change:  a relative path starts from the folder"),
+        ("trainer.arguments=[1]", "trainer.arguments is a list"),
+    ],
+)
+def test_keys_that_the_files_decide_are_written_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], setting: str, says: str
+) -> None:
+    assert cli.main(["spec", str(spec_of(tmp_path, 2, arguments=FLAGS)), "--set", setting]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_the_command_plans_and_checks_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = str(spec_of(tmp_path, 1, arguments=FLAGS))
+
+    plan, check = (
+        run_planner(capfd, word, path, *more) for word, more in (("plan", ["--format", "json"]), ("check", []))
+    )
+
+    assert (plan.returncode, check.returncode) == (0, 0)
+    assert json.loads(plan.stdout)["command"][-2:] == ["planner.programs.trainer", "job.json"]
+    assert check.stdout.startswith("the job fits: rank 0 needs ")
+
+
+@pytest.mark.parametrize("words", [["search"], ["plan", "--timeline", "page.html"], ["max", "sequence_length"]])
+def test_what_needs_a_step_of_the_specs_own_refuses_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: Sequence[str]
+) -> None:
+    job = str(spec_of(tmp_path, 1, arguments=FLAGS))
+
+    assert cli.main([words[0], job, *words[1:]]) == 2
+    assert "trainer is planned as a program" in capsys.readouterr().err
+    with pytest.raises(SpecError, match="trainer is planned as a program"):
+        plan_job(load_job(Path(job)))
+
+
+def test_options_put_files_into_the_spec_as_they_are_without_loading_torch(tmp_path: Path) -> None:
+    arguments = written(tmp_path / "args.json", {"bf16": True, "seed": 3})
+    zero, adapter = written(tmp_path / "zero.json", ZERO_2), tmp_path / "adapter"
+    adapter.mkdir()
+    written(adapter / "adapter_config.json", {"peft_type": "LORA", "r": 4})
+    config = accelerate_config(tmp_path / "accelerate.yaml")
+    words = [
+        "spec", "Qwen/Qwen3-0.6B", "--gpus", "8xH100", "--from-training-arguments", str(arguments),
+        "--from-deepspeed", str(zero), "--from-accelerate", str(config), "--from-peft", str(adapter), "--bundle",
+    ]  # fmt: skip
+    program = (
+        "import sys; from planner.cli import main\n"
+        f"code = main({words!r})\n"
+        "loaded = {'torch', 'transformers', 'accelerate', 'ray'} & sys.modules.keys()\n"
+        "sys.exit(f'{loaded} after {code}' if loaded or code else 0)"
+    )
+
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+
+    assert ended.returncode == 0, ended.stderr
+    job = json.loads(ended.stdout)
+    assert job["trainer"] == {
+        "arguments": {"bf16": True, "seed": 3, "deepspeed": ZERO_2},
+        "accelerate": yaml.safe_load(config.read_text(encoding="utf-8")),
+        "peft": {"peft_type": "LORA", "r": 4},
+    }
+    assert (job["model"]["parameter_dtype"], job["train"]["precision"]) == ("bfloat16", "none")
+    assert job["parallel"]["dp_replicate"]["degree"] == 1
+    assert "taken: the model in bfloat16, as from_pretrained of transformers 5 loads this config" in ended.stderr
