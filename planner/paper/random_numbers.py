@@ -8,6 +8,7 @@ hands over is assumed to be that of the device: then numbers are some of the sam
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Sequence
 
 import torch
@@ -39,8 +40,8 @@ def draw(device: Tensor, operator: str, numbers: Sequence[float | None]) -> None
         return
     place = _advance(count, 2 if device.dtype is torch.float64 else _UNROLLED)
     if operator in _KINDS and device.is_floating_point() and device.dtype is not torch.float64:
-        bounds = torch.tensor([float(number or 0) for number in numbers], dtype=torch.float64).view(torch.int64)
-        torch.ops.paper.remember_draw(device, torch.tensor([*place, _KINDS.index(operator), *bounds.tolist()]))
+        bounds = struct.unpack("2q", struct.pack("2d", *(number or 0 for number in numbers)))
+        torch.ops.paper.remember_draw(device, [*place, _KINDS.index(operator), *bounds])
     elif not device.is_floating_point() and count <= _MOST_WHOLE:
         low, high = _find_range(device.dtype, [None if number is None else int(number) for number in numbers])
         if 0 < high - low < _SMALL_RANGE:
@@ -99,8 +100,8 @@ def _draw_again(x: Tensor) -> Tensor | None:
     recipe = torch.ops.paper.known_draw(x)
     if recipe is None:
         return None
-    seed, offset, kind, *bounds = recipe.tolist()
-    first, second = torch.tensor(bounds).view(torch.float64).tolist()
+    seed, offset, kind, *bounds = recipe
+    first, second = struct.unpack("2d", struct.pack("2q", *bounds))
     words = _draw_words(x.numel(), seed, offset)
     if _KINDS[kind] == "aten::uniform":
         numbers = (words.float() * _SCALE + _SCALE / 2) * (second - first) + first
@@ -122,8 +123,8 @@ def _draw_words(count: int, seed: int, offset: int) -> Tensor:
     """Philox: words of 32 bits in the order of the elements, a few more than `count` in whole rounds of all threads."""
     threads = _threads(count)
     rounds = -(-count // (threads * _UNROLLED))
-    calls = torch.arange(offset // 4, offset // 4 + rounds).view(-1, 1).expand(-1, threads)
-    thread = torch.arange(threads).expand(rounds, -1)
+    calls = torch.arange(offset // 4, offset // 4 + rounds, device="cpu").view(-1, 1).expand(-1, threads)
+    thread = torch.arange(threads, device="cpu").expand(rounds, -1)
     counter = [calls & _WORD, calls >> 32 & _WORD, thread & _WORD, thread >> 32 & _WORD]
     key = [seed & _WORD, seed >> 32 & _WORD]
     for _ in range(_ROUNDS):

@@ -55,9 +55,9 @@ void define_value_operators(torch::Library& own) {
     return presumed ? std::optional<at::Scalar>(presumed->value) : std::nullopt;
   });
   own.def("runs_in_python(str operator) -> ()", [](std::string name) { run_in_python(std::move(name)); });
-  own.def("remember_draw(Tensor device, Tensor recipe) -> ()",
-          [](const at::Tensor& device, const at::Tensor& recipe) { remember_draw(device, recipe); });
-  own.def("known_draw(Tensor device) -> Tensor?", [](const at::Tensor& device) { return known_draw(device); });
+  own.def("remember_draw(Tensor device, int[] recipe) -> ()",
+          [](const at::Tensor& device, at::IntArrayRef recipe) { remember_draw(device, recipe.vec()); });
+  own.def("known_draw(Tensor device) -> int[]?", [](const at::Tensor& device) { return known_draw(device); });
 }
 
 }  // namespace paper

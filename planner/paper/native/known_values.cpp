@@ -25,7 +25,7 @@ struct Contents {
   at::Tensor bytes;         // from the beginning of the storage; undefined if none are known
   at::Tensor is_byte_known;  // undefined if all are
   std::optional<Uniform> uniform;
-  std::optional<at::Tensor> draw;
+  std::optional<std::vector<int64_t>> draw;
   bool is_unkept = false;
 };
 std::mutex contents_mutex;
@@ -198,10 +198,10 @@ void remember_unkept(const at::Tensor& device) {
   set_whole(device, std::move(after));
 }
 
-void remember_draw(const at::Tensor& device, const at::Tensor& recipe) {
+void remember_draw(const at::Tensor& device, std::vector<int64_t> recipe) {
   if (!has_contents(device) || !fills_its_storage(device)) return;
   Contents after;
-  after.draw = recipe;
+  after.draw = std::move(recipe);
   set_contents(device.storage().data(), std::move(after));
 }
 
@@ -252,7 +252,7 @@ std::optional<at::Tensor> constant(const at::Tensor& tensor) {
   return filled.fill_(given->value).expand(tensor.sizes());
 }
 
-std::optional<at::Tensor> known_draw(const at::Tensor& device) {
+std::optional<std::vector<int64_t>> known_draw(const at::Tensor& device) {
   return has_contents(device) && fills_its_storage(device) ? contents_of(device).draw : std::nullopt;
 }
 

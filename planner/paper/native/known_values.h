@@ -6,6 +6,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <optional>
+#include <vector>
 
 #include "host_memory.h"
 
@@ -36,7 +37,7 @@ void remember(const at::Tensor& device, const Uniform& uniform);
 // It holds values that are known but too many to be kept, as weights that ranks compare.
 void remember_unkept(const at::Tensor& device);
 // It holds numbers that were drawn on the device, as paper/random_numbers.py describes them. Python draws them again.
-void remember_draw(const at::Tensor& device, const at::Tensor& recipe);
+void remember_draw(const at::Tensor& device, std::vector<int64_t> recipe);
 
 // Somebody wrote to it what nobody knows, or the storage at this address is gone.
 void forget(const at::Tensor& device);
@@ -47,7 +48,7 @@ std::optional<at::Tensor> on_host(const at::Tensor& tensor);
 // As `on_host`, also where somebody has filled the whole tensor, however large.
 std::optional<at::Tensor> constant(const at::Tensor& tensor);
 std::optional<Uniform> uniform(const at::Tensor& tensor);
-std::optional<at::Tensor> known_draw(const at::Tensor& device);
+std::optional<std::vector<int64_t>> known_draw(const at::Tensor& device);
 bool is_unkept(const at::Tensor& tensor);
 // Whether anything of the above is.
 bool is_known(const at::Tensor& tensor);
