@@ -64,7 +64,7 @@ class _World:
     def joined(self, job: Job, device: torch.device) -> Iterator[None]:
         """Inside, this process is as a launcher starts the program of a rank, in a process group that is there, and
         every optimizer step is taken."""
-        variables: dict[str, Any] = {"RANK": self.rank, "WORLD_SIZE": self.size, "LOCAL_RANK": device.index or 0}
+        variables: dict[str, object] = {"RANK": self.rank, "WORLD_SIZE": self.size, "LOCAL_RANK": device.index or 0}
         if job.parallel.deepspeed:
             variables |= {"DS_ACCELERATOR": device.type}
         arguments = [_PROGRAM, json.dumps(bundle(job)), "--device", device.type]

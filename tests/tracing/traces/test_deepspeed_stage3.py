@@ -245,7 +245,7 @@ def test_the_example_has_its_share_of_a_published_number_of_parameters() -> None
     found = most(replace(job, train=replace(job.train, iterations=1, gradient_accumulation_steps=1)))
 
     share = 8_030_261_248 // 8
-    assert found["optimizer_state"] == 12 * share + 4  # master and two moments in fp32, and how many steps there were
+    assert found["optimizer_state"] == 12 * share  # master and two moments in fp32, without the number of steps
     assert 2 * share <= found["parameter"] < 2.01 * share  # and norms, whole
 
 
