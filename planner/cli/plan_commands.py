@@ -7,7 +7,6 @@ import dataclasses
 import json
 import os
 import sys
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -109,11 +108,10 @@ def run_plan(arguments: argparse.Namespace) -> int:
 
 def _plan_program(job: Job) -> Plan:
     """The answer for a job with `trainer`, by running its program."""
-    from planner.planning.program import judge_runs
-    from planner.planning.trainer_program import program_of
+    from planner.planning.trainer_program import plan_trainer
 
-    with tempfile.TemporaryDirectory(prefix="planner-") as folder, show_progress() as progress:
-        return judge_runs(program_of(job, Path(folder)), progress)[0]
+    with show_progress() as progress:
+        return plan_trainer(job, progress)
 
 
 def _plan(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,18 @@ from planner.job.launching.line import parse
 from planner.job.loading import bundle
 from planner.job.printing import plain_yaml
 from planner.job.schema import Job
-from planner.planning.planned_classes import refuse_without_gpu
-from planner.planning.program import ProgramInputs, inputs_of
+from planner.planning.planned_classes import Progress, refuse_without_gpu
+from planner.planning.program import ProgramInputs, inputs_of, judge_runs
+from planner.report.statement import Plan
 
 PROGRAM = "planner.programs.trainer"
+
+
+def plan_trainer(job: Job, progress: Progress = lambda _: None) -> Plan:
+    """The plan of a job with `trainer`, by running its program. Raises SpecError, and what running it raises."""
+    with tempfile.TemporaryDirectory(prefix="planner-") as folder:
+        plan, _ = judge_runs(program_of(job, Path(folder)), progress)
+    return replace(plan, metadata=asdict(job.metadata))
 
 
 def program_of(job: Job, folder: Path) -> ProgramInputs:

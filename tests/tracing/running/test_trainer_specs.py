@@ -23,7 +23,7 @@ from planner.job.schema import Job
 from planner.planning.job_plan import plan_job
 from planner.planning.program import judge_runs
 from planner.planning.trainer_program import command, program_of
-from planner.report.statement import ProgramStatement
+from planner.report.statement import Plan
 
 SCRIPT = Path(__file__).parent / "programs" / "fine_tune_by_flags.py"
 STEPS = 3
@@ -49,12 +49,12 @@ def spec_of(folder: Path, gpus: int, *, config: Mapping[str, Any] = LLAMA, **tra
     return path
 
 
-def planned(job: Job, folder: Path) -> ProgramStatement:
+def planned(job: Job, folder: Path) -> Plan:
     with forked_ranks():
         return judge_runs(program_of(job, folder))[0]
 
 
-def bytes_of(statement: ProgramStatement) -> list[Any]:
+def bytes_of(statement: Plan) -> list[Any]:
     """Of every rank class all phases, with the peaks of each."""
     return [
         (each.ranks, [(phase.phase, phase.iteration, phase.peak_allocated_bytes) for phase in each.phases])
@@ -218,3 +218,14 @@ def test_options_put_files_into_the_spec_as_they_are_without_loading_torch(tmp_p
     assert (job["model"]["parameter_dtype"], job["train"]["precision"]) == ("bfloat16", "none")
     assert job["parallel"]["dp_replicate"]["degree"] == 1
     assert "taken: the model in bfloat16, as from_pretrained of transformers 5 loads this config" in ended.stderr
+
+
+def test_python_plans_it_too(tmp_path: Path) -> None:
+    import planner
+
+    path = spec_of(tmp_path, 1, arguments=FLAGS)
+    with forked_ranks():
+        found = planner.plan(path)
+
+    assert (found.verdict, found.statement.command[-2]) == ("fits", "planner.programs.trainer")
+    assert found.statement.metadata["name"] == ""
