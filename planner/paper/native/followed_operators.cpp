@@ -340,6 +340,7 @@ bool FollowedCall::follow_uniform(const at::Tensor& made) {
     if (!is_one && !all.eq(all[0]).all().item<bool>()) return false;
     result.value = all[0].item();
   }
+  if (of_.name == "aten::sum" && result.value.isComplex()) return false;
   if (of_.name == "aten::sum") result.value = result.value.to<double>() * static_cast<double>(elements / made.numel());
   if (result.among > 0 && is_in(kExtremes, of_.name)) {
     const bool is_largest = of_.name == "aten::max" || of_.name == "aten::amax";

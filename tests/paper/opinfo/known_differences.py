@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from conformance import Difference
 
-_HOLDS = "taken to hold (planner/paper/values.py)"
 _NO_KERNEL = "a GPU has no kernel for it, or none for bfloat16"
 _NO_COMPLEX = "its gradient of complex numbers is not implemented on a host"
 _STATISTICS = "a GPU keeps statistics in float32, also in evaluation (cuda/Normalization.cu, cuda/layer_norm_kernel.cu)"
@@ -16,8 +15,6 @@ _PLACES = "a GPU writes the places dim by dim (cuda/Nonzero.cu, nonzero_static_c
 _CUFFT = "cuFFT writes batches in the order of their strides (cuda/SpectralOps.cpp)"
 _GELS = "`gels` is the only driver on a GPU (BatchLinearAlgebra.cpp, linalg_lstsq); others are refused there too"
 _EIGENVECTORS = "a GPU copies eigenvectors into a result that lies by rows (BatchLinearAlgebra.cpp, linalg_eig_out)"
-_NORMS = "a GPU chooses polynomials by norms that it reads (LinearAlgebra.cpp, mexp)"
-_BOUNDS = "a GPU reads the bounds where none are given (cuda/SummaryOps.cu, _histc_cuda)"
 _THRUST = "Thrust reads on the host what no device has counted, in rows of more than 2048 (cuda/TensorModeKernel.cu)"
 _HERMITIAN = "complex numbers with `hermitian=True` are not supported on a GPU"
 _COMPILED = "compiled on a GPU when it is called (ATen/cuda/jiterator.cu)"
@@ -26,7 +23,6 @@ _NO_BFLOAT16 = "its backward is not implemented for bfloat16 on a host"
 KNOWN: dict[str, tuple[frozenset[Difference], str]] = {
     name: (frozenset(which if isinstance(which, tuple) else (which,)), reason)
     for names, which, reason in (
-        ("allclose", Difference.NUMBERS, _HOLDS),
         ("sparse.mm.reduce nn.functional.embedding_bag", Difference.NO_KERNEL, _NO_KERNEL),
         ("to_sparse", Difference.NO_REFERENCE, _NO_COMPLEX),
         ("native_layer_norm native_batch_norm _native_batch_norm_legit", Difference.SHAPES, _STATISTICS),
@@ -35,8 +31,6 @@ KNOWN: dict[str, tuple[frozenset[Difference], str]] = {
         ("nn.functional.scaled_dot_product_attention", Difference.STRIDES, _ATTENTION),
         ("svd svd_lowrank pca_lowrank linalg.svd", Difference.STRIDES, _SVD),
         ("linalg.eig", Difference.STRIDES, _EIGENVECTORS),
-        ("matrix_exp", Difference.STOPS_ON_VALUES, _NORMS),
-        ("histc", Difference.STOPS_ON_VALUES, _BOUNDS),
         ("mode", Difference.REFUSES, _THRUST),
         ("linalg.ldl_solve", Difference.REFUSES, _HERMITIAN),
         ("unique unique_consecutive", Difference.STRIDES, _SLICES),
