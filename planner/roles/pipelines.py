@@ -14,9 +14,10 @@ from planner.events import Category
 from planner.roles.recording import RoleRecorder, surrounded
 from planner.roles.sharding import assign_whole_gradients
 
-_SCHEDULES = "torch.distributed.pipelining.schedules"
+PACKAGE = "torch.distributed.pipelining"
+_SCHEDULES = f"{PACKAGE}.schedules"
 _OF_STAGES = ("PipelineScheduleSingle", "PipelineScheduleMulti")
-_STAGE = "torch.distributed.pipelining.stage:_PipelineStageBase"
+_STAGE = f"{PACKAGE}.stage:_PipelineStageBase"
 
 
 def watch_stages(recorder: RoleRecorder) -> AbstractContextManager[None]:
@@ -63,7 +64,7 @@ def watch_stages(recorder: RoleRecorder) -> AbstractContextManager[None]:
         f"{_STAGE}.backward_maybe_with_nosync": partial(surrounded, after=put_in_order),
         **{f"{_SCHEDULES}:{name}.step": partial(surrounded, before=name_batch) for name in _OF_STAGES},
     }
-    return upstream.patch_targets("pipeline roles", wrapped=wrapped)
+    return upstream.when_imported({PACKAGE: lambda: upstream.patch_targets("pipeline roles", wrapped=wrapped)})
 
 
 def _put_in_order(groups: list[dict[str, Any]], module: nn.Module) -> None:

@@ -6,6 +6,7 @@ the sources that the list was written for. It imports no package that it describ
 The packages that run torch's code (paper, training, tracing, measuring) call it.
 """
 
+from planner.upstream.importing import Patch, when_imported
 from planner.upstream.table import Wrapper, patch_targets
 
-__all__ = ["Wrapper", "patch_targets"]
+__all__ = ["Patch", "Wrapper", "patch_targets", "when_imported"]

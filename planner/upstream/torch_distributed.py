@@ -222,7 +222,7 @@ PIPELINES = (
         "torch.distributed.pipelining.schedules:PipelineScheduleSingle.step PipelineScheduleMulti.step":
             "what a schedule is given is told as input: it is divided before a forward has it",
     }),
-    *patch("program watched", _RUN, change=Change.REPORTED, has_source=False, optional=True, targets={
+    *patch("pipelines watched", _RUN, change=Change.REPORTED, has_source=False, optional=True, targets={
         "torch.distributed.pipelining.stage:_PipelineStageBase.backward_one_chunk":
             "what is received for a backward, and what it makes of that, belongs to it",
         "torch.distributed.pipelining.schedules:PipelineScheduleSingle.step PipelineScheduleMulti.step":

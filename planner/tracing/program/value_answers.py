@@ -8,7 +8,7 @@ import math
 import pickle
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 from typing import Any
 
@@ -20,6 +20,7 @@ from planner import upstream
 from planner.errors import ProgramError
 from planner.paper.recorder import Recorder
 from planner.paper.values import HEALTHY, Reader, Value, known_value
+from planner.roles import pipelines
 from planner.tracing.program.assumptions import About, Assumptions, Branch, find_branch, is_compared, program_place
 from planner.upstream import torch_releases
 
@@ -210,11 +211,15 @@ class PipelineNeighbours:
             "_warmup_forward_vote": _vote,
             "_warmup_backward_result": lambda _stage, received_result: received_result,
         }
-        with upstream.patch_targets(
-            "program pipelines",
-            replaced={f"{_STAGE}.{name}": function for name, function in replaced.items()},
-            wrapped={f"{_STAGE}.__init__": _requiring_release},
-        ):
+
+        def patched() -> AbstractContextManager[None]:
+            return upstream.patch_targets(
+                "program pipelines",
+                replaced={f"{_STAGE}.{name}": function for name, function in replaced.items()},
+                wrapped={f"{_STAGE}.__init__": _requiring_release},
+            )
+
+        with upstream.when_imported({pipelines.PACKAGE: patched}):
             yield
 
     def _receive(self, stage: Any, from_stage: int) -> Any:

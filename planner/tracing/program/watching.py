@@ -23,6 +23,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from planner import upstream
 from planner.events import Category, Phase
 from planner.paper.recorder import Recorder
+from planner.roles import pipelines
 from planner.roles.modules import ModuleRoles, parameters_of
 from planner.roles.recording import surrounded
 from planner.roles.whole_training import watch_parallelism
@@ -88,10 +89,9 @@ _STATE_DICT_FUNCTIONS = {
     "_load_model_state_dict": Kind.LOAD,
     "_load_optim_state_dict": Kind.LOAD,
 }
-_PIPELINING = "torch.distributed.pipelining"
-_BACKWARD_OF_STAGES = f"{_PIPELINING}.stage:_PipelineStageBase.backward_one_chunk"
+_BACKWARD_OF_STAGES = f"{pipelines.PACKAGE}.stage:_PipelineStageBase.backward_one_chunk"
 _STEPS_OF_SCHEDULES = tuple(
-    f"{_PIPELINING}.schedules:{name}.step" for name in ("PipelineScheduleSingle", "PipelineScheduleMulti")
+    f"{pipelines.PACKAGE}.schedules:{name}.step" for name in ("PipelineScheduleSingle", "PipelineScheduleMulti")
 )
 _CLIPPING = (
     "torch.nn.utils:get_total_norm",
@@ -176,12 +176,17 @@ class Watcher:
             "torch:save": self._noting(Kind.SAVE),
             "torch:load": self._noting(Kind.LOAD),
             **{f"{_STATE_DICT}:{name}": self._noting(kind) for name, kind in _STATE_DICT_FUNCTIONS.items()},
+        }
+        of_pipelines: dict[str, upstream.Wrapper] = {
             _BACKWARD_OF_STAGES: partial(surrounded, before=lambda *_, **_named: self._tell(Kind.BACKWARD)),
             **dict.fromkeys(_STEPS_OF_SCHEDULES, partial(surrounded, after=lambda *_, **_named: self._end_backwards())),
         }
         try:
             with (
                 upstream.patch_targets("program watched", wrapped=wrapped),
+                upstream.when_imported(
+                    {pipelines.PACKAGE: lambda: upstream.patch_targets("pipelines watched", wrapped=of_pipelines)}
+                ),
                 watch_parallelism(self._recorder),
             ):
                 yield

@@ -6,9 +6,8 @@ from __future__ import annotations
 import importlib
 import importlib.abc
 import importlib.machinery
-import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -48,7 +47,7 @@ def found_packages(
     with (
         stand_ins.providing(provided, versions, modules, assumptions),
         _without_libraries(),
-        _patched_when_imported(patches),
+        upstream.when_imported(patches),
     ):
         try:
             yield
@@ -61,17 +60,14 @@ def found_packages(
             raise lacking from error
 
 
-Patch = Callable[[], AbstractContextManager[Any]]
-
-
-def _list_patches(built: Mapping[str, ModuleType], launches: triton_package.Launches) -> dict[str, Patch]:
+def _list_patches(built: Mapping[str, ModuleType], launches: triton_package.Launches) -> dict[str, upstream.Patch]:
     """By the modules that have to be imported before."""
 
     def builders() -> AbstractContextManager[None]:
         wrapped = {"deepspeed.ops.op_builder.builder:OpBuilder.load": kernels.deepspeed_builder(built)}
         return upstream.patch_targets("deepspeed builds", wrapped=wrapped)
 
-    patches: dict[str, Patch] = {
+    patches: dict[str, upstream.Patch] = {
         "cutlass.cute": kernels.cutlass_patched,
         "kernels": kernels.hub_patched,
         "torch.utils.cpp_extension": lambda: kernels.not_built(built),
@@ -110,47 +106,3 @@ def _transformer_engine_patched() -> Any:
 
     target = f"{MODULE}.common:load_framework_extension"
     return upstream.patch_targets("program's TransformerEngine", replaced={target: load})
-
-
-class _Loader(importlib.abc.Loader):
-    def __init__(self, real: Any, then: Callable[[], object]) -> None:
-        self._real, self._then = real, then
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._real, name)
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        module: ModuleType | None = self._real.create_module(spec)
-        return module
-
-    def exec_module(self, module: ModuleType) -> None:
-        self._real.exec_module(module)
-        self._then()
-
-
-class _Finder(importlib.abc.MetaPathFinder):
-    def __init__(self, enter: Callable[[str], object], names: Collection[str]) -> None:
-        self._enter, self._names = enter, names
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        finders = [finder for finder in sys.meta_path if finder is not self] if name in self._names else []
-        spec = next(filter(None, (finder.find_spec(name, path, target) for finder in finders)), None)
-        if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, partial(self._enter, name))
-        return spec
-
-
-@contextmanager
-def _patched_when_imported(patches: Mapping[str, Patch]) -> Iterator[None]:
-    """Inside, each patch holds from the import of its module on."""
-    with ExitStack() as stack:
-
-        def enter(name: str) -> None:
-            stack.enter_context(patches[name]())
-
-        for name in patches.keys() & sys.modules.keys():
-            enter(name)
-        finder = _Finder(enter, patches.keys())
-        sys.meta_path.insert(0, finder)
-        stack.callback(sys.meta_path.remove, finder)
-        yield
