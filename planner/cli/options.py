@@ -90,6 +90,15 @@ def print_answer(arguments: argparse.Namespace, document: Callable[[], Any], tex
         print(text().rstrip("\n"))
 
 
+def print_plan(arguments: argparse.Namespace, plan: Plan) -> int:
+    """The whole plan as --format and --verbose ask for it; its exit code."""
+    from planner.report.plan_text import render
+    from planner.report.statement import to_json
+
+    print_answer(arguments, lambda: to_json(plan), lambda: render(plan, style(), verbose=arguments.verbose))
+    return exit_code(arguments, plan)
+
+
 def exit_code(arguments: argparse.Namespace, plan: Plan) -> int:
     """What a verdict ends with; a tight one is said on standard error. Where its figures are a lower bound nobody knows
     with what risk it fits: who names a risk gets the code of what does not fit."""

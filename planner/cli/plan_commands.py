@@ -21,8 +21,7 @@ from planner.cli.options import (
     at_risk,
     exit_code,
     job_options,
-    print_answer,
-    style,
+    print_plan,
     tracing_options,
     write_file,
 )
@@ -59,9 +58,6 @@ def add_plan(commands: Commands) -> None:
 
 def run_plan(arguments: argparse.Namespace) -> int:
     """`planner plan`: 0 or 3, or what planning raises."""
-    from planner.report.plan_text import render
-    from planner.report.statement import to_json
-
     if arguments.rank is not None and not arguments.snapshot:
         raise PlannerError(
             "--rank says of which rank --snapshot is, and there is none",
@@ -77,9 +73,7 @@ def run_plan(arguments: argparse.Namespace) -> int:
                 remedy="leave them out",
                 place="trainer",
             )
-        found = at_risk(arguments, _plan_program(job))
-        print_answer(arguments, lambda: to_json(found), lambda: render(found, style(), verbose=arguments.verbose))
-        return exit_code(arguments, found)
+        return print_plan(arguments, at_risk(arguments, _plan_program(job)))
     result = _plan(job, arguments, with_advice=not arguments.no_advice, with_eager=True, keep_traces=drawn)
     plan = at_risk(arguments, result.plan)
     if path := arguments.timeline:
@@ -98,12 +92,7 @@ def run_plan(arguments: argparse.Namespace) -> int:
         chosen = arguments.rank is None and len(plan.rank_classes) > 1
         why = ", which has the least headroom (--rank for another)" if chosen else ""
         print(f"{path} is of {ranks_text(statement.ranks)}{why}", file=sys.stderr)
-    print_answer(
-        arguments,
-        lambda: to_json(plan),
-        lambda: render(plan, style(), verbose=arguments.verbose),
-    )
-    return exit_code(arguments, plan)
+    return print_plan(arguments, plan)
 
 
 def _plan_program(job: Job) -> Plan:

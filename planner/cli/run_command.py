@@ -18,9 +18,7 @@ from planner.cli.options import (
     add_risk,
     add_verbose,
     at_risk,
-    exit_code,
-    print_answer,
-    style,
+    print_plan,
 )
 from planner.errors import PlannerError, SpecError
 from planner.job.size_limits import MOST_RANKS
@@ -113,8 +111,6 @@ def run_program(arguments: argparse.Namespace) -> int:
         raise SpecError(f"--torch is {arguments.torch}", allowed="two numbers, as 2.8", place="--torch")
     enter_for_command(arguments)
     from planner.planning.program import judge_runs
-    from planner.report.plan_text import render
-    from planner.report.statement import to_json
     from planner.tracing.program.rank_process import CrashedError
 
     work = _inputs(arguments)
@@ -132,9 +128,7 @@ def run_program(arguments: argparse.Namespace) -> int:
         shown.print_last([run.said] if run.said else [])
         for failure in run.failed:
             _print_block("the program's own traceback", failure.text)
-    plan = at_risk(arguments, plan)
-    print_answer(arguments, lambda: to_json(plan), lambda: render(plan, style(), verbose=arguments.verbose))
-    return exit_code(arguments, plan)
+    return print_plan(arguments, at_risk(arguments, plan))
 
 
 def _print_block(name: str, text: str) -> None:
