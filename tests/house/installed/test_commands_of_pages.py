@@ -29,6 +29,7 @@ DONE, DOES_NOT_FIT = 0, 3
 ONLY_PARSED = {
     "docs/calibration.md: planner gpu-truth --out FACTS": "the GPU, with nothing else on it",
     "docs/calibration.md: PLANNER_FACTS=FACTS planner plan job.yaml": "FACTS",
+    "docs/importers.md: planner plan config.json --gpus 4xA100 --from-training-arguments args.json": "DeepSpeed",
     "docs/monitoring.md: planner capacity": "a service",
     "docs/monitoring.md: planner capacity --since 30d --on A100-SXM-40GB": "a service",
     "docs/monitoring.md: planner capacity --on A100-SXM-40GB --on H100-SXM-80GB --on H200-SXM-141GB": "a service",

@@ -57,7 +57,9 @@ def bytes_of(category: Category, events: list[Any]) -> int:
 def run(entry: dict[str, Any], precision: str) -> tuple[step.Outcome, list[Any]]:
     with paper.gpu("sm_90") as gpu:
         outcome = step.run(job_of(entry, precision), gpu.device)
-        ModuleRoles(gpu.recorder).assign_state(outcome.optimizer)
+        roles = ModuleRoles(gpu.recorder)
+        roles.take(outcome.model)
+        roles.assign_state(outcome.optimizer)
         return outcome, gpu.recorder.events()
 
 
