@@ -84,6 +84,12 @@ def _check_references(path: Path, folders: Sequence[Path]) -> None:
             # Relative to the spec, not to the folder; what is read there ends in .json.
             beside = str(path.parent / named.value) if "\0" not in named.value else named.value
             within(beside, folders, suffixes=(".json",), place=named.place)
+    if document.nearest_to("trainer").value is not document.value:
+        raise SpecError(
+            "a job with `trainer` names files of other programs and cannot be checked by a hook",
+            remedy="planner check here, or say the job in train and parallel",
+            place=document.nearest_to("trainer").place,
+        )
     code = document.nearest_to("model.factory_path")
     if code.path == "model.factory_path" and code.value:
         raise SpecError(

@@ -11,7 +11,6 @@ from planner.job.schema import Job
 from planner.planning.job_plan import PlanningResult, events_without_clock, plan_job
 from planner.planning.preload import PRELOAD, usable
 from planner.planning.trace_source import TraceCache, TraceSource
-from planner.planning.trainer_program import plan_trainer
 from planner.report.class_timeline import timelines_of
 from planner.report.html_pages import render_page
 from planner.report.memory_viz import write_snapshot
@@ -38,6 +37,8 @@ def server() -> ForkServer:
 def make_plan(job: Job, advice: bool) -> Plan:
     """The plan as people are shown it."""
     if job.trainer is not None:
+        from planner.planning.trainer_program import plan_trainer  # which loads PyTorch
+
         return plan_trainer(job)
     return plan_with_advice(job, _source(), processes=usable(), advice=advice).plan
 

@@ -107,8 +107,17 @@ def test_every_file_that_a_spec_may_name_is_known_to_the_hook() -> None:
         path.name for path in package.glob("*.py") if re.search(r"\b(file_text|read_named_json)\(", path.read_text())
     }
 
-    assert readers - {"json_text.py"} == {"hf_config.py", "deepspeed_config.py", "loading.py"}
+    assert readers - {"json_text.py"} == {"hf_config.py", "deepspeed_config.py", "loading.py", "trainer.py"}
     assert specs.REFERENCES == ("model.hf_config", "parallel.deepspeed")
+
+
+def test_files_of_a_trainer_are_not_read(folder: Path) -> None:
+    (folder / "job.yaml").write_text(
+        "model: {hf_config: Qwen/Qwen3-8B}\ntrainer: {arguments: /etc/passwd}\ncluster: {gpu: H100-SXM-80GB}\n"
+    )
+
+    with pytest.raises(SpecError, match="a job with `trainer` names files of other programs"):
+        specs.bundle_within("job.yaml", [folder])
 
 
 def test_a_config_beside_the_spec_is_read(folder: Path) -> None:
