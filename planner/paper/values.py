@@ -6,12 +6,11 @@ An answer never follows from a dtype alone. Reading something else is an error t
 from __future__ import annotations
 
 import inspect
-import sysconfig
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from types import CodeType, FrameType
+from types import FrameType
 from typing import NoReturn
 
 import torch
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from planner.errors import TraceError
 from planner.paper import library, native_records
+from planner.runtime.own_code import is_programs
 
 Value = float | int | bool
 
@@ -28,6 +28,7 @@ _KNOWN: tuple[tuple[str, str, Value, str], ...] = (
      "the inputs of a healthy step pass the model's own checks"),
     ("torch.distributions.distribution", "__init__", True, "parameters are those of a distribution"),
     ("torch._tensor", "__format__", 0, "a number in the text of a message"),
+    ("torch.optim.*", "*", 1.0, "a step counter or a norm: any finite number does"),  # Adafactor reads norms
     ("deepspeed.runtime.zero.*", "complete_grad_norm_calculation_for_cpu_offload", 1.0,
      "a norm that is finite: how large it is decides about a factor only"),
     ("torch.distributed.algorithms.ddp_comm_hooks.*", "*", 1.0, "a norm that is not zero"),
@@ -36,8 +37,6 @@ _KNOWN: tuple[tuple[str, str, Value, str], ...] = (
 
 HEALTHY = "checks hold: values are finite, and what is drawn or computed equals no constant"
 
-_INSTALLED = ("site-packages", "dist-packages")
-_STANDARD = sysconfig.get_path("stdlib")
 _UNSEEN = ("planner.paper", "planner.tracing.program", "torch.overrides", "torch.utils._device")
 """Whose frames stand between a program and what it reads."""
 
@@ -257,12 +256,6 @@ def _frames(frame: FrameType | None) -> list[FrameType]:
             frames.append(frame)
         frame = frame.f_back
     return frames
-
-
-def is_programs(code: CodeType) -> bool:
-    """Whether it is neither of an installed package nor Python's own."""
-    path = code.co_filename
-    return not any(part in path for part in _INSTALLED) and not path.startswith((_STANDARD, "<frozen"))
 
 
 def _module(frame: FrameType) -> str:

@@ -14,7 +14,7 @@ from itertools import takewhile
 from pathlib import PurePath
 from types import CodeType, FrameType
 
-from planner.paper.values import is_programs
+from planner.runtime.own_code import is_programs
 
 _LIBRARIES = ("torch", "planner", "runpy", "multiprocessing", "multiprocess", "concurrent", "subprocess")
 

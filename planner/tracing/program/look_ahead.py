@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from planner import upstream
-from planner.paper.values import is_programs
+from planner.runtime.own_code import is_programs
 from planner.tracing.program.assumptions import About, Assumptions, short_path
 from planner.tracing.program.batch_sizes import (
     DrawnBatches,

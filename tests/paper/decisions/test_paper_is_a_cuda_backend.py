@@ -63,12 +63,26 @@ def test_sparse_and_nested_tensors_are_followed_without_a_warning(capfd: pytest.
     assert "RecordFunction" not in capfd.readouterr().err
 
 
+FOLLOWED: dict[str, tuple[Callable[[torch.Tensor], object], list[int]]] = {
+    "in place": (lambda t: t.add_(1), [4, 2, 3]),
+    "through a view": (lambda t: t[:1].zero_(), [0, 1, 2]),
+    "by a list of tensors": (lambda t: torch._foreach_add_([t], 1), [4, 2, 3]),
+}
+
+
+@pytest.mark.parametrize(("write", "found"), FOLLOWED.values(), ids=FOLLOWED)
+def test_what_is_written_over_a_known_value_is_known(write: Callable[[torch.Tensor], object], found: list[int]) -> None:
+    with paper.gpu("sm_90"):
+        on_device = torch.tensor([3, 1, 2]).to("cuda")
+        write(on_device)
+
+        assert on_device.tolist() == found
+        assert (on_device * 2).tolist() == [2 * each for each in found]
+
+
 WRITES: dict[str, Callable[[torch.Tensor], object]] = {
-    "in place": lambda t: t.add_(1),
-    "through a view": lambda t: t[:1].zero_(),
     "out of another operator": lambda t: torch.add(torch.empty_like(t), 1, out=t),
     "a copy from the device": lambda t: t.copy_(torch.empty_like(t)),
-    "by a list of tensors": lambda t: torch._foreach_add_([t], 1),
     "by a mask": lambda t: t.masked_fill_(torch.empty_like(t, dtype=torch.bool), 0),
 }
 
@@ -94,12 +108,12 @@ def test_a_value_does_not_pass_to_the_next_tensor_at_its_address() -> None:
                 fresh.tolist()
 
 
-def test_what_was_computed_on_the_device_has_no_value() -> None:
+def test_what_was_computed_of_what_is_not_known_has_no_value() -> None:
     with paper.gpu("sm_90"):
         on_device = torch.tensor([3, 1, 2]).to("cuda")
 
         with pytest.raises(TraceError):
-            (on_device * 2).tolist()
+            (on_device * torch.empty_like(on_device)).tolist()
 
 
 CROWDED = """

@@ -120,16 +120,16 @@ def test_the_statement_is_that_of_a_job_that_runs_them_all(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in CASES if name not in NEVER_FOLD])
 def test_no_more_are_run_for_a_thousand_than_for_eight(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    ran: list[int] = []
+    ran: list[Loop] = []
     real = Loop._micro_batch
-    monkeypatch.setattr(Loop, "_micro_batch", lambda loop, iteration: (ran.append(iteration), real(loop, iteration)))
+    monkeypatch.setattr(Loop, "_micro_batch", lambda loop: (ran.append(loop), real(loop)))
 
     tracing.trace(accumulating(CASES[name], MANY))
-    few = ran.copy()
+    few = len(ran)
     ran.clear()
     found = tracing.trace(accumulating(CASES[name], 1000))
 
-    assert ran == few
+    assert len(ran) == few
     assert found.repeats
     assert all(each.times >= 990 for each in found.repeats)
 

@@ -16,7 +16,7 @@ from typing import Literal
 
 from planner.errors import ProgramError
 from planner.job.launching.line import LaunchLine
-from planner.paper.values import is_programs
+from planner.runtime.own_code import is_programs
 from planner.tracing.program.assumptions import program_place
 from planner.tracing.program.program_files import find_imports, own_files
 

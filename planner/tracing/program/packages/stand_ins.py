@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from planner.errors import TraceError
-from planner.paper.values import is_programs
+from planner.runtime.own_code import is_programs
 from planner.tracing.program.assumptions import About, Assumptions, program_place
 from planner.tracing.program.packages import package_table
 from planner.tracing.program.packages.package_table import Offered, Package
