@@ -127,6 +127,9 @@ int32_t paper_host_start(int64_t smallest_bytes) {
 
 void paper_host_stop() { paper::counts_host = false; }
 
+// Whether this thread computes what is known of the GPU's contents, which is no work of the program.
+bool paper_computes_values() { return paper::own_depth > 0; }
+
 int64_t paper_host_count() {
   std::lock_guard<std::mutex> lock(paper::host_mutex);
   return static_cast<int64_t>(paper::host_records.size());

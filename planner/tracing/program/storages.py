@@ -73,7 +73,7 @@ class UnwrittenMemory:
             return False
         parts = [(address, first), (after, address + size)]  # less than a page each
         parts += [(first + index * page, first + (index + 1) * page) for index in there]
-        is_zero = not any(any(ctypes.string_at(begin, end - begin)) for begin, end in parts)
+        is_zero = all(ctypes.string_at(begin, end - begin) == bytes(end - begin) for begin, end in parts)
         return is_zero and self._is_anonymous(first)
 
     def _is_anonymous(self, address: int) -> bool:
@@ -151,11 +151,13 @@ def _real(name: str) -> Callable[..., Tensor]:
 
 
 def _copy_kernel() -> Callable[..., Tensor]:
-    real = _real("copy_")
+    real, computes_values = _real("copy_"), library.load().paper_computes_values
 
     def copy(keys: Any, tensor: Tensor, source: Any, non_blocking: bool = False) -> Tensor:
         if not isinstance(source, Tensor):  # a number that is assigned comes as one
             source = torch.scalar_tensor(source, dtype=tensor.dtype)
+        if computes_values():
+            return real(keys, tensor, source, non_blocking)
         if _is_tensor_unwritten(source) and _is_tensor_unwritten(tensor):
             return tensor
         return real(keys, tensor, source, non_blocking)
