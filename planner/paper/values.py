@@ -28,7 +28,7 @@ _KNOWN: tuple[tuple[str, str, Value, str], ...] = (
      "the inputs of a healthy step pass the model's own checks"),
     ("torch.distributions.distribution", "__init__", True, "parameters are those of a distribution"),
     ("torch._tensor", "__format__", 0, "a number in the text of a message"),
-    ("torch.optim.*", "*", 1.0, "a step counter or a norm: any finite number does"),  # Adafactor reads norms
+    ("torch.optim._adafactor", "*", 1.0, "a norm: any finite number does"),
     ("deepspeed.runtime.zero.*", "complete_grad_norm_calculation_for_cpu_offload", 1.0,
      "a norm that is finite: how large it is decides about a factor only"),
     ("torch.distributed.algorithms.ddp_comm_hooks.*", "*", 1.0, "a norm that is not zero"),
