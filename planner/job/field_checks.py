@@ -70,7 +70,6 @@ def anything(allowed: str) -> Check:
 
 
 FLOATING = one_of("float64", "float32", "bfloat16", "float16")
-SIXTEEN_OR_MORE = one_of("bfloat16", "float16", "float32")
 
 Count = Annotated[int, whole(1)]
 Ranks = Annotated[int, whole(1, "ranks")]

@@ -7,7 +7,6 @@ from planner.upstream.entries import Change, mirror, override, patch, private
 _ABSENT = "tests/truth/measuring/test_absent_peers.py"
 _CPU_RUNS = "tests/tracing/traces/test_cpu_runs.py"
 _FOLDING = "tests/tracing/traces/test_folding.py"
-_NOT_PINNED = "tests/tracing/traces/test_optimizer_variants.py"
 _PIPELINES = "tests/tracing/traces/test_pipelined_cpu_runs.py"
 _RESUMED = "tests/job/bound/test_lower_bound.py"
 _RUN = "tests/tracing/running/test_programs_in_a_world.py"

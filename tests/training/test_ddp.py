@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from planner.job.schema import CheckpointLoad, DpReplicate, Job, Parallel
 from planner.training import step
+from tests.fakes.process_groups import gloo_group_of_one
 
 Run = Callable[..., step.Outcome]
 JobOf = Callable[..., Job]
@@ -28,11 +28,8 @@ def account_of(outcome: step.Outcome) -> Any:
 
 @pytest.fixture(autouse=True)
 def group_of_one() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
+    with gloo_group_of_one():
         yield
-    finally:
-        dist.destroy_process_group()
 
 
 def test_every_argument_arrives(factory_job: JobOf, run: Run) -> None:

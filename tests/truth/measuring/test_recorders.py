@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import record_function
 
 from planner.events import Category, Phase
 from planner.truth.measuring.recorders import recorded
+from tests.fakes.process_groups import gloo_group_of_one
 
 CPU = torch.device("cpu")
 
@@ -48,11 +48,8 @@ class Notes:
 
 @pytest.fixture
 def group_of_one() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
+    with gloo_group_of_one():
         yield
-    finally:
-        dist.destroy_process_group()
 
 
 def train(model: nn.Module, iterations: int = 1) -> None:
