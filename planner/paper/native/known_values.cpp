@@ -25,6 +25,7 @@ struct Contents {
   at::Tensor bytes;         // from the beginning of the storage; undefined if none are known
   at::Tensor is_byte_known;  // undefined if all are
   std::optional<Uniform> uniform;
+  at::ScalarType uniform_dtype = at::kByte;
   std::optional<std::vector<int64_t>> draw;
   bool is_unkept = false;
 };
@@ -109,6 +110,17 @@ size_t most_bytes(const at::Tensor& tensor) {
   return tensor.scalar_type() == at::kLong ? kMostIndexBytes : is_whole(tensor) ? kMostWholeBytes : kMostOtherBytes;
 }
 
+// A view as another dtype has other values, but for zeros.
+std::optional<Uniform> given_uniform(const at::Tensor& tensor) {
+  const auto of = contents_of(tensor);
+  auto given = of.uniform;
+  if (!given) return std::nullopt;
+  if (tensor.scalar_type() != of.uniform_dtype && !given->value.equal(0)) return std::nullopt;
+  if (tensor.is_conj()) given->value = given->value.conj();
+  if (tensor.is_neg()) given->value = -given->value;
+  return given;
+}
+
 Contents without_values(const Contents& before) {
   Contents after;
   after.bytes = before.bytes;
@@ -182,6 +194,7 @@ void remember(const at::Tensor& device, const Uniform& uniform) {
   }
   Contents after;
   after.uniform = uniform;
+  after.uniform_dtype = device.scalar_type();
   if (device.scalar_type() == at::kBool) {
     after.uniform->value = uniform.value.toBool();
   } else if (is_whole(device)) {
@@ -233,7 +246,7 @@ std::optional<at::Tensor> on_host(const at::Tensor& tensor) {
 }
 
 std::optional<Uniform> uniform(const at::Tensor& tensor) {
-  if (const auto given = contents_of(tensor).uniform) return given;
+  if (const auto given = given_uniform(tensor)) return given;
   if (!is_strided(tensor) || tensor.numel() == 0 || tensor.numel() > kMostCompared) return std::nullopt;
   const auto value = on_host(tensor);
   if (!value) return std::nullopt;
@@ -245,7 +258,7 @@ std::optional<Uniform> uniform(const at::Tensor& tensor) {
 
 std::optional<at::Tensor> constant(const at::Tensor& tensor) {
   if (const auto value = on_host(tensor)) return value;
-  const auto given = contents_of(tensor).uniform;
+  const auto given = given_uniform(tensor);
   if (!given || !given->is_certain) return std::nullopt;
   ComputingOnHost kept;
   const at::Tensor filled = empty_on_host({}, tensor.scalar_type());

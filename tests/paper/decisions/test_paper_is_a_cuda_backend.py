@@ -116,6 +116,17 @@ def test_what_was_computed_of_what_is_not_known_has_no_value() -> None:
             (on_device * torch.empty_like(on_device)).tolist()
 
 
+def test_a_large_filled_tensor_has_its_value_only_in_the_dtype_that_it_was_filled_in() -> None:
+    with paper.gpu("sm_90"):
+        ones, zeros = (torch.full((1 << 24,), value, device="cuda") for value in (1.0, 0.0))
+        turned = torch.full_like(ones, 1 + 2j, dtype=torch.complex64).conj()
+
+        assert (turned == 1 - 2j).all().item()
+        assert (zeros.view(torch.int32) == 0).all().item()
+        with pytest.raises(TraceError):
+            (ones.view(torch.int32) == 1).any().item()
+
+
 CROWDED = """
 import ctypes
 mmap = ctypes.CDLL(None).mmap
