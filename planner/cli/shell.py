@@ -21,6 +21,7 @@ from planner.cli import (
 from planner.cli.options import DONE, INTERRUPTED, OUR_FAULT, PIPE_CLOSED, WRONG_INPUT, add_command, common_options
 from planner.distribution import refuse_without, version
 from planner.errors import PlannerError
+from planner.runtime.garbage_collection import collect_rarely_until_exit, skip_collection_at_exit
 
 _COMMANDS = (
     plan_commands.add_plan, run_command.add_run, plan_commands.add_check, search_commands.add_search,
@@ -33,8 +34,16 @@ _COMMANDS = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command and returns the exit code; no exception leaves it."""
-    everything = list(sys.argv[1:] if argv is None else argv)
+    """Runs one command, by default that of this process, and returns the exit code; no exception leaves it."""
+    if argv is not None:
+        return _run(list(argv))
+    collect_rarely_until_exit()
+    code = _run(sys.argv[1:])
+    skip_collection_at_exit()
+    return code
+
+
+def _run(everything: list[str]) -> int:
     written, command = everything, []
     if next((word for word in everything if not word.startswith("-")), "") in ("check", "measure", "run"):
         # What is planner's, and the command behind `--` that these are put in front of.

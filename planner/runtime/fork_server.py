@@ -23,6 +23,7 @@ from types import MappingProxyType
 
 from planner.runtime import child, process_tree
 from planner.runtime.child import ROOT, interpreter_words
+from planner.runtime.garbage_collection import pause_collection
 from planner.runtime.messages import Task, take_request, task_file
 
 _SERVER = "from planner.runtime import fork_server; fork_server.serve()"
@@ -154,7 +155,8 @@ def serve() -> None:
     """The server's side; ends this process when its owner has gone."""
     requests = socket.socket(fileno=int(sys.argv[1]))
     module, _, name = sys.argv[2].partition(":")
-    getattr(importlib.import_module(module), name)()
+    with pause_collection():
+        getattr(importlib.import_module(module), name)()
     gc.collect()
     gc.freeze()  # what all children share is not written to by their garbage collectors
     requests.sendall(_READY)
