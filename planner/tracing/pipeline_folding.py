@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from planner import upstream
-from planner.events import Phase
 from planner.paper.native_records import DoesNotFoldError, block_of, local_part
 from planner.paper.recorder import Births, Recorder, Stretch
 from planner.training import blocks
@@ -26,9 +25,6 @@ _BACKWARDS = (_BACKWARD, _BACKWARD_INPUT, _BACKWARD_WEIGHT)
 _ACCUMULATE = (_BACKWARD, _BACKWARD_WEIGHT)
 _STAGE = "torch.distributed.pipelining.stage:_PipelineStageBase"
 _SCHEDULE = "torch.distributed.pipelining.schedules:_PipelineSchedule"
-
-Around = Callable[[Phase, Sequence[Tensor]], AbstractContextManager[None]]
-
 
 def folds_micro_batches() -> bool:
     """Whether equal micro-batches are run once: what stages of other versions keep between them is not known."""
@@ -157,10 +153,10 @@ class _MicroBatches:
 
 
 class PipelineFolding:
-    """Of all stages of this process. `around` surrounds what is not run, with what it is given."""
+    """Of all stages of this process, which name their phases themselves (training/pipelined_loop.py)."""
 
-    def __init__(self, recorder: Recorder, around: Around = lambda *_: nullcontext()) -> None:
-        self._recorder, self._around = recorder, around
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
         self._schedules: WeakSet[Any] = WeakSet()
         self._stages: WeakKeyDictionary[Any, _MicroBatches] = WeakKeyDictionary()
 
@@ -208,8 +204,7 @@ class PipelineFolding:
                 end((output,))
                 return output
             taken = args if stage.is_first else stage._retrieve_recv_activations(fwd_chunk_id)
-            with self._around(Phase.FORWARD, taken):
-                (output,), _ = micro_batches.leave_out(_FORWARD, fwd_chunk_id)
+            (output,), _ = micro_batches.leave_out(_FORWARD, fwd_chunk_id)
             stage.fwd_cache[fwd_chunk_id] = (output,), list(taken)
             return output
 
@@ -248,25 +243,23 @@ class PipelineFolding:
 
     def _leave_backward_out(self, stage: Any, kind: str, micro_batch: int, loss: Tensor | None) -> None:
         received = None if stage.is_last else stage._retrieve_recv_grads(micro_batch)
-        with self._around(Phase.BACKWARD, ()):
-            given, example = self._of(stage).leave_out(kind, micro_batch)
-            output, taken = stage.fwd_cache.pop(micro_batch)
-            if kind == _BACKWARD_INPUT:
-                for index in example.kept_as_gradients:
-                    taken[index].grad = given[index]
-                kept = (loss,) if stage.is_last else output
-                stage.backward_state[micro_batch] = (taken, None, kept, received)
-                stage.dw_runner[micro_batch] = lambda: None
-            del output, taken
+        given, example = self._of(stage).leave_out(kind, micro_batch)
+        output, taken = stage.fwd_cache.pop(micro_batch)
+        if kind == _BACKWARD_INPUT:
+            for index in example.kept_as_gradients:
+                taken[index].grad = given[index]
+            kept = (loss,) if stage.is_last else output
+            stage.backward_state[micro_batch] = (taken, None, kept, received)
+            stage.dw_runner[micro_batch] = lambda: None
+        del output, taken
         stage.bwd_cache[micro_batch] = tuple(given)
 
     def _weight_backwards(self, real: Any) -> Any:
         def backward_weight_one_chunk(stage: Any, bwd_chunk_id: int, last_backward: bool = False) -> None:
             micro_batches = self._of(stage)
             if micro_batches.was_left_out(_BACKWARD_INPUT, bwd_chunk_id):
-                with self._around(Phase.BACKWARD, ()):
-                    micro_batches.leave_out(_BACKWARD_WEIGHT, bwd_chunk_id)
-                    stage.backward_state.pop(bwd_chunk_id)
+                micro_batches.leave_out(_BACKWARD_WEIGHT, bwd_chunk_id)
+                stage.backward_state.pop(bwd_chunk_id)
                 return
             end = micro_batches.run(_BACKWARD_WEIGHT, bwd_chunk_id, (_FORWARD, _LOSS, _BACKWARD_INPUT))
             real(stage, bwd_chunk_id, last_backward)

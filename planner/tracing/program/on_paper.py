@@ -438,7 +438,7 @@ def _surrounded(order: ProgramOrder, run: ProgramRun, endings: Endings) -> Itera
         run.ahead.watch(),
         run.host.watch(),
         run.watcher.watch(),
-        PipelineFolding(run.recorder, run.watcher.around_unrun).watch() if order.folds_pipelines else nullcontext(),
+        PipelineFolding(run.recorder).watch() if order.folds_pipelines else nullcontext(),
         run.world.entered(),
         dtensor_speed.cache_mesh_work(),
         dtensor_speed.make_chunks_lazily(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
@@ -195,16 +195,6 @@ class Watcher:
                 handle.remove()
             for host in self._hosts.values():  # around a step that has raised
                 host.__exit__(None, None, None)
-
-    @contextmanager
-    def around_unrun(self, phase: Phase, inputs: Sequence[Tensor]) -> Iterator[None]:
-        """Around a forward of `inputs` or a backward that is written down without being run, since another one was."""
-        index = self._tell(Kind(phase.value))
-        yield
-        if phase is Phase.BACKWARD:
-            self.moments.backward_ends[index] = self._recorder.now()
-        else:
-            self._begin_with_its_batch(index, inputs)
 
     def _end_backwards(self) -> None:
         """What was done since the last one belongs to it."""
