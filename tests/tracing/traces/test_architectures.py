@@ -63,7 +63,9 @@ def run(entry: dict[str, Any], precision: str) -> tuple[step.Outcome, list[Any]]
         return outcome, gpu.recorder.events()
 
 
-@pytest.mark.parametrize("name", TABLE)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in ONE_OF_EACH_KIND.values() else pytest.mark.soak) for name in TABLE]
+)
 def test_a_step_in_bf16_trains_every_parameter(name: str) -> None:
     outcome, events = run(TABLE[name], "bf16_autocast")
 
