@@ -12,7 +12,6 @@ from torch import nn
 from planner.events import Phase
 from planner.job import schema
 from planner.job.packages import refuse_missing_packages
-from planner.job.trainer import refuse_trainer
 from planner.training import absent_peers, blocks, inputs, loss_functions, optimizers
 from planner.training.device_mesh import World
 from planner.training.loop import EngineLoop, Loop, Precision
@@ -50,7 +49,6 @@ def run(spec: schema.Job, device: torch.device, *, rank: int = 0, shortened: boo
     SpecError for whatever of the job cannot be used.
     """
     refuse_missing_packages(spec)
-    refuse_trainer(spec)
     blocks.forget_compiled(spec.train.compile)
     world = World.of(spec.parallel, rank, device)
     torch.manual_seed(rank)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner.errors import PlannerError
 from planner.job import deepspeed_config, pipeline_schedules
@@ -159,15 +159,20 @@ def lower_bound(job: Job, *, outside_bytes: int | None = None) -> Bound:
 
     `outside_bytes` is what lies outside the allocator at least, where a calibration knows better than the table.
     """
+    certain = Bound(
+        outside_bytes=outside_of(job).low_bytes if outside_bytes is None else outside_bytes,
+        capacity_bytes=max(job.cluster.capacity_bytes, 0),
+    )
+    if job.trainer is not None:  # whose files decide what is sharded, offloaded and trained
+        return certain
     shape, world_size = shape_of(job.model), Mesh.of(job.parallel).world_size
     parameters, gradients, state = _estimate_state_bytes(job, elements_of(job.model), world_size)
-    return Bound(
+    return replace(
+        certain,
         parameter_bytes=parameters,
         gradient_bytes=gradients,
         optimizer_state_bytes=state,
         forward_bytes=0 if shape is None else _saved_bytes(job, shape) + _gathered_bytes(job, shape),
-        outside_bytes=outside_of(job).low_bytes if outside_bytes is None else outside_bytes,
-        capacity_bytes=max(job.cluster.capacity_bytes, 0),
     )
 
 
