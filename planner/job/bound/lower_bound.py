@@ -57,7 +57,7 @@ def _gathered_bytes(job: Job, shape: Shape) -> int:
     """Bytes of the whole parameters that lie beside their shards when the backward begins: what is not resharded."""
     shard, degrees = job.parallel.dp_shard, axis_degrees(job.parallel)
     is_kept = shard.reshard_after_forward is False and shard.degree > 1 and degrees["pp"] == 1 and degrees["ep"] == 1
-    if not is_kept or shard.no_shard or job.model.adapter is not None or shape.is_mixture:
+    if not is_kept or job.model.adapter is not None or shape.is_mixture:
         return 0
     is_float = job.train.precision != "fsdp_mixed" and job.model.parameter_dtype in ("float32", AS_BUILT)
     return shape.elements * (_FLOAT if is_float else _HALF) // degrees["tp"]
@@ -185,7 +185,7 @@ def _estimate_state_bytes(job: Job, elements: int, ranks: int) -> tuple[int, int
     if job.parallel.dp_shard.offload:
         return 0, 0, 0
     degrees, replicate = axis_degrees(job.parallel), job.parallel.dp_replicate
-    parts = 1 if job.parallel.dp_shard.no_shard else ranks // replicate.degree
+    parts = ranks // replicate.degree
     element_bytes = _DTYPES[job.model.parameter_dtype]
     if job.model.adapter is not None:
         # Frozen, and under qlora in half a byte; what is trained beside it is small.

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 from config_files import ZERO_2
-from foreign_files import FSDP_2, accelerate_config, training_arguments
+from foreign_files import FSDP_1, FSDP_2, accelerate_config, training_arguments
 from program_runs import forked_ranks, judge, run_planner
 from trainer_jobs import FLAGS, spec_of, written
 
@@ -47,27 +47,28 @@ def flags(**arguments: Any) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("gpus", "arguments", "by_accelerate"),
+    ("gpus", "arguments", "fsdp"),
     [
-        (1, {"gradient_checkpointing": True}, False),
-        (2, {"bf16": True, "gradient_accumulation_steps": 2}, False),
-        (2, {"bf16": True, "deepspeed": "zero.json"}, False),
-        (2, {}, True),
+        (1, {"gradient_checkpointing": True}, {}),
+        (2, {"bf16": True, "gradient_accumulation_steps": 2}, {}),
+        (2, {"bf16": True, "deepspeed": "zero.json"}, {}),
+        (2, {}, FSDP_2),
+        (2, {"bf16": True}, FSDP_1),
     ],
-    ids=["one", "ddp", "deepspeed", "accelerate-fsdp"],
+    ids=["one", "ddp", "deepspeed", "accelerate-fsdp", "accelerate-fsdp1"],
 )
 def test_it_takes_the_bytes_of_a_script_with_the_same_arguments(
-    tmp_path: Path, gpus: int, arguments: Mapping[str, Any], by_accelerate: bool
+    tmp_path: Path, gpus: int, arguments: Mapping[str, Any], fsdp: Mapping[str, Any]
 ) -> None:
     zero = written(tmp_path / "zero.json", ZERO_2)
     config = accelerate_config(
-        tmp_path / "accelerate.yaml", num_processes=gpus, distributed_type="FSDP", fsdp_config=dict(FSDP_2)
+        tmp_path / "accelerate.yaml", num_processes=gpus, distributed_type="FSDP", fsdp_config=dict(fsdp)
     )
     start = ["torchrun", "--nproc-per-node", str(gpus)]
-    if by_accelerate:
+    if fsdp:
         start = ["accelerate", "launch", "--config_file", str(config)]
     of_script = {**FLAGS, **arguments, **({"deepspeed": zero} if "deepspeed" in arguments else {})}
-    said = {"accelerate": "accelerate.yaml"} if by_accelerate else {}
+    said = {"accelerate": "accelerate.yaml"} if fsdp else {}
     job = load_job(spec_of(tmp_path, gpus, arguments={**FLAGS, **arguments}, **said))
 
     found = planned(job, tmp_path)
