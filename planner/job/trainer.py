@@ -5,7 +5,6 @@ What their keys mean, the classes say that own them (planner.programs.trainer): 
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
@@ -65,9 +64,10 @@ def ranks_with_samples(job: Job) -> int:
     assert job.trainer is not None
     ranks, config = job.cluster.nodes * job.cluster.gpus_per_node, job.trainer.accelerate.get("parallelism_config")
     sizes = config if isinstance(config, Mapping) else {}
-    degrees = [sizes.get(f"parallelism_config_{axis}_size", 1) for axis in _WITH_THE_SAME_SAMPLES]
-    degrees = [degree if type(degree) is int and degree > 0 else 1 for degree in degrees]
-    return max(ranks // math.prod(degrees), 1)
+    for axis in _WITH_THE_SAME_SAMPLES:
+        degree = sizes.get(f"parallelism_config_{axis}_size", 1)
+        ranks //= degree if type(degree) is int and degree > 0 else 1
+    return max(ranks, 1)
 
 
 def check_trainer(job: Job, document: Node) -> None:
