@@ -65,13 +65,19 @@ def within(written: str, folders: Sequence[Path], *, suffixes: Sequence[str], pl
     )
 
 
+def _within(file: Path, folders: Sequence[Path], place: str) -> None:
+    written = str(file)
+    within(written, folders, suffixes=_SUFFIXES, place=place)
+
+
 REFERENCES = ("model.hf_config", "parallel.deepspeed")
-"""Keys of a spec that may name a file, which its loading reads."""
+TRAINER_FILES = ("trainer.arguments", "trainer.accelerate", "trainer.peft")
+"""Keys of a spec that may name a file, which its loading reads; those of `trainer` may name further ones."""
 
 
 def _check_references(path: Path, folders: Sequence[Path]) -> None:
     """The files that a spec names have to lie where the spec may; a folder of code is nothing for a hook."""
-    from planner.job import hf_config
+    from planner.job import hf_config, trainer
     from planner.job.json_text import file_text
     from planner.job.yaml_text import read_yaml
 
@@ -84,12 +90,11 @@ def _check_references(path: Path, folders: Sequence[Path]) -> None:
             # Relative to the spec, not to the folder; what is read there ends in .json.
             beside = str(path.parent / named.value) if "\0" not in named.value else named.value
             within(beside, folders, suffixes=(".json",), place=named.place)
-    if document.nearest_to("trainer").value is not document.value:
-        raise SpecError(
-            "a job with `trainer` names files of other programs and cannot be checked by a hook",
-            remedy="planner check here, or say the job in train and parallel",
-            place=document.nearest_to("trainer").place,
-        )
+    for key in TRAINER_FILES:
+        named = document.nearest_to(key)
+        if named.path == key:
+            # What it names beside itself is read for that, and nothing that lies elsewhere.
+            trainer.read_file(named, path.parent, lambda file, node: _within(file, folders, node.place))
     code = document.nearest_to("model.factory_path")
     if code.path == "model.factory_path" and code.value:
         raise SpecError(

@@ -36,10 +36,6 @@ def server() -> ForkServer:
 
 def make_plan(job: Job, advice: bool) -> Plan:
     """The plan as people are shown it."""
-    if job.trainer is not None:
-        from planner.planning.trainer_program import plan_trainer  # which loads PyTorch
-
-        return plan_trainer(job)
     return plan_with_advice(job, _source(), processes=usable(), advice=advice).plan
 
 

@@ -141,8 +141,8 @@ def check(job: JobSource, *, settings: Mapping[str, Any] | None = None, **words:
     A job whose lower bound exceeds its GPU is refused at once, without a trace.
     """
     given = read_job(job, settings, **words)
-    bound = lower_bound(given.job) if given.job.trainer is None else None
-    if bound is not None and bound.exceeds:
+    bound = lower_bound(given.job)
+    if bound.exceeds:
         return Check(Verdict.EXCEEDS, bound_sentence(bundle(given.job), bound.least_bytes, bound.capacity_bytes), None)
     made = call("make_plan", given.job, False)
     return Check(made.verdict, job_sentence(made), Plan(given.job, made, tuple(given.taken)))

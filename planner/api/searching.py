@@ -196,7 +196,7 @@ def sweep(
     varied = axes_of(written_axes(axes), sweeping.STEP)
     if not varied:
         raise SpecError("nothing is varied", allowed='axes with their values: {"micro_batch_size": [1, 2, 4]}')
-    space = Space(base=read_job(job, settings, **_on_gpu(words, axes)).job, axes=tuple(varied))
+    space = Space.varying(read_job(job, settings, **_on_gpu(words, axes)).job, varied)
     with _planning(_positive(seconds)) as (plans, progress):
         return Sweep(sweeping.sweep(space, plans, progress))
 

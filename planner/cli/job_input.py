@@ -87,17 +87,13 @@ _FILES = {
 """Options that name files, with the keys of a spec whose values these are."""
 
 
-def job_of(arguments: argparse.Namespace, *, is_traced: bool = True, may_be_program: bool = False) -> Job:
+def job_of(arguments: argparse.Namespace, *, is_traced: bool = True) -> Job:
     """The job; what was supposed is said on standard error. One that is traced is so with its own torch, if that is to
-    be found: then this process goes on there. Raises SpecError, also for one that is planned as a program unless it may
-    be one."""
+    be found: then this process goes on there. Raises SpecError."""
     from planner.job.named_jobs import read
-    from planner.job.trainer import refuse_trainer
 
     given = _given(arguments)
     imported = read(given, Path())
-    if not may_be_program:
-        refuse_trainer(imported.job)
     if is_traced:
         enter_for_job(imported.job, arguments, given.standard_input)
     for sentence in (*(f"taken: {text}" for text in imported.supposed), *(f"note: {text}" for text in imported.chosen)):

@@ -62,7 +62,10 @@ def run_measure(arguments: argparse.Namespace) -> int:
         )
     if not arguments.device:
         raise SpecError("a job is measured, and no device is said", allowed="cuda, cuda:1, cpu", place="--device")
+    from planner.job.trainer import refuse_measuring
+
     job, output = job_of(arguments, is_traced=False), arguments.output or _STEPS
+    refuse_measuring(job)
     if job.allocator.conf:
         os.environ["PYTORCH_ALLOC_CONF"] = job.allocator.conf  # read once, while torch is imported
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler talks on standard error otherwise

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from planner.cli.options import Commands
     from planner.job.schema import Job
     from planner.planning.job_plan import PlanningResult
-    from planner.report.statement import Plan
 
 
 def add_plan(commands: Commands) -> None:
@@ -65,15 +64,7 @@ def run_plan(arguments: argparse.Namespace) -> int:
             place="--rank",
         )
     drawn = bool(arguments.timeline or arguments.snapshot)
-    job = job_of(arguments, may_be_program=True)
-    if job.trainer is not None:
-        if drawn:
-            raise PlannerError(
-                "--timeline and --snapshot draw a step of a spec, and trainer is planned as a program",
-                remedy="leave them out",
-                place="trainer",
-            )
-        return print_plan(arguments, at_risk(arguments, _plan_program(job)))
+    job = job_of(arguments)
     result = _plan(job, arguments, with_advice=not arguments.no_advice, with_eager=True, keep_traces=drawn)
     plan = at_risk(arguments, result.plan)
     if path := arguments.timeline:
@@ -87,20 +78,12 @@ def run_plan(arguments: argparse.Namespace) -> int:
         from planner.report.memory_viz import write_snapshot
         from planner.report.statement import ranks_text
 
-        (statement, events), conf = result.class_to_draw(arguments.rank), plan.job["allocator"]["conf"]
+        (statement, events), conf = result.class_to_draw(arguments.rank), plan.allocator_conf
         write_file(path, lambda: write_snapshot(path, events, conf))
         chosen = arguments.rank is None and len(plan.rank_classes) > 1
         why = ", which has the least headroom (--rank for another)" if chosen else ""
         print(f"{path} is of {ranks_text(statement.ranks)}{why}", file=sys.stderr)
     return print_plan(arguments, plan)
-
-
-def _plan_program(job: Job) -> Plan:
-    """The answer for a job with `trainer`, by running its program."""
-    from planner.planning.trainer_program import plan_trainer
-
-    with show_progress() as progress:
-        return plan_trainer(job, progress)
 
 
 def _plan(
@@ -156,10 +139,7 @@ def run_check(arguments: argparse.Namespace) -> int:
     if not policy.server and not arguments.command and not as_json:
         from planner.report.verdict_text import job_sentence
 
-        job = job_of(arguments, may_be_program=True)
-        of_program = job.trainer is not None
-        found = _plan_program(job) if of_program else _plan(job, arguments, with_advice=False).plan
-        plan = at_risk(arguments, found)
+        plan = at_risk(arguments, _plan(job_of(arguments), arguments, with_advice=False).plan)
         print(job_sentence(plan))
         return exit_code(arguments, plan)
     from planner.admission import command_hook
@@ -241,7 +221,7 @@ def run_spec(arguments: argparse.Namespace) -> int:
 
         print(json.dumps(json_schema(), indent=2))
         return DONE
-    job = job_of(arguments, is_traced=False, may_be_program=True)
+    job = job_of(arguments, is_traced=False)
     if arguments.program:
         print(program_text(job), end="")
         return DONE

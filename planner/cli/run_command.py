@@ -118,17 +118,17 @@ def run_program(arguments: argparse.Namespace) -> int:
     try:
         with show_progress() as progress:
             shown.clear = progress.clear
-            plan, runs = judge_runs(work, progress, shown)
+            judged = judge_runs(work, progress, shown)
     except PlannerError as error:
         shown.print_last(getattr(error, "__notes__", ()))
         if isinstance(error, CrashedError):
             _print_block("the program's own traceback", error.text)
         raise
-    for run in runs:
+    for run in judged.runs:
         shown.print_last([run.said] if run.said else [])
         for failure in run.failed:
             _print_block("the program's own traceback", failure.text)
-    return print_plan(arguments, at_risk(arguments, plan))
+    return print_plan(arguments, at_risk(arguments, judged.plan))
 
 
 def _print_block(name: str, text: str) -> None:

@@ -301,7 +301,7 @@ def run_sweep(arguments: argparse.Namespace) -> int:
         )
     seconds = _seconds_of(arguments)
     given = _with(arguments, gpu=gpu_of_base(axes, arguments.gpus, arguments.gpu))
-    space = Space(base=job_of(given), axes=tuple(axes))
+    space = Space.varying(job_of(given), axes)
     with _planning(arguments, seconds) as (plans, progress):
         result = sweep(space, plans, progress)
     if arguments.format == "csv":

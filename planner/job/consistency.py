@@ -14,7 +14,6 @@ from planner.job.parallel_checks import (
     check_context_parallelism,
     check_deepspeed,
     check_experts,
-    check_flat_parameters,
     check_pipeline,
     check_tensor_parallelism,
 )
@@ -109,7 +108,7 @@ def check(job: Job, document: Node) -> None:
         return
     for check_part in (
         _check_size, _check_model, check_transformers_options, _check_cluster, check_pipeline, check_tensor_parallelism,
-        check_context_parallelism, check_experts, check_flat_parameters, check_stepping, check_lengths,
+        check_context_parallelism, check_experts, check_stepping, check_lengths,
         check_evaluation, check_compile, check_loss, check_deepspeed, check_checkpoints,
         _check_sharding,
     ):  # fmt: skip

@@ -19,10 +19,10 @@ _LONGEST_VALUE = 60
 
 @cache
 def _words(table: str) -> Mapping[str, Any]:
-    """`gone`: what to do instead of a key that specs had once. `keys`: what a spec writes, with VALUE where the value
-    can be carried over, and an example where it cannot, as when it is not a whole `number` though both are. `values`:
-    of a section's key, remedies by value. `optimizers`: to `train.optimizer`; adamw_bnb_8bit is not there:
-    transformers' Trainer keeps the state of embeddings in 32 bits, and others do not."""
+    """`gone`: what to do instead of a key that specs had once, by its name or its path. `keys`: what a spec writes,
+    with VALUE where the value can be carried over, and an example where it cannot, as when it is not a whole `number`
+    though both are. `values`: of a section's key, remedies by value. `optimizers`: to `train.optimizer`;
+    adamw_bnb_8bit is not there: transformers' Trainer keeps the state of embeddings in 32 bits, and others do not."""
     content = packaged_json("foreign_words.json")
     return {name: meaning for names, meaning in content[table].items() for name in names.split()}
 
@@ -36,7 +36,8 @@ def key_remedy(key: str, child: Node, known: Iterable[str]) -> str:
     """What to write instead of an unknown key: that of another program, or one of another section; empty if it is
     neither."""
     folded = key.casefold().replace("-", "_")
-    if (gone := _words("gone").get(folded)) is not None:
+    gone = _words("gone").get(child.path.casefold()) or _words("gone").get(folded)
+    if gone is not None:
         return str(gone)
     if folded in {name.casefold() for name in known}:
         return ""  # only its letters are of another case

@@ -134,7 +134,15 @@ _GONE: Mapping[str, Any] = {
     "post_training": None,
     "train.compile.autograd": False,
     "train.compile.planned_as": "compiled",
-}
+    **{
+        f"parallel.dp_shard.{key}": usual
+        for key, usual in {
+            "kind": "fsdp2", "no_shard": False, "use_orig_params": False, "backward_prefetch": "BACKWARD_PRE",
+            "forward_prefetch": False, "limit_all_gathers": True, "sync_module_states": False, "autocast": False,
+            "wrap": "blocks", "wrap_size": 0, "wrap_trained": False,
+        }.items()
+    },
+}  # fmt: skip
 """Keys that bundles had once, where they say what is done now."""
 
 

@@ -10,14 +10,9 @@ from dataclasses import fields
 from planner.job import deepspeed_config, pipeline_schedules
 from planner.job.layout import axis_degrees
 from planner.job.nodes import Node
-from planner.job.schema import DpReplicate, DpShard, Job
+from planner.job.schema import DpReplicate, Job
 
 _TORCH = "torch 2.13"
-_OF_FSDP1 = (
-    "no_shard", "use_orig_params", "backward_prefetch", "forward_prefetch", "limit_all_gathers", "sync_module_states",
-    "autocast", "wrap", "wrap_size", "wrap_trained",
-)  # fmt: skip
-_OF_FSDP2 = ("keep_last", "prefetch")
 
 
 def check_pipeline(job: Job, document: Node) -> None:
@@ -185,50 +180,6 @@ def check_experts(job: Job, document: Node) -> None:
     document.refuse_if(job.model.hf_config is None, path, problem, allowed=allowed)
     problem = f"is {ep.imbalance:g}, and no rank of {ep.degree} gets more than all tokens"
     document.refuse_if(ep.imbalance > ep.degree, "parallel.ep.imbalance", problem, allowed=f"1 to {ep.degree}")
-
-
-def check_flat_parameters(job: Job, document: Node) -> None:
-    """What goes with one kind of `dp_shard` alone, and what does not go with FullyShardedDataParallel."""
-    shard, train, refuse, section = job.parallel.dp_shard, job.train, document.refuse_if, "parallel.dp_shard"
-    is_first, usual = shard.kind == "fsdp1", DpShard()
-    own, other = ("fsdp2", "fsdp1") if is_first else ("fsdp1", "fsdp2")
-    remedy = "delete it" if is_first else "delete it, or write kind: fsdp1"
-    for name in _OF_FSDP2 if is_first else _OF_FSDP1:
-        is_other = getattr(shard, name) != getattr(usual, name)
-        refuse(is_other, f"{section}.{name}", f"is of {own}, and {section}.kind is {other}", remedy=remedy)
-    if not is_first or shard.degree == 1:
-        return
-    reshard = shard.reshard_after_forward
-    problem = f"is {reshard}, and FullyShardedDataParallel gathers from all ranks of a shard"
-    refuse(not isinstance(reshard, bool), f"{section}.reshard_after_forward", problem, allowed="true, false")
-    for group in shard.groups:
-        problem = f'holds "{group}", and FullyShardedDataParallel makes a unit of one module'
-        refuse(" " in group, f"{section}.groups", problem, allowed="the path of a module in each group")
-    refuse(
-        shard.autocast and train.precision != "fsdp_mixed",
-        f"{section}.autocast",
-        f"is true, and train.precision is {train.precision}",
-        allowed="false; true beside train.precision fsdp_mixed",
-        remedy="autocast alone is train.precision: bf16_autocast",
-    )
-    named = {"groups": shard.groups, "wrap_trained": shard.wrap_trained, "wrap": shard.wrap == "none"}
-    problem = f"is said beside wrap_size {shard.wrap_size}, which makes all units"
-    for name, is_said in named.items():
-        refuse(shard.wrap_size and is_said, f"{section}.{name}", problem, remedy="delete one of the two")
-    refuse(
-        shard.no_shard and job.parallel.dp_replicate.degree > 1,
-        f"{section}.no_shard",
-        f"keeps all parameters on every rank, beside dp_replicate {job.parallel.dp_replicate.degree}",
-        allowed="all ranks in dp_shard.degree, dp_replicate 1",
-    )
-    degrees = axis_degrees(job.parallel)
-    against = {
-        **{f"parallel.{axis}": degrees[axis] > 1 for axis in ("tp", "pp", "cp", "ep")},
-        "train.optimizer_in_backward": train.optimizer_in_backward,
-    }
-    problem, allowed = f"is not planned beside {section}.kind fsdp1", "fsdp1 with dp_replicate, or another kind"
-    for path, is_there in against.items():
-        refuse(is_there, path, problem, allowed=allowed, remedy="write kind: fsdp2, or delete it")
 
 
 def check_deepspeed(job: Job, document: Node) -> None:

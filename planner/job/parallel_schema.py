@@ -39,18 +39,14 @@ class DpReplicate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DpShard:
-    """Data parallelism with sharded parameters: every block and the root are units that are gathered at once."""
+    """Data parallelism by `fully_shard` (FSDP2): every block and the root are units that are gathered at once."""
 
     degree: Ranks = 1
     """Over how many ranks parameters, gradients and optimizer state are sharded."""
-    kind: Annotated[str, one_of("fsdp2", "fsdp1")] = "fsdp2"
-    """fsdp2: `fully_shard`. fsdp1: FullyShardedDataParallel, one flat parameter to a unit, accelerate's default."""
     reshard_after_forward: Reshard = True
-    """Of the blocks; a number: to so many ranks, of fsdp2. The root keeps its parameters, as torch does by default.
-    Of fsdp1 true is FULL_SHARD, false SHARD_GRAD_OP, beside `dp_replicate` HYBRID_SHARD and _HYBRID_SHARD_ZERO2."""
+    """Of the blocks; a number: to so many ranks. The root keeps its parameters, as torch does by default."""
     keep_last: bool = False
-    """Of fsdp2: the last block, or the last of the `groups`, keeps its parameters after the forward: it is needed
-    next."""
+    """The last block, or the last of the `groups`, keeps its parameters after the forward: it is needed next."""
     groups: Annotated[
         tuple[str, ...], like(r"[\w.]+( [\w.]+)*", 'paths of modules with spaces between them ("norm head")')
     ] = ()
@@ -59,35 +55,11 @@ class DpShard:
     reduce_dtype: Annotated[str, one_of("float32", "bfloat16")] = "float32"
     """In which dtype gradients are reduced under `fsdp_mixed`; parameters are gathered in bfloat16."""
     offload: Annotated[str, one_of("", "cpu")] = ""
-    """cpu: parameters, gradients and optimizer state rest on the host (CPUOffloadPolicy, CPUOffload)"""
+    """cpu: parameters, gradients and optimizer state rest on the host (CPUOffloadPolicy)"""
     no_sync: bool = False
     """Accumulate gradients unreduced; reduce in the last micro-batch only."""
     prefetch: Annotated[int, whole(0, "blocks")] = 0
-    """Of fsdp2: how many blocks ahead parameters are gathered explicitly; 0: as fully_shard does by itself."""
-    no_shard: bool = False
-    """Of fsdp1: NO_SHARD. Every rank keeps all parameters, in flat ones, and gradients are reduced whole."""
-    use_orig_params: bool = False
-    """Of fsdp1: the optimizer sees the parameters as the model has them, views of the flat ones; trained and frozen
-    ones may then be in one unit."""
-    backward_prefetch: Annotated[str, one_of("BACKWARD_PRE", "BACKWARD_POST", "")] = "BACKWARD_PRE"
-    """Of fsdp1: when the next unit of the backward is gathered, before or after this one's gradients; empty: when it
-    is needed."""
-    forward_prefetch: bool = False
-    """Of fsdp1: the next unit is gathered before the forward of this one, in the order of the first iteration."""
-    limit_all_gathers: bool = True
-    """Of fsdp1: the host waits before it gathers more than two units."""
-    sync_module_states: bool = False
-    """Of fsdp1: parameters and buffers are sent from rank 0 when the model is wrapped."""
-    autocast: bool = False
-    """Of fsdp1 under `fsdp_mixed`: forward and loss run under autocast in bfloat16 as well, as accelerate and Lightning
-    have it."""
-    wrap: Annotated[str, one_of("blocks", "none")] = "blocks"
-    """Of fsdp1: which modules are units beside the root, the blocks (a transformer auto wrap policy) or none."""
-    wrap_size: Annotated[int, whole(0, "parameters")] = 0
-    """Of fsdp1: units are modules of at least so many parameters (size_based_auto_wrap_policy) instead of blocks; 0:
-    not by size."""
-    wrap_trained: bool = False
-    """Of fsdp1: modules without children whose weight is trained are units, as peft's fsdp_auto_wrap_policy has it."""
+    """How many blocks ahead parameters are gathered explicitly; 0: as fully_shard does by itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -501,6 +501,12 @@ class Job:
     software: Software = field(default_factory=Software)
     allocator: Allocator = field(default_factory=Allocator)
 
+    @property
+    def runs_apart(self) -> bool:
+        """Whether a process of its own runs it, behind walls where others ask for it: code of its own, or the program
+        of `trainer`."""
+        return bool(self.model.factory) or self.trainer is not None
+
 
 CHECKS: Mapping[tuple[type, str], Check] = {
     (kind, name): check

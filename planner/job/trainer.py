@@ -6,7 +6,7 @@ What their keys mean, the classes say that own them (planner.programs.trainer): 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -23,15 +23,51 @@ _ALLOWED_IN_TRAIN = ("sequence_length", "inputs", "padding")
 _WHERE = "trainer.arguments, the file of accelerate or that of DeepSpeed"
 
 
-def refuse_trainer(job: Job) -> None:
-    """Raises SpecError for a job with `trainer` where a step of the spec's own is wanted."""
+def refuse_measuring(job: Job) -> None:
+    """Raises SpecError for a job with `trainer` where one rank's step of a spec is to be measured."""
     if job.trainer is not None:
         raise SpecError(
-            "trainer is planned as a program, which only planner plan and planner check do, on this machine",
+            "a job with `trainer` is measured as the program that it is",
             allowed="a spec whose train and parallel say what a step does",
-            remedy="give it to planner plan, or write the job in train and parallel",
+            remedy="planner spec JOB --program > job.py; planner measure -- torchrun job.py; planner compare JOB"
+            " measured.json",
             place="trainer",
         )
+
+
+ARGUMENTS = "trainer.arguments"
+MICRO_BATCH, ACCUMULATION = f"{ARGUMENTS}.per_device_train_batch_size", f"{ARGUMENTS}.gradient_accumulation_steps"
+_USUAL_MICRO_BATCH = 8
+"""Of TrainingArguments (transformers 5.23, training_args.py)."""
+_WITH_THE_SAME_SAMPLES = ("tp", "cp", "sp")
+"""Axes of accelerate's `parallelism_config` whose ranks share their samples (1.15, parallelism_config.py)."""
+
+
+def micro_batch_size(job: Job) -> int:
+    """Sequences that a rank takes at once."""
+    return job.train.micro_batch_size if job.trainer is None else _count(job, MICRO_BATCH, _USUAL_MICRO_BATCH)
+
+
+def accumulation_steps(job: Job) -> int:
+    """Micro-batches of an optimizer step."""
+    return job.train.gradient_accumulation_steps if job.trainer is None else _count(job, ACCUMULATION, 1)
+
+
+def _count(job: Job, key: str, usual: int) -> int:
+    assert job.trainer is not None
+    value = job.trainer.arguments.get(key.removeprefix(f"{ARGUMENTS}."), usual)
+    return value if type(value) is int and value > 0 else usual
+
+
+def ranks_with_samples(job: Job) -> int:
+    """Ranks of a job with `trainer` that take different samples."""
+    assert job.trainer is not None
+    ranks, config = job.cluster.nodes * job.cluster.gpus_per_node, job.trainer.accelerate.get("parallelism_config")
+    sizes = config if isinstance(config, Mapping) else {}
+    for axis in _WITH_THE_SAME_SAMPLES:
+        degree = sizes.get(f"parallelism_config_{axis}_size", 1)
+        ranks //= degree if type(degree) is int and degree > 0 else 1
+    return max(ranks, 1)
 
 
 def check_trainer(job: Job, document: Node) -> None:
@@ -59,13 +95,18 @@ _FILES: Sequence[tuple[str, ...]] = (
 """Keys of TrainingArguments and of accelerate's config that may name a file."""
 
 
-def read_file(node: Node, folder: Path | None) -> Mapping[str, Any]:
+Check = Callable[[Path, Node], None]
+"""Asked before a file is read; raises SpecError for one that may not be."""
+
+
+def read_file(node: Node, folder: Path | None, check: Check = lambda _, __: None) -> Mapping[str, Any]:
     """The content of a file of JSON or YAML relative to `folder`, or as it stands in the spec, with that of files which
     it names. Raises SpecError for a file that is not there, or holds no mapping."""
     content = node.plain()
     if isinstance(node.value, str):
         path = hf_config.named_path(node, folder)
         path, folder = _in_folder(path), path.parent
+        check(path, node)
         content = _read(path, node)
     if not isinstance(content, dict):
         raise node.is_error(allowed="the path of a JSON or YAML file of keys and values, or its content as a mapping")
@@ -77,6 +118,7 @@ def read_file(node: Node, folder: Path | None) -> Mapping[str, Any]:
         if isinstance(named := part.get(last), str) and named.endswith(".json"):
             if folder is None:
                 raise node.error(f"names the file {named}", remedy="write its content in its place")
+            check(folder / named, node)
             part[last] = _read(folder / named, node)
     return content
 

@@ -24,8 +24,8 @@ changes an answer raises it by one, and no plan, trace or search that was stored
 `make answers OUT=FOLDER` before a change and `make answers AGAINST=FOLDER` after it show whether it changes any. Plans
 print it as their allocator rules."""
 
-_LIBRARIES = ("deepspeed", "peft")
-"""Those whose own code some traces run."""
+_LIBRARIES = ("deepspeed", "peft", "accelerate")
+"""Those whose own code some traces run; that of a job with `trainer` may run all."""
 
 
 def trace_id_of(job: Job, versions: Mapping[str, str] | None = None, *, target: str = "") -> str:
@@ -44,7 +44,8 @@ def plan_id_of(job: Job, provenance: Provenance, versions: Mapping[str, str] | N
 def _software_of(job: Job, versions: Mapping[str, str]) -> Mapping[str, str]:
     """What decides the traces of the job besides itself."""
     # The libraries whose own code this job's trace runs, besides those of every job.
-    used = (job.parallel.deepspeed is not None, job.model.adapter is not None)
+    by_trainer = job.trainer is not None
+    used = (job.parallel.deepspeed is not None or by_trainer, job.model.adapter is not None or by_trainer, by_trainer)
     parts = {**_of_every_trace(versions), "answers": str(ANSWERS)}
     parts |= {name: versions[name] for name, is_used in zip(_LIBRARIES, used, strict=True) if is_used}
     return parts

@@ -62,7 +62,8 @@ def plan_job(
     keep_traces: bool = True,
     progress: Progress = lambda _: None,
 ) -> PlanningResult:
-    """The plan of a job, with its traces and timelines unless it was made in several processes without `keep_traces`.
+    """The plan of a job, by the program that its spec is; with its traces and timelines unless it was made in several
+    processes without `keep_traces`.
 
     `calibration`: by default what was measured; `source` gives the traces; `target` says whose kernels are traced (by
     default the GPU's). Raises SpecError, TraceError or AllocatorConfError for what cannot be planned.
@@ -70,6 +71,8 @@ def plan_job(
     refuse_unplannable(job)
     began = time.perf_counter()
     known = measured_calibration() if calibration is None else calibration
+    if job.trainer is not None:
+        return _plan_trainer(job, known, source, progress)
     work = PlanningInputs(
         job=job, calibration=known, source=source, target=target, processes=processes, keep_traces=keep_traces
     )
@@ -79,6 +82,28 @@ def plan_job(
     replay_seconds = sum(planned.replay_seconds for planned in classes)
     result = _assemble(job, judged, known, replay_seconds, time.perf_counter() - began)
     return result if all(planned.whole for planned in classes) else replace(result, traces=(), timelines=())
+
+
+def _plan_trainer(job: Job, calibration: Calibration, source: TraceSource, progress: Progress) -> PlanningResult:
+    """By running its program; the classes of its ranks are what they were seen to do."""
+    from planner.planning.trainer_program import judge_trainer  # which other jobs do not need
+
+    judged = judge_trainer(job, calibration, source.isolation, progress)
+    provenance = judged.plan.provenance
+    plan = replace(
+        judged.plan,
+        plan_id=identity.plan_id_of(job, provenance),
+        trace_id=identity.trace_id_of(job),
+        job=loading.bundle(job),
+    )
+    shares = judged.shares
+    return PlanningResult(
+        plan,
+        job,
+        calibration,
+        tuple(share.rank_trace for share in shares),
+        tuple(share.timeline for share in shares),
+    )
 
 
 def plan_from_traces(

@@ -17,7 +17,6 @@ from planner.allocator.rules import Rules
 from planner.errors import SpecError
 from planner.job.layout import Mesh, RankClass, first_rank_differs, parts_of, rank_classes, set_first_apart
 from planner.job.schema import Job
-from planner.job.trainer import refuse_trainer
 from planner.planning.judging import JudgedTrace, RankTrace, judge_trace
 from planner.planning.preload import PRELOAD
 from planner.planning.trace_source import USUAL_SOURCE, TraceSource
@@ -59,21 +58,14 @@ class PlannedClass:
 
 
 def refuse_unplannable(job: Job) -> None:
-    """Raises SpecError or AllocatorConfError for what can be said before the work: no GPU, a setting not modelled, a
-    job that is planned as a program."""
-    refuse_without_gpu(job)
-    refuse_trainer(job)
-    Rules.from_conf(job.allocator.conf)
-
-
-def refuse_without_gpu(job: Job) -> None:
-    """Raises SpecError for a job that names no GPU."""
+    """Raises SpecError or AllocatorConfError for what can be said before the work: no GPU, a setting not modelled."""
     if job.cluster.gpu.total_bytes == 0:
         raise SpecError(
             "the job names no GPU, so nothing can be said of whether it fits",
             allowed="a name of the catalog, or {total_bytes: 79.1GiB, arch: sm_90}",
             place="cluster.gpu",
         )
+    Rules.from_conf(job.allocator.conf)
 
 
 def trace_class(

@@ -12,6 +12,7 @@ from typing import Any
 from planner.allocator.host.nodes import TracedHost, state_hosts
 from planner.allocator.host.statement import HostStatement
 from planner.allocator.rules import Rules
+from planner.allocator.timeline import Timeline
 from planner.errors import PlannerError
 from planner.events import Alloc, Phase
 from planner.hardware import catalog
@@ -25,7 +26,7 @@ from planner.job.overhead import outside
 from planner.job.rank_sets import RankSet
 from planner.job.schema import DataLoader, Gpu, Software
 from planner.planning import identity, notes
-from planner.planning.judging import Judge, add_growth, judge_first_runs, told_on, torch_difference
+from planner.planning.judging import Judge, RankTrace, add_growth, judge_first_runs, told_on, torch_difference
 from planner.planning.memory_pool import state_pool
 from planner.planning.planned_classes import Progress
 from planner.planning.program_batches import add_all_batches, batch_moments, describe_sizes, moment_of_phases
@@ -91,6 +92,8 @@ class ProgramInputs:
     limits: Limits = USUAL_LIMITS
     host_memory_bytes: int = 0
     """What it may use of each node's main memory; 0: not said, and not judged."""
+    tokens: float = 0.0
+    """Of a step of all ranks, over the number of GPUs; 0: not known."""
     calibration: Calibration = field(default_factory=measured_calibration)
     walled: WalledProgram | None = None
     """Of somebody else: run behind walls."""
@@ -98,13 +101,25 @@ class ProgramInputs:
 
 @dataclass(frozen=True, slots=True)
 class JudgedShare:
-    """What ranks will hold, where they would run out of memory (empty if they do not), and why not all of their
-    batches were replayed (empty if they were)."""
+    """What ranks will hold, with the trace and the timeline that say so; where they would run out of memory (empty if
+    they do not), and why not all of their batches were replayed (empty if they were)."""
 
     share: RankShare
     statement: RankClassStatement
-    fails: str
+    rank_trace: RankTrace
+    timeline: Timeline
     unreplayed: str
+    fails: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedProgram:
+    """The plan of a program, the runs of its ranks on which it stands, and what was judged of them, in the order of the
+    plan's rank classes."""
+
+    plan: Plan
+    runs: Sequence[RankRun]
+    shares: Sequence[JudgedShare]
 
 
 def inputs_of(
@@ -124,8 +139,8 @@ def inputs_of(
 
 def judge_runs(
     work: ProgramInputs, progress: Progress = lambda _: None, heard: HeardOfRank = lambda *_: None
-) -> tuple[Plan, Sequence[RankRun]]:
-    """The plan of a program, and the runs of its ranks on which it stands. `heard` gets what ranks print.
+) -> JudgedProgram:
+    """The plan of a program, by running some of its ranks. `heard` gets what they print.
 
     Raises SpecError for ranks that it does not have, ProgramError and TraceError for a rank that cannot be run.
     """
@@ -156,7 +171,7 @@ def judge_runs(
         replay=round(replay_seconds, 3),
         total=round(time.perf_counter() - began, 3),
     )
-    return _state(work, runs, judged, branches, seconds), runs
+    return JudgedProgram(_state(work, runs, judged, branches, seconds), runs, judged)
 
 
 def _run_ranks(work: ProgramInputs, progress: Progress, heard: HeardOfRank) -> tuple[ProgramInputs, list[RankRun]]:
@@ -249,6 +264,7 @@ def _judge_of(work: ProgramInputs, run: RankRun) -> Judge:
         kind=Kind(program=True, several_ranks=work.line.world_size > 1),
         torch_difference=torch_difference(work.software.torch),
         gpus_per_node=work.line.processes_per_node,
+        tokens=work.tokens,
     )
 
 
@@ -271,16 +287,18 @@ def _judge_run(judge: Judge, share: RankShare, trace: Trace, device: int | None)
         verdict = worst([statement.verdict, Verdict.TIGHT])
         statement = replace(statement, judged_iterations=run.iterations, verdict=verdict)
     statement = add_growth(statement, unlimited.events, unlimited.repeats, judge.rules, run.steps_to_run)
+    settled = replace(trace.as_told(told), events=unlimited.events, repeats=unlimited.repeats)
+    judged = JudgedShare(share, statement, RankTrace(ranks, settled), unlimited.timeline, unreplayed)
     failed = capped.timeline.out_of_memory
     if failed is None:
-        return JudgedShare(share, statement, "", unreplayed)
+        return judged
     span = next(span for span in phase_spans(capped.events) if failed.event_index < span.last)
     where = share.named if device is None else f"{share.named}, cuda:{device},"
     fails = (
         f"The first allocation that fails on {where} is in iteration {span.iteration}, "
         f"{span.phase.value.replace('_', ' ')} (the program is not told, and goes on): {failed.message()}"
     )
-    return JudgedShare(share, statement, fails, unreplayed)
+    return replace(judged, fails=fails)
 
 
 def _state(

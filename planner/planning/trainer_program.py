@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,24 +14,39 @@ from planner.job.launching.line import parse
 from planner.job.loading import bundle
 from planner.job.printing import plain_yaml
 from planner.job.schema import Job
-from planner.planning.planned_classes import Progress, refuse_without_gpu
-from planner.planning.program import ProgramInputs, inputs_of, judge_runs
-from planner.report.statement import Plan
+from planner.job.trainer import accumulation_steps, micro_batch_size, ranks_with_samples
+from planner.planning.planned_classes import Progress
+from planner.planning.program import JudgedProgram, ProgramInputs, inputs_of, judge_runs
+from planner.tracing.isolated import USUAL_ISOLATION, Isolation
+from planner.tracing.program.rank_process import WalledProgram, program_limits
+from planner.truth.calibration.interval import Calibration
 
 PROGRAM = "planner.programs.trainer"
 
 
-def plan_trainer(job: Job, progress: Progress = lambda _: None) -> Plan:
-    """The plan of a job with `trainer`, by running its program. Raises SpecError, and what running it raises."""
+def judge_trainer(
+    job: Job,
+    calibration: Calibration | None = None,
+    isolation: Isolation = USUAL_ISOLATION,
+    progress: Progress = lambda _: None,
+) -> JudgedProgram:
+    """What the ranks of a job with `trainer` do, by running its program: behind the walls of the `isolation`, if it has
+    some. Raises SpecError, and what running it raises."""
     with tempfile.TemporaryDirectory(prefix="planner-") as folder:
-        plan, _ = judge_runs(program_of(job, Path(folder)), progress)
-    return replace(plan, metadata=asdict(job.metadata))
+        work = program_of(job, Path(folder))
+        if calibration is not None:
+            work = replace(work, calibration=calibration)
+        if isolation.walls is not None:
+            os.chmod(folder, 0o755)  # nobody reads there
+            walled = WalledProgram(walls=replace(isolation.walls, readable=()), folder=folder)
+            work = replace(work, walled=walled, limits=program_limits(isolation.limits))
+        return judge_runs(work, progress)
 
 
 def program_of(job: Job, folder: Path) -> ProgramInputs:
     """What is run and judged of a job with `trainer`; files that it takes are written to `folder`. Raises SpecError."""
-    refuse_without_gpu(job)
     words, cluster = command(job, folder), job.cluster
+    tokens = micro_batch_size(job) * accumulation_steps(job) * (job.train.sequence_length or 0)
     shown = [word.removeprefix(f"{folder}/") for word in words]
     return inputs_of(
         parse(words, nodes=cluster.nodes, node_gpus=cluster.gpus_per_node),
@@ -39,6 +55,7 @@ def program_of(job: Job, folder: Path) -> ProgramInputs:
         torch=job.software.torch,
         batches=0,  # all are of one size
         host_memory_bytes=cluster.host_memory,
+        tokens=tokens * ranks_with_samples(job) / (cluster.nodes * cluster.gpus_per_node),
     )
 
 

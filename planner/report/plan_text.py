@@ -59,13 +59,14 @@ def render(
     """The whole report, the verdict first. Only a `verbose` one says where figures come from, and of all rank classes
     what it says of the one that decides."""
     if statement.command:
-        name, parts, asked_by = " ".join(statement.command), _describe_run(statement, style), "--host-memory"
+        name, parts = " ".join(statement.command), _describe_run(statement, style)
         grounds = [*_program_lines(statement, style)]
     else:
-        name, parts, asked_by = statement.name, describe(statement.job, style), "cluster.host_memory"
+        name, parts, grounds = statement.name, describe(statement.job, style), []
         if (adapter := statement.adapter) is not None:
             parts.append(adapter_sentence(adapter))
-        grounds = [*_advice(statement, style)]
+    grounds += _advice(statement, style) if statement.job else ()
+    asked_by = "cluster.host_memory" if statement.job else "--host-memory"
     lines = [*_verdict(statement, style), ""]
     lines += [style.paint(name, "bold"), *(style.paint(line, "dim") for line in wrap_parts(parts, style)), ""]
     decides = deciding(statement)

@@ -343,7 +343,8 @@ class StepStatement:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """What the ranks of a job will hold, and its grounds: of a spec (`job`), or of a program (`command`), whose fullest
-    ranks come first. Ranks without a trace of their own are like the representative of their class.
+    ranks come first; a spec with `trainer` is both. Ranks without a trace of their own are like the representative of
+    their class.
 
     The fields have the order of the JSON object.
     """
@@ -404,7 +405,7 @@ class Plan:
     @property
     def name(self) -> str:
         """What people call the job."""
-        return self.metadata.get("name") or "the job" if self.command else name_of(self.job)
+        return name_of(self.job) if self.job else self.metadata.get("name") or "the job"
 
     @property
     def gpu_verdict(self) -> Verdict:
@@ -469,7 +470,7 @@ _OF_PROGRAMS = (
 
 def to_json(plan: Plan) -> dict[str, Any]:
     """The plan as the JSON object of its contract: plain values, keys in the contract's order."""
-    left_out = _OF_SPECS if plan.command else _OF_PROGRAMS
+    left_out = _OF_PROGRAMS if not plan.command else () if plan.job else _OF_SPECS
     return {"schema": PLAN_SCHEMA, **{key: value for key, value in to_plain(plan).items() if key not in left_out}}
 
 

@@ -16,7 +16,9 @@ from planner.job.bound.lower_bound import lower_bound
 from planner.job.layout import Mesh
 from planner.job.named_gpus import USUAL_NODE
 from planner.job.schema import Job
+from planner.job.trainer import accumulation_steps, micro_batch_size
 from planner.report.statement import Advice, change_text
+from planner.searching import trainer_axes
 from planner.searching.axes import apply, axis_of, fault_of, only_new
 from planner.searching.engine import search
 from planner.searching.exact_plans import Answer, Exact, OutOfTimeError, Plans, Refused, plan_in_turn
@@ -35,6 +37,8 @@ _NOTICEABLY = 1.05
 """A larger GPU has so many times the memory: variants of one differ by less."""
 _MOST_GPUS = 1024
 _SELECTIVE: Change = {"train.recompute": "selective"}
+_RECOMPUTES = {"train.recompute", trainer_axes.RECOMPUTE}
+_SIZE, _STEPS = "train.micro_batch_size", "train.gradient_accumulation_steps"
 
 
 def _savings(job: Job) -> list[Change]:
@@ -44,6 +48,9 @@ def _savings(job: Job) -> list[Change]:
     shard, replicate, tp, optimizer = parallel.dp_shard, parallel.dp_replicate, parallel.tp, train.optimizer
     save, evaluation, recompute = train.checkpoint_save, train.eval, train.recompute.mode
     conf = ",".join(part for part in (job.allocator.conf, "expandable_segments:True") if part)
+    segments: Change = {} if Rules.from_conf(job.allocator.conf).expandable_segments else {"allocator.conf": conf}
+    if job.trainer is not None:
+        return [segments, {} if trainer_axes.checkpoints(job) else {trainer_axes.RECOMPUTE: True}]
     fused: Change = {"train.optimizer.fused": True}
     if "foreach" in optimizer.arguments:
         fused["train.optimizer.foreach"] = None
@@ -67,7 +74,7 @@ def _savings(job: Job) -> list[Change]:
             replicate.degree > 1 and not replicate.gradient_as_bucket_view and parallel.deepspeed is None,
             {"parallel.dp_replicate.gradient_as_bucket_view": True},
         ),
-        (not Rules.from_conf(job.allocator.conf).expandable_segments, {"allocator.conf": conf}),
+        (True, segments),
         (
             optimizer.name in _FUSED
             and not optimizer.arguments.get("fused")
@@ -121,11 +128,20 @@ def together(start: Step, row: Row) -> Step:
 
 def smaller_micro_batches(job: Job) -> Iterator[Step]:
     """Half the micro-batch and twice the accumulation, as often as it goes: the same global batch."""
-    size, steps = job.train.micro_batch_size, job.train.gradient_accumulation_steps
+    size, steps = micro_batch_size(job), accumulation_steps(job)
     while size % 2 == 0:
         size, steps = size // 2, steps * 2
-        change = {"train.micro_batch_size": size, "train.gradient_accumulation_steps": steps}
+        change = _sized(job, size, steps)
         yield change, apply(job, change)
+
+
+def _sized(job: Job, size: int, steps: int) -> Change:
+    """The change to micro-batches of this size, so many to a step."""
+    return {trainer_axes.key_of(job, key): value for key, value in ((_SIZE, size), (_STEPS, steps))}
+
+
+def _recomputed(job: Job) -> Change:
+    return {trainer_axes.RECOMPUTE: True} if job.trainer is not None else {"train.recompute": "full"}
 
 
 def larger_gpus(job: Job) -> Iterator[Step]:
@@ -159,15 +175,15 @@ def more_gpus(job: Job) -> Iterator[Step]:
         change: Change = {"cluster.nodes": gpus // per_node, "cluster.gpus_per_node": per_node}
         if parallel.deepspeed is not None:
             change["parallel.dp_replicate.degree"] = parallel.dp_replicate.degree * times
-        else:
+        elif job.trainer is None:  # which its files shard over all ranks there are, or do not
             change |= {"parallel.dp_replicate.degree": 1, "parallel.dp_shard.degree": data * times}
             if train.precision == "bf16_autocast":
                 change["train.precision"] = "fsdp_mixed"
-        share, left = divmod(train.micro_batch_size * train.gradient_accumulation_steps, times)
+        share, left = divmod(micro_batch_size(job) * accumulation_steps(job), times)
         if not left and parallel.pp.degree == 1:
-            size = math.gcd(share, train.micro_batch_size)
-            change |= {"train.micro_batch_size": size, "train.gradient_accumulation_steps": share // size}
-        yield from _steps(job, change, {**change, "train.recompute": "full"})
+            size = math.gcd(share, micro_batch_size(job))
+            change |= _sized(job, size, share // size)
+        yield from _steps(job, change, {**change, **_recomputed(job)})
         times *= 2
 
 
@@ -176,9 +192,13 @@ def adapters(job: Job, kind: str) -> Iterator[Step]:
     with recomputation."""
     if job.model.hf_config is None or (job.model.adapter is not None and job.model.adapter.kind in (kind, "qlora")):
         return
-    half = "float16" if job.train.precision == "fp16_autocast" else "bfloat16"
-    change: Change = {"model.adapter": {"kind": kind, "r": 16, "alpha": 32}, "model.parameter_dtype": half}
-    yield from _steps(job, change, {**change, "train.recompute": "full"})
+    if job.trainer is not None:
+        change = {} if kind == "qlora" else trainer_axes.adapter_change(job)
+    else:
+        half = "float16" if job.train.precision == "fp16_autocast" else "bfloat16"
+        change = {"model.adapter": {"kind": kind, "r": 16, "alpha": 32}, "model.parameter_dtype": half}
+    if change:
+        yield from _steps(job, change, {**change, **_recomputed(job)})
 
 
 def _steps(job: Job, *wanted: Change) -> Iterator[Step]:
@@ -242,7 +262,7 @@ def advise(
     trial = _Trial(job, plans, progress, frees_cache=frees_cache)
     advised, began = trial.advised, time.monotonic()
     if frees_cache:
-        trial.find_first(step for step in single(job) if "train.recompute" not in step[0])
+        trial.find_first(step for step in single(job) if not _RECOMPUTES & step[0].keys())
         return advised
     trial.find_first(larger_slices(job))
     if not trial.nothing_helps():
@@ -262,7 +282,7 @@ def advise(
         for wider in (larger_gpus(job), more_gpus(job), adapters(job, "lora"), adapters(job, "qlora")):
             steps = list(wider)
             if not trial.find_first(steps):
-                trial.find_first_combined([step for step in steps if "train.recompute" not in step[0]])
+                trial.find_first_combined([step for step in steps if not _RECOMPUTES & step[0].keys()])
     return advised
 
 
@@ -404,7 +424,7 @@ class _Trial:
             axes = least_axes(job, gpus, per_node)
             if job.parallel.deepspeed is None and job.model.adapter is None:
                 axes.append(axis_of("offload", list(dict.fromkeys([job.parallel.dp_shard.offload, "cpu"]))))
-            space = Space(base=job, axes=tuple(axes), global_batch=global_batch_of(job))
+            space = Space.varying(job, axes, global_batch_of(job))
             self.progress(f"trying {space.size:,} candidates with other layouts")
             result = search(
                 space, self.plans, objective=Objective.MEMORY if cost_of(job) is None else Objective.COST,

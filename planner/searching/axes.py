@@ -17,6 +17,7 @@ from planner.job.layout import AXES as DEGREES
 from planner.job.loading import job_on_gpu, read_gpu
 from planner.job.nodes import Node, did_you_mean
 from planner.job.schema import Adapter, Job, Optimizer, Recompute
+from planner.job.trainer import ARGUMENTS
 from planner.job.yaml_text import read_yaml
 
 Change = Mapping[str, Any]
@@ -144,6 +145,8 @@ def known_name(written: str) -> str:
     key = spec_keys.by_path().get(name)
     if key is not None and key.check is not None and not spec_keys.takes_a_mapping(key):
         return name
+    if name.startswith(f"{ARGUMENTS}."):  # whether there is such a key, TrainingArguments says
+        return name
     places = [by_path.get(path, path) for path in spec_keys.places_of(name)]
     remedy = f"write {places[0]}" if places else did_you_mean(name, (*NAMES, *_ALIASES))
     raise SpecError(
@@ -200,7 +203,7 @@ def axis_of(name: str, values: list[Any], place: str = "") -> Axis:
 
 
 def path_of(name: str) -> str:
-    """The key of the spec behind a name."""
+    """The key behind a name, of a spec without `trainer`."""
     return _PATHS.get(name, name)
 
 

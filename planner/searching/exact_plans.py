@@ -25,7 +25,7 @@ from planner.job.layout import Mesh, rank_classes
 from planner.job.loading import bundle
 from planner.job.schema import Job, multiprocessors_of
 from planner.planning import judging, planned_classes
-from planner.planning.job_plan import state_job_hosts
+from planner.planning.job_plan import plan_job, state_job_hosts
 from planner.planning.judging import RankTrace
 from planner.planning.memory_pool import state_pool
 from planner.planning.preload import PRELOAD
@@ -326,6 +326,8 @@ class ExactPlans:
 def plan_here(group: Group, is_over: Callable[[], bool] = lambda: False) -> Answers:
     """The answers for a group, in this process: what the plan of each job says. Raises OutOfTimeError where it is over
     before the last rank class is traced."""
+    if group.jobs[0].trainer is not None:
+        return tuple(_plan_trainer(job, group, is_over) for job in group.jobs)
     statements: list[list[RankClassStatement]] = [[] for _ in group.jobs]
     traced: list[RankTrace] = []
     classes = rank_classes(Mesh.of(group.jobs[0].parallel))
@@ -356,6 +358,17 @@ def plan_here(group: Group, is_over: Callable[[], bool] = lambda: False) -> Answ
     for job, of_job in zip(group.jobs, statements, strict=True):
         answers.append(_summarize(of_job, whole=True, host=_verdict_of_hosts(job, of_job, traced)))
     return tuple(answers)
+
+
+def _plan_trainer(job: Job, group: Group, is_over: Callable[[], bool]) -> Answer:
+    """What the plan says of one whose program is run: what it allocates may hang on its allocator's settings."""
+    if is_over():
+        raise OutOfTimeError
+    try:
+        plan = plan_job(job, group.calibration, source=group.source).plan
+    except PlannerError as error:
+        return Refused(error.problem)
+    return _summarize(plan.rank_classes, whole=True, host=worst([plan.host_verdict, plan.pool_verdict]))
 
 
 def _verdict_of_hosts(job: Job, statements: Sequence[RankClassStatement], traced: Sequence[RankTrace]) -> Verdict:

@@ -11,6 +11,8 @@ from planner.errors import SpecError
 from planner.job.bound.lower_bound import lower_bound
 from planner.job.nodes import did_you_mean
 from planner.job.schema import Job
+from planner.job.trainer import micro_batch_size
+from planner.searching import trainer_axes
 from planner.searching.axes import apply, fault_of, known_name, path_of
 from planner.searching.engine import Row, search
 from planner.searching.exact_plans import Answers, Exact, OutOfTimeError, Plans, Refused
@@ -85,9 +87,14 @@ def largest(
     return run.finished()
 
 
+def size_of(job: Job, name: str) -> int:
+    """What the job says."""
+    return micro_batch_size(job) if name == "micro_batch_size" else job.train.sequence_length or 0
+
+
 def with_size(job: Job, name: str, size: int) -> Job:
     """The job with that size."""
-    return apply(job, {path_of(name): size})
+    return apply(job, {trainer_axes.key_of(job, path_of(name)): size})
 
 
 @dataclass(slots=True)
@@ -140,7 +147,7 @@ class _Halving:
         """The largest count whose tensors there is room for. Planned are first the smallest and the job's own, then
         what a line through them says, and its neighbour."""
         low, high = 0, bound + 1
-        own = getattr(self.job.train, self.name) // self.result.step
+        own = size_of(self.job, self.name) // self.result.step
         second = min(max(2, own), bound)
         self._begin(second)
         if not self._has_room(1):
@@ -236,10 +243,10 @@ def fewest(
             progress(f"{gpus} GPUs: {what}")
 
         try:
-            axes = tuple(least_axes(job, gpus, min(gpus, per_node)))
+            space = Space.varying(job, least_axes(job, gpus, min(gpus, per_node)), global_batch)
             result = search(
-                Space(base=job, axes=axes, global_batch=global_batch), plans, objective=Objective.MEMORY, top=1,
-                time_left=deadline - time.monotonic(), any_fit=True, progress=tell,
+                space, plans, objective=Objective.MEMORY, top=1, time_left=deadline - time.monotonic(), any_fit=True,
+                progress=tell,
             )  # fmt: skip
         except SpecError as error:
             answer.tried[gpus] = error.problem

@@ -115,7 +115,7 @@ class SearchRequest:
             axes["gpu"] = axis_of("gpu", list(placed.gpu_names), "--gpu")
         axes |= {axis.name: axis for axis in written if axis.name not in AXES}
         batch = 0 if "gradient_accumulation_steps" in axes else placed.global_batch
-        return Space(base=placed.job, axes=tuple(axes.values()), global_batch=batch)
+        return Space.varying(placed.job, axes.values(), batch)
 
     def search_id(self, under: str) -> str:
         """`se-` and 26 base32 characters of what is asked for and what decides the answer (`under`); the time that it

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,8 @@ from planner.job import pipeline_schedules
 from planner.job.layout import AXES as DEGREES
 from planner.job.layout import axis_degrees
 from planner.job.schema import Job
+from planner.job.trainer import accumulation_steps, micro_batch_size, ranks_with_samples
+from planner.searching import trainer_axes
 from planner.searching.axes import Axis, Change, apply, axis_of, fault_of, only_new, value_at
 
 
@@ -71,6 +73,12 @@ class Space:
     """Sequences of an optimizer step over all ranks, which micro-batches and ranks share; 0: as it comes."""
     kept: list[tuple[int, Job]] = field(default_factory=list, repr=False, compare=False)
     """Of the candidate that was made last: the value of each axis, and the job with those up to it."""
+
+    @classmethod
+    def varying(cls, base: Job, axes: Iterable[Axis], global_batch: int = 0) -> Space:
+        """Of this job, in whose words the axes are written. Raises SpecError for one that it cannot be varied in."""
+        written = tuple(trainer_axes.in_words_of(base, axis) for axis in axes)
+        return cls(base=base, axes=written, global_batch=global_batch)
 
     @property
     def size(self) -> int:
@@ -157,11 +165,11 @@ class Space:
             change[f"parallel.{axis}.degree"] = degrees[axis] if self._varies(axis) else gpus // others
             job = apply(job, change)
         if self.global_batch:
-            at_once = job.train.micro_batch_size * data_ranks(job)
+            at_once = micro_batch_size(job) * data_ranks(job)
             if self.global_batch % at_once:
                 return GLOBAL_BATCH
-            change["train.gradient_accumulation_steps"] = self.global_batch // at_once
-        if not self._varies(LAYOUT, *DEGREES):
+            change[trainer_axes.key_of(job, "train.gradient_accumulation_steps")] = self.global_batch // at_once
+        if not self._varies(LAYOUT, *DEGREES) or job.trainer is not None:
             return change
         if self.base.train.precision in _MIXED_BF16 and not self._varies("precision"):
             degrees = axis_degrees(job.parallel)
@@ -191,17 +199,24 @@ GLOBAL_BATCH = "micro-batches times data ranks divide the global batch"
 
 def data_ranks(job: Job) -> int:
     """Ranks that take different samples."""
+    if job.trainer is not None:
+        return ranks_with_samples(job)
     degrees = axis_degrees(job.parallel)
     return degrees["dp_replicate"] * degrees["dp_shard"] * degrees["ep"]
 
 
 def global_batch_of(job: Job) -> int:
     """Sequences of an optimizer step."""
-    return job.train.micro_batch_size * job.train.gradient_accumulation_steps * data_ranks(job)
+    return micro_batch_size(job) * accumulation_steps(job) * data_ranks(job)
 
 
 def layout_axis(gpus: int, per_node: int, fixed: Mapping[str, Sequence[int]], base: Job) -> Axis:
-    """All layouts of so many GPUs. Raises SpecError if the fixed degrees leave none."""
+    """All layouts of so many GPUs. Raises SpecError if the fixed degrees leave none, or the job's files lay it out."""
+    cluster = {"cluster.nodes": gpus // per_node, "cluster.gpus_per_node": per_node}
+    if base.trainer is not None:
+        if fixed:
+            raise trainer_axes.refusal(next(iter(fixed)))
+        return Axis(LAYOUT, (cluster,), (f"{gpus} GPUs" if gpus > 1 else "one GPU",))
     allowed = {**_only_possible(base), **fixed}
     allowed.setdefault("tp", range(1, per_node + 1))  # its traffic is for the links of a node
     possible = list(layouts(gpus, allowed))
@@ -212,7 +227,6 @@ def layout_axis(gpus: int, per_node: int, fixed: Mapping[str, Sequence[int]], ba
             allowed=f"degrees whose product is {gpus}",
             remedy="change --gpus or the degrees",
         )
-    cluster = {"cluster.nodes": gpus // per_node, "cluster.gpus_per_node": per_node}
     changes: list[Change] = [
         {f"parallel.{axis}.degree": degree for axis, degree in degrees.items()} | cluster for degrees in possible
     ]
@@ -244,7 +258,9 @@ def usual_axes(
     """What a search varies if nobody says more: layouts, and settings that leave the training as it is. Raises
     SpecError for degrees that no layout has."""
     axes: list[Axis] = []
-    if base.parallel.deepspeed is None:
+    if base.trainer is not None:
+        axes = [] if trainer_axes.checkpoints(base) else [axis_of("recompute", ["none", "full"])]
+    elif base.parallel.deepspeed is None:
         axes = [axis_of("recompute", ["none", "selective", "full"]), axis_of("reshard_after_forward", [True, False])]
         if base.train.sequence_length:
             axes += [axis_of("sequence_parallel", [False, True]), axis_of("schedule", ["1F1B", "Interleaved1F1B"])]
@@ -255,14 +271,16 @@ def usual_axes(
 def least_axes(base: Job, gpus: int, per_node: int) -> list[Axis]:
     """What saves memory and leaves the training as it is: whether a job fits at all is decided among these."""
     axes: list[Axis] = []
-    if base.parallel.deepspeed is None:
+    if base.trainer is not None:
+        axes = [] if trainer_axes.checkpoints(base) else [axis_of("recompute", ["none", "full"])]
+    elif base.parallel.deepspeed is None:
         own = value_at(base, "train.recompute")
         recompute = [own] if own == "full" else [own, "full"]
         changes = tuple({"train.recompute": value} for value in recompute)
         axes = [Axis("recompute", changes, ("own", "full")[: len(recompute)])]
         if base.train.sequence_length:
             axes.append(axis_of("sequence_parallel", [False, True]))
-    sizes = axis_of("micro_batch_size", list(dict.fromkeys([1, base.train.micro_batch_size])))
+    sizes = axis_of("micro_batch_size", list(dict.fromkeys([1, micro_batch_size(base)])))
     return [layout_axis(gpus, per_node, {}, base), *axes, sizes, allocator_axis(base)]
 
 
@@ -281,9 +299,9 @@ Rule = Callable[[Job], bool]
 
 def broken_rule(job: Job) -> tuple[str, str]:
     """The name of the first rule that the job breaks, and what is said of it; two empty texts if it keeps all."""
-    for name, keeps in RULES.items():
-        if not keeps(job):
-            return name, ""
+    broken = (name for name, keeps in RULES.items() if not keeps(job)) if job.trainer is None else iter(())
+    if (name := next(broken, "")) != "":
+        return name, ""
     fault = fault_of(job)
     return ("", "") if fault is None else (SPEC, fault.problem)
 

@@ -44,7 +44,7 @@ def cost_of(job: Job) -> float | None:
     """The GPU time of a token at the roofline, in seconds of a machine that reaches it: only ratios mean anything. None
     where the model's sizes or the GPU's speeds are not known."""
     shape, speed = shape_of(job.model), speed_of(job.cluster.gpu.name)
-    if shape is None or speed is None or not job.train.sequence_length:
+    if shape is None or speed is None or not job.train.sequence_length or job.trainer is not None:
         return None
     return _Step(job, shape, speed).cost()
 
@@ -240,9 +240,14 @@ def objective_of(written: str, place: str = "--objective") -> Objective:
         ) from None
 
 
+def _is_unranked(job: Job) -> bool:
+    """Whether nobody knows a time of its steps: of a job with `trainer` its plans say one, and there is no roofline."""
+    return cost_of(job) is None and (job.trainer is None or speed_of(job.cluster.gpu.name) is None)
+
+
 def refuse_inapplicable(objective: Objective, job: Job, place: str = "--objective") -> None:
     """Raises SpecError for an objective that says nothing of this job."""
-    if objective is Objective.COST and cost_of(job) is None:
+    if objective is Objective.COST and _is_unranked(job):
         known = (
             "the speeds of its GPU are not known" if job.cluster.gpu.name == "" else "the model's sizes are not known"
         )

@@ -97,7 +97,7 @@ class Order:
         """What a worker may take for a call of it; `trace_seconds` are those of a trace of a spec."""
         if self.program is not None:  # all of its ranks together
             return self.program.limits.seconds + START_SECONDS
-        return trace_seconds + (START_SECONDS if self.runs_code else 0.0)
+        return trace_seconds + (START_SECONDS if self.spec.runs_apart else 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,8 +41,8 @@ _COUNTS_MICRO_BATCHES = ("power_sgd",)
 """Communication hooks that take other memory after some reductions."""
 _SETTLED = 3
 """Micro-batches after which each does what the one before it did: DDP's reducer rebuilds its buckets in the second, and
-with a static graph takes its map of used parameters in the third (torch 2.13, torch/csrc/distributed/c10d/reducer.cpp);
-the limiter of FullyShardedDataParallel holds two events back (fsdp/_limiter_utils.py)."""
+with a static graph takes its map of used parameters in the third (torch 2.13, torch/csrc/distributed/c10d/
+reducer.cpp)."""
 _MOST_ITERATIONS = 10
 """RAdam's step takes other memory from the sixth on, when its rectification begins."""
 _ROOMY_BYTES = 1 << 40
@@ -137,7 +137,7 @@ def _shorten(job: Job) -> tuple[Job, int]:
     if not (train.eval or train.checkpoint_save or train.empty_cache_every or train.lengths or train.retains):
         train = replace(train, iterations=min(train.iterations, _MOST_ITERATIONS))
         job = replace(job, train=train)
-    remembers = (replicate.degree > 1 and not replicate.no_sync) or job.parallel.dp_shard.kind == "fsdp1"
+    remembers = replicate.degree > 1 and not replicate.no_sync
     run = micro_batches.FEWEST + (_SETTLED - 1 if remembers else 0)
     left_out = train.gradient_accumulation_steps - run
     counts = train.lengths or train.retains or replicate.comm_hook in _COUNTS_MICRO_BATCHES

@@ -16,7 +16,6 @@ from planner import upstream
 from planner.paper.native_records import DoesNotFoldError, block_of, local_part
 from planner.paper.recorder import Births, Recorder, Stretch
 from planner.training import blocks
-from planner.training.wraps.fsdp1 import flat_handles
 from planner.training.wraps.fsdp2 import parameter_groups
 from planner.upstream import torch_releases
 
@@ -295,18 +294,16 @@ class _AllocationState:
 
     def __init__(self, module: nn.Module) -> None:
         self._sharded = [child for child in module.modules() if isinstance(child, FSDPModule)]
-        self._flat = flat_handles(module)
         self._parameters = [child._parameters for child in module.modules()]
 
     def now(self, *, whole: bool, gradients: bool) -> tuple[Any, ...]:
-        """Which parameters are gathered, and what fully_shard and FullyShardedDataParallel keep for later.
+        """Which parameters are gathered, and what fully_shard keeps for later.
 
         With `whole`, which gradients of whole parameters wait there to be reduced: only a backward looks at them.
         With `gradients`, which parameters have a gradient. And how much was compiled.
         """
         state: list[Any] = [blocks.graphs_so_far()]
         state += [_sharding_state(module._get_fsdp_state(), whole=whole) for module in self._sharded]
-        state += [_flat_state(handle, whole=whole) for handle in self._flat]
         if gradients:
             parameters = (parameter for each in self._parameters for parameter in each.values())
             state += [parameter is None or parameter.grad is None for parameter in parameters]
@@ -336,16 +333,4 @@ def _sharding_state(state: Any, *, whole: bool) -> tuple[Any, ...]:
             )
             for group in parameter_groups(state)
         ),
-    )
-
-
-def _flat_state(handle: Any, *, whole: bool) -> tuple[Any, ...]:
-    """torch 2.13, fsdp/_flat_param.py: the whole parameter's storage is empty while it is not gathered."""
-    flat = handle.flat_param
-    gathered = getattr(flat, "_full_param_padded", None)
-    return (
-        gathered is not None and gathered.untyped_storage().nbytes(),
-        handle._prefetched,
-        hasattr(flat, "_saved_grad_shard"),
-        whole and flat.grad is None,
     )

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
 from planner.errors import SpecError
@@ -163,8 +162,6 @@ class Loop:
     def _syncing(self, *, last: bool) -> AbstractContextManager[None]:
         """What is reduced in the last micro-batch only, if the job accumulates under `no_sync`."""
         no_sync = self.parallel.dp_shard.no_sync
-        if isinstance(self.model, FullyShardedDataParallel):
-            return nullcontext() if last or not no_sync else self.model.no_sync()
         fsdp2.syncs(self.model, last=last, no_sync=no_sync)
         if last or not self.parallel.dp_replicate.no_sync or not isinstance(self.model, DistributedDataParallel):
             return nullcontext()
@@ -184,10 +181,7 @@ class Loop:
         self.optimizer.zero_grad(set_to_none=self.train.zero_grad_set_to_none)
 
     def _clip(self, trained: Sequence[nn.Parameter], limit: float) -> None:
-        if isinstance(self.model, FullyShardedDataParallel):
-            self.model.clip_grad_norm_(limit)
-        else:
-            optimizers.clip(trained, limit)
+        optimizers.clip(trained, limit)
 
     def _empty_cache(self) -> None:
         if self.device.type == "cuda":

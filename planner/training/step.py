@@ -12,7 +12,6 @@ from torch import nn
 from planner.events import Phase
 from planner.job import schema
 from planner.job.packages import refuse_missing_packages
-from planner.job.trainer import refuse_trainer
 from planner.training import absent_peers, blocks, inputs, loss_functions, optimizers
 from planner.training.device_mesh import World
 from planner.training.loop import EngineLoop, Loop, Precision
@@ -24,7 +23,6 @@ from planner.training.wraps import (
     ddp,
     deepspeed_engine,
     expert_parallel,
-    fsdp1,
     fsdp2,
     tensor_parallel,
 )
@@ -50,7 +48,6 @@ def run(spec: schema.Job, device: torch.device, *, rank: int = 0, shortened: boo
     SpecError for whatever of the job cannot be used.
     """
     refuse_missing_packages(spec)
-    refuse_trainer(spec)
     blocks.forget_compiled(spec.train.compile)
     world = World.of(spec.parallel, rank, device)
     torch.manual_seed(rank)
@@ -73,7 +70,6 @@ def _load(spec: schema.Job, world: World, device: torch.device) -> Loop:
     """The loop with all that it needs."""
     spec = deepspeed_engine.resolve_job(spec)
     shard, mixed = spec.parallel.dp_shard, spec.train.precision == "fsdp_mixed"
-    is_flat = world.shards and shard.kind == "fsdp1"
     is_pipelined, by_engine = world.degree("pp") > 1, deepspeed_engine.uses_engine(spec)
     if is_pipelined:
         # Pipelines alone pay for the import of torch.distributed.pipelining.
@@ -93,15 +89,12 @@ def _load(spec: schema.Job, world: World, device: torch.device) -> Loop:
         blocks.apply_recompute(module, spec.train.recompute, spec.model.blocks)
         blocks.compile_model(module, spec.train.compile, spec.model.blocks)
         blocks.apply_offload(module, wanted=spec.train.activation_offload, pattern=spec.model.blocks)
-        if world.shards and not is_flat:
+        if world.shards:
             if world.degree("ep") > 1:
                 expert_parallel.shard(module, shard, world, mixed=mixed)
             repeated = blocks.find_blocks(module, spec.model.blocks)
             fsdp2.shard(module, repeated, shard, world.sharding_mesh(), mixed=mixed)
-    if is_flat:
-        repeated = blocks.find_blocks(bare, spec.model.blocks)
-        bare = fsdp1.shard(bare, repeated, shard, world.device_mesh, device, mixed=mixed)
-    elif world.splits:
+    if world.splits:
         materialize(bare, device, offloaded=shard.offload == "cpu")
     replicate, model = spec.parallel.dp_replicate, bare
     if replicate.degree > 1 and not world.shards and not by_engine:
@@ -121,7 +114,7 @@ def _load(spec: schema.Job, world: World, device: torch.device) -> Loop:
         "optimizer": optimizer,
         "objective": Objective(spec.train.loss, feed, device, spec.train.compile),
         "feed": feed,
-        "precision": Precision("bf16_autocast" if shard.autocast else spec.train.precision, device),
+        "precision": Precision(spec.train.precision, device),
         "device": device,
     }
     if is_pipelined:

@@ -7,6 +7,7 @@ import json
 import os
 import re
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 from planner.admission import ray_jobs, specs
 from planner.errors import SpecError
 from planner.job.loading import bundle_text, load_job
+from planner.job.schema import Trainer
 
 JobFile = Callable[..., Path]
 
@@ -110,15 +112,43 @@ def test_every_file_that_a_spec_may_name_is_known_to_the_hook() -> None:
     of_the_job_itself = {"json_text.py", "named_jobs.py"}
     assert readers - of_the_job_itself == {"hf_config.py", "deepspeed_config.py", "loading.py", "trainer.py"}
     assert specs.REFERENCES == ("model.hf_config", "parallel.deepspeed")
+    assert {key.name for key in fields(Trainer)} == {key.partition(".")[2] for key in specs.TRAINER_FILES}
 
 
-def test_files_of_a_trainer_are_not_read(folder: Path) -> None:
+@pytest.mark.parametrize(
+    "trainer",
+    [
+        "{arguments: /etc/passwd}",
+        "{arguments: ../secret.json}",
+        "{arguments: linked.json}",
+        "{peft: ..}",
+        "{arguments: {deepspeed: ../secret.json}}",
+        "{arguments: {fsdp_config: linked.json}}",
+        "{accelerate: {deepspeed_config: {deepspeed_config_file: ../secret.json}}}",
+        "{arguments: named.json}",
+    ],
+)
+def test_files_of_a_trainer_lie_where_the_spec_may(folder: Path, trainer: str) -> None:
+    (folder / "named.json").write_text('{"deepspeed": "../secret.json"}')
     (folder / "job.yaml").write_text(
-        "model: {hf_config: Qwen/Qwen3-8B}\ntrainer: {arguments: /etc/passwd}\ncluster: {gpu: H100-SXM-80GB}\n"
+        f"model: {{hf_config: Qwen/Qwen3-8B}}\ntrainer: {trainer}\ncluster: {{gpu: H100-SXM-80GB}}\n"
     )
 
-    with pytest.raises(SpecError, match="a job with `trainer` names files of other programs"):
+    with pytest.raises(SpecError, match="in the folder of the job"):
         specs.bundle_within("job.yaml", [folder])
+
+
+def test_files_of_a_trainer_beside_the_spec_are_read(folder: Path) -> None:
+    (folder / "sub").mkdir()
+    (folder / "sub" / "arguments.json").write_text('{"bf16": true, "deepspeed": "zero.json"}')
+    (folder / "sub" / "zero.json").write_text('{"zero_optimization": {"stage": 2}}')
+    (folder / "sub" / "job.yaml").write_text(
+        "model: {hf_config: Qwen/Qwen3-8B}\ntrainer: {arguments: arguments.json}\ncluster: {gpu: H100-SXM-80GB}\n"
+    )
+
+    bundle = specs.bundle_within("sub/job.yaml", [folder])
+
+    assert bundle["trainer"]["arguments"] == {"bf16": True, "deepspeed": {"zero_optimization": {"stage": 2}}}
 
 
 def test_a_config_beside_the_spec_is_read(folder: Path) -> None:

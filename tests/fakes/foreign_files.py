@@ -31,6 +31,14 @@ def accelerate_config(path: Path, **changed: Any) -> Path:
     return path
 
 
+FSDP_1 = {
+    "fsdp_version": 1, "fsdp_sharding_strategy": "FULL_SHARD", "fsdp_backward_prefetch": "BACKWARD_PRE",
+    "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "fsdp_transformer_layer_cls_to_wrap": "LlamaDecoderLayer",
+    "fsdp_use_orig_params": True, "fsdp_forward_prefetch": False, "fsdp_offload_params": False,
+    "fsdp_state_dict_type": "FULL_STATE_DICT", "fsdp_cpu_ram_efficient_loading": False,
+    "fsdp_sync_module_states": False, "fsdp_activation_checkpointing": False,
+}  # fmt: skip
+"""The questionnaire's answers for FSDP 1."""
 FSDP_2 = {
     "fsdp_version": 2, "fsdp_reshard_after_forward": True, "fsdp_offload_params": False,
     "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "fsdp_transformer_layer_cls_to_wrap": "LlamaDecoderLayer",

@@ -77,4 +77,4 @@ def judge(*words: str, gpu: str = "H100-SXM-80GB", node_gpus: int = 0, **asked: 
     found = look_up(gpu)
     assert found is not None
     with forked_ranks():
-        return judge_runs(inputs_of(parse(words, node_gpus=node_gpus), words, found, **asked))[0]
+        return judge_runs(inputs_of(parse(words, node_gpus=node_gpus), words, found, **asked)).plan

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import httpx
+from trainer_jobs import FLAGS, job_of
 
+from planner.job.loading import bundle
 from planner.service.http.openapi import EXAMPLE_JOB
 
 COUNTING = {"name": "RAdam"}
@@ -42,6 +45,37 @@ def test_who_does_not_wait_is_told_and_finds_the_plan_later(client: httpx.Client
     again = client.post("/v1/checks", json=job)
     assert (again.status_code, again.json()["verdict"]) == (200, "fits")
     assert again.json()["plan_id"] == answer.json()["plan_id"]
+
+
+def test_a_job_with_trainer_is_planned_checked_searched_and_kept_as_any_other(
+    client: httpx.Client, tmp_path: Path
+) -> None:
+    job = {**bundle(job_of(tmp_path, arguments=FLAGS)), "metadata": {"name": "fine-tune"}}
+
+    first, again = (client.post("/v1/plans", json=job, timeout=300) for _ in range(2))
+
+    assert (first.status_code, first.json()["verdict"]) == (200, "fits"), first.text
+    assert first.json()["command"][-2:] == ["planner.programs.trainer", "job.json"]
+    assert (again.headers["X-Planner-From-Store"], again.content) == ("true", first.content)
+    renamed = client.post("/v1/plans", json={**job, "metadata": {"name": "renamed"}})
+    assert (renamed.json()["plan_id"], renamed.json()["job"]["metadata"]["name"]) == (
+        first.json()["plan_id"],
+        "renamed",
+    )
+    check = client.post("/v1/checks", json=job).json()
+    assert (check["verdict"], check["message"].partition(":")[0]) == ("fits", "fine-tune fits")
+    drawn = client.get(f"/v1/plans/{first.json()['plan_id']}/timeline")
+    assert (drawn.status_code, "is not kept" in drawn.json()["problem"]) == (404, True)
+    refused = client.post("/v1/validations", json={"plan_id": first.json()["plan_id"]})
+    assert (refused.status_code, refused.json()["place"]) == (422, "trainer")
+    asked = {"job": job, "axes": ["micro_batch_size=1,2", "recompute=none", "allocator=default"], "seconds": 300}
+    search = client.post("/v1/searches", json=asked)
+    assert search.status_code in (200, 202), search.text
+    until = time.monotonic() + 300
+    while (found := client.get(search.headers["Location"]).json())["state"] in ("pending", "running"):
+        assert time.monotonic() < until
+        time.sleep(0.5)
+    assert [each["verdict"] for each in found["candidates"]] == ["fits", "fits"], found
 
 
 def test_a_deadline_that_passes_is_504_and_frees_the_process(client: httpx.Client) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner.errors import PlannerError
 from planner.job import deepspeed_config, pipeline_schedules
@@ -57,7 +57,7 @@ def _gathered_bytes(job: Job, shape: Shape) -> int:
     """Bytes of the whole parameters that lie beside their shards when the backward begins: what is not resharded."""
     shard, degrees = job.parallel.dp_shard, axis_degrees(job.parallel)
     is_kept = shard.reshard_after_forward is False and shard.degree > 1 and degrees["pp"] == 1 and degrees["ep"] == 1
-    if not is_kept or shard.no_shard or job.model.adapter is not None or shape.is_mixture:
+    if not is_kept or job.model.adapter is not None or shape.is_mixture:
         return 0
     is_float = job.train.precision != "fsdp_mixed" and job.model.parameter_dtype in ("float32", AS_BUILT)
     return shape.elements * (_FLOAT if is_float else _HALF) // degrees["tp"]
@@ -159,15 +159,20 @@ def lower_bound(job: Job, *, outside_bytes: int | None = None) -> Bound:
 
     `outside_bytes` is what lies outside the allocator at least, where a calibration knows better than the table.
     """
+    certain = Bound(
+        outside_bytes=outside_of(job).low_bytes if outside_bytes is None else outside_bytes,
+        capacity_bytes=max(job.cluster.capacity_bytes, 0),
+    )
+    if job.trainer is not None:  # whose files decide what is sharded, offloaded and trained
+        return certain
     shape, world_size = shape_of(job.model), Mesh.of(job.parallel).world_size
     parameters, gradients, state = _estimate_state_bytes(job, elements_of(job.model), world_size)
-    return Bound(
+    return replace(
+        certain,
         parameter_bytes=parameters,
         gradient_bytes=gradients,
         optimizer_state_bytes=state,
         forward_bytes=0 if shape is None else _saved_bytes(job, shape) + _gathered_bytes(job, shape),
-        outside_bytes=outside_of(job).low_bytes if outside_bytes is None else outside_bytes,
-        capacity_bytes=max(job.cluster.capacity_bytes, 0),
     )
 
 
@@ -180,7 +185,7 @@ def _estimate_state_bytes(job: Job, elements: int, ranks: int) -> tuple[int, int
     if job.parallel.dp_shard.offload:
         return 0, 0, 0
     degrees, replicate = axis_degrees(job.parallel), job.parallel.dp_replicate
-    parts = 1 if job.parallel.dp_shard.no_shard else ranks // replicate.degree
+    parts = ranks // replicate.degree
     element_bytes = _DTYPES[job.model.parameter_dtype]
     if job.model.adapter is not None:
         # Frozen, and under qlora in half a byte; what is trained beside it is small.

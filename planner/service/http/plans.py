@@ -62,7 +62,7 @@ class Plan(Answer):
     job: dict[str, Any] | None = None
     """Of a spec: its bundle."""
     command: list[str] | None = None
-    """Of a program."""
+    """Of a program, and of a spec with `trainer`, which is one."""
     gpu: str
     nodes: int
     gpus_per_node: int
@@ -398,7 +398,7 @@ def _plan_and_trace(deps: Dependencies, plan_id: str, rank: int) -> bytes:
         raise RequestError(
             404,
             f"the trace of {plan_id} is not kept, or not stored yet",
-            allowed="traces of the latest plans of specs",
+            allowed="traces of the latest plans of specs without `trainer`",
             remedy="planner plan --timeline FILE.html draws it anew",
         )
     return json.dumps([text, rank, trace]).encode()

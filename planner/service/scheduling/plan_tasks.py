@@ -37,7 +37,7 @@ def make_plan(argument: tuple[Order, Isolation], answer: AnswerWriter) -> None:
     with _code_at_fault(order.spec):
         made = plan_job(order.spec, order.calibration, source=TraceSource(isolation))
     _answer_plan(order, made, isolation, answer)
-    if not order.runs_code:
+    if not order.runs_code and order.spec.trainer is None:  # whose ranks' classes no later judge could tell
         texts = {ranks.rank_class.representative: rank_trace.dumps(ranks.trace) for ranks in made.traces}
         answer.write(TRACES, pickle.dumps(texts))
 
@@ -79,7 +79,7 @@ def run_program(order: Order, answer: AnswerWriter) -> None:
         host_memory_bytes=asked.host_memory_bytes, torch=asked.torch,
     )  # fmt: skip
     try:
-        plan, _ = judge_runs(work)
+        plan = judge_runs(work).plan
     except MemoryError:
         raise
     except PlannerError as error:  # others read it too, in a warning of a hook
@@ -131,10 +131,13 @@ def _code_at_fault(job: Job) -> Iterator[None]:
     except (PlannerError, MemoryError):
         raise
     except Exception as error:
-        if not job.model.factory:
+        if not job.runs_apart:
             raise
+        named, allowed = "the program of trainer", "files that its classes take"
+        if job.model.factory:
+            named, allowed = job.model.factory, "a callable that returns an nn.Module and leaves its process alone"
         raise SpecError(
-            f"what {job.model.factory} did makes no plan: {type(error).__name__}: {error}",
-            allowed="a callable that returns an nn.Module and leaves its process alone",
-            place="model.factory",
+            f"what {named} did makes no plan: {type(error).__name__}: {error}",
+            allowed=allowed,
+            place="model.factory" if job.model.factory else "trainer",
         ) from error

@@ -28,7 +28,15 @@ from planner.service.orders import Order, PlanRefused, WorkerResult
 from planner.service.scheduling.plan_tasks import FURTHER, PLAN, TRACES, UNREADABLE
 from planner.service.torch_versions import ONLY_OWN, TorchVersions
 from planner.tracing.isolated import Isolation
-from planner.tracing.program.rank_process import CrashedError
+from planner.tracing.program.rank_process import CrashedError, program_limits
+
+
+def limits_of(job: Job, isolation: Isolation) -> Limits | None:
+    """Of the process in which the job's own code runs, or the program that it is; None where it has neither."""
+    if job.trainer is not None:
+        return program_limits(isolation.limits)
+    return isolation.limits if job.model.factory else None
+
 
 MOST_OTHERS = 2
 """Besides that of the worker's own torch: each takes half a GiB."""
@@ -162,7 +170,7 @@ class TracingWorker:
         return answer
 
     def _limits_of(self, job: Job, seconds: float) -> Limits:
-        return self._limits_beside(self._isolation.limits if job.model.factory else None, seconds)
+        return self._limits_beside(limits_of(job, self._isolation), seconds)
 
     def _limits_beside(self, code: Limits | None, seconds: float) -> Limits:
         """Of a child; code of users is a child of the child, and counts with it."""

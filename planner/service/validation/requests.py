@@ -12,6 +12,7 @@ from planner.job.layout import Mesh, representatives
 from planner.job.loading import bundle, load_bundle
 from planner.job.nodes import did_you_mean
 from planner.job.schema import Job
+from planner.job.trainer import refuse_measuring
 from planner.records import shape
 from planner.service.history.records import Validation
 
@@ -64,6 +65,7 @@ def check_keys(body: Mapping[str, Any]) -> None:
 
 
 def build_request(body: Mapping[str, Any], job: Job, plan_id: str = "") -> Request:
+    refuse_measuring(job)
     mesh, ranks = Mesh.of(job.parallel), body.get("ranks")
     if ranks is None:
         ranks = representatives(mesh, MOST_RANKS)

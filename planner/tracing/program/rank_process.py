@@ -142,6 +142,11 @@ def run_rank(
     return _read_result(answer, limits, order)
 
 
+def program_limits(given: Limits) -> Limits:
+    """Of a program that is run in the place of a trace with these limits."""
+    return replace(USUAL_LIMITS, seconds=given.seconds, memory_bytes=given.memory_bytes)
+
+
 def lasting_server() -> ForkServer:
     """This process's server whose children are ranks."""
     return cuda_on_paper.lasting_server(_PRELOAD)

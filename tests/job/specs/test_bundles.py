@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -215,6 +215,22 @@ def test_a_stored_bundle_with_the_key_that_said_whose_step_it_is_is_still_read()
         load_bundle({**stored, "software": {**stored["software"], "step": "megatron"}})
 
 
+@pytest.mark.parametrize(
+    ("key", "usual", "other"), [("kind", "fsdp2", "fsdp1"), ("wrap_size", 0, 1000), ("limit_all_gathers", True, False)]
+)
+def test_a_stored_bundle_with_keys_of_fsdp1_is_read_where_they_say_nothing(key: str, usual: Any, other: Any) -> None:
+    stored = bundle(small_job())
+
+    def with_value(value: Any) -> Mapping[str, Any]:
+        shard = {**stored["parallel"]["dp_shard"], key: value}
+        return {**stored, "parallel": {**stored["parallel"], "dp_shard": shard}}
+
+    assert load_bundle(with_value(usual)) == small_job()
+    with pytest.raises(SpecError, match=f"unknown key `{key}` in parallel.dp_shard") as refusal:
+        load_bundle(with_value(other))
+    assert "fsdp_version: 1" in refusal.value.remedy
+
+
 @pytest.mark.parametrize("changed", SOFTWARE)
 def test_other_software_is_another_trace(changed: str) -> None:
     assert trace_id(small_job(), {**SOFTWARE, changed: "other"}) != trace_id(small_job(), SOFTWARE)
@@ -224,7 +240,7 @@ def test_the_identity_of_a_trace_does_not_change_by_accident() -> None:
     """A stored answer is found by it: if this fails on purpose, stored answers are lost."""
     job = small_job(software=jobs.Software(torch="2.13"))  # whatever torch runs the test
 
-    assert trace_id(job, SOFTWARE) == "8e6453eb902e2d41f113dfecdb2d84e8923e8a99b13f0ff935e5626095592004"
+    assert trace_id(job, SOFTWARE) == "669816a0fd28b12aa6e2ecf60b4eec33b87bcce47e4e4353bba92108feda04bb"
 
 
 def test_a_whole_number_where_a_fraction_may_stand_is_the_same_job() -> None:

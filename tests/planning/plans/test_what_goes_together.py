@@ -11,7 +11,6 @@ from planner.job.loading import load_document
 from planner.planning.trace_source import USUAL_SOURCE
 
 DECODER = {"layers": 4, "hidden": 64, "heads": 4, "kv_heads": 2, "ffn": 128, "vocab": 256}
-FLAT = {"dp_shard": {"degree": 2, "kind": "fsdp1"}}
 EAGER = {"backend": "aot_eager"}
 
 
@@ -19,9 +18,6 @@ EAGER = {"backend": "aot_eager"}
     ("train", "parallel", "gpus", "phase"),
     [
         ({"activation_offload": True, "gradient_accumulation_steps": 4}, {"pp": 2}, 2, Phase.BACKWARD),
-        ({"checkpoint_save": {"kind": "dcp", "every": 1}}, FLAT, 2, Phase.CHECKPOINT_SAVE),
-        ({"checkpoint_load": {"kind": "full_state_dict"}}, FLAT, 2, Phase.CHECKPOINT_LOAD),
-        ({"compile": EAGER}, FLAT, 2, Phase.BACKWARD),
         ({"compile": EAGER, "loss": {"chunks": 2, "chunk_head": True}}, {}, 1, Phase.BACKWARD),
         ({"compile": EAGER, "eval": {"every": 1, "generate": {"max_new_tokens": 3, "use_cache": False}}}, {}, 1,
          Phase.GENERATE),

@@ -5,53 +5,33 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from config_files import LLAMA, ZERO_2
-from foreign_files import FSDP_2, accelerate_config, training_arguments
+from config_files import ZERO_2
+from foreign_files import FSDP_1, FSDP_2, accelerate_config, training_arguments
 from program_runs import forked_ranks, judge, run_planner
+from trainer_jobs import FLAGS, spec_of, written
 
 from planner import cli
 from planner.errors import ProgramError, SpecError
 from planner.events import Category
 from planner.job.loading import bundle, load_bundle, load_job
 from planner.job.schema import Job
-from planner.planning.job_plan import plan_job
 from planner.planning.program import judge_runs
 from planner.planning.trainer_program import command, program_of
 from planner.report.statement import Plan
 
 SCRIPT = Path(__file__).parent / "programs" / "fine_tune_by_flags.py"
 STEPS = 3
-FLAGS = {"per_device_train_batch_size": 2, "max_steps": STEPS, "report_to": "none", "save_strategy": "no"}
-
-
-def written(path: Path, content: Mapping[str, Any]) -> Path:
-    path.write_text(json.dumps(content), encoding="utf-8")
-    return path
-
-
-def spec_of(folder: Path, gpus: int, *, config: Mapping[str, Any] = LLAMA, **trainer: Any) -> Path:
-    """A spec of a small Llama over so many GPUs, its files beside it."""
-    written(folder / "config.json", config)
-    content = {
-        "model": {"hf_config": "config.json", "parameter_dtype": "bfloat16"},
-        "train": {"sequence_length": 128},
-        "trainer": trainer,
-        "cluster": {"gpu": "H100-SXM-80GB", "gpus_per_node": gpus},
-    }
-    path = folder / "job.yaml"
-    path.write_text(yaml.safe_dump(content), encoding="utf-8")
-    return path
 
 
 def planned(job: Job, folder: Path) -> Plan:
     with forked_ranks():
-        return judge_runs(program_of(job, folder))[0]
+        return judge_runs(program_of(job, folder)).plan
 
 
 def bytes_of(statement: Plan) -> list[Any]:
@@ -67,27 +47,28 @@ def flags(**arguments: Any) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("gpus", "arguments", "by_accelerate"),
+    ("gpus", "arguments", "fsdp"),
     [
-        (1, {"gradient_checkpointing": True}, False),
-        (2, {"bf16": True, "gradient_accumulation_steps": 2}, False),
-        (2, {"bf16": True, "deepspeed": "zero.json"}, False),
-        (2, {}, True),
+        (1, {"gradient_checkpointing": True}, {}),
+        (2, {"bf16": True, "gradient_accumulation_steps": 2}, {}),
+        (2, {"bf16": True, "deepspeed": "zero.json"}, {}),
+        (2, {}, FSDP_2),
+        (2, {"bf16": True}, FSDP_1),
     ],
-    ids=["one", "ddp", "deepspeed", "accelerate-fsdp"],
+    ids=["one", "ddp", "deepspeed", "accelerate-fsdp", "accelerate-fsdp1"],
 )
 def test_it_takes_the_bytes_of_a_script_with_the_same_arguments(
-    tmp_path: Path, gpus: int, arguments: Mapping[str, Any], by_accelerate: bool
+    tmp_path: Path, gpus: int, arguments: Mapping[str, Any], fsdp: Mapping[str, Any]
 ) -> None:
     zero = written(tmp_path / "zero.json", ZERO_2)
     config = accelerate_config(
-        tmp_path / "accelerate.yaml", num_processes=gpus, distributed_type="FSDP", fsdp_config=dict(FSDP_2)
+        tmp_path / "accelerate.yaml", num_processes=gpus, distributed_type="FSDP", fsdp_config=dict(fsdp)
     )
     start = ["torchrun", "--nproc-per-node", str(gpus)]
-    if by_accelerate:
+    if fsdp:
         start = ["accelerate", "launch", "--config_file", str(config)]
     of_script = {**FLAGS, **arguments, **({"deepspeed": zero} if "deepspeed" in arguments else {})}
-    said = {"accelerate": "accelerate.yaml"} if by_accelerate else {}
+    said = {"accelerate": "accelerate.yaml"} if fsdp else {}
     job = load_job(spec_of(tmp_path, gpus, arguments={**FLAGS, **arguments}, **said))
 
     found = planned(job, tmp_path)
@@ -174,19 +155,7 @@ def test_the_command_plans_and_checks_it(tmp_path: Path, capfd: pytest.CaptureFi
 
     assert (plan.returncode, check.returncode) == (0, 0)
     assert json.loads(plan.stdout)["command"][-2:] == ["planner.programs.trainer", "job.json"]
-    assert check.stdout.startswith("the job fits: rank 0 needs ")
-
-
-@pytest.mark.parametrize("words", [["search"], ["plan", "--timeline", "page.html"], ["max", "sequence_length"]])
-def test_what_needs_a_step_of_the_specs_own_refuses_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: Sequence[str]
-) -> None:
-    job = str(spec_of(tmp_path, 1, arguments=FLAGS))
-
-    assert cli.main([words[0], job, *words[1:]]) == 2
-    assert "trainer is planned as a program" in capsys.readouterr().err
-    with pytest.raises(SpecError, match="trainer is planned as a program"):
-        plan_job(load_job(Path(job)))
+    assert check.stdout.startswith("unnamed job fits: rank 0 needs ")
 
 
 def test_options_put_files_into_the_spec_as_they_are_without_loading_torch(tmp_path: Path) -> None:
@@ -228,4 +197,3 @@ def test_python_plans_it_too(tmp_path: Path) -> None:
         found = planner.plan(path)
 
     assert (found.verdict, found.statement.command[-2]) == ("fits", "planner.programs.trainer")
-    assert found.statement.metadata["name"] == ""

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable
 from functools import cache
 
-import flat_sharded_cases
 import mixture_cases
 import plain_cases
 import pytest
@@ -19,7 +18,6 @@ from planner.events import Category, Role
 WORLDS = {
     "plain": ((plain_cases.ALONE, 1), (plain_cases.REPLICATED, 2)),
     "sharded": ((sharded_cases.PAIRS, 2), (sharded_cases.FOURS, 4)),
-    "flat_sharded": ((flat_sharded_cases.PAIRS, 2), (flat_sharded_cases.FOURS, 4)),
     "split": ((split_cases.PAIRS, 2),),
     "mixtures": ((mixture_cases.ALONE, 1), (mixture_cases.PAIRS, 2), (mixture_cases.FOURS, 4)),
 }
@@ -54,7 +52,6 @@ def test_a_rank_takes_what_is_traced(runs: Runs, recording: str, name: str, rank
     [
         ("plain", "ddp-static", lambda role: role.category is Category.BUCKET),
         ("sharded", "resharded", lambda _role: True),
-        ("flat_sharded", "full-shard", lambda role: role.name == "_flat_param"),
         ("split", "split", lambda _role: True),
         ("mixtures", "split", lambda role: "experts" in role.name),
     ],
@@ -114,23 +111,6 @@ def test_the_last_rank_of_what_does_not_divide_holds_less(
     held = [runs(recording)[name, rank][1].categories[category] for rank in (0, last)]
 
     assert held[1] < held[0]
-
-
-def test_what_a_flat_unit_takes_is_named(runs: Runs) -> None:
-    paper, _ = runs("flat_sharded")["flat-mixed", 0]
-
-    roles = {(each.category, each.name) for each in paper.events if isinstance(each, Role)}
-
-    unit = "layers.0._flat_param"
-    assert roles >= {
-        (Category.PARAMETER, unit),
-        (Category.PARAMETER, f"{unit} (gathered)"),
-        (Category.COMMUNICATION, f"{unit} (low precision)"),
-        (Category.COMMUNICATION, "reduce_gradient"),
-        (Category.GRADIENT, f"{unit} (whole)"),
-        (Category.GRADIENT, unit),
-        (Category.OPTIMIZER_STATE, f"{unit}.exp_avg"),
-    }
 
 
 @pytest.mark.parametrize(

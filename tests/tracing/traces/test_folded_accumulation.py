@@ -43,7 +43,7 @@ pytestmark = [pytest.mark.soak] if soak.IS_WHOLE else []
 DECODER = Decoder(layers=2, hidden=64, heads=4, kv_heads=2, ffn=128, vocab=300)
 MANY = 8
 STEPS = (1, 2, 3, 4, MANY, 16)
-FEW = ("alone", "replicated", "sharded", "flat")
+FEW = ("alone", "replicated", "sharded")
 """Of which CI looks at the fewest micro-batches that are folded as well."""
 
 
@@ -81,10 +81,6 @@ CASES = {
     "replicated, power": job(replicated(comm_hook="power_sgd", no_sync=False)),
     "sharded": job(sharded(), precision="fsdp_mixed", recompute=Recompute(mode="full")),
     "sharded, gathered": job(sharded(reshard_after_forward=False)),
-    "flat": job(sharded(kind="fsdp1"), precision="fsdp_mixed"),
-    "flat, gathered": job(sharded(kind="fsdp1", reshard_after_forward=False, use_orig_params=True)),
-    "flat, unreduced": job(sharded(kind="fsdp1", no_sync=True, forward_prefetch=True)),
-    "flat, not sharded": job(sharded(kind="fsdp1", no_shard=True)),
     "sharded, not reduced": job(sharded(no_sync=True), precision="fsdp_mixed"),
     "sharded and replicated": job(
         Parallel(dp_replicate=DpReplicate(degree=2), dp_shard=DpShard(degree=2)), precision="fsdp_mixed"
@@ -155,10 +151,9 @@ def test_repetition_that_leaves_the_allocator_another_each_time_is_replayed_to_i
 def in_order(events: Sequence[Event]) -> list[Event]:
     """With blocks named as they come, and the GPU's events by nothing: one that is run again is another one each time.
     What is given up in one go comes in the order of addresses in one process."""
-    # The limiter of FullyShardedDataParallel waits for what was resharded before, in the first micro-batch for less.
     # DDP times its first ten backwards by events for which nobody waits (torch 2.13, c10d/reducer.hpp).
     awaited = {each.what for each in events if isinstance(each, Launch) and each.kind == LaunchKind.WAIT}
-    events = [_without_event(each) for each in events if not _is_limiter(each) and not _is_unheard(each, awaited)]
+    events = [_without_event(each) for each in events if not _is_unheard(each, awaited)]
     born = (event.block for event in events if isinstance(event, Alloc))
     names = {block: number for number, block in enumerate(born)}
     found: list[Event] = []
@@ -166,10 +161,6 @@ def in_order(events: Sequence[Event]) -> list[Event]:
         together = list(group)
         found += sorted(together, key=_block) if kind in (Free, Role) else together
     return found
-
-
-def _is_limiter(event: Event) -> bool:
-    return isinstance(event, Launch) and event.kind == LaunchKind.HOST_WAIT_EVENT
 
 
 def _is_unheard(event: Event, awaited: set[int]) -> bool:

@@ -57,12 +57,6 @@ CASES = {
     "alone": job(Parallel()),
     "alone, four iterations": job(Parallel(), iterations=4, gradient_accumulation_steps=2),
     "sharded": job(Parallel(dp_shard=DpShard(degree=4)), precision="fsdp_mixed", recompute=Recompute(mode="full")),
-    "flat": job(
-        Parallel(dp_shard=DpShard(degree=4, kind="fsdp1", forward_prefetch=True)),
-        precision="fsdp_mixed",
-        gradient_accumulation_steps=1,
-        iterations=5,
-    ),
     "gpipe": job(pipeline("GPipe")),
     "1f1b": job(pipeline(), recompute=Recompute(mode="selective"), precision="bf16_autocast"),
     "interleaved": job(pipeline("Interleaved1F1B"), optimizer=Optimizer(name="SGD", arguments={"momentum": 0.9})),
