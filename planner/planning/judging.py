@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import pairwise
 
 from planner.allocator.long_runs.growth import find_end, growth_of
@@ -18,7 +17,8 @@ from planner.job.layout import Mesh, RankClass, axis_degrees, tokens_of_step
 from planner.job.overhead import OutsideEstimate, outside_of
 from planner.job.schema import Gpu, Job
 from planner.planning import identity, trace_variants
-from planner.planning.long_runs import LengthsRun, name_moment
+from planner.planning.long_runs import name_moment
+from planner.planning.program_batches import add_all_batches, batch_moments
 from planner.planning.trace_variants import without_timing
 from planner.report.attribution import phase_spans, state_rank_class
 from planner.report.statement import (
@@ -76,22 +76,23 @@ class JudgedTrace:
     """Why not all batches were replayed that differ in size; empty if they were."""
 
 
-AddBatches = Callable[[RankClassStatement, Trace], tuple[RankClassStatement, str]]
-"""The statement as it is after all batches, and why they were not replayed, where they were not; the trace is as its
-allocator was told."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFacts:
     """What is known of a run beside its trace."""
 
     name_moments: Callable[[RankClassStatement, SettledReplay], Iterable[NamedMoment]] = lambda *_: ()
     """What it takes beyond its usual step, by what it takes in all and its replay without a limit."""
-    add_batches: AddBatches = lambda statement, _: (statement, "")
     seen_iterations: int = 0
     """Where larger sizes may come than those that were seen: how many iterations were; else 0."""
     steps_to_run: int = 0
     """Of the whole job; 0: not known."""
+    is_whole: bool = False
+    """Whether all of its batches were run."""
+    micro_batches: int = 0
+    """Of an iteration of the whole job, if fewer of them were run."""
+    empty_cache_every: int = 0
+    """After how many iterations the whole job releases its cache, if what was run does not."""
+    uses_several_gpus: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,7 +211,7 @@ class Judge:
         statement = self.add_host_lead(statement, rank_trace.trace, told)
         statement = self.add_other_workspaces(statement, trace)
         statement = replace(statement, moments=tuple(facts.name_moments(statement, unlimited)))
-        statement, unreplayed = facts.add_batches(statement, trace)
+        statement, unreplayed = add_all_batches(self, facts, statement, trace)
         if facts.seen_iterations:
             verdict = worst([statement.verdict, Verdict.TIGHT])
             statement = replace(statement, judged_iterations=facts.seen_iterations, verdict=verdict)
@@ -333,22 +334,17 @@ def _judge_of(job: Job, calibration: Calibration) -> Judge:
 
 
 def _judge(job: Job, rank_trace: RankTrace, judge: Judge) -> JudgedTrace:
-    if job.train.lengths is not None:
-        return _judge_lengths(job, rank_trace, judge)
-    return judge.judge(rank_trace, RunFacts(name_moments=partial(_evaluation_moments, job)))
+    train, trace = job.train, rank_trace.trace
 
+    def name_moments(statement: RankClassStatement, unlimited: SettledReplay) -> Iterator[NamedMoment]:
+        yield from batch_moments(trace.drawn, statement)
+        yield from _evaluation_moments(job, statement, unlimited)
 
-def _judge_lengths(job: Job, rank_trace: RankTrace, judge: Judge) -> JudgedTrace:
-    trace = rank_trace.trace.as_told(judge.told(rank_trace.trace))
-    run = LengthsRun.replay(job, trace.written_out(), judge.rules, judge.room_bytes)
-    trace = replace(trace, events=run.composed.worst_step_alone(run.long.unlimited.worst_step), repeats=())
-    unlimited, capped = judge.replay(trace)
-    statement = judge.state(rank_trace.rank_class, unlimited, capped, trace)
-    statement = run.judge(statement, judge.interval_of(trace, statement.kind))
-    moments = (*statement.moments, *_evaluation_moments(job, statement, unlimited))
-    statement = add_growth(replace(statement, moments=moments), unlimited.events, unlimited.repeats, judge.rules)
-    settled = replace(trace, events=unlimited.events, repeats=unlimited.repeats)
-    return JudgedTrace(replace(rank_trace, trace=settled), statement, unlimited.timeline)
+    facts = RunFacts(name_moments=name_moments)
+    if trace.drawn:
+        micro_batches, every = train.gradient_accumulation_steps, train.empty_cache_every
+        facts = replace(facts, micro_batches=micro_batches, empty_cache_every=every)
+    return judge.judge(rank_trace, facts)
 
 
 def _find_failure(capped: SettledReplay) -> FailedAllocation | None:

@@ -7,12 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from planner.allocator.long_runs.replayed_run import ComposedRun, ReplayedRun, compose
+from planner.allocator.long_runs.replayed_run import ReplayedRun
 from planner.allocator.rules import Rules
-from planner.events import Event, Phase
-from planner.job.layout import axis_degrees
-from planner.job.sampled_runs import steps_for_the_longest
-from planner.job.schema import Job
+from planner.events import Phase
 from planner.report.statement import NamedMoment, RankClassStatement
 from planner.report.style import size
 from planner.verdict import decide, worst
@@ -112,54 +109,3 @@ class LongRun:
         return name_moment(
             alone, "after many lengths", sentence, (last.phase, last.step), (allocated, last.reserved_bytes)
         )
-
-
-@dataclass(frozen=True, slots=True)
-class LengthsRun:
-    """The run of a job with `train.lengths`."""
-
-    job: Job
-    composed: ComposedRun
-    long: LongRun
-
-    @classmethod
-    def replay(cls, job: Job, events: Sequence[Event], rules: Rules, room_bytes: int) -> LengthsRun:
-        """Of whose steps these are the events."""
-        composed = compose(job, events)
-        return cls(job, composed, LongRun.replay(composed, rules, room_bytes, job.cluster.gpu.total_bytes))
-
-    def judge(self, alone: RankClassStatement, interval: Callable[[int], tuple[int, int]]) -> RankClassStatement:
-        """The statement on the worst step alone, as it is after all the steps before it."""
-        composed = self.composed
-        lengths = len({length for step in composed.steps for length in step})
-        many = self.long.name_moment(
-            alone,
-            f"{len(composed.steps)} steps of {lengths} lengths",
-            [composed.rounding] if composed.rounding else [],
-        )
-        return replace(self.long.judge(alone, interval), moments=(self._longest_batch(alone), many))
-
-    def _longest_batch(self, alone: RankClassStatement) -> NamedMoment:
-        run, train = self.long.unlimited, self.job.train
-        index = run.allocated_bytes.index(max(run.allocated_bytes))
-        reserved = max(
-            (growth.reserved_bytes for growth in run.growths if growth.step <= run.worst_step),
-            default=alone.peak.reserved_bytes,
-        )
-        degrees = axis_degrees(self.job.parallel)
-        ranks = math.prod(degrees[axis] for axis in ("dp_replicate", "dp_shard", "ep"))  # with batches of their own
-        sentence = (
-            f"The longest batch of {train.sequence_length} tokens, expected {_once_in(steps_for_the_longest(train))}"
-        )
-        if ranks > 1:
-            sentence += f", on one of {ranks} ranks {_once_in(steps_for_the_longest(train, ranks))}"
-        if run.worst_step > self.composed.drawn:
-            sentence += f"; none of the {self.composed.drawn} steps drawn has one"
-        when, sizes = (run.phases[index], run.worst_step), (run.allocated_bytes[index], reserved)
-        return name_moment(alone, "longest batch", f"{sentence}.", when, sizes)
-
-
-def _once_in(steps: float) -> str:
-    if steps == float("inf"):
-        return "never"
-    return "in every step" if round(steps) <= 1 else f"once in {round(steps)} steps"

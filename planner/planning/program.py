@@ -28,7 +28,7 @@ from planner.planning import identity, notes
 from planner.planning.judging import Judge, JudgedTrace, RankTrace, RunFacts, told_on, torch_difference
 from planner.planning.memory_pool import state_pool
 from planner.planning.planned_classes import Progress
-from planner.planning.program_batches import add_all_batches, batch_moments, describe_sizes, moment_of_phases
+from planner.planning.program_batches import batch_moments, describe_sizes, moment_of_phases
 from planner.planning.program_ranks import (
     RankShare,
     are_alike,
@@ -256,12 +256,13 @@ def _judge_device(judge: Judge, share: RankShare, trace: Trace, device: int | No
     """On one GPU; None: the only one of its process."""
     run = share.run
     ranks = RankClass(run.rank, RankSet.parse(share.ranks), {} if device is None else {"cuda": device})
-    is_open = run.schedules or (run.varying is not None and not run.drawn)
+    is_open = run.schedules or (run.varying is not None and not trace.drawn)
     facts = RunFacts(
-        name_moments=lambda statement, _: (*batch_moments(run, statement), *_step_moments(run, statement)),
-        add_batches=lambda statement, told: add_all_batches(statement, run, told, judge),
+        name_moments=lambda statement, _: (*batch_moments(trace.drawn, statement), *_step_moments(run, statement)),
         seen_iterations=run.iterations if is_open else 0,
         steps_to_run=run.steps_to_run,
+        is_whole=run.is_whole or run.infers,
+        uses_several_gpus=len(run.devices) > 1,
     )
     judged = judge.judge(RankTrace(ranks, trace), facts)
     if (failure := judged.failure) is None:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from planner.allocator.long_runs.drawn_batches import CannotComposeError, compose_batches
 from planner.events import Phase
-from planner.planning.judging import Judge
 from planner.planning.long_runs import LongRun, name_moment
 from planner.report.statement import NamedMoment, PhaseStatement, RankClassStatement
-from planner.tracing.program.batch_sizes import LARGEST, VaryingSize
+from planner.tracing.program.batch_sizes import LARGEST, DrawnBatches, VaryingSize
 from planner.tracing.program.rank_orders import RankRun
 from planner.tracing.rank_trace import Trace
+
+if TYPE_CHECKING:
+    from planner.planning.judging import Judge, RunFacts
 
 _MOST_GROWTH = 1.5
 """What an epoch may add to what is reserved of its largest batches alone, relative. The most that was seen: 1.38, of a
@@ -20,20 +23,27 @@ Llama of two layers under DDP, 60 batches of lognormal lengths, torch 2.13 (0.93
 
 
 def add_all_batches(
-    statement: RankClassStatement, run: RankRun, trace: Trace, judge: Judge
+    judge: Judge, facts: RunFacts, statement: RankClassStatement, trace: Trace
 ) -> tuple[RankClassStatement, str]:
     """The statement on what was run, as it is after all batches that were drawn ahead, in their order; and why they
     were not replayed, where they were not. `trace` is as its allocator was told."""
-    loaders = [loader for loader in run.drawn if loader.trains]
-    if run.is_whole or run.infers or not loaders:
+    loaders = [loader for loader in trace.drawn if loader.trains]
+    if facts.is_whole or not loaders:
         return statement, ""
     loader = loaders[0]
     try:
         if len(loaders) > 1:
             raise CannotComposeError("several data loaders are trained on")
-        if len(run.devices) > 1:
+        if facts.uses_several_gpus:
             raise CannotComposeError("the process uses several GPUs")
-        batches = compose_batches(trace.written_out(), loader.given, loader.order, run.steps_to_run)
+        batches = compose_batches(
+            trace.written_out(),
+            loader.given,
+            loader.order,
+            facts.steps_to_run,
+            micro_batches=facts.micro_batches,
+            empty_cache_every=facts.empty_cache_every,
+        )
     except CannotComposeError as cannot:
         most = int((1 + _MOST_GROWTH) * statement.peak.reserved_bytes)
         return judge.widen(statement, trace, most), (
@@ -49,10 +59,10 @@ def add_all_batches(
     return judged, ""
 
 
-def batch_moments(run: RankRun, statement: RankClassStatement) -> Iterator[NamedMoment]:
+def batch_moments(loaders: Iterable[DrawnBatches], statement: RankClassStatement) -> Iterator[NamedMoment]:
     """What the chosen batches of its data take: of those of one iteration (gradients accumulate) its figures are those
     of the last, which is the largest."""
-    for loader in run.drawn:
+    for loader in loaders:
         largest = {(batch.iteration, batch.evaluates): batch for batch in loader.tried}
         for batch in largest.values():
             alike = [
@@ -85,14 +95,14 @@ def moment_of_phases(
 
 def describe_sizes(run: RankRun) -> Iterator[str]:
     """That sizes vary, and how far that is in the figures."""
-    for loader in run.drawn:
+    for loader in run.trace.drawn:
         epoch = f" of {loader.epoch:,} batches" if loader.epoch > loader.drawn else " batches"
         yield f"the sizes of batches vary: {_say_size(loader.size)} among {loader.drawn:,}{epoch} drawn ahead"
         if loader.drawn != loader.epoch:
             yield "larger ones may come, and are in no figure (--batches draws more)"
         if not all(batch.iteration for batch in loader.tried if batch.name == LARGEST):
             yield "the largest batch was not given to the program: it is in no figure"
-    if run.varying is not None and not run.drawn:
+    if run.varying is not None and not run.trace.drawn:
         yield f"the sizes of inputs vary: {_say_size(run.varying)}; larger ones may come, and are in no figure"
 
 
