@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
-from itertools import combinations, combinations_with_replacement, pairwise
+from itertools import combinations, combinations_with_replacement, cycle, pairwise
 
 from planner.allocator.long_runs.replayed_run import Part, PartedRun
 from planner.allocator.long_runs.stretches import (
@@ -76,6 +76,7 @@ def compose_batches(
     if not any(isinstance(event, Use) for event in events):  # nothing is waited for
         events = [event for event in events if not isinstance(event, Synchronize)]
     events = _leave_out_kept(events, *_find_starts(events, len(given)))
+    events = _free_leftovers(events, *_find_starts(events, len(given)))
     starts, per_iteration = _find_starts(events, len(given))
     places = places_of(per_iteration)
     units = _leave_alike(list(_cut_units(events, starts, places)), places)
@@ -97,8 +98,8 @@ def compose_batches(
     ):
         raise CannotComposeError("larger batches come than were run")
     parts = [
-        (whole[number % len(whole)], own, following)
-        for number, (own, following) in enumerate(pairwise((*batches, *batches[-1:])))
+        (place, own, following if by_place[place].hangs_on_next else own)
+        for place, (own, following) in zip(cycle(whole), pairwise((*batches, *batches[-1:])), strict=False)
     ]
     steps: list[Sequence[Part]] = [*zip(*(parts[place :: len(whole)] for place in range(len(whole))), strict=False)]
     if empty_cache_every:
@@ -167,6 +168,20 @@ def _leave_out_kept(events: Sequence[Event], starts: Sequence[tuple[int, int]], 
         if index >= cuts[0] and (event.origin, event.requested_bytes) in kinds
     }
     return [event for event in events if getattr(event, "block", -1) not in left_out] if kinds else events
+
+
+def _free_leftovers(events: Sequence[Event], starts: Sequence[tuple[int, int]], per_iteration: int) -> Sequence[Event]:
+    """The events, with what the first iterations leave and no next one frees given up at their end: a bucket that DDP
+    has made anew waits until NCCL's watchdog looks, whenever that is."""
+    cuts = [index for index, iteration in starts if iteration > _FIRST]
+    if len(cuts) <= per_iteration:
+        return events
+    first, second = cuts[0], cuts[per_iteration]
+    early = {event.block for event in events[:first] if isinstance(event, Alloc)}
+    late = {event.block for event in events[second:] if isinstance(event, Free) and event.block in early}
+    leftovers = [event for event in events[first:] if getattr(event, "block", -1) in late]
+    others = [event for event in events[first:] if getattr(event, "block", -1) not in late]
+    return [*events[:first], *leftovers, *others] if late else events
 
 
 def _cut_units(events: Sequence[Event], starts: Sequence[tuple[int, int]], places: Sequence[Place]) -> Iterator[_Unit]:
@@ -244,6 +259,12 @@ class _Alike:
         )
 
     @property
+    def hangs_on_next(self) -> bool:
+        """Whether sizes follow the next batch too, which is put on the GPU before the step ends."""
+        own = len(_products_of(next(iter(self.batches))))
+        return any(product >= own for product, _ in self.rules)
+
+    @property
     def is_ruled(self) -> bool:
         """Whether rules were found at enough sizes, to hold at others."""
         return len(self.batches) >= _FEWEST
@@ -260,6 +281,7 @@ class _Doing:
     def __init__(self, alike: Sequence[_Alike], off: float) -> None:
         self._alike = alike
         self.off = max((off, *(each.off for each in alike if each.is_ruled)))
+        self.hangs_on_next = any(each.hangs_on_next for each in alike)
         self._nearest: dict[Extents, _Alike] = {}
 
     @classmethod
