@@ -26,9 +26,9 @@ from planner.job.rank_sets import RankSet
 from planner.job.schema import DataLoader, Gpu, Software
 from planner.planning import identity, notes
 from planner.planning.judging import Judge, JudgedTrace, RankTrace, RunFacts, told_on, torch_difference
+from planner.planning.long_runs import batch_moments, describe_sizes, moment_of_phases
 from planner.planning.memory_pool import state_pool
 from planner.planning.planned_classes import Progress
-from planner.planning.program_batches import batch_moments, describe_sizes, moment_of_phases
 from planner.planning.program_ranks import (
     RankShare,
     are_alike,

@@ -22,9 +22,9 @@ from planner.job.launching.line import Launcher, LaunchLine, rank_variables
 from planner.job.sampled_runs import batches_on_device, draw_batches, shown_batches, shown_tokens
 from planner.job.schema import Job, Lengths
 from planner.paper.native_records import DoesNotFoldError
+from planner.tracing.batch_sizes import LARGEST
 from planner.tracing.program import micro_batches
 from planner.tracing.program.assumptions import About
-from planner.tracing.program.batch_sizes import LARGEST
 from planner.tracing.program.look_ahead import rounds_to_give
 from planner.tracing.program.on_paper import Endings, run_program  # before torch
 from planner.tracing.program.rank_orders import Gpu, ProgramOrder, RankRun

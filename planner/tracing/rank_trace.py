@@ -31,7 +31,7 @@ from planner.job.json_text import is_plain_text
 from planner.records import from_plain, to_plain
 from planner.step_work import NO_WORK, WHOLE_DEVICE, Launch, LaunchKind, StepWork, kernel_row, read_work
 from planner.timing.pending_frees import ToldEvents
-from planner.tracing.program.batch_sizes import DrawnBatches
+from planner.tracing.batch_sizes import DrawnBatches
 
 Read = TypeVar("Read")
 

@@ -27,8 +27,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 from planner import upstream
 from planner.runtime.own_code import is_programs
-from planner.tracing.program.assumptions import About, Assumptions, short_path
-from planner.tracing.program.batch_sizes import (
+from planner.tracing.batch_sizes import (
     FEW,
     DrawnBatches,
     LargestBatches,
@@ -38,6 +37,7 @@ from planner.tracing.program.batch_sizes import (
     varying,
     varying_extents,
 )
+from planner.tracing.program.assumptions import About, Assumptions, short_path
 from planner.tracing.program.child_answers import fork_off
 from planner.tracing.program.input_sizes import read_shapes
 

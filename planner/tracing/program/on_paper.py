@@ -29,6 +29,7 @@ from planner.job.launching.line import Launcher, accelerate_variables, extra_arg
 from planner.paper import values
 from planner.paper.device import Paper
 from planner.timing.step_time import price_for_clock
+from planner.tracing.batch_sizes import Shapes
 from planner.tracing.pipeline_folding import PipelineFolding
 from planner.tracing.program import (
     cuda,
@@ -39,7 +40,6 @@ from planner.tracing.program import (
     storages,
 )
 from planner.tracing.program.assumptions import About, Assumptions
-from planner.tracing.program.batch_sizes import Shapes
 from planner.tracing.program.compiling import ProgramCompiling
 from planner.tracing.program.gpu_statistics import LiveMemory, ManagementLibrary
 from planner.tracing.program.host_memory import HostMemory

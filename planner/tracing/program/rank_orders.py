@@ -15,8 +15,8 @@ from planner.job.size_limits import MOST_RANKS
 from planner.records import from_plain, shape, to_plain
 from planner.step_work import RepeatedLaunches
 from planner.tracing import rank_trace
+from planner.tracing.batch_sizes import VaryingSize
 from planner.tracing.program.assumptions import Assumption, Branch
-from planner.tracing.program.batch_sizes import VaryingSize
 from planner.tracing.rank_trace import Trace
 from planner.units import MIB
 

@@ -24,7 +24,7 @@ from planner.events import (
     Use,
 )
 from planner.tracing import rank_trace
-from planner.tracing.program.batch_sizes import DrawnBatches, TriedBatch, VaryingSize
+from planner.tracing.batch_sizes import DrawnBatches, TriedBatch, VaryingSize
 from planner.tracing.rank_trace import Trace
 
 numbers = st.integers(0, 2**62)

@@ -13,7 +13,7 @@ from planner.allocator.replay import replay
 from planner.events import Phase
 from planner.report.statement import Verdict
 from planner.report.verdict_text import verdict_sentences
-from planner.tracing.program.batch_sizes import LargestBatches, varying
+from planner.tracing.batch_sizes import LargestBatches, varying
 
 CASES = [
     "shuffled by torch's own", "batches of as many tokens", "a stream", "cropped at random", "packed", "workers",
