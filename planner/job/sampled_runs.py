@@ -5,25 +5,10 @@ from __future__ import annotations
 import itertools
 import random
 from bisect import bisect_left
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
 
-from planner.job.schema import PERCENTILES, Eval, Job, Lengths, Train, tokens_of
-
-Steps = tuple[tuple[int, ...], ...]
-"""Of each optimizer step the length of each of its micro-batches, in tokens."""
-
-_MOST_TRACED = 7
-"""Lengths of which a step is traced: two decide a line, three a parabola, and the others tell whether it holds."""
-_MOST_MICRO_BATCHES = 3
-"""Of an accumulation the first, one in its middle and the last are told apart."""
-_FIRST_STEPS = 2
-"""Run as they are drawn: optimizer state is born in the first, DDP's buckets are made anew in the second."""
-_FIRST_STEPS_REPLICATED = 4
-"""With a static graph the reducer takes its map of used parameters in the third step (torch 2.13,
-torch/csrc/distributed/c10d/reducer.cpp)."""
+from planner.job.schema import PERCENTILES, Eval, Lengths, Train, tokens_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,21 +39,6 @@ class Distribution:
         """Cut to the longest, and padded."""
         return -(-min(length, self.longest) // self.multiple) * self.multiple
 
-    def share_of_longest(self) -> float:
-        """The share of sequences that are, padded, as long as the longest one."""
-        below = self.padded(self.longest) - self.multiple
-        if not self.even:
-            return 1.0 - max((share for length, share in self._points() if length <= below), default=0.0)
-        if below < self.lengths[0]:
-            return 1.0
-        for (start, before), (end, after) in pairwise(self._points()):
-            if start <= below < end:
-                return 1.0 - (before + (after - before) * (below - start) / (end - start))
-        return 0.0
-
-    def _points(self) -> Sequence[tuple[int, float]]:
-        return list(zip(self.lengths, self.shares, strict=True))
-
 
 def distribution_of(lengths: Lengths, longest: int) -> Distribution:
     """The distribution that a spec gives; `longest` is `train.sequence_length`."""
@@ -83,88 +53,24 @@ def distribution_of(lengths: Lengths, longest: int) -> Distribution:
     return Distribution(ends, tuple(share for _, share in points), True, longest, multiple)
 
 
-def draw_steps(train: Train) -> Steps:
-    """The run of a job with `train.lengths`: every step's micro-batches, each as long as its longest sequence."""
+def draw_batches(train: Train) -> tuple[int, ...]:
+    """The length of every micro-batch of a run with `train.lengths`, each as long as its longest sequence; a step of
+    the longest sequences is the last, where none was drawn."""
     lengths, micro_batches = train.lengths, train.gradient_accumulation_steps
     assert lengths is not None
     if lengths.batches:
         cut = tuple(min(length, train.sequence_length) for length in lengths.batches)
-        firsts = range(0, len(cut) - micro_batches + 1, micro_batches)
-        return tuple(cut[first : first + micro_batches] for first in firsts)
+        return cut[: len(cut) // micro_batches * micro_batches]
     distribution = distribution_of(lengths, train.sequence_length)
-    return _draw(distribution, train.micro_batch_size, lengths.steps, micro_batches, lengths.seed)
+    drawn = _draw(distribution, train.micro_batch_size, lengths.steps * micro_batches, lengths.seed)
+    return drawn if train.sequence_length in drawn else (*drawn, *[train.sequence_length] * micro_batches)
 
 
 @cache
-def _draw(distribution: Distribution, sequences: int, steps: int, micro_batches: int, seed: int) -> Steps:
+def _draw(distribution: Distribution, sequences: int, batches: int, seed: int) -> tuple[int, ...]:
     chance = random.Random(seed)
     # The longest of so many: one draw of the highest share stands for one of each sequence.
-    return tuple(
-        tuple(distribution.length_at(chance.random() ** (1 / sequences)) for _ in range(micro_batches))
-        for _ in range(steps)
-    )
-
-
-def traced_lengths(train: Train) -> tuple[int, ...]:
-    """The lengths of which a step is traced, ascending: all, or some of those that are drawn, shortest and longest
-    among them."""
-    every = sorted({length for step in draw_steps(train) for length in step} | {train.sequence_length})
-    if len(every) <= _MOST_TRACED:
-        return tuple(every)
-    last = _MOST_TRACED - 1
-    return tuple(every[round(number * (len(every) - 1) / last)] for number in range(_MOST_TRACED))
-
-
-def first_steps(job: Job) -> int:
-    """So many steps do something that later ones do not."""
-    replicated = job.parallel.dp_replicate.degree > 1 and job.parallel.dp_shard.degree == 1
-    return _FIRST_STEPS_REPLICATED if replicated else _FIRST_STEPS
-
-
-def traced_steps(job: Job) -> Steps:
-    """What is run to know every step of a job with `train.lengths`: its first steps, one of each traced length, and a
-    last one that frees what the one before it left."""
-    alike = min(job.train.gradient_accumulation_steps, _MOST_MICRO_BATCHES)
-    # Of each the first micro-batch, the longest of those in the middle, the last.
-    drawn = tuple(
-        step if len(step) <= _MOST_MICRO_BATCHES else (step[0], max(step[1:-1]), step[-1])
-        for step in draw_steps(job.train)[: first_steps(job)]
-    )
-    lengths = traced_lengths(job.train)
-    return (*drawn, *((length,) * alike for length in (*lengths, lengths[-1])))
-
-
-def as_traced(job: Job) -> Job:
-    """The job whose iterations are those steps, one after the other; what is done every so many steps is left out, but
-    for one evaluation at the end."""
-    lengths = job.train.lengths
-    assert lengths is not None
-    steps = traced_steps(job)
-    flat = tuple(length for step in steps for length in step)
-    evaluation = job.train.eval
-    train = replace(
-        job.train,
-        lengths=Lengths(batches=flat, pad_to_multiple_of=lengths.pad_to_multiple_of),
-        gradient_accumulation_steps=len(steps[0]),
-        iterations=len(steps),
-        empty_cache_every=0,
-        eval=None if evaluation is None else replace(evaluation, every=len(steps)),
-    )
-    return replace(job, train=train)
-
-
-def steps_for_the_longest(train: Train, ranks: int = 1) -> float:
-    """After how many steps one of so many ranks, each with batches of its own, may expect a batch of the longest
-    sequences; of given `batches` how many steps there are to each that has one."""
-    lengths = train.lengths
-    assert lengths is not None
-    if lengths.batches:
-        steps = draw_steps(train)
-        return len(steps) / max(1, sum(train.sequence_length in step for step in steps))
-    share = distribution_of(lengths, train.sequence_length).share_of_longest()
-    sequences = train.micro_batch_size * train.gradient_accumulation_steps * ranks
-    chance = 1.0 - (1.0 - share) ** sequences
-    return float("inf") if chance <= 0 else 1 / chance
+    return tuple(distribution.length_at(chance.random() ** (1 / sequences)) for _ in range(batches))
 
 
 MOST_SHOWN = 8

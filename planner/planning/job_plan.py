@@ -101,8 +101,8 @@ def _plan_trainer(job: Job, calibration: Calibration, source: TraceSource, progr
         plan,
         job,
         calibration,
-        tuple(share.rank_trace for share in shares),
-        tuple(share.timeline for share in shares),
+        tuple(share.judged.rank_trace for share in shares),
+        tuple(share.judged.timeline for share in shares),
     )
 
 
@@ -125,6 +125,7 @@ def _assemble(
     provenance = identity.provenance_of(calibration)
     host = state_job_hosts(job, rank_traces)
     applied, of_hosts = calibration_of(job, calibration), host.assumptions if job.cluster.host_memory else ()
+    unreplayed = dict.fromkeys(part.unreplayed for part in judged if part.unreplayed)
     statements = tuple(part.statement for part in judged)
     whole = Plan(
         plan_id=identity.plan_id_of(job, provenance),
@@ -141,7 +142,11 @@ def _assemble(
         host=host,
         pool=state_pool(job.cluster.gpu.name, statements, host, job.cluster.gpus_per_node),
         provenance=provenance,
-        notes=(*notes_of(job, [rank_trace.trace for rank_trace in rank_traces], statements), *of_hosts),
+        notes=(
+            *notes_of(job, [rank_trace.trace for rank_trace in rank_traces], statements),
+            *(f"{clause[0].upper()}{clause[1:]}." for clause in unreplayed),
+            *of_hosts,
+        ),
         sources=(*outside_of(job).provenance, *interval_sources(statements), *applied.sentences),
         seconds=Seconds(
             trace=round(sum(rank_trace.trace.seconds for rank_trace in rank_traces), 3),

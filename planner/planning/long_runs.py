@@ -1,20 +1,18 @@
-"""Judges runs of many lengths: what the allocator's cache comes to over all of their steps."""
+"""Judges runs whose batches differ in size: what each size takes, and what the allocator caches over all steps."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
-from planner.allocator.long_runs.replayed_run import ComposedRun, ReplayedRun, compose
+from planner.allocator.long_runs.replayed_run import PartedRun, ReplayedRun
 from planner.allocator.rules import Rules
-from planner.events import Event, Phase
-from planner.job.layout import axis_degrees
-from planner.job.sampled_runs import steps_for_the_longest
-from planner.job.schema import Job
-from planner.report.statement import NamedMoment, RankClassStatement
+from planner.events import Phase
+from planner.report.statement import NamedMoment, PhaseStatement, RankClassStatement
 from planner.report.style import size
+from planner.tracing.batch_sizes import LARGEST, DrawnBatches, VaryingSize
+from planner.tracing.program.rank_orders import RankRun
 from planner.verdict import decide, worst
 
 _MOST_STEPS = 8
@@ -36,14 +34,6 @@ def name_moment(
     )
 
 
-class Replayable(Protocol):
-    """A run that is replayed as `PartedRun` is."""
-
-    def replay(
-        self, rules: Rules, capacity_bytes: int | None = None, *, device_bytes: int | None = None
-    ) -> ReplayedRun: ...
-
-
 @dataclass(frozen=True, slots=True)
 class LongRun:
     """A run of batches of different sizes, replayed as the job would run within the room that there is."""
@@ -53,7 +43,7 @@ class LongRun:
     """What it would have taken; the same, where the memory does not run out."""
 
     @classmethod
-    def replay(cls, run: Replayable, rules: Rules, room_bytes: int, device_bytes: int) -> LongRun:
+    def replay(cls, run: PartedRun, rules: Rules, room_bytes: int, device_bytes: int) -> LongRun:
         capped = run.replay(rules, room_bytes, device_bytes=device_bytes)
         return cls(capped, run.replay(rules) if capped.out_of_memory_step else capped)
 
@@ -89,7 +79,7 @@ class LongRun:
         before = max((growth.reserved_bytes for growth in run.growths if growth.step <= replayed // 2), default=0)
         return math.ceil((run.peak_reserved_bytes - before) * doublings)
 
-    def name_moment(self, alone: RankClassStatement, steps: str, besides: Sequence[str] = ()) -> NamedMoment:
+    def name_moment(self, alone: RankClassStatement, steps: str) -> NamedMoment:
         """What it comes to after all `steps`."""
         run, last = self.unlimited, self.unlimited.growths[-1]
         more = run.peak_reserved_bytes - alone.peak.reserved_bytes
@@ -100,7 +90,6 @@ class LongRun:
         parts = [
             f"After {steps} {size(last.reserved_bytes)} are reserved, {by}",
             f"new maxima came in {shown}",
-            *besides,
         ]
         if run.left_out:
             parts.append(f"{run.left_out} of the steps were not replayed, which would take too long")
@@ -114,52 +103,53 @@ class LongRun:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class LengthsRun:
-    """The run of a job with `train.lengths`."""
-
-    job: Job
-    composed: ComposedRun
-    long: LongRun
-
-    @classmethod
-    def replay(cls, job: Job, events: Sequence[Event], rules: Rules, room_bytes: int) -> LengthsRun:
-        """Of whose steps these are the events."""
-        composed = compose(job, events)
-        return cls(job, composed, LongRun.replay(composed, rules, room_bytes, job.cluster.gpu.total_bytes))
-
-    def judge(self, alone: RankClassStatement, interval: Callable[[int], tuple[int, int]]) -> RankClassStatement:
-        """The statement on the worst step alone, as it is after all the steps before it."""
-        composed = self.composed
-        lengths = len({length for step in composed.steps for length in step})
-        many = self.long.name_moment(
-            alone,
-            f"{len(composed.steps)} steps of {lengths} lengths",
-            [composed.rounding] if composed.rounding else [],
-        )
-        return replace(self.long.judge(alone, interval), moments=(self._longest_batch(alone), many))
-
-    def _longest_batch(self, alone: RankClassStatement) -> NamedMoment:
-        run, train = self.long.unlimited, self.job.train
-        index = run.allocated_bytes.index(max(run.allocated_bytes))
-        reserved = max(
-            (growth.reserved_bytes for growth in run.growths if growth.step <= run.worst_step),
-            default=alone.peak.reserved_bytes,
-        )
-        degrees = axis_degrees(self.job.parallel)
-        ranks = math.prod(degrees[axis] for axis in ("dp_replicate", "dp_shard", "ep"))  # with batches of their own
-        sentence = (
-            f"The longest batch of {train.sequence_length} tokens, expected {_once_in(steps_for_the_longest(train))}"
-        )
-        if ranks > 1:
-            sentence += f", on one of {ranks} ranks {_once_in(steps_for_the_longest(train, ranks))}"
-        if run.worst_step > self.composed.drawn:
-            sentence += f"; none of the {self.composed.drawn} steps drawn has one"
-        when, sizes = (run.phases[index], run.worst_step), (run.allocated_bytes[index], reserved)
-        return name_moment(alone, "longest batch", f"{sentence}.", when, sizes)
+def batch_moments(loaders: Iterable[DrawnBatches], statement: RankClassStatement) -> Iterator[NamedMoment]:
+    """What the chosen batches of its data take: of those of one iteration (gradients accumulate) its figures are those
+    of the last, which is the largest."""
+    for loader in loaders:
+        largest = {(batch.iteration, batch.evaluates): batch for batch in loader.tried}
+        for batch in largest.values():
+            alike = [
+                phase
+                for phase in statement.phases
+                if phase.iteration <= batch.iteration and batch.evaluates == (phase.phase is Phase.EVAL)
+            ]
+            if not alike or not batch.iteration:
+                continue
+            # An iteration that repeats the one before it is not stated again.
+            last = alike[-1].iteration
+            peaks = [phase for phase in alike if phase.iteration == last]
+            yield moment_of_phases(
+                batch.name,
+                peaks,
+                statement,
+                f"{loader.size.name or 'The batch'} is {list(batch.shape)}: of {loader.drawn:,} batches"
+                f" {batch.as_large:,} {'is' if batch.as_large == 1 else 'are'} at least as large.",
+            )
 
 
-def _once_in(steps: float) -> str:
-    if steps == float("inf"):
-        return "never"
-    return "in every step" if round(steps) <= 1 else f"once in {round(steps)} steps"
+def moment_of_phases(
+    name: str, phases: Sequence[PhaseStatement], statement: RankClassStatement, sentence: str
+) -> NamedMoment:
+    """The highest of these phases."""
+    peak = max(phases, key=lambda phase: phase.peak_allocated_bytes)
+    reserved = max(phase.peak_reserved_bytes for phase in phases)
+    return name_moment(statement, name, sentence, (peak.phase, peak.iteration), (peak.peak_allocated_bytes, reserved))
+
+
+def describe_sizes(run: RankRun) -> Iterator[str]:
+    """That sizes vary, and how far that is in the figures."""
+    for loader in run.trace.drawn:
+        epoch = f" of {loader.epoch:,} batches" if loader.epoch > loader.drawn else " batches"
+        yield f"the sizes of batches vary: {_say_size(loader.size)} among {loader.drawn:,}{epoch} drawn ahead"
+        if loader.drawn != loader.epoch:
+            yield "larger ones may come, and are in no figure (--batches draws more)"
+        if not all(batch.iteration for batch in loader.tried if batch.name == LARGEST):
+            yield "the largest batch was not given to the program: it is in no figure"
+    if run.varying is not None and not run.trace.drawn:
+        yield f"the sizes of inputs vary: {_say_size(run.varying)}; larger ones may come, and are in no figure"
+
+
+def _say_size(size: VaryingSize) -> str:
+    name, place = size.name or "the batch", f" ({size.place})" if size.place else ""
+    return f"{name}{place} is {list(size.smallest)} to {list(size.largest)}, in {size.different:,} shapes"

@@ -12,7 +12,6 @@ from typing import Any
 from planner.allocator.host.nodes import TracedHost, state_hosts
 from planner.allocator.host.statement import HostStatement
 from planner.allocator.rules import Rules
-from planner.allocator.timeline import Timeline
 from planner.errors import PlannerError
 from planner.events import Alloc, Phase
 from planner.hardware import catalog
@@ -26,10 +25,10 @@ from planner.job.overhead import outside
 from planner.job.rank_sets import RankSet
 from planner.job.schema import DataLoader, Gpu, Software
 from planner.planning import identity, notes
-from planner.planning.judging import Judge, RankTrace, add_growth, judge_first_runs, told_on, torch_difference
+from planner.planning.judging import Judge, JudgedTrace, RankTrace, RunFacts, told_on, torch_difference
+from planner.planning.long_runs import batch_moments, describe_sizes, moment_of_phases
 from planner.planning.memory_pool import state_pool
 from planner.planning.planned_classes import Progress
-from planner.planning.program_batches import add_all_batches, batch_moments, describe_sizes, moment_of_phases
 from planner.planning.program_ranks import (
     RankShare,
     are_alike,
@@ -41,7 +40,6 @@ from planner.planning.program_ranks import (
     speakers,
     tell_asked_gpus,
 )
-from planner.report.attribution import phase_spans
 from planner.report.statement import (
     AssumptionStatement,
     BranchStatement,
@@ -50,7 +48,6 @@ from planner.report.statement import (
     RankClassStatement,
     Seconds,
     StepStatement,
-    Verdict,
     ranks_text,
 )
 from planner.runtime.garbage_collection import pause_collection
@@ -64,7 +61,6 @@ from planner.tracing.rank_trace import Trace
 from planner.truth.calibration.interval import Calibration
 from planner.truth.calibration.learning import measured_calibration
 from planner.units import show_bytes
-from planner.verdict import worst
 from planner.versions import cuda_of
 
 HeardOfRank = Callable[[int, bytes], None]
@@ -101,15 +97,16 @@ class ProgramInputs:
 
 @dataclass(frozen=True, slots=True)
 class JudgedShare:
-    """What ranks will hold, with the trace and the timeline that say so; where they would run out of memory (empty if
-    they do not), and why not all of their batches were replayed (empty if they were)."""
+    """What ranks will hold on one GPU of their process, and where they would run out of memory (empty if they do
+    not)."""
 
     share: RankShare
-    statement: RankClassStatement
-    rank_trace: RankTrace
-    timeline: Timeline
-    unreplayed: str
-    fails: str = ""
+    judged: JudgedTrace
+    fails: str
+
+    @property
+    def statement(self) -> RankClassStatement:
+        return self.judged.statement
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,35 +267,25 @@ def _judge_of(work: ProgramInputs, run: RankRun) -> Judge:
 
 def _judge_device(judge: Judge, share: RankShare, trace: Trace, device: int | None) -> JudgedShare:
     """On one GPU; None: the only one of its process."""
-    return judge_first_runs(trace, lambda run: _judge_run(judge, share, run, device))
-
-
-def _judge_run(judge: Judge, share: RankShare, trace: Trace, device: int | None) -> JudgedShare:
     run = share.run
-    told = judge.told(trace)
-    unlimited, capped = judge.replay(trace.as_told(told))
     ranks = RankClass(run.rank, RankSet.parse(share.ranks), {} if device is None else {"cuda": device})
-    statement = judge.state(ranks, unlimited.events, (unlimited.timeline, capped.timeline), trace)
-    statement = judge.add_host_lead(statement, trace, told)
-    statement = judge.add_other_workspaces(statement, trace.as_told(told))
-    statement = replace(statement, moments=(*batch_moments(run, statement), *_step_moments(run, statement)))
-    statement, unreplayed = add_all_batches(statement, run, trace.as_told(told), judge)
-    if run.schedules or (run.varying is not None and not run.drawn):
-        verdict = worst([statement.verdict, Verdict.TIGHT])
-        statement = replace(statement, judged_iterations=run.iterations, verdict=verdict)
-    statement = add_growth(statement, unlimited.events, unlimited.repeats, judge.rules, run.steps_to_run)
-    settled = replace(trace.as_told(told), events=unlimited.events, repeats=unlimited.repeats)
-    judged = JudgedShare(share, statement, RankTrace(ranks, settled), unlimited.timeline, unreplayed)
-    failed = capped.timeline.out_of_memory
-    if failed is None:
-        return judged
-    span = next(span for span in phase_spans(capped.events) if failed.event_index < span.last)
+    is_open = run.schedules or (run.varying is not None and not trace.drawn)
+    facts = RunFacts(
+        name_moments=lambda statement, _: (*batch_moments(trace.drawn, statement), *_step_moments(run, statement)),
+        seen_iterations=run.iterations if is_open else 0,
+        steps_to_run=run.steps_to_run,
+        is_whole=run.is_whole or run.infers,
+        uses_several_gpus=len(run.devices) > 1,
+    )
+    judged = judge.judge(RankTrace(ranks, trace), facts)
+    if (failure := judged.failure) is None:
+        return JudgedShare(share, judged, "")
     where = share.named if device is None else f"{share.named}, cuda:{device},"
     fails = (
-        f"The first allocation that fails on {where} is in iteration {span.iteration}, "
-        f"{span.phase.value.replace('_', ' ')} (the program is not told, and goes on): {failed.message()}"
+        f"The first allocation that fails on {where} is in iteration {failure.iteration}, "
+        f"{failure.phase.value.replace('_', ' ')} (the program is not told, and goes on): {failure.message}"
     )
-    return replace(judged, fails=fails)
+    return JudgedShare(share, judged, fails)
 
 
 def _state(
@@ -329,7 +316,7 @@ def _state(
                 infers=all(run.infers for run in runs),
             ),
             *describe_sizes(first),
-            *dict.fromkeys(each.unreplayed for each in judged if each.unreplayed),
+            *dict.fromkeys(each.judged.unreplayed for each in judged if each.judged.unreplayed),
             *_describe_later_steps(first, work.steps_at),
             *_describe_failures(runs),
         ),

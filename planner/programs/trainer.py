@@ -34,8 +34,7 @@ class Samples(Dataset[dict[str, Tensor]]):
         return SAMPLES
 
     def __getitem__(self, _: int) -> dict[str, Tensor]:
-        drawn = make(self._feed, 1, torch.device("cpu"), own_loss=True)
-        return {name: tensor[0] for name, tensor in {**drawn.arguments, **drawn.labels}.items()}
+        return {name: tensor[0] for name, tensor in make(self._feed, 1, own_loss=True).items()}
 
 
 def read(kind: Any, written: dict[str, Any], place: str) -> Any:

@@ -15,14 +15,17 @@ from unittest import mock
 
 from planner import cuda_on_paper
 from planner.allocator.long_runs.series import Series, UnlikePartsError, write_out
-from planner.errors import PlannerError, ProgramError
+from planner.errors import PlannerError, ProgramError, TraceError
 from planner.events import Event, Phase, Repeat, write_out_repeats
 from planner.job import loading
 from planner.job.launching.line import Launcher, LaunchLine, rank_variables
-from planner.job.sampled_runs import as_traced, batches_on_device, shown_batches, shown_tokens
-from planner.job.schema import Job
+from planner.job.sampled_runs import batches_on_device, draw_batches, shown_batches, shown_tokens
+from planner.job.schema import Job, Lengths
 from planner.paper.native_records import DoesNotFoldError
+from planner.tracing.batch_sizes import LARGEST
 from planner.tracing.program import micro_batches
+from planner.tracing.program.assumptions import About
+from planner.tracing.program.look_ahead import rounds_to_give
 from planner.tracing.program.on_paper import Endings, run_program  # before torch
 from planner.tracing.program.rank_orders import Gpu, ProgramOrder, RankRun
 from planner.tracing.rank_trace import Trace
@@ -43,6 +46,8 @@ _SETTLED = 3
 """Micro-batches after which each does what the one before it did: DDP's reducer rebuilds its buckets in the second, and
 with a static graph takes its map of used parameters in the third (torch 2.13, torch/csrc/distributed/c10d/
 reducer.cpp)."""
+_UNLIKE_MICRO_BATCHES = 3
+"""Of an accumulation the first, in which gradients are born, one in its middle, and the last, which may reduce."""
 _MOST_ITERATIONS = 10
 """RAdam's step takes other memory from the sixth on, when its rectification begins."""
 _ROOMY_BYTES = 1 << 40
@@ -59,16 +64,16 @@ def trace(job: Job, rank: int = 0, target: str = "", *, shortened: bool = True) 
     traced, with its module and operator.
     """
     began = time.perf_counter()
-    if job.train.lengths is not None:
-        job = as_traced(job)
+    job, steps = _choose_steps(job)
     try:
-        result = _trace(job, rank, target, shortened=shortened)
+        result = _trace(job, rank, target, steps, shortened=shortened)
     except (DoesNotFoldError, UnlikePartsError):
-        result = _trace(job, rank, target, shortened=False)
+        result = _trace(job, rank, target, steps, shortened=False)
     return replace(result, seconds=time.perf_counter() - began)
 
 
-def _trace(job: Job, rank: int, target: str, *, shortened: bool) -> Trace:
+def _trace(job: Job, rank: int, target: str, steps: int, *, shortened: bool) -> Trace:
+    """`steps`: that are run of batches that differ in length, which are drawn ahead; 0: all."""
     run_job, left_out = _shorten(job) if shortened else (job, 0)
     cuda_on_paper.take_any_gpu(target or job.cluster.gpu.target)
     context_parallel.require_release(job, target or job.cluster.gpu.target)
@@ -79,13 +84,13 @@ def _trace(job: Job, rank: int, target: str, *, shortened: bool) -> Trace:
         checking.enforce("deepspeed")
         total_bytes = job.cluster.capacity_bytes or total_bytes  # it asks whether parameters can be flattened there
     order = ProgramOrder(
-        line=_launch_line(run_job, shortened=shortened),
+        line=_launch_line(run_job, steps, shortened=shortened),
         rank=rank,
         gpu=Gpu(product="", arch=job.cluster.gpu.arch, total_bytes=total_bytes, name=job.cluster.gpu.name),
         target=target or job.cluster.gpu.target,
         torch=job.software.torch,
         steps=_TO_ITS_END,
-        batches=0,
+        batches=len(draw_batches(job.train)) if steps else 0,
         strict=True,
         is_of_a_spec=True,
         micro_batches=run_job.train.gradient_accumulation_steps,
@@ -105,6 +110,8 @@ def _trace(job: Job, rank: int, target: str, *, shortened: bool) -> Trace:
         except Exception as error:
             raise untraceable(error) from error
     (run,) = runs
+    if steps:
+        _require_longest(run)
     events, repeats = list(run.trace.events), list(run.trace.repeats)
     if shortened:
         events, repeats = _write_out_evaluations(job, events, repeats)
@@ -150,13 +157,51 @@ def _shorten(job: Job) -> tuple[Job, int]:
     return replace(job, train=replace(train, gradient_accumulation_steps=run), parallel=parallel), left_out
 
 
-def _launch_line(job: Job, *, shortened: bool) -> LaunchLine:
+def _choose_steps(job: Job) -> tuple[Job, int]:
+    """The job with no more micro-batches to a step than do other things, and how many of its steps say what all of them
+    do, among them those of the longest batches; 0: all are run, as they are."""
+    train = job.train
+    if train.lengths is None:
+        return job, 0
+    batches, micro_batches = draw_batches(train), train.gradient_accumulation_steps
+    if not job.parallel.deepspeed:  # whose engine counts them
+        micro_batches = min(micro_batches, _UNLIKE_MICRO_BATCHES)
+    sizes = len({*batches})
+    steps = rounds_to_give(micro_batches, sizes)
+    if len(batches) <= steps * micro_batches or sizes == 1:
+        return job, 0
+    batches += (train.sequence_length,) * (-len(batches) % micro_batches)  # whole steps of fewer
+    train = replace(
+        train,
+        lengths=Lengths(batches=batches, pad_to_multiple_of=train.lengths.pad_to_multiple_of),
+        gradient_accumulation_steps=micro_batches,
+        empty_cache_every=0,
+        eval=train.eval and replace(train.eval, every=steps),
+        checkpoint_save=train.checkpoint_save and replace(train.checkpoint_save, every=steps),
+    )
+    return replace(job, train=train), steps
+
+
+def _require_longest(run: RankRun) -> None:
+    """Raises TraceError where the longest batch was not among the steps that were run."""
+    longest = [batch for loader in run.trace.drawn for batch in loader.tried if batch.name == LARGEST]
+    if not longest or not all(batch.iteration for batch in longest):
+        reasons = (each.text for each in run.assumptions if each.about is About.HOST and "drawn ahead" in each.text)
+        raise TraceError(
+            f"the longest batch could not be run early: {'; '.join(reasons) or 'it was not drawn'}",
+            remedy="give train.sequence_length as one length",
+            place="train.lengths",
+        )
+
+
+def _launch_line(job: Job, steps: int, *, shortened: bool) -> LaunchLine:
     """How the program of a spec is started on the job's nodes."""
+    options = [*(["--shortened"] if shortened else []), *(["--steps", str(steps)] if steps else [])]
     return LaunchLine(
         launcher=Launcher.TORCHRUN,
         program="planner.programs.train",
         is_module=True,
-        arguments=(json.dumps(loading.bundle(job)), *(["--shortened"] if shortened else [])),
+        arguments=(json.dumps(loading.bundle(job)), *options),
         nodes=job.cluster.nodes,
         processes_per_node=job.cluster.gpus_per_node,
     )

@@ -25,6 +25,7 @@ _ACCUMULATE = (_BACKWARD, _BACKWARD_WEIGHT)
 _STAGE = "torch.distributed.pipelining.stage:_PipelineStageBase"
 _SCHEDULE = "torch.distributed.pipelining.schedules:_PipelineSchedule"
 
+
 def folds_micro_batches() -> bool:
     """Whether equal micro-batches are run once: what stages of other versions keep between them is not known."""
     return (2, 11) <= torch_releases.installed() < (2, 15)

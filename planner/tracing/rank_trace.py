@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from typing import Any, TypeVar
 
+from planner.errors import PlannerError
 from planner.events import (
     Alloc,
     Category,
@@ -27,8 +28,10 @@ from planner.events import (
 )
 from planner.host_events import BatchTaken, HostAlloc, HostCategory, HostEvent, HostFree
 from planner.job.json_text import is_plain_text
+from planner.records import from_plain, to_plain
 from planner.step_work import NO_WORK, WHOLE_DEVICE, Launch, LaunchKind, StepWork, kernel_row, read_work
 from planner.timing.pending_frees import ToldEvents
+from planner.tracing.batch_sizes import DrawnBatches
 
 Read = TypeVar("Read")
 
@@ -64,6 +67,9 @@ class Trace:
     """What the rank holds on the host; of iterations that repeat, those that were run."""
     host_assumed: tuple[str, ...] = ()
     """What of the host could not be found out, as sentences."""
+
+    drawn: tuple[DrawnBatches, ...] = ()
+    """Of data loaders whose batches vary in size, as they were drawn ahead."""
 
     work: StepWork = NO_WORK
     """What the GPU computes in the last whole iteration that was run. Launches among the events name its kernels."""
@@ -117,6 +123,7 @@ def dumps(trace: Trace) -> str:
         "kernels": len(trace.work.kernels),
         "launches": len(trace.work.launches),
         **({"launch_repeats": trace.work.repeats} if trace.work.repeats else {}),
+        **({"drawn": [to_plain(each) for each in trace.drawn]} if trace.drawn else {}),
     }
     lines: list[Any] = [about]
     origin_rows = [(origin.op, origin.module, origin.shape, origin.dtype) for origin in origins]
@@ -167,7 +174,7 @@ def loads(text: str) -> Trace:
     """The trace that was written. Raises ValueError for any other text."""
     try:
         return _read(text)
-    except (KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError) as error:
+    except (KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError, PlannerError) as error:
         raise ValueError(f"no trace: {error}") from None
 
 
@@ -203,8 +210,23 @@ def _read(text: str) -> Trace:
         adapted={_text(name): _number(count) for name, count in about.get("adapted", {}).items()},
         unified_bytes=_number(about.get("unified_bytes", 0)),
         work=work,
+        drawn=tuple(from_plain(DrawnBatches, _checked(each)) for each in about.get("drawn", ())),
         **lists,
     )
+
+
+def _checked(value: Any) -> Any:
+    """A record whose numbers and texts are within their limits."""
+    match value:
+        case dict():
+            return {_text(name): _checked(member) for name, member in value.items()}
+        case list():
+            return [_checked(member) for member in value]
+        case str():
+            return _text(value)
+        case bool():
+            return value
+    return _number(value)
 
 
 def _lines(text: str) -> Iterator[str]:

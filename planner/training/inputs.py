@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 from planner.errors import SpecError
 from planner.job import schema
-from planner.job.sampled_runs import draw_steps
+from planner.job.sampled_runs import draw_batches
 from planner.job.schema import Input
 
 TARGETS = ("labels", "target", "targets")
@@ -108,14 +109,23 @@ def find_feed(model: nn.Module, spec: schema.Job) -> Feed:
     return _feed_by_names(model, given)
 
 
-def feeds_by_length(model: nn.Module, spec: schema.Job) -> Mapping[int, Feed]:
-    """What this model takes in a batch of each length that the job's run has; nothing where all are of one length."""
-    if spec.train.lengths is None:
-        return {}
-    every = {length for step in draw_steps(spec.train) for length in step}
-    return {
-        length: find_feed(model, replace(spec, train=replace(spec.train, sequence_length=length))) for length in every
-    }
+class BatchesOfLengths(Dataset[dict[str, Tensor]]):
+    """The micro-batches of a run with `train.lengths` in their order, on the host."""
+
+    def __init__(self, model: nn.Module, spec: schema.Job, *, own_loss: bool) -> None:
+        self._model, self._spec, self._own_loss = model, spec, own_loss
+        self._lengths = draw_batches(spec.train)
+        self._feeds: dict[int, Feed] = {}
+
+    def __len__(self) -> int:
+        return len(self._lengths)
+
+    def __getitem__(self, number: int) -> dict[str, Tensor]:
+        length, spec = self._lengths[number], self._spec
+        if length not in self._feeds:
+            as_long = replace(spec, train=replace(spec.train, sequence_length=length))
+            self._feeds[length] = find_feed(self._model, as_long)
+        return make(self._feeds[length], spec.train.micro_batch_size, own_loss=self._own_loss)
 
 
 def _feed_by_names(model: nn.Module, given: dict[str, Input]) -> Feed:
@@ -330,22 +340,31 @@ def _image_tokens(config: Any, vision: Any) -> int:
     return math.ceil(_patches(vision) / getattr(config, "scale_factor", 1) ** 2)
 
 
-def make(feed: Feed, batch: int, device: torch.device, *, own_loss: bool) -> MicroBatch:
-    """A micro-batch as a data loader hands it over: made on the host, then copied to the device.
-
-    `own_loss`: with the labels that the model's own loss takes.
-    """
-    labels = feed.own_labels if own_loss and feed.own_labels is not None else feed.labels
+def make(feed: Feed, batch: int, *, own_loss: bool) -> dict[str, Tensor]:
+    """A micro-batch as a data loader hands it over, on the host. `own_loss`: with the labels that the model's own loss
+    takes."""
     wanted = feed.arguments if own_loss else {**feed.arguments, **feed.by_hand}
     arguments = {name: _host(name, spec, batch, padded=feed.padded) for name, spec in wanted.items()}
     if feed.image_tokens:
         ids = arguments["input_ids"]
         ids[ids == feed.image_token] = 0
         ids[:, : feed.image_tokens] = feed.image_token
+    labels = _labels(feed, own_loss=own_loss)
+    return {**arguments, **{name: _host(name, spec, batch) for name, spec in labels.items()}}
+
+
+def move(tensors: Mapping[str, Tensor], feed: Feed, device: torch.device, *, own_loss: bool) -> MicroBatch:
+    """The micro-batch that was made of this feed, copied to the device."""
+    labels = _labels(feed, own_loss=own_loss)
+    moved = {name: to_device(tensor, device, name) for name, tensor in tensors.items()}
     return MicroBatch(
-        arguments={name: to_device(tensor, device, name) for name, tensor in arguments.items()},
-        labels={name: to_device(_host(name, spec, batch), device, name) for name, spec in labels.items()},
+        arguments={name: tensor for name, tensor in moved.items() if name not in labels},
+        labels={name: moved[name] for name in labels},
     )
+
+
+def _labels(feed: Feed, *, own_loss: bool) -> Mapping[str, Input]:
+    return feed.own_labels if own_loss and feed.own_labels is not None else feed.labels
 
 
 def prompts(feed: Feed, batch: int, tokens: int, device: torch.device) -> Tensor:

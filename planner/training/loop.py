@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
 
 from planner.errors import SpecError
 from planner.events import Phase
 from planner.job import schema
-from planner.job.sampled_runs import Part, Steps, batches_on_device, draw_steps, shown_batches, shown_tokens
+from planner.job.sampled_runs import Part, batches_on_device, shown_batches, shown_tokens
 from planner.training import blocks, host, inputs, optimizers
-from planner.training.inputs import Feed, MicroBatch
+from planner.training.inputs import BatchesOfLengths, Feed, MicroBatch
 from planner.training.loss_functions import Objective
 from planner.training.phases import named_phase
 from planner.training.wraps import context_parallel, fsdp2
@@ -81,24 +81,24 @@ class Loop:
     precision: Precision
     device: torch.device
     splitting: context_parallel.Split = field(default=context_parallel.whole)
-    feeds: Mapping[int, Feed] = field(default_factory=dict)
-    """Batches by their length, of a run in which it differs."""
+    data: BatchesOfLengths | None = None
+    """Of a run whose batches differ in length."""
     shortened: bool = False
     """Whether of a long evaluation only some steps and tokens are run (planner.job.sampled_runs)."""
+    steps: int = 0
+    """That are run of `data`; 0: all."""
 
     def __post_init__(self) -> None:
         self._losses: list[Tensor] = []
-        self._lengths = chain.from_iterable(self._steps)
+        self._loaded: Iterator[dict[str, Tensor]] = iter(())
         if self.train.retains == "output":
             self.objective.outputs = []
-
-    @cached_property
-    def _steps(self) -> Steps:
-        return draw_steps(self.train) if self.train.lengths is not None else ()
 
     def run(self) -> None:
         """All iterations; an evaluation after every `eval.every`, or after the last if none came before."""
         evaluation, saving, last = self.train.eval, self.train.checkpoint_save, self._iterations()
+        if self.data is not None:
+            self._loaded = iter(DataLoader(self.data, batch_size=None))
         with optimizers.step_in_backward(self.optimizer):
             for iteration in range(1, last + 1):
                 self._iterate()
@@ -113,8 +113,8 @@ class Loop:
                 self._saver.finish()
 
     def _iterations(self) -> int:
-        if self._steps:
-            return len(self._steps)
+        if self.data is not None:
+            return self.steps or len(self.data) // self.train.gradient_accumulation_steps
         fewest = max(fewest_iterations(self.parallel.dp_replicate), blocks.fewest_iterations(self.train.compile))
         return max(self.train.iterations, fewest, _FEWEST_GROWING if self.train.retains else 0)
 
@@ -136,8 +136,7 @@ class Loop:
     def _micro_batch(self) -> None:
         with ExitStack() as split:
             with named_phase(Phase.FORWARD):
-                feed = self.feeds[next(self._lengths)] if self._steps else self.feed
-                batch = self._batch(feed, self.train.micro_batch_size)
+                batch = self._batch(self.train.micro_batch_size, next(self._loaded, None))
                 split.enter_context(self.splitting(batch))
                 with self.precision.autocast():
                     loss = self.objective(self.model, batch)
@@ -147,8 +146,10 @@ class Loop:
         if self.train.retains == "loss":
             self._losses.append(loss)
 
-    def _batch(self, feed: Feed, samples: int) -> MicroBatch:
-        batch = inputs.make(feed, samples, self.device, own_loss=self.objective.own)
+    def _batch(self, samples: int, loaded: dict[str, Tensor] | None = None) -> MicroBatch:
+        own_loss = self.objective.own
+        tensors = loaded or inputs.make(self.feed, samples, own_loss=own_loss)
+        batch = inputs.move(tensors, self.feed, self.device, own_loss=own_loss)
         host.take_batch(batch.tensors())
         return batch
 
@@ -226,7 +227,7 @@ class Loop:
 
     def _evaluate_batch(self, spec: schema.Eval) -> dict[str, Tensor]:
         with torch.no_grad():
-            batch = self._batch(self.feed, spec.micro_batch_size)
+            batch = self._batch(spec.micro_batch_size)
             with self.precision.autocast(), self.splitting(batch):
                 if not spec.gather:
                     self.objective(self.model, batch)

@@ -235,7 +235,7 @@ class PipelinedLoop(Loop):
 
     def _run_micro_batches(self) -> None:
         with named_phase(Phase.FORWARD):
-            batch = self._batch(self.feed, self.train.micro_batch_size * self.train.gradient_accumulation_steps)
+            batch = self._batch(self.train.micro_batch_size * self.train.gradient_accumulation_steps)
         taken = tuple(batch.arguments.values()) if any(part.first for part in self.parts) else ()
         last = any(part.last for part in self.parts)
         unreturned = {"return_outputs": False} if torch_releases.since(2, 10) else {}

@@ -39,9 +39,9 @@ class Outcome:
     """What else lives as long as the training: the loop with its scaler, a checkpoint whose reference is kept."""
 
 
-def run(spec: schema.Job, device: torch.device, *, rank: int = 0, shortened: bool = False) -> Outcome:
+def run(spec: schema.Job, device: torch.device, *, rank: int = 0, shortened: bool = False, steps: int = 0) -> Outcome:
     """One job's training step on this device, all phases in order. `shortened`: of a long evaluation only the parts are
-    run from which the others follow.
+    run from which the others follow; `steps`: so many, of a run whose batches differ in length (0: all).
 
     With a world larger than one the caller has initialised torch.distributed. Cyclic garbage is collected at the end
     of `load` and of each iteration; random numbers start from a seed that depends on nothing but the rank. Raises
@@ -53,7 +53,7 @@ def run(spec: schema.Job, device: torch.device, *, rank: int = 0, shortened: boo
     torch.manual_seed(rank)
     with deepspeed_engine.prepare_engine(spec, device), absent_peers.agree_about_checkpoints(spec.train):
         loop = _load(spec, world, device)
-        loop.shortened = shortened
+        loop.shortened, loop.steps = shortened, steps
         gc.collect()
         kept = None
         if spec.train.checkpoint_load is not None:
@@ -82,7 +82,7 @@ def _load(spec: schema.Job, world: World, device: torch.device) -> Loop:
         # What is split is built without memory, split, and only then given any.
         with deepspeed_engine.partitioning(spec):
             bare = build(spec.model, torch.device("meta") if world.splits else device)
-        modules, feed, feeds = [bare], inputs.find_feed(bare, spec), inputs.feeds_by_length(bare, spec)
+        modules, feed = [bare], inputs.find_feed(bare, spec)
         loss_functions.apply(bare, spec.train.loss)
     for module in modules:
         _split(module, spec, world)
@@ -106,23 +106,25 @@ def _load(spec: schema.Job, world: World, device: torch.device) -> Loop:
         model = deepspeed_engine.wrap_model(spec, bare, optimizer)
     else:
         blocks.compile_optimizer(optimizer, spec.train.compile)
+    objective = Objective(spec.train.loss, feed, device, spec.train.compile)
     common: dict[str, Any] = {
         "train": spec.train,
         "parallel": spec.parallel,
         "model": model,
         "bare_model": bare,
         "optimizer": optimizer,
-        "objective": Objective(spec.train.loss, feed, device, spec.train.compile),
+        "objective": objective,
         "feed": feed,
         "precision": Precision(spec.train.precision, device),
         "device": device,
     }
     if is_pipelined:
         return pipelined_loop.PipelinedLoop(**common, spec=spec, world=world, parts=stages)
+    if spec.train.lengths is not None:
+        common["data"] = inputs.BatchesOfLengths(bare, spec, own_loss=objective.own)
     if by_engine:
-        return EngineLoop(**common, feeds=feeds)
-    splitting = context_parallel.splitting(spec.parallel.cp, world)
-    return Loop(**common, feeds=feeds, splitting=splitting)
+        return EngineLoop(**common)
+    return Loop(**common, splitting=context_parallel.splitting(spec.parallel.cp, world))
 
 
 def _load_checkpoint(spec: schema.CheckpointLoad, loop: Loop) -> Any:

@@ -68,22 +68,22 @@ def test_labels_are_those_of_the_head(name: str, head: str, labels: Any) -> None
 def test_an_encoder_decoder_makes_its_decoders_input_from_labels_only_for_its_own_loss() -> None:
     found = feed("bart")
 
-    by_hand = inputs.make(found, 2, CPU, own_loss=False)
-    own = inputs.make(found, 2, CPU, own_loss=True)
+    by_hand = inputs.make(found, 2, own_loss=False)
+    own = inputs.make(found, 2, own_loss=True)
 
-    assert set(by_hand.arguments) == {"input_ids", "decoder_input_ids"}
-    assert set(own.arguments) == {"input_ids"}
+    assert set(by_hand) == {"input_ids", "decoder_input_ids", "labels"}
+    assert set(own) == {"input_ids", "labels"}
 
 
 def test_a_transcript_is_only_for_the_models_own_loss() -> None:
     found = feed("wav2vec2")
 
-    assert inputs.make(found, 2, CPU, own_loss=False).target is None
+    assert set(inputs.make(found, 2, own_loss=False)) == {"input_values"}
     assert shapes(found.own_labels) == {"labels": (16,)}
 
 
 def test_the_first_tokens_of_a_sequence_stand_for_the_image() -> None:
-    ids = inputs.make(feed("llava", tokens=32), 2, CPU, own_loss=False).arguments["input_ids"]
+    ids = inputs.make(feed("llava", tokens=32), 2, own_loss=False)["input_ids"]
 
     is_image = ids == TABLE["llava"]["config"]["image_token_index"]
     assert is_image.tolist() == [[True] * 16 + [False] * 16] * 2

@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
-from itertools import combinations, combinations_with_replacement, pairwise
+from itertools import combinations, combinations_with_replacement, cycle, pairwise
 
-from planner.allocator.long_runs.replayed_run import PartedRun
+from planner.allocator.long_runs.replayed_run import Part, PartedRun
 from planner.allocator.long_runs.stretches import (
     Between,
     Deed,
@@ -57,20 +57,28 @@ class CannotComposeError(Exception):
 
 
 def compose_batches(
-    events: Sequence[Event], given: Sequence[Extents], order: Sequence[Extents], most_steps: int = 0
+    events: Sequence[Event],
+    given: Sequence[Extents],
+    order: Sequence[Extents],
+    most_steps: int = 0,
+    *,
+    micro_batches: int = 0,
+    empty_cache_every: int = 0,
 ) -> PartedRun:
     """The run over all batches of `order`, of which the program was `given` the first few, and then others; of no more
     than `most_steps`, if it is not 0.
 
-    Raises CannotComposeError.
+    `micro_batches`: of an iteration of the whole run, if those that were run have fewer; `empty_cache_every`: after how
+    many of them the cache is released, which was left out of those that were run. Raises CannotComposeError.
     """
     if len(order[0]) > _MOST_EXTENTS:
         raise CannotComposeError(f"batches vary in {len(order[0])} ways")
     if not any(isinstance(event, Use) for event in events):  # nothing is waited for
         events = [event for event in events if not isinstance(event, Synchronize)]
     events = _leave_out_kept(events, *_find_starts(events, len(given)))
+    events = _free_leftovers(events, *_find_starts(events, len(given)))
     starts, per_iteration = _find_starts(events, len(given))
-    places = places_of(per_iteration)[:-1]
+    places = places_of(per_iteration)
     units = _leave_alike(list(_cut_units(events, starts, places)), places)
     first = next(unit for unit in units if unit.place is places[0])
     found = {
@@ -79,20 +87,25 @@ def compose_batches(
     }
     ahead = min(found, key=lambda ahead: max(doing.off for doing in found[ahead].values()))
     by_place = found[ahead]
+    _, iteration = starts[first.number]
+    whole = places_of(micro_batches or per_iteration)
+    batches = order[(iteration - 1) * len(whole) + ahead if micro_batches else first.number + ahead :]
     for doing in by_place.values():
-        doing.check(order[first.number + ahead :])
-    batches = order[first.number + ahead :]
+        doing.check(batches)
     seen = [given[unit.number + ahead] for unit in units]
     if any(
         extent > max(every) for extent, every in zip(map(max, *order, order[0]), zip(*seen, strict=True), strict=True)
     ):
         raise CannotComposeError("larger batches come than were run")
     parts = [
-        (places[number % per_iteration], own, following)
-        for number, (own, following) in enumerate(pairwise((*batches, *batches[-1:])))
+        (place, own, following if by_place[place].hangs_on_next else own)
+        for place, (own, following) in zip(cycle(whole), pairwise((*batches, *batches[-1:])), strict=False)
     ]
-    steps = list(zip(*(parts[place::per_iteration] for place in range(per_iteration)), strict=False))
-    _, iteration = starts[first.number]
+    steps: list[Sequence[Part]] = [*zip(*(parts[place :: len(whole)] for place in range(len(whole))), strict=False)]
+    if empty_cache_every:
+        steps = [
+            step if number % empty_cache_every else (*step, ()) for number, step in enumerate(steps, start=iteration)
+        ]
     return PartedRun(
         before=tuple(events[: first.start]),
         standing=first.inherited,
@@ -157,6 +170,20 @@ def _leave_out_kept(events: Sequence[Event], starts: Sequence[tuple[int, int]], 
     return [event for event in events if getattr(event, "block", -1) not in left_out] if kinds else events
 
 
+def _free_leftovers(events: Sequence[Event], starts: Sequence[tuple[int, int]], per_iteration: int) -> Sequence[Event]:
+    """The events, with what the first iterations leave and no next one frees given up at their end: a bucket that DDP
+    has made anew waits until NCCL's watchdog looks, whenever that is."""
+    cuts = [index for index, iteration in starts if iteration > _FIRST]
+    if len(cuts) <= per_iteration:
+        return events
+    first, second = cuts[0], cuts[per_iteration]
+    early = {event.block for event in events[:first] if isinstance(event, Alloc)}
+    late = {event.block for event in events[second:] if isinstance(event, Free) and event.block in early}
+    leftovers = [event for event in events[first:] if getattr(event, "block", -1) in late]
+    others = [event for event in events[first:] if getattr(event, "block", -1) not in late]
+    return [*events[:first], *leftovers, *others] if late else events
+
+
 def _cut_units(events: Sequence[Event], starts: Sequence[tuple[int, int]], places: Sequence[Place]) -> Iterator[_Unit]:
     """Those after the first iterations, but for the last one, which was seen in part."""
     first = next((number for number, (_, iteration) in enumerate(starts) if iteration > _FIRST), len(starts))
@@ -219,16 +246,23 @@ class _Alike:
         products = [_products(*batches[unit.number : unit.number + 2]) for unit in units]
         columns = list(zip(*(unit.sized.sizes for unit in units), strict=True))
         numbers = {column: number for number, column in enumerate(dict.fromkeys(columns))}
-        found = [_find_rule(products, column) for column in numbers]
+        own = frozenset(batches[unit.number] for unit in units)
+        found = [_find_rule(products, column, only_known=len(own) < _FEWEST) for column in numbers]
         of_blocks = [numbers[column] for column in columns]
         largest = max(sum(unit.sized.sizes) for unit in units)
         return cls(
             units[0].sized.pattern,
             [rule for rule, _ in found],
             of_blocks,
-            frozenset(batches[unit.number] for unit in units),
+            own,
             float(sum(found[number][1] for number in of_blocks) / max(largest, 1)),
         )
+
+    @property
+    def hangs_on_next(self) -> bool:
+        """Whether sizes follow the next batch too, which is put on the GPU before the step ends."""
+        own = len(_products_of(next(iter(self.batches))))
+        return any(product >= own for product, _ in self.rules)
 
     @property
     def is_ruled(self) -> bool:
@@ -247,19 +281,20 @@ class _Doing:
     def __init__(self, alike: Sequence[_Alike], off: float) -> None:
         self._alike = alike
         self.off = max((off, *(each.off for each in alike if each.is_ruled)))
+        self.hangs_on_next = any(each.hangs_on_next for each in alike)
         self._nearest: dict[Extents, _Alike] = {}
 
     @classmethod
     def of(cls, units: Sequence[_Unit], batches: Sequence[Extents]) -> _Doing:
         """Of units that do something else, but too few for rules, those are left out that take nearly as much as the
-        rules say of others, beside what the largest takes."""
+        rules say of others, beside what the largest takes. Without rules each speaks for its own batches alone."""
         patterns: defaultdict[Pattern, list[_Unit]] = defaultdict(list)
         for unit in units:
             patterns[unit.sized.pattern].append(unit)
         groups = [(_Alike.of(each, batches), each) for each in patterns.values()]
         ruled = [alike for alike, _ in groups if alike.is_ruled]
         if not ruled:
-            raise CannotComposeError("steps of other sizes do other things")
+            return cls([alike for alike, _ in groups], 0.0)
         kept, most_off = [*ruled], 0.0
         highest = max(_measure_peak(unit.sized) for unit in units)
         doing = cls(ruled, 0.0)
@@ -281,6 +316,8 @@ class _Doing:
         if self.off > _MOST_OFF:
             raise CannotComposeError("sizes of blocks do not follow from those of batches")
         unknown = sum(not (near := self._find(own)).is_ruled and own not in near.batches for own in order)
+        if unknown and not any(alike.is_ruled for alike in self._alike):
+            raise CannotComposeError("steps of other sizes do other things")
         if unknown > _MOST_UNKNOWN * len(order):
             raise CannotComposeError(f"at {unknown:,} of {len(order):,} sizes steps may do something else")
 
@@ -336,10 +373,10 @@ def _products_of(batch: Extents) -> list[int]:
 
 
 def _find_rule(
-    products: Sequence[Sequence[int]], sizes: Sequence[int]
+    products: Sequence[Sequence[int]], sizes: Sequence[int], *, only_known: bool
 ) -> tuple[tuple[int, SizeRule | Between], Fraction]:
     """The first product of which these sizes follow by a rule, or else the one between which they are interpolated
-    best; and how many bytes that may be off."""
+    best, or that tells these very sizes best (`only_known`); and how many bytes that may be off."""
     known: list[tuple[int, list[int], list[int], int]] = []
     for product, values in enumerate(zip(*products, strict=True)):
         by_value = dict(sorted(zip(values, sizes, strict=True)))
@@ -350,7 +387,8 @@ def _find_rule(
             if not wrong and (rule := find(at, largest)) is not None:
                 return (product, rule), Fraction(0)
     off, product = min(
-        (max([Fraction(wrong), *off_line(at, largest)]), product) for product, at, largest, wrong in known
+        (max([Fraction(wrong), *([] if only_known else off_line(at, largest))]), product)
+        for product, at, largest, wrong in known
     )
     _, at, largest, _ = known[product]
-    return (product, Between(at, largest, straight=True)), off
+    return (product, Between(at, largest)), off

@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 from array import array
-from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from planner.allocator.blocks import Device
 from planner.allocator.caching import CachingAllocator
-from planner.allocator.long_runs.stretches import (
-    ByLength,
-    Deed,
-    Place,
-    Sized,
-    TracedRun,
-    cut_run,
-    kinds_left,
-    pattern_of,
-    places_of,
-)
+from planner.allocator.long_runs.stretches import Deed, Sized
 from planner.allocator.rules import Rules
-from planner.errors import TraceError
-from planner.events import Alloc, Event, Mark, Phase, first_unused_block, rename_all
-from planner.job.sampled_runs import Steps, draw_steps, first_steps, traced_lengths, traced_steps
-from planner.job.schema import Job
+from planner.events import Alloc, Event, Mark, Phase, first_unused_block
 
 
 class OutOfMemoryError(Exception):
@@ -316,117 +303,3 @@ class _Replay:
         if growths and growths[-1].step == step:
             growths.pop()
         growths.append(Growth(step, phase, self.allocator.peak_reserved))
-
-
-_PARTS = 4
-"""A step of each length is replayed so often, if not more: from so many states."""
-
-
-@dataclass(frozen=True, slots=True)
-class ComposedRun:
-    """A run's steps, and the stretches that they are made of. `rounding` says how lengths and sizes were rounded up,
-    empty where every length is replayed as it is."""
-
-    steps: Steps
-    drawn: int
-    """Steps that were drawn or given, without one that was added for the longest batch."""
-    rounding: str
-    _job: Job
-    _traced: TracedRun
-    _by_length: Mapping[Place, ByLength]
-
-    def replay(
-        self, rules: Rules, capacity_bytes: int | None = None, *, device_bytes: int | None = None
-    ) -> ReplayedRun:
-        """The whole run; the arguments are those of `PartedRun.replay`."""
-        first, every = first_steps(self._job), self._job.train.empty_cache_every
-        steps: list[Sequence[Part]] = [
-            (
-                *zip(places_of(len(step)), (*step, max(step)), strict=True),
-                *([()] if every and not number % every else []),
-            )
-            for number, step in enumerate(self.steps[first:], first + 1)
-        ]
-        parted = PartedRun(
-            self._traced.before, self._traced.standing, steps, lambda part: self._by_length[part[0]].at(part[1])
-        )
-        return parted.replay(rules, capacity_bytes, device_bytes=device_bytes)
-
-    def worst_step_alone(self, number: int) -> tuple[Event, ...]:
-        """The loading, the first steps, and then a step of the longest batches, under this number."""
-        events, standing = list(self._traced.before), list(self._traced.standing)
-        longest = self._job.train.sequence_length
-        ends = [self._traced.stretches[place][longest] for place in places_of(len(traced_steps(self._job)[0]))]
-        for stretch in (*ends, self._traced.after):
-            # What stands is in the place of what the stretch found when it was traced.
-            names = dict(zip(stretch.inherited, standing, strict=True))
-            renamed = rename_all(stretch.events, names)
-            events += (replace(event, iteration=number) if isinstance(event, Mark) else event for event in renamed)
-            standing = [names.get(block, block) for block in stretch.left]
-        return tuple(events)
-
-
-def compose(job: Job, events: Sequence[Event]) -> ComposedRun:
-    """The run of a job with `train.lengths`, of whose traced steps these are the events.
-
-    Raises TraceError for steps that leave other things behind at other lengths: they cannot be put together.
-    """
-    train = job.train
-    traced = cut_run(events, traced_steps(job), first_steps(job))
-    for place, stretches in traced.stretches.items():
-        most = max(stretches)
-        for length, stretch in sorted(stretches.items()):
-            if len(stretch.inherited) != len(stretches[most].inherited) or kinds_left(stretch) != kinds_left(
-                stretches[most]
-            ):
-                raise TraceError(
-                    f"a step of {length} tokens leaves other blocks than one of {most} ({place.value} part)",
-                    allowed="steps that leave the same at every length, of other sizes",
-                    remedy="give train.sequence_length as one length",
-                    place="train.lengths",
-                )
-    by_length = {
-        place: ByLength({length: pattern_of(stretch) for length, stretch in stretches.items()})
-        for place, stretches in traced.stretches.items()
-    }
-    drawn, longest = draw_steps(train), train.sequence_length
-    steps = drawn if any(longest in step for step in drawn) else (*drawn, (longest,) * len(drawn[0]))
-    steps, rounding = _rounded(steps, job, by_length)
-    return ComposedRun(steps, len(drawn), rounding, job, traced, by_length)
-
-
-def _rounded(steps: Steps, job: Job, by_length: Mapping[Place, ByLength]) -> tuple[Steps, str]:
-    """The steps with lengths that are replayed, and what was done to them."""
-    traced = traced_lengths(job.train)
-    lengths = {length for step in steps for length in step}
-    if lengths <= set(traced):
-        return steps, ""
-    ruled_from = max(stretch.ruled_from for stretch in by_length.values())
-    longest = [stretch.at(traced[-1]) for stretch in by_length.values()]
-    events = sum(len(stretch.pattern.steps) for stretch in longest)
-
-    def round_up(length: int, multiple: int) -> int:
-        if length < ruled_from:
-            return min(known for known in traced if known >= length)
-        return min(-(-length // multiple) * multiple, traced[-1])
-
-    multiple = 1
-    rounded = {length: round_up(length, multiple) for length in lengths}
-    while len(set(rounded.values())) * events > MOST_EVENTS // _PARTS:
-        multiple *= 2
-        rounded = {length: round_up(length, multiple) for length in lengths}
-    sentences = []
-    if multiple > 1:
-        sentences.append(f"lengths are rounded up to multiples of {multiple}, to replay fewer of them")
-    if min(lengths) < ruled_from:
-        sentences.append(
-            f"lengths below {ruled_from} tokens are rounded up to those that were traced, since they take other blocks,"
-            " not only smaller ones"
-        )
-    if inexact := sum((stretch.inexact for stretch in by_length.values()), Counter[str]()):
-        count = sum(len(stretch.sizes) for stretch in longest)
-        sentences.append(
-            f"of {count} sizes of blocks {inexact['straight']} are interpolated, within 0.1 % at the traced lengths, "
-            f"and {inexact['next']} are those of the next longer traced length"
-        )
-    return tuple(tuple(rounded[length] for length in step) for step in steps), "; ".join(sentences)

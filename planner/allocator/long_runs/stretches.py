@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from enum import IntEnum, StrEnum
 from fractions import Fraction
 
-from planner.events import Alloc, EmptyCache, Event, Free, FreeCompleted, Mark, Origin, Phase, Synchronize, Use
-from planner.job.sampled_runs import Steps
+from planner.events import Alloc, EmptyCache, Event, Free, FreeCompleted, Mark, Phase, Synchronize, Use
 
 
 class Place(StrEnum):
@@ -21,12 +19,6 @@ class Place(StrEnum):
     FIRST = "first"
     MIDDLE = "middle"
     LAST = "last"
-    STEP = "step"
-    """The optimizer's, to the end of the iteration."""
-
-
-_PLACES = {1: (Place.LAST,), 2: (Place.FIRST, Place.LAST), 3: (Place.FIRST, Place.MIDDLE, Place.LAST)}
-"""By the number of micro-batches that are traced of a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,55 +31,11 @@ class Stretch:
     left: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class TracedRun:
-    """The parts of a trace: what happened `before` the steps that are alike, one stretch for each place and length,
-    what happened `after` the last step, and which blocks stood in between where steps began."""
-
-    before: tuple[Event, ...]
-    stretches: Mapping[Place, Mapping[int, Stretch]]
-    standing: tuple[int, ...]
-    after: Stretch
-
-
 def places_of(micro_batches: int) -> tuple[Place, ...]:
-    """Of each micro-batch of a step with so many, and of its end."""
-    if micro_batches <= 2:
-        return (*_PLACES[micro_batches], Place.STEP)
-    return (Place.FIRST, *[Place.MIDDLE] * (micro_batches - 2), Place.LAST, Place.STEP)
-
-
-def cut_run(events: Sequence[Event], steps: Steps, first_steps: int) -> TracedRun:
-    """The parts of a trace of these steps, of which the first do what later ones do not; the last is only there to give
-    up what the one before it left. Raises ValueError for a trace of other steps."""
-    # By iteration, where its micro-batches and its optimizer's step begin.
-    starts: dict[int, list[int]] = {}
-    for index, event in enumerate(events):
-        if isinstance(event, Mark) and event.phase in (Phase.FORWARD, Phase.OPTIMIZER_STEP):
-            starts.setdefault(event.iteration, []).append(index)
-    if any(len(starts.get(number, ())) != len(step) + 1 for number, step in enumerate(steps, 1)):
-        raise ValueError("the trace has other steps than its job")
-    begins, last = starts[first_steps + 1][0], starts[len(steps)][0]
-    over = next(
-        (index for index in range(starts[len(steps)][-1] + 1, len(events)) if isinstance(events[index], Mark)), None
-    )
-    end = len(events) if over is None else over
-    cuts = sorted({start for number in range(first_steps + 1, len(steps) + 1) for start in starts[number]} | {end})
-    alive = alive_at(events, cuts)
-    staying = alive[begins].keys() & alive[last].keys()
-
-    def stretch(first: int, after: int) -> Stretch:
-        inherited = tuple(block for block in alive[first] if block not in staying)
-        left = tuple(block for block in alive.get(after, {}) if block not in staying)
-        return Stretch(tuple(events[first:after]), inherited, left)
-
-    stretches: dict[Place, dict[int, Stretch]] = {place: {} for place in places_of(len(steps[0]))}
-    for number in range(first_steps + 1, len(steps)):
-        following = (*starts[number][1:], starts[number + 1][0])
-        for place, first, after in zip(places_of(len(steps[0])), starts[number], following, strict=True):
-            stretches[place][steps[number - 1][0]] = stretch(first, after)
-    standing = tuple(block for block in alive[begins] if block not in staying)
-    return TracedRun(tuple(events[:begins]), stretches, standing, stretch(end, len(events)))
+    """Of each micro-batch of a step with so many."""
+    if micro_batches == 1:
+        return (Place.LAST,)
+    return (Place.FIRST, *[Place.MIDDLE] * (micro_batches - 2), Place.LAST)
 
 
 def alive_at(events: Sequence[Event], cuts: Iterable[int]) -> dict[int, dict[int, None]]:
@@ -181,12 +129,6 @@ def pattern_of(stretch: Stretch) -> Sized:
     return Sized(Pattern(tuple(steps), len(stretch.inherited), left, tuple(phases)), sizes)
 
 
-def kinds_left(stretch: Stretch) -> list[tuple[str, str]]:
-    """Operator and dtype of each block that it leaves, where it was made in it; else nothing is known of it."""
-    made = {event.block: event.origin or Origin() for event in stretch.events if isinstance(event, Alloc)}
-    return [(made[block].op, made[block].dtype) if block in made else ("", "") for block in stretch.left]
-
-
 _PADDINGS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """Kernels pad lengths to multiples of these (torch 2.13: memory-efficient attention to 32, flash attention to 128)."""
 
@@ -216,36 +158,19 @@ class SizeRule:
 
 @dataclass(frozen=True, slots=True)
 class Between:
-    """Bytes on straight lines between the traced lengths, or, where those do not lie on such lines, the bytes of the
-    next longer one."""
+    """Bytes on straight lines between the traced lengths."""
 
     lengths: Sequence[int]
     sizes: Sequence[int]
-    straight: bool
 
     def at(self, length: int) -> int:
         """Bytes at this length, of a shorter one than all that were traced those of the shortest, of a longer one those
         of the longest."""
         length = min(max(length, self.lengths[0]), self.lengths[-1])
         after = bisect_left(self.lengths, length)
-        if not self.straight or self.lengths[after] == length:
+        if self.lengths[after] == length:
             return self.sizes[after]
         return math.ceil(_on_line(self.lengths, self.sizes, after - 1, after, length))
-
-
-_NEARLY = Fraction(1, 1000)
-"""How far a size may be from the line between its neighbours: kernels that work in pieces round their number up."""
-_FEWEST_STRAIGHT = 4
-
-
-def between(lengths: Sequence[int], sizes: Sequence[int]) -> Between:
-    """Sizes that no rule tells. They are taken to be straight between if every traced one but the outermost is nearly
-    on the line between its neighbours."""
-    off = off_line(lengths, sizes)
-    straight = len(lengths) >= _FEWEST_STRAIGHT and all(
-        difference <= _NEARLY * size for difference, size in zip(off, sizes[1:-1], strict=True)
-    )
-    return Between(lengths, sizes, straight)
 
 
 def off_line(lengths: Sequence[int], sizes: Sequence[int]) -> list[Fraction]:
@@ -292,43 +217,3 @@ def _through(points: Sequence[tuple[int, int]], degree: int, padding: int) -> Si
     square = (Fraction(y2 - y0, x2 - x0) - slope) / (x2 - x1)
     linear = slope - square * (x0 + x1)
     return SizeRule(padding, y0 - x0 * (linear + square * x0), linear, square)
-
-
-@dataclass(slots=True)
-class ByLength:
-    """A stretch at any length: as it was traced, with sizes that follow from the traced ones, or else as the next
-    longer traced one.
-
-    Sizes follow from `ruled_from` tokens on, where all traced lengths do the same with blocks of other sizes.
-    """
-
-    traced: Mapping[int, Sized]
-    ruled_from: int = 0
-    inexact: Counter[str] = field(default_factory=Counter)
-    """Of the sizes that no rule tells how many are `straight` between the traced ones, and how many are those of the
-    `next` longer one."""
-    _rules: Sequence[SizeRule | Between] = ()
-    _made: dict[int, Sized] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self._made = dict(self.traced)
-        lengths = sorted(self.traced)
-        longest = self.traced[lengths[-1]].pattern
-        other = next((length for length in reversed(lengths) if self.traced[length].pattern != longest), 0)
-        alike = [length for length in lengths if length > other]
-        self.ruled_from = alike[0]
-        columns = zip(*(self.traced[length].sizes for length in alike), strict=True)
-        self._rules = [rule_of(alike, column) or between(alike, column) for column in columns]
-        self.inexact = Counter(
-            "straight" if rule.straight else "next" for rule in self._rules if isinstance(rule, Between)
-        )
-
-    def at(self, length: int) -> Sized:
-        """The stretch at this length, no longer than the longest that was traced."""
-        stretch = self._made.get(length)
-        if stretch is None and length < self.ruled_from:
-            stretch = self.traced[min(known for known in self.traced if known >= length)]
-        elif stretch is None:
-            stretch = Sized(self.traced[max(self.traced)].pattern, [rule.at(length) for rule in self._rules])
-        self._made[length] = stretch
-        return stretch

@@ -16,8 +16,8 @@ from weakref import ref
 import torch
 from torch import Tensor, nn
 
+from planner.tracing.batch_sizes import Shape, Shapes, VaryingSize, varying
 from planner.tracing.program.assumptions import current_frame, program_place
-from planner.tracing.program.batch_sizes import Shape, Shapes, VaryingSize, varying
 
 _DEEPEST, _MOST_PARTS = 4, 4096
 """Of a batch: how deep its tensors lie, and how many parts are looked at of one."""

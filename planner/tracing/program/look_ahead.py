@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import io
+import math
 import pickle
 import sys
 import time
@@ -26,8 +27,8 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 from planner import upstream
 from planner.runtime.own_code import is_programs
-from planner.tracing.program.assumptions import About, Assumptions, short_path
-from planner.tracing.program.batch_sizes import (
+from planner.tracing.batch_sizes import (
+    FEW,
     DrawnBatches,
     LargestBatches,
     Shapes,
@@ -36,6 +37,7 @@ from planner.tracing.program.batch_sizes import (
     varying,
     varying_extents,
 )
+from planner.tracing.program.assumptions import About, Assumptions, short_path
 from planner.tracing.program.child_answers import fork_off
 from planner.tracing.program.input_sizes import read_shapes
 
@@ -53,7 +55,18 @@ _AHEAD = 2
 _MOST_ORDERED = 5_000
 """Batches whose extents are kept in their order."""
 _TIMES = 2
-"""Each is given so often: where gradients accumulate, one of two finds them there already."""
+"""Each is given so often, or to all micro-batches of an iteration where their number is known: where gradients
+accumulate, one of two finds them there already."""
+_OF_MANY = 3
+"""Batches that are chosen of many sizes: of the median size, of the 99 %, and the largest."""
+
+
+def rounds_to_give(micro_batches: int, sizes: int) -> int:
+    """After how many iterations of so many micro-batches all batches were given that are chosen of so many sizes, and
+    others once more."""
+    usual = max(_ROUNDS, math.ceil(_BATCHES / micro_batches))
+    chosen = sizes if sizes <= FEW else _OF_MANY
+    return usual + math.ceil(chosen * max(_TIMES, micro_batches) / micro_batches) + 1
 
 
 @dataclass(slots=True)
@@ -69,6 +82,8 @@ class _Plan:
     """Of one loader; it goes on with the next epoch's iterator."""
 
     drawn: DrawnBatches
+    times: int
+    """How often each of the chosen ones is given."""
     chosen: list[_Chosen]
     ways: Sequence[tuple[str, int]]
     """The extents that vary."""
@@ -88,12 +103,12 @@ class _Plan:
     @property
     def usual(self) -> int:
         """How many come first: of a short epoch as many as leave room for the chosen ones."""
-        room = self.drawn.epoch - _TIMES * len(self.chosen)
+        room = self.drawn.epoch - self.times * len(self.chosen)
         return min(_BATCHES, max(room, 0)) if self.drawn.epoch else _BATCHES
 
     @property
     def left(self) -> int:
-        return _TIMES * len(self.chosen) - self.turn
+        return self.times * len(self.chosen) - self.turn
 
 
 class LookAhead:
@@ -101,9 +116,16 @@ class LookAhead:
     and `SECONDS` allow. `rounds` tells how often the optimizers have stepped, and `trains` whether they will."""
 
     def __init__(
-        self, batches: int | None, rounds: Callable[[], int], trains: Callable[[], bool], assumptions: Assumptions
+        self,
+        batches: int | None,
+        rounds: Callable[[], int],
+        trains: Callable[[], bool],
+        assumptions: Assumptions,
+        micro_batches: int = 0,
     ) -> None:
+        """`micro_batches`: of an iteration, where that is known."""
         self._batches, self._rounds, self._trains, self._assumptions = batches, rounds, trains, assumptions
+        self._times = max(micro_batches, _TIMES)
         self._left_seconds = SECONDS
         self._plans: dict[tuple[Any, ...], _Plan | None] = {}
         """By how much data a loader has and the lines that led to its loop; None where its sizes do not vary."""
@@ -143,10 +165,10 @@ class LookAhead:
     def forward_ended(self, shapes: Shapes, iteration: int, *, evaluates: bool) -> None:
         """A forward has had inputs of these shapes: perhaps a batch that was given is one of them."""
         for plan in filter(None, self._plans.values()):
-            for number, chosen in enumerate(plan.chosen[: -(-plan.turn // _TIMES)]):
+            for number, chosen in enumerate(plan.chosen[: -(-plan.turn // plan.times)]):
                 if number >= plan.used and chosen.about.shape in shapes.values():
                     chosen.about = replace(chosen.about, iteration=iteration, evaluates=evaluates)
-                    plan.used = number + (plan.left % _TIMES == 0)
+                    plan.used = number + (plan.left % plan.times == 0)
 
     def _looking(self, real: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(real)
@@ -189,7 +211,7 @@ class LookAhead:
         plan.given, plan.round = plan.given + 1, self._rounds()
         if not plan.left or plan.given <= plan.usual or (self._trains() and plan.round < min(plan.usual, _ROUNDS)):
             return batch
-        chosen = plan.chosen[plan.turn // _TIMES]
+        chosen = plan.chosen[plan.turn // plan.times]
         plan.turn, plan.last_given = plan.turn + 1, plan.given
         chosen.about = replace(chosen.about, iteration=plan.round + 1)
         batch = pickle.loads(chosen.content)
@@ -242,7 +264,7 @@ class LookAhead:
             trains=torch.is_grad_enabled(),
             order=tuple(read_extents(each, ways) for each in batches.seen[:_MOST_ORDERED]),
         )
-        return _Plan(drawn, chosen, ways)
+        return _Plan(drawn, self._times, chosen, ways)
 
 
 def _length(items: Any) -> int:

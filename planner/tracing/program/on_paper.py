@@ -29,6 +29,7 @@ from planner.job.launching.line import Launcher, accelerate_variables, extra_arg
 from planner.paper import values
 from planner.paper.device import Paper
 from planner.timing.step_time import price_for_clock
+from planner.tracing.batch_sizes import Shapes
 from planner.tracing.pipeline_folding import PipelineFolding
 from planner.tracing.program import (
     cuda,
@@ -39,7 +40,6 @@ from planner.tracing.program import (
     storages,
 )
 from planner.tracing.program.assumptions import About, Assumptions
-from planner.tracing.program.batch_sizes import Shapes
 from planner.tracing.program.compiling import ProgramCompiling
 from planner.tracing.program.gpu_statistics import LiveMemory, ManagementLibrary
 from planner.tracing.program.host_memory import HostMemory
@@ -125,7 +125,13 @@ class ProgramRun:
         self.ranks = StartedRanks(order, self.assumptions, endings.become, self._end_rank)
         self.host = HostMemory()
         recorder.host = self.host
-        self.ahead = LookAhead(order.batches, self._rounds, lambda: self.watcher.moments.trains, self.assumptions)
+        self.ahead = LookAhead(
+            order.batches,
+            self._rounds,
+            lambda: self.watcher.moments.trains,
+            self.assumptions,
+            order.micro_batches,
+        )
         self.inputs = InputSizes(self._forward_had, lambda: self.watcher.moments.rounds, self.steps_at.sizes_now)
         self.watcher = Watcher(
             recorder,
@@ -343,6 +349,7 @@ class ProgramRun:
                     host=self.host.events(phases, after),
                     host_assumed=tuple(self.host.assumed),
                     assumed=self.compiling.assumed(),
+                    drawn=self.ahead.drawn(),
                     **self.watcher.division,
                     seconds=time.perf_counter() - self._began,
                 ),
@@ -366,7 +373,6 @@ class ProgramRun:
                 told=self.told,
                 schedules=schedules,
                 varying=self.inputs.varying(uncaused=is_looked_ahead and not schedules),
-                drawn=self.ahead.drawn(),
                 steps_to_run=steps_to_run,
                 steps_at=self.steps_at.peaks(),
                 usual=int(self.steps_at.usual) if self.steps_at.counts else 0,

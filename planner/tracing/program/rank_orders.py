@@ -15,8 +15,8 @@ from planner.job.size_limits import MOST_RANKS
 from planner.records import from_plain, shape, to_plain
 from planner.step_work import RepeatedLaunches
 from planner.tracing import rank_trace
+from planner.tracing.batch_sizes import VaryingSize
 from planner.tracing.program.assumptions import Assumption, Branch
-from planner.tracing.program.batch_sizes import DrawnBatches, VaryingSize
 from planner.tracing.rank_trace import Trace
 from planner.units import MIB
 
@@ -142,8 +142,6 @@ class RankRun:
     end."""
     varying: VaryingSize | None = None
     """An input of its outermost forwards whose size varies."""
-    drawn: tuple[DrawnBatches, ...] = ()
-    """Of data loaders whose batches vary, as they were drawn ahead."""
     steps_to_run: int = 0
     """How many iterations the whole program has, where it was run to its end or says it; 0: not known."""
     steps_at: tuple[PeaksAt, ...] = ()

@@ -6,7 +6,7 @@ import pytest
 
 from planner.job.loading import bundle, load_bundle, load_yaml
 from planner.job.printing import job_yaml, short_yaml
-from planner.job.sampled_runs import draw_steps, steps_for_the_longest, traced_lengths
+from planner.job.sampled_runs import draw_batches
 from planner.job.schema import Job
 
 HISTOGRAM = "{histogram: {128: 0.6, 512: 0.3, 1k: 0.1}}"
@@ -21,7 +21,7 @@ cluster: {{gpu: H100-SXM-80GB}}
 
 
 def shares(job: Job) -> dict[int, float]:
-    drawn = [length for step in draw_steps(job.train) for length in step]
+    drawn = draw_batches(job.train)
     return {length: drawn.count(length) / len(drawn) for length in sorted(set(drawn))}
 
 
@@ -36,7 +36,7 @@ def test_a_batch_is_as_long_as_the_longest_of_its_sequences() -> None:
 
 def test_percentiles_are_met_and_batches_padded() -> None:
     job = job_of("{min: 10, p50: 100, p90: 500, max: 1024, pad_to_multiple_of: 8}")
-    drawn = [length for step in draw_steps(job.train) for length in step]
+    drawn = draw_batches(job.train)
     assert sum(length <= 104 for length in drawn) / len(drawn) == pytest.approx(0.5, abs=0.04)
     assert sum(length <= 504 for length in drawn) / len(drawn) == pytest.approx(0.9, abs=0.03)
     assert {length % 8 for length in drawn} == {0}
@@ -46,34 +46,29 @@ def test_percentiles_are_met_and_batches_padded() -> None:
 def test_the_same_seed_draws_the_same_run_and_another_another() -> None:
     one, same = job_of(HISTOGRAM), job_of(HISTOGRAM)
     other = job_of("{histogram: {128: 0.6, 512: 0.3, 1k: 0.1}, seed: 1}")
-    assert draw_steps(one.train) == draw_steps(same.train) != draw_steps(other.train)
-
-
-def test_the_longest_batch_comes_as_often_as_its_share() -> None:
-    assert steps_for_the_longest(job_of(HISTOGRAM).train) == pytest.approx(10)
-    assert steps_for_the_longest(job_of(HISTOGRAM, ", micro_batch_size: 4").train) == pytest.approx(1 / (1 - 0.9**4))
-    assert steps_for_the_longest(job_of(HISTOGRAM).train, ranks=8) == pytest.approx(1 / (1 - 0.9**8))
-    assert steps_for_the_longest(job_of("{p99: 1000, max: 2000, p50: 10}").train) == pytest.approx(100_000)
+    assert draw_batches(one.train) == draw_batches(same.train) != draw_batches(other.train)
 
 
 def test_given_batches_are_the_run() -> None:
     job = job_of("{batches: [5, 9, 7, 9]}", ", gradient_accumulation_steps: 2")
-    assert (draw_steps(job.train), job.train.sequence_length) == (((5, 9), (7, 9)), 9)
-    assert steps_for_the_longest(job.train) == 1
+    assert (draw_batches(job.train), job.train.sequence_length) == ((5, 9, 7, 9), 9)
+
+
+def test_batches_that_make_no_whole_step_are_left_out() -> None:
+    job = job_of("{batches: [5, 9, 7, 9, 6]}", ", gradient_accumulation_steps: 2")
+    assert draw_batches(job.train) == (5, 9, 7, 9)
+
+
+def test_a_step_of_the_longest_ends_a_run_that_has_drawn_none() -> None:
+    lengths = "{p50: 10, p99: 1000, max: 20000, steps: 30}"
+    drawn = draw_batches(job_of(lengths, ", gradient_accumulation_steps: 2").train)
+    assert (len(drawn), drawn[-2:]) == (62, (20_000, 20_000))
+    assert max(drawn[:-2]) < 20_000
 
 
 def test_a_shorter_sequence_length_beside_a_distribution_cuts_it() -> None:
     job = job_of("256", ", lengths: {histogram: {128: 0.6, 512: 0.3, 1k: 0.1}}")
     assert shares(job) == pytest.approx({128: 0.6, 256: 0.4}, abs=0.03)
-
-
-def test_few_lengths_are_all_traced_and_of_many_some_with_both_ends() -> None:
-    assert traced_lengths(job_of(HISTOGRAM).train) == (128, 512, 1024)
-    many = job_of("{p50: 100, max: 1024}")
-    drawn = {length for step in draw_steps(many.train) for length in step}
-    found = traced_lengths(many.train)
-    assert (len(found), found[0], found[-1]) == (7, min(drawn), 1024)
-    assert set(found[:-1]) <= drawn
 
 
 @pytest.mark.parametrize("lengths", [HISTOGRAM, "{p50: 100, p99: 500, max: 1024}", "{batches: [5, 9]}"])

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from planner.allocator.long_runs.stretches import between, rule_of
+from planner.allocator.long_runs.stretches import Between, rule_of
 
 LENGTHS = (7, 100, 263, 517, 801, 1024)
 
@@ -52,15 +52,8 @@ def test_three_points_decide_a_parabola_and_confirm_none() -> None:
     assert rule_of(lengths, [length * length for length in lengths]) is None
 
 
-def test_sizes_nearly_on_a_line_are_taken_between_their_neighbours() -> None:
-    sizes = [36_040 * length + (length % 7) for length in LENGTHS]
-    found = between(LENGTHS, sizes)
-    assert found.straight
-    assert found.at(263) == sizes[2]
-    assert found.at(400) == pytest.approx(36_040 * 400, rel=1e-3)
-
-
-def test_sizes_in_steps_are_those_of_the_next_longer_length() -> None:
-    found = between(LENGTHS, (512, 512, 512, 512, 512, 1024))
-    assert not found.straight
-    assert [found.at(length) for length in (100, 700, 801, 802)] == [512, 512, 512, 1024]
+def test_between_known_lengths_sizes_lie_on_lines_and_outside_of_them_they_stay() -> None:
+    found = Between(LENGTHS, [1000 * length + (length % 7) for length in LENGTHS])
+    assert found.at(263) == 1000 * 263 + 263 % 7
+    assert found.at(400) == pytest.approx(1000 * 400, rel=1e-3)
+    assert [found.at(1), found.at(5000)] == [7000, 1024_000 + 1024 % 7]

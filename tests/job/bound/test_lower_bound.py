@@ -30,7 +30,8 @@ NAMES = sorted(str(path.relative_to(EXAMPLES)) for path in EXAMPLES.rglob("*.yam
 MANY_CLASSES = "llama-3.1-405b-pp16-tp8.yaml"
 """A trace for each of its sixteen stages: for minutes."""
 LIKE_OTHERS = {
-    "bert-large-mlm.yaml", "llama-3-8b-fsdp2-save-full.yaml", "llama-3-8b-lengths.yaml", "llama-3-70b-fsdp2-offload.yaml", "llama-3-70b-sft.yaml", "llama-3-8b-deepspeed-zero2.yaml",
+    "bert-large-mlm.yaml", "llama-3-8b-fsdp2-save-full.yaml", "llama-3-8b-lengths.yaml",
+    "llama-3-70b-fsdp2-offload.yaml", "llama-3-70b-sft.yaml", "llama-3-8b-deepspeed-zero2.yaml",
     "llama-3-8b-fsdp2-resume.yaml",
     "llama-3-8b-lora-evaluation.yaml", "llama-3-8b-lora-kept-outputs.yaml", "llama-3-8b-tp8.yaml",
     "mixtral-8x7b-fsdp2.yaml", "nemotron-4b-ddp-bucket-view.yaml", "qwen3-30b-a3b-ep.yaml",

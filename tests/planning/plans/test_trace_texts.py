@@ -24,6 +24,7 @@ from planner.events import (
     Use,
 )
 from planner.tracing import rank_trace
+from planner.tracing.batch_sizes import DrawnBatches, TriedBatch, VaryingSize
 from planner.tracing.rank_trace import Trace
 
 numbers = st.integers(0, 2**62)
@@ -62,6 +63,23 @@ def test_what_is_written_is_read_again(trace: Trace) -> None:
     assert rank_trace.loads(rank_trace.dumps(trace)) == trace
 
 
+SIZE = VaryingSize(name="input_ids", smallest=(2, 8), largest=(2, 64), different=3)
+DRAWN = DrawnBatches(
+    size=SIZE,
+    drawn=40,
+    epoch=40,
+    tried=(TriedBatch(name="largest batch", shape=(2, 64), as_large=1, iteration=9),),
+    trains=True,
+    order=((8,), (64,), (24,)),
+    given=((8,), (24,)),
+)
+
+
+def test_batches_that_were_drawn_ahead_are_read_again() -> None:
+    trace = Trace((Free(1),), drawn=(DRAWN,))
+    assert rank_trace.loads(rank_trace.dumps(trace)) == trace
+
+
 def test_an_origin_that_comes_often_is_written_once() -> None:
     origin = Origin("aten.mm", "layers.0", (2, 3), "float32")
     trace = Trace(tuple(Alloc(block, 24, 0, origin) for block in range(100)))
@@ -87,6 +105,8 @@ def test_what_is_no_event_is_refused() -> None:
         rank_trace.dumps(Trace((Free(1), Free(2)))).replace('"f",1', '"f",true'),
         rank_trace.dumps(Trace((Free(1),))).replace("[[\"f\",1]]", "[[\"f\"," + "9" * 5000 + "]]"),
         rank_trace.dumps(Trace((Alloc(0, 8, 0, Origin("mm")),))).replace("0]]", "7]]"),
+        rank_trace.dumps(Trace((Free(1),), drawn=(DRAWN,))).replace('"epoch":40', '"epoch":-1'),
+        rank_trace.dumps(Trace((Free(1),), drawn=(DRAWN,))).replace('"epoch"', '"era"'),
     ],
 )  # fmt: skip
 def test_any_other_text_is_refused(text: str) -> None:

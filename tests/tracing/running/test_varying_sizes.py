@@ -13,7 +13,7 @@ from planner.allocator.replay import replay
 from planner.events import Phase
 from planner.report.statement import Verdict
 from planner.report.verdict_text import verdict_sentences
-from planner.tracing.program.batch_sizes import LargestBatches, varying
+from planner.tracing.batch_sizes import LargestBatches, varying
 
 CASES = [
     "shuffled by torch's own", "batches of as many tokens", "a stream", "cropped at random", "packed", "workers",
@@ -37,7 +37,7 @@ def test_the_largest_batch_of_an_epoch_is_met_early(run: Run, program: Program, 
     ahead = run(f"python {named}", batches=None, seconds=600)
     whole = run(f"python {named}", steps=EPOCH, seconds=600)
 
-    (drawn,) = ahead.drawn
+    (drawn,) = ahead.trace.drawn
     assert drawn.drawn == drawn.epoch
     assert ahead.iterations < whole.iterations
     assert replay(ahead.trace.written_out()).peak_allocated_bytes == pytest.approx(
@@ -89,7 +89,7 @@ def test_batches_that_are_made_on_the_gpu_are_drawn_ahead_too(run: Run, program:
 
     found = run(f"python {program(lines)} {tmp_path / 'told'}", batches=None)
 
-    assert [drawn.drawn for drawn in found.drawn] == [10]
+    assert [drawn.drawn for drawn in found.trace.drawn] == [10]
 
 
 def test_batches_of_one_size_are_left_alone(run: Run, program: Program, tmp_path: Path) -> None:
@@ -97,14 +97,14 @@ def test_batches_of_one_size_are_left_alone(run: Run, program: Program, tmp_path
 
     found = run(f"python {program(lines)} {tmp_path / 'told'}", batches=None, patience=60)
 
-    assert (found.drawn, found.varying) == ((), None)
+    assert (found.trace.drawn, found.varying) == ((), None)
     assert [line.split()[0] for line in (tmp_path / "told").read_text().splitlines()] == ["30"] * 11
 
 
 def test_of_many_batches_so_many_are_drawn_as_are_asked_for(run: Run, program: Program, tmp_path: Path) -> None:
     found = run(f"python {program(LOOP.format(length=RANDOM))} {tmp_path / 'told'}", batches=5)
 
-    assert [(each.drawn, each.epoch) for each in found.drawn] == [(5, 10)]
+    assert [(each.drawn, each.epoch) for each in found.trace.drawn] == [(5, 10)]
 
 
 def test_loaders_of_one_loop_are_drawn_each(run: Run, program: Program, tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_loaders_of_one_loop_are_drawn_each(run: Run, program: Program, tmp_path
 
     found = run(f"python {program(lines)} {tmp_path / 'told'}", batches=None)
 
-    assert [(drawn.drawn, drawn.epoch) for drawn in found.drawn] == [(2, 2), (10, 10)]
+    assert [(drawn.drawn, drawn.epoch) for drawn in found.trace.drawn] == [(2, 2), (10, 10)]
 
 
 NO_LOADER = """
@@ -256,7 +256,7 @@ def test_data_that_only_the_programs_own_process_can_draw_are_taken_as_they_come
 
     said = "batches of a DataLoader of Crops could not be drawn ahead: AssertionError: another process"
     assert said in [each.text for each in found.assumptions]
-    assert found.drawn == ()
+    assert found.trace.drawn == ()
     assert found.varying is not None
 
 

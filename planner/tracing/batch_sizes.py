@@ -11,6 +11,9 @@ from itertools import chain
 from typing import Any
 
 LARGEST = "largest batch"
+_OTHER = "other batch"
+FEW = 6
+"""Sizes of which each is run, where there are no more: between so few nothing is interpolated."""
 Shape = tuple[int, ...]
 Shapes = Mapping[str, Shape]
 """By entry of a batch, or by argument of a forward."""
@@ -115,12 +118,16 @@ class LargestBatches:
     """Around each share: a batch's size, its number, and the batch."""
     _largest: dict[tuple[str, int], tuple[int, int, int, Any]] = field(default_factory=dict)
     """By entry and dim (-1: all elements) the largest extent, the batch's size, its number, and the batch."""
+    _of_few: dict[int, tuple[int, Any]] = field(default_factory=dict)
+    """By size the first batch of it, with its number; of no more sizes than show that there are not few."""
 
     def take(self, shapes: dict[str, Shape], batch: Any) -> None:
         number = len(self.seen)
         self.seen.append(shapes)
         size = _measure_size(shapes)
         insort(self._sizes, size)
+        if len(self._of_few) <= FEW:
+            self._of_few.setdefault(size, (number, batch))
         for name, near in self._near.items():
             if size not in (each for each, *_ in near):
                 near.append((size, number, batch))
@@ -133,7 +140,8 @@ class LargestBatches:
                     self._largest[name, dim] = (*extents, number, batch)
 
     def chosen(self, size: VaryingSize) -> list[tuple[TriedBatch, Any]]:
-        """Batches to run, as they grow: one of the median, one of the 99 %, those that are largest in any way."""
+        """Batches to run, as they grow: one of the median, one of the 99 %, those that are largest in any way, and of
+        few sizes one of each."""
         kept: dict[int, tuple[str, Any]] = {}
         for name, share in _SHARES.items():
             usual, number, batch = min(self._near[name], key=lambda each: self._distance(each[0], share))
@@ -147,6 +155,9 @@ class LargestBatches:
         largest = {self._largest[way][2]: self._largest[way][3] for way in varied}
         for number, batch in list(largest.items())[:_MOST_LARGEST]:
             kept[number] = (LARGEST, batch)
+        known = {_measure_size(self.seen[number]) for number in kept}
+        if len(self._of_few) <= FEW:
+            kept |= {number: (_OTHER, each) for of, (number, each) in self._of_few.items() if of not in known}
         tried = [
             (
                 TriedBatch(
