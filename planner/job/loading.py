@@ -49,7 +49,7 @@ def read_dataclass(kind: type, node: Node, folder: Path | None) -> Any:
             raise SpecError(
                 f"unknown key `{shorten(key, LONGEST_NAME)}` in {node.path or 'a job spec'}",
                 allowed=", ".join(fields),
-                remedy=foreign_words.key_remedy(key, child, fields) or did_you_mean(key, fields),
+                remedy=foreign_words.key_remedy(below(node.path, key), child, fields) or did_you_mean(key, fields),
                 place=child.key_place or child.place,
             )
     hints = _hints(kind)
@@ -134,6 +134,16 @@ _GONE: Mapping[str, Any] = {
     "post_training": None,
     "train.compile.autograd": False,
     "train.compile.planned_as": "compiled",
+    "model.use_cache": False,
+    "train.empty_cache_every": 0,
+    "train.retains": "",
+    "train.loss.chunk_head": False,
+    "train.loss.keep_output": False,
+    "train.checkpoint_load.keep_reference": False,
+    "train.eval.batches": 1,
+    "train.eval.gather": "",
+    "train.eval.accumulation_steps": 0,
+    "train.eval.generate": None,
 }
 """Keys that bundles had once, where they say what is done now."""
 
@@ -292,7 +302,6 @@ def _hints(kind: type) -> dict[str, Any]:
 _ADDED: Mapping[str, Any] = {
     "trainer": None,
     "train.data_loader": _plain(DataLoader(), DataLoader),
-    "train.loss.chunk_head": False,
     "cluster.host_memory": 0,
     "cluster.gpu_fraction": 1.0,
     "cluster.gpu_memory": 0,
@@ -302,11 +311,6 @@ _ADDED: Mapping[str, Any] = {
     "train.checkpoint_load.broadcast_from_rank0": False,
     "train.checkpoint_load.optimizer": False,
     "train.lengths": None,
-    "train.retains": "",
-    "train.eval.batches": 1,
-    "train.eval.gather": "",
-    "train.eval.accumulation_steps": 0,
-    "train.eval.generate": None,
 }
 """Keys that came later, and what was done before a spec could say something else: where they say this, the identity is
 what it was, for answers that are stored."""

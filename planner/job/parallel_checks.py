@@ -75,8 +75,7 @@ def check_pipeline(job: Job, document: Node) -> None:
         f"is fp16_autocast, and torch.distributed.pipelining ({_TORCH}) has no place for a GradScaler",
         allowed="none, bf16_autocast, fsdp_mixed",
     )
-    for name in ("eval", "retains"):
-        refuse(getattr(train, name), f"train.{name}", "is not planned inside a pipeline", remedy="delete it")
+    refuse(train.eval, "train.eval", "is not planned inside a pipeline", remedy="delete it")
     problem = f"is {train.loss.name}, and the last stage of a pipeline gives logits"
     gives_logits = train.loss.name in ("cross_entropy", "sum")
     refuse(not gives_logits, "train.loss.name", problem, allowed="cross_entropy, sum")

@@ -121,9 +121,6 @@ class Model:
     for a factory, float32 for all else."""
     attention: Annotated[str, one_of("sdpa", "eager")] = "sdpa"
     """The `attn_implementation` of a transformers model: sdpa or eager."""
-    use_cache: bool = False
-    """Whether a transformers model keeps past_key_values while it trains; false, as transformers' Trainer has it,
-    whatever the config says. They live as long as the model's output: see `train.loss.keep_output`."""
     adapter: Adapter | None = None
     """Train an adapter alone, the model frozen; for a transformers config."""
 
@@ -179,8 +176,6 @@ class CheckpointLoad:
 
     map_location: Annotated[str, one_of("cpu", "device")] = "cpu"
     """Where the checkpoint's tensors are put."""
-    keep_reference: bool = False
-    """The program holds on to the state dict while it trains."""
     mmap: bool = False
     """The file is mapped (safetensors, torch.load(mmap=True)): ranks of a node share its pages, which can be given
     back. Otherwise each rank reads a copy of its own."""
@@ -213,37 +208,13 @@ class CheckpointSave:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Generate:
-    """Text is generated greedily after the batches of an evaluation, from prompts of one length."""
-
-    max_new_tokens: SomeTokens = 128
-    """Tokens that are generated for each prompt."""
-    batch: Annotated[int, whole(1, "prompts")] = 1
-    """Prompts at once on a rank."""
-    prompt_tokens: Tokens = 0
-    """Tokens of a prompt; 0: as many as `train.sequence_length`."""
-    use_cache: bool = True
-    """Keys and values of earlier tokens are kept, and grow with each token; for a transformers model. false: each token
-    takes all that are before it through the model again."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Eval:
-    """An evaluation under no_grad after every `every` iterations."""
+    """An evaluation of one batch under no_grad after every `every` iterations."""
 
     micro_batch_size: Samples = 1
-    """Samples of a rank in one evaluation step."""
+    """Samples of a rank in its batch."""
     every: Iterations = 100
     """After how many iterations it is evaluated."""
-    batches: Annotated[int, whole(1, "evaluation steps")] = 1
-    """Evaluation steps of one evaluation."""
-    gather: Annotated[str, one_of("", "loss", "logits")] = ""
-    """What is gathered from all ranks and kept on the GPU, as transformers' Trainer does for its metrics: loss, or
-    logits (with labels and loss); empty: nothing."""
-    accumulation_steps: Annotated[int, whole(0, "evaluation steps")] = 0
-    """After how many evaluation steps what was gathered goes to the host (eval_accumulation_steps); 0: at the end."""
-    generate: Generate | None = None
-    """Text that is generated in an evaluation; null: none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -282,12 +253,7 @@ class Loss:
     dtype: Floating = "float32"
     """In which dtype the logits enter the loss."""
     chunks: Count = 1
-    """Chunks along the tokens for a chunked cross entropy; 1: not chunked."""
-    chunk_head: bool = False
-    """The head is called for one chunk of tokens after the other too, and what it gives is cast to `dtype`, all of it
-    before the loss, as litgpt does; false: the chunks of one output are cast in turn, as torchtune does."""
-    keep_output: bool = False
-    """The loop holds on to the model's output until the next one takes its place, as one does that never says `del`."""
+    """Chunks of tokens whose logits are cast to `dtype` in turn, as torchtune does; 1: not chunked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -384,13 +350,8 @@ class Train:
     """How many iterations are traced."""
     optimizer_in_backward: bool = False
     """Each parameter is updated, and its gradient dropped, as soon as it is accumulated."""
-    empty_cache_every: Annotated[int, whole(0, "iterations")] = 0
-    """torch.cuda.empty_cache() at the end of every so many iterations; 0: never."""
     activation_offload: bool = False
     """What the blocks save for their backward rests on the host (save_on_cpu, pinned)."""
-    retains: Annotated[str, one_of("", "loss", "output")] = ""
-    """What the loop appends to a list that nobody empties, after each micro-batch, as a metric that is kept by mistake:
-    loss, or output (all that the model returns); empty: nothing."""
     data_loader: DataLoader = field(default_factory=DataLoader)
     compile: Compile | None = None
     """What of the step is compiled; null or false: nothing."""

@@ -14,12 +14,10 @@ from typing import NoReturn
 from unittest import mock
 
 from planner import cuda_on_paper
-from planner.allocator.long_runs.series import Series, UnlikePartsError, write_out
 from planner.errors import PlannerError, ProgramError
-from planner.events import Event, Phase, Repeat, write_out_repeats
 from planner.job import loading
 from planner.job.launching.line import Launcher, LaunchLine, rank_variables
-from planner.job.sampled_runs import as_traced, batches_on_device, shown_batches, shown_tokens
+from planner.job.sampled_runs import as_traced
 from planner.job.schema import Job
 from planner.paper.native_records import DoesNotFoldError
 from planner.tracing.program import micro_batches
@@ -54,7 +52,7 @@ _TO_ITS_END = 1 << 40
 def trace(job: Job, rank: int = 0, target: str = "", *, shortened: bool = True) -> Trace:
     """What `rank` does on a paper GPU whose kernels are those of `target` (default: the job's GPU).
 
-    `shortened`: of long accumulations and evaluations the parts are run from which the others follow, where they do.
+    `shortened`: of long accumulations the parts are run from which the others follow, where they do.
     Raises SpecError for what the job names and torch or transformers do not know, TraceError for a step that cannot be
     traced, with its module and operator.
     """
@@ -63,7 +61,7 @@ def trace(job: Job, rank: int = 0, target: str = "", *, shortened: bool = True) 
         job = as_traced(job)
     try:
         result = _trace(job, rank, target, shortened=shortened)
-    except (DoesNotFoldError, UnlikePartsError):
+    except DoesNotFoldError:
         result = _trace(job, rank, target, shortened=False)
     return replace(result, seconds=time.perf_counter() - began)
 
@@ -79,7 +77,7 @@ def _trace(job: Job, rank: int, target: str, *, shortened: bool) -> Trace:
         checking.enforce("deepspeed")
         total_bytes = job.cluster.capacity_bytes or total_bytes  # it asks whether parameters can be flattened there
     order = ProgramOrder(
-        line=_launch_line(run_job, shortened=shortened),
+        line=_launch_line(run_job),
         rank=rank,
         gpu=Gpu(product="", arch=job.cluster.gpu.arch, total_bytes=total_bytes, name=job.cluster.gpu.name),
         target=target or job.cluster.gpu.target,
@@ -105,42 +103,20 @@ def _trace(job: Job, rank: int, target: str, *, shortened: bool) -> Trace:
         except Exception as error:
             raise untraceable(error) from error
     (run,) = runs
-    events, repeats = list(run.trace.events), list(run.trace.repeats)
-    if shortened:
-        events, repeats = _write_out_evaluations(job, events, repeats)
-    return replace(run.trace, events=tuple(events), repeats=tuple(repeats))
-
-
-def _write_out_evaluations(job: Job, events: list[Event], repeats: list[Repeat]) -> tuple[list[Event], list[Repeat]]:
-    """The events with every evaluation step and every generated token, and what still repeats of them.
-
-    Raises UnlikePartsError where what was run does not tell what was not.
-    """
-    evaluation = job.train.eval
-    if evaluation is None:
-        return events, repeats
-    batches = shown_batches(evaluation)
-    series = [Series(Phase.EVAL, batches, batches_on_device(evaluation))]
-    if evaluation.generate is not None:
-        new_tokens = evaluation.generate.max_new_tokens
-        series.append(Series(Phase.GENERATE, shown_tokens(new_tokens), new_tokens - 1, before=1))
-    for repeated in series:
-        if any(part.alike for part in repeated.parts):
-            events, repeats = write_out(list(write_out_repeats(events, repeats)), repeated), []
-    return events, repeats
+    return run.trace
 
 
 def _shorten(job: Job) -> tuple[Job, int]:
     """The job with fewer iterations, and fewer micro-batches to each, where those say what the others do; and how many
     fewer micro-batches."""
     train, replicate = job.train, job.parallel.dp_replicate
-    if not (train.eval or train.checkpoint_save or train.empty_cache_every or train.lengths or train.retains):
+    if not (train.eval or train.checkpoint_save or train.lengths):
         train = replace(train, iterations=min(train.iterations, _MOST_ITERATIONS))
         job = replace(job, train=train)
     remembers = (replicate.degree > 1 and not replicate.no_sync) or job.parallel.dp_shard.kind == "fsdp1"
     run = micro_batches.FEWEST + (_SETTLED - 1 if remembers else 0)
     left_out = train.gradient_accumulation_steps - run
-    counts = train.lengths or train.retains or replicate.comm_hook in _COUNTS_MICRO_BATCHES
+    counts = train.lengths or replicate.comm_hook in _COUNTS_MICRO_BATCHES
     if left_out < 1 or counts or job.parallel.pp.degree > 1:
         return job, 0
     parallel = job.parallel
@@ -150,13 +126,13 @@ def _shorten(job: Job) -> tuple[Job, int]:
     return replace(job, train=replace(train, gradient_accumulation_steps=run), parallel=parallel), left_out
 
 
-def _launch_line(job: Job, *, shortened: bool) -> LaunchLine:
+def _launch_line(job: Job) -> LaunchLine:
     """How the program of a spec is started on the job's nodes."""
     return LaunchLine(
         launcher=Launcher.TORCHRUN,
         program="planner.programs.train",
         is_module=True,
-        arguments=(json.dumps(loading.bundle(job)), *(["--shortened"] if shortened else [])),
+        arguments=(json.dumps(loading.bundle(job)),),
         nodes=job.cluster.nodes,
         processes_per_node=job.cluster.gpus_per_node,
     )

@@ -348,13 +348,6 @@ def make(feed: Feed, batch: int, device: torch.device, *, own_loss: bool) -> Mic
     )
 
 
-def prompts(feed: Feed, batch: int, tokens: int, device: torch.device) -> Tensor:
-    """So many prompts of so many tokens on the device."""
-    spec = next(iter(feed.arguments.values()))
-    made = torch.randint(0, max(1, spec.maximum), (batch, tokens), dtype=getattr(torch, spec.dtype))
-    return to_device(made, device)
-
-
 def to_device(tensor: Tensor, device: torch.device, name: str = "") -> Tensor:
     """The tensor on the device, as a data loader puts it there."""
     moved = tensor.to(device, non_blocking=True)

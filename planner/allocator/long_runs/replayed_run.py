@@ -167,7 +167,7 @@ class ReplayedRun:
 
 _State = int
 Part = tuple[Any, ...]
-"""A stretch, by its place and what its sizes depend on; an empty one is a release of the cache."""
+"""A stretch, by its place and what its sizes depend on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,9 +305,6 @@ class _Replay:
         assert self._allocator_at == end, "a stretch did something else in the same state"
 
     def _replay(self, part: Part, number: int) -> Peaks:
-        if not part:
-            self.allocator.empty_cache()
-            return Peaks()
         return self._player.play(self._parted.stretch_at(part), lambda phase: self._grow(number, phase))
 
     def _grow(self, step: int, phase: Phase) -> None:
@@ -339,13 +336,9 @@ class ComposedRun:
         self, rules: Rules, capacity_bytes: int | None = None, *, device_bytes: int | None = None
     ) -> ReplayedRun:
         """The whole run; the arguments are those of `PartedRun.replay`."""
-        first, every = first_steps(self._job), self._job.train.empty_cache_every
         steps: list[Sequence[Part]] = [
-            (
-                *zip(places_of(len(step)), (*step, max(step)), strict=True),
-                *([()] if every and not number % every else []),
-            )
-            for number, step in enumerate(self.steps[first:], first + 1)
+            tuple(zip(places_of(len(step)), (*step, max(step)), strict=True))
+            for step in self.steps[first_steps(self._job) :]
         ]
         parted = PartedRun(
             self._traced.before, self._traced.standing, steps, lambda part: self._by_length[part[0]].at(part[1])

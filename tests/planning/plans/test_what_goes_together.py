@@ -22,11 +22,8 @@ EAGER = {"backend": "aot_eager"}
         ({"checkpoint_save": {"kind": "dcp", "every": 1}}, FLAT, 2, Phase.CHECKPOINT_SAVE),
         ({"checkpoint_load": {"kind": "full_state_dict"}}, FLAT, 2, Phase.CHECKPOINT_LOAD),
         ({"compile": EAGER}, FLAT, 2, Phase.BACKWARD),
-        ({"compile": EAGER, "loss": {"chunks": 2, "chunk_head": True}}, {}, 1, Phase.BACKWARD),
-        ({"compile": EAGER, "eval": {"every": 1, "generate": {"max_new_tokens": 3, "use_cache": False}}}, {}, 1,
-         Phase.GENERATE),
     ],
-)  # fmt: skip
+)
 def test_they_are_traced(train: dict[str, Any], parallel: dict[str, Any], gpus: int, phase: Phase) -> None:
     job = load_document(
         {
