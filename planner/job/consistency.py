@@ -167,10 +167,6 @@ def _check_model(job: Job, document: Node) -> None:
         problem, remedy = f"is only used with {source}", f"delete it, or give model.{source}"
         refuse(getattr(model, key) and source not in sources, f"model.{key}", problem, remedy=remedy)
     if (adapter := model.adapter) is not None:
-        is_idle, problem = adapter.kind != "qlora", f"is {adapter.load}, and only qlora packs what it loads"
-        refuse(adapter.load != "layers" and is_idle, "model.adapter.load", problem, allowed="layers")
-        problem, is_off = "is false, and only qlora upcasts", not adapter.upcast
-        refuse(is_off and is_idle, "model.adapter.upcast", problem, allowed="true")
         has_names = ALL_LINEAR in adapter.target_modules and len(adapter.target_modules) > 1
         problem, allowed = f"holds {ALL_LINEAR} beside names", f"{ALL_LINEAR} alone, or names"
         refuse(has_names, "model.adapter.target_modules", problem, allowed=allowed)

@@ -17,7 +17,7 @@ _OF_FSDP1 = (
     "no_shard", "use_orig_params", "backward_prefetch", "forward_prefetch", "limit_all_gathers", "sync_module_states",
     "autocast", "wrap", "wrap_size", "wrap_trained",
 )  # fmt: skip
-_OF_FSDP2 = ("keep_last", "prefetch")
+_OF_FSDP2 = ("keep_last",)
 
 
 def check_pipeline(job: Job, document: Node) -> None:

@@ -15,8 +15,6 @@ class DpReplicate:
 
     degree: Ranks = 1
     """How many replicas."""
-    kind: Annotated[str, one_of("ddp")] = "ddp"
-    """What reduces the gradients."""
     bucket_cap_mb: PositiveMib = 25.0
     """Size of a bucket of gradients."""
     gradient_as_bucket_view: bool = False
@@ -62,8 +60,6 @@ class DpShard:
     """cpu: parameters, gradients and optimizer state rest on the host (CPUOffloadPolicy, CPUOffload)"""
     no_sync: bool = False
     """Accumulate gradients unreduced; reduce in the last micro-batch only."""
-    prefetch: Annotated[int, whole(0, "blocks")] = 0
-    """Of fsdp2: how many blocks ahead parameters are gathered explicitly; 0: as fully_shard does by itself."""
     no_shard: bool = False
     """Of fsdp1: NO_SHARD. Every rank keeps all parameters, in flat ones, and gradients are reduced whole."""
     use_orig_params: bool = False

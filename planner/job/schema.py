@@ -77,7 +77,8 @@ class Adapter:
     """Low-rank layers that are trained in place of the model: LoRA, by peft."""
 
     kind: Annotated[str, one_of("lora", "dora", "qlora")] = "lora"
-    """qlora: beside a model in four bits (nf4, double quantization)."""
+    """qlora: beside a model in four bits (nf4, double quantization), whose layers are packed as they are loaded; the
+    rest is float32, by peft's prepare_model_for_kbit_training."""
     r: Count = 8
     """The rank of the layers."""
     alpha: Count = 8
@@ -89,12 +90,6 @@ class Adapter:
     ] = ()
     """Names of the modules that are adapted, or all-linear alone (peft's word: all linear layers but the head); empty:
     those that peft knows for the architecture."""
-    load: Annotated[str, one_of("layers", "whole")] = "layers"
-    """Of qlora. layers: each layer is packed as it is loaded, as transformers does; whole: all of the model is on the
-    device in `parameter_dtype` before it is packed."""
-    upcast: bool = True
-    """Of qlora: what is not packed (embeddings, norms, the head) is cast to float32, by peft's
-    prepare_model_for_kbit_training, as most programs do; false for those that leave out this call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,11 +174,10 @@ class CheckpointLoad:
     mmap: bool = False
     """The file is mapped (safetensors, torch.load(mmap=True)): ranks of a node share its pages, which can be given
     back. Otherwise each rank reads a copy of its own."""
-    kind: Annotated[str, one_of("state_dict", "full_state_dict", "dcp")] = "state_dict"
+    kind: Annotated[str, one_of("state_dict", "full_state_dict", "full_state_dict_from_rank0", "dcp")] = "state_dict"
     """state_dict: torch.load and load_state_dict; full_state_dict: set_state_dict of a whole one, whose parts become
-    the shards; dcp: torch.distributed.checkpoint.load into the shards"""
-    broadcast_from_rank0: bool = False
-    """Of full_state_dict: rank 0 alone loads the file, and sends tensor by tensor."""
+    the shards; full_state_dict_from_rank0: the same, of a file that rank 0 alone loads, and sends tensor by tensor
+    (broadcast_from_rank0); dcp: torch.distributed.checkpoint.load into the shards"""
     optimizer: bool = False
     """The optimizer's state is loaded as well."""
 
@@ -203,8 +197,6 @@ class CheckpointSave:
     """The optimizer's state is saved as well; without effect on huggingface."""
     every: Iterations = 100
     """After how many iterations it is saved."""
-    pinned: bool = False
-    """Of dcp_async: what waits on the host to be written is pinned (StagingOptions.use_pinned_memory)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -294,10 +286,8 @@ class DataLoader:
     """Batches that each worker has read ahead."""
     pin_memory: bool = False
     """Batches are copied into pinned memory."""
-    worker_bytes: HostBytes = 0
-    """What the data set takes in each worker, where it is not shared with the rank."""
     dataset_bytes: HostBytes = 0
-    """What the data set takes in the rank's own process."""
+    """What the data set takes in the rank's own process and its workers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,8 @@ from planner.job.nodes import Node
 from planner.job.schema import PERCENTILES, CheckpointLoad, CheckpointSave, Job, Lengths, tokens_of
 
 _LOAD, _SAVE = "train.checkpoint_load", "train.checkpoint_save"
+_OF_SHARDS = ("state_dict", "sharded_state_dict", "dcp", "dcp_async")
+"""Kinds of checkpoints of which each rank loads or saves its own part."""
 _SUM_TOLERANCE = 1e-6
 """How far shares may be from 1: people write `0.333`."""
 
@@ -76,7 +78,7 @@ def check_checkpoints(job: Job, document: Node) -> None:
     for place, section in ((_LOAD, load), (_SAVE, save)):
         if section is None:
             continue
-        is_whole = parallel.pp.degree > 1 and section.kind in ("full_state_dict", "huggingface")
+        is_whole = parallel.pp.degree > 1 and section.kind not in _OF_SHARDS
         problem = f"is {section.kind}, and a rank of a pipeline has the parameters of its stages alone"
         document.refuse_if(is_whole, f"{place}.kind", problem, allowed="dcp")
         has_state = section.optimizer and section.kind != "huggingface"
@@ -86,11 +88,11 @@ def check_checkpoints(job: Job, document: Node) -> None:
 
 
 def _check_load(load: CheckpointLoad, job: Job, document: Node) -> None:
-    degrees, refuse, path = axis_degrees(job.parallel), document.refuse_if, f"{_LOAD}.broadcast_from_rank0"
-    sends, problem = load.broadcast_from_rank0, f"is true beside kind {load.kind}"
-    refuse(sends and load.kind != "full_state_dict", path, problem, allowed="kind: full_state_dict")
-    is_alone, problem = degrees["dp_replicate"] * degrees["dp_shard"] == 1, "is true, and there is nobody to send to"
-    refuse(sends and is_alone, path, problem, allowed="dp_shard or dp_replicate above 1")
+    degrees, refuse = axis_degrees(job.parallel), document.refuse_if
+    is_alone = degrees["dp_replicate"] * degrees["dp_shard"] == 1
+    problem = f"is {load.kind}, and there is nobody to send to"
+    sends_to_nobody = load.kind == "full_state_dict_from_rank0" and is_alone
+    refuse(sends_to_nobody, f"{_LOAD}.kind", problem, allowed="dp_shard or dp_replicate above 1")
     shards = [name for name in ("dp_shard", "tp", "cp", "ep") if degrees[name] > 1]
     refuse(
         load.kind == "state_dict" and load.optimizer and shards,
@@ -109,8 +111,6 @@ def _check_save(save: CheckpointSave, job: Job, document: Node) -> None:
     refuse(of_transformers and job.model.hf_config is None, path, problem, allowed="another kind, or hf_config")
     problem = "is huggingface beside model.adapter, which is saved alone"
     refuse(of_transformers and job.model.adapter is not None, path, problem, allowed="another kind, or none")
-    problem = f"is true beside kind {save.kind}, which stages nothing"
-    refuse(save.pinned and save.kind != "dcp_async", f"{_SAVE}.pinned", problem, allowed="kind: dcp_async")
     problem = f"is true beside kind {save.kind}, which goes by way of the host anyway"
     goes_there = save.kind in ("dcp_async", "huggingface")
     refuse(save.cpu_offload and goes_there, f"{_SAVE}.cpu_offload", problem, remedy="delete it")

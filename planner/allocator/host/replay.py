@@ -160,7 +160,6 @@ class _Rank:
             return
         batches = loader.workers * loader.prefetch_factor + 1
         blocks = [HostAlloc(0, size, HostCategory.BATCH, loader.pin_memory, batches) for size in tensors]
-        blocks.append(HostAlloc(0, loader.worker_bytes, HostCategory.DATASET, count=loader.workers))
         self._loading[evaluates] = [(evaluates, place) for place in range(len(blocks))]
         for key, block in zip(self._loading[evaluates], blocks, strict=True):
             self.take(key, block)
