@@ -34,6 +34,11 @@ def find_optimizer(name: str) -> dict[str, Any] | None:
     return _words("optimizers").get(name.casefold())
 
 
+def is_gone(path: str) -> bool:
+    """Whether specs had this key once."""
+    return path in _words("gone")
+
+
 def key_remedy(path: str, child: Node, known: Iterable[str]) -> str:
     """What to write instead of an unknown key: of one that specs had once, of another program's, or of one of another
     section; empty if it is none of them."""

@@ -19,9 +19,9 @@ from planner.job import consistency, deepspeed_config, foreign_words, hf_config,
 from planner.job.field_checks import Check
 from planner.job.json_text import canonical_json, file_text, read_json, without_floats
 from planner.job.nodes import Node, below, did_you_mean, node_from_data
-from planner.job.schema import CHECKS, Compile, DataLoader, Gpu, Job, Model, Optimizer, Parallel, Trainer
+from planner.job.schema import CHECKS, Compile, DataLoader, Gpu, Job, Model, Parallel, Trainer
 from planner.job.size_limits import LARGEST_YAML, LONGEST_NAME
-from planner.job.spec_keys import is_optional, section_in
+from planner.job.spec_keys import OPEN, is_optional, section_in
 from planner.job.yaml_text import read_yaml
 from planner.units import parse_bytes
 
@@ -44,11 +44,14 @@ def read_dataclass(kind: type, node: Node, folder: Path | None) -> Any:
     """
     written = short_forms.written_out(kind, node).mapping(short_forms.find_form(kind).allowed)
     fields = {field.name: field for field in dataclasses.fields(kind)}
-    for key, child in written.items():
-        if key not in fields:
+    passed_on = written["arguments"].mapping() if kind in OPEN and "arguments" in written else {}
+    gone = {key: child for key, child in passed_on.items() if foreign_words.is_gone(below(node.path, key))}
+    for key, child in {**written, **gone}.items():
+        if key not in fields or key in gone:
+            known = [OPEN[kind] if kind in OPEN and name == "arguments" else name for name in fields]
             raise SpecError(
                 f"unknown key `{shorten(key, LONGEST_NAME)}` in {node.path or 'a job spec'}",
-                allowed=", ".join(fields),
+                allowed=", ".join(known),
                 remedy=foreign_words.key_remedy(below(node.path, key), child, fields) or did_you_mean(key, fields),
                 place=child.key_place or child.place,
             )
@@ -288,12 +291,12 @@ def _plain(value: Any, hint: Any) -> Any:
         return False  # as people write it, and as it was before there was more to say
     if value is None or (hint is not float and isinstance(value, str | int)):
         return value
-    if isinstance(value, Optimizer):
-        return {"name": value.name, **value.arguments}
     if isinstance(value, Gpu) and value == Gpu():
         return None
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {name: _plain(getattr(value, name), hint) for name, hint in _hints(type(value)).items()}
+        plain = {name: _plain(getattr(value, name), hint) for name, hint in _hints(type(value)).items()}
+        passed_on = plain.pop("arguments") if type(value) in OPEN else {}
+        return {**plain, **passed_on}
     if isinstance(value, Mapping):
         return {key: _plain(item, None) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from planner.job.field_checks import PositiveMib, Ranks, Reshard, anything, like, number, one_of, whole
+from planner.job.field_checks import PlainData, PositiveMib, Ranks, Reshard, anything, like, number, one_of, whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,20 +19,14 @@ class DpReplicate:
     """Size of a bucket of gradients."""
     gradient_as_bucket_view: bool = False
     """Gradients are views of the buckets, and not there twice."""
-    find_unused_parameters: bool = False
-    """Of DistributedDataParallel; the buckets are then not rebuilt."""
-    static_graph: bool = False
-    """Of DistributedDataParallel."""
-    broadcast_buffers: bool = True
-    """Buffers are sent from rank 0 before each forward."""
-    init_sync: bool = True
-    """Parameters are checked and sent from rank 0 when the model is wrapped."""
     comm_hook: Annotated[str, one_of("", "fp16_compress", "bf16_compress", "power_sgd")] = ""
     """A hook of torch that compresses buckets; empty: none."""
     no_sync: bool = True
     """Accumulate gradients under `no_sync()`: buckets are reduced in the last micro-batch only."""
     zero_redundancy_optimizer: bool = False
     """ZeRO stage 1: each replica keeps the optimizer's state of its part (ZeroRedundancyOptimizer)."""
+    arguments: PlainData = field(default_factory=dict)
+    """Any other key is an argument of DistributedDataParallel: find_unused_parameters, static_graph, ..."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

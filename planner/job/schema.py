@@ -298,12 +298,13 @@ class Compile:
     """model | blocks | loss | optimizer, one or several; by default blocks where the job shards, else the model"""
     mode: Annotated[str, one_of("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")] = "default"
     """default | reduce-overhead | max-autotune | max-autotune-no-cudagraphs; the middle two capture CUDA graphs"""
-    fullgraph: bool = False
-    """A graph break is an error."""
-    dynamic: Annotated[bool | None, anything("true, false or null")] = None
-    """Shapes as symbols; null: from the second shape on, as torch does by itself."""
-    backend: Annotated[str, one_of("inductor", "aot_eager", "eager")] = "inductor"
-    """inductor | aot_eager | eager"""
+    arguments: PlainData = field(default_factory=dict)
+    """Any other key is an argument of torch.compile: fullgraph, dynamic, backend, ..."""
+
+    @property
+    def backend(self) -> str:
+        """What compiles: torch's own by default."""
+        return str(self.arguments.get("backend", "inductor"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

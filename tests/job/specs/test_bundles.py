@@ -71,7 +71,7 @@ replicas = st.builds(
     degree=st.just(8),
     bucket_cap_mb=st.floats(0.001, 1000),
     gradient_as_bucket_view=st.booleans(),
-    find_unused_parameters=st.booleans(),
+    arguments=st.just({}) | st.fixed_dictionaries({"find_unused_parameters": st.booleans()}),
     comm_hook=st.sampled_from(["", "fp16_compress", "power_sgd"]),
 )
 parallels = st.builds(

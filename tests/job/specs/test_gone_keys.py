@@ -11,9 +11,7 @@ from planner.job.json_text import packaged_json
 from planner.job.loading import load_document
 from planner.job.spec_keys import by_path
 
-GONE = {
-    path: remedy for paths, remedy in packaged_json("foreign_words.json")["gone"].items() for path in paths.split()
-}
+GONE = {path: remedy for paths, remedy in packaged_json("foreign_words.json")["gone"].items() for path in paths.split()}
 PROGRAM = "plan a program of your own: planner spec --program JOB prints the one to start from, planner run plans it"
 
 

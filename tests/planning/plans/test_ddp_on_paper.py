@@ -73,7 +73,7 @@ def test_a_gradient_is_born_outside_its_bucket_and_moved_into_it(planned: Planne
 
 
 def test_the_initial_sync_takes_a_flat_copy_of_the_parameters_and_leaves_nothing(planned: Planned) -> None:
-    with_sync, without = (planned(ddp={"init_sync": each}) for each in (True, False))
+    with_sync, without = (planned(ddp={"arguments": {"init_sync": each}}) for each in (True, False))
 
     assert asked_for(with_sync, Phase.LOAD, 0).count(P) == asked_for(without, Phase.LOAD, 0).count(P) + 1
     assert with_sync.after("load", 0) == without.after("load", 0)
@@ -81,7 +81,7 @@ def test_the_initial_sync_takes_a_flat_copy_of_the_parameters_and_leaves_nothing
 
 def test_the_initial_sync_of_two_dtypes_takes_a_flat_copy_of_each(planned: Planned) -> None:
     more = sorted(asked_for(planned("Mixed", ddp={}), Phase.LOAD, 0))
-    for size in asked_for(planned("Mixed", ddp={"init_sync": False}), Phase.LOAD, 0):
+    for size in asked_for(planned("Mixed", ddp={"arguments": {"init_sync": False}}), Phase.LOAD, 0):
         more.remove(size)
 
     assert [size for size in more if size >= 512] == []  # one tensor of a dtype is its own flat copy
