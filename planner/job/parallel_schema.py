@@ -82,7 +82,7 @@ class DpShard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tp:
-    """Tensor parallelism: DTensor's `parallelize_module`."""
+    """Tensor parallelism: DTensor's `parallelize_module`, by the model's own plan."""
 
     degree: Ranks = 1
     """Over how many ranks layers are split."""
@@ -90,10 +90,6 @@ class Tp:
     """Norms and residuals split along the tokens."""
     loss_parallel: bool = False
     """The loss on logits split along the vocabulary."""
-    plan: Annotated[Mapping[str, str], anything("text, numbers, true, false, null, lists and mappings")] = field(
-        default_factory=dict
-    )
-    """Pattern of module paths -> style (colwise, rowwise, ...); default: the model's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

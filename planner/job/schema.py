@@ -167,13 +167,10 @@ def tokens_of(text: str) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointLoad:
-    """A checkpoint is loaded before training: onto `cpu` or onto the `device`, its state dict dropped or kept."""
+    """A checkpoint is loaded before training: onto `cpu` or onto the `device`; its state dict is dropped."""
 
     map_location: Annotated[str, one_of("cpu", "device")] = "cpu"
     """Where the checkpoint's tensors are put."""
-    mmap: bool = False
-    """The file is mapped (safetensors, torch.load(mmap=True)): ranks of a node share its pages, which can be given
-    back. Otherwise each rank reads a copy of its own."""
     kind: Annotated[str, one_of("state_dict", "full_state_dict", "full_state_dict_from_rank0", "dcp")] = "state_dict"
     """state_dict: torch.load and load_state_dict; full_state_dict: set_state_dict of a whole one, whose parts become
     the shards; full_state_dict_from_rank0: the same, of a file that rank 0 alone loads, and sends tensor by tensor
@@ -281,9 +278,7 @@ class DataLoader:
     """What torch.utils.data.DataLoader is told, as far as the host's memory hinges on it."""
 
     workers: Annotated[int, whole(0, "processes", 4096)] = 0
-    """Processes of each rank that load data (num_workers); 0: the rank loads by itself."""
-    prefetch_factor: Annotated[int, whole(1, "batches", 4096)] = 2
-    """Batches that each worker has read ahead."""
+    """Processes of each rank that load data (num_workers), each two batches ahead; 0: the rank loads by itself."""
     pin_memory: bool = False
     """Batches are copied into pinned memory."""
     dataset_bytes: HostBytes = 0

@@ -67,7 +67,7 @@ def _savings(job: Job) -> list[Change]:
             fused,
         ),
         (
-            tp.degree > 1 and not tp.sequence_parallel and not tp.plan and tokens_divide and has_blocks,
+            tp.degree > 1 and not tp.sequence_parallel and tokens_divide and has_blocks,
             {"parallel.tp.sequence_parallel": True},
         ),
         (

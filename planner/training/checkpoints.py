@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import mmap
 import threading
 import warnings
 from collections.abc import Callable
@@ -160,12 +159,8 @@ class Loading:
         return self.spec.map_location == "device" or self.device.type == "cpu"
 
     def _tensor(self, shape: torch.Size, dtype: torch.dtype) -> Tensor:
-        """One that the file has, read into the host's memory; where the file is mapped it takes none."""
-        if self.spec.mmap:
-            mapped = mmap.mmap(-1, max(shape.numel() * dtype.itemsize, 1))
-            read = torch.frombuffer(mapped, dtype=torch.uint8).view(dtype).view(shape)
-        else:
-            read = torch.zeros(shape, dtype=dtype, device="cpu")
+        """One that the file has, read into the host's memory."""
+        read = torch.zeros(shape, dtype=dtype, device="cpu")
         return read.to(self.device) if self._on_device else read
 
     def model_state(self) -> dict[str, Tensor]:

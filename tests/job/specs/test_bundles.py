@@ -59,7 +59,7 @@ trains = st.builds(
     recompute=recomputes,
     gradient_clipping=st.floats(0, 100),
     zero_grad_set_to_none=st.booleans(),
-    checkpoint_load=st.none() | st.builds(jobs.CheckpointLoad, mmap=st.booleans()),
+    checkpoint_load=st.none() | st.builds(jobs.CheckpointLoad, optimizer=st.booleans()),
     eval=st.none() | st.builds(jobs.Eval, micro_batch_size=counts, every=counts),
     iterations=counts,
 )

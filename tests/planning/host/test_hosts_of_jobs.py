@@ -105,13 +105,11 @@ def test_deepspeed_keeps_master_weights_states_and_gradients_on_the_host(stage: 
     assert step[HostCategory.GRADIENT] >= 4 * partition
 
 
-def test_a_checkpoint_is_on_the_host_of_each_rank_while_it_is_loaded_unless_it_is_mapped() -> None:
+def test_a_checkpoint_is_on_the_host_of_each_rank_while_it_is_loaded() -> None:
     read = phases_of(job({"checkpoint_load": {"map_location": "cpu"}}, dp_replicate=2))[Phase.CHECKPOINT_LOAD, 0]
-    mapped = phases_of(job({"checkpoint_load": {"mmap": True}}, dp_replicate=2))[Phase.CHECKPOINT_LOAD, 0]
 
     large = 4 * (PARAMETERS - NORMS * HIDDEN)  # a norm is less than a page
     assert read == {HostCategory.CHECKPOINT: large}
-    assert not mapped
 
 
 def test_an_evaluation_has_workers_of_its_own_beside_those_of_the_training() -> None:
