@@ -152,6 +152,7 @@ _GONE: Mapping[str, Any] = {
     "model.adapter.load": "layers",
     "model.adapter.upcast": True,
     "parallel.dp_replicate.kind": "ddp",
+    "parallel.dp_replicate.comm_hook": "",
     "parallel.dp_shard.prefetch": 0,
     "train.eval.batches": 1,
     "train.eval.gather": "",

@@ -19,8 +19,6 @@ class DpReplicate:
     """Size of a bucket of gradients."""
     gradient_as_bucket_view: bool = False
     """Gradients are views of the buckets, and not there twice."""
-    comm_hook: Annotated[str, one_of("", "fp16_compress", "bf16_compress", "power_sgd")] = ""
-    """A hook of torch that compresses buckets; empty: none."""
     no_sync: bool = True
     """Accumulate gradients under `no_sync()`: buckets are reduced in the last micro-batch only."""
     zero_redundancy_optimizer: bool = False

@@ -179,7 +179,6 @@ def _check_company_of_lengths(job: Job, lengths: Lengths, section: Node) -> None
         "train.inputs, whose shapes are fixed": bool(train.inputs),
         "train.compile, which compiles for other lengths anew": train.compile is not None,
         "parallel.pp, whose stages exchange tensors of one shape": parallel.pp.degree > 1,
-        "power_sgd, which begins after a thousand steps": parallel.dp_replicate.comm_hook == "power_sgd",
     }
     for name, is_there in against.items():
         if is_there:

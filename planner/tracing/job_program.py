@@ -35,8 +35,6 @@ import torch  # isort: skip
 import torch.distributed as dist  # isort: skip
 from torch._subclasses.fake_tensor import FakeTensorMode  # isort: skip
 
-_COUNTS_MICRO_BATCHES = ("power_sgd",)
-"""Communication hooks that take other memory after some reductions."""
 _SETTLED = 3
 """Micro-batches after which each does what the one before it did: DDP's reducer rebuilds its buckets in the second, and
 with a static graph takes its map of used parameters in the third (torch 2.13, torch/csrc/distributed/c10d/reducer.cpp);
@@ -116,8 +114,7 @@ def _shorten(job: Job) -> tuple[Job, int]:
     remembers = (replicate.degree > 1 and not replicate.no_sync) or job.parallel.dp_shard.kind == "fsdp1"
     run = micro_batches.FEWEST + (_SETTLED - 1 if remembers else 0)
     left_out = train.gradient_accumulation_steps - run
-    counts = train.lengths or replicate.comm_hook in _COUNTS_MICRO_BATCHES
-    if left_out < 1 or counts or job.parallel.pp.degree > 1:
+    if left_out < 1 or train.lengths or job.parallel.pp.degree > 1:
         return job, 0
     parallel = job.parallel
     if parallel.deepspeed:

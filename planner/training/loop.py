@@ -23,7 +23,6 @@ from planner.training.inputs import Feed, MicroBatch
 from planner.training.loss_functions import Objective
 from planner.training.phases import named_phase
 from planner.training.wraps import context_parallel, fsdp2
-from planner.training.wraps.ddp import fewest_iterations
 
 if TYPE_CHECKING:
     from planner.training.checkpoints import CheckpointSaver
@@ -104,8 +103,7 @@ class Loop:
     def _iterations(self) -> int:
         if self._steps:
             return len(self._steps)
-        fewest = max(fewest_iterations(self.parallel.dp_replicate), blocks.fewest_iterations(self.train.compile))
-        return max(self.train.iterations, fewest)
+        return max(self.train.iterations, blocks.fewest_iterations(self.train.compile))
 
     @cached_property
     def _saver(self) -> CheckpointSaver:

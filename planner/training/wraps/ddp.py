@@ -10,8 +10,6 @@ import warnings
 
 from torch import nn
 from torch.distributed import ProcessGroup
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power_sgd
 from torch.nn.parallel import DistributedDataParallel
 
 from planner.job import schema
@@ -23,14 +21,6 @@ _TAKEN = (
     "gradient_as_bucket_view", "mixed_precision", "delay_all_reduce_named_params", "param_to_hook_all_reduce",
 )  # fmt: skip
 """Arguments that say where the replicas are, are keys of their own, or take objects."""
-_POWER_SGD_STARTS = 2
-"""Iterations before PowerSGD compresses, the fewest that it takes (powerSGD_hook.py). A program waits for a thousand;
-what it will hold from then on, errors as large as the gradients among it, has to be in a plan of a few iterations."""
-
-
-def fewest_iterations(spec: schema.DpReplicate) -> int:
-    """How many iterations show all that the job will hold: the one after the first that has everything."""
-    return _POWER_SGD_STARTS + 2 if spec.degree > 1 and spec.comm_hook == "power_sgd" else 0
 
 
 def replicate(
@@ -41,16 +31,10 @@ def replicate(
     with warnings.catch_warnings():
         # torch 2.13 renames broadcast_buffers; the new name means something else for the initial sync.
         warnings.filterwarnings("ignore", message=".*broadcast_buffers.*", category=FutureWarning)
-        model = DistributedDataParallel(
+        return DistributedDataParallel(
             module,
             process_group=process_group,
             bucket_cap_mb=spec.bucket_cap_mb,
             gradient_as_bucket_view=spec.gradient_as_bucket_view,
             **{"broadcast_buffers": True, **arguments},
         )
-    if spec.comm_hook == "power_sgd":
-        state = power_sgd.PowerSGDState(process_group=None, start_powerSGD_iter=_POWER_SGD_STARTS)
-        model.register_comm_hook(state, power_sgd.powerSGD_hook)
-    elif spec.comm_hook in ("fp16_compress", "bf16_compress"):
-        model.register_comm_hook(None, getattr(default_hooks, f"{spec.comm_hook}_hook"))
-    return model

@@ -72,7 +72,6 @@ replicas = st.builds(
     bucket_cap_mb=st.floats(0.001, 1000),
     gradient_as_bucket_view=st.booleans(),
     arguments=st.just({}) | st.fixed_dictionaries({"find_unused_parameters": st.booleans()}),
-    comm_hook=st.sampled_from(["", "fp16_compress", "power_sgd"]),
 )
 parallels = st.builds(
     jobs.Parallel,

@@ -78,8 +78,6 @@ CASES = {
     # torch refuses it under no_sync
     "replicated, static": job(replicated(arguments={"static_graph": True}, no_sync=False)),
     "replicated, unused": job(replicated(arguments={"find_unused_parameters": True}, no_sync=False)),
-    "replicated, compressed": job(replicated(comm_hook="bf16_compress")),
-    "replicated, power": job(replicated(comm_hook="power_sgd", no_sync=False)),
     "sharded": job(sharded(), precision="fsdp_mixed", recompute=Recompute(mode="full")),
     "sharded, gathered": job(sharded(reshard_after_forward=False)),
     "flat": job(sharded(kind="fsdp1"), precision="fsdp_mixed"),
