@@ -78,7 +78,7 @@ parallels = st.builds(
     dp_replicate=replicas,
     dp_shard=st.builds(jobs.DpShard, reshard_after_forward=st.booleans() | counts),
     pp=st.builds(jobs.Pp, split=st.lists(counts, max_size=3).map(tuple)),
-    tp=st.builds(jobs.Tp, plan=st.dictionaries(texts, texts, max_size=2)),
+    tp=st.builds(jobs.Tp, sequence_parallel=st.booleans()),
 )
 gpus = st.just(jobs.Gpu()) | st.builds(
     jobs.Gpu, name=texts, total_bytes=st.integers(2**30, 2**40), arch=st.sampled_from(["sm_90", "gfx942"])
