@@ -36,7 +36,7 @@ def replicated(folder: Path) -> Path:
     without = {"recompute": "none", "micro_batch_size": 16}
     return _write(
         folder, "llama-3-8b-sft.yaml", train=without,
-        parallel={"dp_replicate": {"degree": 8, "kind": "ddp"}}, cluster={"gpu": "H100-SXM-80GB"},
+        parallel={"dp_replicate": 8}, cluster={"gpu": "H100-SXM-80GB"},
     )  # fmt: skip
 
 

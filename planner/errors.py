@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 _LONGEST = {"problem": 2000, "allowed": 2000, "remedy": 1000, "place": 500}
@@ -66,12 +66,6 @@ def restored(kind: type[PlannerError], fields: Mapping[str, Any]) -> PlannerErro
 
 class SpecError(PlannerError):
     """The job spec, or a file that it names, cannot be used."""
-
-
-def check_known(noun: str, name: str, known: Iterable[str], place: str) -> None:
-    """Raises SpecError for a name that is none of the known ones."""
-    if name not in known:
-        raise SpecError(f"unknown {noun} {name!r}", allowed=", ".join(known), place=place)
 
 
 class FactoryNotAllowedError(SpecError):

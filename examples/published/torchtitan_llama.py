@@ -103,9 +103,10 @@ class Llama(nn.Module):
         length: int = 8192,
         norm: str = "written",
         float_output: bool = False,
+        keep_output: bool = False,
     ) -> None:
         super().__init__()
-        self.vocab, self.float_output = vocab, float_output
+        self.vocab, self.float_output, self.keep_output = vocab, float_output, keep_output
         kind: type[nn.Module] = WrittenNorm if norm == "written" else nn.RMSNorm
         self.tok_embeddings = nn.Embedding(vocab, width)
         self.register_buffer("freqs_cis", torch.zeros(length, width // heads // 2, dtype=torch.complex64))
@@ -118,7 +119,10 @@ class Llama(nn.Module):
         for layer in self.layers:
             h = layer(h, self.freqs_cis)
         output: Tensor = self.output(self.norm(h))
-        return output.float() if self.float_output else output
+        output = output.float() if self.float_output else output
+        if self.keep_output:  # until the next one takes its place, as a loop does that never says `del pred`
+            self.kept = output
+        return output
 
 
 def llama(**arguments: int | str) -> nn.Module:

@@ -23,9 +23,7 @@ from planner.job.size_limits import MOST_RANK_CLASSES, MOST_RANKS
 from planner.job.trainer import check_trainer
 from planner.job.training_checks import (
     check_checkpoints,
-    check_evaluation,
     check_lengths,
-    check_loss,
     check_stepping,
     check_transformers_options,
     join_names,
@@ -108,9 +106,8 @@ def check(job: Job, document: Node) -> None:
         return
     for check_part in (
         _check_size, _check_model, check_transformers_options, _check_cluster, check_pipeline, check_tensor_parallelism,
-        check_context_parallelism, check_experts, check_stepping, check_lengths,
-        check_evaluation, check_compile, check_loss, check_deepspeed, check_checkpoints,
-        _check_sharding,
+        check_context_parallelism, check_experts, check_stepping, check_lengths, check_compile,
+        check_deepspeed, check_checkpoints, _check_sharding,
     ):  # fmt: skip
         check_part(job, document)
 
@@ -164,16 +161,11 @@ def _check_model(job: Job, document: Node) -> None:
     refuse(len(sources) != 1, "model", problem, allowed="exactly one of hf_config, factory and decoder")
     users = {
         "factory_arguments": "factory", "factory_path": "factory", "head": "hf_config", "adapter": "hf_config",
-        "use_cache": "hf_config",
     }  # fmt: skip
     for key, source in users.items():
         problem, remedy = f"is only used with {source}", f"delete it, or give model.{source}"
         refuse(getattr(model, key) and source not in sources, f"model.{key}", problem, remedy=remedy)
     if (adapter := model.adapter) is not None:
-        is_idle, problem = adapter.kind != "qlora", f"is {adapter.load}, and only qlora packs what it loads"
-        refuse(adapter.load != "layers" and is_idle, "model.adapter.load", problem, allowed="layers")
-        problem, is_off = "is false, and only qlora upcasts", not adapter.upcast
-        refuse(is_off and is_idle, "model.adapter.upcast", problem, allowed="true")
         has_names = ALL_LINEAR in adapter.target_modules and len(adapter.target_modules) > 1
         problem, allowed = f"holds {ALL_LINEAR} beside names", f"{ALL_LINEAR} alone, or names"
         refuse(has_names, "model.adapter.target_modules", problem, allowed=allowed)

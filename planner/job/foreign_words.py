@@ -15,14 +15,16 @@ from planner.job.json_text import packaged_json
 from planner.job.nodes import Node
 
 _LONGEST_VALUE = 60
+_PROGRAM = "plan a program of your own: planner spec --program JOB prints the one to start from, planner run plans it"
 
 
 @cache
 def _words(table: str) -> Mapping[str, Any]:
-    """`gone`: what to do instead of a key that specs had once, by its name or its path. `keys`: what a spec writes,
-    with VALUE where the value can be carried over, and an example where it cannot, as when it is not a whole `number`
-    though both are. `values`: of a section's key, remedies by value. `optimizers`: to `train.optimizer`;
-    adamw_bnb_8bit is not there: transformers' Trainer keeps the state of embeddings in 32 bits, and others do not."""
+    """`gone`: what to do instead of a key that specs had once, by its path; PROGRAM where a program says it. `keys`:
+    what a spec writes, with VALUE where the value can be carried over, and an example where it cannot, as when it is
+    not a whole `number` though both are. `values`: of a section's key, remedies by value. `optimizers`: to
+    `train.optimizer`; adamw_bnb_8bit is not there: transformers' Trainer keeps the state of embeddings in 32 bits, and
+    others do not."""
     content = packaged_json("foreign_words.json")
     return {name: meaning for names, meaning in content[table].items() for name in names.split()}
 
@@ -32,13 +34,18 @@ def find_optimizer(name: str) -> dict[str, Any] | None:
     return _words("optimizers").get(name.casefold())
 
 
-def key_remedy(key: str, child: Node, known: Iterable[str]) -> str:
-    """What to write instead of an unknown key: that of another program, or one of another section; empty if it is
-    neither."""
+def is_gone(path: str) -> bool:
+    """Whether specs had this key once."""
+    return path in _words("gone")
+
+
+def key_remedy(path: str, child: Node, known: Iterable[str]) -> str:
+    """What to write instead of an unknown key: of one that specs had once, of another program's, or of one of another
+    section; empty if it is none of them."""
+    if (gone := _words("gone").get(path)) is not None:
+        return str(gone).replace("PROGRAM", _PROGRAM)
+    key = path.rpartition(".")[2]
     folded = key.casefold().replace("-", "_")
-    gone = _words("gone").get(child.path.casefold()) or _words("gone").get(folded)
-    if gone is not None:
-        return str(gone)
     if folded in {name.casefold() for name in known}:
         return ""  # only its letters are of another case
     is_short = not isinstance(child.value, dict | list) and len(child.summary) <= _LONGEST_VALUE

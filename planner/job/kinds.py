@@ -99,7 +99,7 @@ def kind_of_spec(job: Job) -> Kind:
     adapter = job.model.adapter
     torch = tuple(int(part) for part in re.findall(r"\d+", job.software.torch)[:2])
     has = {
-        Trait.FOUR_BITS: adapter is not None and adapter.kind == "qlora" and adapter.load == "layers",
+        Trait.FOUR_BITS: adapter is not None and adapter.kind == "qlora",
         Trait.HELD_COLLECTIVES: job.parallel.tp.degree > 1 and torch < _HOLDS_COLLECTIVES_UNTIL,
     }
     return Kind(several_ranks=Mesh.of(job.parallel).world_size > 1).having(*(trait for trait in has if has[trait]))

@@ -153,7 +153,7 @@ def split_by_parts(mesh: Mesh, rank_class: RankClass, parts: Sequence[int]) -> t
 def first_rank_differs(train: Train) -> bool:
     """Whether rank 0 does what nobody else does: it writes a whole checkpoint, or alone reads one that it sends."""
     load, save = train.checkpoint_load, train.checkpoint_save
-    reads = load is not None and load.broadcast_from_rank0
+    reads = load is not None and load.kind == "full_state_dict_from_rank0"
     return reads or (save is not None and save.kind in _WRITTEN_BY_THE_FIRST)
 
 

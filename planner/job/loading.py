@@ -19,9 +19,9 @@ from planner.job import consistency, deepspeed_config, foreign_words, hf_config,
 from planner.job.field_checks import Check
 from planner.job.json_text import canonical_json, file_text, read_json, without_floats
 from planner.job.nodes import Node, below, did_you_mean, node_from_data
-from planner.job.schema import CHECKS, Compile, DataLoader, Gpu, Job, Model, Optimizer, Parallel, Trainer
+from planner.job.schema import CHECKS, Compile, DataLoader, Gpu, Job, Model, Parallel, Trainer
 from planner.job.size_limits import LARGEST_YAML, LONGEST_NAME
-from planner.job.spec_keys import is_optional, section_in
+from planner.job.spec_keys import OPEN, is_optional, section_in
 from planner.job.yaml_text import read_yaml
 from planner.units import parse_bytes
 
@@ -44,12 +44,15 @@ def read_dataclass(kind: type, node: Node, folder: Path | None) -> Any:
     """
     written = short_forms.written_out(kind, node).mapping(short_forms.find_form(kind).allowed)
     fields = {field.name: field for field in dataclasses.fields(kind)}
-    for key, child in written.items():
-        if key not in fields:
+    passed_on = written["arguments"].mapping() if kind in OPEN and "arguments" in written else {}
+    gone = {key: child for key, child in passed_on.items() if foreign_words.is_gone(below(node.path, key))}
+    for key, child in {**written, **gone}.items():
+        if key not in fields or key in gone:
+            known = [OPEN[kind] if kind in OPEN and name == "arguments" else name for name in fields]
             raise SpecError(
                 f"unknown key `{shorten(key, LONGEST_NAME)}` in {node.path or 'a job spec'}",
-                allowed=", ".join(fields),
-                remedy=foreign_words.key_remedy(key, child, fields) or did_you_mean(key, fields),
+                allowed=", ".join(known),
+                remedy=foreign_words.key_remedy(below(node.path, key), child, fields) or did_you_mean(key, fields),
                 place=child.key_place or child.place,
             )
     hints = _hints(kind)
@@ -134,6 +137,27 @@ _GONE: Mapping[str, Any] = {
     "post_training": None,
     "train.compile.autograd": False,
     "train.compile.planned_as": "compiled",
+    "model.use_cache": False,
+    "train.empty_cache_every": 0,
+    "train.retains": "",
+    "train.loss.chunk_head": False,
+    "train.loss.keep_output": False,
+    "train.checkpoint_load.keep_reference": False,
+    "train.checkpoint_load.broadcast_from_rank0": False,
+    "train.checkpoint_save.pinned": False,
+    "train.checkpoint_load.mmap": False,
+    "train.data_loader.worker_bytes": 0,
+    "train.data_loader.prefetch_factor": 2,
+    "parallel.tp.plan": {},
+    "model.adapter.load": "layers",
+    "model.adapter.upcast": True,
+    "parallel.dp_replicate.kind": "ddp",
+    "parallel.dp_replicate.comm_hook": "",
+    "parallel.dp_shard.prefetch": 0,
+    "train.eval.batches": 1,
+    "train.eval.gather": "",
+    "train.eval.accumulation_steps": 0,
+    "train.eval.generate": None,
     **{
         f"parallel.dp_shard.{key}": usual
         for key, usual in {
@@ -279,12 +303,12 @@ def _plain(value: Any, hint: Any) -> Any:
         return False  # as people write it, and as it was before there was more to say
     if value is None or (hint is not float and isinstance(value, str | int)):
         return value
-    if isinstance(value, Optimizer):
-        return {"name": value.name, **value.arguments}
     if isinstance(value, Gpu) and value == Gpu():
         return None
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {name: _plain(getattr(value, name), hint) for name, hint in _hints(type(value)).items()}
+        plain = {name: _plain(getattr(value, name), hint) for name, hint in _hints(type(value)).items()}
+        passed_on = plain.pop("arguments") if type(value) in OPEN else {}
+        return {**plain, **passed_on}
     if isinstance(value, Mapping):
         return {key: _plain(item, None) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -300,21 +324,13 @@ def _hints(kind: type) -> dict[str, Any]:
 _ADDED: Mapping[str, Any] = {
     "trainer": None,
     "train.data_loader": _plain(DataLoader(), DataLoader),
-    "train.loss.chunk_head": False,
     "cluster.host_memory": 0,
     "cluster.gpu_fraction": 1.0,
     "cluster.gpu_memory": 0,
     "train.checkpoint_save": None,
-    "train.checkpoint_load.mmap": False,
     "train.checkpoint_load.kind": "state_dict",
-    "train.checkpoint_load.broadcast_from_rank0": False,
     "train.checkpoint_load.optimizer": False,
     "train.lengths": None,
-    "train.retains": "",
-    "train.eval.batches": 1,
-    "train.eval.gather": "",
-    "train.eval.accumulation_steps": 0,
-    "train.eval.generate": None,
 }
 """Keys that came later, and what was done before a spec could say something else: where they say this, the identity is
 what it was, for answers that are stored."""

@@ -70,8 +70,7 @@ def check_pipeline(job: Job, document: Node) -> None:
         f"is fp16_autocast, and torch.distributed.pipelining ({_TORCH}) has no place for a GradScaler",
         allowed="none, bf16_autocast, fsdp_mixed",
     )
-    for name in ("eval", "retains"):
-        refuse(getattr(train, name), f"train.{name}", "is not planned inside a pipeline", remedy="delete it")
+    refuse(train.eval, "train.eval", "is not planned inside a pipeline", remedy="delete it")
     problem = f"is {train.loss.name}, and the last stage of a pipeline gives logits"
     gives_logits = train.loss.name in ("cross_entropy", "sum")
     refuse(not gives_logits, "train.loss.name", problem, allowed="cross_entropy, sum")
@@ -100,7 +99,7 @@ def check_tensor_parallelism(job: Job, document: Node) -> None:
         allowed="tp with dp_shard, and dp_replicate beside both (HSDP)",
         remedy="shard the parameters: parallel.dp_shard",
     )
-    if decoder is not None and not tp.plan:
+    if decoder is not None:
         # Of heads and of the ffn torch can make no uneven parts; of a vocabulary it can.
         document.refuse_job_if(
             decoder.vocab % tp.degree,
@@ -117,23 +116,17 @@ def check_tensor_parallelism(job: Job, document: Node) -> None:
             )
             document.refuse_job_if(size % tp.degree, place, problem, allowed=f"a divisor of {size}")
     document.refuse_job_if(
-        model.factory and not tp.plan,
+        model.factory,
         place,
-        f"tp {tp.degree} has no plan: nothing says how the factory's model is split",
-        allowed='parallel.tp.plan: {"layers.*.up": colwise, "layers.*.down": rowwise}',
+        f"tp {tp.degree}: nothing says how the factory's model is split",
+        allowed="decoder, hf_config; a program of your own calls parallelize_module",
     )
     if tp.sequence_parallel:
         path = "parallel.tp.sequence_parallel"
-        problem = "is for the model's own plan, and this job has another"
-        allowed = "false; a plan can say sequence_parallel for single norms"
-        document.refuse_if(tp.plan, path, problem, allowed=allowed)
         problem = "of a transformers model is not planned between the stages of a pipeline"
         document.refuse_if(decoder is None and parallel.pp.degree > 1, path, problem, allowed="false")
     if tp.loss_parallel:
         path, loss = "parallel.tp.loss_parallel", job.train.loss.name
-        splits_head = (decoder is not None and not tp.plan) or model.hf_config is not None
-        problem = "needs a head that a plan of a model's own splits"
-        document.refuse_if(not splits_head, path, problem, allowed="a decoder without plan, hf_config")
         problem = f"is for cross_entropy only ({_TORCH}), and the loss is {loss}"
         document.refuse_if(loss != "cross_entropy", path, problem)
     tokens, cp = job.train.sequence_length, parallel.cp.degree

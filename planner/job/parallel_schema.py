@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from planner.job.field_checks import PositiveMib, Ranks, Reshard, anything, like, number, one_of, whole
+from planner.job.field_checks import PlainData, PositiveMib, Ranks, Reshard, anything, like, number, one_of, whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,26 +15,16 @@ class DpReplicate:
 
     degree: Ranks = 1
     """How many replicas."""
-    kind: Annotated[str, one_of("ddp")] = "ddp"
-    """What reduces the gradients."""
     bucket_cap_mb: PositiveMib = 25.0
     """Size of a bucket of gradients."""
     gradient_as_bucket_view: bool = False
     """Gradients are views of the buckets, and not there twice."""
-    find_unused_parameters: bool = False
-    """Of DistributedDataParallel; the buckets are then not rebuilt."""
-    static_graph: bool = False
-    """Of DistributedDataParallel."""
-    broadcast_buffers: bool = True
-    """Buffers are sent from rank 0 before each forward."""
-    init_sync: bool = True
-    """Parameters are checked and sent from rank 0 when the model is wrapped."""
-    comm_hook: Annotated[str, one_of("", "fp16_compress", "bf16_compress", "power_sgd")] = ""
-    """A hook of torch that compresses buckets; empty: none."""
     no_sync: bool = True
     """Accumulate gradients under `no_sync()`: buckets are reduced in the last micro-batch only."""
     zero_redundancy_optimizer: bool = False
     """ZeRO stage 1: each replica keeps the optimizer's state of its part (ZeroRedundancyOptimizer)."""
+    arguments: PlainData = field(default_factory=dict)
+    """Any other key is an argument of DistributedDataParallel: find_unused_parameters, static_graph, ..."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,13 +48,11 @@ class DpShard:
     """cpu: parameters, gradients and optimizer state rest on the host (CPUOffloadPolicy)"""
     no_sync: bool = False
     """Accumulate gradients unreduced; reduce in the last micro-batch only."""
-    prefetch: Annotated[int, whole(0, "blocks")] = 0
-    """How many blocks ahead parameters are gathered explicitly; 0: as fully_shard does by itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tp:
-    """Tensor parallelism: DTensor's `parallelize_module`."""
+    """Tensor parallelism: DTensor's `parallelize_module`, by the model's own plan."""
 
     degree: Ranks = 1
     """Over how many ranks layers are split."""
@@ -72,10 +60,6 @@ class Tp:
     """Norms and residuals split along the tokens."""
     loss_parallel: bool = False
     """The loss on logits split along the vocabulary."""
-    plan: Annotated[Mapping[str, str], anything("text, numbers, true, false, null, lists and mappings")] = field(
-        default_factory=dict
-    )
-    """Pattern of module paths -> style (colwise, rowwise, ...); default: the model's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Draws the lengths of a run's batches, and chooses which parts of a long evaluation are run."""
+"""Draws the lengths of a run's batches."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from functools import cache
 
-from planner.job.schema import PERCENTILES, Eval, Lengths, Train, tokens_of
+from planner.job.schema import PERCENTILES, Lengths, Train, tokens_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,50 +71,3 @@ def _draw(distribution: Distribution, sequences: int, batches: int, seed: int) -
     chance = random.Random(seed)
     # The longest of so many: one draw of the highest share stands for one of each sequence.
     return tuple(distribution.length_at(chance.random() ** (1 / sequences)) for _ in range(batches))
-
-
-MOST_SHOWN = 8
-"""Of equal parts; from the third on each does what the one before it did, with one more kept."""
-_FIRST_ALIKE = 3
-_NEVER_SHORTENED = 12
-"""So many tokens are generated one by one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """An evaluation step, or the generation of some tokens at once: `number` is that of the last of them."""
-
-    number: int
-    count: int = 1
-    alike: bool = False
-    """Does what all parts with a higher number do, of which only some are shown."""
-
-
-def shown_batches(spec: Eval) -> tuple[Part, ...]:
-    """The evaluation steps that are run; without alike ones they are all."""
-    every = batches_on_device(spec)
-    if every <= MOST_SHOWN:
-        return tuple(Part(number) for number in range(1, every + 1))
-    return tuple(Part(number, alike=number >= _FIRST_ALIKE) for number in range(1, MOST_SHOWN + 1))
-
-
-def batches_on_device(spec: Eval) -> int:
-    """So many steps of an evaluation decide what it takes: what is gathered goes to the host after them, and the
-    allocator's cache is emptied."""
-    if not spec.gather:
-        return 1
-    return min(spec.batches, spec.accumulation_steps or spec.batches)
-
-
-def shown_tokens(new_tokens: int) -> tuple[Part, ...]:
-    """What is generated after the first token, which comes of the prompt itself: tokens one by one, and between some of
-    them many at once, which grow the cache to where the next are shown."""
-    last = new_tokens - 1
-    if last <= _NEVER_SHORTENED:
-        return tuple(Part(number) for number in range(1, last + 1))
-    parts = [Part(1), Part(2), Part(3, alike=True)]
-    for quarter in range(1, 5):
-        shown, before = last * quarter // 4, parts[-1].number
-        if shown - 2 > before:
-            parts += [Part(shown - 2, shown - 2 - before), Part(shown - 1), Part(shown, alike=True)]
-    return tuple(parts)

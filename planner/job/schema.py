@@ -77,7 +77,8 @@ class Adapter:
     """Low-rank layers that are trained in place of the model: LoRA, by peft."""
 
     kind: Annotated[str, one_of("lora", "dora", "qlora")] = "lora"
-    """qlora: beside a model in four bits (nf4, double quantization)."""
+    """qlora: beside a model in four bits (nf4, double quantization), whose layers are packed as they are loaded; the
+    rest is float32, by peft's prepare_model_for_kbit_training."""
     r: Count = 8
     """The rank of the layers."""
     alpha: Count = 8
@@ -89,12 +90,6 @@ class Adapter:
     ] = ()
     """Names of the modules that are adapted, or all-linear alone (peft's word: all linear layers but the head); empty:
     those that peft knows for the architecture."""
-    load: Annotated[str, one_of("layers", "whole")] = "layers"
-    """Of qlora. layers: each layer is packed as it is loaded, as transformers does; whole: all of the model is on the
-    device in `parameter_dtype` before it is packed."""
-    upcast: bool = True
-    """Of qlora: what is not packed (embeddings, norms, the head) is cast to float32, by peft's
-    prepare_model_for_kbit_training, as most programs do; false for those that leave out this call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,9 +116,6 @@ class Model:
     for a factory, float32 for all else."""
     attention: Annotated[str, one_of("sdpa", "eager")] = "sdpa"
     """The `attn_implementation` of a transformers model: sdpa or eager."""
-    use_cache: bool = False
-    """Whether a transformers model keeps past_key_values while it trains; false, as transformers' Trainer has it,
-    whatever the config says. They live as long as the model's output: see `train.loss.keep_output`."""
     adapter: Adapter | None = None
     """Train an adapter alone, the model frozen; for a transformers config."""
 
@@ -175,20 +167,14 @@ def tokens_of(text: str) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointLoad:
-    """A checkpoint is loaded before training: onto `cpu` or onto the `device`, its state dict dropped or kept."""
+    """A checkpoint is loaded before training: onto `cpu` or onto the `device`; its state dict is dropped."""
 
     map_location: Annotated[str, one_of("cpu", "device")] = "cpu"
     """Where the checkpoint's tensors are put."""
-    keep_reference: bool = False
-    """The program holds on to the state dict while it trains."""
-    mmap: bool = False
-    """The file is mapped (safetensors, torch.load(mmap=True)): ranks of a node share its pages, which can be given
-    back. Otherwise each rank reads a copy of its own."""
-    kind: Annotated[str, one_of("state_dict", "full_state_dict", "dcp")] = "state_dict"
+    kind: Annotated[str, one_of("state_dict", "full_state_dict", "full_state_dict_from_rank0", "dcp")] = "state_dict"
     """state_dict: torch.load and load_state_dict; full_state_dict: set_state_dict of a whole one, whose parts become
-    the shards; dcp: torch.distributed.checkpoint.load into the shards"""
-    broadcast_from_rank0: bool = False
-    """Of full_state_dict: rank 0 alone loads the file, and sends tensor by tensor."""
+    the shards; full_state_dict_from_rank0: the same, of a file that rank 0 alone loads, and sends tensor by tensor
+    (broadcast_from_rank0); dcp: torch.distributed.checkpoint.load into the shards"""
     optimizer: bool = False
     """The optimizer's state is loaded as well."""
 
@@ -208,42 +194,16 @@ class CheckpointSave:
     """The optimizer's state is saved as well; without effect on huggingface."""
     every: Iterations = 100
     """After how many iterations it is saved."""
-    pinned: bool = False
-    """Of dcp_async: what waits on the host to be written is pinned (StagingOptions.use_pinned_memory)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Generate:
-    """Text is generated greedily after the batches of an evaluation, from prompts of one length."""
-
-    max_new_tokens: SomeTokens = 128
-    """Tokens that are generated for each prompt."""
-    batch: Annotated[int, whole(1, "prompts")] = 1
-    """Prompts at once on a rank."""
-    prompt_tokens: Tokens = 0
-    """Tokens of a prompt; 0: as many as `train.sequence_length`."""
-    use_cache: bool = True
-    """Keys and values of earlier tokens are kept, and grow with each token; for a transformers model. false: each token
-    takes all that are before it through the model again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Eval:
-    """An evaluation under no_grad after every `every` iterations."""
+    """An evaluation of one batch under no_grad after every `every` iterations."""
 
     micro_batch_size: Samples = 1
-    """Samples of a rank in one evaluation step."""
+    """Samples of a rank in its batch."""
     every: Iterations = 100
     """After how many iterations it is evaluated."""
-    batches: Annotated[int, whole(1, "evaluation steps")] = 1
-    """Evaluation steps of one evaluation."""
-    gather: Annotated[str, one_of("", "loss", "logits")] = ""
-    """What is gathered from all ranks and kept on the GPU, as transformers' Trainer does for its metrics: loss, or
-    logits (with labels and loss); empty: nothing."""
-    accumulation_steps: Annotated[int, whole(0, "evaluation steps")] = 0
-    """After how many evaluation steps what was gathered goes to the host (eval_accumulation_steps); 0: at the end."""
-    generate: Generate | None = None
-    """Text that is generated in an evaluation; null: none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -282,12 +242,7 @@ class Loss:
     dtype: Floating = "float32"
     """In which dtype the logits enter the loss."""
     chunks: Count = 1
-    """Chunks along the tokens for a chunked cross entropy; 1: not chunked."""
-    chunk_head: bool = False
-    """The head is called for one chunk of tokens after the other too, and what it gives is cast to `dtype`, all of it
-    before the loss, as litgpt does; false: the chunks of one output are cast in turn, as torchtune does."""
-    keep_output: bool = False
-    """The loop holds on to the model's output until the next one takes its place, as one does that never says `del`."""
+    """Chunks of tokens whose logits are cast to `dtype` in turn, as torchtune does; 1: not chunked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -323,15 +278,11 @@ class DataLoader:
     """What torch.utils.data.DataLoader is told, as far as the host's memory hinges on it."""
 
     workers: Annotated[int, whole(0, "processes", 4096)] = 0
-    """Processes of each rank that load data (num_workers); 0: the rank loads by itself."""
-    prefetch_factor: Annotated[int, whole(1, "batches", 4096)] = 2
-    """Batches that each worker has read ahead."""
+    """Processes of each rank that load data (num_workers), each two batches ahead; 0: the rank loads by itself."""
     pin_memory: bool = False
     """Batches are copied into pinned memory."""
-    worker_bytes: HostBytes = 0
-    """What the data set takes in each worker, where it is not shared with the rank."""
     dataset_bytes: HostBytes = 0
-    """What the data set takes in the rank's own process."""
+    """What the data set takes in the rank's own process and its workers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -342,12 +293,13 @@ class Compile:
     """model | blocks | loss | optimizer, one or several; by default blocks where the job shards, else the model"""
     mode: Annotated[str, one_of("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")] = "default"
     """default | reduce-overhead | max-autotune | max-autotune-no-cudagraphs; the middle two capture CUDA graphs"""
-    fullgraph: bool = False
-    """A graph break is an error."""
-    dynamic: Annotated[bool | None, anything("true, false or null")] = None
-    """Shapes as symbols; null: from the second shape on, as torch does by itself."""
-    backend: Annotated[str, one_of("inductor", "aot_eager", "eager")] = "inductor"
-    """inductor | aot_eager | eager"""
+    arguments: PlainData = field(default_factory=dict)
+    """Any other key is an argument of torch.compile: fullgraph, dynamic, backend, ..."""
+
+    @property
+    def backend(self) -> str:
+        """What compiles: torch's own by default."""
+        return str(self.arguments.get("backend", "inductor"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -384,13 +336,8 @@ class Train:
     """How many iterations are traced."""
     optimizer_in_backward: bool = False
     """Each parameter is updated, and its gradient dropped, as soon as it is accumulated."""
-    empty_cache_every: Annotated[int, whole(0, "iterations")] = 0
-    """torch.cuda.empty_cache() at the end of every so many iterations; 0: never."""
     activation_offload: bool = False
     """What the blocks save for their backward rests on the host (save_on_cpu, pinned)."""
-    retains: Annotated[str, one_of("", "loss", "output")] = ""
-    """What the loop appends to a list that nobody empties, after each micro-batch, as a metric that is kept by mistake:
-    loss, or output (all that the model returns); empty: nothing."""
     data_loader: DataLoader = field(default_factory=DataLoader)
     compile: Compile | None = None
     """What of the step is compiled; null or false: nothing."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from functools import partial
 
 from planner.errors import SpecError
 from planner.job import named_gpus, schema
@@ -43,13 +45,25 @@ def find_form(kind: type) -> ShortForm:
     return _FORMS.get(kind, ShortForm())
 
 
-def _optimizer(node: Node) -> Node:
-    """All keys but `name` are the optimizer's own arguments."""
+_MISSPELLED = 0.85
+"""How alike a key and a field of the section are, by difflib's measure: `bucket_cap` is, 0.87 of `bucket_cap_mb`; of
+torch's arguments `bucket_cap_mb_list` is not, 0.84."""
+
+
+def _with_arguments(kind: type, node: Node) -> Node:
+    """Keys that are no fields of the section, nor such with a letter wrong, are arguments of what it stands for."""
     if not isinstance(node.value, dict):
         return node
-    arguments = {key: child for key, child in node.value.items() if key != "name"}
-    named = {"name": node.value["name"]} if "name" in node.value else {}
-    return replace(node, value={**named, "arguments": replace(node, value=arguments)})
+    own = [field.name for field in fields(kind) if field.name != "arguments"]
+    arguments = {
+        key: child
+        for key, child in node.value.items()
+        if key not in own and not difflib.get_close_matches(key, own, cutoff=_MISSPELLED)
+    }
+    if not arguments:
+        return node
+    written = {key: child for key, child in node.value.items() if key not in arguments}
+    return replace(node, value={**written, "arguments": replace(node, value=arguments)})
 
 
 def _recompute(node: Node) -> Node:
@@ -60,7 +74,7 @@ def _recompute(node: Node) -> Node:
     return node
 
 
-def _compile(node: Node) -> Node:
+def _compile(kind: type, node: Node) -> Node:
     """`true` asks for every default; names of scopes stand for the mapping with them; a lone name for a list."""
     if node.value is True:
         return replace(node, value={})
@@ -68,8 +82,13 @@ def _compile(node: Node) -> Node:
         node = replace(node, value={"scope": node})
     if isinstance(node.value, dict) and "scope" in node.value and isinstance(node.value["scope"].value, str):
         scope = node.value["scope"]
-        return replace(node, value={**node.value, "scope": replace(scope, value=[scope], written="")})
-    return node
+        node = replace(node, value={**node.value, "scope": replace(scope, value=[scope], written="")})
+    return _with_arguments(kind, node)
+
+
+_optimizer = partial(_with_arguments, schema.Optimizer)
+_replicas = partial(_with_arguments, schema.DpReplicate)
+_compiled = partial(_compile, schema.Compile)
 
 
 def _adapter(node: Node) -> Node:
@@ -125,7 +144,7 @@ def _find_longest(lengths: dict[str, Node]) -> Node | None:
 
 ONE_OR_SEVERAL = ("train.compile.scope", "model.adapter.target_modules")
 """Lists that a lone name may stand for."""
-_AXES = (schema.DpReplicate, schema.DpShard, schema.Tp, schema.Pp, schema.Cp, schema.Ep)
+_AXES = (schema.DpShard, schema.Tp, schema.Pp, schema.Cp, schema.Ep)
 _COMPILED = "true, false, some of [model, blocks, loss, optimizer], or a mapping"
 _FORMS: dict[type, ShortForm] = {
     schema.Model: ShortForm("a mapping with one of hf_config, factory and decoder"),
@@ -134,7 +153,8 @@ _FORMS: dict[type, ShortForm] = {
     schema.Loss: ShortForm("the name of a loss, or a mapping", "name"),
     schema.Optimizer: ShortForm("the name of a class of torch.optim, or a mapping", "name", _optimizer),
     schema.Recompute: ShortForm("none, full, selective or {every: 2}", "mode", _recompute),
-    schema.Compile: ShortForm(_COMPILED, rewrite=_compile),
+    schema.Compile: ShortForm(_COMPILED, rewrite=_compiled),
     schema.Gpu: ShortForm("a name of the catalog, or {total_bytes: 79.1GiB, arch: sm_90}", "name", _gpu),
     **dict.fromkeys(_AXES, ShortForm("a degree, or a mapping", "degree")),
+    schema.DpReplicate: ShortForm("a degree, or a mapping", "degree", _replicas),
 }

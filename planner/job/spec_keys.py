@@ -19,8 +19,12 @@ from planner.job.field_checks import Check
 
 NAMED = "NAME"
 """Stands in paths for a name that people choose (`train.inputs.NAME.shape`)."""
-_OPEN = {(schema.Optimizer, "arguments")}
-"""Fields that take the keys of their section which are not fields."""
+OPEN: Mapping[type, str] = {
+    schema.Optimizer: "arguments of the optimizer",
+    schema.Compile: "arguments of torch.compile",
+    schema.DpReplicate: "arguments of DistributedDataParallel",
+}
+"""Sections whose field `arguments` takes the keys that are no fields, and what those are."""
 _ASKED_FOR = {(schema.Job, "cluster"), (schema.Cluster, "gpu")}
 """Fields that have a default in the schema and must be said all the same (planner/job/loading.py)."""
 
@@ -78,7 +82,7 @@ def _keys(kind: type, path: str) -> Iterator[SpecKey]:
     for field in dataclasses.fields(kind):
         name, hint = field.name, hints[field.name]
         section = section_in(hint)
-        at = f"{path}.{NAMED if (kind, name) in _OPEN else name}".removeprefix(".")
+        at = f"{path}.{NAMED if kind in OPEN and name == 'arguments' else name}".removeprefix(".")
         has_factory = field.default_factory is not dataclasses.MISSING
         required = (kind, name) in _ASKED_FOR or (field.default is dataclasses.MISSING and not has_factory)
         default = field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
@@ -90,6 +94,11 @@ def _keys(kind: type, path: str) -> Iterator[SpecKey]:
         yield SpecKey(at, kind, name, hint, schema.CHECKS.get((kind, name)), section, required, default, meaning)
         if section is not None:
             yield from _keys(section, f"{at}.{NAMED}" if typing.get_origin(hint) is Mapping else at)
+
+
+def is_argument(section: Any, key: str) -> bool:
+    """Whether a key of a section of a job is one of the `arguments` that it passes on."""
+    return type(section) in OPEN and key not in {field.name for field in dataclasses.fields(section)}
 
 
 def section_in(hint: Any) -> type | None:
@@ -162,7 +171,7 @@ def _described(key: SpecKey) -> dict[str, Any]:
 def _section(key: SpecKey, section: type) -> dict[str, Any]:
     if typing.get_origin(key.hint) is Mapping:
         return {"type": "object", "additionalProperties": _object(f"{key.path}.{NAMED}", open_ended=False)}
-    forms = [_object(key.path, open_ended=section is schema.Optimizer)]
+    forms = [_object(key.path, open_ended=section in OPEN)]
     if short := key.short:
         forms.append(_value_schema(by_path()[f"{key.path}.{short}"]))
         forms[0].pop("required", None)

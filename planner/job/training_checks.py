@@ -1,4 +1,4 @@
-"""Checks what optimizer, checkpoints, evaluation, lengths and loss ask of the rest of a job.
+"""Checks what optimizer, checkpoints and lengths ask of the rest of a job.
 
 Each raises SpecError for the first contradiction; `document` is what the job was read from, for the places.
 """
@@ -10,9 +10,11 @@ from itertools import pairwise
 
 from planner.job.layout import axis_degrees
 from planner.job.nodes import Node
-from planner.job.schema import PERCENTILES, CheckpointLoad, CheckpointSave, Generate, Job, Lengths, tokens_of
+from planner.job.schema import PERCENTILES, CheckpointLoad, CheckpointSave, Job, Lengths, tokens_of
 
 _LOAD, _SAVE = "train.checkpoint_load", "train.checkpoint_save"
+_OF_SHARDS = ("state_dict", "sharded_state_dict", "dcp", "dcp_async")
+"""Kinds of checkpoints of which each rank loads or saves its own part."""
 _SUM_TOLERANCE = 1e-6
 """How far shares may be from 1: people write `0.333`."""
 
@@ -76,7 +78,7 @@ def check_checkpoints(job: Job, document: Node) -> None:
     for place, section in ((_LOAD, load), (_SAVE, save)):
         if section is None:
             continue
-        is_whole = parallel.pp.degree > 1 and section.kind in ("full_state_dict", "huggingface")
+        is_whole = parallel.pp.degree > 1 and section.kind not in _OF_SHARDS
         problem = f"is {section.kind}, and a rank of a pipeline has the parameters of its stages alone"
         document.refuse_if(is_whole, f"{place}.kind", problem, allowed="dcp")
         has_state = section.optimizer and section.kind != "huggingface"
@@ -86,11 +88,11 @@ def check_checkpoints(job: Job, document: Node) -> None:
 
 
 def _check_load(load: CheckpointLoad, job: Job, document: Node) -> None:
-    degrees, refuse, path = axis_degrees(job.parallel), document.refuse_if, f"{_LOAD}.broadcast_from_rank0"
-    sends, problem = load.broadcast_from_rank0, f"is true beside kind {load.kind}"
-    refuse(sends and load.kind != "full_state_dict", path, problem, allowed="kind: full_state_dict")
-    is_alone, problem = degrees["dp_replicate"] * degrees["dp_shard"] == 1, "is true, and there is nobody to send to"
-    refuse(sends and is_alone, path, problem, allowed="dp_shard or dp_replicate above 1")
+    degrees, refuse = axis_degrees(job.parallel), document.refuse_if
+    is_alone = degrees["dp_replicate"] * degrees["dp_shard"] == 1
+    problem = f"is {load.kind}, and there is nobody to send to"
+    sends_to_nobody = load.kind == "full_state_dict_from_rank0" and is_alone
+    refuse(sends_to_nobody, f"{_LOAD}.kind", problem, allowed="dp_shard or dp_replicate above 1")
     shards = [name for name in ("dp_shard", "tp", "cp", "ep") if degrees[name] > 1]
     refuse(
         load.kind == "state_dict" and load.optimizer and shards,
@@ -98,10 +100,9 @@ def _check_load(load: CheckpointLoad, job: Job, document: Node) -> None:
         f"is true beside kind state_dict and {' and '.join(shards)}: whole states are not those of shards",
         allowed="kind: full_state_dict, or dcp",
     )
-    against = {"keep_reference": load.keep_reference, "map_location": load.map_location == "device"}
     problem = "is given beside kind dcp, which reads into the model's own tensors"
-    for key, is_given in against.items():
-        refuse(load.kind == "dcp" and is_given, f"{_LOAD}.{key}", problem, remedy="delete it")
+    is_given = load.kind == "dcp" and load.map_location == "device"
+    refuse(is_given, f"{_LOAD}.map_location", problem, remedy="delete it")
 
 
 def _check_save(save: CheckpointSave, job: Job, document: Node) -> None:
@@ -110,44 +111,9 @@ def _check_save(save: CheckpointSave, job: Job, document: Node) -> None:
     refuse(of_transformers and job.model.hf_config is None, path, problem, allowed="another kind, or hf_config")
     problem = "is huggingface beside model.adapter, which is saved alone"
     refuse(of_transformers and job.model.adapter is not None, path, problem, allowed="another kind, or none")
-    problem = f"is true beside kind {save.kind}, which stages nothing"
-    refuse(save.pinned and save.kind != "dcp_async", f"{_SAVE}.pinned", problem, allowed="kind: dcp_async")
     problem = f"is true beside kind {save.kind}, which goes by way of the host anyway"
     goes_there = save.kind in ("dcp_async", "huggingface")
     refuse(save.cpu_offload and goes_there, f"{_SAVE}.cpu_offload", problem, remedy="delete it")
-
-
-def check_evaluation(job: Job, document: Node) -> None:
-    """What is kept between evaluation steps, and text that is generated."""
-    evaluation = job.train.eval
-    if evaluation is None:
-        return
-    for name, usual in (("batches", 1), ("accumulation_steps", 0)):
-        value = getattr(evaluation, name)
-        document.refuse_if(
-            not evaluation.gather and value != usual,
-            f"train.eval.{name}",
-            f"is {value}, and nothing is kept from one evaluation step to the next",
-            remedy="give train.eval.gather: loss or logits",
-        )
-    if evaluation.generate is not None:
-        _check_generation(job, evaluation.generate, document)
-
-
-def _check_generation(job: Job, generate: Generate, document: Node) -> None:
-    path, has_tokens = "train.eval.generate", bool(job.train.sequence_length) and not job.train.inputs
-    remedy = "give train.sequence_length and no train.inputs"
-    document.refuse_if(not has_tokens, path, "is for models of tokens", remedy=remedy)
-    against = {
-        "parallel.cp, whose ranks have a part of each sequence": job.parallel.cp.degree > 1,
-        "parallel.tp.sequence_parallel, which splits a single token": job.parallel.tp.sequence_parallel,
-        "a factory, of whose arguments nothing is known": bool(job.model.factory),
-    }
-    remedy = "delete it, or plan the generation by itself"
-    for name, is_there in against.items():
-        document.refuse_if(is_there, path, f"is not planned with {name}", remedy=remedy)
-    problem = "keeps keys and values (use_cache: true), which only models of hf_config do"
-    document.refuse_if(generate.use_cache and job.model.hf_config is None, path, problem, allowed="use_cache: false")
 
 
 def check_lengths(job: Job, document: Node) -> None:
@@ -213,37 +179,15 @@ def _check_company_of_lengths(job: Job, lengths: Lengths, section: Node) -> None
         "train.inputs, whose shapes are fixed": bool(train.inputs),
         "train.compile, which compiles for other lengths anew": train.compile is not None,
         "parallel.pp, whose stages exchange tensors of one shape": parallel.pp.degree > 1,
-        "power_sgd, which begins after a thousand steps": parallel.dp_replicate.comm_hook == "power_sgd",
     }
     for name, is_there in against.items():
         if is_there:
             raise section.error(f"is not planned with {name}", allowed="one length")
 
 
-def check_loss(job: Job, document: Node) -> None:
-    """A head that is called in chunks where nothing is chunked, or where its output is split."""
-    loss, path, refuse = job.train.loss, "train.loss.chunk_head", document.refuse_if
-    if not loss.chunk_head:
-        return
-    is_chunked = loss.name == "cross_entropy" and loss.chunks > 1
-    problem = f"is true with loss {loss.name} in {loss.chunks} chunk" + "s" * (loss.chunks != 1)
-    refuse(not is_chunked, path, problem, allowed="with loss cross_entropy and chunks from 2")
-    problem = "is true, and nobody knows the head of a factory's model"
-    refuse(job.model.factory, path, problem, allowed="with hf_config or decoder")
-    for axis in ("tp", "pp", "cp"):
-        degree = axis_degrees(job.parallel)[axis]
-        problem = f"is true with {axis}({degree}), beside which it is not planned"
-        refuse(degree > 1, path, problem, allowed=f"{axis}: 1")
-
-
 def check_transformers_options(job: Job, document: Node) -> None:
-    """A cache and a mask, which transformers models have alone."""
+    """A mask, which transformers models have alone."""
     splits, refuse = job.parallel.pp.degree > 1 or job.parallel.cp.degree > 1, document.refuse_if
-    if job.model.use_cache:
-        problem = "is true under recomputation, for which transformers turns the cache off"
-        refuse(job.train.recompute.mode != "none", "model.use_cache", problem, allowed="false")
-        problem = "is true under pp or cp, whose ranks have no such cache"
-        refuse(splits, "model.use_cache", problem, allowed="false")
     padding, path = job.train.padding, "train.padding"
     if padding != "none":
         problem, allowed = (

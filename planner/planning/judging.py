@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 from planner.allocator.long_runs.drawn_batches import CannotComposeError, compose_batches
 from planner.allocator.long_runs.growth import find_end, growth_of
 from planner.allocator.replay import SettledReplay, replay_until_settled
 from planner.allocator.rules import Rules
 from planner.allocator.timeline import Timeline
-from planner.events import Event, Mark, Phase, Repeat
+from planner.events import Event, Phase, Repeat
 from planner.job.kinds import ANY, Kind, Trait, is_compiled, kind_of_spec
-from planner.job.layout import Mesh, RankClass, axis_degrees, tokens_of_step
+from planner.job.layout import RankClass, axis_degrees, tokens_of_step
 from planner.job.overhead import OutsideEstimate, outside_of
 from planner.job.schema import Gpu, Job
 from planner.planning import identity, trace_variants
@@ -93,8 +92,6 @@ class RunFacts:
     """Whether all of its batches were run."""
     micro_batches: int = 0
     """Of an iteration of the whole job, if fewer of them were run."""
-    empty_cache_every: int = 0
-    """After how many iterations the whole job releases its cache, if what was run does not."""
     uses_several_gpus: bool = False
 
 
@@ -244,7 +241,6 @@ class Judge:
                 loader.order,
                 facts.steps_to_run,
                 micro_batches=facts.micro_batches,
-                empty_cache_every=facts.empty_cache_every,
             )
         except CannotComposeError as cannot:
             most = int((1 + _MOST_GROWTH) * statement.peak.reserved_bytes)
@@ -374,16 +370,11 @@ def _judge_of(job: Job, calibration: Calibration) -> Judge:
 
 
 def _judge(job: Job, rank_trace: RankTrace, judge: Judge) -> JudgedTrace:
-    train, trace = job.train, rank_trace.trace
-
-    def name_moments(statement: RankClassStatement, unlimited: SettledReplay) -> Iterator[NamedMoment]:
-        yield from batch_moments(trace.drawn, statement)
-        yield from _evaluation_moments(job, statement, unlimited)
-
-    facts = RunFacts(name_moments=name_moments)
-    if trace.drawn:
-        micro_batches, every = train.gradient_accumulation_steps, train.empty_cache_every
-        facts = replace(facts, micro_batches=micro_batches, empty_cache_every=every)
+    drawn = rank_trace.trace.drawn
+    facts = RunFacts(
+        name_moments=lambda statement, _: batch_moments(drawn, statement),
+        micro_batches=job.train.gradient_accumulation_steps if drawn else 0,
+    )
     return judge.judge(rank_trace, facts)
 
 
@@ -447,52 +438,3 @@ def add_growth(
     sizes = (peak.allocated_bytes, peak.reserved_bytes)
     moment = name_moment(statement, "kept with every step", f"{sentence}.", when, sizes)
     return replace(statement, moments=(*statement.moments, replace(moment, device_bytes=peak.device_bytes)))
-
-
-def _evaluation_moments(job: Job, statement: RankClassStatement, unlimited: SettledReplay) -> list[NamedMoment]:
-    """One for what is gathered and one for what is generated, in the highest of the evaluations."""
-    moments: list[NamedMoment] = []
-    evaluation = job.train.eval
-    if evaluation is None:
-        return moments
-
-    def add(name: str, phase: Phase, sentence: str) -> None:
-        phases = [stated for stated in statement.phases if stated.phase is phase]
-        if phases:
-            highest = max(phases, key=lambda stated: stated.peak_allocated_bytes)
-            sizes = (highest.peak_allocated_bytes, highest.peak_reserved_bytes)
-            moments.append(name_moment(statement, name, sentence, (phase, highest.iteration), sizes))
-
-    if evaluation.gather:
-        ranks = Mesh.of(job.parallel).world_size
-        of_ranks = f" of {ranks} ranks" if ranks > 1 else ""
-        until = f"after every {evaluation.accumulation_steps} steps" if evaluation.accumulation_steps else "at its end"
-        add(
-            "gathered evaluation",
-            Phase.EVAL,
-            f"An evaluation of {evaluation.batches} steps gathers the {evaluation.gather}{of_ranks} on the GPU, and"
-            f" takes them to the host {until}: {size(_more_with_each(unlimited, Phase.EVAL))} more with each step,"
-            " there twice while they are joined.",
-        )
-    if (generate := evaluation.generate) is not None:
-        prompt = generate.prompt_tokens or job.train.sequence_length
-        keeps = "keys and values" if generate.use_cache else "what is kept"
-        add(
-            "generation",
-            Phase.GENERATE,
-            f"{generate.max_new_tokens} tokens are generated for {generate.batch} prompts of {prompt}: {keeps} grow by"
-            f" {size(_more_with_each(unlimited, Phase.GENERATE))} with each token.",
-        )
-    return moments
-
-
-def _more_with_each(replayed: SettledReplay, phase: Phase) -> int:
-    """By how many allocated bytes the parts of a phase differ in the middle of it, from one beginning to the next."""
-    allocated = replayed.timeline.allocated_bytes
-    at = [
-        allocated[index]
-        for index, event in enumerate(replayed.events[: len(allocated)])
-        if isinstance(event, Mark) and event.phase is phase
-    ]
-    more = sorted(after - before for before, after in pairwise(at))
-    return more[len(more) // 2] if more else 0

@@ -130,10 +130,8 @@ def _describe_batches(job: Job) -> list[str]:
         taken.append(
             "a picture of the config's size in each sequence, none where it does not say how many tokens one takes"
         )
-    if job.model.use_cache:
-        taken.append("past_key_values are made in training (model.use_cache: true)")
-    elif config.get("use_cache", True) and train.recompute.mode == "none":
-        taken.append("no past_key_values in training (model.use_cache: false, as transformers' Trainer has it)")
+    if config.get("use_cache", True) and train.recompute.mode == "none":
+        taken.append("no past_key_values in training (as transformers' Trainer has it)")
     return [f"Assumed batches: {'; '.join(taken)}."]
 
 

@@ -15,7 +15,6 @@ MOST_PROCESSES = 8
 _MODULES = (
     "torch._dynamo",
     "torch._inductor.utils",
-    "torch.distributed.algorithms.ddp_comm_hooks.default_hooks",
     "torch.distributed._tools.mem_tracker",
     "torch.distributed.fsdp",
     "torch.distributed.pipelining",

@@ -1,6 +1,5 @@
 """Trains what a spec says, as one rank: `torchrun ... -m planner.programs.train BUNDLE`, where the bundle is JSON as
-`planner spec --bundle` prints it. Shortened, a long evaluation stops when the rest of it is known; of batches that
-differ in length no more than `--steps` steps are run."""
+`planner spec --bundle` prints it. Of batches that differ in length no more than `--steps` steps are run."""
 
 from __future__ import annotations
 
@@ -19,7 +18,6 @@ BUNDLE = ""
 parser = argparse.ArgumentParser()
 parser.add_argument("bundle", nargs="?", default=BUNDLE)
 parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=("cuda", "cpu"))
-parser.add_argument("--shortened", action="store_true")
 parser.add_argument("--steps", type=int, default=0)
 arguments = parser.parse_args()
 
@@ -32,4 +30,4 @@ if is_in_a_world and not dist.is_initialized():
     # Checkpoints are saved in the background over the host.
     dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
 
-trained = step.run(job, device, rank=rank, shortened=arguments.shortened, steps=arguments.steps)
+trained = step.run(job, device, rank=rank, steps=arguments.steps)

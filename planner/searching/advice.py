@@ -46,7 +46,7 @@ def _savings(job: Job) -> list[Change]:
     cannot have it."""
     train, parallel = job.train, job.parallel
     shard, replicate, tp, optimizer = parallel.dp_shard, parallel.dp_replicate, parallel.tp, train.optimizer
-    save, evaluation, recompute = train.checkpoint_save, train.eval, train.recompute.mode
+    save, recompute = train.checkpoint_save, train.recompute.mode
     conf = ",".join(part for part in (job.allocator.conf, "expandable_segments:True") if part)
     segments: Change = {} if Rules.from_conf(job.allocator.conf).expandable_segments else {"allocator.conf": conf}
     if job.trainer is not None:
@@ -62,14 +62,6 @@ def _savings(job: Job) -> list[Change]:
             save is not None and save.kind == "full_state_dict" and not save.cpu_offload,
             {"train.checkpoint_save.cpu_offload": True},
         ),
-        # What an evaluation gathers leaves the GPU with every step.
-        (
-            evaluation is not None
-            and evaluation.gather
-            and evaluation.accumulation_steps != 1
-            and evaluation.batches != 1,
-            {"train.eval.accumulation_steps": 1},
-        ),
         (
             replicate.degree > 1 and not replicate.gradient_as_bucket_view and parallel.deepspeed is None,
             {"parallel.dp_replicate.gradient_as_bucket_view": True},
@@ -82,7 +74,7 @@ def _savings(job: Job) -> list[Change]:
             fused,
         ),
         (
-            tp.degree > 1 and not tp.sequence_parallel and not tp.plan and tokens_divide and has_blocks,
+            tp.degree > 1 and not tp.sequence_parallel and tokens_divide and has_blocks,
             {"parallel.tp.sequence_parallel": True},
         ),
         (

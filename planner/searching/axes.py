@@ -31,7 +31,7 @@ def apply(job: Job, change: Change) -> Job:
     nobody knows, KeyError for a key that a job does not have."""
     for path, value in change.items():
         job = job_on_gpu(job, value) if path == "cluster.gpu" else _put(job, path.split("."), value)
-    return job
+    return with_scope(job)
 
 
 def fault_of(job: Job) -> PlannerError | None:
@@ -54,7 +54,7 @@ def value_at(job: Job, path: str) -> Any:
         return job.cluster.gpu.written
     value: Any = job
     for key in path.split("."):
-        if isinstance(value, Optimizer) and key != "name":
+        if spec_keys.is_argument(value, key):
             value = value.arguments
         value = value.get(key) if isinstance(value, Mapping) else getattr(value, key, None)
     if isinstance(value, Recompute):
@@ -66,17 +66,14 @@ def _put(value: Any, keys: list[str], new: Any) -> Any:
     if not keys:
         return _built(value, new)
     first, *rest = keys
-    if isinstance(value, Optimizer) and first != "name":
+    if spec_keys.is_argument(value, first):
         return dataclasses.replace(value, arguments=_put(value.arguments, keys, new))
     if isinstance(value, Mapping):
         left = {key: kept for key, kept in value.items() if key != first}
         return left if new is None and not rest else {**left, first: _put(value.get(first, {}), rest, new)}
     if not hasattr(value, first):
         raise KeyError(first)
-    inside = _put(getattr(value, first), rest, new)
-    if first == "compile":
-        return with_scope(dataclasses.replace(value, compile=inside))
-    return dataclasses.replace(value, **{first: inside})
+    return dataclasses.replace(value, **{first: _put(getattr(value, first), rest, new)})
 
 
 def _built(old: Any, new: Any) -> Any:

@@ -248,7 +248,7 @@ def _only_possible(base: Job) -> dict[str, Sequence[int]]:
     if not base.train.sequence_length:
         impossible |= {"cp", "pp"}
     if base.model.factory:
-        impossible |= {"pp"} if base.parallel.tp.plan else {"pp", "tp"}
+        impossible |= {"pp", "tp"}
     return dict.fromkeys(impossible, (1,))
 
 
@@ -311,7 +311,7 @@ SPEC = "the job keeps the rules of a spec"
 
 def _heads(job: Job) -> bool:
     degree, config = job.parallel.tp.degree, job.model.hf_config
-    if degree == 1 or config is None or job.parallel.tp.plan:
+    if degree == 1 or config is None:
         return True
     heads = config.get("num_attention_heads") or config.get("n_head")
     names = ("num_key_value_heads", "intermediate_size", "vocab_size")

@@ -14,12 +14,10 @@ from typing import NoReturn
 from unittest import mock
 
 from planner import cuda_on_paper
-from planner.allocator.long_runs.series import Series, UnlikePartsError, write_out
 from planner.errors import PlannerError, ProgramError, TraceError
-from planner.events import Event, Phase, Repeat, write_out_repeats
 from planner.job import loading
 from planner.job.launching.line import Launcher, LaunchLine, rank_variables
-from planner.job.sampled_runs import batches_on_device, draw_batches, shown_batches, shown_tokens
+from planner.job.sampled_runs import draw_batches
 from planner.job.schema import Job, Lengths
 from planner.paper.native_records import DoesNotFoldError
 from planner.tracing.batch_sizes import LARGEST
@@ -40,8 +38,6 @@ import torch  # isort: skip
 import torch.distributed as dist  # isort: skip
 from torch._subclasses.fake_tensor import FakeTensorMode  # isort: skip
 
-_COUNTS_MICRO_BATCHES = ("power_sgd",)
-"""Communication hooks that take other memory after some reductions."""
 _SETTLED = 3
 """Micro-batches after which each does what the one before it did: DDP's reducer rebuilds its buckets in the second, and
 with a static graph takes its map of used parameters in the third (torch 2.13, torch/csrc/distributed/c10d/
@@ -59,7 +55,7 @@ _TO_ITS_END = 1 << 40
 def trace(job: Job, rank: int = 0, target: str = "", *, shortened: bool = True) -> Trace:
     """What `rank` does on a paper GPU whose kernels are those of `target` (default: the job's GPU).
 
-    `shortened`: of long accumulations and evaluations the parts are run from which the others follow, where they do.
+    `shortened`: of long accumulations the parts are run from which the others follow, where they do.
     Raises SpecError for what the job names and torch or transformers do not know, TraceError for a step that cannot be
     traced, with its module and operator.
     """
@@ -67,7 +63,7 @@ def trace(job: Job, rank: int = 0, target: str = "", *, shortened: bool = True) 
     job, steps = _choose_steps(job)
     try:
         result = _trace(job, rank, target, steps, shortened=shortened)
-    except (DoesNotFoldError, UnlikePartsError):
+    except DoesNotFoldError:
         result = _trace(job, rank, target, steps, shortened=False)
     return replace(result, seconds=time.perf_counter() - began)
 
@@ -84,7 +80,7 @@ def _trace(job: Job, rank: int, target: str, steps: int, *, shortened: bool) -> 
         checking.enforce("deepspeed")
         total_bytes = job.cluster.capacity_bytes or total_bytes  # it asks whether parameters can be flattened there
     order = ProgramOrder(
-        line=_launch_line(run_job, steps, shortened=shortened),
+        line=_launch_line(run_job, steps),
         rank=rank,
         gpu=Gpu(product="", arch=job.cluster.gpu.arch, total_bytes=total_bytes, name=job.cluster.gpu.name),
         target=target or job.cluster.gpu.target,
@@ -112,43 +108,20 @@ def _trace(job: Job, rank: int, target: str, steps: int, *, shortened: bool) -> 
     (run,) = runs
     if steps:
         _require_longest(run)
-    events, repeats = list(run.trace.events), list(run.trace.repeats)
-    if shortened:
-        events, repeats = _write_out_evaluations(job, events, repeats)
-    return replace(run.trace, events=tuple(events), repeats=tuple(repeats))
-
-
-def _write_out_evaluations(job: Job, events: list[Event], repeats: list[Repeat]) -> tuple[list[Event], list[Repeat]]:
-    """The events with every evaluation step and every generated token, and what still repeats of them.
-
-    Raises UnlikePartsError where what was run does not tell what was not.
-    """
-    evaluation = job.train.eval
-    if evaluation is None:
-        return events, repeats
-    batches = shown_batches(evaluation)
-    series = [Series(Phase.EVAL, batches, batches_on_device(evaluation))]
-    if evaluation.generate is not None:
-        new_tokens = evaluation.generate.max_new_tokens
-        series.append(Series(Phase.GENERATE, shown_tokens(new_tokens), new_tokens - 1, before=1))
-    for repeated in series:
-        if any(part.alike for part in repeated.parts):
-            events, repeats = write_out(list(write_out_repeats(events, repeats)), repeated), []
-    return events, repeats
+    return run.trace
 
 
 def _shorten(job: Job) -> tuple[Job, int]:
     """The job with fewer iterations, and fewer micro-batches to each, where those say what the others do; and how many
     fewer micro-batches."""
     train, replicate = job.train, job.parallel.dp_replicate
-    if not (train.eval or train.checkpoint_save or train.empty_cache_every or train.lengths or train.retains):
+    if not (train.eval or train.checkpoint_save or train.lengths):
         train = replace(train, iterations=min(train.iterations, _MOST_ITERATIONS))
         job = replace(job, train=train)
     remembers = replicate.degree > 1 and not replicate.no_sync
     run = micro_batches.FEWEST + (_SETTLED - 1 if remembers else 0)
     left_out = train.gradient_accumulation_steps - run
-    counts = train.lengths or train.retains or replicate.comm_hook in _COUNTS_MICRO_BATCHES
-    if left_out < 1 or counts or job.parallel.pp.degree > 1:
+    if left_out < 1 or train.lengths or job.parallel.pp.degree > 1:
         return job, 0
     parallel = job.parallel
     if parallel.deepspeed:
@@ -175,7 +148,6 @@ def _choose_steps(job: Job) -> tuple[Job, int]:
         train,
         lengths=Lengths(batches=batches, pad_to_multiple_of=train.lengths.pad_to_multiple_of),
         gradient_accumulation_steps=micro_batches,
-        empty_cache_every=0,
         eval=train.eval and replace(train.eval, every=steps),
         checkpoint_save=train.checkpoint_save and replace(train.checkpoint_save, every=steps),
     )
@@ -194,14 +166,13 @@ def _require_longest(run: RankRun) -> None:
         )
 
 
-def _launch_line(job: Job, steps: int, *, shortened: bool) -> LaunchLine:
+def _launch_line(job: Job, steps: int) -> LaunchLine:
     """How the program of a spec is started on the job's nodes."""
-    options = [*(["--shortened"] if shortened else []), *(["--steps", str(steps)] if steps else [])]
     return LaunchLine(
         launcher=Launcher.TORCHRUN,
         program="planner.programs.train",
         is_module=True,
-        arguments=(json.dumps(loading.bundle(job)), *options),
+        arguments=(json.dumps(loading.bundle(job)), *(["--steps", str(steps)] if steps else [])),
         nodes=job.cluster.nodes,
         processes_per_node=job.cluster.gpus_per_node,
     )

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from planner.errors import SpecError, TraceError
 from planner.job import schema
+from planner.training.keyword_arguments import check_arguments
 
 
 def find_blocks(model: nn.Module, pattern: str = "") -> list[nn.Module]:
@@ -235,7 +236,6 @@ def graphs_so_far() -> tuple[int, int]:
 
 def _compile(function: _Function, spec: schema.Compile) -> _Function:
     mode = None if spec.mode == "default" else spec.mode
-    compiled: Any = torch.compile(
-        function, backend=spec.backend, mode=mode, fullgraph=spec.fullgraph, dynamic=spec.dynamic
-    )
+    arguments = check_arguments(torch.compile, spec.arguments, "train.compile", taken=("model", "mode"))
+    compiled: Any = torch.compile(function, mode=mode, **{"backend": spec.backend, **arguments})
     return compiled  # type: ignore[no-any-return]

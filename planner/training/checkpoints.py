@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import mmap
 import threading
 import warnings
 from collections.abc import Callable
@@ -102,10 +101,9 @@ class CheckpointSaver:
                 self.staged = super().stage(state_dict, **options)
                 return self.staged
 
-        pinned = self._spec.pinned and torch.cuda.is_available()
         # Shared memory is for the process that writes, where it is not a thread.
         options = StagingOptions(
-            use_pinned_memory=pinned, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=pinned
+            use_pinned_memory=False, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=False
         )
         stager = KeepingStager(options)
         group = dist.new_group() if dist.is_initialized() and dist.get_world_size() > 1 else None
@@ -161,12 +159,8 @@ class Loading:
         return self.spec.map_location == "device" or self.device.type == "cpu"
 
     def _tensor(self, shape: torch.Size, dtype: torch.dtype) -> Tensor:
-        """One that the file has, read into the host's memory; where the file is mapped it takes none."""
-        if self.spec.mmap:
-            mapped = mmap.mmap(-1, max(shape.numel() * dtype.itemsize, 1))
-            read = torch.frombuffer(mapped, dtype=torch.uint8).view(dtype).view(shape)
-        else:
-            read = torch.zeros(shape, dtype=dtype, device="cpu")
+        """One that the file has, read into the host's memory."""
+        read = torch.zeros(shape, dtype=dtype, device="cpu")
         return read.to(self.device) if self._on_device else read
 
     def model_state(self) -> dict[str, Tensor]:
@@ -230,18 +224,17 @@ def _first_states(optimizer: Optimizer) -> list[dict[str, Any]]:
     return [dict(twin.state[parameter]) for group in twin.param_groups for parameter in group["params"]]
 
 
-def _load_state_dict(loading: Loading) -> Any:
-    """As a program that calls torch.load and load_state_dict of model and optimizer; None for a sharded model."""
+def _load_state_dict(loading: Loading) -> None:
+    """As a program that calls torch.load and load_state_dict of model and optimizer."""
     if any(isinstance(tensor, DTensor) for tensor in loading.model.state_dict().values()):
         _load_shards(loading)
-        return None
+        return
     state: dict[str, Any] = {"model": loading.model_state()}
     if loading.spec.optimizer:
         state["optimizer"] = loading.optimizer_state(by_names=False)
     loading.model.load_state_dict(state["model"])
     if loading.spec.optimizer:
         loading.optimizer.load_state_dict(state["optimizer"])
-    return state
 
 
 def _load_shards(loading: Loading) -> None:
@@ -260,18 +253,17 @@ def _load_shards(loading: Loading) -> None:
             local.copy_(torch.zeros(local.shape, dtype=local.dtype, device="cpu"))
 
 
-def _load_full(loading: Loading) -> Any:
+def _load_full(loading: Loading) -> None:
     """As a program that loads a whole file on each rank, or on rank 0, which sends it."""
-    broadcast = loading.spec.broadcast_from_rank0
+    broadcast = loading.spec.kind == "full_state_dict_from_rank0"
     reads = not broadcast or dist.get_rank() == 0
     state: dict[str, Any] = {"model": loading.model_state() if reads else {}}
     if loading.spec.optimizer:
         state["optimizer"] = loading.optimizer_state(by_names=True) if reads else {}
     _set(loading, state, StateDictOptions(full_state_dict=True, broadcast_from_rank0=broadcast))
-    return state
 
 
-def _load_distributed(loading: Loading) -> Any:
+def _load_distributed(loading: Loading) -> None:
     """As a program that calls torch.distributed.checkpoint.load into the state dicts of model and optimizer."""
     state: dict[str, Any] = {}
     if loading.spec.optimizer:
@@ -280,7 +272,6 @@ def _load_distributed(loading: Loading) -> Any:
         state["model"] = get_model_state_dict(loading.model)
     load(state, storage_reader=ZerosReader(state))
     _set(loading, state, StateDictOptions())
-    return state
 
 
 def _set(loading: Loading, state: dict[str, Any], options: StateDictOptions) -> None:
@@ -290,13 +281,13 @@ def _set(loading: Loading, state: dict[str, Any], options: StateDictOptions) -> 
         set_optimizer_state_dict(loading.model, loading.optimizer, state["optimizer"], options=options)
 
 
-LOADS: dict[str, Callable[[Loading], Any]] = {
+LOADS: dict[str, Callable[[Loading], None]] = {
     "state_dict": _load_state_dict,
     "full_state_dict": _load_full,
+    "full_state_dict_from_rank0": _load_full,
     "dcp": _load_distributed,
 }
-"""By `train.checkpoint_load.kind`: loads a checkpoint as large as the model, or the model and its optimizer, and gives
-the state dict."""
+"""By `train.checkpoint_load.kind`: loads a checkpoint as large as the model, or the model and its optimizer."""
 
 
 class ZerosReader(StorageReader):

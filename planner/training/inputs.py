@@ -367,13 +367,6 @@ def _labels(feed: Feed, *, own_loss: bool) -> Mapping[str, Input]:
     return feed.own_labels if own_loss and feed.own_labels is not None else feed.labels
 
 
-def prompts(feed: Feed, batch: int, tokens: int, device: torch.device) -> Tensor:
-    """So many prompts of so many tokens on the device."""
-    spec = next(iter(feed.arguments.values()))
-    made = torch.randint(0, max(1, spec.maximum), (batch, tokens), dtype=getattr(torch, spec.dtype))
-    return to_device(made, device)
-
-
 def to_device(tensor: Tensor, device: torch.device, name: str = "") -> Tensor:
     """The tensor on the device, as a data loader puts it there."""
     moved = tensor.to(device, non_blocking=True)

@@ -14,16 +14,13 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from planner.errors import SpecError
 from planner.events import Phase
 from planner.job import schema
-from planner.job.sampled_runs import Part, batches_on_device, shown_batches, shown_tokens
 from planner.training import blocks, host, inputs, optimizers
 from planner.training.inputs import BatchesOfLengths, Feed, MicroBatch
 from planner.training.loss_functions import Objective
 from planner.training.phases import named_phase
 from planner.training.wraps import context_parallel, fsdp2
-from planner.training.wraps.ddp import fewest_iterations
 
 if TYPE_CHECKING:
     from planner.training.checkpoints import CheckpointSaver
@@ -63,10 +60,6 @@ class Precision:
         return loss if self.scaler is None else self.scaler.scale(loss)
 
 
-_FEWEST_GROWING = 7
-"""Iterations of a step that keeps something: so many show what one keeps."""
-
-
 @dataclass(kw_only=True)
 class Loop:
     """Everything the iterations need, built and wrapped."""
@@ -83,16 +76,11 @@ class Loop:
     splitting: context_parallel.Split = field(default=context_parallel.whole)
     data: BatchesOfLengths | None = None
     """Of a run whose batches differ in length."""
-    shortened: bool = False
-    """Whether of a long evaluation only some steps and tokens are run (planner.job.sampled_runs)."""
     steps: int = 0
     """That are run of `data`; 0: all."""
 
     def __post_init__(self) -> None:
-        self._losses: list[Tensor] = []
         self._loaded: Iterator[dict[str, Tensor]] = iter(())
-        if self.train.retains == "output":
-            self.objective.outputs = []
 
     def run(self) -> None:
         """All iterations; an evaluation after every `eval.every`, or after the last if none came before."""
@@ -107,16 +95,13 @@ class Loop:
                 if saving is not None and _is_due(iteration, saving.every, last):
                     self._saver.save()
                 gc.collect()
-                if self.train.empty_cache_every and iteration % self.train.empty_cache_every == 0:
-                    self._empty_cache()
             if saving is not None:
                 self._saver.finish()
 
     def _iterations(self) -> int:
         if self.data is not None:
             return self.steps or len(self.data) // self.train.gradient_accumulation_steps
-        fewest = max(fewest_iterations(self.parallel.dp_replicate), blocks.fewest_iterations(self.train.compile))
-        return max(self.train.iterations, fewest, _FEWEST_GROWING if self.train.retains else 0)
+        return max(self.train.iterations, blocks.fewest_iterations(self.train.compile))
 
     @cached_property
     def _saver(self) -> CheckpointSaver:
@@ -143,8 +128,6 @@ class Loop:
                 loss = self._scale_to_one(loss)
             with named_phase(Phase.BACKWARD):
                 self._backward(loss)
-        if self.train.retains == "loss":
-            self._losses.append(loss)
 
     def _batch(self, samples: int, loaded: dict[str, Tensor] | None = None) -> MicroBatch:
         own_loss = self.objective.own
@@ -184,117 +167,16 @@ class Loop:
     def _clip(self, trained: Sequence[nn.Parameter], limit: float) -> None:
         optimizers.clip(trained, limit)
 
-    def _empty_cache(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
-
     def _evaluate(self, spec: schema.Eval) -> None:
-        """Without a graph: the model in eval mode, as the job evaluates, then back to training.
-
-        Where it is shortened, only the steps and tokens from which the others follow (planner.job.sampled_runs).
-        """
+        """One batch without a graph: the model in eval mode, then back to training."""
         self.model.eval()
         try:
-            self._evaluate_batches(spec)
-            if spec.generate is not None:
-                with torch.no_grad():
-                    self._generate(spec.generate)
+            with named_phase(Phase.EVAL), torch.no_grad():
+                batch = self._batch(spec.micro_batch_size)
+                with self.precision.autocast(), self.splitting(batch):
+                    self.objective(self.model, batch)
         finally:
             self.model.train()
-
-    # What lives how long in an evaluation is that of transformers 5 (Trainer.evaluation_loop and EvalLoopContainer in
-    # trainer.py and trainer_pt_utils.py, GenerationMixin._sample in generation/utils.py): what a step gathered lives
-    # until the next has gathered its own, and what was gathered before is copied with each step.
-    def _evaluate_batches(self, spec: schema.Eval) -> None:
-        gathered: dict[str, Tensor] = {}
-        batches = spec.batches if spec.gather else batches_on_device(spec)
-        count = len(shown_batches(spec)) if self.shortened else batches
-        latest: dict[str, Tensor] = {}
-        for number in range(1, count + 1):
-            with named_phase(Phase.EVAL):
-                # What the last step has left goes when this one's takes its place.
-                latest = self._evaluate_batch(spec)
-                for name, tensor in latest.items():
-                    gathered[name] = torch.cat((gathered[name], tensor), dim=0) if name in gathered else tensor
-                whole = spec.accumulation_steps
-                if whole and number % whole == 0 and not self.shortened:
-                    self._take_to_host(gathered)
-                    latest = {}
-                    self._empty_cache()
-        if spec.gather:
-            with named_phase(Phase.EVAL):
-                self._take_to_host(gathered)
-
-    def _evaluate_batch(self, spec: schema.Eval) -> dict[str, Tensor]:
-        with torch.no_grad():
-            batch = self._batch(spec.micro_batch_size)
-            with self.precision.autocast(), self.splitting(batch):
-                if not spec.gather:
-                    self.objective(self.model, batch)
-                    return {}
-                loss, logits = self.objective.with_logits(self.model, batch)
-            results = {"loss": _gather(loss.detach().mean().repeat(spec.micro_batch_size))}
-            if spec.gather == "logits":
-                # accelerate: the output of a model under autocast is made float32.
-                results["logits"] = _gather(logits.detach().float())
-                results |= {name: _gather(label) for name, label in batch.labels.items()}
-            return results
-
-    def _take_to_host(self, gathered: dict[str, Tensor]) -> None:
-        for tensor in gathered.values():
-            tensor.cpu()
-        gathered.clear()
-
-    def _generate(self, spec: schema.Generate) -> None:
-        """Greedy generation of all tokens, or, shortened, of those from which the others follow."""
-        model, count = self.bare_model, spec.max_new_tokens
-        with named_phase(Phase.GENERATE):
-            prompt_tokens = spec.prompt_tokens or self.train.sequence_length
-            tokens = inputs.prompts(self.feed, spec.batch, prompt_tokens, self.device)
-            token, cache = self._next_token(model, tokens, None, use_cache=spec.use_cache)
-            tokens = torch.cat((tokens, token), dim=1)
-        for part in shown_tokens(count) if self.shortened else map(Part, range(1, count)):
-            with named_phase(Phase.GENERATE):
-                fed = token if part.count == 1 else token.expand(-1, part.count)
-                if part.count > 1:  # so many tokens at once: the cache grows to where the next are shown
-                    tokens = torch.cat((tokens, fed[:, 1:]), dim=1)
-                token, cache = self._next_token(
-                    model, fed if spec.use_cache else tokens, cache, use_cache=spec.use_cache
-                )
-                tokens = torch.cat((tokens, token), dim=1)
-        # The last token is as those before it: what it found goes when all is over.
-        with named_phase(Phase.GENERATE):
-            del token, tokens, cache
-
-    def _next_token(self, model: nn.Module, tokens: Tensor, cache: object, *, use_cache: bool) -> tuple[Tensor, object]:
-        with self.precision.autocast():
-            if not use_cache:
-                name = next(iter(self.feed.arguments))
-                output = model(tokens) if self.feed.positional else model(**{name: tokens})
-            else:
-                last = {"logits_to_keep": 1} if "logits_to_keep" in inputs.forward_signature(model).names else {}
-                output = model(input_ids=tokens, past_key_values=cache, use_cache=True, **last)
-                cache = getattr(output, "past_key_values", None)
-                if cache is None:
-                    raise SpecError(
-                        f"{type(model).__name__} keeps no keys and values",
-                        allowed="false",
-                        place="train.eval.generate.use_cache",
-                    )
-            logits = output if isinstance(output, Tensor) else output.logits
-        scores = logits[:, -1, :].to(copy=True, dtype=torch.float32)
-        return scores.argmax(dim=-1, keepdim=True), cache
-
-
-def _gather(tensor: Tensor) -> Tensor:
-    """The tensor of every rank, one behind the other (accelerate 1, utils/operations.py, _gpu_gather)."""
-    world = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
-    if world == 1:
-        return tensor
-    tensor = tensor.contiguous()
-    gathered = torch.empty(world * tensor.numel(), dtype=tensor.dtype, device=tensor.device)
-    torch.distributed.all_gather_into_tensor(gathered, tensor)
-    return gathered.view(-1, *tensor.shape[1:])
 
 
 def _is_due(iteration: int, every: int, last: int) -> bool:

@@ -13,7 +13,6 @@ from planner.errors import SpecError
 from planner.job import schema
 from planner.training import blocks, inputs
 from planner.training.inputs import Feed, MicroBatch
-from planner.training.models.decoder import Decoder
 
 
 class Objective:
@@ -27,32 +26,15 @@ class Objective:
         compiled: schema.Compile | None = None,
     ) -> None:
         self.own = spec.name == "model" or (feed.own_loss and spec.name != "sum")
-        self._name, self._chunks, self._in_chunks = spec.name, spec.chunks, spec.chunk_head
+        self._name, self._chunks = spec.name, spec.chunks
         self._dtype = getattr(torch, spec.dtype)
         self._feed, self._device = feed, device
-        self._keeps, self._kept = spec.keep_output, None
-        self.outputs: list[Any] | None = None
-        """Where each output of the training is appended; None: nowhere."""
         self._cross_entropy = blocks.compile_loss(cross_entropy, compiled)
 
     def __call__(self, model: nn.Module, batch: MicroBatch) -> Tensor:
         output = self._call(model, batch)
-        if self._keeps and torch.is_grad_enabled():
-            self._kept = output
-        if self.outputs is not None and torch.is_grad_enabled():
-            self.outputs.append(output)
-        return self._compute_loss(output, batch)
-
-    def with_logits(self, model: nn.Module, batch: MicroBatch) -> tuple[Tensor, Tensor]:
-        """The loss of one micro-batch, and what the model returned."""
-        output = self._call(model, batch)
-        return self._compute_loss(output, batch), find_logits(output)
-
-    def _compute_loss(self, output: Any, batch: MicroBatch) -> Tensor:
         if self.own:
             return _own_loss(output)
-        if self._in_chunks:
-            return _sum_chunks(output if isinstance(output, list) else output.logits, batch.target)
         return self.compute_from_output(find_logits(output), batch.target)
 
     def compute_from_output(self, logits: Tensor, target: Tensor | None) -> Tensor:
@@ -106,17 +88,6 @@ def _resized(logits: Tensor, target: Tensor) -> Tensor:
     return functional.interpolate(logits, size=target.shape[1:], mode="bilinear", align_corners=False)
 
 
-def _sum_chunks(parts: Sequence[Tensor], target: Tensor | None) -> Tensor:
-    """Mean cross entropy of logits in chunks, each (batch, tokens, classes): all losses are there before their sum."""
-    assert target is not None
-    targets = target.split(parts[0].shape[1], dim=1)
-    losses = [
-        functional.cross_entropy(part.flatten(0, 1), classes.flatten(), reduction="none")
-        for part, classes in zip(parts, targets, strict=True)
-    ]
-    return torch.cat(losses).sum() / target.numel()
-
-
 def find_logits(output: Any) -> Tensor:
     """The tensor that a loss by hand starts from: `logits` where the output has them, else its first float tensor."""
     logits = getattr(output, "logits", None)
@@ -155,28 +126,3 @@ def _first_float(output: Any) -> Tensor | None:
     else:
         values = list(getattr(output, "__dict__", {}).values())
     return next((tensor for value in values if (tensor := _first_float(value)) is not None), None)
-
-
-# As litgpt 0.4 does (litgpt/model.py: `lm_head_chunk_size`), whose precision plugins then cast what the model returned
-# (lightning 2.3: fabric/plugins/precision/half.py): the chunks exist in the dtype of the head until all are cast.
-def apply(model: nn.Module, loss: schema.Loss) -> None:
-    """From now on the head returns a list of `loss.chunks` tensors (batch, tokens of the chunk, vocabulary).
-
-    Raises SpecError for a model without a head that gives logits of tokens.
-    """
-    if not loss.chunk_head:
-        return
-    head = model.head if isinstance(model, Decoder) else getattr(model, "get_output_embeddings", lambda: None)()
-    if not isinstance(head, nn.Module):
-        raise SpecError(
-            f"{type(model).__name__} has no head that gives logits of tokens",
-            allowed="models with a head for language, as causal_lm",
-            place="train.loss.chunk_head",
-        )
-    whole, dtype = head.forward, getattr(torch, loss.dtype)
-
-    def in_chunks(hidden: Tensor) -> list[Tensor]:
-        chunks = [whole(part) for part in hidden.chunk(loss.chunks, dim=1)]
-        return [chunk.to(dtype) for chunk in chunks]
-
-    head.forward = in_chunks  # its module, and so whatever wraps it, stays what it is

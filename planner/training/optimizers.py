@@ -20,8 +20,8 @@ from torch.optim.optimizer import Optimizer
 from planner.errors import SpecError
 from planner.job import schema
 from planner.job.bound.lower_bound import BITSANDBYTES
-from planner.job.nodes import did_you_mean
 from planner.training.device_mesh import World
+from planner.training.keyword_arguments import check_arguments
 from planner.training.log_levels import raise_log_levels
 from planner.upstream import torch_releases
 
@@ -323,7 +323,7 @@ def build(
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     if not trained:
         raise SpecError("no parameter of the model needs a gradient: there is nothing to train", place="model")
-    arguments = _check_arguments(cls, spec.arguments)
+    arguments = check_arguments(cls, spec.arguments, _PLACE, taken=("params",))
     try:
         return made(cls, trained, arguments)
     except (ValueError, TypeError, RuntimeError) as refusal:
@@ -408,20 +408,6 @@ def _class(name: str) -> Any:
         remedy=f"did you mean {', '.join(close)}?" if close else "",
         place=f"{_PLACE}.name",
     )
-
-
-def _check_arguments(cls: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    allowed = [name for name in inspect.signature(cls).parameters if name != "params"]
-    for name in arguments:
-        if name not in allowed:
-            raise SpecError(
-                f"{cls.__name__} does not take the argument {name!r}",
-                allowed=", ".join(allowed),
-                remedy=did_you_mean(name, allowed),
-                place=f"{_PLACE}.{name}",
-            )
-    # YAML has no tuples, and Adam compares its betas with one.
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in arguments.items()}
 
 
 def optimizer_maker(spec: schema.Job, world: World) -> OptimizerMaker:

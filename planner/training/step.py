@@ -12,7 +12,7 @@ from torch import nn
 from planner.events import Phase
 from planner.job import schema
 from planner.job.packages import refuse_missing_packages
-from planner.training import absent_peers, blocks, inputs, loss_functions, optimizers
+from planner.training import absent_peers, blocks, inputs, optimizers
 from planner.training.device_mesh import World
 from planner.training.loop import EngineLoop, Loop, Precision
 from planner.training.loss_functions import Objective
@@ -35,13 +35,13 @@ class Outcome:
     model: nn.Module
     """The model as it was wrapped."""
     optimizer: torch.optim.Optimizer
-    kept: tuple[Any, ...]
-    """What else lives as long as the training: the loop with its scaler, a checkpoint whose reference is kept."""
+    loop: Loop
+    """With its scaler."""
 
 
-def run(spec: schema.Job, device: torch.device, *, rank: int = 0, shortened: bool = False, steps: int = 0) -> Outcome:
-    """One job's training step on this device, all phases in order. `shortened`: of a long evaluation only the parts are
-    run from which the others follow; `steps`: so many, of a run whose batches differ in length (0: all).
+def run(spec: schema.Job, device: torch.device, *, rank: int = 0, steps: int = 0) -> Outcome:
+    """One job's training step on this device, all phases in order. `steps`: so many are run, of a job whose batches
+    differ in length (0: all).
 
     With a world larger than one the caller has initialised torch.distributed. Cyclic garbage is collected at the end
     of `load` and of each iteration; random numbers start from a seed that depends on nothing but the rank. Raises
@@ -53,17 +53,16 @@ def run(spec: schema.Job, device: torch.device, *, rank: int = 0, shortened: boo
     torch.manual_seed(rank)
     with deepspeed_engine.prepare_engine(spec, device), absent_peers.agree_about_checkpoints(spec.train):
         loop = _load(spec, world, device)
-        loop.shortened, loop.steps = shortened, steps
+        loop.steps = steps
         gc.collect()
-        kept = None
         if spec.train.checkpoint_load is not None:
             with named_phase(Phase.CHECKPOINT_LOAD):
-                kept = _load_checkpoint(spec.train.checkpoint_load, loop)
+                _load_checkpoint(spec.train.checkpoint_load, loop)
                 gc.collect()  # what torch gathers a state dict into has cycles
         with tensor_parallel.losses(spec.parallel.tp):
             loop.run()
         blocks.require_graphs(spec.train.compile)
-    return Outcome(model=loop.model, optimizer=loop.optimizer, kept=(loop, kept))
+    return Outcome(model=loop.model, optimizer=loop.optimizer, loop=loop)
 
 
 def _load(spec: schema.Job, world: World, device: torch.device) -> Loop:
@@ -83,7 +82,6 @@ def _load(spec: schema.Job, world: World, device: torch.device) -> Loop:
         with deepspeed_engine.partitioning(spec):
             bare = build(spec.model, torch.device("meta") if world.splits else device)
         modules, feed = [bare], inputs.find_feed(bare, spec)
-        loss_functions.apply(bare, spec.train.loss)
     for module in modules:
         _split(module, spec, world)
         blocks.apply_recompute(module, spec.train.recompute, spec.model.blocks)
@@ -127,7 +125,7 @@ def _load(spec: schema.Job, world: World, device: torch.device) -> Loop:
     return Loop(**common, splitting=context_parallel.splitting(spec.parallel.cp, world))
 
 
-def _load_checkpoint(spec: schema.CheckpointLoad, loop: Loop) -> Any:
+def _load_checkpoint(spec: schema.CheckpointLoad, loop: Loop) -> None:
     # Jobs that load alone pay for the import of torch.distributed.checkpoint.
     from planner.training import checkpoints
 
@@ -138,8 +136,7 @@ def _load_checkpoint(spec: schema.CheckpointLoad, loop: Loop) -> Any:
         device=loop.device,
     )
     with absent_peers.naming_devices():
-        state = checkpoints.LOADS[spec.kind](loading)
-    return state if spec.keep_reference else None
+        checkpoints.LOADS[spec.kind](loading)
 
 
 def _split(module: nn.Module, spec: schema.Job, world: World) -> None:

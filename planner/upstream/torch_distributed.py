@@ -195,10 +195,6 @@ DDP = (
         "torch.distributed.optim.zero_redundancy_optimizer:ZeroRedundancyOptimizer._partition_parameters":
             "which replica has which part of the state",
     }),
-    *private(_CPU_RUNS, change=Change.REPORTED, targets={
-        "torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook:powerSGD_hook PowerSGDState.__init__":
-            "two iterations are the fewest before it compresses",
-    }),
 )  # fmt: skip
 
 PIPELINES = (

@@ -33,7 +33,6 @@ class Feature:
 
 
 _FEATURES = (
-    Feature("init_sync of DistributedDataParallel", (2, 7), "its constructor has no such argument"),
     Feature(
         "tensor parallelism by transformers' plans",
         (2, 7),

@@ -90,7 +90,6 @@ def _findings() -> Iterator[tuple[str, Any]]:
     long = "9" * 5_000
     yield "an integer in hf_config", with_piece(SPEC, ("model", "hf_config", "num_hidden_layers"), long)
     yield "an integer in the optimizer", with_piece(SPEC, ("train", "optimizer", "lr"), long)
-    yield "an integer in tp.plan", with_piece(SPEC, ("parallel", "tp", "plan", "layers.*.up"), long)
     yield "an integer for the GPU", with_piece(SPEC, ("cluster", "gpu", "total_bytes"), long)
     yield "half of a pair in the name", with_piece(SPEC, ("metadata", "name"), '"\\ud800"')
     yield "half of a pair in the config", with_piece(SPEC, ("model", "hf_config", "model_type"), '"\\ud800"')

@@ -29,7 +29,7 @@ SPEC: dict[str, Any] = {
     "parallel": {
         "dp_replicate": {"degree": 1, "bucket_cap_mb": 25},
         "dp_shard": {"degree": 4, "reshard_after_forward": 2, "groups": ["embed"]},
-        "tp": {"degree": 1, "plan": {"layers.*.up": "colwise"}},
+        "tp": {"degree": 1},
         "pp": {"degree": 1, "schedule": "1F1B", "split": [4]},
         "cp": {"degree": 1},
         "ep": {"degree": 1, "imbalance": 1.0},

@@ -312,7 +312,6 @@ def test_dtypes_have_the_names_that_torch_gives_them() -> None:
         (
             "2.6.0+cu124",
             [
-                "init_sync of DistributedDataParallel",
                 "tensor parallelism by transformers' plans",
                 "expert parallelism",
                 "experts that several ranks hold",

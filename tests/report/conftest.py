@@ -143,7 +143,7 @@ def _plan(verdict: Verdict = Verdict.FITS) -> Plan:
             "metadata": {"name": "llama-8b-sft"},
             "model": {"decoder": {"layers": 32, "hidden": 4096}},
             "train": {"micro_batch_size": 1, "sequence_length": 8192, "precision": "bf16_autocast"},
-            "parallel": {"dp_replicate": {"degree": 8, "kind": "ddp"}, "dp_shard": {"degree": 1}, "tp": 1},
+            "parallel": {"dp_replicate": {"degree": 8}, "dp_shard": {"degree": 1}, "tp": 1},
             "cluster": {"nodes": 1, "gpus_per_node": 8, "gpu": {"name": "H100-SXM-80GB"}},
         },
         rank_classes=(statement,),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from planner.job.schema import Cluster, Decoder, Gpu, Job, Model, Train
+from planner.job.schema import Cluster, Decoder, Eval, Gpu, Job, Model, Train
 from planner.runtime.limits import Limit, Limits
 from planner.service.errors import WorkerLostError
 from planner.service.orders import PlanMade, build_order
@@ -26,7 +26,7 @@ DECODER = Job(
 AN_HOUR = dataclasses.replace(
     DECODER,
     model=Model(decoder=Decoder(layers=48, hidden=64, heads=2, kv_heads=2, ffn=128, vocab=256)),
-    train=Train(sequence_length=64, iterations=100_000, empty_cache_every=50_000),
+    train=Train(sequence_length=64, iterations=100_000, eval=Eval(every=50_000)),
 )
 
 

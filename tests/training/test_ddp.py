@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from planner.errors import SpecError
 from planner.job.schema import CheckpointLoad, DpReplicate, Job, Parallel
 from planner.training import step
 from tests.fakes.process_groups import gloo_group_of_one
@@ -33,7 +34,8 @@ def group_of_one() -> Iterator[None]:
 
 
 def test_every_argument_arrives(factory_job: JobOf, run: Run) -> None:
-    arguments = ddp(bucket_cap_mb=3, gradient_as_bucket_view=True, find_unused_parameters=True, broadcast_buffers=False)
+    passed_on = {"find_unused_parameters": True, "broadcast_buffers": False}
+    arguments = ddp(bucket_cap_mb=3, gradient_as_bucket_view=True, arguments=passed_on)
 
     account = account_of(run(factory_job(parallel=arguments)))
 
@@ -44,19 +46,20 @@ def test_every_argument_arrives(factory_job: JobOf, run: Run) -> None:
     }  # fmt: skip
 
 
+def test_an_argument_that_torch_does_not_have_is_refused(factory_job: JobOf, run: Run) -> None:
+    with pytest.raises(SpecError, match="DistributedDataParallel does not take the argument 'find_unused'") as refused:
+        run(factory_job(parallel=ddp(arguments={"find_unused": True})))
+
+    assert (refused.value.place, refused.value.remedy) == (
+        "parallel.dp_replicate.find_unused",
+        "did you mean `find_unused_parameters`?",
+    )
+
+
 def test_unused_parameters_are_waited_for_unless_they_are_looked_for(factory_job: JobOf, run: Run) -> None:
-    run(factory_job("Half", parallel=ddp(find_unused_parameters=True), iterations=3))
+    run(factory_job("Half", parallel=ddp(arguments={"find_unused_parameters": True}), iterations=3))
     with pytest.raises(RuntimeError, match="Expected to have finished reduction"):
         run(factory_job("Half", parallel=ddp(), iterations=3))
-
-
-@pytest.mark.parametrize("hook", ["fp16_compress", "bf16_compress", "power_sgd"])
-def test_communication_hooks_run(factory_job: JobOf, run: Run, hook: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)  # PowerSGD waits for a GPU where there is one
-
-    account = account_of(run(factory_job(parallel=ddp(comm_hook=hook), iterations=2)))
-
-    assert account["comm_hook"] == {"power_sgd": "powerSGD_hook"}.get(hook, f"{hook}_hook")
 
 
 def test_a_checkpoint_goes_into_the_wrapped_model(factory_job: JobOf, run: Run) -> None:

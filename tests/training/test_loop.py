@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from planner.events import EmptyCache, Mark, Phase
-from planner.job.schema import Cluster, Decoder, Eval, Gpu, Job, Loss, Model, Optimizer, Train
-from planner.planning.job_plan import plan_job
+from planner.events import Phase
+from planner.job.schema import Eval, Job, Loss, Optimizer
 from planner.training import loop, step
 from planner.training.phases import hear_phases
 
@@ -143,17 +141,3 @@ def test_the_output_of_the_model_ends_before_the_backward(decoder_job: JobOf, ru
         handle.remove()
 
     assert alive == [False, False]
-
-
-def test_the_cache_is_released_at_the_end_of_every_so_many_iterations() -> None:
-    planned = plan_job(
-        Job(
-            model=Model(decoder=Decoder(layers=1, hidden=32, heads=2, kv_heads=2, ffn=64, vocab=50)),
-            train=Train(sequence_length=8, iterations=5, empty_cache_every=2),
-            cluster=Cluster(gpu=Gpu(total_bytes=2**34, arch="sm_90")),
-        )
-    )
-    marks: list[Any] = [each for each in planned.events_of(0) if isinstance(each, Mark | EmptyCache)]
-    before = [a for a, b in itertools.pairwise(marks) if isinstance(b, EmptyCache)]
-
-    assert [(mark.phase, mark.iteration) for mark in before] == [(Phase.OPTIMIZER_STEP, 2), (Phase.OPTIMIZER_STEP, 4)]

@@ -14,10 +14,9 @@ from torch.nn import functional
 from planner.errors import SpecError
 from planner.job import schema
 from planner.job.schema import Input, Job, Loss
-from planner.training import inputs, loss_functions, step
+from planner.training import inputs, step
 from planner.training.inputs import Feed, MicroBatch
 from planner.training.loss_functions import Objective, cross_entropy, find_logits
-from planner.training.models.decoder import Decoder
 
 Run = Callable[..., step.Outcome]
 JobOf = Callable[..., Job]
@@ -58,29 +57,6 @@ def test_a_chunked_cross_entropy_has_the_same_value_and_gradient(chunks: int) ->
 
     torch.testing.assert_close(losses[1], losses[0])
     torch.testing.assert_close(parts.grad, whole.grad)
-
-
-def test_a_head_in_chunks_learns_the_same(decoder_job: JobOf, run: Run) -> None:
-    losses = Loss(), Loss(chunks=3, chunk_head=True, keep_output=True)
-
-    whole, parts = (run(decoder_job(loss=each)).model for each in losses)
-
-    for one, other in zip(whole.parameters(), parts.parameters(), strict=True):
-        torch.testing.assert_close(one, other)
-
-
-def test_a_head_in_chunks_gives_all_of_them_in_the_dtype_of_the_loss() -> None:
-    model = Decoder(DECODER).to(torch.bfloat16)
-    loss_functions.apply(model, Loss(chunks=4, chunk_head=True))
-
-    parts = model(torch.zeros(2, 16, dtype=torch.int64))
-
-    assert [(tuple(part.shape), part.dtype) for part in parts] == [((2, 4, 128), F32)] * 4
-
-
-def test_a_model_without_a_head_has_none_to_call_in_chunks() -> None:
-    with pytest.raises(SpecError, match="Echo has no head that gives logits of tokens"):
-        loss_functions.apply(Echo(), Loss(chunks=4, chunk_head=True))
 
 
 def test_maps_of_another_size_than_their_targets_are_resized() -> None:

@@ -20,6 +20,8 @@ from planner.units import MIB
 # torch 2.13, ATen/core/CachingHostAllocator.h: `allocate` rounds a request up to a power of two and looks for a free
 # block of that size alone (`get_free_block`); `maybe_cache_block` keeps what is freed. A block is taken again once the
 # copies out of it have passed, which is taken to be so by the next request.
+_PREFETCH_FACTOR = 2
+"""torch's default (2.13, utils/data/dataloader.py)."""
 _ROUND, _CACHE = "pinned_max_round_threshold_mb", "pinned_max_cached_size_mb"
 _RESERVE = "pinned_reserve_segment_size_mb"
 _OPTION = re.compile(rf"({_ROUND}|{_CACHE}|{_RESERVE}):([^,]*)")
@@ -158,9 +160,8 @@ class _Rank:
         evaluates, loader = self._moment[0] is Phase.EVAL, self._loader
         if evaluates in self._loading:
             return
-        batches = loader.workers * loader.prefetch_factor + 1
+        batches = loader.workers * _PREFETCH_FACTOR + 1
         blocks = [HostAlloc(0, size, HostCategory.BATCH, loader.pin_memory, batches) for size in tensors]
-        blocks.append(HostAlloc(0, loader.worker_bytes, HostCategory.DATASET, count=loader.workers))
         self._loading[evaluates] = [(evaluates, place) for place in range(len(blocks))]
         for key, block in zip(self._loading[evaluates], blocks, strict=True):
             self.take(key, block)

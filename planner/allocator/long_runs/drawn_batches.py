@@ -63,13 +63,11 @@ def compose_batches(
     most_steps: int = 0,
     *,
     micro_batches: int = 0,
-    empty_cache_every: int = 0,
 ) -> PartedRun:
     """The run over all batches of `order`, of which the program was `given` the first few, and then others; of no more
     than `most_steps`, if it is not 0.
 
-    `micro_batches`: of an iteration of the whole run, if those that were run have fewer; `empty_cache_every`: after how
-    many of them the cache is released, which was left out of those that were run. Raises CannotComposeError.
+    `micro_batches`: of an iteration of the whole run, if those that were run have fewer. Raises CannotComposeError.
     """
     if len(order[0]) > _MOST_EXTENTS:
         raise CannotComposeError(f"batches vary in {len(order[0])} ways")
@@ -102,10 +100,6 @@ def compose_batches(
         for place, (own, following) in zip(cycle(whole), pairwise((*batches, *batches[-1:])), strict=False)
     ]
     steps: list[Sequence[Part]] = [*zip(*(parts[place :: len(whole)] for place in range(len(whole))), strict=False)]
-    if empty_cache_every:
-        steps = [
-            step if number % empty_cache_every else (*step, ()) for number, step in enumerate(steps, start=iteration)
-        ]
     return PartedRun(
         before=tuple(events[: first.start]),
         standing=first.inherited,

@@ -154,7 +154,7 @@ class ReplayedRun:
 
 _State = int
 Part = tuple[Any, ...]
-"""A stretch, by its place and what its sizes depend on; an empty one is a release of the cache."""
+"""A stretch, by its place and what its sizes depend on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,9 +292,6 @@ class _Replay:
         assert self._allocator_at == end, "a stretch did something else in the same state"
 
     def _replay(self, part: Part, number: int) -> Peaks:
-        if not part:
-            self.allocator.empty_cache()
-            return Peaks()
         return self._player.play(self._parted.stretch_at(part), lambda phase: self._grow(number, phase))
 
     def _grow(self, step: int, phase: Phase) -> None:

@@ -31,7 +31,7 @@ def _saved_bytes(job: Job, shape: Shape) -> int:
         return 0
     tokens = train.micro_batch_size * train.sequence_length // job.parallel.cp.degree
     streams, inner = 1, 0
-    if shape.gated_ffn and not tp.plan:
+    if shape.gated_ffn:
         attention = shape.heads * shape.head_size
         if train.recompute.mode == "none":
             # What goes into each of the two norms, and what comes out of them into the products, whose weights want a

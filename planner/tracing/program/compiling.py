@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import re
 import threading
@@ -50,6 +51,7 @@ class ProgramCompiling:
         return (*self._compiling.assumed(), *skipped, *breaks)
 
     def _enabling(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(real)  # what asks for its signature sees torch's
         def compile_(*arguments: Any, **options: Any) -> Any:
             if self._compiling is None:
                 # First: it starts no processes that compile.

@@ -182,15 +182,13 @@ def build(model: schema.Model, device: torch.device) -> nn.Module:
     adapter = model.adapter
     four_bits = adapter is not None and adapter.kind == "qlora"
     # Packed one by one as they are loaded, the layers of a model in four bits are never there as a whole.
-    by_layers = four_bits and adapter is not None and adapter.load == "layers"
-    with _born_on(torch.device("meta") if by_layers else device, dtype):
+    with _born_on(torch.device("meta") if four_bits else device, dtype):
         module = transformers_models.from_config(model, dtype)
     if four_bits:
         adapters.quantize(module)
-    if by_layers:
         materialize(module, device)
     module = module.to(device)  # a model may name the host for a parameter of its own
-    if four_bits and adapter is not None and adapter.upcast:
+    if four_bits:
         module = adapters.prepare_for_training(module)
     return (module if adapter is None else adapters.add_adapters(module, adapter)).train()
 

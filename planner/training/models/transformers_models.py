@@ -99,16 +99,15 @@ _REMOTE_CODE = ("auto_map", "trust_remote_code")
 def from_config(model: schema.Model, dtype: torch.dtype) -> nn.Module:
     """The model that the config describes, with random weights of `dtype`, on the current default device.
 
-    The key-value cache is as `model.use_cache` says, off by default, as transformers' Trainer has it (`use_cache` of
-    TrainingArguments, 5.23): it copies every layer's keys and values. Dtype and quantization of the config are those of
-    a stored checkpoint and do not count. Experts of a mixture run through transformers' own default, grouped matmuls
-    (`experts_implementation` unset is `grouped_mm`), which route without reading values on the host; the config may
-    name another.
+    The key-value cache is off, as transformers' Trainer has it (`use_cache` of TrainingArguments, 5.23). Dtype and
+    quantization of the config are those of a stored checkpoint and do not count. Experts of a mixture run through
+    transformers' own default, grouped matmuls (`experts_implementation` unset is `grouped_mm`), which route without
+    reading values on the host; the config may name another.
     Raises SpecError for a config that transformers cannot make a model of.
     """
     content = dict(model.hf_config or {})
     config = _config(content)
-    _prepare(config, use_cache=model.use_cache)
+    _prepare(config)
     build: Any = class_of(config, model.head, content.get("architectures"))
     if "SequenceClassification" in build.__name__ and getattr(config, "pad_token_id", None) is None:
         # Decoders look for the last token that is not padding.
@@ -204,10 +203,10 @@ def _without_remote_code(content: Mapping[str, Any]) -> dict[str, Any]:
     return {name: _without_remote_code(part) if isinstance(part, Mapping) else part for name, part in local.items()}
 
 
-def _prepare(config: Any, *, use_cache: bool) -> None:
+def _prepare(config: Any) -> None:
     for part in _with_parts(config):
         if hasattr(part, "use_cache"):
-            part.use_cache = use_cache
+            part.use_cache = False
         if not getattr(part, "is_encoder_decoder", False):
             continue
         # Labels are shifted to the right by hand inside the model, which wants to know what comes first.

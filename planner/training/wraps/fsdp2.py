@@ -42,12 +42,7 @@ def shard(
     # Since torch 2.8 that is what None stands for, before it is so whatever the root is told.
     usual = None if torch_releases.since(2, 8) else True
     kept = False if spec.reshard_after_forward is False else usual
-    root = fully_shard(model, mesh=mesh, mp_policy=policy_of_parts, offload_policy=offload, reshard_after_forward=kept)
-    wrapped: list[FSDPModule] = [block for block in blocks if isinstance(block, FSDPModule)]
-    for index, block in enumerate(wrapped) if spec.prefetch else ():
-        block.set_modules_to_forward_prefetch(wrapped[index + 1 : index + 1 + spec.prefetch])
-        block.set_modules_to_backward_prefetch(wrapped[max(0, index - spec.prefetch) : index][::-1])
-    return root
+    return fully_shard(model, mesh=mesh, mp_policy=policy_of_parts, offload_policy=offload, reshard_after_forward=kept)
 
 
 def sharded_params(model: nn.Module) -> Iterator[Any]:

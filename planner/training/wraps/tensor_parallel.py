@@ -1,8 +1,8 @@
-"""Tensor and sequence parallelism: DTensor's `parallelize_module`, by the model's own plan or by that of the job."""
+"""Tensor and sequence parallelism: DTensor's `parallelize_module`, by the model's own plan."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,9 +20,8 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.distributed.tensor.parallel.style import ParallelStyle
 
-from planner.errors import SpecError, check_known
+from planner.errors import SpecError
 from planner.job import schema
-from planner.training import blocks
 from planner.training.models.build import tied_parameters
 from planner.training.models.decoder import Decoder
 from planner.upstream import torch_releases
@@ -35,41 +34,26 @@ from planner.upstream import torch_releases
 #
 # Parameters that no plan names are replicated as DTensors: foreach optimizers and clipping refuse a mix of tensors and
 # DTensors (torch 2.13), and torchtitan (`NoParallel`) and accelerate do the same.
-_PLACE = "parallel.tp.plan"
+_PLACE = "parallel.tp"
 _HEADS_FIRST = "replicated_with_grad_allreduce"
 """transformers' style of norms of single heads: their gradient is summed over the ranks."""
 _LOGITS, _ROWS = "planner_logits", "planner_rowwise_to_tokens"
 """planner's own among transformers' styles."""
 
-STYLES: Mapping[str, Callable[[], ParallelStyle]] = {
-    "colwise": ColwiseParallel,
-    "colwise_rep": lambda: ColwiseParallel(output_layouts=Replicate()),
-    "colwise_gather_output": lambda: ColwiseParallel(output_layouts=Replicate()),
-    "rowwise": RowwiseParallel,
-    "rowwise_rep": lambda: RowwiseParallel(input_layouts=Replicate()),
-    "rowwise_split_input": lambda: RowwiseParallel(input_layouts=Replicate()),
-    "embedding_rowwise": lambda: RowwiseParallel(input_layouts=Replicate()),
-    "embedding_colwise": lambda: ColwiseParallel(output_layouts=Replicate()),
-    "sequence_parallel": lambda: SequenceParallel(use_local_output=True),
-}
-"""torch's styles under the names that transformers gives its own; for the decoder and models of a factory."""
-
 
 def split(model: nn.Module, spec: schema.Tp, mesh: DeviceMesh) -> None:
     """Split the model over `mesh`, which has one dim, in place; its parameters are DTensors afterwards.
 
-    Raises SpecError if nothing says how, or if the plan names a module or a style that does not exist.
+    Raises SpecError if nothing says how.
     """
     if hasattr(model, "_resolve_parallel_plans"):
         _split_transformers(model, spec, mesh)
-    elif spec.plan:
-        _split_by_plan(model, spec, mesh)
     elif isinstance(model, Decoder):
         _split_decoder(model, spec, mesh)
     else:
         raise SpecError(
             f"nothing says how {type(model).__name__} is split over {spec.degree} ranks",
-            allowed='{"layers.*.up": colwise, "layers.*.down": rowwise}, paths of modules with their styles',
+            allowed="the built-in decoder, models of transformers with a plan",
             place=_PLACE,
         )
     _replicate_the_rest(model, mesh)
@@ -129,31 +113,13 @@ def _split_decoder(model: Decoder, spec: schema.Tp, mesh: DeviceMesh) -> None:
         model.head.weight = model.embedding.weight
 
 
-def _split_by_plan(model: nn.Module, spec: schema.Tp, mesh: DeviceMesh) -> None:
-    paths = [path for path, _ in model.named_modules()]
-    plan: dict[str, ParallelStyle] = {}
-    for pattern, name in spec.plan.items():
-        check_known("style", name, STYLES, f"{_PLACE}.{pattern}")
-        if not any(blocks.matches(path, pattern) for path in paths):
-            raise SpecError(
-                f"no module of {type(model).__name__} matches {pattern!r}",
-                allowed="paths of modules, where * stands for one part",
-                place=_PLACE,
-            )
-        plan[pattern] = STYLES[name]()
-    try:
-        parallelize_module(model, mesh, plan)
-    except NotImplementedError as refusal:
-        raise SpecError(f"torch {torch.__version__} refuses the plan: {refusal}", place=_PLACE) from refusal
-
-
 def _split_transformers(model: Any, spec: schema.Tp, mesh: DeviceMesh) -> None:
     torch_releases.require("tensor parallelism by transformers' plans", place="parallel.tp")
     from transformers.distributed import tensor_parallel
     from transformers.distributed.configuration_utils import DistributedConfig
 
     try:
-        config = DistributedConfig(tp_size=spec.degree, tp_plan=dict(spec.plan) or None)
+        config = DistributedConfig(tp_size=spec.degree, tp_plan=None)
         plan, _, _ = model._resolve_parallel_plans(config)
     except ValueError as refusal:
         raise SpecError(f"transformers refuses the plan: {refusal}", place=_PLACE) from refusal

@@ -16,12 +16,10 @@ from cpu_runs import without_libraries
 
 from planner.allocator.long_runs.drawn_batches import compose_batches
 from planner.allocator.rules import Rules
-from planner.events import Phase
 from planner.job.loading import load_yaml
 from planner.job.schema import Job
 from planner.tracing.job_program import trace
 from planner.tracing.rank_trace import Trace
-from planner.truth.measuring.measurement_lines import phases_of
 
 pytestmark = [pytest.mark.soak] if soak.IS_WHOLE else []
 STEPS = soak.share(2000, 60)
@@ -41,40 +39,7 @@ train:
   optimizer: {name: SGD, lr: 0.1}
 cluster: {gpu: null}
 """
-EVALUATED = """
-model:
-  hf_config:
-    architectures: [LlamaForCausalLM]
-    model_type: llama
-    hidden_size: 32
-    intermediate_size: 64
-    num_attention_heads: 2
-    num_key_value_heads: 2
-    num_hidden_layers: 2
-    vocab_size: 100
-train:
-  micro_batch_size: 2
-  sequence_length: 32
-  optimizer: {name: SGD, lr: 0.1}
-  iterations: 1
-  eval: {micro_batch_size: 2, every: 1, batches: 14, gather: logits, generate: {max_new_tokens: 20, batch: 3}}
-cluster: {gpu: null}
-"""
-GENERATED_WITHOUT_CACHE = """
-model: {decoder: {layers: 1, hidden: 32, heads: 2, kv_heads: 2, ffn: 64, vocab: 2000}}
-train:
-  sequence_length: 16
-  optimizer: {name: SGD, lr: 0.1}
-  iterations: 1
-  eval: {every: 1, gather: loss, batches: 3, generate: {max_new_tokens: 20, use_cache: false}}
-cluster: {gpu: null}
-"""
-RETAINED = """
-model: {decoder: {layers: 1, hidden: 32, heads: 2, kv_heads: 2, ffn: 64, vocab: 100}}
-train: {sequence_length: 16, optimizer: {name: SGD, lr: 0.1}, retains: output}
-cluster: {gpu: null}
-"""
-JOBS = [PERCENTILES, ACCUMULATED, EVALUATED, GENERATED_WITHOUT_CACHE, RETAINED]
+JOBS = [PERCENTILES, ACCUMULATED]
 
 
 @pytest.fixture(scope="module")
@@ -133,20 +98,3 @@ def test_micro_batches_of_an_accumulation_differ_within_a_step(real: dict[str, d
 
     assert in_order(predicted) == in_order(measured)
     assert len(set(predicted)) == len(set(measured)) > 1
-
-
-@pytest.mark.parametrize("spec", [EVALUATED, GENERATED_WITHOUT_CACHE, RETAINED])
-def test_what_grows_within_a_job_grows_as_it_does_for_real(real: dict[str, dict[str, Any]], spec: str) -> None:
-    """What is retained is there when a step ends; what is gathered and cached makes the peak of an evaluation."""
-    found = [
-        [each.iteration, each.phase, each.peak.requested_bytes, each.end.requested_bytes]
-        for each in phases_of(without_libraries(traced(spec)[1].written_out()))
-    ]
-    measured = real[spec]["phases"]
-    assert [each[:2] for each in found] == [each[:2] for each in measured]
-    assert grown(found) == grown(measured)
-
-
-def grown(phases: Sequence[Sequence[Any]]) -> list[Any]:
-    of_steps = [end for _, phase, _, end in phases if phase == Phase.OPTIMIZER_STEP]
-    return of_steps + [peak for _, phase, peak, _ in phases if phase in (Phase.EVAL, Phase.GENERATE)]

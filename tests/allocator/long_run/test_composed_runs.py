@@ -25,7 +25,6 @@ CASES = {
     "histogram": "sequence_length: {histogram: {128: 0.5, 512: 0.3, 1k: 0.2}, steps: 24}",
     "padded": "sequence_length: {p50: 300, max: 1024, pad_to_multiple_of: 64, steps: 24}",
     "accumulated": "sequence_length: {p50: 300, max: 1024, steps: 12}, gradient_accumulation_steps: 3",
-    "emptied": "sequence_length: {histogram: {128: 0.5, 512: 0.3, 1k: 0.2}, steps: 24}, empty_cache_every: 4",
 }
 
 

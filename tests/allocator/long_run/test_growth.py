@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from whole_runs import events_of_whole_run
@@ -17,21 +18,23 @@ from planner.report.verdict_text import verdict_sentences
 from planner.tracing.job_program import trace
 from planner.units import GIB, MIB
 
-SPEC = """
-model: {decoder: {layers: 1, hidden: 32, heads: 2, kv_heads: 2, ffn: 64, vocab: 3000}}
-train: {sequence_length: 256, optimizer: {name: SGD}, retains: %s, iterations: %d}
-cluster: {gpu: {total_bytes: 2GiB, arch: sm_90}}
+SPEC = f"""
+model:
+  factory: "keeping_models:%s"
+  factory_path: {Path(__file__).parent}
+train: {{sequence_length: 256, optimizer: {{name: SGD}}, iterations: %d}}
+cluster: {{gpu: {{total_bytes: 2GiB, arch: sm_90}}}}
 """
 
 
 def test_the_memory_is_full_in_the_step_in_which_the_whole_run_is_out_of_memory() -> None:
     room = 160 * MIB
-    whole = events_of_whole_run(load_yaml(SPEC % ("output", 60)))
+    whole = events_of_whole_run(load_yaml(SPEC % ("keeps_outputs", 60)))
     failed = replay(whole, capacity_bytes=room).out_of_memory
     assert failed is not None
     last = [each for each in whole[: failed.event_index] if isinstance(each, Mark)][-1]
 
-    events = trace(load_yaml(SPEC % ("output", 3))).written_out()
+    events = trace(load_yaml(SPEC % ("keeps_outputs", 7))).written_out()
     growth = growth_of(events, Rules())
 
     assert growth is not None
@@ -42,7 +45,7 @@ def test_the_memory_is_full_in_the_step_in_which_the_whole_run_is_out_of_memory(
 
 
 def test_a_plan_says_what_its_steps_keep_and_until_when() -> None:
-    found = plan_job(load_yaml(SPEC % ("output", 3))).plan
+    found = plan_job(load_yaml(SPEC % ("keeps_outputs", 7))).plan
     (statement,) = found.rank_classes
     (moment,) = statement.moments
     assert moment.name == "kept with every step"
@@ -55,10 +58,10 @@ def test_a_plan_says_what_its_steps_keep_and_until_when() -> None:
     )
 
 
-@pytest.mark.parametrize("retains", ['""', "loss"])
-def test_a_kept_loss_is_a_block_a_step_and_a_steady_job_keeps_nothing(retains: str) -> None:
-    growth = growth_of(trace(load_yaml(SPEC % (retains, 7))).written_out(), Rules())
-    assert (growth.bytes_per_step if growth else 0) == (512 if retains == "loss" else 0)
+@pytest.mark.parametrize(("model", "kept"), [("keeps_nothing", 0), ("keeps_means", 512)])
+def test_a_kept_number_is_a_block_a_step_and_a_steady_job_keeps_nothing(model: str, kept: int) -> None:
+    growth = growth_of(trace(load_yaml(SPEC % (model, 7))).written_out(), Rules())
+    assert (growth.bytes_per_step if growth else 0) == kept
 
 
 def steps(kept: Sequence[int], freed_after: int = 0) -> list[Event]:

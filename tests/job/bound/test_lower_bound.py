@@ -33,7 +33,7 @@ LIKE_OTHERS = {
     "bert-large-mlm.yaml", "llama-3-8b-fsdp2-save-full.yaml", "llama-3-8b-lengths.yaml",
     "llama-3-70b-fsdp2-offload.yaml", "llama-3-70b-sft.yaml", "llama-3-8b-deepspeed-zero2.yaml",
     "llama-3-8b-fsdp2-resume.yaml",
-    "llama-3-8b-lora-evaluation.yaml", "llama-3-8b-lora-kept-outputs.yaml", "llama-3-8b-tp8.yaml",
+    "llama-3-8b-tp8.yaml",
     "mixtral-8x7b-fsdp2.yaml", "nemotron-4b-ddp-bucket-view.yaml", "qwen3-30b-a3b-ep.yaml",
 }  # fmt: skip
 """Shortened, they are laid out as another example is."""

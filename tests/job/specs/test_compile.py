@@ -36,8 +36,9 @@ def test_a_scope_is_a_name_or_several() -> None:
 
 
 def test_arguments_are_those_of_torch_compile() -> None:
+    passed_on = {"fullgraph": True, "dynamic": False}
     asked = compiled("{scope: loss, mode: max-autotune-no-cudagraphs, fullgraph: true, dynamic: false}")
-    assert asked == Compile(scope=("loss",), mode="max-autotune-no-cudagraphs", fullgraph=True, dynamic=False)
+    assert asked == Compile(scope=("loss",), mode="max-autotune-no-cudagraphs", arguments=passed_on)
 
 
 def test_a_bundle_gives_the_job_back_also_one_of_before_scopes() -> None:

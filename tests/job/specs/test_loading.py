@@ -61,10 +61,10 @@ train:
   optimizer: {name: AdamW, foreach: true}
   recompute: none
   gradient_clipping: 1.0
-  checkpoint_load: {map_location: cpu, keep_reference: false}
+  checkpoint_load: {map_location: cpu, optimizer: false}
   eval: {micro_batch_size: 8, every: 100}
 parallel:
-  dp_replicate: {degree: 8, kind: ddp, bucket_cap_mb: 25, gradient_as_bucket_view: false, static_graph: false}
+  dp_replicate: {degree: 8, bucket_cap_mb: 25, gradient_as_bucket_view: false}
   dp_shard: {degree: 1, reshard_after_forward: true}
   tp: 1
   pp: {degree: 1, schedule: 1F1B, split: [8, 8, 8, 8]}

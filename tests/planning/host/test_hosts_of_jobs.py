@@ -105,25 +105,20 @@ def test_deepspeed_keeps_master_weights_states_and_gradients_on_the_host(stage: 
     assert step[HostCategory.GRADIENT] >= 4 * partition
 
 
-def test_a_checkpoint_is_on_the_host_of_each_rank_while_it_is_loaded_unless_it_is_mapped() -> None:
+def test_a_checkpoint_is_on_the_host_of_each_rank_while_it_is_loaded() -> None:
     read = phases_of(job({"checkpoint_load": {"map_location": "cpu"}}, dp_replicate=2))[Phase.CHECKPOINT_LOAD, 0]
-    mapped = phases_of(job({"checkpoint_load": {"mmap": True}}, dp_replicate=2))[Phase.CHECKPOINT_LOAD, 0]
-    kept = phases_of(job({"checkpoint_load": {"keep_reference": True}}, dp_replicate=2))[Phase.FORWARD, 1]
 
     large = 4 * (PARAMETERS - NORMS * HIDDEN)  # a norm is less than a page
     assert read == {HostCategory.CHECKPOINT: large}
-    assert not mapped
-    assert kept[HostCategory.CHECKPOINT] == large
 
 
 def test_an_evaluation_has_workers_of_its_own_beside_those_of_the_training() -> None:
-    loader = DataLoader(workers=3, worker_bytes=GIB, dataset_bytes=5)
+    loader = DataLoader(workers=3, dataset_bytes=5)
     found = phases_of(job({"eval": {"every": 1}}, dp_replicate=2), loader=loader)
 
-    training = {HostCategory.DATASET: 3 * GIB + 5, HostCategory.BATCH: (3 * 2 + 1) * 2 * BATCH}
+    training = {HostCategory.DATASET: 5, HostCategory.BATCH: (3 * 2 + 1) * 2 * BATCH}
     assert found[Phase.LOAD, 0] == {HostCategory.DATASET: 5}
     assert found[Phase.FORWARD, 1] == found[Phase.FORWARD, 2] == training
-    assert found[Phase.EVAL, 1][HostCategory.DATASET] == 6 * GIB + 5
     assert found[Phase.EVAL, 1][HostCategory.BATCH] > training[HostCategory.BATCH]
 
 

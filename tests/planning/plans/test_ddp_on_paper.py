@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
 from planner.events import Alloc, Category, Phase, Role
 from planner.report.attribution import Life, lives, phase_spans
 
@@ -73,7 +71,7 @@ def test_a_gradient_is_born_outside_its_bucket_and_moved_into_it(planned: Planne
 
 
 def test_the_initial_sync_takes_a_flat_copy_of_the_parameters_and_leaves_nothing(planned: Planned) -> None:
-    with_sync, without = (planned(ddp={"init_sync": each}) for each in (True, False))
+    with_sync, without = (planned(ddp={"arguments": {"init_sync": each}}) for each in (True, False))
 
     assert asked_for(with_sync, Phase.LOAD, 0).count(P) == asked_for(without, Phase.LOAD, 0).count(P) + 1
     assert with_sync.after("load", 0) == without.after("load", 0)
@@ -81,7 +79,7 @@ def test_the_initial_sync_takes_a_flat_copy_of_the_parameters_and_leaves_nothing
 
 def test_the_initial_sync_of_two_dtypes_takes_a_flat_copy_of_each(planned: Planned) -> None:
     more = sorted(asked_for(planned("Mixed", ddp={}), Phase.LOAD, 0))
-    for size in asked_for(planned("Mixed", ddp={"init_sync": False}), Phase.LOAD, 0):
+    for size in asked_for(planned("Mixed", ddp={"arguments": {"init_sync": False}}), Phase.LOAD, 0):
         more.remove(size)
 
     assert [size for size in more if size >= 512] == []  # one tensor of a dtype is its own flat copy
@@ -92,37 +90,6 @@ def test_parameters_of_two_dtypes_are_in_two_buckets(planned: Planned) -> None:
 
     assert sorted(at_the_end(job)) == sorted(sizes(job, "rebuilt_bucket_sizes")) == [WEIGHT, 2 * WEIGHT]
     assert sorted(job.trace.buckets["dtypes"].split(", ")) == ["double", "float"]
-
-
-@pytest.mark.parametrize("hook", ["fp16_compress", "bf16_compress"])
-def test_a_compressing_hook_takes_half_a_bucket_when_it_is_reduced_and_leaves_nothing(
-    planned: Planned, hook: str
-) -> None:
-    plain, compressed = planned(ddp={}, **SMALL), planned(ddp={"comm_hook": hook}, **SMALL)
-
-    backward = asked_for(compressed, Phase.BACKWARD, 2)
-    assert backward.count(P // 2) - asked_for(plain, Phase.BACKWARD, 2).count(P // 2) == 1
-    assert compressed.after("backward", 2) == plain.after("backward", 2)
-    assert compressed.trace.buckets["comm_hook"] == f"{hook}_hook"
-
-
-def test_power_sgd_keeps_an_error_as_large_as_the_gradients_and_two_thin_matrices(planned: Planned) -> None:
-    """Only from the iteration on in which it begins to compress, so one more is planned than is asked for."""
-    job = planned(ddp={"comm_hook": "power_sgd"}, iterations=3)
-
-    assert job.statement.phases[-1].iteration == 4
-    assert "communication" not in job.after("backward", 2)
-    for phase in ("forward", "backward", "optimizer_step"):
-        assert P < job.after(phase, 4)["communication"] < 1.02 * P
-
-
-def test_under_no_sync_only_the_last_micro_batch_is_reduced(planned: Planned) -> None:
-    def reductions(no_sync: bool) -> int:
-        hook = {"comm_hook": "fp16_compress", "no_sync": no_sync}
-        job = planned(ddp=hook, gradient_accumulation_steps=2, **SMALL)
-        return asked_for(job, Phase.BACKWARD, 2).count(P // 2)
-
-    assert (reductions(True), reductions(False)) == (1, 2)
 
 
 def test_without_no_sync_buckets_are_rebuilt_in_the_second_micro_batch(planned: Planned) -> None:

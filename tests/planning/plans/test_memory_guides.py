@@ -194,16 +194,8 @@ def test_a_checkpoint_on_the_device_costs_another_copy_of_the_parameters_while_i
     assert job.peak(2) == planned().peak(2)
 
 
-def test_a_checkpoint_on_the_device_that_is_kept_costs_it_until_the_end(planned: Planned) -> None:
-    job = planned(checkpoint_load=CheckpointLoad(map_location="device", keep_reference=True))
-
-    assert job.after("optimizer_step", 3)["other"] == P
-    assert job.peak(2) == planned().peak(2) + P
-
-
-@pytest.mark.parametrize("keep", [False, True])
-def test_a_checkpoint_loaded_by_way_of_the_host_costs_nothing(planned: Planned, keep: bool) -> None:
-    job = planned(checkpoint_load=CheckpointLoad(map_location="cpu", keep_reference=keep))
+def test_a_checkpoint_loaded_by_way_of_the_host_costs_nothing(planned: Planned) -> None:
+    job = planned(checkpoint_load=CheckpointLoad(map_location="cpu"))
 
     assert job.phase("checkpoint_load", 0).peak_allocated_bytes == P
     assert job.peak(2) == planned().peak(2)

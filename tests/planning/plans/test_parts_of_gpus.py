@@ -81,7 +81,7 @@ def test_several_ranks_on_slices_are_refused_with_the_reason() -> None:
     text = SMALL.replace("gpus_per_node: 1, gpu: H100-SXM-80GB", "gpus_per_node: 2, gpu: H100-SXM-80GB:1g.10gb")
 
     with pytest.raises(SpecError, match="NCCL does not join the ranks of slices"):
-        load_yaml(text + "parallel: {dp_replicate: {degree: 2, kind: ddp}}\n", "small")
+        load_yaml(text + "parallel: {dp_replicate: {degree: 2}}\n", "small")
 
 
 def test_a_slice_has_the_context_of_the_whole_gpu_at_most_and_its_own_traces(job: Job, plan: Plan) -> None:
@@ -179,7 +179,7 @@ def test_all_are_all_gpus_and_slices_by_their_memory() -> None:
 
 def test_ranks_that_talk_are_not_planned_on_slices() -> None:
     two = load_yaml(
-        SMALL.replace("gpus_per_node: 1", "gpus_per_node: 2") + "parallel: {dp_replicate: {degree: 2, kind: ddp}}\n",
+        SMALL.replace("gpus_per_node: 1", "gpus_per_node: 2") + "parallel: {dp_replicate: {degree: 2}}\n",
         "two",
     )
     found = sweep(Space(base=two, axes=(parse("gpu=H100:1g.10gb"),)), PlansHere())

@@ -68,7 +68,6 @@ def test_nothing_that_rests_on_the_host_is_on_the_device_at_rest() -> None:
         {"optimizer": Optimizer(name="AdamW", arguments={"fused": True})},
         {"optimizer": Optimizer(name="SGD", arguments={"lr": 0.1, "foreach": False})},
         {"checkpoint_load": CheckpointLoad()},
-        {"prefetch": 1},
     ],
     ids=str,
 )

@@ -23,9 +23,9 @@ def others(job_of: JobOf) -> list[Job]:
     """Jobs that leave as much behind in a process as jobs can: other dtypes, targets, worlds, modes."""
     return [
         job_of(**SMALL, precision="fp16_autocast", gradient_clipping=1.0),
-        job_of(**SMALL, ddp={"degree": 4, "comm_hook": "power_sgd"}),
+        job_of(**SMALL, ddp={"degree": 4, "gradient_as_bucket_view": True}),
         job_of(**SMALL, model={"parameter_dtype": "bfloat16"}, recompute=Recompute(mode="selective")),
-        job_of("normed", ddp={"find_unused_parameters": True}, iterations=2),
+        job_of("normed", ddp={"arguments": {"find_unused_parameters": True}}, iterations=2),
         job_of(**SMALL, eval=Eval(micro_batch_size=1, every=1), optimizer=Optimizer(name="Adafactor")),
     ]
 

@@ -1,4 +1,4 @@
-"""How a transformers model is called decides what it takes: its cache, padding, and tokens split over ranks."""
+"""How a transformers model is called decides what it takes: padding, and tokens split over ranks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from planner.job.schema import Cluster, Gpu, Job, Loss, Model, Parallel, Recompute, Tp, Train
+from planner.job.schema import Cluster, Gpu, Job, Model, Parallel, Recompute, Tp, Train
 from planner.planning.job_plan import PlanningResult, plan_job
 from planner.searching.advice import advise
 from planner.searching.exact_plans import PlansHere
@@ -18,8 +18,6 @@ LLAMA = {
     "num_attention_heads": 8, "num_key_value_heads": 2, "vocab_size": 100,
 }  # fmt: skip
 BATCH, TOKENS = 4, 256
-KEYS_AND_VALUES = 4 * 2 * BATCH * TOKENS * (2 * 8) * 2
-"""Bytes of four layers, two heads of eight, in bfloat16."""
 
 
 def job(*, model: dict[str, Any] | None = None, parallel: Parallel | None = None, **train: Any) -> Job:
@@ -45,17 +43,6 @@ def note(planned: PlanningResult) -> str:
     return next(each for each in planned.plan.notes if each.startswith("Assumed batches"))
 
 
-def test_a_cache_that_is_left_on_stays_with_the_output_through_the_backward() -> None:
-    kept = Loss(keep_output=True)
-    off = plan_job(job(loss=kept))
-    on = plan_job(job(model={"use_cache": True}, loss=kept))
-    ends = [each.plan.rank_classes[0].phases[-1].end_allocated_bytes for each in (off, on)]
-
-    assert ends[1] - ends[0] == KEYS_AND_VALUES
-    assert "no past_key_values in training (model.use_cache: false" in note(off)
-    assert "past_key_values are made in training (model.use_cache: true)" in note(on)
-
-
 def test_padding_gives_the_mask_to_attention_and_repeats_keys_and_values() -> None:
     whole, padded = plan_job(job()), plan_job(job(padding="right"))
     mask, repeated = (BATCH, 1, TOKENS, TOKENS), (BATCH, 2, 4, TOKENS, 8)
@@ -63,6 +50,7 @@ def test_padding_gives_the_mask_to_attention_and_repeats_keys_and_values() -> No
     assert {mask, repeated} <= shapes(padded)
     assert {mask, repeated}.isdisjoint(shapes(whole))
     assert "without an attention mask (train.padding: none)" in note(whole)
+    assert "no past_key_values in training (as transformers' Trainer has it)" in note(whole)
     assert "an attention mask (train.padding: right)" in note(padded)
 
 

@@ -18,11 +18,8 @@ EAGER = {"backend": "aot_eager"}
     ("train", "parallel", "gpus", "phase"),
     [
         ({"activation_offload": True, "gradient_accumulation_steps": 4}, {"pp": 2}, 2, Phase.BACKWARD),
-        ({"compile": EAGER, "loss": {"chunks": 2, "chunk_head": True}}, {}, 1, Phase.BACKWARD),
-        ({"compile": EAGER, "eval": {"every": 1, "generate": {"max_new_tokens": 3, "use_cache": False}}}, {}, 1,
-         Phase.GENERATE),
     ],
-)  # fmt: skip
+)
 def test_they_are_traced(train: dict[str, Any], parallel: dict[str, Any], gpus: int, phase: Phase) -> None:
     job = load_document(
         {

@@ -38,7 +38,7 @@ def service(planner_serve: Any, program: Callable[[str], str]) -> Iterator[Any]:
 def test_a_trace_that_would_take_an_hour_is_refused_and_the_next_is_made(service: Any, new_job: NewJob) -> None:
     service.wait_until_ready()
     began = time.monotonic()
-    refused = service.post(new_job(48, iterations=100_000, empty_cache_every=50_000))
+    refused = service.post(new_job(48, iterations=100_000, eval={"every": 50_000}))
     seconds = time.monotonic() - began
 
     assert refused.status_code == 422

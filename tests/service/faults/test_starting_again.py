@@ -123,7 +123,7 @@ def test_another_service_that_runs_is_left_alone(service: Any) -> None:
 def test_sigterm_while_a_trace_takes_minutes_ends_it_soon_and_its_caller_is_told_to_come_again(
     port: Port, new_job: NewJob
 ) -> None:
-    asked = port.service.begin(new_job(48, iterations=100_000, empty_cache_every=50_000))
+    asked = port.service.begin(new_job(48, iterations=100_000, eval={"every": 50_000}))
     began = time.monotonic()
     port.service.processes.main.send_signal(signal.SIGTERM)
     answer = asked.result(READY_SECONDS)

@@ -100,7 +100,7 @@ def test_a_model_that_is_picked_is_planned_without_anything_from_elsewhere(page:
     assert page.text(".notes").splitlines() == [
         "taken: train.precision fp16_autocast (--precision bf16, fp16 or fp32)",
         "Assumed batches: sequences of one length without an attention mask (train.padding: none); no past_key_values "
-        "in training (model.use_cache: false, as transformers' Trainer has it).",
+        "in training (as transformers' Trainer has it).",
     ]
     (bar,) = page.all(".ranks svg")
     assert f"capacity {size(ranks.capacity_bytes)}" in (bar.get_attribute("aria-label") or "")

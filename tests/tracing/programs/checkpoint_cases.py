@@ -32,8 +32,8 @@ def saved(
     )
 
 
-def _loaded(kind: str, **options: bool) -> CheckpointLoad:
-    return CheckpointLoad(kind=kind, map_location="cpu" if kind == "dcp" else "device", optimizer=True, **options)
+def _loaded(kind: str) -> CheckpointLoad:
+    return CheckpointLoad(kind=kind, map_location="cpu" if kind == "dcp" else "device", optimizer=True)
 
 
 SHARDED = [
@@ -43,7 +43,7 @@ SHARDED = [
     saved("dcp", CheckpointSave(kind="dcp")),
     saved("dcp-async", CheckpointSave(kind="dcp_async", every=1)),
     saved("resumed", load=_loaded("full_state_dict")),
-    saved("resumed-broadcast", load=_loaded("full_state_dict", broadcast_from_rank0=True)),
+    saved("resumed-broadcast", load=_loaded("full_state_dict_from_rank0")),
     saved("resumed-dcp", load=_loaded("dcp")),
 ]
 REPLICATED = [

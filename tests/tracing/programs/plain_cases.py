@@ -96,8 +96,8 @@ _NORMED = job("normed", factory("Convolutional"), inputs=classified(images=_IMAG
 REPLICATED = [
     replicated("ddp-copy", _NET, bucket_cap_mb=4),
     replicated("ddp-view", _NET, bucket_cap_mb=4, gradient_as_bucket_view=True),
-    replicated("ddp-unused", _HALF, find_unused_parameters=True),
+    replicated("ddp-unused", _HALF, arguments={"find_unused_parameters": True}),
     replicated("ddp-frozen", replace(_HALF, model=factory("Half", unused=False)), bucket_cap_mb=0.2),
-    replicated("ddp-static", _NET, static_graph=True, bucket_cap_mb=4),
+    replicated("ddp-static", _NET, bucket_cap_mb=4, arguments={"static_graph": True}),
     replicated("ddp-buffers", _NORMED, gradient_as_bucket_view=True),
 ]

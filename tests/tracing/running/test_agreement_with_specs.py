@@ -3,34 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-from program_runs import Program, Run, replay_on_h100
+from program_runs import Program, Run
 
 from planner.job.launching.line import parse
 from planner.job.layout import RankClass
-from planner.job.loading import load_job
 from planner.job.named_gpus import look_up
 from planner.job.rank_sets import RankSet
 from planner.job.schema import Cluster, Job, Model
-from planner.planning.job_plan import plan_job
 from planner.planning.judging import RankTrace, judge_trace
 from planner.planning.program import inputs_of, judge_devices
 from planner.planning.program_ranks import RankShare
 from planner.truth.calibration.interval import Calibration
 
-SPEC = """
-model:
-  hf_config:
-    {architectures: [LlamaForCausalLM], model_type: llama, vocab_size: 4096, hidden_size: 128, intermediate_size: 256,
-      num_hidden_layers: 2, num_attention_heads: 4, num_key_value_heads: 2, max_position_embeddings: 128}
-  parameter_dtype: bfloat16
-train:
-  {micro_batch_size: 4, sequence_length: 64, iterations: 3, optimizer: {name: AdamW},
-    loss: {chunks: 4, chunk_head: true, keep_output: true}}
-cluster: {gpu: H100-SXM-80GB}
-"""
 STEPS = """
 import torch
 
@@ -45,18 +31,6 @@ for step in range(3):
     optimizer.step()
     optimizer.zero_grad()
 """
-
-
-def test_a_head_in_chunks_takes_what_its_spec_says(run: Run, tmp_path: Path) -> None:
-    """Other programs are planned by the specs that their runs save (test_saved_specs.py)."""
-    path = tmp_path / "job.yaml"
-    path.write_text(SPEC)
-
-    ran = replay_on_h100(run("python {programs}/head_in_chunks.py").trace)
-    planned = plan_job(load_job(path)).plan.rank_classes[0].peak
-
-    assert ran.peak_allocated_bytes == pytest.approx(planned.allocated_bytes, rel=0.001)
-    assert ran.peak_reserved_bytes == pytest.approx(planned.reserved_bytes, abs=2 << 20)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ import torch
 from cpu_runs import Both, assert_exact, both_ways
 
 from planner.errors import SpecError
-from planner.events import Phase
 from planner.job.schema import Adapter, Cluster, Gpu, Job, Metadata, Model, Optimizer, Train
 from planner.planning import identity
 from planner.planning.job_plan import plan_job
@@ -92,11 +91,8 @@ def test_four_bits_take_half_a_byte_and_their_scales(runs: Both) -> None:
     assert whole - packed == 2 * (4 * sum(elements) - sum(elements) // 2 - sum(scales)) - tables - nested
 
 
-@pytest.mark.parametrize(("upcast", "beside"), [(True, torch.float32), (False, torch.bfloat16)])
-def test_what_is_not_packed_is_float32_as_peft_prepares_it_unless_the_job_says_no(
-    upcast: bool, beside: torch.dtype
-) -> None:
-    adapter = Adapter(r=4, kind="qlora", upcast=upcast)
+def test_what_is_not_packed_is_float32_as_peft_prepares_it() -> None:
+    adapter = Adapter(r=4, kind="qlora")
     model = build(Model(hf_config=_CONFIG, parameter_dtype="bfloat16", adapter=adapter), torch.device("cpu"))
 
     dtypes = {name: each.dtype for name, each in model.named_parameters()}
@@ -105,7 +101,7 @@ def test_what_is_not_packed_is_float32_as_peft_prepares_it_unless_the_job_says_n
         "adapters": {dtype for name, dtype in dtypes.items() if "lora_" in name},
         "the rest": {dtype for name, dtype in dtypes.items() if "_proj" not in name},
     }
-    assert kinds == {"packed": {torch.uint8}, "adapters": {torch.float32}, "the rest": {beside}}
+    assert kinds == {"packed": {torch.uint8}, "adapters": {torch.float32}, "the rest": {torch.float32}}
 
 
 def test_a_layer_in_four_bits_multiplies_in_the_dtype_of_its_weight_and_returns_that_of_its_input() -> None:
@@ -140,15 +136,3 @@ def test_what_is_tied_stays_tied_when_it_is_given_memory() -> None:
     materialize(model, torch.device("cpu"))
 
     assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
-
-
-def test_a_model_in_four_bits_that_is_loaded_whole_lies_there_unpacked_first() -> None:
-    four_bits, gpu = lora("four-bits", kind="qlora"), Gpu(total_bytes=2**36, arch="sm_90")
-
-    def at_load(load: str) -> int:
-        model = replace(four_bits.model, adapter=Adapter(r=4, kind="qlora", load=load))
-        planned = plan_job(replace(four_bits, model=model, cluster=Cluster(gpu=gpu)))
-        phases = planned.plan.rank_classes[0].phases
-        return max(each.peak_allocated_bytes for each in phases if each.phase is Phase.LOAD)
-
-    assert at_load("whole") > 1.5 * at_load("layers")

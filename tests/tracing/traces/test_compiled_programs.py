@@ -375,7 +375,7 @@ def of_model(name: str, *, fullgraph: bool = False) -> Job:
         job("model"),
         model=Model(factory=f"breaking_model:{name}", factory_path=_PROGRAMS),
         train=Train(
-            compile=Compile(scope=("model",), fullgraph=fullgraph),
+            compile=Compile(scope=("model",), arguments={"fullgraph": fullgraph}),
             inputs={"x": Input(shape=(8,))},
             loss=Loss(name="sum"),
         ),

@@ -75,10 +75,9 @@ CASES = {
     "replicated": job(replicated()),
     "replicated, reduced each time": job(replicated(no_sync=False)),
     "replicated, views": job(replicated(gradient_as_bucket_view=True), precision="bf16_autocast"),
-    "replicated, static": job(replicated(static_graph=True, no_sync=False)),  # torch refuses it under no_sync
-    "replicated, unused": job(replicated(find_unused_parameters=True, no_sync=False)),
-    "replicated, compressed": job(replicated(comm_hook="bf16_compress")),
-    "replicated, power": job(replicated(comm_hook="power_sgd", no_sync=False)),
+    # torch refuses it under no_sync
+    "replicated, static": job(replicated(arguments={"static_graph": True}, no_sync=False)),
+    "replicated, unused": job(replicated(arguments={"find_unused_parameters": True}, no_sync=False)),
     "sharded": job(sharded(), precision="fsdp_mixed", recompute=Recompute(mode="full")),
     "sharded, gathered": job(sharded(reshard_after_forward=False)),
     "sharded, not reduced": job(sharded(no_sync=True), precision="fsdp_mixed"),
