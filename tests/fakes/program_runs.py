@@ -58,7 +58,7 @@ def forked_ranks() -> Iterator[None]:
     def run_rank(
         order: ProgramOrder, limits: Limits, _: object = None, walled: WalledProgram | None = None, *heard: Any
     ) -> RankRun:
-        return real(order, limits, server, walled, *heard)
+        return real(order, limits, server if walled is None else None, walled, *heard)
 
     with mock.patch.object(rank_process, "run_rank", run_rank):
         yield

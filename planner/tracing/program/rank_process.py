@@ -68,8 +68,9 @@ class WalledProgram:
 
 
 USUAL_LIMITS = Limits(seconds=1800.0, memory_bytes=16 * GIB, tasks=512, answer_bytes=2 * GIB)
-_AT_START = ("LD_", "GLIBC_TUNABLES", "MALLOC_", "PYTHONHASHSEED")
-"""What the loader, the C library and Python read once; none of them makes Python run a file (site.py)."""
+_AT_START = ("LD_", "PAPER_", "GLIBC_TUNABLES", "MALLOC_", "PYTHONHASHSEED")
+"""What the loader, the C library, Python and CUDA's libraries on paper read once; none of them makes Python run a file
+(site.py)."""
 _MOST_TRACEBACK = 2 * MOST_LINES * MOST_CHARACTERS
 _DISCARDED_BYTES = 4 * GIB
 """Of files that the program writes; holes in them do not count."""
