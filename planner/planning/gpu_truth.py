@@ -7,7 +7,6 @@ import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -29,6 +28,7 @@ from planner.truth.calibration.interval import Calibration, observation_from_jso
 from planner.truth.calibration.learning import Coverage, cover_left_out
 from planner.truth.calibration.observation import Observation, make_observation
 from planner.truth.measuring import measurement_lines
+from planner.truth.measuring.measure import make_setting, measure
 from planner.truth.measuring.measurement_lines import DeviceFacts, Levels, MeasuredPhase, Measurement, phases_of
 from planner.units import GIB
 from planner.versions import minor_of
@@ -188,7 +188,6 @@ def _observations(device: Sequence[Measurement], paper: Sequence[Measurement], g
         )
 
 
-_MEASURE = "planner.truth.measuring.measure:measure_one"
 _PLAN = "planner.planning.gpu_truth:plan_one"
 _DECODER = {"decoder": {"layers": 12, "hidden": 1024, "heads": 16, "kv_heads": 8, "ffn": 2816, "vocab": 32000}}
 _GPT2, _RESNET, _VIT = ({"hf_config": {"model_type": name}} for name in ("gpt2", "resnet", "vit"))
@@ -230,7 +229,7 @@ def learn_gpu(
     """Measures and plans the steps, and writes what they teach into the folder `out`, with the lines of both.
 
     What was learnt, and the names of the steps that failed, whose reasons are told. `measured` stands in for the device
-    (default: a process that measures on it). Raises FactsError after the first step if the GPU is not in the catalog,
+    (default: it is measured). Raises FactsError after the first step if the GPU is not in the catalog,
     MeasureError if no step could be measured.
     """
     of_device: list[Measurement] = []
@@ -239,9 +238,9 @@ def learn_gpu(
     for job in steps:
         name = job.metadata.name
         try:
-            here = (measured or partial(in_a_child, _MEASURE, {"device": device}))(job)
+            here = measured(job) if measured else measure(job, make_setting(job, device))
             group_of([here], [here])
-            there = in_a_child(_PLAN, {"device": "paper:", "gpu": here.device.name}, job)
+            there = _plan_in_a_child(here.device.name, job)
         except MeasureError as error:
             failed.append(name)
             say(f"{name}: {error.problem}")
@@ -256,13 +255,13 @@ def learn_gpu(
     return learn_facts(of_device, of_paper, out), failed
 
 
-def in_a_child(function: str, more: Mapping[str, str], job: Job) -> Measurement:
-    """The line of one step, by a function for children. Raises MeasureError with what went wrong in its process."""
+def _plan_in_a_child(gpu: str, job: Job) -> Measurement:
+    """The job on paper, for this GPU. Raises MeasureError with what went wrong in its process."""
     with TemporaryDirectory(prefix="planner-gpu-truth-") as folder:
         line = Path(folder) / "line.jsonl"
-        asked = {"name": job.metadata.name, "job": bundle(job), "out": str(line), **more}
+        asked = {"name": job.metadata.name, "job": bundle(job), "out": str(line), "device": "paper:", "gpu": gpu}
         environment = {**os.environ, "KINETO_LOG_LEVEL": "99", "TOKENIZERS_PARALLELISM": "false"}
-        ended = running.run(Task(function, asked), UNLIMITED, environment=environment)
+        ended = running.run(Task(_PLAN, asked), UNLIMITED, environment=environment)
         error = messages.error_of(ended)
         trouble = error.problem if error else messages.fault_line(ended)
         if trouble or ended.exit_code:

@@ -30,7 +30,9 @@ def memory_stats(device=0):
     return {f"{n}.all.peak": v for n, v in _peak.items()} | {f"{n}.all.current": v for n, v in _now.items()}
 def reset_peak_memory_stats(device=None): _peak.update(_now)
 def get_device_properties(device):
-    return SimpleNamespace(name="NVIDIA A100-SXM4-40GB", total_memory=40 << 30, uuid="0")
+    return SimpleNamespace(
+        name="NVIDIA A100-SXM4-40GB", total_memory=40 << 30, uuid="0", major=8, minor=0, multi_processor_count=108
+    )
 def _dump(path):
     with open(path, "w") as file: file.write("history")
 memory = SimpleNamespace(_record_memory_history=lambda **_: None, _dump_snapshot=_dump)

@@ -7,8 +7,9 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import ray
@@ -33,6 +34,7 @@ from planner.tracing.isolated import USUAL_ISOLATION, Isolation, trace_isolated
 from planner.tracing.rank_trace import Trace
 from planner.truth.calibration.observation import make_observation
 from planner.truth.measuring import measurement_lines
+from planner.truth.measuring.measure import measure_until_runs_agree
 from planner.truth.measuring.measurement_lines import DeviceFacts, Measurement
 from planner.truth.plan_comparison import BESIDE_CPU, Comparison, render, to_json, with_measurement
 from planner.units import GIB, show_bytes
@@ -155,7 +157,6 @@ def _rank(rank: RankComparison, comparison: Comparison) -> dict[str, Any]:
         "predicted_verdict": "" if on_cpu else statement.verdict.value,
         "out_of_memory": dataclasses.asdict(out) if out is not None else None,
         "device_bytes_by": measured.device_bytes_by,
-        "context_bytes": measured.context_bytes,
         "observation": dataclasses.asdict(observation) if observation is not None else None,
     }
 
@@ -274,6 +275,7 @@ def choose_isolation(job: Job, isolation: Isolation) -> Isolation:
 def _measure_ranks(
     request: Request, setting: Setting, workers: Sequence[Any], conditions: Conditions, stop: threading.Event
 ) -> dict[int, Measurement]:
+    meets = setting.mode is Mode.REAL_PEERS and request.world_size > 1
     asked: dict[str, Any] = {
         "job": bundle(request.job),
         "device": "cpu" if _on_cpu(request, conditions) else "cuda",
@@ -282,21 +284,19 @@ def _measure_ranks(
     }
     walls = None if conditions.bare else choose_isolation(request.job, conditions.isolation).walls
 
-    def measure(places: Iterable[tuple[Any, int]]) -> dict[int, dict[str, Any]]:
-        tasks = [(worker, {**asked, "rank": rank}) for worker, rank in places]
-        return measuring_workers.all_answers(tasks, conditions.measuring, stop, walls)
+    def measure(places: Sequence[tuple[Any, int]]) -> dict[int, Measurement]:
+        meeting = measuring_workers.find_meeting_place(workers)
+        tasks = [(worker, {**asked, "rank": rank, "meeting": meeting if meets else ""}) for worker, rank in places]
+        answers = measuring_workers.all_answers(tasks, conditions.measuring, stop, walls)
+        return collect_measurements(answers, request.ranks)
 
-    meeting = measuring_workers.find_meeting_place(workers)
-    if setting.mode is Mode.REAL_PEERS and request.world_size > 1:
-        asked["meeting"] = meeting
-        answers = measure(zip(workers, setting.measured, strict=True))
-    else:
-        answers = {}
-        for rank in setting.measured:
-            answers |= measure([(workers[0], rank)])
-            if "problem" in answers[rank]:
-                break
-    return collect_measurements(answers, request.ranks)
+    if meets:
+        every_rank = list(zip(workers, setting.measured, strict=True))
+        return measure_until_runs_agree(lambda: measure(every_rank))
+    measurements: dict[int, Measurement] = {}
+    for rank in setting.measured:
+        measurements |= measure_until_runs_agree(partial(measure, [(workers[0], rank)]))
+    return measurements
 
 
 def collect_measurements(answers: Mapping[int, Mapping[str, Any]], wanted: Sequence[int]) -> dict[int, Measurement]:
@@ -315,7 +315,7 @@ def collect_measurements(answers: Mapping[int, Mapping[str, Any]], wanted: Seque
     if problems and not ran_out:
         rank, answer = min(problems.items(), key=lambda item: (bool(item[1].get("of_a_peer")), item[0]))
         parts = {name: str(answer.get(name, "")) for name in ("allowed", "remedy")}
-        whose = f"rank {rank}: " if len(answers) > 1 else ""
+        whose = f"rank {rank}: " if len(answers) > 1 or len(wanted) > 1 else ""
         raise MeasureError(f"{whose}{answer['problem']}", **parts)
     return {rank: measurement for rank, measurement in measurements.items() if rank in ran_out or rank in wanted}
 
