@@ -11,7 +11,7 @@ __version__ = "2.9.1+cu128"
 version = SimpleNamespace(cuda="12.8")
 import torch.cuda
 """
-_CUDA = '''
+CUDA = '''
 from types import SimpleNamespace
 _NAMES = ("requested_bytes", "allocated_bytes", "active_bytes", "reserved_bytes")
 _now, _peak, _queued = {}, {}, []
@@ -54,7 +54,7 @@ def write_in(folder: Path) -> dict[str, str]:
     package.mkdir(parents=True)
     programs.mkdir()
     (package.parent / "__init__.py").write_text(_TORCH)
-    (package / "__init__.py").write_text(_CUDA)
+    (package / "__init__.py").write_text(CUDA)
     launcher = programs / "torchrun"
     launcher.write_text(_TORCHRUN.format(python=sys.executable))
     launcher.chmod(0o755)
