@@ -19,7 +19,6 @@ from planner.events import Event, write_out_repeats
 from planner.job.layout import Mesh, RankClass, rank_classes
 from planner.job.loading import bundle
 from planner.job.overhead import OutsideEstimate, outside_of
-from planner.job.rank_sets import RankSet
 from planner.job.schema import Gpu, Job, Software
 from planner.planning.job_plan import plan_from_traces
 from planner.planning.judging import RankTrace, told_on
@@ -32,11 +31,11 @@ from planner.service.validation.measuring_workers import Place, RefusedError
 from planner.service.validation.requests import Device, Mode, Request
 from planner.tracing.isolated import USUAL_ISOLATION, Isolation, trace_isolated
 from planner.tracing.rank_trace import Trace
-from planner.truth.calibration.observation import make_observation
+from planner.truth.calibration.observation import observe
 from planner.truth.measuring import measurement_lines
 from planner.truth.measuring.measure import measure_until_runs_agree
 from planner.truth.measuring.measurement_lines import DeviceFacts, Measurement
-from planner.truth.plan_comparison import BESIDE_CPU, Comparison, render, to_json, with_measurement
+from planner.truth.plan_comparison import BESIDE_CPU, Comparison, class_of, render, to_json, with_measurement
 from planner.units import GIB, show_bytes
 
 ALIKE = 0.03
@@ -129,25 +128,16 @@ def _refuse_other_gpu(gpu: Gpu, device: DeviceFacts) -> None:
 def _rank(rank: RankComparison, comparison: Comparison) -> dict[str, Any]:
     measured = rank.measurement
     on_cpu, out = measured.device.kind == "cpu", measured.out_of_memory
-    statement = next(ranks for ranks in rank.plan.rank_classes if measured.rank in RankSet.parse(ranks.ranks))
+    statement = class_of(rank.plan, measured.rank)
     observation = None
     if not on_cpu and rank.gpu.name:  # else the comparison can teach nothing
-        observation = make_observation(
+        observation = observe(
+            measured,
             gpu=rank.gpu.name,
-            torch=measured.software.get("torch", ""),
-            cuda=measured.software.get("cuda", ""),
-            world_size=measured.world_size,
+            predicted_reserved_bytes=statement.peak.reserved_bytes,
+            around=rank.outside,
             case=measured.case or rank.plan.plan_id,
-            reserved_bytes=(statement.peak.reserved_bytes, measured.peak.reserved_bytes),
-            predicted_context_bytes=rank.outside.cuda_context_bytes,
-            predicted_nccl_bytes=rank.outside.nccl_bytes if measured.peers == "present" else 0,
-            device_bytes=max((phase.device_bytes for phase in measured.phases), default=0),
-            device_bytes_by=measured.device_bytes_by,
-            device_total_bytes=measured.device.total_bytes,
-            peers=measured.peers,
             predicted_out_of_memory=statement.verdict is Verdict.EXCEEDS,
-            measured_out_of_memory=out is not None,
-            date=measured.date,
         )
     return {
         "rank": measured.rank,
