@@ -145,10 +145,10 @@ def _failure(ended: EndedProgram, measured: Measurement) -> Exception:
     kind, _, message = measured.ended_by.partition(": ")
     if kind == "MemoryError":
         return MemoryError(message)
-    problem = f"the measured step failed: {measured.ended_by[:300]}"
+    said = f"the measured step failed: {measured.ended_by[:300]}"
     if not kind:
-        problem = f"the measured program ended with exit code {ended.exit_code}: {measured.error}"
-    return ProgramFailedError(problem, ended_by=measured.ended_by, exit_code=ended.exit_code)
+        said = f"the measured program ended with exit code {ended.exit_code}: {measured.error}"
+    return ProgramFailedError(said, ended_by=measured.ended_by, exit_code=ended.exit_code)
 
 
 def measure_until_runs_agree(once: Callable[[], Mapping[int, Measurement]]) -> dict[int, Measurement]:

@@ -127,7 +127,7 @@ def test_what_comes_back_is_few_files(rehearsed: Path) -> None:
 def test_measuring_needs_neither_ray_nor_pydantic() -> None:
     script = (
         "import sys, planner.cli.measure_commands, gpu_truth.__main__, gpu_truth.campaign, gpu_truth.one_case\n"
-        "import planner.truth.measuring.measure, planner.truth.measuring.measure\n"
+        "import planner.truth.measuring.job_rank\n"
         "print(sorted({'ray', 'pydantic', 'planner.paper'} & set(sys.modules)))"
     )
     done = subprocess.run(
