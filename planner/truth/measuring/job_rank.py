@@ -31,7 +31,7 @@ _QUIET = (PlannerError, torch.OutOfMemoryError)
 class Counters(Protocol):
     """What follows the GPU's allocator: `rank_recorder.Recorder`, which is loaded without planner."""
 
-    is_alone: bool
+    driver: Any
 
     def mark(self, phase: str, iteration: int) -> None:
         """A phase begins."""
@@ -78,7 +78,7 @@ class JobRank:
     def begin(self) -> None:
         setting, host = self._setting, self._host
         sys.excepthook = _say_others
-        self._counters.is_alone = setting.is_alone
+        self._counters.driver.is_alone = setting.is_alone
         build.allow(setting.code)
         if host is None and not torch.cuda.is_available():
             raise MeasureError("there is no CUDA device that this torch can use", remedy="measure with --device cpu")

@@ -53,8 +53,7 @@ class Recorder:
         self.torch = torch
         self.job: Any = None
         """What `job_rank` adds in the program of a job."""
-        self.is_alone = False
-        """Whether all that is used of a GPU is this process's, where the driver does not count by process."""
+        self.driver = Driver(torch)
         self.now = ("load", 0)
         """The phase that is running, and its iteration."""
         self._path = os.path.join(folder, f"{socket.gethostname()}-{os.getpid()}.json")
@@ -62,7 +61,6 @@ class Recorder:
         self._reset = getattr(torch.cuda, _RESET)
         self._phases: dict[int, list[dict[str, Any]]] = {}
         self._before: dict[int, dict[str, int]] = {}
-        self._counted_by = ""
         self._records_history = False
 
     def keep_peaks(self) -> None:
@@ -99,7 +97,7 @@ class Recorder:
                     "iteration": iteration,
                     "peak": peak,
                     "end": end,
-                    "device_bytes": self._device_bytes(device),
+                    "device_bytes": self.driver.read_bytes(device),
                 }
             )
             self._reset(device)
@@ -150,7 +148,7 @@ class Recorder:
             out_of_memory = {"phase": self.now[0], "iteration": self.now[1], "message": first_line}
         return {
             "devices": [self._device(device) for device in self._phases],
-            "device_bytes_by": self._counted_by,
+            "device_bytes_by": self.driver.counted_by,
             "ended_by": f"{type(error).__name__}: {first_line}" if error is not None else "",
             "problem": getattr(error, "parts", {}) if os.environ.get(JOB) else {},
             "out_of_memory": out_of_memory,
@@ -161,17 +159,9 @@ class Recorder:
         }
 
     def _device(self, device: int) -> dict[str, Any]:
-        properties = self.torch.cuda.get_device_properties(device)
         stats = self.torch.cuda.memory_stats(device)
         return {
-            "facts": {
-                "kind": "cuda",
-                "name": properties.name,
-                "uuid": str(getattr(properties, "uuid", "")),
-                "total_bytes": properties.total_memory,
-                "arch": f"sm_{properties.major}{properties.minor}",
-                "multiprocessors": properties.multi_processor_count,
-            },
+            "facts": describe_gpu(self.torch, device),
             "phases": self._phases[device],
             "memory_stats": {name: value for name, value in stats.items() if isinstance(value, int)},
         }
@@ -184,24 +174,50 @@ class Recorder:
         stats, before = self.torch.cuda.memory_stats(device), self._before.get(device, {})
         return {name: max(stats.get(f"{name}.all.peak", 0), before.get(name, 0)) for name in _FIGURES}
 
-    def _device_bytes(self, device: int) -> int:
-        """Of this process as the driver counts them, or all that is used where it is alone; else 0."""
-        uuid = str(getattr(self.torch.cuda.get_device_properties(device), "uuid", ""))
-        own = int(_nvml().process_bytes(uuid)) if uuid and self._counted_by != "device" else 0
-        self._counted_by = self._counted_by or ("process" if own else "device" if self.is_alone else "")
-        if self._counted_by != "device":
-            return own
-        free, total = self.torch.cuda.mem_get_info(device)
-        return int(total - free)
-
     def _dump(self) -> str:
         path = self._path.removesuffix(".json") + ".pickle"
         self.torch.cuda.memory._dump_snapshot(path)
         return os.path.basename(path)
 
 
+def describe_gpu(torch: Any, device: int) -> dict[str, Any]:
+    """The fields of `DeviceFacts`; the uuid as the driver's tools spell it."""
+    properties = torch.cuda.get_device_properties(device)
+    uuid = str(getattr(properties, "uuid", ""))
+    return {
+        "kind": "cuda",
+        "name": properties.name,
+        "uuid": uuid if uuid.startswith(("GPU-", "MIG-")) or not uuid else f"GPU-{uuid}",
+        "total_bytes": properties.total_memory,
+        "arch": f"sm_{properties.major}{properties.minor}",
+        "multiprocessors": properties.multi_processor_count,
+    }
+
+
+class Driver:
+    """Counts what a device holds for this process: as the driver tells by process, or all that is used of the device
+    where it does not and this process `is_alone`; else 0."""
+
+    def __init__(self, torch: Any, *, is_alone: bool = False) -> None:
+        self._torch, self.is_alone = torch, is_alone
+        self.counted_by = ""
+        """process, device, or nothing where nothing was counted."""
+
+    def read_bytes(self, device: int) -> int:
+        uuid = describe_gpu(self._torch, device)["uuid"]
+        own = int(_nvml().process_bytes(uuid)) if uuid and self.counted_by != "device" else 0
+        self.counted_by = self.counted_by or ("process" if own else "device" if self.is_alone else "")
+        if self.counted_by != "device":
+            return own
+        free, total = self._torch.cuda.mem_get_info(device)
+        return int(total - free)
+
+
 @functools.cache
 def _nvml() -> Any:
+    """The module beside this one, of planner or loaded by its path."""
+    if known := sys.modules.get("planner.truth.measuring.nvml"):
+        return known
     path = os.path.join(os.path.dirname(os.path.realpath(__file__)), "nvml.py")
     spec = importlib.util.spec_from_file_location("planner_nvml", path)
     assert spec is not None

@@ -11,6 +11,7 @@ import torch
 
 from planner.truth.measuring import nvml
 from planner.truth.measuring.measurement_lines import DeviceFacts
+from planner.truth.measuring.rank_recorder import describe_gpu
 
 
 def software() -> dict[str, str]:
@@ -30,14 +31,7 @@ def software() -> dict[str, str]:
 def device_facts(device: torch.device) -> DeviceFacts:
     if device.type != "cuda":
         return DeviceFacts(kind=device.type, name=platform.machine())
-    properties = torch.cuda.get_device_properties(device)
-    return DeviceFacts(
-        kind="cuda",
-        name=properties.name,
-        total_bytes=properties.total_memory,
-        arch=f"sm_{properties.major}{properties.minor}",
-        multiprocessors=properties.multi_processor_count,
-    )
+    return DeviceFacts(**describe_gpu(torch, torch.cuda.current_device() if device.index is None else device.index))
 
 
 def allocator_conf() -> str:

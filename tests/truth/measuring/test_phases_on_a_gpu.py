@@ -95,7 +95,7 @@ def test_where_the_driver_does_not_count_by_process_all_that_is_used_is_of_who_i
     recorder: Recorder, tmp_path: Path
 ) -> None:
     recorder.torch.cuda.mem_get_info = lambda _: (30 * MIB, 40 * MIB)
-    recorder.is_alone = True
+    recorder.driver.is_alone = True
     recorder.torch.cuda.take(4 * MIB, 6 * MIB)
 
     recorder.end()
