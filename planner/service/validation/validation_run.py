@@ -15,14 +15,12 @@ from typing import Any
 import ray
 
 from planner.errors import MeasureError
-from planner.events import Event, write_out_repeats
-from planner.job.layout import Mesh, RankClass, rank_classes
+from planner.events import Event
 from planner.job.loading import bundle
 from planner.job.overhead import OutsideEstimate, outside_of
 from planner.job.schema import Gpu, Job, Software
-from planner.planning.job_plan import plan_from_traces
-from planner.planning.judging import RankTrace, told_on
-from planner.planning.planned_classes import parts_of_class
+from planner.planning.job_plan import plan_job
+from planner.planning.trace_source import TraceSource
 from planner.report.statement import Plan, Verdict
 from planner.runtime.limits import Limits
 from planner.service.local_ray import start_ray
@@ -211,21 +209,23 @@ def validate(
     SpecError and TraceError if the step cannot be traced, StoppedError if `stop` was set.
     """
     job, setting = request.job, choose_setting(request, nodes())
-    predicted = _trace_rank_classes(request, setting, conditions)
+    target = BESIDE_CPU if _on_cpu(request, conditions) else ""
+    source = _IsolatedSource(choose_isolation(job, conditions.isolation))
+    predicted = plan_job(job, source=source, target=target)
     with measuring_workers.start_workers(setting.place, wait_seconds=conditions.wait_seconds, stop=stop) as workers:
         running()
         measurements = _measure_ranks(request, setting, workers, conditions, stop)
     compared = []
-    for measurement in measurements.values():
-        trace = next(trace for trace in predicted if measurement.rank in trace.rank_class.ranks)
+    for rank, measurement in measurements.items():
         # The figures outside the allocator hinge on the software that it ran with, where that is known.
         ran = {name: measurement.software.get(name) or getattr(job.software, name) for name in ("torch", "cuda")}
-        on_cpu = _on_cpu(request, conditions)
-        told = trace.trace if on_cpu else told_on(job.cluster.gpu, job.cluster.gpus_per_node, trace.trace)
+        alike = class_of(predicted.plan, rank).representative
+        # On a CPU memory is free when the host gives it up.
+        events = source.trace_rank(job, alike, target).written_out() if target else predicted.events_of(rank)
         compared.append(
             RankComparison(
-                plan=plan_from_traces(job, [trace]).plan,
-                events=tuple(write_out_repeats(told.events, told.repeats)),
+                plan=predicted.plan,
+                events=events,
                 measurement=measurement,
                 outside=outside_of(dataclasses.replace(job, software=Software(**ran))),
                 gpu=job.cluster.gpu,
@@ -234,27 +234,20 @@ def validate(
     return compare_ranks(compared, setting.mode.value)
 
 
+@dataclass(frozen=True, slots=True)
+class _IsolatedSource(TraceSource):
+    """Makes each trace once, in a process of its own: none in that of a service, which other threads use too."""
+
+    made: dict[tuple[int, str], Trace] = field(default_factory=dict)
+
+    def trace_rank(self, job: Job, rank: int, target: str = "") -> Trace:
+        if (rank, target) not in self.made:
+            self.made[rank, target] = trace_isolated(job, rank, target, self.isolation)
+        return self.made[rank, target]
+
+
 def _on_cpu(request: Request, conditions: Conditions) -> bool:
     return conditions.rehearsal or request.device is Device.CPU
-
-
-def _trace_rank_classes(request: Request, setting: Setting, conditions: Conditions) -> list[RankTrace]:
-    """What each class of the ranks that run does on paper: any of them may run out of memory."""
-    job, isolation = request.job, choose_isolation(request.job, conditions.isolation)
-
-    def runs(rank_class: RankClass) -> bool:
-        return any(rank in rank_class.ranks for rank in setting.measured)
-
-    def trace(rank: int) -> Trace:
-        return trace_isolated(job, rank, BESIDE_CPU if _on_cpu(request, conditions) else "", isolation)
-
-    traces = []
-    for rank_class in filter(runs, rank_classes(Mesh.of(job.parallel))):
-        first = trace(rank_class.representative)
-        for part in filter(runs, parts_of_class(job, rank_class, first)):
-            is_first = part.representative == rank_class.representative
-            traces.append(RankTrace(part, first if is_first else trace(part.representative)))
-    return traces
 
 
 def choose_isolation(job: Job, isolation: Isolation) -> Isolation:
