@@ -29,7 +29,7 @@ import torch
 
 from planner.truth.measuring.job_reports import ReportSender, job_of, plan_of, to_file, to_service
 from planner.truth.measuring.measurement_lines import FIGURES, Levels
-from planner.truth.measuring.rank_recorder import Driver, describe_gpu
+from planner.truth.measuring.nvml import Driver, describe_gpu
 from planner.truth.measuring.software import allocator_conf, software
 
 SCHEMA = "planner.job/1"

@@ -53,7 +53,7 @@ class Recorder:
         self.torch = torch
         self.job: Any = None
         """What `job_rank` adds in the program of a job."""
-        self.driver = Driver(torch)
+        self.driver = _nvml().Driver(torch)
         self.now = ("load", 0)
         """The phase that is running, and its iteration."""
         self._path = os.path.join(folder, f"{socket.gethostname()}-{os.getpid()}.json")
@@ -161,7 +161,7 @@ class Recorder:
     def _device(self, device: int) -> dict[str, Any]:
         stats = self.torch.cuda.memory_stats(device)
         return {
-            "facts": describe_gpu(self.torch, device),
+            "facts": _nvml().describe_gpu(self.torch, device),
             "phases": self._phases[device],
             "memory_stats": {name: value for name, value in stats.items() if isinstance(value, int)},
         }
@@ -180,44 +180,8 @@ class Recorder:
         return os.path.basename(path)
 
 
-def describe_gpu(torch: Any, device: int) -> dict[str, Any]:
-    """The fields of `DeviceFacts`; the uuid as the driver's tools spell it."""
-    properties = torch.cuda.get_device_properties(device)
-    uuid = str(getattr(properties, "uuid", ""))
-    return {
-        "kind": "cuda",
-        "name": properties.name,
-        "uuid": uuid if uuid.startswith(("GPU-", "MIG-")) or not uuid else f"GPU-{uuid}",
-        "total_bytes": properties.total_memory,
-        "arch": f"sm_{properties.major}{properties.minor}",
-        "multiprocessors": properties.multi_processor_count,
-    }
-
-
-class Driver:
-    """Counts what a device holds for this process: as the driver tells by process, or all that is used of the device
-    where it does not and this process `is_alone`; else 0."""
-
-    def __init__(self, torch: Any, *, is_alone: bool = False) -> None:
-        self._torch, self.is_alone = torch, is_alone
-        self.counted_by = ""
-        """process, device, or nothing where nothing was counted."""
-
-    def read_bytes(self, device: int) -> int:
-        uuid = describe_gpu(self._torch, device)["uuid"]
-        own = int(_nvml().process_bytes(uuid)) if uuid and self.counted_by != "device" else 0
-        self.counted_by = self.counted_by or ("process" if own else "device" if self.is_alone else "")
-        if self.counted_by != "device":
-            return own
-        free, total = self._torch.cuda.mem_get_info(device)
-        return int(total - free)
-
-
 @functools.cache
 def _nvml() -> Any:
-    """The module beside this one, of planner or loaded by its path."""
-    if known := sys.modules.get("planner.truth.measuring.nvml"):
-        return known
     path = os.path.join(os.path.dirname(os.path.realpath(__file__)), "nvml.py")
     spec = importlib.util.spec_from_file_location("planner_nvml", path)
     assert spec is not None

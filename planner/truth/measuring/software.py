@@ -11,7 +11,6 @@ import torch
 
 from planner.truth.measuring import nvml
 from planner.truth.measuring.measurement_lines import DeviceFacts
-from planner.truth.measuring.rank_recorder import describe_gpu
 
 
 def software() -> dict[str, str]:
@@ -31,7 +30,9 @@ def software() -> dict[str, str]:
 def device_facts(device: torch.device) -> DeviceFacts:
     if device.type != "cuda":
         return DeviceFacts(kind=device.type, name=platform.machine())
-    return DeviceFacts(**describe_gpu(torch, torch.cuda.current_device() if device.index is None else device.index))
+    return DeviceFacts(
+        **nvml.describe_gpu(torch, torch.cuda.current_device() if device.index is None else device.index)
+    )
 
 
 def allocator_conf() -> str:
